@@ -1,0 +1,1 @@
+//! Offset allocator: where in an arena. No dependencies, usable alone.

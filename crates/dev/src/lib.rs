@@ -1,0 +1,1 @@
+//! Generators and house rules of the kvdepot tree.

@@ -1,0 +1,1 @@
+//! How bytes move: shared memory, mapped files and DAX, copies with fused checksums.

@@ -1,0 +1,1 @@
+//! Spans, coalescing, slices, watermark, join: what moves when. No I/O.

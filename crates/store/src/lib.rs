@@ -1,0 +1,1 @@
+//! What bytes mean: keys, namespaces, records, index, eviction, tiers, pipelines.

@@ -1,0 +1,1 @@
+//! Fault injection, crash and model helpers for kvdepot's tests.
