@@ -1,1 +1,53 @@
-//! Spans, coalescing, slices, watermark, join: what moves when. No I/O.
+//! What moves when: the one algorithm behind memory copies, file I/O and network transfer.
+//!
+//! A movement starts as two lists of [`Range`]s, where the bytes are and where they go. [`zip`]
+//! turns them into [`Span`]s and joins neighbours; [`zip_units`] does the same and marks the units
+//! that must never be divided (leaves of a checksum). A [`Planner`] packs units or bare spans into
+//! [`Slice`]s, gives each slice to the lane with the least bytes, and hands slices out as soon as
+//! a watermark of them is ready, while the rest is still being planned. A [`Join`] owns everything
+//! that the lanes touch, and lets it go only when the last lane has stopped, whatever failed.
+//!
+//! The crate is pure: no I/O, no threads, no clock except for the deadline of [`Waiter::wait`].
+//! Addresses are numbers that it never follows. A warm [`Planner`] allocates nothing.
+//!
+//! ```
+//! use kvdepot_plan::{zip, Join, Limits, Planner, Range};
+//!
+//! let mut spans = Vec::new();
+//! let bytes = zip(&[Range::new(0, 10), Range::new(10, 6)], &[Range::new(64, 16)], &mut spans)?;
+//! assert_eq!((bytes, spans.len()), (16, 1)); // the two sources touch: one span
+//!
+//! let limits = Limits { slice_size: 4, tail_merge: 1, lanes: 2, watermark: 2 };
+//! let mut planner = Planner::new(limits)?;
+//! let join = Join::new(vec![0u8; 16], |_buffer, ending| assert!(ending.is_clean()));
+//! let waiter = join.waiter();
+//! for span in spans {
+//!     for (slice, pieces) in planner.push_span(0, span)? {
+//!         let guard = join.guard(); // moves to lane `slice.lane` together with `pieces`
+//!         assert!(!pieces.is_empty() && slice.bytes <= 5);
+//!         drop(guard); // the lane has stopped
+//!     }
+//! }
+//! for (_slice, _pieces) in planner.finish() {}
+//! drop(join); // nothing more will be handed out
+//! assert!(waiter.wait(None));
+//! # Ok::<(), kvdepot_plan::Error>(())
+//! ```
+
+#![forbid(unsafe_code)]
+
+mod coalesce;
+mod error;
+mod join;
+mod lane;
+mod planner;
+mod slice;
+mod span;
+mod sync;
+
+pub use coalesce::{Side, coalesce, zip, zip_units};
+pub use error::Error;
+pub use join::{Ending, Guard, Join, Waiter};
+pub use planner::Planner;
+pub use slice::{Limits, Piece, Ready, ReadyIter, Slice, Unit};
+pub use span::{Range, Span};
