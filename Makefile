@@ -1,0 +1,124 @@
+# The front door. Needs a Rust toolchain and CPython 3.11 or later with venv; everything else is
+# installed into .venv from requirements/, pinned. A second run reuses what the first installed.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-builtin-rules
+
+PYTHON ?= python3
+CARGO_TARGET_DIR ?= target
+export CARGO_TARGET_DIR
+
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALL := $(BIN)/uv pip install --quiet --python $(BIN)/python
+PACKAGE_SOURCES := $(shell find crates python -name '*.rs' -o -name '*.toml' -o -name '*.py' \
+	-o -name '*.pyi' -o -name py.typed) Cargo.toml Cargo.lock pyproject.toml
+
+say = @printf '\n\033[1m==> %s\033[0m\n' "$(1)"
+
+.PHONY: help
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+# ---- what the other targets stand on --------------------------------------------------------
+
+$(BIN)/uv: requirements/uv.txt
+	$(call say,creating $(VENV))
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet -r requirements/uv.txt
+	@touch $@
+
+$(VENV)/.dev: requirements/dev.txt $(BIN)/uv
+	$(call say,installing the development tools)
+	$(INSTALL) -r requirements/dev.txt
+	@touch $@
+
+$(VENV)/.vllm: requirements/vllm.txt requirements/vllm-override.txt $(VENV)/.dev
+	$(call say,installing vLLM for the CPU (some 6 GB, once))
+	$(INSTALL) -r requirements/dev.txt -r requirements/vllm.txt \
+		--override requirements/vllm-override.txt
+	@touch $@
+
+$(VENV)/.package: $(PACKAGE_SOURCES) $(VENV)/.dev
+	$(call say,building the wheel)
+	@rm -rf build/wheels
+	$(BIN)/maturin build --release --quiet --interpreter $(BIN)/python --out build/wheels
+	$(INSTALL) --no-deps --reinstall build/wheels/kvdepot-*.whl
+	@touch $@
+
+# rustup adds a missing component; where it cannot, the check is skipped and says so.
+need = @cargo $(1) --version >/dev/null 2>&1 || rustup component add $(2) >/dev/null 2>&1 || true
+have = cargo $(1) --version >/dev/null 2>&1 || { echo "skipped: cargo $(1) is not installed"; exit 0; }
+
+# ---- build ----------------------------------------------------------------------------------
+
+.PHONY: build command package
+build: command package ## The command in target/release/kvdepot, the package in .venv
+
+command:
+	$(call say,building the command)
+	cargo build --release -p kvdepot-cli
+
+package: $(VENV)/.package
+
+# ---- test -----------------------------------------------------------------------------------
+
+.PHONY: test test-rust test-python test-all
+test: test-rust test-python ## All tests with fixed seeds, the end-to-end ones on real vLLM too
+
+test-rust:
+	$(call say,Rust: unit$(,) property$(,) crash and corruption tests)
+	cargo test --workspace --exclude kvdepot-python
+
+test-python: package $(VENV)/.vllm
+	$(call say,Python: unit$(,) integration and engine tests)
+	$(BIN)/python -m pytest
+
+test-all: ## The same with many more rounds, and with fresh seeds, which are printed
+	KVDEPOT_TEST_ALL=1 $(MAKE) test
+
+# ---- check ----------------------------------------------------------------------------------
+
+.PHONY: lint lint-rust lint-python fmt docs
+lint: lint-rust lint-python ## Formatting, lints, types, generated files; warnings are errors
+
+lint-rust:
+	$(call need,fmt,rustfmt)
+	$(call need,clippy,clippy)
+	$(call say,cargo fmt)
+	@$(call have,fmt); cargo fmt --all --check
+	$(call say,cargo clippy)
+	@$(call have,clippy); cargo clippy --workspace --all-targets -- -D warnings
+	$(call say,cargo doc)
+	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --quiet
+	$(call say,generated files)
+	cargo run --quiet -p kvdepot-dev -- generate --check
+	$(call say,cargo deny)
+	@$(call have,deny); cargo deny check bans licenses sources
+
+lint-python: $(VENV)/.dev
+	$(call say,ruff)
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(call say,mypy)
+	$(BIN)/mypy
+
+fmt: $(VENV)/.dev ## Format everything
+	$(call need,fmt,rustfmt)
+	cargo fmt --all
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+docs: ## Regenerate the reference pages, build the API documentation
+	cargo run --quiet -p kvdepot-dev -- generate
+	cargo doc --workspace --no-deps
+
+.PHONY: clean
+clean: ## Remove all that was built and installed here
+	cargo clean
+	rm -rf build dist $(VENV) .mypy_cache .pytest_cache .ruff_cache
+
+, := ,
