@@ -1,0 +1,250 @@
+//! The processor time of this process's threads, and where they may run.
+
+use std::fs;
+use std::io;
+use std::path::Path;
+use std::time::Duration;
+
+use rustix::thread::CpuSet;
+
+use super::{Error, Result};
+
+/// The kernel keeps this many bytes of a thread's name.
+const THREAD_NAME_MAX: usize = 15;
+
+/// Processor time that the living threads whose name starts with `prefix` have used since they
+/// were started.
+///
+/// Threads that have ended are not counted, so the sum falls when one ends.
+///
+/// # Errors
+///
+/// [`Error::Input`] for a prefix longer than a thread's name can be (15 bytes), [`Error::Path`] or
+/// [`Error::Malformed`] when `/proc` cannot be read.
+pub fn thread_time(prefix: &str) -> Result<Duration> {
+    thread_time_in(Path::new("/proc/self/task"), prefix)
+}
+
+fn thread_time_in(tasks: &Path, prefix: &str) -> Result<Duration> {
+    if prefix.len() > THREAD_NAME_MAX {
+        return Err(Error::Input {
+            field: "prefix",
+            value: prefix.to_owned(),
+            allowed: format!("at most {THREAD_NAME_MAX} bytes"),
+        });
+    }
+    let mut total = Duration::ZERO;
+    for entry in fs::read_dir(tasks).map_err(Error::path("list", tasks))? {
+        let task = entry.map_err(Error::path("list", tasks))?.path();
+        // A thread may end at any moment, between two of its files too.
+        let Some(name) = read_if_there(&task.join("comm"))? else {
+            continue;
+        };
+        if !name.starts_with(prefix) {
+            continue;
+        }
+        total += task_time(&task)?.unwrap_or_default();
+    }
+    Ok(total)
+}
+
+/// Nanoseconds from the scheduler where it keeps them, else clock ticks.
+fn task_time(task: &Path) -> Result<Option<Duration>> {
+    let path = task.join("schedstat");
+    if let Some(text) = read_if_there(&path)? {
+        let nanoseconds = text
+            .split_ascii_whitespace()
+            .next()
+            .and_then(|n| n.parse().ok());
+        match nanoseconds {
+            // Also what a kernel without these statistics answers.
+            Some(0) => {}
+            Some(nanoseconds) => return Ok(Some(Duration::from_nanos(nanoseconds))),
+            None => return Err(malformed(&path, text, "three numbers")),
+        }
+    }
+    let path = task.join("stat");
+    let Some(text) = read_if_there(&path)? else {
+        return Ok(None);
+    };
+    let Some(ticks) = parse_ticks(&text) else {
+        return Err(malformed(&path, text, "the fields of proc(5)"));
+    };
+    let per_second = rustix::param::clock_ticks_per_second().max(1);
+    let seconds = Duration::from_secs(ticks / per_second);
+    Ok(Some(
+        seconds + Duration::from_nanos(ticks % per_second * 1_000_000_000 / per_second),
+    ))
+}
+
+/// User and system time: fields 14 and 15, counted from behind the name in parentheses, which may
+/// hold anything.
+fn parse_ticks(text: &str) -> Option<u64> {
+    let (_, rest) = text.rsplit_once(')')?;
+    let mut fields = rest.split_ascii_whitespace().skip(11);
+    let user: u64 = fields.next()?.parse().ok()?;
+    let system: u64 = fields.next()?.parse().ok()?;
+    user.checked_add(system)
+}
+
+fn read_if_there(path: &Path) -> Result<Option<String>> {
+    match fs::read(path) {
+        Ok(text) => Ok(Some(String::from_utf8_lossy(&text).into_owned())),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) if error.raw_os_error() == Some(libc::ESRCH) => Ok(None),
+        Err(error) => Err(Error::path("read", path)(error)),
+    }
+}
+
+fn malformed(path: &Path, value: String, expected: &'static str) -> Error {
+    Error::Malformed {
+        what: path.display().to_string(),
+        value,
+        expected,
+    }
+}
+
+/// Lets the calling thread run on every processor that its control group allows (at most the first
+/// 1024), and returns how many these are.
+///
+/// Engines pin their threads, and a thread inherits the pinning of the one that starts it: without
+/// this, all lanes would share one processor. The kernel itself narrows the request to the control
+/// group's set.
+///
+/// # Errors
+///
+/// [`Error::Os`] when a sandbox forbids the call; the thread then stays where it was.
+pub fn reset_affinity() -> Result<usize> {
+    let mut all = CpuSet::new();
+    for cpu in 0..CpuSet::MAX_CPU {
+        all.set(cpu);
+    }
+    rustix::thread::sched_setaffinity(None, &all)
+        .map_err(Error::os("let a thread run on every processor"))?;
+    affinity_count()
+}
+
+/// How many processors the calling thread may run on.
+///
+/// # Errors
+///
+/// [`Error::Os`] when a sandbox forbids the call.
+pub fn affinity_count() -> Result<usize> {
+    let set =
+        rustix::thread::sched_getaffinity(None).map_err(Error::os("ask where a thread may run"))?;
+    Ok(set.count().try_into().unwrap_or(usize::MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::sync::{Arc, mpsc};
+    use std::thread;
+
+    use super::*;
+
+    fn named_thread(name: &str, busy: bool) -> (Arc<AtomicBool>, thread::JoinHandle<()>) {
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = Arc::clone(&stop);
+        let (started, is_running) = mpsc::channel();
+        let handle = thread::Builder::new()
+            .name(name.to_owned())
+            .spawn(move || {
+                started.send(()).unwrap();
+                while !stopped.load(Ordering::Relaxed) {
+                    if busy {
+                        std::hint::spin_loop();
+                    } else {
+                        thread::sleep(Duration::from_millis(1));
+                    }
+                }
+            })
+            .unwrap();
+        is_running.recv().unwrap();
+        (stop, handle)
+    }
+
+    #[test]
+    fn only_threads_with_the_prefix_count() {
+        let (stop_busy, busy) = named_thread("cputest-busy-0", true);
+        let (stop_idle, idle) = named_thread("cputest-idle-0", false);
+        let want = Duration::from_millis(60);
+        let deadline = std::time::Instant::now() + Duration::from_secs(20);
+        while thread_time("cputest-busy").unwrap() < want {
+            assert!(
+                std::time::Instant::now() < deadline,
+                "a busy thread used no time"
+            );
+            thread::sleep(Duration::from_millis(5));
+        }
+        let busy_time = thread_time("cputest-busy").unwrap();
+        let idle_time = thread_time("cputest-idle").unwrap();
+        let both = thread_time("cputest-").unwrap();
+        assert!(idle_time < want, "{idle_time:?}");
+        assert!(
+            both >= busy_time + idle_time,
+            "{both:?} {busy_time:?} {idle_time:?}"
+        );
+        assert_eq!(thread_time("cputest-absent").unwrap(), Duration::ZERO);
+        stop_busy.store(true, Ordering::Relaxed);
+        stop_idle.store(true, Ordering::Relaxed);
+        busy.join().unwrap();
+        idle.join().unwrap();
+        assert_eq!(thread_time("cputest-busy").unwrap(), Duration::ZERO);
+    }
+
+    #[test]
+    fn a_prefix_longer_than_a_name_is_refused() {
+        let error = thread_time("sixteen-letters-").unwrap_err();
+        assert!(
+            matches!(
+                error,
+                Error::Input {
+                    field: "prefix",
+                    ..
+                }
+            ),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn clock_ticks_serve_where_the_scheduler_keeps_no_nanoseconds() {
+        let root = tempfile::tempdir().unwrap();
+        let task = root.path().join("7");
+        fs::create_dir(&task).unwrap();
+        fs::write(task.join("comm"), "lane-0\n").unwrap();
+        let stat = "7 (la) ne) S 1 42 42 0 -1 4194560 5 6 7 8 150 50 11 12 20 0 1 0 77 13\n";
+        fs::write(task.join("stat"), stat).unwrap();
+        let per_second = rustix::param::clock_ticks_per_second();
+        let expected = Duration::from_secs_f64(200.0 / per_second as f64);
+        assert_eq!(thread_time_in(root.path(), "lane").unwrap(), expected);
+        fs::write(task.join("schedstat"), "0 0 0\n").unwrap();
+        assert_eq!(thread_time_in(root.path(), "lane").unwrap(), expected);
+        fs::write(task.join("schedstat"), "123456789 5 6\n").unwrap();
+        let exact = Duration::from_nanos(123_456_789);
+        assert_eq!(thread_time_in(root.path(), "lane").unwrap(), exact);
+        fs::write(task.join("schedstat"), "many\n").unwrap();
+        let error = thread_time_in(root.path(), "lane").unwrap_err();
+        assert!(matches!(error, Error::Malformed { .. }), "{error}");
+    }
+
+    #[test]
+    fn a_thread_started_by_a_pinned_one_gets_its_processors_back() {
+        let counts = thread::spawn(|| {
+            let all = reset_affinity().unwrap();
+            let allowed = rustix::thread::sched_getaffinity(None).unwrap();
+            let first = (0..CpuSet::MAX_CPU)
+                .find(|cpu| allowed.is_set(*cpu))
+                .unwrap();
+            let mut one = CpuSet::new();
+            one.set(first);
+            rustix::thread::sched_setaffinity(None, &one).unwrap();
+            let inherited =
+                thread::spawn(|| (affinity_count().unwrap(), reset_affinity().unwrap()));
+            (all, inherited.join().unwrap())
+        });
+        let (all, (inherited, reset)) = counts.join().unwrap();
+        assert_eq!((inherited, reset), (1, all));
+    }
+}

@@ -1,0 +1,148 @@
+//! Descriptors that travel over a Unix socket, and descriptors opened anew.
+//!
+//! Passing a descriptor shares its open file description: its locks (see [`super::lock`]), its
+//! offset and its access. A sender keeps the description that carries its own lock to itself, and
+//! a receiver that wants a lock of its own [`reopen`]s what it got.
+
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+
+use rustix::fs::{FileType, Mode, OFlags};
+use rustix::io::{Errno, retry_on_intr};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags,
+};
+
+use super::{Error, Result};
+
+/// Most descriptors in one message. An owner hands out one or two for each of its tiers; the
+/// kernel's own limit is 253.
+pub const DESCRIPTORS_MAX: usize = 32;
+
+/// Sends all of `bytes`, with `fds` attached to the first of them.
+///
+/// The descriptors stay open here; the receiver gets duplicates.
+///
+/// # Errors
+///
+/// [`Error::Input`] for more than [`DESCRIPTORS_MAX`] descriptors, or descriptors without a byte
+/// that carries them. [`Error::Os`] when the peer is gone (no signal is raised) or the socket's
+/// time limit ran out; the message may then have been sent in part, and the connection is of no
+/// further use.
+pub fn send(socket: &UnixStream, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<()> {
+    if fds.len() > DESCRIPTORS_MAX {
+        return Err(Error::Input {
+            field: "descriptors",
+            value: fds.len().to_string(),
+            allowed: format!("at most {DESCRIPTORS_MAX} in a message"),
+        });
+    }
+    if bytes.is_empty() && !fds.is_empty() {
+        return Err(Error::Input {
+            field: "bytes",
+            value: "empty".to_owned(),
+            allowed: "at least one byte, which carries the descriptors".to_owned(),
+        });
+    }
+    let mut sent = 0;
+    while sent < bytes.len() {
+        // Once a byte is through, the descriptors are: a second copy would be a second grant.
+        let attached = if sent == 0 { fds } else { &[] };
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        if !attached.is_empty() && !control.push(SendAncillaryMessage::ScmRights(attached)) {
+            return Err(Error::os("attach descriptors")(Errno::NOBUFS));
+        }
+        let rest = IoSlice::new(bytes.get(sent..).unwrap_or_default());
+        sent += retry_on_intr(|| {
+            rustix::net::sendmsg(socket, &[rest], &mut control, SendFlags::NOSIGNAL)
+        })
+        .map_err(Error::os("send to the peer"))?;
+    }
+    Ok(())
+}
+
+/// Receives what is there, at most `bytes.len()` bytes, with the descriptors attached to them.
+///
+/// A stream has no message boundaries: the count may be smaller than what was sent at once, and it
+/// is 0 when the peer closed the connection. Descriptors come with the first byte of their
+/// message. They are closed on exec.
+///
+/// # Errors
+///
+/// [`Error::Malformed`] when the peer attached more than [`DESCRIPTORS_MAX`] descriptors or this
+/// process has no room for them (those that arrived are closed again). [`Error::Os`] when the
+/// connection broke, or the socket's time limit ran out ([`Error::io_kind`] is then
+/// [`WouldBlock`](std::io::ErrorKind::WouldBlock)).
+pub fn recv(socket: &UnixStream, bytes: &mut [u8]) -> Result<(usize, Vec<OwnedFd>)> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let message = retry_on_intr(|| {
+        rustix::net::recvmsg(
+            socket,
+            &mut [IoSliceMut::new(bytes)],
+            &mut control,
+            RecvFlags::CMSG_CLOEXEC,
+        )
+    })
+    .map_err(Error::os("receive from the peer"))?;
+    let mut fds = Vec::new();
+    for ancillary in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(received) = ancillary {
+            fds.extend(received);
+        }
+    }
+    // The alignment slack of the space may let one more through than was asked for.
+    if message.flags.contains(ReturnFlags::CTRUNC) || fds.len() > DESCRIPTORS_MAX {
+        return Err(Error::Malformed {
+            what: "the peer's message".to_owned(),
+            value: format!("cut after {} descriptors", fds.len()),
+            expected: "at most 32 descriptors, and room for them in this process",
+        });
+    }
+    Ok((message.bytes, fds))
+}
+
+/// Opens the file or device behind `fd` again: a new open file description, with no locks, that
+/// nothing else refers to.
+///
+/// It works for files without a name (a memory file, an unlinked file) and does not depend on what
+/// the name means by now. The file's permissions are checked anew: whoever may open the file for
+/// writing can turn a read-only descriptor into a writable one.
+///
+/// # Errors
+///
+/// [`Error::Input`] when `fd` is neither a regular file nor a character or block device,
+/// [`Error::Os`] when the system refuses, for example for lack of permission or of `/proc`.
+pub fn reopen(fd: impl AsFd, read_only: bool) -> Result<OwnedFd> {
+    let fd = fd.as_fd();
+    let stat = rustix::fs::fstat(fd).map_err(Error::os("examine a descriptor"))?;
+    let file_type = FileType::from_raw_mode(stat.st_mode);
+    if !matches!(
+        file_type,
+        FileType::RegularFile | FileType::CharacterDevice | FileType::BlockDevice
+    ) {
+        return Err(Error::Input {
+            field: "descriptor",
+            value: format!("{file_type:?}"),
+            allowed: "a regular file, a character device or a block device".to_owned(),
+        });
+    }
+    let access = if read_only {
+        OFlags::RDONLY
+    } else {
+        OFlags::RDWR
+    };
+    let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
+    retry_on_intr(|| {
+        rustix::fs::open(
+            &path,
+            access | OFlags::CLOEXEC | OFlags::NOCTTY,
+            Mode::empty(),
+        )
+    })
+    .map_err(Error::os("open a descriptor's file again"))
+}

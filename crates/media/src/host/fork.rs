@@ -1,0 +1,283 @@
+//! A forked child owns nothing.
+//!
+//! After `fork` the child has a duplicate of every descriptor, and each duplicate would keep a lock
+//! alive after the death of the parent that holds it. So descriptors that carry locks are kept as
+//! [`LockFd`], and a handler that the C library runs in the child closes the child's duplicates at
+//! once; that leaves the parent's locks as they are. The handler also moves the process's
+//! [`epoch`] on, by which everything that was opened before can refuse to work in the child.
+//!
+//! The handler runs where another thread may have been stopped half-way through anything: it uses
+//! nothing but atomic integers and `close`. Nor does anything that runs before the fork wait for a
+//! lock. Two races are closed by other means instead:
+//!
+//! * *Opened but not yet registered while another thread forks.* [`LockFd::open`] counts forks
+//!   before and after, and opens a fresh description when one began in between. The child keeps a
+//!   description on which no lock is ever taken.
+//! * *Unregistered but not yet closed, or the number reused while still registered.* Dropping
+//!   first replaces the file behind the number by one that does not matter, in one step; the
+//!   number may then be inherited or closed in a child without harm.
+//!
+//! Not covered, because the C library's handlers do not run there: a bare `clone` system call, and
+//! the short time between `posix_spawn` (or `vfork`) and its `exec`, which closes the descriptors.
+
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicI32, AtomicU64, Ordering::SeqCst};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::event::EventfdFlags;
+use rustix::io::{DupFlags, Errno, FdFlags};
+
+use super::lock::{self, Kind};
+use super::{Error, Result};
+
+/// Most lock descriptors of a process: a process opens one or two for each of its arenas, and the
+/// handler looks at every slot.
+pub const LOCK_FDS_MAX: usize = 1024;
+
+/// How long to wait for a moment without a fork. One fork takes milliseconds, or some hundreds of
+/// them when the process has much memory mapped.
+const QUIET_WAIT: Duration = Duration::from_secs(10);
+
+/// A slot of the registry that holds no descriptor.
+const FREE: i32 = -1;
+
+static LOCK_FDS: [AtomicI32; LOCK_FDS_MAX] = [const { AtomicI32::new(FREE) }; LOCK_FDS_MAX];
+static EPOCH: AtomicU64 = AtomicU64::new(0);
+/// Forks of this process that have begun, and of those the ones that are over.
+static FORKS_BEGUN: AtomicU64 = AtomicU64::new(0);
+static FORKS_ENDED: AtomicU64 = AtomicU64::new(0);
+
+extern "C" fn before_fork() {
+    FORKS_BEGUN.fetch_add(1, SeqCst);
+}
+
+/// Runs in the parent, also when the fork failed.
+extern "C" fn after_fork_in_parent() {
+    FORKS_ENDED.fetch_add(1, SeqCst);
+}
+
+extern "C" fn after_fork_in_child() {
+    for slot in &LOCK_FDS {
+        let fd = slot.swap(FREE, SeqCst);
+        if fd != FREE {
+            // SAFETY: the number was registered by a `LockFd` of the parent, which keeps it in use
+            // until the slot is free again; its twin in this process sees the changed epoch and
+            // never touches the number any more.
+            unsafe { libc::close(fd) };
+        }
+    }
+    EPOCH.fetch_add(1, SeqCst);
+    // Forks that other threads of the parent were in the middle of are none of this process.
+    FORKS_ENDED.store(FORKS_BEGUN.load(SeqCst), SeqCst);
+}
+
+/// A number that differs between a process and those that it was forked from.
+///
+/// It only moves once [`install`] has been called.
+#[must_use]
+pub fn epoch() -> u64 {
+    EPOCH.load(SeqCst)
+}
+
+/// Makes sure that the handlers run at every fork from now on. Cheap after the first call.
+///
+/// # Errors
+///
+/// [`Error::Os`] when the system is out of memory or descriptors.
+pub fn install() -> Result<()> {
+    blank().map(drop)
+}
+
+/// Installs the handlers, and gives the descriptor that takes the place of one being closed.
+fn blank() -> Result<BorrowedFd<'static>> {
+    static INSTALLED: OnceLock<std::result::Result<OwnedFd, Errno>> = OnceLock::new();
+    let installed = INSTALLED.get_or_init(|| {
+        let blank = rustix::event::eventfd(0, EventfdFlags::CLOEXEC)?;
+        // SAFETY: the three functions live as long as the code of this crate, use atomics and
+        // `close` alone, and cannot unwind.
+        let result = unsafe {
+            libc::pthread_atfork(
+                Some(before_fork),
+                Some(after_fork_in_parent),
+                Some(after_fork_in_child),
+            )
+        };
+        if result == 0 {
+            Ok(blank)
+        } else {
+            Err(Errno::from_raw_os_error(result))
+        }
+    });
+    match installed {
+        Ok(blank) => Ok(blank.as_fd()),
+        Err(errno) => Err(Error::os("install the fork handlers")(*errno)),
+    }
+}
+
+/// A descriptor for locks that a forked child does not inherit.
+///
+/// Its description should be its own: not mapped, not sent, not duplicated (see
+/// [`host`](super)). Dropping it closes it, which releases its locks. In a forked child every
+/// method fails with [`Error::Forked`], and dropping does nothing.
+#[derive(Debug)]
+pub struct LockFd {
+    /// `None` only while dropping.
+    fd: Option<OwnedFd>,
+    slot: &'static AtomicI32,
+    epoch: u64,
+}
+
+impl LockFd {
+    /// Keeps what `open` opens, which must be a new description each time: it is called again when
+    /// another thread forks meanwhile.
+    ///
+    /// # Errors
+    ///
+    /// Those of `open`. [`Error::Input`] beyond [`LOCK_FDS_MAX`] descriptors. [`Error::Os`] when
+    /// other threads fork without a pause for ten seconds.
+    pub fn open(mut open: impl FnMut() -> Result<OwnedFd>) -> Result<LockFd> {
+        install()?;
+        let start = Instant::now();
+        while start.elapsed() < QUIET_WAIT {
+            let begun = FORKS_BEGUN.load(SeqCst);
+            if FORKS_ENDED.load(SeqCst) != begun {
+                thread::sleep(Duration::from_millis(1));
+                continue;
+            }
+            let lock_fd = LockFd::register(open()?)?;
+            // A fork that begins after this reading copies the registered slot.
+            if FORKS_BEGUN.load(SeqCst) == begun {
+                return Ok(lock_fd);
+            }
+        }
+        Err(Error::os("open a lock descriptor between two forks")(
+            Errno::TIMEDOUT,
+        ))
+    }
+
+    /// A description of its own for the file or device behind `fd` (see
+    /// [`reopen`](super::fds::reopen)).
+    ///
+    /// # Errors
+    ///
+    /// Those of [`reopen`](super::fds::reopen) and [`LockFd::open`].
+    pub fn reopen(fd: impl AsFd, read_only: bool) -> Result<LockFd> {
+        LockFd::open(|| super::fds::reopen(&fd, read_only))
+    }
+
+    fn register(fd: OwnedFd) -> Result<LockFd> {
+        rustix::io::fcntl_setfd(&fd, FdFlags::CLOEXEC)
+            .map_err(Error::os("close a descriptor on exec"))?;
+        let raw = fd.as_raw_fd();
+        let claimed = LOCK_FDS
+            .iter()
+            .find(|slot| slot.compare_exchange(FREE, raw, SeqCst, SeqCst).is_ok());
+        match claimed {
+            Some(slot) => Ok(LockFd {
+                fd: Some(fd),
+                slot,
+                epoch: epoch(),
+            }),
+            None => Err(Error::Input {
+                field: "lock descriptors",
+                value: (LOCK_FDS_MAX + 1).to_string(),
+                allowed: format!("at most {LOCK_FDS_MAX} in a process"),
+            }),
+        }
+    }
+
+    /// The descriptor.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Forked`] in a forked child, as is that of all methods below.
+    pub fn fd(&self) -> Result<BorrowedFd<'_>> {
+        match &self.fd {
+            Some(fd) if self.epoch == epoch() => Ok(fd.as_fd()),
+            _ => Err(Error::Forked),
+        }
+    }
+
+    /// See [`lock::try_lock`].
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Forked`], or those of [`lock::try_lock`].
+    pub fn try_lock(&self, byte: u64, kind: Kind) -> Result<bool> {
+        lock::try_lock(self.fd()?, byte, kind)
+    }
+
+    /// See [`lock::lock_timeout`].
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Forked`], or those of [`lock::try_lock`].
+    pub fn lock_timeout(&self, byte: u64, kind: Kind, timeout: Duration) -> Result<bool> {
+        lock::lock_timeout(self.fd()?, byte, kind, timeout)
+    }
+
+    /// See [`lock::unlock`].
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Forked`], or those of [`lock::try_lock`].
+    pub fn unlock(&self, byte: u64) -> Result<()> {
+        lock::unlock(self.fd()?, byte)
+    }
+
+    /// See [`lock::held_by_other`].
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Forked`], or those of [`lock::try_lock`].
+    pub fn held_by_other(&self, byte: u64) -> Result<Option<Kind>> {
+        lock::held_by_other(self.fd()?, byte)
+    }
+
+    /// See [`lock::is_locked`].
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Forked`], or those of [`lock::try_lock`].
+    pub fn is_locked(&self, byte: u64) -> Result<bool> {
+        lock::is_locked(self.fd()?, byte)
+    }
+}
+
+impl Drop for LockFd {
+    fn drop(&mut self) {
+        let Some(mut fd) = self.fd.take() else { return };
+        if self.epoch != epoch() {
+            // The handler has closed the number, and it may stand for something else by now.
+            let _closed = fd.into_raw_fd();
+            return;
+        }
+        // Closes the locked file and keeps the number in use, in one step. It cannot fail for two
+        // open descriptors; should it, the close below still releases the locks, and only a fork
+        // at this very moment could keep them.
+        if let Ok(blank) = blank() {
+            let _replaced = rustix::io::dup3(blank, &mut fd, DupFlags::CLOEXEC);
+        }
+        self.slot.store(FREE, SeqCst);
+    }
+}
+
+/// Keeps a range of a mapping out of forked children: a child that touches it is killed by a
+/// signal instead of writing a medium that it does not own.
+///
+/// # Errors
+///
+/// [`Error::Os`] when the range is not whole pages of one mapping, or lies in memory of a device
+/// driver that forbids it.
+///
+/// # Safety
+///
+/// The range must belong to a mapping of the caller: a child that finds memory missing that
+/// anything else relies on, an allocator's for example, crashes.
+pub unsafe fn dont_fork(addr: *mut std::ffi::c_void, len: usize) -> Result<()> {
+    // SAFETY: the advice changes nothing in this process, and the caller vouches for the child.
+    unsafe { rustix::mm::madvise(addr, len, rustix::mm::Advice::LinuxDontFork) }
+        .map_err(Error::os("keep a mapping out of forked children"))
+}

@@ -1,0 +1,286 @@
+//! What the machine has and what the control group leaves of it.
+//!
+//! Defaults come from here: a container that may use 8 GiB of a 1 TiB host must not be offered a
+//! cache of half a terabyte. Both generations of control groups are read, also side by side. A
+//! limit of any ancestor binds, so all of them are read, as far as they are visible; inside a
+//! container the path that the kernel names is often the host's, and then the topmost visible
+//! group is the container's own.
+
+use std::fs;
+use std::io;
+use std::path::{Component, Path, PathBuf};
+
+use rustix::io::Errno;
+
+use super::{Error, Result, cpu};
+
+/// Bytes of memory that this process may use: the machine's, or less where a control group says
+/// so. Swap does not count.
+///
+/// # Errors
+///
+/// [`Error::Path`] or [`Error::Malformed`] when `/proc` or `/sys` cannot be read.
+pub fn memory_allowed() -> Result<u64> {
+    Limits::of_host().memory()
+}
+
+/// How many processors' worth of time threads that may run anywhere (see
+/// [`cpu::reset_affinity`]) can use: the control group's set, or less where it has a quota
+/// (rounded up). At least 1.
+///
+/// # Errors
+///
+/// [`Error::Path`] or [`Error::Malformed`] when `/proc` or `/sys` cannot be read.
+pub fn cpus_of_group() -> Result<usize> {
+    Limits::of_host().cpus()
+}
+
+/// As [`cpus_of_group`], and not more than the calling thread may run on now.
+///
+/// # Errors
+///
+/// Those of [`cpus_of_group`] and [`cpu::affinity_count`].
+pub fn cpus_of_thread() -> Result<usize> {
+    Ok(cpus_of_group()?.min(cpu::affinity_count()?).max(1))
+}
+
+/// Bytes that an unprivileged user may still write to the file system of `path`, which need not
+/// exist yet: its nearest existing parent counts.
+///
+/// # Errors
+///
+/// [`Error::Path`] when the file system cannot be asked.
+pub fn disk_free(path: &Path) -> Result<u64> {
+    let mut candidate = if path.as_os_str().is_empty() {
+        Path::new(".")
+    } else {
+        path
+    };
+    loop {
+        match rustix::fs::statvfs(candidate) {
+            Ok(stat) => return Ok(stat.f_bavail.saturating_mul(stat.f_frsize)),
+            Err(Errno::INTR) => {}
+            Err(Errno::NOENT) => {
+                candidate = match candidate.parent() {
+                    Some(parent) if parent.as_os_str().is_empty() => Path::new("."),
+                    Some(parent) => parent,
+                    None => return Err(Error::path("find", path)(Errno::NOENT)),
+                };
+            }
+            Err(errno) => return Err(Error::path("ask for the free space of", candidate)(errno)),
+        }
+    }
+}
+
+/// The limits seen through one root directory, so that other machines' files can be read too.
+#[derive(Clone, Debug)]
+pub struct Limits {
+    root: PathBuf,
+}
+
+impl Limits {
+    /// This machine's.
+    #[must_use]
+    pub fn of_host() -> Limits {
+        Limits::at("/")
+    }
+
+    /// Those of the `proc` and `sys` under `root`.
+    pub fn at(root: impl Into<PathBuf>) -> Limits {
+        Limits { root: root.into() }
+    }
+
+    /// See [`memory_allowed`].
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Path`] or [`Error::Malformed`] when a file cannot be read.
+    pub fn memory(&self) -> Result<u64> {
+        let mut bytes = self.memory_of_machine()?;
+        for group in self.groups("memory", "memory.max")? {
+            bytes = bytes.min(read_limit(&group)?.unwrap_or(u64::MAX));
+        }
+        for group in self.groups("memory", "memory.limit_in_bytes")? {
+            bytes = bytes.min(read_limit(&group)?.unwrap_or(u64::MAX));
+        }
+        Ok(bytes)
+    }
+
+    fn memory_of_machine(&self) -> Result<u64> {
+        let path = self.root.join("proc/meminfo");
+        let text = fs::read_to_string(&path).map_err(Error::path("read", &path))?;
+        let kibibytes = text
+            .lines()
+            .find_map(|line| line.strip_prefix("MemTotal:"))
+            .and_then(|rest| rest.trim().strip_suffix("kB"))
+            .and_then(|number| number.trim().parse::<u64>().ok());
+        match kibibytes {
+            Some(kibibytes) => Ok(kibibytes.saturating_mul(1024)),
+            None => Err(malformed(&path, text, "a line \"MemTotal: … kB\"")),
+        }
+    }
+
+    /// See [`cpus_of_group`].
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Path`] or [`Error::Malformed`] when a file cannot be read.
+    pub fn cpus(&self) -> Result<usize> {
+        let count = self.cpu_set()?;
+        let quota = self.cpu_quota()?.unwrap_or(u64::MAX);
+        Ok(count
+            .min(usize::try_from(quota).unwrap_or(usize::MAX))
+            .max(1))
+    }
+
+    /// The processors of the nearest group that names some, or else the machine's.
+    fn cpu_set(&self) -> Result<usize> {
+        let mut files = Vec::new();
+        for name in [
+            "cpuset.cpus.effective",
+            "cpuset.effective_cpus",
+            "cpuset.cpus",
+        ] {
+            files.extend(self.groups("cpuset", name)?);
+        }
+        files.push(self.root.join("sys/devices/system/cpu/online"));
+        for file in files {
+            let Some(text) = read_if_there(&file)? else {
+                continue;
+            };
+            match count_list(&text) {
+                Some(0) => {}
+                Some(count) => return Ok(count),
+                None => return Err(malformed(&file, text, "a list such as 0-3,8")),
+            }
+        }
+        // Without /sys. The kernel answers for this thread, which is the most there is to know.
+        cpu::affinity_count()
+    }
+
+    /// Whole processors' worth of time, rounded up; `u64::MAX` without a quota.
+    fn cpu_quota(&self) -> Result<u64> {
+        let mut least = u64::MAX;
+        for file in self.groups("cpu", "cpu.max")? {
+            let Some(text) = read_if_there(&file)? else { continue };
+            let mut words = text.split_ascii_whitespace();
+            let (quota, period) = (words.next(), words.next());
+            if quota == Some("max") {
+                continue;
+            }
+            let quota = quota.and_then(|quota| quota.parse::<u64>().ok());
+            let period = period.and_then(|period| period.parse::<u64>().ok());
+            match (quota, period) {
+                (Some(quota), Some(period @ 1..)) => least = least.min(quota.div_ceil(period)),
+                _ => return Err(malformed(&file, text, "\"max\" or two numbers")),
+            }
+        }
+        for file in self.groups("cpu", "cpu.cfs_quota_us")? {
+            let quota = read_limit(&file)?;
+            let period = read_limit(&file.with_file_name("cpu.cfs_period_us"))?;
+            if let (Some(quota), Some(period @ 1..)) = (quota, period) {
+                least = least.min(quota.div_ceil(period));
+            }
+        }
+        Ok(least)
+    }
+
+    /// The file `name` in this process's group for `controller` and in all its ancestors, nearest
+    /// first. The files need not exist.
+    fn groups(&self, controller: &str, name: &str) -> Result<Vec<PathBuf>> {
+        let path = self.root.join("proc/self/cgroup");
+        let text = read_if_there(&path)?.unwrap_or_default();
+        let mounts = self.root.join("sys/fs/cgroup");
+        let mut files = Vec::new();
+        for line in text.lines() {
+            let mut fields = line.splitn(3, ':');
+            let (Some(_), Some(controllers), Some(group)) =
+                (fields.next(), fields.next(), fields.next())
+            else {
+                return Err(malformed(&path, text, "lines of number:controllers:path"));
+            };
+            if controllers.is_empty() {
+                // Version 2 alone is mounted at the top; beside version 1 it is in "unified".
+                for mount in [mounts.clone(), mounts.join("unified")] {
+                    climb(&mount, group, name, &mut files);
+                }
+            } else if controllers.split(',').any(|c| c == controller) {
+                // The folder has the name of all controllers in it, with a link for each.
+                for mount in [mounts.join(controller), mounts.join(controllers)] {
+                    climb(&mount, group, name, &mut files);
+                }
+            }
+        }
+        Ok(files)
+    }
+}
+
+/// Adds `name` under `mount/group` and under each ancestor of it, up to the mount.
+fn climb(mount: &Path, group: &str, name: &str, files: &mut Vec<PathBuf>) {
+    let group = Path::new(group);
+    // A group outside the visible tree ("/../..") has no path here; its visible ancestor is the
+    // top.
+    let is_outside = group.components().any(|part| part == Component::ParentDir);
+    let inside = if is_outside {
+        Path::new("")
+    } else {
+        group.strip_prefix("/").unwrap_or(group)
+    };
+    for ancestor in inside.ancestors() {
+        let file = mount.join(ancestor).join(name);
+        if !files.contains(&file) {
+            files.push(file);
+        }
+    }
+}
+
+/// A number, or `None` for no limit: no file, "max", or the −1 of version 1.
+fn read_limit(file: &Path) -> Result<Option<u64>> {
+    let Some(text) = read_if_there(file)? else {
+        return Ok(None);
+    };
+    match text.trim() {
+        "max" | "-1" => Ok(None),
+        number => match number.parse() {
+            Ok(number) => Ok(Some(number)),
+            Err(_) => Err(malformed(file, text, "a number or \"max\"")),
+        },
+    }
+}
+
+/// How many numbers a list such as `0-3,8` holds; `None` when it is no such list.
+fn count_list(text: &str) -> Option<usize> {
+    let mut count: usize = 0;
+    for part in text.trim().split(',').filter(|part| !part.is_empty()) {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        let (first, last): (usize, usize) = (first.parse().ok()?, last.parse().ok()?);
+        count = count.checked_add(last.checked_sub(first)?.checked_add(1)?)?;
+    }
+    Some(count)
+}
+
+/// A file that is not there, or hidden from this user, sets no limit that could be known.
+fn read_if_there(path: &Path) -> Result<Option<String>> {
+    match fs::read_to_string(path) {
+        Ok(text) => Ok(Some(text)),
+        Err(error)
+            if matches!(
+                error.kind(),
+                io::ErrorKind::NotFound
+                    | io::ErrorKind::PermissionDenied
+                    | io::ErrorKind::NotADirectory
+            ) =>
+        {
+            Ok(None)
+        }
+        Err(error) => Err(Error::path("read", path)(error)),
+    }
+}
+
+fn malformed(path: &Path, value: String, expected: &'static str) -> Error {
+    Error::Malformed {
+        what: path.display().to_string(),
+        value,
+        expected,
+    }
+}

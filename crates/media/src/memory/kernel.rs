@@ -1,0 +1,129 @@
+//! The inner loops, one per instruction set, chosen once at run time.
+
+use super::xxh3::{BLOCK_STRIPES, Lanes, STRIPE};
+use std::sync::OnceLock;
+
+/// What a kernel does with the bytes besides hashing them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Store {
+    /// Nothing: hash in place.
+    Nothing,
+    /// Ordinary stores, which leave the destination in the caches.
+    Cached,
+    /// Streaming stores, which leave the caches alone and save reading the destination first.
+    /// They are weakly ordered: [`fence`] before anybody is told. Where the processor or the
+    /// alignment does not allow them, ordinary stores are used.
+    Streaming,
+}
+
+/// An instruction set that has kernels. Code outside can only hold one that this machine has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Isa {
+    /// Plain Rust, on every processor; the compiler vectorises it where it can.
+    Portable,
+    /// 256-bit vectors and streaming stores of x86-64.
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    Avx2,
+}
+
+impl Isa {
+    /// The fastest one of this machine.
+    pub(crate) fn best() -> Self {
+        static BEST: OnceLock<Isa> = OnceLock::new();
+        *BEST.get_or_init(|| *Self::all().last().unwrap_or(&Self::Portable))
+    }
+
+    /// All that this machine has, slowest first.
+    pub(crate) fn all() -> Vec<Self> {
+        #[cfg(all(target_arch = "x86_64", not(miri)))]
+        if std::arch::is_x86_feature_detected!("avx2") {
+            return vec![Self::Portable, Self::Avx2];
+        }
+        vec![Self::Portable]
+    }
+
+    /// The name, as shown to users.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Portable => "portable",
+            #[cfg(all(target_arch = "x86_64", not(miri)))]
+            Self::Avx2 => "avx2",
+        }
+    }
+
+    /// Adds `stripes` stripes at `src` to `lanes`, the first being number `phase` of its block,
+    /// and stores them at `dst`. `next` is what will be read after them, or null.
+    ///
+    /// # Safety
+    ///
+    /// `src` is readable for `stripes * 64` bytes, and so is `dst` writable unless `store` is
+    /// [`Store::Nothing`]; they do not overlap. `self` comes from [`Isa::all`].
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "the inner loop takes its state in registers"
+    )]
+    #[inline]
+    pub(crate) unsafe fn stripes(
+        self,
+        lanes: &mut Lanes,
+        phase: usize,
+        src: *const u8,
+        dst: *mut u8,
+        stripes: usize,
+        store: Store,
+        next: *const u8,
+    ) {
+        debug_assert!(phase < BLOCK_STRIPES);
+        match self {
+            // SAFETY: the caller's promise.
+            Self::Portable => unsafe { portable(lanes, phase, src, dst, stripes, store) },
+            #[cfg(all(target_arch = "x86_64", not(miri)))]
+            // SAFETY: the caller's promise; `Isa::all` has seen AVX2.
+            Self::Avx2 => unsafe {
+                super::avx2::stripes(lanes, phase, src, dst, stripes, store, next);
+            },
+        }
+    }
+}
+
+/// Makes streaming stores of this thread visible before anything it does later.
+#[inline]
+pub(crate) fn fence() {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    // SAFETY: `sfence` is part of SSE, which every x86-64 processor has.
+    unsafe {
+        std::arch::x86_64::_mm_sfence();
+    }
+    std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
+}
+
+/// The kernel without vectors.
+///
+/// # Safety
+///
+/// As [`Isa::stripes`].
+unsafe fn portable(
+    lanes: &mut Lanes,
+    mut phase: usize,
+    src: *const u8,
+    dst: *mut u8,
+    stripes: usize,
+    store: Store,
+) {
+    for i in 0..stripes {
+        let mut stripe = [0; STRIPE];
+        // SAFETY: stripe `i` lies inside what the caller promised.
+        unsafe {
+            std::ptr::copy_nonoverlapping(src.add(i * STRIPE), stripe.as_mut_ptr(), STRIPE);
+            if store != Store::Nothing {
+                std::ptr::copy_nonoverlapping(stripe.as_ptr(), dst.add(i * STRIPE), STRIPE);
+            }
+        }
+        lanes.add(&stripe, phase);
+        phase += 1;
+        if phase == BLOCK_STRIPES {
+            lanes.scramble();
+            phase = 0;
+        }
+    }
+}

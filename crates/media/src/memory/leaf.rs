@@ -1,0 +1,339 @@
+//! The digest of one leaf, fed piece by piece while its bytes are moved.
+//!
+//! The hash adds whole stripes, except that the last 64 bytes of a leaf are added once more in a
+//! form of their own. A leaf's length is known before its first byte, so it is known which stripe
+//! is the last plain one; what lies behind it, and stripes that straddle two spans, wait in a
+//! small buffer. Every byte is read from the source once: what is hashed is what is stored.
+//! (The one exception feeds no byte that is stored: the 64 bytes before the end of the last whole
+//! stripe are looked at again for the form of the last 64 bytes.)
+
+use super::kernel::{Isa, Store};
+use super::xxh3::{Lanes, SHORT_MAX, STRIPE};
+use xxhash_rust::xxh3::xxh3_128;
+
+/// The state of one leaf's digest.
+pub(crate) struct Leaf {
+    lanes: Lanes,
+    /// Bytes of the whole leaf, known from the start.
+    len: u64,
+    /// Whole stripes that are still to be added.
+    stripes_left: u64,
+    /// Number of the next stripe in its block of 16.
+    phase: usize,
+    /// Bytes waiting in `held`, after the first 64 of it for long leaves.
+    pending: usize,
+    /// Short leaves: all bytes so far. Long leaves: the last stripe added, then the bytes that
+    /// wait for their stripe to be complete or to be the last.
+    held: [u8; 256],
+}
+
+impl Leaf {
+    /// The digest of a leaf of `len` bytes.
+    pub(crate) fn new(len: u64) -> Self {
+        let stripes_left = if len > SHORT_MAX as u64 {
+            (len - 1) / STRIPE as u64
+        } else {
+            0
+        };
+        Self {
+            lanes: Lanes::START,
+            len,
+            stripes_left,
+            phase: 0,
+            pending: 0,
+            held: [0; 256],
+        }
+    }
+
+    /// Hashes `bytes` without moving them.
+    pub(crate) fn update(&mut self, bytes: &[u8]) {
+        // SAFETY: the slice is readable for its length, and nothing is stored.
+        unsafe {
+            self.feed(
+                Isa::best(),
+                bytes.as_ptr(),
+                std::ptr::null_mut(),
+                bytes.len(),
+                Plan::HASH,
+            );
+        }
+    }
+
+    /// Hashes the next `len` bytes at `src` and, unless `plan` says otherwise, moves them to
+    /// `dst`. Bytes beyond the leaf's length must not be fed.
+    ///
+    /// # Safety
+    ///
+    /// `src` is readable and, unless `plan.store` is [`Store::Nothing`], `dst` is writable for
+    /// `len` bytes, and the two do not overlap. `plan.isa` is one this processor has.
+    pub(crate) unsafe fn feed(
+        &mut self,
+        isa: Isa,
+        mut src: *const u8,
+        mut dst: *mut u8,
+        mut len: usize,
+        plan: Plan,
+    ) {
+        if self.len <= SHORT_MAX as u64 {
+            // SAFETY: passed on; a short leaf fits the buffer because no more than its length is
+            // fed, which `hold` asserts.
+            unsafe { self.hold(0, src, dst, len, plan.store) };
+            return;
+        }
+        if self.pending > 0 {
+            let take = len.min(STRIPE - self.pending);
+            // SAFETY: `take` is at most `len`.
+            unsafe { self.hold(STRIPE, src, dst, take, plan.store) };
+            (src, dst, len) = (src.wrapping_add(take), dst.wrapping_add(take), len - take);
+            if self.pending == STRIPE && self.stripes_left > 0 {
+                self.add_held();
+            }
+        }
+        let stripes = (len / STRIPE).min(self.stripes_left.min(usize::MAX as u64) as usize);
+        if stripes > 0 {
+            // SAFETY: `stripes * 64` is at most `len`; the rest is passed on.
+            unsafe { self.add(isa, src, dst, stripes, plan) };
+            let moved = stripes * STRIPE;
+            (src, dst, len) = (
+                src.wrapping_add(moved),
+                dst.wrapping_add(moved),
+                len - moved,
+            );
+        }
+        if len > 0 {
+            // SAFETY: `len` bytes are left, fewer than a stripe or the last one; `hold` asserts it.
+            unsafe { self.hold(STRIPE, src, dst, len, plan.store) };
+        }
+    }
+
+    /// The digest. All bytes of the leaf have been fed.
+    pub(crate) fn finish(&self) -> u128 {
+        if self.len <= SHORT_MAX as u64 {
+            assert_eq!(self.pending as u64, self.len, "bytes of a leaf are missing");
+            return xxh3_128(&self.held[..self.pending]);
+        }
+        assert!(
+            self.stripes_left == 0 && self.pending as u64 == self.len - (self.len - 1) / 64 * 64,
+            "bytes of a leaf are missing"
+        );
+        let mut last = [0; STRIPE];
+        last.copy_from_slice(&self.held[self.pending..self.pending + STRIPE]);
+        self.lanes.finish(&last, self.len)
+    }
+
+    /// Adds `stripes` whole stripes straight from the source.
+    ///
+    /// # Safety
+    ///
+    /// As `feed`, for `stripes * 64` bytes.
+    unsafe fn add(&mut self, isa: Isa, src: *const u8, dst: *mut u8, stripes: usize, plan: Plan) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            isa.stripes(
+                &mut self.lanes,
+                self.phase,
+                src,
+                dst,
+                stripes,
+                plan.store,
+                plan.next,
+            );
+        }
+        // SAFETY: as above: the last stripe lies inside.
+        unsafe { self.added(src, stripes) };
+    }
+
+    /// Notes that `stripes` stripes from `src` have been added to the lanes.
+    ///
+    /// # Safety
+    ///
+    /// `src` is readable for `stripes * 64` bytes.
+    unsafe fn added(&mut self, src: *const u8, stripes: usize) {
+        self.phase = (self.phase + stripes) % super::xxh3::BLOCK_STRIPES;
+        self.stripes_left -= stripes as u64;
+        if self.stripes_left == 0 {
+            // SAFETY: the caller's promise; `held` is longer than a stripe.
+            unsafe {
+                std::ptr::copy_nonoverlapping(
+                    src.add((stripes - 1) * STRIPE),
+                    self.held.as_mut_ptr(),
+                    STRIPE,
+                );
+            }
+        }
+    }
+
+    /// Adds the stripe that has been completed in the buffer.
+    fn add_held(&mut self) {
+        let mut stripe = [0; STRIPE];
+        stripe.copy_from_slice(&self.held[STRIPE..2 * STRIPE]);
+        self.lanes.add(&stripe, self.phase);
+        self.phase += 1;
+        if self.phase == super::xxh3::BLOCK_STRIPES {
+            self.lanes.scramble();
+            self.phase = 0;
+        }
+        self.held[..STRIPE].copy_from_slice(&stripe);
+        self.stripes_left -= 1;
+        self.pending = 0;
+    }
+
+    /// Takes `len` bytes into the buffer, `base` bytes after its start, and stores them from there.
+    ///
+    /// # Safety
+    ///
+    /// As `feed`.
+    unsafe fn hold(&mut self, base: usize, src: *const u8, dst: *mut u8, len: usize, store: Store) {
+        let at = base + self.pending;
+        let room = &mut self.held[at..at + len];
+        // SAFETY: `room` has `len` bytes and belongs to this leaf alone; `src` and `dst` are the
+        // caller's promise.
+        unsafe {
+            std::ptr::copy_nonoverlapping(src, room.as_mut_ptr(), len);
+            if store != Store::Nothing {
+                std::ptr::copy_nonoverlapping(room.as_ptr(), dst, len);
+            }
+        }
+        self.pending += len;
+    }
+}
+
+/// How a piece is moved.
+#[derive(Clone, Copy)]
+pub(crate) struct Plan {
+    /// What happens to the bytes besides being hashed.
+    pub(crate) store: Store,
+    /// Where this lane reads next, to fetch it early; null when unknown.
+    pub(crate) next: *const u8,
+}
+
+impl Plan {
+    /// Hash only.
+    pub(crate) const HASH: Self = Self {
+        store: Store::Nothing,
+        next: std::ptr::null(),
+    };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A small generator (splitmix64), seeded so that a failure repeats.
+    struct Random(u64);
+
+    impl Random {
+        fn next(&mut self) -> u64 {
+            self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+            let mut z = self.0;
+            z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+            z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+            z ^ (z >> 31)
+        }
+
+        fn below(&mut self, limit: usize) -> usize {
+            (self.next() % limit as u64) as usize
+        }
+
+        fn bytes(&mut self, len: usize) -> Vec<u8> {
+            (0..len).map(|_| self.next() as u8).collect()
+        }
+    }
+
+    /// Feeds `bytes` in pieces of the given lengths; returns the digest and what was stored.
+    fn fed(isa: Isa, store: Store, bytes: &[u8], cuts: &[usize], shift: usize) -> (u128, Vec<u8>) {
+        // Room for any shift of the alignment, and a border that must stay untouched.
+        let mut out = vec![0xA5; bytes.len() + 192];
+        let base = out.as_ptr().align_offset(64) + shift;
+        let mut leaf = Leaf::new(bytes.len() as u64);
+        let mut at = 0;
+        for &cut in cuts {
+            let plan = Plan {
+                store,
+                next: std::ptr::null(),
+            };
+            // SAFETY: the cuts add up to the length of `bytes`, and `out` has that much room.
+            unsafe {
+                leaf.feed(
+                    isa,
+                    bytes.as_ptr().add(at),
+                    out.as_mut_ptr().add(base + at),
+                    cut,
+                    plan,
+                );
+            }
+            at += cut;
+        }
+        super::super::kernel::fence();
+        assert_eq!(at, bytes.len());
+        let end = base + at;
+        assert!(
+            out[..base].iter().chain(&out[end..]).all(|&b| b == 0xA5),
+            "wrote outside"
+        );
+        (leaf.finish(), out[base..end].to_vec())
+    }
+
+    const STORES: [Store; 3] = [Store::Nothing, Store::Cached, Store::Streaming];
+
+    #[test]
+    fn every_length_up_to_5000_matches_the_published_hash() {
+        let bytes = Random(1).bytes(5000);
+        let step = if cfg!(miri) { 331 } else { 1 };
+        for len in (0..=bytes.len()).step_by(step) {
+            let expected = xxh3_128(&bytes[..len]);
+            for isa in Isa::all() {
+                let store = STORES[len % 3];
+                let (digest, stored) = fed(isa, store, &bytes[..len], &[len], 0);
+                assert_eq!(digest, expected, "{isa:?} length {len}");
+                assert!(
+                    store == Store::Nothing || stored == bytes[..len],
+                    "{isa:?} {len}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn random_cuts_and_alignments_change_nothing() {
+        let rounds = if cfg!(miri) { 6 } else { 4000 };
+        for seed in 0..rounds {
+            let mut random = Random(seed);
+            let len = match random.below(3) {
+                0 => random.below(600),
+                1 => random.below(5000),
+                _ => random.below(if cfg!(miri) { 6000 } else { 70_000 }),
+            };
+            let bytes = random.bytes(len + 64);
+            let bytes = &bytes[random.below(64)..][..len];
+            let longest = [7, 100, 1024, 5000, 40_000][random.below(5)];
+            let mut cuts = Vec::new();
+            let mut left = len;
+            while left > 0 {
+                let cut = random.below(longest + 1).min(left);
+                cuts.push(cut);
+                left -= cut;
+            }
+            let shift = random.below(64);
+            let expected = xxh3_128(bytes);
+            for isa in Isa::all() {
+                for store in STORES {
+                    let (digest, stored) = fed(isa, store, bytes, &cuts, shift);
+                    assert_eq!(digest, expected, "seed {seed} {isa:?} {store:?}");
+                    assert!(
+                        store == Store::Nothing || stored == bytes,
+                        "seed {seed} {isa:?}"
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "bytes of a leaf are missing")]
+    fn a_leaf_with_missing_bytes_has_no_digest() {
+        let mut leaf = Leaf::new(1000);
+        leaf.update(&[0; 999]);
+        leaf.finish();
+    }
+}
