@@ -19,7 +19,7 @@
 //!
 //! let limits = Limits { slice_size: 4, tail_merge: 1, lanes: 2, watermark: 2 };
 //! let mut planner = Planner::new(limits)?;
-//! let join = Join::new(vec![0u8; 16], |_buffer, ending| assert!(ending.is_clean()));
+//! let join = Join::new(vec![0u8; 16], |_buffer, _ending| { /* publish */ });
 //! let waiter = join.waiter();
 //! for span in spans {
 //!     for (slice, pieces) in planner.push_span(0, span)? {
@@ -31,6 +31,7 @@
 //! for (_slice, _pieces) in planner.finish() {}
 //! drop(join); // nothing more will be handed out
 //! assert!(waiter.wait(None));
+//! assert!(waiter.ending().is_some_and(|ending| ending.is_clean()));
 //! # Ok::<(), kvdepot_plan::Error>(())
 //! ```
 
