@@ -127,10 +127,8 @@ impl Limits {
     /// [`Error::Path`] or [`Error::Malformed`] when a file cannot be read.
     pub fn cpus(&self) -> Result<usize> {
         let count = self.cpu_set()?;
-        let quota = self.cpu_quota()?.unwrap_or(u64::MAX);
-        Ok(count
-            .min(usize::try_from(quota).unwrap_or(usize::MAX))
-            .max(1))
+        let quota = usize::try_from(self.cpu_quota()?).unwrap_or(usize::MAX);
+        Ok(count.min(quota).max(1))
     }
 
     /// The processors of the nearest group that names some, or else the machine's.
@@ -162,7 +160,9 @@ impl Limits {
     fn cpu_quota(&self) -> Result<u64> {
         let mut least = u64::MAX;
         for file in self.groups("cpu", "cpu.max")? {
-            let Some(text) = read_if_there(&file)? else { continue };
+            let Some(text) = read_if_there(&file)? else {
+                continue;
+            };
             let mut words = text.split_ascii_whitespace();
             let (quota, period) = (words.next(), words.next());
             if quota == Some("max") {
