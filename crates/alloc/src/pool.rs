@@ -1,0 +1,377 @@
+//! The public allocator: bytes, rounding, errors.
+
+use crate::check::check;
+use crate::core::{Core, Pieces};
+use crate::error::Error;
+use crate::extents::{Extent, Extents, MAX_EXTENTS};
+use crate::rebuild;
+use crate::report::Report;
+use core::fmt;
+
+/// The largest pool, in bytes: sums of an offset and a length then never overflow.
+pub const MAX_SIZE: u64 = 1 << 63;
+
+/// The most live extents in one pool: free extents, at most one more, are numbered in 32 bits.
+pub const MAX_LIVE: u64 = (u32::MAX - 16) as u64;
+
+/// An offset allocator for one thread at a time; see the [crate] for what it promises.
+#[derive(Clone)]
+pub struct Pool {
+    inner: Inner,
+    /// The granule as a power of two.
+    shift: u32,
+}
+
+#[derive(Clone)]
+enum Inner {
+    /// Fewer than 2³² − 1 granules: half the memory.
+    Narrow(Core<u32>),
+    Wide(Core<u64>),
+}
+
+/// Runs the same code on either width.
+macro_rules! with {
+    ($pool:expr, $core:ident => $body:expr) => {
+        match $pool {
+            Inner::Narrow($core) => $body,
+            Inner::Wide($core) => $body,
+        }
+    };
+}
+
+/// The granule as a power of two, and the pool's size in granules.
+const fn granules(size: u64, granule: u64) -> Result<(u64, u32), Error> {
+    if !granule.is_power_of_two() {
+        return Err(Error::Granule { granule });
+    }
+    if size == 0 || size > MAX_SIZE || !size.is_multiple_of(granule) {
+        return Err(Error::Size { size, granule });
+    }
+    let shift = granule.trailing_zeros();
+    Ok((size >> shift, shift))
+}
+
+/// Whether positions up to and including this one fit 32 bits, next to the mark for unused slots.
+const fn is_narrow(granules: u64) -> bool {
+    granules < u32::MAX as u64
+}
+
+impl Pool {
+    /// A pool of `size` bytes, all free. Extents will be multiples of `granule` bytes.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Granule`] unless `granule` is a power of two; [`Error::Size`] unless `size` is a
+    /// multiple of it from `granule` to [`MAX_SIZE`].
+    pub fn new(size: u64, granule: u64) -> Result<Self, Error> {
+        let (granules, shift) = granules(size, granule)?;
+        let inner = if is_narrow(granules) {
+            Inner::Narrow(Core::new(granules))
+        } else {
+            Inner::Wide(Core::new(granules))
+        };
+        Ok(Self { inner, shift })
+    }
+
+    /// A pool in which exactly the given extents are live, in linear time if they come in address
+    /// order (but for sorting the gaps between them by size) and sorting them otherwise.
+    ///
+    /// # Errors
+    ///
+    /// As [`Pool::new`]; [`Error::ZeroSize`], [`Error::Misaligned`], [`Error::OutOfRange`] or
+    /// [`Error::Overlap`] for extents that no pool of this shape hands out; [`Error::TooMany`].
+    pub fn rebuild(
+        size: u64,
+        granule: u64,
+        live: impl IntoIterator<Item = Extent>,
+    ) -> Result<Self, Error> {
+        let (granules, shift) = granules(size, granule)?;
+        let live = rebuild::sorted(live, size, granule)?;
+        if live.len() as u64 > MAX_LIVE {
+            return Err(Error::TooMany { limit: MAX_LIVE });
+        }
+        let inner = if is_narrow(granules) {
+            Inner::Narrow(rebuild::build(&live, granules, shift))
+        } else {
+            Inner::Wide(rebuild::build(&live, granules, shift))
+        };
+        Ok(Self { inner, shift })
+    }
+
+    /// Makes room in the pool's own tables for `live` live and `free` free extents in all, so that
+    /// no call rehashes until there are more.
+    pub fn reserve(&mut self, live: usize, free: usize) {
+        with!(&mut self.inner, core => {
+            core.live.reserve(live);
+            core.free.reserve(free);
+        });
+    }
+
+    /// Allocates `len` bytes, rounded up to the granule: from the smallest free extent that fits,
+    /// the lowest of equals.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::ZeroSize`], [`Error::TooLarge`] (more than the pool), [`Error::Full`] (no free
+    /// extent fits), [`Error::TooMany`] (live extents).
+    pub fn allocate(&mut self, len: u64) -> Result<Extent, Error> {
+        let wanted = self.granules_for(len, 1)?;
+        match with!(&mut self.inner, core => core.allocate(wanted)) {
+            Some(start) => Ok(self.extent(start, wanted)),
+            None => Err(self.full(wanted)),
+        }
+    }
+
+    /// Like [`Pool::allocate`], but right behind the live extent that starts at `neighbour` if
+    /// the free extent there fits. The neighbour is a hint: any other offset is ignored.
+    ///
+    /// # Errors
+    ///
+    /// As [`Pool::allocate`].
+    pub fn allocate_near(&mut self, len: u64, neighbour: u64) -> Result<Extent, Error> {
+        let wanted = self.granules_for(len, 1)?;
+        let found = match self.position(neighbour) {
+            Some(near) => with!(&mut self.inner, core => core.allocate_near(wanted, near)),
+            None => with!(&mut self.inner, core => core.allocate(wanted)),
+        };
+        match found {
+            Some(start) => Ok(self.extent(start, wanted)),
+            None => Err(self.full(wanted)),
+        }
+    }
+
+    /// Allocates `len` bytes, rounded up to the granule, in one extent whenever one fits (placed
+    /// as by [`Pool::allocate`] or [`Pool::allocate_near`]) and else in as few as possible, at most
+    /// `max_extents`: the largest free extents whole, then the best fit for the rest. All of them
+    /// are allocated or none. Each is freed on its own.
+    ///
+    /// # Errors
+    ///
+    /// As [`Pool::allocate`], where [`Error::Full`] says that `max_extents` free extents do not
+    /// suffice; [`Error::ExtentLimit`] unless `max_extents` is 1 to [`MAX_EXTENTS`].
+    pub fn allocate_scattered(
+        &mut self,
+        len: u64,
+        max_extents: usize,
+        near: Option<u64>,
+    ) -> Result<Extents, Error> {
+        if max_extents == 0 || max_extents > MAX_EXTENTS {
+            return Err(Error::ExtentLimit { max_extents });
+        }
+        let wanted = self.granules_for(len, max_extents as u64)?;
+        let near = near.and_then(|offset| self.position(offset));
+        let found =
+            with!(&mut self.inner, core => core.allocate_scattered(wanted, max_extents, near));
+        match found {
+            Some(pieces) => Ok(self.extents(&pieces)),
+            None => Err(self.full(wanted)),
+        }
+    }
+
+    /// Frees the live extent that starts at `offset` and merges it with its free neighbours.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NotLive`] if no live extent starts there; then nothing changes.
+    pub fn free(&mut self, offset: u64) -> Result<(), Error> {
+        let freed = match self.position(offset) {
+            Some(start) => with!(&mut self.inner, core => core.free(start)),
+            None => None,
+        };
+        if freed.is_some() {
+            Ok(())
+        } else {
+            Err(Error::NotLive { offset })
+        }
+    }
+
+    /// The live extent that starts at `offset`, if there is one.
+    #[must_use]
+    pub fn get(&self, offset: u64) -> Option<Extent> {
+        let start = self.position(offset)?;
+        let len = with!(&self.inner, core => core.live.get(start))?;
+        Some(self.extent(start, len))
+    }
+
+    /// The size of the pool in bytes.
+    #[must_use]
+    pub fn size(&self) -> u64 {
+        with!(&self.inner, core => core.granules) << self.shift
+    }
+
+    /// What extents are multiples of, in bytes.
+    #[must_use]
+    pub const fn granule(&self) -> u64 {
+        1 << self.shift
+    }
+
+    /// Bytes in free extents.
+    #[must_use]
+    pub fn free_bytes(&self) -> u64 {
+        with!(&self.inner, core => core.free.granules()) << self.shift
+    }
+
+    /// Bytes in the largest free extent: the most that [`Pool::allocate`] can serve now.
+    #[must_use]
+    pub fn largest_free_extent(&self) -> u64 {
+        with!(&self.inner, core => core.free.largest()) << self.shift
+    }
+
+    /// The number of live extents.
+    #[must_use]
+    pub fn live_count(&self) -> usize {
+        with!(&self.inner, core => core.live.len())
+    }
+
+    /// The live extents in address order.
+    #[must_use]
+    pub const fn live_extents(&self) -> LiveExtents<'_> {
+        LiveExtents(Walk { pool: self, at: 0 })
+    }
+
+    /// The free extents in address order.
+    #[must_use]
+    pub const fn free_extents(&self) -> FreeExtents<'_> {
+        FreeExtents(Walk { pool: self, at: 0 })
+    }
+
+    /// How the pool is doing; the histogram visits every free extent.
+    #[must_use]
+    pub fn report(&self) -> Report {
+        let mut free_histogram = [0; 64];
+        let (free_extents, memory_bytes) = with!(&self.inner, core => {
+            for (_, len) in core.free.iter() {
+                free_histogram[(len << self.shift).ilog2() as usize] += 1;
+            }
+            (core.free.count() as u64, core.memory_bytes() as u64)
+        });
+        let (size, free_bytes) = (self.size(), self.free_bytes());
+        Report {
+            size,
+            granule: self.granule(),
+            live_bytes: size - free_bytes,
+            free_bytes,
+            live_extents: self.live_count() as u64,
+            free_extents,
+            largest_free_extent: self.largest_free_extent(),
+            free_histogram,
+            memory_bytes,
+        }
+    }
+
+    /// Examines every structure of the pool: each granule is live or free, no free extents touch,
+    /// each is filed where it is looked for, and the counts are right. Visits everything; meant
+    /// for tests and fuzzers.
+    ///
+    /// # Errors
+    ///
+    /// Says what is broken, which would be a bug of this crate.
+    pub fn check(&self) -> Result<(), &'static str> {
+        with!(&self.inner, core => check(core))
+    }
+
+    /// A request in granules, if a pool of this shape could ever serve it.
+    fn granules_for(&self, len: u64, extents: u64) -> Result<u64, Error> {
+        if len == 0 {
+            return Err(Error::ZeroSize);
+        }
+        let size = self.size();
+        if len > size {
+            return Err(Error::TooLarge {
+                requested: len,
+                size,
+            });
+        }
+        if self.live_count() as u64 + extents > MAX_LIVE {
+            return Err(Error::TooMany { limit: MAX_LIVE });
+        }
+        // The size is a multiple of the granule, so rounding up does not exceed it.
+        Ok((len + self.granule() - 1) >> self.shift)
+    }
+
+    /// An offset in granules, if an extent of this pool could start there.
+    fn position(&self, offset: u64) -> Option<u64> {
+        let possible = offset < self.size() && offset.is_multiple_of(self.granule());
+        possible.then_some(offset >> self.shift)
+    }
+
+    const fn extent(&self, start: u64, len: u64) -> Extent {
+        Extent {
+            offset: start << self.shift,
+            len: len << self.shift,
+        }
+    }
+
+    fn extents(&self, pieces: &Pieces) -> Extents {
+        let mut extents = Extents::new();
+        for &(start, len) in pieces.as_slice() {
+            extents.push(self.extent(start, len));
+        }
+        extents
+    }
+
+    #[cold]
+    fn full(&self, wanted: u64) -> Error {
+        Error::Full {
+            requested: wanted << self.shift,
+            free: self.free_bytes(),
+            largest: self.largest_free_extent(),
+        }
+    }
+}
+
+impl fmt::Debug for Pool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Pool")
+            .field("size", &self.size())
+            .field("granule", &self.granule())
+            .field("free_bytes", &self.free_bytes())
+            .field("largest_free_extent", &self.largest_free_extent())
+            .field("live_count", &self.live_count())
+            .finish()
+    }
+}
+
+/// Steps from extent to extent by address; every position between 0 and the end is in one.
+#[derive(Clone)]
+struct Walk<'a> {
+    pool: &'a Pool,
+    at: u64,
+}
+
+impl Walk<'_> {
+    fn next(&mut self, wanted_live: bool) -> Option<Extent> {
+        loop {
+            let (len, live) = with!(&self.pool.inner, core => core.at(self.at))?;
+            let start = self.at;
+            self.at += len;
+            if live == wanted_live {
+                return Some(self.pool.extent(start, len));
+            }
+        }
+    }
+}
+
+/// The live extents of a pool in address order; from [`Pool::live_extents`].
+#[derive(Clone)]
+pub struct LiveExtents<'a>(Walk<'a>);
+
+impl Iterator for LiveExtents<'_> {
+    type Item = Extent;
+
+    fn next(&mut self) -> Option<Extent> {
+        self.0.next(true)
+    }
+}
+
+/// The free extents of a pool in address order; from [`Pool::free_extents`].
+#[derive(Clone)]
+pub struct FreeExtents<'a>(Walk<'a>);
+
+impl Iterator for FreeExtents<'_> {
+    type Item = Extent;
+
+    fn next(&mut self) -> Option<Extent> {
+        self.0.next(false)
+    }
+}
