@@ -1,6 +1,6 @@
 //! A warm planner allocates nothing.
 
-use kvdepot_plan::{Limits, Planner, Range, Side, Span, Unit, coalesce, zip, zip_units};
+use kvdepot_plan::{Error, Limits, Planner, Range, Side, Span, Unit, coalesce, zip, zip_units};
 
 const LIMITS: Limits = Limits {
     slice_size: 4096,
