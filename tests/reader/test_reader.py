@@ -1,0 +1,278 @@
+"""What kvdepot finds in an arena, and what a reader written from the document alone finds."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+
+import kvdepot
+import pytest
+from kvd_forge import Forge
+from kvd_reader import LEAF, PAGE, RECORD, TABLE, Arena, Record
+
+pytestmark = pytest.mark.integration
+
+COMMAND = Path(sys.executable).parent / "kvdepot"
+READER = Path(__file__).parent / "kvd_reader.py"
+# Around a granule, around a leaf, one byte, and several leaves with a short tail.
+LENGTHS = [1, 4095, 4096, 4097, 100_000, LEAF - 1, LEAF, LEAF + 1, 2 * LEAF + 777]
+
+
+def lines(*command: str | Path) -> list[dict[str, object]]:
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode in (0, 1), done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def by_identity(blocks: list[dict[str, object]]) -> list[dict[str, object]]:
+    return sorted(blocks, key=lambda block: (block["namespace"], block["key"]))
+
+
+def agree_on_blocks(path: Path) -> list[dict[str, object]]:
+    """The blocks, after checking that both list the same with the same fields."""
+    ours = by_identity(lines(COMMAND, "ls", path, "--json"))
+    theirs = by_identity(lines(sys.executable, READER, path))
+    fields = list(theirs[0]) if theirs else []
+    assert [{field: block[field] for field in fields} for block in ours] == theirs
+    return theirs
+
+
+def agree_on_payloads(path: Path) -> set[str]:
+    """The keys of the blocks that do not verify, after checking that both name the same."""
+    *bad, totals = lines(COMMAND, "verify", path, "--json")
+    *bad_there, totals_there = lines(sys.executable, READER, path, "--verify")
+    assert {block["key"] for block in bad} == {block["key"] for block in bad_there}
+    assert totals["blocks"] == totals_there["blocks"]
+    assert totals["bad"] == totals_there["bad"]
+    return {str(block["key"]) for block in bad_there}
+
+
+def fill(path: Path, capacity: str, lengths: list[int], seed: int) -> list[bytes]:
+    """Puts blocks of these lengths; returns their keys."""
+    random = Random(seed)
+    keys = [random.randbytes(32) for _ in lengths]
+    with kvdepot.open("Dax", {"dax": {"path": str(path), "capacity": capacity}}) as depot:
+        for name in ("model-a", "model-b"):
+            ns = depot.namespace(model=name, dtype="float32", block_tokens=16)
+            task = ns.put(keys, [random.randbytes(length) for length in lengths])
+            assert all(task.wait(timeout=30))
+    return keys
+
+
+@pytest.fixture
+def forge(tmp_path: Path, seed: int) -> Forge:
+    path = tmp_path / "arena.kvd"
+    fill(path, "1MiB", [5000, 20_000, 3, 8192], seed)
+    return Forge(path)
+
+
+def newest(forge: Forge) -> Record:
+    return forge.survey()[0][-1]
+
+
+def test_lengths_around_granules_and_leaves(tmp_path: Path, seed: int) -> None:
+    path = tmp_path / "arena.kvd"
+    fill(path, "32MiB", LENGTHS, seed)
+    blocks = agree_on_blocks(path)
+    assert sorted(block["length"] for block in blocks) == sorted(LENGTHS * 2)
+    assert agree_on_payloads(path) == set()
+
+
+def test_large_arena_aligns_its_data_to_huge_pages(tmp_path: Path, seed: int) -> None:
+    path = tmp_path / "arena.kvd"
+    fill(path, "64MiB", [LEAF, 10], seed)
+    assert len(agree_on_blocks(path)) == 4
+    with path.open("rb") as medium:
+        assert Arena(medium).superblock.data % (2 << 20) == 0
+    assert agree_on_payloads(path) == set()
+
+
+def test_an_arena_that_evicted_and_removed(tmp_path: Path, seed: int) -> None:
+    path = tmp_path / "arena.kvd"
+    random = Random(seed)
+    with kvdepot.open("Dax", {"dax": {"path": str(path), "capacity": "1MiB"}}) as depot:
+        ns = depot.namespace(model="m", dtype="float32", block_tokens=16)
+        for _ in range(60):
+            key = random.randbytes(32)
+            data = random.randbytes(random.randrange(1, 60_000))
+            assert ns.put([key], [data]).wait(timeout=30) == [True]
+            if random.random() < 0.2:
+                ns.remove([key])
+    assert 0 < len(agree_on_blocks(path)) < 60
+    assert agree_on_payloads(path) == set()
+
+
+def test_the_directory_describes_the_namespaces(forge: Forge) -> None:
+    with forge.path.open("rb") as medium:
+        described = Arena(medium).namespaces()
+    named = {str(block["namespace"]) for block in agree_on_blocks(forge.path)}
+    assert set(described) == named
+    assert sorted(text.split()[0] for text in described.values()) == [
+        "model=model-a",
+        "model=model-b",
+    ]
+
+
+def test_a_flipped_payload_byte_is_found_in_every_extent(forge: Forge) -> None:
+    blocks, _ = forge.survey()
+    bad = blocks[::3]
+    for record in bad:
+        forge.flip(record.extents[-1][0] + (record.length - 1) % 4096)
+    assert agree_on_payloads(forge.path) == {record.key.hex() for record in bad}
+
+
+def test_bytes_behind_the_payload_mean_nothing(forge: Forge) -> None:
+    record = next(record for record in forge.survey()[0] if record.length % 4096)
+    forge.flip(record.extents[-1][0] + record.extents[-1][1] - 1)
+    assert agree_on_payloads(forge.path) == set()
+
+
+@pytest.mark.parametrize("at", [0, 1, 2, 5, 8, 16, 33, 64, 96, 104, 120])
+def test_a_rotted_record_takes_its_block_along(forge: Forge, at: int) -> None:
+    before = agree_on_blocks(forge.path)
+    victim = newest(forge)
+    forge.flip(TABLE + RECORD * victim.slot + at)
+    after = agree_on_blocks(forge.path)
+    assert [block for block in before if block not in after] == [victim.as_json()]
+
+
+def test_a_record_in_another_slot_is_damage(forge: Forge) -> None:
+    slot, _ = forge.vacant(0)
+    with forge.path.open("rb") as medium:
+        medium.seek(TABLE + RECORD * newest(forge).slot)
+        entry = medium.read(RECORD)
+    before = agree_on_blocks(forge.path)
+    forge.write(TABLE + RECORD * slot, entry)
+    assert agree_on_blocks(forge.path) == before
+
+
+@pytest.mark.parametrize("copy", [0, PAGE])
+def test_one_superblock_is_enough(forge: Forge, copy: int) -> None:
+    before = agree_on_blocks(forge.path)
+    forge.flip(copy + 40)
+    assert agree_on_blocks(forge.path) == before
+
+
+def test_both_superblocks_gone_is_refused_by_both(forge: Forge) -> None:
+    forge.flip(40)
+    forge.flip(PAGE + 40)
+    for command in ([COMMAND, "ls"], [sys.executable, READER]):
+        done = subprocess.run([*command, forge.path], capture_output=True, check=False, timeout=60)
+        assert done.returncode != 0
+        assert done.stderr
+
+
+@pytest.mark.parametrize("live", [True, False])
+def test_a_higher_record_over_the_same_bytes_outranks(forge: Forge, live: bool) -> None:
+    blocks, _ = forge.survey()
+    victim, last = blocks[0], blocks[-1]
+    slot, _ = forge.vacant(0)
+    # It has only the last granule in common with the victim.
+    offset, size = victim.extents[-1]
+    forge.write_record(
+        replace(
+            victim,
+            slot=slot,
+            live=live,
+            key=bytes(32),
+            sequence=last.sequence + 1,
+            extents=((offset + size - 4096, 4096),),
+            length=9,
+        )
+    )
+    keys = {block["key"] for block in agree_on_blocks(forge.path)}
+    same = {block.key.hex() for block in blocks if block.namespace == victim.namespace}
+    other = {block.key.hex() for block in blocks} - same
+    assert (bytes(32).hex() in keys) == live
+    assert other <= keys
+    listed = forge.survey()[0]
+    assert victim not in listed
+
+
+@pytest.mark.parametrize("live", [True, False])
+def test_a_lower_record_over_the_same_bytes_is_outranked(forge: Forge, live: bool) -> None:
+    blocks, _ = forge.survey()
+    slot, _ = forge.vacant(0)
+    forge.write_record(
+        replace(blocks[-1], slot=slot, live=live, key=bytes(32), sequence=1, length=9)
+    )
+    assert [block.key for block in forge.survey()[0]] == [block.key for block in blocks]
+    assert len(agree_on_blocks(forge.path)) == len(blocks)
+
+
+@pytest.mark.parametrize("live", [True, False])
+def test_a_repeated_identity_leaves_the_higher_record(forge: Forge, live: bool) -> None:
+    blocks, _ = forge.survey()
+    victim = blocks[0]
+    slot, (offset,) = forge.vacant(1)
+    forge.write_record(
+        replace(
+            victim,
+            slot=slot,
+            live=live,
+            sequence=blocks[-1].sequence + 1,
+            extents=((offset, 4096),),
+            length=9,
+        )
+    )
+    agree_on_blocks(forge.path)
+    kept = [
+        block
+        for block in forge.survey()[0]
+        if (block.namespace, block.key) == (victim.namespace, victim.key)
+    ]
+    assert [block.slot for block in kept] == ([slot] if live else [])
+
+
+@pytest.mark.parametrize("extents", [((4096, 4096),), ((1 << 20, 4096),), ((1 << 40, 4096),)])
+def test_extents_outside_the_data_are_damage(
+    forge: Forge, extents: tuple[tuple[int, int], ...]
+) -> None:
+    before = agree_on_blocks(forge.path)
+    slot, _ = forge.vacant(0)
+    forge.write_record(
+        replace(
+            newest(forge), slot=slot, key=bytes(32), sequence=1 << 50, extents=extents, length=9
+        )
+    )
+    assert agree_on_blocks(forge.path) == before
+
+
+def test_kvdepot_reads_what_the_document_says_how_to_write(forge: Forge, seed: int) -> None:
+    random = Random(seed)
+    whole_key, split_key = random.randbytes(32), random.randbytes(32)
+    data = random.randbytes(3 * 4096 + 5)
+    # Its namespace is that of the last put.
+    whole = forge.add_block(newest(forge), whole_key, [data])
+    forge.add_block(whole, split_key, [random.randbytes(length) for length in (1000, 1, 4096)])
+    parts = {block["key"]: block["parts"] for block in agree_on_blocks(forge.path)}
+    assert parts[whole_key.hex()] == 1
+    assert parts[split_key.hex()] == 3
+    assert agree_on_payloads(forge.path) == set()
+    with kvdepot.open("Dax", {"dax": {"path": str(forge.path)}}) as depot:
+        ns = depot.namespace(model="model-b", dtype="float32", block_tokens=16)
+        buffer = bytearray(len(data))
+        assert ns.get([whole_key], [buffer]).wait(timeout=30) == [True]
+        assert bytes(buffer) == data
+        # Listing works beside the owner.
+        assert len(agree_on_blocks(forge.path)) == len(parts)
+
+
+@pytest.mark.parametrize("part", [0, 1, 2])
+def test_a_rotted_part_is_named(forge: Forge, seed: int, part: int) -> None:
+    random = Random(seed)
+    parts = [random.randbytes(1000) for _ in range(3)]
+    block = forge.add_block(newest(forge), random.randbytes(32), parts)
+    forge.flip(block.extents[0][0] + 1000 * part + 500)
+    assert agree_on_payloads(forge.path) == {block.key.hex()}
+
+
+def test_a_rotted_part_table_is_named(forge: Forge, seed: int) -> None:
+    random = Random(seed)
+    block = forge.add_block(newest(forge), random.randbytes(32), [b"left", b"right"])
+    forge.flip(block.extents[0][0] + block.length - 3)
+    assert agree_on_payloads(forge.path) == {block.key.hex()}
