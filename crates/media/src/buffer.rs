@@ -1,0 +1,234 @@
+//! Memory with a stable address and an owner that keeps it alive.
+
+use crate::error::{Error, Result};
+use std::any::Any;
+use std::sync::Arc;
+
+/// A range of memory that a batch may move, kept alive by its owner.
+///
+/// The bytes are never exposed as a slice: they may be shared with other processes and change at
+/// any time. They are copied in and out whole. Two copies that write the same range at once leave
+/// unspecified bytes there, and a copy that reads a range while it is written reads unspecified
+/// bytes; a checksum tells.
+#[derive(Clone)]
+pub struct Buffer {
+    addr: usize,
+    len: usize,
+    writable: bool,
+    owner: Owner,
+}
+
+/// What keeps memory alive.
+pub type Owner = Arc<dyn Any + Send + Sync>;
+
+impl Buffer {
+    /// A buffer over `len` bytes at `addr`.
+    ///
+    /// # Safety
+    ///
+    /// The range is mapped and readable, and writable if `writable` is set, for as long as `owner`
+    /// or a clone of it lives. Nothing in this process holds a Rust reference to the bytes while
+    /// a batch that uses the buffer is in flight (to writable ones: no reference at all; to
+    /// read-only ones: no mutable one).
+    #[must_use]
+    pub unsafe fn from_raw(addr: usize, len: usize, writable: bool, owner: Owner) -> Self {
+        Self { addr, len, writable, owner }
+    }
+
+    /// A writable buffer that owns `bytes`. [`Buffer::to_vec`] gives a copy of its content.
+    #[must_use]
+    pub fn from_vec(bytes: Vec<u8>) -> Self {
+        let memory = Heap::new(bytes);
+        let (addr, len) = (memory.at.addr(), memory.len);
+        Self { addr, len, writable: true, owner: Arc::new(memory) }
+    }
+
+    /// The part of this buffer from `offset` on, `len` bytes long.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::OutOfBounds`] when it reaches beyond the end.
+    pub fn slice(&self, offset: usize, len: usize) -> Result<Self> {
+        check_range(offset as u64, len as u64, self.len as u64)?;
+        Ok(Self { addr: self.addr + offset, len, ..self.clone() })
+    }
+
+    /// The same memory, not to be written.
+    #[must_use]
+    pub fn read_only(mut self) -> Self {
+        self.writable = false;
+        self
+    }
+
+    /// The address of the first byte.
+    #[must_use]
+    pub fn addr(&self) -> usize {
+        self.addr
+    }
+
+    /// The length in bytes.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are no bytes.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Whether a batch may write here.
+    #[must_use]
+    pub fn is_writable(&self) -> bool {
+        self.writable
+    }
+
+    /// What keeps the memory alive.
+    #[must_use]
+    pub fn owner(&self) -> &Owner {
+        &self.owner
+    }
+
+    /// A copy of the bytes.
+    #[must_use]
+    pub fn to_vec(&self) -> Vec<u8> {
+        let mut out = vec![0; self.len];
+        // SAFETY: the owner keeps `len` bytes at `addr` readable; `out` is new and as long.
+        unsafe { std::ptr::copy_nonoverlapping(self.as_ptr(), out.as_mut_ptr(), self.len) };
+        out
+    }
+
+    /// Copies `bytes` to `offset`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::OutOfBounds`] when they reach beyond the end, [`Error::ReadOnly`] when the buffer
+    /// is not writable.
+    pub fn write_at(&self, offset: usize, bytes: &[u8]) -> Result<()> {
+        check_range(offset as u64, bytes.len() as u64, self.len as u64)?;
+        if !self.writable {
+            return Err(Error::ReadOnly { addr: self.addr });
+        }
+        // SAFETY: the range was just checked, and the owner keeps it writable. `bytes` is a Rust
+        // reference, which by the contract of `from_raw` does not point into this buffer.
+        unsafe {
+            std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.as_mut_ptr().add(offset), bytes.len());
+        }
+        Ok(())
+    }
+
+    pub(crate) fn as_ptr(&self) -> *const u8 {
+        std::ptr::with_exposed_provenance(self.addr)
+    }
+
+    pub(crate) fn as_mut_ptr(&self) -> *mut u8 {
+        std::ptr::with_exposed_provenance_mut(self.addr)
+    }
+}
+
+impl std::fmt::Debug for Buffer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Buffer")
+            .field("addr", &format_args!("{:#x}", self.addr))
+            .field("len", &self.len)
+            .field("writable", &self.writable)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The positions of two buffers that share a byte, if any do; empty buffers share nothing.
+///
+/// Linear when the buffers come in the order of their addresses (either way), as they usually do.
+#[must_use]
+pub fn first_overlap(buffers: &[Buffer]) -> Option<(usize, usize)> {
+    let end = |b: &Buffer| b.addr + b.len;
+    let full = || buffers.iter().filter(|b| !b.is_empty());
+    let mut next = full();
+    next.next();
+    if full().zip(next.clone()).all(|(a, b)| end(a) <= b.addr)
+        || full().zip(next).all(|(a, b)| end(b) <= a.addr)
+    {
+        return None;
+    }
+    let mut order: Vec<usize> = (0..buffers.len()).filter(|&i| !buffers[i].is_empty()).collect();
+    order.sort_by_key(|&i| buffers[i].addr);
+    order.windows(2).find(|pair| end(&buffers[pair[0]]) > buffers[pair[1]].addr).map(|pair| {
+        (pair[0].min(pair[1]), pair[0].max(pair[1]))
+    })
+}
+
+/// Whether `len` bytes at `offset` lie inside `end` bytes.
+pub(crate) fn check_range(offset: u64, len: u64, end: u64) -> Result<()> {
+    match offset.checked_add(len) {
+        Some(last) if last <= end => Ok(()),
+        _ => Err(Error::OutOfBounds { offset, len, end }),
+    }
+}
+
+/// Bytes on the heap that only raw copies touch.
+struct Heap {
+    at: *mut u8,
+    len: usize,
+    capacity: usize,
+}
+
+impl Heap {
+    fn new(bytes: Vec<u8>) -> Self {
+        let mut bytes = std::mem::ManuallyDrop::new(bytes);
+        let at = bytes.as_mut_ptr();
+        at.expose_provenance();
+        Self { at, len: bytes.len(), capacity: bytes.capacity() }
+    }
+}
+
+impl Drop for Heap {
+    fn drop(&mut self) {
+        // SAFETY: the three came from a vector that was not dropped, and this is the last owner.
+        drop(unsafe { Vec::from_raw_parts(self.at, self.len, self.capacity) });
+    }
+}
+
+// SAFETY: the pointer is the only one to memory that this value owns; the bytes behind it are
+// touched by raw copies alone, never through a shared `Heap`.
+unsafe impl Send for Heap {}
+// SAFETY: as above.
+unsafe impl Sync for Heap {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slices_stay_inside_and_keep_the_owner() {
+        let buffer = Buffer::from_vec((0..100).collect());
+        let part = buffer.slice(90, 10).unwrap();
+        drop(buffer);
+        assert_eq!(part.to_vec(), (90..100).collect::<Vec<u8>>());
+        assert!(part.slice(10, 0).unwrap().is_empty());
+        assert!(matches!(part.slice(5, 6), Err(Error::OutOfBounds { offset: 5, len: 6, end: 10 })));
+        assert!(part.slice(usize::MAX, 2).is_err());
+    }
+
+    #[test]
+    fn read_only_buffers_are_not_written() {
+        let buffer = Buffer::from_vec(vec![1; 4]);
+        buffer.write_at(1, &[7, 8]).unwrap();
+        assert!(buffer.write_at(3, &[7, 8]).is_err());
+        let fixed = buffer.read_only();
+        assert!(matches!(fixed.write_at(0, &[9]), Err(Error::ReadOnly { .. })));
+        assert_eq!(fixed.to_vec(), [1, 7, 8, 1]);
+    }
+
+    #[test]
+    fn overlaps_are_found_in_any_order() {
+        let whole = Buffer::from_vec(vec![0; 100]);
+        let at = |offset, len| whole.slice(offset, len).unwrap();
+        assert_eq!(first_overlap(&[]), None);
+        assert_eq!(first_overlap(&[at(0, 10), at(10, 10), at(15, 0), at(20, 5)]), None);
+        assert_eq!(first_overlap(&[at(20, 5), at(10, 10), at(0, 10)]), None);
+        assert_eq!(first_overlap(&[at(50, 10), at(0, 10), at(20, 10)]), None);
+        assert_eq!(first_overlap(&[at(50, 10), at(0, 10), at(59, 1)]), Some((0, 2)));
+        assert_eq!(first_overlap(&[at(0, 10), at(9, 10)]), Some((0, 1)));
+    }
+}

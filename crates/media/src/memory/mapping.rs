@@ -1,0 +1,492 @@
+//! Memory that is mapped and shared: anonymous memory, files, DAX devices.
+//!
+//! A mapping covers its whole medium, shared with every other process that maps it. Guarantees:
+//!
+//! * What is created has its space: a file system without room is an error at creation, which
+//!   leaves no file behind, and never a `SIGBUS` later. Anonymous memory can neither shrink nor
+//!   grow, whoever holds a descriptor. (A file can still be truncated by its owner's other
+//!   programs; touching the part that is gone is a `SIGBUS`.)
+//! * Opening follows no symbolic link and opens no file of another user or one that others may
+//!   write; what cannot be mapped is refused by its kind.
+//! * A forked child does not inherit the memory, so that it cannot write it.
+
+use super::dax::{self, Geometry};
+use super::flush;
+use crate::buffer::{Buffer, Owner, check_range};
+use crate::error::{Error, Result};
+use rustix::fs::{FallocateFlags, FileType, MemfdFlags, Mode, OFlags, SealFlags, Stat};
+use rustix::io::Errno;
+use rustix::mm::{Advice, MapFlags, MsyncFlags, ProtFlags};
+use std::fs::File;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// What a mapping may be used for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Access {
+    /// Reading only; buffers over the mapping are not writable.
+    ReadOnly,
+    /// Reading and writing.
+    ReadWrite,
+}
+
+/// What lies under a mapping.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Kind {
+    /// Anonymous shared memory (a memfd); gone with the last descriptor.
+    Anonymous,
+    /// A regular file.
+    File,
+    /// A device DAX character device: memory without a page cache in between.
+    Dax,
+}
+
+/// How far written bytes must have got.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Flush {
+    /// To the other processes of this machine, where they already are.
+    None,
+    /// To where they survive a power cut, as far as the medium has such a place.
+    Power,
+}
+
+/// A medium mapped into memory as a whole. Dropping the last reference unmaps it.
+#[derive(Debug)]
+pub struct Mapping {
+    addr: usize,
+    len: u64,
+    kind: Kind,
+    access: Access,
+    path: Option<PathBuf>,
+    fd: OwnedFd,
+    /// The process that mapped it; a forked child has nothing to unmap.
+    pid: u32,
+}
+
+impl Mapping {
+    /// Anonymous shared memory of `len` bytes, zeroed, whose pages are taken when they are first
+    /// touched. `name` is shown in `/proc/PID/maps`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] for a length of zero, [`Error::Io`] when the system refuses.
+    pub fn anonymous(name: &str, len: u64) -> Result<Arc<Self>> {
+        check_len(len)?;
+        let fail = |operation| move |errno: Errno| Error::io(operation, name, errno);
+        let fd = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
+            .map_err(fail("create memory"))?;
+        rustix::fs::ftruncate(&fd, len).map_err(fail("size memory"))?;
+        rustix::fs::fchmod(&fd, Mode::RUSR | Mode::WUSR).map_err(fail("protect memory"))?;
+        let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+        rustix::fs::fcntl_add_seals(&fd, seals).map_err(fail("seal memory"))?;
+        Self::map(fd, len, Kind::Anonymous, Access::ReadWrite, None)
+    }
+
+    /// A new file of `len` bytes with its space allocated, mode 0600, synced with its directory.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Io`] when the file exists already ([`Error::is_already_exists`]) or the file
+    /// system has no room ([`Error::is_no_space`]); in the second case no file is left behind.
+    pub fn create(path: &Path, len: u64) -> Result<Arc<Self>> {
+        check_len(len)?;
+        let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::NOFOLLOW;
+        let mode = Mode::RUSR | Mode::WUSR;
+        let fd = rustix::fs::open(path, flags | OFlags::CLOEXEC, mode)
+            .map_err(|errno| Error::io("create", shown(path), errno))?;
+        let made = allocate(&fd, path, len)
+            .and_then(|()| sync_new(&fd, path))
+            .and_then(|()| {
+                Self::map(fd, len, Kind::File, Access::ReadWrite, Some(path.to_path_buf()))
+            });
+        if made.is_err()
+            && let Err(error) = std::fs::remove_file(path)
+        {
+            return Err(Error::io("remove the unfinished file", shown(path), error));
+        }
+        made
+    }
+
+    /// An existing regular file, or a DAX device.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Io`], [`Error::WrongKind`], [`Error::SymbolicLink`], [`Error::ForeignOwner`],
+    /// [`Error::OpenMode`], [`Error::TooSmall`] for an empty file, [`Error::Dax`].
+    pub fn open(path: &Path, access: Access) -> Result<Arc<Self>> {
+        // Looked at before it is opened: opening a FIFO or a tape drive has effects of its own.
+        let io = |operation| move |errno: Errno| Error::io(operation, shown(path), errno);
+        check_kind(path, &rustix::fs::lstat(path).map_err(io("open"))?)?;
+        let mode = match access {
+            Access::ReadOnly => OFlags::RDONLY,
+            Access::ReadWrite => OFlags::RDWR,
+        };
+        let flags = mode | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
+        let fd = match rustix::fs::open(path, flags, Mode::empty()) {
+            Err(Errno::LOOP) => return Err(Error::SymbolicLink { path: path.to_path_buf() }),
+            opened => opened.map_err(io("open"))?,
+        };
+        let stat = rustix::fs::fstat(&fd).map_err(io("stat"))?;
+        // Looked at again: it may have been replaced in between.
+        check_kind(path, &stat)?;
+        let (kind, len) = extent_of(&fd, &stat, Some(path))?;
+        if kind != Kind::Dax {
+            check_owner(path, &stat)?;
+        }
+        if len == 0 {
+            return Err(Error::TooSmall { subject: shown(path), requested: 1, available: 0 });
+        }
+        Self::map(fd, len, kind, access, Some(path.to_path_buf()))
+    }
+
+    /// The first `len` bytes of the medium that `fd` refers to, for descriptors that were received
+    /// from the medium's owner.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::TooSmall`] when the medium is shorter, [`Error::WrongKind`], [`Error::Dax`],
+    /// [`Error::Io`] (also when the descriptor does not allow `access`).
+    pub fn from_fd(fd: OwnedFd, len: u64, access: Access) -> Result<Arc<Self>> {
+        check_len(len)?;
+        let subject = format!("descriptor {}", fd.as_raw_fd());
+        let stat = rustix::fs::fstat(&fd).map_err(|e| Error::io("stat", subject.as_str(), e))?;
+        check_kind(Path::new(&subject), &stat)?;
+        let (kind, available) = extent_of(&fd, &stat, None)?;
+        if len > available {
+            return Err(Error::TooSmall { subject, requested: len, available });
+        }
+        Self::map(fd, len, kind, access, None)
+    }
+
+    fn map(
+        fd: OwnedFd,
+        len: u64,
+        kind: Kind,
+        access: Access,
+        path: Option<PathBuf>,
+    ) -> Result<Arc<Self>> {
+        let subject = || path.as_deref().map_or_else(|| "memory".to_string(), shown);
+        let bytes = usize::try_from(len).map_err(|_| Error::Invalid {
+            field: "length",
+            value: len,
+            allowed: "what fits this machine's address space",
+        })?;
+        let protection = match access {
+            Access::ReadOnly => ProtFlags::READ,
+            Access::ReadWrite => ProtFlags::READ | ProtFlags::WRITE,
+        };
+        let flags = MapFlags::SHARED;
+        // SAFETY: a new mapping at an address that the system chooses touches no other memory.
+        let at = unsafe { rustix::mm::mmap(std::ptr::null_mut(), bytes, protection, flags, &fd, 0) }
+            .map_err(|errno| Error::io("map", subject(), errno))?;
+        let addr = at.expose_provenance();
+        let mapping = Self { addr, len, kind, access, path, fd, pid: std::process::id() };
+        // SAFETY: the range is the mapping just made; the advice concerns future children only.
+        unsafe { rustix::mm::madvise(at, bytes, Advice::LinuxDontFork) }
+            .map_err(|errno| Error::io("keep from children", mapping.name(), errno))?;
+        Ok(Arc::new(mapping))
+    }
+
+    /// The length in bytes.
+    #[must_use]
+    #[expect(clippy::len_without_is_empty, reason = "a mapping is never empty")]
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// What lies under it.
+    #[must_use]
+    pub fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    /// What it may be used for.
+    #[must_use]
+    pub fn access(&self) -> Access {
+        self.access
+    }
+
+    /// The path it was opened or created by; none for memory and received descriptors.
+    #[must_use]
+    pub fn path(&self) -> Option<&Path> {
+        self.path.as_deref()
+    }
+
+    /// The descriptor of the medium.
+    #[must_use]
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+
+    /// A descriptor to hand to another process. A read-only one is opened anew, so that the
+    /// receiver cannot map it for writing.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::ReadOnly`] when writing is asked for and this mapping does not have it,
+    /// [`Error::Io`].
+    pub fn try_clone_fd(&self, access: Access) -> Result<OwnedFd> {
+        match (access, self.access) {
+            (Access::ReadWrite, Access::ReadOnly) => Err(Error::ReadOnly { addr: self.addr }),
+            (Access::ReadWrite, _) => rustix::io::fcntl_dupfd_cloexec(&self.fd, 3)
+                .map_err(|errno| Error::io("duplicate", self.name(), errno)),
+            (Access::ReadOnly, _) => {
+                let link = format!("/proc/self/fd/{}", self.fd.as_raw_fd());
+                rustix::fs::open(link, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+                    .map_err(|errno| Error::io("reopen", self.name(), errno))
+            }
+        }
+    }
+
+    /// A buffer over `len` bytes at `offset`, writable if the mapping is; it keeps the mapping.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::OutOfBounds`].
+    pub fn buffer(self: &Arc<Self>, offset: u64, len: u64) -> Result<Buffer> {
+        let at = self.at(offset, len)?;
+        let owner: Owner = Arc::<Self>::clone(self);
+        let writable = self.access == Access::ReadWrite;
+        // SAFETY: the range lies inside the mapping, which lives as long as the owner, and no
+        // Rust reference to its bytes is ever made.
+        Ok(unsafe { Buffer::from_raw(at, len as usize, writable, owner) })
+    }
+
+    /// Copies the bytes at `offset` into `out`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::OutOfBounds`].
+    pub fn read_into(&self, offset: u64, out: &mut [u8]) -> Result<()> {
+        let at = self.at(offset, out.len() as u64)?;
+        let from: *const u8 = std::ptr::with_exposed_provenance(at);
+        // SAFETY: the range lies inside the mapping; `out` is a reference and so not in it.
+        unsafe { std::ptr::copy_nonoverlapping(from, out.as_mut_ptr(), out.len()) };
+        Ok(())
+    }
+
+    /// Copies `bytes` to `offset`, with ordinary stores.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::OutOfBounds`], [`Error::ReadOnly`].
+    pub fn write_from(&self, offset: u64, bytes: &[u8]) -> Result<()> {
+        let at = self.at(offset, bytes.len() as u64)?;
+        self.check_writable(at)?;
+        let to: *mut u8 = std::ptr::with_exposed_provenance_mut(at);
+        // SAFETY: the range lies inside the mapping, which is writable; `bytes` is not in it.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
+        Ok(())
+    }
+
+    /// Brings the pages of a range into memory and maps them for reading.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::OutOfBounds`]; [`Error::Io`] when a page cannot be had, instead of the `SIGBUS`
+    /// that touching it would be.
+    pub fn populate_read(&self, offset: u64, len: u64) -> Result<()> {
+        self.populate(offset, len, Advice::LinuxPopulateRead)
+    }
+
+    /// Allocates the pages of a range and maps them for writing; their content stays.
+    ///
+    /// # Errors
+    ///
+    /// As [`Mapping::populate_read`], and [`Error::ReadOnly`].
+    pub fn populate_write(&self, offset: u64, len: u64) -> Result<()> {
+        self.check_writable(self.at(offset, len)?)?;
+        self.populate(offset, len, Advice::LinuxPopulateWrite)
+    }
+
+    fn populate(&self, offset: u64, len: u64, advice: Advice) -> Result<()> {
+        if len == 0 {
+            return self.at(offset, len).map(drop);
+        }
+        let (at, bytes) = self.pages(offset, len)?;
+        match self.advise(at, bytes, advice) {
+            // Before Linux 5.14 there is no such advice; pages then come when they are touched.
+            Err(Errno::INVAL) if self.kind != Kind::Dax => Ok(()),
+            answer => answer.map_err(|errno| Error::io("populate", self.name(), errno)),
+        }
+    }
+
+    /// Asks for huge pages under the whole mapping. Whether the system gives them is its choice;
+    /// false when it does not know the request.
+    pub fn advise_huge_pages(&self) -> bool {
+        self.advise(self.addr, self.len as usize, Advice::LinuxHugepage).is_ok()
+    }
+
+    fn advise(&self, at: usize, bytes: usize, advice: Advice) -> rustix::io::Result<()> {
+        let at = std::ptr::with_exposed_provenance_mut(at);
+        // SAFETY: the range is part of this mapping, and only advice that keeps the content is
+        // given.
+        unsafe { rustix::mm::madvise(at, bytes, advice) }
+    }
+
+    /// Brings written bytes of a range to where `flush` wants them: for files by `msync`, for DAX
+    /// by writing back the processor's cache lines and a fence. Anonymous memory has no such
+    /// place, and nothing is done.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::OutOfBounds`]; [`Error::Io`] when the medium could not take the bytes: they must
+    /// then be taken for lost.
+    pub fn sync(&self, offset: u64, len: u64, flush: Flush) -> Result<()> {
+        let at = self.at(offset, len)?;
+        if flush == Flush::None || len == 0 {
+            return Ok(());
+        }
+        match self.kind {
+            Kind::Anonymous => Ok(()),
+            // SAFETY: the range lies inside the mapping.
+            Kind::Dax => {
+                unsafe { flush::write_back(at, len as usize) };
+                Ok(())
+            }
+            Kind::File => {
+                let (at, bytes) = self.pages(offset, len)?;
+                let at = std::ptr::with_exposed_provenance_mut(at);
+                // SAFETY: the range is part of this mapping; syncing changes no byte of it.
+                unsafe { rustix::mm::msync(at, bytes, MsyncFlags::SYNC) }
+                    .map_err(|errno| Error::io("sync", self.name(), errno))
+            }
+        }
+    }
+
+    /// The address of `offset`, when `len` bytes from there on lie inside.
+    fn at(&self, offset: u64, len: u64) -> Result<usize> {
+        check_range(offset, len, self.len)?;
+        Ok(self.addr + offset as usize)
+    }
+
+    /// The whole pages around a range: system calls take nothing less.
+    fn pages(&self, offset: u64, len: u64) -> Result<(usize, usize)> {
+        let at = self.at(offset, len)?;
+        let first = at / page_size() * page_size();
+        Ok((first, at + len as usize - first))
+    }
+
+    fn check_writable(&self, addr: usize) -> Result<()> {
+        match self.access {
+            Access::ReadWrite => Ok(()),
+            Access::ReadOnly => Err(Error::ReadOnly { addr }),
+        }
+    }
+
+    fn name(&self) -> String {
+        self.path.as_deref().map_or_else(|| "memory".to_string(), shown)
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        if std::process::id() != self.pid {
+            return;
+        }
+        let at = std::ptr::with_exposed_provenance_mut(self.addr);
+        // SAFETY: the range was mapped by this process and belongs to this value alone; every
+        // buffer over it holds a reference to this value.
+        let unmapped = unsafe { rustix::mm::munmap(at, self.len as usize) };
+        debug_assert!(unmapped.is_ok(), "unmapping an own mapping cannot fail: {unmapped:?}");
+    }
+}
+
+/// The size of a page of this system, in bytes.
+#[must_use]
+pub fn page_size() -> usize {
+    rustix::param::page_size()
+}
+
+fn shown(path: &Path) -> String {
+    path.display().to_string()
+}
+
+fn check_len(len: u64) -> Result<()> {
+    if len > 0 && i64::try_from(len).is_ok() {
+        return Ok(());
+    }
+    Err(Error::Invalid { field: "length", value: len, allowed: "1 to 2^63 - 1 bytes" })
+}
+
+fn check_kind(path: &Path, stat: &Stat) -> Result<()> {
+    let found = match FileType::from_raw_mode(stat.st_mode) {
+        FileType::RegularFile | FileType::CharacterDevice => return Ok(()),
+        FileType::Symlink => return Err(Error::SymbolicLink { path: path.to_path_buf() }),
+        FileType::Directory => "a directory",
+        FileType::BlockDevice => "a block device",
+        FileType::Fifo => "a FIFO",
+        FileType::Socket => "a socket",
+        _ => "of an unknown kind",
+    };
+    Err(Error::WrongKind { path: path.to_path_buf(), found })
+}
+
+fn check_owner(path: &Path, stat: &Stat) -> Result<()> {
+    let expected = rustix::process::geteuid().as_raw();
+    if stat.st_uid != expected {
+        let path = path.to_path_buf();
+        return Err(Error::ForeignOwner { path, owner: stat.st_uid, expected });
+    }
+    if stat.st_mode & 0o022 != 0 {
+        return Err(Error::OpenMode { path: path.to_path_buf(), mode: stat.st_mode & 0o7777 });
+    }
+    Ok(())
+}
+
+/// The kind and the length of what `fd` refers to.
+fn extent_of(fd: &OwnedFd, stat: &Stat, path: Option<&Path>) -> Result<(Kind, u64)> {
+    if FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice {
+        let device = path.unwrap_or(Path::new("a character device"));
+        let Geometry { size, align } = dax::probe(Path::new("/sys"), device, stat.st_rdev)?;
+        return Ok((Kind::Dax, size / align * align));
+    }
+    let sealed = rustix::fs::fcntl_get_seals(fd).is_ok_and(|s| s.contains(SealFlags::SHRINK));
+    let kind = if sealed { Kind::Anonymous } else { Kind::File };
+    Ok((kind, u64::try_from(stat.st_size).unwrap_or(0)))
+}
+
+/// Gives the file its length, with its space.
+fn allocate(fd: &OwnedFd, path: &Path, len: u64) -> Result<()> {
+    loop {
+        match rustix::fs::fallocate(fd, FallocateFlags::empty(), 0, len) {
+            Ok(()) => return Ok(()),
+            Err(Errno::INTR) => {}
+            // The file system cannot allocate ahead: only written bytes have their space for sure.
+            Err(Errno::OPNOTSUPP) => return write_zeros(fd, path, len),
+            Err(errno) => return Err(Error::io("allocate the space of", shown(path), errno)),
+        }
+    }
+}
+
+fn write_zeros(fd: &OwnedFd, path: &Path, len: u64) -> Result<()> {
+    let zeros = vec![0; 1 << 20];
+    let mut at = 0;
+    while at < len {
+        let now = (len - at).min(zeros.len() as u64) as usize;
+        match rustix::io::pwrite(fd, &zeros[..now], at) {
+            Ok(written) => at += written as u64,
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(Error::io("allocate the space of", shown(path), errno)),
+        }
+    }
+    Ok(())
+}
+
+/// Makes a new file's length and name survive a power cut, and its mode what it shall be.
+fn sync_new(fd: &OwnedFd, path: &Path) -> Result<()> {
+    let fail = |errno: Errno| Error::io("sync", shown(path), errno);
+    rustix::fs::fchmod(fd, Mode::RUSR | Mode::WUSR).map_err(fail)?;
+    rustix::fs::fsync(fd).map_err(fail)?;
+    let parent = match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    };
+    File::open(parent)
+        .and_then(|directory| directory.sync_all())
+        .map_err(|error| Error::io("sync the directory of", shown(path), error))
+}
