@@ -1,0 +1,1 @@
+"""The main job of kvdepot on a real vLLM server, measured: `make demo`."""

@@ -1,0 +1,94 @@
+"""A small random-weights Qwen3 and its tokenizer, made on the spot.
+
+Run as a program (`python -m vllm_demo.model DIRECTORY`), because it needs torch
+and transformers, which the rest of the demo does not import.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+# 16 KiB of float32 KV a token (8 layers, keys and values of 4 heads of 64): a
+# prompt of 8,000 tokens has 125 MiB, enough that moving it takes visible time,
+# while two cores can still compute it in seconds.
+SHAPE = {
+    "hidden_size": 512,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 64,
+    "vocab_size": 512,
+    "max_position_embeddings": 32768,
+}
+KV_BYTES_PER_TOKEN = 8 * 2 * 4 * 64 * 4
+
+# Weights four times larger than transformers' default: with 0.02 a random model
+# answers nearly the same whatever its context, and a wrong block would not show.
+WEIGHT_SCALE = 0.08
+
+# Layers alternate between full attention and a window of this many tokens in
+# the variant that tests models with several KV groups.
+SLIDING_WINDOW = 256
+
+_TEXT = "A block that does not verify is a miss, never an answer. 0123456789"
+
+
+def make(directory: Path, *, seed: int = 0, sliding: bool = False) -> None:
+    """Write config, weights and tokenizer into `directory`, unless they are there.
+
+    `seed` varies the weights only; `sliding` makes every second layer a sliding
+    window layer (a Gemma3-like mix, as Qwen3 spells it).
+    """
+    recipe = {"shape": SHAPE, "scale": WEIGHT_SCALE, "seed": seed, "sliding": sliding}
+    stamp = directory / "recipe.json"
+    if stamp.exists() and json.loads(stamp.read_text()) == recipe:
+        return
+    import torch
+    from tokenizers import ByteLevelBPETokenizer
+    from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+    directory.mkdir(parents=True, exist_ok=True)
+    stamp.unlink(missing_ok=True)
+    extra = {}
+    if sliding:
+        kinds = ["full_attention", "sliding_attention"] * (SHAPE["num_hidden_layers"] // 2)
+        extra = {
+            "use_sliding_window": True,
+            "sliding_window": SLIDING_WINDOW,
+            "layer_types": kinds,
+        }
+    config = Qwen3Config(
+        **SHAPE,
+        initializer_range=WEIGHT_SCALE,
+        tie_word_embeddings=False,
+        bos_token_id=1,
+        eos_token_id=2,
+        pad_token_id=0,
+        **extra,
+    )
+    torch.manual_seed(seed)
+    model = Qwen3ForCausalLM(config).to(torch.float32)
+    model.save_pretrained(directory)
+
+    tokenizer = ByteLevelBPETokenizer()
+    tokenizer.train_from_iterator(
+        [_TEXT], vocab_size=SHAPE["vocab_size"], special_tokens=["<pad>", "<s>", "</s>"]
+    )
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer._tokenizer,
+        bos_token="<s>",
+        eos_token="</s>",
+        pad_token="<pad>",
+    ).save_pretrained(directory)
+    stamp.write_text(json.dumps(recipe))
+
+
+if __name__ == "__main__":
+    make(
+        Path(sys.argv[1]),
+        seed=int(sys.argv[2]) if len(sys.argv) > 2 else 0,
+        sliding="--sliding" in sys.argv,
+    )

@@ -1,0 +1,88 @@
+"""The table, and the same figures as JSON."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from statistics import median
+
+from .measure import Answer, largest_difference
+from .rounds import Round
+
+
+def figures(kept: Round) -> dict[str, float | int | bool]:
+    """The figures of one prompt length; times are medians in milliseconds."""
+    served = kept.hit + kept.restart + kept.miss
+    reference = kept.baseline + kept.baseline + kept.baseline
+    pairs = list(zip(served, reference, strict=True))
+    return {
+        "prompt_tokens": kept.baseline[0].prompt_tokens,
+        "prompts": len(kept.baseline),
+        "full_ms": _ttft(kept.baseline),
+        "own_cache_ms": _ttft(kept.own),
+        "hit_ms": _ttft(kept.hit),
+        "restart_ms": _ttft(kept.restart),
+        "own_cache_at_restart_ms": _ttft(kept.own_at_restart),
+        "miss_ms": _ttft(kept.miss),
+        "baseline_miss_ms": _ttft(kept.baseline),
+        "miss_ratio": round(
+            median(a.ttft_ms / b.ttft_ms for a, b in zip(kept.miss, kept.baseline, strict=True)), 4
+        ),
+        "cached_tokens_hit": sum(a.cached_tokens for a in kept.hit),
+        "cached_tokens_restart": sum(a.cached_tokens for a in kept.restart),
+        "identical_tokens": all(a.tokens == b.tokens for a, b in pairs),
+        "max_logprob_difference": max(largest_difference(a, b) for a, b in pairs),
+        "own_cache_logprob_difference": max(
+            largest_difference(a, b) for a, b in zip(kept.own, kept.baseline, strict=True)
+        ),
+        "miss_path_ms": round(median(kept.miss_path_ms), 3),
+        "miss_cpu_ms": round(median(kept.miss_cpu_ms), 3),
+    }
+
+
+def _ttft(answers: list[Answer]) -> float:
+    return round(median(a.ttft_ms for a in answers), 2)
+
+
+def suffixes(lengths: list[int]) -> dict[int, str]:
+    """Key suffix of each length: none for the first, `_16k` and the like for the others."""
+    return {n: "" if i == 0 else f"_{n // 1000}k" for i, n in enumerate(lengths)}
+
+
+def write(rounds: dict[int, Round], path: Path) -> dict[str, float | int | bool]:
+    """Write all figures to `path`; returns them."""
+    everything: dict[str, float | int | bool] = {}
+    for n, suffix in suffixes(list(rounds)).items():
+        everything |= {f"{key}{suffix}": value for key, value in figures(rounds[n]).items()}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(everything, indent=2) + "\n")
+    return everything
+
+
+def table(rounds: dict[int, Round]) -> str:
+    """The table that the demo prints."""
+    lines = []
+    for n, kept in rounds.items():
+        f = figures(kept)
+        total = sum(a.prompt_tokens for a in kept.hit)
+        lines += [
+            f"{n:,} tokens, {f['prompts']} prompts: time to the first token (median)",
+            _row("full compute", f["full_ms"], f["full_ms"]),
+            _row("vLLM's own prefix cache", f["own_cache_ms"], f["full_ms"]),
+            _row("kvdepot", f["hit_ms"], f["full_ms"]),
+            _row("kvdepot, server restarted", f["restart_ms"], f["full_ms"]),
+            _row("kvdepot, first time (stores)", f["miss_ms"], f["full_ms"]),
+            f"  tokens served (vLLM's count)    {f['cached_tokens_hit']:>10,} of {total:,}; "
+            f"after the restart {f['cached_tokens_restart']:,}",
+            f"  same greedy tokens              {'yes' if f['identical_tokens'] else 'NO':>10}",
+            f"  largest logprob difference      {f['max_logprob_difference']:>10.1e}"
+            f" (vLLM's own cache {f['own_cache_logprob_difference']:.1e})",
+            f"  cost of storing: {f['miss_path_ms']:.1f} ms on the request's path, "
+            f"{f['miss_cpu_ms']:.0f} ms CPU of kvdepot's threads",
+            "",
+        ]
+    return "\n".join(lines)
+
+
+def _row(name: str, ms: float, full: float) -> str:
+    return f"  {name:<31} {ms:>10,.1f} ms {full / ms:>8.1f} x"

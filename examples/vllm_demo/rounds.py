@@ -1,0 +1,220 @@
+"""The choreography: which server answers which prompt when.
+
+Two servers at most are up at a time, and the one that is not asked is stopped
+(SIGSTOP): an idle vLLM worker polls with a tenth of a core, which on a small
+machine would disturb the other's measurement. Measurements that are compared
+alternate, because machines drift.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from . import measure
+from .measure import Answer
+from .model import KV_BYTES_PER_TOKEN
+from .server import Server, ServerError
+
+BLOCK_TOKENS = 128
+# Room for vLLM's own cache besides the prompts themselves: warm-up prompts,
+# generated tokens and the block that vLLM never hands out.
+SPARE_GIB = 1
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to measure."""
+
+    work: Path
+    """Directory of model, arena and logs."""
+    python: str
+    """Interpreter with vLLM and kvdepot."""
+    sizes: dict[int, int]
+    """Prompt length in tokens -> number of prompts."""
+    arguments: list[str] = field(default_factory=list)
+    """More arguments for every server."""
+    settings: dict | None = None
+    """kv_connector_extra_config; None: an arena under `work` sized for the prompts."""
+
+    def prompts(self) -> dict[int, list[list[int]]]:
+        """The prompts of each length."""
+        return {n: measure.prompts(count, n, seed=n) for n, count in self.sizes.items()}
+
+    def kv_bytes(self) -> int:
+        """KV of all prompts together."""
+        return sum(n * count for n, count in self.sizes.items()) * KV_BYTES_PER_TOKEN
+
+
+@dataclass
+class Round:
+    """The answers to the prompts of one length, in the order of the prompts."""
+
+    baseline: list[Answer] = field(default_factory=list)
+    miss: list[Answer] = field(default_factory=list)
+    own: list[Answer] = field(default_factory=list)
+    hit: list[Answer] = field(default_factory=list)
+    restart: list[Answer] = field(default_factory=list)
+    miss_path_ms: list[float] = field(default_factory=list)
+    miss_cpu_ms: list[float] = field(default_factory=list)
+    own_at_restart: list[Answer] = field(default_factory=list)
+    external_hits: dict[str, int] = field(default_factory=dict)
+    """vLLM's counter of tokens served by the connector, by round."""
+
+
+class Demo:
+    """Runs the rounds and keeps the answers."""
+
+    def __init__(self, plan: Plan, say: Callable[[str], None]) -> None:
+        """`say` prints one line of progress."""
+        self.plan = plan
+        self.say = say
+        self.rounds = {n: Round() for n in plan.sizes}
+        self._prompts = plan.prompts()
+        self._arena = plan.work / "depot.arena"
+
+    def run(self) -> dict[int, Round]:
+        """All rounds, in order."""
+        self._arena.unlink(missing_ok=True)
+        plain = self._start("vLLM, nothing cached", ["--no-enable-prefix-caching"])
+        depot = self._start_depot("vLLM with kvdepot")
+        self.misses(plain, depot)
+        plain.stop()
+        own = self._start("vLLM, own prefix cache", ["--enable-prefix-caching"], cache=True)
+        self.fill(own)
+        self.hits(own, depot, "hit")
+        with depot.running():
+            seconds = measure.wait_until_written(depot)
+        self.say(f"  everything is written ({seconds:.1f} s); stopping the server")
+        depot.stop()
+        depot = self._start_depot("vLLM with kvdepot, restarted")
+        self.hits(own, depot, "restart")
+        depot.stop()
+        own.stop()
+        return self.rounds
+
+    def misses(self, plain: Server, depot: Server) -> None:
+        """Every prompt for the first time: without kvdepot, then with it, in turns."""
+        for n, prompt, i, count in self._each():
+            kept = self.rounds[n]
+            with plain.running():
+                kept.baseline.append(measure.ask(plain, prompt))
+            with depot.running():
+                before = _costs(depot)
+                kept.miss.append(measure.ask(depot, prompt))
+                measure.wait_until_written(depot)
+                path, cpu = (b - a for a, b in zip(before, _costs(depot), strict=True))
+            kept.miss_path_ms.append(path * 1e3)
+            kept.miss_cpu_ms.append(cpu * 1e3)
+            self.say(
+                f"  first time, {n} tokens, prompt {i}/{count}: "
+                f"without {kept.baseline[-1].ttft_ms:.0f} ms, with {kept.miss[-1].ttft_ms:.0f} ms"
+            )
+
+    def fill(self, own: Server) -> None:
+        """Every prompt once, so that vLLM's own cache holds it."""
+        with own.running():
+            for n, prompt, i, count in self._each():
+                measure.ask(own, prompt, output_tokens=1)
+                self.say(f"  filling vLLM's own cache: {n} tokens, prompt {i}/{count}")
+
+    def hits(self, own: Server, depot: Server, name: str) -> None:
+        """Every prompt again, from vLLM's own cache and from kvdepot in turns."""
+        for n in self._prompts:
+            before = _external_hits(depot)
+            for m, prompt, i, count in self._each():
+                if m != n:
+                    continue
+                kept = self.rounds[n]
+                with own.running():
+                    theirs = measure.ask(own, prompt)
+                with depot.running():
+                    ours = measure.ask(depot, prompt)
+                (kept.own if name == "hit" else kept.own_at_restart).append(theirs)
+                getattr(kept, name).append(ours)
+                self.say(
+                    f"  {name}, {n} tokens, prompt {i}/{count}: vLLM's own cache "
+                    f"{theirs.ttft_ms:.0f} ms, kvdepot {ours.ttft_ms:.0f} ms, "
+                    f"{ours.cached_tokens} tokens cached"
+                )
+            self.rounds[n].external_hits[name] = _external_hits(depot) - before
+
+    def _each(self):
+        for n, prompts in self._prompts.items():
+            for i, prompt in enumerate(prompts, 1):
+                yield n, prompt, i, len(prompts)
+
+    def _start(
+        self, name: str, arguments: list[str], *, cache: bool = False, **environment: str
+    ) -> Server:
+        self.say(f"starting: {name}")
+        longest = max(self.plan.sizes)
+        held = self.plan.kv_bytes() if cache else longest * KV_BYTES_PER_TOKEN
+        server = Server(
+            name,
+            self.plan.work / "model",
+            log=self.plan.work / f"{name.replace(' ', '-').replace(',', '')}.log",
+            arguments=[
+                "--max-model-len", str(longest + 64), *arguments, *self.plan.arguments,
+            ],  # fmt: skip
+            environment=environment,
+            kv_space_gib=-(-held // 2**30) + SPARE_GIB,
+            python=self.plan.python,
+            say=self.say,
+        )
+        server.wait_ready()
+        self._warm(server)
+        server.pause()
+        return server
+
+    def _start_depot(self, name: str) -> Server:
+        settings = self.plan.settings
+        if settings is None:
+            capacity = int(self.plan.kv_bytes() * 1.25) + 2**28
+            settings = {
+                "cache": {"capacity": capacity},
+                "dax": {"path": str(self._arena), "capacity": capacity},
+            }
+        transfer = {
+            "kv_connector": "KvdepotConnector",
+            "kv_connector_module_path": "kvdepot.vllm",
+            "kv_role": "kv_both",
+            "kv_connector_extra_config": settings,
+        }
+        return self._start(
+            name, ["--no-enable-prefix-caching", "--kv-transfer-config", json.dumps(transfer)]
+        )
+
+    def _warm(self, server: Server) -> None:
+        """The first requests after a start cost seconds that no later one pays."""
+        self.say("  warming up")
+        for prompt in measure.prompts(2, 3 * BLOCK_TOKENS + 40, seed=1):
+            measure.ask(server, prompt)
+            measure.ask(server, prompt)
+
+
+def _costs(server: Server) -> tuple[float, float]:
+    return (
+        measure.metric(server, "kvdepot_path_seconds_total"),
+        measure.depot_thread_seconds(server),
+    )
+
+
+def _external_hits(server: Server) -> int:
+    with server.running():
+        return int(measure.metric(server, "vllm:external_prefix_cache_hits_total"))
+
+
+def check_counts(rounds: dict[int, Round]) -> None:
+    """vLLM's two ways to count served tokens must agree."""
+    for n, kept in rounds.items():
+        for name in ("hit", "restart"):
+            counted = kept.external_hits[name]
+            reported = sum(a.cached_tokens for a in getattr(kept, name))
+            if counted != reported:
+                raise ServerError(
+                    f"{name}, {n} tokens: usage reports {reported} cached tokens, "
+                    f"vllm:external_prefix_cache_hits_total {counted}"
+                )
