@@ -3,13 +3,13 @@
 
 use crate::extents::MAX_EXTENTS;
 use crate::free_set::FreeSet;
-use crate::table::Table;
+use crate::live::Live;
 use crate::word::Word;
 
 /// Live extents by start, and the free ones.
 #[derive(Debug, Clone)]
 pub(crate) struct Core<W> {
-    pub(crate) live: Table<W>,
+    pub(crate) live: Live<W>,
     pub(crate) free: FreeSet<W>,
     /// The size of the pool.
     pub(crate) granules: u64,
@@ -43,7 +43,7 @@ impl<W: Word> Core<W> {
     /// A pool in which nothing is free or live yet.
     pub(crate) fn empty(granules: u64) -> Self {
         Self {
-            live: Table::new(),
+            live: Live::new(),
             free: FreeSet::new(granules),
             granules,
         }

@@ -9,6 +9,9 @@ use alloc::{vec, vec::Vec};
 
 /// All free extents of a pool, in granules. No two of them touch, which is why one table serves
 /// starts and ends: a position is at most one of the two, of at most one extent.
+///
+/// The extent that was freed last, if it touched no other, is *fresh*: it takes part in everything
+/// but is filed only when the next one comes. A full pool mostly allocates what it has just freed.
 #[derive(Debug, Clone)]
 pub(crate) struct FreeSet<W> {
     bitmap: Bitmap,
@@ -16,7 +19,21 @@ pub(crate) struct FreeSet<W> {
     nodes: Nodes<W>,
     edges: Table<W>,
     granules: u64,
+    /// Empty if there is none.
+    fresh: Fresh,
 }
+
+#[derive(Debug, Clone, Copy)]
+struct Fresh {
+    start: u64,
+    len: u64,
+}
+
+const NOT_FRESH: Fresh = Fresh { start: 0, len: 0 };
+
+/// Stands for the fresh extent where others have the number of their node. Fewer nodes than this
+/// exist, because the pool bounds its live extents.
+const FRESH: u32 = NIL - 1;
 
 impl<W: Word> FreeSet<W> {
     /// An empty set for a pool of this many granules.
@@ -27,15 +44,17 @@ impl<W: Word> FreeSet<W> {
             nodes: Nodes::new(),
             edges: Table::new(),
             granules: 0,
+            fresh: NOT_FRESH,
         }
     }
 
+    #[inline]
     pub(crate) const fn granules(&self) -> u64 {
         self.granules
     }
 
     pub(crate) const fn count(&self) -> usize {
-        self.edges.len() / 2
+        self.edges.len() / 2 + (self.fresh.len != 0) as usize
     }
 
     pub(crate) const fn memory_bytes(&self) -> usize {
@@ -51,12 +70,17 @@ impl<W: Word> FreeSet<W> {
 
     /// All free extents as (start, length), in no order.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
-        self.nodes.iter()
+        let fresh = (self.fresh.len != 0).then_some((self.fresh.start, self.fresh.len));
+        self.nodes.iter().chain(fresh)
     }
 
     #[inline]
     pub(crate) fn len(&self, id: u32) -> u64 {
-        self.nodes.len(id)
+        if id == FRESH {
+            self.fresh.len
+        } else {
+            self.nodes.len(id)
+        }
     }
 
     #[inline]
@@ -67,13 +91,22 @@ impl<W: Word> FreeSet<W> {
     /// The free extent that starts at this position.
     #[inline]
     pub(crate) fn starting_at(&self, start: u64) -> Option<u32> {
+        if self.fresh.len != 0 && self.fresh.start == start {
+            return Some(FRESH);
+        }
+        self.filed_at(start)
+    }
+
+    /// The filed extent that starts at this position.
+    #[inline]
+    fn filed_at(&self, start: u64) -> Option<u32> {
         let id = self.edges.get(start)? as u32;
         (self.nodes.start(id) == start).then_some(id)
     }
 
-    /// The free extent that ends at this position.
+    /// The filed extent that ends at this position.
     #[inline]
-    fn ending_at(&self, end: u64) -> Option<u32> {
+    fn filed_before(&self, end: u64) -> Option<u32> {
         let id = self.edges.get(end)? as u32;
         (self.nodes.start(id) != end).then_some(id)
     }
@@ -81,12 +114,21 @@ impl<W: Word> FreeSet<W> {
     /// The smallest free extent of at least this length, the lowest of equals.
     #[inline]
     pub(crate) fn best_fit(&self, len: u64) -> Option<u32> {
-        let own = bin_of(len);
-        if own >= self.roots.len() {
-            return None;
+        let filed = self.best_filed(len);
+        if self.fresh.len < len {
+            return filed;
         }
+        match filed {
+            Some(id) if self.nodes.key(id) < (self.fresh.len, self.fresh.start) => Some(id),
+            _ => Some(FRESH),
+        }
+    }
+
+    #[inline]
+    fn best_filed(&self, len: u64) -> Option<u32> {
+        let own = bin_of(len);
         // The request's own bin holds smaller extents too, so it may not serve; all above do.
-        let id = self.nodes.at_least(self.roots[own], len);
+        let id = self.nodes.at_least(*self.roots.get(own)?, len);
         if id != NIL {
             return Some(id);
         }
@@ -97,19 +139,30 @@ impl<W: Word> FreeSet<W> {
     /// The length of the largest free extent, 0 when there is none.
     #[inline]
     pub(crate) fn largest(&self) -> u64 {
-        self.bitmap
-            .highest()
-            .map_or(0, |bin| self.nodes.len(self.nodes.last(self.roots[bin])))
+        let filed = self.bitmap.highest();
+        let filed = filed.map_or(0, |bin| self.nodes.len(self.nodes.last(self.roots[bin])));
+        filed.max(self.fresh.len)
     }
 
-    /// Visits free extents from the largest down until the visitor says false.
+    /// Visits free extents from the largest down, the highest of equals first, until the visitor
+    /// says false.
     pub(crate) fn largest_first(&self, mut visit: impl FnMut(u32) -> bool) {
+        let mut fresh = (self.fresh.len != 0).then_some((self.fresh.len, self.fresh.start));
+        let mut in_order = |id| {
+            fresh
+                .take_if(|fresh| *fresh > self.nodes.key(id))
+                .is_none_or(|_| visit(FRESH))
+                && visit(id)
+        };
         let mut next = self.bitmap.highest();
         while let Some(bin) = next {
-            if !self.nodes.descend(self.roots[bin], &mut visit) {
+            if !self.nodes.descend(self.roots[bin], &mut in_order) {
                 return;
             }
             next = self.bitmap.next_below(bin);
+        }
+        if fresh.is_some() {
+            visit(FRESH);
         }
     }
 
@@ -132,6 +185,15 @@ impl<W: Word> FreeSet<W> {
     /// Takes the first granules of a free extent, all of them or a part. Gives their start.
     #[inline]
     pub(crate) fn take(&mut self, id: u32, len: u64) -> u64 {
+        self.granules -= len;
+        if id == FRESH {
+            let start = self.fresh.start;
+            self.fresh = Fresh {
+                start: start + len,
+                len: self.fresh.len - len,
+            };
+            return start;
+        }
         let (start, whole) = (self.nodes.start(id), self.nodes.len(id));
         self.unfile(id);
         self.edges.remove(start);
@@ -143,21 +205,36 @@ impl<W: Word> FreeSet<W> {
             self.edges.insert(start + len, u64::from(id));
             self.file(id);
         }
-        self.granules -= len;
         start
     }
 
     /// Adds a free extent and merges it with the ones that it touches.
     #[inline]
-    pub(crate) fn give(&mut self, start: u64, len: u64) {
-        let end = start + len;
+    pub(crate) fn give(&mut self, mut start: u64, len: u64) {
         self.granules += len;
-        match (self.ending_at(start), self.starting_at(end)) {
+        let mut end = start + len;
+        let fresh = self.fresh;
+        if fresh.len != 0 {
+            if fresh.start + fresh.len == start {
+                start = fresh.start;
+                self.fresh = NOT_FRESH;
+            } else if fresh.start == end {
+                end += fresh.len;
+                self.fresh = NOT_FRESH;
+            }
+        }
+        match (self.filed_before(start), self.filed_at(end)) {
             (None, None) => {
-                let id = self.nodes.create(start, len);
-                self.edges.insert(start, u64::from(id));
-                self.edges.insert(end, u64::from(id));
-                self.file(id);
+                let before = core::mem::replace(
+                    &mut self.fresh,
+                    Fresh {
+                        start,
+                        len: end - start,
+                    },
+                );
+                if before.len != 0 {
+                    self.add(before);
+                }
             }
             (Some(left), None) => {
                 self.edges.remove(start);
@@ -179,6 +256,14 @@ impl<W: Word> FreeSet<W> {
                 self.grow(left, self.nodes.start(left), right_end);
             }
         }
+    }
+
+    /// Files an extent that is fresh no longer.
+    fn add(&mut self, Fresh { start, len }: Fresh) {
+        let id = self.nodes.create(start, len);
+        self.edges.insert(start, u64::from(id));
+        self.edges.insert(start + len, u64::from(id));
+        self.file(id);
     }
 
     #[inline]
@@ -230,17 +315,17 @@ impl<W: Word> FreeSet<W> {
                 granules += len;
                 ordered
                     && bin_of(len) == bin
-                    && self.starting_at(start) == Some(id)
-                    && self.ending_at(start + len) == Some(id)
+                    && self.filed_at(start) == Some(id)
+                    && self.filed_before(start + len) == Some(id)
             });
             if !sound {
                 return Err("a free extent is misfiled");
             }
         }
-        if nodes != self.iter().count() || nodes * 2 != self.edges.len() {
+        if nodes != self.nodes.iter().count() || nodes * 2 != self.edges.len() {
             return Err("free extents and their edges differ in number");
         }
-        if granules != self.granules {
+        if granules + self.fresh.len != self.granules {
             return Err("free granules are miscounted");
         }
         Ok(())

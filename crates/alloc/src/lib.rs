@@ -59,6 +59,7 @@ mod extents;
 mod free_set;
 #[cfg(feature = "std")]
 mod handle;
+mod live;
 mod pool;
 mod rebuild;
 mod report;

@@ -310,7 +310,6 @@ impl Pool {
         extents
     }
 
-    #[cold]
     fn full(&self, wanted: u64) -> Error {
         Error::Full {
             requested: wanted << self.shift,

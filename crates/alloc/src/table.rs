@@ -1,13 +1,26 @@
 //! A compact hash table from position to number: linear probing, no tombstones, no pointers.
 
-use crate::word::{Word, mix};
+use crate::word::{Word, spread};
 use alloc::{vec, vec::Vec};
 
 /// The first table of a pool. Small, because a pool may hold only a handful of extents.
-const SLOTS_MIN: usize = 16;
+const SLOTS_MIN: usize = 32;
+
+/// Up to so many slots (16 or 32 KiB, a first-level cache) a table stays three quarters empty, so
+/// that nearly every key is in its own slot and the processor guesses right.
+const SLOTS_SPARSE: usize = 2048;
 
 /// Beyond 4/5 of the slots in use, probing slows down faster than memory is saved.
 const LOAD: (usize, usize) = (4, 5);
+
+/// How many keys a table of so many slots may hold.
+const fn keys_max(slots: usize) -> usize {
+    if slots <= SLOTS_SPARSE {
+        slots / 4
+    } else {
+        slots / LOAD.1 * LOAD.0
+    }
+}
 
 #[derive(Debug, Clone, Copy)]
 struct Slot<W> {
@@ -43,15 +56,21 @@ impl<W: Word> Table<W> {
 
     /// Makes room for this many keys in all, so that inserting them does not rehash.
     pub(crate) fn reserve(&mut self, keys: usize) {
-        let needed = keys.saturating_mul(LOAD.1) / LOAD.0 + 1;
-        if needed > self.slots.len() {
-            self.resize(needed.max(SLOTS_MIN));
+        if keys > keys_max(self.slots.len()) {
+            let dense = keys.div_ceil(LOAD.0).saturating_mul(LOAD.1);
+            let slots = if dense > SLOTS_SPARSE {
+                dense
+            } else {
+                (keys * 4).min(SLOTS_SPARSE * 2)
+            };
+            self.resize(slots.max(SLOTS_MIN));
         }
     }
 
+    /// The slot in which the search for a key begins.
     #[inline]
     fn home(&self, key: u64) -> usize {
-        ((u128::from(mix(key)) * self.slots.len() as u128) >> 64) as usize
+        ((u128::from(spread(key)) * self.slots.len() as u128) >> 64) as usize
     }
 
     /// The slot that holds the key, or else the empty one in which its search ended. The table has
@@ -75,20 +94,46 @@ impl<W: Word> Table<W> {
         }
     }
 
+    /// The slot that holds the key. Valid until a key is inserted or removed.
     #[inline]
-    pub(crate) fn get(&self, key: u64) -> Option<u64> {
+    pub(crate) fn slot_of(&self, key: u64) -> Option<usize> {
         if self.used == 0 {
             return None;
         }
-        let slot = self.slots[self.find(key)];
-        (slot.key != W::EMPTY).then(|| slot.value.get())
+        let at = self.find(key);
+        (self.slots[at].key != W::EMPTY).then_some(at)
+    }
+
+    #[inline]
+    pub(crate) fn key_at(&self, at: usize) -> u64 {
+        self.slots[at].key.get()
+    }
+
+    #[inline]
+    pub(crate) fn value_at(&self, at: usize) -> u64 {
+        self.slots[at].value.get()
+    }
+
+    #[inline]
+    pub(crate) fn set_at(&mut self, at: usize, value: u64) {
+        self.slots[at].value = W::pack(value);
+    }
+
+    #[inline]
+    pub(crate) fn get(&self, key: u64) -> Option<u64> {
+        self.slot_of(key).map(|at| self.value_at(at))
     }
 
     /// Adds a key or changes its value.
     #[inline]
     pub(crate) fn insert(&mut self, key: u64, value: u64) {
-        if (self.used + 1) * LOAD.1 > self.slots.len() * LOAD.0 {
-            self.resize((self.slots.len() + self.slots.len() / 2).max(SLOTS_MIN));
+        if self.used == keys_max(self.slots.len()) {
+            let factor = if self.slots.len() <= SLOTS_SPARSE {
+                (2, 1)
+            } else {
+                (3, 2)
+            };
+            self.resize((self.slots.len() * factor.0 / factor.1).max(SLOTS_MIN));
         }
         let at = self.find(key);
         self.used += usize::from(self.slots[at].key == W::EMPTY);
@@ -98,17 +143,17 @@ impl<W: Word> Table<W> {
         };
     }
 
-    /// Takes a key out. Later keys of its run move up, so that no search ends too early.
+    /// Takes a key out.
     #[inline]
-    pub(crate) fn remove(&mut self, key: u64) -> Option<u64> {
-        if self.used == 0 {
-            return None;
+    pub(crate) fn remove(&mut self, key: u64) {
+        if let Some(at) = self.slot_of(key) {
+            self.remove_at(at);
         }
-        let mut hole = self.find(key);
-        if self.slots[hole].key == W::EMPTY {
-            return None;
-        }
-        let value = self.slots[hole].value.get();
+    }
+
+    /// Takes the key of a slot out. Later keys of its run move up, so that no search ends too early.
+    #[inline]
+    pub(crate) fn remove_at(&mut self, mut hole: usize) {
         let mut at = self.after(hole);
         while self.slots[at].key != W::EMPTY {
             let home = self.home(self.slots[at].key.get());
@@ -120,7 +165,6 @@ impl<W: Word> Table<W> {
         }
         self.slots[hole].key = W::EMPTY;
         self.used -= 1;
-        Some(value)
     }
 
     /// How many steps forward lead from one slot to another.
@@ -150,6 +194,7 @@ impl<W: Word> Table<W> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::word::mix;
     use alloc::collections::BTreeMap;
 
     #[test]
@@ -164,7 +209,8 @@ mod tests {
                 table.insert(key, step);
                 map.insert(key, step);
             } else {
-                assert_eq!(table.remove(key), map.remove(&key));
+                table.remove(key);
+                map.remove(&key);
             }
             assert_eq!(table.len(), map.len());
             assert_eq!(table.get(key), map.get(&key).copied());

@@ -77,8 +77,9 @@ impl<W: Word> Nodes<W> {
         self.nodes[id as usize].child[side]
     }
 
+    /// What trees are ordered by: (length, start).
     #[inline]
-    fn key(&self, id: u32) -> (u64, u64) {
+    pub(crate) fn key(&self, id: u32) -> (u64, u64) {
         let node = &self.nodes[id as usize];
         (node.len.get(), node.start.get())
     }

@@ -44,8 +44,15 @@ impl Word for u64 {
     }
 }
 
-/// Spreads a position over all 64 bits (the finaliser of SplitMix64): offsets are often an
+/// Spreads a position over the high bits, of which a table makes its slot: offsets are often an
 /// arithmetic progression, and linear probing needs them scattered.
+#[inline]
+pub(crate) const fn spread(x: u64) -> u64 {
+    let x = x.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    (x ^ (x >> 32)).wrapping_mul(0xbf58_476d_1ce4_e5b9)
+}
+
+/// Spreads a number over all bits (the finaliser of SplitMix64).
 #[inline]
 pub(crate) const fn mix(mut x: u64) -> u64 {
     x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
