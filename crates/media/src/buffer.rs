@@ -32,7 +32,12 @@ impl Buffer {
     /// read-only ones: no mutable one).
     #[must_use]
     pub unsafe fn from_raw(addr: usize, len: usize, writable: bool, owner: Owner) -> Self {
-        Self { addr, len, writable, owner }
+        Self {
+            addr,
+            len,
+            writable,
+            owner,
+        }
     }
 
     /// A writable buffer that owns `bytes`. [`Buffer::to_vec`] gives a copy of its content.
@@ -40,7 +45,12 @@ impl Buffer {
     pub fn from_vec(bytes: Vec<u8>) -> Self {
         let memory = Heap::new(bytes);
         let (addr, len) = (memory.at.addr(), memory.len);
-        Self { addr, len, writable: true, owner: Arc::new(memory) }
+        Self {
+            addr,
+            len,
+            writable: true,
+            owner: Arc::new(memory),
+        }
     }
 
     /// The part of this buffer from `offset` on, `len` bytes long.
@@ -50,7 +60,11 @@ impl Buffer {
     /// [`Error::OutOfBounds`] when it reaches beyond the end.
     pub fn slice(&self, offset: usize, len: usize) -> Result<Self> {
         check_range(offset as u64, len as u64, self.len as u64)?;
-        Ok(Self { addr: self.addr + offset, len, ..self.clone() })
+        Ok(Self {
+            addr: self.addr + offset,
+            len,
+            ..self.clone()
+        })
     }
 
     /// The same memory, not to be written.
@@ -113,7 +127,11 @@ impl Buffer {
         // SAFETY: the range was just checked, and the owner keeps it writable. `bytes` is a Rust
         // reference, which by the contract of `from_raw` does not point into this buffer.
         unsafe {
-            std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.as_mut_ptr().add(offset), bytes.len());
+            std::ptr::copy_nonoverlapping(
+                bytes.as_ptr(),
+                self.as_mut_ptr().add(offset),
+                bytes.len(),
+            );
         }
         Ok(())
     }
@@ -151,11 +169,14 @@ pub fn first_overlap(buffers: &[Buffer]) -> Option<(usize, usize)> {
     {
         return None;
     }
-    let mut order: Vec<usize> = (0..buffers.len()).filter(|&i| !buffers[i].is_empty()).collect();
+    let mut order: Vec<usize> = (0..buffers.len())
+        .filter(|&i| !buffers[i].is_empty())
+        .collect();
     order.sort_by_key(|&i| buffers[i].addr);
-    order.windows(2).find(|pair| end(&buffers[pair[0]]) > buffers[pair[1]].addr).map(|pair| {
-        (pair[0].min(pair[1]), pair[0].max(pair[1]))
-    })
+    order
+        .windows(2)
+        .find(|pair| end(&buffers[pair[0]]) > buffers[pair[1]].addr)
+        .map(|pair| (pair[0].min(pair[1]), pair[0].max(pair[1])))
 }
 
 /// Whether `len` bytes at `offset` lie inside `end` bytes.
@@ -178,7 +199,11 @@ impl Heap {
         let mut bytes = std::mem::ManuallyDrop::new(bytes);
         let at = bytes.as_mut_ptr();
         at.expose_provenance();
-        Self { at, len: bytes.len(), capacity: bytes.capacity() }
+        Self {
+            at,
+            len: bytes.len(),
+            capacity: bytes.capacity(),
+        }
     }
 }
 
@@ -206,7 +231,14 @@ mod tests {
         drop(buffer);
         assert_eq!(part.to_vec(), (90..100).collect::<Vec<u8>>());
         assert!(part.slice(10, 0).unwrap().is_empty());
-        assert!(matches!(part.slice(5, 6), Err(Error::OutOfBounds { offset: 5, len: 6, end: 10 })));
+        assert!(matches!(
+            part.slice(5, 6),
+            Err(Error::OutOfBounds {
+                offset: 5,
+                len: 6,
+                end: 10
+            })
+        ));
         assert!(part.slice(usize::MAX, 2).is_err());
     }
 
@@ -216,7 +248,10 @@ mod tests {
         buffer.write_at(1, &[7, 8]).unwrap();
         assert!(buffer.write_at(3, &[7, 8]).is_err());
         let fixed = buffer.read_only();
-        assert!(matches!(fixed.write_at(0, &[9]), Err(Error::ReadOnly { .. })));
+        assert!(matches!(
+            fixed.write_at(0, &[9]),
+            Err(Error::ReadOnly { .. })
+        ));
         assert_eq!(fixed.to_vec(), [1, 7, 8, 1]);
     }
 
@@ -225,10 +260,16 @@ mod tests {
         let whole = Buffer::from_vec(vec![0; 100]);
         let at = |offset, len| whole.slice(offset, len).unwrap();
         assert_eq!(first_overlap(&[]), None);
-        assert_eq!(first_overlap(&[at(0, 10), at(10, 10), at(15, 0), at(20, 5)]), None);
+        assert_eq!(
+            first_overlap(&[at(0, 10), at(10, 10), at(15, 0), at(20, 5)]),
+            None
+        );
         assert_eq!(first_overlap(&[at(20, 5), at(10, 10), at(0, 10)]), None);
         assert_eq!(first_overlap(&[at(50, 10), at(0, 10), at(20, 10)]), None);
-        assert_eq!(first_overlap(&[at(50, 10), at(0, 10), at(59, 1)]), Some((0, 2)));
+        assert_eq!(
+            first_overlap(&[at(50, 10), at(0, 10), at(59, 1)]),
+            Some((0, 2))
+        );
         assert_eq!(first_overlap(&[at(0, 10), at(9, 10)]), Some((0, 1)));
     }
 }

@@ -20,9 +20,15 @@ pub(crate) struct Geometry {
 pub(crate) fn probe(sysfs: &Path, device: &Path, rdev: u64) -> Result<Geometry> {
     let (major, minor) = (rustix::fs::major(rdev), rustix::fs::minor(rdev));
     let entry = sysfs.join(format!("dev/char/{major}:{minor}"));
-    let refuse = |problem: String| Error::Dax { path: device.to_path_buf(), problem };
+    let refuse = |problem: String| Error::Dax {
+        path: device.to_path_buf(),
+        problem,
+    };
     let subsystem = std::fs::read_link(entry.join("subsystem")).map_err(|error| {
-        refuse(format!("not a DAX device: {}/subsystem: {error}", entry.display()))
+        refuse(format!(
+            "not a DAX device: {}/subsystem: {error}",
+            entry.display()
+        ))
     })?;
     if subsystem.file_name().is_none_or(|name| name != "dax") {
         return Err(refuse(format!(
@@ -33,12 +39,20 @@ pub(crate) fn probe(sysfs: &Path, device: &Path, rdev: u64) -> Result<Geometry> 
     let size = read_number(&entry.join("size"))?;
     // Kernels before 5.10 have the alignment at the region only.
     let own = entry.join("align");
-    let align = read_number(if own.exists() { own } else { entry.join("dax_region/align") })?;
+    let align = read_number(if own.exists() {
+        own
+    } else {
+        entry.join("dax_region/align")
+    })?;
     if !align.is_power_of_two() {
-        return Err(refuse(format!("alignment {align} in sysfs is not a power of two")));
+        return Err(refuse(format!(
+            "alignment {align} in sysfs is not a power of two"
+        )));
     }
     if size < align {
-        return Err(refuse(format!("size {size} in sysfs is below the alignment {align}")));
+        return Err(refuse(format!(
+            "size {size} in sysfs is below the alignment {align}"
+        )));
     }
     Ok(Geometry { size, align })
 }
@@ -47,14 +61,22 @@ fn read_number(path: impl AsRef<Path>) -> Result<u64> {
     let path: PathBuf = path.as_ref().to_path_buf();
     let text = match std::fs::read_to_string(&path) {
         Ok(text) => text,
-        Err(error) => return Err(Error::Dax { path, problem: error.to_string() }),
+        Err(error) => {
+            return Err(Error::Dax {
+                path,
+                problem: error.to_string(),
+            });
+        }
     };
     let text = text.trim();
     let number = match text.strip_prefix("0x") {
         Some(hex) => u64::from_str_radix(hex, 16),
         None => text.parse(),
     };
-    number.map_err(|_| Error::Dax { path, problem: format!("{text:?} is not a number of bytes") })
+    number.map_err(|_| Error::Dax {
+        path,
+        problem: format!("{text:?} is not a number of bytes"),
+    })
 }
 
 #[cfg(test)]
@@ -84,8 +106,14 @@ mod tests {
 
     #[test]
     fn size_and_alignment_come_from_sysfs() {
-        let expected = Ok(Geometry { size: 136_314_880, align: 2 << 20 });
-        assert_eq!(probed("dax", &[("size", "136314880\n"), ("align", "2097152\n")]), expected);
+        let expected = Ok(Geometry {
+            size: 136_314_880,
+            align: 2 << 20,
+        });
+        assert_eq!(
+            probed("dax", &[("size", "136314880\n"), ("align", "2097152\n")]),
+            expected
+        );
         let older = [("size", "136314880\n"), ("dax_region/align", "0x200000\n")];
         assert_eq!(probed("dax", &older), expected);
     }
@@ -96,16 +124,30 @@ mod tests {
             ("mem", &[("size", "1"), ("align", "1")][..], "subsystem"),
             ("dax", &[("align", "4096")], "size"),
             ("dax", &[("size", "4096")], "align"),
-            ("dax", &[("size", "lots"), ("align", "4096")], "\"lots\" is not a number"),
-            ("dax", &[("size", "8192"), ("align", "4095")], "not a power of two"),
-            ("dax", &[("size", "4096"), ("align", "8192")], "below the alignment"),
+            (
+                "dax",
+                &[("size", "lots"), ("align", "4096")],
+                "\"lots\" is not a number",
+            ),
+            (
+                "dax",
+                &[("size", "8192"), ("align", "4095")],
+                "not a power of two",
+            ),
+            (
+                "dax",
+                &[("size", "4096"), ("align", "8192")],
+                "below the alignment",
+            ),
         ] {
             let message = probed(subsystem, files).unwrap_err();
             assert!(message.contains(says), "{message:?} does not say {says:?}");
         }
         let root = sysfs("dax", &[]);
         let other = rustix::fs::makedev(1, 3);
-        let error = probe(root.path(), Path::new("/dev/null"), other).unwrap_err().to_string();
+        let error = probe(root.path(), Path::new("/dev/null"), other)
+            .unwrap_err()
+            .to_string();
         assert!(error.contains("/dev/null: not a DAX device"), "{error}");
     }
 }

@@ -80,7 +80,11 @@ mod arch {
 
     #[cfg(test)]
     pub(super) fn all() -> [(&'static str, u32, unsafe fn(usize)); 3] {
-        [("clwb", CLWB, clwb), ("clflushopt", CLFLUSHOPT, clflushopt), ("clflush", 0, clflush)]
+        [
+            ("clwb", CLWB, clwb),
+            ("clflushopt", CLFLUSHOPT, clflushopt),
+            ("clflush", 0, clflush),
+        ]
     }
 }
 

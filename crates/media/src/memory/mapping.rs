@@ -101,7 +101,13 @@ impl Mapping {
         let made = allocate(&fd, path, len)
             .and_then(|()| sync_new(&fd, path))
             .and_then(|()| {
-                Self::map(fd, len, Kind::File, Access::ReadWrite, Some(path.to_path_buf()))
+                Self::map(
+                    fd,
+                    len,
+                    Kind::File,
+                    Access::ReadWrite,
+                    Some(path.to_path_buf()),
+                )
             });
         if made.is_err()
             && let Err(error) = std::fs::remove_file(path)
@@ -127,7 +133,11 @@ impl Mapping {
         };
         let flags = mode | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
         let fd = match rustix::fs::open(path, flags, Mode::empty()) {
-            Err(Errno::LOOP) => return Err(Error::SymbolicLink { path: path.to_path_buf() }),
+            Err(Errno::LOOP) => {
+                return Err(Error::SymbolicLink {
+                    path: path.to_path_buf(),
+                });
+            }
             opened => opened.map_err(io("open"))?,
         };
         let stat = rustix::fs::fstat(&fd).map_err(io("stat"))?;
@@ -138,7 +148,11 @@ impl Mapping {
             check_owner(path, &stat)?;
         }
         if len == 0 {
-            return Err(Error::TooSmall { subject: shown(path), requested: 1, available: 0 });
+            return Err(Error::TooSmall {
+                subject: shown(path),
+                requested: 1,
+                available: 0,
+            });
         }
         Self::map(fd, len, kind, access, Some(path.to_path_buf()))
     }
@@ -157,7 +171,11 @@ impl Mapping {
         check_kind(Path::new(&subject), &stat)?;
         let (kind, available) = extent_of(&fd, &stat, None)?;
         if len > available {
-            return Err(Error::TooSmall { subject, requested: len, available });
+            return Err(Error::TooSmall {
+                subject,
+                requested: len,
+                available,
+            });
         }
         Self::map(fd, len, kind, access, None)
     }
@@ -181,10 +199,19 @@ impl Mapping {
         };
         let flags = MapFlags::SHARED;
         // SAFETY: a new mapping at an address that the system chooses touches no other memory.
-        let at = unsafe { rustix::mm::mmap(std::ptr::null_mut(), bytes, protection, flags, &fd, 0) }
-            .map_err(|errno| Error::io("map", subject(), errno))?;
+        let at =
+            unsafe { rustix::mm::mmap(std::ptr::null_mut(), bytes, protection, flags, &fd, 0) }
+                .map_err(|errno| Error::io("map", subject(), errno))?;
         let addr = at.expose_provenance();
-        let mapping = Self { addr, len, kind, access, path, fd, pid: std::process::id() };
+        let mapping = Self {
+            addr,
+            len,
+            kind,
+            access,
+            path,
+            fd,
+            pid: std::process::id(),
+        };
         // SAFETY: the range is the mapping just made; the advice concerns future children only.
         unsafe { rustix::mm::madvise(at, bytes, Advice::LinuxDontFork) }
             .map_err(|errno| Error::io("keep from children", mapping.name(), errno))?;
@@ -318,7 +345,8 @@ impl Mapping {
     /// Asks for huge pages under the whole mapping. Whether the system gives them is its choice;
     /// false when it does not know the request.
     pub fn advise_huge_pages(&self) -> bool {
-        self.advise(self.addr, self.len as usize, Advice::LinuxHugepage).is_ok()
+        self.advise(self.addr, self.len as usize, Advice::LinuxHugepage)
+            .is_ok()
     }
 
     fn advise(&self, at: usize, bytes: usize, advice: Advice) -> rustix::io::Result<()> {
@@ -379,7 +407,9 @@ impl Mapping {
     }
 
     fn name(&self) -> String {
-        self.path.as_deref().map_or_else(|| "memory".to_string(), shown)
+        self.path
+            .as_deref()
+            .map_or_else(|| "memory".to_string(), shown)
     }
 }
 
@@ -392,7 +422,10 @@ impl Drop for Mapping {
         // SAFETY: the range was mapped by this process and belongs to this value alone; every
         // buffer over it holds a reference to this value.
         let unmapped = unsafe { rustix::mm::munmap(at, self.len as usize) };
-        debug_assert!(unmapped.is_ok(), "unmapping an own mapping cannot fail: {unmapped:?}");
+        debug_assert!(
+            unmapped.is_ok(),
+            "unmapping an own mapping cannot fail: {unmapped:?}"
+        );
     }
 }
 
@@ -410,30 +443,48 @@ fn check_len(len: u64) -> Result<()> {
     if len > 0 && i64::try_from(len).is_ok() {
         return Ok(());
     }
-    Err(Error::Invalid { field: "length", value: len, allowed: "1 to 2^63 - 1 bytes" })
+    Err(Error::Invalid {
+        field: "length",
+        value: len,
+        allowed: "1 to 2^63 - 1 bytes",
+    })
 }
 
 fn check_kind(path: &Path, stat: &Stat) -> Result<()> {
     let found = match FileType::from_raw_mode(stat.st_mode) {
         FileType::RegularFile | FileType::CharacterDevice => return Ok(()),
-        FileType::Symlink => return Err(Error::SymbolicLink { path: path.to_path_buf() }),
+        FileType::Symlink => {
+            return Err(Error::SymbolicLink {
+                path: path.to_path_buf(),
+            });
+        }
         FileType::Directory => "a directory",
         FileType::BlockDevice => "a block device",
         FileType::Fifo => "a FIFO",
         FileType::Socket => "a socket",
         _ => "of an unknown kind",
     };
-    Err(Error::WrongKind { path: path.to_path_buf(), found })
+    Err(Error::WrongKind {
+        path: path.to_path_buf(),
+        found,
+    })
 }
 
 fn check_owner(path: &Path, stat: &Stat) -> Result<()> {
     let expected = rustix::process::geteuid().as_raw();
     if stat.st_uid != expected {
         let path = path.to_path_buf();
-        return Err(Error::ForeignOwner { path, owner: stat.st_uid, expected });
+        return Err(Error::ForeignOwner {
+            path,
+            owner: stat.st_uid,
+            expected,
+        });
     }
     if stat.st_mode & 0o022 != 0 {
-        return Err(Error::OpenMode { path: path.to_path_buf(), mode: stat.st_mode & 0o7777 });
+        return Err(Error::OpenMode {
+            path: path.to_path_buf(),
+            mode: stat.st_mode & 0o7777,
+        });
     }
     Ok(())
 }

@@ -1,0 +1,413 @@
+//! Moves batches of parts with persistent threads, checksums fused into the copy.
+//!
+//! A batch is planned in the thread that submits it, and its first slices move while the rest is
+//! still being planned. Whatever happens to a lane, every part of a batch gets an outcome or a
+//! failure, the completion runs exactly once, and no buffer is let go before all lanes have
+//! stopped.
+
+mod batch;
+mod outcome;
+
+pub(crate) use batch::Memory;
+pub use batch::{Batch, PART_LEN_MAX, PARTS_MAX};
+pub use outcome::{Done, Failure, Outcome};
+
+use crate::error::{Error, Result};
+use crate::host;
+use crate::lane::{Mover, Queues, Task, Work};
+use crate::memory::kernel::Isa;
+use kvdepot_plan::{Ending, Join, Limits, Planner, Waiter};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// How a copier works. Start from the default and change what matters.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct CopierConfig {
+    /// Threads that move bytes, 1 to 256. Default: the processors this process may use, at most 8;
+    /// a few saturate the memory of most machines.
+    pub lanes: usize,
+    /// The most bytes that a lane takes at once, at least 4096. Default 4 MiB. Smaller batches are
+    /// cut finer, so that all lanes have something to do.
+    pub slice_size: u64,
+    /// Leaves of at least this many bytes bypass the caches on their way to the destination.
+    /// Default 32 KiB.
+    pub stream_min: u64,
+    /// Whether a thread that waits for a batch moves bytes meanwhile, as one more lane. Default
+    /// false.
+    pub help: bool,
+    /// How long an idle lane looks for work before it sleeps. Default 20 µs.
+    pub spin: Duration,
+}
+
+/// The most lanes of a copier; a bound against a wrong unit in a configuration.
+const LANES_MAX: usize = 256;
+
+/// The least bytes of a slice: below, handing it over costs more than moving it.
+const SLICE_MIN: u64 = 128 << 10;
+
+/// Slices that a batch should have for each lane, so that lanes end at about the same time.
+const SLICES_PER_LANE: u64 = 4;
+
+/// Batches whose memory is kept for later ones, and how much of it each may keep.
+const SPARES_MAX: usize = 8;
+const SPARE_BYTES_MAX: usize = 64 << 20;
+
+/// The lanes' stacks: they call nothing deep, and completions run on them as well.
+const STACK_BYTES: usize = 1 << 20;
+
+impl Default for CopierConfig {
+    fn default() -> Self {
+        let processors = std::thread::available_parallelism().map_or(2, usize::from);
+        Self {
+            lanes: processors.min(8),
+            slice_size: 4 << 20,
+            stream_min: 32 << 10,
+            help: false,
+            spin: Duration::from_micros(20),
+        }
+    }
+}
+
+impl CopierConfig {
+    fn check(&self) -> Result<()> {
+        if self.lanes == 0 || self.lanes > LANES_MAX {
+            let value = self.lanes as u64;
+            return Err(Error::Invalid {
+                field: "lanes",
+                value,
+                allowed: "1 to 256",
+            });
+        }
+        if self.slice_size < 4096 {
+            let value = self.slice_size;
+            return Err(Error::Invalid {
+                field: "slice_size",
+                value,
+                allowed: "4096 or more",
+            });
+        }
+        Ok(())
+    }
+}
+
+/// A group of lanes. Dropping it closes it.
+#[derive(Debug)]
+pub struct Copier {
+    shared: Arc<Shared>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+}
+
+impl Copier {
+    /// Starts the lanes: threads named `kvdepot-lane-N` that may run on every processor that this
+    /// process's control group allows, whatever the calling thread is pinned to.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] for a wrong configuration, [`Error::Io`] when a thread cannot be started.
+    pub fn new(config: CopierConfig) -> Result<Self> {
+        config.check()?;
+        let mover = Mover {
+            isa: Isa::best(),
+            stream_min: config.stream_min,
+        };
+        Self::with_mover(config, mover)
+    }
+
+    fn with_mover(config: CopierConfig, mover: Mover) -> Result<Self> {
+        let shared = Arc::new(Shared {
+            queues: Queues::new(config.lanes, mover),
+            config,
+            spares: Mutex::new(Vec::new()),
+            planners: Mutex::new(Vec::new()),
+            in_flight: AtomicUsize::new(0),
+            closing: AtomicBool::new(false),
+            pid: std::process::id(),
+        });
+        let copier = Self {
+            shared,
+            threads: Mutex::new(Vec::new()),
+        };
+        for lane in 0..copier.shared.config.lanes {
+            let shared = Arc::clone(&copier.shared);
+            let name = format!("kvdepot-lane-{lane}");
+            let spawned = std::thread::Builder::new()
+                .name(name)
+                .stack_size(STACK_BYTES)
+                .spawn(move || {
+                    // Pinned lanes still work, only slower; there is nobody to tell.
+                    drop(host::cpu::reset_affinity());
+                    shared.queues.run(lane, shared.config.spin);
+                });
+            // On failure, dropping `copier` ends those that run.
+            let thread = spawned.map_err(|error| Error::io("start a thread", "lane", error))?;
+            lock(&copier.threads).push(thread);
+        }
+        Ok(copier)
+    }
+
+    /// An empty batch.
+    #[must_use]
+    pub fn batch(&self) -> Batch {
+        let memory = lock(&self.shared.spares).pop().unwrap_or_default();
+        Batch::new(memory, Arc::clone(&self.shared))
+    }
+
+    /// Hands a batch to the lanes. `on_done` runs once, in the thread that finishes last (a lane,
+    /// or the calling one), when no lane touches the buffers any more; they are let go after it,
+    /// and only then does the ticket count as done. It must not wait for the ticket. A panic in it
+    /// is caught and changes nothing else.
+    ///
+    /// On a closed copier, or in a forked child, every part fails with [`Failure::Closed`].
+    pub fn submit(
+        &self,
+        mut batch: Batch,
+        on_done: impl FnOnce(&mut Done<'_>) + Send + 'static,
+    ) -> Ticket {
+        debug_assert!(
+            batch.is_from(&self.shared),
+            "a batch belongs to the copier that made it"
+        );
+        let mut memory = batch.memory.take().unwrap_or_default();
+        memory.prepare();
+        let token = Token::new(&self.shared);
+        let refused = self.shared.is_closed();
+        let flight = Flight {
+            memory: Some(memory),
+            token,
+        };
+        let join = Join::new(flight, move |flight, ending| {
+            flight.end(ending, refused, on_done)
+        });
+        let waiter = join.waiter();
+        if !refused {
+            self.shared.dispatch(&join);
+        }
+        drop(join);
+        Ticket {
+            waiter,
+            shared: Arc::clone(&self.shared),
+        }
+    }
+
+    /// The configuration it was started with.
+    #[must_use]
+    pub fn config(&self) -> &CopierConfig {
+        &self.shared.config
+    }
+
+    /// The instruction set that its lanes use, for people.
+    #[must_use]
+    pub fn kernels(&self) -> &'static str {
+        self.shared.queues.mover().isa.name()
+    }
+
+    /// Takes no more batches, waits for those in flight, and ends the lanes. From a completion it
+    /// returns at once, and the lanes end after the last batch.
+    pub fn close(&self) {
+        self.shared.closing.store(true, Ordering::SeqCst);
+        self.shared.stop_if_idle();
+        let threads = std::mem::take(&mut *lock(&self.threads));
+        let current = std::thread::current().id();
+        // A forked child has no lanes, and a lane cannot wait for itself.
+        let foreign = self.shared.pid != std::process::id();
+        if foreign || threads.iter().any(|thread| thread.thread().id() == current) {
+            return;
+        }
+        for thread in threads {
+            // A lane catches what its tasks throw; there is no result to look at.
+            drop(thread.join());
+        }
+    }
+}
+
+impl Drop for Copier {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+/// A batch that was submitted. Dropping it changes nothing for the batch.
+#[derive(Clone, Debug)]
+pub struct Ticket {
+    waiter: Waiter,
+    shared: Arc<Shared>,
+}
+
+impl Ticket {
+    /// Waits until the completion has run and the buffers have been let go; false when `timeout`
+    /// passed first. The batch goes on in that case. `None` waits without a limit.
+    #[must_use]
+    pub fn wait(&self, timeout: Option<Duration>) -> bool {
+        let start = Instant::now();
+        let left = || timeout.map(|timeout| timeout.saturating_sub(start.elapsed()));
+        if self.shared.config.help {
+            while !self.waiter.is_done() && left() != Some(Duration::ZERO) {
+                if !self.shared.queues.help() {
+                    break;
+                }
+            }
+        }
+        // The last slices are often microseconds away, sleeping and waking costs many of them.
+        while start.elapsed() < self.shared.config.spin {
+            if self.waiter.is_done() {
+                return true;
+            }
+            std::hint::spin_loop();
+        }
+        self.waiter.wait(left())
+    }
+
+    /// Whether the completion has run and the buffers have been let go.
+    #[must_use]
+    pub fn is_done(&self) -> bool {
+        self.waiter.is_done()
+    }
+
+    /// Asks the lanes to leave out what they have not begun. Parts that miss a piece fail with
+    /// [`Failure::Cancelled`]; the completion runs all the same.
+    pub fn cancel(&self) {
+        self.waiter.cancel();
+    }
+}
+
+/// What the copier, its lanes, its batches and its tickets share.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    queues: Queues<Flight>,
+    config: CopierConfig,
+    spares: Mutex<Vec<Box<Memory>>>,
+    planners: Mutex<Vec<Planner>>,
+    /// Batches submitted and not ended.
+    in_flight: AtomicUsize,
+    closing: AtomicBool,
+    pid: u32,
+}
+
+impl Shared {
+    fn is_closed(&self) -> bool {
+        self.closing.load(Ordering::SeqCst) || self.pid != std::process::id()
+    }
+
+    /// Keeps a batch's memory for a later one.
+    fn recycle(&self, mut memory: Box<Memory>) {
+        memory.clear();
+        let mut spares = lock(&self.spares);
+        if spares.len() < SPARES_MAX && memory.footprint() <= SPARE_BYTES_MAX {
+            spares.push(memory);
+        }
+    }
+
+    /// Plans the batch and gives its slices to the lanes, wave by wave.
+    fn dispatch(&self, join: &Join<Flight>) {
+        let Some(memory) = join.payload().memory() else {
+            return;
+        };
+        let Some(mut planner) = self.planner(memory.bytes) else {
+            return;
+        };
+        let mut first = 0;
+        for unit in &memory.units {
+            // Units come from `zip_units`, which makes none of no bytes and at most 2^32.
+            let Ok(ready) = planner.push_unit(*unit) else {
+                continue;
+            };
+            self.hand_out(join, &mut first, ready);
+        }
+        self.hand_out(join, &mut first, planner.finish());
+        lock(&self.planners).push(planner);
+    }
+
+    fn hand_out(&self, join: &Join<Flight>, first: &mut u32, ready: kvdepot_plan::Ready<'_>) {
+        let Some(slice) = ready.slices().first() else {
+            return;
+        };
+        let (lane, count) = (slice.lane, ready.len());
+        for (slice, pieces) in ready {
+            let task = Task {
+                guard: join.guard(),
+                first: *first,
+                count: pieces.len() as u32,
+            };
+            *first += task.count;
+            self.queues.push(slice.lane, task);
+        }
+        self.queues.wake(lane, count);
+    }
+
+    /// A planner for a batch of so many bytes.
+    fn planner(&self, bytes: u64) -> Option<Planner> {
+        let lanes = self.config.lanes;
+        let fair = bytes / (lanes as u64 * SLICES_PER_LANE);
+        let slice_size = fair.max(SLICE_MIN).min(self.config.slice_size);
+        let limits = Limits {
+            slice_size,
+            tail_merge: slice_size / 4,
+            lanes,
+            watermark: lanes,
+        };
+        let spare = lock(&self.planners).pop();
+        match spare {
+            Some(mut planner) => planner.reset_with(limits).map(|()| planner).ok(),
+            None => Planner::new(limits).ok(),
+        }
+    }
+
+    /// Ends the lanes when the copier is closed and nothing is in flight.
+    fn stop_if_idle(&self) {
+        if self.closing.load(Ordering::SeqCst) && self.in_flight.load(Ordering::SeqCst) == 0 {
+            self.queues.stop();
+        }
+    }
+}
+
+/// A batch in flight: the payload of its join.
+#[derive(Debug)]
+pub(crate) struct Flight {
+    memory: Option<Box<Memory>>,
+    token: Token,
+}
+
+impl Flight {
+    fn end(&mut self, ending: Ending, refused: bool, on_done: impl FnOnce(&mut Done<'_>)) {
+        if let Some(memory) = &self.memory {
+            on_done(&mut Done::new(memory, ending, refused));
+        }
+        if let Some(memory) = self.memory.take() {
+            self.token.0.recycle(memory);
+        }
+    }
+}
+
+impl Work for Flight {
+    fn memory(&self) -> Option<&Memory> {
+        self.memory.as_deref()
+    }
+}
+
+/// Counts a batch in flight for as long as it lives.
+#[derive(Debug)]
+struct Token(Arc<Shared>);
+
+impl Token {
+    fn new(shared: &Arc<Shared>) -> Self {
+        // Before the look at `closing`: `close` sets that first and looks at this count then, so
+        // one of the two sees the other.
+        shared.in_flight.fetch_add(1, Ordering::SeqCst);
+        Self(Arc::clone(shared))
+    }
+}
+
+impl Drop for Token {
+    fn drop(&mut self) {
+        self.0.in_flight.fetch_sub(1, Ordering::SeqCst);
+        self.0.stop_if_idle();
+    }
+}
+
+/// No code that runs under these locks can panic half way, so poison means nothing.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

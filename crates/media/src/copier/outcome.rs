@@ -1,0 +1,95 @@
+//! What became of a batch.
+
+use super::batch::Memory;
+use crate::checksum::Checksum;
+use kvdepot_plan::Ending;
+
+/// A part that was moved, or only read, as a whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Outcome {
+    /// The checksum of the bytes that were read, and that were stored if the part was copied.
+    pub checksum: Checksum,
+    /// Whether it is the expected one; none was expected if `None`.
+    pub matches: Option<bool>,
+}
+
+/// Why a part has no outcome. Its destination's bytes are then unspecified.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Failure {
+    /// The lane that had it, or one that had a piece of it, panicked.
+    #[error("a lane panicked while it moved this part")]
+    LanePanicked,
+    /// The ticket was cancelled before the part was finished.
+    #[error("the batch was cancelled")]
+    Cancelled,
+    /// The copier was closed, or belongs to the process that this one was forked from.
+    #[error("the copier is closed")]
+    Closed,
+}
+
+/// A finished batch: all lanes have stopped and fenced, and its buffers are still held.
+#[derive(Debug)]
+pub struct Done<'a> {
+    memory: &'a Memory,
+    ending: Ending,
+    refused: bool,
+}
+
+impl<'a> Done<'a> {
+    pub(super) fn new(memory: &'a Memory, ending: Ending, refused: bool) -> Self {
+        Self {
+            memory,
+            ending,
+            refused,
+        }
+    }
+
+    /// The number of parts.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.memory.parts.len()
+    }
+
+    /// Whether the batch had no parts.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.memory.parts.is_empty()
+    }
+
+    /// The bytes of all parts together.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.memory.bytes
+    }
+
+    /// The part that was added at position `index`: its tag, and what became of it. `None` beyond
+    /// the last one.
+    #[must_use]
+    pub fn part(&self, index: usize) -> Option<(u32, Result<Outcome, Failure>)> {
+        let part = self.memory.parts.get(index)?;
+        let outcome = match part.checksum() {
+            Some(checksum) => Ok(Outcome {
+                checksum,
+                matches: part.expected.map(|expected| expected == checksum),
+            }),
+            None if self.refused => Err(Failure::Closed),
+            None if self.ending.panicked => Err(Failure::LanePanicked),
+            None => Err(Failure::Cancelled),
+        };
+        Some((part.tag, outcome))
+    }
+
+    /// All parts in the order in which they were added.
+    pub fn parts(&self) -> impl Iterator<Item = (u32, Result<Outcome, Failure>)> + use<'_> {
+        (0..self.len()).filter_map(|index| self.part(index))
+    }
+
+    /// Whether every part has an outcome and none differs from what was expected.
+    #[must_use]
+    pub fn is_clean(&self) -> bool {
+        self.parts()
+            .all(|(_, part)| part.is_ok_and(|outcome| outcome.matches != Some(false)))
+    }
+}

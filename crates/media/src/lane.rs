@@ -1,0 +1,246 @@
+//! The lanes: threads that live as long as their copier and execute slices.
+//!
+//! Each lane has a queue. It takes from its own first and from the others' when that is empty, so
+//! a slow lane does not hold up a batch. An idle lane spins for a moment (the next wave of a batch
+//! is often microseconds away), then parks.
+
+use crate::copier::Memory;
+use crate::memory::kernel::{self, Isa, Store};
+use crate::memory::leaf::{Leaf, Plan};
+use kvdepot_plan::{Guard, Unit};
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread::Thread;
+use std::time::{Duration, Instant};
+
+/// Looks at the clock once in so many turns of a spin.
+const SPINS_PER_LOOK: u32 = 64;
+
+/// What a lane does at once: units `first..first + count` of the batch that `guard` holds.
+pub(crate) struct Task<T> {
+    pub(crate) guard: Guard<T>,
+    pub(crate) first: u32,
+    pub(crate) count: u32,
+}
+
+/// The payload of a batch in flight, as far as a lane is concerned.
+pub(crate) trait Work {
+    /// What to move; lanes always find it, only the completion takes it away.
+    fn memory(&self) -> Option<&Memory>;
+}
+
+/// How lanes move bytes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Mover {
+    /// The kernels to use.
+    pub(crate) isa: Isa,
+    /// The shortest leaf that is stored by streaming stores.
+    pub(crate) stream_min: u64,
+}
+
+/// The queues of all lanes.
+pub(crate) struct Queues<T> {
+    lanes: Vec<Lane<T>>,
+    /// Tasks in all queues.
+    waiting: AtomicUsize,
+    stop: AtomicBool,
+    mover: Mover,
+}
+
+struct Lane<T> {
+    tasks: Mutex<VecDeque<Task<T>>>,
+    /// Set by the lane before it parks, taken back by whoever wakes it.
+    parked: AtomicBool,
+    thread: OnceLock<Thread>,
+}
+
+impl<T: Work> Queues<T> {
+    pub(crate) fn new(lanes: usize, mover: Mover) -> Self {
+        let lane = || Lane {
+            tasks: Mutex::new(VecDeque::new()),
+            parked: AtomicBool::new(false),
+            thread: OnceLock::new(),
+        };
+        Self {
+            lanes: (0..lanes).map(|_| lane()).collect(),
+            waiting: AtomicUsize::new(0),
+            stop: AtomicBool::new(false),
+            mover,
+        }
+    }
+
+    pub(crate) fn mover(&self) -> Mover {
+        self.mover
+    }
+
+    /// Gives a task to a lane. Nobody is woken: [`Queues::wake`] follows.
+    pub(crate) fn push(&self, lane: usize, task: Task<T>) {
+        lock(&self.lanes[lane].tasks).push_back(task);
+        // Together with the fence in `park`: a lane that parks sees this task or is seen parked.
+        self.waiting.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Wakes up to `count` parked lanes, beginning with number `first`.
+    pub(crate) fn wake(&self, first: usize, count: usize) {
+        let lanes = self.lanes.len();
+        let mut left = count;
+        for step in 0..lanes {
+            if left == 0 {
+                return;
+            }
+            let lane = &self.lanes[(first + step) % lanes];
+            if lane.parked.load(Ordering::SeqCst) && lane.parked.swap(false, Ordering::SeqCst) {
+                left -= 1;
+                if let Some(thread) = lane.thread.get() {
+                    thread.unpark();
+                }
+            }
+        }
+    }
+
+    /// Makes the lanes end once they find nothing to do.
+    pub(crate) fn stop(&self) {
+        self.stop.store(true, Ordering::SeqCst);
+        self.wake(0, self.lanes.len());
+    }
+
+    /// Executes one waiting task in the calling thread; false when there is none.
+    pub(crate) fn help(&self) -> bool {
+        self.take(0).map(|task| execute(task, self.mover)).is_some()
+    }
+
+    /// What the thread of lane `lane` does, until it is stopped.
+    pub(crate) fn run(&self, lane: usize, spin: Duration) {
+        // The first thing the thread does, before anybody can find it parked.
+        self.lanes[lane].thread.get_or_init(std::thread::current);
+        loop {
+            while let Some(task) = self.take(lane) {
+                execute(task, self.mover);
+            }
+            if self.spin(spin) {
+                continue;
+            }
+            if self.stop.load(Ordering::SeqCst) {
+                return;
+            }
+            self.park(lane);
+        }
+    }
+
+    /// Waits a moment; whether there is something to do.
+    fn spin(&self, limit: Duration) -> bool {
+        let start = Instant::now();
+        loop {
+            for _ in 0..SPINS_PER_LOOK {
+                if self.waiting.load(Ordering::Relaxed) > 0 {
+                    return true;
+                }
+                std::hint::spin_loop();
+            }
+            if start.elapsed() >= limit || self.stop.load(Ordering::Relaxed) {
+                return false;
+            }
+        }
+    }
+
+    fn park(&self, lane: usize) {
+        let parked = &self.lanes[lane].parked;
+        parked.store(true, Ordering::SeqCst);
+        while parked.load(Ordering::SeqCst) {
+            // After the flag, so that a task pushed before it is seen here, and one pushed after
+            // it finds the flag.
+            if self.waiting.load(Ordering::SeqCst) > 0 || self.stop.load(Ordering::SeqCst) {
+                parked.store(false, Ordering::SeqCst);
+                return;
+            }
+            std::thread::park();
+        }
+    }
+
+    /// The oldest task of lane `lane`, or else of the next lane that has one.
+    fn take(&self, lane: usize) -> Option<Task<T>> {
+        if self.waiting.load(Ordering::SeqCst) == 0 {
+            return None;
+        }
+        let lanes = self.lanes.len();
+        let task = (0..lanes)
+            .find_map(|step| lock(&self.lanes[(lane + step) % lanes].tasks).pop_front())?;
+        self.waiting.fetch_sub(1, Ordering::SeqCst);
+        Some(task)
+    }
+}
+
+impl<T> std::fmt::Debug for Queues<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Queues")
+            .field("lanes", &self.lanes.len())
+            .field("waiting", &self.waiting)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Executes a task. A panic in it ends the task, whose guard tells the batch, and not the lane.
+fn execute<T: Work>(task: Task<T>, mover: Mover) {
+    let caught = catch_unwind(AssertUnwindSafe(move || {
+        let Task {
+            guard,
+            first,
+            count,
+        } = task;
+        if let Some(memory) = guard.payload().memory()
+            && !guard.is_cancelled()
+        {
+            move_units(memory, first, count, mover);
+        }
+    }));
+    // The panic hook has told the user, and the guard has told the batch.
+    drop(caught);
+}
+
+fn move_units(memory: &Memory, first: u32, count: u32, mover: Mover) {
+    for number in first..first + count {
+        let digest = move_unit(memory, number, mover);
+        memory.report(number, digest);
+    }
+    // Before the guard goes, and with it the promise that the bytes are there.
+    kernel::fence();
+}
+
+/// Moves one unit and returns its digest.
+fn move_unit(memory: &Memory, number: u32, mover: Mover) -> u128 {
+    let unit = memory.unit(number);
+    let spans = memory.spans(unit);
+    let store = store_of(memory, unit, mover);
+    let mut leaf = Leaf::new(unit.bytes);
+    for (at, span) in spans.iter().enumerate() {
+        let next = spans
+            .get(at + 1)
+            .map_or_else(|| memory.source(number + 1), |span| span.src);
+        let plan = Plan {
+            store,
+            next: std::ptr::with_exposed_provenance(next as usize),
+        };
+        let src = std::ptr::with_exposed_provenance(span.src as usize);
+        let dst = std::ptr::with_exposed_provenance_mut(span.dst as usize);
+        // SAFETY: whoever added the part promised that both ranges are there until the batch has
+        // ended, which the guard that the caller holds prevents; `Memory::add` refused spans that
+        // overlap, and `mover` has kernels of this machine only.
+        unsafe { leaf.feed(mover.isa, src, dst, span.len as usize, plan) };
+    }
+    leaf.finish()
+}
+
+fn store_of(memory: &Memory, unit: &Unit, mover: Mover) -> Store {
+    match memory.copies(unit) {
+        false => Store::Nothing,
+        true if unit.bytes >= mover.stream_min => Store::Streaming,
+        true => Store::Cached,
+    }
+}
+
+/// No code that runs under these locks can panic half way, so poison means nothing.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
