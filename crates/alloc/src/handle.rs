@@ -6,6 +6,9 @@ use crate::shared::WeakShared;
 
 /// The extents of one allocation of a [`crate::Shared`] pool, freed when dropped. It does not keep
 /// the pool alive: dropped after the pool, it does nothing.
+///
+/// While a handle owns an extent, nobody else may free it by its offset: the pool would notice when
+/// the handle frees it again, unless that offset had been allocated anew by then.
 #[derive(Debug)]
 #[must_use = "the extents are freed when the handle is dropped"]
 pub struct Handle {

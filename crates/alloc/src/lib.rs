@@ -22,8 +22,8 @@
 //! a handful; even 2³² of them in a single bin make fewer than 50. Tables grow by rehashing, which
 //! is amortised; [`Pool::reserve`] moves that cost to a moment of the caller's choice.
 //!
-//! A pool of less than 2³² − 1 granules needs 10 to 15 bytes a live extent and 36 to 46 a free one;
-//! a larger pool twice that.
+//! A pool of less than 2³² − 1 granules needs 10 to 16 bytes a live extent and 36 to 62 a free one;
+//! a larger pool twice that, and a small one a few KiB in any case.
 //!
 //! # Features
 //!
