@@ -22,6 +22,9 @@ say = @printf '\n\033[1m==> %s\033[0m\n' "$(1)"
 .PHONY: help
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@echo
+	@echo '  DEMO_FLAGS, BENCH_FLAGS   passed on, such as BENCH_FLAGS=--json'
+	@echo '  PYTHON                    the interpreter of .venv; python3 unless given'
 
 # ---- what the other targets stand on --------------------------------------------------------
 
@@ -64,6 +67,18 @@ command:
 
 package: $(VENV)/.package
 
+# ---- try and measure ------------------------------------------------------------------------
+
+.PHONY: demo bench
+demo: package $(VENV)/.vllm ## Real vLLM with and without kvdepot, before and after a restart
+	PYTHONPATH=examples $(BIN)/python -m vllm_demo $(DEMO_FLAGS)
+
+bench: build ## This machine's limits, what kvdepot reaches, and the ratio
+	$(CARGO_TARGET_DIR)/release/kvdepot bench memory $(BENCH_FLAGS)
+	$(CARGO_TARGET_DIR)/release/kvdepot bench index $(BENCH_FLAGS)
+	$(CARGO_TARGET_DIR)/release/kvdepot bench reopen $(BENCH_FLAGS)
+	$(BIN)/python -m kvdepot.bench index $(BENCH_FLAGS)
+
 # ---- test -----------------------------------------------------------------------------------
 
 .PHONY: test test-rust test-python test-all
@@ -72,6 +87,9 @@ test: test-rust test-python ## All tests with fixed seeds, the end-to-end ones o
 test-rust:
 	$(call say,Rust: unit$(,) property$(,) crash and corruption tests)
 	cargo test --workspace --exclude kvdepot-python
+	$(call say,Rust: every interleaving of the join)
+	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=$(CARGO_TARGET_DIR)/loom \
+		cargo test -p kvdepot-plan --test loom_join --release
 
 test-python: package $(VENV)/.vllm
 	$(call say,Python: unit$(,) integration and engine tests)
