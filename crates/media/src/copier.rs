@@ -14,8 +14,9 @@ pub use outcome::{Done, Failure, Outcome};
 
 use crate::error::{Error, Result};
 use crate::host;
-use crate::lane::{Mover, Queues, Task, Work};
+use crate::lane::{Queues, Task, Work};
 use crate::memory::kernel::Isa;
+use crate::memory::mover::Mover;
 use kvdepot_plan::{Ending, Join, Limits, Planner, Waiter};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -33,7 +34,7 @@ pub struct CopierConfig {
     /// cut finer, so that all lanes have something to do.
     pub slice_size: u64,
     /// Leaves of at least this many bytes bypass the caches on their way to the destination.
-    /// Default 32 KiB.
+    /// Default 4 KiB.
     pub stream_min: u64,
     /// Whether a thread that waits for a batch moves bytes meanwhile, as one more lane. Default
     /// false.
@@ -64,7 +65,7 @@ impl Default for CopierConfig {
         Self {
             lanes: processors.min(8),
             slice_size: 4 << 20,
-            stream_min: 32 << 10,
+            stream_min: 4 << 10,
             help: false,
             spin: Duration::from_micros(20),
         }

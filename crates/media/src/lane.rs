@@ -5,9 +5,8 @@
 //! is often microseconds away), then parks.
 
 use crate::copier::Memory;
-use crate::memory::kernel::{self, Isa, Store};
-use crate::memory::leaf::{Leaf, Plan};
-use kvdepot_plan::{Guard, Unit};
+use crate::memory::mover::Mover;
+use kvdepot_plan::Guard;
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -29,15 +28,6 @@ pub(crate) struct Task<T> {
 pub(crate) trait Work {
     /// What to move; lanes always find it, only the completion takes it away.
     fn memory(&self) -> Option<&Memory>;
-}
-
-/// How lanes move bytes.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Mover {
-    /// The kernels to use.
-    pub(crate) isa: Isa,
-    /// The shortest leaf that is stored by streaming stores.
-    pub(crate) stream_min: u64,
 }
 
 /// The queues of all lanes.
@@ -192,52 +182,14 @@ fn execute<T: Work>(task: Task<T>, mover: Mover) {
         if let Some(memory) = guard.payload().memory()
             && !guard.is_cancelled()
         {
-            move_units(memory, first, count, mover);
+            // SAFETY: whoever added a part promised that its ranges are there until the batch has
+            // ended, which `guard` prevents; `Memory::add` refused spans that overlap themselves,
+            // and `mover` has kernels of this machine only.
+            unsafe { mover.run(memory, first, count) };
         }
     }));
     // The panic hook has told the user, and the guard has told the batch.
     drop(caught);
-}
-
-fn move_units(memory: &Memory, first: u32, count: u32, mover: Mover) {
-    for number in first..first + count {
-        let digest = move_unit(memory, number, mover);
-        memory.report(number, digest);
-    }
-    // Before the guard goes, and with it the promise that the bytes are there.
-    kernel::fence();
-}
-
-/// Moves one unit and returns its digest.
-fn move_unit(memory: &Memory, number: u32, mover: Mover) -> u128 {
-    let unit = memory.unit(number);
-    let spans = memory.spans(unit);
-    let store = store_of(memory, unit, mover);
-    let mut leaf = Leaf::new(unit.bytes);
-    for (at, span) in spans.iter().enumerate() {
-        let next = spans
-            .get(at + 1)
-            .map_or_else(|| memory.source(number + 1), |span| span.src);
-        let plan = Plan {
-            store,
-            next: std::ptr::with_exposed_provenance(next as usize),
-        };
-        let src = std::ptr::with_exposed_provenance(span.src as usize);
-        let dst = std::ptr::with_exposed_provenance_mut(span.dst as usize);
-        // SAFETY: whoever added the part promised that both ranges are there until the batch has
-        // ended, which the guard that the caller holds prevents; `Memory::add` refused spans that
-        // overlap, and `mover` has kernels of this machine only.
-        unsafe { leaf.feed(mover.isa, src, dst, span.len as usize, plan) };
-    }
-    leaf.finish()
-}
-
-fn store_of(memory: &Memory, unit: &Unit, mover: Mover) -> Store {
-    match memory.copies(unit) {
-        false => Store::Nothing,
-        true if unit.bytes >= mover.stream_min => Store::Streaming,
-        true => Store::Cached,
-    }
 }
 
 /// No code that runs under these locks can panic half way, so poison means nothing.

@@ -4,6 +4,7 @@ use super::Shared;
 use crate::buffer::{Buffer, Owner};
 use crate::checksum::{Checksum, LEAF, PartId, compose};
 use crate::error::{Error, Result};
+use crate::memory::mover::Units;
 use kvdepot_plan::{Range, Span, Unit, zip_units};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -283,47 +284,6 @@ impl Memory {
         self.digests.resize_with(self.units.len(), Default::default);
     }
 
-    /// The unit with this number.
-    pub(crate) fn unit(&self, number: u32) -> &Unit {
-        &self.units[number as usize]
-    }
-
-    /// The spans of a unit of this batch.
-    pub(crate) fn spans(&self, unit: &Unit) -> &[Span] {
-        unit.spans(&self.spans).unwrap_or(&[])
-    }
-
-    /// Whether the unit is copied, or else only hashed.
-    pub(crate) fn copies(&self, unit: &Unit) -> bool {
-        self.parts[unit.tag as usize].copies
-    }
-
-    /// Where unit `number` begins to read; 0 beyond the last one.
-    pub(crate) fn source(&self, number: u32) -> u64 {
-        let first = self
-            .units
-            .get(number as usize)
-            .map(|unit| unit.first_span as usize);
-        first
-            .and_then(|first| self.spans.get(first))
-            .map_or(0, |span| span.src)
-    }
-
-    /// Takes the digest of unit `unit`. Whoever brings the last one of a part seals the part.
-    pub(crate) fn report(&self, unit: u32, digest: u128) {
-        let part = &self.parts[self.units[unit as usize].tag as usize];
-        if part.units == 1 {
-            part.seal(std::iter::once(digest));
-            return;
-        }
-        store(&self.digests[unit as usize], digest);
-        // Release what was just stored, acquire what the others have stored.
-        if part.units_left.fetch_sub(1, Ordering::AcqRel) == 1 {
-            let all = &self.digests[part.first_unit as usize..][..part.units as usize];
-            part.seal(all.iter().map(load));
-        }
-    }
-
     /// Lets the owners go and forgets the batch.
     pub(super) fn clear(&mut self) {
         self.owners.clear();
@@ -341,6 +301,39 @@ impl Memory {
             + self.units.capacity() * (size_of::<Unit>() + 16)
             + self.spans.capacity() * size_of::<Span>()
             + self.owners.capacity() * size_of::<Owner>()
+    }
+}
+
+impl Units for Memory {
+    fn unit(&self, number: u32) -> (&[Span], u64, bool) {
+        let unit = &self.units[number as usize];
+        let spans = unit.spans(&self.spans).unwrap_or(&[]);
+        (spans, unit.bytes, self.parts[unit.tag as usize].copies)
+    }
+
+    fn source(&self, number: u32) -> u64 {
+        let first = self
+            .units
+            .get(number as usize)
+            .map(|unit| unit.first_span as usize);
+        first
+            .and_then(|first| self.spans.get(first))
+            .map_or(0, |span| span.src)
+    }
+
+    /// Whoever brings the last digest of a part seals the part.
+    fn report(&self, number: u32, digest: u128) {
+        let part = &self.parts[self.units[number as usize].tag as usize];
+        if part.units == 1 {
+            part.seal(std::iter::once(digest));
+            return;
+        }
+        store(&self.digests[number as usize], digest);
+        // Release what was just stored, acquire what the others have stored.
+        if part.units_left.fetch_sub(1, Ordering::AcqRel) == 1 {
+            let all = &self.digests[part.first_unit as usize..][..part.units as usize];
+            part.seal(all.iter().map(load));
+        }
     }
 }
 

@@ -1,10 +1,12 @@
 //! The inner loops in 256-bit vectors: load once, hash in registers, store.
 //!
 //! One stripe is two vectors, and so are the lanes. The loop is bound by memory, not by the hash:
-//! what counts is that the next kilobyte is being fetched while this one is hashed, across page
-//! boundaries (the hardware's own prefetchers stop there) and across pieces.
+//! what counts is how many cache lines are on their way at once. So the next kilobyte is fetched
+//! while this one is hashed, across page boundaries (the hardware's own prefetchers stop there)
+//! and across pieces; and two leaves are moved in turns where there are two, because the memory
+//! serves two streams faster than one.
 
-use super::kernel::Store;
+use super::kernel::{Run, Store};
 use super::xxh3::{BLOCK_STRIPES, Lanes, SCRAMBLE_AT, SCRAMBLE_PRIME, SECRET, STRIPE};
 use std::arch::x86_64::{
     __m256i, _MM_HINT_T0, _mm_prefetch, _mm_stream_si128, _mm256_add_epi64, _mm256_castsi256_si128,
@@ -33,26 +35,56 @@ const STREAM_16: u8 = 3;
 pub(super) unsafe fn stripes(
     lanes: &mut Lanes,
     phase: usize,
-    src: *const u8,
-    dst: *mut u8,
+    run: Run,
     stripes: usize,
     store: Store,
-    next: *const u8,
 ) {
-    // SAFETY: the caller's promise; streaming kernels get the alignment that they need.
+    // SAFETY: the caller's promise; `width` has looked at the alignment.
     unsafe {
-        match store {
-            Store::Nothing => run::<NOTHING>(lanes, phase, src, dst, stripes, next),
-            Store::Streaming if dst.addr().is_multiple_of(32) => {
-                run::<STREAM_32>(lanes, phase, src, dst, stripes, next);
-            }
-            Store::Streaming if dst.addr().is_multiple_of(16) => {
-                run::<STREAM_16>(lanes, phase, src, dst, stripes, next);
-            }
-            Store::Cached | Store::Streaming => {
-                run::<CACHED>(lanes, phase, src, dst, stripes, next);
-            }
+        match width(store, run.dst) {
+            NOTHING => single::<NOTHING>(lanes, phase, run, stripes),
+            CACHED => single::<CACHED>(lanes, phase, run, stripes),
+            STREAM_32 => single::<STREAM_32>(lanes, phase, run, stripes),
+            _ => single::<STREAM_16>(lanes, phase, run, stripes),
         }
+    }
+}
+
+/// See [`Isa::pair`](super::kernel::Isa::pair). False, and nothing is done, when the two need
+/// different stores.
+///
+/// # Safety
+///
+/// As there, and the processor has AVX2.
+pub(super) unsafe fn pair(
+    lanes: [&mut Lanes; 2],
+    runs: [Run; 2],
+    stripes: usize,
+    store: Store,
+) -> bool {
+    let width_0 = width(store, runs[0].dst);
+    if width_0 != width(store, runs[1].dst) {
+        return false;
+    }
+    // SAFETY: the caller's promise; `width` has looked at the alignment.
+    unsafe {
+        match width_0 {
+            NOTHING => double::<NOTHING>(lanes, runs, stripes),
+            CACHED => double::<CACHED>(lanes, runs, stripes),
+            STREAM_32 => double::<STREAM_32>(lanes, runs, stripes),
+            _ => double::<STREAM_16>(lanes, runs, stripes),
+        }
+    }
+    true
+}
+
+/// How to store at `dst`.
+fn width(store: Store, dst: *mut u8) -> u8 {
+    match store {
+        Store::Nothing => NOTHING,
+        Store::Streaming if dst.addr().is_multiple_of(32) => STREAM_32,
+        Store::Streaming if dst.addr().is_multiple_of(16) => STREAM_16,
+        Store::Cached | Store::Streaming => CACHED,
     }
 }
 
@@ -62,36 +94,41 @@ struct Vectors(__m256i, __m256i);
 
 /// # Safety
 ///
-/// As `stripes`; `dst` is aligned for `STORE`.
+/// As `stripes`; the destination is aligned for `STORE`.
 #[target_feature(enable = "avx2")]
-unsafe fn run<const STORE: u8>(
+unsafe fn single<const STORE: u8>(
     lanes: &mut Lanes,
     mut phase: usize,
-    mut src: *const u8,
-    mut dst: *mut u8,
+    run: Run,
     mut stripes: usize,
-    next: *const u8,
 ) {
+    let Run {
+        mut src,
+        mut dst,
+        next,
+    } = run;
     let mut acc = load_lanes(lanes);
     while stripes > 0 {
-        if phase == 0 && stripes >= BLOCK_STRIPES {
-            stripes -= BLOCK_STRIPES;
-            // The block after this one, or what this lane reads after the last.
-            let ahead = if stripes >= BLOCK_STRIPES {
-                src.wrapping_add(BLOCK)
-            } else {
-                next
-            };
-            // SAFETY: a whole block is left.
-            acc = unsafe { block::<STORE>(acc, src, dst, ahead) };
-            (src, dst) = (src.wrapping_add(BLOCK), dst.wrapping_add(BLOCK));
-            continue;
-        }
-        // SAFETY: a stripe is left, and `phase` is below 16.
-        acc = unsafe { stripe::<STORE>(acc, phase, src, dst) };
-        (src, dst) = (src.wrapping_add(STRIPE), dst.wrapping_add(STRIPE));
-        stripes -= 1;
-        phase += 1;
+        let turn = stripes.min(BLOCK_STRIPES - phase);
+        stripes -= turn;
+        // What comes a block later, or what this lane reads after the last one.
+        let ahead = if stripes > 0 {
+            src.wrapping_add(BLOCK)
+        } else {
+            next
+        };
+        // SAFETY: `turn` stripes are left, and they end with the block at the latest.
+        acc = unsafe {
+            match turn {
+                BLOCK_STRIPES => several::<STORE, BLOCK_STRIPES>(acc, 0, src, dst, ahead),
+                _ => few::<STORE>(acc, phase, src, dst, ahead, turn),
+            }
+        };
+        (src, dst) = (
+            src.wrapping_add(turn * STRIPE),
+            dst.wrapping_add(turn * STRIPE),
+        );
+        phase += turn;
         if phase == BLOCK_STRIPES {
             acc = scramble(acc);
             phase = 0;
@@ -100,31 +137,104 @@ unsafe fn run<const STORE: u8>(
     store_lanes(lanes, acc);
 }
 
-/// One whole block, and the fetch of what lies at `ahead`.
+/// Stripes of one leaf before it is the other's turn: half a block. Measured: turns of 64 or 256
+/// bytes let the streams get into each other's way, and a whole block is more than a processor
+/// looks ahead.
+const TURN: usize = BLOCK_STRIPES / 2;
+
+/// # Safety
+///
+/// As `pair`; the destinations are aligned for `STORE`.
+#[target_feature(enable = "avx2")]
+unsafe fn double<const STORE: u8>(lanes: [&mut Lanes; 2], runs: [Run; 2], mut stripes: usize) {
+    let [mut a, mut b] = runs;
+    let [mut acc_a, mut acc_b] = [load_lanes(lanes[0]), load_lanes(lanes[1])];
+    while stripes >= BLOCK_STRIPES {
+        stripes -= BLOCK_STRIPES;
+        let last = stripes == 0;
+        let ahead_a = if last {
+            a.next
+        } else {
+            a.src.wrapping_add(BLOCK)
+        };
+        let ahead_b = if last {
+            b.next
+        } else {
+            b.src.wrapping_add(BLOCK)
+        };
+        for half in 0..2 {
+            let (phase, at) = (half * TURN, half * TURN * STRIPE);
+            let [far_a, far_b] = [ahead_a.wrapping_add(at), ahead_b.wrapping_add(at)];
+            // SAFETY: a whole block is left in both.
+            unsafe {
+                let (src, dst) = (a.src.add(at), a.dst.wrapping_add(at));
+                acc_a = several::<STORE, TURN>(acc_a, phase, src, dst, far_a);
+                let (src, dst) = (b.src.add(at), b.dst.wrapping_add(at));
+                acc_b = several::<STORE, TURN>(acc_b, phase, src, dst, far_b);
+            }
+        }
+        (acc_a, acc_b) = (scramble(acc_a), scramble(acc_b));
+        (a.src, a.dst) = (a.src.wrapping_add(BLOCK), a.dst.wrapping_add(BLOCK));
+        (b.src, b.dst) = (b.src.wrapping_add(BLOCK), b.dst.wrapping_add(BLOCK));
+    }
+    // SAFETY: fewer stripes than a block are left in both.
+    unsafe {
+        acc_a = few::<STORE>(acc_a, 0, a.src, a.dst, a.next, stripes);
+        acc_b = few::<STORE>(acc_b, 0, b.src, b.dst, b.next, stripes);
+    }
+    store_lanes(lanes[0], acc_a);
+    store_lanes(lanes[1], acc_b);
+}
+
+/// Some stripes of one block, unrolled, and the fetch of as many lines at `ahead`.
 ///
 /// # Safety
 ///
-/// As `run`, for 1 KiB.
+/// As `single`, for `COUNT` stripes; `phase + COUNT` is at most 16.
 #[inline]
 #[target_feature(enable = "avx2")]
-unsafe fn block<const STORE: u8>(
+unsafe fn several<const STORE: u8, const COUNT: usize>(
     mut acc: Vectors,
+    phase: usize,
     src: *const u8,
     dst: *mut u8,
     ahead: *const u8,
 ) -> Vectors {
-    for phase in 0..BLOCK_STRIPES {
-        let at = phase * STRIPE;
+    for number in 0..COUNT {
+        let at = number * STRIPE;
         _mm_prefetch::<_MM_HINT_T0>(ahead.wrapping_add(at).cast());
-        // SAFETY: stripe `phase` of the block.
-        acc = unsafe { stripe::<STORE>(acc, phase, src.add(at), dst.wrapping_add(at)) };
+        // SAFETY: the caller's promise.
+        acc = unsafe { stripe::<STORE>(acc, phase + number, src.add(at), dst.wrapping_add(at)) };
     }
-    scramble(acc)
+    acc
+}
+
+/// As `several`, not unrolled.
+///
+/// # Safety
+///
+/// As `several`.
+#[target_feature(enable = "avx2")]
+unsafe fn few<const STORE: u8>(
+    mut acc: Vectors,
+    phase: usize,
+    src: *const u8,
+    dst: *mut u8,
+    ahead: *const u8,
+    count: usize,
+) -> Vectors {
+    for number in 0..count {
+        let at = number * STRIPE;
+        _mm_prefetch::<_MM_HINT_T0>(ahead.wrapping_add(at).cast());
+        // SAFETY: the caller's promise.
+        acc = unsafe { stripe::<STORE>(acc, phase + number, src.add(at), dst.wrapping_add(at)) };
+    }
+    acc
 }
 
 /// # Safety
 ///
-/// As `run`, for one stripe; `phase` is below 16.
+/// As `single`, for one stripe; `phase` is below 16.
 #[inline]
 #[target_feature(enable = "avx2")]
 unsafe fn stripe<const STORE: u8>(

@@ -16,6 +16,15 @@ pub(crate) enum Store {
     Streaming,
 }
 
+/// One run of stripes: where it is read, where it is stored, and what this lane reads after it, to
+/// be fetched early (null when unknown).
+#[derive(Clone, Copy)]
+pub(crate) struct Run {
+    pub(crate) src: *const u8,
+    pub(crate) dst: *mut u8,
+    pub(crate) next: *const u8,
+}
+
 /// An instruction set that has kernels. Code outside can only hold one that this machine has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Isa {
@@ -51,37 +60,62 @@ impl Isa {
         }
     }
 
-    /// Adds `stripes` stripes at `src` to `lanes`, the first being number `phase` of its block,
-    /// and stores them at `dst`. `next` is what will be read after them, or null.
+    /// Adds `stripes` stripes of `run` to `lanes`, the first being number `phase` of its block, and
+    /// stores them.
     ///
     /// # Safety
     ///
-    /// `src` is readable for `stripes * 64` bytes, and so is `dst` writable unless `store` is
-    /// [`Store::Nothing`]; they do not overlap. `self` comes from [`Isa::all`].
-    #[expect(
-        clippy::too_many_arguments,
-        reason = "the inner loop takes its state in registers"
-    )]
+    /// The source is readable for `stripes * 64` bytes, and so is the destination writable unless
+    /// `store` is [`Store::Nothing`]; they do not overlap. `self` comes from [`Isa::all`].
     #[inline]
     pub(crate) unsafe fn stripes(
         self,
         lanes: &mut Lanes,
         phase: usize,
-        src: *const u8,
-        dst: *mut u8,
+        run: Run,
         stripes: usize,
         store: Store,
-        next: *const u8,
     ) {
         debug_assert!(phase < BLOCK_STRIPES);
         match self {
             // SAFETY: the caller's promise.
-            Self::Portable => unsafe { portable(lanes, phase, src, dst, stripes, store) },
+            Self::Portable => unsafe { portable(lanes, phase, run, stripes, store) },
             #[cfg(all(target_arch = "x86_64", not(miri)))]
             // SAFETY: the caller's promise; `Isa::all` has seen AVX2.
-            Self::Avx2 => unsafe {
-                super::avx2::stripes(lanes, phase, src, dst, stripes, store, next);
-            },
+            Self::Avx2 => unsafe { super::avx2::stripes(lanes, phase, run, stripes, store) },
+        }
+    }
+
+    /// As [`Isa::stripes`], for two leaves at once that are both at the beginning of a block.
+    ///
+    /// # Safety
+    ///
+    /// As [`Isa::stripes`], for both.
+    #[inline]
+    pub(crate) unsafe fn pair(
+        self,
+        lanes: [&mut Lanes; 2],
+        runs: [Run; 2],
+        stripes: usize,
+        store: Store,
+    ) {
+        #[cfg(all(target_arch = "x86_64", not(miri)))]
+        if self == Self::Avx2 {
+            let [a, b] = lanes;
+            // SAFETY: the caller's promise; `Isa::all` has seen AVX2.
+            let done = unsafe { super::avx2::pair([&mut *a, &mut *b], runs, stripes, store) };
+            if !done {
+                // SAFETY: as above.
+                unsafe {
+                    self.stripes(a, 0, runs[0], stripes, store);
+                    self.stripes(b, 0, runs[1], stripes, store);
+                }
+            }
+            return;
+        }
+        for (lanes, run) in lanes.into_iter().zip(runs) {
+            // SAFETY: the caller's promise.
+            unsafe { self.stripes(lanes, 0, run, stripes, store) };
         }
     }
 }
@@ -102,21 +136,14 @@ pub(crate) fn fence() {
 /// # Safety
 ///
 /// As [`Isa::stripes`].
-unsafe fn portable(
-    lanes: &mut Lanes,
-    mut phase: usize,
-    src: *const u8,
-    dst: *mut u8,
-    stripes: usize,
-    store: Store,
-) {
+unsafe fn portable(lanes: &mut Lanes, mut phase: usize, run: Run, stripes: usize, store: Store) {
     for i in 0..stripes {
         let mut stripe = [0; STRIPE];
         // SAFETY: stripe `i` lies inside what the caller promised.
         unsafe {
-            std::ptr::copy_nonoverlapping(src.add(i * STRIPE), stripe.as_mut_ptr(), STRIPE);
+            std::ptr::copy_nonoverlapping(run.src.add(i * STRIPE), stripe.as_mut_ptr(), STRIPE);
             if store != Store::Nothing {
-                std::ptr::copy_nonoverlapping(stripe.as_ptr(), dst.add(i * STRIPE), STRIPE);
+                std::ptr::copy_nonoverlapping(stripe.as_ptr(), run.dst.add(i * STRIPE), STRIPE);
             }
         }
         lanes.add(&stripe, phase);

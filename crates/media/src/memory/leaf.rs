@@ -7,8 +7,8 @@
 //! (The one exception feeds no byte that is stored: the 64 bytes before the end of the last whole
 //! stripe are looked at again for the form of the last 64 bytes.)
 
-use super::kernel::{Isa, Store};
-use super::xxh3::{Lanes, SHORT_MAX, STRIPE};
+use super::kernel::{Isa, Run, Store};
+use super::xxh3::{BLOCK_STRIPES, Lanes, SHORT_MAX, STRIPE};
 use xxhash_rust::xxh3::xxh3_128;
 
 /// The state of one leaf's digest.
@@ -106,6 +106,37 @@ impl Leaf {
         }
     }
 
+    /// How many stripes could be added at once, of `len` bytes that come next: none unless the leaf
+    /// is at the beginning of a block.
+    pub(crate) fn stripes_ahead(&self, len: u64) -> u64 {
+        match self.phase + self.pending {
+            0 => (len / STRIPE as u64).min(self.stripes_left),
+            _ => 0,
+        }
+    }
+
+    /// Feeds `stripes` stripes to each of two leaves, in turns.
+    ///
+    /// # Safety
+    ///
+    /// As [`Leaf::feed`] for both, with `stripes * 64` bytes; `stripes` is at least 1 and no more
+    /// than [`Leaf::stripes_ahead`] of either.
+    pub(crate) unsafe fn feed_pair(
+        leaves: [&mut Self; 2],
+        isa: Isa,
+        runs: [Run; 2],
+        stripes: usize,
+        store: Store,
+    ) {
+        let [a, b] = leaves;
+        // SAFETY: the caller's promise, also for `added`.
+        unsafe {
+            isa.pair([&mut a.lanes, &mut b.lanes], runs, stripes, store);
+            a.added(runs[0].src, stripes);
+            b.added(runs[1].src, stripes);
+        }
+    }
+
     /// The digest. All bytes of the leaf have been fed.
     pub(crate) fn finish(&self) -> u128 {
         if self.len <= SHORT_MAX as u64 {
@@ -129,15 +160,12 @@ impl Leaf {
     unsafe fn add(&mut self, isa: Isa, src: *const u8, dst: *mut u8, stripes: usize, plan: Plan) {
         // SAFETY: the caller's promise.
         unsafe {
-            isa.stripes(
-                &mut self.lanes,
-                self.phase,
+            let run = Run {
                 src,
                 dst,
-                stripes,
-                plan.store,
-                plan.next,
-            );
+                next: plan.next,
+            };
+            isa.stripes(&mut self.lanes, self.phase, run, stripes, plan.store);
         }
         // SAFETY: as above: the last stripe lies inside.
         unsafe { self.added(src, stripes) };
@@ -149,7 +177,7 @@ impl Leaf {
     ///
     /// `src` is readable for `stripes * 64` bytes.
     unsafe fn added(&mut self, src: *const u8, stripes: usize) {
-        self.phase = (self.phase + stripes) % super::xxh3::BLOCK_STRIPES;
+        self.phase = (self.phase + stripes) % BLOCK_STRIPES;
         self.stripes_left -= stripes as u64;
         if self.stripes_left == 0 {
             // SAFETY: the caller's promise; `held` is longer than a stripe.
@@ -169,7 +197,7 @@ impl Leaf {
         stripe.copy_from_slice(&self.held[STRIPE..2 * STRIPE]);
         self.lanes.add(&stripe, self.phase);
         self.phase += 1;
-        if self.phase == super::xxh3::BLOCK_STRIPES {
+        if self.phase == BLOCK_STRIPES {
             self.lanes.scramble();
             self.phase = 0;
         }

@@ -1,0 +1,208 @@
+//! Copies without a checksum: what a strong straightforward program would do, to measure against.
+
+use super::kernel;
+use crate::buffer::{Buffer, check_range};
+use crate::error::{Error, Result};
+use kvdepot_plan::Span;
+
+/// A way to copy that hashes nothing. Which one is fastest depends on the machine, the length of
+/// the pieces and whether the destination is in the caches: the limit is the best of all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Plain {
+    /// The C library's `memcpy`.
+    Memcpy,
+    /// 256-bit streaming stores.
+    Streaming,
+    /// 256-bit streaming stores to the two halves of a piece in turns: two streams of memory
+    /// accesses are faster than one.
+    StreamingHalves,
+}
+
+impl Plain {
+    /// All ways that this machine has.
+    #[must_use]
+    pub fn all() -> Vec<Self> {
+        #[cfg(all(target_arch = "x86_64", not(miri)))]
+        if std::arch::is_x86_feature_detected!("avx2") {
+            return vec![Self::Memcpy, Self::Streaming, Self::StreamingHalves];
+        }
+        vec![Self::Memcpy]
+    }
+
+    /// The name, for tables.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Memcpy => "memcpy",
+            Self::Streaming => "streaming",
+            Self::StreamingHalves => "streaming-halves",
+        }
+    }
+
+    /// Copies pieces from `src` to `dst`, in order, in the calling thread; a piece's addresses are
+    /// offsets in the two. On return the bytes are visible to every thread that is told.
+    ///
+    /// Streaming stores need a destination aligned to 32 bytes and lengths that are multiples of
+    /// 512; other pieces, and all on a machine that has none, are copied by `memcpy`.
+    ///
+    /// # Errors
+    ///
+    /// Before the first byte: [`Error::OutOfBounds`], [`Error::ReadOnly`], and [`Error::Overlap`]
+    /// when the two buffers share memory.
+    pub fn copy(self, src: &Buffer, dst: &Buffer, pieces: &[Span]) -> Result<()> {
+        if !dst.is_writable() {
+            return Err(Error::ReadOnly { addr: dst.addr() });
+        }
+        if src.addr() < dst.addr() + dst.len() && dst.addr() < src.addr() + src.len() {
+            return Err(Error::Overlap {
+                tag: 0,
+                addr: src.addr().max(dst.addr()) as u64,
+            });
+        }
+        for piece in pieces {
+            check_range(piece.src, piece.len, src.len() as u64)?;
+            check_range(piece.dst, piece.len, dst.len() as u64)?;
+        }
+        let way = if Self::all().contains(&self) {
+            self
+        } else {
+            Self::Memcpy
+        };
+        for piece in pieces {
+            let len = piece.len as usize;
+            // SAFETY: both ranges were checked above and their buffers do not overlap; the way is
+            // one that this machine has.
+            unsafe {
+                let from = src.as_ptr().add(piece.src as usize);
+                way.copy_piece(from, dst.as_mut_ptr().add(piece.dst as usize), len);
+            }
+        }
+        kernel::fence();
+        Ok(())
+    }
+
+    /// # Safety
+    ///
+    /// `src` is readable and `dst` writable for `len` bytes, they do not overlap, and this machine
+    /// has the way.
+    unsafe fn copy_piece(self, src: *const u8, dst: *mut u8, len: usize) {
+        #[cfg(all(target_arch = "x86_64", not(miri)))]
+        if dst.addr().is_multiple_of(32) && len.is_multiple_of(2 * TURN) {
+            // SAFETY: the caller's promise, and what was just checked.
+            match self {
+                Self::Memcpy => {}
+                Self::Streaming => return unsafe { stream(src, dst, len) },
+                Self::StreamingHalves => return unsafe { stream_halves(src, dst, len) },
+            }
+        }
+        // SAFETY: the caller's promise.
+        unsafe { std::ptr::copy_nonoverlapping(src, dst, len) };
+    }
+}
+
+/// Bytes of one half before it is the other's turn.
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+const TURN: usize = 256;
+
+/// # Safety
+///
+/// As `copy_piece`, with AVX2; `dst` is aligned to 32 and `len` a multiple of 256.
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+#[target_feature(enable = "avx2")]
+unsafe fn stream(src: *const u8, dst: *mut u8, len: usize) {
+    for at in (0..len).step_by(TURN) {
+        // SAFETY: the turn lies inside the piece.
+        unsafe { stream_turn(src.add(at), dst.add(at)) };
+    }
+}
+
+/// # Safety
+///
+/// As `stream`, with a multiple of 512.
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+#[target_feature(enable = "avx2")]
+unsafe fn stream_halves(src: *const u8, dst: *mut u8, len: usize) {
+    let half = len / 2;
+    for at in (0..half).step_by(TURN) {
+        // SAFETY: both turns lie inside their half of the piece.
+        unsafe {
+            stream_turn(src.add(at), dst.add(at));
+            stream_turn(src.add(half + at), dst.add(half + at));
+        }
+    }
+}
+
+/// # Safety
+///
+/// As `stream`, for 256 bytes.
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+#[inline]
+#[target_feature(enable = "avx2")]
+unsafe fn stream_turn(src: *const u8, dst: *mut u8) {
+    use std::arch::x86_64::{_mm256_loadu_si256, _mm256_stream_si256};
+    for at in (0..TURN).step_by(64) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let low = _mm256_loadu_si256(src.add(at).cast());
+            let high = _mm256_loadu_si256(src.add(at + 32).cast());
+            _mm256_stream_si256(dst.add(at).cast(), low);
+            _mm256_stream_si256(dst.add(at + 32).cast(), high);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_way_copies_every_shape() {
+        let len = if cfg!(miri) { 3000 } else { 100_000 };
+        let content: Vec<u8> = (0..len).map(|i| (i * 31 + i / 256) as u8).collect();
+        let src = Buffer::from_vec(content.clone());
+        for way in Plain::all() {
+            for (from, to, len) in [(0, 0, 2048), (3, 0, 1024), (64, 17, 512), (1, 2, 1000)] {
+                let dst = Buffer::from_vec(vec![0; len + 200]);
+                let align = dst.addr().next_multiple_of(64) - dst.addr();
+                let piece = Span::new(from, (align + to) as u64, len as u64);
+                way.copy(&src, &dst, &[piece]).unwrap();
+                let copied = dst.to_vec();
+                let at = align + to;
+                assert_eq!(
+                    copied[at..at + len],
+                    content[from as usize..][..len],
+                    "{way:?}"
+                );
+                assert!(
+                    copied[..at]
+                        .iter()
+                        .chain(&copied[at + len..])
+                        .all(|&byte| byte == 0)
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn wrong_pieces_are_refused() {
+        let (src, dst) = (
+            Buffer::from_vec(vec![1; 100]),
+            Buffer::from_vec(vec![0; 100]),
+        );
+        let copy = |src, dst, piece| Plain::Memcpy.copy(src, dst, &[piece]);
+        let beyond = copy(&src, &dst, Span::new(0, 1, 100));
+        assert!(matches!(
+            beyond,
+            Err(Error::OutOfBounds {
+                offset: 1,
+                len: 100,
+                end: 100
+            })
+        ));
+        let same = copy(&src, &src, Span::new(0, 0, 1));
+        assert!(matches!(same, Err(Error::Overlap { .. })));
+        let fixed = copy(&src, &dst.clone().read_only(), Span::new(0, 0, 1));
+        assert!(matches!(fixed, Err(Error::ReadOnly { .. })));
+    }
+}
