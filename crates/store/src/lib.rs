@@ -1,1 +1,43 @@
 //! What bytes mean: keys, namespaces, records, index, eviction, tiers, pipelines.
+//!
+//! [`Depot`] is the public face. Inside, an *arena* is one medium with its allocator, index and
+//! record table; the *pipeline* chains arenas near to far and starts the copies; *share* lets
+//! other processes of the host move bytes for the owner. Bytes move in `kvdepot-media` only.
+//!
+//! Invariants (each has a test that fails when it is broken): a read delivers exactly the bytes
+//! that were put under that identity, or a miss; an acknowledged block outlives its process;
+//! nothing uncommitted is ever visible; buffers are held until every lane has stopped; every
+//! queue is bounded.
+
+#![forbid(unsafe_code)]
+
+mod arena;
+mod buffers;
+mod clock;
+pub mod config;
+mod depot;
+mod error;
+pub mod format;
+mod gate;
+mod index;
+pub mod inspect;
+mod key;
+mod metrics;
+mod namespace;
+mod parts;
+mod pipeline;
+mod share;
+mod task;
+
+pub use arena::{Opening, TierStats};
+pub use buffers::BlockBuffers;
+pub use config::Config;
+pub use depot::{Depot, Namespace};
+pub use error::Error;
+pub use key::{Identity, Key, NamespaceId};
+pub use kvdepot_media::{Buffer, Checksum};
+pub use metrics::Stats;
+pub use namespace::NamespaceSpec;
+pub use pipeline::{Pin, Reservation};
+pub use share::{MoveJob, Mover};
+pub use task::{Outcome, Task};

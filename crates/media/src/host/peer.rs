@@ -88,6 +88,12 @@ unsafe fn socket_option<T>(socket: &UnixStream, option: i32, value: &mut T) -> R
     Ok(())
 }
 
+/// The effective user of this process: what another process sees as its [`Credentials::uid`].
+#[must_use]
+pub fn own_uid() -> u32 {
+    rustix::process::geteuid().as_raw()
+}
+
 /// A process by number and start time: unique on a host until it boots again
 /// (see [`boot_id`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

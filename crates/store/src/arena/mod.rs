@@ -1,0 +1,242 @@
+//! One contiguous medium with its allocator, index and record table.
+//!
+//! Guarantees: a block is visible once its record is whole on the medium, and never before;
+//! extents are reused only after the record that named them is invalid there; recovery from the
+//! table alone finds exactly the blocks that were visible. The arena knows nothing of copies:
+//! whoever reserved an extent fills it, then commits.
+//!
+//! The lock is held for index work and for writes of 128 bytes, never while a payload moves.
+
+mod evict;
+mod open;
+mod owner_lock;
+mod publish;
+mod recover;
+mod serve;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use kvdepot_alloc::Pool;
+use kvdepot_media::Mapping;
+use kvdepot_media::checksum::Checksum;
+use parking_lot::Mutex;
+
+use crate::config::Durability;
+use crate::format::layout::Layout;
+use crate::format::record::{self, Packed, Record, State as RecordState};
+use crate::index::{Entries, Entry, KeyMap, Namespaces};
+use crate::{Identity, Key, NamespaceId};
+
+pub use open::Opening;
+pub(crate) use open::{default_path, read_directory, read_superblock};
+use owner_lock::OwnerLock;
+pub(crate) use owner_lock::read_owner;
+pub(crate) use publish::Refused;
+pub(crate) use recover::{judge, survey};
+
+/// Names one reservation or pin of an arena: the slot may be reused, the sequence never is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Token {
+    pub(crate) slot: u32,
+    pub(crate) sequence: u64,
+}
+
+/// Where a block's bytes are inside an arena, and how to know them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Place {
+    pub(crate) token: Token,
+    pub(crate) identity: Identity,
+    pub(crate) extents: Packed,
+    pub(crate) len: u64,
+    pub(crate) parts: u16,
+    pub(crate) checksum: Checksum,
+}
+
+/// A medium with its allocator, index and, where it outlives the process, its record table.
+pub(crate) struct Arena {
+    name: &'static str,
+    mapping: Arc<Mapping>,
+    layout: Layout,
+    durability: Durability,
+    /// `None` for memory that dies with the process.
+    table: Option<Table>,
+    state: Mutex<State>,
+    counters: Counters,
+}
+
+/// What makes an arena outlive its process.
+struct Table {
+    path: PathBuf,
+    uuid: [u8; 16],
+    /// `None` once released by a close.
+    lock: Mutex<Option<OwnerLock>>,
+}
+
+struct State {
+    pool: Pool,
+    entries: Entries,
+    live: KeyMap,
+    reserved: KeyMap,
+    namespaces: Namespaces,
+    /// The next sequence's counter; the generation is its high 24 bits.
+    sequence: u64,
+    live_bytes: u64,
+    pinned: u64,
+    /// Namespaces already in the medium's directory.
+    described: Vec<NamespaceId>,
+}
+
+/// What an arena counts; read by statistics only.
+#[derive(Default)]
+pub(crate) struct Counters {
+    pub(crate) evicted_blocks: AtomicU64,
+    pub(crate) evicted_bytes: AtomicU64,
+    pub(crate) corrupt_blocks: AtomicU64,
+    pub(crate) full: AtomicU64,
+    pub(crate) stored_blocks: AtomicU64,
+    pub(crate) stored_bytes: AtomicU64,
+}
+
+/// An arena's fill, for people and metrics.
+#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize)]
+#[non_exhaustive]
+pub struct TierStats {
+    /// The tier's name.
+    pub tier: String,
+    /// Bytes of data it can hold.
+    pub capacity_bytes: u64,
+    /// Bytes of payload published.
+    pub live_bytes: u64,
+    /// Bytes not allocated.
+    pub free_bytes: u64,
+    /// The longest free extent.
+    pub largest_free_bytes: u64,
+    /// Blocks published.
+    pub blocks: u64,
+    /// Blocks that the record table can hold.
+    pub blocks_max: u64,
+    /// Blocks pinned by readers.
+    pub pinned_blocks: u64,
+    /// Blocks being written.
+    pub reserved_blocks: u64,
+    /// Blocks evicted since it was opened.
+    pub evicted_blocks: u64,
+    /// Bytes evicted since it was opened.
+    pub evicted_bytes: u64,
+    /// Blocks that did not verify.
+    pub corrupt_blocks: u64,
+    /// Reservations refused for lack of room.
+    pub full: u64,
+    /// Blocks published since it was opened.
+    pub stored_blocks: u64,
+    /// Bytes published since it was opened.
+    pub stored_bytes: u64,
+}
+
+impl Arena {
+    pub(crate) fn name(&self) -> &'static str {
+        self.name
+    }
+
+    pub(crate) fn mapping(&self) -> &Arc<Mapping> {
+        &self.mapping
+    }
+
+    pub(crate) fn layout(&self) -> Layout {
+        self.layout
+    }
+
+    pub(crate) fn path(&self) -> Option<&Path> {
+        self.table.as_ref().map(|table| table.path.as_path())
+    }
+
+    pub(crate) fn stats(&self) -> TierStats {
+        let state = self.state.lock();
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        TierStats {
+            tier: self.name.to_owned(),
+            capacity_bytes: self.layout.data_len(),
+            live_bytes: state.live_bytes,
+            free_bytes: state.pool.free_bytes(),
+            largest_free_bytes: state.pool.largest_free_extent(),
+            blocks: state.live.len() as u64,
+            blocks_max: self.layout.records,
+            pinned_blocks: state.pinned,
+            reserved_blocks: state.reserved.len() as u64,
+            evicted_blocks: read(&self.counters.evicted_blocks),
+            evicted_bytes: read(&self.counters.evicted_bytes),
+            corrupt_blocks: read(&self.counters.corrupt_blocks),
+            full: read(&self.counters.full),
+            stored_blocks: read(&self.counters.stored_blocks),
+            stored_bytes: read(&self.counters.stored_bytes),
+        }
+    }
+
+    /// Writes the record of a slot. The caller holds the lock, so slots are not written twice at
+    /// once; a crash in the middle leaves a record that does not verify.
+    fn write_record(&self, state: &State, slot: u32, record_state: RecordState) {
+        let Some(table) = &self.table else { return };
+        let entry = state.entries.get(slot);
+        let bytes = Record {
+            state: record_state,
+            parts: entry.parts,
+            created: entry.created,
+            sequence: entry.sequence,
+            identity: state.identity(entry),
+            extents: entry.extents,
+            len: entry.len,
+            checksum: entry.checksum,
+        }
+        .encode(record::seed(&table.uuid, slot));
+        // Inside the table by construction: the layout has a record for every slot.
+        if let Err(error) = self.mapping.write_from(self.layout.record(slot), &bytes) {
+            tracing::error!(tier = self.name, slot, %error, "a record could not be written");
+        }
+    }
+
+    /// Makes records durable where `durability: power` asks for it.
+    fn sync_records(&self, slots: &[u32]) {
+        if self.durability != Durability::Power || self.table.is_none() {
+            return;
+        }
+        for slot in slots {
+            self.sync(self.layout.record(*slot), record::LEN as u64);
+        }
+    }
+
+    fn sync(&self, offset: u64, len: u64) {
+        if let Err(error) = self.mapping.sync(offset, len, kvdepot_media::Flush::Power) {
+            tracing::error!(tier = self.name, offset, len, %error, "could not make bytes durable");
+        }
+    }
+}
+
+impl State {
+    fn identity(&self, entry: &Entry) -> Identity {
+        Identity {
+            namespace: self.namespaces.id(entry.namespace),
+            key: entry.key,
+        }
+    }
+
+    fn place(&self, slot: u32) -> Place {
+        let entry = self.entries.get(slot);
+        Place {
+            token: Token {
+                slot,
+                sequence: entry.sequence,
+            },
+            identity: self.identity(entry),
+            extents: entry.extents,
+            len: entry.len,
+            parts: entry.parts,
+            checksum: entry.checksum,
+        }
+    }
+
+    fn find(&self, namespace: NamespaceId, key: &Key) -> Option<u32> {
+        self.live.get(self.namespaces.number(namespace)?, key)
+    }
+}

@@ -1,0 +1,425 @@
+//! Opening: find or make the medium, become its owner, recover what it holds.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use kvdepot_alloc::Pool;
+use kvdepot_media::host::{dirs, limits, peer};
+use kvdepot_media::{Access, Flush, Mapping};
+use parking_lot::Mutex;
+
+use super::owner_lock::OwnerLock;
+use super::{Arena, Counters, State, Table, publish, recover};
+use crate::config::{DaxConfig, Durability, size};
+use crate::format::layout::{self, Layout};
+use crate::format::superblock::{self, Refusal, Superblock};
+use crate::format::{GRANULE, directory, owner};
+use crate::index::{Entries, KeyMap, Namespaces};
+use crate::{Error, clock};
+
+/// What opening found, for logs and `kvdepot doctor`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Opening {
+    /// Blocks served again.
+    pub blocks: u64,
+    /// Records that did not verify or named impossible extents.
+    pub damaged: u64,
+    /// Live records outranked by newer ones.
+    pub outranked: u64,
+    /// Whether the arena was made by this opening.
+    pub created: bool,
+}
+
+impl Arena {
+    /// An arena in memory that dies with the process.
+    pub(crate) fn volatile(name: &'static str, capacity: u64) -> Result<Arena, Error> {
+        let capacity = capacity / GRANULE * GRANULE;
+        if capacity == 0 {
+            return Err(Error::config(
+                format!("{}.capacity", name.to_ascii_lowercase()),
+                size::show(capacity),
+                "at least 4KiB",
+            ));
+        }
+        let mapping = Mapping::anonymous("kvdepot-cache", capacity)?;
+        // Slots are cheap here: one for each granule that a block could begin at.
+        let records = (capacity / GRANULE).min(u64::from(u32::MAX) - 1);
+        let layout = Layout {
+            capacity,
+            records,
+            data: 0,
+        };
+        let pool = new_pool(layout)?;
+        Ok(Arena {
+            name,
+            mapping,
+            layout,
+            durability: Durability::Process,
+            table: None,
+            state: Mutex::new(State::new(pool, layout.records as u32, 0)),
+            counters: Counters::default(),
+        })
+    }
+
+    /// Opens the arena on a device or file as its owner, making it when the file is missing.
+    pub(crate) fn open(
+        name: &'static str,
+        path: &Path,
+        config: &DaxConfig,
+        lock_wait: Duration,
+    ) -> Result<(Arena, Opening), Error> {
+        let field = |option: &str| format!("{}.{option}", name.to_ascii_lowercase());
+        let (mapping, created) = match Mapping::open(path, Access::ReadWrite) {
+            Ok(mapping) => (mapping, false),
+            Err(error) if error.is_not_found() => (create(path, config, &field)?, true),
+            Err(error) => return Err(error.into()),
+        };
+        let lock = OwnerLock::acquire(path, &mapping, lock_wait)?;
+        // Another process may have made the file between our look and our lock.
+        let fresh = created && is_blank(&mapping)?;
+        let superblock = if config.format || fresh {
+            if !fresh && !lock.alone() {
+                return Err(Error::config(
+                    field("format"),
+                    "true",
+                    "possible once the processes that worked for the last owner have ended",
+                ));
+            }
+            format(&mapping, config, &field)?
+        } else {
+            read_superblock(path, &mapping)?
+        };
+        check_capacity(&superblock, &mapping, config, path, &field)?;
+        let superblock = advance(&mapping, superblock)?;
+        write_owner(&mapping, "")?;
+        let layout = Layout {
+            capacity: superblock.capacity,
+            records: superblock.records,
+            data: superblock.data,
+        };
+        let found = recover::recover(&mapping, layout, &superblock.uuid)?;
+        let opening = Opening {
+            created: created || config.format,
+            ..found.opening
+        };
+        let first = (superblock.generation & 0xFF_FFFF) << publish::COUNTER_BITS;
+        let mut state = State::new(found.pool, layout.records as u32, first);
+        state.adopt(
+            found.entries,
+            found.live,
+            found.namespaces,
+            found.live_bytes,
+        );
+        state.described = described(&mapping)?;
+        let arena = Arena {
+            name,
+            mapping,
+            layout,
+            durability: config.durability,
+            table: Some(Table {
+                path: path.into(),
+                uuid: superblock.uuid,
+                lock: Mutex::new(Some(lock)),
+            }),
+            state: Mutex::new(state),
+            counters: Counters::default(),
+        };
+        arena.bury(&found.outranked);
+        Ok((arena, opening))
+    }
+
+    /// Lets the next owner in. Nothing may be written afterwards.
+    pub(crate) fn close(&self) {
+        if let Some(table) = &self.table {
+            drop(table.lock.lock().take());
+        }
+    }
+
+    /// Says in the owner page where the owner's socket is.
+    pub(crate) fn announce(&self, socket: &str) -> Result<(), Error> {
+        if self.table.is_some() {
+            write_owner(&self.mapping, socket)
+        } else {
+            Ok(())
+        }
+    }
+
+    /// A descriptor for a process that reads or writes this arena's medium, and its length.
+    pub(crate) fn descriptor(&self, write: bool) -> Result<std::os::fd::OwnedFd, Error> {
+        match (&self.table, write) {
+            (Some(table), true) => match &*table.lock.lock() {
+                Some(lock) => lock.for_writer(&self.mapping),
+                None => Err(Error::Closed("")),
+            },
+            _ => {
+                let access = if write {
+                    Access::ReadWrite
+                } else {
+                    Access::ReadOnly
+                };
+                Ok(self.mapping.try_clone_fd(access)?)
+            }
+        }
+    }
+}
+
+impl State {
+    fn new(pool: Pool, slots: u32, sequence: u64) -> State {
+        State {
+            pool,
+            entries: Entries::new(slots),
+            live: KeyMap::with_capacity(0),
+            reserved: KeyMap::with_capacity(0),
+            namespaces: Namespaces::default(),
+            sequence,
+            live_bytes: 0,
+            pinned: 0,
+            described: Vec::new(),
+        }
+    }
+
+    fn adopt(&mut self, entries: Entries, live: KeyMap, namespaces: Namespaces, live_bytes: u64) {
+        self.entries = entries;
+        self.live = live;
+        self.namespaces = namespaces;
+        self.live_bytes = live_bytes;
+    }
+}
+
+fn new_pool(layout: Layout) -> Result<Pool, Error> {
+    Pool::new(layout.data_len(), GRANULE)
+        .map_err(|error| Error::config("capacity", size::show(layout.capacity), error.to_string()))
+}
+
+/// Makes the file with its space really allocated.
+fn create(
+    path: &Path,
+    config: &DaxConfig,
+    field: &impl Fn(&str) -> String,
+) -> Result<Arc<Mapping>, Error> {
+    let capacity = config.capacity.unwrap_or_else(|| default_capacity(path));
+    let records = config
+        .records
+        .unwrap_or_else(|| Layout::default_records(capacity));
+    if Layout::new(capacity, records).is_none() {
+        return Err(capacity_error(capacity, records, field));
+    }
+    match Mapping::create(path, capacity / GRANULE * GRANULE) {
+        Ok(mapping) => Ok(mapping),
+        // Somebody was faster; the lock sorts out whose it is.
+        Err(error) if error.is_already_exists() => Ok(Mapping::open(path, Access::ReadWrite)?),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn capacity_error(capacity: u64, records: u64, field: &impl Fn(&str) -> String) -> Error {
+    Error::config(
+        field("capacity"),
+        size::show(capacity),
+        format!(
+            "at least {} beyond its table of {records} records",
+            size::show(layout::CAPACITY_MIN)
+        ),
+    )
+}
+
+/// 20 % of the free disk, at most 64 GiB.
+fn default_capacity(path: &Path) -> u64 {
+    (limits::disk_free(path).unwrap_or(0) / 5).min(64 << 30)
+}
+
+/// The default arena: in the user's cache directory.
+pub(crate) fn default_path() -> Result<PathBuf, Error> {
+    Ok(dirs::cache_dir()?.join("arena.kvd"))
+}
+
+fn read_page(mapping: &Mapping, offset: u64) -> Result<[u8; superblock::LEN], Error> {
+    let mut page = [0; superblock::LEN];
+    mapping.read_into(offset, &mut page)?;
+    Ok(page)
+}
+
+fn is_blank(mapping: &Mapping) -> Result<bool, Error> {
+    Ok(mapping.len() < layout::TABLE
+        || (read_page(mapping, 0)? == [0; superblock::LEN]
+            && read_page(mapping, layout::SUPERBLOCK_B)? == [0; superblock::LEN]))
+}
+
+/// The newer of the two superblocks that verify.
+pub(crate) fn read_superblock(path: &Path, mapping: &Mapping) -> Result<Superblock, Error> {
+    let corrupt = |reason: String| Error::Corrupt {
+        path: path.into(),
+        reason,
+    };
+    if mapping.len() < layout::CAPACITY_MIN {
+        return Err(corrupt(format!(
+            "{} is too small for an arena, which needs {}; name another path",
+            size::show(mapping.len()),
+            size::show(layout::CAPACITY_MIN)
+        )));
+    }
+    let copies = [0, layout::SUPERBLOCK_B]
+        .map(|offset| read_page(mapping, offset).map(|page| Superblock::decode(&page)));
+    let [a, b] = copies;
+    let (a, b) = (a?, b?);
+    let newest = [&a, &b]
+        .into_iter()
+        .flatten()
+        .max_by_key(|superblock| superblock.generation);
+    if let Some(superblock) = newest {
+        return Ok(superblock.clone());
+    }
+    let hint = "set format: true to make a new arena here (everything in it is lost)";
+    Err(corrupt(match (a, b) {
+        (Err(Refusal::Version(version)), _) | (_, Err(Refusal::Version(version))) => format!(
+            "format version {version} is not the version {} that this release reads; use the \
+             release that wrote it, or {hint}",
+            superblock::VERSION
+        ),
+        (Err(Refusal::Damaged), _) | (_, Err(Refusal::Damaged)) => {
+            format!("both superblocks are damaged; {hint}")
+        }
+        _ => format!("it is not a kvdepot arena; name another path, or {hint}"),
+    }))
+}
+
+fn format(
+    mapping: &Mapping,
+    config: &DaxConfig,
+    field: &impl Fn(&str) -> String,
+) -> Result<Superblock, Error> {
+    let capacity = config.capacity.unwrap_or_else(|| mapping.len());
+    let records = config
+        .records
+        .unwrap_or_else(|| Layout::default_records(capacity));
+    if capacity > mapping.len() {
+        return Err(Error::config(
+            field("capacity"),
+            size::show(capacity),
+            format!("at most the medium's {}", size::show(mapping.len())),
+        ));
+    }
+    let layout =
+        Layout::new(capacity, records).ok_or_else(|| capacity_error(capacity, records, field))?;
+    // The old superblocks go first: a crash in the middle leaves no arena instead of half of one.
+    let zeros = vec![0; 1 << 20];
+    mapping.write_from(0, &zeros[..superblock::LEN])?;
+    mapping.write_from(layout::SUPERBLOCK_B, &zeros[..superblock::LEN])?;
+    mapping.sync(0, layout::TABLE, Flush::Power)?;
+    let mut at = layout::OWNER;
+    while at < layout.data {
+        let len = (layout.data - at).min(zeros.len() as u64);
+        mapping.write_from(at, &zeros[..len as usize])?;
+        at += len;
+    }
+    mapping.sync(0, layout.data, Flush::Power)?;
+    let superblock = Superblock {
+        uuid: random_uuid(),
+        capacity: layout.capacity,
+        records,
+        data: layout.data,
+        generation: 0,
+        created: u64::from(clock::unix_seconds()),
+        created_by: concat!("kvdepot ", env!("CARGO_PKG_VERSION")).into(),
+    };
+    mapping.write_from(0, &superblock.encode())?;
+    mapping.sync(0, superblock::LEN as u64, Flush::Power)?;
+    Ok(superblock)
+}
+
+fn check_capacity(
+    superblock: &Superblock,
+    mapping: &Mapping,
+    config: &DaxConfig,
+    path: &Path,
+    field: &impl Fn(&str) -> String,
+) -> Result<(), Error> {
+    if superblock.capacity > mapping.len() {
+        return Err(Error::Corrupt {
+            path: path.into(),
+            reason: format!(
+                "the arena says {}, the medium has {}: it was truncated, or belongs to another \
+                 device; set format: true to start anew",
+                size::show(superblock.capacity),
+                size::show(mapping.len())
+            ),
+        });
+    }
+    match config.capacity {
+        Some(asked) if asked / GRANULE * GRANULE != superblock.capacity => Err(Error::config(
+            field("capacity"),
+            size::show(asked),
+            format!(
+                "{}, which the arena {} has (leave the option out, or set format: true to make \
+                 a new one)",
+                size::show(superblock.capacity),
+                path.display()
+            ),
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// Begins a new generation, in the older copy: the newer one stays whole meanwhile.
+fn advance(mapping: &Mapping, superblock: Superblock) -> Result<Superblock, Error> {
+    let next = Superblock {
+        generation: superblock.generation + 1,
+        ..superblock
+    };
+    let at = if next.generation % 2 == 0 {
+        0
+    } else {
+        layout::SUPERBLOCK_B
+    };
+    mapping.write_from(at, &next.encode())?;
+    mapping.sync(at, superblock::LEN as u64, Flush::Power)?;
+    Ok(next)
+}
+
+fn write_owner(mapping: &Mapping, socket: &str) -> Result<(), Error> {
+    let pid = std::process::id();
+    let page = owner::Owner {
+        pid,
+        start_time: peer::start_ticks(pid).ok().flatten().unwrap_or(0),
+        host: peer::hostname(),
+        socket: socket.to_owned(),
+    };
+    Ok(mapping.write_from(layout::OWNER, &page.encode())?)
+}
+
+fn described(mapping: &Mapping) -> Result<Vec<crate::NamespaceId>, Error> {
+    Ok(read_directory(mapping)?
+        .into_iter()
+        .map(|(id, _)| id)
+        .collect())
+}
+
+/// The namespaces that the arena describes.
+pub(crate) fn read_directory(
+    mapping: &Mapping,
+) -> Result<Vec<(crate::NamespaceId, String)>, Error> {
+    let mut entries = Vec::new();
+    for index in 0..directory::ENTRIES {
+        let mut bytes = [0; directory::LEN];
+        mapping.read_into(
+            layout::DIRECTORY + index * directory::LEN as u64,
+            &mut bytes,
+        )?;
+        match directory::decode(&bytes) {
+            Some(entry) => entries.push(entry),
+            None => break,
+        }
+    }
+    Ok(entries)
+}
+
+fn random_uuid() -> [u8; 16] {
+    use std::hash::{BuildHasher, RandomState};
+    let mut uuid = [0; 16];
+    for half in uuid.chunks_mut(8) {
+        half.copy_from_slice(&RandomState::new().hash_one(clock::now()).to_le_bytes());
+    }
+    uuid
+}

@@ -1,0 +1,99 @@
+//! One owner, and nobody left over from the one before.
+//!
+//! Byte 0 of the medium is locked by the owner, byte 1 by every process that can write it (open
+//! file description locks: they die with their holders, and on device DAX they work like on
+//! files). A new owner serves at once, but allocates only after it has once held byte 1 alone:
+//! then nobody who worked for an earlier owner can still write.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use kvdepot_media::Mapping;
+use kvdepot_media::host::fork::LockFd;
+use kvdepot_media::host::lock::Kind;
+use kvdepot_media::host::{fds, lock};
+
+use crate::format::{layout, owner};
+use crate::{Error, clock};
+
+const OWNER_BYTE: u64 = 0;
+const WRITERS_BYTE: u64 = 1;
+
+/// The owner's hold on its medium. The locks go when the descriptors are closed, and a forked
+/// child does not inherit them.
+#[derive(Debug)]
+pub(super) struct OwnerLock {
+    /// Held for its lock alone.
+    _owner: LockFd,
+    writers: LockFd,
+    /// Whether byte 1 was held alone since this owner opened.
+    alone: AtomicBool,
+}
+
+impl OwnerLock {
+    /// Takes the owner's lock, waiting up to `wait` for another owner to go.
+    pub(super) fn acquire(
+        path: &Path,
+        mapping: &Mapping,
+        wait: Duration,
+    ) -> Result<OwnerLock, Error> {
+        // Descriptions of our own: a lock lives with its description, and these never leave
+        // this process.
+        let owner = LockFd::reopen(mapping.fd(), false)?;
+        let writers = LockFd::reopen(mapping.fd(), false)?;
+        let begun = clock::now();
+        if !owner.lock_timeout(OWNER_BYTE, Kind::Exclusive, wait)? {
+            let name = read_owner(mapping);
+            return Err(Error::Locked {
+                path: path.into(),
+                pid: name.as_ref().map_or(0, |owner| owner.pid),
+                host: name.map_or_else(|| "unknown".into(), |owner| owner.host),
+                waited_s: (begun.elapsed().as_secs_f64() * 100.0).round() / 100.0,
+            });
+        }
+        Ok(OwnerLock {
+            _owner: owner,
+            writers,
+            alone: AtomicBool::new(false),
+        })
+    }
+
+    /// Whether nobody of an earlier owner can still write. Once true it stays true.
+    pub(super) fn alone(&self) -> bool {
+        if self.alone.load(Ordering::Acquire) {
+            return true;
+        }
+        let take = |kind| matches!(self.writers.try_lock(WRITERS_BYTE, kind), Ok(true));
+        // The owner writes too, so it stays among the writers.
+        let alone = take(Kind::Exclusive) && take(Kind::Shared);
+        self.alone.store(alone, Ordering::Release);
+        alone
+    }
+
+    /// A descriptor for a process that may write: its own description, already holding the
+    /// writers' lock, which thereby lives exactly as long as that process keeps it.
+    pub(super) fn for_writer(&self, mapping: &Mapping) -> Result<OwnedFd, Error> {
+        let fd = fds::reopen(mapping.fd(), false)?;
+        if !lock::lock_timeout(
+            fd.as_fd(),
+            WRITERS_BYTE,
+            Kind::Shared,
+            Duration::from_secs(1),
+        )? {
+            return Err(Error::Peer {
+                socket: "(here)".into(),
+                reason: "the writers' lock is held exclusively".into(),
+            });
+        }
+        Ok(fd)
+    }
+}
+
+/// Who opened the arena last, as far as its owner page says.
+pub(crate) fn read_owner(mapping: &Mapping) -> Option<owner::Owner> {
+    let mut page = [0; owner::LEN];
+    mapping.read_into(layout::OWNER, &mut page).ok()?;
+    owner::Owner::decode(&page)
+}

@@ -1,0 +1,260 @@
+//! Reserve, commit, abort: how a block comes to be.
+
+use std::sync::atomic::Ordering;
+
+use kvdepot_alloc::Pool;
+use kvdepot_media::checksum::Checksum;
+
+use super::owner_lock::OwnerLock;
+use super::{Arena, Place, State, Token};
+use crate::config::Durability;
+use crate::format::record::{EXTENTS_MAX, Packed, State as RecordState};
+use crate::index::{Entry, Stage};
+use crate::{Error, Key, NamespaceId, clock};
+
+/// Bits of a sequence that count within one generation.
+pub(super) const COUNTER_BITS: u32 = 40;
+
+/// Why a key got no reservation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Refused {
+    /// It is published already.
+    Present(Place),
+    /// Another call is writing it.
+    Reserved(Token),
+    /// Nothing that could be evicted is left, or the block is larger than the arena.
+    Full { requested: u64, free: u64 },
+    /// Processes that worked for the previous owner may still write here.
+    Orphans,
+}
+
+impl Arena {
+    /// Reserves extents for blocks of `(key, bytes, parts)`, given in prefix order. Neighbours
+    /// in the call become neighbours in the arena where free space allows, so that a restore of
+    /// the prompt needs few spans.
+    pub(crate) fn reserve(
+        &self,
+        namespace: NamespaceId,
+        blocks: &[(Key, u64, u16)],
+    ) -> Vec<Result<Place, Refused>> {
+        let blocked = self
+            .table
+            .as_ref()
+            .is_some_and(|table| !table.lock.lock().as_ref().is_some_and(OwnerLock::alone));
+        let mut guard = self.state.lock();
+        let state = &mut *guard;
+        let number = state.namespaces.intern(namespace);
+        // Sequences fall along the prompt: after a restart the order of use is theirs.
+        let first = state.sequence;
+        state.sequence += blocks.len() as u64;
+        let mut near = None;
+        let mut present = Vec::new();
+        let reserved = blocks
+            .iter()
+            .enumerate()
+            .map(|(index, (key, len, parts))| {
+                if let Some(slot) = state.live.get(number, key) {
+                    // Being put again is a use, and the prompt's head must not make room for
+                    // its tail.
+                    state.add_pin(slot);
+                    let place = state.place(slot);
+                    present.push(place.token);
+                    near = place.extents.iter().last().map(|(offset, _)| offset);
+                    return Err(Refused::Present(place));
+                }
+                if let Some(slot) = state.reserved.get(number, key) {
+                    return Err(Refused::Reserved(state.place(slot).token));
+                }
+                if blocked {
+                    return Err(Refused::Orphans);
+                }
+                let (slot, extents) = self.make_room(state, *len, near).inspect_err(|_| {
+                    self.counters.full.fetch_add(1, Ordering::Relaxed);
+                })?;
+                near = extents.iter().last().map(|(offset, _)| offset);
+                let mut entry = Entry::new(*key, number, extents, *len);
+                entry.parts = *parts;
+                entry.sequence = first + (blocks.len() - 1 - index) as u64;
+                entry.created = clock::unix_seconds();
+                entry.stage = Stage::Reserved;
+                state.entries.set(slot, entry);
+                state.reserved.insert(number, key, slot);
+                Ok(state.place(slot))
+            })
+            .collect();
+        self.unpin_in(state, present.into_iter());
+        reserved
+    }
+
+    /// A slot and extents for `len` bytes, evicting as needed.
+    fn make_room(
+        &self,
+        state: &mut State,
+        len: u64,
+        near: Option<u64>,
+    ) -> Result<(u32, Packed), Refused> {
+        let full = |pool: &Pool| Refused::Full {
+            requested: len,
+            free: pool.free_bytes(),
+        };
+        if len == 0 || len > self.layout.data_len() {
+            return Err(full(&state.pool));
+        }
+        loop {
+            if state.entries.vacant() > 0
+                && let Some(extents) = self.allocate(&mut state.pool, len, near)
+            {
+                // Vacant, so there is one.
+                let slot = state.entries.take().ok_or_else(|| full(&state.pool))?;
+                return Ok((slot, extents));
+            }
+            if !self.evict(state, len) {
+                return Err(full(&state.pool));
+            }
+        }
+    }
+
+    fn allocate(&self, pool: &mut Pool, len: u64, near: Option<u64>) -> Option<Packed> {
+        let data = self.layout.data;
+        let near = near.map(|offset| offset - data);
+        let pieces = pool.allocate_scattered(len, EXTENTS_MAX, near).ok()?;
+        let extents: Vec<(u64, u64)> = pieces
+            .iter()
+            .map(|extent| (extent.offset + data, extent.len))
+            .collect();
+        Packed::new(&extents)
+    }
+
+    /// Publishes reserved blocks whose bytes are in place; true where the token was a
+    /// reservation. On return the blocks are durable as far as the arena's durability says. With
+    /// `pinned` each is born with a pin, for the mover that takes it to the next tier.
+    pub(crate) fn commit(&self, blocks: &[(Token, Checksum)], pinned: bool) -> Vec<bool> {
+        if self.durability == Durability::Power && self.table.is_some() {
+            return self.commit_durably(blocks, pinned);
+        }
+        let mut guard = self.state.lock();
+        let state = &mut *guard;
+        let stored = self.write_reserved(state, blocks);
+        for (index, (token, _)) in blocks.iter().enumerate().rev() {
+            if stored[index] {
+                self.publish(state, token.slot, pinned);
+            }
+        }
+        stored
+    }
+
+    /// Payload, fence, record, fence, and only then visible.
+    fn commit_durably(&self, blocks: &[(Token, Checksum)], pinned: bool) -> Vec<bool> {
+        let places: Vec<Place> = {
+            let state = self.state.lock();
+            let reserved = blocks.iter().filter(|(token, _)| state.is_reserved(*token));
+            reserved.map(|(token, _)| state.place(token.slot)).collect()
+        };
+        for (offset, len) in places.iter().flat_map(|place| place.extents.iter()) {
+            self.sync(offset, len);
+        }
+        let stored = self.write_reserved(&mut self.state.lock(), blocks);
+        let slots: Vec<u32> = blocks
+            .iter()
+            .zip(&stored)
+            .filter(|(_, ok)| **ok)
+            .map(|((t, _), _)| t.slot)
+            .collect();
+        self.sync_records(&slots);
+        let mut guard = self.state.lock();
+        for slot in slots.iter().rev() {
+            self.publish(&mut guard, *slot, pinned);
+        }
+        stored
+    }
+
+    fn write_reserved(&self, state: &mut State, blocks: &[(Token, Checksum)]) -> Vec<bool> {
+        let mut stored = Vec::with_capacity(blocks.len());
+        for (token, checksum) in blocks {
+            let reserved = state.is_reserved(*token);
+            if reserved {
+                state.entries.get_mut(token.slot).checksum = *checksum;
+                self.write_record(state, token.slot, RecordState::Live);
+            }
+            stored.push(reserved);
+        }
+        stored
+    }
+
+    fn publish(&self, state: &mut State, slot: u32, pinned: bool) {
+        let entry = *state.entries.get(slot);
+        state.reserved.remove(entry.namespace, &entry.key, slot);
+        state.entries.get_mut(slot).stage = Stage::Live;
+        state.live.insert(entry.namespace, &entry.key, slot);
+        state.live_bytes += entry.len;
+        state.entries.link(slot);
+        if pinned {
+            state.add_pin(slot);
+        }
+        self.counters.stored_blocks.fetch_add(1, Ordering::Relaxed);
+        self.counters
+            .stored_bytes
+            .fetch_add(entry.len, Ordering::Relaxed);
+    }
+
+    /// Gives reservations back; how many bytes of payload they were for. Whoever wrote into them
+    /// must have stopped.
+    pub(crate) fn abort(&self, tokens: &[Token]) -> u64 {
+        let mut guard = self.state.lock();
+        let state = &mut *guard;
+        let mut freed = 0;
+        for token in tokens {
+            if !state.is_reserved(*token) {
+                continue;
+            }
+            let entry = *state.entries.get(token.slot);
+            freed += entry.len;
+            state
+                .reserved
+                .remove(entry.namespace, &entry.key, token.slot);
+            // Nothing of it is on the medium: the slot still holds an empty or a dead record.
+            self.release(state, token.slot);
+        }
+        freed
+    }
+
+    /// Notes what a namespace means in the arena's directory, if it has room.
+    pub(crate) fn describe(&self, namespace: NamespaceId, description: &str) {
+        use crate::format::{directory, layout};
+        if self.table.is_none() {
+            return;
+        }
+        let mut state = self.state.lock();
+        if state.described.contains(&namespace)
+            || state.described.len() as u64 >= directory::ENTRIES
+        {
+            return;
+        }
+        let at = layout::DIRECTORY + (state.described.len() * directory::LEN) as u64;
+        if let Err(error) = self
+            .mapping
+            .write_from(at, &directory::encode(namespace, description))
+        {
+            tracing::warn!(tier = self.name, %error, "a namespace could not be described");
+        }
+        state.described.push(namespace);
+    }
+
+    /// The error for a refused reservation of a caller who wants one.
+    pub(crate) fn full_error(&self, requested: u64, free: u64) -> Error {
+        Error::Full {
+            tier: self.name,
+            requested,
+            free,
+            capacity: self.layout.data_len(),
+        }
+    }
+}
+
+impl State {
+    fn is_reserved(&self, token: Token) -> bool {
+        self.entries
+            .check(token.slot, token.sequence)
+            .is_some_and(|entry| entry.stage == Stage::Reserved)
+    }
+}

@@ -1,0 +1,114 @@
+//! Lookups and pins.
+
+use super::{Arena, Place, State, Token};
+use crate::index::Stage;
+use crate::{Key, NamespaceId};
+
+impl Arena {
+    /// Sets `found[i]` where the block of `keys[i]` is published, and leaves it elsewhere.
+    pub(crate) fn contains(&self, namespace: NamespaceId, keys: &[Key], found: &mut [bool]) {
+        let state = self.state.lock();
+        let Some(number) = state.namespaces.number(namespace) else {
+            return;
+        };
+        for (key, found) in keys.iter().zip(found) {
+            *found |= state.live.get(number, key).is_some();
+        }
+    }
+
+    /// The published block of a key.
+    pub(crate) fn find(&self, namespace: NamespaceId, key: &Key) -> Option<Place> {
+        let state = self.state.lock();
+        state.find(namespace, key).map(|slot| state.place(slot))
+    }
+
+    /// How many of the first keys are published, without a gap.
+    pub(crate) fn prefix(&self, namespace: NamespaceId, keys: &[Key]) -> usize {
+        let state = self.state.lock();
+        let Some(number) = state.namespaces.number(namespace) else {
+            return 0;
+        };
+        keys.iter()
+            .take_while(|key| state.live.get(number, key).is_some())
+            .count()
+    }
+
+    /// Pins the blocks of the keys that `wanted` still names, in one critical section. A pinned
+    /// block is neither evicted nor are its extents reused.
+    pub(crate) fn pin(
+        &self,
+        namespace: NamespaceId,
+        keys: &[Key],
+        mut each: impl FnMut(usize, Place) -> bool,
+        wanted: impl Fn(usize) -> bool,
+    ) {
+        let mut state = self.state.lock();
+        for (index, key) in keys.iter().enumerate() {
+            if !wanted(index) {
+                continue;
+            }
+            let Some(slot) = state.find(namespace, key) else {
+                continue;
+            };
+            let place = state.place(slot);
+            if each(index, place) {
+                state.add_pin(slot);
+            }
+        }
+    }
+
+    /// Pins a block that is known by its token.
+    pub(crate) fn pin_token(&self, token: Token) -> Option<Place> {
+        let mut state = self.state.lock();
+        let live = state.entries.check(token.slot, token.sequence)?.stage == Stage::Live;
+        live.then(|| {
+            state.add_pin(token.slot);
+            state.place(token.slot)
+        })
+    }
+
+    /// Ends pins, given in prefix order. Each stamps its block as used, the last first, so that
+    /// a prompt's tail is always older than its head.
+    pub(crate) fn unpin(&self, tokens: impl DoubleEndedIterator<Item = Token>) {
+        self.unpin_in(&mut self.state.lock(), tokens);
+    }
+
+    pub(super) fn unpin_in(
+        &self,
+        state: &mut State,
+        tokens: impl DoubleEndedIterator<Item = Token>,
+    ) {
+        for token in tokens.rev() {
+            if state
+                .entries
+                .check(token.slot, token.sequence)
+                .is_none_or(|entry| entry.pins == 0)
+            {
+                tracing::error!(tier = self.name, ?token, "a pin was ended twice");
+                continue;
+            }
+            let entry = state.entries.get_mut(token.slot);
+            entry.pins -= 1;
+            if entry.pins > 0 {
+                continue;
+            }
+            state.pinned -= 1;
+            if state.entries.get(token.slot).stage == Stage::Live {
+                state.entries.link(token.slot);
+            } else {
+                self.release(state, token.slot);
+            }
+        }
+    }
+}
+
+impl State {
+    pub(super) fn add_pin(&mut self, slot: u32) {
+        let entry = self.entries.get_mut(slot);
+        entry.pins += 1;
+        if entry.pins == 1 {
+            self.pinned += 1;
+            self.entries.unlink(slot);
+        }
+    }
+}

@@ -1,0 +1,111 @@
+//! The caller's memory, one block a key, each in one or many pieces.
+
+use kvdepot_media::Buffer;
+
+use crate::Error;
+
+/// Caller's buffers of a call: for each key the pieces that its payload is gathered from or
+/// scattered to, in payload order.
+#[derive(Clone, Default)]
+pub struct BlockBuffers {
+    pieces: Vec<Buffer>,
+    /// `ends[i]` is one past the last piece of key `i`.
+    ends: Vec<usize>,
+    /// `lens[i]` is the payload length of key `i`, in bytes.
+    lens: Vec<u64>,
+}
+
+impl BlockBuffers {
+    /// One buffer a key.
+    #[must_use]
+    pub fn whole(buffers: impl IntoIterator<Item = Buffer>) -> BlockBuffers {
+        let mut blocks = BlockBuffers::default();
+        for buffer in buffers {
+            blocks.push([buffer]);
+        }
+        blocks
+    }
+
+    /// Adds the next key's pieces.
+    pub fn push(&mut self, pieces: impl IntoIterator<Item = Buffer>) {
+        let before = self.pieces.len();
+        self.pieces.extend(pieces);
+        self.lens.push(
+            self.pieces[before..]
+                .iter()
+                .map(|piece| piece.len() as u64)
+                .sum(),
+        );
+        self.ends.push(self.pieces.len());
+    }
+
+    /// How many keys they are for.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.ends.len()
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.ends.is_empty()
+    }
+
+    /// The pieces of key `index`.
+    #[must_use]
+    pub fn pieces(&self, index: usize) -> &[Buffer] {
+        let begin = if index == 0 { 0 } else { self.ends[index - 1] };
+        &self.pieces[begin..self.ends[index]]
+    }
+
+    /// Payload bytes of key `index`.
+    #[must_use]
+    pub fn bytes(&self, index: usize) -> u64 {
+        self.lens[index]
+    }
+
+    /// Refuses buffers that do not fit the keys, are empty, or (for destinations) are read-only
+    /// or overlap.
+    pub(crate) fn check(&self, keys: usize, written: bool) -> Result<(), Error> {
+        if self.len() != keys {
+            return Err(Error::input(
+                "buffers",
+                format!("{} for {keys} keys", self.len()),
+                "one buffer a key",
+            ));
+        }
+        if let Some(index) = (0..self.len()).find(|index| self.bytes(*index) == 0) {
+            return Err(Error::input(
+                format!("buffers[{index}]"),
+                "0 bytes",
+                "at least one byte",
+            ));
+        }
+        if !written {
+            return Ok(());
+        }
+        if let Some(index) = (0..self.len())
+            .find(|index| self.pieces(*index).iter().any(|piece| !piece.is_writable()))
+        {
+            return Err(Error::input(
+                format!("buffers[{index}]"),
+                "read-only memory",
+                "writable memory",
+            ));
+        }
+        let mut ranges: Vec<(usize, usize)> = self
+            .pieces
+            .iter()
+            .map(|piece| (piece.addr(), piece.addr() + piece.len()))
+            .collect();
+        ranges.sort_unstable();
+        match ranges.windows(2).find(|pair| pair[0].1 > pair[1].0) {
+            Some(pair) => Err(Error::input(
+                "buffers",
+                format!("two destinations that share the byte at {:#x}", pair[1].0),
+                "destinations that do not overlap",
+            )),
+            None => Ok(()),
+        }
+    }
+}

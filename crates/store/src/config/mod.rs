@@ -1,0 +1,467 @@
+//! Configuration: one schema for file, dictionary and command line.
+
+pub mod schema;
+pub mod size;
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde_json::{Map, Value};
+
+use crate::Error;
+use schema::Kind;
+
+/// What a put does when the write-back queue is full.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum Overload {
+    /// Goes at the far tier's speed.
+    #[default]
+    Wait,
+    /// Is dropped, and counted.
+    Drop,
+}
+
+/// What an acknowledged block outlives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum Durability {
+    /// The process, killed at any instruction.
+    #[default]
+    Process,
+    /// A power cut too.
+    Power,
+}
+
+/// Where other processes of the host find the owner.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum Socket {
+    /// In the runtime directory.
+    #[default]
+    Auto,
+    /// Nowhere.
+    Off,
+    /// At this path.
+    At(PathBuf),
+}
+
+/// The near tier's settings.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct CacheConfig {
+    /// Bytes of memory; by default sized from the machine.
+    pub capacity: Option<u64>,
+}
+
+/// A mapped arena's settings.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct DaxConfig {
+    /// Device or file; by default in the user's cache directory.
+    pub path: Option<PathBuf>,
+    /// Bytes of the medium.
+    pub capacity: Option<u64>,
+    /// Entries of a new arena's record table.
+    pub records: Option<u64>,
+    /// What acknowledged blocks outlive.
+    pub durability: Durability,
+    /// Make a new arena of what is there.
+    pub format: bool,
+}
+
+/// A depot's validated configuration.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct Config {
+    /// The tiers, near to far.
+    pub pipeline: Vec<String>,
+    /// Threads that move bytes.
+    pub lanes: Option<usize>,
+    /// Most bytes a lane takes at a time.
+    pub slice_size: u64,
+    /// How long opening waits for the lock.
+    pub lock_wait: Duration,
+    /// What a put does when the write-back queue is full.
+    pub overload: Overload,
+    /// Most bytes waiting for the far tier.
+    pub write_back_depth: Option<u64>,
+    /// Whether far hits are copied near.
+    pub promote: bool,
+    /// How long a close drains.
+    pub close_timeout: Duration,
+    /// Where movers attach.
+    pub socket: Socket,
+    /// The `cache` section.
+    pub cache: CacheConfig,
+    /// The `dax` section.
+    pub dax: DaxConfig,
+}
+
+impl Default for Config {
+    fn default() -> Config {
+        Config {
+            pipeline: vec!["Cache".into(), "Dax".into()],
+            lanes: None,
+            slice_size: 1 << 20,
+            lock_wait: Duration::from_secs(10),
+            overload: Overload::default(),
+            write_back_depth: None,
+            promote: true,
+            close_timeout: Duration::from_secs(60),
+            socket: Socket::default(),
+            cache: CacheConfig::default(),
+            dax: DaxConfig::default(),
+        }
+    }
+}
+
+impl Config {
+    /// A pipeline with its settings.
+    ///
+    /// # Errors
+    /// [`Error::Config`] naming the option, the value and what is allowed.
+    pub fn new(pipeline: &str, settings: &Value) -> Result<Config, Error> {
+        let settings = object("settings", settings)?;
+        if let Some(inner) = settings.get("pipeline")
+            && inner.as_str() != Some(pipeline)
+        {
+            return Err(Error::config(
+                "pipeline",
+                inner,
+                format!("{pipeline:?}, as in the call"),
+            ));
+        }
+        let mut config = Config {
+            pipeline: parse_pipeline(pipeline)?,
+            ..Config::default()
+        };
+        config.apply(settings)?;
+        Ok(config)
+    }
+
+    /// Settings that may name their pipeline themselves.
+    ///
+    /// # Errors
+    /// As [`Config::new`].
+    pub fn from_value(settings: &Value) -> Result<Config, Error> {
+        let pipeline = match object("settings", settings)?.get("pipeline") {
+            None => "Cache|Dax".to_owned(),
+            Some(Value::String(text)) => text.clone(),
+            Some(other) => return Err(Error::config("pipeline", other, pipeline_help())),
+        };
+        Config::new(&pipeline, settings)
+    }
+
+    /// A YAML file (JSON is YAML too).
+    ///
+    /// # Errors
+    /// [`Error::Io`] when it cannot be read, [`Error::Config`] for what it says.
+    pub fn from_file(path: &Path) -> Result<Config, Error> {
+        Config::from_value(&read_yaml(path)?)
+    }
+
+    fn apply(&mut self, settings: &Map<String, Value>) -> Result<(), Error> {
+        for (name, value) in settings {
+            if let Some(tier) = schema::TIERS
+                .iter()
+                .find(|tier| tier.to_ascii_lowercase() == *name)
+            {
+                if !self.pipeline.iter().any(|known| known == tier) {
+                    return Err(Error::config(
+                        name,
+                        "a section",
+                        format!(
+                            "sections of the pipeline {:?} only",
+                            self.pipeline.join("|")
+                        ),
+                    ));
+                }
+                for (inner, value) in object(name, value)? {
+                    self.set(name, inner, value)?;
+                }
+            } else {
+                self.set("", name, value)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn set(&mut self, section: &str, name: &str, value: &Value) -> Result<(), Error> {
+        let field = if section.is_empty() {
+            name.to_owned()
+        } else {
+            format!("{section}.{name}")
+        };
+        let spec = schema::find(section, name).ok_or_else(|| unknown(section, &field, name))?;
+        let parsed = Parsed::new(&field, spec.kind, value)?;
+        match (section, name) {
+            ("", "pipeline") => {}
+            ("", "lanes") => self.lanes = Some(parsed.count(&field, 256)? as usize),
+            ("", "slice_size") => self.slice_size = parsed.number.max(64 << 10),
+            ("", "lock_wait") => self.lock_wait = parsed.duration,
+            ("", "overload") => {
+                self.overload = if parsed.text == "drop" {
+                    Overload::Drop
+                } else {
+                    Overload::Wait
+                };
+            }
+            ("", "write_back_depth") => self.write_back_depth = Some(parsed.number),
+            ("", "promote") => self.promote = parsed.flag,
+            ("", "close_timeout") => self.close_timeout = parsed.duration,
+            ("", "socket") => {
+                self.socket = match parsed.text.as_str() {
+                    "auto" => Socket::Auto,
+                    "off" => Socket::Off,
+                    path => Socket::At(path.into()),
+                }
+            }
+            ("cache", "capacity") => self.cache.capacity = Some(parsed.number),
+            ("dax", "path") => self.dax.path = Some(expand_home(&parsed.text)),
+            ("dax", "capacity") => self.dax.capacity = Some(parsed.number),
+            ("dax", "records") => {
+                self.dax.records = Some(parsed.count(&field, u64::from(u32::MAX) - 1)?);
+            }
+            ("dax", "durability") => {
+                self.dax.durability = if parsed.text == "power" {
+                    Durability::Power
+                } else {
+                    Durability::Process
+                };
+            }
+            ("dax", "format") => self.dax.format = parsed.flag,
+            _ => return Err(unknown(section, &field, name)),
+        }
+        Ok(())
+    }
+}
+
+/// Reads a YAML file into a neutral value.
+///
+/// # Errors
+/// [`Error::Io`] and [`Error::Config`].
+pub fn read_yaml(path: &Path) -> Result<Value, Error> {
+    let text = std::fs::read_to_string(path).map_err(|source| Error::Io {
+        path: path.into(),
+        source,
+    })?;
+    serde_yaml_ng::from_str(&text)
+        .map_err(|error| Error::config(path.display().to_string(), error, "a YAML mapping"))
+}
+
+/// Splits and checks a pipeline.
+fn parse_pipeline(text: &str) -> Result<Vec<String>, Error> {
+    let tiers: Vec<String> = text.split('|').map(|tier| tier.trim().to_owned()).collect();
+    let mut position = 0;
+    for tier in &tiers {
+        let found = schema::TIERS.iter().position(|known| known == tier);
+        match found {
+            Some(at) if at >= position => position = at + 1,
+            _ => {
+                return Err(Error::config(
+                    "pipeline",
+                    format!("{text:?}"),
+                    pipeline_help(),
+                ));
+            }
+        }
+    }
+    Ok(tiers)
+}
+
+fn pipeline_help() -> String {
+    format!(
+        "tiers among {} chained near to far with |, each once, such as \"Cache|Dax\"",
+        schema::TIERS.join(", ")
+    )
+}
+
+fn object<'a>(field: &str, value: &'a Value) -> Result<&'a Map<String, Value>, Error> {
+    static EMPTY: std::sync::LazyLock<Map<String, Value>> = std::sync::LazyLock::new(Map::new);
+    match value {
+        Value::Null => Ok(&EMPTY),
+        Value::Object(map) => Ok(map),
+        other => Err(Error::config(field, other, "a mapping of options")),
+    }
+}
+
+fn unknown(section: &str, field: &str, name: &str) -> Error {
+    let mut known: Vec<&str> = schema::OPTIONS
+        .iter()
+        .filter(|option| option.section == section)
+        .map(|option| option.name)
+        .collect();
+    if section.is_empty() {
+        known.extend(["cache", "dax"]);
+    }
+    let near = known
+        .iter()
+        .copied()
+        .min_by_key(|word| distance(word, name));
+    let hint = match near {
+        Some(word) if distance(word, name) <= 2 => format!("did you mean {word:?}? "),
+        _ => String::new(),
+    };
+    Error::config(
+        field,
+        "an unknown option",
+        format!("{hint}known are {}", known.join(", ")),
+    )
+}
+
+/// Edit distance (Levenshtein), for the suggestion only.
+fn distance(a: &str, b: &str) -> usize {
+    let b: Vec<char> = b.chars().collect();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, from) in a.chars().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, to) in b.iter().enumerate() {
+            let change = diagonal + usize::from(from != *to);
+            diagonal = row[j + 1];
+            row[j + 1] = change.min(row[j] + 1).min(diagonal + 1);
+        }
+    }
+    row.last().copied().unwrap_or_default()
+}
+
+fn expand_home(path: &str) -> PathBuf {
+    match (path.strip_prefix("~/"), std::env::var_os("HOME")) {
+        (Some(rest), Some(home)) => Path::new(&home).join(rest),
+        _ => path.into(),
+    }
+}
+
+/// A value read as its kind asks; only the field of that kind is set.
+#[derive(Default)]
+struct Parsed {
+    number: u64,
+    duration: Duration,
+    flag: bool,
+    text: String,
+}
+
+impl Parsed {
+    fn new(field: &str, kind: Kind, value: &Value) -> Result<Parsed, Error> {
+        let text = match value {
+            Value::String(text) => text.clone(),
+            other => other.to_string(),
+        };
+        let refuse = |allowed: &str| Err(Error::config(field, value, allowed));
+        let mut parsed = Parsed::default();
+        match kind {
+            Kind::Size => match size::size(&text) {
+                Some(bytes) if bytes > 0 => parsed.number = bytes,
+                _ => return refuse(size::SIZE_HELP),
+            },
+            Kind::Duration => match size::duration(&text) {
+                Some(duration) => parsed.duration = duration,
+                None => return refuse(size::DURATION_HELP),
+            },
+            Kind::Count => match text.parse() {
+                Ok(count) if count > 0 => parsed.number = count,
+                _ => return refuse("a whole number from 1"),
+            },
+            Kind::Flag => match value {
+                Value::Bool(flag) => parsed.flag = *flag,
+                _ => return refuse("true or false"),
+            },
+            Kind::Text => match value {
+                Value::String(text) if !text.is_empty() => parsed.text.clone_from(text),
+                _ => return refuse("a text that is not empty"),
+            },
+            Kind::Choice(words) => match words.iter().find(|word| **word == text) {
+                Some(word) => parsed.text = (*word).to_owned(),
+                None => return refuse(&format!("one of {}", words.join(", "))),
+            },
+        }
+        Ok(parsed)
+    }
+
+    fn count(&self, field: &str, most: u64) -> Result<u64, Error> {
+        if self.number > most {
+            return Err(Error::config(field, self.number, format!("at most {most}")));
+        }
+        Ok(self.number)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn error(pipeline: &str, settings: Value) -> String {
+        Config::new(pipeline, &settings).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn sizes_units_and_sections_are_read() {
+        let settings = json!({
+            "overload": "drop", "lock_wait": "500ms", "cache": {"capacity": "512MiB"},
+            "dax": {"path": "/dev/dax0.0", "capacity": "64GiB", "durability": "power"},
+        });
+        let config = Config::new("Cache|Dax", &settings).unwrap();
+        assert_eq!(config.cache.capacity, Some(512 << 20));
+        assert_eq!(config.dax.capacity, Some(64 << 30));
+        assert_eq!(config.dax.durability, Durability::Power);
+        assert_eq!(config.overload, Overload::Drop);
+        assert_eq!(config.lock_wait, Duration::from_millis(500));
+    }
+
+    #[test]
+    fn mistakes_name_the_field_the_value_and_what_is_allowed() {
+        let typo = error("Cache|Dax", json!({"dax": {"capactiy": "1GiB"}}));
+        assert!(
+            typo.contains("dax.capactiy") && typo.contains("\"capacity\""),
+            "{typo}"
+        );
+        let zero = error("Cache", json!({"cache": {"capacity": 0}}));
+        assert!(
+            zero.contains("cache.capacity") && zero.contains("above zero"),
+            "{zero}"
+        );
+        let word = error("Cache", json!({"overload": "explode"}));
+        assert!(
+            word.contains("explode") && word.contains("wait, drop"),
+            "{word}"
+        );
+        let section = error("Cache", json!({"dax": {"path": "/x"}}));
+        assert!(section.contains("dax"), "{section}");
+    }
+
+    #[test]
+    fn unknown_or_misordered_pipelines_are_refused() {
+        for pipeline in ["", "Dax|Cache", "Cache|Cache", "Cache|Tape", "cache"] {
+            let text = error(pipeline, json!({}));
+            assert!(
+                text.contains("pipeline") && text.contains("Cache|Dax"),
+                "{text}"
+            );
+        }
+    }
+
+    #[test]
+    fn every_option_of_the_schema_is_understood() {
+        for option in schema::OPTIONS {
+            let value = match option.kind {
+                Kind::Size => json!("1MiB"),
+                Kind::Duration => json!("1s"),
+                Kind::Count => json!(7),
+                Kind::Flag => json!(true),
+                Kind::Text => json!(if option.name == "pipeline" {
+                    "Cache|Dax"
+                } else {
+                    "/x"
+                }),
+                Kind::Choice(words) => json!(words[0]),
+            };
+            let settings = match option.section {
+                "" => json!({ option.name: value }),
+                section => json!({ section: { option.name: value } }),
+            };
+            Config::new("Cache|Dax", &settings).unwrap();
+        }
+    }
+}

@@ -1,0 +1,217 @@
+//! Every option, declared once: what validates a configuration also writes
+//! `docs/configuration.md`.
+
+/// What an option's value must look like.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Kind {
+    /// A size in bytes, units allowed.
+    Size,
+    /// A duration, units allowed.
+    Duration,
+    /// A whole number from 1.
+    Count,
+    /// `true` or `false`.
+    Flag,
+    /// A path or a name.
+    Text,
+    /// One of these words.
+    Choice(&'static [&'static str]),
+}
+
+/// One option of the configuration.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct OptionSpec {
+    /// The tier's section, empty for the depot's own options.
+    pub section: &'static str,
+    /// Its name inside the section.
+    pub name: &'static str,
+    /// What it accepts.
+    pub kind: Kind,
+    /// What holds when it is absent, in words.
+    pub default: &'static str,
+    /// What it does.
+    pub help: &'static str,
+}
+
+const fn option(
+    section: &'static str,
+    name: &'static str,
+    kind: Kind,
+    default: &'static str,
+    help: &'static str,
+) -> OptionSpec {
+    OptionSpec {
+        section,
+        name,
+        kind,
+        default,
+        help,
+    }
+}
+
+/// The tiers a pipeline can name, near to far in the only order they can be chained.
+pub const TIERS: &[&str] = &["Cache", "Dax"];
+
+/// All options. Sections are the tiers' names in lower case.
+pub const OPTIONS: &[OptionSpec] = &[
+    option(
+        "",
+        "pipeline",
+        Kind::Text,
+        "Cache|Dax",
+        "Tiers chained near to far. In a file; \
+        `kvdepot.open(pipeline, …)` gives it as its first argument.",
+    ),
+    option(
+        "",
+        "lanes",
+        Kind::Count,
+        "the CPUs of the process, at most 4",
+        "Threads that move bytes.",
+    ),
+    option(
+        "",
+        "slice_size",
+        Kind::Size,
+        "1MiB",
+        "Most bytes that a lane takes at a time; blocks smaller than it share a slice.",
+    ),
+    option(
+        "",
+        "lock_wait",
+        Kind::Duration,
+        "10s",
+        "How long opening waits for another owner of the arena to go.",
+    ),
+    option(
+        "",
+        "overload",
+        Kind::Choice(&["wait", "drop"]),
+        "wait",
+        "What a put does when the write-back queue is full: `wait` for the far tier, or `drop` \
+         the block (false, counted). Engine connectors use `drop`.",
+    ),
+    option(
+        "",
+        "write_back_depth",
+        Kind::Size,
+        "half of the near tier",
+        "Most bytes that wait in the near tier for the far one.",
+    ),
+    option(
+        "",
+        "promote",
+        Kind::Flag,
+        "true",
+        "Copy blocks that were read from a far tier into the near one, in the background.",
+    ),
+    option(
+        "",
+        "close_timeout",
+        Kind::Duration,
+        "60s",
+        "How long a close drains the write-back queue before it gives up the rest.",
+    ),
+    option(
+        "",
+        "socket",
+        Kind::Text,
+        "auto",
+        "Where other processes of this host attach to move bytes: a path, `auto` (the runtime \
+         directory) or `off`.",
+    ),
+    option(
+        "cache",
+        "capacity",
+        Kind::Size,
+        "10 % of the memory the cgroup allows, at most 8 GiB",
+        "The tier's whole memory.",
+    ),
+    option(
+        "dax",
+        "path",
+        Kind::Text,
+        "kvdepot/arena.kvd in the user's cache directory",
+        "A device (`/dev/dax0.0`) or any file that can be mapped. A missing file is created with \
+         its space really allocated.",
+    ),
+    option(
+        "dax",
+        "capacity",
+        Kind::Size,
+        "what the arena has; for a new file 20 % of the free disk, at most 64 GiB",
+        "The whole medium. An existing arena of another capacity is refused.",
+    ),
+    option(
+        "dax",
+        "records",
+        Kind::Count,
+        "one for each 32 KiB of capacity",
+        "Entries of the record table of a new arena: the most blocks it can hold.",
+    ),
+    option(
+        "dax",
+        "durability",
+        Kind::Choice(&["process", "power"]),
+        "process",
+        "What an acknowledged block outlives: the `process`, or a `power` cut too (slower).",
+    ),
+    option(
+        "dax",
+        "format",
+        Kind::Flag,
+        "false",
+        "Make a new arena of whatever the path holds. Everything in it is lost.",
+    ),
+];
+
+/// The option of that name in that section.
+#[must_use]
+pub fn find(section: &str, name: &str) -> Option<&'static OptionSpec> {
+    OPTIONS
+        .iter()
+        .find(|option| option.section == section && option.name == name)
+}
+
+/// The reference page.
+#[must_use]
+pub fn reference() -> String {
+    let mut page = String::from(
+        "# Configuration\n\nGenerated from `crates/store/src/config/schema.rs`, which also \
+         validates; `cargo run -p kvdepot-dev -- generate` writes it.\n\nOne schema for a YAML \
+         file, a Python dictionary and the command line. Sizes take units (`512MiB`, `64GiB`, \
+         `1.5TB`), durations too (`500ms`, `10s`). A name that is not in these tables is an \
+         error, never ignored.\n\n```yaml\npipeline: Cache|Dax\noverload: wait\ncache:\n  \
+         capacity: 512MiB\ndax:\n  path: /dev/dax0.0\n  capacity: 64GiB\n```\n",
+    );
+    for section in [""].into_iter().chain(TIERS.iter().copied()) {
+        let key = section.to_ascii_lowercase();
+        let title = if section.is_empty() {
+            "The depot".to_owned()
+        } else {
+            format!("Tier `{section}` (section `{key}`)")
+        };
+        page += &format!(
+            "\n## {title}\n\n| option | value | default | what it does |\n| --- | --- | --- | --- |\n"
+        );
+        for option in OPTIONS.iter().filter(|option| option.section == key) {
+            let kind = match option.kind {
+                Kind::Size => "size".to_owned(),
+                Kind::Duration => "duration".to_owned(),
+                Kind::Count => "whole number from 1".to_owned(),
+                Kind::Flag => "true, false".to_owned(),
+                Kind::Text => "text".to_owned(),
+                Kind::Choice(words) => words.join(", "),
+            };
+            page += &format!(
+                "| `{}` | {kind} | {} | {} |\n",
+                option.name,
+                option.default.replace('|', "\\|"),
+                option.help.replace('|', "\\|"),
+            );
+        }
+    }
+    page
+}

@@ -1,0 +1,114 @@
+//! Sizes and durations with units, as people write them.
+
+use std::time::Duration;
+
+const UNITS: [(&str, u64); 14] = [
+    ("b", 1),
+    ("k", 1 << 10),
+    ("kb", 1000),
+    ("kib", 1 << 10),
+    ("m", 1 << 20),
+    ("mb", 1_000_000),
+    ("mib", 1 << 20),
+    ("g", 1 << 30),
+    ("gb", 1_000_000_000),
+    ("gib", 1 << 30),
+    ("t", 1 << 40),
+    ("tb", 1_000_000_000_000),
+    ("tib", 1 << 40),
+    ("", 1),
+];
+
+/// What [`size`] accepts, for messages.
+pub const SIZE_HELP: &str = "a size above zero such as 512MiB, 64GiB, 1.5TB or a number of bytes";
+/// What [`duration`] accepts, for messages.
+pub const DURATION_HELP: &str = "a duration such as 500ms, 10s, 2min or a number of seconds";
+
+fn split(text: &str) -> (&str, &str) {
+    let text = text.trim();
+    let end = text.find(|c: char| !(c.is_ascii_digit() || c == '.' || c == '_'));
+    let (number, unit) = text.split_at(end.unwrap_or(text.len()));
+    (number, unit.trim())
+}
+
+/// Parses `64GiB`, `1.5 TB`, `4096`: binary units with an `i` or alone, decimal ones with `B`.
+#[must_use]
+pub fn size(text: &str) -> Option<u64> {
+    let (number, unit) = split(text);
+    let unit = unit.to_ascii_lowercase();
+    let factor = UNITS.iter().find(|(name, _)| *name == unit)?.1;
+    let number = number.replace('_', "");
+    if let Ok(whole) = number.parse::<u64>() {
+        return whole.checked_mul(factor);
+    }
+    let bytes = number.parse::<f64>().ok()? * factor as f64;
+    (bytes.is_finite() && bytes >= 0.0 && bytes < u64::MAX as f64).then_some(bytes as u64)
+}
+
+/// Parses `10s`, `500ms`, `2min`, `1.5` (seconds).
+#[must_use]
+pub fn duration(text: &str) -> Option<Duration> {
+    let (number, unit) = split(text);
+    let factor = match unit {
+        "" | "s" => 1.0,
+        "ms" => 1e-3,
+        "us" => 1e-6,
+        "m" | "min" => 60.0,
+        "h" => 3600.0,
+        _ => return None,
+    };
+    let seconds = number.parse::<f64>().ok()? * factor;
+    Duration::try_from_secs_f64(seconds).ok()
+}
+
+/// A number of bytes for people: `1.5 GiB`.
+#[must_use]
+pub fn show(bytes: u64) -> String {
+    let mut value = bytes as f64;
+    let mut unit = 0;
+    let names = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
+    while value >= 1024.0 && unit + 1 < names.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    let digits = usize::from(value.fract() != 0.0);
+    format!("{value:.digits$} {}", names[unit])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_read_as_people_write_them() {
+        for (text, bytes) in [
+            ("4096", 4096),
+            ("64GiB", 64 << 30),
+            ("64 gib", 64 << 30),
+            ("64G", 64 << 30),
+            ("1.5GiB", 3 << 29),
+            ("2TB", 2_000_000_000_000),
+            ("1_000", 1000),
+        ] {
+            assert_eq!(size(text), Some(bytes), "{text}");
+        }
+        for text in ["", "GiB", "-1", "1XB", "1e400", "1.2.3", "99999999999TiB"] {
+            assert_eq!(size(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn durations_read_as_people_write_them() {
+        assert_eq!(duration("500ms"), Some(Duration::from_millis(500)));
+        assert_eq!(duration("10"), Some(Duration::from_secs(10)));
+        assert_eq!(duration("2 min"), Some(Duration::from_secs(120)));
+        assert_eq!(duration("ten"), None);
+        assert_eq!(duration("5 parsecs"), None);
+    }
+
+    #[test]
+    fn sizes_show_with_their_unit() {
+        assert_eq!(show(512), "512 B");
+        assert_eq!(show(3 << 29), "1.5 GiB");
+    }
+}

@@ -1,0 +1,428 @@
+//! The public face: a depot, and the namespaces in it.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use kvdepot_media::host::limits;
+use kvdepot_media::{Checksum, Copier, CopierConfig};
+
+use crate::arena::{Arena, Opening, Refused, default_path};
+use crate::buffers::BlockBuffers;
+use crate::config::{Config, size};
+use crate::gate::Gate;
+use crate::metrics::{Metrics, Stats};
+use crate::pipeline::{Background, Core, Ledger, Pin, Reservation};
+use crate::share::Server;
+use crate::task::Task;
+use crate::{Error, Key, NamespaceId, NamespaceSpec, clock};
+
+/// A pipeline of tiers, opened by this process. Clones share it.
+#[derive(Clone)]
+pub struct Depot {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    core: Arc<Core>,
+    background: Background,
+    server: Option<Server>,
+    session: u64,
+    close_timeout: Duration,
+    opening: Opening,
+}
+
+/// One namespace of a depot.
+#[derive(Clone)]
+pub struct Namespace {
+    depot: Depot,
+    id: NamespaceId,
+}
+
+impl Depot {
+    /// Opens the tiers of a configuration, making what does not exist yet.
+    ///
+    /// # Errors
+    /// [`Error::Config`] for what the configuration says, [`Error::Locked`] when another process
+    /// owns the arena, [`Error::Corrupt`] when the medium holds something else,
+    /// [`Error::Media`] for what the system refuses.
+    pub fn open(config: &Config) -> Result<Depot, Error> {
+        let mut tiers = Vec::with_capacity(config.pipeline.len());
+        let mut opening = Opening::default();
+        // Far to near: what can be refused comes before what costs memory.
+        for name in config.pipeline.iter().rev() {
+            let arena = match name.as_str() {
+                "Cache" => Arena::volatile("Cache", cache_capacity(config)?)?,
+                _ => {
+                    let path = dax_path(config)?;
+                    let (arena, found) = Arena::open("Dax", &path, &config.dax, config.lock_wait)?;
+                    opening = found;
+                    arena
+                }
+            };
+            tiers.insert(0, Arc::new(arena));
+        }
+        let near_data = tiers[0].layout().data_len();
+        let session = new_session();
+        let mut copier = CopierConfig::default();
+        copier.lanes = config.lanes.unwrap_or_else(default_lanes);
+        copier.slice_size = config.slice_size;
+        let core = Arc::new(Core {
+            copier: Copier::new(copier)?,
+            ledger: Ledger::new(),
+            gate: Gate::new()?,
+            metrics: Metrics::default(),
+            overload: config.overload,
+            write_back_depth: config.write_back_depth.unwrap_or(near_data / 2),
+            promote: config.promote,
+            tiers,
+        });
+        let server = Server::start(&config.socket, &core.tiers, session)?;
+        if let Some(server) = &server {
+            let socket = server.path().display().to_string();
+            core.tiers
+                .iter()
+                .try_for_each(|tier| tier.announce(&socket))?;
+        }
+        let background = Background::start(&core)?;
+        let close_timeout = config.close_timeout;
+        log_opening(&core, &opening);
+        Ok(Depot {
+            inner: Arc::new(Inner {
+                core,
+                background,
+                server,
+                session,
+                close_timeout,
+                opening,
+            }),
+        })
+    }
+
+    /// A namespace by everything that must match for bytes to be reusable.
+    ///
+    /// # Errors
+    /// [`Error::Input`] when a required field is missing; [`Error::Closed`].
+    pub fn namespace(&self, spec: &NamespaceSpec) -> Result<Namespace, Error> {
+        let _pass = self.inner.core.gate.enter()?;
+        let id = spec.id()?;
+        let description = spec.describe();
+        self.inner
+            .core
+            .tiers
+            .iter()
+            .for_each(|tier| tier.describe(id, &description));
+        Ok(Namespace {
+            depot: self.clone(),
+            id,
+        })
+    }
+
+    /// The tiers' names, near to far.
+    #[must_use]
+    pub fn tiers(&self) -> Vec<&'static str> {
+        self.inner
+            .core
+            .tiers
+            .iter()
+            .map(|tier| tier.name())
+            .collect()
+    }
+
+    /// Where the lasting tier is, if there is one.
+    #[must_use]
+    pub fn path(&self) -> Option<PathBuf> {
+        self.inner
+            .core
+            .tiers
+            .iter()
+            .find_map(|tier| tier.path().map(Into::into))
+    }
+
+    /// What opening found.
+    #[must_use]
+    pub fn opening(&self) -> Opening {
+        self.inner.opening
+    }
+
+    /// Where other processes attach; `None` with `socket: off`.
+    #[must_use]
+    pub fn socket(&self) -> Option<PathBuf> {
+        self.inner
+            .server
+            .as_ref()
+            .map(|server| server.path().into())
+    }
+
+    /// Counters and fill.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        let core = &self.inner.core;
+        let tiers = core.tiers.iter().map(|tier| tier.stats()).collect();
+        core.metrics.read(tiers, core.ledger.queued_bytes())
+    }
+
+    /// Bytes admitted that the far tier has not got yet.
+    #[must_use]
+    pub fn pending_bytes(&self) -> u64 {
+        self.inner.core.ledger.queued_bytes()
+    }
+
+    /// Waits until the far tier has everything that was committed before; false at the time-out.
+    #[must_use]
+    pub fn drain(&self, timeout: Duration) -> bool {
+        self.inner.core.ledger.drain(timeout)
+    }
+
+    /// Refuses new calls, waits for those under way, drains the write-back queue as long as
+    /// `close_timeout` allows, and lets the next owner in. Correctness never depends on it.
+    /// Closing twice does nothing.
+    pub fn close(&self) {
+        self.inner.close();
+    }
+}
+
+impl Inner {
+    fn close(&self) {
+        let core = &self.core;
+        if core.gate.forked() || !core.gate.close() {
+            return;
+        }
+        let deadline = clock::now() + self.close_timeout;
+        let left = || deadline.saturating_duration_since(clock::now());
+        // Copies that touch a caller's memory have no time-out: they end by themselves.
+        core.gate.wait_empty(Duration::MAX);
+        if !core.ledger.drain(left()) {
+            let bytes = size::show(core.ledger.queued_bytes());
+            tracing::warn!(%bytes, "close_timeout passed before the write-back queue was empty");
+        }
+        core.ledger.stop();
+        self.background.join();
+        core.copier.close();
+        if let Some(server) = &self.server {
+            server.stop();
+        }
+        core.tiers.iter().for_each(|tier| tier.close());
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+fn log_opening(core: &Core, opening: &Opening) {
+    let tiers: Vec<String> = core
+        .tiers
+        .iter()
+        .map(|tier| {
+            let path = tier.path().map(|path| format!(" at {}", path.display()));
+            format!(
+                "{} {}{}",
+                tier.name(),
+                size::show(tier.layout().capacity),
+                path.unwrap_or_default()
+            )
+        })
+        .collect();
+    let Opening {
+        blocks,
+        damaged,
+        outranked,
+        ..
+    } = opening;
+    let tiers = tiers.join(", ");
+    tracing::info!(%tiers, blocks, damaged, outranked, "depot open");
+}
+
+fn dax_path(config: &Config) -> Result<PathBuf, Error> {
+    match &config.dax.path {
+        Some(path) => Ok(path.clone()),
+        None => default_path(),
+    }
+}
+
+/// 10 % of the memory that the cgroup allows, at most 8 GiB, in whole MiB.
+fn cache_capacity(config: &Config) -> Result<u64, Error> {
+    match config.cache.capacity {
+        Some(capacity) => Ok(capacity),
+        None => Ok((limits::memory_allowed()? / 10).min(8 << 30) >> 20 << 20),
+    }
+}
+
+fn default_lanes() -> usize {
+    // A few threads saturate a machine's memory; the rest of the CPUs are the engine's.
+    limits::cpus_of_group().unwrap_or(1).clamp(1, 4)
+}
+
+fn new_session() -> u64 {
+    use std::hash::{BuildHasher, RandomState};
+    RandomState::new().hash_one((std::process::id(), clock::now()))
+}
+
+impl Namespace {
+    /// Its digest.
+    #[must_use]
+    pub fn id(&self) -> NamespaceId {
+        self.id
+    }
+
+    fn core(&self) -> &Arc<Core> {
+        &self.depot.inner.core
+    }
+
+    /// Whether each key's block is stored in some tier.
+    ///
+    /// # Errors
+    /// [`Error::Closed`].
+    pub fn contains(&self, keys: &[Key]) -> Result<Vec<bool>, Error> {
+        let _pass = self.core().gate.enter()?;
+        let mut found = vec![false; keys.len()];
+        for tier in &self.core().tiers {
+            tier.contains(self.id, keys, &mut found);
+        }
+        Ok(found)
+    }
+
+    /// How many of the first keys are stored without a gap: what an engine can skip.
+    ///
+    /// # Errors
+    /// [`Error::Closed`].
+    pub fn prefix(&self, keys: &[Key]) -> Result<usize, Error> {
+        let _pass = self.core().gate.enter()?;
+        let mut count = 0;
+        // Tiers take turns: each goes on where the other has a gap.
+        loop {
+            let before = count;
+            for tier in &self.core().tiers {
+                count += tier.prefix(self.id, &keys[count..]);
+            }
+            if count == before || count == keys.len() {
+                return Ok(count);
+            }
+        }
+    }
+
+    /// Stores blocks; keys in prefix order. See [`Task`] for the two milestones.
+    ///
+    /// # Errors
+    /// [`Error::Input`] before a byte moves, [`Error::Closed`].
+    pub fn put(&self, keys: Vec<Key>, buffers: BlockBuffers) -> Result<Task, Error> {
+        self.core().put(self.id, keys, buffers)
+    }
+
+    /// Brings blocks back into the caller's buffers; keys in prefix order.
+    ///
+    /// # Errors
+    /// [`Error::Input`] before a byte moves, [`Error::Closed`].
+    pub fn get(&self, keys: Vec<Key>, buffers: BlockBuffers) -> Result<Task, Error> {
+        self.core().get(self.id, keys, buffers)
+    }
+
+    /// Removes blocks from every tier; how many were in one.
+    ///
+    /// # Errors
+    /// [`Error::Closed`].
+    pub fn remove(&self, keys: &[Key]) -> Result<usize, Error> {
+        let _pass = self.core().gate.enter()?;
+        let count = self
+            .contains(keys)?
+            .into_iter()
+            .filter(|found| *found)
+            .count();
+        // Far first: a block that is gone near and there far would be served again.
+        for tier in self.core().tiers.iter().rev() {
+            tier.remove(self.id, keys);
+        }
+        Ok(count)
+    }
+
+    /// Reserves room for blocks with parts of these lengths, in prefix order; `None` for a key
+    /// that needs no writing (stored already, or being written) or finds no room.
+    ///
+    /// # Errors
+    /// [`Error::Input`], [`Error::Closed`].
+    pub fn reserve(&self, blocks: &[(Key, Vec<u64>)]) -> Result<Vec<Option<Reservation>>, Error> {
+        let answers = self
+            .core()
+            .reserve(self.depot.inner.session, self.id, blocks)?;
+        Ok(answers.into_iter().map(Result::ok).collect())
+    }
+
+    /// As [`Namespace::reserve`], with a full tier as an error. Nothing stays reserved then.
+    ///
+    /// # Errors
+    /// [`Error::Full`], [`Error::Input`], [`Error::Closed`].
+    pub fn reserve_strict(
+        &self,
+        blocks: &[(Key, Vec<u64>)],
+    ) -> Result<Vec<Option<Reservation>>, Error> {
+        let answers = self
+            .core()
+            .reserve(self.depot.inner.session, self.id, blocks)?;
+        let full = answers.iter().find_map(|answer| match answer {
+            Err(Refused::Full { requested, free }) => {
+                Some(self.core().near().full_error(*requested, *free))
+            }
+            Err(Refused::Orphans) => Some(self.core().near().full_error(0, 0)),
+            _ => None,
+        });
+        let reserved: Vec<Option<Reservation>> = answers.into_iter().map(Result::ok).collect();
+        match full {
+            None => Ok(reserved),
+            Some(error) => {
+                self.core()
+                    .abort(&reserved.into_iter().flatten().collect::<Vec<_>>());
+                Err(error)
+            }
+        }
+    }
+
+    /// Publishes reservations whose bytes are in place; `checksums` has one a part of each.
+    ///
+    /// # Errors
+    /// [`Error::Input`], [`Error::Closed`].
+    pub fn commit(
+        &self,
+        reservations: &[Reservation],
+        checksums: &[Vec<Checksum>],
+    ) -> Result<Vec<bool>, Error> {
+        if reservations.len() != checksums.len() {
+            return Err(Error::input(
+                "checksums",
+                format!(
+                    "{} for {} reservations",
+                    checksums.len(),
+                    reservations.len()
+                ),
+                "one list a reservation",
+            ));
+        }
+        self.core().commit(reservations, checksums)
+    }
+
+    /// Gives reservations back. Every mover that had one of their placements must have stopped.
+    pub fn abort(&self, reservations: &[Reservation]) {
+        self.core().abort(reservations);
+    }
+
+    /// Pins blocks where they are nearest; `None` for a miss.
+    ///
+    /// # Errors
+    /// [`Error::Closed`].
+    pub fn pin(&self, keys: &[Key]) -> Result<Vec<Option<Pin>>, Error> {
+        self.core().pin(self.depot.inner.session, self.id, keys)
+    }
+
+    /// Ends pins, given in prefix order. `served` says that their bytes were used: it counts as
+    /// hits, and far blocks are promoted.
+    pub fn unpin(&self, pins: &[Pin], served: bool) {
+        self.core().unpin(pins, served);
+    }
+
+    /// Unpublishes pinned blocks that did not verify, where they are pinned. The pins remain.
+    pub fn discard(&self, pins: &[Pin]) -> usize {
+        self.core().discard(pins)
+    }
+}

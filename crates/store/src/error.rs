@@ -1,0 +1,126 @@
+//! What can go wrong, split by who can mend it.
+
+use std::path::PathBuf;
+
+/// Errors of the store. A miss is never one: reads answer a reason per key ([`crate::Outcome`]).
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The configuration names something that does not exist or cannot be.
+    #[error("{field}: {value} is not allowed: {allowed}")]
+    Config {
+        /// The option, with its section: `dax.capacity`.
+        field: String,
+        /// What was given.
+        value: String,
+        /// What would be accepted, or what to do.
+        allowed: String,
+    },
+    /// An argument of a call is wrong; no byte has moved.
+    #[error("{field}: {value} is not allowed: {allowed}")]
+    Input {
+        /// The argument.
+        field: String,
+        /// What was given.
+        value: String,
+        /// What would be accepted.
+        allowed: String,
+    },
+    /// Another process owns the arena.
+    #[error(
+        "{path} is in use by process {pid} on host {host}: close it there, or wait longer than \
+         lock_wait = {waited_s} s", path = path.display()
+    )]
+    Locked {
+        /// The arena.
+        path: PathBuf,
+        /// The owner's process id, 0 when it has not written its name yet.
+        pid: u32,
+        /// The owner's host.
+        host: String,
+        /// Seconds waited.
+        waited_s: f64,
+    },
+    /// No room for a reservation: nothing that could be evicted is left.
+    #[error(
+        "tier {tier} is full: {requested} bytes asked, {free} free of {capacity}, the rest is \
+         pinned or reserved"
+    )]
+    Full {
+        /// The tier's name.
+        tier: &'static str,
+        /// Bytes asked for.
+        requested: u64,
+        /// Bytes free, perhaps in pieces too small.
+        free: u64,
+        /// Bytes of data the tier can hold.
+        capacity: u64,
+    },
+    /// The medium holds something that is not a sound arena.
+    #[error("{path}: {reason}", path = path.display())]
+    Corrupt {
+        /// The arena.
+        path: PathBuf,
+        /// What is wrong, and what to do.
+        reason: String,
+    },
+    /// The depot was closed, or belongs to the process this one was forked from.
+    #[error("the depot is closed{0}")]
+    Closed(&'static str),
+    /// The time given to wait is over; the task goes on.
+    #[error("{what} did not end within {seconds} s")]
+    Timeout {
+        /// What was waited for.
+        what: &'static str,
+        /// How long.
+        seconds: f64,
+    },
+    /// The owner's process answered something else than the protocol allows, or went away.
+    #[error("owner at {socket}: {reason}")]
+    Peer {
+        /// The socket.
+        socket: String,
+        /// What happened.
+        reason: String,
+    },
+    /// The operating system or the medium refused.
+    #[error(transparent)]
+    Media(#[from] kvdepot_media::Error),
+    /// The operating system refused a lock, a socket or a descriptor.
+    #[error(transparent)]
+    Host(#[from] kvdepot_media::host::Error),
+    /// Reading a configuration file, or another plain file operation, failed.
+    #[error("{path}: {source}", path = path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// The operating system's word.
+        source: std::io::Error,
+    },
+}
+
+impl Error {
+    pub(crate) fn input(
+        field: impl Into<String>,
+        value: impl std::fmt::Display,
+        allowed: impl Into<String>,
+    ) -> Error {
+        Error::Input {
+            field: field.into(),
+            value: value.to_string(),
+            allowed: allowed.into(),
+        }
+    }
+
+    pub(crate) fn config(
+        field: impl Into<String>,
+        value: impl std::fmt::Display,
+        allowed: impl Into<String>,
+    ) -> Error {
+        Error::Config {
+            field: field.into(),
+            value: value.to_string(),
+            allowed: allowed.into(),
+        }
+    }
+}

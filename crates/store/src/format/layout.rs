@@ -1,0 +1,74 @@
+//! Where the parts of an arena lie: superblocks, owner page, namespace directory, record table,
+//! data.
+
+use super::{GRANULE, record};
+
+/// Offset of the second superblock.
+pub const SUPERBLOCK_B: u64 = 4 << 10;
+/// Offset of the owner page.
+pub const OWNER: u64 = 8 << 10;
+/// Offset of the namespace directory, which ends where the table begins.
+pub const DIRECTORY: u64 = 16 << 10;
+/// Offset of the record table.
+pub const TABLE: u64 = 64 << 10;
+/// The smallest arena: its table, and room for a few blocks.
+pub const CAPACITY_MIN: u64 = 256 << 10;
+/// Arenas from this size align their data to [`HUGE_PAGE`], so that huge pages can back it.
+const HUGE_FROM: u64 = 64 << 20;
+const HUGE_PAGE: u64 = 2 << 20;
+/// One record for every 32 KiB of capacity unless the configuration says otherwise: 0.4 % of
+/// the medium, and enough for blocks from 32 KiB up. Smaller blocks evict when the table is full.
+pub const BYTES_PER_RECORD: u64 = 32 << 10;
+
+/// The regions of one arena, in bytes from its beginning.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Layout {
+    /// Length of the whole arena.
+    pub capacity: u64,
+    /// Entries of the record table.
+    pub records: u64,
+    /// Where extents begin.
+    pub data: u64,
+}
+
+impl Layout {
+    /// The layout of an arena of `capacity` bytes with `records` table entries, or `None` when
+    /// they leave no room for data.
+    #[must_use]
+    pub fn new(capacity: u64, records: u64) -> Option<Layout> {
+        let capacity = capacity / GRANULE * GRANULE;
+        if capacity < CAPACITY_MIN || records == 0 || records > u64::from(u32::MAX) - 1 {
+            return None;
+        }
+        let align = if capacity >= HUGE_FROM {
+            HUGE_PAGE
+        } else {
+            GRANULE
+        };
+        let table_end = TABLE.checked_add(records.checked_mul(record::LEN as u64)?)?;
+        let data = table_end.checked_next_multiple_of(align)?;
+        (data + GRANULE <= capacity).then_some(Layout {
+            capacity,
+            records,
+            data,
+        })
+    }
+
+    /// Table entries for an arena of `capacity` bytes whose configuration names none.
+    #[must_use]
+    pub fn default_records(capacity: u64) -> u64 {
+        (capacity / BYTES_PER_RECORD).clamp(16, 1 << 31)
+    }
+
+    /// Bytes that extents can use.
+    #[must_use]
+    pub fn data_len(&self) -> u64 {
+        self.capacity - self.data
+    }
+
+    /// Offset of record `slot`.
+    #[must_use]
+    pub fn record(&self, slot: u32) -> u64 {
+        TABLE + u64::from(slot) * record::LEN as u64
+    }
+}

@@ -1,0 +1,86 @@
+//! The way in, and the way to close it: operations hold a pass, closing waits for all of them.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex};
+
+use crate::{Error, clock};
+use kvdepot_media::host::fork;
+
+/// Counts operations under way and refuses new ones once closed, or in a forked child.
+pub(crate) struct Gate {
+    state: Mutex<State>,
+    empty: Condvar,
+    epoch: u64,
+}
+
+#[derive(Default)]
+struct State {
+    inside: usize,
+    closed: bool,
+}
+
+/// One operation under way.
+pub(crate) struct Pass(Arc<Gate>);
+
+impl Gate {
+    pub(crate) fn new() -> Result<Arc<Gate>, Error> {
+        fork::install()?;
+        Ok(Arc::new(Gate {
+            state: Mutex::new(State::default()),
+            empty: Condvar::new(),
+            epoch: fork::epoch(),
+        }))
+    }
+
+    pub(crate) fn enter(self: &Arc<Gate>) -> Result<Pass, Error> {
+        if self.forked() {
+            return Err(Error::Closed(
+                ": it belongs to the process this one was forked from; open it here",
+            ));
+        }
+        let mut state = self.state.lock();
+        if state.closed {
+            return Err(Error::Closed(""));
+        }
+        state.inside += 1;
+        Ok(Pass(Arc::clone(self)))
+    }
+
+    /// Whether this process is a fork of the one that made the gate.
+    pub(crate) fn forked(&self) -> bool {
+        fork::epoch() != self.epoch
+    }
+
+    /// Refuses new operations. False when that had been done before.
+    pub(crate) fn close(&self) -> bool {
+        !std::mem::replace(&mut self.state.lock().closed, true)
+    }
+
+    /// Waits until nobody is inside.
+    pub(crate) fn wait_empty(&self, timeout: Duration) -> bool {
+        let deadline = clock::now().checked_add(timeout);
+        let mut state = self.state.lock();
+        while state.inside > 0 {
+            match deadline {
+                None => self.empty.wait(&mut state),
+                Some(deadline) if self.empty.wait_until(&mut state, deadline).timed_out() => {
+                    return state.inside == 0;
+                }
+                Some(_) => {}
+            }
+        }
+        true
+    }
+}
+
+impl Drop for Pass {
+    fn drop(&mut self) {
+        let mut state = self.0.state.lock();
+        state.inside -= 1;
+        if state.inside == 0 {
+            self.0.empty.notify_all();
+        }
+    }
+}

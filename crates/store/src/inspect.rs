@@ -1,0 +1,237 @@
+//! Reading an arena without owning it: what `kvdepot ls`, `stat`, `verify` and `doctor` see,
+//! also while another process owns it.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use kvdepot_media::{Access, Checksum, Copier, Done, Mapping};
+
+use crate::arena::{judge, read_directory, read_owner, read_superblock, survey};
+use crate::format::layout::Layout;
+use crate::format::owner::Owner;
+use crate::format::record::Record;
+use crate::format::superblock::Superblock;
+use crate::{Error, NamespaceId, parts};
+
+/// An arena opened for reading only.
+pub struct Inspection {
+    path: PathBuf,
+    mapping: Arc<Mapping>,
+    superblock: Superblock,
+    layout: Layout,
+}
+
+/// One live block.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Listed {
+    /// Its slot in the record table.
+    pub slot: u32,
+    /// Its record.
+    pub record: Record,
+}
+
+/// What a verification found.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Verified {
+    /// Blocks whose payload matches its checksum.
+    pub sound: u64,
+    /// Blocks that do not verify.
+    pub bad: Vec<Listed>,
+    /// Blocks that changed while they were read: a running owner evicted or replaced them.
+    pub changed: u64,
+    /// Record slots that hold bytes that are no record.
+    pub damaged_records: Vec<u32>,
+}
+
+impl Inspection {
+    /// Maps the arena read-only and reads its superblock.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] when it is no arena, [`Error::Media`] when it cannot be opened.
+    pub fn open(path: &Path) -> Result<Inspection, Error> {
+        let mapping = Mapping::open(path, Access::ReadOnly)?;
+        let superblock = read_superblock(path, &mapping)?;
+        let layout = Layout {
+            capacity: superblock.capacity.min(mapping.len()),
+            records: superblock.records,
+            data: superblock.data,
+        };
+        if layout.data > layout.capacity {
+            return Err(Error::Corrupt {
+                path: path.into(),
+                reason: "the medium ends inside the record table".into(),
+            });
+        }
+        Ok(Inspection {
+            path: path.into(),
+            mapping,
+            superblock,
+            layout,
+        })
+    }
+
+    /// The arena's path.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The superblock in force.
+    #[must_use]
+    pub fn superblock(&self) -> &Superblock {
+        &self.superblock
+    }
+
+    /// Who opened it last, and whether somebody owns it now.
+    #[must_use]
+    pub fn owner(&self) -> (Option<Owner>, bool) {
+        let held = kvdepot_media::host::lock::is_locked(self.mapping.fd(), 0).unwrap_or(false);
+        (read_owner(&self.mapping), held)
+    }
+
+    /// The namespaces that describe themselves in it.
+    ///
+    /// # Errors
+    /// [`Error::Media`].
+    pub fn namespaces(&self) -> Result<Vec<(NamespaceId, String)>, Error> {
+        read_directory(&self.mapping)
+    }
+
+    /// The live blocks by the rules of recovery, oldest first, and the damaged slots.
+    ///
+    /// # Errors
+    /// [`Error::Media`].
+    pub fn blocks(&self) -> Result<(Vec<Listed>, Vec<u32>), Error> {
+        let survey = survey(&self.mapping, self.layout, &self.superblock.uuid)?;
+        let served = judge(&survey.records);
+        let mut blocks: Vec<Listed> = survey
+            .records
+            .into_iter()
+            .zip(served)
+            .filter(|(_, served)| *served)
+            .map(|((slot, record), _)| Listed { slot, record })
+            .collect();
+        blocks.sort_unstable_by_key(|block| block.record.sequence);
+        Ok((blocks, survey.damaged))
+    }
+
+    /// Reads every payload. `progress` is called with the bytes read so far and returns whether
+    /// to go on.
+    ///
+    /// # Errors
+    /// [`Error::Media`].
+    pub fn verify(
+        &self,
+        copier: &Copier,
+        mut progress: impl FnMut(u64) -> bool,
+    ) -> Result<Verified, Error> {
+        /// Payload bytes checked between two calls of `progress`.
+        const STEP: u64 = 64 << 20;
+        let (blocks, damaged_records) = self.blocks()?;
+        let mut verified = Verified {
+            damaged_records,
+            ..Verified::default()
+        };
+        let mut rest = blocks.as_slice();
+        let mut read = 0;
+        while !rest.is_empty() {
+            let mut bytes = 0;
+            let fits = |block: &&Listed| {
+                bytes += block.record.len;
+                bytes <= STEP
+            };
+            let count = rest.iter().take_while(fits).count().max(1);
+            let (now, later) = rest.split_at(count);
+            rest = later;
+            self.verify_some(copier, now, &mut verified)?;
+            read += now.iter().map(|block| block.record.len).sum::<u64>();
+            if !progress(read) {
+                break;
+            }
+        }
+        Ok(verified)
+    }
+
+    fn verify_some(
+        &self,
+        copier: &Copier,
+        blocks: &[Listed],
+        verified: &mut Verified,
+    ) -> Result<(), Error> {
+        let mut sound = vec![true; blocks.len()];
+        let mut batch = copier.batch();
+        for (tag, block) in blocks.iter().enumerate() {
+            let Record {
+                identity,
+                extents,
+                len,
+                parts: count,
+                checksum,
+                ..
+            } = block.record;
+            let found = parts::read(&self.mapping, &identity, &extents, len, count, checksum);
+            let Some(found) = found else {
+                sound[tag] = false;
+                continue;
+            };
+            for (number, part) in found.iter().enumerate() {
+                let id = parts::part_id(&identity, number as u32, count);
+                let source = parts::buffers(&self.mapping, &extents, part.offset, part.len)?;
+                batch.hash_only(&id, &source, Some(part.checksum), tag as u32)?;
+            }
+        }
+        let (sender, receiver) = std::sync::mpsc::sync_channel(1);
+        let ticket = copier.submit(batch, move |done: &mut Done<'_>| {
+            let wrong = |moved: &Result<_, _>| {
+                moved.as_ref().is_err()
+                    || moved
+                        .as_ref()
+                        .is_ok_and(|m: &kvdepot_media::Outcome| m.matches != Some(true))
+            };
+            let bad: Vec<u32> = done
+                .parts()
+                .filter(|(_, moved)| wrong(moved))
+                .map(|(tag, _)| tag)
+                .collect();
+            // The receiver waits below.
+            let _sent = sender.send(bad);
+        });
+        let _done = ticket.wait(None);
+        for tag in receiver.recv().unwrap_or_default() {
+            sound[tag as usize] = false;
+        }
+        for (block, sound) in blocks.iter().zip(sound) {
+            if sound {
+                verified.sound += 1;
+            } else if self.still_there(block)? {
+                verified.bad.push(block.clone());
+            } else {
+                verified.changed += 1;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a block's record is what it was: beside a running owner a bad payload may be one
+    /// that was evicted meanwhile.
+    fn still_there(&self, block: &Listed) -> Result<bool, Error> {
+        use crate::format::record::{self, Slot};
+        let mut bytes = [0; record::LEN];
+        self.mapping
+            .read_into(self.layout.record(block.slot), &mut bytes)?;
+        let seed = record::seed(&self.superblock.uuid, block.slot);
+        Ok(Record::decode(&bytes, seed) == Slot::Used(block.record))
+    }
+}
+
+/// The checksum of a block's record, as hexadecimal digits.
+#[must_use]
+pub fn hex(checksum: Checksum) -> String {
+    checksum
+        .0
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect()
+}

@@ -1,0 +1,254 @@
+//! What a depot counts. Names follow `kvdepot_<noun>_<unit>` with labels `tier`, `op`, `source`.
+
+use std::fmt::Write;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+use crate::arena::TierStats;
+use crate::task::Outcome;
+
+/// Tiers a pipeline can have; a bound for arrays.
+pub(crate) const TIERS_MAX: usize = 2;
+
+/// The two directions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Op {
+    Get,
+    Put,
+}
+
+impl Op {
+    fn name(self) -> &'static str {
+        match self {
+            Op::Get => "get",
+            Op::Put => "put",
+        }
+    }
+}
+
+/// Counters since the depot was opened.
+#[derive(Default)]
+pub(crate) struct Metrics {
+    tasks: [AtomicU64; 2],
+    blocks: [AtomicU64; 2],
+    bytes: [AtomicU64; 2],
+    move_ns: [[AtomicU64; TIERS_MAX]; 2],
+    hits: [AtomicU64; TIERS_MAX],
+    hit_bytes: [AtomicU64; TIERS_MAX],
+    missed: AtomicU64,
+    promoted_blocks: AtomicU64,
+    promoted_bytes: AtomicU64,
+    put_done: AtomicU64,
+    put_full: AtomicU64,
+    put_dropped: AtomicU64,
+    put_corrupt: AtomicU64,
+}
+
+/// A depot's counters and its tiers' fill.
+#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize)]
+#[non_exhaustive]
+pub struct Stats {
+    /// The tiers, near to far.
+    pub tiers: Vec<TierStats>,
+    /// Calls of `put` and `get`.
+    pub put_tasks: u64,
+    /// Calls of `get`.
+    pub get_tasks: u64,
+    /// Keys given to `put`.
+    pub put_blocks: u64,
+    /// Keys given to `get`.
+    pub get_blocks: u64,
+    /// Blocks served, by tier.
+    pub hit_blocks: Vec<u64>,
+    /// Bytes served, by tier.
+    pub hit_bytes: Vec<u64>,
+    /// Keys that no tier had.
+    pub missed_blocks: u64,
+    /// Blocks copied to the near tier after a far hit.
+    pub promoted_blocks: u64,
+    /// Bytes copied to the near tier after far hits.
+    pub promoted_bytes: u64,
+    /// Puts acknowledged.
+    pub put_acknowledged_blocks: u64,
+    /// Puts that found no room.
+    pub put_full_blocks: u64,
+    /// Puts dropped because the write-back queue was full.
+    pub put_dropped_blocks: u64,
+    /// Blocks that did not verify on their way to the far tier.
+    pub put_corrupt_blocks: u64,
+    /// Bytes that wait for the far tier.
+    pub write_back_bytes: u64,
+}
+
+fn add(counter: &AtomicU64, amount: u64) {
+    counter.fetch_add(amount, Ordering::Relaxed);
+}
+
+fn read(counter: &AtomicU64) -> u64 {
+    counter.load(Ordering::Relaxed)
+}
+
+impl Metrics {
+    pub(crate) fn begin(&self, op: Op, blocks: u64, bytes: u64) {
+        let task = self.tasks[op as usize].fetch_add(1, Ordering::Relaxed);
+        add(&self.blocks[op as usize], blocks);
+        add(&self.bytes[op as usize], bytes);
+        tracing::debug!(task, op = op.name(), blocks, bytes, "task dispatched");
+    }
+
+    pub(crate) fn moved(&self, op: Op, tier: usize, started: Instant) {
+        let elapsed = started.elapsed();
+        add(&self.move_ns[op as usize][tier], elapsed.as_nanos() as u64);
+        tracing::debug!(
+            op = op.name(),
+            tier,
+            ms = elapsed.as_secs_f64() * 1e3,
+            "task finished"
+        );
+    }
+
+    pub(crate) fn hit(&self, tier: usize, blocks: u64, bytes: u64) {
+        add(&self.hits[tier], blocks);
+        add(&self.hit_bytes[tier], bytes);
+    }
+
+    pub(crate) fn missed(&self, blocks: u64) {
+        add(&self.missed, blocks);
+    }
+
+    pub(crate) fn promoted(&self, bytes: u64) {
+        add(&self.promoted_blocks, 1);
+        add(&self.promoted_bytes, bytes);
+    }
+
+    pub(crate) fn put_outcome(&self, outcome: Outcome) {
+        match outcome {
+            Outcome::Done => add(&self.put_done, 1),
+            Outcome::Full => add(&self.put_full, 1),
+            Outcome::Corrupt => add(&self.put_corrupt, 1),
+            _ => add(&self.put_dropped, 1),
+        }
+    }
+
+    pub(crate) fn read(&self, tiers: Vec<TierStats>, write_back_bytes: u64) -> Stats {
+        let count = tiers.len();
+        let each = |counters: &[AtomicU64]| counters.iter().take(count).map(read).collect();
+        Stats {
+            tiers,
+            put_tasks: read(&self.tasks[Op::Put as usize]),
+            get_tasks: read(&self.tasks[Op::Get as usize]),
+            put_blocks: read(&self.blocks[Op::Put as usize]),
+            get_blocks: read(&self.blocks[Op::Get as usize]),
+            hit_blocks: each(&self.hits),
+            hit_bytes: each(&self.hit_bytes),
+            missed_blocks: read(&self.missed),
+            promoted_blocks: read(&self.promoted_blocks),
+            promoted_bytes: read(&self.promoted_bytes),
+            put_acknowledged_blocks: read(&self.put_done),
+            put_full_blocks: read(&self.put_full),
+            put_dropped_blocks: read(&self.put_dropped),
+            put_corrupt_blocks: read(&self.put_corrupt),
+            write_back_bytes,
+        }
+    }
+}
+
+impl Stats {
+    /// The counters in the Prometheus text format.
+    #[must_use]
+    pub fn prometheus(&self) -> String {
+        let mut text = String::new();
+        let mut metric = |name: &str, kind: &str, rows: &[(String, u64)]| {
+            // Writing to a String cannot fail.
+            let _infallible = writeln!(text, "# TYPE kvdepot_{name} {kind}");
+            for (labels, value) in rows {
+                let _infallible = writeln!(text, "kvdepot_{name}{labels} {value}");
+            }
+        };
+        let by_tier = |value: &dyn Fn(usize, &TierStats) -> u64| -> Vec<(String, u64)> {
+            let label = |tier: &TierStats| format!("{{tier=\"{}\"}}", tier.tier);
+            self.tiers
+                .iter()
+                .enumerate()
+                .map(|(i, tier)| (label(tier), value(i, tier)))
+                .collect()
+        };
+        metric(
+            "capacity_bytes",
+            "gauge",
+            &by_tier(&|_, tier| tier.capacity_bytes),
+        );
+        metric("live_bytes", "gauge", &by_tier(&|_, tier| tier.live_bytes));
+        metric("live_blocks", "gauge", &by_tier(&|_, tier| tier.blocks));
+        metric(
+            "pinned_blocks",
+            "gauge",
+            &by_tier(&|_, tier| tier.pinned_blocks),
+        );
+        metric(
+            "reserved_blocks",
+            "gauge",
+            &by_tier(&|_, tier| tier.reserved_blocks),
+        );
+        metric(
+            "stored_bytes_total",
+            "counter",
+            &by_tier(&|_, tier| tier.stored_bytes),
+        );
+        metric(
+            "evicted_blocks_total",
+            "counter",
+            &by_tier(&|_, tier| tier.evicted_blocks),
+        );
+        metric(
+            "evicted_bytes_total",
+            "counter",
+            &by_tier(&|_, tier| tier.evicted_bytes),
+        );
+        metric(
+            "corrupt_blocks_total",
+            "counter",
+            &by_tier(&|_, tier| tier.corrupt_blocks),
+        );
+        metric(
+            "refused_blocks_total",
+            "counter",
+            &by_tier(&|_, tier| tier.full),
+        );
+        metric(
+            "hit_blocks_total",
+            "counter",
+            &by_tier(&|i, _| self.hit_blocks[i]),
+        );
+        metric(
+            "hit_bytes_total",
+            "counter",
+            &by_tier(&|i, _| self.hit_bytes[i]),
+        );
+        let by_op = |put, get| vec![("{op=\"put\"}".into(), put), ("{op=\"get\"}".into(), get)];
+        metric(
+            "tasks_total",
+            "counter",
+            &by_op(self.put_tasks, self.get_tasks),
+        );
+        metric(
+            "blocks_total",
+            "counter",
+            &by_op(self.put_blocks, self.get_blocks),
+        );
+        let plain = |value| vec![(String::new(), value)];
+        metric("missed_blocks_total", "counter", &plain(self.missed_blocks));
+        metric(
+            "promoted_bytes_total",
+            "counter",
+            &plain(self.promoted_bytes),
+        );
+        metric(
+            "dropped_blocks_total",
+            "counter",
+            &plain(self.put_dropped_blocks),
+        );
+        metric("write_back_bytes", "gauge", &plain(self.write_back_bytes));
+        text
+    }
+}

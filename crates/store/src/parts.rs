@@ -1,0 +1,219 @@
+//! Blocks in parts: what each rank of a split model contributes, and the table that binds them.
+//!
+//! A block of one part is its payload. A block of several ends in a table of 32 bytes a part
+//! (offset, length, checksum), aligned to 64 bytes, and its record's checksum covers the table.
+
+use kvdepot_media::checksum::{self, Checksum, PartId};
+use kvdepot_media::{Buffer, Mapping};
+use std::sync::Arc;
+
+use crate::format::record::{PARTS_MAX, Packed};
+use crate::{Error, Identity};
+
+/// Bytes of a table entry.
+pub(crate) const ENTRY: u64 = 32;
+const TABLE_ALIGN: u64 = 64;
+
+/// One part of a payload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Part {
+    pub(crate) offset: u64,
+    pub(crate) len: u64,
+    pub(crate) checksum: Checksum,
+}
+
+/// Bytes of a payload whose parts have these lengths, table included.
+pub(crate) fn payload_len(parts: &[u64]) -> u64 {
+    match parts {
+        [one] => *one,
+        many => table_offset(many) + many.len() as u64 * ENTRY,
+    }
+}
+
+fn table_offset(parts: &[u64]) -> u64 {
+    parts.iter().sum::<u64>().next_multiple_of(TABLE_ALIGN)
+}
+
+/// The parts of a block about to be written, their checksums still zero.
+pub(crate) fn blank(parts: &[u64]) -> Vec<Part> {
+    let mut offset = 0;
+    let place = |len: &u64| {
+        let part = Part {
+            offset,
+            len: *len,
+            checksum: Checksum::default(),
+        };
+        offset += len;
+        part
+    };
+    parts.iter().map(place).collect()
+}
+
+/// Checks the part lengths of a reservation.
+pub(crate) fn check(parts: &[u64]) -> Result<(), Error> {
+    if parts.is_empty() || parts.len() > usize::from(PARTS_MAX) {
+        return Err(Error::input(
+            "parts",
+            parts.len(),
+            format!("1 to {PARTS_MAX}"),
+        ));
+    }
+    if parts.contains(&0) {
+        return Err(Error::input("part_lengths", 0, "at least one byte a part"));
+    }
+    Ok(())
+}
+
+/// The table's bytes.
+pub(crate) fn encode(parts: &[Part]) -> Vec<u8> {
+    let mut table = Vec::with_capacity(parts.len() * ENTRY as usize);
+    for part in parts {
+        table.extend_from_slice(&part.offset.to_le_bytes());
+        table.extend_from_slice(&part.len.to_le_bytes());
+        table.extend_from_slice(&part.checksum.0);
+    }
+    table
+}
+
+pub(crate) fn decode(table: &[u8]) -> Vec<Part> {
+    let (entries, _) = table.as_chunks::<{ ENTRY as usize }>();
+    let word = |entry: &[u8; 32], at: usize| {
+        u64::from_le_bytes(entry[at..at + 8].try_into().unwrap_or_default())
+    };
+    let part = |entry: &[u8; 32]| Part {
+        offset: word(entry, 0),
+        len: word(entry, 8),
+        checksum: Checksum(entry[16..].try_into().unwrap_or_default()),
+    };
+    entries.iter().map(part).collect()
+}
+
+pub(crate) fn part_id(identity: &Identity, part: u32, parts: u16) -> PartId {
+    PartId {
+        namespace: identity.namespace.0,
+        key: identity.key.0,
+        part,
+        parts: parts.into(),
+    }
+}
+
+/// The record's checksum of a block with these parts.
+pub(crate) fn record_checksum(identity: &Identity, parts: &[Part]) -> Checksum {
+    match parts {
+        [one] => one.checksum,
+        many => checksum::of_table(
+            &identity.namespace.0,
+            &identity.key.0,
+            many.len() as u32,
+            &encode(many),
+        ),
+    }
+}
+
+/// The bytes `[offset, offset + len)` of a payload as ranges of the arena.
+pub(crate) fn ranges(
+    extents: &Packed,
+    offset: u64,
+    len: u64,
+) -> impl Iterator<Item = (u64, u64)> + '_ {
+    let (mut skip, mut left) = (offset, len);
+    extents.iter().filter_map(move |(at, room)| {
+        let begin = skip.min(room);
+        skip -= begin;
+        let take = (room - begin).min(left);
+        left -= take;
+        (take > 0).then_some((at + begin, take))
+    })
+}
+
+/// The same bytes as buffers.
+pub(crate) fn buffers(
+    mapping: &Arc<Mapping>,
+    extents: &Packed,
+    offset: u64,
+    len: u64,
+) -> Result<Vec<Buffer>, Error> {
+    ranges(extents, offset, len)
+        .map(|(at, len)| mapping.buffer(at, len).map_err(Error::from))
+        .collect()
+}
+
+/// Writes the table of a block in several parts to its place at the payload's end.
+pub(crate) fn write_table(
+    mapping: &Mapping,
+    extents: &Packed,
+    len: u64,
+    parts: &[Part],
+) -> Result<(), Error> {
+    let table = encode(parts);
+    let mut rest = table.as_slice();
+    for (at, len) in ranges(extents, len - table.len() as u64, table.len() as u64) {
+        let (now, later) = rest.split_at(len as usize);
+        mapping.write_from(at, now)?;
+        rest = later;
+    }
+    Ok(())
+}
+
+/// The parts of a published block; `None` when its table does not verify.
+pub(crate) fn read(
+    mapping: &Mapping,
+    identity: &Identity,
+    extents: &Packed,
+    len: u64,
+    parts: u16,
+    checksum: Checksum,
+) -> Option<Vec<Part>> {
+    if parts == 1 {
+        return Some(vec![Part {
+            offset: 0,
+            len,
+            checksum,
+        }]);
+    }
+    let table_len = u64::from(parts) * ENTRY;
+    let begin = len.checked_sub(table_len)?;
+    let mut table = vec![0; table_len as usize];
+    let mut at = 0;
+    for (offset, len) in ranges(extents, begin, table_len) {
+        mapping
+            .read_into(offset, &mut table[at..at + len as usize])
+            .ok()?;
+        at += len as usize;
+    }
+    let found = decode(&table);
+    if record_checksum(identity, &found) != checksum {
+        return None;
+    }
+    let inside = |part: &Part| {
+        part.offset
+            .checked_add(part.len)
+            .is_some_and(|end| end <= begin)
+    };
+    found.iter().all(inside).then_some(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_cut_across_extents() {
+        let extents = Packed::new(&[(8192, 4096), (65536, 8192)]).unwrap();
+        let all: Vec<_> = ranges(&extents, 4000, 200).collect();
+        assert_eq!(all, [(8192 + 4000, 96), (65536, 104)]);
+        assert_eq!(
+            ranges(&extents, 4096, 8192).collect::<Vec<_>>(),
+            [(65536, 8192)]
+        );
+    }
+
+    #[test]
+    fn the_table_follows_the_parts_aligned() {
+        assert_eq!(payload_len(&[100]), 100);
+        assert_eq!(payload_len(&[100, 100]), 256 + 64);
+        let parts = blank(&[100, 100]);
+        assert_eq!(parts[1].offset, 100);
+        assert_eq!(decode(&encode(&parts)), parts);
+    }
+}

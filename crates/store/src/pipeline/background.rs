@@ -1,0 +1,193 @@
+//! The thread that writes back and promotes. Write-back comes first: it is what acknowledges.
+
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+use super::Core;
+use super::replicate::Replica;
+use crate::Error;
+use crate::arena::Place;
+use crate::task::Outcome;
+
+/// Bytes moved in one go: a few tens of milliseconds of copying, so that a close or a promotion
+/// never waits long, and enough to keep all lanes busy.
+const BATCH_BYTES: u64 = 64 << 20;
+const BATCH_BLOCKS: usize = 1024;
+/// Pause before a block is tried again that somebody else is writing to the far tier.
+const RETRY: Duration = Duration::from_millis(1);
+
+/// The running thread.
+pub(crate) struct Background {
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+enum Work {
+    WriteBack(Vec<Place>),
+    Promote(usize, Vec<Place>),
+}
+
+impl Background {
+    /// Starts the thread, where the pipeline has more than one tier.
+    pub(crate) fn start(core: &Arc<Core>) -> Result<Background, Error> {
+        let thread = if core.far().is_some() {
+            let core = Arc::clone(core);
+            let run = move || {
+                // Whatever the opening thread is pinned to; slower if it fails, nothing else.
+                let _cpus = kvdepot_media::host::cpu::reset_affinity();
+                core.run();
+            };
+            let spawned = std::thread::Builder::new()
+                .name("kvdepot-backgnd".into())
+                .spawn(run);
+            Some(spawned.map_err(|source| Error::Io {
+                path: "thread".into(),
+                source,
+            })?)
+        } else {
+            None
+        };
+        Ok(Background {
+            thread: Mutex::new(thread),
+        })
+    }
+
+    /// Waits for the thread after [`super::Ledger::stop`].
+    pub(crate) fn join(&self) {
+        if let Some(thread) = self.thread.lock().take()
+            && thread.join().is_err()
+        {
+            tracing::error!("the write-back thread panicked");
+        }
+    }
+}
+
+impl Core {
+    fn run(&self) {
+        while let Some(work) = self.next_work() {
+            match work {
+                Work::WriteBack(places) => self.write_back(&places),
+                Work::Promote(tier, places) => self.promote_blocks(tier, &places),
+            }
+        }
+    }
+
+    /// Takes the next work, or `None` at the end.
+    fn next_work(&self) -> Option<Work> {
+        let mut ledger = self.ledger.lock();
+        loop {
+            if ledger.stop {
+                return None;
+            }
+            if !ledger.queue.is_empty() {
+                let mut bytes = 0;
+                let fits = |place: &&Place| {
+                    bytes += place.len;
+                    bytes <= BATCH_BYTES
+                };
+                let count = ledger
+                    .queue
+                    .iter()
+                    .take(BATCH_BLOCKS)
+                    .take_while(fits)
+                    .count();
+                return Some(Work::WriteBack(
+                    ledger.queue.drain(..count.max(1)).collect(),
+                ));
+            }
+            if let Some((tier, place)) = ledger.promotions.pop_front() {
+                let mut places = vec![place];
+                let mut bytes = place.len;
+                while let Some((next, place)) = ledger.promotions.front().copied()
+                    && next == tier
+                    && bytes + place.len <= BATCH_BYTES
+                {
+                    bytes += place.len;
+                    places.push(place);
+                    ledger.promotions.pop_front();
+                }
+                return Some(Work::Promote(tier, places));
+            }
+            self.ledger.work.wait(&mut ledger);
+        }
+    }
+
+    fn write_back(&self, places: &[Place]) {
+        let near = self.near();
+        let Some(far) = self.far() else { return };
+        let replicas = self.replicate(near, far, places);
+        let mut busy = Vec::new();
+        let mut ended = Vec::new();
+        for (place, replica) in places.iter().zip(replicas) {
+            let outcome = match replica {
+                Replica::Stored => Outcome::Done,
+                Replica::Full => Outcome::Full,
+                Replica::Failed => Outcome::Dropped,
+                Replica::Corrupt => {
+                    near.discard(&[place.token]);
+                    tracing::warn!(key = %place.identity.key, tier = near.name(),
+                        "a block did not verify on its way to the far tier");
+                    Outcome::Corrupt
+                }
+                Replica::Busy => {
+                    busy.push(*place);
+                    continue;
+                }
+            };
+            ended.push((*place, outcome));
+        }
+        near.unpin(ended.iter().map(|(place, _)| place.token));
+        for (place, outcome) in &ended {
+            self.metrics.put_outcome(*outcome);
+            self.ledger.finish(place, *outcome);
+        }
+        if !busy.is_empty() {
+            std::thread::sleep(RETRY);
+            let mut ledger = self.ledger.lock();
+            if !ledger.stop {
+                ledger.queue.extend(busy);
+            }
+        }
+    }
+
+    /// Asks for far blocks, pinned there, to be copied near. Ends their pins in time.
+    pub(super) fn promote_later(&self, tier: usize, places: Vec<Place>) {
+        let limit = self.near().layout().data_len() / 8;
+        let mut refused = Vec::new();
+        {
+            let mut ledger = self.ledger.lock();
+            for place in places {
+                if !self.promote || ledger.stop || ledger.promotion_bytes + place.len > limit {
+                    refused.push(place.token);
+                } else {
+                    ledger.promotion_bytes += place.len;
+                    ledger.promotions.push_back((tier, place));
+                }
+            }
+            self.ledger.work.notify_one();
+        }
+        self.tiers[tier].unpin(refused.into_iter());
+    }
+
+    fn promote_blocks(&self, tier: usize, places: &[Place]) {
+        let from = &self.tiers[tier];
+        let replicas = self.replicate(from, self.near(), places);
+        for (place, replica) in places.iter().zip(replicas) {
+            match replica {
+                Replica::Stored => self.metrics.promoted(place.len),
+                Replica::Corrupt => {
+                    from.discard(&[place.token]);
+                    tracing::warn!(key = %place.identity.key, tier = from.name(),
+                        "a block did not verify on its way to the near tier");
+                }
+                Replica::Full | Replica::Busy | Replica::Failed => {}
+            }
+        }
+        from.unpin(places.iter().map(|place| place.token));
+        let bytes: u64 = places.iter().map(|place| place.len).sum();
+        let mut ledger = self.ledger.lock();
+        ledger.promotion_bytes = ledger.promotion_bytes.saturating_sub(bytes);
+    }
+}

@@ -1,0 +1,243 @@
+//! Gets: pin, copy and verify, unpin. The nearest tier that has a block serves it; one that does
+//! not verify is unpublished there, and the next tier is asked.
+
+use std::sync::Arc;
+
+use kvdepot_media::Done;
+
+use super::Core;
+use crate::arena::Place;
+use crate::buffers::BlockBuffers;
+use crate::gate::Pass;
+use crate::metrics::Op;
+use crate::task::{Outcome, Task};
+use crate::{Error, Key, NamespaceId, clock, parts};
+
+/// One call. It holds the caller's buffers until the last copy into them has stopped.
+struct Get {
+    core: Arc<Core>,
+    namespace: NamespaceId,
+    keys: Vec<Key>,
+    buffers: BlockBuffers,
+    task: Task,
+    _pass: Pass,
+}
+
+impl Core {
+    /// Starts a get. The copies run on the lanes.
+    pub(crate) fn get(
+        self: &Arc<Core>,
+        namespace: NamespaceId,
+        keys: Vec<Key>,
+        buffers: BlockBuffers,
+    ) -> Result<Task, Error> {
+        let pass = self.gate.enter()?;
+        buffers.check(keys.len(), true)?;
+        let task = Task::new(keys.len());
+        let bytes = (0..keys.len())
+            .map(|index| buffers.bytes(index))
+            .sum::<u64>();
+        self.metrics.begin(Op::Get, keys.len() as u64, bytes);
+        let all: Vec<usize> = (0..keys.len()).collect();
+        let core = Arc::clone(self);
+        let get = Get {
+            core,
+            namespace,
+            keys,
+            buffers,
+            task: task.clone(),
+            _pass: pass,
+        };
+        Get::start(&Arc::new(get), all, 0);
+        Ok(task)
+    }
+}
+
+impl Get {
+    /// Serves these keys from the tiers from `first` on.
+    fn start(self: &Arc<Get>, mut indices: Vec<usize>, first: usize) {
+        for tier in first..self.core.tiers.len() {
+            if indices.is_empty() {
+                return;
+            }
+            let (pinned, rest) = self.pin(tier, &indices);
+            indices = rest;
+            if !pinned.is_empty() {
+                self.copy(tier, pinned);
+            }
+        }
+        self.core.metrics.missed(indices.len() as u64);
+        self.task
+            .settle(indices.into_iter().map(|index| (index, Outcome::Miss)));
+    }
+
+    /// Pins what one tier has; answers that, and the keys it has not.
+    fn pin(&self, tier: usize, indices: &[usize]) -> (Vec<(usize, Place)>, Vec<usize>) {
+        let keys: Vec<Key> = indices.iter().map(|index| self.keys[*index]).collect();
+        let mut pinned = Vec::with_capacity(indices.len());
+        let mut found = vec![false; indices.len()];
+        let each = |position: usize, place| {
+            found[position] = true;
+            pinned.push((indices[position], place));
+            true
+        };
+        self.core.tiers[tier].pin(self.namespace, &keys, each, |_| true);
+        let missing = indices.iter().zip(&found).filter(|(_, found)| !**found);
+        (pinned, missing.map(|(index, _)| *index).collect())
+    }
+
+    fn copy(self: &Arc<Get>, tier: usize, pinned: Vec<(usize, Place)>) {
+        let core = &self.core;
+        let mut batch = core.copier.batch();
+        let mut outcomes = Vec::with_capacity(pinned.len());
+        for (tag, (index, place)) in pinned.iter().enumerate() {
+            let outcome = self.plan(&mut batch, tier, *index, place, tag as u32);
+            outcomes.push(outcome.unwrap_or_else(|error| {
+                tracing::error!(%error, "a get could not be planned");
+                Outcome::Corrupt
+            }));
+        }
+        let started = clock::now();
+        let get = Arc::clone(self);
+        let done = move |done: &mut Done<'_>| {
+            for (tag, moved) in done.parts() {
+                match moved {
+                    Ok(moved) if moved.matches == Some(true) => {}
+                    Ok(_) => outcomes[tag as usize] = Outcome::Corrupt,
+                    Err(_) => outcomes[tag as usize] = Outcome::Miss,
+                }
+            }
+            get.core.metrics.moved(Op::Get, tier, started);
+            get.finish(tier, &pinned, &outcomes);
+        };
+        let _ticket = core.copier.submit(batch, done);
+    }
+
+    /// Plans one block; `Done` when its bytes will decide.
+    fn plan(
+        &self,
+        batch: &mut kvdepot_media::Batch,
+        tier: usize,
+        index: usize,
+        place: &Place,
+        tag: u32,
+    ) -> Result<Outcome, Error> {
+        let mapping = self.core.tiers[tier].mapping();
+        let (identity, extents) = (&place.identity, &place.extents);
+        if place.parts == 1 {
+            if place.len != self.buffers.bytes(index) {
+                return Ok(Outcome::Length);
+            }
+            let source = parts::buffers(mapping, extents, 0, place.len)?;
+            let id = parts::part_id(identity, 0, 1);
+            batch.part(
+                &id,
+                &source,
+                self.buffers.pieces(index),
+                Some(place.checksum),
+                tag,
+            )?;
+            return Ok(Outcome::Done);
+        }
+        let found = parts::read(
+            mapping,
+            identity,
+            extents,
+            place.len,
+            place.parts,
+            place.checksum,
+        );
+        let Some(found) = found else {
+            return Ok(Outcome::Corrupt);
+        };
+        if found.iter().map(|part| part.len).sum::<u64>() != self.buffers.bytes(index) {
+            return Ok(Outcome::Length);
+        }
+        let mut pieces = self.buffers.pieces(index).to_vec();
+        for (number, part) in found.iter().enumerate() {
+            let source = parts::buffers(mapping, extents, part.offset, part.len)?;
+            let rest = split(&mut pieces, part.len as usize)?;
+            let id = parts::part_id(identity, number as u32, place.parts);
+            batch.part(&id, &source, &pieces, Some(part.checksum), tag)?;
+            pieces = rest;
+        }
+        Ok(Outcome::Done)
+    }
+
+    /// All copies from one tier have stopped.
+    fn finish(self: &Arc<Get>, tier: usize, pinned: &[(usize, Place)], outcomes: &[Outcome]) {
+        let core = &self.core;
+        let arena = &core.tiers[tier];
+        let corrupt: Vec<&(usize, Place)> = pinned
+            .iter()
+            .zip(outcomes)
+            .filter(|(_, outcome)| **outcome == Outcome::Corrupt)
+            .map(|(pinned, _)| pinned)
+            .collect();
+        if !corrupt.is_empty() {
+            let tokens: Vec<_> = corrupt.iter().map(|(_, place)| place.token).collect();
+            arena.discard(&tokens);
+            for (_, place) in &corrupt {
+                tracing::warn!(key = %place.identity.key, tier = arena.name(),
+                    "a block did not verify and was unpublished");
+            }
+        }
+        let served = |outcome: &Outcome| *outcome == Outcome::Done;
+        if tier > 0 {
+            // Promotion keeps the pins of what it takes over.
+            let (promoted, rest): (Vec<_>, Vec<_>) = pinned
+                .iter()
+                .zip(outcomes)
+                .partition(|(_, outcome)| served(outcome));
+            arena.unpin(rest.into_iter().map(|((_, place), _)| place.token));
+            let places = promoted.into_iter().map(|((_, place), _)| *place).collect();
+            core.promote_later(tier, places);
+        } else {
+            arena.unpin(pinned.iter().map(|(_, place)| place.token));
+        }
+        let hits = pinned
+            .iter()
+            .zip(outcomes)
+            .filter(|(_, outcome)| served(outcome));
+        let bytes = hits.clone().map(|((_, place), _)| place.len).sum();
+        core.metrics.hit(tier, hits.count() as u64, bytes);
+        let last = tier + 1 == core.tiers.len();
+        let retry: Vec<usize> = corrupt
+            .iter()
+            .filter(|_| !last)
+            .map(|(index, _)| *index)
+            .collect();
+        let settled = pinned
+            .iter()
+            .zip(outcomes)
+            .filter(|(_, o)| last || **o != Outcome::Corrupt);
+        self.task
+            .settle(settled.map(|((index, _), outcome)| (*index, *outcome)));
+        if !retry.is_empty() {
+            self.start(retry, tier + 1);
+        }
+    }
+}
+
+/// Cuts the first `len` bytes off a list of buffers: they stay, the rest is returned.
+fn split(
+    pieces: &mut Vec<kvdepot_media::Buffer>,
+    len: usize,
+) -> Result<Vec<kvdepot_media::Buffer>, Error> {
+    let mut left = len;
+    let Some(at) = pieces.iter().position(|piece| {
+        let here = left < piece.len();
+        if !here {
+            left -= piece.len();
+        }
+        here
+    }) else {
+        return Ok(Vec::new());
+    };
+    let mut rest = pieces.split_off(at);
+    if left > 0 {
+        pieces.push(rest[0].slice(0, left)?);
+        rest[0] = rest[0].slice(left, rest[0].len() - left)?;
+    }
+    Ok(rest)
+}

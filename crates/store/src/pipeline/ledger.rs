@@ -1,0 +1,129 @@
+//! What is under way: who waits for whose reservation, what waits for the far tier, what waits
+//! for promotion.
+//!
+//! Lock order: the ledger before an arena. Whoever sees a reservation of another call registers
+//! with it before letting go of the ledger, and whoever ends a reservation takes the ledger
+//! afterwards, so that nobody waits for a reservation that has already ended.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex, MutexGuard};
+
+use super::put::Put;
+use crate::arena::{Place, Token};
+use crate::clock;
+use crate::task::{Outcome, Task};
+
+/// Work in both directions and who waits for it.
+pub(crate) struct Ledger {
+    state: Mutex<State>,
+    /// There is work, or an end.
+    pub(super) work: Condvar,
+    /// The write-back queue ran empty.
+    drained: Condvar,
+}
+
+/// A key of a put that shares another call's outcome.
+pub(super) struct Joiner {
+    pub(super) put: Arc<Put>,
+    pub(super) index: usize,
+}
+
+/// A key of a put whose bytes are in the near tier, waiting for the far one.
+#[derive(Clone)]
+pub(super) struct Waiter {
+    pub(super) task: Task,
+    pub(super) index: usize,
+}
+
+#[derive(Default)]
+pub(super) struct State {
+    /// By the tier and the reservation they wait for.
+    pub(super) joiners: HashMap<(usize, Token), Vec<Joiner>>,
+    /// Blocks of the near tier, pinned, on their way to the far one.
+    pub(super) queue: VecDeque<Place>,
+    /// Those in the queue or being copied, and who waits for them.
+    pub(super) waiting: HashMap<Token, Vec<Waiter>>,
+    /// Bytes admitted to the near tier that the far one has not got.
+    pub(super) queued_bytes: u64,
+    /// Blocks read from a far tier, pinned there, by tier.
+    pub(super) promotions: VecDeque<(usize, Place)>,
+    pub(super) promotion_bytes: u64,
+    pub(super) stop: bool,
+}
+
+impl Ledger {
+    pub(crate) fn new() -> Ledger {
+        Ledger {
+            state: Mutex::new(State::default()),
+            work: Condvar::new(),
+            drained: Condvar::new(),
+        }
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock()
+    }
+
+    /// Puts a pinned block of the near tier on its way.
+    pub(super) fn enqueue(&self, state: &mut State, place: Place, waiters: Vec<Waiter>) {
+        state.waiting.insert(place.token, waiters);
+        state.queue.push_back(place);
+        self.work.notify_one();
+    }
+
+    /// Ends a block's way to the far tier.
+    pub(super) fn finish(&self, place: &Place, outcome: Outcome) {
+        let waiters = {
+            let mut state = self.state.lock();
+            state.queued_bytes = state.queued_bytes.saturating_sub(place.len);
+            let waiters = state.waiting.remove(&place.token).unwrap_or_default();
+            if state.waiting.is_empty() {
+                self.drained.notify_all();
+            }
+            waiters
+        };
+        for waiter in waiters {
+            waiter.task.acknowledge(waiter.index, outcome);
+        }
+    }
+
+    /// Bytes on their way to the far tier.
+    pub(crate) fn queued_bytes(&self) -> u64 {
+        self.state.lock().queued_bytes
+    }
+
+    /// Waits until the far tier has everything that was committed before.
+    pub(crate) fn drain(&self, timeout: Duration) -> bool {
+        let deadline = clock::now() + timeout;
+        let mut state = self.state.lock();
+        while !state.waiting.is_empty() {
+            if self.drained.wait_until(&mut state, deadline).timed_out() {
+                return state.waiting.is_empty();
+            }
+        }
+        true
+    }
+
+    /// Tells the background thread to end, and answers everybody who still waits.
+    pub(crate) fn stop(&self) {
+        let waiters: Vec<Waiter> = {
+            let mut state = self.state.lock();
+            state.stop = true;
+            state.queue.clear();
+            state.promotions.clear();
+            state.queued_bytes = 0;
+            state
+                .waiting
+                .drain()
+                .flat_map(|(_, waiters)| waiters)
+                .collect()
+        };
+        self.work.notify_all();
+        for waiter in waiters {
+            waiter.task.acknowledge(waiter.index, Outcome::Closed);
+        }
+    }
+}

@@ -1,0 +1,51 @@
+//! Tiers chained near to far: the near one answers first, far hits are promoted in the
+//! background, puts go through to the far tier by a bounded write-back queue.
+//!
+//! `ledger` holds what is under way, `put` and `get` are the calls, `two_phase` the same verbs
+//! for engines whose scheduler and workers are different processes, `background` the thread that
+//! writes back and promotes, `replicate` the copy between two tiers that both use.
+
+mod background;
+mod get;
+mod ledger;
+mod put;
+mod replicate;
+mod two_phase;
+
+use std::sync::Arc;
+
+use kvdepot_media::Copier;
+
+use crate::arena::Arena;
+use crate::config::Overload;
+use crate::gate::Gate;
+use crate::metrics::Metrics;
+
+pub(crate) use background::Background;
+pub(crate) use ledger::Ledger;
+pub use two_phase::{Pin, Reservation};
+
+/// What all calls of a depot share.
+pub(crate) struct Core {
+    /// Near to far.
+    pub(crate) tiers: Vec<Arc<Arena>>,
+    pub(crate) copier: Copier,
+    pub(crate) ledger: Ledger,
+    pub(crate) gate: Arc<Gate>,
+    pub(crate) metrics: Metrics,
+    pub(crate) overload: Overload,
+    /// Most bytes of the near tier that wait for the far one.
+    pub(crate) write_back_depth: u64,
+    pub(crate) promote: bool,
+}
+
+impl Core {
+    pub(crate) fn near(&self) -> &Arc<Arena> {
+        &self.tiers[0]
+    }
+
+    /// The tier that acknowledges what the near one holds, if it is another one.
+    pub(crate) fn far(&self) -> Option<&Arc<Arena>> {
+        self.tiers.get(1)
+    }
+}

@@ -1,0 +1,312 @@
+//! Puts: admit, reserve, copy, commit, and on to the far tier.
+
+use std::sync::Arc;
+
+use kvdepot_media::{Checksum, Done};
+
+use super::Core;
+use super::ledger::{Joiner, State, Waiter};
+use crate::arena::{Place, Refused, Token};
+use crate::buffers::BlockBuffers;
+use crate::config::Overload;
+use crate::gate::Pass;
+use crate::metrics::Op;
+use crate::task::{Outcome, Task};
+use crate::{Error, Key, NamespaceId, clock, parts};
+
+/// One call's blocks. It holds the caller's buffers until the last copy of them has stopped.
+pub(crate) struct Put {
+    core: Arc<Core>,
+    namespace: NamespaceId,
+    keys: Vec<Key>,
+    buffers: BlockBuffers,
+    task: Task,
+    _pass: Pass,
+}
+
+/// Where the keys of a call go.
+#[derive(Default)]
+struct Routes {
+    /// Indices whose blocks were reserved, by tier.
+    copies: [Vec<(usize, Place)>; 2],
+    /// Indices that have their outcome without a copy.
+    settled: Vec<(usize, Outcome)>,
+    /// Indices that wait for the far tier; their buffers are not needed any more.
+    released: usize,
+}
+
+impl Core {
+    /// Starts a put. The copies run on the lanes.
+    pub(crate) fn put(
+        self: &Arc<Core>,
+        namespace: NamespaceId,
+        keys: Vec<Key>,
+        buffers: BlockBuffers,
+    ) -> Result<Task, Error> {
+        let pass = self.gate.enter()?;
+        buffers.check(keys.len(), false)?;
+        let task = Task::new(keys.len());
+        let bytes = (0..keys.len())
+            .map(|index| buffers.bytes(index))
+            .sum::<u64>();
+        self.metrics.begin(Op::Put, keys.len() as u64, bytes);
+        let put = Put {
+            core: Arc::clone(self),
+            namespace,
+            keys,
+            buffers,
+            task: task.clone(),
+            _pass: pass,
+        };
+        let all = (0..put.keys.len()).collect();
+        Put::start(&Arc::new(put), all);
+        Ok(task)
+    }
+}
+
+impl Put {
+    /// Routes these keys and starts their copies.
+    fn start(self: &Arc<Put>, indices: Vec<usize>) {
+        let routes = self.route(indices);
+        for (_, outcome) in &routes.settled {
+            self.core.metrics.put_outcome(*outcome);
+        }
+        self.task.settle(routes.settled);
+        self.task.release(routes.released);
+        for (tier, copies) in routes.copies.into_iter().enumerate() {
+            if !copies.is_empty() {
+                self.copy(tier, copies);
+            }
+        }
+    }
+
+    fn route(self: &Arc<Put>, indices: Vec<usize>) -> Routes {
+        let core = &self.core;
+        let mut routes = Routes::default();
+        let mut ledger = core.ledger.lock();
+        let mut near = Vec::new();
+        let mut far = Vec::new();
+        for index in indices {
+            let key = [self.keys[index]];
+            let len = self.buffers.bytes(index);
+            let mut durable = [false];
+            if let Some(tier) = core.far() {
+                tier.contains(self.namespace, &key, &mut durable);
+            }
+            if durable[0] {
+                routes.settled.push((index, Outcome::Done));
+            } else if core.far().is_none() {
+                near.push(index);
+            } else if len > core.near().layout().data_len() {
+                far.push(index);
+            } else if ledger.queued_bytes + len <= core.write_back_depth {
+                ledger.queued_bytes += len;
+                near.push(index);
+            } else if core.overload == Overload::Wait {
+                // At the far tier's speed: that is how a full queue delays.
+                far.push(index);
+            } else {
+                routes.settled.push((index, Outcome::Dropped));
+            }
+        }
+        let refused = self.reserve(0, &near, &mut ledger, &mut routes);
+        for (index, outcome) in refused {
+            if core.far().is_some() && core.overload == Overload::Wait {
+                far.push(index);
+            } else {
+                routes.settled.push((index, outcome));
+            }
+        }
+        if core.far().is_some() {
+            far.sort_unstable();
+            let refused = self.reserve(1, &far, &mut ledger, &mut routes);
+            routes.settled.extend(refused);
+        }
+        routes
+    }
+
+    /// Reserves in one tier; answers the keys that found no room.
+    fn reserve(
+        self: &Arc<Put>,
+        tier: usize,
+        indices: &[usize],
+        ledger: &mut State,
+        routes: &mut Routes,
+    ) -> Vec<(usize, Outcome)> {
+        let core = &self.core;
+        let arena = &core.tiers[tier];
+        let through = tier == 0 && core.far().is_some();
+        let blocks: Vec<(Key, u64, u16)> = indices
+            .iter()
+            .map(|index| (self.keys[*index], self.buffers.bytes(*index), 1))
+            .collect();
+        let mut refused = Vec::new();
+        for (index, answer) in indices
+            .iter()
+            .copied()
+            .zip(arena.reserve(self.namespace, &blocks))
+        {
+            let len = self.buffers.bytes(index);
+            match answer {
+                Ok(place) => {
+                    routes.copies[tier].push((index, place));
+                    continue;
+                }
+                Err(Refused::Present(place)) if through => {
+                    if core.wait_for_far(ledger, place, self.waiter(index)) {
+                        routes.released += 1;
+                    } else {
+                        refused.push((index, Outcome::Full));
+                    }
+                }
+                Err(Refused::Present(_)) => routes.settled.push((index, Outcome::Done)),
+                Err(Refused::Reserved(token)) => {
+                    let joiner = Joiner {
+                        put: Arc::clone(self),
+                        index,
+                    };
+                    ledger
+                        .joiners
+                        .entry((tier, token))
+                        .or_default()
+                        .push(joiner);
+                }
+                Err(Refused::Full { .. } | Refused::Orphans) => {
+                    refused.push((index, Outcome::Full));
+                }
+            }
+            if through {
+                ledger.queued_bytes = ledger.queued_bytes.saturating_sub(len);
+            }
+        }
+        refused
+    }
+
+    fn waiter(&self, index: usize) -> Waiter {
+        Waiter {
+            task: self.task.clone(),
+            index,
+        }
+    }
+
+    fn copy(self: &Arc<Put>, tier: usize, copies: Vec<(usize, Place)>) {
+        let core = &self.core;
+        let arena = &core.tiers[tier];
+        let mut batch = core.copier.batch();
+        let planned = copies
+            .iter()
+            .enumerate()
+            .try_for_each(|(tag, (index, place))| {
+                let target = parts::buffers(arena.mapping(), &place.extents, 0, place.len)?;
+                let id = parts::part_id(&place.identity, 0, 1);
+                batch.part(&id, self.buffers.pieces(*index), &target, None, tag as u32)?;
+                Ok::<(), Error>(())
+            });
+        if let Err(error) = planned {
+            tracing::error!(%error, "a put could not be planned");
+            let checksums = vec![None; copies.len()];
+            self.finish(tier, &copies, &checksums);
+            return;
+        }
+        let started = clock::now();
+        let put = Arc::clone(self);
+        let done = move |done: &mut Done<'_>| {
+            let checksums: Vec<_> = done
+                .parts()
+                .map(|(_, moved)| moved.ok().map(|moved| moved.checksum))
+                .collect();
+            put.core.metrics.moved(Op::Put, tier, started);
+            put.finish(tier, &copies, &checksums);
+        };
+        let _ticket = core.copier.submit(batch, done);
+    }
+
+    /// All copies into one tier have stopped.
+    fn finish(
+        self: &Arc<Put>,
+        tier: usize,
+        copies: &[(usize, Place)],
+        checksums: &[Option<Checksum>],
+    ) {
+        let core = &self.core;
+        let arena = &core.tiers[tier];
+        let through = tier == 0 && core.far().is_some();
+        let mut written = Vec::new();
+        let mut failed = Vec::new();
+        for ((_, place), checksum) in copies.iter().zip(checksums) {
+            match checksum {
+                Some(checksum) => written.push((place.token, *checksum)),
+                None => failed.push(place.token),
+            }
+        }
+        arena.commit(&written, through);
+        arena.abort(&failed);
+        let mut settled = Vec::new();
+        {
+            let mut ledger = core.ledger.lock();
+            for ((index, place), checksum) in copies.iter().zip(checksums) {
+                match checksum {
+                    Some(checksum) if through => {
+                        let place = Place {
+                            checksum: *checksum,
+                            ..*place
+                        };
+                        core.ledger
+                            .enqueue(&mut ledger, place, vec![self.waiter(*index)]);
+                    }
+                    Some(_) => settled.push((*index, Outcome::Done)),
+                    None => {
+                        if through {
+                            ledger.queued_bytes = ledger.queued_bytes.saturating_sub(place.len);
+                        }
+                        settled.push((*index, Outcome::Dropped));
+                    }
+                }
+            }
+        }
+        let released = copies.len() - settled.len();
+        for (_, outcome) in &settled {
+            core.metrics.put_outcome(*outcome);
+        }
+        self.task.settle(settled);
+        self.task.release(released);
+        let ended: Vec<Token> = copies.iter().map(|(_, place)| place.token).collect();
+        core.resolve(tier, &ended);
+    }
+}
+
+impl Core {
+    /// Lets a key wait until the far tier has a block that is published in the near one. False
+    /// when the block is gone again.
+    fn wait_for_far(&self, ledger: &mut State, place: Place, waiter: Waiter) -> bool {
+        if let Some(waiters) = ledger.waiting.get_mut(&place.token) {
+            waiters.push(waiter);
+            return true;
+        }
+        // Published, and neither far nor on its way: its write-back had failed.
+        let Some(place) = self.near().pin_token(place.token) else {
+            return false;
+        };
+        ledger.queued_bytes += place.len;
+        self.ledger.enqueue(ledger, place, vec![waiter]);
+        true
+    }
+
+    /// Ends reservations for those who joined them: each starts over, finds the block published
+    /// and shares its fate, or takes over if it is gone.
+    pub(super) fn resolve(&self, tier: usize, ended: &[Token]) {
+        let joiners: Vec<Joiner> = {
+            let mut ledger = self.ledger.lock();
+            if ledger.joiners.is_empty() {
+                return;
+            }
+            let of = ended
+                .iter()
+                .filter_map(|token| ledger.joiners.remove(&(tier, *token)));
+            of.flatten().collect()
+        };
+        for joiner in joiners {
+            joiner.put.start(vec![joiner.index]);
+        }
+    }
+}

@@ -1,0 +1,145 @@
+//! Copies of published blocks from one tier to another, verified on the way.
+
+use std::collections::HashSet;
+
+use super::Core;
+use crate::arena::{Arena, Place, Refused};
+use crate::{Error, NamespaceId, parts};
+
+/// What became of one block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Replica {
+    /// It is published there now, or was before.
+    Stored,
+    /// It did not verify where it came from.
+    Corrupt,
+    /// There was no room.
+    Full,
+    /// Somebody else is writing it there.
+    Busy,
+    /// The lanes failed.
+    Failed,
+}
+
+impl Core {
+    /// Copies blocks that the caller has pinned in `from` into `to`. Blocks while it works.
+    pub(super) fn replicate(&self, from: &Arena, to: &Arena, places: &[Place]) -> Vec<Replica> {
+        let mut replicas = vec![Replica::Failed; places.len()];
+        let mut copies: Vec<(usize, Place)> = Vec::new();
+        let mut begin = 0;
+        // Runs of one namespace: a prompt's blocks are reserved together, and lie together.
+        while begin < places.len() {
+            let namespace = places[begin].identity.namespace;
+            let same = |place: &&Place| place.identity.namespace == namespace;
+            let end = begin + places[begin..].iter().take_while(same).count();
+            reserve(
+                to,
+                namespace,
+                &places[begin..end],
+                begin,
+                &mut replicas,
+                &mut copies,
+            );
+            begin = end;
+        }
+        let mut batch = self.copier.batch();
+        let mut broken = HashSet::new();
+        for (tag, (index, target)) in copies.iter().enumerate() {
+            let planned = plan(&mut batch, from, to, &places[*index], target, tag as u32);
+            if !matches!(planned, Ok(true)) {
+                broken.insert(tag);
+            }
+        }
+        let mut wrong = broken.clone();
+        let (sender, receiver) = std::sync::mpsc::sync_channel(1);
+        let ticket = self.copier.submit(batch, move |done| {
+            let bad: Vec<(usize, bool)> = done
+                .parts()
+                .filter(|(_, moved)| {
+                    moved.is_err() || moved.is_ok_and(|m| m.matches == Some(false))
+                })
+                .map(|(tag, moved)| (tag as usize, moved.is_ok()))
+                .collect();
+            // The receiver waits below.
+            let _sent = sender.send(bad);
+        });
+        let _done = ticket.wait(None);
+        for (tag, corrupt) in receiver.recv().unwrap_or_default() {
+            wrong.insert(tag);
+            if corrupt {
+                broken.insert(tag);
+            }
+        }
+        let (mut written, mut failed) = (Vec::new(), Vec::new());
+        for (tag, (index, target)) in copies.iter().enumerate() {
+            if wrong.contains(&tag) {
+                let corrupt = broken.contains(&tag);
+                replicas[*index] = if corrupt {
+                    Replica::Corrupt
+                } else {
+                    Replica::Failed
+                };
+                failed.push(target.token);
+            } else {
+                replicas[*index] = Replica::Stored;
+                written.push((target.token, places[*index].checksum));
+            }
+        }
+        to.commit(&written, false);
+        to.abort(&failed);
+        replicas
+    }
+}
+
+fn reserve(
+    to: &Arena,
+    namespace: NamespaceId,
+    places: &[Place],
+    first: usize,
+    replicas: &mut [Replica],
+    copies: &mut Vec<(usize, Place)>,
+) {
+    let blocks: Vec<_> = places
+        .iter()
+        .map(|place| (place.identity.key, place.len, place.parts))
+        .collect();
+    for (offset, answer) in to.reserve(namespace, &blocks).into_iter().enumerate() {
+        let index = first + offset;
+        match answer {
+            Ok(target) => copies.push((index, target)),
+            Err(Refused::Present(_)) => replicas[index] = Replica::Stored,
+            Err(Refused::Reserved(_)) => replicas[index] = Replica::Busy,
+            Err(Refused::Full { .. } | Refused::Orphans) => replicas[index] = Replica::Full,
+        }
+    }
+}
+
+/// Plans one block's parts; false when its part table does not verify.
+fn plan(
+    batch: &mut kvdepot_media::Batch,
+    from: &Arena,
+    to: &Arena,
+    source: &Place,
+    target: &Place,
+    tag: u32,
+) -> Result<bool, Error> {
+    let found = parts::read(
+        from.mapping(),
+        &source.identity,
+        &source.extents,
+        source.len,
+        source.parts,
+        source.checksum,
+    );
+    let Some(found) = found else { return Ok(false) };
+    for (number, part) in found.iter().enumerate() {
+        let id = parts::part_id(&source.identity, number as u32, source.parts);
+        let src = parts::buffers(from.mapping(), &source.extents, part.offset, part.len)?;
+        let dst = parts::buffers(to.mapping(), &target.extents, part.offset, part.len)?;
+        batch.part(&id, &src, &dst, Some(part.checksum), tag)?;
+    }
+    if source.parts > 1 {
+        parts::write_table(to.mapping(), &target.extents, target.len, &found)?;
+    }
+    Ok(true)
+}

@@ -1,0 +1,307 @@
+//! The two-phase verbs, for engines whose scheduler decides and whose workers move:
+//! `reserve → move → commit | abort` and `pin → move → unpin`.
+//!
+//! Reservations and pins belong to the process that made them; they end by these verbs or with
+//! it, never by time.
+
+use std::sync::Arc;
+
+use kvdepot_media::Checksum;
+
+use super::Core;
+use crate::arena::{Place, Refused};
+use crate::config::Overload;
+use crate::parts::{self, Part};
+use crate::share::placement;
+use crate::{Error, Key, NamespaceId};
+
+/// A published block that stays where it is until it is unpinned.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[must_use = "a pin that nobody ends keeps its block for ever"]
+pub struct Pin {
+    pub(crate) tier: usize,
+    pub(crate) tier_name: &'static str,
+    pub(crate) place: Place,
+    pub(crate) parts: Vec<Part>,
+    pub(crate) session: u64,
+}
+
+/// Room for a block that nobody sees before it is committed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[must_use = "a reservation that nobody ends keeps its room for ever"]
+pub struct Reservation {
+    pub(crate) tier: usize,
+    pub(crate) place: Place,
+    pub(crate) parts: Vec<Part>,
+    pub(crate) session: u64,
+}
+
+impl Pin {
+    /// Where the bytes are, for a mover: opaque, and valid while the pin is.
+    #[must_use]
+    pub fn placement(&self) -> Vec<u8> {
+        placement::encode(self.session, self.tier, &self.place, &self.parts)
+    }
+
+    /// The name of the tier that has the block.
+    #[must_use]
+    pub fn tier(&self) -> &'static str {
+        self.tier_name
+    }
+
+    /// The block's key.
+    #[must_use]
+    pub fn key(&self) -> Key {
+        self.place.identity.key
+    }
+
+    /// Payload bytes, without a part table.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.parts.iter().map(|part| part.len).sum()
+    }
+}
+
+impl Reservation {
+    /// Where the bytes go, for a mover: opaque, and valid until commit or abort.
+    #[must_use]
+    pub fn placement(&self) -> Vec<u8> {
+        placement::encode(self.session, self.tier, &self.place, &self.parts)
+    }
+
+    /// The block's key.
+    #[must_use]
+    pub fn key(&self) -> Key {
+        self.place.identity.key
+    }
+
+    /// Parts that the commit needs checksums of.
+    #[must_use]
+    pub fn parts(&self) -> usize {
+        self.parts.len()
+    }
+}
+
+impl Core {
+    /// Reserves room for blocks with parts of these lengths, in prefix order. `None` for a key
+    /// that is stored already, that another call is writing, or that finds no room.
+    pub(crate) fn reserve(
+        &self,
+        session: u64,
+        namespace: NamespaceId,
+        blocks: &[(Key, Vec<u64>)],
+    ) -> Result<Vec<Result<Reservation, Refused>>, Error> {
+        let _pass = self.gate.enter()?;
+        for (_, lengths) in blocks {
+            parts::check(lengths)?;
+        }
+        let mut ledger = self.ledger.lock();
+        let through = self.far().is_some();
+        let mut answers: Vec<Option<Result<Reservation, Refused>>> = vec![None; blocks.len()];
+        let mut tiers: [Vec<usize>; 2] = [Vec::new(), Vec::new()];
+        for (index, (key, lengths)) in blocks.iter().enumerate() {
+            let len = parts::payload_len(lengths);
+            if let Some(far) = self.far()
+                && let Some(place) = far.find(namespace, key)
+            {
+                answers[index] = Some(Err(Refused::Present(place)));
+            } else if !through {
+                tiers[0].push(index);
+            } else if len > self.near().layout().data_len() {
+                tiers[1].push(index);
+            } else if ledger.queued_bytes + len <= self.write_back_depth {
+                ledger.queued_bytes += len;
+                tiers[0].push(index);
+            } else if self.overload == Overload::Wait {
+                tiers[1].push(index);
+            } else {
+                self.metrics.put_outcome(crate::Outcome::Dropped);
+                answers[index] = Some(Err(Refused::Full {
+                    requested: len,
+                    free: 0,
+                }));
+            }
+        }
+        for (tier, indices) in tiers
+            .iter()
+            .enumerate()
+            .filter(|(_, list)| !list.is_empty())
+        {
+            let wanted: Vec<(Key, u64, u16)> = indices
+                .iter()
+                .map(|index| {
+                    let (key, lengths) = &blocks[*index];
+                    (*key, parts::payload_len(lengths), lengths.len() as u16)
+                })
+                .collect();
+            let places = self.tiers[tier].reserve(namespace, &wanted);
+            for (index, place) in indices.iter().zip(places) {
+                let lengths = &blocks[*index].1;
+                if place.is_err() && tier == 0 && through {
+                    ledger.queued_bytes = ledger
+                        .queued_bytes
+                        .saturating_sub(parts::payload_len(lengths));
+                }
+                answers[*index] = Some(place.map(|place| Reservation {
+                    tier,
+                    place,
+                    parts: parts::blank(lengths),
+                    session,
+                }));
+            }
+        }
+        Ok(answers.into_iter().flatten().collect())
+    }
+
+    /// Publishes reservations whose parts are all in place; `checksums` has one a part. False for
+    /// one that is no reservation any more.
+    pub(crate) fn commit(
+        &self,
+        reservations: &[Reservation],
+        checksums: &[Vec<Checksum>],
+    ) -> Result<Vec<bool>, Error> {
+        let _pass = self.gate.enter()?;
+        for (reservation, checksums) in reservations.iter().zip(checksums) {
+            if reservation.parts.len() != checksums.len() {
+                return Err(Error::input(
+                    "checksums",
+                    format!("{} for a block", checksums.len()),
+                    format!("one a part, {}", reservation.parts.len()),
+                ));
+            }
+        }
+        let mut stored = vec![false; reservations.len()];
+        for tier in 0..self.tiers.len() {
+            let mine: Vec<usize> = (0..reservations.len())
+                .filter(|index| reservations[*index].tier == tier)
+                .collect();
+            if mine.is_empty() {
+                continue;
+            }
+            let mut written = Vec::with_capacity(mine.len());
+            for index in &mine {
+                let Reservation { place, parts, .. } = &reservations[*index];
+                let mut parts = parts.clone();
+                for (part, checksum) in parts.iter_mut().zip(&checksums[*index]) {
+                    part.checksum = *checksum;
+                }
+                if parts.len() > 1 {
+                    let mapping = self.tiers[tier].mapping();
+                    parts::write_table(mapping, &place.extents, place.len, &parts)?;
+                }
+                written.push((place.token, parts::record_checksum(&place.identity, &parts)));
+            }
+            let through = tier == 0 && self.far().is_some();
+            let committed = self.tiers[tier].commit(&written, through);
+            let mut ledger = self.ledger.lock();
+            for ((index, (_, checksum)), ok) in mine.iter().zip(&written).zip(&committed) {
+                stored[*index] = *ok;
+                if through && *ok {
+                    let place = Place {
+                        checksum: *checksum,
+                        ..reservations[*index].place
+                    };
+                    self.ledger.enqueue(&mut ledger, place, Vec::new());
+                }
+            }
+            drop(ledger);
+            let tokens: Vec<_> = written.iter().map(|(token, _)| *token).collect();
+            self.resolve(tier, &tokens);
+        }
+        Ok(stored)
+    }
+
+    /// Gives reservations back. Every mover that had one of their placements must have stopped.
+    pub(crate) fn abort(&self, reservations: &[Reservation]) {
+        for tier in 0..self.tiers.len() {
+            let mine = reservations
+                .iter()
+                .filter(|reservation| reservation.tier == tier);
+            let places: Vec<Place> = mine.map(|reservation| reservation.place).collect();
+            if places.is_empty() {
+                continue;
+            }
+            let tokens: Vec<_> = places.iter().map(|place| place.token).collect();
+            let freed = self.tiers[tier].abort(&tokens);
+            if tier == 0 && self.far().is_some() {
+                self.ledger.lock().queued_bytes -= freed;
+            }
+            self.resolve(tier, &tokens);
+        }
+    }
+
+    /// Pins blocks where they are nearest; `None` for a miss.
+    pub(crate) fn pin(
+        &self,
+        session: u64,
+        namespace: NamespaceId,
+        keys: &[Key],
+    ) -> Result<Vec<Option<Pin>>, Error> {
+        let _pass = self.gate.enter()?;
+        let mut found: Vec<Option<(usize, Place)>> = vec![None; keys.len()];
+        for (tier, arena) in self.tiers.iter().enumerate() {
+            let taken: Vec<bool> = found.iter().map(Option::is_some).collect();
+            let each = |index: usize, place| {
+                found[index] = Some((tier, place));
+                true
+            };
+            arena.pin(namespace, keys, each, |index| !taken[index]);
+        }
+        let open = |(tier, place): (usize, Place)| {
+            let arena: &Arc<_> = &self.tiers[tier];
+            let Place {
+                identity,
+                extents,
+                len,
+                parts,
+                checksum,
+                token,
+            } = place;
+            match parts::read(arena.mapping(), &identity, &extents, len, parts, checksum) {
+                Some(parts) => Some(Pin {
+                    tier,
+                    tier_name: arena.name(),
+                    place,
+                    parts,
+                    session,
+                }),
+                None => {
+                    arena.discard(&[token]);
+                    arena.unpin([token].into_iter());
+                    None
+                }
+            }
+        };
+        Ok(found
+            .into_iter()
+            .map(|found| found.and_then(open))
+            .collect())
+    }
+
+    /// Ends pins. `served` blocks of a far tier are promoted: their bytes have just been read.
+    pub(crate) fn unpin(&self, pins: &[Pin], served: bool) {
+        for tier in 0..self.tiers.len() {
+            let mine = pins.iter().filter(|pin| pin.tier == tier);
+            let places: Vec<Place> = mine.map(|pin| pin.place).collect();
+            if places.is_empty() {
+                continue;
+            }
+            if served {
+                let bytes = places.iter().map(|place| place.len).sum();
+                self.metrics.hit(tier, places.len() as u64, bytes);
+            }
+            if tier > 0 && served {
+                self.promote_later(tier, places);
+            } else {
+                self.tiers[tier].unpin(places.iter().map(|place| place.token));
+            }
+        }
+    }
+
+    /// Unpublishes blocks that a mover found not to verify, in the tiers where they are pinned.
+    pub(crate) fn discard(&self, pins: &[Pin]) -> usize {
+        pins.iter()
+            .map(|pin| self.tiers[pin.tier].discard(&[pin.place.token]))
+            .sum()
+    }
+}

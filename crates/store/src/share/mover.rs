@@ -1,0 +1,244 @@
+//! A worker's end: the owner's media mapped here, and lanes of its own that move bytes straight
+//! between them and the caller's memory.
+
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use kvdepot_media::{Access, Checksum, Copier, CopierConfig, Done, Mapping, Ticket};
+use parking_lot::Mutex;
+
+use super::placement::{self, Placement};
+use super::wire::{self, Role};
+use crate::buffers::BlockBuffers;
+use crate::gate::Gate;
+use crate::{Error, parts};
+
+/// How long attaching waits for the owner to answer.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Moves bytes for an owner in another process of this host.
+pub struct Mover {
+    session: u64,
+    media: Vec<Arc<Mapping>>,
+    copier: Copier,
+    gate: Arc<Gate>,
+    /// Open as long as this process works for the owner.
+    _socket: UnixStream,
+}
+
+/// What became of one placement.
+type Moved = Option<Checksum>;
+
+/// A batch under way. Dropping it changes nothing for the batch.
+pub struct MoveJob {
+    ticket: Ticket,
+    moved: Arc<Mutex<Vec<Moved>>>,
+}
+
+impl Mover {
+    /// Attaches to the owner that listens at `socket`. With `write` it can fill reservations,
+    /// and the next owner of a lasting medium waits for this process to end before it allocates.
+    ///
+    /// # Errors
+    /// [`Error::Peer`] when nobody answers there, or with a refusal.
+    pub fn attach(socket: &Path, lanes: Option<usize>, write: bool) -> Result<Mover, Error> {
+        let at = |error: Error| match error {
+            Error::Peer { reason, .. } => Error::Peer {
+                socket: socket.display().to_string(),
+                reason,
+            },
+            other => other,
+        };
+        let io = |source: std::io::Error| Error::Peer {
+            socket: socket.display().to_string(),
+            reason: source.to_string(),
+        };
+        let stream = UnixStream::connect(socket).map_err(io)?;
+        stream.set_read_timeout(Some(PATIENCE)).map_err(io)?;
+        stream.set_write_timeout(Some(PATIENCE)).map_err(io)?;
+        wire::send_request(&stream, if write { Role::Write } else { Role::Read }).map_err(at)?;
+        let welcome = wire::receive_welcome(&stream).map_err(at)?;
+        let access = if write {
+            Access::ReadWrite
+        } else {
+            Access::ReadOnly
+        };
+        let media = welcome
+            .media
+            .into_iter()
+            .map(|(len, fd)| Ok(Mapping::from_fd(fd, len, access)?))
+            .collect::<Result<Vec<_>, Error>>()?;
+        let mut config = CopierConfig::default();
+        if let Some(lanes) = lanes {
+            config.lanes = lanes;
+        }
+        Ok(Mover {
+            session: welcome.session,
+            media,
+            copier: Copier::new(config)?,
+            gate: Gate::new()?,
+            _socket: stream,
+        })
+    }
+
+    /// Copies the caller's memory into reservations, part `part` of each.
+    ///
+    /// # Errors
+    /// [`Error::Input`] for placements of another owner, or buffers that do not fit.
+    pub fn store(
+        &self,
+        placements: &[Vec<u8>],
+        buffers: &BlockBuffers,
+        part: u32,
+    ) -> Result<MoveJob, Error> {
+        buffers.check(placements.len(), false)?;
+        self.submit(placements, Some(buffers), part, true)
+    }
+
+    /// Copies part `part` of pinned blocks into the caller's memory, verified.
+    ///
+    /// # Errors
+    /// As [`Mover::store`].
+    pub fn load(
+        &self,
+        placements: &[Vec<u8>],
+        buffers: &BlockBuffers,
+        part: u32,
+    ) -> Result<MoveJob, Error> {
+        buffers.check(placements.len(), true)?;
+        self.submit(placements, Some(buffers), part, false)
+    }
+
+    /// Hashes part `part` in place: after a device wrote a reservation (`expect` false), or
+    /// before it reads a pinned block (`expect` true).
+    ///
+    /// # Errors
+    /// As [`Mover::store`].
+    pub fn hash(&self, placements: &[Vec<u8>], part: u32, expect: bool) -> Result<MoveJob, Error> {
+        self.submit(placements, None, part, !expect)
+    }
+
+    /// The owner's media, for engines whose own copy engine moves the bytes: a placement's
+    /// address in this process is its medium's base plus its offset.
+    ///
+    /// # Errors
+    /// As [`Mover::store`].
+    pub fn locate(&self, bytes: &[u8], part: u32) -> Result<Vec<(usize, usize)>, Error> {
+        let placement = self.decode(bytes, part)?;
+        let wanted = placement.parts[part as usize];
+        let mapping = &self.media[placement.tier];
+        let pieces = parts::buffers(mapping, &placement.extents, wanted.offset, wanted.len)?;
+        Ok(pieces
+            .iter()
+            .map(|piece| (piece.addr(), piece.len()))
+            .collect())
+    }
+
+    fn decode(&self, bytes: &[u8], part: u32) -> Result<Placement, Error> {
+        let placement = placement::decode(bytes)?;
+        if placement.session != self.session || placement.tier >= self.media.len() {
+            return Err(Error::input(
+                "placements",
+                format!("session {:x}", placement.session),
+                format!(
+                    "placements of the owner this process attached to ({:x})",
+                    self.session
+                ),
+            ));
+        }
+        if part as usize >= placement.parts.len() {
+            return Err(Error::input(
+                "part",
+                part,
+                format!("below the block's {} parts", placement.parts.len()),
+            ));
+        }
+        Ok(placement)
+    }
+
+    fn submit(
+        &self,
+        placements: &[Vec<u8>],
+        buffers: Option<&BlockBuffers>,
+        part: u32,
+        store: bool,
+    ) -> Result<MoveJob, Error> {
+        let pass = self.gate.enter()?;
+        let mut batch = self.copier.batch();
+        for (index, bytes) in placements.iter().enumerate() {
+            let placement = self.decode(bytes, part)?;
+            let wanted = placement.parts[part as usize];
+            let mapping = &self.media[placement.tier];
+            let medium = parts::buffers(mapping, &placement.extents, wanted.offset, wanted.len)?;
+            let id = parts::part_id(&placement.identity, part, placement.parts.len() as u16);
+            let expected = (!store).then_some(wanted.checksum);
+            let tag = index as u32;
+            match buffers.map(|buffers| (buffers.bytes(index), buffers.pieces(index))) {
+                None => batch.hash_only(&id, &medium, expected, tag)?,
+                Some((len, _)) if len != wanted.len => {
+                    return Err(Error::input(
+                        format!("buffers[{index}]"),
+                        format!("{len} bytes"),
+                        format!("{} bytes, the part's length", wanted.len),
+                    ));
+                }
+                Some((_, pieces)) if store => batch.part(&id, pieces, &medium, expected, tag)?,
+                Some((_, pieces)) => batch.part(&id, &medium, pieces, expected, tag)?,
+            };
+        }
+        let moved = Arc::new(Mutex::new(vec![None; placements.len()]));
+        let results = Arc::clone(&moved);
+        let ticket = self.copier.submit(batch, move |done: &mut Done<'_>| {
+            let mut results = results.lock();
+            for (tag, outcome) in done.parts() {
+                results[tag as usize] = outcome
+                    .ok()
+                    .filter(|outcome| outcome.matches != Some(false))
+                    .map(|outcome| outcome.checksum);
+            }
+            drop(pass);
+        });
+        Ok(MoveJob { ticket, moved })
+    }
+
+    /// Makes the owner's memory present in this process, so that the first moves do not stop for
+    /// page faults.
+    ///
+    /// # Errors
+    /// [`Error::Media`].
+    pub fn populate(&self) -> Result<(), Error> {
+        self.media
+            .iter()
+            .try_for_each(|medium| Ok(medium.populate_read(0, medium.len())?))
+    }
+
+    /// Refuses new work and waits for what is under way.
+    pub fn close(&self) {
+        self.gate.close();
+        self.gate.wait_empty(Duration::MAX);
+    }
+}
+
+impl MoveJob {
+    /// Waits until no lane touches the caller's memory any more; false when `timeout` passed
+    /// first.
+    #[must_use]
+    pub fn wait(&self, timeout: Option<Duration>) -> bool {
+        self.ticket.wait(timeout)
+    }
+
+    /// Whether that is so now.
+    #[must_use]
+    pub fn is_done(&self) -> bool {
+        self.ticket.is_done()
+    }
+
+    /// The checksum of each part that was moved, and matched where one was expected; `None` for
+    /// the others. All `None` before the job is done.
+    #[must_use]
+    pub fn checksums(&self) -> Vec<Option<Checksum>> {
+        self.moved.lock().clone()
+    }
+}

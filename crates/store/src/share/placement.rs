@@ -1,0 +1,128 @@
+//! Placements as bytes: what a scheduler hands to its workers.
+//!
+//! Little-endian: u32 version, u32 tier, u64 session, namespace 16, key 32, 4 × u64 packed
+//! extents, u64 payload length, u32 parts, u32 zero, then 32 bytes a part (offset, length,
+//! checksum; the checksum is zero for a part about to be written).
+
+use crate::arena::Place;
+use crate::format::record::{PARTS_MAX, Packed};
+use crate::parts::{self, Part};
+use crate::{Error, Identity, Key, NamespaceId};
+
+const VERSION: u32 = 1;
+const HEAD: usize = 112;
+
+/// A decoded placement.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Placement {
+    pub(crate) tier: usize,
+    pub(crate) session: u64,
+    pub(crate) identity: Identity,
+    pub(crate) extents: Packed,
+    pub(crate) len: u64,
+    pub(crate) parts: Vec<Part>,
+}
+
+pub(crate) fn encode(session: u64, tier: usize, place: &Place, found: &[Part]) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(HEAD + found.len() * parts::ENTRY as usize);
+    bytes.extend_from_slice(&VERSION.to_le_bytes());
+    bytes.extend_from_slice(&(tier as u32).to_le_bytes());
+    bytes.extend_from_slice(&session.to_le_bytes());
+    bytes.extend_from_slice(&place.identity.namespace.0);
+    bytes.extend_from_slice(&place.identity.key.0);
+    for packed in place.extents.0 {
+        bytes.extend_from_slice(&packed.to_le_bytes());
+    }
+    bytes.extend_from_slice(&place.len.to_le_bytes());
+    bytes.extend_from_slice(&(found.len() as u32).to_le_bytes());
+    bytes.extend_from_slice(&0u32.to_le_bytes());
+    bytes.extend_from_slice(&parts::encode(found));
+    bytes
+}
+
+/// Reads a placement.
+///
+/// # Errors
+/// [`Error::Input`] for bytes that are none, or of another release.
+pub(crate) fn decode(bytes: &[u8]) -> Result<Placement, Error> {
+    let wrong = |what: &str| {
+        Error::input(
+            "placements",
+            what.to_owned(),
+            "bytes that this release's owner handed out",
+        )
+    };
+    let (head, table) = bytes
+        .split_first_chunk::<HEAD>()
+        .ok_or_else(|| wrong("too few bytes"))?;
+    let u32_at = |at: usize| u32::from_le_bytes(head[at..at + 4].try_into().unwrap_or_default());
+    let u64_at = |at: usize| u64::from_le_bytes(head[at..at + 8].try_into().unwrap_or_default());
+    if u32_at(0) != VERSION {
+        return Err(wrong(&format!("version {}", u32_at(0))));
+    }
+    let count = u32_at(104) as usize;
+    if count == 0 || count > usize::from(PARTS_MAX) || table.len() != count * parts::ENTRY as usize
+    {
+        return Err(wrong(&format!("{count} parts in {} bytes", bytes.len())));
+    }
+    let parts = parts::decode(table);
+    let len = u64_at(96);
+    let extents = Packed(std::array::from_fn(|index| u64_at(64 + 8 * index)));
+    let sound = len <= extents.room()
+        && parts.iter().all(|part| {
+            part.offset
+                .checked_add(part.len)
+                .is_some_and(|end| end <= len)
+        });
+    if !sound {
+        return Err(wrong("lengths that do not fit"));
+    }
+    Ok(Placement {
+        tier: u32_at(4) as usize,
+        session: u64_at(8),
+        identity: Identity {
+            namespace: NamespaceId(head[16..32].try_into().unwrap_or_default()),
+            key: Key(head[32..64].try_into().unwrap_or_default()),
+        },
+        extents,
+        len,
+        parts,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::arena::Token;
+    use kvdepot_media::Checksum;
+
+    #[test]
+    fn survives_a_round_trip_and_refuses_damage() {
+        let identity = Identity {
+            namespace: NamespaceId([1; 16]),
+            key: Key([2; 32]),
+        };
+        let place = Place {
+            token: Token {
+                slot: 0,
+                sequence: 9,
+            },
+            identity,
+            extents: Packed::new(&[(4096, 8192)]).unwrap(),
+            len: 8192,
+            parts: 2,
+            checksum: Checksum::default(),
+        };
+        let found = parts::blank(&[4000, 4000]);
+        let bytes = encode(77, 1, &place, &found);
+        let read = decode(&bytes).unwrap();
+        assert_eq!((read.session, read.tier, read.len), (77, 1, 8192));
+        assert_eq!(
+            (read.identity, read.extents, read.parts),
+            (identity, place.extents, found)
+        );
+        for len in 0..bytes.len() {
+            assert!(decode(&bytes[..len]).is_err());
+        }
+    }
+}

@@ -1,0 +1,172 @@
+//! The attach protocol: one request, one answer with descriptors, then silence. The connection
+//! stays open so that either side notices the other's end.
+//!
+//! Little-endian. Request: magic `KVDATTCH`, u32 version, u32 role (0 reads, 1 writes).
+//! Answer: magic, u32 version, u32 status (0: media follow; else u32 length of a message),
+//! u64 session, u32 media, then for each: u64 length; the descriptors come in the same order.
+
+use std::io::{Read, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+
+use kvdepot_media::host::fds;
+
+use crate::Error;
+
+pub(super) const MAGIC: [u8; 8] = *b"KVDATTCH";
+pub(super) const VERSION: u32 = 1;
+/// Longest refusal.
+const MESSAGE_MAX: usize = 4096;
+/// Media of one depot, at most.
+const MEDIA_MAX: usize = 16;
+
+/// What the attaching process will do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Role {
+    Read,
+    Write,
+}
+
+/// What the owner hands out.
+pub(super) struct Welcome {
+    pub(super) session: u64,
+    pub(super) media: Vec<(u64, OwnedFd)>,
+}
+
+fn peer(reason: impl Into<String>) -> Error {
+    Error::Peer {
+        socket: String::new(),
+        reason: reason.into(),
+    }
+}
+
+fn io(what: &str) -> impl Fn(std::io::Error) -> Error + '_ {
+    move |error| peer(format!("{what}: {error}"))
+}
+
+pub(super) fn send_request(mut socket: &UnixStream, role: Role) -> Result<(), Error> {
+    let mut bytes = [0; 16];
+    bytes[..8].copy_from_slice(&MAGIC);
+    bytes[8..12].copy_from_slice(&VERSION.to_le_bytes());
+    bytes[12..].copy_from_slice(&u32::from(role == Role::Write).to_le_bytes());
+    socket.write_all(&bytes).map_err(io("could not ask"))
+}
+
+pub(super) fn receive_request(mut socket: &UnixStream) -> Result<Role, Error> {
+    let mut bytes = [0; 16];
+    socket.read_exact(&mut bytes).map_err(io("no request"))?;
+    check_head(&bytes)?;
+    match word(&bytes, 12) {
+        0 => Ok(Role::Read),
+        1 => Ok(Role::Write),
+        role => Err(peer(format!(
+            "role {role} is unknown: allowed are 0 (read) and 1 (write)"
+        ))),
+    }
+}
+
+fn word(bytes: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
+}
+
+fn check_head(bytes: &[u8; 16]) -> Result<(), Error> {
+    if bytes[..8] != MAGIC {
+        return Err(peer("it does not speak kvdepot's protocol"));
+    }
+    match word(bytes, 8) {
+        VERSION => Ok(()),
+        other => Err(peer(format!(
+            "it speaks protocol version {other}, this release speaks {VERSION}: use the same \
+             release on both sides"
+        ))),
+    }
+}
+
+pub(super) fn send_welcome(socket: &UnixStream, welcome: &Welcome) -> Result<(), Error> {
+    let mut bytes = head(0);
+    bytes.extend_from_slice(&welcome.session.to_le_bytes());
+    bytes.extend_from_slice(&(welcome.media.len() as u32).to_le_bytes());
+    for (len, _) in &welcome.media {
+        bytes.extend_from_slice(&len.to_le_bytes());
+    }
+    let descriptors: Vec<_> = welcome.media.iter().map(|(_, fd)| fd.as_fd()).collect();
+    Ok(fds::send(socket, &bytes, &descriptors)?)
+}
+
+pub(super) fn send_refusal(mut socket: &UnixStream, reason: &str) -> Result<(), Error> {
+    let message = &reason.as_bytes()[..reason.len().min(MESSAGE_MAX)];
+    let mut bytes = head(message.len() as u32);
+    bytes.extend_from_slice(message);
+    socket.write_all(&bytes).map_err(io("could not answer"))
+}
+
+fn head(status: u32) -> Vec<u8> {
+    let mut bytes = MAGIC.to_vec();
+    bytes.extend_from_slice(&VERSION.to_le_bytes());
+    bytes.extend_from_slice(&status.to_le_bytes());
+    bytes
+}
+
+pub(super) fn receive_welcome(socket: &UnixStream) -> Result<Welcome, Error> {
+    let mut incoming = Incoming {
+        socket,
+        bytes: Vec::new(),
+        fds: Vec::new(),
+    };
+    let mut start = [0; 16];
+    start.copy_from_slice(incoming.take(0, 16)?);
+    check_head(&start)?;
+    let status = word(&start, 12) as usize;
+    if status > 0 {
+        let message = incoming.take(16, status.min(MESSAGE_MAX))?;
+        return Err(peer(format!(
+            "refused: {}",
+            String::from_utf8_lossy(message)
+        )));
+    }
+    let fixed = incoming.take(16, 12)?;
+    let session = u64::from_le_bytes(fixed[..8].try_into().unwrap_or_default());
+    let count = word(fixed, 8) as usize;
+    if count > MEDIA_MAX {
+        return Err(peer(format!(
+            "it offers {count} media, at most {MEDIA_MAX} are allowed"
+        )));
+    }
+    let lens: Vec<u64> = incoming
+        .take(28, count * 8)?
+        .chunks(8)
+        .map(|len| u64::from_le_bytes(len.try_into().unwrap_or_default()))
+        .collect();
+    if incoming.fds.len() != count {
+        return Err(peer(format!(
+            "{} descriptors came for {count} media",
+            incoming.fds.len()
+        )));
+    }
+    Ok(Welcome {
+        session,
+        media: lens.into_iter().zip(incoming.fds).collect(),
+    })
+}
+
+/// Bytes as they arrive, with the descriptors that come along.
+struct Incoming<'a> {
+    socket: &'a UnixStream,
+    bytes: Vec<u8>,
+    fds: Vec<OwnedFd>,
+}
+
+impl Incoming<'_> {
+    fn take(&mut self, at: usize, len: usize) -> Result<&[u8], Error> {
+        while self.bytes.len() < at + len {
+            let mut chunk = [0; 512];
+            let (count, fds) = fds::recv(self.socket, &mut chunk)?;
+            if count == 0 {
+                return Err(peer("it closed the connection"));
+            }
+            self.bytes.extend_from_slice(&chunk[..count]);
+            self.fds.extend(fds);
+        }
+        Ok(&self.bytes[at..at + len])
+    }
+}

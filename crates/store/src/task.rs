@@ -1,0 +1,207 @@
+//! Tasks: what a put or get answers at once, and its outcomes later.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex};
+
+use crate::{Error, clock};
+
+/// What became of one key of a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Outcome {
+    /// Not known yet.
+    Pending,
+    /// A get delivered the bytes; a put is acknowledged.
+    Done,
+    /// A get found no such block.
+    Miss,
+    /// The bytes did not verify; the block was unpublished.
+    Corrupt,
+    /// A get's buffer has another length than the block.
+    Length,
+    /// A put found no room that could be freed.
+    Full,
+    /// A put was dropped because the write-back queue is full (`overload: drop`), or the far
+    /// tier could not take it.
+    Dropped,
+    /// The depot was closed before the far tier had the block.
+    Closed,
+}
+
+impl Outcome {
+    /// The reason's name, as `task.errors` gives it; `None` for success.
+    #[must_use]
+    pub fn reason(self) -> Option<&'static str> {
+        match self {
+            Outcome::Done => None,
+            Outcome::Pending => Some("pending"),
+            Outcome::Miss => Some("miss"),
+            Outcome::Corrupt => Some("corrupt"),
+            Outcome::Length => Some("length"),
+            Outcome::Full => Some("full"),
+            Outcome::Dropped => Some("dropped"),
+            Outcome::Closed => Some("closed"),
+        }
+    }
+}
+
+/// A put or get under way. Dropping it does not cancel it, and never frees its buffers early:
+/// they belong to the movers until those have stopped.
+#[derive(Clone)]
+pub struct Task {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+struct State {
+    outcomes: Vec<Outcome>,
+    /// Keys without an outcome.
+    pending: usize,
+    /// Keys whose buffers may still be touched.
+    held: usize,
+}
+
+impl Task {
+    pub(crate) fn new(keys: usize) -> Task {
+        let state = State {
+            outcomes: vec![Outcome::Pending; keys],
+            pending: keys,
+            held: keys,
+        };
+        Task {
+            shared: Arc::new(Shared {
+                state: Mutex::new(state),
+                changed: Condvar::new(),
+            }),
+        }
+    }
+
+    /// Waits until every key has its outcome: a put's blocks are acknowledged, a get's buffers
+    /// are filled.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`]; the task goes on.
+    pub fn wait(&self, timeout: Option<Duration>) -> Result<Vec<bool>, Error> {
+        self.wait_until("the task", timeout, |state| {
+            state.pending == 0 && state.held == 0
+        })?;
+        Ok(self
+            .outcomes()
+            .iter()
+            .map(|outcome| *outcome == Outcome::Done)
+            .collect())
+    }
+
+    /// Waits until the caller's buffers are no longer touched.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`]; the task goes on.
+    pub fn wait_released(&self, timeout: Option<Duration>) -> Result<(), Error> {
+        self.wait_until("the release of the buffers", timeout, |state| {
+            state.held == 0
+        })
+    }
+
+    /// Whether every key has its outcome.
+    #[must_use]
+    pub fn is_done(&self) -> bool {
+        let state = self.shared.state.lock();
+        state.pending == 0 && state.held == 0
+    }
+
+    /// The outcomes so far, one a key.
+    #[must_use]
+    pub fn outcomes(&self) -> Vec<Outcome> {
+        self.shared.state.lock().outcomes.clone()
+    }
+
+    fn wait_until(
+        &self,
+        what: &'static str,
+        timeout: Option<Duration>,
+        reached: impl Fn(&State) -> bool,
+    ) -> Result<(), Error> {
+        let deadline = timeout.and_then(|timeout| clock::now().checked_add(timeout));
+        let mut state = self.shared.state.lock();
+        while !reached(&state) {
+            match deadline {
+                None => self.shared.changed.wait(&mut state),
+                Some(deadline) => {
+                    let late = self
+                        .shared
+                        .changed
+                        .wait_until(&mut state, deadline)
+                        .timed_out();
+                    if late && !reached(&state) {
+                        let seconds = timeout.map_or(0.0, |timeout| timeout.as_secs_f64());
+                        return Err(Error::Timeout { what, seconds });
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives keys their outcome and lets go of their buffers.
+    pub(crate) fn settle(&self, each: impl IntoIterator<Item = (usize, Outcome)>) {
+        self.change(|state| {
+            for (index, outcome) in each {
+                state.settle(index, outcome);
+                state.held -= 1;
+            }
+        });
+    }
+
+    /// Gives a key whose buffer was released before its outcome.
+    pub(crate) fn acknowledge(&self, index: usize, outcome: Outcome) {
+        self.change(|state| state.settle(index, outcome));
+    }
+
+    /// Says that the buffers of so many keys are no longer touched.
+    pub(crate) fn release(&self, keys: usize) {
+        self.change(|state| state.held -= keys);
+    }
+
+    fn change(&self, change: impl FnOnce(&mut State)) {
+        let mut state = self.shared.state.lock();
+        change(&mut state);
+        // Both milestones are reached by counting down to zero.
+        if state.held == 0 {
+            self.shared.changed.notify_all();
+        }
+    }
+}
+
+impl State {
+    fn settle(&mut self, index: usize, outcome: Outcome) {
+        debug_assert_eq!(self.outcomes[index], Outcome::Pending);
+        self.outcomes[index] = outcome;
+        self.pending -= 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn release_comes_before_acknowledgement() {
+        let task = Task::new(2);
+        task.release(2);
+        task.wait_released(Some(Duration::ZERO)).unwrap();
+        assert!(matches!(
+            task.wait(Some(Duration::ZERO)),
+            Err(Error::Timeout { .. })
+        ));
+        task.acknowledge(0, Outcome::Done);
+        task.acknowledge(1, Outcome::Full);
+        assert_eq!(task.wait(None).unwrap(), [true, false]);
+        assert_eq!(task.outcomes()[1].reason(), Some("full"));
+    }
+}
