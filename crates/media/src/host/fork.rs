@@ -8,14 +8,14 @@
 //!
 //! The handler runs where another thread may have been stopped half-way through anything: it uses
 //! nothing but atomic integers and `close`. Nor does anything that runs before the fork wait for a
-//! lock. Two races are closed by other means instead:
+//! lock. That leaves two races, because another thread may open and close while one forks, and
+//! because the kernel copies the descriptors at another moment than the memory:
 //!
-//! * *Opened but not yet registered while another thread forks.* [`LockFd::open`] counts forks
-//!   before and after, and opens a fresh description when one began in between. The child keeps a
-//!   description on which no lock is ever taken.
-//! * *Unregistered but not yet closed, or the number reused while still registered.* Dropping
-//!   first replaces the file behind the number by one that does not matter, in one step; the
-//!   number may then be inherited or closed in a child without harm.
+//! * *Opened but not yet registered.* [`LockFd::open`] counts forks before and after, and opens a
+//!   fresh description when one was under way. The child may keep a description on which no lock
+//!   is ever taken.
+//! * *Closed or unregistered in one copy but not in the other.* Dropping first releases the locks,
+//!   by a call that binds all duplicates. The child may keep a description without locks.
 //!
 //! Not covered, because the C library's handlers do not run there: a bare `clone` system call, and
 //! the short time between `posix_spawn` (or `vfork`) and its `exec`, which closes the descriptors.
@@ -26,8 +26,7 @@ use std::sync::atomic::{AtomicI32, AtomicU64, Ordering::SeqCst};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rustix::event::EventfdFlags;
-use rustix::io::{DupFlags, Errno, FdFlags};
+use rustix::io::{Errno, FdFlags};
 
 use super::lock::{self, Kind};
 use super::{Error, Result};
@@ -85,42 +84,33 @@ pub fn epoch() -> u64 {
 ///
 /// # Errors
 ///
-/// [`Error::Os`] when the system is out of memory or descriptors.
+/// [`Error::Os`] when the system is out of memory.
 pub fn install() -> Result<()> {
-    blank().map(drop)
-}
-
-/// Installs the handlers, and gives the descriptor that takes the place of one being closed.
-fn blank() -> Result<BorrowedFd<'static>> {
-    static INSTALLED: OnceLock<std::result::Result<OwnedFd, Errno>> = OnceLock::new();
-    let installed = INSTALLED.get_or_init(|| {
-        let blank = rustix::event::eventfd(0, EventfdFlags::CLOEXEC)?;
+    static RESULT: OnceLock<i32> = OnceLock::new();
+    let result = *RESULT.get_or_init(|| {
         // SAFETY: the three functions live as long as the code of this crate, use atomics and
         // `close` alone, and cannot unwind.
-        let result = unsafe {
+        unsafe {
             libc::pthread_atfork(
                 Some(before_fork),
                 Some(after_fork_in_parent),
                 Some(after_fork_in_child),
             )
-        };
-        if result == 0 {
-            Ok(blank)
-        } else {
-            Err(Errno::from_raw_os_error(result))
         }
     });
-    match installed {
-        Ok(blank) => Ok(blank.as_fd()),
-        Err(errno) => Err(Error::os("install the fork handlers")(*errno)),
+    match result {
+        0 => Ok(()),
+        code => Err(Error::os("install the fork handlers")(
+            Errno::from_raw_os_error(code),
+        )),
     }
 }
 
 /// A descriptor for locks that a forked child does not inherit.
 ///
 /// Its description should be its own: not mapped, not sent, not duplicated (see
-/// [`host`](super)). Dropping it closes it, which releases its locks. In a forked child every
-/// method fails with [`Error::Forked`], and dropping does nothing.
+/// [`host`](super)). Dropping it releases all locks of the description at once, and closes it. In a
+/// forked child every method fails with [`Error::Forked`], and dropping does nothing.
 #[derive(Debug)]
 pub struct LockFd {
     /// `None` only while dropping.
@@ -248,18 +238,17 @@ impl LockFd {
 
 impl Drop for LockFd {
     fn drop(&mut self) {
-        let Some(mut fd) = self.fd.take() else { return };
+        let Some(fd) = self.fd.take() else { return };
         if self.epoch != epoch() {
             // The handler has closed the number, and it may stand for something else by now.
             let _closed = fd.into_raw_fd();
             return;
         }
-        // Closes the locked file and keeps the number in use, in one step. It cannot fail for two
-        // open descriptors; should it, the close below still releases the locks, and only a fork
-        // at this very moment could keep them.
-        if let Ok(blank) = blank() {
-            let _replaced = rustix::io::dup3(blank, &mut fd, DupFlags::CLOEXEC);
-        }
+        // Explicitly, not by the close below: a child whose handler has not run yet, or that is
+        // about to execute another program, has a duplicate. Should it fail, the last close
+        // releases the locks all the same.
+        let _released = lock::unlock_all(&fd);
+        // Before the number can be reused.
         self.slot.store(FREE, SeqCst);
     }
 }

@@ -87,6 +87,16 @@ pub fn unlock(fd: impl AsFd, byte: u64) -> Result<()> {
     set(fd, byte, libc::F_UNLCK)
 }
 
+/// Releases every byte that this description holds.
+///
+/// # Errors
+///
+/// [`Error::Os`] when the medium cannot be locked.
+pub fn unlock_all(fd: impl AsFd) -> Result<()> {
+    // From the start, and without an end.
+    call(fd, libc::F_OFD_SETLK, 0, 0, libc::F_UNLCK).map(drop)
+}
+
 /// How *another* description holds `byte`, or `None` when none does.
 ///
 /// The answer may be old when it arrives; only [`try_lock`] decides. Any descriptor may ask,
@@ -96,7 +106,7 @@ pub fn unlock(fd: impl AsFd, byte: u64) -> Result<()> {
 ///
 /// Those of [`try_lock`].
 pub fn held_by_other(fd: impl AsFd, byte: u64) -> Result<Option<Kind>> {
-    let flock = call(fd, libc::F_OFD_GETLK, byte, libc::F_WRLCK)?;
+    let flock = call(fd, libc::F_OFD_GETLK, byte, 1, libc::F_WRLCK)?;
     Ok(match i32::from(flock.l_type) {
         libc::F_UNLCK => None,
         libc::F_RDLCK => Some(Kind::Shared),
@@ -114,10 +124,10 @@ pub fn is_locked(fd: impl AsFd, byte: u64) -> Result<bool> {
 }
 
 fn set(fd: impl AsFd, byte: u64, lock_type: i32) -> Result<()> {
-    call(fd, libc::F_OFD_SETLK, byte, lock_type).map(drop)
+    call(fd, libc::F_OFD_SETLK, byte, 1, lock_type).map(drop)
 }
 
-fn call(fd: impl AsFd, command: i32, byte: u64, lock_type: i32) -> Result<libc::flock> {
+fn call(fd: impl AsFd, command: i32, byte: u64, len: i64, lock_type: i32) -> Result<libc::flock> {
     let start = i64::try_from(byte).map_err(|_| Error::Input {
         field: "byte",
         value: byte.to_string(),
@@ -127,7 +137,7 @@ fn call(fd: impl AsFd, command: i32, byte: u64, lock_type: i32) -> Result<libc::
         l_type: i16::try_from(lock_type).unwrap_or(i16::MAX),
         l_whence: 0, // SEEK_SET
         l_start: start,
-        l_len: 1,
+        l_len: len,
         l_pid: 0, // the kernel refuses anything else for this kind of lock
     };
     let raw = fd.as_fd().as_raw_fd();
