@@ -25,6 +25,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use kvdepot_media::Mapping;
 use kvdepot_media::host::fork::{self, LOCK_FDS_MAX, LockFd};
 use kvdepot_media::host::lock::{self, Kind};
 use kvdepot_media::host::peer::{self, Identity, Process};
@@ -291,7 +292,7 @@ fn a_mapping_keeps_the_locks_of_the_description_it_was_made_from() {
     assert!(lock::try_lock(&mapped, 0, Kind::Exclusive).unwrap());
     let own = LockFd::reopen(&mapped, false).unwrap();
     assert!(own.try_lock(1, Kind::Exclusive).unwrap());
-    let addr = map(Some(mapped.as_fd()));
+    let addr = map(mapped.as_fd());
     drop(mapped);
     assert!(lock::is_locked(&other, 0).unwrap(), "the mapping lives");
     drop(own);
@@ -301,24 +302,13 @@ fn a_mapping_keeps_the_locks_of_the_description_it_was_made_from() {
     assert!(becomes_free(&other, 0));
 }
 
-/// One page, of a file or of nothing.
-fn map(file: Option<BorrowedFd<'_>>) -> *mut std::ffi::c_void {
+/// One page of a file, as any program maps it.
+fn map(file: BorrowedFd<'_>) -> *mut std::ffi::c_void {
     use rustix::mm::{MapFlags, ProtFlags};
     let protection = ProtFlags::READ | ProtFlags::WRITE;
+    let null = std::ptr::null_mut();
     // SAFETY: a new mapping at an address that the kernel chooses.
-    unsafe {
-        match file {
-            Some(file) => {
-                let null = std::ptr::null_mut();
-                rustix::mm::mmap(null, 4096, protection, MapFlags::SHARED, file, 0)
-            }
-            None => {
-                let null = std::ptr::null_mut();
-                rustix::mm::mmap_anonymous(null, 4096, protection, MapFlags::PRIVATE)
-            }
-        }
-    }
-    .unwrap()
+    unsafe { rustix::mm::mmap(null, 4096, protection, MapFlags::SHARED, file, 0) }.unwrap()
 }
 
 // --- descriptors over a socket ---------------------------------------------------------------
@@ -844,23 +834,26 @@ fn dropping_a_lock_descriptor_releases_its_lock_and_its_number() {
 }
 
 #[test]
-fn a_mapping_kept_from_children_kills_the_child_that_touches_it() {
-    let touch = |addr: *mut std::ffi::c_void| {
-        let number = addr as usize;
+fn a_child_that_touches_its_parents_mapping_is_killed() {
+    let touch = |addr: usize| {
         let pid = fork_into(move || {
-            // SAFETY: mapped here; in the child the address may be missing, which is the test.
-            unsafe { std::ptr::write_volatile(number as *mut u8, 1) };
+            // SAFETY: mapped in the parent; in the child the address may be missing, which is what
+            // the test is about.
+            unsafe { std::ptr::with_exposed_provenance_mut::<u8>(addr).write_volatile(1) };
             0
         });
         reap(pid)
     };
-    let addr = map(None);
-    assert_eq!(touch(addr).code(), Some(0));
-    // SAFETY: a mapping of this test alone.
-    unsafe { fork::dont_fork(addr, 4096) }.unwrap();
-    assert_eq!(touch(addr).signal(), Some(libc::SIGSEGV));
-    // SAFETY: as above, and nothing refers to it.
-    unsafe { rustix::mm::munmap(addr, 4096) }.unwrap();
+    let mapping = Mapping::anonymous("kvdepot-test", 4096).unwrap();
+    let buffer = mapping.buffer(0, 4096).unwrap();
+    assert_eq!(touch(buffer.addr()).signal(), Some(libc::SIGSEGV));
+    assert_eq!(buffer.to_vec(), vec![0; 4096]);
+    // Any other memory of the parent is there.
+    let (_dir, path) = medium();
+    let plain = map(open(&path).as_fd());
+    assert_eq!(touch(plain.expose_provenance()).code(), Some(0));
+    // SAFETY: mapped above, and nothing refers to it.
+    unsafe { rustix::mm::munmap(plain, 4096) }.unwrap();
 }
 
 // --- directories -----------------------------------------------------------------------------

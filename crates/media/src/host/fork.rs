@@ -252,21 +252,3 @@ impl Drop for LockFd {
         self.slot.store(FREE, SeqCst);
     }
 }
-
-/// Keeps a range of a mapping out of forked children: a child that touches it is killed by a
-/// signal instead of writing a medium that it does not own.
-///
-/// # Errors
-///
-/// [`Error::Os`] when the range is not whole pages of one mapping, or lies in memory of a device
-/// driver that forbids it.
-///
-/// # Safety
-///
-/// The range must belong to a mapping of the caller: a child that finds memory missing that
-/// anything else relies on, an allocator's for example, crashes.
-pub unsafe fn dont_fork(addr: *mut std::ffi::c_void, len: usize) -> Result<()> {
-    // SAFETY: the advice changes nothing in this process, and the caller vouches for the child.
-    unsafe { rustix::mm::madvise(addr, len, rustix::mm::Advice::LinuxDontFork) }
-        .map_err(Error::os("keep a mapping out of forked children"))
-}
