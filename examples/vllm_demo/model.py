@@ -39,8 +39,8 @@ _TEXT = "A block that does not verify is a miss, never an answer. 0123456789"
 def make(directory: Path, *, seed: int = 0, sliding: bool = False) -> None:
     """Write config, weights and tokenizer into `directory`, unless they are there.
 
-    `seed` varies the weights only; `sliding` makes every second layer a sliding
-    window layer (a Gemma3-like mix, as Qwen3 spells it).
+    `seed` varies the weights only; `sliding` makes a Gemma3 instead, whose every
+    second layer has a sliding window.
     """
     recipe = {"shape": SHAPE, "scale": WEIGHT_SCALE, "seed": seed, "sliding": sliding}
     stamp = directory / "recipe.json"
@@ -48,29 +48,31 @@ def make(directory: Path, *, seed: int = 0, sliding: bool = False) -> None:
         return
     import torch
     from tokenizers import ByteLevelBPETokenizer
-    from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+    from transformers import (
+        Gemma3ForCausalLM,
+        Gemma3TextConfig,
+        PreTrainedTokenizerFast,
+        Qwen3Config,
+        Qwen3ForCausalLM,
+    )
 
     directory.mkdir(parents=True, exist_ok=True)
     stamp.unlink(missing_ok=True)
-    extra = {}
+    common = {
+        **SHAPE,
+        "initializer_range": WEIGHT_SCALE,
+        "tie_word_embeddings": False,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "pad_token_id": 0,
+    }
+    torch.manual_seed(seed)
     if sliding:
         kinds = ["full_attention", "sliding_attention"] * (SHAPE["num_hidden_layers"] // 2)
-        extra = {
-            "use_sliding_window": True,
-            "sliding_window": SLIDING_WINDOW,
-            "layer_types": kinds,
-        }
-    config = Qwen3Config(
-        **SHAPE,
-        initializer_range=WEIGHT_SCALE,
-        tie_word_embeddings=False,
-        bos_token_id=1,
-        eos_token_id=2,
-        pad_token_id=0,
-        **extra,
-    )
-    torch.manual_seed(seed)
-    model = Qwen3ForCausalLM(config).to(torch.float32)
+        config = Gemma3TextConfig(**common, sliding_window=SLIDING_WINDOW, layer_types=kinds)
+        model = Gemma3ForCausalLM(config).to(torch.float32)
+    else:
+        model = Qwen3ForCausalLM(Qwen3Config(**common)).to(torch.float32)
     model.save_pretrained(directory)
 
     tokenizer = ByteLevelBPETokenizer()

@@ -156,9 +156,7 @@ class Demo:
             name,
             self.plan.work / "model",
             log=self.plan.work / f"{name.replace(' ', '-').replace(',', '')}.log",
-            arguments=[
-                "--max-model-len", str(longest + 64), *arguments, *self.plan.arguments,
-            ],  # fmt: skip
+            arguments=["--max-model-len", str(longest + 64), *arguments, *self.plan.arguments],
             environment=environment,
             kv_space_gib=-(-held // 2**30) + SPARE_GIB,
             python=self.plan.python,

@@ -1,0 +1,235 @@
+"""Connects vLLM to kvdepot.
+
+Attach it to an engine with
+
+    --kv-transfer-config '{"kv_connector": "KvdepotConnector",
+        "kv_connector_module_path": "kvdepot.vllm", "kv_role": "kv_both"}'
+
+and, where the defaults do not fit, `kv_connector_extra_config` (see
+`kvdepot.vllm_settings`). The connector is vLLM's own OffloadingConnector, which
+keeps hashing, hybrid models, preemption and metrics, over kvdepot's tiers. It
+adds what a plain offloading spec cannot do: report blocks that failed to load,
+end reservations and pins whatever becomes of a job, and carry every rank's
+checksums to the process that owns the index.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import kvdepot
+from kvdepot import vllm_namespace, vllm_settings
+from kvdepot.vllm_fingerprint import AdapterFingerprints
+from kvdepot.vllm_manager import Group, KvdepotManager
+from kvdepot.vllm_messages import KvdepotWorkerMetadata, RankGeometry
+from kvdepot.vllm_spec import KvdepotSpec
+from kvdepot.vllm_worker import KvdepotConnectorWorker
+from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.config import (
+    get_offloading_group_ids,
+)
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import (
+    OffloadingConnector,
+)
+from vllm.logger import init_logger
+
+__all__ = ["KvdepotConnector", "KvdepotSpec"]
+
+logger = init_logger("vllm.kvdepot")
+
+
+class KvdepotConnector(OffloadingConnector):
+    """vLLM's KV connector over a depot."""
+
+    def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
+        """Check the configuration and build this process's half.
+
+        Raises `kvdepot.ConfigError` for what cannot work, before anything is served.
+        """
+        self._settings = _prepare(vllm_config)
+        _refuse(vllm_config, kv_cache_config)
+        super().__init__(vllm_config, role, kv_cache_config)
+        if role == KVConnectorRole.WORKER:
+            assert self.connector_worker is not None
+            self.connector_worker = KvdepotConnectorWorker(
+                self.connector_worker.spec, vllm_config, kv_cache_config
+            )
+        else:
+            self._adapters = AdapterFingerprints()
+            self._logged: set[str] = set()
+            _say_policy(vllm_config)
+
+    @property
+    def manager(self) -> KvdepotManager:
+        """The index side; only in the scheduler's process."""
+        manager = self.scheduler.manager
+        assert isinstance(manager, KvdepotManager)
+        return manager
+
+    @property
+    def _half(self) -> KvdepotConnectorWorker:
+        assert isinstance(self.connector_worker, KvdepotConnectorWorker)
+        return self.connector_worker
+
+    # ---- workers -----------------------------------------------------------------------------
+
+    def get_handshake_metadata(self) -> RankGeometry:
+        """What this rank's KV caches look like; the scheduler's half names blocks by it."""
+        groups = self._offloaded_groups()
+        layers = self._vllm_config.compilation_config.static_forward_context
+        mover = self._half.mover
+        device = mover.device
+        return RankGeometry(
+            rank=mover.rank,
+            payload_bytes=mover.payload_bytes(),
+            layouts=[
+                vllm_namespace.layout_of_group(self._vllm_config, group, layers, device)
+                for group in groups
+            ],
+        )
+
+    def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
+        """Finished loads; with several KV groups also those that failed."""
+        return self._half.transfer_results(finished_req_ids)
+
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        """Blocks that vLLM has to compute, because their bytes did not arrive."""
+        return self._half.take_invalid_blocks()
+
+    # ---- the scheduler -----------------------------------------------------------------------
+
+    def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[tuple[int, int], Any]) -> None:
+        """Name the blocks: comes once from all ranks, before the first request."""
+        geometries = sorted(metadata.values(), key=lambda geometry: geometry.rank)
+        world = self._vllm_config.parallel_config.world_size
+        if [geometry.rank for geometry in geometries] != list(range(world)):
+            raise RuntimeError(f"{len(geometries)} of {world} ranks described their KV caches")
+        shared = vllm_namespace.fields(self._vllm_config, self._settings.salt)
+        chunk = self.scheduler.config
+        groups = {}
+        for position, config in enumerate(chunk.kv_group_configs):
+            names = self._kv_cache_config.kv_cache_groups[config.group_idx].layer_names
+            namespace = self.manager.depot.namespace(
+                **shared,
+                block_tokens=config.tokens_per_chunk,
+                layout=vllm_namespace.layout_of_ranks(geometries, position),
+                group=f"{config.group_idx}: {' '.join(names)}",
+            )
+            parts = [geometry.payload_bytes[position] for geometry in geometries]
+            groups[config.group_idx] = Group(position, namespace, parts)
+            logger.info(
+                "kvdepot: KV group %d (%d layers) in blocks of %d tokens, %d bytes, namespace %s",
+                config.group_idx, len(names), config.tokens_per_chunk, sum(parts),
+                namespace.digest.hex(),
+            )  # fmt: skip
+        self.manager.set_groups(groups)
+
+    def on_new_request(self, request: Any) -> None:
+        """Notes the files of the request's LoRA adapter, which vLLM's hashes leave out."""
+        if request.lora_request is not None:
+            self.manager.set_adapter(
+                request.request_id, self._adapters.of(request.lora_request.lora_path)
+            )
+        super().on_new_request(request)
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        """As vLLM does, and one line a request: what was where."""
+        super().update_state_after_alloc(request, blocks, num_external_tokens)
+        if request.request_id not in self._logged:
+            self._logged.add(request.request_id)
+            self._say_hits(request, num_external_tokens)
+
+    def update_connector_output(self, connector_output: Any) -> None:
+        """The workers' reports first, so that the next lookup knows of them."""
+        meta = connector_output.kv_connector_worker_meta
+        if isinstance(meta, KvdepotWorkerMetadata):
+            self.manager.collector.path("worker", meta.path_seconds)
+            self.manager.apply(meta.reports)
+        super().update_connector_output(connector_output)
+
+    def request_finished_all_groups(
+        self, request: Any, block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        """As vLLM does."""
+        self._logged.discard(request.request_id)
+        return super().request_finished_all_groups(request, block_ids)
+
+    @classmethod
+    def build_prom_metrics(cls, vllm_config: Any, *args: Any, **kwargs: Any) -> Any:
+        """In the API server's process, which never constructs a connector."""
+        _prepare(vllm_config)
+        return super().build_prom_metrics(vllm_config, *args, **kwargs)
+
+    # ---- helpers -----------------------------------------------------------------------------
+
+    def _offloaded_groups(self) -> list[Any]:
+        config = self._kv_cache_config
+        return [config.kv_cache_groups[i] for i in get_offloading_group_ids(config)]
+
+    def _say_hits(self, request: Any, num_external_tokens: int) -> None:
+        state = self.scheduler._req_status[request.request_id]
+        tokens = self.scheduler.config.kv_group_configs[0].tokens_per_chunk
+        tiers = self.manager.tiers_of(request.request_id)
+        logger.info(
+            "request %s: %d blocks, %d hit on the device, %d hit external (%s)",
+            request.request_id,
+            -(-request.num_tokens // tokens),
+            state.num_locally_computed_tokens // tokens,
+            num_external_tokens // tokens,
+            ", ".join(f"{tier} {count}" for tier, count in tiers.items()) or "none",
+        )
+
+
+def _prepare(vllm_config: Any) -> vllm_settings.Settings:
+    """Read the settings and write what vLLM has to find into its own configuration."""
+    transfer = vllm_config.kv_transfer_config
+    extra = transfer.kv_connector_extra_config
+    settings = vllm_settings.read(extra)
+    # vLLM reads its own keys from the dictionary, also those from a config_file.
+    extra.clear()
+    extra.update(settings.merged, spec_name="KvdepotSpec", spec_module_path="kvdepot.vllm_spec")
+    # With vLLM's default, a block that fails to verify would end its request.
+    transfer.kv_load_failure_policy = "recompute"
+    return settings
+
+
+def _say_policy(vllm_config: Any) -> None:
+    logger.info(
+        "kvdepot: kv_load_failure_policy is 'recompute': a block that fails to load or to verify "
+        "is computed"
+    )
+    if vllm_namespace.keys(vllm_config)[1]:
+        logger.warning(
+            "kvdepot: the seed of vLLM's block hashes is random, so nothing will be found after "
+            "a restart; set PYTHONHASHSEED"
+        )
+
+
+def _refuse(vllm_config: Any, kv_cache_config: Any) -> None:
+    """`kvdepot.ConfigError` for what would not work, or would be wrong."""
+    vllm_namespace.keys(vllm_config)
+    parallel = vllm_config.parallel_config
+    if parallel.nnodes > 1 or parallel.distributed_executor_backend == "ray":
+        raise kvdepot.ConfigError(
+            f"--nnodes: {parallel.nnodes} nodes with the "
+            f"{parallel.distributed_executor_backend!r} executor is not allowed with kvdepot: all "
+            "workers of an engine must run on one host, where they reach its memory; use one node "
+            "and the 'mp' or 'uni' executor"
+        )
+    for option, size in (
+        ("--decode-context-parallel-size", parallel.decode_context_parallel_size),
+        ("--prefill-context-parallel-size", parallel.prefill_context_parallel_size),
+    ):
+        if size > 1:
+            raise kvdepot.ConfigError(f"{option}: {size} is not supported by kvdepot; use 1")
+    extra = vllm_config.kv_transfer_config.kv_connector_extra_config
+    groups = get_offloading_group_ids(kv_cache_config)
+    several = len(groups) > 1 or len(kv_cache_config.kv_cache_groups) > 1
+    if several and (extra.get("blocks_per_chunk", 1) != 1 or "block_size" in extra):
+        key = "block_size" if "block_size" in extra else "blocks_per_chunk"
+        raise kvdepot.ConfigError(
+            f"{key}: {extra[key]!r} is not allowed for a model with "
+            f"{len(kv_cache_config.kv_cache_groups)} KV groups (sliding windows, Mamba): a stored "
+            "block is one vLLM block there; leave it out"
+        )

@@ -1,0 +1,414 @@
+"""The index side, in the scheduler's process: what is a hit, what is stored where.
+
+The two-phase protocol under vLLM's calls:
+
+* `lookup` answers HIT only for a block that it holds pinned. A pin goes over to
+  the load in `prepare_load`, or ends with the step.
+* `prepare_store` reserves. A reservation ends by commit or abort when all ranks
+  have reported, whatever vLLM does with its own job meanwhile.
+* A block that failed to load leaves the index when the first rank says so.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from kvdepot.vllm_messages import Placements, WorkerReport
+from kvdepot.vllm_metrics import Collector
+from vllm.logger import init_logger
+from vllm.v1.kv_offload.base import (
+    LookupResult,
+    OffloadingManager,
+    OffloadKey,
+    OffloadPolicy,
+    PrepareStoreOutput,
+    ReqContext,
+    RequestOffloadingContext,
+    ScheduleEndContext,
+    get_offload_block_hash,
+    get_offload_group_idx,
+)
+from vllm.v1.metrics.cache_hit_source import CacheHitSource
+
+logger = init_logger("vllm.kvdepot.manager")
+
+# While the write-back queue drains, the engine is kept stepping so that the
+# metric follows it. A far tier that stands still must not keep it for ever.
+STALLED_SECONDS = 5.0
+
+SOURCES = {"Cache": CacheHitSource.HOST, "Dax": CacheHitSource.DISK}
+
+Ident = tuple[int, bytes]
+"""A block as kvdepot knows it: KV group of vLLM, 32-byte key."""
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _on_path(
+    method: Callable[Concatenate[KvdepotManager, P], R],
+) -> Callable[Concatenate[KvdepotManager, P], R]:
+    """Counts the time of calls that a request waits for."""
+
+    @functools.wraps(method)
+    def timed(self: KvdepotManager, *args: P.args, **kwargs: P.kwargs) -> R:
+        start = time.perf_counter()
+        try:
+            return method(self, *args, **kwargs)
+        finally:
+            self.collector.path("scheduler", time.perf_counter() - start)
+
+    return timed
+
+
+@dataclass
+class Group:
+    """One KV group's namespace and what its blocks look like."""
+
+    position: int
+    """Its index among the groups of a job."""
+    namespace: Any
+    part_bytes: list[int]
+    """What each rank adds to a block."""
+
+
+@dataclass
+class _Load:
+    request: str
+    idents: list[Ident]
+    pins: list[Any | None]
+    heard: set[int] = field(default_factory=set)
+    failed: set[int] = field(default_factory=set)
+
+
+@dataclass
+class _Store:
+    request: str
+    idents: list[Ident]
+    reservations: list[Any]
+    lengths: list[int]
+    heard: dict[int, list[bytes | None]] = field(default_factory=dict)
+    stale: bool = False
+
+
+class KvdepotManager(OffloadingManager):
+    """vLLM's offloading manager over a depot."""
+
+    def __init__(self, depot: Any, ranks: int, lookup_wait_seconds: float) -> None:
+        """`ranks` is the number of workers that each contribute a part to a block."""
+        self.depot = depot
+        self.collector = Collector(depot)
+        self._ranks = ranks
+        self._lookup_wait = lookup_wait_seconds
+        self._groups: dict[int, Group] = {}
+        self._held: dict[Ident, Any] = {}
+        self._tickets: dict[int, _Load | _Store] = {}
+        self._storing: dict[Ident, int] = {}
+        self._waiting_since: dict[str, float] = {}
+        self._adapters: dict[str, bytes] = {}
+        self._sources: dict[str, dict[OffloadKey, str]] = {}
+        self._next_ticket = 0
+        self._pending = (0, 0.0)
+
+    # ---- set up by the connector ---------------------------------------------------------
+
+    def set_groups(self, groups: dict[int, Group]) -> None:
+        """From now on blocks of these KV groups are looked up and stored."""
+        self._groups = groups
+
+    def set_adapter(self, request: str, fingerprint: str) -> None:
+        """The request runs under a LoRA adapter with these files."""
+        self._adapters[request] = fingerprint.encode()
+
+    # ---- reading ---------------------------------------------------------------------------
+
+    @_on_path
+    def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
+        """HIT for a block that stays pinned until it is loaded or the step ends."""
+        ident = self._ident(key, req_context)
+        if ident in self._held:
+            return LookupResult.HIT
+        group = self._groups.get(ident[0])
+        if group is None:
+            return LookupResult.MISS
+        # One call for the whole prefix: it is faster than one a key, and it
+        # tells the depot the order of the blocks, which decides what is evicted.
+        idents = [ident, *self._following(key, req_context)]
+        for found, pin in zip(
+            idents, group.namespace.pin([i[1] for i in idents], prefix=True), strict=True
+        ):
+            if pin is None:
+                break
+            self._held[found] = pin
+        if ident in self._held:
+            return LookupResult.HIT
+        if ident in self._storing and self._may_wait(req_context.req_id):
+            return LookupResult.HIT_PENDING
+        return LookupResult.MISS
+
+    @_on_path
+    def prepare_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> Placements:
+        """Hand the pins over to a load."""
+        ticket = self._ticket()
+        load = _Load(req_context.req_id, [], [])
+        sources = self._sources.setdefault(req_context.req_id, {})
+        groups: list[tuple[int, list[bytes | None]]] = []
+        for group, members in self._by_group(keys):
+            placements: list[bytes | None] = []
+            for key in members:
+                ident = self._ident(key, req_context)
+                pin = self._held.pop(ident, None) or group.namespace.pin([ident[1]])[0]
+                load.idents.append(ident)
+                load.pins.append(pin)
+                # Without a pin the worker reports the block as failed, and it is computed.
+                placements.append(None if pin is None else pin.placement)
+                if pin is not None:
+                    sources[key] = pin.tier
+            groups.append((group.position, placements))
+        self._waiting_since.pop(req_context.req_id, None)
+        self._tickets[ticket] = load
+        return Placements(ticket, self.depot.socket, groups)
+
+    def get_load_source(self, key: OffloadKey, req_context: ReqContext) -> CacheHitSource:
+        """The tier that the request's last load took the block from."""
+        tier = self._sources.get(req_context.req_id, {}).get(key)
+        return SOURCES.get(tier or "", CacheHitSource.EXTERNAL_UNSPECIFIED)
+
+    def tiers_of(self, request: str) -> dict[str, int]:
+        """Blocks of the request's loads by tier, for its log line."""
+        counted: dict[str, int] = {}
+        for tier in self._sources.get(request, {}).values():
+            counted[tier] = counted.get(tier, 0) + 1
+        return counted
+
+    # ---- writing ---------------------------------------------------------------------------
+
+    @_on_path
+    def prepare_store(
+        self, keys: Collection[OffloadKey], req_context: ReqContext
+    ) -> PrepareStoreOutput:
+        """Reserve room for the blocks that are not there and not on their way.
+
+        Blocks without room are dropped, not offered again: vLLM would offer
+        them in each following step, with a warning each time.
+        """
+        ticket = self._ticket()
+        store = _Store(req_context.req_id, [], [], [])
+        chosen: list[OffloadKey] = []
+        groups: list[tuple[int, list[bytes | None]]] = []
+        for group, members in self._by_group(keys):
+            idents = [self._ident(key, req_context) for key in members]
+            length = sum(group.part_bytes)
+            reservations = group.namespace.reserve(
+                [ident[1] for ident in idents],
+                [length] * len(idents),
+                parts=self._ranks,
+                part_lengths=group.part_bytes,
+            )
+            placements: list[bytes | None] = []
+            for key, ident, reservation in zip(members, idents, reservations, strict=True):
+                if reservation is None:
+                    continue
+                chosen.append(key)
+                store.idents.append(ident)
+                store.reservations.append(reservation)
+                store.lengths.append(length)
+                placements.append(reservation.placement)
+            groups.append((group.position, placements))
+        if chosen:
+            self._tickets[ticket] = store
+            self._storing.update(dict.fromkeys(store.idents, ticket))
+        return PrepareStoreOutput(chosen, Placements(ticket, self.depot.socket, groups), [])
+
+    # ---- the workers' reports --------------------------------------------------------------
+
+    @_on_path
+    def apply(self, reports: dict[int, dict[int, WorkerReport]]) -> None:
+        """Commit, abort, discard and unpin what the ranks have reported on."""
+        for ticket, by_rank in reports.items():
+            job = self._tickets.get(ticket)
+            if isinstance(job, _Load):
+                done = self._apply_load(job, by_rank)
+            elif isinstance(job, _Store):
+                done = self._apply_store(job, by_rank)
+            else:
+                continue
+            if done:
+                del self._tickets[ticket]
+
+    def _apply_load(self, load: _Load, by_rank: dict[int, WorkerReport]) -> bool:
+        for rank, report in by_rank.items():
+            load.heard.add(rank)
+            bad = set(report.failed) - load.failed
+            load.failed |= bad
+            for index in bad:
+                pin = load.pins[index]
+                if pin is not None:
+                    self._groups[load.idents[index][0]].namespace.discard([pin])
+            if bad:
+                logger.warning(
+                    "request %s: %d of %d blocks did not arrive whole on rank %d and will be "
+                    "computed",
+                    load.request, len(bad), len(load.pins), rank,
+                )  # fmt: skip
+        if len(load.heard) < self._ranks:
+            return False
+        self.collector.failed("load", len(load.failed))
+        for index, pin in enumerate(load.pins):
+            if pin is not None and index not in load.failed:
+                self.collector.moved("load", pin.tier, 1, pin.length)
+        self._unpin(zip(load.idents, load.pins, strict=True))
+        return True
+
+    def _apply_store(self, store: _Store, by_rank: dict[int, WorkerReport]) -> bool:
+        for rank, report in by_rank.items():
+            store.heard[rank] = report.checksums or [None] * len(store.idents)
+        if len(store.heard) < self._ranks:
+            return False
+        whole: dict[int, list[int]] = {}
+        broken: dict[int, list[int]] = {}
+        for position, (group, _) in enumerate(store.idents):
+            parts = [store.heard[rank][position] for rank in range(self._ranks)]
+            to = broken if store.stale or None in parts else whole
+            to.setdefault(group, []).append(position)
+            self._storing.pop(store.idents[position], None)
+        kept = self._commit(store, whole)
+        for group, positions in broken.items():
+            self._groups[group].namespace.abort([store.reservations[p] for p in positions])
+        lost = 0 if store.stale else len(store.idents) - len(kept)
+        size = sum(store.lengths[position] for position in kept)
+        self.collector.moved("store", self.depot.tiers[0], len(kept), size)
+        self.collector.failed("store", lost)
+        if lost:
+            logger.warning("request %s: %d blocks could not be stored", store.request, lost)
+        return True
+
+    def _commit(self, store: _Store, whole: dict[int, list[int]]) -> list[int]:
+        """Publish; positions of the blocks that are there now."""
+        kept = []
+        for group, positions in whole.items():
+            checksums = [
+                [store.heard[rank][position] for rank in range(self._ranks)]
+                for position in positions
+            ]
+            reservations = [store.reservations[position] for position in positions]
+            done = self._groups[group].namespace.commit(reservations, checksums)
+            kept += [position for position, there in zip(positions, done, strict=True) if there]
+        return kept
+
+    # ---- the life of requests and steps ------------------------------------------------------
+
+    def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
+        """Every block of every request is offered to `prepare_store`.
+
+        With vLLM's other policy a block that failed to load would be computed
+        but never stored again by the same request.
+        """
+        return RequestOffloadingContext(policy=OffloadPolicy.REQUEST_LEVEL)
+
+    def on_request_finished(self, req_context: ReqContext) -> None:
+        """Forget what was kept for the request; its jobs may still be on their way."""
+        for kept in (self._waiting_since, self._adapters, self._sources):
+            kept.pop(req_context.req_id, None)
+
+    @_on_path
+    def on_schedule_end(self, context: ScheduleEndContext) -> None:
+        """Let go of the pins that no load took over."""
+        if self._held:
+            held, self._held = self._held, {}
+            self._unpin(held.items())
+
+    def has_pending_work(self) -> bool:
+        """Whether the engine must keep stepping: jobs to finish, a metric to bring up to date."""
+        if self._tickets:
+            return True
+        pending = self.depot.pending_bytes()
+        now = time.monotonic()
+        if pending != self._pending[0]:
+            self._pending = (pending, now)
+        if pending:
+            return now - self._pending[1] < STALLED_SECONDS
+        return self.collector.published_pending not in (None, 0)
+
+    def reset_cache(self) -> None:
+        """Forget every block of this engine's namespaces, and what is on its way to them."""
+        for job in self._tickets.values():
+            if isinstance(job, _Store):
+                job.stale = True
+        held, self._held = self._held, {}
+        self._unpin(held.items())
+        for group in self._groups.values():
+            group.namespace.clear()
+
+    def get_stats(self) -> Any:
+        """What happened since the last call."""
+        in_flight = sum(
+            sum(job.lengths) for job in self._tickets.values() if isinstance(job, _Store)
+        )
+        return self.collector.take(in_flight + self.depot.pending_bytes())
+
+    def shutdown(self) -> None:
+        """Close the depot: it drains what is queued for the far tier."""
+        self._held.clear()
+        self._tickets.clear()
+        self.depot.close()
+
+    # ---- helpers -----------------------------------------------------------------------------
+
+    def _ticket(self) -> int:
+        self._next_ticket += 1
+        return self._next_ticket
+
+    def _ident(self, key: OffloadKey, req_context: ReqContext) -> Ident:
+        block_hash = get_offload_block_hash(key)
+        adapter = self._adapters.get(req_context.req_id)
+        if adapter is not None:
+            # vLLM's hash covers the adapter's name and path, not its files.
+            block_hash = hashlib.sha256(block_hash + adapter).digest()
+        return get_offload_group_idx(key), block_hash
+
+    def _following(self, key: OffloadKey, req_context: ReqContext) -> Iterator[Ident]:
+        """The request's keys after `key` in the same group, up to one that is held already."""
+        behind = False
+        suffix = key[-4:]
+        for other in req_context._offload_key_positions:
+            if behind and other[-4:] == suffix:
+                ident = self._ident(other, req_context)
+                if ident in self._held:
+                    return
+                yield ident
+            behind = behind or other == key
+
+    def _by_group(self, keys: Collection[OffloadKey]) -> Iterator[tuple[Group, list[OffloadKey]]]:
+        """Runs of keys of one group, in the order given."""
+        run: list[OffloadKey] = []
+        for key in keys:
+            if run and key[-4:] != run[0][-4:]:
+                yield from self._known(run)
+                run = []
+            run.append(key)
+        if run:
+            yield from self._known(run)
+
+    def _known(self, run: list[OffloadKey]) -> Iterator[tuple[Group, list[OffloadKey]]]:
+        group = self._groups.get(get_offload_group_idx(run[0]))
+        if group is not None:
+            yield group, run
+
+    def _unpin(self, pairs: Iterable[tuple[Ident, Any]]) -> None:
+        by_group: dict[int, list[Any]] = {}
+        for (group, _), pin in pairs:
+            if pin is not None:
+                by_group.setdefault(group, []).append(pin)
+        for group, pins in by_group.items():
+            self._groups[group].namespace.unpin(pins)
+
+    def _may_wait(self, request: str) -> bool:
+        since = self._waiting_since.setdefault(request, time.monotonic())
+        return time.monotonic() - since < self._lookup_wait

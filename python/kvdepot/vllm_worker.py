@@ -1,0 +1,346 @@
+"""The moving side, in each of vLLM's worker processes: bytes between vLLM's KV
+caches and the depot's tiers, in one copy.
+
+A worker exists before the depot does, so it attaches to the owner's socket when
+the first job names it. vLLM asserts that jobs succeed: here they always do, and
+what really happened is in the reports.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import kvdepot
+import torch
+from kvdepot.vllm_messages import KvdepotWorkerMetadata, Placements, WorkerReport
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import (
+    OffloadingConnectorMetadata,
+)
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.worker import (
+    OffloadingConnectorWorker,
+)
+from vllm.logger import init_logger
+from vllm.v1.kv_offload.base import (
+    CanonicalKVCacheRef,
+    CanonicalKVCaches,
+    GPULoadStoreSpec,
+    LoadStoreSpec,
+    OffloadingWorker,
+    TransferResult,
+)
+
+logger = init_logger("vllm.kvdepot.worker")
+
+# Attaching can take seconds when nobody answers, on the thread that runs the
+# model: after a failure, jobs fail at once for this long.
+ATTACH_AGAIN_SECONDS = 30.0
+
+# Stands for "verify, but do not deliver" in the rows of a load.
+SKIP = -1
+
+
+@dataclass
+class Part:
+    """The blocks of one KV group in a job."""
+
+    group: int
+    first: int
+    """Index of its first block among all blocks of the job."""
+    placements: list[bytes | None]
+    rows: list[list[int]]
+    """vLLM's block ids of each block; SKIP where vLLM holds a piece already."""
+
+
+@dataclass
+class Job:
+    """A job under way."""
+
+    ticket: int
+    load: bool
+    parts: list[Part]
+    started: float
+    moves: list[tuple[Part, list[int], Any]] = field(default_factory=list)
+    """Part, indexes of its blocks that are being moved, the mover's job."""
+
+    @property
+    def blocks(self) -> int:
+        """How many blocks the job has."""
+        return sum(len(part.rows) for part in self.parts)
+
+
+def split(placements: Placements, spec: GPULoadStoreSpec, blocks_per_chunk: int) -> list[Part]:
+    """Match vLLM's block ids with the placements.
+
+    With several vLLM blocks to a stored block, a load may start inside the
+    first one and end inside the last.
+    """
+    parts = []
+    offset = first = 0
+    by_position = dict(placements.groups)
+    for group, size in enumerate(spec.group_sizes):
+        found = by_position.get(group, [])
+        ids = spec.block_ids[offset : offset + size].tolist()
+        offset += size
+        if not found:
+            continue
+        ids = [SKIP] * (spec.block_indices[group] % blocks_per_chunk) + ids
+        ids += [SKIP] * (len(found) * blocks_per_chunk - len(ids))
+        rows = [ids[i : i + blocks_per_chunk] for i in range(0, len(ids), blocks_per_chunk)]
+        if len(rows) != len(found):
+            raise RuntimeError(f"{len(rows)} rows of vLLM's blocks for {len(found)} placements")
+        parts.append(Part(group, first, found, rows))
+        first += len(found)
+    return parts
+
+
+class KvdepotWorker(OffloadingWorker):
+    """Moves blocks between KV caches in this host's memory and the depot."""
+
+    def __init__(self, kv_caches: CanonicalKVCaches, rank: int, blocks_per_chunk: int) -> None:
+        self.rank = rank
+        self.blocks_per_chunk = blocks_per_chunk
+        self.path_seconds = 0.0
+        self._tensors = [canonical.tensor for canonical in kv_caches.tensors]
+        self._ranges = [self._group_ranges(refs) for refs in kv_caches.group_data_refs]
+        self._mover: Any | None = None
+        self._attach_after = 0.0
+        self._jobs: dict[int, Job] = {}
+        self._reports: dict[int, dict[int, WorkerReport]] = {}
+        self._invalid: dict[int, set[int]] = {}
+
+    def payload_bytes(self) -> list[int]:
+        """For each KV group: bytes that this rank adds to a stored block."""
+        return [
+            self.blocks_per_chunk * sum(length for _, _, length in ranges)
+            for ranges in self._ranges
+        ]
+
+    @property
+    def device(self) -> str:
+        """Type of the device that the KV caches are on."""
+        return str(self._tensors[0].device.type)
+
+    # ---- vLLM's interface ------------------------------------------------------------------
+
+    def submit_store(
+        self, job_id: int, src_spec: GPULoadStoreSpec, dst_spec: LoadStoreSpec
+    ) -> bool:
+        """Start to copy blocks out of vLLM's memory."""
+        self._submit(job_id, dst_spec, src_spec, load=False)
+        return True
+
+    def submit_load(self, job_id: int, src_spec: LoadStoreSpec, dst_spec: GPULoadStoreSpec) -> bool:
+        """Start to copy blocks into vLLM's memory."""
+        self._submit(job_id, src_spec, dst_spec, load=True)
+        return True
+
+    def get_finished(self) -> list[TransferResult]:
+        """The jobs that no longer touch vLLM's memory and whose outcome is known."""
+        if not self._jobs:
+            return []
+        start = time.perf_counter()
+        finished = [job_id for job_id, job in self._jobs.items() if self._advance(job)]
+        results = [self._finish(job_id) for job_id in finished]
+        self.path_seconds += time.perf_counter() - start
+        return results
+
+    def wait(self, job_ids: set[int]) -> None:
+        """Block until the named jobs no longer touch vLLM's memory."""
+        start = time.perf_counter()
+        for job_id in job_ids:
+            job = self._jobs.get(job_id)
+            if job is not None:
+                self._wait(job)
+        self.path_seconds += time.perf_counter() - start
+
+    def shutdown(self) -> None:
+        """Wait for all jobs and let the depot go."""
+        self.wait(set(self._jobs))
+        if self._mover is not None:
+            self._mover.close()
+            self._mover = None
+
+    # ---- what vLLM's interface has no place for ---------------------------------------------
+
+    def take_reports(self) -> dict[int, dict[int, WorkerReport]]:
+        """Outcomes since the last call, by ticket."""
+        reports, self._reports = self._reports, {}
+        return reports
+
+    def take_invalid(self) -> dict[int, set[int]]:
+        """Failed loads since the last call: job id -> vLLM's block ids without their bytes."""
+        invalid, self._invalid = self._invalid, {}
+        return invalid
+
+    # ---- how it moves; another medium overrides these ---------------------------------------
+
+    def _group_ranges(self, refs: Sequence[CanonicalKVCacheRef]) -> list[tuple[int, int, int]]:
+        """(address, stride, length) of each layer's span of a vLLM block."""
+        ranges = []
+        for ref in refs:
+            tensor = self._tensors[ref.tensor_idx]
+            if tensor.device.type != "cpu" or tensor.dtype != torch.int8:
+                raise RuntimeError(
+                    f"KV cache of {tensor.dtype} on {tensor.device}; bytes in this host's memory "
+                    "are needed"
+                )
+            ranges.append((tensor.data_ptr(), tensor.stride(0), ref.page_size_bytes))
+        return ranges
+
+    def _start(self, job: Job, mover: Any) -> None:
+        for part in job.parts:
+            indexes = [i for i, placement in enumerate(part.placements) if placement is not None]
+            if not indexes:
+                continue
+            spans = kvdepot.Spans(
+                ranges=self._ranges[part.group],
+                rows=[part.rows[i] for i in indexes],
+                owner=self._tensors,
+            )
+            move = mover.load if job.load else mover.store
+            placements = [part.placements[i] for i in indexes]
+            job.moves.append((part, indexes, move(placements, spans, part=self.rank)))
+
+    def _advance(self, job: Job) -> bool:
+        """Whether the job has ended."""
+        return all(move.done for _, _, move in job.moves)
+
+    def _wait(self, job: Job) -> None:
+        for _, _, move in job.moves:
+            move.wait()
+
+    def _outcomes(self, job: Job) -> list[bytes | bool | None]:
+        """For each block: a store's checksum or None, whether a load arrived."""
+        outcomes: list[bytes | bool | None] = [None] * job.blocks
+        for part, indexes, move in job.moves:
+            values = move.results if job.load else move.checksums
+            for index, value in zip(indexes, values, strict=True):
+                outcomes[part.first + index] = value
+            if move.error:
+                logger.warning("%s: %s", "load" if job.load else "store", move.error)
+        return outcomes
+
+    # ---- jobs ----------------------------------------------------------------------------------
+
+    def _submit(
+        self, job_id: int, spec: LoadStoreSpec, gpu_spec: GPULoadStoreSpec, *, load: bool
+    ) -> None:
+        start = time.perf_counter()
+        assert isinstance(spec, Placements)
+        parts = split(spec, gpu_spec, self.blocks_per_chunk)
+        job = Job(spec.ticket, load, parts, start)
+        self._jobs[job_id] = job
+        mover = self._attached(spec.socket)
+        if mover is not None:
+            try:
+                self._start(job, mover)
+            except kvdepot.Error as error:
+                # What was started before the error is waited for; the rest counts as failed.
+                logger.error("cannot %s blocks: %s", "load" if load else "store", error)
+        self.path_seconds += time.perf_counter() - start
+
+    def _attached(self, socket: str) -> Any | None:
+        if self._mover is None and time.monotonic() >= self._attach_after:
+            try:
+                self._mover = kvdepot.attach(socket)
+            except (kvdepot.Error, OSError) as error:
+                self._attach_after = time.monotonic() + ATTACH_AGAIN_SECONDS
+                logger.error(
+                    "rank %d cannot attach to the depot at %s: %s; nothing is stored or loaded "
+                    "for %d s", self.rank, socket, error, ATTACH_AGAIN_SECONDS,
+                )  # fmt: skip
+        return self._mover
+
+    def _finish(self, job_id: int) -> TransferResult:
+        job = self._jobs.pop(job_id)
+        outcomes = self._outcomes(job)
+        if job.load:
+            failed = [index for index, arrived in enumerate(outcomes) if not arrived]
+            report = WorkerReport(failed=failed)
+            if failed:
+                self._invalid[job_id] = self._block_ids(job, set(failed))
+        else:
+            report = WorkerReport(checksums=[o if isinstance(o, bytes) else None for o in outcomes])
+        self._reports.setdefault(job.ticket, {})[self.rank] = report
+        moved = sum(
+            self.payload_bytes()[part.group]
+            for part in job.parts
+            for index in range(len(part.rows))
+            if outcomes[part.first + index]
+        )
+        return TransferResult(job_id, True, moved, time.perf_counter() - job.started)
+
+    def _block_ids(self, job: Job, failed: set[int]) -> set[int]:
+        return {
+            block
+            for part in job.parts
+            for index, row in enumerate(part.rows)
+            if part.first + index in failed
+            for block in row
+            if block != SKIP
+        }
+
+
+class KvdepotConnectorWorker(OffloadingConnectorWorker):
+    """vLLM's worker half, with failures and reports that it has no place for."""
+
+    def __init__(self, spec: Any, vllm_config: Any, kv_cache_config: Any) -> None:
+        super().__init__(spec, vllm_config, kv_cache_config)
+        self._single_group = len(kv_cache_config.kv_cache_groups) == 1
+        self._request_of_load: dict[int, str] = {}
+        self._invalid_blocks: set[int] = set()
+        self._failed_requests: set[str] = set()
+
+    @property
+    def mover(self) -> KvdepotWorker:
+        """The worker that moves bytes; there is one once the KV caches are registered."""
+        assert isinstance(self.worker, KvdepotWorker)
+        return self.worker
+
+    def start_kv_transfers(self, metadata: OffloadingConnectorMetadata) -> None:
+        """Remember which request a load is for, then as vLLM does."""
+        for job_id, job in metadata.load_jobs.items():
+            self._request_of_load[job_id] = job.req_id
+        super().start_kv_transfers(metadata)
+
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str], set[str]]:
+        """As vLLM does; failed loads are kept for the two calls below."""
+        finished = super().get_finished(finished_req_ids)
+        for job_id, blocks in self.mover.take_invalid().items():
+            # Block ids are only unique within one group; with several, the
+            # whole request is computed again.
+            if self._single_group:
+                self._invalid_blocks |= blocks
+            else:
+                self._failed_requests.add(self._request_of_load[job_id])
+        for job_id in self._connector_worker_meta.completed_jobs:
+            self._request_of_load.pop(job_id, None)
+        return finished
+
+    def transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
+        """Finished loads, and those of them that failed as a whole."""
+        sending, receiving = self.get_finished(finished_req_ids)
+        failed, self._failed_requests = self._failed_requests, set()
+        return KVConnectorTransferResults(sending, receiving, failed)
+
+    def take_invalid_blocks(self) -> set[int]:
+        """vLLM's block ids that loads since the last call did not fill."""
+        invalid, self._invalid_blocks = self._invalid_blocks, set()
+        return invalid
+
+    def build_connector_worker_meta(self) -> KvdepotWorkerMetadata | None:
+        """vLLM's completed jobs and kvdepot's reports on them."""
+        base = super().build_connector_worker_meta()
+        reports = self.mover.take_reports() if self.worker is not None else {}
+        if base is None and not reports:
+            return None
+        seconds, self.mover.path_seconds = self.mover.path_seconds, 0.0
+        meta = KvdepotWorkerMetadata(reports=reports, path_seconds=seconds)
+        if base is not None:
+            meta.completed_jobs = base.completed_jobs
+            meta.transfer_stats = base.transfer_stats
+        return meta
