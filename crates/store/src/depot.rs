@@ -239,7 +239,7 @@ fn log_opening(core: &Core, opening: &Opening) {
 fn dax_path(config: &Config) -> Result<PathBuf, Error> {
     match &config.dax.path {
         Some(path) => Ok(path.clone()),
-        None => default_path(),
+        None => default_path(config.instance.as_deref()),
     }
 }
 
@@ -338,6 +338,35 @@ impl Namespace {
         Ok(count)
     }
 
+    /// Removes every block of the namespace from every tier; how many the tiers held together.
+    ///
+    /// # Errors
+    /// [`Error::Closed`].
+    pub fn clear(&self) -> Result<usize, Error> {
+        let _pass = self.core().gate.enter()?;
+        Ok(self
+            .core()
+            .tiers
+            .iter()
+            .rev()
+            .map(|tier| tier.clear(self.id))
+            .sum())
+    }
+
+    /// Keeps every block of the namespace that is stored from now on in one extent, for engines
+    /// whose own copy engine moves it: one address range a block.
+    ///
+    /// # Errors
+    /// [`Error::Closed`].
+    pub fn keep_contiguous(&self) -> Result<(), Error> {
+        let _pass = self.core().gate.enter()?;
+        self.core()
+            .tiers
+            .iter()
+            .for_each(|tier| tier.keep_contiguous(self.id));
+        Ok(())
+    }
+
     /// Reserves room for blocks with parts of these lengths, in prefix order; `None` for a key
     /// that needs no writing (stored already, or being written) or finds no room.
     ///
@@ -407,12 +436,19 @@ impl Namespace {
         self.core().abort(reservations);
     }
 
-    /// Pins blocks where they are nearest; `None` for a miss.
+    /// Pins blocks where they are nearest; `None` for a miss. With `prefix` nothing behind the
+    /// first miss is pinned.
     ///
     /// # Errors
     /// [`Error::Closed`].
-    pub fn pin(&self, keys: &[Key]) -> Result<Vec<Option<Pin>>, Error> {
-        self.core().pin(self.depot.inner.session, self.id, keys)
+    pub fn pin(&self, keys: &[Key], prefix: bool) -> Result<Vec<Option<Pin>>, Error> {
+        let mut pins = self.core().pin(self.depot.inner.session, self.id, keys)?;
+        let gap = pins.iter().position(Option::is_none);
+        if let (true, Some(gap)) = (prefix, gap) {
+            let behind: Vec<Pin> = pins[gap..].iter_mut().filter_map(Option::take).collect();
+            self.unpin(&behind, false);
+        }
+        Ok(pins)
     }
 
     /// Ends pins, given in prefix order. `served` says that their bytes were used: it counts as

@@ -1,18 +1,21 @@
 //! Blocks in parts: what each rank of a split model contributes, and the table that binds them.
 //!
 //! A block of one part is its payload. A block of several ends in a table of 32 bytes a part
-//! (offset, length, checksum), aligned to 64 bytes, and its record's checksum covers the table.
+//! (offset, length, checksum), and its record's checksum covers the table. Parts and table begin
+//! at multiples of 4 KiB of the payload, so that devices can write a part on its own.
 
 use kvdepot_media::checksum::{self, Checksum, PartId};
 use kvdepot_media::{Buffer, Mapping};
 use std::sync::Arc;
 
+use crate::format::GRANULE;
 use crate::format::record::{PARTS_MAX, Packed};
 use crate::{Error, Identity};
 
 /// Bytes of a table entry.
 pub(crate) const ENTRY: u64 = 32;
-const TABLE_ALIGN: u64 = 64;
+/// Parts begin at multiples of it: pages, which devices and direct I/O ask for.
+const ALIGN: u64 = GRANULE;
 
 /// One part of a payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,7 +34,7 @@ pub(crate) fn payload_len(parts: &[u64]) -> u64 {
 }
 
 fn table_offset(parts: &[u64]) -> u64 {
-    parts.iter().sum::<u64>().next_multiple_of(TABLE_ALIGN)
+    parts.iter().map(|len| len.next_multiple_of(ALIGN)).sum()
 }
 
 /// The parts of a block about to be written, their checksums still zero.
@@ -43,7 +46,7 @@ pub(crate) fn blank(parts: &[u64]) -> Vec<Part> {
             len: *len,
             checksum: Checksum::default(),
         };
-        offset += len;
+        offset += len.next_multiple_of(ALIGN);
         part
     };
     parts.iter().map(place).collect()
@@ -211,9 +214,9 @@ mod tests {
     #[test]
     fn the_table_follows_the_parts_aligned() {
         assert_eq!(payload_len(&[100]), 100);
-        assert_eq!(payload_len(&[100, 100]), 256 + 64);
+        assert_eq!(payload_len(&[100, 100]), 8192 + 64);
         let parts = blank(&[100, 100]);
-        assert_eq!(parts[1].offset, 100);
+        assert_eq!(parts[1].offset, 4096);
         assert_eq!(decode(&encode(&parts)), parts);
     }
 }

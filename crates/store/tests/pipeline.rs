@@ -123,7 +123,7 @@ fn a_full_arena_evicts_tails_of_old_prompts_first() {
     let depot = Depot::open(&config("Dax", dir.path(), "", "4MiB")).unwrap();
     let ns = namespace(&depot);
     for prompt in 0..6 {
-        assert_eq!(put(&ns, prompt * 10..prompt * 10 + 10, 101_000), [true; 10]);
+        assert_eq!(put(&ns, prompt * 10..prompt * 10 + 10, 90_000), [true; 10]);
     }
     let kept = |prompt: u64| {
         let keys: Vec<Key> = (prompt * 10..prompt * 10 + 10).map(key).collect();

@@ -102,6 +102,18 @@ impl Arena {
         slots.len()
     }
 
+    /// Removes every block of a namespace; how many there were.
+    pub(crate) fn clear(&self, namespace: crate::NamespaceId) -> usize {
+        let mut guard = self.state.lock();
+        let state = &mut *guard;
+        let Some(number) = state.namespaces.number(namespace) else {
+            return 0;
+        };
+        let slots = state.live.slots(number);
+        self.drop_blocks(state, &slots);
+        slots.len()
+    }
+
     /// Unpublishes blocks that did not verify, if they are still what the tokens name, so that
     /// the next put writes them again instead of being told that they are there.
     pub(crate) fn discard(&self, tokens: &[Token]) -> usize {

@@ -86,6 +86,8 @@ struct State {
     pinned: u64,
     /// Namespaces already in the medium's directory.
     described: Vec<NamespaceId>,
+    /// Namespaces whose blocks may not be scattered.
+    contiguous: Vec<u32>,
 }
 
 /// What an arena counts; read by statistics only.

@@ -177,6 +177,7 @@ impl State {
             live_bytes: 0,
             pinned: 0,
             described: Vec::new(),
+            contiguous: Vec::new(),
         }
     }
 
@@ -230,9 +231,13 @@ fn default_capacity(path: &Path) -> u64 {
     (limits::disk_free(path).unwrap_or(0) / 5).min(64 << 30)
 }
 
-/// The default arena: in the user's cache directory.
-pub(crate) fn default_path() -> Result<PathBuf, Error> {
-    Ok(dirs::cache_dir()?.join("arena.kvd"))
+/// The default arena: in the user's cache directory, one an instance.
+pub(crate) fn default_path(instance: Option<&str>) -> Result<PathBuf, Error> {
+    let name = match instance {
+        None => "arena.kvd".to_owned(),
+        Some(instance) => format!("arena-{instance}.kvd"),
+    };
+    Ok(dirs::cache_dir()?.join(name))
 }
 
 fn read_page(mapping: &Mapping, offset: u64) -> Result<[u8; superblock::LEN], Error> {

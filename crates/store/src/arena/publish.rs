@@ -68,9 +68,10 @@ impl Arena {
                 if blocked {
                     return Err(Refused::Orphans);
                 }
-                let (slot, extents) = self.make_room(state, *len, near).inspect_err(|_| {
-                    self.counters.full.fetch_add(1, Ordering::Relaxed);
-                })?;
+                let (slot, extents) =
+                    self.make_room(state, number, *len, near).inspect_err(|_| {
+                        self.counters.full.fetch_add(1, Ordering::Relaxed);
+                    })?;
                 near = extents.iter().last().map(|(offset, _)| offset);
                 let mut entry = Entry::new(*key, number, extents, *len);
                 entry.parts = *parts;
@@ -90,9 +91,15 @@ impl Arena {
     fn make_room(
         &self,
         state: &mut State,
+        namespace: u32,
         len: u64,
         near: Option<u64>,
     ) -> Result<(u32, Packed), Refused> {
+        let pieces = if state.contiguous.contains(&namespace) {
+            1
+        } else {
+            EXTENTS_MAX
+        };
         let full = |pool: &Pool| Refused::Full {
             requested: len,
             free: pool.free_bytes(),
@@ -102,7 +109,7 @@ impl Arena {
         }
         loop {
             if state.entries.vacant() > 0
-                && let Some(extents) = self.allocate(&mut state.pool, len, near)
+                && let Some(extents) = self.allocate(&mut state.pool, len, pieces, near)
             {
                 // Vacant, so there is one.
                 let slot = state.entries.take().ok_or_else(|| full(&state.pool))?;
@@ -114,10 +121,16 @@ impl Arena {
         }
     }
 
-    fn allocate(&self, pool: &mut Pool, len: u64, near: Option<u64>) -> Option<Packed> {
+    fn allocate(
+        &self,
+        pool: &mut Pool,
+        len: u64,
+        pieces: usize,
+        near: Option<u64>,
+    ) -> Option<Packed> {
         let data = self.layout.data;
         let near = near.map(|offset| offset - data);
-        let pieces = pool.allocate_scattered(len, EXTENTS_MAX, near).ok()?;
+        let pieces = pool.allocate_scattered(len, pieces, near).ok()?;
         let extents: Vec<(u64, u64)> = pieces
             .iter()
             .map(|extent| (extent.offset + data, extent.len))
@@ -216,6 +229,16 @@ impl Arena {
             self.release(state, token.slot);
         }
         freed
+    }
+
+    /// Keeps every block of a namespace in one piece, for engines whose own copy engine moves
+    /// it.
+    pub(crate) fn keep_contiguous(&self, namespace: NamespaceId) {
+        let mut state = self.state.lock();
+        let number = state.namespaces.intern(namespace);
+        if !state.contiguous.contains(&number) {
+            state.contiguous.push(number);
+        }
     }
 
     /// Notes what a namespace means in the arena's directory, if it has room.

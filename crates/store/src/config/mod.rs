@@ -90,6 +90,8 @@ pub struct Config {
     pub promote: bool,
     /// How long a close drains.
     pub close_timeout: Duration,
+    /// A name for the default arena.
+    pub instance: Option<String>,
     /// Where movers attach.
     pub socket: Socket,
     /// The `cache` section.
@@ -109,6 +111,7 @@ impl Default for Config {
             write_back_depth: None,
             promote: true,
             close_timeout: Duration::from_secs(60),
+            instance: None,
             socket: Socket::default(),
             cache: CacheConfig::default(),
             dax: DaxConfig::default(),
@@ -210,6 +213,14 @@ impl Config {
             ("", "write_back_depth") => self.write_back_depth = Some(parsed.number),
             ("", "promote") => self.promote = parsed.flag,
             ("", "close_timeout") => self.close_timeout = parsed.duration,
+            ("", "instance") => {
+                let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+                if parsed.text.len() > 64 || !parsed.text.chars().all(plain) {
+                    let allowed = "at most 64 letters, digits, '-', '_' and '.'";
+                    return Err(Error::config(field, value, allowed));
+                }
+                self.instance = Some(parsed.text);
+            }
             ("", "socket") => {
                 self.socket = match parsed.text.as_str() {
                     "auto" => Socket::Auto,
@@ -450,10 +461,10 @@ mod tests {
                 Kind::Duration => json!("1s"),
                 Kind::Count => json!(7),
                 Kind::Flag => json!(true),
-                Kind::Text => json!(if option.name == "pipeline" {
-                    "Cache|Dax"
-                } else {
-                    "/x"
+                Kind::Text => json!(match option.name {
+                    "pipeline" => "Cache|Dax",
+                    "instance" => "x-1",
+                    _ => "/x",
                 }),
                 Kind::Choice(words) => json!(words[0]),
             };

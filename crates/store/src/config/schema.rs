@@ -116,6 +116,14 @@ pub const OPTIONS: &[OptionSpec] = &[
     ),
     option(
         "",
+        "instance",
+        Kind::Text,
+        "none",
+        "A name that tells apart several depots of a user: the default arena is then \
+         `arena-<instance>.kvd`. Letters, digits, `-`, `_` and `.`.",
+    ),
+    option(
+        "",
         "socket",
         Kind::Text,
         "auto",

@@ -94,6 +94,15 @@ impl KeyMap {
         }
     }
 
+    /// The slots of one namespace.
+    pub(crate) fn slots(&self, namespace: u32) -> Vec<u32> {
+        let of = self
+            .table
+            .iter()
+            .filter(|bucket| bucket.namespace == namespace);
+        of.map(|bucket| bucket.slot).collect()
+    }
+
     pub(crate) fn len(&self) -> usize {
         self.table.len()
     }

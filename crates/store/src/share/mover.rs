@@ -120,20 +120,27 @@ impl Mover {
         self.submit(placements, None, part, !expect)
     }
 
-    /// The owner's media, for engines whose own copy engine moves the bytes: a placement's
-    /// address in this process is its medium's base plus its offset.
+    /// Where part `part` of a placement lies, as `(medium, offset, length)` in payload order, for
+    /// engines whose own copy engine moves the bytes.
     ///
     /// # Errors
     /// As [`Mover::store`].
-    pub fn locate(&self, bytes: &[u8], part: u32) -> Result<Vec<(usize, usize)>, Error> {
+    pub fn locate(&self, bytes: &[u8], part: u32) -> Result<Vec<(usize, u64, u64)>, Error> {
         let placement = self.decode(bytes, part)?;
         let wanted = placement.parts[part as usize];
-        let mapping = &self.media[placement.tier];
-        let pieces = parts::buffers(mapping, &placement.extents, wanted.offset, wanted.len)?;
-        Ok(pieces
-            .iter()
-            .map(|piece| (piece.addr(), piece.len()))
+        let ranges = parts::ranges(&placement.extents, wanted.offset, wanted.len);
+        Ok(ranges
+            .map(|(offset, len)| (placement.tier, offset, len))
             .collect())
+    }
+
+    /// The owner's media as mapped here, near to far.
+    #[must_use]
+    pub fn media(&self) -> Vec<kvdepot_media::Buffer> {
+        self.media
+            .iter()
+            .filter_map(|medium| medium.buffer(0, medium.len()).ok())
+            .collect()
     }
 
     fn decode(&self, bytes: &[u8], part: u32) -> Result<Placement, Error> {
