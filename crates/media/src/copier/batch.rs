@@ -18,12 +18,12 @@ pub const PART_LEN_MAX: u64 = 1 << 34;
 /// Parts that shall be moved together. Its memory comes from earlier batches of its copier.
 #[derive(Debug)]
 pub struct Batch {
-    pub(super) memory: Option<Box<Memory>>,
+    pub(super) memory: Option<Memory>,
     home: Arc<Shared>,
 }
 
 impl Batch {
-    pub(super) fn new(memory: Box<Memory>, home: Arc<Shared>) -> Self {
+    pub(super) fn new(memory: Memory, home: Arc<Shared>) -> Self {
         Self {
             memory: Some(memory),
             home,

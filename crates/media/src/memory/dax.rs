@@ -36,7 +36,7 @@ pub(crate) fn probe(sysfs: &Path, device: &Path, rdev: u64) -> Result<Geometry> 
             subsystem.display()
         )));
     }
-    let size = read_number(&entry.join("size"))?;
+    let size = read_number(entry.join("size"))?;
     // Kernels before 5.10 have the alignment at the region only.
     let own = entry.join("align");
     let align = read_number(if own.exists() {
@@ -57,8 +57,7 @@ pub(crate) fn probe(sysfs: &Path, device: &Path, rdev: u64) -> Result<Geometry> 
     Ok(Geometry { size, align })
 }
 
-fn read_number(path: impl AsRef<Path>) -> Result<u64> {
-    let path: PathBuf = path.as_ref().to_path_buf();
+fn read_number(path: PathBuf) -> Result<u64> {
     let text = match std::fs::read_to_string(&path) {
         Ok(text) => text,
         Err(error) => {

@@ -3,10 +3,13 @@
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 mod avx2;
 mod dax;
+#[cfg(test)]
+pub(crate) mod fault;
 mod flush;
 pub(crate) mod kernel;
 pub(crate) mod leaf;
 mod mapping;
+mod medium;
 pub(crate) mod mover;
 mod plain;
 pub(crate) mod xxh3;

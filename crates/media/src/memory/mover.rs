@@ -79,6 +79,8 @@ struct Slot<'a> {
 impl<'a> Slot<'a> {
     fn start(units: &'a impl Units, number: u32, mover: Mover) -> Self {
         let (spans, bytes, copies) = units.unit(number);
+        #[cfg(test)]
+        super::fault::strike(bytes);
         let store = match copies {
             false => Store::Nothing,
             true if bytes >= mover.stream_min => Store::Streaming,

@@ -90,10 +90,12 @@ impl Plain {
         #[cfg(all(target_arch = "x86_64", not(miri)))]
         if dst.addr().is_multiple_of(32) && len.is_multiple_of(2 * TURN) {
             // SAFETY: the caller's promise, and what was just checked.
-            match self {
-                Self::Memcpy => {}
-                Self::Streaming => return unsafe { stream(src, dst, len) },
-                Self::StreamingHalves => return unsafe { stream_halves(src, dst, len) },
+            unsafe {
+                match self {
+                    Self::Memcpy => {}
+                    Self::Streaming => return stream(src, dst, len),
+                    Self::StreamingHalves => return stream_halves(src, dst, len),
+                }
             }
         }
         // SAFETY: the caller's promise.
@@ -190,7 +192,7 @@ mod tests {
             Buffer::from_vec(vec![1; 100]),
             Buffer::from_vec(vec![0; 100]),
         );
-        let copy = |src, dst, piece| Plain::Memcpy.copy(src, dst, &[piece]);
+        let copy = |src: &Buffer, dst: &Buffer, piece| Plain::Memcpy.copy(src, dst, &[piece]);
         let beyond = copy(&src, &dst, Span::new(0, 1, 100));
         assert!(matches!(
             beyond,
@@ -202,7 +204,8 @@ mod tests {
         ));
         let same = copy(&src, &src, Span::new(0, 0, 1));
         assert!(matches!(same, Err(Error::Overlap { .. })));
-        let fixed = copy(&src, &dst.clone().read_only(), Span::new(0, 0, 1));
+        let fixed = dst.read_only();
+        let fixed = copy(&src, &fixed, Span::new(0, 0, 1));
         assert!(matches!(fixed, Err(Error::ReadOnly { .. })));
     }
 }
