@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use kvdepot_media::{Access, Checksum, Copier, Done, Mapping};
+use kvdepot_media::{Access, Copier, Done, Mapping};
 
 use crate::arena::{judge, read_directory, read_owner, read_superblock, survey};
 use crate::format::layout::Layout;
@@ -54,11 +54,11 @@ impl Inspection {
         let mapping = Mapping::open(path, Access::ReadOnly)?;
         let superblock = read_superblock(path, &mapping)?;
         let layout = Layout {
-            capacity: superblock.capacity.min(mapping.len()),
+            capacity: superblock.capacity,
             records: superblock.records,
             data: superblock.data,
         };
-        if layout.data > layout.capacity {
+        if layout.data >= mapping.len() {
             return Err(Error::Corrupt {
                 path: path.into(),
                 reason: "the medium ends inside the record table".into(),
@@ -111,7 +111,10 @@ impl Inspection {
             .into_iter()
             .zip(served)
             .filter(|(_, served)| *served)
-            .map(|((slot, record), _)| Listed { slot, record })
+            .map(|(found, _)| found)
+            // Their records say that they are here: verifying finds that they are not.
+            .chain(survey.lost)
+            .map(|(slot, record)| Listed { slot, record })
             .collect();
         blocks.sort_unstable_by_key(|block| block.record.sequence);
         Ok((blocks, survey.damaged))
@@ -178,7 +181,12 @@ impl Inspection {
             };
             for (number, part) in found.iter().enumerate() {
                 let id = parts::part_id(&identity, number as u32, count);
-                let source = parts::buffers(&self.mapping, &extents, part.offset, part.len)?;
+                let source = parts::buffers(&self.mapping, &extents, part.offset, part.len);
+                let Ok(source) = source else {
+                    // Beyond the end of a truncated medium.
+                    sound[tag] = false;
+                    break;
+                };
                 batch.hash_only(&id, &source, Some(part.checksum), tag as u32)?;
             }
         }
@@ -224,14 +232,4 @@ impl Inspection {
         let seed = record::seed(&self.superblock.uuid, block.slot);
         Ok(Record::decode(&bytes, seed) == Slot::Used(block.record))
     }
-}
-
-/// The checksum of a block's record, as hexadecimal digits.
-#[must_use]
-pub fn hex(checksum: Checksum) -> String {
-    checksum
-        .0
-        .iter()
-        .map(|byte| format!("{byte:02x}"))
-        .collect()
 }

@@ -104,7 +104,18 @@ impl Arena {
             created: created || config.format,
             ..found.opening
         };
-        let first = (superblock.generation & 0xFF_FFFF) << publish::COUNTER_BITS;
+        // Above everything in the table, also when a rotted superblock made a generation repeat
+        // or its 24 bits ran out.
+        let generation = (superblock.generation & 0xFF_FFFF) << publish::COUNTER_BITS;
+        let first = generation.max(found.highest + 1);
+        if layout.capacity > mapping.len() {
+            tracing::warn!(
+                path = %path.display(),
+                capacity = %size::show(layout.capacity),
+                medium = %size::show(mapping.len()),
+                "the arena was truncated: blocks beyond its end are misses"
+            );
+        }
         let mut state = State::new(found.pool, layout.records as u32, first);
         state.adopt(
             found.entries,
@@ -116,7 +127,7 @@ impl Arena {
         let arena = Arena {
             name,
             mapping,
-            layout,
+            layout: layout.on(mapping.len()),
             durability: config.durability,
             table: Some(Table {
                 path: path.into(),
@@ -341,13 +352,11 @@ fn check_capacity(
     path: &Path,
     field: &impl Fn(&str) -> String,
 ) -> Result<(), Error> {
-    if superblock.capacity > mapping.len() {
+    if superblock.data >= mapping.len() {
         return Err(Error::Corrupt {
             path: path.into(),
             reason: format!(
-                "the arena says {}, the medium has {}: it was truncated, or belongs to another \
-                 device; set format: true to start anew",
-                size::show(superblock.capacity),
+                "it was truncated to {}, inside the record table; set format: true to start anew",
                 size::show(mapping.len())
             ),
         });

@@ -28,6 +28,8 @@ pub(super) struct Recovered {
     pub(super) live_bytes: u64,
     /// Live records that are dead by the rules, to be marked so on the medium.
     pub(super) outranked: Vec<(u32, Record)>,
+    /// The highest sequence in the table, 0 when it is empty.
+    pub(super) highest: u64,
     pub(super) opening: Opening,
 }
 
@@ -35,17 +37,23 @@ pub(super) struct Recovered {
 pub(crate) struct Survey {
     /// Live and dead ones, by slot.
     pub(crate) records: Vec<(u32, Record)>,
+    /// Live ones whose extents the medium does not have (any more): it was truncated.
+    pub(crate) lost: Vec<(u32, Record)>,
     /// Slots that hold something else.
     pub(crate) damaged: Vec<u32>,
+    /// The highest sequence of all records.
+    pub(crate) highest: u64,
     /// One past the last slot ever used.
     used: u32,
 }
 
-/// Reads the whole table.
+/// Reads the whole table of an arena that says it has this layout.
 pub(crate) fn survey(mapping: &Mapping, layout: Layout, uuid: &[u8; 16]) -> Result<Survey, Error> {
     let mut survey = Survey {
         records: Vec::new(),
+        lost: Vec::new(),
         damaged: Vec::new(),
+        highest: 0,
         used: 0,
     };
     let total = layout.records as usize * record::LEN;
@@ -59,8 +67,13 @@ pub(crate) fn survey(mapping: &Mapping, layout: Layout, uuid: &[u8; 16]) -> Resu
         for bytes in records {
             match Record::decode(bytes, record::seed(uuid, slot)) {
                 Slot::Empty => {}
-                Slot::Used(record) if inside(&record, layout) => {
-                    survey.records.push((slot, record))
+                Slot::Used(record) if inside(&record, layout.data, layout.capacity) => {
+                    survey.highest = survey.highest.max(record.sequence);
+                    if inside(&record, layout.data, mapping.len()) {
+                        survey.records.push((slot, record));
+                    } else if record.state == RecordState::Live {
+                        survey.lost.push((slot, record));
+                    }
                 }
                 _ => survey.damaged.push(slot),
             }
@@ -69,17 +82,15 @@ pub(crate) fn survey(mapping: &Mapping, layout: Layout, uuid: &[u8; 16]) -> Resu
     }
     let last = |slots: Option<u32>| slots.map_or(0, |slot| slot + 1);
     survey.used = last(survey.records.last().map(|(slot, _)| *slot))
-        .max(last(survey.damaged.last().copied()));
+        .max(last(survey.damaged.last().copied()))
+        .max(last(survey.lost.last().map(|(slot, _)| *slot)));
     Ok(survey)
 }
 
-fn inside(record: &Record, layout: Layout) -> bool {
-    record.extents.iter().all(|(offset, len)| {
-        offset >= layout.data
-            && offset
-                .checked_add(len)
-                .is_some_and(|end| end <= layout.capacity)
-    })
+fn inside(record: &Record, begin: u64, end: u64) -> bool {
+    let within =
+        |(at, len): (u64, u64)| at >= begin && at.checked_add(len).is_some_and(|to| to <= end);
+    record.extents.iter().all(within)
 }
 
 /// Which of the surveyed records are served: true where a live record is outranked by none.
@@ -148,6 +159,7 @@ fn identities(records: &[(u32, Record)], served: &mut [bool]) {
     }
 }
 
+/// Recovers an arena that says it has `layout`; the pool covers what the medium has of it.
 pub(super) fn recover(
     mapping: &Mapping,
     layout: Layout,
@@ -196,7 +208,7 @@ pub(super) fn recover(
     }
     extents.sort_unstable();
     let pool = Pool::rebuild(
-        layout.data_len(),
+        layout.on(mapping.len()).data_len(),
         GRANULE,
         extents
             .into_iter()
@@ -205,7 +217,7 @@ pub(super) fn recover(
     .map_err(|error| Error::config("capacity", size::show(layout.capacity), error.to_string()))?;
     let opening = Opening {
         blocks: blocks as u64,
-        damaged: survey.damaged.len() as u64,
+        damaged: (survey.damaged.len() + survey.lost.len()) as u64,
         outranked: outranked.len() as u64,
         created: false,
     };
@@ -216,6 +228,7 @@ pub(super) fn recover(
         namespaces,
         live_bytes,
         outranked,
+        highest: survey.highest,
         opening,
     })
 }

@@ -66,6 +66,15 @@ impl Layout {
         self.capacity - self.data
     }
 
+    /// The layout as far as a medium of `len` bytes has it: one that was truncated has less.
+    #[must_use]
+    pub fn on(&self, len: u64) -> Layout {
+        Layout {
+            capacity: self.capacity.min(len / GRANULE * GRANULE).max(self.data),
+            ..*self
+        }
+    }
+
     /// Offset of record `slot`.
     #[must_use]
     pub fn record(&self, slot: u32) -> u64 {

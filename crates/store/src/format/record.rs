@@ -67,6 +67,21 @@ impl Packed {
         })
     }
 
+    /// Whether no extent is empty and none shares bytes with another.
+    #[must_use]
+    pub fn is_sound(&self) -> bool {
+        let apart = |(at, len): (u64, u64), (other, room): (u64, u64)| {
+            at + len <= other || other + room <= at
+        };
+        self.iter().enumerate().all(|(index, extent)| {
+            extent.1 > 0
+                && self
+                    .iter()
+                    .skip(index + 1)
+                    .all(|other| apart(extent, other))
+        })
+    }
+
     /// How many extents there are.
     #[must_use]
     pub fn count(&self) -> usize {
@@ -174,6 +189,7 @@ impl Record {
             checksum: Checksum(get(bytes, 104)),
         };
         let sound = usize::from(bytes[1]) == extents.count()
+            && extents.is_sound()
             && (1..=PARTS_MAX).contains(&record.parts)
             && record.len > 0
             && record.len <= extents.room();
