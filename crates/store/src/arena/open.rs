@@ -126,8 +126,8 @@ impl Arena {
         state.described = described(&mapping)?;
         let arena = Arena {
             name,
-            mapping,
             layout: layout.on(mapping.len()),
+            mapping,
             durability: config.durability,
             table: Some(Table {
                 path: path.into(),
