@@ -122,9 +122,9 @@ fn median(times: &mut [Duration]) -> Duration {
 
 /// Blocks at random places of the source, to targets that were not used for a long time.
 fn pieces(block: usize, seed: u64, src: usize, dst: usize) -> Vec<Span> {
-    let count = (32 << 20) / block;
+    let count = (64 << 20) / block;
     let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
-    let start = (seed as usize * 7 * (32 << 20) / 5) % dst / block;
+    let start = (seed as usize * 7 * (64 << 20) / 5) % dst / block;
     (0..count)
         .map(|number| {
             state ^= state << 13;

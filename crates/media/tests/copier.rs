@@ -394,7 +394,7 @@ fn plug(copier: &Copier) -> (Ticket, mpsc::Sender<()>) {
     let ticket = copier.submit(batch, move |_| {
         started.send(()).unwrap();
         // Also ends when the test has failed and dropped the sender.
-        drop(blocked.recv());
+        let _released = blocked.recv();
     });
     running.recv_timeout(Duration::from_secs(30)).unwrap();
     (ticket, release)

@@ -3,16 +3,16 @@
 //! One stripe is two vectors, and so are the lanes. The loop is bound by memory, not by the hash:
 //! what counts is how many cache lines are on their way at once. So the next kilobyte is fetched
 //! while this one is hashed, across page boundaries (the hardware's own prefetchers stop there)
-//! and across pieces; and two leaves are moved in turns where there are two, because the memory
-//! serves two streams faster than one.
+//! and across pieces; and several leaves are moved in turns where there are several, because the
+//! memory serves several streams faster than one.
 
 use super::kernel::{Run, Store};
 use super::xxh3::{BLOCK_STRIPES, Lanes, SCRAMBLE_AT, SCRAMBLE_PRIME, SECRET, STRIPE};
 use std::arch::x86_64::{
     __m256i, _MM_HINT_T0, _mm_prefetch, _mm_stream_si128, _mm256_add_epi64, _mm256_castsi256_si128,
     _mm256_extracti128_si256, _mm256_loadu_si256, _mm256_mul_epu32, _mm256_set1_epi32,
-    _mm256_shuffle_epi32, _mm256_slli_epi64, _mm256_srli_epi64, _mm256_storeu_si256,
-    _mm256_stream_si256, _mm256_xor_si256,
+    _mm256_setzero_si256, _mm256_shuffle_epi32, _mm256_slli_epi64, _mm256_srli_epi64,
+    _mm256_storeu_si256, _mm256_stream_si256, _mm256_xor_si256,
 };
 
 /// Bytes in a block.
@@ -50,29 +50,29 @@ pub(super) unsafe fn stripes(
     }
 }
 
-/// See [`Isa::pair`](super::kernel::Isa::pair). False, and nothing is done, when the two need
-/// different stores.
+/// See [`Isa::together`](super::kernel::Isa::together). False, and nothing is done, when the runs
+/// need different stores.
 ///
 /// # Safety
 ///
 /// As there, and the processor has AVX2.
-pub(super) unsafe fn pair(
-    lanes: [&mut Lanes; 2],
-    runs: [Run; 2],
+pub(super) unsafe fn together<const WAYS: usize>(
+    lanes: [&mut Lanes; WAYS],
+    runs: [Run; WAYS],
     stripes: usize,
     store: Store,
 ) -> bool {
-    let width_0 = width(store, runs[0].dst);
-    if width_0 != width(store, runs[1].dst) {
+    let widths = runs.map(|run| width(store, run.dst));
+    if widths.iter().any(|width| *width != widths[0]) {
         return false;
     }
     // SAFETY: the caller's promise; `width` has looked at the alignment.
     unsafe {
-        match width_0 {
-            NOTHING => double::<NOTHING>(lanes, runs, stripes),
-            CACHED => double::<CACHED>(lanes, runs, stripes),
-            STREAM_32 => double::<STREAM_32>(lanes, runs, stripes),
-            _ => double::<STREAM_16>(lanes, runs, stripes),
+        match widths[0] {
+            NOTHING => several::<NOTHING, WAYS>(lanes, runs, stripes),
+            CACHED => several::<CACHED, WAYS>(lanes, runs, stripes),
+            STREAM_32 => several::<STREAM_32, WAYS>(lanes, runs, stripes),
+            _ => several::<STREAM_16, WAYS>(lanes, runs, stripes),
         }
     }
     true
@@ -120,7 +120,7 @@ unsafe fn single<const STORE: u8>(
         // SAFETY: `turn` stripes are left, and they end with the block at the latest.
         acc = unsafe {
             match turn {
-                BLOCK_STRIPES => several::<STORE, BLOCK_STRIPES>(acc, 0, src, dst, ahead),
+                BLOCK_STRIPES => some::<STORE, BLOCK_STRIPES>(acc, 0, src, dst, ahead),
                 _ => few::<STORE>(acc, phase, src, dst, ahead, turn),
             }
         };
@@ -137,53 +137,55 @@ unsafe fn single<const STORE: u8>(
     store_lanes(lanes, acc);
 }
 
-/// Stripes of one leaf before it is the other's turn: half a block. Measured: turns of 64 or 256
+/// Stripes of one leaf before it is the next one's turn: half a block. Measured: turns of 64 or 256
 /// bytes let the streams get into each other's way, and a whole block is more than a processor
 /// looks ahead.
 const TURN: usize = BLOCK_STRIPES / 2;
 
 /// # Safety
 ///
-/// As `pair`; the destinations are aligned for `STORE`.
+/// As `together`; the destinations are aligned for `STORE`.
 #[target_feature(enable = "avx2")]
-unsafe fn double<const STORE: u8>(lanes: [&mut Lanes; 2], runs: [Run; 2], mut stripes: usize) {
-    let [mut a, mut b] = runs;
-    let [mut acc_a, mut acc_b] = [load_lanes(lanes[0]), load_lanes(lanes[1])];
+unsafe fn several<const STORE: u8, const WAYS: usize>(
+    lanes: [&mut Lanes; WAYS],
+    mut runs: [Run; WAYS],
+    mut stripes: usize,
+) {
+    let mut acc = [Vectors(_mm256_setzero_si256(), _mm256_setzero_si256()); WAYS];
+    for way in 0..WAYS {
+        acc[way] = load_lanes(lanes[way]);
+    }
     while stripes >= BLOCK_STRIPES {
         stripes -= BLOCK_STRIPES;
-        let last = stripes == 0;
-        let ahead_a = if last {
-            a.next
-        } else {
-            a.src.wrapping_add(BLOCK)
-        };
-        let ahead_b = if last {
-            b.next
-        } else {
-            b.src.wrapping_add(BLOCK)
-        };
-        for half in 0..2 {
-            let (phase, at) = (half * TURN, half * TURN * STRIPE);
-            let [far_a, far_b] = [ahead_a.wrapping_add(at), ahead_b.wrapping_add(at)];
-            // SAFETY: a whole block is left in both.
-            unsafe {
-                let (src, dst) = (a.src.add(at), a.dst.wrapping_add(at));
-                acc_a = several::<STORE, TURN>(acc_a, phase, src, dst, far_a);
-                let (src, dst) = (b.src.add(at), b.dst.wrapping_add(at));
-                acc_b = several::<STORE, TURN>(acc_b, phase, src, dst, far_b);
+        for turn in 0..BLOCK_STRIPES / TURN {
+            let (phase, at) = (turn * TURN, turn * TURN * STRIPE);
+            for way in 0..WAYS {
+                let Run { src, dst, next } = runs[way];
+                let ahead = if stripes > 0 {
+                    src.wrapping_add(BLOCK)
+                } else {
+                    next
+                };
+                // SAFETY: a whole block is left in every run.
+                unsafe {
+                    let (src, dst) = (src.add(at), dst.wrapping_add(at));
+                    acc[way] =
+                        some::<STORE, TURN>(acc[way], phase, src, dst, ahead.wrapping_add(at));
+                }
             }
         }
-        (acc_a, acc_b) = (scramble(acc_a), scramble(acc_b));
-        (a.src, a.dst) = (a.src.wrapping_add(BLOCK), a.dst.wrapping_add(BLOCK));
-        (b.src, b.dst) = (b.src.wrapping_add(BLOCK), b.dst.wrapping_add(BLOCK));
+        for way in 0..WAYS {
+            acc[way] = scramble(acc[way]);
+            runs[way].src = runs[way].src.wrapping_add(BLOCK);
+            runs[way].dst = runs[way].dst.wrapping_add(BLOCK);
+        }
     }
-    // SAFETY: fewer stripes than a block are left in both.
-    unsafe {
-        acc_a = few::<STORE>(acc_a, 0, a.src, a.dst, a.next, stripes);
-        acc_b = few::<STORE>(acc_b, 0, b.src, b.dst, b.next, stripes);
+    for way in 0..WAYS {
+        let Run { src, dst, next } = runs[way];
+        // SAFETY: fewer stripes than a block are left in every run.
+        acc[way] = unsafe { few::<STORE>(acc[way], 0, src, dst, next, stripes) };
+        store_lanes(lanes[way], acc[way]);
     }
-    store_lanes(lanes[0], acc_a);
-    store_lanes(lanes[1], acc_b);
 }
 
 /// Some stripes of one block, unrolled, and the fetch of as many lines at `ahead`.
@@ -193,7 +195,7 @@ unsafe fn double<const STORE: u8>(lanes: [&mut Lanes; 2], runs: [Run; 2], mut st
 /// As `single`, for `COUNT` stripes; `phase + COUNT` is at most 16.
 #[inline]
 #[target_feature(enable = "avx2")]
-unsafe fn several<const STORE: u8, const COUNT: usize>(
+unsafe fn some<const STORE: u8, const COUNT: usize>(
     mut acc: Vectors,
     phase: usize,
     src: *const u8,
@@ -209,11 +211,11 @@ unsafe fn several<const STORE: u8, const COUNT: usize>(
     acc
 }
 
-/// As `several`, not unrolled.
+/// As `some`, not unrolled.
 ///
 /// # Safety
 ///
-/// As `several`.
+/// As `some`.
 #[target_feature(enable = "avx2")]
 unsafe fn few<const STORE: u8>(
     mut acc: Vectors,

@@ -86,32 +86,26 @@ impl Isa {
         }
     }
 
-    /// As [`Isa::stripes`], for two leaves at once that are both at the beginning of a block.
+    /// As [`Isa::stripes`], for several leaves at once that are all at the beginning of a block.
     ///
     /// # Safety
     ///
-    /// As [`Isa::stripes`], for both.
+    /// As [`Isa::stripes`], for each.
     #[inline]
-    pub(crate) unsafe fn pair(
+    pub(crate) unsafe fn together<const WAYS: usize>(
         self,
-        lanes: [&mut Lanes; 2],
-        runs: [Run; 2],
+        mut lanes: [&mut Lanes; WAYS],
+        runs: [Run; WAYS],
         stripes: usize,
         store: Store,
     ) {
         #[cfg(all(target_arch = "x86_64", not(miri)))]
         if self == Self::Avx2 {
-            let [a, b] = lanes;
+            let again = lanes.each_mut().map(|lanes| &mut **lanes);
             // SAFETY: the caller's promise; `Isa::all` has seen AVX2.
-            let done = unsafe { super::avx2::pair([&mut *a, &mut *b], runs, stripes, store) };
-            if !done {
-                // SAFETY: as above.
-                unsafe {
-                    self.stripes(a, 0, runs[0], stripes, store);
-                    self.stripes(b, 0, runs[1], stripes, store);
-                }
+            if unsafe { super::avx2::together(again, runs, stripes, store) } {
+                return;
             }
-            return;
         }
         for (lanes, run) in lanes.into_iter().zip(runs) {
             // SAFETY: the caller's promise.

@@ -28,7 +28,17 @@ pub(crate) struct Leaf {
 }
 
 impl Leaf {
-    /// The digest of a leaf of `len` bytes.
+    /// The leaf without bytes.
+    pub(crate) const EMPTY: Self = Self {
+        lanes: Lanes::START,
+        len: 0,
+        stripes_left: 0,
+        phase: 0,
+        pending: 0,
+        held: [0; 256],
+    };
+
+    /// A leaf of `len` bytes, none of which has been fed.
     pub(crate) fn new(len: u64) -> Self {
         let stripes_left = if len > SHORT_MAX as u64 {
             (len - 1) / STRIPE as u64
@@ -36,12 +46,9 @@ impl Leaf {
             0
         };
         Self {
-            lanes: Lanes::START,
             len,
             stripes_left,
-            phase: 0,
-            pending: 0,
-            held: [0; 256],
+            ..Self::EMPTY
         }
     }
 
@@ -115,25 +122,26 @@ impl Leaf {
         }
     }
 
-    /// Feeds `stripes` stripes to each of two leaves, in turns.
+    /// Feeds `stripes` stripes to each of several leaves, in turns.
     ///
     /// # Safety
     ///
-    /// As [`Leaf::feed`] for both, with `stripes * 64` bytes; `stripes` is at least 1 and no more
-    /// than [`Leaf::stripes_ahead`] of either.
-    pub(crate) unsafe fn feed_pair(
-        leaves: [&mut Self; 2],
+    /// As [`Leaf::feed`] for each, with `stripes * 64` bytes; `stripes` is at least 1 and no more
+    /// than [`Leaf::stripes_ahead`] of any.
+    pub(crate) unsafe fn feed_together<const WAYS: usize>(
+        mut leaves: [&mut Self; WAYS],
         isa: Isa,
-        runs: [Run; 2],
+        runs: [Run; WAYS],
         stripes: usize,
         store: Store,
     ) {
-        let [a, b] = leaves;
+        let lanes = leaves.each_mut().map(|leaf| &mut leaf.lanes);
         // SAFETY: the caller's promise, also for `added`.
         unsafe {
-            isa.pair([&mut a.lanes, &mut b.lanes], runs, stripes, store);
-            a.added(runs[0].src, stripes);
-            b.added(runs[1].src, stripes);
+            isa.together(lanes, runs, stripes, store);
+            for (leaf, run) in leaves.into_iter().zip(runs) {
+                leaf.added(run.src, stripes);
+            }
         }
     }
 
