@@ -13,7 +13,9 @@
 //! bytes under a wrong key, in a wrong place of a split block or of another length do not match.
 //! Leaves can be hashed by different lanes. The hash finds faults, it does not stop an adversary.
 
-use crate::memory::leaf::Leaf;
+use crate::buffer::Buffer;
+use crate::memory::kernel::Isa;
+use crate::memory::leaf::{Leaf, Plan};
 use crate::memory::xxh3::SHORT_MAX;
 use xxhash_rust::xxh3::{Xxh3, xxh3_128};
 
@@ -106,11 +108,20 @@ pub const fn leaves(len: u64) -> u64 {
 /// The checksum of a part whose bytes are at hand.
 #[must_use]
 pub fn of(id: &PartId, bytes: &[u8]) -> Checksum {
-    compose(
-        id,
-        bytes.len() as u64,
-        bytes.chunks(LEAF as usize).map(digest),
-    )
+    let leaves = bytes.chunks(LEAF as usize).map(digest);
+    compose(id, bytes.len() as u64, leaves)
+}
+
+/// The checksum of a part that lies in several buffers, one after the other, computed in the
+/// calling thread.
+#[must_use]
+pub fn of_buffers(id: &PartId, buffers: &[Buffer]) -> Checksum {
+    let mut part = PartHash::new(buffers.iter().map(|buffer| buffer.len() as u64).sum());
+    for buffer in buffers {
+        // SAFETY: the buffer's owner keeps its bytes readable.
+        unsafe { part.feed(buffer.as_ptr(), buffer.len()) };
+    }
+    compose(id, part.len, part.digests)
 }
 
 /// The checksum of the table of a block with several parts.
@@ -155,4 +166,158 @@ pub fn digest(bytes: &[u8]) -> u128 {
     let mut leaf = Leaf::new(bytes.len() as u64);
     leaf.update(bytes);
     leaf.finish()
+}
+
+/// The leaves of a part that comes in pieces.
+struct PartHash {
+    len: u64,
+    leaf: Leaf,
+    /// Bytes that the current leaf still needs, and that come after it.
+    leaf_left: u64,
+    later: u64,
+    digests: Vec<u128>,
+}
+
+impl PartHash {
+    fn new(len: u64) -> Self {
+        let first = len.min(LEAF);
+        let digests = Vec::with_capacity(leaves(len) as usize);
+        Self {
+            len,
+            leaf: Leaf::new(first),
+            leaf_left: first,
+            later: len - first,
+            digests,
+        }
+    }
+
+    /// # Safety
+    ///
+    /// `len` bytes are readable at `at`; no more than the part's length are fed in all.
+    unsafe fn feed(&mut self, mut at: *const u8, len: usize) {
+        let mut left = len as u64;
+        while left > 0 {
+            let take = left.min(self.leaf_left) as usize;
+            // SAFETY: `take` is at most what is left at `at`; nothing is stored.
+            unsafe {
+                self.leaf
+                    .feed(Isa::best(), at, std::ptr::null_mut(), take, Plan::HASH);
+            }
+            at = at.wrapping_add(take);
+            left -= take as u64;
+            self.leaf_left -= take as u64;
+            if self.leaf_left == 0 {
+                self.digests.push(self.leaf.finish());
+                self.leaf_left = self.later.min(LEAF);
+                self.later -= self.leaf_left;
+                self.leaf = Leaf::new(self.leaf_left);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ID: PartId = PartId {
+        namespace: [1; 16],
+        key: [2; 32],
+        part: 3,
+        parts: 4,
+    };
+
+    /// The definition, word for word, with the published hash.
+    fn defined(id: &PartId, bytes: &[u8]) -> Checksum {
+        let mut input = Vec::new();
+        input.extend(id.namespace);
+        input.extend(id.key);
+        input.extend(id.part.to_le_bytes());
+        input.extend(id.parts.to_le_bytes());
+        input.extend((bytes.len() as u64).to_le_bytes());
+        for leaf in bytes.chunks(1 << 20) {
+            let digest = xxh3_128(leaf);
+            input.extend((digest as u64).to_le_bytes());
+            input.extend(((digest >> 64) as u64).to_le_bytes());
+        }
+        Checksum::from_u128(xxh3_128(&input))
+    }
+
+    #[test]
+    fn a_part_of_any_number_of_leaves_is_what_the_format_says() {
+        let leaf = LEAF as usize;
+        let most = if cfg!(miri) { 0 } else { 13 * leaf };
+        let bytes: Vec<u8> = (0..most + 1000).map(|i| (i * 7 + i / 256) as u8).collect();
+        for len in [
+            0,
+            1,
+            240,
+            1000,
+            leaf,
+            leaf + 1,
+            11 * leaf,
+            11 * leaf + 1,
+            13 * leaf,
+        ] {
+            if len > bytes.len() {
+                continue;
+            }
+            let part = &bytes[..len];
+            assert_eq!(of(&ID, part), defined(&ID, part), "{len} bytes");
+            let whole = Buffer::from_vec(part.to_vec());
+            let cut = len / 3;
+            let pieces = [
+                whole.slice(0, cut),
+                whole.slice(cut, 0),
+                whole.slice(cut, len - cut),
+            ];
+            let pieces = pieces.map(Result::unwrap);
+            assert_eq!(
+                of_buffers(&ID, &pieces),
+                defined(&ID, part),
+                "{len} bytes in pieces"
+            );
+        }
+    }
+
+    #[test]
+    fn everything_of_the_identity_is_under_the_checksum() {
+        let bytes = [5; 100];
+        let others = [
+            PartId {
+                namespace: [0; 16],
+                ..ID
+            },
+            PartId { key: [0; 32], ..ID },
+            PartId { part: 0, ..ID },
+            PartId { parts: 5, ..ID },
+        ];
+        for other in others {
+            assert_ne!(of(&other, &bytes), of(&ID, &bytes));
+        }
+        assert_ne!(of(&ID, &[]), of(&PartId { part: 4, ..ID }, &[]));
+    }
+
+    #[test]
+    fn a_table_is_no_part() {
+        let table = [9; 96];
+        let sum = of_table(&ID.namespace, &ID.key, 4, &table);
+        let as_part = PartId {
+            part: u32::MAX,
+            ..ID
+        };
+        assert_eq!(sum, defined(&as_part, &table));
+        assert_ne!(sum, of_table(&ID.namespace, &ID.key, 3, &table));
+    }
+
+    #[test]
+    fn a_checksum_is_written_low_half_first() {
+        let sum = Checksum::from_u128(0x0F0E_0D0C_0B0A_0908_0706_0504_0302_0100);
+        assert_eq!(
+            sum.0,
+            [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15]
+        );
+        assert_eq!(sum.to_string(), "0f0e0d0c0b0a09080706050403020100");
+        assert_eq!(Checksum::from_u128(sum.to_u128()), sum);
+    }
 }

@@ -311,9 +311,10 @@ impl Shared {
         };
         let mut first = 0;
         for unit in &memory.units {
-            // Units come from `zip_units`, which makes none of no bytes and at most 2^32.
+            // Never refused: units come from `zip_units`, which makes none of no bytes and at most
+            // 2^32. If it were, the parts left out would fail.
             let Ok(ready) = planner.push_unit(*unit) else {
-                continue;
+                break;
             };
             self.hand_out(join, &mut first, ready);
         }

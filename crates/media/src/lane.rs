@@ -67,9 +67,10 @@ impl<T: Work> Queues<T> {
 
     /// Gives a task to a lane. Nobody is woken: [`Queues::wake`] follows.
     pub(crate) fn push(&self, lane: usize, task: Task<T>) {
-        lock(&self.lanes[lane].tasks).push_back(task);
-        // Together with the fence in `park`: a lane that parks sees this task or is seen parked.
+        // Counted first, so that the count never falls below zero. Together with the order in
+        // `park`: a lane that parks sees this task, or is seen parked by `wake`.
         self.waiting.fetch_add(1, Ordering::SeqCst);
+        lock(&self.lanes[lane].tasks).push_back(task);
     }
 
     /// Wakes up to `count` parked lanes, beginning with number `first`.
