@@ -54,7 +54,7 @@ impl Depot {
             let arena = match name.as_str() {
                 "Cache" => Arena::volatile("Cache", cache_capacity(config)?)?,
                 _ => {
-                    let path = dax_path(config)?;
+                    let path = config.arena_path()?;
                     let (arena, found) = Arena::open("Dax", &path, &config.dax, config.lock_wait)?;
                     opening = found;
                     arena
@@ -116,6 +116,15 @@ impl Depot {
             depot: self.clone(),
             id,
         })
+    }
+
+    /// A namespace by its digest, for tools that have read it from a medium.
+    #[must_use]
+    pub fn namespace_by_id(&self, id: NamespaceId) -> Namespace {
+        Namespace {
+            depot: self.clone(),
+            id,
+        }
     }
 
     /// The tiers' names, near to far.
@@ -236,10 +245,16 @@ fn log_opening(core: &Core, opening: &Opening) {
     tracing::info!(%tiers, blocks, damaged, outranked, "depot open");
 }
 
-fn dax_path(config: &Config) -> Result<PathBuf, Error> {
-    match &config.dax.path {
-        Some(path) => Ok(path.clone()),
-        None => default_path(config.instance.as_deref()),
+impl Config {
+    /// Where the arena of the `Dax` tier lies: `dax.path`, or the default for the instance.
+    ///
+    /// # Errors
+    /// [`Error::Host`] when the user has no cache directory, or not alone.
+    pub fn arena_path(&self) -> Result<PathBuf, Error> {
+        match &self.dax.path {
+            Some(path) => Ok(path.clone()),
+            None => default_path(self.instance.as_deref()),
+        }
     }
 }
 

@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use kvdepot_media::{Access, Copier, Done, Mapping};
+use kvdepot_media::{Access, Copier, Done, Kind, Mapping};
 
 use crate::arena::{judge, read_directory, read_owner, read_superblock, survey};
 use crate::format::layout::Layout;
@@ -35,6 +35,8 @@ pub struct Listed {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Verified {
+    /// Blocks that the arena says it holds; fewer were checked when `progress` ended it early.
+    pub blocks: u64,
     /// Blocks whose payload matches its checksum.
     pub sound: u64,
     /// Blocks that do not verify.
@@ -76,6 +78,18 @@ impl Inspection {
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Bytes that the medium has: more than the arena's capacity, or less when it was truncated.
+    #[must_use]
+    pub fn medium_bytes(&self) -> u64 {
+        self.mapping.len()
+    }
+
+    /// Whether it lies on a DAX device and not in a file.
+    #[must_use]
+    pub fn is_device(&self) -> bool {
+        self.mapping.kind() == Kind::Dax
     }
 
     /// The superblock in force.
@@ -120,20 +134,22 @@ impl Inspection {
         Ok((blocks, survey.damaged))
     }
 
-    /// Reads every payload. `progress` is called with the bytes read so far and returns whether
-    /// to go on.
+    /// Reads every payload. `progress` is called with the bytes read so far and all there are,
+    /// and returns whether to go on.
     ///
     /// # Errors
     /// [`Error::Media`].
     pub fn verify(
         &self,
         copier: &Copier,
-        mut progress: impl FnMut(u64) -> bool,
+        mut progress: impl FnMut(u64, u64) -> bool,
     ) -> Result<Verified, Error> {
         /// Payload bytes checked between two calls of `progress`.
         const STEP: u64 = 64 << 20;
         let (blocks, damaged_records) = self.blocks()?;
+        let total = blocks.iter().map(|block| block.record.len).sum();
         let mut verified = Verified {
+            blocks: blocks.len() as u64,
             damaged_records,
             ..Verified::default()
         };
@@ -150,7 +166,7 @@ impl Inspection {
             rest = later;
             self.verify_some(copier, now, &mut verified)?;
             read += now.iter().map(|block| block.record.len).sum::<u64>();
-            if !progress(read) {
+            if !progress(read, total) {
                 break;
             }
         }
