@@ -33,6 +33,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import (
     OffloadingConnector,
 )
 from vllm.logger import init_logger
+from vllm.platforms import current_platform
 
 __all__ = ["KvdepotConnector", "KvdepotSpec"]
 
@@ -116,6 +117,9 @@ class KvdepotConnector(OffloadingConnector):
                 layout=vllm_namespace.layout_of_ranks(geometries, position),
                 group=f"{config.group_idx}: {' '.join(names)}",
             )
+            if not current_platform.is_cpu():
+                # The device's copy engine takes one address a block.
+                namespace.keep_contiguous()
             parts = [geometry.payload_bytes[position] for geometry in geometries]
             groups[config.group_idx] = Group(position, namespace, parts)
             logger.info(

@@ -40,6 +40,10 @@ class KvdepotCudaWorker(KvdepotWorker):
         self._media: dict[int, _Medium] = {}
         super().__init__(kv_caches, rank, blocks_per_chunk)
 
+    def payload_bytes(self) -> list[int]:
+        """As in host memory, rounded up so that the next rank's part starts at a granule."""
+        return [-(-size // GRANULE) * GRANULE for size in super().payload_bytes()]
+
     def shutdown(self) -> None:
         """Wait for the device, then let the mapped memory go."""
         self.wait(set(self._jobs))
@@ -97,7 +101,7 @@ class _Transfer:
         self._load = load
         self._placements = [part.placements[i] for i in indexes]
         self._copies: list[tuple[_Direction, int]] = []
-        self._hash: Any | None = None
+        self._hash: Any = None
         if load:
             self._hash = mover.verify(self._placements, part=worker.rank)
         else:
@@ -140,7 +144,7 @@ class _Transfer:
     @property
     def error(self) -> str | None:
         """Why something failed."""
-        return self._hash.error
+        return None if self._hash.error is None else str(self._hash.error)
 
     def _copy(self, chosen: Any) -> None:
         by_medium: dict[int, list[int]] = {}

@@ -263,7 +263,9 @@ class KvdepotManager(OffloadingManager):
         for index, pin in enumerate(load.pins):
             if pin is not None and index not in load.failed:
                 self.collector.moved("load", pin.tier, 1, pin.length)
-        self._unpin(zip(load.idents, load.pins, strict=True))
+        pairs = list(zip(load.idents, load.pins, strict=True))
+        self._unpin((p for n, p in enumerate(pairs) if n not in load.failed), served=True)
+        self._unpin((p for n, p in enumerate(pairs) if n in load.failed), served=False)
         return True
 
     def _apply_store(self, store: _Store, by_rank: dict[int, WorkerReport]) -> bool:
@@ -322,7 +324,7 @@ class KvdepotManager(OffloadingManager):
         """Let go of the pins that no load took over."""
         if self._held:
             held, self._held = self._held, {}
-            self._unpin(held.items())
+            self._unpin(held.items(), served=False)
 
     def has_pending_work(self) -> bool:
         """Whether the engine must keep stepping: jobs to finish, a metric to bring up to date."""
@@ -342,7 +344,7 @@ class KvdepotManager(OffloadingManager):
             if isinstance(job, _Store):
                 job.stale = True
         held, self._held = self._held, {}
-        self._unpin(held.items())
+        self._unpin(held.items(), served=False)
         for group in self._groups.values():
             group.namespace.clear()
 
@@ -401,13 +403,14 @@ class KvdepotManager(OffloadingManager):
         if group is not None:
             yield group, run
 
-    def _unpin(self, pairs: Iterable[tuple[Ident, Any]]) -> None:
+    def _unpin(self, pairs: Iterable[tuple[Ident, Any]], *, served: bool) -> None:
+        """End pins; those that served a load are promoted to the near tier."""
         by_group: dict[int, list[Any]] = {}
         for (group, _), pin in pairs:
             if pin is not None:
                 by_group.setdefault(group, []).append(pin)
         for group, pins in by_group.items():
-            self._groups[group].namespace.unpin(pins)
+            self._groups[group].namespace.unpin(pins, served=served)
 
     def _may_wait(self, request: str) -> bool:
         since = self._waiting_since.setdefault(request, time.monotonic())

@@ -76,8 +76,31 @@ def open_depot(settings: Settings, config: OffloadingConfig) -> Any:
         depot = kvdepot.open(settings.pipeline, wanted)
     except kvdepot.ConfigError as error:
         raise vllm_settings.explain(error, settings) from error
+    except kvdepot.LockedError as error:
+        depot = _without_arena(settings, wanted, error)
+    if depot.socket is None:
+        depot.close()
+        raise kvdepot.ConfigError(
+            "socket: 'off' is not allowed with vLLM, whose workers attach there; leave it out"
+        )
     logger.info("kvdepot: %s", depot.description)
     return depot
+
+
+def _without_arena(settings: Settings, wanted: dict[str, Any], error: kvdepot.LockedError) -> Any:
+    """A depot in memory alone, when another process has the arena that nobody asked for.
+
+    An arena that was asked for is not replaced silently.
+    """
+    explicit = (wanted.get("dax") or {}).get("path")
+    if explicit or "Cache" not in settings.pipeline.split("|"):
+        raise error
+    logger.warning(
+        "kvdepot: the default arena is in use (%s): this server keeps blocks in memory only; "
+        "give it an arena of its own with dax.path",
+        error,
+    )
+    return kvdepot.open("Cache", {key: value for key, value in wanted.items() if key != "dax"})
 
 
 def with_own_arena(depot: dict[str, Any], index: int) -> dict[str, Any]:

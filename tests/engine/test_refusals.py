@@ -1,0 +1,153 @@
+"""What is refused at start, with words that name it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import kvdepot
+import pytest
+from engine_harness import Start
+
+
+def test_a_misspelt_option_ends_the_start_and_is_named(start: Start, arena: Path) -> None:
+    engine = start(
+        {"dax": {"path": str(arena), "capacty": "64MiB"}},
+        "--no-enable-prefix-caching",
+        ready=False,
+    )
+    engine.server.process.wait(600)
+    assert "capacty" in engine.log()
+    assert "ConfigError" in engine.log()
+    assert not arena.exists()
+
+
+@pytest.mark.unit
+class TestSettings:
+    def read(self, **extra: Any) -> Any:
+        from kvdepot import vllm_settings
+
+        return vllm_settings.read(extra)
+
+    def test_nothing_given_is_the_default_pipeline(self) -> None:
+        settings = self.read()
+        assert settings.pipeline == "Cache|Dax"
+        assert settings.depot == {"overload": "drop"}
+        assert not settings.offload_prompt_only
+
+    def test_keys_go_where_they_belong(self) -> None:
+        settings = self.read(
+            pipeline="Dax",
+            dax={"path": "/x"},
+            lookup_wait="250ms",
+            salt="s",
+            offload_prompt_only=True,
+            block_size=256,
+        )
+        assert settings.depot == {"dax": {"path": "/x"}, "overload": "drop"}
+        assert settings.lookup_wait_seconds == 0.25
+        assert settings.offload_prompt_only
+        assert settings.merged["block_size"] == 256
+
+    def test_a_file_holds_the_same_keys(self, tmp_path: Path) -> None:
+        file = tmp_path / "depot.yaml"
+        file.write_text("pipeline: Dax\noverload: wait\ndax:\n  path: /x\n")
+        settings = self.read(config_file=str(file), salt="s")
+        assert settings.pipeline == "Dax"
+        assert settings.depot["overload"] == "wait"
+        assert "config_file" not in settings.merged
+        with pytest.raises(kvdepot.ConfigError, match="pipeline: given both"):
+            self.read(config_file=str(file), pipeline="Dax")
+
+    @pytest.mark.parametrize(
+        ("extra", "words"),
+        [
+            ({"pipeline": 3}, "pipeline: 3"),
+            ({"salt": 1}, "salt: 1"),
+            ({"lookup_wait": "soon"}, "lookup_wait: 'soon'.*'500ms'"),
+            ({"lookup_wait": -1}, "lookup_wait: -1"),
+            ({"offload_prompt_only": "yes"}, "offload_prompt_only: 'yes'.*true or false"),
+            ({"config_file": "/nowhere.yaml"}, "config_file: .*/nowhere.yaml"),
+            ({"config_file": 7}, "config_file: 7"),
+            ({"canonical_layout": True}, "canonical_layout"),
+        ],
+    )
+    def test_a_wrong_value_is_named_with_what_is_allowed(
+        self, extra: dict[str, Any], words: str
+    ) -> None:
+        with pytest.raises(kvdepot.ConfigError, match=words):
+            self.read(**extra)
+
+    def test_a_misspelt_key_of_the_connector_is_recognised(self) -> None:
+        from kvdepot import vllm_settings
+
+        settings = self.read(lookup_wiat="1s")
+        with pytest.raises(kvdepot.ConfigError, match="lookup_wiat") as refused:
+            kvdepot.open(settings.pipeline, settings.depot)
+        assert "lookup_wait" in str(vllm_settings.explain(refused.value, settings))
+
+
+@pytest.mark.unit
+class TestEngineConfiguration:
+    """On vLLM's configuration as far as the checks read it."""
+
+    @pytest.fixture(autouse=True)
+    def vllm(self) -> None:
+        pytest.importorskip("vllm")
+
+    def config(self, **changes: Any) -> Any:
+        parallel = {
+            "nnodes": 1,
+            "distributed_executor_backend": "mp",
+            "decode_context_parallel_size": 1,
+            "prefill_context_parallel_size": 1,
+        }
+        algorithm = changes.pop("algorithm", "sha256")
+        extra = changes.pop("extra", {})
+        return SimpleNamespace(
+            cache_config=SimpleNamespace(prefix_caching_hash_algo=algorithm),
+            parallel_config=SimpleNamespace(**{**parallel, **changes}),
+            kv_transfer_config=SimpleNamespace(kv_connector_extra_config=extra),
+        )
+
+    def groups(self, count: int) -> Any:
+        return SimpleNamespace(
+            hisparse_host_num_blocks=None,
+            prefix_cacheable_group_ids=tuple(range(count)),
+            kv_cache_groups=[None] * count,
+        )
+
+    @pytest.mark.parametrize(
+        ("changes", "groups", "words"),
+        [
+            ({"algorithm": "xxhash"}, 1, "prefix-caching-hash-algo: 'xxhash'.*sha256_cbor"),
+            ({"nnodes": 2}, 1, "nnodes: 2 nodes"),
+            ({"distributed_executor_backend": "ray"}, 1, "'ray'.*one host"),
+            ({"decode_context_parallel_size": 2}, 1, "decode-context-parallel-size: 2"),
+            ({"extra": {"blocks_per_chunk": 4}}, 2, "blocks_per_chunk: 4.*2 KV groups"),
+            ({"extra": {"block_size": 256}}, 2, "block_size: 256"),
+        ],
+    )
+    def test_what_cannot_work_is_refused(
+        self, changes: dict[str, Any], groups: int, words: str
+    ) -> None:
+        from kvdepot import vllm
+
+        with pytest.raises(kvdepot.ConfigError, match=words):
+            vllm._refuse(self.config(**changes), self.groups(groups))
+
+    def test_what_works_is_not(self) -> None:
+        from kvdepot import vllm
+
+        vllm._refuse(self.config(), self.groups(1))
+        vllm._refuse(self.config(algorithm="sha256_cbor"), self.groups(2))
+        vllm._refuse(self.config(extra={"blocks_per_chunk": 4}), self.groups(1))
+
+    def test_data_parallel_engines_have_arenas_of_their_own(self) -> None:
+        from kvdepot.vllm_spec import with_own_arena
+
+        assert with_own_arena({"dax": {"path": "/a"}}, 1)["dax"]["path"] == "/a.dp1"
+        assert with_own_arena({}, 0) != with_own_arena({}, 1)
+        with pytest.raises(kvdepot.ConfigError, match=r"/dev/dax0\.0.*one device"):
+            with_own_arena({"dax": {"path": "/dev/dax0.0"}}, 0)
