@@ -7,7 +7,7 @@
 //! memory serves several streams faster than one.
 
 use super::kernel::{Run, Store};
-use super::xxh3::{BLOCK_STRIPES, Lanes, SCRAMBLE_AT, SCRAMBLE_PRIME, SECRET, STRIPE};
+use super::xxh3::{BLOCK_STRIPES, Lanes, PRIME32_1, SCRAMBLE_AT, SECRET, STRIPE};
 use std::arch::x86_64::{
     __m256i, _MM_HINT_T0, _mm_prefetch, _mm_stream_si128, _mm256_add_epi64, _mm256_castsi256_si128,
     _mm256_extracti128_si256, _mm256_loadu_si256, _mm256_mul_epu32, _mm256_set1_epi32,
@@ -50,8 +50,7 @@ pub(super) unsafe fn stripes(
     }
 }
 
-/// See [`Isa::together`](super::kernel::Isa::together). False, and nothing is done, when the runs
-/// need different stores.
+/// See [`Isa::together`](super::kernel::Isa::together).
 ///
 /// # Safety
 ///
@@ -59,23 +58,25 @@ pub(super) unsafe fn stripes(
 pub(super) unsafe fn together<const WAYS: usize>(
     lanes: [&mut Lanes; WAYS],
     runs: [Run; WAYS],
-    stripes: usize,
+    count: usize,
     store: Store,
-) -> bool {
+) {
     let widths = runs.map(|run| width(store, run.dst));
-    if widths.iter().any(|width| *width != widths[0]) {
-        return false;
-    }
     // SAFETY: the caller's promise; `width` has looked at the alignment.
     unsafe {
+        if widths.iter().any(|width| *width != widths[0]) {
+            for (lanes, run) in lanes.into_iter().zip(runs) {
+                stripes(lanes, 0, run, count, store);
+            }
+            return;
+        }
         match widths[0] {
-            NOTHING => several::<NOTHING, WAYS>(lanes, runs, stripes),
-            CACHED => several::<CACHED, WAYS>(lanes, runs, stripes),
-            STREAM_32 => several::<STREAM_32, WAYS>(lanes, runs, stripes),
-            _ => several::<STREAM_16, WAYS>(lanes, runs, stripes),
+            NOTHING => several::<NOTHING, WAYS>(lanes, runs, count),
+            CACHED => several::<CACHED, WAYS>(lanes, runs, count),
+            STREAM_32 => several::<STREAM_32, WAYS>(lanes, runs, count),
+            _ => several::<STREAM_16, WAYS>(lanes, runs, count),
         }
     }
-    true
 }
 
 /// How to store at `dst`.
@@ -300,7 +301,7 @@ fn scramble(acc: Vectors) -> Vectors {
 #[target_feature(enable = "avx2")]
 fn scramble_half(acc: __m256i, key: __m256i) -> __m256i {
     let mixed = _mm256_xor_si256(_mm256_xor_si256(acc, _mm256_srli_epi64::<47>(acc)), key);
-    let prime = _mm256_set1_epi32(SCRAMBLE_PRIME.cast_signed());
+    let prime = _mm256_set1_epi32((PRIME32_1 as u32).cast_signed());
     let upper = _mm256_shuffle_epi32::<0b00_11_00_01>(mixed);
     let product_upper = _mm256_slli_epi64::<32>(_mm256_mul_epu32(upper, prime));
     _mm256_add_epi64(_mm256_mul_epu32(mixed, prime), product_upper)

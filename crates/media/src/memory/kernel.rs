@@ -94,22 +94,21 @@ impl Isa {
     #[inline]
     pub(crate) unsafe fn together<const WAYS: usize>(
         self,
-        mut lanes: [&mut Lanes; WAYS],
+        lanes: [&mut Lanes; WAYS],
         runs: [Run; WAYS],
         stripes: usize,
         store: Store,
     ) {
-        #[cfg(all(target_arch = "x86_64", not(miri)))]
-        if self == Self::Avx2 {
-            let again = lanes.each_mut().map(|lanes| &mut **lanes);
-            // SAFETY: the caller's promise; `Isa::all` has seen AVX2.
-            if unsafe { super::avx2::together(again, runs, stripes, store) } {
-                return;
+        match self {
+            Self::Portable => {
+                for (lanes, run) in lanes.into_iter().zip(runs) {
+                    // SAFETY: the caller's promise.
+                    unsafe { portable(lanes, 0, run, stripes, store) };
+                }
             }
-        }
-        for (lanes, run) in lanes.into_iter().zip(runs) {
-            // SAFETY: the caller's promise.
-            unsafe { self.stripes(lanes, 0, run, stripes, store) };
+            #[cfg(all(target_arch = "x86_64", not(miri)))]
+            // SAFETY: the caller's promise; `Isa::all` has seen AVX2.
+            Self::Avx2 => unsafe { super::avx2::together(lanes, runs, stripes, store) },
         }
     }
 }

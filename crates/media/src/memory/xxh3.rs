@@ -23,7 +23,8 @@ const LAST_AT: usize = SECRET_LEN - STRIPE - 7;
 /// Length of the default secret.
 const SECRET_LEN: usize = 192;
 
-const PRIME32_1: u64 = 0x9E37_79B1;
+/// The multiplier of the scramble, among other things.
+pub(crate) const PRIME32_1: u64 = 0x9E37_79B1;
 const PRIME32_2: u64 = 0x85EB_CA77;
 const PRIME32_3: u64 = 0xC2B2_AE3D;
 const PRIME64_1: u64 = 0x9E37_79B1_85EB_CA87;
@@ -32,9 +33,6 @@ const PRIME64_3: u64 = 0x1656_67B1_9E37_79F9;
 const PRIME64_4: u64 = 0x85EB_CA77_C2B2_AE63;
 const PRIME64_5: u64 = 0x27D4_EB2F_1656_67C5;
 const PRIME_MX1: u64 = 0x1656_6791_9E37_79F9;
-
-/// The multiplier of the scramble.
-pub(crate) const SCRAMBLE_PRIME: u32 = PRIME32_1 as u32;
 
 /// The default secret of XXH3.
 #[rustfmt::skip]
