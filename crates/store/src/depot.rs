@@ -148,6 +148,12 @@ impl Depot {
             .find_map(|tier| tier.path().map(Into::into))
     }
 
+    /// One line for a log: the tiers, their sizes and where they are.
+    #[must_use]
+    pub fn description(&self) -> String {
+        describe(&self.inner.core)
+    }
+
     /// What opening found.
     #[must_use]
     pub fn opening(&self) -> Opening {
@@ -221,27 +227,25 @@ impl Drop for Inner {
     }
 }
 
+fn describe(core: &Core) -> String {
+    let each = core.tiers.iter().map(|tier| {
+        let size = size::show(tier.layout().capacity);
+        match tier.path() {
+            Some(path) => format!("{} {size} at {}", tier.name(), path.display()),
+            None => format!("{} {size} of memory", tier.name()),
+        }
+    });
+    each.collect::<Vec<_>>().join(" | ")
+}
+
 fn log_opening(core: &Core, opening: &Opening) {
-    let tiers: Vec<String> = core
-        .tiers
-        .iter()
-        .map(|tier| {
-            let path = tier.path().map(|path| format!(" at {}", path.display()));
-            format!(
-                "{} {}{}",
-                tier.name(),
-                size::show(tier.layout().capacity),
-                path.unwrap_or_default()
-            )
-        })
-        .collect();
     let Opening {
         blocks,
         damaged,
         outranked,
         ..
     } = opening;
-    let tiers = tiers.join(", ");
+    let tiers = describe(core);
     tracing::info!(%tiers, blocks, damaged, outranked, "depot open");
 }
 
@@ -317,6 +321,22 @@ impl Namespace {
                 return Ok(count);
             }
         }
+    }
+
+    /// The nearest tier that has each key's block.
+    ///
+    /// # Errors
+    /// [`Error::Closed`].
+    pub fn nearest(&self, keys: &[Key]) -> Result<Vec<Option<&'static str>>, Error> {
+        let _pass = self.core().gate.enter()?;
+        let mut nearest = vec![None; keys.len()];
+        for tier in &self.core().tiers {
+            let mut found = vec![false; keys.len()];
+            tier.contains(self.id, keys, &mut found);
+            let here = nearest.iter_mut().zip(found).filter(|(_, found)| *found);
+            here.for_each(|(nearest, _)| *nearest = nearest.or(Some(tier.name())));
+        }
+        Ok(nearest)
     }
 
     /// Stores blocks; keys in prefix order. See [`Task`] for the two milestones.
