@@ -4,7 +4,7 @@
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use kvdepot_media::{Access, Checksum, Copier, CopierConfig, Done, Mapping, Ticket};
 use parking_lot::Mutex;
@@ -13,10 +13,10 @@ use super::placement::{self, Placement};
 use super::wire::{self, Role};
 use crate::buffers::BlockBuffers;
 use crate::gate::Gate;
-use crate::{Error, parts};
+use crate::{Error, clock, parts};
 
 /// How long attaching waits for the owner to answer.
-const PATIENCE: Duration = Duration::from_secs(10);
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Moves bytes for an owner in another process of this host.
 pub struct Mover {
@@ -34,7 +34,16 @@ type Moved = Option<Checksum>;
 /// A batch under way. Dropping it changes nothing for the batch.
 pub struct MoveJob {
     ticket: Ticket,
-    moved: Arc<Mutex<Vec<Moved>>>,
+    report: Arc<Mutex<Report>>,
+    bytes: u64,
+    started: Instant,
+}
+
+struct Report {
+    moved: Vec<Moved>,
+    /// The first thing that went wrong.
+    error: Option<String>,
+    elapsed: Option<Duration>,
 }
 
 impl Mover {
@@ -83,10 +92,11 @@ impl Mover {
         })
     }
 
-    /// Copies the caller's memory into reservations, part `part` of each.
+    /// Copies the caller's memory into reservations, part `part` of each. Nothing is moved for
+    /// placements of another owner, such as one that was there before.
     ///
     /// # Errors
-    /// [`Error::Input`] for placements of another owner, or buffers that do not fit.
+    /// [`Error::Input`] for bytes that are no placement, or buffers that do not fit.
     pub fn store(
         &self,
         placements: &[Vec<u8>],
@@ -121,12 +131,14 @@ impl Mover {
     }
 
     /// Where part `part` of a placement lies, as `(medium, offset, length)` in payload order, for
-    /// engines whose own copy engine moves the bytes.
+    /// engines whose own copy engine moves the bytes. Nowhere for a placement of another owner.
     ///
     /// # Errors
     /// As [`Mover::store`].
     pub fn locate(&self, bytes: &[u8], part: u32) -> Result<Vec<(usize, u64, u64)>, Error> {
-        let placement = self.decode(bytes, part)?;
+        let Some(placement) = self.decode(bytes, part)? else {
+            return Ok(Vec::new());
+        };
         let wanted = placement.parts[part as usize];
         let ranges = parts::ranges(&placement.extents, wanted.offset, wanted.len);
         Ok(ranges
@@ -143,17 +155,11 @@ impl Mover {
             .collect()
     }
 
-    fn decode(&self, bytes: &[u8], part: u32) -> Result<Placement, Error> {
+    /// `None` for a placement of another owner.
+    fn decode(&self, bytes: &[u8], part: u32) -> Result<Option<Placement>, Error> {
         let placement = placement::decode(bytes)?;
         if placement.session != self.session || placement.tier >= self.media.len() {
-            return Err(Error::input(
-                "placements",
-                format!("session {:x}", placement.session),
-                format!(
-                    "placements of the owner this process attached to ({:x})",
-                    self.session
-                ),
-            ));
+            return Ok(None);
         }
         if part as usize >= placement.parts.len() {
             return Err(Error::input(
@@ -162,7 +168,7 @@ impl Mover {
                 format!("below the block's {} parts", placement.parts.len()),
             ));
         }
-        Ok(placement)
+        Ok(Some(placement))
     }
 
     fn submit(
@@ -174,8 +180,12 @@ impl Mover {
     ) -> Result<MoveJob, Error> {
         let pass = self.gate.enter()?;
         let mut batch = self.copier.batch();
+        let mut error = None;
         for (index, bytes) in placements.iter().enumerate() {
-            let placement = self.decode(bytes, part)?;
+            let Some(placement) = self.decode(bytes, part)? else {
+                error = Some("a placement of another owner".to_owned());
+                continue;
+            };
             let wanted = placement.parts[part as usize];
             let mapping = &self.media[placement.tier];
             let medium = parts::buffers(mapping, &placement.extents, wanted.offset, wanted.len)?;
@@ -195,19 +205,34 @@ impl Mover {
                 Some((_, pieces)) => batch.part(&id, &medium, pieces, expected, tag)?,
             };
         }
-        let moved = Arc::new(Mutex::new(vec![None; placements.len()]));
-        let results = Arc::clone(&moved);
+        let started = clock::now();
+        let bytes = batch.bytes();
+        let report = Arc::new(Mutex::new(Report {
+            moved: vec![None; placements.len()],
+            error,
+            elapsed: None,
+        }));
+        let results = Arc::clone(&report);
         let ticket = self.copier.submit(batch, move |done: &mut Done<'_>| {
-            let mut results = results.lock();
+            let mut report = results.lock();
             for (tag, outcome) in done.parts() {
-                results[tag as usize] = outcome
-                    .ok()
-                    .filter(|outcome| outcome.matches != Some(false))
-                    .map(|outcome| outcome.checksum);
+                match outcome {
+                    Ok(outcome) if outcome.matches != Some(false) => {
+                        report.moved[tag as usize] = Some(outcome.checksum);
+                    }
+                    Ok(_) => report.note("a block does not have its checksum"),
+                    Err(failure) => report.note(&failure.to_string()),
+                }
             }
+            report.elapsed = Some(started.elapsed());
             drop(pass);
         });
-        Ok(MoveJob { ticket, moved })
+        Ok(MoveJob {
+            ticket,
+            report,
+            bytes,
+            started,
+        })
     }
 
     /// Makes the owner's memory present in this process, so that the first moves do not stop for
@@ -246,6 +271,33 @@ impl MoveJob {
     /// the others. All `None` before the job is done.
     #[must_use]
     pub fn checksums(&self) -> Vec<Option<Checksum>> {
-        self.moved.lock().clone()
+        self.report.lock().moved.clone()
+    }
+
+    /// Bytes of the batch.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// From the call to the end of the last lane; so far, while it is under way.
+    #[must_use]
+    pub fn elapsed(&self) -> Duration {
+        let elapsed = self.report.lock().elapsed;
+        elapsed.unwrap_or_else(|| self.started.elapsed())
+    }
+
+    /// Why something failed, if something did; for people.
+    #[must_use]
+    pub fn error(&self) -> Option<String> {
+        self.report.lock().error.clone()
+    }
+}
+
+impl Report {
+    fn note(&mut self, what: &str) {
+        if self.error.is_none() {
+            self.error = Some(what.to_owned());
+        }
     }
 }
