@@ -1,0 +1,131 @@
+//! The caller's memory: objects with the buffer protocol or DLPack, (address, length) pairs,
+//! or one [`Spans`].
+
+use std::any::Any;
+use std::sync::Arc;
+
+use kvdepot_store::{BlockBuffers, Buffer};
+use pyo3::buffer::PyUntypedBuffer;
+use pyo3::prelude::*;
+use pyo3::types::{PyMemoryView, PyTuple};
+
+use crate::keep::Keep;
+use crate::spans::{Scratch, Spans};
+use crate::{dlpack, errors};
+
+const ALLOWED: &str = "contiguous memory: an object with the buffer protocol or DLPack, or an \
+                       (address, length) pair";
+
+/// A range of memory whose owner is kept elsewhere.
+#[derive(Clone, Copy)]
+pub(crate) struct Raw {
+    pub(crate) addr: usize,
+    pub(crate) len: usize,
+    pub(crate) writable: bool,
+}
+
+/// The memory of a call and what keeps it alive.
+pub(crate) struct Parsed {
+    pub(crate) blocks: BlockBuffers,
+    pub(crate) keep: Arc<Keep>,
+}
+
+/// What every piece of a call holds.
+struct Owner {
+    _keep: Arc<Keep>,
+    _scratch: Option<Buffer>,
+}
+
+/// Reads the buffers of a call. `written` says that they are destinations.
+pub(crate) fn parse(buffers: &Bound<'_, PyAny>, written: bool) -> PyResult<Parsed> {
+    let py = buffers.py();
+    if let Ok(spans) = buffers.cast::<Spans>() {
+        let spans = spans.get();
+        let mut scratch = match usize::try_from(spans.undelivered()) {
+            Ok(len) if written && len > 0 => Some(Scratch::new(len)),
+            _ => None,
+        };
+        let pieces = spans.pieces(py, scratch.as_mut())?;
+        let objects = spans.owner(py).into_iter().collect();
+        return Ok(assemble(pieces, objects, scratch));
+    }
+    let Ok(items) = buffers.try_iter() else {
+        return Err(errors::input(
+            py,
+            "buffers",
+            errors::shown(buffers),
+            "a sequence of buffers, or Spans",
+        ));
+    };
+    let mut pieces = Vec::new();
+    let mut objects = Vec::new();
+    for (index, item) in items.enumerate() {
+        pieces.push([one(index, &item?, &mut objects)?]);
+    }
+    Ok(assemble(pieces, objects, None))
+}
+
+fn assemble<P: AsRef<[Raw]>>(
+    pieces: Vec<P>,
+    objects: Vec<Py<PyAny>>,
+    scratch: Option<Scratch>,
+) -> Parsed {
+    let keep = Arc::new(Keep::new(objects));
+    let owner: Arc<dyn Any + Send + Sync> = Arc::new(Owner {
+        _keep: Arc::clone(&keep),
+        _scratch: scratch.map(|scratch| scratch.memory),
+    });
+    let mut blocks = BlockBuffers::default();
+    for block in &pieces {
+        blocks.push(block.as_ref().iter().map(|raw| {
+            // SAFETY: each range was described by a Python object that `keep` holds, through the
+            // buffer protocol or DLPack, lies in the scratch memory that `owner` holds, or was
+            // named by the caller as an address, who answers for it by the documented contract of
+            // (address, length) pairs and Spans. The keep is emptied only when no lane touches
+            // the memory any more. No Rust reference to the bytes is ever made here.
+            unsafe { Buffer::from_raw(raw.addr, raw.len, raw.writable, Arc::clone(&owner)) }
+        }));
+    }
+    Parsed { blocks, keep }
+}
+
+fn one(index: usize, item: &Bound<'_, PyAny>, objects: &mut Vec<Py<PyAny>>) -> PyResult<Raw> {
+    let py = item.py();
+    let wrong = |value: String| errors::input(py, format!("buffers[{index}]"), value, ALLOWED);
+    if let Ok(pair) = item.cast::<PyTuple>() {
+        let Ok((addr, len)) = pair.extract::<(usize, usize)>() else {
+            return Err(wrong(errors::shown(item)));
+        };
+        if addr == 0 || addr.checked_add(len).is_none() {
+            return Err(wrong(errors::shown(item)));
+        }
+        return Ok(Raw {
+            addr,
+            len,
+            writable: true,
+        });
+    }
+    // A memory view holds the exporter's memory in place, and unlike a bare Py_buffer it can be
+    // let go by dropping a reference.
+    if let Ok(view) = PyMemoryView::from(item) {
+        let buffer = PyUntypedBuffer::get(&view)?;
+        if !buffer.is_c_contiguous() && !buffer.is_fortran_contiguous() {
+            return Err(wrong("a buffer with gaps".into()));
+        }
+        let raw = Raw {
+            addr: buffer.buf_ptr() as usize,
+            len: buffer.len_bytes(),
+            writable: !buffer.readonly(),
+        };
+        objects.push(view.into_any().unbind());
+        return Ok(raw);
+    }
+    let capsule = dlpack::capsule(item).map_err(wrong)?;
+    let memory = dlpack::memory(&capsule).map_err(wrong)?;
+    objects.push(capsule.into_any().unbind());
+    Ok(Raw {
+        addr: memory.addr,
+        len: memory.len,
+        writable: memory.writable,
+    })
+}

@@ -1,0 +1,255 @@
+//! Depots: opening, closing, statistics.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Instant;
+
+use kvdepot_store::{Config, Depot as StoreDepot, Error};
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyTuple};
+use serde_json::{Map, Value, json};
+
+use crate::handle::{Closing, Handle};
+use crate::namespace::{Fields, Namespace};
+use crate::{errors, log, settings, wait};
+
+/// Opens a depot: a pipeline such as "Cache|Dax" with its settings, or a configuration file (a
+/// path, or a text with a separator or ending in .yaml, .yml or .json), whose options `settings`
+/// overrides.
+///
+/// Raises ConfigError for wrong options, LockedError when another process owns the arena, and
+/// CorruptError when the medium holds something else.
+#[pyfunction]
+#[pyo3(signature = (pipeline, settings = None))]
+pub(crate) fn open(
+    py: Python<'_>,
+    pipeline: &Bound<'_, PyAny>,
+    settings: Option<&Bound<'_, PyAny>>,
+) -> PyResult<Depot> {
+    log::start(py)?;
+    let config = settings::config(pipeline, settings)?;
+    let depot = open_patiently(py, config)?;
+    Ok(Depot {
+        handle: Handle::new(depot),
+    })
+}
+
+/// Checks a pipeline and its settings without opening anything.
+///
+/// Raises ConfigError as `open` does for what the settings say.
+#[pyfunction]
+#[pyo3(signature = (pipeline, settings = None))]
+pub(crate) fn check(
+    pipeline: &Bound<'_, PyAny>,
+    settings: Option<&Bound<'_, PyAny>>,
+) -> PyResult<()> {
+    settings::config(pipeline, settings).map(|_| ())
+}
+
+/// Waits for another owner in slices, so that Ctrl-C ends the wait.
+fn open_patiently(py: Python<'_>, mut config: Config) -> PyResult<StoreDepot> {
+    let patience = config.lock_wait;
+    let started = Instant::now();
+    loop {
+        let left = patience.saturating_sub(started.elapsed());
+        config.lock_wait = left.min(wait::SLICE);
+        match py.detach(|| StoreDepot::open(&config)) {
+            Ok(depot) => return Ok(depot),
+            Err(Error::Locked { .. }) if left > wait::SLICE => py.check_signals()?,
+            Err(Error::Locked {
+                path, pid, host, ..
+            }) => {
+                let waited_s = patience.as_secs_f64();
+                let error = Error::Locked {
+                    path,
+                    pid,
+                    host,
+                    waited_s,
+                };
+                return Err(errors::raise(py, error));
+            }
+            Err(error) => return Err(errors::raise(py, error)),
+        }
+    }
+}
+
+/// A pipeline of tiers, opened by this process. A context manager: leaving it closes it.
+#[pyclass(frozen, module = "kvdepot")]
+pub(crate) struct Depot {
+    handle: Arc<Handle>,
+}
+
+#[pymethods]
+impl Depot {
+    /// A namespace: everything that must match for bytes to be reusable. `contiguous` keeps every
+    /// block stored from now on in one extent.
+    #[pyo3(signature = (
+        model, dtype, block_tokens, weights = None, layout = None, group = None, world = None,
+        hash = None, salt = None, contiguous = false
+    ))]
+    #[expect(clippy::too_many_arguments, reason = "one a field of the namespace")]
+    fn namespace(
+        &self,
+        py: Python<'_>,
+        model: &Bound<'_, PyAny>,
+        dtype: &Bound<'_, PyAny>,
+        block_tokens: &Bound<'_, PyAny>,
+        weights: Option<&Bound<'_, PyAny>>,
+        layout: Option<&Bound<'_, PyAny>>,
+        group: Option<&Bound<'_, PyAny>>,
+        world: Option<&Bound<'_, PyAny>>,
+        hash: Option<&Bound<'_, PyAny>>,
+        salt: Option<&Bound<'_, PyAny>>,
+        contiguous: bool,
+    ) -> PyResult<Namespace> {
+        let spec = Fields {
+            model,
+            dtype,
+            block_tokens,
+            weights,
+            layout,
+            group,
+            world,
+            hash,
+            salt,
+        }
+        .read()?;
+        let depot = self.handle.depot(py)?;
+        let made = py.detach(|| {
+            let namespace = depot.namespace(&spec)?;
+            if contiguous {
+                namespace.keep_contiguous()?;
+            }
+            Ok(namespace)
+        });
+        let namespace = made.map_err(|error| errors::raise(py, error))?;
+        Ok(Namespace::new(namespace, Arc::clone(&self.handle)))
+    }
+
+    /// Counters and fill. `tiers` has a dictionary a tier; `pending_bytes` wait for the far tier.
+    fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let depot = self.handle.depot(py)?;
+        let stats = serde_json::to_value(depot.stats()).unwrap_or_default();
+        settings::to_python(py, &by_tier(stats))
+    }
+
+    /// The counters in the Prometheus text format.
+    fn metrics_text(&self, py: Python<'_>) -> PyResult<String> {
+        Ok(self.handle.depot(py)?.stats().prometheus())
+    }
+
+    /// Bytes put that the far tier has not got yet.
+    fn pending_bytes(&self, py: Python<'_>) -> PyResult<u64> {
+        Ok(self.handle.depot(py)?.pending_bytes())
+    }
+
+    /// Waits until the far tier has everything that was committed before; false when `timeout`
+    /// seconds passed first.
+    #[pyo3(signature = (timeout = None))]
+    fn drain(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<bool> {
+        let limit = wait::timeout(py, timeout)?;
+        let depot = self.handle.depot(py)?;
+        wait::until(py, limit, |slice| depot.drain(slice))
+    }
+
+    /// Refuses new calls, waits for those under way, drains what waits for the far tier as long
+    /// as `close_timeout` allows, and lets the next owner in. Closing twice does nothing.
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        if self.handle.forked() {
+            return Ok(());
+        }
+        let handle = Arc::clone(&self.handle);
+        wait::on_thread(py, move || handle.close())
+    }
+
+    fn __enter__(slf: Py<Depot>) -> Py<Depot> {
+        slf
+    }
+
+    #[pyo3(signature = (*_exception))]
+    fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyTuple>) -> PyResult<()> {
+        self.close(py)
+    }
+
+    /// Where other processes attach; None with `socket: off`.
+    #[getter]
+    fn socket(&self, py: Python<'_>) -> PyResult<Option<String>> {
+        let socket = self.handle.depot(py)?.socket();
+        Ok(socket.map(|path| path.to_string_lossy().into_owned()))
+    }
+
+    /// Where the lasting tier is; None when there is none.
+    #[getter]
+    fn path(&self, py: Python<'_>) -> PyResult<Option<PathBuf>> {
+        Ok(self.handle.depot(py)?.path())
+    }
+
+    /// The tiers' names, near to far.
+    #[getter]
+    fn tiers(&self, py: Python<'_>) -> PyResult<Vec<&'static str>> {
+        Ok(self.handle.depot(py)?.tiers())
+    }
+
+    /// One line for a log: the tiers, their sizes and places.
+    #[getter]
+    fn description(&self, py: Python<'_>) -> PyResult<String> {
+        Ok(self.handle.depot(py)?.description())
+    }
+
+    /// What opening found: `blocks` served again, `damaged` and `outranked` records, and whether
+    /// the arena was `created`.
+    #[getter]
+    fn opening<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let found = self.handle.depot(py)?.opening();
+        let dict = PyDict::new(py);
+        dict.set_item("blocks", found.blocks)?;
+        dict.set_item("damaged", found.damaged)?;
+        dict.set_item("outranked", found.outranked)?;
+        dict.set_item("created", found.created)?;
+        Ok(dict)
+    }
+
+    fn __repr__(&self, py: Python<'_>) -> String {
+        match self.handle.depot(py) {
+            Ok(depot) => format!("<kvdepot.Depot {}>", depot.description()),
+            Err(_) => "<kvdepot.Depot of another process>".into(),
+        }
+    }
+}
+
+/// Statistics with everything about a tier under its name.
+fn by_tier(stats: Value) -> Value {
+    let Value::Object(mut stats) = stats else {
+        return stats;
+    };
+    let mut take = |name: &str| match stats.remove(name) {
+        Some(Value::Array(items)) => items,
+        _ => Vec::new(),
+    };
+    let (tiers, blocks, bytes) = (take("tiers"), take("hit_blocks"), take("hit_bytes"));
+    let mut named = Map::new();
+    for (index, tier) in tiers.into_iter().enumerate() {
+        let Value::Object(mut tier) = tier else {
+            continue;
+        };
+        let number = |name: &str| tier.get(name).and_then(Value::as_u64).unwrap_or_default();
+        let used = number("capacity_bytes").saturating_sub(number("free_bytes"));
+        let name = tier.remove("tier");
+        tier.insert("used_bytes".into(), json!(used));
+        for (name, values) in [("hit_blocks", &blocks), ("hit_bytes", &bytes)] {
+            tier.insert(name.into(), values.get(index).cloned().unwrap_or_default());
+        }
+        if let Some(Value::String(name)) = name {
+            named.insert(name, Value::Object(tier));
+        }
+    }
+    for (name, alias) in [
+        ("pending_bytes", "write_back_bytes"),
+        ("dropped_blocks", "put_dropped_blocks"),
+    ] {
+        let value = stats.get(alias).cloned().unwrap_or_default();
+        stats.insert(name.into(), value);
+    }
+    stats.insert("tiers".into(), Value::Object(named));
+    Value::Object(stats)
+}

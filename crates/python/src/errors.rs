@@ -1,0 +1,184 @@
+//! The exceptions: one class a kind of error, so that a caller can catch what it can mend.
+
+use kvdepot_store::Error;
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::{PyDict, PyModule, PyTuple, PyType};
+
+/// The classes, made when the module is.
+struct Classes {
+    error: Py<PyType>,
+    config: Py<PyType>,
+    input: Py<PyType>,
+    locked: Py<PyType>,
+    full: Py<PyType>,
+    corrupt: Py<PyType>,
+    closed: Py<PyType>,
+    timeout: Py<PyType>,
+}
+
+static CLASSES: PyOnceLock<Classes> = PyOnceLock::new();
+
+/// Longest text of a value in a message.
+const SHOWN_MAX: usize = 80;
+
+fn classes(py: Python<'_>) -> PyResult<&Classes> {
+    CLASSES.get_or_try_init(py, || {
+        let exception = py.get_type::<pyo3::exceptions::PyException>();
+        let value = py.get_type::<pyo3::exceptions::PyValueError>();
+        let late = py.get_type::<pyo3::exceptions::PyTimeoutError>();
+        let make = |name: &str, doc: &str, bases: &[&Bound<'_, PyType>]| {
+            let body = PyDict::new(py);
+            body.set_item("__module__", "kvdepot")?;
+            body.set_item("__doc__", doc)?;
+            let bases = PyTuple::new(py, bases)?;
+            let class = py.get_type::<PyType>().call1((name, bases, body))?;
+            Ok::<_, PyErr>(class.cast_into::<PyType>()?.unbind())
+        };
+        let error = make("Error", "What every error of kvdepot is.", &[&exception])?;
+        let base = error.bind(py);
+        Ok(Classes {
+            config: make(
+                "ConfigError",
+                "An option does not exist or cannot have that value.",
+                &[base, &value],
+            )?,
+            input: make(
+                "InputError",
+                "An argument is wrong; no byte has moved.",
+                &[base, &value],
+            )?,
+            locked: make(
+                "LockedError",
+                "Another process owns the arena: `pid` on `host` holds `path`.",
+                &[base],
+            )?,
+            full: make(
+                "FullError",
+                "No room for a reservation, and nothing left to evict.",
+                &[base],
+            )?,
+            corrupt: make(
+                "CorruptError",
+                "The medium holds something that is not a sound arena.",
+                &[base],
+            )?,
+            closed: make(
+                "ClosedError",
+                "The depot was closed, or belongs to the process this one was forked from.",
+                &[base],
+            )?,
+            timeout: make(
+                "TimeoutError",
+                "The time given to wait is over; what was waited for goes on.",
+                &[base, &late],
+            )?,
+            error,
+        })
+    })
+}
+
+/// Puts the classes into the module.
+pub(crate) fn add(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    let py = module.py();
+    let classes = classes(py)?;
+    for class in [
+        &classes.error,
+        &classes.config,
+        &classes.input,
+        &classes.locked,
+        &classes.full,
+        &classes.corrupt,
+        &classes.closed,
+        &classes.timeout,
+    ] {
+        let class = class.bind(py);
+        module.add(class.name()?, class)?;
+    }
+    Ok(())
+}
+
+/// The exception for an error of the store.
+pub(crate) fn raise(py: Python<'_>, error: Error) -> PyErr {
+    exception(py, error).unwrap_or_else(|while_making| while_making)
+}
+
+fn exception(py: Python<'_>, error: Error) -> PyResult<PyErr> {
+    let classes = classes(py)?;
+    let class = match &error {
+        Error::Config { .. } => &classes.config,
+        Error::Input { .. } => &classes.input,
+        Error::Locked { .. } => &classes.locked,
+        Error::Full { .. } => &classes.full,
+        Error::Corrupt { .. } => &classes.corrupt,
+        Error::Closed(_) => &classes.closed,
+        Error::Timeout { .. } => &classes.timeout,
+        _ => &classes.error,
+    };
+    let value = class.bind(py).call1((error.to_string(),))?;
+    if let Error::Locked {
+        path, pid, host, ..
+    } = error
+    {
+        value.setattr("pid", pid)?;
+        value.setattr("host", host)?;
+        value.setattr("path", path)?;
+    }
+    Ok(PyErr::from_value(value))
+}
+
+/// An argument that is not allowed.
+pub(crate) fn input(
+    py: Python<'_>,
+    field: impl Into<String>,
+    value: impl ToString,
+    allowed: impl Into<String>,
+) -> PyErr {
+    let (field, value, allowed) = (field.into(), value.to_string(), allowed.into());
+    raise(
+        py,
+        Error::Input {
+            field,
+            value,
+            allowed,
+        },
+    )
+}
+
+/// An option that is not allowed.
+pub(crate) fn config(
+    py: Python<'_>,
+    field: impl Into<String>,
+    value: impl ToString,
+    allowed: impl Into<String>,
+) -> PyErr {
+    let (field, value, allowed) = (field.into(), value.to_string(), allowed.into());
+    raise(
+        py,
+        Error::Config {
+            field,
+            value,
+            allowed,
+        },
+    )
+}
+
+/// A value as a message shows it.
+pub(crate) fn shown(value: &Bound<'_, PyAny>) -> String {
+    let text = match value.repr() {
+        Ok(text) => text.to_string_lossy().into_owned(),
+        Err(_) => format!("{} object", kind(value)),
+    };
+    match text.char_indices().nth(SHOWN_MAX) {
+        None => text,
+        Some((end, _)) => format!("{}…", &text[..end]),
+    }
+}
+
+/// The name of a value's type.
+pub(crate) fn kind(value: &Bound<'_, PyAny>) -> String {
+    value
+        .get_type()
+        .name()
+        .map_or_else(|_| "an object".into(), |name| name.to_string())
+}

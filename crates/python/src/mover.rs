@@ -1,0 +1,319 @@
+//! Movers: a worker process's end, for engines whose scheduler owns the depot elsewhere.
+
+use std::ffi::c_int;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use kvdepot_store::{Buffer, Error, MoveJob as StoreJob, Mover as StoreMover};
+use pyo3::exceptions::PyBufferError;
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyList, PyMemoryView, PyTuple};
+
+use crate::buffers::{self, Parsed};
+use crate::handle::{self, Closing};
+use crate::keep::{self, Keep};
+use crate::{errors, keys, log, wait};
+
+/// Attaches to the depot that listens at `socket`, in another process of this host or in this
+/// one. `lanes` is the number of threads that move bytes. Without `write` it can only load.
+///
+/// Raises Error when nobody answers there.
+#[pyfunction]
+#[pyo3(signature = (socket, lanes = None, write = true))]
+pub(crate) fn attach(
+    py: Python<'_>,
+    socket: PathBuf,
+    lanes: Option<usize>,
+    write: bool,
+) -> PyResult<Mover> {
+    log::start(py)?;
+    let mover = py.detach(|| StoreMover::attach(&socket, lanes, write));
+    let mover = mover.map_err(|error| errors::raise(py, error))?;
+    let shared = Arc::new(Shared {
+        mover,
+        pid: std::process::id(),
+    });
+    handle::register(&shared);
+    Ok(Mover { shared })
+}
+
+struct Shared {
+    mover: StoreMover,
+    pid: u32,
+}
+
+impl Closing for Shared {
+    fn close(&self) {
+        if std::process::id() == self.pid {
+            self.mover.close();
+        }
+    }
+}
+
+/// Moves bytes between this process's memory and an owner's tiers. A context manager: leaving it
+/// closes it.
+#[pyclass(frozen, module = "kvdepot")]
+pub(crate) struct Mover {
+    shared: Arc<Shared>,
+}
+
+impl Mover {
+    fn here(&self, py: Python<'_>) -> PyResult<&StoreMover> {
+        if std::process::id() == self.shared.pid {
+            return Ok(&self.shared.mover);
+        }
+        let word = ": it belongs to the process this one was forked from; attach here";
+        Err(errors::raise(py, Error::Closed(word)))
+    }
+
+    fn start(
+        &self,
+        py: Python<'_>,
+        keep: Arc<Keep>,
+        start: impl FnOnce(&StoreMover) -> Result<StoreJob, Error> + Send,
+    ) -> PyResult<MoveJob> {
+        keep::sweep(py);
+        let mover = self.here(py)?;
+        let job = py.detach(|| start(mover));
+        Ok(MoveJob {
+            job: job.map_err(|error| errors::raise(py, error))?,
+            keep,
+            pid: self.shared.pid,
+        })
+    }
+
+    fn hash(
+        &self,
+        placements: &Bound<'_, PyAny>,
+        part: u32,
+        expect: bool,
+    ) -> PyResult<MoveJob> {
+        let placements = read_placements(placements)?;
+        let keep = Arc::new(Keep::new(Vec::new()));
+        let py = placements.py;
+        let list = placements.list;
+        self.start(py, keep, |mover| mover.hash(&list, part, expect))
+    }
+}
+
+#[pymethods]
+impl Mover {
+    /// Copies memory into reserved blocks, part `part` of each. `buffers` is as in put.
+    #[pyo3(signature = (placements, buffers, part = 0))]
+    fn store(
+        &self,
+        py: Python<'_>,
+        placements: &Bound<'_, PyAny>,
+        buffers: &Bound<'_, PyAny>,
+        part: u32,
+    ) -> PyResult<MoveJob> {
+        let list = read_placements(placements)?.list;
+        let Parsed { blocks, keep } = buffers::parse(buffers, false)?;
+        self.start(py, keep, |mover| mover.store(&list, &blocks, part))
+    }
+
+    /// Copies part `part` of pinned blocks into memory, verified. `buffers` is as in get.
+    #[pyo3(signature = (placements, buffers, part = 0))]
+    fn load(
+        &self,
+        py: Python<'_>,
+        placements: &Bound<'_, PyAny>,
+        buffers: &Bound<'_, PyAny>,
+        part: u32,
+    ) -> PyResult<MoveJob> {
+        let list = read_placements(placements)?.list;
+        let Parsed { blocks, keep } = buffers::parse(buffers, true)?;
+        self.start(py, keep, |mover| mover.load(&list, &blocks, part))
+    }
+
+    /// Hashes reserved blocks where they are, after a device has written them.
+    #[pyo3(signature = (placements, part = 0))]
+    fn digest(&self, placements: &Bound<'_, PyAny>, part: u32) -> PyResult<MoveJob> {
+        self.hash(placements, part, false)
+    }
+
+    /// Verifies pinned blocks where they are, before a device reads them.
+    #[pyo3(signature = (placements, part = 0))]
+    fn verify(&self, placements: &Bound<'_, PyAny>, part: u32) -> PyResult<MoveJob> {
+        self.hash(placements, part, true)
+    }
+
+    /// Where part `part` of each block lies: (index in `media`, offset, length). None for a
+    /// placement of another owner, and for a block in several pieces, which namespaces with
+    /// `contiguous` do not have.
+    #[pyo3(signature = (placements, part = 0))]
+    fn locate(
+        &self,
+        py: Python<'_>,
+        placements: &Bound<'_, PyAny>,
+        part: u32,
+    ) -> PyResult<Vec<Option<(usize, u64, u64)>>> {
+        let mover = self.here(py)?;
+        let list = read_placements(placements)?.list;
+        let mut places = Vec::with_capacity(list.len());
+        for placement in &list {
+            let found = mover.locate(placement, part);
+            let found = found.map_err(|error| errors::raise(py, error))?;
+            places.push(match found.as_slice() {
+                [one] => Some(*one),
+                _ => None,
+            });
+        }
+        Ok(places)
+    }
+
+    /// The owner's tiers as mapped here, near to far: writable memory views, or read-only ones
+    /// without `write`.
+    #[getter]
+    fn media<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        let mut views = Vec::new();
+        for memory in self.here(py)?.media() {
+            let medium = Bound::new(py, Medium { memory })?;
+            views.push(PyMemoryView::from(&medium)?);
+        }
+        PyList::new(py, views)
+    }
+
+    /// Makes the owner's memory present in this process, so that the first moves do not stop for
+    /// page faults.
+    fn populate(&self, py: Python<'_>) -> PyResult<()> {
+        let mover = self.here(py)?;
+        py.detach(|| mover.populate())
+            .map_err(|error| errors::raise(py, error))
+    }
+
+    /// Refuses new work and waits for what is under way.
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        let shared = Arc::clone(&self.shared);
+        wait::on_thread(py, move || shared.close())
+    }
+
+    fn __enter__(slf: Py<Mover>) -> Py<Mover> {
+        slf
+    }
+
+    #[pyo3(signature = (*_exception))]
+    fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyTuple>) -> PyResult<()> {
+        self.close(py)
+    }
+}
+
+struct Placements<'py> {
+    py: Python<'py>,
+    list: Vec<Vec<u8>>,
+}
+
+fn read_placements<'py>(placements: &Bound<'py, PyAny>) -> PyResult<Placements<'py>> {
+    let py = placements.py();
+    let mut list = Vec::new();
+    for (index, item) in placements.try_iter()?.enumerate() {
+        let item = item?;
+        let buffer = pyo3::buffer::PyUntypedBuffer::get(&item);
+        match buffer.map(|buffer| keys::bytes_of(&buffer)) {
+            Ok(Some(bytes)) => list.push(bytes),
+            _ => {
+                let field = format!("placements[{index}]");
+                let allowed = "the bytes of a pin's or reservation's placement";
+                return Err(errors::input(py, field, errors::shown(&item), allowed));
+            }
+        }
+    }
+    Ok(Placements { py, list })
+}
+
+/// A mapped tier, for the buffer protocol.
+#[pyclass(frozen, module = "kvdepot")]
+struct Medium {
+    memory: Buffer,
+}
+
+#[pymethods]
+impl Medium {
+    unsafe fn __getbuffer__(
+        slf: Bound<'_, Self>,
+        view: *mut ffi::Py_buffer,
+        flags: c_int,
+    ) -> PyResult<()> {
+        let memory = &slf.get().memory;
+        let Ok(len) = isize::try_from(memory.len()) else {
+            return Err(PyBufferError::new_err("a medium too large for one view"));
+        };
+        let start = std::ptr::with_exposed_provenance_mut(memory.addr());
+        let fixed = c_int::from(!memory.is_writable());
+        // SAFETY: `view` is the interpreter's to fill. The view holds a reference to `slf`, whose
+        // buffer keeps the range mapped, and writable unless `fixed` says otherwise.
+        let filled = unsafe { ffi::PyBuffer_FillInfo(view, slf.as_ptr(), start, len, fixed, flags) };
+        if filled < 0 {
+            return Err(PyErr::fetch(slf.py()));
+        }
+        Ok(())
+    }
+}
+
+/// A batch under way. None of its members raises for what became of a block.
+#[pyclass(frozen, module = "kvdepot")]
+pub(crate) struct MoveJob {
+    job: StoreJob,
+    keep: Arc<Keep>,
+    pid: u32,
+}
+
+#[pymethods]
+impl MoveJob {
+    /// Waits until the memory is no longer touched; false when `timeout` seconds passed first.
+    #[pyo3(signature = (timeout = None))]
+    fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<bool> {
+        let limit = wait::timeout(py, timeout)?;
+        if std::process::id() != self.pid {
+            let word = ": the job belongs to the process this one was forked from";
+            return Err(errors::raise(py, Error::Closed(word)));
+        }
+        let done = wait::until(py, limit, |slice| self.job.wait(Some(slice)))?;
+        if done {
+            self.keep.release(py);
+        }
+        Ok(done)
+    }
+
+    /// Whether the memory is no longer touched.
+    #[getter]
+    fn done(&self, py: Python<'_>) -> bool {
+        let done = self.job.is_done();
+        if done {
+            self.keep.release(py);
+        }
+        done
+    }
+
+    /// The 16-byte checksum of each part that was moved; None for those that failed.
+    #[getter]
+    fn checksums<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        let sums = self.job.checksums();
+        PyList::new(py, sums.iter().map(|sum| sum.map(|sum| PyBytes::new(py, &sum.0))))
+    }
+
+    /// Whether each part was moved, and verified where it had a checksum.
+    #[getter]
+    fn results<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        PyList::new(py, self.job.checksums().iter().map(Option::is_some))
+    }
+
+    /// Bytes moved.
+    #[getter]
+    fn bytes(&self) -> u64 {
+        self.job.bytes()
+    }
+
+    /// Seconds from the call to the end of the last lane; so far, while it is under way.
+    #[getter]
+    fn seconds(&self) -> f64 {
+        self.job.elapsed().as_secs_f64()
+    }
+
+    /// Why something failed, for a log line; None when nothing did.
+    #[getter]
+    fn error(&self) -> Option<String> {
+        self.job.error()
+    }
+}

@@ -1,0 +1,167 @@
+//! Settings as Python gives them, read into the neutral value that the one schema checks.
+
+use std::path::PathBuf;
+
+use kvdepot_store::Config;
+use kvdepot_store::config::read_yaml;
+use pyo3::prelude::*;
+use pyo3::types::{PyBool, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple};
+use serde_json::{Map, Value};
+
+use crate::errors;
+
+/// Endings that make a text without a separator a file's name.
+const ENDINGS: [&str; 3] = [".yaml", ".yml", ".json"];
+
+/// Deepest nesting that is read: the schema has two levels.
+const DEPTH_MAX: usize = 8;
+
+/// The configuration of a call of `open`: a pipeline with settings, or a file whose options the
+/// settings override.
+pub(crate) fn config(
+    pipeline: &Bound<'_, PyAny>,
+    settings: Option<&Bound<'_, PyAny>>,
+) -> PyResult<Config> {
+    let py = pipeline.py();
+    let given = match settings {
+        None => Value::Object(Map::new()),
+        Some(settings) => value("settings", settings, 0)?,
+    };
+    let config = match file(pipeline)? {
+        Some(path) => read_yaml(&path).and_then(|mut all| {
+            override_with(&mut all, given);
+            Config::from_value(&all)
+        }),
+        None => {
+            let Ok(text) = pipeline.cast::<PyString>() else {
+                let allowed = "a pipeline such as \"Cache|Dax\", or the path of a YAML file";
+                return Err(errors::config(
+                    py,
+                    "pipeline",
+                    errors::shown(pipeline),
+                    allowed,
+                ));
+            };
+            Config::new(&text.to_cow()?, &given)
+        }
+    };
+    config.map_err(|error| errors::raise(py, error))
+}
+
+/// The path, where the first argument is one.
+fn file(pipeline: &Bound<'_, PyAny>) -> PyResult<Option<PathBuf>> {
+    if let Ok(text) = pipeline.cast::<PyString>() {
+        let text = text.to_cow()?;
+        let named = text.contains('/') || ENDINGS.iter().any(|ending| text.ends_with(ending));
+        return Ok(named.then(|| PathBuf::from(&*text)));
+    }
+    Ok(match pipeline.hasattr("__fspath__")? {
+        true => Some(pipeline.extract()?),
+        false => None,
+    })
+}
+
+/// Options of `given` take the place of those in `all`, section by section.
+fn override_with(all: &mut Value, given: Value) {
+    match (all, given) {
+        (Value::Object(all), Value::Object(given)) => {
+            for (name, value) in given {
+                match all.get_mut(&name) {
+                    Some(known) if known.is_object() && value.is_object() => {
+                        override_with(known, value);
+                    }
+                    _ => {
+                        all.insert(name, value);
+                    }
+                }
+            }
+        }
+        (all @ Value::Null, given) => *all = given,
+        // Not a mapping: the schema's refusal says so.
+        _ => {}
+    }
+}
+
+fn value(field: &str, given: &Bound<'_, PyAny>, depth: usize) -> PyResult<Value> {
+    let refuse = || {
+        let allowed = "a text, number, bool, path, list or mapping";
+        errors::config(given.py(), field, errors::shown(given), allowed)
+    };
+    if depth > DEPTH_MAX {
+        return Err(refuse());
+    }
+    if given.is_none() {
+        return Ok(Value::Null);
+    }
+    if let Ok(flag) = given.cast::<PyBool>() {
+        return Ok(Value::Bool(flag.is_true()));
+    }
+    if given.is_instance_of::<PyInt>() {
+        let signed = given.extract::<i64>().map(Value::from);
+        let number = signed.or_else(|_| given.extract::<u64>().map(Value::from));
+        return number.map_err(|_| refuse());
+    }
+    if let Ok(number) = given.cast::<PyFloat>() {
+        return serde_json::Number::from_f64(number.value())
+            .map(Value::Number)
+            .ok_or_else(refuse);
+    }
+    if let Ok(text) = given.cast::<PyString>() {
+        return Ok(Value::String(text.to_cow()?.into_owned()));
+    }
+    if let Ok(dict) = given.cast::<PyDict>() {
+        let mut map = Map::new();
+        for (name, inner) in dict {
+            let Ok(name) = name.extract::<String>() else {
+                let allowed = "options named by texts";
+                let shown = errors::shown(&name);
+                return Err(errors::config(given.py(), field, shown, allowed));
+            };
+            let inner_field = match field {
+                "settings" => name.clone(),
+                section => format!("{section}.{name}"),
+            };
+            map.insert(name, value(&inner_field, &inner, depth + 1)?);
+        }
+        return Ok(Value::Object(map));
+    }
+    if given.is_instance_of::<PyList>() || given.is_instance_of::<PyTuple>() {
+        let items = given.try_iter()?;
+        let items = items.map(|item| value(field, &item?, depth + 1));
+        return Ok(Value::Array(items.collect::<PyResult<_>>()?));
+    }
+    match given.extract::<PathBuf>() {
+        Ok(path) => match path.into_os_string().into_string() {
+            Ok(text) => Ok(Value::String(text)),
+            Err(_) => Err(refuse()),
+        },
+        Err(_) => Err(refuse()),
+    }
+}
+
+/// A neutral value as Python's.
+pub(crate) fn to_python<'py>(py: Python<'py>, value: &Value) -> PyResult<Bound<'py, PyAny>> {
+    Ok(match value {
+        Value::Null => py.None().into_bound(py),
+        Value::Bool(flag) => PyBool::new(py, *flag).to_owned().into_any(),
+        Value::Number(number) => match number.as_u64() {
+            Some(number) => number.into_pyobject(py)?.into_any(),
+            None => number.as_f64().unwrap_or(f64::NAN).into_pyobject(py)?.into_any(),
+        },
+        Value::String(text) => PyString::new(py, text).into_any(),
+        Value::Array(items) => {
+            let items: Vec<_> = items
+                .iter()
+                .map(|item| to_python(py, item))
+                .collect::<PyResult<_>>()?;
+            PyList::new(py, items)?.into_any()
+        }
+        Value::Object(map) => {
+            let dict = PyDict::new(py);
+            for (name, inner) in map {
+                dict.set_item(name, to_python(py, inner)?)?;
+            }
+            dict.into_any()
+        }
+    })
+}

@@ -1,0 +1,216 @@
+//! Spans: blocks scattered over several memory ranges, described once for all blocks of a call.
+
+use kvdepot_store::Buffer;
+use pyo3::buffer::PyBuffer;
+use pyo3::prelude::*;
+
+use crate::buffers::Raw;
+use crate::errors;
+
+/// One block for each row of `rows`. A row holds ids; of each of `ranges`, given as
+/// (address, stride, length), a block takes `length` bytes at `address + id * stride` for every
+/// id of its row, range after range. The memory must stay valid until the task that uses it no
+/// longer touches it; `owner` is kept alive until then.
+///
+/// In a load or a get a negative id stands for bytes that are verified but not delivered.
+#[pyclass(frozen, module = "kvdepot")]
+pub(crate) struct Spans {
+    ranges: Vec<Range>,
+    ids: Vec<i64>,
+    /// `ends[i]` is one past the last id of row `i`.
+    ends: Vec<usize>,
+    owner: Option<Py<PyAny>>,
+}
+
+#[derive(Clone, Copy)]
+struct Range {
+    addr: u64,
+    stride: i64,
+    len: u64,
+}
+
+#[pymethods]
+impl Spans {
+    #[new]
+    #[pyo3(signature = (ranges, rows, owner = None))]
+    fn new(
+        py: Python<'_>,
+        ranges: Vec<(u64, i64, u64)>,
+        rows: &Bound<'_, PyAny>,
+        owner: Option<Py<PyAny>>,
+    ) -> PyResult<Spans> {
+        let mut known = Vec::with_capacity(ranges.len());
+        for (index, (addr, stride, len)) in ranges.into_iter().enumerate() {
+            if addr == 0 || len == 0 || addr.checked_add(len).is_none() {
+                return Err(errors::input(
+                    py,
+                    format!("ranges[{index}]"),
+                    format!("({addr}, {stride}, {len})"),
+                    "(address, stride, length) with an address and a length above zero",
+                ));
+            }
+            known.push(Range { addr, stride, len });
+        }
+        let (ids, ends) = read_rows(rows)?;
+        Ok(Spans {
+            ranges: known,
+            ids,
+            ends,
+            owner,
+        })
+    }
+
+    fn __len__(&self) -> usize {
+        self.ends.len()
+    }
+
+    /// Bytes of all blocks together.
+    #[getter]
+    fn nbytes(&self) -> u64 {
+        let each: u64 = self.ranges.iter().map(|range| range.len).sum();
+        each.saturating_mul(self.ids.len() as u64)
+    }
+}
+
+/// Ids and row ends: from a two-dimensional array of 64- or 32-bit integers, or rows of ints.
+fn read_rows(rows: &Bound<'_, PyAny>) -> PyResult<(Vec<i64>, Vec<usize>)> {
+    let py = rows.py();
+    let wide = PyBuffer::<i64>::get(rows).and_then(|array| Ok((array.to_vec(py)?, shape(&array))));
+    let table = wide.or_else(|_| {
+        PyBuffer::<i32>::get(rows).and_then(|array| {
+            let ids = array.to_vec(py)?.into_iter().map(i64::from).collect();
+            Ok((ids, shape(&array)))
+        })
+    });
+    if let Ok((ids, Some((count, each)))) = table {
+        return Ok((ids, (1..=count).map(|row| row * each).collect()));
+    }
+    let wrong = |field: String, value: &Bound<'_, PyAny>| {
+        errors::input(
+            py,
+            field,
+            errors::shown(value),
+            "rows of integers, one row a block",
+        )
+    };
+    let mut ids = Vec::new();
+    let mut ends = Vec::new();
+    let items = rows.try_iter().map_err(|_| wrong("rows".into(), rows))?;
+    for (index, row) in items.enumerate() {
+        let row = row?;
+        match row.extract::<Vec<i64>>() {
+            Ok(row) => ids.extend(row),
+            Err(_) => return Err(wrong(format!("rows[{index}]"), &row)),
+        }
+        ends.push(ids.len());
+    }
+    Ok((ids, ends))
+}
+
+fn shape<T: pyo3::buffer::Element>(array: &PyBuffer<T>) -> Option<(usize, usize)> {
+    match array.shape() {
+        [rows, each] => Some((*rows, *each)),
+        _ => None,
+    }
+}
+
+impl Spans {
+    /// What keeps the memory alive.
+    pub(crate) fn owner(&self, py: Python<'_>) -> Option<Py<PyAny>> {
+        self.owner.as_ref().map(|owner| owner.clone_ref(py))
+    }
+
+    /// The pieces of every block, neighbours joined. `scratch` says where bytes of negative ids
+    /// go; without it they are refused.
+    pub(crate) fn pieces(
+        &self,
+        py: Python<'_>,
+        scratch: Option<&mut Scratch>,
+    ) -> PyResult<Vec<Vec<Raw>>> {
+        let mut blocks = Vec::with_capacity(self.ends.len());
+        let mut scratch = scratch;
+        let mut first = 0;
+        for (row, end) in self.ends.iter().enumerate() {
+            let mut pieces: Vec<Raw> = Vec::new();
+            for range in &self.ranges {
+                for id in &self.ids[first..*end] {
+                    let piece = match (*id, scratch.as_deref_mut()) {
+                        (..0, Some(scratch)) => scratch.take(range.len as usize),
+                        (..0, None) => {
+                            return Err(errors::input(
+                                py,
+                                format!("rows[{row}]"),
+                                id,
+                                "ids from 0 (negative ones only where bytes are delivered)",
+                            ));
+                        }
+                        (id, _) => range.piece(py, row, id)?,
+                    };
+                    push_joined(&mut pieces, piece);
+                }
+            }
+            first = *end;
+            blocks.push(pieces);
+        }
+        Ok(blocks)
+    }
+
+    /// Bytes that negative ids stand for.
+    pub(crate) fn undelivered(&self) -> u64 {
+        let each: u64 = self.ranges.iter().map(|range| range.len).sum();
+        let count = self.ids.iter().filter(|id| **id < 0).count();
+        each.saturating_mul(count as u64)
+    }
+}
+
+impl Range {
+    fn piece(&self, py: Python<'_>, row: usize, id: i64) -> PyResult<Raw> {
+        let at = i128::from(self.addr) + i128::from(id) * i128::from(self.stride);
+        let end = at + i128::from(self.len);
+        match (usize::try_from(at), usize::try_from(end)) {
+            (Ok(addr), Ok(_)) if addr > 0 => Ok(Raw {
+                addr,
+                len: self.len as usize,
+                writable: true,
+            }),
+            _ => Err(errors::input(
+                py,
+                format!("rows[{row}]"),
+                id,
+                "ids whose memory has an address",
+            )),
+        }
+    }
+}
+
+fn push_joined(pieces: &mut Vec<Raw>, piece: Raw) {
+    match pieces.last_mut() {
+        Some(last) if last.addr + last.len == piece.addr => last.len += piece.len,
+        _ => pieces.push(piece),
+    }
+}
+
+/// Memory for bytes that nobody wants.
+pub(crate) struct Scratch {
+    pub(crate) memory: Buffer,
+    used: usize,
+}
+
+impl Scratch {
+    pub(crate) fn new(len: usize) -> Scratch {
+        Scratch {
+            memory: Buffer::from_vec(vec![0; len]),
+            used: 0,
+        }
+    }
+
+    fn take(&mut self, len: usize) -> Raw {
+        let addr = self.memory.addr() + self.used;
+        self.used += len;
+        Raw {
+            addr,
+            len,
+            writable: true,
+        }
+    }
+}

@@ -1,0 +1,103 @@
+//! Tasks: what a put or get answers at once.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use kvdepot_store::{Error, Task as StoreTask};
+use pyo3::prelude::*;
+use pyo3::types::{PyList, PyString};
+
+use crate::keep::Keep;
+use crate::{errors, wait};
+
+/// A put or get under way. Dropping it does not cancel it, and the buffers stay alive until they
+/// are no longer touched.
+#[pyclass(frozen, module = "kvdepot")]
+pub(crate) struct Task {
+    task: StoreTask,
+    keep: Arc<Keep>,
+    pid: u32,
+}
+
+impl Task {
+    pub(crate) fn new(task: StoreTask, keep: Arc<Keep>) -> Task {
+        let pid = std::process::id();
+        Task { task, keep, pid }
+    }
+
+    /// Waits for a milestone at which the buffers are no longer touched.
+    fn reach(
+        &self,
+        py: Python<'_>,
+        timeout: Option<f64>,
+        what: &'static str,
+        reached: impl Fn(Duration) -> bool + Sync,
+    ) -> PyResult<()> {
+        let limit = wait::timeout(py, timeout)?;
+        if std::process::id() != self.pid {
+            let word = ": the task belongs to the process this one was forked from";
+            return Err(errors::raise(py, Error::Closed(word)));
+        }
+        if !wait::until(py, limit, reached)? {
+            let seconds = limit.map_or(0.0, |limit| limit.as_secs_f64());
+            return Err(errors::raise(py, Error::Timeout { what, seconds }));
+        }
+        self.keep.release(py);
+        Ok(())
+    }
+}
+
+#[pymethods]
+impl Task {
+    /// Waits until every key has its outcome and answers one bool a key: a put's block is
+    /// acknowledged, a get's buffer is filled. Works after `close`.
+    ///
+    /// Raises TimeoutError after `timeout` seconds; the task goes on.
+    #[pyo3(signature = (timeout = None))]
+    fn wait<'py>(&self, py: Python<'py>, timeout: Option<f64>) -> PyResult<Bound<'py, PyList>> {
+        let reached = |slice| self.task.wait(Some(slice)).is_ok();
+        self.reach(py, timeout, "the task", reached)?;
+        let outcomes = self.task.outcomes();
+        PyList::new(py, outcomes.iter().map(|outcome| outcome.reason().is_none()))
+    }
+
+    /// Waits until the buffers are no longer touched: an engine may use them again.
+    ///
+    /// Raises TimeoutError after `timeout` seconds; the task goes on.
+    #[pyo3(signature = (timeout = None))]
+    fn wait_released(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
+        let reached = |slice| self.task.wait_released(Some(slice)).is_ok();
+        self.reach(py, timeout, "the release of the buffers", reached)
+    }
+
+    /// Whether every key has its outcome.
+    #[getter]
+    fn done(&self, py: Python<'_>) -> bool {
+        let done = self.task.is_done();
+        if done {
+            self.keep.release(py);
+        }
+        done
+    }
+
+    /// Why each key is false: miss, corrupt, length, full, dropped, closed; None for success, and
+    /// pending before the outcome is known.
+    #[getter]
+    fn errors<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        let outcomes = self.task.outcomes();
+        let reasons = outcomes.iter().map(|outcome| {
+            let reason = outcome.reason();
+            reason.map(|reason| PyString::intern(py, reason))
+        });
+        PyList::new(py, reasons)
+    }
+
+    fn __len__(&self) -> usize {
+        self.task.outcomes().len()
+    }
+
+    fn __repr__(&self) -> String {
+        let done = if self.task.is_done() { "done" } else { "under way" };
+        format!("<kvdepot.Task of {} keys, {done}>", self.__len__())
+    }
+}

@@ -1,0 +1,156 @@
+//! Pins and reservations as Python holds them.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use kvdepot_store::{Namespace, Pin as StorePin, Reservation as StoreReservation};
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+
+use crate::handle::Handle;
+
+/// A published block that stays where it is until it is unpinned, or this object is dropped.
+#[pyclass(frozen, module = "kvdepot")]
+pub(crate) struct Pin {
+    pin: StorePin,
+    namespace: Namespace,
+    pub(crate) handle: Arc<Handle>,
+    ended: AtomicBool,
+}
+
+impl Pin {
+    pub(crate) fn new(pin: StorePin, namespace: Namespace, handle: Arc<Handle>) -> Pin {
+        let ended = AtomicBool::new(false);
+        Pin {
+            pin,
+            namespace,
+            handle,
+            ended,
+        }
+    }
+
+    /// The pin, if it was not ended before; it is from now on.
+    pub(crate) fn end(&self) -> Option<StorePin> {
+        (!self.ended.swap(true, Ordering::AcqRel)).then(|| self.pin.clone())
+    }
+
+    /// The pin, if it was not ended.
+    pub(crate) fn live(&self) -> Option<StorePin> {
+        (!self.ended.load(Ordering::Acquire)).then(|| self.pin.clone())
+    }
+}
+
+impl Drop for Pin {
+    fn drop(&mut self) {
+        // A forked child has copies of the pins, but they are the parent's to end.
+        if let Some(pin) = self.end()
+            && !self.handle.forked()
+        {
+            self.namespace.unpin(&[pin], false);
+        }
+    }
+}
+
+#[pymethods]
+impl Pin {
+    /// Where the bytes are, for a mover: opaque, and valid while the pin is.
+    #[getter]
+    fn placement<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
+        PyBytes::new(py, &self.pin.placement())
+    }
+
+    /// The name of the tier that has the block.
+    #[getter]
+    fn tier(&self) -> &'static str {
+        self.pin.tier()
+    }
+
+    /// The block's key.
+    #[getter]
+    fn key<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
+        PyBytes::new(py, &self.pin.key().0)
+    }
+
+    /// Bytes of the block.
+    #[getter]
+    fn length(&self) -> u64 {
+        self.pin.bytes()
+    }
+
+    fn __repr__(&self) -> String {
+        let ended = if self.ended.load(Ordering::Acquire) {
+            ", ended"
+        } else {
+            ""
+        };
+        let (key, tier) = (self.pin.key(), self.pin.tier());
+        format!("<kvdepot.Pin of {key} in {tier}{ended}>")
+    }
+}
+
+/// Room for a block that nobody sees before it is committed. Dropping this object does not give
+/// the room back: a mover may still write there. Only commit and abort end a reservation.
+#[pyclass(frozen, module = "kvdepot")]
+pub(crate) struct Reservation {
+    reservation: StoreReservation,
+    length: u64,
+    pub(crate) handle: Arc<Handle>,
+    ended: AtomicBool,
+}
+
+impl Reservation {
+    pub(crate) fn new(
+        reservation: StoreReservation,
+        length: u64,
+        handle: Arc<Handle>,
+    ) -> Reservation {
+        let ended = AtomicBool::new(false);
+        Reservation {
+            reservation,
+            length,
+            handle,
+            ended,
+        }
+    }
+
+    /// The reservation, if it was not ended before; it is from now on.
+    pub(crate) fn end(&self) -> Option<StoreReservation> {
+        (!self.ended.swap(true, Ordering::AcqRel)).then(|| self.reservation.clone())
+    }
+
+    pub(crate) fn part_count(&self) -> usize {
+        self.reservation.parts()
+    }
+}
+
+#[pymethods]
+impl Reservation {
+    /// Where the bytes go, for a mover: opaque, and valid until commit or abort.
+    #[getter]
+    fn placement<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
+        PyBytes::new(py, &self.reservation.placement())
+    }
+
+    /// The block's key.
+    #[getter]
+    fn key<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
+        PyBytes::new(py, &self.reservation.key().0)
+    }
+
+    /// Bytes of the block.
+    #[getter]
+    fn length(&self) -> u64 {
+        self.length
+    }
+
+    /// Parts that the commit needs checksums of.
+    #[getter]
+    fn parts(&self) -> usize {
+        self.part_count()
+    }
+
+    fn __repr__(&self) -> String {
+        let key = self.reservation.key();
+        format!("<kvdepot.Reservation of {key}, {} bytes>", self.length)
+    }
+}

@@ -1,0 +1,80 @@
+//! Waiting without the interpreter's lock, with an eye on Ctrl-C.
+
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::{Duration, Instant};
+
+use pyo3::prelude::*;
+
+use crate::errors;
+
+/// How long a wait may not notice a signal.
+pub(crate) const SLICE: Duration = Duration::from_millis(50);
+
+/// A time-out in seconds; `None` (and infinity) waits without a limit.
+pub(crate) fn timeout(py: Python<'_>, seconds: Option<f64>) -> PyResult<Option<Duration>> {
+    match seconds {
+        None => Ok(None),
+        Some(seconds) if seconds.is_nan() || seconds < 0.0 => Err(errors::input(
+            py,
+            "timeout",
+            seconds,
+            "seconds from 0, or None for no limit",
+        )),
+        // More than a Duration holds is no limit either.
+        Some(seconds) => Ok(Duration::try_from_secs_f64(seconds).ok()),
+    }
+}
+
+/// Waits by `reached`, which waits at most as long as it is told and answers whether it is done.
+/// False when `timeout` passed first.
+///
+/// # Errors
+/// What a signal handler raises, such as KeyboardInterrupt; what was waited for goes on.
+pub(crate) fn until(
+    py: Python<'_>,
+    timeout: Option<Duration>,
+    reached: impl Fn(Duration) -> bool + Sync,
+) -> PyResult<bool> {
+    if reached(Duration::ZERO) {
+        return Ok(true);
+    }
+    let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+    loop {
+        let left = deadline.map_or(SLICE, |at| at.saturating_duration_since(Instant::now()));
+        if py.detach(|| reached(left.min(SLICE))) {
+            return Ok(true);
+        }
+        py.check_signals()?;
+        if left <= SLICE && deadline.is_some_and(|at| at <= Instant::now()) {
+            return Ok(false);
+        }
+    }
+}
+
+/// Runs something that cannot be waited for in slices, on a thread of its own. A signal ends the
+/// wait, not the work.
+///
+/// # Errors
+/// What a signal handler raises.
+pub(crate) fn on_thread(py: Python<'_>, work: impl FnOnce() + Send + 'static) -> PyResult<()> {
+    let (done, finished) = channel();
+    let spawned = std::thread::Builder::new()
+        .name("kvdepot-close".into())
+        .spawn(move || {
+            work();
+            // Nobody listens after a signal.
+            let _heard = done.send(());
+        });
+    spawned?;
+    let finished = std::sync::Mutex::new(finished);
+    loop {
+        let answer = py.detach(|| match finished.lock() {
+            Ok(finished) => finished.recv_timeout(SLICE),
+            Err(_) => Err(RecvTimeoutError::Disconnected),
+        });
+        match answer {
+            Err(RecvTimeoutError::Timeout) => py.check_signals()?,
+            _ => return Ok(()),
+        }
+    }
+}

@@ -1,0 +1,70 @@
+"""kvdepot: stores, moves and brings back the KV cache of large language models.
+
+    depot = kvdepot.open("Cache|Dax", {"dax": {"path": "/dev/dax0.0"}})
+    ns = depot.namespace(model="Qwen/Qwen3-14B", dtype="bfloat16", block_tokens=256)
+    ns.put(keys, buffers).wait()
+    hits = ns.prefix(keys)
+    ok = ns.get(keys[:hits], buffers[:hits]).wait(timeout=30)
+
+An engine whose workers are other processes attaches them with `kvdepot.attach`.
+"""
+
+import atexit as _atexit
+import platform as _platform
+import sys as _sys
+
+if _sys.platform != "linux" or _platform.machine() not in ("x86_64", "aarch64"):
+    raise ImportError(
+        "kvdepot runs on Linux on x86-64 and aarch64 only, "
+        f"not on {_sys.platform} on {_platform.machine()}"
+    )
+
+from kvdepot import _native
+from kvdepot._native import (
+    ClosedError,
+    ConfigError,
+    CorruptError,
+    Depot,
+    Error,
+    FullError,
+    InputError,
+    LockedError,
+    MoveJob,
+    Mover,
+    Namespace,
+    Pin,
+    Reservation,
+    Spans,
+    Task,
+    TimeoutError,  # noqa: A004
+    __version__,
+    attach,
+    check,
+    open,  # noqa: A004
+)
+
+__all__ = [
+    "ClosedError",
+    "ConfigError",
+    "CorruptError",
+    "Depot",
+    "Error",
+    "FullError",
+    "InputError",
+    "LockedError",
+    "MoveJob",
+    "Mover",
+    "Namespace",
+    "Pin",
+    "Reservation",
+    "Spans",
+    "Task",
+    "TimeoutError",
+    "__version__",
+    "attach",
+    "check",
+    "open",
+]
+
+# While Python is whole: lanes may still write into memory that Python objects own.
+_atexit.register(_native._close_all)
