@@ -1,1 +1,90 @@
-//! The kvdepot command.
+//! The `kvdepot` command: what is in an arena, whether it is sound, and how fast this machine
+//! moves blocks.
+//!
+//! Data goes to stdout, everything else to stderr. The exit status is 0 when all is well, 1 when
+//! a command found problems, and 2 for usage and errors.
+
+#![forbid(unsafe_code)]
+
+mod args;
+mod bench;
+mod cmd;
+mod error;
+mod interrupt;
+mod output;
+
+use std::ffi::OsString;
+use std::io::{ErrorKind, Write};
+
+use args::{Args, Command};
+use clap::{CommandFactory, Parser};
+use error::Error;
+use output::Output;
+
+/// All is well.
+const OK: i32 = 0;
+/// The command did what it was asked for and found problems.
+const PROBLEMS: i32 = 1;
+/// Wrong usage, or an error.
+const FAILED: i32 = 2;
+
+/// Runs the command with these arguments, the first of which is the program's name, and returns
+/// the exit status.
+pub fn main(args: impl IntoIterator<Item = OsString>) -> i32 {
+    let args = match Args::try_parse_from(args) {
+        Ok(args) => args,
+        Err(error) => {
+            // To stdout when help was asked for; where neither can be written there is nobody.
+            let _written = error.print();
+            return if error.use_stderr() { FAILED } else { OK };
+        }
+    };
+    log();
+    let mut output = Output::new(args.json);
+    let result = run(args.command, &mut output).and_then(|status| {
+        output.flush()?;
+        Ok(status)
+    });
+    match result {
+        Ok(status) => status,
+        // Whoever read our output has seen enough.
+        Err(Error::Output(error)) if error.kind() == ErrorKind::BrokenPipe => OK,
+        Err(error) => {
+            let mut stderr = std::io::stderr().lock();
+            let _written = writeln!(stderr, "error: {error}");
+            if let Some(hint) = error.hint() {
+                let _written = writeln!(stderr, "hint: {hint}");
+            }
+            FAILED
+        }
+    }
+}
+
+/// The reference of all commands and options as a Markdown page, from the declarations that parse
+/// them.
+#[must_use]
+pub fn reference() -> String {
+    args::reference(Args::command())
+}
+
+fn run(command: Command, output: &mut Output) -> Result<i32, Error> {
+    match command {
+        Command::Ls(args) => cmd::ls::run(&args, output),
+        Command::Stat(args) => cmd::stat::run(&args, output),
+        Command::Verify(args) => cmd::verify::run(&args, output),
+    }
+}
+
+/// Logs go to stderr from the level that `KVDEPOT_LOG` names; warnings unless it does. A process
+/// that has its own subscriber keeps it.
+fn log() {
+    let level = std::env::var("KVDEPOT_LOG")
+        .ok()
+        .and_then(|level| level.parse().ok())
+        .unwrap_or(tracing::Level::WARN);
+    let _kept = tracing_subscriber::fmt()
+        .with_max_level(level)
+        .with_writer(std::io::stderr)
+        .with_ansi(false)
+        .try_init();
+}

@@ -1,0 +1,135 @@
+//! The command line, declared once: what parses it also writes its help and its reference page.
+
+use std::path::PathBuf;
+
+use clap::{Parser, Subcommand};
+use kvdepot_store::config::size;
+
+/// Looks after kvdepot's arenas and measures this machine.
+#[derive(Parser)]
+#[command(
+    name = "kvdepot",
+    version,
+    after_help = "Exit status: 0 when all is well, 1 when problems were found, 2 for usage and \
+                  errors.\nKVDEPOT_LOG=error|warn|info|debug|trace sets what is logged to stderr."
+)]
+pub(crate) struct Args {
+    /// One JSON object a line instead of a table.
+    #[arg(long, global = true)]
+    pub(crate) json: bool,
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Subcommand)]
+pub(crate) enum Command {
+    /// What an arena holds: namespaces, or its live blocks.
+    Ls(Ls),
+    /// Size, fill, owner and age of an arena.
+    Stat(Stat),
+    /// Reads every payload and names the blocks that do not verify; exit status 1 if any.
+    Verify(Verify),
+}
+
+/// Which arena.
+#[derive(clap::Args)]
+pub(crate) struct ArenaArgs {
+    /// File or DAX device; the default arena unless given.
+    pub(crate) path: Option<PathBuf>,
+    /// The default arena of this instance.
+    #[arg(long, value_name = "NAME", conflicts_with = "path")]
+    pub(crate) instance: Option<String>,
+}
+
+/// Works while another process owns the arena.
+#[derive(clap::Args)]
+pub(crate) struct Ls {
+    #[command(flatten)]
+    pub(crate) arena: ArenaArgs,
+    /// Only namespaces whose digest begins with these hexadecimal digits.
+    #[arg(long, value_name = "DIGEST", value_parser = hexadecimal)]
+    pub(crate) namespace: Option<String>,
+    /// List every block, the newest first; --json always does.
+    #[arg(long)]
+    pub(crate) blocks: bool,
+    /// At most so many lines.
+    #[arg(long, value_name = "COUNT")]
+    pub(crate) limit: Option<usize>,
+}
+
+/// Works while another process owns the arena.
+#[derive(clap::Args)]
+pub(crate) struct Stat {
+    #[command(flatten)]
+    pub(crate) arena: ArenaArgs,
+}
+
+/// Works while another process owns the arena: blocks that it replaces meanwhile do not count as
+/// bad. Ctrl-C ends it with what was checked so far.
+#[derive(clap::Args)]
+pub(crate) struct Verify {
+    #[command(flatten)]
+    pub(crate) arena: ArenaArgs,
+    /// Threads that read and hash; by default the processors of the process, at most 8.
+    #[arg(long, value_name = "COUNT")]
+    pub(crate) threads: Option<usize>,
+}
+
+/// Reads a size with its unit.
+pub(crate) fn bytes(text: &str) -> Result<u64, String> {
+    match size::size(text) {
+        Some(bytes) if bytes > 0 => Ok(bytes),
+        _ => Err(format!("expected {}", size::SIZE_HELP)),
+    }
+}
+
+fn hexadecimal(text: &str) -> Result<String, String> {
+    if text.is_empty() || !text.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+        return Err("expected hexadecimal digits".into());
+    }
+    Ok(text.to_ascii_lowercase())
+}
+
+/// The reference of all commands as Markdown.
+pub(crate) fn reference(mut command: clap::Command) -> String {
+    command.build();
+    let mut page = format!(
+        "# Command line\n\n<!-- Generated from crates/cli/src/args.rs: make docs -->\n\n\
+         ```text\n{}```\n",
+        command.render_long_help()
+    );
+    describe(&mut command, "kvdepot", &mut page);
+    page
+}
+
+fn describe(command: &mut clap::Command, above: &str, page: &mut String) {
+    for inner in command.get_subcommands_mut() {
+        if inner.is_hide_set() || inner.get_name() == "help" {
+            continue;
+        }
+        let name = format!("{above} {}", inner.get_name());
+        let help = inner.render_long_help();
+        page.push_str(&format!("\n## `{name}`\n\n```text\n{help}```\n"));
+        describe(inner, &name, page);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_declarations_are_consistent() {
+        Args::command().debug_assert();
+    }
+
+    #[test]
+    fn the_reference_has_every_command() {
+        let page = reference(Args::command());
+        for name in ["kvdepot ls", "kvdepot stat", "kvdepot verify"] {
+            assert!(page.contains(&format!("## `{name}`")), "{name}");
+        }
+    }
+}

@@ -1,0 +1,1 @@
+//! `kvdepot bench`: this machine's limits, what kvdepot reaches, and the ratio.

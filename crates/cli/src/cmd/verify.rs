@@ -1,0 +1,140 @@
+//! `kvdepot verify`: reads every payload and names what does not verify.
+
+use std::time::Instant;
+
+use kvdepot_media::{Copier, CopierConfig};
+use kvdepot_store::inspect::{Listed, Verified};
+use serde::Serialize;
+
+use super::Block;
+use crate::args::Verify;
+use crate::error::Error;
+use crate::interrupt::Interrupt;
+use crate::output::{Output, Progress, bytes, count, note, span};
+
+/// A bad block, and what is wrong with it.
+#[derive(Serialize)]
+struct Bad {
+    #[serde(flatten)]
+    block: Block,
+    fault: &'static str,
+}
+
+/// The last line.
+#[derive(Serialize)]
+struct Totals {
+    /// Live blocks of the arena.
+    blocks: u64,
+    /// Those whose payload was read.
+    checked: u64,
+    sound: u64,
+    bad: u64,
+    /// Blocks that a running owner evicted or replaced meanwhile.
+    changed: u64,
+    bytes: u64,
+    /// Slots that hold bytes that are no record.
+    damaged_records: Vec<u32>,
+    /// False when it was interrupted.
+    complete: bool,
+    seconds: f64,
+}
+
+const FAULT: &str = "the payload does not match its checksum";
+
+pub(crate) fn run(args: &Verify, output: &mut Output) -> Result<i32, Error> {
+    let interrupt = Interrupt::catch()?;
+    let inspection = args.arena.inspect()?;
+    let mut config = CopierConfig::default();
+    if let Some(threads) = args.threads {
+        config.lanes = threads;
+    }
+    let copier = Copier::new(config)?;
+    let started = Instant::now();
+    let progress = Progress::bytes("verifying");
+    let mut read = 0;
+    let verified = inspection.verify(&copier, |at, of| {
+        read = at;
+        progress.set(at, of);
+        !interrupt.came()
+    })?;
+    drop(progress);
+    let checked = verified.sound + verified.bad.len() as u64 + verified.changed;
+    let totals = Totals {
+        blocks: verified.blocks,
+        checked,
+        sound: verified.sound,
+        bad: verified.bad.len() as u64,
+        changed: verified.changed,
+        bytes: read,
+        damaged_records: verified.damaged_records.clone(),
+        complete: checked == verified.blocks,
+        seconds: started.elapsed().as_secs_f64(),
+    };
+    if output.is_json() {
+        for listed in &verified.bad {
+            let block = Block::from(listed);
+            output.object(&Bad {
+                block,
+                fault: FAULT,
+            })?;
+        }
+        output.object(&totals)?;
+    } else {
+        print(&verified, &totals, started, output)?;
+    }
+    if !totals.complete {
+        output.flush()?;
+        note(&format!(
+            "interrupted: {} of {} blocks were checked",
+            count(checked),
+            count(totals.blocks)
+        ));
+        return Ok(crate::FAILED);
+    }
+    if totals.bad > 0 && !output.is_json() {
+        output.flush()?;
+        note("hint: bad blocks are misses; kvdepot rm --key KEY removes one from the index");
+    }
+    let fine = totals.bad == 0 && totals.damaged_records.is_empty();
+    Ok(if fine { crate::OK } else { crate::PROBLEMS })
+}
+
+fn print(
+    verified: &Verified,
+    totals: &Totals,
+    started: Instant,
+    output: &mut Output,
+) -> Result<(), Error> {
+    for Listed { slot, record, .. } in &verified.bad {
+        let extents: Vec<String> = record
+            .extents
+            .iter()
+            .map(|(offset, len)| format!("{offset}+{len}"))
+            .collect();
+        output.line(&format!(
+            "bad block {} of namespace {}: slot {slot}, {} bytes at {}: {FAULT}",
+            record.identity.key,
+            record.identity.namespace,
+            record.len,
+            extents.join(" "),
+        ))?;
+    }
+    for slot in &totals.damaged_records {
+        output.line(&format!(
+            "damaged record: slot {slot} (torn by a crash, or rotted; it counts as empty)"
+        ))?;
+    }
+    let mut line = format!(
+        "{} blocks checked, {} in {}: {} sound, {} bad, {} damaged records",
+        count(totals.checked),
+        bytes(totals.bytes),
+        span(started.elapsed()),
+        count(totals.sound),
+        count(totals.bad),
+        count(totals.damaged_records.len() as u64),
+    );
+    if totals.changed > 0 {
+        line += &format!(", {} changed meanwhile", count(totals.changed));
+    }
+    output.line(&line)
+}

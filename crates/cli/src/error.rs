@@ -1,0 +1,85 @@
+//! What ends a command, and what to do about it.
+
+use std::path::PathBuf;
+
+/// Errors of the command line. Each has one line for people; [`Error::hint`] adds what to do.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub(crate) enum Error {
+    /// The store refused.
+    #[error(transparent)]
+    Store(#[from] kvdepot_store::Error),
+    /// A mapping or a copy failed.
+    #[error(transparent)]
+    Media(#[from] kvdepot_media::Error),
+    /// The host refused.
+    #[error(transparent)]
+    Host(#[from] kvdepot_media::host::Error),
+    /// Nothing is where an arena was expected.
+    #[error("{path}: there is no arena", path = path.display())]
+    NoArena {
+        /// Where it was looked for.
+        path: PathBuf,
+        /// Whether that is the default.
+        default: bool,
+    },
+    /// An option's value is impossible.
+    #[error("{field}: {value} is not allowed: {allowed}")]
+    Usage {
+        /// The option.
+        field: &'static str,
+        /// What was given.
+        value: String,
+        /// What would be accepted.
+        allowed: String,
+    },
+    /// A file operation failed.
+    #[error("{path}: {source}", path = path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// The operating system's word.
+        source: std::io::Error,
+    },
+    /// The output could not be written.
+    #[error("stdout: {0}")]
+    Output(#[from] std::io::Error),
+    /// A result could not be written as JSON.
+    #[error("stdout: {0}")]
+    Json(#[from] serde_json::Error),
+    /// A benchmark did not do what it measures.
+    #[error("the benchmark failed: {0}")]
+    Bench(String),
+    /// The user ended it.
+    #[error("interrupted")]
+    Interrupted,
+}
+
+impl Error {
+    pub(crate) fn io(path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> Error {
+        let path = path.into();
+        move |source| Error::Io { path, source }
+    }
+
+    /// What to do about it, where there is more to say than the error does.
+    pub(crate) fn hint(&self) -> Option<String> {
+        match self {
+            Error::NoArena { default: true, .. } => Some(
+                "the first engine that starts with kvdepot makes the default arena; name the \
+                 PATH of another, or --instance"
+                    .into(),
+            ),
+            Error::NoArena { .. } => {
+                Some("kvdepot ls without PATH looks at the default arena".into())
+            }
+            Error::Store(kvdepot_store::Error::Locked { pid, host, .. }) => Some(format!(
+                "end process {pid} on {host} first; ls, stat and verify work beside it"
+            )),
+            Error::Host(kvdepot_media::host::Error::NotPrivate { path, .. }) => Some(format!(
+                "kvdepot keeps its files in directories of mode 700: {}",
+                path.display()
+            )),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,286 @@
+//! `ls`, `stat` and `verify`: reading an arena that may belong to another process.
+
+mod common;
+
+use common::{Home, arena, flip, key, open, put, spec};
+
+#[test]
+fn ls_sums_up_namespaces_with_their_description() {
+    let home = Home::new();
+    let path = home.path("arena");
+    arena(&path);
+    let ran = home.run(&["ls", path.to_str().unwrap()]);
+    assert_eq!((ran.status, ran.stderr.as_str()), (0, ""));
+    let lines: Vec<&str> = ran.stdout.lines().collect();
+    assert_eq!(lines.len(), 3, "{}", ran.stdout);
+    assert!(lines[0].starts_with("NAMESPACE") && lines[0].ends_with("DESCRIPTION"));
+    let a = spec("a").id().unwrap().to_string();
+    assert!(lines[1].starts_with(&a), "the largest first: {}", lines[1]);
+    assert!(lines[1].contains(" 5 ") && lines[1].contains("model=a dtype=float32"));
+    assert!(lines[2].contains(" 2 ") && lines[2].contains("model=b"));
+}
+
+#[test]
+fn ls_json_has_an_object_for_each_live_block() {
+    let home = Home::new();
+    let path = home.path("arena");
+    arena(&path);
+    let (status, rows) = home.json(&["ls", path.to_str().unwrap()]);
+    assert_eq!((status, rows.len()), (0, 7));
+    let a = spec("a").id().unwrap().to_string();
+    let first = rows
+        .iter()
+        .find(|row| row["namespace"] == a && row["key"] == key(0).to_string())
+        .unwrap();
+    assert_eq!(first["length"], 5000);
+    assert_eq!(first["parts"], 1);
+    assert_eq!(first["extents"][0][1], 8192);
+    assert_eq!(first["checksum"].as_str().unwrap().len(), 32);
+    let sequences: Vec<u64> = rows
+        .iter()
+        .map(|r| r["sequence"].as_u64().unwrap())
+        .collect();
+    assert!(
+        sequences.is_sorted_by(|a, b| a > b),
+        "newest first: {sequences:?}"
+    );
+}
+
+#[test]
+fn ls_filters_and_limits() {
+    let home = Home::new();
+    let path = home.path("arena");
+    let path = path.to_str().unwrap();
+    arena(path.as_ref());
+    let b = spec("b").id().unwrap().to_string();
+    let (_, rows) = home.json(&["ls", path, "--namespace", &b[..6]]);
+    assert_eq!(rows.len(), 2);
+    let (_, rows) = home.json(&["ls", path, "--limit", "3"]);
+    assert_eq!(rows.len(), 3);
+    let ran = home.run(&["ls", path, "--blocks", "--limit", "4"]);
+    assert_eq!(ran.stdout.lines().count(), 5, "{}", ran.stdout);
+    assert!(ran.stdout.contains("OFFSET+LENGTH"));
+    let ran = home.run(&["ls", path, "--limit", "1"]);
+    assert_eq!(ran.stdout.lines().count(), 2, "{}", ran.stdout);
+    let ran = home.run(&["ls", path, "--namespace", "xyz"]);
+    assert_eq!(ran.status, 2);
+    assert!(ran.stderr.contains("hexadecimal"), "{}", ran.stderr);
+}
+
+#[test]
+fn without_a_path_the_default_arena_is_read() {
+    let home = Home::new();
+    let ran = home.run(&["ls"]);
+    assert_eq!(ran.status, 2);
+    assert!(
+        ran.stderr.contains("arena.kvd: there is no arena"),
+        "{}",
+        ran.stderr
+    );
+    assert!(
+        ran.stderr.contains("hint: the first engine"),
+        "{}",
+        ran.stderr
+    );
+    arena(&home.default_arena());
+    assert_eq!(home.json(&["ls"]).1.len(), 7);
+    arena(&home.path("cache/kvdepot/arena-dp1.kvd"));
+    let (status, rows) = home.json(&["stat", "--instance", "dp1"]);
+    assert_eq!(status, 0);
+    assert!(rows[0]["path"].as_str().unwrap().ends_with("arena-dp1.kvd"));
+}
+
+#[test]
+fn what_is_no_arena_is_an_error_with_its_path() {
+    let home = Home::new();
+    let path = home.path("text");
+    std::fs::write(&path, vec![b'x'; 1 << 20]).unwrap();
+    for command in ["ls", "stat", "verify"] {
+        for (path, says) in [
+            (path.clone(), "not a kvdepot arena"),
+            (home.path("absent"), "there is no arena"),
+            (home.dir.path().into(), "directory"),
+        ] {
+            let path = path.to_str().unwrap();
+            let ran = home.run(&[command, path]);
+            assert_eq!(
+                (ran.status, ran.stdout.as_str()),
+                (2, ""),
+                "{command} {path}"
+            );
+            assert!(ran.stderr.contains(path), "{}", ran.stderr);
+            assert!(
+                ran.stderr.contains(says),
+                "{command} {path}: {}",
+                ran.stderr
+            );
+        }
+    }
+}
+
+#[test]
+fn stat_says_how_full_it_is_and_whose() {
+    let home = Home::new();
+    let path = home.path("arena");
+    let path = path.to_str().unwrap();
+    let depot = open(path.as_ref(), "1MiB");
+    put(&depot.namespace(&spec("a")).unwrap(), 0..5, 5000);
+    let (status, rows) = home.json(&["stat", path]);
+    assert_eq!((status, rows.len()), (0, 1));
+    let stat = &rows[0];
+    assert_eq!(stat["capacity_bytes"], 1 << 20);
+    assert_eq!(stat["live_bytes"], 25_000);
+    assert_eq!(stat["used_bytes"], 5 * 8192);
+    assert_eq!(stat["blocks"], 5);
+    assert_eq!(stat["owned"], true);
+    assert_eq!(stat["owner"]["pid"], std::process::id());
+    assert_eq!(stat["owner"]["running"], true);
+    assert_eq!(stat["generation"], 1);
+    let ran = home.run(&["stat", path]);
+    let pid = std::process::id();
+    assert!(
+        ran.stdout.contains(&format!("process {pid} on ")),
+        "{}",
+        ran.stdout
+    );
+    assert!(ran.stdout.contains(", running"), "{}", ran.stdout);
+    depot.close();
+    let (_, rows) = home.json(&["stat", path]);
+    assert_eq!(rows[0]["owned"], false);
+    let ran = home.run(&["stat", path]);
+    assert!(ran.stdout.contains("none (last: process"), "{}", ran.stdout);
+}
+
+#[test]
+fn verify_finds_nothing_in_a_sound_arena_while_it_is_owned() {
+    let home = Home::new();
+    let path = home.path("arena");
+    let path = path.to_str().unwrap();
+    let depot = open(path.as_ref(), "1MiB");
+    put(&depot.namespace(&spec("a")).unwrap(), 0..5, 5000);
+    let (status, rows) = home.json(&["verify", path, "--threads", "1"]);
+    assert_eq!((status, rows.len()), (0, 1));
+    assert_eq!(rows[0]["blocks"], 5);
+    assert_eq!(rows[0]["sound"], 5);
+    assert_eq!(rows[0]["bad"], 0);
+    assert_eq!(rows[0]["bytes"], 25_000);
+    assert_eq!(rows[0]["complete"], true);
+    let ran = home.run(&["verify", path]);
+    assert_eq!((ran.status, ran.stderr.as_str()), (0, ""));
+    assert!(ran.stdout.contains("5 blocks checked") && ran.stdout.contains("0 bad"));
+}
+
+#[test]
+fn verify_names_bad_blocks_and_damaged_records() {
+    let home = Home::new();
+    let path = home.path("arena");
+    arena(&path);
+    let text = path.to_str().unwrap();
+    let (_, blocks) = home.json(&["ls", text]);
+    let bad = &blocks[3];
+    flip(&path, bad["extents"][0][0].as_u64().unwrap() + 77);
+    let (status, rows) = home.json(&["verify", text]);
+    assert_eq!((status, rows.len()), (1, 2));
+    assert_eq!(rows[0]["key"], bad["key"]);
+    assert_eq!(rows[0]["slot"], bad["slot"]);
+    assert!(rows[0]["fault"].is_string());
+    assert_eq!(rows[1]["bad"], 1);
+    assert_eq!(rows[1]["sound"], 6);
+    let ran = home.run(&["verify", text]);
+    assert_eq!(ran.status, 1);
+    let offset = format!(
+        "slot {}, 5000 bytes at {}+8192",
+        bad["slot"], bad["extents"][0][0]
+    );
+    assert!(ran.stdout.contains(&offset), "{}", ran.stdout);
+    assert!(
+        ran.stdout.contains(bad["key"].as_str().unwrap()),
+        "{}",
+        ran.stdout
+    );
+    assert!(ran.stderr.contains("hint:"), "{}", ran.stderr);
+
+    let slot = blocks[0]["slot"].as_u64().unwrap();
+    flip(&path, (64 << 10) + 128 * slot + 40);
+    let (status, rows) = home.json(&["verify", text]);
+    assert_eq!(status, 1);
+    assert_eq!(rows[1]["damaged_records"][0], slot);
+    assert_eq!(rows[1]["blocks"], 6);
+    let ran = home.run(&["verify", text]);
+    assert!(
+        ran.stdout
+            .contains(&format!("damaged record: slot {slot} ")),
+        "{}",
+        ran.stdout
+    );
+    let ran = home.run(&["ls", text]);
+    assert!(ran.stderr.contains("1 damaged record"), "{}", ran.stderr);
+}
+
+#[test]
+fn a_truncated_arena_is_verified_as_far_as_it_goes() {
+    let home = Home::new();
+    let path = home.path("arena");
+    arena(&path);
+    let text = path.to_str().unwrap();
+    let (_, blocks) = home.json(&["ls", text]);
+    let last = blocks
+        .iter()
+        .map(|b| b["extents"][0][0].as_u64().unwrap())
+        .max()
+        .unwrap();
+    std::fs::File::options()
+        .write(true)
+        .open(&path)
+        .unwrap()
+        .set_len(last)
+        .unwrap();
+    let (status, rows) = home.json(&["verify", text]);
+    assert_eq!(status, 1);
+    let totals = rows.last().unwrap();
+    assert_eq!(
+        (totals["blocks"].as_u64(), totals["bad"].as_u64()),
+        (Some(7), Some(1))
+    );
+    let ran = home.run(&["stat", text]);
+    assert!(ran.stdout.contains("truncated"), "{}", ran.stdout);
+}
+
+#[test]
+fn a_reader_that_has_seen_enough_is_no_error() {
+    let home = Home::new();
+    let path = home.path("arena");
+    arena(&path);
+    let mut command = home.command(&["ls", path.to_str().unwrap(), "--json"]);
+    let mut child = command
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(child.stdout.take());
+    let ran = common::Ran::of(child.wait_with_output().unwrap());
+    assert_eq!((ran.status, ran.stderr.as_str()), (0, ""));
+}
+
+#[test]
+fn usage_is_refused_with_status_two_and_help_is_data() {
+    let home = Home::new();
+    for args in [
+        &["lss"][..],
+        &["ls", "a", "b"],
+        &["ls", "--limit", "x"],
+        &[],
+    ] {
+        let ran = home.run(args);
+        assert_eq!((ran.status, ran.stdout.as_str()), (2, ""), "{args:?}");
+        assert!(ran.stderr.contains("--help"), "{}", ran.stderr);
+    }
+    let ran = home.run(&["help"]);
+    assert_eq!((ran.status, ran.stderr.as_str()), (0, ""));
+    assert!(ran.stdout.contains("Exit status"));
+    let ran = home.run(&["--version"]);
+    assert_eq!(
+        ran.stdout,
+        concat!("kvdepot ", env!("CARGO_PKG_VERSION"), "\n")
+    );
+}

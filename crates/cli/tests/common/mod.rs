@@ -1,0 +1,138 @@
+//! Runs the built command beside arenas made with the store.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::time::Duration;
+
+use kvdepot_store::{BlockBuffers, Buffer, Config, Depot, Key, Namespace, NamespaceSpec};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+/// A directory that stands for the user's home, cache and runtime directory.
+pub struct Home {
+    pub dir: TempDir,
+}
+
+/// What a run of the command gave.
+pub struct Ran {
+    pub status: i32,
+    pub stdout: String,
+    pub stderr: String,
+}
+
+impl Home {
+    pub fn new() -> Home {
+        let dir = tempfile::tempdir().unwrap();
+        for name in ["cache", "run"] {
+            std::fs::create_dir(dir.path().join(name)).unwrap();
+        }
+        Home { dir }
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// The command with this home's directories in its environment.
+    pub fn command(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_kvdepot"));
+        command
+            .args(args)
+            .env("HOME", self.dir.path())
+            .env("XDG_CACHE_HOME", self.path("cache"))
+            .env("XDG_RUNTIME_DIR", self.path("run"))
+            .env("TMPDIR", self.dir.path())
+            .env_remove("KVDEPOT_LOG");
+        command
+    }
+
+    pub fn run(&self, args: &[&str]) -> Ran {
+        Ran::of(self.command(args).output().unwrap())
+    }
+
+    /// Runs with `--json` and parses the lines.
+    pub fn json(&self, args: &[&str]) -> (i32, Vec<Value>) {
+        let mut args = args.to_vec();
+        args.push("--json");
+        let ran = self.run(&args);
+        (ran.status, ran.rows())
+    }
+
+    /// Where the default arena lies.
+    pub fn default_arena(&self) -> PathBuf {
+        self.path("cache/kvdepot/arena.kvd")
+    }
+}
+
+impl Ran {
+    pub fn of(output: Output) -> Ran {
+        Ran {
+            status: output.status.code().unwrap_or(-1),
+            stdout: String::from_utf8(output.stdout).unwrap(),
+            stderr: String::from_utf8(output.stderr).unwrap(),
+        }
+    }
+
+    pub fn rows(&self) -> Vec<Value> {
+        let parse =
+            |line: &str| serde_json::from_str(line).unwrap_or_else(|e| panic!("{e}: {line}"));
+        self.stdout.lines().map(parse).collect()
+    }
+}
+
+pub fn key(number: u64) -> Key {
+    let mut key = [0; 32];
+    key[..8].copy_from_slice(&number.to_le_bytes());
+    Key(key)
+}
+
+pub fn spec(model: &str) -> NamespaceSpec {
+    NamespaceSpec {
+        model: model.into(),
+        dtype: "float32".into(),
+        block_tokens: 16,
+        ..NamespaceSpec::default()
+    }
+}
+
+/// Opens an arena as its owner.
+pub fn open(path: &Path, capacity: &str) -> Depot {
+    let settings = json!({
+        "socket": "off", "lock_wait": "0s", "dax": {"path": path, "capacity": capacity},
+    });
+    Depot::open(&Config::new("Dax", &settings).unwrap()).unwrap()
+}
+
+/// Puts blocks of `len` bytes.
+pub fn put(ns: &Namespace, numbers: std::ops::Range<u64>, len: usize) {
+    let keys: Vec<Key> = numbers.clone().map(key).collect();
+    let payload = |n: u64| {
+        (0..len)
+            .map(|at| (n as usize * 31 + at * 7) as u8)
+            .collect()
+    };
+    let buffers = BlockBuffers::whole(numbers.map(|n| Buffer::from_vec(payload(n))));
+    let done = ns.put(keys, buffers).unwrap();
+    let ok = done.wait(Some(Duration::from_secs(30))).unwrap();
+    assert!(ok.iter().all(|ok| *ok));
+}
+
+/// An arena of 1 MiB with five blocks of model `a` and two of model `b`, closed again.
+pub fn arena(path: &Path) {
+    let depot = open(path, "1MiB");
+    put(&depot.namespace(&spec("a")).unwrap(), 0..5, 5000);
+    put(&depot.namespace(&spec("b")).unwrap(), 0..2, 300);
+}
+
+/// Flips a byte of a file.
+pub fn flip(path: &Path, offset: u64) {
+    use std::os::unix::fs::FileExt;
+    let file = std::fs::File::options()
+        .read(true)
+        .write(true)
+        .open(path)
+        .unwrap();
+    let mut byte = [0];
+    file.read_exact_at(&mut byte, offset).unwrap();
+    file.write_all_at(&[byte[0] ^ 0xFF], offset).unwrap();
+}
