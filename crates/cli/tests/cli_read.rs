@@ -221,7 +221,11 @@ fn verify_names_bad_blocks_and_damaged_records() {
 fn a_truncated_arena_is_verified_as_far_as_it_goes() {
     let home = Home::new();
     let path = home.path("arena");
-    arena(&path);
+    put(
+        &open(&path, "1MiB").namespace(&spec("a")).unwrap(),
+        0..7,
+        100_000,
+    );
     let text = path.to_str().unwrap();
     let (_, blocks) = home.json(&["ls", text]);
     let last = blocks
@@ -235,8 +239,9 @@ fn a_truncated_arena_is_verified_as_far_as_it_goes() {
         .unwrap()
         .set_len(last)
         .unwrap();
-    let (status, rows) = home.json(&["verify", text]);
-    assert_eq!(status, 1);
+    let ran = home.run(&["verify", text, "--json"]);
+    let rows = ran.rows();
+    assert_eq!(ran.status, 1, "{}", ran.stderr);
     let totals = rows.last().unwrap();
     assert_eq!(
         (totals["blocks"].as_u64(), totals["bad"].as_u64()),
