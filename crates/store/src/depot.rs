@@ -11,6 +11,7 @@ use crate::arena::{Arena, Opening, Refused, default_path};
 use crate::buffers::BlockBuffers;
 use crate::config::{Config, size};
 use crate::gate::Gate;
+use crate::index::Uses;
 use crate::metrics::{Metrics, Stats};
 use crate::pipeline::{Background, Core, Ledger, Pin, Reservation};
 use crate::share::Server;
@@ -48,6 +49,7 @@ impl Depot {
     /// [`Error::Media`] for what the system refuses.
     pub fn open(config: &Config) -> Result<Depot, Error> {
         let mut tiers = Vec::with_capacity(config.pipeline.len());
+        let uses = Uses::default();
         let mut opening = Opening::default();
         // Far to near: what can be refused comes before what costs memory.
         for name in config.pipeline.iter().rev() {
@@ -55,7 +57,8 @@ impl Depot {
                 "Cache" => Arena::volatile("Cache", cache_capacity(config)?)?,
                 _ => {
                     let path = config.arena_path()?;
-                    let (arena, found) = Arena::open("Dax", &path, &config.dax, config.lock_wait)?;
+                    let (arena, found) =
+                        Arena::open("Dax", &path, &config.dax, config.lock_wait, &uses)?;
                     opening = found;
                     arena
                 }
@@ -75,6 +78,7 @@ impl Depot {
             overload: config.overload,
             write_back_depth: config.write_back_depth.unwrap_or(near_data / 2),
             promote: config.promote,
+            uses,
             tiers,
         });
         let server = Server::start(&config.socket, &core.tiers, session)?;
@@ -203,8 +207,9 @@ impl Inner {
         if core.gate.forked() || !core.gate.close() {
             return;
         }
-        let deadline = clock::now() + self.close_timeout;
-        let left = || deadline.saturating_duration_since(clock::now());
+        let begun = clock::now();
+        let left = || self.close_timeout.saturating_sub(begun.elapsed());
+        core.ledger.part_from_held();
         // Copies that touch a caller's memory have no time-out: they end by themselves.
         core.gate.wait_empty(Duration::MAX);
         if !core.ledger.drain(left()) {
@@ -366,8 +371,10 @@ impl Namespace {
             .into_iter()
             .filter(|found| *found)
             .count();
-        // Far first: a block that is gone near and there far would be served again.
-        for tier in self.core().tiers.iter().rev() {
+        // Near, far, near: a copy under way in either direction finds its source removed, or has
+        // arrived where the next step looks.
+        let tiers = &self.core().tiers;
+        for tier in tiers.iter().chain(tiers.iter().rev().skip(1)) {
             tier.remove(self.id, keys);
         }
         Ok(count)
@@ -379,11 +386,11 @@ impl Namespace {
     /// [`Error::Closed`].
     pub fn clear(&self) -> Result<usize, Error> {
         let _pass = self.core().gate.enter()?;
-        Ok(self
-            .core()
-            .tiers
+        // In the order of `remove`.
+        let tiers = &self.core().tiers;
+        Ok(tiers
             .iter()
-            .rev()
+            .chain(tiers.iter().rev().skip(1))
             .map(|tier| tier.clear(self.id))
             .sum())
     }

@@ -4,9 +4,9 @@
 use std::sync::atomic::Ordering;
 
 use super::{Arena, State, Token};
-use crate::Key;
 use crate::format::record::State as RecordState;
 use crate::index::Stage;
+use crate::{Key, NamespaceId};
 
 /// How far eviction runs ahead of need: one part in 64 of the arena (1.6 %, within the 2 % that
 /// the protocol allows), so that a put in a full arena does not evict for each block alone and
@@ -16,8 +16,12 @@ const AHEAD: u64 = 64;
 impl Arena {
     /// Frees room for `need` bytes and a slot, and somewhat more. False when nothing more can go.
     ///
-    /// The records are dead on the medium before their extents can be allocated again.
+    /// The records are dead on the medium before their extents can be allocated again. Nothing
+    /// goes when all that may go would not be enough.
     pub(super) fn evict(&self, state: &mut State, need: u64) -> bool {
+        if state.pool.free_bytes() + state.entries.evictable_bytes() < need {
+            return false;
+        }
         let bytes_wanted = need.saturating_add(self.layout.data_len() / AHEAD);
         // A full table evicts like a full arena; one slot at a time is enough of it.
         let slots_wanted = 1 + self.layout.records / (AHEAD * 2);
@@ -42,11 +46,11 @@ impl Arena {
                 .evicted_bytes
                 .fetch_add(room, Ordering::Relaxed);
         }
-        self.sync_records(&victims);
-        for slot in &victims {
-            self.release(state, *slot);
+        let dead = self.sync_records(&victims);
+        if dead {
+            victims.iter().for_each(|slot| self.release(state, *slot));
         }
-        !victims.is_empty()
+        dead && !victims.is_empty()
     }
 
     /// Takes a block out of the index and marks its record dead. Its extents stay allocated
@@ -75,21 +79,28 @@ impl Arena {
         state.entries.give_back(slot);
     }
 
-    /// Unpublishes blocks; pinned ones give their extents back with the last pin.
+    /// Unpublishes blocks; pinned ones give their extents back with the last pin. Where the
+    /// medium cannot be made to forget a record, its extents are not used again before the next
+    /// opening.
     fn drop_blocks(&self, state: &mut State, slots: &[u32]) {
         for slot in slots {
             self.unpublish(state, *slot);
         }
-        self.sync_records(slots);
+        let dead = self.sync_records(slots);
         for slot in slots {
-            if state.entries.get(*slot).pins == 0 {
+            let entry = state.entries.get_mut(*slot);
+            if !dead {
+                // A pin that nobody ends.
+                entry.pins += 1;
+            }
+            if entry.pins == 0 {
                 self.release(state, *slot);
             }
         }
     }
 
     /// Removes blocks by key; how many were there.
-    pub(crate) fn remove(&self, namespace: crate::NamespaceId, keys: &[Key]) -> usize {
+    pub(crate) fn remove(&self, namespace: NamespaceId, keys: &[Key]) -> usize {
         let mut guard = self.state.lock();
         let state = &mut *guard;
         let mut slots: Vec<u32> = keys
@@ -98,25 +109,41 @@ impl Arena {
             .collect();
         slots.sort_unstable();
         slots.dedup();
-        self.drop_blocks(state, &slots);
+        self.remove_slots(state, &slots);
         slots.len()
     }
 
+    fn remove_slots(&self, state: &mut State, slots: &[u32]) {
+        for slot in slots {
+            state.entries.get_mut(*slot).removed = true;
+        }
+        self.drop_blocks(state, slots);
+    }
+
     /// Removes every block of a namespace; how many there were.
-    pub(crate) fn clear(&self, namespace: crate::NamespaceId) -> usize {
+    pub(crate) fn clear(&self, namespace: NamespaceId) -> usize {
         let mut guard = self.state.lock();
         let state = &mut *guard;
         let Some(number) = state.namespaces.number(namespace) else {
             return 0;
         };
         let slots = state.live.slots(number);
-        self.drop_blocks(state, &slots);
+        self.remove_slots(state, &slots);
         slots.len()
     }
 
     /// Unpublishes blocks that did not verify, if they are still what the tokens name, so that
     /// the next put writes them again instead of being told that they are there.
     pub(crate) fn discard(&self, tokens: &[Token]) -> usize {
+        let count = self.retract(tokens);
+        self.counters
+            .corrupt_blocks
+            .fetch_add(count as u64, Ordering::Relaxed);
+        count
+    }
+
+    /// Unpublishes blocks, if they are still what the tokens name; how many were.
+    pub(crate) fn retract(&self, tokens: &[Token]) -> usize {
         let mut guard = self.state.lock();
         let state = &mut *guard;
         let mut slots: Vec<u32> = tokens
@@ -132,9 +159,6 @@ impl Arena {
         slots.sort_unstable();
         slots.dedup();
         self.drop_blocks(state, &slots);
-        self.counters
-            .corrupt_blocks
-            .fetch_add(slots.len() as u64, Ordering::Relaxed);
         slots.len()
     }
 }

@@ -52,6 +52,19 @@ pub(crate) struct Place {
     pub(crate) len: u64,
     pub(crate) parts: u16,
     pub(crate) checksum: Checksum,
+    /// When it was used last, in the depot's count of uses.
+    pub(crate) stamp: u64,
+}
+
+/// A block that wants room.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Wanted {
+    pub(crate) key: Key,
+    /// Payload bytes.
+    pub(crate) len: u64,
+    pub(crate) parts: u16,
+    /// This use of it.
+    pub(crate) stamp: u64,
 }
 
 /// A medium with its allocator, index and, where it outlives the process, its record table.
@@ -198,20 +211,25 @@ impl Arena {
         }
     }
 
-    /// Makes records durable where `durability: power` asks for it.
-    fn sync_records(&self, slots: &[u32]) {
-        if self.durability != Durability::Power || self.table.is_none() {
-            return;
-        }
-        for slot in slots {
-            self.sync(self.layout.record(*slot), record::LEN as u64);
-        }
+    /// Whether blocks of this arena shall outlive a power cut.
+    fn is_durable(&self) -> bool {
+        self.durability == Durability::Power && self.table.is_some()
     }
 
-    fn sync(&self, offset: u64, len: u64) {
-        if let Err(error) = self.mapping.sync(offset, len, kvdepot_media::Flush::Power) {
+    /// Makes records durable where `durability: power` asks for it; whether they are.
+    fn sync_records(&self, slots: &[u32]) -> bool {
+        !self.is_durable()
+            || slots
+                .iter()
+                .all(|slot| self.sync(self.layout.record(*slot), record::LEN as u64))
+    }
+
+    fn sync(&self, offset: u64, len: u64) -> bool {
+        let synced = self.mapping.sync(offset, len, kvdepot_media::Flush::Power);
+        if let Err(error) = &synced {
             tracing::error!(tier = self.name, offset, len, %error, "could not make bytes durable");
         }
+        synced.is_ok()
     }
 }
 
@@ -235,6 +253,7 @@ impl State {
             len: entry.len,
             parts: entry.parts,
             checksum: entry.checksum,
+            stamp: entry.stamp,
         }
     }
 

@@ -15,7 +15,7 @@ use crate::config::{DaxConfig, Durability, size};
 use crate::format::layout::{self, Layout};
 use crate::format::superblock::{self, Refusal, Superblock};
 use crate::format::{GRANULE, directory, owner};
-use crate::index::{Entries, KeyMap, Namespaces};
+use crate::index::{Entries, KeyMap, Namespaces, Uses};
 use crate::{Error, clock};
 
 /// What opening found, for logs and `kvdepot doctor`.
@@ -69,6 +69,7 @@ impl Arena {
         path: &Path,
         config: &DaxConfig,
         lock_wait: Duration,
+        uses: &Uses,
     ) -> Result<(Arena, Opening), Error> {
         let field = |option: &str| format!("{}.{option}", name.to_ascii_lowercase());
         let (mapping, created) = match Mapping::open(path, Access::ReadWrite) {
@@ -99,7 +100,7 @@ impl Arena {
             records: superblock.records,
             data: superblock.data,
         };
-        let found = recover::recover(&mapping, layout, &superblock.uuid)?;
+        let found = recover::recover(&mapping, layout, &superblock.uuid, uses)?;
         let opening = Opening {
             created: created || config.format,
             ..found.opening
@@ -382,7 +383,7 @@ fn advance(mapping: &Mapping, superblock: Superblock) -> Result<Superblock, Erro
         generation: superblock.generation + 1,
         ..superblock
     };
-    let at = if next.generation % 2 == 0 {
+    let at = if next.generation.is_multiple_of(2) {
         0
     } else {
         layout::SUPERBLOCK_B

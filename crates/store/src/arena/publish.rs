@@ -4,13 +4,13 @@ use std::sync::atomic::Ordering;
 
 use kvdepot_alloc::Pool;
 use kvdepot_media::checksum::Checksum;
+use parking_lot::MutexGuard;
 
 use super::owner_lock::OwnerLock;
-use super::{Arena, Place, State, Token};
-use crate::config::Durability;
+use super::{Arena, Place, State, Token, Wanted};
 use crate::format::record::{EXTENTS_MAX, Packed, State as RecordState};
 use crate::index::{Entry, Stage};
-use crate::{Error, Key, NamespaceId, clock};
+use crate::{Error, NamespaceId, clock};
 
 /// Bits of a sequence that count within one generation.
 pub(super) const COUNTER_BITS: u32 = 40;
@@ -19,7 +19,7 @@ pub(super) const COUNTER_BITS: u32 = 40;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Refused {
     /// It is published already.
-    Present(Place),
+    Present(Token),
     /// Another call is writing it.
     Reserved(Token),
     /// Nothing that could be evicted is left, or the block is larger than the arena.
@@ -29,13 +29,13 @@ pub(crate) enum Refused {
 }
 
 impl Arena {
-    /// Reserves extents for blocks of `(key, bytes, parts)`, given in prefix order. Neighbours
+    /// Reserves extents for blocks, given in prefix order. Neighbours
     /// in the call become neighbours in the arena where free space allows, so that a restore of
     /// the prompt needs few spans.
     pub(crate) fn reserve(
         &self,
         namespace: NamespaceId,
-        blocks: &[(Key, u64, u16)],
+        blocks: &[Wanted],
     ) -> Vec<Result<Place, Refused>> {
         let blocked = self
             .table
@@ -52,15 +52,22 @@ impl Arena {
         let reserved = blocks
             .iter()
             .enumerate()
-            .map(|(index, (key, len, parts))| {
+            .map(|(index, wanted)| {
+                let Wanted {
+                    key,
+                    len,
+                    parts,
+                    stamp,
+                } = wanted;
                 if let Some(slot) = state.live.get(number, key) {
                     // Being put again is a use, and the prompt's head must not make room for
                     // its tail.
+                    state.entries.touch(slot, *stamp);
                     state.add_pin(slot);
                     let place = state.place(slot);
                     present.push(place.token);
                     near = place.extents.iter().last().map(|(offset, _)| offset);
-                    return Err(Refused::Present(place));
+                    return Err(Refused::Present(place.token));
                 }
                 if let Some(slot) = state.reserved.get(number, key) {
                     return Err(Refused::Reserved(state.place(slot).token));
@@ -77,6 +84,7 @@ impl Arena {
                 entry.parts = *parts;
                 entry.sequence = first + (blocks.len() - 1 - index) as u64;
                 entry.created = clock::unix_seconds();
+                entry.stamp = *stamp;
                 entry.stage = Stage::Reserved;
                 state.entries.set(slot, entry);
                 state.reserved.insert(number, key, slot);
@@ -142,56 +150,104 @@ impl Arena {
     /// reservation. On return the blocks are durable as far as the arena's durability says. With
     /// `pinned` each is born with a pin, for the mover that takes it to the next tier.
     pub(crate) fn commit(&self, blocks: &[(Token, Checksum)], pinned: bool) -> Vec<bool> {
-        if self.durability == Durability::Power && self.table.is_some() {
-            return self.commit_durably(blocks, pinned);
-        }
-        let mut guard = self.state.lock();
-        let state = &mut *guard;
-        let stored = self.write_reserved(state, blocks);
-        for (index, (token, _)) in blocks.iter().enumerate().rev() {
-            if stored[index] {
-                self.publish(state, token.slot, pinned);
-            }
-        }
-        stored
+        let mut state = self.state.lock();
+        let claimed = state.claim(blocks.iter().map(|(token, _)| *token));
+        self.publish_claimed(state, blocks, claimed, pinned)
     }
 
-    /// Payload, fence, record, fence, and only then visible.
-    fn commit_durably(&self, blocks: &[(Token, Checksum)], pinned: bool) -> Vec<bool> {
-        let places: Vec<Place> = {
-            let state = self.state.lock();
-            let reserved = blocks.iter().filter(|(token, _)| state.is_reserved(*token));
-            reserved.map(|(token, _)| state.place(token.slot)).collect()
-        };
-        for (offset, len) in places.iter().flat_map(|place| place.extents.iter()) {
-            self.sync(offset, len);
+    /// Takes reservations for [`Arena::commit_claimed`], so that nobody can end them meanwhile;
+    /// true where the token was a reservation.
+    pub(crate) fn claim(&self, tokens: &[Token]) -> Vec<bool> {
+        self.state.lock().claim(tokens.iter().copied())
+    }
+
+    /// Makes claimed reservations plain ones again.
+    pub(crate) fn unclaim(&self, tokens: &[Token]) {
+        let mut state = self.state.lock();
+        for token in tokens {
+            let entry = state.entries.check(token.slot, token.sequence);
+            if entry.is_some_and(|entry| entry.stage == Stage::Committing) {
+                state.entries.get_mut(token.slot).stage = Stage::Reserved;
+            }
         }
-        let stored = self.write_reserved(&mut self.state.lock(), blocks);
+    }
+
+    /// As [`Arena::commit`], for tokens that the caller has claimed.
+    pub(crate) fn commit_claimed(&self, blocks: &[(Token, Checksum)], pinned: bool) -> Vec<bool> {
+        let claimed = vec![true; blocks.len()];
+        self.publish_claimed(self.state.lock(), blocks, claimed, pinned)
+    }
+
+    /// Records, and only then visible. For a power cut: payload, fence, record, fence.
+    fn publish_claimed<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, State>,
+        blocks: &[(Token, Checksum)],
+        mut claimed: Vec<bool>,
+        pinned: bool,
+    ) -> Vec<bool> {
+        if self.is_durable() {
+            let extents = |(token, _): &(Token, Checksum)| state.entries.get(token.slot).extents;
+            let places: Vec<Option<Packed>> = blocks
+                .iter()
+                .zip(&claimed)
+                .map(|(block, claimed)| claimed.then(|| extents(block)))
+                .collect();
+            drop(state);
+            let synced = |(offset, len)| self.sync(offset, len);
+            let durable: Vec<bool> = places
+                .iter()
+                .map(|place| place.is_some_and(|extents| extents.iter().all(synced)))
+                .collect();
+            state = self.state.lock();
+            self.withdraw(&mut state, blocks, &mut claimed, &durable);
+        }
         let slots: Vec<u32> = blocks
             .iter()
-            .zip(&stored)
-            .filter(|(_, ok)| **ok)
-            .map(|((t, _), _)| t.slot)
+            .zip(&claimed)
+            .filter(|(_, claimed)| **claimed)
+            .map(|((token, checksum), _)| {
+                state.entries.get_mut(token.slot).checksum = *checksum;
+                self.write_record(&state, token.slot, RecordState::Live);
+                token.slot
+            })
             .collect();
-        self.sync_records(&slots);
-        let mut guard = self.state.lock();
-        for slot in slots.iter().rev() {
-            self.publish(&mut guard, *slot, pinned);
+        if self.is_durable() {
+            drop(state);
+            let durable = self.sync_records(&slots);
+            state = self.state.lock();
+            if !durable {
+                let none = vec![false; blocks.len()];
+                self.withdraw(&mut state, blocks, &mut claimed, &none);
+                return claimed;
+            }
         }
-        stored
+        for slot in slots {
+            self.publish(&mut state, slot, pinned);
+        }
+        claimed
     }
 
-    fn write_reserved(&self, state: &mut State, blocks: &[(Token, Checksum)]) -> Vec<bool> {
-        let mut stored = Vec::with_capacity(blocks.len());
-        for (token, checksum) in blocks {
-            let reserved = state.is_reserved(*token);
-            if reserved {
-                state.entries.get_mut(token.slot).checksum = *checksum;
-                self.write_record(state, token.slot, RecordState::Live);
+    /// Gives claimed blocks up that the medium could not take. Their extents are not used again
+    /// before the next opening: nobody knows what became of them.
+    fn withdraw(
+        &self,
+        state: &mut State,
+        blocks: &[(Token, Checksum)],
+        claimed: &mut [bool],
+        durable: &[bool],
+    ) {
+        for (((token, _), claimed), durable) in blocks.iter().zip(claimed).zip(durable) {
+            if *claimed && !durable {
+                *claimed = false;
+                let entry = *state.entries.get(token.slot);
+                state
+                    .reserved
+                    .remove(entry.namespace, &entry.key, token.slot);
+                state.entries.get_mut(token.slot).stage = Stage::Doomed;
+                self.write_record(state, token.slot, RecordState::Dead);
             }
-            stored.push(reserved);
         }
-        stored
     }
 
     fn publish(&self, state: &mut State, slot: u32, pinned: bool) {
@@ -279,5 +335,16 @@ impl State {
         self.entries
             .check(token.slot, token.sequence)
             .is_some_and(|entry| entry.stage == Stage::Reserved)
+    }
+
+    fn claim(&mut self, tokens: impl Iterator<Item = Token>) -> Vec<bool> {
+        let mut take = |token: Token| {
+            let reserved = self.is_reserved(token);
+            if reserved {
+                self.entries.get_mut(token.slot).stage = Stage::Committing;
+            }
+            reserved
+        };
+        tokens.map(&mut take).collect()
     }
 }

@@ -14,7 +14,7 @@ use crate::config::size;
 use crate::format::GRANULE;
 use crate::format::layout::{self, Layout};
 use crate::format::record::{self, Record, Slot, State as RecordState};
-use crate::index::{Entries, Entry, KeyMap, Namespaces, Stage};
+use crate::index::{Entries, Entry, KeyMap, Namespaces, Stage, Uses};
 
 /// Table bytes read at a time.
 const CHUNK: usize = 1 << 20;
@@ -164,6 +164,7 @@ pub(super) fn recover(
     mapping: &Mapping,
     layout: Layout,
     uuid: &[u8; 16],
+    uses: &Uses,
 ) -> Result<Recovered, Error> {
     let survey = survey(mapping, layout, uuid)?;
     let served = judge(&survey.records);
@@ -203,8 +204,10 @@ pub(super) fn recover(
     }
     entries.restore(kept.into_iter(), survey.used);
     order.sort_unstable();
-    for (_, slot) in order {
-        entries.link(slot);
+    let stamps = uses.call(order.len());
+    for ((_, slot), newer) in order.iter().zip((0..order.len()).rev()) {
+        entries.touch(*slot, stamps.of(newer));
+        entries.link(*slot);
     }
     extents.sort_unstable();
     let pool = Pool::rebuild(

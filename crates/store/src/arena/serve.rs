@@ -16,10 +16,24 @@ impl Arena {
         }
     }
 
-    /// The published block of a key.
-    pub(crate) fn find(&self, namespace: NamespaceId, key: &Key) -> Option<Place> {
+    /// The published block of a key that is put again: a use.
+    pub(crate) fn find_again(
+        &self,
+        namespace: NamespaceId,
+        key: &Key,
+        stamp: u64,
+    ) -> Option<Place> {
+        let mut state = self.state.lock();
+        let slot = state.find(namespace, key)?;
+        state.entries.touch(slot, stamp);
+        Some(state.place(slot))
+    }
+
+    /// Whether a block that the caller has pinned was removed by its key since.
+    pub(crate) fn was_removed(&self, token: Token) -> bool {
         let state = self.state.lock();
-        state.find(namespace, key).map(|slot| state.place(slot))
+        let entry = state.entries.check(token.slot, token.sequence);
+        entry.is_some_and(|entry| entry.removed)
     }
 
     /// How many of the first keys are published, without a gap.
@@ -33,12 +47,13 @@ impl Arena {
             .count()
     }
 
-    /// Pins the blocks of the keys that `wanted` still names, in one critical section. A pinned
-    /// block is neither evicted nor are its extents reused.
+    /// Pins the blocks of the keys that `wanted` still names, in one critical section, and stamps
+    /// them as used. A pinned block is neither evicted nor are its extents reused.
     pub(crate) fn pin(
         &self,
         namespace: NamespaceId,
         keys: &[Key],
+        stamp: impl Fn(usize) -> u64,
         mut each: impl FnMut(usize, Place) -> bool,
         wanted: impl Fn(usize) -> bool,
     ) {
@@ -50,6 +65,7 @@ impl Arena {
             let Some(slot) = state.find(namespace, key) else {
                 continue;
             };
+            state.entries.touch(slot, stamp(index));
             let place = state.place(slot);
             if each(index, place) {
                 state.add_pin(slot);
@@ -67,18 +83,13 @@ impl Arena {
         })
     }
 
-    /// Ends pins, given in prefix order. Each stamps its block as used, the last first, so that
-    /// a prompt's tail is always older than its head.
-    pub(crate) fn unpin(&self, tokens: impl DoubleEndedIterator<Item = Token>) {
+    /// Ends pins.
+    pub(crate) fn unpin(&self, tokens: impl Iterator<Item = Token>) {
         self.unpin_in(&mut self.state.lock(), tokens);
     }
 
-    pub(super) fn unpin_in(
-        &self,
-        state: &mut State,
-        tokens: impl DoubleEndedIterator<Item = Token>,
-    ) {
-        for token in tokens.rev() {
+    pub(super) fn unpin_in(&self, state: &mut State, tokens: impl Iterator<Item = Token>) {
+        for token in tokens {
             if state
                 .entries
                 .check(token.slot, token.sequence)

@@ -1,13 +1,47 @@
-//! The entries of one arena, a slot each (the same number as its record's), and the order of
-//! use: a list through the entries that nobody pins, oldest at the tail.
+//! The entries of one arena, a slot each (the same number as its record's), and the order in
+//! which they were used.
+//!
+//! A use stamps its entry, which costs a store. The order lags behind: a heap of older stamps,
+//! corrected when an eviction asks for the oldest, at most once for each use.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use kvdepot_media::checksum::Checksum;
 
 use crate::Key;
 use crate::format::record::Packed;
 
-/// No slot.
-pub(crate) const NONE: u32 = u32::MAX;
+/// Counts uses, for all tiers of a depot, so that a block keeps its rank from tier to tier.
+#[derive(Default)]
+pub(crate) struct Uses(AtomicU64);
+
+/// The stamps of one call's keys, which are in prefix order: a prompt's tail is always older than
+/// its head, whichever of them moves first and wherever it goes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Stamps {
+    first: u64,
+    keys: u64,
+}
+
+impl Uses {
+    /// Stamps for a call of so many keys.
+    pub(crate) fn call(&self, keys: usize) -> Stamps {
+        let keys = keys as u64;
+        Stamps {
+            first: self.0.fetch_add(keys, Ordering::Relaxed),
+            keys,
+        }
+    }
+}
+
+impl Stamps {
+    /// The stamp of the key at `index`.
+    pub(crate) fn of(self, index: usize) -> u64 {
+        self.first + self.keys - 1 - index as u64
+    }
+}
 
 /// What a slot is doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,6 +50,8 @@ pub(crate) enum Stage {
     Free,
     /// Being written; invisible.
     Reserved,
+    /// Written, and on the way to be published: nobody else may commit or abort it.
+    Committing,
     /// Published.
     Live,
     /// Unpublished while pinned: its extents are freed with the last pin.
@@ -35,8 +71,12 @@ pub(crate) struct Entry {
     pub(crate) pins: u32,
     pub(crate) parts: u16,
     pub(crate) stage: Stage,
-    newer: u32,
-    older: u32,
+    /// Whether it was unpublished because somebody asked for that.
+    pub(crate) removed: bool,
+    /// Whether the order has an item that stands for this entry.
+    ranked: bool,
+    /// When it was used last.
+    pub(crate) stamp: u64,
 }
 
 impl Entry {
@@ -51,8 +91,9 @@ impl Entry {
         pins: 0,
         parts: 1,
         stage: Stage::Free,
-        newer: NONE,
-        older: NONE,
+        removed: false,
+        ranked: false,
+        stamp: 0,
     };
 
     pub(crate) fn new(key: Key, namespace: u32, extents: Packed, len: u64) -> Entry {
@@ -73,8 +114,12 @@ pub(crate) struct Entries {
     free: Vec<u32>,
     /// How many slots there may be.
     limit: u32,
-    newest: u32,
-    oldest: u32,
+    /// Slots by stamps that are not above their entries'. Items of entries that are gone or
+    /// pinned are dropped when they come up.
+    order: BinaryHeap<Reverse<(u64, u32)>>,
+    /// Entries that can be evicted, and the bytes of their extents.
+    evictable: u64,
+    evictable_bytes: u64,
 }
 
 impl Entries {
@@ -83,8 +128,9 @@ impl Entries {
             slots: Vec::new(),
             free: Vec::new(),
             limit,
-            newest: NONE,
-            oldest: NONE,
+            order: BinaryHeap::new(),
+            evictable: 0,
+            evictable_bytes: 0,
         }
     }
 
@@ -143,34 +189,131 @@ impl Entries {
             .filter(|entry| entry.stage != Stage::Free && entry.sequence == sequence)
     }
 
-    /// Enters an entry as the most recently used.
-    pub(crate) fn link(&mut self, slot: u32) {
-        let newest = self.newest;
+    /// Notes a use.
+    pub(crate) fn touch(&mut self, slot: u32, stamp: u64) {
         let entry = self.get_mut(slot);
-        entry.newer = NONE;
-        entry.older = newest;
-        match newest {
-            NONE => self.oldest = slot,
-            newest => self.get_mut(newest).newer = slot,
-        }
-        self.newest = slot;
+        entry.stamp = entry.stamp.max(stamp);
     }
 
-    /// Takes an entry out of the order.
+    /// From now on the entry can be evicted.
+    pub(crate) fn link(&mut self, slot: u32) {
+        let entry = &mut self.slots[slot as usize];
+        self.evictable += 1;
+        self.evictable_bytes += entry.extents.room();
+        if !std::mem::replace(&mut entry.ranked, true) {
+            self.order.push(Reverse((entry.stamp, slot)));
+        }
+        // Items of entries that went another way than by eviction.
+        if self.order.len() as u64 > 2 * self.evictable + 1024 {
+            self.rank_anew();
+        }
+    }
+
+    /// From now on the entry cannot be evicted.
     pub(crate) fn unlink(&mut self, slot: u32) {
-        let (newer, older) = (self.get(slot).newer, self.get(slot).older);
-        match newer {
-            NONE => self.newest = older,
-            newer => self.get_mut(newer).older = older,
-        }
-        match older {
-            NONE => self.oldest = newer,
-            older => self.get_mut(older).newer = newer,
-        }
+        self.evictable -= 1;
+        self.evictable_bytes -= self.get(slot).extents.room();
     }
 
-    /// The least recently used entry that nobody pins.
-    pub(crate) fn oldest(&self) -> Option<u32> {
-        (self.oldest != NONE).then_some(self.oldest)
+    /// Bytes that evicting everything that nobody pins would free.
+    pub(crate) fn evictable_bytes(&self) -> u64 {
+        self.evictable_bytes
+    }
+
+    /// The least recently used entry that nobody pins. The caller takes it out of the index.
+    pub(crate) fn oldest(&mut self) -> Option<u32> {
+        while let Some(Reverse((stamp, slot))) = self.order.pop() {
+            let entry = &mut self.slots[slot as usize];
+            if entry.stage != Stage::Live || !entry.ranked {
+                continue;
+            }
+            if entry.pins > 0 {
+                // Its last unpin ranks it again.
+                entry.ranked = false;
+            } else if entry.stamp > stamp {
+                self.order.push(Reverse((entry.stamp, slot)));
+            } else {
+                entry.ranked = false;
+                return Some(slot);
+            }
+        }
+        None
+    }
+
+    fn rank_anew(&mut self) {
+        let mut items = std::mem::take(&mut self.order).into_vec();
+        items.clear();
+        for (slot, entry) in self.slots.iter_mut().enumerate() {
+            entry.ranked = entry.stage == Stage::Live && entry.pins == 0;
+            if entry.ranked {
+                items.push(Reverse((entry.stamp, slot as u32)));
+            }
+        }
+        self.order = items.into();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn live(entries: &mut Entries, stamp: u64) -> u32 {
+        let slot = entries.take().unwrap();
+        let extents = Packed::new(&[(u64::from(slot) * 4096, 4096)]).unwrap();
+        let mut entry = Entry::new(Key([0; 32]), 0, extents, 1);
+        entry.stage = Stage::Live;
+        entry.stamp = stamp;
+        entries.set(slot, entry);
+        entries.link(slot);
+        slot
+    }
+
+    fn evict(entries: &mut Entries) -> Option<u32> {
+        let slot = entries.oldest()?;
+        entries.unlink(slot);
+        entries.give_back(slot);
+        Some(slot)
+    }
+
+    #[test]
+    fn the_oldest_stamp_goes_first_whatever_was_touched_or_pinned_since() {
+        let mut entries = Entries::new(8);
+        let slots: Vec<u32> = [5, 3, 9, 7].map(|stamp| live(&mut entries, stamp)).into();
+        entries.touch(slots[1], 20);
+        entries.touch(slots[1], 1);
+        // Pinned while its item comes up, and unpinned later.
+        entries.get_mut(slots[0]).pins = 1;
+        entries.unlink(slots[0]);
+        assert_eq!(entries.evictable_bytes(), 3 * 4096);
+        assert_eq!(evict(&mut entries), Some(slots[3]));
+        entries.get_mut(slots[0]).pins = 0;
+        entries.link(slots[0]);
+        assert_eq!(evict(&mut entries), Some(slots[0]));
+        assert_eq!(evict(&mut entries), Some(slots[2]));
+        assert_eq!(evict(&mut entries), Some(slots[1]));
+        assert_eq!(evict(&mut entries), None);
+        assert_eq!(entries.evictable_bytes(), 0);
+    }
+
+    #[test]
+    fn slots_that_come_and_go_without_evictions_leave_nothing_behind() {
+        let mut entries = Entries::new(8);
+        let kept = live(&mut entries, 0);
+        for stamp in 1..10_000 {
+            let slot = live(&mut entries, stamp);
+            entries.unlink(slot);
+            entries.give_back(slot);
+        }
+        assert!(entries.order.len() < 2_000, "{}", entries.order.len());
+        assert_eq!(evict(&mut entries), Some(kept));
+        assert_eq!(evict(&mut entries), None);
+    }
+
+    #[test]
+    fn a_call_stamps_its_last_key_oldest() {
+        let uses = Uses::default();
+        let (one, two) = (uses.call(3), uses.call(2));
+        let stamps = [one.of(2), one.of(1), one.of(0), two.of(1), two.of(0)];
+        assert!(stamps.is_sorted_by(|a, b| a < b), "{stamps:?}");
     }
 }

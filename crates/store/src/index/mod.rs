@@ -4,5 +4,5 @@
 mod entries;
 mod map;
 
-pub(crate) use entries::{Entries, Entry, Stage};
+pub(crate) use entries::{Entries, Entry, Stage, Stamps, Uses};
 pub(crate) use map::{KeyMap, Namespaces};

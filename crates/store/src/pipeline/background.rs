@@ -116,8 +116,7 @@ impl Core {
 
     fn write_back(&self, places: &[Place]) {
         let near = self.near();
-        let Some(far) = self.far() else { return };
-        let replicas = self.replicate(near, far, places);
+        let replicas = self.replicate(near, 1, places);
         let mut busy = Vec::new();
         let mut ended = Vec::new();
         for (place, replica) in places.iter().zip(replicas) {
@@ -173,7 +172,7 @@ impl Core {
 
     fn promote_blocks(&self, tier: usize, places: &[Place]) {
         let from = &self.tiers[tier];
-        let replicas = self.replicate(from, self.near(), places);
+        let replicas = self.replicate(from, 0, places);
         for (place, replica) in places.iter().zip(replicas) {
             match replica {
                 Replica::Stored => self.metrics.promoted(place.len),

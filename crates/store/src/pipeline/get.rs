@@ -9,6 +9,7 @@ use super::Core;
 use crate::arena::Place;
 use crate::buffers::BlockBuffers;
 use crate::gate::Pass;
+use crate::index::Stamps;
 use crate::metrics::Op;
 use crate::task::{Outcome, Task};
 use crate::{Error, Key, NamespaceId, clock, parts};
@@ -20,6 +21,7 @@ struct Get {
     keys: Vec<Key>,
     buffers: BlockBuffers,
     task: Task,
+    stamps: Stamps,
     _pass: Pass,
 }
 
@@ -41,6 +43,7 @@ impl Core {
         let all: Vec<usize> = (0..keys.len()).collect();
         let core = Arc::clone(self);
         let get = Get {
+            stamps: core.uses.call(keys.len()),
             core,
             namespace,
             keys,
@@ -81,7 +84,8 @@ impl Get {
             pinned.push((indices[position], place));
             true
         };
-        self.core.tiers[tier].pin(self.namespace, &keys, each, |_| true);
+        let stamp = |position: usize| self.stamps.of(indices[position]);
+        self.core.tiers[tier].pin(self.namespace, &keys, stamp, each, |_| true);
         let missing = indices.iter().zip(&found).filter(|(_, found)| !**found);
         (pinned, missing.map(|(index, _)| *index).collect())
     }

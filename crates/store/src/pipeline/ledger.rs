@@ -5,7 +5,8 @@
 //! with it before letting go of the ledger, and whoever ends a reservation takes the ledger
 //! afterwards, so that nobody waits for a reservation that has already ended.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::hash_map::Entry;
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -51,6 +52,10 @@ pub(super) struct State {
     /// Blocks read from a far tier, pinned there, by tier.
     pub(super) promotions: VecDeque<(usize, Place)>,
     pub(super) promotion_bytes: u64,
+    /// Reservations of callers of the two-phase verbs, by tier: nobody knows when they end.
+    pub(super) held: HashSet<(usize, Token)>,
+    /// No call begins any more, and so no held reservation is committed any more.
+    pub(super) closing: bool,
     pub(super) stop: bool,
 }
 
@@ -67,11 +72,21 @@ impl Ledger {
         self.state.lock()
     }
 
-    /// Puts a pinned block of the near tier on its way.
-    pub(super) fn enqueue(&self, state: &mut State, place: Place, waiters: Vec<Waiter>) {
-        state.waiting.insert(place.token, waiters);
-        state.queue.push_back(place);
-        self.work.notify_one();
+    /// Puts a pinned block of the near tier on its way. False when it is already: a block is
+    /// visible before its put gets here, so another put may have sent it.
+    pub(super) fn enqueue(&self, state: &mut State, place: Place, waiters: Vec<Waiter>) -> bool {
+        match state.waiting.entry(place.token) {
+            Entry::Occupied(mut on_its_way) => {
+                on_its_way.get_mut().extend(waiters);
+                false
+            }
+            Entry::Vacant(vacant) => {
+                vacant.insert(waiters);
+                state.queue.push_back(place);
+                self.work.notify_one();
+                true
+            }
+        }
     }
 
     /// Ends a block's way to the far tier.
@@ -97,14 +112,34 @@ impl Ledger {
 
     /// Waits until the far tier has everything that was committed before.
     pub(crate) fn drain(&self, timeout: Duration) -> bool {
-        let deadline = clock::now() + timeout;
+        let deadline = clock::now().checked_add(timeout);
         let mut state = self.state.lock();
         while !state.waiting.is_empty() {
-            if self.drained.wait_until(&mut state, deadline).timed_out() {
-                return state.waiting.is_empty();
+            match deadline {
+                None => self.drained.wait(&mut state),
+                Some(deadline) => {
+                    if self.drained.wait_until(&mut state, deadline).timed_out() {
+                        return state.waiting.is_empty();
+                    }
+                }
             }
         }
         true
+    }
+
+    /// Answers those who joined a reservation that will not be committed any more. Others wait
+    /// for puts that are under way.
+    pub(crate) fn part_from_held(&self) {
+        let joiners: Vec<Joiner> = {
+            let mut state = self.state.lock();
+            state.closing = true;
+            let State { joiners, held, .. } = &mut *state;
+            let ended = held.iter().filter_map(|token| joiners.remove(token));
+            ended.flatten().collect()
+        };
+        for joiner in joiners {
+            joiner.put.refuse(joiner.index, Outcome::Closed);
+        }
     }
 
     /// Tells the background thread to end, and answers everybody who still waits.
@@ -122,6 +157,7 @@ impl Ledger {
                 .collect()
         };
         self.work.notify_all();
+        self.drained.notify_all();
         for waiter in waiters {
             waiter.task.acknowledge(waiter.index, Outcome::Closed);
         }

@@ -19,6 +19,7 @@ use kvdepot_media::Copier;
 use crate::arena::Arena;
 use crate::config::Overload;
 use crate::gate::Gate;
+use crate::index::Uses;
 use crate::metrics::Metrics;
 
 pub(crate) use background::Background;
@@ -37,11 +38,18 @@ pub(crate) struct Core {
     /// Most bytes of the near tier that wait for the far one.
     pub(crate) write_back_depth: u64,
     pub(crate) promote: bool,
+    pub(crate) uses: Uses,
 }
 
 impl Core {
     pub(crate) fn near(&self) -> &Arc<Arena> {
         &self.tiers[0]
+    }
+
+    /// Whether a block of so many bytes goes to the far tier at once: the near one, or the part
+    /// of it that may wait for the far one, can never take it.
+    pub(crate) fn bypasses(&self, len: u64) -> bool {
+        len > self.near().layout().data_len().min(self.write_back_depth)
     }
 
     /// The tier that acknowledges what the near one holds, if it is another one.

@@ -6,10 +6,11 @@ use kvdepot_media::{Checksum, Done};
 
 use super::Core;
 use super::ledger::{Joiner, State, Waiter};
-use crate::arena::{Place, Refused, Token};
+use crate::arena::{Place, Refused, Token, Wanted};
 use crate::buffers::BlockBuffers;
 use crate::config::Overload;
 use crate::gate::Pass;
+use crate::index::Stamps;
 use crate::metrics::Op;
 use crate::task::{Outcome, Task};
 use crate::{Error, Key, NamespaceId, clock, parts};
@@ -21,6 +22,7 @@ pub(crate) struct Put {
     keys: Vec<Key>,
     buffers: BlockBuffers,
     task: Task,
+    stamps: Stamps,
     _pass: Pass,
 }
 
@@ -53,6 +55,7 @@ impl Core {
         let put = Put {
             core: Arc::clone(self),
             namespace,
+            stamps: self.uses.call(keys.len()),
             keys,
             buffers,
             task: task.clone(),
@@ -87,17 +90,18 @@ impl Put {
         let mut near = Vec::new();
         let mut far = Vec::new();
         for index in indices {
-            let key = [self.keys[index]];
             let len = self.buffers.bytes(index);
-            let mut durable = [false];
-            if let Some(tier) = core.far() {
-                tier.contains(self.namespace, &key, &mut durable);
-            }
-            if durable[0] {
-                routes.settled.push((index, Outcome::Done));
-            } else if core.far().is_none() {
+            let Some(tier) = core.far() else {
                 near.push(index);
-            } else if len > core.near().layout().data_len() {
+                continue;
+            };
+            let stamp = self.stamps.of(index);
+            if tier
+                .find_again(self.namespace, &self.keys[index], stamp)
+                .is_some()
+            {
+                routes.settled.push((index, Outcome::Done));
+            } else if core.bypasses(len) {
                 far.push(index);
             } else if ledger.queued_bytes + len <= core.write_back_depth {
                 ledger.queued_bytes += len;
@@ -136,10 +140,13 @@ impl Put {
         let core = &self.core;
         let arena = &core.tiers[tier];
         let through = tier == 0 && core.far().is_some();
-        let blocks: Vec<(Key, u64, u16)> = indices
-            .iter()
-            .map(|index| (self.keys[*index], self.buffers.bytes(*index), 1))
-            .collect();
+        let wanted = |index: &usize| Wanted {
+            key: self.keys[*index],
+            len: self.buffers.bytes(*index),
+            parts: 1,
+            stamp: self.stamps.of(*index),
+        };
+        let blocks: Vec<Wanted> = indices.iter().map(wanted).collect();
         let mut refused = Vec::new();
         for (index, answer) in indices
             .iter()
@@ -152,14 +159,19 @@ impl Put {
                     routes.copies[tier].push((index, place));
                     continue;
                 }
-                Err(Refused::Present(place)) if through => {
-                    if core.wait_for_far(ledger, place, self.waiter(index)) {
+                Err(Refused::Present(token)) if through => {
+                    if core.wait_for_far(ledger, token, self.waiter(index)) {
                         routes.released += 1;
                     } else {
                         refused.push((index, Outcome::Full));
                     }
                 }
                 Err(Refused::Present(_)) => routes.settled.push((index, Outcome::Done)),
+                Err(Refused::Reserved(token))
+                    if ledger.closing && ledger.held.contains(&(tier, token)) =>
+                {
+                    routes.settled.push((index, Outcome::Closed));
+                }
                 Err(Refused::Reserved(token)) => {
                     let joiner = Joiner {
                         put: Arc::clone(self),
@@ -180,6 +192,12 @@ impl Put {
             }
         }
         refused
+    }
+
+    /// Ends a key that was not copied.
+    pub(super) fn refuse(&self, index: usize, outcome: Outcome) {
+        self.core.metrics.put_outcome(outcome);
+        self.task.settle([(index, outcome)]);
     }
 
     fn waiter(&self, index: usize) -> Waiter {
@@ -239,20 +257,21 @@ impl Put {
                 None => failed.push(place.token),
             }
         }
-        arena.commit(&written, through);
+        let mut stored = arena.commit(&written, through).into_iter();
         arena.abort(&failed);
+        // What the medium could not take failed too.
+        let checksums: Vec<Option<Checksum>> = checksums
+            .iter()
+            .map(|checksum| checksum.filter(|_| stored.next() == Some(true)))
+            .collect();
         let mut settled = Vec::new();
         {
             let mut ledger = core.ledger.lock();
             for ((index, place), checksum) in copies.iter().zip(checksums) {
                 match checksum {
                     Some(checksum) if through => {
-                        let place = Place {
-                            checksum: *checksum,
-                            ..*place
-                        };
-                        core.ledger
-                            .enqueue(&mut ledger, place, vec![self.waiter(*index)]);
+                        let place = Place { checksum, ..*place };
+                        core.write_back_later(&mut ledger, place, vec![self.waiter(*index)]);
                     }
                     Some(_) => settled.push((*index, Outcome::Done)),
                     None => {
@@ -278,18 +297,27 @@ impl Put {
 impl Core {
     /// Lets a key wait until the far tier has a block that is published in the near one. False
     /// when the block is gone again.
-    fn wait_for_far(&self, ledger: &mut State, place: Place, waiter: Waiter) -> bool {
-        if let Some(waiters) = ledger.waiting.get_mut(&place.token) {
+    fn wait_for_far(&self, ledger: &mut State, token: Token, waiter: Waiter) -> bool {
+        if let Some(waiters) = ledger.waiting.get_mut(&token) {
             waiters.push(waiter);
             return true;
         }
         // Published, and neither far nor on its way: its write-back had failed.
-        let Some(place) = self.near().pin_token(place.token) else {
+        let Some(place) = self.near().pin_token(token) else {
             return false;
         };
         ledger.queued_bytes += place.len;
-        self.ledger.enqueue(ledger, place, vec![waiter]);
+        self.write_back_later(ledger, place, vec![waiter]);
         true
+    }
+
+    /// Puts a block of the near tier on its way to the far one. It comes with a pin and with its
+    /// bytes counted as queued; both are given back when it is on its way already.
+    pub(super) fn write_back_later(&self, ledger: &mut State, place: Place, waiters: Vec<Waiter>) {
+        if !self.ledger.enqueue(ledger, place, waiters) {
+            ledger.queued_bytes = ledger.queued_bytes.saturating_sub(place.len);
+            self.near().unpin([place.token].into_iter());
+        }
     }
 
     /// Ends reservations for those who joined them: each starts over, finds the block published

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use super::Core;
-use crate::arena::{Arena, Place, Refused};
+use crate::arena::{Arena, Place, Refused, Token, Wanted};
 use crate::{Error, NamespaceId, parts};
 
 /// What became of one block.
@@ -22,8 +22,9 @@ pub(super) enum Replica {
 }
 
 impl Core {
-    /// Copies blocks that the caller has pinned in `from` into `to`. Blocks while it works.
-    pub(super) fn replicate(&self, from: &Arena, to: &Arena, places: &[Place]) -> Vec<Replica> {
+    /// Copies blocks that the caller has pinned in `from` into tier `tier`. Blocks while it works.
+    pub(super) fn replicate(&self, from: &Arena, tier: usize, places: &[Place]) -> Vec<Replica> {
+        let to: &Arena = &self.tiers[tier];
         let mut replicas = vec![Replica::Failed; places.len()];
         let mut copies: Vec<(usize, Place)> = Vec::new();
         let mut begin = 0;
@@ -64,29 +65,42 @@ impl Core {
             let _sent = sender.send(bad);
         });
         let _done = ticket.wait(None);
-        for (tag, corrupt) in receiver.recv().unwrap_or_default() {
-            wrong.insert(tag);
-            if corrupt {
-                broken.insert(tag);
+        match receiver.recv() {
+            Ok(bad) => {
+                wrong.extend(bad.iter().map(|(tag, _)| *tag));
+                broken.extend(
+                    bad.iter()
+                        .filter(|(_, corrupt)| *corrupt)
+                        .map(|(tag, _)| *tag),
+                );
             }
+            // Nobody has looked at what was moved.
+            Err(_) => wrong.extend(0..copies.len()),
         }
         let (mut written, mut failed) = (Vec::new(), Vec::new());
         for (tag, (index, target)) in copies.iter().enumerate() {
             if wrong.contains(&tag) {
-                let corrupt = broken.contains(&tag);
-                replicas[*index] = if corrupt {
-                    Replica::Corrupt
-                } else {
-                    Replica::Failed
-                };
+                if broken.contains(&tag) {
+                    replicas[*index] = Replica::Corrupt;
+                }
                 failed.push(target.token);
             } else {
-                replicas[*index] = Replica::Stored;
-                written.push((target.token, places[*index].checksum));
+                written.push((*index, target.token, places[*index].checksum));
             }
         }
-        to.commit(&written, false);
+        let commits: Vec<_> = written.iter().map(|(_, t, sum)| (*t, *sum)).collect();
+        let stored = to.commit(&commits, false);
         to.abort(&failed);
+        for ((index, token, _), _) in written.iter().zip(stored).filter(|(_, stored)| *stored) {
+            replicas[*index] = Replica::Stored;
+            if from.was_removed(places[*index].token) {
+                // Else it would come back from here.
+                to.retract(&[*token]);
+            }
+        }
+        // Puts of these keys may have joined the copies.
+        let ended: Vec<Token> = copies.iter().map(|(_, target)| target.token).collect();
+        self.resolve(tier, &ended);
         replicas
     }
 }
@@ -99,10 +113,13 @@ fn reserve(
     replicas: &mut [Replica],
     copies: &mut Vec<(usize, Place)>,
 ) {
-    let blocks: Vec<_> = places
-        .iter()
-        .map(|place| (place.identity.key, place.len, place.parts))
-        .collect();
+    let wanted = |place: &Place| Wanted {
+        key: place.identity.key,
+        len: place.len,
+        parts: place.parts,
+        stamp: place.stamp,
+    };
+    let blocks: Vec<Wanted> = places.iter().map(wanted).collect();
     for (offset, answer) in to.reserve(namespace, &blocks).into_iter().enumerate() {
         let index = first + offset;
         match answer {

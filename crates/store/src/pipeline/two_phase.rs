@@ -9,7 +9,7 @@ use std::sync::Arc;
 use kvdepot_media::Checksum;
 
 use super::Core;
-use crate::arena::{Place, Refused};
+use crate::arena::{Place, Refused, Token, Wanted};
 use crate::config::Overload;
 use crate::parts::{self, Part};
 use crate::share::placement;
@@ -95,6 +95,7 @@ impl Core {
         for (_, lengths) in blocks {
             parts::check(lengths)?;
         }
+        let stamps = self.uses.call(blocks.len());
         let mut ledger = self.ledger.lock();
         let through = self.far().is_some();
         let mut answers: Vec<Option<Result<Reservation, Refused>>> = vec![None; blocks.len()];
@@ -102,12 +103,12 @@ impl Core {
         for (index, (key, lengths)) in blocks.iter().enumerate() {
             let len = parts::payload_len(lengths);
             if let Some(far) = self.far()
-                && let Some(place) = far.find(namespace, key)
+                && let Some(place) = far.find_again(namespace, key, stamps.of(index))
             {
-                answers[index] = Some(Err(Refused::Present(place)));
+                answers[index] = Some(Err(Refused::Present(place.token)));
             } else if !through {
                 tiers[0].push(index);
-            } else if len > self.near().layout().data_len() {
+            } else if self.bypasses(len) {
                 tiers[1].push(index);
             } else if ledger.queued_bytes + len <= self.write_back_depth {
                 ledger.queued_bytes += len;
@@ -127,16 +128,22 @@ impl Core {
             .enumerate()
             .filter(|(_, list)| !list.is_empty())
         {
-            let wanted: Vec<(Key, u64, u16)> = indices
-                .iter()
-                .map(|index| {
-                    let (key, lengths) = &blocks[*index];
-                    (*key, parts::payload_len(lengths), lengths.len() as u16)
-                })
-                .collect();
+            let wanted = |index: &usize| {
+                let (key, lengths) = &blocks[*index];
+                Wanted {
+                    key: *key,
+                    len: parts::payload_len(lengths),
+                    parts: lengths.len() as u16,
+                    stamp: stamps.of(*index),
+                }
+            };
+            let wanted: Vec<Wanted> = indices.iter().map(wanted).collect();
             let places = self.tiers[tier].reserve(namespace, &wanted);
             for (index, place) in indices.iter().zip(places) {
                 let lengths = &blocks[*index].1;
+                if let Ok(place) = &place {
+                    ledger.held.insert((tier, place.token));
+                }
                 if place.is_err() && tier == 0 && through {
                     ledger.queued_bytes = ledger
                         .queued_bytes
@@ -178,6 +185,18 @@ impl Core {
             if mine.is_empty() {
                 continue;
             }
+            let tokens: Vec<Token> = mine
+                .iter()
+                .map(|index| reservations[*index].place.token)
+                .collect();
+            // From here on nobody can end these: the part tables go into room that is theirs.
+            let claimed = self.tiers[tier].claim(&tokens);
+            let mine: Vec<usize> = mine
+                .into_iter()
+                .zip(claimed)
+                .filter(|(_, claimed)| *claimed)
+                .map(|(index, _)| index)
+                .collect();
             let mut written = Vec::with_capacity(mine.len());
             for index in &mine {
                 let Reservation { place, parts, .. } = &reservations[*index];
@@ -187,12 +206,13 @@ impl Core {
                 }
                 if parts.len() > 1 {
                     let mapping = self.tiers[tier].mapping();
-                    parts::write_table(mapping, &place.extents, place.len, &parts)?;
+                    parts::write_table(mapping, &place.extents, place.len, &parts)
+                        .inspect_err(|_| self.tiers[tier].unclaim(&tokens))?;
                 }
                 written.push((place.token, parts::record_checksum(&place.identity, &parts)));
             }
             let through = tier == 0 && self.far().is_some();
-            let committed = self.tiers[tier].commit(&written, through);
+            let committed = self.tiers[tier].commit_claimed(&written, through);
             let mut ledger = self.ledger.lock();
             for ((index, (_, checksum)), ok) in mine.iter().zip(&written).zip(&committed) {
                 stored[*index] = *ok;
@@ -201,11 +221,13 @@ impl Core {
                         checksum: *checksum,
                         ..reservations[*index].place
                     };
-                    self.ledger.enqueue(&mut ledger, place, Vec::new());
+                    self.write_back_later(&mut ledger, place, Vec::new());
                 }
             }
+            for token in &tokens {
+                ledger.held.remove(&(tier, *token));
+            }
             drop(ledger);
-            let tokens: Vec<_> = written.iter().map(|(token, _)| *token).collect();
             self.resolve(tier, &tokens);
         }
         Ok(stored)
@@ -213,6 +235,9 @@ impl Core {
 
     /// Gives reservations back. Every mover that had one of their placements must have stopped.
     pub(crate) fn abort(&self, reservations: &[Reservation]) {
+        if self.gate.forked() {
+            return;
+        }
         for tier in 0..self.tiers.len() {
             let mine = reservations
                 .iter()
@@ -223,9 +248,14 @@ impl Core {
             }
             let tokens: Vec<_> = places.iter().map(|place| place.token).collect();
             let freed = self.tiers[tier].abort(&tokens);
+            let mut ledger = self.ledger.lock();
             if tier == 0 && self.far().is_some() {
-                self.ledger.lock().queued_bytes -= freed;
+                ledger.queued_bytes = ledger.queued_bytes.saturating_sub(freed);
             }
+            for token in &tokens {
+                ledger.held.remove(&(tier, *token));
+            }
+            drop(ledger);
             self.resolve(tier, &tokens);
         }
     }
@@ -238,6 +268,7 @@ impl Core {
         keys: &[Key],
     ) -> Result<Vec<Option<Pin>>, Error> {
         let _pass = self.gate.enter()?;
+        let stamps = self.uses.call(keys.len());
         let mut found: Vec<Option<(usize, Place)>> = vec![None; keys.len()];
         for (tier, arena) in self.tiers.iter().enumerate() {
             let taken: Vec<bool> = found.iter().map(Option::is_some).collect();
@@ -245,7 +276,8 @@ impl Core {
                 found[index] = Some((tier, place));
                 true
             };
-            arena.pin(namespace, keys, each, |index| !taken[index]);
+            let wanted = |index: usize| !taken[index];
+            arena.pin(namespace, keys, |index| stamps.of(index), each, wanted);
         }
         let open = |(tier, place): (usize, Place)| {
             let arena: &Arc<_> = &self.tiers[tier];
@@ -256,6 +288,7 @@ impl Core {
                 parts,
                 checksum,
                 token,
+                ..
             } = place;
             match parts::read(arena.mapping(), &identity, &extents, len, parts, checksum) {
                 Some(parts) => Some(Pin {
@@ -280,6 +313,9 @@ impl Core {
 
     /// Ends pins. `served` blocks of a far tier are promoted: their bytes have just been read.
     pub(crate) fn unpin(&self, pins: &[Pin], served: bool) {
+        if self.gate.forked() {
+            return;
+        }
         for tier in 0..self.tiers.len() {
             let mine = pins.iter().filter(|pin| pin.tier == tier);
             let places: Vec<Place> = mine.map(|pin| pin.place).collect();
@@ -300,6 +336,10 @@ impl Core {
 
     /// Unpublishes blocks that a mover found not to verify, in the tiers where they are pinned.
     pub(crate) fn discard(&self, pins: &[Pin]) -> usize {
+        // Once closed the medium may have another owner.
+        let Ok(_pass) = self.gate.enter() else {
+            return 0;
+        };
         pins.iter()
             .map(|pin| self.tiers[pin.tier].discard(&[pin.place.token]))
             .sum()

@@ -112,6 +112,7 @@ mod tests {
             len: 8192,
             parts: 2,
             checksum: Checksum::default(),
+            stamp: 0,
         };
         let found = parts::blank(&[4000, 4000]);
         let bytes = encode(77, 1, &place, &found);

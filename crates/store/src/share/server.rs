@@ -125,7 +125,7 @@ impl Owner {
             match served.and_then(|socket| self.serve(&socket).map(|()| socket)) {
                 Ok(socket) => {
                     let mut connections = self.connections.lock();
-                    connections.retain(|socket| is_open(socket));
+                    connections.retain(is_open);
                     connections.push(socket);
                 }
                 Err(error) => tracing::warn!(%error, "a process could not attach"),
