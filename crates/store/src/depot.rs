@@ -7,7 +7,7 @@ use std::time::Duration;
 use kvdepot_media::host::limits;
 use kvdepot_media::{Checksum, Copier, CopierConfig};
 
-use crate::arena::{Arena, Opening, Refused, default_path};
+use crate::arena::{Arena, Opening, Refused, default_capacity, default_path};
 use crate::buffers::BlockBuffers;
 use crate::config::{Config, size};
 use crate::gate::Gate;
@@ -31,6 +31,7 @@ struct Inner {
     session: u64,
     close_timeout: Duration,
     opening: Opening,
+    description: String,
 }
 
 /// One namespace of a depot.
@@ -41,7 +42,8 @@ pub struct Namespace {
 }
 
 impl Depot {
-    /// Opens the tiers of a configuration, making what does not exist yet.
+    /// Opens the tiers of a configuration, making what does not exist yet. When another process
+    /// owns the default arena, a pipeline with a `Cache` opens without its far tier, and warns.
     ///
     /// # Errors
     /// [`Error::Config`] for what the configuration says, [`Error::Locked`] when another process
@@ -51,16 +53,25 @@ impl Depot {
         let mut tiers = Vec::with_capacity(config.pipeline.len());
         let uses = Uses::default();
         let mut opening = Opening::default();
+        let mut without = None;
         // Far to near: what can be refused comes before what costs memory.
         for name in config.pipeline.iter().rev() {
             let arena = match name.as_str() {
-                "Cache" => Arena::volatile("Cache", cache_capacity(config)?)?,
+                "Cache" => Arena::volatile("Cache", config.cache_capacity()?)?,
                 _ => {
                     let path = config.arena_path()?;
-                    let (arena, found) =
-                        Arena::open("Dax", &path, &config.dax, config.lock_wait, &uses)?;
-                    opening = found;
-                    arena
+                    match Arena::open("Dax", &path, &config.dax, config.lock_wait, &uses) {
+                        Ok((arena, found)) => {
+                            opening = found;
+                            arena
+                        }
+                        Err(error) if may_go_without(config, &error) => {
+                            tracing::warn!(%error, "opening with Cache alone");
+                            without = Some(error.to_string());
+                            continue;
+                        }
+                        Err(error) => return Err(error),
+                    }
                 }
             };
             tiers.insert(0, Arc::new(arena));
@@ -90,7 +101,8 @@ impl Depot {
         }
         let background = Background::start(&core)?;
         let close_timeout = config.close_timeout;
-        log_opening(&core, &opening);
+        let description = describe(&core, config, &opening, without.as_deref());
+        log_opening(&description, &opening);
         Ok(Depot {
             inner: Arc::new(Inner {
                 core,
@@ -99,6 +111,7 @@ impl Depot {
                 session,
                 close_timeout,
                 opening,
+                description,
             }),
         })
     }
@@ -152,10 +165,11 @@ impl Depot {
             .find_map(|tier| tier.path().map(Into::into))
     }
 
-    /// One line for a log: the tiers, their sizes and where they are.
+    /// One line for a log: the tiers, their sizes and where they are, and what was chosen for
+    /// this machine.
     #[must_use]
-    pub fn description(&self) -> String {
-        describe(&self.inner.core)
+    pub fn description(&self) -> &str {
+        &self.inner.description
     }
 
     /// What opening found.
@@ -232,26 +246,42 @@ impl Drop for Inner {
     }
 }
 
-fn describe(core: &Core) -> String {
+/// Whether a pipeline can do without the arena that gave this error: nobody asked for it by name.
+fn may_go_without(config: &Config, error: &Error) -> bool {
+    let owned = matches!(error, Error::Locked { .. });
+    owned && config.dax.path.is_none() && config.pipeline.len() > 1
+}
+
+fn describe(core: &Core, config: &Config, opening: &Opening, without: Option<&str>) -> String {
     let each = core.tiers.iter().map(|tier| {
         let size = size::show(tier.layout().capacity);
         match tier.path() {
+            Some(path) if opening.created && config.dax.capacity.is_none() => {
+                let path = path.display();
+                format!("{} {size} (20 % of the free disk) at {path}", tier.name())
+            }
             Some(path) => format!("{} {size} at {}", tier.name(), path.display()),
-            None => format!("{} {size} of memory", tier.name()),
+            None if config.cache.capacity.is_none() => {
+                format!("{} {size} (10 % of the memory allowed)", tier.name())
+            }
+            None => format!("{} {size}", tier.name()),
         }
     });
-    each.collect::<Vec<_>>().join(" | ")
+    let tiers = each.collect::<Vec<_>>().join(" | ");
+    match without {
+        None => tiers,
+        Some(reason) => format!("{tiers} alone: {reason}"),
+    }
 }
 
-fn log_opening(core: &Core, opening: &Opening) {
+fn log_opening(tiers: &str, opening: &Opening) {
     let Opening {
         blocks,
         damaged,
         outranked,
         ..
     } = opening;
-    let tiers = describe(core);
-    tracing::info!(%tiers, blocks, damaged, outranked, "depot open");
+    tracing::info!(tiers, blocks, damaged, outranked, "depot open");
 }
 
 impl Config {
@@ -265,13 +295,28 @@ impl Config {
             None => default_path(self.instance.as_deref()),
         }
     }
-}
 
-/// 10 % of the memory that the cgroup allows, at most 8 GiB, in whole MiB.
-fn cache_capacity(config: &Config) -> Result<u64, Error> {
-    match config.cache.capacity {
-        Some(capacity) => Ok(capacity),
-        None => Ok((limits::memory_allowed()? / 10).min(8 << 30) >> 20 << 20),
+    /// Bytes that a new arena would get: `dax.capacity`, or 20 % of the free disk, at most 64 GiB.
+    ///
+    /// # Errors
+    /// Those of [`Config::arena_path`].
+    pub fn arena_capacity(&self) -> Result<u64, Error> {
+        match self.dax.capacity {
+            Some(capacity) => Ok(capacity),
+            None => Ok(default_capacity(&self.arena_path()?)),
+        }
+    }
+
+    /// Bytes of the `Cache` tier: `cache.capacity`, or 10 % of the memory that the control group
+    /// allows, at most 8 GiB, in whole MiB.
+    ///
+    /// # Errors
+    /// [`Error::Host`] when `/proc` cannot be read.
+    pub fn cache_capacity(&self) -> Result<u64, Error> {
+        match self.cache.capacity {
+            Some(capacity) => Ok(capacity),
+            None => Ok((limits::memory_allowed()? / 10).min(8 << 30) >> 20 << 20),
+        }
     }
 }
 
@@ -470,12 +515,35 @@ impl Namespace {
                 "one list a reservation",
             ));
         }
+        let session = self.depot.inner.session;
+        if let Some(other) = reservations.iter().find(|mine| mine.session != session) {
+            return Err(Error::input(
+                "reservations",
+                format!("one of session {:x}", other.session),
+                format!("reservations of this depot ({session:x})"),
+            ));
+        }
         self.core().commit(reservations, checksums)
     }
 
     /// Gives reservations back. Every mover that had one of their placements must have stopped.
     pub fn abort(&self, reservations: &[Reservation]) {
-        self.core().abort(reservations);
+        if self.owns(reservations.iter().map(|reservation| reservation.session)) {
+            self.core().abort(reservations);
+        }
+    }
+
+    /// Whether reservations or pins were made here. Those of another depot, or of the one that
+    /// this process had open before, name other blocks.
+    fn owns(&self, mut sessions: impl Iterator<Item = u64>) -> bool {
+        let other = sessions.find(|session| *session != self.depot.inner.session);
+        if let Some(session) = other {
+            tracing::error!(
+                session,
+                "reservations or pins of another depot were handed in"
+            );
+        }
+        other.is_none()
     }
 
     /// Pins blocks where they are nearest; `None` for a miss. With `prefix` nothing behind the
@@ -496,11 +564,17 @@ impl Namespace {
     /// Ends pins, given in prefix order. `served` says that their bytes were used: it counts as
     /// hits, and far blocks are promoted.
     pub fn unpin(&self, pins: &[Pin], served: bool) {
-        self.core().unpin(pins, served);
+        if self.owns(pins.iter().map(|pin| pin.session)) {
+            self.core().unpin(pins, served);
+        }
     }
 
     /// Unpublishes pinned blocks that did not verify, where they are pinned. The pins remain.
     pub fn discard(&self, pins: &[Pin]) -> usize {
-        self.core().discard(pins)
+        if self.owns(pins.iter().map(|pin| pin.session)) {
+            self.core().discard(pins)
+        } else {
+            0
+        }
     }
 }

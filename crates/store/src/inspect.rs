@@ -3,13 +3,14 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use kvdepot_media::{Access, Copier, Done, Kind, Mapping};
 
-use crate::arena::{judge, read_directory, read_owner, read_superblock, survey};
+use crate::arena::{is_inside, judge, read_directory, read_owner, read_superblock, survey};
 use crate::format::layout::Layout;
 use crate::format::owner::Owner;
-use crate::format::record::Record;
+use crate::format::record::{self, Record, Slot};
 use crate::format::superblock::Superblock;
 use crate::{Error, NamespaceId, parts};
 
@@ -110,7 +111,11 @@ impl Inspection {
     /// # Errors
     /// [`Error::Media`].
     pub fn namespaces(&self) -> Result<Vec<(NamespaceId, String)>, Error> {
-        read_directory(&self.mapping)
+        let entries = read_directory(&self.mapping)?;
+        Ok(entries
+            .into_iter()
+            .map(|(_, id, text)| (id, text))
+            .collect())
     }
 
     /// The live blocks by the rules of recovery, oldest first, and the damaged slots.
@@ -119,7 +124,7 @@ impl Inspection {
     /// [`Error::Media`].
     pub fn blocks(&self) -> Result<(Vec<Listed>, Vec<u32>), Error> {
         let survey = survey(&self.mapping, self.layout, &self.superblock.uuid)?;
-        let served = judge(&survey.records);
+        let served = judge(&survey.records).served;
         let mut blocks: Vec<Listed> = survey
             .records
             .into_iter()
@@ -131,7 +136,41 @@ impl Inspection {
             .map(|(slot, record)| Listed { slot, record })
             .collect();
         blocks.sort_unstable_by_key(|block| block.record.sequence);
-        Ok((blocks, survey.damaged))
+        let mut damaged = survey.damaged;
+        // A running owner may have been writing one.
+        for pause in [0, 1, 10] {
+            if !damaged.is_empty() {
+                std::thread::sleep(Duration::from_millis(pause));
+                damaged = self.still_damaged(&damaged)?;
+            }
+        }
+        Ok((blocks, damaged))
+    }
+
+    fn still_damaged(&self, slots: &[u32]) -> Result<Vec<u32>, Error> {
+        let mut damaged = Vec::new();
+        for slot in slots {
+            if !self.is_sound(&self.read_slot(*slot)?) {
+                damaged.push(*slot);
+            }
+        }
+        Ok(damaged)
+    }
+
+    fn is_sound(&self, slot: &Slot) -> bool {
+        match slot {
+            Slot::Empty => true,
+            Slot::Used(record) => is_inside(record, self.layout.data, self.layout.capacity),
+            _ => false,
+        }
+    }
+
+    fn read_slot(&self, slot: u32) -> Result<Slot, Error> {
+        let mut bytes = [0; record::LEN];
+        self.mapping
+            .read_into(self.layout.record(slot), &mut bytes)?;
+        let seed = record::seed(&self.superblock.uuid, slot);
+        Ok(Record::decode(&bytes, seed))
     }
 
     /// Reads every payload. `progress` is called with the bytes read so far and all there are,
@@ -223,8 +262,10 @@ impl Inspection {
             let _sent = sender.send(bad);
         });
         let _done = ticket.wait(None);
-        for tag in receiver.recv().unwrap_or_default() {
-            sound[tag as usize] = false;
+        match receiver.recv() {
+            Ok(bad) => bad.iter().for_each(|tag| sound[*tag as usize] = false),
+            // Nobody has looked.
+            Err(_) => sound.fill(false),
         }
         for (block, sound) in blocks.iter().zip(sound) {
             if sound {
@@ -241,11 +282,8 @@ impl Inspection {
     /// Whether a block's record is what it was: beside a running owner a bad payload may be one
     /// that was evicted meanwhile.
     fn still_there(&self, block: &Listed) -> Result<bool, Error> {
-        use crate::format::record::{self, Slot};
-        let mut bytes = [0; record::LEN];
-        self.mapping
-            .read_into(self.layout.record(block.slot), &mut bytes)?;
-        let seed = record::seed(&self.superblock.uuid, block.slot);
-        Ok(Record::decode(&bytes, seed) == Slot::Used(block.record))
+        // The payload was read before: the record must not be read ahead of it.
+        std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
+        Ok(self.read_slot(block.slot)? == Slot::Used(block.record))
     }
 }

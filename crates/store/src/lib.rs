@@ -29,7 +29,7 @@ mod pipeline;
 mod share;
 mod task;
 
-pub use arena::{Opening, TierStats};
+pub use arena::{Opening, TierStats, erase};
 pub use buffers::BlockBuffers;
 pub use config::Config;
 pub use depot::{Depot, Namespace};

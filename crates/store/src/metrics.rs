@@ -42,6 +42,8 @@ pub(crate) struct Metrics {
     put_full: AtomicU64,
     put_dropped: AtomicU64,
     put_corrupt: AtomicU64,
+    reserve_present: AtomicU64,
+    reserve_pending: AtomicU64,
 }
 
 /// A depot's counters and its tiers' fill.
@@ -76,6 +78,10 @@ pub struct Stats {
     pub put_dropped_blocks: u64,
     /// Blocks that did not verify on their way to the far tier.
     pub put_corrupt_blocks: u64,
+    /// Reservations that were not needed: the block is stored.
+    pub reserve_present_blocks: u64,
+    /// Reservations that were not needed: another call is writing the block.
+    pub reserve_pending_blocks: u64,
     /// Bytes that wait for the far tier.
     pub write_back_bytes: u64,
 }
@@ -121,6 +127,14 @@ impl Metrics {
         add(&self.promoted_bytes, bytes);
     }
 
+    pub(crate) fn reserve_present(&self) {
+        add(&self.reserve_present, 1);
+    }
+
+    pub(crate) fn reserve_pending(&self) {
+        add(&self.reserve_pending, 1);
+    }
+
     pub(crate) fn put_outcome(&self, outcome: Outcome) {
         match outcome {
             Outcome::Done => add(&self.put_done, 1),
@@ -148,6 +162,8 @@ impl Metrics {
             put_full_blocks: read(&self.put_full),
             put_dropped_blocks: read(&self.put_dropped),
             put_corrupt_blocks: read(&self.put_corrupt),
+            reserve_present_blocks: read(&self.reserve_present),
+            reserve_pending_blocks: read(&self.reserve_pending),
             write_back_bytes,
         }
     }
@@ -247,6 +263,16 @@ impl Stats {
             "dropped_blocks_total",
             "counter",
             &plain(self.put_dropped_blocks),
+        );
+        metric(
+            "reserve_present_blocks_total",
+            "counter",
+            &plain(self.reserve_present_blocks),
+        );
+        metric(
+            "reserve_pending_blocks_total",
+            "counter",
+            &plain(self.reserve_pending_blocks),
         );
         metric("write_back_bytes", "gauge", &plain(self.write_back_bytes));
         text

@@ -7,6 +7,7 @@
 //!
 //! The lock is held for index work and for writes of 128 bytes, never while a payload moves.
 
+mod erase;
 mod evict;
 mod open;
 mod owner_lock;
@@ -29,12 +30,13 @@ use crate::format::record::{self, Packed, Record, State as RecordState};
 use crate::index::{Entries, Entry, KeyMap, Namespaces};
 use crate::{Identity, Key, NamespaceId};
 
+pub use erase::erase;
 pub use open::Opening;
-pub(crate) use open::{default_path, read_directory, read_superblock};
+pub(crate) use open::{default_capacity, default_path, read_directory, read_superblock};
 use owner_lock::OwnerLock;
 pub(crate) use owner_lock::read_owner;
 pub(crate) use publish::Refused;
-pub(crate) use recover::{judge, survey};
+pub(crate) use recover::{is_inside, judge, survey};
 
 /// Names one reservation or pin of an arena: the slot may be reused, the sequence never is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -97,8 +99,8 @@ struct State {
     sequence: u64,
     live_bytes: u64,
     pinned: u64,
-    /// Namespaces already in the medium's directory.
-    described: Vec<NamespaceId>,
+    /// Namespaces in the medium's directory, by the number of their entry.
+    described: Vec<Option<NamespaceId>>,
     /// Namespaces whose blocks may not be scattered.
     contiguous: Vec<u32>,
 }

@@ -43,7 +43,14 @@ impl Arena {
                 "at least 4KiB",
             ));
         }
-        let mapping = Mapping::anonymous("kvdepot-cache", capacity)?;
+        let mapping = Mapping::anonymous("kvdepot-cache", capacity).map_err(|error| {
+            let field = format!("{}.capacity", name.to_ascii_lowercase());
+            Error::config(
+                field,
+                size::show(capacity),
+                format!("memory that the system can map ({error})"),
+            )
+        })?;
         // Slots are cheap here: one for each granule that a block could begin at.
         let records = (capacity / GRANULE).min(u64::from(u32::MAX) - 1);
         let layout = Layout {
@@ -75,7 +82,7 @@ impl Arena {
         let (mapping, created) = match Mapping::open(path, Access::ReadWrite) {
             Ok(mapping) => (mapping, false),
             Err(error) if error.is_not_found() => (create(path, config, &field)?, true),
-            Err(error) => return Err(error.into()),
+            Err(error) => return Err(path_error(path, error, &field)),
         };
         let lock = OwnerLock::acquire(path, &mapping, lock_wait)?;
         // Another process may have made the file between our look and our lock.
@@ -212,6 +219,16 @@ fn create(
     config: &DaxConfig,
     field: &impl Fn(&str) -> String,
 ) -> Result<Arc<Mapping>, Error> {
+    if !path
+        .parent()
+        .is_some_and(|parent| parent.as_os_str().is_empty() || parent.is_dir())
+    {
+        return Err(Error::config(
+            field("path"),
+            path.display(),
+            "a device, a file, or a file to be made in a directory that exists",
+        ));
+    }
     let capacity = config.capacity.unwrap_or_else(|| default_capacity(path));
     let records = config
         .records
@@ -222,9 +239,30 @@ fn create(
     match Mapping::create(path, capacity / GRANULE * GRANULE) {
         Ok(mapping) => Ok(mapping),
         // Somebody was faster; the lock sorts out whose it is.
-        Err(error) if error.is_already_exists() => Ok(Mapping::open(path, Access::ReadWrite)?),
-        Err(error) => Err(error.into()),
+        Err(error) if error.is_already_exists() => {
+            Mapping::open(path, Access::ReadWrite).map_err(|error| path_error(path, error, field))
+        }
+        Err(error) if error.is_no_space() => Err(Error::config(
+            field("capacity"),
+            size::show(capacity),
+            format!(
+                "what the file system of {} has free ({error})",
+                path.display()
+            ),
+        )),
+        Err(error) => Err(path_error(path, error, field)),
     }
+}
+
+/// What the system says about a path that the configuration names.
+fn path_error(path: &Path, error: kvdepot_media::Error, field: &impl Fn(&str) -> String) -> Error {
+    let allowed = match error {
+        kvdepot_media::Error::Io { source, .. } => {
+            format!("a device or file that this user can read and write ({source})")
+        }
+        other => other.to_string(),
+    };
+    Error::config(field("path"), path.display(), allowed)
 }
 
 fn capacity_error(capacity: u64, records: u64, field: &impl Fn(&str) -> String) -> Error {
@@ -239,7 +277,7 @@ fn capacity_error(capacity: u64, records: u64, field: &impl Fn(&str) -> String) 
 }
 
 /// 20 % of the free disk, at most 64 GiB.
-fn default_capacity(path: &Path) -> u64 {
+pub(crate) fn default_capacity(path: &Path) -> u64 {
     (limits::disk_free(path).unwrap_or(0) / 5).min(64 << 30)
 }
 
@@ -404,17 +442,18 @@ fn write_owner(mapping: &Mapping, socket: &str) -> Result<(), Error> {
     Ok(mapping.write_from(layout::OWNER, &page.encode())?)
 }
 
-fn described(mapping: &Mapping) -> Result<Vec<crate::NamespaceId>, Error> {
-    Ok(read_directory(mapping)?
-        .into_iter()
-        .map(|(id, _)| id)
-        .collect())
+fn described(mapping: &Mapping) -> Result<Vec<Option<crate::NamespaceId>>, Error> {
+    let mut entries = vec![None; directory::ENTRIES as usize];
+    for (index, id, _) in read_directory(mapping)? {
+        entries[index as usize] = Some(id);
+    }
+    Ok(entries)
 }
 
-/// The namespaces that the arena describes.
+/// The namespaces that the arena describes, with the number of their entry.
 pub(crate) fn read_directory(
     mapping: &Mapping,
-) -> Result<Vec<(crate::NamespaceId, String)>, Error> {
+) -> Result<Vec<(u64, crate::NamespaceId, String)>, Error> {
     let mut entries = Vec::new();
     for index in 0..directory::ENTRIES {
         let mut bytes = [0; directory::LEN];
@@ -422,9 +461,8 @@ pub(crate) fn read_directory(
             layout::DIRECTORY + index * directory::LEN as u64,
             &mut bytes,
         )?;
-        match directory::decode(&bytes) {
-            Some(entry) => entries.push(entry),
-            None => break,
+        if let Some((id, text)) = directory::decode(&bytes) {
+            entries.push((index, id, text));
         }
     }
     Ok(entries)

@@ -14,6 +14,7 @@ use kvdepot_media::Mapping;
 use kvdepot_media::host::fork::LockFd;
 use kvdepot_media::host::lock::Kind;
 use kvdepot_media::host::{fds, lock};
+use parking_lot::Mutex;
 
 use crate::format::{layout, owner};
 use crate::{Error, clock};
@@ -30,6 +31,9 @@ pub(super) struct OwnerLock {
     writers: LockFd,
     /// Whether byte 1 was held alone since this owner opened.
     alone: AtomicBool,
+    /// Twins of the descriptions that went to processes before that. They hold the writers' lock
+    /// from the moment on in which there can be a reservation for them to write.
+    early: Mutex<Vec<OwnedFd>>,
 }
 
 impl OwnerLock {
@@ -57,6 +61,7 @@ impl OwnerLock {
             _owner: owner,
             writers,
             alone: AtomicBool::new(false),
+            early: Mutex::new(Vec::new()),
         })
     }
 
@@ -67,15 +72,33 @@ impl OwnerLock {
         }
         let take = |kind| matches!(self.writers.try_lock(WRITERS_BYTE, kind), Ok(true));
         // The owner writes too, so it stays among the writers.
-        let alone = take(Kind::Exclusive) && take(Kind::Shared);
+        let mut alone = take(Kind::Exclusive) && take(Kind::Shared);
+        if alone {
+            let mut early = self.early.lock();
+            early.retain(|fd| {
+                let shared = lock::try_lock(fd.as_fd(), WRITERS_BYTE, Kind::Shared);
+                !matches!(shared, Ok(true))
+            });
+            alone = early.is_empty();
+        }
         self.alone.store(alone, Ordering::Release);
         alone
     }
 
     /// A descriptor for a process that may write: its own description, already holding the
-    /// writers' lock, which thereby lives exactly as long as that process keeps it.
+    /// writers' lock, which thereby lives exactly as long as that process keeps it. While
+    /// processes of an earlier owner may still write it comes without the lock, which would keep
+    /// this owner from ever finding itself alone.
     pub(super) fn for_writer(&self, mapping: &Mapping) -> Result<OwnedFd, Error> {
         let fd = fds::reopen(mapping.fd(), false)?;
+        if !self.alone() {
+            let twin = fd.try_clone().map_err(|source| Error::Io {
+                path: "descriptor".into(),
+                source,
+            })?;
+            self.early.lock().push(twin);
+            return Ok(fd);
+        }
         if !lock::lock_timeout(
             fd.as_fd(),
             WRITERS_BYTE,

@@ -304,19 +304,20 @@ impl Arena {
             return;
         }
         let mut state = self.state.lock();
-        if state.described.contains(&namespace)
-            || state.described.len() as u64 >= directory::ENTRIES
-        {
+        if state.described.contains(&Some(namespace)) {
             return;
         }
-        let at = layout::DIRECTORY + (state.described.len() * directory::LEN) as u64;
+        let Some(index) = state.described.iter().position(Option::is_none) else {
+            return;
+        };
+        let at = layout::DIRECTORY + (index * directory::LEN) as u64;
         if let Err(error) = self
             .mapping
             .write_from(at, &directory::encode(namespace, description))
         {
             tracing::warn!(tier = self.name, %error, "a namespace could not be described");
         }
-        state.described.push(namespace);
+        state.described[index] = Some(namespace);
     }
 
     /// The error for a refused reservation of a caller who wants one.

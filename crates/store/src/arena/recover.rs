@@ -67,9 +67,9 @@ pub(crate) fn survey(mapping: &Mapping, layout: Layout, uuid: &[u8; 16]) -> Resu
         for bytes in records {
             match Record::decode(bytes, record::seed(uuid, slot)) {
                 Slot::Empty => {}
-                Slot::Used(record) if inside(&record, layout.data, layout.capacity) => {
+                Slot::Used(record) if is_inside(&record, layout.data, layout.capacity) => {
                     survey.highest = survey.highest.max(record.sequence);
-                    if inside(&record, layout.data, mapping.len()) {
+                    if is_inside(&record, layout.data, mapping.len()) {
                         survey.records.push((slot, record));
                     } else if record.state == RecordState::Live {
                         survey.lost.push((slot, record));
@@ -87,27 +87,42 @@ pub(crate) fn survey(mapping: &Mapping, layout: Layout, uuid: &[u8; 16]) -> Resu
     Ok(survey)
 }
 
-fn inside(record: &Record, begin: u64, end: u64) -> bool {
+/// Whether all extents of a record lie between two offsets.
+pub(crate) fn is_inside(record: &Record, begin: u64, end: u64) -> bool {
     let within =
         |(at, len): (u64, u64)| at >= begin && at.checked_add(len).is_some_and(|to| to <= end);
     record.extents.iter().all(within)
 }
 
-/// Which of the surveyed records are served: true where a live record is outranked by none.
-pub(crate) fn judge(records: &[(u32, Record)]) -> Vec<bool> {
+/// What the rules say of surveyed records.
+pub(crate) struct Judgement {
+    /// By record: whether it is live and outranked by none.
+    pub(crate) served: Vec<bool>,
+    /// The served ones' identities, to their slots.
+    live: KeyMap,
+    namespaces: Namespaces,
+    /// All extents as `(begin, end, record)`, in the order of the medium.
+    extents: Vec<(u64, u64, u32)>,
+}
+
+/// Applies the rules to the surveyed records, which are in the order of their slots.
+pub(crate) fn judge(records: &[(u32, Record)]) -> Judgement {
     let mut served: Vec<bool> = records
         .iter()
         .map(|(_, record)| record.state == RecordState::Live)
         .collect();
-    overlaps(records, &mut served);
-    identities(records, &mut served);
-    served
+    let extents = overlaps(records, &mut served);
+    let (live, namespaces) = identities(records, &mut served);
+    Judgement {
+        served,
+        live,
+        namespaces,
+        extents,
+    }
 }
 
 /// Clears `served` where a record of a higher sequence, live or dead, has some of the bytes.
-fn overlaps(records: &[(u32, Record)], served: &mut [bool]) {
-    // (begin, end, record), in the order of the medium; one pass keeps the extents that reach
-    // beyond the current begin.
+fn overlaps(records: &[(u32, Record)], served: &mut [bool]) -> Vec<(u64, u64, u32)> {
     let mut extents: Vec<(u64, u64, u32)> = Vec::with_capacity(records.len());
     for (index, (_, record)) in records.iter().enumerate() {
         extents.extend(
@@ -118,45 +133,65 @@ fn overlaps(records: &[(u32, Record)], served: &mut [bool]) {
         );
     }
     extents.sort_unstable();
+    // One pass; `open` keeps the extents that reach beyond the current begin.
     let mut open: Vec<(u64, u32)> = Vec::new();
-    for (begin, end, index) in extents {
-        open.retain(|(end, _)| *end > begin);
+    for (begin, end, index) in &extents {
+        open.retain(|(end, _)| end > begin);
         for (_, other) in &open {
-            let (a, b) = (index as usize, *other as usize);
-            let lower = if records[a].1.sequence < records[b].1.sequence {
-                a
-            } else {
-                b
-            };
+            let (a, b) = (*index as usize, *other as usize);
+            let higher = records[a].1.sequence > records[b].1.sequence;
             if a != b {
-                served[lower] = false;
+                served[if higher { b } else { a }] = false;
             }
         }
-        open.push((end, index));
+        open.push((*end, *index));
     }
+    extents
 }
 
-/// Clears `served` where a record of a higher sequence, live or dead, has the same identity.
-fn identities(records: &[(u32, Record)], served: &mut [bool]) {
-    let mut map = KeyMap::with_capacity(records.len());
+/// Clears `served` where a record of a higher sequence, live or dead, has the same identity;
+/// answers the rest by identity.
+fn identities(records: &[(u32, Record)], served: &mut [bool]) -> (KeyMap, Namespaces) {
+    let blocks = served.iter().filter(|served| **served).count();
+    let mut live = KeyMap::with_capacity(blocks);
     let mut namespaces = Namespaces::default();
-    for (index, (_, record)) in records.iter().enumerate() {
-        let namespace = namespaces.intern(record.identity.namespace);
-        let Some(other) = map.insert(namespace, &record.identity.key, index as u32) else {
+    let at = |slot: u32| records.partition_point(|(other, _)| *other < slot);
+    for (index, (slot, record)) in records.iter().enumerate() {
+        if !served[index] {
+            continue;
+        }
+        let (id, key) = (record.identity.namespace, &record.identity.key);
+        let namespace = namespaces.intern(id);
+        let Some(other) = live.insert(namespace, key, *slot) else {
             continue;
         };
-        let higher = if records[other as usize].1.sequence > record.sequence {
-            map.insert(namespace, &record.identity.key, other);
-            other as usize
+        let before = at(other);
+        if records[before].1.sequence > record.sequence {
+            live.insert(namespace, key, other);
+            served[index] = false;
         } else {
-            index
-        };
-        served[if higher == index {
-            other as usize
-        } else {
-            index
-        }] = false;
+            served[before] = false;
+        }
     }
+    // The dead outrank too, and so do those that became dead just now.
+    for (position, (_, record)) in records.iter().enumerate() {
+        if served[position] {
+            continue;
+        }
+        let (id, key) = (record.identity.namespace, &record.identity.key);
+        let Some(namespace) = namespaces.number(id) else {
+            continue;
+        };
+        let Some(slot) = live.get(namespace, key) else {
+            continue;
+        };
+        let index = at(slot);
+        if records[index].1.sequence < record.sequence {
+            served[index] = false;
+            live.remove(namespace, key, slot);
+        }
+    }
+    (live, namespaces)
 }
 
 /// Recovers an arena that says it has `layout`; the pool covers what the medium has of it.
@@ -167,59 +202,41 @@ pub(super) fn recover(
     uses: &Uses,
 ) -> Result<Recovered, Error> {
     let survey = survey(mapping, layout, uuid)?;
-    let served = judge(&survey.records);
-    let mut namespaces = Namespaces::default();
-    let blocks = served.iter().filter(|served| **served).count();
-    let mut live = KeyMap::with_capacity(blocks);
-    let mut outranked = Vec::new();
-    let mut order: Vec<(u64, u32)> = Vec::with_capacity(blocks);
-    let mut extents: Vec<(u64, u64)> = Vec::with_capacity(blocks);
-    let mut live_bytes = 0;
-    let mut entries = Entries::new(layout.records as u32);
-    let mut kept = Vec::with_capacity(blocks);
-    for ((slot, record), served) in survey.records.iter().zip(&served) {
-        if !served {
-            if record.state == RecordState::Live {
-                outranked.push((*slot, *record));
-            }
-            continue;
-        }
-        let namespace = namespaces.intern(record.identity.namespace);
-        live.insert(namespace, &record.identity.key, *slot);
-        order.push((record.sequence, *slot));
-        extents.extend(
-            record
-                .extents
-                .iter()
-                .map(|(at, len)| (at - layout.data, len)),
-        );
-        live_bytes += record.len;
-        let mut entry = Entry::new(record.identity.key, namespace, record.extents, record.len);
-        entry.parts = record.parts;
-        entry.checksum = record.checksum;
-        entry.sequence = record.sequence;
-        entry.created = record.created;
-        entry.stage = Stage::Live;
-        kept.push((*slot, entry));
-    }
-    entries.restore(kept.into_iter(), survey.used);
-    order.sort_unstable();
-    let stamps = uses.call(order.len());
-    for ((_, slot), newer) in order.iter().zip((0..order.len()).rev()) {
-        entries.touch(*slot, stamps.of(newer));
-        entries.link(*slot);
-    }
-    extents.sort_unstable();
+    let Judgement {
+        served,
+        live,
+        namespaces,
+        extents,
+    } = judge(&survey.records);
     let pool = Pool::rebuild(
         layout.on(mapping.len()).data_len(),
         GRANULE,
         extents
-            .into_iter()
-            .map(|(offset, len)| Extent { offset, len }),
+            .iter()
+            .filter(|(_, _, record)| served[*record as usize])
+            .map(|(begin, end, _)| Extent {
+                offset: begin - layout.data,
+                len: end - begin,
+            }),
     )
     .map_err(|error| Error::config("capacity", size::show(layout.capacity), error.to_string()))?;
+    drop(extents);
+    let rows = || survey.records.iter().zip(&served);
+    let outranked: Vec<(u32, Record)> = rows()
+        .filter(|((_, record), served)| !**served && record.state == RecordState::Live)
+        .map(|(row, _)| *row)
+        .collect();
+    let mut entries = Entries::new(layout.records as u32);
+    let kept = rows()
+        .filter(|(_, served)| **served)
+        .map(|((slot, record), _)| {
+            let namespace = namespaces.number(record.identity.namespace).unwrap_or(0);
+            (*slot, entry(record, namespace))
+        });
+    entries.restore(kept, survey.used, uses);
+    let served = rows().filter(|(_, served)| **served);
     let opening = Opening {
-        blocks: blocks as u64,
+        blocks: live.len() as u64,
         damaged: (survey.damaged.len() + survey.lost.len()) as u64,
         outranked: outranked.len() as u64,
         created: false,
@@ -227,13 +244,23 @@ pub(super) fn recover(
     Ok(Recovered {
         pool,
         entries,
+        live_bytes: served.map(|((_, record), _)| record.len).sum(),
         live,
         namespaces,
-        live_bytes,
         outranked,
         highest: survey.highest,
         opening,
     })
+}
+
+fn entry(record: &Record, namespace: u32) -> Entry {
+    let mut entry = Entry::new(record.identity.key, namespace, record.extents, record.len);
+    entry.parts = record.parts;
+    entry.checksum = record.checksum;
+    entry.sequence = record.sequence;
+    entry.created = record.created;
+    entry.stage = Stage::Live;
+    entry
 }
 
 impl Arena {

@@ -157,17 +157,40 @@ impl Entries {
         u64::from(self.limit) - self.slots.len() as u64 + self.free.len() as u64
     }
 
-    /// Fills the slots from a recovered table: one entry a slot, `None` where it is free.
-    pub(crate) fn restore(&mut self, recovered: impl Iterator<Item = (u32, Entry)>, used: u32) {
-        self.slots = vec![Entry::FREE; used as usize];
+    /// Fills the slots from a recovered table: live entries by rising slot, the rest of the
+    /// `used` slots free. The order of use is that of their sequences.
+    pub(crate) fn restore(
+        &mut self,
+        recovered: impl Iterator<Item = (u32, Entry)>,
+        used: u32,
+        uses: &Uses,
+    ) {
+        let mut order: Vec<(u64, u32)> = Vec::with_capacity(used as usize);
+        self.slots = Vec::with_capacity(used as usize);
         for (slot, entry) in recovered {
-            self.slots[slot as usize] = entry;
+            order.push((entry.sequence, slot));
+            self.evictable_bytes += entry.extents.room();
+            self.free.extend(self.slots.len() as u32..slot);
+            self.slots.resize(slot as usize, Entry::FREE);
+            self.slots.push(Entry {
+                ranked: true,
+                ..entry
+            });
         }
+        self.free.extend(self.slots.len() as u32..used);
+        self.slots.resize(used as usize, Entry::FREE);
         // Low slots are taken first, so that a table fills from its beginning.
-        self.free = (0..used)
-            .rev()
-            .filter(|slot| self.slots[*slot as usize].stage == Stage::Free)
-            .collect();
+        self.free.reverse();
+        order.sort_unstable();
+        self.evictable = order.len() as u64;
+        let stamps = uses.call(order.len());
+        let newest = order.len();
+        for (rank, (sequence, slot)) in order.iter_mut().enumerate() {
+            *sequence = stamps.of(newest - 1 - rank);
+            self.slots[*slot as usize].stamp = *sequence;
+        }
+        // Rising stamps are a heap already; making it one only looks.
+        self.order = order.into_iter().map(Reverse).collect::<Vec<_>>().into();
     }
 
     pub(crate) fn get(&self, slot: u32) -> &Entry {

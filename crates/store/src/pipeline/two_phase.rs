@@ -157,6 +157,13 @@ impl Core {
                 }));
             }
         }
+        for answer in answers.iter().flatten() {
+            match answer {
+                Err(Refused::Present(_)) => self.metrics.reserve_present(),
+                Err(Refused::Reserved(_)) => self.metrics.reserve_pending(),
+                _ => {}
+            }
+        }
         Ok(answers.into_iter().flatten().collect())
     }
 

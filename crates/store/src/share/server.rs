@@ -1,5 +1,7 @@
 //! The owner's end of the socket.
 
+use std::net::Shutdown;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -23,6 +25,8 @@ const PATIENCE: Duration = Duration::from_secs(5);
 pub(crate) struct Server {
     path: PathBuf,
     stop: Arc<AtomicBool>,
+    /// The listening socket once more, to end its accept.
+    listener: UnixStream,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -47,6 +51,10 @@ impl Server {
             Socket::Auto => dirs::runtime_dir()?.join(format!("{session:016x}.sock")),
         };
         let listener = listen(&path)?;
+        let twin = listener.try_clone().map_err(|source| Error::Io {
+            path: path.clone(),
+            source,
+        })?;
         let stop = Arc::new(AtomicBool::new(false));
         let owner = Owner {
             tiers: tiers.to_vec(),
@@ -64,6 +72,7 @@ impl Server {
         Ok(Some(Server {
             path,
             stop,
+            listener: OwnedFd::from(twin).into(),
             thread: Mutex::new(Some(thread)),
         }))
     }
@@ -72,14 +81,15 @@ impl Server {
         &self.path
     }
 
-    /// Stops listening and removes the socket.
+    /// Stops listening and removes the socket. Stopping twice does nothing.
     pub(crate) fn stop(&self) {
+        let Some(thread) = self.thread.lock().take() else {
+            return;
+        };
         self.stop.store(true, Ordering::SeqCst);
-        // A connection of our own wakes the thread from its accept.
-        let _woken = UnixStream::connect(&self.path);
-        if let Some(thread) = self.thread.lock().take()
-            && thread.join().is_err()
-        {
+        // Ends the accept, whatever has become of the path.
+        let _ended = self.listener.shutdown(Shutdown::Both);
+        if thread.join().is_err() {
             tracing::error!("the socket's thread panicked");
         }
         let _gone = std::fs::remove_file(&self.path);
@@ -88,9 +98,9 @@ impl Server {
 
 /// Binds with mode 0600. A socket that nobody listens on any more is replaced.
 fn listen(path: &Path) -> Result<UnixListener, Error> {
-    let error = |source| Error::Io {
-        path: path.into(),
-        source,
+    let error = |source: std::io::Error| {
+        let allowed = format!("a path in a directory that exists and can be written ({source})");
+        Error::config("socket", path.display(), allowed)
     };
     if path.as_os_str().len() > 107 {
         return Err(Error::config(
