@@ -99,7 +99,10 @@ impl Depot {
                 .iter()
                 .try_for_each(|tier| tier.announce(&socket))?;
         }
-        let background = Background::start(&core)?;
+        let background = Background::start(&core).inspect_err(|_| {
+            // Its thread holds the arenas, and with them their locks.
+            server.iter().for_each(Server::stop);
+        })?;
         let close_timeout = config.close_timeout;
         let description = describe(&core, config, &opening, without.as_deref());
         log_opening(&description, &opening);

@@ -27,5 +27,6 @@ pub mod fork;
 pub mod limits;
 pub mod lock;
 pub mod peer;
+pub mod uring;
 
 pub use error::{Error, Result};
