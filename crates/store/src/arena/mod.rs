@@ -7,6 +7,7 @@
 //!
 //! The lock is held for index work and for writes of 128 bytes, never while a payload moves.
 
+mod create;
 mod erase;
 mod evict;
 mod open;
@@ -30,9 +31,10 @@ use crate::format::record::{self, Packed, Record, State as RecordState};
 use crate::index::{Entries, Entry, KeyMap, Namespaces};
 use crate::{Identity, Key, NamespaceId};
 
+pub(crate) use create::default_capacity;
 pub use erase::erase;
 pub use open::Opening;
-pub(crate) use open::{default_capacity, default_path, read_directory, read_superblock};
+pub(crate) use open::{default_path, read_directory, read_superblock};
 use owner_lock::OwnerLock;
 pub(crate) use owner_lock::read_owner;
 pub(crate) use publish::Refused;

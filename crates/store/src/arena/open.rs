@@ -1,16 +1,15 @@
 //! Opening: find or make the medium, become its owner, recover what it holds.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::Duration;
 
 use kvdepot_alloc::Pool;
-use kvdepot_media::host::{dirs, limits, peer};
+use kvdepot_media::host::{dirs, peer};
 use kvdepot_media::{Access, Flush, Mapping};
 use parking_lot::Mutex;
 
 use super::owner_lock::OwnerLock;
-use super::{Arena, Counters, State, Table, publish, recover};
+use super::{Arena, Counters, State, Table, create, publish, recover};
 use crate::config::{DaxConfig, Durability, size};
 use crate::format::layout::{self, Layout};
 use crate::format::superblock::{self, Refusal, Superblock};
@@ -79,23 +78,26 @@ impl Arena {
         uses: &Uses,
     ) -> Result<(Arena, Opening), Error> {
         let field = |option: &str| format!("{}.{option}", name.to_ascii_lowercase());
-        let (mapping, created) = match Mapping::open(path, Access::ReadWrite) {
-            Ok(mapping) => (mapping, false),
-            Err(error) if error.is_not_found() => (create(path, config, &field)?, true),
-            Err(error) => return Err(path_error(path, error, &field)),
+        let mut created = false;
+        let mapping = loop {
+            match Mapping::open(path, Access::ReadWrite) {
+                Ok(mapping) => break mapping,
+                Err(error) if error.is_not_found() => {
+                    created = create::create(path, config, lock_wait, &field)?;
+                }
+                Err(error) => return Err(path_error(path, error, &field)),
+            }
         };
         let lock = OwnerLock::acquire(path, &mapping, lock_wait)?;
-        // Another process may have made the file between our look and our lock.
-        let fresh = created && is_blank(&mapping)?;
-        let superblock = if config.format || fresh {
-            if !fresh && !lock.alone() {
+        let superblock = if config.format && !created {
+            if !lock.alone() {
                 return Err(Error::config(
                     field("format"),
                     "true",
                     "possible once the processes that worked for the last owner have ended",
                 ));
             }
-            format(&mapping, config, &field)?
+            format(&mapping, config, false, &field)?
         } else {
             read_superblock(path, &mapping)?
         };
@@ -213,49 +215,12 @@ fn new_pool(layout: Layout) -> Result<Pool, Error> {
         .map_err(|error| Error::config("capacity", size::show(layout.capacity), error.to_string()))
 }
 
-/// Makes the file with its space really allocated.
-fn create(
-    path: &Path,
-    config: &DaxConfig,
-    field: &impl Fn(&str) -> String,
-) -> Result<Arc<Mapping>, Error> {
-    if !path
-        .parent()
-        .is_some_and(|parent| parent.as_os_str().is_empty() || parent.is_dir())
-    {
-        return Err(Error::config(
-            field("path"),
-            path.display(),
-            "a device, a file, or a file to be made in a directory that exists",
-        ));
-    }
-    let capacity = config.capacity.unwrap_or_else(|| default_capacity(path));
-    let records = config
-        .records
-        .unwrap_or_else(|| Layout::default_records(capacity));
-    if Layout::new(capacity, records).is_none() {
-        return Err(capacity_error(capacity, records, field));
-    }
-    match Mapping::create(path, capacity / GRANULE * GRANULE) {
-        Ok(mapping) => Ok(mapping),
-        // Somebody was faster; the lock sorts out whose it is.
-        Err(error) if error.is_already_exists() => {
-            Mapping::open(path, Access::ReadWrite).map_err(|error| path_error(path, error, field))
-        }
-        Err(error) if error.is_no_space() => Err(Error::config(
-            field("capacity"),
-            size::show(capacity),
-            format!(
-                "what the file system of {} has free ({error})",
-                path.display()
-            ),
-        )),
-        Err(error) => Err(path_error(path, error, field)),
-    }
-}
-
 /// What the system says about a path that the configuration names.
-fn path_error(path: &Path, error: kvdepot_media::Error, field: &impl Fn(&str) -> String) -> Error {
+pub(super) fn path_error(
+    path: &Path,
+    error: kvdepot_media::Error,
+    field: &impl Fn(&str) -> String,
+) -> Error {
     let allowed = match error {
         kvdepot_media::Error::Io { source, .. } => {
             format!("a device or file that this user can read and write ({source})")
@@ -265,7 +230,11 @@ fn path_error(path: &Path, error: kvdepot_media::Error, field: &impl Fn(&str) ->
     Error::config(field("path"), path.display(), allowed)
 }
 
-fn capacity_error(capacity: u64, records: u64, field: &impl Fn(&str) -> String) -> Error {
+pub(super) fn capacity_error(
+    capacity: u64,
+    records: u64,
+    field: &impl Fn(&str) -> String,
+) -> Error {
     Error::config(
         field("capacity"),
         size::show(capacity),
@@ -274,11 +243,6 @@ fn capacity_error(capacity: u64, records: u64, field: &impl Fn(&str) -> String) 
             size::show(layout::CAPACITY_MIN)
         ),
     )
-}
-
-/// 20 % of the free disk, at most 64 GiB.
-pub(crate) fn default_capacity(path: &Path) -> u64 {
-    (limits::disk_free(path).unwrap_or(0) / 5).min(64 << 30)
 }
 
 /// The default arena: in the user's cache directory, one an instance.
@@ -294,12 +258,6 @@ fn read_page(mapping: &Mapping, offset: u64) -> Result<[u8; superblock::LEN], Er
     let mut page = [0; superblock::LEN];
     mapping.read_into(offset, &mut page)?;
     Ok(page)
-}
-
-fn is_blank(mapping: &Mapping) -> Result<bool, Error> {
-    Ok(mapping.len() < layout::TABLE
-        || (read_page(mapping, 0)? == [0; superblock::LEN]
-            && read_page(mapping, layout::SUPERBLOCK_B)? == [0; superblock::LEN]))
 }
 
 /// The newer of the two superblocks that verify.
@@ -340,9 +298,11 @@ pub(crate) fn read_superblock(path: &Path, mapping: &Mapping) -> Result<Superblo
     }))
 }
 
-fn format(
+/// Makes an arena of a medium, `blank` when it is known to hold zeros only.
+pub(super) fn format(
     mapping: &Mapping,
     config: &DaxConfig,
+    blank: bool,
     field: &impl Fn(&str) -> String,
 ) -> Result<Superblock, Error> {
     let capacity = config.capacity.unwrap_or_else(|| mapping.len());
@@ -358,18 +318,9 @@ fn format(
     }
     let layout =
         Layout::new(capacity, records).ok_or_else(|| capacity_error(capacity, records, field))?;
-    // The old superblocks go first: a crash in the middle leaves no arena instead of half of one.
-    let zeros = vec![0; 1 << 20];
-    mapping.write_from(0, &zeros[..superblock::LEN])?;
-    mapping.write_from(layout::SUPERBLOCK_B, &zeros[..superblock::LEN])?;
-    mapping.sync(0, layout::TABLE, Flush::Power)?;
-    let mut at = layout::OWNER;
-    while at < layout.data {
-        let len = (layout.data - at).min(zeros.len() as u64);
-        mapping.write_from(at, &zeros[..len as usize])?;
-        at += len;
+    if !blank {
+        wipe(mapping, layout)?;
     }
-    mapping.sync(0, layout.data, Flush::Power)?;
     let superblock = Superblock {
         uuid: random_uuid(),
         capacity: layout.capacity,
@@ -382,6 +333,22 @@ fn format(
     mapping.write_from(0, &superblock.encode())?;
     mapping.sync(0, superblock::LEN as u64, Flush::Power)?;
     Ok(superblock)
+}
+
+fn wipe(mapping: &Mapping, layout: Layout) -> Result<(), Error> {
+    // The old superblocks go first: a crash in the middle leaves no arena instead of half of one.
+    let zeros = vec![0; 1 << 20];
+    mapping.write_from(0, &zeros[..superblock::LEN])?;
+    mapping.write_from(layout::SUPERBLOCK_B, &zeros[..superblock::LEN])?;
+    mapping.sync(0, layout::TABLE, Flush::Power)?;
+    let mut at = layout::OWNER;
+    while at < layout.data {
+        let len = (layout.data - at).min(zeros.len() as u64);
+        mapping.write_from(at, &zeros[..len as usize])?;
+        at += len;
+    }
+    mapping.sync(0, layout.data, Flush::Power)?;
+    Ok(())
 }
 
 fn check_capacity(
