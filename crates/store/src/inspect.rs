@@ -124,7 +124,7 @@ impl Inspection {
     /// [`Error::Media`].
     pub fn blocks(&self) -> Result<(Vec<Listed>, Vec<u32>), Error> {
         let survey = survey(&self.mapping, self.layout, &self.superblock.uuid)?;
-        let served = judge(&survey.records).served;
+        let served = judge(&survey.records);
         let mut blocks: Vec<Listed> = survey
             .records
             .into_iter()

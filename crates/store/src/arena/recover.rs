@@ -4,6 +4,8 @@
 //! or repeats its identity; everything else live is served. Payloads are not read here: they
 //! verify when they are used.
 
+use std::path::Path;
+
 use kvdepot_alloc::{Extent, Pool};
 use kvdepot_media::Mapping;
 
@@ -50,7 +52,8 @@ pub(crate) struct Survey {
 /// Reads the whole table of an arena that says it has this layout.
 pub(crate) fn survey(mapping: &Mapping, layout: Layout, uuid: &[u8; 16]) -> Result<Survey, Error> {
     let mut survey = Survey {
-        records: Vec::new(),
+        // Address space alone, up to the table of a middling arena.
+        records: Vec::with_capacity(layout.records.min(1 << 21) as usize),
         lost: Vec::new(),
         damaged: Vec::new(),
         highest: 0,
@@ -94,31 +97,38 @@ pub(crate) fn is_inside(record: &Record, begin: u64, end: u64) -> bool {
     record.extents.iter().all(within)
 }
 
-/// What the rules say of surveyed records.
-pub(crate) struct Judgement {
-    /// By record: whether it is live and outranked by none.
-    pub(crate) served: Vec<bool>,
-    /// The served ones' identities, to their slots.
-    live: KeyMap,
-    namespaces: Namespaces,
-    /// All extents as `(begin, end, record)`, in the order of the medium.
-    extents: Vec<(u64, u64, u32)>,
+/// Which of the surveyed records, in the order of their slots, are live and outranked by none.
+pub(crate) fn judge(records: &[(u32, Record)]) -> Vec<bool> {
+    let mut served = live(records);
+    overlaps(records, &mut served);
+    let (_, numbers) = number(records);
+    identities(records, &numbers, served).0
 }
 
-/// Applies the rules to the surveyed records, which are in the order of their slots.
-pub(crate) fn judge(records: &[(u32, Record)]) -> Judgement {
-    let mut served: Vec<bool> = records
+fn live(records: &[(u32, Record)]) -> Vec<bool> {
+    records
         .iter()
         .map(|(_, record)| record.state == RecordState::Live)
-        .collect();
-    let extents = overlaps(records, &mut served);
-    let (live, namespaces) = identities(records, &mut served);
-    Judgement {
-        served,
-        live,
-        namespaces,
-        extents,
-    }
+        .collect()
+}
+
+/// The records' namespaces, and each record's by its number.
+fn number(records: &[(u32, Record)]) -> (Namespaces, Vec<u32>) {
+    let mut namespaces = Namespaces::default();
+    let mut last = None;
+    let mut of = |(_, record): &(u32, Record)| {
+        let id = record.identity.namespace;
+        match last {
+            Some((known, number)) if known == id => number,
+            _ => {
+                let number = namespaces.intern(id);
+                last = Some((id, number));
+                number
+            }
+        }
+    };
+    let numbers = records.iter().map(&mut of).collect();
+    (namespaces, numbers)
 }
 
 /// Clears `served` where a record of a higher sequence, live or dead, has some of the bytes.
@@ -150,18 +160,19 @@ fn overlaps(records: &[(u32, Record)], served: &mut [bool]) -> Vec<(u64, u64, u3
 }
 
 /// Clears `served` where a record of a higher sequence, live or dead, has the same identity;
-/// answers the rest by identity.
-fn identities(records: &[(u32, Record)], served: &mut [bool]) -> (KeyMap, Namespaces) {
-    let blocks = served.iter().filter(|served| **served).count();
-    let mut live = KeyMap::with_capacity(blocks);
-    let mut namespaces = Namespaces::default();
+/// answers it with the slots of the rest by identity.
+fn identities(
+    records: &[(u32, Record)],
+    numbers: &[u32],
+    mut served: Vec<bool>,
+) -> (Vec<bool>, KeyMap) {
+    let mut live = KeyMap::with_capacity(served.iter().filter(|served| **served).count());
     let at = |slot: u32| records.partition_point(|(other, _)| *other < slot);
     for (index, (slot, record)) in records.iter().enumerate() {
         if !served[index] {
             continue;
         }
-        let (id, key) = (record.identity.namespace, &record.identity.key);
-        let namespace = namespaces.intern(id);
+        let (namespace, key) = (numbers[index], &record.identity.key);
         let Some(other) = live.insert(namespace, key, *slot) else {
             continue;
         };
@@ -178,10 +189,7 @@ fn identities(records: &[(u32, Record)], served: &mut [bool]) -> (KeyMap, Namesp
         if served[position] {
             continue;
         }
-        let (id, key) = (record.identity.namespace, &record.identity.key);
-        let Some(namespace) = namespaces.number(id) else {
-            continue;
-        };
+        let (namespace, key) = (numbers[position], &record.identity.key);
         let Some(slot) = live.get(namespace, key) else {
             continue;
         };
@@ -191,7 +199,7 @@ fn identities(records: &[(u32, Record)], served: &mut [bool]) -> (KeyMap, Namesp
             live.remove(namespace, key, slot);
         }
     }
-    (live, namespaces)
+    (served, live)
 }
 
 /// Recovers an arena that says it has `layout`; the pool covers what the medium has of it.
@@ -202,55 +210,78 @@ pub(super) fn recover(
     uses: &Uses,
 ) -> Result<Recovered, Error> {
     let survey = survey(mapping, layout, uuid)?;
-    let Judgement {
-        served,
-        live,
-        namespaces,
-        extents,
-    } = judge(&survey.records);
-    let pool = Pool::rebuild(
-        layout.on(mapping.len()).data_len(),
-        GRANULE,
-        extents
+    let records = &survey.records;
+    let mut apart = live(records);
+    let extents = overlaps(records, &mut apart);
+    let (namespaces, numbers) = number(records);
+    let fill = |served: &[bool]| {
+        let pool = pool(layout, mapping.len(), &extents, served)?;
+        let mut entries = Entries::new(layout.records as u32);
+        let rows = records
             .iter()
-            .filter(|(_, _, record)| served[*record as usize])
-            .map(|(begin, end, _)| Extent {
-                offset: begin - layout.data,
-                len: end - begin,
-            }),
-    )
-    .map_err(|error| Error::config("capacity", size::show(layout.capacity), error.to_string()))?;
-    drop(extents);
-    let rows = || survey.records.iter().zip(&served);
+            .zip(served)
+            .zip(&numbers)
+            .filter(|((_, served), _)| **served);
+        let kept = rows.map(|(((slot, record), _), number)| (*slot, entry(record, *number)));
+        entries.restore(kept, survey.used, uses);
+        Ok::<_, Error>((pool, entries))
+    };
+    // The map waits for memory and so do the entries: two threads take little more than one.
+    let ((served, live), filled) = std::thread::scope(|scope| {
+        let start = apart.clone();
+        let map = scope.spawn(|| identities(records, &numbers, start));
+        let filled = fill(&apart);
+        let panicked = |_| Error::Corrupt {
+            path: mapping.path().unwrap_or(Path::new("arena")).into(),
+            reason: "the index could not be built: recovery panicked".into(),
+        };
+        Ok::<_, Error>((map.join().map_err(panicked)?, filled))
+    })?;
+    // Identities seldom repeat; where they do, what was filled meanwhile is too much.
+    let (pool, entries) = if served == apart {
+        filled?
+    } else {
+        fill(&served)?
+    };
+    let rows = || records.iter().zip(&served);
     let outranked: Vec<(u32, Record)> = rows()
         .filter(|((_, record), served)| !**served && record.state == RecordState::Live)
         .map(|(row, _)| *row)
         .collect();
-    let mut entries = Entries::new(layout.records as u32);
-    let kept = rows()
-        .filter(|(_, served)| **served)
-        .map(|((slot, record), _)| {
-            let namespace = namespaces.number(record.identity.namespace).unwrap_or(0);
-            (*slot, entry(record, namespace))
-        });
-    entries.restore(kept, survey.used, uses);
-    let served = rows().filter(|(_, served)| **served);
     let opening = Opening {
         blocks: live.len() as u64,
         damaged: (survey.damaged.len() + survey.lost.len()) as u64,
         outranked: outranked.len() as u64,
         created: false,
     };
+    let kept = rows().filter(|(_, served)| **served);
     Ok(Recovered {
         pool,
         entries,
-        live_bytes: served.map(|((_, record), _)| record.len).sum(),
+        live_bytes: kept.map(|((_, record), _)| record.len).sum(),
         live,
         namespaces,
         outranked,
         highest: survey.highest,
         opening,
     })
+}
+
+fn pool(
+    layout: Layout,
+    medium: u64,
+    extents: &[(u64, u64, u32)],
+    served: &[bool],
+) -> Result<Pool, Error> {
+    let kept = extents
+        .iter()
+        .filter(|(_, _, record)| served[*record as usize]);
+    let extents = kept.map(|(begin, end, _)| Extent {
+        offset: begin - layout.data,
+        len: end - begin,
+    });
+    Pool::rebuild(layout.on(medium).data_len(), GRANULE, extents)
+        .map_err(|error| Error::config("capacity", size::show(layout.capacity), error.to_string()))
 }
 
 fn entry(record: &Record, namespace: u32) -> Entry {
