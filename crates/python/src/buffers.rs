@@ -108,7 +108,7 @@ fn one(index: usize, item: &Bound<'_, PyAny>, objects: &mut Vec<Py<PyAny>>) -> P
     // A memory view holds the exporter's memory in place, and unlike a bare Py_buffer it can be
     // let go by dropping a reference.
     if let Ok(view) = PyMemoryView::from(item) {
-        let buffer = PyUntypedBuffer::get(&view)?;
+        let buffer = PyUntypedBuffer::get(&view).map_err(|error| wrong(error.to_string()))?;
         if !buffer.is_c_contiguous() && !buffer.is_fortran_contiguous() {
             return Err(wrong("a buffer with gaps".into()));
         }

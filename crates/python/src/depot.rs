@@ -2,15 +2,15 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Instant;
 
-use kvdepot_store::{Config, Depot as StoreDepot, Error};
+use kvdepot_store::Depot as StoreDepot;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 use serde_json::{Map, Value, json};
 
+use crate::arguments::Fields;
 use crate::handle::{Closing, Handle};
-use crate::namespace::{Fields, Namespace};
+use crate::namespace::Namespace;
 use crate::{errors, log, settings, wait};
 
 /// Opens a depot: a pipeline such as "Cache|Dax" with its settings, or a configuration file (a
@@ -28,7 +28,9 @@ pub(crate) fn open(
 ) -> PyResult<Depot> {
     log::start(py)?;
     let config = settings::config(pipeline, settings)?;
-    let depot = open_patiently(py, config)?;
+    // It may wait for another owner; on Ctrl-C the thread closes what it has opened.
+    let opened = wait::on_thread(py, move || StoreDepot::open(&config))?;
+    let depot = opened.map_err(|error| errors::raise(py, error))?;
     Ok(Depot {
         handle: Handle::new(depot),
     })
@@ -44,33 +46,6 @@ pub(crate) fn check(
     settings: Option<&Bound<'_, PyAny>>,
 ) -> PyResult<()> {
     settings::config(pipeline, settings).map(|_| ())
-}
-
-/// Waits for another owner in slices, so that Ctrl-C ends the wait.
-fn open_patiently(py: Python<'_>, mut config: Config) -> PyResult<StoreDepot> {
-    let patience = config.lock_wait;
-    let started = Instant::now();
-    loop {
-        let left = patience.saturating_sub(started.elapsed());
-        config.lock_wait = left.min(wait::SLICE);
-        match py.detach(|| StoreDepot::open(&config)) {
-            Ok(depot) => return Ok(depot),
-            Err(Error::Locked { .. }) if left > wait::SLICE => py.check_signals()?,
-            Err(Error::Locked {
-                path, pid, host, ..
-            }) => {
-                let waited_s = patience.as_secs_f64();
-                let error = Error::Locked {
-                    path,
-                    pid,
-                    host,
-                    waited_s,
-                };
-                return Err(errors::raise(py, error));
-            }
-            Err(error) => return Err(errors::raise(py, error)),
-        }
-    }
 }
 
 /// A pipeline of tiers, opened by this process. A context manager: leaving it closes it.
@@ -174,14 +149,13 @@ impl Depot {
     /// Where other processes attach; None with `socket: off`.
     #[getter]
     fn socket(&self, py: Python<'_>) -> PyResult<Option<String>> {
-        let socket = self.handle.depot(py)?.socket();
-        Ok(socket.map(|path| path.to_string_lossy().into_owned()))
+        Ok(self.handle.depot(py)?.socket().map(text))
     }
 
     /// Where the lasting tier is; None when there is none.
     #[getter]
-    fn path(&self, py: Python<'_>) -> PyResult<Option<PathBuf>> {
-        Ok(self.handle.depot(py)?.path())
+    fn path(&self, py: Python<'_>) -> PyResult<Option<String>> {
+        Ok(self.handle.depot(py)?.path().map(text))
     }
 
     /// The tiers' names, near to far.
@@ -193,7 +167,7 @@ impl Depot {
     /// One line for a log: the tiers, their sizes and places.
     #[getter]
     fn description(&self, py: Python<'_>) -> PyResult<String> {
-        Ok(self.handle.depot(py)?.description())
+        Ok(self.handle.depot(py)?.description().to_owned())
     }
 
     /// What opening found: `blocks` served again, `damaged` and `outranked` records, and whether
@@ -215,6 +189,10 @@ impl Depot {
             Err(_) => "<kvdepot.Depot of another process>".into(),
         }
     }
+}
+
+fn text(path: PathBuf) -> String {
+    path.to_string_lossy().into_owned()
 }
 
 /// Statistics with everything about a tier under its name.

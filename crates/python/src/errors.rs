@@ -122,7 +122,7 @@ fn exception(py: Python<'_>, error: Error) -> PyResult<PyErr> {
     {
         value.setattr("pid", pid)?;
         value.setattr("host", host)?;
-        value.setattr("path", path)?;
+        value.setattr("path", path.to_string_lossy())?;
     }
     Ok(PyErr::from_value(value))
 }

@@ -1,6 +1,7 @@
 //! What the objects that Python sees share: the depot behind them, and the list of all that is
 //! open, which is closed before the interpreter ends.
 
+use std::mem::ManuallyDrop;
 use std::sync::{Arc, Weak};
 
 use kvdepot_store::{Depot, Error};
@@ -61,9 +62,7 @@ impl Handle {
             Some(depot) if !self.forked() => Ok(depot),
             _ => Err(errors::raise(
                 py,
-                Error::Closed(
-                    ": it belongs to the process this one was forked from; open it here",
-                ),
+                Error::Closed(": it belongs to the process this one was forked from; open it here"),
             )),
         }
     }
@@ -89,7 +88,7 @@ impl Drop for Handle {
         let depot = self.depot.take();
         if self.forked() {
             // The child never touches the parent's depot; its memory goes with the process.
-            std::mem::forget(depot);
+            let _kept = ManuallyDrop::new(depot);
             return;
         }
         // Dropping closes, which waits: other Python threads go on meanwhile.

@@ -11,7 +11,9 @@
     reason = "addresses come from Python's buffer protocol and DLPack, and go back through them"
 )]
 
+mod arguments;
 mod buffers;
+mod command;
 mod depot;
 mod dlpack;
 mod errors;
@@ -33,6 +35,8 @@ mod _native {
     use pyo3::prelude::*;
     use pyo3::types::PyModule;
 
+    #[pymodule_export]
+    use crate::command::main;
     #[pymodule_export]
     use crate::depot::{Depot, check, open};
     #[pymodule_export]

@@ -32,7 +32,7 @@ pub(crate) fn start(py: Python<'_>) -> PyResult<()> {
             .try_init();
         Ok(())
     });
-    started.as_ref().map(|()| ()).map_err(|text| {
+    started.clone().map_err(|text| {
         errors::config(
             py,
             VARIABLE,

@@ -83,12 +83,7 @@ impl Mover {
         })
     }
 
-    fn hash(
-        &self,
-        placements: &Bound<'_, PyAny>,
-        part: u32,
-        expect: bool,
-    ) -> PyResult<MoveJob> {
+    fn hash(&self, placements: &Bound<'_, PyAny>, part: u32, expect: bool) -> PyResult<MoveJob> {
         let placements = read_placements(placements)?;
         let keep = Arc::new(Keep::new(Vec::new()));
         let py = placements.py;
@@ -243,7 +238,8 @@ impl Medium {
         let fixed = c_int::from(!memory.is_writable());
         // SAFETY: `view` is the interpreter's to fill. The view holds a reference to `slf`, whose
         // buffer keeps the range mapped, and writable unless `fixed` says otherwise.
-        let filled = unsafe { ffi::PyBuffer_FillInfo(view, slf.as_ptr(), start, len, fixed, flags) };
+        let filled =
+            unsafe { ffi::PyBuffer_FillInfo(view, slf.as_ptr(), start, len, fixed, flags) };
         if filled < 0 {
             return Err(PyErr::fetch(slf.py()));
         }
@@ -290,7 +286,11 @@ impl MoveJob {
     #[getter]
     fn checksums<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         let sums = self.job.checksums();
-        PyList::new(py, sums.iter().map(|sum| sum.map(|sum| PyBytes::new(py, &sum.0))))
+        PyList::new(
+            py,
+            sums.iter()
+                .map(|sum| sum.map(|sum| PyBytes::new(py, &sum.0))),
+        )
     }
 
     /// Whether each part was moved, and verified where it had a checksum.

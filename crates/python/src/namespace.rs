@@ -3,84 +3,20 @@
 use std::sync::Arc;
 
 use kvdepot_store::{
-    Checksum, Key, Namespace as StoreNamespace, NamespaceSpec, Pin as StorePin,
-    Reservation as StoreReservation,
+    Key, Namespace as StoreNamespace, Pin as StorePin, Reservation as StoreReservation,
 };
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyInt, PyList, PyString};
+use pyo3::types::{PyBytes, PyList, PyString};
 
 use crate::handle::Handle;
 use crate::keep;
 use crate::task::Task;
 use crate::two_phase::{Pin, Reservation};
-use crate::{buffers, errors, keys};
+use crate::{arguments, buffers, errors, keys};
 
 /// Keys that are looked up without giving the interpreter's lock away: that takes some
 /// microseconds, and getting the lock back from a busy thread takes milliseconds.
 const AT_ONCE_MAX: usize = 4096;
-
-/// The arguments of `Depot.namespace`.
-pub(crate) struct Fields<'a, 'py> {
-    pub(crate) model: &'a Bound<'py, PyAny>,
-    pub(crate) dtype: &'a Bound<'py, PyAny>,
-    pub(crate) block_tokens: &'a Bound<'py, PyAny>,
-    pub(crate) weights: Option<&'a Bound<'py, PyAny>>,
-    pub(crate) layout: Option<&'a Bound<'py, PyAny>>,
-    pub(crate) group: Option<&'a Bound<'py, PyAny>>,
-    pub(crate) world: Option<&'a Bound<'py, PyAny>>,
-    pub(crate) hash: Option<&'a Bound<'py, PyAny>>,
-    pub(crate) salt: Option<&'a Bound<'py, PyAny>>,
-}
-
-impl Fields<'_, '_> {
-    pub(crate) fn read(&self) -> PyResult<NamespaceSpec> {
-        Ok(NamespaceSpec {
-            model: word("model", self.model)?,
-            dtype: word("dtype", self.dtype)?,
-            block_tokens: number("block_tokens", self.block_tokens)?,
-            weights: optional("weights", self.weights)?,
-            layout: optional("layout", self.layout)?,
-            group: optional("group", self.group)?,
-            world: optional("world", self.world)?,
-            hash: optional("hash", self.hash)?,
-            salt: optional("salt", self.salt)?,
-        })
-    }
-}
-
-fn optional(field: &str, value: Option<&Bound<'_, PyAny>>) -> PyResult<Option<String>> {
-    value.map(|value| word(field, value)).transpose()
-}
-
-/// A text; numbers and bytes are written as one.
-fn word(field: &str, value: &Bound<'_, PyAny>) -> PyResult<String> {
-    if let Ok(text) = value.cast::<PyString>() {
-        return Ok(text.to_cow()?.into_owned());
-    }
-    if let Ok(bytes) = value.cast::<PyBytes>() {
-        let hex: String = bytes.as_bytes().iter().map(|b| format!("{b:02x}")).collect();
-        // No text begins like this by accident.
-        return Ok(format!("\0bytes:{hex}"));
-    }
-    if value.is_exact_instance_of::<PyInt>() {
-        return Ok(value.str()?.to_cow()?.into_owned());
-    }
-    let shown = errors::shown(value);
-    Err(errors::input(
-        value.py(),
-        field,
-        shown,
-        "a text, bytes or an integer",
-    ))
-}
-
-/// A whole number of at least zero.
-fn number(field: &str, value: &Bound<'_, PyAny>) -> PyResult<u64> {
-    value.extract::<u64>().map_err(|_| {
-        let shown = errors::shown(value);
-        errors::input(value.py(), field, shown, "a whole number from 0")
-    })
-}
 
 /// One namespace of a depot.
 #[pyclass(frozen, module = "kvdepot")]
@@ -203,7 +139,10 @@ impl Namespace {
         keys: &Bound<'py, PyAny>,
     ) -> PyResult<Bound<'py, PyList>> {
         let keys = keys::parse(keys)?;
-        PyList::new(py, self.ask(py, &keys, |keys| self.namespace.contains(keys))?)
+        PyList::new(
+            py,
+            self.ask(py, &keys, |keys| self.namespace.contains(keys))?,
+        )
     }
 
     /// The nearest tier that has each key's block; None for a miss.
@@ -215,7 +154,9 @@ impl Namespace {
     ) -> PyResult<Bound<'py, PyList>> {
         let keys = keys::parse(keys)?;
         let tiers = self.ask(py, &keys, |keys| self.namespace.nearest(keys))?;
-        let names = tiers.iter().map(|tier| tier.map(|name| PyString::intern(py, name)));
+        let names = tiers
+            .iter()
+            .map(|tier| tier.map(|name| PyString::intern(py, name)));
         PyList::new(py, names)
     }
 
@@ -267,7 +208,6 @@ impl Namespace {
     /// None for a key that is stored, is being written, or finds no room; with `strict` no room
     /// raises FullError and reserves nothing.
     #[pyo3(signature = (keys, lengths, parts = 1, part_lengths = None, strict = false))]
-    #[expect(clippy::too_many_arguments, reason = "the surface that engines asked for")]
     fn reserve(
         &self,
         py: Python<'_>,
@@ -278,8 +218,8 @@ impl Namespace {
         strict: bool,
     ) -> PyResult<Vec<Option<Reservation>>> {
         let keys = keys::parse(keys)?;
-        let lengths = read_lengths(lengths, keys.len())?;
-        let split = read_split(py, parts, part_lengths)?;
+        let lengths = arguments::lengths(lengths, keys.len())?;
+        let split = arguments::split(py, parts, part_lengths)?;
         let mut blocks = Vec::with_capacity(keys.len());
         for (index, (key, length)) in keys.into_iter().zip(&lengths).enumerate() {
             blocks.push((key, split.of(py, index, *length)?));
@@ -303,7 +243,7 @@ impl Namespace {
         checksums: &Bound<'py, PyAny>,
     ) -> PyResult<Bound<'py, PyList>> {
         let reservations = self.reservations(reservations)?;
-        let checksums = read_checksums(&reservations, checksums)?;
+        let checksums = arguments::checksums(&reservations, checksums)?;
         let mut chosen = Vec::new();
         let mut live = Vec::new();
         let mut sums = Vec::new();
@@ -370,121 +310,4 @@ impl Namespace {
     fn __repr__(&self) -> String {
         format!("<kvdepot.Namespace {}>", self.namespace.id())
     }
-}
-
-fn read_lengths(lengths: &Bound<'_, PyAny>, count: usize) -> PyResult<Vec<u64>> {
-    if lengths.is_instance_of::<PyInt>() {
-        return Ok(vec![number("lengths", lengths)?; count]);
-    }
-    let mut each = Vec::with_capacity(count);
-    let items = lengths.try_iter().map_err(|_| {
-        let shown = errors::shown(lengths);
-        errors::input(lengths.py(), "lengths", shown, "a number, or one a key")
-    })?;
-    for (index, item) in items.enumerate() {
-        each.push(number(&format!("lengths[{index}]"), &item?)?);
-    }
-    if each.len() != count {
-        let value = format!("{} numbers for {count} keys", each.len());
-        return Err(errors::input(lengths.py(), "lengths", value, "one a key"));
-    }
-    Ok(each)
-}
-
-/// How blocks are split into parts.
-enum Split {
-    /// Into so many of equal length.
-    Equal(u64),
-    /// Into these.
-    Lengths(Vec<u64>),
-}
-
-fn read_split(
-    py: Python<'_>,
-    parts: u64,
-    lengths: Option<&Bound<'_, PyAny>>,
-) -> PyResult<Split> {
-    let Some(given) = lengths else {
-        // The bound of the store, checked there too; here it bounds memory.
-        if parts == 0 || parts > 4096 {
-            return Err(errors::input(py, "parts", parts, "1 to 4096"));
-        }
-        return Ok(Split::Equal(parts));
-    };
-    let mut lengths = Vec::new();
-    for (index, item) in given.try_iter()?.enumerate() {
-        lengths.push(number(&format!("part_lengths[{index}]"), &item?)?);
-    }
-    if lengths.len() as u64 != parts {
-        let value = format!("{} numbers for {parts} parts", lengths.len());
-        return Err(errors::input(py, "part_lengths", value, "one a part"));
-    }
-    Ok(Split::Lengths(lengths))
-}
-
-impl Split {
-    fn of(&self, py: Python<'_>, index: usize, length: u64) -> PyResult<Vec<u64>> {
-        match self {
-            Split::Equal(parts) if length.is_multiple_of(*parts) => {
-                Ok(vec![length / parts; *parts as usize])
-            }
-            Split::Equal(parts) => Err(errors::input(
-                py,
-                format!("lengths[{index}]"),
-                length,
-                format!("a multiple of parts = {parts}, or part_lengths"),
-            )),
-            Split::Lengths(lengths) => {
-                let sum = lengths.iter().try_fold(0u64, |sum, len| sum.checked_add(*len));
-                if sum == Some(length) {
-                    return Ok(lengths.clone());
-                }
-                Err(errors::input(
-                    py,
-                    format!("lengths[{index}]"),
-                    length,
-                    "the sum of part_lengths",
-                ))
-            }
-        }
-    }
-}
-
-fn read_checksums(
-    reservations: &[Bound<'_, Reservation>],
-    checksums: &Bound<'_, PyAny>,
-) -> PyResult<Vec<Vec<Checksum>>> {
-    let py = checksums.py();
-    let mut all = Vec::with_capacity(reservations.len());
-    for (index, item) in checksums.try_iter()?.enumerate() {
-        let mut parts = Vec::new();
-        for (part, sum) in item?.try_iter()?.enumerate() {
-            let sum = sum?;
-            let bytes = sum.extract::<[u8; 16]>().map_err(|_| {
-                let field = format!("checksums[{index}][{part}]");
-                errors::input(py, field, errors::shown(&sum), "16 bytes")
-            })?;
-            parts.push(Checksum(bytes));
-        }
-        let wanted = reservations.get(index).map(|one| one.get().part_count());
-        if wanted.is_some_and(|wanted| wanted != parts.len()) {
-            return Err(errors::input(
-                py,
-                format!("checksums[{index}]"),
-                format!("{} checksums", parts.len()),
-                format!("one a part, {}", wanted.unwrap_or_default()),
-            ));
-        }
-        all.push(parts);
-    }
-    if all.len() != reservations.len() {
-        let value = format!("{} for {} reservations", all.len(), reservations.len());
-        return Err(errors::input(
-            py,
-            "checksums",
-            value,
-            "one list a reservation",
-        ));
-    }
-    Ok(all)
 }

@@ -2,8 +2,8 @@
 
 use std::path::PathBuf;
 
-use kvdepot_store::Config;
 use kvdepot_store::config::read_yaml;
+use kvdepot_store::{Config, Error};
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple};
 use serde_json::{Map, Value};
@@ -45,7 +45,13 @@ pub(crate) fn config(
             Config::new(&text.to_cow()?, &given)
         }
     };
-    config.map_err(|error| errors::raise(py, error))
+    config.map_err(|error| match error {
+        Error::Io { path, source } => {
+            let allowed = format!("a configuration file that can be read ({source})");
+            errors::config(py, "pipeline", path.display(), allowed)
+        }
+        other => errors::raise(py, other),
+    })
 }
 
 /// The path, where the first argument is one.
@@ -146,7 +152,11 @@ pub(crate) fn to_python<'py>(py: Python<'py>, value: &Value) -> PyResult<Bound<'
         Value::Bool(flag) => PyBool::new(py, *flag).to_owned().into_any(),
         Value::Number(number) => match number.as_u64() {
             Some(number) => number.into_pyobject(py)?.into_any(),
-            None => number.as_f64().unwrap_or(f64::NAN).into_pyobject(py)?.into_any(),
+            None => number
+                .as_f64()
+                .unwrap_or(f64::NAN)
+                .into_pyobject(py)?
+                .into_any(),
         },
         Value::String(text) => PyString::new(py, text).into_any(),
         Value::Array(items) => {

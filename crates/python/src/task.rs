@@ -58,7 +58,10 @@ impl Task {
         let reached = |slice| self.task.wait(Some(slice)).is_ok();
         self.reach(py, timeout, "the task", reached)?;
         let outcomes = self.task.outcomes();
-        PyList::new(py, outcomes.iter().map(|outcome| outcome.reason().is_none()))
+        PyList::new(
+            py,
+            outcomes.iter().map(|outcome| outcome.reason().is_none()),
+        )
     }
 
     /// Waits until the buffers are no longer touched: an engine may use them again.
@@ -97,7 +100,11 @@ impl Task {
     }
 
     fn __repr__(&self) -> String {
-        let done = if self.task.is_done() { "done" } else { "under way" };
+        let done = if self.task.is_done() {
+            "done"
+        } else {
+            "under way"
+        };
         format!("<kvdepot.Task of {} keys, {done}>", self.__len__())
     }
 }

@@ -3,6 +3,7 @@
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
+use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 
 use crate::errors;
@@ -52,18 +53,20 @@ pub(crate) fn until(
 }
 
 /// Runs something that cannot be waited for in slices, on a thread of its own. A signal ends the
-/// wait, not the work.
+/// wait, not the work; its result is dropped then.
 ///
 /// # Errors
 /// What a signal handler raises.
-pub(crate) fn on_thread(py: Python<'_>, work: impl FnOnce() + Send + 'static) -> PyResult<()> {
+pub(crate) fn on_thread<T: Send + 'static>(
+    py: Python<'_>,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> PyResult<T> {
     let (done, finished) = channel();
     let spawned = std::thread::Builder::new()
-        .name("kvdepot-close".into())
+        .name("kvdepot-call".into())
         .spawn(move || {
-            work();
             // Nobody listens after a signal.
-            let _heard = done.send(());
+            let _heard = done.send(work());
         });
     spawned?;
     let finished = std::sync::Mutex::new(finished);
@@ -73,8 +76,13 @@ pub(crate) fn on_thread(py: Python<'_>, work: impl FnOnce() + Send + 'static) ->
             Err(_) => Err(RecvTimeoutError::Disconnected),
         });
         match answer {
+            Ok(result) => return Ok(result),
             Err(RecvTimeoutError::Timeout) => py.check_signals()?,
-            _ => return Ok(()),
+            Err(RecvTimeoutError::Disconnected) => {
+                return Err(PyRuntimeError::new_err(
+                    "kvdepot: the call's thread panicked",
+                ));
+            }
         }
     }
 }

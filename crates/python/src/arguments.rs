@@ -1,0 +1,199 @@
+//! Arguments of the verbs, read and checked: fields of a namespace, lengths, parts, checksums.
+
+use kvdepot_store::{Checksum, NamespaceSpec};
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyInt, PyString};
+
+use crate::errors;
+use crate::two_phase::Reservation;
+
+/// The arguments of `Depot.namespace`.
+pub(crate) struct Fields<'a, 'py> {
+    pub(crate) model: &'a Bound<'py, PyAny>,
+    pub(crate) dtype: &'a Bound<'py, PyAny>,
+    pub(crate) block_tokens: &'a Bound<'py, PyAny>,
+    pub(crate) weights: Option<&'a Bound<'py, PyAny>>,
+    pub(crate) layout: Option<&'a Bound<'py, PyAny>>,
+    pub(crate) group: Option<&'a Bound<'py, PyAny>>,
+    pub(crate) world: Option<&'a Bound<'py, PyAny>>,
+    pub(crate) hash: Option<&'a Bound<'py, PyAny>>,
+    pub(crate) salt: Option<&'a Bound<'py, PyAny>>,
+}
+
+impl Fields<'_, '_> {
+    /// The namespace that they describe.
+    pub(crate) fn read(&self) -> PyResult<NamespaceSpec> {
+        Ok(NamespaceSpec {
+            model: word("model", self.model)?,
+            dtype: word("dtype", self.dtype)?,
+            block_tokens: number("block_tokens", self.block_tokens)?,
+            weights: optional("weights", self.weights)?,
+            layout: optional("layout", self.layout)?,
+            group: optional("group", self.group)?,
+            world: optional("world", self.world)?,
+            hash: optional("hash", self.hash)?,
+            salt: optional("salt", self.salt)?,
+        })
+    }
+}
+
+fn optional(field: &str, value: Option<&Bound<'_, PyAny>>) -> PyResult<Option<String>> {
+    value.map(|value| word(field, value)).transpose()
+}
+
+/// A text; numbers and bytes are written as one.
+fn word(field: &str, value: &Bound<'_, PyAny>) -> PyResult<String> {
+    if let Ok(text) = value.cast::<PyString>() {
+        return Ok(text.to_cow()?.into_owned());
+    }
+    if let Ok(bytes) = value.cast::<PyBytes>() {
+        let hex: String = bytes
+            .as_bytes()
+            .iter()
+            .map(|b| format!("{b:02x}"))
+            .collect();
+        // No text begins like this by accident.
+        return Ok(format!("\0bytes:{hex}"));
+    }
+    if value.is_exact_instance_of::<PyInt>() {
+        return Ok(value.str()?.to_cow()?.into_owned());
+    }
+    let shown = errors::shown(value);
+    Err(errors::input(
+        value.py(),
+        field,
+        shown,
+        "a text, bytes or an integer",
+    ))
+}
+
+/// A whole number of at least zero.
+fn number(field: &str, value: &Bound<'_, PyAny>) -> PyResult<u64> {
+    value.extract::<u64>().map_err(|_| {
+        let shown = errors::shown(value);
+        errors::input(value.py(), field, shown, "a whole number from 0")
+    })
+}
+
+/// One length a key, of one number for all or a list.
+pub(crate) fn lengths(lengths: &Bound<'_, PyAny>, count: usize) -> PyResult<Vec<u64>> {
+    if lengths.is_instance_of::<PyInt>() {
+        return Ok(vec![number("lengths", lengths)?; count]);
+    }
+    let mut each = Vec::with_capacity(count);
+    let items = lengths.try_iter().map_err(|_| {
+        let shown = errors::shown(lengths);
+        errors::input(lengths.py(), "lengths", shown, "a number, or one a key")
+    })?;
+    for (index, item) in items.enumerate() {
+        each.push(number(&format!("lengths[{index}]"), &item?)?);
+    }
+    if each.len() != count {
+        let value = format!("{} numbers for {count} keys", each.len());
+        return Err(errors::input(lengths.py(), "lengths", value, "one a key"));
+    }
+    Ok(each)
+}
+
+/// How blocks are split into parts.
+pub(crate) enum Split {
+    /// Into so many of equal length.
+    Equal(u64),
+    /// Into these.
+    Lengths(Vec<u64>),
+}
+
+/// How the blocks of a call are split.
+pub(crate) fn split(
+    py: Python<'_>,
+    parts: u64,
+    lengths: Option<&Bound<'_, PyAny>>,
+) -> PyResult<Split> {
+    let Some(given) = lengths else {
+        // The bound of the store, checked there too; here it bounds memory.
+        if parts == 0 || parts > 4096 {
+            return Err(errors::input(py, "parts", parts, "1 to 4096"));
+        }
+        return Ok(Split::Equal(parts));
+    };
+    let mut lengths = Vec::new();
+    for (index, item) in given.try_iter()?.enumerate() {
+        lengths.push(number(&format!("part_lengths[{index}]"), &item?)?);
+    }
+    if lengths.len() as u64 != parts {
+        let value = format!("{} numbers for {parts} parts", lengths.len());
+        return Err(errors::input(py, "part_lengths", value, "one a part"));
+    }
+    Ok(Split::Lengths(lengths))
+}
+
+impl Split {
+    /// The part lengths of a block.
+    pub(crate) fn of(&self, py: Python<'_>, index: usize, length: u64) -> PyResult<Vec<u64>> {
+        match self {
+            Split::Equal(parts) if length.is_multiple_of(*parts) => {
+                Ok(vec![length / parts; *parts as usize])
+            }
+            Split::Equal(parts) => Err(errors::input(
+                py,
+                format!("lengths[{index}]"),
+                length,
+                format!("a multiple of parts = {parts}, or part_lengths"),
+            )),
+            Split::Lengths(lengths) => {
+                let sum = lengths
+                    .iter()
+                    .try_fold(0u64, |sum, len| sum.checked_add(*len));
+                if sum == Some(length) {
+                    return Ok(lengths.clone());
+                }
+                Err(errors::input(
+                    py,
+                    format!("lengths[{index}]"),
+                    length,
+                    "the sum of part_lengths",
+                ))
+            }
+        }
+    }
+}
+
+/// The checksums of a commit, as many a block as it has parts.
+pub(crate) fn checksums(
+    reservations: &[Bound<'_, Reservation>],
+    checksums: &Bound<'_, PyAny>,
+) -> PyResult<Vec<Vec<Checksum>>> {
+    let py = checksums.py();
+    let mut all = Vec::with_capacity(reservations.len());
+    for (index, item) in checksums.try_iter()?.enumerate() {
+        let mut parts = Vec::new();
+        for (part, sum) in item?.try_iter()?.enumerate() {
+            let sum = sum?;
+            let bytes = sum.extract::<[u8; 16]>().map_err(|_| {
+                let field = format!("checksums[{index}][{part}]");
+                errors::input(py, field, errors::shown(&sum), "16 bytes")
+            })?;
+            parts.push(Checksum(bytes));
+        }
+        let wanted = reservations.get(index).map(|one| one.get().part_count());
+        if wanted.is_some_and(|wanted| wanted != parts.len()) {
+            return Err(errors::input(
+                py,
+                format!("checksums[{index}]"),
+                format!("{} checksums", parts.len()),
+                format!("one a part, {}", wanted.unwrap_or_default()),
+            ));
+        }
+        all.push(parts);
+    }
+    if all.len() != reservations.len() {
+        let value = format!("{} for {} reservations", all.len(), reservations.len());
+        return Err(errors::input(
+            py,
+            "checksums",
+            value,
+            "one list a reservation",
+        ));
+    }
+    Ok(all)
+}
