@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Parser, Subcommand};
+use kvdepot_store::Key;
 use kvdepot_store::config::size;
 
 /// Looks after kvdepot's arenas and measures this machine.
@@ -29,6 +30,10 @@ pub(crate) enum Command {
     Stat(Stat),
     /// Reads every payload and names the blocks that do not verify; exit status 1 if any.
     Verify(Verify),
+    /// Removes blocks, an arena, or everything that kvdepot made.
+    Rm(Rm),
+    /// What this machine offers, and what is amiss.
+    Doctor,
 }
 
 /// Which arena.
@@ -75,6 +80,28 @@ pub(crate) struct Verify {
     pub(crate) threads: Option<usize>,
 }
 
+/// Refuses what a process owns, and names that process. With --namespace or --key blocks are
+/// removed and the arena stays; else the arena goes: a file is deleted, a DAX device is no arena
+/// any more.
+#[derive(clap::Args)]
+pub(crate) struct Rm {
+    #[command(flatten)]
+    pub(crate) arena: ArenaArgs,
+    /// The blocks of the namespace whose digest begins with these hexadecimal digits.
+    #[arg(long, value_name = "DIGEST", value_parser = hexadecimal)]
+    pub(crate) namespace: Option<String>,
+    /// The block with this key of 64 hexadecimal digits, in every namespace or in --namespace. May
+    /// be given several times.
+    #[arg(long = "key", value_name = "KEY", value_parser = key)]
+    pub(crate) keys: Vec<Key>,
+    /// Default arenas, sockets, and what benchmarks left behind. Asks first.
+    #[arg(long, conflicts_with_all = ["path", "instance", "namespace", "keys"])]
+    pub(crate) all: bool,
+    /// Do not ask.
+    #[arg(long, requires = "all")]
+    pub(crate) yes: bool,
+}
+
 /// Reads a size with its unit.
 pub(crate) fn bytes(text: &str) -> Result<u64, String> {
     match size::size(text) {
@@ -88,6 +115,19 @@ fn hexadecimal(text: &str) -> Result<String, String> {
         return Err("expected hexadecimal digits".into());
     }
     Ok(text.to_ascii_lowercase())
+}
+
+fn key(text: &str) -> Result<Key, String> {
+    let refused = || format!("expected {} hexadecimal digits", 2 * Key::LEN);
+    if text.len() != 2 * Key::LEN || !text.is_ascii() {
+        return Err(refused());
+    }
+    let mut key = [0; Key::LEN];
+    for (index, byte) in key.iter_mut().enumerate() {
+        let digits = &text[2 * index..2 * index + 2];
+        *byte = u8::from_str_radix(digits, 16).map_err(|_| refused())?;
+    }
+    Ok(Key(key))
 }
 
 /// The reference of all commands as Markdown.

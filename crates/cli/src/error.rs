@@ -23,6 +23,12 @@ pub(crate) enum Error {
         /// Whether that is the default.
         default: bool,
     },
+    /// A socket has its listener.
+    #[error("{path}: a process listens there", path = path.display())]
+    InUse {
+        /// The socket.
+        path: PathBuf,
+    },
     /// An option's value is impossible.
     #[error("{field}: {value} is not allowed: {allowed}")]
     Usage {

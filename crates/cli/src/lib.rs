@@ -11,6 +11,7 @@ mod bench;
 mod cmd;
 mod error;
 mod interrupt;
+mod leftovers;
 mod output;
 
 use std::ffi::OsString;
@@ -72,6 +73,8 @@ fn run(command: Command, output: &mut Output) -> Result<i32, Error> {
         Command::Ls(args) => cmd::ls::run(&args, output),
         Command::Stat(args) => cmd::stat::run(&args, output),
         Command::Verify(args) => cmd::verify::run(&args, output),
+        Command::Rm(args) => cmd::rm::run(&args, output),
+        Command::Doctor => cmd::doctor::run(output),
     }
 }
 

@@ -1,6 +1,8 @@
 //! The commands over an arena, a file each.
 
+pub(crate) mod doctor;
 pub(crate) mod ls;
+pub(crate) mod rm;
 pub(crate) mod stat;
 pub(crate) mod verify;
 

@@ -23,7 +23,7 @@ pub(crate) struct Summary {
     pub(crate) live_bytes: u64,
     pub(crate) blocks: u64,
     blocks_max: u64,
-    damaged_records: usize,
+    pub(crate) damaged_records: usize,
     namespaces: usize,
     owner: Option<Named>,
     /// Whether a process has it open as its owner now.

@@ -1,0 +1,293 @@
+//! `kvdepot doctor`: what this machine offers, and what is amiss.
+
+use std::fs;
+use std::path::Path;
+
+use kvdepot_media::host::{dirs, limits, uring};
+use kvdepot_media::{Copier, CopierConfig};
+use kvdepot_store::Config;
+use kvdepot_store::inspect::Inspection;
+use serde::Serialize;
+
+use super::stat::Summary;
+use crate::error::Error;
+use crate::output::{Output, Table, bytes, count};
+
+/// One line of the report.
+#[derive(Serialize)]
+struct Check {
+    check: &'static str,
+    /// `ok` or `warn`.
+    status: &'static str,
+    value: String,
+    hint: Option<String>,
+}
+
+impl Check {
+    fn ok(check: &'static str, value: impl Into<String>) -> Check {
+        Check {
+            check,
+            status: "ok",
+            value: value.into(),
+            hint: None,
+        }
+    }
+
+    fn warn(check: &'static str, value: impl Into<String>, hint: impl Into<String>) -> Check {
+        Check {
+            check,
+            status: "warn",
+            value: value.into(),
+            hint: Some(hint.into()),
+        }
+    }
+}
+
+pub(crate) fn run(output: &mut Output) -> Result<i32, Error> {
+    let mut checks = vec![kernels()?, processors(), memory(), cache()];
+    checks.extend(dax(Path::new("/sys/bus/dax/devices")));
+    checks.push(io_uring());
+    checks.push(huge_pages(Path::new("/sys/kernel/mm/transparent_hugepage")));
+    checks.push(shared_memory());
+    checks.extend(disk_and_arena()?);
+    checks.push(runtime());
+    if output.is_json() {
+        for check in &checks {
+            output.object(check)?;
+        }
+        return Ok(crate::OK);
+    }
+    let mut table = Table::new(&["status", "check", "value"]);
+    for check in checks {
+        let status = check.status.to_owned();
+        table.row([status, check.check.into(), check.value]);
+        if let Some(hint) = check.hint {
+            table.row(["".into(), "".into(), format!("hint: {hint}")]);
+        }
+    }
+    output.table(&table)?;
+    Ok(crate::OK)
+}
+
+fn kernels() -> Result<Check, Error> {
+    let mut config = CopierConfig::default();
+    config.lanes = 1;
+    let kernels = Copier::new(config)?.kernels();
+    if cfg!(target_arch = "x86_64") && kernels == "portable" {
+        let hint = "copies with checksums are several times faster with AVX2";
+        return Ok(Check::warn("kernels", kernels, hint));
+    }
+    Ok(Check::ok("kernels", kernels))
+}
+
+fn processors() -> Check {
+    match (limits::cpus_of_group(), limits::cpus_of_thread()) {
+        (Ok(group), Ok(thread)) if thread < group => Check::ok(
+            "processors",
+            format!("{group}, this process is pinned to {thread}; lanes use all"),
+        ),
+        (Ok(group), _) => Check::ok("processors", group.to_string()),
+        (Err(error), _) => Check::warn("processors", error.to_string(), "lanes defaults to 1"),
+    }
+}
+
+fn memory() -> Check {
+    match limits::memory_allowed() {
+        Ok(allowed) => Check::ok("memory", format!("{} allowed", bytes(allowed))),
+        Err(error) => Check::warn("memory", error.to_string(), "set cache.capacity"),
+    }
+}
+
+fn cache() -> Check {
+    let value = Config::default().cache_capacity();
+    match value {
+        Ok(capacity) => Check::ok("default Cache", bytes(capacity)),
+        Err(error) => Check::warn("default Cache", error.to_string(), "set cache.capacity"),
+    }
+}
+
+/// The DAX devices under a sysfs folder.
+fn dax(devices: &Path) -> Vec<Check> {
+    let read = |path: &Path| {
+        fs::read_to_string(path)
+            .unwrap_or_default()
+            .trim()
+            .to_owned()
+    };
+    let mut names: Vec<_> = fs::read_dir(devices)
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|entry| entry.path())
+        .collect();
+    names.sort();
+    if names.is_empty() {
+        return vec![Check::ok(
+            "DAX",
+            "no devices; any file that can be mapped serves",
+        )];
+    }
+    names
+        .iter()
+        .map(|device| {
+            let name = device.file_name().unwrap_or_default().to_string_lossy();
+            let size = read(&device.join("size")).parse().unwrap_or(0);
+            let align = read(&device.join("align")).parse().unwrap_or(0);
+            let node = read(&device.join("target_node"));
+            let value = format!(
+                "/dev/{name}: {}, aligned to {}, node {node}",
+                bytes(size),
+                bytes(align)
+            );
+            let driver = fs::read_link(device.join("driver")).unwrap_or_default();
+            let driver = driver.file_name().unwrap_or_default().to_string_lossy();
+            if driver == "kmem" {
+                let hint = "the system uses it as memory: daxctl reconfigure-device -m devdax";
+                return Check::warn("DAX", value, format!("{hint} {name}"));
+            }
+            let node = Path::new("/dev").join(&*name);
+            match fs::File::options().read(true).write(true).open(&node) {
+                Ok(_) => Check::ok("DAX", value),
+                Err(error) => {
+                    let hint = format!("{}: {error}; give this user access", node.display());
+                    Check::warn("DAX", value, hint)
+                }
+            }
+        })
+        .collect()
+}
+
+fn io_uring() -> Check {
+    match uring::probe() {
+        Ok(()) => Check::ok("io_uring", "available"),
+        Err(error) => Check::warn(
+            "io_uring",
+            error.to_string(),
+            "container profiles often block it, kernel.io_uring_disabled may too; files are then \
+             read and written by threads",
+        ),
+    }
+}
+
+fn huge_pages(folder: &Path) -> Check {
+    let chosen = |name: &str| {
+        let text = fs::read_to_string(folder.join(name)).unwrap_or_default();
+        let word = text
+            .split('[')
+            .nth(1)
+            .and_then(|rest| rest.split(']').next());
+        word.unwrap_or("unknown").to_owned()
+    };
+    let (memory, shared) = (chosen("enabled"), chosen("shmem_enabled"));
+    let value = format!("memory {memory}, shared memory {shared}");
+    Check::ok("huge pages", value)
+}
+
+fn shared_memory() -> Check {
+    match limits::disk_free(Path::new("/dev/shm")) {
+        Ok(free) => Check::ok("/dev/shm", format!("{} free (benchmarks)", bytes(free))),
+        Err(error) => Check::warn("/dev/shm", error.to_string(), "benchmarks need --dir"),
+    }
+}
+
+/// The least free disk with which the default arena is of use: some thousand tokens of a model
+/// of medium size.
+const DISK_MIN: u64 = 5 << 30;
+
+fn disk_and_arena() -> Result<Vec<Check>, Error> {
+    let config = Config::default();
+    let path = match config.arena_path() {
+        Ok(path) => path,
+        Err(error) => {
+            let hint = "HOME or XDG_CACHE_HOME must name a directory of this user";
+            return Ok(vec![Check::warn("default arena", error.to_string(), hint)]);
+        }
+    };
+    let shown = path.display();
+    let free = limits::disk_free(&path)?;
+    let value = format!("{} free for {shown}", bytes(free));
+    let disk = if free < DISK_MIN && !path.exists() {
+        let hint = "the default arena takes 20 % of the free disk; name a dax.path elsewhere";
+        Check::warn("disk", value, hint)
+    } else {
+        Check::ok("disk", value)
+    };
+    if !path.exists() {
+        let size = bytes(config.arena_capacity()?);
+        let arena = Check::ok("default arena", format!("none yet; would have {size}"));
+        return Ok(vec![disk, arena]);
+    }
+    let arena = match Inspection::open(&path)
+        .map_err(Error::from)
+        .and_then(|i| Summary::of(&i))
+    {
+        Ok(summary) => {
+            let blocks = count(summary.blocks);
+            let (live, of) = (bytes(summary.live_bytes), bytes(summary.capacity_bytes));
+            let value = format!(
+                "{blocks} blocks, {live} of {of}, owner: {}",
+                summary.owner()
+            );
+            if summary.damaged_records > 0 {
+                let hint = format!("damaged records: kvdepot verify {shown}");
+                Check::warn("default arena", value, hint)
+            } else {
+                Check::ok("default arena", value)
+            }
+        }
+        Err(error) => {
+            let hint = format!("kvdepot rm {shown}, or format: true, starts anew");
+            Check::warn("default arena", error.to_string(), hint)
+        }
+    };
+    Ok(vec![disk, arena])
+}
+
+fn runtime() -> Check {
+    match dirs::runtime_dir() {
+        Ok(path) => Check::ok("runtime directory", path.display().to_string()),
+        Err(error) => Check::warn(
+            "runtime directory",
+            error.to_string(),
+            "other processes of this user attach there; set XDG_RUNTIME_DIR, or socket: PATH",
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dax_devices_are_listed_with_what_keeps_them_from_use() {
+        let root = std::env::temp_dir().join(format!("kvdepot-doctor-{}", std::process::id()));
+        let device = root.join("dax9.9");
+        fs::create_dir_all(&device).unwrap();
+        for (name, text) in [("size", "4294967296\n"), ("align", "2097152\n")] {
+            fs::write(device.join(name), text).unwrap();
+        }
+        fs::write(device.join("target_node"), "2\n").unwrap();
+        let found = dax(&root);
+        std::os::unix::fs::symlink("/bus/dax/drivers/kmem", device.join("driver")).unwrap();
+        let used = dax(&root);
+        fs::remove_dir_all(&root).unwrap();
+        assert_eq!(
+            found[0].value,
+            "/dev/dax9.9: 4 GiB, aligned to 2 MiB, node 2"
+        );
+        assert!(found[0].hint.as_ref().unwrap().contains("/dev/dax9.9"));
+        assert!(used[0].hint.as_ref().unwrap().contains("daxctl"));
+        assert_eq!(dax(&root)[0].status, "ok");
+    }
+
+    #[test]
+    fn the_chosen_word_of_huge_pages_is_read() {
+        let root = std::env::temp_dir().join(format!("kvdepot-thp-{}", std::process::id()));
+        fs::create_dir_all(&root).unwrap();
+        fs::write(root.join("enabled"), "always [madvise] never\n").unwrap();
+        fs::write(root.join("shmem_enabled"), "always [advise] never\n").unwrap();
+        let found = huge_pages(&root);
+        fs::remove_dir_all(&root).unwrap();
+        assert_eq!(found.value, "memory madvise, shared memory advise");
+    }
+}

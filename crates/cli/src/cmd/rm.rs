@@ -1,0 +1,203 @@
+//! `kvdepot rm`: blocks, an arena, or everything that kvdepot made.
+
+use std::collections::BTreeMap;
+use std::io::{IsTerminal, Write};
+use std::path::{Path, PathBuf};
+
+use kvdepot_store::inspect::{Inspection, Listed};
+use kvdepot_store::{Config, Depot, Key, NamespaceId};
+use serde::Serialize;
+
+use super::matches;
+use crate::args::Rm;
+use crate::error::Error;
+use crate::leftovers::{self, Kind};
+use crate::output::{Output, bytes, count, note};
+
+/// What was removed, or why it was not.
+#[derive(Serialize)]
+struct Removed {
+    kind: &'static str,
+    path: PathBuf,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    blocks: Option<u64>,
+    bytes: u64,
+    removed: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reason: Option<String>,
+}
+
+pub(crate) fn run(args: &Rm, output: &mut Output) -> Result<i32, Error> {
+    if args.all {
+        return remove_all(args.yes, output);
+    }
+    let named = args.arena.path.is_some() || args.arena.instance.is_some();
+    if args.namespace.is_some() || !args.keys.is_empty() {
+        return remove_blocks(args, output);
+    }
+    if !named {
+        return Err(Error::Usage {
+            field: "PATH",
+            value: "nothing".into(),
+            allowed: "the arena to remove, or --namespace, --key, --all".into(),
+        });
+    }
+    let path = args.arena.path()?;
+    if !path.exists() {
+        let default = args.arena.path.is_none();
+        return Err(Error::NoArena { path, default });
+    }
+    let bytes = kvdepot_store::erase(&path)?;
+    report(removed("arena", &path, bytes), output)?;
+    Ok(crate::OK)
+}
+
+fn removed(kind: &'static str, path: &Path, bytes: u64) -> Removed {
+    Removed {
+        kind,
+        path: path.into(),
+        blocks: None,
+        bytes,
+        removed: true,
+        reason: None,
+    }
+}
+
+fn report(item: Removed, output: &mut Output) -> Result<(), Error> {
+    if output.is_json() {
+        return output.object(&item);
+    }
+    let path = item.path.display();
+    let bytes = bytes(item.bytes);
+    output.line(&match (item.blocks, item.reason) {
+        (_, Some(reason)) => format!("kept {} {path}: {reason}", item.kind),
+        (Some(blocks), None) => format!("removed {} blocks, {bytes}, of {path}", count(blocks)),
+        (None, None) => format!("removed {} {path}, {bytes}", item.kind),
+    })
+}
+
+/// Removes blocks as the arena's owner.
+fn remove_blocks(args: &Rm, output: &mut Output) -> Result<i32, Error> {
+    let inspection = args.arena.inspect()?;
+    let path = inspection.path().to_path_buf();
+    let doomed = doomed(&inspection, args)?;
+    drop(inspection);
+    let settings = serde_json::json!({
+        "socket": "off", "lock_wait": "0s", "lanes": 1, "dax": {"path": &path},
+    });
+    // Also when nothing is to be removed: an arena in use is an error either way.
+    let depot = Depot::open(&Config::new("Dax", &settings)?)?;
+    let (mut blocks, mut bytes) = (0, 0);
+    for (id, listed) in &doomed {
+        let namespace = depot.namespace_by_id(*id);
+        blocks += if args.keys.is_empty() {
+            namespace.clear()?
+        } else {
+            let keys: Vec<Key> = listed.iter().map(|b| b.record.identity.key).collect();
+            namespace.remove(&keys)?
+        } as u64;
+        bytes += listed.iter().map(|block| block.record.len).sum::<u64>();
+    }
+    depot.close();
+    let item = Removed {
+        blocks: Some(blocks),
+        ..removed("blocks", &path, bytes)
+    };
+    report(item, output)?;
+    let missing = args.keys.len() as u64 > blocks;
+    if missing {
+        output.flush()?;
+        note("not every key had a block");
+    }
+    Ok(if missing { crate::PROBLEMS } else { crate::OK })
+}
+
+/// The blocks to remove, by namespace.
+fn doomed(inspection: &Inspection, args: &Rm) -> Result<BTreeMap<NamespaceId, Vec<Listed>>, Error> {
+    let (blocks, _) = inspection.blocks()?;
+    let mut doomed: BTreeMap<NamespaceId, Vec<Listed>> = BTreeMap::new();
+    for block in blocks {
+        let identity = block.record.identity;
+        if matches(identity.namespace, args.namespace.as_deref()) {
+            let wanted = args.keys.is_empty() || args.keys.contains(&identity.key);
+            let of = doomed.entry(identity.namespace).or_default();
+            if wanted {
+                of.push(block);
+            }
+        }
+    }
+    let Some(digits) = &args.namespace else {
+        return Ok(doomed);
+    };
+    let found: Vec<String> = doomed.keys().map(ToString::to_string).collect();
+    match found.len() {
+        1 => Ok(doomed),
+        0 => Err(Error::Usage {
+            field: "--namespace",
+            value: digits.clone(),
+            allowed: format!(
+                "the digest of a namespace in {}",
+                inspection.path().display()
+            ),
+        }),
+        _ => Err(Error::Usage {
+            field: "--namespace",
+            value: digits.clone(),
+            allowed: format!("digits that only one of {} begins with", found.join(", ")),
+        }),
+    }
+}
+
+fn remove_all(yes: bool, output: &mut Output) -> Result<i32, Error> {
+    let found = leftovers::find()?;
+    if found.is_empty() {
+        note("nothing to remove");
+        return Ok(crate::OK);
+    }
+    if !yes {
+        for item in &found {
+            note(&format!("{} {}", item.kind.name(), item.path.display()));
+        }
+        if !confirmed()? {
+            return Err(Error::Usage {
+                field: "--all",
+                value: "no confirmation".into(),
+                allowed: "\"y\" on a terminal, or --yes".into(),
+            });
+        }
+    }
+    let mut status = crate::OK;
+    for item in &found {
+        let kind = item.kind.name();
+        let done = match item.kind {
+            Kind::Arena => kvdepot_store::erase(&item.path).map_err(Error::from),
+            Kind::Socket | Kind::Scratch => item.remove(),
+        };
+        let row = done.map_or_else(
+            |error| Removed {
+                removed: false,
+                reason: Some(error.to_string()),
+                ..removed(kind, &item.path, 0)
+            },
+            |bytes| removed(kind, &item.path, bytes),
+        );
+        if !row.removed {
+            status = crate::PROBLEMS;
+        }
+        report(row, output)?;
+    }
+    leftovers::remove_empty_directories();
+    Ok(status)
+}
+
+fn confirmed() -> Result<bool, Error> {
+    if !std::io::stdin().is_terminal() {
+        return Ok(false);
+    }
+    let mut stderr = std::io::stderr().lock();
+    write!(stderr, "remove all of it? [y/N] ")?;
+    stderr.flush()?;
+    let mut answer = String::new();
+    std::io::stdin().read_line(&mut answer)?;
+    Ok(["y", "yes"].contains(&answer.trim().to_lowercase().as_str()))
+}

@@ -1,0 +1,155 @@
+//! Everything that kvdepot makes outside of named paths: default arenas in the cache directory,
+//! sockets in the runtime directory, files of benchmarks that were killed.
+
+use std::fs;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+
+use kvdepot_media::host::{dirs, peer};
+
+use crate::error::Error;
+
+/// What something is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// A default arena.
+    Arena,
+    /// A socket where movers attach.
+    Socket,
+    /// A benchmark's directory.
+    Scratch,
+}
+
+impl Kind {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Kind::Arena => "arena",
+            Kind::Socket => "socket",
+            Kind::Scratch => "benchmark files",
+        }
+    }
+}
+
+/// One thing that was found.
+pub(crate) struct Found {
+    pub(crate) kind: Kind,
+    pub(crate) path: PathBuf,
+}
+
+/// The beginning of the names of benchmarks' directories; process and start time follow.
+const SCRATCH: &str = "kvdepot-bench-";
+
+/// Everything there is.
+pub(crate) fn find() -> Result<Vec<Found>, Error> {
+    let mut found = Vec::new();
+    let mut add = |kind, path| found.push(Found { kind, path });
+    for path in entries(&dirs::cache_dir()?) {
+        let name = name_of(&path);
+        let ours = name == "arena.kvd" || (name.starts_with("arena-") && name.ends_with(".kvd"));
+        if ours {
+            add(Kind::Arena, path);
+        }
+    }
+    for path in entries(&dirs::runtime_dir()?) {
+        if name_of(&path).ends_with(".sock") {
+            add(Kind::Socket, path);
+        }
+    }
+    for parent in [Path::new("/dev/shm"), &std::env::temp_dir()] {
+        for path in entries(parent) {
+            if is_own(&path) && is_abandoned(&path) {
+                add(Kind::Scratch, path);
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// Removes the directories that are empty now.
+pub(crate) fn remove_empty_directories() {
+    let dirs = [dirs::cache_dir(), dirs::runtime_dir()];
+    for dir in dirs.into_iter().flatten() {
+        // It stays where something else lies in it.
+        let _removed = fs::remove_dir(dir);
+    }
+}
+
+impl Found {
+    /// Removes a socket where nobody listens, or a benchmark's directory; its bytes.
+    pub(crate) fn remove(&self) -> Result<u64, Error> {
+        match self.kind {
+            Kind::Socket => {
+                if UnixStream::connect(&self.path).is_ok() {
+                    return Err(Error::InUse {
+                        path: self.path.clone(),
+                    });
+                }
+                fs::remove_file(&self.path).map_err(Error::io(&self.path))?;
+                Ok(0)
+            }
+            Kind::Scratch | Kind::Arena => {
+                let lengths = entries(&self.path).into_iter();
+                let bytes = lengths
+                    .filter_map(|path| path.metadata().ok())
+                    .map(|at| at.len());
+                let bytes = bytes.sum();
+                fs::remove_dir_all(&self.path).map_err(Error::io(&self.path))?;
+                Ok(bytes)
+            }
+        }
+    }
+}
+
+/// A benchmark's own directory, which goes with this value. It is named after the process, so
+/// that one that was killed can be told from one that runs.
+pub(crate) struct Scratch(PathBuf);
+
+impl Scratch {
+    pub(crate) fn new(parent: &Path) -> Result<Scratch, Error> {
+        let me = peer::Identity::current()?;
+        let path = parent.join(format!("{SCRATCH}{}-{}", me.pid, me.start_ticks));
+        Ok(Scratch(dirs::private(path)?))
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        if let Err(error) = fs::remove_dir_all(&self.0) {
+            tracing::warn!(path = %self.0.display(), %error, "could not be removed");
+        }
+    }
+}
+
+/// Whether it is the directory of a benchmark that does not run any more.
+fn is_abandoned(path: &Path) -> bool {
+    let name = name_of(path);
+    let numbers = name.strip_prefix(SCRATCH).and_then(|rest| rest.split_once('-'));
+    let parsed = numbers.and_then(|(pid, ticks)| Some((pid.parse().ok()?, ticks.parse().ok()?)));
+    parsed.is_some_and(|(pid, start_ticks)| {
+        let owner = peer::Identity { pid, start_ticks };
+        // Where `/proc` cannot say, it may well run.
+        !owner.is_running().unwrap_or(true)
+    })
+}
+
+fn is_own(path: &Path) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    fs::symlink_metadata(path).is_ok_and(|at| at.is_dir() && at.uid() == peer::own_uid())
+}
+
+/// What is in a directory; nothing where it cannot be read.
+fn entries(dir: &Path) -> Vec<PathBuf> {
+    let read = fs::read_dir(dir).into_iter().flatten().flatten();
+    let mut paths: Vec<PathBuf> = read.map(|entry| entry.path()).collect();
+    paths.sort();
+    paths
+}
+
+fn name_of(path: &Path) -> String {
+    let name = path.file_name().unwrap_or_default();
+    name.to_string_lossy().into_owned()
+}
