@@ -53,9 +53,10 @@ class KvdepotConnector(OffloadingConnector):
         super().__init__(vllm_config, role, kv_cache_config)
         if role == KVConnectorRole.WORKER:
             assert self.connector_worker is not None
-            self.connector_worker = KvdepotConnectorWorker(
+            self._half = KvdepotConnectorWorker(
                 self.connector_worker.spec, vllm_config, kv_cache_config
             )
+            self.connector_worker = self._half
         else:
             self._adapters = AdapterFingerprints()
             self._logged: set[str] = set()
@@ -67,11 +68,6 @@ class KvdepotConnector(OffloadingConnector):
         manager = self.scheduler.manager
         assert isinstance(manager, KvdepotManager)
         return manager
-
-    @property
-    def _half(self) -> KvdepotConnectorWorker:
-        assert isinstance(self.connector_worker, KvdepotConnectorWorker)
-        return self.connector_worker
 
     # ---- workers -----------------------------------------------------------------------------
 
@@ -116,10 +112,9 @@ class KvdepotConnector(OffloadingConnector):
                 block_tokens=config.tokens_per_chunk,
                 layout=vllm_namespace.layout_of_ranks(geometries, position),
                 group=f"{config.group_idx}: {' '.join(names)}",
+                # A device's copy engine takes one address a block.
+                contiguous=not current_platform.is_cpu(),
             )
-            if not current_platform.is_cpu():
-                # The device's copy engine takes one address a block.
-                namespace.keep_contiguous()
             parts = [geometry.payload_bytes[position] for geometry in geometries]
             groups[config.group_idx] = Group(position, namespace, parts)
             logger.info(
