@@ -1,3 +1,24 @@
 //! Fault injection, crash and model helpers for kvdepot's tests.
+//!
+//! * [`seed`]: random numbers from a printed seed, and how many rounds a test runs.
+//! * [`child`]: the running test binary once more, as a process that can be killed.
+//! * [`bytes`]: the content of a block from its number, checked without keeping it.
+//! * [`rot`]: bytes of a file flipped, zeroed, swapped, cut off.
+//! * [`model`]: what a depot may answer, as a plain map.
+//!
+//! It knows nothing of the crates under test.
 
 #![forbid(unsafe_code)]
+#![expect(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    reason = "a test fails by panicking, and its output is for the person who reads it"
+)]
+
+pub mod bytes;
+pub mod child;
+pub mod model;
+pub mod rot;
+pub mod seed;
+
+pub use seed::{Rng, rounds};
