@@ -4,9 +4,11 @@
 //! checksum covers the part's identity and length and the digest of every leaf:
 //!
 //! ```text
-//! leaf digest    L_i = XXH3-128(bytes of leaf i)                seed 0, default secret
-//! part checksum      = XXH3-128( namespace 16 | key 32 | part u32 | parts u32 | length u64 | L_0 | L_1 | .. )
-//! table checksum     = XXH3-128( namespace 16 | key 32 | 0xFFFF_FFFF u32 | parts u32 | length u64 | XXH3-128(table) )
+//! leaf digest  L_i = XXH3-128(bytes of leaf i)                       seed 0, default secret
+//! part checksum    = XXH3-128(namespace 16 | key 32 | part u32 | parts u32 | length u64
+//!                             | L_0 | L_1 | ..)
+//! table checksum   = XXH3-128(namespace 16 | key 32 | 0xFFFF_FFFF u32 | parts u32 | length u64
+//!                             | XXH3-128(table))
 //! ```
 //!
 //! Everything is little-endian; a digest is written as its low half, then its high half. Right

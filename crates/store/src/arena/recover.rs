@@ -232,7 +232,7 @@ pub(super) fn recover(
         let map = scope.spawn(|| identities(records, &numbers, start));
         let filled = fill(&apart);
         let panicked = |_| Error::Corrupt {
-            path: mapping.path().unwrap_or(Path::new("arena")).into(),
+            path: mapping.path().unwrap_or_else(|| Path::new("arena")).into(),
             reason: "the index could not be built: recovery panicked".into(),
         };
         Ok::<_, Error>((map.join().map_err(panicked)?, filled))
