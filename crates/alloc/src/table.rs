@@ -151,7 +151,7 @@ impl<W: Word> Table<W> {
         }
     }
 
-    /// Takes the key of a slot out. Later keys of its run move up, so that no search ends too early.
+    /// Takes the key of a slot out. Later keys of its run move up, so that no search ends early.
     #[inline]
     pub(crate) fn remove_at(&mut self, mut hole: usize) {
         let mut at = self.after(hole);
