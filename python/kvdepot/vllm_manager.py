@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -108,6 +109,7 @@ class KvdepotManager(OffloadingManager):
         self._lookup_wait = lookup_wait_seconds
         self._groups: dict[int, Group] = {}
         self._held: dict[Ident, Any] = {}
+        self._looked_ahead: set[tuple[str, bytes]] = set()
         self._tickets: dict[int, _Load | _Store] = {}
         self._storing: dict[Ident, int] = {}
         self._waiting_since: dict[str, float] = {}
@@ -137,20 +139,20 @@ class KvdepotManager(OffloadingManager):
         group = self._groups.get(ident[0])
         if group is None:
             return LookupResult.MISS
-        # One call for the whole prefix: it is faster than one a key, and it
-        # tells the depot the order of the blocks, which decides what is evicted.
-        idents = [ident, *self._following(key, req_context)]
-        for found, pin in zip(
-            idents, group.namespace.pin([i[1] for i in idents], prefix=True), strict=True
-        ):
-            if pin is None:
-                break
-            self._held[found] = pin
-        if ident in self._held:
-            return LookupResult.HIT
+        if group.namespace.prefix([ident[1]]):
+            self._hold(group, [ident, *self._ahead(key, req_context)])
+            if ident in self._held:
+                return LookupResult.HIT
         if ident in self._storing and self._may_wait(req_context.req_id):
             return LookupResult.HIT_PENDING
         return LookupResult.MISS
+
+    def _hold(self, group: Group, idents: list[Ident]) -> None:
+        """Pin blocks, given in prefix order, up to the first miss."""
+        pins = group.namespace.pin([key for _, key in idents], prefix=True)
+        self._held.update(
+            (ident, pin) for ident, pin in zip(idents, pins, strict=True) if pin is not None
+        )
 
     @_on_path
     def prepare_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> Placements:
@@ -322,6 +324,7 @@ class KvdepotManager(OffloadingManager):
     @_on_path
     def on_schedule_end(self, context: ScheduleEndContext) -> None:
         """Let go of the pins that no load took over."""
+        self._looked_ahead.clear()
         if self._held:
             held, self._held = self._held, {}
             self._unpin(held.items(), served=False)
@@ -375,17 +378,21 @@ class KvdepotManager(OffloadingManager):
             block_hash = hashlib.sha256(block_hash + adapter).digest()
         return get_offload_group_idx(key), block_hash
 
-    def _following(self, key: OffloadKey, req_context: ReqContext) -> Iterator[Ident]:
-        """The request's keys after `key` in the same group, up to one that is held already."""
-        behind = False
+    def _ahead(self, key: OffloadKey, req_context: ReqContext) -> list[Ident]:
+        """The request's keys after `key` in the same group, once a step.
+
+        vLLM asks key by key. One call for the whole prefix is faster, and it
+        tells the depot the order of the blocks, which decides what is evicted.
+        """
         suffix = key[-4:]
-        for other in req_context._offload_key_positions:
-            if behind and other[-4:] == suffix:
-                ident = self._ident(other, req_context)
-                if ident in self._held:
-                    return
-                yield ident
-            behind = behind or other == key
+        asked = (req_context.req_id, suffix)
+        if asked in self._looked_ahead:
+            return []
+        self._looked_ahead.add(asked)
+        behind = itertools.dropwhile(lambda other: other != key, req_context._offload_key_positions)
+        next(behind, None)
+        idents = (self._ident(other, req_context) for other in behind if other[-4:] == suffix)
+        return list(itertools.takewhile(lambda ident: ident not in self._held, idents))
 
     def _by_group(self, keys: Collection[OffloadKey]) -> Iterator[tuple[Group, list[OffloadKey]]]:
         """Runs of keys of one group, in the order given."""
