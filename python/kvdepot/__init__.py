@@ -10,14 +10,11 @@ An engine whose workers are other processes attaches them with `kvdepot.attach`.
 """
 
 import atexit as _atexit
-import platform as _platform
+import os as _os
 import sys as _sys
 
-if _sys.platform != "linux" or _platform.machine() not in ("x86_64", "aarch64"):
-    raise ImportError(
-        "kvdepot runs on Linux on x86-64 and aarch64 only, "
-        f"not on {_sys.platform} on {_platform.machine()}"
-    )
+if _sys.platform != "linux" or _os.uname().machine not in ("x86_64", "aarch64"):
+    raise ImportError("kvdepot runs on Linux on x86-64 and aarch64 only")
 
 from kvdepot import _native
 from kvdepot._native import (
@@ -36,11 +33,11 @@ from kvdepot._native import (
     Reservation,
     Spans,
     Task,
-    TimeoutError,  # noqa: A004
+    TimeoutError,
     __version__,
     attach,
     check,
-    open,  # noqa: A004
+    open,
 )
 
 __all__ = [

@@ -1,0 +1,441 @@
+"""The compiled half of kvdepot."""
+
+import builtins
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal, Protocol, Self, TypeAlias, TypedDict, final, type_check_only
+
+from typing_extensions import Buffer
+
+__all__ = [
+    "ClosedError",
+    "ConfigError",
+    "CorruptError",
+    "Depot",
+    "Error",
+    "FullError",
+    "InputError",
+    "LockedError",
+    "MoveJob",
+    "Mover",
+    "Namespace",
+    "Pin",
+    "Reservation",
+    "Spans",
+    "Task",
+    "TimeoutError",
+    "__version__",
+    "_close_all",
+    "attach",
+    "check",
+    "main",
+    "open",
+]
+
+__version__: str
+
+@type_check_only
+class _DLPack(Protocol):
+    def __dlpack__(self) -> Any: ...
+
+_Keys: TypeAlias = Buffer | Iterable[Buffer]
+"""32-byte values, or one contiguous buffer of them."""
+
+_Buffers: TypeAlias = Iterable[Buffer | _DLPack | tuple[int, int]] | Spans
+"""Contiguous memory for each key: an object with the buffer protocol or DLPack, or an
+(address, length) pair that the caller keeps alive."""
+
+_Reason: TypeAlias = Literal["pending", "miss", "corrupt", "length", "full", "dropped", "closed"]
+
+class Error(Exception):
+    """What every error of kvdepot is."""
+
+class ConfigError(Error, ValueError):
+    """An option does not exist or cannot have that value."""
+
+class InputError(Error, ValueError):
+    """An argument is wrong; no byte has moved."""
+
+class LockedError(Error):
+    """Another process owns the arena: `pid` on `host` holds `path`."""
+
+    pid: int
+    host: str
+    path: str
+
+class FullError(Error):
+    """No room for a reservation, and nothing left to evict."""
+
+class CorruptError(Error):
+    """The medium holds something that is not a sound arena."""
+
+class ClosedError(Error):
+    """The depot was closed, or belongs to the process this one was forked from."""
+
+class TimeoutError(Error, builtins.TimeoutError):
+    """The time given to wait is over; what was waited for goes on."""
+
+def open(pipeline: str | os.PathLike[str], settings: Mapping[str, Any] | None = None) -> Depot:
+    """Open a depot: a pipeline such as "Cache|Dax" with its settings, or a configuration file (a
+    path, or a text with a separator or ending in .yaml, .yml or .json), whose options `settings`
+    overrides.
+
+    Raises ConfigError for wrong options, LockedError when another process owns the arena, and
+    CorruptError when the medium holds something else.
+    """
+
+def check(pipeline: str | os.PathLike[str], settings: Mapping[str, Any] | None = None) -> None:
+    """Check a pipeline and its settings without opening anything.
+
+    Raises ConfigError as `open` does for what the settings say.
+    """
+
+def attach(socket: str | os.PathLike[str], lanes: int | None = None, write: bool = True) -> Mover:
+    """Attach to the depot that listens at `socket`, in another process of this host or in this
+    one. `lanes` is the number of threads that move bytes. Without `write` it can only load.
+
+    Raises Error when nobody answers there.
+    """
+
+def main(argv: Iterable[str]) -> int:
+    """Run the `kvdepot` command with these arguments, the program's name first, and answer its
+    exit status."""
+
+def _close_all() -> None: ...
+
+@type_check_only
+class _Opening(TypedDict):
+    blocks: int
+    damaged: int
+    outranked: int
+    created: bool
+
+@type_check_only
+class _Tier(TypedDict):
+    capacity_bytes: int
+    used_bytes: int
+    live_bytes: int
+    free_bytes: int
+    largest_free_bytes: int
+    blocks: int
+    blocks_max: int
+    pinned_blocks: int
+    reserved_blocks: int
+    evicted_blocks: int
+    evicted_bytes: int
+    corrupt_blocks: int
+    full: int
+    stored_blocks: int
+    stored_bytes: int
+    hit_blocks: int
+    hit_bytes: int
+
+@type_check_only
+class _Stats(TypedDict):
+    tiers: dict[str, _Tier]
+    pending_bytes: int
+    dropped_blocks: int
+    put_tasks: int
+    get_tasks: int
+    put_blocks: int
+    get_blocks: int
+    missed_blocks: int
+    promoted_blocks: int
+    promoted_bytes: int
+    put_acknowledged_blocks: int
+    put_full_blocks: int
+    put_dropped_blocks: int
+    put_corrupt_blocks: int
+    reserve_present_blocks: int
+    reserve_pending_blocks: int
+    write_back_bytes: int
+
+@final
+class Depot:
+    """A pipeline of tiers, opened by this process. A context manager: leaving it closes it."""
+
+    def namespace(
+        self,
+        model: str,
+        dtype: str,
+        block_tokens: int,
+        weights: str | bytes | int | None = None,
+        layout: str | bytes | int | None = None,
+        group: str | bytes | int | None = None,
+        world: str | bytes | int | None = None,
+        hash: str | bytes | int | None = None,
+        salt: str | bytes | int | None = None,
+        contiguous: bool = False,
+    ) -> Namespace:
+        """A namespace: everything that must match for bytes to be reusable. `contiguous` keeps
+        every block stored from now on in one extent."""
+
+    def stats(self) -> _Stats:
+        """Counters and fill. `tiers` has a dictionary a tier; `pending_bytes` wait for the far
+        tier."""
+
+    def metrics_text(self) -> str:
+        """The counters in the Prometheus text format."""
+
+    def pending_bytes(self) -> int:
+        """Bytes put that the far tier has not got yet."""
+
+    def drain(self, timeout: float | None = None) -> bool:
+        """Wait until the far tier has everything that was committed before; false when `timeout`
+        seconds passed first."""
+
+    def close(self) -> None:
+        """Refuse new calls, wait for those under way, drain what waits for the far tier as long
+        as `close_timeout` allows, and let the next owner in. Closing twice does nothing."""
+
+    def __enter__(self) -> Self: ...
+    def __exit__(self, *_exception: object) -> None: ...
+    @property
+    def socket(self) -> str | None:
+        """Where other processes attach; None with `socket: off`."""
+
+    @property
+    def path(self) -> str | None:
+        """Where the lasting tier is; None when there is none."""
+
+    @property
+    def tiers(self) -> list[str]:
+        """The tiers' names, near to far."""
+
+    @property
+    def description(self) -> str:
+        """One line for a log: the tiers, their sizes and places."""
+
+    @property
+    def opening(self) -> _Opening:
+        """What opening found: `blocks` served again, `damaged` and `outranked` records, and
+        whether the arena was `created`."""
+
+@final
+class Namespace:
+    """One namespace of a depot."""
+
+    @property
+    def digest(self) -> bytes:
+        """The 16 bytes that identify the namespace."""
+
+    def prefix(self, keys: _Keys) -> int:
+        """How many of the first keys are stored without a gap."""
+
+    def contains(self, keys: _Keys) -> list[bool]:
+        """Whether each key's block is stored in some tier."""
+
+    def where(self, keys: _Keys) -> list[str | None]:
+        """The nearest tier that has each key's block; None for a miss."""
+
+    def put(self, keys: _Keys, buffers: _Buffers) -> Task:
+        """Store blocks, given in prefix order. `buffers` has contiguous memory for each key, or
+        is one Spans. Answers at once; see Task for the two milestones."""
+
+    def get(self, keys: _Keys, buffers: _Buffers) -> Task:
+        """Fill buffers with blocks, given in prefix order. A buffer of another length than its
+        block, or whose key is a miss, ends as false with unspecified content."""
+
+    def remove(self, keys: _Keys) -> int:
+        """Remove blocks from every tier; how many were in one."""
+
+    def clear(self) -> int:
+        """Remove every block of the namespace; how many the tiers held together."""
+
+    def reserve(
+        self,
+        keys: _Keys,
+        lengths: int | Iterable[int],
+        parts: int = 1,
+        part_lengths: Iterable[int] | None = None,
+        strict: bool = False,
+    ) -> list[Reservation | None]:
+        """Reserve room for blocks, given in prefix order. `lengths` is one number or one a key.
+        With `parts` above 1 each block has that many, of `part_lengths` bytes, or of equal ones.
+        None for a key that is stored, is being written, or finds no room; with `strict` no room
+        raises FullError and reserves nothing."""
+
+    def commit(
+        self, reservations: Iterable[Reservation], checksums: Iterable[Iterable[bytes]]
+    ) -> list[bool]:
+        """Publish reservations whose bytes are in place. `checksums` has for each a list of 16
+        bytes a part. False for one that was ended before or is lost."""
+
+    def abort(self, reservations: Iterable[Reservation]) -> None:
+        """Give reservations back. Every mover that had one of their placements must have
+        stopped."""
+
+    def pin(self, keys: _Keys, prefix: bool = False) -> list[Pin | None]:
+        """Pin blocks, given in prefix order, where they are nearest; None for a miss. With
+        `prefix` nothing behind the first miss is pinned."""
+
+    def unpin(self, pins: Iterable[Pin | None], served: bool = False) -> None:
+        """End pins, given in prefix order; None and ended ones are passed over. `served` says
+        that their bytes were used: it counts as hits, and far blocks are promoted."""
+
+    def discard(self, pins: Iterable[Pin | None]) -> int:
+        """Unpublish pinned blocks that did not verify, where they are pinned. The pins remain.
+        Answers how many were still published."""
+
+@final
+class Task:
+    """A put or get under way. Dropping it does not cancel it, and the buffers stay alive until
+    they are no longer touched."""
+
+    def wait(self, timeout: float | None = None) -> list[bool]:
+        """Wait until every key has its outcome and answer one bool a key: a put's block is
+        acknowledged, a get's buffer is filled. Works after `close`.
+
+        Raises TimeoutError after `timeout` seconds; the task goes on.
+        """
+
+    def wait_released(self, timeout: float | None = None) -> None:
+        """Wait until the buffers are no longer touched: an engine may use them again.
+
+        Raises TimeoutError after `timeout` seconds; the task goes on.
+        """
+
+    @property
+    def done(self) -> bool:
+        """Whether every key has its outcome."""
+
+    @property
+    def errors(self) -> list[_Reason | None]:
+        """Why each key is false; None for success, and "pending" before the outcome is known."""
+
+    def __len__(self) -> int: ...
+
+@final
+class Pin:
+    """A published block that stays where it is until it is unpinned, or this object is
+    dropped."""
+
+    @property
+    def placement(self) -> bytes:
+        """Where the bytes are, for a mover: opaque, and valid while the pin is."""
+
+    @property
+    def tier(self) -> str:
+        """The name of the tier that has the block."""
+
+    @property
+    def key(self) -> bytes:
+        """The block's key."""
+
+    @property
+    def length(self) -> int:
+        """Bytes of the block."""
+
+@final
+class Reservation:
+    """Room for a block that nobody sees before it is committed. Dropping this object does not
+    give the room back: a mover may still write there. Only commit and abort end a reservation."""
+
+    @property
+    def placement(self) -> bytes:
+        """Where the bytes go, for a mover: opaque, and valid until commit or abort."""
+
+    @property
+    def key(self) -> bytes:
+        """The block's key."""
+
+    @property
+    def length(self) -> int:
+        """Bytes of the block."""
+
+    @property
+    def parts(self) -> int:
+        """Parts that the commit needs checksums of."""
+
+@final
+class Spans:
+    """Blocks scattered over several memory ranges, one block for each row of `rows`.
+
+    A row holds ids; of each of `ranges`, given as (address, stride, length), a block takes
+    `length` bytes at `address + id * stride` for every id of its row, range after range. The
+    memory must stay valid until the task that uses it no longer touches it; `owner` is kept
+    alive until then. In a load or a get a negative id stands for bytes that are verified but not
+    delivered.
+    """
+
+    def __new__(
+        cls,
+        ranges: Iterable[tuple[int, int, int]],
+        rows: Buffer | Iterable[Iterable[int]],
+        owner: object = None,
+    ) -> Self: ...
+    def __len__(self) -> int: ...
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all blocks together."""
+
+@final
+class Mover:
+    """Moves bytes between this process's memory and an owner's tiers. A context manager: leaving
+    it closes it."""
+
+    def store(self, placements: Iterable[Buffer], buffers: _Buffers, part: int = 0) -> MoveJob:
+        """Copy memory into reserved blocks, part `part` of each. `buffers` is as in put."""
+
+    def load(self, placements: Iterable[Buffer], buffers: _Buffers, part: int = 0) -> MoveJob:
+        """Copy part `part` of pinned blocks into memory, verified. `buffers` is as in get."""
+
+    def digest(self, placements: Iterable[Buffer], part: int = 0) -> MoveJob:
+        """Hash reserved blocks where they are, after a device has written them."""
+
+    def verify(self, placements: Iterable[Buffer], part: int = 0) -> MoveJob:
+        """Verify pinned blocks where they are, before a device reads them."""
+
+    def locate(
+        self, placements: Iterable[Buffer], part: int = 0
+    ) -> list[tuple[int, int, int] | None]:
+        """Where part `part` of each block lies: (index in `media`, offset, length). None for a
+        placement of another owner, and for a block in several pieces, which namespaces with
+        `contiguous` do not have."""
+
+    @property
+    def media(self) -> list[memoryview]:
+        """The owner's tiers as mapped here, near to far: writable memory views, or read-only
+        ones without `write`."""
+
+    def populate(self) -> None:
+        """Make the owner's memory present in this process, so that the first moves do not stop
+        for page faults."""
+
+    def close(self) -> None:
+        """Refuse new work and wait for what is under way."""
+
+    def __enter__(self) -> Self: ...
+    def __exit__(self, *_exception: object) -> None: ...
+
+@final
+class MoveJob:
+    """A batch under way. None of its members raises for what became of a block."""
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until the memory is no longer touched; false when `timeout` seconds passed
+        first."""
+
+    @property
+    def done(self) -> bool:
+        """Whether the memory is no longer touched."""
+
+    @property
+    def checksums(self) -> list[builtins.bytes | None]:
+        """The 16-byte checksum of each part that was moved; None for those that failed."""
+
+    @property
+    def results(self) -> list[bool]:
+        """Whether each part was moved, and verified where it had a checksum."""
+
+    @property
+    def bytes(self) -> int:
+        """Bytes moved."""
+
+    @property
+    def seconds(self) -> float:
+        """Seconds from the call to the end of the last lane; so far, while it is under way."""
+
+    @property
+    def error(self) -> str | None:
+        """Why something failed, for a log line; None when nothing did."""

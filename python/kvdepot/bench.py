@@ -1,0 +1,138 @@
+"""Measures the Python surface on this machine: `python -m kvdepot.bench index [--json]`.
+
+Prints a table, or with `--json` one object a line in the form of `kvdepot bench`. No limit
+stands beside these rates: a lookup has no simpler program that answers the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import TypedDict
+
+import kvdepot
+
+KEY_BYTES = 32
+BATCH = 256
+"""Keys of a call: what an engine asks for a prompt of some thousand tokens."""
+BLOCK_BYTES = 4096
+"""Least that a block takes. Its memory is reserved, and never touched here."""
+FILL = 8192
+"""Keys of a call while the index is filled."""
+CALLS = 2000
+"""Calls of a round: half a million keys, much more than any processor's cache holds."""
+
+
+class Row(TypedDict):
+    """One line of the result."""
+
+    bench: str
+    case: dict[str, object]
+    metric: str
+    unit: str
+    value: float
+    limit: None
+    ratio: None
+    rounds: int
+
+
+def filled(depot: kvdepot.Depot, keys: bytes) -> kvdepot.Namespace:
+    """A namespace in which all these keys are published, without bytes of their own."""
+    namespace = depot.namespace("bench", "none", 1)
+    for start in range(0, len(keys), FILL * KEY_BYTES):
+        reserved = namespace.reserve(keys[start : start + FILL * KEY_BYTES], BLOCK_BYTES)
+        reservations = [one for one in reserved if one is not None]
+        namespace.commit(reservations, [[bytes(16)]] * len(reservations))
+    return namespace
+
+
+def rate(call: Callable[..., object], batches: Sequence[bytes | list[bytes]]) -> float:
+    """Keys a second over these calls."""
+    start = time.perf_counter()
+    for batch in batches:
+        call(batch)
+    return len(batches) * BATCH / (time.perf_counter() - start)
+
+
+def index(blocks: int, rounds: int) -> list[Row]:
+    """Lookups in an index of so many blocks, of keys in one buffer and in a list."""
+    source = random.Random(1)
+    keys = source.randbytes(blocks * KEY_BYTES)
+    settings = {"cache": {"capacity": blocks * BLOCK_BYTES}, "socket": "off"}
+    with kvdepot.open("Cache", settings) as depot:
+        print(f"filling an index with {blocks} blocks", file=sys.stderr, flush=True)
+        namespace = filled(depot, keys)
+        starts = [source.randrange(blocks - BATCH + 1) * KEY_BYTES for _ in range(CALLS)]
+        buffers = [keys[start : start + BATCH * KEY_BYTES] for start in starts]
+        lists = [
+            [batch[at : at + KEY_BYTES] for at in range(0, len(batch), KEY_BYTES)]
+            for batch in buffers
+        ]
+        if namespace.prefix(keys) != blocks:
+            raise RuntimeError("the index was not filled")
+        cases = [
+            (op, form, call, batches)
+            for op, call in (("contains", namespace.contains), ("prefix", namespace.prefix))
+            for form, batches in (("buffer", buffers), ("list", lists))
+        ]
+        rates: list[list[float]] = [[] for _ in cases]
+        # Interleaved, so that a noisy second does not hit one case alone; the first warms up.
+        for round_number in range(rounds + 1):
+            for number, (_, _, call, batches) in enumerate(cases):
+                measured = rate(call, batches)
+                if round_number > 0:
+                    rates[number].append(measured)
+        namespace.clear()
+    return [
+        {
+            "bench": "index",
+            "case": {
+                "surface": "python",
+                "op": op,
+                "blocks": blocks,
+                "batch": BATCH,
+                "keys": form,
+            },
+            "metric": "lookups",
+            "unit": "keys/s",
+            "value": round(statistics.median(measured)),
+            "limit": None,
+            "ratio": None,
+            "rounds": rounds,
+        }
+        for (op, form, _, _), measured in zip(cases, rates, strict=True)
+    ]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the benchmark that the command line names."""
+    parser = argparse.ArgumentParser(prog="python -m kvdepot.bench", description=__doc__)
+    parser.add_argument("what", choices=["index"], help="what to measure")
+    parser.add_argument("--json", action="store_true", help="one JSON object a line")
+    parser.add_argument("--blocks", type=int, default=1_000_000, help="blocks in the index")
+    parser.add_argument("--rounds", type=int, default=9, help="rounds, of which the median counts")
+    options = parser.parse_args(arguments)
+    if options.blocks < BATCH or options.rounds < 1:
+        parser.error(f"--blocks is at least {BATCH}, --rounds at least 1")
+    rows = index(options.blocks, options.rounds)
+    if options.json:
+        for row in rows:
+            print(json.dumps(row))
+        return 0
+    print(f"{'op':<10}{'blocks':>12}{'batch':>8}  {'keys':<8}{'M keys/s':>10}")
+    for row in rows:
+        case = row["case"]
+        print(
+            f"{case['op']!s:<10}{case['blocks']!s:>12}{case['batch']!s:>8}  {case['keys']!s:<8}"
+            f"{row['value'] / 1e6:>10.1f}"
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
