@@ -34,6 +34,91 @@ pub(crate) enum Command {
     Rm(Rm),
     /// What this machine offers, and what is amiss.
     Doctor,
+    /// This machine's limits, what kvdepot reaches, and the ratio.
+    #[command(subcommand)]
+    Bench(Bench),
+}
+
+#[derive(Subcommand)]
+pub(crate) enum Bench {
+    /// Copies with checksums, against the best plain copy of the same pieces.
+    Memory(Memory),
+    /// Lookups, against a bare hash table.
+    Index(Index),
+    /// Opening an arena whose owner was killed, until its first block is served.
+    Reopen(Reopen),
+}
+
+/// `get` copies random blocks of a tier into memory that no cache holds, `put` random blocks of
+/// memory into a tier whose pages have been touched. The limit is the best plain copy (memcpy,
+/// streaming stores) of the same pieces on as many threads. Metrics: throughput, and for blocks of
+/// 4096 bytes overhead, the time that kvdepot takes beyond the copy.
+#[derive(clap::Args)]
+pub(crate) struct Memory {
+    /// A quarter of the size and a third of the rounds.
+    #[arg(long)]
+    pub(crate) quick: bool,
+    /// get or put; both unless given.
+    #[arg(long = "op", value_name = "OP", value_parser = ["get", "put"])]
+    pub(crate) ops: Vec<String>,
+    /// Dax (a file in --dir) or Cache; both unless given.
+    #[arg(long = "tier", value_name = "TIER", value_parser = ["Dax", "Cache"])]
+    pub(crate) tiers: Vec<String>,
+    /// Bytes of a block; 4KiB, 64KiB, 256KiB, 1MiB and 4MiB unless given.
+    #[arg(long = "block", value_name = "SIZE", value_parser = bytes)]
+    pub(crate) blocks: Vec<u64>,
+    /// Lanes, and threads of the plain copies; 1 and 2 unless given.
+    #[arg(long, value_name = "COUNT")]
+    pub(crate) threads: Vec<usize>,
+    /// Bytes of the tier; 1GiB unless given.
+    #[arg(long, value_name = "SIZE", value_parser = bytes)]
+    pub(crate) size: Option<u64>,
+    /// Bytes of a call; 128MiB unless given.
+    #[arg(long, value_name = "SIZE", value_parser = bytes)]
+    pub(crate) batch: Option<u64>,
+    /// Rounds that count; 15 unless given.
+    #[arg(long, value_name = "COUNT")]
+    pub(crate) rounds: Option<usize>,
+    /// Where the file of the Dax tier is made, and removed again; /dev/shm unless given.
+    #[arg(long, value_name = "PATH")]
+    pub(crate) dir: Option<PathBuf>,
+}
+
+/// Metric: lookups, in keys a second; every key is found, in random order.
+#[derive(clap::Args)]
+pub(crate) struct Index {
+    /// 65,536 blocks and a third of the rounds.
+    #[arg(long)]
+    pub(crate) quick: bool,
+    /// Blocks in the index; 1,000,000 unless given.
+    #[arg(long, value_name = "COUNT")]
+    pub(crate) blocks: Option<usize>,
+    /// Keys of a call.
+    #[arg(long, value_name = "COUNT", default_value_t = 256)]
+    pub(crate) batch: usize,
+    /// Rounds that count; 15 unless given.
+    #[arg(long, value_name = "COUNT")]
+    pub(crate) rounds: Option<usize>,
+}
+
+/// Metrics: open, from the start of the opening until the first block is served, and first_block,
+/// the part of it that the block takes. A child process owns the arena and is killed each time.
+#[derive(clap::Args)]
+pub(crate) struct Reopen {
+    /// 65,536 blocks and 3 rounds.
+    #[arg(long)]
+    pub(crate) quick: bool,
+    /// Blocks in the arena, 4 KiB each; 1,000,000 unless given.
+    #[arg(long, value_name = "COUNT")]
+    pub(crate) blocks: Option<usize>,
+    /// Rounds that count; 7 unless given.
+    #[arg(long, value_name = "COUNT")]
+    pub(crate) rounds: Option<usize>,
+    /// Where the arena is made, and removed again; the directory for temporary files unless given.
+    #[arg(long, visible_alias = "path", value_name = "PATH")]
+    pub(crate) dir: Option<PathBuf>,
+    #[arg(long, hide = true)]
+    pub(crate) child: Option<PathBuf>,
 }
 
 /// Which arena.
@@ -168,7 +253,12 @@ mod tests {
     #[test]
     fn the_reference_has_every_command() {
         let page = reference(Args::command());
-        for name in ["kvdepot ls", "kvdepot stat", "kvdepot verify"] {
+        for name in [
+            "kvdepot ls",
+            "kvdepot rm",
+            "kvdepot doctor",
+            "kvdepot bench memory",
+        ] {
             assert!(page.contains(&format!("## `{name}`")), "{name}");
         }
     }

@@ -127,7 +127,9 @@ impl Drop for Scratch {
 /// Whether it is the directory of a benchmark that does not run any more.
 fn is_abandoned(path: &Path) -> bool {
     let name = name_of(path);
-    let numbers = name.strip_prefix(SCRATCH).and_then(|rest| rest.split_once('-'));
+    let numbers = name
+        .strip_prefix(SCRATCH)
+        .and_then(|rest| rest.split_once('-'));
     let parsed = numbers.and_then(|(pid, ticks)| Some((pid.parse().ok()?, ticks.parse().ok()?)));
     parsed.is_some_and(|(pid, start_ticks)| {
         let owner = peer::Identity { pid, start_ticks };

@@ -75,6 +75,7 @@ fn run(command: Command, output: &mut Output) -> Result<i32, Error> {
         Command::Verify(args) => cmd::verify::run(&args, output),
         Command::Rm(args) => cmd::rm::run(&args, output),
         Command::Doctor => cmd::doctor::run(output),
+        Command::Bench(args) => bench::run(&args, output),
     }
 }
 

@@ -1,0 +1,208 @@
+//! The memory that `bench memory` copies between, and the depots over it.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use kvdepot_media::host::limits;
+use kvdepot_media::{Buffer, Mapping};
+use kvdepot_store::{BlockBuffers, Config, Depot, Key, Mover, Namespace};
+use serde_json::json;
+
+use super::{Random, spec};
+use crate::error::Error;
+use crate::leftovers::Scratch;
+
+/// Private memory of the caller, already touched, cut into blocks.
+pub(super) struct Region {
+    whole: Buffer,
+}
+
+impl Region {
+    pub(super) fn new(bytes: usize) -> Result<Region, Error> {
+        /// Pages, and a multiple of what streaming stores ask for.
+        const ALIGN: usize = 4096;
+        let buffer = Buffer::from_vec(vec![1; bytes + ALIGN]);
+        let skip = buffer.addr().next_multiple_of(ALIGN) - buffer.addr();
+        let whole = buffer.slice(skip, bytes)?;
+        Ok(Region { whole })
+    }
+
+    pub(super) fn whole(&self) -> &Buffer {
+        &self.whole
+    }
+
+    /// How many blocks it has room for.
+    pub(super) fn blocks(&self, block: usize) -> usize {
+        self.whole.len() / block
+    }
+
+    /// The blocks with these numbers, as buffers for a call.
+    pub(super) fn buffers(
+        &self,
+        block: usize,
+        numbers: impl Iterator<Item = usize>,
+    ) -> Result<BlockBuffers, Error> {
+        let mut buffers = BlockBuffers::default();
+        for number in numbers {
+            buffers.push([self.whole.slice(number * block, block)?]);
+        }
+        Ok(buffers)
+    }
+}
+
+/// A depot of one tier, its medium as another mapping of the same memory, and its keys.
+pub(super) struct Store {
+    depot: Depot,
+    ns: Namespace,
+    mover: Mover,
+    random: Random,
+    /// Bytes of blocks that it holds at most.
+    bytes: usize,
+}
+
+/// Bytes that a call moves while a store is filled.
+const FILL: usize = 32 << 20;
+
+impl Store {
+    /// A store of `bytes` for blocks of at least `block` bytes, on `tier`.
+    pub(super) fn open(
+        scratch: &Scratch,
+        tier: &str,
+        bytes: usize,
+        block: usize,
+        threads: usize,
+    ) -> Result<Store, Error> {
+        let path = scratch.path().join("arena");
+        let records = bytes / block;
+        // The table, and the alignment of the data.
+        let capacity = bytes + records * 128 + (4 << 20);
+        let mut settings = json!({
+            "lanes": threads, "lock_wait": "0s", "socket": scratch.path().join("sock"),
+        });
+        match tier {
+            "Cache" => settings["cache"] = json!({"capacity": bytes}),
+            _ => {
+                settings["dax"] = json!({"path": &path, "capacity": capacity, "records": records});
+            }
+        }
+        let depot = Depot::open(&Config::new(tier, &settings)?)?;
+        if path.exists() {
+            // Without a name it goes with this process, however that ends.
+            std::fs::remove_file(&path).map_err(Error::io(&path))?;
+        }
+        let ns = depot.namespace(&spec())?;
+        let socket = depot.socket().unwrap_or_default();
+        let mover = Mover::attach(&socket, Some(1), false)?;
+        Ok(Store {
+            depot,
+            ns,
+            mover,
+            random: Random(1),
+            bytes,
+        })
+    }
+
+    pub(super) fn namespace(&self) -> &Namespace {
+        &self.ns
+    }
+
+    /// Fresh keys.
+    pub(super) fn keys(&mut self, count: usize) -> Vec<Key> {
+        (0..count).map(|_| self.random.key()).collect()
+    }
+
+    /// Fills it with blocks in place of those that it has; their keys in the order of the medium.
+    pub(super) fn fill(&mut self, from: &Region, block: usize) -> Result<Vec<Key>, Error> {
+        self.ns.clear()?;
+        let mut all = Vec::with_capacity(self.bytes / block);
+        let count = (FILL / block).max(1);
+        while all.len() < self.bytes / block {
+            let count = count.min(self.bytes / block - all.len());
+            let keys = self.keys(count);
+            let numbers = (0..count).map(|number| number % from.blocks(block));
+            let task = self.ns.put(keys.clone(), from.buffers(block, numbers)?)?;
+            let failed = task.wait(None)?.iter().filter(|ok| !**ok).count();
+            if failed > 0 {
+                return Err(Error::Bench(format!(
+                    "{failed} of {count} blocks found no room"
+                )));
+            }
+            all.extend(keys);
+        }
+        Ok(all)
+    }
+
+    /// Where blocks lie in the medium.
+    pub(super) fn offsets(&self, keys: &[Key]) -> Result<Vec<u64>, Error> {
+        let pins = self.ns.pin(keys, false)?;
+        let locate = |pin: &Option<kvdepot_store::Pin>| {
+            let pin = pin
+                .as_ref()
+                .ok_or_else(|| Error::Bench("a block is gone".into()))?;
+            match self.mover.locate(&pin.placement(), 0)?[..] {
+                [(_, offset, _)] => Ok(offset),
+                _ => Err(Error::Bench("a block is in pieces".into())),
+            }
+        };
+        let offsets = pins.iter().map(locate).collect();
+        self.ns
+            .unpin(&pins.into_iter().flatten().collect::<Vec<_>>(), false);
+        offsets
+    }
+
+    /// The medium as the plain copies see it, its pages mapped.
+    pub(super) fn medium(&self) -> Result<Buffer, Error> {
+        self.mover.populate()?;
+        let medium = self.mover.media().into_iter().next();
+        medium.ok_or_else(|| Error::Bench("the depot has no medium".into()))
+    }
+}
+
+impl Drop for Store {
+    fn drop(&mut self) {
+        self.mover.close();
+        self.depot.close();
+    }
+}
+
+/// Memory of the kind that a tier is made of, already touched.
+pub(super) fn target(scratch: &Scratch, tier: &str, bytes: usize) -> Result<Buffer, Error> {
+    let mapping: Arc<Mapping> = if tier == "Cache" {
+        Mapping::anonymous("kvdepot-bench", bytes as u64)?
+    } else {
+        let path = scratch.path().join("target");
+        let mapping = Mapping::create(&path, bytes as u64)?;
+        std::fs::remove_file(&path).map_err(Error::io(&path))?;
+        mapping
+    };
+    mapping.populate_write(0, bytes as u64)?;
+    Ok(mapping.buffer(0, bytes as u64)?)
+}
+
+/// Refuses sizes that this machine has no memory for.
+pub(super) fn check_room(dir: &Path, size: usize, region: usize) -> Result<(), Error> {
+    let refuse = |allowed: u64, what: String| {
+        Err(Error::Usage {
+            field: "--size",
+            value: kvdepot_store::config::size::show(size as u64),
+            allowed: format!(
+                "what fits {what}: {} free",
+                kvdepot_store::config::size::show(allowed)
+            ),
+        })
+    };
+    // The arena, as much again to put into by plain copies, and the caller's memory.
+    let needed = 2 * size as u64 + region as u64 + (256 << 20);
+    let memory = limits::memory_allowed()?;
+    if needed > memory / 4 * 3 {
+        return refuse(memory, "into memory twice".into());
+    }
+    let free = limits::disk_free(dir)?;
+    if 2 * size as u64 + (256 << 20) > free {
+        return refuse(
+            free,
+            format!("into {} twice; name another --dir", dir.display()),
+        );
+    }
+    Ok(())
+}

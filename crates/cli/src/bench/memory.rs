@@ -1,0 +1,332 @@
+//! `kvdepot bench memory`: gets into and puts out of memory that no cache holds, against the best
+//! plain copy of the same pieces on as many threads.
+//!
+//! What is timed is the public call, from `get` or `put` until its task has ended: looking up or
+//! reserving, planning, copying with the checksum, publishing. The plain copies are timed from the
+//! first thread's start to the last one's end. Every run takes other blocks and other places of
+//! the caller's memory, in random order, and comes back to none before many times the size of the
+//! caches was moved.
+
+use std::collections::VecDeque;
+use std::path::Path;
+use std::time::Instant;
+
+use kvdepot_media::Plain;
+use kvdepot_plan::Span;
+use kvdepot_store::Key;
+use serde_json::json;
+
+use super::media::{Region, Store, check_room, target};
+use super::plain::Crew;
+use super::rounds::Rounds;
+use super::{Random, Report, Row};
+use crate::args::Memory;
+use crate::error::Error;
+use crate::leftovers::Scratch;
+
+const BLOCKS: [u64; 5] = [4 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20];
+const THREADS: [usize; 2] = [1, 2];
+const OPS: [&str; 2] = ["get", "put"];
+const TIERS: [&str; 2] = ["Dax", "Cache"];
+
+/// What is measured, and how much of it.
+struct Plan {
+    ops: Vec<String>,
+    tiers: Vec<String>,
+    blocks: Vec<usize>,
+    threads: Vec<usize>,
+    size: usize,
+    batch: usize,
+    region: usize,
+    rounds: usize,
+}
+
+impl Plan {
+    fn new(args: &Memory) -> Plan {
+        let or = |given: &[String], all: &[&str]| {
+            if given.is_empty() {
+                all.iter().map(|&name| name.to_owned()).collect()
+            } else {
+                given.to_vec()
+            }
+        };
+        let some = |given: &[u64]| {
+            if given.is_empty() {
+                BLOCKS.to_vec()
+            } else {
+                given.to_vec()
+            }
+        };
+        let threads = if args.threads.is_empty() {
+            THREADS.to_vec()
+        } else {
+            args.threads.clone()
+        };
+        let (size, batch, rounds) = if args.quick {
+            (256 << 20, 32 << 20, 5)
+        } else {
+            (1 << 30, 128 << 20, 15)
+        };
+        let size = args.size.unwrap_or(size) as usize;
+        let batch = (args.batch.unwrap_or(batch) as usize).min(size / 2);
+        Plan {
+            ops: or(&args.ops, &OPS),
+            tiers: or(&args.tiers, &TIERS),
+            blocks: some(&args.blocks)
+                .into_iter()
+                .map(|block| block as usize)
+                .collect(),
+            threads,
+            size,
+            batch,
+            // The caller's memory: half of the medium, which is many times the caches' size.
+            region: (size / 2).max(batch),
+            rounds: args.rounds.unwrap_or(rounds),
+        }
+    }
+
+    fn check(&self) -> Result<(), Error> {
+        let refuse = |field, value: u64, allowed: &str| {
+            Err(Error::Usage {
+                field,
+                value: value.to_string(),
+                allowed: allowed.into(),
+            })
+        };
+        if let Some(block) = self.blocks.iter().find(|block| **block % 4096 != 0) {
+            return refuse("--block", *block as u64, "a multiple of 4096");
+        }
+        if let Some(block) = self.blocks.iter().find(|block| **block > self.batch) {
+            return refuse(
+                "--block",
+                *block as u64,
+                "at most --batch, which is at most --size / 2",
+            );
+        }
+        if self.rounds == 0 {
+            return refuse("--rounds", 0, "1 or more");
+        }
+        Ok(())
+    }
+}
+
+/// How many cases will be measured.
+pub(super) fn cases(args: &Memory) -> usize {
+    let plan = Plan::new(args);
+    plan.ops.len() * plan.tiers.len() * plan.threads.len() * plan.blocks.len()
+}
+
+pub(super) fn run(args: &Memory, report: &mut Report<'_>) -> Result<(), Error> {
+    let plan = Plan::new(args);
+    plan.check()?;
+    let dir = args.dir.as_deref().unwrap_or(Path::new("/dev/shm"));
+    check_room(dir, plan.size, plan.region)?;
+    let region = Region::new(plan.region)?;
+    let smallest = plan.blocks.iter().copied().min().unwrap_or(4096);
+    for tier in &plan.tiers {
+        for threads in plan.threads.iter().copied() {
+            // One for each: a depot's lanes are its own, and so is a directory's lock.
+            let scratch = Scratch::new(dir)?;
+            let mut store = Store::open(&scratch, tier, plan.size, smallest, threads)?;
+            let crew = Crew::new(threads)?;
+            for op in &plan.ops {
+                let mut bench = Bench {
+                    plan: &plan,
+                    region: &region,
+                    store: &mut store,
+                    crew: &crew,
+                };
+                for block in plan.blocks.iter().copied() {
+                    let rounds = match op.as_str() {
+                        "get" => bench.get(block, report)?,
+                        _ => bench.put(block, &scratch, tier, report)?,
+                    };
+                    let case = json!({
+                        "op": op, "tier": tier, "block": block, "threads": threads,
+                    });
+                    figures(&case, &rounds, &plan, block, report)?;
+                    report.case_done(&format!("{op} {tier} {block} bytes, {threads} threads"));
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+fn figures(
+    case: &serde_json::Value,
+    rounds: &Rounds,
+    plan: &Plan,
+    block: usize,
+    report: &mut Report<'_>,
+) -> Result<(), Error> {
+    let count = plan.batch / block;
+    let bytes = (count * block) as f64;
+    let best = rounds.best();
+    let name = best.and_then(|(way, _)| Plain::all().get(way).map(|way| way.name()));
+    let row = Row {
+        bench: "memory",
+        case: case.clone(),
+        metric: "throughput",
+        unit: "GB/s",
+        value: bytes / rounds.value() / 1e9,
+        limit: best.map(|(_, seconds)| bytes / seconds / 1e9),
+        ratio: rounds.ratio(),
+        rounds: plan.rounds,
+        limit_name: name,
+    };
+    report.row(row.clone())?;
+    if block == 4096 {
+        report.row(Row {
+            metric: "overhead",
+            unit: "ns/block",
+            value: rounds.beyond().unwrap_or_default() * 1e9 / count as f64,
+            limit: None,
+            ratio: None,
+            limit_name: None,
+            ..row
+        })?;
+    }
+    Ok(())
+}
+
+struct Bench<'a> {
+    plan: &'a Plan,
+    region: &'a Region,
+    store: &'a mut Store,
+    crew: &'a Crew,
+}
+
+/// A place in a circle of `len` that moves on by `count` with every run.
+struct Turn {
+    at: usize,
+    len: usize,
+    count: usize,
+}
+
+impl Turn {
+    fn next(&mut self) -> std::ops::Range<usize> {
+        if self.at + self.count > self.len {
+            self.at = 0;
+        }
+        self.at += self.count;
+        self.at - self.count..self.at
+    }
+}
+
+impl Bench<'_> {
+    fn turn(&self, len: usize, block: usize) -> Turn {
+        Turn {
+            at: 0,
+            len,
+            count: self.plan.batch / block,
+        }
+    }
+
+    fn get(&mut self, block: usize, report: &Report<'_>) -> Result<Rounds, Error> {
+        let mut keys = self.store.fill(self.region, block)?;
+        Random(3).shuffle(&mut keys);
+        let offsets = self.store.offsets(&keys)?;
+        let medium = self.store.medium()?;
+        let mut from = self.turn(keys.len(), block);
+        let mut to = self.turn(self.region.blocks(block), block);
+        let ways = Plain::all();
+        Rounds::run(
+            self.plan.rounds,
+            ways.len(),
+            &report.interrupt,
+            |contender| {
+                let (from, to) = (from.next(), to.next());
+                match ways.get(contender) {
+                    Some(way) => {
+                        let pieces: Vec<Span> = offsets[from]
+                            .iter()
+                            .zip(to)
+                            .map(|(at, to)| Span::new(*at, (to * block) as u64, block as u64))
+                            .collect();
+                        self.crew.copy(*way, &medium, self.region.whole(), &pieces)
+                    }
+                    None => {
+                        let keys = keys[from].to_vec();
+                        let buffers = self.region.buffers(block, to)?;
+                        let start = Instant::now();
+                        let task = self.store.namespace().get(keys, buffers)?;
+                        let got = task.wait(None)?;
+                        let seconds = start.elapsed().as_secs_f64();
+                        all(&got, "got")?;
+                        Ok(seconds)
+                    }
+                }
+            },
+        )
+    }
+
+    fn put(
+        &mut self,
+        block: usize,
+        scratch: &Scratch,
+        tier: &str,
+        report: &Report<'_>,
+    ) -> Result<Rounds, Error> {
+        // Full once, so that every page has been touched; the oldest blocks make room.
+        let keys = self.store.fill(self.region, block)?;
+        let count = self.plan.batch / block;
+        let mut old: VecDeque<Vec<Key>> = keys.chunks(count).map(<[Key]>::to_vec).collect();
+        let medium = target(scratch, tier, self.plan.size)?;
+        let mut numbers: Vec<usize> = (0..self.region.blocks(block)).collect();
+        Random(5).shuffle(&mut numbers);
+        let mut from = self.turn(numbers.len(), block);
+        let mut to = self.turn(self.plan.size / block, block);
+        let ways = Plain::all();
+        Rounds::run(
+            self.plan.rounds,
+            ways.len(),
+            &report.interrupt,
+            |contender| {
+                let (from, to) = (&numbers[from.next()], to.next());
+                match ways.get(contender) {
+                    Some(way) => {
+                        let at = |number: usize| (number * block) as u64;
+                        let pieces: Vec<Span> = from
+                            .iter()
+                            .zip(to)
+                            .map(|(from, to)| Span::new(at(*from), at(to), block as u64))
+                            .collect();
+                        self.crew.copy(*way, self.region.whole(), &medium, &pieces)
+                    }
+                    None => {
+                        let mut room = 0;
+                        while room < count {
+                            let oldest = old.pop_front().unwrap_or_default();
+                            let removed = self.store.namespace().remove(&oldest)?;
+                            if removed == 0 {
+                                return Err(Error::Bench("there was nothing to remove".into()));
+                            }
+                            room += removed;
+                        }
+                        let keys = self.store.keys(count);
+                        old.push_back(keys.clone());
+                        let buffers = self.region.buffers(block, from.iter().copied())?;
+                        let start = Instant::now();
+                        let task = self.store.namespace().put(keys, buffers)?;
+                        let stored = task.wait(None)?;
+                        let seconds = start.elapsed().as_secs_f64();
+                        all(&stored, "stored")?;
+                        Ok(seconds)
+                    }
+                }
+            },
+        )
+    }
+}
+
+fn all(done: &[bool], what: &str) -> Result<(), Error> {
+    let missing = done.iter().filter(|ok| !**ok).count();
+    if missing > 0 {
+        let total = done.len();
+        return Err(Error::Bench(format!(
+            "{missing} of {total} blocks were not {what}"
+        )));
+    }
+    Ok(())
+}

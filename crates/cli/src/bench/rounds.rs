@@ -1,0 +1,114 @@
+//! Interleaved rounds: in each round every contender runs once, one after the other, so that what
+//! slows the machine down slows all of them. Figures are medians over the rounds, ratios medians
+//! over the ratios of each round.
+
+use crate::error::Error;
+use crate::interrupt::Interrupt;
+
+/// Seconds of each contender in each round.
+pub(super) struct Rounds {
+    /// The limits, then kvdepot.
+    seconds: Vec<Vec<f64>>,
+}
+
+impl Rounds {
+    /// Runs `limits` + 1 contenders, the last of which is kvdepot: one round to warm up, then
+    /// `rounds` that count. Contenders take turns in going first. `run` gets the contender and
+    /// answers its seconds.
+    pub(super) fn run(
+        rounds: usize,
+        limits: usize,
+        interrupt: &Interrupt,
+        mut run: impl FnMut(usize) -> Result<f64, Error>,
+    ) -> Result<Rounds, Error> {
+        let mut seconds = vec![Vec::with_capacity(rounds); limits + 1];
+        for round in 0..=rounds {
+            for turn in 0..=limits {
+                interrupt.check()?;
+                let contender = (round + turn) % (limits + 1);
+                let time = run(contender)?;
+                if round > 0 {
+                    seconds[contender].push(time);
+                }
+            }
+        }
+        Ok(Rounds { seconds })
+    }
+
+    fn ours(&self) -> &[f64] {
+        self.seconds.last().map_or(&[], Vec::as_slice)
+    }
+
+    /// Kvdepot's median, in seconds.
+    pub(super) fn value(&self) -> f64 {
+        median(self.ours().to_vec())
+    }
+
+    /// The best limit and its median: the best over all rounds, or else noise would choose the
+    /// luckiest of each round.
+    pub(super) fn best(&self) -> Option<(usize, f64)> {
+        let limits = &self.seconds[..self.seconds.len() - 1];
+        let medians = limits.iter().map(|times| median(times.clone()));
+        medians.enumerate().min_by(|a, b| a.1.total_cmp(&b.1))
+    }
+
+    /// The best limit's seconds over kvdepot's, round by round.
+    pub(super) fn ratio(&self) -> Option<f64> {
+        self.by_round(|limit, ours| limit / ours)
+    }
+
+    /// Seconds that kvdepot takes longer than the best limit, round by round.
+    pub(super) fn beyond(&self) -> Option<f64> {
+        self.by_round(|limit, ours| ours - limit)
+    }
+
+    fn by_round(&self, of: impl Fn(f64, f64) -> f64) -> Option<f64> {
+        let (best, _) = self.best()?;
+        let pairs = self.seconds[best].iter().zip(self.ours());
+        Some(median(
+            pairs.map(|(limit, ours)| of(*limit, *ours)).collect(),
+        ))
+    }
+}
+
+/// The middle value; the mean of the two in the middle of an even number.
+pub(super) fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_unstable_by(f64::total_cmp);
+    let (low, high) = (values.len().saturating_sub(1) / 2, values.len() / 2);
+    match (values.get(low), values.get(high)) {
+        (Some(low), Some(high)) => (low + high) / 2.0,
+        _ => f64::NAN,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_best_limit_is_the_best_by_median_and_ratios_are_by_round() {
+        let interrupt = Interrupt::catch().unwrap();
+        let times = [
+            vec![9.0, 5.0, 1.0, 6.0],
+            vec![9.0, 2.0, 4.0, 2.0],
+            vec![9.0, 4.0, 4.0, 8.0],
+        ];
+        let mut next = [0; 3];
+        let rounds = Rounds::run(3, 2, &interrupt, |contender| {
+            next[contender] += 1;
+            Ok(times[contender][next[contender] - 1])
+        })
+        .unwrap();
+        assert_eq!(rounds.best(), Some((1, 2.0)));
+        assert_eq!(rounds.value(), 4.0);
+        assert_eq!(rounds.ratio(), Some(0.5));
+        assert_eq!(rounds.beyond(), Some(2.0));
+    }
+
+    #[test]
+    fn medians_of_even_numbers_are_means() {
+        assert_eq!(median(vec![3.0, 1.0, 2.0]), 2.0);
+        assert_eq!(median(vec![4.0, 1.0, 2.0, 3.0]), 2.5);
+        assert!(median(Vec::new()).is_nan());
+    }
+}
