@@ -1,5 +1,7 @@
 //! Removing an arena as a whole.
 
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 use kvdepot_store::inspect::Inspection;
 use kvdepot_store::{Config, Depot, Error, erase};
 use serde_json::json;

@@ -1,5 +1,7 @@
 //! The depot from outside: what is put comes back, wherever it is.
 
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 use std::path::Path;
 use std::time::Duration;
 

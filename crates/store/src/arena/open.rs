@@ -117,7 +117,7 @@ impl Arena {
         // Above everything in the table, also when a rotted superblock made a generation repeat
         // or its 24 bits ran out.
         let generation = (superblock.generation & 0xFF_FFFF) << publish::COUNTER_BITS;
-        let first = generation.max(found.highest + 1);
+        let first = generation.max(found.highest.saturating_add(1));
         if layout.capacity > mapping.len() {
             tracing::warn!(
                 path = %path.display(),

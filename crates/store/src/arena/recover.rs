@@ -6,6 +6,8 @@
 
 use std::path::Path;
 
+use std::cmp::Reverse;
+
 use kvdepot_alloc::{Extent, Pool};
 use kvdepot_media::Mapping;
 
@@ -131,6 +133,13 @@ fn number(records: &[(u32, Record)]) -> (Namespaces, Vec<u32>) {
     (namespaces, numbers)
 }
 
+/// Whether record `a` counts before record `b`: by falling sequence, and of equal ones, which no
+/// sound arena holds, the lower slot first.
+fn is_above(records: &[(u32, Record)], a: usize, b: usize) -> bool {
+    let rank = |index: usize| (records[index].1.sequence, Reverse(index));
+    rank(a) > rank(b)
+}
+
 /// Clears `served` where a record of a higher sequence, live or dead, has some of the bytes.
 fn overlaps(records: &[(u32, Record)], served: &mut [bool]) -> Vec<(u64, u64, u32)> {
     let mut extents: Vec<(u64, u64, u32)> = Vec::with_capacity(records.len());
@@ -149,9 +158,8 @@ fn overlaps(records: &[(u32, Record)], served: &mut [bool]) -> Vec<(u64, u64, u3
         open.retain(|(end, _)| end > begin);
         for (_, other) in &open {
             let (a, b) = (*index as usize, *other as usize);
-            let higher = records[a].1.sequence > records[b].1.sequence;
             if a != b {
-                served[if higher { b } else { a }] = false;
+                served[if is_above(records, a, b) { b } else { a }] = false;
             }
         }
         open.push((*end, *index));
@@ -177,7 +185,7 @@ fn identities(
             continue;
         };
         let before = at(other);
-        if records[before].1.sequence > record.sequence {
+        if is_above(records, before, index) {
             live.insert(namespace, key, other);
             served[index] = false;
         } else {
@@ -194,7 +202,7 @@ fn identities(
             continue;
         };
         let index = at(slot);
-        if records[index].1.sequence < record.sequence {
+        if is_above(records, position, index) {
             served[index] = false;
             live.remove(namespace, key, slot);
         }
