@@ -351,12 +351,14 @@ class KvdepotManager(OffloadingManager):
         for group in self._groups.values():
             group.namespace.clear()
 
+    @_on_path
     def get_stats(self) -> Any:
         """What happened since the last call."""
         in_flight = sum(
             sum(job.lengths) for job in self._tickets.values() if isinstance(job, _Store)
         )
-        return self.collector.take(in_flight + self.depot.pending_bytes())
+        pending = in_flight + self.depot.pending_bytes()
+        return self.collector.take(pending, idle=not self._tickets and not pending)
 
     def shutdown(self) -> None:
         """Close the depot: it drains what is queued for the far tier."""

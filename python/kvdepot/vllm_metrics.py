@@ -1,7 +1,8 @@
 """Metrics of the connector, through vLLM's own hooks, on the server's `/metrics`.
 
-Prometheus names end in `_total` for counters. vLLM adds its labels (model,
-engine) to each.
+The depot's own, by the names that `docs/metrics.md` lists, and what only the
+connector knows. Prometheus names end in `_total` for counters. vLLM adds its
+labels (model, engine) to each.
 """
 
 from __future__ import annotations
@@ -21,12 +22,43 @@ from vllm.v1.kv_offload.base import (
 MOVED_BLOCKS = "kvdepot_moved_blocks"
 MOVED_BYTES = "kvdepot_moved_bytes"
 FAILED_BLOCKS = "kvdepot_failed_blocks"
-DROPPED_BLOCKS = "kvdepot_dropped_blocks"
 PATH_SECONDS = "kvdepot_path_seconds"
 PENDING_BYTES = "kvdepot_pending_bytes"
-USED_BYTES = "kvdepot_used_bytes"
-CAPACITY_BYTES = "kvdepot_capacity_bytes"
-HELD_BLOCKS = "kvdepot_held_blocks"
+
+# Field of the statistics -> name without its prefix, documentation.
+TIER_GAUGES = {
+    "capacity_bytes": ("capacity_bytes", "Bytes of data that the tier can hold."),
+    "live_bytes": ("live_bytes", "Bytes published in the tier."),
+    "blocks": ("live_blocks", "Blocks published in the tier."),
+    "pinned_blocks": ("pinned_blocks", "Blocks held by readers."),
+    "reserved_blocks": ("reserved_blocks", "Blocks being written."),
+}
+TIER_COUNTERS = {
+    "stored_bytes": ("stored_bytes", "Bytes published since the depot was opened."),
+    "evicted_blocks": ("evicted_blocks", "Blocks evicted."),
+    "evicted_bytes": ("evicted_bytes", "Bytes evicted."),
+    "corrupt_blocks": ("corrupt_blocks", "Blocks that did not verify: each was a miss."),
+    "full": ("refused_blocks", "Reservations that found no room."),
+    "hit_blocks": ("hit_blocks", "Blocks served, by the tier that had them."),
+    "hit_bytes": ("hit_bytes", "Bytes served, by the tier that had them."),
+}
+DEPOT_COUNTERS = {
+    "missed_blocks": ("missed_blocks", "Keys that no tier had."),
+    "promoted_bytes": ("promoted_bytes", "Bytes copied to the near tier after a far hit."),
+    "dropped_blocks": (
+        "dropped_blocks",
+        "Blocks dropped on their way to the far tier because its queue was full.",
+    ),
+    "reserve_present_blocks": (
+        "reserve_present_blocks",
+        "Reservations refused because the block is stored.",
+    ),
+    "reserve_pending_blocks": (
+        "reserve_pending_blocks",
+        "Reservations refused because another call is writing the block.",
+    ),
+}
+WRITE_BACK = ("write_back_bytes", "Bytes that the far tier has not got yet.")
 
 DEFINITIONS: dict[str, OffloadingMetricMetadata] = {
     MOVED_BLOCKS: OffloadingCounterMetadata(
@@ -44,9 +76,6 @@ DEFINITIONS: dict[str, OffloadingMetricMetadata] = {
         ),
         labelnames=("op",),
     ),
-    DROPPED_BLOCKS: OffloadingCounterMetadata(
-        documentation="Blocks dropped on their way to the far tier because its queue was full.",
-    ),
     PATH_SECONDS: OffloadingCounterMetadata(
         documentation=(
             "Time inside kvdepot's calls on the engine's own path: source is the scheduler or "
@@ -57,20 +86,24 @@ DEFINITIONS: dict[str, OffloadingMetricMetadata] = {
     PENDING_BYTES: OffloadingGaugeMetadata(
         documentation="Bytes still to write: stores in flight and the write-back queue.",
     ),
-    USED_BYTES: OffloadingGaugeMetadata(
-        documentation="Bytes allocated in each tier.", labelnames=("tier",)
-    ),
-    CAPACITY_BYTES: OffloadingGaugeMetadata(
-        documentation="Bytes of each tier.", labelnames=("tier",)
-    ),
-    HELD_BLOCKS: OffloadingGaugeMetadata(
-        documentation="Blocks in each tier.", labelnames=("tier",)
-    ),
+    **{
+        f"kvdepot_{name}": OffloadingGaugeMetadata(documentation=text, labelnames=("tier",))
+        for name, text in TIER_GAUGES.values()
+    },
+    **{
+        f"kvdepot_{name}": OffloadingCounterMetadata(documentation=text, labelnames=("tier",))
+        for name, text in TIER_COUNTERS.values()
+    },
+    **{
+        f"kvdepot_{name}": OffloadingCounterMetadata(documentation=text)
+        for name, text in DEPOT_COUNTERS.values()
+    },
+    f"kvdepot_{WRITE_BACK[0]}": OffloadingGaugeMetadata(documentation=WRITE_BACK[1]),
 }
 
-# The gauges of the tiers are for people and dashboards, which look once in a
-# few seconds; a step may take a millisecond.
-TIER_GAUGES_SECONDS = 0.5
+# The depot's figures are for people and dashboards, which look once in a few
+# seconds; a step may take a millisecond.
+DEPOT_SECONDS = 0.5
 
 
 class Collector:
@@ -79,20 +112,23 @@ class Collector:
     def __init__(self, depot: Any) -> None:
         self._depot = depot
         self._stats = OffloadingConnectorStats()
-        self._next_tiers = 0.0
-        self._dropped = 0
+        self._next_depot = 0.0
+        self._changed = True
+        self._counted: dict[tuple[str, str], int] = {}
         self.published_pending: int | None = None
         """The value of `kvdepot_pending_bytes` that vLLM was last given."""
 
     def moved(self, op: str, tier: str, blocks: int, size: int) -> None:
         """Count blocks and their bytes."""
         if blocks:
+            self._changed = True
             self._stats.increase_counter(MOVED_BLOCKS, blocks, (op, tier))
             self._stats.increase_counter(MOVED_BYTES, size, (op, tier))
 
     def failed(self, op: str, blocks: int) -> None:
         """Count blocks that failed."""
         if blocks:
+            self._changed = True
             self._stats.increase_counter(FAILED_BLOCKS, blocks, (op,))
 
     def path(self, source: str, seconds: float) -> None:
@@ -100,27 +136,39 @@ class Collector:
         if seconds:
             self._stats.increase_counter(PATH_SECONDS, seconds, (source,))
 
-    def take(self, pending: int) -> OffloadingConnectorStats | None:
-        """What happened since the last call, and the gauges; None if nothing changed."""
+    def take(self, pending: int, *, idle: bool) -> OffloadingConnectorStats | None:
+        """What happened since the last call, and the gauges; None if nothing changed.
+
+        With `idle` the engine may sleep after this call, and what is shown stays.
+        """
         if pending != self.published_pending:
             self._stats.set_gauge(PENDING_BYTES, pending)
             self.published_pending = pending
+            self._changed = True
         now = time.monotonic()
-        if not self._stats.is_empty() and now >= self._next_tiers:
-            self._next_tiers = now + TIER_GAUGES_SECONDS
-            self._add_tiers()
+        if self._changed and (idle or now >= self._next_depot):
+            self._changed = False
+            self._next_depot = now + DEPOT_SECONDS
+            self._add_depot()
         if self._stats.is_empty():
             return None
         stats, self._stats = self._stats, OffloadingConnectorStats()
         return stats
 
-    def _add_tiers(self) -> None:
+    def _add_depot(self) -> None:
         state = self._depot.stats()
         for tier, values in state["tiers"].items():
-            self._stats.set_gauge(USED_BYTES, values["used_bytes"], (tier,))
-            self._stats.set_gauge(CAPACITY_BYTES, values["capacity_bytes"], (tier,))
-            self._stats.set_gauge(HELD_BLOCKS, values["blocks"], (tier,))
-        dropped = state["dropped_blocks"]
-        if dropped > self._dropped:
-            self._stats.increase_counter(DROPPED_BLOCKS, dropped - self._dropped)
-            self._dropped = dropped
+            for field, (name, _) in TIER_GAUGES.items():
+                self._stats.set_gauge(f"kvdepot_{name}", values[field], (tier,))
+            for field, (name, _) in TIER_COUNTERS.items():
+                self._count(f"kvdepot_{name}", values[field], tier)
+        for field, (name, _) in DEPOT_COUNTERS.items():
+            self._count(f"kvdepot_{name}", state[field])
+        self._stats.set_gauge(f"kvdepot_{WRITE_BACK[0]}", state["write_back_bytes"])
+
+    def _count(self, name: str, value: int, tier: str = "") -> None:
+        """Add what a counter of the depot has grown by."""
+        grown = value - self._counted.get((name, tier), 0)
+        if grown > 0:
+            self._stats.increase_counter(name, grown, (tier,) if tier else ())
+            self._counted[name, tier] = value

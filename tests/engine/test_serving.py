@@ -116,8 +116,11 @@ def test_the_log_and_the_metrics_tell_what_happened(engine: Engine) -> None:
     log = engine.log()
     assert re.search(r"request \S+: 6 blocks, 0 hit on the device, 5 hit external \(Cache 5\)", log)
     assert "kv_load_failure_policy is 'recompute'" in log
-    assert engine.metric("kvdepot_capacity_bytes", tier="Dax") == 512 << 20
     assert engine.metric("kvdepot_capacity_bytes", tier="Cache") == 128 << 20
+    # The record table takes a little of the arena.
+    assert 500 << 20 < engine.metric("kvdepot_capacity_bytes", tier="Dax") <= 512 << 20
+    assert engine.metric("kvdepot_live_blocks", tier="Dax") >= 5
+    assert engine.metric("kvdepot_hit_blocks_total", tier="Cache") >= 5
     assert engine.metric("kvdepot_moved_bytes_total", op="store") > 0
     assert engine.metric("kvdepot_path_seconds_total", source="worker") > 0
     assert engine.metric("vllm:prompt_tokens_cached_by_source_total", source="host") > 0
