@@ -1,0 +1,466 @@
+//! Reserve, move, commit or abort; pin, move, unpin: what parts, paused workers and joined puts
+//! may and may not do.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod common;
+
+use std::time::Duration;
+
+use common::raw::Raw;
+use common::{
+    PATIENCE, Place, assert_at_rest, get, has, key, keys, namespace, namespace_of, put, start_put,
+    verify,
+};
+use kvdepot_store::{
+    BlockBuffers, Buffer, Checksum, Depot, Error, Mover, Namespace, Outcome, Pin, Reservation,
+};
+use kvdepot_testkit::bytes::content;
+
+const SHORT: Duration = Duration::from_millis(50);
+
+fn reserve(ns: &Namespace, number: u64, parts: &[u64]) -> Option<Reservation> {
+    let mut reserved = ns.reserve(&[(key(number), parts.to_vec())]).unwrap();
+    reserved.remove(0)
+}
+
+fn attach(place: &Place) -> Mover {
+    Mover::attach(&place.socket(), Some(1), true).unwrap()
+}
+
+/// Moves one part's content, which is that of `number`, and answers its checksum.
+fn store(mover: &Mover, reserved: &Reservation, part: u32, number: u64, len: u64) -> Checksum {
+    let buffers = BlockBuffers::whole([common::block(number, len as usize)]);
+    let job = mover
+        .store(&[reserved.placement()], &buffers, part)
+        .unwrap();
+    assert!(job.wait(Some(PATIENCE)));
+    job.checksums()[0].unwrap()
+}
+
+/// The bytes of one part of a pinned block, if they verify.
+fn load(mover: &Mover, pin: &Pin, part: u32, len: u64) -> Option<Vec<u8>> {
+    let buffer = Buffer::from_vec(vec![0; len as usize]);
+    let buffers = BlockBuffers::whole([buffer.clone()]);
+    let job = mover.load(&[pin.placement()], &buffers, part).unwrap();
+    assert!(job.wait(Some(PATIENCE)));
+    job.checksums()[0].map(|_| buffer.to_vec())
+}
+
+fn pin(ns: &Namespace, number: u64) -> Option<Pin> {
+    ns.pin(&[key(number)], false).unwrap().remove(0)
+}
+
+/// Reserves, fills and commits block `number` of these parts; part `i` is content `number + i`.
+fn put_parts(ns: &Namespace, mover: &Mover, number: u64, parts: &[u64]) {
+    let reserved = reserve(ns, number, parts).unwrap();
+    let checksums = parts
+        .iter()
+        .zip(0..)
+        .map(|(len, part)| store(mover, &reserved, part, number + u64::from(part), *len))
+        .collect();
+    assert_eq!(ns.commit(&[reserved], &[checksums]).unwrap(), [true]);
+}
+
+/// What a get of the whole block delivers.
+fn whole(number: u64, parts: &[u64]) -> Vec<u8> {
+    let part = |(len, at): (&u64, u64)| content(number + at, *len as usize);
+    parts.iter().zip(0..).flat_map(part).collect()
+}
+
+fn get_whole(ns: &Namespace, number: u64, parts: &[u64]) -> Outcome {
+    let wanted = whole(number, parts);
+    let buffer = Buffer::from_vec(vec![0; wanted.len()]);
+    let task = ns
+        .get(keys([number]), BlockBuffers::whole([buffer.clone()]))
+        .unwrap();
+    task.wait(Some(PATIENCE)).unwrap();
+    let outcome = task.outcomes()[0];
+    assert!(
+        outcome != Outcome::Done || buffer.to_vec() == wanted,
+        "wrong bytes"
+    );
+    outcome
+}
+
+const PARTS: [&[u64]; 5] = [
+    &[1, 1],
+    &[5000, 4096, 100],
+    &[1 << 20, (1 << 20) + 1],
+    &[70_000, 1, 3, 8192],
+    &[9000],
+];
+
+#[test]
+fn blocks_of_several_parts_come_back_part_by_part_and_whole() {
+    for pipeline in ["Cache", "Dax", "Cache|Dax"] {
+        let place = Place::new(pipeline, "8MiB", "16MiB");
+        let depot = place.open();
+        let (ns, mover) = (namespace(&depot), attach(&place));
+        for (number, parts) in (0..).step_by(10).zip(PARTS) {
+            put_parts(&ns, &mover, number, parts);
+            let pinned = pin(&ns, number).unwrap();
+            assert_eq!(pinned.bytes(), parts.iter().sum::<u64>());
+            for (part, len) in (0..).zip(parts) {
+                let wanted = content(number + u64::from(part), *len as usize);
+                assert_eq!(
+                    load(&mover, &pinned, part, *len),
+                    Some(wanted),
+                    "{pipeline}"
+                );
+            }
+            ns.unpin(&[pinned], true);
+            assert_eq!(get_whole(&ns, number, parts), Outcome::Done);
+        }
+        assert!(depot.drain(PATIENCE));
+        common::eventually("rest", || {
+            depot
+                .stats()
+                .tiers
+                .iter()
+                .all(|tier| tier.pinned_blocks == 0)
+        });
+        assert_at_rest(&depot);
+        depot.close();
+        if pipeline != "Cache" {
+            assert_eq!(verify(&place.arena()).sound, PARTS.len() as u64);
+            let depot = place.open();
+            for (number, parts) in (0..).step_by(10).zip(PARTS) {
+                assert_eq!(get_whole(&namespace(&depot), number, parts), Outcome::Done);
+            }
+        }
+    }
+}
+
+#[test]
+fn commit_needs_every_part_of_this_reservation() {
+    let place = Place::new("Dax", "", "4MiB");
+    let depot = place.open();
+    let (ns, mover) = (namespace(&depot), attach(&place));
+    let lens = [5000, 5000, 5000];
+    let reserved = reserve(&ns, 1, &lens).unwrap();
+    let sums: Vec<Checksum> = (0..3)
+        .map(|part| store(&mover, &reserved, part, 7, 5000))
+        .collect();
+    for wrong in [
+        &sums[..0],
+        &sums[..2],
+        &[sums.as_slice(), &sums[..1]].concat(),
+    ] {
+        let error = ns
+            .commit(&[reserved.clone()], &[wrong.to_vec()])
+            .unwrap_err();
+        assert!(matches!(error, Error::Input { .. }), "{error}");
+        assert_eq!(ns.contains(&[key(1)]).unwrap(), [false]);
+    }
+    assert!(ns.commit(&[reserved.clone()], &[]).is_err());
+    // All there, but the one of rank 1 in the place of rank 2's, for the same bytes.
+    let swapped = vec![sums[0], sums[2], sums[1]];
+    assert_eq!(ns.commit(&[reserved.clone()], &[swapped]).unwrap(), [true]);
+    assert_eq!(get_whole(&ns, 1, &lens), Outcome::Corrupt);
+    // What was committed once cannot be again, nor aborted.
+    assert_eq!(ns.commit(&[reserved.clone()], &[sums]).unwrap(), [false]);
+    ns.abort(&[reserved]);
+    assert_at_rest(&depot);
+}
+
+#[test]
+fn one_rotten_part_makes_the_block_a_miss() {
+    let place = Place::new("Dax", "", "4MiB");
+    let lens = [20_000, 300, 9000];
+    let table = 20_480 + 4096 + 12_288;
+    for (at, part) in [
+        (0, Some(0)),
+        (20_480 + 299, Some(1)),
+        (36_000 - 2700, Some(2)),
+        (table + 5, None),
+    ] {
+        let depot = place.open();
+        let (ns, mover) = (namespace(&depot), attach(&place));
+        put_parts(&ns, &mover, 40, &lens);
+        let raw = Raw::open(&place.arena());
+        let (_, record) = raw.live(&key(40)).unwrap();
+        let (offset, _) = record.extents.iter().next().unwrap();
+        let byte = raw.file.read(offset + at, 1)[0];
+        raw.file.write(offset + at, &[byte ^ 4]);
+        assert_eq!(verify(&place.arena()).bad.len(), 1, "byte {at}");
+        match part {
+            Some(rotten) => {
+                let pinned = pin(&ns, 40).unwrap();
+                for (part, len) in (0..).zip(lens) {
+                    let loaded = load(&mover, &pinned, part, len);
+                    assert_eq!(loaded.is_some(), part != rotten);
+                }
+                assert_eq!(ns.discard(std::slice::from_ref(&pinned)), 1);
+                ns.unpin(&[pinned], false);
+            }
+            None => assert_eq!(pin(&ns, 40), None),
+        }
+        assert_eq!(get_whole(&ns, 40, &lens), Outcome::Miss);
+        assert_at_rest(&depot);
+        depot.close();
+    }
+    let depot = place.open();
+    let (ns, mover) = (namespace(&depot), attach(&place));
+    put_parts(&ns, &mover, 40, &lens);
+    assert_eq!(get_whole(&ns, 40, &lens), Outcome::Done);
+}
+
+#[test]
+fn a_paused_writer_finds_its_room_untouched_whatever_happened_meanwhile() {
+    let place = Place::new("Dax", "", "1MiB");
+    let depot = place.open();
+    let ns = namespace(&depot);
+    let reserved = reserve(&ns, 1, &[100_000]).unwrap();
+    // Its worker goes away, which ends nothing, and everything is under pressure.
+    drop(attach(&place));
+    for round in 0..30 {
+        assert_eq!(put(&ns, &[100 + round], 90_000), [true]);
+    }
+    assert_eq!(depot.stats().tiers[0].reserved_blocks, 1);
+    let mover = attach(&place);
+    let checksum = store(&mover, &reserved, 0, 1, 100_000);
+    let others: Vec<u64> = (100..130).collect();
+    let found = get(&ns, &others, 90_000);
+    assert!(found.contains(&Outcome::Done) && !found.contains(&Outcome::Corrupt));
+    assert_eq!(ns.commit(&[reserved], &[vec![checksum]]).unwrap(), [true]);
+    assert!(has(&ns, &[1], 100_000));
+}
+
+#[test]
+fn a_pinned_block_stays_readable_although_it_was_removed() {
+    let place = Place::new("Dax", "", "1MiB");
+    let depot = place.open();
+    let (ns, mover) = (namespace(&depot), attach(&place));
+    assert_eq!(put(&ns, &[1], 100_000), [true]);
+    let pins = [pin(&ns, 1).unwrap(), pin(&ns, 1).unwrap()];
+    assert_eq!(ns.remove(&[key(1)]).unwrap(), 1);
+    assert_eq!(ns.contains(&[key(1)]).unwrap(), [false]);
+    ns.unpin(&pins[..1], false);
+    for round in 0..30 {
+        assert_eq!(put(&ns, &[100 + round], 90_000), [true]);
+    }
+    assert_eq!(
+        load(&mover, &pins[1], 0, 100_000),
+        Some(content(1, 100_000))
+    );
+    ns.unpin(&pins[1..], false);
+    assert_at_rest(&depot);
+}
+
+#[test]
+fn a_reservation_that_was_given_back_touches_nothing_any_more() {
+    let place = Place::new("Dax", "", "1MiB");
+    let depot = place.open();
+    let (ns, mover) = (namespace(&depot), attach(&place));
+    // Two parts: its commit would write a part table.
+    let stale = reserve(&ns, 1, &[100, 100]).unwrap();
+    let sums: Vec<Checksum> = (0..2)
+        .map(|part| store(&mover, &stale, part, 1, 100))
+        .collect();
+    ns.abort(std::slice::from_ref(&stale));
+    // Somebody else has its room.
+    assert_eq!(put(&ns, &[2], 12_000), [true]);
+    assert_eq!(ns.commit(&[stale.clone()], &[sums]).unwrap(), [false]);
+    ns.abort(&[stale]);
+    assert!(has(&ns, &[2], 12_000));
+    assert_at_rest(&depot);
+}
+
+#[test]
+fn a_reservation_named_twice_is_committed_once() {
+    for durability in ["process", "power"] {
+        let place = Place::new("Dax", "", "1MiB").with("dax", "durability", durability);
+        let depot = place.open();
+        let (ns, mover) = (namespace(&depot), attach(&place));
+        let reserved = reserve(&ns, 1, &[5000]).unwrap();
+        let sum = vec![store(&mover, &reserved, 0, 1, 5000)];
+        let both = [reserved.clone(), reserved];
+        assert_eq!(
+            ns.commit(&both, &[sum.clone(), sum]).unwrap(),
+            [true, false]
+        );
+        assert!(has(&ns, &[1], 5000));
+        assert_eq!(depot.stats().tiers[0].live_bytes, 5000);
+        assert_eq!(ns.remove(&keys([1])).unwrap(), 1);
+        assert_at_rest(&depot);
+        assert_eq!(put(&ns, &[2, 3], 5000), [true; 2]);
+        assert_at_rest(&depot);
+    }
+}
+
+#[test]
+fn another_depots_reservations_and_pins_are_refused() {
+    let (one, two) = (
+        Place::new("Cache", "1MiB", ""),
+        Place::new("Cache", "1MiB", ""),
+    );
+    let (depot, other) = (one.open(), two.open());
+    let (ns, strange) = (namespace(&depot), namespace(&other));
+    let reserved = reserve(&ns, 1, &[5000]).unwrap();
+    // The first reservation of each has the same slot and the same number.
+    let same = reserve(&strange, 1, &[5000]).unwrap();
+    let sums = [vec![Checksum([0; 16])]];
+    let error = strange.commit(&[reserved.clone()], &sums).unwrap_err();
+    assert!(matches!(error, Error::Input { .. }), "{error}");
+    strange.abort(&[reserved.clone()]);
+    assert_eq!(other.stats().tiers[0].reserved_blocks, 1);
+    ns.abort(&[reserved]);
+    strange.abort(&[same]);
+    assert_eq!(put(&ns, &[1], 500), [true]);
+    assert_eq!(put(&strange, &[1], 500), [true]);
+    let pinned = pin(&ns, 1).unwrap();
+    strange.unpin(std::slice::from_ref(&pinned), false);
+    assert_eq!(strange.discard(std::slice::from_ref(&pinned)), 0);
+    ns.unpin(&[pinned], false);
+    assert!(has(&strange, &[1], 500));
+    assert_at_rest(&depot);
+    assert_at_rest(&other);
+}
+
+#[test]
+fn a_put_shares_the_outcome_of_a_reservation_and_takes_over_when_it_aborts() {
+    for pipeline in ["Cache", "Dax", "Cache|Dax"] {
+        let place = Place::new(pipeline, "1MiB", "4MiB");
+        let depot = place.open();
+        let (ns, mover) = (namespace(&depot), attach(&place));
+        for aborts in [false, true] {
+            let number = u64::from(aborts) + 1;
+            let reserved = reserve(&ns, number, &[5000]).unwrap();
+            assert_eq!(
+                reserve(&ns, number, &[5000]),
+                None,
+                "somebody is writing it"
+            );
+            // Twice in one call, and beside a key of its own.
+            let task = start_put(&ns, &[number, 50, number], 5000);
+            let again = start_put(&ns, &[number], 5000);
+            assert!(matches!(task.wait(Some(SHORT)), Err(Error::Timeout { .. })));
+            assert!(!again.is_done());
+            assert_eq!(ns.contains(&[key(number)]).unwrap(), [false]);
+            if aborts {
+                ns.abort(&[reserved]);
+            } else {
+                let sum = store(&mover, &reserved, 0, number, 5000);
+                assert_eq!(ns.commit(&[reserved], &[vec![sum]]).unwrap(), [true]);
+            }
+            assert_eq!(task.wait(Some(PATIENCE)).unwrap(), [true; 3]);
+            assert_eq!(again.wait(Some(PATIENCE)).unwrap(), [true]);
+            assert!(has(&ns, &[number, 50], 5000));
+        }
+        assert_at_rest(&depot);
+    }
+}
+
+/// A depot whose far tier somebody is writing block 1 to, for as long as the test likes.
+fn with_far_reservation() -> (Place, Depot, Reservation) {
+    let place = Place::new("Cache|Dax", "1MiB", "4MiB").with("", "write_back_depth", "64KiB");
+    let depot = place.open();
+    // Too long to wait in the near tier: it goes to the far one at once.
+    let reserved = reserve(&namespace(&depot), 1, &[100_000]).unwrap();
+    assert_eq!(depot.stats().tiers[1].reserved_blocks, 1);
+    (place, depot, reserved)
+}
+
+#[test]
+fn a_put_of_a_block_that_is_not_yet_durable_waits_for_it() {
+    let (place, depot, reserved) = with_far_reservation();
+    let ns = namespace(&depot);
+    let first = start_put(&ns, &[1], 5000);
+    first.wait_released(Some(PATIENCE)).unwrap();
+    common::eventually("commit", || ns.contains(&[key(1)]).unwrap()[0]);
+    let second = start_put(&ns, &[1], 5000);
+    second.wait_released(Some(PATIENCE)).unwrap();
+    for task in [&first, &second] {
+        assert!(matches!(task.wait(Some(SHORT)), Err(Error::Timeout { .. })));
+    }
+    assert_eq!(depot.pending_bytes(), 5000);
+    ns.abort(&[reserved]);
+    for task in [&first, &second] {
+        assert_eq!(task.wait(Some(PATIENCE)).unwrap(), [true]);
+    }
+    assert_at_rest(&depot);
+    depot.close();
+    assert_eq!(verify(&place.arena()).sound, 1);
+}
+
+#[test]
+fn a_block_removed_while_it_is_written_back_does_not_come_back() {
+    let (place, depot, reserved) = with_far_reservation();
+    let ns = namespace(&depot);
+    let task = start_put(&ns, &[1], 5000);
+    task.wait_released(Some(PATIENCE)).unwrap();
+    assert_eq!(ns.remove(&[key(1)]).unwrap(), 1);
+    ns.abort(&[reserved]);
+    assert!(depot.drain(PATIENCE));
+    assert_eq!(ns.contains(&[key(1)]).unwrap(), [false]);
+    assert_eq!(get(&ns, &[1], 5000), [Outcome::Miss]);
+    assert_at_rest(&depot);
+    depot.close();
+    assert_eq!(verify(&place.arena()).blocks, 0);
+}
+
+#[test]
+fn close_answers_puts_that_wait_for_a_reservation_nobody_ends() {
+    for pipeline in ["Cache", "Dax", "Cache|Dax"] {
+        let place = Place::new(pipeline, "1MiB", "4MiB");
+        let depot = place.open();
+        let ns = namespace(&depot);
+        let reserved = reserve(&ns, 1, &[5000]).unwrap();
+        let pinned_by_nobody = start_put(&ns, &[1], 5000);
+        depot.close();
+        assert_eq!(pinned_by_nobody.wait(Some(PATIENCE)).unwrap(), [false]);
+        assert_eq!(pinned_by_nobody.outcomes(), [Outcome::Closed]);
+        // Late ends do no harm, and change nothing on the medium.
+        ns.abort(&[reserved]);
+        assert!(matches!(ns.contains(&[key(1)]), Err(Error::Closed(_))));
+    }
+}
+
+#[test]
+fn close_gives_up_what_the_far_tier_does_not_take_in_time() {
+    let place = Place::new("Cache|Dax", "1MiB", "4MiB")
+        .with("", "write_back_depth", "64KiB")
+        .with("", "close_timeout", "100ms");
+    let depot = place.open();
+    let ns = namespace(&depot);
+    let _held = reserve(&ns, 1, &[100_000]).unwrap();
+    let task = start_put(&ns, &[1], 5000);
+    depot.close();
+    assert_eq!(task.wait(Some(PATIENCE)).unwrap(), [false]);
+    assert_eq!(task.outcomes(), [Outcome::Closed]);
+}
+
+#[test]
+fn late_unpins_and_discards_of_a_closed_depot_write_nothing() {
+    let place = Place::new("Dax", "", "1MiB");
+    let depot = place.open();
+    let ns = namespace(&depot);
+    assert_eq!(put(&ns, &[1], 5000), [true]);
+    let pinned = pin(&ns, 1).unwrap();
+    depot.close();
+    let next = place.open();
+    assert_eq!(ns.discard(std::slice::from_ref(&pinned)), 0);
+    ns.unpin(&[pinned], true);
+    next.close();
+    let last = place.open();
+    assert!(has(&namespace(&last), &[1], 5000));
+}
+
+#[test]
+fn namespaces_never_see_each_other() {
+    let place = Place::new("Cache|Dax", "1MiB", "4MiB");
+    let depot = place.open();
+    let (one, two) = (namespace(&depot), namespace_of(&depot, "other"));
+    assert_eq!(put(&one, &[1], 5000), [true]);
+    assert_eq!(get(&two, &[1], 5000), [Outcome::Miss]);
+    assert_eq!(two.remove(&[key(1)]).unwrap(), 0);
+    let held = reserve(&two, 1, &[5000]).unwrap();
+    assert_eq!(put(&one, &[1], 5000), [true]);
+    two.abort(&[held]);
+    assert_eq!(put(&two, &[1], 300), [true]);
+    assert!(has(&one, &[1], 5000) && has(&two, &[1], 300));
+    assert!(one.clear().unwrap() >= 1);
+    assert_eq!(get(&one, &[1], 5000), [Outcome::Miss]);
+    assert!(has(&two, &[1], 300));
+}
