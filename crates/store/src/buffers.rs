@@ -1,6 +1,6 @@
 //! The caller's memory, one block a key, each in one or many pieces.
 
-use kvdepot_media::Buffer;
+use kvdepot_media::{Buffer, PART_LEN_MAX};
 
 use crate::Error;
 
@@ -30,12 +30,8 @@ impl BlockBuffers {
     pub fn push(&mut self, pieces: impl IntoIterator<Item = Buffer>) {
         let before = self.pieces.len();
         self.pieces.extend(pieces);
-        self.lens.push(
-            self.pieces[before..]
-                .iter()
-                .map(|piece| piece.len() as u64)
-                .sum(),
-        );
+        let lens = self.pieces[before..].iter().map(|piece| piece.len() as u64);
+        self.lens.push(lens.fold(0, u64::saturating_add));
         self.ends.push(self.pieces.len());
     }
 
@@ -64,8 +60,8 @@ impl BlockBuffers {
         self.lens[index]
     }
 
-    /// Refuses buffers that do not fit the keys, are empty, or (for destinations) are read-only
-    /// or overlap.
+    /// Refuses buffers that do not fit the keys, are empty or too long, or (for destinations) are
+    /// read-only or overlap.
     pub(crate) fn check(&self, keys: usize, written: bool) -> Result<(), Error> {
         if self.len() != keys {
             return Err(Error::input(
@@ -79,6 +75,13 @@ impl BlockBuffers {
                 format!("buffers[{index}]"),
                 "0 bytes",
                 "at least one byte",
+            ));
+        }
+        if let Some(index) = (0..self.len()).find(|index| self.bytes(*index) > PART_LEN_MAX) {
+            return Err(Error::input(
+                format!("buffers[{index}]"),
+                format!("{} bytes", self.bytes(index)),
+                format!("at most {PART_LEN_MAX} bytes a block"),
             ));
         }
         if !written {

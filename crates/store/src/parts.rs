@@ -5,7 +5,7 @@
 //! at multiples of 4 KiB of the payload, so that devices can write a part on its own.
 
 use kvdepot_media::checksum::{self, Checksum, PartId};
-use kvdepot_media::{Buffer, Mapping};
+use kvdepot_media::{Buffer, Mapping, PART_LEN_MAX};
 use std::sync::Arc;
 
 use crate::format::GRANULE;
@@ -63,6 +63,16 @@ pub(crate) fn check(parts: &[u64]) -> Result<(), Error> {
     }
     if parts.contains(&0) {
         return Err(Error::input("part_lengths", 0, "at least one byte a part"));
+    }
+    let total = parts
+        .iter()
+        .fold(0, |sum: u64, len| sum.saturating_add(*len));
+    if total > PART_LEN_MAX {
+        return Err(Error::input(
+            "lengths",
+            total,
+            format!("at most {PART_LEN_MAX} bytes a block"),
+        ));
     }
     Ok(())
 }
