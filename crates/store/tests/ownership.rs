@@ -1,0 +1,281 @@
+//! One owner, and nobody left over from the one before.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod common;
+
+use std::time::{Duration, Instant};
+
+use common::raw::Raw;
+use common::{Place, config_of, get, has, key, namespace, put, start_put, verify};
+use kvdepot_store::{BlockBuffers, Depot, Error, Mover, Outcome, Reservation};
+use kvdepot_testkit::child::{self, Child};
+
+fn reserve(depot: &Depot, number: u64, len: u64) -> Option<Reservation> {
+    namespace(depot)
+        .reserve(&[(key(number), vec![len])])
+        .unwrap()
+        .remove(0)
+}
+
+/// What the children of this file do.
+fn play(role: &str) {
+    match role {
+        "owner" => {
+            let depot = Depot::open(&config_of(&child::value("spec"))).unwrap();
+            let ns = namespace(&depot);
+            assert_eq!(put(&ns, &[1, 2, 3], 20_000), [true; 3]);
+            let reserved = reserve(&depot, 9, 20_000).unwrap();
+            let hex: String = reserved
+                .placement()
+                .iter()
+                .map(|byte| format!("{byte:02x}"))
+                .collect();
+            child::say(&hex);
+            child::sleep_until_killed();
+        }
+        "worker" => {
+            let mover = Mover::attach(child::value("socket").as_ref(), Some(1), true).unwrap();
+            child::say("attached");
+            let hex = child::value("placement");
+            let digits: Vec<u8> = (0..hex.len())
+                .step_by(2)
+                .map(|at| u8::from_str_radix(&hex[at..at + 2], 16).unwrap())
+                .collect();
+            // Paused; when its owner is long dead it goes on, as it was told to.
+            while !std::path::Path::new(&child::value("go")).exists() {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            let buffers = BlockBuffers::whole([common::block(9, 20_000)]);
+            let job = mover.store(&[digits], &buffers, 0).unwrap();
+            assert!(job.wait(None) && job.checksums()[0].is_some());
+            child::say("written");
+            child::sleep_until_killed();
+        }
+        other => panic!("{other}"),
+    }
+}
+
+#[test]
+fn a_new_owner_serves_at_once_but_allocates_only_when_the_orphans_are_gone() {
+    const TEST: &str = "a_new_owner_serves_at_once_but_allocates_only_when_the_orphans_are_gone";
+    if let Some(role) = child::role() {
+        return play(&role);
+    }
+    let place = Place::new("Dax", "", "1MiB");
+    let spec = place.spec();
+    let mut owner = Child::start(TEST, "owner", &[("spec", &spec)]);
+    let placement = owner.line().unwrap();
+    let go = place.dir().join("go");
+    let socket = place.socket();
+    let values = [
+        ("socket", socket.to_str().unwrap()),
+        ("placement", placement.as_str()),
+        ("go", go.to_str().unwrap()),
+    ];
+    let mut orphan = Child::start(TEST, "worker", &values);
+    orphan.expect("attached");
+    owner.kill();
+    // Its lock died with it, its worker's did not.
+    let depot = place.open();
+    let ns = namespace(&depot);
+    assert!(has(&ns, &[1, 2, 3], 20_000), "reads are served");
+    assert_eq!(reserve(&depot, 4, 20_000), None);
+    let task = start_put(&ns, &[4], 20_000);
+    assert_eq!(task.wait(None).unwrap(), [false]);
+    assert_eq!(task.outcomes(), [Outcome::Full]);
+    assert!(ns.reserve_strict(&[(key(4), vec![20_000])]).is_err());
+    // A worker of the new owner may come meanwhile, and must not be taken for one of the old.
+    let mine = Mover::attach(&place.socket(), Some(1), true).unwrap();
+    assert_eq!(reserve(&depot, 4, 20_000), None);
+    // The orphan wakes up and writes where its dead owner had told it to.
+    std::fs::write(&go, "").unwrap();
+    orphan.expect("written");
+    assert!(has(&ns, &[1, 2, 3], 20_000), "it hit nobody");
+    assert_eq!(
+        get(&ns, &[9], 20_000),
+        [Outcome::Miss],
+        "and nothing became visible"
+    );
+    assert_eq!(ns.remove(&[key(3)]).unwrap(), 1, "removing needs no room");
+    orphan.kill();
+    let reserved = reserve(&depot, 4, 20_000).expect("the orphan is gone");
+    let buffers = BlockBuffers::whole([common::block(4, 20_000)]);
+    let job = mine.store(&[reserved.placement()], &buffers, 0).unwrap();
+    assert!(job.wait(None));
+    let sum = job.checksums()[0].unwrap();
+    assert_eq!(ns.commit(&[reserved], &[vec![sum]]).unwrap(), [true]);
+    assert!(has(&ns, &[1, 2, 4], 20_000));
+    // The early worker is a writer like others: the next owner waits for it.
+    depot.close();
+    let next = place.open();
+    assert_eq!(reserve(&next, 5, 1000), None);
+    drop(mine);
+    assert!(reserve(&next, 5, 1000).is_some());
+}
+
+#[test]
+fn an_owner_is_not_kept_out_by_its_own_workers() {
+    let place = Place::new("Cache|Dax", "1MiB", "4MiB");
+    let depot = place.open();
+    // They attach before anything was ever reserved.
+    let _one = Mover::attach(&place.socket(), Some(1), true).unwrap();
+    let _two = Mover::attach(&place.socket(), Some(1), true).unwrap();
+    let _reader = Mover::attach(&place.socket(), Some(1), false).unwrap();
+    assert_eq!(put(&namespace(&depot), &[1], 5000), [true]);
+    depot.close();
+    assert_eq!(verify(&place.arena()).sound, 1);
+}
+
+#[test]
+fn a_reader_holds_nobody_up_and_cannot_write() {
+    let place = Place::new("Cache|Dax", "1MiB", "4MiB");
+    let depot = place.open();
+    let ns = namespace(&depot);
+    assert_eq!(put(&ns, &[1], 5000), [true]);
+    let reader = Mover::attach(&place.socket(), Some(1), false).unwrap();
+    let reserved = reserve(&depot, 2, 5000).unwrap();
+    let buffers = BlockBuffers::whole([common::block(2, 5000)]);
+    assert!(reader.store(&[reserved.placement()], &buffers, 0).is_err());
+    assert!(reader.media().iter().all(|medium| !medium.is_writable()));
+    ns.abort(&[reserved]);
+    depot.close();
+    let next = place.open();
+    assert!(reserve(&next, 3, 5000).is_some());
+}
+
+#[test]
+fn a_second_opener_learns_who_the_owner_is() {
+    const TEST: &str = "a_second_opener_learns_who_the_owner_is";
+    if let Some(role) = child::role() {
+        return play(&role);
+    }
+    let place = Place::new("Dax", "", "1MiB");
+    let spec = place.spec();
+    let mut owner = Child::start(TEST, "owner", &[("spec", &spec)]);
+    owner.line().unwrap();
+    let error = Depot::open(&place.config()).err().unwrap();
+    let text = error.to_string();
+    let Error::Locked { pid, host, .. } = error else {
+        panic!("{text}")
+    };
+    assert_eq!(pid, owner.pid());
+    let own = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap();
+    assert_eq!(host, own.trim());
+    assert!(
+        text.contains(&pid.to_string()) && text.contains(&host),
+        "{text}"
+    );
+    // The tools see it too, and read beside it.
+    let inspection = kvdepot_store::inspect::Inspection::open(&place.arena()).unwrap();
+    let (page, held) = inspection.owner();
+    assert!(held && page.unwrap().pid == owner.pid());
+    assert_eq!(verify(&place.arena()).sound, 3);
+    // Waiting ends as soon as it is gone.
+    let patient = Place::with(place, "", "lock_wait", "30s");
+    let config = patient.config();
+    let waiting = std::thread::spawn(move || Depot::open(&config).map(|depot| depot.close()));
+    std::thread::sleep(Duration::from_millis(50));
+    assert!(!waiting.is_finished());
+    let begun = Instant::now();
+    owner.kill();
+    waiting.join().unwrap().unwrap();
+    assert!(
+        begun.elapsed() < Duration::from_secs(10),
+        "the dead owner's lock outlived it"
+    );
+    assert!(!inspection.owner().1);
+}
+
+#[test]
+fn within_one_process_too_there_is_one_owner() {
+    let place = Place::new("Dax", "", "1MiB");
+    let depot = place.open();
+    let error = Depot::open(&place.config()).err().unwrap();
+    assert!(
+        matches!(error, Error::Locked { pid, .. } if pid == std::process::id()),
+        "{error}"
+    );
+    depot.close();
+    place.open();
+}
+
+#[test]
+fn many_openers_of_a_missing_file_make_one_arena() {
+    for _ in 0..kvdepot_testkit::rounds(5) {
+        let place = Place::new("Dax", "", "1MiB")
+            .with("", "lock_wait", "30s")
+            .with("", "socket", "off");
+        let threads: Vec<_> = (0..6)
+            .map(|number| {
+                let config = place.config();
+                std::thread::spawn(move || {
+                    let depot = Depot::open(&config).unwrap();
+                    assert_eq!(put(&namespace(&depot), &[number], 1000), [true]);
+                    let created = depot.opening().created;
+                    depot.close();
+                    created
+                })
+            })
+            .collect();
+        let created = threads
+            .into_iter()
+            .filter_map(|thread| thread.join().unwrap().then_some(()));
+        assert_eq!(created.count(), 1);
+        assert_eq!(verify(&place.arena()).sound, 6);
+        let left = std::fs::read_dir(place.dir()).unwrap().count();
+        assert_eq!(left, 1, "nothing but the arena");
+    }
+}
+
+#[test]
+fn no_room_on_the_file_system_is_an_error_that_leaves_no_file() {
+    // More than any machine has, so that nothing depends on how full this one is.
+    let place = Place::new("Dax", "", "64TiB");
+    let error = Depot::open(&place.config()).err().unwrap().to_string();
+    assert!(
+        error.contains("dax.capacity") && error.contains("64 TiB"),
+        "{error}"
+    );
+    assert_eq!(std::fs::read_dir(place.dir()).unwrap().count(), 0);
+    let place = Place::new("Dax", "", "1MiB");
+    place.open().close();
+    let used = std::os::unix::fs::MetadataExt::blocks(&std::fs::metadata(place.arena()).unwrap());
+    assert!(used * 512 >= 1 << 20, "the space is really allocated");
+}
+
+#[test]
+fn what_a_killed_creator_left_is_in_nobodys_way() {
+    let place = Place::new("Dax", "", "1MiB");
+    std::fs::write(place.dir().join(".arena.unfinished"), [0; 5000]).unwrap();
+    let depot = place.open();
+    assert!(depot.opening().created);
+    assert_eq!(put(&namespace(&depot), &[1], 1000), [true]);
+    depot.close();
+    assert_eq!(std::fs::read_dir(place.dir()).unwrap().count(), 1);
+}
+
+#[test]
+fn closing_does_not_hang_when_the_socket_was_removed() {
+    let place = Place::new("Cache", "1MiB", "");
+    let depot = place.open();
+    std::fs::remove_file(place.socket()).unwrap();
+    depot.close();
+    // A socket that a killed owner left is replaced.
+    let left = std::os::unix::net::UnixListener::bind(place.socket()).unwrap();
+    drop(left);
+    assert!(place.socket().exists());
+    let depot = place.open();
+    assert!(Mover::attach(&place.socket(), Some(1), true).is_ok());
+    depot.close();
+    assert!(!place.socket().exists());
+}
+
+#[test]
+fn generations_count_openings() {
+    let place = Place::new("Dax", "", "1MiB");
+    for opening in 1..6 {
+        place.open().close();
+        assert_eq!(Raw::open(&place.arena()).superblock.generation, opening);
+    }
+}
