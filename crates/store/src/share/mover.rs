@@ -1,6 +1,7 @@
 //! A worker's end: the owner's media mapped here, and lanes of its own that move bytes straight
 //! between them and the caller's memory.
 
+use std::io::ErrorKind;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
@@ -57,6 +58,15 @@ impl Mover {
             Error::Peer { reason, .. } => Error::Peer {
                 socket: socket.display().to_string(),
                 reason,
+            },
+            Error::Host(error) => Error::Peer {
+                socket: socket.display().to_string(),
+                reason: match error.io_kind() {
+                    Some(ErrorKind::WouldBlock) => {
+                        format!("no answer within {} s", PATIENCE.as_secs())
+                    }
+                    _ => error.to_string(),
+                },
             },
             other => other,
         };
