@@ -75,9 +75,13 @@ impl Mover {
     ) -> PyResult<MoveJob> {
         keep::sweep(py);
         let mover = self.here(py)?;
-        let job = py.detach(|| start(mover));
+        let job = py.detach(|| start(mover)).map_err(|error| {
+            // Refused: no lane has seen the buffers.
+            keep.release(py);
+            errors::raise(py, error)
+        });
         Ok(MoveJob {
-            job: job.map_err(|error| errors::raise(py, error))?,
+            job: job?,
             keep,
             pid: self.shared.pid,
         })

@@ -172,7 +172,9 @@ impl Namespace {
         let parsed = buffers::parse(buffers, false)?;
         keep::sweep(py);
         let blocks = parsed.blocks;
-        let task = self.change(py, |namespace| namespace.put(keys, blocks))?;
+        let task = self.change(py, |namespace| namespace.put(keys, blocks));
+        // Refused: no lane has seen the buffers.
+        let task = task.inspect_err(|_| parsed.keep.release(py))?;
         Ok(Task::new(task, parsed.keep))
     }
 
@@ -188,7 +190,9 @@ impl Namespace {
         let parsed = buffers::parse(buffers, true)?;
         keep::sweep(py);
         let blocks = parsed.blocks;
-        let task = self.change(py, |namespace| namespace.get(keys, blocks))?;
+        let task = self.change(py, |namespace| namespace.get(keys, blocks));
+        // Refused: no lane has seen the buffers.
+        let task = task.inspect_err(|_| parsed.keep.release(py))?;
         Ok(Task::new(task, parsed.keep))
     }
 
