@@ -119,7 +119,7 @@ pub(super) fn cases(args: &Memory) -> usize {
 pub(super) fn run(args: &Memory, report: &mut Report<'_>) -> Result<(), Error> {
     let plan = Plan::new(args);
     plan.check()?;
-    let dir = args.dir.as_deref().unwrap_or(Path::new("/dev/shm"));
+    let dir = args.dir.as_deref().unwrap_or_else(|| Path::new("/dev/shm"));
     check_room(dir, plan.size, plan.region)?;
     let region = Region::new(plan.region)?;
     let smallest = plan.blocks.iter().copied().min().unwrap_or(4096);

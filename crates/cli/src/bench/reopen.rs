@@ -178,7 +178,7 @@ fn kill_an_owner(path: &Path, blocks: usize) -> Result<(), Error> {
         ));
     }
     killed
-        .and(ended.map(drop))
+        .and_then(|()| ended.map(drop))
         .map_err(Error::io("the arena's owner"))
 }
 
