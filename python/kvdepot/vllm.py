@@ -17,13 +17,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import kvdepot
-from kvdepot import vllm_namespace, vllm_settings
-from kvdepot.vllm_fingerprint import AdapterFingerprints
-from kvdepot.vllm_manager import Group, KvdepotManager
-from kvdepot.vllm_messages import KvdepotWorkerMetadata, RankGeometry
-from kvdepot.vllm_spec import KvdepotSpec
-from kvdepot.vllm_worker import KvdepotConnectorWorker
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.config import (
@@ -35,6 +28,14 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import (
 from vllm.logger import init_logger
 from vllm.platforms import current_platform
 
+import kvdepot
+from kvdepot import vllm_namespace, vllm_settings
+from kvdepot.vllm_fingerprint import AdapterFingerprints
+from kvdepot.vllm_manager import Group, KvdepotManager
+from kvdepot.vllm_messages import KvdepotWorkerMetadata, RankGeometry
+from kvdepot.vllm_spec import KvdepotSpec
+from kvdepot.vllm_worker import KvdepotConnectorWorker
+
 __all__ = ["KvdepotConnector", "KvdepotSpec"]
 
 logger = init_logger("vllm.kvdepot")
@@ -42,6 +43,8 @@ logger = init_logger("vllm.kvdepot")
 
 class KvdepotConnector(OffloadingConnector):
     """vLLM's KV connector over a depot."""
+
+    connector_worker: Any
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         """Check the configuration and build this process's half.
@@ -52,7 +55,6 @@ class KvdepotConnector(OffloadingConnector):
         _refuse(vllm_config, kv_cache_config)
         super().__init__(vllm_config, role, kv_cache_config)
         if role == KVConnectorRole.WORKER:
-            assert self.connector_worker is not None
             self._half = KvdepotConnectorWorker(
                 self.connector_worker.spec, vllm_config, kv_cache_config
             )

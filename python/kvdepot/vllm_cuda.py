@@ -15,7 +15,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from kvdepot.vllm_worker import SKIP, Job, KvdepotWorker, Part
 from vllm.logger import init_logger
 from vllm.utils.torch_utils import PIN_MEMORY
 from vllm.v1.kv_offload.base import CanonicalKVCacheRef, CanonicalKVCaches, GPULoadStoreSpec
@@ -25,6 +24,8 @@ from vllm.v1.kv_offload.cpu.gpu_worker import (
     SingleDirectionOffloadingHandler,
 )
 from vllm.v1.kv_offload.cpu.host_register import host_register, host_unregister
+
+from kvdepot.vllm_worker import SKIP, Job, KvdepotWorker, Part
 
 logger = init_logger("vllm.kvdepot.cuda")
 

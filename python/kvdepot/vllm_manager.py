@@ -17,10 +17,8 @@ import itertools
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, TypeVar, cast
 
-from kvdepot.vllm_messages import Placements, WorkerReport
-from kvdepot.vllm_metrics import Collector
 from vllm.logger import init_logger
 from vllm.v1.kv_offload.base import (
     LookupResult,
@@ -36,6 +34,9 @@ from vllm.v1.kv_offload.base import (
 )
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
+from kvdepot.vllm_messages import Placements, WorkerReport
+from kvdepot.vllm_metrics import Collector
+
 logger = init_logger("vllm.kvdepot.manager")
 
 # While the write-back queue drains, the engine is kept stepping so that the
@@ -48,24 +49,21 @@ Ident = tuple[int, bytes]
 """A block as kvdepot knows it: KV group of vLLM, 32-byte key."""
 
 
-P = ParamSpec("P")
-R = TypeVar("R")
+Method = TypeVar("Method", bound=Callable[..., Any])
 
 
-def _on_path(
-    method: Callable[Concatenate[KvdepotManager, P], R],
-) -> Callable[Concatenate[KvdepotManager, P], R]:
+def _on_path(method: Method) -> Method:
     """Counts the time of calls that a request waits for."""
 
     @functools.wraps(method)
-    def timed(self: KvdepotManager, *args: P.args, **kwargs: P.kwargs) -> R:
+    def timed(self: KvdepotManager, *args: Any, **kwargs: Any) -> Any:
         start = time.perf_counter()
         try:
             return method(self, *args, **kwargs)
         finally:
             self.collector.path("scheduler", time.perf_counter() - start)
 
-    return timed
+    return cast(Method, timed)
 
 
 @dataclass

@@ -9,13 +9,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import kvdepot
 import vllm
-from kvdepot import vllm_fingerprint
-from kvdepot.vllm_messages import RankGeometry
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core.kv_cache_utils import resolve_none_hash_seed
 from vllm.v1.kv_cache_interface import AttentionSpec, UniformTypeKVCacheSpecs
+
+import kvdepot
+from kvdepot import vllm_fingerprint
+from kvdepot.vllm_messages import RankGeometry
 
 HASH_ALGORITHMS = ("sha256", "sha256_cbor")
 

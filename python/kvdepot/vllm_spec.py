@@ -9,12 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import kvdepot
-from kvdepot import vllm_settings
-from kvdepot.vllm_manager import KvdepotManager
-from kvdepot.vllm_metrics import DEFINITIONS
-from kvdepot.vllm_settings import Settings
-from kvdepot.vllm_worker import KvdepotWorker
 from vllm.logger import init_logger
 from vllm.platforms import current_platform
 from vllm.v1.kv_offload.base import (
@@ -24,6 +18,13 @@ from vllm.v1.kv_offload.base import (
     OffloadingWorker,
 )
 from vllm.v1.kv_offload.config import OffloadingConfig
+
+import kvdepot
+from kvdepot import vllm_settings
+from kvdepot.vllm_manager import KvdepotManager
+from kvdepot.vllm_metrics import DEFINITIONS
+from kvdepot.vllm_settings import Settings
+from kvdepot.vllm_worker import KvdepotWorker
 
 logger = init_logger("vllm.kvdepot")
 

@@ -13,9 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import kvdepot
 import torch
-from kvdepot.vllm_messages import KvdepotWorkerMetadata, Placements, WorkerReport
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import (
     OffloadingConnectorMetadata,
@@ -32,6 +30,9 @@ from vllm.v1.kv_offload.base import (
     OffloadingWorker,
     TransferResult,
 )
+
+import kvdepot
+from kvdepot.vllm_messages import KvdepotWorkerMetadata, Placements, WorkerReport
 
 logger = init_logger("vllm.kvdepot.worker")
 
