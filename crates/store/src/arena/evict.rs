@@ -103,9 +103,12 @@ impl Arena {
     pub(crate) fn remove(&self, namespace: NamespaceId, keys: &[Key]) -> usize {
         let mut guard = self.state.lock();
         let state = &mut *guard;
+        let Some(number) = state.namespaces.number(namespace) else {
+            return 0;
+        };
         let mut slots: Vec<u32> = keys
             .iter()
-            .filter_map(|key| state.find(namespace, key))
+            .filter_map(|key| state.live.get(number, key))
             .collect();
         slots.sort_unstable();
         slots.dedup();

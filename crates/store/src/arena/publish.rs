@@ -47,6 +47,7 @@ impl Arena {
         // Sequences fall along the prompt: after a restart the order of use is theirs.
         let first = state.sequence;
         state.sequence += blocks.len() as u64;
+        let created = clock::unix_seconds();
         let mut near = None;
         let mut present = Vec::new();
         let reserved = blocks
@@ -83,7 +84,7 @@ impl Arena {
                 let mut entry = Entry::new(*key, number, extents, *len);
                 entry.parts = *parts;
                 entry.sequence = first + (blocks.len() - 1 - index) as u64;
-                entry.created = clock::unix_seconds();
+                entry.created = created;
                 entry.stamp = *stamp;
                 entry.stage = Stage::Reserved;
                 state.entries.set(slot, entry);
@@ -139,11 +140,11 @@ impl Arena {
         let data = self.layout.data;
         let near = near.map(|offset| offset - data);
         let pieces = pool.allocate_scattered(len, pieces, near).ok()?;
-        let extents: Vec<(u64, u64)> = pieces
-            .iter()
-            .map(|extent| (extent.offset + data, extent.len))
-            .collect();
-        Packed::new(&extents)
+        let mut extents = [(0, 0); EXTENTS_MAX];
+        for (packed, extent) in extents.iter_mut().zip(pieces.iter()) {
+            *packed = (extent.offset + data, extent.len);
+        }
+        Packed::new(extents.get(..pieces.len())?)
     }
 
     /// Publishes reserved blocks whose bytes are in place; true where the token was a

@@ -58,13 +58,16 @@ impl Arena {
         wanted: impl Fn(usize) -> bool,
     ) {
         let mut state = self.state.lock();
-        for (index, key) in keys.iter().enumerate() {
-            if !wanted(index) {
-                continue;
-            }
-            let Some(slot) = state.find(namespace, key) else {
-                continue;
-            };
+        let Some(number) = state.namespaces.number(namespace) else {
+            return;
+        };
+        let look_up = |(index, key)| {
+            let slot = wanted(index).then(|| state.live.get(number, key))?;
+            Some((index, slot?))
+        };
+        let found: Vec<(usize, u32)> = keys.iter().enumerate().filter_map(look_up).collect();
+        state.entries.fetch(found.iter().map(|(_, slot)| *slot));
+        for (index, slot) in found {
             state.entries.touch(slot, stamp(index));
             let place = state.place(slot);
             if each(index, place) {

@@ -105,7 +105,7 @@ impl Default for Config {
         Config {
             pipeline: vec!["Cache".into(), "Dax".into()],
             lanes: None,
-            slice_size: 1 << 20,
+            slice_size: 4 << 20,
             lock_wait: Duration::from_secs(10),
             overload: Overload::default(),
             write_back_depth: None,

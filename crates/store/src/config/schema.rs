@@ -75,7 +75,7 @@ pub const OPTIONS: &[OptionSpec] = &[
         "",
         "slice_size",
         Kind::Size,
-        "1MiB",
+        "4MiB",
         "Most bytes that a lane takes at a time; blocks smaller than it share a slice.",
     ),
     option(

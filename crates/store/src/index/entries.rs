@@ -212,6 +212,17 @@ impl Entries {
             .filter(|entry| entry.stage != Stage::Free && entry.sequence == sequence)
     }
 
+    /// Brings entries into the caches before each is worked on. They lie far apart: one look at
+    /// each of them, none of which waits for another, costs a fraction of as many single misses.
+    pub(crate) fn fetch(&self, slots: impl Iterator<Item = u32>) {
+        let glance = |slot: u32| {
+            let entry = self.get(slot);
+            // Fields of the first, the middle and the last cache line, wherever those are.
+            entry.stamp ^ entry.len ^ entry.extents.0[3] ^ u64::from(entry.key.0[0])
+        };
+        std::hint::black_box(slots.fold(0, |seen, slot| seen ^ glance(slot)));
+    }
+
     /// Notes a use.
     pub(crate) fn touch(&mut self, slot: u32, stamp: u64) {
         let entry = self.get_mut(slot);

@@ -14,6 +14,11 @@ use crate::metrics::Op;
 use crate::task::{Outcome, Task};
 use crate::{Error, Key, NamespaceId, clock, parts};
 
+/// Blocks that are looked up and planned in one go: while the lanes copy some, the next ones are
+/// looked up. So many that handing them over costs nothing to speak of (some 100 µs of lookups
+/// that miss the caches), and at 16 KiB a block enough to fill slices.
+const STEP: usize = 512;
+
 /// One call. It holds the caller's buffers until the last copy into them has stopped.
 struct Get {
     core: Arc<Core>,
@@ -40,10 +45,10 @@ impl Core {
             .map(|index| buffers.bytes(index))
             .sum::<u64>();
         self.metrics.begin(Op::Get, keys.len() as u64, bytes);
-        let all: Vec<usize> = (0..keys.len()).collect();
+        let count = keys.len();
         let core = Arc::clone(self);
         let get = Get {
-            stamps: core.uses.call(keys.len()),
+            stamps: core.uses.call(count),
             core,
             namespace,
             keys,
@@ -51,7 +56,10 @@ impl Core {
             task: task.clone(),
             _pass: pass,
         };
-        Get::start(&Arc::new(get), all, 0);
+        let get = Arc::new(get);
+        for begin in (0..count).step_by(STEP) {
+            get.start((begin..count.min(begin + STEP)).collect(), 0);
+        }
         Ok(task)
     }
 }
@@ -68,6 +76,9 @@ impl Get {
             if !pinned.is_empty() {
                 self.copy(tier, pinned);
             }
+        }
+        if indices.is_empty() {
+            return;
         }
         self.core.metrics.missed(indices.len() as u64);
         self.task

@@ -15,6 +15,10 @@ use crate::metrics::Op;
 use crate::task::{Outcome, Task};
 use crate::{Error, Key, NamespaceId, clock, parts};
 
+/// Blocks that are planned in one go: the lanes copy some while the next ones are planned, and
+/// publish them while others are copied.
+const STEP: usize = 512;
+
 /// One call's blocks. It holds the caller's buffers until the last copy of them has stopped.
 pub(crate) struct Put {
     core: Arc<Core>,
@@ -77,8 +81,8 @@ impl Put {
         self.task.settle(routes.settled);
         self.task.release(routes.released);
         for (tier, copies) in routes.copies.into_iter().enumerate() {
-            if !copies.is_empty() {
-                self.copy(tier, copies);
+            for copies in copies.chunks(STEP) {
+                self.copy(tier, copies.to_vec());
             }
         }
     }
