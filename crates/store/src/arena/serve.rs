@@ -29,11 +29,38 @@ impl Arena {
         Some(state.place(slot))
     }
 
-    /// Whether a block that the caller has pinned was removed by its key since.
-    pub(crate) fn was_removed(&self, token: Token) -> bool {
+    /// Stamps blocks that were used in another tier, where they are published here too: one that
+    /// is always served from near must not grow old behind it.
+    pub(crate) fn touch<'a>(
+        &self,
+        namespace: NamespaceId,
+        used: impl Iterator<Item = (&'a Key, u64)>,
+    ) {
+        let mut state = self.state.lock();
+        let Some(number) = state.namespaces.number(namespace) else {
+            return;
+        };
+        for (key, stamp) in used {
+            if let Some(slot) = state.live.get(number, key) {
+                state.entries.touch(slot, stamp);
+            }
+        }
+    }
+
+    /// Stamps the block that a token names, if it is still there.
+    pub(crate) fn touch_token(&self, token: Token, stamp: u64) {
+        let mut state = self.state.lock();
+        if state.entries.check(token.slot, token.sequence).is_some() {
+            state.entries.touch(token.slot, stamp);
+        }
+    }
+
+    /// What became of a block that the caller has pinned: its stamp, and whether it was removed
+    /// by its key since.
+    pub(crate) fn since(&self, token: Token) -> (u64, bool) {
         let state = self.state.lock();
         let entry = state.entries.check(token.slot, token.sequence);
-        entry.is_some_and(|entry| entry.removed)
+        entry.map_or((0, false), |entry| (entry.stamp, entry.removed))
     }
 
     /// How many of the first keys are published, without a gap.

@@ -74,7 +74,15 @@ impl Get {
             let (pinned, rest) = self.pin(tier, &indices);
             indices = rest;
             if !pinned.is_empty() {
+                let served: Vec<usize> = pinned.iter().map(|(index, _)| *index).collect();
                 self.copy(tier, pinned);
+                // While the lanes copy.
+                let used = served
+                    .iter()
+                    .map(|at| (&self.keys[*at], self.stamps.of(*at)));
+                for behind in &self.core.tiers[tier + 1..] {
+                    behind.touch(self.namespace, used.clone());
+                }
             }
         }
         if indices.is_empty() {

@@ -117,6 +117,11 @@ impl Put {
                 routes.settled.push((index, Outcome::Dropped));
             }
         }
+        if core.far().is_some() && !routes.settled.is_empty() {
+            let used = |(at, _): &(usize, Outcome)| (&self.keys[*at], self.stamps.of(*at));
+            core.near()
+                .touch(self.namespace, routes.settled.iter().map(used));
+        }
         let refused = self.reserve(0, &near, &mut ledger, &mut routes);
         for (index, outcome) in refused {
             if core.far().is_some() && core.overload == Overload::Wait {

@@ -93,7 +93,9 @@ impl Core {
         to.abort(&failed);
         for ((index, token, _), _) in written.iter().zip(stored).filter(|(_, stored)| *stored) {
             replicas[*index] = Replica::Stored;
-            if from.was_removed(places[*index].token) {
+            let (stamp, removed) = from.since(places[*index].token);
+            to.touch_token(*token, stamp);
+            if removed {
                 // Else it would come back from here.
                 to.retract(&[*token]);
             }

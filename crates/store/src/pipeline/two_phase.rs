@@ -285,6 +285,8 @@ impl Core {
             };
             let wanted = |index: usize| !taken[index];
             arena.pin(namespace, keys, |index| stamps.of(index), each, wanted);
+            let used = (0..keys.len()).filter(|index| taken[*index]);
+            arena.touch(namespace, used.map(|at| (&keys[at], stamps.of(at))));
         }
         let open = |(tier, place): (usize, Place)| {
             let arena: &Arc<_> = &self.tiers[tier];

@@ -1,0 +1,330 @@
+//! Full arenas, full queues: what goes, in which order, and what is refused.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod common;
+
+use std::collections::BTreeSet;
+
+use common::{
+    PATIENCE, Place, assert_at_rest, block, eventually, get, has, key, keys, namespace, number,
+    put, start_put, verify,
+};
+use kvdepot_store::inspect::Inspection;
+use kvdepot_store::{BlockBuffers, Depot, Error, Namespace, Outcome};
+use kvdepot_testkit::{Rng, rounds};
+
+/// Checks that every block that is there has its predecessor there, for prompts that share
+/// prefixes: block `n` follows block `n / 2`, as in a binary tree.
+fn assert_prefixes_closed(there: &BTreeSet<u64>) {
+    for number in there.iter().filter(|number| **number > 1) {
+        assert!(
+            there.contains(&(number / 2)),
+            "block {number} is there without its prefix"
+        );
+    }
+}
+
+/// The blocks of the last tier.
+fn far(depot: &Depot, ns: &Namespace) -> BTreeSet<u64> {
+    let Some(path) = depot.path() else {
+        let there = ns.contains(&keys(0..256)).unwrap();
+        return (0..256).filter(|number| there[*number as usize]).collect();
+    };
+    let (blocks, _) = Inspection::open(&path).unwrap().blocks().unwrap();
+    blocks
+        .iter()
+        .map(|block| number(&block.record.identity.key))
+        .collect()
+}
+
+/// The prompt that ends in a block: its path from the root.
+fn prompt(end: u64) -> Vec<u64> {
+    let mut path: Vec<u64> =
+        std::iter::successors(Some(end), |at| (*at > 1).then_some(at / 2)).collect();
+    path.reverse();
+    path
+}
+
+#[test]
+fn no_prompt_ever_loses_its_head_before_its_tail() {
+    let mut rng = Rng::for_test("no_prompt_ever_loses_its_head_before_its_tail");
+    for (pipeline, steps) in [("Cache", 600), ("Dax", 600), ("Cache|Dax", 300)] {
+        let place = Place::new(pipeline, "512KiB", "1MiB").with("", "promote", false);
+        let depot = place.open();
+        let ns = namespace(&depot);
+        for _ in 0..rounds(steps) {
+            let path = prompt(rng.between(1, 255));
+            match rng.below(4) {
+                0 => {
+                    get(&ns, &path, 9000);
+                }
+                1 => {
+                    let pins = ns.pin(&keys(path), true).unwrap();
+                    let pins: Vec<_> = pins.into_iter().flatten().collect();
+                    ns.unpin(&pins, true);
+                }
+                _ => {
+                    put(&ns, &path, 9000);
+                }
+            }
+            assert!(depot.drain(PATIENCE));
+            assert_prefixes_closed(&far(&depot, &ns));
+        }
+        assert!(
+            depot
+                .stats()
+                .tiers
+                .iter()
+                .all(|tier| tier.evicted_blocks > 100)
+        );
+        assert_at_rest(&depot);
+    }
+}
+
+#[test]
+fn a_prompt_written_back_in_many_steps_keeps_its_order() {
+    // Its blocks are committed near and written back one by one, with pauses between: what was
+    // there before, what came with another call, what took the way round the queue.
+    let place = Place::new("Cache|Dax", "1MiB", "2MiB").with("", "write_back_depth", "100KiB");
+    let depot = place.open();
+    let ns = namespace(&depot);
+    let path: Vec<u64> = (0..40).collect();
+    for end in [3, 17, 18, 40] {
+        assert_eq!(put(&ns, &path[..end], 30_000), vec![true; end]);
+    }
+    for filler in 0..40 {
+        assert_eq!(put(&ns, &[1000 + filler], 30_000), [true]);
+        assert!(depot.drain(PATIENCE));
+        let there = ns.contains(&keys(0..40)).unwrap();
+        let kept = there.iter().take_while(|there| **there).count();
+        assert!(there[kept..].iter().all(|there| !there), "{there:?}");
+    }
+    assert!(ns.prefix(&keys(0..40)).unwrap() < 40);
+}
+
+#[test]
+fn what_was_used_stays_and_what_was_not_goes() {
+    let place = Place::new("Dax", "", "1MiB");
+    let depot = place.open();
+    let ns = namespace(&depot);
+    for round in 0..60 {
+        assert_eq!(put(&ns, &[100 + round], 40_000), [true]);
+        match round % 3 {
+            0 if round == 0 => assert_eq!(put(&ns, &[1], 40_000), [true]),
+            0 => assert!(has(&ns, &[1], 40_000)),
+            1 => assert_eq!(put(&ns, &[1], 40_000), [true]),
+            _ => {
+                let pins: Vec<_> = ns
+                    .pin(&[key(1)], false)
+                    .unwrap()
+                    .into_iter()
+                    .flatten()
+                    .collect();
+                ns.unpin(&pins, true);
+            }
+        }
+    }
+    assert_eq!(
+        depot.stats().tiers[0].stored_blocks,
+        61,
+        "block 1 was written once"
+    );
+}
+
+#[test]
+fn eviction_runs_at_most_two_percent_ahead() {
+    let place = Place::new("Dax", "", "8MiB").with("dax", "records", 4096);
+    let depot = place.open();
+    let ns = namespace(&depot);
+    let mut rng = Rng::for_test("eviction_runs_at_most_two_percent_ahead");
+    let mut full = false;
+    for number in 0..2000 {
+        let len = rng.between(1, 20_000);
+        assert_eq!(put(&ns, &[number], len as usize), [true]);
+        let tier = &depot.stats().tiers[0];
+        full |= tier.evicted_blocks > 0;
+        // The last victim may be larger than what was missing.
+        let ahead = tier.capacity_bytes / 50 + 20_480;
+        assert!(
+            !full || tier.free_bytes <= ahead,
+            "{} free",
+            tier.free_bytes
+        );
+    }
+    assert!(full);
+}
+
+#[test]
+fn a_full_table_evicts_like_a_full_arena() {
+    let place = Place::new("Dax", "", "4MiB").with("dax", "records", 16);
+    let depot = place.open();
+    let ns = namespace(&depot);
+    for number in 0..100 {
+        assert_eq!(put(&ns, &[number], 100), [true]);
+        assert!(has(&ns, &[number], 100));
+    }
+    let tier = &depot.stats().tiers[0];
+    assert!(tier.blocks == 16 && tier.blocks_max == 16, "{tier:?}");
+    assert_at_rest(&depot);
+    depot.close();
+    assert_eq!(verify(&place.arena()).sound, 16);
+}
+
+fn pin_all(ns: &Namespace, numbers: std::ops::Range<u64>) -> Vec<kvdepot_store::Pin> {
+    ns.pin(&keys(numbers), false)
+        .unwrap()
+        .into_iter()
+        .flatten()
+        .collect()
+}
+
+#[test]
+fn all_pinned_is_full_with_a_clear_error_and_evicts_nothing() {
+    for pipeline in ["Cache", "Dax"] {
+        let place = Place::new(pipeline, "1MiB", "1MiB");
+        let depot = place.open();
+        let ns = namespace(&depot);
+        let blocks = depot.stats().tiers[0].capacity_bytes / 45_056;
+        let numbers: Vec<u64> = (0..blocks).collect();
+        assert!(put(&ns, &numbers, 45_056).iter().all(|stored| *stored));
+        let pins = pin_all(&ns, 0..blocks);
+        assert_eq!(pins.len() as u64, blocks);
+        let task = start_put(&ns, &[500], 45_056);
+        assert_eq!(task.wait(Some(PATIENCE)).unwrap(), [false]);
+        assert_eq!(task.outcomes(), [Outcome::Full]);
+        assert_eq!(ns.reserve(&[(key(500), vec![45_056])]).unwrap(), [None]);
+        // Nothing stays reserved when one of them finds no room.
+        let both = [(key(501), vec![100]), (key(500), vec![45_056])];
+        let error = ns.reserve_strict(&both).unwrap_err();
+        let text = error.to_string();
+        assert!(
+            matches!(
+                error,
+                Error::Full {
+                    requested: 45_056,
+                    ..
+                }
+            ),
+            "{text}"
+        );
+        assert!(
+            text.contains(depot.tiers()[0]) && text.contains("45056"),
+            "{text}"
+        );
+        assert_eq!(depot.stats().tiers[0].reserved_blocks, 0);
+        // With one unpinned there is room for one, and for nothing twice as large.
+        ns.unpin(&pins[..1], false);
+        let task = start_put(&ns, &[502], 90_112);
+        assert_eq!(task.wait(Some(PATIENCE)).unwrap(), [false]);
+        assert!(has(&ns, &[0], 45_056), "it was not evicted for nothing");
+        assert_eq!(put(&ns, &[500], 45_056), [true]);
+        assert_eq!(get(&ns, &[0], 45_056), [Outcome::Miss]);
+        ns.unpin(&pins[1..], false);
+        assert_at_rest(&depot);
+    }
+}
+
+#[test]
+fn larger_than_everything_is_full() {
+    let place = Place::new("Cache|Dax", "256KiB", "1MiB");
+    let depot = place.open();
+    let ns = namespace(&depot);
+    assert_eq!(put(&ns, &[1], 5000), [true]);
+    let task = start_put(&ns, &[2], 2 << 20);
+    task.wait(Some(PATIENCE)).unwrap();
+    assert_eq!(task.outcomes(), [Outcome::Full]);
+    assert!(has(&ns, &[1], 5000), "nothing was evicted for it");
+    assert_at_rest(&depot);
+}
+
+/// One call with more than the queue takes.
+fn burst(depot: &Depot) -> Vec<Outcome> {
+    let ns = namespace(depot);
+    let numbers: Vec<u64> = (0..20).collect();
+    let task = start_put(&ns, &numbers, 10_000);
+    task.wait(Some(PATIENCE)).unwrap();
+    task.outcomes()
+}
+
+#[test]
+fn a_full_queue_drops_or_delays_as_it_was_told() {
+    for (overload, stored) in [("drop", 6), ("wait", 20)] {
+        let place = Place::new("Cache|Dax", "1MiB", "4MiB")
+            .with("", "write_back_depth", 65_000)
+            .with("", "overload", overload);
+        let depot = place.open();
+        let outcomes = burst(&depot);
+        assert_eq!(outcomes[..stored], vec![Outcome::Done; stored]);
+        assert_eq!(outcomes[stored..], vec![Outcome::Dropped; 20 - stored]);
+        let stats = depot.stats();
+        assert_eq!(stats.put_dropped_blocks, 20 - stored as u64);
+        assert_at_rest(&depot);
+        // The heads were kept, and what was dropped can be put again.
+        let ns = namespace(&depot);
+        assert_eq!(ns.prefix(&keys(0..20)).unwrap(), stored);
+        for number in 0..20 {
+            assert_eq!(put(&ns, &[number], 10_000), [true]);
+        }
+        depot.close();
+        assert_eq!(verify(&place.arena()).sound, 20);
+    }
+}
+
+#[test]
+fn blocks_that_the_queue_or_the_near_tier_can_never_take_go_round_them() {
+    for overload in ["drop", "wait"] {
+        let place = Place::new("Cache|Dax", "128KiB", "4MiB").with("", "overload", overload);
+        let depot = place.open();
+        let ns = namespace(&depot);
+        // The queue is half of the near tier: between the two, and above both.
+        assert_eq!(put(&ns, &[1], 100_000), [true], "{overload}");
+        assert_eq!(put(&ns, &[2], 1 << 20), [true], "{overload}");
+        assert_eq!(depot.stats().tiers[0].stored_blocks, 0);
+        assert!(has(&ns, &[1], 100_000) && has(&ns, &[2], 1 << 20));
+        assert_eq!(put(&ns, &[3], 60_000), [true]);
+        eventually("rest", || {
+            depot
+                .stats()
+                .tiers
+                .iter()
+                .all(|tier| tier.pinned_blocks == 0)
+        });
+        assert_at_rest(&depot);
+    }
+}
+
+#[test]
+fn a_wait_times_out_without_giving_its_buffers_back() {
+    let place = Place::new("Cache|Dax", "64MiB", "64MiB");
+    let depot = place.open();
+    let ns = namespace(&depot);
+    let buffer = block(1, 16 << 20);
+    let task = ns
+        .put(keys([1]), BlockBuffers::whole([buffer.clone()]))
+        .unwrap();
+    let zero = Some(std::time::Duration::ZERO);
+    // The caller gives up; what it wrote into its memory afterwards must not be stored if the
+    // task still read it, so the task says when it does not.
+    let late = task.wait(zero);
+    assert!(late.is_err() || task.is_done());
+    task.wait_released(Some(PATIENCE)).unwrap();
+    buffer.write_at(0, &vec![0; 16 << 20]).unwrap();
+    assert_eq!(task.wait(Some(PATIENCE)).unwrap(), [true]);
+    assert!(has(&ns, &[1], 16 << 20));
+    // A get that nobody waits for any more keeps its destination alive, and close waits for it.
+    let destination = kvdepot_store::Buffer::from_vec(vec![0; 16 << 20]);
+    let held = std::sync::Arc::downgrade(destination.owner());
+    let task = ns
+        .get(keys([1]), BlockBuffers::whole([destination]))
+        .unwrap();
+    if !task.is_done() {
+        assert!(held.upgrade().is_some());
+    }
+    drop(task);
+    depot.close();
+    assert!(
+        held.upgrade().is_none(),
+        "released once nobody moves into it"
+    );
+}
