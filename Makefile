@@ -117,12 +117,14 @@ lint-rust:
 	$(call say,cargo deny)
 	@$(call have,deny); cargo deny check bans licenses sources
 
-lint-python: $(VENV)/.dev
+lint-python: $(VENV)/.package
 	$(call say,ruff)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(call say,mypy)
 	$(BIN)/mypy
+	$(call say,the type stubs against the built module)
+	$(BIN)/python -m mypy.stubtest kvdepot._native
 
 fmt: $(VENV)/.dev ## Format everything
 	$(call need,fmt,rustfmt)

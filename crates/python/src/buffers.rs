@@ -41,9 +41,9 @@ pub(crate) fn parse(buffers: &Bound<'_, PyAny>, written: bool) -> PyResult<Parse
     let py = buffers.py();
     if let Ok(spans) = buffers.cast::<Spans>() {
         let spans = spans.get();
-        let mut scratch = match usize::try_from(spans.undelivered()) {
-            Ok(len) if written && len > 0 => Some(Scratch::new(len)),
-            _ => None,
+        let mut scratch = match written {
+            true => spans.scratch(py)?,
+            false => None,
         };
         let pieces = spans.pieces(py, scratch.as_mut())?;
         let objects = spans.owner(py).into_iter().collect();

@@ -91,10 +91,15 @@ impl Drop for Handle {
             let _kept = ManuallyDrop::new(depot);
             return;
         }
-        // Dropping closes, which waits: other Python threads go on meanwhile.
-        let mut depot = Some(depot);
-        if Python::try_attach(|py| py.detach(|| drop(depot.take()))).is_none() {
-            drop(depot);
-        }
+        drop_detached(depot);
+    }
+}
+
+/// Drops what waits for its threads when it is dropped: other Python threads go on meanwhile.
+pub(crate) fn drop_detached<T: Send>(value: T) {
+    let mut value = Some(value);
+    if Python::try_attach(|py| py.detach(|| drop(value.take()))).is_none() {
+        // The interpreter is gone.
+        drop(value);
     }
 }

@@ -15,6 +15,9 @@ use crate::handle::{self, Closing};
 use crate::keep::{self, Keep};
 use crate::{errors, keys, log, wait};
 
+/// The most lanes of a mover: a bound against a wrong unit, as in the configuration.
+const LANES_MAX: usize = 256;
+
 /// Attaches to the depot that listens at `socket`, in another process of this host or in this
 /// one. `lanes` is the number of threads that move bytes. Without `write` it can only load.
 ///
@@ -28,10 +31,16 @@ pub(crate) fn attach(
     write: bool,
 ) -> PyResult<Mover> {
     log::start(py)?;
+    if let Some(count) = lanes
+        && !(1..=LANES_MAX).contains(&count)
+    {
+        let allowed = format!("1 to {LANES_MAX}");
+        return Err(errors::input(py, "lanes", count, allowed));
+    }
     let mover = py.detach(|| StoreMover::attach(&socket, lanes, write));
     let mover = mover.map_err(|error| errors::raise(py, error))?;
     let shared = Arc::new(Shared {
-        mover,
+        mover: Some(mover),
         pid: std::process::id(),
     });
     handle::register(&shared);
@@ -39,15 +48,24 @@ pub(crate) fn attach(
 }
 
 struct Shared {
-    mover: StoreMover,
+    /// `None` only while dropping.
+    mover: Option<StoreMover>,
     pid: u32,
 }
 
 impl Closing for Shared {
     fn close(&self) {
-        if std::process::id() == self.pid {
-            self.mover.close();
+        if let Some(mover) = &self.mover
+            && std::process::id() == self.pid
+        {
+            mover.close();
         }
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        handle::drop_detached(self.mover.take());
     }
 }
 
@@ -60,8 +78,10 @@ pub(crate) struct Mover {
 
 impl Mover {
     fn here(&self, py: Python<'_>) -> PyResult<&StoreMover> {
-        if std::process::id() == self.shared.pid {
-            return Ok(&self.shared.mover);
+        if let Some(mover) = &self.shared.mover
+            && std::process::id() == self.shared.pid
+        {
+            return Ok(mover);
         }
         let word = ": it belongs to the process this one was forked from; attach here";
         Err(errors::raise(py, Error::Closed(word)))
@@ -88,11 +108,11 @@ impl Mover {
     }
 
     fn hash(&self, placements: &Bound<'_, PyAny>, part: u32, expect: bool) -> PyResult<MoveJob> {
-        let placements = read_placements(placements)?;
+        let list = read_placements(placements)?;
         let keep = Arc::new(Keep::new(Vec::new()));
-        let py = placements.py;
-        let list = placements.list;
-        self.start(py, keep, |mover| mover.hash(&list, part, expect))
+        self.start(placements.py(), keep, |mover| {
+            mover.hash(&list, part, expect)
+        })
     }
 }
 
@@ -107,7 +127,7 @@ impl Mover {
         buffers: &Bound<'_, PyAny>,
         part: u32,
     ) -> PyResult<MoveJob> {
-        let list = read_placements(placements)?.list;
+        let list = read_placements(placements)?;
         let Parsed { blocks, keep } = buffers::parse(buffers, false)?;
         self.start(py, keep, |mover| mover.store(&list, &blocks, part))
     }
@@ -121,7 +141,7 @@ impl Mover {
         buffers: &Bound<'_, PyAny>,
         part: u32,
     ) -> PyResult<MoveJob> {
-        let list = read_placements(placements)?.list;
+        let list = read_placements(placements)?;
         let Parsed { blocks, keep } = buffers::parse(buffers, true)?;
         self.start(py, keep, |mover| mover.load(&list, &blocks, part))
     }
@@ -149,7 +169,7 @@ impl Mover {
         part: u32,
     ) -> PyResult<Vec<Option<(usize, u64, u64)>>> {
         let mover = self.here(py)?;
-        let list = read_placements(placements)?.list;
+        let list = read_placements(placements)?;
         let mut places = Vec::with_capacity(list.len());
         for placement in &list {
             let found = mover.locate(placement, part);
@@ -198,12 +218,7 @@ impl Mover {
     }
 }
 
-struct Placements<'py> {
-    py: Python<'py>,
-    list: Vec<Vec<u8>>,
-}
-
-fn read_placements<'py>(placements: &Bound<'py, PyAny>) -> PyResult<Placements<'py>> {
+fn read_placements(placements: &Bound<'_, PyAny>) -> PyResult<Vec<Vec<u8>>> {
     let py = placements.py();
     let mut list = Vec::new();
     for (index, item) in placements.try_iter()?.enumerate() {
@@ -218,7 +233,7 @@ fn read_placements<'py>(placements: &Bound<'py, PyAny>) -> PyResult<Placements<'
             }
         }
     }
-    Ok(Placements { py, list })
+    Ok(list)
 }
 
 /// A mapped tier, for the buffer protocol.

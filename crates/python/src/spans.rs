@@ -1,5 +1,7 @@
 //! Spans: blocks scattered over several memory ranges, described once for all blocks of a call.
 
+use std::alloc::{Layout, alloc_zeroed};
+
 use kvdepot_store::Buffer;
 use pyo3::buffer::PyBuffer;
 use pyo3::prelude::*;
@@ -67,8 +69,7 @@ impl Spans {
     /// Bytes of all blocks together.
     #[getter]
     fn nbytes(&self) -> u64 {
-        let each: u64 = self.ranges.iter().map(|range| range.len).sum();
-        each.saturating_mul(self.ids.len() as u64)
+        self.each().saturating_mul(self.ids.len() as u64)
     }
 }
 
@@ -135,6 +136,7 @@ impl Spans {
             for range in &self.ranges {
                 for id in &self.ids[first..*end] {
                     let piece = match (*id, scratch.as_deref_mut()) {
+                        // Its memory was counted by the same ids and ranges.
                         (..0, Some(scratch)) => scratch.take(range.len as usize),
                         (..0, None) => {
                             return Err(errors::input(
@@ -155,11 +157,32 @@ impl Spans {
         Ok(blocks)
     }
 
-    /// Bytes that negative ids stand for.
-    pub(crate) fn undelivered(&self) -> u64 {
-        let each: u64 = self.ranges.iter().map(|range| range.len).sum();
+    /// Memory for the bytes that negative ids stand for; `None` where there are none.
+    pub(crate) fn scratch(&self, py: Python<'_>) -> PyResult<Option<Scratch>> {
         let count = self.ids.iter().filter(|id| **id < 0).count();
-        each.saturating_mul(count as u64)
+        if count == 0 {
+            return Ok(None);
+        }
+        let bytes = self.each().saturating_mul(count as u64);
+        let memory = usize::try_from(bytes).ok().and_then(zeroed);
+        match memory {
+            Some(memory) => Ok(Some(Scratch {
+                memory: Buffer::from_vec(memory),
+                used: 0,
+            })),
+            None => Err(errors::input(
+                py,
+                "rows",
+                format!("negative ids that stand for {bytes} bytes"),
+                "as many as memory can be had for",
+            )),
+        }
+    }
+
+    /// Bytes of one id.
+    fn each(&self) -> u64 {
+        let lens = self.ranges.iter().map(|range| range.len);
+        lens.fold(0, u64::saturating_add)
     }
 }
 
@@ -196,14 +219,19 @@ pub(crate) struct Scratch {
     used: usize,
 }
 
-impl Scratch {
-    pub(crate) fn new(len: usize) -> Scratch {
-        Scratch {
-            memory: Buffer::from_vec(vec![0; len]),
-            used: 0,
-        }
-    }
+/// Zeros that take no memory before they are written; `None` where so many cannot be had.
+fn zeroed(len: usize) -> Option<Vec<u8>> {
+    let layout = Layout::array::<u8>(len)
+        .ok()
+        .filter(|layout| layout.size() > 0)?;
+    // SAFETY: the layout has a size above zero.
+    let start = unsafe { alloc_zeroed(layout) };
+    // SAFETY: where it is not null, the global allocator gave `len` bytes, all zero, by the layout
+    // of a vector of that capacity.
+    (!start.is_null()).then(|| unsafe { Vec::from_raw_parts(start, len, len) })
+}
 
+impl Scratch {
     fn take(&mut self, len: usize) -> Raw {
         let addr = self.memory.addr() + self.used;
         self.used += len;
