@@ -85,13 +85,14 @@ def test_nonsense(
         arguments = [None if isinstance(one, kvdepot.Spans) else one for one in arguments]
         try:
             answer = target(*arguments)
-        except Exception as error:
-            # PyO3's PanicException is no Exception, and goes through.
-            assert not isinstance(error, SystemError), (target, arguments)
-        else:
-            answered += 1
-            if isinstance(answer, kvdepot.Depot | kvdepot.Mover):
-                answer.close()
+        except SystemError:
+            raise
+        except Exception:
+            # PyO3's PanicException is none, and goes through.
+            continue
+        answered += 1
+        if isinstance(answer, kvdepot.Depot | kvdepot.Mover):
+            answer.close()
     assert answered > 100
     ns.put(names, [b"abc"] * 3).wait(30)
     assert ns.prefix(names) == 3

@@ -2,8 +2,8 @@
 //!
 //! Thin: it reads arguments, lets the store or the mover work without the interpreter's lock, and
 //! turns outcomes and errors into Python's. Three promises are its own. Memory that a caller
-//! hands over stays alive until no lane touches it ([`keep`]). Every wait notices Ctrl-C within
-//! 50 ms ([`wait`]). Lanes never need the interpreter: what they are the last to hold is queued
+//! hands over stays alive until no lane touches it (`keep`). Every wait notices Ctrl-C within
+//! 50 ms (`wait`). Lanes never need the interpreter: what they are the last to hold is queued
 //! for a thread that has it.
 
 #![expect(
