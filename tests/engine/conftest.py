@@ -82,6 +82,8 @@ def start(tmp_path_factory: pytest.TempPathFactory, models: Callable[..., Path])
                 "VLLM_SERVER_DEV_MODE": "1",  # for /reset_prefix_cache
                 "XDG_RUNTIME_DIR": str(logs),
                 "XDG_CACHE_HOME": str(logs / "cache"),
+                # What vLLM knows about its models; without it a start takes half as long again.
+                "VLLM_CACHE_ROOT": str(ROOT / "build" / "vllm-cache"),
                 **(environment or {}),
             },
         )

@@ -19,10 +19,10 @@ def engine(start: Start, arena: Path) -> Engine:
             "dax": {"path": str(arena), "capacity": "256MiB"},
         },
         "--enable-prefix-caching",
-        # 11 blocks besides the one that vLLM never hands out: two requests of 500 tokens
-        # start side by side, and have no room for 250 more tokens each.
+        # 9 blocks besides the one that vLLM never hands out: two requests of 500 tokens start
+        # side by side, and only one of them has room for its 513th.
         "--num-gpu-blocks-override",
-        "12",
+        "10",
         "--max-model-len",
         "1100",
     )
@@ -48,12 +48,12 @@ def test_a_load_enters_a_stored_block_in_its_middle(engine: Engine) -> None:
 
 def test_preempted_requests_give_the_same_output(engine: Engine) -> None:
     several = prompts(3, 500, seed=51)
-    wanted = [engine.ask(prompt, output_tokens=250) for prompt in several]
+    wanted = [engine.ask(prompt, output_tokens=32) for prompt in several]
     engine.reset(external=True)
     before = engine.metric("vllm:num_preemptions_total")
     with ThreadPoolExecutor(3) as threads:
         for _ in range(2):
-            answers = list(threads.map(lambda prompt: engine.ask(prompt, 250), several))
+            answers = list(threads.map(lambda prompt: engine.ask(prompt, 32), several))
             for answer, want in zip(answers, wanted, strict=True):
                 # Not the tokens: requests computed side by side round differently, and in so
                 # many tokens two may be as good as equally likely.
