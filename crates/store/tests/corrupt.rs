@@ -6,6 +6,7 @@
 mod common;
 
 use std::collections::BTreeSet;
+use std::slice;
 
 use common::raw::Raw;
 use common::{
@@ -407,7 +408,9 @@ fn bytes_that_rot_before_their_write_back_never_reach_the_far_tier() {
     let reserved: Vec<_> = reserved.into_iter().flatten().collect();
     let placement = reserved[0].placement();
     let buffers = BlockBuffers::whole([common::block(1, 50_000)]);
-    let job = mover.store(&[placement.clone()], &buffers, 0).unwrap();
+    let job = mover
+        .store(slice::from_ref(&placement), &buffers, 0)
+        .unwrap();
     assert!(job.wait(None));
     let checksum = job.checksums()[0].unwrap();
     let (medium, offset, _) = mover.locate(&placement, 0).unwrap()[0];

@@ -5,6 +5,7 @@
 
 mod common;
 
+use std::slice;
 use std::time::Duration;
 
 use common::raw::Raw;
@@ -148,18 +149,24 @@ fn commit_needs_every_part_of_this_reservation() {
         &[sums.as_slice(), &sums[..1]].concat(),
     ] {
         let error = ns
-            .commit(&[reserved.clone()], &[wrong.to_vec()])
+            .commit(slice::from_ref(&reserved), &[wrong.to_vec()])
             .unwrap_err();
         assert!(matches!(error, Error::Input { .. }), "{error}");
         assert_eq!(ns.contains(&[key(1)]).unwrap(), [false]);
     }
-    assert!(ns.commit(&[reserved.clone()], &[]).is_err());
+    assert!(ns.commit(slice::from_ref(&reserved), &[]).is_err());
     // All there, but the one of rank 1 in the place of rank 2's, for the same bytes.
     let swapped = vec![sums[0], sums[2], sums[1]];
-    assert_eq!(ns.commit(&[reserved.clone()], &[swapped]).unwrap(), [true]);
+    assert_eq!(
+        ns.commit(slice::from_ref(&reserved), &[swapped]).unwrap(),
+        [true]
+    );
     assert_eq!(get_whole(&ns, 1, &lens), Outcome::Corrupt);
     // What was committed once cannot be again, nor aborted.
-    assert_eq!(ns.commit(&[reserved.clone()], &[sums]).unwrap(), [false]);
+    assert_eq!(
+        ns.commit(slice::from_ref(&reserved), &[sums]).unwrap(),
+        [false]
+    );
     ns.abort(&[reserved]);
     assert_at_rest(&depot);
 }
@@ -191,7 +198,7 @@ fn one_rotten_part_makes_the_block_a_miss() {
                     let loaded = load(&mover, &pinned, part, len);
                     assert_eq!(loaded.is_some(), part != rotten);
                 }
-                assert_eq!(ns.discard(std::slice::from_ref(&pinned)), 1);
+                assert_eq!(ns.discard(slice::from_ref(&pinned)), 1);
                 ns.unpin(&[pinned], false);
             }
             None => assert_eq!(pin(&ns, 40), None),
@@ -258,10 +265,13 @@ fn a_reservation_that_was_given_back_touches_nothing_any_more() {
     let sums: Vec<Checksum> = (0..2)
         .map(|part| store(&mover, &stale, part, 1, 100))
         .collect();
-    ns.abort(std::slice::from_ref(&stale));
+    ns.abort(slice::from_ref(&stale));
     // Somebody else has its room.
     assert_eq!(put(&ns, &[2], 12_000), [true]);
-    assert_eq!(ns.commit(&[stale.clone()], &[sums]).unwrap(), [false]);
+    assert_eq!(
+        ns.commit(slice::from_ref(&stale), &[sums]).unwrap(),
+        [false]
+    );
     ns.abort(&[stale]);
     assert!(has(&ns, &[2], 12_000));
     assert_at_rest(&depot);
@@ -301,17 +311,19 @@ fn another_depots_reservations_and_pins_are_refused() {
     // The first reservation of each has the same slot and the same number.
     let same = reserve(&strange, 1, &[5000]).unwrap();
     let sums = [vec![Checksum([0; 16])]];
-    let error = strange.commit(&[reserved.clone()], &sums).unwrap_err();
+    let error = strange
+        .commit(slice::from_ref(&reserved), &sums)
+        .unwrap_err();
     assert!(matches!(error, Error::Input { .. }), "{error}");
-    strange.abort(&[reserved.clone()]);
+    strange.abort(slice::from_ref(&reserved));
     assert_eq!(other.stats().tiers[0].reserved_blocks, 1);
     ns.abort(&[reserved]);
     strange.abort(&[same]);
     assert_eq!(put(&ns, &[1], 500), [true]);
     assert_eq!(put(&strange, &[1], 500), [true]);
     let pinned = pin(&ns, 1).unwrap();
-    strange.unpin(std::slice::from_ref(&pinned), false);
-    assert_eq!(strange.discard(std::slice::from_ref(&pinned)), 0);
+    strange.unpin(slice::from_ref(&pinned), false);
+    assert_eq!(strange.discard(slice::from_ref(&pinned)), 0);
     ns.unpin(&[pinned], false);
     assert!(has(&strange, &[1], 500));
     assert_at_rest(&depot);
@@ -440,7 +452,7 @@ fn late_unpins_and_discards_of_a_closed_depot_write_nothing() {
     let pinned = pin(&ns, 1).unwrap();
     depot.close();
     let next = place.open();
-    assert_eq!(ns.discard(std::slice::from_ref(&pinned)), 0);
+    assert_eq!(ns.discard(slice::from_ref(&pinned)), 0);
     ns.unpin(&[pinned], true);
     next.close();
     let last = place.open();
