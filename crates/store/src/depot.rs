@@ -194,6 +194,10 @@ impl Depot {
     #[must_use]
     pub fn stats(&self) -> Stats {
         let core = &self.inner.core;
+        if core.gate.forked() {
+            // Another thread of the parent may have held a lock for ever, as seen from here.
+            return Stats::default();
+        }
         let tiers = core.tiers.iter().map(|tier| tier.stats()).collect();
         core.metrics.read(tiers, core.ledger.queued_bytes())
     }
@@ -201,13 +205,13 @@ impl Depot {
     /// Bytes admitted that the far tier has not got yet.
     #[must_use]
     pub fn pending_bytes(&self) -> u64 {
-        self.inner.core.ledger.queued_bytes()
+        self.stats().write_back_bytes
     }
 
     /// Waits until the far tier has everything that was committed before; false at the time-out.
     #[must_use]
     pub fn drain(&self, timeout: Duration) -> bool {
-        self.inner.core.ledger.drain(timeout)
+        !self.inner.core.gate.forked() && self.inner.core.ledger.drain(timeout)
     }
 
     /// Refuses new calls, waits for those under way, drains the write-back queue as long as

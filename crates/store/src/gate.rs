@@ -8,6 +8,10 @@ use parking_lot::{Condvar, Mutex};
 use crate::{Error, clock};
 use kvdepot_media::host::fork;
 
+/// What [`Error::Closed`] says in a forked child.
+pub(crate) const FORKED: &str =
+    ": it belongs to the process this one was forked from; open it here";
+
 /// Counts operations under way and refuses new ones once closed, or in a forked child.
 pub(crate) struct Gate {
     state: Mutex<State>,
@@ -36,9 +40,7 @@ impl Gate {
 
     pub(crate) fn enter(self: &Arc<Gate>) -> Result<Pass, Error> {
         if self.forked() {
-            return Err(Error::Closed(
-                ": it belongs to the process this one was forked from; open it here",
-            ));
+            return Err(Error::Closed(FORKED));
         }
         let mut state = self.state.lock();
         if state.closed {

@@ -3,8 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use kvdepot_media::host::fork;
 use parking_lot::{Condvar, Mutex};
 
+use crate::gate::FORKED;
 use crate::{Error, clock};
 
 /// What became of one key of a call.
@@ -57,6 +59,8 @@ pub struct Task {
 struct Shared {
     state: Mutex<State>,
     changed: Condvar,
+    /// Of the process whose lanes work on it.
+    epoch: u64,
 }
 
 struct State {
@@ -78,6 +82,7 @@ impl Task {
             shared: Arc::new(Shared {
                 state: Mutex::new(state),
                 changed: Condvar::new(),
+                epoch: fork::epoch(),
             }),
         }
     }
@@ -86,7 +91,8 @@ impl Task {
     /// are filled.
     ///
     /// # Errors
-    /// [`Error::Timeout`]; the task goes on.
+    /// [`Error::Timeout`]; the task goes on. [`Error::Closed`] in a forked child, where nobody
+    /// works on it.
     pub fn wait(&self, timeout: Option<Duration>) -> Result<Vec<bool>, Error> {
         self.wait_until("the task", timeout, |state| {
             state.pending == 0 && state.held == 0
@@ -101,7 +107,7 @@ impl Task {
     /// Waits until the caller's buffers are no longer touched.
     ///
     /// # Errors
-    /// [`Error::Timeout`]; the task goes on.
+    /// As [`Task::wait`].
     pub fn wait_released(&self, timeout: Option<Duration>) -> Result<(), Error> {
         self.wait_until("the release of the buffers", timeout, |state| {
             state.held == 0
@@ -127,6 +133,9 @@ impl Task {
         timeout: Option<Duration>,
         reached: impl Fn(&State) -> bool,
     ) -> Result<(), Error> {
+        if self.shared.epoch != fork::epoch() {
+            return Err(Error::Closed(FORKED));
+        }
         let deadline = timeout.and_then(|timeout| clock::now().checked_add(timeout));
         let mut state = self.shared.state.lock();
         while !reached(&state) {

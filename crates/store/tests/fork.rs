@@ -8,10 +8,16 @@ mod common;
 use std::time::Duration;
 
 use common::{Place, get, has, key, keys, namespace, put};
-use kvdepot_store::{BlockBuffers, Depot, Error, Namespace, Outcome, Pin, Reservation};
+use kvdepot_store::{BlockBuffers, Depot, Error, Namespace, Outcome, Pin, Reservation, Task};
 
 /// What the child finds wrong; 0 if nothing.
-fn in_child(depot: &Depot, ns: &Namespace, pins: &[Pin], reserved: &[Reservation]) -> i32 {
+fn in_child(
+    depot: &Depot,
+    ns: &Namespace,
+    pins: &[Pin],
+    reserved: &[Reservation],
+    waiting: &Task,
+) -> i32 {
     let closed = |result: Result<(), Error>| matches!(result, Err(Error::Closed(_)));
     let blocks = || BlockBuffers::whole([common::block(1, 100)]);
     let answers = [
@@ -33,6 +39,10 @@ fn in_child(depot: &Depot, ns: &Namespace, pins: &[Pin], reserved: &[Reservation
     }
     if ns.discard(pins) != 0 {
         return 2;
+    }
+    // Its lanes are in the parent, who may never fork again and never answer here.
+    if !closed(waiting.wait(None).map(drop)) || !closed(waiting.wait_released(None)) {
+        return 3;
     }
     ns.abort(reserved);
     ns.unpin(pins, true);
@@ -79,10 +89,10 @@ fn a_forked_child_can_do_nothing_and_keeps_nothing_alive() {
         .into_iter()
         .flatten()
         .collect();
-    assert_eq!(
-        exit_code(fork(|| in_child(&depot, &ns, &pins, &reserved))),
-        0
-    );
+    // Waits for the reservation.
+    let waiting = common::start_put(&ns, &[3], 10);
+    let child = fork(|| in_child(&depot, &ns, &pins, &reserved, &waiting));
+    assert_eq!(exit_code(child), 0);
     // Dropping everything in the child changes nothing here either.
     let twin = (depot.clone(), ns.clone());
     let code = exit_code(fork(move || {
@@ -100,6 +110,7 @@ fn a_forked_child_can_do_nothing_and_keeps_nothing_alive() {
     assert!(kvdepot_store::Mover::attach(&place.socket(), Some(1), true).is_ok());
     ns.unpin(&pins, false);
     ns.abort(&reserved);
+    assert_eq!(waiting.wait(Some(common::PATIENCE)).unwrap(), [true]);
     // A child that lives on does not keep the lock of its parent, who closes.
     let child = fork(|| {
         std::thread::sleep(Duration::from_secs(60));
@@ -109,11 +120,11 @@ fn a_forked_child_can_do_nothing_and_keeps_nothing_alive() {
     let next = place.open();
     let ns = namespace(&next);
     assert_eq!(
-        get(&ns, &[1, 2, 3], 5000),
+        get(&ns, &[1, 2, 4], 5000),
         [Outcome::Done, Outcome::Done, Outcome::Miss]
     );
     assert_eq!(
-        put(&ns, &[3], 5000),
+        put(&ns, &[4], 5000),
         [true],
         "nor does it count as a writer"
     );
