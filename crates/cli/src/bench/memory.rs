@@ -103,6 +103,9 @@ impl Plan {
                 "at most --batch, which is at most --size / 2",
             );
         }
+        if self.threads.contains(&0) {
+            return refuse("--threads", 0, "1 or more");
+        }
         if self.rounds == 0 {
             return refuse("--rounds", 0, "1 or more");
         }

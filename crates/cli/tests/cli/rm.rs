@@ -1,8 +1,6 @@
 //! `rm`: as the owner only, and nothing that is not kvdepot's.
 
-mod common;
-
-use common::{Home, arena, key, open, put, spec};
+use crate::home::{Home, arena, key, open, put, spec};
 
 #[test]
 fn rm_path_deletes_the_arena() {

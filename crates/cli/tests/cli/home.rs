@@ -1,7 +1,7 @@
 //! Runs the built command beside arenas made with the store.
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
 use kvdepot_store::{BlockBuffers, Buffer, Config, Depot, Key, Namespace, NamespaceSpec};
@@ -9,19 +9,19 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 /// A directory that stands for the user's home, cache and runtime directory.
-pub struct Home {
-    pub dir: TempDir,
+pub(crate) struct Home {
+    pub(crate) dir: TempDir,
 }
 
 /// What a run of the command gave.
-pub struct Ran {
-    pub status: i32,
-    pub stdout: String,
-    pub stderr: String,
+pub(crate) struct Ran {
+    pub(crate) status: i32,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
 }
 
 impl Home {
-    pub fn new() -> Home {
+    pub(crate) fn new() -> Home {
         let dir = tempfile::tempdir().unwrap();
         for name in ["cache", "run"] {
             std::fs::create_dir(dir.path().join(name)).unwrap();
@@ -29,12 +29,12 @@ impl Home {
         Home { dir }
     }
 
-    pub fn path(&self, name: &str) -> PathBuf {
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
 
     /// The command with this home's directories in its environment.
-    pub fn command(&self, args: &[&str]) -> Command {
+    pub(crate) fn command(&self, args: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_kvdepot"));
         command
             .args(args)
@@ -46,26 +46,52 @@ impl Home {
         command
     }
 
-    pub fn run(&self, args: &[&str]) -> Ran {
+    pub(crate) fn run(&self, args: &[&str]) -> Ran {
         Ran::of(self.command(args).output().unwrap())
     }
 
     /// Runs with `--json` and parses the lines.
-    pub fn json(&self, args: &[&str]) -> (i32, Vec<Value>) {
+    pub(crate) fn json(&self, args: &[&str]) -> (i32, Vec<Value>) {
         let mut args = args.to_vec();
         args.push("--json");
         let ran = self.run(&args);
         (ran.status, ran.rows())
     }
 
+    /// Runs it, and interrupts it as Ctrl-C would once it catches that.
+    pub(crate) fn interrupt(&self, args: &[&str]) -> Ran {
+        let mut command = self.command(args);
+        command.stdin(Stdio::null());
+        let child = command
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let pid = child.id();
+        for _ in 0..10_000 {
+            if catches_interrupts(pid) {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        // The handlers are set one after the other, within microseconds.
+        std::thread::sleep(Duration::from_millis(5));
+        let sent = Command::new("kill")
+            .args(["-INT", &pid.to_string()])
+            .status()
+            .unwrap();
+        assert!(sent.success());
+        Ran::of(child.wait_with_output().unwrap())
+    }
+
     /// Where the default arena lies.
-    pub fn default_arena(&self) -> PathBuf {
+    pub(crate) fn default_arena(&self) -> PathBuf {
         self.path("cache/kvdepot/arena.kvd")
     }
 }
 
 impl Ran {
-    pub fn of(output: Output) -> Ran {
+    pub(crate) fn of(output: Output) -> Ran {
         Ran {
             status: output.status.code().unwrap_or(-1),
             stdout: String::from_utf8(output.stdout).unwrap(),
@@ -73,20 +99,28 @@ impl Ran {
         }
     }
 
-    pub fn rows(&self) -> Vec<Value> {
+    pub(crate) fn rows(&self) -> Vec<Value> {
         let parse =
             |line: &str| serde_json::from_str(line).unwrap_or_else(|e| panic!("{e}: {line}"));
         self.stdout.lines().map(parse).collect()
     }
 }
 
-pub fn key(number: u64) -> Key {
+/// Whether a process has a handler for SIGINT.
+fn catches_interrupts(pid: u32) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
+    let mask = caught.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    mask.is_some_and(|mask| mask & 2 != 0)
+}
+
+pub(crate) fn key(number: u64) -> Key {
     let mut key = [0; 32];
     key[..8].copy_from_slice(&number.to_le_bytes());
     Key(key)
 }
 
-pub fn spec(model: &str) -> NamespaceSpec {
+pub(crate) fn spec(model: &str) -> NamespaceSpec {
     NamespaceSpec {
         model: model.into(),
         dtype: "float32".into(),
@@ -96,7 +130,7 @@ pub fn spec(model: &str) -> NamespaceSpec {
 }
 
 /// Opens an arena as its owner.
-pub fn open(path: &Path, capacity: &str) -> Depot {
+pub(crate) fn open(path: &Path, capacity: &str) -> Depot {
     let settings = json!({
         "socket": "off", "lock_wait": "0s", "dax": {"path": path, "capacity": capacity},
     });
@@ -104,7 +138,7 @@ pub fn open(path: &Path, capacity: &str) -> Depot {
 }
 
 /// Puts blocks of `len` bytes.
-pub fn put(ns: &Namespace, numbers: std::ops::Range<u64>, len: usize) {
+pub(crate) fn put(ns: &Namespace, numbers: std::ops::Range<u64>, len: usize) {
     let keys: Vec<Key> = numbers.clone().map(key).collect();
     let payload = |n: u64| {
         (0..len)
@@ -118,14 +152,14 @@ pub fn put(ns: &Namespace, numbers: std::ops::Range<u64>, len: usize) {
 }
 
 /// An arena of 1 MiB with five blocks of model `a` and two of model `b`, closed again.
-pub fn arena(path: &Path) {
+pub(crate) fn arena(path: &Path) {
     let depot = open(path, "1MiB");
     put(&depot.namespace(&spec("a")).unwrap(), 0..5, 5000);
     put(&depot.namespace(&spec("b")).unwrap(), 0..2, 300);
 }
 
 /// Flips a byte of a file.
-pub fn flip(path: &Path, offset: u64) {
+pub(crate) fn flip(path: &Path, offset: u64) {
     use std::os::unix::fs::FileExt;
     let file = std::fs::File::options()
         .read(true)

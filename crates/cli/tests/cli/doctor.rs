@@ -1,8 +1,6 @@
 //! `doctor`: a line for each thing, with a hint where something is amiss.
 
-mod common;
-
-use common::{Home, arena, flip, open};
+use crate::home::{Home, arena, flip, open};
 use serde_json::Value;
 
 fn check<'a>(rows: &'a [Value], name: &str) -> &'a Value {

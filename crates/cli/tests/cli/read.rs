@@ -1,8 +1,6 @@
 //! `ls`, `stat` and `verify`: reading an arena that may belong to another process.
 
-mod common;
-
-use common::{Home, arena, flip, key, open, put, spec};
+use crate::home::{Home, arena, flip, key, open, put, spec};
 
 #[test]
 fn ls_sums_up_namespaces_with_their_description() {
@@ -252,6 +250,32 @@ fn a_truncated_arena_is_verified_as_far_as_it_goes() {
 }
 
 #[test]
+fn ctrl_c_ends_verify_with_what_was_checked() {
+    let home = Home::new();
+    let path = home.path("arena");
+    let depot = open(&path, "300MiB");
+    let ns = depot.namespace(&spec("a")).unwrap();
+    // Four steps of reading; the payloads are never written, and so do not verify.
+    let blocks: Vec<_> = (0..4).map(|n| (key(n), vec![64 << 20])).collect();
+    let reserved: Vec<_> = ns.reserve(&blocks).unwrap().into_iter().flatten().collect();
+    let checksums = vec![vec![kvdepot_store::Checksum::default()]; 4];
+    assert_eq!(ns.commit(&reserved, &checksums).unwrap(), [true; 4]);
+    depot.close();
+    let ran = home.interrupt(&["verify", path.to_str().unwrap(), "--threads", "1", "--json"]);
+    assert_eq!(ran.status, 2, "{}", ran.stderr);
+    let totals = ran.rows().pop().unwrap();
+    assert_eq!(totals["complete"], false);
+    assert_eq!(totals["blocks"], 4);
+    let checked = totals["checked"].as_u64().unwrap();
+    assert!((1..4).contains(&checked), "{totals}");
+    assert!(
+        ran.stderr.contains(&format!("interrupted: {checked} of 4")),
+        "{}",
+        ran.stderr
+    );
+}
+
+#[test]
 fn a_reader_that_has_seen_enough_is_no_error() {
     let home = Home::new();
     let path = home.path("arena");
@@ -263,7 +287,7 @@ fn a_reader_that_has_seen_enough_is_no_error() {
         .spawn()
         .unwrap();
     drop(child.stdout.take());
-    let ran = common::Ran::of(child.wait_with_output().unwrap());
+    let ran = crate::home::Ran::of(child.wait_with_output().unwrap());
     assert_eq!((ran.status, ran.stderr.as_str()), (0, ""));
 }
 

@@ -1,0 +1,9 @@
+//! The built command: what it prints, where, and with which exit status.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod bench;
+mod doctor;
+mod home;
+mod read;
+mod rm;
