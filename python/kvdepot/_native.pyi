@@ -398,9 +398,10 @@ class Mover:
         """The owner's tiers as mapped here, near to far: writable memory views, or read-only
         ones without `write`."""
 
-    def populate(self) -> None:
+    def populate(self, medium: int | None = None) -> None:
         """Make the owner's memory present in this process, so that the first moves do not stop
-        for page faults."""
+        for page faults: all of it, or one medium of `media`. A medium that nobody has touched
+        yet gets its memory by this."""
 
     def close(self) -> None:
         """Refuse new work and wait for what is under way."""

@@ -103,6 +103,9 @@ class KvdepotManager(OffloadingManager):
         """`ranks` is the number of workers that each contribute a part to a block."""
         self.depot = depot
         self.collector = Collector(depot)
+        self._socket = depot.socket
+        # Tiers that are files come into memory as they are read.
+        self._memory = depot.tiers.index("Cache") if "Cache" in depot.tiers else None
         self._ranks = ranks
         self._lookup_wait = lookup_wait_seconds
         self._groups: dict[int, Group] = {}
@@ -173,7 +176,7 @@ class KvdepotManager(OffloadingManager):
             groups.append((group.position, placements))
         self._waiting_since.pop(req_context.req_id, None)
         self._tickets[ticket] = load
-        return Placements(ticket, self.depot.socket, groups)
+        return self._placements(ticket, groups)
 
     def get_load_source(self, key: OffloadKey, req_context: ReqContext) -> CacheHitSource:
         """The tier that the request's last load took the block from."""
@@ -224,7 +227,7 @@ class KvdepotManager(OffloadingManager):
         if chosen:
             self._tickets[ticket] = store
             self._storing.update(dict.fromkeys(store.idents, ticket))
-        return PrepareStoreOutput(chosen, Placements(ticket, self.depot.socket, groups), [])
+        return PrepareStoreOutput(chosen, self._placements(ticket, groups), [])
 
     # ---- the workers' reports --------------------------------------------------------------
 
@@ -369,6 +372,11 @@ class KvdepotManager(OffloadingManager):
     def _ticket(self) -> int:
         self._next_ticket += 1
         return self._next_ticket
+
+    def _placements(
+        self, ticket: int, groups: list[tuple[int, list[bytes | None]]]
+    ) -> Placements:
+        return Placements(ticket, self._socket, groups, self._memory)
 
     def _ident(self, key: OffloadKey, req_context: ReqContext) -> Ident:
         block_hash = get_offload_block_hash(key)

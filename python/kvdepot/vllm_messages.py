@@ -33,6 +33,8 @@ class Placements(LoadStoreSpec):
     groups: list[tuple[int, list[bytes | None]]]
     """For each KV group of the job, by its position: a placement a block, in the
     order of vLLM's block ids. None: the block is gone, report it as failed."""
+    populate: int | None = None
+    """The mover's medium that a worker makes present when it attaches."""
 
     def __len__(self) -> int:
         return sum(len(blocks) for _, blocks in self.groups)

@@ -8,6 +8,8 @@ what really happened is in the reports.
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -42,6 +44,18 @@ ATTACH_AGAIN_SECONDS = 30.0
 
 # Stands for "verify, but do not deliver" in the rows of a load.
 SKIP = -1
+
+
+def populate_aside(mover: Any, medium: int) -> None:
+    """Make a medium present without making anybody wait: copies into pages that a process has
+    never touched take several times as long."""
+
+    def populate() -> None:
+        # Closed meanwhile, or short of memory: then the pages come when they are touched.
+        with contextlib.suppress(kvdepot.Error):
+            mover.populate(medium)
+
+    threading.Thread(target=populate, name="kvdepot-populate", daemon=True).start()
 
 
 @dataclass
@@ -235,7 +249,7 @@ class KvdepotWorker(OffloadingWorker):
         parts = split(spec, gpu_spec, self.blocks_per_chunk)
         job = Job(spec.ticket, load, parts, start)
         self._jobs[job_id] = job
-        mover = self._attached(spec.socket)
+        mover = self._attached(spec)
         if mover is not None:
             try:
                 self._start(job, mover)
@@ -244,16 +258,19 @@ class KvdepotWorker(OffloadingWorker):
                 logger.error("cannot %s blocks: %s", "load" if load else "store", error)
         self.path_seconds += time.perf_counter() - start
 
-    def _attached(self, socket: str) -> Any | None:
+    def _attached(self, spec: Placements) -> Any | None:
         if self._mover is None and time.monotonic() >= self._attach_after:
             try:
-                self._mover = kvdepot.attach(socket)
+                self._mover = kvdepot.attach(spec.socket)
             except (kvdepot.Error, OSError) as error:
                 self._attach_after = time.monotonic() + ATTACH_AGAIN_SECONDS
                 logger.error(
                     "rank %d cannot attach to the depot at %s: %s; nothing is stored or loaded "
-                    "for %d s", self.rank, socket, error, ATTACH_AGAIN_SECONDS,
+                    "for %d s", self.rank, spec.socket, error, ATTACH_AGAIN_SECONDS,
                 )  # fmt: skip
+            else:
+                if spec.populate is not None:
+                    populate_aside(self._mover, spec.populate)
         return self._mover
 
     def _finish(self, job_id: int) -> TransferResult:

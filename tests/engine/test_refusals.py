@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -144,6 +145,18 @@ class TestEngineConfiguration:
         vllm._refuse(self.config(algorithm="sha256_cbor"), self.groups(2))
         vllm._refuse(self.config(extra={"blocks_per_chunk": 4}), self.groups(1))
 
+    def test_a_random_seed_of_the_hashes_is_noticed(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        from kvdepot import vllm_namespace
+
+        fixed = vllm_namespace.keys(self.config())
+        assert fixed == vllm_namespace.keys(self.config())
+        assert not fixed[1]
+        seeds = iter("abcd")
+        monkeypatch.setattr(vllm_namespace, "resolve_none_hash_seed", lambda _: next(seeds))
+        first, second = (vllm_namespace.keys(self.config()) for _ in range(2))
+        assert first[1]
+        assert first[0] != second[0], "blocks under other seeds are other blocks"
+
     def test_data_parallel_engines_have_arenas_of_their_own(self) -> None:
         from kvdepot.vllm_spec import with_own_arena
 
@@ -151,3 +164,43 @@ class TestEngineConfiguration:
         assert with_own_arena({}, 0) != with_own_arena({}, 1)
         with pytest.raises(kvdepot.ConfigError, match=r"/dev/dax0\.0.*one device"):
             with_own_arena({"dax": {"path": "/dev/dax0.0"}}, 0)
+
+
+@pytest.mark.integration
+class TestOpening:
+    """The depot of an engine, without the engine."""
+
+    @pytest.fixture(autouse=True)
+    def vllm(self) -> None:
+        pytest.importorskip("vllm")
+
+    def open(self, **extra: Any) -> Any:
+        from kvdepot import vllm_settings, vllm_spec
+
+        parallel = SimpleNamespace(data_parallel_index=0, data_parallel_size=1)
+        return vllm_spec.open_depot(vllm_settings.read(extra), SimpleNamespace(parallel=parallel))
+
+    def test_with_no_settings_at_all_it_works(self, tmp_path: Path) -> None:
+        with self.open() as depot:
+            assert depot.tiers == ["Cache", "Dax"]
+            assert depot.path.is_relative_to(tmp_path), "under the user's cache directory"
+            assert str(depot.path) in depot.description
+
+    def test_while_another_has_the_default_arena_it_serves_from_memory(
+        self, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        import logging
+
+        monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
+        with self.open(cache={"capacity": "8MiB"}), self.open(cache={"capacity": "8MiB"}) as second:
+            assert second.tiers == ["Cache"]
+        assert str(os.getpid()) in caplog.text, "the owner is named"
+
+    def test_an_arena_that_was_asked_for_is_not_replaced(self, arena: Path) -> None:
+        settings = {"cache": {"capacity": "8MiB"}, "dax": {"path": str(arena), "capacity": "8MiB"}}
+        with self.open(**settings), pytest.raises(kvdepot.LockedError, match=str(os.getpid())):
+            self.open(**settings)
+
+    def test_without_a_socket_the_workers_could_not_attach(self) -> None:
+        with pytest.raises(kvdepot.ConfigError, match="socket: 'off'"):
+            self.open(pipeline="Cache", cache={"capacity": "8MiB"}, socket="off")

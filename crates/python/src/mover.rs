@@ -195,10 +195,12 @@ impl Mover {
     }
 
     /// Makes the owner's memory present in this process, so that the first moves do not stop for
-    /// page faults.
-    fn populate(&self, py: Python<'_>) -> PyResult<()> {
+    /// page faults: all of it, or one medium of `media`. A medium that nobody has touched yet
+    /// gets its memory by this.
+    #[pyo3(signature = (medium = None))]
+    fn populate(&self, py: Python<'_>, medium: Option<usize>) -> PyResult<()> {
         let mover = self.here(py)?;
-        py.detach(|| mover.populate())
+        py.detach(|| mover.populate(medium))
             .map_err(|error| errors::raise(py, error))
     }
 

@@ -19,6 +19,9 @@ use crate::{Error, clock, parts};
 /// How long attaching waits for the owner to answer.
 const PATIENCE: Duration = Duration::from_secs(5);
 
+/// What is populated at once: some milliseconds, for which closing waits.
+const POPULATE_STEP: usize = 16 << 20;
+
 /// Moves bytes for an owner in another process of this host.
 pub struct Mover {
     session: u64,
@@ -246,20 +249,33 @@ impl Mover {
     }
 
     /// Makes the owner's memory present in this process, so that the first moves do not stop for
-    /// page faults.
+    /// page faults: all of it, or one medium as [`Mover::media`] counts them. A medium that
+    /// nobody has touched yet gets its memory by this.
     ///
     /// # Errors
-    /// [`Error::Media`].
-    pub fn populate(&self) -> Result<(), Error> {
-        self.media
-            .iter()
-            .try_for_each(|medium| Ok(medium.populate_read(0, medium.len())?))
+    /// [`Error::Input`] for a medium that there is not, [`Error::Closed`] when the mover is
+    /// closed meanwhile, [`Error::Media`].
+    pub fn populate(&self, medium: Option<usize>) -> Result<(), Error> {
+        let chosen = match medium {
+            None => &self.media[..],
+            Some(index) => self.media.get(index..=index).ok_or_else(|| {
+                Error::input("medium", index, format!("below {}", self.media.len()))
+            })?,
+        };
+        for mapping in chosen {
+            for offset in (0..mapping.len()).step_by(POPULATE_STEP) {
+                let _pass = self.gate.enter()?;
+                mapping.populate_read(offset, (POPULATE_STEP as u64).min(mapping.len() - offset))?;
+            }
+        }
+        Ok(())
     }
 
-    /// Refuses new work and waits for what is under way.
+    /// Refuses new work, waits for what is under way, and ends the lanes. Every job is done then.
     pub fn close(&self) {
         self.gate.close();
         self.gate.wait_empty(Duration::MAX);
+        self.copier.close();
     }
 }
 
