@@ -25,12 +25,23 @@ pub(crate) struct Args {
 #[derive(Subcommand)]
 pub(crate) enum Command {
     /// What an arena holds: namespaces, or its live blocks.
+    ///
+    /// Works while another process owns the arena.
     Ls(Ls),
     /// Size, fill, owner and age of an arena.
+    ///
+    /// Works while another process owns the arena.
     Stat(Stat),
     /// Reads every payload and names the blocks that do not verify; exit status 1 if any.
+    ///
+    /// Works while another process owns the arena: blocks that it replaces meanwhile do not count
+    /// as bad. Ctrl-C ends it with what was checked so far.
     Verify(Verify),
     /// Removes blocks, an arena, or everything that kvdepot made.
+    ///
+    /// Refuses what a process owns, and names that process. With --namespace or --key blocks are
+    /// removed and the arena stays; else the arena goes: a file is deleted, a DAX device is no
+    /// arena any more. Without PATH or --instance only blocks, of the default arena, are removed.
     Rm(Rm),
     /// What this machine offers, and what is amiss.
     Doctor,
@@ -42,17 +53,25 @@ pub(crate) enum Command {
 #[derive(Subcommand)]
 pub(crate) enum Bench {
     /// Copies with checksums, against the best plain copy of the same pieces.
+    ///
+    /// `get` copies random blocks of a tier into memory that no cache holds, `put` random blocks of
+    /// memory into a tier whose pages have been touched. The limit is the best plain copy (memcpy,
+    /// streaming stores) of the same pieces on as many threads. Metrics: throughput, and for blocks
+    /// of 4096 bytes overhead, the time that kvdepot takes beyond the copy.
     Memory(Memory),
     /// Lookups, against a bare hash table.
+    ///
+    /// Metric: lookups, in keys a second; every key is found, in random order.
     Index(Index),
     /// Opening an arena whose owner was killed, until its first block is served.
+    ///
+    /// Metrics: open, from the start of the opening until the first block is served, and
+    /// first_block, the part of it that the block takes. A child process owns the arena and is
+    /// killed each time.
     Reopen(Reopen),
 }
 
-/// `get` copies random blocks of a tier into memory that no cache holds, `put` random blocks of
-/// memory into a tier whose pages have been touched. The limit is the best plain copy (memcpy,
-/// streaming stores) of the same pieces on as many threads. Metrics: throughput, and for blocks of
-/// 4096 bytes overhead, the time that kvdepot takes beyond the copy.
+/// Options of `memory`.
 #[derive(clap::Args)]
 pub(crate) struct Memory {
     /// A quarter of the size and a third of the rounds.
@@ -84,7 +103,7 @@ pub(crate) struct Memory {
     pub(crate) dir: Option<PathBuf>,
 }
 
-/// Metric: lookups, in keys a second; every key is found, in random order.
+/// Options of `index`.
 #[derive(clap::Args)]
 pub(crate) struct Index {
     /// 65,536 blocks and a third of the rounds.
@@ -101,8 +120,7 @@ pub(crate) struct Index {
     pub(crate) rounds: Option<usize>,
 }
 
-/// Metrics: open, from the start of the opening until the first block is served, and first_block,
-/// the part of it that the block takes. A child process owns the arena and is killed each time.
+/// Options of `reopen`.
 #[derive(clap::Args)]
 pub(crate) struct Reopen {
     /// 65,536 blocks and 3 rounds.
@@ -131,7 +149,7 @@ pub(crate) struct ArenaArgs {
     pub(crate) instance: Option<String>,
 }
 
-/// Works while another process owns the arena.
+/// Options of `ls`.
 #[derive(clap::Args)]
 pub(crate) struct Ls {
     #[command(flatten)]
@@ -147,15 +165,14 @@ pub(crate) struct Ls {
     pub(crate) limit: Option<usize>,
 }
 
-/// Works while another process owns the arena.
+/// Options of `stat`.
 #[derive(clap::Args)]
 pub(crate) struct Stat {
     #[command(flatten)]
     pub(crate) arena: ArenaArgs,
 }
 
-/// Works while another process owns the arena: blocks that it replaces meanwhile do not count as
-/// bad. Ctrl-C ends it with what was checked so far.
+/// Options of `verify`.
 #[derive(clap::Args)]
 pub(crate) struct Verify {
     #[command(flatten)]
@@ -165,9 +182,7 @@ pub(crate) struct Verify {
     pub(crate) threads: Option<usize>,
 }
 
-/// Refuses what a process owns, and names that process. With --namespace or --key blocks are
-/// removed and the arena stays; else the arena goes: a file is deleted, a DAX device is no arena
-/// any more.
+/// Options of `rm`.
 #[derive(clap::Args)]
 pub(crate) struct Rm {
     #[command(flatten)]

@@ -14,7 +14,7 @@ mod interrupt;
 mod leftovers;
 mod output;
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::io::{ErrorKind, Write};
 
 use args::{Args, Command};
@@ -32,6 +32,8 @@ const FAILED: i32 = 2;
 /// Runs the command with these arguments, the first of which is the program's name, and returns
 /// the exit status.
 pub fn main(args: impl IntoIterator<Item = OsString>) -> i32 {
+    let args: Vec<OsString> = args.into_iter().collect();
+    let program = args.first().cloned().unwrap_or_default();
     let args = match Args::try_parse_from(args) {
         Ok(args) => args,
         Err(error) => {
@@ -42,7 +44,7 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> i32 {
     };
     log();
     let mut output = Output::new(args.json);
-    let result = run(args.command, &mut output).and_then(|status| {
+    let result = run(args.command, &program, &mut output).and_then(|status| {
         output.flush()?;
         Ok(status)
     });
@@ -68,14 +70,14 @@ pub fn reference() -> String {
     args::reference(Args::command())
 }
 
-fn run(command: Command, output: &mut Output) -> Result<i32, Error> {
+fn run(command: Command, program: &OsStr, output: &mut Output) -> Result<i32, Error> {
     match command {
         Command::Ls(args) => cmd::ls::run(&args, output),
         Command::Stat(args) => cmd::stat::run(&args, output),
         Command::Verify(args) => cmd::verify::run(&args, output),
         Command::Rm(args) => cmd::rm::run(&args, output),
         Command::Doctor => cmd::doctor::run(output),
-        Command::Bench(args) => bench::run(&args, output),
+        Command::Bench(args) => bench::run(&args, program, output),
     }
 }
 

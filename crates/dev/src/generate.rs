@@ -15,10 +15,16 @@ pub struct Page {
 }
 
 /// Every generated file.
-pub const PAGES: &[Page] = &[Page {
-    path: "docs/configuration.md",
-    content: kvdepot_store::config::schema::reference,
-}];
+pub const PAGES: &[Page] = &[
+    Page {
+        path: "docs/cli.md",
+        content: kvdepot_cli::reference,
+    },
+    Page {
+        path: "docs/configuration.md",
+        content: kvdepot_store::config::schema::reference,
+    },
+];
 
 /// Whether a file had to change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

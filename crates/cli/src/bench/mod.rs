@@ -7,6 +7,8 @@ mod plain;
 mod reopen;
 mod rounds;
 
+use std::ffi::OsStr;
+
 use serde::Serialize;
 use serde_json::Value;
 
@@ -42,7 +44,7 @@ struct Report<'a> {
     rows: Vec<Row>,
 }
 
-pub(crate) fn run(args: &Bench, output: &mut Output) -> Result<i32, Error> {
+pub(crate) fn run(args: &Bench, program: &OsStr, output: &mut Output) -> Result<i32, Error> {
     if let Bench::Reopen(args) = args
         && let Some(arena) = &args.child
     {
@@ -62,7 +64,7 @@ pub(crate) fn run(args: &Bench, output: &mut Output) -> Result<i32, Error> {
     let result = match args {
         Bench::Memory(args) => memory::run(args, &mut report),
         Bench::Index(args) => index::run(args, &mut report),
-        Bench::Reopen(args) => reopen::run(args, &mut report),
+        Bench::Reopen(args) => reopen::run(args, program, &mut report),
     };
     report.finish()?;
     result.map(|()| crate::OK)

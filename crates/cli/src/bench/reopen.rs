@@ -4,6 +4,7 @@
 //! the arena. Then this process opens it, and gets a block whose payload was written. The limit
 //! reads the record table, checks every record, and enters the keys in a bare hash table.
 
+use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -80,7 +81,7 @@ pub(super) fn child(path: &Path, args: &Reopen, output: &mut Output) -> Result<i
     Ok(crate::OK)
 }
 
-pub(super) fn run(args: &Reopen, report: &mut Report<'_>) -> Result<(), Error> {
+pub(super) fn run(args: &Reopen, program: &OsStr, report: &mut Report<'_>) -> Result<(), Error> {
     let (blocks, rounds) = (
         blocks(args),
         args.rounds.unwrap_or(if args.quick { 3 } else { 7 }),
@@ -99,7 +100,7 @@ pub(super) fn run(args: &Reopen, report: &mut Report<'_>) -> Result<(), Error> {
     let wanted = &keys[blocks - WRITTEN..];
     let (mut opens, mut gets) = (Vec::new(), Vec::new());
     let times = Rounds::run(rounds, 1, &report.interrupt, |contender| {
-        kill_an_owner(&path, blocks)?;
+        kill_an_owner(program, &path, blocks)?;
         if contender == 0 {
             return read_table(&path, blocks);
         }
@@ -153,8 +154,8 @@ pub(super) fn run(args: &Reopen, report: &mut Report<'_>) -> Result<(), Error> {
 }
 
 /// Lets a child own the arena, and kills it.
-fn kill_an_owner(path: &Path, blocks: usize) -> Result<(), Error> {
-    let program = this_command();
+fn kill_an_owner(program: &OsStr, path: &Path, blocks: usize) -> Result<(), Error> {
+    let program = this_command(program);
     let mut child = Command::new(&program)
         .args([
             "bench",
@@ -192,12 +193,11 @@ fn wait_for_ready(child: &mut Child) -> bool {
 }
 
 /// What to run for the same command: this program, or the script that loaded us into another one.
-fn this_command() -> PathBuf {
-    let this = std::env::current_exe().unwrap_or_default();
-    if this.file_stem().is_some_and(|name| name == "kvdepot") {
-        return this;
+fn this_command(program: &OsStr) -> PathBuf {
+    match std::env::current_exe() {
+        Ok(this) if this.file_stem().is_some_and(|name| name == "kvdepot") => this,
+        _ => program.into(),
     }
-    std::env::args_os().next().map_or(this, PathBuf::from)
 }
 
 /// The limit: everything that reopening cannot do without.
