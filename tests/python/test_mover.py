@@ -307,7 +307,7 @@ def test_lanes_of_a_mover(depot: kvdepot.Depot, lanes: int) -> None:
 def test_memory_can_be_made_present(mover: kvdepot.Mover) -> None:
     mover.populate()
     mover.populate(0)
-    with pytest.raises(kvdepot.InputError, match="medium: 9.*below"):
+    with pytest.raises(kvdepot.InputError, match=r"medium: 9.*below"):
         mover.populate(9)
 
 

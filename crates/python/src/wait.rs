@@ -68,7 +68,7 @@ pub(crate) fn on_thread<T: Send + 'static>(
             // Nobody listens after a signal.
             let _heard = done.send(work());
         });
-    spawned?;
+    let thread = spawned?;
     let finished = std::sync::Mutex::new(finished);
     loop {
         let answer = py.detach(|| match finished.lock() {
@@ -76,7 +76,11 @@ pub(crate) fn on_thread<T: Send + 'static>(
             Err(_) => Err(RecvTimeoutError::Disconnected),
         });
         match answer {
-            Ok(result) => return Ok(result),
+            Ok(result) => {
+                // It has nothing left to do: whoever looks for our threads finds none.
+                drop(thread.join());
+                return Ok(result);
+            }
             Err(RecvTimeoutError::Timeout) => py.check_signals()?,
             Err(RecvTimeoutError::Disconnected) => {
                 return Err(PyRuntimeError::new_err(

@@ -265,7 +265,8 @@ impl Mover {
         for mapping in chosen {
             for offset in (0..mapping.len()).step_by(POPULATE_STEP) {
                 let _pass = self.gate.enter()?;
-                mapping.populate_read(offset, (POPULATE_STEP as u64).min(mapping.len() - offset))?;
+                mapping
+                    .populate_read(offset, (POPULATE_STEP as u64).min(mapping.len() - offset))?;
             }
         }
         Ok(())
