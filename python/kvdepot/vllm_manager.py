@@ -373,9 +373,7 @@ class KvdepotManager(OffloadingManager):
         self._next_ticket += 1
         return self._next_ticket
 
-    def _placements(
-        self, ticket: int, groups: list[tuple[int, list[bytes | None]]]
-    ) -> Placements:
+    def _placements(self, ticket: int, groups: list[tuple[int, list[bytes | None]]]) -> Placements:
         return Placements(ticket, self._socket, groups, self._memory)
 
     def _ident(self, key: OffloadKey, req_context: ReqContext) -> Ident:
