@@ -129,6 +129,8 @@ class _Tier(TypedDict):
     stored_bytes: int
     hit_blocks: int
     hit_bytes: int
+    put_move_ns: int
+    get_move_ns: int
 
 @type_check_only
 class _Stats(TypedDict):
@@ -139,6 +141,8 @@ class _Stats(TypedDict):
     get_tasks: int
     put_blocks: int
     get_blocks: int
+    put_bytes: int
+    get_bytes: int
     missed_blocks: int
     promoted_blocks: int
     promoted_bytes: int

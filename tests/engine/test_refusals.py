@@ -183,18 +183,17 @@ class TestOpening:
     def test_with_no_settings_at_all_it_works(self, tmp_path: Path) -> None:
         with self.open() as depot:
             assert depot.tiers == ["Cache", "Dax"]
-            assert depot.path.is_relative_to(tmp_path), "under the user's cache directory"
-            assert str(depot.path) in depot.description
+            assert Path(depot.path).is_relative_to(tmp_path), "under the user's cache directory"
+            assert depot.path in depot.description
 
     def test_while_another_has_the_default_arena_it_serves_from_memory(
-        self, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+        self, capfd: pytest.CaptureFixture[str]
     ) -> None:
-        import logging
-
-        monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
         with self.open(cache={"capacity": "8MiB"}), self.open(cache={"capacity": "8MiB"}) as second:
             assert second.tiers == ["Cache"]
-        assert str(os.getpid()) in caplog.text, "the owner is named"
+        warning = capfd.readouterr().err
+        assert "opening with Cache alone" in warning
+        assert f"process {os.getpid()} on host" in warning, "the owner is named"
 
     def test_an_arena_that_was_asked_for_is_not_replaced(self, arena: Path) -> None:
         settings = {"cache": {"capacity": "8MiB"}, "dax": {"path": str(arena), "capacity": "8MiB"}}

@@ -141,8 +141,10 @@ def test_a_task_is_logged_twice() -> None:
     assert run.returncode == 0
     dispatched = next(line for line in run.stderr.splitlines() if "task dispatched" in line)
     finished = next(line for line in run.stderr.splitlines() if "task finished" in line)
-    for word in ("op", "put", "bytes=3", "blocks=1"):
-        assert word in dispatched
+    for line in (dispatched, finished):
+        for word in ("task=", "op=", "put", "bytes=3", "subtasks=1"):
+            assert word in line
+    assert "done=1" in finished
     assert "ms=" in finished
 
 

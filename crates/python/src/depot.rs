@@ -204,7 +204,9 @@ fn by_tier(stats: Value) -> Value {
         Some(Value::Array(items)) => items,
         _ => Vec::new(),
     };
-    let (tiers, blocks, bytes) = (take("tiers"), take("hit_blocks"), take("hit_bytes"));
+    let tiers = take("tiers");
+    let lists = ["hit_blocks", "hit_bytes", "put_move_ns", "get_move_ns"];
+    let lists = lists.map(|name| (name, take(name)));
     let mut named = Map::new();
     for (index, tier) in tiers.into_iter().enumerate() {
         let Value::Object(mut tier) = tier else {
@@ -214,8 +216,9 @@ fn by_tier(stats: Value) -> Value {
         let used = number("capacity_bytes").saturating_sub(number("free_bytes"));
         let name = tier.remove("tier");
         tier.insert("used_bytes".into(), json!(used));
-        for (name, values) in [("hit_blocks", &blocks), ("hit_bytes", &bytes)] {
-            tier.insert(name.into(), values.get(index).cloned().unwrap_or_default());
+        for (name, values) in &lists {
+            let value = values.get(index).cloned().unwrap_or_default();
+            tier.insert((*name).into(), value);
         }
         if let Some(Value::String(name)) = name {
             named.insert(name, Value::Object(tier));

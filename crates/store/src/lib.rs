@@ -20,6 +20,7 @@ mod error;
 pub mod format;
 mod gate;
 mod index;
+mod journal;
 pub mod inspect;
 mod key;
 mod metrics;

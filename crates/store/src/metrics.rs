@@ -18,7 +18,7 @@ pub(crate) enum Op {
 }
 
 impl Op {
-    fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Op::Get => "get",
             Op::Put => "put",
@@ -52,7 +52,7 @@ pub(crate) struct Metrics {
 pub struct Stats {
     /// The tiers, near to far.
     pub tiers: Vec<TierStats>,
-    /// Calls of `put` and `get`.
+    /// Calls of `put`.
     pub put_tasks: u64,
     /// Calls of `get`.
     pub get_tasks: u64,
@@ -60,6 +60,15 @@ pub struct Stats {
     pub put_blocks: u64,
     /// Keys given to `get`.
     pub get_blocks: u64,
+    /// Bytes given to `put`.
+    pub put_bytes: u64,
+    /// Bytes asked of `get`.
+    pub get_bytes: u64,
+    /// From handing copies into a tier to the lanes until the last of them ended, summed over
+    /// batches, by tier.
+    pub put_move_ns: Vec<u64>,
+    /// The same for copies out of a tier.
+    pub get_move_ns: Vec<u64>,
     /// Blocks served, by tier.
     pub hit_blocks: Vec<u64>,
     /// Bytes served, by tier.
@@ -96,21 +105,14 @@ fn read(counter: &AtomicU64) -> u64 {
 
 impl Metrics {
     pub(crate) fn begin(&self, op: Op, blocks: u64, bytes: u64) {
-        let task = self.tasks[op as usize].fetch_add(1, Ordering::Relaxed);
+        add(&self.tasks[op as usize], 1);
         add(&self.blocks[op as usize], blocks);
         add(&self.bytes[op as usize], bytes);
-        tracing::debug!(task, op = op.name(), blocks, bytes, "task dispatched");
     }
 
     pub(crate) fn moved(&self, op: Op, tier: usize, started: Instant) {
-        let elapsed = started.elapsed();
-        add(&self.move_ns[op as usize][tier], elapsed.as_nanos() as u64);
-        tracing::debug!(
-            op = op.name(),
-            tier,
-            ms = elapsed.as_secs_f64() * 1e3,
-            "task finished"
-        );
+        let elapsed = started.elapsed().as_nanos() as u64;
+        add(&self.move_ns[op as usize][tier], elapsed);
     }
 
     pub(crate) fn hit(&self, tier: usize, blocks: u64, bytes: u64) {
@@ -153,6 +155,10 @@ impl Metrics {
             get_tasks: read(&self.tasks[Op::Get as usize]),
             put_blocks: read(&self.blocks[Op::Put as usize]),
             get_blocks: read(&self.blocks[Op::Get as usize]),
+            put_bytes: read(&self.bytes[Op::Put as usize]),
+            get_bytes: read(&self.bytes[Op::Get as usize]),
+            put_move_ns: each(&self.move_ns[Op::Put as usize]),
+            get_move_ns: each(&self.move_ns[Op::Get as usize]),
             hit_blocks: each(&self.hits),
             hit_bytes: each(&self.hit_bytes),
             missed_blocks: read(&self.missed),
@@ -252,6 +258,11 @@ impl Stats {
             "counter",
             &by_op(self.put_blocks, self.get_blocks),
         );
+        metric(
+            "bytes_total",
+            "counter",
+            &by_op(self.put_bytes, self.get_bytes),
+        );
         let plain = |value| vec![(String::new(), value)];
         metric("missed_blocks_total", "counter", &plain(self.missed_blocks));
         metric(
@@ -275,6 +286,20 @@ impl Stats {
             &plain(self.reserve_pending_blocks),
         );
         metric("write_back_bytes", "gauge", &plain(self.write_back_bytes));
+        self.move_seconds(&mut text);
         text
+    }
+
+    fn move_seconds(&self, text: &mut String) {
+        // Writing to a String cannot fail.
+        let _infallible = writeln!(text, "# TYPE kvdepot_move_seconds_total counter");
+        for (op, moved) in [("put", &self.put_move_ns), ("get", &self.get_move_ns)] {
+            for (tier, ns) in self.tiers.iter().zip(moved) {
+                let (tier, seconds) = (&tier.tier, *ns as f64 / 1e9);
+                let labels = format!("{{tier=\"{tier}\",op=\"{op}\"}}");
+                let _infallible =
+                    writeln!(text, "kvdepot_move_seconds_total{labels} {seconds:.6}");
+            }
+        }
     }
 }

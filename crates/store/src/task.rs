@@ -7,6 +7,7 @@ use kvdepot_media::host::fork;
 use parking_lot::{Condvar, Mutex};
 
 use crate::gate::FORKED;
+use crate::journal::Journal;
 use crate::{Error, clock};
 
 /// What became of one key of a call.
@@ -61,6 +62,7 @@ struct Shared {
     changed: Condvar,
     /// Of the process whose lanes work on it.
     epoch: u64,
+    journal: Journal,
 }
 
 struct State {
@@ -72,7 +74,7 @@ struct State {
 }
 
 impl Task {
-    pub(crate) fn new(keys: usize) -> Task {
+    pub(crate) fn new(keys: usize, journal: Journal) -> Task {
         let state = State {
             outcomes: vec![Outcome::Pending; keys],
             pending: keys,
@@ -83,6 +85,7 @@ impl Task {
                 state: Mutex::new(state),
                 changed: Condvar::new(),
                 epoch: fork::epoch(),
+                journal,
             }),
         }
     }
@@ -94,9 +97,7 @@ impl Task {
     /// [`Error::Timeout`]; the task goes on. [`Error::Closed`] in a forked child, where nobody
     /// works on it.
     pub fn wait(&self, timeout: Option<Duration>) -> Result<Vec<bool>, Error> {
-        self.wait_until("the task", timeout, |state| {
-            state.pending == 0 && state.held == 0
-        })?;
+        self.wait_until("the task", timeout, State::is_done)?;
         Ok(self
             .outcomes()
             .iter()
@@ -117,8 +118,7 @@ impl Task {
     /// Whether every key has its outcome.
     #[must_use]
     pub fn is_done(&self) -> bool {
-        let state = self.shared.state.lock();
-        state.pending == 0 && state.held == 0
+        self.shared.state.lock().is_done()
     }
 
     /// The outcomes so far, one a key.
@@ -179,15 +179,24 @@ impl Task {
 
     fn change(&self, change: impl FnOnce(&mut State)) {
         let mut state = self.shared.state.lock();
+        let before = state.is_done();
         change(&mut state);
         // Both milestones are reached by counting down to zero.
         if state.held == 0 {
             self.shared.changed.notify_all();
         }
+        if state.is_done() && !before {
+            let done = state.outcomes.iter().filter(|o| **o == Outcome::Done);
+            self.shared.journal.finished(done.count());
+        }
     }
 }
 
 impl State {
+    fn is_done(&self) -> bool {
+        self.pending == 0 && self.held == 0
+    }
+
     fn settle(&mut self, index: usize, outcome: Outcome) {
         debug_assert_eq!(self.outcomes[index], Outcome::Pending);
         self.outcomes[index] = outcome;
@@ -201,7 +210,7 @@ mod tests {
 
     #[test]
     fn release_comes_before_acknowledgement() {
-        let task = Task::new(2);
+        let task = Task::new(2, Journal::dispatched("put", 2, 0));
         task.release(2);
         task.wait_released(Some(Duration::ZERO)).unwrap();
         assert!(matches!(

@@ -40,11 +40,7 @@ impl Core {
     ) -> Result<Task, Error> {
         let pass = self.gate.enter()?;
         buffers.check(keys.len(), true)?;
-        let task = Task::new(keys.len());
-        let bytes = (0..keys.len())
-            .map(|index| buffers.bytes(index))
-            .sum::<u64>();
-        self.metrics.begin(Op::Get, keys.len() as u64, bytes);
+        let task = self.begin(Op::Get, keys.len(), &buffers);
         let count = keys.len();
         let core = Arc::clone(self);
         let get = Get {

@@ -17,10 +17,13 @@ use std::sync::Arc;
 use kvdepot_media::Copier;
 
 use crate::arena::Arena;
+use crate::buffers::BlockBuffers;
 use crate::config::Overload;
 use crate::gate::Gate;
 use crate::index::Uses;
-use crate::metrics::Metrics;
+use crate::journal::Journal;
+use crate::metrics::{Metrics, Op};
+use crate::task::Task;
 
 pub(crate) use background::Background;
 pub(crate) use ledger::Ledger;
@@ -50,6 +53,13 @@ impl Core {
     /// of it that may wait for the far one, can never take it.
     pub(crate) fn bypasses(&self, len: u64) -> bool {
         len > self.near().layout().data_len().min(self.write_back_depth)
+    }
+
+    /// The task of a call.
+    fn begin(&self, op: Op, keys: usize, buffers: &BlockBuffers) -> Task {
+        let bytes = (0..keys).map(|index| buffers.bytes(index)).sum();
+        self.metrics.begin(op, keys as u64, bytes);
+        Task::new(keys, Journal::dispatched(op.name(), keys, bytes))
     }
 
     /// The tier that acknowledges what the near one holds, if it is another one.

@@ -51,11 +51,7 @@ impl Core {
     ) -> Result<Task, Error> {
         let pass = self.gate.enter()?;
         buffers.check(keys.len(), false)?;
-        let task = Task::new(keys.len());
-        let bytes = (0..keys.len())
-            .map(|index| buffers.bytes(index))
-            .sum::<u64>();
-        self.metrics.begin(Op::Put, keys.len() as u64, bytes);
+        let task = self.begin(Op::Put, keys.len(), &buffers);
         let put = Put {
             core: Arc::clone(self),
             namespace,

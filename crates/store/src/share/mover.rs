@@ -5,7 +5,7 @@ use std::io::ErrorKind;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use kvdepot_media::{Access, Checksum, Copier, CopierConfig, Done, Mapping, Ticket};
 use parking_lot::Mutex;
@@ -14,7 +14,8 @@ use super::placement::{self, Placement};
 use super::wire::{self, Role};
 use crate::buffers::BlockBuffers;
 use crate::gate::Gate;
-use crate::{Error, clock, parts};
+use crate::journal::Journal;
+use crate::{Error, parts};
 
 /// How long attaching waits for the owner to answer.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -40,7 +41,7 @@ pub struct MoveJob {
     ticket: Ticket,
     report: Arc<Mutex<Report>>,
     bytes: u64,
-    started: Instant,
+    journal: Journal,
 }
 
 struct Report {
@@ -218,8 +219,13 @@ impl Mover {
                 Some((_, pieces)) => batch.part(&id, &medium, pieces, expected, tag)?,
             };
         }
-        let started = clock::now();
         let bytes = batch.bytes();
+        let op = match buffers {
+            None => "hash",
+            Some(_) if store => "store",
+            Some(_) => "load",
+        };
+        let journal = Journal::dispatched(op, placements.len(), bytes);
         let report = Arc::new(Mutex::new(Report {
             moved: vec![None; placements.len()],
             error,
@@ -237,14 +243,17 @@ impl Mover {
                     Err(failure) => report.note(&failure.to_string()),
                 }
             }
-            report.elapsed = Some(started.elapsed());
+            report.elapsed = Some(journal.elapsed());
+            let done = report.moved.iter().flatten().count();
+            drop(report);
+            journal.finished(done);
             drop(pass);
         });
         Ok(MoveJob {
             ticket,
             report,
             bytes,
-            started,
+            journal,
         })
     }
 
@@ -311,7 +320,7 @@ impl MoveJob {
     #[must_use]
     pub fn elapsed(&self) -> Duration {
         let elapsed = self.report.lock().elapsed;
-        elapsed.unwrap_or_else(|| self.started.elapsed())
+        elapsed.unwrap_or_else(|| self.journal.elapsed())
     }
 
     /// Why something failed, if something did; for people.
