@@ -297,8 +297,7 @@ impl Stats {
             for (tier, ns) in self.tiers.iter().zip(moved) {
                 let (tier, seconds) = (&tier.tier, *ns as f64 / 1e9);
                 let labels = format!("{{tier=\"{tier}\",op=\"{op}\"}}");
-                let _infallible =
-                    writeln!(text, "kvdepot_move_seconds_total{labels} {seconds:.6}");
+                let _infallible = writeln!(text, "kvdepot_move_seconds_total{labels} {seconds:.6}");
             }
         }
     }

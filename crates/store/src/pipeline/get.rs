@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use kvdepot_media::Done;
 
-use super::Core;
+use super::{Core, steps};
 use crate::arena::Place;
 use crate::buffers::BlockBuffers;
 use crate::gate::Pass;
@@ -13,11 +13,6 @@ use crate::index::Stamps;
 use crate::metrics::Op;
 use crate::task::{Outcome, Task};
 use crate::{Error, Key, NamespaceId, clock, parts};
-
-/// Blocks that are looked up and planned in one go: while the lanes copy some, the next ones are
-/// looked up. So many that handing them over costs nothing to speak of (some 100 µs of lookups
-/// that miss the caches), and at 16 KiB a block enough to fill slices.
-const STEP: usize = 512;
 
 /// One call. It holds the caller's buffers until the last copy into them has stopped.
 struct Get {
@@ -53,8 +48,8 @@ impl Core {
             _pass: pass,
         };
         let get = Arc::new(get);
-        for begin in (0..count).step_by(STEP) {
-            get.start((begin..count.min(begin + STEP)).collect(), 0);
+        for step in steps(count) {
+            get.start(step.collect(), 0);
         }
         Ok(task)
     }

@@ -12,6 +12,7 @@ mod put;
 mod replicate;
 mod two_phase;
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use kvdepot_media::Copier;
@@ -65,5 +66,54 @@ impl Core {
     /// The tier that acknowledges what the near one holds, if it is another one.
     pub(crate) fn far(&self) -> Option<&Arc<Arena>> {
         self.tiers.get(1)
+    }
+}
+
+/// The most blocks that are planned in one go: so many that handing them over costs nothing to
+/// speak of, and at 16 KiB a block enough to fill slices.
+const STEP_MAX: usize = 512;
+
+/// The fewest, unless there are no more.
+const STEP_MIN: usize = 32;
+
+/// Cuts a call into steps, so that its lookups, its copies and what follows them overlap: the
+/// lanes copy one step while the next is looked up and planned. The first steps are short, because
+/// the lanes wait for them, and so are the last ones, because the caller waits for what follows
+/// their copies.
+fn steps(count: usize) -> impl Iterator<Item = Range<usize>> {
+    let mut begin = 0;
+    std::iter::from_fn(move || {
+        let left = count - begin;
+        let step = begin.min(left / 2).clamp(STEP_MIN, STEP_MAX).min(left);
+        begin += step;
+        (step > 0).then_some(begin - step..begin)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn steps_cover_a_call_once_short_at_both_ends() {
+        for count in [0, 1, 31, 32, 33, 500, 4096, 100_000] {
+            let steps: Vec<Range<usize>> = steps(count).collect();
+            assert!(
+                steps
+                    .iter()
+                    .map(Range::len)
+                    .all(|len| (1..=STEP_MAX).contains(&len))
+            );
+            let ends = steps.iter().map(|step| step.end);
+            let begins = steps.iter().map(|step| step.start);
+            assert!(
+                begins.eq(std::iter::once(0)
+                    .filter(|_| count > 0)
+                    .chain(ends.take(steps.len().saturating_sub(1))))
+            );
+            assert_eq!(steps.last().map_or(0, |step| step.end), count);
+        }
+        let lens: Vec<usize> = steps(1000).map(|step| step.len()).collect();
+        assert_eq!(lens, [32, 32, 64, 128, 256, 244, 122, 61, 32, 29]);
     }
 }

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use kvdepot_media::{Checksum, Done};
 
-use super::Core;
 use super::ledger::{Joiner, State, Waiter};
+use super::{Core, steps};
 use crate::arena::{Place, Refused, Token, Wanted};
 use crate::buffers::BlockBuffers;
 use crate::config::Overload;
@@ -14,10 +14,6 @@ use crate::index::Stamps;
 use crate::metrics::Op;
 use crate::task::{Outcome, Task};
 use crate::{Error, Key, NamespaceId, clock, parts};
-
-/// Blocks that are planned in one go: the lanes copy some while the next ones are planned, and
-/// publish them while others are copied.
-const STEP: usize = 512;
 
 /// One call's blocks. It holds the caller's buffers until the last copy of them has stopped.
 pub(crate) struct Put {
@@ -77,8 +73,8 @@ impl Put {
         self.task.settle(routes.settled);
         self.task.release(routes.released);
         for (tier, copies) in routes.copies.into_iter().enumerate() {
-            for copies in copies.chunks(STEP) {
-                self.copy(tier, copies.to_vec());
+            for step in steps(copies.len()) {
+                self.copy(tier, copies[step].to_vec());
             }
         }
     }
