@@ -97,6 +97,11 @@ impl<T: Work> Queues<T> {
         self.wake(0, self.lanes.len());
     }
 
+    /// Executes a task in the calling thread.
+    pub(crate) fn execute(&self, task: Task<T>) {
+        execute(task, self.mover);
+    }
+
     /// Executes one waiting task in the calling thread; false when there is none.
     pub(crate) fn help(&self) -> bool {
         self.take(0).map(|task| execute(task, self.mover)).is_some()

@@ -51,6 +51,8 @@ fn id(number: u32) -> PartId {
 fn copier(lanes: usize, help: bool) -> Copier {
     let mut config = CopierConfig::default();
     (config.lanes, config.help) = (lanes, help);
+    // These tests are about lanes.
+    config.inline_max = 0;
     Copier::new(config).unwrap()
 }
 
@@ -320,6 +322,26 @@ fn wrong_parts_are_refused_and_leave_the_batch_as_it_was() {
 fn an_empty_batch_completes() {
     let copier = copier(1, false);
     assert_eq!(run(&copier, copier.batch()), []);
+}
+
+#[test]
+fn a_small_batch_is_moved_by_the_thread_that_submits_it() {
+    let copier = Copier::new(CopierConfig::default()).unwrap();
+    let (src, dst) = (
+        Buffer::from_vec(vec![5; 9000]),
+        Buffer::from_vec(vec![0; 9000]),
+    );
+    let mut batch = copier.batch();
+    batch.part(&id(1), &[src], &[dst.clone()], None, 0).unwrap();
+    let (sender, receiver) = std::sync::mpsc::channel();
+    let ticket = copier.submit(batch, move |done| {
+        sender
+            .send((std::thread::current().id(), done.is_clean()))
+            .unwrap();
+    });
+    assert!(ticket.is_done());
+    assert_eq!(receiver.recv(), Ok((std::thread::current().id(), true)));
+    assert_eq!(dst.to_vec(), vec![5; 9000]);
 }
 
 #[test]

@@ -251,6 +251,7 @@ fn closing_in_the_middle_of_everything_waits_and_ends() {
                                 .iter()
                                 .map(|number| common::block(*number, len(*number))),
                         );
+                        let closed = stop.load(Ordering::SeqCst);
                         let task = if rng.once_in(2) {
                             ns.put(keys(numbers), blocks)
                         } else {
@@ -261,7 +262,7 @@ fn closing_in_the_middle_of_everything_waits_and_ends() {
                             Err(Error::Closed(_)) => return,
                             Err(error) => panic!("{error}"),
                         }
-                        assert!(!stop.load(Ordering::SeqCst), "a call after close succeeded");
+                        assert!(!closed, "a call after close succeeded");
                     }
                 });
             }
