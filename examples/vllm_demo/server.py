@@ -83,6 +83,9 @@ class Server:
             **os.environ,
             "HF_HUB_OFFLINE": "1",
             "VLLM_CPU_KVCACHE_SPACE": str(kv_space_gib),
+            # Left to itself vLLM reserves a core more where a connector is attached,
+            # and on few cores then computes twice as fast or half as fast as without.
+            "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, sorted(os.sched_getaffinity(0)))),
             "VLLM_NO_USAGE_STATS": "1",
             "DO_NOT_TRACK": "1",
             "PYTHONUNBUFFERED": "1",
