@@ -73,16 +73,16 @@ class KvdepotSpec(OffloadingSpec):
 
 def open_depot(settings: Settings, config: OffloadingConfig) -> Any:
     """Open the depot of this engine and say in one line what it is."""
-    wanted = dict(settings.depot)
+    wanted = settings.depot
+    # Of data-parallel engines, vLLM leaves each its index alone: those of a dense model have a
+    # size of 1. The first keeps the names that it has without data parallelism.
     index = config.parallel.data_parallel_index
-    if config.parallel.data_parallel_size > 1:
+    if index > 0:
         wanted = with_own_arena(wanted, index)
     try:
         depot = kvdepot.open(settings.pipeline, wanted)
     except kvdepot.ConfigError as error:
         raise vllm_settings.explain(error, settings) from error
-    except kvdepot.LockedError as error:
-        depot = _without_arena(settings, wanted, error)
     if depot.socket is None:
         depot.close()
         raise kvdepot.ConfigError(
@@ -92,29 +92,13 @@ def open_depot(settings: Settings, config: OffloadingConfig) -> Any:
     return depot
 
 
-def _without_arena(settings: Settings, wanted: dict[str, Any], error: kvdepot.LockedError) -> Any:
-    """A depot in memory alone, when another process has the arena that nobody asked for.
-
-    An arena that was asked for is not replaced silently.
-    """
-    explicit = (wanted.get("dax") or {}).get("path")
-    if explicit or "Cache" not in settings.pipeline.split("|"):
-        raise error
-    logger.warning(
-        "kvdepot: the default arena is in use (%s): this server keeps blocks in memory only; "
-        "give it an arena of its own with dax.path",
-        error,
-    )
-    return kvdepot.open("Cache", {key: value for key, value in wanted.items() if key != "dax"})
-
-
 def with_own_arena(depot: dict[str, Any], index: int) -> dict[str, Any]:
     """The settings of the data-parallel engine `index`: an arena has one owner."""
     changed = dict(depot)
     dax = dict(changed.get("dax") or {})
     path = dax.get("path")
     if path is None:
-        return changed | {"instance": f"vllm-dp{index}"}
+        return changed | {"instance": f"{changed.get('instance', 'vllm')}-dp{index}"}
     if str(path).startswith("/dev/"):
         raise kvdepot.ConfigError(
             f"dax.path: {path!r} is one device, but each data-parallel engine needs an arena of "

@@ -161,9 +161,10 @@ class TestEngineConfiguration:
         from kvdepot.vllm_spec import with_own_arena
 
         assert with_own_arena({"dax": {"path": "/a"}}, 1)["dax"]["path"] == "/a.dp1"
-        assert with_own_arena({}, 0) != with_own_arena({}, 1)
+        assert with_own_arena({}, 1) != with_own_arena({}, 2)
+        assert with_own_arena({"instance": "mine"}, 1)["instance"] == "mine-dp1"
         with pytest.raises(kvdepot.ConfigError, match=r"/dev/dax0\.0.*one device"):
-            with_own_arena({"dax": {"path": "/dev/dax0.0"}}, 0)
+            with_own_arena({"dax": {"path": "/dev/dax0.0"}}, 1)
 
 
 @pytest.mark.integration
@@ -174,10 +175,11 @@ class TestOpening:
     def vllm(self) -> None:
         pytest.importorskip("vllm")
 
-    def open(self, **extra: Any) -> Any:
+    def open(self, index: int = 0, **extra: Any) -> Any:
         from kvdepot import vllm_settings, vllm_spec
 
-        parallel = SimpleNamespace(data_parallel_index=0, data_parallel_size=1)
+        # What vLLM leaves of data parallelism in each engine of a dense model.
+        parallel = SimpleNamespace(data_parallel_index=index, data_parallel_size=1)
         return vllm_spec.open_depot(vllm_settings.read(extra), SimpleNamespace(parallel=parallel))
 
     def test_with_no_settings_at_all_it_works(self, tmp_path: Path) -> None:
@@ -199,6 +201,19 @@ class TestOpening:
         settings = {"cache": {"capacity": "8MiB"}, "dax": {"path": str(arena), "capacity": "8MiB"}}
         with self.open(**settings), pytest.raises(kvdepot.LockedError, match=str(os.getpid())):
             self.open(**settings)
+
+    @pytest.mark.parametrize("given", [{}, {"instance": "mine"}, {"dax": {"path": "arena.kvd"}}])
+    def test_data_parallel_engines_share_no_arena(
+        self, given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        settings = {"cache": {"capacity": "8MiB"}, **given}
+        settings["dax"] = {"capacity": "8MiB", **given.get("dax", {})}
+        with self.open(0, **settings) as first, self.open(1, **settings) as second:
+            assert first.tiers == second.tiers == ["Cache", "Dax"]
+            assert first.path != second.path
+        with self.open(**settings) as alone:
+            assert alone.path == first.path, "found again without data parallelism"
 
     def test_without_a_socket_the_workers_could_not_attach(self) -> None:
         with pytest.raises(kvdepot.ConfigError, match="socket: 'off'"):
