@@ -340,3 +340,10 @@ def test_reservations(
     assert text.startswith("InputError: ")
     for word in words:
         assert word in text
+
+
+def test_a_capacity_is_rounded_down_to_whole_pages(tmp_path: Path) -> None:
+    settings = {"dax": {"path": str(tmp_path / "arena"), "capacity": (16 << 20) + 1234}}
+    for _ in range(2):
+        with kvdepot.open("Dax", settings) as depot:
+            assert depot.stats()["tiers"]["Dax"]["capacity_bytes"] == 16 << 20
