@@ -332,8 +332,9 @@ fn a_small_batch_is_moved_by_the_thread_that_submits_it() {
         Buffer::from_vec(vec![0; 9000]),
     );
     let mut batch = copier.batch();
-    batch.part(&id(1), &[src], &[dst.clone()], None, 0).unwrap();
-    let (sender, receiver) = std::sync::mpsc::channel();
+    let target = std::slice::from_ref(&dst);
+    batch.part(&id(1), &[src], target, None, 0).unwrap();
+    let (sender, receiver) = mpsc::channel();
     let ticket = copier.submit(batch, move |done| {
         sender
             .send((std::thread::current().id(), done.is_clean()))

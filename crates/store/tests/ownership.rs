@@ -4,6 +4,7 @@
 
 mod common;
 
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::time::{Duration, Instant};
 
 use common::raw::Raw;
@@ -240,8 +241,61 @@ fn no_room_on_the_file_system_is_an_error_that_leaves_no_file() {
     assert_eq!(std::fs::read_dir(place.dir()).unwrap().count(), 0);
     let place = Place::new("Dax", "", "1MiB");
     place.open().close();
-    let used = std::os::unix::fs::MetadataExt::blocks(&std::fs::metadata(place.arena()).unwrap());
-    assert!(used * 512 >= 1 << 20, "the space is really allocated");
+    assert!(
+        allocated(&place) >= 1 << 20,
+        "the space is really allocated"
+    );
+}
+
+fn allocated(place: &Place) -> u64 {
+    std::fs::metadata(place.arena()).unwrap().blocks() * 512
+}
+
+#[test]
+fn a_file_with_holes_gets_its_space_before_anything_is_written() {
+    let blank = Place::new("Dax", "", "4MiB").with("dax", "format", true);
+    let sparse = std::fs::File::create(blank.arena()).unwrap();
+    sparse.set_len(8 << 20).unwrap();
+    let depot = blank.open();
+    let used = allocated(&blank);
+    assert!(
+        (4 << 20..6 << 20).contains(&used),
+        "{used}: the arena's, and no more"
+    );
+    assert_eq!(put(&namespace(&depot), &[1, 2], 20_000), [true; 2]);
+    depot.close();
+    // Copied as `cp --sparse=always` does.
+    let place = Place::new("Dax", "", "4MiB");
+    let bytes = std::fs::read(blank.arena()).unwrap();
+    let copy = std::fs::File::create(place.arena()).unwrap();
+    copy.set_len(8 << 20).unwrap();
+    for (page, at) in bytes.chunks(4096).zip((0..).step_by(4096)) {
+        if page.iter().any(|byte| *byte != 0) {
+            copy.write_all_at(page, at).unwrap();
+        }
+    }
+    assert!(allocated(&place) < 1 << 20);
+    let depot = place.open();
+    assert!(has(&namespace(&depot), &[1, 2], 20_000));
+    assert!(allocated(&place) >= 4 << 20);
+}
+
+#[test]
+fn a_file_whose_holes_find_no_room_is_refused_and_keeps_its_content() {
+    // More than any machine has.
+    let place = Place::new("Dax", "", "64TiB").with("dax", "format", true);
+    let file = std::fs::File::create(place.arena()).unwrap();
+    file.set_len(64 << 40).unwrap();
+    file.write_all_at(b"precious", 0).unwrap();
+    let error = Depot::open(&place.config()).err().unwrap().to_string();
+    assert!(
+        error.contains("dax.capacity") && error.contains("64 TiB"),
+        "{error}"
+    );
+    let mut begin = [0; 8];
+    let file = std::fs::File::open(place.arena()).unwrap();
+    file.read_exact_at(&mut begin, 0).unwrap();
+    assert_eq!(&begin, b"precious");
 }
 
 #[test]

@@ -11,7 +11,10 @@
 //! * A forked child does not inherit the memory, so that it cannot write it.
 
 use super::flush;
-use super::medium::{allocate, check_kind, check_owner, extent_of, shown, sync_new};
+use super::medium::{
+    allocate, check_kind, check_owner, extent_of, fill_holes, has_no_holes, shown, sync_new,
+    write_zeros,
+};
 use crate::buffer::{Buffer, Owner, check_range};
 use crate::error::{Error, Result};
 use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
@@ -97,7 +100,8 @@ impl Mapping {
         let mode = Mode::RUSR | Mode::WUSR;
         let fd = rustix::fs::open(path, flags | OFlags::CLOEXEC, mode)
             .map_err(|errno| Error::io("create", shown(path), errno))?;
-        let made = allocate(&fd, path, len)
+        let zeros = |fd: &OwnedFd, subject: &str, len| write_zeros(fd, subject, 0, len);
+        let made = allocate(&fd, &shown(path), len, zeros)
             .and_then(|()| sync_new(&fd, path))
             .and_then(|()| {
                 Self::map(
@@ -327,6 +331,22 @@ impl Mapping {
     pub fn populate_write(&self, offset: u64, len: u64) -> Result<()> {
         self.check_writable(self.at(offset, len)?)?;
         self.populate(offset, len, Advice::LinuxPopulateWrite)
+    }
+
+    /// Gives the first `len` bytes of a file their space; what is in them stays. A file that
+    /// somebody made with `truncate`, or copied with its holes, would be a `SIGBUS` on a full disk.
+    /// Memory and devices have their space.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Io`], with [`Error::is_no_space`] when the file system has no room;
+    /// [`Error::ReadOnly`].
+    pub fn allocate(&self, len: u64) -> Result<()> {
+        self.check_writable(self.at(0, len)?)?;
+        if self.kind != Kind::File || len == 0 || has_no_holes(&self.fd) {
+            return Ok(());
+        }
+        allocate(&self.fd, &self.name(), len, fill_holes)
     }
 
     fn populate(&self, offset: u64, len: u64, advice: Advice) -> Result<()> {

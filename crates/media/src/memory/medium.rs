@@ -3,7 +3,7 @@
 use super::dax::{self, Geometry};
 use super::mapping::Kind;
 use crate::error::{Error, Result};
-use rustix::fs::{FallocateFlags, FileType, Mode, SealFlags, Stat};
+use rustix::fs::{FallocateFlags, FileType, Mode, SealFlags, SeekFrom, Stat};
 use rustix::io::Errno;
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -67,28 +67,59 @@ pub(super) fn extent_of(fd: &OwnedFd, stat: &Stat, path: Option<&Path>) -> Resul
     Ok((kind, u64::try_from(stat.st_size).unwrap_or(0)))
 }
 
-/// Gives the file its length, with its space.
-pub(super) fn allocate(fd: &OwnedFd, path: &Path, len: u64) -> Result<()> {
+/// Gives the first `len` bytes of a file their space; where the file system cannot do that ahead,
+/// `instead` does: only written bytes have their space for sure.
+pub(super) fn allocate(
+    fd: &OwnedFd,
+    subject: &str,
+    len: u64,
+    instead: impl Fn(&OwnedFd, &str, u64) -> Result<()>,
+) -> Result<()> {
     loop {
         match rustix::fs::fallocate(fd, FallocateFlags::empty(), 0, len) {
             Ok(()) => return Ok(()),
             Err(Errno::INTR) => {}
-            // The file system cannot allocate ahead: only written bytes have their space for sure.
-            Err(Errno::OPNOTSUPP) => return write_zeros(fd, path, len),
-            Err(errno) => return Err(Error::io("allocate the space of", shown(path), errno)),
+            Err(Errno::OPNOTSUPP) => return instead(fd, subject, len),
+            Err(errno) => return Err(Error::io("allocate the space of", subject, errno)),
         }
     }
 }
 
-fn write_zeros(fd: &OwnedFd, path: &Path, len: u64) -> Result<()> {
-    let zeros = vec![0; 1 << 20];
+/// Whether a file is known to have all its space. Only a tmpfs counts it exactly; there asking for
+/// it once more would look at every page, seconds for a large arena.
+pub(super) fn has_no_holes(fd: &OwnedFd) -> bool {
+    const TMPFS: u64 = 0x0102_1994;
+    let exact = rustix::fs::fstatfs(fd).is_ok_and(|system| system.f_type as u64 == TMPFS);
+    exact && rustix::fs::fstat(fd).is_ok_and(|file| file.st_blocks * 512 >= file.st_size)
+}
+
+/// Writes zeros where the first `len` bytes of a file have no space, as far as its file system
+/// tells. Nothing is lost by it: that is what holes hold.
+pub(super) fn fill_holes(fd: &OwnedFd, subject: &str, len: u64) -> Result<()> {
+    let seek = |whence| match rustix::fs::seek(fd, whence) {
+        Ok(at) => Ok(at.min(len)),
+        // No data behind the last hole.
+        Err(Errno::NXIO) => Ok(len),
+        Err(errno) => Err(Error::io("look for holes in", subject, errno)),
+    };
     let mut at = 0;
     while at < len {
-        let now = (len - at).min(zeros.len() as u64) as usize;
+        let hole = seek(SeekFrom::Hole(at))?;
+        at = seek(SeekFrom::Data(hole))?;
+        write_zeros(fd, subject, hole, at)?;
+    }
+    Ok(())
+}
+
+pub(super) fn write_zeros(fd: &OwnedFd, subject: &str, begin: u64, end: u64) -> Result<()> {
+    let zeros = vec![0; 1 << 20];
+    let mut at = begin;
+    while at < end {
+        let now = (end - at).min(zeros.len() as u64) as usize;
         match rustix::io::pwrite(fd, &zeros[..now], at) {
             Ok(written) => at += written as u64,
             Err(Errno::INTR) => {}
-            Err(errno) => return Err(Error::io("allocate the space of", shown(path), errno)),
+            Err(errno) => return Err(Error::io("allocate the space of", subject, errno)),
         }
     }
     Ok(())
@@ -106,4 +137,37 @@ pub(super) fn sync_new(fd: &OwnedFd, path: &Path) -> Result<()> {
     File::open(parent)
         .and_then(|directory| directory.sync_all())
         .map_err(|error| Error::io("sync the directory of", shown(path), error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::{FileExt, MetadataExt};
+
+    #[test]
+    fn holes_are_filled_and_what_is_between_them_stays() {
+        let file = tempfile::tempfile().unwrap();
+        let pieces = [(300_000, 5_u8), (900_000, 7)];
+        file.set_len(2_000_000).unwrap();
+        for (at, byte) in pieces {
+            file.write_all_at(&[byte; 5000], at).unwrap();
+        }
+        let before = file.metadata().unwrap().blocks();
+        let fd = OwnedFd::from(file.try_clone().unwrap());
+        fill_holes(&fd, "file", 1_000_000).unwrap();
+        let mut bytes = vec![9; 2_000_000];
+        file.read_exact_at(&mut bytes, 0).unwrap();
+        for (at, byte) in pieces {
+            assert_eq!(bytes[at as usize..][..5000], [byte; 5000]);
+            bytes[at as usize..][..5000].fill(0);
+        }
+        assert!(bytes.iter().all(|byte| *byte == 0));
+        let blocks = file.metadata().unwrap().blocks();
+        assert!(
+            before * 512 < 100_000 && blocks * 512 >= 1_000_000,
+            "{before} {blocks}"
+        );
+        assert!(blocks * 512 < 1_500_000, "and nothing behind");
+        assert_eq!(file.metadata().unwrap().len(), 2_000_000);
+    }
 }

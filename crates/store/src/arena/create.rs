@@ -57,14 +57,8 @@ pub(super) fn create(
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(io(error)),
         _ => {}
     }
-    let made = Mapping::create(&unfinished, capacity / GRANULE * GRANULE).map_err(|error| {
-        if error.is_no_space() {
-            let room = format!("what the file system of {} has free", path.display());
-            Error::config(field("capacity"), size::show(capacity), room)
-        } else {
-            path_error(path, error, field)
-        }
-    })?;
+    let made = Mapping::create(&unfinished, capacity / GRANULE * GRANULE)
+        .map_err(|error| space_error(path, capacity, error, field))?;
     let finished = format(&made, config, true, field)
         .and_then(|_| std::fs::rename(&unfinished, path).map_err(io))
         .and_then(|()| directory.sync_all().map_err(io));
@@ -73,6 +67,21 @@ pub(super) fn create(
         return Err(error);
     }
     Ok(true)
+}
+
+/// The error for space that an arena of `capacity` bytes did not get.
+pub(super) fn space_error(
+    path: &Path,
+    capacity: u64,
+    error: kvdepot_media::Error,
+    field: &impl Fn(&str) -> String,
+) -> Error {
+    if error.is_no_space() {
+        let room = format!("what the file system of {} has free", path.display());
+        Error::config(field("capacity"), size::show(capacity), room)
+    } else {
+        path_error(path, error, field)
+    }
 }
 
 /// One process at a time makes files in a directory. The lock goes with the descriptor.

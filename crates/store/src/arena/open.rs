@@ -89,6 +89,10 @@ impl Arena {
             }
         };
         let lock = OwnerLock::acquire(path, &mapping, lock_wait)?;
+        let space = |capacity: u64| {
+            let fail = |error| create::space_error(path, capacity, error, &field);
+            mapping.allocate(capacity.min(mapping.len())).map_err(fail)
+        };
         let superblock = if config.format && !created {
             if !lock.alone() {
                 return Err(Error::config(
@@ -97,11 +101,16 @@ impl Arena {
                     "possible once the processes that worked for the last owner have ended",
                 ));
             }
+            // Before anything of the old content is gone.
+            space(config.capacity.unwrap_or_else(|| mapping.len()))?;
             format(&mapping, config, false, &field)?
         } else {
             read_superblock(path, &mapping)?
         };
         check_capacity(&superblock, &mapping, config, path, &field)?;
+        if !created {
+            space(superblock.capacity)?;
+        }
         let superblock = advance(&mapping, superblock)?;
         write_owner(&mapping, "")?;
         let layout = Layout {
@@ -306,6 +315,7 @@ pub(super) fn format(
     field: &impl Fn(&str) -> String,
 ) -> Result<Superblock, Error> {
     let capacity = config.capacity.unwrap_or_else(|| mapping.len());
+    let capacity = capacity / GRANULE * GRANULE;
     let records = config
         .records
         .unwrap_or_else(|| Layout::default_records(capacity));
