@@ -434,6 +434,11 @@ class MoveJob:
         """Whether each part was moved, and verified where it had a checksum."""
 
     @property
+    def corrupt(self) -> list[bool]:
+        """Whether each part has another checksum than it should. One that is false here and in
+        `results` was not moved: nothing is known about its bytes."""
+
+    @property
     def bytes(self) -> int:
         """Bytes moved."""
 

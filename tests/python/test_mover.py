@@ -123,6 +123,7 @@ def test_rotten_bytes_are_false(depots: Any, keys: Keys) -> None:
         job = mover.load(placements(pins), out)
         assert job.wait(30)
         assert job.results == [False, True]
+        assert job.corrupt == [True, False]
         assert job.checksums[0] is None
         assert job.error is not None
         assert "checksum" in job.error
@@ -187,6 +188,7 @@ def test_placements_of_an_owner_that_is_gone(depots: Any, keys: Keys) -> None:
         job = mover.load(stale + placements(fresh), out)
         assert job.wait(30)
         assert job.results == [False, True]
+        assert job.corrupt == [False, False], "nothing is known about its bytes"
         assert job.error is not None
         assert "another owner" in job.error
         assert mover.locate(stale) == [None]

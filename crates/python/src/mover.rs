@@ -320,6 +320,13 @@ impl MoveJob {
         PyList::new(py, self.job.checksums().iter().map(Option::is_some))
     }
 
+    /// Whether each part has another checksum than it should. One that is false here and in
+    /// `results` was not moved: nothing is known about its bytes.
+    #[getter]
+    fn corrupt<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        PyList::new(py, self.job.corrupt())
+    }
+
     /// Bytes moved.
     #[getter]
     fn bytes(&self) -> u64 {

@@ -46,6 +46,8 @@ pub struct MoveJob {
 
 struct Report {
     moved: Vec<Moved>,
+    /// Those whose bytes have another checksum than they should.
+    corrupt: Vec<bool>,
     /// The first thing that went wrong.
     error: Option<String>,
     elapsed: Option<Duration>,
@@ -228,6 +230,7 @@ impl Mover {
         let journal = Journal::dispatched(op, placements.len(), bytes);
         let report = Arc::new(Mutex::new(Report {
             moved: vec![None; placements.len()],
+            corrupt: vec![false; placements.len()],
             error,
             elapsed: None,
         }));
@@ -239,7 +242,10 @@ impl Mover {
                     Ok(outcome) if outcome.matches != Some(false) => {
                         report.moved[tag as usize] = Some(outcome.checksum);
                     }
-                    Ok(_) => report.note("a block does not have its checksum"),
+                    Ok(_) => {
+                        report.corrupt[tag as usize] = true;
+                        report.note("a block does not have its checksum");
+                    }
                     Err(failure) => report.note(&failure.to_string()),
                 }
             }
@@ -308,6 +314,13 @@ impl MoveJob {
     #[must_use]
     pub fn checksums(&self) -> Vec<Option<Checksum>> {
         self.report.lock().moved.clone()
+    }
+
+    /// Which parts have another checksum than they should. Those that are neither here nor among
+    /// [`MoveJob::checksums`] were not moved: nothing is known about their bytes.
+    #[must_use]
+    pub fn corrupt(&self) -> Vec<bool> {
+        self.report.lock().corrupt.clone()
     }
 
     /// Bytes of the batch.
