@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import importlib.util
 import os
 import secrets
-import shutil
 from pathlib import Path
 
 import pytest
@@ -21,8 +22,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(folder if folder in KINDS else "integration")
         if item.get_closest_marker("stress") and not TEST_ALL:
             item.add_marker(pytest.mark.skip(reason="stress: runs with KVDEPOT_TEST_ALL=1"))
-        if item.get_closest_marker("gpu") and not shutil.which("nvidia-smi"):
-            item.add_marker(pytest.mark.skip(reason="gpu: no NVIDIA GPU on this machine"))
+        if item.get_closest_marker("gpu") and not cuda_device():
+            item.add_marker(pytest.mark.skip(reason="gpu: no CUDA device"))
+
+
+@functools.cache
+def cuda_device() -> bool:
+    if importlib.util.find_spec("torch") is None:
+        return False
+    import torch
+
+    return bool(torch.cuda.is_available())
 
 
 @pytest.fixture

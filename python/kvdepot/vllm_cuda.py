@@ -138,6 +138,11 @@ class _Transfer:
         return list(self._hash.results)
 
     @property
+    def corrupt(self) -> list[bool]:
+        """Of a load: whether each block has another checksum than it should."""
+        return list(self._hash.corrupt)
+
+    @property
     def checksums(self) -> list[bytes | None]:
         """Of a store: a checksum a block."""
         return list(self._hash.checksums)

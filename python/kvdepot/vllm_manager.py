@@ -6,7 +6,8 @@ The two-phase protocol under vLLM's calls:
   the load in `prepare_load`, or ends with the step.
 * `prepare_store` reserves. A reservation ends by commit or abort when all ranks
   have reported, whatever vLLM does with its own job meanwhile.
-* A block that failed to load leaves the index when the first rank says so.
+* A block that did not verify leaves the index when the first rank says so. One
+  that was not moved stays, and nothing is looked up for a while.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from vllm.v1.kv_offload.base import (
 )
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
-from kvdepot.vllm_messages import Placements, WorkerReport
+from kvdepot.vllm_messages import RETRY_SECONDS, Placements, WorkerReport
 from kvdepot.vllm_metrics import Collector
 
 logger = init_logger("vllm.kvdepot.manager")
@@ -117,6 +118,7 @@ class KvdepotManager(OffloadingManager):
         self._adapters: dict[str, bytes] = {}
         self._sources: dict[str, dict[OffloadKey, str]] = {}
         self._next_ticket = 0
+        self._lookups_after = 0.0
         self._pending = (0, 0.0)
 
     # ---- set up by the connector ---------------------------------------------------------
@@ -134,6 +136,8 @@ class KvdepotManager(OffloadingManager):
     @_on_path
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
         """HIT for a block that stays pinned until it is loaded or the step ends."""
+        if time.monotonic() < self._lookups_after:
+            return LookupResult.MISS
         ident = self._ident(key, req_context)
         if ident in self._held:
             return LookupResult.HIT
@@ -169,7 +173,7 @@ class KvdepotManager(OffloadingManager):
                 pin = self._held.pop(ident, None) or group.namespace.pin([ident[1]])[0]
                 load.idents.append(ident)
                 load.pins.append(pin)
-                # Without a pin the worker reports the block as failed, and it is computed.
+                # Without a pin the worker reports the block as undelivered, and it is computed.
                 placements.append(None if pin is None else pin.placement)
                 if pin is not None:
                     sources[key] = pin.tier
@@ -248,17 +252,18 @@ class KvdepotManager(OffloadingManager):
     def _apply_load(self, load: _Load, by_rank: dict[int, WorkerReport]) -> bool:
         for rank, report in by_rank.items():
             load.heard.add(rank)
-            bad = set(report.failed) - load.failed
-            load.failed |= bad
-            for index in bad:
-                pin = load.pins[index]
-                if pin is not None:
-                    self._groups[load.idents[index][0]].namespace.discard([pin])
-            if bad:
+            load.failed.update(report.corrupt, report.undelivered)
+            for index in report.corrupt:
+                self._groups[load.idents[index][0]].namespace.discard([load.pins[index]])
+            if any(load.pins[index] is not None for index in report.undelivered):
+                # Looked up again at once, they would fail in the same way without end.
+                self._lookups_after = time.monotonic() + RETRY_SECONDS
+            if report.corrupt or report.undelivered:
                 logger.warning(
-                    "request %s: %d of %d blocks did not arrive whole on rank %d and will be "
-                    "computed",
-                    load.request, len(bad), len(load.pins), rank,
+                    "request %s: of %d blocks, %d did not verify and %d were not moved on rank %d; "
+                    "they will be computed",
+                    load.request, len(load.pins), len(report.corrupt), len(report.undelivered),
+                    rank,
                 )  # fmt: skip
         if len(load.heard) < self._ranks:
             return False

@@ -22,6 +22,11 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import (
 )
 from vllm.v1.kv_offload.base import LoadStoreSpec
 
+# Attaching can take seconds when nobody answers, on the thread that runs the
+# model. After a worker could move nothing, it does not try again for this long,
+# and nothing is looked up.
+RETRY_SECONDS = 30.0
+
 
 @dataclass
 class Placements(LoadStoreSpec):
@@ -32,7 +37,7 @@ class Placements(LoadStoreSpec):
     """The owner's socket, where a worker attaches at its first job."""
     groups: list[tuple[int, list[bytes | None]]]
     """For each KV group of the job, by its position: a placement a block, in the
-    order of vLLM's block ids. None: the block is gone, report it as failed."""
+    order of vLLM's block ids. None: the block is gone, report it as undelivered."""
     populate: int | None = None
     """The mover's medium that a worker makes present when it attaches."""
 
@@ -46,8 +51,10 @@ class WorkerReport:
 
     checksums: list[bytes | None] | None = None
     """Of a store: a checksum a block, None where the copy failed."""
-    failed: list[int] = field(default_factory=list)
-    """Of a load: indexes of the blocks that did not arrive or did not verify."""
+    corrupt: list[int] = field(default_factory=list)
+    """Of a load: indexes of the blocks that did not verify."""
+    undelivered: list[int] = field(default_factory=list)
+    """Of a load: indexes of the blocks that were not moved; they may well be sound."""
 
 
 @dataclass

@@ -34,13 +34,14 @@ from vllm.v1.kv_offload.base import (
 )
 
 import kvdepot
-from kvdepot.vllm_messages import KvdepotWorkerMetadata, Placements, WorkerReport
+from kvdepot.vllm_messages import (
+    RETRY_SECONDS,
+    KvdepotWorkerMetadata,
+    Placements,
+    WorkerReport,
+)
 
 logger = init_logger("vllm.kvdepot.worker")
-
-# Attaching can take seconds when nobody answers, on the thread that runs the
-# model: after a failure, jobs fail at once for this long.
-ATTACH_AGAIN_SECONDS = 30.0
 
 # Stands for "verify, but do not deliver" in the rows of a load.
 SKIP = -1
@@ -229,10 +230,11 @@ class KvdepotWorker(OffloadingWorker):
             move.wait()
 
     def _outcomes(self, job: Job) -> list[bytes | bool | None]:
-        """For each block: a store's checksum or None, whether a load arrived."""
+        """For each block: a store's checksum; of a load, whether it verified; None where nothing
+        was moved."""
         outcomes: list[bytes | bool | None] = [None] * job.blocks
         for part, indexes, move in job.moves:
-            values = move.results if job.load else move.checksums
+            values = _arrived(move) if job.load else move.checksums
             for index, value in zip(indexes, values, strict=True):
                 outcomes[part.first + index] = value
             if move.error:
@@ -263,10 +265,10 @@ class KvdepotWorker(OffloadingWorker):
             try:
                 self._mover = kvdepot.attach(spec.socket)
             except (kvdepot.Error, OSError) as error:
-                self._attach_after = time.monotonic() + ATTACH_AGAIN_SECONDS
+                self._attach_after = time.monotonic() + RETRY_SECONDS
                 logger.error(
                     "rank %d cannot attach to the depot at %s: %s; nothing is stored or loaded "
-                    "for %d s", self.rank, spec.socket, error, ATTACH_AGAIN_SECONDS,
+                    "for %d s", self.rank, spec.socket, error, RETRY_SECONDS,
                 )  # fmt: skip
             else:
                 if spec.populate is not None:
@@ -277,10 +279,13 @@ class KvdepotWorker(OffloadingWorker):
         job = self._jobs.pop(job_id)
         outcomes = self._outcomes(job)
         if job.load:
-            failed = [index for index, arrived in enumerate(outcomes) if not arrived]
-            report = WorkerReport(failed=failed)
-            if failed:
-                self._invalid[job_id] = self._block_ids(job, set(failed))
+            report = WorkerReport(
+                corrupt=[index for index, outcome in enumerate(outcomes) if outcome is False],
+                undelivered=[index for index, outcome in enumerate(outcomes) if outcome is None],
+            )
+            if report.corrupt or report.undelivered:
+                failed = {*report.corrupt, *report.undelivered}
+                self._invalid[job_id] = self._block_ids(job, failed)
         else:
             report = WorkerReport(checksums=[o if isinstance(o, bytes) else None for o in outcomes])
         self._reports.setdefault(job.ticket, {})[self.rank] = report
@@ -301,6 +306,11 @@ class KvdepotWorker(OffloadingWorker):
             for block in row
             if block != SKIP
         }
+
+
+def _arrived(move: Any) -> list[bool | None]:
+    pairs = zip(move.results, move.corrupt, strict=True)
+    return [True if arrived else (False if corrupt else None) for arrived, corrupt in pairs]
 
 
 class KvdepotConnectorWorker(OffloadingConnectorWorker):

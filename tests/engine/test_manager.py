@@ -79,7 +79,7 @@ class World:
         memory = bytearray(PART * len(blocks))
         job = self.mover.load(blocks, self.spans(memory, len(blocks)), part=rank)
         assert job.wait(10)
-        return WorkerReport(failed=[n for n, ok in enumerate(job.results) if not ok]), bytes(memory)
+        return WorkerReport(corrupt=[n for n, bad in enumerate(job.corrupt) if bad]), bytes(memory)
 
     def store(self, *keys: OffloadKey, fill: bytes = b"x", request: str = "store") -> int:
         """Store blocks whole; how many were accepted."""
@@ -117,7 +117,7 @@ def test_a_hit_stays_until_it_is_loaded(world: World) -> None:
     world.fill_up()
     for rank in range(world.ranks):
         report, data = world.read(spec, rank)
-        assert report.failed == []
+        assert report.corrupt == []
         assert data == b"q" * (2 * PART)
         world.manager.apply({spec.ticket: {rank: report}})
     assert not world.manager.has_pending_work()
@@ -161,13 +161,31 @@ def test_a_block_that_fails_to_load_is_gone_when_the_first_rank_says_so(world: W
     request = context("r", a, b)
     world.manager.lookup(a, request)
     spec = world.manager.prepare_load([a, b], request)
-    world.manager.apply({spec.ticket: {0: WorkerReport(failed=[1])}})
+    world.manager.apply({spec.ticket: {0: WorkerReport(corrupt=[1])}})
     assert world.lookup(b) is LookupResult.MISS
     assert world.lookup(a) is LookupResult.HIT
     for rank in range(1, world.ranks):
         world.manager.apply({spec.ticket: {rank: WorkerReport()}})
     assert not world.manager.has_pending_work()
     assert world.store(b) == 1
+
+
+def test_a_block_that_was_not_moved_stays_and_is_not_looked_up_for_a_while(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvdepot.vllm_manager.RETRY_SECONDS", 0.2)
+    a, b = key("a"), key("b")
+    world.store(a, b)
+    request = context("r", a, b)
+    world.manager.lookup(a, request)
+    spec = world.manager.prepare_load([a, b], request)
+    reports = {rank: WorkerReport(undelivered=[0, 1]) for rank in range(world.ranks)}
+    world.manager.apply({spec.ticket: reports})
+    assert not world.manager.has_pending_work()
+    assert world.lookup(a) is world.lookup(b) is LookupResult.MISS
+    assert world.store(a, b) == 0, "they are there"
+    time.sleep(0.25)
+    assert world.lookup(a) is world.lookup(b) is LookupResult.HIT
 
 
 def test_a_late_report_of_a_bad_copy_does_not_hit_the_new_one(world: World) -> None:
@@ -178,7 +196,7 @@ def test_a_late_report_of_a_bad_copy_does_not_hit_the_new_one(world: World) -> N
         request = context(name, a)
         world.manager.lookup(a, request)
         specs.append(world.manager.prepare_load([a], request))
-    failed = {rank: WorkerReport(failed=[0]) for rank in range(world.ranks)}
+    failed = {rank: WorkerReport(corrupt=[0]) for rank in range(world.ranks)}
     world.manager.apply({specs[0].ticket: failed})
     assert world.store(a, fill=b"n") == 1
     world.manager.apply({specs[1].ticket: failed})
@@ -211,7 +229,7 @@ def test_a_block_that_vanished_is_reported_by_the_worker_not_by_an_error(world: 
     a = key("a")
     spec = world.manager.prepare_load([a], context("r", a))
     assert spec.groups == [(0, [None])]
-    reports = {rank: WorkerReport(failed=[0]) for rank in range(world.ranks)}
+    reports = {rank: WorkerReport(undelivered=[0]) for rank in range(world.ranks)}
     world.manager.apply({spec.ticket: reports})
     assert not world.manager.has_pending_work()
 
@@ -230,5 +248,5 @@ def test_adapters_with_other_files_have_other_blocks(world: World) -> None:
 
 def test_reports_of_unknown_tickets_change_nothing(world: World) -> None:
     world.store(key("a"))
-    world.manager.apply({999: {0: WorkerReport(failed=[0])}})
+    world.manager.apply({999: {0: WorkerReport(corrupt=[0])}})
     assert world.lookup(key("a")) is LookupResult.HIT
