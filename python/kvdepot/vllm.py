@@ -129,9 +129,8 @@ class KvdepotConnector(OffloadingConnector):
     def on_new_request(self, request: Any) -> None:
         """Notes the files of the request's LoRA adapter, which vLLM's hashes leave out."""
         if request.lora_request is not None:
-            self.manager.set_adapter(
-                request.request_id, self._adapters.of(request.lora_request.lora_path)
-            )
+            fingerprint = self._adapters.of(request.lora_request)
+            self.manager.set_adapter(request.request_id, fingerprint)
         super().on_new_request(request)
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
