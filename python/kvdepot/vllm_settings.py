@@ -2,7 +2,7 @@
 
 One dictionary carries three kinds of keys: the connector's own (below), vLLM's
 (`block_size` and the like, which its OffloadingConnector reads from the same
-place), and the depot's (everything else: `kvdepot.open` checks those). A
+place), and the depot's (everything else: `kvdepot.check` knows those). A
 `config_file` is a YAML file with the same keys.
 """
 
@@ -93,7 +93,7 @@ def read(extra_config: Mapping[str, Any]) -> Settings:
         raise _wrong("offload_prompt_only", prompt_only, "true or false")
     # A store that waits for a slow far tier would hold up the engine's step.
     given.setdefault("overload", "drop")
-    return Settings(
+    settings = Settings(
         pipeline=pipeline,
         depot=given,
         salt=salt,
@@ -101,14 +101,19 @@ def read(extra_config: Mapping[str, Any]) -> Settings:
         offload_prompt_only=prompt_only,
         merged=merged,
     )
+    try:
+        kvdepot.check(settings.pipeline, settings.depot)
+    except kvdepot.ConfigError as error:
+        raise _explain(error, settings) from error
+    return settings
 
 
-def explain(error: kvdepot.ConfigError, settings: Settings) -> kvdepot.ConfigError:
+def _explain(error: kvdepot.ConfigError, settings: Settings) -> kvdepot.ConfigError:
     """The depot's refusal, with the connector's own keys where one of them may be meant."""
     known = sorted({*OWN_KEYS, *VLLM_KEYS})
     for key in settings.depot:
         close = difflib.get_close_matches(key, known, n=1)
-        if close and repr(key) in str(error).replace('"', "'"):
+        if close and str(error).startswith(f"{key}:"):
             return kvdepot.ConfigError(f"{error}; or is {close[0]!r} meant?")
     return kvdepot.ConfigError(
         f"{error} (in kv_connector_extra_config, which also takes {', '.join(known)})"

@@ -79,10 +79,7 @@ def open_depot(settings: Settings, config: OffloadingConfig) -> Any:
     index = config.parallel.data_parallel_index
     if index > 0:
         wanted = with_own_arena(wanted, index)
-    try:
-        depot = kvdepot.open(settings.pipeline, wanted)
-    except kvdepot.ConfigError as error:
-        raise vllm_settings.explain(error, settings) from error
+    depot = kvdepot.open(settings.pipeline, wanted)
     if depot.socket is None:
         depot.close()
         raise kvdepot.ConfigError(
