@@ -71,6 +71,12 @@ class KvdepotConnector(OffloadingConnector):
         assert isinstance(manager, KvdepotManager)
         return manager
 
+    @classmethod
+    def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
+        """No; and where vLLM asks, a wrong setting is found before the model is loaded."""
+        vllm_settings.read(extra_config)
+        return False
+
     # ---- workers -----------------------------------------------------------------------------
 
     def get_handshake_metadata(self) -> RankGeometry:
@@ -104,6 +110,7 @@ class KvdepotConnector(OffloadingConnector):
         world = self._vllm_config.parallel_config.world_size
         if [geometry.rank for geometry in geometries] != list(range(world)):
             raise RuntimeError(f"{len(geometries)} of {world} ranks described their KV caches")
+        _refuse_empty_parts(geometries)
         shared = vllm_namespace.fields(self._vllm_config, self._settings.salt)
         chunk = self.scheduler.config
         groups = {}
@@ -223,6 +230,12 @@ def _refuse(vllm_config: Any, kv_cache_config: Any) -> None:
     ):
         if size > 1:
             raise kvdepot.ConfigError(f"{option}: {size} is not supported by kvdepot; use 1")
+    if vllm_config.weight_transfer_config is not None:
+        raise kvdepot.ConfigError(
+            f"--weight-transfer-config: {vllm_config.weight_transfer_config!r} is not allowed with "
+            "kvdepot, which knows weights by their files: blocks computed with weights that are "
+            "updated at run time would be served for others; leave it out"
+        )
     extra = vllm_config.kv_transfer_config.kv_connector_extra_config
     groups = get_offloading_group_ids(kv_cache_config)
     several = len(groups) > 1 or len(kv_cache_config.kv_cache_groups) > 1
@@ -233,3 +246,15 @@ def _refuse(vllm_config: Any, kv_cache_config: Any) -> None:
             f"{len(kv_cache_config.kv_cache_groups)} KV groups (sliding windows, Mamba): a stored "
             "block is one vLLM block there; leave it out"
         )
+
+
+def _refuse_empty_parts(geometries: list[RankGeometry]) -> None:
+    """A block has bytes of every rank; a pipeline's stage may have no layer of a KV group."""
+    for geometry in geometries:
+        if 0 in geometry.payload_bytes:
+            group = geometry.payload_bytes.index(0)
+            raise kvdepot.ConfigError(
+                f"--pipeline-parallel-size: the stage of rank {geometry.rank} has no layer of KV "
+                f"group {group}, and kvdepot stores a part of every rank; use fewer stages, or "
+                "--tensor-parallel-size"
+            )

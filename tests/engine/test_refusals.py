@@ -72,6 +72,8 @@ class TestSettings:
             ({"config_file": "/nowhere.yaml"}, "config_file: .*/nowhere.yaml"),
             ({"config_file": 7}, "config_file: 7"),
             ({"canonical_layout": True}, "canonical_layout"),
+            ({"dax": {"capacty": "1GiB"}}, "capacty.*capacity"),
+            ({"pipeline": "Cache|Dex"}, "Dex.*Dax"),
         ],
     )
     def test_a_wrong_value_is_named_with_what_is_allowed(
@@ -81,12 +83,8 @@ class TestSettings:
             self.read(**extra)
 
     def test_a_misspelt_key_of_the_connector_is_recognised(self) -> None:
-        from kvdepot import vllm_settings
-
-        settings = self.read(lookup_wiat="1s")
-        with pytest.raises(kvdepot.ConfigError, match="lookup_wiat") as refused:
-            kvdepot.open(settings.pipeline, settings.depot)
-        assert "lookup_wait" in str(vllm_settings.explain(refused.value, settings))
+        with pytest.raises(kvdepot.ConfigError, match=r"lookup_wiat.*'lookup_wait' meant"):
+            self.read(lookup_wiat="1s")
 
 
 @pytest.mark.unit
@@ -106,10 +104,12 @@ class TestEngineConfiguration:
         }
         algorithm = changes.pop("algorithm", "sha256")
         extra = changes.pop("extra", {})
+        weights = changes.pop("weights", None)
         return SimpleNamespace(
             cache_config=SimpleNamespace(prefix_caching_hash_algo=algorithm),
             parallel_config=SimpleNamespace(**{**parallel, **changes}),
             kv_transfer_config=SimpleNamespace(kv_connector_extra_config=extra),
+            weight_transfer_config=weights,
         )
 
     def groups(self, count: int) -> Any:
@@ -128,6 +128,7 @@ class TestEngineConfiguration:
             ({"decode_context_parallel_size": 2}, 1, "decode-context-parallel-size: 2"),
             ({"extra": {"blocks_per_chunk": 4}}, 2, "blocks_per_chunk: 4.*2 KV groups"),
             ({"extra": {"block_size": 256}}, 2, "block_size: 256"),
+            ({"weights": {"backend": "nccl"}}, 1, "weight-transfer-config: .*nccl"),
         ],
     )
     def test_what_cannot_work_is_refused(
@@ -144,6 +145,33 @@ class TestEngineConfiguration:
         vllm._refuse(self.config(), self.groups(1))
         vllm._refuse(self.config(algorithm="sha256_cbor"), self.groups(2))
         vllm._refuse(self.config(extra={"blocks_per_chunk": 4}), self.groups(1))
+
+    def test_a_stage_without_layers_of_a_kv_group_is_refused(self) -> None:
+        from kvdepot import vllm
+        from kvdepot.vllm_messages import RankGeometry
+
+        # Named before anything else of the connector is touched.
+        connector = object.__new__(vllm.KvdepotConnector)
+        connector._vllm_config = SimpleNamespace(parallel_config=SimpleNamespace(world_size=2))
+        ranks = {
+            (stage, 0): RankGeometry(rank=stage, payload_bytes=size, layouts=["", ""])
+            for stage, size in enumerate([[4096, 4096], [4096, 0]])
+        }
+        with pytest.raises(
+            kvdepot.ConfigError,
+            match=r"pipeline-parallel-size: .* rank 1 has no layer of KV group 1",
+        ):
+            connector.set_xfer_handshake_metadata_pp_aware(ranks)
+
+    def test_a_misspelt_option_is_found_before_the_model_is_loaded(self) -> None:
+        from kvdepot import vllm
+
+        extra = {"dax": {"capacty": "1GiB"}}
+        with pytest.raises(kvdepot.ConfigError, match="capacty"):
+            vllm.KvdepotConnector.requires_piecewise_for_cudagraph(extra)
+        with pytest.raises(kvdepot.ConfigError, match="capacty"):
+            vllm._prepare(self.config(extra=extra))
+        assert not vllm.KvdepotConnector.requires_piecewise_for_cudagraph({})
 
     def test_a_random_seed_of_the_hashes_is_noticed(self, monkeypatch: pytest.MonkeyPatch) -> None:
         from kvdepot import vllm_namespace
