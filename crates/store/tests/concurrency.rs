@@ -9,7 +9,9 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use common::{PATIENCE, Place, assert_at_rest, eventually, key, keys, namespace, verify};
+use common::{
+    PATIENCE, Place, assert_at_rest, eventually, has, key, keys, namespace, put, start_put, verify,
+};
 use kvdepot_store::{
     BlockBuffers, Buffer, Error, Mover, Namespace, Outcome, Pin, Reservation, Task,
 };
@@ -302,7 +304,7 @@ fn puts_of_one_key_from_everywhere_all_end_alike() {
                     scope.spawn(move || {
                         let numbers = [round, round, 100 + round % 7];
                         barrier.wait();
-                        let task = common::start_put(&ns, &numbers, 15_000);
+                        let task = start_put(&ns, &numbers, 15_000);
                         let stored = task.wait(Some(PATIENCE)).expect("a put never ended");
                         assert_eq!(stored, [true; 3], "{:?}", task.outcomes());
                     });
@@ -311,4 +313,25 @@ fn puts_of_one_key_from_everywhere_all_end_alike() {
         }
         assert_at_rest(&depot);
     }
+}
+
+#[test]
+fn what_is_put_after_a_removal_is_there_and_what_is_removed_last_is_not() {
+    let place = Place::new("Cache|Dax", "8MiB", "8MiB");
+    let depot = place.open();
+    let ns = namespace(&depot);
+    let mut rng = Rng::for_test("what_is_put_after_a_removal_is_there");
+    for _ in 0..rounds(300) {
+        // On its way to the far tier, and on its way back.
+        let under_way = start_put(&ns, &[1, 2], 200_000);
+        under_way.wait_released(Some(PATIENCE)).unwrap();
+        std::thread::sleep(Duration::from_micros(rng.below(300)));
+        ns.remove(&keys([1, 2])).unwrap();
+        assert_eq!(put(&ns, &[1], 200_000), [true]);
+        assert_eq!(under_way.wait(Some(PATIENCE)).unwrap(), [true; 2]);
+        assert!(depot.drain(PATIENCE));
+        assert_eq!(ns.contains(&keys([1, 2])).unwrap(), [true, false]);
+        assert!(has(&ns, &[1], 200_000));
+    }
+    assert_at_rest(&depot);
 }

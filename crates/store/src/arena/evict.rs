@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use super::{Arena, State, Token};
 use crate::format::record::State as RecordState;
-use crate::index::Stage;
+use crate::index::{KeyMap, Stage};
 use crate::{Key, NamespaceId};
 
 /// How far eviction runs ahead of need: one part in 64 of the arena (1.6 %, within the 2 % that
@@ -82,7 +82,7 @@ impl Arena {
     /// Unpublishes blocks; pinned ones give their extents back with the last pin. Where the
     /// medium cannot be made to forget a record, its extents are not used again before the next
     /// opening.
-    fn drop_blocks(&self, state: &mut State, slots: &[u32]) {
+    pub(super) fn drop_blocks(&self, state: &mut State, slots: &[u32]) {
         for slot in slots {
             self.unpublish(state, *slot);
         }
@@ -106,21 +106,28 @@ impl Arena {
         let Some(number) = state.namespaces.number(namespace) else {
             return 0;
         };
-        let mut slots: Vec<u32> = keys
-            .iter()
-            .filter_map(|key| state.live.get(number, key))
-            .collect();
-        slots.sort_unstable();
-        slots.dedup();
-        self.remove_slots(state, &slots);
-        slots.len()
+        let of = |map: &KeyMap| -> Vec<u32> {
+            let mut slots: Vec<u32> = keys.iter().filter_map(|key| map.get(number, key)).collect();
+            slots.sort_unstable();
+            slots.dedup();
+            slots
+        };
+        let (live, reserved) = (of(&state.live), of(&state.reserved));
+        self.remove_slots(state, &live, &reserved);
+        live.len()
     }
 
-    fn remove_slots(&self, state: &mut State, slots: &[u32]) {
-        for slot in slots {
+    /// Removes published blocks, and sees to it that copies of removed blocks that are being
+    /// written are not published. (A put under way comes after the removal.)
+    fn remove_slots(&self, state: &mut State, live: &[u32], reserved: &[u32]) {
+        for slot in live {
             state.entries.get_mut(*slot).removed = true;
         }
-        self.drop_blocks(state, slots);
+        for slot in reserved {
+            let entry = state.entries.get_mut(*slot);
+            entry.removed = entry.copy;
+        }
+        self.drop_blocks(state, live);
     }
 
     /// Removes every block of a namespace; how many there were.
@@ -130,23 +137,14 @@ impl Arena {
         let Some(number) = state.namespaces.number(namespace) else {
             return 0;
         };
-        let slots = state.live.slots(number);
-        self.remove_slots(state, &slots);
-        slots.len()
+        let (live, reserved) = (state.live.slots(number), state.reserved.slots(number));
+        self.remove_slots(state, &live, &reserved);
+        live.len()
     }
 
     /// Unpublishes blocks that did not verify, if they are still what the tokens name, so that
     /// the next put writes them again instead of being told that they are there.
     pub(crate) fn discard(&self, tokens: &[Token]) -> usize {
-        let count = self.retract(tokens);
-        self.counters
-            .corrupt_blocks
-            .fetch_add(count as u64, Ordering::Relaxed);
-        count
-    }
-
-    /// Unpublishes blocks, if they are still what the tokens name; how many were.
-    pub(crate) fn retract(&self, tokens: &[Token]) -> usize {
         let mut guard = self.state.lock();
         let state = &mut *guard;
         let mut slots: Vec<u32> = tokens
@@ -162,6 +160,9 @@ impl Arena {
         slots.sort_unstable();
         slots.dedup();
         self.drop_blocks(state, &slots);
+        self.counters
+            .corrupt_blocks
+            .fetch_add(slots.len() as u64, Ordering::Relaxed);
         slots.len()
     }
 }

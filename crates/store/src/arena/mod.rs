@@ -69,6 +69,8 @@ pub(crate) struct Wanted {
     pub(crate) parts: u16,
     /// This use of it.
     pub(crate) stamp: u64,
+    /// Whether it is copied from another tier.
+    pub(crate) copy: bool,
 }
 
 /// A medium with its allocator, index and, where it outlives the process, its record table.

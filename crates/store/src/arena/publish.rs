@@ -59,6 +59,7 @@ impl Arena {
                     len,
                     parts,
                     stamp,
+                    copy,
                 } = wanted;
                 if let Some(slot) = state.live.get(number, key) {
                     // Being put again is a use, and the prompt's head must not make room for
@@ -86,6 +87,7 @@ impl Arena {
                 entry.sequence = first + (blocks.len() - 1 - index) as u64;
                 entry.created = created;
                 entry.stamp = *stamp;
+                entry.copy = *copy;
                 entry.stage = Stage::Reserved;
                 state.entries.set(slot, entry);
                 state.reserved.insert(number, key, slot);
@@ -148,7 +150,7 @@ impl Arena {
     }
 
     /// Publishes reserved blocks whose bytes are in place; true where the token was a
-    /// reservation. On return the blocks are durable as far as the arena's durability says. With
+    /// reservation, but for copies of blocks that were removed meanwhile. On return the blocks are durable as far as the arena's durability says. With
     /// `pinned` each is born with a pin, for the mover that takes it to the next tier.
     pub(crate) fn commit(&self, blocks: &[(Token, Checksum)], pinned: bool) -> Vec<bool> {
         let mut state = self.state.lock();
@@ -203,7 +205,14 @@ impl Arena {
             state = self.state.lock();
             self.withdraw(&mut state, blocks, &mut claimed, &durable);
         }
-        let slots: Vec<u32> = blocks
+        let is_removed = |state: &State, slot| state.entries.get(slot).removed;
+        for ((token, _), claimed) in blocks.iter().zip(&mut claimed) {
+            if *claimed && is_removed(&state, token.slot) {
+                *claimed = false;
+                self.give_up(&mut state, token.slot);
+            }
+        }
+        let mut slots: Vec<u32> = blocks
             .iter()
             .zip(&claimed)
             .filter(|(_, claimed)| **claimed)
@@ -223,9 +232,12 @@ impl Arena {
                 return claimed;
             }
         }
-        for slot in slots {
-            self.publish(&mut state, slot, pinned);
+        for slot in &slots {
+            self.publish(&mut state, *slot, pinned);
         }
+        // Those removed while their records were being made durable.
+        slots.retain(|slot| is_removed(&state, *slot));
+        self.drop_blocks(&mut state, &slots);
         claimed
     }
 
@@ -277,15 +289,18 @@ impl Arena {
             if !state.is_reserved(*token) {
                 continue;
             }
-            let entry = *state.entries.get(token.slot);
-            freed += entry.len;
-            state
-                .reserved
-                .remove(entry.namespace, &entry.key, token.slot);
-            // Nothing of it is on the medium: the slot still holds an empty or a dead record.
-            self.release(state, token.slot);
+            freed += state.entries.get(token.slot).len;
+            self.give_up(state, token.slot);
         }
         freed
+    }
+
+    /// Frees a reservation. Nothing of it is on the medium: the slot still holds an empty or a
+    /// dead record.
+    fn give_up(&self, state: &mut State, slot: u32) {
+        let entry = *state.entries.get(slot);
+        state.reserved.remove(entry.namespace, &entry.key, slot);
+        self.release(state, slot);
     }
 
     /// Keeps every block of a namespace in one piece, for engines whose own copy engine moves
@@ -348,5 +363,48 @@ impl State {
             reserved
         };
         tokens.map(&mut take).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Key;
+
+    #[test]
+    fn a_copy_of_a_block_that_is_removed_meanwhile_is_never_published() {
+        let arena = Arena::volatile("Cache", 1 << 20).unwrap();
+        let namespace = NamespaceId([1; 16]);
+        let keys = [Key([1; 32]), Key([2; 32])];
+        for clear in [false, true] {
+            let wanted = |copy: bool| Wanted {
+                key: keys[usize::from(copy)],
+                len: 5000,
+                parts: 1,
+                stamp: 0,
+                copy,
+            };
+            let reserved = arena.reserve(namespace, &[wanted(false), wanted(true)]);
+            let tokens: Vec<Token> = reserved.iter().map(|place| place.unwrap().token).collect();
+            let removed = if clear {
+                arena.clear(namespace)
+            } else {
+                arena.remove(namespace, &keys)
+            };
+            assert_eq!(removed, 0);
+            let written = tokens.iter().map(|token| (*token, Checksum([0; 16])));
+            let written: Vec<_> = written.collect();
+            assert_eq!(
+                arena.commit(&written, false),
+                [true, false],
+                "a put is its own"
+            );
+            let mut found = [false; 2];
+            arena.contains(namespace, &keys, &mut found);
+            assert_eq!(found, [true, false]);
+            assert_eq!(arena.remove(namespace, &keys), 1);
+            let stats = arena.stats();
+            assert_eq!((stats.reserved_blocks, stats.free_bytes), (0, 1 << 20));
+        }
     }
 }

@@ -56,7 +56,7 @@ impl Arena {
     }
 
     /// What became of a block that the caller has pinned: its stamp, and whether it was removed
-    /// by its key since.
+    /// by its key since then.
     pub(crate) fn since(&self, token: Token) -> (u64, bool) {
         let state = self.state.lock();
         let entry = state.entries.check(token.slot, token.sequence);

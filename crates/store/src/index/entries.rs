@@ -71,7 +71,9 @@ pub(crate) struct Entry {
     pub(crate) pins: u32,
     pub(crate) parts: u16,
     pub(crate) stage: Stage,
-    /// Whether it was unpublished because somebody asked for that.
+    /// Whether its bytes come from another tier, not from a put.
+    pub(crate) copy: bool,
+    /// Whether somebody has asked for its removal; a copy being written is not published then.
     pub(crate) removed: bool,
     /// Whether the order has an item that stands for this entry.
     ranked: bool,
@@ -91,6 +93,7 @@ impl Entry {
         pins: 0,
         parts: 1,
         stage: Stage::Free,
+        copy: false,
         removed: false,
         ranked: false,
         stamp: 0,

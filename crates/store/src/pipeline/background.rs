@@ -121,7 +121,8 @@ impl Core {
         let mut ended = Vec::new();
         for (place, replica) in places.iter().zip(replicas) {
             let outcome = match replica {
-                Replica::Stored => Outcome::Done,
+                // Whoever put it did so before it was removed.
+                Replica::Stored | Replica::Removed => Outcome::Done,
                 Replica::Full => Outcome::Full,
                 Replica::Failed => Outcome::Dropped,
                 Replica::Corrupt => {
@@ -181,7 +182,7 @@ impl Core {
                     tracing::warn!(key = %place.identity.key, tier = from.name(),
                         "a block did not verify on its way to the near tier");
                 }
-                Replica::Full | Replica::Busy | Replica::Failed => {}
+                Replica::Full | Replica::Busy | Replica::Removed | Replica::Failed => {}
             }
         }
         from.unpin(places.iter().map(|place| place.token));

@@ -146,6 +146,7 @@ impl Put {
             len: self.buffers.bytes(*index),
             parts: 1,
             stamp: self.stamps.of(*index),
+            copy: false,
         };
         let blocks: Vec<Wanted> = indices.iter().map(wanted).collect();
         let mut refused = Vec::new();

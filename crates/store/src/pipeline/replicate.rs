@@ -17,6 +17,8 @@ pub(super) enum Replica {
     Full,
     /// Somebody else is writing it there.
     Busy,
+    /// Somebody has removed it meanwhile.
+    Removed,
     /// The lanes failed.
     Failed,
 }
@@ -43,6 +45,17 @@ impl Core {
             );
             begin = end;
         }
+        // Who removes a block looks at its source first, and then finds the reservation.
+        let mut ended: Vec<Token> = Vec::new();
+        copies.retain(|(index, target)| {
+            let (_, removed) = from.since(places[*index].token);
+            if removed {
+                replicas[*index] = Replica::Removed;
+                ended.push(target.token);
+            }
+            !removed
+        });
+        to.abort(&ended);
         let mut batch = self.copier.batch();
         let mut broken = HashSet::new();
         for (tag, (index, target)) in copies.iter().enumerate() {
@@ -91,17 +104,17 @@ impl Core {
         let commits: Vec<_> = written.iter().map(|(_, t, sum)| (*t, *sum)).collect();
         let stored = to.commit(&commits, false);
         to.abort(&failed);
-        for ((index, token, _), _) in written.iter().zip(stored).filter(|(_, stored)| *stored) {
-            replicas[*index] = Replica::Stored;
+        for ((index, token, _), stored) in written.iter().zip(stored) {
             let (stamp, removed) = from.since(places[*index].token);
-            to.touch_token(*token, stamp);
-            if removed {
-                // Else it would come back from here.
-                to.retract(&[*token]);
+            if stored {
+                replicas[*index] = Replica::Stored;
+                to.touch_token(*token, stamp);
+            } else if removed {
+                replicas[*index] = Replica::Removed;
             }
         }
         // Puts of these keys may have joined the copies.
-        let ended: Vec<Token> = copies.iter().map(|(_, target)| target.token).collect();
+        ended.extend(copies.iter().map(|(_, target)| target.token));
         self.resolve(tier, &ended);
         replicas
     }
@@ -120,6 +133,7 @@ fn reserve(
         len: place.len,
         parts: place.parts,
         stamp: place.stamp,
+        copy: true,
     };
     let blocks: Vec<Wanted> = places.iter().map(wanted).collect();
     for (offset, answer) in to.reserve(namespace, &blocks).into_iter().enumerate() {

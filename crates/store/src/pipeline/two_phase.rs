@@ -135,6 +135,7 @@ impl Core {
                     len: parts::payload_len(lengths),
                     parts: lengths.len() as u16,
                     stamp: stamps.of(*index),
+                    copy: false,
                 }
             };
             let wanted: Vec<Wanted> = indices.iter().map(wanted).collect();
