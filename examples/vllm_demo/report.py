@@ -7,16 +7,20 @@ from pathlib import Path
 from statistics import median
 
 from .measure import Answer, largest_difference
-from .rounds import Round
+from .rounds import BLOCK_TOKENS, Round
+
+# vLLM's own prefix cache differs by some 1e-5; a wrong block by far more than this.
+MAX_LOGPROB_DIFFERENCE = 1e-3
 
 
 def figures(kept: Round) -> dict[str, float | int | bool]:
-    """The figures of one prompt length; times are medians in milliseconds."""
+    """The figures of one prompt length; times are medians in milliseconds, counts of tokens
+    totals over the prompts."""
     served = kept.hit + kept.restart + kept.miss
     reference = kept.baseline + kept.baseline + kept.baseline
     pairs = list(zip(served, reference, strict=True))
     return {
-        "prompt_tokens": kept.baseline[0].prompt_tokens,
+        "prompt_tokens": sum(a.prompt_tokens for a in kept.baseline),
         "prompts": len(kept.baseline),
         "full_ms": _ttft(kept.baseline),
         "own_cache_ms": _ttft(kept.own),
@@ -59,12 +63,37 @@ def write(rounds: dict[int, Round], path: Path) -> dict[str, float | int | bool]
     return everything
 
 
+def failures(rounds: dict[int, Round]) -> list[str]:
+    """What is not as kvdepot promises, a sentence each."""
+    found = []
+    for n, kept in rounds.items():
+        f = figures(kept)
+        if not f["identical_tokens"]:
+            found.append(f"{n} tokens: not the greedy tokens of the run without kvdepot")
+        if not f["max_logprob_difference"] <= MAX_LOGPROB_DIFFERENCE:
+            found.append(
+                f"{n} tokens: a logprob differs by {f['max_logprob_difference']:.1e}, "
+                f"more than {MAX_LOGPROB_DIFFERENCE:.0e}"
+            )
+        # vLLM always computes the last token.
+        stored = len(kept.baseline) * ((n - 1) // BLOCK_TOKENS * BLOCK_TOKENS)
+        for name in ("hit", "restart"):
+            served, counted = f[f"cached_tokens_{name}"], kept.external_hits[name]
+            if served != stored:
+                found.append(f"{name}, {n} tokens: {served} tokens were served of {stored} stored")
+            if counted != served:
+                found.append(
+                    f"{name}, {n} tokens: usage reports {served} cached tokens, "
+                    f"vllm:external_prefix_cache_hits_total {counted}"
+                )
+    return found
+
+
 def table(rounds: dict[int, Round]) -> str:
     """The table that the demo prints."""
     lines = []
     for n, kept in rounds.items():
         f = figures(kept)
-        total = sum(a.prompt_tokens for a in kept.hit)
         lines += [
             f"{n:,} tokens, {f['prompts']} prompts: time to the first token (median)",
             _row("full compute", f["full_ms"], f["full_ms"]),
@@ -72,8 +101,8 @@ def table(rounds: dict[int, Round]) -> str:
             _row("kvdepot", f["hit_ms"], f["full_ms"]),
             _row("kvdepot, server restarted", f["restart_ms"], f["full_ms"]),
             _row("kvdepot, first time (stores)", f["miss_ms"], f["full_ms"]),
-            f"  tokens served (vLLM's count)    {f['cached_tokens_hit']:>10,} of {total:,}; "
-            f"after the restart {f['cached_tokens_restart']:,}",
+            f"  tokens served (vLLM's count)    {f['cached_tokens_hit']:>10,} of "
+            f"{f['prompt_tokens']:,}; after the restart {f['cached_tokens_restart']:,}",
             f"  same greedy tokens              {'yes' if f['identical_tokens'] else 'NO':>10}",
             f"  largest logprob difference      {f['max_logprob_difference']:>10.1e}"
             f" (vLLM's own cache {f['own_cache_logprob_difference']:.1e})",

@@ -16,7 +16,7 @@ from pathlib import Path
 from . import measure
 from .measure import Answer
 from .model import KV_BYTES_PER_TOKEN
-from .server import Server, ServerError
+from .server import Server
 
 BLOCK_TOKENS = 128
 # Room for vLLM's own cache besides the prompts themselves: warm-up prompts,
@@ -203,16 +203,3 @@ def _costs(server: Server) -> tuple[float, float]:
 def _external_hits(server: Server) -> int:
     with server.running():
         return int(measure.metric(server, "vllm:external_prefix_cache_hits_total"))
-
-
-def check_counts(rounds: dict[int, Round]) -> None:
-    """vLLM's two ways to count served tokens must agree."""
-    for n, kept in rounds.items():
-        for name in ("hit", "restart"):
-            counted = kept.external_hits[name]
-            reported = sum(a.cached_tokens for a in getattr(kept, name))
-            if counted != reported:
-                raise ServerError(
-                    f"{name}, {n} tokens: usage reports {reported} cached tokens, "
-                    f"vllm:external_prefix_cache_hits_total {counted}"
-                )

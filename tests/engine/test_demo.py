@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import re
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from engine_harness import ROOT
+from vllm_demo import report
+from vllm_demo.measure import Answer
+from vllm_demo.rounds import Round
 
 
 def demo(directory: Path, *arguments: str) -> list[str]:
@@ -58,6 +64,57 @@ def test_nothing_survives_an_interruption(tmp_path: Path, number: int) -> None:
     assert servers_under(tmp_path) == []
 
 
+def answer(*, cached: int = 0, token: str = "a", logprob: float = -1.0) -> Answer:
+    return Answer(1.0, (token,), (logprob,), prompt_tokens=300, cached_tokens=cached)
+
+
+def good_round() -> Round:
+    """Two prompts of 300 tokens, of which two blocks of 128 each are stored."""
+    plain, served = [answer()] * 2, [answer(cached=256)] * 2
+    return Round(
+        baseline=plain,
+        miss=plain,
+        own=served,
+        hit=served,
+        restart=served,
+        own_at_restart=served,
+        miss_path_ms=[1.0] * 2,
+        miss_cpu_ms=[1.0] * 2,
+        external_hits={"hit": 512, "restart": 512},
+    )
+
+
+@pytest.mark.unit
+def test_what_is_as_promised_is_no_failure() -> None:
+    rounds = {300: good_round()}
+    assert report.failures(rounds) == []
+    assert report.figures(rounds[300])["prompt_tokens"] == 600
+    assert "512 of 600" in report.table(rounds)
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"hit": [answer(cached=256, token="b")] * 2}, "300 tokens: not the greedy tokens"),
+        ({"restart": [answer(cached=256, logprob=-1.01)] * 2}, "300 tokens: a logprob.*1.0e-02"),
+        (
+            {"restart": [answer(cached=128)] * 2, "external_hits": {"hit": 512, "restart": 256}},
+            "restart, 300 tokens: 256 tokens were served of 512",
+        ),
+        (
+            {"external_hits": {"hit": 0, "restart": 512}},
+            "hit, 300 tokens: usage reports 512.*hits_total 0",
+        ),
+    ],
+)
+def test_what_is_not_as_promised_is_said(changes: dict[str, Any], words: str) -> None:
+    # A length that is as promised comes first: every length counts.
+    rounds = {301: good_round(), 300: dataclasses.replace(good_round(), **changes)}
+    (said,) = report.failures(rounds)
+    assert re.search(words, said)
+
+
 @pytest.mark.stress
 def test_the_table_and_its_json(tmp_path: Path) -> None:
     done = subprocess.run(
@@ -68,6 +125,7 @@ def test_the_table_and_its_json(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     figures = json.loads((tmp_path / "demo.json").read_text())
+    assert (figures["prompt_tokens"], figures["prompts"]) == (2 * 1000, 2)
     assert figures["identical_tokens"]
     assert figures["max_logprob_difference"] <= 1e-3
     assert figures["cached_tokens_hit"] == figures["cached_tokens_restart"] == 2 * 896
