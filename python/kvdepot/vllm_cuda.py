@@ -25,6 +25,7 @@ from vllm.v1.kv_offload.cpu.gpu_worker import (
 )
 from vllm.v1.kv_offload.cpu.host_register import host_register, host_unregister
 
+from kvdepot.vllm_messages import Placements
 from kvdepot.vllm_worker import SKIP, Job, KvdepotWorker, Part
 
 logger = init_logger("vllm.kvdepot.cuda")
@@ -39,6 +40,7 @@ class KvdepotCudaWorker(KvdepotWorker):
         self._pages = [canonical.page_size_bytes for canonical in kv_caches.tensors]
         self._refs = kv_caches.group_data_refs
         self._media: dict[int, _Medium] = {}
+        self._memory: tuple[int, ...] = ()
         super().__init__(kv_caches, rank, blocks_per_chunk)
 
     def payload_bytes(self) -> list[int]:
@@ -69,6 +71,10 @@ class KvdepotCudaWorker(KvdepotWorker):
                 transfer = _Transfer(self, mover, part, indexes, found, load=job.load)
                 job.moves.append((part, indexes, transfer))
 
+    def _attached(self, spec: Placements) -> Any | None:
+        self._memory = spec.memory
+        return super()._attached(spec)
+
     def _handlers(self, mover: Any, medium: int) -> _Medium:
         if medium not in self._media:
             tensors = [
@@ -76,7 +82,11 @@ class KvdepotCudaWorker(KvdepotWorker):
                 for tensor, page in zip(self._tensors, self._pages, strict=True)
             ]
             self._media[medium] = _Medium(
-                mover.media[medium], tensors, self._refs, self.blocks_per_chunk
+                mover.media[medium],
+                tensors,
+                self._refs,
+                self.blocks_per_chunk,
+                pin=PIN_MEMORY and medium in self._memory,
             )
         return self._media[medium]
 
@@ -200,7 +210,10 @@ class _Direction:
 
 
 class _Medium:
-    """One mapped tier: its memory as tensors, registered for DMA where that works."""
+    """One mapped tier: its memory as tensors, registered for DMA where that works.
+
+    A file is not: the driver would read all of it and keep it in memory, while the model waits.
+    """
 
     def __init__(
         self,
@@ -208,12 +221,17 @@ class _Medium:
         device_tensors: list[torch.Tensor],
         groups: list[list[CanonicalKVCacheRef]],
         blocks_per_chunk: int,
+        *,
+        pin: bool,
     ) -> None:
         self._region = torch.frombuffer(memory, dtype=torch.int8)
         self._tensors = device_tensors
         self._groups = groups
         self._blocks = blocks_per_chunk
-        self._registered = self._register() if PIN_MEMORY else []
+        self._registered = self._register() if pin else []
+        if not self._registered:
+            size = self._region.numel() / 2**30
+            logger.info("%.1f GiB of a tier stay pageable: copies are slower", size)
         self._directions: dict[tuple[int, bool], _Direction] = {}
 
     def direction(self, group: int, *, load: bool) -> _Direction:
@@ -264,7 +282,6 @@ class _Medium:
             if not host_register(base + offset, length):
                 for address in registered:
                     host_unregister(address)
-                logger.warning("%.1f GiB of a tier stay pageable: copies are slower", size / 2**30)
                 return []
             registered.append(base + offset)
         return registered

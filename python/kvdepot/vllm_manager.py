@@ -15,6 +15,8 @@ from __future__ import annotations
 import functools
 import hashlib
 import itertools
+import os
+import stat
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -106,7 +108,8 @@ class KvdepotManager(OffloadingManager):
         self.collector = Collector(depot)
         self._socket = depot.socket
         # Tiers that are files come into memory as they are read.
-        self._memory = depot.tiers.index("Cache") if "Cache" in depot.tiers else None
+        self._populate = depot.tiers.index("Cache") if "Cache" in depot.tiers else None
+        self._memory = tuple(n for n, tier in enumerate(depot.tiers) if _is_memory(depot, tier))
         self._ranks = ranks
         self._lookup_wait = lookup_wait_seconds
         self._groups: dict[int, Group] = {}
@@ -379,7 +382,7 @@ class KvdepotManager(OffloadingManager):
         return self._next_ticket
 
     def _placements(self, ticket: int, groups: list[tuple[int, list[bytes | None]]]) -> Placements:
-        return Placements(ticket, self._socket, groups, self._memory)
+        return Placements(ticket, self._socket, groups, self._populate, self._memory)
 
     def _ident(self, key: OffloadKey, req_context: ReqContext) -> Ident:
         block_hash = get_offload_block_hash(key)
@@ -433,3 +436,8 @@ class KvdepotManager(OffloadingManager):
     def _may_wait(self, request: str) -> bool:
         since = self._waiting_since.setdefault(request, time.monotonic())
         return time.monotonic() - since < self._lookup_wait
+
+
+def _is_memory(depot: Any, tier: str) -> bool:
+    """Whether the tier is memory and not a file: the cache, or a DAX device."""
+    return tier == "Cache" or (tier == "Dax" and stat.S_ISCHR(os.stat(depot.path).st_mode))

@@ -40,6 +40,8 @@ class Placements(LoadStoreSpec):
     order of vLLM's block ids. None: the block is gone, report it as undelivered."""
     populate: int | None = None
     """The mover's medium that a worker makes present when it attaches."""
+    memory: tuple[int, ...] = ()
+    """The mover's media that are memory: a device driver may pin them. It would read in a file."""
 
     def __len__(self) -> int:
         return sum(len(blocks) for _, blocks in self.groups)

@@ -6,6 +6,7 @@ import ctypes
 import hashlib
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import kvdepot
@@ -90,7 +91,9 @@ def key(name: str) -> OffloadKey:
 class World:
     """A depot, the manager over it, and one worker with small KV caches."""
 
-    def __init__(self, worker: type[KvdepotWorker], device: str) -> None:
+    def __init__(
+        self, worker: type[KvdepotWorker], device: str = "cpu", **tiers: dict[str, Any]
+    ) -> None:
         self.caches = [
             torch.randint(-128, 128, (BLOCKS, PAGE), dtype=torch.int8, device=device)
             for _ in range(LAYERS)
@@ -103,7 +106,8 @@ class World:
             0,
             CHUNK,
         )
-        self.depot = kvdepot.open("Cache", {"cache": {"capacity": 4 << 20}})
+        pipeline = "|".join(["Cache", *(tier.capitalize() for tier in tiers)])
+        self.depot = kvdepot.open(pipeline, {"cache": {"capacity": 4 << 20}, **tiers})
         namespace = self.depot.namespace("m", "int8", 16, contiguous=True)
         self.manager = KvdepotManager(self.depot, 1, lookup_wait_seconds=0.3)
         self.manager.set_groups({0: Group(0, namespace, self.worker.payload_bytes())})
@@ -150,10 +154,10 @@ class World:
 @pytest.fixture(params=["host", "stand-in", pytest.param("cuda", marks=pytest.mark.gpu)])
 def world(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     if request.param == "host":
-        made = World(KvdepotWorker, "cpu")
+        made = World(KvdepotWorker)
     elif request.param == "stand-in":
         monkeypatch.setattr(vllm_cuda, "SingleDirectionOffloadingHandler", HostHandler)
-        made = World(vllm_cuda.KvdepotCudaWorker, "cpu")
+        made = World(vllm_cuda.KvdepotCudaWorker)
     else:
         if not hasattr(torch.ops._C_cache_ops, "swap_blocks_batch"):
             pytest.skip("gpu: this vLLM is built without CUDA")
@@ -215,3 +219,21 @@ def test_a_worker_that_cannot_attach_costs_no_block(
     assert world.load([a], [4, 5]) == set()
     assert all(torch.equal(*pair) for pair in zip(world.content(4, 5), stored, strict=True))
     assert world.depot.stats()["tiers"]["Cache"]["corrupt_blocks"] == 0
+
+
+def test_the_driver_pins_memory_and_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pinned: list[int] = []
+    monkeypatch.setattr(vllm_cuda, "SingleDirectionOffloadingHandler", HostHandler)
+    monkeypatch.setattr(vllm_cuda, "PIN_MEMORY", True)
+    monkeypatch.setattr(vllm_cuda, "host_register", lambda _, size: pinned.append(size) or True)
+    monkeypatch.setattr(vllm_cuda, "host_unregister", lambda _: None)
+    arena = {"path": str(tmp_path / "arena.kvd"), "capacity": 64 << 20}
+    world = World(vllm_cuda.KvdepotCudaWorker, dax=arena)
+    world.store([key("a")], [0, 1])
+    (cache, dax) = world.worker._mover.media
+    for medium in range(2):
+        world.worker._handlers(world.worker._mover, medium)
+    assert pinned == [cache.nbytes] != [dax.nbytes]
+    world.close()
