@@ -485,10 +485,7 @@ impl Namespace {
             .core()
             .reserve(self.depot.inner.session, self.id, blocks)?;
         let full = answers.iter().find_map(|answer| match answer {
-            Err(Refused::Full { requested, free }) => {
-                Some(self.core().near().full_error(*requested, *free))
-            }
-            Err(Refused::Orphans) => Some(self.core().near().full_error(0, 0)),
+            Err(Refused::Full(full)) => Some(Error::from(*full)),
             _ => None,
         });
         let reserved: Vec<Option<Reservation>> = answers.into_iter().map(Result::ok).collect();

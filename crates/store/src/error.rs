@@ -41,20 +41,15 @@ pub enum Error {
         /// Seconds waited.
         waited_s: f64,
     },
-    /// No room for a reservation: nothing that could be evicted is left.
-    #[error(
-        "tier {tier} is full: {requested} bytes asked, {free} free of {capacity}, the rest is \
-         pinned or reserved"
-    )]
+    /// No room for a reservation.
+    #[error("tier {tier} has no room for {requested} bytes: {reason}")]
     Full {
         /// The tier's name.
         tier: &'static str,
         /// Bytes asked for.
         requested: u64,
-        /// Bytes free, perhaps in pieces too small.
-        free: u64,
-        /// Bytes of data the tier can hold.
-        capacity: u64,
+        /// What stands in the way, with its numbers.
+        reason: String,
     },
     /// The medium holds something that is not a sound arena.
     #[error("{path}: {reason}", path = path.display())]

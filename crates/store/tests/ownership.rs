@@ -85,7 +85,12 @@ fn a_new_owner_serves_at_once_but_allocates_only_when_the_orphans_are_gone() {
     let task = start_put(&ns, &[4], 20_000);
     assert_eq!(task.wait(None).unwrap(), [false]);
     assert_eq!(task.outcomes(), [Outcome::Full]);
-    assert!(ns.reserve_strict(&[(key(4), vec![20_000])]).is_err());
+    let error = ns.reserve_strict(&[(key(4), vec![20_000])]).unwrap_err();
+    let error = error.to_string();
+    assert!(
+        error.contains("tier Dax") && error.contains("previous owner"),
+        "{error}"
+    );
     // A worker of the new owner may come meanwhile, and must not be taken for one of the old.
     let mine = Mover::attach(&place.socket(), Some(1), true).unwrap();
     assert_eq!(reserve(&depot, 4, 20_000), None);
@@ -113,6 +118,35 @@ fn a_new_owner_serves_at_once_but_allocates_only_when_the_orphans_are_gone() {
     assert_eq!(reserve(&next, 5, 1000), None);
     drop(mine);
     assert!(reserve(&next, 5, 1000).is_some());
+}
+
+#[test]
+fn what_is_put_while_orphans_live_is_acknowledged_when_they_are_gone() {
+    const TEST: &str = "what_is_put_while_orphans_live_is_acknowledged_when_they_are_gone";
+    if let Some(role) = child::role() {
+        return play(&role);
+    }
+    let place = Place::new("Cache|Dax", "1MiB", "1MiB");
+    let spec = place.spec();
+    let mut owner = Child::start(TEST, "owner", &[("spec", &spec)]);
+    owner.line().unwrap();
+    let socket = place.socket();
+    let values = [
+        ("socket", socket.to_str().unwrap()),
+        ("placement", ""),
+        ("go", ""),
+    ];
+    let mut orphan = Child::start(TEST, "worker", &values);
+    orphan.expect("attached");
+    owner.kill();
+    let depot = place.open();
+    let ns = namespace(&depot);
+    let task = start_put(&ns, &[4], 20_000);
+    task.wait_released(Some(common::PATIENCE)).unwrap();
+    assert!(task.wait(Some(Duration::from_millis(120))).is_err());
+    assert!(has(&ns, &[1, 4], 20_000), "meanwhile it is served");
+    orphan.kill();
+    assert_eq!(task.wait(Some(common::PATIENCE)).unwrap(), [true]);
 }
 
 #[test]

@@ -226,6 +226,36 @@ fn all_pinned_is_full_with_a_clear_error_and_evicts_nothing() {
 }
 
 #[test]
+fn a_refusal_names_the_tier_and_what_stands_in_the_way() {
+    let place = Place::new("Cache|Dax", "1MiB", "4MiB")
+        .with("", "write_back_depth", 65_000)
+        .with("", "overload", "drop");
+    let depot = place.open();
+    let ns = namespace(&depot);
+    let refusal = |lens: &[u64]| {
+        let blocks = (0..)
+            .zip(lens)
+            .map(|(number, len)| (key(number), vec![*len]));
+        ns.reserve_strict(&blocks.collect::<Vec<_>>())
+            .unwrap_err()
+            .to_string()
+    };
+    let queue = refusal(&[10_000; 10]);
+    assert!(
+        queue.contains("10000 bytes") && queue.contains("write_back_depth = 65000"),
+        "{queue}"
+    );
+    // Goes round the near tier, and is too large for the far one.
+    let far = refusal(&[8 << 20]);
+    let capacity = depot.stats().tiers[1].capacity_bytes;
+    assert!(
+        far.contains("tier Dax") && far.contains(&format!("of {capacity}")),
+        "{far}"
+    );
+    assert_at_rest(&depot);
+}
+
+#[test]
 fn larger_than_everything_is_full() {
     let place = Place::new("Cache|Dax", "256KiB", "1MiB");
     let depot = place.open();

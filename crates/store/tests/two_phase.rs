@@ -476,3 +476,48 @@ fn namespaces_never_see_each_other() {
     assert_eq!(get(&one, &[1], 5000), [Outcome::Miss]);
     assert!(has(&two, &[1], 300));
 }
+
+#[test]
+fn a_block_whose_write_back_failed_is_sent_again_by_the_next_store() {
+    let place = Place::new("Cache|Dax", "256KiB", "1MiB");
+    let depot = place.open();
+    let (ns, mover) = (namespace(&depot), attach(&place));
+    // Goes round the near tier; pinned it leaves no room in the far one.
+    assert_eq!(put(&ns, &[1], 900_000), [true]);
+    let pinned = pin(&ns, 1).unwrap();
+    put_parts(&ns, &mover, 10, &[50_000, 50_000]);
+    assert!(depot.drain(PATIENCE));
+    assert_eq!(depot.stats().tiers[1].stored_blocks, 1);
+    ns.unpin(&[pinned], false);
+    assert_eq!(reserve(&ns, 10, &[50_000, 50_000]), None, "it is stored");
+    assert!(depot.drain(PATIENCE));
+    assert_eq!(depot.stats().tiers[1].stored_blocks, 2);
+    // Once more, there is nothing to do.
+    assert_eq!(reserve(&ns, 10, &[50_000, 50_000]), None);
+    assert!(depot.drain(PATIENCE));
+    assert_eq!(depot.stats().tiers[1].stored_blocks, 2);
+    assert_at_rest(&depot);
+}
+
+#[test]
+fn a_pin_asks_the_next_tier_when_the_near_part_table_does_not_verify() {
+    let place = Place::new("Cache|Dax", "1MiB", "4MiB");
+    let depot = place.open();
+    let (ns, mover) = (namespace(&depot), attach(&place));
+    put_parts(&ns, &mover, 10, &[5000, 100]);
+    assert!(depot.drain(PATIENCE));
+    let near = pin(&ns, 10).unwrap();
+    assert_eq!(near.tier(), "Cache");
+    let (medium, offset, len) = mover.locate(&near.placement(), 1).unwrap()[0];
+    let table = offset + len.next_multiple_of(4096);
+    mover.media()[medium]
+        .write_at(table as usize, &[0xEE; 64])
+        .unwrap();
+    ns.unpin(&[near], false);
+    let far = pin(&ns, 10).unwrap();
+    assert_eq!(far.tier(), "Dax");
+    assert_eq!(load(&mover, &far, 1, 100), Some(content(11, 100)));
+    assert_eq!(depot.stats().tiers[0].corrupt_blocks, 1);
+    ns.unpin(&[far], false);
+    assert_at_rest(&depot);
+}

@@ -37,7 +37,7 @@ pub use open::Opening;
 pub(crate) use open::{default_path, read_directory, read_superblock};
 use owner_lock::OwnerLock;
 pub(crate) use owner_lock::read_owner;
-pub(crate) use publish::Refused;
+pub(crate) use publish::{Cause, Full, Refused};
 pub(crate) use recover::{is_inside, judge, survey};
 
 /// Names one reservation or pin of an arena: the slot may be reused, the sequence never is.

@@ -22,10 +22,51 @@ pub(crate) enum Refused {
     Present(Token),
     /// Another call is writing it.
     Reserved(Token),
+    /// There is no room for it.
+    Full(Full),
+}
+
+/// Why, and in which tier, there is no room for a block of `requested` bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Full {
+    pub(crate) tier: &'static str,
+    pub(crate) requested: u64,
+    pub(crate) cause: Cause,
+}
+
+/// What stands in the way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Cause {
     /// Nothing that could be evicted is left, or the block is larger than the arena.
-    Full { requested: u64, free: u64 },
+    Space { free: u64, capacity: u64 },
+    /// More bytes than this would wait for the far tier.
+    Queue { depth: u64 },
     /// Processes that worked for the previous owner may still write here.
     Orphans,
+}
+
+impl From<Full> for Error {
+    fn from(full: Full) -> Error {
+        let Full {
+            tier,
+            requested,
+            cause,
+        } = full;
+        let reason = match cause {
+            Cause::Space { free, capacity } => {
+                format!("{free} are free of {capacity}, the rest is pinned or reserved")
+            }
+            Cause::Queue { depth } => {
+                format!("the write-back queue is full (write_back_depth = {depth})")
+            }
+            Cause::Orphans => "processes of its previous owner may still write".into(),
+        };
+        Error::Full {
+            tier,
+            requested,
+            reason,
+        }
+    }
 }
 
 impl Arena {
@@ -75,7 +116,7 @@ impl Arena {
                     return Err(Refused::Reserved(state.place(slot).token));
                 }
                 if blocked {
-                    return Err(Refused::Orphans);
+                    return Err(self.full(*len, Cause::Orphans));
                 }
                 let (slot, extents) =
                     self.make_room(state, number, *len, near).inspect_err(|_| {
@@ -111,9 +152,9 @@ impl Arena {
         } else {
             EXTENTS_MAX
         };
-        let full = |pool: &Pool| Refused::Full {
-            requested: len,
-            free: pool.free_bytes(),
+        let full = |pool: &Pool| {
+            let (free, capacity) = (pool.free_bytes(), self.layout.data_len());
+            self.full(len, Cause::Space { free, capacity })
         };
         if len == 0 || len > self.layout.data_len() {
             return Err(full(&state.pool));
@@ -130,6 +171,14 @@ impl Arena {
                 return Err(full(&state.pool));
             }
         }
+    }
+
+    fn full(&self, requested: u64, cause: Cause) -> Refused {
+        Refused::Full(Full {
+            tier: self.name,
+            requested,
+            cause,
+        })
     }
 
     fn allocate(
@@ -334,16 +383,6 @@ impl Arena {
             tracing::warn!(tier = self.name, %error, "a namespace could not be described");
         }
         state.described[index] = Some(namespace);
-    }
-
-    /// The error for a refused reservation of a caller who wants one.
-    pub(crate) fn full_error(&self, requested: u64, free: u64) -> Error {
-        Error::Full {
-            tier: self.name,
-            requested,
-            free,
-            capacity: self.layout.data_len(),
-        }
     }
 }
 

@@ -10,6 +10,7 @@ use super::Core;
 use super::replicate::Replica;
 use crate::Error;
 use crate::arena::Place;
+use crate::clock;
 use crate::task::Outcome;
 
 /// Bytes moved in one go: a few tens of milliseconds of copying, so that a close or a promotion
@@ -18,6 +19,9 @@ const BATCH_BYTES: u64 = 64 << 20;
 const BATCH_BLOCKS: usize = 1024;
 /// Pause before a block is tried again that somebody else is writing to the far tier.
 const RETRY: Duration = Duration::from_millis(1);
+/// Pause before the far tier is asked again while processes of its last owner may still write
+/// there: short against an engine's start, and nothing to speak of in the meantime.
+const RETRY_ORPHANS: Duration = Duration::from_millis(50);
 
 /// The running thread.
 pub(crate) struct Background {
@@ -81,7 +85,8 @@ impl Core {
             if ledger.stop {
                 return None;
             }
-            if !ledger.queue.is_empty() {
+            let rested = ledger.rest_until.is_none_or(|end| end <= clock::now());
+            if rested && !ledger.queue.is_empty() {
                 let mut bytes = 0;
                 let fits = |place: &&Place| {
                     bytes += place.len;
@@ -110,14 +115,19 @@ impl Core {
                 }
                 return Some(Work::Promote(tier, places));
             }
-            self.ledger.work.wait(&mut ledger);
+            match ledger.rest_until.filter(|_| !rested) {
+                Some(end) => {
+                    let _waited = self.ledger.work.wait_until(&mut ledger, end);
+                }
+                None => self.ledger.work.wait(&mut ledger),
+            }
         }
     }
 
     fn write_back(&self, places: &[Place]) {
         let near = self.near();
         let replicas = self.replicate(near, 1, places);
-        let mut busy = Vec::new();
+        let (mut again, mut pause) = (Vec::new(), RETRY);
         let mut ended = Vec::new();
         for (place, replica) in places.iter().zip(replicas) {
             let outcome = match replica {
@@ -131,8 +141,11 @@ impl Core {
                         "a block did not verify on its way to the far tier");
                     Outcome::Corrupt
                 }
-                Replica::Busy => {
-                    busy.push(*place);
+                Replica::Busy | Replica::Orphans => {
+                    if replica == Replica::Orphans {
+                        pause = RETRY_ORPHANS;
+                    }
+                    again.push(*place);
                     continue;
                 }
             };
@@ -143,11 +156,12 @@ impl Core {
             self.metrics.put_outcome(*outcome);
             self.ledger.finish(place, *outcome);
         }
-        if !busy.is_empty() {
-            std::thread::sleep(RETRY);
+        if !again.is_empty() {
             let mut ledger = self.ledger.lock();
             if !ledger.stop {
-                ledger.queue.extend(busy);
+                ledger.queue.extend(again);
+                // Promotions have their turn meanwhile.
+                ledger.rest_until = clock::now().checked_add(pause);
             }
         }
     }
@@ -182,7 +196,7 @@ impl Core {
                     tracing::warn!(key = %place.identity.key, tier = from.name(),
                         "a block did not verify on its way to the near tier");
                 }
-                Replica::Full | Replica::Busy | Replica::Removed | Replica::Failed => {}
+                _ => {}
             }
         }
         from.unpin(places.iter().map(|place| place.token));

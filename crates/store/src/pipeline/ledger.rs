@@ -8,7 +8,7 @@
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
@@ -45,6 +45,8 @@ pub(super) struct State {
     pub(super) joiners: HashMap<(usize, Token), Vec<Joiner>>,
     /// Blocks of the near tier, pinned, on their way to the far one.
     pub(super) queue: VecDeque<Place>,
+    /// When the queue is looked at again, after blocks that could not be written yet.
+    pub(super) rest_until: Option<Instant>,
     /// Those in the queue or being copied, and who waits for them.
     pub(super) waiting: HashMap<Token, Vec<Waiter>>,
     /// Bytes admitted to the near tier that the far one has not got.

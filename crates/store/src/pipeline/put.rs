@@ -162,7 +162,7 @@ impl Put {
                     continue;
                 }
                 Err(Refused::Present(token)) if through => {
-                    if core.wait_for_far(ledger, token, self.waiter(index)) {
+                    if core.send_far(ledger, token, vec![self.waiter(index)]) {
                         routes.released += 1;
                     } else {
                         refused.push((index, Outcome::Full));
@@ -185,7 +185,7 @@ impl Put {
                         .or_default()
                         .push(joiner);
                 }
-                Err(Refused::Full { .. } | Refused::Orphans) => {
+                Err(Refused::Full(_)) => {
                     refused.push((index, Outcome::Full));
                 }
             }
@@ -297,11 +297,11 @@ impl Put {
 }
 
 impl Core {
-    /// Lets a key wait until the far tier has a block that is published in the near one. False
-    /// when the block is gone again.
-    fn wait_for_far(&self, ledger: &mut State, token: Token, waiter: Waiter) -> bool {
-        if let Some(waiters) = ledger.waiting.get_mut(&token) {
-            waiters.push(waiter);
+    /// Sees to it that a block that is published in the near tier is on its way to the far one,
+    /// where it is not. False when it is gone again.
+    pub(super) fn send_far(&self, ledger: &mut State, token: Token, waiters: Vec<Waiter>) -> bool {
+        if let Some(others) = ledger.waiting.get_mut(&token) {
+            others.extend(waiters);
             return true;
         }
         // Published, and neither far nor on its way: its write-back had failed.
@@ -309,7 +309,7 @@ impl Core {
             return false;
         };
         ledger.queued_bytes += place.len;
-        self.write_back_later(ledger, place, vec![waiter]);
+        self.write_back_later(ledger, place, waiters);
         true
     }
 

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use super::Core;
-use crate::arena::{Arena, Place, Refused, Token, Wanted};
+use crate::arena::{Arena, Cause, Place, Refused, Token, Wanted};
 use crate::{Error, NamespaceId, parts};
 
 /// What became of one block.
@@ -17,6 +17,8 @@ pub(super) enum Replica {
     Full,
     /// Somebody else is writing it there.
     Busy,
+    /// Nothing is written there before those are gone who worked for the tier's last owner.
+    Orphans,
     /// Somebody has removed it meanwhile.
     Removed,
     /// The lanes failed.
@@ -142,7 +144,10 @@ fn reserve(
             Ok(target) => copies.push((index, target)),
             Err(Refused::Present(_)) => replicas[index] = Replica::Stored,
             Err(Refused::Reserved(_)) => replicas[index] = Replica::Busy,
-            Err(Refused::Full { .. } | Refused::Orphans) => replicas[index] = Replica::Full,
+            Err(Refused::Full(full)) if full.cause == Cause::Orphans => {
+                replicas[index] = Replica::Orphans;
+            }
+            Err(Refused::Full(_)) => replicas[index] = Replica::Full,
         }
     }
 }

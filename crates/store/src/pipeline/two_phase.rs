@@ -4,12 +4,10 @@
 //! Reservations and pins belong to the process that made them; they end by these verbs or with
 //! it, never by time.
 
-use std::sync::Arc;
-
 use kvdepot_media::Checksum;
 
 use super::Core;
-use crate::arena::{Place, Refused, Token, Wanted};
+use crate::arena::{Arena, Cause, Full, Place, Refused, Token, Wanted};
 use crate::config::Overload;
 use crate::parts::{self, Part};
 use crate::share::placement;
@@ -117,10 +115,13 @@ impl Core {
                 tiers[1].push(index);
             } else {
                 self.metrics.put_outcome(crate::Outcome::Dropped);
-                answers[index] = Some(Err(Refused::Full {
+                answers[index] = Some(Err(Refused::Full(Full {
+                    tier: self.near().name(),
                     requested: len,
-                    free: 0,
-                }));
+                    cause: Cause::Queue {
+                        depth: self.write_back_depth,
+                    },
+                })));
             }
         }
         for (tier, indices) in tiers
@@ -149,6 +150,13 @@ impl Core {
                     ledger.queued_bytes = ledger
                         .queued_bytes
                         .saturating_sub(parts::payload_len(lengths));
+                }
+                if let Err(Refused::Present(token)) = &place
+                    && tier == 0
+                    && through
+                {
+                    // Unless it is gone again, in which case the next store writes it anew.
+                    let _sent = self.send_far(&mut ledger, *token, Vec::new());
                 }
                 answers[*index] = Some(place.map(|place| Reservation {
                     tier,
@@ -277,48 +285,23 @@ impl Core {
     ) -> Result<Vec<Option<Pin>>, Error> {
         let _pass = self.gate.enter()?;
         let stamps = self.uses.call(keys.len());
-        let mut found: Vec<Option<(usize, Place)>> = vec![None; keys.len()];
+        let mut pins: Vec<Option<Pin>> = vec![None; keys.len()];
         for (tier, arena) in self.tiers.iter().enumerate() {
-            let taken: Vec<bool> = found.iter().map(Option::is_some).collect();
+            let mut found = Vec::new();
             let each = |index: usize, place| {
-                found[index] = Some((tier, place));
+                found.push((index, place));
                 true
             };
-            let wanted = |index: usize| !taken[index];
+            let wanted = |index: usize| pins[index].is_none();
             arena.pin(namespace, keys, |index| stamps.of(index), each, wanted);
-            let used = (0..keys.len()).filter(|index| taken[*index]);
+            let used = (0..keys.len()).filter(|index| pins[*index].is_some());
             arena.touch(namespace, used.map(|at| (&keys[at], stamps.of(at))));
-        }
-        let open = |(tier, place): (usize, Place)| {
-            let arena: &Arc<_> = &self.tiers[tier];
-            let Place {
-                identity,
-                extents,
-                len,
-                parts,
-                checksum,
-                token,
-                ..
-            } = place;
-            match parts::read(arena.mapping(), &identity, &extents, len, parts, checksum) {
-                Some(parts) => Some(Pin {
-                    tier,
-                    tier_name: arena.name(),
-                    place,
-                    parts,
-                    session,
-                }),
-                None => {
-                    arena.discard(&[token]);
-                    arena.unpin([token].into_iter());
-                    None
-                }
+            for (index, place) in found {
+                // One whose part table does not verify is asked of the next tier.
+                pins[index] = open(arena, tier, place, session);
             }
-        };
-        Ok(found
-            .into_iter()
-            .map(|found| found.and_then(open))
-            .collect())
+        }
+        Ok(pins)
     }
 
     /// Ends pins. `served` blocks of a far tier are promoted: their bytes have just been read.
@@ -354,4 +337,30 @@ impl Core {
             .map(|pin| self.tiers[pin.tier].discard(&[pin.place.token]))
             .sum()
     }
+}
+
+/// A pinned block with its part table; `None`, and unpinned and unpublished, when that does not
+/// verify.
+fn open(arena: &Arena, tier: usize, place: Place, session: u64) -> Option<Pin> {
+    let Place {
+        identity,
+        extents,
+        len,
+        parts,
+        checksum,
+        token,
+        ..
+    } = place;
+    let parts = parts::read(arena.mapping(), &identity, &extents, len, parts, checksum);
+    if parts.is_none() {
+        arena.discard(&[token]);
+        arena.unpin([token].into_iter());
+    }
+    Some(Pin {
+        tier,
+        tier_name: arena.name(),
+        place,
+        parts: parts?,
+        session,
+    })
 }
