@@ -87,7 +87,7 @@ pub(crate) struct Memory {
     #[arg(long = "block", value_name = "SIZE", value_parser = bytes)]
     pub(crate) blocks: Vec<u64>,
     /// Lanes, and threads of the plain copies; 1 and 2 unless given.
-    #[arg(long, value_name = "COUNT")]
+    #[arg(long, value_name = "COUNT", value_parser = threads)]
     pub(crate) threads: Vec<usize>,
     /// Bytes of the tier; 1GiB unless given.
     #[arg(long, value_name = "SIZE", value_parser = bytes)]
@@ -178,7 +178,7 @@ pub(crate) struct Verify {
     #[command(flatten)]
     pub(crate) arena: ArenaArgs,
     /// Threads that read and hash; by default the processors of the process, at most 8.
-    #[arg(long, value_name = "COUNT")]
+    #[arg(long, value_name = "COUNT", value_parser = threads)]
     pub(crate) threads: Option<usize>,
 }
 
@@ -208,6 +208,12 @@ pub(crate) fn bytes(text: &str) -> Result<u64, String> {
         Some(bytes) if bytes > 0 => Ok(bytes),
         _ => Err(format!("expected {}", size::SIZE_HELP)),
     }
+}
+
+fn threads(text: &str) -> Result<usize, String> {
+    let allowed = 1..=256;
+    let count = text.parse().ok().filter(|count| allowed.contains(count));
+    count.ok_or_else(|| "expected 1 to 256".into())
 }
 
 fn hexadecimal(text: &str) -> Result<String, String> {

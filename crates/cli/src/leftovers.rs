@@ -14,6 +14,8 @@ use crate::error::Error;
 pub(crate) enum Kind {
     /// A default arena.
     Arena,
+    /// A default arena that somebody makes, or was making when it was killed.
+    Unfinished,
     /// A socket where movers attach.
     Socket,
     /// A benchmark's directory.
@@ -24,6 +26,7 @@ impl Kind {
     pub(crate) fn name(self) -> &'static str {
         match self {
             Kind::Arena => "arena",
+            Kind::Unfinished => "unfinished arena",
             Kind::Socket => "socket",
             Kind::Scratch => "benchmark files",
         }
@@ -45,9 +48,12 @@ pub(crate) fn find() -> Result<Vec<Found>, Error> {
     let mut add = |kind, path| found.push(Found { kind, path });
     for path in entries(&dirs::cache_dir()?) {
         let name = name_of(&path);
-        let ours = name == "arena.kvd" || (name.starts_with("arena-") && name.ends_with(".kvd"));
-        if ours {
+        let hidden = name.strip_prefix('.');
+        let unfinished = hidden.and_then(|name| name.strip_suffix(kvdepot_store::UNFINISHED));
+        if is_default(&name) {
             add(Kind::Arena, path);
+        } else if unfinished.is_some_and(is_default) {
+            add(Kind::Unfinished, path);
         }
     }
     for path in entries(&dirs::runtime_dir()?) {
@@ -65,6 +71,11 @@ pub(crate) fn find() -> Result<Vec<Found>, Error> {
     Ok(found)
 }
 
+/// Whether a default arena has this name.
+fn is_default(name: &str) -> bool {
+    name == "arena.kvd" || (name.starts_with("arena-") && name.ends_with(".kvd"))
+}
+
 /// Removes the directories that are empty now.
 pub(crate) fn remove_empty_directories() {
     let dirs = [dirs::cache_dir(), dirs::runtime_dir()];
@@ -75,7 +86,7 @@ pub(crate) fn remove_empty_directories() {
 }
 
 impl Found {
-    /// Removes a socket where nobody listens, or a benchmark's directory; its bytes.
+    /// Removes it, where nobody uses it; its bytes.
     pub(crate) fn remove(&self) -> Result<u64, Error> {
         match self.kind {
             Kind::Socket => {
@@ -87,7 +98,9 @@ impl Found {
                 fs::remove_file(&self.path).map_err(Error::io(&self.path))?;
                 Ok(0)
             }
-            Kind::Scratch | Kind::Arena => {
+            Kind::Arena => Ok(kvdepot_store::erase(&self.path)?),
+            Kind::Unfinished => Ok(kvdepot_store::erase_unfinished(&self.path)?),
+            Kind::Scratch => {
                 let lengths = entries(&self.path).into_iter();
                 let bytes = lengths
                     .filter_map(|path| path.metadata().ok())

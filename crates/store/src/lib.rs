@@ -30,7 +30,7 @@ mod pipeline;
 mod share;
 mod task;
 
-pub use arena::{Opening, TierStats, erase};
+pub use arena::{Opening, TierStats, UNFINISHED, erase, erase_unfinished};
 pub use buffers::BlockBuffers;
 pub use config::Config;
 pub use depot::{Depot, Namespace};

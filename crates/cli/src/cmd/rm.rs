@@ -1,6 +1,6 @@
 //! `kvdepot rm`: blocks, an arena, or everything that kvdepot made.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
 
@@ -11,7 +11,7 @@ use serde::Serialize;
 use super::matches;
 use crate::args::Rm;
 use crate::error::Error;
-use crate::leftovers::{self, Kind};
+use crate::leftovers;
 use crate::output::{Output, bytes, count, note};
 
 /// What was removed, or why it was not.
@@ -104,7 +104,13 @@ fn remove_blocks(args: &Rm, output: &mut Output) -> Result<i32, Error> {
         ..removed("blocks", &path, bytes)
     };
     report(item, output)?;
-    let missing = args.keys.len() as u64 > blocks;
+    let found = doomed
+        .values()
+        .flatten()
+        .map(|block| block.record.identity.key);
+    let (found, given): (HashSet<Key>, HashSet<Key>) =
+        (found.collect(), args.keys.iter().copied().collect());
+    let missing = !given.is_subset(&found);
     if missing {
         output.flush()?;
         note("not every key had a block");
@@ -169,11 +175,7 @@ fn remove_all(yes: bool, output: &mut Output) -> Result<i32, Error> {
     let mut status = crate::OK;
     for item in &found {
         let kind = item.kind.name();
-        let done = match item.kind {
-            Kind::Arena => kvdepot_store::erase(&item.path).map_err(Error::from),
-            Kind::Socket | Kind::Scratch => item.remove(),
-        };
-        let row = done.map_or_else(
+        let row = item.remove().map_or_else(
             |error| Removed {
                 removed: false,
                 reason: Some(error.to_string()),

@@ -156,6 +156,11 @@ fn verify_finds_nothing_in_a_sound_arena_while_it_is_owned() {
     let path = path.to_str().unwrap();
     let depot = open(path.as_ref(), "1MiB");
     put(&depot.namespace(&spec("a")).unwrap(), 0..5, 5000);
+    for wrong in ["0", "257", "two"] {
+        let ran = home.run(&["verify", path, "--threads", wrong]);
+        assert_eq!(ran.status, 2);
+        assert!(ran.stderr.contains("--threads"), "{}", ran.stderr);
+    }
     let (status, rows) = home.json(&["verify", path, "--threads", "1"]);
     assert_eq!((status, rows.len()), (0, 1));
     assert_eq!(rows[0]["blocks"], 5);

@@ -82,14 +82,18 @@ fn rm_key_removes_a_block_from_every_namespace_or_from_one() {
     arena(path.as_ref());
     let a = spec("a").id().unwrap().to_string();
     let (zero, one, absent) = (key(0).to_string(), key(1).to_string(), key(99).to_string());
-    let (status, rows) = home.json(&["rm", path, "--key", &zero]);
-    assert_eq!((status, rows[0]["blocks"].as_u64()), (0, Some(2)));
+    let (status, rows) = home.json(&["rm", path, "--key", &zero, "--key", &absent]);
+    assert_eq!((status, rows[0]["blocks"].as_u64()), (1, Some(2)));
     let (status, rows) = home.json(&["rm", path, "--key", &one, "--namespace", &a]);
     assert_eq!((status, rows[0]["blocks"].as_u64()), (0, Some(1)));
     assert_eq!(home.json(&["ls", path]).1.len(), 4);
     let ran = home.run(&["rm", path, "--key", &absent]);
     assert_eq!(ran.status, 1);
     assert!(ran.stdout.contains("removed 0 blocks"), "{}", ran.stdout);
+    // Each key counts, however many blocks it has and however often it is given.
+    let (two, three) = (key(2).to_string(), key(3).to_string());
+    let ran = home.run(&["rm", path, "--key", &two, "--key", &two, "--key", &three]);
+    assert_eq!(ran.status, 0, "{}", ran.stderr);
     for wrong in ["12", &"x".repeat(64)] {
         let ran = home.run(&["rm", path, "--key", wrong]);
         assert_eq!(ran.status, 2);
@@ -121,6 +125,11 @@ fn rm_all_asks_and_removes_all_that_nobody_uses() {
     let depot = open(&held, "1MiB");
     let foreign = home.path("cache/kvdepot/arena-notes.txt");
     std::fs::write(&foreign, "mine").unwrap();
+    let unfinished = [".arena.kvd.unfinished", ".arena-dp2.kvd.unfinished"]
+        .map(|name| home.path("cache/kvdepot").join(name));
+    for path in &unfinished {
+        std::fs::write(path, [0; 5000]).unwrap();
+    }
     std::fs::create_dir(home.path("run/kvdepot")).unwrap();
     private(&home.path("run/kvdepot"));
     let stale = home.path("run/kvdepot/0123.sock");
@@ -149,6 +158,10 @@ fn rm_all_asks_and_removes_all_that_nobody_uses() {
     };
     assert_eq!(removed(&home.default_arena()), Some(true));
     assert_eq!(removed(&held), Some(false));
+    for path in &unfinished {
+        assert_eq!(removed(path), Some(true));
+        assert!(!path.exists());
+    }
     assert_eq!(removed(&stale), Some(true));
     assert_eq!(removed(&live), Some(false));
     assert_eq!(removed(&scratch), Some(true));

@@ -18,6 +18,9 @@ use crate::{Error, clock};
 /// Pause of a process that waits for another one to have made its file.
 const PAUSE: Duration = Duration::from_millis(5);
 
+/// The end of the name of a file that is not an arena yet.
+pub const UNFINISHED: &str = ".unfinished";
+
 /// Makes the file; false when another process has been faster.
 pub(super) fn create(
     path: &Path,
@@ -111,7 +114,24 @@ fn lock_directory(directory: &Path, path: &Path, wait: Duration) -> Result<File,
 /// Where the file is while it is being made.
 fn unfinished(path: &Path) -> PathBuf {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
-    path.with_file_name(format!(".{name}.unfinished"))
+    path.with_file_name(format!(".{name}{UNFINISHED}"))
+}
+
+/// Removes what a killed process left of an arena that it was making, and answers its bytes. It
+/// has the name of the arena between a dot and [`UNFINISHED`].
+///
+/// # Errors
+/// [`Error::Locked`] when a process makes an arena in that directory, [`Error::Io`].
+pub fn erase_unfinished(path: &Path) -> Result<u64, Error> {
+    let io = |source| Error::Io {
+        path: path.into(),
+        source,
+    };
+    let directory = path.parent().unwrap_or_else(|| Path::new("."));
+    let _lock = lock_directory(directory, path, Duration::ZERO)?;
+    let bytes = path.symlink_metadata().map_err(io)?.len();
+    std::fs::remove_file(path).map_err(io)?;
+    Ok(bytes)
 }
 
 /// 20 % of the free disk, at most 64 GiB.

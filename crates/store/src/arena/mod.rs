@@ -32,6 +32,7 @@ use crate::index::{Entries, Entry, KeyMap, Namespaces};
 use crate::{Identity, Key, NamespaceId};
 
 pub(crate) use create::default_capacity;
+pub use create::{UNFINISHED, erase_unfinished};
 pub use erase::erase;
 pub use open::Opening;
 pub(crate) use open::{default_path, read_directory, read_superblock};
