@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use kvdepot_media::host::{dirs, limits, uring};
+use kvdepot_media::host::{dirs, limits};
 use kvdepot_media::{Copier, CopierConfig};
 use kvdepot_store::Config;
 use kvdepot_store::inspect::Inspection;
@@ -46,7 +46,6 @@ impl Check {
 pub(crate) fn run(output: &mut Output) -> Result<i32, Error> {
     let mut checks = vec![kernels()?, processors(), memory(), cache()];
     checks.extend(dax(Path::new("/sys/bus/dax/devices")));
-    checks.push(io_uring());
     checks.push(huge_pages(Path::new("/sys/kernel/mm/transparent_hugepage")));
     checks.push(shared_memory());
     checks.extend(disk_and_arena()?);
@@ -155,18 +154,6 @@ fn dax(devices: &Path) -> Vec<Check> {
             }
         })
         .collect()
-}
-
-fn io_uring() -> Check {
-    match uring::probe() {
-        Ok(()) => Check::ok("io_uring", "available"),
-        Err(error) => Check::warn(
-            "io_uring",
-            error.to_string(),
-            "container profiles often block it, kernel.io_uring_disabled may too; files are then \
-             read and written by threads",
-        ),
-    }
 }
 
 fn huge_pages(folder: &Path) -> Check {

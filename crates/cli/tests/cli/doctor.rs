@@ -19,7 +19,6 @@ fn doctor_reports_on_every_thing() {
         "memory",
         "default Cache",
         "DAX",
-        "io_uring",
         "huge pages",
         "/dev/shm",
         "disk",

@@ -27,6 +27,5 @@ pub mod fork;
 pub mod limits;
 pub mod lock;
 pub mod peer;
-pub mod uring;
 
 pub use error::{Error, Result};
