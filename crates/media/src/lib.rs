@@ -19,4 +19,4 @@ pub use copier::{
     Batch, Copier, CopierConfig, Done, Failure, Outcome, PART_LEN_MAX, PARTS_MAX, Ticket,
 };
 pub use error::{Error, Result};
-pub use memory::{Access, Flush, Kind, Mapping, Plain, page_size};
+pub use memory::{Access, Descriptor, Flush, Kind, Mapping, Plain, page_size};

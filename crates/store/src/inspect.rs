@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use kvdepot_media::host::lock;
 use kvdepot_media::{Access, Copier, Done, Kind, Mapping};
 
 use crate::arena::{is_inside, judge, read_directory, read_owner, read_superblock, survey};
@@ -102,7 +103,8 @@ impl Inspection {
     /// Who opened it last, and whether somebody owns it now.
     #[must_use]
     pub fn owner(&self) -> (Option<Owner>, bool) {
-        let held = kvdepot_media::host::lock::is_locked(self.mapping.fd(), 0).unwrap_or(false);
+        let held = self.mapping.fd().and_then(|fd| lock::is_locked(fd, 0));
+        let held = held.unwrap_or(false);
         (read_owner(&self.mapping), held)
     }
 

@@ -106,10 +106,37 @@ pub fn install() -> Result<()> {
     }
 }
 
+/// Runs `open`, which opens or receives descriptors and registers them, again and again until no
+/// other thread has forked meanwhile: whatever child comes later finds them registered.
+///
+/// # Errors
+///
+/// Those of `open`. [`Error::Os`] when other threads fork without a pause for ten seconds.
+pub fn between_forks<T, E: From<Error>>(
+    mut open: impl FnMut() -> std::result::Result<T, E>,
+) -> std::result::Result<T, E> {
+    install()?;
+    let start = Instant::now();
+    while start.elapsed() < QUIET_WAIT {
+        let begun = FORKS_BEGUN.load(SeqCst);
+        if FORKS_ENDED.load(SeqCst) != begun {
+            thread::sleep(Duration::from_millis(1));
+            continue;
+        }
+        let opened = open()?;
+        // A fork that begins after this reading copies the registered slots.
+        if FORKS_BEGUN.load(SeqCst) == begun {
+            return Ok(opened);
+        }
+    }
+    Err(Error::os("open a lock descriptor between two forks")(Errno::TIMEDOUT).into())
+}
+
 /// A descriptor for locks that a forked child does not inherit.
 ///
 /// Its description should be its own: not mapped, not sent, not duplicated (see
-/// [`host`](super)). Dropping it releases all locks of the description at once, and closes it. In a
+/// [`host`](super)); or one that was received with a lock on it, which then lives as long as this
+/// and what is mapped from it. Dropping it releases all locks of the description at once, and closes it. In a
 /// forked child every method fails with [`Error::Forked`], and dropping does nothing.
 #[derive(Debug)]
 pub struct LockFd {
@@ -125,26 +152,9 @@ impl LockFd {
     ///
     /// # Errors
     ///
-    /// Those of `open`. [`Error::Input`] beyond [`LOCK_FDS_MAX`] descriptors. [`Error::Os`] when
-    /// other threads fork without a pause for ten seconds.
+    /// Those of `open`, of [`LockFd::adopt`] and of [`between_forks`].
     pub fn open(mut open: impl FnMut() -> Result<OwnedFd>) -> Result<LockFd> {
-        install()?;
-        let start = Instant::now();
-        while start.elapsed() < QUIET_WAIT {
-            let begun = FORKS_BEGUN.load(SeqCst);
-            if FORKS_ENDED.load(SeqCst) != begun {
-                thread::sleep(Duration::from_millis(1));
-                continue;
-            }
-            let lock_fd = LockFd::register(open()?)?;
-            // A fork that begins after this reading copies the registered slot.
-            if FORKS_BEGUN.load(SeqCst) == begun {
-                return Ok(lock_fd);
-            }
-        }
-        Err(Error::os("open a lock descriptor between two forks")(
-            Errno::TIMEDOUT,
-        ))
+        between_forks(|| LockFd::adopt(open()?))
     }
 
     /// A description of its own for the file or device behind `fd` (see
@@ -157,7 +167,12 @@ impl LockFd {
         LockFd::open(|| super::fds::reopen(&fd, read_only))
     }
 
-    fn register(fd: OwnedFd) -> Result<LockFd> {
+    /// Keeps a descriptor, within [`between_forks`].
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Input`] beyond [`LOCK_FDS_MAX`] descriptors.
+    pub fn adopt(fd: OwnedFd) -> Result<LockFd> {
         rustix::io::fcntl_setfd(&fd, FdFlags::CLOEXEC)
             .map_err(Error::os("close a descriptor on exec"))?;
         let raw = fd.as_raw_fd();

@@ -17,9 +17,11 @@ use super::medium::{
 };
 use crate::buffer::{Buffer, Owner, check_range};
 use crate::error::{Error, Result};
+use crate::host::{self, fork::LockFd};
 use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, MsyncFlags, ProtFlags};
+use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -64,9 +66,40 @@ pub struct Mapping {
     kind: Kind,
     access: Access,
     path: Option<PathBuf>,
-    fd: OwnedFd,
+    fd: Descriptor,
     /// The process that mapped it; a forked child has nothing to unmap.
     pid: u32,
+}
+
+/// The descriptor that a mapping was made from, and is kept with it.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Descriptor {
+    /// One that a forked child may have too.
+    Plain(OwnedFd),
+    /// One whose description carries a lock, which a forked child must not keep.
+    Locked(LockFd),
+}
+
+impl From<OwnedFd> for Descriptor {
+    fn from(fd: OwnedFd) -> Self {
+        Self::Plain(fd)
+    }
+}
+
+impl From<LockFd> for Descriptor {
+    fn from(fd: LockFd) -> Self {
+        Self::Locked(fd)
+    }
+}
+
+impl Descriptor {
+    fn get(&self) -> host::Result<BorrowedFd<'_>> {
+        match self {
+            Self::Plain(fd) => Ok(fd.as_fd()),
+            Self::Locked(fd) => fd.fd(),
+        }
+    }
 }
 
 impl Mapping {
@@ -100,8 +133,8 @@ impl Mapping {
         let mode = Mode::RUSR | Mode::WUSR;
         let fd = rustix::fs::open(path, flags | OFlags::CLOEXEC, mode)
             .map_err(|errno| Error::io("create", shown(path), errno))?;
-        let zeros = |fd: &OwnedFd, subject: &str, len| write_zeros(fd, subject, 0, len);
-        let made = allocate(&fd, &shown(path), len, zeros)
+        let zeros = |fd: BorrowedFd<'_>, subject: &str, len| write_zeros(fd, subject, 0, len);
+        let made = allocate(fd.as_fd(), &shown(path), len, zeros)
             .and_then(|()| sync_new(&fd, path))
             .and_then(|()| {
                 Self::map(
@@ -146,7 +179,7 @@ impl Mapping {
         let stat = rustix::fs::fstat(&fd).map_err(io("stat"))?;
         // Looked at again: it may have been replaced in between.
         check_kind(path, &stat)?;
-        let (kind, len) = extent_of(&fd, &stat, Some(path))?;
+        let (kind, len) = extent_of(fd.as_fd(), &stat, Some(path))?;
         if kind != Kind::Dax {
             check_owner(path, &stat)?;
         }
@@ -167,12 +200,16 @@ impl Mapping {
     ///
     /// [`Error::TooSmall`] when the medium is shorter, [`Error::WrongKind`], [`Error::Dax`],
     /// [`Error::Io`] (also when the descriptor does not allow `access`).
-    pub fn from_fd(fd: OwnedFd, len: u64, access: Access) -> Result<Arc<Self>> {
+    pub fn from_fd(fd: impl Into<Descriptor>, len: u64, access: Access) -> Result<Arc<Self>> {
         check_len(len)?;
+        let owned = fd.into();
+        let fd = owned
+            .get()
+            .map_err(|e| Error::io("use", "descriptor", io::Error::other(e)))?;
         let subject = format!("descriptor {}", fd.as_raw_fd());
-        let stat = rustix::fs::fstat(&fd).map_err(|e| Error::io("stat", subject.as_str(), e))?;
+        let stat = rustix::fs::fstat(fd).map_err(|e| Error::io("stat", subject.as_str(), e))?;
         check_kind(Path::new(&subject), &stat)?;
-        let (kind, available) = extent_of(&fd, &stat, None)?;
+        let (kind, available) = extent_of(fd, &stat, None)?;
         if len > available {
             return Err(Error::TooSmall {
                 subject,
@@ -180,11 +217,11 @@ impl Mapping {
                 available,
             });
         }
-        Self::map(fd, len, kind, access, None)
+        Self::map(owned, len, kind, access, None)
     }
 
     fn map(
-        fd: OwnedFd,
+        fd: impl Into<Descriptor>,
         len: u64,
         kind: Kind,
         access: Access,
@@ -201,9 +238,13 @@ impl Mapping {
             Access::ReadWrite => ProtFlags::READ | ProtFlags::WRITE,
         };
         let flags = MapFlags::SHARED;
+        let fd = fd.into();
+        let from = fd
+            .get()
+            .map_err(|e| Error::io("map", subject(), io::Error::other(e)))?;
         // SAFETY: a new mapping at an address that the system chooses touches no other memory.
         let at =
-            unsafe { rustix::mm::mmap(std::ptr::null_mut(), bytes, protection, flags, &fd, 0) }
+            unsafe { rustix::mm::mmap(std::ptr::null_mut(), bytes, protection, flags, from, 0) }
                 .map_err(|errno| Error::io("map", subject(), errno))?;
         let addr = at.expose_provenance();
         let mapping = Self {
@@ -247,9 +288,17 @@ impl Mapping {
     }
 
     /// The descriptor of the medium.
-    #[must_use]
-    pub fn fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
+    ///
+    /// # Errors
+    ///
+    /// [`host::Error::Forked`] in a forked child, for one that carries a lock.
+    pub fn fd(&self) -> host::Result<BorrowedFd<'_>> {
+        self.fd.get()
+    }
+
+    fn fd_to(&self, operation: &'static str) -> Result<BorrowedFd<'_>> {
+        let fail = |error| Error::io(operation, self.name(), io::Error::other(error));
+        self.fd().map_err(fail)
     }
 
     /// A descriptor to hand to another process. A read-only one is opened anew, so that the
@@ -262,10 +311,10 @@ impl Mapping {
     pub fn try_clone_fd(&self, access: Access) -> Result<OwnedFd> {
         match (access, self.access) {
             (Access::ReadWrite, Access::ReadOnly) => Err(Error::ReadOnly { addr: self.addr }),
-            (Access::ReadWrite, _) => rustix::io::fcntl_dupfd_cloexec(&self.fd, 3)
+            (Access::ReadWrite, _) => rustix::io::fcntl_dupfd_cloexec(self.fd_to("duplicate")?, 3)
                 .map_err(|errno| Error::io("duplicate", self.name(), errno)),
             (Access::ReadOnly, _) => {
-                let link = format!("/proc/self/fd/{}", self.fd.as_raw_fd());
+                let link = format!("/proc/self/fd/{}", self.fd_to("reopen")?.as_raw_fd());
                 rustix::fs::open(link, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
                     .map_err(|errno| Error::io("reopen", self.name(), errno))
             }
@@ -343,10 +392,11 @@ impl Mapping {
     /// [`Error::ReadOnly`].
     pub fn allocate(&self, len: u64) -> Result<()> {
         self.check_writable(self.at(0, len)?)?;
-        if self.kind != Kind::File || len == 0 || has_no_holes(&self.fd) {
+        let fd = self.fd_to("allocate the space of")?;
+        if self.kind != Kind::File || len == 0 || has_no_holes(fd) {
             return Ok(());
         }
-        allocate(&self.fd, &self.name(), len, fill_holes)
+        allocate(fd, &self.name(), len, fill_holes)
     }
 
     fn populate(&self, offset: u64, len: u64, advice: Advice) -> Result<()> {

@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use rustix::fs::{FallocateFlags, FileType, Mode, SealFlags, SeekFrom, Stat};
 use rustix::io::Errno;
 use std::fs::File;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::Path;
 
 /// A path as it stands in errors.
@@ -56,7 +56,11 @@ pub(super) fn check_owner(path: &Path, stat: &Stat) -> Result<()> {
 }
 
 /// The kind and the length of what `fd` refers to.
-pub(super) fn extent_of(fd: &OwnedFd, stat: &Stat, path: Option<&Path>) -> Result<(Kind, u64)> {
+pub(super) fn extent_of(
+    fd: BorrowedFd<'_>,
+    stat: &Stat,
+    path: Option<&Path>,
+) -> Result<(Kind, u64)> {
     if FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice {
         let device = path.unwrap_or_else(|| Path::new("a character device"));
         let Geometry { size, align } = dax::probe(Path::new("/sys"), device, stat.st_rdev)?;
@@ -70,10 +74,10 @@ pub(super) fn extent_of(fd: &OwnedFd, stat: &Stat, path: Option<&Path>) -> Resul
 /// Gives the first `len` bytes of a file their space; where the file system cannot do that ahead,
 /// `instead` does: only written bytes have their space for sure.
 pub(super) fn allocate(
-    fd: &OwnedFd,
+    fd: BorrowedFd<'_>,
     subject: &str,
     len: u64,
-    instead: impl Fn(&OwnedFd, &str, u64) -> Result<()>,
+    instead: impl Fn(BorrowedFd<'_>, &str, u64) -> Result<()>,
 ) -> Result<()> {
     loop {
         match rustix::fs::fallocate(fd, FallocateFlags::empty(), 0, len) {
@@ -87,7 +91,7 @@ pub(super) fn allocate(
 
 /// Whether a file is known to have all its space. Only a tmpfs counts it exactly; there asking for
 /// it once more would look at every page, seconds for a large arena.
-pub(super) fn has_no_holes(fd: &OwnedFd) -> bool {
+pub(super) fn has_no_holes(fd: BorrowedFd<'_>) -> bool {
     const TMPFS: u64 = 0x0102_1994;
     let exact = rustix::fs::fstatfs(fd).is_ok_and(|system| system.f_type as u64 == TMPFS);
     exact && rustix::fs::fstat(fd).is_ok_and(|file| file.st_blocks * 512 >= file.st_size)
@@ -95,7 +99,7 @@ pub(super) fn has_no_holes(fd: &OwnedFd) -> bool {
 
 /// Writes zeros where the first `len` bytes of a file have no space, as far as its file system
 /// tells. Nothing is lost by it: that is what holes hold.
-pub(super) fn fill_holes(fd: &OwnedFd, subject: &str, len: u64) -> Result<()> {
+pub(super) fn fill_holes(fd: BorrowedFd<'_>, subject: &str, len: u64) -> Result<()> {
     let seek = |whence| match rustix::fs::seek(fd, whence) {
         Ok(at) => Ok(at.min(len)),
         // No data behind the last hole.
@@ -111,7 +115,7 @@ pub(super) fn fill_holes(fd: &OwnedFd, subject: &str, len: u64) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn write_zeros(fd: &OwnedFd, subject: &str, begin: u64, end: u64) -> Result<()> {
+pub(super) fn write_zeros(fd: BorrowedFd<'_>, subject: &str, begin: u64, end: u64) -> Result<()> {
     let zeros = vec![0; 1 << 20];
     let mut at = begin;
     while at < end {
@@ -142,6 +146,7 @@ pub(super) fn sync_new(fd: &OwnedFd, path: &Path) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::fd::AsFd;
     use std::os::unix::fs::{FileExt, MetadataExt};
 
     #[test]
@@ -153,8 +158,7 @@ mod tests {
             file.write_all_at(&[byte; 5000], at).unwrap();
         }
         let before = file.metadata().unwrap().blocks();
-        let fd = OwnedFd::from(file.try_clone().unwrap());
-        fill_holes(&fd, "file", 1_000_000).unwrap();
+        fill_holes(file.as_fd(), "file", 1_000_000).unwrap();
         let mut bytes = vec![9; 2_000_000];
         file.read_exact_at(&mut bytes, 0).unwrap();
         for (at, byte) in pieces {

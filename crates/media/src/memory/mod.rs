@@ -14,5 +14,5 @@ pub(crate) mod mover;
 mod plain;
 pub(crate) mod xxh3;
 
-pub use mapping::{Access, Flush, Kind, Mapping, page_size};
+pub use mapping::{Access, Descriptor, Flush, Kind, Mapping, page_size};
 pub use plain::Plain;

@@ -45,8 +45,8 @@ impl OwnerLock {
     ) -> Result<OwnerLock, Error> {
         // Descriptions of our own: a lock lives with its description, and these never leave
         // this process.
-        let owner = LockFd::reopen(mapping.fd(), false)?;
-        let writers = LockFd::reopen(mapping.fd(), false)?;
+        let owner = LockFd::reopen(mapping.fd()?, false)?;
+        let writers = LockFd::reopen(mapping.fd()?, false)?;
         let begun = clock::now();
         if !owner.lock_timeout(OWNER_BYTE, Kind::Exclusive, wait)? {
             let name = read_owner(mapping);
@@ -90,7 +90,7 @@ impl OwnerLock {
     /// processes of an earlier owner may still write it comes without the lock, which would keep
     /// this owner from ever finding itself alone.
     pub(super) fn for_writer(&self, mapping: &Mapping) -> Result<OwnedFd, Error> {
-        let fd = fds::reopen(mapping.fd(), false)?;
+        let fd = fds::reopen(mapping.fd()?, false)?;
         if !self.alone() {
             let twin = fd.try_clone().map_err(|source| Error::Io {
                 path: "descriptor".into(),

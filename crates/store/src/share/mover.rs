@@ -7,6 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use kvdepot_media::host::fork;
 use kvdepot_media::{Access, Checksum, Copier, CopierConfig, Done, Mapping, Ticket};
 use parking_lot::Mutex;
 
@@ -80,16 +81,21 @@ impl Mover {
             socket: socket.display().to_string(),
             reason: source.to_string(),
         };
-        let stream = UnixStream::connect(socket).map_err(io)?;
-        stream.set_read_timeout(Some(PATIENCE)).map_err(io)?;
-        stream.set_write_timeout(Some(PATIENCE)).map_err(io)?;
-        wire::send_request(&stream, if write { Role::Write } else { Role::Read }).map_err(at)?;
-        let welcome = wire::receive_welcome(&stream).map_err(at)?;
-        let access = if write {
-            Access::ReadWrite
+        let (role, access) = if write {
+            (Role::Write, Access::ReadWrite)
         } else {
-            Access::ReadOnly
+            (Role::Read, Access::ReadOnly)
         };
+        // A child that this process forks must not keep the lock that comes with a descriptor.
+        let (stream, welcome) = fork::between_forks(|| {
+            let stream = UnixStream::connect(socket).map_err(io)?;
+            stream.set_read_timeout(Some(PATIENCE)).map_err(io)?;
+            stream.set_write_timeout(Some(PATIENCE)).map_err(io)?;
+            wire::send_request(&stream, role)?;
+            let welcome = wire::receive_welcome(&stream)?;
+            Ok((stream, welcome))
+        })
+        .map_err(at)?;
         let media = welcome
             .media
             .into_iter()

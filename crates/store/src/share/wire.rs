@@ -10,6 +10,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
 use kvdepot_media::host::fds;
+use kvdepot_media::host::fork::LockFd;
 
 use crate::Error;
 
@@ -31,6 +32,12 @@ pub(super) enum Role {
 pub(super) struct Welcome {
     pub(super) session: u64,
     pub(super) media: Vec<(u64, OwnedFd)>,
+}
+
+/// What the attaching process got, its descriptors kept from its children.
+pub(super) struct Welcomed {
+    pub(super) session: u64,
+    pub(super) media: Vec<(u64, LockFd)>,
 }
 
 fn peer(reason: impl Into<String>) -> Error {
@@ -107,7 +114,8 @@ fn head(status: u32) -> Vec<u8> {
     bytes
 }
 
-pub(super) fn receive_welcome(socket: &UnixStream) -> Result<Welcome, Error> {
+/// Within [`fork::between_forks`](kvdepot_media::host::fork::between_forks).
+pub(super) fn receive_welcome(socket: &UnixStream) -> Result<Welcomed, Error> {
     let mut incoming = Incoming {
         socket,
         bytes: Vec::new(),
@@ -143,9 +151,11 @@ pub(super) fn receive_welcome(socket: &UnixStream) -> Result<Welcome, Error> {
             incoming.fds.len()
         )));
     }
-    Ok(Welcome {
+    let kept = incoming.fds.into_iter().map(LockFd::adopt);
+    let kept = kept.collect::<Result<Vec<_>, _>>()?;
+    Ok(Welcomed {
         session,
-        media: lens.into_iter().zip(incoming.fds).collect(),
+        media: lens.into_iter().zip(kept).collect(),
     })
 }
 
