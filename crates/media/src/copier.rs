@@ -44,6 +44,9 @@ pub struct CopierConfig {
     pub inline_max: u64,
     /// How long an idle lane looks for work before it sleeps. Default 20 µs.
     pub spin: Duration,
+    /// The lanes' nice value, 0 to 19: above 0 for work that nobody waits for, which then leaves
+    /// the processors to everybody else. Default 0.
+    pub nice: u8,
 }
 
 /// The most lanes of a copier; a bound against a wrong unit in a configuration.
@@ -72,6 +75,7 @@ impl Default for CopierConfig {
             help: false,
             inline_max: 256 << 10,
             spin: Duration::from_micros(20),
+            nice: 0,
         }
     }
 }
@@ -92,6 +96,14 @@ impl CopierConfig {
                 field: "slice_size",
                 value,
                 allowed: "4096 or more",
+            });
+        }
+        if self.nice > 19 {
+            let value = u64::from(self.nice);
+            return Err(Error::Invalid {
+                field: "nice",
+                value,
+                allowed: "0 to 19",
             });
         }
         Ok(())
@@ -144,6 +156,7 @@ impl Copier {
                 .spawn(move || {
                     // Pinned lanes still work, only slower; there is nobody to tell.
                     drop(host::cpu::reset_affinity());
+                    host::cpu::be_nice(shared.config.nice);
                     shared.queues.run(lane, shared.config.spin);
                 });
             // On failure, dropping `copier` ends those that run.

@@ -17,6 +17,7 @@ fn conformance(medium: &Arc<Mapping>) {
     assert_eq!(medium.access(), Access::ReadWrite);
     medium.populate_write(0, len).unwrap();
     medium.populate_read(1, len - 1).unwrap();
+    medium.populate_resident(1, len - 1).unwrap();
     let bytes: Vec<u8> = (0..100_000).map(|i| (i * 7 + i / 256) as u8).collect();
     medium.write_from(4097, &bytes).unwrap();
     let mut read = vec![0; bytes.len()];
@@ -66,6 +67,7 @@ fn conformance(medium: &Arc<Mapping>) {
     assert!(end(medium.buffer(len, 1).map(drop)));
     assert!(end(medium.sync(1, len, Flush::Power)));
     assert!(end(medium.populate_read(len - 1, 2)));
+    assert!(end(medium.populate_resident(len - 1, 2)));
     assert!(end(medium.populate_write(u64::MAX, 2)));
 }
 

@@ -124,6 +124,15 @@ pub fn reset_affinity() -> Result<usize> {
     affinity_count()
 }
 
+/// Gives the calling thread, and it alone, this nice value, 1 to 19; 0 leaves it as it is. Best
+/// effort: where a sandbox forbids it, the thread keeps its priority.
+pub fn be_nice(nice: u8) {
+    if nice > 0 {
+        // For Linux, "the calling process" is the calling thread here.
+        let _otherwise_slower = rustix::process::setpriority_process(None, i32::from(nice));
+    }
+}
+
 /// How many processors the calling thread may run on.
 ///
 /// # Errors

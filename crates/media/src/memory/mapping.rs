@@ -362,26 +362,6 @@ impl Mapping {
         Ok(())
     }
 
-    /// Brings the pages of a range into memory and maps them for reading.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::OutOfBounds`]; [`Error::Io`] when a page cannot be had, instead of the `SIGBUS`
-    /// that touching it would be.
-    pub fn populate_read(&self, offset: u64, len: u64) -> Result<()> {
-        self.populate(offset, len, Advice::LinuxPopulateRead)
-    }
-
-    /// Allocates the pages of a range and maps them for writing; their content stays.
-    ///
-    /// # Errors
-    ///
-    /// As [`Mapping::populate_read`], and [`Error::ReadOnly`].
-    pub fn populate_write(&self, offset: u64, len: u64) -> Result<()> {
-        self.check_writable(self.at(offset, len)?)?;
-        self.populate(offset, len, Advice::LinuxPopulateWrite)
-    }
-
     /// Gives the first `len` bytes of a file their space; what is in them stays. A file that
     /// somebody made with `truncate`, or copied with its holes, would be a `SIGBUS` on a full disk.
     /// Memory and devices have their space.
@@ -399,18 +379,6 @@ impl Mapping {
         allocate(fd, &self.name(), len, fill_holes)
     }
 
-    fn populate(&self, offset: u64, len: u64, advice: Advice) -> Result<()> {
-        if len == 0 {
-            return self.at(offset, len).map(drop);
-        }
-        let (at, bytes) = self.pages(offset, len)?;
-        match self.advise(at, bytes, advice) {
-            // Before Linux 5.14 there is no such advice; pages then come when they are touched.
-            Err(Errno::INVAL) if self.kind != Kind::Dax => Ok(()),
-            answer => answer.map_err(|errno| Error::io("populate", self.name(), errno)),
-        }
-    }
-
     /// Asks for huge pages under the whole mapping. Whether the system gives them is its choice;
     /// false when it does not know the request.
     pub fn advise_huge_pages(&self) -> bool {
@@ -418,7 +386,7 @@ impl Mapping {
             .is_ok()
     }
 
-    fn advise(&self, at: usize, bytes: usize, advice: Advice) -> rustix::io::Result<()> {
+    pub(super) fn advise(&self, at: usize, bytes: usize, advice: Advice) -> rustix::io::Result<()> {
         let at = std::ptr::with_exposed_provenance_mut(at);
         // SAFETY: the range is part of this mapping, and only advice that keeps the content is
         // given.
@@ -456,26 +424,26 @@ impl Mapping {
     }
 
     /// The address of `offset`, when `len` bytes from there on lie inside.
-    fn at(&self, offset: u64, len: u64) -> Result<usize> {
+    pub(super) fn at(&self, offset: u64, len: u64) -> Result<usize> {
         check_range(offset, len, self.len)?;
         Ok(self.addr + offset as usize)
     }
 
     /// The whole pages around a range: system calls take nothing less.
-    fn pages(&self, offset: u64, len: u64) -> Result<(usize, usize)> {
+    pub(super) fn pages(&self, offset: u64, len: u64) -> Result<(usize, usize)> {
         let at = self.at(offset, len)?;
         let first = at / page_size() * page_size();
         Ok((first, at + len as usize - first))
     }
 
-    fn check_writable(&self, addr: usize) -> Result<()> {
+    pub(super) fn check_writable(&self, addr: usize) -> Result<()> {
         match self.access {
             Access::ReadWrite => Ok(()),
             Access::ReadOnly => Err(Error::ReadOnly { addr }),
         }
     }
 
-    fn name(&self) -> String {
+    pub(super) fn name(&self) -> String {
         self.path
             .as_deref()
             .map_or_else(|| "memory".to_string(), shown)

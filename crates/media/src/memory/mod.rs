@@ -12,6 +12,7 @@ mod mapping;
 mod medium;
 pub(crate) mod mover;
 mod plain;
+mod present;
 pub(crate) mod xxh3;
 
 pub use mapping::{Access, Descriptor, Flush, Kind, Mapping, page_size};

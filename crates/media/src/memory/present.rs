@@ -1,0 +1,81 @@
+//! Pages made present ahead of their use: a copy that stops for a page fault every few KiB takes
+//! several times as long.
+
+use super::mapping::{Access, Kind, Mapping, page_size};
+use crate::error::{Error, Result};
+use rustix::io::Errno;
+use rustix::mm::Advice;
+
+/// Runs of fewer pages than this are left to their page faults, which bring so many at once.
+const RUN_MIN: usize = 16;
+
+impl Mapping {
+    /// Brings the pages of a range into memory and maps them for reading.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::OutOfBounds`]; [`Error::Io`] when a page cannot be had, instead of the `SIGBUS`
+    /// that touching it would be.
+    pub fn populate_read(&self, offset: u64, len: u64) -> Result<()> {
+        self.populate(offset, len, Advice::LinuxPopulateRead)
+    }
+
+    /// Allocates the pages of a range and maps them for writing; their content stays.
+    ///
+    /// # Errors
+    ///
+    /// As [`Mapping::populate_read`], and [`Error::ReadOnly`].
+    pub fn populate_write(&self, offset: u64, len: u64) -> Result<()> {
+        self.check_writable(self.at(offset, len)?)?;
+        self.populate(offset, len, Advice::LinuxPopulateWrite)
+    }
+
+    /// Maps the pages of a range: of a file those that are in memory already, for reading, so that
+    /// nothing is read from its disk; of other media all, for whatever the mapping is for.
+    ///
+    /// # Errors
+    ///
+    /// As [`Mapping::populate_read`].
+    pub fn populate_resident(&self, offset: u64, len: u64) -> Result<()> {
+        if self.kind() != Kind::File || len == 0 {
+            return match self.access() {
+                Access::ReadWrite => self.populate_write(offset, len),
+                Access::ReadOnly => self.populate_read(offset, len),
+            };
+        }
+        let (at, bytes) = self.pages(offset, len)?;
+        let mut pages = vec![0_u8; bytes.div_ceil(page_size())];
+        let first: *mut libc::c_void = std::ptr::with_exposed_provenance_mut(at);
+        // SAFETY: the range is part of this mapping, and there is a byte for each of its pages.
+        let failed = unsafe { libc::mincore(first, bytes, pages.as_mut_ptr()) } != 0;
+        if failed {
+            let error = std::io::Error::last_os_error();
+            return Err(Error::io("look for the pages of", self.name(), error));
+        }
+        let mut begin = 0;
+        for run in pages.chunk_by(|a, b| a & 1 == b & 1) {
+            if run[0] & 1 == 1 && run.len() >= RUN_MIN {
+                let (from, len) = (begin * page_size(), run.len() * page_size());
+                self.populated(at + from, len.min(bytes - from), Advice::LinuxPopulateRead)?;
+            }
+            begin += run.len();
+        }
+        Ok(())
+    }
+
+    fn populate(&self, offset: u64, len: u64, advice: Advice) -> Result<()> {
+        if len == 0 {
+            return self.at(offset, len).map(drop);
+        }
+        let (at, bytes) = self.pages(offset, len)?;
+        self.populated(at, bytes, advice)
+    }
+
+    fn populated(&self, at: usize, bytes: usize, advice: Advice) -> Result<()> {
+        match self.advise(at, bytes, advice) {
+            // Before Linux 5.14 there is no such advice; pages then come when they are touched.
+            Err(Errno::INVAL) if self.kind() != Kind::Dax => Ok(()),
+            answer => answer.map_err(|errno| Error::io("populate", self.name(), errno)),
+        }
+    }
+}
