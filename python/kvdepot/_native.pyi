@@ -188,6 +188,11 @@ class Depot:
         """Wait until the far tier has everything that was committed before; false when `timeout`
         seconds passed first."""
 
+    def populate(self) -> None:
+        """Make the tiers present in this process, in the background: memory is allocated now and
+        not by the first calls. Of a file only what is in memory already is mapped, and nothing is
+        read from its disk."""
+
     def close(self) -> None:
         """Refuse new calls, wait for those under way, drain what waits for the far tier as long
         as `close_timeout` allows, and let the next owner in. Closing twice does nothing."""
@@ -402,10 +407,11 @@ class Mover:
         """The owner's tiers as mapped here, near to far: writable memory views, or read-only
         ones without `write`."""
 
-    def populate(self, medium: int | None = None) -> None:
-        """Make the owner's memory present in this process, so that the first moves do not stop
-        for page faults: all of it, or one medium of `media`. A medium that nobody has touched
-        yet gets its memory by this."""
+    def populate(self, *, wait: bool = False) -> None:
+        """Make the owner's media present in this process, so that the first moves do not stop for
+        page faults; without `wait`, in the background. Memory that nobody has touched yet is
+        allocated by this; of a file only what is in memory already is mapped, and nothing is read
+        from its disk."""
 
     def close(self) -> None:
         """Refuse new work and wait for what is under way."""

@@ -108,7 +108,6 @@ class KvdepotManager(OffloadingManager):
         self.collector = Collector(depot)
         self._socket = depot.socket
         # Tiers that are files come into memory as they are read.
-        self._populate = depot.tiers.index("Cache") if "Cache" in depot.tiers else None
         self._memory = tuple(n for n, tier in enumerate(depot.tiers) if _is_memory(depot, tier))
         self._ranks = ranks
         self._lookup_wait = lookup_wait_seconds
@@ -382,7 +381,7 @@ class KvdepotManager(OffloadingManager):
         return self._next_ticket
 
     def _placements(self, ticket: int, groups: list[tuple[int, list[bytes | None]]]) -> Placements:
-        return Placements(ticket, self._socket, groups, self._populate, self._memory)
+        return Placements(ticket, self._socket, groups, self._memory)
 
     def _ident(self, key: OffloadKey, req_context: ReqContext) -> Ident:
         block_hash = get_offload_block_hash(key)

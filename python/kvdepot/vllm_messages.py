@@ -38,8 +38,6 @@ class Placements(LoadStoreSpec):
     groups: list[tuple[int, list[bytes | None]]]
     """For each KV group of the job, by its position: a placement a block, in the
     order of vLLM's block ids. None: the block is gone, report it as undelivered."""
-    populate: int | None = None
-    """The mover's medium that a worker makes present when it attaches."""
     memory: tuple[int, ...] = ()
     """The mover's media that are memory: a device driver may pin them. It would read in a file."""
 

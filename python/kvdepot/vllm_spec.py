@@ -24,7 +24,7 @@ from kvdepot import vllm_settings
 from kvdepot.vllm_manager import KvdepotManager
 from kvdepot.vllm_metrics import DEFINITIONS
 from kvdepot.vllm_settings import Settings
-from kvdepot.vllm_worker import KvdepotWorker, populate_aside
+from kvdepot.vllm_worker import KvdepotWorker
 
 logger = init_logger("vllm.kvdepot")
 
@@ -48,10 +48,8 @@ class KvdepotSpec(OffloadingSpec):
     def get_manager(self) -> KvdepotManager:
         """Open the depot; this process owns it."""
         depot = open_depot(self.settings, self.config)
-        if "Cache" in depot.tiers:
-            # Now, while the engine starts, the memory costs no request anything.
-            mover = kvdepot.attach(depot.socket, lanes=1, write=False)
-            populate_aside(mover, depot.tiers.index("Cache"))
+        # Now, while the engine starts, the memory costs no request anything.
+        depot.populate()
         return KvdepotManager(
             depot, self.config.parallel.world_size, self.settings.lookup_wait_seconds
         )

@@ -8,8 +8,6 @@ what really happened is in the reports.
 
 from __future__ import annotations
 
-import contextlib
-import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -45,18 +43,6 @@ logger = init_logger("vllm.kvdepot.worker")
 
 # Stands for "verify, but do not deliver" in the rows of a load.
 SKIP = -1
-
-
-def populate_aside(mover: Any, medium: int) -> None:
-    """Make a medium present without making anybody wait: copies into pages that a process has
-    never touched take several times as long."""
-
-    def populate() -> None:
-        # Closed meanwhile, or short of memory: then the pages come when they are touched.
-        with contextlib.suppress(kvdepot.Error):
-            mover.populate(medium)
-
-    threading.Thread(target=populate, name="kvdepot-populate", daemon=True).start()
 
 
 @dataclass
@@ -271,8 +257,7 @@ class KvdepotWorker(OffloadingWorker):
                     "for %d s", self.rank, spec.socket, error, RETRY_SECONDS,
                 )  # fmt: skip
             else:
-                if spec.populate is not None:
-                    populate_aside(self._mover, spec.populate)
+                self._mover.populate()
         return self._mover
 
     def _finish(self, job_id: int) -> TransferResult:

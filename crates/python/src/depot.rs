@@ -127,6 +127,15 @@ impl Depot {
         wait::until(py, limit, |slice| depot.drain(slice))
     }
 
+    /// Makes the tiers present in this process, in the background: memory is allocated now and not
+    /// by the first calls. Of a file only what is in memory already is mapped, and nothing is read
+    /// from its disk.
+    fn populate(&self, py: Python<'_>) -> PyResult<()> {
+        let depot = self.handle.depot(py)?;
+        py.detach(|| depot.populate_aside())
+            .map_err(|error| errors::raise(py, error))
+    }
+
     /// Refuses new calls, waits for those under way, drains what waits for the far tier as long
     /// as `close_timeout` allows, and lets the next owner in. Closing twice does nothing.
     fn close(&self, py: Python<'_>) -> PyResult<()> {

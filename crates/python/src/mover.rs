@@ -194,13 +194,21 @@ impl Mover {
         PyList::new(py, views)
     }
 
-    /// Makes the owner's memory present in this process, so that the first moves do not stop for
-    /// page faults: all of it, or one medium of `media`. A medium that nobody has touched yet
-    /// gets its memory by this.
-    #[pyo3(signature = (medium = None))]
-    fn populate(&self, py: Python<'_>, medium: Option<usize>) -> PyResult<()> {
+    /// Makes the owner's media present in this process, so that the first moves do not stop for
+    /// page faults; without `wait`, in the background. Memory that nobody has touched yet is
+    /// allocated by this; of a file only what is in memory already is mapped, and nothing is read
+    /// from its disk.
+    #[pyo3(signature = (*, wait = false))]
+    fn populate(&self, py: Python<'_>, wait: bool) -> PyResult<()> {
         let mover = self.here(py)?;
-        py.detach(|| mover.populate(medium))
+        let populate = || {
+            if wait {
+                mover.populate()
+            } else {
+                mover.populate_aside()
+            }
+        };
+        py.detach(populate)
             .map_err(|error| errors::raise(py, error))
     }
 

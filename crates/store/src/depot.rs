@@ -14,6 +14,7 @@ use crate::gate::Gate;
 use crate::index::Uses;
 use crate::metrics::{Metrics, Stats};
 use crate::pipeline::{Background, Core, Ledger, Pin, Reservation};
+use crate::populate;
 use crate::share::Server;
 use crate::task::Task;
 use crate::{Error, Key, NamespaceId, NamespaceSpec, clock};
@@ -81,8 +82,11 @@ impl Depot {
         let mut copier = CopierConfig::default();
         copier.lanes = config.lanes.unwrap_or_else(default_lanes);
         copier.slice_size = config.slice_size;
+        let mut idle = copier.clone();
+        idle.nice = 19;
         let core = Arc::new(Core {
             copier: Copier::new(copier)?,
+            idle_copier: (tiers.len() > 1).then(|| Copier::new(idle)).transpose()?,
             ledger: Ledger::new(),
             gate: Gate::new()?,
             metrics: Metrics::default(),
@@ -145,6 +149,17 @@ impl Depot {
             depot: self.clone(),
             id,
         }
+    }
+
+    /// Makes the tiers present in this process, in a thread of its own: memory is allocated now
+    /// and not by the first calls. Of a file only what is in memory already is mapped.
+    ///
+    /// # Errors
+    /// [`Error::Io`] when the thread cannot be started.
+    pub fn populate_aside(&self) -> Result<(), Error> {
+        let core = &self.inner.core;
+        let media = core.tiers.iter().map(|tier| Arc::clone(tier.mapping()));
+        populate::aside(media.collect(), Arc::clone(&core.gate))
     }
 
     /// The tiers' names, near to far.
@@ -240,6 +255,7 @@ impl Inner {
         core.ledger.stop();
         self.background.join();
         core.copier.close();
+        core.idle_copier.iter().for_each(Copier::close);
         if let Some(server) = &self.server {
             server.stop();
         }

@@ -27,6 +27,7 @@ mod metrics;
 mod namespace;
 mod parts;
 mod pipeline;
+mod populate;
 mod share;
 mod task;
 

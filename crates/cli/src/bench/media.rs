@@ -152,7 +152,7 @@ impl Store {
 
     /// The medium as the plain copies see it, its pages mapped.
     pub(super) fn medium(&self) -> Result<Buffer, Error> {
-        self.mover.populate(None)?;
+        self.mover.populate()?;
         let medium = self.mover.media().into_iter().next();
         medium.ok_or_else(|| Error::Bench("the depot has no medium".into()))
     }

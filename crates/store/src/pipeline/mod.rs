@@ -35,6 +35,8 @@ pub(crate) struct Core {
     /// Near to far.
     pub(crate) tiers: Vec<Arc<Arena>>,
     pub(crate) copier: Copier,
+    /// For copies that nobody waits for: on busy processors they give way. Only with two tiers.
+    pub(crate) idle_copier: Option<Copier>,
     pub(crate) ledger: Ledger,
     pub(crate) gate: Arc<Gate>,
     pub(crate) metrics: Metrics,

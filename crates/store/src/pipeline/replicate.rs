@@ -58,7 +58,10 @@ impl Core {
             !removed
         });
         to.abort(&ended);
-        let mut batch = self.copier.batch();
+        // What goes near is there already; only what goes far is waited for.
+        let idle = self.idle_copier.as_ref().filter(|_| tier == 0);
+        let copier = idle.unwrap_or(&self.copier);
+        let mut batch = copier.batch();
         let mut broken = HashSet::new();
         for (tag, (index, target)) in copies.iter().enumerate() {
             let planned = plan(&mut batch, from, to, &places[*index], target, tag as u32);
@@ -68,7 +71,7 @@ impl Core {
         }
         let mut wrong = broken.clone();
         let (sender, receiver) = std::sync::mpsc::sync_channel(1);
-        let ticket = self.copier.submit(batch, move |done| {
+        let ticket = copier.submit(batch, move |done| {
             let bad: Vec<(usize, bool)> = done
                 .parts()
                 .filter(|(_, moved)| {

@@ -16,13 +16,11 @@ use super::wire::{self, Role};
 use crate::buffers::BlockBuffers;
 use crate::gate::Gate;
 use crate::journal::Journal;
+use crate::populate;
 use crate::{Error, parts};
 
 /// How long attaching waits for the owner to answer.
 const PATIENCE: Duration = Duration::from_secs(5);
-
-/// What is populated at once: some milliseconds, for which closing waits.
-const POPULATE_STEP: usize = 16 << 20;
 
 /// Moves bytes for an owner in another process of this host.
 pub struct Mover {
@@ -269,28 +267,22 @@ impl Mover {
         })
     }
 
-    /// Makes the owner's memory present in this process, so that the first moves do not stop for
-    /// page faults: all of it, or one medium as [`Mover::media`] counts them. A medium that
-    /// nobody has touched yet gets its memory by this.
+    /// Makes the owner's media present in this process, so that the first moves do not stop for
+    /// page faults. Memory that nobody has touched yet is allocated by this; of a file only what
+    /// is in memory already is mapped, and nothing is read from its disk.
     ///
     /// # Errors
-    /// [`Error::Input`] for a medium that there is not, [`Error::Closed`] when the mover is
-    /// closed meanwhile, [`Error::Media`].
-    pub fn populate(&self, medium: Option<usize>) -> Result<(), Error> {
-        let chosen = match medium {
-            None => &self.media[..],
-            Some(index) => self.media.get(index..=index).ok_or_else(|| {
-                Error::input("medium", index, format!("below {}", self.media.len()))
-            })?,
-        };
-        for mapping in chosen {
-            for offset in (0..mapping.len()).step_by(POPULATE_STEP) {
-                let _pass = self.gate.enter()?;
-                mapping
-                    .populate_read(offset, (POPULATE_STEP as u64).min(mapping.len() - offset))?;
-            }
-        }
-        Ok(())
+    /// [`Error::Closed`] when the mover is closed meanwhile, [`Error::Media`].
+    pub fn populate(&self) -> Result<(), Error> {
+        populate::now(&self.media, &self.gate)
+    }
+
+    /// As [`Mover::populate`], in a thread of its own that ends when the mover is closed.
+    ///
+    /// # Errors
+    /// [`Error::Io`] when the thread cannot be started.
+    pub fn populate_aside(&self) -> Result<(), Error> {
+        populate::aside(self.media.clone(), Arc::clone(&self.gate))
     }
 
     /// Refuses new work, waits for what is under way, and ends the lanes. Every job is done then.
