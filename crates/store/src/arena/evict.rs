@@ -1,9 +1,12 @@
 //! Eviction: least recently used prompts first, within a prompt its later blocks first. The
-//! order of use sees to both; this takes from its tail.
+//! order of use sees to both; this takes from its tail. Where that would leave room enough but in
+//! pieces too small, one hole is made instead, where the oldest blocks lie together.
 
+use std::cmp::Reverse;
 use std::sync::atomic::Ordering;
 
 use super::{Arena, State, Token};
+use crate::format::GRANULE;
 use crate::format::record::State as RecordState;
 use crate::index::{KeyMap, Stage};
 use crate::{Key, NamespaceId};
@@ -12,6 +15,31 @@ use crate::{Key, NamespaceId};
 /// the protocol allows), so that a put in a full arena does not evict for each block alone and
 /// finds free extents that are not all splinters.
 const AHEAD: u64 = 64;
+
+/// An extent of a block.
+struct Taken {
+    begin: u64,
+    end: u64,
+    /// When the block was used last; the greatest number where it must stay.
+    stamp: u64,
+    slot: u32,
+}
+
+/// What is free between extents, which are in the order of their addresses; it stays as it is.
+fn gaps(taken: &[Taken], data: u64, end: u64) -> Vec<Taken> {
+    let begins = taken.iter().map(|block| block.begin).chain([end]);
+    let ends = [data]
+        .into_iter()
+        .chain(taken.iter().map(|block| block.end));
+    let between = ends.zip(begins).filter(|(begin, end)| begin < end);
+    let gap = |(begin, end)| Taken {
+        begin,
+        end,
+        stamp: u64::MAX,
+        slot: 0,
+    };
+    between.map(gap).collect()
+}
 
 impl Arena {
     /// Frees room for `need` bytes and a slot, and somewhat more. False when nothing more can go.
@@ -22,7 +50,7 @@ impl Arena {
         if state.pool.free_bytes() + state.entries.evictable_bytes() < need {
             return false;
         }
-        let bytes_wanted = need.saturating_add(self.layout.data_len() / AHEAD);
+        let bytes_wanted = self.with_ahead(need);
         // A full table evicts like a full arena; one slot at a time is enough of it.
         let slots_wanted = 1 + self.layout.records / (AHEAD * 2);
         let mut victims = Vec::new();
@@ -36,21 +64,91 @@ impl Arena {
             let Some(slot) = state.entries.oldest() else {
                 break;
             };
-            let room = state.entries.get(slot).extents.room();
-            self.unpublish(state, slot);
-            bytes += room;
+            bytes += state.entries.get(slot).extents.room();
             slots += 1;
             victims.push(slot);
+        }
+        self.evict_blocks(state, &victims) && !victims.is_empty()
+    }
+
+    /// `need`, and as much as eviction may run ahead of it.
+    pub(super) fn with_ahead(&self, need: u64) -> u64 {
+        need.saturating_add(self.layout.data_len() / AHEAD)
+    }
+
+    /// Makes `pieces` free extents hold `need` bytes that are free, but too scattered: the largest
+    /// ones there are, and a hole for the rest. Of all places for it that one is taken whose last
+    /// used block was used longest ago. False when there is none: pinned and reserved blocks stay
+    /// where they are.
+    ///
+    /// It looks at every block, which is why the order of use is asked first.
+    pub(super) fn make_hole(&self, state: &mut State, need: u64, pieces: usize) -> bool {
+        let mut taken: Vec<Taken> = Vec::new();
+        for (slot, entry) in state.entries.used() {
+            let stays = entry.stage != Stage::Live || entry.pins > 0;
+            let stamp = if stays { u64::MAX } else { entry.stamp };
+            let of = |(begin, len)| Taken {
+                begin,
+                end: begin + len,
+                stamp,
+                slot,
+            };
+            taken.extend(entry.extents.iter().map(of));
+        }
+        taken.sort_unstable_by_key(|block| block.begin);
+        let (data, end) = (self.layout.data, self.layout.data + self.layout.data_len());
+        let mut gaps = gaps(&taken, data, end);
+        gaps.sort_unstable_by_key(|gap| Reverse(gap.end - gap.begin));
+        gaps.truncate(pieces - 1);
+        let there: u64 = gaps.iter().map(|gap| gap.end - gap.begin).sum();
+        let need = need.next_multiple_of(GRANULE).saturating_sub(there);
+        taken.extend(gaps);
+        taken.sort_unstable_by_key(|block| block.begin);
+        // Where a hole begins once all that was used up to `stamp` is gone.
+        let hole = |stamp: u64| {
+            let mut begin = data;
+            for block in taken.iter().filter(|block| block.stamp > stamp) {
+                if block.begin - begin >= need {
+                    return Some(begin);
+                }
+                begin = block.end;
+            }
+            (end - begin >= need).then_some(begin)
+        };
+        let mut stamps: Vec<u64> = taken.iter().map(|block| block.stamp).collect();
+        stamps.retain(|stamp| *stamp < u64::MAX);
+        stamps.sort_unstable();
+        let at = stamps.partition_point(|stamp| hole(*stamp).is_none());
+        let Some(begin) = stamps.get(at).and_then(|stamp| hole(*stamp)) else {
+            return false;
+        };
+        let inside = |block: &&Taken| block.begin < begin + need && block.end > begin;
+        let mut victims: Vec<u32> = taken
+            .iter()
+            .filter(inside)
+            .map(|block| block.slot)
+            .collect();
+        victims.sort_unstable();
+        victims.dedup();
+        !victims.is_empty() && self.evict_blocks(state, &victims)
+    }
+
+    /// Unpublishes and frees blocks that nobody has pinned; false when the medium could not be
+    /// made to forget them.
+    fn evict_blocks(&self, state: &mut State, victims: &[u32]) -> bool {
+        for slot in victims {
+            let room = state.entries.get(*slot).extents.room();
+            self.unpublish(state, *slot);
             self.counters.evicted_blocks.fetch_add(1, Ordering::Relaxed);
             self.counters
                 .evicted_bytes
                 .fetch_add(room, Ordering::Relaxed);
         }
-        let dead = self.sync_records(&victims);
+        let dead = self.sync_records(victims);
         if dead {
             victims.iter().for_each(|slot| self.release(state, *slot));
         }
-        dead && !victims.is_empty()
+        dead
     }
 
     /// Takes a block out of the index and marks its record dead. Its extents stay allocated

@@ -160,14 +160,19 @@ impl Arena {
             return Err(full(&state.pool));
         }
         loop {
-            if state.entries.vacant() > 0
-                && let Some(extents) = self.allocate(&mut state.pool, len, pieces, near)
-            {
+            let vacant = state.entries.vacant() > 0;
+            if vacant && let Some(extents) = self.allocate(&mut state.pool, len, pieces, near) {
                 // Vacant, so there is one.
                 let slot = state.entries.take().ok_or_else(|| full(&state.pool))?;
                 return Ok((slot, extents));
             }
-            if !self.evict(state, len) {
+            // With all that eviction may run ahead, and still in pieces.
+            let scattered = vacant && state.pool.free_bytes() >= self.with_ahead(len);
+            let freed = match scattered {
+                true => self.make_hole(state, len, pieces),
+                false => self.evict(state, len),
+            };
+            if !freed {
                 return Err(full(&state.pool));
             }
         }

@@ -196,6 +196,12 @@ impl Entries {
         self.order = order.into_iter().map(Reverse).collect::<Vec<_>>().into();
     }
 
+    /// All that is not free, by slot.
+    pub(crate) fn used(&self) -> impl Iterator<Item = (u32, &Entry)> {
+        let slots = (0..).zip(&self.slots);
+        slots.filter(|(_, entry)| entry.stage != Stage::Free)
+    }
+
     pub(crate) fn get(&self, slot: u32) -> &Entry {
         &self.slots[slot as usize]
     }
