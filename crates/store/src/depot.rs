@@ -9,7 +9,7 @@ use kvdepot_media::{Checksum, Copier, CopierConfig};
 
 use crate::arena::{Arena, Opening, Refused, default_capacity, default_path};
 use crate::buffers::BlockBuffers;
-use crate::config::{Config, size};
+use crate::config::{Config, default_lanes, size};
 use crate::gate::Gate;
 use crate::index::Uses;
 use crate::metrics::{Metrics, Stats};
@@ -96,7 +96,7 @@ impl Depot {
             uses,
             tiers,
         });
-        let server = Server::start(&config.socket, &core.tiers, session)?;
+        let server = Server::start(config, &core.tiers, session)?;
         if let Some(server) = &server {
             let socket = server.path().display().to_string();
             core.tiers
@@ -341,11 +341,6 @@ impl Config {
             None => Ok((limits::memory_allowed()? / 10).min(8 << 30) >> 20 << 20),
         }
     }
-}
-
-fn default_lanes() -> usize {
-    // A few threads saturate a machine's memory; the rest of the CPUs are the engine's.
-    limits::cpus_of_group().unwrap_or(1).clamp(1, 4)
 }
 
 fn new_session() -> u64 {

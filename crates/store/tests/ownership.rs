@@ -35,6 +35,24 @@ fn play(role: &str) {
             child::say(&hex);
             child::sleep_until_killed();
         }
+        "lanes" => {
+            let chosen = child::value("lanes").parse().ok();
+            let socket = child::value("socket");
+            let _mover = Mover::attach(socket.as_ref(), chosen, true).unwrap();
+            let lanes = || {
+                let tasks = std::fs::read_dir("/proc/self/task").unwrap();
+                let names = tasks.map(|task| task.unwrap().path().join("comm"));
+                let names = names.map(|path| std::fs::read_to_string(path).unwrap());
+                names
+                    .filter(|name| name.starts_with("kvdepot-lane"))
+                    .count()
+            };
+            // A thread takes its name in its first moments.
+            let wanted: usize = child::value("wanted").parse().unwrap();
+            common::eventually("the lanes", || lanes() >= wanted);
+            child::say(&lanes().to_string());
+            child::sleep_until_killed();
+        }
         "worker" => {
             let mover = Mover::attach(child::value("socket").as_ref(), Some(1), true).unwrap();
             child::say("attached");
@@ -118,6 +136,26 @@ fn a_new_owner_serves_at_once_but_allocates_only_when_the_orphans_are_gone() {
     assert_eq!(reserve(&next, 5, 1000), None);
     drop(mine);
     assert!(reserve(&next, 5, 1000).is_some());
+}
+
+#[test]
+fn a_worker_has_the_lanes_that_its_owner_was_configured_with() {
+    const TEST: &str = "a_worker_has_the_lanes_that_its_owner_was_configured_with";
+    if let Some(role) = child::role() {
+        return play(&role);
+    }
+    for (configured, chosen, lanes) in [(3, "", "3"), (7, "", "7"), (3, "2", "2")] {
+        let place = Place::new("Cache", "1MiB", "").with("", "lanes", configured);
+        let _depot = place.open();
+        let socket = place.socket();
+        let values = [
+            ("socket", socket.to_str().unwrap()),
+            ("lanes", chosen),
+            ("wanted", lanes),
+        ];
+        let mut worker = Child::start(TEST, "lanes", &values);
+        assert_eq!(worker.line().unwrap(), lanes);
+    }
 }
 
 #[test]

@@ -34,14 +34,14 @@ pub struct Opening {
 impl Arena {
     /// An arena in memory that dies with the process.
     pub(crate) fn volatile(name: &'static str, capacity: u64) -> Result<Arena, Error> {
-        let capacity = capacity / GRANULE * GRANULE;
-        if capacity == 0 {
+        if capacity < GRANULE {
             return Err(Error::config(
                 format!("{}.capacity", name.to_ascii_lowercase()),
                 size::show(capacity),
                 "at least 4KiB",
             ));
         }
+        let capacity = capacity / GRANULE * GRANULE;
         let mapping = Mapping::anonymous("kvdepot-cache", capacity).map_err(|error| {
             let field = format!("{}.capacity", name.to_ascii_lowercase());
             Error::config(
@@ -452,4 +452,15 @@ fn random_uuid() -> [u8; 16] {
         half.copy_from_slice(&RandomState::new().hash_one(clock::now()).to_le_bytes());
     }
     uuid
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_capacity_that_is_too_small_is_shown_as_it_was_given() {
+        let error = Arena::volatile("Cache", 100).err().unwrap().to_string();
+        assert_eq!(error, "cache.capacity: 100 B is not allowed: at least 4KiB");
+    }
 }

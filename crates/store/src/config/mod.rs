@@ -6,10 +6,14 @@ pub mod size;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use kvdepot_media::host::limits;
 use serde_json::{Map, Value};
 
 use crate::Error;
 use schema::Kind;
+
+/// Fewest bytes of `slice_size`: below, handing a slice over costs more than moving it.
+const SLICE_MIN: u64 = 64 << 10;
 
 /// What a put does when the write-back queue is full.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -201,7 +205,12 @@ impl Config {
         match (section, name) {
             ("", "pipeline") => {}
             ("", "lanes") => self.lanes = Some(parsed.count(&field, 256)? as usize),
-            ("", "slice_size") => self.slice_size = parsed.number.max(64 << 10),
+            ("", "slice_size") => {
+                if parsed.number < SLICE_MIN {
+                    return Err(Error::config(field, value, "at least 64KiB"));
+                }
+                self.slice_size = parsed.number;
+            }
             ("", "lock_wait") => self.lock_wait = parsed.duration,
             ("", "overload") => {
                 self.overload = if parsed.text == "drop" {
@@ -246,6 +255,12 @@ impl Config {
         }
         Ok(())
     }
+}
+
+/// Lanes where nobody has chosen their number.
+pub(crate) fn default_lanes() -> usize {
+    // A few threads saturate a machine's memory; the rest of the CPUs are the engine's.
+    limits::cpus_of_group().unwrap_or(1).clamp(1, 4)
 }
 
 /// Reads a YAML file into a neutral value.
@@ -437,6 +452,11 @@ mod tests {
         assert!(
             word.contains("explode") && word.contains("wait, drop"),
             "{word}"
+        );
+        let slice = error("Cache", json!({"slice_size": "1KiB"}));
+        assert!(
+            slice.contains("slice_size: \"1KiB\"") && slice.contains("at least 64KiB"),
+            "{slice}"
         );
         let section = error("Cache", json!({"dax": {"path": "/x"}}));
         assert!(section.contains("dax"), "{section}");

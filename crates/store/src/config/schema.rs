@@ -68,15 +68,16 @@ pub const OPTIONS: &[OptionSpec] = &[
         "",
         "lanes",
         Kind::Count,
-        "the CPUs of the process, at most 4",
-        "Threads that move bytes.",
+        "the CPUs that the control group allows, at most 4",
+        "Threads that move bytes, here and in each process that attaches.",
     ),
     option(
         "",
         "slice_size",
         Kind::Size,
         "4MiB",
-        "Most bytes that a lane takes at a time; blocks smaller than it share a slice.",
+        "Most bytes that a lane takes at a time, at least 64KiB; blocks smaller than it share a \
+        slice.",
     ),
     option(
         "",
@@ -135,7 +136,7 @@ pub const OPTIONS: &[OptionSpec] = &[
         "capacity",
         Kind::Size,
         "10 % of the memory the cgroup allows, at most 8 GiB",
-        "The tier's whole memory.",
+        "The tier's whole memory, at least 4KiB.",
     ),
     option(
         "dax",

@@ -14,6 +14,7 @@ use parking_lot::Mutex;
 use super::placement::{self, Placement};
 use super::wire::{self, Role};
 use crate::buffers::BlockBuffers;
+use crate::config::default_lanes;
 use crate::gate::Gate;
 use crate::journal::Journal;
 use crate::populate;
@@ -55,6 +56,8 @@ struct Report {
 impl Mover {
     /// Attaches to the owner that listens at `socket`. With `write` it can fill reservations,
     /// and the next owner of a lasting medium waits for this process to end before it allocates.
+    /// `lanes` and `slice_size` are the owner's, where its configuration names them and the
+    /// argument does not.
     ///
     /// # Errors
     /// [`Error::Peer`] when nobody answers there, or with a refusal.
@@ -100,11 +103,11 @@ impl Mover {
             .map(|(len, fd)| Ok(Mapping::from_fd(fd, len, access)?))
             .collect::<Result<Vec<_>, Error>>()?;
         let mut config = CopierConfig::default();
-        if let Some(lanes) = lanes {
-            config.lanes = lanes;
-        }
+        let lanes = lanes.or(welcome.terms.lanes);
+        config.lanes = lanes.unwrap_or_else(default_lanes);
+        config.slice_size = welcome.terms.slice_size;
         Ok(Mover {
-            session: welcome.session,
+            session: welcome.terms.session,
             media,
             copier: Copier::new(config)?,
             gate: Gate::new()?,

@@ -13,13 +13,16 @@ use std::time::Duration;
 use kvdepot_media::host::{dirs, peer};
 use parking_lot::Mutex;
 
-use super::wire::{self, Role, Welcome};
+use super::wire::{self, Role, Terms};
 use crate::Error;
 use crate::arena::Arena;
-use crate::config::Socket;
+use crate::config::{Config, Socket};
 
 /// How long a process that connects may take to say what it wants.
 const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Pause before accepting is tried again, where the system refuses it: out of descriptors, say.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Hands out the media's descriptors until it is stopped.
 pub(crate) struct Server {
@@ -32,7 +35,7 @@ pub(crate) struct Server {
 
 struct Owner {
     tiers: Vec<Arc<Arena>>,
-    session: u64,
+    terms: Terms,
     stop: Arc<AtomicBool>,
     /// Open as long as this process serves, so that movers notice its end.
     connections: Mutex<Vec<UnixStream>>,
@@ -41,14 +44,19 @@ struct Owner {
 impl Server {
     /// Listens where the configuration says; `None` when it says `off`.
     pub(crate) fn start(
-        socket: &Socket,
+        config: &Config,
         tiers: &[Arc<Arena>],
         session: u64,
     ) -> Result<Option<Server>, Error> {
-        let path = match socket {
+        let path = match &config.socket {
             Socket::Off => return Ok(None),
             Socket::At(path) => path.clone(),
             Socket::Auto => dirs::runtime_dir()?.join(format!("{session:016x}.sock")),
+        };
+        let terms = Terms {
+            session,
+            lanes: config.lanes,
+            slice_size: config.slice_size,
         };
         let listener = listen(&path)?;
         let twin = listener.try_clone().map_err(|source| Error::Io {
@@ -58,7 +66,7 @@ impl Server {
         let stop = Arc::new(AtomicBool::new(false));
         let owner = Owner {
             tiers: tiers.to_vec(),
-            session,
+            terms,
             stop: Arc::clone(&stop),
             connections: Mutex::new(Vec::new()),
         };
@@ -124,16 +132,25 @@ fn listen(path: &Path) -> Result<UnixListener, Error> {
 
 impl Owner {
     fn run(&self, listener: &UnixListener) {
+        let mut failing = None;
         for socket in listener.incoming() {
             if self.stop.load(Ordering::SeqCst) {
                 return;
             }
-            let served = socket.map_err(|source| Error::Io {
-                path: "accept".into(),
-                source,
-            });
-            match served.and_then(|socket| self.serve(&socket).map(|()| socket)) {
-                Ok(socket) => {
+            let socket = match socket {
+                Ok(socket) => socket,
+                Err(error) => {
+                    // Whoever wants to attach still stands in line: once is enough.
+                    if failing.replace(error.kind()) != Some(error.kind()) {
+                        tracing::warn!(%error, "no process can attach");
+                    }
+                    std::thread::sleep(ACCEPT_PAUSE);
+                    continue;
+                }
+            };
+            failing = None;
+            match self.serve(&socket) {
+                Ok(()) => {
                     let mut connections = self.connections.lock();
                     connections.retain(is_open);
                     connections.push(socket);
@@ -168,13 +185,7 @@ impl Owner {
             .iter()
             .map(|tier| Ok((tier.mapping().len(), tier.descriptor(role == Role::Write)?)))
             .collect::<Result<Vec<_>, Error>>()?;
-        wire::send_welcome(
-            socket,
-            &Welcome {
-                session: self.session,
-                media,
-            },
-        )?;
+        wire::send_welcome(socket, &self.terms, &media)?;
         tracing::debug!(pid = credentials.pid, ?role, "a process attached");
         Ok(())
     }

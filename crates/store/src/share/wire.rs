@@ -3,7 +3,8 @@
 //!
 //! Little-endian. Request: magic `KVDATTCH`, u32 version, u32 role (0 reads, 1 writes).
 //! Answer: magic, u32 version, u32 status (0: media follow; else u32 length of a message),
-//! u64 session, u32 media, then for each: u64 length; the descriptors come in the same order.
+//! u64 session, u64 slice size, u32 lanes (0 where nobody has chosen), u32 media, then for each:
+//! u64 length; the descriptors come in the same order.
 
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
@@ -15,7 +16,7 @@ use kvdepot_media::host::fork::LockFd;
 use crate::Error;
 
 pub(super) const MAGIC: [u8; 8] = *b"KVDATTCH";
-pub(super) const VERSION: u32 = 1;
+pub(super) const VERSION: u32 = 2;
 /// Longest refusal.
 const MESSAGE_MAX: usize = 4096;
 /// Media of one depot, at most.
@@ -28,15 +29,17 @@ pub(super) enum Role {
     Write,
 }
 
-/// What the owner hands out.
-pub(super) struct Welcome {
+/// Whom the attaching process works for, and how.
+pub(super) struct Terms {
     pub(super) session: u64,
-    pub(super) media: Vec<(u64, OwnedFd)>,
+    pub(super) slice_size: u64,
+    /// What the owner's configuration says.
+    pub(super) lanes: Option<usize>,
 }
 
 /// What the attaching process got, its descriptors kept from its children.
-pub(super) struct Welcomed {
-    pub(super) session: u64,
+pub(super) struct Welcome {
+    pub(super) terms: Terms,
     pub(super) media: Vec<(u64, LockFd)>,
 }
 
@@ -89,14 +92,21 @@ fn check_head(bytes: &[u8; 16]) -> Result<(), Error> {
     }
 }
 
-pub(super) fn send_welcome(socket: &UnixStream, welcome: &Welcome) -> Result<(), Error> {
+/// The media come with their lengths.
+pub(super) fn send_welcome(
+    socket: &UnixStream,
+    terms: &Terms,
+    media: &[(u64, OwnedFd)],
+) -> Result<(), Error> {
     let mut bytes = head(0);
-    bytes.extend_from_slice(&welcome.session.to_le_bytes());
-    bytes.extend_from_slice(&(welcome.media.len() as u32).to_le_bytes());
-    for (len, _) in &welcome.media {
+    bytes.extend_from_slice(&terms.session.to_le_bytes());
+    bytes.extend_from_slice(&terms.slice_size.to_le_bytes());
+    bytes.extend_from_slice(&(terms.lanes.unwrap_or(0) as u32).to_le_bytes());
+    bytes.extend_from_slice(&(media.len() as u32).to_le_bytes());
+    for (len, _) in media {
         bytes.extend_from_slice(&len.to_le_bytes());
     }
-    let descriptors: Vec<_> = welcome.media.iter().map(|(_, fd)| fd.as_fd()).collect();
+    let descriptors: Vec<_> = media.iter().map(|(_, fd)| fd.as_fd()).collect();
     Ok(fds::send(socket, &bytes, &descriptors)?)
 }
 
@@ -115,7 +125,7 @@ fn head(status: u32) -> Vec<u8> {
 }
 
 /// Within [`fork::between_forks`](kvdepot_media::host::fork::between_forks).
-pub(super) fn receive_welcome(socket: &UnixStream) -> Result<Welcomed, Error> {
+pub(super) fn receive_welcome(socket: &UnixStream) -> Result<Welcome, Error> {
     let mut incoming = Incoming {
         socket,
         bytes: Vec::new(),
@@ -132,16 +142,21 @@ pub(super) fn receive_welcome(socket: &UnixStream) -> Result<Welcomed, Error> {
             String::from_utf8_lossy(message)
         )));
     }
-    let fixed = incoming.take(16, 12)?;
-    let session = u64::from_le_bytes(fixed[..8].try_into().unwrap_or_default());
-    let count = word(fixed, 8) as usize;
+    let fixed = incoming.take(16, 24)?;
+    let long = |at: usize| u64::from(word(fixed, at)) | u64::from(word(fixed, at + 4)) << 32;
+    let terms = Terms {
+        session: long(0),
+        slice_size: long(8),
+        lanes: Some(word(fixed, 16) as usize).filter(|lanes| *lanes > 0),
+    };
+    let count = word(fixed, 20) as usize;
     if count > MEDIA_MAX {
         return Err(peer(format!(
             "it offers {count} media, at most {MEDIA_MAX} are allowed"
         )));
     }
     let lens: Vec<u64> = incoming
-        .take(28, count * 8)?
+        .take(40, count * 8)?
         .chunks(8)
         .map(|len| u64::from_le_bytes(len.try_into().unwrap_or_default()))
         .collect();
@@ -153,8 +168,8 @@ pub(super) fn receive_welcome(socket: &UnixStream) -> Result<Welcomed, Error> {
     }
     let kept = incoming.fds.into_iter().map(LockFd::adopt);
     let kept = kept.collect::<Result<Vec<_>, _>>()?;
-    Ok(Welcomed {
-        session,
+    Ok(Welcome {
+        terms,
         media: lens.into_iter().zip(kept).collect(),
     })
 }
