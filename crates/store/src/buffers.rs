@@ -1,6 +1,6 @@
 //! The caller's memory, one block a key, each in one or many pieces.
 
-use kvdepot_media::{Buffer, PART_LEN_MAX};
+use kvdepot_media::{Buffer, PART_LEN_MAX, first_overlap};
 
 use crate::Error;
 
@@ -96,16 +96,13 @@ impl BlockBuffers {
                 "writable memory",
             ));
         }
-        let mut ranges: Vec<(usize, usize)> = self
-            .pieces
-            .iter()
-            .map(|piece| (piece.addr(), piece.addr() + piece.len()))
-            .collect();
-        ranges.sort_unstable();
-        match ranges.windows(2).find(|pair| pair[0].1 > pair[1].0) {
-            Some(pair) => Err(Error::input(
+        match first_overlap(&self.pieces) {
+            Some((one, other)) => Err(Error::input(
                 "buffers",
-                format!("two destinations that share the byte at {:#x}", pair[1].0),
+                format!(
+                    "two destinations that share the byte at {:#x}",
+                    self.pieces[one].addr().max(self.pieces[other].addr())
+                ),
                 "destinations that do not overlap",
             )),
             None => Ok(()),
