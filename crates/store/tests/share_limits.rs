@@ -35,11 +35,16 @@ fn limit_descriptors(pid: u32, most: libc::rlim_t) {
 
 /// Processor time that the socket's thread of a process has used.
 fn socket_thread_time(pid: u32) -> Duration {
-    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
     let is_it = |task: &std::path::PathBuf| {
         std::fs::read_to_string(task.join("comm")).unwrap().trim() == "kvdepot-share"
     };
-    let task = tasks.map(|task| task.unwrap().path()).find(is_it).unwrap();
+    let find = || {
+        let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+        tasks.map(|task| task.unwrap().path()).find(is_it)
+    };
+    // A thread takes its name in its first moments.
+    common::eventually("the thread", || find().is_some());
+    let task = find().unwrap();
     let text = std::fs::read_to_string(task.join("schedstat")).unwrap();
     Duration::from_nanos(text.split(' ').next().unwrap().parse().unwrap())
 }
