@@ -8,15 +8,6 @@ use hashbrown::HashTable;
 
 use crate::{Key, NamespaceId};
 
-/// Odd constants with well-mixed bits (from the digits of pi and e), to spread keys that a
-/// caller numbered instead of hashing.
-const MIX: [u64; 4] = [
-    0x243F_6A88_85A3_08D3,
-    0xB7E1_5162_8AED_2A6B,
-    0x9E37_79B9_7F4A_7C15,
-    0xD1B5_4A32_D192_ED03,
-];
-
 #[derive(Clone, Copy)]
 struct Bucket {
     key: [u8; 32],
@@ -27,31 +18,34 @@ struct Bucket {
 /// Identities of one kind (live, or reserved) to their slots.
 pub(crate) struct KeyMap {
     table: HashTable<Bucket>,
-    seed: u64,
+    secret: Secret,
 }
+
+/// Words that nobody else knows, one for each of a key: who chooses keys cannot choose collisions.
+type Secret = [u64; 4];
 
 impl KeyMap {
     pub(crate) fn with_capacity(capacity: usize) -> KeyMap {
-        // A seed per map keeps a caller who chooses keys from choosing collisions.
+        let random = RandomState::new();
         KeyMap {
             table: HashTable::with_capacity(capacity),
-            seed: RandomState::new().hash_one(0u8),
+            secret: std::array::from_fn(|word| random.hash_one(word)),
         }
     }
 
-    fn hash(seed: u64, namespace: u32, key: &[u8; 32]) -> u64 {
+    fn hash(secret: &Secret, namespace: u32, key: &[u8; 32]) -> u64 {
         let (words, _) = key.as_chunks::<8>();
         let fold = |a: u64, b: u64| {
             let product = u128::from(a) * u128::from(b);
             product as u64 ^ (product >> 64) as u64
         };
-        let word = |i: usize| u64::from_le_bytes(words[i]) ^ MIX[i];
-        fold(word(0) ^ seed, word(1)) ^ fold(word(2) ^ u64::from(namespace), word(3) ^ seed)
+        let word = |i: usize| u64::from_le_bytes(words[i]) ^ secret[i];
+        fold(word(0), word(1)) ^ fold(word(2) ^ u64::from(namespace), word(3))
     }
 
     #[inline]
     pub(crate) fn get(&self, namespace: u32, key: &Key) -> Option<u32> {
-        let hash = Self::hash(self.seed, namespace, &key.0);
+        let hash = Self::hash(&self.secret, namespace, &key.0);
         self.table
             .find(hash, |bucket| {
                 bucket.key == key.0 && bucket.namespace == namespace
@@ -61,8 +55,8 @@ impl KeyMap {
 
     /// Enters a slot and returns the one it replaces.
     pub(crate) fn insert(&mut self, namespace: u32, key: &Key, slot: u32) -> Option<u32> {
-        let seed = self.seed;
-        let hash = Self::hash(seed, namespace, &key.0);
+        let secret = self.secret;
+        let hash = Self::hash(&secret, namespace, &key.0);
         let found = self.table.find_mut(hash, |bucket| {
             bucket.key == key.0 && bucket.namespace == namespace
         });
@@ -75,14 +69,14 @@ impl KeyMap {
             slot,
         };
         self.table.insert_unique(hash, bucket, |bucket| {
-            Self::hash(seed, bucket.namespace, &bucket.key)
+            Self::hash(&secret, bucket.namespace, &bucket.key)
         });
         None
     }
 
     /// Forgets the identity if it names this slot.
     pub(crate) fn remove(&mut self, namespace: u32, key: &Key, slot: u32) -> bool {
-        let hash = Self::hash(self.seed, namespace, &key.0);
+        let hash = Self::hash(&self.secret, namespace, &key.0);
         match self.table.find_entry(hash, |bucket| {
             bucket.key == key.0 && bucket.namespace == namespace && bucket.slot == slot
         }) {
