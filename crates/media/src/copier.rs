@@ -36,9 +36,6 @@ pub struct CopierConfig {
     /// Leaves of at least this many bytes bypass the caches on their way to the destination.
     /// Default 4 KiB.
     pub stream_min: u64,
-    /// Whether a thread that waits for a batch moves bytes meanwhile, as one more lane. Default
-    /// false.
-    pub help: bool,
     /// Batches of at most this many bytes are moved by the thread that submits them: waking a lane,
     /// and being woken by it, takes longer. Default 256 KiB, some 20 µs; 0 leaves all to the lanes.
     pub inline_max: u64,
@@ -72,7 +69,6 @@ impl Default for CopierConfig {
             lanes: processors.min(8),
             slice_size: 4 << 20,
             stream_min: 4 << 10,
-            help: false,
             inline_max: 256 << 10,
             spin: Duration::from_micros(20),
             nice: 0,
@@ -261,13 +257,6 @@ impl Ticket {
     pub fn wait(&self, timeout: Option<Duration>) -> bool {
         let start = Instant::now();
         let left = || timeout.map(|timeout| timeout.saturating_sub(start.elapsed()));
-        if self.shared.config.help {
-            while !self.waiter.is_done() && left() != Some(Duration::ZERO) {
-                if !self.shared.queues.help() {
-                    break;
-                }
-            }
-        }
         // The last slices are often microseconds away, sleeping and waking costs many of them.
         while start.elapsed() < self.shared.config.spin {
             if self.waiter.is_done() {

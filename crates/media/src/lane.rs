@@ -102,11 +102,6 @@ impl<T: Work> Queues<T> {
         execute(task, self.mover);
     }
 
-    /// Executes one waiting task in the calling thread; false when there is none.
-    pub(crate) fn help(&self) -> bool {
-        self.take(0).map(|task| execute(task, self.mover)).is_some()
-    }
-
     /// What the thread of lane `lane` does, until it is stopped.
     pub(crate) fn run(&self, lane: usize, spin: Duration) {
         // The first thing the thread does, before anybody can find it parked.

@@ -48,9 +48,9 @@ fn id(number: u32) -> PartId {
     }
 }
 
-fn copier(lanes: usize, help: bool) -> Copier {
+fn copier(lanes: usize) -> Copier {
     let mut config = CopierConfig::default();
-    (config.lanes, config.help) = (lanes, help);
+    config.lanes = lanes;
     // These tests are about lanes.
     config.inline_max = 0;
     Copier::new(config).unwrap()
@@ -203,7 +203,7 @@ fn every_medium_keeps_the_contract() {
         ));
     }
     for lanes in [1, 3] {
-        let copier = copier(lanes, lanes == 1);
+        let copier = copier(lanes);
         for (name, medium) in &media {
             for seed in 0..8 {
                 conformance(name, &copier, medium, seed);
@@ -214,7 +214,7 @@ fn every_medium_keeps_the_contract() {
 
 #[test]
 fn a_part_under_another_identity_does_not_match() {
-    let copier = copier(1, false);
+    let copier = copier(1);
     let bytes = Random(5).bytes(100_000);
     let sum = checksum::of(&id(1), &bytes);
     let (src, dst) = (Buffer::from_vec(bytes), Buffer::from_vec(vec![0; 100_000]));
@@ -240,7 +240,7 @@ fn a_part_under_another_identity_does_not_match() {
 
 #[test]
 fn a_hundred_thousand_small_parts_in_one_batch() {
-    let copier = copier(2, false);
+    let copier = copier(2);
     let source = Random(1).bytes(100_000 * 16 + 512);
     let src = Buffer::from_vec(source.clone());
     let dst = Buffer::from_vec(vec![0; source.len()]);
@@ -269,7 +269,7 @@ fn a_hundred_thousand_small_parts_in_one_batch() {
 
 #[test]
 fn wrong_parts_are_refused_and_leave_the_batch_as_it_was() {
-    let copier = copier(1, false);
+    let copier = copier(1);
     let mut batch = copier.batch();
     let buffer = Buffer::from_vec((0..100).collect());
     let at = |offset, len| [buffer.slice(offset, len).unwrap()];
@@ -320,7 +320,7 @@ fn wrong_parts_are_refused_and_leave_the_batch_as_it_was() {
 
 #[test]
 fn an_empty_batch_completes() {
-    let copier = copier(1, false);
+    let copier = copier(1);
     assert_eq!(run(&copier, copier.batch()), []);
 }
 
@@ -395,40 +395,45 @@ impl Drop for Counted {
     }
 }
 
+/// A buffer whose owner counts its end.
+fn counted(bytes: Vec<u8>, gone: &Arc<AtomicUsize>) -> Buffer {
+    let (addr, len) = (bytes.as_ptr() as usize, bytes.len());
+    let owner: Owner = Arc::new((bytes, Counted(Arc::clone(gone))));
+    // SAFETY: the owner keeps the vector, whose bytes nobody else touches.
+    #[expect(unsafe_code, reason = "a buffer over foreign memory")]
+    unsafe {
+        Buffer::from_raw(addr, len, false, owner)
+    }
+}
+
 #[test]
 fn owners_are_held_until_the_completion_has_run_and_gone_when_the_wait_ends() {
-    let copier = copier(2, false);
+    let copier = copier(2);
     for round in 0..200 {
         let gone = Arc::new(AtomicUsize::new(0));
         let mut batch = copier.batch();
         let room = Buffer::from_vec(vec![0; 1 << 16]);
         for number in 0..4 {
-            let bytes = Box::new(Random(round).bytes(1 << 14));
-            let (addr, len) = (bytes.as_ptr() as usize, bytes.len());
-            let owner: Owner = Arc::new((bytes, Counted(Arc::clone(&gone))));
-            // SAFETY: the owner keeps the boxed vector, whose bytes nobody else touches.
-            #[expect(unsafe_code, reason = "a buffer over foreign memory")]
-            let src = unsafe { Buffer::from_raw(addr, len, false, owner) };
+            let src = counted(Random(round).bytes(1 << 14), &gone);
             let dst = room.slice(number << 14, 1 << 14).unwrap();
             batch
                 .part(&id(number as u32), &[src], &[dst], None, 0)
                 .unwrap();
         }
-        let held: Owner = Arc::new(Counted(Arc::clone(&gone)));
-        batch.hold(held);
         let seen = Arc::clone(&gone);
         let ticket = copier.submit(batch, move |_| assert_eq!(seen.load(Ordering::SeqCst), 0));
         assert!(ticket.wait(None));
-        assert_eq!(gone.load(Ordering::SeqCst), 5, "round {round}");
+        assert_eq!(gone.load(Ordering::SeqCst), 4, "round {round}");
     }
 }
 
 #[test]
 fn a_dropped_batch_lets_its_owners_go() {
-    let copier = copier(1, false);
+    let copier = copier(1);
     let gone = Arc::new(AtomicUsize::new(0));
     let mut batch = copier.batch();
-    batch.hold(Arc::new(Counted(Arc::clone(&gone))));
+    let bytes = counted(vec![0; 100], &gone);
+    batch.hash_only(&id(0), &[bytes], None, 0).unwrap();
     drop(batch);
     assert_eq!(gone.load(Ordering::SeqCst), 1);
     assert!(copier.batch().is_empty());
@@ -478,7 +483,7 @@ fn one_part(copier: &Copier) -> (Batch, Buffer) {
 
 #[test]
 fn a_wait_times_out_and_the_batch_goes_on() {
-    let copier = copier(1, false);
+    let copier = copier(1);
     let (plugged, release) = plug(&copier);
     let (batch, dst) = one_part(&copier);
     let ticket = copier.submit(batch, |_| ());
@@ -492,7 +497,7 @@ fn a_wait_times_out_and_the_batch_goes_on() {
 
 #[test]
 fn a_cancelled_batch_still_completes() {
-    let copier = copier(1, false);
+    let copier = copier(1);
     let (_plugged, release) = plug(&copier);
     let (batch, dst) = one_part(&copier);
     let seen = Arc::new(Mutex::new(Vec::new()));
@@ -506,24 +511,8 @@ fn a_cancelled_batch_still_completes() {
 }
 
 #[test]
-fn a_waiter_helps_when_it_may() {
-    let copier = copier(1, true);
-    let (plugged, release) = plug(&copier);
-    let (batch, dst) = one_part(&copier);
-    let helper = std::thread::current().id();
-    let ticket = copier.submit(batch, move |_| {
-        assert_eq!(std::thread::current().id(), helper)
-    });
-    // The only lane is busy, so only this thread can have done it.
-    assert!(ticket.wait(Some(Duration::from_secs(30))));
-    assert_eq!(dst.to_vec(), [7; 8]);
-    release.send(()).unwrap();
-    assert!(plugged.wait(None));
-}
-
-#[test]
 fn a_panicking_completion_still_ends_the_batch() {
-    let copier = copier(1, false);
+    let copier = copier(1);
     let (batch, dst) = one_part(&copier);
     let ticket = copier.submit(batch, |_| panic!("on purpose"));
     assert!(ticket.wait(Some(Duration::from_secs(30))));
@@ -534,7 +523,7 @@ fn a_panicking_completion_still_ends_the_batch() {
 
 #[test]
 fn close_waits_for_what_is_in_flight_and_refuses_the_rest() {
-    let copier = Arc::new(copier(2, false));
+    let copier = Arc::new(copier(2));
     let (plugged, release) = plug(&copier);
     let (queued, queued_dst) = one_part(&copier);
     let queued = copier.submit(queued, |_| ());
@@ -553,7 +542,7 @@ fn close_waits_for_what_is_in_flight_and_refuses_the_rest() {
 
 #[test]
 fn a_copier_may_be_dropped_in_its_own_completion() {
-    let copier = Arc::new(copier(2, false));
+    let copier = Arc::new(copier(2));
     let (batch, _dst) = one_part(&copier);
     let last = Arc::clone(&copier);
     let (gate, passed) = mpsc::channel::<()>();
@@ -571,7 +560,7 @@ fn a_copier_may_be_dropped_in_its_own_completion() {
 
 #[test]
 fn many_threads_share_a_copier() {
-    let copier = copier(2, true);
+    let copier = copier(2);
     let medium = Mapping::anonymous("kvdepot-test", 8 << 20).unwrap();
     std::thread::scope(|scope| {
         for thread in 0..4_u64 {
@@ -601,7 +590,7 @@ fn a_read_only_mapping_is_never_a_destination() {
     let medium = Mapping::anonymous("kvdepot-test", 1 << 16).unwrap();
     let fd = medium.try_clone_fd(Access::ReadOnly).unwrap();
     let reader = Mapping::from_fd(fd, 1 << 16, Access::ReadOnly).unwrap();
-    let copier = copier(1, false);
+    let copier = copier(1);
     let mut batch = copier.batch();
     let src = Buffer::from_vec(vec![1; 100]);
     let refused = batch.part(&id(0), &[src], &[reader.buffer(0, 100).unwrap()], None, 0);

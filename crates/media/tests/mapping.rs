@@ -290,12 +290,3 @@ fn a_descriptor_of_something_else_is_refused() {
     let refused = Mapping::from_fd(OwnedFd::from(socket), 1, Access::ReadOnly);
     assert!(refused.unwrap_err().to_string().contains("a socket"));
 }
-
-#[test]
-fn huge_pages_are_advice_and_change_no_byte() {
-    let memory = Mapping::anonymous("kvdepot-test", 4 << 20).unwrap();
-    memory.write_from(0, b"before").unwrap();
-    // Whether the system knows the advice is its own affair.
-    let _known = memory.advise_huge_pages();
-    assert_eq!(memory.buffer(0, 6).unwrap().to_vec(), b"before");
-}

@@ -77,54 +77,6 @@ impl Batch {
         self.add_buffers(Part::new(id, expected, tag, false), src, None)
     }
 
-    /// As [`Batch::part`], for memory that is described by its addresses.
-    ///
-    /// # Errors
-    ///
-    /// As [`Batch::part`], except that nothing is known to be read-only.
-    ///
-    /// # Safety
-    ///
-    /// Until the batch's completion has run: all ranges of `src` are readable and all of `dst` are
-    /// writable (keep their owners with [`Batch::hold`]), and no Rust reference to the bytes of
-    /// `dst` exists, nor a mutable one to those of `src`.
-    pub unsafe fn part_raw(
-        &mut self,
-        id: &PartId,
-        src: &[Range],
-        dst: &[Range],
-        expected: Option<Checksum>,
-        tag: u32,
-    ) -> Result<usize> {
-        self.memory()
-            .add(Part::new(id, expected, tag, true), src, dst)
-    }
-
-    /// As [`Batch::hash_only`], for memory that is described by its addresses.
-    ///
-    /// # Errors
-    ///
-    /// As [`Batch::hash_only`].
-    ///
-    /// # Safety
-    ///
-    /// As [`Batch::part_raw`], for `src`.
-    pub unsafe fn hash_only_raw(
-        &mut self,
-        id: &PartId,
-        src: &[Range],
-        expected: Option<Checksum>,
-        tag: u32,
-    ) -> Result<usize> {
-        self.memory()
-            .add(Part::new(id, expected, tag, false), src, src)
-    }
-
-    /// Keeps `owner` as long as the buffers of the batch.
-    pub fn hold(&mut self, owner: Owner) {
-        self.memory().owners.push(owner);
-    }
-
     /// The number of parts.
     #[must_use]
     pub fn len(&self) -> usize {

@@ -259,6 +259,10 @@ impl Mapping {
         // SAFETY: the range is the mapping just made; the advice concerns future children only.
         unsafe { rustix::mm::madvise(at, bytes, Advice::LinuxDontFork) }
             .map_err(|errno| Error::io("keep from children", mapping.name(), errno))?;
+        if kind == Kind::Anonymous {
+            // For systems that give huge pages to those who ask; small ones serve as well.
+            let _known = mapping.advise(addr, bytes, Advice::LinuxHugepage);
+        }
         Ok(Arc::new(mapping))
     }
 
@@ -377,13 +381,6 @@ impl Mapping {
             return Ok(());
         }
         allocate(fd, &self.name(), len, fill_holes)
-    }
-
-    /// Asks for huge pages under the whole mapping. Whether the system gives them is its choice;
-    /// false when it does not know the request.
-    pub fn advise_huge_pages(&self) -> bool {
-        self.advise(self.addr, self.len as usize, Advice::LinuxHugepage)
-            .is_ok()
     }
 
     pub(super) fn advise(&self, at: usize, bytes: usize, advice: Advice) -> rustix::io::Result<()> {
