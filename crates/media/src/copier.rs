@@ -1,9 +1,9 @@
 //! Moves batches of parts with persistent threads, checksums fused into the copy.
 //!
 //! A batch is planned in the thread that submits it, and its first slices move while the rest is
-//! still being planned; a small one that thread moves itself. Whatever happens to a lane, every part of a batch gets an outcome or a
-//! failure, the completion runs exactly once, and no buffer is let go before all lanes have
-//! stopped.
+//! still being planned; a small one that thread moves itself. Whatever happens to a lane, every
+//! part of a batch gets an outcome or a failure, the completion runs exactly once, and no buffer
+//! is let go before all lanes have stopped.
 
 mod batch;
 mod outcome;

@@ -136,8 +136,9 @@ pub fn between_forks<T, E: From<Error>>(
 ///
 /// Its description should be its own: not mapped, not sent, not duplicated (see
 /// [`host`](super)); or one that was received with a lock on it, which then lives as long as this
-/// and what is mapped from it. Dropping it releases all locks of the description at once, and closes it. In a
-/// forked child every method fails with [`Error::Forked`], and dropping does nothing.
+/// and what is mapped from it. Dropping it releases all locks of the description at once, and
+/// closes it. In a forked child every method fails with [`Error::Forked`], and dropping does
+/// nothing.
 #[derive(Debug)]
 pub struct LockFd {
     /// `None` only while dropping.

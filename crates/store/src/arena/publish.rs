@@ -204,8 +204,9 @@ impl Arena {
     }
 
     /// Publishes reserved blocks whose bytes are in place; true where the token was a
-    /// reservation, but for copies of blocks that were removed meanwhile. On return the blocks are durable as far as the arena's durability says. With
-    /// `pinned` each is born with a pin, for the mover that takes it to the next tier.
+    /// reservation, but for copies of blocks that were removed meanwhile. On return the blocks are
+    /// durable as far as the arena's durability says. With `pinned` each is born with a pin, for
+    /// the mover that takes it to the next tier.
     pub(crate) fn commit(&self, blocks: &[(Token, Checksum)], pinned: bool) -> Vec<bool> {
         let mut state = self.state.lock();
         let claimed = state.claim(blocks.iter().map(|(token, _)| *token));
