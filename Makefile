@@ -97,6 +97,26 @@ test-python: package $(VENV)/.vllm
 
 test-all: ## The same with many more rounds, and with fresh seeds, which are printed
 	KVDEPOT_TEST_ALL=1 $(MAKE) test
+	$(MAKE) test-unsafe
+
+# Each sanitizer has objects of its own, the standard library's among them.
+HOST = $(shell rustc -vV | sed -n 's/^host: //p')
+sanitized = RUSTFLAGS=-Zsanitizer=$(1) CARGO_TARGET_DIR=$(CARGO_TARGET_DIR)/$(1) \
+	cargo +nightly test --release -Zbuild-std --target $(HOST)
+nightly = cargo +nightly miri --version >/dev/null 2>&1 \
+	|| { echo "skipped: needs rustup toolchain install nightly -c miri -c rust-src"; exit 0; }
+
+.PHONY: test-unsafe
+test-unsafe: ## Unsafe code and threads under Miri and the sanitizers; needs a nightly toolchain
+	$(call say,Miri: undefined behaviour)
+	@$(nightly); MIRIFLAGS="-Zmiri-disable-isolation -Zmiri-permissive-provenance" \
+		CARGO_TARGET_DIR=$(CARGO_TARGET_DIR)/miri \
+		cargo +nightly miri test -p kvdepot-plan -p kvdepot-media --lib -- --skip host::
+	$(call say,ThreadSanitizer: data races)
+	@$(nightly); $(call sanitized,thread) -p kvdepot-media --test copier
+	@$(nightly); $(call sanitized,thread) -p kvdepot-store --test concurrency --test pipeline
+	$(call say,AddressSanitizer: memory that is gone)
+	@$(nightly); $(call sanitized,address) -p kvdepot-media --test copier --test mapping
 
 # ---- check ----------------------------------------------------------------------------------
 
