@@ -156,6 +156,35 @@ fn eviction_runs_at_most_two_percent_ahead() {
 }
 
 #[test]
+fn large_blocks_in_a_scattered_arena_share_a_hole() {
+    let mut rng = Rng::for_test("large_blocks_in_a_scattered_arena");
+    let place = Place::new("Dax", "", "64MiB").with("dax", "records", 20_000);
+    let depot = place.open();
+    let ns = namespace(&depot);
+    let blocks = depot.stats().tiers[0].capacity_bytes / 4096;
+    let numbers: Vec<u64> = (0..blocks).collect();
+    assert!(put(&ns, &numbers, 4096).iter().all(|stored| *stored));
+    for _ in 0..4 * blocks {
+        assert!(has(&ns, &[rng.below(blocks)], 4096));
+    }
+    let (len, count) = (64 << 10, 20);
+    for number in 0..count {
+        assert_eq!(put(&ns, &[100_000 + number], len), [true]);
+    }
+    let tier = depot.stats().tiers[0].clone();
+    // Some of the first blocks fit into what eviction by age had freed.
+    let most = 2 * count * len as u64 + tier.capacity_bytes / 50;
+    let evicted = tier.evicted_bytes;
+    assert!(evicted <= most, "{evicted} evicted for {count} of {len}");
+    assert!(has(
+        &ns,
+        &(100_000..100_000 + count).collect::<Vec<_>>(),
+        len
+    ));
+    assert_at_rest(&depot);
+}
+
+#[test]
 fn a_large_block_in_a_scattered_arena_evicts_little_more_than_its_room() {
     let mut rng = Rng::for_test("a_large_block_in_a_scattered_arena");
     for contiguous in [false, true] {

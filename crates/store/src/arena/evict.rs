@@ -16,6 +16,10 @@ use crate::{Key, NamespaceId};
 /// finds free extents that are not all splinters.
 const AHEAD: u64 = 64;
 
+/// How far a hole runs ahead of need: one part in 256 of the arena, the rest of those 2 %. Finding
+/// the place for it means to look at every block, and the next large blocks have room in it.
+const HOLE_AHEAD: u64 = 256;
+
 /// An extent of a block.
 struct Taken {
     begin: u64,
@@ -76,13 +80,23 @@ impl Arena {
         need.saturating_add(self.layout.data_len() / AHEAD)
     }
 
-    /// Makes `pieces` free extents hold `need` bytes that are free, but too scattered: the largest
-    /// ones there are, and a hole for the rest. Of all places for it that one is taken whose last
-    /// used block was used longest ago. False when there is none: pinned and reserved blocks stay
-    /// where they are.
-    ///
-    /// It looks at every block, which is why the order of use is asked first.
+    /// Makes room for `need` bytes in at most `pieces` extents where enough is free, but too
+    /// scattered: a hole that runs ahead of need, or else the least that will do. False when
+    /// there is no place for it: pinned and reserved blocks stay where they are.
     pub(super) fn make_hole(&self, state: &mut State, need: u64, pieces: usize) -> bool {
+        let need = need.next_multiple_of(GRANULE);
+        let ahead = self.layout.data_len() / HOLE_AHEAD;
+        let ample = (ahead > need).then(|| self.around_hole(state, ahead, 1));
+        let victims = ample
+            .flatten()
+            .or_else(|| self.around_hole(state, need, pieces));
+        victims.is_some_and(|victims| self.evict_blocks(state, &victims))
+    }
+
+    /// The blocks that stand in the way of `pieces` free extents of `need` bytes together: the
+    /// largest ones there are, and a hole for the rest. Of all places for it that one is taken
+    /// whose last used block was used longest ago.
+    fn around_hole(&self, state: &State, need: u64, pieces: usize) -> Option<Vec<u32>> {
         let mut taken: Vec<Taken> = Vec::new();
         for (slot, entry) in state.entries.used() {
             let stays = entry.stage != Stage::Live || entry.pins > 0;
@@ -101,7 +115,7 @@ impl Arena {
         gaps.sort_unstable_by_key(|gap| Reverse(gap.end - gap.begin));
         gaps.truncate(pieces - 1);
         let there: u64 = gaps.iter().map(|gap| gap.end - gap.begin).sum();
-        let need = need.next_multiple_of(GRANULE).saturating_sub(there);
+        let need = need.saturating_sub(there);
         taken.extend(gaps);
         taken.sort_unstable_by_key(|block| block.begin);
         // Where a hole begins once all that was used up to `stamp` is gone.
@@ -119,9 +133,7 @@ impl Arena {
         stamps.retain(|stamp| *stamp < u64::MAX);
         stamps.sort_unstable();
         let at = stamps.partition_point(|stamp| hole(*stamp).is_none());
-        let Some(begin) = stamps.get(at).and_then(|stamp| hole(*stamp)) else {
-            return false;
-        };
+        let begin = stamps.get(at).and_then(|stamp| hole(*stamp))?;
         let inside = |block: &&Taken| block.begin < begin + need && block.end > begin;
         let mut victims: Vec<u32> = taken
             .iter()
@@ -130,7 +142,7 @@ impl Arena {
             .collect();
         victims.sort_unstable();
         victims.dedup();
-        !victims.is_empty() && self.evict_blocks(state, &victims)
+        (!victims.is_empty()).then_some(victims)
     }
 
     /// Unpublishes and frees blocks that nobody has pinned; false when the medium could not be
