@@ -12,7 +12,7 @@
 
 use super::flush;
 use super::medium::{
-    allocate, check_kind, check_owner, extent_of, fill_holes, has_no_holes, shown, sync_new,
+    Kind, allocate, check_kind, check_owner, extent_of, fill_holes, has_no_holes, shown, sync_new,
     write_zeros,
 };
 use crate::buffer::{Buffer, Owner, check_range};
@@ -34,18 +34,6 @@ pub enum Access {
     ReadOnly,
     /// Reading and writing.
     ReadWrite,
-}
-
-/// What lies under a mapping.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Kind {
-    /// Anonymous shared memory (a memfd); gone with the last descriptor.
-    Anonymous,
-    /// A regular file.
-    File,
-    /// A device DAX character device: memory without a page cache in between.
-    Dax,
 }
 
 /// How far written bytes must have got.

@@ -1,13 +1,24 @@
 //! What lies at a path or behind a descriptor, and the making of new files.
 
 use super::dax::{self, Geometry};
-use super::mapping::Kind;
 use crate::error::{Error, Result};
 use rustix::fs::{FallocateFlags, FileType, Mode, SealFlags, SeekFrom, Stat};
 use rustix::io::Errno;
 use std::fs::File;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::Path;
+
+/// What lies under a mapping.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Kind {
+    /// Anonymous shared memory (a memfd); gone with the last descriptor.
+    Anonymous,
+    /// A regular file.
+    File,
+    /// A device DAX character device: memory without a page cache in between.
+    Dax,
+}
 
 /// A path as it stands in errors.
 pub(super) fn shown(path: &Path) -> String {

@@ -15,5 +15,6 @@ mod plain;
 mod present;
 pub(crate) mod xxh3;
 
-pub use mapping::{Access, Descriptor, Flush, Kind, Mapping, page_size};
+pub use mapping::{Access, Descriptor, Flush, Mapping, page_size};
+pub use medium::Kind;
 pub use plain::Plain;

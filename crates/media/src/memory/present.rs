@@ -1,7 +1,8 @@
 //! Pages made present ahead of their use: a copy that stops for a page fault every few KiB takes
 //! several times as long.
 
-use super::mapping::{Access, Kind, Mapping, page_size};
+use super::mapping::{Access, Mapping, page_size};
+use super::medium::Kind;
 use crate::error::{Error, Result};
 use rustix::io::Errno;
 use rustix::mm::Advice;

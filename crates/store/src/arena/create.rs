@@ -1,18 +1,18 @@
-//! Making an arena's file: with its space really allocated, and under its name only once it is
-//! an arena. Whoever is killed half way leaves a file under another name, which the next one
-//! removes.
+//! Making an arena: its file, with its space really allocated, under its name only once it is
+//! an arena, and its format. Whoever is killed half way leaves a file under another name, which
+//! the next one removes.
 
 use std::fs::{File, TryLockError};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use kvdepot_media::Mapping;
 use kvdepot_media::host::limits;
+use kvdepot_media::{Flush, Mapping};
 
-use super::open::{capacity_error, format, path_error};
 use crate::config::{DaxConfig, size};
 use crate::format::GRANULE;
-use crate::format::layout::Layout;
+use crate::format::layout::{self, Layout};
+use crate::format::superblock::{self, Superblock};
 use crate::{Error, clock};
 
 /// Pause of a process that waits for another one to have made its file.
@@ -137,4 +137,97 @@ pub fn erase_unfinished(path: &Path) -> Result<u64, Error> {
 /// 20 % of the free disk, at most 64 GiB.
 pub(crate) fn default_capacity(path: &Path) -> u64 {
     (limits::disk_free(path).unwrap_or(0) / 5).min(64 << 30)
+}
+
+/// What the system says about a path that the configuration names.
+pub(super) fn path_error(
+    path: &Path,
+    error: kvdepot_media::Error,
+    field: &impl Fn(&str) -> String,
+) -> Error {
+    let allowed = match error {
+        kvdepot_media::Error::Io { source, .. } => {
+            format!("a device or file that this user can read and write ({source})")
+        }
+        other => other.to_string(),
+    };
+    Error::config(field("path"), path.display(), allowed)
+}
+
+pub(super) fn capacity_error(
+    capacity: u64,
+    records: u64,
+    field: &impl Fn(&str) -> String,
+) -> Error {
+    Error::config(
+        field("capacity"),
+        size::show(capacity),
+        format!(
+            "at least {} beyond its table of {records} records",
+            size::show(layout::CAPACITY_MIN)
+        ),
+    )
+}
+
+/// Makes an arena of a medium, `blank` when it is known to hold zeros only.
+pub(super) fn format(
+    mapping: &Mapping,
+    config: &DaxConfig,
+    blank: bool,
+    field: &impl Fn(&str) -> String,
+) -> Result<Superblock, Error> {
+    let capacity = config.capacity.unwrap_or_else(|| mapping.len());
+    let capacity = capacity / GRANULE * GRANULE;
+    let records = config
+        .records
+        .unwrap_or_else(|| Layout::default_records(capacity));
+    if capacity > mapping.len() {
+        return Err(Error::config(
+            field("capacity"),
+            size::show(capacity),
+            format!("at most the medium's {}", size::show(mapping.len())),
+        ));
+    }
+    let layout =
+        Layout::new(capacity, records).ok_or_else(|| capacity_error(capacity, records, field))?;
+    if !blank {
+        wipe(mapping, layout)?;
+    }
+    let superblock = Superblock {
+        uuid: random_uuid(),
+        capacity: layout.capacity,
+        records,
+        data: layout.data,
+        generation: 0,
+        created: u64::from(clock::unix_seconds()),
+        created_by: concat!("kvdepot ", env!("CARGO_PKG_VERSION")).into(),
+    };
+    mapping.write_from(0, &superblock.encode())?;
+    mapping.sync(0, superblock::LEN as u64, Flush::Power)?;
+    Ok(superblock)
+}
+
+fn wipe(mapping: &Mapping, layout: Layout) -> Result<(), Error> {
+    // The old superblocks go first: a crash in the middle leaves no arena instead of half of one.
+    let zeros = vec![0; 1 << 20];
+    mapping.write_from(0, &zeros[..superblock::LEN])?;
+    mapping.write_from(layout::SUPERBLOCK_B, &zeros[..superblock::LEN])?;
+    mapping.sync(0, layout::TABLE, Flush::Power)?;
+    let mut at = layout::OWNER;
+    while at < layout.data {
+        let len = (layout.data - at).min(zeros.len() as u64);
+        mapping.write_from(at, &zeros[..len as usize])?;
+        at += len;
+    }
+    mapping.sync(0, layout.data, Flush::Power)?;
+    Ok(())
+}
+
+fn random_uuid() -> [u8; 16] {
+    use std::hash::{BuildHasher, RandomState};
+    let mut uuid = [0; 16];
+    for half in uuid.chunks_mut(8) {
+        half.copy_from_slice(&RandomState::new().hash_one(clock::now()).to_le_bytes());
+    }
+    uuid
 }

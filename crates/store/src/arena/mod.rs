@@ -34,11 +34,11 @@ use crate::{Identity, Key, NamespaceId};
 pub(crate) use create::default_capacity;
 pub use create::{UNFINISHED, erase_unfinished};
 pub use erase::erase;
-pub use open::Opening;
 pub(crate) use open::{default_path, read_directory, read_superblock};
 use owner_lock::OwnerLock;
 pub(crate) use owner_lock::read_owner;
 pub(crate) use publish::{Cause, Full, Refused};
+pub use recover::Opening;
 pub(crate) use recover::{is_inside, judge, survey};
 
 /// Names one reservation or pin of an arena: the slot may be reused, the sequence never is.

@@ -8,28 +8,16 @@ use kvdepot_media::host::{dirs, peer};
 use kvdepot_media::{Access, Flush, Mapping};
 use parking_lot::Mutex;
 
+use super::create::{format, path_error};
 use super::owner_lock::OwnerLock;
+use super::recover::Opening;
 use super::{Arena, Counters, State, Table, create, publish, recover};
+use crate::Error;
 use crate::config::{DaxConfig, Durability, size};
 use crate::format::layout::{self, Layout};
 use crate::format::superblock::{self, Refusal, Superblock};
 use crate::format::{GRANULE, directory, owner};
 use crate::index::{Entries, KeyMap, Namespaces, Uses};
-use crate::{Error, clock};
-
-/// What opening found, for logs and `kvdepot doctor`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Opening {
-    /// Blocks served again.
-    pub blocks: u64,
-    /// Records that did not verify or named impossible extents.
-    pub damaged: u64,
-    /// Live records outranked by newer ones.
-    pub outranked: u64,
-    /// Whether the arena was made by this opening.
-    pub created: bool,
-}
 
 impl Arena {
     /// An arena in memory that dies with the process.
@@ -224,36 +212,6 @@ fn new_pool(layout: Layout) -> Result<Pool, Error> {
         .map_err(|error| Error::config("capacity", size::show(layout.capacity), error.to_string()))
 }
 
-/// What the system says about a path that the configuration names.
-pub(super) fn path_error(
-    path: &Path,
-    error: kvdepot_media::Error,
-    field: &impl Fn(&str) -> String,
-) -> Error {
-    let allowed = match error {
-        kvdepot_media::Error::Io { source, .. } => {
-            format!("a device or file that this user can read and write ({source})")
-        }
-        other => other.to_string(),
-    };
-    Error::config(field("path"), path.display(), allowed)
-}
-
-pub(super) fn capacity_error(
-    capacity: u64,
-    records: u64,
-    field: &impl Fn(&str) -> String,
-) -> Error {
-    Error::config(
-        field("capacity"),
-        size::show(capacity),
-        format!(
-            "at least {} beyond its table of {records} records",
-            size::show(layout::CAPACITY_MIN)
-        ),
-    )
-}
-
 /// The default arena: in the user's cache directory, one an instance.
 pub(crate) fn default_path(instance: Option<&str>) -> Result<PathBuf, Error> {
     let name = match instance {
@@ -305,60 +263,6 @@ pub(crate) fn read_superblock(path: &Path, mapping: &Mapping) -> Result<Superblo
         }
         _ => format!("it is not a kvdepot arena; name another path, or {hint}"),
     }))
-}
-
-/// Makes an arena of a medium, `blank` when it is known to hold zeros only.
-pub(super) fn format(
-    mapping: &Mapping,
-    config: &DaxConfig,
-    blank: bool,
-    field: &impl Fn(&str) -> String,
-) -> Result<Superblock, Error> {
-    let capacity = config.capacity.unwrap_or_else(|| mapping.len());
-    let capacity = capacity / GRANULE * GRANULE;
-    let records = config
-        .records
-        .unwrap_or_else(|| Layout::default_records(capacity));
-    if capacity > mapping.len() {
-        return Err(Error::config(
-            field("capacity"),
-            size::show(capacity),
-            format!("at most the medium's {}", size::show(mapping.len())),
-        ));
-    }
-    let layout =
-        Layout::new(capacity, records).ok_or_else(|| capacity_error(capacity, records, field))?;
-    if !blank {
-        wipe(mapping, layout)?;
-    }
-    let superblock = Superblock {
-        uuid: random_uuid(),
-        capacity: layout.capacity,
-        records,
-        data: layout.data,
-        generation: 0,
-        created: u64::from(clock::unix_seconds()),
-        created_by: concat!("kvdepot ", env!("CARGO_PKG_VERSION")).into(),
-    };
-    mapping.write_from(0, &superblock.encode())?;
-    mapping.sync(0, superblock::LEN as u64, Flush::Power)?;
-    Ok(superblock)
-}
-
-fn wipe(mapping: &Mapping, layout: Layout) -> Result<(), Error> {
-    // The old superblocks go first: a crash in the middle leaves no arena instead of half of one.
-    let zeros = vec![0; 1 << 20];
-    mapping.write_from(0, &zeros[..superblock::LEN])?;
-    mapping.write_from(layout::SUPERBLOCK_B, &zeros[..superblock::LEN])?;
-    mapping.sync(0, layout::TABLE, Flush::Power)?;
-    let mut at = layout::OWNER;
-    while at < layout.data {
-        let len = (layout.data - at).min(zeros.len() as u64);
-        mapping.write_from(at, &zeros[..len as usize])?;
-        at += len;
-    }
-    mapping.sync(0, layout.data, Flush::Power)?;
-    Ok(())
 }
 
 fn check_capacity(
@@ -443,15 +347,6 @@ pub(crate) fn read_directory(
         }
     }
     Ok(entries)
-}
-
-fn random_uuid() -> [u8; 16] {
-    use std::hash::{BuildHasher, RandomState};
-    let mut uuid = [0; 16];
-    for half in uuid.chunks_mut(8) {
-        half.copy_from_slice(&RandomState::new().hash_one(clock::now()).to_le_bytes());
-    }
-    uuid
 }
 
 #[cfg(test)]

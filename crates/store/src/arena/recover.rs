@@ -12,7 +12,6 @@ use kvdepot_alloc::{Extent, Pool};
 use kvdepot_media::Mapping;
 
 use super::Arena;
-use super::open::Opening;
 use crate::Error;
 use crate::config::size;
 use crate::format::GRANULE;
@@ -22,6 +21,20 @@ use crate::index::{Entries, Entry, KeyMap, Namespaces, Stage, Uses};
 
 /// Table bytes read at a time.
 const CHUNK: usize = 1 << 20;
+
+/// What opening found, for logs and `kvdepot doctor`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Opening {
+    /// Blocks served again.
+    pub blocks: u64,
+    /// Records that did not verify or named impossible extents.
+    pub damaged: u64,
+    /// Live records outranked by newer ones.
+    pub outranked: u64,
+    /// Whether the arena was made by this opening.
+    pub created: bool,
+}
 
 /// What the table says.
 pub(super) struct Recovered {
