@@ -122,6 +122,8 @@ test-unsafe: ## Unsafe code and threads under Miri and the sanitizers; needs a n
 
 # ---- check ----------------------------------------------------------------------------------
 
+OTHER = $(if $(findstring aarch64,$(HOST)),x86_64,aarch64)-unknown-linux-gnu
+
 .PHONY: lint lint-rust lint-python fmt docs
 lint: lint-rust lint-python ## Formatting, lints, types, generated files; warnings are errors
 
@@ -132,6 +134,9 @@ lint-rust:
 	@$(call have,fmt); cargo fmt --all --check
 	$(call say,cargo clippy)
 	@$(call have,clippy); cargo clippy --workspace --all-targets -- -D warnings
+	$(call say,cargo check for the other processor)
+	@rustup target add $(OTHER) >/dev/null 2>&1 || { echo "skipped: rustup has no $(OTHER)"; exit 0; }; \
+		cargo check --quiet --target $(OTHER) -p kvdepot-store -p kvdepot-cli
 	$(call say,cargo doc)
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --quiet
 	$(call say,generated files)
