@@ -168,9 +168,15 @@ fn large_blocks_in_a_scattered_arena_share_a_hole() {
         assert!(has(&ns, &[rng.below(blocks)], 4096));
     }
     let (len, count) = (64 << 10, 20);
+    let evicted = || depot.stats().tiers[0].evicted_bytes;
+    let mut evicting = 0;
     for number in 0..count {
+        let before = evicted();
         assert_eq!(put(&ns, &[100_000 + number], len), [true]);
+        evicting += u32::from(evicted() > before);
     }
+    // 256 KiB, 1/256 of the arena, have room for four.
+    assert!(evicting <= 10, "{evicting} of {count} puts evicted");
     let tier = depot.stats().tiers[0].clone();
     // Some of the first blocks fit into what eviction by age had freed.
     let most = 2 * count * len as u64 + tier.capacity_bytes / 50;

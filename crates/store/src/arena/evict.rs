@@ -5,6 +5,8 @@
 use std::cmp::Reverse;
 use std::sync::atomic::Ordering;
 
+use kvdepot_alloc::Extent;
+
 use super::{Arena, State, Token};
 use crate::format::GRANULE;
 use crate::format::record::State as RecordState;
@@ -27,22 +29,6 @@ struct Taken {
     /// When the block was used last; the greatest number where it must stay.
     stamp: u64,
     slot: u32,
-}
-
-/// What is free between extents, which are in the order of their addresses; it stays as it is.
-fn gaps(taken: &[Taken], data: u64, end: u64) -> Vec<Taken> {
-    let begins = taken.iter().map(|block| block.begin).chain([end]);
-    let ends = [data]
-        .into_iter()
-        .chain(taken.iter().map(|block| block.end));
-    let between = ends.zip(begins).filter(|(begin, end)| begin < end);
-    let gap = |(begin, end)| Taken {
-        begin,
-        end,
-        stamp: u64::MAX,
-        slot: 0,
-    };
-    between.map(gap).collect()
 }
 
 impl Arena {
@@ -109,9 +95,15 @@ impl Arena {
             };
             taken.extend(entry.extents.iter().map(of));
         }
-        taken.sort_unstable_by_key(|block| block.begin);
         let (data, end) = (self.layout.data, self.layout.data + self.layout.data_len());
-        let mut gaps = gaps(&taken, data, end);
+        // What is free already, and stays as it is.
+        let gap = |free: Extent| Taken {
+            begin: data + free.offset,
+            end: data + free.end(),
+            stamp: u64::MAX,
+            slot: 0,
+        };
+        let mut gaps: Vec<Taken> = state.pool.free_extents().map(gap).collect();
         gaps.sort_unstable_by_key(|gap| Reverse(gap.end - gap.begin));
         gaps.truncate(pieces - 1);
         let there: u64 = gaps.iter().map(|gap| gap.end - gap.begin).sum();

@@ -16,6 +16,9 @@ use crate::task::Outcome;
 /// Bytes moved in one go: a few tens of milliseconds of copying, so that a close or a promotion
 /// never waits long, and enough to keep all lanes busy.
 const BATCH_BYTES: u64 = 64 << 20;
+/// The same of promotions: their lanes get a few per cent of a busy processor, and write-backs
+/// wait for the batch under way.
+const PROMOTE_BYTES: u64 = 4 << 20;
 const BATCH_BLOCKS: usize = 1024;
 /// Pause before a block is tried again that somebody else is writing to the far tier.
 const RETRY: Duration = Duration::from_millis(1);
@@ -107,7 +110,7 @@ impl Core {
                 let mut bytes = place.len;
                 while let Some((next, place)) = ledger.promotions.front().copied()
                     && next == tier
-                    && bytes + place.len <= BATCH_BYTES
+                    && bytes + place.len <= PROMOTE_BYTES
                 {
                     bytes += place.len;
                     places.push(place);
