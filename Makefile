@@ -75,6 +75,7 @@ demo: package $(VENV)/.vllm ## Real vLLM with and without kvdepot, before and af
 
 bench: build ## This machine's limits, what kvdepot reaches, and the ratio
 	$(CARGO_TARGET_DIR)/release/kvdepot bench memory $(BENCH_FLAGS)
+	$(CARGO_TARGET_DIR)/release/kvdepot bench alloc $(BENCH_FLAGS)
 	$(CARGO_TARGET_DIR)/release/kvdepot bench index $(BENCH_FLAGS)
 	$(CARGO_TARGET_DIR)/release/kvdepot bench reopen $(BENCH_FLAGS)
 	$(BIN)/python -m kvdepot.bench index $(BENCH_FLAGS)
@@ -134,6 +135,8 @@ lint-rust:
 	@$(call have,fmt); cargo fmt --all --check
 	$(call say,cargo clippy)
 	@$(call have,clippy); cargo clippy --workspace --all-targets -- -D warnings
+	@# As the wheel has it: without the allocators that the benchmark measures beside.
+	@$(call have,clippy); cargo clippy -p kvdepot-cli --all-targets --no-default-features -- -D warnings
 	$(call say,cargo check for the other processor)
 	@rustup target add $(OTHER) >/dev/null 2>&1 || { echo "skipped: rustup has no $(OTHER)"; exit 0; }; \
 		cargo check --quiet --target $(OTHER) -p kvdepot-store -p kvdepot-cli

@@ -59,6 +59,19 @@ pub(crate) enum Bench {
     /// streaming stores) of the same pieces on as many threads. Metrics: throughput, and for blocks
     /// of 4096 bytes overhead, the time that kvdepot takes beyond the copy.
     Memory(Memory),
+    /// Placing blocks: utilisation and time of the allocator, against others.
+    ///
+    /// `uniform` and `random` are the published benchmark of the allocator that others use, the
+    /// reference: a full pool of 2 GiB (a sixteenth for blocks under 1 KiB), in which each
+    /// allocation frees live ones at random until it fits. `paired` allocates the two parts of the
+    /// blocks of a model with an indexer in 1 TiB and frees them together; `trace` the blocks of
+    /// prompts of four models in 64 GiB and frees what was used longest ago. Utilisation is live
+    /// bytes over the pool's, after each allocation; utilisation_p99 is what 99 % of the samples
+    /// exceed; the limit is exact best fit. The limit of time is the reference. `threads` is the
+    /// shared pool against a pool for each thread, `rebuild` the pool made anew from its live
+    /// extents, `spans` the pieces of the arena that a prompt's blocks are in once the arena has
+    /// churned, placed with the prompt's last block as a hint, against without.
+    Alloc(Alloc),
     /// Lookups, against a bare hash table.
     ///
     /// Metric: lookups, in keys a second; every key is found, in random order.
@@ -101,6 +114,34 @@ pub(crate) struct Memory {
     /// Where the file of the Dax tier is made, and removed again; /dev/shm unless given.
     #[arg(long, value_name = "PATH")]
     pub(crate) dir: Option<PathBuf>,
+}
+
+/// Options of `alloc`.
+#[derive(clap::Args)]
+pub(crate) struct Alloc {
+    /// A fiftieth of the allocations, a ninth of the sizes, one round, a small paired pool.
+    #[arg(long)]
+    pub(crate) quick: bool,
+    /// Only this; all unless given.
+    #[arg(long = "workload", value_name = "NAME", value_parser = [
+        "uniform", "random", "paired", "trace", "threads", "rebuild", "spans",
+    ])]
+    pub(crate) workloads: Vec<String>,
+    /// Bytes of a block of the uniform workload; all sizes of the published benchmark unless given.
+    #[arg(long = "size", value_name = "SIZE", value_parser = bytes)]
+    pub(crate) sizes: Vec<u64>,
+    /// Objects that are allocated and counted, and extents of the rebuilt pool; 1,000,000 unless
+    /// given.
+    #[arg(long, value_name = "COUNT")]
+    pub(crate) operations: Option<usize>,
+    /// Rounds of timing that count; 3 unless given.
+    #[arg(long, value_name = "COUNT")]
+    pub(crate) rounds: Option<usize>,
+    /// Requests for `spans`, one JSON object a line with `hash_ids`, one for each block of the
+    /// prompt; made-up conversations unless given. A public one: conversation_trace.jsonl in
+    /// FAST25-release/traces of https://github.com/kvcache-ai/Mooncake.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) trace: Option<PathBuf>,
 }
 
 /// Options of `index`.

@@ -1,5 +1,6 @@
 //! `kvdepot bench`: this machine's limits, what kvdepot reaches, and the ratio.
 
+mod alloc;
 mod index;
 mod media;
 mod memory;
@@ -52,6 +53,7 @@ pub(crate) fn run(args: &Bench, program: &OsStr, output: &mut Output) -> Result<
     }
     let (name, cases) = match args {
         Bench::Memory(args) => ("bench memory", memory::cases(args)),
+        Bench::Alloc(args) => ("bench alloc", alloc::cases(args)),
         Bench::Index(_) => ("bench index", index::CASES),
         Bench::Reopen(_) => ("bench reopen", reopen::CASES),
     };
@@ -63,6 +65,7 @@ pub(crate) fn run(args: &Bench, program: &OsStr, output: &mut Output) -> Result<
     };
     let result = match args {
         Bench::Memory(args) => memory::run(args, &mut report),
+        Bench::Alloc(args) => alloc::run(args, &mut report),
         Bench::Index(args) => index::run(args, &mut report),
         Bench::Reopen(args) => reopen::run(args, program, &mut report),
     };
@@ -146,6 +149,16 @@ impl Random {
         z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
         z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
         z ^ (z >> 31)
+    }
+
+    /// Any number below this one, with chances that are equal but for a rounding.
+    fn below(&mut self, end: u64) -> u64 {
+        ((u128::from(self.next()) * u128::from(end)) >> 64) as u64
+    }
+
+    /// Any number from one to another, both included.
+    fn within(&mut self, from: u64, to: u64) -> u64 {
+        from + self.below(to - from + 1)
     }
 
     /// A key as a hash would give it.

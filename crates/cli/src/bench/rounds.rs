@@ -57,6 +57,16 @@ impl Rounds {
         self.by_round(|limit, ours| limit / ours)
     }
 
+    /// One limit's median, in seconds, and its seconds over kvdepot's, round by round.
+    pub(super) fn against(&self, limit: usize) -> (f64, f64) {
+        let times = &self.seconds[limit];
+        let ratios = times
+            .iter()
+            .zip(self.ours())
+            .map(|(limit, ours)| limit / ours);
+        (median(times.clone()), median(ratios.collect()))
+    }
+
     /// Seconds that kvdepot takes longer than the best limit, round by round.
     pub(super) fn beyond(&self) -> Option<f64> {
         self.by_round(|limit, ours| ours - limit)
@@ -103,6 +113,7 @@ mod tests {
         assert_eq!(rounds.value(), 4.0);
         assert_eq!(rounds.ratio(), Some(0.5));
         assert_eq!(rounds.beyond(), Some(2.0));
+        assert_eq!(rounds.against(0), (5.0, 0.75));
     }
 
     #[test]

@@ -125,6 +125,140 @@ fn bench_memory_refuses_what_cannot_be_measured() {
 }
 
 #[test]
+fn bench_alloc_measures_every_workload_against_its_limits() {
+    let home = Home::new();
+    let (status, rows) = home.json(&["bench", "alloc", "--quick", "--operations", "5000"]);
+    assert_eq!(status, 0);
+    check_fields(&rows, "alloc");
+    let figure = |value: &Value| value.as_f64().is_some_and(|value| value > 0.0);
+    for row in &rows {
+        assert!(figure(&row["value"]), "{row}");
+        assert_eq!(row["limit"].is_null(), row["ratio"].is_null(), "{row}");
+        assert!(row["ratio"].is_null() || figure(&row["ratio"]), "{row}");
+    }
+    let of = |workload: &str, metric: &str, max_extents: u64| -> Vec<&Value> {
+        let wanted = |row: &&Value| {
+            let case = &row["case"];
+            case["workload"] == workload
+                && row["metric"] == metric
+                && case["max_extents"] == max_extents
+        };
+        rows.iter().filter(wanted).collect()
+    };
+    // Other allocators are measured beside unless this build has none.
+    let peers = cfg!(feature = "peers");
+    for (workload, max_extents) in [
+        ("uniform", 1),
+        ("random", 1),
+        ("random", 2),
+        ("random", 4),
+        ("random", 8),
+        ("paired", 1),
+        ("paired", 4),
+        ("trace", 1),
+        ("trace", 4),
+    ] {
+        for metric in ["min", "p99", "p90", "p50", "max", "avg"] {
+            let metric = format!("utilisation_{metric}");
+            let found = of(workload, &metric, max_extents);
+            let expected = if workload == "uniform" { 7 } else { 1 };
+            assert_eq!(found.len(), expected, "{workload} {metric} {max_extents}");
+            for row in found {
+                assert!(row["case"]["pool"].is_u64(), "{row}");
+                assert!(row["value"].as_f64().unwrap() <= 1.0, "{row}");
+                assert_eq!(row["ratio"].is_number(), peers, "{row}");
+            }
+            let reference = format!("reference_{metric}");
+            assert_eq!(!of(workload, &reference, 1).is_empty(), peers, "{workload}");
+        }
+        let timed = matches!(max_extents, 1 | 4);
+        let time = of(workload, "time", max_extents);
+        assert_eq!(!time.is_empty(), timed, "{workload} {max_extents}");
+        assert!(time.iter().all(|row| row["ratio"].is_number() == peers));
+        let extents = of(workload, "extents_per_allocation", max_extents);
+        assert_eq!(extents.len(), usize::from(max_extents > 1), "{workload}");
+        for row in extents {
+            let extents = row["value"].as_f64().unwrap();
+            assert!((1.0..=max_extents as f64).contains(&extents), "{row}");
+        }
+    }
+    for row in of("uniform", "utilisation_min", 1) {
+        let (pool, size) = (&row["case"]["pool"], &row["case"]["size"]);
+        let (pool, size) = (pool.as_u64().unwrap(), size.as_u64().unwrap());
+        let whole = (pool / size * size) as f64 / pool as f64;
+        // JSON is read with an error in the last digit.
+        let most = whole + 1e-12;
+        assert!(row["value"].as_f64().unwrap() <= most, "{row}");
+        if peers {
+            let best = row["limit"].as_f64().unwrap();
+            assert!(whole - 1e-12 <= best && best <= most, "{row}");
+        }
+    }
+    let with = |metric: &str, key: &str| -> Vec<&Value> {
+        let rows = rows.iter().filter(|row| row["metric"] == metric);
+        rows.filter_map(|row| row["case"].get(key)).collect()
+    };
+    for metric in ["scaling", "scaling_over_mutex", "utilisation_avg"] {
+        assert_eq!(with(metric, "threads"), [1, 2, 4, 8], "{metric}");
+    }
+    assert_eq!(with("rebuild", "extents"), [5000; 4]);
+    assert!(!with("bytes_per_allocation", "size").is_empty());
+    assert_eq!(with("spans_hinted_over_unhinted", "trace"), ["synthetic"]);
+}
+
+#[test]
+fn bench_alloc_plays_the_requests_of_a_file() {
+    let home = Home::new();
+    let path = home.dir.path().join("requests.jsonl");
+    let line = |id: u64| {
+        format!(
+            "{{\"timestamp\": {id}, \"hash_ids\": [0, {id}, {}]}}\n",
+            id + 1
+        )
+    };
+    let lines: String = (1..400).map(line).collect();
+    std::fs::write(&path, lines).unwrap();
+    let file = path.to_str().unwrap();
+    let args = ["bench", "alloc", "--workload", "spans", "--trace", file];
+    let (status, rows) = home.json(&args);
+    assert_eq!(status, 0);
+    check_fields(&rows, "alloc");
+    let metrics: Vec<&Value> = rows.iter().map(|row| &row["metric"]).collect();
+    let spans = [
+        "blocks_per_restore",
+        "spans_hinted",
+        "spans_unhinted",
+        "spans_hinted_over_unhinted",
+    ];
+    assert_eq!(metrics, spans);
+    assert!(rows.iter().all(|row| row["case"]["requests"] == 399));
+    // Of each prompt two of three blocks are there.
+    assert!((rows[0]["value"].as_f64().unwrap() - 2.0).abs() < 0.1);
+
+    std::fs::write(&path, "{\"hash_ids\": [1]}\n{\"ids\": [2]}\n").unwrap();
+    let ran = home.run(&args);
+    assert_eq!((ran.status, ran.stdout.as_str()), (2, ""));
+    assert!(ran.stderr.contains("requests.jsonl:2"), "{}", ran.stderr);
+}
+
+#[test]
+fn bench_alloc_refuses_what_cannot_be_measured() {
+    let home = Home::new();
+    for (args, says) in [
+        (&["--rounds", "0"][..], "1 or more"),
+        (&["--operations", "0"], "1 or more"),
+        (&["--size", "2GiB"], "at most 268435456"),
+        (&["--workload", "tape"], "rebuild, spans"),
+        (&["--trace", "/nowhere/requests"], "/nowhere/requests"),
+    ] {
+        let all: Vec<&str> = ["bench", "alloc"].iter().chain(args).copied().collect();
+        let ran = home.run(&all);
+        assert_eq!((ran.status, ran.stdout.as_str()), (2, ""), "{args:?}");
+        assert!(ran.stderr.contains(says), "{args:?}: {}", ran.stderr);
+    }
+}
+
+#[test]
 fn bench_index_finds_every_key_with_both_verbs() {
     let home = Home::new();
     let args = [
@@ -176,6 +310,10 @@ fn ctrl_c_ends_a_benchmark_and_leaves_nothing() {
     assert_eq!(ran.status, 2, "{}", ran.stderr);
     assert!(ran.stderr.contains("error: interrupted"), "{}", ran.stderr);
     assert_eq!(left(&home), Vec::<String>::new());
+
+    let ran = home.interrupt(&["bench", "alloc", "--workload", "paired"]);
+    assert_eq!(ran.status, 2, "{}", ran.stderr);
+    assert!(ran.stderr.contains("error: interrupted"), "{}", ran.stderr);
 
     let dir = home.dir.path().to_str().unwrap();
     let args = [
