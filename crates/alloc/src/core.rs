@@ -1,50 +1,75 @@
 //! The allocator in granules, for either width of number. [`crate::Pool`] puts bytes, rounding and
 //! errors around it.
 
-use crate::extents::MAX_EXTENTS;
+use crate::bins::NIL;
+use crate::extents::{Extent, Extents};
 use crate::free_set::FreeSet;
-use crate::live::Live;
+use crate::links::{ENDS, Links};
+use crate::live_set::{Live, LiveSet};
 use crate::word::Word;
+use alloc::vec::Vec;
 
-/// Live extents by start, and the free ones.
+/// All extents of a pool: by address, the live ones by start, the free ones by size.
 #[derive(Debug, Clone)]
 pub(crate) struct Core<W> {
-    pub(crate) live: Live<W>,
-    pub(crate) free: FreeSet<W>,
+    links: Links,
+    /// With a length of 0 for the freed extent.
+    live: LiveSet<W>,
+    free: FreeSet<W>,
+    freed: Freed,
     /// The size of the pool.
-    pub(crate) granules: u64,
+    granules: u64,
 }
 
-/// What was taken for one allocation: (start, length), in payload order.
-pub(crate) struct Pieces {
-    items: [(u64, u64); MAX_EXTENTS],
-    count: usize,
+/// The extent that was freed last, neither merged nor filed yet. A full pool mostly allocates what
+/// it has just freed, and then touches one slot of one table; whatever else happens settles it
+/// first, and what is asked of the pool is answered as if it were merged.
+#[derive(Debug, Clone, Copy)]
+struct Freed {
+    start: u64,
+    /// 0 if there is none.
+    len: u64,
+    link: u32,
+    /// Its slot among the live extents.
+    slot: usize,
 }
 
-impl Pieces {
-    const fn new() -> Self {
-        Self {
-            items: [(0, 0); MAX_EXTENTS],
-            count: 0,
-        }
-    }
+const NONE: Freed = Freed {
+    start: 0,
+    len: 0,
+    link: ENDS,
+    slot: 0,
+};
 
-    fn push(&mut self, start: u64, len: u64) {
-        self.items[self.count] = (start, len);
-        self.count += 1;
-    }
+/// The freed extent as it will be: merged with the free ones beside it, which will be gone.
+#[derive(Debug, Clone, Copy)]
+struct Merged {
+    len: u64,
+    left: u32,
+    right: u32,
+}
 
-    pub(crate) fn as_slice(&self) -> &[(u64, u64)] {
-        &self.items[..self.count]
-    }
+/// Steps from extent to extent by address.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Walk {
+    link: u32,
+    at: u64,
+}
+
+/// An extent of the pool, in granules.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Step {
+    pub(crate) extent: Extent,
+    pub(crate) is_live: bool,
 }
 
 impl<W: Word> Core<W> {
-    /// A pool in which nothing is free or live yet.
-    pub(crate) fn empty(granules: u64) -> Self {
+    fn empty(granules: u64) -> Self {
         Self {
-            live: Live::new(),
+            links: Links::new(),
+            live: LiveSet::new(),
             free: FreeSet::new(granules),
+            freed: NONE,
             granules,
         }
     }
@@ -52,12 +77,108 @@ impl<W: Word> Core<W> {
     /// A pool in which everything is free.
     pub(crate) fn new(granules: u64) -> Self {
         let mut core = Self::empty(granules);
-        core.free.give(0, granules);
+        core.append_free(0, granules);
         core
+    }
+
+    /// A pool with these live extents, which are in order and do not overlap.
+    pub(crate) fn rebuild(
+        granules: u64,
+        live: impl ExactSizeIterator<Item = Extent> + Clone,
+    ) -> Self {
+        let mut core = Self::empty(granules);
+        let (mut at, mut free) = (0, 0);
+        for extent in live.clone() {
+            free += usize::from(extent.offset > at);
+            at = extent.offset + extent.len;
+        }
+        free += usize::from(granules > at);
+        core.links.reserve(live.len() + free);
+        core.free.reserve(free);
+        let mut links = Vec::with_capacity(live.len());
+        at = 0;
+        for Extent { offset, len } in live.clone() {
+            if offset > at {
+                core.append_free(at, offset - at);
+            }
+            links.push(core.links.insert_before(ENDS));
+            at = offset + len;
+        }
+        if granules > at {
+            core.append_free(at, granules - at);
+        }
+        let linked = live.zip(&links).map(|(extent, &link)| {
+            let len = extent.len;
+            (extent.offset, Live { len, link })
+        });
+        core.live.fill(links.len(), linked);
+        core
+    }
+
+    /// Adds a free extent behind all others.
+    fn append_free(&mut self, start: u64, len: u64) {
+        let link = self.links.insert_before(ENDS);
+        let id = self.free.insert(start, len, link);
+        self.links.set_free(link, id);
+    }
+
+    pub(crate) const fn granules(&self) -> u64 {
+        self.granules
+    }
+
+    /// Makes room for this many extents in all.
+    pub(crate) fn reserve(&mut self, live: usize, free: usize) {
+        self.settle();
+        self.live.reserve(live);
+        self.free.reserve(free);
+        self.links.reserve(live.saturating_add(free));
+    }
+
+    /// Merges the freed extent with the free ones beside it and files it.
+    #[inline]
+    fn settle(&mut self) {
+        if self.freed.len != 0 {
+            self.settle_freed();
+        }
+    }
+
+    fn settle_freed(&mut self) {
+        let Freed {
+            start,
+            len,
+            link,
+            slot,
+        } = core::mem::replace(&mut self.freed, NONE);
+        self.live.remove_at(slot);
+        let (prev, next) = (self.links.prev(link), self.links.next(link));
+        let (left, right) = (self.links.free(prev), self.links.free(next));
+        if left != NIL {
+            self.links.remove(link);
+            let mut len = self.free.len(left) + len;
+            if right != NIL {
+                len += self.free.len(right);
+                self.links.remove(next);
+                self.free.remove(right);
+            }
+            self.free.change(left, self.free.start(left), len);
+        } else if right != NIL {
+            self.links.remove(link);
+            self.free.change(right, start, self.free.len(right) + len);
+        } else {
+            let id = self.free.insert(start, len, link);
+            self.links.set_free(link, id);
+        }
     }
 
     #[inline]
     pub(crate) fn allocate(&mut self, len: u64) -> Option<u64> {
+        if self.freed.len == len {
+            // A hole of just this size.
+            self.live.set_len(self.freed.slot, len);
+            self.freed.len = 0;
+            return Some(self.freed.start);
+        }
+        self.settle();
         let id = self.free.best_fit(len)?;
         Some(self.take(id, len))
     }
@@ -65,94 +186,269 @@ impl<W: Word> Core<W> {
     /// Like `allocate`, but right behind the live extent that starts at `near` if that is free.
     #[inline]
     pub(crate) fn allocate_near(&mut self, len: u64, near: u64) -> Option<u64> {
-        match self.behind(near) {
-            Some(id) if self.free.len(id) >= len => Some(self.take(id, len)),
-            _ => self.allocate(len),
+        self.settle();
+        if let Some(live) = self.live.get(near) {
+            let behind = self.links.free(self.links.next(live.link));
+            if behind != NIL && self.free.len(behind) >= len {
+                return Some(self.take(behind, len));
+            }
         }
+        self.allocate(len)
     }
 
-    /// The free extent right behind the live extent that starts at this position.
-    fn behind(&self, near: u64) -> Option<u32> {
-        let end = near + self.live.get(near)?;
-        self.free.starting_at(end)
-    }
-
+    /// Takes the first granules of a free extent, all of them or a part. Gives their start.
     #[inline]
     fn take(&mut self, id: u32, len: u64) -> u64 {
-        let start = self.free.take(id, len);
-        self.live.insert(start, len);
+        let (start, whole) = (self.free.start(id), self.free.len(id));
+        let mut link = self.free.link(id);
+        if len == whole {
+            self.free.remove(id);
+            self.links.set_free(link, NIL);
+        } else {
+            link = self.links.insert_before(link);
+            self.free.change(id, start + len, whole - len);
+        }
+        self.live.insert(start, Live { len, link });
         start
     }
 
-    /// One extent if one fits; else the largest free extents whole, as few as possible, and the
-    /// best fit for the rest. Nothing is taken unless at most `max` extents suffice.
+    /// One extent if one fits, else as few as possible. Nothing is taken unless at most `max`
+    /// suffice. They are in granules. False if there is no room.
+    #[inline]
     pub(crate) fn allocate_scattered(
         &mut self,
         len: u64,
         max: usize,
         near: Option<u64>,
-    ) -> Option<Pieces> {
-        let mut pieces = Pieces::new();
+        pieces: &mut Extents,
+    ) -> bool {
         let one = match near {
             Some(near) => self.allocate_near(len, near),
             None => self.allocate(len),
         };
-        if let Some(start) = one {
-            pieces.push(start, len);
-            return Some(pieces);
+        if let Some(offset) = one {
+            pieces.push(Extent { offset, len });
+            return true;
         }
-        let (whole, count) = self.choose(len, max)?;
-        let whole = &whole[..count];
+        max > 1 && self.free.granules() >= len && self.scatter(len, max, pieces)
+    }
+
+    /// An allocation for which no free extent is large enough.
+    fn scatter(&mut self, len: u64, max: usize, pieces: &mut Extents) -> bool {
+        let largest = self.free.largest_first(len, max);
+        let [whole @ .., _, _] = largest.needed() else {
+            return false;
+        };
         let mut rest = len;
         for &id in whole {
-            let piece = self.free.len(id);
-            rest -= piece;
-            pieces.push(self.take(id, piece), piece);
+            rest -= self.take_whole(id, pieces);
+        }
+        // One more whole and a part of another, unless they were in a bin with larger ones, one of
+        // which fits now.
+        let (first, last) = match self.free.best_fit(rest) {
+            Some(id) => (None, id),
+            None => self.best_pair(&largest.as_slice()[whole.len()..], rest),
+        };
+        if let Some(id) = first {
+            rest -= self.take_whole(id, pieces);
         }
         // Payload order follows the addresses, except for the last piece: what remains free behind
         // it is where the next block of the same prompt can continue.
-        pieces.items[..count].sort_unstable();
-        let last = self.allocate(rest)?;
-        pieces.push(last, rest);
-        Some(pieces)
+        pieces.sort();
+        let offset = self.take(last, rest);
+        pieces.push(Extent { offset, len: rest });
+        true
     }
 
-    /// The free extents that a scattered allocation takes whole: all but the last of the largest
-    /// ones that together suffice. None if `max` of them do not.
-    fn choose(&self, len: u64, max: usize) -> Option<([u32; MAX_EXTENTS], usize)> {
-        if self.free.granules() < len || max < 2 {
+    fn take_whole(&mut self, id: u32, pieces: &mut Extents) -> u64 {
+        let len = self.free.len(id);
+        let offset = self.take(id, len);
+        pieces.push(Extent { offset, len });
+        len
+    }
+
+    /// Two free extents for the rest of an allocation, the second of which fits what the first
+    /// leaves: with one of the largest as the first, the pair that leaves least. Each is shorter
+    /// than the rest, and the first two suffice.
+    fn best_pair(&mut self, largest: &[u32], rest: u64) -> (Option<u32>, u32) {
+        // Of pairs that leave about as much, the one that spares the larger extents.
+        let cost = |first, second| first + first / 4 + second;
+        let mut best = (Some(largest[0]), largest[1]);
+        let mut least = cost(self.free.len(largest[0]), self.free.len(largest[1]));
+        for &first in largest {
+            let len = self.free.len(first);
+            if let Some(second) = self.free.best_fit(rest - len)
+                && second != first
+                && self.free.len(second) <= len
+                && cost(len, self.free.len(second)) < least
+            {
+                least = cost(len, self.free.len(second));
+                best = (Some(first), second);
+            }
+        }
+        best
+    }
+
+    /// Frees the live extent that starts here; false if there is none.
+    #[inline]
+    pub(crate) fn free(&mut self, start: u64) -> bool {
+        self.settle();
+        let slot = self.live.find(start);
+        let Some(Live { len, link }) = self.live.at(slot) else {
+            return false;
+        };
+        self.live.set_len(slot, 0);
+        self.freed = Freed {
+            start,
+            len,
+            link,
+            slot,
+        };
+        true
+    }
+
+    /// The length of the live extent that starts here.
+    #[inline]
+    pub(crate) fn live_len(&self, start: u64) -> Option<u64> {
+        let live = self.live.get(start)?;
+        (live.len != 0).then_some(live.len)
+    }
+
+    #[inline]
+    pub(crate) const fn live_count(&self) -> usize {
+        self.live.len() - (self.freed.len != 0) as usize
+    }
+
+    #[inline]
+    pub(crate) const fn free_granules(&self) -> u64 {
+        self.free.granules() + self.freed.len
+    }
+
+    /// What the freed extent will be, if there is one.
+    fn merged(&self) -> Option<Merged> {
+        let Freed { mut len, link, .. } = self.freed;
+        if len == 0 {
             return None;
         }
-        let (mut whole, mut seen, mut sum) = ([0; MAX_EXTENTS], 0, 0);
-        self.free.largest_first(|id| {
-            whole[seen] = id;
-            seen += 1;
-            sum += self.free.len(id);
-            sum < len && seen < max
+        let [left, right] = [self.links.prev(link), self.links.next(link)].map(|beside| {
+            let free = self.links.free(beside);
+            if free != NIL {
+                len += self.free.len(free);
+            }
+            free
         });
-        (sum >= len).then(|| (whole, seen - 1))
+        Some(Merged { len, left, right })
     }
 
-    /// Frees the live extent that starts here and gives its length.
-    #[inline]
-    pub(crate) fn free(&mut self, start: u64) -> Option<u64> {
-        let len = self.live.remove(start)?;
-        self.free.give(start, len);
-        Some(len)
+    /// The lengths of all free extents, in no order.
+    pub(crate) fn free_lens(&self) -> impl Iterator<Item = u64> + '_ {
+        let merged = self.merged();
+        let gone = merged.map_or([NIL; 2], |merged| [merged.left, merged.right]);
+        let filed = self.free.iter().filter(move |(id, _)| !gone.contains(id));
+        filed
+            .map(|(_, len)| len)
+            .chain(merged.map(|merged| merged.len))
     }
 
-    /// The extent that starts at this position: its length, and whether it is live.
-    pub(crate) fn at(&self, start: u64) -> Option<(u64, bool)> {
-        match self.live.get(start) {
-            Some(len) => Some((len, true)),
-            None => self
-                .free
-                .starting_at(start)
-                .map(|id| (self.free.len(id), false)),
+    /// The number of free extents.
+    pub(crate) fn free_count(&self) -> usize {
+        self.free_lens().count()
+    }
+
+    /// The length of the largest free extent, 0 when there is none.
+    pub(crate) fn largest(&self) -> u64 {
+        let merged = self.merged().map_or(0, |merged| merged.len);
+        merged.max(self.free.largest())
+    }
+
+    /// A walk from the first extent.
+    pub(crate) fn walk(&self) -> Walk {
+        Walk {
+            link: self.links.next(ENDS),
+            at: 0,
+        }
+    }
+
+    /// The extent that a walk is at; moves the walk behind it.
+    pub(crate) fn step(&self, walk: &mut Walk) -> Option<Step> {
+        let (mut len, is_live) = self.linked(*walk)?;
+        walk.link = self.links.next(walk.link);
+        // The freed extent and its free neighbours are one.
+        while !is_live
+            && let Some((more, false)) = self.linked(Walk {
+                at: walk.at + len,
+                ..*walk
+            })
+        {
+            len += more;
+            walk.link = self.links.next(walk.link);
+        }
+        let extent = Extent {
+            offset: walk.at,
+            len,
+        };
+        walk.at += len;
+        Some(Step { extent, is_live })
+    }
+
+    /// The extent of one link: its length, and whether it is live.
+    fn linked(&self, walk: Walk) -> Option<(u64, bool)> {
+        if walk.link == ENDS {
+            return None;
+        }
+        let free = self.links.free(walk.link);
+        if free != NIL {
+            return Some((self.free.len(free), false));
+        }
+        match self.live.get(walk.at)?.len {
+            0 => Some((self.freed.len, false)),
+            len => Some((len, true)),
         }
     }
 
     pub(crate) const fn memory_bytes(&self) -> usize {
-        self.live.memory_bytes() + self.free.memory_bytes()
+        self.links.memory_bytes() + self.live.memory_bytes() + self.free.memory_bytes()
+    }
+
+    /// Compares every structure with the others; see [`crate::Pool::check`].
+    pub(crate) fn check(&self) -> Result<(), &'static str> {
+        self.free.check()?;
+        let (mut at, mut live, mut free, mut was_free) = (0, 0, 0, false);
+        let (mut link, mut before) = (self.links.next(ENDS), ENDS);
+        while link != ENDS {
+            if self.links.prev(link) != before {
+                return Err("an extent does not know the one before it");
+            }
+            let record = self.links.free(link);
+            let is_free = record != NIL;
+            let Some((len, _)) = self.linked(Walk { link, at }) else {
+                return Err("a position is neither live nor free");
+            };
+            if len == 0 {
+                return Err("an extent is empty");
+            }
+            if is_free && (self.free.start(record), self.free.link(record)) != (at, link) {
+                return Err("a free extent is elsewhere");
+            }
+            if !is_free && self.live.get(at).map(|live| live.link) != Some(link) {
+                return Err("a live extent is elsewhere");
+            }
+            if is_free && was_free {
+                return Err("two free extents touch");
+            }
+            was_free = is_free;
+            live += usize::from(!is_free);
+            free += usize::from(is_free);
+            at += len;
+            before = link;
+            link = self.links.next(link);
+        }
+        if at != self.granules {
+            return Err("the extents are not the pool");
+        }
+        if (live, free) != (self.live.len(), self.free.count()) {
+            return Err("extents are recorded that no walk meets");
+        }
+        Ok(())
     }
 }

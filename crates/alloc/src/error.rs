@@ -13,8 +13,6 @@ pub enum Error {
         requested: u64,
         /// What is free in total.
         free: u64,
-        /// The largest free extent.
-        largest: u64,
     },
     /// An allocation, or an extent given to a rebuild, has no bytes.
     ZeroSize,
@@ -78,14 +76,9 @@ pub enum Error {
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
-            Self::Full {
-                requested,
-                free,
-                largest,
-            } => write!(
+            Self::Full { requested, free } => write!(
                 f,
-                "no room for {requested} bytes: {free} bytes are free, \
-                 {largest} of them in the largest free extent"
+                "no room for {requested} bytes: {free} bytes are free, in too small extents"
             ),
             Self::ZeroSize => f.write_str("length is 0 bytes, at least 1 is needed"),
             Self::TooLarge { requested, size } => {

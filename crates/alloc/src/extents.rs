@@ -52,6 +52,28 @@ impl Extents {
         self.count += 1;
     }
 
+    /// Gives all extents another unit.
+    pub(crate) fn shift(&mut self, bits: u32) {
+        for extent in &mut self.items[..usize::from(self.count)] {
+            *extent = Extent {
+                offset: extent.offset << bits,
+                len: extent.len << bits,
+            };
+        }
+    }
+
+    /// The extents in address order, before there are more.
+    pub(crate) fn sort(&mut self) {
+        let items = &mut self.items[..usize::from(self.count)];
+        for end in 1..items.len() {
+            let mut at = end;
+            while at > 0 && items[at - 1].offset > items[at].offset {
+                items.swap(at - 1, at);
+                at -= 1;
+            }
+        }
+    }
+
     /// The extents as a slice, in payload order.
     #[must_use]
     pub fn as_slice(&self) -> &[Extent] {

@@ -3,8 +3,9 @@
 //!
 //! [`Pool`] hands out [`Extent`]s of a range `0..size` in multiples of a granule. What it promises:
 //!
-//! * **Exact best fit.** The smallest free extent that fits is used, the lowest of equals, and an
-//!   allocation fails only when no free extent fits.
+//! * **Best fit.** Of the free extents that are long enough, a shortest one is used: exactly, unless
+//!   more than 16 of them share a bin, that is, a 64th of their size. An allocation fails only when
+//!   no free extent fits. One of the size that was freed just before takes its place.
 //! * **Immediate merging.** Two free extents never touch, so [`Pool::largest_free_extent`] is what
 //!   can be allocated next, to the byte.
 //! * **Scattered allocation.** When no single free extent fits, [`Pool::allocate_scattered`] takes
@@ -15,15 +16,17 @@
 //!
 //! # Bounds
 //!
-//! Free extents are filed in bins, 32 to a power of two, found by a two-level bitmap; a bin is a
-//! balanced search tree (a treap). An allocation looks into at most two bins and touches one free
-//! extent; a free touches at most three. Each costs a constant number of hash-table and bitmap
-//! steps and expected `2 ln n` tree steps, where `n` counts the free extents in *one bin*, usually
-//! a handful; even 2³² of them in a single bin make fewer than 50. Tables grow by rehashing, which
-//! is amortised; [`Pool::reserve`] moves that cost to a moment of the caller's choice.
+//! All extents form a list by address, the live ones are in a hash table by start, the free ones in
+//! lists by size: 64 bins to a power of two, found by a two-level bitmap. An allocation looks up at
+//! most two bins, compares at most 32 free extents and changes one; a free looks up one slot of the
+//! table and changes at most three extents. Both take constant time, with these exceptions: the
+//! table's slots are expected constant time, as hash tables are; it and the lists grow now and then
+//! (by an eighth, amortised, and [`Pool::reserve`] moves that to a moment of the caller's choice);
+//! and before a request is refused, all extents that share its bin are compared, once until
+//! another one may fit.
 //!
-//! A pool of less than 2³² − 1 granules needs 10 to 16 bytes a live extent and 36 to 62 a free one;
-//! a larger pool twice that, and a small one a few KiB in any case.
+//! A pool of less than 2³² − 1 granules needs 27 to 31 bytes a live extent, a free one 32 to 48, a
+//! larger pool up to 44 and 72, and any pool some 8 KiB.
 //!
 //! # Features
 //!
@@ -51,22 +54,19 @@ extern crate alloc;
 extern crate std;
 
 mod bins;
-mod bitmap;
-mod check;
 mod core;
 mod error;
 mod extents;
 mod free_set;
 #[cfg(feature = "std")]
 mod handle;
-mod live;
+mod links;
+mod live_set;
 mod pool;
 mod rebuild;
 mod report;
 #[cfg(feature = "std")]
 mod shared;
-mod table;
-mod tree;
 mod word;
 
 pub use error::Error;

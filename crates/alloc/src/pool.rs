@@ -1,18 +1,19 @@
 //! The public allocator: bytes, rounding, errors.
 
-use crate::check::check;
-use crate::core::{Core, Pieces};
+use crate::core::{self, Core};
 use crate::error::Error;
 use crate::extents::{Extent, Extents, MAX_EXTENTS};
 use crate::rebuild;
 use crate::report::Report;
-use core::fmt;
+use crate::word::Halves;
+use ::core::fmt;
 
 /// The largest pool, in bytes: sums of an offset and a length then never overflow.
 pub const MAX_SIZE: u64 = 1 << 63;
 
-/// The most live extents in one pool: free extents, at most one more, are numbered in 32 bits.
-pub const MAX_LIVE: u64 = (u32::MAX - 16) as u64;
+/// The most live extents in one pool: they and the free ones, at most one more, are numbered in 32
+/// bits.
+pub const MAX_LIVE: u64 = (u32::MAX / 2 - 16) as u64;
 
 /// An offset allocator for one thread at a time; see the [crate] for what it promises.
 #[derive(Clone)]
@@ -26,7 +27,7 @@ pub struct Pool {
 enum Inner {
     /// Fewer than 2³² − 1 granules: half the memory.
     Narrow(Core<u32>),
-    Wide(Core<u64>),
+    Wide(Core<Halves>),
 }
 
 /// Runs the same code on either width.
@@ -74,7 +75,7 @@ impl Pool {
     }
 
     /// A pool in which exactly the given extents are live, in linear time if they come in address
-    /// order (but for sorting the gaps between them by size) and sorting them otherwise.
+    /// order and sorting them otherwise.
     ///
     /// # Errors
     ///
@@ -90,10 +91,14 @@ impl Pool {
         if live.len() as u64 > MAX_LIVE {
             return Err(Error::TooMany { limit: MAX_LIVE });
         }
+        let live = live.iter().map(|extent| Extent {
+            offset: extent.offset >> shift,
+            len: extent.len >> shift,
+        });
         let inner = if is_narrow(granules) {
-            Inner::Narrow(rebuild::build(&live, granules, shift))
+            Inner::Narrow(Core::rebuild(granules, live))
         } else {
-            Inner::Wide(rebuild::build(&live, granules, shift))
+            Inner::Wide(Core::rebuild(granules, live))
         };
         Ok(Self { inner, shift })
     }
@@ -101,14 +106,10 @@ impl Pool {
     /// Makes room in the pool's own tables for `live` live and `free` free extents in all, so that
     /// no call rehashes until there are more.
     pub fn reserve(&mut self, live: usize, free: usize) {
-        with!(&mut self.inner, core => {
-            core.live.reserve(live);
-            core.free.reserve(free);
-        });
+        with!(&mut self.inner, core => core.reserve(live, free));
     }
 
-    /// Allocates `len` bytes, rounded up to the granule: from the smallest free extent that fits,
-    /// the lowest of equals.
+    /// Allocates `len` bytes, rounded up to the granule, from the smallest free extent that fits.
     ///
     /// # Errors
     ///
@@ -142,13 +143,13 @@ impl Pool {
 
     /// Allocates `len` bytes, rounded up to the granule, in one extent whenever one fits (placed
     /// as by [`Pool::allocate`] or [`Pool::allocate_near`]) and else in as few as possible, at most
-    /// `max_extents`: the largest free extents whole, then the best fit for the rest. All of them
-    /// are allocated or none. Each is freed on its own.
+    /// `max_extents`: the largest free extents whole but for the last two pieces, which are the pair
+    /// that leaves least of the second. All of them are allocated or none. Each is freed on its own.
     ///
     /// # Errors
     ///
     /// As [`Pool::allocate`], where [`Error::Full`] says that `max_extents` free extents do not
-    /// suffice; [`Error::ExtentLimit`] unless `max_extents` is 1 to [`MAX_EXTENTS`].
+    /// suffice (of those that share a bin, any count as the largest); [`Error::ExtentLimit`] unless `max_extents` is 1 to [`MAX_EXTENTS`].
     pub fn allocate_scattered(
         &mut self,
         len: u64,
@@ -158,14 +159,17 @@ impl Pool {
         if max_extents == 0 || max_extents > MAX_EXTENTS {
             return Err(Error::ExtentLimit { max_extents });
         }
-        let wanted = self.granules_for(len, max_extents as u64)?;
+        let wanted = self.granules_for(len, max_extents)?;
         let near = near.and_then(|offset| self.position(offset));
-        let found =
-            with!(&mut self.inner, core => core.allocate_scattered(wanted, max_extents, near));
-        match found {
-            Some(pieces) => Ok(self.extents(&pieces)),
-            None => Err(self.full(wanted)),
+        let mut pieces = Extents::new();
+        let found = with!(&mut self.inner, core => {
+            core.allocate_scattered(wanted, max_extents, near, &mut pieces)
+        });
+        if !found {
+            return Err(self.full(wanted));
         }
+        pieces.shift(self.shift);
+        Ok(pieces)
     }
 
     /// Frees the live extent that starts at `offset` and merges it with its free neighbours.
@@ -176,9 +180,9 @@ impl Pool {
     pub fn free(&mut self, offset: u64) -> Result<(), Error> {
         let freed = match self.position(offset) {
             Some(start) => with!(&mut self.inner, core => core.free(start)),
-            None => None,
+            None => false,
         };
-        if freed.is_some() {
+        if freed {
             Ok(())
         } else {
             Err(Error::NotLive { offset })
@@ -189,14 +193,14 @@ impl Pool {
     #[must_use]
     pub fn get(&self, offset: u64) -> Option<Extent> {
         let start = self.position(offset)?;
-        let len = with!(&self.inner, core => core.live.get(start))?;
+        let len = with!(&self.inner, core => core.live_len(start))?;
         Some(self.extent(start, len))
     }
 
     /// The size of the pool in bytes.
     #[must_use]
     pub fn size(&self) -> u64 {
-        with!(&self.inner, core => core.granules) << self.shift
+        with!(&self.inner, core => core.granules()) << self.shift
     }
 
     /// What extents are multiples of, in bytes.
@@ -208,31 +212,31 @@ impl Pool {
     /// Bytes in free extents.
     #[must_use]
     pub fn free_bytes(&self) -> u64 {
-        with!(&self.inner, core => core.free.granules()) << self.shift
+        with!(&self.inner, core => core.free_granules()) << self.shift
     }
 
     /// Bytes in the largest free extent: the most that [`Pool::allocate`] can serve now.
     #[must_use]
     pub fn largest_free_extent(&self) -> u64 {
-        with!(&self.inner, core => core.free.largest()) << self.shift
+        with!(&self.inner, core => core.largest()) << self.shift
     }
 
     /// The number of live extents.
     #[must_use]
     pub fn live_count(&self) -> usize {
-        with!(&self.inner, core => core.live.len())
+        with!(&self.inner, core => core.live_count())
     }
 
     /// The live extents in address order.
     #[must_use]
-    pub const fn live_extents(&self) -> LiveExtents<'_> {
-        LiveExtents(Walk { pool: self, at: 0 })
+    pub fn live_extents(&self) -> LiveExtents<'_> {
+        LiveExtents(self.walk())
     }
 
     /// The free extents in address order.
     #[must_use]
-    pub const fn free_extents(&self) -> FreeExtents<'_> {
-        FreeExtents(Walk { pool: self, at: 0 })
+    pub fn free_extents(&self) -> FreeExtents<'_> {
+        FreeExtents(self.walk())
     }
 
     /// How the pool is doing; the histogram visits every free extent.
@@ -240,10 +244,10 @@ impl Pool {
     pub fn report(&self) -> Report {
         let mut free_histogram = [0; 64];
         let (free_extents, memory_bytes) = with!(&self.inner, core => {
-            for (_, len) in core.free.iter() {
+            for len in core.free_lens() {
                 free_histogram[(len << self.shift).ilog2() as usize] += 1;
             }
-            (core.free.count() as u64, core.memory_bytes() as u64)
+            (core.free_count() as u64, core.memory_bytes() as u64)
         });
         let (size, free_bytes) = (self.size(), self.free_bytes());
         Report {
@@ -267,26 +271,37 @@ impl Pool {
     ///
     /// Says what is broken, which would be a bug of this crate.
     pub fn check(&self) -> Result<(), &'static str> {
-        with!(&self.inner, core => check(core))
+        with!(&self.inner, core => core.check())
+    }
+
+    fn walk(&self) -> Walk<'_> {
+        let at = with!(&self.inner, core => core.walk());
+        Walk { pool: self, at }
     }
 
     /// A request in granules, if a pool of this shape could ever serve it.
-    fn granules_for(&self, len: u64, extents: u64) -> Result<u64, Error> {
-        if len == 0 {
-            return Err(Error::ZeroSize);
+    #[inline]
+    fn granules_for(&self, len: u64, extents: usize) -> Result<u64, Error> {
+        let (granules, live) = with!(&self.inner, core => (core.granules(), core.live_count()));
+        // Rounds up; no bytes wrap around to too many granules.
+        let last = len.wrapping_sub(1) >> self.shift;
+        if last < granules && live + extents <= MAX_LIVE as usize {
+            Ok(last + 1)
+        } else {
+            Err(self.refusal(len))
         }
+    }
+
+    #[cold]
+    fn refusal(&self, requested: u64) -> Error {
         let size = self.size();
-        if len > size {
-            return Err(Error::TooLarge {
-                requested: len,
-                size,
-            });
+        if requested == 0 {
+            Error::ZeroSize
+        } else if requested > size {
+            Error::TooLarge { requested, size }
+        } else {
+            Error::TooMany { limit: MAX_LIVE }
         }
-        if self.live_count() as u64 + extents > MAX_LIVE {
-            return Err(Error::TooMany { limit: MAX_LIVE });
-        }
-        // The size is a multiple of the granule, so rounding up does not exceed it.
-        Ok((len + self.granule() - 1) >> self.shift)
     }
 
     /// An offset in granules, if an extent of this pool could start there.
@@ -302,19 +317,10 @@ impl Pool {
         }
     }
 
-    fn extents(&self, pieces: &Pieces) -> Extents {
-        let mut extents = Extents::new();
-        for &(start, len) in pieces.as_slice() {
-            extents.push(self.extent(start, len));
-        }
-        extents
-    }
-
     fn full(&self, wanted: u64) -> Error {
         Error::Full {
             requested: wanted << self.shift,
             free: self.free_bytes(),
-            largest: self.largest_free_extent(),
         }
     }
 }
@@ -335,17 +341,15 @@ impl fmt::Debug for Pool {
 #[derive(Clone)]
 struct Walk<'a> {
     pool: &'a Pool,
-    at: u64,
+    at: core::Walk,
 }
 
 impl Walk<'_> {
     fn next(&mut self, wanted_live: bool) -> Option<Extent> {
         loop {
-            let (len, live) = with!(&self.pool.inner, core => core.at(self.at))?;
-            let start = self.at;
-            self.at += len;
-            if live == wanted_live {
-                return Some(self.pool.extent(start, len));
+            let step = with!(&self.pool.inner, core => core.step(&mut self.at))?;
+            if step.is_live == wanted_live {
+                return Some(self.pool.extent(step.extent.offset, step.extent.len));
             }
         }
     }

@@ -1,9 +1,7 @@
-//! A pool from its live extents, as recovery of an arena needs it.
+//! What recovery of an arena gives: live extents that may be anything.
 
-use crate::core::Core;
 use crate::error::Error;
 use crate::extents::Extent;
-use crate::word::Word;
 use alloc::vec::Vec;
 
 /// Checks the live extents, in bytes, and sorts them unless they are. Linear if they are.
@@ -38,25 +36,4 @@ pub(crate) fn sorted(
         });
     }
     Ok(live)
-}
-
-/// Builds the pool from extents that [`sorted`] accepted.
-pub(crate) fn build<W: Word>(live: &[Extent], granules: u64, shift: u32) -> Core<W> {
-    let mut core = Core::empty(granules);
-    core.live.reserve(live.len());
-    let (mut gaps, mut at) = (Vec::new(), 0);
-    for extent in live {
-        let (start, len) = (extent.offset >> shift, extent.len >> shift);
-        core.live.insert(start, len);
-        if start > at {
-            gaps.push((start - at, at));
-        }
-        at = start + len;
-    }
-    if granules > at {
-        gaps.push((granules - at, at));
-    }
-    gaps.sort_unstable();
-    core.free.fill(&gaps);
-    core
 }

@@ -30,32 +30,28 @@ impl Word for u32 {
     }
 }
 
-impl Word for u64 {
-    const EMPTY: Self = Self::MAX;
+/// A number of 64 bits as two halves: structures that hold it need no padding.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Halves([u32; 2]);
+
+impl Word for Halves {
+    const EMPTY: Self = Self([u32::MAX; 2]);
 
     #[inline]
     fn pack(value: u64) -> Self {
-        value
+        Self([value as u32, (value >> 32) as u32])
     }
 
     #[inline]
     fn get(self) -> u64 {
-        self
+        u64::from(self.0[0]) | u64::from(self.0[1]) << 32
     }
 }
 
-/// Spreads a position over the high bits, of which a table makes its slot: offsets are often an
-/// arithmetic progression, and linear probing needs them scattered.
+/// Scatters positions: blocks of one size start in arithmetic progression, which linear probing
+/// must not see. (The multiplication of wyhash, whose halves are combined.)
 #[inline]
-pub(crate) const fn spread(x: u64) -> u64 {
-    let x = x.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    (x ^ (x >> 32)).wrapping_mul(0xbf58_476d_1ce4_e5b9)
-}
-
-/// Spreads a number over all bits (the finaliser of SplitMix64).
-#[inline]
-pub(crate) const fn mix(mut x: u64) -> u64 {
-    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    x ^ (x >> 31)
+pub(crate) const fn spread(x: u64) -> u32 {
+    let product = x as u128 * 0x9e37_79b9_7f4a_7c15;
+    product as u32 ^ (product >> 64) as u32
 }

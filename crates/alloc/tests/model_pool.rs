@@ -53,37 +53,55 @@ fn pick(model: &Model, index: usize) -> Option<u64> {
     (!model.live.is_empty()).then(|| model.live[index % model.live.len()].offset)
 }
 
-/// What an allocation that found no room must say.
-fn full(model: &Model, len: u64) -> Error {
-    Error::Full {
-        requested: model.round(len),
-        free: model.free_bytes(),
-        largest: model.largest(),
+/// Follows one allocation and says what is wrong with it.
+fn follow(
+    model: &mut Model,
+    (len, max, near): (u64, usize, Option<u64>),
+    given: Result<Vec<Extent>, Error>,
+) -> Result<(), String> {
+    let pieces = match given {
+        Ok(pieces) => pieces,
+        Err(Error::Full { requested, free }) => {
+            let exact = (requested, free) == (model.round(len), model.free_bytes());
+            return if exact && model.may_be_full(len, max) {
+                Ok(())
+            } else {
+                Err(format!("no room for {len} bytes, {free} free"))
+            };
+        }
+        Err(error) => return Err(error.to_string()),
+    };
+    match (near.and_then(|near| model.behind(near, len)), &pieces[..]) {
+        (Some(behind), [one]) if one.offset == behind => {}
+        (Some(behind), _) => return Err(format!("{pieces:?} is not at {behind}, as hinted")),
+        (None, [one]) if model.is_best_fit(len, *one) => {}
+        (None, [_, _, ..]) if model.may_scatter(len, max, &pieces) => {}
+        (None, _) => return Err(format!("{pieces:?} for {len} bytes is no good fit")),
+    }
+    match &pieces[..] {
+        [one] => model.allocated(len, *one),
+        _ => pieces
+            .iter()
+            .try_for_each(|piece| model.allocated(piece.len, *piece)),
     }
 }
 
 fn apply(pool: &mut Pool, model: &mut Model, op: &Op) {
     match *op {
         Op::Allocate(len) => {
-            let before = full(model, len);
-            assert_eq!(pool.allocate(len), model.allocate(len).ok_or(before));
+            let given = pool.allocate(len).map(|one| vec![one]);
+            follow(model, (len, 1, None), given).unwrap();
         }
         Op::Near(len, index) => {
-            let before = full(model, len);
             let neighbour = pick(model, index).unwrap_or(index as u64);
-            let expected = model.allocate_near(len, neighbour).ok_or(before);
-            assert_eq!(pool.allocate_near(len, neighbour), expected);
+            let given = pool.allocate_near(len, neighbour).map(|one| vec![one]);
+            follow(model, (len, 1, Some(neighbour)), given).unwrap();
         }
         Op::Scattered(len, max, near) => {
-            let before = full(model, len);
             let near = near.and_then(|index| pick(model, index));
-            let found = pool
-                .allocate_scattered(len, max, near)
-                .map(|pieces| pieces.to_vec());
-            assert_eq!(
-                found,
-                model.allocate_scattered(len, max, near).ok_or(before)
-            );
+            let given = pool.allocate_scattered(len, max, near);
+            let given = given.map(|pieces| pieces.to_vec());
+            follow(model, (len, max, near), given).unwrap();
         }
         Op::Free(index) => {
             if let Some(offset) = pick(model, index) {

@@ -1,4 +1,4 @@
-//! The naive twin of a pool.
+//! The naive twin of a pool: it follows the pool's choices and says which were wrong.
 
 use kvdepot_alloc::Extent;
 
@@ -8,6 +8,8 @@ pub(crate) struct Model {
     pub(crate) granule: u64,
     pub(crate) free: Vec<Extent>,
     pub(crate) live: Vec<Extent>,
+    /// What was freed last, until something else happens.
+    freed: Option<Extent>,
 }
 
 impl Model {
@@ -19,6 +21,7 @@ impl Model {
                 len: size,
             }],
             live: Vec::new(),
+            freed: None,
         }
     }
 
@@ -34,80 +37,78 @@ impl Model {
         self.free.iter().map(|extent| extent.len).max().unwrap_or(0)
     }
 
-    fn take(&mut self, index: usize, len: u64) -> Extent {
-        let taken = Extent {
-            offset: self.free[index].offset,
-            len,
+    /// The lengths of the largest free extents, largest first.
+    fn largest_first(&self) -> Vec<u64> {
+        let mut lens: Vec<u64> = self.free.iter().map(|extent| extent.len).collect();
+        lens.sort_unstable_by(|a, b| b.cmp(a));
+        lens
+    }
+
+    /// Follows an allocation of one extent, and says what is wrong with it.
+    pub(crate) fn allocated(&mut self, len: u64, given: Extent) -> Result<(), String> {
+        if given.len != self.round(len) {
+            return Err(format!("{given} for {len} bytes"));
+        }
+        let holds = |free: &Extent| free.offset <= given.offset && given.end() <= free.end();
+        let Some(index) = self.free.iter().position(holds) else {
+            return Err(format!("{given} is not free"));
         };
-        if self.free[index].len == len {
-            self.free.remove(index);
-        } else {
-            self.free[index].offset += len;
-            self.free[index].len -= len;
+        let from = self.free[index];
+        // In the middle of a free extent only where one of just this size was freed before.
+        if from.offset != given.offset && self.freed != Some(given) {
+            return Err(format!("{given} is not at the start of {from}"));
         }
-        let at = self.live.partition_point(|live| live.offset < taken.offset);
-        self.live.insert(at, taken);
-        taken
-    }
-
-    /// The smallest free extent that fits, the lowest of equals.
-    pub(crate) fn allocate(&mut self, len: u64) -> Option<Extent> {
-        let len = self.round(len);
-        let fits = self
-            .free
-            .iter()
-            .enumerate()
-            .filter(|(_, free)| free.len >= len);
-        let best = fits.min_by_key(|(_, free)| (free.len, free.offset))?.0;
-        Some(self.take(best, len))
-    }
-
-    pub(crate) fn allocate_near(&mut self, len: u64, neighbour: u64) -> Option<Extent> {
-        let rounded = self.round(len);
-        let end = self
-            .live
-            .iter()
-            .find(|live| live.offset == neighbour)
-            .map(Extent::end);
-        let behind = self.free.iter().position(|free| Some(free.offset) == end);
-        match behind {
-            Some(index) if self.free[index].len >= rounded => Some(self.take(index, rounded)),
-            _ => self.allocate(len),
-        }
-    }
-
-    /// The largest whole, largest first, then the best fit; whole ones reported by address.
-    pub(crate) fn allocate_scattered(
-        &mut self,
-        len: u64,
-        max: usize,
-        near: Option<u64>,
-    ) -> Option<Vec<Extent>> {
-        let before = self.clone();
-        let one = match near {
-            Some(near) => self.allocate_near(len, near),
-            None => self.allocate(len),
-        };
-        if let Some(one) = one {
-            return Some(vec![one]);
-        }
-        let (mut rest, mut pieces) = (self.round(len), Vec::new());
-        while pieces.len() < max && !self.free.is_empty() {
-            if let Some(last) = self.allocate(rest) {
-                pieces.sort_unstable();
-                pieces.push(last);
-                return Some(pieces);
+        self.free.remove(index);
+        let before = (from.offset, given.offset - from.offset);
+        let behind = (given.end(), from.end() - given.end());
+        for (offset, len) in [behind, before] {
+            if len != 0 {
+                self.free.insert(index, Extent { offset, len });
             }
-            let index = (0..self.free.len())
-                .max_by_key(|&index| (self.free[index].len, self.free[index].offset))?;
-            rest -= self.free[index].len;
-            pieces.push(self.take(index, self.free[index].len));
         }
-        *self = before;
-        None
+        let at = self.live.partition_point(|live| live.offset < given.offset);
+        self.live.insert(at, given);
+        self.freed = None;
+        Ok(())
+    }
+
+    /// What an allocation by size alone may take: nothing larger than the best fit, unless a bin
+    /// holds more extents than a search looks at.
+    pub(crate) fn is_best_fit(&self, len: u64, given: Extent) -> bool {
+        let fits = self.free.iter().map(|free| free.len);
+        let best = fits.filter(|&free| free >= self.round(len)).min();
+        let taken = self.free.iter().find(|free| free.offset == given.offset);
+        self.freed == Some(given) || self.free.len() > 16 || taken.map(|free| free.len) == best
+    }
+
+    /// Whether an allocation of these pieces was called for: few and large ones, if none fits.
+    pub(crate) fn may_scatter(&self, len: u64, max: usize, pieces: &[Extent]) -> bool {
+        let lens = self.largest_first();
+        // Extents of one bin differ by less than 1/64 and come in any order.
+        let fewer = lens.iter().take(pieces.len() - 1).sum::<u64>();
+        self.largest() < self.round(len)
+            && pieces.len() <= max
+            && fewer - fewer / 32 < self.round(len)
+            && pieces.iter().map(|piece| piece.len).sum::<u64>() == self.round(len)
+    }
+
+    /// Whether there may be no room for this in so many pieces.
+    pub(crate) fn may_be_full(&self, len: u64, max: usize) -> bool {
+        let lens = self.largest_first();
+        let most = lens.iter().take(max).sum::<u64>();
+        let certain = if max == 1 { most } else { most - most / 32 };
+        certain < self.round(len)
+    }
+
+    /// The free extent right behind the live one that starts here, if it is long enough.
+    pub(crate) fn behind(&self, neighbour: u64, len: u64) -> Option<u64> {
+        let live = self.live.iter().find(|live| live.offset == neighbour)?;
+        let free = self.free.iter().find(|free| free.offset == live.end())?;
+        (free.len >= self.round(len)).then_some(free.offset)
     }
 
     pub(crate) fn free(&mut self, offset: u64) -> bool {
+        self.freed = None;
         let Some(index) = self.live.iter().position(|live| live.offset == offset) else {
             return false;
         };
@@ -122,6 +123,7 @@ impl Model {
             }
         }
         self.free = merged;
+        self.freed = Some(freed);
         true
     }
 }
