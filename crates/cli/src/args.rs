@@ -70,7 +70,8 @@ pub(crate) enum Bench {
     /// exceed; the limit is exact best fit. The limit of time is the reference. `threads` is the
     /// shared pool against a pool for each thread, `rebuild` the pool made anew from its live
     /// extents, `spans` the pieces of the arena that a prompt's blocks are in once the arena has
-    /// churned, placed with the prompt's last block as a hint, against without.
+    /// churned, placed with the prompt's last block as a hint, against without: one request after
+    /// the other, and all of a moment at once.
     Alloc(Alloc),
     /// Lookups, against a bare hash table.
     ///
@@ -137,9 +138,10 @@ pub(crate) struct Alloc {
     /// Rounds of timing that count; 3 unless given.
     #[arg(long, value_name = "COUNT")]
     pub(crate) rounds: Option<usize>,
-    /// Requests for `spans`, one JSON object a line with `hash_ids`, one for each block of the
-    /// prompt; made-up conversations unless given. A public one: conversation_trace.jsonl in
-    /// FAST25-release/traces of https://github.com/kvcache-ai/Mooncake.
+    /// Requests for `spans`, one JSON object a line: `hash_ids` has a number for each block of the
+    /// prompt, `timestamp` (which may be missing) the moment. Made-up conversations unless given. A
+    /// public one: FAST25-release/traces/conversation_trace.jsonl of
+    /// https://github.com/kvcache-ai/Mooncake.
     #[arg(long, value_name = "FILE")]
     pub(crate) trace: Option<PathBuf>,
 }

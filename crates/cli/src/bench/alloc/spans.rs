@@ -2,6 +2,9 @@
 //! the arena. The store is imitated: a prompt's blocks are allocated in order, each with the one
 //! before it as its hint; what was used longest ago is evicted, a prompt's later blocks first, and
 //! somewhat ahead of need.
+//!
+//! Requests are played one after the other, and once more so that those of one moment take turns
+//! block by block, as from several engines with one arena: without hints their blocks mix.
 
 use std::collections::HashMap;
 
@@ -10,7 +13,7 @@ use serde_json::json;
 
 use super::contenders::refused;
 use super::lru::Lru;
-use super::trace::Requests;
+use super::trace::{Prompt, Requests};
 use crate::bench::{Report, Row};
 use crate::error::Error;
 use crate::interrupt::Interrupt;
@@ -27,7 +30,7 @@ const SHARE: usize = 8;
 /// How often the arena's capacity is allocated before anything counts.
 const CHURN: usize = 10;
 
-/// Requests between two looks for Ctrl-C.
+/// Moments between two looks for Ctrl-C.
 const CHUNK: usize = 256;
 
 /// A block of the requests; they are played several times, each time with other blocks.
@@ -88,22 +91,27 @@ impl Arena {
         (blocks, spans)
     }
 
-    /// Puts in what is missing of a prompt, and counts as its use.
-    fn put(&mut self, prompt: &[Block]) -> Result<(), Error> {
+    /// Puts in what is missing of prompts, a block of each in turn, and counts as their use.
+    fn put(&mut self, prompts: &[Vec<Block>]) -> Result<(), Error> {
         // What is there must not make room for the rest.
-        self.touch(prompt);
-        let mut near = None;
-        for block in prompt {
-            let extents = match self.get(*block) {
-                Some((_, extents)) => extents,
-                None => self.allocate(*block, near)?,
-            };
-            near = extents
-                .last()
-                .filter(|_| self.hinted)
-                .map(|extent| extent.offset);
+        prompts.iter().for_each(|prompt| self.touch(prompt));
+        let mut near = vec![None; prompts.len()];
+        let longest = prompts.iter().map(Vec::len).max().unwrap_or(0);
+        for index in 0..longest {
+            for (near, prompt) in near.iter_mut().zip(prompts) {
+                let Some(block) = prompt.get(index) else {
+                    continue;
+                };
+                let extents = match self.get(*block) {
+                    Some((_, extents)) => extents,
+                    None => self.allocate(*block, *near)?,
+                };
+                if self.hinted {
+                    *near = extents.last().map(|extent| extent.offset);
+                }
+            }
         }
-        self.touch(prompt);
+        prompts.iter().for_each(|prompt| self.touch(prompt));
         Ok(())
     }
 
@@ -140,40 +148,61 @@ impl Arena {
 
 /// Plays the requests until the arena has churned, and then once more, which counts.
 fn play(
-    requests: &Requests,
+    moments: &[&[Prompt]],
     capacity: usize,
     hinted: bool,
     interrupt: &Interrupt,
 ) -> Result<Restores, Error> {
     let mut arena = Arena::new(capacity, hinted)?;
-    for pass in 0.. {
+    let mut pass = 0;
+    loop {
         let counts = arena.allocated >= CHURN * capacity;
         let mut restores = Restores::default();
-        for (index, prompt) in requests.prompts.iter().enumerate() {
+        for (index, prompts) in moments.iter().enumerate() {
             if index % CHUNK == 0 {
                 interrupt.check()?;
             }
-            let prompt: Vec<Block> = prompt.iter().map(|block| (pass, *block)).collect();
-            let (blocks, spans) = arena.restore(&prompt);
-            if blocks > 0 {
-                restores.count += 1;
+            let blocks = |prompt: &Prompt| prompt.blocks.iter().map(|id| (pass, *id)).collect();
+            let prompts: Vec<Vec<Block>> = prompts.iter().map(blocks).collect();
+            for prompt in &prompts {
+                let (blocks, spans) = arena.restore(prompt);
+                restores.count += usize::from(blocks > 0);
                 restores.blocks += blocks;
                 restores.spans += spans;
             }
-            arena.put(&prompt)?;
+            arena.put(&prompts)?;
         }
         if counts {
             return Ok(restores);
         }
+        pass += 1;
     }
-    Ok(Restores::default())
 }
 
+/// One request after the other, or all of a moment at once.
+pub(super) const CASES: [bool; 2] = [false, true];
+
 pub(super) fn run(requests: &Requests, report: &mut Report<'_>) -> Result<(), Error> {
-    let longest = requests.prompts.iter().map(Vec::len).max().unwrap_or(0);
-    let capacity = (requests.blocks / SHARE).max(longest * 2);
-    let unhinted = play(requests, capacity, false, &report.interrupt)?;
-    let hinted = play(requests, capacity, true, &report.interrupt)?;
+    for together in CASES {
+        let same = |a: &Prompt, b: &Prompt| together && a.moment == b.moment;
+        let moments: Vec<&[Prompt]> = requests.prompts.chunk_by(same).collect();
+        measure(requests, &moments, together, report)?;
+        report.case_done("spans");
+    }
+    Ok(())
+}
+
+fn measure(
+    requests: &Requests,
+    moments: &[&[Prompt]],
+    together: bool,
+    report: &mut Report<'_>,
+) -> Result<(), Error> {
+    let blocks = |prompts: &&[Prompt]| prompts.iter().map(|prompt| prompt.blocks.len()).sum();
+    let most: usize = moments.iter().map(blocks).max().unwrap_or(0);
+    let capacity = (requests.blocks / SHARE).max(most * 2);
+    let unhinted = play(moments, capacity, false, &report.interrupt)?;
+    let hinted = play(moments, capacity, true, &report.interrupt)?;
     let row = |metric, unit, value| Row {
         bench: "alloc",
         case: json!({
@@ -181,6 +210,7 @@ pub(super) fn run(requests: &Requests, report: &mut Report<'_>) -> Result<(), Er
             "trace": requests.source,
             "requests": requests.prompts.len(),
             "capacity": capacity,
+            "together": together,
         }),
         metric,
         unit,
@@ -195,7 +225,5 @@ pub(super) fn run(requests: &Requests, report: &mut Report<'_>) -> Result<(), Er
     report.row(row("spans_hinted", "spans/restore", hinted.spans()))?;
     report.row(row("spans_unhinted", "spans/restore", unhinted.spans()))?;
     let ratio = hinted.spans() / unhinted.spans();
-    report.row(row("spans_hinted_over_unhinted", "ratio", ratio))?;
-    report.case_done("spans");
-    Ok(())
+    report.row(row("spans_hinted_over_unhinted", "ratio", ratio))
 }

@@ -22,18 +22,30 @@ const DOCUMENT_BLOCKS: u64 = 64;
 /// One turn in so many is the last of its conversation.
 const LAST_TURN: u64 = 4;
 
+/// Requests that come together where nothing says when they come.
+const TOGETHER: usize = 8;
+
 /// Prompts in the order of their requests.
 pub(super) struct Requests {
-    pub(super) prompts: Vec<Vec<u64>>,
+    pub(super) prompts: Vec<Prompt>,
     /// Blocks that differ.
     pub(super) blocks: usize,
     /// Where they are from: `file` or `synthetic`.
     pub(super) source: &'static str,
 }
 
+/// The blocks of a request.
+#[derive(Clone)]
+pub(super) struct Prompt {
+    /// Requests of one moment follow each other.
+    pub(super) moment: u64,
+    pub(super) blocks: Vec<u64>,
+}
+
 /// A line of the file; it may have more fields.
 #[derive(Deserialize)]
 struct Line {
+    timestamp: Option<u64>,
     hash_ids: Vec<u64>,
 }
 
@@ -42,7 +54,7 @@ pub(super) fn requests(path: Option<&Path>, plan: &Plan) -> Result<Requests, Err
         Some(path) => read(path)?,
         None => conversations(if plan.quick { 3000 } else { 12_000 }),
     };
-    let blocks: HashSet<u64> = prompts.iter().flatten().copied().collect();
+    let blocks: HashSet<u64> = prompts.iter().flat_map(|p| p.blocks.clone()).collect();
     if blocks.is_empty() {
         return Err(Error::Usage {
             field: "--trace",
@@ -57,7 +69,7 @@ pub(super) fn requests(path: Option<&Path>, plan: &Plan) -> Result<Requests, Err
     })
 }
 
-fn read(path: &Path) -> Result<Vec<Vec<u64>>, Error> {
+fn read(path: &Path) -> Result<Vec<Prompt>, Error> {
     let file = BufReader::new(File::open(path).map_err(Error::io(path))?);
     let mut prompts = Vec::new();
     for (index, line) in file.lines().enumerate() {
@@ -70,13 +82,16 @@ fn read(path: &Path) -> Result<Vec<Vec<u64>>, Error> {
             value: format!("{}:{}", path.display(), index + 1),
             allowed: format!("a JSON object with hash_ids ({error})"),
         })?;
-        prompts.push(line.hash_ids);
+        prompts.push(Prompt {
+            moment: line.timestamp.unwrap_or((prompts.len() / TOGETHER) as u64),
+            blocks: line.hash_ids,
+        });
     }
     Ok(prompts)
 }
 
 /// Requests of conversations that take turns at random: each turn sends all that was said before.
-fn conversations(requests: usize) -> Vec<Vec<u64>> {
+fn conversations(requests: usize) -> Vec<Prompt> {
     let mut random = Random(19);
     let systems: Vec<Vec<u64>> = (0..SYSTEMS)
         .map(|system| {
@@ -87,7 +102,7 @@ fn conversations(requests: usize) -> Vec<Vec<u64>> {
     let mut next = SYSTEMS * SYSTEM_BLOCKS;
     let mut running = vec![Vec::new(); CONVERSATIONS as usize];
     let mut prompts = Vec::with_capacity(requests);
-    for _ in 0..requests {
+    for request in 0..requests {
         let talk = &mut running[random.below(CONVERSATIONS) as usize];
         let mut said = random.within(1, TURN_BLOCKS);
         if talk.is_empty() {
@@ -96,7 +111,10 @@ fn conversations(requests: usize) -> Vec<Vec<u64>> {
         }
         talk.extend(next..next + said);
         next += said;
-        prompts.push(talk.clone());
+        prompts.push(Prompt {
+            moment: (request / TOGETHER) as u64,
+            blocks: talk.clone(),
+        });
         if random.below(LAST_TURN) == 0 {
             talk.clear();
         }
@@ -111,10 +129,10 @@ mod tests {
     #[test]
     fn turns_continue_their_conversations() {
         let prompts = conversations(4000);
-        let last = |prompt: &Vec<u64>| prompt[prompt.len() - 1];
+        let last = |blocks: &[u64]| blocks[blocks.len() - 1];
         let mut seen = HashSet::new();
         let mut continued = 0;
-        for prompt in &prompts {
+        for prompt in prompts.iter().map(|prompt| &prompt.blocks) {
             continued += usize::from(prompt.iter().any(|block| seen.contains(block)));
             assert!(seen.insert(last(prompt)), "each turn says something new");
         }
