@@ -185,27 +185,40 @@ impl<W: Word> FreeSet<W> {
             count: 0,
             needed: 0,
         };
-        let (mut sum, mut limit) = (0, max);
-        let mut next = self.bins.highest();
-        while let Some(bin) = next {
-            let mut id = self.bins.head(bin);
-            while id != NIL {
-                let record = &self.records[id as usize];
-                found.ids[found.count] = id;
-                found.count += 1;
-                sum += record.len.get();
-                if sum >= len && found.needed == 0 {
-                    found.needed = found.count;
-                    limit = found.count + BEYOND;
-                }
-                if found.count == limit {
-                    return found;
-                }
-                id = record.next;
+        let mut sum = 0;
+        let mut next = self.bins.highest().map(|bin| (bin, self.bins.head(bin)));
+        while let Some((_, id)) = next {
+            found.ids[found.count] = id;
+            found.count += 1;
+            sum += self.len(id);
+            if sum >= len {
+                found.needed = found.count;
+                break;
             }
-            next = self.bins.next_below(bin);
+            if found.count == max {
+                break;
+            }
+            next = self.smaller(next);
+        }
+        if found.needed != 0
+            && let Some((_, id)) = self.smaller(next)
+        {
+            found.ids[found.count] = id;
+            found.count += 1;
         }
         found
+    }
+
+    /// Steps from a bin and an extent of it to the next smaller one.
+    #[inline]
+    fn smaller(&self, at: Option<(usize, u32)>) -> Option<(usize, u32)> {
+        let (bin, id) = at?;
+        let next = self.records[id as usize].next;
+        if next != NIL {
+            return Some((bin, next));
+        }
+        let bin = self.bins.next_below(bin)?;
+        Some((bin, self.bins.head(bin)))
     }
 
     #[inline]
