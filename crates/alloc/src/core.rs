@@ -2,7 +2,7 @@
 //! errors around it.
 
 use crate::bins::NIL;
-use crate::extents::{Extent, Extents};
+use crate::extents::{Extent, Extents, Hint};
 use crate::free_set::FreeSet;
 use crate::links::{ENDS, Links};
 use crate::live_set::{Live, LiveSet};
@@ -41,26 +41,11 @@ const NONE: Freed = Freed {
     slot: 0,
 };
 
-/// The freed extent as it will be: merged with the free ones beside it, which will be gone.
-#[derive(Debug, Clone, Copy)]
-struct Merged {
-    len: u64,
-    left: u32,
-    right: u32,
-}
-
 /// Steps from extent to extent by address.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Walk {
     link: u32,
     at: u64,
-}
-
-/// An extent of the pool, in granules.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Step {
-    pub(crate) extent: Extent,
-    pub(crate) is_live: bool,
 }
 
 impl<W: Word> Core<W> {
@@ -183,14 +168,20 @@ impl<W: Word> Core<W> {
         Some(self.take(id, len))
     }
 
-    /// Like `allocate`, but right behind the live extent that starts at `near` if that is free.
-    #[inline]
-    pub(crate) fn allocate_near(&mut self, len: u64, near: u64) -> Option<u64> {
+    /// Like `allocate`, but where the hint says, if it can. The hint is in granules.
+    pub(crate) fn allocate_near(&mut self, len: u64, hint: Hint) -> Option<u64> {
         self.settle();
-        if let Some(live) = self.live.get(near) {
+        if let Some(live) = hint.behind.and_then(|near| self.live.get(near)) {
             let behind = self.links.free(self.links.next(live.link));
             if behind != NIL && self.free.len(behind) >= len {
                 return Some(self.take(behind, len));
+            }
+        }
+        if hint.followed_by != 0 {
+            let all = len.saturating_add(hint.followed_by);
+            let roomy = self.free.best_fit(all).or_else(|| self.free.large());
+            if let Some(id) = roomy.filter(|&id| self.free.len(id) >= len) {
+                return Some(self.take(id, len));
             }
         }
         self.allocate(len)
@@ -219,12 +210,13 @@ impl<W: Word> Core<W> {
         &mut self,
         len: u64,
         max: usize,
-        near: Option<u64>,
+        hint: Hint,
         pieces: &mut Extents,
     ) -> bool {
-        let one = match near {
-            Some(near) => self.allocate_near(len, near),
-            None => self.allocate(len),
+        let one = if hint == Hint::default() {
+            self.allocate(len)
+        } else {
+            self.allocate_near(len, hint)
         };
         if let Some(offset) = one {
             pieces.push(Extent { offset, len });
@@ -324,40 +316,39 @@ impl<W: Word> Core<W> {
         self.free.granules() + self.freed.len
     }
 
-    /// What the freed extent will be, if there is one.
-    fn merged(&self) -> Option<Merged> {
-        let Freed { mut len, link, .. } = self.freed;
+    /// The freed extent as it will be, if there is one: merged with the free ones beside it, whose
+    /// records are given too.
+    fn merged(&self) -> Option<(Extent, [u32; 2])> {
+        let Freed {
+            start, len, link, ..
+        } = self.freed;
         if len == 0 {
             return None;
         }
-        let [left, right] = [self.links.prev(link), self.links.next(link)].map(|beside| {
-            let free = self.links.free(beside);
-            if free != NIL {
-                len += self.free.len(free);
+        let mut whole = Extent { offset: start, len };
+        let beside = [self.links.prev(link), self.links.next(link)].map(|link| {
+            let id = self.links.free(link);
+            if id != NIL {
+                whole.offset = whole.offset.min(self.free.start(id));
+                whole.len += self.free.len(id);
             }
-            free
+            id
         });
-        Some(Merged { len, left, right })
+        Some((whole, beside))
     }
 
-    /// The lengths of all free extents, in no order.
-    pub(crate) fn free_lens(&self) -> impl Iterator<Item = u64> + '_ {
+    /// All free extents, in no order.
+    pub(crate) fn free_extents(&self) -> impl Iterator<Item = Extent> + '_ {
         let merged = self.merged();
-        let gone = merged.map_or([NIL; 2], |merged| [merged.left, merged.right]);
+        let gone = merged.map_or([NIL; 2], |(_, beside)| beside);
         let filed = self.free.iter().filter(move |(id, _)| !gone.contains(id));
-        filed
-            .map(|(_, len)| len)
-            .chain(merged.map(|merged| merged.len))
-    }
-
-    /// The number of free extents.
-    pub(crate) fn free_count(&self) -> usize {
-        self.free_lens().count()
+        let whole = merged.map(|(whole, _)| whole);
+        filed.map(|(_, extent)| extent).chain(whole)
     }
 
     /// The length of the largest free extent, 0 when there is none.
     pub(crate) fn largest(&self) -> u64 {
-        let merged = self.merged().map_or(0, |merged| merged.len);
+        let merged = self.merged().map_or(0, |(whole, _)| whole.len);
         merged.max(self.free.largest())
     }
 
@@ -369,33 +360,25 @@ impl<W: Word> Core<W> {
         }
     }
 
-    /// The extent that a walk is at; moves the walk behind it.
-    pub(crate) fn step(&self, walk: &mut Walk) -> Option<Step> {
-        let (mut len, is_live) = self.linked(*walk)?;
-        walk.link = self.links.next(walk.link);
-        // The freed extent and its free neighbours are one.
-        while !is_live
-            && let Some((more, false)) = self.linked(Walk {
-                at: walk.at + len,
-                ..*walk
-            })
-        {
-            len += more;
+    /// The next live extent of a walk.
+    pub(crate) fn next_live(&self, walk: &mut Walk) -> Option<Extent> {
+        while walk.link != ENDS {
+            let (len, is_live) = self.linked(*walk)?;
+            let extent = Extent {
+                offset: walk.at,
+                len,
+            };
             walk.link = self.links.next(walk.link);
+            walk.at += len;
+            if is_live {
+                return Some(extent);
+            }
         }
-        let extent = Extent {
-            offset: walk.at,
-            len,
-        };
-        walk.at += len;
-        Some(Step { extent, is_live })
+        None
     }
 
     /// The extent of one link: its length, and whether it is live.
     fn linked(&self, walk: Walk) -> Option<(u64, bool)> {
-        if walk.link == ENDS {
-            return None;
-        }
         let free = self.links.free(walk.link);
         if free != NIL {
             return Some((self.free.len(free), false));

@@ -23,6 +23,44 @@ impl Extent {
     }
 }
 
+/// Where an allocation would best lie, so that what is read together lies together. It changes
+/// where, never whether.
+///
+/// ```
+/// use kvdepot_alloc::{Hint, Pool};
+///
+/// let mut pool = Pool::new(1 << 20, 4096)?;
+/// let first = pool.allocate_near(4096, Hint { behind: None, followed_by: 8192 })?;
+/// // An offset is a hint: right behind what starts there.
+/// let second = pool.allocate_near(4096, first.offset)?;
+/// assert_eq!(second.offset, first.end());
+/// # Ok::<(), kvdepot_alloc::Error>(())
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Hint {
+    /// Right behind the live extent that starts here, if there is room; any other offset means
+    /// nothing.
+    pub behind: Option<u64>,
+    /// Bytes that will be allocated next, to lie behind this allocation: where it cannot lie
+    /// behind another one, it lies where they fit too, or else in the largest free extent.
+    pub followed_by: u64,
+}
+
+impl From<u64> for Hint {
+    fn from(behind: u64) -> Self {
+        Some(behind).into()
+    }
+}
+
+impl From<Option<u64>> for Hint {
+    fn from(behind: Option<u64>) -> Self {
+        Self {
+            behind,
+            followed_by: 0,
+        }
+    }
+}
+
 impl fmt::Display for Extent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}+{}", self.offset, self.len)

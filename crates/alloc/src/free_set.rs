@@ -1,7 +1,7 @@
 //! The free extents by size.
 
 use crate::bins::{Bins, NIL, bin_of, is_exact};
-use crate::extents::MAX_EXTENTS;
+use crate::extents::{Extent, MAX_EXTENTS};
 use crate::word::Word;
 use alloc::vec::Vec;
 
@@ -106,10 +106,14 @@ impl<W: Word> FreeSet<W> {
         self.records[id as usize].link
     }
 
-    /// All free extents as (number, length), in no order.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, u64)> + '_ {
-        let all = (0..).zip(self.records.iter().map(|record| record.len.get()));
-        all.filter(|&(_, len)| len != 0)
+    /// All free extents with their numbers, in no order.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, Extent)> + '_ {
+        let extent = |record: &Record<W>| Extent {
+            offset: record.start.get(),
+            len: record.len.get(),
+        };
+        let all = (0..).zip(self.records.iter().map(extent));
+        all.filter(|(_, extent)| extent.len != 0)
     }
 
     /// A free extent of at least this length, the smallest but for the width of a bin.
@@ -174,6 +178,11 @@ impl<W: Word> FreeSet<W> {
             id = self.records[id as usize].next;
         }
         largest
+    }
+
+    /// The largest free extent, but for the width of a bin.
+    pub(crate) fn large(&self) -> Option<u32> {
+        self.bins.highest().map(|bin| self.bins.head(bin))
     }
 
     /// The free extents from the largest down, but for the width of a bin, of which at most `max`

@@ -3,9 +3,9 @@
 //!
 //! [`Pool`] hands out [`Extent`]s of a range `0..size` in multiples of a granule. What it promises:
 //!
-//! * **Best fit.** Of the free extents that are long enough, a shortest one is used: exactly, unless
-//!   more than 16 of them share a bin, that is, a 64th of their size. An allocation fails only when
-//!   no free extent fits. One of the size that was freed just before takes its place.
+//! * **Best fit.** Of the free extents that are long enough, a shortest one is used: exactly,
+//!   unless more than 16 of them share a bin, that is, a 64th of their size. An allocation fails
+//!   only when no free extent fits. One of the size that was freed just before takes its place.
 //! * **Immediate merging.** Two free extents never touch, so [`Pool::largest_free_extent`] is what
 //!   can be allocated next, to the byte.
 //! * **Scattered allocation.** When no single free extent fits, [`Pool::allocate_scattered`] takes
@@ -70,7 +70,7 @@ mod shared;
 mod word;
 
 pub use error::Error;
-pub use extents::{Extent, Extents, MAX_EXTENTS};
+pub use extents::{Extent, Extents, Hint, MAX_EXTENTS};
 #[cfg(feature = "std")]
 pub use handle::Handle;
 pub use pool::{FreeExtents, LiveExtents, MAX_LIVE, MAX_SIZE, Pool};

@@ -2,11 +2,12 @@
 
 use crate::core::{self, Core};
 use crate::error::Error;
-use crate::extents::{Extent, Extents, MAX_EXTENTS};
+use crate::extents::{Extent, Extents, Hint, MAX_EXTENTS};
 use crate::rebuild;
 use crate::report::Report;
 use crate::word::Halves;
 use ::core::fmt;
+use alloc::vec::{self, Vec};
 
 /// The largest pool, in bytes: sums of an offset and a length then never overflow.
 pub const MAX_SIZE: u64 = 1 << 63;
@@ -123,19 +124,16 @@ impl Pool {
         }
     }
 
-    /// Like [`Pool::allocate`], but right behind the live extent that starts at `neighbour` if
-    /// the free extent there fits. The neighbour is a hint: any other offset is ignored.
+    /// Like [`Pool::allocate`], but where the hint says, if it can; an offset is a hint, see
+    /// [`Hint`].
     ///
     /// # Errors
     ///
     /// As [`Pool::allocate`].
-    pub fn allocate_near(&mut self, len: u64, neighbour: u64) -> Result<Extent, Error> {
+    pub fn allocate_near(&mut self, len: u64, hint: impl Into<Hint>) -> Result<Extent, Error> {
         let wanted = self.granules_for(len, 1)?;
-        let found = match self.position(neighbour) {
-            Some(near) => with!(&mut self.inner, core => core.allocate_near(wanted, near)),
-            None => with!(&mut self.inner, core => core.allocate(wanted)),
-        };
-        match found {
+        let hint = self.hint(hint.into());
+        match with!(&mut self.inner, core => core.allocate_near(wanted, hint)) {
             Some(start) => Ok(self.extent(start, wanted)),
             None => Err(self.full(wanted)),
         }
@@ -143,27 +141,28 @@ impl Pool {
 
     /// Allocates `len` bytes, rounded up to the granule, in one extent whenever one fits (placed
     /// as by [`Pool::allocate`] or [`Pool::allocate_near`]) and else in as few as possible, at most
-    /// `max_extents`: the largest free extents whole but for the last two pieces, which are the pair
-    /// that leaves least of the second. All of them are allocated or none. Each is freed on its own.
+    /// `max_extents`: the largest free extents whole, but for the last two pieces, the pair that
+    /// leaves least of the second. All of them are allocated or none. Each is freed on its own.
     ///
     /// # Errors
     ///
     /// As [`Pool::allocate`], where [`Error::Full`] says that `max_extents` free extents do not
-    /// suffice (of those that share a bin, any count as the largest); [`Error::ExtentLimit`] unless `max_extents` is 1 to [`MAX_EXTENTS`].
+    /// suffice (of those that share a bin, any count as the largest); [`Error::ExtentLimit`]
+    /// unless `max_extents` is 1 to [`MAX_EXTENTS`].
     pub fn allocate_scattered(
         &mut self,
         len: u64,
         max_extents: usize,
-        near: Option<u64>,
+        hint: impl Into<Hint>,
     ) -> Result<Extents, Error> {
         if max_extents == 0 || max_extents > MAX_EXTENTS {
             return Err(Error::ExtentLimit { max_extents });
         }
         let wanted = self.granules_for(len, max_extents)?;
-        let near = near.and_then(|offset| self.position(offset));
+        let hint = self.hint(hint.into());
         let mut pieces = Extents::new();
         let found = with!(&mut self.inner, core => {
-            core.allocate_scattered(wanted, max_extents, near, &mut pieces)
+            core.allocate_scattered(wanted, max_extents, hint, &mut pieces)
         });
         if !found {
             return Err(self.full(wanted));
@@ -230,24 +229,31 @@ impl Pool {
     /// The live extents in address order.
     #[must_use]
     pub fn live_extents(&self) -> LiveExtents<'_> {
-        LiveExtents(self.walk())
+        let at = with!(&self.inner, core => core.walk());
+        LiveExtents { pool: self, at }
     }
 
-    /// The free extents in address order.
+    /// The free extents in address order, which they are sorted into.
     #[must_use]
-    pub fn free_extents(&self) -> FreeExtents<'_> {
-        FreeExtents(self.walk())
+    pub fn free_extents(&self) -> FreeExtents {
+        let mut extents: Vec<Extent> = with!(&self.inner, core => {
+            let free = core.free_extents();
+            free.map(|free| self.extent(free.offset, free.len)).collect()
+        });
+        extents.sort_unstable();
+        FreeExtents(extents.into_iter())
     }
 
     /// How the pool is doing; the histogram visits every free extent.
     #[must_use]
     pub fn report(&self) -> Report {
-        let mut free_histogram = [0; 64];
-        let (free_extents, memory_bytes) = with!(&self.inner, core => {
-            for len in core.free_lens() {
-                free_histogram[(len << self.shift).ilog2() as usize] += 1;
+        let (mut free_histogram, mut free_extents) = ([0; 64], 0);
+        let memory_bytes = with!(&self.inner, core => {
+            for free in core.free_extents() {
+                free_histogram[(free.len << self.shift).ilog2() as usize] += 1;
+                free_extents += 1;
             }
-            (core.free_count() as u64, core.memory_bytes() as u64)
+            core.memory_bytes() as u64
         });
         let (size, free_bytes) = (self.size(), self.free_bytes());
         Report {
@@ -274,11 +280,6 @@ impl Pool {
         with!(&self.inner, core => core.check())
     }
 
-    fn walk(&self) -> Walk<'_> {
-        let at = with!(&self.inner, core => core.walk());
-        Walk { pool: self, at }
-    }
-
     /// A request in granules, if a pool of this shape could ever serve it.
     #[inline]
     fn granules_for(&self, len: u64, extents: usize) -> Result<u64, Error> {
@@ -301,6 +302,14 @@ impl Pool {
             Error::TooLarge { requested, size }
         } else {
             Error::TooMany { limit: MAX_LIVE }
+        }
+    }
+
+    /// A hint in granules.
+    fn hint(&self, hint: Hint) -> Hint {
+        Hint {
+            behind: hint.behind.and_then(|offset| self.position(offset)),
+            followed_by: hint.followed_by >> self.shift,
         }
     }
 
@@ -337,44 +346,30 @@ impl fmt::Debug for Pool {
     }
 }
 
-/// Steps from extent to extent by address; every position between 0 and the end is in one.
+/// The live extents of a pool in address order; from [`Pool::live_extents`].
 #[derive(Clone)]
-struct Walk<'a> {
+pub struct LiveExtents<'a> {
     pool: &'a Pool,
     at: core::Walk,
 }
-
-impl Walk<'_> {
-    fn next(&mut self, wanted_live: bool) -> Option<Extent> {
-        loop {
-            let step = with!(&self.pool.inner, core => core.step(&mut self.at))?;
-            if step.is_live == wanted_live {
-                return Some(self.pool.extent(step.extent.offset, step.extent.len));
-            }
-        }
-    }
-}
-
-/// The live extents of a pool in address order; from [`Pool::live_extents`].
-#[derive(Clone)]
-pub struct LiveExtents<'a>(Walk<'a>);
 
 impl Iterator for LiveExtents<'_> {
     type Item = Extent;
 
     fn next(&mut self) -> Option<Extent> {
-        self.0.next(true)
+        let live = with!(&self.pool.inner, core => core.next_live(&mut self.at))?;
+        Some(self.pool.extent(live.offset, live.len))
     }
 }
 
 /// The free extents of a pool in address order; from [`Pool::free_extents`].
-#[derive(Clone)]
-pub struct FreeExtents<'a>(Walk<'a>);
+#[derive(Debug, Clone)]
+pub struct FreeExtents(vec::IntoIter<Extent>);
 
-impl Iterator for FreeExtents<'_> {
+impl Iterator for FreeExtents {
     type Item = Extent;
 
     fn next(&mut self) -> Option<Extent> {
-        self.0.next(false)
+        self.0.next()
     }
 }

@@ -1,7 +1,7 @@
 //! A pool for many threads.
 
 use crate::error::Error;
-use crate::extents::{Extent, Extents};
+use crate::extents::{Extent, Extents, Hint};
 use crate::handle::Handle;
 use crate::pool::Pool;
 use crate::report::Report;
@@ -67,8 +67,8 @@ impl Shared {
     /// # Errors
     ///
     /// As [`Pool::allocate_near`].
-    pub fn allocate_near(&self, len: u64, neighbour: u64) -> Result<Extent, Error> {
-        self.lock().allocate_near(len, neighbour)
+    pub fn allocate_near(&self, len: u64, hint: impl Into<Hint>) -> Result<Extent, Error> {
+        self.lock().allocate_near(len, hint)
     }
 
     /// As [`Pool::allocate_scattered`].
@@ -80,9 +80,9 @@ impl Shared {
         &self,
         len: u64,
         max_extents: usize,
-        near: Option<u64>,
+        hint: impl Into<Hint>,
     ) -> Result<Extents, Error> {
-        self.lock().allocate_scattered(len, max_extents, near)
+        self.lock().allocate_scattered(len, max_extents, hint)
     }
 
     /// As [`Pool::allocate`], freed when the handle is dropped.
@@ -104,9 +104,9 @@ impl Shared {
         &self,
         len: u64,
         max_extents: usize,
-        near: Option<u64>,
+        hint: impl Into<Hint>,
     ) -> Result<Handle, Error> {
-        let extents = self.lock().allocate_scattered(len, max_extents, near)?;
+        let extents = self.lock().allocate_scattered(len, max_extents, hint)?;
         Ok(Handle::new(self.downgrade(), extents))
     }
 

@@ -7,7 +7,7 @@ mod common;
 mod model;
 
 use common::Random;
-use kvdepot_alloc::{Error, Extent, Pool};
+use kvdepot_alloc::{Error, Extent, Hint, Pool};
 use model::Model;
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
@@ -15,7 +15,7 @@ use proptest::test_runner::RngSeed;
 #[derive(Debug, Clone)]
 enum Op {
     Allocate(u64),
-    Near(u64, usize),
+    Near(u64, usize, u64),
     Scattered(u64, usize, Option<usize>),
     Free(usize),
     FreeAnywhere(u64),
@@ -27,7 +27,8 @@ fn ops(size: u64) -> impl Strategy<Value = Vec<Op>> {
     let len = prop_oneof![1..=size / 200 + 1, 1..=size / 10 + 1, 1..=size];
     let op = prop_oneof![
         4 => len.clone().prop_map(Op::Allocate),
-        2 => (len.clone(), any::<usize>()).prop_map(|(len, index)| Op::Near(len, index)),
+        2 => (len.clone(), any::<usize>(), prop_oneof![Just(0), 0..=size])
+            .prop_map(|(len, index, followed_by)| Op::Near(len, index, followed_by)),
         3 => (len, 1..=8_usize, any::<Option<usize>>())
             .prop_map(|(len, max, near)| Op::Scattered(len, max, near)),
         6 => any::<usize>().prop_map(Op::Free),
@@ -56,7 +57,7 @@ fn pick(model: &Model, index: usize) -> Option<u64> {
 /// Follows one allocation and says what is wrong with it.
 fn follow(
     model: &mut Model,
-    (len, max, near): (u64, usize, Option<u64>),
+    (len, max, hint): (u64, usize, Hint),
     given: Result<Vec<Extent>, Error>,
 ) -> Result<(), String> {
     let pieces = match given {
@@ -71,9 +72,18 @@ fn follow(
         }
         Err(error) => return Err(error.to_string()),
     };
-    match (near.and_then(|near| model.behind(near, len)), &pieces[..]) {
+    let followed_by = hint.followed_by;
+    match (
+        hint.behind.and_then(|near| model.behind(near, len)),
+        &pieces[..],
+    ) {
         (Some(behind), [one]) if one.offset == behind => {}
         (Some(behind), _) => return Err(format!("{pieces:?} is not at {behind}, as hinted")),
+        (None, [one]) if followed_by >= model.granule => {
+            if !model.has_room(len, followed_by, *one) {
+                return Err(format!("{one} for {len} bytes, {followed_by} to follow"));
+            }
+        }
         (None, [one]) if model.is_best_fit(len, *one) => {}
         (None, [_, _, ..]) if model.may_scatter(len, max, &pieces) => {}
         (None, _) => return Err(format!("{pieces:?} for {len} bytes is no good fit")),
@@ -90,18 +100,22 @@ fn apply(pool: &mut Pool, model: &mut Model, op: &Op) {
     match *op {
         Op::Allocate(len) => {
             let given = pool.allocate(len).map(|one| vec![one]);
-            follow(model, (len, 1, None), given).unwrap();
+            follow(model, (len, 1, Hint::default()), given).unwrap();
         }
-        Op::Near(len, index) => {
-            let neighbour = pick(model, index).unwrap_or(index as u64);
-            let given = pool.allocate_near(len, neighbour).map(|one| vec![one]);
-            follow(model, (len, 1, Some(neighbour)), given).unwrap();
+        Op::Near(len, index, followed_by) => {
+            let behind = Some(pick(model, index).unwrap_or(index as u64));
+            let hint = Hint {
+                behind,
+                followed_by,
+            };
+            let given = pool.allocate_near(len, hint).map(|one| vec![one]);
+            follow(model, (len, 1, hint), given).unwrap();
         }
         Op::Scattered(len, max, near) => {
             let near = near.and_then(|index| pick(model, index));
             let given = pool.allocate_scattered(len, max, near);
             let given = given.map(|pieces| pieces.to_vec());
-            follow(model, (len, max, near), given).unwrap();
+            follow(model, (len, max, near.into()), given).unwrap();
         }
         Op::Free(index) => {
             if let Some(offset) = pick(model, index) {
@@ -174,7 +188,7 @@ fn soak() {
             let index = random.next() as usize;
             let op = match random.below(20) {
                 0..6 => Op::Allocate(len),
-                6..8 => Op::Near(len, index),
+                6..8 => Op::Near(len, index, random.below(4) * len),
                 8..12 => Op::Scattered(len * 8, 4, (index.is_multiple_of(3)).then_some(index)),
                 12 if step % 2000 == 0 => Op::Rebuild,
                 _ => Op::Free(index),

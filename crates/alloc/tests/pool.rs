@@ -4,7 +4,7 @@
 mod common;
 
 use common::Random;
-use kvdepot_alloc::{Error, Extent, MAX_SIZE, Pool};
+use kvdepot_alloc::{Error, Extent, Hint, MAX_SIZE, Pool};
 
 const fn extent(offset: u64, len: u64) -> Extent {
     Extent { offset, len }
@@ -188,6 +188,27 @@ fn a_hint_places_behind_its_neighbour_or_is_ignored() {
         *pool.allocate_scattered(20, 4, Some(600)).unwrap(),
         [extent(661, 20)]
     );
+    pool.check().unwrap();
+}
+
+#[test]
+fn what_others_will_follow_lies_where_they_fit_or_in_the_largest_free_extent() {
+    let mut pool = with_free(&[extent(100, 20), extent(200, 60), extent(500, 100)]);
+    let hint = |followed_by| Hint {
+        behind: None,
+        followed_by,
+    };
+    assert_eq!(pool.allocate_near(10, hint(40)).unwrap(), extent(200, 10));
+    assert_eq!(
+        pool.allocate_near(10, hint(1 << 40)).unwrap(),
+        extent(500, 10)
+    );
+    // A hint never refuses: this fits nowhere else.
+    assert_eq!(
+        pool.allocate_near(90, hint(u64::MAX)).unwrap(),
+        extent(510, 90)
+    );
+    assert_eq!(pool.allocate_near(20, hint(0)).unwrap(), extent(100, 20));
     pool.check().unwrap();
 }
 

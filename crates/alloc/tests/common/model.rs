@@ -81,6 +81,14 @@ impl Model {
         self.freed == Some(given) || self.free.len() > 16 || taken.map(|free| free.len) == best
     }
 
+    /// What an allocation may take that others will follow: where they fit too, or the largest.
+    pub(crate) fn has_room(&self, len: u64, followed_by: u64, given: Extent) -> bool {
+        let all = self.round(len) + followed_by / self.granule * self.granule;
+        let largest = self.largest();
+        let taken = self.free.iter().find(|free| free.offset == given.offset);
+        taken.is_some_and(|free| free.len >= all.min(largest - largest / 32))
+    }
+
     /// Whether an allocation of these pieces was called for: few and large ones, if none fits.
     pub(crate) fn may_scatter(&self, len: u64, max: usize, pieces: &[Extent]) -> bool {
         let lens = self.largest_first();
