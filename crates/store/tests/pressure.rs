@@ -156,6 +156,35 @@ fn eviction_runs_at_most_two_percent_ahead() {
 }
 
 #[test]
+fn the_blocks_of_a_put_lie_together_where_there_is_a_hole_for_all_of_them() {
+    let place = Place::new("Dax", "", "4MiB").with("dax", "records", 4096);
+    let depot = place.open();
+    let ns = namespace(&depot);
+    assert_eq!(put(&ns, &(0..200).collect::<Vec<_>>(), 16_384), [true; 200]);
+    // Holes of one and two blocks, and one of ten; the rest of the arena is taken.
+    let free = depot.stats().tiers[0].free_bytes / 4096;
+    let fill: Vec<u64> = (1000..1000 + free).collect();
+    assert!(put(&ns, &fill, 4096).iter().all(|stored| *stored));
+    for gone in [vec![3], vec![50, 51], (100..110).collect(), vec![190]] {
+        assert_eq!(ns.remove(&keys(gone.clone())).unwrap(), gone.len());
+    }
+    let prompt: Vec<u64> = (500..508).collect();
+    assert_eq!(put(&ns, &prompt, 16_384), [true; 8]);
+    let (blocks, _) = Inspection::open(&place.arena()).unwrap().blocks().unwrap();
+    let mut extents: Vec<(u64, u64)> = blocks
+        .iter()
+        .filter(|block| prompt.contains(&number(&block.record.identity.key)))
+        .flat_map(|block| block.record.extents.iter().collect::<Vec<_>>())
+        .collect();
+    extents.sort_unstable();
+    let together = |pair: &[(u64, u64)]| pair[0].0 + pair[0].1 == pair[1].0;
+    assert!(
+        extents.len() == 8 && extents.windows(2).all(together),
+        "{extents:?}"
+    );
+}
+
+#[test]
 fn large_blocks_in_a_scattered_arena_share_a_hole() {
     let mut rng = Rng::for_test("large_blocks_in_a_scattered_arena");
     let place = Place::new("Dax", "", "64MiB").with("dax", "records", 20_000);

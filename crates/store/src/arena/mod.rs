@@ -26,6 +26,7 @@ use kvdepot_media::checksum::Checksum;
 use parking_lot::Mutex;
 
 use crate::config::Durability;
+use crate::format::GRANULE;
 use crate::format::layout::Layout;
 use crate::format::record::{self, Packed, Record, State as RecordState};
 use crate::index::{Entries, Entry, KeyMap, Namespaces};
@@ -72,6 +73,15 @@ pub(crate) struct Wanted {
     pub(crate) stamp: u64,
     /// Whether it is copied from another tier.
     pub(crate) copy: bool,
+}
+
+impl Wanted {
+    /// Payload bytes as the arena rounds them, if they are not far too many.
+    fn room(&self) -> u64 {
+        self.len
+            .checked_next_multiple_of(GRANULE)
+            .unwrap_or(self.len)
+    }
 }
 
 /// A medium with its allocator, index and, where it outlives the process, its record table.

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use kvdepot_alloc::Pool;
+use kvdepot_alloc::{Hint, Pool};
 use kvdepot_media::checksum::Checksum;
 use parking_lot::MutexGuard;
 
@@ -89,7 +89,10 @@ impl Arena {
         let first = state.sequence;
         state.sequence += blocks.len() as u64;
         let created = clock::unix_seconds();
-        let mut near = None;
+        let mut behind = None;
+        // More than that is more than any arena.
+        let rooms = blocks.iter().map(|wanted| wanted.room());
+        let mut followed_by = rooms.fold(0, u64::saturating_add);
         let mut present = Vec::new();
         let reserved = blocks
             .iter()
@@ -102,6 +105,7 @@ impl Arena {
                     stamp,
                     copy,
                 } = wanted;
+                followed_by = followed_by.saturating_sub(wanted.room());
                 if let Some(slot) = state.live.get(number, key) {
                     // Being put again is a use, and the prompt's head must not make room for
                     // its tail.
@@ -109,7 +113,7 @@ impl Arena {
                     state.add_pin(slot);
                     let place = state.place(slot);
                     present.push(place.token);
-                    near = place.extents.iter().last().map(|(offset, _)| offset);
+                    behind = self.last_of(&place.extents);
                     return Err(Refused::Present(place.token));
                 }
                 if let Some(slot) = state.reserved.get(number, key) {
@@ -118,11 +122,15 @@ impl Arena {
                 if blocked {
                     return Err(self.full(*len, Cause::Orphans));
                 }
+                let hint = Hint {
+                    behind,
+                    followed_by,
+                };
                 let (slot, extents) =
-                    self.make_room(state, number, *len, near).inspect_err(|_| {
+                    self.make_room(state, number, *len, hint).inspect_err(|_| {
                         self.counters.full.fetch_add(1, Ordering::Relaxed);
                     })?;
-                near = extents.iter().last().map(|(offset, _)| offset);
+                behind = self.last_of(&extents);
                 let mut entry = Entry::new(*key, number, extents, *len);
                 entry.parts = *parts;
                 entry.sequence = first + (blocks.len() - 1 - index) as u64;
@@ -145,7 +153,7 @@ impl Arena {
         state: &mut State,
         namespace: u32,
         len: u64,
-        near: Option<u64>,
+        hint: Hint,
     ) -> Result<(u32, Packed), Refused> {
         let pieces = if state.contiguous.contains(&namespace) {
             1
@@ -161,7 +169,7 @@ impl Arena {
         }
         loop {
             let vacant = state.entries.vacant() > 0;
-            if vacant && let Some(extents) = self.allocate(&mut state.pool, len, pieces, near) {
+            if vacant && let Some(extents) = self.allocate(&mut state.pool, len, pieces, hint) {
                 // Vacant, so there is one.
                 let slot = state.entries.take().ok_or_else(|| full(&state.pool))?;
                 return Ok((slot, extents));
@@ -178,6 +186,12 @@ impl Arena {
         }
     }
 
+    /// Where a block's last extent begins, as the pool counts.
+    fn last_of(&self, extents: &Packed) -> Option<u64> {
+        let last = extents.iter().last();
+        last.map(|(offset, _)| offset - self.layout.data)
+    }
+
     fn full(&self, requested: u64, cause: Cause) -> Refused {
         Refused::Full(Full {
             tier: self.name,
@@ -186,16 +200,9 @@ impl Arena {
         })
     }
 
-    fn allocate(
-        &self,
-        pool: &mut Pool,
-        len: u64,
-        pieces: usize,
-        near: Option<u64>,
-    ) -> Option<Packed> {
+    fn allocate(&self, pool: &mut Pool, len: u64, pieces: usize, hint: Hint) -> Option<Packed> {
         let data = self.layout.data;
-        let near = near.map(|offset| offset - data);
-        let pieces = pool.allocate_scattered(len, pieces, near).ok()?;
+        let pieces = pool.allocate_scattered(len, pieces, hint).ok()?;
         let mut extents = [(0, 0); EXTENTS_MAX];
         for (packed, extent) in extents.iter_mut().zip(pieces.iter()) {
             *packed = (extent.offset + data, extent.len);
