@@ -70,8 +70,9 @@ pub(crate) enum Bench {
     /// exceed; the limit is exact best fit. The limit of time is the reference. `threads` is the
     /// shared pool against a pool for each thread, `rebuild` the pool made anew from its live
     /// extents, `spans` the pieces of the arena that a prompt's blocks are in once the arena has
-    /// churned, placed with the prompt's last block as a hint, against without: one request after
-    /// the other, and all of a moment at once.
+    /// churned, placed as the store does, with the block before and what will follow as hints,
+    /// against without: one request after the other, and those of a moment in turns of 16 blocks
+    /// and of one.
     Alloc(Alloc),
     /// Lookups, against a bare hash table.
     ///

@@ -1,7 +1,7 @@
 //! `bench`: rows with the fields that tools rely on, and nothing left behind.
 
 use crate::home::Home;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 const FIELDS: [&str; 8] = [
     "bench", "case", "metric", "unit", "value", "limit", "ratio", "rounds",
@@ -203,8 +203,8 @@ fn bench_alloc_measures_every_workload_against_its_limits() {
     }
     assert_eq!(with("rebuild", "extents"), [5000; 4]);
     assert!(!with("bytes_per_allocation", "size").is_empty());
-    let spans = with("spans_hinted_over_unhinted", "together");
-    assert_eq!(spans, [false, true]);
+    let spans = with("spans_hinted_over_unhinted", "turn");
+    assert_eq!(spans, [&json!("prompt"), &json!(16), &json!(1)]);
 }
 
 #[test]

@@ -78,7 +78,7 @@ pub(super) fn cases(args: &Alloc) -> usize {
         + count("trace", 1)
         + count("threads", threads::THREADS.len())
         + count("rebuild", rebuild::CASES.len())
-        + count("spans", spans::CASES.len())
+        + count("spans", spans::TURNS.len())
 }
 
 pub(super) fn run(args: &Alloc, report: &mut Report<'_>) -> Result<(), Error> {

@@ -1,14 +1,14 @@
 //! How many spans a prompt's restore needs: its blocks are read as so many contiguous pieces of
-//! the arena. The store is imitated: a prompt's blocks are allocated in order, each with the one
-//! before it as its hint; what was used longest ago is evicted, a prompt's later blocks first, and
-//! somewhat ahead of need.
+//! the arena. The store is imitated: the blocks of a put are allocated in order, each with the one
+//! before it as its hint and with the bytes of the put that will follow; what was used longest ago
+//! is evicted, a prompt's later blocks first, and somewhat ahead of need.
 //!
-//! Requests are played one after the other, and once more so that those of one moment take turns
-//! block by block, as from several engines with one arena: without hints their blocks mix.
+//! Requests are played one after the other, and so that those of one moment take turns, as from
+//! several engines with one arena or one that prefills in chunks: without hints their blocks mix.
 
 use std::collections::HashMap;
 
-use kvdepot_alloc::{Extents, Pool};
+use kvdepot_alloc::{Extents, Hint, Pool};
 use serde_json::json;
 
 use super::contenders::refused;
@@ -91,23 +91,30 @@ impl Arena {
         (blocks, spans)
     }
 
-    /// Puts in what is missing of prompts, a block of each in turn, and counts as their use.
-    fn put(&mut self, prompts: &[Vec<Block>]) -> Result<(), Error> {
+    /// Puts in what is missing of prompts, so many blocks of each in turn, and counts as their
+    /// use.
+    fn put(&mut self, prompts: &[Vec<Block>], turn: usize) -> Result<(), Error> {
         // What is there must not make room for the rest.
         prompts.iter().for_each(|prompt| self.touch(prompt));
-        let mut near = vec![None; prompts.len()];
+        let mut behind = vec![None; prompts.len()];
         let longest = prompts.iter().map(Vec::len).max().unwrap_or(0);
-        for index in 0..longest {
-            for (near, prompt) in near.iter_mut().zip(prompts) {
-                let Some(block) = prompt.get(index) else {
-                    continue;
-                };
-                let extents = match self.get(*block) {
-                    Some((_, extents)) => extents,
-                    None => self.allocate(*block, *near)?,
-                };
-                if self.hinted {
-                    *near = extents.last().map(|extent| extent.offset);
+        for begin in (0..longest).step_by(turn) {
+            for (behind, prompt) in behind.iter_mut().zip(prompts) {
+                let end = prompt.len().min(begin + turn);
+                for (index, block) in prompt.iter().enumerate().take(end).skip(begin) {
+                    let extents = match self.get(*block) {
+                        Some((_, extents)) => extents,
+                        None => {
+                            let followed_by = (end - index - 1) as u64 * BLOCK;
+                            let behind = *behind;
+                            let hint = Hint {
+                                behind,
+                                followed_by,
+                            };
+                            self.allocate(*block, hint)?
+                        }
+                    };
+                    *behind = extents.last().map(|extent| extent.offset);
                 }
             }
         }
@@ -115,9 +122,13 @@ impl Arena {
         Ok(())
     }
 
-    fn allocate(&mut self, block: Block, near: Option<u64>) -> Result<Extents, Error> {
+    fn allocate(&mut self, block: Block, hint: Hint) -> Result<Extents, Error> {
+        let hint = match self.hinted {
+            true => hint,
+            false => Hint::default(),
+        };
         loop {
-            let full = match self.pool.allocate_scattered(BLOCK, MAX_EXTENTS, near) {
+            let full = match self.pool.allocate_scattered(BLOCK, MAX_EXTENTS, hint) {
                 Ok(extents) => {
                     let slot = self.blocks.insert((block, extents));
                     self.slots.insert(block, slot);
@@ -149,7 +160,7 @@ impl Arena {
 /// Plays the requests until the arena has churned, and then once more, which counts.
 fn play(
     moments: &[&[Prompt]],
-    capacity: usize,
+    (capacity, turn): (usize, usize),
     hinted: bool,
     interrupt: &Interrupt,
 ) -> Result<Restores, Error> {
@@ -170,7 +181,7 @@ fn play(
                 restores.blocks += blocks;
                 restores.spans += spans;
             }
-            arena.put(&prompts)?;
+            arena.put(&prompts, turn)?;
         }
         if counts {
             return Ok(restores);
@@ -179,14 +190,15 @@ fn play(
     }
 }
 
-/// One request after the other, or all of a moment at once.
-pub(super) const CASES: [bool; 2] = [false, true];
+/// Blocks of a request before the next one of the same moment has its turn: all, 8192 tokens of
+/// the public trace, or one.
+pub(super) const TURNS: [usize; 3] = [usize::MAX, 16, 1];
 
 pub(super) fn run(requests: &Requests, report: &mut Report<'_>) -> Result<(), Error> {
-    for together in CASES {
-        let same = |a: &Prompt, b: &Prompt| together && a.moment == b.moment;
+    for turn in TURNS {
+        let same = |a: &Prompt, b: &Prompt| turn < usize::MAX && a.moment == b.moment;
         let moments: Vec<&[Prompt]> = requests.prompts.chunk_by(same).collect();
-        measure(requests, &moments, together, report)?;
+        measure(requests, &moments, turn, report)?;
         report.case_done("spans");
     }
     Ok(())
@@ -195,14 +207,18 @@ pub(super) fn run(requests: &Requests, report: &mut Report<'_>) -> Result<(), Er
 fn measure(
     requests: &Requests,
     moments: &[&[Prompt]],
-    together: bool,
+    turn: usize,
     report: &mut Report<'_>,
 ) -> Result<(), Error> {
     let blocks = |prompts: &&[Prompt]| prompts.iter().map(|prompt| prompt.blocks.len()).sum();
     let most: usize = moments.iter().map(blocks).max().unwrap_or(0);
     let capacity = (requests.blocks / SHARE).max(most * 2);
-    let unhinted = play(moments, capacity, false, &report.interrupt)?;
-    let hinted = play(moments, capacity, true, &report.interrupt)?;
+    let unhinted = play(moments, (capacity, turn), false, &report.interrupt)?;
+    let hinted = play(moments, (capacity, turn), true, &report.interrupt)?;
+    let turn = match turn {
+        usize::MAX => json!("prompt"),
+        blocks => json!(blocks),
+    };
     let row = |metric, unit, value| Row {
         bench: "alloc",
         case: json!({
@@ -210,7 +226,7 @@ fn measure(
             "trace": requests.source,
             "requests": requests.prompts.len(),
             "capacity": capacity,
-            "together": together,
+            "turn": turn,
         }),
         metric,
         unit,
