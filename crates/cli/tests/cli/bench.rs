@@ -231,7 +231,7 @@ fn bench_alloc_plays_the_requests_of_a_file() {
         "spans_unhinted",
         "spans_hinted_over_unhinted",
     ];
-    assert_eq!(metrics, spans.repeat(2));
+    assert_eq!(metrics, spans.repeat(3));
     assert!(rows.iter().all(|row| row["case"]["requests"] == 399));
     // Of each prompt two of three blocks are there.
     assert!((rows[0]["value"].as_f64().unwrap() - 2.0).abs() < 0.1);
