@@ -127,6 +127,7 @@ impl<W: Word> Core<W> {
         }
     }
 
+    #[inline(never)]
     fn settle_freed(&mut self) {
         let Freed {
             start,
@@ -155,14 +156,23 @@ impl<W: Word> Core<W> {
         }
     }
 
+    /// The common cases, which are a few instructions: a full pool has no room, or just the hole
+    /// that was made for this.
     #[inline]
     pub(crate) fn allocate(&mut self, len: u64) -> Option<u64> {
         if self.freed.len == len {
-            // A hole of just this size.
             self.live.set_len(self.freed.slot, len);
             self.freed.len = 0;
             return Some(self.freed.start);
         }
+        if self.freed.len == 0 && self.free.has_none(len) {
+            return None;
+        }
+        self.allocate_filed(len)
+    }
+
+    #[inline(never)]
+    fn allocate_filed(&mut self, len: u64) -> Option<u64> {
         self.settle();
         let id = self.free.best_fit(len)?;
         Some(self.take(id, len))
@@ -226,6 +236,7 @@ impl<W: Word> Core<W> {
     }
 
     /// An allocation for which no free extent is large enough.
+    #[inline(never)]
     fn scatter(&mut self, len: u64, max: usize, pieces: &mut Extents) -> bool {
         let largest = self.free.largest_first(len, max);
         let [whole @ .., _, _] = largest.needed() else {

@@ -116,10 +116,16 @@ impl<W: Word> FreeSet<W> {
         all.filter(|(_, extent)| extent.len != 0)
     }
 
+    /// Whether it is known, without a search, that no free extent has this length.
+    #[inline]
+    pub(crate) const fn has_none(&self, len: u64) -> bool {
+        len >= self.below
+    }
+
     /// A free extent of at least this length, the smallest but for the width of a bin.
     #[inline]
     pub(crate) fn best_fit(&mut self, len: u64) -> Option<u32> {
-        if len >= self.below {
+        if self.has_none(len) {
             return None;
         }
         let found = self.search(len);

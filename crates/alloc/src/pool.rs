@@ -116,6 +116,7 @@ impl Pool {
     ///
     /// [`Error::ZeroSize`], [`Error::TooLarge`] (more than the pool), [`Error::Full`] (no free
     /// extent fits), [`Error::TooMany`] (live extents).
+    #[inline]
     pub fn allocate(&mut self, len: u64) -> Result<Extent, Error> {
         let wanted = self.granules_for(len, 1)?;
         match with!(&mut self.inner, core => core.allocate(wanted)) {
@@ -176,6 +177,7 @@ impl Pool {
     /// # Errors
     ///
     /// [`Error::NotLive`] if no live extent starts there; then nothing changes.
+    #[inline]
     pub fn free(&mut self, offset: u64) -> Result<(), Error> {
         let freed = match self.position(offset) {
             Some(start) => with!(&mut self.inner, core => core.free(start)),
@@ -314,6 +316,7 @@ impl Pool {
     }
 
     /// An offset in granules, if an extent of this pool could start there.
+    #[inline]
     fn position(&self, offset: u64) -> Option<u64> {
         let possible = offset < self.size() && offset.is_multiple_of(self.granule());
         possible.then_some(offset >> self.shift)
@@ -326,6 +329,7 @@ impl Pool {
         }
     }
 
+    #[inline]
     fn full(&self, wanted: u64) -> Error {
         Error::Full {
             requested: wanted << self.shift,
