@@ -4,7 +4,7 @@ use super::Shared;
 use crate::buffer::{Buffer, Owner};
 use crate::checksum::{Checksum, LEAF, PartId, compose};
 use crate::error::{Error, Result};
-use crate::memory::mover::Units;
+use crate::memory::{lost, mover::Units};
 use kvdepot_plan::{Range, Span, Unit, zip_units};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -229,6 +229,17 @@ impl Memory {
             self.last[side] = Some(self.owners.len());
             self.owners.push(Arc::clone(owner));
         }
+    }
+
+    /// Whether a part was copied to where its medium has failed.
+    pub(super) fn is_lost(&self, part: usize) -> bool {
+        lost::any()
+            && self.parts.get(part).is_some_and(|part| {
+                let units = part.first_unit as usize..(part.first_unit + part.units) as usize;
+                let spans = self.units[units].iter();
+                let mut spans = spans.flat_map(|unit| unit.spans(&self.spans).unwrap_or(&[]));
+                part.copies && spans.any(|span| lost::is_lost(span.dst as usize, span.len as usize))
+            })
     }
 
     /// Makes room for the lanes' results.

@@ -24,6 +24,9 @@ pub enum Failure {
     /// The ticket was cancelled before the part was finished.
     #[error("the batch was cancelled")]
     Cancelled,
+    /// The medium failed under its destination, which is memory of this process now.
+    #[error("the medium failed where this part was to be stored")]
+    MemoryLost,
     /// The copier was closed, or belongs to the process that this one was forked from.
     #[error("the copier is closed")]
     Closed,
@@ -70,6 +73,7 @@ impl<'a> Done<'a> {
     pub fn part(&self, index: usize) -> Option<(u32, Result<Outcome, Failure>)> {
         let part = self.memory.parts.get(index)?;
         let outcome = match part.checksum() {
+            Some(_) if self.memory.is_lost(index) => Err(Failure::MemoryLost),
             Some(checksum) => Ok(Outcome {
                 checksum,
                 matches: part.expected.map(|expected| expected == checksum),

@@ -4,16 +4,17 @@
 //!
 //! * What is created has its space: a file system without room is an error at creation, which
 //!   leaves no file behind, and never a `SIGBUS` later. Anonymous memory can neither shrink nor
-//!   grow, whoever holds a descriptor. (A file can still be truncated by its owner's other
-//!   programs; touching the part that is gone is a `SIGBUS`.)
+//!   grow, whoever holds a descriptor. A file can still be truncated by its owner's other
+//!   programs, and memory can fail: see [`Mapping::is_lost`].
 //! * Opening follows no symbolic link and opens no file of another user or one that others may
 //!   write; what cannot be mapped is refused by its kind.
 //! * A forked child does not inherit the memory, so that it cannot write it.
 
 use super::flush;
+use super::lost::Watch;
 use super::medium::{
-    Kind, allocate, check_kind, check_owner, extent_of, fill_holes, has_no_holes, shown, sync_new,
-    write_zeros,
+    Kind, alignment_of, allocate, check_kind, check_owner, extent_of, fill_holes, has_no_holes,
+    shown, sync_new, write_zeros,
 };
 use crate::buffer::{Buffer, Owner, check_range};
 use crate::error::{Error, Result};
@@ -55,6 +56,8 @@ pub struct Mapping {
     access: Access,
     path: Option<PathBuf>,
     fd: Descriptor,
+    /// There until the drop.
+    watch: Option<Watch>,
     /// The process that mapped it; a forked child has nothing to unmap.
     pid: u32,
 }
@@ -235,13 +238,14 @@ impl Mapping {
             unsafe { rustix::mm::mmap(std::ptr::null_mut(), bytes, protection, flags, from, 0) }
                 .map_err(|errno| Error::io("map", subject(), errno))?;
         let addr = at.expose_provenance();
-        let mapping = Self {
+        let mut mapping = Self {
             addr,
             len,
             kind,
             access,
             path,
             fd,
+            watch: None,
             pid: std::process::id(),
         };
         // SAFETY: the range is the mapping just made; the advice concerns future children only.
@@ -251,7 +255,35 @@ impl Mapping {
             // For systems that give huge pages to those who ask; small ones serve as well.
             let _known = mapping.advise(addr, bytes, Advice::LinuxHugepage);
         }
+        let page = match kind {
+            Kind::Dax => alignment_of(mapping.fd_to("watch")?, &mapping.name())?,
+            Kind::Anonymous | Kind::File => page_size(),
+        };
+        let file = match kind {
+            Kind::File => Some(mapping.fd_to("watch")?),
+            Kind::Anonymous | Kind::Dax => None,
+        };
+        let watch = Watch::new(addr, bytes, page, file);
+        mapping.watch = Some(watch.map_err(|error| Error::io("watch", mapping.name(), error))?);
         Ok(Arc::new(mapping))
+    }
+
+    /// Whether the medium has failed under any of `len` bytes at `offset`: what is read there is
+    /// not what was written, and what is written there goes nowhere.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::OutOfBounds`].
+    pub fn is_lost(&self, offset: u64, len: u64) -> Result<bool> {
+        let at = self.at(offset, len)?;
+        let watch = self.watch.as_ref();
+        Ok(watch.is_some_and(|watch| watch.is_lost(at, len as usize)))
+    }
+
+    /// How often the medium has failed since it was mapped.
+    #[must_use]
+    pub fn losses(&self) -> u64 {
+        self.watch.as_ref().map_or(0, Watch::losses) as u64
     }
 
     /// The length in bytes.
@@ -440,6 +472,8 @@ impl Drop for Mapping {
         if std::process::id() != self.pid {
             return;
         }
+        // Before the addresses can be anybody else's.
+        self.watch = None;
         let at = std::ptr::with_exposed_provenance_mut(self.addr);
         // SAFETY: the range was mapped by this process and belongs to this value alone; every
         // buffer over it holds a reference to this value.

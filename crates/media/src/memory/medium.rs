@@ -82,6 +82,13 @@ pub(super) fn extent_of(
     Ok((kind, u64::try_from(stat.st_size).unwrap_or(0)))
 }
 
+/// What parts of a device DAX can be mapped by themselves.
+pub(super) fn alignment_of(fd: BorrowedFd<'_>, subject: &str) -> Result<usize> {
+    let stat = rustix::fs::fstat(fd).map_err(|errno| Error::io("stat", subject, errno))?;
+    let geometry = dax::probe(Path::new("/sys"), Path::new(subject), stat.st_rdev)?;
+    Ok(geometry.align as usize)
+}
+
 /// Gives the first `len` bytes of a file their space; where the file system cannot do that ahead,
 /// `instead` does: only written bytes have their space for sure.
 pub(super) fn allocate(

@@ -8,6 +8,7 @@ pub(crate) mod fault;
 mod flush;
 pub(crate) mod kernel;
 pub(crate) mod leaf;
+pub(crate) mod lost;
 mod mapping;
 mod medium;
 pub(crate) mod mover;
