@@ -124,6 +124,7 @@ class _Tier(TypedDict):
     evicted_blocks: int
     evicted_bytes: int
     corrupt_blocks: int
+    lost_bytes: int
     full: int
     stored_blocks: int
     stored_bytes: int

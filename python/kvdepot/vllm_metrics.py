@@ -38,6 +38,7 @@ TIER_COUNTERS = {
     "evicted_blocks": ("evicted_blocks", "Blocks evicted."),
     "evicted_bytes": ("evicted_bytes", "Bytes evicted."),
     "corrupt_blocks": ("corrupt_blocks", "Blocks that did not verify: each was a miss."),
+    "lost_bytes": ("lost_bytes", "Bytes not used again: the medium failed under them."),
     "full": ("refused_blocks", "Reservations that found no room."),
     "hit_blocks": ("hit_blocks", "Blocks served, by the tier that had them."),
     "hit_bytes": ("hit_bytes", "Bytes served, by the tier that had them."),

@@ -233,6 +233,11 @@ impl Stats {
             &by_tier(&|_, tier| tier.corrupt_blocks),
         );
         metric(
+            "lost_bytes_total",
+            "counter",
+            &by_tier(&|_, tier| tier.lost_bytes),
+        );
+        metric(
             "refused_blocks_total",
             "counter",
             &by_tier(&|_, tier| tier.full),

@@ -9,7 +9,7 @@ use kvdepot_alloc::Extent;
 
 use super::{Arena, State, Token};
 use crate::format::GRANULE;
-use crate::format::record::State as RecordState;
+use crate::format::record::{LEN, State as RecordState};
 use crate::index::{KeyMap, Stage};
 use crate::{Key, NamespaceId};
 
@@ -169,16 +169,23 @@ impl Arena {
         self.write_record(state, slot, RecordState::Dead);
     }
 
-    /// Frees the extents and the slot of a block that is no longer published nor pinned.
+    /// Frees the extents and the slot of a block that is no longer published nor pinned, but for
+    /// what the medium has lost.
     pub(super) fn release(&self, state: &mut State, slot: u32) {
         let entry = *state.entries.get(slot);
         debug_assert!(entry.pins == 0 && entry.stage != Stage::Live);
-        for (offset, _) in entry.extents.iter() {
-            if let Err(error) = state.pool.free(offset - self.layout.data) {
+        for (offset, len) in entry.extents.iter() {
+            if self.is_lost(offset, len) {
+                self.lose(offset, len);
+            } else if let Err(error) = state.pool.free(offset - self.layout.data) {
                 tracing::error!(tier = self.name, offset, %error, "an extent was freed twice");
             }
         }
-        state.entries.give_back(slot);
+        // A record that the medium does not keep is no use to another block.
+        let record = self.layout.record(slot);
+        if self.table.is_none() || !self.is_lost(record, LEN as u64) {
+            state.entries.give_back(slot);
+        }
     }
 
     /// Unpublishes blocks; pinned ones give their extents back with the last pin. Where the

@@ -126,6 +126,7 @@ pub(crate) struct Counters {
     pub(crate) evicted_blocks: AtomicU64,
     pub(crate) evicted_bytes: AtomicU64,
     pub(crate) corrupt_blocks: AtomicU64,
+    pub(crate) lost_bytes: AtomicU64,
     pub(crate) full: AtomicU64,
     pub(crate) stored_blocks: AtomicU64,
     pub(crate) stored_bytes: AtomicU64,
@@ -159,6 +160,8 @@ pub struct TierStats {
     pub evicted_bytes: u64,
     /// Blocks that did not verify.
     pub corrupt_blocks: u64,
+    /// Bytes of extents that are not used again, because the medium failed under them.
+    pub lost_bytes: u64,
     /// Reservations refused for lack of room.
     pub full: u64,
     /// Blocks published since it was opened.
@@ -200,6 +203,7 @@ impl Arena {
             evicted_blocks: read(&self.counters.evicted_blocks),
             evicted_bytes: read(&self.counters.evicted_bytes),
             corrupt_blocks: read(&self.counters.corrupt_blocks),
+            lost_bytes: read(&self.counters.lost_bytes),
             full: read(&self.counters.full),
             stored_blocks: read(&self.counters.stored_blocks),
             stored_bytes: read(&self.counters.stored_bytes),
@@ -233,12 +237,31 @@ impl Arena {
         self.durability == Durability::Power && self.table.is_some()
     }
 
-    /// Makes records durable where `durability: power` asks for it; whether they are.
+    /// Whether the medium has the records of these slots, as durably as it shall.
     fn sync_records(&self, slots: &[u32]) -> bool {
-        !self.is_durable()
-            || slots
-                .iter()
-                .all(|slot| self.sync(self.layout.record(*slot), record::LEN as u64))
+        let mut records = slots.iter().map(|slot| self.layout.record(*slot));
+        let len = record::LEN as u64;
+        self.table.is_none()
+            || records
+                .all(|at| !self.is_lost(at, len) && (!self.is_durable() || self.sync(at, len)))
+    }
+
+    /// Whether the medium has failed under any of these bytes.
+    fn is_lost(&self, offset: u64, len: u64) -> bool {
+        self.mapping.is_lost(offset, len).unwrap_or(true)
+    }
+
+    /// Notes an extent that is not used again.
+    fn lose(&self, offset: u64, len: u64) {
+        self.counters.lost_bytes.fetch_add(len, Ordering::Relaxed);
+        let path = self.path().map(|path| path.display().to_string());
+        tracing::error!(
+            tier = self.name,
+            path,
+            offset,
+            len,
+            "the medium failed; these bytes are not used again while the arena is open"
+        );
     }
 
     fn sync(&self, offset: u64, len: u64) -> bool {

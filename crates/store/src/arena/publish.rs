@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use kvdepot_alloc::{Hint, Pool};
+use kvdepot_alloc::{Extent, Hint, Pool};
 use kvdepot_media::checksum::Checksum;
 use parking_lot::MutexGuard;
 
@@ -202,12 +202,25 @@ impl Arena {
 
     fn allocate(&self, pool: &mut Pool, len: u64, pieces: usize, hint: Hint) -> Option<Packed> {
         let data = self.layout.data;
-        let pieces = pool.allocate_scattered(len, pieces, hint).ok()?;
+        let lost = |piece: &Extent| self.is_lost(data + piece.offset, piece.len);
+        let taken = loop {
+            let taken = pool.allocate_scattered(len, pieces, hint).ok()?;
+            if !taken.iter().any(lost) {
+                break taken;
+            }
+            for piece in &taken {
+                if lost(piece) {
+                    self.lose(data + piece.offset, piece.len);
+                } else if let Err(error) = pool.free(piece.offset) {
+                    tracing::error!(tier = self.name, %error, "an extent was freed twice");
+                }
+            }
+        };
         let mut extents = [(0, 0); EXTENTS_MAX];
-        for (packed, extent) in extents.iter_mut().zip(pieces.iter()) {
+        for (packed, extent) in extents.iter_mut().zip(taken.iter()) {
             *packed = (extent.offset + data, extent.len);
         }
-        Packed::new(extents.get(..pieces.len())?)
+        Packed::new(extents.get(..taken.len())?)
     }
 
     /// Publishes reserved blocks whose bytes are in place; true where the token was a
@@ -284,15 +297,19 @@ impl Arena {
                 token.slot
             })
             .collect();
-        if self.is_durable() {
-            drop(state);
-            let durable = self.sync_records(&slots);
-            state = self.state.lock();
-            if !durable {
-                let none = vec![false; blocks.len()];
-                self.withdraw(&mut state, blocks, &mut claimed, &none);
-                return claimed;
+        let durable = match self.is_durable() {
+            true => {
+                drop(state);
+                let durable = self.sync_records(&slots);
+                state = self.state.lock();
+                durable
             }
+            false => self.sync_records(&slots),
+        };
+        if !durable {
+            let none = vec![false; blocks.len()];
+            self.withdraw(&mut state, blocks, &mut claimed, &none);
+            return claimed;
         }
         for slot in &slots {
             self.publish(&mut state, *slot, pinned);
