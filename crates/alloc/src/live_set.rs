@@ -11,6 +11,9 @@ const SLOTS_MIN: usize = 32;
 /// that nearly every key is in its own slot and the processor guesses right.
 const SLOTS_SPARSE: usize = 2048;
 
+/// Up to so many slots (a quarter of a second-level cache) a table stays half empty.
+const SLOTS_HALF: usize = 8192;
+
 /// Beyond 4/5 of the slots in use, probing slows down faster than memory is saved.
 const LOAD: (usize, usize) = (4, 5);
 
@@ -21,8 +24,22 @@ const PART_SLOTS: usize = 1 << 14;
 const fn extents_max(slots: usize) -> usize {
     if slots <= SLOTS_SPARSE {
         slots / 4
+    } else if slots <= SLOTS_HALF {
+        slots / 2
     } else {
         slots / LOAD.1 * LOAD.0
+    }
+}
+
+/// How many slots so many extents need.
+fn slots_for(extents: usize) -> usize {
+    if extents <= SLOTS_SPARSE / 4 {
+        extents * 4
+    } else if extents <= SLOTS_HALF / 2 {
+        (extents * 2).max(SLOTS_SPARSE + 1)
+    } else {
+        let dense = extents.div_ceil(LOAD.0).saturating_mul(LOAD.1);
+        dense.max(SLOTS_HALF + 1)
     }
 }
 
@@ -83,12 +100,7 @@ impl<W: Word> LiveSet<W> {
     /// Makes room for this many extents in all, so that inserting them does not rehash.
     pub(crate) fn reserve(&mut self, extents: usize) {
         if extents > self.room {
-            let dense = extents.div_ceil(LOAD.0).saturating_mul(LOAD.1);
-            let slots = if dense > SLOTS_SPARSE {
-                dense
-            } else {
-                (extents * 4).min(SLOTS_SPARSE * 2)
-            };
+            let slots = slots_for(extents);
             self.resize(slots.max(SLOTS_MIN));
         }
     }
@@ -96,7 +108,7 @@ impl<W: Word> LiveSet<W> {
     #[cold]
     fn grow(&mut self) {
         let slots = self.slots.len();
-        self.resize(if slots <= SLOTS_SPARSE {
+        self.resize(if slots < SLOTS_HALF {
             slots * 2
         } else {
             slots / 8 * 9
@@ -302,6 +314,13 @@ mod tests {
         assert_eq!(set.len(), extents as usize);
         items.for_each(|(start, live)| assert_eq!(set.get(start), Some(live)));
         assert_eq!(set.get(extents * 96), None);
+    }
+
+    #[test]
+    fn so_many_slots_hold_so_many_extents() {
+        for extents in (0..20_000).chain([1 << 32, usize::MAX / 2]) {
+            assert!(extents_max(slots_for(extents)) >= extents, "{extents}");
+        }
     }
 
     #[test]
