@@ -113,13 +113,31 @@ test-unsafe: ## Unsafe code and threads under Miri and the sanitizers; needs a n
 	@$(nightly); MIRIFLAGS="-Zmiri-disable-isolation -Zmiri-permissive-provenance" \
 		CARGO_TARGET_DIR=$(CARGO_TARGET_DIR)/miri \
 		cargo +nightly miri test -p kvdepot-plan -p kvdepot-media --lib -- --skip host::
+	@$(nightly); MIRIFLAGS=-Zmiri-disable-isolation CARGO_TARGET_DIR=$(CARGO_TARGET_DIR)/miri \
+		cargo +nightly miri test -p kvdepot-alloc --test shared
 	$(call say,ThreadSanitizer: data races)
 	@$(nightly); $(call sanitized,thread) -p kvdepot-media --test copier
 	@# One at a time: this sanitizer does not see that addresses of a mapping that is gone are new.
 	@$(nightly); $(call sanitized,thread) -p kvdepot-store --test concurrency --test pipeline \
 		-- --test-threads=1
+	@$(nightly); $(call sanitized,thread) -p kvdepot-alloc --test shared
 	$(call say,AddressSanitizer: memory that is gone)
 	@$(nightly); $(call sanitized,address) -p kvdepot-media --test copier --test mapping
+
+# Builds each target with libFuzzer, runs it for so long, and keeps what it learnt in fuzz/corpus.
+FUZZ_SECONDS ?= 60
+FUZZ_TARGETS = $(basename $(notdir $(wildcard fuzz/fuzz_targets/*.rs)))
+fuzzer = cargo +nightly fuzz --version >/dev/null 2>&1 \
+	|| { echo "skipped: needs rustup toolchain install nightly and cargo install cargo-fuzz"; exit 0; }
+
+.PHONY: fuzz
+fuzz: ## Arbitrary operations on the allocator, FUZZ_SECONDS each; needs nightly and cargo-fuzz
+	$(call say,fuzzing: $(FUZZ_TARGETS))
+	@$(fuzzer); for target in $(FUZZ_TARGETS); do \
+		mkdir -p fuzz/corpus/$$target; \
+		CARGO_TARGET_DIR=$(abspath $(CARGO_TARGET_DIR))/fuzz cargo +nightly fuzz run \
+			--fuzz-dir fuzz $$target -- -max_total_time=$(FUZZ_SECONDS) -max_len=2048; \
+	done
 
 # ---- check ----------------------------------------------------------------------------------
 

@@ -2,11 +2,9 @@
 
 #![expect(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 
-mod common;
 #[path = "common/model.rs"]
 mod model;
 
-use common::Random;
 use kvdepot_alloc::{Error, Extent, Hint, Pool};
 use model::Model;
 use proptest::prelude::*;
@@ -168,45 +166,5 @@ proptest! {
             apply(&mut pool, &mut model, op);
             assert_same(&pool, &model);
         }
-    }
-}
-
-/// Thousands of live extents, which the property test does not reach: tables grow and wrap, trees
-/// get deep. `KVDEPOT_SEED=n cargo test -p kvdepot-alloc --test model_pool soak` replays a seed.
-#[test]
-fn soak() {
-    let seed = std::env::var("KVDEPOT_SEED").map_or(7, |seed| seed.parse().unwrap());
-    println!("KVDEPOT_SEED={seed} cargo test -p kvdepot-alloc --test model_pool soak");
-    let mut random = Random(seed);
-    for (size, granule) in [(1 << 20, 1), (1 << 41, 1 << 8)] {
-        let mut pool = Pool::new(size, granule).unwrap();
-        let mut model = Model::new(size, granule);
-        for step in 0..40_000 {
-            // Sizes from 1/65536 to 1/256 of the pool, in waves of mostly small and mostly large.
-            let shift = 8 + random.below(4) + step / 4000 % 5;
-            let len = 1 + random.below(size >> shift);
-            let index = random.next() as usize;
-            let op = match random.below(20) {
-                0..6 => Op::Allocate(len),
-                6..8 => Op::Near(len, index, random.below(4) * len),
-                8..12 => Op::Scattered(len * 8, 4, (index.is_multiple_of(3)).then_some(index)),
-                12 if step % 2000 == 0 => Op::Rebuild,
-                _ => Op::Free(index),
-            };
-            apply(&mut pool, &mut model, &op);
-            if step % 500 == 0 {
-                assert_same(&pool, &model);
-            }
-        }
-        assert_same(&pool, &model);
-        assert!(
-            model.live.len() > 300,
-            "the soak keeps few extents live: {}",
-            model.live.len()
-        );
-        for extent in pool.live_extents().collect::<Vec<_>>() {
-            pool.free(extent.offset).unwrap();
-        }
-        assert_eq!(pool.largest_free_extent(), size);
     }
 }

@@ -73,7 +73,7 @@ fn a_handle_reports_that_it_was_freed_behind_its_back() {
 fn churn(pool: &Shared, seed: u64) -> Vec<Handle> {
     let mut random = Random(seed);
     let mut mine: Vec<Handle> = Vec::new();
-    for _ in 0..5_000 {
+    for _ in 0..if cfg!(miri) { 50 } else { 5_000 } {
         let len = 1 + random.below(64 * 4096);
         if mine.len() > 20 || random.below(3) == 0 {
             if !mine.is_empty() {
