@@ -52,6 +52,8 @@ pub enum Flush {
 pub struct Mapping {
     addr: usize,
     len: u64,
+    /// Bytes of address space: whole pages, which on a device are huge.
+    mapped: usize,
     kind: Kind,
     access: Access,
     path: Option<PathBuf>,
@@ -219,11 +221,6 @@ impl Mapping {
         path: Option<PathBuf>,
     ) -> Result<Arc<Self>> {
         let subject = || path.as_deref().map_or_else(|| "memory".to_string(), shown);
-        let bytes = usize::try_from(len).map_err(|_| Error::Invalid {
-            field: "length",
-            value: len,
-            allowed: "what fits this machine's address space",
-        })?;
         let protection = match access {
             Access::ReadOnly => ProtFlags::READ,
             Access::ReadWrite => ProtFlags::READ | ProtFlags::WRITE,
@@ -233,6 +230,16 @@ impl Mapping {
         let from = fd
             .get()
             .map_err(|e| Error::io("map", subject(), io::Error::other(e)))?;
+        let page = match kind {
+            Kind::Dax => alignment_of(from, &subject())?,
+            Kind::Anonymous | Kind::File => page_size(),
+        };
+        let mapped = len.next_multiple_of(page as u64);
+        let bytes = usize::try_from(mapped).map_err(|_| Error::Invalid {
+            field: "length",
+            value: len,
+            allowed: "what fits this machine's address space",
+        })?;
         // SAFETY: a new mapping at an address that the system chooses touches no other memory.
         let at =
             unsafe { rustix::mm::mmap(std::ptr::null_mut(), bytes, protection, flags, from, 0) }
@@ -241,6 +248,7 @@ impl Mapping {
         let mut mapping = Self {
             addr,
             len,
+            mapped: bytes,
             kind,
             access,
             path,
@@ -255,10 +263,6 @@ impl Mapping {
             // For systems that give huge pages to those who ask; small ones serve as well.
             let _known = mapping.advise(addr, bytes, Advice::LinuxHugepage);
         }
-        let page = match kind {
-            Kind::Dax => alignment_of(mapping.fd_to("watch")?, &mapping.name())?,
-            Kind::Anonymous | Kind::File => page_size(),
-        };
         let file = match kind {
             Kind::File => Some(mapping.fd_to("watch")?),
             Kind::Anonymous | Kind::Dax => None,
@@ -477,7 +481,7 @@ impl Drop for Mapping {
         let at = std::ptr::with_exposed_provenance_mut(self.addr);
         // SAFETY: the range was mapped by this process and belongs to this value alone; every
         // buffer over it holds a reference to this value.
-        let unmapped = unsafe { rustix::mm::munmap(at, self.len as usize) };
+        let unmapped = unsafe { rustix::mm::munmap(at, self.mapped) };
         debug_assert!(
             unmapped.is_ok(),
             "unmapping an own mapping cannot fail: {unmapped:?}"
