@@ -99,6 +99,12 @@ test-python: package $(VENV)/.vllm
 test-all: ## The same with many more rounds, and with fresh seeds, which are printed
 	KVDEPOT_TEST_ALL=1 $(MAKE) test
 	$(MAKE) test-unsafe
+	$(MAKE) test-vm
+
+.PHONY: test-vm
+test-vm: ## Real DAX devices over a restart, in a virtual machine; needs qemu, which root installs
+	$(call say,a virtual machine with a device DAX and a DAX file system)
+	tests/vm/run.sh
 
 # Each sanitizer has objects of its own, the standard library's among them.
 HOST = $(shell rustc -vV | sed -n 's/^host: //p')
