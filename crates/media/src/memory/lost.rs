@@ -2,9 +2,10 @@
 //! that somebody truncated, a device that is gone. Touching it is a `SIGBUS`, which by itself ends
 //! the process.
 //!
-//! A handler puts zeroed memory of this process in the place of what failed, and the touch goes on: what is read there does not verify, and what is written there is known to be
-//! lost ([`super::Mapping::is_lost`], [`crate::Failure::MemoryLost`]). Faults at any other address
-//! go to the handler that was there before.
+//! A handler puts zeroed memory of this process in the place of what failed, and the touch goes
+//! on: what is read there does not verify, and what is written there is known to be lost
+//! ([`super::Mapping::is_lost`], [`crate::Failure::MemoryLost`]). Faults at any other address go to
+//! the handler that was there before.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
