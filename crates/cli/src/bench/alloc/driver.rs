@@ -229,6 +229,14 @@ where
         Ok(())
     }
 
+    /// Frees all live objects.
+    pub(super) fn empty(&mut self) {
+        while let Some((held, kept)) = self.order.take(&mut self.random) {
+            held.into_iter().for_each(|held| self.contender.free(held));
+            self.record.freed(kept);
+        }
+    }
+
     #[inline]
     fn object(&mut self, lens: [u64; PARTS]) -> Result<(), Error> {
         let mut held = [self.part(lens[0])?; PARTS];

@@ -194,6 +194,8 @@ where
                 start.wait();
                 filled?;
                 driver.churn(plan.each(threads))?;
+                // One that was left behind with nothing of its own to free could not go on.
+                driver.empty();
                 Ok((driver.contender, driver.record))
             })
         };
