@@ -45,6 +45,11 @@ $(VENV)/.vllm: requirements/vllm.txt requirements/vllm-override.txt $(VENV)/.dev
 		--override requirements/vllm-override.txt
 	@touch $@
 
+$(VENV)/.lmcache: requirements/lmcache.txt $(VENV)/.vllm
+	$(call say,installing LMCache)
+	$(INSTALL) --no-deps -r requirements/lmcache.txt
+	@touch $@
+
 $(VENV)/.package: $(PACKAGE_SOURCES) $(VENV)/.dev
 	$(call say,building the wheel)
 	@rm -rf build/wheels
@@ -92,7 +97,7 @@ test-rust:
 	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=$(CARGO_TARGET_DIR)/loom \
 		cargo test -p kvdepot-plan --test loom_join --release
 
-test-python: package $(VENV)/.vllm
+test-python: package $(VENV)/.vllm $(VENV)/.lmcache
 	$(call say,Python: unit$(,) integration and engine tests)
 	$(BIN)/python -m pytest
 
