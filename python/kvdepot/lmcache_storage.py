@@ -1,0 +1,544 @@
+"""kvdepot as an in-process storage plug-in of LMCache.
+
+    storage_plugins: ["dax"]
+    extra_config:
+      storage_plugin.dax.module_path: kvdepot.lmcache
+      storage_plugin.dax.class_name: KvdepotBackend
+      dax.device_path: /dev/dax0.0
+      dax.max_dax_size: 100
+
+LMCache swallows what a plug-in raises, or ends the request that was served, so
+everything but the constructor answers a miss and logs why.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+from lmcache.logging import init_logger
+from lmcache.utils import CacheEngineKey
+from lmcache.v1.memory_management import MemoryObj
+from lmcache.v1.storage_backend.abstract_backend import StoragePluginInterface
+
+import kvdepot
+from kvdepot import lmcache_settings
+from kvdepot.lmcache_layout import Layout, block_keys
+
+logger: logging.Logger = init_logger(__name__)
+
+# Waiting is all that these threads do, for restores of LMCache's event loop.
+WAITERS = 4
+
+# How long a restore waits for chunks that puts still read, where memory is full.
+RELEASE_SECONDS = 1.0
+
+Stored = Callable[[CacheEngineKey], None]
+
+
+class KvdepotBackend(StoragePluginInterface):
+    """A storage backend of LMCache's StorageManager over a depot."""
+
+    def __init__(
+        self,
+        config: Any = None,
+        metadata: Any = None,
+        local_cpu_backend: Any = None,
+        loop: asyncio.AbstractEventLoop | None = None,
+        dst_device: str = "cpu",
+    ) -> None:
+        super().__init__(
+            dst_device=dst_device,
+            config=config,
+            metadata=metadata,
+            local_cpu_backend=local_cpu_backend,
+            loop=loop,
+        )
+        if config is None or metadata is None:
+            raise kvdepot.ConfigError("config, metadata: both are required")
+        # LMCache's scheduler has no memory of its own: it looks up, and never loads.
+        if local_cpu_backend is None and metadata.role != "scheduler":
+            raise kvdepot.ConfigError(
+                "max_local_cpu_size: must be above 0; chunks are restored into LMCache's CPU memory"
+            )
+        if metadata.get_num_groups() != 1:
+            raise kvdepot.ConfigError(
+                f"KV groups: {metadata.get_num_groups()} are not allowed here; it must be 1 "
+                "(LMCache's multi-process mode stores several)"
+            )
+        extra = config.extra_config or {}
+        settings = lmcache_settings.read(parameters(extra))
+        self.name = plugin_name(config)
+        _warn_of_exclusion(config, self.name)
+        self.async_put = settings.async_put
+        self._salt = settings.salt
+        self._lock = threading.Lock()
+        self._idle = threading.Condition(self._lock)
+        self._active = 0
+        self._borrowed = 0
+        self._closing = False
+        self._pins: dict[CacheEngineKey, list[kvdepot.Pin]] = {}
+        # Keys that are being put, and whether they were removed meanwhile.
+        self._putting: dict[CacheEngineKey, bool] = {}
+        self._depot = kvdepot.open(settings.pipeline, settings.depot)
+        try:
+            layout = Layout.of_engine(config, metadata)
+            self._spaces = {layout: self._space(layout)}
+            self._waiters = ThreadPoolExecutor(WAITERS, thread_name_prefix="kvdepot-restore")
+            # One: puts end in their order.
+            self._putters = ThreadPoolExecutor(1, thread_name_prefix="kvdepot-put")
+        except BaseException:
+            self._depot.close()
+            raise
+        logger.info("kvdepot as %r: %s", self.name, self._depot.description)
+
+    def __str__(self) -> str:
+        return type(self).__name__
+
+    # ---- lookups -----------------------------------------------------------------------------
+
+    def contains(self, key: CacheEngineKey, pin: bool = False) -> bool:
+        """Whether the chunk is stored; with `pin` it stays until `unpin`."""
+        return self.batched_contains([key], pin) == 1
+
+    def batched_contains(self, keys: list[CacheEngineKey], pin: bool = False) -> int:
+        """How many of the first chunks are stored without a gap."""
+        with self._open() as is_open:
+            if not is_open:
+                return 0
+            if pin:
+                return self._pin(keys)
+            ids = block_keys(keys)
+            found = 0
+            while found < len(ids):
+                more = max(space.prefix(ids[found:]) for space in self._all_spaces())
+                if not more:
+                    break
+                found += more
+            return found
+
+    async def batched_async_contains(
+        self, lookup_id: str, keys: list[CacheEngineKey], pin: bool = False
+    ) -> int:
+        """`batched_contains`, which does not block."""
+        return self.batched_contains(keys, pin)
+
+    def exists_in_put_tasks(self, key: CacheEngineKey) -> bool:
+        """Whether the chunk is being put."""
+        with self._lock:
+            return key in self._putting
+
+    def pin(self, key: CacheEngineKey) -> bool:
+        """Keep a stored chunk from eviction; once for each `unpin`."""
+        return self.contains(key, pin=True)
+
+    def unpin(self, key: CacheEngineKey) -> bool:
+        """End one pin; whether the chunk is stored."""
+        with self._open() as is_open:
+            if not is_open:
+                return False
+            with self._lock:
+                pins = self._pins.get(key, [])
+                pin = pins.pop() if pins else None
+                if not pins:
+                    self._pins.pop(key, None)
+            # Any namespace ends any pin of its depot.
+            self._all_spaces()[0].unpin([pin])
+        return self.contains(key)
+
+    def touch_cache(self) -> None:
+        """Nothing: each use is stamped when it happens, in the order of the prompt."""
+
+    # ---- puts --------------------------------------------------------------------------------
+
+    def batched_submit_put_task(
+        self,
+        keys: Sequence[CacheEngineKey],
+        objs: list[MemoryObj],
+        transfer_spec: Any = None,
+        on_complete_callback: Stored | None = None,
+    ) -> list[Future[None]] | None:
+        """Store chunks, and call back for each that this call has stored.
+
+        Never raises. With `async_put` it returns before they are stored, and the
+        futures end with their chunks.
+        """
+        try:
+            with self._open() as is_open:
+                if not is_open:
+                    logger.warning("%d chunks were not stored: the depot is closed", len(keys))
+                    return None
+                return self._put(keys, objs, on_complete_callback)
+        except Exception:
+            logger.exception("%d chunks were not stored", len(keys))
+            return None
+
+    async def async_batched_submit_put_task(
+        self,
+        keys: Sequence[CacheEngineKey],
+        objs: list[MemoryObj],
+        transfer_spec: Any = None,
+        on_complete_callback: Stored | None = None,
+    ) -> None:
+        """`batched_submit_put_task` beside the event loop."""
+        await asyncio.to_thread(
+            self.batched_submit_put_task, keys, objs, transfer_spec, on_complete_callback
+        )
+
+    # ---- restores ----------------------------------------------------------------------------
+
+    def get_blocking(self, key: CacheEngineKey) -> MemoryObj | None:
+        """One chunk, which the caller frees; None for a miss."""
+        return self._restore([key], prefix=False)[0]
+
+    def batched_get_blocking(self, keys: list[CacheEngineKey]) -> list[MemoryObj | None]:
+        """Chunks in the order of the keys, with None for each miss."""
+        return self._restore(keys, prefix=False)
+
+    async def batched_get_non_blocking(
+        self, lookup_id: str, keys: list[CacheEngineKey], transfer_spec: Any = None
+    ) -> list[MemoryObj]:
+        """The chunks before the first miss."""
+        try:
+            loop = asyncio.get_running_loop()
+            restored = await loop.run_in_executor(self._waiters, self._restore, keys, True)
+        except RuntimeError:  # the waiters are gone: closed
+            return []
+        return [chunk for chunk in restored if chunk is not None]
+
+    def get_allocator_backend(self) -> Any:
+        """LMCache's CPU memory."""
+        if self.local_cpu_backend is None:
+            raise RuntimeError("no CPU memory in LMCache's scheduler, which only looks up")
+        return self.local_cpu_backend
+
+    # ---- removal and end ---------------------------------------------------------------------
+
+    def remove(self, key: CacheEngineKey, force: bool = True) -> bool:
+        """Remove a chunk, one that is being put too; without `force` only if it is not pinned."""
+        return self.batched_remove([key], force) == 1
+
+    def batched_remove(self, keys: list[CacheEngineKey], force: bool = True) -> int:
+        """How many were there and are removed."""
+        with self._open() as is_open:
+            if not is_open:
+                return 0
+            with self._lock:
+                keys = [key for key in keys if force or key not in self._pins]
+                putting = [key for key in keys if key in self._putting]
+                self._putting.update(dict.fromkeys(putting, True))
+            stored = [key for key in keys if key not in putting]
+            ids = block_keys(stored)
+            return len(putting) + sum(space.remove(ids) for space in self._all_spaces())
+
+    def close(self) -> None:
+        """Refuse new calls, wait for those under way and for puts, and let the next owner in."""
+        with self._idle:
+            self._closing = True
+            self._idle.wait_for(lambda: self._active == 0)
+        self._waiters.shutdown(wait=True)
+        self._putters.shutdown(wait=True)
+        self._pins.clear()
+        self._depot.close()
+
+    # ---- inside ------------------------------------------------------------------------------
+
+    @contextmanager
+    def _open(self) -> Iterator[bool]:
+        """Whether calls are still taken; `close` waits for those that were."""
+        with self._lock:
+            is_open = not self._closing
+            self._active += is_open
+        try:
+            yield is_open
+        finally:
+            with self._idle:
+                self._active -= is_open
+                self._idle.notify_all()
+
+    def _space(self, layout: Layout) -> kvdepot.Namespace:
+        metadata: Any = self.metadata
+        return self._depot.namespace(
+            model=metadata.model_name,
+            dtype=str(layout.dtype).removeprefix("torch."),
+            block_tokens=metadata.chunk_size,
+            layout=layout.describe(),
+            world=metadata.world_size,
+            hash=self.config.pre_caching_hash_algorithm if self.config else None,
+            salt=self._salt,
+        )
+
+    def _all_spaces(self) -> list[kvdepot.Namespace]:
+        """One namespace a layout: the engine's first, which is the only one as a rule."""
+        with self._lock:
+            return list(self._spaces.values())
+
+    def _pin(self, keys: list[CacheEngineKey]) -> int:
+        pins = self._find(block_keys(keys), prefix=True)
+        found = [pin for _, pin in pins if pin is not None]
+        with self._lock:
+            for key, pin in zip(keys, found, strict=False):
+                self._pins.setdefault(key, []).append(pin)
+        return len(found)
+
+    def _find(
+        self, ids: list[bytes], prefix: bool
+    ) -> list[tuple[Layout | None, kvdepot.Pin | None]]:
+        """A pin for each stored block, with its layout; with `prefix` up to the first miss."""
+        with self._lock:
+            spaces = list(self._spaces.items())
+        if len(spaces) == 1:
+            [(only, space)] = spaces
+            return [(only, pin) for pin in space.pin(ids, prefix=prefix)]
+        found: list[tuple[Layout | None, kvdepot.Pin | None]] = [(None, None)] * len(ids)
+        for layout, space in spaces:
+            open_at = [at for at, (_, pin) in enumerate(found) if pin is None]
+            for at, pin in zip(open_at, space.pin([ids[at] for at in open_at]), strict=True):
+                found[at] = (layout, pin)
+        if prefix:
+            end = next((at for at, (_, pin) in enumerate(found) if pin is None), len(found))
+            found[end:] = [(None, None)] * (len(found) - end)  # dropped pins are ended
+        return found
+
+    def _put(
+        self, keys: Sequence[CacheEngineKey], objs: list[MemoryObj], stored: Stored | None
+    ) -> list[Future[None]] | None:
+        batches: dict[Layout, list[tuple[CacheEngineKey, MemoryObj]]] = {}
+        for key, chunk in zip(keys, objs, strict=True):
+            if _can_store(key, chunk):
+                batches.setdefault(Layout.of_object(chunk), []).append((key, chunk))
+        futures = []
+        for layout, batch in batches.items():
+            future = self._put_batch(layout, batch, stored)
+            if future is not None:
+                futures.append(future)
+        return futures or None
+
+    def _put_batch(
+        self,
+        layout: Layout,
+        batch: list[tuple[CacheEngineKey, MemoryObj]],
+        stored: Stored | None,
+    ) -> Future[None] | None:
+        with self._lock:
+            space = self._spaces.get(layout)
+            if space is None:
+                space = self._spaces[layout] = self._space(layout)
+            batch = list({k: (k, o) for k, o in batch if k not in self._putting}.values())
+        present = space.contains(block_keys(key for key, _ in batch))
+        batch = [entry for entry, there in zip(batch, present, strict=True) if not there]
+        if not batch:
+            return None
+        keys = [key for key, _ in batch]
+        chunks = [chunk for _, chunk in batch]
+        with self._lock:
+            self._putting.update(dict.fromkeys(keys, False))
+        try:
+            ids = block_keys(keys)
+            task = space.put(ids, [(chunk.data_ptr, chunk.get_size()) for chunk in chunks])
+        except BaseException:
+            self._end_put(keys)
+            raise
+        if not self.async_put:
+            self._finish_put(space, task, keys, stored)
+            return None
+        for chunk in chunks:
+            chunk.ref_count_up()
+        with self._lock:
+            self._borrowed += len(chunks)
+        return self._putters.submit(self._finish_put, space, task, keys, stored, chunks)
+
+    def _finish_put(
+        self,
+        space: kvdepot.Namespace,
+        task: kvdepot.Task,
+        keys: list[CacheEngineKey],
+        stored: Stored | None,
+        borrowed: Sequence[MemoryObj] = (),
+    ) -> None:
+        gone: list[CacheEngineKey] = []
+        try:
+            try:
+                outcome = task.wait()
+            finally:
+                # Also when the wait is interrupted: lanes read until then.
+                task.wait_released()
+        finally:
+            gone = self._end_put(keys, borrowed)
+        if gone:
+            space.remove(block_keys(gone))
+        if not all(outcome):
+            reasons = {reason for reason in task.errors if reason is not None}
+            logger.warning(
+                "%d of %d chunks were not stored: %s",
+                outcome.count(False),
+                len(keys),
+                ", ".join(sorted(reasons)),
+            )
+        for key, done in zip(keys, outcome, strict=True):
+            if done and stored is not None and key not in gone:
+                try:
+                    stored(key)
+                except Exception:
+                    logger.exception("the callback failed for the stored chunk %s", key)
+
+    def _end_put(
+        self, keys: list[CacheEngineKey], borrowed: Sequence[MemoryObj] = ()
+    ) -> list[CacheEngineKey]:
+        """The keys are no longer being put; which of them were removed meanwhile."""
+        for chunk in borrowed:
+            chunk.ref_count_down()
+        with self._idle:
+            self._borrowed -= len(borrowed)
+            self._idle.notify_all()
+            return [key for key in keys if self._putting.pop(key, False)]
+
+    def _restore(self, keys: list[CacheEngineKey], prefix: bool) -> list[MemoryObj | None]:
+        restored: list[MemoryObj | None] = [None] * len(keys)
+        with self._open() as is_open:
+            if not is_open or self.local_cpu_backend is None:
+                return restored
+            try:
+                self._fill(block_keys(keys), restored, prefix)
+            except Exception:
+                logger.exception("a restore of %d chunks ended early", len(keys))
+        if prefix:
+            end = restored.index(None) if None in restored else len(restored)
+            for chunk in restored[end:]:
+                if chunk is not None:
+                    chunk.ref_count_down()
+            del restored[end:]
+        return restored
+
+    def _fill(self, ids: list[bytes], restored: list[MemoryObj | None], prefix: bool) -> None:
+        """Put a chunk into each place of `restored` whose block is read and verified."""
+        found = self._find(ids, prefix)
+        groups: dict[Layout, dict[int, list[int]]] = {}
+        for at, (layout, pin) in enumerate(found):
+            if layout is not None and pin is not None:
+                groups.setdefault(layout, {}).setdefault(pin.length, []).append(at)
+        try:
+            for layout, lengths in groups.items():
+                chunks: dict[int, MemoryObj] = {}
+                for length, places in lengths.items():
+                    allocated = self._allocate(layout, length, len(places))
+                    chunks.update(zip(places, allocated, strict=False))
+                self._get(self._spaces[layout], ids, chunks, restored)
+        finally:
+            self._all_spaces()[0].unpin([pin for _, pin in found])
+
+    def _allocate(self, layout: Layout, length: int, count: int) -> list[MemoryObj]:
+        """Chunks of LMCache's memory; fewer when it is full of what cannot go."""
+        shape = layout.shape_of(length)
+        cpu: Any = self.local_cpu_backend
+        if shape is None:
+            return []
+        chunks: list[MemoryObj] | None = None
+        # Neither waits for others: LMCache would, for ever. A batch evicts one layer's chunks
+        # only, so where there is no room the chunks are allocated one by one.
+        if count > 1:
+            chunks = cpu.batched_allocate(
+                shape, layout.dtype, count, layout.fmt, eviction=False, busy_loop=False
+            )
+        if chunks is not None:
+            return chunks
+        chunks, waited = [], False
+        while len(chunks) < count:
+            chunk = cpu.allocate(shape, layout.dtype, layout.fmt, busy_loop=False)
+            if chunk is not None:
+                chunks.append(chunk)
+            elif waited or not self._puts_released():
+                logger.warning("LMCache's CPU memory is full: %d misses", count - len(chunks))
+                break
+            else:
+                waited = True
+        return chunks
+
+    def _puts_released(self) -> bool:
+        """Whether puts had chunks that they have given back now."""
+        with self._idle:
+            return self._borrowed > 0 and self._idle.wait_for(
+                lambda: self._borrowed == 0, RELEASE_SECONDS
+            )
+
+    def _get(
+        self,
+        space: kvdepot.Namespace,
+        ids: list[bytes],
+        chunks: dict[int, MemoryObj],
+        restored: list[MemoryObj | None],
+    ) -> None:
+        """Fill the chunks, and hand over those that verify."""
+        outcome: list[bool] = []
+        try:
+            task = space.get(
+                [ids[at] for at in chunks],
+                [(chunk.data_ptr, chunk.get_size()) for chunk in chunks.values()],
+            )
+            try:
+                outcome = task.wait()
+            finally:
+                # Also when the wait is interrupted: lanes write until then.
+                task.wait_released()
+        finally:
+            for index, (at, chunk) in enumerate(chunks.items()):
+                if index < len(outcome) and outcome[index]:
+                    restored[at] = chunk
+                else:
+                    chunk.ref_count_down()
+
+
+def parameters(extra_config: dict[str, Any]) -> dict[str, Any]:
+    """What of LMCache's `extra_config` is meant for kvdepot: `dax.` and `kvdepot.`."""
+    own = {name: value for name, value in extra_config.items() if name.startswith("dax.")}
+    for name, value in extra_config.items():
+        if name.startswith("kvdepot."):
+            own[name.removeprefix("kvdepot.")] = value
+    nested = extra_config.get("kvdepot", {})
+    if not isinstance(nested, dict):
+        raise lmcache_settings.wrong("kvdepot", nested, "a mapping of options")
+    return own | nested
+
+
+def plugin_name(config: Any) -> str:
+    """The name under which LMCache registers this plug-in; `dax` where it does not say."""
+    extra = config.extra_config or {}
+    for name in config.storage_plugins or ():
+        module = str(extra.get(f"storage_plugin.{name}.module_path", ""))
+        if module.startswith("kvdepot."):
+            return str(name)
+    return "dax"
+
+
+def _warn_of_exclusion(config: Any, name: str) -> None:
+    """LMCache then stores, or finds, nothing, and says nothing."""
+    given = {
+        "store_location": (config.store_location, "stores nothing"),
+        "retrieve_locations": (config.retrieve_locations, "finds nothing"),
+    }
+    for option, (value, effect) in given.items():
+        named = [value] if isinstance(value, str) else value
+        if named and name not in named:
+            logger.warning(
+                "%s: %r does not name the storage plug-in %r, so LMCache %s there",
+                option,
+                value,
+                name,
+                effect,
+            )
+
+
+def _can_store(key: CacheEngineKey, chunk: MemoryObj) -> bool:
+    count = len(chunk.get_shapes())
+    if count > 1:
+        logger.error("%s was not stored: it has %d tensors, and one is allowed", key, count)
+    elif chunk.metadata.cached_positions is not None:
+        logger.error("%s was not stored: positions of blended chunks are not kept", key)
+    else:
+        return True
+    return False
