@@ -17,6 +17,7 @@ use crate::pipeline::{Background, Core, Ledger, Pin, Reservation};
 use crate::populate;
 use crate::share::Server;
 use crate::task::Task;
+use crate::tier::Tier;
 use crate::{Error, Key, NamespaceId, NamespaceSpec, clock};
 
 /// A pipeline of tiers, opened by this process. Clones share it.
@@ -51,17 +52,18 @@ impl Depot {
     /// owns the arena, [`Error::Corrupt`] when the medium holds something else,
     /// [`Error::Media`] for what the system refuses.
     pub fn open(config: &Config) -> Result<Depot, Error> {
-        let mut tiers = Vec::with_capacity(config.pipeline.len());
+        let mut tiers: Vec<Tier> = Vec::with_capacity(config.pipeline.len());
         let uses = Uses::default();
         let mut opening = Opening::default();
         let mut without = None;
         // Far to near: what can be refused comes before what costs memory.
-        for name in config.pipeline.iter().rev() {
+        for (number, name) in config.pipeline.iter().enumerate().rev() {
+            let number = number as u32;
             let arena = match name.as_str() {
-                "Cache" => Arena::volatile("Cache", config.cache_capacity()?)?,
+                "Cache" => Arena::volatile("Cache", number, config.cache_capacity()?)?,
                 _ => {
                     let path = config.arena_path()?;
-                    match Arena::open("Dax", &path, &config.dax, config.lock_wait, &uses) {
+                    match Arena::open("Dax", number, &path, &config.dax, config.lock_wait, &uses) {
                         Ok((arena, found)) => {
                             opening = found;
                             arena
@@ -75,9 +77,9 @@ impl Depot {
                     }
                 }
             };
-            tiers.insert(0, Arc::new(arena));
+            tiers.insert(0, Tier::new(arena.name(), vec![Arc::new(arena)]));
         }
-        let near_data = tiers[0].layout().data_len();
+        let near_data = tiers[0].block_max();
         let session = new_session();
         let mut copier = CopierConfig::default();
         copier.lanes = config.lanes.unwrap_or_else(default_lanes);
@@ -96,12 +98,11 @@ impl Depot {
             uses,
             tiers,
         });
-        let server = Server::start(config, &core.tiers, session)?;
+        let server = Server::start(config, &core.media(), session)?;
         if let Some(server) = &server {
             let socket = server.path().display().to_string();
-            core.tiers
-                .iter()
-                .try_for_each(|tier| tier.announce(&socket))?;
+            let media = core.media();
+            media.iter().try_for_each(|arena| arena.announce(&socket))?;
         }
         let background = Background::start(&core).inspect_err(|_| {
             // Its thread holds the arenas, and with them their locks.
@@ -158,7 +159,8 @@ impl Depot {
     /// [`Error::Io`] when the thread cannot be started.
     pub fn populate_aside(&self) -> Result<(), Error> {
         let core = &self.inner.core;
-        let media = core.tiers.iter().map(|tier| Arc::clone(tier.mapping()));
+        let media = core.media();
+        let media = media.iter().map(|arena| Arc::clone(arena.mapping()));
         populate::aside(media.collect(), Arc::clone(&core.gate))
     }
 
@@ -176,11 +178,8 @@ impl Depot {
     /// Where the lasting tier is, if there is one.
     #[must_use]
     pub fn path(&self) -> Option<PathBuf> {
-        self.inner
-            .core
-            .tiers
-            .iter()
-            .find_map(|tier| tier.path().map(Into::into))
+        let media = self.inner.core.media();
+        media.iter().find_map(|arena| arena.path().map(Into::into))
     }
 
     /// One line for a log: the tiers, their sizes and where they are, and what was chosen for
@@ -213,7 +212,7 @@ impl Depot {
             // Another thread of the parent may have held a lock for ever, as seen from here.
             return Stats::default();
         }
-        let tiers = core.tiers.iter().map(|tier| tier.stats()).collect();
+        let tiers = core.tiers.iter().map(Tier::stats).collect();
         core.metrics.read(tiers, core.ledger.queued_bytes())
     }
 
@@ -259,7 +258,7 @@ impl Inner {
         if let Some(server) = &self.server {
             server.stop();
         }
-        core.tiers.iter().for_each(|tier| tier.close());
+        core.tiers.iter().for_each(Tier::close);
     }
 }
 
@@ -276,7 +275,8 @@ fn may_go_without(config: &Config, error: &Error) -> bool {
 }
 
 fn describe(core: &Core, config: &Config, opening: &Opening, without: Option<&str>) -> String {
-    let each = core.tiers.iter().map(|tier| {
+    let media = core.media();
+    let each = media.iter().map(|tier| {
         let size = size::show(tier.layout().capacity);
         match tier.path() {
             Some(path) if opening.created && config.dax.capacity.is_none() => {

@@ -30,6 +30,7 @@ mod pipeline;
 mod populate;
 mod share;
 mod task;
+mod tier;
 
 pub use arena::{Opening, TierStats, UNFINISHED, erase, erase_unfinished};
 pub use buffers::BlockBuffers;

@@ -260,8 +260,7 @@ impl Arena {
             .iter()
             .filter(|token| {
                 state
-                    .entries
-                    .check(token.slot, token.sequence)
+                    .check(**token)
                     .is_some_and(|entry| entry.stage == Stage::Live)
             })
             .map(|token| token.slot)

@@ -42,9 +42,11 @@ pub(crate) use publish::{Cause, Full, Refused};
 pub use recover::Opening;
 pub(crate) use recover::{is_inside, judge, survey};
 
-/// Names one reservation or pin of an arena: the slot may be reused, the sequence never is.
+/// Names one reservation or pin: the slot may be reused, the device's sequences never are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Token {
+    /// The arena's number in its depot.
+    pub(crate) device: u32,
     pub(crate) slot: u32,
     pub(crate) sequence: u64,
 }
@@ -87,6 +89,8 @@ impl Wanted {
 /// A medium with its allocator, index and, where it outlives the process, its record table.
 pub(crate) struct Arena {
     name: &'static str,
+    /// Which arena of its depot it is, in the order of their appearance.
+    number: u32,
     mapping: Arc<Mapping>,
     layout: Layout,
     durability: Durability,
@@ -105,6 +109,8 @@ struct Table {
 }
 
 struct State {
+    /// The arena's number, which is in its tokens.
+    device: u32,
     pool: Pool,
     entries: Entries,
     live: KeyMap,
@@ -170,9 +176,37 @@ pub struct TierStats {
     pub stored_bytes: u64,
 }
 
+impl TierStats {
+    /// Those of two devices as one.
+    pub(crate) fn plus(self, other: TierStats) -> TierStats {
+        TierStats {
+            tier: self.tier,
+            capacity_bytes: self.capacity_bytes + other.capacity_bytes,
+            live_bytes: self.live_bytes + other.live_bytes,
+            free_bytes: self.free_bytes + other.free_bytes,
+            largest_free_bytes: self.largest_free_bytes.max(other.largest_free_bytes),
+            blocks: self.blocks + other.blocks,
+            blocks_max: self.blocks_max + other.blocks_max,
+            pinned_blocks: self.pinned_blocks + other.pinned_blocks,
+            reserved_blocks: self.reserved_blocks + other.reserved_blocks,
+            evicted_blocks: self.evicted_blocks + other.evicted_blocks,
+            evicted_bytes: self.evicted_bytes + other.evicted_bytes,
+            corrupt_blocks: self.corrupt_blocks + other.corrupt_blocks,
+            lost_bytes: self.lost_bytes + other.lost_bytes,
+            full: self.full + other.full,
+            stored_blocks: self.stored_blocks + other.stored_blocks,
+            stored_bytes: self.stored_bytes + other.stored_bytes,
+        }
+    }
+}
+
 impl Arena {
     pub(crate) fn name(&self) -> &'static str {
         self.name
+    }
+
+    pub(crate) fn number(&self) -> u32 {
+        self.number
     }
 
     pub(crate) fn mapping(&self) -> &Arc<Mapping> {
@@ -285,6 +319,7 @@ impl State {
         let entry = self.entries.get(slot);
         Place {
             token: Token {
+                device: self.device,
                 slot,
                 sequence: entry.sequence,
             },
@@ -295,6 +330,12 @@ impl State {
             checksum: entry.checksum,
             stamp: entry.stamp,
         }
+    }
+
+    /// The entry that a token of this arena names, while it does.
+    fn check(&self, token: Token) -> Option<&Entry> {
+        let entry = self.entries.check(token.slot, token.sequence);
+        entry.filter(|_| token.device == self.device)
     }
 
     fn find(&self, namespace: NamespaceId, key: &Key) -> Option<u32> {

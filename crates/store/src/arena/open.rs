@@ -21,7 +21,7 @@ use crate::index::{Entries, KeyMap, Namespaces, Uses};
 
 impl Arena {
     /// An arena in memory that dies with the process.
-    pub(crate) fn volatile(name: &'static str, capacity: u64) -> Result<Arena, Error> {
+    pub(crate) fn volatile(name: &'static str, number: u32, capacity: u64) -> Result<Arena, Error> {
         if capacity < GRANULE {
             return Err(Error::config(
                 format!("{}.capacity", name.to_ascii_lowercase()),
@@ -48,11 +48,12 @@ impl Arena {
         let pool = new_pool(layout)?;
         Ok(Arena {
             name,
+            number,
             mapping,
             layout,
             durability: Durability::Process,
             table: None,
-            state: Mutex::new(State::new(pool, layout.records as u32, 0)),
+            state: Mutex::new(State::new(number, pool, layout.records as u32, 0)),
             counters: Counters::default(),
         })
     }
@@ -60,6 +61,7 @@ impl Arena {
     /// Opens the arena on a device or file as its owner, making it when the file is missing.
     pub(crate) fn open(
         name: &'static str,
+        number: u32,
         path: &Path,
         config: &DaxConfig,
         lock_wait: Duration,
@@ -123,7 +125,7 @@ impl Arena {
                 "the arena was truncated: blocks beyond its end are misses"
             );
         }
-        let mut state = State::new(found.pool, layout.records as u32, first);
+        let mut state = State::new(number, found.pool, layout.records as u32, first);
         state.adopt(
             found.entries,
             found.live,
@@ -133,6 +135,7 @@ impl Arena {
         state.described = described(&mapping)?;
         let arena = Arena {
             name,
+            number,
             layout: layout.on(mapping.len()),
             mapping,
             durability: config.durability,
@@ -184,8 +187,9 @@ impl Arena {
 }
 
 impl State {
-    fn new(pool: Pool, slots: u32, sequence: u64) -> State {
+    fn new(device: u32, pool: Pool, slots: u32, sequence: u64) -> State {
         State {
+            device,
             pool,
             entries: Entries::new(slots),
             live: KeyMap::with_capacity(0),
@@ -355,7 +359,7 @@ mod tests {
 
     #[test]
     fn a_capacity_that_is_too_small_is_shown_as_it_was_given() {
-        let error = Arena::volatile("Cache", 100).err().unwrap().to_string();
+        let error = Arena::volatile("Cache", 0, 100).err().unwrap().to_string();
         assert_eq!(error, "cache.capacity: 100 B is not allowed: at least 4KiB");
     }
 }

@@ -243,7 +243,7 @@ impl Arena {
     pub(crate) fn unclaim(&self, tokens: &[Token]) {
         let mut state = self.state.lock();
         for token in tokens {
-            let entry = state.entries.check(token.slot, token.sequence);
+            let entry = state.check(*token);
             if entry.is_some_and(|entry| entry.stage == Stage::Committing) {
                 state.entries.get_mut(token.slot).stage = Stage::Reserved;
             }
@@ -418,8 +418,7 @@ impl Arena {
 
 impl State {
     fn is_reserved(&self, token: Token) -> bool {
-        self.entries
-            .check(token.slot, token.sequence)
+        self.check(token)
             .is_some_and(|entry| entry.stage == Stage::Reserved)
     }
 
@@ -442,7 +441,7 @@ mod tests {
 
     #[test]
     fn a_copy_of_a_block_that_is_removed_meanwhile_is_never_published() {
-        let arena = Arena::volatile("Cache", 1 << 20).unwrap();
+        let arena = Arena::volatile("Cache", 0, 1 << 20).unwrap();
         let namespace = NamespaceId([1; 16]);
         let keys = [Key([1; 32]), Key([2; 32])];
         for clear in [false, true] {

@@ -50,7 +50,7 @@ impl Arena {
     /// Stamps the block that a token names, if it is still there.
     pub(crate) fn touch_token(&self, token: Token, stamp: u64) {
         let mut state = self.state.lock();
-        if state.entries.check(token.slot, token.sequence).is_some() {
+        if state.check(token).is_some() {
             state.entries.touch(token.slot, stamp);
         }
     }
@@ -59,7 +59,7 @@ impl Arena {
     /// by its key since then.
     pub(crate) fn since(&self, token: Token) -> (u64, bool) {
         let state = self.state.lock();
-        let entry = state.entries.check(token.slot, token.sequence);
+        let entry = state.check(token);
         entry.map_or((0, false), |entry| (entry.stamp, entry.removed))
     }
 
@@ -74,39 +74,38 @@ impl Arena {
             .count()
     }
 
-    /// Pins the blocks of the keys that `wanted` still names, in one critical section, and stamps
+    /// Pins the blocks of the keys that are not `found` yet, in one critical section, and stamps
     /// them as used. A pinned block is neither evicted nor are its extents reused.
     pub(crate) fn pin(
         &self,
         namespace: NamespaceId,
         keys: &[Key],
+        found: &mut [bool],
         stamp: impl Fn(usize) -> u64,
-        mut each: impl FnMut(usize, Place) -> bool,
-        wanted: impl Fn(usize) -> bool,
+        mut each: impl FnMut(usize, Place),
     ) {
         let mut state = self.state.lock();
         let Some(number) = state.namespaces.number(namespace) else {
             return;
         };
-        let look_up = |(index, key)| {
-            let slot = wanted(index).then(|| state.live.get(number, key))?;
+        let look_up = |(index, key): (usize, &Key)| {
+            let slot = (!found[index]).then(|| state.live.get(number, key))?;
             Some((index, slot?))
         };
-        let found: Vec<(usize, u32)> = keys.iter().enumerate().filter_map(look_up).collect();
-        state.entries.fetch(found.iter().map(|(_, slot)| *slot));
-        for (index, slot) in found {
+        let here: Vec<(usize, u32)> = keys.iter().enumerate().filter_map(look_up).collect();
+        state.entries.fetch(here.iter().map(|(_, slot)| *slot));
+        for (index, slot) in here {
             state.entries.touch(slot, stamp(index));
-            let place = state.place(slot);
-            if each(index, place) {
-                state.add_pin(slot);
-            }
+            state.add_pin(slot);
+            found[index] = true;
+            each(index, state.place(slot));
         }
     }
 
     /// Pins a block that is known by its token.
     pub(crate) fn pin_token(&self, token: Token) -> Option<Place> {
         let mut state = self.state.lock();
-        let live = state.entries.check(token.slot, token.sequence)?.stage == Stage::Live;
+        let live = state.check(token)?.stage == Stage::Live;
         live.then(|| {
             state.add_pin(token.slot);
             state.place(token.slot)
@@ -120,11 +119,7 @@ impl Arena {
 
     pub(super) fn unpin_in(&self, state: &mut State, tokens: impl Iterator<Item = Token>) {
         for token in tokens {
-            if state
-                .entries
-                .check(token.slot, token.sequence)
-                .is_none_or(|entry| entry.pins == 0)
-            {
+            if state.check(token).is_none_or(|entry| entry.pins == 0) {
                 tracing::error!(tier = self.name, ?token, "a pin was ended twice");
                 continue;
             }

@@ -171,7 +171,7 @@ impl Core {
 
     /// Asks for far blocks, pinned there, to be copied near. Ends their pins in time.
     pub(super) fn promote_later(&self, tier: usize, places: Vec<Place>) {
-        let limit = self.near().layout().data_len() / 8;
+        let limit = self.near().block_max() / 8;
         let mut refused = Vec::new();
         {
             let mut ledger = self.ledger.lock();

@@ -12,6 +12,7 @@ use crate::gate::Pass;
 use crate::index::Stamps;
 use crate::metrics::Op;
 use crate::task::{Outcome, Task};
+use crate::tier::Devices;
 use crate::{Error, Key, NamespaceId, clock, parts};
 
 /// One call. It holds the caller's buffers until the last copy into them has stopped.
@@ -89,23 +90,20 @@ impl Get {
         let keys: Vec<Key> = indices.iter().map(|index| self.keys[*index]).collect();
         let mut pinned = Vec::with_capacity(indices.len());
         let mut found = vec![false; indices.len()];
-        let each = |position: usize, place| {
-            found[position] = true;
-            pinned.push((indices[position], place));
-            true
-        };
+        let each = |position: usize, place| pinned.push((indices[position], place));
         let stamp = |position: usize| self.stamps.of(indices[position]);
-        self.core.tiers[tier].pin(self.namespace, &keys, stamp, each, |_| true);
+        self.core.tiers[tier].pin(self.namespace, &keys, &mut found, stamp, each);
         let missing = indices.iter().zip(&found).filter(|(_, found)| !**found);
         (pinned, missing.map(|(index, _)| *index).collect())
     }
 
     fn copy(self: &Arc<Get>, tier: usize, pinned: Vec<(usize, Place)>) {
         let core = &self.core;
+        let devices = core.tiers[tier].devices();
         let mut batch = core.copier.batch();
         let mut outcomes = Vec::with_capacity(pinned.len());
         for (tag, (index, place)) in pinned.iter().enumerate() {
-            let outcome = self.plan(&mut batch, tier, *index, place, tag as u32);
+            let outcome = self.plan(&mut batch, &devices, *index, place, tag as u32);
             outcomes.push(outcome.unwrap_or_else(|error| {
                 tracing::error!(%error, "a get could not be planned");
                 Outcome::Corrupt
@@ -131,12 +129,12 @@ impl Get {
     fn plan(
         &self,
         batch: &mut kvdepot_media::Batch,
-        tier: usize,
+        devices: &Devices,
         index: usize,
         place: &Place,
         tag: u32,
     ) -> Result<Outcome, Error> {
-        let mapping = self.core.tiers[tier].mapping();
+        let mapping = devices.mapping(place.token)?;
         let (identity, extents) = (&place.identity, &place.extents);
         if place.parts == 1 {
             if place.len != self.buffers.bytes(index) {
@@ -181,7 +179,7 @@ impl Get {
     /// All copies from one tier have stopped.
     fn finish(self: &Arc<Get>, tier: usize, pinned: &[(usize, Place)], outcomes: &[Outcome]) {
         let core = &self.core;
-        let arena = &core.tiers[tier];
+        let from = &core.tiers[tier];
         let corrupt: Vec<&(usize, Place)> = pinned
             .iter()
             .zip(outcomes)
@@ -190,9 +188,9 @@ impl Get {
             .collect();
         if !corrupt.is_empty() {
             let tokens: Vec<_> = corrupt.iter().map(|(_, place)| place.token).collect();
-            arena.discard(&tokens);
+            from.discard(&tokens);
             for (_, place) in &corrupt {
-                tracing::warn!(key = %place.identity.key, tier = arena.name(),
+                tracing::warn!(key = %place.identity.key, tier = from.name(),
                     "a block did not verify and was unpublished");
             }
         }
@@ -203,11 +201,11 @@ impl Get {
                 .iter()
                 .zip(outcomes)
                 .partition(|(_, outcome)| served(outcome));
-            arena.unpin(rest.into_iter().map(|((_, place), _)| place.token));
+            from.unpin(rest.into_iter().map(|((_, place), _)| place.token));
             let places = promoted.into_iter().map(|((_, place), _)| *place).collect();
             core.promote_later(tier, places);
         } else {
-            arena.unpin(pinned.iter().map(|(_, place)| place.token));
+            from.unpin(pinned.iter().map(|(_, place)| place.token));
         }
         let hits = pinned
             .iter()

@@ -25,6 +25,7 @@ use crate::index::Uses;
 use crate::journal::Journal;
 use crate::metrics::{Metrics, Op};
 use crate::task::Task;
+use crate::tier::Tier;
 
 pub(crate) use background::Background;
 pub(crate) use ledger::Ledger;
@@ -33,7 +34,7 @@ pub use two_phase::{Pin, Reservation};
 /// What all calls of a depot share.
 pub(crate) struct Core {
     /// Near to far.
-    pub(crate) tiers: Vec<Arc<Arena>>,
+    pub(crate) tiers: Vec<Tier>,
     pub(crate) copier: Copier,
     /// For copies that nobody waits for: on busy processors they give way. Only with two tiers.
     pub(crate) idle_copier: Option<Copier>,
@@ -48,14 +49,14 @@ pub(crate) struct Core {
 }
 
 impl Core {
-    pub(crate) fn near(&self) -> &Arc<Arena> {
+    pub(crate) fn near(&self) -> &Tier {
         &self.tiers[0]
     }
 
     /// Whether a block of so many bytes goes to the far tier at once: the near one, or the part
     /// of it that may wait for the far one, can never take it.
     pub(crate) fn bypasses(&self, len: u64) -> bool {
-        len > self.near().layout().data_len().min(self.write_back_depth)
+        len > self.near().block_max().min(self.write_back_depth)
     }
 
     /// The task of a call.
@@ -66,8 +67,13 @@ impl Core {
     }
 
     /// The tier that acknowledges what the near one holds, if it is another one.
-    pub(crate) fn far(&self) -> Option<&Arc<Arena>> {
+    pub(crate) fn far(&self) -> Option<&Tier> {
         self.tiers.get(1)
+    }
+
+    /// The media that there are now, near to far. Their numbers say in which order they appeared.
+    pub(crate) fn media(&self) -> Vec<Arc<Arena>> {
+        self.tiers.iter().flat_map(Tier::arenas).collect()
     }
 }
 

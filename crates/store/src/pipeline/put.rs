@@ -139,7 +139,6 @@ impl Put {
         routes: &mut Routes,
     ) -> Vec<(usize, Outcome)> {
         let core = &self.core;
-        let arena = &core.tiers[tier];
         let through = tier == 0 && core.far().is_some();
         let wanted = |index: &usize| Wanted {
             key: self.keys[*index],
@@ -153,7 +152,7 @@ impl Put {
         for (index, answer) in indices
             .iter()
             .copied()
-            .zip(arena.reserve(self.namespace, &blocks))
+            .zip(core.tiers[tier].reserve(self.namespace, &blocks))
         {
             let len = self.buffers.bytes(index);
             match answer {
@@ -211,13 +210,14 @@ impl Put {
 
     fn copy(self: &Arc<Put>, tier: usize, copies: Vec<(usize, Place)>) {
         let core = &self.core;
-        let arena = &core.tiers[tier];
+        let devices = core.tiers[tier].devices();
         let mut batch = core.copier.batch();
         let planned = copies
             .iter()
             .enumerate()
             .try_for_each(|(tag, (index, place))| {
-                let target = parts::buffers(arena.mapping(), &place.extents, 0, place.len)?;
+                let mapping = devices.mapping(place.token)?;
+                let target = parts::buffers(mapping, &place.extents, 0, place.len)?;
                 let id = parts::part_id(&place.identity, 0, 1);
                 batch.part(&id, self.buffers.pieces(*index), &target, None, tag as u32)?;
                 Ok::<(), Error>(())
@@ -249,7 +249,7 @@ impl Put {
         checksums: &[Option<Checksum>],
     ) {
         let core = &self.core;
-        let arena = &core.tiers[tier];
+        let into = &core.tiers[tier];
         let through = tier == 0 && core.far().is_some();
         let mut written = Vec::new();
         let mut failed = Vec::new();
@@ -259,8 +259,8 @@ impl Put {
                 None => failed.push(place.token),
             }
         }
-        let mut stored = arena.commit(&written, through).into_iter();
-        arena.abort(&failed);
+        let mut stored = into.commit(&written, through).into_iter();
+        into.abort(&failed);
         // What the medium could not take failed too.
         let checksums: Vec<Option<Checksum>> = checksums
             .iter()

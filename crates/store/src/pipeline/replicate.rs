@@ -3,7 +3,8 @@
 use std::collections::HashSet;
 
 use super::Core;
-use crate::arena::{Arena, Cause, Place, Refused, Token, Wanted};
+use crate::arena::{Cause, Place, Refused, Token, Wanted};
+use crate::tier::{Devices, Tier};
 use crate::{Error, NamespaceId, parts};
 
 /// What became of one block.
@@ -27,8 +28,8 @@ pub(super) enum Replica {
 
 impl Core {
     /// Copies blocks that the caller has pinned in `from` into tier `tier`. Blocks while it works.
-    pub(super) fn replicate(&self, from: &Arena, tier: usize, places: &[Place]) -> Vec<Replica> {
-        let to: &Arena = &self.tiers[tier];
+    pub(super) fn replicate(&self, from: &Tier, tier: usize, places: &[Place]) -> Vec<Replica> {
+        let to = &self.tiers[tier];
         let mut replicas = vec![Replica::Failed; places.len()];
         let mut copies: Vec<(usize, Place)> = Vec::new();
         let mut begin = 0;
@@ -61,10 +62,18 @@ impl Core {
         // What goes near is there already; only what goes far is waited for.
         let idle = self.idle_copier.as_ref().filter(|_| tier == 0);
         let copier = idle.unwrap_or(&self.copier);
+        let (sources, targets) = (from.devices(), to.devices());
         let mut batch = copier.batch();
         let mut broken = HashSet::new();
         for (tag, (index, target)) in copies.iter().enumerate() {
-            let planned = plan(&mut batch, from, to, &places[*index], target, tag as u32);
+            let planned = plan(
+                &mut batch,
+                &sources,
+                &targets,
+                &places[*index],
+                target,
+                tag as u32,
+            );
             if !matches!(planned, Ok(true)) {
                 broken.insert(tag);
             }
@@ -126,7 +135,7 @@ impl Core {
 }
 
 fn reserve(
-    to: &Arena,
+    to: &Tier,
     namespace: NamespaceId,
     places: &[Place],
     first: usize,
@@ -158,14 +167,15 @@ fn reserve(
 /// Plans one block's parts; false when its part table does not verify.
 fn plan(
     batch: &mut kvdepot_media::Batch,
-    from: &Arena,
-    to: &Arena,
+    from: &Devices,
+    to: &Devices,
     source: &Place,
     target: &Place,
     tag: u32,
 ) -> Result<bool, Error> {
+    let (from, to) = (from.mapping(source.token)?, to.mapping(target.token)?);
     let found = parts::read(
-        from.mapping(),
+        from,
         &source.identity,
         &source.extents,
         source.len,
@@ -175,12 +185,12 @@ fn plan(
     let Some(found) = found else { return Ok(false) };
     for (number, part) in found.iter().enumerate() {
         let id = parts::part_id(&source.identity, number as u32, source.parts);
-        let src = parts::buffers(from.mapping(), &source.extents, part.offset, part.len)?;
-        let dst = parts::buffers(to.mapping(), &target.extents, part.offset, part.len)?;
+        let src = parts::buffers(from, &source.extents, part.offset, part.len)?;
+        let dst = parts::buffers(to, &target.extents, part.offset, part.len)?;
         batch.part(&id, &src, &dst, Some(part.checksum), tag)?;
     }
     if source.parts > 1 {
-        parts::write_table(to.mapping(), &target.extents, target.len, &found)?;
+        parts::write_table(to, &target.extents, target.len, &found)?;
     }
     Ok(true)
 }

@@ -7,10 +7,11 @@
 use kvdepot_media::Checksum;
 
 use super::Core;
-use crate::arena::{Arena, Cause, Full, Place, Refused, Token, Wanted};
+use crate::arena::{Cause, Full, Place, Refused, Token, Wanted};
 use crate::config::Overload;
 use crate::parts::{self, Part};
 use crate::share::placement;
+use crate::tier::Tier;
 use crate::{Error, Key, NamespaceId};
 
 /// A published block that stays where it is until it is unpinned.
@@ -19,6 +20,7 @@ use crate::{Error, Key, NamespaceId};
 pub struct Pin {
     pub(crate) tier: usize,
     pub(crate) tier_name: &'static str,
+    pub(crate) medium: u32,
     pub(crate) place: Place,
     pub(crate) parts: Vec<Part>,
     pub(crate) session: u64,
@@ -29,6 +31,7 @@ pub struct Pin {
 #[must_use = "a reservation that nobody ends keeps its room for ever"]
 pub struct Reservation {
     pub(crate) tier: usize,
+    pub(crate) medium: u32,
     pub(crate) place: Place,
     pub(crate) parts: Vec<Part>,
     pub(crate) session: u64,
@@ -38,7 +41,7 @@ impl Pin {
     /// Where the bytes are, for a mover: opaque, and valid while the pin is.
     #[must_use]
     pub fn placement(&self) -> Vec<u8> {
-        placement::encode(self.session, self.tier, &self.place, &self.parts)
+        placement::encode(self.session, self.medium, &self.place, &self.parts)
     }
 
     /// The name of the tier that has the block.
@@ -64,7 +67,7 @@ impl Reservation {
     /// Where the bytes go, for a mover: opaque, and valid until commit or abort.
     #[must_use]
     pub fn placement(&self) -> Vec<u8> {
-        placement::encode(self.session, self.tier, &self.place, &self.parts)
+        placement::encode(self.session, self.medium, &self.place, &self.parts)
     }
 
     /// The block's key.
@@ -160,6 +163,7 @@ impl Core {
                 }
                 answers[*index] = Some(place.map(|place| Reservation {
                     tier,
+                    medium: place.token.device,
                     place,
                     parts: parts::blank(lengths),
                     session,
@@ -221,8 +225,12 @@ impl Core {
                     part.checksum = *checksum;
                 }
                 if parts.len() > 1 {
-                    let mapping = self.tiers[tier].mapping();
-                    parts::write_table(mapping, &place.extents, place.len, &parts)
+                    let devices = self.tiers[tier].devices();
+                    let mapping = devices.mapping(place.token);
+                    mapping
+                        .and_then(|mapping| {
+                            parts::write_table(mapping, &place.extents, place.len, &parts)
+                        })
                         .inspect_err(|_| self.tiers[tier].unclaim(&tokens))?;
                 }
                 written.push((place.token, parts::record_checksum(&place.identity, &parts)));
@@ -286,19 +294,16 @@ impl Core {
         let _pass = self.gate.enter()?;
         let stamps = self.uses.call(keys.len());
         let mut pins: Vec<Option<Pin>> = vec![None; keys.len()];
-        for (tier, arena) in self.tiers.iter().enumerate() {
-            let mut found = Vec::new();
-            let each = |index: usize, place| {
-                found.push((index, place));
-                true
-            };
-            let wanted = |index: usize| pins[index].is_none();
-            arena.pin(namespace, keys, |index| stamps.of(index), each, wanted);
+        for (tier, here) in self.tiers.iter().enumerate() {
+            let mut places = Vec::new();
+            let each = |index: usize, place| places.push((index, place));
+            let mut found: Vec<bool> = pins.iter().map(Option::is_some).collect();
+            here.pin(namespace, keys, &mut found, |index| stamps.of(index), each);
             let used = (0..keys.len()).filter(|index| pins[*index].is_some());
-            arena.touch(namespace, used.map(|at| (&keys[at], stamps.of(at))));
-            for (index, place) in found {
+            here.touch(namespace, used.map(|at| (&keys[at], stamps.of(at))));
+            for (index, place) in places {
                 // One whose part table does not verify is asked of the next tier.
-                pins[index] = open(arena, tier, place, session);
+                pins[index] = open(here, tier, place, session);
             }
         }
         Ok(pins)
@@ -341,7 +346,7 @@ impl Core {
 
 /// A pinned block with its part table; `None`, and unpinned and unpublished, when that does not
 /// verify.
-fn open(arena: &Arena, tier: usize, place: Place, session: u64) -> Option<Pin> {
+fn open(from: &Tier, tier: usize, place: Place, session: u64) -> Option<Pin> {
     let Place {
         identity,
         extents,
@@ -351,14 +356,17 @@ fn open(arena: &Arena, tier: usize, place: Place, session: u64) -> Option<Pin> {
         token,
         ..
     } = place;
-    let parts = parts::read(arena.mapping(), &identity, &extents, len, parts, checksum);
+    let devices = from.devices();
+    let mapping = devices.mapping(token).ok()?;
+    let parts = parts::read(mapping, &identity, &extents, len, parts, checksum);
     if parts.is_none() {
-        arena.discard(&[token]);
-        arena.unpin([token].into_iter());
+        from.discard(&[token]);
+        from.unpin([token].into_iter());
     }
     Some(Pin {
         tier,
-        tier_name: arena.name(),
+        tier_name: from.name(),
+        medium: token.device,
         place,
         parts: parts?,
         session,

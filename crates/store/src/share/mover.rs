@@ -165,7 +165,7 @@ impl Mover {
         let wanted = placement.parts[part as usize];
         let ranges = parts::ranges(&placement.extents, wanted.offset, wanted.len);
         Ok(ranges
-            .map(|(offset, len)| (placement.tier, offset, len))
+            .map(|(offset, len)| (placement.medium as usize, offset, len))
             .collect())
     }
 
@@ -181,7 +181,7 @@ impl Mover {
     /// `None` for a placement of another owner.
     fn decode(&self, bytes: &[u8], part: u32) -> Result<Option<Placement>, Error> {
         let placement = placement::decode(bytes)?;
-        if placement.session != self.session || placement.tier >= self.media.len() {
+        if placement.session != self.session || placement.medium as usize >= self.media.len() {
             return Ok(None);
         }
         if part as usize >= placement.parts.len() {
@@ -210,7 +210,7 @@ impl Mover {
                 continue;
             };
             let wanted = placement.parts[part as usize];
-            let mapping = &self.media[placement.tier];
+            let mapping = &self.media[placement.medium as usize];
             let medium = parts::buffers(mapping, &placement.extents, wanted.offset, wanted.len)?;
             let id = parts::part_id(&placement.identity, part, placement.parts.len() as u16);
             let expected = (!store).then_some(wanted.checksum);

@@ -1,6 +1,6 @@
 //! Placements as bytes: what a scheduler hands to its workers.
 //!
-//! Little-endian: u32 version, u32 tier, u64 session, namespace 16, key 32, 4 × u64 packed
+//! Little-endian: u32 version, u32 medium, u64 session, namespace 16, key 32, 4 × u64 packed
 //! extents, u64 payload length, u32 parts, u32 zero, then 32 bytes a part (offset, length,
 //! checksum; the checksum is zero for a part about to be written).
 
@@ -15,7 +15,8 @@ const HEAD: usize = 112;
 /// A decoded placement.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Placement {
-    pub(crate) tier: usize,
+    /// By the number that the owner gave it; media are never renumbered.
+    pub(crate) medium: u32,
     pub(crate) session: u64,
     pub(crate) identity: Identity,
     pub(crate) extents: Packed,
@@ -23,10 +24,10 @@ pub(crate) struct Placement {
     pub(crate) parts: Vec<Part>,
 }
 
-pub(crate) fn encode(session: u64, tier: usize, place: &Place, found: &[Part]) -> Vec<u8> {
+pub(crate) fn encode(session: u64, medium: u32, place: &Place, found: &[Part]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(HEAD + found.len() * parts::ENTRY as usize);
     bytes.extend_from_slice(&VERSION.to_le_bytes());
-    bytes.extend_from_slice(&(tier as u32).to_le_bytes());
+    bytes.extend_from_slice(&medium.to_le_bytes());
     bytes.extend_from_slice(&session.to_le_bytes());
     bytes.extend_from_slice(&place.identity.namespace.0);
     bytes.extend_from_slice(&place.identity.key.0);
@@ -78,7 +79,7 @@ pub(crate) fn decode(bytes: &[u8]) -> Result<Placement, Error> {
         return Err(wrong("lengths that do not fit"));
     }
     Ok(Placement {
-        tier: u32_at(4) as usize,
+        medium: u32_at(4),
         session: u64_at(8),
         identity: Identity {
             namespace: NamespaceId(head[16..32].try_into().unwrap_or_default()),
@@ -104,6 +105,7 @@ mod tests {
         };
         let place = Place {
             token: Token {
+                device: 0,
                 slot: 0,
                 sequence: 9,
             },
@@ -117,7 +119,7 @@ mod tests {
         let found = parts::blank(&[4000, 4000]);
         let bytes = encode(77, 1, &place, &found);
         let read = decode(&bytes).unwrap();
-        assert_eq!((read.session, read.tier, read.len), (77, 1, 8192));
+        assert_eq!((read.session, read.medium, read.len), (77, 1, 8192));
         assert_eq!(
             (read.identity, read.extents, read.parts),
             (identity, place.extents, found)

@@ -1,0 +1,328 @@
+//! One tier: the devices that hold its blocks, and the verbs of an arena over all of them.
+//!
+//! Each device is a whole arena with a lock, a table and an index of its own, so that it can be
+//! taken to another depot. A block lives on one of them; tokens say on which. Lookups read the list
+//! of devices without a lock, and a tier of one device costs nothing beside its arena.
+//!
+//! Lock order: `placing`, then one arena's.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use arc_swap::ArcSwap;
+use kvdepot_media::Mapping;
+use kvdepot_media::checksum::Checksum;
+use parking_lot::Mutex;
+
+use crate::arena::{Arena, Place, Refused, TierStats, Token, Wanted};
+use crate::{Error, Key, NamespaceId};
+
+/// Devices that are one tier.
+pub(crate) struct Tier {
+    name: &'static str,
+    devices: ArcSwap<Devices>,
+    /// Held while blocks are placed and while devices come or go, so that a key gets one place.
+    placing: Mutex<()>,
+    /// Counts, before blocks leave a device for another, that they do.
+    moves: AtomicU64,
+}
+
+/// The devices at one moment.
+pub(crate) struct Devices(Vec<Arc<Arena>>);
+
+impl Devices {
+    /// The device, where there is no other.
+    fn only(&self) -> Option<&Arc<Arena>> {
+        match self.0.as_slice() {
+            [only] => Some(only),
+            _ => None,
+        }
+    }
+
+    /// The device that made a token.
+    fn of(&self, token: Token) -> Option<&Arc<Arena>> {
+        self.0.iter().find(|arena| arena.number() == token.device)
+    }
+
+    /// The memory that a pinned or reserved block lies in.
+    pub(crate) fn mapping(&self, token: Token) -> Result<&Arc<Mapping>, Error> {
+        let arena = self.of(token).ok_or(Error::Closed(""))?;
+        Ok(arena.mapping())
+    }
+}
+
+impl Tier {
+    pub(crate) fn new(name: &'static str, devices: Vec<Arc<Arena>>) -> Tier {
+        Tier {
+            name,
+            devices: ArcSwap::from_pointee(Devices(devices)),
+            placing: Mutex::new(()),
+            moves: AtomicU64::new(0),
+        }
+    }
+
+    pub(crate) fn name(&self) -> &'static str {
+        self.name
+    }
+
+    /// The devices as they are now.
+    pub(crate) fn devices(&self) -> Arc<Devices> {
+        self.devices.load_full()
+    }
+
+    /// Their arenas.
+    pub(crate) fn arenas(&self) -> Vec<Arc<Arena>> {
+        self.devices.load().0.clone()
+    }
+
+    /// Bytes of the largest block that fits.
+    pub(crate) fn block_max(&self) -> u64 {
+        let devices = self.devices.load();
+        let each = devices.0.iter().map(|arena| arena.layout().data_len());
+        each.max().unwrap_or(0)
+    }
+
+    pub(crate) fn stats(&self) -> TierStats {
+        let each = self.devices.load();
+        let each = each.0.iter().map(|arena| arena.stats());
+        each.reduce(TierStats::plus).unwrap_or_default()
+    }
+
+    /// Asks the devices, and again while blocks go from one to another: a lookup may have been at
+    /// the one before they came, and at the other when they had left.
+    fn settled<R>(&self, mut ask: impl FnMut(&Devices) -> R) -> R {
+        loop {
+            let before = self.moves.load(Ordering::Acquire);
+            let answer = ask(&self.devices.load());
+            if self.moves.load(Ordering::Acquire) == before {
+                return answer;
+            }
+        }
+    }
+
+    pub(crate) fn contains(&self, namespace: NamespaceId, keys: &[Key], found: &mut [bool]) {
+        self.settled(|devices| {
+            for arena in &devices.0 {
+                arena.contains(namespace, keys, found);
+            }
+        });
+    }
+
+    pub(crate) fn prefix(&self, namespace: NamespaceId, keys: &[Key]) -> usize {
+        self.settled(|devices| {
+            let mut count = 0;
+            // Devices take turns: each goes on where the other has a gap.
+            loop {
+                let before = count;
+                for arena in &devices.0 {
+                    count += arena.prefix(namespace, &keys[count..]);
+                }
+                if devices.only().is_some() || count == before || count == keys.len() {
+                    return count;
+                }
+            }
+        })
+    }
+
+    pub(crate) fn find_again(
+        &self,
+        namespace: NamespaceId,
+        key: &Key,
+        stamp: u64,
+    ) -> Option<Place> {
+        let find = |arena: &Arc<Arena>| arena.find_again(namespace, key, stamp);
+        self.settled(|devices| devices.0.iter().find_map(find))
+    }
+
+    pub(crate) fn touch<'a>(
+        &self,
+        namespace: NamespaceId,
+        used: impl Iterator<Item = (&'a Key, u64)> + Clone,
+    ) {
+        for arena in &self.devices.load().0 {
+            arena.touch(namespace, used.clone());
+        }
+    }
+
+    pub(crate) fn touch_token(&self, token: Token, stamp: u64) {
+        if let Some(arena) = self.devices.load().of(token) {
+            arena.touch_token(token, stamp);
+        }
+    }
+
+    pub(crate) fn since(&self, token: Token) -> (u64, bool) {
+        let devices = self.devices.load();
+        let arena = devices.of(token);
+        arena.map_or((0, false), |arena| arena.since(token))
+    }
+
+    /// As [`Arena::pin`]. What is pinned stays where it is, and so does its device.
+    pub(crate) fn pin(
+        &self,
+        namespace: NamespaceId,
+        keys: &[Key],
+        found: &mut [bool],
+        stamp: impl Fn(usize) -> u64,
+        mut each: impl FnMut(usize, Place),
+    ) {
+        self.settled(|devices| {
+            for arena in &devices.0 {
+                arena.pin(namespace, keys, found, &stamp, &mut each);
+            }
+        });
+    }
+
+    pub(crate) fn pin_token(&self, token: Token) -> Option<Place> {
+        self.devices.load().of(token)?.pin_token(token)
+    }
+
+    pub(crate) fn unpin(&self, tokens: impl Iterator<Item = Token>) {
+        let devices = self.devices.load();
+        if let Some(only) = devices.only() {
+            return only.unpin(tokens);
+        }
+        let tokens: Vec<Token> = tokens.collect();
+        self.share_out(
+            &tokens,
+            |token| *token,
+            |arena, _, share| {
+                arena.unpin(share.iter().copied());
+            },
+        );
+    }
+
+    /// Reserves room for blocks, given in prefix order. See [`Arena::reserve`].
+    pub(crate) fn reserve(
+        &self,
+        namespace: NamespaceId,
+        blocks: &[Wanted],
+    ) -> Vec<Result<Place, Refused>> {
+        let _placing = self.placing.lock();
+        self.devices.load().0[0].reserve(namespace, blocks)
+    }
+
+    /// Gives each device its share of a batch: their positions, and the items.
+    fn share_out<T: Copy>(
+        &self,
+        items: &[T],
+        token: impl Fn(&T) -> Token,
+        mut verb: impl FnMut(&Arena, &[usize], &[T]),
+    ) {
+        for arena in &self.devices.load().0 {
+            let mine = |at: &usize| token(&items[*at]).device == arena.number();
+            let mine: Vec<usize> = (0..items.len()).filter(mine).collect();
+            let share: Vec<T> = mine.iter().map(|at| items[*at]).collect();
+            if !mine.is_empty() {
+                verb(arena, &mine, &share);
+            }
+        }
+    }
+
+    pub(crate) fn claim(&self, tokens: &[Token]) -> Vec<bool> {
+        let mut claimed = vec![false; tokens.len()];
+        self.share_out(
+            tokens,
+            |token| *token,
+            |arena, mine, share| {
+                let answers = mine.iter().zip(arena.claim(share));
+                answers.for_each(|(at, answer)| claimed[*at] = answer);
+            },
+        );
+        claimed
+    }
+
+    pub(crate) fn unclaim(&self, tokens: &[Token]) {
+        self.share_out(
+            tokens,
+            |token| *token,
+            |arena, _, share| arena.unclaim(share),
+        );
+    }
+
+    pub(crate) fn commit(&self, blocks: &[(Token, Checksum)], pinned: bool) -> Vec<bool> {
+        let mut stored = vec![false; blocks.len()];
+        self.share_out(
+            blocks,
+            |(token, _)| *token,
+            |arena, mine, share| {
+                let answers = mine.iter().zip(arena.commit(share, pinned));
+                answers.for_each(|(at, answer)| stored[*at] = answer);
+            },
+        );
+        stored
+    }
+
+    pub(crate) fn commit_claimed(&self, blocks: &[(Token, Checksum)], pinned: bool) -> Vec<bool> {
+        let mut stored = vec![false; blocks.len()];
+        self.share_out(
+            blocks,
+            |(token, _)| *token,
+            |arena, mine, share| {
+                let answers = mine.iter().zip(arena.commit_claimed(share, pinned));
+                answers.for_each(|(at, answer)| stored[*at] = answer);
+            },
+        );
+        stored
+    }
+
+    pub(crate) fn abort(&self, tokens: &[Token]) -> u64 {
+        let mut freed = 0;
+        self.share_out(
+            tokens,
+            |token| *token,
+            |arena, _, share| {
+                freed += arena.abort(share);
+            },
+        );
+        freed
+    }
+
+    pub(crate) fn discard(&self, tokens: &[Token]) -> usize {
+        let mut count = 0;
+        self.share_out(
+            tokens,
+            |token| *token,
+            |arena, _, share| {
+                count += arena.discard(share);
+            },
+        );
+        count
+    }
+
+    pub(crate) fn remove(&self, namespace: NamespaceId, keys: &[Key]) -> usize {
+        self.everywhere(|arena| arena.remove(namespace, keys))
+    }
+
+    pub(crate) fn clear(&self, namespace: NamespaceId) -> usize {
+        self.everywhere(|arena| arena.clear(namespace))
+    }
+
+    /// Removes from every device, and then once more: a block on its way from one to another finds
+    /// its source removed, or has arrived where the next step looks.
+    fn everywhere(&self, remove: impl Fn(&Arena) -> usize) -> usize {
+        let mut count = 0;
+        self.settled(|devices| {
+            count += devices.0.iter().map(|arena| remove(arena)).sum::<usize>();
+            if devices.only().is_none() {
+                count += devices.0.iter().map(|arena| remove(arena)).sum::<usize>();
+            }
+        });
+        count
+    }
+
+    pub(crate) fn keep_contiguous(&self, namespace: NamespaceId) {
+        for arena in &self.devices.load().0 {
+            arena.keep_contiguous(namespace);
+        }
+    }
+
+    pub(crate) fn describe(&self, namespace: NamespaceId, description: &str) {
+        for arena in &self.devices.load().0 {
+            arena.describe(namespace, description);
+        }
+    }
+
+    pub(crate) fn close(&self) {
+        self.devices.load().0.iter().for_each(|arena| arena.close());
+    }
+}
