@@ -19,6 +19,7 @@ if _sys.platform != "linux" or _os.uname().machine not in ("x86_64", "aarch64"):
 from kvdepot import _native
 from kvdepot._native import (
     ClosedError,
+    Completions,
     ConfigError,
     CorruptError,
     Depot,
@@ -42,6 +43,7 @@ from kvdepot._native import (
 
 __all__ = [
     "ClosedError",
+    "Completions",
     "ConfigError",
     "CorruptError",
     "Depot",

@@ -9,6 +9,7 @@ from typing_extensions import Buffer
 
 __all__ = [
     "ClosedError",
+    "Completions",
     "ConfigError",
     "CorruptError",
     "Depot",
@@ -179,6 +180,15 @@ class Depot:
         """Counters and fill. `tiers` has a dictionary a tier; `pending_bytes` wait for the far
         tier."""
 
+    def namespaces(self) -> list[tuple[bytes, str | None, int, int]]:
+        """The namespaces with blocks in the last tier or a place in its directory: digest, the
+        directory's description or None, blocks, bytes."""
+
+    def gone(self, limit: int = 65536) -> tuple[list[tuple[bytes, bytes, int]], bool]:
+        """The blocks that left every tier since the last call, by eviction, removal or rot, as
+        (digest of the namespace, key, bytes), and whether more left than were noted. They are
+        noted from the first call on, at most the last `limit` of each tier."""
+
     def metrics_text(self) -> str:
         """The counters in the Prometheus text format."""
 
@@ -249,6 +259,9 @@ class Namespace:
     def remove(self, keys: _Keys) -> int:
         """Remove blocks from every tier; how many were in one."""
 
+    def blocks(self) -> list[tuple[bytes, int]]:
+        """Its blocks in any tier as (key, bytes), in the order of the keys."""
+
     def clear(self) -> int:
         """Remove every block of the namespace; how many the tiers held together."""
 
@@ -314,6 +327,28 @@ class Task:
         """Why each key is false; None for success, and "pending" before the outcome is known."""
 
     def __len__(self) -> int: ...
+
+@final
+class Completions:
+    """Tasks under way and what came of them, in the order in which they ended. `fileno` can be
+    polled: it is readable while something waits for `drain`."""
+
+    def fileno(self) -> int:
+        """The descriptor to poll. It is this object's to close."""
+
+    def add(self, task: Task, tag: Any) -> None:
+        """Answer `tag` from `drain` once the task has all its outcomes."""
+
+    def post(self, tag: Any, answer: Any) -> None:
+        """Answer `tag` with `answer` from the next `drain`, for what needs no task."""
+
+    def drain(self, clear: bool = True) -> list[tuple[Any, Any]]:
+        """What ended since the last call: its tag, and one bool a key as `Task.wait` answers.
+        With `clear` false the descriptor stays readable, for a caller that resets it before it
+        asks."""
+
+    def close(self) -> None:
+        """Close the descriptor and forget what has not been drained; the tasks go on."""
 
 @final
 class Pin:

@@ -1,16 +1,30 @@
-"""What LMCache's configuration names: `"module_path": "kvdepot.lmcache"`.
+"""kvdepot for LMCache: `"module_path": "kvdepot.lmcache"`.
 
-LMCache itself is imported with the class that needs it.
+* `KvdepotNative`: native plug-in of the multi-process mode, the fastest way.
+* `KvdepotAdapter`: Python L2 adapter of the multi-process mode: pins, eviction notices, usage by
+  salt, listing, devices added and removed while serving.
+* `KvdepotBackend`: storage plug-in of the in-process mode.
+
+docs/engines/lmcache.md says how each is configured. LMCache itself is imported with the class
+that needs it.
 """
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
+
+from kvdepot.lmcache_native import KvdepotNative
+
+__all__ = ["KvdepotNative"]
+
+_WHERE = {
+    "KvdepotAdapter": "kvdepot.lmcache_adapter",
+    "KvdepotBackend": "kvdepot.lmcache_storage",
+}
 
 
 def __getattr__(name: str) -> Any:
-    if name == "KvdepotBackend":
-        from kvdepot.lmcache_storage import KvdepotBackend
-
-        return KvdepotBackend
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _WHERE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_WHERE[name]), name)

@@ -3,9 +3,9 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use kvdepot_store::Depot as StoreDepot;
+use kvdepot_store::{Depot as StoreDepot, Identity};
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyTuple};
+use pyo3::types::{PyBytes, PyDict, PyList, PyTuple};
 use serde_json::{Map, Value, json};
 
 use crate::arguments::Fields;
@@ -106,6 +106,35 @@ impl Depot {
         let depot = self.handle.depot(py)?;
         let stats = serde_json::to_value(depot.stats()).unwrap_or_default();
         settings::to_python(py, &by_tier(stats))
+    }
+
+    /// The namespaces with blocks in the last tier or a place in its directory: digest, the
+    /// directory's description or None, blocks, bytes.
+    fn namespaces<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        let depot = self.handle.depot(py)?;
+        let found = py.detach(|| depot.namespaces());
+        let found = found.map_err(|error| errors::raise(py, error))?;
+        let row = |one: kvdepot_store::NamespaceUsage| {
+            let digest = PyBytes::new(py, &one.id.0);
+            (digest, one.description, one.blocks, one.bytes)
+        };
+        PyList::new(py, found.into_iter().map(row))
+    }
+
+    /// The blocks that left every tier since the last call, by eviction, removal or rot, as
+    /// (digest of the namespace, key, bytes), and whether more left than were noted. They are
+    /// noted from the first call on, at most the last `limit` of each tier.
+    #[pyo3(signature = (limit = 65536))]
+    fn gone<'py>(&self, py: Python<'py>, limit: usize) -> PyResult<(Bound<'py, PyList>, bool)> {
+        let depot = self.handle.depot(py)?;
+        let gone = py.detach(|| depot.gone(limit));
+        let gone = gone.map_err(|error| errors::raise(py, error))?;
+        let row = |(identity, bytes): (Identity, u64)| {
+            let digest = PyBytes::new(py, &identity.namespace.0);
+            (digest, PyBytes::new(py, &identity.key.0), bytes)
+        };
+        let blocks = PyList::new(py, gone.blocks.into_iter().map(row))?;
+        Ok((blocks, gone.overflowed))
     }
 
     /// The counters in the Prometheus text format.

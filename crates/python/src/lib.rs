@@ -14,6 +14,7 @@
 mod arguments;
 mod buffers;
 mod command;
+mod completions;
 mod depot;
 mod dlpack;
 mod errors;
@@ -37,6 +38,8 @@ mod _native {
 
     #[pymodule_export]
     use crate::command::main;
+    #[pymodule_export]
+    use crate::completions::Completions;
     #[pymodule_export]
     use crate::depot::{Depot, check, open};
     #[pymodule_export]

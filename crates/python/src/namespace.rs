@@ -202,6 +202,13 @@ impl Namespace {
         self.change(py, |namespace| namespace.remove(&keys))
     }
 
+    /// Its blocks in any tier as (key, bytes), in the order of the keys.
+    fn blocks<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        let blocks = self.change(py, StoreNamespace::blocks)?;
+        let row = |(key, bytes): (Key, u64)| (PyBytes::new(py, &key.0), bytes);
+        PyList::new(py, blocks.into_iter().map(row))
+    }
+
     /// Removes every block of the namespace; how many the tiers held together.
     fn clear(&self, py: Python<'_>) -> PyResult<usize> {
         self.change(py, StoreNamespace::clear)

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use kvdepot_store::{Error, Task as StoreTask};
+use kvdepot_store::{Completions, Error, Task as StoreTask};
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyString};
 
@@ -23,6 +23,21 @@ impl Task {
     pub(crate) fn new(task: StoreTask, keep: Arc<Keep>) -> Task {
         let pid = std::process::id();
         Task { task, keep, pid }
+    }
+
+    /// Enters `number` into `completions` once the task has all its outcomes.
+    pub(crate) fn watch(&self, completions: &Completions, number: u64) {
+        completions.watch(&self.task, number);
+    }
+
+    /// One bool a key of a task that has ended; its buffers are let go.
+    pub(crate) fn ended<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        self.keep.release(py);
+        let outcomes = self.task.outcomes();
+        PyList::new(
+            py,
+            outcomes.iter().map(|outcome| outcome.reason().is_none()),
+        )
     }
 
     /// Waits for a milestone at which the buffers are no longer touched.
@@ -57,11 +72,7 @@ impl Task {
     fn wait<'py>(&self, py: Python<'py>, timeout: Option<f64>) -> PyResult<Bound<'py, PyList>> {
         let reached = |slice| self.task.wait(Some(slice)).is_ok();
         self.reach(py, timeout, "the task", reached)?;
-        let outcomes = self.task.outcomes();
-        PyList::new(
-            py,
-            outcomes.iter().map(|outcome| outcome.reason().is_none()),
-        )
+        self.ended(py)
     }
 
     /// Waits until the buffers are no longer touched: an engine may use them again.

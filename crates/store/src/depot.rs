@@ -152,6 +152,10 @@ impl Depot {
         }
     }
 
+    pub(crate) fn core(&self) -> &Arc<Core> {
+        &self.inner.core
+    }
+
     /// Makes the tiers present in this process, in a thread of its own: memory is allocated now
     /// and not by the first calls. Of a file only what is in memory already is mapped.
     ///
@@ -355,8 +359,8 @@ impl Namespace {
         self.id
     }
 
-    fn core(&self) -> &Arc<Core> {
-        &self.depot.inner.core
+    pub(crate) fn core(&self) -> &Arc<Core> {
+        self.depot.core()
     }
 
     /// Whether each key's block is stored in some tier.

@@ -71,7 +71,11 @@ struct State {
     pending: usize,
     /// Keys whose buffers may still be touched.
     held: usize,
+    /// Called once it is done.
+    on_done: Vec<OnDone>,
 }
+
+type OnDone = Box<dyn FnOnce() + Send>;
 
 impl Task {
     pub(crate) fn new(keys: usize, journal: Journal) -> Task {
@@ -79,6 +83,7 @@ impl Task {
             outcomes: vec![Outcome::Pending; keys],
             pending: keys,
             held: keys,
+            on_done: Vec::new(),
         };
         Task {
             shared: Arc::new(Shared {
@@ -125,6 +130,18 @@ impl Task {
     #[must_use]
     pub fn outcomes(&self) -> Vec<Outcome> {
         self.shared.state.lock().outcomes.clone()
+    }
+
+    /// Calls `call` once every key has its outcome: at once when that is so already, else from
+    /// whatever thread settles the last one, which must not be kept.
+    pub fn on_done(&self, call: impl FnOnce() + Send + 'static) {
+        let mut state = self.shared.state.lock();
+        if !state.is_done() {
+            state.on_done.push(Box::new(call));
+            return;
+        }
+        drop(state);
+        call();
     }
 
     fn wait_until(
@@ -188,6 +205,10 @@ impl Task {
         if state.is_done() && !before {
             let done = state.outcomes.iter().filter(|o| **o == Outcome::Done);
             self.shared.journal.finished(done.count());
+            let calls = std::mem::take(&mut state.on_done);
+            // They may ask the task what became of it.
+            drop(state);
+            calls.into_iter().for_each(|call| call());
         }
     }
 }
@@ -221,5 +242,26 @@ mod tests {
         task.acknowledge(1, Outcome::Full);
         assert_eq!(task.wait(None).unwrap(), [true, false]);
         assert_eq!(task.outcomes()[1].reason(), Some("full"));
+    }
+
+    #[test]
+    fn whoever_asked_is_called_once_when_the_last_key_has_its_outcome() {
+        use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+        let task = Task::new(2, Journal::dispatched("get", 2, 0));
+        let calls = Arc::new(AtomicU32::new(0));
+        let ask = || {
+            let (calls, task) = (Arc::clone(&calls), task.clone());
+            task.clone().on_done(move || {
+                assert!(task.is_done());
+                calls.fetch_add(1, Relaxed);
+            });
+        };
+        ask();
+        task.settle([(0, Outcome::Done)]);
+        assert_eq!(calls.load(Relaxed), 0);
+        task.settle([(1, Outcome::Miss)]);
+        assert_eq!(calls.load(Relaxed), 1);
+        ask();
+        assert_eq!(calls.load(Relaxed), 2);
     }
 }

@@ -22,6 +22,7 @@
 pub mod cpu;
 pub mod dirs;
 mod error;
+pub mod event;
 pub mod fds;
 pub mod fork;
 pub mod limits;

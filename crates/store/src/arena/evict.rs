@@ -162,6 +162,8 @@ impl Arena {
         debug_assert_eq!(entry.stage, Stage::Live);
         state.live.remove(entry.namespace, &entry.key, slot);
         state.live_bytes -= entry.len;
+        let identity = state.identity(&entry);
+        state.roll.went(entry.namespace, identity, entry.len);
         if entry.pins == 0 {
             state.entries.unlink(slot);
         }

@@ -14,6 +14,7 @@ mod open;
 mod owner_lock;
 mod publish;
 mod recover;
+mod roll;
 mod serve;
 
 use std::path::{Path, PathBuf};
@@ -41,6 +42,7 @@ pub(crate) use owner_lock::read_owner;
 pub(crate) use publish::{Cause, Full, Refused};
 pub use recover::Opening;
 pub(crate) use recover::{is_inside, judge, survey};
+use roll::Roll;
 
 /// Names one reservation or pin: the slot may be reused, the device's sequences never are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -124,6 +126,7 @@ struct State {
     described: Vec<Option<NamespaceId>>,
     /// Namespaces whose blocks may not be scattered.
     contiguous: Vec<u32>,
+    roll: Roll,
 }
 
 /// What an arena counts; read by statistics only.

@@ -11,6 +11,7 @@ use parking_lot::Mutex;
 use super::create::{format, path_error};
 use super::owner_lock::OwnerLock;
 use super::recover::Opening;
+use super::roll::Roll;
 use super::{Arena, Counters, State, Table, create, publish, recover};
 use crate::Error;
 use crate::config::{DaxConfig, Durability, size};
@@ -200,6 +201,7 @@ impl State {
             pinned: 0,
             described: Vec::new(),
             contiguous: Vec::new(),
+            roll: Roll::default(),
         }
     }
 

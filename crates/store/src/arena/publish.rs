@@ -348,6 +348,7 @@ impl Arena {
         state.entries.get_mut(slot).stage = Stage::Live;
         state.live.insert(entry.namespace, &entry.key, slot);
         state.live_bytes += entry.len;
+        state.roll.came(entry.namespace, entry.len);
         state.entries.link(slot);
         if pinned {
             state.add_pin(slot);

@@ -97,6 +97,11 @@ impl KeyMap {
         of.map(|bucket| bucket.slot).collect()
     }
 
+    /// The slots of all.
+    pub(crate) fn all(&self) -> impl Iterator<Item = u32> {
+        self.table.iter().map(|bucket| bucket.slot)
+    }
+
     pub(crate) fn len(&self) -> usize {
         self.table.len()
     }
@@ -119,6 +124,10 @@ impl Namespaces {
             self.ids.push(id);
             (self.ids.len() - 1) as u32
         })
+    }
+
+    pub(crate) fn ids(&self) -> &[NamespaceId] {
+        &self.ids
     }
 
     pub(crate) fn id(&self, number: u32) -> NamespaceId {

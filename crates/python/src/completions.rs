@@ -1,0 +1,127 @@
+//! Completions: many tasks behind one descriptor, for engines that submit and poll.
+
+use std::collections::HashMap;
+
+use kvdepot_store::{Completions as Queue, Error};
+use parking_lot::Mutex;
+use pyo3::prelude::*;
+use pyo3::types::PyList;
+
+use crate::errors;
+use crate::task::Task;
+
+/// Tasks under way and what came of them, in the order in which they ended. `fileno` can be
+/// polled: it is readable while something waits for `drain`.
+#[pyclass(frozen, module = "kvdepot")]
+pub(crate) struct Completions {
+    queue: Queue,
+    added: Mutex<Added>,
+    pid: u32,
+}
+
+#[derive(Default)]
+struct Added {
+    /// By their number in the queue.
+    entries: HashMap<u64, (Py<PyAny>, Answer)>,
+    next: u64,
+    closed: bool,
+}
+
+enum Answer {
+    Of(Py<Task>),
+    Ready(Py<PyAny>),
+}
+
+impl Completions {
+    fn check_process(&self, py: Python<'_>) -> PyResult<()> {
+        if std::process::id() == self.pid {
+            return Ok(());
+        }
+        let word = ": the completions belong to the process this one was forked from";
+        Err(errors::raise(py, Error::Closed(word)))
+    }
+
+    fn insert(&self, py: Python<'_>, tag: Py<PyAny>, answer: Answer) -> PyResult<u64> {
+        self.check_process(py)?;
+        let mut added = self.added.lock();
+        if added.closed {
+            return Err(closed(py));
+        }
+        let number = added.next;
+        added.next += 1;
+        added.entries.insert(number, (tag, answer));
+        Ok(number)
+    }
+}
+
+fn closed(py: Python<'_>) -> PyErr {
+    errors::raise(py, Error::Closed(": its completions were closed"))
+}
+
+#[pymethods]
+impl Completions {
+    #[new]
+    fn new(py: Python<'_>) -> PyResult<Completions> {
+        let queue = Queue::new().map_err(|error| errors::raise(py, error))?;
+        Ok(Completions {
+            queue,
+            added: Mutex::default(),
+            pid: std::process::id(),
+        })
+    }
+
+    /// The descriptor to poll. It is this object's to close.
+    fn fileno(&self, py: Python<'_>) -> PyResult<i32> {
+        self.check_process(py)?;
+        self.queue.fd().ok_or_else(|| closed(py))
+    }
+
+    /// Answers `tag` from `drain` once the task has all its outcomes.
+    fn add(&self, py: Python<'_>, task: Py<Task>, tag: Py<PyAny>) -> PyResult<()> {
+        let number = self.insert(py, tag, Answer::Of(task.clone_ref(py)))?;
+        task.get().watch(&self.queue, number);
+        Ok(())
+    }
+
+    /// Answers `tag` with `answer` from the next `drain`, for what needs no task.
+    fn post(&self, py: Python<'_>, tag: Py<PyAny>, answer: Py<PyAny>) -> PyResult<()> {
+        let number = self.insert(py, tag, Answer::Ready(answer))?;
+        self.queue.enter(number);
+        Ok(())
+    }
+
+    /// What ended since the last call: its tag, and one bool a key as `Task.wait` answers. With
+    /// `clear` false the descriptor stays readable, for a caller that resets it before it asks.
+    #[pyo3(signature = (clear = true))]
+    fn drain<'py>(&self, py: Python<'py>, clear: bool) -> PyResult<Bound<'py, PyList>> {
+        self.check_process(py)?;
+        let numbers = self.queue.drain(clear);
+        let ended: Vec<_> = {
+            let mut added = self.added.lock();
+            let take = |number| added.entries.remove(number);
+            numbers.iter().filter_map(take).collect()
+        };
+        let mut answers = Vec::with_capacity(ended.len());
+        for (tag, answer) in ended {
+            let answer = match answer {
+                Answer::Of(task) => task.get().ended(py)?.into_any(),
+                Answer::Ready(answer) => answer.into_bound(py),
+            };
+            answers.push((tag, answer));
+        }
+        PyList::new(py, answers)
+    }
+
+    /// Closes the descriptor and forgets what has not been drained; the tasks go on.
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        self.check_process(py)?;
+        self.queue.close();
+        let mut added = self.added.lock();
+        added.closed = true;
+        let forgotten = std::mem::take(&mut added.entries);
+        // Outside the lock: the last reference to a tag may run any Python code.
+        drop(added);
+        drop(forgotten);
+        Ok(())
+    }
+}

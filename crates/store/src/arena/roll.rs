@@ -1,0 +1,123 @@
+//! Who is there: the blocks of a namespace, how much each namespace has, and which blocks left.
+//!
+//! What is counted or noted costs every put and eviction a little, so neither begins before
+//! somebody asks.
+
+use std::collections::VecDeque;
+
+use super::Arena;
+use super::open::read_directory;
+use crate::{Error, Identity, Key, NamespaceId};
+
+/// Blocks and payload bytes of a namespace.
+pub(crate) type Share = (u64, u64);
+
+/// Blocks that were unpublished, in that order, with their bytes.
+#[derive(Debug, Default)]
+pub(crate) struct Departed {
+    pub(crate) blocks: Vec<(Identity, u64)>,
+    /// Whether there were more than could be kept.
+    pub(crate) overflowed: bool,
+}
+
+#[derive(Default)]
+pub(super) struct Roll {
+    /// By the namespace's number.
+    shares: Option<Vec<Share>>,
+    notes: Option<Notes>,
+}
+
+struct Notes {
+    blocks: VecDeque<(Identity, u64)>,
+    limit: usize,
+    overflowed: bool,
+}
+
+impl Roll {
+    pub(super) fn came(&mut self, namespace: u32, bytes: u64) {
+        if let Some(shares) = &mut self.shares {
+            add(shares, namespace, bytes);
+        }
+    }
+
+    pub(super) fn went(&mut self, namespace: u32, identity: Identity, bytes: u64) {
+        if let Some(share) = self
+            .shares
+            .as_mut()
+            .and_then(|all| all.get_mut(namespace as usize))
+        {
+            *share = (share.0 - 1, share.1 - bytes);
+        }
+        if let Some(notes) = &mut self.notes {
+            if notes.blocks.len() >= notes.limit {
+                notes.blocks.pop_front();
+                notes.overflowed = true;
+            }
+            notes.blocks.push_back((identity, bytes));
+        }
+    }
+}
+
+fn add(shares: &mut Vec<Share>, namespace: u32, bytes: u64) {
+    let index = namespace as usize;
+    if shares.len() <= index {
+        shares.resize(index + 1, (0, 0));
+    }
+    shares[index] = (shares[index].0 + 1, shares[index].1 + bytes);
+}
+
+impl Arena {
+    /// The published blocks of a namespace and their bytes, in no order.
+    pub(crate) fn blocks(&self, namespace: NamespaceId) -> Vec<(Key, u64)> {
+        let state = self.state.lock();
+        let number = state.namespaces.number(namespace);
+        let slots = number.map_or_else(Vec::new, |number| state.live.slots(number));
+        let of = |slot| {
+            let entry = state.entries.get(slot);
+            (entry.key, entry.len)
+        };
+        slots.into_iter().map(of).collect()
+    }
+
+    /// What each namespace that was ever used here has; counted from the first call on.
+    pub(crate) fn shares(&self) -> Vec<(NamespaceId, Share)> {
+        let mut guard = self.state.lock();
+        let state = &mut *guard;
+        let shares = state.roll.shares.get_or_insert_with(|| {
+            let mut shares = Vec::new();
+            for slot in state.live.all() {
+                let entry = state.entries.get(slot);
+                add(&mut shares, entry.namespace, entry.len);
+            }
+            shares
+        });
+        let each = state.namespaces.ids().iter().enumerate();
+        each.map(|(number, id)| (*id, shares.get(number).copied().unwrap_or_default()))
+            .collect()
+    }
+
+    /// What the arena's directory says of its namespaces.
+    pub(crate) fn descriptions(&self) -> Result<Vec<(NamespaceId, String)>, Error> {
+        if self.table.is_none() {
+            return Ok(Vec::new());
+        }
+        let entries = read_directory(&self.mapping)?.into_iter();
+        Ok(entries.map(|(_, id, text)| (id, text)).collect())
+    }
+
+    /// The blocks unpublished since the last call; noted from the first call on, at most the last
+    /// `limit` of them.
+    pub(crate) fn departed(&self, limit: usize) -> Departed {
+        let mut state = self.state.lock();
+        let notes = state.roll.notes.get_or_insert_with(|| Notes {
+            blocks: VecDeque::new(),
+            limit,
+            overflowed: false,
+        });
+        notes.limit = limit;
+        Departed {
+            blocks: std::mem::take(&mut notes.blocks).into(),
+            overflowed: std::mem::take(&mut notes.overflowed),
+        }
+    }
+}

@@ -1,0 +1,111 @@
+//! Finished tasks, in the order in which they finished, behind one descriptor that can be polled.
+//!
+//! For engines that submit and poll: no thread waits for a task. A task that is done enters its
+//! number into a queue and signals.
+
+use std::os::fd::RawFd;
+use std::sync::Arc;
+
+use kvdepot_media::host::event::Event;
+use parking_lot::Mutex;
+
+use crate::{Error, Task};
+
+/// Numbers of tasks that are done. Clones share it.
+#[derive(Clone)]
+pub struct Completions {
+    queue: Arc<Mutex<Queue>>,
+}
+
+struct Queue {
+    done: Vec<u64>,
+    /// `None` once closed.
+    event: Option<Event>,
+}
+
+impl Completions {
+    /// An empty queue.
+    ///
+    /// # Errors
+    /// [`Error::Host`] when the process has no descriptor left.
+    pub fn new() -> Result<Completions, Error> {
+        let event = Some(Event::new()?);
+        let done = Vec::new();
+        Ok(Completions {
+            queue: Arc::new(Mutex::new(Queue { done, event })),
+        })
+    }
+
+    /// The descriptor to poll: readable while something waits to be drained. `None` once closed.
+    #[must_use]
+    pub fn fd(&self) -> Option<RawFd> {
+        self.queue.lock().event.as_ref().map(Event::fd)
+    }
+
+    /// Enters `number` once the task is done.
+    pub fn watch(&self, task: &Task, number: u64) {
+        let completions = self.clone();
+        task.on_done(move || completions.enter(number));
+    }
+
+    /// Enters a number at once.
+    pub fn enter(&self, number: u64) {
+        let mut queue = self.queue.lock();
+        let queue = &mut *queue;
+        if let Some(event) = &queue.event {
+            queue.done.push(number);
+            event.signal();
+        }
+    }
+
+    /// Takes what is there. With `clear` the descriptor is unreadable until the next number;
+    /// without, whoever polls it clears it.
+    #[must_use]
+    pub fn drain(&self, clear: bool) -> Vec<u64> {
+        let mut queue = self.queue.lock();
+        if let Some(event) = queue.event.as_ref().filter(|_| clear) {
+            event.clear();
+        }
+        std::mem::take(&mut queue.done)
+    }
+
+    /// Closes the descriptor. What finishes from now on is forgotten.
+    pub fn close(&self) {
+        let mut queue = self.queue.lock();
+        queue.event = None;
+        queue.done.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Outcome;
+    use crate::journal::Journal;
+
+    #[test]
+    fn tasks_come_in_the_order_in_which_they_end() {
+        let completions = Completions::new().unwrap();
+        let tasks = [0, 1].map(|number| {
+            let task = Task::new(1, Journal::dispatched("get", 1, 0));
+            completions.watch(&task, number);
+            task
+        });
+        assert!(completions.drain(true).is_empty());
+        tasks[1].settle([(0, Outcome::Miss)]);
+        completions.enter(7);
+        tasks[0].settle([(0, Outcome::Done)]);
+        assert_eq!(completions.drain(true), [1, 7, 0]);
+    }
+
+    #[test]
+    fn what_ends_after_the_close_is_forgotten() {
+        let completions = Completions::new().unwrap();
+        let task = Task::new(1, Journal::dispatched("get", 1, 0));
+        completions.watch(&task, 0);
+        completions.close();
+        assert_eq!(completions.fd(), None);
+        task.settle([(0, Outcome::Done)]);
+        assert!(completions.drain(true).is_empty());
+    }
+}

@@ -1,0 +1,107 @@
+//! What is there, how much of it, and what left.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod common;
+
+use common::{PATIENCE, Place, get, key, keys, namespace, namespace_of, put};
+use kvdepot_store::{Depot, Gone, Namespace};
+
+const LEN: usize = 9000;
+
+/// Blocks and bytes of a namespace, as its depot counts them.
+fn share(depot: &Depot, ns: &Namespace) -> (u64, u64) {
+    let all = depot.namespaces().unwrap();
+    let one = all.iter().find(|one| one.id == ns.id()).unwrap();
+    (one.blocks, one.bytes)
+}
+
+fn numbers(gone: &Gone) -> Vec<u64> {
+    let mut numbers: Vec<u64> = gone
+        .blocks
+        .iter()
+        .map(|(identity, _)| common::number(&identity.key))
+        .collect();
+    numbers.sort_unstable();
+    numbers
+}
+
+fn fill(ns: &Namespace, numbers: std::ops::Range<u64>) {
+    for number in numbers {
+        assert_eq!(put(ns, &[number], LEN), [true]);
+    }
+}
+
+#[test]
+fn a_namespace_is_listed_and_counted_also_after_a_restart() {
+    let place = Place::new("Cache|Dax", "1MiB", "4MiB");
+    let depot = place.open();
+    let (a, b) = (namespace_of(&depot, "a"), namespace_of(&depot, "b"));
+    put(&a, &[1, 2, 3], LEN);
+    assert!(depot.drain(PATIENCE));
+    assert_eq!(share(&depot, &a), (3, 3 * LEN as u64));
+    put(&b, &[4], LEN);
+    assert!(depot.drain(PATIENCE));
+    a.remove(&[key(2)]).unwrap();
+    assert_eq!(share(&depot, &a), (2, 2 * LEN as u64));
+    assert_eq!(share(&depot, &b), (1, LEN as u64));
+    depot.close();
+    drop((depot, a, b));
+    let depot = place.open();
+    let (a, b) = (namespace_of(&depot, "a"), namespace_of(&depot, "b"));
+    assert_eq!(share(&depot, &a), (2, 2 * LEN as u64));
+    assert_eq!(share(&depot, &b), (1, LEN as u64));
+    assert_eq!(
+        a.blocks().unwrap(),
+        [(key(1), LEN as u64), (key(3), LEN as u64)]
+    );
+    let described = depot.namespaces().unwrap();
+    assert!(described.iter().any(|one| {
+        let text = one.description.as_deref().unwrap_or_default();
+        one.id == a.id() && text.starts_with("model=a ")
+    }));
+}
+
+#[test]
+fn what_leaves_one_tier_and_is_in_another_is_not_gone() {
+    let place = Place::new("Cache|Dax", "1MiB", "64MiB").with("", "promote", false);
+    let depot = place.open();
+    let ns = namespace(&depot);
+    assert_eq!(depot.gone(1000).unwrap(), Gone::default());
+    let many: Vec<u64> = (0..400).collect();
+    many.chunks(40).for_each(|some| {
+        put(&ns, some, LEN);
+        assert!(depot.drain(PATIENCE));
+    });
+    assert!(depot.stats().tiers[0].evicted_blocks > 0);
+    assert_eq!(depot.gone(1000).unwrap(), Gone::default());
+    // The last one is in both tiers.
+    ns.remove(&keys([7, 8, 399])).unwrap();
+    assert_eq!(numbers(&depot.gone(1000).unwrap()), [7, 8, 399]);
+    assert_eq!(depot.gone(1000).unwrap(), Gone::default());
+}
+
+#[test]
+fn evictions_are_noted_once_somebody_asked_and_no_more_than_asked() {
+    let depot = Place::new("Dax", "", "2MiB").open();
+    let ns = namespace(&depot);
+    fill(&ns, 0..200);
+    assert_eq!(depot.gone(1000).unwrap(), Gone::default());
+    fill(&ns, 200..400);
+    let gone = depot.gone(1000).unwrap();
+    assert!(!gone.overflowed);
+    let there: Vec<u64> = ns
+        .blocks()
+        .unwrap()
+        .iter()
+        .map(|(key, _)| common::number(key))
+        .collect();
+    assert!(numbers(&gone).iter().all(|number| !there.contains(number)));
+    assert_eq!(share(&depot, &ns).0, there.len() as u64);
+    fill(&ns, 400..600);
+    let _unlimited = depot.gone(5).unwrap();
+    fill(&ns, 600..700);
+    let gone = depot.gone(5).unwrap();
+    assert!(gone.overflowed && gone.blocks.len() == 5);
+    get(&ns, &[699], LEN);
+}
