@@ -1,0 +1,307 @@
+"""LMCache's Python L2 adapter: what the native surface has no words for.
+
+`lmcache server --l2-adapter '{"type": "plugin", "module_path": "kvdepot.lmcache", "class_name":
+"KvdepotAdapter", "adapter_params": {…}}'`. Beyond moving the same blocks it pins them from lookup
+to unlock, tells LMCache what kvdepot evicts, and knows after a restart what is there, of whom.
+
+LMCache's store loop submits stores and pops them, its prefetch loop does lookups, loads and
+unlocks, its eviction loop deletes; each loop resets a descriptor of ours before it asks.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from lmcache.lmcache_native import Bitmap
+from lmcache.v1.distributed.api import KeyEntry, KeyListPage, ObjectKey
+from lmcache.v1.distributed.internal_api import L2AdapterListener, L2StoreResult
+from lmcache.v1.distributed.l2_adapters.base import AdapterUsage, L2AdapterInterface
+
+import kvdepot
+from kvdepot import lmcache_keys
+from kvdepot.lmcache_core import Batch, Space, Store, ended
+
+log = logging.getLogger("kvdepot.lmcache")
+
+
+class KvdepotAdapter(L2AdapterInterface):
+    """An L2 adapter over one depot; `params` are LMCache's `adapter_params`."""
+
+    def __init__(self, params: Mapping[str, Any], l1_memory_desc: object = None) -> None:
+        super().__init__()
+        self._store = Store(params)
+        self._stores, self._lookups, self._loads = (kvdepot.Completions() for _ in range(3))
+        self._stored: dict[int, L2StoreResult] = {}
+        self._found: dict[int, Bitmap] = {}
+        self._loaded: dict[int, Bitmap] = {}
+        self._pins: dict[ObjectKey, list[tuple[Space, kvdepot.Pin]]] = {}
+        self._numbers = itertools.count()
+        # Of pins and results; never held while a listener is called.
+        self._lock = threading.Lock()
+        self._max_capacity_bytes = self._tier()["capacity_bytes"]
+        # From here on what goes is noted; what the base class counts begins with what is there.
+        self._store.depot.gone()
+        usage = self.get_usage()
+        self._total_bytes_used = sum(usage.bytes_by_cache_salt.values())
+        self._bytes_by_cache_salt = dict(usage.bytes_by_cache_salt)
+
+    def _tier(self) -> Any:
+        """The statistics of the tier that has everything."""
+        stats: Any = self._store.depot.stats()["tiers"]
+        return list(stats.values())[-1]
+
+    # ---- descriptors ------------------------------------------------------------------------
+
+    def get_store_event_fd(self) -> int:
+        """Readable when a store has ended."""
+        return self._stores.fileno()
+
+    def get_lookup_and_lock_event_fd(self) -> int:
+        """Readable when a lookup has ended."""
+        return self._lookups.fileno()
+
+    def get_load_event_fd(self) -> int:
+        """Readable when a load has ended."""
+        return self._loads.fileno()
+
+    # ---- store ------------------------------------------------------------------------------
+
+    def submit_store_task(self, keys: list[ObjectKey], objects: list[Any]) -> int:
+        """Store chunks. Blocks are immutable: those that are there already count nothing."""
+        places = [self._store.place_object(key) for key in keys]
+        there = self._store.contains(places)
+        sizes = [0 if here else obj.get_size() for here, obj in zip(there, objects, strict=True)]
+        number = next(self._numbers)
+        batch = Batch((number, list(keys), sizes), len(places))
+        buffers = [obj.byte_array for obj in objects]
+        self._store.submit(batch, places, buffers, self._stores, put=True)
+        return number
+
+    def pop_completed_store_tasks(self) -> dict[int, L2StoreResult]:
+        """The stores that have ended. One whose chunks are not all stored has failed; those of
+        its chunks that are stored remain."""
+        with self._lock:
+            batches = ended(self._stores, clear=False)
+        keys: list[ObjectKey] = []
+        sizes: list[int] = []
+        for batch in batches:
+            number, names, bytes_each = batch.tag
+            kept = [index for index, ok in enumerate(batch.answers) if ok]
+            keys += [names[index] for index in kept]
+            sizes += [bytes_each[index] for index in kept]
+            whole = len(kept) == len(names)
+            if not whole:
+                reasons = ", ".join(sorted(batch.reasons))
+                log.warning(
+                    "%d of %d chunks not stored: %s", len(names) - len(kept), len(names), reasons
+                )
+            self._stored[number] = L2StoreResult(whole, sum(bytes_each) if whole else 0)
+        if keys:
+            self._notify_keys_stored(keys, sizes)
+        self._tell_gone()
+        completed, self._stored = self._stored, {}
+        return completed
+
+    # ---- lookup, lock -----------------------------------------------------------------------
+
+    def submit_lookup_and_lock_task(
+        self, keys: list[ObjectKey], group_layout_descs: Mapping[int, Any]
+    ) -> int:
+        """Look chunks up and pin those that are there, once more for each lookup."""
+        places = [self._store.place_object(key) for key in keys]
+        bitmap = Bitmap(len(keys))
+        with self._lock:
+            pins = self._store.pin(places)
+            for index, (key, (space, _), pin) in enumerate(zip(keys, places, pins, strict=True)):
+                if pin is not None:
+                    self._pins.setdefault(key, []).append((space, pin))
+                    bitmap.set(index)
+        number = next(self._numbers)
+        self._lookups.post(number, bitmap)
+        return number
+
+    def query_lookup_and_lock_result(self, task_id: int) -> Bitmap | None:
+        """The bitmap of a lookup, once."""
+        with self._lock:
+            self._found.update(self._lookups.drain(clear=False))
+            return self._found.pop(task_id, None)
+
+    def submit_unlock(self, keys: list[ObjectKey]) -> None:
+        """End one pin of each chunk; a chunk without one is passed over."""
+        ending: dict[Space, list[kvdepot.Pin]] = {}
+        with self._lock:
+            for key in keys:
+                pins = self._pins.get(key)
+                if pins is None:
+                    continue
+                space, pin = pins.pop()
+                ending.setdefault(space, []).append(pin)
+                if not pins:
+                    del self._pins[key]
+        for space, pins_of in ending.items():
+            try:
+                space.namespace.unpin(pins_of)
+            except kvdepot.ClosedError:
+                # The depot's pins have ended with it.
+                log.debug("unlock after close")
+
+    # ---- load -------------------------------------------------------------------------------
+
+    def submit_load_task(self, keys: list[ObjectKey], objects: list[Any]) -> int:
+        """Fill the objects; a chunk of another length than its object is a miss."""
+        places = [self._store.place_object(key) for key in keys]
+        number = next(self._numbers)
+        batch = Batch((number, list(keys)), len(places))
+        buffers = [obj.byte_array for obj in objects]
+        self._store.submit(batch, places, buffers, self._loads, put=False)
+        return number
+
+    def query_load_result(self, task_id: int) -> Bitmap | None:
+        """The bitmap of a load, once."""
+        with self._lock:
+            batches = ended(self._loads, clear=False)
+        accessed: list[ObjectKey] = []
+        for batch in batches:
+            number, keys = batch.tag
+            bitmap = Bitmap(len(keys))
+            for index, ok in enumerate(batch.answers):
+                if ok:
+                    bitmap.set(index)
+                    accessed.append(keys[index])
+            self._loaded[number] = bitmap
+        if accessed:
+            self._notify_keys_accessed(accessed)
+        return self._loaded.pop(task_id, None)
+
+    # ---- what is there, and what goes -------------------------------------------------------
+
+    def delete(self, keys: list[ObjectKey]) -> None:
+        """Remove chunks, but for those that a lookup has locked."""
+        with self._lock:
+            free = [key for key in keys if key not in self._pins]
+            self._store.remove([self._store.place_object(key) for key in free])
+        told = self._tell_gone()
+        # LMCache's eviction forgets what was gone before, too.
+        silent = [key for key in free if key not in told]
+        if silent:
+            self._notify_keys_deleted(silent, [0] * len(silent))
+
+    def _tell_gone(self) -> set[ObjectKey]:
+        """Tell the listeners what left the depot: deleted, evicted, or found to be rotten."""
+        blocks, overflowed = self._store.depot.gone()
+        if overflowed:
+            log.warning("more blocks were evicted than noted: LMCache hears of the last ones")
+        keys: list[ObjectKey] = []
+        sizes: list[int] = []
+        spaces = self._store.spaces_of({digest for digest, _, _ in blocks}) if blocks else {}
+        for digest, key, size in blocks:
+            space = spaces.get(digest)
+            if space is not None and space.name is not None:
+                keys.append(object_key(space.name, key))
+                sizes.append(size)
+        if keys:
+            self._notify_keys_deleted(keys, sizes)
+        return set(keys)
+
+    def register_listener(self, listener: L2AdapterListener) -> None:
+        """Add a listener. It hears first of what is there from before a restart."""
+        super().register_listener(listener)
+        for space in self._store.spaces():
+            rows = space.namespace.blocks()
+            if rows and space.name is not None:
+                keys = [object_key(space.name, key) for key, _ in rows]
+                listener.on_l2_keys_stored(keys, [size for _, size in rows])
+
+    def get_usage(self) -> AdapterUsage:
+        """What the depot holds. The total is what is allocated: blocks being written and blocks
+        that a reader still holds count as used."""
+        by_salt: dict[str, int] = {}
+        rows = {digest: size for digest, _, _, size in self._store.depot.namespaces()}
+        for space in self._store.spaces():
+            size = rows.get(space.digest, 0)
+            if size and space.name is not None:
+                by_salt[space.name.salt] = by_salt.get(space.name.salt, 0) + size
+        tier = self._tier()
+        return AdapterUsage(
+            total_bytes_used=tier["used_bytes"],
+            total_capacity_bytes=tier["capacity_bytes"],
+            bytes_by_cache_salt=MappingProxyType(by_salt),
+        )
+
+    def list_l2_keys(
+        self, model_name: str | None = None, page_size: int = 500, cursor: str | None = None
+    ) -> KeyListPage:
+        """One page of the chunks, also of those from before a restart, in a fixed order."""
+        if page_size <= 0:
+            raise ValueError(f"page_size: {page_size} is not allowed: a number from 1")
+        after = self._cursor(cursor)
+        entries: list[KeyEntry] = []
+        last: tuple[bytes, bytes] | None = None
+        for space in self._store.spaces():
+            name = space.name
+            if name is None or space.digest < after[0] or model_name not in (None, name.model):
+                continue
+            for key, size in space.namespace.blocks():
+                if (space.digest, key) <= after:
+                    continue
+                if len(entries) == page_size and last is not None:
+                    return KeyListPage(tuple(entries), b"".join(last).hex())
+                encoded = object_key(name, key).to_encoded_object_key()
+                entries.append(KeyEntry(key=encoded, size_bytes=size))
+                last = (space.digest, key)
+        return KeyListPage(tuple(entries), None)
+
+    @staticmethod
+    def _cursor(cursor: str | None) -> tuple[bytes, bytes]:
+        """Where the page before ended: a namespace's digest and a key."""
+        try:
+            at = bytes.fromhex(cursor or "")
+        except ValueError:
+            at = b"?"
+        if len(at) not in (0, 16 + lmcache_keys.KEY_BYTES):
+            raise ValueError(f"cursor: {cursor!r} is not allowed: what the page before answered")
+        return at[:16], at[16:]
+
+    # ---- state ------------------------------------------------------------------------------
+
+    def report_status(self) -> dict[str, Any]:
+        """State and fill, as LMCache's `/status` shows them."""
+        self._tell_gone()
+        tier = self._tier()
+        with self._lock:
+            locked = len(self._pins)
+        return {
+            "is_healthy": True,
+            "type": type(self).__name__,
+            "depot": self._store.depot.description,
+            "stored_object_count": tier["blocks"],
+            "locked_key_count": locked,
+            "current_size_bytes": tier["used_bytes"],
+            "max_capacity_bytes": tier["capacity_bytes"],
+            "evicted_object_count": tier["evicted_blocks"],
+            "corrupt_object_count": tier["corrupt_blocks"],
+        }
+
+    def close(self) -> None:
+        """Wait for what is under way, then close the depot and the descriptors."""
+        self._store.close()
+        with self._lock:
+            self._pins.clear()
+        for done in (self._stores, self._lookups, self._loads):
+            done.close()
+
+
+def object_key(name: lmcache_keys.Name, key: bytes) -> ObjectKey:
+    """LMCache's key of a block."""
+    return ObjectKey(
+        chunk_hash=key[: name.hash_bytes],
+        model_name=name.model,
+        kv_rank=name.rank,
+        object_group_id=name.group,
+        cache_salt=name.salt,
+    )
