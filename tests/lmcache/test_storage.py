@@ -368,3 +368,14 @@ def test_a_pinned_lookup_pins_the_hits_before_the_first_miss(backend: Any, chunk
     for key in keys:
         backend.unpin(key)
     assert backend.batched_remove(keys, force=False) == 2
+
+
+def test_a_prefix_ends_at_the_first_miss_whatever_the_formats(backend: Any, chunks: Chunks):
+    usual, missing, other = keys = chunks.keys(3)
+    chunks.put(backend, [usual])
+    chunks.put(backend, [other], fmt=MemoryFormat.KV_T2D, shape=(64, 2, 128))
+    assert backend.batched_contains([usual, other, missing]) == 2
+    assert backend.batched_contains(keys, pin=True) == 1
+    [chunk] = asyncio.run(backend.batched_get_non_blocking("lookup", keys))
+    chunks.check(usual, chunk)
+    assert backend.batched_remove(keys, force=False) == 1  # the other is not pinned

@@ -1,0 +1,208 @@
+"""The plug-in as LMCache's StorageManager loads and drives it, and as a restart finds it."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lmcache.v1.event_manager import EventType
+
+from .conftest import Chunks, Engine
+
+
+def put(manager: Any, chunks: Chunks, keys: list[Any]) -> None:
+    manager.batched_put(keys, [chunks.chunk(manager.allocator_backend, key) for key in keys])
+
+
+def check_all(manager: Any, chunks: Chunks, keys: list[Any], location: str = "dax") -> None:
+    for key, chunk in zip(keys, manager.batched_get(keys, location=location), strict=True):
+        chunks.check(key, chunk)
+
+
+@pytest.mark.parametrize("name", ["dax", "kv.store"])
+def test_the_sample_configuration_works_under_any_name(
+    engine: Engine, chunks: Chunks, caplog: pytest.LogCaptureFixture, name: str
+):
+    manager = engine.manager(
+        name=name, store_location=name, retrieve_locations=["LocalCPUBackend", name]
+    )
+    assert manager.list_backends()[name] == "KvdepotBackend"
+    keys = chunks.keys(8)
+    put(manager, chunks, keys)
+    assert manager.contains(keys[0]) == name
+    assert manager.batched_contains([*keys, chunks.key()]) == (8, {name: keys})
+    check_all(manager, chunks, keys, name)
+    chunks.check(keys[0], manager.get(keys[0]))
+    assert manager.memcheck()
+    assert not [line for line in caplog.messages if "does not name" in line]
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "effect"),
+    [
+        ("store_location", "LocalCPUBackend", "stores nothing"),
+        ("retrieve_locations", ["LocalCPUBackend", "KvdepotBackend"], "finds nothing"),
+    ],
+)
+def test_a_location_that_leaves_the_plug_in_out_is_reported(
+    engine: Engine, caplog: pytest.LogCaptureFixture, option: str, value: object, effect: str
+):
+    engine.manager(name="depot", **{option: value})
+    [line] = [line for line in caplog.messages if "does not name" in line]
+    assert option in line
+    assert repr(value) in line
+    assert "'depot'" in line
+    assert effect in line
+
+
+def test_a_restore_fills_lmcaches_hot_cache(engine: Engine, chunks: Chunks):
+    manager = engine.manager(local_cpu=True)
+    keys = chunks.keys(4)
+    put(manager, chunks, keys)
+    manager.clear(["LocalCPUBackend"])
+    assert manager.contains(keys[0]) == "dax"
+    check_all(manager, chunks, keys)
+    assert manager.contains(keys[0]) == "LocalCPUBackend"
+
+
+def test_layers_are_restored_one_by_one(engine: Engine, chunks: Chunks):
+    from lmcache.v1.memory_management import MemoryFormat
+
+    manager = engine.manager(use_layerwise=True)
+    layers = [key.split_layers(2) for key in chunks.keys(3)]
+    by_layer = [[split[layer] for split in layers] for layer in range(2)]
+    for keys in by_layer:
+        made = [
+            chunks.chunk(
+                manager.allocator_backend, key, fmt=MemoryFormat.KV_T2D, shape=(64, 2, 128)
+            )
+            for key in keys
+        ]
+        manager.batched_put(keys, made)
+    for keys, task in zip(
+        by_layer, manager.layerwise_batched_get(by_layer, location="dax"), strict=True
+    ):
+        for key, chunk in zip(keys, task.result(timeout=30), strict=True):
+            chunks.check(key, chunk)
+
+
+def test_lookup_and_prefetch_answer_the_prefix(engine: Engine, chunks: Chunks):
+    manager = engine.manager(enable_async_loading=True)
+    answers: list[tuple[str, int]] = []
+
+    class Server:
+        def send_response_to_scheduler(self, lookup: str, tokens: int) -> None:
+            answers.append((lookup, tokens))
+
+    manager.async_lookup_server = Server()
+    keys = chunks.keys(4)
+    put(manager, chunks, [keys[0], keys[1], keys[3]])
+    lookup = manager.async_lookup_and_prefetch("id", keys, [0, 64, 128, 192, 256], pin=True)
+    asyncio.run_coroutine_threadsafe(lookup, manager.loop).result(timeout=30)
+    until = time.monotonic() + 30
+    while not answers and time.monotonic() < until:
+        time.sleep(0.01)
+    [restored] = manager.event_manager.pop_event(EventType.LOADING, "id").result()
+    assert [key for key, _ in restored] == keys[:2]
+    for key, chunk in restored:
+        chunks.check(key, chunk)
+    manager.batched_unpin(keys)
+    assert answers == [("id", 128)]
+    assert manager.storage_backends["dax"].batched_remove(keys, force=False) == 3
+
+
+def test_wrong_settings_are_in_lmcaches_log(engine: Engine, caplog: pytest.LogCaptureFixture):
+    manager = engine.manager(extra={"dax.restore_worker": 2})
+    assert "dax" not in manager.list_backends()
+    [line] = [line for line in caplog.messages if "Failed to create backend" in line]
+    assert "dax.restore_worker" in line
+    assert "'restore_workers'" in line
+
+
+# ---- several processes and restarts ------------------------------------------------------------
+
+
+def test_everything_is_there_after_a_restart(engine: Engine, chunks: Chunks):
+    manager = engine.manager()
+    keys = chunks.keys(100)
+    put(manager, chunks, keys)
+    manager.close()
+    check_all(engine.manager(), chunks, keys)
+
+
+PUT_AND_DIE = """
+    import os, signal, sys
+    from pathlib import Path
+    from lmcache_tests.conftest import Chunks, Engine
+
+    folder, count = Path(sys.argv[1]), int(sys.argv[2])
+    manager, chunks = Engine(folder).manager(), Chunks()
+    keys = chunks.keys(count)
+    manager.batched_put(keys, [chunks.chunk(manager.allocator_backend, key) for key in keys])
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_killed_process_loses_no_chunk_that_was_stored(
+    engine: Engine, chunks: Chunks, tmp_path: Path
+):
+    packages = tmp_path / "packages"
+    packages.mkdir()
+    (packages / "lmcache_tests").symlink_to(Path(__file__).parent)
+    program = f"import sys; sys.path.insert(0, {str(packages)!r})\n{textwrap.dedent(PUT_AND_DIE)}"
+    died = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path), "100"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert died.returncode == -signal.SIGKILL, died.stderr
+    check_all(engine.manager(), chunks, chunks.keys(100))
+
+
+def test_a_second_opener_is_told_of_the_first(
+    engine: Engine, chunks: Chunks, caplog: pytest.LogCaptureFixture
+):
+    import os
+
+    first = engine.manager()
+    keys = chunks.keys(4)
+    put(first, chunks, keys)
+    second = engine.manager()
+    assert "dax" not in second.list_backends()
+    [line] = [line for line in caplog.messages if "Failed to create backend" in line]
+    assert str(os.getpid()) in line
+    check_all(first, chunks, keys)
+
+
+def test_ranks_have_chunks_of_their_own(engine: Engine, chunks: Chunks):
+    ranks = [[chunks.key(rank, 2, chunk_hash=hash_) for hash_ in (5, 6, 7)] for rank in (0, 1)]
+    for rank, keys in enumerate(ranks):
+        manager = engine.manager(rank, 2)
+        assert manager.list_backends()["dax"] == "KvdepotBackend"
+        assert manager.batched_contains(keys)[0] == 0
+        put(manager, chunks, keys)
+        manager.close()
+    for rank, keys in enumerate(ranks):
+        manager = engine.manager(rank, 2)
+        check_all(manager, chunks, keys)
+        manager.close()
+
+
+def test_the_scheduler_looks_up_without_memory(engine: Engine, chunks: Chunks):
+    keys = chunks.keys(3)
+    worker = engine.manager()
+    put(worker, chunks, keys)
+    worker.close()
+    scheduler = engine.manager(role="scheduler")
+    assert scheduler.list_backends() == {"dax": "KvdepotBackend"}
+    assert scheduler.batched_contains([*keys, chunks.key()], pin=True) == (3, {"dax": keys})
+    scheduler.batched_unpin(keys)
+    assert scheduler.get(keys[0]) is None
