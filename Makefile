@@ -21,7 +21,7 @@ say = @printf '\n\033[1m==> %s\033[0m\n' "$(1)"
 
 .PHONY: help
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
 	@echo '  DEMO_FLAGS, BENCH_FLAGS   passed on, such as BENCH_FLAGS=--json'
 	@echo '  PYTHON                    the interpreter of .venv; python3 unless given'
@@ -84,6 +84,10 @@ bench: build ## This machine's limits, what kvdepot reaches, and the ratio
 	$(CARGO_TARGET_DIR)/release/kvdepot bench index $(BENCH_FLAGS)
 	$(CARGO_TARGET_DIR)/release/kvdepot bench reopen $(BENCH_FLAGS)
 	$(BIN)/python -m kvdepot.bench index $(BENCH_FLAGS)
+
+.PHONY: bench-lmcache
+bench-lmcache: package $(VENV)/.lmcache ## Beside LMCache's DAX backends, on the same kind of file
+	$(BIN)/python bench/lmcache/run.py $(BENCH_FLAGS)
 
 # ---- test -----------------------------------------------------------------------------------
 

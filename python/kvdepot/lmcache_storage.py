@@ -18,7 +18,8 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from lmcache.logging import init_logger
@@ -35,10 +36,40 @@ logger: logging.Logger = init_logger(__name__)
 # Waiting is all that these threads do, for restores of LMCache's event loop.
 WAITERS = 4
 
+# Bytes whose chunks are allocated at a time.
+PART_BYTES = 16 << 20
+
 # How long a restore waits for chunks that puts still read, where memory is full.
 RELEASE_SECONDS = 1.0
 
 Stored = Callable[[CacheEngineKey], None]
+
+
+@dataclass
+class Move:
+    """Chunks that are being filled, and where they belong."""
+
+    restored: list[MemoryObj | None]
+    places: list[int]
+    chunks: list[MemoryObj]
+    task: kvdepot.Task | None = None
+
+    def end(self) -> None:
+        """Wait; hand over the chunks that verify, and give the others back."""
+        outcome = [False] * len(self.chunks)
+        try:
+            if self.task is not None:
+                try:
+                    outcome = self.task.wait()
+                finally:
+                    # Also when the wait is interrupted: lanes write until then.
+                    self.task.wait_released()
+        finally:
+            for at, chunk, done in zip(self.places, self.chunks, outcome, strict=True):
+                if done:
+                    self.restored[at] = chunk
+                else:
+                    chunk.ref_count_down()
 
 
 class KvdepotBackend(StoragePluginInterface):
@@ -418,19 +449,28 @@ class KvdepotBackend(StoragePluginInterface):
     def _fill(self, ids: list[bytes], restored: list[MemoryObj | None], prefix: bool) -> None:
         """Put a chunk into each place of `restored` whose block is read and verified."""
         found = self._find(ids, prefix)
-        groups: dict[Layout, dict[int, list[int]]] = {}
+        groups: dict[tuple[Layout, int], list[int]] = {}
         for at, (layout, pin) in enumerate(found):
             if layout is not None and pin is not None:
-                groups.setdefault(layout, {}).setdefault(pin.length, []).append(at)
-        try:
-            for layout, lengths in groups.items():
-                chunks: dict[int, MemoryObj] = {}
-                for length, places in lengths.items():
-                    allocated = self._allocate(layout, length, len(places))
-                    chunks.update(zip(places, allocated, strict=False))
-                self._get(self._spaces[layout], ids, chunks, restored)
-        finally:
-            self._all_spaces()[0].unpin([pin for _, pin in found])
+                groups.setdefault((layout, pin.length), []).append(at)
+        # What is begun is ended, also when something raises in between.
+        with ExitStack() as ending:
+            ending.callback(self._all_spaces()[0].unpin, [pin for _, pin in found])
+            for (layout, length), places in groups.items():
+                # LMCache takes long to allocate: lanes copy the part before meanwhile.
+                step = max(1, PART_BYTES // length)
+                for start in range(0, len(places), step):
+                    part = places[start : start + step]
+                    chunks = self._allocate(layout, length, len(part))
+                    move = Move(restored, part[: len(chunks)], chunks)
+                    ending.callback(move.end)
+                    move.task = self._spaces[layout].get(
+                        [ids[at] for at in move.places],
+                        [(chunk.data_ptr, length) for chunk in chunks],
+                    )
+                    if len(chunks) < len(part):
+                        logger.warning("LMCache's CPU memory is full: some chunks are misses")
+                        break
 
     def _allocate(self, layout: Layout, length: int, count: int) -> list[MemoryObj]:
         """Chunks of LMCache's memory; fewer when it is full of what cannot go."""
@@ -453,7 +493,6 @@ class KvdepotBackend(StoragePluginInterface):
             if chunk is not None:
                 chunks.append(chunk)
             elif waited or not self._puts_released():
-                logger.warning("LMCache's CPU memory is full: %d misses", count - len(chunks))
                 break
             else:
                 waited = True
@@ -465,32 +504,6 @@ class KvdepotBackend(StoragePluginInterface):
             return self._borrowed > 0 and self._idle.wait_for(
                 lambda: self._borrowed == 0, RELEASE_SECONDS
             )
-
-    def _get(
-        self,
-        space: kvdepot.Namespace,
-        ids: list[bytes],
-        chunks: dict[int, MemoryObj],
-        restored: list[MemoryObj | None],
-    ) -> None:
-        """Fill the chunks, and hand over those that verify."""
-        outcome: list[bool] = []
-        try:
-            task = space.get(
-                [ids[at] for at in chunks],
-                [(chunk.data_ptr, chunk.get_size()) for chunk in chunks.values()],
-            )
-            try:
-                outcome = task.wait()
-            finally:
-                # Also when the wait is interrupted: lanes write until then.
-                task.wait_released()
-        finally:
-            for index, (at, chunk) in enumerate(chunks.items()):
-                if index < len(outcome) and outcome[index]:
-                    restored[at] = chunk
-                else:
-                    chunk.ref_count_down()
 
 
 def parameters(extra_config: dict[str, Any]) -> dict[str, Any]:
