@@ -104,6 +104,18 @@ impl Pool {
         Ok(Self { inner, shift })
     }
 
+    /// Makes the pool larger. What is live stays where it is, and the rest is free. The pool is
+    /// built anew, which takes as long as [`Pool::rebuild`].
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Size`] for a size that [`Pool::new`] refuses; [`Error::OutOfRange`] for one that
+    /// live extents do not fit into.
+    pub fn grow(&mut self, size: u64) -> Result<(), Error> {
+        *self = Self::rebuild(size, self.granule(), self.live_extents())?;
+        Ok(())
+    }
+
     /// Makes room in the pool's own tables for `live` live and `free` free extents in all, so that
     /// no call rehashes until there are more.
     pub fn reserve(&mut self, live: usize, free: usize) {

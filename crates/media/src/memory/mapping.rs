@@ -407,6 +407,31 @@ impl Mapping {
         allocate(fd, &self.name(), len, fill_holes)
     }
 
+    /// The same file with `len` bytes, more than it has, mapped as a whole. Its new space is
+    /// allocated, and lasts. This mapping stays what it is, and both show the same bytes.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] for what is no file, or is as long already; [`Error::Io`], with
+    /// [`Error::is_no_space`] when the file system has no room; [`Error::ReadOnly`].
+    pub fn grown(&self, len: u64) -> Result<Arc<Self>> {
+        self.check_writable(self.addr)?;
+        if self.kind != Kind::File || len <= self.len {
+            return Err(Error::Invalid {
+                field: "length",
+                value: len,
+                allowed: "more than a file has",
+            });
+        }
+        check_len(len)?;
+        let fd = self.try_clone_fd(Access::ReadWrite)?;
+        let zeros =
+            |fd: BorrowedFd<'_>, subject: &str, len| write_zeros(fd, subject, self.len, len);
+        allocate(fd.as_fd(), &self.name(), len, zeros)?;
+        rustix::fs::fsync(&fd).map_err(|errno| Error::io("sync", self.name(), errno))?;
+        Self::map(fd, len, self.kind, self.access, self.path.clone())
+    }
+
     pub(super) fn advise(&self, at: usize, bytes: usize, advice: Advice) -> rustix::io::Result<()> {
         let at = std::ptr::with_exposed_provenance_mut(at);
         // SAFETY: the range is part of this mapping, and only advice that keeps the content is
