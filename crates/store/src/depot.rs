@@ -2,14 +2,16 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
 use kvdepot_media::host::limits;
 use kvdepot_media::{Checksum, Copier, CopierConfig};
 
-use crate::arena::{Arena, Opening, Refused, default_capacity, default_path};
+use crate::arena::{Opening, Refused, default_capacity, default_path};
 use crate::buffers::BlockBuffers;
 use crate::config::{Config, default_lanes, size};
+use crate::devices::DeviceStats;
 use crate::gate::Gate;
 use crate::index::Uses;
 use crate::metrics::{Metrics, Stats};
@@ -17,7 +19,7 @@ use crate::pipeline::{Background, Core, Ledger, Pin, Reservation};
 use crate::populate;
 use crate::share::Server;
 use crate::task::Task;
-use crate::tier::Tier;
+use crate::tier::{Opened, Tier};
 use crate::{Error, Key, NamespaceId, NamespaceSpec, clock};
 
 /// A pipeline of tiers, opened by this process. Clones share it.
@@ -31,7 +33,7 @@ struct Inner {
     background: Background,
     server: Option<Server>,
     session: u64,
-    close_timeout: Duration,
+    config: Config,
     opening: Opening,
     description: String,
 }
@@ -52,33 +54,13 @@ impl Depot {
     /// owns the arena, [`Error::Corrupt`] when the medium holds something else,
     /// [`Error::Media`] for what the system refuses.
     pub fn open(config: &Config) -> Result<Depot, Error> {
-        let mut tiers: Vec<Tier> = Vec::with_capacity(config.pipeline.len());
         let uses = Uses::default();
-        let mut opening = Opening::default();
-        let mut without = None;
-        // Far to near: what can be refused comes before what costs memory.
-        for (number, name) in config.pipeline.iter().enumerate().rev() {
-            let number = number as u32;
-            let arena = match name.as_str() {
-                "Cache" => Arena::volatile("Cache", number, config.cache_capacity()?)?,
-                _ => {
-                    let path = config.arena_path()?;
-                    match Arena::open("Dax", number, &path, &config.dax, config.lock_wait, &uses) {
-                        Ok((arena, found)) => {
-                            opening = found;
-                            arena
-                        }
-                        Err(error) if may_go_without(config, &error) => {
-                            tracing::warn!(%error, "opening with Cache alone");
-                            without = Some(error.to_string());
-                            continue;
-                        }
-                        Err(error) => return Err(error),
-                    }
-                }
-            };
-            tiers.insert(0, Tier::new(arena.name(), vec![Arc::new(arena)]));
-        }
+        let Opened {
+            tiers,
+            opening,
+            without,
+            next,
+        } = Tier::open(config, &uses)?;
         let near_data = tiers[0].block_max();
         let session = new_session();
         let mut copier = CopierConfig::default();
@@ -96,6 +78,7 @@ impl Depot {
             write_back_depth: config.write_back_depth.unwrap_or(near_data / 2),
             promote: config.promote,
             uses,
+            next_medium: AtomicU32::new(next),
             tiers,
         });
         let server = Server::start(config, &core.media(), session)?;
@@ -108,7 +91,6 @@ impl Depot {
             // Its thread holds the arenas, and with them their locks.
             server.iter().for_each(Server::stop);
         })?;
-        let close_timeout = config.close_timeout;
         let description = describe(&core, config, &opening, without.as_deref());
         log_opening(&description, &opening);
         Ok(Depot {
@@ -117,11 +99,15 @@ impl Depot {
                 background,
                 server,
                 session,
-                close_timeout,
+                config: config.clone(),
                 opening,
                 description,
             }),
         })
+    }
+
+    pub(crate) fn config(&self) -> &Config {
+        &self.inner.config
     }
 
     /// A namespace by everything that must match for bytes to be reusable.
@@ -164,7 +150,7 @@ impl Depot {
     pub fn populate_aside(&self) -> Result<(), Error> {
         let core = &self.inner.core;
         let media = core.media();
-        let media = media.iter().map(|arena| Arc::clone(arena.mapping()));
+        let media = media.iter().map(|arena| arena.mapping());
         populate::aside(media.collect(), Arc::clone(&core.gate))
     }
 
@@ -217,7 +203,10 @@ impl Depot {
             return Stats::default();
         }
         let tiers = core.tiers.iter().map(Tier::stats).collect();
-        core.metrics.read(tiers, core.ledger.queued_bytes())
+        let media = core.media();
+        let devices = media.iter().filter_map(|arena| DeviceStats::of(arena));
+        let queued = core.ledger.queued_bytes();
+        core.metrics.read(tiers, devices.collect(), queued)
     }
 
     /// Bytes admitted that the far tier has not got yet.
@@ -247,7 +236,7 @@ impl Inner {
             return;
         }
         let begun = clock::now();
-        let left = || self.close_timeout.saturating_sub(begun.elapsed());
+        let left = || self.config.close_timeout.saturating_sub(begun.elapsed());
         core.ledger.part_from_held();
         // Copies that touch a caller's memory have no time-out: they end by themselves.
         core.gate.wait_empty(Duration::MAX);
@@ -272,18 +261,12 @@ impl Drop for Inner {
     }
 }
 
-/// Whether a pipeline can do without the arena that gave this error: nobody asked for it by name.
-fn may_go_without(config: &Config, error: &Error) -> bool {
-    let owned = matches!(error, Error::Locked { .. });
-    owned && config.dax.path.is_none() && config.pipeline.len() > 1
-}
-
 fn describe(core: &Core, config: &Config, opening: &Opening, without: Option<&str>) -> String {
     let media = core.media();
     let each = media.iter().map(|tier| {
         let size = size::show(tier.layout().capacity);
         match tier.path() {
-            Some(path) if opening.created && config.dax.capacity.is_none() => {
+            Some(path) if opening.created && sizes_itself(config) => {
                 let path = path.display();
                 format!("{} {size} (20 % of the free disk) at {path}", tier.name())
             }
@@ -299,6 +282,10 @@ fn describe(core: &Core, config: &Config, opening: &Opening, without: Option<&st
         None => tiers,
         Some(reason) => format!("{tiers} alone: {reason}"),
     }
+}
+
+fn sizes_itself(config: &Config) -> bool {
+    config.dax.capacity.is_none() && config.dax.devices.is_empty()
 }
 
 fn log_opening(tiers: &str, opening: &Opening) {

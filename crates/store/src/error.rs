@@ -41,6 +41,22 @@ pub enum Error {
         /// Seconds waited.
         waited_s: f64,
     },
+    /// A device could not be emptied.
+    #[error(
+        "{path} takes writes again: {pinned} of its blocks were pinned and {reserved} being \
+         written for {waited_s} s; unpin, commit or abort them, or wait longer",
+        path = path.display()
+    )]
+    Busy {
+        /// The device.
+        path: PathBuf,
+        /// Blocks that somebody has pinned.
+        pinned: u64,
+        /// Blocks that somebody is writing.
+        reserved: u64,
+        /// Seconds waited since the last block had left.
+        waited_s: f64,
+    },
     /// No room for a reservation.
     #[error("tier {tier} has no room for {requested} bytes: {reason}")]
     Full {

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use crate::arena::TierStats;
+use crate::devices::{DeviceState, DeviceStats};
 use crate::task::Outcome;
 
 /// Tiers a pipeline can have; a bound for arrays.
@@ -52,6 +53,8 @@ pub(crate) struct Metrics {
 pub struct Stats {
     /// The tiers, near to far.
     pub tiers: Vec<TierStats>,
+    /// The media of the lasting tier.
+    pub devices: Vec<DeviceStats>,
     /// Calls of `put`.
     pub put_tasks: u64,
     /// Calls of `get`.
@@ -146,11 +149,17 @@ impl Metrics {
         }
     }
 
-    pub(crate) fn read(&self, tiers: Vec<TierStats>, write_back_bytes: u64) -> Stats {
+    pub(crate) fn read(
+        &self,
+        tiers: Vec<TierStats>,
+        devices: Vec<DeviceStats>,
+        write_back_bytes: u64,
+    ) -> Stats {
         let count = tiers.len();
         let each = |counters: &[AtomicU64]| counters.iter().take(count).map(read).collect();
         Stats {
             tiers,
+            devices,
             put_tasks: read(&self.tasks[Op::Put as usize]),
             get_tasks: read(&self.tasks[Op::Get as usize]),
             put_blocks: read(&self.blocks[Op::Put as usize]),
@@ -291,8 +300,32 @@ impl Stats {
             &plain(self.reserve_pending_blocks),
         );
         metric("write_back_bytes", "gauge", &plain(self.write_back_bytes));
+        self.by_device(&mut text);
         self.move_seconds(&mut text);
         text
+    }
+
+    fn by_device(&self, text: &mut String) {
+        type Value = fn(&DeviceStats) -> u64;
+        let rows: [(&str, Value); 4] = [
+            ("device_capacity_bytes", |device| device.capacity_bytes),
+            ("device_used_bytes", |device| device.used_bytes),
+            ("device_blocks", |device| device.blocks),
+            ("device_serving", |device| {
+                u64::from(device.state == DeviceState::Serving)
+            }),
+        ];
+        for (name, value) in rows {
+            // Writing to a String cannot fail.
+            let _infallible = writeln!(text, "# TYPE kvdepot_{name} gauge");
+            for device in &self.devices {
+                let (tier, value) = (&device.tier, value(device));
+                // Quotes and backslashes as the format wants them.
+                let path = format!("{:?}", device.path.to_string_lossy());
+                let labels = format!("{{tier=\"{tier}\",device={path}}}");
+                let _infallible = writeln!(text, "kvdepot_{name}{labels} {value}");
+            }
+        }
     }
 
     fn move_seconds(&self, text: &mut String) {

@@ -10,7 +10,7 @@ use kvdepot_alloc::Extent;
 use super::{Arena, State, Token};
 use crate::format::GRANULE;
 use crate::format::record::{LEN, State as RecordState};
-use crate::index::{KeyMap, Stage};
+use crate::index::{Entry, KeyMap, Stage};
 use crate::{Key, NamespaceId};
 
 /// How far eviction runs ahead of need: one part in 64 of the arena (1.6 %, within the 2 % that
@@ -42,7 +42,7 @@ impl Arena {
         }
         let bytes_wanted = self.with_ahead(need);
         // A full table evicts like a full arena; one slot at a time is enough of it.
-        let slots_wanted = 1 + self.layout.records / (AHEAD * 2);
+        let slots_wanted = 1 + self.layout().records / (AHEAD * 2);
         let mut victims = Vec::new();
         let mut bytes = state.pool.free_bytes();
         let mut slots = state.entries.vacant();
@@ -63,7 +63,7 @@ impl Arena {
 
     /// `need`, and as much as eviction may run ahead of it.
     pub(super) fn with_ahead(&self, need: u64) -> u64 {
-        need.saturating_add(self.layout.data_len() / AHEAD)
+        need.saturating_add(self.layout().data_len() / AHEAD)
     }
 
     /// Makes room for `need` bytes in at most `pieces` extents where enough is free, but too
@@ -71,7 +71,7 @@ impl Arena {
     /// there is no place for it: pinned and reserved blocks stay where they are.
     pub(super) fn make_hole(&self, state: &mut State, need: u64, pieces: usize) -> bool {
         let need = need.next_multiple_of(GRANULE);
-        let ahead = self.layout.data_len() / HOLE_AHEAD;
+        let ahead = self.layout().data_len() / HOLE_AHEAD;
         let ample = (ahead > need).then(|| self.around_hole(state, ahead, 1));
         let victims = ample
             .flatten()
@@ -95,7 +95,10 @@ impl Arena {
             };
             taken.extend(entry.extents.iter().map(of));
         }
-        let (data, end) = (self.layout.data, self.layout.data + self.layout.data_len());
+        let (data, end) = (
+            self.layout().data,
+            self.layout().data + self.layout().data_len(),
+        );
         // What is free already, and stays as it is.
         let gap = |free: Extent| Taken {
             begin: data + free.offset,
@@ -139,7 +142,7 @@ impl Arena {
 
     /// Unpublishes and frees blocks that nobody has pinned; false when the medium could not be
     /// made to forget them.
-    fn evict_blocks(&self, state: &mut State, victims: &[u32]) -> bool {
+    pub(super) fn evict_blocks(&self, state: &mut State, victims: &[u32]) -> bool {
         for slot in victims {
             let room = state.entries.get(*slot).extents.room();
             self.unpublish(state, *slot);
@@ -179,12 +182,12 @@ impl Arena {
         for (offset, len) in entry.extents.iter() {
             if self.is_lost(offset, len) {
                 self.lose(offset, len);
-            } else if let Err(error) = state.pool.free(offset - self.layout.data) {
+            } else if let Err(error) = state.pool.free(offset - self.layout().data) {
                 tracing::error!(tier = self.name, offset, %error, "an extent was freed twice");
             }
         }
         // A record that the medium does not keep is no use to another block.
-        let record = self.layout.record(slot);
+        let record = self.layout().record(slot);
         if self.table.is_none() || !self.is_lost(record, LEN as u64) {
             state.entries.give_back(slot);
         }
@@ -201,7 +204,8 @@ impl Arena {
         for slot in slots {
             let entry = state.entries.get_mut(*slot);
             if !dead {
-                // A pin that nobody ends.
+                // A pin that nobody ends, and nobody waits for.
+                state.pinned -= u64::from(entry.pins > 0);
                 entry.pins += 1;
             }
             if entry.pins == 0 {
@@ -258,21 +262,23 @@ impl Arena {
     pub(crate) fn discard(&self, tokens: &[Token]) -> usize {
         let mut guard = self.state.lock();
         let state = &mut *guard;
-        let mut slots: Vec<u32> = tokens
-            .iter()
-            .filter(|token| {
-                state
-                    .check(**token)
-                    .is_some_and(|entry| entry.stage == Stage::Live)
-            })
-            .map(|token| token.slot)
-            .collect();
-        slots.sort_unstable();
-        slots.dedup();
+        let slots = state.live_slots(tokens);
         self.drop_blocks(state, &slots);
         self.counters
             .corrupt_blocks
             .fetch_add(slots.len() as u64, Ordering::Relaxed);
         slots.len()
+    }
+}
+
+impl State {
+    /// The slots of those tokens that name published blocks.
+    pub(super) fn live_slots(&self, tokens: &[Token]) -> Vec<u32> {
+        let is_live = |entry: &Entry| entry.stage == Stage::Live;
+        let live = |token: &&Token| self.check(**token).is_some_and(is_live);
+        let mut slots: Vec<u32> = tokens.iter().filter(live).map(|token| token.slot).collect();
+        slots.sort_unstable();
+        slots.dedup();
+        slots
     }
 }

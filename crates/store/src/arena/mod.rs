@@ -10,6 +10,8 @@
 mod create;
 mod erase;
 mod evict;
+mod grow;
+mod leave;
 mod open;
 mod owner_lock;
 mod publish;
@@ -19,8 +21,9 @@ mod serve;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use arc_swap::ArcSwap;
 use kvdepot_alloc::Pool;
 use kvdepot_media::Mapping;
 use kvdepot_media::checksum::Checksum;
@@ -30,12 +33,14 @@ use crate::config::Durability;
 use crate::format::GRANULE;
 use crate::format::layout::Layout;
 use crate::format::record::{self, Packed, Record, State as RecordState};
+use crate::format::superblock::Superblock;
 use crate::index::{Entries, Entry, KeyMap, Namespaces};
 use crate::{Identity, Key, NamespaceId};
 
 pub(crate) use create::default_capacity;
 pub use create::{UNFINISHED, erase_unfinished};
 pub use erase::erase;
+pub(crate) use leave::{Device, Inode, Room};
 pub(crate) use open::{default_path, read_directory, read_superblock};
 use owner_lock::OwnerLock;
 pub(crate) use owner_lock::read_owner;
@@ -75,13 +80,15 @@ pub(crate) struct Wanted {
     pub(crate) parts: u16,
     /// This use of it.
     pub(crate) stamp: u64,
-    /// Whether it is copied from another tier.
+    /// Whether it is copied from another tier or device.
     pub(crate) copy: bool,
+    /// Whether others may be evicted for it.
+    pub(crate) evict: bool,
 }
 
 impl Wanted {
     /// Payload bytes as the arena rounds them, if they are not far too many.
-    fn room(&self) -> u64 {
+    pub(crate) fn room(&self) -> u64 {
         self.len
             .checked_next_multiple_of(GRANULE)
             .unwrap_or(self.len)
@@ -93,8 +100,13 @@ pub(crate) struct Arena {
     name: &'static str,
     /// Which arena of its depot it is, in the order of their appearance.
     number: u32,
-    mapping: Arc<Mapping>,
-    layout: Layout,
+    /// Another one after a growth: the old one lives as long as somebody reads or writes by it.
+    mapping: ArcSwap<Mapping>,
+    /// As it was opened.
+    opened: Layout,
+    capacity: AtomicU64,
+    /// Whether blocks are no longer written here.
+    leaving: AtomicBool,
     durability: Durability,
     /// `None` for memory that dies with the process.
     table: Option<Table>,
@@ -106,6 +118,9 @@ pub(crate) struct Arena {
 struct Table {
     path: PathBuf,
     uuid: [u8; 16],
+    inode: Inode,
+    /// The newest copy on the medium; held while the arena grows.
+    superblock: Mutex<Superblock>,
     /// `None` once released by a close.
     lock: Mutex<Option<OwnerLock>>,
 }
@@ -212,12 +227,15 @@ impl Arena {
         self.number
     }
 
-    pub(crate) fn mapping(&self) -> &Arc<Mapping> {
-        &self.mapping
+    pub(crate) fn mapping(&self) -> Arc<Mapping> {
+        self.mapping.load_full()
     }
 
     pub(crate) fn layout(&self) -> Layout {
-        self.layout
+        Layout {
+            capacity: self.capacity.load(Ordering::Relaxed),
+            ..self.opened
+        }
     }
 
     pub(crate) fn path(&self) -> Option<&Path> {
@@ -229,12 +247,12 @@ impl Arena {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         TierStats {
             tier: self.name.to_owned(),
-            capacity_bytes: self.layout.data_len(),
+            capacity_bytes: self.layout().data_len(),
             live_bytes: state.live_bytes,
             free_bytes: state.pool.free_bytes(),
             largest_free_bytes: state.pool.largest_free_extent(),
             blocks: state.live.len() as u64,
-            blocks_max: self.layout.records,
+            blocks_max: self.layout().records,
             pinned_blocks: state.pinned,
             reserved_blocks: state.reserved.len() as u64,
             evicted_blocks: read(&self.counters.evicted_blocks),
@@ -264,7 +282,11 @@ impl Arena {
         }
         .encode(record::seed(&table.uuid, slot));
         // Inside the table by construction: the layout has a record for every slot.
-        if let Err(error) = self.mapping.write_from(self.layout.record(slot), &bytes) {
+        if let Err(error) = self
+            .mapping
+            .load()
+            .write_from(self.layout().record(slot), &bytes)
+        {
             tracing::error!(tier = self.name, slot, %error, "a record could not be written");
         }
     }
@@ -276,7 +298,7 @@ impl Arena {
 
     /// Whether the medium has the records of these slots, as durably as it shall.
     fn sync_records(&self, slots: &[u32]) -> bool {
-        let mut records = slots.iter().map(|slot| self.layout.record(*slot));
+        let mut records = slots.iter().map(|slot| self.layout().record(*slot));
         let len = record::LEN as u64;
         self.table.is_none()
             || records
@@ -285,7 +307,7 @@ impl Arena {
 
     /// Whether the medium has failed under any of these bytes.
     fn is_lost(&self, offset: u64, len: u64) -> bool {
-        self.mapping.is_lost(offset, len).unwrap_or(true)
+        self.mapping.load().is_lost(offset, len).unwrap_or(true)
     }
 
     /// Notes an extent that is not used again.
@@ -302,7 +324,10 @@ impl Arena {
     }
 
     fn sync(&self, offset: u64, len: u64) -> bool {
-        let synced = self.mapping.sync(offset, len, kvdepot_media::Flush::Power);
+        let synced = self
+            .mapping
+            .load()
+            .sync(offset, len, kvdepot_media::Flush::Power);
         if let Err(error) = &synced {
             tracing::error!(tier = self.name, offset, len, %error, "could not make bytes durable");
         }

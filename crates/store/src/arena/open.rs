@@ -1,8 +1,10 @@
 //! Opening: find or make the medium, become its owner, recover what it holds.
 
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::Duration;
 
+use arc_swap::ArcSwap;
 use kvdepot_alloc::Pool;
 use kvdepot_media::host::{dirs, peer};
 use kvdepot_media::{Access, Flush, Mapping};
@@ -12,7 +14,7 @@ use super::create::{format, path_error};
 use super::owner_lock::OwnerLock;
 use super::recover::Opening;
 use super::roll::Roll;
-use super::{Arena, Counters, State, Table, create, publish, recover};
+use super::{Arena, Counters, Inode, State, Table, create, publish, recover};
 use crate::Error;
 use crate::config::{DaxConfig, Durability, size};
 use crate::format::layout::{self, Layout};
@@ -50,8 +52,10 @@ impl Arena {
         Ok(Arena {
             name,
             number,
-            mapping,
-            layout,
+            mapping: ArcSwap::new(mapping),
+            opened: layout,
+            capacity: AtomicU64::new(layout.capacity),
+            leaving: AtomicBool::new(false),
             durability: Durability::Process,
             table: None,
             state: Mutex::new(State::new(number, pool, layout.records as u32, 0)),
@@ -60,28 +64,28 @@ impl Arena {
     }
 
     /// Opens the arena on a device or file as its owner, making it when the file is missing.
+    /// `field` names an option in errors.
     pub(crate) fn open(
-        name: &'static str,
-        number: u32,
+        (name, number): (&'static str, u32),
         path: &Path,
         config: &DaxConfig,
+        field: &impl Fn(&str) -> String,
         lock_wait: Duration,
         uses: &Uses,
     ) -> Result<(Arena, Opening), Error> {
-        let field = |option: &str| format!("{}.{option}", name.to_ascii_lowercase());
         let mut created = false;
         let mapping = loop {
             match Mapping::open(path, Access::ReadWrite) {
                 Ok(mapping) => break mapping,
                 Err(error) if error.is_not_found() => {
-                    created = create::create(path, config, lock_wait, &field)?;
+                    created = create::create(path, config, lock_wait, field)?;
                 }
-                Err(error) => return Err(path_error(path, error, &field)),
+                Err(error) => return Err(path_error(path, error, field)),
             }
         };
         let lock = OwnerLock::acquire(path, &mapping, lock_wait)?;
         let space = |capacity: u64| {
-            let fail = |error| create::space_error(path, capacity, error, &field);
+            let fail = |error| create::space_error(path, capacity, error, field);
             mapping.allocate(capacity.min(mapping.len())).map_err(fail)
         };
         let superblock = if config.format && !created {
@@ -94,11 +98,11 @@ impl Arena {
             }
             // Before anything of the old content is gone.
             space(config.capacity.unwrap_or_else(|| mapping.len()))?;
-            format(&mapping, config, false, &field)?
+            format(&mapping, config, false, field)?
         } else {
             read_superblock(path, &mapping)?
         };
-        check_capacity(&superblock, &mapping, config, path, &field)?;
+        check_capacity(&superblock, &mapping, config, path, field)?;
         if !created {
             space(superblock.capacity)?;
         }
@@ -137,16 +141,23 @@ impl Arena {
         let arena = Arena {
             name,
             number,
-            layout: layout.on(mapping.len()),
-            mapping,
+            opened: layout.on(mapping.len()),
+            capacity: AtomicU64::new(layout.on(mapping.len()).capacity),
+            leaving: AtomicBool::new(false),
             durability: config.durability,
             table: Some(Table {
                 path: path.into(),
                 uuid: superblock.uuid,
+                inode: Inode::of(path).ok_or_else(|| Error::Corrupt {
+                    path: path.into(),
+                    reason: "it was removed while it was being opened".into(),
+                })?,
+                superblock: Mutex::new(superblock),
                 lock: Mutex::new(Some(lock)),
             }),
             state: Mutex::new(state),
             counters: Counters::default(),
+            mapping: ArcSwap::new(mapping),
         };
         arena.bury(&found.outranked);
         Ok((arena, opening))
@@ -162,7 +173,7 @@ impl Arena {
     /// Says in the owner page where the owner's socket is.
     pub(crate) fn announce(&self, socket: &str) -> Result<(), Error> {
         if self.table.is_some() {
-            write_owner(&self.mapping, socket)
+            write_owner(&self.mapping.load(), socket)
         } else {
             Ok(())
         }
@@ -172,7 +183,7 @@ impl Arena {
     pub(crate) fn descriptor(&self, write: bool) -> Result<std::os::fd::OwnedFd, Error> {
         match (&self.table, write) {
             (Some(table), true) => match &*table.lock.lock() {
-                Some(lock) => lock.for_writer(&self.mapping),
+                Some(lock) => lock.for_writer(&self.mapping.load()),
                 None => Err(Error::Closed("")),
             },
             _ => {
@@ -181,7 +192,7 @@ impl Arena {
                 } else {
                     Access::ReadOnly
                 };
-                Ok(self.mapping.try_clone_fd(access)?)
+                Ok(self.mapping.load().try_clone_fd(access)?)
             }
         }
     }
@@ -303,7 +314,7 @@ fn check_capacity(
 }
 
 /// Begins a new generation, in the older copy: the newer one stays whole meanwhile.
-fn advance(mapping: &Mapping, superblock: Superblock) -> Result<Superblock, Error> {
+pub(super) fn advance(mapping: &Mapping, superblock: Superblock) -> Result<Superblock, Error> {
     let next = Superblock {
         generation: superblock.generation + 1,
         ..superblock

@@ -6,7 +6,6 @@ use kvdepot_alloc::{Extent, Hint, Pool};
 use kvdepot_media::checksum::Checksum;
 use parking_lot::MutexGuard;
 
-use super::owner_lock::OwnerLock;
 use super::{Arena, Place, State, Token, Wanted};
 use crate::format::record::{EXTENTS_MAX, Packed, State as RecordState};
 use crate::index::{Entry, Stage};
@@ -43,6 +42,8 @@ pub(crate) enum Cause {
     Queue { depth: u64 },
     /// Processes that worked for the previous owner may still write here.
     Orphans,
+    /// Nothing is written to devices that are about to go, or have failed.
+    Leaving,
 }
 
 impl From<Full> for Error {
@@ -59,6 +60,7 @@ impl From<Full> for Error {
             Cause::Queue { depth } => {
                 format!("the write-back queue is full (write_back_depth = {depth})")
             }
+            Cause::Leaving => "its devices are drained or have failed".into(),
             Cause::Orphans => "processes of its previous owner may still write".into(),
         };
         Error::Full {
@@ -78,10 +80,7 @@ impl Arena {
         namespace: NamespaceId,
         blocks: &[Wanted],
     ) -> Vec<Result<Place, Refused>> {
-        let blocked = self
-            .table
-            .as_ref()
-            .is_some_and(|table| !table.lock.lock().as_ref().is_some_and(OwnerLock::alone));
+        let closed = self.closed_to_writes();
         let mut guard = self.state.lock();
         let state = &mut *guard;
         let number = state.namespaces.intern(namespace);
@@ -104,6 +103,7 @@ impl Arena {
                     parts,
                     stamp,
                     copy,
+                    evict,
                 } = wanted;
                 followed_by = followed_by.saturating_sub(wanted.room());
                 if let Some(slot) = state.live.get(number, key) {
@@ -117,17 +117,20 @@ impl Arena {
                     return Err(Refused::Present(place.token));
                 }
                 if let Some(slot) = state.reserved.get(number, key) {
-                    return Err(Refused::Reserved(state.place(slot).token));
+                    let place = state.place(slot);
+                    behind = self.last_of(&place.extents);
+                    return Err(Refused::Reserved(place.token));
                 }
-                if blocked {
-                    return Err(self.full(*len, Cause::Orphans));
+                if let Some(cause) = closed {
+                    return Err(self.full(*len, cause));
                 }
                 let hint = Hint {
                     behind,
                     followed_by,
                 };
-                let (slot, extents) =
-                    self.make_room(state, number, *len, hint).inspect_err(|_| {
+                let (slot, extents) = self
+                    .make_room(state, number, *len, *evict, hint)
+                    .inspect_err(|_| {
                         self.counters.full.fetch_add(1, Ordering::Relaxed);
                     })?;
                 behind = self.last_of(&extents);
@@ -147,12 +150,13 @@ impl Arena {
         reserved
     }
 
-    /// A slot and extents for `len` bytes, evicting as needed.
+    /// A slot and extents for `len` bytes, evicting as needed if that is allowed.
     fn make_room(
         &self,
         state: &mut State,
         namespace: u32,
         len: u64,
+        evict: bool,
         hint: Hint,
     ) -> Result<(u32, Packed), Refused> {
         let pieces = if state.contiguous.contains(&namespace) {
@@ -161,10 +165,10 @@ impl Arena {
             EXTENTS_MAX
         };
         let full = |pool: &Pool| {
-            let (free, capacity) = (pool.free_bytes(), self.layout.data_len());
+            let (free, capacity) = (pool.free_bytes(), self.layout().data_len());
             self.full(len, Cause::Space { free, capacity })
         };
-        if len == 0 || len > self.layout.data_len() {
+        if len == 0 || len > self.layout().data_len() {
             return Err(full(&state.pool));
         }
         loop {
@@ -177,6 +181,7 @@ impl Arena {
             // With all that eviction may run ahead, and still in pieces.
             let scattered = vacant && state.pool.free_bytes() >= self.with_ahead(len);
             let freed = match scattered {
+                _ if !evict => false,
                 true => self.make_hole(state, len, pieces),
                 false => self.evict(state, len),
             };
@@ -189,7 +194,7 @@ impl Arena {
     /// Where a block's last extent begins, as the pool counts.
     fn last_of(&self, extents: &Packed) -> Option<u64> {
         let last = extents.iter().last();
-        last.map(|(offset, _)| offset - self.layout.data)
+        last.map(|(offset, _)| offset - self.layout().data)
     }
 
     fn full(&self, requested: u64, cause: Cause) -> Refused {
@@ -201,7 +206,7 @@ impl Arena {
     }
 
     fn allocate(&self, pool: &mut Pool, len: u64, pieces: usize, hint: Hint) -> Option<Packed> {
-        let data = self.layout.data;
+        let data = self.layout().data;
         let lost = |piece: &Extent| self.is_lost(data + piece.offset, piece.len);
         let taken = loop {
             let taken = pool.allocate_scattered(len, pieces, hint).ok()?;
@@ -396,11 +401,11 @@ impl Arena {
     /// Notes what a namespace means in the arena's directory, if it has room.
     pub(crate) fn describe(&self, namespace: NamespaceId, description: &str) {
         use crate::format::{directory, layout};
-        if self.table.is_none() {
-            return;
-        }
+        let Some(table) = &self.table else { return };
+        // A closed arena may have another owner.
+        let lock = table.lock.lock();
         let mut state = self.state.lock();
-        if state.described.contains(&Some(namespace)) {
+        if lock.is_none() || state.described.contains(&Some(namespace)) {
             return;
         }
         let Some(index) = state.described.iter().position(Option::is_none) else {
@@ -409,6 +414,7 @@ impl Arena {
         let at = layout::DIRECTORY + (index * directory::LEN) as u64;
         if let Err(error) = self
             .mapping
+            .load()
             .write_from(at, &directory::encode(namespace, description))
         {
             tracing::warn!(tier = self.name, %error, "a namespace could not be described");
@@ -452,6 +458,7 @@ mod tests {
                 parts: 1,
                 stamp: 0,
                 copy,
+                evict: true,
             };
             let reserved = arena.reserve(namespace, &[wanted(false), wanted(true)]);
             let tokens: Vec<Token> = reserved.iter().map(|place| place.unwrap().token).collect();

@@ -326,7 +326,11 @@ impl Arena {
                 ..*record
             };
             let bytes = dead.encode(record::seed(&table.uuid, *slot));
-            if let Err(error) = self.mapping.write_from(self.layout.record(*slot), &bytes) {
+            if let Err(error) = self
+                .mapping
+                .load()
+                .write_from(self.layout().record(*slot), &bytes)
+            {
                 tracing::error!(tier = self.name, slot, %error, "a record could not be written");
             }
         }

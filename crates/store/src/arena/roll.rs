@@ -25,6 +25,8 @@ pub(super) struct Roll {
     /// By the namespace's number.
     shares: Option<Vec<Share>>,
     notes: Option<Notes>,
+    /// Whether what goes now is on another device already.
+    pub(super) moving: bool,
 }
 
 struct Notes {
@@ -48,7 +50,7 @@ impl Roll {
         {
             *share = (share.0 - 1, share.1 - bytes);
         }
-        if let Some(notes) = &mut self.notes {
+        if let Some(notes) = self.notes.as_mut().filter(|_| !self.moving) {
             if notes.blocks.len() >= notes.limit {
                 notes.blocks.pop_front();
                 notes.overflowed = true;
@@ -101,7 +103,7 @@ impl Arena {
         if self.table.is_none() {
             return Ok(Vec::new());
         }
-        let entries = read_directory(&self.mapping)?.into_iter();
+        let entries = read_directory(&self.mapping.load())?.into_iter();
         Ok(entries.map(|(_, id, text)| (id, text)).collect())
     }
 

@@ -1,5 +1,6 @@
 //! Configuration: one schema for file, dictionary and command line.
 
+mod devices;
 pub mod schema;
 pub mod size;
 
@@ -72,6 +73,18 @@ pub struct DaxConfig {
     pub durability: Durability,
     /// Make a new arena of what is there.
     pub format: bool,
+    /// Several media as one tier; empty with `path` and `capacity`.
+    pub devices: Vec<DeviceConfig>,
+}
+
+/// One medium among several of a tier.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct DeviceConfig {
+    /// Device or file.
+    pub path: PathBuf,
+    /// Bytes of the medium.
+    pub capacity: Option<u64>,
 }
 
 /// A depot's validated configuration.
@@ -144,6 +157,7 @@ impl Config {
             ..Config::default()
         };
         config.apply(settings)?;
+        config.dax.check_devices()?;
         Ok(config)
     }
 
@@ -201,6 +215,10 @@ impl Config {
             format!("{section}.{name}")
         };
         let spec = schema::find(section, name).ok_or_else(|| unknown(section, &field, name))?;
+        if spec.kind == Kind::Devices {
+            self.dax.devices = devices::parse(&field, value)?;
+            return Ok(());
+        }
         let parsed = Parsed::new(&field, spec.kind, value)?;
         match (section, name) {
             ("", "pipeline") => {}
@@ -401,6 +419,7 @@ impl Parsed {
                 Some(word) => parsed.text = (*word).to_owned(),
                 None => return refuse(&format!("one of {}", words.join(", "))),
             },
+            Kind::Devices => return refuse(devices::HELP),
         }
         Ok(parsed)
     }
@@ -487,6 +506,7 @@ mod tests {
                     _ => "/x",
                 }),
                 Kind::Choice(words) => json!(words[0]),
+                Kind::Devices => json!([{"path": "/x"}, {"path": "/y", "capacity": "1MiB"}]),
             };
             let settings = match option.section {
                 "" => json!({ option.name: value }),

@@ -17,6 +17,8 @@ pub enum Kind {
     Text,
     /// One of these words.
     Choice(&'static [&'static str]),
+    /// Several media, each with its path and its capacity.
+    Devices,
 }
 
 /// One option of the configuration.
@@ -155,6 +157,15 @@ pub const OPTIONS: &[OptionSpec] = &[
     ),
     option(
         "dax",
+        "devices",
+        Kind::Devices,
+        "one, at `path`",
+        "Several media as one tier, instead of `path` and `capacity`: \
+        `[{path: /dev/dax0.0}, {path: /mnt/pmem/kv, capacity: 64GiB}]`. Each is an arena of its \
+        own, and all must open.",
+    ),
+    option(
+        "dax",
         "records",
         Kind::Count,
         "one for each 32 KiB of capacity",
@@ -213,6 +224,7 @@ pub fn reference() -> String {
                 Kind::Flag => "true, false".to_owned(),
                 Kind::Text => "text".to_owned(),
                 Kind::Choice(words) => words.join(", "),
+                Kind::Devices => "list".to_owned(),
             };
             page += &format!(
                 "| `{}` | {kind} | {} | {} |\n",

@@ -265,19 +265,26 @@ impl Entries {
 
     /// The least recently used entry that nobody pins. The caller takes it out of the index.
     pub(crate) fn oldest(&mut self) -> Option<u32> {
-        while let Some(Reverse((stamp, slot))) = self.order.pop() {
+        self.oldest_stamp()?;
+        let Reverse((_, slot)) = self.order.pop()?;
+        self.slots[slot as usize].ranked = false;
+        Some(slot)
+    }
+
+    /// When that one was used.
+    pub(crate) fn oldest_stamp(&mut self) -> Option<u64> {
+        while let Some(Reverse((stamp, slot))) = self.order.peek().copied() {
             let entry = &mut self.slots[slot as usize];
-            if entry.stage != Stage::Live || !entry.ranked {
-                continue;
+            let is_ranked = entry.stage == Stage::Live && entry.ranked;
+            if is_ranked && entry.pins == 0 && entry.stamp == stamp {
+                return Some(stamp);
             }
-            if entry.pins > 0 {
+            self.order.pop();
+            if is_ranked && entry.pins > 0 {
                 // Its last unpin ranks it again.
                 entry.ranked = false;
-            } else if entry.stamp > stamp {
+            } else if is_ranked && entry.stamp > stamp {
                 self.order.push(Reverse((entry.stamp, slot)));
-            } else {
-                entry.ranked = false;
-                return Some(slot);
             }
         }
         None

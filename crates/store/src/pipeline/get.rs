@@ -140,7 +140,7 @@ impl Get {
             if place.len != self.buffers.bytes(index) {
                 return Ok(Outcome::Length);
             }
-            let source = parts::buffers(mapping, extents, 0, place.len)?;
+            let source = parts::buffers(&mapping, extents, 0, place.len)?;
             let id = parts::part_id(identity, 0, 1);
             batch.part(
                 &id,
@@ -152,7 +152,7 @@ impl Get {
             return Ok(Outcome::Done);
         }
         let found = parts::read(
-            mapping,
+            &mapping,
             identity,
             extents,
             place.len,
@@ -167,7 +167,7 @@ impl Get {
         }
         let mut pieces = self.buffers.pieces(index).to_vec();
         for (number, part) in found.iter().enumerate() {
-            let source = parts::buffers(mapping, extents, part.offset, part.len)?;
+            let source = parts::buffers(&mapping, extents, part.offset, part.len)?;
             let rest = split(&mut pieces, part.len as usize)?;
             let id = parts::part_id(identity, number as u32, place.parts);
             batch.part(&id, &source, &pieces, Some(part.checksum), tag)?;

@@ -6,6 +6,7 @@
 //! writes back and promotes, `replicate` the copy between two tiers that both use.
 
 mod background;
+mod drain;
 mod get;
 mod ledger;
 mod put;
@@ -14,6 +15,7 @@ mod two_phase;
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use kvdepot_media::Copier;
 
@@ -28,6 +30,7 @@ use crate::task::Task;
 use crate::tier::Tier;
 
 pub(crate) use background::Background;
+pub use drain::Drained;
 pub(crate) use ledger::Ledger;
 pub use two_phase::{Pin, Reservation};
 
@@ -46,6 +49,7 @@ pub(crate) struct Core {
     pub(crate) write_back_depth: u64,
     pub(crate) promote: bool,
     pub(crate) uses: Uses,
+    pub(crate) next_medium: AtomicU32,
 }
 
 impl Core {
@@ -71,9 +75,16 @@ impl Core {
         self.tiers.get(1)
     }
 
-    /// The media that there are now, near to far. Their numbers say in which order they appeared.
+    /// The media that there are now, near to far. Placements name each by [`Arena::number`]:
+    /// numbers rise in the order of appearance, none is used twice, and one that has grown keeps
+    /// its own.
     pub(crate) fn media(&self) -> Vec<Arc<Arena>> {
         self.tiers.iter().flat_map(Tier::arenas).collect()
+    }
+
+    /// The number of a medium that appears now.
+    pub(crate) fn next_medium(&self) -> u32 {
+        self.next_medium.fetch_add(1, Ordering::Relaxed)
     }
 }
 

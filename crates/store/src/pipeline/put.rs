@@ -146,6 +146,7 @@ impl Put {
             parts: 1,
             stamp: self.stamps.of(*index),
             copy: false,
+            evict: true,
         };
         let blocks: Vec<Wanted> = indices.iter().map(wanted).collect();
         let mut refused = Vec::new();
@@ -217,7 +218,7 @@ impl Put {
             .enumerate()
             .try_for_each(|(tag, (index, place))| {
                 let mapping = devices.mapping(place.token)?;
-                let target = parts::buffers(mapping, &place.extents, 0, place.len)?;
+                let target = parts::buffers(&mapping, &place.extents, 0, place.len)?;
                 let id = parts::part_id(&place.identity, 0, 1);
                 batch.part(&id, self.buffers.pieces(*index), &target, None, tag as u32)?;
                 Ok::<(), Error>(())

@@ -2,6 +2,8 @@
 
 use std::collections::HashSet;
 
+use kvdepot_media::Copier;
+
 use super::Core;
 use crate::arena::{Cause, Place, Refused, Token, Wanted};
 use crate::tier::{Devices, Tier};
@@ -30,6 +32,25 @@ impl Core {
     /// Copies blocks that the caller has pinned in `from` into tier `tier`. Blocks while it works.
     pub(super) fn replicate(&self, from: &Tier, tier: usize, places: &[Place]) -> Vec<Replica> {
         let to = &self.tiers[tier];
+        // What goes near is there already; only what goes far is waited for.
+        let idle = self.idle_copier.as_ref().filter(|_| tier == 0);
+        let copier = idle.unwrap_or(&self.copier);
+        let room = |namespace, blocks: &[Wanted]| to.reserve(namespace, blocks);
+        self.copy_over(from, tier, places, copier, true, room)
+    }
+
+    /// Copies blocks that the caller has pinned in `from` into room that `room` finds in tier
+    /// `tier`, which may be the same.
+    pub(super) fn copy_over(
+        &self,
+        from: &Tier,
+        tier: usize,
+        places: &[Place],
+        copier: &Copier,
+        evict: bool,
+        room: impl Fn(NamespaceId, &[Wanted]) -> Vec<Result<Place, Refused>>,
+    ) -> Vec<Replica> {
+        let to = &self.tiers[tier];
         let mut replicas = vec![Replica::Failed; places.len()];
         let mut copies: Vec<(usize, Place)> = Vec::new();
         let mut begin = 0;
@@ -38,14 +59,21 @@ impl Core {
             let namespace = places[begin].identity.namespace;
             let same = |place: &&Place| place.identity.namespace == namespace;
             let end = begin + places[begin..].iter().take_while(same).count();
-            reserve(
-                to,
-                namespace,
-                &places[begin..end],
-                begin,
-                &mut replicas,
-                &mut copies,
-            );
+            let wanted = places[begin..end].iter().map(|place| Wanted {
+                key: place.identity.key,
+                len: place.len,
+                parts: place.parts,
+                stamp: place.stamp,
+                copy: true,
+                evict,
+            });
+            let answers = room(namespace, &wanted.collect::<Vec<_>>());
+            for (index, answer) in (begin..end).zip(answers) {
+                match answer {
+                    Ok(target) => copies.push((index, target)),
+                    Err(refused) => replicas[index] = Replica::of(refused),
+                }
+            }
             begin = end;
         }
         // Who removes a block looks at its source first, and then finds the reservation.
@@ -59,9 +87,6 @@ impl Core {
             !removed
         });
         to.abort(&ended);
-        // What goes near is there already; only what goes far is waited for.
-        let idle = self.idle_copier.as_ref().filter(|_| tier == 0);
-        let copier = idle.unwrap_or(&self.copier);
         let (sources, targets) = (from.devices(), to.devices());
         let mut batch = copier.batch();
         let mut broken = HashSet::new();
@@ -134,32 +159,14 @@ impl Core {
     }
 }
 
-fn reserve(
-    to: &Tier,
-    namespace: NamespaceId,
-    places: &[Place],
-    first: usize,
-    replicas: &mut [Replica],
-    copies: &mut Vec<(usize, Place)>,
-) {
-    let wanted = |place: &Place| Wanted {
-        key: place.identity.key,
-        len: place.len,
-        parts: place.parts,
-        stamp: place.stamp,
-        copy: true,
-    };
-    let blocks: Vec<Wanted> = places.iter().map(wanted).collect();
-    for (offset, answer) in to.reserve(namespace, &blocks).into_iter().enumerate() {
-        let index = first + offset;
-        match answer {
-            Ok(target) => copies.push((index, target)),
-            Err(Refused::Present(_)) => replicas[index] = Replica::Stored,
-            Err(Refused::Reserved(_)) => replicas[index] = Replica::Busy,
-            Err(Refused::Full(full)) if full.cause == Cause::Orphans => {
-                replicas[index] = Replica::Orphans;
-            }
-            Err(Refused::Full(_)) => replicas[index] = Replica::Full,
+impl Replica {
+    /// Of a block that got no reservation.
+    fn of(refused: Refused) -> Replica {
+        match refused {
+            Refused::Present(_) => Replica::Stored,
+            Refused::Reserved(_) => Replica::Busy,
+            Refused::Full(full) if full.cause == Cause::Orphans => Replica::Orphans,
+            Refused::Full(_) => Replica::Full,
         }
     }
 }
@@ -175,7 +182,7 @@ fn plan(
 ) -> Result<bool, Error> {
     let (from, to) = (from.mapping(source.token)?, to.mapping(target.token)?);
     let found = parts::read(
-        from,
+        &from,
         &source.identity,
         &source.extents,
         source.len,
@@ -185,12 +192,12 @@ fn plan(
     let Some(found) = found else { return Ok(false) };
     for (number, part) in found.iter().enumerate() {
         let id = parts::part_id(&source.identity, number as u32, source.parts);
-        let src = parts::buffers(from, &source.extents, part.offset, part.len)?;
-        let dst = parts::buffers(to, &target.extents, part.offset, part.len)?;
+        let src = parts::buffers(&from, &source.extents, part.offset, part.len)?;
+        let dst = parts::buffers(&to, &target.extents, part.offset, part.len)?;
         batch.part(&id, &src, &dst, Some(part.checksum), tag)?;
     }
     if source.parts > 1 {
-        parts::write_table(to, &target.extents, target.len, &found)?;
+        parts::write_table(&to, &target.extents, target.len, &found)?;
     }
     Ok(true)
 }

@@ -140,6 +140,7 @@ impl Core {
                     parts: lengths.len() as u16,
                     stamp: stamps.of(*index),
                     copy: false,
+                    evict: true,
                 }
             };
             let wanted: Vec<Wanted> = indices.iter().map(wanted).collect();
@@ -229,7 +230,7 @@ impl Core {
                     let mapping = devices.mapping(place.token);
                     mapping
                         .and_then(|mapping| {
-                            parts::write_table(mapping, &place.extents, place.len, &parts)
+                            parts::write_table(&mapping, &place.extents, place.len, &parts)
                         })
                         .inspect_err(|_| self.tiers[tier].unclaim(&tokens))?;
                 }
@@ -358,7 +359,7 @@ fn open(from: &Tier, tier: usize, place: Place, session: u64) -> Option<Pin> {
     } = place;
     let devices = from.devices();
     let mapping = devices.mapping(token).ok()?;
-    let parts = parts::read(mapping, &identity, &extents, len, parts, checksum);
+    let parts = parts::read(&mapping, &identity, &extents, len, parts, checksum);
     if parts.is_none() {
         from.discard(&[token]);
         from.unpin([token].into_iter());

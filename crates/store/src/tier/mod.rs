@@ -4,7 +4,15 @@
 //! taken to another depot. A block lives on one of them; tokens say on which. Lookups read the list
 //! of devices without a lock, and a tier of one device costs nothing beside its arena.
 //!
-//! Lock order: `placing`, then one arena's.
+//! `place` says where new blocks go, `devices` how devices come and go.
+//!
+//! Lock order: `changing`, `placing`, then one arena's.
+
+mod devices;
+mod open;
+mod place;
+
+pub(crate) use open::Opened;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,17 +22,30 @@ use kvdepot_media::Mapping;
 use kvdepot_media::checksum::Checksum;
 use parking_lot::Mutex;
 
-use crate::arena::{Arena, Place, Refused, TierStats, Token, Wanted};
+use crate::arena::{Arena, Place, TierStats, Token};
+use crate::format::directory;
 use crate::{Error, Key, NamespaceId};
+
+/// The tier whose devices are mapped files and DAX devices.
+pub(crate) const DAX: &str = "Dax";
 
 /// Devices that are one tier.
 pub(crate) struct Tier {
     name: &'static str,
     devices: ArcSwap<Devices>,
     /// Held while blocks are placed and while devices come or go, so that a key gets one place.
-    placing: Mutex<()>,
+    placing: Mutex<Wishes>,
+    /// Held while a device is opened or let go, which may take long.
+    changing: Mutex<()>,
     /// Counts, before blocks leave a device for another, that they do.
     moves: AtomicU64,
+}
+
+/// What devices that come later are told, too.
+#[derive(Default)]
+struct Wishes {
+    contiguous: Vec<NamespaceId>,
+    described: Vec<(NamespaceId, String)>,
 }
 
 /// The devices at one moment.
@@ -45,7 +66,7 @@ impl Devices {
     }
 
     /// The memory that a pinned or reserved block lies in.
-    pub(crate) fn mapping(&self, token: Token) -> Result<&Arc<Mapping>, Error> {
+    pub(crate) fn mapping(&self, token: Token) -> Result<Arc<Mapping>, Error> {
         let arena = self.of(token).ok_or(Error::Closed(""))?;
         Ok(arena.mapping())
     }
@@ -56,7 +77,8 @@ impl Tier {
         Tier {
             name,
             devices: ArcSwap::from_pointee(Devices(devices)),
-            placing: Mutex::new(()),
+            placing: Mutex::default(),
+            changing: Mutex::new(()),
             moves: AtomicU64::new(0),
         }
     }
@@ -191,16 +213,6 @@ impl Tier {
         );
     }
 
-    /// Reserves room for blocks, given in prefix order. See [`Arena::reserve`].
-    pub(crate) fn reserve(
-        &self,
-        namespace: NamespaceId,
-        blocks: &[Wanted],
-    ) -> Vec<Result<Place, Refused>> {
-        let _placing = self.placing.lock();
-        self.devices.load().0[0].reserve(namespace, blocks)
-    }
-
     /// Gives each device its share of a batch: their positions, and the items.
     fn share_out<T: Copy>(
         &self,
@@ -311,12 +323,24 @@ impl Tier {
     }
 
     pub(crate) fn keep_contiguous(&self, namespace: NamespaceId) {
+        let mut wishes = self.placing.lock();
+        if !wishes.contiguous.contains(&namespace) {
+            wishes.contiguous.push(namespace);
+        }
         for arena in &self.devices.load().0 {
             arena.keep_contiguous(namespace);
         }
     }
 
     pub(crate) fn describe(&self, namespace: NamespaceId, description: &str) {
+        let mut wishes = self.placing.lock();
+        let is_new = wishes
+            .described
+            .iter()
+            .all(|(known, _)| *known != namespace);
+        if is_new && wishes.described.len() < directory::ENTRIES as usize {
+            wishes.described.push((namespace, description.to_owned()));
+        }
         for arena in &self.devices.load().0 {
             arena.describe(namespace, description);
         }

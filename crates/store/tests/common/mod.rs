@@ -72,6 +72,18 @@ impl Place {
         self
     }
 
+    /// One setting less.
+    pub fn without(mut self, section: &str, name: &str) -> Place {
+        self.settings[section].as_object_mut().unwrap().remove(name);
+        self
+    }
+
+    /// Another section in the place of one.
+    pub fn with_section(mut self, section: &str, settings: Value) -> Place {
+        self.settings[section] = settings;
+        self
+    }
+
     pub fn dir(&self) -> &Path {
         self.dir.path()
     }

@@ -1,0 +1,177 @@
+//! What a device needs that is one among several, and may leave.
+
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::Path;
+use std::sync::atomic::Ordering;
+
+use super::owner_lock::OwnerLock;
+use super::{Arena, Cause, Refused, Token, Wanted};
+use crate::index::Stage;
+use crate::{Identity, NamespaceId};
+
+/// What lies at a path, whatever the path is called.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Inode {
+    device: u64,
+    inode: u64,
+}
+
+impl Inode {
+    /// `None` where nothing is.
+    pub(crate) fn of(path: &Path) -> Option<Inode> {
+        let data = std::fs::metadata(path).ok()?;
+        // One device may have several nodes.
+        let is_device = data.file_type().is_char_device();
+        Some(Inode {
+            device: if is_device { data.rdev() } else { data.dev() },
+            inode: if is_device { 0 } else { data.ino() },
+        })
+    }
+}
+
+/// Room of an arena that can be written.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Room {
+    pub(crate) free: u64,
+    /// Records that are not in use.
+    pub(crate) vacant: u64,
+    /// Bytes that eviction frees in one go.
+    pub(crate) ahead: u64,
+    /// When its least recently used block was used, of those that can be evicted.
+    pub(crate) oldest: Option<u64>,
+}
+
+/// What a device is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Device {
+    pub(crate) leaving: bool,
+    pub(crate) failed: bool,
+    /// Nothing is stored, pinned or being written.
+    pub(crate) empty: bool,
+    pub(crate) pinned: u64,
+    pub(crate) reserved: u64,
+}
+
+impl Arena {
+    pub(crate) fn inode(&self) -> Option<Inode> {
+        self.table.as_ref().map(|table| table.inode)
+    }
+
+    /// Whether blocks are no longer written here. The tier holds its `placing` lock.
+    pub(crate) fn set_leaving(&self, leaving: bool) {
+        self.leaving.store(leaving, Ordering::Release);
+    }
+
+    pub(crate) fn device(&self) -> Device {
+        let state = self.state.lock();
+        let (pinned, reserved) = (state.pinned, state.reserved.len() as u64);
+        Device {
+            leaving: self.leaving.load(Ordering::Acquire),
+            failed: self.has_failed(),
+            empty: state.live.len() == 0 && pinned == 0 && reserved == 0,
+            pinned,
+            reserved,
+        }
+    }
+
+    /// Whether the medium has lost what makes it an arena.
+    fn has_failed(&self) -> bool {
+        self.mapping.load().losses() > 0 && self.is_lost(0, self.opened.data)
+    }
+
+    /// Why nothing can be written here now, if nothing can.
+    pub(super) fn closed_to_writes(&self) -> Option<Cause> {
+        let alone = |lock: Option<&OwnerLock>| lock.is_some_and(OwnerLock::alone);
+        if self.leaving.load(Ordering::Acquire) {
+            return Some(Cause::Leaving);
+        }
+        let table = self.table.as_ref()?;
+        (!alone(table.lock.lock().as_ref())).then_some(Cause::Orphans)
+    }
+
+    /// `None` where nothing can be written now.
+    pub(crate) fn room(&self) -> Option<Room> {
+        if self.closed_to_writes().is_some() || self.has_failed() {
+            return None;
+        }
+        let mut state = self.state.lock();
+        Some(Room {
+            free: state.pool.free_bytes(),
+            vacant: state.entries.vacant(),
+            ahead: self.with_ahead(0),
+            oldest: state.entries.oldest_stamp(),
+        })
+    }
+
+    /// Answers the keys that are published or being written here. The published ones are pinned,
+    /// so that the rest of their prompt does not evict them, and noted in `pinned`.
+    pub(crate) fn known(
+        &self,
+        namespace: NamespaceId,
+        blocks: &[Wanted],
+        answers: &mut [Option<Refused>],
+        pinned: &mut Vec<Token>,
+    ) {
+        let mut guard = self.state.lock();
+        let state = &mut *guard;
+        let Some(number) = state.namespaces.number(namespace) else {
+            return;
+        };
+        for (wanted, answer) in blocks.iter().zip(answers) {
+            if answer.is_some() {
+                continue;
+            }
+            if let Some(slot) = state.live.get(number, &wanted.key) {
+                state.entries.touch(slot, wanted.stamp);
+                state.add_pin(slot);
+                let token = state.place(slot).token;
+                pinned.push(token);
+                *answer = Some(Refused::Present(token));
+            } else if let Some(slot) = state.reserved.get(number, &wanted.key) {
+                *answer = Some(Refused::Reserved(state.place(slot).token));
+            }
+        }
+    }
+
+    /// What is published, the block that was used last at the end.
+    pub(crate) fn by_use(&self) -> Vec<Token> {
+        let state = self.state.lock();
+        let live = state.entries.used();
+        let live = live.filter(|(_, entry)| entry.stage == Stage::Live);
+        let mut live: Vec<(u64, u32)> = live.map(|(slot, entry)| (entry.stamp, slot)).collect();
+        live.sort_unstable();
+        let token = |(_, slot): (u64, u32)| state.place(slot).token;
+        live.into_iter().map(token).collect()
+    }
+
+    /// What is published, by identity.
+    pub(crate) fn identities(&self) -> Vec<(Identity, Token)> {
+        let state = self.state.lock();
+        let live = state.entries.used();
+        let live = live.filter(|(_, entry)| entry.stage == Stage::Live);
+        live.map(|(slot, _)| state.place(slot))
+            .map(|place| (place.identity, place.token))
+            .collect()
+    }
+
+    /// Unpublishes blocks that another device has now. Pinned ones stay where they are until the
+    /// last pin ends.
+    pub(crate) fn hand_over(&self, tokens: &[Token]) {
+        let mut guard = self.state.lock();
+        let state = &mut *guard;
+        let slots = state.live_slots(tokens);
+        state.roll.moving = true;
+        self.drop_blocks(state, &slots);
+        state.roll.moving = false;
+    }
+
+    /// Evicts those of these blocks that nobody has pinned; how many.
+    pub(crate) fn evict_these(&self, tokens: &[Token]) -> usize {
+        let mut guard = self.state.lock();
+        let state = &mut *guard;
+        let mut slots = state.live_slots(tokens);
+        slots.retain(|slot| state.entries.get(*slot).pins == 0);
+        self.evict_blocks(state, &slots);
+        slots.len()
+    }
+}

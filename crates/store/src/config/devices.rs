@@ -1,0 +1,100 @@
+//! Several media as one tier: `dax.devices`.
+
+use serde_json::{Map, Value};
+
+use super::schema::Kind;
+use super::{DaxConfig, DeviceConfig, Parsed, expand_home};
+use crate::Error;
+
+/// What the option accepts, for messages.
+pub(super) const HELP: &str =
+    "a list such as [{path: /dev/dax0.0}, {path: /mnt/pmem/kv, capacity: 64GiB}]";
+
+/// Reads the list. `field` is its name in messages.
+pub(super) fn parse(field: &str, value: &Value) -> Result<Vec<DeviceConfig>, Error> {
+    match value {
+        Value::Array(items) if !items.is_empty() => (0..)
+            .zip(items)
+            .map(|(index, item): (usize, _)| device(&format!("{field}[{index}]"), item))
+            .collect(),
+        other => Err(Error::config(field, other, HELP)),
+    }
+}
+
+fn device(field: &str, value: &Value) -> Result<DeviceConfig, Error> {
+    let options: &Map<String, Value> = value
+        .as_object()
+        .ok_or_else(|| Error::config(field, value, "a mapping with path and capacity"))?;
+    let (mut path, mut capacity) = (None, None);
+    for (name, value) in options {
+        let field = format!("{field}.{name}");
+        match name.as_str() {
+            "path" => path = Some(expand_home(&Parsed::new(&field, Kind::Text, value)?.text)),
+            "capacity" => capacity = Some(Parsed::new(&field, Kind::Size, value)?.number),
+            _ => return Err(Error::config(field, value, "path and capacity only")),
+        }
+    }
+    match path {
+        Some(path) => Ok(DeviceConfig { path, capacity }),
+        None => Err(Error::config(field, value, "a mapping that has a path")),
+    }
+}
+
+impl DaxConfig {
+    /// Either one medium or a list of them.
+    pub(super) fn check_devices(&self) -> Result<(), Error> {
+        let other = match (&self.path, self.capacity) {
+            _ if self.devices.is_empty() => return Ok(()),
+            (Some(_), _) => "path",
+            (None, Some(_)) => "capacity",
+            (None, None) => return Ok(()),
+        };
+        let count = format!("a list of {}", self.devices.len());
+        let allowed = format!("instead of dax.{other}, not beside it");
+        Err(Error::config("dax.devices", count, allowed))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::Config;
+    use serde_json::{Value, json};
+
+    fn open(dax: Value) -> Result<Config, String> {
+        Config::new("Dax", &json!({ "dax": dax })).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_list_of_devices_is_read() {
+        let list = json!([{"path": "/a"}, {"path": "/b", "capacity": "2GiB"}]);
+        let config = open(json!({ "devices": list })).unwrap();
+        let read = config.dax.devices.iter().map(|device| device.capacity);
+        assert_eq!(read.collect::<Vec<_>>(), [None, Some(2 << 30)]);
+        assert_eq!(config.dax.devices[1].path.to_str(), Some("/b"));
+    }
+
+    #[test]
+    fn mistakes_name_the_device_and_the_field() {
+        let cases = [
+            (json!([]), "dax.devices: []"),
+            (json!("/a"), "dax.devices: \"/a\""),
+            (json!(["/a"]), "dax.devices[0]: \"/a\""),
+            (json!([{"path": "/a"}, {}]), "dax.devices[1]: {}"),
+            (json!([{"path": ""}]), "dax.devices[0].path"),
+            (
+                json!([{"path": "/a", "capacity": "x"}]),
+                "dax.devices[0].capacity",
+            ),
+            (json!([{"path": "/a", "size": 1}]), "dax.devices[0].size"),
+        ];
+        for (list, said) in cases {
+            let error = open(json!({ "devices": list })).unwrap_err();
+            assert!(error.starts_with(said), "{error}");
+        }
+        let list = json!([{"path": "/a"}]);
+        for (name, value) in [("path", json!("/b")), ("capacity", json!("1GiB"))] {
+            let error = open(json!({ "devices": list, name: value })).unwrap_err();
+            assert!(error.contains(&format!("instead of dax.{name}")), "{error}");
+        }
+    }
+}

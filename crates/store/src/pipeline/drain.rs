@@ -1,0 +1,167 @@
+//! Draining: the blocks of a device go to the others of its tier while all of them serve.
+//!
+//! A block is published where it goes before it leaves where it was, and lookups that overlap the
+//! change look again, so that it can be loaded at every moment. The blocks used last go first:
+//! where the others have too little room, the rest is evicted.
+
+use std::time::{Duration, Instant};
+
+use super::Core;
+use super::replicate::Replica;
+use crate::Error;
+use crate::arena::{Arena, Place, Token, Wanted};
+use crate::clock;
+use crate::tier::Tier;
+use crate::{NamespaceId, config::size};
+
+/// Bytes copied in one go: gets that wait for the lanes wait no longer than for their own copies.
+const BATCH_BYTES: u64 = 16 << 20;
+const BATCH_BLOCKS: usize = 256;
+
+/// Pause while blocks that somebody has pinned or is writing keep the device from being empty.
+const PAUSE: Duration = Duration::from_millis(2);
+
+/// What a drain has done with a device's blocks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Drained {
+    /// Blocks that other devices have now.
+    pub moved_blocks: u64,
+    /// Bytes of their payload.
+    pub moved_bytes: u64,
+    /// Blocks that had to go.
+    pub evicted_blocks: u64,
+}
+
+impl Core {
+    /// Empties a device of tier `index`, to which nothing is written meanwhile and afterwards.
+    /// Gives up, and lets it take writes again, when for `patience` nothing but pinned blocks and
+    /// reservations was left.
+    pub(crate) fn drain_device(
+        &self,
+        index: usize,
+        arena: &Arena,
+        others: bool,
+        patience: Duration,
+    ) -> Result<Drained, Error> {
+        let tier = &self.tiers[index];
+        let was_leaving = !tier.leave(arena, true);
+        let mut drained = Drained::default();
+        let emptied = self.empty_device(index, arena, others, patience, &mut drained);
+        if emptied.is_err() && !was_leaving {
+            tier.leave(arena, false);
+        }
+        let path = arena.path().map(|path| path.display().to_string());
+        let Drained {
+            moved_blocks,
+            evicted_blocks,
+            ..
+        } = drained;
+        let moved_bytes = size::show(drained.moved_bytes);
+        let error = emptied.as_ref().err().map(ToString::to_string);
+        tracing::info!(path, moved_blocks, %moved_bytes, evicted_blocks, error, "device drained");
+        emptied.map(|()| drained)
+    }
+
+    fn empty_device(
+        &self,
+        index: usize,
+        arena: &Arena,
+        others: bool,
+        patience: Duration,
+        drained: &mut Drained,
+    ) -> Result<(), Error> {
+        let mut progress = clock::now();
+        loop {
+            let mut left = arena.by_use();
+            let mut moved = false;
+            while !left.is_empty() {
+                // Closing does not wait for a drain of a large device.
+                let _pass = self.gate.enter()?;
+                moved |= match others {
+                    true => self.move_some(index, arena, &mut left, drained),
+                    false => {
+                        let evicted = arena.evict_these(&std::mem::take(&mut left)) as u64;
+                        drained.evicted_blocks += evicted;
+                        evicted > 0
+                    }
+                };
+            }
+            let device = arena.device();
+            if device.empty {
+                return Ok(());
+            }
+            if moved {
+                progress = clock::now();
+            } else if progress.elapsed() >= patience {
+                return Err(held(arena, &device, progress));
+            }
+            drop(self.gate.enter()?);
+            std::thread::sleep(PAUSE.min(patience));
+        }
+    }
+
+    /// Moves or evicts the last of these blocks; false when none could be.
+    fn move_some(
+        &self,
+        index: usize,
+        arena: &Arena,
+        left: &mut Vec<Token>,
+        drained: &mut Drained,
+    ) -> bool {
+        let tier = &self.tiers[index];
+        let (mut places, mut bytes): (Vec<Place>, u64) = (Vec::new(), 0);
+        while places.len() < BATCH_BLOCKS
+            && bytes < BATCH_BYTES
+            && let Some(token) = left.pop()
+        {
+            if let Some(place) = arena.pin_token(token) {
+                bytes += place.len;
+                places.push(place);
+            }
+        }
+        let replicas = self.move_blocks(tier, index, arena, &places);
+        let of = |wanted: &[Replica]| -> Vec<Token> {
+            let chosen = places.iter().zip(&replicas);
+            let chosen = chosen.filter(|(_, replica)| wanted.contains(replica));
+            chosen.map(|(place, _)| place.token).collect()
+        };
+        let moved = of(&[Replica::Stored]);
+        let corrupt = of(&[Replica::Corrupt]);
+        tier.moving();
+        arena.hand_over(&moved);
+        arena.discard(&corrupt);
+        arena.unpin(places.iter().map(|place| place.token));
+        let evicted = arena.evict_these(&of(&[Replica::Full])) as u64;
+        let gone = places.iter().zip(&replicas);
+        let gone = gone.filter(|(_, replica)| **replica == Replica::Stored);
+        drained.moved_bytes += gone.map(|(place, _)| place.len).sum::<u64>();
+        drained.moved_blocks += moved.len() as u64;
+        drained.evicted_blocks += evicted;
+        !moved.is_empty() || !corrupt.is_empty() || evicted > 0
+    }
+
+    fn move_blocks(
+        &self,
+        tier: &Tier,
+        index: usize,
+        arena: &Arena,
+        places: &[Place],
+    ) -> Vec<Replica> {
+        let copier = self.idle_copier.as_ref().unwrap_or(&self.copier);
+        let room = |namespace: NamespaceId, blocks: &[Wanted]| {
+            tier.reserve_beside(arena.number(), namespace, blocks)
+        };
+        self.copy_over(tier, index, places, copier, false, room)
+    }
+}
+
+/// What keeps a device from being emptied.
+fn held(arena: &Arena, device: &crate::arena::Device, since: Instant) -> Error {
+    Error::Busy {
+        path: arena.path().unwrap_or_else(|| arena.name().as_ref()).into(),
+        pinned: device.pinned,
+        reserved: device.reserved,
+        waited_s: (since.elapsed().as_secs_f64() * 100.0).round() / 100.0,
+    }
+}

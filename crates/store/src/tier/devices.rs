@@ -1,0 +1,150 @@
+//! Devices come and go while the tier serves.
+
+use std::collections::HashSet;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use super::{Devices, Tier, open};
+use crate::Error;
+use crate::arena::{Arena, Inode, Opening, Token};
+use crate::config::{DaxConfig, size};
+use crate::index::Uses;
+
+impl Tier {
+    /// The device at a path, whatever it is called there.
+    pub(crate) fn at(&self, path: &Path) -> Option<Arc<Arena>> {
+        let devices = self.devices.load();
+        let inode = Inode::of(path);
+        let same = |arena: &&Arc<Arena>| {
+            arena.path() == Some(path) || (inode.is_some() && arena.inode() == inode)
+        };
+        devices.0.iter().find(same).cloned()
+    }
+
+    /// Opens a device, making it when the file is missing, and serves what it holds. One that is
+    /// here already takes writes again, if it was drained. `announce` runs before it is seen.
+    pub(crate) fn add(
+        &self,
+        path: &Path,
+        settings: &DaxConfig,
+        number: impl FnOnce() -> u32,
+        lock_wait: Duration,
+        uses: &Uses,
+        announce: impl FnOnce(&Arena) -> Result<(), Error>,
+    ) -> Result<Opening, Error> {
+        let _changing = self.changing.lock();
+        if let Some(arena) = self.at(path) {
+            check_again(&arena, path, settings.capacity)?;
+            self.leave(&arena, false);
+            return Ok(Opening::default());
+        }
+        let (arena, opening) =
+            open::device(number(), path, settings, &str::to_owned, lock_wait, uses)?;
+        announce(&arena)?;
+        let wishes = self.placing.lock();
+        for (namespace, text) in &wishes.described {
+            arena.describe(*namespace, text);
+        }
+        for namespace in &wishes.contiguous {
+            arena.keep_contiguous(*namespace);
+        }
+        let devices = self.devices.load();
+        drop_those_of(&devices.0, &arena);
+        let mut all = devices.0.clone();
+        all.push(arena);
+        self.devices.store(Arc::new(Devices(all)));
+        Ok(opening)
+    }
+
+    /// Takes no more writes to a device, or takes them again. False when that is so already.
+    pub(crate) fn leave(&self, arena: &Arena, leaving: bool) -> bool {
+        let _placing = self.placing.lock();
+        let was = arena.device().leaving;
+        arena.set_leaving(leaving);
+        was != leaving
+    }
+
+    /// Whether another device can be written.
+    pub(crate) fn has_beside(&self, arena: &Arena) -> bool {
+        let devices = self.devices.load();
+        let others = devices
+            .0
+            .iter()
+            .filter(|other| other.number() != arena.number());
+        others
+            .map(|other| other.device())
+            .any(|device| !device.leaving && !device.failed)
+    }
+
+    /// Lets an empty device go, which another depot can open then. False when it is not empty, or
+    /// the last one.
+    pub(crate) fn take_out(&self, arena: &Arena) -> bool {
+        let (_changing, _placing) = (self.changing.lock(), self.placing.lock());
+        let mut left = self.devices.load().0.clone();
+        left.retain(|other| other.number() != arena.number());
+        if left.is_empty() || !arena.device().empty {
+            return false;
+        }
+        self.devices.store(Arc::new(Devices(left)));
+        arena.close();
+        true
+    }
+
+    /// Says that blocks are about to leave one device for another, so that lookups that have
+    /// missed both look again.
+    pub(crate) fn moving(&self) {
+        self.moves.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// Leaves each key on one device: one that was being moved when its process died is on two.
+    pub(super) fn drop_doubles(&self) {
+        let devices = self.devices.load();
+        for index in 1..devices.0.len() {
+            drop_those_of(&devices.0[..index], &devices.0[index]);
+        }
+    }
+}
+
+/// Unpublishes those blocks of a device that others have.
+fn drop_those_of(others: &[Arc<Arena>], arena: &Arena) {
+    if others.is_empty() {
+        return;
+    }
+    let there: HashSet<_> = others
+        .iter()
+        .flat_map(|other| other.identities())
+        .map(|(identity, _)| (identity.namespace, identity.key))
+        .collect();
+    let doubles = arena.identities();
+    let doubles = doubles
+        .into_iter()
+        .filter(|(identity, _)| there.contains(&(identity.namespace, identity.key)));
+    let doubles: Vec<Token> = doubles.map(|(_, token)| token).collect();
+    if !doubles.is_empty() {
+        let path = arena.path().map(|path| path.display().to_string());
+        tracing::info!(
+            path,
+            blocks = doubles.len(),
+            "blocks that another device has are dropped"
+        );
+        arena.hand_over(&doubles);
+    }
+}
+
+/// Adding a device again asks for what there is.
+fn check_again(arena: &Arena, path: &Path, capacity: Option<u64>) -> Result<(), Error> {
+    if let Some(known) = arena.path().filter(|known| *known != path) {
+        let allowed = format!("another medium: it is here as {}", known.display());
+        return Err(Error::input("path", path.display(), allowed));
+    }
+    let has = arena.layout().capacity;
+    match capacity {
+        Some(asked) if asked / crate::format::GRANULE * crate::format::GRANULE != has => {
+            let allowed = format!("{}, which it has (grow_device changes it)", size::show(has));
+            Err(Error::input("capacity", size::show(asked), allowed))
+        }
+        _ => Ok(()),
+    }
+}

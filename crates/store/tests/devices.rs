@@ -1,0 +1,597 @@
+//! Several devices as one tier, and devices that come and go while the depot serves.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod common;
+
+use std::collections::HashSet;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use common::{
+    PATIENCE, Place, block, config_of, get, has, key, keys, namespace, number, put, verify,
+};
+use kvdepot_store::inspect::Inspection;
+use kvdepot_store::{
+    BlockBuffers, Buffer, Config, Depot, DeviceState, DrainTo, Error, Mover, Namespace, Outcome,
+};
+use kvdepot_testkit::child::{self, Child};
+use kvdepot_testkit::{Rng, rounds};
+use serde_json::{Value, json};
+
+/// Payload of the blocks here: four granules.
+const LEN: usize = 16 << 10;
+/// Longer than a test waits for what ends at once, shorter than anybody notices.
+const SHORT: Duration = Duration::from_millis(50);
+
+/// Two devices of 1 MiB, a and b.
+fn two() -> Place {
+    several(&["a", "b"], "1MiB")
+}
+
+fn several(names: &[&str], capacity: &str) -> Place {
+    let place = Place::new("Dax", "", capacity);
+    let path = |name: &&str| place.dir().join(name);
+    let device = |name| json!({"path": path(name), "capacity": capacity});
+    let list: Vec<Value> = names.iter().map(device).collect();
+    let section = json!({ "devices": list, "records": 256 });
+    place.with_section("dax", section)
+}
+
+fn at(place: &Place, name: &str) -> PathBuf {
+    place.dir().join(name)
+}
+
+/// The keys that the record table of a device has as live.
+fn on(path: &Path) -> HashSet<u64> {
+    let (blocks, _) = Inspection::open(path).unwrap().blocks().unwrap();
+    let of = blocks
+        .iter()
+        .map(|block| number(&block.record.identity.key));
+    of.collect()
+}
+
+/// Puts blocks in calls of eight.
+fn fill(ns: &Namespace, numbers: std::ops::Range<u64>) {
+    let numbers: Vec<u64> = numbers.collect();
+    for call in numbers.chunks(8) {
+        assert_eq!(put(ns, call, LEN), vec![true; call.len()]);
+    }
+}
+
+fn state(depot: &Depot, path: &Path) -> DeviceState {
+    let devices = depot.devices().unwrap();
+    let found = devices.iter().find(|device| device.path == path);
+    found.unwrap().state
+}
+
+fn says(error: &Error, words: &[&str]) {
+    let text = error.to_string();
+    for word in words {
+        assert!(text.contains(word), "{word:?} is not in: {text}");
+    }
+}
+
+#[test]
+fn a_key_lives_on_one_device_also_after_a_restart() {
+    let place = two();
+    let depot = place.open();
+    let ns = namespace(&depot);
+    fill(&ns, 0..80);
+    fill(&ns, 0..80);
+    let (a, b) = (on(&at(&place, "a")), on(&at(&place, "b")));
+    assert!(
+        a.len() >= 32 && b.len() >= 32,
+        "{} and {}",
+        a.len(),
+        b.len()
+    );
+    assert!(a.is_disjoint(&b));
+    assert_eq!(a.len() + b.len(), 80);
+    let all: Vec<u64> = (0..80).collect();
+    assert_eq!(ns.prefix(&keys(0..90)).unwrap(), 80);
+    let devices = depot.devices().unwrap();
+    let sums = |of: fn(&kvdepot_store::DeviceStats) -> u64| devices.iter().map(of).sum::<u64>();
+    let tier = depot.stats().tiers.remove(0);
+    assert_eq!(sums(|device| device.blocks), tier.blocks);
+    assert_eq!(sums(|device| device.data_bytes), tier.capacity_bytes);
+    depot.close();
+    let depot = place.open();
+    assert_eq!(depot.opening().blocks, 80);
+    assert!(has(&namespace(&depot), &all, LEN));
+}
+
+#[test]
+fn the_blocks_of_a_call_stay_together_and_the_next_go_where_most_is_free() {
+    let place = two();
+    let depot = place.open();
+    let ns = namespace(&depot);
+    fill(&ns, 0..8);
+    fill(&ns, 8..16);
+    fill(&ns, 16..24);
+    let a = on(&at(&place, "a"));
+    for call in [0..8, 8..16, 16..24_u64] {
+        let here = call.clone().filter(|key| a.contains(key)).count();
+        assert!(here == 0 || here == 8, "{here} of {call:?}");
+    }
+    assert!(a.len() == 8 || a.len() == 16, "{}", a.len());
+    // What continues a prompt lies behind it.
+    assert_eq!(put(&ns, &[23, 24], LEN), [true; 2]);
+    let devices = ["a", "b"].map(|name| on(&at(&place, name)));
+    assert!(
+        devices
+            .iter()
+            .any(|device| device.contains(&23) && device.contains(&24))
+    );
+}
+
+#[test]
+fn a_full_tier_evicts_what_was_used_longest_ago_wherever_it_is() {
+    let place = two();
+    let depot = place.open();
+    let ns = namespace(&depot);
+    let mut next = 0;
+    while depot.stats().tiers[0].evicted_blocks == 0 {
+        fill(&ns, next..next + 1);
+        next += 1;
+    }
+    // The oldest half is used again; then two thirds of the tier are written anew.
+    let before = next;
+    let kept: Vec<u64> = (before / 4..before / 2).collect();
+    assert!(has(&ns, &kept, LEN));
+    for new in before..before + before / 2 {
+        fill(&ns, new..new + 1);
+    }
+    assert!(has(&ns, &kept, LEN), "used since");
+    let young: Vec<u64> = (before..before + before / 2).collect();
+    assert!(has(&ns, &young, LEN));
+    let old: Vec<u64> = (before / 2..before * 9 / 10).collect();
+    let left = ns.contains(&keys(old.iter().copied())).unwrap();
+    let left = left.iter().filter(|found| **found).count();
+    assert!(
+        left * 5 < old.len() * 3,
+        "{left} of {} old blocks are left",
+        old.len()
+    );
+}
+
+#[test]
+fn a_device_is_drained_while_gets_and_puts_run() {
+    let place = several(&["a", "b", "c"], "3MiB");
+    let depot = place.open();
+    let ns = namespace(&depot);
+    fill(&ns, 0..160);
+    let a = at(&place, "a");
+    let held = on(&a).len() as u64;
+    assert!(held > 20, "{held}");
+    assert_eq!(depot.gone(1 << 20).unwrap().blocks, []);
+    let stop = AtomicBool::new(false);
+    let drained = std::thread::scope(|scope| {
+        for offset in 0..2_u64 {
+            let (ns, stop) = (ns.clone(), &stop);
+            scope.spawn(move || {
+                let mut at = offset * 77;
+                while !stop.load(Ordering::Relaxed) {
+                    let call: Vec<u64> = (at..at + 8).map(|key| key % 160).collect();
+                    assert!(has(&ns, &call, LEN), "lost on the way: {call:?}");
+                    assert_eq!(ns.contains(&keys(call.iter().copied())).unwrap(), [true; 8]);
+                    at += 8;
+                }
+            });
+        }
+        let (writing, stop_writing) = (ns.clone(), &stop);
+        scope.spawn(move || {
+            let mut next = 1000;
+            while !stop_writing.load(Ordering::Relaxed) {
+                fill(&writing, next..next + 1);
+                writing.remove(&[key(next)]).unwrap();
+                next += 1;
+            }
+        });
+        let drained = depot.drain_device(&a, DrainTo::Others, PATIENCE);
+        std::thread::sleep(SHORT);
+        stop.store(true, Ordering::Relaxed);
+        drained.unwrap()
+    });
+    assert_eq!((drained.moved_blocks, drained.evicted_blocks), (held, 0));
+    assert_eq!(drained.moved_bytes, held * LEN as u64);
+    assert_eq!(on(&a).len(), 0);
+    assert_eq!(state(&depot, &a), DeviceState::Draining);
+    let gone = depot.gone(1 << 20).unwrap();
+    let ours = gone
+        .blocks
+        .iter()
+        .filter(|(identity, _)| number(&identity.key) < 160);
+    assert_eq!(ours.count(), 0, "a move is no eviction");
+    fill(&ns, 200..232);
+    assert_eq!(on(&a).len(), 0, "nothing is written there any more");
+    depot.remove_device(&a, false, SHORT).unwrap();
+    assert!(has(&ns, &(0..160).collect::<Vec<u64>>(), LEN));
+    assert_eq!(
+        verify(&at(&place, "b")).bad.len() + verify(&at(&place, "c")).bad.len(),
+        0
+    );
+}
+
+#[test]
+fn what_finds_no_room_elsewhere_is_evicted_the_oldest_first() {
+    let place = two();
+    let depot = place.open();
+    let ns = namespace(&depot);
+    fill(&ns, 0..88);
+    let a = at(&place, "a");
+    let mut here: Vec<u64> = on(&a).into_iter().collect();
+    here.sort_unstable();
+    let there = on(&at(&place, "b"));
+    // Each by itself: the last is the one that was used last.
+    here.iter().for_each(|key| assert!(has(&ns, &[*key], LEN)));
+    let drained = depot.drain_device(&a, DrainTo::Others, PATIENCE).unwrap();
+    let moved = drained.moved_blocks as usize;
+    assert!(moved > 0 && drained.evicted_blocks > 0, "{drained:?}");
+    assert_eq!(moved + drained.evicted_blocks as usize, here.len());
+    let (evicted, kept) = here.split_at(here.len() - moved);
+    assert!(has(&ns, kept, LEN));
+    assert_eq!(get(&ns, evicted, LEN), vec![Outcome::Miss; evicted.len()]);
+    assert!(
+        has(&ns, &there.into_iter().collect::<Vec<_>>(), LEN),
+        "for no other block"
+    );
+}
+
+#[test]
+fn a_drain_that_pins_or_reservations_hold_up_changes_nothing() {
+    let place = two();
+    let depot = place.open();
+    let ns = namespace(&depot);
+    fill(&ns, 0..16);
+    let a = at(&place, "a");
+    let mine = *on(&a).iter().next().unwrap();
+    let pins: Vec<_> = ns
+        .pin(&[key(mine)], false)
+        .unwrap()
+        .into_iter()
+        .flatten()
+        .collect();
+    for to in [DrainTo::Nowhere, DrainTo::Others] {
+        let error = depot.drain_device(&a, to, SHORT).unwrap_err();
+        says(
+            &error,
+            &[
+                a.to_str().unwrap(),
+                "takes writes again",
+                "1 of its blocks were pinned",
+            ],
+        );
+        assert_eq!(state(&depot, &a), DeviceState::Serving);
+        let error = depot.remove_device(&a, true, SHORT).unwrap_err();
+        assert!(matches!(error, Error::Busy { pinned: 1, .. }), "{error}");
+    }
+    ns.unpin(&pins, false);
+    assert!(
+        has(&ns, &[mine], LEN),
+        "it was copied before the drain gave up"
+    );
+    // Until one has landed there.
+    let mut held = Vec::new();
+    for number in 100.. {
+        let reserved = ns.reserve(&[(key(number), vec![LEN as u64])]).unwrap();
+        held.extend(reserved.into_iter().flatten());
+        let devices = depot.devices().unwrap();
+        if devices.iter().all(|device| device.reserved_blocks > 0) {
+            break;
+        }
+    }
+    let error = depot.drain_device(&a, DrainTo::Others, SHORT).unwrap_err();
+    assert!(
+        matches!(error, Error::Busy { reserved, .. } if reserved > 0),
+        "{error}"
+    );
+    ns.abort(&held);
+    depot.drain_device(&a, DrainTo::Others, SHORT).unwrap();
+    assert_eq!(state(&depot, &a), DeviceState::Draining);
+}
+
+#[test]
+fn what_is_removed_while_it_is_moved_stays_removed() {
+    let place = several(&["a", "b"], "4MiB");
+    let depot = place.open();
+    let ns = namespace(&depot);
+    for round in 0..10 {
+        let first = round * 1000;
+        fill(&ns, first..first + 96);
+        let a = at(&place, "a");
+        std::thread::scope(|scope| {
+            let remover = ns.clone();
+            scope.spawn(move || {
+                for number in first..first + 96 {
+                    remover.remove(&[key(number)]).unwrap();
+                }
+            });
+            depot.drain_device(&a, DrainTo::Others, PATIENCE).unwrap();
+        });
+        let left = ns.contains(&keys(first..first + 96)).unwrap();
+        assert!(!left.contains(&true), "{left:?}");
+        depot.add_device(&a, None).unwrap();
+    }
+}
+
+#[test]
+fn a_removed_device_belongs_to_whoever_opens_it_next() {
+    let place = two().with("", "socket", "off");
+    let depot = place.open();
+    let ns = namespace(&depot);
+    fill(&ns, 0..32);
+    let (a, b) = (at(&place, "a"), at(&place, "b"));
+    let alone = json!({"dax": {"path": a}, "socket": "off", "lock_wait": "0s", "lanes": 1});
+    let alone = Config::new("Dax", &alone).unwrap();
+    let error = depot.remove_device(&a, false, SHORT).unwrap_err();
+    says(&error, &["path", a.to_str().unwrap(), "drained or empty"]);
+    assert!(matches!(Depot::open(&alone), Err(Error::Locked { .. })));
+    let held = on(&b);
+    depot.remove_device(&a, true, SHORT).unwrap();
+    assert!(has(&ns, &held.into_iter().collect::<Vec<_>>(), LEN));
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    assert!(
+        !maps.contains(&format!("{}\n", a.display())),
+        "it is still mapped"
+    );
+    let error = depot.remove_device(&b, true, SHORT).unwrap_err();
+    says(&error, &["path", b.to_str().unwrap(), "add another first"]);
+    let error = depot.drain_device(&b, DrainTo::Others, SHORT).unwrap_err();
+    says(&error, &["to", "others", "nowhere"]);
+    // Elsewhere, and back with what was put there.
+    let other = Depot::open(&alone).unwrap();
+    fill(&namespace(&other), 500..510);
+    says(
+        &depot.add_device(&a, None).unwrap_err(),
+        &[a.to_str().unwrap(), "in use by process"],
+    );
+    other.close();
+    let opening = depot.add_device(&a, None).unwrap();
+    assert_eq!(opening.blocks, 10);
+    assert!(has(&ns, &(500..510).collect::<Vec<_>>(), LEN));
+}
+
+#[test]
+fn a_device_is_there_once_under_one_name_and_with_one_size() {
+    let place = two();
+    let depot = place.open();
+    let c = at(&place, "c");
+    assert!(depot.add_device(&c, Some(1 << 20)).unwrap().created);
+    depot.add_device(&c, Some(1 << 20)).unwrap();
+    depot.add_device(&c, None).unwrap();
+    assert_eq!(depot.devices().unwrap().len(), 3);
+    let error = depot.add_device(&c, Some(2 << 20)).unwrap_err();
+    says(&error, &["capacity: 2 MiB", "1 MiB", "grow_device"]);
+    let (link, hard) = (at(&place, "link"), at(&place, "hard"));
+    std::os::unix::fs::symlink(&c, &link).unwrap();
+    std::fs::hard_link(&c, &hard).unwrap();
+    for other in [&link, &hard] {
+        let error = depot.add_device(other, None).unwrap_err();
+        says(
+            &error,
+            &["path", other.to_str().unwrap(), c.to_str().unwrap()],
+        );
+    }
+    let nowhere = at(&place, "nowhere");
+    says(
+        &depot.grow_device(&nowhere, 1 << 21).unwrap_err(),
+        &["path", c.to_str().unwrap()],
+    );
+    says(
+        &depot.add_device(&nowhere, Some(4096)).unwrap_err(),
+        &["capacity: 4 KiB", "256 KiB"],
+    );
+    assert!(!nowhere.exists());
+    // A drained one takes writes again when it is added again.
+    depot.drain_device(&c, DrainTo::Others, SHORT).unwrap();
+    assert_eq!(state(&depot, &c), DeviceState::Draining);
+    depot.add_device(&c, None).unwrap();
+    assert_eq!(state(&depot, &c), DeviceState::Serving);
+    depot.close();
+    let near = Depot::open(&Config::new("Cache", &json!({"socket": "off"})).unwrap()).unwrap();
+    says(
+        &near.add_device(&c, None).unwrap_err(),
+        &["pipeline: Cache", "Dax tier"],
+    );
+}
+
+#[test]
+fn every_device_of_the_list_must_open() {
+    let place = two();
+    place.open().close();
+    let owner = json!({"dax": {"path": at(&place, "b")}, "socket": "off", "lock_wait": "0s"});
+    let owner = Depot::open(&Config::new("Dax", &owner).unwrap()).unwrap();
+    let error = Depot::open(&place.config()).err().unwrap();
+    says(
+        &error,
+        &[at(&place, "b").to_str().unwrap(), "in use by process"],
+    );
+    owner.close();
+    place.open().close();
+    let twice = json!({"dax": {"devices": [
+        {"path": at(&place, "a")}, {"path": at(&place, "b")}, {"path": at(&place, "a")},
+    ]}, "socket": "off"});
+    let error = Depot::open(&Config::new("Dax", &twice).unwrap())
+        .err()
+        .unwrap();
+    says(&error, &["dax.devices[2].path", "listed once"]);
+    std::fs::write(at(&place, "b"), vec![7; 1 << 20]).unwrap();
+    let error = Depot::open(&place.config()).err().unwrap();
+    says(
+        &error,
+        &[at(&place, "b").to_str().unwrap(), "not a kvdepot arena"],
+    );
+    let other = json!({"dax": {"devices": [{"path": at(&place, "a"), "capacity": "2MiB"}]}});
+    let error = Depot::open(&Config::new("Dax", &other).unwrap())
+        .err()
+        .unwrap();
+    says(&error, &["dax.devices[0].capacity: 2 MiB", "1 MiB"]);
+}
+
+#[test]
+fn an_added_device_keeps_no_second_copy_of_a_block() {
+    let place = two();
+    let depot = place.open();
+    let c = at(&place, "c");
+    let other = json!({"dax": {"path": c, "capacity": "1MiB"}, "socket": "off"});
+    let other = Depot::open(&Config::new("Dax", &other).unwrap()).unwrap();
+    fill(&namespace(&other), 0..16);
+    other.close();
+    let ns = namespace(&depot);
+    fill(&ns, 8..24);
+    depot.add_device(&c, None).unwrap();
+    assert!(has(&ns, &(0..24).collect::<Vec<_>>(), LEN));
+    assert_eq!(on(&c), (0..8).collect());
+    assert_eq!(depot.stats().tiers[0].blocks, 24);
+}
+
+#[test]
+fn a_device_grows_while_it_serves_and_does_not_shrink() {
+    let place = Place::new("Dax", "", "1MiB").with("dax", "records", 512);
+    let depot = place.open();
+    let ns = namespace(&depot);
+    let mover = Mover::attach(&place.socket(), Some(1), true).unwrap();
+    fill(&ns, 0..40);
+    let old = ns.pin(&[key(3)], false).unwrap().remove(0).unwrap();
+    let reserved = ns
+        .reserve(&[(key(700), vec![LEN as u64])])
+        .unwrap()
+        .remove(0)
+        .unwrap();
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let (reader, stop) = (ns.clone(), &stop);
+        scope.spawn(move || {
+            while !stop.load(Ordering::Relaxed) {
+                assert!(has(&reader, &(0..40).collect::<Vec<_>>(), LEN));
+            }
+        });
+        for capacity in [1_u64 << 20, 3 << 20, 8 << 20] {
+            depot.grow_device(&place.arena(), capacity).unwrap();
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+    assert_eq!(depot.devices().unwrap()[0].capacity_bytes, 8 << 20);
+    // Placements from before are good where they were mapped.
+    let buffer = Buffer::from_vec(vec![0; LEN]);
+    let into = BlockBuffers::whole([buffer.clone()]);
+    let loaded = mover.load(&[old.placement()], &into, 0).unwrap();
+    assert!(loaded.wait(Some(PATIENCE)) && loaded.checksums()[0].is_some());
+    assert_eq!(buffer.to_vec(), block(3, LEN).to_vec());
+    let from = BlockBuffers::whole([block(700, LEN)]);
+    let stored = mover.store(&[reserved.placement()], &from, 0).unwrap();
+    assert!(stored.wait(Some(PATIENCE)));
+    let sum = stored.checksums()[0].unwrap();
+    assert_eq!(ns.commit(&[reserved], &[vec![sum]]).unwrap(), [true]);
+    ns.unpin(&[old], false);
+    mover.close();
+    // As many records as before, so larger blocks.
+    assert_eq!(put(&ns, &[900], 4 << 20), [true]);
+    assert!(has(&ns, &[900], 4 << 20) && has(&ns, &[3, 700], LEN));
+    let error = depot.grow_device(&place.arena(), 4 << 20).unwrap_err();
+    says(&error, &["capacity: 4 MiB", "8 MiB", "does not shrink"]);
+    let error = depot.grow_device(&place.arena(), 1 << 30).unwrap_err();
+    says(&error, &["capacity: 1 GiB", "64 MiB"]);
+    depot.close();
+    assert_eq!(verify(&place.arena()).bad.len(), 0);
+    let error = Depot::open(&place.config()).err().unwrap();
+    says(&error, &["dax.capacity: 1 MiB", "8 MiB"]);
+    let place = place.with("dax", "capacity", "8MiB");
+    let depot = place.open();
+    assert!(has(&namespace(&depot), &[900], 4 << 20));
+    assert!(has(&namespace(&depot), &[0, 3, 39, 700], LEN));
+}
+
+#[test]
+fn crash_kill9_while_a_device_grows() {
+    const TEST: &str = "crash_kill9_while_a_device_grows";
+    if let Some(role) = child::role() {
+        assert_eq!(role, "grower");
+        let depot = Depot::open(&config_of(&child::value("spec"))).unwrap();
+        let ns = namespace(&depot);
+        let path = depot.path().unwrap();
+        fill(&ns, 0..16);
+        child::say("open");
+        for step in 1.. {
+            child::say(&format!("to {}", (1 << 20) + step * 65536));
+            depot.grow_device(&path, (1 << 20) + step * 65536).unwrap();
+            child::say(&format!("at {}", (1 << 20) + step * 65536));
+            fill(&ns, 16 + step..17 + step);
+            child::say(&format!("put {}", 16 + step));
+        }
+    }
+    let mut rng = Rng::for_test(TEST);
+    for _ in 0..rounds(25) {
+        let place = Place::new("Dax", "", "1MiB").with("dax", "records", 512);
+        let mut grower = Child::start(TEST, "grower", &[("spec", &place.spec())]);
+        grower.expect("open");
+        std::thread::sleep(Duration::from_micros(rng.below(20_000)));
+        grower.kill();
+        let (mut to, mut reached) = (1 << 20, 1 << 20);
+        let mut known: Vec<u64> = (0..16).collect();
+        while let Some(line) = grower.line() {
+            let (word, number) = line.split_once(' ').unwrap();
+            let number: u64 = number.parse().unwrap();
+            match word {
+                "to" => to = number,
+                "at" => reached = number,
+                _ => known.push(number),
+            }
+        }
+        assert_eq!(verify(&place.arena()).bad.len(), 0);
+        let place = place.without("dax", "capacity");
+        let depot = place.open();
+        let capacity = depot.devices().unwrap()[0].capacity_bytes;
+        assert!(
+            capacity == reached || capacity == to,
+            "{capacity}, not {reached} or {to}"
+        );
+        // The last 40 cannot have been evicted: there is room for them at any size.
+        let last = &known[known.len().saturating_sub(40)..];
+        assert!(has(&namespace(&depot), last, LEN));
+    }
+}
+
+#[test]
+fn crash_kill9_while_a_device_is_drained() {
+    const TEST: &str = "crash_kill9_while_a_device_is_drained";
+    // Some batches of a drain.
+    const BLOCKS: u64 = 1600;
+    if let Some(role) = child::role() {
+        assert_eq!(role, "drainer");
+        let depot = Depot::open(&config_of(&child::value("spec"))).unwrap();
+        fill(&namespace(&depot), 0..BLOCKS);
+        child::say("acknowledged");
+        let a = depot.path().unwrap();
+        depot.drain_device(&a, DrainTo::Others, PATIENCE).unwrap();
+        child::say("drained");
+        child::sleep_until_killed();
+    }
+    let mut rng = Rng::for_test(TEST);
+    let mut halfway = 0;
+    for _ in 0..rounds(25) {
+        let place = several(&["a", "b"], "32MiB").with("dax", "records", 2 * BLOCKS);
+        let mut drainer = Child::start(TEST, "drainer", &[("spec", &place.spec())]);
+        drainer.expect("acknowledged");
+        std::thread::sleep(Duration::from_micros(rng.below(30_000)));
+        drainer.kill();
+        let before = ["a", "b"].map(|name| on(&at(&place, name)));
+        halfway += u64::from(!before[0].is_empty() && before[1].len() > BLOCKS as usize / 2);
+        let depot = place.open();
+        assert!(has(
+            &namespace(&depot),
+            &(0..BLOCKS).collect::<Vec<_>>(),
+            LEN
+        ));
+        let [a, b] = ["a", "b"].map(|name| on(&at(&place, name)));
+        assert!(
+            a.is_disjoint(&b),
+            "on two devices: {:?}",
+            a.intersection(&b)
+        );
+        assert_eq!(depot.stats().tiers[0].blocks, BLOCKS);
+    }
+    assert!(halfway > 0, "no drain was interrupted");
+}
