@@ -21,7 +21,7 @@ say = @printf '\n\033[1m==> %s\033[0m\n' "$(1)"
 
 .PHONY: help
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
 	@echo '  DEMO_FLAGS, BENCH_FLAGS   passed on, such as BENCH_FLAGS=--json'
 	@echo '  PYTHON                    the interpreter of .venv; python3 unless given'
@@ -88,6 +88,10 @@ bench: build ## This machine's limits, what kvdepot reaches, and the ratio
 .PHONY: bench-lmcache
 bench-lmcache: package $(VENV)/.lmcache ## Beside LMCache's DAX backends, on the same kind of file
 	$(BIN)/python bench/lmcache/run.py $(BENCH_FLAGS)
+
+.PHONY: bench-long-doc-qa
+bench-long-doc-qa: package $(VENV)/.vllm ## Long documents on real vLLM, restored at once and by chunk
+	PYTHONPATH=bench $(BIN)/python -m long_doc_qa $(BENCH_FLAGS)
 
 # ---- test -----------------------------------------------------------------------------------
 
