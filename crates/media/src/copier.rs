@@ -7,6 +7,7 @@
 
 mod batch;
 mod outcome;
+mod slab;
 
 pub(crate) use batch::Memory;
 pub use batch::{Batch, PART_LEN_MAX, PARTS_MAX};
@@ -18,6 +19,7 @@ use crate::lane::{Queues, Task, Work};
 use crate::memory::kernel::Isa;
 use crate::memory::mover::Mover;
 use kvdepot_plan::{Ending, Join, Limits, Planner, Waiter};
+use slab::Slab;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -44,6 +46,12 @@ pub struct CopierConfig {
     /// The lanes' nice value, 0 to 19: above 0 for work that nobody waits for, which then leaves
     /// the processors to everybody else. Default 0.
     pub nice: u8,
+    /// Bytes of the slab that staged batches go through, at least 64 KiB for each region; taken
+    /// when the first one is made. Default 2 MiB for each region.
+    pub staging_slab: Option<u64>,
+    /// Regions of that slab, 1 to 4096: so many slices are staged at a time. Default two for each
+    /// lane.
+    pub staging_regions: Option<usize>,
 }
 
 /// The most lanes of a copier; a bound against a wrong unit in a configuration.
@@ -72,6 +80,8 @@ impl Default for CopierConfig {
             inline_max: 256 << 10,
             spin: Duration::from_micros(20),
             nice: 0,
+            staging_slab: None,
+            staging_regions: None,
         }
     }
 }
@@ -102,7 +112,7 @@ impl CopierConfig {
                 allowed: "0 to 19",
             });
         }
-        Ok(())
+        slab::check(self)
     }
 }
 
@@ -135,6 +145,7 @@ impl Copier {
             config,
             spares: Mutex::new(Vec::new()),
             planners: Mutex::new(Vec::new()),
+            slab: Mutex::new(None),
             in_flight: AtomicUsize::new(0),
             closing: AtomicBool::new(false),
             pid: std::process::id(),
@@ -167,6 +178,15 @@ impl Copier {
     pub fn batch(&self) -> Batch {
         let memory = lock(&self.shared.spares).pop().unwrap_or_default();
         Batch::new(memory, Arc::clone(&self.shared))
+    }
+
+    /// Takes the memory that staged batches go through, unless an earlier one has.
+    ///
+    /// # Errors
+    ///
+    /// As [`Batch::stage`].
+    pub fn make_slab(&self) -> Result<()> {
+        self.shared.slab().map(drop)
     }
 
     /// Hands a batch to the lanes. `on_done` runs once, in the thread that finishes last (a lane,
@@ -287,6 +307,7 @@ pub(crate) struct Shared {
     config: CopierConfig,
     spares: Mutex<Vec<Memory>>,
     planners: Mutex<Vec<Planner>>,
+    slab: Mutex<Option<Arc<Slab>>>,
     /// Batches submitted and not ended.
     in_flight: AtomicUsize,
     closing: AtomicBool,
@@ -296,6 +317,17 @@ pub(crate) struct Shared {
 impl Shared {
     fn is_closed(&self) -> bool {
         self.closing.load(Ordering::SeqCst) || self.pid != std::process::id()
+    }
+
+    /// The staging slab, made when it is asked for first.
+    fn slab(&self) -> Result<Arc<Slab>> {
+        let mut slab = lock(&self.slab);
+        if let Some(slab) = &*slab {
+            return Ok(Arc::clone(slab));
+        }
+        let new = Arc::new(Slab::new(&self.config)?);
+        *slab = Some(Arc::clone(&new));
+        Ok(new)
     }
 
     /// Keeps a batch's memory for a later one.

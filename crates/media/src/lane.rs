@@ -186,7 +186,7 @@ fn execute<T: Work>(task: Task<T>, mover: Mover) {
             // SAFETY: whoever added a part promised that its ranges are there until the batch has
             // ended, which `guard` prevents; `Memory::add` refused spans that overlap themselves,
             // and `mover` has kernels of this machine only.
-            unsafe { mover.run(memory, first, count) };
+            unsafe { memory.run(mover, first, count) };
         }
     }));
     // The panic hook has told the user, and the guard has told the batch.

@@ -1,10 +1,12 @@
 //! What a batch moves: parts, the leaves they are hashed in, and who owns the memory.
 
 use super::Shared;
+use super::slab::Slab;
 use crate::buffer::{Buffer, Owner};
 use crate::checksum::{Checksum, LEAF, PartId, compose};
 use crate::error::{Error, Result};
-use crate::memory::{lost, mover::Units};
+use crate::memory::staged::{Desks, Direct};
+use crate::memory::{lost, mover::Mover, mover::Units};
 use kvdepot_plan::{Range, Span, Unit, zip_units};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -75,6 +77,17 @@ impl Batch {
         tag: u32,
     ) -> Result<usize> {
         self.add_buffers(Part::new(id, expected, tag, false), src, None)
+    }
+
+    /// Has all parts go through the staging slab: bytes are read into a region of it, hashed on the
+    /// way, and carried from there to their destination, at any alignment.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Io`] when there is no memory for the slab, which the first batch takes.
+    pub fn stage(&mut self) -> Result<()> {
+        self.memory().slab = Some(self.home.slab()?);
+        Ok(())
     }
 
     /// The number of parts.
@@ -148,6 +161,8 @@ pub(crate) struct Memory {
     last: [Option<usize>; 2],
     /// Room to turn buffers into ranges.
     ranges: (Vec<Range>, Vec<Range>),
+    /// What the parts go through, if they do.
+    slab: Option<Arc<Slab>>,
 }
 
 /// One part in flight.
@@ -255,7 +270,27 @@ impl Memory {
         self.units.clear();
         self.spans.clear();
         self.digests.clear();
+        self.slab = None;
         self.bytes = 0;
+    }
+
+    /// Moves units `first..first + count`.
+    ///
+    /// # Safety
+    ///
+    /// As [`Mover::run`].
+    pub(crate) unsafe fn run(&self, mover: Mover, first: u32, count: u32) {
+        let Some(slab) = &self.slab else {
+            // SAFETY: the caller's promise.
+            return unsafe { mover.run(self, first, count, &mut Direct) };
+        };
+        let region = slab.take();
+        // SAFETY: the region is this call's alone until it is dropped, after the desks; otherwise
+        // the caller's promise.
+        unsafe {
+            let mut desks = Desks::new(mover.isa, region.as_mut_ptr(), region.len());
+            mover.run(self, first, count, &mut desks);
+        }
     }
 
     /// Roughly how many bytes are kept for later batches.

@@ -9,10 +9,10 @@
 use super::kernel::{Run, Store};
 use super::xxh3::{BLOCK_STRIPES, Lanes, PRIME32_1, SCRAMBLE_AT, SECRET, STRIPE};
 use std::arch::x86_64::{
-    __m256i, _MM_HINT_T0, _mm_prefetch, _mm_stream_si128, _mm256_add_epi64, _mm256_castsi256_si128,
-    _mm256_extracti128_si256, _mm256_loadu_si256, _mm256_mul_epu32, _mm256_set1_epi32,
-    _mm256_setzero_si256, _mm256_shuffle_epi32, _mm256_slli_epi64, _mm256_srli_epi64,
-    _mm256_storeu_si256, _mm256_stream_si256, _mm256_xor_si256,
+    __m256i, _MM_HINT_T0, _MM_HINT_T1, _mm_prefetch, _mm_stream_si128, _mm256_add_epi64,
+    _mm256_castsi256_si128, _mm256_extracti128_si256, _mm256_loadu_si256, _mm256_mul_epu32,
+    _mm256_set1_epi32, _mm256_setzero_si256, _mm256_shuffle_epi32, _mm256_slli_epi64,
+    _mm256_srli_epi64, _mm256_storeu_si256, _mm256_stream_si256, _mm256_xor_si256,
 };
 
 /// Bytes in a block.
@@ -186,6 +186,31 @@ unsafe fn several<const STORE: u8, const WAYS: usize>(
         // SAFETY: fewer stripes than a block are left in every run.
         acc[way] = unsafe { few::<STORE>(acc[way], 0, src, dst, next, stripes) };
         store_lanes(lanes[way], acc[way]);
+    }
+}
+
+/// See [`Isa::carry`](super::kernel::Isa::carry).
+///
+/// # Safety
+///
+/// As there, and the processor has AVX2.
+#[target_feature(enable = "avx2")]
+pub(super) unsafe fn carry(src: *const u8, dst: *mut u8, len: usize, next: *const u8) {
+    // Streaming stores want whole lines. Meanwhile what is hashed next comes from memory, as far
+    // as the second-level cache: in the first it would drive out the bytes to be carried.
+    let head = dst.align_offset(STRIPE).min(len);
+    let lines = (len - head) / STRIPE;
+    let tail = head + lines * STRIPE;
+    // SAFETY: head, lines and tail are what the caller promised.
+    unsafe {
+        std::ptr::copy_nonoverlapping(src, dst, head);
+        for at in (head..tail).step_by(STRIPE) {
+            _mm_prefetch::<_MM_HINT_T1>(next.wrapping_add(at).cast());
+            let (low, high) = (load(src.add(at)), load(src.add(at + 32)));
+            _mm256_stream_si256(dst.add(at).cast(), low);
+            _mm256_stream_si256(dst.add(at + 32).cast(), high);
+        }
+        std::ptr::copy_nonoverlapping(src.add(tail), dst.add(tail), len - tail);
     }
 }
 

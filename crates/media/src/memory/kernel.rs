@@ -111,6 +111,30 @@ impl Isa {
             Self::Avx2 => unsafe { super::avx2::together(lanes, runs, stripes, store) },
         }
     }
+
+    /// Copies `len` bytes that the caches hold, past the caches if it `streams`, and fetches the
+    /// first of what is read `next` (null when unknown). [`fence`] before anybody is told.
+    ///
+    /// # Safety
+    ///
+    /// `src` is readable and `dst` writable for `len` bytes, they do not overlap, and `self` comes
+    /// from [`Isa::all`].
+    pub(crate) unsafe fn carry(
+        self,
+        src: *const u8,
+        dst: *mut u8,
+        len: usize,
+        streams: bool,
+        next: *const u8,
+    ) {
+        match self {
+            #[cfg(all(target_arch = "x86_64", not(miri)))]
+            // SAFETY: the caller's promise; `Isa::all` has seen AVX2.
+            Self::Avx2 if streams => unsafe { super::avx2::carry(src, dst, len, next) },
+            // SAFETY: the caller's promise.
+            _ => unsafe { std::ptr::copy_nonoverlapping(src, dst, len) },
+        }
+    }
 }
 
 /// Makes streaming stores of this thread visible before anything it does later.

@@ -470,7 +470,7 @@ impl Mapping {
     }
 
     /// The address of `offset`, when `len` bytes from there on lie inside.
-    pub(super) fn at(&self, offset: u64, len: u64) -> Result<usize> {
+    pub(crate) fn at(&self, offset: u64, len: u64) -> Result<usize> {
         check_range(offset, len, self.len)?;
         Ok(self.addr + offset as usize)
     }

@@ -14,6 +14,7 @@ mod medium;
 pub(crate) mod mover;
 mod plain;
 mod present;
+pub(crate) mod staged;
 pub(crate) mod xxh3;
 
 pub use mapping::{Access, Descriptor, Flush, Mapping, page_size};

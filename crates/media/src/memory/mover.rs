@@ -6,12 +6,13 @@
 
 use super::kernel::{self, Isa, Run, Store};
 use super::leaf::{Leaf, Plan};
+use super::staged::Stage;
 use super::xxh3::STRIPE;
 use kvdepot_plan::Span;
 
 /// Units in hand at once. Measured: four streams are as fast as a plain copy in two, which is the
 /// best plain copy; two streams with the hash are some 5 % slower. More do not fit the registers.
-const WAYS: usize = 4;
+pub(crate) const WAYS: usize = 4;
 
 /// How lanes move bytes.
 #[derive(Clone, Copy, Debug)]
@@ -35,31 +36,37 @@ pub(crate) trait Units {
 }
 
 impl Mover {
-    /// Moves units `first..first + count` and reports each. On return their bytes are visible to
-    /// every thread that is told.
+    /// Moves units `first..first + count` by way of `stage` and reports each. On return their bytes
+    /// are visible to every thread that is told.
     ///
     /// # Safety
     ///
     /// All spans of the units are readable at their source and, if the unit is copied, writable
     /// at their destination; no span overlaps itself. The machine has `self.isa`.
-    pub(crate) unsafe fn run(self, units: &impl Units, first: u32, count: u32) {
+    pub(crate) unsafe fn run(
+        self,
+        units: &impl Units,
+        first: u32,
+        count: u32,
+        stage: &mut impl Stage,
+    ) {
         let mut numbers = first..first + count;
-        let mut start = || {
-            numbers
-                .next()
-                .map(|number| Slot::start(units, number, self))
+        let staged = stage.is_between();
+        let mut start = |way| {
+            let number = numbers.next()?;
+            Some(Slot::start(units, number, self, way, staged))
         };
         let mut slots = [const { Slot::EMPTY }; WAYS];
         let mut used = 0;
         while used < WAYS
-            && let Some(slot) = start()
+            && let Some(slot) = start(used)
         {
             slots[used] = slot;
             used += 1;
         }
         while used > 0 {
             // SAFETY: the caller's promise.
-            unsafe { step(&mut slots[..used], self.isa, units) };
+            unsafe { step(&mut slots[..used], self.isa, units, stage) };
             let mut at = 0;
             while at < used {
                 let slot = &mut slots[at];
@@ -68,7 +75,7 @@ impl Mover {
                     continue;
                 }
                 units.report(slot.number, slot.leaf.finish());
-                match start() {
+                match start(slot.way) {
                     Some(next) => (*slot, at) = (next, at + 1),
                     None => {
                         used -= 1;
@@ -87,17 +94,17 @@ impl Mover {
 /// # Safety
 ///
 /// As [`Mover::run`].
-unsafe fn step(slots: &mut [Slot<'_>], isa: Isa, units: &impl Units) {
+unsafe fn step(slots: &mut [Slot<'_>], isa: Isa, units: &impl Units, stage: &mut impl Stage) {
     let store = slots[0].store;
     let mut stripes = u64::MAX;
     for slot in &mut *slots {
-        let ahead = slot.leaf.stripes_ahead(slot.left());
+        let ahead = slot.leaf.stripes_ahead(slot.left(stage));
         if ahead > 0 && slot.store == store {
             stripes = stripes.min(ahead);
             continue;
         }
         // SAFETY: the caller's promise.
-        unsafe { slot.step(isa, units) };
+        unsafe { slot.step(isa, units, stage) };
         stripes = 0;
     }
     if stripes == 0 {
@@ -106,10 +113,10 @@ unsafe fn step(slots: &mut [Slot<'_>], isa: Isa, units: &impl Units) {
     // SAFETY: the caller's promise; every current span has that many stripes left.
     unsafe {
         match slots {
-            [a, b, c, d] => together([a, b, c, d], isa, units, stripes),
-            [a, b, c] => together([a, b, c], isa, units, stripes),
-            [a, b] => together([a, b], isa, units, stripes),
-            _ => slots[0].step(isa, units),
+            [a, b, c, d] => together([a, b, c, d], isa, units, stripes, stage),
+            [a, b, c] => together([a, b, c], isa, units, stripes, stage),
+            [a, b] => together([a, b], isa, units, stripes, stage),
+            _ => slots[0].step(isa, units, stage),
         }
     }
 }
@@ -124,8 +131,9 @@ unsafe fn together<const COUNT: usize>(
     isa: Isa,
     units: &impl Units,
     stripes: u64,
+    stage: &mut impl Stage,
 ) {
-    let runs = slots.each_ref().map(|slot| slot.run(units));
+    let runs = slots.each_ref().map(|slot| slot.run(units, stage));
     let store = slots[0].store;
     // SAFETY: the caller's promise.
     unsafe {
@@ -133,7 +141,8 @@ unsafe fn together<const COUNT: usize>(
         Leaf::feed_together(leaves, isa, runs, stripes as usize, store);
     }
     for slot in slots {
-        slot.advance(stripes * STRIPE as u64);
+        // SAFETY: so many bytes have been moved, by the caller's promise.
+        unsafe { slot.advance(stripes * STRIPE as u64, units, stage) };
     }
 }
 
@@ -142,6 +151,12 @@ struct Slot<'a> {
     number: u32,
     leaf: Leaf,
     store: Store,
+    /// Its place on the stage.
+    way: usize,
+    /// Whether its bytes go by way of the stage.
+    staged: bool,
+    /// Whether what goes there from the stage bypasses the caches.
+    streams: bool,
     /// The spans that are not finished, and how much of the first one is.
     spans: &'a [Span],
     done: u64,
@@ -153,54 +168,85 @@ impl<'a> Slot<'a> {
         number: 0,
         leaf: Leaf::EMPTY,
         store: Store::Nothing,
+        way: 0,
+        staged: false,
+        streams: false,
         spans: &[],
         done: 0,
     };
 
-    fn start(units: &'a impl Units, number: u32, mover: Mover) -> Self {
+    fn start(units: &'a impl Units, number: u32, mover: Mover, way: usize, staged: bool) -> Self {
         let (spans, bytes, copies) = units.unit(number);
         #[cfg(test)]
         super::fault::strike(bytes);
+        let (staged, streams) = (staged && copies, bytes >= mover.stream_min);
         let store = match copies {
             false => Store::Nothing,
-            true if bytes >= mover.stream_min => Store::Streaming,
+            true if streams && !staged => Store::Streaming,
             true => Store::Cached,
         };
         Self {
             number,
             leaf: Leaf::new(bytes),
             store,
+            way,
+            staged,
+            streams,
             spans,
             done: 0,
         }
     }
 
-    /// Bytes left of the current span.
-    fn left(&self) -> u64 {
-        self.spans.first().map_or(0, |span| span.len - self.done)
+    /// Bytes of the current span that can be moved at once.
+    fn left(&self, stage: &impl Stage) -> u64 {
+        let left = self.spans.first().map_or(0, |span| span.len - self.done);
+        match self.staged {
+            true => left.min(stage.room(self.way)),
+            false => left,
+        }
     }
 
     /// Where the rest of the current span is, and what this lane reads after it.
-    fn run(&self, units: &impl Units) -> Run {
+    fn run(&self, units: &impl Units, stage: &impl Stage) -> Run {
         let span = self.spans.first().copied().unwrap_or(Span::new(0, 0, 0));
+        let left = self.left(stage);
         let next = match self.spans.get(1) {
+            _ if self.done + left < span.len => span.src + self.done + left,
             Some(next) => next.src,
             // The other slots have the units in between, most of the time.
             None => units.source(self.number.saturating_add(WAYS as u32)),
         };
+        let dst = std::ptr::with_exposed_provenance_mut((span.dst + self.done) as usize);
         Run {
             src: std::ptr::with_exposed_provenance((span.src + self.done) as usize),
-            dst: std::ptr::with_exposed_provenance_mut((span.dst + self.done) as usize),
+            dst: if self.staged {
+                stage.desk(self.way)
+            } else {
+                dst
+            },
             next: std::ptr::with_exposed_provenance(next as usize),
         }
     }
 
-    fn advance(&mut self, bytes: u64) {
+    /// Notes that `bytes` of the current span have been moved, or have reached the stage.
+    ///
+    /// # Safety
+    ///
+    /// They have; otherwise as [`Mover::run`].
+    unsafe fn advance(&mut self, bytes: u64, units: &impl Units, stage: &mut impl Stage) {
+        let Some((span, rest)) = self.spans.split_first() else {
+            return;
+        };
+        let at = span.dst + self.done;
         self.done += bytes;
-        if let Some((span, rest)) = self.spans.split_first()
-            && span.len == self.done
-        {
+        let ends = span.len == self.done;
+        if ends {
             (self.spans, self.done) = (rest, 0);
+        }
+        if self.staged {
+            let next = self.run(units, stage).src;
+            // SAFETY: the caller's promise.
+            unsafe { stage.arrived(self.way, at, bytes, ends, self.streams, next) };
         }
     }
 
@@ -209,14 +255,15 @@ impl<'a> Slot<'a> {
     /// # Safety
     ///
     /// As [`Mover::run`].
-    unsafe fn step(&mut self, isa: Isa, units: &impl Units) {
-        let (run, len) = (self.run(units), self.left());
+    unsafe fn step(&mut self, isa: Isa, units: &impl Units, stage: &mut impl Stage) {
+        let (run, len) = (self.run(units, stage), self.left(stage));
         let plan = Plan {
             store: self.store,
             next: run.next,
         };
         // SAFETY: the caller's promise, for the rest of a span.
         unsafe { self.leaf.feed(isa, run.src, run.dst, len as usize, plan) };
-        self.advance(len);
+        // SAFETY: as above.
+        unsafe { self.advance(len, units, stage) };
     }
 }

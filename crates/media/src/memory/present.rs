@@ -64,6 +64,19 @@ impl Mapping {
         Ok(())
     }
 
+    /// Keeps all of it in memory, if the user may.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Io`], mostly because it is more than `RLIMIT_MEMLOCK` allows.
+    pub(crate) fn lock_in_memory(&self) -> Result<()> {
+        let (at, bytes) = self.pages(0, self.len())?;
+        let at = std::ptr::with_exposed_provenance_mut(at);
+        // SAFETY: the range is this mapping; no byte of it changes.
+        unsafe { rustix::mm::mlock(at, bytes) }
+            .map_err(|errno| Error::io("lock", self.name(), errno))
+    }
+
     fn populate(&self, offset: u64, len: u64, advice: Advice) -> Result<()> {
         if len == 0 {
             return self.at(offset, len).map(drop);
