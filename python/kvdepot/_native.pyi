@@ -252,9 +252,19 @@ class Namespace:
         """Store blocks, given in prefix order. `buffers` has contiguous memory for each key, or
         is one Spans. Answers at once; see Task for the two milestones."""
 
-    def get(self, keys: _Keys, buffers: _Buffers) -> Task:
+    def get(
+        self, keys: _Keys, buffers: _Buffers, staged: bool = False, prefix: bool = False
+    ) -> Task:
         """Fill buffers with blocks, given in prefix order. A buffer of another length than its
-        block, or whose key is a miss, ends as false with unspecified content."""
+        block, or whose key is a miss, ends as false with unspecified content.
+
+        With `prefix` only the consecutive hits from the first key are moved: the others end as
+        misses, and their buffers are not touched. With `staged` the bytes go through the staging
+        slab, for memory that is slow to copy into by small pieces or at odd addresses."""
+
+    def prefetch(self, keys: _Keys) -> Task:
+        """Bring the consecutive hits from the first key into the near tier, in the background.
+        Answers at once; the task is true for a key once its block is there."""
 
     def remove(self, keys: _Keys) -> int:
         """Remove blocks from every tier; how many were in one."""

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use kvdepot_store::{
-    Key, Namespace as StoreNamespace, Pin as StorePin, Reservation as StoreReservation,
+    GetOptions, Key, Namespace as StoreNamespace, Pin as StorePin, Reservation as StoreReservation,
 };
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList, PyString};
 
 use crate::handle::Handle;
-use crate::keep;
+use crate::keep::{self, Keep};
 use crate::task::Task;
 use crate::two_phase::{Pin, Reservation};
 use crate::{arguments, buffers, errors, keys};
@@ -180,20 +180,37 @@ impl Namespace {
 
     /// Fills buffers with blocks, given in prefix order. A buffer of another length than its
     /// block, or whose key is a miss, ends as false with unspecified content.
+    ///
+    /// With `prefix` only the consecutive hits from the first key are moved: the others end as
+    /// misses, and their buffers are not touched. With `staged` the bytes go through the staging
+    /// slab, for memory that is slow to copy into by small pieces or at odd addresses.
+    #[pyo3(signature = (keys, buffers, staged = false, prefix = false))]
     fn get(
         &self,
         py: Python<'_>,
         keys: &Bound<'_, PyAny>,
         buffers: &Bound<'_, PyAny>,
+        staged: bool,
+        prefix: bool,
     ) -> PyResult<Task> {
         let keys = keys::parse(keys)?;
         let parsed = buffers::parse(buffers, true)?;
         keep::sweep(py);
         let blocks = parsed.blocks;
-        let task = self.change(py, |namespace| namespace.get(keys, blocks));
+        let mut options = GetOptions::default();
+        (options.staged, options.prefix) = (staged, prefix);
+        let task = self.change(py, |namespace| namespace.get_with(keys, blocks, options));
         // Refused: no lane has seen the buffers.
         let task = task.inspect_err(|_| parsed.keep.release(py))?;
         Ok(Task::new(task, parsed.keep))
+    }
+
+    /// Brings the consecutive hits from the first key into the near tier, in the background.
+    /// Answers at once; the task is true for a key once its block is there.
+    fn prefetch(&self, py: Python<'_>, keys: &Bound<'_, PyAny>) -> PyResult<Task> {
+        let keys = keys::parse(keys)?;
+        let task = self.change(py, |namespace| namespace.prefetch(&keys))?;
+        Ok(Task::new(task, Arc::new(Keep::new(Vec::new()))))
     }
 
     /// Removes blocks from every tier; how many were in one.

@@ -66,6 +66,8 @@ impl Depot {
         let mut copier = CopierConfig::default();
         copier.lanes = config.lanes.unwrap_or_else(default_lanes);
         copier.slice_size = config.slice_size;
+        copier.staging_slab = config.staging_slab;
+        copier.staging_regions = config.staging_regions;
         let mut idle = copier.clone();
         idle.nice = 19;
         let core = Arc::new(Core {
@@ -404,14 +406,6 @@ impl Namespace {
     /// [`Error::Input`] before a byte moves, [`Error::Closed`].
     pub fn put(&self, keys: Vec<Key>, buffers: BlockBuffers) -> Result<Task, Error> {
         self.core().put(self.id, keys, buffers)
-    }
-
-    /// Brings blocks back into the caller's buffers; keys in prefix order.
-    ///
-    /// # Errors
-    /// [`Error::Input`] before a byte moves, [`Error::Closed`].
-    pub fn get(&self, keys: Vec<Key>, buffers: BlockBuffers) -> Result<Task, Error> {
-        self.core().get(self.id, keys, buffers)
     }
 
     /// Removes blocks from every tier; how many were in one.

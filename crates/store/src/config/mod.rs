@@ -16,6 +16,9 @@ use schema::Kind;
 /// Fewest bytes of `slice_size`: below, handing a slice over costs more than moving it.
 const SLICE_MIN: u64 = 64 << 10;
 
+/// Fewest bytes of a region of the staging slab.
+const REGION_MIN: u64 = 64 << 10;
+
 /// What a put does when the write-back queue is full.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 #[non_exhaustive]
@@ -97,6 +100,10 @@ pub struct Config {
     pub lanes: Option<usize>,
     /// Most bytes a lane takes at a time.
     pub slice_size: u64,
+    /// Bytes of the staging slab.
+    pub staging_slab: Option<u64>,
+    /// Regions of the staging slab.
+    pub staging_regions: Option<usize>,
     /// How long opening waits for the lock.
     pub lock_wait: Duration,
     /// What a put does when the write-back queue is full.
@@ -123,6 +130,8 @@ impl Default for Config {
             pipeline: vec!["Cache".into(), "Dax".into()],
             lanes: None,
             slice_size: 4 << 20,
+            staging_slab: None,
+            staging_regions: None,
             lock_wait: Duration::from_secs(10),
             overload: Overload::default(),
             write_back_depth: None,
@@ -158,6 +167,12 @@ impl Config {
         };
         config.apply(settings)?;
         config.dax.check_devices()?;
+        if let (Some(slab), Some(regions)) = (config.staging_slab, config.staging_regions)
+            && slab / (regions as u64) < REGION_MIN
+        {
+            let allowed = format!("at least 64KiB for each of {regions} staging_regions");
+            return Err(Error::config("staging_slab", slab, allowed));
+        }
         Ok(config)
     }
 
@@ -228,6 +243,10 @@ impl Config {
                     return Err(Error::config(field, value, "at least 64KiB"));
                 }
                 self.slice_size = parsed.number;
+            }
+            ("", "staging_slab") => self.staging_slab = Some(parsed.number),
+            ("", "staging_regions") => {
+                self.staging_regions = Some(parsed.count(&field, 4096)? as usize);
             }
             ("", "lock_wait") => self.lock_wait = parsed.duration,
             ("", "overload") => {

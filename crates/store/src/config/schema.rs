@@ -83,6 +83,22 @@ pub const OPTIONS: &[OptionSpec] = &[
     ),
     option(
         "",
+        "staging_slab",
+        Kind::Size,
+        "2MiB for each region",
+        "Memory that staged gets go through, at least 64KiB for each region; taken by the first \
+        one. LMCache calls it `retrieve_staging_slab_bytes`.",
+    ),
+    option(
+        "",
+        "staging_regions",
+        Kind::Count,
+        "2 for each lane",
+        "Regions of the staging slab: so many slices are staged at a time. LMCache calls it \
+        `restore_max_regions`.",
+    ),
+    option(
+        "",
         "lock_wait",
         Kind::Duration,
         "10s",

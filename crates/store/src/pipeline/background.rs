@@ -7,6 +7,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use super::Core;
+use super::ledger::Promotion;
 use super::replicate::Replica;
 use crate::Error;
 use crate::arena::Place;
@@ -33,7 +34,7 @@ pub(crate) struct Background {
 
 enum Work {
     WriteBack(Vec<Place>),
-    Promote(usize, Vec<Place>),
+    Promote(Vec<Promotion>),
 }
 
 impl Background {
@@ -76,7 +77,7 @@ impl Core {
         while let Some(work) = self.next_work() {
             match work {
                 Work::WriteBack(places) => self.write_back(&places),
-                Work::Promote(tier, places) => self.promote_blocks(tier, &places),
+                Work::Promote(blocks) => self.promote_blocks(blocks),
             }
         }
     }
@@ -105,18 +106,18 @@ impl Core {
                     ledger.queue.drain(..count.max(1)).collect(),
                 ));
             }
-            if let Some((tier, place)) = ledger.promotions.pop_front() {
-                let mut places = vec![place];
-                let mut bytes = place.len;
-                while let Some((next, place)) = ledger.promotions.front().copied()
-                    && next == tier
-                    && bytes + place.len <= PROMOTE_BYTES
-                {
-                    bytes += place.len;
-                    places.push(place);
-                    ledger.promotions.pop_front();
-                }
-                return Some(Work::Promote(tier, places));
+            if let Some(first) = ledger.promotions.pop_front() {
+                let (tier, awaited) = (first.tier, first.waiter.is_some());
+                let most = if awaited { BATCH_BYTES } else { PROMOTE_BYTES };
+                let mut bytes = first.place.len;
+                let mut blocks = vec![first];
+                let fits = |next: &&Promotion| {
+                    bytes += next.place.len;
+                    next.tier == tier && next.waiter.is_some() == awaited && bytes <= most
+                };
+                let more = ledger.promotions.iter().take_while(fits).count();
+                blocks.extend(ledger.promotions.drain(..more));
+                return Some(Work::Promote(blocks));
             }
             match ledger.rest_until.filter(|_| !rested) {
                 Some(end) => {
@@ -129,7 +130,7 @@ impl Core {
 
     fn write_back(&self, places: &[Place]) {
         let near = self.near();
-        let replicas = self.replicate(near, 1, places);
+        let replicas = self.replicate(near, 1, places, &self.copier);
         let (mut again, mut pause) = (Vec::new(), RETRY);
         let mut ended = Vec::new();
         for (place, replica) in places.iter().zip(replicas) {
@@ -169,29 +170,51 @@ impl Core {
         }
     }
 
-    /// Asks for far blocks, pinned there, to be copied near. Ends their pins in time.
+    /// Asks for far blocks, pinned there, to be copied near, as far as there is room on the way.
+    /// Ends their pins in time.
     pub(super) fn promote_later(&self, tier: usize, places: Vec<Place>) {
         let limit = self.near().block_max() / 8;
-        let mut refused = Vec::new();
-        {
-            let mut ledger = self.ledger.lock();
-            for place in places {
-                if !self.promote || ledger.stop || ledger.promotion_bytes + place.len > limit {
-                    refused.push(place.token);
-                } else {
-                    ledger.promotion_bytes += place.len;
-                    ledger.promotions.push_back((tier, place));
-                }
-            }
-            self.ledger.work.notify_one();
-        }
-        self.tiers[tier].unpin(refused.into_iter());
+        let blocks = places.into_iter().map(|place| Promotion {
+            tier,
+            place,
+            waiter: None,
+        });
+        let limit = if self.promote { limit } else { 0 };
+        let refused = self.enqueue_promotions(blocks, limit);
+        self.tiers[tier].unpin(refused.iter().map(|one| one.place.token));
     }
 
-    fn promote_blocks(&self, tier: usize, places: &[Place]) {
-        let from = &self.tiers[tier];
-        let replicas = self.replicate(from, 0, places);
-        for (place, replica) in places.iter().zip(replicas) {
+    /// Puts blocks on their way to the near tier, up to `limit` bytes on the way; the rest is
+    /// answered, still pinned.
+    pub(super) fn enqueue_promotions(
+        &self,
+        blocks: impl Iterator<Item = Promotion>,
+        limit: u64,
+    ) -> Vec<Promotion> {
+        let mut refused = Vec::new();
+        let mut ledger = self.ledger.lock();
+        for block in blocks {
+            if ledger.stop || ledger.promotion_bytes + block.place.len > limit {
+                refused.push(block);
+            } else {
+                ledger.promotion_bytes += block.place.len;
+                ledger.promotions.push_back(block);
+            }
+        }
+        self.ledger.work.notify_one();
+        refused
+    }
+
+    fn promote_blocks(&self, blocks: Vec<Promotion>) {
+        let Some(first) = blocks.first() else {
+            return;
+        };
+        let from = &self.tiers[first.tier];
+        // What was read is with its reader already; only what was asked for is waited for.
+        let idle = self.idle_copier.as_ref().filter(|_| first.waiter.is_none());
+        let places: Vec<Place> = blocks.iter().map(|block| block.place).collect();
+        let replicas = self.replicate(from, 0, &places, idle.unwrap_or(&self.copier));
+        for (place, replica) in places.iter().zip(&replicas) {
             match replica {
                 Replica::Stored => self.metrics.promoted(place.len),
                 Replica::Corrupt => {
@@ -204,7 +227,25 @@ impl Core {
         }
         from.unpin(places.iter().map(|place| place.token));
         let bytes: u64 = places.iter().map(|place| place.len).sum();
-        let mut ledger = self.ledger.lock();
-        ledger.promotion_bytes = ledger.promotion_bytes.saturating_sub(bytes);
+        {
+            let mut ledger = self.ledger.lock();
+            ledger.promotion_bytes = ledger.promotion_bytes.saturating_sub(bytes);
+        }
+        for (block, replica) in blocks.into_iter().zip(replicas) {
+            if let Some(waiter) = block.waiter {
+                waiter.task.acknowledge(waiter.index, arrival(replica));
+            }
+        }
+    }
+}
+
+/// What a prefetch is told of a block.
+fn arrival(replica: Replica) -> Outcome {
+    match replica {
+        Replica::Stored => Outcome::Done,
+        Replica::Corrupt => Outcome::Corrupt,
+        Replica::Full => Outcome::Full,
+        Replica::Removed => Outcome::Miss,
+        Replica::Busy | Replica::Orphans | Replica::Failed => Outcome::Dropped,
     }
 }

@@ -1,6 +1,7 @@
 //! Gets: pin, copy and verify, unpin. The nearest tier that has a block serves it; one that does
 //! not verify is unpublished there, and the next tier is asked.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use kvdepot_media::Done;
@@ -15,6 +16,17 @@ use crate::task::{Outcome, Task};
 use crate::tier::Devices;
 use crate::{Error, Key, NamespaceId, clock, parts};
 
+/// How blocks are brought back.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct GetOptions {
+    /// Through the staging slab, for memory that plain copies are slow into.
+    pub staged: bool,
+    /// Only the consecutive hits from the first key: the others end as misses, and their buffers
+    /// are not touched. A block that its buffer does not fit ends the hits like a miss.
+    pub prefix: bool,
+}
+
 /// One call. It holds the caller's buffers until the last copy into them has stopped.
 struct Get {
     core: Arc<Core>,
@@ -23,6 +35,7 @@ struct Get {
     buffers: BlockBuffers,
     task: Task,
     stamps: Stamps,
+    staged: bool,
     _pass: Pass,
 }
 
@@ -33,9 +46,13 @@ impl Core {
         namespace: NamespaceId,
         keys: Vec<Key>,
         buffers: BlockBuffers,
+        options: GetOptions,
     ) -> Result<Task, Error> {
         let pass = self.gate.enter()?;
         buffers.check(keys.len(), true)?;
+        if options.staged {
+            self.copier.make_slab()?;
+        }
         let task = self.begin(Op::Get, keys.len(), &buffers);
         let count = keys.len();
         let core = Arc::clone(self);
@@ -46,11 +63,16 @@ impl Core {
             keys,
             buffers,
             task: task.clone(),
+            staged: options.staged,
             _pass: pass,
         };
         let get = Arc::new(get);
         for step in steps(count) {
-            get.start(step.collect(), 0);
+            if !options.prefix {
+                get.start(step.collect(), 0);
+            } else if get.start_hits(step) {
+                break;
+            }
         }
         Ok(task)
     }
@@ -65,24 +87,72 @@ impl Get {
             }
             let (pinned, rest) = self.pin(tier, &indices);
             indices = rest;
-            if !pinned.is_empty() {
-                let served: Vec<usize> = pinned.iter().map(|(index, _)| *index).collect();
-                self.copy(tier, pinned);
-                // While the lanes copy.
-                let used = served
-                    .iter()
-                    .map(|at| (&self.keys[*at], self.stamps.of(*at)));
-                for behind in &self.core.tiers[tier + 1..] {
-                    behind.touch(self.namespace, used.clone());
-                }
-            }
+            self.serve(tier, pinned);
         }
-        if indices.is_empty() {
+        self.miss(indices.into_iter().map(|index| (index, Outcome::Miss)));
+    }
+
+    /// Serves the hits of a step before its first gap. If there is one, everything behind it is a
+    /// miss, also of later steps, and the answer is true.
+    fn start_hits(self: &Arc<Get>, step: Range<usize>) -> bool {
+        let mut rest: Vec<usize> = step.clone().collect();
+        let mut tiers = Vec::with_capacity(self.core.tiers.len());
+        for tier in 0..self.core.tiers.len() {
+            let (pinned, missing) = self.pin(tier, &rest);
+            tiers.push(pinned);
+            rest = missing;
+        }
+        // Of a block in parts the length is known once its table has been read.
+        let misfits = |(index, place): &&(usize, Place)| {
+            place.parts == 1 && place.len != self.buffers.bytes(*index)
+        };
+        let misfit = tiers
+            .iter()
+            .flatten()
+            .filter(misfits)
+            .map(|(at, _)| *at)
+            .min();
+        let absent = rest.first().copied();
+        let gap = misfit.into_iter().chain(absent).min().unwrap_or(step.end);
+        for (tier, pinned) in tiers.into_iter().enumerate() {
+            let (hits, behind): (Vec<_>, Vec<_>) =
+                pinned.into_iter().partition(|(at, _)| *at < gap);
+            self.core.tiers[tier].unpin(behind.into_iter().map(|(_, place)| place.token));
+            self.serve(tier, hits);
+        }
+        if gap == step.end {
+            return false;
+        }
+        let outcome = |at| match Some(at) == misfit {
+            true => (at, Outcome::Length),
+            false => (at, Outcome::Miss),
+        };
+        self.miss((gap..self.keys.len()).map(outcome));
+        true
+    }
+
+    /// Copies what was pinned in one tier, and stamps it in those behind.
+    fn serve(self: &Arc<Get>, tier: usize, pinned: Vec<(usize, Place)>) {
+        if pinned.is_empty() {
             return;
         }
-        self.core.metrics.missed(indices.len() as u64);
-        self.task
-            .settle(indices.into_iter().map(|index| (index, Outcome::Miss)));
+        let served: Vec<usize> = pinned.iter().map(|(index, _)| *index).collect();
+        self.copy(tier, pinned);
+        // While the lanes copy.
+        let used = served
+            .iter()
+            .map(|at| (&self.keys[*at], self.stamps.of(*at)));
+        for behind in &self.core.tiers[tier + 1..] {
+            behind.touch(self.namespace, used.clone());
+        }
+    }
+
+    /// Ends keys that are not served.
+    fn miss(&self, ended: impl ExactSizeIterator<Item = (usize, Outcome)>) {
+        if ended.len() > 0 {
+            self.core.metrics.missed(ended.len() as u64);
+            self.task.settle(ended);
+        }
     }
 
     /// Pins what one tier has; answers that, and the keys it has not.
@@ -101,6 +171,12 @@ impl Get {
         let core = &self.core;
         let devices = core.tiers[tier].devices();
         let mut batch = core.copier.batch();
+        if self.staged
+            && let Err(error) = batch.stage()
+        {
+            // Cannot be: the call has made the slab. A direct copy is right as well.
+            tracing::error!(%error, "a get could not be staged");
+        }
         let mut outcomes = Vec::with_capacity(pinned.len());
         for (tag, (index, place)) in pinned.iter().enumerate() {
             let outcome = self.plan(&mut batch, &devices, *index, place, tag as u32);

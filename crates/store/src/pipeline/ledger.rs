@@ -39,6 +39,14 @@ pub(super) struct Waiter {
     pub(super) index: usize,
 }
 
+/// A block of a far tier, pinned there, that shall be near.
+pub(super) struct Promotion {
+    pub(super) tier: usize,
+    pub(super) place: Place,
+    /// Who waits for it, if anybody does.
+    pub(super) waiter: Option<Waiter>,
+}
+
 #[derive(Default)]
 pub(super) struct State {
     /// By the tier and the reservation they wait for.
@@ -51,8 +59,8 @@ pub(super) struct State {
     pub(super) waiting: HashMap<Token, Vec<Waiter>>,
     /// Bytes admitted to the near tier that the far one has not got.
     pub(super) queued_bytes: u64,
-    /// Blocks read from a far tier, pinned there, by tier.
-    pub(super) promotions: VecDeque<(usize, Place)>,
+    /// Blocks of far tiers on their way to the near one.
+    pub(super) promotions: VecDeque<Promotion>,
     pub(super) promotion_bytes: u64,
     /// Reservations of callers of the two-phase verbs, by tier: nobody knows when they end.
     pub(super) held: HashSet<(usize, Token)>,
@@ -150,12 +158,10 @@ impl Ledger {
             let mut state = self.state.lock();
             state.stop = true;
             state.queue.clear();
-            state.promotions.clear();
             state.queued_bytes = 0;
-            state
-                .waiting
-                .drain()
-                .flat_map(|(_, waiters)| waiters)
+            let near = std::mem::take(&mut state.promotions);
+            let far = state.waiting.drain().flat_map(|(_, waiters)| waiters);
+            far.chain(near.into_iter().filter_map(|one| one.waiter))
                 .collect()
         };
         self.work.notify_all();

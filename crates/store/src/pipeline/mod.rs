@@ -9,6 +9,7 @@ mod background;
 mod drain;
 mod get;
 mod ledger;
+mod prefetch;
 mod put;
 mod replicate;
 mod two_phase;
@@ -31,6 +32,7 @@ use crate::tier::Tier;
 
 pub(crate) use background::Background;
 pub use drain::Drained;
+pub use get::GetOptions;
 pub(crate) use ledger::Ledger;
 pub use two_phase::{Pin, Reservation};
 

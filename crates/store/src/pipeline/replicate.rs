@@ -29,12 +29,16 @@ pub(super) enum Replica {
 }
 
 impl Core {
-    /// Copies blocks that the caller has pinned in `from` into tier `tier`. Blocks while it works.
-    pub(super) fn replicate(&self, from: &Tier, tier: usize, places: &[Place]) -> Vec<Replica> {
+    /// Copies blocks that the caller has pinned in `from` into tier `tier`, by the lanes of
+    /// `copier`. Blocks while it works.
+    pub(super) fn replicate(
+        &self,
+        from: &Tier,
+        tier: usize,
+        places: &[Place],
+        copier: &Copier,
+    ) -> Vec<Replica> {
         let to = &self.tiers[tier];
-        // What goes near is there already; only what goes far is waited for.
-        let idle = self.idle_copier.as_ref().filter(|_| tier == 0);
-        let copier = idle.unwrap_or(&self.copier);
         let room = |namespace, blocks: &[Wanted]| to.reserve(namespace, blocks);
         self.copy_over(from, tier, places, copier, true, room)
     }
