@@ -80,6 +80,7 @@ demo: package $(VENV)/.vllm ## Real vLLM with and without kvdepot, before and af
 
 bench: build ## This machine's limits, what kvdepot reaches, and the ratio
 	$(CARGO_TARGET_DIR)/release/kvdepot bench memory $(BENCH_FLAGS)
+	$(CARGO_TARGET_DIR)/release/kvdepot bench restore $(BENCH_FLAGS)
 	$(CARGO_TARGET_DIR)/release/kvdepot bench alloc $(BENCH_FLAGS)
 	$(CARGO_TARGET_DIR)/release/kvdepot bench index $(BENCH_FLAGS)
 	$(CARGO_TARGET_DIR)/release/kvdepot bench reopen $(BENCH_FLAGS)

@@ -59,6 +59,16 @@ pub(crate) enum Bench {
     /// streaming stores) of the same pieces on as many threads. Metrics: throughput, and for blocks
     /// of 4096 bytes overhead, the time that kvdepot takes beyond the copy.
     Memory(Memory),
+    /// Blocks brought back from the Dax tier, against the best plain copy of the same pieces.
+    ///
+    /// The file of the tier and the caller's memory have been touched, and no cache holds what is
+    /// copied. `adjacent` blocks are read in stored order, `shuffled` ones at random, `gapped` ones
+    /// every second in stored order. The limit is the best plain copy (memcpy, streaming stores;
+    /// of adjacent blocks also as one piece a thread) on as many threads as workers. Metrics:
+    /// throughput; staged_over_direct, the throughput through the staging slab over that of a
+    /// direct copy; and cpu_over_copy, the processor time of all threads over that of the best
+    /// plain copy.
+    Restore(Restore),
     /// Placing blocks: utilisation and time of the allocator, against others.
     ///
     /// `uniform` and `random` are the published benchmark of the allocator that others use, the
@@ -114,6 +124,42 @@ pub(crate) struct Memory {
     #[arg(long, value_name = "COUNT")]
     pub(crate) rounds: Option<usize>,
     /// Where the file of the Dax tier is made, and removed again; /dev/shm unless given.
+    #[arg(long, value_name = "PATH")]
+    pub(crate) dir: Option<PathBuf>,
+}
+
+/// Options of `restore`.
+#[derive(clap::Args)]
+pub(crate) struct Restore {
+    /// Only 256 blocks, of 64KiB and 1MiB, on 1 and 2 workers, in 3 rounds.
+    #[arg(long)]
+    pub(crate) quick: bool,
+    /// Only this; all unless given.
+    #[arg(long = "metric", value_name = "NAME", value_parser = [
+        "throughput", "staged_over_direct", "cpu_over_copy",
+    ])]
+    pub(crate) metrics: Vec<String>,
+    /// Blocks of a call; 64, 256 and 1024 unless given.
+    #[arg(long = "blocks", value_name = "COUNT", value_parser = count)]
+    pub(crate) counts: Vec<usize>,
+    /// Bytes of a block; 4KiB, 64KiB, 256KiB, 1MiB and 4MiB unless given. Calls of more than 1GiB
+    /// are left out.
+    #[arg(long = "block", value_name = "SIZE", value_parser = bytes)]
+    pub(crate) sizes: Vec<u64>,
+    /// adjacent, shuffled or gapped; all unless given.
+    #[arg(long = "order", value_name = "ORDER", value_parser = ["adjacent", "shuffled", "gapped"])]
+    pub(crate) orders: Vec<String>,
+    /// Lanes, and threads of the plain copies; 1, 2 and 4 unless given.
+    #[arg(long, value_name = "COUNT", value_parser = threads)]
+    pub(crate) workers: Vec<usize>,
+    /// Rounds that count; 5 unless given.
+    #[arg(long, value_name = "COUNT")]
+    pub(crate) rounds: Option<usize>,
+    /// Bytes that are copied before any of them is copied again, many times what the caches hold;
+    /// 256MiB unless given.
+    #[arg(long, value_name = "SIZE", value_parser = bytes)]
+    pub(crate) cold: Option<u64>,
+    /// Where the file of the tier is made, and removed again; /dev/shm unless given.
     #[arg(long, value_name = "PATH")]
     pub(crate) dir: Option<PathBuf>,
 }
@@ -260,6 +306,11 @@ fn threads(text: &str) -> Result<usize, String> {
     count.ok_or_else(|| "expected 1 to 256".into())
 }
 
+fn count(text: &str) -> Result<usize, String> {
+    let count = text.parse().ok().filter(|count| *count > 0);
+    count.ok_or_else(|| "expected a whole number from 1".into())
+}
+
 fn hexadecimal(text: &str) -> Result<String, String> {
     if text.is_empty() || !text.bytes().all(|byte| byte.is_ascii_hexdigit()) {
         return Err("expected hexadecimal digits".into());
@@ -323,6 +374,7 @@ mod tests {
             "kvdepot rm",
             "kvdepot doctor",
             "kvdepot bench memory",
+            "kvdepot bench restore",
         ] {
             assert!(page.contains(&format!("## `{name}`")), "{name}");
         }

@@ -6,6 +6,7 @@ mod media;
 mod memory;
 mod plain;
 mod reopen;
+mod restore;
 mod rounds;
 
 use std::ffi::OsStr;
@@ -53,6 +54,7 @@ pub(crate) fn run(args: &Bench, program: &OsStr, output: &mut Output) -> Result<
     }
     let (name, cases) = match args {
         Bench::Memory(args) => ("bench memory", memory::cases(args)),
+        Bench::Restore(args) => ("bench restore", restore::cases(args)),
         Bench::Alloc(args) => ("bench alloc", alloc::cases(args)),
         Bench::Index(_) => ("bench index", index::CASES),
         Bench::Reopen(_) => ("bench reopen", reopen::CASES),
@@ -65,6 +67,7 @@ pub(crate) fn run(args: &Bench, program: &OsStr, output: &mut Output) -> Result<
     };
     let result = match args {
         Bench::Memory(args) => memory::run(args, &mut report),
+        Bench::Restore(args) => restore::run(args, &mut report),
         Bench::Alloc(args) => alloc::run(args, &mut report),
         Bench::Index(args) => index::run(args, &mut report),
         Bench::Reopen(args) => reopen::run(args, program, &mut report),

@@ -7,8 +7,9 @@ use crate::interrupt::Interrupt;
 
 /// Seconds of each contender in each round.
 pub(super) struct Rounds {
-    /// The limits, then kvdepot.
+    /// The limits, then kvdepot, in one way or in several.
     seconds: Vec<Vec<f64>>,
+    limits: usize,
 }
 
 impl Rounds {
@@ -19,20 +20,43 @@ impl Rounds {
         rounds: usize,
         limits: usize,
         interrupt: &Interrupt,
+        run: impl FnMut(usize) -> Result<f64, Error>,
+    ) -> Result<Rounds, Error> {
+        Self::run_ways(rounds, limits, 1, interrupt, run)
+    }
+
+    /// As [`Rounds::run`], with kvdepot in so many ways.
+    pub(super) fn run_ways(
+        rounds: usize,
+        limits: usize,
+        ways: usize,
+        interrupt: &Interrupt,
         mut run: impl FnMut(usize) -> Result<f64, Error>,
     ) -> Result<Rounds, Error> {
-        let mut seconds = vec![Vec::with_capacity(rounds); limits + 1];
+        let contenders = limits + ways;
+        let mut seconds = vec![Vec::with_capacity(rounds); contenders];
         for round in 0..=rounds {
-            for turn in 0..=limits {
+            for turn in 0..contenders {
                 interrupt.check()?;
-                let contender = (round + turn) % (limits + 1);
+                let contender = (round + turn) % contenders;
                 let time = run(contender)?;
                 if round > 0 {
                     seconds[contender].push(time);
                 }
             }
         }
-        Ok(Rounds { seconds })
+        Ok(Rounds { seconds, limits })
+    }
+
+    /// One contender's median, in seconds.
+    pub(super) fn median(&self, contender: usize) -> f64 {
+        median(self.seconds[contender].clone())
+    }
+
+    /// One contender's seconds over another's, round by round.
+    pub(super) fn quotient(&self, contender: usize, other: usize) -> f64 {
+        let pairs = self.seconds[contender].iter().zip(&self.seconds[other]);
+        median(pairs.map(|(one, other)| one / other).collect())
     }
 
     fn ours(&self) -> &[f64] {
@@ -47,7 +71,7 @@ impl Rounds {
     /// The best limit and its median: the best over all rounds, or else noise would choose the
     /// luckiest of each round.
     pub(super) fn best(&self) -> Option<(usize, f64)> {
-        let limits = &self.seconds[..self.seconds.len() - 1];
+        let limits = &self.seconds[..self.limits];
         let medians = limits.iter().map(|times| median(times.clone()));
         medians.enumerate().min_by(|a, b| a.1.total_cmp(&b.1))
     }
@@ -114,6 +138,7 @@ mod tests {
         assert_eq!(rounds.ratio(), Some(0.5));
         assert_eq!(rounds.beyond(), Some(2.0));
         assert_eq!(rounds.against(0), (5.0, 0.75));
+        assert_eq!((rounds.median(0), rounds.quotient(1, 0)), (5.0, 0.4));
     }
 
     #[test]

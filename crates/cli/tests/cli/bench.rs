@@ -333,3 +333,93 @@ fn left(home: &Home) -> Vec<String> {
         .filter(|name| name.starts_with("kvdepot-bench"))
         .collect()
 }
+
+fn restore(home: &Home, more: &[&str]) -> (i32, Vec<Value>) {
+    let dir = home.dir.path().to_str().unwrap();
+    let args = [
+        "bench",
+        "restore",
+        "--dir",
+        dir,
+        "--cold",
+        "8MiB",
+        "--rounds",
+        "1",
+        "--workers",
+        "2",
+        "--blocks",
+        "64",
+    ];
+    home.json(&[&args[..], more].concat())
+}
+
+#[test]
+fn bench_restore_has_every_metric_of_every_case() {
+    let home = Home::new();
+    let (status, rows) = restore(&home, &["--block", "64KiB"]);
+    assert_eq!(status, 0);
+    check_fields(&rows, "restore");
+    for order in ["adjacent", "shuffled", "gapped"] {
+        let of = |metric: &str, mode: Option<&str>| {
+            let fits = |row: &&Value| {
+                let case = &row["case"];
+                let here =
+                    case["order"] == order && case.get("mode").and_then(Value::as_str) == mode;
+                here && row["metric"] == metric
+            };
+            let mut found = rows.iter().filter(fits);
+            let row = found
+                .next()
+                .unwrap_or_else(|| panic!("{order} {metric} {mode:?}"));
+            assert!(found.next().is_none(), "{order} {metric} {mode:?} twice");
+            let case = &row["case"];
+            assert_eq!(
+                [&case["blocks"], &case["block"], &case["workers"]],
+                [64, 65536, 2]
+            );
+            assert!(row["value"].as_f64().unwrap() > 0.0 && row["ratio"].as_f64().unwrap() > 0.0);
+            row.clone()
+        };
+        for mode in ["direct", "staged"] {
+            let row = of("throughput", Some(mode));
+            assert_eq!(row["unit"], "GB/s");
+            // The limit is a rate like the value, and its ratio in the round there was.
+            let [value, limit, ratio] =
+                ["value", "limit", "ratio"].map(|field| row[field].as_f64().unwrap());
+            assert!((value / limit - ratio).abs() < 1e-6 * ratio, "{row}");
+            of("cpu_over_copy", Some(mode));
+        }
+        let quotient = of("staged_over_direct", None)["value"].as_f64().unwrap();
+        let speed = |mode| of("throughput", Some(mode))["value"].as_f64().unwrap();
+        let expected = speed("staged") / speed("direct");
+        assert!((quotient - expected).abs() < 1e-6 * expected, "{order}");
+    }
+    assert_eq!(rows.len(), 15);
+    assert_eq!(left(&home), Vec::<String>::new());
+}
+
+#[test]
+fn bench_restore_measures_what_was_asked_for_and_refuses_what_cannot_be() {
+    let home = Home::new();
+    let narrow = [
+        "--block",
+        "4KiB",
+        "--order",
+        "gapped",
+        "--metric",
+        "staged_over_direct",
+    ];
+    let (status, rows) = restore(&home, &narrow);
+    assert_eq!((status, rows.len()), (0, 1));
+    for (args, field) in [
+        (&["--block", "5000"][..], "--block"),
+        (&["--block", "64MiB"], "--blocks, --block"),
+        (&["--block", "4KiB", "--order", "sideways"], "--order"),
+    ] {
+        let dir = home.dir.path().to_str().unwrap();
+        let base = ["bench", "restore", "--dir", dir, "--blocks", "64"];
+        let ran = home.run(&[&base[..], args].concat());
+        assert_eq!((ran.status, ran.stdout.as_str()), (2, ""), "{args:?}");
+        assert!(ran.stderr.contains(field), "{args:?}: {}", ran.stderr);
+    }
+}

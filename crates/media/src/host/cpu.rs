@@ -12,6 +12,14 @@ use super::{Error, Result};
 /// The kernel keeps this many bytes of a thread's name.
 const THREAD_NAME_MAX: usize = 15;
 
+/// Processor time that all threads of this process have used.
+#[must_use]
+pub fn process_time() -> Duration {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    // A clock of this process is never below zero.
+    Duration::new(now.tv_sec.unsigned_abs(), now.tv_nsec.unsigned_abs() as u32)
+}
+
 /// Processor time that the living threads whose name starts with `prefix` have used since they
 /// were started.
 ///
