@@ -215,3 +215,17 @@ def test_unlock_after_the_close_does_nothing(host: Host, caller: Caller):
     adapter = caller.adapter
     host.close(caller)
     adapter.submit_unlock(names)
+
+
+def test_what_a_reader_still_holds_counts_as_used(caller: Caller):
+    names = mp.keys(range(4))
+    caller.store(names)
+    assert all(caller.lookup(names))
+    used = caller.adapter.get_usage().total_bytes_used
+    # As rot or another surface of the same depot takes them away.
+    store = caller.adapter._store
+    store.remove([store.place_object(name) for name in names])
+    usage = caller.adapter.get_usage()
+    assert (usage.total_bytes_used, usage.bytes_by_cache_salt) == (used, {})
+    caller.unlock(names)
+    assert caller.adapter.get_usage().total_bytes_used <= used - 4 * CHUNK_BYTES

@@ -166,6 +166,21 @@ def test_delete_forgets_and_the_room_is_used_again(caller: Caller):
     assert caller.adapter.get_usage().bytes_by_cache_salt == {}
 
 
+def test_a_delete_during_a_load_takes_its_room_only_afterwards(caller: Caller):
+    names = mp.keys(range(400))
+    assert caller.store(names).is_successful()
+    for begin in range(0, 400, 40):
+        some, targets = names[begin : begin + 40], [mp.blank() for _ in range(40)]
+        number = caller.adapter.submit_load_task(some, targets)
+        caller.adapter.delete(some)
+        # Into the room of those that went, if it were free too early.
+        caller.store(mp.keys(range(1000 + begin, 1040 + begin)))
+        found = caller.loaded(number, 40)
+        for name, target, ok in zip(some, targets, found, strict=True):
+            assert not ok or torch.equal(target.raw_data, mp.content(name))
+    assert not any(caller.has(names))
+
+
 def test_everything_is_there_after_a_restart(host: Host, caller: Caller):
     names = [*mp.keys(range(20)), *mp.keys(range(20), cache_salt="tenant")]
     assert caller.store(names).is_successful()

@@ -47,9 +47,11 @@ class Manager:
             made.raw_data[:CHUNK_BYTES].copy_(mp.content(name))
         self.lmcache.finish_write(names)
 
-    def prefetch(self, names: list[ObjectKey], policy: Any = "prefix") -> list[bool]:
+    def prefetch(
+        self, names: list[ObjectKey], policy: Any = "prefix", layout: MemoryLayoutDesc = LAYOUT
+    ) -> list[bool]:
         """Which of the chunks are in DRAM, and locked there, once the prefetch has ended."""
-        group = GroupedObjectKeys(names, 0, LAYOUT)
+        group = GroupedObjectKeys(names, 0, layout)
         handle = self.lmcache.submit_prefetch_task(
             PrefetchTaskSpec([group], fetching_policy=policy)
         )
@@ -58,9 +60,11 @@ class Manager:
         assert result is not None
         return [result.hit_cells[0].test(index) for index in range(len(names))]
 
-    def read(self, names: list[ObjectKey], policy: Any = "prefix") -> list[bool]:
+    def read(
+        self, names: list[ObjectKey], policy: Any = "prefix", layout: MemoryLayoutDesc = LAYOUT
+    ) -> list[bool]:
         """Prefetches, checks the bytes of what was found, and lets it go."""
-        found = self.prefetch(names, policy)
+        found = self.prefetch(names, policy, layout)
         there = [name for name, hit in zip(names, found, strict=True) if hit]
         with self.lmcache.read_prefetched_results(there) as objects:
             assert objects is not None
@@ -120,6 +124,18 @@ def test_chunks_written_come_back_after_dram_is_emptied(opened: Opened, spec: st
     manager.write(names)
     manager.clear(40 * CHUNK_BYTES)
     assert all(manager.read(names))
+
+
+def test_a_chunk_of_several_tensors_is_one_block(opened: Opened, spec: str):
+    manager = opened(16 << 20, spec)
+    shapes = [torch.Size([CHUNK_BYTES // 2]), torch.Size([CHUNK_BYTES // 8])]
+    layout = MemoryLayoutDesc(shapes, [torch.uint8, torch.float32])
+    names = mp.keys(range(6))
+    for name, made in manager.lmcache.reserve_write(names, layout).items():
+        made.raw_data[:CHUNK_BYTES].copy_(mp.content(name))
+    manager.lmcache.finish_write(names)
+    manager.clear(6 * CHUNK_BYTES)
+    assert all(manager.read(names, layout=layout))
 
 
 def test_a_prefetch_stops_at_the_first_miss_and_a_full_one_keeps_holes(opened: Opened, spec: str):
