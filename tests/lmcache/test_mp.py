@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import kvdepot
 import pytest
@@ -61,6 +62,41 @@ def test_a_result_is_given_once(caller: Caller):
     number = adapter.submit_load_task(names, [mp.blank() for _ in names])
     assert caller.loaded(number, 2) == [True, True]
     assert adapter.query_load_result(number) is None
+
+
+def test_several_lookups_and_loads_in_flight_are_all_answered(caller: Caller):
+    names = mp.keys(range(40))
+    assert caller.store(names).is_successful()
+    adapter = caller.adapter
+    targets = [mp.blank() for _ in names]
+    kinds = [
+        (
+            adapter.get_lookup_and_lock_event_fd(),
+            adapter.query_lookup_and_lock_result,
+            [adapter.submit_lookup_and_lock_task(names[at : at + 4], {}) for at in range(0, 40, 4)],
+        ),
+        (
+            adapter.get_load_event_fd(),
+            adapter.query_load_result,
+            [
+                adapter.submit_load_task(names[at : at + 4], targets[at : at + 4])
+                for at in range(0, 40, 4)
+            ],
+        ),
+    ]
+    for fd, query, numbers in kinds:
+        left = set(numbers)
+
+        def ask(query: Any = query, left: set[int] = left) -> bool | None:
+            for number in list(left):
+                if (bitmap := query(number)) is not None:
+                    assert bitmap.popcount() == 4
+                    left.remove(number)
+            return None if left else True
+
+        assert caller.until(fd, ask)
+    for name, target in zip(names, targets, strict=True):
+        assert torch.equal(target.raw_data, mp.content(name))
 
 
 def test_every_field_of_a_key_is_part_of_the_identity(caller: Caller):

@@ -108,6 +108,7 @@ def test_keys_of_any_text_are_kept_apart(client: Client):
         "a@b",
         "org/model@01000100@0@" + "ab" * 33,
         usual.upper(),
+        usual[:-1] + "A",
         usual.replace("@0@", "@00@"),
         usual.replace("@01000100", "@1000100"),
         usual + "@",
