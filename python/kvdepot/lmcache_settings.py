@@ -26,9 +26,6 @@ GIB = 1 << 30
 # The block size that the record table of a new arena is made for; smaller ones need a larger table.
 RECORD_BYTES = 32 << 10
 
-# Checked, and not in the schema yet.
-NOT_YET = ("staging_regions", "staging_slab")
-
 
 @dataclass(frozen=True)
 class Settings:
@@ -95,8 +92,9 @@ def _eviction(name: str, value: Any) -> Mapping[str, Any]:
 
 
 def _devices(name: str, value: Any) -> list[dict[str, Any]]:
-    if not isinstance(value, list) or not all(isinstance(entry, Mapping) for entry in value):
-        raise wrong(name, value, "a list of {device_path, max_dax_size_gb}")
+    whole = isinstance(value, list) and all(isinstance(entry, Mapping) for entry in value)
+    if not whole or not value:
+        raise wrong(name, value, "a list of at least one {device_path, max_dax_size_gb}")
     return [device(f"{name}[{index}]", entry) for index, entry in enumerate(value)]
 
 
@@ -178,7 +176,7 @@ def read(params: Mapping[str, Any]) -> Settings:
         pipeline = _pipeline(options)
         options = _one_device(options)
         _check_pairs(pipeline, options, knobs, origin)
-        depot = _nest({name: options[name] for name in options if name not in NOT_YET})
+        depot = _nest(options)
         # A put that waits for a slow far tier would hold up the engine.
         depot.setdefault("overload", "drop")
     else:

@@ -29,6 +29,7 @@ def test_lmcaches_sample_configuration_needs_no_change():
     assert pipeline == "Dax"
     assert depot["dax"] == {"path": "/dev/dax1.0", "capacity": int(100.5 * GIB)}
     assert depot["lanes"] == 8
+    assert (depot["staging_regions"], depot["staging_slab"]) == (8, 256 << 20)
 
 
 def test_the_multi_process_adapters_configuration_too():
@@ -54,6 +55,24 @@ def test_a_list_of_one_device_is_that_device():
         {"devices": [{"device_path": "/dev/dax1.0", "max_dax_size_gb": 0.5}]}
     )
     assert depot["dax"] == {"path": "/dev/dax1.0", "capacity": GIB // 2}
+
+
+def test_several_devices_are_one_tier():
+    _, depot = lmcache_settings.translate(
+        {
+            "devices": [
+                {"device_path": "/dev/dax1.0", "max_dax_size_gb": 1},
+                {"device_path": "/dev/dax2.0", "max_dax_size_gb": 0.5},
+            ],
+            "slot_bytes": 1 << 20,
+        }
+    )
+    assert depot["dax"] == {
+        "devices": [
+            {"path": "/dev/dax1.0", "capacity": GIB},
+            {"path": "/dev/dax2.0", "capacity": GIB // 2},
+        ]
+    }
 
 
 def test_without_settings_the_defaults_hold():
@@ -109,8 +128,25 @@ REFUSED = {
     "too many": ({"restore_workers": 100_000}, "restore_workers: ", "256"),
     "no path": ({"device_path": " "}, "device_path: ' '", "not empty"),
     "no flag": ({"async_put": "maybe"}, "async_put: 'maybe'", "true or false"),
-    "no list": ({"devices": "/x"}, "devices: '/x'", "a list of"),
+    "no list": ({"devices": "/x"}, "devices: '/x'", "a list of at least one"),
     "device without path": ({"devices": [{}]}, "devices[0].device_path: ", "the path"),
+    "no device": ({"devices": []}, "devices: []", "at least one"),
+    "a size twice": (
+        {"devices": [{"path": "/x", "capacity": 1, "size_bytes": 2}]},
+        "devices[0].size_bytes: 2",
+        "given once",
+    ),
+    "a slot above one device": (
+        {
+            "devices": [
+                {"device_path": "/x", "max_dax_size_gb": 1},
+                {"device_path": "/y", "max_dax_size_gb": 0.5},
+            ],
+            "slot_bytes": GIB,
+        },
+        f"slot_bytes: {GIB}",
+        f"at most the capacity, {GIB // 2}",
+    ),
     "no section": ({"dax": "/x"}, "dax: '/x'", "a mapping"),
     "two sizes": (
         {"max_dax_size": 1, "max_dax_size_gb": 2},
@@ -137,6 +173,11 @@ REFUSED = {
         {"slot_bytes": 1 << 20, "restore_max_regions": 4, "retrieve_staging_slab_bytes": 1 << 20},
         "retrieve_staging_slab_bytes: ",
         f"at least {4 << 20}",
+    ),
+    "slab below what regions need": (
+        {"restore_max_regions": 4, "retrieve_staging_slab_bytes": 65536},
+        "retrieve_staging_slab_bytes: 65536",
+        "64KiB",
     ),
     "kept by nothing": (
         {"pipeline": "Cache", "persist_enabled": True},
