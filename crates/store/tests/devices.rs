@@ -12,6 +12,7 @@ use std::time::Duration;
 use common::{
     PATIENCE, Place, block, config_of, get, has, key, keys, namespace, number, put, verify,
 };
+use kvdepot_store::format::superblock;
 use kvdepot_store::inspect::Inspection;
 use kvdepot_store::{
     BlockBuffers, Buffer, Config, Depot, DeviceState, DrainTo, Error, Mover, Namespace, Outcome,
@@ -215,6 +216,43 @@ fn a_device_is_drained_while_gets_and_puts_run() {
 }
 
 #[test]
+fn lookups_find_a_block_at_every_moment_of_its_moves() {
+    let place = several(&["a", "b", "c"], "4MiB");
+    let depot = place.open();
+    let ns = namespace(&depot);
+    let all: Vec<u64> = (0..160).collect();
+    fill(&ns, 0..160);
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for verb in 0..3 {
+            let (ns, stop, all) = (ns.clone(), &stop, &all);
+            scope.spawn(move || {
+                let keys = keys(all.iter().copied());
+                while !stop.load(Ordering::Relaxed) {
+                    match verb {
+                        0 => assert!(!ns.contains(&keys).unwrap().contains(&false)),
+                        1 => assert_eq!(ns.prefix(&keys).unwrap(), keys.len()),
+                        _ => assert!(has(&ns, all, LEN)),
+                    }
+                }
+            });
+        }
+        // From the last to those asked before it, and back.
+        for name in ["c", "a", "b"].into_iter().cycle().take(60) {
+            let path = at(&place, name);
+            let drained = depot.drain_device(&path, DrainTo::Others, PATIENCE);
+            let added = depot.add_device(&path, None);
+            if drained.is_err() || added.is_err() {
+                stop.store(true, Ordering::Relaxed);
+            }
+            assert_eq!(drained.unwrap().evicted_blocks, 0);
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+    assert!(has(&ns, &all, LEN));
+}
+
+#[test]
 fn what_finds_no_room_elsewhere_is_evicted_the_oldest_first() {
     let place = two();
     let depot = place.open();
@@ -300,7 +338,7 @@ fn what_is_removed_while_it_is_moved_stays_removed() {
     for round in 0..10 {
         let first = round * 1000;
         fill(&ns, first..first + 96);
-        let a = at(&place, "a");
+        let a = at(&place, ["a", "b"][round as usize % 2]);
         std::thread::scope(|scope| {
             let remover = ns.clone();
             scope.spawn(move || {
@@ -444,6 +482,16 @@ fn an_added_device_keeps_no_second_copy_of_a_block() {
     depot.add_device(&c, None).unwrap();
     assert!(has(&ns, &(0..24).collect::<Vec<_>>(), LEN));
     assert_eq!(on(&c), (0..8).collect());
+    assert_eq!(depot.stats().tiers[0].blocks, 24);
+    depot.close();
+    // As a process leaves it that dies while a block moves.
+    let other = Depot::open(&place.with_path(&c)).unwrap();
+    fill(&namespace(&other), 8..12);
+    other.close();
+    let list = ["c", "a", "b"].map(|name| json!({"path": at(&place, name)}));
+    let place = place.with_section("dax", json!({ "devices": list }));
+    let depot = place.open();
+    assert!(has(&namespace(&depot), &(0..24).collect::<Vec<_>>(), LEN));
     assert_eq!(depot.stats().tiers[0].blocks, 24);
 }
 
@@ -594,4 +642,104 @@ fn crash_kill9_while_a_device_is_drained() {
         assert_eq!(depot.stats().tiers[0].blocks, BLOCKS);
     }
     assert!(halfway > 0, "no drain was interrupted");
+}
+
+/// What is not a device for this depot is refused with its reason, and stays as it is.
+#[test]
+fn what_cannot_be_a_device_is_refused_and_left_alone() {
+    let place = two();
+    let depot = place.open();
+    let newer = {
+        let mut page = vec![0; superblock::LEN];
+        page[..8].copy_from_slice(b"KVDEPOT\0");
+        page[8] = 9;
+        let sum = xxhash_rust::xxh3::xxh3_64(&page[..superblock::LEN - 8]);
+        page[superblock::LEN - 8..].copy_from_slice(&sum.to_le_bytes());
+        page.resize(1 << 20, 0);
+        page
+    };
+    let cases: [(&str, Vec<u8>, &[&str]); 5] = [
+        (
+            "short",
+            vec![0; 4096],
+            &["4 KiB is too small for an arena", "256 KiB"],
+        ),
+        ("empty", Vec::new(), &["path", "holds 0 bytes"]),
+        (
+            "foreign",
+            vec![b'#'; 1 << 20],
+            &["not a kvdepot arena", "format: true"],
+        ),
+        ("odd", vec![b'#'; (1 << 20) + 77], &["not a kvdepot arena"]),
+        (
+            "newer",
+            newer,
+            &[
+                "format version 9 is not the version 1",
+                "the release that wrote it",
+            ],
+        ),
+    ];
+    for (name, content, words) in cases {
+        let path = at(&place, name);
+        std::fs::write(&path, &content).unwrap();
+        for error in [
+            depot.add_device(&path, None).unwrap_err(),
+            Depot::open(&place.with_path(&path)).err().unwrap(),
+        ] {
+            says(&error, words);
+            says(&error, &[path.to_str().unwrap()]);
+        }
+        assert_eq!(std::fs::read(&path).unwrap(), content, "{name} was touched");
+    }
+    let c = at(&place, "c");
+    depot.add_device(&c, Some((1 << 20) + 77)).unwrap();
+    let devices = depot.devices().unwrap();
+    assert_eq!(
+        devices.last().unwrap().capacity_bytes,
+        1 << 20,
+        "in whole granules"
+    );
+    depot.remove_device(&c, false, SHORT).unwrap();
+    let error = depot.add_device(&c, Some(512 << 10)).unwrap_err();
+    says(&error, &["capacity: 512 KiB", "1 MiB", "format: true"]);
+    assert_eq!(depot.devices().unwrap().len(), 2);
+    fill(&namespace(&depot), 0..8);
+}
+
+#[test]
+fn a_device_that_failed_takes_no_writes_and_can_be_removed() {
+    let place = two().with("", "socket", "off");
+    let depot = place.open();
+    let ns = namespace(&depot);
+    fill(&ns, 0..32);
+    let b = at(&place, "b");
+    let lost: Vec<u64> = on(&b).into_iter().collect();
+    let kept: Vec<u64> = on(&at(&place, "a")).into_iter().collect();
+    assert!(!lost.is_empty() && !kept.is_empty());
+    std::fs::File::options()
+        .write(true)
+        .open(&b)
+        .unwrap()
+        .set_len(0)
+        .unwrap();
+    let held = ns.pin(&[key(lost[0])], false).unwrap();
+    assert!(!get(&ns, &lost, LEN).contains(&Outcome::Done));
+    assert!(has(&ns, &kept, LEN));
+    says(
+        &depot.grow_device(&b, 2 << 20).unwrap_err(),
+        &["holds 0 bytes"],
+    );
+    // A touch of the record table says so.
+    common::eventually("the failure", || {
+        fill(&ns, 100..104);
+        ns.remove(&keys(100..104)).unwrap();
+        state(&depot, &b) == DeviceState::Failed
+    });
+    fill(&ns, 200..208);
+    assert!(has(&ns, &(200..208).collect::<Vec<_>>(), LEN));
+    ns.unpin(&held.into_iter().flatten().collect::<Vec<_>>(), false);
+    depot.remove_device(&b, true, SHORT).unwrap();
+    assert_eq!(depot.devices().unwrap().len(), 1);
+    assert!(has(&ns, &kept, LEN));
 }

@@ -412,7 +412,8 @@ impl Mapping {
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] for what is no file, or is as long already; [`Error::Io`], with
+    /// [`Error::Invalid`] for what is no file, or is as long already; [`Error::TooSmall`] for a
+    /// file that was truncated; [`Error::Io`], with
     /// [`Error::is_no_space`] when the file system has no room; [`Error::ReadOnly`].
     pub fn grown(&self, len: u64) -> Result<Arc<Self>> {
         self.check_writable(self.addr)?;
@@ -425,6 +426,16 @@ impl Mapping {
         }
         check_len(len)?;
         let fd = self.try_clone_fd(Access::ReadWrite)?;
+        let stat = rustix::fs::fstat(&fd).map_err(|e| Error::io("stat", self.name(), e))?;
+        let available = u64::try_from(stat.st_size).unwrap_or(0);
+        if available < self.len {
+            // What is lost here would be zeros there.
+            return Err(Error::TooSmall {
+                subject: self.name(),
+                requested: self.len,
+                available,
+            });
+        }
         let zeros =
             |fd: BorrowedFd<'_>, subject: &str, len| write_zeros(fd, subject, self.len, len);
         allocate(fd.as_fd(), &self.name(), len, zeros)?;

@@ -84,6 +84,14 @@ impl Place {
         self
     }
 
+    /// The configuration with one medium, whatever is there.
+    pub fn with_path(&self, path: &Path) -> Config {
+        let mut settings = self.settings.clone();
+        settings["dax"] = json!({ "path": path });
+        settings["socket"] = "off".into();
+        Config::new(&self.pipeline, &settings).unwrap()
+    }
+
     pub fn dir(&self) -> &Path {
         self.dir.path()
     }
