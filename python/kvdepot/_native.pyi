@@ -112,6 +112,27 @@ class _Opening(TypedDict):
     created: bool
 
 @type_check_only
+class _Device(TypedDict):
+    tier: str
+    path: str
+    state: Literal["serving", "draining", "failed"]
+    capacity_bytes: int
+    data_bytes: int
+    used_bytes: int
+    live_bytes: int
+    blocks: int
+    pinned_blocks: int
+    reserved_blocks: int
+    evicted_blocks: int
+    lost_bytes: int
+
+@type_check_only
+class _Drained(TypedDict):
+    moved_blocks: int
+    moved_bytes: int
+    evicted_blocks: int
+
+@type_check_only
 class _Tier(TypedDict):
     capacity_bytes: int
     used_bytes: int
@@ -137,6 +158,7 @@ class _Tier(TypedDict):
 @type_check_only
 class _Stats(TypedDict):
     tiers: dict[str, _Tier]
+    devices: list[_Device]
     pending_bytes: int
     dropped_blocks: int
     put_tasks: int
@@ -198,6 +220,39 @@ class Depot:
     def drain(self, timeout: float | None = None) -> bool:
         """Wait until the far tier has everything that was committed before; false when `timeout`
         seconds passed first."""
+
+    def devices(self) -> list[_Device]:
+        """The media of the `Dax` tier: path, state ("serving", "draining", "failed"), capacity,
+        use."""
+
+    def add_device(
+        self, path: str | os.PathLike[str], capacity: int | str | None = None
+    ) -> _Opening:
+        """Add a device or file to the `Dax` tier, making a file that is missing, and serve at once
+        what it holds. Adding one again changes nothing, but for one that was drained: it takes
+        writes again."""
+
+    def drain_device(
+        self,
+        path: str | os.PathLike[str],
+        to: Literal["others", "nowhere"] = "others",
+        timeout: float | None = ...,
+    ) -> _Drained:
+        """Take no more writes to a device and move its blocks to the others, where they have room,
+        or evict them (`to="nowhere"`). Raises TimeoutError, and lets the device take writes again,
+        when blocks are pinned or being written for `timeout` seconds."""
+
+    def remove_device(
+        self,
+        path: str | os.PathLike[str],
+        force: bool = False,
+        timeout: float | None = ...,
+    ) -> None:
+        """Let a drained or empty device go: another depot can open it then. With `force` whatever
+        it holds is evicted first."""
+
+    def grow_device(self, path: str | os.PathLike[str], capacity: int | str) -> None:
+        """Give a device more room while it serves. Its record table stays as it is."""
 
     def populate(self) -> None:
         """Make the tiers present in this process, in the background: memory is allocated now and

@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 use crate::arguments::Fields;
 use crate::handle::{Closing, Handle};
 use crate::namespace::Namespace;
-use crate::{errors, log, settings, wait};
+use crate::{devices, errors, log, settings, wait};
 
 /// Opens a depot: a pipeline such as "Cache|Dax" with its settings, or a configuration file (a
 /// path, or a text with a separator or ending in .yaml, .yml or .json), whose options `settings`
@@ -154,6 +154,64 @@ impl Depot {
         let limit = wait::timeout(py, timeout)?;
         let depot = self.handle.depot(py)?;
         wait::until(py, limit, |slice| depot.drain(slice))
+    }
+
+    /// The media of the `Dax` tier, a dictionary each: path, state ("serving", "draining",
+    /// "failed"), capacity, use.
+    fn devices<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        devices::list(py, self.handle.depot(py)?)
+    }
+
+    /// Adds a device or file to the `Dax` tier, making a file that is missing, and serves at once
+    /// what it holds. Adding one again changes nothing, but for one that was drained: it takes
+    /// writes again.
+    #[pyo3(signature = (path, capacity = None))]
+    fn add_device<'py>(
+        &self,
+        py: Python<'py>,
+        path: PathBuf,
+        capacity: Option<&Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let capacity = capacity.map(devices::capacity).transpose()?;
+        devices::add(py, self.handle.depot(py)?.clone(), path, capacity)
+    }
+
+    /// Takes no more writes to a device and moves its blocks to the others, where they have room,
+    /// or evicts them (`to="nowhere"`). Raises TimeoutError, and lets the device take writes again,
+    /// when blocks are pinned or being written for `timeout` seconds.
+    #[pyo3(signature = (path, to = "others", timeout = Some(10.0)))]
+    fn drain_device<'py>(
+        &self,
+        py: Python<'py>,
+        path: PathBuf,
+        to: &str,
+        timeout: Option<f64>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        devices::drain(py, self.handle.depot(py)?.clone(), path, to, timeout)
+    }
+
+    /// Lets a drained or empty device go: another depot can open it then. With `force` whatever
+    /// it holds is evicted first.
+    #[pyo3(signature = (path, force = false, timeout = Some(10.0)))]
+    fn remove_device(
+        &self,
+        py: Python<'_>,
+        path: PathBuf,
+        force: bool,
+        timeout: Option<f64>,
+    ) -> PyResult<()> {
+        devices::remove(py, self.handle.depot(py)?.clone(), path, force, timeout)
+    }
+
+    /// Gives a device more room while it serves. Its record table stays as it is.
+    fn grow_device(
+        &self,
+        py: Python<'_>,
+        path: PathBuf,
+        capacity: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        let capacity = devices::capacity(capacity)?;
+        devices::grow(py, self.handle.depot(py)?.clone(), path, capacity)
     }
 
     /// Makes the tiers present in this process, in the background: memory is allocated now and not

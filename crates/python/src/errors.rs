@@ -112,7 +112,7 @@ fn exception(py: Python<'_>, error: Error) -> PyResult<PyErr> {
         Error::Full { .. } => &classes.full,
         Error::Corrupt { .. } => &classes.corrupt,
         Error::Closed(_) => &classes.closed,
-        Error::Timeout { .. } => &classes.timeout,
+        Error::Timeout { .. } | Error::Busy { .. } => &classes.timeout,
         _ => &classes.error,
     };
     let value = class.bind(py).call1((error.to_string(),))?;

@@ -16,6 +16,7 @@ mod buffers;
 mod command;
 mod completions;
 mod depot;
+mod devices;
 mod dlpack;
 mod errors;
 mod handle;
