@@ -43,6 +43,13 @@ pub(crate) enum Command {
     /// removed and the arena stays; else the arena goes: a file is deleted, a DAX device is no
     /// arena any more. Without PATH or --instance only blocks, of the default arena, are removed.
     Rm(Rm),
+    /// Serves a depot to the processes of this host, until Ctrl-C or SIGTERM.
+    ///
+    /// It owns the tiers and their index; `kvdepot.open("unix:PATH")` in any process gives the same
+    /// object as opening them there, and each process moves its bytes itself. A process that dies
+    /// loses its pins and reservations, nothing else. When the service ends, its clients find every
+    /// block missing, and find them again when it is back.
+    Serve(Serve),
     /// What this machine offers, and what is amiss.
     Doctor,
     /// This machine's limits, what kvdepot reaches, and the ratio.
@@ -94,6 +101,25 @@ pub(crate) enum Bench {
     /// first_block, the part of it that the block takes. A child process owns the arena and is
     /// killed each time.
     Reopen(Reopen),
+}
+
+/// Options of `serve`.
+#[derive(clap::Args)]
+pub(crate) struct Serve {
+    /// Tiers chained near to far, such as "Cache|Dax"; what --config says, or "Cache|Dax", unless
+    /// given.
+    #[arg(value_name = "PIPELINE")]
+    pub(crate) pipeline: Option<String>,
+    /// A YAML or JSON file with the options of docs/configuration.md.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+    /// One option, such as dax.path=/dev/dax0.0 or cache.capacity=8GiB; as often as needed. It
+    /// goes before that of --config.
+    #[arg(short = 'o', long = "option", value_name = "NAME=VALUE")]
+    pub(crate) options: Vec<String>,
+    /// Where to listen; kvdepot.sock in the runtime directory unless given.
+    #[arg(long, value_name = "PATH")]
+    pub(crate) socket: Option<PathBuf>,
 }
 
 /// Options of `memory`.

@@ -11,14 +11,16 @@ use serde_json::{Map, Value, json};
 use crate::arguments::Fields;
 use crate::handle::{Closing, Handle};
 use crate::namespace::Namespace;
+use crate::settings::Source;
 use crate::{devices, errors, log, settings, wait};
 
 /// Opens a depot: a pipeline such as "Cache|Dax" with its settings, or a configuration file (a
 /// path, or a text with a separator or ending in .yaml, .yml or .json), whose options `settings`
-/// overrides.
+/// overrides. Or the depot that another process of this host serves: "unix:/run/kvdepot.sock",
+/// where `lanes` is the only setting.
 ///
-/// Raises ConfigError for wrong options, LockedError when another process owns the arena, and
-/// CorruptError when the medium holds something else.
+/// Raises ConfigError for wrong options, LockedError when another process owns the arena,
+/// CorruptError when the medium holds something else, and Error when nobody serves there.
 #[pyfunction]
 #[pyo3(signature = (pipeline, settings = None))]
 pub(crate) fn open(
@@ -27,9 +29,13 @@ pub(crate) fn open(
     settings: Option<&Bound<'_, PyAny>>,
 ) -> PyResult<Depot> {
     log::start(py)?;
-    let config = settings::config(pipeline, settings)?;
     // It may wait for another owner; on Ctrl-C the thread closes what it has opened.
-    let opened = wait::on_thread(py, move || StoreDepot::open(&config))?;
+    let opened = match settings::source(pipeline, settings)? {
+        Source::Tiers(config) => wait::on_thread(py, move || StoreDepot::open(&config))?,
+        Source::Service { socket, lanes } => {
+            wait::on_thread(py, move || StoreDepot::connect(&socket, lanes))?
+        }
+    };
     let depot = opened.map_err(|error| errors::raise(py, error))?;
     Ok(Depot {
         handle: Handle::new(depot),
@@ -45,10 +51,11 @@ pub(crate) fn check(
     pipeline: &Bound<'_, PyAny>,
     settings: Option<&Bound<'_, PyAny>>,
 ) -> PyResult<()> {
-    settings::config(pipeline, settings).map(|_| ())
+    settings::source(pipeline, settings).map(|_| ())
 }
 
-/// A pipeline of tiers, opened by this process. A context manager: leaving it closes it.
+/// A pipeline of tiers, opened by this process or served by another. A context manager: leaving it
+/// closes it here.
 #[pyclass(frozen, module = "kvdepot")]
 pub(crate) struct Depot {
     handle: Arc<Handle>,
@@ -104,7 +111,7 @@ impl Depot {
     /// Counters and fill. `tiers` has a dictionary a tier; `pending_bytes` wait for the far tier.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let depot = self.handle.depot(py)?;
-        let stats = serde_json::to_value(depot.stats()).unwrap_or_default();
+        let stats = serde_json::to_value(py.detach(|| depot.stats())).unwrap_or_default();
         settings::to_python(py, &by_tier(stats))
     }
 
@@ -139,12 +146,14 @@ impl Depot {
 
     /// The counters in the Prometheus text format.
     fn metrics_text(&self, py: Python<'_>) -> PyResult<String> {
-        Ok(self.handle.depot(py)?.stats().prometheus())
+        let depot = self.handle.depot(py)?;
+        Ok(py.detach(|| depot.stats()).prometheus())
     }
 
     /// Bytes put that the far tier has not got yet.
     fn pending_bytes(&self, py: Python<'_>) -> PyResult<u64> {
-        Ok(self.handle.depot(py)?.pending_bytes())
+        let depot = self.handle.depot(py)?;
+        Ok(py.detach(|| depot.pending_bytes()))
     }
 
     /// Waits until the far tier has everything that was committed before; false when `timeout`
@@ -256,8 +265,9 @@ impl Depot {
 
     /// The tiers' names, near to far.
     #[getter]
-    fn tiers(&self, py: Python<'_>) -> PyResult<Vec<&'static str>> {
-        Ok(self.handle.depot(py)?.tiers())
+    fn tiers(&self, py: Python<'_>) -> PyResult<Vec<String>> {
+        let depot = self.handle.depot(py)?;
+        Ok(depot.tiers().into_iter().map(str::to_owned).collect())
     }
 
     /// One line for a log: the tiers, their sizes and places.

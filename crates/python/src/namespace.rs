@@ -23,11 +23,18 @@ const AT_ONCE_MAX: usize = 4096;
 pub(crate) struct Namespace {
     namespace: StoreNamespace,
     handle: Arc<Handle>,
+    /// Whether another process answers, which may take its time.
+    served: bool,
 }
 
 impl Namespace {
     pub(crate) fn new(namespace: StoreNamespace, handle: Arc<Handle>) -> Namespace {
-        Namespace { namespace, handle }
+        let served = namespace.is_served();
+        Namespace {
+            namespace,
+            handle,
+            served,
+        }
     }
 
     /// Asks the index something that takes microseconds for few keys.
@@ -38,7 +45,7 @@ impl Namespace {
         ask: impl FnOnce(&[Key]) -> Result<T, kvdepot_store::Error> + Send,
     ) -> PyResult<T> {
         self.handle.depot(py)?;
-        let answer = if keys.len() <= AT_ONCE_MAX {
+        let answer = if keys.len() <= AT_ONCE_MAX && !self.served {
             ask(keys)
         } else {
             py.detach(|| ask(keys))
@@ -324,7 +331,11 @@ impl Namespace {
     fn unpin(&self, py: Python<'_>, pins: &Bound<'_, PyAny>, served: bool) -> PyResult<()> {
         self.handle.depot(py)?;
         let ended = self.pins(pins, Pin::end)?;
-        self.namespace.unpin(&ended, served);
+        if self.served {
+            py.detach(|| self.namespace.unpin(&ended, served));
+        } else {
+            self.namespace.unpin(&ended, served);
+        }
         Ok(())
     }
 

@@ -16,12 +16,63 @@ const ENDINGS: [&str; 3] = [".yaml", ".yml", ".json"];
 /// Deepest nesting that is read: the schema has two levels.
 const DEPTH_MAX: usize = 8;
 
-/// The configuration of a call of `open`: a pipeline with settings, or a file whose options the
-/// settings override.
-pub(crate) fn config(
+/// What begins the first argument of `open` for a depot that another process serves.
+const SERVICE: &str = "unix:";
+
+/// Where a call of `open` finds its depot.
+pub(crate) enum Source {
+    /// This process opens the tiers.
+    Tiers(Box<Config>),
+    /// Another process serves them at a socket.
+    Service {
+        socket: PathBuf,
+        lanes: Option<usize>,
+    },
+}
+
+/// The arguments of `open`, read and checked.
+pub(crate) fn source(
     pipeline: &Bound<'_, PyAny>,
     settings: Option<&Bound<'_, PyAny>>,
-) -> PyResult<Config> {
+) -> PyResult<Source> {
+    let Some(socket) = service(pipeline)? else {
+        return Ok(Source::Tiers(Box::new(config(pipeline, settings)?)));
+    };
+    let py = pipeline.py();
+    if socket.is_empty() {
+        let allowed = "unix: and the path of a socket, such as unix:/run/kvdepot.sock";
+        return Err(errors::config(py, "pipeline", SERVICE, allowed));
+    }
+    let given = match settings {
+        None => Value::Null,
+        Some(settings) => value("settings", settings, 0)?,
+    };
+    // The rest is the owner's to say.
+    if let Some(name) = given
+        .as_object()
+        .and_then(|map| map.keys().find(|name| *name != "lanes"))
+    {
+        let allowed = "lanes alone, where another process serves the depot: set the rest there";
+        return Err(errors::config(py, "settings", name, allowed));
+    }
+    let checked = Config::new("Cache", &given).map_err(|error| errors::raise(py, error))?;
+    Ok(Source::Service {
+        socket: socket.into(),
+        lanes: checked.lanes,
+    })
+}
+
+/// The path behind `unix:`, where the first argument is one.
+fn service(pipeline: &Bound<'_, PyAny>) -> PyResult<Option<String>> {
+    let Ok(text) = pipeline.cast::<PyString>() else {
+        return Ok(None);
+    };
+    Ok(text.to_cow()?.strip_prefix(SERVICE).map(str::to_owned))
+}
+
+/// The configuration of a call of `open`: a pipeline with settings, or a file whose options the
+/// settings override.
+fn config(pipeline: &Bound<'_, PyAny>, settings: Option<&Bound<'_, PyAny>>) -> PyResult<Config> {
     let py = pipeline.py();
     let given = match settings {
         None => Value::Object(Map::new()),

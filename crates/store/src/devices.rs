@@ -7,12 +7,11 @@ use std::time::Duration;
 use crate::Error;
 use crate::arena::{Arena, Opening};
 use crate::config::DaxConfig;
-use crate::depot::Depot;
-use crate::pipeline::Drained;
+use crate::pipeline::{Core, Drained};
 use crate::tier::{DAX, Tier};
 
 /// What a device is doing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[non_exhaustive]
 pub enum DeviceState {
@@ -37,7 +36,7 @@ impl DeviceState {
 }
 
 /// One medium of a tier.
-#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[non_exhaustive]
 pub struct DeviceStats {
     /// The tier.
@@ -101,32 +100,21 @@ pub enum DrainTo {
     Nowhere,
 }
 
-impl Depot {
-    /// The media of the `Dax` tier, in the order in which they were named.
-    ///
-    /// # Errors
-    /// [`Error::Closed`].
-    pub fn devices(&self) -> Result<Vec<DeviceStats>, Error> {
-        let _pass = self.core().gate.enter()?;
-        let media = self.core().media();
+impl Core {
+    pub(crate) fn devices(&self) -> Result<Vec<DeviceStats>, Error> {
+        let _pass = self.gate.enter()?;
+        let media = self.media();
         Ok(media
             .iter()
             .filter_map(|arena| DeviceStats::of(arena))
             .collect())
     }
 
-    /// Adds a device or file to the `Dax` tier, making a file that is missing, and serves at once
-    /// what it holds. Adding one again that is there changes nothing, but for one that was
-    /// drained: it takes writes again.
-    ///
-    /// # Errors
-    /// [`Error::Input`] for a capacity that it does not have, or another name of a device that is
-    /// there; else as [`Depot::open`].
-    pub fn add_device(&self, path: &Path, capacity: Option<u64>) -> Result<Opening, Error> {
-        let core = self.core();
+    pub(crate) fn add_device(&self, path: &Path, capacity: Option<u64>) -> Result<Opening, Error> {
+        let core = self;
         let _pass = core.gate.enter()?;
         let (_, tier) = self.dax_tier()?;
-        let config = self.config();
+        let config = &self.config;
         let settings = DaxConfig {
             path: None,
             capacity,
@@ -134,7 +122,7 @@ impl Depot {
             format: false,
             ..config.dax.clone()
         };
-        let socket = self.socket().map(|path| path.display().to_string());
+        let socket = self.socket.get().map(|path| path.display().to_string());
         let announce = |arena: &Arena| match &socket {
             Some(socket) => arena.announce(socket),
             None => Ok(()),
@@ -146,47 +134,38 @@ impl Depot {
         Ok(opening)
     }
 
-    /// Takes no more writes to a device and empties it, so that it can be removed. Its blocks can
-    /// be loaded at every moment, wherever they are. Waits up to `patience` for blocks that are
-    /// pinned or being written.
-    ///
-    /// # Errors
-    /// [`Error::Busy`] when that was not enough: the device then takes writes again.
-    /// [`Error::Input`] for a path that is no device of this depot, or when no other is there to
-    /// take its blocks.
-    pub fn drain_device(
+    pub(crate) fn drain_device(
         &self,
         path: &Path,
         to: DrainTo,
         patience: Duration,
     ) -> Result<Drained, Error> {
         // Its own passes: a close does not wait for all of it.
-        drop(self.core().gate.enter()?);
+        drop(self.gate.enter()?);
         let (index, tier, arena) = self.device(path)?;
         if to == DrainTo::Others && !tier.has_beside(&arena) {
             let allowed = "\"nowhere\" where no other device takes writes: its blocks are evicted";
             return Err(Error::input("to", "\"others\"", allowed));
         }
-        self.core()
-            .drain_device(index, &arena, to == DrainTo::Others, patience)
+        self.clear_out(index, &arena, to == DrainTo::Others, patience)
     }
 
-    /// Lets a drained or empty device go: another depot can open it then. With `force` whatever
-    /// it holds is evicted first.
-    ///
-    /// # Errors
-    /// [`Error::Input`] for one that holds blocks, or is the last; with `force`, [`Error::Busy`].
-    pub fn remove_device(&self, path: &Path, force: bool, patience: Duration) -> Result<(), Error> {
-        drop(self.core().gate.enter()?);
+    pub(crate) fn remove_device(
+        &self,
+        path: &Path,
+        force: bool,
+        patience: Duration,
+    ) -> Result<(), Error> {
+        drop(self.gate.enter()?);
         let (index, tier, arena) = self.device(path)?;
         if tier.arenas().len() == 1 {
             let allowed = "a device beside others: a tier keeps one (add another first)";
             return Err(Error::input("path", path.display(), allowed));
         }
         if force {
-            self.core().drain_device(index, &arena, false, patience)?;
+            self.clear_out(index, &arena, false, patience)?;
         }
-        let _pass = self.core().gate.enter()?;
+        let _pass = self.gate.enter()?;
         if !tier.take_out(&arena) {
             let allowed = "a drained or empty device (drain_device empties it; or force)";
             return Err(Error::input("path", path.display(), allowed));
@@ -195,21 +174,18 @@ impl Depot {
         Ok(())
     }
 
-    /// Gives a device `capacity` bytes while it serves. Its record table stays as it is.
-    ///
-    /// # Errors
-    /// [`Error::Input`] for less than it has, or more than its medium has.
-    pub fn grow_device(&self, path: &Path, capacity: u64) -> Result<(), Error> {
-        let _pass = self.core().gate.enter()?;
+    pub(crate) fn grow_device(&self, path: &Path, capacity: u64) -> Result<(), Error> {
+        let _pass = self.gate.enter()?;
         let (_, _, arena) = self.device(path)?;
         arena.grow(capacity)
     }
 
     fn dax_tier(&self) -> Result<(usize, &Tier), Error> {
-        let mut tiers = self.core().tiers.iter().enumerate();
+        let mut tiers = self.tiers.iter().enumerate();
         let found = tiers.find(|(_, tier)| tier.name() == DAX);
         found.ok_or_else(|| {
-            let tiers = self.tiers().join("|");
+            let tiers: Vec<&str> = self.tiers.iter().map(Tier::name).collect();
+            let tiers = tiers.join("|");
             Error::input(
                 "pipeline",
                 tiers,

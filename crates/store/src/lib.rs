@@ -31,7 +31,6 @@ mod namespace;
 mod parts;
 mod pipeline;
 mod populate;
-mod restore;
 mod share;
 mod task;
 mod tier;

@@ -2,7 +2,8 @@
 
 use std::collections::{HashMap, HashSet};
 
-use crate::{Depot, Error, Identity, Key, Namespace, NamespaceId};
+use crate::pipeline::Core;
+use crate::{Error, Identity, Key, NamespaceId};
 
 /// A namespace of a depot, and what it has in the last tier.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,15 +29,12 @@ pub struct Gone {
     pub overflowed: bool,
 }
 
-impl Depot {
+impl Core {
     /// The namespaces that have or had blocks in the last tier since it was opened, and those that
     /// its directory describes.
-    ///
-    /// # Errors
-    /// [`Error::Closed`]; [`Error::Media`] when the directory cannot be read.
-    pub fn namespaces(&self) -> Result<Vec<NamespaceUsage>, Error> {
-        let _pass = self.core().gate.enter()?;
-        let Some(last) = self.core().tiers.last() else {
+    pub(crate) fn namespaces(&self) -> Result<Vec<NamespaceUsage>, Error> {
+        let _pass = self.gate.enter()?;
+        let Some(last) = self.tiers.last() else {
             return Ok(Vec::new());
         };
         let mut shares = HashMap::<NamespaceId, (u64, u64)>::new();
@@ -63,17 +61,14 @@ impl Depot {
         Ok(ids.into_iter().map(of).collect())
     }
 
-    /// The blocks that have left the depot since the last call, by eviction, removal or rot. They
-    /// are noted from the first call on, at most the last `limit` of each device.
-    ///
-    /// # Errors
-    /// [`Error::Closed`].
-    pub fn gone(&self, limit: usize) -> Result<Gone, Error> {
-        let _pass = self.core().gate.enter()?;
-        let tiers = &self.core().tiers;
+    /// The blocks that have left the depot since this listener's last call. They are noted from
+    /// its first call on, at most the last `limit` of each device.
+    pub(crate) fn gone(&self, listener: u64, limit: usize) -> Result<Gone, Error> {
+        let _pass = self.gate.enter()?;
+        let tiers = &self.tiers;
         let mut gone = Gone::default();
         for device in tiers.iter().flat_map(|tier| tier.arenas()) {
-            let departed = device.departed(limit);
+            let departed = device.departed(listener, limit);
             gone.blocks.extend(departed.blocks);
             gone.overflowed |= departed.overflowed;
         }
@@ -88,18 +83,20 @@ impl Depot {
         });
         Ok(gone)
     }
-}
 
-impl Namespace {
-    /// Its blocks, by key, with their bytes; in the order of the keys.
-    ///
-    /// # Errors
-    /// [`Error::Closed`].
-    pub fn blocks(&self) -> Result<Vec<(Key, u64)>, Error> {
-        let _pass = self.core().gate.enter()?;
+    /// Nobody asks any more what left, in this listener's name.
+    pub(crate) fn forget_listener(&self, listener: u64) {
+        for device in self.tiers.iter().flat_map(|tier| tier.arenas()) {
+            device.forget_listener(listener);
+        }
+    }
+
+    /// The blocks of a namespace, by key, with their bytes; in the order of the keys.
+    pub(crate) fn blocks(&self, id: NamespaceId) -> Result<Vec<(Key, u64)>, Error> {
+        let _pass = self.gate.enter()?;
         let mut blocks = Vec::new();
-        for device in self.core().tiers.iter().flat_map(|tier| tier.arenas()) {
-            blocks.extend(device.blocks(self.id()));
+        for device in self.tiers.iter().flat_map(|tier| tier.arenas()) {
+            blocks.extend(device.blocks(id));
         }
         blocks.sort_unstable();
         blocks.dedup_by_key(|(key, _)| *key);

@@ -48,7 +48,7 @@ pub(crate) struct Metrics {
 }
 
 /// A depot's counters and its tiers' fill.
-#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[non_exhaustive]
 pub struct Stats {
     /// The tiers, near to far.

@@ -8,6 +8,7 @@ use kvdepot_media::checksum::{self, Checksum, PartId};
 use kvdepot_media::{Buffer, Mapping, PART_LEN_MAX};
 use std::sync::Arc;
 
+use crate::arena::Place;
 use crate::format::GRANULE;
 use crate::format::record::{PARTS_MAX, Packed};
 use crate::{Error, Identity};
@@ -204,6 +205,20 @@ pub(crate) fn read(
             .is_some_and(|end| end <= begin)
     };
     found.iter().all(inside).then_some(found)
+}
+
+/// The caller's bytes of a published block; `None` when its part table does not verify.
+pub(crate) fn payload_of(mapping: &Mapping, place: &Place) -> Option<u64> {
+    let Place {
+        identity,
+        extents,
+        len,
+        parts,
+        checksum,
+        ..
+    } = place;
+    let found = read(mapping, identity, extents, *len, *parts, *checksum)?;
+    Some(found.iter().map(|part| part.len).sum())
 }
 
 #[cfg(test)]

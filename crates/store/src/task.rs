@@ -57,12 +57,17 @@ pub struct Task {
     shared: Arc<Shared>,
 }
 
+/// Told what happens to a task, in order: keys that have their outcome, and of how many keys the
+/// buffers are no longer touched. Called under the task's lock, and must not wait.
+pub(crate) type Mirror = Box<dyn Fn(&[(usize, Outcome)], usize) + Send + Sync>;
+
 struct Shared {
     state: Mutex<State>,
     changed: Condvar,
     /// Of the process whose lanes work on it.
     epoch: u64,
     journal: Journal,
+    mirror: Option<Mirror>,
 }
 
 struct State {
@@ -79,6 +84,11 @@ type OnDone = Box<dyn FnOnce() + Send>;
 
 impl Task {
     pub(crate) fn new(keys: usize, journal: Journal) -> Task {
+        Task::with_mirror(keys, journal, None)
+    }
+
+    /// A task whose steps somebody else repeats.
+    pub(crate) fn with_mirror(keys: usize, journal: Journal, mirror: Option<Mirror>) -> Task {
         let state = State {
             outcomes: vec![Outcome::Pending; keys],
             pending: keys,
@@ -91,6 +101,7 @@ impl Task {
                 changed: Condvar::new(),
                 epoch: fork::epoch(),
                 journal,
+                mirror,
             }),
         }
     }
@@ -176,28 +187,65 @@ impl Task {
 
     /// Gives keys their outcome and lets go of their buffers.
     pub(crate) fn settle(&self, each: impl IntoIterator<Item = (usize, Outcome)>) {
-        self.change(|state| {
-            for (index, outcome) in each {
-                state.settle(index, outcome);
-                state.held -= 1;
-            }
-        });
+        let each: Vec<_> = each.into_iter().collect();
+        self.change(&each, each.len());
     }
 
     /// Gives a key whose buffer was released before its outcome.
     pub(crate) fn acknowledge(&self, index: usize, outcome: Outcome) {
-        self.change(|state| state.settle(index, outcome));
+        self.change(&[(index, outcome)], 0);
     }
 
     /// Says that the buffers of so many keys are no longer touched.
     pub(crate) fn release(&self, keys: usize) {
-        self.change(|state| state.held -= keys);
+        self.change(&[], keys);
     }
 
-    fn change(&self, change: impl FnOnce(&mut State)) {
+    /// Repeats a step, as a mirror was told it; keys that have their outcome keep it.
+    pub(crate) fn repeat(&self, settled: &[(usize, Outcome)], released: usize) {
+        self.update(|state| {
+            let mut known = 0;
+            for (index, outcome) in settled {
+                match state.outcomes.get(*index) {
+                    Some(Outcome::Pending) => state.settle(*index, *outcome),
+                    _ => known += 1,
+                }
+            }
+            state.held = state.held.saturating_sub(released.saturating_sub(known));
+        });
+    }
+
+    /// Ends it: no lane touches its buffers, and keys without an outcome get this one.
+    pub(crate) fn abandon(&self, outcome: Outcome) {
+        self.update(|state| {
+            for index in 0..state.outcomes.len() {
+                if state.outcomes[index] == Outcome::Pending {
+                    state.settle(index, outcome);
+                }
+            }
+            state.held = 0;
+        });
+    }
+
+    fn change(&self, settled: &[(usize, Outcome)], released: usize) {
+        if settled.is_empty() && released == 0 {
+            return;
+        }
+        self.update(|state| {
+            for (index, outcome) in settled {
+                state.settle(*index, *outcome);
+            }
+            state.held -= released;
+            if let Some(mirror) = &self.shared.mirror {
+                mirror(settled, released);
+            }
+        });
+    }
+
+    fn update(&self, update: impl FnOnce(&mut State)) {
         let mut state = self.shared.state.lock();
         let before = state.is_done();
-        change(&mut state);
+        update(&mut state);
         // Both milestones are reached by counting down to zero.
         if state.held == 0 {
             self.shared.changed.notify_all();

@@ -1,8 +1,9 @@
-//! The commands over an arena, a file each.
+//! The commands over an arena or a depot, a file each.
 
 pub(crate) mod doctor;
 pub(crate) mod ls;
 pub(crate) mod rm;
+pub(crate) mod serve;
 pub(crate) mod stat;
 pub(crate) mod verify;
 

@@ -140,15 +140,28 @@ pub(crate) fn open(path: &Path, capacity: &str) -> Depot {
 /// Puts blocks of `len` bytes.
 pub(crate) fn put(ns: &Namespace, numbers: std::ops::Range<u64>, len: usize) {
     let keys: Vec<Key> = numbers.clone().map(key).collect();
-    let payload = |n: u64| {
-        (0..len)
-            .map(|at| (n as usize * 31 + at * 7) as u8)
-            .collect()
-    };
-    let buffers = BlockBuffers::whole(numbers.map(|n| Buffer::from_vec(payload(n))));
+    let buffers = BlockBuffers::whole(numbers.map(|n| Buffer::from_vec(payload(n, len))));
     let done = ns.put(keys, buffers).unwrap();
     let ok = done.wait(Some(Duration::from_secs(30))).unwrap();
     assert!(ok.iter().all(|ok| *ok));
+}
+
+/// Gets blocks that [`put`] has put, all of them, and compares their bytes.
+pub(crate) fn get(ns: &Namespace, numbers: std::ops::Range<u64>, len: usize) {
+    let keys: Vec<Key> = numbers.clone().map(key).collect();
+    let empty = |_| Buffer::from_vec(vec![0; len]);
+    let buffers: Vec<Buffer> = numbers.clone().map(empty).collect();
+    let done = ns.get(keys, BlockBuffers::whole(buffers.clone())).unwrap();
+    let ok = done.wait(Some(Duration::from_secs(30))).unwrap();
+    assert!(ok.iter().all(|ok| *ok));
+    for (number, buffer) in numbers.zip(buffers) {
+        assert_eq!(buffer.to_vec(), payload(number, len), "block {number}");
+    }
+}
+
+fn payload(number: u64, len: usize) -> Vec<u8> {
+    let byte = |at| (number as usize * 31 + at * 7) as u8;
+    (0..len).map(byte).collect()
 }
 
 /// An arena of 1 MiB with five blocks of model `a` and two of model `b`, closed again.

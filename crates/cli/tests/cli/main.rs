@@ -7,3 +7,4 @@ mod doctor;
 mod home;
 mod read;
 mod rm;
+mod serve;

@@ -65,6 +65,19 @@ pub fn send(socket: &UnixStream, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result
     Ok(())
 }
 
+/// Sends as much of `bytes` as the connection takes at once, and says how much that was.
+///
+/// # Errors
+///
+/// [`Error::Os`] when the peer is gone (no signal is raised).
+pub fn try_send(socket: &UnixStream, bytes: &[u8]) -> Result<usize> {
+    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+    match retry_on_intr(|| rustix::net::send(socket, bytes, flags)) {
+        Err(Errno::AGAIN) => Ok(0),
+        sent => sent.map_err(Error::os("send to the peer")),
+    }
+}
+
 /// Receives what is there, at most `bytes.len()` bytes, with the descriptors attached to them.
 ///
 /// A stream has no message boundaries: the count may be smaller than what was sent at once, and it

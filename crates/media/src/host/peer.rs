@@ -257,6 +257,28 @@ impl Process {
     }
 }
 
+impl Process {
+    /// Waits until there is something to read from a socket, its end included, or the process is
+    /// dead. True for the socket: what a process has said counts also after its death.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Os`] when the system is out of memory.
+    pub fn wait_readable(&self, socket: &UnixStream) -> Result<bool> {
+        loop {
+            let mut polled = [
+                PollFd::new(socket, PollFlags::IN),
+                PollFd::new(&self.pidfd, PollFlags::IN),
+            ];
+            match rustix::event::poll(&mut polled, None) {
+                Ok(_) => return Ok(!polled[0].revents().is_empty()),
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(Error::os("wait for a process")(errno)),
+            }
+        }
+    }
+}
+
 impl AsFd for Process {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.pidfd.as_fd()

@@ -157,7 +157,7 @@ pub(crate) struct Counters {
 }
 
 /// An arena's fill, for people and metrics.
-#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[non_exhaustive]
 pub struct TierStats {
     /// The tier's name.

@@ -23,7 +23,7 @@ use crate::index::{Entries, Entry, KeyMap, Namespaces, Stage, Uses};
 const CHUNK: usize = 1 << 20;
 
 /// What opening found, for logs and `kvdepot doctor`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[non_exhaustive]
 pub struct Opening {
     /// Blocks served again.

@@ -24,12 +24,14 @@ pub(crate) struct Departed {
 pub(super) struct Roll {
     /// By the namespace's number.
     shares: Option<Vec<Share>>,
-    notes: Option<Notes>,
+    notes: Vec<Notes>,
     /// Whether what goes now is on another device already.
     pub(super) moving: bool,
 }
 
+/// What one listener has not been told yet.
 struct Notes {
+    listener: u64,
     blocks: VecDeque<(Identity, u64)>,
     limit: usize,
     overflowed: bool,
@@ -50,7 +52,7 @@ impl Roll {
         {
             *share = (share.0 - 1, share.1 - bytes);
         }
-        if let Some(notes) = self.notes.as_mut().filter(|_| !self.moving) {
+        for notes in self.notes.iter_mut().filter(|_| !self.moving) {
             if notes.blocks.len() >= notes.limit {
                 notes.blocks.pop_front();
                 notes.overflowed = true;
@@ -107,19 +109,32 @@ impl Arena {
         Ok(entries.map(|(_, id, text)| (id, text)).collect())
     }
 
-    /// The blocks unpublished since the last call; noted from the first call on, at most the last
-    /// `limit` of them.
-    pub(crate) fn departed(&self, limit: usize) -> Departed {
+    /// The blocks unpublished since this listener's last call; noted from its first call on, at
+    /// most the last `limit` of them.
+    pub(crate) fn departed(&self, listener: u64, limit: usize) -> Departed {
         let mut state = self.state.lock();
-        let notes = state.roll.notes.get_or_insert_with(|| Notes {
-            blocks: VecDeque::new(),
-            limit,
-            overflowed: false,
+        let all = &mut state.roll.notes;
+        let known = all.iter().position(|notes| notes.listener == listener);
+        let at = known.unwrap_or_else(|| {
+            all.push(Notes {
+                listener,
+                blocks: VecDeque::new(),
+                limit,
+                overflowed: false,
+            });
+            all.len() - 1
         });
+        let notes = &mut all[at];
         notes.limit = limit;
         Departed {
             blocks: std::mem::take(&mut notes.blocks).into(),
             overflowed: std::mem::take(&mut notes.overflowed),
         }
+    }
+
+    /// Notes nothing for this listener any more.
+    pub(crate) fn forget_listener(&self, listener: u64) {
+        let notes = &mut self.state.lock().roll.notes;
+        notes.retain(|notes| notes.listener != listener);
     }
 }

@@ -116,8 +116,10 @@ pub struct Config {
     pub close_timeout: Duration,
     /// A name for the default arena.
     pub instance: Option<String>,
-    /// Where movers attach.
+    /// Where other processes attach.
     pub socket: Socket,
+    /// Who may connect there: its permission bits.
+    pub socket_mode: u32,
     /// The `cache` section.
     pub cache: CacheConfig,
     /// The `dax` section.
@@ -139,6 +141,7 @@ impl Default for Config {
             close_timeout: Duration::from_secs(60),
             instance: None,
             socket: Socket::default(),
+            socket_mode: 0o600,
             cache: CacheConfig::default(),
             dax: DaxConfig::default(),
         }
@@ -273,6 +276,14 @@ impl Config {
                     "off" => Socket::Off,
                     path => Socket::At(path.into()),
                 }
+            }
+            ("", "socket_mode") => {
+                let mode = u32::from_str_radix(&parsed.text, 8).ok();
+                let mode = mode.filter(|mode| mode & !0o777 == 0 && mode & 0o600 == 0o600);
+                self.socket_mode = mode.ok_or_else(|| {
+                    let allowed = "permission bits in octal, from \"0600\" to \"0777\"";
+                    Error::config(field, value, allowed)
+                })?;
             }
             ("cache", "capacity") => self.cache.capacity = Some(parsed.number),
             ("dax", "path") => self.dax.path = Some(expand_home(&parsed.text)),
@@ -522,6 +533,7 @@ mod tests {
                 Kind::Text => json!(match option.name {
                     "pipeline" => "Cache|Dax",
                     "instance" => "x-1",
+                    "socket_mode" => "0660",
                     _ => "/x",
                 }),
                 Kind::Choice(words) => json!(words[0]),

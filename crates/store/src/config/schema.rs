@@ -146,8 +146,16 @@ pub const OPTIONS: &[OptionSpec] = &[
         "socket",
         Kind::Text,
         "auto",
-        "Where other processes of this host attach to move bytes: a path, `auto` (the runtime \
-         directory) or `off`.",
+        "Where other processes of this host attach: a path, `auto` (the runtime directory) or \
+         `off`.",
+    ),
+    option(
+        "",
+        "socket_mode",
+        Kind::Text,
+        "0600",
+        "Who may attach: the socket's permission bits in octal, in quotes. `0660` lets the \
+         group in, which can then read and write every block.",
     ),
     option(
         "cache",

@@ -22,7 +22,7 @@ const BATCH_BLOCKS: usize = 256;
 const PAUSE: Duration = Duration::from_millis(2);
 
 /// What a drain has done with a device's blocks.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[non_exhaustive]
 pub struct Drained {
     /// Blocks that other devices have now.
@@ -37,7 +37,7 @@ impl Core {
     /// Empties a device of tier `index`, to which nothing is written meanwhile and afterwards.
     /// Gives up, and lets it take writes again, when for `patience` nothing but pinned blocks and
     /// reservations was left.
-    pub(crate) fn drain_device(
+    pub(crate) fn clear_out(
         &self,
         index: usize,
         arena: &Arena,

@@ -4,8 +4,9 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use kvdepot_media::Done;
+use kvdepot_media::{Done, Mapping};
 
+use super::caller::{Caller, Lanes, Moved};
 use super::{Core, steps};
 use crate::arena::Place;
 use crate::buffers::BlockBuffers;
@@ -13,7 +14,6 @@ use crate::gate::Pass;
 use crate::index::Stamps;
 use crate::metrics::Op;
 use crate::task::{Outcome, Task};
-use crate::tier::Devices;
 use crate::{Error, Key, NamespaceId, clock, parts};
 
 /// How blocks are brought back.
@@ -27,12 +27,12 @@ pub struct GetOptions {
     pub prefix: bool,
 }
 
-/// One call. It holds the caller's buffers until the last copy into them has stopped.
+/// One call. It holds the caller's memory until the last copy into it has stopped.
 struct Get {
     core: Arc<Core>,
     namespace: NamespaceId,
     keys: Vec<Key>,
-    buffers: BlockBuffers,
+    caller: Caller,
     task: Task,
     stamps: Stamps,
     staged: bool,
@@ -53,7 +53,22 @@ impl Core {
         if options.staged {
             self.copier.make_slab()?;
         }
-        let task = self.begin(Op::Get, keys.len(), &buffers);
+        let caller = Caller::Here(buffers);
+        let task = self.begin(Op::Get, keys.len(), &caller, None);
+        self.start_get(pass, namespace, keys, caller, &task, options);
+        Ok(task)
+    }
+
+    /// Starts a get whose bytes are moved to where `caller` says.
+    pub(crate) fn start_get(
+        self: &Arc<Core>,
+        pass: Pass,
+        namespace: NamespaceId,
+        keys: Vec<Key>,
+        caller: Caller,
+        task: &Task,
+        options: GetOptions,
+    ) {
         let count = keys.len();
         let core = Arc::clone(self);
         let get = Get {
@@ -61,7 +76,7 @@ impl Core {
             core,
             namespace,
             keys,
-            buffers,
+            caller,
             task: task.clone(),
             staged: options.staged,
             _pass: pass,
@@ -74,7 +89,6 @@ impl Core {
                 break;
             }
         }
-        Ok(task)
     }
 }
 
@@ -104,7 +118,7 @@ impl Get {
         }
         // Of a block in parts the length is known once its table has been read.
         let misfits = |(index, place): &&(usize, Place)| {
-            place.parts == 1 && place.len != self.buffers.bytes(*index)
+            place.parts == 1 && place.len != self.caller.bytes(*index)
         };
         let misfit = tiers
             .iter()
@@ -169,6 +183,10 @@ impl Get {
 
     fn copy(self: &Arc<Get>, tier: usize, pinned: Vec<(usize, Place)>) {
         let core = &self.core;
+        let buffers = match &self.caller {
+            Caller::Here(buffers) => buffers,
+            Caller::There { lanes, .. } => return self.copy_there(lanes.as_ref(), tier, pinned),
+        };
         let devices = core.tiers[tier].devices();
         let mut batch = core.copier.batch();
         if self.staged
@@ -179,7 +197,9 @@ impl Get {
         }
         let mut outcomes = Vec::with_capacity(pinned.len());
         for (tag, (index, place)) in pinned.iter().enumerate() {
-            let outcome = self.plan(&mut batch, &devices, *index, place, tag as u32);
+            let outcome = devices
+                .mapping(place.token)
+                .and_then(|mapping| plan(&mut batch, &mapping, place, buffers, *index, tag as u32));
             outcomes.push(outcome.unwrap_or_else(|error| {
                 tracing::error!(%error, "a get could not be planned");
                 Outcome::Corrupt
@@ -201,55 +221,41 @@ impl Get {
         let _ticket = core.copier.submit(batch, done);
     }
 
-    /// Plans one block; `Done` when its bytes will decide.
-    fn plan(
-        &self,
-        batch: &mut kvdepot_media::Batch,
-        devices: &Devices,
-        index: usize,
-        place: &Place,
-        tag: u32,
-    ) -> Result<Outcome, Error> {
-        let mapping = devices.mapping(place.token)?;
-        let (identity, extents) = (&place.identity, &place.extents);
-        if place.parts == 1 {
-            if place.len != self.buffers.bytes(index) {
-                return Ok(Outcome::Length);
+    /// Has another process's lanes copy.
+    fn copy_there(self: &Arc<Get>, lanes: &dyn Lanes, tier: usize, pinned: Vec<(usize, Place)>) {
+        let devices = self.core.tiers[tier].devices();
+        let mut outcomes = Vec::with_capacity(pinned.len());
+        for (index, place) in &pinned {
+            let mapping = devices.mapping(place.token).ok();
+            outcomes.push(
+                match mapping.and_then(|mapping| parts::payload_of(&mapping, place)) {
+                    None => Outcome::Corrupt,
+                    Some(len) if len != self.caller.bytes(*index) => Outcome::Length,
+                    Some(_) => Outcome::Done,
+                },
+            );
+        }
+        let sent: Vec<usize> = (0..pinned.len())
+            .filter(|position| outcomes[*position] == Outcome::Done)
+            .collect();
+        let blocks: Vec<(usize, Place)> = sent.iter().map(|position| pinned[*position]).collect();
+        if blocks.is_empty() {
+            return self.finish(tier, &pinned, &outcomes);
+        }
+        let started = clock::now();
+        let get = Arc::clone(self);
+        let done = move |moved: &[Moved]| {
+            for (position, moved) in sent.iter().zip(moved) {
+                outcomes[*position] = match moved {
+                    Moved::Done(_) => Outcome::Done,
+                    Moved::Corrupt => Outcome::Corrupt,
+                    Moved::Failed | Moved::Abandoned => Outcome::Miss,
+                };
             }
-            let source = parts::buffers(&mapping, extents, 0, place.len)?;
-            let id = parts::part_id(identity, 0, 1);
-            batch.part(
-                &id,
-                &source,
-                self.buffers.pieces(index),
-                Some(place.checksum),
-                tag,
-            )?;
-            return Ok(Outcome::Done);
-        }
-        let found = parts::read(
-            &mapping,
-            identity,
-            extents,
-            place.len,
-            place.parts,
-            place.checksum,
-        );
-        let Some(found) = found else {
-            return Ok(Outcome::Corrupt);
+            get.core.metrics.moved(Op::Get, tier, started);
+            get.finish(tier, &pinned, &outcomes);
         };
-        if found.iter().map(|part| part.len).sum::<u64>() != self.buffers.bytes(index) {
-            return Ok(Outcome::Length);
-        }
-        let mut pieces = self.buffers.pieces(index).to_vec();
-        for (number, part) in found.iter().enumerate() {
-            let source = parts::buffers(&mapping, extents, part.offset, part.len)?;
-            let rest = split(&mut pieces, part.len as usize)?;
-            let id = parts::part_id(identity, number as u32, place.parts);
-            batch.part(&id, &source, &pieces, Some(part.checksum), tag)?;
-            pieces = rest;
-        }
-        Ok(Outcome::Done)
+        lanes.move_blocks(&blocks, Box::new(done));
     }
 
     /// All copies from one tier have stopped.
@@ -305,6 +311,56 @@ impl Get {
             self.start(retry, tier + 1);
         }
     }
+}
+
+/// Plans one block's way into the caller's memory; `Done` when its bytes will decide.
+pub(crate) fn plan(
+    batch: &mut kvdepot_media::Batch,
+    mapping: &Arc<Mapping>,
+    place: &Place,
+    buffers: &BlockBuffers,
+    index: usize,
+    tag: u32,
+) -> Result<Outcome, Error> {
+    let (identity, extents) = (&place.identity, &place.extents);
+    if place.parts == 1 {
+        if place.len != buffers.bytes(index) {
+            return Ok(Outcome::Length);
+        }
+        let source = parts::buffers(mapping, extents, 0, place.len)?;
+        let id = parts::part_id(identity, 0, 1);
+        batch.part(
+            &id,
+            &source,
+            buffers.pieces(index),
+            Some(place.checksum),
+            tag,
+        )?;
+        return Ok(Outcome::Done);
+    }
+    let found = parts::read(
+        mapping,
+        identity,
+        extents,
+        place.len,
+        place.parts,
+        place.checksum,
+    );
+    let Some(found) = found else {
+        return Ok(Outcome::Corrupt);
+    };
+    if found.iter().map(|part| part.len).sum::<u64>() != buffers.bytes(index) {
+        return Ok(Outcome::Length);
+    }
+    let mut pieces = buffers.pieces(index).to_vec();
+    for (number, part) in found.iter().enumerate() {
+        let source = parts::buffers(mapping, extents, part.offset, part.len)?;
+        let rest = split(&mut pieces, part.len as usize)?;
+        let id = parts::part_id(identity, number as u32, place.parts);
+        batch.part(&id, &source, &pieces, Some(part.checksum), tag)?;
+        pieces = rest;
+    }
+    Ok(Outcome::Done)
 }
 
 /// Cuts the first `len` bytes off a list of buffers: they stay, the rest is returned.

@@ -1,38 +1,43 @@
 //! Tiers chained near to far: the near one answers first, far hits are promoted in the
 //! background, puts go through to the far tier by a bounded write-back queue.
 //!
-//! `ledger` holds what is under way, `put` and `get` are the calls, `two_phase` the same verbs
+//! `ledger` holds what is under way, `put` and `get` are the calls, `caller` says whose memory they
+//! move, `lookup` asks the index, `two_phase` the same verbs
 //! for engines whose scheduler and workers are different processes, `background` the thread that
 //! writes back and promotes, `replicate` the copy between two tiers that both use.
 
 mod background;
+mod caller;
 mod drain;
 mod get;
 mod ledger;
+mod lookup;
 mod prefetch;
 mod put;
 mod replicate;
 mod two_phase;
 
 use std::ops::Range;
-use std::sync::Arc;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use kvdepot_media::Copier;
 
 use crate::arena::Arena;
-use crate::buffers::BlockBuffers;
-use crate::config::Overload;
+use crate::config::{Config, Overload};
 use crate::gate::Gate;
 use crate::index::Uses;
 use crate::journal::Journal;
 use crate::metrics::{Metrics, Op};
-use crate::task::Task;
+use crate::task::{Mirror, Task};
 use crate::tier::Tier;
 
 pub(crate) use background::Background;
+pub(crate) use caller::{Caller, Lanes, Moved, MovesDone};
 pub use drain::Drained;
 pub use get::GetOptions;
+pub(crate) use get::plan;
 pub(crate) use ledger::Ledger;
 pub use two_phase::{Pin, Reservation};
 
@@ -52,6 +57,9 @@ pub(crate) struct Core {
     pub(crate) promote: bool,
     pub(crate) uses: Uses,
     pub(crate) next_medium: AtomicU32,
+    pub(crate) config: Config,
+    /// Where other processes attach, once somebody listens there.
+    pub(crate) socket: OnceLock<PathBuf>,
 }
 
 impl Core {
@@ -66,10 +74,17 @@ impl Core {
     }
 
     /// The task of a call.
-    fn begin(&self, op: Op, keys: usize, buffers: &BlockBuffers) -> Task {
-        let bytes = (0..keys).map(|index| buffers.bytes(index)).sum();
+    pub(crate) fn begin(
+        &self,
+        op: Op,
+        keys: usize,
+        caller: &Caller,
+        mirror: Option<Mirror>,
+    ) -> Task {
+        let bytes = (0..keys).map(|index| caller.bytes(index)).sum();
         self.metrics.begin(op, keys as u64, bytes);
-        Task::new(keys, Journal::dispatched(op.name(), keys, bytes))
+        let journal = Journal::dispatched(op.name(), keys, bytes);
+        Task::with_mirror(keys, journal, mirror)
     }
 
     /// The tier that acknowledges what the near one holds, if it is another one.

@@ -6,7 +6,7 @@ use super::Core;
 use super::ledger::{Promotion, Waiter};
 use crate::arena::Place;
 use crate::journal::Journal;
-use crate::task::{Outcome, Task};
+use crate::task::{Mirror, Outcome, Task};
 use crate::{Error, Key, NamespaceId};
 
 impl Core {
@@ -15,9 +15,11 @@ impl Core {
         self: &Arc<Core>,
         namespace: NamespaceId,
         keys: &[Key],
+        mirror: Option<Mirror>,
     ) -> Result<Task, Error> {
         let _pass = self.gate.enter()?;
-        let task = Task::new(keys.len(), Journal::dispatched("prefetch", keys.len(), 0));
+        let journal = Journal::dispatched("prefetch", keys.len(), 0);
+        let task = Task::with_mirror(keys.len(), journal, mirror);
         // There are no buffers to hold.
         task.release(keys.len());
         let stamps = self.uses.call(keys.len());

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use kvdepot_media::{Checksum, Done};
 
+use super::caller::{Caller, Lanes, Moved};
 use super::ledger::{Joiner, State, Waiter};
 use super::{Core, steps};
 use crate::arena::{Place, Refused, Token, Wanted};
@@ -15,12 +16,12 @@ use crate::metrics::Op;
 use crate::task::{Outcome, Task};
 use crate::{Error, Key, NamespaceId, clock, parts};
 
-/// One call's blocks. It holds the caller's buffers until the last copy of them has stopped.
+/// One call's blocks. It holds the caller's memory until the last copy of it has stopped.
 pub(crate) struct Put {
     core: Arc<Core>,
     namespace: NamespaceId,
     keys: Vec<Key>,
-    buffers: BlockBuffers,
+    caller: Caller,
     task: Task,
     stamps: Stamps,
     _pass: Pass,
@@ -47,19 +48,32 @@ impl Core {
     ) -> Result<Task, Error> {
         let pass = self.gate.enter()?;
         buffers.check(keys.len(), false)?;
-        let task = self.begin(Op::Put, keys.len(), &buffers);
+        let caller = Caller::Here(buffers);
+        let task = self.begin(Op::Put, keys.len(), &caller, None);
+        self.start_put(pass, namespace, keys, caller, &task);
+        Ok(task)
+    }
+
+    /// Starts a put whose bytes are moved from where `caller` says.
+    pub(crate) fn start_put(
+        self: &Arc<Core>,
+        pass: Pass,
+        namespace: NamespaceId,
+        keys: Vec<Key>,
+        caller: Caller,
+        task: &Task,
+    ) {
         let put = Put {
             core: Arc::clone(self),
             namespace,
             stamps: self.uses.call(keys.len()),
             keys,
-            buffers,
+            caller,
             task: task.clone(),
             _pass: pass,
         };
         let all = (0..put.keys.len()).collect();
         Put::start(&Arc::new(put), all);
-        Ok(task)
     }
 }
 
@@ -86,7 +100,7 @@ impl Put {
         let mut near = Vec::new();
         let mut far = Vec::new();
         for index in indices {
-            let len = self.buffers.bytes(index);
+            let len = self.caller.bytes(index);
             let Some(tier) = core.far() else {
                 near.push(index);
                 continue;
@@ -142,7 +156,7 @@ impl Put {
         let through = tier == 0 && core.far().is_some();
         let wanted = |index: &usize| Wanted {
             key: self.keys[*index],
-            len: self.buffers.bytes(*index),
+            len: self.caller.bytes(*index),
             parts: 1,
             stamp: self.stamps.of(*index),
             copy: false,
@@ -155,7 +169,7 @@ impl Put {
             .copied()
             .zip(core.tiers[tier].reserve(self.namespace, &blocks))
         {
-            let len = self.buffers.bytes(index);
+            let len = self.caller.bytes(index);
             match answer {
                 Ok(place) => {
                     routes.copies[tier].push((index, place));
@@ -211,6 +225,10 @@ impl Put {
 
     fn copy(self: &Arc<Put>, tier: usize, copies: Vec<(usize, Place)>) {
         let core = &self.core;
+        let buffers = match &self.caller {
+            Caller::Here(buffers) => buffers,
+            Caller::There { lanes, .. } => return self.copy_there(lanes.as_ref(), tier, copies),
+        };
         let devices = core.tiers[tier].devices();
         let mut batch = core.copier.batch();
         let planned = copies
@@ -220,52 +238,69 @@ impl Put {
                 let mapping = devices.mapping(place.token)?;
                 let target = parts::buffers(&mapping, &place.extents, 0, place.len)?;
                 let id = parts::part_id(&place.identity, 0, 1);
-                batch.part(&id, self.buffers.pieces(*index), &target, None, tag as u32)?;
+                batch.part(&id, buffers.pieces(*index), &target, None, tag as u32)?;
                 Ok::<(), Error>(())
             });
         if let Err(error) = planned {
             tracing::error!(%error, "a put could not be planned");
-            let checksums = vec![None; copies.len()];
-            self.finish(tier, &copies, &checksums);
+            self.finish(tier, &copies, &vec![Moved::Failed; copies.len()]);
             return;
         }
         let started = clock::now();
         let put = Arc::clone(self);
         let done = move |done: &mut Done<'_>| {
-            let checksums: Vec<_> = done
+            let moved: Vec<Moved> = done
                 .parts()
-                .map(|(_, moved)| moved.ok().map(|moved| moved.checksum))
+                .map(|(_, moved)| moved.map_or(Moved::Failed, |moved| Moved::Done(moved.checksum)))
                 .collect();
             put.core.metrics.moved(Op::Put, tier, started);
-            put.finish(tier, &copies, &checksums);
+            put.finish(tier, &copies, &moved);
         };
         let _ticket = core.copier.submit(batch, done);
     }
 
+    /// Has another process's lanes copy.
+    fn copy_there(self: &Arc<Put>, lanes: &dyn Lanes, tier: usize, copies: Vec<(usize, Place)>) {
+        // Like those of the two-phase verbs: nobody knows when they end.
+        let held = copies.iter().map(|(_, place)| (tier, place.token));
+        self.core.ledger.lock().held.extend(held);
+        let started = clock::now();
+        let put = Arc::clone(self);
+        let blocks = copies.clone();
+        let done = move |moved: &[Moved]| {
+            put.core.metrics.moved(Op::Put, tier, started);
+            put.finish(tier, &copies, moved);
+            let mut ledger = put.core.ledger.lock();
+            for (_, place) in &copies {
+                ledger.held.remove(&(tier, place.token));
+            }
+        };
+        lanes.move_blocks(&blocks, Box::new(done));
+    }
+
     /// All copies into one tier have stopped.
-    fn finish(
-        self: &Arc<Put>,
-        tier: usize,
-        copies: &[(usize, Place)],
-        checksums: &[Option<Checksum>],
-    ) {
+    fn finish(self: &Arc<Put>, tier: usize, copies: &[(usize, Place)], moved: &[Moved]) {
         let core = &self.core;
         let into = &core.tiers[tier];
         let through = tier == 0 && core.far().is_some();
         let mut written = Vec::new();
         let mut failed = Vec::new();
-        for ((_, place), checksum) in copies.iter().zip(checksums) {
-            match checksum {
-                Some(checksum) => written.push((place.token, *checksum)),
-                None => failed.push(place.token),
+        for ((_, place), moved) in copies.iter().zip(moved) {
+            match moved {
+                Moved::Done(checksum) => written.push((place.token, *checksum)),
+                Moved::Corrupt | Moved::Failed => failed.push(place.token),
+                Moved::Abandoned => {}
             }
         }
         let mut stored = into.commit(&written, through).into_iter();
         into.abort(&failed);
         // What the medium could not take failed too.
-        let checksums: Vec<Option<Checksum>> = checksums
+        let checksums: Vec<Option<Checksum>> = moved
             .iter()
-            .map(|checksum| checksum.filter(|_| stored.next() == Some(true)))
+            .map(|moved| match moved {
+                Moved::Done(checksum) => stored.next().filter(|ok| *ok).map(|_| *checksum),
+                _ => None,
+            })
             .collect();
         let mut settled = Vec::new();
         {

@@ -81,12 +81,24 @@ impl Reservation {
     pub fn parts(&self) -> usize {
         self.parts.len()
     }
+
+    /// Refuses checksums that are not one a part.
+    pub(crate) fn check(&self, checksums: &[Checksum]) -> Result<(), Error> {
+        if self.parts.len() == checksums.len() {
+            return Ok(());
+        }
+        Err(Error::input(
+            "checksums",
+            format!("{} for a block", checksums.len()),
+            format!("one a part, {}", self.parts.len()),
+        ))
+    }
 }
 
 impl Core {
     /// Reserves room for blocks with parts of these lengths, in prefix order. `None` for a key
     /// that is stored already, that another call is writing, or that finds no room.
-    pub(crate) fn reserve(
+    pub(super) fn reserve_each(
         &self,
         session: u64,
         namespace: NamespaceId,
@@ -190,13 +202,7 @@ impl Core {
     ) -> Result<Vec<bool>, Error> {
         let _pass = self.gate.enter()?;
         for (reservation, checksums) in reservations.iter().zip(checksums) {
-            if reservation.parts.len() != checksums.len() {
-                return Err(Error::input(
-                    "checksums",
-                    format!("{} for a block", checksums.len()),
-                    format!("one a part, {}", reservation.parts.len()),
-                ));
-            }
+            reservation.check(checksums)?;
         }
         let mut stored = vec![false; reservations.len()];
         for tier in 0..self.tiers.len() {
@@ -286,7 +292,7 @@ impl Core {
     }
 
     /// Pins blocks where they are nearest; `None` for a miss.
-    pub(crate) fn pin(
+    pub(super) fn pin_all(
         &self,
         session: u64,
         namespace: NamespaceId,

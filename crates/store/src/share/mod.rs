@@ -1,13 +1,24 @@
 //! Other processes of the host work for the owner: it hands them descriptors of its media over a
-//! Unix socket (mode 0600, peer credentials checked), and no byte of a block crosses that socket.
+//! Unix socket (file mode, peer credentials checked), and no byte of a block crosses that socket.
 //!
-//! `server` is the owner's end, `mover` a worker's, `wire` what they say to each other,
-//! `placement` what the owner's scheduler hands to a worker, by whatever way the engine has.
+//! `server` is the owner's end, `wire` how a process attaches. A *mover* (`mover`) moves what its
+//! engine's scheduler tells it, by placements (`placement`) that travel the engine's own way. A
+//! *client* (`client`) is a depot by itself: its calls are answered by the owner (`calls`), its
+//! puts and gets are the owner's tasks (`session`) whose bytes the client's lanes move over its
+//! `link`, and both speak in frames (`frame`, `outbox`). What may take minutes is `slow`.
 
+mod calls;
+mod client;
+mod frame;
+mod link;
 mod mover;
+mod outbox;
 pub(crate) mod placement;
 mod server;
+mod session;
+mod slow;
 mod wire;
 
+pub(crate) use client::Client;
 pub use mover::{MoveJob, Mover};
 pub(crate) use server::Server;

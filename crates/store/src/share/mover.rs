@@ -3,18 +3,20 @@
 
 use std::io::ErrorKind;
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use kvdepot_media::host::fork;
+use kvdepot_media::host::fork::{self, LockFd};
 use kvdepot_media::{Access, Checksum, Copier, CopierConfig, Done, Mapping, Ticket};
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 
 use super::placement::{self, Placement};
-use super::wire::{self, Role};
+use super::wire::{self, Medium, Role, Welcome};
+use crate::arena::Place;
 use crate::buffers::BlockBuffers;
 use crate::config::default_lanes;
+use crate::format::record::Packed;
 use crate::gate::Gate;
 use crate::journal::Journal;
 use crate::populate;
@@ -25,12 +27,69 @@ const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Moves bytes for an owner in another process of this host.
 pub struct Mover {
-    session: u64,
-    media: Vec<Arc<Mapping>>,
-    copier: Copier,
+    pub(super) session: u64,
+    /// By their numbers, near to far.
+    media: RwLock<Vec<(u32, Arc<Mapping>)>>,
+    /// Where more of them are asked for, and as whom.
+    at: PathBuf,
+    role: Role,
+    pub(super) copier: Copier,
     gate: Arc<Gate>,
     /// Open as long as this process works for the owner.
-    _socket: UnixStream,
+    pub(super) socket: UnixStream,
+}
+
+/// Connects to an owner and asks for its media.
+pub(super) fn shake_hands(socket: &Path, role: Role) -> Result<(UnixStream, Welcome), Error> {
+    let at = |error: Error| match error {
+        Error::Peer { reason, .. } => Error::Peer {
+            socket: socket.display().to_string(),
+            reason,
+        },
+        Error::Host(error) => Error::Peer {
+            socket: socket.display().to_string(),
+            reason: match error.io_kind() {
+                Some(ErrorKind::WouldBlock) => {
+                    format!("no answer within {} s", PATIENCE.as_secs())
+                }
+                _ => error.to_string(),
+            },
+        },
+        other => other,
+    };
+    let io = |source: std::io::Error| Error::Peer {
+        socket: socket.display().to_string(),
+        reason: source.to_string(),
+    };
+    // A child that this process forks must not keep the lock that comes with a descriptor.
+    fork::between_forks(|| {
+        let stream = UnixStream::connect(socket).map_err(io)?;
+        stream.set_read_timeout(Some(PATIENCE)).map_err(io)?;
+        stream.set_write_timeout(Some(PATIENCE)).map_err(io)?;
+        wire::send_request(&stream, role)?;
+        let welcome = wire::receive_welcome(&stream)?;
+        Ok((stream, welcome))
+    })
+    .map_err(at)
+}
+
+/// Maps media, but those that are known by number and length.
+fn map(
+    media: Vec<(Medium, LockFd)>,
+    role: Role,
+    known: &[(u32, u64)],
+) -> Result<Vec<(u32, Arc<Mapping>)>, Error> {
+    let access = match role.writes() {
+        true => Access::ReadWrite,
+        false => Access::ReadOnly,
+    };
+    let new = media
+        .into_iter()
+        .filter(|(Medium { number, len }, _)| !known.contains(&(*number, *len)));
+    let map = |(medium, fd): (Medium, LockFd)| {
+        Ok((medium.number, Mapping::from_fd(fd, medium.len, access)?))
+    };
+    new.map(map).collect()
 }
 
 /// What became of one placement.
@@ -62,56 +121,31 @@ impl Mover {
     /// # Errors
     /// [`Error::Peer`] when nobody answers there, or with a refusal.
     pub fn attach(socket: &Path, lanes: Option<usize>, write: bool) -> Result<Mover, Error> {
-        let at = |error: Error| match error {
-            Error::Peer { reason, .. } => Error::Peer {
-                socket: socket.display().to_string(),
-                reason,
-            },
-            Error::Host(error) => Error::Peer {
-                socket: socket.display().to_string(),
-                reason: match error.io_kind() {
-                    Some(ErrorKind::WouldBlock) => {
-                        format!("no answer within {} s", PATIENCE.as_secs())
-                    }
-                    _ => error.to_string(),
-                },
-            },
-            other => other,
-        };
-        let io = |source: std::io::Error| Error::Peer {
-            socket: socket.display().to_string(),
-            reason: source.to_string(),
-        };
-        let (role, access) = if write {
-            (Role::Write, Access::ReadWrite)
-        } else {
-            (Role::Read, Access::ReadOnly)
-        };
-        // A child that this process forks must not keep the lock that comes with a descriptor.
-        let (stream, welcome) = fork::between_forks(|| {
-            let stream = UnixStream::connect(socket).map_err(io)?;
-            stream.set_read_timeout(Some(PATIENCE)).map_err(io)?;
-            stream.set_write_timeout(Some(PATIENCE)).map_err(io)?;
-            wire::send_request(&stream, role)?;
-            let welcome = wire::receive_welcome(&stream)?;
-            Ok((stream, welcome))
-        })
-        .map_err(at)?;
-        let media = welcome
-            .media
-            .into_iter()
-            .map(|(len, fd)| Ok(Mapping::from_fd(fd, len, access)?))
-            .collect::<Result<Vec<_>, Error>>()?;
+        let role = if write { Role::Write } else { Role::Read };
+        let (stream, welcome) = shake_hands(socket, role)?;
+        Mover::new(socket, stream, welcome, role, lanes)
+    }
+
+    pub(super) fn new(
+        at: &Path,
+        stream: UnixStream,
+        welcome: Welcome,
+        role: Role,
+        lanes: Option<usize>,
+    ) -> Result<Mover, Error> {
+        let media = map(welcome.media, role, &[])?;
         let mut config = CopierConfig::default();
         let lanes = lanes.or(welcome.terms.lanes);
         config.lanes = lanes.unwrap_or_else(default_lanes);
         config.slice_size = welcome.terms.slice_size;
         Ok(Mover {
             session: welcome.terms.session,
-            media,
+            media: RwLock::new(media),
+            at: at.into(),
+            role,
             copier: Copier::new(config)?,
             gate: Gate::new()?,
-            _socket: stream,
+            socket: stream,
         })
     }
 
@@ -164,24 +198,87 @@ impl Mover {
         };
         let wanted = placement.parts[part as usize];
         let ranges = parts::ranges(&placement.extents, wanted.offset, wanted.len);
-        Ok(ranges
-            .map(|(offset, len)| (placement.medium as usize, offset, len))
-            .collect())
+        let Some(medium) = self.position(placement.medium) else {
+            return Ok(Vec::new());
+        };
+        Ok(ranges.map(|(offset, len)| (medium, offset, len)).collect())
     }
 
     /// The owner's media as mapped here, near to far.
     #[must_use]
     pub fn media(&self) -> Vec<kvdepot_media::Buffer> {
-        self.media
+        let media = self.mappings();
+        let buffers = media.iter().map(|medium| medium.buffer(0, medium.len()));
+        buffers.filter_map(Result::ok).collect()
+    }
+
+    fn mappings(&self) -> Vec<Arc<Mapping>> {
+        let media = self.media.read();
+        media
             .iter()
-            .filter_map(|medium| medium.buffer(0, medium.len()).ok())
+            .map(|(_, mapping)| Arc::clone(mapping))
             .collect()
+    }
+
+    fn position(&self, number: u32) -> Option<usize> {
+        self.media
+            .read()
+            .iter()
+            .position(|(known, _)| *known == number)
+    }
+
+    /// The medium that a block lies in; `None` when the owner has it no more.
+    pub(super) fn medium(&self, place: &Place) -> Option<Arc<Mapping>> {
+        self.mapping(place.token.device, &place.extents)
+    }
+
+    /// A medium by its number, with all of these extents in it: one that is not mapped here yet,
+    /// or has grown, is asked for.
+    fn mapping(&self, number: u32, extents: &Packed) -> Option<Arc<Mapping>> {
+        let end = extents.iter().map(|(at, len)| at + len).max().unwrap_or(0);
+        let known = || {
+            let media = self.media.read();
+            let found = media.iter().find(|(known, _)| *known == number);
+            found
+                .map(|(_, mapping)| Arc::clone(mapping))
+                .filter(|mapping| mapping.len() >= end)
+        };
+        known().or_else(|| {
+            if let Err(error) = self.ask_for_media() {
+                tracing::warn!(%error, number, "a medium could not be mapped");
+            }
+            known()
+        })
+    }
+
+    fn ask_for_media(&self) -> Result<(), Error> {
+        let role = match self.role.writes() {
+            true => Role::Write,
+            false => Role::Read,
+        };
+        // The connection is only for the descriptors.
+        let (_socket, welcome) = shake_hands(&self.at, role)?;
+        if welcome.terms.session != self.session {
+            return Ok(());
+        }
+        let mut media = self.media.write();
+        let known: Vec<(u32, u64)> = media
+            .iter()
+            .map(|(n, mapping)| (*n, mapping.len()))
+            .collect();
+        for (number, mapping) in map(welcome.media, role, &known)? {
+            // Batches that use the smaller one keep it mapped.
+            media.retain(|(known, _)| *known != number);
+            media.push((number, mapping));
+        }
+        media.sort_by_key(|(number, _)| *number);
+        Ok(())
     }
 
     /// `None` for a placement of another owner.
     fn decode(&self, bytes: &[u8], part: u32) -> Result<Option<Placement>, Error> {
         let placement = placement::decode(bytes)?;
-        if placement.session != self.session || placement.medium as usize >= self.media.len() {
+        if placement.session != self.session {
             return Ok(None);
         }
         if part as usize >= placement.parts.len() {
@@ -210,8 +307,11 @@ impl Mover {
                 continue;
             };
             let wanted = placement.parts[part as usize];
-            let mapping = &self.media[placement.medium as usize];
-            let medium = parts::buffers(mapping, &placement.extents, wanted.offset, wanted.len)?;
+            let Some(mapping) = self.mapping(placement.medium, &placement.extents) else {
+                error = Some("a medium that its owner has no more".to_owned());
+                continue;
+            };
+            let medium = parts::buffers(&mapping, &placement.extents, wanted.offset, wanted.len)?;
             let id = parts::part_id(&placement.identity, part, placement.parts.len() as u16);
             let expected = (!store).then_some(wanted.checksum);
             let tag = index as u32;
@@ -277,7 +377,7 @@ impl Mover {
     /// # Errors
     /// [`Error::Closed`] when the mover is closed meanwhile, [`Error::Media`].
     pub fn populate(&self) -> Result<(), Error> {
-        populate::now(&self.media, &self.gate)
+        populate::now(&self.mappings(), &self.gate)
     }
 
     /// As [`Mover::populate`], in a thread of its own that ends when the mover is closed.
@@ -285,7 +385,7 @@ impl Mover {
     /// # Errors
     /// [`Error::Io`] when the thread cannot be started.
     pub fn populate_aside(&self) -> Result<(), Error> {
-        populate::aside(self.media.clone(), Arc::clone(&self.gate))
+        populate::aside(self.mappings(), Arc::clone(&self.gate))
     }
 
     /// Refuses new work, waits for what is under way, and ends the lanes. Every job is done then.

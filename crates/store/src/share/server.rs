@@ -1,5 +1,6 @@
 //! The owner's end of the socket.
 
+use std::collections::HashMap;
 use std::net::Shutdown;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt;
@@ -10,13 +11,18 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use kvdepot_media::host::peer::Process;
 use kvdepot_media::host::{dirs, peer};
 use parking_lot::Mutex;
 
-use super::wire::{self, Role, Terms};
-use crate::Error;
+use super::calls;
+use super::session::Session;
+use super::wire::{self, Medium, Role, Terms};
 use crate::arena::Arena;
 use crate::config::{Config, Socket};
+use crate::depot::About;
+use crate::pipeline::Core;
+use crate::{Error, clock};
 
 /// How long a process that connects may take to say what it wants.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -31,44 +37,60 @@ pub(crate) struct Server {
     /// The listening socket once more, to end its accept.
     listener: UnixStream,
     thread: Mutex<Option<JoinHandle<()>>>,
+    clients: Arc<Mutex<Clients>>,
 }
 
 struct Owner {
-    tiers: Vec<Arc<Arena>>,
-    terms: Terms,
+    core: Arc<Core>,
+    about: Arc<About>,
+    slice_size: u64,
+    lanes: Option<usize>,
+    /// Whether the socket's mode lets other users in.
+    others: bool,
     stop: Arc<AtomicBool>,
     /// Open as long as this process serves, so that movers notice its end.
     connections: Mutex<Vec<UnixStream>>,
+    clients: Arc<Mutex<Clients>>,
+}
+
+/// The clients that have attached, by number.
+#[derive(Default)]
+struct Clients {
+    /// With the connection of their calls; that of their tasks follows.
+    halves: HashMap<u64, (UnixStream, u32)>,
+    sessions: HashMap<u64, Arc<Session>>,
+    stopped: bool,
 }
 
 impl Server {
     /// Listens where the configuration says; `None` when it says `off`.
     pub(crate) fn start(
         config: &Config,
-        tiers: &[Arc<Arena>],
-        session: u64,
+        core: &Arc<Core>,
+        about: &About,
     ) -> Result<Option<Server>, Error> {
+        let session = about.session;
         let path = match &config.socket {
             Socket::Off => return Ok(None),
             Socket::At(path) => path.clone(),
             Socket::Auto => dirs::runtime_dir()?.join(format!("{session:016x}.sock")),
         };
-        let terms = Terms {
-            session,
-            lanes: config.lanes,
-            slice_size: config.slice_size,
-        };
-        let listener = listen(&path)?;
+        let listener = listen(&path, config.socket_mode)?;
         let twin = listener.try_clone().map_err(|source| Error::Io {
             path: path.clone(),
             source,
         })?;
         let stop = Arc::new(AtomicBool::new(false));
+        let clients = Arc::new(Mutex::new(Clients::default()));
         let owner = Owner {
-            tiers: tiers.to_vec(),
-            terms,
+            core: Arc::clone(core),
+            about: Arc::new(about.clone()),
+            slice_size: config.slice_size,
+            lanes: config.lanes,
+            others: config.socket_mode & 0o077 != 0,
             stop: Arc::clone(&stop),
             connections: Mutex::new(Vec::new()),
+            clients: Arc::clone(&clients),
         };
         let thread = std::thread::Builder::new()
             .name("kvdepot-share".into())
@@ -82,11 +104,27 @@ impl Server {
             stop,
             listener: OwnedFd::from(twin).into(),
             thread: Mutex::new(Some(thread)),
+            clients,
         }))
     }
 
     pub(crate) fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Takes no more clients, tells those there are that it closes, and waits at most `timeout`
+    /// for what their lanes are moving.
+    pub(crate) fn retire(&self, timeout: Duration) {
+        let sessions: Vec<Arc<Session>> = {
+            let mut clients = self.clients.lock();
+            clients.stopped = true;
+            clients.halves.clear();
+            clients.sessions.values().cloned().collect()
+        };
+        let begun = clock::now();
+        for session in sessions {
+            session.retire(timeout.saturating_sub(begun.elapsed()));
+        }
     }
 
     /// Stops listening and removes the socket. Stopping twice does nothing.
@@ -104,8 +142,8 @@ impl Server {
     }
 }
 
-/// Binds with mode 0600. A socket that nobody listens on any more is replaced.
-fn listen(path: &Path) -> Result<UnixListener, Error> {
+/// Binds. A socket that nobody listens on any more is replaced.
+fn listen(path: &Path, mode: u32) -> Result<UnixListener, Error> {
     let error = |source: std::io::Error| {
         let allowed = format!("a path in a directory that exists and can be written ({source})");
         Error::config("socket", path.display(), allowed)
@@ -126,7 +164,7 @@ fn listen(path: &Path) -> Result<UnixListener, Error> {
         }
     }
     let listener = UnixListener::bind(path).map_err(error)?;
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).map_err(error)?;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).map_err(error)?;
     Ok(listener)
 }
 
@@ -149,44 +187,156 @@ impl Owner {
                 }
             };
             failing = None;
-            match self.serve(&socket) {
-                Ok(()) => {
-                    let mut connections = self.connections.lock();
-                    connections.retain(is_open);
-                    connections.push(socket);
-                }
-                Err(error) => tracing::warn!(%error, "a process could not attach"),
+            if let Err(error) = self.serve(socket) {
+                tracing::warn!(%error, "a process could not attach");
             }
         }
     }
 
-    fn serve(&self, socket: &UnixStream) -> Result<(), Error> {
+    fn serve(&self, socket: UnixStream) -> Result<(), Error> {
         let limit = |source| Error::Io {
             path: "socket".into(),
             source,
         };
         socket.set_read_timeout(Some(PATIENCE)).map_err(limit)?;
         socket.set_write_timeout(Some(PATIENCE)).map_err(limit)?;
-        let credentials = peer::credentials(socket)?;
+        let credentials = peer::credentials(&socket)?;
         let own = peer::own_uid();
-        if credentials.uid != own {
-            let reason = format!("uid {} may not attach, only uid {own}", credentials.uid);
-            wire::send_refusal(socket, &reason)?;
+        if credentials.uid != own && !self.others {
+            let reason = format!(
+                "uid {} may not attach, only uid {own}: socket_mode lets others in",
+                credentials.uid
+            );
+            wire::send_refusal(&socket, &reason)?;
             return Err(Error::Peer {
                 socket: "(peer)".into(),
                 reason,
             });
         }
-        let role = wire::receive_request(socket).inspect_err(|error| {
-            let _told = wire::send_refusal(socket, &error.to_string());
-        })?;
-        let media = self
-            .tiers
-            .iter()
-            .map(|tier| Ok((tier.mapping().len(), tier.descriptor(role == Role::Write)?)))
-            .collect::<Result<Vec<_>, Error>>()?;
-        wire::send_welcome(socket, &self.terms, &media)?;
-        tracing::debug!(pid = credentials.pid, ?role, "a process attached");
+        let refuse = |error: &Error| {
+            let _told = wire::send_refusal(&socket, &error.to_string());
+        };
+        let role = wire::receive_request(&socket).inspect_err(refuse)?;
+        tracing::debug!(
+            pid = credentials.pid,
+            uid = credentials.uid,
+            ?role,
+            "a process attaches"
+        );
+        match role {
+            Role::Read | Role::Write => {
+                self.welcome(&socket, role, 0)?;
+                let mut connections = self.connections.lock();
+                connections.retain(is_open);
+                connections.push(socket);
+                Ok(())
+            }
+            Role::Client => {
+                let number = self.number();
+                self.welcome(&socket, role, number)?;
+                let mut clients = self.clients.lock();
+                // Those that have gone before their second connection came.
+                clients.halves.retain(|_, (socket, _)| is_open(socket));
+                clients.halves.insert(number, (socket, credentials.pid));
+                Ok(())
+            }
+            Role::Tasks(number) => {
+                let half = self.clients.lock().halves.remove(&number);
+                let calls = match half {
+                    Some((calls, pid)) if pid == credentials.pid => calls,
+                    _ => {
+                        let reason = format!("client {number} is unknown, or another process");
+                        wire::send_refusal(&socket, &reason)?;
+                        return Err(Error::Peer {
+                            socket: "(peer)".into(),
+                            reason,
+                        });
+                    }
+                };
+                let process = Process::of_peer(&socket)?;
+                self.welcome(&socket, role, number)?;
+                self.start(number, process, calls, socket)
+            }
+        }
+    }
+
+    fn welcome(&self, socket: &UnixStream, role: Role, client: u64) -> Result<(), Error> {
+        let descriptor = |arena: &Arc<Arena>| {
+            let medium = Medium {
+                number: arena.number(),
+                len: arena.mapping().len(),
+            };
+            Ok((medium, arena.descriptor(role.writes())?))
+        };
+        let media = match role {
+            Role::Tasks(_) => Vec::new(),
+            _ => {
+                let media = self.core.media();
+                let each = media.iter().map(descriptor);
+                each.collect::<Result<Vec<_>, Error>>()?
+            }
+        };
+        let terms = Terms {
+            session: self.about.session,
+            client,
+            slice_size: self.slice_size,
+            lanes: self.lanes,
+        };
+        wire::send_welcome(socket, &terms, &media)
+    }
+
+    /// One that a process cannot guess.
+    fn number(&self) -> u64 {
+        use std::hash::{BuildHasher, RandomState};
+        RandomState::new().hash_one(clock::now()).max(1)
+    }
+
+    /// Starts the two threads of a client.
+    fn start(
+        &self,
+        number: u64,
+        process: Process,
+        calls: UnixStream,
+        tasks: UnixStream,
+    ) -> Result<(), Error> {
+        let io = |source| Error::Io {
+            path: "socket".into(),
+            source,
+        };
+        for socket in [&calls, &tasks] {
+            socket.set_nonblocking(false).map_err(io)?;
+            socket.set_read_timeout(None).map_err(io)?;
+            socket.set_write_timeout(None).map_err(io)?;
+        }
+        let depot = self.about.session;
+        let session = Session::new(number, Arc::clone(&self.core), process, depot, tasks);
+        let session = Arc::new(session);
+        {
+            let mut clients = self.clients.lock();
+            if clients.stopped {
+                return Err(Error::Closed(""));
+            }
+            clients.sessions.insert(number, Arc::clone(&session));
+        }
+        let twin = calls.try_clone().map_err(io)?;
+        let (of_calls, about) = (Arc::clone(&session), Arc::clone(&self.about));
+        std::thread::Builder::new()
+            .name("kvdepot-calls".into())
+            .spawn(move || {
+                let _cpus = kvdepot_media::host::cpu::reset_affinity();
+                calls::run(&of_calls, &calls, &about);
+            })
+            .map_err(io)?;
+        let clients = Arc::clone(&self.clients);
+        std::thread::Builder::new()
+            .name("kvdepot-client".into())
+            .spawn(move || {
+                let _cpus = kvdepot_media::host::cpu::reset_affinity();
+                session.run();
+                let _shut = twin.shutdown(Shutdown::Both);
+                clients.lock().sessions.remove(&number);
+            })
+            .map_err(io)?;
         Ok(())
     }
 }

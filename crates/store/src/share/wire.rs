@@ -1,10 +1,12 @@
-//! The attach protocol: one request, one answer with descriptors, then silence. The connection
-//! stays open so that either side notices the other's end.
+//! The attach protocol: one request, one answer with descriptors. For a mover silence follows, and
+//! the connection stays open so that either side notices the other's end; a client goes on with
+//! frames (`frame`).
 //!
-//! Little-endian. Request: magic `KVDATTCH`, u32 version, u32 role (0 reads, 1 writes).
+//! Little-endian. Request: magic `KVDATTCH`, u32 version, u32 role (0 reads, 1 writes, 2 a
+//! client's calls, 3 its tasks), u64 number (the client's, for its tasks; else 0).
 //! Answer: magic, u32 version, u32 status (0: media follow; else u32 length of a message),
-//! u64 session, u64 slice size, u32 lanes (0 where nobody has chosen), u32 media, then for each:
-//! u64 length; the descriptors come in the same order.
+//! u64 session, u64 client's number, u64 slice size, u32 lanes (0 where nobody has chosen),
+//! u32 media, then for each: u64 number, u64 length; the descriptors come in the same order.
 
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
@@ -16,7 +18,7 @@ use kvdepot_media::host::fork::LockFd;
 use crate::Error;
 
 pub(super) const MAGIC: [u8; 8] = *b"KVDATTCH";
-pub(super) const VERSION: u32 = 2;
+pub(super) const VERSION: u32 = 3;
 /// Longest refusal.
 const MESSAGE_MAX: usize = 4096;
 /// Media of one depot, at most.
@@ -27,20 +29,39 @@ const MEDIA_MAX: usize = 16;
 pub(super) enum Role {
     Read,
     Write,
+    /// A client: a depot in another process, which calls.
+    Client,
+    /// The second connection of the client with this number.
+    Tasks(u64),
+}
+
+impl Role {
+    pub(super) fn writes(self) -> bool {
+        matches!(self, Role::Write | Role::Client)
+    }
 }
 
 /// Whom the attaching process works for, and how.
 pub(super) struct Terms {
     pub(super) session: u64,
+    /// Of the client that attached; 0 for a mover.
+    pub(super) client: u64,
     pub(super) slice_size: u64,
     /// What the owner's configuration says.
     pub(super) lanes: Option<usize>,
 }
 
+/// One of the owner's media: numbered in the order of appearance, and never again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Medium {
+    pub(super) number: u32,
+    pub(super) len: u64,
+}
+
 /// What the attaching process got, its descriptors kept from its children.
 pub(super) struct Welcome {
     pub(super) terms: Terms,
-    pub(super) media: Vec<(u64, LockFd)>,
+    pub(super) media: Vec<(Medium, LockFd)>,
 }
 
 fn peer(reason: impl Into<String>) -> Error {
@@ -55,10 +76,17 @@ fn io(what: &str) -> impl Fn(std::io::Error) -> Error + '_ {
 }
 
 pub(super) fn send_request(mut socket: &UnixStream, role: Role) -> Result<(), Error> {
-    let mut bytes = [0; 16];
+    let (role, number) = match role {
+        Role::Read => (0u32, 0),
+        Role::Write => (1, 0),
+        Role::Client => (2, 0),
+        Role::Tasks(number) => (3, number),
+    };
+    let mut bytes = [0; 24];
     bytes[..8].copy_from_slice(&MAGIC);
     bytes[8..12].copy_from_slice(&VERSION.to_le_bytes());
-    bytes[12..].copy_from_slice(&u32::from(role == Role::Write).to_le_bytes());
+    bytes[12..16].copy_from_slice(&role.to_le_bytes());
+    bytes[16..].copy_from_slice(&number.to_le_bytes());
     socket.write_all(&bytes).map_err(io("could not ask"))
 }
 
@@ -66,11 +94,15 @@ pub(super) fn receive_request(mut socket: &UnixStream) -> Result<Role, Error> {
     let mut bytes = [0; 16];
     socket.read_exact(&mut bytes).map_err(io("no request"))?;
     check_head(&bytes)?;
+    let mut number = [0; 8];
+    socket.read_exact(&mut number).map_err(io("no request"))?;
     match word(&bytes, 12) {
         0 => Ok(Role::Read),
         1 => Ok(Role::Write),
+        2 => Ok(Role::Client),
+        3 => Ok(Role::Tasks(u64::from_le_bytes(number))),
         role => Err(peer(format!(
-            "role {role} is unknown: allowed are 0 (read) and 1 (write)"
+            "role {role} is unknown: allowed are 0 (read), 1 (write), 2 (calls) and 3 (tasks)"
         ))),
     }
 }
@@ -92,19 +124,20 @@ fn check_head(bytes: &[u8; 16]) -> Result<(), Error> {
     }
 }
 
-/// The media come with their lengths.
 pub(super) fn send_welcome(
     socket: &UnixStream,
     terms: &Terms,
-    media: &[(u64, OwnedFd)],
+    media: &[(Medium, OwnedFd)],
 ) -> Result<(), Error> {
     let mut bytes = head(0);
     bytes.extend_from_slice(&terms.session.to_le_bytes());
+    bytes.extend_from_slice(&terms.client.to_le_bytes());
     bytes.extend_from_slice(&terms.slice_size.to_le_bytes());
     bytes.extend_from_slice(&(terms.lanes.unwrap_or(0) as u32).to_le_bytes());
     bytes.extend_from_slice(&(media.len() as u32).to_le_bytes());
-    for (len, _) in media {
-        bytes.extend_from_slice(&len.to_le_bytes());
+    for (medium, _) in media {
+        bytes.extend_from_slice(&u64::from(medium.number).to_le_bytes());
+        bytes.extend_from_slice(&medium.len.to_le_bytes());
     }
     let descriptors: Vec<_> = media.iter().map(|(_, fd)| fd.as_fd()).collect();
     Ok(fds::send(socket, &bytes, &descriptors)?)
@@ -142,24 +175,29 @@ pub(super) fn receive_welcome(socket: &UnixStream) -> Result<Welcome, Error> {
             String::from_utf8_lossy(message)
         )));
     }
-    let fixed = incoming.take(16, 24)?;
+    let fixed = incoming.take(16, 32)?;
     let long = |at: usize| u64::from(word(fixed, at)) | u64::from(word(fixed, at + 4)) << 32;
     let terms = Terms {
         session: long(0),
-        slice_size: long(8),
-        lanes: Some(word(fixed, 16) as usize).filter(|lanes| *lanes > 0),
+        client: long(8),
+        slice_size: long(16),
+        lanes: Some(word(fixed, 24) as usize).filter(|lanes| *lanes > 0),
     };
-    let count = word(fixed, 20) as usize;
+    let count = word(fixed, 28) as usize;
     if count > MEDIA_MAX {
         return Err(peer(format!(
             "it offers {count} media, at most {MEDIA_MAX} are allowed"
         )));
     }
-    let lens: Vec<u64> = incoming
-        .take(40, count * 8)?
-        .chunks(8)
-        .map(|len| u64::from_le_bytes(len.try_into().unwrap_or_default()))
-        .collect();
+    let (entries, _) = incoming.take(48, count * 16)?.as_chunks::<16>();
+    let half = |entry: &[u8; 16], at: usize| {
+        u64::from_le_bytes(entry[at..at + 8].try_into().unwrap_or_default())
+    };
+    let medium = |entry| Medium {
+        number: half(entry, 0) as u32,
+        len: half(entry, 8),
+    };
+    let known: Vec<Medium> = entries.iter().map(medium).collect();
     if incoming.fds.len() != count {
         return Err(peer(format!(
             "{} descriptors came for {count} media",
@@ -170,7 +208,7 @@ pub(super) fn receive_welcome(socket: &UnixStream) -> Result<Welcome, Error> {
     let kept = kept.collect::<Result<Vec<_>, _>>()?;
     Ok(Welcome {
         terms,
-        media: lens.into_iter().zip(kept).collect(),
+        media: known.into_iter().zip(kept).collect(),
     })
 }
 
@@ -184,8 +222,10 @@ struct Incoming<'a> {
 impl Incoming<'_> {
     fn take(&mut self, at: usize, len: usize) -> Result<&[u8], Error> {
         while self.bytes.len() < at + len {
+            // No more than belongs to the answer: what follows are frames.
             let mut chunk = [0; 512];
-            let (count, fds) = fds::recv(self.socket, &mut chunk)?;
+            let wanted = (at + len - self.bytes.len()).min(chunk.len());
+            let (count, fds) = fds::recv(self.socket, &mut chunk[..wanted])?;
             if count == 0 {
                 return Err(peer("it closed the connection"));
             }

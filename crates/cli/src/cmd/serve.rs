@@ -1,0 +1,162 @@
+//! `kvdepot serve`: a depot for all processes of a host.
+
+use std::path::Path;
+use std::time::Duration;
+
+use kvdepot_media::host::dirs;
+use kvdepot_store::config::read_yaml;
+use kvdepot_store::{Config, Depot};
+use serde_json::{Map, Value, json};
+
+use crate::args::Serve;
+use crate::error::Error;
+use crate::interrupt::Interrupt;
+use crate::output::Output;
+
+/// How long a signal may go unnoticed.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// Tiers where nobody has chosen.
+const PIPELINE: &str = "Cache|Dax";
+
+pub(crate) fn run(args: &Serve, output: &mut Output) -> Result<i32, Error> {
+    let config = config(args)?;
+    // Before the depot opens, which may wait for another owner.
+    let interrupt = Interrupt::catch()?;
+    let depot = Depot::open(&config)?;
+    depot.populate_aside()?;
+    let socket = depot.socket().unwrap_or_default();
+    if output.is_json() {
+        output.object(&json!({
+            "event": "serving",
+            "socket": socket,
+            "tiers": depot.tiers(),
+            "blocks": depot.opening().blocks,
+        }))?;
+    } else {
+        output.line(&format!(
+            "serving {} at unix:{}",
+            depot.description(),
+            socket.display()
+        ))?;
+    }
+    output.flush()?;
+    notify("READY=1");
+    while !interrupt.came() {
+        std::thread::sleep(LOOK);
+    }
+    notify("STOPPING=1");
+    depot.close();
+    Ok(crate::OK)
+}
+
+/// The options of the file, with those of the command line in their place.
+fn config(args: &Serve) -> Result<Config, Error> {
+    let mut all = match &args.config {
+        Some(path) => read_yaml(path)?,
+        None => Value::Null,
+    };
+    if all.is_null() {
+        all = Value::Object(Map::new());
+    }
+    for option in &args.options {
+        let Some((name, value)) = option.split_once('=') else {
+            return Err(refused(
+                "--option",
+                option,
+                "NAME=VALUE, such as cache.capacity=8GiB",
+            ));
+        };
+        set(&mut all, name, read(value));
+    }
+    if let Some(pipeline) = &args.pipeline {
+        set(&mut all, "pipeline", pipeline.clone().into());
+    } else if all.get("pipeline").is_none() {
+        set(&mut all, "pipeline", PIPELINE.into());
+    }
+    let socket = match (&args.socket, all.get("socket")) {
+        (Some(path), _) => path.clone(),
+        (None, None) => dirs::runtime_dir()
+            .map_err(kvdepot_store::Error::from)?
+            .join("kvdepot.sock"),
+        (None, Some(given)) => match given.as_str() {
+            Some("off" | "auto") | None => {
+                return Err(refused(
+                    "socket",
+                    &given.to_string(),
+                    "the path to listen at",
+                ));
+            }
+            Some(path) => path.into(),
+        },
+    };
+    set(&mut all, "socket", text(&socket).into());
+    Ok(Config::from_value(&all)?)
+}
+
+fn text(path: &Path) -> String {
+    path.to_string_lossy().into_owned()
+}
+
+/// Numbers and flags as such, all else as text: the schema says what an option takes.
+fn read(value: &str) -> Value {
+    match value {
+        "true" => true.into(),
+        "false" => false.into(),
+        // Permission bits begin with a zero and are text.
+        _ if value.len() > 1 && value.starts_with('0') => value.into(),
+        _ => value
+            .parse::<u64>()
+            .map_or_else(|_| value.into(), Value::from),
+    }
+}
+
+/// Sets `section.name` or `name`; what is in the way is refused by the schema.
+fn set(all: &mut Value, name: &str, value: Value) {
+    let (section, name) = match name.split_once('.') {
+        Some((section, name)) => (Some(section), name),
+        None => (None, name),
+    };
+    let Some(all) = all.as_object_mut() else {
+        return;
+    };
+    let into = match section {
+        None => Some(all),
+        Some(section) => {
+            let inner = all
+                .entry(section)
+                .or_insert_with(|| Value::Object(Map::new()));
+            inner.as_object_mut()
+        }
+    };
+    if let Some(into) = into {
+        into.insert(name.to_owned(), value);
+    }
+}
+
+fn refused(field: &'static str, value: &str, allowed: &str) -> Error {
+    Error::Usage {
+        field,
+        value: value.into(),
+        allowed: allowed.into(),
+    }
+}
+
+/// Tells the service manager that started this process, where one asked to be told
+/// (`sd_notify(3)`).
+fn notify(state: &str) {
+    use std::os::linux::net::SocketAddrExt;
+    use std::os::unix::net::{SocketAddr, UnixDatagram};
+    let Ok(name) = std::env::var("NOTIFY_SOCKET") else {
+        return;
+    };
+    let address = match name.strip_prefix('@') {
+        Some(name) => SocketAddr::from_abstract_name(name),
+        None => SocketAddr::from_pathname(&name),
+    };
+    let sent = address
+        .and_then(|address| UnixDatagram::unbound()?.send_to_addr(state.as_bytes(), &address));
+    if let Err(error) = sent {
+        tracing::warn!(%error, name, "the service manager could not be told");
+    }
+}

@@ -1,0 +1,53 @@
+//! Whose memory a call moves: that of this process, which the lanes here reach, or that of another
+//! one, whose own lanes move what they are told. The index work is the same for both.
+
+use std::sync::Arc;
+
+use kvdepot_media::Checksum;
+
+use crate::arena::Place;
+use crate::buffers::BlockBuffers;
+
+/// The memory of a call.
+pub(crate) enum Caller {
+    Here(BlockBuffers),
+    There {
+        /// Payload bytes of each key.
+        lens: Vec<u64>,
+        lanes: Arc<dyn Lanes>,
+    },
+}
+
+/// Another process's lanes.
+pub(crate) trait Lanes: Send + Sync {
+    /// Asks them to move blocks, each with its index in the call. `done` is called
+    /// once, with a result for each block, when nobody there touches the places any more: not
+    /// before, whatever has become of the connection.
+    fn move_blocks(&self, blocks: &[(usize, Place)], done: MovesDone);
+}
+
+/// What follows when all moves of a request have stopped.
+pub(crate) type MovesDone = Box<dyn FnOnce(&[Moved]) + Send>;
+
+/// What became of one block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Moved {
+    /// In place: the checksum of what was moved, which for a load is the one expected.
+    Done(Checksum),
+    /// The bytes do not have the checksum that was expected.
+    Corrupt,
+    /// Not moved, or nothing is known about it.
+    Failed,
+    /// Given up while lanes may still touch its place, which must not be used again.
+    Abandoned,
+}
+
+impl Caller {
+    /// Payload bytes of key `index`.
+    pub(crate) fn bytes(&self, index: usize) -> u64 {
+        match self {
+            Caller::Here(buffers) => buffers.bytes(index),
+            Caller::There { lens, .. } => lens[index],
+        }
+    }
+}

@@ -1,0 +1,143 @@
+//! What the index answers by itself: which blocks are stored, and that some no longer are.
+
+use super::{Core, Pin, Reservation};
+use crate::arena::Refused;
+use crate::devices::DeviceStats;
+use crate::metrics::Stats;
+use crate::tier::Tier;
+use crate::{Error, Key, NamespaceId};
+
+impl Core {
+    /// Whether each key's block is stored in some tier.
+    pub(crate) fn contains(&self, id: NamespaceId, keys: &[Key]) -> Result<Vec<bool>, Error> {
+        let _pass = self.gate.enter()?;
+        let mut found = vec![false; keys.len()];
+        for tier in &self.tiers {
+            tier.contains(id, keys, &mut found);
+        }
+        Ok(found)
+    }
+
+    /// How many of the first keys are stored without a gap.
+    pub(crate) fn prefix(&self, id: NamespaceId, keys: &[Key]) -> Result<usize, Error> {
+        let _pass = self.gate.enter()?;
+        let mut count = 0;
+        // Tiers take turns: each goes on where the other has a gap.
+        loop {
+            let before = count;
+            for tier in &self.tiers {
+                count += tier.prefix(id, &keys[count..]);
+            }
+            if count == before || count == keys.len() {
+                return Ok(count);
+            }
+        }
+    }
+
+    /// The nearest tier that has each key's block.
+    pub(crate) fn nearest(
+        &self,
+        id: NamespaceId,
+        keys: &[Key],
+    ) -> Result<Vec<Option<usize>>, Error> {
+        let _pass = self.gate.enter()?;
+        let mut nearest = vec![None; keys.len()];
+        for (number, tier) in self.tiers.iter().enumerate() {
+            let mut found = vec![false; keys.len()];
+            tier.contains(id, keys, &mut found);
+            let here = nearest.iter_mut().zip(found).filter(|(_, found)| *found);
+            here.for_each(|(nearest, _)| *nearest = nearest.or(Some(number)));
+        }
+        Ok(nearest)
+    }
+
+    /// Removes blocks from every tier; how many were in one.
+    pub(crate) fn remove(&self, id: NamespaceId, keys: &[Key]) -> Result<usize, Error> {
+        let _pass = self.gate.enter()?;
+        let found = self.contains(id, keys)?;
+        // Near, far, near: a copy under way in either direction finds its source removed, or has
+        // arrived where the next step looks.
+        for tier in self.tiers.iter().chain(self.tiers.iter().rev().skip(1)) {
+            tier.remove(id, keys);
+        }
+        Ok(found.into_iter().filter(|found| *found).count())
+    }
+
+    /// Removes every block of a namespace from every tier; how many the tiers held together.
+    pub(crate) fn clear(&self, id: NamespaceId) -> Result<usize, Error> {
+        let _pass = self.gate.enter()?;
+        // In the order of `remove`.
+        let tiers = self.tiers.iter().chain(self.tiers.iter().rev().skip(1));
+        Ok(tiers.map(|tier| tier.clear(id)).sum())
+    }
+
+    /// Keeps every block of a namespace that is stored from now on in one extent.
+    pub(crate) fn keep_contiguous(&self, id: NamespaceId) -> Result<(), Error> {
+        let _pass = self.gate.enter()?;
+        self.tiers.iter().for_each(|tier| tier.keep_contiguous(id));
+        Ok(())
+    }
+
+    /// Notes on the media what a namespace is.
+    pub(crate) fn describe(&self, id: NamespaceId, description: &str) -> Result<(), Error> {
+        let _pass = self.gate.enter()?;
+        self.tiers
+            .iter()
+            .for_each(|tier| tier.describe(id, description));
+        Ok(())
+    }
+
+    /// Counters and fill.
+    pub(crate) fn stats(&self) -> Stats {
+        if self.gate.forked() {
+            // Another thread of the parent may have held a lock for ever, as seen from here.
+            return Stats::default();
+        }
+        let tiers = self.tiers.iter().map(Tier::stats).collect();
+        let media = self.media();
+        let devices = media.iter().filter_map(|arena| DeviceStats::of(arena));
+        let queued = self.ledger.queued_bytes();
+        self.metrics.read(tiers, devices.collect(), queued)
+    }
+
+    /// Pins blocks where they are nearest; with `prefix` nothing behind the first miss.
+    pub(crate) fn pin(
+        &self,
+        session: u64,
+        id: NamespaceId,
+        keys: &[Key],
+        prefix: bool,
+    ) -> Result<Vec<Option<Pin>>, Error> {
+        let mut pins = self.pin_all(session, id, keys)?;
+        let gap = pins.iter().position(Option::is_none);
+        if let (true, Some(gap)) = (prefix, gap) {
+            let behind: Vec<Pin> = pins[gap..].iter_mut().filter_map(Option::take).collect();
+            self.unpin(&behind, false);
+        }
+        Ok(pins)
+    }
+
+    /// Reserves room for blocks with parts of these lengths. With `strict` a full tier is an
+    /// error, and nothing stays reserved then.
+    pub(crate) fn reserve(
+        &self,
+        session: u64,
+        id: NamespaceId,
+        blocks: &[(Key, Vec<u64>)],
+        strict: bool,
+    ) -> Result<Vec<Option<Reservation>>, Error> {
+        let answers = self.reserve_each(session, id, blocks)?;
+        let full = answers.iter().find_map(|answer| match answer {
+            Err(Refused::Full(full)) => Some(Error::from(*full)),
+            _ => None,
+        });
+        let reserved: Vec<Option<Reservation>> = answers.into_iter().map(Result::ok).collect();
+        match full {
+            Some(error) if strict => {
+                self.abort(&reserved.into_iter().flatten().collect::<Vec<_>>());
+                Err(error)
+            }
+            _ => Ok(reserved),
+        }
+    }
+}

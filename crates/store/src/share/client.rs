@@ -1,0 +1,587 @@
+//! A depot that another process of this host serves.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use kvdepot_media::Checksum;
+use parking_lot::Mutex;
+
+use super::calls::{about_keys, put_name};
+use super::frame::{self, In, Out, Verb};
+use super::link::{Call, Link};
+use crate::buffers::BlockBuffers;
+use crate::depot::About;
+use crate::gate::Gate;
+use crate::journal::Journal;
+use crate::listing::{Gone, NamespaceUsage};
+use crate::metrics::{Op, Stats};
+use crate::pipeline::{GetOptions, Pin, Reservation};
+use crate::task::{Outcome, Task};
+use crate::{Error, Identity, Key, NamespaceId, clock, parts};
+
+/// Pause before an owner that is gone is looked for again: short against its start, and nothing
+/// to speak of for calls that find it gone.
+const RETRY: Duration = Duration::from_millis(200);
+
+/// How long closing waits for what the owner has to do for it.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Pause between two looks of a drain.
+const DRAIN_SLICE: Duration = Duration::from_millis(50);
+
+/// This process's end.
+pub(crate) struct Client {
+    socket: PathBuf,
+    lanes: Option<usize>,
+    about: About,
+    gate: Arc<Gate>,
+    state: Arc<Mutex<State>>,
+}
+
+#[derive(Default)]
+struct State {
+    link: Option<Arc<Link>>,
+    /// When it was last tried to make one.
+    tried: Option<Instant>,
+    /// Namespaces whose blocks are to stay in one piece; a new owner is told again.
+    contiguous: Vec<NamespaceId>,
+    stats: Stats,
+    /// The owner that was last asked what left.
+    listening: Option<u64>,
+    closed: bool,
+}
+
+impl Client {
+    pub(crate) fn connect(socket: &Path, lanes: Option<usize>) -> Result<Arc<Client>, Error> {
+        let gate = Gate::new()?;
+        let state = Arc::new(Mutex::new(State::default()));
+        let link = attach(socket, lanes, &state)?;
+        let about = link.call(Out::new(Verb::About, 0), |body| body.json::<About>())?;
+        state.lock().link = Some(link);
+        Ok(Arc::new(Client {
+            socket: socket.into(),
+            lanes,
+            about,
+            gate,
+            state,
+        }))
+    }
+
+    pub(crate) fn about(&self) -> &About {
+        &self.about
+    }
+
+    pub(crate) fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    /// The link, made anew where the last one broke; `None` when nobody serves there.
+    fn link(&self) -> Option<Arc<Link>> {
+        let mut state = self.state.lock();
+        if let Some(link) = state.link.as_ref().filter(|link| !link.is_ending()) {
+            return Some(Arc::clone(link));
+        }
+        let early = state.tried.is_some_and(|tried| tried.elapsed() < RETRY);
+        if early || state.closed {
+            return None;
+        }
+        state.tried = Some(clock::now());
+        // The last owner's media go with its link: a new owner waits for all who may write them.
+        state.link = None;
+        drop(state);
+        let link = attach(&self.socket, self.lanes, &self.state).ok()?;
+        let mut state = self.state.lock();
+        if state.closed {
+            return None;
+        }
+        for id in &state.contiguous {
+            let out = about_keys(Verb::KeepContiguous, 0, *id);
+            link.call(out, |_| Ok(())).ok()?;
+        }
+        tracing::info!(socket = %self.socket.display(), "the depot's owner is back");
+        state.link = Some(Arc::clone(&link));
+        Some(link)
+    }
+
+    /// Asks the owner; `absent` when there is none.
+    fn ask<T>(
+        &self,
+        absent: impl FnOnce() -> T,
+        out: Out,
+        read: impl FnOnce(&mut In<'_>, &Link) -> Result<T, Error>,
+    ) -> Result<T, Error> {
+        let _pass = self.gate.enter()?;
+        let Some(link) = self.link() else {
+            return Ok(absent());
+        };
+        match link.call(out, |body| read(body, &link)) {
+            Err(Error::Closed(_)) => Ok(absent()),
+            Err(error @ Error::Peer { .. }) => {
+                tracing::warn!(%error, "a call was not answered");
+                Ok(absent())
+            }
+            answer => answer,
+        }
+    }
+
+    /// As [`Client::ask`], for what may take long and has no answer where nobody serves.
+    pub(super) fn ask_slowly<T>(
+        &self,
+        out: Out,
+        read: impl FnOnce(&mut In<'_>) -> Result<T, Error>,
+    ) -> Result<T, Error> {
+        let _pass = self.gate.enter()?;
+        let gone = || Error::Peer {
+            socket: self.socket.display().to_string(),
+            reason: "nobody serves there".into(),
+        };
+        let link = self.link().ok_or_else(gone)?;
+        let frame = link.ask_slowly(out).ok_or_else(gone)?;
+        frame::check(&frame)?;
+        read(&mut In(&frame.body))
+    }
+
+    pub(crate) fn describe(&self, id: NamespaceId, description: &str) -> Result<(), Error> {
+        let mut out = about_keys(Verb::Namespace, 0, id);
+        out.text(description);
+        self.ask(|| (), out, |_, _| Ok(()))
+    }
+
+    pub(crate) fn contains(&self, id: NamespaceId, keys: &[Key]) -> Result<Vec<bool>, Error> {
+        let mut out = about_keys(Verb::Contains, 0, id);
+        out.keys(keys);
+        self.ask(
+            || vec![false; keys.len()],
+            out,
+            |body, _| (0..keys.len()).map(|_| body.flag()).collect(),
+        )
+    }
+
+    pub(crate) fn prefix(&self, id: NamespaceId, keys: &[Key]) -> Result<usize, Error> {
+        let mut out = about_keys(Verb::Prefix, 0, id);
+        out.keys(keys);
+        self.ask(|| 0, out, |body, _| Ok(body.long()? as usize))
+    }
+
+    pub(crate) fn nearest(
+        &self,
+        id: NamespaceId,
+        keys: &[Key],
+    ) -> Result<Vec<Option<usize>>, Error> {
+        let mut out = about_keys(Verb::Nearest, 0, id);
+        out.keys(keys);
+        self.ask(
+            || vec![None; keys.len()],
+            out,
+            |body, _| {
+                (0..keys.len())
+                    .map(|_| Ok(usize::from(body.byte()?).checked_sub(1)))
+                    .collect()
+            },
+        )
+    }
+
+    pub(crate) fn remove(&self, id: NamespaceId, keys: &[Key]) -> Result<usize, Error> {
+        let mut out = about_keys(Verb::Remove, 0, id);
+        out.keys(keys);
+        self.ask(|| 0, out, |body, _| Ok(body.long()? as usize))
+    }
+
+    pub(crate) fn clear(&self, id: NamespaceId) -> Result<usize, Error> {
+        let out = about_keys(Verb::Clear, 0, id);
+        self.ask(|| 0, out, |body, _| Ok(body.long()? as usize))
+    }
+
+    pub(crate) fn namespaces(&self) -> Result<Vec<NamespaceUsage>, Error> {
+        let out = Out::new(Verb::Namespaces, 0);
+        self.ask(Vec::new, out, |body, _| {
+            let one = |body: &mut In<'_>| {
+                let (id, blocks, bytes) = (body.namespace()?, body.long()?, body.long()?);
+                let (described, text) = (body.flag()?, body.text()?);
+                Ok(NamespaceUsage {
+                    id,
+                    description: described.then_some(text),
+                    blocks,
+                    bytes,
+                })
+            };
+            (0..body.count(37)?).map(|_| one(body)).collect()
+        })
+    }
+
+    pub(crate) fn blocks(&self, id: NamespaceId) -> Result<Vec<(Key, u64)>, Error> {
+        let out = about_keys(Verb::Blocks, 0, id);
+        self.ask(Vec::new, out, |body, _| {
+            let count = body.count(40)?;
+            (0..count)
+                .map(|_| Ok((body.key()?, body.long()?)))
+                .collect()
+        })
+    }
+
+    pub(crate) fn gone(&self, limit: usize) -> Result<Gone, Error> {
+        let mut out = Out::new(Verb::Gone, 0);
+        out.long(limit as u64);
+        self.ask(Gone::default, out, |body, link| {
+            let overflowed = body.flag()?;
+            let mut blocks = Vec::new();
+            for _ in 0..body.count(56)? {
+                let namespace = body.namespace()?;
+                let key = body.key()?;
+                blocks.push((Identity { namespace, key }, body.long()?));
+            }
+            // Nobody knows what left while this process had no owner.
+            let before = self.state.lock().listening.replace(link.mover.session);
+            let another = before.is_some_and(|before| before != link.mover.session);
+            Ok(Gone {
+                blocks,
+                overflowed: overflowed || another,
+            })
+        })
+    }
+
+    pub(crate) fn keep_contiguous(&self, id: NamespaceId) -> Result<(), Error> {
+        self.state.lock().contiguous.push(id);
+        self.ask(
+            || (),
+            about_keys(Verb::KeepContiguous, 0, id),
+            |_, _| Ok(()),
+        )
+    }
+
+    pub(crate) fn pin(
+        &self,
+        id: NamespaceId,
+        keys: &[Key],
+        prefix: bool,
+    ) -> Result<Vec<Option<Pin>>, Error> {
+        let mut out = about_keys(Verb::Pin, 0, id);
+        out.flag(prefix);
+        out.keys(keys);
+        let read = |body: &mut In<'_>, link: &Link| {
+            let mut pins = Vec::with_capacity(keys.len());
+            for key in keys {
+                let Some(tier) = usize::from(body.byte()?).checked_sub(1) else {
+                    pins.push(None);
+                    continue;
+                };
+                let place = body.place(Identity {
+                    namespace: id,
+                    key: *key,
+                })?;
+                // The owner has looked at the table; a medium that this process cannot read is a
+                // miss, and the pin ends with the session.
+                let parts = link.mover.medium(&place).and_then(|mapping| {
+                    let (extents, sum) = (&place.extents, place.checksum);
+                    parts::read(
+                        &mapping,
+                        &place.identity,
+                        extents,
+                        place.len,
+                        place.parts,
+                        sum,
+                    )
+                });
+                let name = self.about.tiers.get(tier).map_or("", String::as_str);
+                pins.push(parts.map(|parts| Pin {
+                    tier,
+                    tier_name: frame::tier_name(name),
+                    medium: place.token.device,
+                    place,
+                    parts,
+                    session: link.mover.session,
+                }));
+            }
+            Ok(pins)
+        };
+        self.ask(|| vec![None; keys.len()], out, read)
+    }
+
+    /// The link that these were made by, and those of them that it knows.
+    fn current<T>(
+        &self,
+        all: &[T],
+        session: impl Fn(&T) -> u64,
+    ) -> Option<(Arc<Link>, Vec<usize>)> {
+        let link = self.link()?;
+        let mine = (0..all.len()).filter(|at| session(&all[*at]) == link.mover.session);
+        let mine: Vec<usize> = mine.collect();
+        (!mine.is_empty()).then_some((link, mine))
+    }
+
+    fn name_pins(
+        &self,
+        verb: Verb,
+        pins: &[Pin],
+        served: Option<bool>,
+    ) -> Option<(Arc<Link>, Out)> {
+        let (link, mine) = self.current(pins, |pin| pin.session)?;
+        let mut out = Out::new(verb, 0);
+        served.iter().for_each(|served| out.flag(*served));
+        out.word(mine.len() as u32);
+        for at in mine {
+            put_name(&mut out, pins[at].tier, &pins[at].place);
+        }
+        Some((link, out))
+    }
+
+    pub(crate) fn unpin(&self, pins: &[Pin], served: bool) {
+        if self.gate.forked() {
+            return;
+        }
+        if let Some((link, out)) = self.name_pins(Verb::Unpin, pins, Some(served)) {
+            link.tell(out);
+        }
+    }
+
+    pub(crate) fn discard(&self, pins: &[Pin]) -> usize {
+        let Ok(_pass) = self.gate.enter() else {
+            return 0;
+        };
+        let Some((link, out)) = self.name_pins(Verb::Discard, pins, None) else {
+            return 0;
+        };
+        let count = link.call(out, |body| Ok(body.long()? as usize));
+        count.unwrap_or(0)
+    }
+
+    pub(crate) fn reserve(
+        &self,
+        id: NamespaceId,
+        blocks: &[(Key, Vec<u64>)],
+        strict: bool,
+    ) -> Result<Vec<Option<Reservation>>, Error> {
+        let mut out = about_keys(Verb::Reserve, 0, id);
+        out.flag(strict);
+        let keys: Vec<Key> = blocks.iter().map(|(key, _)| *key).collect();
+        out.keys(&keys);
+        for (_, lens) in blocks {
+            parts::check(lens)?;
+            out.word(lens.len() as u32);
+            lens.iter().for_each(|len| out.long(*len));
+        }
+        let read = |body: &mut In<'_>, link: &Link| {
+            let mut reserved = Vec::with_capacity(blocks.len());
+            for (key, lens) in blocks {
+                let Some(tier) = usize::from(body.byte()?).checked_sub(1) else {
+                    reserved.push(None);
+                    continue;
+                };
+                let identity = Identity {
+                    namespace: id,
+                    key: *key,
+                };
+                let place = body.place(identity)?;
+                reserved.push(Some(Reservation {
+                    tier,
+                    medium: place.token.device,
+                    place,
+                    parts: parts::blank(lens),
+                    session: link.mover.session,
+                }));
+            }
+            Ok(reserved)
+        };
+        self.ask(|| vec![None; blocks.len()], out, read)
+    }
+
+    pub(crate) fn commit(
+        &self,
+        reservations: &[Reservation],
+        checksums: &[Vec<Checksum>],
+    ) -> Result<Vec<bool>, Error> {
+        for (reservation, checksums) in reservations.iter().zip(checksums) {
+            reservation.check(checksums)?;
+        }
+        let _pass = self.gate.enter()?;
+        let mut stored = vec![false; reservations.len()];
+        let Some((link, mine)) = self.current(reservations, |one| one.session) else {
+            return Ok(stored);
+        };
+        let mut out = Out::new(Verb::Commit, 0);
+        out.word(mine.len() as u32);
+        for at in &mine {
+            put_name(&mut out, reservations[*at].tier, &reservations[*at].place);
+        }
+        for at in &mine {
+            out.word(checksums[*at].len() as u32);
+            checksums[*at].iter().for_each(|sum| out.bytes(&sum.0));
+        }
+        let committed = link.call(out, |body| {
+            let flags = (0..mine.len()).map(|_| body.flag());
+            flags.collect::<Result<Vec<bool>, Error>>()
+        });
+        // An owner that is gone has published what it has: the next one tells.
+        for (at, committed) in mine.iter().zip(committed.unwrap_or_default()) {
+            stored[*at] = committed;
+        }
+        Ok(stored)
+    }
+
+    pub(crate) fn abort(&self, reservations: &[Reservation]) {
+        if self.gate.forked() {
+            return;
+        }
+        let Some((link, mine)) = self.current(reservations, |one| one.session) else {
+            return;
+        };
+        let mut out = Out::new(Verb::Abort, 0);
+        out.word(mine.len() as u32);
+        for at in mine {
+            put_name(&mut out, reservations[at].tier, &reservations[at].place);
+        }
+        link.tell(out);
+    }
+
+    pub(crate) fn put(
+        &self,
+        id: NamespaceId,
+        keys: Vec<Key>,
+        buffers: BlockBuffers,
+    ) -> Result<Task, Error> {
+        self.start(Op::Put, id, keys, buffers, GetOptions::default())
+    }
+
+    pub(crate) fn get(
+        &self,
+        id: NamespaceId,
+        keys: Vec<Key>,
+        buffers: BlockBuffers,
+        options: GetOptions,
+    ) -> Result<Task, Error> {
+        self.start(Op::Get, id, keys, buffers, options)
+    }
+
+    pub(crate) fn prefetch(&self, id: NamespaceId, keys: &[Key]) -> Result<Task, Error> {
+        let pass = self.gate.enter()?;
+        let task = Task::new(keys.len(), Journal::dispatched("prefetch", keys.len(), 0));
+        task.release(keys.len());
+        match self.link() {
+            Some(link) => link.prefetch(id, keys, &task, pass),
+            None => task.abandon(Outcome::Miss),
+        }
+        Ok(task)
+    }
+
+    fn start(
+        &self,
+        op: Op,
+        id: NamespaceId,
+        keys: Vec<Key>,
+        buffers: BlockBuffers,
+        options: GetOptions,
+    ) -> Result<Task, Error> {
+        let pass = self.gate.enter()?;
+        buffers.check(keys.len(), op == Op::Get)?;
+        let bytes = (0..keys.len()).map(|index| buffers.bytes(index)).sum();
+        let journal = Journal::dispatched(op.name(), keys.len(), bytes);
+        let task = Task::new(keys.len(), journal);
+        match self.link() {
+            Some(link) => {
+                if options.staged {
+                    link.mover.copier.make_slab()?;
+                }
+                let call = Call::new((op, options), id, keys, buffers, task.clone(), pass);
+                link.start(call);
+            }
+            None if op == Op::Put => task.abandon(Outcome::Dropped),
+            None => task.abandon(Outcome::Miss),
+        }
+        Ok(task)
+    }
+
+    pub(crate) fn stats(&self) -> Stats {
+        let last = || self.state.lock().stats.clone();
+        let asked = self.ask(
+            || None,
+            Out::new(Verb::Stats, 0),
+            |body, _| body.json().map(Some),
+        );
+        match asked {
+            Ok(Some(stats)) => {
+                let stats: Stats = stats;
+                self.state.lock().stats = stats.clone();
+                stats
+            }
+            _ => last(),
+        }
+    }
+
+    pub(crate) fn drain(&self, timeout: Duration) -> bool {
+        let deadline = clock::now().checked_add(timeout);
+        loop {
+            let left = deadline.map_or(DRAIN_SLICE, |deadline| {
+                deadline.saturating_duration_since(clock::now())
+            });
+            let mut out = Out::new(Verb::Drain, 0);
+            out.long(left.min(DRAIN_SLICE).as_millis() as u64);
+            match self.ask(|| true, out, |body, _| body.flag()) {
+                Ok(true) => return true,
+                Err(_) => return false,
+                Ok(false) if left.is_zero() => return false,
+                Ok(false) => {}
+            }
+        }
+    }
+
+    pub(crate) fn populate_aside(&self) -> Result<(), Error> {
+        match self.link() {
+            Some(link) => link.mover.populate_aside(),
+            None => Ok(()),
+        }
+    }
+
+    /// Refuses new calls, waits for what is under way, and takes leave. The owner goes on.
+    pub(crate) fn close(&self) {
+        if self.gate.forked() || !self.gate.close() {
+            return;
+        }
+        let link = {
+            let mut state = self.state.lock();
+            state.closed = true;
+            state.link.take()
+        };
+        if !self.gate.wait_empty(CLOSE_TIMEOUT) {
+            tracing::warn!("the owner did not end this process's tasks: they are given up");
+        }
+        if let Some(link) = link {
+            link.mover.close();
+            link.goodbye();
+        }
+        // What was given up ends when the lanes have stopped.
+        self.gate.wait_empty(Duration::MAX);
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+fn attach(
+    socket: &Path,
+    lanes: Option<usize>,
+    state: &Arc<Mutex<State>>,
+) -> Result<Arc<Link>, Error> {
+    let shared = Arc::downgrade(state);
+    let name = socket.display().to_string();
+    Link::new(socket, lanes, move |ended| {
+        let Some(state) = shared.upgrade() else {
+            return;
+        };
+        let mut state = state.lock();
+        if state
+            .link
+            .as_ref()
+            .is_some_and(|link| Arc::ptr_eq(link, ended))
+        {
+            state.link = None;
+            if !state.closed {
+                tracing::warn!(socket = %name, "the depot's owner is gone: all is a miss until one \
+                    listens there again");
+            }
+        }
+    })
+}

@@ -1,0 +1,470 @@
+//! Frames: what a client and its owner say to each other once they are attached.
+//!
+//! Little-endian. A frame is a head of 16 bytes (u32 length of what follows, u16 verb, u16 status,
+//! u64 number) and its body. On the *calls* connection each request is answered by one frame with
+//! its number, unless its verb has no answer; on the *tasks* connection both sides speak when they
+//! have something to say. Statuses: 0 well, else a kind of error with its texts in the body.
+
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+
+use kvdepot_media::Checksum;
+
+use crate::arena::{Place, Token};
+use crate::format::record::Packed;
+use crate::{Error, Identity, Key, NamespaceId};
+
+const HEAD: usize = 16;
+
+/// Longest body: a call of a million keys with their placements, and room.
+const BODY_MAX: usize = 256 << 20;
+
+/// What a frame asks or tells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u16)]
+pub(super) enum Verb {
+    // Calls.
+    Namespace = 1,
+    Contains = 2,
+    Prefix = 3,
+    Nearest = 4,
+    Pin = 5,
+    /// No answer.
+    Unpin = 6,
+    Discard = 7,
+    Reserve = 8,
+    Commit = 9,
+    /// No answer.
+    Abort = 10,
+    Remove = 11,
+    Clear = 12,
+    KeepContiguous = 13,
+    Stats = 14,
+    Drain = 15,
+    About = 16,
+    Namespaces = 17,
+    Blocks = 18,
+    Gone = 19,
+    // Tasks, from the client.
+    Put = 32,
+    Get = 33,
+    /// What became of the moves that were asked for.
+    Moved = 34,
+    /// The client's lanes have stopped for good: nothing of it is held any more.
+    Goodbye = 35,
+    Prefetch = 41,
+    // Calls that may take long: asked and answered on the connection of the tasks.
+    Devices = 36,
+    AddDevice = 37,
+    DrainDevice = 38,
+    RemoveDevice = 39,
+    GrowDevice = 40,
+    // Tasks, from the owner.
+    /// Move these blocks.
+    Move = 48,
+    /// A step of a task.
+    Step = 49,
+    /// A task was refused.
+    Refused = 50,
+    /// The owner closes: no new tasks.
+    Closing = 51,
+}
+
+impl Verb {
+    /// Whether it is a call of the connection of the tasks.
+    pub(super) fn is_slow(self) -> bool {
+        (Verb::Devices as u16..=Verb::GrowDevice as u16).contains(&(self as u16))
+    }
+}
+
+const VERBS: [Verb; 33] = [
+    Verb::Namespace,
+    Verb::Contains,
+    Verb::Prefix,
+    Verb::Nearest,
+    Verb::Pin,
+    Verb::Unpin,
+    Verb::Discard,
+    Verb::Reserve,
+    Verb::Commit,
+    Verb::Abort,
+    Verb::Remove,
+    Verb::Clear,
+    Verb::KeepContiguous,
+    Verb::Stats,
+    Verb::Drain,
+    Verb::About,
+    Verb::Namespaces,
+    Verb::Blocks,
+    Verb::Gone,
+    Verb::Put,
+    Verb::Get,
+    Verb::Moved,
+    Verb::Goodbye,
+    Verb::Prefetch,
+    Verb::Devices,
+    Verb::AddDevice,
+    Verb::DrainDevice,
+    Verb::RemoveDevice,
+    Verb::GrowDevice,
+    Verb::Move,
+    Verb::Step,
+    Verb::Refused,
+    Verb::Closing,
+];
+
+/// A frame as it is read.
+pub(super) struct Frame {
+    pub(super) verb: Verb,
+    pub(super) status: u16,
+    pub(super) number: u64,
+    pub(super) body: Vec<u8>,
+}
+
+fn broken(what: impl Into<String>) -> Error {
+    Error::Peer {
+        socket: String::new(),
+        reason: what.into(),
+    }
+}
+
+/// A frame being written; it grows by what is pushed.
+pub(super) struct Out(Vec<u8>);
+
+impl Out {
+    pub(super) fn new(verb: Verb, number: u64) -> Out {
+        Out::answer(verb, 0, number)
+    }
+
+    pub(super) fn answer(verb: Verb, status: u16, number: u64) -> Out {
+        let mut bytes = Vec::with_capacity(256);
+        bytes.extend_from_slice(&0u32.to_le_bytes());
+        bytes.extend_from_slice(&(verb as u16).to_le_bytes());
+        bytes.extend_from_slice(&status.to_le_bytes());
+        bytes.extend_from_slice(&number.to_le_bytes());
+        Out(bytes)
+    }
+
+    pub(super) fn reserve(&mut self, bytes: usize) {
+        self.0.reserve(bytes);
+    }
+
+    pub(super) fn byte(&mut self, value: u8) {
+        self.0.push(value);
+    }
+
+    pub(super) fn flag(&mut self, value: bool) {
+        self.0.push(value.into());
+    }
+
+    pub(super) fn word(&mut self, value: u32) {
+        self.0.extend_from_slice(&value.to_le_bytes());
+    }
+
+    pub(super) fn long(&mut self, value: u64) {
+        self.0.extend_from_slice(&value.to_le_bytes());
+    }
+
+    pub(super) fn bytes(&mut self, bytes: &[u8]) {
+        self.0.extend_from_slice(bytes);
+    }
+
+    pub(super) fn text(&mut self, text: &str) {
+        self.word(text.len() as u32);
+        self.bytes(text.as_bytes());
+    }
+
+    pub(super) fn json(&mut self, value: &impl serde::Serialize) {
+        self.text(&serde_json::to_string(value).unwrap_or_default());
+    }
+
+    pub(super) fn number(&mut self, number: u64) {
+        self.0[8..HEAD].copy_from_slice(&number.to_le_bytes());
+    }
+
+    pub(super) fn keys(&mut self, keys: &[Key]) {
+        self.word(keys.len() as u32);
+        self.reserve(keys.len() * 32);
+        keys.iter().for_each(|key| self.bytes(&key.0));
+    }
+
+    pub(super) fn token(&mut self, token: Token) {
+        self.word(token.device);
+        self.word(token.slot);
+        self.long(token.sequence);
+    }
+
+    /// All of a place but its identity.
+    pub(super) fn place(&mut self, place: &Place) {
+        let mut head = [0; 44];
+        head[..4].copy_from_slice(&place.token.device.to_le_bytes());
+        head[4..8].copy_from_slice(&place.token.slot.to_le_bytes());
+        head[8..16].copy_from_slice(&place.token.sequence.to_le_bytes());
+        head[16..24].copy_from_slice(&place.len.to_le_bytes());
+        head[24..40].copy_from_slice(&place.checksum.0);
+        head[40..42].copy_from_slice(&place.parts.to_le_bytes());
+        head[42] = place.extents.count() as u8;
+        self.bytes(&head);
+        let extents = place.extents.0.iter().filter(|packed| **packed != 0);
+        extents.for_each(|packed| self.long(*packed));
+    }
+
+    /// The finished frame.
+    pub(super) fn finish(mut self) -> Vec<u8> {
+        let len = (self.0.len() - HEAD) as u32;
+        self.0[..4].copy_from_slice(&len.to_le_bytes());
+        self.0
+    }
+
+    pub(super) fn send(self, mut socket: &UnixStream) -> Result<(), Error> {
+        let bytes = self.finish();
+        socket
+            .write_all(&bytes)
+            .map_err(|error| broken(error.to_string()))
+    }
+}
+
+/// Reads the next frame; `None` at the connection's orderly end.
+pub(super) fn receive(socket: &UnixStream) -> Result<Option<Frame>, Error> {
+    receive_into(socket, Vec::new())
+}
+
+/// As [`receive`], with a body whose memory is used again.
+pub(super) fn receive_into(
+    mut socket: &UnixStream,
+    mut body: Vec<u8>,
+) -> Result<Option<Frame>, Error> {
+    let mut head = [0; HEAD];
+    let mut have = 0;
+    while have < HEAD {
+        match socket.read(&mut head[have..]) {
+            Ok(0) if have == 0 => return Ok(None),
+            Ok(0) => return Err(broken("it ended in the middle of a frame")),
+            Ok(count) => have += count,
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(broken(error.to_string())),
+        }
+    }
+    let mut read = In(&head);
+    let len = read.word()? as usize;
+    let verb = read.short()?;
+    let status = read.short()?;
+    let number = read.long()?;
+    let known = VERBS.iter().find(|known| **known as u16 == verb);
+    let Some(verb) = known.copied() else {
+        return Err(broken(format!("verb {verb} is unknown")));
+    };
+    if len > BODY_MAX {
+        return Err(broken(format!(
+            "a frame of {len} bytes: at most {BODY_MAX} are allowed"
+        )));
+    }
+    body.resize(len, 0);
+    socket
+        .read_exact(&mut body)
+        .map_err(|error| broken(error.to_string()))?;
+    Ok(Some(Frame {
+        verb,
+        status,
+        number,
+        body,
+    }))
+}
+
+/// A frame's body being read.
+pub(super) struct In<'a>(pub(super) &'a [u8]);
+
+impl<'a> In<'a> {
+    pub(super) fn bytes(&mut self, len: usize) -> Result<&'a [u8], Error> {
+        let Some((now, rest)) = self.0.split_at_checked(len) else {
+            return Err(broken("a frame that ends too early"));
+        };
+        self.0 = rest;
+        Ok(now)
+    }
+
+    fn array<const LEN: usize>(&mut self) -> Result<[u8; LEN], Error> {
+        Ok(self.bytes(LEN)?.try_into().unwrap_or([0; LEN]))
+    }
+
+    pub(super) fn byte(&mut self) -> Result<u8, Error> {
+        Ok(self.array::<1>()?[0])
+    }
+
+    pub(super) fn flag(&mut self) -> Result<bool, Error> {
+        Ok(self.byte()? != 0)
+    }
+
+    pub(super) fn short(&mut self) -> Result<u16, Error> {
+        Ok(u16::from_le_bytes(self.array()?))
+    }
+
+    pub(super) fn word(&mut self) -> Result<u32, Error> {
+        Ok(u32::from_le_bytes(self.array()?))
+    }
+
+    pub(super) fn long(&mut self) -> Result<u64, Error> {
+        Ok(u64::from_le_bytes(self.array()?))
+    }
+
+    pub(super) fn checksum(&mut self) -> Result<Checksum, Error> {
+        Ok(Checksum(self.array()?))
+    }
+
+    pub(super) fn namespace(&mut self) -> Result<NamespaceId, Error> {
+        Ok(NamespaceId(self.array()?))
+    }
+
+    pub(super) fn key(&mut self) -> Result<Key, Error> {
+        Ok(Key(self.array()?))
+    }
+
+    pub(super) fn text(&mut self) -> Result<String, Error> {
+        let len = self.word()? as usize;
+        Ok(String::from_utf8_lossy(self.bytes(len)?).into_owned())
+    }
+
+    pub(super) fn json<T: serde::de::DeserializeOwned>(&mut self) -> Result<T, Error> {
+        serde_json::from_str(&self.text()?).map_err(|error| broken(error.to_string()))
+    }
+
+    /// A count of things of at least `each` bytes, so that it cannot ask for more memory than the
+    /// frame has bytes.
+    pub(super) fn count(&mut self, each: usize) -> Result<usize, Error> {
+        let count = self.word()? as usize;
+        if count.saturating_mul(each) > self.0.len() {
+            return Err(broken("a frame that ends too early"));
+        }
+        Ok(count)
+    }
+
+    pub(super) fn keys(&mut self) -> Result<Vec<Key>, Error> {
+        let count = self.count(32)?;
+        let (keys, _) = self.bytes(count * 32)?.as_chunks::<32>();
+        Ok(keys.iter().map(|key| Key(*key)).collect())
+    }
+
+    pub(super) fn token(&mut self) -> Result<Token, Error> {
+        Ok(Token {
+            device: self.word()?,
+            slot: self.word()?,
+            sequence: self.long()?,
+        })
+    }
+
+    pub(super) fn place(&mut self, identity: Identity) -> Result<Place, Error> {
+        let token = self.token()?;
+        let len = self.long()?;
+        let checksum = self.checksum()?;
+        let parts = self.short()?;
+        let count = self.short()? as usize;
+        let mut extents = Packed::default();
+        for packed in extents.0.iter_mut().take(count) {
+            *packed = self.long()?;
+        }
+        // Lengths that do not fit would be copied beyond their extents.
+        if count > extents.0.len() || extents.room() < len || parts == 0 {
+            return Err(broken("a place whose lengths do not fit"));
+        }
+        Ok(Place {
+            token,
+            identity,
+            extents,
+            len,
+            parts,
+            checksum,
+            stamp: 0,
+        })
+    }
+
+    /// Everything was read.
+    pub(super) fn end(&self) -> Result<(), Error> {
+        if self.0.is_empty() {
+            return Ok(());
+        }
+        Err(broken(format!(
+            "{} bytes too many in a frame",
+            self.0.len()
+        )))
+    }
+}
+
+/// An error as an answer, told apart by kinds where a caller treats them differently.
+pub(super) fn refusal(verb: Verb, number: u64, error: &Error) -> Out {
+    let (status, texts) = match error {
+        Error::Input {
+            field,
+            value,
+            allowed,
+        } => (2, [field.clone(), value.clone(), allowed.clone()]),
+        Error::Closed(_) => (3, Default::default()),
+        Error::Full {
+            tier,
+            requested,
+            reason,
+        } => (
+            4,
+            [(*tier).to_owned(), requested.to_string(), reason.clone()],
+        ),
+        Error::Busy {
+            path,
+            pinned,
+            reserved,
+            waited_s,
+        } => (
+            6,
+            [
+                path.to_string_lossy().into_owned(),
+                format!("{pinned} {reserved}"),
+                waited_s.to_string(),
+            ],
+        ),
+        Error::Config {
+            field,
+            value,
+            allowed,
+        } => (5, [field.clone(), value.clone(), allowed.clone()]),
+        _ => (1, [error.to_string(), String::new(), String::new()]),
+    };
+    let mut out = Out::answer(verb, status, number);
+    texts.iter().for_each(|text| out.text(text));
+    out
+}
+
+/// The error of an answer that is one.
+pub(super) fn check(frame: &Frame) -> Result<(), Error> {
+    if frame.status == 0 {
+        return Ok(());
+    }
+    let mut read = In(&frame.body);
+    let [first, second, third] = [read.text()?, read.text()?, read.text()?];
+    Err(match frame.status {
+        2 => Error::input(first, second, third),
+        3 => Error::Closed(": its owner closes it"),
+        4 => Error::Full {
+            tier: tier_name(&first),
+            requested: second.parse().unwrap_or_default(),
+            reason: third,
+        },
+        5 => Error::config(first, second, third),
+        6 => {
+            let (pinned, reserved) = second.split_once(' ').unwrap_or_default();
+            Error::Busy {
+                path: first.into(),
+                pinned: pinned.parse().unwrap_or_default(),
+                reserved: reserved.parse().unwrap_or_default(),
+                waited_s: third.parse().unwrap_or_default(),
+            }
+        }
+        _ => broken(first),
+    })
+}
+
+/// The name of a tier as this program has it.
+pub(super) fn tier_name(name: &str) -> &'static str {
+    let known = ["Cache", "Dax"];
+    known
+        .into_iter()
+        .find(|known| *known == name)
+        .unwrap_or("tier")
+}

@@ -1,0 +1,437 @@
+//! A client's connections to one owner: calls that wait for their answer, and the tasks whose
+//! blocks the owner tells the lanes here to move. A link that breaks is not mended; the client
+//! makes another.
+
+use std::collections::HashMap;
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{Sender, channel};
+use std::time::Duration;
+
+use kvdepot_media::Done;
+use parking_lot::Mutex;
+
+use super::frame::{self, Frame, In, Out, Verb};
+use super::mover::{Mover, shake_hands};
+use super::outbox::Outbox;
+use super::session;
+use super::wire::Role;
+use crate::arena::Place;
+use crate::buffers::BlockBuffers;
+use crate::gate::Pass;
+use crate::metrics::Op;
+use crate::pipeline::{GetOptions, Moved, plan};
+use crate::task::{Outcome, Task};
+use crate::{Error, Identity, Key, NamespaceId, parts};
+
+/// Longest wait for an answer: calls are index work, of milliseconds at most. An owner that takes
+/// longer is taken for one that is gone.
+const ANSWER_MAX: Duration = Duration::from_secs(30);
+
+/// Two connections to one owner.
+pub(super) struct Link {
+    /// Its socket carries the calls.
+    pub(super) mover: Mover,
+    /// One call at a time; the memory of the last answer.
+    calls: Mutex<Vec<u8>>,
+    tasks: Mutex<Tasks>,
+    socket: UnixStream,
+    outbox: Outbox,
+    next: AtomicU64,
+    /// Nothing new is begun: the owner closes, or is gone.
+    ending: AtomicBool,
+}
+
+#[derive(Default)]
+struct Tasks {
+    under_way: HashMap<u64, Arc<Call>>,
+    /// Whoever waits for a slow call.
+    asking: HashMap<u64, Sender<Frame>>,
+    /// No step comes any more.
+    over: bool,
+}
+
+/// A put or get of this process.
+pub(super) struct Call {
+    op: Op,
+    options: GetOptions,
+    namespace: NamespaceId,
+    keys: Vec<Key>,
+    buffers: BlockBuffers,
+    task: Task,
+    /// Moves of it that lanes here are at.
+    moving: Mutex<usize>,
+    _pass: Pass,
+}
+
+impl Link {
+    /// Attaches, and starts the threads that read and write the tasks' connection. `ended` runs
+    /// when it is over.
+    pub(super) fn new(
+        socket: &Path,
+        lanes: Option<usize>,
+        ended: impl FnOnce(&Arc<Link>) + Send + 'static,
+    ) -> Result<Arc<Link>, Error> {
+        let io = |source| Error::Io {
+            path: socket.into(),
+            source,
+        };
+        let (calls, welcome) = shake_hands(socket, Role::Client)?;
+        calls.set_read_timeout(Some(ANSWER_MAX)).map_err(io)?;
+        calls.set_write_timeout(Some(ANSWER_MAX)).map_err(io)?;
+        let client = welcome.terms.client;
+        let mover = Mover::new(socket, calls, welcome, Role::Client, lanes)?;
+        let (tasks, _) = shake_hands(socket, Role::Tasks(client))?;
+        tasks.set_read_timeout(None).map_err(io)?;
+        tasks.set_write_timeout(None).map_err(io)?;
+        let link = Arc::new(Link {
+            mover,
+            calls: Mutex::new(Vec::new()),
+            tasks: Mutex::new(Tasks::default()),
+            socket: tasks,
+            outbox: Outbox::default(),
+            next: AtomicU64::new(1),
+            ending: AtomicBool::new(false),
+        });
+        let reader = Arc::clone(&link);
+        spawn("kvdepot-tasks", move || {
+            reader.read();
+            reader.end();
+            ended(&reader);
+        })
+        .map_err(io)?;
+        let writer = Arc::clone(&link);
+        spawn("kvdepot-outbox", move || writer.outbox.run(&writer.socket)).map_err(|source| {
+            link.end();
+            io(source)
+        })?;
+        Ok(link)
+    }
+
+    /// Asks, and waits for the answer.
+    pub(super) fn call<T>(
+        &self,
+        out: Out,
+        read: impl FnOnce(&mut In<'_>) -> Result<T, Error>,
+    ) -> Result<T, Error> {
+        let mut memory = self.calls.lock();
+        let answered = self.exchange(out, std::mem::take(&mut *memory));
+        let frame = answered.inspect_err(|_| self.end())?;
+        // What the owner answers with an error leaves the connection sound.
+        let answer = frame::check(&frame).and_then(|()| {
+            let mut body = In(&frame.body);
+            let answer = read(&mut body)?;
+            body.end().map(|()| answer)
+        });
+        *memory = frame.body;
+        answer
+    }
+
+    fn exchange(&self, out: Out, memory: Vec<u8>) -> Result<Frame, Error> {
+        out.send(&self.mover.socket)?;
+        frame::receive_into(&self.mover.socket, memory)?.ok_or_else(|| Error::Peer {
+            socket: String::new(),
+            reason: "it closed the connection".into(),
+        })
+    }
+
+    /// Tells without waiting.
+    pub(super) fn tell(&self, out: Out) {
+        let _one_at_a_time = self.calls.lock();
+        if out.send(&self.mover.socket).is_err() {
+            self.end();
+        }
+    }
+
+    /// Asks what may take long; `None` when the link ends first.
+    pub(super) fn ask_slowly(&self, mut out: Out) -> Option<Frame> {
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        let (answer, answered) = channel();
+        {
+            let mut tasks = self.tasks.lock();
+            if tasks.over || self.is_ending() {
+                return None;
+            }
+            tasks.asking.insert(number, answer);
+        }
+        out.number(number);
+        self.outbox.send(&self.socket, out);
+        answered.recv().ok()
+    }
+
+    pub(super) fn is_ending(&self) -> bool {
+        self.ending.load(Ordering::Acquire)
+    }
+
+    /// Starts a put or get. When the link is at its end, every key of the task has its outcome.
+    pub(super) fn start(&self, call: Call) {
+        let verb = match call.op {
+            Op::Put => Verb::Put,
+            Op::Get => Verb::Get,
+        };
+        let mut out = Out::new(verb, 0);
+        out.bytes(&call.namespace.0);
+        out.flag(call.options.prefix);
+        out.keys(&call.keys);
+        (0..call.keys.len()).for_each(|index| out.long(call.buffers.bytes(index)));
+        self.begin(call, out);
+    }
+
+    /// Starts a prefetch.
+    pub(super) fn prefetch(&self, namespace: NamespaceId, keys: &[Key], task: &Task, pass: Pass) {
+        let mut out = Out::new(Verb::Prefetch, 0);
+        out.bytes(&namespace.0);
+        out.keys(keys);
+        let none = BlockBuffers::default();
+        let how = (Op::Get, GetOptions::default());
+        self.begin(
+            Call::new(how, namespace, Vec::new(), none, task.clone(), pass),
+            out,
+        );
+    }
+
+    fn begin(&self, call: Call, mut out: Out) {
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        let call = Arc::new(call);
+        {
+            let mut tasks = self.tasks.lock();
+            if tasks.over || self.is_ending() {
+                drop(tasks);
+                return call.give_up();
+            }
+            tasks.under_way.insert(number, call);
+        }
+        out.number(number);
+        self.outbox.send(&self.socket, out);
+    }
+
+    fn read(self: &Arc<Link>) {
+        loop {
+            match frame::receive(&self.socket) {
+                Ok(Some(frame)) if frame.verb.is_slow() => {
+                    let asking = self.tasks.lock().asking.remove(&frame.number);
+                    // Whoever asked may have been interrupted.
+                    let _heard = asking.map(|asking| asking.send(frame));
+                }
+                Ok(Some(frame)) => {
+                    if let Err(error) = self.handle(&frame) {
+                        tracing::error!(%error, "the owner sent what cannot be");
+                        return;
+                    }
+                }
+                Ok(None) | Err(_) => return,
+            }
+        }
+    }
+
+    fn handle(self: &Arc<Link>, frame: &Frame) -> Result<(), Error> {
+        let mut body = In(&frame.body);
+        match frame.verb {
+            Verb::Move => {
+                let task = body.long()?;
+                let call = self.tasks.lock().under_way.get(&task).cloned();
+                let count = body.count(4)?;
+                let Some(call) = call else { return Ok(()) };
+                let mut blocks = Vec::with_capacity(count);
+                for _ in 0..count {
+                    let index = body.word()? as usize;
+                    let Some(key) = call.keys.get(index).copied() else {
+                        return Err(Error::input("index", index, "that of a key of the call"));
+                    };
+                    let namespace = call.namespace;
+                    blocks.push((index, body.place(Identity { namespace, key })?));
+                }
+                self.start_move(frame.number, task, call, blocks);
+            }
+            Verb::Step => {
+                let released = body.word()? as usize;
+                let mut settled = Vec::new();
+                for _ in 0..body.count(5)? {
+                    let index = body.word()? as usize;
+                    let code = usize::from(body.byte()?);
+                    let outcome = session::OUTCOMES.get(code).copied();
+                    settled.push((index, outcome.unwrap_or(Outcome::Miss)));
+                }
+                self.step(frame.number, &settled, released);
+            }
+            Verb::Refused => {
+                let call = self.tasks.lock().under_way.remove(&frame.number);
+                call.iter().for_each(|call| call.give_up());
+            }
+            Verb::Closing => self.ending.store(true, Ordering::Release),
+            verb => return Err(Error::input("verb", format!("{verb:?}"), "one of a task")),
+        }
+        Ok(())
+    }
+
+    /// A step of a task, as its owner took it.
+    fn step(&self, number: u64, settled: &[(usize, Outcome)], released: usize) {
+        let Some(call) = self.tasks.lock().under_way.get(&number).cloned() else {
+            return;
+        };
+        // Keys of a get were settled here when their bytes had arrived.
+        call.task.repeat(settled, released);
+        if call.task.is_done() {
+            self.tasks.lock().under_way.remove(&number);
+        }
+    }
+
+    /// Moves blocks as the owner asks, and reports.
+    fn start_move(
+        self: &Arc<Link>,
+        number: u64,
+        task: u64,
+        call: Arc<Call>,
+        blocks: Vec<(usize, Place)>,
+    ) {
+        {
+            // Whoever ends the link sees this, or is seen here.
+            let tasks = self.tasks.lock();
+            if tasks.over {
+                return;
+            }
+            *call.moving.lock() += 1;
+        }
+        let mut batch = self.mover.copier.batch();
+        if call.options.staged
+            && let Err(error) = batch.stage()
+        {
+            // Cannot be: the call has made the slab. A direct copy is right as well.
+            tracing::error!(%error, "a get could not be staged");
+        }
+        let mut moved = vec![Moved::Failed; blocks.len()];
+        for (tag, (index, place)) in blocks.iter().enumerate() {
+            match self.plan(&mut batch, &call, *index, place, tag as u32) {
+                Ok(Outcome::Done) => {}
+                Ok(Outcome::Corrupt) => moved[tag] = Moved::Corrupt,
+                Ok(_) => {}
+                Err(error) => tracing::error!(%error, "a block could not be planned"),
+            }
+        }
+        let link = Arc::clone(self);
+        let done = move |done: &mut Done<'_>| {
+            for (tag, outcome) in done.parts() {
+                moved[tag as usize] = match outcome {
+                    Ok(outcome) if outcome.matches != Some(false) => Moved::Done(outcome.checksum),
+                    Ok(_) => Moved::Corrupt,
+                    Err(_) => Moved::Failed,
+                };
+            }
+            // After the bytes, before the report: the owner's step leaves these alone.
+            if call.op == Op::Get {
+                let here = blocks.iter().zip(&moved);
+                let here = here.filter(|(_, moved)| matches!(moved, Moved::Done(_)));
+                call.task
+                    .settle(here.map(|((index, _), _)| (*index, Outcome::Done)));
+            }
+            link.outbox
+                .send(&link.socket, session::moved(number, &moved));
+            let last = {
+                let mut moving = call.moving.lock();
+                *moving -= 1;
+                *moving == 0
+            };
+            if call.task.is_done() {
+                link.tasks.lock().under_way.remove(&task);
+            } else if last && link.tasks.lock().over {
+                call.give_up();
+            }
+        };
+        let _ticket = self.mover.copier.submit(batch, done);
+    }
+
+    fn plan(
+        &self,
+        batch: &mut kvdepot_media::Batch,
+        call: &Call,
+        index: usize,
+        place: &Place,
+        tag: u32,
+    ) -> Result<Outcome, Error> {
+        let Some(mapping) = self.mover.medium(place) else {
+            return Ok(Outcome::Miss);
+        };
+        if call.op == Op::Get {
+            return plan(batch, &mapping, place, &call.buffers, index, tag);
+        }
+        if place.len != call.buffers.bytes(index) {
+            return Ok(Outcome::Length);
+        }
+        let target = parts::buffers(&mapping, &place.extents, 0, place.len)?;
+        let id = parts::part_id(&place.identity, 0, 1);
+        batch.part(&id, call.buffers.pieces(index), &target, None, tag)?;
+        Ok(Outcome::Done)
+    }
+
+    /// Ends the link: no answer and no step comes any more. Lanes that are moving go on, and their
+    /// tasks end with them.
+    pub(super) fn end(&self) {
+        self.ending.store(true, Ordering::Release);
+        let _shut = self.mover.socket.shutdown(Shutdown::Both);
+        let _shut = self.socket.shutdown(Shutdown::Both);
+        self.outbox.end();
+        let calls: Vec<Arc<Call>> = {
+            let mut tasks = self.tasks.lock();
+            tasks.over = true;
+            tasks.asking.clear();
+            tasks.under_way.drain().map(|(_, call)| call).collect()
+        };
+        for call in calls {
+            if *call.moving.lock() == 0 {
+                call.give_up();
+            }
+        }
+    }
+
+    /// Says that nothing here touches a place any more, and ends. The lanes must have stopped.
+    pub(super) fn goodbye(&self) {
+        self.outbox.send(&self.socket, Out::new(Verb::Goodbye, 0));
+        let _shut = self.socket.shutdown(Shutdown::Read);
+    }
+}
+
+impl Call {
+    pub(super) fn new(
+        (op, options): (Op, GetOptions),
+        namespace: NamespaceId,
+        keys: Vec<Key>,
+        buffers: BlockBuffers,
+        task: Task,
+        pass: Pass,
+    ) -> Call {
+        Call {
+            op,
+            options,
+            namespace,
+            keys,
+            buffers,
+            task,
+            moving: Mutex::new(0),
+            _pass: pass,
+        }
+    }
+
+    /// Ends the keys without an outcome: their owner is gone, and no lane is at them.
+    fn give_up(&self) {
+        let outcome = match self.op {
+            Op::Put => Outcome::Dropped,
+            Op::Get => Outcome::Miss,
+        };
+        self.task.abandon(outcome);
+    }
+}
+
+fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
+    let run = move || {
+        // Whatever the opening thread is pinned to; slower if it fails, nothing else.
+        let _cpus = kvdepot_media::host::cpu::reset_affinity();
+        run();
+    };
+    std::thread::Builder::new()
+        .name(name.into())
+        .spawn(run)
+        .map(|_| ())
+}

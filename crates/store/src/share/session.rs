@@ -1,0 +1,399 @@
+//! A client, as its owner sees it: what it holds, what its lanes are moving, and what ends it.
+//!
+//! Pins, reservations and moves end by the client's word, or with its process; a connection that
+//! breaks ends nothing, because whoever was writing may still write.
+
+use std::collections::HashMap;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use kvdepot_media::host::peer::Process;
+use kvdepot_media::{Checksum, PART_LEN_MAX};
+use parking_lot::{Condvar, Mutex};
+
+use super::frame::{self, Frame, In, Out, Verb};
+use super::outbox::Outbox;
+use super::slow;
+use crate::arena::{Place, Token};
+use crate::metrics::Op;
+use crate::pipeline::{Caller, Core, GetOptions, Lanes, Moved, MovesDone, Pin, Reservation};
+use crate::task::{Mirror, Outcome};
+use crate::{Error, Key, NamespaceId, clock};
+
+/// One client process.
+pub(super) struct Session {
+    /// Its number among the clients.
+    pub(super) number: u64,
+    pub(super) core: Arc<Core>,
+    pub(super) process: Process,
+    /// The depot's session, which its pins and reservations carry.
+    pub(super) depot: u64,
+    pub(super) held: Mutex<Held>,
+    moves: Mutex<Moves>,
+    moved: Condvar,
+    next_move: AtomicU64,
+    tasks: UnixStream,
+    outbox: Outbox,
+}
+
+/// What a client holds by the two-phase verbs.
+#[derive(Default)]
+pub(super) struct Held {
+    /// By tier and token, with how often it was pinned.
+    pub(super) pins: HashMap<(usize, Token), (u32, Place)>,
+    pub(super) reservations: HashMap<(usize, Token), Reservation>,
+    /// The client has ended: nothing is added any more.
+    pub(super) over: bool,
+}
+
+#[derive(Default)]
+struct Moves {
+    /// By number, with how many blocks they are.
+    waiting: HashMap<u64, (usize, MovesDone)>,
+    over: bool,
+}
+
+/// How a session came to its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    /// By its word: its lanes have stopped.
+    Goodbye,
+    /// With its process.
+    Dead,
+    /// The connection broke; the process may go on.
+    Broken,
+}
+
+impl Session {
+    pub(super) fn new(
+        number: u64,
+        core: Arc<Core>,
+        process: Process,
+        depot: u64,
+        tasks: UnixStream,
+    ) -> Session {
+        Session {
+            number,
+            core,
+            process,
+            depot,
+            held: Mutex::new(Held::default()),
+            moves: Mutex::new(Moves::default()),
+            moved: Condvar::new(),
+            next_move: AtomicU64::new(1),
+            tasks,
+            outbox: Outbox::default(),
+        }
+    }
+
+    /// Serves the tasks of the client until its end, and ends what it held.
+    pub(super) fn run(self: &Arc<Session>) {
+        std::thread::scope(|scope| {
+            scope.spawn(|| self.outbox.run(&self.tasks));
+            let mut end = self.listen();
+            let _shut = self.tasks.shutdown(std::net::Shutdown::Both);
+            self.outbox.end();
+            if end == End::Broken {
+                let pid = self.process.identity().pid;
+                tracing::warn!(
+                    pid,
+                    "a client's connection broke: what it holds ends with it"
+                );
+                // A process that cannot be watched is taken for one that goes on.
+                if let Ok(true) = self.process.wait_dead(Duration::MAX) {
+                    end = End::Dead;
+                }
+            }
+            if end != End::Broken {
+                self.release();
+            }
+        });
+    }
+
+    fn listen(self: &Arc<Session>) -> End {
+        loop {
+            match self.process.wait_readable(&self.tasks) {
+                Ok(true) => {}
+                Ok(false) => return End::Dead,
+                Err(_) => return End::Broken,
+            }
+            match frame::receive(&self.tasks) {
+                Ok(Some(frame)) if frame.verb == Verb::Goodbye => return End::Goodbye,
+                Ok(Some(frame)) => {
+                    if let Err(error) = self.handle(&frame) {
+                        tracing::warn!(%error, "a client sent what is no request");
+                        return End::Broken;
+                    }
+                }
+                Ok(None) | Err(_) => return End::Broken,
+            }
+        }
+    }
+
+    fn handle(self: &Arc<Session>, frame: &Frame) -> Result<(), Error> {
+        let mut body = In(&frame.body);
+        match frame.verb {
+            Verb::Prefetch => {
+                let namespace = body.namespace()?;
+                let keys = body.keys()?;
+                body.end()?;
+                let mirror = self.mirror(frame.number);
+                let core = &self.core;
+                if let Err(error) = core.prefetch(namespace, &keys, Some(mirror)) {
+                    self.send(frame::refusal(Verb::Refused, frame.number, &error));
+                }
+                Ok(())
+            }
+            Verb::Put | Verb::Get => {
+                let namespace = body.namespace()?;
+                // Staging is the client's own affair.
+                let options = GetOptions {
+                    prefix: body.flag()?,
+                    ..GetOptions::default()
+                };
+                let keys = body.keys()?;
+                let lens = (0..keys.len()).map(|_| body.long());
+                let lens = lens.collect::<Result<Vec<u64>, Error>>()?;
+                body.end()?;
+                let op = match frame.verb {
+                    Verb::Put => Op::Put,
+                    _ => Op::Get,
+                };
+                let started = self.start((op, options), frame.number, namespace, keys, lens);
+                if let Err(error) = started {
+                    self.send(frame::refusal(Verb::Refused, frame.number, &error));
+                }
+                Ok(())
+            }
+            Verb::Moved => {
+                let count = body.count(17)?;
+                let mut moved = Vec::with_capacity(count);
+                for _ in 0..count {
+                    let kind = body.byte()?;
+                    let checksum = body.checksum()?;
+                    moved.push(match kind {
+                        1 => Moved::Done(checksum),
+                        2 => Moved::Corrupt,
+                        _ => Moved::Failed,
+                    });
+                }
+                body.end()?;
+                self.finish(frame.number, &moved);
+                Ok(())
+            }
+            verb if verb.is_slow() => {
+                let session = Arc::clone(self);
+                let (number, body) = (frame.number, frame.body.clone());
+                let run = move || {
+                    let answer = slow::answer(&session.core, verb, number, &body);
+                    let refused = |error| frame::refusal(verb, number, &error);
+                    session.send(answer.unwrap_or_else(refused));
+                };
+                let name = "kvdepot-devices".to_owned();
+                let spawned = std::thread::Builder::new().name(name).spawn(run);
+                spawned.map(|_| ()).map_err(|source| Error::Io {
+                    path: "thread".into(),
+                    source,
+                })
+            }
+            verb => Err(Error::Peer {
+                socket: String::new(),
+                reason: format!("{verb:?} is no request of a task"),
+            }),
+        }
+    }
+
+    /// Starts a put or get whose bytes the client's lanes move.
+    fn start(
+        self: &Arc<Session>,
+        (op, options): (Op, GetOptions),
+        task: u64,
+        namespace: NamespaceId,
+        keys: Vec<Key>,
+        lens: Vec<u64>,
+    ) -> Result<(), Error> {
+        let pass = self.core.gate.enter()?;
+        if let Some(len) = lens.iter().find(|len| !(1..=PART_LEN_MAX).contains(*len)) {
+            let allowed = format!("1 to {PART_LEN_MAX} bytes a block");
+            return Err(Error::input("buffers", format!("{len} bytes"), allowed));
+        }
+        let lanes = Arc::new(ClientLanes {
+            session: Arc::clone(self),
+            task,
+        });
+        let caller = Caller::There { lens, lanes };
+        let handle = self
+            .core
+            .begin(op, keys.len(), &caller, Some(self.mirror(task)));
+        match op {
+            Op::Put => self.core.start_put(pass, namespace, keys, caller, &handle),
+            Op::Get => self
+                .core
+                .start_get(pass, namespace, keys, caller, &handle, options),
+        }
+        Ok(())
+    }
+
+    /// Tells the client each step of a task.
+    fn mirror(self: &Arc<Session>, task: u64) -> Mirror {
+        let session = Arc::clone(self);
+        Box::new(move |settled, released| session.send(step(task, settled, released)))
+    }
+
+    /// The client's lanes have stopped.
+    fn finish(&self, number: u64, moved: &[Moved]) {
+        let Some((count, done)) = self.moves.lock().waiting.remove(&number) else {
+            return;
+        };
+        if moved.len() == count {
+            done(moved);
+        } else {
+            done(&vec![Moved::Failed; count]);
+        }
+        self.moved.notify_all();
+    }
+
+    pub(super) fn send(&self, frame: Out) {
+        self.outbox.send(&self.tasks, frame);
+    }
+
+    /// Tells the client that its owner closes, and waits for its lanes; what they are still moving
+    /// after `timeout` is given up: its room is not used again.
+    pub(super) fn retire(&self, timeout: Duration) {
+        self.send(Out::new(Verb::Closing, 0));
+        let deadline = clock::now().checked_add(timeout);
+        let mut moves = self.moves.lock();
+        while !moves.waiting.is_empty() {
+            let late = match deadline {
+                None => {
+                    self.moved.wait(&mut moves);
+                    false
+                }
+                Some(deadline) => self.moved.wait_until(&mut moves, deadline).timed_out(),
+            };
+            if late {
+                break;
+            }
+        }
+        drop(moves);
+        self.end_moves(Moved::Abandoned);
+        let _shut = self.tasks.shutdown(std::net::Shutdown::Both);
+    }
+
+    fn end_moves(&self, moved: Moved) {
+        let waiting = {
+            let mut moves = self.moves.lock();
+            moves.over = true;
+            std::mem::take(&mut moves.waiting)
+        };
+        for (_, (count, done)) in waiting {
+            done(&vec![moved; count]);
+        }
+    }
+
+    /// Nothing of the client touches a place any more: ends all that it held.
+    fn release(&self) {
+        self.end_moves(Moved::Failed);
+        self.core.forget_listener(self.number);
+        let held = {
+            let mut held = self.held.lock();
+            let ended = Held {
+                over: true,
+                ..Held::default()
+            };
+            std::mem::replace(&mut *held, ended)
+        };
+        let reservations: Vec<Reservation> = held.reservations.into_values().collect();
+        self.core.abort(&reservations);
+        for ((tier, _), (count, place)) in held.pins {
+            for _ in 0..count {
+                let pin = self.pin(tier, place);
+                self.core.unpin(&[pin], false);
+            }
+        }
+    }
+
+    /// A pin as the pipeline knows it, to be ended.
+    pub(super) fn pin(&self, tier: usize, place: Place) -> Pin {
+        Pin {
+            tier,
+            tier_name: self.core.tiers[tier].name(),
+            medium: place.token.device,
+            place,
+            parts: Vec::new(),
+            session: self.depot,
+        }
+    }
+}
+
+/// The lanes of one task's client.
+struct ClientLanes {
+    session: Arc<Session>,
+    task: u64,
+}
+
+impl Lanes for ClientLanes {
+    fn move_blocks(&self, blocks: &[(usize, Place)], done: MovesDone) {
+        let session = &self.session;
+        let number = session.next_move.fetch_add(1, Ordering::Relaxed);
+        {
+            let mut moves = session.moves.lock();
+            if moves.over {
+                drop(moves);
+                return done(&vec![Moved::Failed; blocks.len()]);
+            }
+            moves.waiting.insert(number, (blocks.len(), done));
+        }
+        let mut out = Out::new(Verb::Move, number);
+        out.reserve(blocks.len() * 64);
+        out.long(self.task);
+        out.word(blocks.len() as u32);
+        for (index, place) in blocks {
+            out.word(*index as u32);
+            out.place(place);
+        }
+        session.send(out);
+    }
+}
+
+/// The outcomes as they travel: their order is the protocol's.
+pub(super) const OUTCOMES: [Outcome; 8] = [
+    Outcome::Pending,
+    Outcome::Done,
+    Outcome::Miss,
+    Outcome::Corrupt,
+    Outcome::Length,
+    Outcome::Full,
+    Outcome::Dropped,
+    Outcome::Closed,
+];
+
+fn step(task: u64, settled: &[(usize, Outcome)], released: usize) -> Out {
+    let mut out = Out::new(Verb::Step, task);
+    out.word(released as u32);
+    out.word(settled.len() as u32);
+    for (index, outcome) in settled {
+        let code = OUTCOMES.iter().position(|known| known == outcome);
+        out.word(*index as u32);
+        out.byte(code.unwrap_or_default() as u8);
+    }
+    out
+}
+
+/// What became of moves, for their owner.
+pub(super) fn moved(number: u64, moved: &[Moved]) -> Out {
+    let mut out = Out::new(Verb::Moved, number);
+    out.word(moved.len() as u32);
+    for moved in moved {
+        let (kind, checksum) = match moved {
+            Moved::Done(checksum) => (1, *checksum),
+            Moved::Corrupt => (2, Checksum::default()),
+            Moved::Failed | Moved::Abandoned => (0, Checksum::default()),
+        };
+        out.byte(kind);
+        out.bytes(&checksum.0);
+    }
+    out
+}

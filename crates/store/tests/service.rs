@@ -1,0 +1,541 @@
+//! Depots that another process serves: the same verbs, the same promises, and what the end of
+//! either side does to the other.
+
+#![expect(unsafe_code, reason = "stops another process and lets it go on")]
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod common;
+
+use std::io::{Read, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
+use std::slice::from_ref;
+use std::time::{Duration, Instant};
+
+use common::raw::Raw;
+use common::{
+    PATIENCE, Place, assert_at_rest, config_of, eventually, get, has, key, keys, namespace, put,
+    start_put,
+};
+use kvdepot_store::{BlockBuffers, Buffer, Depot, DrainTo, Error, GetOptions, Mover, Outcome};
+use kvdepot_testkit::bytes::content;
+use kvdepot_testkit::child::{self, Child};
+
+const LEN: usize = 40_000;
+
+fn connect(place: &Place) -> Depot {
+    Depot::connect(&place.socket(), Some(2)).unwrap()
+}
+
+fn signal(child: &Child, number: libc::c_int) {
+    // SAFETY: sends a signal to a child of this process.
+    unsafe { assert_eq!(libc::kill(child.pid() as libc::pid_t, number), 0) };
+}
+
+#[test]
+fn a_client_has_the_verbs_of_the_depot() {
+    for pipeline in ["Cache", "Dax", "Cache|Dax"] {
+        let place = Place::new(pipeline, "4MiB", "16MiB");
+        let owner = place.open();
+        let client = connect(&place);
+        assert_eq!(client.tiers(), owner.tiers());
+        assert_eq!(client.path(), owner.path());
+        assert_eq!(client.description(), owner.description());
+        let (there, here) = (namespace(&client), namespace(&owner));
+        let numbers: Vec<u64> = (0..60).collect();
+        assert!(put(&there, &numbers, LEN).iter().all(|stored| *stored));
+        // Again, by either side: they are there.
+        assert!(put(&here, &numbers, LEN).iter().all(|stored| *stored));
+        assert!(put(&there, &numbers, LEN).iter().all(|stored| *stored));
+        assert!(client.drain(PATIENCE));
+        assert!(
+            has(&there, &numbers, LEN) && has(&here, &numbers, LEN),
+            "{pipeline}"
+        );
+        let some = keys([1, 2, 99, 3]);
+        assert_eq!(there.contains(&some).unwrap(), [true, true, false, true]);
+        assert_eq!(there.prefix(&some).unwrap(), 2);
+        assert_eq!(there.nearest(&some).unwrap(), here.nearest(&some).unwrap());
+        assert_eq!(get(&there, &[1, 99], LEN), [Outcome::Done, Outcome::Miss]);
+        assert_eq!(get(&there, &[1], LEN + 1), [Outcome::Length]);
+        assert_eq!(there.remove(&keys([5, 6, 99])).unwrap(), 2);
+        assert!(!here.contains(&keys([5])).unwrap()[0]);
+        assert!(there.clear().unwrap() > 0);
+        assert_eq!(here.prefix(&keys([1])).unwrap(), 0);
+        let stats = client.stats();
+        assert_eq!(stats.tiers, owner.stats().tiers);
+        assert_eq!(stats.put_blocks, 180);
+        let wrong = there.put(keys([1]), BlockBuffers::default());
+        assert!(matches!(wrong, Err(Error::Input { .. })));
+        client.close();
+        assert!(matches!(there.prefix(&some), Err(Error::Closed(_))));
+        assert_at_rest(&owner);
+    }
+}
+
+#[test]
+fn pins_and_reservations_of_a_client_are_its_own() {
+    let place = Place::new("Dax", "", "4MiB");
+    let owner = place.open();
+    let (one, other) = (connect(&place), connect(&place));
+    let (ns, foreign) = (namespace(&one), namespace(&other));
+    let mover = Mover::attach(&place.socket(), Some(1), true).unwrap();
+    let lens = vec![5000, 3000];
+    let reserved = ns
+        .reserve(&[(key(1), lens.clone())])
+        .unwrap()
+        .remove(0)
+        .unwrap();
+    assert!(foreign.reserve(&[(key(1), lens)]).unwrap()[0].is_none());
+    let mut sums = Vec::new();
+    for (part, len) in [(0, 5000), (1, 3000)] {
+        let buffers = BlockBuffers::whole([common::block(part, len)]);
+        let job = mover
+            .store(&[reserved.placement()], &buffers, part as u32)
+            .unwrap();
+        assert!(job.wait(Some(PATIENCE)));
+        sums.push(job.checksums()[0].unwrap());
+    }
+    let few = ns.commit(from_ref(&reserved), &[vec![sums[0]]]);
+    assert!(matches!(few, Err(Error::Input { .. })));
+    // Another client cannot end it, and this one only once.
+    foreign.abort(from_ref(&reserved));
+    assert_eq!(
+        ns.commit(from_ref(&reserved), from_ref(&sums)).unwrap(),
+        [true]
+    );
+    assert_eq!(ns.commit(&[reserved], &[sums]).unwrap(), [false]);
+    let pin = ns.pin(&keys([1, 2]), false).unwrap().remove(0).unwrap();
+    assert_eq!(pin.bytes(), 8000);
+    foreign.unpin(from_ref(&pin), false);
+    assert_eq!(owner.stats().tiers[0].pinned_blocks, 1);
+    let buffer = Buffer::from_vec(vec![0; 3000]);
+    let job = mover
+        .load(
+            &[pin.placement()],
+            &BlockBuffers::whole([buffer.clone()]),
+            1,
+        )
+        .unwrap();
+    assert!(job.wait(Some(PATIENCE)));
+    assert_eq!(buffer.to_vec(), content(1, 3000));
+    // The whole block, its parts one behind the other.
+    let whole = Buffer::from_vec(vec![0; 8000]);
+    let task = ns
+        .get(keys([1]), BlockBuffers::whole([whole.clone()]))
+        .unwrap();
+    assert_eq!(task.wait(Some(PATIENCE)).unwrap(), [true]);
+    assert_eq!(whole.to_vec()[5000..], content(1, 3000));
+    assert_eq!(ns.discard(from_ref(&pin)), 1);
+    ns.unpin(from_ref(&pin), false);
+    ns.unpin(&[pin], false);
+    eventually("the pin's end", || {
+        owner.stats().tiers[0].pinned_blocks == 0
+    });
+    // What is not ended ends when the client takes leave.
+    let _kept = ns.reserve(&[(key(7), vec![100])]).unwrap();
+    assert_eq!(owner.stats().tiers[0].reserved_blocks, 1);
+    one.close();
+    eventually("the end", || owner.stats().tiers[0].reserved_blocks == 0);
+    drop(mover);
+    assert_at_rest(&owner);
+}
+
+#[test]
+fn each_client_is_told_what_is_there_and_what_left() {
+    let place = Place::new("Dax", "", "4MiB");
+    let owner = place.open();
+    let (one, other) = (connect(&place), connect(&place));
+    let ns = namespace(&one);
+    for depot in [&owner, &one, &other] {
+        assert!(depot.gone(100).unwrap().blocks.is_empty());
+    }
+    put(&ns, &[1, 2, 3], LEN);
+    assert_eq!(ns.blocks().unwrap(), namespace(&owner).blocks().unwrap());
+    assert_eq!(ns.blocks().unwrap().len(), 3);
+    let known = one.namespaces().unwrap();
+    assert_eq!(known, owner.namespaces().unwrap());
+    assert_eq!((known[0].id, known[0].blocks), (ns.id(), 3));
+    ns.remove(&keys([2])).unwrap();
+    for depot in [&owner, &one, &other] {
+        let gone = depot.gone(100).unwrap();
+        let left: Vec<_> = gone
+            .blocks
+            .iter()
+            .map(|(identity, _)| identity.key)
+            .collect();
+        assert_eq!((left, gone.overflowed), (keys([2]), false));
+        assert!(depot.gone(100).unwrap().blocks.is_empty());
+    }
+}
+
+#[test]
+fn a_client_stages_stops_at_the_first_gap_and_prefetches() {
+    let place = Place::new("Cache|Dax", "4MiB", "16MiB");
+    let owner = place.open();
+    let client = connect(&place);
+    let ns = namespace(&client);
+    put(&ns, &(0..20).filter(|n| *n != 7).collect::<Vec<u64>>(), LEN);
+    assert!(client.drain(PATIENCE));
+    let buffers: Vec<Buffer> = (0..20).map(|_| Buffer::from_vec(vec![0xEE; LEN])).collect();
+    let mut options = GetOptions::default();
+    (options.prefix, options.staged) = (true, true);
+    let wanted = BlockBuffers::whole(buffers.clone());
+    let task = ns.get_with(keys(0..20), wanted, options).unwrap();
+    let served = task.wait(Some(PATIENCE)).unwrap();
+    for (number, buffer) in buffers.iter().enumerate() {
+        assert_eq!(served[number], number < 7);
+        let expected = match number < 7 {
+            true => content(number as u64, LEN),
+            false => vec![0xEE; LEN],
+        };
+        assert!(buffer.to_vec() == expected, "block {number}");
+    }
+    let near = |ns: &kvdepot_store::Namespace| ns.nearest(&keys([0])).unwrap() == [Some("Cache")];
+    client.close();
+    owner.close();
+    let _owner = place.open();
+    let client = connect(&place);
+    let ns = namespace(&client);
+    assert!(!near(&ns));
+    let task = ns.prefetch(&keys(0..20)).unwrap();
+    let ahead = task.wait(Some(PATIENCE)).unwrap();
+    assert_eq!(ahead.iter().filter(|ahead| **ahead).count(), 7);
+    assert!(near(&ns));
+}
+
+#[test]
+fn devices_come_and_go_under_a_client() {
+    let place = Place::new("Dax", "", "4MiB").with("dax", "records", 1024);
+    let owner = place.open();
+    let client = connect(&place);
+    let ns = namespace(&client);
+    let first: Vec<u64> = (0..40).collect();
+    put(&ns, &first, LEN);
+    // What the client knows nothing of yet: a medium that appears, and one that grows.
+    let second = place.dir().join("second");
+    client.add_device(&second, Some(4 << 20)).unwrap();
+    let more: Vec<u64> = (100..140).collect();
+    assert!(put(&ns, &more, LEN).iter().all(|stored| *stored));
+    assert!(
+        client
+            .devices()
+            .unwrap()
+            .iter()
+            .all(|device| device.blocks > 0)
+    );
+    client.grow_device(&second, 16 << 20).unwrap();
+    let many: Vec<u64> = (200..400).collect();
+    put(&ns, &many, LEN);
+    assert!(has(&ns, &many[many.len() - 150..], LEN));
+    assert_eq!(client.devices().unwrap(), owner.devices().unwrap());
+    let drained = client
+        .drain_device(&place.arena(), DrainTo::Others, Duration::from_secs(1))
+        .unwrap();
+    assert!(drained.moved_blocks > 0, "{drained:?}");
+    client
+        .remove_device(&place.arena(), false, Duration::ZERO)
+        .unwrap();
+    assert!(has(&ns, &many[many.len() - 150..], LEN));
+    let error = client.grow_device(&second, 1 << 20).unwrap_err();
+    assert!(matches!(error, Error::Input { .. }), "{error}");
+    let pin = ns.pin(&keys([399]), false).unwrap().remove(0).unwrap();
+    client.add_device(&place.arena(), None).unwrap();
+    let busy = client.drain_device(&second, DrainTo::Others, Duration::from_millis(50));
+    assert!(
+        matches!(busy, Err(Error::Busy { pinned: 1, .. })),
+        "{busy:?}"
+    );
+    ns.unpin(&[pin], false);
+}
+
+#[test]
+fn a_full_tier_is_an_error_only_where_that_was_asked_for() {
+    let place = Place::new("Dax", "", "1MiB").with("dax", "records", 16);
+    let _owner = place.open();
+    let client = connect(&place);
+    let ns = namespace(&client);
+    let block = [(key(1), vec![8 << 20])];
+    assert!(ns.reserve(&block).unwrap()[0].is_none());
+    let error = ns.reserve_strict(&block).unwrap_err();
+    assert!(matches!(error, Error::Full { tier: "Dax", requested, .. } if requested == 8 << 20));
+}
+
+#[test]
+fn a_block_that_rots_is_found_by_the_client_and_fetched_from_the_next_tier() {
+    let place = Place::new("Dax", "", "4MiB");
+    let owner = place.open();
+    let client = connect(&place);
+    let ns = namespace(&client);
+    put(&ns, &[1, 2, 3], LEN);
+    let raw = Raw::open(&place.arena());
+    let (at, _) = raw.live(&key(2)).unwrap().1.extents.iter().next().unwrap();
+    let byte = raw.file.read(at, 1)[0];
+    raw.file.write(at, &[!byte]);
+    assert_eq!(
+        get(&ns, &[1, 2, 3], LEN),
+        [Outcome::Done, Outcome::Corrupt, Outcome::Done]
+    );
+    // Unpublished: the next put writes it again.
+    assert_eq!(ns.contains(&keys([2])).unwrap(), [false]);
+    assert_eq!(put(&ns, &[2], LEN), [true]);
+    assert!(has(&ns, &[1, 2, 3], LEN));
+    assert_eq!(owner.stats().tiers[0].corrupt_blocks, 1);
+    assert_at_rest(&owner);
+}
+
+#[test]
+fn killing_clients_harms_nobody_and_gives_everything_back() {
+    const TEST: &str = "killing_clients_harms_nobody_and_gives_everything_back";
+    if child::role().is_some() {
+        let socket = child::value("socket");
+        let client = Depot::connect(socket.as_ref(), Some(1)).unwrap();
+        let ns = namespace(&client);
+        let base: u64 = child::value("base").parse().unwrap();
+        let _pins = ns.pin(&keys(0..20), false).unwrap();
+        let _reserved = ns.reserve(&[(key(base), vec![LEN as u64])]).unwrap();
+        child::say("at work");
+        for round in 1u64.. {
+            let numbers: Vec<u64> = (base + round * 8..base + round * 8 + 8).collect();
+            let task = start_put(&ns, &numbers, LEN);
+            assert!(has(&ns, &(0..20).collect::<Vec<_>>(), LEN));
+            if task.wait(None).unwrap().iter().all(|stored| *stored) {
+                numbers
+                    .iter()
+                    .for_each(|number| child::say(&number.to_string()));
+            }
+        }
+    }
+    let place = Place::new("Dax", "", "64MiB");
+    let owner = place.open();
+    let ns = namespace(&owner);
+    let fixed: Vec<u64> = (0..20).collect();
+    put(&ns, &fixed, LEN);
+    let socket = place.socket();
+    let mut stored = Vec::new();
+    for round in 0..6u64 {
+        let base = (round + 1) * 1_000_000;
+        let values = [
+            ("socket", socket.to_str().unwrap()),
+            ("base", &base.to_string()),
+        ];
+        let mut children: Vec<Child> = (0..2)
+            .map(|_| Child::start(TEST, "client", &values))
+            .collect();
+        children
+            .iter_mut()
+            .for_each(|child| child.expect("at work"));
+        std::thread::sleep(Duration::from_millis(5 + round * 7));
+        for mut child in children {
+            child.kill();
+            while let Some(line) = child.line() {
+                stored.push(line.parse::<u64>().unwrap());
+            }
+        }
+        eventually("the end of the clients", || {
+            let stats = owner.stats();
+            stats.tiers[0].pinned_blocks + stats.tiers[0].reserved_blocks == 0
+        });
+        assert!(has(&ns, &fixed, LEN));
+    }
+    stored.sort_unstable();
+    stored.dedup();
+    assert!(!stored.is_empty());
+    // The newest, which cannot have been evicted: what was acknowledged is there.
+    let newest: Vec<u64> = stored.iter().rev().take(200).copied().collect();
+    assert!(has(&ns, &newest, LEN));
+    assert_at_rest(&owner);
+}
+
+#[test]
+fn whoever_joined_a_put_of_a_client_that_dies_takes_over() {
+    const TEST: &str = "whoever_joined_a_put_of_a_client_that_dies_takes_over";
+    if child::role().is_some() {
+        let socket = child::value("socket");
+        let client = Depot::connect(socket.as_ref(), Some(1)).unwrap();
+        let reserved = namespace(&client)
+            .reserve(&[(key(1), vec![LEN as u64])])
+            .unwrap();
+        assert!(reserved[0].is_some());
+        child::say("reserved");
+        child::sleep_until_killed();
+    }
+    let place = Place::new("Dax", "", "4MiB");
+    let owner = place.open();
+    let socket = place.socket();
+    let values = [("socket", socket.to_str().unwrap())];
+    let mut dying = Child::start(TEST, "client", &values);
+    dying.expect("reserved");
+    let client = connect(&place);
+    let tasks = [
+        start_put(&namespace(&owner), &[1], LEN),
+        start_put(&namespace(&client), &[1], LEN),
+    ];
+    std::thread::sleep(Duration::from_millis(50));
+    assert!(tasks.iter().all(|task| !task.is_done()));
+    dying.kill();
+    for task in tasks {
+        assert_eq!(task.wait(Some(PATIENCE)).unwrap(), [true]);
+    }
+    assert!(has(&namespace(&client), &[1], LEN));
+    client.close();
+    assert_at_rest(&owner);
+}
+
+#[test]
+fn a_client_outlives_its_owner_and_finds_the_next_one() {
+    const TEST: &str = "a_client_outlives_its_owner_and_finds_the_next_one";
+    if child::role().is_some() {
+        let _depot = Depot::open(&config_of(&child::value("spec"))).unwrap();
+        child::say("open");
+        child::sleep_until_killed();
+    }
+    let place = Place::new("Cache|Dax", "4MiB", "16MiB");
+    let spec = place.spec();
+    let mut owner = Child::start(TEST, "owner", &[("spec", &spec)]);
+    owner.expect("open");
+    let client = connect(&place);
+    let ns = namespace(&client);
+    let numbers: Vec<u64> = (0..50).collect();
+    assert!(put(&ns, &numbers, LEN).iter().all(|stored| *stored));
+    let pins = ns.pin(&keys([1, 2]), false).unwrap();
+    let pins: Vec<_> = pins.into_iter().flatten().collect();
+    let under_way = start_put(&ns, &(100..150).collect::<Vec<u64>>(), LEN);
+    owner.kill();
+    // Whatever was under way ends, and everything is a miss.
+    under_way.wait(Some(PATIENCE)).unwrap();
+    assert_eq!(ns.prefix(&keys([0])).unwrap(), 0);
+    assert_eq!(get(&ns, &[0], LEN), [Outcome::Miss]);
+    assert_eq!(put(&ns, &[500], LEN), [false]);
+    assert!(ns.pin(&keys([0]), false).unwrap()[0].is_none());
+    let mut owner = Child::start(TEST, "owner", &[("spec", &spec)]);
+    owner.expect("open");
+    eventually("the next owner", || ns.prefix(&keys([0])).unwrap() == 1);
+    // Pins of the last owner name nothing here.
+    ns.unpin(&pins, true);
+    assert!(has(&ns, &numbers, LEN));
+    // This process no longer maps the last owner's media, so the new one may allocate.
+    eventually("room", || put(&ns, &[600], LEN) == [true]);
+    assert!(has(&ns, &[600], LEN));
+    owner.kill();
+}
+
+#[test]
+fn an_owner_that_closes_does_not_wait_for_a_stopped_client() {
+    const TEST: &str = "an_owner_that_closes_does_not_wait_for_a_stopped_client";
+    if child::role().is_some() {
+        let socket = child::value("socket");
+        let client = Depot::connect(socket.as_ref(), Some(1)).unwrap();
+        let ns = namespace(&client);
+        child::say("at work");
+        for round in 0.. {
+            let numbers: Vec<u64> = (round * 64..round * 64 + 64).collect();
+            start_put(&ns, &numbers, LEN).wait(None).unwrap();
+        }
+    }
+    let place = Place::new("Dax", "", "16MiB").with("", "close_timeout", "300ms");
+    for _ in 0..3 {
+        let owner = place.open();
+        let socket = place.socket();
+        let mut child = Child::start(TEST, "client", &[("socket", socket.to_str().unwrap())]);
+        child.expect("at work");
+        eventually("puts", || owner.stats().put_acknowledged_blocks > 100);
+        signal(&child, libc::SIGSTOP);
+        let begun = Instant::now();
+        owner.close();
+        assert!(
+            begun.elapsed() < Duration::from_secs(20),
+            "{:?}",
+            begun.elapsed()
+        );
+        child.kill();
+        assert!(common::verify(&place.arena()).bad.is_empty());
+    }
+}
+
+#[test]
+fn nonsense_on_the_socket_ends_that_connection_and_nothing_else() {
+    let place = Place::new("Dax", "", "4MiB");
+    let owner = place.open();
+    let client = connect(&place);
+    let ns = namespace(&client);
+    put(&ns, &[1], LEN);
+    let hello = |version: u32, role: u32| {
+        let mut bytes = b"KVDATTCH".to_vec();
+        bytes.extend_from_slice(&version.to_le_bytes());
+        bytes.extend_from_slice(&role.to_le_bytes());
+        bytes.extend_from_slice(&77u64.to_le_bytes());
+        bytes
+    };
+    let answer = |bytes: &[u8]| {
+        let mut socket = UnixStream::connect(place.socket()).unwrap();
+        socket.set_read_timeout(Some(PATIENCE)).unwrap();
+        socket.write_all(bytes).unwrap();
+        let mut answer = Vec::new();
+        // The owner may close with bytes unread, which is an error here.
+        let _ended = socket.read_to_end(&mut answer);
+        String::from_utf8_lossy(&answer).into_owned()
+    };
+    for version in [0, 1, 2, 4, u32::MAX] {
+        let text = answer(&hello(version, 2));
+        assert!(
+            text.contains(&format!("protocol version {version}")),
+            "{text}"
+        );
+    }
+    assert!(answer(&hello(3, 9)).contains("role 9"));
+    assert!(answer(&hello(3, 3)).contains("client 77 is unknown"));
+    assert!(answer(b"GET / HTTP/1.1\r\n\r\nxxxxxxxx").contains("does not speak"));
+    // Frames of a client that has attached.
+    let mut seed = 1u64;
+    for round in 0..200u64 {
+        let mut socket = UnixStream::connect(place.socket()).unwrap();
+        socket.write_all(&hello(3, 2)).unwrap();
+        let mut welcome = [0; 64];
+        socket.read_exact(&mut welcome).unwrap();
+        let number = &welcome[24..32];
+        let mut tasks = UnixStream::connect(place.socket()).unwrap();
+        let mut hello = hello(3, 3);
+        hello[16..24].copy_from_slice(number);
+        tasks.write_all(&hello).unwrap();
+        let mut noise = vec![0; 16 + (round % 80) as usize];
+        for byte in &mut noise {
+            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            *byte = (seed >> 56) as u8;
+        }
+        let len = (noise.len() - 16) as u32;
+        noise[..4].copy_from_slice(&len.to_le_bytes());
+        noise[4..6].copy_from_slice(&((round % 40) as u16).to_le_bytes());
+        let _refused = socket.write_all(&noise);
+        let _refused = tasks.write_all(&noise);
+    }
+    assert!(has(&ns, &[1], LEN));
+    client.close();
+    eventually("rest", || owner.stats().tiers[0].reserved_blocks == 0);
+    assert_at_rest(&owner);
+}
+
+#[test]
+fn the_mode_of_the_socket_is_what_was_asked_for() {
+    let mode = |place: &Place| {
+        let data = std::fs::metadata(place.socket()).unwrap();
+        data.permissions().mode() & 0o777
+    };
+    let place = Place::new("Cache", "1MiB", "");
+    let owner = place.open();
+    assert_eq!(mode(&place), 0o600);
+    drop(owner);
+    let place = Place::new("Cache", "1MiB", "").with("", "socket_mode", "0660");
+    let _owner = place.open();
+    assert_eq!(mode(&place), 0o660);
+}
+
+#[test]
+fn nobody_at_the_socket_is_an_error_that_names_it() {
+    let place = Place::new("Cache", "1MiB", "");
+    let error = Depot::connect(&place.socket(), None).err().unwrap();
+    assert!(
+        error.to_string().contains(place.socket().to_str().unwrap()),
+        "{error}"
+    );
+}
