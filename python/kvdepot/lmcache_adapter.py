@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -21,9 +21,10 @@ from lmcache.lmcache_native import Bitmap
 from lmcache.v1.distributed.api import KeyEntry, KeyListPage, ObjectKey
 from lmcache.v1.distributed.internal_api import L2AdapterListener, L2StoreResult
 from lmcache.v1.distributed.l2_adapters.base import AdapterUsage, L2AdapterInterface
+from lmcache.v1.distributed.l2_adapters.reconfiguration import L2ReconfigureError
 
 import kvdepot
-from kvdepot import lmcache_keys
+from kvdepot import lmcache_hotplug, lmcache_keys
 from kvdepot.lmcache_core import Batch, Space, Store, ended
 
 log = logging.getLogger("kvdepot.lmcache")
@@ -266,6 +267,34 @@ class KvdepotAdapter(L2AdapterInterface):
         if len(at) not in (0, 16 + lmcache_keys.KEY_BYTES):
             raise ValueError(f"cursor: {cursor!r} is not allowed: what the page before answered")
         return at[:16], at[16:]
+
+    # ---- devices ----------------------------------------------------------------------------
+
+    def owns_device(self, device_path: str) -> bool:
+        """Whether the depot has this device mapped, whatever it is called."""
+        return lmcache_hotplug.owns(self._store.depot, device_path)
+
+    def reconfigure_status(self) -> Any:
+        """The devices and what can be done with them."""
+        return lmcache_hotplug.status(self._store.depot, self._store.settings.hotplug_enabled)
+
+    def reconfigure(
+        self,
+        operation: str,
+        payload: dict[str, object],
+        *,
+        device_owners: Callable[[str], list[str]],
+    ) -> dict[str, Any]:
+        """Add, remove or resize a device while serving; `hotplug_enabled` allows it."""
+        if operation == "status":
+            return dict(self.reconfigure_status())
+        if not self._store.settings.hotplug_enabled:
+            raise L2ReconfigureError(403, "hotplug_enabled is false in adapter_params")
+        depot = self._store.depot
+        try:
+            return lmcache_hotplug.apply(depot, operation, payload, device_owners, self._tell_gone)
+        finally:
+            self._max_capacity_bytes = self._tier()["capacity_bytes"]
 
     # ---- state ------------------------------------------------------------------------------
 
