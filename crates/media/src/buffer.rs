@@ -1,5 +1,6 @@
 //! Memory with a stable address and an owner that keeps it alive.
 
+use crate::cuda::Device;
 use crate::error::{Error, Result};
 use std::any::Any;
 use std::sync::Arc;
@@ -16,6 +17,8 @@ pub struct Buffer {
     len: usize,
     writable: bool,
     owner: Owner,
+    /// Whose memory it is, unless this process's.
+    device: Option<Arc<Device>>,
 }
 
 /// What keeps memory alive.
@@ -37,6 +40,25 @@ impl Buffer {
             len,
             writable,
             owner,
+            device: None,
+        }
+    }
+
+    /// A writable buffer over `len` bytes at `addr` of a device's memory. It can only be the
+    /// destination of a batch, which is staged for it.
+    ///
+    /// # Safety
+    ///
+    /// The range is memory of the device, and nobody else writes it, for as long as `owner` or a
+    /// clone of it lives.
+    #[must_use]
+    pub unsafe fn on_device(addr: usize, len: usize, owner: Owner, device: Arc<Device>) -> Self {
+        Self {
+            addr,
+            len,
+            writable: true,
+            owner,
+            device: Some(device),
         }
     }
 
@@ -50,6 +72,7 @@ impl Buffer {
             len,
             writable: true,
             owner: Arc::new(memory),
+            device: None,
         }
     }
 
@@ -98,15 +121,32 @@ impl Buffer {
         self.writable
     }
 
+    /// The device whose memory it is; none for memory of this process.
+    #[must_use]
+    pub fn device(&self) -> Option<&Arc<Device>> {
+        self.device.as_ref()
+    }
+
+    /// Refuses memory that this process cannot touch.
+    pub(crate) fn check_host(&self) -> Result<()> {
+        match self.device {
+            None => Ok(()),
+            Some(_) => Err(Error::OnDevice { addr: self.addr }),
+        }
+    }
+
     /// What keeps the memory alive.
     #[must_use]
     pub fn owner(&self) -> &Owner {
         &self.owner
     }
 
-    /// A copy of the bytes.
+    /// A copy of the bytes; zeros for memory of a device.
     #[must_use]
     pub fn to_vec(&self) -> Vec<u8> {
+        if self.device.is_some() {
+            return vec![0; self.len];
+        }
         let mut out = vec![0; self.len];
         // SAFETY: the owner keeps `len` bytes at `addr` readable; `out` is new and as long.
         unsafe { std::ptr::copy_nonoverlapping(self.as_ptr(), out.as_mut_ptr(), self.len) };
@@ -118,9 +158,10 @@ impl Buffer {
     /// # Errors
     ///
     /// [`Error::OutOfBounds`] when they reach beyond the end, [`Error::ReadOnly`] when the buffer
-    /// is not writable.
+    /// is not writable, [`Error::OnDevice`].
     pub fn write_at(&self, offset: usize, bytes: &[u8]) -> Result<()> {
         check_range(offset as u64, bytes.len() as u64, self.len as u64)?;
+        self.check_host()?;
         if !self.writable {
             return Err(Error::ReadOnly { addr: self.addr });
         }

@@ -87,6 +87,14 @@ pub enum Error {
         /// The address of the destination.
         addr: usize,
     },
+    /// Memory of a device where only memory of this process can be used.
+    #[error(
+        "memory at address {addr:#x} is a device's: allowed are destinations of gets, all of one device"
+    )]
+    OnDevice {
+        /// The address of the memory.
+        addr: usize,
+    },
     /// Sources and destinations of a part do not have the same total length.
     #[error("part {tag}: sources have {src} bytes and destinations {dst}: they must be equal")]
     LengthMismatch {

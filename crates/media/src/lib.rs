@@ -8,6 +8,7 @@
 mod buffer;
 pub mod checksum;
 mod copier;
+pub mod cuda;
 mod error;
 pub mod host;
 mod lane;

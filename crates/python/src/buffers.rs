@@ -4,14 +4,14 @@
 use std::any::Any;
 use std::sync::Arc;
 
-use kvdepot_store::{BlockBuffers, Buffer};
+use kvdepot_store::{BlockBuffers, Buffer, Device};
 use pyo3::buffer::PyUntypedBuffer;
 use pyo3::prelude::*;
 use pyo3::types::{PyMemoryView, PyTuple};
 
 use crate::keep::Keep;
 use crate::spans::{Scratch, Spans};
-use crate::{dlpack, errors};
+use crate::{cuda_array, dlpack, errors};
 
 const ALLOWED: &str = "contiguous memory: an object with the buffer protocol or DLPack, or an \
                        (address, length) pair";
@@ -22,6 +22,8 @@ pub(crate) struct Raw {
     pub(crate) addr: usize,
     pub(crate) len: usize,
     pub(crate) writable: bool,
+    /// The number of the CUDA device that it is on.
+    pub(crate) device: Option<i32>,
 }
 
 /// The memory of a call and what keeps it alive.
@@ -47,7 +49,7 @@ pub(crate) fn parse(buffers: &Bound<'_, PyAny>, written: bool) -> PyResult<Parse
         };
         let pieces = spans.pieces(py, scratch.as_mut())?;
         let objects = spans.owner(py).into_iter().collect();
-        return Ok(assemble(pieces, objects, scratch));
+        return assemble(py, pieces, objects, scratch);
     }
     let Ok(items) = buffers.try_iter() else {
         return Err(errors::input(
@@ -62,31 +64,51 @@ pub(crate) fn parse(buffers: &Bound<'_, PyAny>, written: bool) -> PyResult<Parse
     for (index, item) in items.enumerate() {
         pieces.push([one(index, &item?, &mut objects)?]);
     }
-    Ok(assemble(pieces, objects, None))
+    assemble(py, pieces, objects, None)
 }
 
 fn assemble<P: AsRef<[Raw]>>(
+    py: Python<'_>,
     pieces: Vec<P>,
     objects: Vec<Py<PyAny>>,
     scratch: Option<Scratch>,
-) -> Parsed {
+) -> PyResult<Parsed> {
     let keep = Arc::new(Keep::new(objects));
     let owner: Arc<dyn Any + Send + Sync> = Arc::new(Owner {
         _keep: Arc::clone(&keep),
         _scratch: scratch.map(|scratch| scratch.memory),
     });
     let mut blocks = BlockBuffers::default();
-    for block in &pieces {
-        blocks.push(block.as_ref().iter().map(|raw| {
+    for (index, block) in pieces.iter().enumerate() {
+        let mut buffers = Vec::with_capacity(block.as_ref().len());
+        for raw in block.as_ref() {
+            let owner = Arc::clone(&owner);
+            let device = raw.device.map(Device::open).transpose();
+            let device = device.map_err(|error| {
+                errors::input(py, format!("buffers[{index}]"), error.to_string(), ALLOWED)
+            })?;
             // SAFETY: each range was described by a Python object that `keep` holds, through the
             // buffer protocol or DLPack, lies in the scratch memory that `owner` holds, or was
             // named by the caller as an address, who answers for it by the documented contract of
             // (address, length) pairs and Spans. The keep is emptied only when no lane touches
             // the memory any more. No Rust reference to the bytes is ever made here.
-            unsafe { Buffer::from_raw(raw.addr, raw.len, raw.writable, Arc::clone(&owner)) }
-        }));
+            buffers.push(unsafe {
+                match device {
+                    None => Buffer::from_raw(raw.addr, raw.len, raw.writable, owner),
+                    Some(device) => {
+                        let buffer = Buffer::on_device(raw.addr, raw.len, owner, device);
+                        if raw.writable {
+                            buffer
+                        } else {
+                            buffer.read_only()
+                        }
+                    }
+                }
+            });
+        }
+        blocks.push(buffers);
     }
-    Parsed { blocks, keep }
+    Ok(Parsed { blocks, keep })
 }
 
 fn one(index: usize, item: &Bound<'_, PyAny>, objects: &mut Vec<Py<PyAny>>) -> PyResult<Raw> {
@@ -103,6 +125,7 @@ fn one(index: usize, item: &Bound<'_, PyAny>, objects: &mut Vec<Py<PyAny>>) -> P
             addr,
             len,
             writable: true,
+            device: None,
         });
     }
     // A memory view holds the exporter's memory in place, and unlike a bare Py_buffer it can be
@@ -116,8 +139,13 @@ fn one(index: usize, item: &Bound<'_, PyAny>, objects: &mut Vec<Py<PyAny>>) -> P
             addr: buffer.buf_ptr() as usize,
             len: buffer.len_bytes(),
             writable: !buffer.readonly(),
+            device: None,
         };
         objects.push(view.into_any().unbind());
+        return Ok(raw);
+    }
+    if let Some(raw) = cuda_array::memory(item).map_err(wrong)? {
+        objects.push(item.clone().unbind());
         return Ok(raw);
     }
     let capsule = dlpack::capsule(item).map_err(wrong)?;
@@ -127,5 +155,6 @@ fn one(index: usize, item: &Bound<'_, PyAny>, objects: &mut Vec<Py<PyAny>>) -> P
         addr: memory.addr,
         len: memory.len,
         writable: memory.writable,
+        device: memory.device,
     })
 }

@@ -12,7 +12,12 @@ pub(crate) struct Memory {
     pub(crate) addr: usize,
     pub(crate) len: usize,
     pub(crate) writable: bool,
+    /// The number of the CUDA device that it is on; none for memory of this process.
+    pub(crate) device: Option<i32>,
 }
+
+/// The device type of CUDA memory.
+const CUDA: i32 = 2;
 
 /// Device types whose memory this process can read and write: CPU, CUDA host, ROCm host.
 const HOST: [i32; 3] = [1, 3, 11];
@@ -89,7 +94,8 @@ pub(crate) fn memory(capsule: &Bound<'_, PyCapsule>) -> Result<Memory, String> {
 }
 
 fn describe(tensor: &Tensor, writable: bool) -> Result<Memory, String> {
-    if !HOST.contains(&tensor.device_type) {
+    let device = (tensor.device_type == CUDA).then_some(tensor.device_id);
+    if device.is_none() && !HOST.contains(&tensor.device_type) {
         return Err(format!(
             "a tensor on DLPack device {}:{}",
             tensor.device_type, tensor.device_id
@@ -131,5 +137,6 @@ fn describe(tensor: &Tensor, writable: bool) -> Result<Memory, String> {
         addr,
         len,
         writable,
+        device,
     })
 }

@@ -15,6 +15,7 @@ mod arguments;
 mod buffers;
 mod command;
 mod completions;
+mod cuda_array;
 mod depot;
 mod devices;
 mod dlpack;

@@ -195,6 +195,7 @@ impl Range {
                 addr,
                 len: self.len as usize,
                 writable: true,
+                device: None,
             }),
             _ => Err(errors::input(
                 py,
@@ -239,6 +240,7 @@ impl Scratch {
             addr,
             len,
             writable: true,
+            device: None,
         }
     }
 }

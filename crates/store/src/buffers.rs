@@ -60,6 +60,13 @@ impl BlockBuffers {
         self.lens[index]
     }
 
+    /// Whether they are memory of a device.
+    pub(crate) fn on_device(&self) -> bool {
+        self.pieces
+            .first()
+            .is_some_and(|piece| piece.device().is_some())
+    }
+
     /// Refuses buffers that do not fit the keys, are empty or too long, or (for destinations) are
     /// read-only or overlap.
     pub(crate) fn check(&self, keys: usize, written: bool) -> Result<(), Error> {
@@ -82,6 +89,16 @@ impl BlockBuffers {
                 format!("buffers[{index}]"),
                 format!("{} bytes", self.bytes(index)),
                 format!("at most {PART_LEN_MAX} bytes a block"),
+            ));
+        }
+        let device = |piece: &Buffer| piece.device().map(|device| device.ordinal());
+        let first = self.pieces.first().and_then(device).filter(|_| written);
+        let foreign = |index: &usize| self.pieces(*index).iter().any(|one| device(one) != first);
+        if let Some(index) = (0..self.len()).find(foreign) {
+            return Err(Error::input(
+                format!("buffers[{index}]"),
+                "memory of another device than this process's or the first buffer's",
+                "destinations all on one device, sources in this process's memory",
             ));
         }
         if !written {

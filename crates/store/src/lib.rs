@@ -43,6 +43,7 @@ pub use depot::{Depot, Namespace};
 pub use devices::{DeviceState, DeviceStats, DrainTo};
 pub use error::Error;
 pub use key::{Identity, Key, NamespaceId};
+pub use kvdepot_media::cuda::Device;
 pub use kvdepot_media::{Buffer, Checksum};
 pub use listing::{Gone, NamespaceUsage};
 pub use metrics::Stats;

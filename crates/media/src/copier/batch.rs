@@ -1,9 +1,10 @@
 //! What a batch moves: parts, the leaves they are hashed in, and who owns the memory.
 
 use super::Shared;
-use super::slab::Slab;
+use super::slab::{Region, Slab};
 use crate::buffer::{Buffer, Owner};
 use crate::checksum::{Checksum, LEAF, PartId, compose};
+use crate::cuda::{Device, Sink};
 use crate::error::{Error, Result};
 use crate::memory::staged::{Desks, Direct};
 use crate::memory::{lost, mover::Mover, mover::Units};
@@ -49,7 +50,8 @@ impl Batch {
     ///
     /// The batch is then as it was. [`Error::Invalid`] for a part of no bytes or of more than
     /// [`PART_LEN_MAX`], [`Error::LengthMismatch`], [`Error::ReadOnly`], [`Error::Overlap`],
-    /// [`Error::BatchFull`] beyond [`PARTS_MAX`].
+    /// [`Error::BatchFull`] beyond [`PARTS_MAX`], [`Error::OnDevice`] for sources on a device and
+    /// destinations that are not all in the same one's memory.
     pub fn part(
         &mut self,
         id: &PartId,
@@ -61,7 +63,13 @@ impl Batch {
         if let Some(fixed) = dst.iter().find(|buffer| !buffer.is_writable()) {
             return Err(Error::ReadOnly { addr: fixed.addr() });
         }
-        self.add_buffers(Part::new(id, expected, tag, true), src, Some(dst))
+        let device = self.device_of(dst)?;
+        let index = self.add_buffers(Part::new(id, expected, tag, true), src, Some(dst))?;
+        if let Some((slab, device)) = device {
+            let memory = self.memory();
+            (memory.slab, memory.device) = (Some(slab), Some(device));
+        }
+        Ok(index)
     }
 
     /// Adds a part that is only hashed, in place.
@@ -108,7 +116,27 @@ impl Batch {
         self.memory.as_ref().map_or(0, |memory| memory.bytes)
     }
 
+    /// The device that `dst` belongs to, if it is one's, and the slab, pinned for it.
+    fn device_of(&self, dst: &[Buffer]) -> Result<Option<(Arc<Slab>, Arc<Device>)>> {
+        let first = dst.first().and_then(Buffer::device);
+        let known = match self.memory.as_ref().filter(|memory| memory.copies) {
+            Some(memory) => memory.device.as_ref(),
+            None => first,
+        };
+        let differs = |one: &&Buffer| one.device().map(Arc::as_ptr) != known.map(Arc::as_ptr);
+        if let Some(other) = dst.iter().find(differs) {
+            return Err(Error::OnDevice { addr: other.addr() });
+        }
+        let Some(device) = first else {
+            return Ok(None);
+        };
+        let slab = self.home.slab()?;
+        slab.pin_for(device);
+        Ok(Some((slab, Arc::clone(device))))
+    }
+
     fn add_buffers(&mut self, part: Part, src: &[Buffer], dst: Option<&[Buffer]>) -> Result<usize> {
+        src.iter().try_for_each(Buffer::check_host)?;
         let memory = self.memory();
         let (mut from, mut to) = std::mem::take(&mut memory.ranges);
         let range = |buffer: &Buffer| Range::new(buffer.addr() as u64, buffer.len() as u64);
@@ -163,6 +191,10 @@ pub(crate) struct Memory {
     ranges: (Vec<Range>, Vec<Range>),
     /// What the parts go through, if they do.
     slab: Option<Arc<Slab>>,
+    /// Whose memory the destinations are, unless this process's.
+    device: Option<Arc<Device>>,
+    /// Whether there are any.
+    copies: bool,
 }
 
 /// One part in flight.
@@ -180,6 +212,8 @@ pub(crate) struct Part {
     checksum: [AtomicU64; 2],
     /// Whether `checksum` holds.
     done: AtomicBool,
+    /// Whether a device did not take a piece of it.
+    failed: AtomicBool,
 }
 
 impl Part {
@@ -195,7 +229,12 @@ impl Part {
             units_left: AtomicU32::new(0),
             checksum: [const { AtomicU64::new(0) }; 2],
             done: AtomicBool::new(false),
+            failed: AtomicBool::new(false),
         }
+    }
+
+    pub(super) fn failed(&self) -> bool {
+        self.failed.load(Ordering::Relaxed)
     }
 
     pub(super) fn checksum(&self) -> Option<Checksum> {
@@ -234,6 +273,7 @@ impl Memory {
         part.units = (self.units.len() - units) as u32;
         part.units_left = AtomicU32::new(part.units);
         self.bytes += part.len;
+        self.copies |= part.copies;
         self.parts.push(part);
         Ok(index)
     }
@@ -249,6 +289,7 @@ impl Memory {
     /// Whether a part was copied to where its medium has failed.
     pub(super) fn is_lost(&self, part: usize) -> bool {
         lost::any()
+            && self.device.is_none()
             && self.parts.get(part).is_some_and(|part| {
                 let units = part.first_unit as usize..(part.first_unit + part.units) as usize;
                 let spans = self.units[units].iter();
@@ -271,6 +312,8 @@ impl Memory {
         self.spans.clear();
         self.digests.clear();
         self.slab = None;
+        self.device = None;
+        self.copies = false;
         self.bytes = 0;
     }
 
@@ -285,11 +328,29 @@ impl Memory {
             return unsafe { mover.run(self, first, count, &mut Direct) };
         };
         let region = slab.take();
-        // SAFETY: the region is this call's alone until it is dropped, after the desks; otherwise
-        // the caller's promise.
-        unsafe {
-            let mut desks = Desks::new(mover.isa, region.as_mut_ptr(), region.len());
-            mover.run(self, first, count, &mut desks);
+        let Some(device) = &self.device else {
+            // SAFETY: the region is this call's alone until it is dropped, after the desks;
+            // otherwise the caller's promise.
+            return unsafe {
+                let mut desks = Desks::new(mover.isa, region.as_mut_ptr(), region.len());
+                mover.run(self, first, count, &mut desks);
+            };
+        };
+        // Two where there are: the device reads one while this lane fills the other.
+        let more = slab.try_take();
+        let regions = std::iter::once(&region).chain(&more);
+        let regions: Vec<*mut u8> = regions.map(Region::as_mut_ptr).collect();
+        // SAFETY: as above; the sink waits for the device before it is gone.
+        let taken = unsafe {
+            let mut sink = Sink::new(device, &regions, region.len());
+            mover.run(self, first, count, &mut sink);
+            sink.finish()
+        };
+        if taken.is_err() {
+            for unit in &self.units[first as usize..(first + count) as usize] {
+                let part = &self.parts[unit.tag as usize];
+                part.failed.store(part.copies, Ordering::Relaxed);
+            }
         }
     }
 

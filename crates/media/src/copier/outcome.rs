@@ -27,6 +27,9 @@ pub enum Failure {
     /// The medium failed under its destination, which is memory of this process now.
     #[error("the medium failed where this part was to be stored")]
     MemoryLost,
+    /// The device did not take its bytes.
+    #[error("the device did not take this part")]
+    Device,
     /// The copier was closed, or belongs to the process that this one was forked from.
     #[error("the copier is closed")]
     Closed,
@@ -73,6 +76,7 @@ impl<'a> Done<'a> {
     pub fn part(&self, index: usize) -> Option<(u32, Result<Outcome, Failure>)> {
         let part = self.memory.parts.get(index)?;
         let outcome = match part.checksum() {
+            _ if part.failed() => Err(Failure::Device),
             Some(_) if self.memory.is_lost(index) => Err(Failure::MemoryLost),
             Some(checksum) => Ok(Outcome {
                 checksum,

@@ -5,6 +5,7 @@
 //! free waits for another one's end.
 
 use super::CopierConfig;
+use crate::cuda::Device;
 use crate::error::{Error, Result};
 use crate::memory::Mapping;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -29,9 +30,12 @@ const REGION_ALIGN: u64 = 4096;
 /// Memory cut into regions of equal length.
 #[derive(Debug)]
 pub(crate) struct Slab {
-    _mapping: Arc<Mapping>,
+    mapping: Arc<Mapping>,
+    /// Who has pinned it: devices that share a driver share what it pins.
+    pinned: Mutex<Option<Arc<Device>>>,
     at: usize,
     region: usize,
+    pid: u32,
     free: Mutex<Vec<usize>>,
     freed: Condvar,
 }
@@ -48,11 +52,31 @@ impl Slab {
         let region = len / regions as u64 / REGION_ALIGN * REGION_ALIGN;
         Ok(Self {
             at: mapping.at(0, len)?,
-            _mapping: mapping,
+            mapping,
+            pinned: Mutex::new(None),
+            pid: std::process::id(),
             region: region as usize,
             free: Mutex::new((0..regions).rev().collect()),
             freed: Condvar::new(),
         })
+    }
+
+    /// Pins the slab, unless it is. The driver may refuse, mostly because of a limit on locked
+    /// memory: copies are slower then, and right.
+    pub(super) fn pin_for(&self, device: &Arc<Device>) {
+        let mut pinned = self.pinned.lock().unwrap_or_else(PoisonError::into_inner);
+        if pinned.is_none() {
+            let len = self.mapping.len() as usize;
+            // SAFETY: the mapping is there until the slab has undone this.
+            let refused = unsafe { device.pin(self.at, len) }.is_err();
+            *pinned = (!refused).then(|| Arc::clone(device));
+        }
+    }
+
+    /// A free region, if there is one.
+    pub(super) fn try_take(&self) -> Option<Region<'_>> {
+        let number = self.free().pop()?;
+        Some(Region { slab: self, number })
     }
 
     /// Waits for a free region.
@@ -72,6 +96,22 @@ impl Slab {
     /// No code that runs under this lock can panic half way, so poison means nothing.
     fn free(&self) -> MutexGuard<'_, Vec<usize>> {
         self.free.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Slab {
+    fn drop(&mut self) {
+        let pinned = self
+            .pinned
+            .get_mut()
+            .unwrap_or_else(PoisonError::into_inner);
+        // A forked child has neither the memory nor the driver.
+        if let Some(device) = pinned.take()
+            && self.pid == std::process::id()
+        {
+            // Otherwise the driver would take the addresses for pinned when they are others'.
+            let _unpinned = device.unpin(self.at);
+        }
     }
 }
 

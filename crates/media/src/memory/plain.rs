@@ -48,9 +48,11 @@ impl Plain {
     ///
     /// # Errors
     ///
-    /// Before the first byte: [`Error::OutOfBounds`], [`Error::ReadOnly`], and [`Error::Overlap`]
-    /// when the two buffers share memory.
+    /// Before the first byte: [`Error::OutOfBounds`], [`Error::ReadOnly`], [`Error::OnDevice`],
+    /// and [`Error::Overlap`] when the two buffers share memory.
     pub fn copy(self, src: &Buffer, dst: &Buffer, pieces: &[Span]) -> Result<()> {
+        src.check_host()?;
+        dst.check_host()?;
         if !dst.is_writable() {
             return Err(Error::ReadOnly { addr: dst.addr() });
         }

@@ -50,7 +50,7 @@ impl Core {
     ) -> Result<Task, Error> {
         let pass = self.gate.enter()?;
         buffers.check(keys.len(), true)?;
-        if options.staged {
+        if options.staged || buffers.on_device() {
             self.copier.make_slab()?;
         }
         let caller = Caller::Here(buffers);

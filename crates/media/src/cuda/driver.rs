@@ -1,0 +1,120 @@
+//! CUDA's driver, found at run time: nothing of it is needed to build or to load this crate.
+
+use crate::error::{Error, Result};
+use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
+use std::io;
+use std::path::Path;
+
+/// `CUcontext`, `CUstream`, `CUevent`.
+pub(super) type Handle = *mut c_void;
+type Code = c_int;
+
+const SUCCESS: Code = 0;
+
+/// Names another library than the system's, for tests.
+const LIBRARY: &str = "KVDEPOT_CUDA_LIBRARY";
+
+/// The functions that are used of `libcuda.so.1`, named as there.
+#[derive(Debug)]
+#[expect(non_snake_case, reason = "the driver's own names")]
+pub(super) struct Driver {
+    pub(super) cuInit: unsafe extern "C" fn(c_uint) -> Code,
+    pub(super) cuDeviceGet: unsafe extern "C" fn(*mut c_int, c_int) -> Code,
+    pub(super) cuDevicePrimaryCtxRetain: unsafe extern "C" fn(*mut Handle, c_int) -> Code,
+    pub(super) cuCtxPushCurrent_v2: unsafe extern "C" fn(Handle) -> Code,
+    pub(super) cuCtxPopCurrent_v2: unsafe extern "C" fn(*mut Handle) -> Code,
+    pub(super) cuMemHostRegister_v2: unsafe extern "C" fn(*mut c_void, usize, c_uint) -> Code,
+    pub(super) cuMemHostUnregister: unsafe extern "C" fn(*mut c_void) -> Code,
+    pub(super) cuStreamCreate: unsafe extern "C" fn(*mut Handle, c_uint) -> Code,
+    pub(super) cuStreamSynchronize: unsafe extern "C" fn(Handle) -> Code,
+    pub(super) cuMemcpyHtoDAsync_v2:
+        unsafe extern "C" fn(u64, *const c_void, usize, Handle) -> Code,
+    pub(super) cuPointerGetAttribute: unsafe extern "C" fn(*mut c_void, c_int, u64) -> Code,
+    pub(super) cuEventCreate: unsafe extern "C" fn(*mut Handle, c_uint) -> Code,
+    pub(super) cuEventRecord: unsafe extern "C" fn(Handle, Handle) -> Code,
+    pub(super) cuEventSynchronize: unsafe extern "C" fn(Handle) -> Code,
+    cuGetErrorName: unsafe extern "C" fn(Code, *mut *const c_char) -> Code,
+    /// The library, which is never closed: its threads may run as long as the process.
+    #[cfg_attr(not(test), expect(dead_code, reason = "held, not read"))]
+    pub(super) library: usize,
+}
+
+impl Driver {
+    /// Loads the system's driver, or the one that the environment names.
+    pub(super) fn system() -> Result<Self> {
+        let named = std::env::var_os(LIBRARY);
+        Self::load(
+            named
+                .as_deref()
+                .map_or_else(|| Path::new("libcuda.so.1"), Path::new),
+        )
+    }
+
+    pub(super) fn load(path: &Path) -> Result<Self> {
+        let name = CString::new(path.as_os_str().as_encoded_bytes())
+            .map_err(|error| Error::io("load", path.display().to_string(), error))?;
+        // SAFETY: `name` is a string; the driver's initialisers are trusted like the system's.
+        let library = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
+        if library.is_null() {
+            let problem = io::Error::other("no CUDA driver could be loaded");
+            return Err(Error::io("load", path.display().to_string(), problem));
+        }
+        macro_rules! function {
+            ($name:ident) => {{
+                let name = concat!(stringify!($name), "\0");
+                // SAFETY: the library is loaded, the name ends in a zero.
+                let at = unsafe { libc::dlsym(library, name.as_ptr().cast()) };
+                if at.is_null() {
+                    let problem = io::Error::other(concat!("no ", stringify!($name)));
+                    return Err(Error::io("load", path.display().to_string(), problem));
+                }
+                // SAFETY: cuda.h declares the function of that name as the field's type does, and a
+                // pointer to it is as wide as any.
+                unsafe { std::mem::transmute_copy(&at) }
+            }};
+        }
+        let driver = Self {
+            cuInit: function!(cuInit),
+            cuDeviceGet: function!(cuDeviceGet),
+            cuDevicePrimaryCtxRetain: function!(cuDevicePrimaryCtxRetain),
+            cuCtxPushCurrent_v2: function!(cuCtxPushCurrent_v2),
+            cuCtxPopCurrent_v2: function!(cuCtxPopCurrent_v2),
+            cuMemHostRegister_v2: function!(cuMemHostRegister_v2),
+            cuMemHostUnregister: function!(cuMemHostUnregister),
+            cuStreamCreate: function!(cuStreamCreate),
+            cuStreamSynchronize: function!(cuStreamSynchronize),
+            cuMemcpyHtoDAsync_v2: function!(cuMemcpyHtoDAsync_v2),
+            cuPointerGetAttribute: function!(cuPointerGetAttribute),
+            cuEventCreate: function!(cuEventCreate),
+            cuEventRecord: function!(cuEventRecord),
+            cuEventSynchronize: function!(cuEventSynchronize),
+            cuGetErrorName: function!(cuGetErrorName),
+            library: library.expose_provenance(),
+        };
+        // SAFETY: the flags must be zero.
+        driver.check("cuInit", unsafe { (driver.cuInit)(0) })?;
+        Ok(driver)
+    }
+
+    /// Turns a function's answer into an error.
+    pub(super) fn check(&self, function: &'static str, code: Code) -> Result<()> {
+        if code == SUCCESS {
+            return Ok(());
+        }
+        let mut name: *const c_char = std::ptr::null();
+        // SAFETY: `name` is writable.
+        let known = unsafe { (self.cuGetErrorName)(code, &raw mut name) } == SUCCESS;
+        let name = match known && !name.is_null() {
+            // SAFETY: the driver gave a string that lives as long as it.
+            true => unsafe { CStr::from_ptr(name) }
+                .to_string_lossy()
+                .into_owned(),
+            false => format!("CUDA error {code}"),
+        };
+        Err(Error::io(
+            function,
+            "the CUDA driver",
+            io::Error::other(name),
+        ))
+    }
+}
