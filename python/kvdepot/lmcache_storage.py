@@ -29,6 +29,7 @@ from lmcache.v1.storage_backend.abstract_backend import StoragePluginInterface
 
 import kvdepot
 from kvdepot import lmcache_settings
+from kvdepot.lmcache_depot import open_shared
 from kvdepot.lmcache_layout import Layout, block_keys
 
 logger: logging.Logger = init_logger(__name__)
@@ -116,7 +117,7 @@ class KvdepotBackend(StoragePluginInterface):
         self._pins: dict[CacheEngineKey, list[kvdepot.Pin]] = {}
         # Keys that are being put, and whether they were removed meanwhile.
         self._putting: dict[CacheEngineKey, bool] = {}
-        self._depot = kvdepot.open(settings.pipeline, settings.depot)
+        self._depot = open_shared(settings.pipeline, settings.depot)
         try:
             layout = Layout.of_engine(config, metadata)
             self._spaces = {layout: self._space(layout)}

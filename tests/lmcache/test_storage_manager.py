@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import kvdepot
 import pytest
 from lmcache.v1.event_manager import EventType
 
@@ -150,50 +152,90 @@ PUT_AND_DIE = """
 """
 
 
-def test_a_killed_process_loses_no_chunk_that_was_stored(
-    engine: Engine, chunks: Chunks, tmp_path: Path
-):
-    packages = tmp_path / "packages"
+def put_and_die(folder: Path, count: int) -> None:
+    """Another process stores the first chunks and is killed."""
+    packages = folder / "packages"
     packages.mkdir()
     (packages / "lmcache_tests").symlink_to(Path(__file__).parent)
     program = f"import sys; sys.path.insert(0, {str(packages)!r})\n{textwrap.dedent(PUT_AND_DIE)}"
     died = subprocess.run(
-        [sys.executable, "-c", program, str(tmp_path), "100"],
+        [sys.executable, "-c", program, str(folder), str(count)],
         capture_output=True,
         text=True,
         timeout=120,
     )
     assert died.returncode == -signal.SIGKILL, died.stderr
+
+
+def test_a_killed_process_loses_no_chunk_that_was_stored(
+    engine: Engine, chunks: Chunks, tmp_path: Path
+):
+    put_and_die(tmp_path, 100)
     check_all(engine.manager(), chunks, chunks.keys(100))
 
 
 def test_a_second_opener_is_told_of_the_first(
     engine: Engine, chunks: Chunks, caplog: pytest.LogCaptureFixture
 ):
-    import os
-
-    first = engine.manager()
+    alone = {"kvdepot.socket": "off"}
+    first = engine.manager(extra=alone)
     keys = chunks.keys(4)
     put(first, chunks, keys)
-    second = engine.manager()
+    second = engine.manager(extra=alone)
     assert "dax" not in second.list_backends()
     [line] = [line for line in caplog.messages if "Failed to create backend" in line]
     assert str(os.getpid()) in line
     check_all(first, chunks, keys)
 
 
-def test_ranks_have_chunks_of_their_own(engine: Engine, chunks: Chunks):
-    ranks = [[chunks.key(rank, 2, chunk_hash=hash_) for hash_ in (5, 6, 7)] for rank in (0, 1)]
-    for rank, keys in enumerate(ranks):
-        manager = engine.manager(rank, 2)
-        assert manager.list_backends()["dax"] == "KvdepotBackend"
-        assert manager.batched_contains(keys)[0] == 0
-        put(manager, chunks, keys)
-        manager.close()
-    for rank, keys in enumerate(ranks):
-        manager = engine.manager(rank, 2)
-        check_all(manager, chunks, keys)
-        manager.close()
+@pytest.mark.parametrize("socket", ["named", "auto"])
+def test_ranks_share_an_arena_and_have_chunks_of_their_own(
+    engine: Engine, chunks: Chunks, socket: str
+):
+    extra = {} if socket == "named" else {"kvdepot.socket": None}
+    keys = [[chunks.key(rank, 2, chunk_hash=hash_) for hash_ in (5, 6, 7)] for rank in (0, 1)]
+    for _ in range(2):  # and after a restart
+        ranks = [engine.manager(rank, 2, extra=extra) for rank in (0, 1)]
+        for manager, own in zip(ranks, keys, strict=True):
+            assert manager.list_backends()["dax"] == "KvdepotBackend"
+            put(manager, chunks, own)
+            check_all(manager, chunks, own)
+        for manager in reversed(ranks):
+            manager.close()
+
+
+def test_the_scheduler_finds_what_the_worker_stores(engine: Engine, chunks: Chunks):
+    worker, scheduler = engine.manager(), engine.manager(role="scheduler")
+    keys = chunks.keys(3)
+    assert scheduler.batched_contains(keys) == (0, {})
+    put(worker, chunks, keys)
+    assert scheduler.batched_contains([*keys, chunks.key()], pin=True) == (3, {"dax": keys})
+    assert worker.storage_backends["dax"].batched_remove(keys) == 3  # unpublished, kept
+    scheduler.batched_unpin(keys)
+
+
+def test_another_process_may_die_in_the_middle(engine: Engine, chunks: Chunks, tmp_path: Path):
+    first = engine.manager()
+    keys = chunks.keys(100)
+    put(first, chunks, keys[:50])
+    put_and_die(tmp_path, 100)
+    check_all(first, chunks, keys)
+
+
+def test_a_running_service_serves_every_rank(engine: Engine, chunks: Chunks, tmp_path: Path):
+    socket, dax = str(tmp_path / "service"), {"path": str(tmp_path / "own"), "capacity": "64MiB"}
+    # The keys that `Engine.config` has for an arena of its own are the service's here.
+    none = dict.fromkeys(["dax.device_path", "dax.max_dax_size", "kvdepot.lock_wait"])
+    extra = {**none, "kvdepot.socket": None, "kvdepot.path": f"unix:{socket}"}
+    with kvdepot.open("Dax", {"dax": dax, "socket": socket}) as service:
+        ranks = [engine.manager(rank, 2, extra=extra) for rank in (0, 1)]
+        for rank, manager in enumerate(ranks):
+            keys = chunks.keys(8, rank=rank, world=2)
+            put(manager, chunks, keys)
+            check_all(manager, chunks, keys)
+        assert service.stats()["tiers"]["Dax"]["blocks"] == 16
+        for manager in ranks:
+            manager.close()
 
 
 def test_the_scheduler_looks_up_without_memory(engine: Engine, chunks: Chunks):
@@ -206,3 +248,17 @@ def test_the_scheduler_looks_up_without_memory(engine: Engine, chunks: Chunks):
     assert scheduler.batched_contains([*keys, chunks.key()], pin=True) == (3, {"dax": keys})
     scheduler.batched_unpin(keys)
     assert scheduler.get(keys[0]) is None
+
+
+def test_two_devices_are_one_tier_and_both_are_there_again(engine: Engine, chunks: Chunks):
+    devices = [
+        {"device_path": str(engine.folder / name), "max_dax_size_gb": 0.03125} for name in "ab"
+    ]
+    both = {"dax.device_path": None, "dax.max_dax_size": None, "dax.devices": devices}
+    manager = engine.manager(extra=both, cpu_mib=64)
+    keys = chunks.keys(600)  # more than one of them holds
+    for at in range(0, 600, 100):
+        put(manager, chunks, keys[at : at + 100])
+    check_all(manager, chunks, keys)
+    manager.close()
+    check_all(engine.manager(extra=both, cpu_mib=64), chunks, keys)
