@@ -306,3 +306,22 @@ def test_close_waits_for_what_is_under_way_and_refuses_the_rest(host: Host, call
     assert all(torch.equal(a, b.raw_data) for a, b in zip(after, targets, strict=True))
     again = host.adapter()
     assert all(again.load(names + more))
+
+
+def test_two_servers_share_the_depot_of_a_service(host: Host, tmp_path: Path):
+    names = mp.keys(range(20))
+    settings = {
+        "dax": {"path": str(tmp_path / "shared"), "capacity": mp.ARENA_BYTES},
+        "socket": str(tmp_path / "service"),
+    }
+    with kvdepot.open("Dax", settings):
+        params = {"path": f"unix:{tmp_path / 'service'}", "device_path": None}
+        params |= {"max_dax_size": None, "socket": None, "lock_wait": None}
+        one, other = host.adapter(**params), host.adapter(**params)
+        assert one.store(names).is_successful()
+        assert all(other.load(names))
+        other.adapter.delete(names[:5])
+        assert one.load(names) == [False] * 5 + [True] * 15
+        host.close(one)
+        assert all(other.load(names[5:]))
+        host.close(other)
