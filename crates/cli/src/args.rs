@@ -73,8 +73,11 @@ pub(crate) enum Bench {
     /// every second in stored order. The limit is the best plain copy (memcpy, streaming stores;
     /// of adjacent blocks also as one piece a thread) on as many threads as workers. Metrics:
     /// throughput; staged_over_direct, the throughput through the staging slab over that of a
-    /// direct copy; and cpu_over_copy, the processor time of all threads over that of the best
-    /// plain copy.
+    /// direct copy; cpu_over_copy, the processor time of all threads over that of the best plain
+    /// copy; processes_over_one, the throughput of four processes that restore from one served depot
+    /// at once, over that of one with as many lanes; first_hit, from the opening of an arena of
+    /// 100,000 blocks until one of them is served; and pin_over_echo, how much longer a served
+    /// depot takes to pin 256 keys than an echo of the same bytes over a socket of the same kind.
     Restore(Restore),
     /// Placing blocks: utilisation and time of the allocator, against others.
     ///
@@ -162,7 +165,8 @@ pub(crate) struct Restore {
     pub(crate) quick: bool,
     /// Only this; all unless given.
     #[arg(long = "metric", value_name = "NAME", value_parser = [
-        "throughput", "staged_over_direct", "cpu_over_copy",
+        "throughput", "staged_over_direct", "cpu_over_copy", "processes_over_one", "first_hit",
+        "pin_over_echo",
     ])]
     pub(crate) metrics: Vec<String>,
     /// Blocks of a call; 64, 256 and 1024 unless given.
@@ -188,6 +192,19 @@ pub(crate) struct Restore {
     /// Where the file of the tier is made, and removed again; /dev/shm unless given.
     #[arg(long, value_name = "PATH")]
     pub(crate) dir: Option<PathBuf>,
+    /// Restores from the depot at this socket when told to; what a process of the benchmark does.
+    #[arg(long, hide = true)]
+    pub(crate) child: Option<PathBuf>,
+    /// Its share of the blocks.
+    #[arg(long, hide = true, value_parser = share)]
+    pub(crate) share: Option<(usize, usize)>,
+}
+
+/// `2/4`: the third of four shares.
+fn share(text: &str) -> Result<(usize, usize), String> {
+    let (share, of) = text.split_once('/').ok_or("two numbers and a slash")?;
+    let number = |text: &str| text.parse::<usize>().map_err(|error| error.to_string());
+    Ok((number(share)?, number(of)?.max(1)))
 }
 
 /// Options of `alloc`.

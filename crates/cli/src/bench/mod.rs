@@ -52,6 +52,11 @@ pub(crate) fn run(args: &Bench, program: &OsStr, output: &mut Output) -> Result<
     {
         return reopen::child(arena, args, output);
     }
+    if let Bench::Restore(args) = args
+        && let Some(socket) = &args.child
+    {
+        return restore::child(socket, args, output);
+    }
     let (name, cases) = match args {
         Bench::Memory(args) => ("bench memory", memory::cases(args)),
         Bench::Restore(args) => ("bench restore", restore::cases(args)),
@@ -67,7 +72,7 @@ pub(crate) fn run(args: &Bench, program: &OsStr, output: &mut Output) -> Result<
     };
     let result = match args {
         Bench::Memory(args) => memory::run(args, &mut report),
-        Bench::Restore(args) => restore::run(args, &mut report),
+        Bench::Restore(args) => restore::run(args, program, &mut report),
         Bench::Alloc(args) => alloc::run(args, &mut report),
         Bench::Index(args) => index::run(args, &mut report),
         Bench::Reopen(args) => reopen::run(args, program, &mut report),

@@ -193,7 +193,7 @@ fn wait_for_ready(child: &mut Child) -> bool {
 }
 
 /// What to run for the same command: this program, or the script that loaded us into another one.
-fn this_command(program: &OsStr) -> PathBuf {
+pub(super) fn this_command(program: &OsStr) -> PathBuf {
     match std::env::current_exe() {
         Ok(this) if this.file_stem().is_some_and(|name| name == "kvdepot") => this,
         _ => program.into(),

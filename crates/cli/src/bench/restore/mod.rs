@@ -1,13 +1,18 @@
 //! `kvdepot bench restore`: blocks brought back from the Dax tier.
 //!
 //! Each metric has a module. Those that compare copies are figures of the same runs, which `cells`
-//! times.
+//! times; the others are of depots that this process serves (`served`).
 
 mod cells;
 mod cpu;
+mod first_hit;
+mod pin;
+mod processes;
+mod served;
 mod staged;
 mod throughput;
 
+use std::ffi::OsStr;
 use std::path::Path;
 
 use serde_json::json;
@@ -15,6 +20,7 @@ use serde_json::json;
 use super::Report;
 use crate::args::Restore;
 use crate::error::Error;
+use crate::output::Output;
 use cells::{Cell, Machine};
 
 const COUNTS: [usize; 3] = [64, 256, 1024];
@@ -99,10 +105,33 @@ pub(super) fn cases(args: &Restore) -> usize {
     Plan::new(args).cells.len()
 }
 
-pub(super) fn run(args: &Restore, report: &mut Report<'_>) -> Result<(), Error> {
+pub(super) fn child(socket: &Path, args: &Restore, output: &mut Output) -> Result<i32, Error> {
+    processes::child(socket, args, output)
+}
+
+pub(super) fn run(args: &Restore, program: &OsStr, report: &mut Report<'_>) -> Result<(), Error> {
     let plan = Plan::new(args);
     plan.check(args)?;
     let dir = args.dir.as_deref().unwrap_or_else(|| Path::new("/dev/shm"));
+    if COPIES.iter().any(|metric| wanted(args, metric)) {
+        copies(args, &plan, dir, report)?;
+    }
+    if wanted(args, "processes_over_one") {
+        processes::run(dir, program, plan.rounds, report)?;
+    }
+    if wanted(args, "first_hit") {
+        first_hit::run(dir, args.quick, plan.rounds, report)?;
+    }
+    if wanted(args, "pin_over_echo") {
+        pin::run(dir, plan.rounds, report)?;
+    }
+    Ok(())
+}
+
+/// The metrics that are figures of the same runs.
+const COPIES: [&str; 3] = ["throughput", "staged_over_direct", "cpu_over_copy"];
+
+fn copies(args: &Restore, plan: &Plan, dir: &Path, report: &mut Report<'_>) -> Result<(), Error> {
     let cold = args.cold.unwrap_or(COLD) as usize;
     let mut machine = Machine::new(dir, &plan.cells, cold)?;
     for cell in &plan.cells {
