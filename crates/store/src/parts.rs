@@ -26,6 +26,43 @@ pub(crate) struct Part {
     pub(crate) checksum: Checksum,
 }
 
+/// The parts of one block; nearly all have one, which costs no memory of its own.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Parts {
+    One(Part),
+    Many(Vec<Part>),
+}
+
+impl std::ops::Deref for Parts {
+    type Target = [Part];
+
+    fn deref(&self) -> &[Part] {
+        match self {
+            Parts::One(part) => std::slice::from_ref(part),
+            Parts::Many(parts) => parts,
+        }
+    }
+}
+
+impl From<Vec<Part>> for Parts {
+    fn from(parts: Vec<Part>) -> Parts {
+        match parts.as_slice() {
+            [one] => Parts::One(*one),
+            _ => Parts::Many(parts),
+        }
+    }
+}
+
+/// The one part of a block that has no table.
+pub(crate) fn single(place: &Place) -> Option<Parts> {
+    let part = Part {
+        offset: 0,
+        len: place.len,
+        checksum: place.checksum,
+    };
+    (place.parts == 1).then_some(Parts::One(part))
+}
+
 /// Bytes of a payload whose parts have these lengths, table included.
 pub(crate) fn payload_len(parts: &[u64]) -> u64 {
     match parts {

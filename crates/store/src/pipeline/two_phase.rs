@@ -9,7 +9,7 @@ use kvdepot_media::Checksum;
 use super::Core;
 use crate::arena::{Cause, Full, Place, Refused, Token, Wanted};
 use crate::config::Overload;
-use crate::parts::{self, Part};
+use crate::parts::{self, Parts};
 use crate::share::placement;
 use crate::tier::Tier;
 use crate::{Error, Key, NamespaceId};
@@ -22,7 +22,7 @@ pub struct Pin {
     pub(crate) tier_name: &'static str,
     pub(crate) medium: u32,
     pub(crate) place: Place,
-    pub(crate) parts: Vec<Part>,
+    pub(crate) parts: Parts,
     pub(crate) session: u64,
 }
 
@@ -33,7 +33,7 @@ pub struct Reservation {
     pub(crate) tier: usize,
     pub(crate) medium: u32,
     pub(crate) place: Place,
-    pub(crate) parts: Vec<Part>,
+    pub(crate) parts: Parts,
     pub(crate) session: u64,
 }
 
@@ -178,7 +178,7 @@ impl Core {
                     tier,
                     medium: place.token.device,
                     place,
-                    parts: parts::blank(lengths),
+                    parts: parts::blank(lengths).into(),
                     session,
                 }));
             }
@@ -227,7 +227,7 @@ impl Core {
             let mut written = Vec::with_capacity(mine.len());
             for index in &mine {
                 let Reservation { place, parts, .. } = &reservations[*index];
-                let mut parts = parts.clone();
+                let mut parts = parts.to_vec();
                 for (part, checksum) in parts.iter_mut().zip(&checksums[*index]) {
                     part.checksum = *checksum;
                 }
@@ -354,18 +354,21 @@ impl Core {
 /// A pinned block with its part table; `None`, and unpinned and unpublished, when that does not
 /// verify.
 fn open(from: &Tier, tier: usize, place: Place, session: u64) -> Option<Pin> {
-    let Place {
-        identity,
-        extents,
-        len,
-        parts,
-        checksum,
-        token,
-        ..
-    } = place;
-    let devices = from.devices();
-    let mapping = devices.mapping(token).ok()?;
-    let parts = parts::read(&mapping, &identity, &extents, len, parts, checksum);
+    let token = place.token;
+    let parts = parts::single(&place).or_else(|| {
+        let devices = from.devices();
+        let mapping = devices.mapping(token).ok()?;
+        let (extents, sum) = (&place.extents, place.checksum);
+        let found = parts::read(
+            &mapping,
+            &place.identity,
+            extents,
+            place.len,
+            place.parts,
+            sum,
+        );
+        found.map(Parts::from)
+    });
     if parts.is_none() {
         from.discard(&[token]);
         from.unpin([token].into_iter());

@@ -16,6 +16,7 @@ use crate::gate::Gate;
 use crate::journal::Journal;
 use crate::listing::{Gone, NamespaceUsage};
 use crate::metrics::{Op, Stats};
+use crate::parts::Parts;
 use crate::pipeline::{GetOptions, Pin, Reservation};
 use crate::task::{Outcome, Task};
 use crate::{Error, Identity, Key, NamespaceId, clock, parts};
@@ -272,16 +273,12 @@ impl Client {
                 })?;
                 // The owner has looked at the table; a medium that this process cannot read is a
                 // miss, and the pin ends with the session.
-                let parts = link.mover.medium(&place).and_then(|mapping| {
+                let parts = parts::single(&place).or_else(|| {
+                    let mapping = link.mover.medium(&place)?;
                     let (extents, sum) = (&place.extents, place.checksum);
-                    parts::read(
-                        &mapping,
-                        &place.identity,
-                        extents,
-                        place.len,
-                        place.parts,
-                        sum,
-                    )
+                    let (len, parts) = (place.len, place.parts);
+                    let found = parts::read(&mapping, &place.identity, extents, len, parts, sum);
+                    found.map(Parts::from)
                 });
                 let name = self.about.tiers.get(tier).map_or("", String::as_str);
                 pins.push(parts.map(|parts| Pin {
@@ -377,7 +374,7 @@ impl Client {
                     tier,
                     medium: place.token.device,
                     place,
-                    parts: parts::blank(lens),
+                    parts: parts::blank(lens).into(),
                     session: link.mover.session,
                 }));
             }

@@ -4,6 +4,7 @@
 //! breaks ends nothing, because whoever was writing may still write.
 
 use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,6 +19,7 @@ use super::outbox::Outbox;
 use super::slow;
 use crate::arena::{Place, Token};
 use crate::metrics::Op;
+use crate::parts::Parts;
 use crate::pipeline::{Caller, Core, GetOptions, Lanes, Moved, MovesDone, Pin, Reservation};
 use crate::task::{Mirror, Outcome};
 use crate::{Error, Key, NamespaceId, clock};
@@ -42,10 +44,37 @@ pub(super) struct Session {
 #[derive(Default)]
 pub(super) struct Held {
     /// By tier and token, with how often it was pinned.
-    pub(super) pins: HashMap<(usize, Token), (u32, Place)>,
+    pub(super) pins: HashMap<(usize, Token), (u32, Place), BuildHasherDefault<Mix>>,
     pub(super) reservations: HashMap<(usize, Token), Reservation>,
     /// The client has ended: nothing is added any more.
     pub(super) over: bool,
+}
+
+/// Hashes names of pins: the owner has made their numbers itself, and a call has hundreds.
+#[derive(Default)]
+pub(super) struct Mix(u64);
+
+impl Hasher for Mix {
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|byte| self.write_u64((*byte).into()));
+    }
+
+    fn write_u32(&mut self, word: u32) {
+        self.write_u64(word.into());
+    }
+
+    fn write_usize(&mut self, word: usize) {
+        self.write_u64(word as u64);
+    }
+
+    fn write_u64(&mut self, word: u64) {
+        // An odd number without a pattern: that of SplitMix64.
+        self.0 = (self.0.rotate_left(5) ^ word).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
 }
 
 #[derive(Default)]
@@ -322,7 +351,7 @@ impl Session {
             tier_name: self.core.tiers[tier].name(),
             medium: place.token.device,
             place,
-            parts: Vec::new(),
+            parts: Parts::Many(Vec::new()),
             session: self.depot,
         }
     }
