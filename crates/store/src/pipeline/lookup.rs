@@ -1,7 +1,8 @@
 //! What the index answers by itself: which blocks are stored, and that some no longer are.
 
+use super::two_phase::open;
 use super::{Core, Pin, Reservation};
-use crate::arena::Refused;
+use crate::arena::{Place, Refused};
 use crate::devices::DeviceStats;
 use crate::metrics::Stats;
 use crate::tier::Tier;
@@ -108,11 +109,35 @@ impl Core {
         keys: &[Key],
         prefix: bool,
     ) -> Result<Vec<Option<Pin>>, Error> {
-        let mut pins = self.pin_all(session, id, keys)?;
-        let gap = pins.iter().position(Option::is_none);
-        if let (true, Some(gap)) = (prefix, gap) {
-            let behind: Vec<Pin> = pins[gap..].iter_mut().filter_map(Option::take).collect();
-            self.unpin(&behind, false);
+        let mut pins = self.pin_as(id, keys, |tier, here, place| {
+            Some(Pin {
+                tier,
+                tier_name: here.name(),
+                medium: place.token.device,
+                parts: open(here, &place)?,
+                place,
+                session,
+            })
+        })?;
+        if prefix {
+            self.unpin(&behind_gap(&mut pins), false);
+        }
+        Ok(pins)
+    }
+
+    /// As [`Core::pin`], for a client, which reads part tables itself: tiers and places.
+    pub(crate) fn pin_places(
+        &self,
+        id: NamespaceId,
+        keys: &[Key],
+        prefix: bool,
+    ) -> Result<Vec<Option<(usize, Place)>>, Error> {
+        let make = |tier, here: &Tier, place| open(here, &place).map(|_| (tier, place));
+        let mut pins = self.pin_as(id, keys, make)?;
+        if prefix {
+            for (tier, place) in behind_gap(&mut pins) {
+                self.tiers[tier].unpin([place.token].into_iter());
+            }
         }
         Ok(pins)
     }
@@ -140,4 +165,10 @@ impl Core {
             _ => Ok(reserved),
         }
     }
+}
+
+/// Takes what is behind the first miss.
+fn behind_gap<T>(pins: &mut [Option<T>]) -> Vec<T> {
+    let gap = pins.iter().position(Option::is_none).unwrap_or(pins.len());
+    pins[gap..].iter_mut().filter_map(Option::take).collect()
 }

@@ -291,18 +291,19 @@ impl Core {
         }
     }
 
-    /// Pins blocks where they are nearest; `None` for a miss.
-    pub(super) fn pin_all(
+    /// Pins blocks where they are nearest, each as `make` has it; `None` for a miss, also where
+    /// `make` answers that the block does not verify.
+    pub(super) fn pin_as<T: Clone>(
         &self,
-        session: u64,
         namespace: NamespaceId,
         keys: &[Key],
-    ) -> Result<Vec<Option<Pin>>, Error> {
+        make: impl Fn(usize, &Tier, Place) -> Option<T>,
+    ) -> Result<Vec<Option<T>>, Error> {
         let _pass = self.gate.enter()?;
         let stamps = self.uses.call(keys.len());
-        let mut pins: Vec<Option<Pin>> = vec![None; keys.len()];
+        let mut pins: Vec<Option<T>> = vec![None; keys.len()];
         for (tier, here) in self.tiers.iter().enumerate() {
-            let mut places = Vec::new();
+            let mut places = Vec::with_capacity(keys.len());
             let each = |index: usize, place| places.push((index, place));
             let mut found: Vec<bool> = pins.iter().map(Option::is_some).collect();
             here.pin(namespace, keys, &mut found, |index| stamps.of(index), each);
@@ -310,7 +311,7 @@ impl Core {
             here.touch(namespace, used.map(|at| (&keys[at], stamps.of(at))));
             for (index, place) in places {
                 // One whose part table does not verify is asked of the next tier.
-                pins[index] = open(here, tier, place, session);
+                pins[index] = make(tier, here, place);
             }
         }
         Ok(pins)
@@ -351,11 +352,10 @@ impl Core {
     }
 }
 
-/// A pinned block with its part table; `None`, and unpinned and unpublished, when that does not
-/// verify.
-fn open(from: &Tier, tier: usize, place: Place, session: u64) -> Option<Pin> {
+/// A pinned block's parts; `None`, and unpinned and unpublished, when their table does not verify.
+pub(super) fn open(from: &Tier, place: &Place) -> Option<Parts> {
     let token = place.token;
-    let parts = parts::single(&place).or_else(|| {
+    let parts = parts::single(place).or_else(|| {
         let devices = from.devices();
         let mapping = devices.mapping(token).ok()?;
         let (extents, sum) = (&place.extents, place.checksum);
@@ -373,12 +373,5 @@ fn open(from: &Tier, tier: usize, place: Place, session: u64) -> Option<Pin> {
         from.discard(&[token]);
         from.unpin([token].into_iter());
     }
-    Some(Pin {
-        tier,
-        tier_name: from.name(),
-        medium: token.device,
-        place,
-        parts: parts?,
-        session,
-    })
+    parts
 }

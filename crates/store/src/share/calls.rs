@@ -4,7 +4,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::frame::{self, Frame, In, Out, Verb};
+use super::frame::{self, Frame, In, Incoming, Out, Verb};
 use super::session::Session;
 use crate::arena::{Place, Token};
 use crate::depot::About;
@@ -20,8 +20,8 @@ const GONE_MAX: usize = 1 << 20;
 /// Answers calls until the connection ends.
 pub(super) fn run(session: &Arc<Session>, socket: &UnixStream, about: &About) {
     let calls = Calls { session, about };
-    let mut memory = Vec::new();
-    while let Ok(Some(request)) = frame::receive_into(socket, std::mem::take(&mut memory)) {
+    let mut incoming = Incoming::default();
+    while let Ok(Some(request)) = incoming.next(socket) {
         let answer = match calls.answer(&request) {
             Ok(None) => None,
             Ok(Some(out)) => Some(out),
@@ -32,7 +32,6 @@ pub(super) fn run(session: &Arc<Session>, socket: &UnixStream, about: &About) {
         {
             return;
         }
-        memory = request.body;
     }
 }
 
@@ -145,24 +144,26 @@ impl Calls<'_> {
         let (id, prefix) = (body.namespace()?, body.flag()?);
         let keys = body.keys()?;
         let core = &self.session.core;
-        let pins = core.pin(self.session.depot, id, &keys, prefix)?;
+        let pins = core.pin_places(id, &keys, prefix)?;
         let mut held = self.session.held.lock();
         if held.over {
-            let pins: Vec<Pin> = pins.into_iter().flatten().collect();
             drop(held);
-            core.unpin(&pins, false);
+            for (tier, place) in pins.into_iter().flatten() {
+                core.tiers[tier].unpin([place.token].into_iter());
+            }
             return Err(Error::Closed(""));
         }
         out.reserve(pins.len() * 56);
+        held.pins.reserve(pins.len());
         for pin in &pins {
-            let Some(pin) = pin else {
+            let Some((tier, place)) = pin else {
                 out.byte(0);
                 continue;
             };
-            let entry = held.pins.entry((pin.tier, pin.place.token));
-            entry.or_insert((0, pin.place)).0 += 1;
-            out.byte(pin.tier as u8 + 1);
-            out.place(&pin.place);
+            let entry = held.pins.entry((*tier, place.token));
+            entry.or_insert((0, *place)).0 += 1;
+            out.byte(*tier as u8 + 1);
+            out.place(place);
         }
         Ok(())
     }

@@ -224,28 +224,9 @@ impl Out {
     }
 }
 
-/// Reads the next frame; `None` at the connection's orderly end.
-pub(super) fn receive(socket: &UnixStream) -> Result<Option<Frame>, Error> {
-    receive_into(socket, Vec::new())
-}
-
-/// As [`receive`], with a body whose memory is used again.
-pub(super) fn receive_into(
-    mut socket: &UnixStream,
-    mut body: Vec<u8>,
-) -> Result<Option<Frame>, Error> {
-    let mut head = [0; HEAD];
-    let mut have = 0;
-    while have < HEAD {
-        match socket.read(&mut head[have..]) {
-            Ok(0) if have == 0 => return Ok(None),
-            Ok(0) => return Err(broken("it ended in the middle of a frame")),
-            Ok(count) => have += count,
-            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(broken(error.to_string())),
-        }
-    }
-    let mut read = In(&head);
+/// Verb, status, number and length of the body.
+fn head(bytes: &[u8]) -> Result<(Verb, u16, u64, usize), Error> {
+    let mut read = In(bytes);
     let len = read.word()? as usize;
     let verb = read.short()?;
     let status = read.short()?;
@@ -259,16 +240,74 @@ pub(super) fn receive_into(
             "a frame of {len} bytes: at most {BODY_MAX} are allowed"
         )));
     }
-    body.resize(len, 0);
-    socket
-        .read_exact(&mut body)
-        .map_err(|error| broken(error.to_string()))?;
-    Ok(Some(Frame {
-        verb,
-        status,
-        number,
-        body,
-    }))
+    Ok((verb, status, number, len))
+}
+
+/// The frames of a connection that one thread at a time reads, whole ones in one system call, in
+/// memory that is used again.
+#[derive(Default)]
+pub(super) struct Incoming {
+    memory: Vec<u8>,
+    /// What has arrived and was not taken yet.
+    begin: usize,
+    end: usize,
+}
+
+/// Room for the frames of most calls.
+const ROOM: usize = 64 << 10;
+
+impl Incoming {
+    /// The next frame; `None` at the connection's orderly end.
+    pub(super) fn next(&mut self, socket: &UnixStream) -> Result<Option<Frame>, Error> {
+        if !self.fill(socket, HEAD)? {
+            return Ok(None);
+        }
+        let (verb, status, number, len) = head(&self.memory[self.begin..self.end])?;
+        if !self.fill(socket, HEAD + len)? {
+            return Ok(None);
+        }
+        let at = self.begin + HEAD;
+        let body = self.memory[at..at + len].to_vec();
+        self.begin = at + len;
+        Ok(Some(Frame {
+            verb,
+            status,
+            number,
+            body,
+        }))
+    }
+
+    /// Whether something has arrived that was not taken yet.
+    pub(super) fn has_more(&self) -> bool {
+        self.end > self.begin
+    }
+
+    /// Waits until so many bytes are there; false when the connection ended before the first.
+    fn fill(&mut self, mut socket: &UnixStream, len: usize) -> Result<bool, Error> {
+        if self.end - self.begin >= len {
+            return Ok(true);
+        }
+        self.memory.copy_within(self.begin..self.end, 0);
+        (self.begin, self.end) = (0, self.end - self.begin);
+        if self.memory.len() < len.max(ROOM) {
+            self.memory.resize(len.max(ROOM), 0);
+        }
+        while self.end < len {
+            let count = match socket.read(&mut self.memory[self.end..]) {
+                Ok(count) => count,
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
+                Err(error) => return Err(broken(error.to_string())),
+            };
+            if count == 0 && self.end == 0 {
+                return Ok(false);
+            }
+            if count == 0 {
+                return Err(broken("it ended in the middle of a frame"));
+            }
+            self.end += count;
+        }
+        Ok(true)
+    }
 }
 
 /// A frame's body being read.

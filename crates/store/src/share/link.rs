@@ -14,7 +14,7 @@ use std::time::Duration;
 use kvdepot_media::Done;
 use parking_lot::Mutex;
 
-use super::frame::{self, Frame, In, Out, Verb};
+use super::frame::{self, Frame, In, Incoming, Out, Verb};
 use super::mover::{Mover, shake_hands};
 use super::outbox::Outbox;
 use super::session;
@@ -35,8 +35,8 @@ const ANSWER_MAX: Duration = Duration::from_secs(30);
 pub(super) struct Link {
     /// Its socket carries the calls.
     pub(super) mover: Mover,
-    /// One call at a time; the memory of the last answer.
-    calls: Mutex<Vec<u8>>,
+    /// One call at a time.
+    calls: Mutex<Incoming>,
     tasks: Mutex<Tasks>,
     socket: UnixStream,
     outbox: Outbox,
@@ -89,7 +89,7 @@ impl Link {
         tasks.set_write_timeout(None).map_err(io)?;
         let link = Arc::new(Link {
             mover,
-            calls: Mutex::new(Vec::new()),
+            calls: Mutex::new(Incoming::default()),
             tasks: Mutex::new(Tasks::default()),
             socket: tasks,
             outbox: Outbox::default(),
@@ -117,22 +117,21 @@ impl Link {
         out: Out,
         read: impl FnOnce(&mut In<'_>) -> Result<T, Error>,
     ) -> Result<T, Error> {
-        let mut memory = self.calls.lock();
-        let answered = self.exchange(out, std::mem::take(&mut *memory));
+        let mut incoming = self.calls.lock();
+        let answered = self.exchange(out, &mut incoming);
+        drop(incoming);
         let frame = answered.inspect_err(|_| self.end())?;
         // What the owner answers with an error leaves the connection sound.
-        let answer = frame::check(&frame).and_then(|()| {
-            let mut body = In(&frame.body);
-            let answer = read(&mut body)?;
-            body.end().map(|()| answer)
-        });
-        *memory = frame.body;
-        answer
+        frame::check(&frame)?;
+        let mut body = In(&frame.body);
+        let answer = read(&mut body)?;
+        body.end().map(|()| answer)
     }
 
-    fn exchange(&self, out: Out, memory: Vec<u8>) -> Result<Frame, Error> {
+    fn exchange(&self, out: Out, incoming: &mut Incoming) -> Result<Frame, Error> {
         out.send(&self.mover.socket)?;
-        frame::receive_into(&self.mover.socket, memory)?.ok_or_else(|| Error::Peer {
+        let answer = incoming.next(&self.mover.socket)?;
+        answer.ok_or_else(|| Error::Peer {
             socket: String::new(),
             reason: "it closed the connection".into(),
         })
@@ -209,8 +208,9 @@ impl Link {
     }
 
     fn read(self: &Arc<Link>) {
+        let mut incoming = Incoming::default();
         loop {
-            match frame::receive(&self.socket) {
+            match incoming.next(&self.socket) {
                 Ok(Some(frame)) if frame.verb.is_slow() => {
                     let asking = self.tasks.lock().asking.remove(&frame.number);
                     // Whoever asked may have been interrupted.

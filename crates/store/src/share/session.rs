@@ -14,7 +14,7 @@ use kvdepot_media::host::peer::Process;
 use kvdepot_media::{Checksum, PART_LEN_MAX};
 use parking_lot::{Condvar, Mutex};
 
-use super::frame::{self, Frame, In, Out, Verb};
+use super::frame::{self, Frame, In, Incoming, Out, Verb};
 use super::outbox::Outbox;
 use super::slow;
 use crate::arena::{Place, Token};
@@ -142,13 +142,16 @@ impl Session {
     }
 
     fn listen(self: &Arc<Session>) -> End {
+        let mut incoming = Incoming::default();
         loop {
-            match self.process.wait_readable(&self.tasks) {
-                Ok(true) => {}
-                Ok(false) => return End::Dead,
-                Err(_) => return End::Broken,
+            if !incoming.has_more() {
+                match self.process.wait_readable(&self.tasks) {
+                    Ok(true) => {}
+                    Ok(false) => return End::Dead,
+                    Err(_) => return End::Broken,
+                }
             }
-            match frame::receive(&self.tasks) {
+            match incoming.next(&self.tasks) {
                 Ok(Some(frame)) if frame.verb == Verb::Goodbye => return End::Goodbye,
                 Ok(Some(frame)) => {
                     if let Err(error) = self.handle(&frame) {
