@@ -79,10 +79,11 @@ class TimeoutError(Error, builtins.TimeoutError):
 def open(pipeline: str | os.PathLike[str], settings: Mapping[str, Any] | None = None) -> Depot:
     """Open a depot: a pipeline such as "Cache|Dax" with its settings, or a configuration file (a
     path, or a text with a separator or ending in .yaml, .yml or .json), whose options `settings`
-    overrides.
+    overrides. Or the depot that another process of this host serves: "unix:/run/kvdepot.sock",
+    where `lanes` is the only setting.
 
-    Raises ConfigError for wrong options, LockedError when another process owns the arena, and
-    CorruptError when the medium holds something else.
+    Raises ConfigError for wrong options, LockedError when another process owns the arena,
+    CorruptError when the medium holds something else, and Error when nobody serves there.
     """
 
 def check(pipeline: str | os.PathLike[str], settings: Mapping[str, Any] | None = None) -> None:

@@ -8,6 +8,7 @@ use crate::Error;
 use crate::arena::{Arena, Opening};
 use crate::config::DaxConfig;
 use crate::pipeline::{Core, Drained};
+use crate::share::MEDIA_MAX;
 use crate::tier::{DAX, Tier};
 
 /// What a device is doing.
@@ -113,6 +114,10 @@ impl Core {
     pub(crate) fn add_device(&self, path: &Path, capacity: Option<u64>) -> Result<Opening, Error> {
         let core = self;
         let _pass = core.gate.enter()?;
+        if core.media().len() >= MEDIA_MAX {
+            let allowed = format!("at most {MEDIA_MAX} media in a depot: remove one first");
+            return Err(Error::input("path", path.display(), allowed));
+        }
         let (_, tier) = self.dax_tier()?;
         let config = &self.config;
         let settings = DaxConfig {
@@ -170,6 +175,10 @@ impl Core {
             let allowed = "a drained or empty device (drain_device empties it; or force)";
             return Err(Error::input("path", path.display(), allowed));
         }
+        self.on_removal
+            .get()
+            .iter()
+            .for_each(|tell| tell(arena.number()));
         tracing::info!(path = %path.display(), "device removed");
         Ok(())
     }

@@ -237,6 +237,12 @@ fn devices_come_and_go_under_a_client() {
         .remove_device(&place.arena(), false, Duration::ZERO)
         .unwrap();
     assert!(has(&ns, &many[many.len() - 150..], LEN));
+    // This process lets go of its memory too: another depot may allocate there.
+    let other = Place::new("Dax", "", "4MiB").with("dax", "records", 1024);
+    let other = other.with("dax", "path", place.arena().to_str().unwrap());
+    let next = other.open();
+    eventually("room", || put(&namespace(&next), &[900], LEN) == [true]);
+    next.close();
     let error = client.grow_device(&second, 1 << 20).unwrap_err();
     assert!(matches!(error, Error::Input { .. }), "{error}");
     let pin = ns.pin(&keys([399]), false).unwrap().remove(0).unwrap();

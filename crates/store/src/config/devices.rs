@@ -5,6 +5,7 @@ use serde_json::{Map, Value};
 use super::schema::Kind;
 use super::{DaxConfig, DeviceConfig, Parsed, expand_home};
 use crate::Error;
+use crate::share::MEDIA_MAX;
 
 /// What the option accepts, for messages.
 pub(super) const HELP: &str =
@@ -43,6 +44,12 @@ fn device(field: &str, value: &Value) -> Result<DeviceConfig, Error> {
 impl DaxConfig {
     /// Either one medium or a list of them.
     pub(super) fn check_devices(&self) -> Result<(), Error> {
+        // Beside them there may be a `Cache`.
+        if self.devices.len() >= MEDIA_MAX {
+            let count = format!("a list of {}", self.devices.len());
+            let allowed = format!("at most {} devices", MEDIA_MAX - 1);
+            return Err(Error::config("dax.devices", count, allowed));
+        }
         let other = match (&self.path, self.capacity) {
             _ if self.devices.is_empty() => return Ok(()),
             (Some(_), _) => "path",

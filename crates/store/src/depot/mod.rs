@@ -96,6 +96,7 @@ impl Depot {
             next_medium: AtomicU32::new(next),
             config: config.clone(),
             socket: OnceLock::new(),
+            on_removal: OnceLock::new(),
             tiers,
         });
         let about = About {

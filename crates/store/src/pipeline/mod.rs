@@ -60,6 +60,8 @@ pub(crate) struct Core {
     pub(crate) config: Config,
     /// Where other processes attach, once somebody listens there.
     pub(crate) socket: OnceLock<PathBuf>,
+    /// Told the number of each medium that was removed, once somebody wants to know.
+    pub(crate) on_removal: OnceLock<Box<dyn Fn(u32) + Send + Sync>>,
 }
 
 impl Core {

@@ -284,8 +284,8 @@ pub(super) fn put_name(out: &mut Out, tier: usize, place: &Place) {
     out.token(place.token);
 }
 
-/// The namespace, its keys, and nothing else: what most calls begin with.
-pub(super) fn about_keys(verb: Verb, number: u64, id: NamespaceId) -> Out {
+/// A call about a namespace, which is what it begins with.
+pub(super) fn of_namespace(verb: Verb, number: u64, id: NamespaceId) -> Out {
     let mut out = Out::new(verb, number);
     out.bytes(&id.0);
     out

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use kvdepot_media::Checksum;
 use parking_lot::Mutex;
 
-use super::calls::{about_keys, put_name};
+use super::calls::{of_namespace, put_name};
 use super::frame::{self, In, Out, Verb};
 use super::link::{Call, Link};
 use crate::buffers::BlockBuffers;
@@ -97,7 +97,7 @@ impl Client {
             return None;
         }
         for id in &state.contiguous {
-            let out = about_keys(Verb::KeepContiguous, 0, *id);
+            let out = of_namespace(Verb::KeepContiguous, 0, *id);
             link.call(out, |_| Ok(())).ok()?;
         }
         tracing::info!(socket = %self.socket.display(), "the depot's owner is back");
@@ -144,13 +144,13 @@ impl Client {
     }
 
     pub(crate) fn describe(&self, id: NamespaceId, description: &str) -> Result<(), Error> {
-        let mut out = about_keys(Verb::Namespace, 0, id);
+        let mut out = of_namespace(Verb::Namespace, 0, id);
         out.text(description);
         self.ask(|| (), out, |_, _| Ok(()))
     }
 
     pub(crate) fn contains(&self, id: NamespaceId, keys: &[Key]) -> Result<Vec<bool>, Error> {
-        let mut out = about_keys(Verb::Contains, 0, id);
+        let mut out = of_namespace(Verb::Contains, 0, id);
         out.keys(keys);
         self.ask(
             || vec![false; keys.len()],
@@ -160,7 +160,7 @@ impl Client {
     }
 
     pub(crate) fn prefix(&self, id: NamespaceId, keys: &[Key]) -> Result<usize, Error> {
-        let mut out = about_keys(Verb::Prefix, 0, id);
+        let mut out = of_namespace(Verb::Prefix, 0, id);
         out.keys(keys);
         self.ask(|| 0, out, |body, _| Ok(body.long()? as usize))
     }
@@ -170,7 +170,7 @@ impl Client {
         id: NamespaceId,
         keys: &[Key],
     ) -> Result<Vec<Option<usize>>, Error> {
-        let mut out = about_keys(Verb::Nearest, 0, id);
+        let mut out = of_namespace(Verb::Nearest, 0, id);
         out.keys(keys);
         self.ask(
             || vec![None; keys.len()],
@@ -184,13 +184,13 @@ impl Client {
     }
 
     pub(crate) fn remove(&self, id: NamespaceId, keys: &[Key]) -> Result<usize, Error> {
-        let mut out = about_keys(Verb::Remove, 0, id);
+        let mut out = of_namespace(Verb::Remove, 0, id);
         out.keys(keys);
         self.ask(|| 0, out, |body, _| Ok(body.long()? as usize))
     }
 
     pub(crate) fn clear(&self, id: NamespaceId) -> Result<usize, Error> {
-        let out = about_keys(Verb::Clear, 0, id);
+        let out = of_namespace(Verb::Clear, 0, id);
         self.ask(|| 0, out, |body, _| Ok(body.long()? as usize))
     }
 
@@ -212,7 +212,7 @@ impl Client {
     }
 
     pub(crate) fn blocks(&self, id: NamespaceId) -> Result<Vec<(Key, u64)>, Error> {
-        let out = about_keys(Verb::Blocks, 0, id);
+        let out = of_namespace(Verb::Blocks, 0, id);
         self.ask(Vec::new, out, |body, _| {
             let count = body.count(40)?;
             (0..count)
@@ -246,7 +246,7 @@ impl Client {
         self.state.lock().contiguous.push(id);
         self.ask(
             || (),
-            about_keys(Verb::KeepContiguous, 0, id),
+            of_namespace(Verb::KeepContiguous, 0, id),
             |_, _| Ok(()),
         )
     }
@@ -257,7 +257,7 @@ impl Client {
         keys: &[Key],
         prefix: bool,
     ) -> Result<Vec<Option<Pin>>, Error> {
-        let mut out = about_keys(Verb::Pin, 0, id);
+        let mut out = of_namespace(Verb::Pin, 0, id);
         out.flag(prefix);
         out.keys(keys);
         let read = |body: &mut In<'_>, link: &Link| {
@@ -349,7 +349,7 @@ impl Client {
         blocks: &[(Key, Vec<u64>)],
         strict: bool,
     ) -> Result<Vec<Option<Reservation>>, Error> {
-        let mut out = about_keys(Verb::Reserve, 0, id);
+        let mut out = of_namespace(Verb::Reserve, 0, id);
         out.flag(strict);
         let keys: Vec<Key> = blocks.iter().map(|(key, _)| *key).collect();
         out.keys(&keys);

@@ -68,6 +68,8 @@ pub(super) enum Verb {
     Refused = 50,
     /// The owner closes: no new tasks.
     Closing = 51,
+    /// The medium of this number is the owner's no more.
+    Removed = 52,
 }
 
 impl Verb {
@@ -77,7 +79,7 @@ impl Verb {
     }
 }
 
-const VERBS: [Verb; 33] = [
+const VERBS: [Verb; 34] = [
     Verb::Namespace,
     Verb::Contains,
     Verb::Prefix,
@@ -111,6 +113,7 @@ const VERBS: [Verb; 33] = [
     Verb::Step,
     Verb::Refused,
     Verb::Closing,
+    Verb::Removed,
 ];
 
 /// A frame as it is read.

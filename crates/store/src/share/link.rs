@@ -261,6 +261,8 @@ impl Link {
                 let call = self.tasks.lock().under_way.remove(&frame.number);
                 call.iter().for_each(|call| call.give_up());
             }
+            // Its next owner waits for all who may write it.
+            Verb::Removed => self.mover.forget(frame.number as u32),
             Verb::Closing => self.ending.store(true, Ordering::Release),
             verb => return Err(Error::input("verb", format!("{verb:?}"), "one of a task")),
         }

@@ -22,3 +22,4 @@ mod wire;
 pub(crate) use client::Client;
 pub use mover::{MoveJob, Mover};
 pub(crate) use server::Server;
+pub(crate) use wire::MEDIA_MAX;

@@ -251,6 +251,11 @@ impl Mover {
         })
     }
 
+    /// Lets a medium go, once no batch is at it.
+    pub(super) fn forget(&self, number: u32) {
+        self.media.write().retain(|(known, _)| *known != number);
+    }
+
     fn ask_for_media(&self) -> Result<(), Error> {
         let role = match self.role.writes() {
             true => Role::Write,
@@ -262,6 +267,12 @@ impl Mover {
             return Ok(());
         }
         let mut media = self.media.write();
+        let listed: Vec<u32> = welcome
+            .media
+            .iter()
+            .map(|(medium, _)| medium.number)
+            .collect();
+        media.retain(|(number, _)| listed.contains(number));
         let known: Vec<(u32, u64)> = media
             .iter()
             .map(|(n, mapping)| (*n, mapping.len()))

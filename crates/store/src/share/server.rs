@@ -16,6 +16,7 @@ use kvdepot_media::host::{dirs, peer};
 use parking_lot::Mutex;
 
 use super::calls;
+use super::frame::{Out, Verb};
 use super::session::Session;
 use super::wire::{self, Medium, Role, Terms};
 use crate::arena::Arena;
@@ -82,6 +83,14 @@ impl Server {
         })?;
         let stop = Arc::new(AtomicBool::new(false));
         let clients = Arc::new(Mutex::new(Clients::default()));
+        let told = Arc::clone(&clients);
+        core.on_removal.get_or_init(|| {
+            Box::new(move |number| {
+                for session in told.lock().sessions.values() {
+                    session.send(Out::new(Verb::Removed, number.into()));
+                }
+            })
+        });
         let owner = Owner {
             core: Arc::clone(core),
             about: Arc::new(about.clone()),

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use kvdepot_media::host::peer::Process;
@@ -24,6 +24,10 @@ use crate::pipeline::{Caller, Core, GetOptions, Lanes, Moved, MovesDone, Pin, Re
 use crate::task::{Mirror, Outcome};
 use crate::{Error, Key, NamespaceId, clock};
 
+/// How often a process without a connection is looked at beside waiting for its death: nothing
+/// waits for this but the end of a thread.
+const LOOK: Duration = Duration::from_secs(1);
+
 /// One client process.
 pub(super) struct Session {
     /// Its number among the clients.
@@ -38,6 +42,8 @@ pub(super) struct Session {
     next_move: AtomicU64,
     tasks: UnixStream,
     outbox: Outbox,
+    /// The owner has closed: what the client holds ends with it.
+    retired: AtomicBool,
 }
 
 /// What a client holds by the two-phase verbs.
@@ -114,6 +120,7 @@ impl Session {
             next_move: AtomicU64::new(1),
             tasks,
             outbox: Outbox::default(),
+            retired: AtomicBool::new(false),
         }
     }
 
@@ -124,15 +131,19 @@ impl Session {
             let mut end = self.listen();
             let _shut = self.tasks.shutdown(std::net::Shutdown::Both);
             self.outbox.end();
-            if end == End::Broken {
+            if end == End::Broken && !self.retired.load(Ordering::Acquire) {
                 let pid = self.process.identity().pid;
                 tracing::warn!(
                     pid,
                     "a client's connection broke: what it holds ends with it"
                 );
-                // A process that cannot be watched is taken for one that goes on.
-                if let Ok(true) = self.process.wait_dead(Duration::MAX) {
-                    end = End::Dead;
+                while end == End::Broken && !self.retired.load(Ordering::Acquire) {
+                    match self.process.wait_dead(LOOK) {
+                        Ok(true) => end = End::Dead,
+                        Ok(false) => {}
+                        // It cannot be watched: it is taken for one that goes on.
+                        Err(_) => break,
+                    }
                 }
             }
             if end != End::Broken {
@@ -310,6 +321,7 @@ impl Session {
             }
         }
         drop(moves);
+        self.retired.store(true, Ordering::Release);
         self.end_moves(Moved::Abandoned);
         let _shut = self.tasks.shutdown(std::net::Shutdown::Both);
     }

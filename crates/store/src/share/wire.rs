@@ -21,8 +21,8 @@ pub(super) const MAGIC: [u8; 8] = *b"KVDATTCH";
 pub(super) const VERSION: u32 = 3;
 /// Longest refusal.
 const MESSAGE_MAX: usize = 4096;
-/// Media of one depot, at most.
-const MEDIA_MAX: usize = 16;
+/// Media of one depot, at most: what one message carries descriptors of.
+pub(crate) const MEDIA_MAX: usize = fds::DESCRIPTORS_MAX;
 
 /// What the attaching process will do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
