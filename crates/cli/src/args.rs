@@ -74,10 +74,11 @@ pub(crate) enum Bench {
     /// of adjacent blocks also as one piece a thread) on as many threads as workers. Metrics:
     /// throughput; staged_over_direct, the throughput through the staging slab over that of a
     /// direct copy; cpu_over_copy, the processor time of all threads over that of the best plain
-    /// copy; processes_over_one, the throughput of four processes that restore from one served depot
-    /// at once, over that of one with as many lanes; first_hit, from the opening of an arena of
-    /// 100,000 blocks until one of them is served; and pin_over_echo, how much longer a served
-    /// depot takes to pin 256 keys than an echo of the same bytes over a socket of the same kind.
+    /// copy; processes_over_one, the throughput of four processes that restore from one served
+    /// depot at once, over that of one with as many lanes; first_hit, from the opening of an arena
+    /// of 100,000 blocks (10,000 with --quick) until one of them is served; and pin_over_echo, how
+    /// much longer a served depot takes to pin 256 keys than an echo of the same bytes over a
+    /// socket of the same kind.
     Restore(Restore),
     /// Placing blocks: utilisation and time of the allocator, against others.
     ///

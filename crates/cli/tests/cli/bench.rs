@@ -356,9 +356,17 @@ fn restore(home: &Home, more: &[&str]) -> (i32, Vec<Value>) {
 #[test]
 fn bench_restore_has_every_metric_of_every_case() {
     let home = Home::new();
-    let (status, rows) = restore(&home, &["--block", "64KiB"]);
+    let (status, rows) = restore(&home, &["--block", "64KiB", "--quick"]);
     assert_eq!(status, 0);
     check_fields(&rows, "restore");
+    for (metric, unit) in [
+        ("processes_over_one", "GB/s"),
+        ("first_hit", "ms"),
+        ("pin_over_echo", "us"),
+    ] {
+        let row = rows.iter().find(|row| row["metric"] == metric).unwrap();
+        assert_eq!(row["unit"], unit, "{row}");
+    }
     for order in ["adjacent", "shuffled", "gapped"] {
         let of = |metric: &str, mode: Option<&str>| {
             let fits = |row: &&Value| {
@@ -394,7 +402,7 @@ fn bench_restore_has_every_metric_of_every_case() {
         let expected = speed("staged") / speed("direct");
         assert!((quotient - expected).abs() < 1e-6 * expected, "{order}");
     }
-    assert_eq!(rows.len(), 15);
+    assert_eq!(rows.len(), 15 + 3);
     assert_eq!(left(&home), Vec::<String>::new());
 }
 
