@@ -90,6 +90,10 @@ bench: build ## This machine's limits, what kvdepot reaches, and the ratio
 bench-lmcache: package $(VENV)/.lmcache ## Beside LMCache's DAX backends, on the same kind of file
 	$(BIN)/python bench/lmcache/run.py $(BENCH_FLAGS)
 
+.PHONY: bench-lmcache-ttft
+bench-lmcache-ttft: package $(VENV)/.lmcache ## Hits of vLLM through LMCache, beside its own DRAM's
+	$(BIN)/python bench/lmcache/ttft.py $(BENCH_FLAGS)
+
 .PHONY: bench-long-doc-qa
 bench-long-doc-qa: package $(VENV)/.vllm ## Long documents on real vLLM, restored at once and by chunk
 	PYTHONPATH=bench $(BIN)/python -m long_doc_qa $(BENCH_FLAGS)

@@ -7,26 +7,23 @@ out of kvdepot. (LMCache's in-process connector does not support the CPU, and is
 from __future__ import annotations
 
 import importlib.util
-import json
-import os
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "examples"), str(ROOT / "tests" / "engine")]
+sys.path[:0] = [str(ROOT / path) for path in ("examples", "tests/engine", "bench/lmcache")]
 
 import kvd_reader  # noqa: E402
 from engine_harness import assert_same, flip, prompts  # noqa: E402
+from server import LMCacheServer  # noqa: E402
 from vllm_demo import measure  # noqa: E402
 from vllm_demo.measure import Answer  # noqa: E402
-from vllm_demo.server import Server, free_port, no_survivors  # noqa: E402
+from vllm_demo.server import Server, no_survivors  # noqa: E402
 
 from . import mp  # noqa: E402
 
@@ -44,79 +41,22 @@ TOKENS = 1000
 CACHED = TOKENS // CHUNK * CHUNK
 
 
-class LMCache:
-    """LMCache's server over an arena; it can be started again at the same port, with either of the
-    two surfaces."""
+class LMCache(LMCacheServer):
+    """LMCache's server over an arena, with either of the two surfaces."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.port, self.http = free_port(), free_port()
+        super().__init__(folder, l1_gib=0.5)
         self.arena = folder / "arena"
-        self.process: subprocess.Popen[bytes] | None = None
 
-    def start(self, surface: str) -> None:
-        command = [
-            str(Path(sys.executable).parent / "lmcache"), "server",
-            "--host", "127.0.0.1", "--port", str(self.port), "--http-port", str(self.http),
-            "--l1-size-gb", "0.5", "--eviction-policy", "LRU", "--no-l1-use-lazy",
-            "--supported-transfer-mode", "auto", "--shm-name", f"kvdepot-e2e-{os.getpid()}",
-            "--l2-adapter", mp.spec(surface, self.folder, max_dax_size=0.5),
-        ]  # fmt: skip
-        log = self.folder / "lmcache.log"
-        with log.open("ab") as out:
-            self.process = subprocess.Popen(
-                command, stdout=out, stderr=subprocess.STDOUT, cwd=self.folder
-            )
-        deadline = time.monotonic() + 300
-        while True:
-            try:
-                self.ask("/healthcheck")
-                return
-            except OSError:
-                assert self.process.poll() is None, log.read_text()
-                assert time.monotonic() < deadline, log.read_text()
-                time.sleep(0.2)
-
-    def stop(self) -> None:
-        if self.process is not None:
-            self.process.terminate()
-            try:
-                self.process.wait(60)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-                self.process.wait()
-            self.process = None
-
-    def ask(self, path: str, method: str = "GET") -> Any:
-        request = urllib.request.Request(f"http://127.0.0.1:{self.http}{path}", method=method)
-        with urllib.request.urlopen(request, timeout=30) as answer:
-            return json.load(answer)
-
-    def empty_dram(self) -> None:
-        """Once all of it is in kvdepot, so that only kvdepot has it."""
-        deadline = time.monotonic() + 60
-        while self.busy():
-            assert time.monotonic() < deadline, self.ask("/status")
-            time.sleep(0.2)
-        self.ask("/cache/clear", "POST")
-        assert self.dram()["total_object_count"] == 0
-
-    def dram(self) -> Any:
-        return self.ask("/status")["storage_manager"]["l1_managers"]["_default"]
-
-    def busy(self) -> bool:
-        status = self.ask("/status")["storage_manager"]
-        stores = status["store_controllers"].values()
-        moving = sum(one["in_flight_task_count"] + one["pending_keys_count"] for one in stores)
-        dram = self.dram()
-        return bool(moving or dram["write_locked_count"] or dram["read_locked_count"])
+    def start_with(self, surface: str) -> None:
+        self.start(mp.spec(surface, self.folder, max_dax_size=0.5))
 
 
 @pytest.fixture(scope="module")
 def lmcache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LMCache]:
     server = LMCache(tmp_path_factory.mktemp("lmcache"))
     try:
-        server.start("native")
+        server.start_with("native")
         yield server
     finally:
         server.stop()
@@ -131,23 +71,13 @@ def vllm(lmcache: LMCache) -> Iterator[Server]:
         check=True,
         capture_output=True,
     )
-    transfer = {
-        "kv_connector": "LMCacheMPConnector",
-        "kv_connector_module_path": "lmcache.integration.vllm.lmcache_mp_connector",
-        "kv_role": "kv_both",
-        "kv_load_failure_policy": "recompute",
-        "kv_connector_extra_config": {
-            "lmcache.mp.host": "tcp://127.0.0.1",
-            "lmcache.mp.port": lmcache.port,
-        },
-    }
     with no_survivors():
         server = Server(
             "vLLM",
             model,
             log=lmcache.folder / "vllm.log",
             arguments=["--max-model-len", "4096", "--no-enable-prefix-caching"]
-            + ["--kv-transfer-config", json.dumps(transfer)],
+            + ["--kv-transfer-config", lmcache.transfer()],
             environment={"VLLM_CACHE_ROOT": str(ROOT / "build" / "vllm-cache")},
         )
         server.wait_ready()
@@ -190,7 +120,7 @@ def test_hits_come_out_of_kvdepot_also_after_a_restart_and_beside_rot(
     rotten = blocks[-2]
     flip(lmcache.arena, rotten.extents[0][0] + 1234)
     before = reconnections(vllm)
-    lmcache.start("adapter")
+    lmcache.start_with("adapter")
     deadline = time.monotonic() + 120
     while reconnections(vllm) < before + 2:
         assert time.monotonic() < deadline, vllm.tail()

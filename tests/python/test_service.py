@@ -131,5 +131,5 @@ def test_wrong_arguments_are_named(
 
 
 def test_nobody_there_is_an_error_that_names_the_socket(tmp_path: Path) -> None:
-    with pytest.raises(kvdepot.Error, match="nobody.sock"):
+    with pytest.raises(kvdepot.Error, match=r"nobody\.sock"):
         kvdepot.open(f"unix:{tmp_path / 'nobody.sock'}")
