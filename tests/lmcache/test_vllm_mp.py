@@ -91,9 +91,12 @@ def chunks_of(arena: Path) -> list[kvd_reader.Record]:
     return sorted(blocks, key=lambda block: block.sequence)
 
 
-def reconnections(server: Server) -> int:
-    """How often a part of the connector has found LMCache's server again: scheduler and worker."""
-    return server.log.read_text(errors="replace").count("resuming normal operation")
+def wait_until_both(server: Server, word: str) -> None:
+    """Until scheduler and worker, whose heartbeats are apart, have both logged it."""
+    deadline = time.monotonic() + 120
+    while server.log.read_text(errors="replace").count(word) < 2:
+        assert time.monotonic() < deadline, server.tail()
+        time.sleep(0.2)
 
 
 def test_hits_come_out_of_kvdepot_also_after_a_restart_and_beside_rot(
@@ -119,12 +122,10 @@ def test_hits_come_out_of_kvdepot_also_after_a_restart_and_beside_rot(
     # Sequences fall along a prompt: this is the middle one of the second prompt's three.
     rotten = blocks[-2]
     flip(lmcache.arena, rotten.extents[0][0] + 1234)
-    before = reconnections(vllm)
+    # A restart between two heartbeats would go unnoticed, and nobody would register anew.
+    wait_until_both(vllm, "entering degraded mode")
     lmcache.start_with("adapter")
-    deadline = time.monotonic() + 120
-    while reconnections(vllm) < before + 2:
-        assert time.monotonic() < deadline, vllm.tail()
-        time.sleep(0.2)
+    wait_until_both(vllm, "resuming normal operation")
     served = ask(first)
     assert served.cached_tokens == CACHED
     assert_same(served, computed[0])

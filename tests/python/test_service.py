@@ -36,7 +36,7 @@ class Service:
     def start(self) -> subprocess.Popen[str]:
         process = subprocess.Popen(self.command, stdout=subprocess.PIPE, text=True)
         assert process.stdout is not None
-        assert process.stdout.readline().startswith("serving Cache 4MiB | Dax 16MiB")
+        assert process.stdout.readline().startswith("serving Cache 4 MiB | Dax 16 MiB")
         return process
 
     def open(self) -> kvdepot.Depot:
