@@ -93,12 +93,14 @@ impl Client {
         drop(state);
         let link = attach(&self.socket, self.lanes, &self.state).ok()?;
         let mut state = self.state.lock();
-        if state.closed {
-            return None;
-        }
-        for id in &state.contiguous {
+        let told = state.contiguous.iter().all(|id| {
             let out = of_namespace(Verb::KeepContiguous, 0, *id);
-            link.call(out, |_| Ok(())).ok()?;
+            link.call(out, |_| Ok(())).is_ok()
+        });
+        if state.closed || !told {
+            // Nothing was begun on it; its threads would keep it.
+            link.goodbye();
+            return None;
         }
         tracing::info!(socket = %self.socket.display(), "the depot's owner is back");
         state.link = Some(Arc::clone(&link));
