@@ -1,7 +1,10 @@
 //! Depots that another process serves: the same verbs, the same promises, and what the end of
 //! either side does to the other.
 
-#![expect(unsafe_code, reason = "stops another process and lets it go on")]
+#![expect(
+    unsafe_code,
+    reason = "stops another process and lets it go on, and breaks connections"
+)]
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod common;
@@ -25,6 +28,35 @@ const LEN: usize = 40_000;
 
 fn connect(place: &Place) -> Depot {
     Depot::connect(&place.socket(), Some(2)).unwrap()
+}
+
+/// A request to attach.
+fn hello(version: u32, role: u32, number: u64) -> Vec<u8> {
+    let mut bytes = b"KVDATTCH".to_vec();
+    bytes.extend_from_slice(&version.to_le_bytes());
+    bytes.extend_from_slice(&role.to_le_bytes());
+    bytes.extend_from_slice(&number.to_le_bytes());
+    bytes
+}
+
+fn unhex(text: &str) -> Vec<u8> {
+    let byte = |at| u8::from_str_radix(&text[at..at + 2], 16).unwrap();
+    (0..text.len()).step_by(2).map(byte).collect()
+}
+
+/// Ends this process's connections to a socket, as nobody does who means well.
+fn break_connections(path: &str) {
+    for fd in 3..1000 {
+        let mut address = [0u8; 128];
+        let mut len = address.len() as libc::socklen_t;
+        // SAFETY: the address has room for as much as is said; both calls refuse what is no
+        // socket.
+        let named = unsafe { libc::getpeername(fd, address.as_mut_ptr().cast(), &raw mut len) };
+        if named == 0 && address[2..].starts_with(path.as_bytes()) {
+            // SAFETY: as above.
+            unsafe { libc::shutdown(fd, libc::SHUT_RDWR) };
+        }
+    }
 }
 
 fn signal(child: &Child, number: libc::c_int) {
@@ -354,6 +386,164 @@ fn killing_clients_harms_nobody_and_gives_everything_back() {
 }
 
 #[test]
+fn what_a_dead_client_reserved_is_kept_while_a_mover_is_still_at_it() {
+    const TEST: &str = "what_a_dead_client_reserved_is_kept_while_a_mover_is_still_at_it";
+    // So long that the copy of it can be stopped on its way.
+    const LONG: usize = 96 << 20;
+    match child::role().as_deref() {
+        Some("scheduler") => {
+            let client = Depot::connect(child::value("socket").as_ref(), Some(1)).unwrap();
+            let number = child::value("key").parse().unwrap();
+            let reserved = namespace(&client).reserve(&[(key(number), vec![LONG as u64])]);
+            let placement = reserved.unwrap()[0].as_ref().unwrap().placement();
+            let hex: String = placement.iter().map(|byte| format!("{byte:02x}")).collect();
+            child::say(&hex);
+            child::sleep_until_killed();
+        }
+        Some(_) => {
+            let mover = Mover::attach(child::value("socket").as_ref(), Some(1), true).unwrap();
+            let placement = unhex(&child::value("placement"));
+            let bytes = BlockBuffers::whole([Buffer::from_vec(vec![1; LONG])]);
+            let job = mover.store(&[placement], &bytes, 0).unwrap();
+            child::say("storing");
+            assert!(job.wait(None));
+            child::say("stored");
+            child::sleep_until_killed();
+        }
+        None => {}
+    }
+    let place = Place::new("Cache", "512MiB", "");
+    let owner = place.open();
+    let socket = place.socket();
+    let socket = socket.to_str().unwrap();
+    let reserved = || owner.stats().tiers[0].reserved_blocks;
+    let mut kept = [false; 2];
+    for attempt in 0..20 {
+        let key = attempt.to_string();
+        let mut scheduler = Child::start(TEST, "scheduler", &[("socket", socket), ("key", &key)]);
+        let placement = scheduler.line().unwrap();
+        let values = [("socket", socket), ("placement", placement.as_str())];
+        let mut worker = Child::start(TEST, "worker", &values);
+        worker.expect("storing");
+        signal(&worker, libc::SIGSTOP);
+        scheduler.kill();
+        std::thread::sleep(Duration::from_millis(300));
+        // Unless the copy was done already: then another attempt tells.
+        let dies = attempt % 2 == 1;
+        kept[usize::from(dies)] |= reserved() == 1;
+        if dies {
+            worker.kill();
+        } else {
+            signal(&worker, libc::SIGCONT);
+            worker.expect("stored");
+        }
+        eventually("the end of the reservation", || reserved() == 0);
+        // What is told late is refused: the room may be another block's by now.
+        let mover = Mover::attach(&place.socket(), Some(1), true).unwrap();
+        let bytes = BlockBuffers::whole([Buffer::from_vec(vec![1; LONG])]);
+        let placement = unhex(&placement);
+        let late = mover.store(from_ref(&placement), &bytes, 0).unwrap();
+        assert!(late.wait(Some(PATIENCE)));
+        assert_eq!(late.checksums(), [None]);
+        assert!(late.error().unwrap().contains("a client that is gone"));
+        assert_eq!(mover.locate(&placement, 0).unwrap(), []);
+        drop(mover);
+        if kept == [true; 2] {
+            return assert_at_rest(&owner);
+        }
+    }
+    panic!("kept while the worker was stopped: {kept:?}");
+}
+
+#[test]
+fn a_client_whose_connection_breaks_goes_on_with_what_it_holds() {
+    const TEST: &str = "a_client_whose_connection_breaks_goes_on_with_what_it_holds";
+    if child::role().is_some() {
+        let socket = child::value("socket");
+        let client = Depot::connect(socket.as_ref(), Some(1)).unwrap();
+        let ns = namespace(&client);
+        let pins = ns.pin(&keys(0..20), false).unwrap();
+        let pins: Vec<_> = pins.into_iter().flatten().collect();
+        let reserved = ns.reserve(&[(key(100), vec![LEN as u64])]).unwrap();
+        let reserved: Vec<_> = reserved.into_iter().flatten().collect();
+        assert_eq!((pins.len(), reserved.len()), (20, 1));
+        assert!(client.gone(9).unwrap().blocks.is_empty());
+        child::say("holds");
+        break_connections(&socket);
+        eventually("another link", || ns.prefix(&keys([0])).unwrap() == 1);
+        child::say("is back");
+        eventually("what left", || {
+            let gone = client.gone(9).unwrap();
+            assert!(!gone.overflowed);
+            gone.blocks.len() == 1
+        });
+        ns.unpin(&pins, true);
+        let mover = Mover::attach(socket.as_ref(), Some(1), true).unwrap();
+        let bytes = BlockBuffers::whole([common::block(100, LEN)]);
+        let job = mover.store(&[reserved[0].placement()], &bytes, 0).unwrap();
+        assert!(job.wait(Some(PATIENCE)));
+        let sums = [vec![job.checksums()[0].unwrap()]];
+        assert_eq!(ns.commit(&reserved, &sums).unwrap(), [true]);
+        child::say("committed");
+        child::sleep_until_killed();
+    }
+    let place = Place::new("Dax", "", "16MiB");
+    let owner = place.open();
+    let ns = namespace(&owner);
+    put(&ns, &(0..21).collect::<Vec<u64>>(), LEN);
+    let held = || {
+        let tier = &owner.stats().tiers[0];
+        (tier.pinned_blocks, tier.reserved_blocks)
+    };
+    let socket = place.socket();
+    let mut client = Child::start(TEST, "client", &[("socket", socket.to_str().unwrap())]);
+    client.expect("holds");
+    client.expect("is back");
+    assert_eq!(held(), (20, 1));
+    assert_eq!(ns.remove(&keys([20])).unwrap(), 1);
+    client.expect("committed");
+    assert_eq!(held(), (0, 0));
+    assert!(has(&ns, &[100], LEN));
+    client.kill();
+    assert_at_rest(&owner);
+}
+
+#[test]
+fn a_grant_that_nobody_heard_of_is_given_back() {
+    let place = Place::new("Dax", "", "4MiB");
+    let owner = place.open();
+    put(&namespace(&owner), &[1, 2], LEN);
+    let id = namespace(&owner).id();
+    let mut socket = UnixStream::connect(place.socket()).unwrap();
+    socket.write_all(&hello(4, 2, 0)).unwrap();
+    let mut welcome = [0; 72];
+    socket.read_exact(&mut welcome).unwrap();
+    let number = u64::from_le_bytes(welcome[24..32].try_into().unwrap());
+    let mut tasks = UnixStream::connect(place.socket()).unwrap();
+    tasks.write_all(&hello(4, 3, number)).unwrap();
+    let pin = |number: u64| {
+        let mut frame = 53u32.to_le_bytes().to_vec();
+        frame.extend_from_slice(&[5, 0, 0, 0]);
+        frame.extend_from_slice(&number.to_le_bytes());
+        frame.extend_from_slice(&id.0);
+        frame.extend_from_slice(&[0, 1, 0, 0, 0]);
+        frame.extend_from_slice(&key(number).0);
+        frame
+    };
+    let pinned = || owner.stats().tiers[0].pinned_blocks;
+    socket.write_all(&pin(1)).unwrap();
+    let mut answer = [0; 16 + 53];
+    socket.read_exact(&mut answer).unwrap();
+    eventually("the pin", || pinned() == 1);
+    // From here on nothing that the owner says arrives.
+    socket.shutdown(std::net::Shutdown::Read).unwrap();
+    socket.write_all(&pin(2)).unwrap();
+    // It has hung up after that.
+    eventually("the end", || socket.write_all(&pin(2)).is_err());
+    assert_eq!(pinned(), 1);
+}
+
+#[test]
 fn whoever_joined_a_put_of_a_client_that_dies_takes_over() {
     const TEST: &str = "whoever_joined_a_put_of_a_client_that_dies_takes_over";
     if child::role().is_some() {
@@ -466,13 +656,6 @@ fn nonsense_on_the_socket_ends_that_connection_and_nothing_else() {
     let client = connect(&place);
     let ns = namespace(&client);
     put(&ns, &[1], LEN);
-    let hello = |version: u32, role: u32| {
-        let mut bytes = b"KVDATTCH".to_vec();
-        bytes.extend_from_slice(&version.to_le_bytes());
-        bytes.extend_from_slice(&role.to_le_bytes());
-        bytes.extend_from_slice(&77u64.to_le_bytes());
-        bytes
-    };
     let answer = |bytes: &[u8]| {
         let mut socket = UnixStream::connect(place.socket()).unwrap();
         socket.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -482,28 +665,26 @@ fn nonsense_on_the_socket_ends_that_connection_and_nothing_else() {
         let _ended = socket.read_to_end(&mut answer);
         String::from_utf8_lossy(&answer).into_owned()
     };
-    for version in [0, 1, 2, 4, u32::MAX] {
-        let text = answer(&hello(version, 2));
+    for version in [0, 1, 3, 5, u32::MAX] {
+        let text = answer(&hello(version, 2, 77));
         assert!(
             text.contains(&format!("protocol version {version}")),
             "{text}"
         );
     }
-    assert!(answer(&hello(3, 9)).contains("role 9"));
-    assert!(answer(&hello(3, 3)).contains("client 77 is unknown"));
+    assert!(answer(&hello(4, 9, 77)).contains("role 9"));
+    assert!(answer(&hello(4, 3, 77)).contains("client 77 is unknown"));
     assert!(answer(b"GET / HTTP/1.1\r\n\r\nxxxxxxxx").contains("does not speak"));
     // Frames of a client that has attached.
     let mut seed = 1u64;
     for round in 0..200u64 {
         let mut socket = UnixStream::connect(place.socket()).unwrap();
-        socket.write_all(&hello(3, 2)).unwrap();
-        let mut welcome = [0; 64];
+        socket.write_all(&hello(4, 2, 77)).unwrap();
+        let mut welcome = [0; 72];
         socket.read_exact(&mut welcome).unwrap();
-        let number = &welcome[24..32];
+        let number = u64::from_le_bytes(welcome[24..32].try_into().unwrap());
         let mut tasks = UnixStream::connect(place.socket()).unwrap();
-        let mut hello = hello(3, 3);
-        hello[16..24].copy_from_slice(number);
-        tasks.write_all(&hello).unwrap();
+        tasks.write_all(&hello(4, 3, number)).unwrap();
         let mut noise = vec![0; 16 + (round % 80) as usize];
         for byte in &mut noise {
             seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);

@@ -18,9 +18,23 @@ use rustix::net::{
 
 use super::{Error, Result};
 
-/// Most descriptors in one message. An owner hands out one or two for each of its tiers; the
+/// Most descriptors in one message. An owner hands out one for each of its media and one more; the
 /// kernel's own limit is 253.
-pub const DESCRIPTORS_MAX: usize = 32;
+pub const DESCRIPTORS_MAX: usize = 33;
+
+/// An empty file in memory, without a name in any file system; `name` is for people who look at
+/// descriptors. Mode 0600.
+///
+/// # Errors
+///
+/// [`Error::Os`] when the system refuses.
+pub fn memory_file(name: &str) -> Result<OwnedFd> {
+    let file = rustix::fs::memfd_create(name, rustix::fs::MemfdFlags::CLOEXEC)
+        .map_err(Error::os("create a file in memory"))?;
+    rustix::fs::fchmod(&file, Mode::RUSR | Mode::WUSR)
+        .map_err(Error::os("protect a file in memory"))?;
+    Ok(file)
+}
 
 /// Sends all of `bytes`, with `fds` attached to the first of them.
 ///
@@ -113,7 +127,7 @@ pub fn recv(socket: &UnixStream, bytes: &mut [u8]) -> Result<(usize, Vec<OwnedFd
         return Err(Error::Malformed {
             what: "the peer's message".to_owned(),
             value: format!("cut after {} descriptors", fds.len()),
-            expected: "at most 32 descriptors, and room for them in this process",
+            expected: "at most 33 descriptors, and room for them in this process",
         });
     }
     Ok((message.bytes, fds))

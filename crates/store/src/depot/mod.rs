@@ -19,6 +19,7 @@ use crate::listing::{Gone, NamespaceUsage};
 use crate::metrics::{Metrics, Stats};
 use crate::pipeline::{Background, Core, Drained, Ledger};
 use crate::populate;
+use crate::share::placement::Holder;
 use crate::share::{Client, Server};
 use crate::tier::{Opened, Tier};
 use crate::{Error, NamespaceId, NamespaceSpec, clock};
@@ -360,6 +361,14 @@ impl Depot {
 }
 
 impl Inner {
+    /// Who holds what this process asks for.
+    fn holder(&self) -> Holder {
+        Holder {
+            session: self.about.session,
+            seat: 0,
+        }
+    }
+
     fn close(&self) {
         let core = &self.core;
         if core.gate.forked() || !core.gate.close() {

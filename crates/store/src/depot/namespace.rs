@@ -185,9 +185,7 @@ impl Namespace {
         strict: bool,
     ) -> Result<Vec<Option<Reservation>>, Error> {
         match &self.at {
-            At::Here(inner) => inner
-                .core
-                .reserve(inner.about.session, self.id, blocks, strict),
+            At::Here(inner) => inner.core.reserve(inner.holder(), self.id, blocks, strict),
             At::There(client) => client.reserve(self.id, blocks, strict),
         }
     }
@@ -215,10 +213,13 @@ impl Namespace {
         match &self.at {
             At::Here(inner) => {
                 let session = inner.about.session;
-                if let Some(other) = reservations.iter().find(|mine| mine.session != session) {
+                if let Some(other) = reservations
+                    .iter()
+                    .find(|mine| mine.holder.session != session)
+                {
                     return Err(Error::input(
                         "reservations",
-                        format!("one of session {:x}", other.session),
+                        format!("one of session {:x}", other.holder.session),
                         format!("reservations of this depot ({session:x})"),
                     ));
                 }
@@ -230,7 +231,11 @@ impl Namespace {
 
     /// Gives reservations back. Every mover that had one of their placements must have stopped.
     pub fn abort(&self, reservations: &[Reservation]) {
-        if self.owns(reservations.iter().map(|reservation| reservation.session)) {
+        if self.owns(
+            reservations
+                .iter()
+                .map(|reservation| reservation.holder.session),
+        ) {
             match &self.at {
                 At::Here(inner) => inner.core.abort(reservations),
                 At::There(client) => client.abort(reservations),
@@ -262,7 +267,7 @@ impl Namespace {
     /// [`Error::Closed`].
     pub fn pin(&self, keys: &[Key], prefix: bool) -> Result<Vec<Option<Pin>>, Error> {
         match &self.at {
-            At::Here(inner) => inner.core.pin(inner.about.session, self.id, keys, prefix),
+            At::Here(inner) => inner.core.pin(inner.holder(), self.id, keys, prefix),
             At::There(client) => client.pin(self.id, keys, prefix),
         }
     }
@@ -270,7 +275,7 @@ impl Namespace {
     /// Ends pins, given in prefix order. `served` says that their bytes were used: it counts as
     /// hits, and far blocks are promoted.
     pub fn unpin(&self, pins: &[Pin], served: bool) {
-        if self.owns(pins.iter().map(|pin| pin.session)) {
+        if self.owns(pins.iter().map(|pin| pin.holder.session)) {
             match &self.at {
                 At::Here(inner) => inner.core.unpin(pins, served),
                 At::There(client) => client.unpin(pins, served),
@@ -280,7 +285,7 @@ impl Namespace {
 
     /// Unpublishes pinned blocks that did not verify, where they are pinned. The pins remain.
     pub fn discard(&self, pins: &[Pin]) -> usize {
-        if !self.owns(pins.iter().map(|pin| pin.session)) {
+        if !self.owns(pins.iter().map(|pin| pin.holder.session)) {
             return 0;
         }
         match &self.at {

@@ -5,6 +5,7 @@ use super::{Core, Pin, Reservation};
 use crate::arena::{Place, Refused};
 use crate::devices::DeviceStats;
 use crate::metrics::Stats;
+use crate::share::placement::Holder;
 use crate::tier::Tier;
 use crate::{Error, Key, NamespaceId};
 
@@ -104,7 +105,7 @@ impl Core {
     /// Pins blocks where they are nearest; with `prefix` nothing behind the first miss.
     pub(crate) fn pin(
         &self,
-        session: u64,
+        holder: Holder,
         id: NamespaceId,
         keys: &[Key],
         prefix: bool,
@@ -116,7 +117,7 @@ impl Core {
                 medium: place.token.device,
                 parts: open(here, &place)?,
                 place,
-                session,
+                holder,
             })
         })?;
         if prefix {
@@ -146,12 +147,12 @@ impl Core {
     /// error, and nothing stays reserved then.
     pub(crate) fn reserve(
         &self,
-        session: u64,
+        holder: Holder,
         id: NamespaceId,
         blocks: &[(Key, Vec<u64>)],
         strict: bool,
     ) -> Result<Vec<Option<Reservation>>, Error> {
-        let answers = self.reserve_each(session, id, blocks)?;
+        let answers = self.reserve_each(holder, id, blocks)?;
         let full = answers.iter().find_map(|answer| match answer {
             Err(Refused::Full(full)) => Some(Error::from(*full)),
             _ => None,

@@ -10,7 +10,7 @@ use super::Core;
 use crate::arena::{Cause, Full, Place, Refused, Token, Wanted};
 use crate::config::Overload;
 use crate::parts::{self, Parts};
-use crate::share::placement;
+use crate::share::placement::{self, Holder};
 use crate::tier::Tier;
 use crate::{Error, Key, NamespaceId};
 
@@ -23,7 +23,7 @@ pub struct Pin {
     pub(crate) medium: u32,
     pub(crate) place: Place,
     pub(crate) parts: Parts,
-    pub(crate) session: u64,
+    pub(crate) holder: Holder,
 }
 
 /// Room for a block that nobody sees before it is committed.
@@ -34,14 +34,14 @@ pub struct Reservation {
     pub(crate) medium: u32,
     pub(crate) place: Place,
     pub(crate) parts: Parts,
-    pub(crate) session: u64,
+    pub(crate) holder: Holder,
 }
 
 impl Pin {
     /// Where the bytes are, for a mover: opaque, and valid while the pin is.
     #[must_use]
     pub fn placement(&self) -> Vec<u8> {
-        placement::encode(self.session, self.medium, &self.place, &self.parts)
+        placement::encode(self.holder, self.medium, &self.place, &self.parts)
     }
 
     /// The name of the tier that has the block.
@@ -67,7 +67,7 @@ impl Reservation {
     /// Where the bytes go, for a mover: opaque, and valid until commit or abort.
     #[must_use]
     pub fn placement(&self) -> Vec<u8> {
-        placement::encode(self.session, self.medium, &self.place, &self.parts)
+        placement::encode(self.holder, self.medium, &self.place, &self.parts)
     }
 
     /// The block's key.
@@ -100,7 +100,7 @@ impl Core {
     /// that is stored already, that another call is writing, or that finds no room.
     pub(super) fn reserve_each(
         &self,
-        session: u64,
+        holder: Holder,
         namespace: NamespaceId,
         blocks: &[(Key, Vec<u64>)],
     ) -> Result<Vec<Result<Reservation, Refused>>, Error> {
@@ -179,7 +179,7 @@ impl Core {
                     medium: place.token.device,
                     place,
                     parts: parts::blank(lengths).into(),
-                    session,
+                    holder,
                 }));
             }
         }

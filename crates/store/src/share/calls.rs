@@ -1,14 +1,16 @@
 //! The calls of a client, answered by its owner: index work, no bytes of blocks.
 
+use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::frame::{self, Frame, In, Incoming, Out, Verb};
+use super::holding::{Granted, Name, give_back};
 use super::session::Session;
-use crate::arena::{Place, Token};
+use crate::arena::Place;
 use crate::depot::About;
-use crate::pipeline::{Pin, Reservation};
+use crate::pipeline::Reservation;
 use crate::{Error, NamespaceId};
 
 /// Longest wait of one call: a client's thread sits on its connection meanwhile.
@@ -17,22 +19,26 @@ const WAIT_MAX: Duration = Duration::from_millis(50);
 /// Most departures of a device that are noted for one client.
 const GONE_MAX: usize = 1 << 20;
 
-/// Answers calls until the connection ends.
+/// Answers calls until the connection ends, or has to.
 pub(super) fn run(session: &Arc<Session>, socket: &UnixStream, about: &About) {
     let calls = Calls { session, about };
     let mut incoming = Incoming::default();
     while let Ok(Some(request)) = incoming.next(socket) {
-        let answer = match calls.answer(&request) {
-            Ok(None) => None,
-            Ok(Some(out)) => Some(out),
+        let mut granted = Granted::Nothing;
+        let answer = match calls.answer(&request, &mut granted) {
+            Ok(answer) => answer,
             Err(error) => Some(frame::refusal(request.verb, request.number, &error)),
         };
-        if let Some(out) = answer
-            && out.send(socket).is_err()
-        {
-            return;
+        let heard = answer.is_none_or(|out| out.send(socket).is_ok());
+        // Noted while the client reads: it names what it got in its next call at the earliest.
+        if !heard {
+            give_back(&session.core, granted);
+            break;
         }
+        session.holding.add(&session.core, granted);
     }
+    // Whoever still waits for an answer learns it.
+    let _shut = socket.shutdown(Shutdown::Both);
 }
 
 struct Calls<'a> {
@@ -41,11 +47,12 @@ struct Calls<'a> {
 }
 
 impl Calls<'_> {
-    /// The answer; `None` for verbs that have none.
-    fn answer(&self, request: &Frame) -> Result<Option<Out>, Error> {
+    /// The answer, `None` for verbs that have none, and what the client gets by it.
+    fn answer(&self, request: &Frame, granted: &mut Granted) -> Result<Option<Out>, Error> {
         let mut body = In(&request.body);
         let mut out = Out::new(request.verb, request.number);
         let core = &self.session.core;
+        let holding = &self.session.holding;
         match request.verb {
             Verb::Namespace => {
                 let id = body.namespace()?;
@@ -67,21 +74,21 @@ impl Calls<'_> {
                     out.byte(tier.map_or(0, |tier| tier as u8 + 1));
                 }
             }
-            Verb::Pin => self.pin(&mut body, &mut out)?,
+            Verb::Pin => *granted = self.pin(&mut body, &mut out)?,
             Verb::Unpin => {
                 let served = body.flag()?;
-                let pins = self.take_pins(&mut body)?;
+                let pins = holding.take_pins(core, &names(&mut body)?);
                 core.unpin(&pins, served);
                 return Ok(None);
             }
             Verb::Discard => {
-                let pins = self.known_pins(&mut body)?;
+                let pins = holding.pins(core, &names(&mut body)?);
                 out.long(core.discard(&pins) as u64);
             }
-            Verb::Reserve => self.reserve(&mut body, &mut out)?,
+            Verb::Reserve => *granted = self.reserve(&mut body, &mut out)?,
             Verb::Commit => self.commit(&mut body, &mut out)?,
             Verb::Abort => {
-                let reservations = self.take_reservations(&mut body)?;
+                let reservations = holding.take_reservations(&names(&mut body)?);
                 let mine: Vec<Reservation> = reservations.into_iter().flatten().collect();
                 core.abort(&mine);
                 return Ok(None);
@@ -119,7 +126,7 @@ impl Calls<'_> {
             }
             Verb::Gone => {
                 let limit = body.long()? as usize;
-                let gone = core.gone(self.session.number, limit.min(GONE_MAX))?;
+                let gone = core.gone(holding.holder.seat, limit.min(GONE_MAX))?;
                 out.flag(gone.overflowed);
                 out.word(gone.blocks.len() as u32);
                 for (identity, bytes) in gone.blocks {
@@ -140,65 +147,23 @@ impl Calls<'_> {
         Ok(Some(out))
     }
 
-    fn pin(&self, body: &mut In<'_>, out: &mut Out) -> Result<(), Error> {
+    fn pin(&self, body: &mut In<'_>, out: &mut Out) -> Result<Granted, Error> {
         let (id, prefix) = (body.namespace()?, body.flag()?);
         let keys = body.keys()?;
-        let core = &self.session.core;
-        let pins = core.pin_places(id, &keys, prefix)?;
-        let mut held = self.session.held.lock();
-        if held.over {
-            drop(held);
-            for (tier, place) in pins.into_iter().flatten() {
-                core.tiers[tier].unpin([place.token].into_iter());
-            }
-            return Err(Error::Closed(""));
-        }
+        let pins = self.session.core.pin_places(id, &keys, prefix)?;
         out.reserve(pins.len() * 56);
-        held.pins.reserve(pins.len());
         for pin in &pins {
             let Some((tier, place)) = pin else {
                 out.byte(0);
                 continue;
             };
-            let entry = held.pins.entry((*tier, place.token));
-            entry.or_insert((0, *place)).0 += 1;
             out.byte(*tier as u8 + 1);
             out.place(place);
         }
-        Ok(())
+        Ok(Granted::Pins(pins))
     }
 
-    /// Pins that the client names, which are its own no more.
-    fn take_pins(&self, body: &mut In<'_>) -> Result<Vec<Pin>, Error> {
-        let mut held = self.session.held.lock();
-        let mut pins = Vec::new();
-        for _ in 0..body.count(17)? {
-            let name = name(body)?;
-            let Some((count, place)) = held.pins.get_mut(&name) else {
-                continue;
-            };
-            *count -= 1;
-            pins.push(self.session.pin(name.0, *place));
-            if *count == 0 {
-                held.pins.remove(&name);
-            }
-        }
-        Ok(pins)
-    }
-
-    fn known_pins(&self, body: &mut In<'_>) -> Result<Vec<Pin>, Error> {
-        let held = self.session.held.lock();
-        let mut pins = Vec::new();
-        for _ in 0..body.count(17)? {
-            let name = name(body)?;
-            if let Some((_, place)) = held.pins.get(&name) {
-                pins.push(self.session.pin(name.0, *place));
-            }
-        }
-        Ok(pins)
-    }
-
-    fn reserve(&self, body: &mut In<'_>, out: &mut Out) -> Result<(), Error> {
+    fn reserve(&self, body: &mut In<'_>, out: &mut Out) -> Result<Granted, Error> {
         let (id, strict) = (body.namespace()?, body.flag()?);
         let keys = body.keys()?;
         let mut blocks = Vec::with_capacity(keys.len());
@@ -207,40 +172,23 @@ impl Calls<'_> {
             let lens = (0..parts).map(|_| body.long());
             blocks.push((key, lens.collect::<Result<Vec<u64>, Error>>()?));
         }
-        let core = &self.session.core;
-        let reserved = core.reserve(self.session.depot, id, &blocks, strict)?;
-        let mut held = self.session.held.lock();
-        if held.over {
-            let mine: Vec<Reservation> = reserved.into_iter().flatten().collect();
-            drop(held);
-            core.abort(&mine);
-            return Err(Error::Closed(""));
-        }
-        for reservation in reserved {
+        let holder = self.session.holding.holder;
+        let reserved = self.session.core.reserve(holder, id, &blocks, strict)?;
+        for reservation in &reserved {
             let Some(reservation) = reservation else {
                 out.byte(0);
                 continue;
             };
             out.byte(reservation.tier as u8 + 1);
             out.place(&reservation.place);
-            let name = (reservation.tier, reservation.place.token);
-            held.reservations.insert(name, reservation);
         }
-        Ok(())
-    }
-
-    /// Reservations that the client names, which are its own no more; `None` for those it has not.
-    fn take_reservations(&self, body: &mut In<'_>) -> Result<Vec<Option<Reservation>>, Error> {
-        let count = body.count(17)?;
-        let names = (0..count).map(|_| name(body));
-        let names = names.collect::<Result<Vec<_>, Error>>()?;
-        let mut held = self.session.held.lock();
-        let taken = names.iter().map(|name| held.reservations.remove(name));
-        Ok(taken.collect())
+        let reserved = reserved.into_iter().flatten().collect();
+        Ok(Granted::Reservations(reserved))
     }
 
     fn commit(&self, body: &mut In<'_>, out: &mut Out) -> Result<(), Error> {
-        let taken = self.take_reservations(body)?;
+        let holding = &self.session.holding;
+        let taken = holding.take_reservations(&names(body)?);
         let mut checksums = Vec::with_capacity(taken.len());
         for _ in &taken {
             let parts = body.count(16)?;
@@ -255,16 +203,16 @@ impl Calls<'_> {
                 sums.push(checksums);
             }
         }
-        let committed = self.session.core.commit(&mine, &sums);
-        if committed.is_err() {
-            // Still the client's to abort.
-            let mut held = self.session.held.lock();
-            for reservation in mine {
-                let name = (reservation.tier, reservation.place.token);
-                held.reservations.insert(name, reservation);
+        let core = &self.session.core;
+        let committed = match core.commit(&mine, &sums) {
+            Ok(committed) => committed,
+            Err(error) => {
+                // Still the client's to abort.
+                holding.add(core, Granted::Reservations(mine));
+                return Err(error);
             }
-        }
-        let mut committed = committed?.into_iter();
+        };
+        let mut committed = committed.into_iter();
         for reservation in &taken {
             out.flag(reservation.is_some() && committed.next() == Some(true));
         }
@@ -272,10 +220,10 @@ impl Calls<'_> {
     }
 }
 
-/// A pin or reservation as a client names it.
-fn name(body: &mut In<'_>) -> Result<(usize, Token), Error> {
-    let tier = usize::from(body.byte()?);
-    Ok((tier, body.token()?))
+/// Pins or reservations as a client names them.
+fn names(body: &mut In<'_>) -> Result<Vec<Name>, Error> {
+    let name = |body: &mut In<'_>| Ok((usize::from(body.byte()?), body.token()?));
+    (0..body.count(17)?).map(|_| name(body)).collect()
 }
 
 /// Names a pin or reservation for its owner.

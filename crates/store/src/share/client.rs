@@ -1,15 +1,17 @@
 //! A depot that another process of this host serves.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use kvdepot_media::Checksum;
 use parking_lot::Mutex;
 
 use super::calls::{of_namespace, put_name};
+use super::dial::Dial;
 use super::frame::{self, In, Out, Verb};
 use super::link::{Call, Link};
+use super::placement::Holder;
 use crate::buffers::BlockBuffers;
 use crate::depot::About;
 use crate::gate::Gate;
@@ -21,10 +23,6 @@ use crate::pipeline::{GetOptions, Pin, Reservation};
 use crate::task::{Outcome, Task};
 use crate::{Error, Identity, Key, NamespaceId, clock, parts};
 
-/// Pause before an owner that is gone is looked for again: short against its start, and nothing
-/// to speak of for calls that find it gone.
-const RETRY: Duration = Duration::from_millis(200);
-
 /// How long closing waits for what the owner has to do for it.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -33,39 +31,29 @@ const DRAIN_SLICE: Duration = Duration::from_millis(50);
 
 /// This process's end.
 pub(crate) struct Client {
-    socket: PathBuf,
-    lanes: Option<usize>,
+    dial: Dial,
     about: About,
     gate: Arc<Gate>,
-    state: Arc<Mutex<State>>,
+    last: Mutex<Last>,
 }
 
 #[derive(Default)]
-struct State {
-    link: Option<Arc<Link>>,
-    /// When it was last tried to make one.
-    tried: Option<Instant>,
-    /// Namespaces whose blocks are to stay in one piece; a new owner is told again.
-    contiguous: Vec<NamespaceId>,
+struct Last {
     stats: Stats,
-    /// The owner that was last asked what left.
-    listening: Option<u64>,
-    closed: bool,
+    /// As whom the owner was last asked what left.
+    listening: Option<Holder>,
 }
 
 impl Client {
     pub(crate) fn connect(socket: &Path, lanes: Option<usize>) -> Result<Arc<Client>, Error> {
         let gate = Gate::new()?;
-        let state = Arc::new(Mutex::new(State::default()));
-        let link = attach(socket, lanes, &state)?;
+        let (dial, link) = Dial::new(socket, lanes)?;
         let about = link.call(Out::new(Verb::About, 0), |body| body.json::<About>())?;
-        state.lock().link = Some(link);
         Ok(Arc::new(Client {
-            socket: socket.into(),
-            lanes,
+            dial,
             about,
             gate,
-            state,
+            last: Mutex::new(Last::default()),
         }))
     }
 
@@ -74,37 +62,7 @@ impl Client {
     }
 
     pub(crate) fn socket(&self) -> &Path {
-        &self.socket
-    }
-
-    /// The link, made anew where the last one broke; `None` when nobody serves there.
-    fn link(&self) -> Option<Arc<Link>> {
-        let mut state = self.state.lock();
-        if let Some(link) = state.link.as_ref().filter(|link| !link.is_ending()) {
-            return Some(Arc::clone(link));
-        }
-        let early = state.tried.is_some_and(|tried| tried.elapsed() < RETRY);
-        if early || state.closed {
-            return None;
-        }
-        state.tried = Some(clock::now());
-        // The last owner's media go with its link: a new owner waits for all who may write them.
-        state.link = None;
-        drop(state);
-        let link = attach(&self.socket, self.lanes, &self.state).ok()?;
-        let mut state = self.state.lock();
-        let told = state.contiguous.iter().all(|id| {
-            let out = of_namespace(Verb::KeepContiguous, 0, *id);
-            link.call(out, |_| Ok(())).is_ok()
-        });
-        if state.closed || !told {
-            // Nothing was begun on it; its threads would keep it.
-            link.goodbye();
-            return None;
-        }
-        tracing::info!(socket = %self.socket.display(), "the depot's owner is back");
-        state.link = Some(Arc::clone(&link));
-        Some(link)
+        self.dial.socket()
     }
 
     /// Asks the owner; `absent` when there is none.
@@ -115,7 +73,7 @@ impl Client {
         read: impl FnOnce(&mut In<'_>, &Link) -> Result<T, Error>,
     ) -> Result<T, Error> {
         let _pass = self.gate.enter()?;
-        let Some(link) = self.link() else {
+        let Some(link) = self.dial.link() else {
             return Ok(absent());
         };
         match link.call(out, |body| read(body, &link)) {
@@ -136,10 +94,10 @@ impl Client {
     ) -> Result<T, Error> {
         let _pass = self.gate.enter()?;
         let gone = || Error::Peer {
-            socket: self.socket.display().to_string(),
+            socket: self.dial.socket().display().to_string(),
             reason: "nobody serves there".into(),
         };
-        let link = self.link().ok_or_else(gone)?;
+        let link = self.dial.link().ok_or_else(gone)?;
         let frame = link.ask_slowly(out).ok_or_else(gone)?;
         frame::check(&frame)?;
         read(&mut In(&frame.body))
@@ -235,8 +193,8 @@ impl Client {
                 blocks.push((Identity { namespace, key }, body.long()?));
             }
             // Nobody knows what left while this process had no owner.
-            let before = self.state.lock().listening.replace(link.mover.session);
-            let another = before.is_some_and(|before| before != link.mover.session);
+            let before = self.last.lock().listening.replace(link.mover.holder);
+            let another = before.is_some_and(|before| before != link.mover.holder);
             Ok(Gone {
                 blocks,
                 overflowed: overflowed || another,
@@ -245,7 +203,7 @@ impl Client {
     }
 
     pub(crate) fn keep_contiguous(&self, id: NamespaceId) -> Result<(), Error> {
-        self.state.lock().contiguous.push(id);
+        self.dial.keep_contiguous(id);
         self.ask(
             || (),
             of_namespace(Verb::KeepContiguous, 0, id),
@@ -289,7 +247,7 @@ impl Client {
                     medium: place.token.device,
                     place,
                     parts,
-                    session: link.mover.session,
+                    holder: link.mover.holder,
                 }));
             }
             Ok(pins)
@@ -301,10 +259,10 @@ impl Client {
     fn current<T>(
         &self,
         all: &[T],
-        session: impl Fn(&T) -> u64,
+        holder: impl Fn(&T) -> Holder,
     ) -> Option<(Arc<Link>, Vec<usize>)> {
-        let link = self.link()?;
-        let mine = (0..all.len()).filter(|at| session(&all[*at]) == link.mover.session);
+        let link = self.dial.link()?;
+        let mine = (0..all.len()).filter(|at| holder(&all[*at]) == link.mover.holder);
         let mine: Vec<usize> = mine.collect();
         (!mine.is_empty()).then_some((link, mine))
     }
@@ -315,7 +273,7 @@ impl Client {
         pins: &[Pin],
         served: Option<bool>,
     ) -> Option<(Arc<Link>, Out)> {
-        let (link, mine) = self.current(pins, |pin| pin.session)?;
+        let (link, mine) = self.current(pins, |pin| pin.holder)?;
         let mut out = Out::new(verb, 0);
         served.iter().for_each(|served| out.flag(*served));
         out.word(mine.len() as u32);
@@ -377,7 +335,7 @@ impl Client {
                     medium: place.token.device,
                     place,
                     parts: parts::blank(lens).into(),
-                    session: link.mover.session,
+                    holder: link.mover.holder,
                 }));
             }
             Ok(reserved)
@@ -395,7 +353,7 @@ impl Client {
         }
         let _pass = self.gate.enter()?;
         let mut stored = vec![false; reservations.len()];
-        let Some((link, mine)) = self.current(reservations, |one| one.session) else {
+        let Some((link, mine)) = self.current(reservations, |one| one.holder) else {
             return Ok(stored);
         };
         let mut out = Out::new(Verb::Commit, 0);
@@ -422,7 +380,7 @@ impl Client {
         if self.gate.forked() {
             return;
         }
-        let Some((link, mine)) = self.current(reservations, |one| one.session) else {
+        let Some((link, mine)) = self.current(reservations, |one| one.holder) else {
             return;
         };
         let mut out = Out::new(Verb::Abort, 0);
@@ -456,7 +414,7 @@ impl Client {
         let pass = self.gate.enter()?;
         let task = Task::new(keys.len(), Journal::dispatched("prefetch", keys.len(), 0));
         task.release(keys.len());
-        match self.link() {
+        match self.dial.link() {
             Some(link) => link.prefetch(id, keys, &task, pass),
             None => task.abandon(Outcome::Miss),
         }
@@ -476,7 +434,7 @@ impl Client {
         let bytes = (0..keys.len()).map(|index| buffers.bytes(index)).sum();
         let journal = Journal::dispatched(op.name(), keys.len(), bytes);
         let task = Task::new(keys.len(), journal);
-        match self.link() {
+        match self.dial.link() {
             Some(link) => {
                 if options.staged {
                     link.mover.copier.make_slab()?;
@@ -491,7 +449,7 @@ impl Client {
     }
 
     pub(crate) fn stats(&self) -> Stats {
-        let last = || self.state.lock().stats.clone();
+        let last = || self.last.lock().stats.clone();
         let asked = self.ask(
             || None,
             Out::new(Verb::Stats, 0),
@@ -500,7 +458,7 @@ impl Client {
         match asked {
             Ok(Some(stats)) => {
                 let stats: Stats = stats;
-                self.state.lock().stats = stats.clone();
+                self.last.lock().stats = stats.clone();
                 stats
             }
             _ => last(),
@@ -525,7 +483,7 @@ impl Client {
     }
 
     pub(crate) fn populate_aside(&self) -> Result<(), Error> {
-        match self.link() {
+        match self.dial.link() {
             Some(link) => link.mover.populate_aside(),
             None => Ok(()),
         }
@@ -536,11 +494,7 @@ impl Client {
         if self.gate.forked() || !self.gate.close() {
             return;
         }
-        let link = {
-            let mut state = self.state.lock();
-            state.closed = true;
-            state.link.take()
-        };
+        let link = self.dial.end();
         if !self.gate.wait_empty(CLOSE_TIMEOUT) {
             tracing::warn!("the owner did not end this process's tasks: they are given up");
         }
@@ -557,30 +511,4 @@ impl Drop for Client {
     fn drop(&mut self) {
         self.close();
     }
-}
-
-fn attach(
-    socket: &Path,
-    lanes: Option<usize>,
-    state: &Arc<Mutex<State>>,
-) -> Result<Arc<Link>, Error> {
-    let shared = Arc::downgrade(state);
-    let name = socket.display().to_string();
-    Link::new(socket, lanes, move |ended| {
-        let Some(state) = shared.upgrade() else {
-            return;
-        };
-        let mut state = state.lock();
-        if state
-            .link
-            .as_ref()
-            .is_some_and(|link| Arc::ptr_eq(link, ended))
-        {
-            state.link = None;
-            if !state.closed {
-                tracing::warn!(socket = %name, "the depot's owner is gone: all is a miss until one \
-                    listens there again");
-            }
-        }
-    })
 }

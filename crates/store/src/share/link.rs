@@ -33,6 +33,8 @@ const ANSWER_MAX: Duration = Duration::from_secs(30);
 
 /// Two connections to one owner.
 pub(super) struct Link {
+    /// Among the owner's clients.
+    pub(super) number: u64,
     /// Its socket carries the calls.
     pub(super) mover: Mover,
     /// One call at a time.
@@ -68,26 +70,28 @@ pub(super) struct Call {
 }
 
 impl Link {
-    /// Attaches, and starts the threads that read and write the tasks' connection. `ended` runs
-    /// when it is over.
+    /// Attaches, and starts the threads that read and write the tasks' connection. `former` is the
+    /// number of a link that this one follows, or 0. `ended` runs when it is over.
     pub(super) fn new(
         socket: &Path,
         lanes: Option<usize>,
+        former: u64,
         ended: impl FnOnce(&Arc<Link>) + Send + 'static,
     ) -> Result<Arc<Link>, Error> {
         let io = |source| Error::Io {
             path: socket.into(),
             source,
         };
-        let (calls, welcome) = shake_hands(socket, Role::Client)?;
+        let (calls, welcome) = shake_hands(socket, Role::Client(former))?;
         calls.set_read_timeout(Some(ANSWER_MAX)).map_err(io)?;
         calls.set_write_timeout(Some(ANSWER_MAX)).map_err(io)?;
         let client = welcome.terms.client;
-        let mover = Mover::new(socket, calls, welcome, Role::Client, lanes)?;
+        let mover = Mover::new(socket, calls, welcome, Role::Client(former), lanes)?;
         let (tasks, _) = shake_hands(socket, Role::Tasks(client))?;
         tasks.set_read_timeout(None).map_err(io)?;
         tasks.set_write_timeout(None).map_err(io)?;
         let link = Arc::new(Link {
+            number: client,
             mover,
             calls: Mutex::new(Incoming::default()),
             tasks: Mutex::new(Tasks::default()),

@@ -2,18 +2,22 @@
 //! Unix socket (file mode, peer credentials checked), and no byte of a block crosses that socket.
 //!
 //! `server` is the owner's end, `wire` how a process attaches. A *mover* (`mover`) moves what its
-//! engine's scheduler tells it, by placements (`placement`) that travel the engine's own way. A
-//! *client* (`client`) is a depot by itself: its calls are answered by the owner (`calls`), its
-//! puts and gets are the owner's tasks (`session`) whose bytes the client's lanes move over its
-//! `link`, and both speak in frames (`frame`, `outbox`). What may take minutes is `slow`.
+//! engine's scheduler tells it, by placements (`placement`) that travel the engine's own way, and
+//! lets the owner see for whom (`roster`). A *client* (`client`, `dial`) is a depot by itself: its
+//! calls are answered by the owner (`calls`), which notes what it holds (`holding`); its puts and
+//! gets are the owner's tasks (`session`) whose bytes the client's lanes move over its `link`, and
+//! both speak in frames (`frame`, `outbox`). What may take minutes is `slow`.
 
 mod calls;
 mod client;
+mod dial;
 mod frame;
+mod holding;
 mod link;
 mod mover;
 mod outbox;
 pub(crate) mod placement;
+mod roster;
 mod server;
 mod session;
 mod slow;

@@ -11,7 +11,8 @@ use kvdepot_media::host::fork::{self, LockFd};
 use kvdepot_media::{Access, Checksum, Copier, CopierConfig, Done, Mapping, Ticket};
 use parking_lot::{Mutex, RwLock};
 
-use super::placement::{self, Placement};
+use super::placement::{self, Holder, Placement};
+use super::roster::{Duty, Shift};
 use super::wire::{self, Medium, Role, Welcome};
 use crate::arena::Place;
 use crate::buffers::BlockBuffers;
@@ -27,7 +28,10 @@ const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Moves bytes for an owner in another process of this host.
 pub struct Mover {
-    pub(super) session: u64,
+    /// Of the owner, and the seat of the client whose end this is.
+    pub(super) holder: Holder,
+    /// Tells the owner for whom lanes here are at work.
+    duty: Arc<Duty>,
     /// By their numbers, near to far.
     media: RwLock<Vec<(u32, Arc<Mapping>)>>,
     /// Where more of them are asked for, and as whom.
@@ -139,7 +143,11 @@ impl Mover {
         config.lanes = lanes.unwrap_or_else(default_lanes);
         config.slice_size = welcome.terms.slice_size;
         Ok(Mover {
-            session: welcome.terms.session,
+            holder: Holder {
+                session: welcome.terms.session,
+                seat: welcome.terms.seat,
+            },
+            duty: Duty::new(welcome.roster),
             media: RwLock::new(media),
             at: at.into(),
             role,
@@ -188,7 +196,9 @@ impl Mover {
     }
 
     /// Where part `part` of a placement lies, as `(medium, offset, length)` in payload order, for
-    /// engines whose own copy engine moves the bytes. Nowhere for a placement of another owner.
+    /// engines whose own copy engine moves the bytes. Nowhere for a placement of another owner, or
+    /// of a client that is gone. Nobody sees when those copies end: what a client holds at its
+    /// death then stays held until this process has ended too.
     ///
     /// # Errors
     /// As [`Mover::store`].
@@ -196,6 +206,10 @@ impl Mover {
         let Some(placement) = self.decode(bytes, part)? else {
             return Ok(Vec::new());
         };
+        let Some(shift) = self.duty.begin(placement.holder.seat) else {
+            return Ok(Vec::new());
+        };
+        shift.keep();
         let wanted = placement.parts[part as usize];
         let ranges = parts::ranges(&placement.extents, wanted.offset, wanted.len);
         let Some(medium) = self.position(placement.medium) else {
@@ -263,7 +277,7 @@ impl Mover {
         };
         // The connection is only for the descriptors.
         let (_socket, welcome) = shake_hands(&self.at, role)?;
-        if welcome.terms.session != self.session {
+        if welcome.terms.session != self.holder.session {
             return Ok(());
         }
         let mut media = self.media.write();
@@ -289,7 +303,7 @@ impl Mover {
     /// `None` for a placement of another owner.
     fn decode(&self, bytes: &[u8], part: u32) -> Result<Option<Placement>, Error> {
         let placement = placement::decode(bytes)?;
-        if placement.session != self.session {
+        if placement.holder.session != self.holder.session {
             return Ok(None);
         }
         if part as usize >= placement.parts.len() {
@@ -311,12 +325,23 @@ impl Mover {
     ) -> Result<MoveJob, Error> {
         let pass = self.gate.enter()?;
         let mut batch = self.copier.batch();
+        let mut shifts: Vec<Shift> = Vec::new();
         let mut error = None;
         for (index, bytes) in placements.iter().enumerate() {
             let Some(placement) = self.decode(bytes, part)? else {
                 error = Some("a placement of another owner".to_owned());
                 continue;
             };
+            let seat = placement.holder.seat;
+            if shifts.iter().all(|shift| shift.seat() != seat) {
+                match self.duty.begin(seat) {
+                    Some(shift) => shifts.push(shift),
+                    None => {
+                        error = Some("a placement of a client that is gone".to_owned());
+                        continue;
+                    }
+                }
+            }
             let wanted = placement.parts[part as usize];
             let Some(mapping) = self.mapping(placement.medium, &placement.extents) else {
                 error = Some("a medium that its owner has no more".to_owned());
@@ -371,6 +396,7 @@ impl Mover {
             let done = report.moved.iter().flatten().count();
             drop(report);
             journal.finished(done);
+            drop(shifts);
             drop(pass);
         });
         Ok(MoveJob {

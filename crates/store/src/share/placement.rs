@@ -1,7 +1,7 @@
 //! Placements as bytes: what a scheduler hands to its workers.
 //!
-//! Little-endian: u32 version, u32 medium, u64 session, namespace 16, key 32, 4 × u64 packed
-//! extents, u64 payload length, u32 parts, u32 zero, then 32 bytes a part (offset, length,
+//! Little-endian: u32 version, u32 medium, u64 session, u64 seat, namespace 16, key 32, 4 × u64
+//! packed extents, u64 payload length, u32 parts, u32 zero, then 32 bytes a part (offset, length,
 //! checksum; the checksum is zero for a part about to be written).
 
 use crate::arena::Place;
@@ -9,26 +9,36 @@ use crate::format::record::{PARTS_MAX, Packed};
 use crate::parts::{self, Part};
 use crate::{Error, Identity, Key, NamespaceId};
 
-const VERSION: u32 = 1;
-const HEAD: usize = 112;
+const VERSION: u32 = 2;
+const HEAD: usize = 120;
+
+/// Who holds a pin or a reservation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Holder {
+    /// Of the depot that gave it.
+    pub(crate) session: u64,
+    /// Of the client that asked for it (`roster`); 0 for the depot's own process.
+    pub(crate) seat: u64,
+}
 
 /// A decoded placement.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Placement {
     /// By the number that the owner gave it; media are never renumbered.
     pub(crate) medium: u32,
-    pub(crate) session: u64,
+    pub(crate) holder: Holder,
     pub(crate) identity: Identity,
     pub(crate) extents: Packed,
     pub(crate) len: u64,
     pub(crate) parts: Vec<Part>,
 }
 
-pub(crate) fn encode(session: u64, medium: u32, place: &Place, found: &[Part]) -> Vec<u8> {
+pub(crate) fn encode(holder: Holder, medium: u32, place: &Place, found: &[Part]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(HEAD + found.len() * parts::ENTRY as usize);
     bytes.extend_from_slice(&VERSION.to_le_bytes());
     bytes.extend_from_slice(&medium.to_le_bytes());
-    bytes.extend_from_slice(&session.to_le_bytes());
+    bytes.extend_from_slice(&holder.session.to_le_bytes());
+    bytes.extend_from_slice(&holder.seat.to_le_bytes());
     bytes.extend_from_slice(&place.identity.namespace.0);
     bytes.extend_from_slice(&place.identity.key.0);
     for packed in place.extents.0 {
@@ -61,14 +71,14 @@ pub(crate) fn decode(bytes: &[u8]) -> Result<Placement, Error> {
     if u32_at(0) != VERSION {
         return Err(wrong(&format!("version {}", u32_at(0))));
     }
-    let count = u32_at(104) as usize;
+    let count = u32_at(112) as usize;
     if count == 0 || count > usize::from(PARTS_MAX) || table.len() != count * parts::ENTRY as usize
     {
         return Err(wrong(&format!("{count} parts in {} bytes", bytes.len())));
     }
     let parts = parts::decode(table);
-    let len = u64_at(96);
-    let extents = Packed(std::array::from_fn(|index| u64_at(64 + 8 * index)));
+    let len = u64_at(104);
+    let extents = Packed(std::array::from_fn(|index| u64_at(72 + 8 * index)));
     let sound = len <= extents.room()
         && parts.iter().all(|part| {
             part.offset
@@ -80,10 +90,13 @@ pub(crate) fn decode(bytes: &[u8]) -> Result<Placement, Error> {
     }
     Ok(Placement {
         medium: u32_at(4),
-        session: u64_at(8),
+        holder: Holder {
+            session: u64_at(8),
+            seat: u64_at(16),
+        },
         identity: Identity {
-            namespace: NamespaceId(head[16..32].try_into().unwrap_or_default()),
-            key: Key(head[32..64].try_into().unwrap_or_default()),
+            namespace: NamespaceId(head[24..40].try_into().unwrap_or_default()),
+            key: Key(head[40..72].try_into().unwrap_or_default()),
         },
         extents,
         len,
@@ -117,9 +130,13 @@ mod tests {
             stamp: 0,
         };
         let found = parts::blank(&[4000, 4000]);
-        let bytes = encode(77, 1, &place, &found);
+        let holder = Holder {
+            session: 77,
+            seat: 3,
+        };
+        let bytes = encode(holder, 1, &place, &found);
         let read = decode(&bytes).unwrap();
-        assert_eq!((read.session, read.medium, read.len), (77, 1, 8192));
+        assert_eq!((read.holder, read.medium, read.len), (holder, 1, 8192));
         assert_eq!(
             (read.identity, read.extents, read.parts),
             (identity, place.extents, found)

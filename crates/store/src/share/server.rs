@@ -17,6 +17,9 @@ use parking_lot::Mutex;
 
 use super::calls;
 use super::frame::{Out, Verb};
+use super::holding::Holding;
+use super::placement::Holder;
+use super::roster::Roster;
 use super::session::Session;
 use super::wire::{self, Medium, Role, Terms};
 use crate::arena::Arena;
@@ -52,15 +55,24 @@ struct Owner {
     /// Open as long as this process serves, so that movers notice its end.
     connections: Mutex<Vec<UnixStream>>,
     clients: Arc<Mutex<Clients>>,
+    roster: Arc<Roster>,
 }
 
 /// The clients that have attached, by number.
 #[derive(Default)]
 struct Clients {
-    /// With the connection of their calls; that of their tasks follows.
-    halves: HashMap<u64, (UnixStream, u32)>,
+    /// The connection of their tasks is still to come.
+    halves: HashMap<u64, Half>,
     sessions: HashMap<u64, Arc<Session>>,
     stopped: bool,
+}
+
+struct Half {
+    calls: UnixStream,
+    pid: u32,
+    seat: u64,
+    /// The number that this process had before; 0 for none.
+    former: u64,
 }
 
 impl Server {
@@ -100,6 +112,7 @@ impl Server {
             stop: Arc::clone(&stop),
             connections: Mutex::new(Vec::new()),
             clients: Arc::clone(&clients),
+            roster: Arc::new(Roster::new()?),
         };
         let thread = std::thread::Builder::new()
             .name("kvdepot-share".into())
@@ -234,25 +247,35 @@ impl Owner {
         );
         match role {
             Role::Read | Role::Write => {
-                self.welcome(&socket, role, 0)?;
+                self.welcome(&socket, role, 0, 0)?;
                 let mut connections = self.connections.lock();
                 connections.retain(is_open);
                 connections.push(socket);
                 Ok(())
             }
-            Role::Client => {
-                let number = self.number();
-                self.welcome(&socket, role, number)?;
+            Role::Client(former) => {
+                let (number, pid) = (self.number(), credentials.pid);
+                let seat = match self.clients.lock().former(former, pid) {
+                    Some(session) => session.holding.holder.seat,
+                    None => self.roster.seat(),
+                };
+                self.welcome(&socket, role, number, seat)?;
                 let mut clients = self.clients.lock();
                 // Those that have gone before their second connection came.
-                clients.halves.retain(|_, (socket, _)| is_open(socket));
-                clients.halves.insert(number, (socket, credentials.pid));
+                clients.halves.retain(|_, half| is_open(&half.calls));
+                let half = Half {
+                    calls: socket,
+                    pid,
+                    seat,
+                    former,
+                };
+                clients.halves.insert(number, half);
                 Ok(())
             }
             Role::Tasks(number) => {
                 let half = self.clients.lock().halves.remove(&number);
-                let calls = match half {
-                    Some((calls, pid)) if pid == credentials.pid => calls,
+                let half = match half {
+                    Some(half) if half.pid == credentials.pid => half,
                     _ => {
                         let reason = format!("client {number} is unknown, or another process");
                         wire::send_refusal(&socket, &reason)?;
@@ -263,13 +286,19 @@ impl Owner {
                     }
                 };
                 let process = Process::of_peer(&socket)?;
-                self.welcome(&socket, role, number)?;
-                self.start(number, process, calls, socket)
+                self.welcome(&socket, role, number, half.seat)?;
+                self.start(number, process, half, socket)
             }
         }
     }
 
-    fn welcome(&self, socket: &UnixStream, role: Role, client: u64) -> Result<(), Error> {
+    fn welcome(
+        &self,
+        socket: &UnixStream,
+        role: Role,
+        client: u64,
+        seat: u64,
+    ) -> Result<(), Error> {
         let descriptor = |arena: &Arc<Arena>| {
             let medium = Medium {
                 number: arena.number(),
@@ -288,10 +317,11 @@ impl Owner {
         let terms = Terms {
             session: self.about.session,
             client,
+            seat,
             slice_size: self.slice_size,
             lanes: self.lanes,
         };
-        wire::send_welcome(socket, &terms, &media)
+        wire::send_welcome(socket, &terms, self.roster.descriptor()?, &media)
     }
 
     /// One that a process cannot guess.
@@ -305,28 +335,36 @@ impl Owner {
         &self,
         number: u64,
         process: Process,
-        calls: UnixStream,
+        half: Half,
         tasks: UnixStream,
     ) -> Result<(), Error> {
         let io = |source| Error::Io {
             path: "socket".into(),
             source,
         };
+        let calls = half.calls;
         for socket in [&calls, &tasks] {
             socket.set_nonblocking(false).map_err(io)?;
             socket.set_read_timeout(None).map_err(io)?;
             socket.set_write_timeout(None).map_err(io)?;
         }
-        let depot = self.about.session;
-        let session = Session::new(number, Arc::clone(&self.core), process, depot, tasks);
-        let session = Arc::new(session);
-        {
+        let session = {
             let mut clients = self.clients.lock();
             if clients.stopped {
                 return Err(Error::Closed(""));
             }
+            let holding = match clients.former(half.former, half.pid) {
+                Some(former) => former.hand_over(),
+                None => Arc::new(Holding::new(Holder {
+                    session: self.about.session,
+                    seat: half.seat,
+                })),
+            };
+            let (core, roster) = (Arc::clone(&self.core), Arc::clone(&self.roster));
+            let session = Arc::new(Session::new(core, process, holding, roster, tasks));
             clients.sessions.insert(number, Arc::clone(&session));
-        }
+            session
+        };
         let twin = calls.try_clone().map_err(io)?;
         let (of_calls, about) = (Arc::clone(&session), Arc::clone(&self.about));
         std::thread::Builder::new()
@@ -347,6 +385,14 @@ impl Owner {
             })
             .map_err(io)?;
         Ok(())
+    }
+}
+
+impl Clients {
+    /// The session that a process had before its connection broke.
+    fn former(&self, number: u64, pid: u32) -> Option<&Arc<Session>> {
+        let session = self.sessions.get(&number);
+        session.filter(|session| session.process.identity().pid == pid)
     }
 }
 

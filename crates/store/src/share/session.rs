@@ -4,7 +4,6 @@
 //! breaks ends nothing, because whoever was writing may still write.
 
 use std::collections::HashMap;
-use std::hash::{BuildHasherDefault, Hasher};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -15,72 +14,37 @@ use kvdepot_media::{Checksum, PART_LEN_MAX};
 use parking_lot::{Condvar, Mutex};
 
 use super::frame::{self, Frame, In, Incoming, Out, Verb};
+use super::holding::Holding;
 use super::outbox::Outbox;
+use super::roster::Roster;
 use super::slow;
-use crate::arena::{Place, Token};
+use crate::arena::Place;
 use crate::metrics::Op;
-use crate::parts::Parts;
-use crate::pipeline::{Caller, Core, GetOptions, Lanes, Moved, MovesDone, Pin, Reservation};
+use crate::pipeline::{Caller, Core, GetOptions, Lanes, Moved, MovesDone};
 use crate::task::{Mirror, Outcome};
 use crate::{Error, Key, NamespaceId, clock};
 
-/// How often a process without a connection is looked at beside waiting for its death: nothing
-/// waits for this but the end of a thread.
+/// How often a process without a connection, or movers of a dead one, are looked at for another
+/// reason to stop waiting: nothing waits for this but the end of a thread.
 const LOOK: Duration = Duration::from_secs(1);
+
+/// Copies of a batch end in less.
+const LATE: Duration = Duration::from_secs(5);
 
 /// One client process.
 pub(super) struct Session {
-    /// Its number among the clients.
-    pub(super) number: u64,
     pub(super) core: Arc<Core>,
     pub(super) process: Process,
-    /// The depot's session, which its pins and reservations carry.
-    pub(super) depot: u64,
-    pub(super) held: Mutex<Held>,
+    pub(super) holding: Arc<Holding>,
+    roster: Arc<Roster>,
     moves: Mutex<Moves>,
     moved: Condvar,
     next_move: AtomicU64,
     tasks: UnixStream,
     outbox: Outbox,
-    /// The owner has closed: what the client holds ends with it.
+    /// What the client holds is not this session's to end: the owner has closed, or the process
+    /// has another.
     retired: AtomicBool,
-}
-
-/// What a client holds by the two-phase verbs.
-#[derive(Default)]
-pub(super) struct Held {
-    /// By tier and token, with how often it was pinned.
-    pub(super) pins: HashMap<(usize, Token), (u32, Place), BuildHasherDefault<Mix>>,
-    pub(super) reservations: HashMap<(usize, Token), Reservation>,
-    /// The client has ended: nothing is added any more.
-    pub(super) over: bool,
-}
-
-/// Hashes names of pins: the owner has made their numbers itself, and a call has hundreds.
-#[derive(Default)]
-pub(super) struct Mix(u64);
-
-impl Hasher for Mix {
-    fn write(&mut self, bytes: &[u8]) {
-        bytes.iter().for_each(|byte| self.write_u64((*byte).into()));
-    }
-
-    fn write_u32(&mut self, word: u32) {
-        self.write_u64(word.into());
-    }
-
-    fn write_usize(&mut self, word: usize) {
-        self.write_u64(word as u64);
-    }
-
-    fn write_u64(&mut self, word: u64) {
-        // An odd number without a pattern: that of SplitMix64.
-        self.0 = (self.0.rotate_left(5) ^ word).wrapping_mul(0x9E37_79B9_7F4A_7C15);
-    }
-
-    fn finish(&self) -> u64 {
-        self.0
-    }
 }
 
 #[derive(Default)]
@@ -103,18 +67,17 @@ enum End {
 
 impl Session {
     pub(super) fn new(
-        number: u64,
         core: Arc<Core>,
         process: Process,
-        depot: u64,
+        holding: Arc<Holding>,
+        roster: Arc<Roster>,
         tasks: UnixStream,
     ) -> Session {
         Session {
-            number,
             core,
             process,
-            depot,
-            held: Mutex::new(Held::default()),
+            holding,
+            roster,
             moves: Mutex::new(Moves::default()),
             moved: Condvar::new(),
             next_move: AtomicU64::new(1),
@@ -337,38 +300,43 @@ impl Session {
         }
     }
 
-    /// Nothing of the client touches a place any more: ends all that it held.
-    fn release(&self) {
+    /// The process has another session now, which takes what it holds; its lanes have stopped.
+    pub(super) fn hand_over(&self) -> Arc<Holding> {
+        self.retired.store(true, Ordering::Release);
         self.end_moves(Moved::Failed);
-        self.core.forget_listener(self.number);
-        let held = {
-            let mut held = self.held.lock();
-            let ended = Held {
-                over: true,
-                ..Held::default()
-            };
-            std::mem::replace(&mut *held, ended)
-        };
-        let reservations: Vec<Reservation> = held.reservations.into_values().collect();
-        self.core.abort(&reservations);
-        for ((tier, _), (count, place)) in held.pins {
-            for _ in 0..count {
-                let pin = self.pin(tier, place);
-                self.core.unpin(&[pin], false);
-            }
-        }
+        let _shut = self.tasks.shutdown(std::net::Shutdown::Both);
+        Arc::clone(&self.holding)
     }
 
-    /// A pin as the pipeline knows it, to be ended.
-    pub(super) fn pin(&self, tier: usize, place: Place) -> Pin {
-        Pin {
-            tier,
-            tier_name: self.core.tiers[tier].name(),
-            medium: place.token.device,
-            place,
-            parts: Parts::Many(Vec::new()),
-            session: self.depot,
+    /// Nothing of the client touches a place any more: ends all that it held, once no mover that
+    /// worked for it does either.
+    fn release(&self) {
+        self.end_moves(Moved::Failed);
+        let seat = self.holding.holder.seat;
+        let mut patience = LATE;
+        loop {
+            match self.roster.close(seat, patience) {
+                Ok(true) => break,
+                Ok(false) if self.retired.load(Ordering::Acquire) => return,
+                Ok(false) if patience == LATE => {
+                    let (pid, held) = (self.process.identity().pid, self.holding.count());
+                    tracing::warn!(
+                        pid,
+                        held,
+                        "a client is gone, and a process that moves its blocks is not: what it \
+                         held is kept meanwhile"
+                    );
+                    patience = LOOK;
+                }
+                Ok(false) => {}
+                Err(error) => {
+                    tracing::error!(%error, "what a client held cannot be given back");
+                    return;
+                }
+            }
         }
+        self.core.forget_listener(seat);
+        self.holding.end(&self.core);
     }
 }
 

@@ -3,10 +3,12 @@
 //! frames (`frame`).
 //!
 //! Little-endian. Request: magic `KVDATTCH`, u32 version, u32 role (0 reads, 1 writes, 2 a
-//! client's calls, 3 its tasks), u64 number (the client's, for its tasks; else 0).
+//! client's calls, 3 its tasks), u64 number (for a client's tasks its own; for its calls that of
+//! the client which this process was before its connection broke, whose lanes have stopped; else 0).
 //! Answer: magic, u32 version, u32 status (0: media follow; else u32 length of a message),
-//! u64 session, u64 client's number, u64 slice size, u32 lanes (0 where nobody has chosen),
-//! u32 media, then for each: u64 number, u64 length; the descriptors come in the same order.
+//! u64 session, u64 client's number, u64 its seat, u64 slice size, u32 lanes (0 where nobody has
+//! chosen), u32 media, then for each: u64 number, u64 length. The first descriptor is the roster's
+//! (`roster`), those of the media come in their order.
 
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
@@ -18,26 +20,27 @@ use kvdepot_media::host::fork::LockFd;
 use crate::Error;
 
 pub(super) const MAGIC: [u8; 8] = *b"KVDATTCH";
-pub(super) const VERSION: u32 = 3;
+pub(super) const VERSION: u32 = 4;
 /// Longest refusal.
 const MESSAGE_MAX: usize = 4096;
 /// Media of one depot, at most: what one message carries descriptors of.
-pub(crate) const MEDIA_MAX: usize = fds::DESCRIPTORS_MAX;
+pub(crate) const MEDIA_MAX: usize = fds::DESCRIPTORS_MAX - 1;
 
 /// What the attaching process will do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Role {
     Read,
     Write,
-    /// A client: a depot in another process, which calls.
-    Client,
+    /// A client: a depot in another process, which calls. With the number that it had before; 0
+    /// for one that is new, or does not know whether its lanes have stopped.
+    Client(u64),
     /// The second connection of the client with this number.
     Tasks(u64),
 }
 
 impl Role {
     pub(super) fn writes(self) -> bool {
-        matches!(self, Role::Write | Role::Client)
+        matches!(self, Role::Write | Role::Client(_))
     }
 }
 
@@ -46,6 +49,8 @@ pub(super) struct Terms {
     pub(super) session: u64,
     /// Of the client that attached; 0 for a mover.
     pub(super) client: u64,
+    /// Its byte in the roster; 0 for a mover.
+    pub(super) seat: u64,
     pub(super) slice_size: u64,
     /// What the owner's configuration says.
     pub(super) lanes: Option<usize>,
@@ -61,6 +66,7 @@ pub(super) struct Medium {
 /// What the attaching process got, its descriptors kept from its children.
 pub(super) struct Welcome {
     pub(super) terms: Terms,
+    pub(super) roster: LockFd,
     pub(super) media: Vec<(Medium, LockFd)>,
 }
 
@@ -79,7 +85,7 @@ pub(super) fn send_request(mut socket: &UnixStream, role: Role) -> Result<(), Er
     let (role, number) = match role {
         Role::Read => (0u32, 0),
         Role::Write => (1, 0),
-        Role::Client => (2, 0),
+        Role::Client(former) => (2, former),
         Role::Tasks(number) => (3, number),
     };
     let mut bytes = [0; 24];
@@ -96,11 +102,12 @@ pub(super) fn receive_request(mut socket: &UnixStream) -> Result<Role, Error> {
     check_head(&bytes)?;
     let mut number = [0; 8];
     socket.read_exact(&mut number).map_err(io("no request"))?;
+    let number = u64::from_le_bytes(number);
     match word(&bytes, 12) {
         0 => Ok(Role::Read),
         1 => Ok(Role::Write),
-        2 => Ok(Role::Client),
-        3 => Ok(Role::Tasks(u64::from_le_bytes(number))),
+        2 => Ok(Role::Client(number)),
+        3 => Ok(Role::Tasks(number)),
         role => Err(peer(format!(
             "role {role} is unknown: allowed are 0 (read), 1 (write), 2 (calls) and 3 (tasks)"
         ))),
@@ -127,11 +134,13 @@ fn check_head(bytes: &[u8; 16]) -> Result<(), Error> {
 pub(super) fn send_welcome(
     socket: &UnixStream,
     terms: &Terms,
+    roster: OwnedFd,
     media: &[(Medium, OwnedFd)],
 ) -> Result<(), Error> {
     let mut bytes = head(0);
     bytes.extend_from_slice(&terms.session.to_le_bytes());
     bytes.extend_from_slice(&terms.client.to_le_bytes());
+    bytes.extend_from_slice(&terms.seat.to_le_bytes());
     bytes.extend_from_slice(&terms.slice_size.to_le_bytes());
     bytes.extend_from_slice(&(terms.lanes.unwrap_or(0) as u32).to_le_bytes());
     bytes.extend_from_slice(&(media.len() as u32).to_le_bytes());
@@ -139,7 +148,8 @@ pub(super) fn send_welcome(
         bytes.extend_from_slice(&u64::from(medium.number).to_le_bytes());
         bytes.extend_from_slice(&medium.len.to_le_bytes());
     }
-    let descriptors: Vec<_> = media.iter().map(|(_, fd)| fd.as_fd()).collect();
+    let media = media.iter().map(|(_, fd)| fd.as_fd());
+    let descriptors: Vec<_> = std::iter::once(roster.as_fd()).chain(media).collect();
     Ok(fds::send(socket, &bytes, &descriptors)?)
 }
 
@@ -175,21 +185,22 @@ pub(super) fn receive_welcome(socket: &UnixStream) -> Result<Welcome, Error> {
             String::from_utf8_lossy(message)
         )));
     }
-    let fixed = incoming.take(16, 32)?;
+    let fixed = incoming.take(16, 40)?;
     let long = |at: usize| u64::from(word(fixed, at)) | u64::from(word(fixed, at + 4)) << 32;
     let terms = Terms {
         session: long(0),
         client: long(8),
-        slice_size: long(16),
-        lanes: Some(word(fixed, 24) as usize).filter(|lanes| *lanes > 0),
+        seat: long(16),
+        slice_size: long(24),
+        lanes: Some(word(fixed, 32) as usize).filter(|lanes| *lanes > 0),
     };
-    let count = word(fixed, 28) as usize;
+    let count = word(fixed, 36) as usize;
     if count > MEDIA_MAX {
         return Err(peer(format!(
             "it offers {count} media, at most {MEDIA_MAX} are allowed"
         )));
     }
-    let (entries, _) = incoming.take(48, count * 16)?.as_chunks::<16>();
+    let (entries, _) = incoming.take(56, count * 16)?.as_chunks::<16>();
     let half = |entry: &[u8; 16], at: usize| {
         u64::from_le_bytes(entry[at..at + 8].try_into().unwrap_or_default())
     };
@@ -198,16 +209,18 @@ pub(super) fn receive_welcome(socket: &UnixStream) -> Result<Welcome, Error> {
         len: half(entry, 8),
     };
     let known: Vec<Medium> = entries.iter().map(medium).collect();
-    if incoming.fds.len() != count {
+    if incoming.fds.len() != 1 + count {
         return Err(peer(format!(
-            "{} descriptors came for {count} media",
+            "{} descriptors came for the roster and {count} media",
             incoming.fds.len()
         )));
     }
     let kept = incoming.fds.into_iter().map(LockFd::adopt);
-    let kept = kept.collect::<Result<Vec<_>, _>>()?;
+    let mut kept = kept.collect::<Result<Vec<_>, _>>()?;
+    let roster = kept.remove(0);
     Ok(Welcome {
         terms,
+        roster,
         media: known.into_iter().zip(kept).collect(),
     })
 }
