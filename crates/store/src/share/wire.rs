@@ -4,7 +4,8 @@
 //!
 //! Little-endian. Request: magic `KVDATTCH`, u32 version, u32 role (0 reads, 1 writes, 2 a
 //! client's calls, 3 its tasks), u64 number (for a client's tasks its own; for its calls that of
-//! the client which this process was before its connection broke, whose lanes have stopped; else 0).
+//! the client which this process was until its connection broke, once those lanes have stopped;
+//! else 0).
 //! Answer: magic, u32 version, u32 status (0: media follow; else u32 length of a message),
 //! u64 session, u64 client's number, u64 its seat, u64 slice size, u32 lanes (0 where nobody has
 //! chosen), u32 media, then for each: u64 number, u64 length. The first descriptor is the roster's
