@@ -68,6 +68,7 @@ class Reader:
                 "PYTHONPATH": os.pathsep.join(paths),
                 "KVDEPOT_BENCH_RESTORE": way,
                 "KVDEPOT_BENCH_LOADS": str(self.loads),
+                "KVDEPOT_BENCH_LOADERS": str(options.loaders),
             },
             kv_space_gib=-(-options.in_flight * longest * KV_BYTES_PER_TOKEN // GIB) + 1,
             say=say,
@@ -151,6 +152,7 @@ def rows(
         "documents": options.documents,
         "tokens": options.tokens,
         "in_flight": options.in_flight,
+        "loaders": options.loaders,
     }
     found: list[dict[str, object]] = []
     for metric in ("restore", "ttft", "query_round"):
@@ -177,14 +179,21 @@ def main() -> int:
     parser.add_argument("--documents", type=int, default=6, help="documents (30 in the full one)")
     parser.add_argument("--tokens", type=int, default=4000, help="of each (10000 in the full one)")
     parser.add_argument("--in-flight", type=int, default=5, help="questions at a time")
+    parser.add_argument(
+        "--loaders",
+        type=int,
+        default=1,
+        help="queries that are restored by chunk at a time; 1, as in a worker's own thread",
+    )
     parser.add_argument("--passes", type=int, default=4, help="times that the second round runs")
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
     parser.add_argument(
         "--arenas", type=Path, default=Path("/dev/shm"), help="folder for the arenas"
     )
     options = parser.parse_args()
-    if min(options.documents, options.in_flight, options.passes) < 1 or options.tokens < 256:
-        parser.error("documents, in-flight and passes are at least 1, tokens at least 256")
+    least = min(options.documents, options.in_flight, options.loaders, options.passes)
+    if least < 1 or options.tokens < 256:
+        parser.error("documents, in-flight, loaders and passes are at least 1, tokens at least 256")
     with (
         tempfile.TemporaryDirectory(prefix="kvdepot-") as work,
         tempfile.TemporaryDirectory(prefix="kvdepot-", dir=options.arenas) as arenas,

@@ -1,17 +1,18 @@
 """kvdepot's connector, which writes down its loads, and one that loads one chunk at a time.
 
-vLLM's workers import this module. KVDEPOT_BENCH_RESTORE is `batch` or `chunk`, and
-KVDEPOT_BENCH_LOADS names the file that gets one line a load. Both restore through the same lanes,
-into the same memory; the second has begun and ended one chunk before it begins the next, as
-connectors do that are asked for chunks one by one.
+vLLM's workers import this module. KVDEPOT_BENCH_RESTORE is `batch` or `chunk`, KVDEPOT_BENCH_LOADS
+names the file that gets one line a load, and KVDEPOT_BENCH_LOADERS says how many queries the second
+restores at a time. Both restore through the same lanes, into the same memory; the second has begun
+and ended one chunk before its loader begins the next, as connectors do that are asked for chunks
+one by one.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import threading
 import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -48,19 +49,17 @@ class OneByOne(Recorder):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self._loading: dict[int, tuple[threading.Thread, list[float]]] = {}
+        self._loaders = ThreadPoolExecutor(int(os.environ["KVDEPOT_BENCH_LOADERS"]))
+        self._loading: dict[int, Future[float]] = {}
 
     def _start(self, job: Job, mover: Any) -> None:
         if not job.load:
             super()._start(job, mover)
             return
-        seconds: list[float] = []
-        thread = threading.Thread(target=self._load, args=(job, mover, seconds))
-        self._loading[job.ticket] = thread, seconds
-        thread.start()
-
-    def _load(self, job: Job, mover: Any, seconds: list[float]) -> None:
         start = time.perf_counter()
+        self._loading[job.ticket] = self._loaders.submit(self._load, job, mover, start)
+
+    def _load(self, job: Job, mover: Any, start: float) -> float:
         for part in job.parts:
             for index, placement in enumerate(part.placements):
                 if placement is None:
@@ -71,19 +70,19 @@ class OneByOne(Recorder):
                 move = mover.load([placement], spans, part=self.rank)
                 move.wait()
                 job.moves.append((part, [index], move))
-        seconds.append(time.perf_counter() - start)
+        return time.perf_counter() - start
 
     def _advance(self, job: Job) -> bool:
         loading = self._loading.get(job.ticket)
-        return (loading is None or not loading[0].is_alive()) and super()._advance(job)
+        return (loading is None or loading.done()) and super()._advance(job)
 
     def _wait(self, job: Job) -> None:
         if job.ticket in self._loading:
-            self._loading[job.ticket][0].join()
+            self._loading[job.ticket].result()
         super()._wait(job)
 
     def _seconds(self, job: Job) -> float:
-        return sum(self._loading[job.ticket][1])
+        return self._loading[job.ticket].result()
 
 
 class LongDocConnector(KvdepotConnector):
