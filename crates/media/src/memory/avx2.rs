@@ -1,18 +1,20 @@
 //! The inner loops in 256-bit vectors: load once, hash in registers, store.
 //!
 //! One stripe is two vectors, and so are the lanes. The loop is bound by memory, not by the hash:
-//! what counts is how many cache lines are on their way at once. So the next kilobyte is fetched
-//! while this one is hashed, across page boundaries (the hardware's own prefetchers stop there)
-//! and across pieces; and several leaves are moved in turns where there are several, because the
-//! memory serves several streams faster than one.
+//! what counts is how many cache lines are on their way at once. So several leaves are moved in
+//! turns where there are several, because the memory serves several streams faster than one; the
+//! next kilobyte is fetched while this one is hashed where the hardware's own prefetchers would be
+//! late; and a turn has as few instructions as it can, because a processor looks so many ahead, and
+//! not so many lines.
 
 use super::kernel::{Run, Store};
 use super::xxh3::{BLOCK_STRIPES, Lanes, PRIME32_1, SCRAMBLE_AT, SECRET, STRIPE};
+use std::arch::asm;
 use std::arch::x86_64::{
     __m256i, _MM_HINT_T0, _MM_HINT_T1, _mm_prefetch, _mm_stream_si128, _mm256_add_epi64,
     _mm256_castsi256_si128, _mm256_extracti128_si256, _mm256_loadu_si256, _mm256_mul_epu32,
     _mm256_set1_epi32, _mm256_setzero_si256, _mm256_shuffle_epi32, _mm256_slli_epi64,
-    _mm256_srli_epi64, _mm256_storeu_si256, _mm256_stream_si256, _mm256_xor_si256,
+    _mm256_srli_epi64, _mm256_storeu_si256, _mm256_xor_si256,
 };
 
 /// Bytes in a block.
@@ -110,26 +112,31 @@ unsafe fn single<const STORE: u8>(
     } = run;
     let mut acc = load_lanes(lanes);
     while stripes > 0 {
-        let turn = stripes.min(BLOCK_STRIPES - phase);
-        stripes -= turn;
+        let count = stripes.min(BLOCK_STRIPES - phase);
+        stripes -= count;
         // What comes a block later, or what this lane reads after the last one.
         let ahead = if stripes > 0 {
             src.wrapping_add(BLOCK)
         } else {
             next
         };
-        // SAFETY: `turn` stripes are left, and they end with the block at the latest.
+        // SAFETY: `count` stripes are left, and they end with the block at the latest.
         acc = unsafe {
-            match turn {
-                BLOCK_STRIPES => some::<STORE, BLOCK_STRIPES>(acc, 0, src, dst, ahead),
-                _ => few::<STORE>(acc, phase, src, dst, ahead, turn),
+            match count {
+                BLOCK_STRIPES => {
+                    let half = TURN * STRIPE;
+                    let acc = turn::<STORE, true>(acc, 0, src, dst, ahead);
+                    let (dst, ahead) = (dst.wrapping_add(half), ahead.wrapping_add(half));
+                    turn::<STORE, true>(acc, TURN, src.add(half), dst, ahead)
+                }
+                _ => few::<STORE>(acc, phase, src, dst, ahead, count),
             }
         };
         (src, dst) = (
-            src.wrapping_add(turn * STRIPE),
-            dst.wrapping_add(turn * STRIPE),
+            src.wrapping_add(count * STRIPE),
+            dst.wrapping_add(count * STRIPE),
         );
-        phase += turn;
+        phase += count;
         if phase == BLOCK_STRIPES {
             acc = scramble(acc);
             phase = 0;
@@ -143,6 +150,23 @@ unsafe fn single<const STORE: u8>(
 /// looks ahead.
 const TURN: usize = BLOCK_STRIPES / 2;
 
+/// The code for each stripe of a turn, one after the other: in a loop the compiler would spend
+/// instructions on counting and on addresses.
+macro_rules! each_of_a_turn {
+    ($number:ident => $code:block) => {
+        each_of_a_turn!($number => $code, 0 1 2 3 4 5 6 7)
+    };
+    ($name:ident => $code:block, $($number:literal)*) => { $({
+        const $name: usize = $number;
+        $code
+    })* };
+}
+
+/// Stripes of a run, some pages, from which on the processor's own prefetchers follow four streams
+/// better than instructions do, which take the room of others. Measured: of shorter runs, and of
+/// fewer streams, they are late.
+const FOLLOWED: usize = (32 << 10) / STRIPE;
+
 /// # Safety
 ///
 /// As `together`; the destinations are aligned for `STORE`.
@@ -152,40 +176,38 @@ unsafe fn several<const STORE: u8, const WAYS: usize>(
     mut runs: [Run; WAYS],
     mut stripes: usize,
 ) {
-    let mut acc = [Vectors(_mm256_setzero_si256(), _mm256_setzero_si256()); WAYS];
-    for way in 0..WAYS {
-        acc[way] = load_lanes(lanes[way]);
-    }
+    let mut acc = load_all(&lanes);
+    let fetches = STORE == NOTHING || WAYS < 4 || stripes < FOLLOWED;
     while stripes >= BLOCK_STRIPES {
         stripes -= BLOCK_STRIPES;
-        for turn in 0..BLOCK_STRIPES / TURN {
-            let (phase, at) = (turn * TURN, turn * TURN * STRIPE);
+        for phase in [0, TURN] {
             for way in 0..WAYS {
-                let Run { src, dst, next } = runs[way];
+                let run = runs[way].at(phase * STRIPE);
                 let ahead = if stripes > 0 {
-                    src.wrapping_add(BLOCK)
+                    run.src.wrapping_add(BLOCK)
                 } else {
-                    next
+                    run.next.wrapping_add(phase * STRIPE)
                 };
                 // SAFETY: a whole block is left in every run.
-                unsafe {
-                    let (src, dst) = (src.add(at), dst.wrapping_add(at));
-                    acc[way] =
-                        some::<STORE, TURN>(acc[way], phase, src, dst, ahead.wrapping_add(at));
-                }
+                acc[way] = unsafe {
+                    if fetches {
+                        turn::<STORE, true>(acc[way], phase, run.src, run.dst, ahead)
+                    } else {
+                        turn::<STORE, false>(acc[way], phase, run.src, run.dst, ahead)
+                    }
+                };
             }
         }
         for way in 0..WAYS {
             acc[way] = scramble(acc[way]);
-            runs[way].src = runs[way].src.wrapping_add(BLOCK);
-            runs[way].dst = runs[way].dst.wrapping_add(BLOCK);
+            runs[way] = runs[way].at(BLOCK);
         }
     }
-    for way in 0..WAYS {
+    for (way, lanes) in lanes.into_iter().enumerate() {
         let Run { src, dst, next } = runs[way];
         // SAFETY: fewer stripes than a block are left in every run.
         acc[way] = unsafe { few::<STORE>(acc[way], 0, src, dst, next, stripes) };
-        store_lanes(lanes[way], acc[way]);
+        store_lanes(lanes, acc[way]);
     }
 }
 
@@ -206,109 +228,164 @@ pub(super) unsafe fn carry(src: *const u8, dst: *mut u8, len: usize, next: *cons
         std::ptr::copy_nonoverlapping(src, dst, head);
         for at in (head..tail).step_by(STRIPE) {
             _mm_prefetch::<_MM_HINT_T1>(next.wrapping_add(at).cast());
-            let (low, high) = (load(src.add(at)), load(src.add(at + 32)));
-            _mm256_stream_si256(dst.add(at).cast(), low);
-            _mm256_stream_si256(dst.add(at + 32).cast(), high);
+            stream::<0>(dst.add(at), load(src.add(at)), load(src.add(at + 32)));
         }
         std::ptr::copy_nonoverlapping(src.add(tail), dst.add(tail), len - tail);
     }
 }
 
-/// Some stripes of one block, unrolled, and the fetch of as many lines at `ahead`.
+/// `TURN` stripes of one block, and the fetch of as many lines at `ahead` if it `FETCHES`.
 ///
 /// # Safety
 ///
-/// As `single`, for `COUNT` stripes; `phase + COUNT` is at most 16.
+/// As `single`, for `TURN` stripes; `phase` is at most 8.
 #[inline]
 #[target_feature(enable = "avx2")]
-unsafe fn some<const STORE: u8, const COUNT: usize>(
-    mut acc: Vectors,
+unsafe fn turn<const STORE: u8, const FETCHES: bool>(
+    acc: Vectors,
     phase: usize,
     src: *const u8,
     dst: *mut u8,
     ahead: *const u8,
 ) -> Vectors {
-    for number in 0..COUNT {
-        let at = number * STRIPE;
-        _mm_prefetch::<_MM_HINT_T0>(ahead.wrapping_add(at).cast());
+    let mut sums = Sums::after(acc);
+    each_of_a_turn!(NUMBER => {
+        const AT: usize = NUMBER * STRIPE;
+        if FETCHES {
+            _mm_prefetch::<_MM_HINT_T0>(ahead.wrapping_add(AT).cast());
+        }
         // SAFETY: the caller's promise.
-        acc = unsafe { stripe::<STORE>(acc, phase + number, src.add(at), dst.wrapping_add(at)) };
-    }
-    acc
+        unsafe { stripe::<STORE, AT>(&mut sums, phase + NUMBER, src, dst) };
+    });
+    sums.lanes()
 }
 
-/// As `some`, not unrolled.
+/// Some stripes of one block, and the fetch of as many lines at `ahead`.
 ///
 /// # Safety
 ///
-/// As `some`.
+/// As `single`, for `count` stripes; `phase + count` is at most 16.
 #[target_feature(enable = "avx2")]
 unsafe fn few<const STORE: u8>(
-    mut acc: Vectors,
+    acc: Vectors,
     phase: usize,
     src: *const u8,
     dst: *mut u8,
     ahead: *const u8,
     count: usize,
 ) -> Vectors {
+    let mut sums = Sums::after(acc);
     for number in 0..count {
         let at = number * STRIPE;
         _mm_prefetch::<_MM_HINT_T0>(ahead.wrapping_add(at).cast());
+        let (src, dst) = (src.wrapping_add(at), dst.wrapping_add(at));
         // SAFETY: the caller's promise.
-        acc = unsafe { stripe::<STORE>(acc, phase + number, src.add(at), dst.wrapping_add(at)) };
+        unsafe { stripe::<STORE, 0>(&mut sums, phase + number, src, dst) };
     }
-    acc
+    sums.lanes()
 }
 
+/// Stores the stripe `AT` bytes behind `src` as far behind `dst`, and adds it to the sums.
+///
 /// # Safety
 ///
 /// As `single`, for one stripe; `phase` is below 16.
 #[inline]
 #[target_feature(enable = "avx2")]
-unsafe fn stripe<const STORE: u8>(
-    acc: Vectors,
+unsafe fn stripe<const STORE: u8, const AT: usize>(
+    sums: &mut Sums,
     phase: usize,
     src: *const u8,
     dst: *mut u8,
-) -> Vectors {
-    // SAFETY: 64 bytes are readable at `src`; the secret has 64 bytes from 8 * 15 on.
+) {
+    // SAFETY: 64 bytes are readable there; the secret has 64 bytes from 8 * 15 on.
     let (low, high, key_low, key_high) = unsafe {
-        let key = SECRET.as_ptr().add(phase * 8);
+        let (src, key) = (src.add(AT), SECRET.as_ptr().add(phase * 8));
         (load(src), load(src.add(32)), load(key), load(key.add(32)))
     };
-    // SAFETY: 64 bytes are writable at `dst` unless `STORE` is `NOTHING`, and it is aligned.
+    // SAFETY: 64 bytes are writable there unless `STORE` is `NOTHING`, and it is aligned.
     unsafe {
         match STORE {
             NOTHING => {}
-            STREAM_32 => {
-                _mm256_stream_si256(dst.cast(), low);
-                _mm256_stream_si256(dst.add(32).cast(), high);
-            }
+            STREAM_32 => stream::<AT>(dst, low, high),
             STREAM_16 => {
+                let dst = dst.add(AT);
                 _mm_stream_si128(dst.cast(), _mm256_castsi256_si128(low));
                 _mm_stream_si128(dst.add(16).cast(), _mm256_extracti128_si256::<1>(low));
                 _mm_stream_si128(dst.add(32).cast(), _mm256_castsi256_si128(high));
                 _mm_stream_si128(dst.add(48).cast(), _mm256_extracti128_si256::<1>(high));
             }
             _ => {
-                _mm256_storeu_si256(dst.cast(), low);
-                _mm256_storeu_si256(dst.add(32).cast(), high);
+                _mm256_storeu_si256(dst.add(AT).cast(), low);
+                _mm256_storeu_si256(dst.add(AT + 32).cast(), high);
             }
         }
     }
-    Vectors(add(acc.0, low, key_low), add(acc.1, high, key_high))
+    let Sums { products, words } = sums;
+    products.0 = _mm256_add_epi64(products.0, product(low, key_low));
+    products.1 = _mm256_add_epi64(products.1, product(high, key_high));
+    words.0 = _mm256_add_epi64(words.0, low);
+    words.1 = _mm256_add_epi64(words.1, high);
 }
 
-/// Adds four 64-bit words to four lanes: the product of the keyed halves to a word's own lane,
-/// the word itself to its neighbour's.
+/// Streams a line to the address `AT` bytes behind `dst`. The compiler's intrinsic would compute
+/// that address by an instruction of its own for every store.
+///
+/// # Safety
+///
+/// 64 bytes are writable there, and it is aligned to 32.
 #[inline]
 #[target_feature(enable = "avx2")]
-fn add(acc: __m256i, data: __m256i, key: __m256i) -> __m256i {
+unsafe fn stream<const AT: usize>(dst: *mut u8, low: __m256i, high: __m256i) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        asm!(
+            "vmovntdq ymmword ptr [{dst} + {at}], {low}",
+            "vmovntdq ymmword ptr [{dst} + {at} + 32], {high}",
+            dst = in(reg) dst,
+            at = const AT,
+            low = in(ymm_reg) low,
+            high = in(ymm_reg) high,
+            options(nostack, preserves_flags),
+        );
+    }
+}
+
+/// The products of the halves of four 64-bit words, after the key.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn product(data: __m256i, key: __m256i) -> __m256i {
     let keyed = _mm256_xor_si256(data, key);
-    let upper = _mm256_shuffle_epi32::<0b00_11_00_01>(keyed);
-    let product = _mm256_mul_epu32(keyed, upper);
-    let swapped = _mm256_shuffle_epi32::<0b01_00_11_10>(data);
-    _mm256_add_epi64(product, _mm256_add_epi64(acc, swapped))
+    _mm256_mul_epu32(keyed, _mm256_shuffle_epi32::<0b00_11_00_01>(keyed))
+}
+
+/// What is added to the lanes: products to a word's own lane, and words to its neighbour's, which
+/// is looked for once for all of them.
+struct Sums {
+    products: Vectors,
+    words: Vectors,
+}
+
+impl Sums {
+    #[inline]
+    #[target_feature(enable = "avx2")]
+    fn after(lanes: Vectors) -> Self {
+        Self {
+            products: lanes,
+            words: Vectors(_mm256_setzero_si256(), _mm256_setzero_si256()),
+        }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2")]
+    fn lanes(self) -> Vectors {
+        let Self { products, words } = self;
+        let swapped = |words| _mm256_shuffle_epi32::<0b01_00_11_10>(words);
+        Vectors(
+            _mm256_add_epi64(products.0, swapped(words.0)),
+            _mm256_add_epi64(products.1, swapped(words.1)),
+        )
+    }
 }
 
 #[inline]
@@ -330,6 +407,16 @@ fn scramble_half(acc: __m256i, key: __m256i) -> __m256i {
     let upper = _mm256_shuffle_epi32::<0b00_11_00_01>(mixed);
     let product_upper = _mm256_slli_epi64::<32>(_mm256_mul_epu32(upper, prime));
     _mm256_add_epi64(_mm256_mul_epu32(mixed, prime), product_upper)
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+fn load_all<const WAYS: usize>(lanes: &[&mut Lanes; WAYS]) -> [Vectors; WAYS] {
+    let mut acc = [Vectors(_mm256_setzero_si256(), _mm256_setzero_si256()); WAYS];
+    for way in 0..WAYS {
+        acc[way] = load_lanes(lanes[way]);
+    }
+    acc
 }
 
 #[inline]

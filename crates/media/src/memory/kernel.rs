@@ -25,6 +25,18 @@ pub(crate) struct Run {
     pub(crate) next: *const u8,
 }
 
+impl Run {
+    /// The run without its first bytes.
+    #[inline]
+    pub(crate) fn at(self, bytes: usize) -> Self {
+        Self {
+            src: self.src.wrapping_add(bytes),
+            dst: self.dst.wrapping_add(bytes),
+            ..self
+        }
+    }
+}
+
 /// An instruction set that has kernels. Code outside can only hold one that this machine has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Isa {
