@@ -66,6 +66,9 @@ pub(super) unsafe fn together<const WAYS: usize>(
     let widths = runs.map(|run| width(store, run.dst));
     // SAFETY: the caller's promise; `width` has looked at the alignment.
     unsafe {
+        if store == Store::Through {
+            return through(lanes, runs, count);
+        }
         if widths.iter().any(|width| *width != widths[0]) {
             for (lanes, run) in lanes.into_iter().zip(runs) {
                 stripes(lanes, 0, run, count, store);
@@ -87,7 +90,7 @@ fn width(store: Store, dst: *mut u8) -> u8 {
         Store::Nothing => NOTHING,
         Store::Streaming if dst.addr().is_multiple_of(32) => STREAM_32,
         Store::Streaming if dst.addr().is_multiple_of(16) => STREAM_16,
-        Store::Cached | Store::Streaming => CACHED,
+        Store::Cached | Store::Streaming | Store::Through => CACHED,
     }
 }
 
@@ -109,6 +112,7 @@ unsafe fn single<const STORE: u8>(
         mut src,
         mut dst,
         next,
+        ..
     } = run;
     let mut acc = load_lanes(lanes);
     while stripes > 0 {
@@ -204,9 +208,79 @@ unsafe fn several<const STORE: u8, const WAYS: usize>(
         }
     }
     for (way, lanes) in lanes.into_iter().enumerate() {
-        let Run { src, dst, next } = runs[way];
+        let Run { src, dst, next, .. } = runs[way];
         // SAFETY: fewer stripes than a block are left in every run.
         acc[way] = unsafe { few::<STORE>(acc[way], 0, src, dst, next, stripes) };
+        store_lanes(lanes, acc[way]);
+    }
+}
+
+/// Whole blocks, each by way of its run's desk. Hashing a block and streaming it are as close as
+/// this, and a desk as small, so that the stores are still on their way to memory when the next
+/// loads are; measured: with desks of several blocks one waits for the other.
+///
+/// # Safety
+///
+/// As `together`.
+#[target_feature(enable = "avx2")]
+unsafe fn through<const WAYS: usize>(
+    lanes: [&mut Lanes; WAYS],
+    mut runs: [Run; WAYS],
+    mut stripes: usize,
+) {
+    let mut acc = load_all(&lanes);
+    // So far behind the beginning of a line a destination begins, and what is on its desk too: only
+    // whole lines go out, and what is left of the last one waits for the next block.
+    let shifts = runs.map(|run| run.dst.addr() % STRIPE);
+    let mut begun = false;
+    while stripes >= BLOCK_STRIPES {
+        stripes -= BLOCK_STRIPES;
+        for phase in [0, TURN] {
+            for way in 0..WAYS {
+                let Run { src, desk, .. } = runs[way].at(phase * STRIPE);
+                let desk = desk.wrapping_add(phase * STRIPE + shifts[way]);
+                // SAFETY: a whole block is left in every run, and the desk has room for it and for
+                // less than a line in front.
+                unsafe {
+                    acc[way] = turn::<CACHED, false>(acc[way], phase, src, desk, src);
+                }
+            }
+        }
+        for phase in [0, TURN] {
+            for way in 0..WAYS {
+                let (run, shift) = (runs[way].at(phase * STRIPE), shifts[way]);
+                let desk = run.desk.wrapping_add(phase * STRIPE);
+                let ahead = if stripes > 0 {
+                    run.src.wrapping_add(BLOCK)
+                } else {
+                    run.next.wrapping_add(phase * STRIPE)
+                };
+                // SAFETY: the desk holds the block behind `shift` bytes, which are those before it
+                // unless it is the first; that much is writable before and after `dst`.
+                unsafe {
+                    if begun || shift == 0 || phase > 0 {
+                        lines(desk, run.dst.wrapping_sub(shift), ahead);
+                    } else {
+                        carry(desk.add(shift), run.dst, TURN * STRIPE - shift, ahead);
+                    }
+                }
+            }
+        }
+        for way in 0..WAYS {
+            acc[way] = scramble(acc[way]);
+            if shifts[way] > 0 {
+                let desk = runs[way].desk;
+                // SAFETY: the desk is a block and a line.
+                unsafe { std::ptr::copy_nonoverlapping(desk.add(BLOCK), desk, STRIPE) };
+            }
+            runs[way] = runs[way].at(BLOCK);
+        }
+        begun = true;
+    }
+    for (way, lanes) in lanes.into_iter().enumerate() {
+        let (Run { dst, desk, .. }, shift) = (runs[way], shifts[way]);
+        // SAFETY: the last `shift` bytes of the last block wait at the desk's beginning.
+        unsafe { std::ptr::copy_nonoverlapping(desk, dst.wrapping_sub(shift), shift) };
         store_lanes(lanes, acc[way]);
     }
 }
@@ -218,20 +292,50 @@ unsafe fn several<const STORE: u8, const WAYS: usize>(
 /// As there, and the processor has AVX2.
 #[target_feature(enable = "avx2")]
 pub(super) unsafe fn carry(src: *const u8, dst: *mut u8, len: usize, next: *const u8) {
-    // Streaming stores want whole lines. Meanwhile what is hashed next comes from memory, as far
-    // as the second-level cache: in the first it would drive out the bytes to be carried.
+    // Streaming stores want whole lines. Meanwhile what is hashed next comes from memory.
     let head = dst.align_offset(STRIPE).min(len);
-    let lines = (len - head) / STRIPE;
-    let tail = head + lines * STRIPE;
+    let whole = (len - head) / STRIPE;
+    let tail = head + whole * STRIPE;
     // SAFETY: head, lines and tail are what the caller promised.
     unsafe {
-        std::ptr::copy_nonoverlapping(src, dst, head);
-        for at in (head..tail).step_by(STRIPE) {
-            _mm_prefetch::<_MM_HINT_T1>(next.wrapping_add(at).cast());
-            stream::<0>(dst.add(at), load(src.add(at)), load(src.add(at + 32)));
+        if head > 0 {
+            std::ptr::copy_nonoverlapping(src, dst, head);
         }
-        std::ptr::copy_nonoverlapping(src.add(tail), dst.add(tail), len - tail);
+        for at in (head..tail).step_by(STRIPE) {
+            line::<0>(src.add(at), dst.add(at), next.wrapping_add(at));
+        }
+        if tail < len {
+            std::ptr::copy_nonoverlapping(src.add(tail), dst.add(tail), len - tail);
+        }
     }
+}
+
+/// As `carry`, for as many lines as a turn has stripes.
+///
+/// # Safety
+///
+/// As `carry`; `dst` is aligned to lines.
+#[inline]
+#[target_feature(enable = "avx2")]
+unsafe fn lines(src: *const u8, dst: *mut u8, next: *const u8) {
+    each_of_a_turn!(NUMBER => {
+        // SAFETY: the caller's promise.
+        unsafe { line::<{ NUMBER * STRIPE }>(src, dst, next) };
+    });
+}
+
+/// Streams the line `AT` bytes behind `src` as far behind `dst`, and fetches one for later: as far
+/// as the second-level cache, in the first it would drive out what is to be streamed.
+///
+/// # Safety
+///
+/// As `lines`, for one line.
+#[inline]
+#[target_feature(enable = "avx2")]
+unsafe fn line<const AT: usize>(src: *const u8, dst: *mut u8, next: *const u8) {
+    _mm_prefetch::<_MM_HINT_T1>(next.wrapping_add(AT).cast());
+    // SAFETY: the caller's promise.
+    unsafe { stream::<AT>(dst, load(src.add(AT)), load(src.add(AT + 32))) };
 }
 
 /// `TURN` stripes of one block, and the fetch of as many lines at `ahead` if it `FETCHES`.

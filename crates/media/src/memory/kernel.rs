@@ -14,14 +14,21 @@ pub(crate) enum Store {
     /// They are weakly ordered: [`fence`] before anybody is told. Where the processor or the
     /// alignment does not allow them, ordinary stores are used.
     Streaming,
+    /// Block by block, ordinary stores to the run's desk, and from there to its destination as
+    /// above, whatever its alignment. Only for whole blocks and [`Isa::together`].
+    Through,
 }
 
-/// One run of stripes: where it is read, where it is stored, and what this lane reads after it, to
-/// be fetched early (null when unknown).
+/// Bytes of a desk: a block, and less than a line that waits for it.
+pub(crate) const DESK: usize = (BLOCK_STRIPES + 1) * STRIPE;
+
+/// One run of stripes: where it is read, where it is stored, by way of what unless null, and what
+/// this lane reads after it, to be fetched early (null when unknown).
 #[derive(Clone, Copy)]
 pub(crate) struct Run {
     pub(crate) src: *const u8,
     pub(crate) dst: *mut u8,
+    pub(crate) desk: *mut u8,
     pub(crate) next: *const u8,
 }
 
@@ -78,7 +85,8 @@ impl Isa {
     /// # Safety
     ///
     /// The source is readable for `stripes * 64` bytes, and so is the destination writable unless
-    /// `store` is [`Store::Nothing`]; they do not overlap. `self` comes from [`Isa::all`].
+    /// `store` is [`Store::Nothing`]; they do not overlap. `self` comes from [`Isa::all`]. `store`
+    /// is not [`Store::Through`].
     #[inline]
     pub(crate) unsafe fn stripes(
         self,
@@ -102,7 +110,8 @@ impl Isa {
     ///
     /// # Safety
     ///
-    /// As [`Isa::stripes`], for each.
+    /// As [`Isa::stripes`], for each. For [`Store::Through`], the stripes are whole blocks, and
+    /// [`DESK`] bytes at each desk are writable, apart from the others and the destinations.
     #[inline]
     pub(crate) unsafe fn together<const WAYS: usize>(
         self,
@@ -115,7 +124,12 @@ impl Isa {
             Self::Portable => {
                 for (lanes, run) in lanes.into_iter().zip(runs) {
                     // SAFETY: the caller's promise.
-                    unsafe { portable(lanes, 0, run, stripes, store) };
+                    unsafe {
+                        match store {
+                            Store::Through => portable_through(lanes, run, stripes),
+                            _ => portable(lanes, 0, run, stripes, store),
+                        }
+                    };
                 }
             }
             #[cfg(all(target_arch = "x86_64", not(miri)))]
@@ -180,6 +194,27 @@ unsafe fn portable(lanes: &mut Lanes, mut phase: usize, run: Run, stripes: usize
         if phase == BLOCK_STRIPES {
             lanes.scramble();
             phase = 0;
+        }
+    }
+}
+
+/// As `portable`, for whole blocks, by way of the run's desk.
+///
+/// # Safety
+///
+/// As [`Isa::together`].
+unsafe fn portable_through(lanes: &mut Lanes, run: Run, stripes: usize) {
+    const BLOCK: usize = BLOCK_STRIPES * STRIPE;
+    for at in (0..stripes * STRIPE).step_by(BLOCK) {
+        let Run { dst, desk, .. } = run.at(at);
+        let into = Run {
+            dst: desk,
+            ..run.at(at)
+        };
+        // SAFETY: the caller's promise, for one of the blocks.
+        unsafe {
+            portable(lanes, 0, into, BLOCK_STRIPES, Store::Cached);
+            std::ptr::copy_nonoverlapping(desk, dst, BLOCK);
         }
     }
 }

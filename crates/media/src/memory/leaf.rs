@@ -171,6 +171,7 @@ impl Leaf {
             let run = Run {
                 src,
                 dst,
+                desk: std::ptr::null_mut(),
                 next: plan.next,
             };
             isa.stripes(&mut self.lanes, self.phase, run, stripes, plan.store);
@@ -253,6 +254,7 @@ impl Plan {
 
 #[cfg(test)]
 mod tests {
+    use super::super::kernel::DESK;
     use super::*;
 
     /// A small generator (splitmix64), seeded so that a failure repeats.
@@ -360,6 +362,70 @@ mod tests {
                         store == Store::Nothing || stored == bytes,
                         "seed {seed} {isa:?}"
                     );
+                }
+            }
+        }
+    }
+
+    /// `WAYS` leaves of some blocks and `tail` bytes go through desks to destinations that begin
+    /// `shift` bytes behind a line, one more for each.
+    fn through<const WAYS: usize>(isa: Isa, blocks: usize, tail: usize, shift: usize) {
+        let (whole, len) = (blocks * 1024, blocks * 1024 + tail);
+        let bytes: [Vec<u8>; WAYS] = std::array::from_fn(|way| Random(way as u64).bytes(len));
+        let mut outs: [Vec<u8>; WAYS] = std::array::from_fn(|_| vec![0xA5; len + 256]);
+        let bases: [usize; WAYS] = std::array::from_fn(|way| {
+            let line = outs[way].as_ptr().align_offset(64);
+            line + 64 + (shift + way) % 64
+        });
+        // A desk more, which stays as it is.
+        let mut desks = vec![0xA5; (WAYS + 1) * DESK];
+        let desks_at = desks.as_mut_ptr();
+        let mut leaves: [Leaf; WAYS] = std::array::from_fn(|_| Leaf::new(len as u64));
+        let runs = std::array::from_fn(|way| Run {
+            src: bytes[way].as_ptr(),
+            dst: outs[way].as_mut_ptr().wrapping_add(bases[way]),
+            desk: desks_at.wrapping_add(way * DESK),
+            next: std::ptr::null(),
+        });
+        let plan = Plan {
+            store: Store::Cached,
+            next: std::ptr::null(),
+        };
+        // SAFETY: every source and destination has `len` bytes, every desk its own.
+        unsafe {
+            let (fed, stripes) = (leaves.each_mut(), whole / STRIPE);
+            Leaf::feed_together(fed, isa, runs, stripes, Store::Through);
+            for (leaf, run) in leaves.iter_mut().zip(runs) {
+                let Run { src, dst, .. } = run.at(whole);
+                leaf.feed(isa, src, dst, tail, plan);
+            }
+        }
+        super::super::kernel::fence();
+        let case = format!("{isa:?}, {WAYS} of {blocks} blocks and {tail} bytes, shift {shift}");
+        assert!(desks[WAYS * DESK..].iter().all(|&b| b == 0xA5), "{case}");
+        for way in 0..WAYS {
+            let (out, base) = (&outs[way], bases[way]);
+            assert_eq!(leaves[way].finish(), xxh3_128(&bytes[way]), "{case}");
+            assert!(out[base..base + len] == bytes[way], "{case}");
+            let mut around = out[..base].iter().chain(&out[base + len..]);
+            assert!(around.all(|&b| b == 0xA5), "{case} wrote outside");
+        }
+    }
+
+    #[test]
+    fn blocks_go_through_desks_to_destinations_of_any_alignment() {
+        // Under Miri a byte takes long.
+        let (step, shapes): (usize, &[[usize; 2]]) = match cfg!(miri) {
+            true => (37, &[[2, 65]]),
+            false => (1, &[[1, 64], [2, 1], [3, 1000], [8, 65]]),
+        };
+        for isa in Isa::all() {
+            for shift in (0..64).step_by(step) {
+                for &[blocks, tail] in shapes {
+                    through::<1>(isa, blocks, tail, shift);
+                    through::<2>(isa, blocks, tail, shift);
+                    through::<3>(isa, blocks, tail, shift);
+                    through::<4>(isa, blocks, tail, shift);
                 }
             }
         }

@@ -7,7 +7,7 @@
 use super::kernel::{self, Isa, Run, Store};
 use super::leaf::{Leaf, Plan};
 use super::staged::Stage;
-use super::xxh3::STRIPE;
+use super::xxh3::{BLOCK_STRIPES, STRIPE};
 use kvdepot_plan::Span;
 
 /// Units in hand at once. Measured: four streams are as fast as a plain copy in two, which is the
@@ -95,12 +95,11 @@ impl Mover {
 ///
 /// As [`Mover::run`].
 unsafe fn step(slots: &mut [Slot<'_>], isa: Isa, units: &impl Units, stage: &mut impl Stage) {
-    let store = slots[0].store;
-    let mut stripes = u64::MAX;
+    let (store, mut stripes) = slots[0].ahead(stage);
     for slot in &mut *slots {
-        let ahead = slot.leaf.stripes_ahead(slot.left(stage));
-        if ahead > 0 && slot.store == store {
-            stripes = stripes.min(ahead);
+        let ahead = slot.ahead(stage);
+        if ahead.0 == store && ahead.1 > 0 {
+            stripes = stripes.min(ahead.1);
             continue;
         }
         // SAFETY: the caller's promise.
@@ -113,10 +112,11 @@ unsafe fn step(slots: &mut [Slot<'_>], isa: Isa, units: &impl Units, stage: &mut
     // SAFETY: the caller's promise; every current span has that many stripes left.
     unsafe {
         match slots {
-            [a, b, c, d] => together([a, b, c, d], isa, units, stripes, stage),
-            [a, b, c] => together([a, b, c], isa, units, stripes, stage),
-            [a, b] => together([a, b], isa, units, stripes, stage),
-            _ => slots[0].step(isa, units, stage),
+            [a, b, c, d] => together([a, b, c, d], isa, units, store, stripes, stage),
+            [a, b, c] => together([a, b, c], isa, units, store, stripes, stage),
+            [a, b] => together([a, b], isa, units, store, stripes, stage),
+            [a, ..] => together([a], isa, units, store, stripes, stage),
+            [] => {}
         }
     }
 }
@@ -125,16 +125,16 @@ unsafe fn step(slots: &mut [Slot<'_>], isa: Isa, units: &impl Units, stage: &mut
 ///
 /// # Safety
 ///
-/// As [`Mover::run`]; every slot's current span has that many stripes left.
+/// As [`Mover::run`]; every slot has that many stripes ahead that are stored so.
 unsafe fn together<const COUNT: usize>(
     mut slots: [&mut Slot<'_>; COUNT],
     isa: Isa,
     units: &impl Units,
+    store: Store,
     stripes: u64,
     stage: &mut impl Stage,
 ) {
-    let runs = slots.each_ref().map(|slot| slot.run(units, stage));
-    let store = slots[0].store;
+    let runs = slots.each_ref().map(|slot| slot.run(store, units, stage));
     // SAFETY: the caller's promise.
     unsafe {
         let leaves = slots.each_mut().map(|slot| &mut slot.leaf);
@@ -142,7 +142,7 @@ unsafe fn together<const COUNT: usize>(
     }
     for slot in slots {
         // SAFETY: so many bytes have been moved, by the caller's promise.
-        unsafe { slot.advance(stripes * STRIPE as u64, units, stage) };
+        unsafe { slot.advance(stripes * STRIPE as u64, store, units, stage) };
     }
 }
 
@@ -197,19 +197,35 @@ impl<'a> Slot<'a> {
         }
     }
 
-    /// Bytes of the current span that can be moved at once.
-    fn left(&self, stage: &impl Stage) -> u64 {
+    /// How the stripes that come next are stored, and how many of them at once.
+    fn ahead(&self, stage: &impl Stage) -> (Store, u64) {
+        let whole = self.leaf.stripes_ahead(self.left(Store::Through, stage));
+        let blocks = whole / BLOCK_STRIPES as u64 * BLOCK_STRIPES as u64;
+        if self.staged && self.streams && blocks > 0 && !stage.block(self.way).is_null() {
+            return (Store::Through, blocks);
+        }
+        let left = self.left(self.store, stage);
+        (self.store, self.leaf.stripes_ahead(left))
+    }
+
+    /// Bytes of the current span that can be moved at once, stored so.
+    fn left(&self, store: Store, stage: &impl Stage) -> u64 {
         let left = self.spans.first().map_or(0, |span| span.len - self.done);
-        match self.staged {
+        match self.waits(store) {
             true => left.min(stage.room(self.way)),
             false => left,
         }
     }
 
+    /// Whether what is stored so stays on the stage until it is told of.
+    fn waits(&self, store: Store) -> bool {
+        self.staged && store != Store::Through
+    }
+
     /// Where the rest of the current span is, and what this lane reads after it.
-    fn run(&self, units: &impl Units, stage: &impl Stage) -> Run {
+    fn run(&self, store: Store, units: &impl Units, stage: &impl Stage) -> Run {
         let span = self.spans.first().copied().unwrap_or(Span::new(0, 0, 0));
-        let left = self.left(stage);
+        let left = self.left(store, stage);
         let next = match self.spans.get(1) {
             _ if self.done + left < span.len => span.src + self.done + left,
             Some(next) => next.src,
@@ -219,11 +235,11 @@ impl<'a> Slot<'a> {
         let dst = std::ptr::with_exposed_provenance_mut((span.dst + self.done) as usize);
         Run {
             src: std::ptr::with_exposed_provenance((span.src + self.done) as usize),
-            dst: if self.staged {
-                stage.desk(self.way)
-            } else {
-                dst
+            dst: match self.waits(store) {
+                true => stage.desk(self.way),
+                false => dst,
             },
+            desk: stage.block(self.way),
             next: std::ptr::with_exposed_provenance(next as usize),
         }
     }
@@ -233,7 +249,13 @@ impl<'a> Slot<'a> {
     /// # Safety
     ///
     /// They have; otherwise as [`Mover::run`].
-    unsafe fn advance(&mut self, bytes: u64, units: &impl Units, stage: &mut impl Stage) {
+    unsafe fn advance(
+        &mut self,
+        bytes: u64,
+        store: Store,
+        units: &impl Units,
+        stage: &mut impl Stage,
+    ) {
         let Some((span, rest)) = self.spans.split_first() else {
             return;
         };
@@ -243,8 +265,8 @@ impl<'a> Slot<'a> {
         if ends {
             (self.spans, self.done) = (rest, 0);
         }
-        if self.staged {
-            let next = self.run(units, stage).src;
+        if self.waits(store) {
+            let next = self.run(store, units, stage).src;
             // SAFETY: the caller's promise.
             unsafe { stage.arrived(self.way, at, bytes, ends, self.streams, next) };
         }
@@ -256,14 +278,15 @@ impl<'a> Slot<'a> {
     ///
     /// As [`Mover::run`].
     unsafe fn step(&mut self, isa: Isa, units: &impl Units, stage: &mut impl Stage) {
-        let (run, len) = (self.run(units, stage), self.left(stage));
+        let (store, len) = (self.store, self.left(self.store, stage));
+        let run = self.run(store, units, stage);
         let plan = Plan {
-            store: self.store,
+            store,
             next: run.next,
         };
         // SAFETY: the caller's promise, for the rest of a span.
         unsafe { self.leaf.feed(isa, run.src, run.dst, len as usize, plan) };
         // SAFETY: as above.
-        unsafe { self.advance(len, units, stage) };
+        unsafe { self.advance(len, store, units, stage) };
     }
 }

@@ -2,9 +2,11 @@
 //!
 //! A lane that stages brings bytes into its region first, hashing them on the way, and takes them
 //! from there to the destination. It uses no more of the region than its core's caches hold, so
-//! that the second copy reads no memory.
+//! that the second copy reads no memory. Whole blocks go through a desk that the kernel empties
+//! itself, before the next block; what is less than that, or begins and ends at odd places, is
+//! collected on another one.
 
-use super::kernel::Isa;
+use super::kernel::{self, Isa};
 use super::mover::WAYS;
 
 /// Where the bytes of the units in hand go first; a desk for each of them.
@@ -17,6 +19,12 @@ pub(crate) trait Stage {
 
     /// How many bytes there is room for there, at least one.
     fn room(&self, way: usize) -> u64;
+
+    /// Where whole blocks of `way` go through on their way to plain memory, [`kernel::DESK`] bytes;
+    /// null when they cannot, or when earlier bytes wait at the desk.
+    fn block(&self, _way: usize) -> *mut u8 {
+        std::ptr::null_mut()
+    }
 
     /// `bytes` bytes have come to the desk, whose destination is at `dst`; `ends` says that others
     /// follow for another place. `next` is read after them, null when unknown.
@@ -54,16 +62,15 @@ impl Stage for Direct {
     unsafe fn arrived(&mut self, _: usize, _: u64, _: u64, _: bool, _: bool, _: *const u8) {}
 }
 
-/// Bytes of a desk on the way to plain memory, so that all desks fit half of a first-level cache:
-/// with less each piece costs too much, with more they leave that cache (`kvdepot bench restore
-/// --metric staged_over_direct` tells).
+/// Bytes of a desk on the way to plain memory, so that all desks fit half of a first-level cache.
 const DESK: usize = 4 << 10;
 
 /// Desks for plain memory: what has arrived goes on at once.
 pub(crate) struct Desks {
     isa: Isa,
     desks: [Desk; WAYS],
-    len: usize,
+    /// Behind them, those for blocks: close together, as the kernel goes round them.
+    blocks: *mut u8,
 }
 
 #[derive(Clone, Copy)]
@@ -73,22 +80,25 @@ struct Desk {
 }
 
 impl Desks {
-    /// Desks in a region of `len` bytes at `region`, at least a kilobyte for each.
+    /// Desks in a region of `len` bytes at `region`, at least 64 KiB.
     ///
     /// # Safety
     ///
     /// The region is writable and nobody else's for as long as this lives, and the machine has
     /// `isa`.
     pub(crate) unsafe fn new(isa: Isa, region: *mut u8, len: usize) -> Self {
-        let len = DESK.min(len / WAYS / 1024 * 1024);
+        assert!(
+            len >= WAYS * (DESK + kernel::DESK),
+            "a region of {len} bytes"
+        );
         let desk = |way| Desk {
-            at: region.wrapping_add(way * len),
+            at: region.wrapping_add(way * DESK),
             used: 0,
         };
         Self {
             isa,
             desks: std::array::from_fn(desk),
-            len,
+            blocks: region.wrapping_add(WAYS * DESK),
         }
     }
 }
@@ -104,7 +114,14 @@ impl Stage for Desks {
     }
 
     fn room(&self, way: usize) -> u64 {
-        (self.len - self.desks[way].used) as u64
+        (DESK - self.desks[way].used) as u64
+    }
+
+    fn block(&self, way: usize) -> *mut u8 {
+        match self.desks[way].used {
+            0 => self.blocks.wrapping_add(way * kernel::DESK),
+            _ => std::ptr::null_mut(),
+        }
     }
 
     unsafe fn arrived(
@@ -120,7 +137,7 @@ impl Stage for Desks {
         // All of it belongs to one place, which began where the first of it goes.
         let begin = dst as usize - desk.used;
         desk.used += bytes as usize;
-        if !ends && desk.used < self.len {
+        if !ends && desk.used < DESK {
             return;
         }
         let (from, len) = (desk.at, std::mem::take(&mut desk.used));
