@@ -136,17 +136,17 @@ test-unsafe: ## Unsafe code and threads under Miri and the sanitizers; needs a n
 	$(call say,Miri: undefined behaviour)
 	@$(nightly); MIRIFLAGS="-Zmiri-disable-isolation -Zmiri-permissive-provenance" \
 		CARGO_TARGET_DIR=$(CARGO_TARGET_DIR)/miri \
-		cargo +nightly miri test -p kvdepot-plan -p kvdepot-media --lib -- --skip host::
+		cargo +nightly miri test -p kvdepot-plan -p kvdepot-media --lib -- --skip host:: --skip cuda::
 	@$(nightly); MIRIFLAGS=-Zmiri-disable-isolation CARGO_TARGET_DIR=$(CARGO_TARGET_DIR)/miri \
 		cargo +nightly miri test -p kvdepot-alloc --test shared
 	$(call say,ThreadSanitizer: data races)
-	@$(nightly); $(call sanitized,thread) -p kvdepot-media --test copier
+	@$(nightly); $(call sanitized,thread) -p kvdepot-media --test copier --test staged
 	@# One at a time: this sanitizer does not see that addresses of a mapping that is gone are new.
 	@$(nightly); $(call sanitized,thread) -p kvdepot-store --test concurrency --test pipeline \
-		-- --test-threads=1
+		--test service -- --test-threads=1
 	@$(nightly); $(call sanitized,thread) -p kvdepot-alloc --test shared
 	$(call say,AddressSanitizer: memory that is gone)
-	@$(nightly); $(call sanitized,address) -p kvdepot-media --test copier --test mapping
+	@$(nightly); $(call sanitized,address) -p kvdepot-media --test copier --test staged --test mapping
 
 # Builds each target with libFuzzer, runs it for so long, and keeps what it learnt in fuzz/corpus.
 FUZZ_SECONDS ?= 60
