@@ -211,6 +211,9 @@ class TestOpening:
         return vllm_spec.open_depot(vllm_settings.read(extra), SimpleNamespace(parallel=parallel))
 
     def test_with_no_settings_at_all_it_works(self, tmp_path: Path) -> None:
+        # A new arena would take a fifth of the disk; one that is there keeps its size.
+        with self.open(dax={"capacity": "16MiB"}):
+            pass
         with self.open() as depot:
             assert depot.tiers == ["Cache", "Dax"]
             assert Path(depot.path).is_relative_to(tmp_path), "under the user's cache directory"
@@ -219,14 +222,16 @@ class TestOpening:
     def test_while_another_has_the_default_arena_it_serves_from_memory(
         self, capfd: pytest.CaptureFixture[str]
     ) -> None:
-        with self.open(cache={"capacity": "8MiB"}), self.open(cache={"capacity": "8MiB"}) as second:
+        sizes = {"cache": {"capacity": "8MiB"}, "dax": {"capacity": "16MiB"}}
+        with self.open(**sizes), self.open(**sizes, lock_wait="100ms") as second:
             assert second.tiers == ["Cache"]
         warning = capfd.readouterr().err
         assert "opening with Cache alone" in warning
         assert f"process {os.getpid()} on host" in warning, "the owner is named"
 
-    def test_an_arena_that_was_asked_for_is_not_replaced(self, arena: Path) -> None:
-        settings = {"cache": {"capacity": "8MiB"}, "dax": {"path": str(arena), "capacity": "8MiB"}}
+    def test_an_arena_that_was_asked_for_is_not_replaced(self, tmp_path: Path) -> None:
+        dax = {"path": str(tmp_path / "arena.kvd"), "capacity": "8MiB"}
+        settings = {"cache": {"capacity": "8MiB"}, "dax": dax, "lock_wait": "100ms"}
         with self.open(**settings), pytest.raises(kvdepot.LockedError, match=str(os.getpid())):
             self.open(**settings)
 
