@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 from vllm_demo import measure
@@ -45,9 +44,6 @@ class Engine:
     def kill(self) -> None:
         """SIGKILL for all its processes at once."""
         self.server.stop(hard=True)
-
-
-Start = Callable[..., Engine]
 
 
 def prompts(count: int, tokens: int, seed: int) -> list[list[int]]:

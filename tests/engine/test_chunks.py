@@ -2,30 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
-from engine_harness import BLOCK, Engine, Start, assert_same, prompts
+from engine_fleet import Fleet, Plan
+from engine_harness import BLOCK, Engine, assert_same, prompts
 from vllm_demo.measure import largest_difference
 
-
-@pytest.fixture(scope="module")
-def engine(start: Start, arena: Path) -> Engine:
-    return start(
-        {
-            "blocks_per_chunk": 2,
-            "cache": {"capacity": "128MiB"},
-            "dax": {"path": str(arena), "capacity": "256MiB"},
-        },
+CHUNKED = Plan(
+    "chunks",
+    lambda arena: {
+        "blocks_per_chunk": 2,
+        "cache": {"capacity": "128MiB"},
+        "dax": {"path": str(arena), "capacity": "256MiB"},
+    },
+    (
         "--enable-prefix-caching",
         # 9 blocks besides the one that vLLM never hands out: two requests of 500 tokens start
         # side by side, and only one of them has room for its 513th.
-        "--num-gpu-blocks-override",
-        "10",
-        "--max-model-len",
-        "1100",
-    )
+        *("--num-gpu-blocks-override", "10"),
+        *("--max-model-len", "1100"),
+    ),
+)
+SERVERS = [CHUNKED]
+
+
+@pytest.fixture(scope="module")
+def engine(fleet: Fleet) -> Iterator[Engine]:
+    engine = fleet.take(CHUNKED)
+    yield engine
+    engine.server.stop()
 
 
 def test_a_load_enters_a_stored_block_in_its_middle(engine: Engine) -> None:

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-
 import kvd_reader
-from engine_harness import BLOCK, Start, assert_same, flip, prompts
+from engine_fleet import Fleet, Plan
+from engine_harness import BLOCK, assert_same, flip, prompts
+
+SLIDING = Plan(
+    "hybrid",
+    lambda arena: {"pipeline": "Dax", "dax": {"path": str(arena), "capacity": "256MiB"}},
+    ("--enable-prefix-caching",),
+    model=("gemma3", "0", "--sliding"),
+)
+SERVERS = [SLIDING]
 
 
-def test_sliding_windows_are_served_and_damage_is_computed_again(
-    start: Start, arena: Path, models: Callable[..., Path]
-) -> None:
-    engine = start(
-        {"pipeline": "Dax", "dax": {"path": str(arena), "capacity": "256MiB"}},
-        "--enable-prefix-caching",
-        model=models("gemma3", "0", "--sliding"),
-    )
+def test_sliding_windows_are_served_and_damage_is_computed_again(fleet: Fleet) -> None:
+    engine, arena = fleet.take(SLIDING), fleet.arena(SLIDING)
     (prompt,) = prompts(1, 1000, seed=40)
     first = engine.ask(prompt)
     engine.settle()
@@ -44,3 +44,4 @@ def test_sliding_windows_are_served_and_damage_is_computed_again(
     assert_same(engine.ask(prompt), first)
     assert engine.failed_loads() >= failed
     assert engine.ask(prompt).cached_tokens == 7 * BLOCK
+    engine.server.stop()

@@ -9,19 +9,19 @@ from typing import Any
 
 import kvdepot
 import pytest
-from engine_harness import Start
+from engine_fleet import Fleet, Plan
+from vllm_demo.server import ServerError
 
 
-def test_a_misspelt_option_ends_the_start_and_is_named(start: Start, arena: Path) -> None:
-    engine = start(
-        {"dax": {"path": str(arena), "capacty": "64MiB"}},
-        "--no-enable-prefix-caching",
-        ready=False,
-    )
-    engine.server.process.wait(600)
-    assert "capacty" in engine.log()
-    assert "ConfigError" in engine.log()
-    assert not arena.exists()
+@pytest.mark.stress  # It takes a whole start; TestSettings and the hooks below refuse it too.
+def test_a_misspelt_option_ends_the_start_and_is_named(fleet: Fleet) -> None:
+    misspelt = Plan("refused", lambda arena: {"dax": {"path": str(arena), "capacty": "64MiB"}})
+    with pytest.raises(ServerError):
+        fleet.take(misspelt)
+    log = fleet.log(misspelt)
+    assert "capacty" in log
+    assert "ConfigError" in log
+    assert not fleet.arena(misspelt).exists()
 
 
 @pytest.mark.unit

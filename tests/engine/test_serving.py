@@ -6,21 +6,18 @@ import http.client
 import json
 import re
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
-from engine_harness import BLOCK, Engine, Start, assert_same, prompts
+from engine_fleet import DEFAULT, Fleet
+from engine_harness import BLOCK, Engine, assert_same, prompts
+
+SERVERS = [DEFAULT]
 
 
 @pytest.fixture(scope="module")
-def engine(start: Start, arena: Path) -> Engine:
-    return start(
-        {
-            "cache": {"capacity": "128MiB"},
-            "dax": {"path": str(arena), "capacity": "512MiB"},
-        },
-        "--no-enable-prefix-caching",
-    )
+def engine(fleet: Fleet) -> Engine:
+    # It goes on: test_sigkill.py kills it.
+    return fleet.take(DEFAULT)
 
 
 def test_a_second_request_is_served_and_gives_the_same_output(engine: Engine) -> None:
@@ -96,8 +93,8 @@ def test_a_reset_forgets_the_blocks(engine: Engine) -> None:
 
 
 def test_blocks_pushed_out_of_the_near_tier_come_from_the_far_one(engine: Engine) -> None:
-    # 24 prompts of 4 blocks of 2 MiB do not fit into 128 MiB, but into 512 MiB.
-    many = prompts(24, 4 * BLOCK + 20, seed=18)
+    # 12 prompts of 4 blocks of 2 MiB do not fit into 64 MiB, but into 512 MiB.
+    many = prompts(12, 4 * BLOCK + 20, seed=18)
     first = [engine.ask(prompt) for prompt in many]
     engine.settle()
     far = engine.metric("kvdepot_moved_blocks_total", op="load", tier="Dax")
@@ -116,7 +113,7 @@ def test_the_log_and_the_metrics_tell_what_happened(engine: Engine) -> None:
     log = engine.log()
     assert re.search(r"request \S+: 6 blocks, 0 hit on the device, 5 hit external \(Cache 5\)", log)
     assert "kv_load_failure_policy is 'recompute'" in log
-    assert engine.metric("kvdepot_capacity_bytes", tier="Cache") == 128 << 20
+    assert engine.metric("kvdepot_capacity_bytes", tier="Cache") == 64 << 20
     # The record table takes a little of the arena.
     assert 500 << 20 < engine.metric("kvdepot_capacity_bytes", tier="Dax") <= 512 << 20
     assert engine.metric("kvdepot_live_blocks", tier="Dax") >= 5

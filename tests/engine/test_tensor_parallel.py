@@ -8,7 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import kvd_reader
-from engine_harness import BLOCK, Engine, Start, assert_same, flip, prompts
+from engine_fleet import WAIT_FOR_ARENA, Fleet, Plan
+from engine_harness import BLOCK, Engine, assert_same, flip, prompts
 
 # Long enough to be stored in several steps.
 OTHER_BLOCKS = 27
@@ -22,19 +23,26 @@ def workers(engine: Engine) -> list[int]:
     ]
 
 
-def test_a_block_needs_the_parts_of_all_ranks(start: Start, arena: Path, seed: int) -> None:
-    def serve() -> Engine:
-        return start(
-            {"pipeline": "Dax", "dax": {"path": str(arena), "capacity": "256MiB"}},
-            "--no-enable-prefix-caching",
-            "--tensor-parallel-size",
-            "2",
-            "--max-num-batched-tokens",
-            "512",
-            environment={"VLLM_CPU_OMP_THREADS_BIND": "0|1"},
-        )
+TWO_RANKS = Plan(
+    "ranks",
+    lambda arena: {
+        **WAIT_FOR_ARENA,
+        "pipeline": "Dax",
+        "dax": {"path": str(arena), "capacity": "256MiB"},
+    },
+    (
+        "--no-enable-prefix-caching",
+        *("--tensor-parallel-size", "2"),
+        *("--max-num-batched-tokens", "512"),
+    ),
+    environment={"VLLM_CPU_OMP_THREADS_BIND": "0|1"},
+    lives=2,
+)
+SERVERS = [TWO_RANKS]
 
-    engine = serve()
+
+def test_a_block_needs_the_parts_of_all_ranks(fleet: Fleet, seed: int) -> None:
+    engine, arena = fleet.take(TWO_RANKS), fleet.arena(TWO_RANKS)
     prompt = prompts(1, 1000, seed=30)[0]
     other = prompts(1, OTHER_BLOCKS * BLOCK + 40, seed=31)[0]
     first = engine.ask(prompt)
@@ -74,7 +82,7 @@ def test_a_block_needs_the_parts_of_all_ranks(start: Start, arena: Path, seed: i
     assert 7 <= len(faults) < 7 + OTHER_BLOCKS, "what was there before, and not all that came"
     assert set(faults) == {None}
 
-    engine = serve()
+    engine = fleet.take(TWO_RANKS)
     served = engine.ask(prompt)
     assert served.cached_tokens == 7 * BLOCK
     assert_same(served, first)
@@ -82,3 +90,4 @@ def test_a_block_needs_the_parts_of_all_ranks(start: Start, arena: Path, seed: i
     engine.settle()
     assert_same(engine.ask(other), fresh)
     assert engine.failed_loads() == 0
+    engine.server.stop()

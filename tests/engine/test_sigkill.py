@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import kvd_reader
-import pytest
-from engine_harness import BLOCK, Start, assert_same, flip, prompts
+from engine_fleet import DEFAULT, WAIT_FOR_ARENA, Fleet, Plan
+from engine_harness import BLOCK, assert_same, flip, prompts
 
 # Whole blocks of a prompt of 1,000 tokens.
 PROMPT_BLOCKS = 1000 // BLOCK
 
 
-@pytest.fixture(scope="module")
-def settings(arena: Path) -> dict:
-    return {
+# The same arena under other weights, twice.
+RESTARTED = Plan(
+    "default",
+    lambda arena: {
+        **WAIT_FOR_ARENA,
         "cache": {"capacity": "64MiB"},
         "dax": {"path": str(arena), "capacity": "512MiB"},
-    }
+    },
+    ("--no-enable-prefix-caching",),
+    model=("qwen3-other", "1"),
+    lives=2,
+    after=DEFAULT,
+)
+SERVERS = [DEFAULT, RESTARTED]
 
 
 def sound_blocks(arena: Path) -> list[kvd_reader.Record]:
@@ -30,12 +37,22 @@ def sound_blocks(arena: Path) -> list[kvd_reader.Record]:
     return blocks
 
 
-def test_blocks_outlive_sigkill_and_a_damaged_one_is_computed_again(
-    start: Start, arena: Path, settings: dict, models: Callable[..., Path]
-) -> None:
-    first = start(settings, "--no-enable-prefix-caching")
+def test_blocks_outlive_sigkill_and_a_damaged_one_is_computed_again(fleet: Fleet) -> None:
+    arena = fleet.arena(RESTARTED)
     kept, damaged, unfinished = prompts(3, 1000, seed=20)
-    kept_output, damaged_output, unfinished_output = map(first.ask, (kept, damaged, unfinished))
+    other = fleet.take(DEFAULT)
+    # What it stored for other tests.
+    other.reset(external=True)
+    other.ask(kept)
+    other.settle()
+    other.kill()
+    of_other = sound_blocks(arena)
+    assert len(of_other) == PROMPT_BLOCKS
+
+    first = fleet.take(RESTARTED)
+    kept_output = first.ask(kept)
+    assert kept_output.cached_tokens == 0, "another model's blocks"
+    damaged_output, unfinished_output = map(first.ask, (damaged, unfinished))
     # Again, so that the arena holds the blocks in a known order.
     first.settle()
     first.reset(external=True)
@@ -45,11 +62,11 @@ def test_blocks_outlive_sigkill_and_a_damaged_one_is_computed_again(
     first.ask(unfinished)
     first.kill()
 
-    blocks = sound_blocks(arena)
+    blocks = [record for record in sound_blocks(arena) if record not in of_other]
     assert len(blocks) >= 2 * PROMPT_BLOCKS
     flip(arena, blocks[PROMPT_BLOCKS + 2].extents[0][0] + 1234)  # the third block of `damaged`
 
-    second = start(settings, "--no-enable-prefix-caching")
+    second = fleet.take(RESTARTED)
     served = second.ask(kept)
     assert served.cached_tokens == PROMPT_BLOCKS * BLOCK
     assert_same(served, kept_output)
@@ -66,12 +83,6 @@ def test_blocks_outlive_sigkill_and_a_damaged_one_is_computed_again(
     assert_same(second.ask(unfinished), unfinished_output)
     second.settle()
     second.kill()
-    stored = sound_blocks(arena)
-
-    other = start(settings, "--no-enable-prefix-caching", model=models("qwen3-other", "1"))
-    assert other.ask(kept).cached_tokens == 0, "another model's blocks"
-    other.settle()
-    other.kill()
     both = sound_blocks(arena)
-    assert {r.key for r in stored} <= {r.key for r in both}
+    assert [record for record in both if record in of_other] == of_other, "reset was not for them"
     assert len({record.namespace for record in both}) == 2
