@@ -9,10 +9,12 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+from engine_fleet import make_models, model_directory
 from engine_harness import ROOT
 from vllm_demo import report
 from vllm_demo.measure import Answer
@@ -43,10 +45,11 @@ def servers_under(directory: Path) -> list[int]:
     return [pid for pid, session, state in found if session in sessions and state not in "ZX"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_nothing_survives_an_interruption(tmp_path: Path, number: int) -> None:
+def interrupt_in_the_middle_of_a_start(directory: Path, number: int) -> None:
+    (directory / "work").mkdir(parents=True)
+    (directory / "work" / "model").symlink_to(model_directory("qwen3"))
     process = subprocess.Popen(
-        demo(tmp_path, "--prompts", "1000:1"),
+        demo(directory, "--prompts", "1000:1"),
         cwd=ROOT / "examples",
         stdout=subprocess.PIPE,
         text=True,
@@ -57,11 +60,22 @@ def test_nothing_survives_an_interruption(tmp_path: Path, number: int) -> None:
         if "starting: " in line:
             break
     # In the middle of a start there are several processes, some just forked.
-    time.sleep(12)
-    assert servers_under(tmp_path)
+    deadline = time.monotonic() + 300
+    while len(servers_under(directory)) < 3:
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
     process.send_signal(number)
     assert process.wait(60) != 0
-    assert servers_under(tmp_path) == []
+    assert servers_under(directory) == []
+
+
+def test_nothing_survives_an_interruption(tmp_path: Path) -> None:
+    make_models([("qwen3",)])
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    with ThreadPoolExecutor() as threads:
+        directories = [tmp_path / number.name for number in numbers]
+        list(threads.map(interrupt_in_the_middle_of_a_start, directories, numbers))
 
 
 def answer(*, cached: int = 0, token: str = "a", logprob: float = -1.0) -> Answer:
