@@ -7,7 +7,7 @@ out of kvdepot. (LMCache's in-process connector does not support the CPU, and is
 from __future__ import annotations
 
 import importlib.util
-import subprocess
+import json
 import sys
 import time
 from collections.abc import Iterator
@@ -19,6 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / path) for path in ("examples", "tests/engine", "bench/lmcache")]
 
 import kvd_reader  # noqa: E402
+from engine_fleet import make_models, model_directory  # noqa: E402
 from engine_harness import assert_same, flip, prompts  # noqa: E402
 from server import LMCacheServer  # noqa: E402
 from vllm_demo import measure  # noqa: E402
@@ -53,35 +54,29 @@ class LMCache(LMCacheServer):
 
 
 @pytest.fixture(scope="module")
-def lmcache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LMCache]:
-    server = LMCache(tmp_path_factory.mktemp("lmcache"))
+def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LMCache, Server]]:
+    """LMCache's server and vLLM, which start at the same time."""
+    make_models([("qwen3",)])
+    lmcache = LMCache(tmp_path_factory.mktemp("lmcache"))
+    transfer = json.loads(lmcache.transfer())
+    # The test waits until vLLM has noticed that the server went and came; else every 10 s.
+    transfer["kv_connector_extra_config"]["lmcache.mp.heartbeat_interval"] = 3.0
     try:
-        server.start_with("native")
-        yield server
+        with no_survivors():
+            vllm = Server(
+                "vLLM",
+                model_directory("qwen3"),
+                log=lmcache.folder / "vllm.log",
+                arguments=["--max-model-len", "4096", "--no-enable-prefix-caching"]
+                + ["--kv-transfer-config", json.dumps(transfer)],
+                environment={"VLLM_CACHE_ROOT": str(ROOT / "build" / "vllm-cache")},
+            )
+            # It connects when its worker is up, the third of its processes.
+            lmcache.start_with("native")
+            vllm.wait_ready()
+            yield lmcache, vllm
     finally:
-        server.stop()
-
-
-@pytest.fixture(scope="module")
-def vllm(lmcache: LMCache) -> Iterator[Server]:
-    model = ROOT / "build" / "engine-models" / "qwen3"
-    subprocess.run(
-        [sys.executable, "-m", "vllm_demo.model", str(model)],
-        cwd=ROOT / "examples",
-        check=True,
-        capture_output=True,
-    )
-    with no_survivors():
-        server = Server(
-            "vLLM",
-            model,
-            log=lmcache.folder / "vllm.log",
-            arguments=["--max-model-len", "4096", "--no-enable-prefix-caching"]
-            + ["--kv-transfer-config", lmcache.transfer()],
-            environment={"VLLM_CACHE_ROOT": str(ROOT / "build" / "vllm-cache")},
-        )
-        server.wait_ready()
-        yield server
+        lmcache.stop()
 
 
 def chunks_of(arena: Path) -> list[kvd_reader.Record]:
@@ -91,17 +86,22 @@ def chunks_of(arena: Path) -> list[kvd_reader.Record]:
     return sorted(blocks, key=lambda block: block.sequence)
 
 
-def wait_until_both(server: Server, word: str) -> None:
-    """Until scheduler and worker, whose heartbeats are apart, have both logged it."""
+def wait_until_degraded(vllm: Server, wanted: int) -> None:
+    """Until so many of scheduler and worker, whose heartbeats are apart, do without LMCache."""
     deadline = time.monotonic() + 120
-    while server.log.read_text(errors="replace").count(word) < 2:
-        assert time.monotonic() < deadline, server.tail()
+    while True:
+        log = vllm.log.read_text(errors="replace")
+        left, came_back = map(log.count, ("entering degraded mode", "resuming normal operation"))
+        if left - came_back == wanted:
+            return
+        assert time.monotonic() < deadline, vllm.tail()
         time.sleep(0.2)
 
 
 def test_hits_come_out_of_kvdepot_also_after_a_restart_and_beside_rot(
-    lmcache: LMCache, vllm: Server
+    both: tuple[LMCache, Server],
 ):
+    lmcache, vllm = both
     first, second = prompts(2, TOKENS, seed=51)
 
     def ask(prompt: list[int]) -> Answer:
@@ -123,9 +123,9 @@ def test_hits_come_out_of_kvdepot_also_after_a_restart_and_beside_rot(
     rotten = blocks[-2]
     flip(lmcache.arena, rotten.extents[0][0] + 1234)
     # A restart between two heartbeats would go unnoticed, and nobody would register anew.
-    wait_until_both(vllm, "entering degraded mode")
+    wait_until_degraded(vllm, 2)
     lmcache.start_with("adapter")
-    wait_until_both(vllm, "resuming normal operation")
+    wait_until_degraded(vllm, 0)
     served = ask(first)
     assert served.cached_tokens == CACHED
     assert_same(served, computed[0])
