@@ -258,9 +258,13 @@ fn devices_come_and_go_under_a_client() {
     );
     client.grow_device(&second, 16 << 20).unwrap();
     let many: Vec<u64> = (200..400).collect();
-    put(&ns, &many, LEN);
-    assert!(has(&ns, &many[many.len() - 150..], LEN));
-    assert_eq!(client.devices().unwrap(), owner.devices().unwrap());
+    assert!(put(&ns, &many, LEN).iter().all(|stored| *stored));
+    let newest = get(&ns, &many[many.len() - 150..], LEN);
+    assert_eq!(newest, [Outcome::Done; 150]);
+    // A client's get is done before its owner has ended the pins of it.
+    eventually("the same devices", || {
+        client.devices().unwrap() == owner.devices().unwrap()
+    });
     let drained = client
         .drain_device(&place.arena(), DrainTo::Others, Duration::from_secs(1))
         .unwrap();
