@@ -14,13 +14,9 @@ PROMPT_BLOCKS = 1000 // BLOCK
 
 # The same arena under other weights, twice.
 RESTARTED = Plan(
-    "default",
-    lambda arena: {
-        **WAIT_FOR_ARENA,
-        "cache": {"capacity": "64MiB"},
-        "dax": {"path": str(arena), "capacity": "512MiB"},
-    },
-    ("--no-enable-prefix-caching",),
+    DEFAULT.arena,
+    lambda arena: {**WAIT_FOR_ARENA, **DEFAULT.settings(arena)},
+    DEFAULT.arguments,
     model=("qwen3-other", "1"),
     lives=2,
     after=DEFAULT,

@@ -206,10 +206,13 @@ impl Mover {
         let Some(placement) = self.decode(bytes, part)? else {
             return Ok(Vec::new());
         };
-        let Some(shift) = self.duty.begin(placement.holder.seat) else {
-            return Ok(Vec::new());
-        };
-        shift.keep();
+        // The owner's own process needs no telling: all ends with it.
+        if placement.holder.seat > 0 {
+            match self.duty.begin(placement.holder.seat) {
+                Some(shift) => shift.keep(),
+                None => return Ok(Vec::new()),
+            }
+        }
         let wanted = placement.parts[part as usize];
         let ranges = parts::ranges(&placement.extents, wanted.offset, wanted.len);
         let Some(medium) = self.position(placement.medium) else {
@@ -333,7 +336,7 @@ impl Mover {
                 continue;
             };
             let seat = placement.holder.seat;
-            if shifts.iter().all(|shift| shift.seat() != seat) {
+            if seat > 0 && shifts.iter().all(|shift| shift.seat() != seat) {
                 match self.duty.begin(seat) {
                     Some(shift) => shifts.push(shift),
                     None => {

@@ -58,8 +58,7 @@ pub(super) struct Duty {
     seats: Mutex<HashMap<u64, usize>>,
 }
 
-/// Some placements of one seat are in use. The owner of the seat 0 is the depot's: nobody has to
-/// tell it.
+/// Placements of one seat are in use until this is dropped.
 pub(super) struct Shift {
     duty: Arc<Duty>,
     seat: u64,
@@ -78,7 +77,7 @@ impl Duty {
     pub(super) fn begin(self: &Arc<Duty>, seat: u64) -> Option<Shift> {
         let mut seats = self.seats.lock();
         let count = seats.entry(seat).or_insert(0);
-        if seat > 0 && *count == 0 {
+        if *count == 0 {
             let locked = self.file.try_lock(seat, Kind::Shared);
             if !locked.unwrap_or(false) {
                 seats.remove(&seat);
@@ -119,9 +118,7 @@ impl Drop for Shift {
             return;
         }
         seats.remove(&self.seat);
-        if self.seat > 0
-            && let Err(error) = self.duty.file.unlock(self.seat)
-        {
+        if let Err(error) = self.duty.file.unlock(self.seat) {
             // In a forked child, which holds nothing.
             tracing::debug!(%error, "a seat could not be left");
         }
