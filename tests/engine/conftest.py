@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "examples"))
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from engine_fleet import Fleet  # noqa: E402
-from vllm_demo.server import no_survivors  # noqa: E402
+from engine_fleet import Fleet
+from vllm_demo.server import no_survivors
 
 # A start takes 45 s on a quiet machine and several times that on a busy one.
 TIMEOUT_SECONDS = 1200

@@ -8,25 +8,20 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import kvd_reader
 import pytest
+from engine_fleet import make_models, model_directory
+from engine_harness import ROOT, assert_same, flip, prompts
+from server import LMCacheServer
+from vllm_demo import measure
+from vllm_demo.measure import Answer
+from vllm_demo.server import Server, no_survivors
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / path) for path in ("examples", "tests/engine", "bench/lmcache")]
-
-import kvd_reader  # noqa: E402
-from engine_fleet import make_models, model_directory  # noqa: E402
-from engine_harness import assert_same, flip, prompts  # noqa: E402
-from server import LMCacheServer  # noqa: E402
-from vllm_demo import measure  # noqa: E402
-from vllm_demo.measure import Answer  # noqa: E402
-from vllm_demo.server import Server, no_survivors  # noqa: E402
-
-from . import mp  # noqa: E402
+from . import mp
 
 pytestmark = [
     pytest.mark.engine,
