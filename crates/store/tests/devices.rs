@@ -743,3 +743,52 @@ fn a_device_that_failed_takes_no_writes_and_can_be_removed() {
     assert_eq!(depot.devices().unwrap().len(), 1);
     assert!(has(&ns, &kept, LEN));
 }
+
+#[test]
+fn what_is_reserved_behind_a_block_without_room_is_given_back() {
+    const BIG: usize = 8 << 20;
+    const SMALL: usize = 512 << 10;
+    let whole = several(&["a", "b"], "24MiB");
+    let (a, b) = (at(&whole, "a"), at(&whole, "b"));
+    // b alone: full, and then with 10 MiB free, in holes of half a MiB each.
+    let section = json!({"path": b, "capacity": "24MiB", "records": 256});
+    let alone = Place::new("Dax", "", "24MiB").with_section("dax", section);
+    let depot = alone.open();
+    let ns = namespace(&depot);
+    let all: Vec<u64> = (100..140).collect();
+    assert_eq!(put(&ns, &all, SMALL), [true; 40]);
+    let free = depot.stats().tiers[0].free_bytes;
+    // Whatever is left at the end is no room.
+    let rest = BlockBuffers::whole([block(140, free as usize)]);
+    let rest = ns.put(keys([140]), rest).unwrap().wait(Some(PATIENCE));
+    assert_eq!(rest.unwrap(), [true]);
+    let removed: Vec<u64> = (100..140).step_by(2).collect();
+    assert_eq!(ns.remove(&keys(removed.iter().copied())).unwrap(), 20);
+    let tier = depot.stats().tiers.remove(0);
+    let holes = (tier.free_bytes, tier.largest_free_bytes);
+    assert_eq!(holes, (20 * SMALL as u64, SMALL as u64));
+    depot.close();
+
+    let depot = whole.open();
+    let ns = namespace(&depot);
+    let pair = |number: u64| BlockBuffers::whole([block(number, BIG), block(number + 1, SMALL)]);
+    let stored = ns.put(keys([0, 1]), pair(0)).unwrap().wait(Some(PATIENCE));
+    assert_eq!(stored.unwrap(), [true; 2]);
+    assert_eq!(on(&a), HashSet::from([0, 1]), "where most is free");
+    let drained = depot.drain_device(&a, DrainTo::Others, 40 * SHORT);
+    let drained = drained.unwrap();
+    assert_eq!((drained.moved_blocks, drained.evicted_blocks), (1, 1));
+    assert!(has(&ns, &[1], SMALL));
+    depot.remove_device(&a, false, SHORT).unwrap();
+    // And whoever wants those keys gets them.
+    let again = ns.put(keys([0, 1]), pair(0)).unwrap();
+    assert_eq!(again.wait(Some(PATIENCE)).unwrap(), [true; 2]);
+    let tier = depot.stats().tiers.remove(0);
+    assert_eq!((tier.reserved_blocks, tier.pinned_blocks), (0, 0));
+    let (sender, ended) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        depot.close();
+        sender.send(()).unwrap();
+    });
+    ended.recv_timeout(PATIENCE).unwrap();
+}

@@ -16,6 +16,7 @@ mod open;
 mod owner_lock;
 mod publish;
 mod recover;
+mod reserved;
 mod roll;
 mod serve;
 
@@ -47,6 +48,7 @@ pub(crate) use owner_lock::read_owner;
 pub(crate) use publish::{Cause, Full, Refused};
 pub use recover::Opening;
 pub(crate) use recover::{is_inside, judge, survey};
+pub(crate) use reserved::Reserved;
 use roll::Roll;
 
 /// Names one reservation or pin: the slot may be reused, the device's sequences never are.

@@ -1,12 +1,13 @@
 //! Reserve, commit, abort: how a block comes to be.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use kvdepot_alloc::{Extent, Hint, Pool};
 use kvdepot_media::checksum::Checksum;
 use parking_lot::MutexGuard;
 
-use super::{Arena, Place, State, Token, Wanted};
+use super::{Arena, Reserved, State, Token, Wanted};
 use crate::format::record::{EXTENTS_MAX, Packed, State as RecordState};
 use crate::index::{Entry, Stage};
 use crate::{Error, NamespaceId, clock};
@@ -76,10 +77,10 @@ impl Arena {
     /// in the call become neighbours in the arena where free space allows, so that a restore of
     /// the prompt needs few spans.
     pub(crate) fn reserve(
-        &self,
+        self: &Arc<Arena>,
         namespace: NamespaceId,
         blocks: &[Wanted],
-    ) -> Vec<Result<Place, Refused>> {
+    ) -> Vec<Result<Reserved, Refused>> {
         let closed = self.closed_to_writes();
         let mut guard = self.state.lock();
         let state = &mut *guard;
@@ -143,7 +144,7 @@ impl Arena {
                 entry.stage = Stage::Reserved;
                 state.entries.set(slot, entry);
                 state.reserved.insert(number, key, slot);
-                Ok(state.place(slot))
+                Ok(Reserved::new(self, state.place(slot)))
             })
             .collect();
         self.unpin_in(state, present.into_iter());
@@ -448,7 +449,7 @@ mod tests {
 
     #[test]
     fn a_copy_of_a_block_that_is_removed_meanwhile_is_never_published() {
-        let arena = Arena::volatile("Cache", 0, 1 << 20).unwrap();
+        let arena = Arc::new(Arena::volatile("Cache", 0, 1 << 20).unwrap());
         let namespace = NamespaceId([1; 16]);
         let keys = [Key([1; 32]), Key([2; 32])];
         for clear in [false, true] {
@@ -461,7 +462,10 @@ mod tests {
                 evict: true,
             };
             let reserved = arena.reserve(namespace, &[wanted(false), wanted(true)]);
-            let tokens: Vec<Token> = reserved.iter().map(|place| place.unwrap().token).collect();
+            let tokens: Vec<Token> = reserved
+                .iter()
+                .map(|place| place.as_ref().ok().unwrap().token)
+                .collect();
             let removed = if clear {
                 arena.clear(namespace)
             } else {

@@ -7,7 +7,7 @@ use kvdepot_media::{Checksum, Done};
 use super::caller::{Caller, Lanes, Moved};
 use super::ledger::{Joiner, State, Waiter};
 use super::{Core, steps};
-use crate::arena::{Place, Refused, Token, Wanted};
+use crate::arena::{Place, Refused, Reserved, Token, Wanted};
 use crate::buffers::BlockBuffers;
 use crate::config::Overload;
 use crate::gate::Pass;
@@ -31,7 +31,7 @@ pub(crate) struct Put {
 #[derive(Default)]
 struct Routes {
     /// Indices whose blocks were reserved, by tier.
-    copies: [Vec<(usize, Place)>; 2],
+    copies: [Vec<(usize, Reserved)>; 2],
     /// Indices that have their outcome without a copy.
     settled: Vec<(usize, Outcome)>,
     /// Indices that wait for the far tier; their buffers are not needed any more.
@@ -87,8 +87,10 @@ impl Put {
         self.task.settle(routes.settled);
         self.task.release(routes.released);
         for (tier, copies) in routes.copies.into_iter().enumerate() {
-            for step in steps(copies.len()) {
-                self.copy(tier, copies[step].to_vec());
+            let count = copies.len();
+            let mut copies = copies.into_iter();
+            for step in steps(count) {
+                self.copy(tier, copies.by_ref().take(step.len()).collect());
             }
         }
     }
@@ -223,7 +225,7 @@ impl Put {
         }
     }
 
-    fn copy(self: &Arc<Put>, tier: usize, copies: Vec<(usize, Place)>) {
+    fn copy(self: &Arc<Put>, tier: usize, copies: Vec<(usize, Reserved)>) {
         let core = &self.core;
         let buffers = match &self.caller {
             Caller::Here(buffers) => buffers,
@@ -243,7 +245,8 @@ impl Put {
             });
         if let Err(error) = planned {
             tracing::error!(%error, "a put could not be planned");
-            self.finish(tier, &copies, &vec![Moved::Failed; copies.len()]);
+            let failed = vec![Moved::Failed; copies.len()];
+            self.finish(tier, copies, &failed);
             return;
         }
         let started = clock::now();
@@ -254,45 +257,57 @@ impl Put {
                 .map(|(_, moved)| moved.map_or(Moved::Failed, |moved| Moved::Done(moved.checksum)))
                 .collect();
             put.core.metrics.moved(Op::Put, tier, started);
-            put.finish(tier, &copies, &moved);
+            put.finish(tier, copies, &moved);
         };
         let _ticket = core.copier.submit(batch, done);
     }
 
     /// Has another process's lanes copy.
-    fn copy_there(self: &Arc<Put>, lanes: &dyn Lanes, tier: usize, copies: Vec<(usize, Place)>) {
+    fn copy_there(
+        self: &Arc<Put>,
+        lanes: &dyn Lanes,
+        tier: usize,
+        mut copies: Vec<(usize, Reserved)>,
+    ) {
         // Like those of the two-phase verbs: nobody knows when they end.
-        let held = copies.iter().map(|(_, place)| (tier, place.token));
-        self.core.ledger.lock().held.extend(held);
+        let handed = copies.iter_mut();
+        let handed = handed.map(|(index, reserved)| (*index, reserved.hand_out()));
+        let blocks: Vec<(usize, Place)> = handed.collect();
+        let held: Vec<_> = blocks.iter().map(|(_, at)| (tier, at.token)).collect();
+        self.core.ledger.lock().held.extend(held.iter().copied());
         let started = clock::now();
         let put = Arc::clone(self);
-        let blocks = copies.clone();
         let done = move |moved: &[Moved]| {
             put.core.metrics.moved(Op::Put, tier, started);
-            put.finish(tier, &copies, moved);
+            put.finish(tier, copies, moved);
             let mut ledger = put.core.ledger.lock();
-            for (_, place) in &copies {
-                ledger.held.remove(&(tier, place.token));
+            for name in &held {
+                ledger.held.remove(name);
             }
         };
         lanes.move_blocks(&blocks, Box::new(done));
     }
 
     /// All copies into one tier have stopped.
-    fn finish(self: &Arc<Put>, tier: usize, copies: &[(usize, Place)], moved: &[Moved]) {
+    fn finish(self: &Arc<Put>, tier: usize, copies: Vec<(usize, Reserved)>, moved: &[Moved]) {
         let core = &self.core;
         let into = &core.tiers[tier];
         let through = tier == 0 && core.far().is_some();
         let mut written = Vec::new();
         let mut failed = Vec::new();
-        for ((_, place), moved) in copies.iter().zip(moved) {
+        let mut places: Vec<(usize, Place)> = Vec::with_capacity(copies.len());
+        for ((index, mut reserved), moved) in copies.into_iter().zip(moved) {
+            places.push((index, *reserved));
             match moved {
-                Moved::Done(checksum) => written.push((place.token, *checksum)),
-                Moved::Corrupt | Moved::Failed => failed.push(place.token),
-                Moved::Abandoned => {}
+                Moved::Done(checksum) => written.push((reserved, *checksum)),
+                Moved::Corrupt | Moved::Failed => failed.push(reserved.hand_out().token),
+                Moved::Abandoned => {
+                    reserved.hand_out();
+                }
             }
         }
-        let mut stored = into.commit(&written, through).into_iter();
+        let copies = places;
+        let mut stored = into.commit(written, through).into_iter();
         into.abort(&failed);
         // What the medium could not take failed too.
         let checksums: Vec<Option<Checksum>> = moved

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use kvdepot_media::Copier;
 
 use super::Core;
-use crate::arena::{Cause, Place, Refused, Token, Wanted};
+use crate::arena::{Cause, Place, Refused, Reserved, Token, Wanted};
 use crate::tier::{Devices, Tier};
 use crate::{Error, NamespaceId, parts};
 
@@ -52,11 +52,11 @@ impl Core {
         places: &[Place],
         copier: &Copier,
         evict: bool,
-        room: impl Fn(NamespaceId, &[Wanted]) -> Vec<Result<Place, Refused>>,
+        room: impl Fn(NamespaceId, &[Wanted]) -> Vec<Result<Reserved, Refused>>,
     ) -> Vec<Replica> {
         let to = &self.tiers[tier];
         let mut replicas = vec![Replica::Failed; places.len()];
-        let mut copies: Vec<(usize, Place)> = Vec::new();
+        let mut copies: Vec<(usize, Reserved)> = Vec::new();
         let mut begin = 0;
         // Runs of one namespace: a prompt's blocks are reserved together, and lie together.
         while begin < places.len() {
@@ -90,7 +90,6 @@ impl Core {
             }
             !removed
         });
-        to.abort(&ended);
         let (sources, targets) = (from.devices(), to.devices());
         let mut batch = copier.batch();
         let mut broken = HashSet::new();
@@ -133,21 +132,19 @@ impl Core {
             // Nobody has looked at what was moved.
             Err(_) => wrong.extend(0..copies.len()),
         }
-        let (mut written, mut failed) = (Vec::new(), Vec::new());
-        for (tag, (index, target)) in copies.iter().enumerate() {
-            if wrong.contains(&tag) {
-                if broken.contains(&tag) {
-                    replicas[*index] = Replica::Corrupt;
-                }
-                failed.push(target.token);
-            } else {
-                written.push((*index, target.token, places[*index].checksum));
+        // Puts of these keys may have joined the copies.
+        ended.extend(copies.iter().map(|(_, target)| target.token));
+        let (mut written, mut commits) = (Vec::new(), Vec::new());
+        for (tag, (index, target)) in copies.into_iter().enumerate() {
+            if !wrong.contains(&tag) {
+                written.push((index, target.token));
+                commits.push((target, places[index].checksum));
+            } else if broken.contains(&tag) {
+                replicas[index] = Replica::Corrupt;
             }
         }
-        let commits: Vec<_> = written.iter().map(|(_, t, sum)| (*t, *sum)).collect();
-        let stored = to.commit(&commits, false);
-        to.abort(&failed);
-        for ((index, token, _), stored) in written.iter().zip(stored) {
+        let stored = to.commit(commits, false);
+        for ((index, token), stored) in written.iter().zip(stored) {
             let (stamp, removed) = from.since(places[*index].token);
             if stored {
                 replicas[*index] = Replica::Stored;
@@ -156,8 +153,6 @@ impl Core {
                 replicas[*index] = Replica::Removed;
             }
         }
-        // Puts of these keys may have joined the copies.
-        ended.extend(copies.iter().map(|(_, target)| target.token));
         self.resolve(tier, &ended);
         replicas
     }

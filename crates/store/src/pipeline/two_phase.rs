@@ -159,6 +159,8 @@ impl Core {
             let places = self.tiers[tier].reserve(namespace, &wanted);
             for (index, place) in indices.iter().zip(places) {
                 let lengths = &blocks[*index].1;
+                // It is the caller's, and as long as the caller's process.
+                let place = place.map(|mut reserved| reserved.hand_out());
                 if let Ok(place) = &place {
                     ledger.held.insert((tier, place.token));
                 }

@@ -22,7 +22,7 @@ use kvdepot_media::Mapping;
 use kvdepot_media::checksum::Checksum;
 use parking_lot::Mutex;
 
-use crate::arena::{Arena, Place, TierStats, Token};
+use crate::arena::{Arena, Place, Reserved, TierStats, Token};
 use crate::format::directory;
 use crate::{Error, Key, NamespaceId};
 
@@ -251,10 +251,14 @@ impl Tier {
         );
     }
 
-    pub(crate) fn commit(&self, blocks: &[(Token, Checksum)], pinned: bool) -> Vec<bool> {
+    /// As [`Arena::commit`]. The reservations end, committed or not.
+    pub(crate) fn commit(&self, written: Vec<(Reserved, Checksum)>, pinned: bool) -> Vec<bool> {
+        let blocks = written.into_iter();
+        let blocks = blocks.map(|(mut reserved, sum)| (reserved.hand_out().token, sum));
+        let blocks: Vec<(Token, Checksum)> = blocks.collect();
         let mut stored = vec![false; blocks.len()];
         self.share_out(
-            blocks,
+            &blocks,
             |(token, _)| *token,
             |arena, mine, share| {
                 let answers = mine.iter().zip(arena.commit(share, pinned));

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use super::{DAX, Tier};
 use crate::NamespaceId;
-use crate::arena::{Arena, Cause, Full, Place, Refused, Room, Token, Wanted};
+use crate::arena::{Arena, Cause, Full, Refused, Reserved, Room, Token, Wanted};
 
 impl Tier {
     /// Reserves room for blocks, given in prefix order. See [`Arena::reserve`].
@@ -17,7 +17,7 @@ impl Tier {
         &self,
         namespace: NamespaceId,
         blocks: &[Wanted],
-    ) -> Vec<Result<Place, Refused>> {
+    ) -> Vec<Result<Reserved, Refused>> {
         let _placing = self.placing.lock();
         let devices = self.devices.load();
         match devices.only() {
@@ -32,7 +32,7 @@ impl Tier {
         device: u32,
         namespace: NamespaceId,
         blocks: &[Wanted],
-    ) -> Vec<Result<Place, Refused>> {
+    ) -> Vec<Result<Reserved, Refused>> {
         let _placing = self.placing.lock();
         let mut others = self.devices.load().0.clone();
         others.retain(|arena| arena.number() != device);
@@ -44,13 +44,13 @@ fn spread(
     devices: &[Arc<Arena>],
     namespace: NamespaceId,
     blocks: &[Wanted],
-) -> Vec<Result<Place, Refused>> {
+) -> Vec<Result<Reserved, Refused>> {
     let mut known = vec![None; blocks.len()];
     let mut pinned: Vec<Vec<Token>> = vec![Vec::new(); devices.len()];
     for (arena, pinned) in devices.iter().zip(&mut pinned) {
         arena.known(namespace, blocks, &mut known, pinned);
     }
-    let mut answers: Vec<Option<Result<Place, Refused>>> =
+    let mut answers: Vec<Option<Result<Reserved, Refused>>> =
         known.into_iter().map(|known| known.map(Err)).collect();
     let mut begin = 0;
     while begin < blocks.len() {
@@ -61,8 +61,12 @@ fn spread(
         let rest = &answers[begin..];
         let end = begin + rest.iter().take_while(|answer| answer.is_none()).count();
         // Whose last block these continue.
-        let behind = match begin.checked_sub(1).and_then(|before| answers[before]) {
-            Some(Ok(Place { token, .. }) | Err(Refused::Present(token))) => Some(token.device),
+        let behind = match begin
+            .checked_sub(1)
+            .and_then(|before| answers[before].as_ref())
+        {
+            Some(Ok(reserved)) => Some(reserved.token.device),
+            Some(Err(Refused::Present(token))) => Some(token.device),
             _ => None,
         };
         let (count, places) = place(devices, namespace, blocks, begin..end, behind);
@@ -83,7 +87,7 @@ fn place(
     blocks: &[Wanted],
     wanted: std::ops::Range<usize>,
     behind: Option<u32>,
-) -> (usize, Vec<Result<Place, Refused>>) {
+) -> (usize, Vec<Result<Reserved, Refused>>) {
     let mut open: Vec<(&Arc<Arena>, Room)> = Vec::with_capacity(devices.len());
     open.extend(
         devices
@@ -121,8 +125,9 @@ fn place(
         let share = &blocks[wanted.start - lead..wanted.start + count];
         let mut places = arena.reserve(namespace, share).split_off(lead);
         if !matches!(places.first(), Some(Err(Refused::Full(_)))) {
-            // What did not fit here may fit elsewhere.
-            let is_full = |place: &Result<Place, Refused>| matches!(place, Err(Refused::Full(_)));
+            // What did not fit here may fit elsewhere, and what is behind it goes there too.
+            let is_full =
+                |place: &Result<Reserved, Refused>| matches!(place, Err(Refused::Full(_)));
             places.truncate(places.iter().position(is_full).unwrap_or(places.len()));
             return (places.len(), places);
         }
