@@ -15,6 +15,7 @@ use std::os::unix::net::UnixStream;
 use std::slice::from_ref;
 use std::time::{Duration, Instant};
 
+use common::frames::{Bare, PIN, VERSION, frame, hello};
 use common::raw::Raw;
 use common::{
     PATIENCE, Place, assert_at_rest, config_of, eventually, get, has, key, keys, namespace, put,
@@ -28,15 +29,6 @@ const LEN: usize = 40_000;
 
 fn connect(place: &Place) -> Depot {
     Depot::connect(&place.socket(), Some(2)).unwrap()
-}
-
-/// A request to attach.
-fn hello(version: u32, role: u32, number: u64) -> Vec<u8> {
-    let mut bytes = b"KVDATTCH".to_vec();
-    bytes.extend_from_slice(&version.to_le_bytes());
-    bytes.extend_from_slice(&role.to_le_bytes());
-    bytes.extend_from_slice(&number.to_le_bytes());
-    bytes
 }
 
 fn unhex(text: &str) -> Vec<u8> {
@@ -518,21 +510,11 @@ fn a_grant_that_nobody_heard_of_is_given_back() {
     let owner = place.open();
     put(&namespace(&owner), &[1, 2], LEN);
     let id = namespace(&owner).id();
-    let mut socket = UnixStream::connect(place.socket()).unwrap();
-    socket.write_all(&hello(4, 2, 0)).unwrap();
-    let mut welcome = [0; 72];
-    socket.read_exact(&mut welcome).unwrap();
-    let number = u64::from_le_bytes(welcome[24..32].try_into().unwrap());
-    let mut tasks = UnixStream::connect(place.socket()).unwrap();
-    tasks.write_all(&hello(4, 3, number)).unwrap();
+    let client = Bare::attach(&place.socket(), 0);
+    let mut socket = &client.calls;
     let pin = |number: u64| {
-        let mut frame = 53u32.to_le_bytes().to_vec();
-        frame.extend_from_slice(&[5, 0, 0, 0]);
-        frame.extend_from_slice(&number.to_le_bytes());
-        frame.extend_from_slice(&id.0);
-        frame.extend_from_slice(&[0, 1, 0, 0, 0]);
-        frame.extend_from_slice(&key(number).0);
-        frame
+        let body = [&id.0[..], &[0, 1, 0, 0, 0], &key(number).0].concat();
+        frame(PIN, number, &body)
     };
     let pinned = || owner.stats().tiers[0].pinned_blocks;
     socket.write_all(&pin(1)).unwrap();
@@ -669,26 +651,26 @@ fn nonsense_on_the_socket_ends_that_connection_and_nothing_else() {
         let _ended = socket.read_to_end(&mut answer);
         String::from_utf8_lossy(&answer).into_owned()
     };
-    for version in [0, 1, 3, 5, u32::MAX] {
+    for version in [0, 1, VERSION - 1, VERSION + 1, u32::MAX] {
         let text = answer(&hello(version, 2, 77));
         assert!(
             text.contains(&format!("protocol version {version}")),
             "{text}"
         );
     }
-    assert!(answer(&hello(4, 9, 77)).contains("role 9"));
-    assert!(answer(&hello(4, 3, 77)).contains("client 77 is unknown"));
+    assert!(answer(&hello(VERSION, 9, 77)).contains("role 9"));
+    assert!(answer(&hello(VERSION, 3, 77)).contains("client 77 is unknown"));
     assert!(answer(b"GET / HTTP/1.1\r\n\r\nxxxxxxxx").contains("does not speak"));
     // Frames of a client that has attached.
     let mut seed = 1u64;
     for round in 0..200u64 {
         let mut socket = UnixStream::connect(place.socket()).unwrap();
-        socket.write_all(&hello(4, 2, 77)).unwrap();
+        socket.write_all(&hello(VERSION, 2, 77)).unwrap();
         let mut welcome = [0; 72];
         socket.read_exact(&mut welcome).unwrap();
         let number = u64::from_le_bytes(welcome[24..32].try_into().unwrap());
         let mut tasks = UnixStream::connect(place.socket()).unwrap();
-        tasks.write_all(&hello(4, 3, number)).unwrap();
+        tasks.write_all(&hello(VERSION, 3, number)).unwrap();
         let mut noise = vec![0; 16 + (round % 80) as usize];
         for byte in &mut noise {
             seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);

@@ -11,7 +11,7 @@ use super::session::Session;
 use crate::arena::Place;
 use crate::depot::About;
 use crate::pipeline::Reservation;
-use crate::{Error, NamespaceId};
+use crate::{Error, Key, NamespaceId};
 
 /// Longest wait of one call: a client's thread sits on its connection meanwhile.
 const WAIT_MAX: Duration = Duration::from_millis(50);
@@ -47,7 +47,8 @@ struct Calls<'a> {
 }
 
 impl Calls<'_> {
-    /// The answer, `None` for verbs that have none, and what the client gets by it.
+    /// The answer, `None` for verbs that have none, and what the client gets by it. Every request
+    /// is read to its end before anything is done: one that is malformed changes nothing.
     fn answer(&self, request: &Frame, granted: &mut Granted) -> Result<Option<Out>, Error> {
         let mut body = In(&request.body);
         let mut out = Out::new(request.verb, request.number);
@@ -55,21 +56,22 @@ impl Calls<'_> {
         let holding = &self.session.holding;
         match request.verb {
             Verb::Namespace => {
-                let id = body.namespace()?;
-                core.describe(id, &body.text()?)?;
+                let (id, text) = (body.namespace()?, body.text()?);
+                body.end()?;
+                core.describe(id, &text)?;
             }
             Verb::Contains => {
-                let id = body.namespace()?;
-                let found = core.contains(id, &body.keys()?)?;
+                let (id, keys) = keys_of(&mut body)?;
+                let found = core.contains(id, &keys)?;
                 found.iter().for_each(|found| out.flag(*found));
             }
             Verb::Prefix => {
-                let id = body.namespace()?;
-                out.long(core.prefix(id, &body.keys()?)? as u64);
+                let (id, keys) = keys_of(&mut body)?;
+                out.long(core.prefix(id, &keys)? as u64);
             }
             Verb::Nearest => {
-                let id = body.namespace()?;
-                let tiers = core.nearest(id, &body.keys()?)?;
+                let (id, keys) = keys_of(&mut body)?;
+                let tiers = core.nearest(id, &keys)?;
                 for tier in tiers {
                     out.byte(tier.map_or(0, |tier| tier as u8 + 1));
                 }
@@ -77,31 +79,34 @@ impl Calls<'_> {
             Verb::Pin => *granted = self.pin(&mut body, &mut out)?,
             Verb::Unpin => {
                 let served = body.flag()?;
-                let pins = holding.take_pins(core, &names(&mut body)?);
+                let names = only_names(&mut body)?;
+                let pins = holding.take_pins(core, &names);
                 core.unpin(&pins, served);
                 return Ok(None);
             }
             Verb::Discard => {
-                let pins = holding.pins(core, &names(&mut body)?);
+                let pins = holding.pins(core, &only_names(&mut body)?);
                 out.long(core.discard(&pins) as u64);
             }
             Verb::Reserve => *granted = self.reserve(&mut body, &mut out)?,
             Verb::Commit => self.commit(&mut body, &mut out)?,
             Verb::Abort => {
-                let reservations = holding.take_reservations(&names(&mut body)?);
+                let names = only_names(&mut body)?;
+                let reservations = holding.take_reservations(&names);
                 let mine: Vec<Reservation> = reservations.into_iter().flatten().collect();
                 core.abort(&mine);
                 return Ok(None);
             }
             Verb::Remove => {
-                let id = body.namespace()?;
-                out.long(core.remove(id, &body.keys()?)? as u64);
+                let (id, keys) = keys_of(&mut body)?;
+                out.long(core.remove(id, &keys)? as u64);
             }
-            Verb::Clear => out.long(core.clear(body.namespace()?)? as u64),
-            Verb::KeepContiguous => core.keep_contiguous(body.namespace()?)?,
+            Verb::Clear => out.long(core.clear(id_of(&mut body)?)? as u64),
+            Verb::KeepContiguous => core.keep_contiguous(id_of(&mut body)?)?,
             Verb::Stats => out.json(&core.stats()),
             Verb::Drain => {
                 let timeout = Duration::from_millis(body.long()?).min(WAIT_MAX);
+                body.end()?;
                 out.flag(core.ledger.drain(timeout));
             }
             Verb::Namespaces => {
@@ -116,7 +121,7 @@ impl Calls<'_> {
                 }
             }
             Verb::Blocks => {
-                let blocks = core.blocks(body.namespace()?)?;
+                let blocks = core.blocks(id_of(&mut body)?)?;
                 out.reserve(blocks.len() * 40);
                 out.word(blocks.len() as u32);
                 for (key, bytes) in blocks {
@@ -126,6 +131,7 @@ impl Calls<'_> {
             }
             Verb::Gone => {
                 let limit = body.long()? as usize;
+                body.end()?;
                 let gone = core.gone(holding.holder.seat, limit.min(GONE_MAX))?;
                 out.flag(gone.overflowed);
                 out.word(gone.blocks.len() as u32);
@@ -150,6 +156,7 @@ impl Calls<'_> {
     fn pin(&self, body: &mut In<'_>, out: &mut Out) -> Result<Granted, Error> {
         let (id, prefix) = (body.namespace()?, body.flag()?);
         let keys = body.keys()?;
+        body.end()?;
         let pins = self.session.core.pin_places(id, &keys, prefix)?;
         out.reserve(pins.len() * 56);
         for pin in &pins {
@@ -172,6 +179,7 @@ impl Calls<'_> {
             let lens = (0..parts).map(|_| body.long());
             blocks.push((key, lens.collect::<Result<Vec<u64>, Error>>()?));
         }
+        body.end()?;
         let holder = self.session.holding.holder;
         let reserved = self.session.core.reserve(holder, id, &blocks, strict)?;
         for reservation in &reserved {
@@ -188,13 +196,16 @@ impl Calls<'_> {
 
     fn commit(&self, body: &mut In<'_>, out: &mut Out) -> Result<(), Error> {
         let holding = &self.session.holding;
-        let taken = holding.take_reservations(&names(body)?);
-        let mut checksums = Vec::with_capacity(taken.len());
-        for _ in &taken {
+        let names = names(body)?;
+        let mut checksums = Vec::with_capacity(names.len());
+        for _ in &names {
             let parts = body.count(16)?;
             let sums = (0..parts).map(|_| body.checksum());
             checksums.push(sums.collect::<Result<Vec<_>, Error>>()?);
         }
+        body.end()?;
+        // From here on they are this call's to end or to give back.
+        let taken = holding.take_reservations(&names);
         let mut mine = Vec::new();
         let mut sums = Vec::new();
         for (reservation, checksums) in taken.iter().zip(checksums) {
@@ -224,6 +235,24 @@ impl Calls<'_> {
 fn names(body: &mut In<'_>) -> Result<Vec<Name>, Error> {
     let name = |body: &mut In<'_>| Ok((usize::from(body.byte()?), body.token()?));
     (0..body.count(17)?).map(|_| name(body)).collect()
+}
+
+/// As [`names`], with nothing behind them.
+fn only_names(body: &mut In<'_>) -> Result<Vec<Name>, Error> {
+    let names = names(body)?;
+    body.end().map(|()| names)
+}
+
+/// What a call is about that names a namespace, and nothing else.
+fn id_of(body: &mut In<'_>) -> Result<NamespaceId, Error> {
+    let id = body.namespace()?;
+    body.end().map(|()| id)
+}
+
+/// What a call is about that names keys of a namespace, and nothing else.
+fn keys_of(body: &mut In<'_>) -> Result<(NamespaceId, Vec<Key>), Error> {
+    let (id, keys) = (body.namespace()?, body.keys()?);
+    body.end().map(|()| (id, keys))
 }
 
 /// Names a pin or reservation for its owner.

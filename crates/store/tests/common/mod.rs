@@ -8,6 +8,7 @@
     reason = "each test binary uses its own part of this"
 )]
 
+pub mod frames;
 pub mod raw;
 
 use std::path::{Path, PathBuf};

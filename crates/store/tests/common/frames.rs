@@ -1,0 +1,90 @@
+//! The socket's conversation, byte by byte: a client that says what no honest one would.
+
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+
+use kvdepot_store::{Key, NamespaceId};
+
+use super::PATIENCE;
+
+/// Of the protocol.
+pub const VERSION: u32 = 4;
+
+/// Verbs by their numbers.
+pub const PIN: u16 = 5;
+pub const RESERVE: u16 = 8;
+pub const COMMIT: u16 = 9;
+pub const ABORT: u16 = 10;
+pub const GOODBYE: u16 = 35;
+
+/// A request to attach.
+pub fn hello(version: u32, role: u32, number: u64) -> Vec<u8> {
+    let mut bytes = b"KVDATTCH".to_vec();
+    bytes.extend_from_slice(&version.to_le_bytes());
+    bytes.extend_from_slice(&role.to_le_bytes());
+    bytes.extend_from_slice(&number.to_le_bytes());
+    bytes
+}
+
+/// A frame of one verb.
+pub fn frame(verb: u16, number: u64, body: &[u8]) -> Vec<u8> {
+    let mut bytes = (body.len() as u32).to_le_bytes().to_vec();
+    bytes.extend_from_slice(&verb.to_le_bytes());
+    bytes.extend_from_slice(&[0; 2]);
+    bytes.extend_from_slice(&number.to_le_bytes());
+    bytes.extend_from_slice(body);
+    bytes
+}
+
+/// Both connections of a client of a depot with one medium.
+pub struct Bare {
+    pub calls: UnixStream,
+    pub tasks: UnixStream,
+    pub number: u64,
+}
+
+impl Bare {
+    pub fn attach(socket: &Path, former: u64) -> Bare {
+        let mut calls = UnixStream::connect(socket).unwrap();
+        calls.set_read_timeout(Some(PATIENCE)).unwrap();
+        calls.write_all(&hello(VERSION, 2, former)).unwrap();
+        let mut welcome = [0; 72];
+        calls.read_exact(&mut welcome).unwrap();
+        let number = u64::from_le_bytes(welcome[24..32].try_into().unwrap());
+        let mut tasks = UnixStream::connect(socket).unwrap();
+        tasks.set_read_timeout(Some(PATIENCE)).unwrap();
+        tasks.write_all(&hello(VERSION, 3, number)).unwrap();
+        // That of the second connection names no media.
+        let mut welcome = [0; 56];
+        tasks.read_exact(&mut welcome).unwrap();
+        Bare {
+            calls,
+            tasks,
+            number,
+        }
+    }
+
+    /// Status and body of the answer to a call.
+    pub fn ask(&mut self, verb: u16, body: &[u8]) -> (u16, Vec<u8>) {
+        self.calls.write_all(&frame(verb, 0, body)).unwrap();
+        let mut head = [0; 16];
+        self.calls.read_exact(&mut head).unwrap();
+        let len = u32::from_le_bytes(head[..4].try_into().unwrap());
+        let mut body = vec![0; len as usize];
+        self.calls.read_exact(&mut body).unwrap();
+        (u16::from_le_bytes(head[6..8].try_into().unwrap()), body)
+    }
+
+    /// The name of a reservation of one block of one part.
+    pub fn reserve(&mut self, id: NamespaceId, key: Key, len: u64) -> Vec<u8> {
+        let mut body = id.0.to_vec();
+        body.extend_from_slice(&[0, 1, 0, 0, 0]);
+        body.extend_from_slice(&key.0);
+        body.extend_from_slice(&1u32.to_le_bytes());
+        body.extend_from_slice(&len.to_le_bytes());
+        let (status, answer) = self.ask(RESERVE, &body);
+        assert_eq!((status, answer[0]), (0, 1), "no reservation");
+        [&[0], &answer[1..17]].concat()
+    }
+}
