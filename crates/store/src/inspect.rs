@@ -6,13 +6,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kvdepot_media::host::lock;
-use kvdepot_media::{Access, Copier, Done, Kind, Mapping};
+use kvdepot_media::{Access, Batch, Copier, Done, Kind, Mapping};
 
 use crate::arena::{is_inside, judge, read_directory, read_owner, read_superblock, survey};
 use crate::format::layout::Layout;
 use crate::format::owner::Owner;
 use crate::format::record::{self, Record, Slot};
 use crate::format::superblock::Superblock;
+use crate::verdict::{Bytes, Moved, Verdicts};
 use crate::{Error, NamespaceId, parts};
 
 /// An arena opened for reading only.
@@ -220,55 +221,24 @@ impl Inspection {
         blocks: &[Listed],
         verified: &mut Verified,
     ) -> Result<(), Error> {
-        let mut sound = vec![true; blocks.len()];
+        let mut verdicts = Verdicts::new(Bytes::Verified, blocks.len());
         let mut batch = copier.batch();
         for (tag, block) in blocks.iter().enumerate() {
-            let Record {
-                identity,
-                extents,
-                len,
-                parts: count,
-                checksum,
-                ..
-            } = block.record;
-            let found = parts::read(&self.mapping, &identity, &extents, len, count, checksum);
-            let Some(found) = found else {
-                sound[tag] = false;
-                continue;
-            };
-            for (number, part) in found.iter().enumerate() {
-                let id = parts::part_id(&identity, number as u32, count);
-                let source = parts::buffers(&self.mapping, &extents, part.offset, part.len);
-                let Ok(source) = source else {
-                    // Beyond the end of a truncated medium.
-                    sound[tag] = false;
-                    break;
-                };
-                batch.hash_only(&id, &source, Some(part.checksum), tag as u32)?;
+            if self.plan(&mut batch, &block.record, tag as u32)? {
+                verdicts.planned(tag, block.record.parts.into());
             }
         }
         let (sender, receiver) = std::sync::mpsc::sync_channel(1);
         let ticket = copier.submit(batch, move |done: &mut Done<'_>| {
-            let wrong = |moved: &Result<_, _>| {
-                moved.as_ref().is_err()
-                    || moved
-                        .as_ref()
-                        .is_ok_and(|m: &kvdepot_media::Outcome| m.matches != Some(true))
-            };
-            let bad: Vec<u32> = done
-                .parts()
-                .filter(|(_, moved)| wrong(moved))
-                .map(|(tag, _)| tag)
-                .collect();
+            verdicts.count(done);
             // The receiver waits below.
-            let _sent = sender.send(bad);
+            let _sent = sender.send(verdicts.all());
         });
         let _done = ticket.wait(None);
-        match receiver.recv() {
-            Ok(bad) => bad.iter().for_each(|tag| sound[*tag as usize] = false),
-            // Nobody has looked.
-            Err(_) => sound.fill(false),
-        }
+        // Where nobody has looked, nothing is sound.
+        let moved = receiver.recv();
+        let moved = moved.unwrap_or_else(|_| vec![Moved::Failed; blocks.len()]);
+        let sound = moved.iter().map(|moved| matches!(moved, Moved::Done(_)));
         for (block, sound) in blocks.iter().zip(sound) {
             if sound {
                 verified.sound += 1;
@@ -279,6 +249,30 @@ impl Inspection {
             }
         }
         Ok(())
+    }
+
+    /// Plans the reading of one block's parts; false for one that cannot be read whole.
+    fn plan(&self, batch: &mut Batch, block: &Record, tag: u32) -> Result<bool, Error> {
+        let Record {
+            identity,
+            extents,
+            len,
+            parts: count,
+            checksum,
+            ..
+        } = block;
+        let Some(found) = parts::read(&self.mapping, identity, extents, *len, *count, *checksum)
+        else {
+            return Ok(false);
+        };
+        for (number, part) in found.iter().enumerate() {
+            let id = parts::part_id(identity, number as u32, *count);
+            let source = parts::buffers(&self.mapping, extents, part.offset, part.len);
+            // Beyond the end of a truncated medium.
+            let Ok(source) = source else { return Ok(false) };
+            batch.hash_only(&id, &source, Some(part.checksum), tag)?;
+        }
+        Ok(true)
     }
 
     /// Whether a block's record is what it was: beside a running owner a bad payload may be one

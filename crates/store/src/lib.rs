@@ -34,6 +34,7 @@ mod populate;
 mod share;
 mod task;
 mod tier;
+mod verdict;
 
 pub use arena::{Opening, TierStats, UNFINISHED, erase, erase_unfinished};
 pub use buffers::BlockBuffers;

@@ -3,10 +3,9 @@
 
 use std::sync::Arc;
 
-use kvdepot_media::Checksum;
-
 use crate::arena::Place;
 use crate::buffers::BlockBuffers;
+use crate::verdict::Moved;
 
 /// The memory of a call.
 pub(crate) enum Caller {
@@ -28,19 +27,6 @@ pub(crate) trait Lanes: Send + Sync {
 
 /// What follows when all moves of a request have stopped.
 pub(crate) type MovesDone = Box<dyn FnOnce(&[Moved]) + Send>;
-
-/// What became of one block.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Moved {
-    /// In place: the checksum of what was moved, which for a load is the one expected.
-    Done(Checksum),
-    /// The bytes do not have the checksum that was expected.
-    Corrupt,
-    /// Not moved, or nothing is known about it.
-    Failed,
-    /// Given up while lanes may still touch its place, which must not be used again.
-    Abandoned,
-}
 
 impl Caller {
     /// Payload bytes of key `index`.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use kvdepot_media::{Done, Mapping};
 
-use super::caller::{Caller, Lanes, Moved};
+use super::caller::{Caller, Lanes};
 use super::{Core, steps};
 use crate::arena::Place;
 use crate::buffers::BlockBuffers;
@@ -14,6 +14,7 @@ use crate::gate::Pass;
 use crate::index::Stamps;
 use crate::metrics::Op;
 use crate::task::{Outcome, Task};
+use crate::verdict::{Bytes, Moved, Verdicts};
 use crate::{Error, Key, NamespaceId, clock, parts};
 
 /// How blocks are brought back.
@@ -196,24 +197,27 @@ impl Get {
             tracing::error!(%error, "a get could not be staged");
         }
         let mut outcomes = Vec::with_capacity(pinned.len());
+        let mut verdicts = Verdicts::new(Bytes::Verified, pinned.len());
         for (tag, (index, place)) in pinned.iter().enumerate() {
             let outcome = devices
                 .mapping(place.token)
                 .and_then(|mapping| plan(&mut batch, &mapping, place, buffers, *index, tag as u32));
-            outcomes.push(outcome.unwrap_or_else(|error| {
+            let outcome = outcome.unwrap_or_else(|error| {
                 tracing::error!(%error, "a get could not be planned");
                 Outcome::Corrupt
-            }));
+            });
+            if outcome == Outcome::Done {
+                verdicts.planned(tag, place.parts.into());
+            }
+            outcomes.push(outcome);
         }
         let started = clock::now();
         let get = Arc::clone(self);
         let done = move |done: &mut Done<'_>| {
-            for (tag, moved) in done.parts() {
-                match moved {
-                    Ok(moved) if moved.matches == Some(true) => {}
-                    Ok(_) => outcomes[tag as usize] = Outcome::Corrupt,
-                    Err(_) => outcomes[tag as usize] = Outcome::Miss,
-                }
+            verdicts.count(done);
+            let planned = outcomes.iter_mut().enumerate();
+            for (tag, outcome) in planned.filter(|(_, outcome)| **outcome == Outcome::Done) {
+                *outcome = outcome_of(verdicts.of(tag));
             }
             get.core.metrics.moved(Op::Get, tier, started);
             get.finish(tier, &pinned, &outcomes);
@@ -246,11 +250,7 @@ impl Get {
         let get = Arc::clone(self);
         let done = move |moved: &[Moved]| {
             for (position, moved) in sent.iter().zip(moved) {
-                outcomes[*position] = match moved {
-                    Moved::Done(_) => Outcome::Done,
-                    Moved::Corrupt => Outcome::Corrupt,
-                    Moved::Failed | Moved::Abandoned => Outcome::Miss,
-                };
+                outcomes[*position] = outcome_of(*moved);
             }
             get.core.metrics.moved(Op::Get, tier, started);
             get.finish(tier, &pinned, &outcomes);
@@ -310,6 +310,14 @@ impl Get {
         if !retry.is_empty() {
             self.start(retry, tier + 1);
         }
+    }
+}
+
+fn outcome_of(moved: Moved) -> Outcome {
+    match moved {
+        Moved::Done(_) => Outcome::Done,
+        Moved::Corrupt => Outcome::Corrupt,
+        Moved::Failed | Moved::Abandoned => Outcome::Miss,
     }
 }
 

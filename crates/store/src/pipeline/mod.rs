@@ -34,7 +34,7 @@ use crate::task::{Mirror, Task};
 use crate::tier::Tier;
 
 pub(crate) use background::Background;
-pub(crate) use caller::{Caller, Lanes, Moved, MovesDone};
+pub(crate) use caller::{Caller, Lanes, MovesDone};
 pub use drain::Drained;
 pub use get::GetOptions;
 pub(crate) use get::plan;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use kvdepot_media::{Checksum, Done};
 
-use super::caller::{Caller, Lanes, Moved};
+use super::caller::{Caller, Lanes};
 use super::ledger::{Joiner, State, Waiter};
 use super::{Core, steps};
 use crate::arena::{Place, Refused, Reserved, Token, Wanted};
@@ -14,6 +14,7 @@ use crate::gate::Pass;
 use crate::index::Stamps;
 use crate::metrics::Op;
 use crate::task::{Outcome, Task};
+use crate::verdict::{Bytes, Moved, Verdicts};
 use crate::{Error, Key, NamespaceId, clock, parts};
 
 /// One call's blocks. It holds the caller's memory until the last copy of it has stopped.
@@ -233,6 +234,7 @@ impl Put {
         };
         let devices = core.tiers[tier].devices();
         let mut batch = core.copier.batch();
+        let mut verdicts = Verdicts::new(Bytes::New, copies.len());
         let planned = copies
             .iter()
             .enumerate()
@@ -241,6 +243,7 @@ impl Put {
                 let target = parts::buffers(&mapping, &place.extents, 0, place.len)?;
                 let id = parts::part_id(&place.identity, 0, 1);
                 batch.part(&id, buffers.pieces(*index), &target, None, tag as u32)?;
+                verdicts.planned(tag, 1);
                 Ok::<(), Error>(())
             });
         if let Err(error) = planned {
@@ -252,12 +255,9 @@ impl Put {
         let started = clock::now();
         let put = Arc::clone(self);
         let done = move |done: &mut Done<'_>| {
-            let moved: Vec<Moved> = done
-                .parts()
-                .map(|(_, moved)| moved.map_or(Moved::Failed, |moved| Moved::Done(moved.checksum)))
-                .collect();
+            verdicts.count(done);
             put.core.metrics.moved(Op::Put, tier, started);
-            put.finish(tier, copies, &moved);
+            put.finish(tier, copies, &verdicts.all());
         };
         let _ticket = core.copier.submit(batch, done);
     }

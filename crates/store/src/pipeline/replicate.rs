@@ -1,12 +1,11 @@
 //! Copies of published blocks from one tier to another, verified on the way.
 
-use std::collections::HashSet;
-
 use kvdepot_media::Copier;
 
 use super::Core;
 use crate::arena::{Cause, Place, Refused, Reserved, Token, Wanted};
 use crate::tier::{Devices, Tier};
+use crate::verdict::{Bytes, Moved, Verdicts};
 use crate::{Error, NamespaceId, parts};
 
 /// What became of one block.
@@ -92,55 +91,35 @@ impl Core {
         });
         let (sources, targets) = (from.devices(), to.devices());
         let mut batch = copier.batch();
-        let mut broken = HashSet::new();
+        let mut verdicts = Verdicts::new(Bytes::Verified, copies.len());
         for (tag, (index, target)) in copies.iter().enumerate() {
-            let planned = plan(
-                &mut batch,
-                &sources,
-                &targets,
-                &places[*index],
-                target,
-                tag as u32,
-            );
-            if !matches!(planned, Ok(true)) {
-                broken.insert(tag);
+            let source = &places[*index];
+            match plan(&mut batch, &sources, &targets, source, target, tag as u32) {
+                Ok(true) => verdicts.planned(tag, source.parts.into()),
+                Ok(false) | Err(_) => verdicts.corrupt(tag),
             }
         }
-        let mut wrong = broken.clone();
         let (sender, receiver) = std::sync::mpsc::sync_channel(1);
         let ticket = copier.submit(batch, move |done| {
-            let bad: Vec<(usize, bool)> = done
-                .parts()
-                .filter(|(_, moved)| {
-                    moved.is_err() || moved.is_ok_and(|m| m.matches == Some(false))
-                })
-                .map(|(tag, moved)| (tag as usize, moved.is_ok()))
-                .collect();
+            verdicts.count(done);
             // The receiver waits below.
-            let _sent = sender.send(bad);
+            let _sent = sender.send(verdicts.all());
         });
         let _done = ticket.wait(None);
-        match receiver.recv() {
-            Ok(bad) => {
-                wrong.extend(bad.iter().map(|(tag, _)| *tag));
-                broken.extend(
-                    bad.iter()
-                        .filter(|(_, corrupt)| *corrupt)
-                        .map(|(tag, _)| *tag),
-                );
-            }
-            // Nobody has looked at what was moved.
-            Err(_) => wrong.extend(0..copies.len()),
-        }
+        // Where nobody has looked, nothing was moved.
+        let moved = receiver.recv();
+        let moved = moved.unwrap_or_else(|_| vec![Moved::Failed; copies.len()]);
         // Puts of these keys may have joined the copies.
         ended.extend(copies.iter().map(|(_, target)| target.token));
         let (mut written, mut commits) = (Vec::new(), Vec::new());
-        for (tag, (index, target)) in copies.into_iter().enumerate() {
-            if !wrong.contains(&tag) {
-                written.push((index, target.token));
-                commits.push((target, places[index].checksum));
-            } else if broken.contains(&tag) {
-                replicas[index] = Replica::Corrupt;
+        for ((index, target), moved) in copies.into_iter().zip(moved) {
+            match moved {
+                Moved::Done(_) => {
+                    written.push((index, target.token));
+                    commits.push((target, places[index].checksum));
+                }
+                Moved::Corrupt => replicas[index] = Replica::Corrupt,
+                Moved::Failed | Moved::Abandoned => {}
             }
         }
         let stored = to.commit(commits, false);

@@ -23,8 +23,9 @@ use crate::arena::Place;
 use crate::buffers::BlockBuffers;
 use crate::gate::Pass;
 use crate::metrics::Op;
-use crate::pipeline::{GetOptions, Moved, plan};
+use crate::pipeline::{GetOptions, plan};
 use crate::task::{Outcome, Task};
+use crate::verdict::{Bytes, Moved, Verdicts};
 use crate::{Error, Identity, Key, NamespaceId, parts};
 
 /// Longest wait for an answer: calls are index work, of milliseconds at most. An owner that takes
@@ -308,24 +309,23 @@ impl Link {
             // Cannot be: the call has made the slab. A direct copy is right as well.
             tracing::error!(%error, "a get could not be staged");
         }
-        let mut moved = vec![Moved::Failed; blocks.len()];
+        let bytes = match call.op {
+            Op::Put => Bytes::New,
+            Op::Get => Bytes::Verified,
+        };
+        let mut verdicts = Verdicts::new(bytes, blocks.len());
         for (tag, (index, place)) in blocks.iter().enumerate() {
             match self.plan(&mut batch, &call, *index, place, tag as u32) {
-                Ok(Outcome::Done) => {}
-                Ok(Outcome::Corrupt) => moved[tag] = Moved::Corrupt,
+                Ok(Outcome::Done) => verdicts.planned(tag, place.parts.into()),
+                Ok(Outcome::Corrupt) => verdicts.corrupt(tag),
                 Ok(_) => {}
                 Err(error) => tracing::error!(%error, "a block could not be planned"),
             }
         }
         let link = Arc::clone(self);
         let done = move |done: &mut Done<'_>| {
-            for (tag, outcome) in done.parts() {
-                moved[tag as usize] = match outcome {
-                    Ok(outcome) if outcome.matches != Some(false) => Moved::Done(outcome.checksum),
-                    Ok(_) => Moved::Corrupt,
-                    Err(_) => Moved::Failed,
-                };
-            }
+            verdicts.count(done);
+            let moved = verdicts.all();
             // After the bytes, before the report: the owner's step leaves these alone.
             if call.op == Op::Get {
                 let here = blocks.iter().zip(&moved);

@@ -21,6 +21,7 @@ use crate::format::record::Packed;
 use crate::gate::Gate;
 use crate::journal::Journal;
 use crate::populate;
+use crate::verdict::{Bytes, Moved, Verdicts};
 use crate::{Error, parts};
 
 /// How long attaching waits for the owner to answer.
@@ -96,9 +97,6 @@ fn map(
     new.map(map).collect()
 }
 
-/// What became of one placement.
-type Moved = Option<Checksum>;
-
 /// A batch under way. Dropping it changes nothing for the batch.
 pub struct MoveJob {
     ticket: Ticket,
@@ -108,7 +106,8 @@ pub struct MoveJob {
 }
 
 struct Report {
-    moved: Vec<Moved>,
+    /// Of each placement that was moved.
+    moved: Vec<Option<Checksum>>,
     /// Those whose bytes have another checksum than they should.
     corrupt: Vec<bool>,
     /// The first thing that went wrong.
@@ -330,6 +329,11 @@ impl Mover {
         let mut batch = self.copier.batch();
         let mut shifts: Vec<Shift> = Vec::new();
         let mut error = None;
+        let bytes = match store {
+            true => Bytes::New,
+            false => Bytes::Verified,
+        };
+        let mut verdicts = Verdicts::new(bytes, placements.len());
         for (index, bytes) in placements.iter().enumerate() {
             let Some(placement) = self.decode(bytes, part)? else {
                 error = Some("a placement of another owner".to_owned());
@@ -366,6 +370,7 @@ impl Mover {
                 Some((_, pieces)) if store => batch.part(&id, pieces, &medium, expected, tag)?,
                 Some((_, pieces)) => batch.part(&id, &medium, pieces, expected, tag)?,
             };
+            verdicts.planned(index, 1);
         }
         let bytes = batch.bytes();
         let op = match buffers {
@@ -383,17 +388,19 @@ impl Mover {
         let results = Arc::clone(&report);
         let ticket = self.copier.submit(batch, move |done: &mut Done<'_>| {
             let mut report = results.lock();
-            for (tag, outcome) in done.parts() {
-                match outcome {
-                    Ok(outcome) if outcome.matches != Some(false) => {
-                        report.moved[tag as usize] = Some(outcome.checksum);
-                    }
-                    Ok(_) => {
-                        report.corrupt[tag as usize] = true;
+            verdicts.count(done);
+            for (at, moved) in verdicts.all().into_iter().enumerate() {
+                match moved {
+                    Moved::Done(checksum) => report.moved[at] = Some(checksum),
+                    Moved::Corrupt => {
+                        report.corrupt[at] = true;
                         report.note("a block does not have its checksum");
                     }
-                    Err(failure) => report.note(&failure.to_string()),
+                    Moved::Failed | Moved::Abandoned => {}
                 }
+            }
+            if let Some(failure) = verdicts.failure() {
+                report.note(&failure.to_string());
             }
             report.elapsed = Some(journal.elapsed());
             let done = report.moved.iter().flatten().count();

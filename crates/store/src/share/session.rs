@@ -20,8 +20,9 @@ use super::roster::Roster;
 use super::slow;
 use crate::arena::Place;
 use crate::metrics::Op;
-use crate::pipeline::{Caller, Core, GetOptions, Lanes, Moved, MovesDone};
+use crate::pipeline::{Caller, Core, GetOptions, Lanes, MovesDone};
 use crate::task::{Mirror, Outcome};
+use crate::verdict::Moved;
 use crate::{Error, Key, NamespaceId, clock};
 
 /// How often a process without a connection, or movers of a dead one, are looked at for another
