@@ -338,11 +338,13 @@ class Namespace:
         parts: int = 1,
         part_lengths: Iterable[int] | None = None,
         strict: bool = False,
+        prefix: bool = False,
     ) -> list[Reservation | None]:
         """Reserve room for blocks, given in prefix order. `lengths` is one number or one a key.
         With `parts` above 1 each block has that many, of `part_lengths` bytes, or of equal ones.
         None for a key that is stored, is being written, or finds no room; with `strict` no room
-        raises FullError and reserves nothing."""
+        raises FullError and reserves nothing; with `prefix` the answer ends before the first key
+        that finds no room."""
 
     def commit(
         self, reservations: Iterable[Reservation], checksums: Iterable[Iterable[bytes]]

@@ -241,8 +241,12 @@ impl Namespace {
     /// Reserves room for blocks, given in prefix order. `lengths` is one number or one a key.
     /// With `parts` above 1 each block has that many, of `part_lengths` bytes, or of equal ones.
     /// None for a key that is stored, is being written, or finds no room; with `strict` no room
-    /// raises FullError and reserves nothing.
-    #[pyo3(signature = (keys, lengths, parts = 1, part_lengths = None, strict = false))]
+    /// raises FullError and reserves nothing; with `prefix` the answer ends before the first key
+    /// that finds no room.
+    #[pyo3(signature = (
+        keys, lengths, parts = 1, part_lengths = None, strict = false, prefix = false
+    ))]
+    #[expect(clippy::too_many_arguments, reason = "the options of one verb")]
     fn reserve(
         &self,
         py: Python<'_>,
@@ -251,6 +255,7 @@ impl Namespace {
         parts: u64,
         part_lengths: Option<&Bound<'_, PyAny>>,
         strict: bool,
+        prefix: bool,
     ) -> PyResult<Vec<Option<Reservation>>> {
         let keys = keys::parse(keys)?;
         let lengths = arguments::lengths(lengths, keys.len())?;
@@ -259,9 +264,10 @@ impl Namespace {
         for (index, (key, length)) in keys.into_iter().zip(&lengths).enumerate() {
             blocks.push((key, split.of(py, index, *length)?));
         }
-        let reserved = self.change(py, |namespace| match strict {
-            true => namespace.reserve_strict(&blocks),
-            false => namespace.reserve(&blocks),
+        let reserved = self.change(py, |namespace| match (strict, prefix) {
+            (true, _) => namespace.reserve_strict(&blocks),
+            (_, true) => namespace.reserve_prefix(&blocks),
+            _ => namespace.reserve(&blocks),
         })?;
         let wrap = |(reserved, length): (Option<StoreReservation>, &u64)| {
             reserved.map(|one| Reservation::new(one, *length, Arc::clone(&self.handle)))

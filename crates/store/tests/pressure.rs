@@ -336,7 +336,7 @@ fn all_pinned_is_full_with_a_clear_error_and_evicts_nothing() {
 
 #[test]
 fn a_refusal_names_the_tier_and_what_stands_in_the_way() {
-    let place = Place::new("Cache|Dax", "1MiB", "4MiB")
+    let place = Place::new("Cache|Dax", "96KiB", "4MiB")
         .with("", "write_back_depth", 65_000)
         .with("", "overload", "drop");
     let depot = place.open();

@@ -14,7 +14,7 @@ use common::{
     verify,
 };
 use kvdepot_store::{
-    BlockBuffers, Buffer, Checksum, Depot, Error, Mover, Namespace, Outcome, Pin, Reservation,
+    BlockBuffers, Buffer, Checksum, Depot, Error, Key, Mover, Namespace, Outcome, Pin, Reservation,
 };
 use kvdepot_testkit::bytes::content;
 
@@ -520,4 +520,89 @@ fn a_pin_asks_the_next_tier_when_the_near_part_table_does_not_verify() {
     assert_eq!(depot.stats().tiers[0].corrupt_blocks, 1);
     ns.unpin(&[far], false);
     assert_at_rest(&depot);
+}
+
+/// A queue to the far tier that takes six blocks of 10,000 bytes and drops what comes behind them.
+fn short_queue(cache: &str) -> Place {
+    Place::new("Cache|Dax", cache, "4MiB")
+        .with("", "write_back_depth", 65_000)
+        .with("", "overload", "drop")
+}
+
+fn blocks(numbers: impl IntoIterator<Item = u64>) -> Vec<(Key, Vec<u64>)> {
+    let block = |number| (key(number), vec![10_000]);
+    numbers.into_iter().map(block).collect()
+}
+
+fn all(reserved: Vec<Option<Reservation>>) -> Vec<Reservation> {
+    reserved.into_iter().map(Option::unwrap).collect()
+}
+
+#[test]
+fn a_block_behind_a_full_queue_is_kept_near_until_a_later_store_sends_it_on() {
+    let place = short_queue("1MiB");
+    let depot = place.open();
+    let (ns, mover) = (namespace(&depot), attach(&place));
+    let queue = all(ns.reserve(&blocks(0..6)).unwrap());
+    let mut behind = all(ns.reserve(&blocks(6..9)).unwrap());
+    assert_eq!(depot.stats().put_dropped_blocks, 3);
+    let given_back = behind.pop().unwrap();
+    let commit = |reserved: Vec<Reservation>, first: u64| {
+        let sums = (first..)
+            .zip(&reserved)
+            .map(|(number, one)| vec![store(&mover, one, 0, number, 10_000)]);
+        let sums: Vec<Vec<Checksum>> = sums.collect();
+        assert_eq!(ns.commit(&reserved, &sums).unwrap(), vec![true; sums.len()]);
+    };
+    commit(behind, 6);
+    ns.abort(slice::from_ref(&given_back));
+    assert!(has(&ns, &[6, 7], 10_000), "in the near tier");
+    // What they take is not the queue's: it still has those that were before them, and no others.
+    assert_eq!(depot.stats().tiers[0].pinned_blocks, 0);
+    commit(queue, 0);
+    assert!(depot.drain(PATIENCE));
+    assert_eq!(depot.stats().tiers[1].blocks, 6);
+    assert_eq!(ns.prefix(&keys(0..9)).unwrap(), 8);
+    assert_at_rest(&depot);
+
+    assert_eq!(ns.reserve(&blocks(0..8)).unwrap(), vec![None; 8], "stored");
+    assert!(depot.drain(PATIENCE));
+    assert_eq!(depot.stats().tiers[1].blocks, 8);
+    assert_at_rest(&depot);
+}
+
+#[test]
+fn a_prompt_is_reserved_up_to_the_first_block_that_finds_no_room() {
+    // Behind the six of the queue there is room for two more.
+    let place = short_queue("96KiB");
+    let depot = place.open();
+    let client = Depot::connect(&place.socket(), Some(1)).unwrap();
+    for ns in [namespace(&depot), namespace(&client)] {
+        let held = all(ns.reserve(&blocks(0..2)).unwrap());
+        let skipped = ns.reserve(&blocks(0..12)).unwrap();
+        let found = |reserved: &[Option<Reservation>]| -> Vec<bool> {
+            reserved.iter().map(Option::is_some).collect()
+        };
+        let wanted: Vec<bool> = (0..12).map(|at| (2..8).contains(&at)).collect();
+        assert_eq!(found(&skipped), wanted);
+        let skipped: Vec<Reservation> = skipped.into_iter().flatten().collect();
+        ns.abort(&skipped[..1]);
+        // One that is being written is no gap. There is room for block 2, and none for block 8.
+        let prompt = ns.reserve_prefix(&blocks(0..12)).unwrap();
+        assert_eq!(
+            found(&prompt),
+            wanted[..8]
+                .iter()
+                .enumerate()
+                .map(|(at, _)| at == 2)
+                .collect::<Vec<_>>()
+        );
+        let more = ns.reserve_prefix(&blocks([9, 2, 10])).unwrap();
+        assert_eq!(more, [], "nothing behind a gap");
+        ns.abort(&prompt.into_iter().flatten().collect::<Vec<_>>());
+        ns.abort(&skipped[1..]);
+        ns.abort(&held);
+        common::eventually("rest", || depot.stats().tiers[0].reserved_blocks == 0);
+        assert_at_rest(&depot);
+    }
 }

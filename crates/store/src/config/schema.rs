@@ -110,7 +110,8 @@ pub const OPTIONS: &[OptionSpec] = &[
         Kind::Choice(&["wait", "drop"]),
         "wait",
         "What a put does when the write-back queue is full: `wait` for the far tier, or `drop` \
-         the block (false, counted). Engine connectors use `drop`.",
+         the block (false, counted; a reservation is kept in the near tier alone, where it has \
+         room). Engine connectors use `drop`.",
     ),
     option(
         "",

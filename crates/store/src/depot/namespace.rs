@@ -4,7 +4,7 @@ use kvdepot_media::Checksum;
 
 use super::At;
 use crate::buffers::BlockBuffers;
-use crate::pipeline::{GetOptions, Pin, Reservation};
+use crate::pipeline::{GetOptions, NoRoom, Pin, Reservation};
 use crate::task::Task;
 use crate::{Error, Key, NamespaceId};
 
@@ -165,7 +165,19 @@ impl Namespace {
     /// # Errors
     /// [`Error::Input`], [`Error::Closed`].
     pub fn reserve(&self, blocks: &[(Key, Vec<u64>)]) -> Result<Vec<Option<Reservation>>, Error> {
-        self.reserve_as(blocks, false)
+        self.reserve_as(blocks, NoRoom::Skip)
+    }
+
+    /// As [`Namespace::reserve`], up to the first block that finds no room: the answer ends before
+    /// it, and nothing behind it is reserved. Of a prompt nothing there would ever be found.
+    ///
+    /// # Errors
+    /// [`Error::Input`], [`Error::Closed`].
+    pub fn reserve_prefix(
+        &self,
+        blocks: &[(Key, Vec<u64>)],
+    ) -> Result<Vec<Option<Reservation>>, Error> {
+        self.reserve_as(blocks, NoRoom::Stop)
     }
 
     /// As [`Namespace::reserve`], with a full tier as an error. Nothing stays reserved then.
@@ -176,17 +188,17 @@ impl Namespace {
         &self,
         blocks: &[(Key, Vec<u64>)],
     ) -> Result<Vec<Option<Reservation>>, Error> {
-        self.reserve_as(blocks, true)
+        self.reserve_as(blocks, NoRoom::Fail)
     }
 
     fn reserve_as(
         &self,
         blocks: &[(Key, Vec<u64>)],
-        strict: bool,
+        no_room: NoRoom,
     ) -> Result<Vec<Option<Reservation>>, Error> {
         match &self.at {
-            At::Here(inner) => inner.core.reserve(inner.holder(), self.id, blocks, strict),
-            At::There(client) => client.reserve(self.id, blocks, strict),
+            At::Here(inner) => inner.core.reserve(inner.holder(), self.id, blocks, no_room),
+            At::There(client) => client.reserve(self.id, blocks, no_room),
         }
     }
 

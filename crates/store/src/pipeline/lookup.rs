@@ -1,6 +1,6 @@
 //! What the index answers by itself: which blocks are stored, and that some no longer are.
 
-use super::two_phase::open;
+use super::two_phase::{NoRoom, open};
 use super::{Core, Pin, Reservation};
 use crate::arena::{Place, Refused};
 use crate::devices::DeviceStats;
@@ -143,27 +143,32 @@ impl Core {
         Ok(pins)
     }
 
-    /// Reserves room for blocks with parts of these lengths. With `strict` a full tier is an
-    /// error, and nothing stays reserved then.
+    /// Reserves room for blocks with parts of these lengths. With [`NoRoom::Stop`] the answer ends
+    /// before the first block that finds none.
     pub(crate) fn reserve(
         &self,
         holder: Holder,
         id: NamespaceId,
         blocks: &[(Key, Vec<u64>)],
-        strict: bool,
+        no_room: NoRoom,
     ) -> Result<Vec<Option<Reservation>>, Error> {
-        let answers = self.reserve_each(holder, id, blocks)?;
-        let full = answers.iter().find_map(|answer| match answer {
-            Err(Refused::Full(full)) => Some(Error::from(*full)),
-            _ => None,
+        let mut answers = self.reserve_each(holder, id, blocks)?;
+        let full = answers.iter().enumerate().find_map(|(at, answer)| {
+            let Err(Refused::Full(full)) = answer else {
+                return None;
+            };
+            Some((at, *full))
         });
-        let reserved: Vec<Option<Reservation>> = answers.into_iter().map(Result::ok).collect();
-        match full {
-            Some(error) if strict => {
-                self.abort(&reserved.into_iter().flatten().collect::<Vec<_>>());
-                Err(error)
-            }
-            _ => Ok(reserved),
+        let (kept, error) = match (full, no_room) {
+            (None, _) | (_, NoRoom::Skip) => (answers.len(), None),
+            (Some((_, full)), NoRoom::Fail) => (0, Some(Error::from(full))),
+            (Some((at, _)), NoRoom::Stop) => (at, None),
+        };
+        let behind = answers.split_off(kept).into_iter().filter_map(Result::ok);
+        self.abort(&behind.collect::<Vec<_>>());
+        match error {
+            Some(error) => Err(error),
+            None => Ok(answers.into_iter().map(Result::ok).collect()),
         }
     }
 }

@@ -39,6 +39,7 @@ pub use drain::Drained;
 pub use get::GetOptions;
 pub(crate) use get::plan;
 pub(crate) use ledger::Ledger;
+pub(crate) use two_phase::{NoRoom, Way};
 pub use two_phase::{Pin, Reservation};
 
 /// What all calls of a depot share.

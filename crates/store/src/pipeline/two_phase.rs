@@ -7,6 +7,7 @@
 use kvdepot_media::Checksum;
 
 use super::Core;
+use super::ledger::State;
 use crate::arena::{Cause, Full, Place, Refused, Token, Wanted};
 use crate::config::Overload;
 use crate::parts::{self, Parts};
@@ -30,11 +31,40 @@ pub struct Pin {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use = "a reservation that nobody ends keeps its room for ever"]
 pub struct Reservation {
+    pub(crate) way: Way,
     pub(crate) tier: usize,
     pub(crate) medium: u32,
     pub(crate) place: Place,
     pub(crate) parts: Parts,
     pub(crate) holder: Holder,
+}
+
+/// What becomes of a call where one of its blocks finds no room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NoRoom {
+    /// The others are reserved.
+    Skip = 0,
+    /// The call fails, and nothing stays reserved.
+    Fail = 1,
+    /// Nothing behind that block is reserved: without it nothing there would ever be found.
+    Stop = 2,
+}
+
+/// How a block gets to where it stays.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Way {
+    /// Into the near tier, and from there to the far one, if there is one.
+    Through,
+    /// Into the near tier alone: the queue to the far one is full.
+    NearOnly,
+    /// Round the near tier.
+    Far,
+}
+
+impl Way {
+    fn tier(self) -> usize {
+        usize::from(self == Way::Far)
+    }
 }
 
 impl Pin {
@@ -96,8 +126,8 @@ impl Reservation {
 }
 
 impl Core {
-    /// Reserves room for blocks with parts of these lengths, in prefix order. `None` for a key
-    /// that is stored already, that another call is writing, or that finds no room.
+    /// Reserves room for blocks with parts of these lengths, in prefix order, or says why not: the
+    /// block is stored, another call is writing it, or it finds no room.
     pub(super) fn reserve_each(
         &self,
         holder: Holder,
@@ -110,77 +140,40 @@ impl Core {
         }
         let stamps = self.uses.call(blocks.len());
         let mut ledger = self.ledger.lock();
-        let through = self.far().is_some();
         let mut answers: Vec<Option<Result<Reservation, Refused>>> = vec![None; blocks.len()];
-        let mut tiers: [Vec<usize>; 2] = [Vec::new(), Vec::new()];
+        let mut ways = Vec::with_capacity(blocks.len());
         for (index, (key, lengths)) in blocks.iter().enumerate() {
-            let len = parts::payload_len(lengths);
-            if let Some(far) = self.far()
-                && let Some(place) = far.find_again(namespace, key, stamps.of(index))
-            {
-                answers[index] = Some(Err(Refused::Present(place.token)));
-            } else if !through {
-                tiers[0].push(index);
-            } else if self.bypasses(len) {
-                tiers[1].push(index);
-            } else if ledger.queued_bytes + len <= self.write_back_depth {
-                ledger.queued_bytes += len;
-                tiers[0].push(index);
-            } else if self.overload == Overload::Wait {
-                tiers[1].push(index);
-            } else {
-                self.metrics.put_outcome(crate::Outcome::Dropped);
-                answers[index] = Some(Err(Refused::Full(Full {
-                    tier: self.near().name(),
-                    requested: len,
-                    cause: Cause::Queue {
-                        depth: self.write_back_depth,
-                    },
-                })));
+            match self.way_of(&mut ledger, namespace, key, lengths, stamps.of(index)) {
+                Ok(way) => ways.push((index, way)),
+                Err(token) => answers[index] = Some(Err(Refused::Present(token))),
             }
         }
-        for (tier, indices) in tiers
-            .iter()
-            .enumerate()
-            .filter(|(_, list)| !list.is_empty())
-        {
-            let wanted = |index: &usize| {
-                let (key, lengths) = &blocks[*index];
-                Wanted {
-                    key: *key,
-                    len: parts::payload_len(lengths),
-                    parts: lengths.len() as u16,
-                    stamp: stamps.of(*index),
-                    copy: false,
-                    evict: true,
-                }
-            };
-            let wanted: Vec<Wanted> = indices.iter().map(wanted).collect();
-            let places = self.tiers[tier].reserve(namespace, &wanted);
-            for (index, place) in indices.iter().zip(places) {
-                let lengths = &blocks[*index].1;
+        for way in [Way::Through, Way::NearOnly, Way::Far] {
+            let mine = ways.iter().filter(|(_, other)| *other == way);
+            let mine: Vec<usize> = mine.map(|(index, _)| *index).collect();
+            if mine.is_empty() {
+                continue;
+            }
+            let wanted = mine.iter().map(|index| Wanted {
+                key: blocks[*index].0,
+                len: parts::payload_len(&blocks[*index].1),
+                parts: blocks[*index].1.len() as u16,
+                stamp: stamps.of(*index),
+                copy: false,
+                evict: true,
+            });
+            let wanted: Vec<Wanted> = wanted.collect();
+            let places = self.tiers[way.tier()].reserve(namespace, &wanted);
+            for ((index, wanted), place) in mine.iter().zip(&wanted).zip(places) {
                 // It is the caller's, and as long as the caller's process.
                 let place = place.map(|mut reserved| reserved.hand_out());
-                if let Ok(place) = &place {
-                    ledger.held.insert((tier, place.token));
-                }
-                if place.is_err() && tier == 0 && through {
-                    ledger.queued_bytes = ledger
-                        .queued_bytes
-                        .saturating_sub(parts::payload_len(lengths));
-                }
-                if let Err(Refused::Present(token)) = &place
-                    && tier == 0
-                    && through
-                {
-                    // Unless it is gone again, in which case the next store writes it anew.
-                    let _sent = self.send_far(&mut ledger, *token, Vec::new());
-                }
+                let place = self.note(&mut ledger, way, wanted.len, place);
                 answers[*index] = Some(place.map(|place| Reservation {
-                    tier,
+                    way,
+                    tier: way.tier(),
                     medium: place.token.device,
                     place,
-                    parts: parts::blank(lengths).into(),
+                    parts: parts::blank(&blocks[*index].1).into(),
                     holder,
                 }));
             }
@@ -195,6 +188,70 @@ impl Core {
         Ok(answers.into_iter().flatten().collect())
     }
 
+    /// Where a block is to be reserved, its bytes counted as queued where it will be; or where it
+    /// is already, for good.
+    fn way_of(
+        &self,
+        ledger: &mut State,
+        namespace: NamespaceId,
+        key: &Key,
+        lengths: &[u64],
+        stamp: u64,
+    ) -> Result<Way, Token> {
+        let Some(far) = self.far() else {
+            return Ok(Way::Through);
+        };
+        if let Some(place) = far.find_again(namespace, key, stamp) {
+            return Err(place.token);
+        }
+        let len = parts::payload_len(lengths);
+        Ok(if self.bypasses(len) {
+            Way::Far
+        } else if ledger.queued_bytes + len <= self.write_back_depth {
+            ledger.queued_bytes += len;
+            Way::Through
+        } else if self.overload == Overload::Wait {
+            Way::Far
+        } else {
+            self.metrics.put_outcome(crate::Outcome::Dropped);
+            Way::NearOnly
+        })
+    }
+
+    /// Enters what a tier has answered for a block of so many bytes.
+    fn note(
+        &self,
+        ledger: &mut State,
+        way: Way,
+        len: u64,
+        answer: Result<Place, Refused>,
+    ) -> Result<Place, Refused> {
+        let queued = way == Way::Through && self.far().is_some();
+        match &answer {
+            Ok(place) => {
+                ledger.held.insert((way.tier(), place.token));
+                return answer;
+            }
+            Err(Refused::Present(token)) if queued => {
+                // Unless it is gone again, in which case the next store writes it anew.
+                let _sent = self.send_far(ledger, *token, Vec::new());
+            }
+            _ => {}
+        }
+        if queued {
+            ledger.queued_bytes = ledger.queued_bytes.saturating_sub(len);
+        }
+        match answer {
+            Err(Refused::Full(full)) if way == Way::NearOnly => Err(Refused::Full(Full {
+                cause: Cause::Queue {
+                    depth: self.write_back_depth,
+                },
+                ..full
+            })),
+            answer => answer,
+        }
+    }
+
     /// Publishes reservations whose parts are all in place; `checksums` has one a part. False for
     /// one that is no reservation any more.
     pub(crate) fn commit(
@@ -207,9 +264,10 @@ impl Core {
             reservation.check(checksums)?;
         }
         let mut stored = vec![false; reservations.len()];
-        for tier in 0..self.tiers.len() {
+        for way in [Way::Through, Way::NearOnly, Way::Far] {
+            let tier = way.tier();
             let mine: Vec<usize> = (0..reservations.len())
-                .filter(|index| reservations[*index].tier == tier)
+                .filter(|index| reservations[*index].way == way)
                 .collect();
             if mine.is_empty() {
                 continue;
@@ -244,7 +302,7 @@ impl Core {
                 }
                 written.push((place.token, parts::record_checksum(&place.identity, &parts)));
             }
-            let through = tier == 0 && self.far().is_some();
+            let through = way == Way::Through && self.far().is_some();
             let committed = self.tiers[tier].commit_claimed(&written, through);
             let mut ledger = self.ledger.lock();
             for ((index, (_, checksum)), ok) in mine.iter().zip(&written).zip(&committed) {
@@ -271,10 +329,11 @@ impl Core {
         if self.gate.forked() {
             return;
         }
-        for tier in 0..self.tiers.len() {
+        for way in [Way::Through, Way::NearOnly, Way::Far] {
+            let tier = way.tier();
             let mine = reservations
                 .iter()
-                .filter(|reservation| reservation.tier == tier);
+                .filter(|reservation| reservation.way == way);
             let places: Vec<Place> = mine.map(|reservation| reservation.place).collect();
             if places.is_empty() {
                 continue;
@@ -282,7 +341,7 @@ impl Core {
             let tokens: Vec<_> = places.iter().map(|place| place.token).collect();
             let freed = self.tiers[tier].abort(&tokens);
             let mut ledger = self.ledger.lock();
-            if tier == 0 && self.far().is_some() {
+            if way == Way::Through && self.far().is_some() {
                 ledger.queued_bytes = ledger.queued_bytes.saturating_sub(freed);
             }
             for token in &tokens {

@@ -10,7 +10,7 @@ use super::holding::{Granted, Name, give_back};
 use super::session::Session;
 use crate::arena::Place;
 use crate::depot::About;
-use crate::pipeline::Reservation;
+use crate::pipeline::{NoRoom, Reservation};
 use crate::{Error, Key, NamespaceId};
 
 /// Longest wait of one call: a client's thread sits on its connection meanwhile.
@@ -171,7 +171,12 @@ impl Calls<'_> {
     }
 
     fn reserve(&self, body: &mut In<'_>, out: &mut Out) -> Result<Granted, Error> {
-        let (id, strict) = (body.namespace()?, body.flag()?);
+        let id = body.namespace()?;
+        let no_room = match body.byte()? {
+            0 => NoRoom::Skip,
+            1 => NoRoom::Fail,
+            _ => NoRoom::Stop,
+        };
         let keys = body.keys()?;
         let mut blocks = Vec::with_capacity(keys.len());
         for key in keys {
@@ -181,7 +186,8 @@ impl Calls<'_> {
         }
         body.end()?;
         let holder = self.session.holding.holder;
-        let reserved = self.session.core.reserve(holder, id, &blocks, strict)?;
+        let reserved = self.session.core.reserve(holder, id, &blocks, no_room)?;
+        out.word(reserved.len() as u32);
         for reservation in &reserved {
             let Some(reservation) = reservation else {
                 out.byte(0);

@@ -19,7 +19,7 @@ use crate::journal::Journal;
 use crate::listing::{Gone, NamespaceUsage};
 use crate::metrics::{Op, Stats};
 use crate::parts::Parts;
-use crate::pipeline::{GetOptions, Pin, Reservation};
+use crate::pipeline::{GetOptions, NoRoom, Pin, Reservation, Way};
 use crate::task::{Outcome, Task};
 use crate::{Error, Identity, Key, NamespaceId, clock, parts};
 
@@ -307,10 +307,10 @@ impl Client {
         &self,
         id: NamespaceId,
         blocks: &[(Key, Vec<u64>)],
-        strict: bool,
+        no_room: NoRoom,
     ) -> Result<Vec<Option<Reservation>>, Error> {
         let mut out = of_namespace(Verb::Reserve, 0, id);
-        out.flag(strict);
+        out.byte(no_room as u8);
         let keys: Vec<Key> = blocks.iter().map(|(key, _)| *key).collect();
         out.keys(&keys);
         for (_, lens) in blocks {
@@ -320,7 +320,9 @@ impl Client {
         }
         let read = |body: &mut In<'_>, link: &Link| {
             let mut reserved = Vec::with_capacity(blocks.len());
-            for (key, lens) in blocks {
+            // With `Stop` it may end early.
+            let count = body.count(1)?.min(blocks.len());
+            for (key, lens) in &blocks[..count] {
                 let Some(tier) = usize::from(body.byte()?).checked_sub(1) else {
                     reserved.push(None);
                     continue;
@@ -331,6 +333,8 @@ impl Client {
                 };
                 let place = body.place(identity)?;
                 reserved.push(Some(Reservation {
+                    // Only its owner needs to know.
+                    way: Way::Through,
                     tier,
                     medium: place.token.device,
                     place,

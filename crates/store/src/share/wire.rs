@@ -21,7 +21,7 @@ use kvdepot_media::host::fork::LockFd;
 use crate::Error;
 
 pub(super) const MAGIC: [u8; 8] = *b"KVDATTCH";
-pub(super) const VERSION: u32 = 4;
+pub(super) const VERSION: u32 = 5;
 /// Longest refusal.
 const MESSAGE_MAX: usize = 4096;
 /// Media of one depot, at most: what one message carries descriptors of.

@@ -9,7 +9,7 @@ use kvdepot_store::{Key, NamespaceId};
 use super::PATIENCE;
 
 /// Of the protocol.
-pub const VERSION: u32 = 4;
+pub const VERSION: u32 = 5;
 
 /// Verbs by their numbers.
 pub const PIN: u16 = 5;
