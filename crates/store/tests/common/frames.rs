@@ -84,7 +84,11 @@ impl Bare {
         body.extend_from_slice(&1u32.to_le_bytes());
         body.extend_from_slice(&len.to_le_bytes());
         let (status, answer) = self.ask(RESERVE, &body);
-        assert_eq!((status, answer[0]), (0, 1), "no reservation");
-        [&[0], &answer[1..17]].concat()
+        assert_eq!(
+            (status, &answer[..5]),
+            (0, &[1, 0, 0, 0, 1][..]),
+            "no reservation"
+        );
+        [&[0], &answer[5..21]].concat()
     }
 }
