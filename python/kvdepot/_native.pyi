@@ -92,9 +92,16 @@ def check(pipeline: str | os.PathLike[str], settings: Mapping[str, Any] | None =
     Raises ConfigError as `open` does for what the settings say.
     """
 
-def attach(socket: str | os.PathLike[str], lanes: int | None = None, write: bool = True) -> Mover:
+def attach(
+    socket: str | os.PathLike[str],
+    lanes: int | None = None,
+    write: bool = True,
+    with_owner: bool = False,
+) -> Mover:
     """Attach to the depot that listens at `socket`, in another process of this host or in this
-    one. `lanes` is the number of threads that move bytes. Without `write` it can only load.
+    one. `lanes` is the number of threads that move bytes. Without `write` it can only load. With
+    `with_owner` it ends with its owner: a mover that outlives it keeps the next owner from
+    allocating.
 
     Raises Error when nobody answers there.
     """
@@ -510,6 +517,11 @@ class Mover:
     def media(self) -> list[memoryview]:
         """The owner's tiers as mapped here, near to far: writable memory views, or read-only
         ones without `write`."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has ended with its owner, as `with_owner` asks for: nothing is moved any
+        more."""
 
     def populate(self, *, wait: bool = False) -> None:
         """Make the owner's media present in this process, so that the first moves do not stop for

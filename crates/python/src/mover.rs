@@ -19,16 +19,19 @@ use crate::{errors, keys, log, wait};
 const LANES_MAX: usize = 256;
 
 /// Attaches to the depot that listens at `socket`, in another process of this host or in this
-/// one. `lanes` is the number of threads that move bytes. Without `write` it can only load.
+/// one. `lanes` is the number of threads that move bytes. Without `write` it can only load. With
+/// `with_owner` it ends with its owner: a mover that outlives it keeps the next owner from
+/// allocating.
 ///
 /// Raises Error when nobody answers there.
 #[pyfunction]
-#[pyo3(signature = (socket, lanes = None, write = true))]
+#[pyo3(signature = (socket, lanes = None, write = true, with_owner = false))]
 pub(crate) fn attach(
     py: Python<'_>,
     socket: PathBuf,
     lanes: Option<usize>,
     write: bool,
+    with_owner: bool,
 ) -> PyResult<Mover> {
     log::start(py)?;
     if let Some(count) = lanes
@@ -37,7 +40,13 @@ pub(crate) fn attach(
         let allowed = format!("1 to {LANES_MAX}");
         return Err(errors::input(py, "lanes", count, allowed));
     }
-    let mover = py.detach(|| StoreMover::attach(&socket, lanes, write));
+    let mover = py.detach(|| {
+        let mover = StoreMover::attach(&socket, lanes, write)?;
+        if with_owner {
+            mover.end_with_owner()?;
+        }
+        Ok(mover)
+    });
     let mover = mover.map_err(|error| errors::raise(py, error))?;
     let shared = Arc::new(Shared {
         mover: Some(mover),
@@ -192,6 +201,12 @@ impl Mover {
             views.push(PyMemoryView::from(&medium)?);
         }
         PyList::new(py, views)
+    }
+
+    /// Whether it has ended with its owner, as `with_owner` asks for: nothing is moved any more.
+    #[getter]
+    fn ended(&self, py: Python<'_>) -> PyResult<bool> {
+        Ok(self.here(py)?.has_ended())
     }
 
     /// Makes the owner's media present in this process, so that the first moves do not stop for

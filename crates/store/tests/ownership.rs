@@ -188,6 +188,33 @@ fn what_is_put_while_orphans_live_is_acknowledged_when_they_are_gone() {
 }
 
 #[test]
+fn a_worker_that_ends_with_its_owner_keeps_nobody_waiting() {
+    let place = Place::new("Dax", "", "1MiB");
+    let depot = place.open();
+    let worker = Mover::attach(&place.socket(), Some(1), true).unwrap();
+    worker.end_with_owner().unwrap();
+    let reserved = reserve(&depot, 1, 20_000).unwrap();
+    let buffers = BlockBuffers::whole([common::block(1, 20_000)]);
+    let job = worker.store(&[reserved.placement()], &buffers, 0).unwrap();
+    assert!(job.wait(None) && job.checksums()[0].is_some() && !worker.has_ended());
+    // Somebody has an eye on the memory itself.
+    let view = worker.media();
+    depot.close();
+    common::eventually("the end", || worker.has_ended());
+    assert_eq!(worker.media().len(), 0);
+    let next = place.open();
+    assert_eq!(reserve(&next, 1, 20_000), None, "it may still be written");
+    drop(view);
+    let again = reserve(&next, 1, 20_000).expect("the worker does not write any more");
+    for placement in [reserved.placement(), again.placement()] {
+        let late = worker.store(&[placement], &buffers, 0).unwrap();
+        assert!(late.wait(None) && late.error().is_some());
+        assert_eq!(late.checksums(), [None]);
+    }
+    namespace(&next).abort(&[again]);
+}
+
+#[test]
 fn an_owner_is_not_kept_out_by_its_own_workers() {
     let place = Place::new("Cache|Dax", "1MiB", "4MiB");
     let depot = place.open();

@@ -1,10 +1,12 @@
 //! A worker's end: the owner's media mapped here, and lanes of its own that move bytes straight
 //! between them and the caller's memory.
 
-use std::io::ErrorKind;
+use std::io::{ErrorKind, Read};
+use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use kvdepot_media::host::fork::{self, LockFd};
@@ -33,8 +35,7 @@ pub struct Mover {
     pub(super) holder: Holder,
     /// Tells the owner for whom lanes here are at work.
     duty: Arc<Duty>,
-    /// By their numbers, near to far.
-    media: RwLock<Vec<(u32, Arc<Mapping>)>>,
+    media: Arc<Media>,
     /// Where more of them are asked for, and as whom.
     at: PathBuf,
     role: Role,
@@ -42,6 +43,15 @@ pub struct Mover {
     gate: Arc<Gate>,
     /// Open as long as this process works for the owner.
     pub(super) socket: UnixStream,
+}
+
+/// The owner's media as mapped here.
+#[derive(Default)]
+struct Media {
+    /// By their numbers, near to far.
+    mapped: RwLock<Vec<(u32, Arc<Mapping>)>>,
+    /// The owner is gone, and they were let go with it.
+    ended: AtomicBool,
 }
 
 /// Connects to an owner and asks for its media.
@@ -147,13 +157,51 @@ impl Mover {
                 seat: welcome.terms.seat,
             },
             duty: Duty::new(welcome.roster),
-            media: RwLock::new(media),
+            media: Arc::new(Media {
+                mapped: RwLock::new(media),
+                ended: AtomicBool::new(false),
+            }),
             at: at.into(),
             role,
             copier: Copier::new(config)?,
             gate: Gate::new()?,
             socket: stream,
         })
+    }
+
+    /// Lets the media go when the owner does, from now on, and moves nothing any more: as long as
+    /// they are mapped here, the next owner waits for this process before it allocates. Batches
+    /// under way end first, and memory of [`Mover::media`] that is in use stays.
+    ///
+    /// # Errors
+    /// [`Error::Io`] when the thread that waits for it cannot be started.
+    pub fn end_with_owner(&self) -> Result<(), Error> {
+        let io = |source| Error::Io {
+            path: "socket".into(),
+            source,
+        };
+        let mut socket = self.socket.try_clone().map_err(io)?;
+        socket.set_read_timeout(None).map_err(io)?;
+        let media = Arc::clone(&self.media);
+        let watch = move || {
+            // The owner says nothing here: what comes is the end.
+            while let Err(error) = socket.read(&mut [0]) {
+                if error.kind() != ErrorKind::Interrupted {
+                    break;
+                }
+            }
+            media.ended.store(true, Ordering::SeqCst);
+            media.mapped.write().clear();
+        };
+        let thread = std::thread::Builder::new().name("kvdepot-owner".into());
+        thread.spawn(watch).map_err(io)?;
+        Ok(())
+    }
+
+    /// Whether it has ended with its owner.
+    #[must_use]
+    pub fn has_ended(&self) -> bool {
+        self.media.ended.load(Ordering::SeqCst)
     }
 
     /// Copies the caller's memory into reservations, part `part` of each. Nothing is moved for
@@ -229,7 +277,7 @@ impl Mover {
     }
 
     fn mappings(&self) -> Vec<Arc<Mapping>> {
-        let media = self.media.read();
+        let media = self.media.mapped.read();
         media
             .iter()
             .map(|(_, mapping)| Arc::clone(mapping))
@@ -238,6 +286,7 @@ impl Mover {
 
     fn position(&self, number: u32) -> Option<usize> {
         self.media
+            .mapped
             .read()
             .iter()
             .position(|(known, _)| *known == number)
@@ -253,13 +302,16 @@ impl Mover {
     fn mapping(&self, number: u32, extents: &Packed) -> Option<Arc<Mapping>> {
         let end = extents.iter().map(|(at, len)| at + len).max().unwrap_or(0);
         let known = || {
-            let media = self.media.read();
+            let media = self.media.mapped.read();
             let found = media.iter().find(|(known, _)| *known == number);
             found
                 .map(|(_, mapping)| Arc::clone(mapping))
                 .filter(|mapping| mapping.len() >= end)
         };
         known().or_else(|| {
+            if self.has_ended() {
+                return None;
+            }
             if let Err(error) = self.ask_for_media() {
                 tracing::warn!(%error, number, "a medium could not be mapped");
             }
@@ -269,7 +321,10 @@ impl Mover {
 
     /// Lets a medium go, once no batch is at it.
     pub(super) fn forget(&self, number: u32) {
-        self.media.write().retain(|(known, _)| *known != number);
+        self.media
+            .mapped
+            .write()
+            .retain(|(known, _)| *known != number);
     }
 
     fn ask_for_media(&self) -> Result<(), Error> {
@@ -282,7 +337,10 @@ impl Mover {
         if welcome.terms.session != self.holder.session {
             return Ok(());
         }
-        let mut media = self.media.write();
+        let mut media = self.media.mapped.write();
+        if self.has_ended() {
+            return Ok(());
+        }
         let listed: Vec<u32> = welcome
             .media
             .iter()
@@ -440,6 +498,15 @@ impl Mover {
         self.gate.close();
         self.gate.wait_empty(Duration::MAX);
         self.copier.close();
+    }
+}
+
+impl Drop for Mover {
+    fn drop(&mut self) {
+        // Of the process that attached, and in no forked child, whose descriptor it is too.
+        if !self.gate.forked() {
+            let _shut = self.socket.shutdown(Shutdown::Both);
+        }
     }
 }
 
