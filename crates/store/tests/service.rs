@@ -15,7 +15,7 @@ use std::os::unix::net::UnixStream;
 use std::slice::from_ref;
 use std::time::{Duration, Instant};
 
-use common::frames::{Bare, PIN, VERSION, frame, hello};
+use common::frames::{Bare, PIN, VERSION, break_connections, frame, hello};
 use common::raw::Raw;
 use common::{
     PATIENCE, Place, assert_at_rest, config_of, eventually, get, has, key, keys, namespace, put,
@@ -34,21 +34,6 @@ fn connect(place: &Place) -> Depot {
 fn unhex(text: &str) -> Vec<u8> {
     let byte = |at| u8::from_str_radix(&text[at..at + 2], 16).unwrap();
     (0..text.len()).step_by(2).map(byte).collect()
-}
-
-/// Ends this process's connections to a socket, as nobody does who means well.
-fn break_connections(path: &str) {
-    for fd in 3..1000 {
-        let mut address = [0u8; 128];
-        let mut len = address.len() as libc::socklen_t;
-        // SAFETY: the address has room for as much as is said; both calls refuse what is no
-        // socket.
-        let named = unsafe { libc::getpeername(fd, address.as_mut_ptr().cast(), &raw mut len) };
-        if named == 0 && address[2..].starts_with(path.as_bytes()) {
-            // SAFETY: as above.
-            unsafe { libc::shutdown(fd, libc::SHUT_RDWR) };
-        }
-    }
 }
 
 fn signal(child: &Child, number: libc::c_int) {
@@ -465,7 +450,7 @@ fn a_client_whose_connection_breaks_goes_on_with_what_it_holds() {
         assert_eq!((pins.len(), reserved.len()), (20, 1));
         assert!(client.gone(9).unwrap().blocks.is_empty());
         child::say("holds");
-        break_connections(&socket);
+        break_connections(socket.as_ref());
         eventually("another link", || ns.prefix(&keys([0])).unwrap() == 1);
         child::say("is back");
         eventually("what left", || {

@@ -35,7 +35,7 @@ pub(super) fn run(session: &Arc<Session>, socket: &UnixStream, about: &About) {
             give_back(&session.core, granted);
             break;
         }
-        session.holding.add(&session.core, granted);
+        session.grant(granted);
     }
     // Whoever still waits for an answer learns it.
     let _shut = socket.shutdown(Shutdown::Both);

@@ -502,10 +502,8 @@ impl Client {
         if !self.gate.wait_empty(CLOSE_TIMEOUT) {
             tracing::warn!("the owner did not end this process's tasks: they are given up");
         }
-        if let Some(link) = link {
-            link.mover.close();
-            link.goodbye();
-        }
+        link.iter().for_each(|link| link.mover.close());
+        self.dial.take_leave(link);
         // What was given up ends when the lanes have stopped.
         self.gate.wait_empty(Duration::MAX);
     }

@@ -1,142 +1,231 @@
 //! Links to whoever serves at a socket, one after the other: where one breaks, or its owner is
-//! gone, another is made when it is wanted.
+//! gone, a thread looks for another until it has one.
+//!
+//! To an owner that it had before, this process says as whom, and takes up again what it held. The
+//! lanes of links that ended may still be moving then: once they have stopped, the owner is told.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 
 use super::calls::of_namespace;
 use super::frame::Verb;
-use super::link::Link;
+use super::link::{self, Link};
 use crate::{Error, NamespaceId, clock};
 
 /// Pause before an owner that is gone is looked for again: short against its start, and nothing
-/// to speak of for calls that find it gone.
+/// to speak of for the system.
 const RETRY: Duration = Duration::from_millis(200);
 
-/// Longest wait for the lanes of a link that broke before another is made.
-const QUIET: Duration = Duration::from_secs(1);
+/// Pause between two looks at lanes of a link that has ended: they copy for milliseconds.
+const LOOK: Duration = Duration::from_millis(2);
 
 pub(super) struct Dial {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
     socket: PathBuf,
     lanes: Option<usize>,
-    state: Arc<Mutex<State>>,
+    state: Mutex<State>,
+    changed: Condvar,
 }
 
 #[derive(Default)]
 struct State {
     link: Option<Arc<Link>>,
-    /// The last one that was made, with its number.
-    former: Option<(Weak<Link>, u64)>,
-    /// When it was last tried to make one.
-    tried: Option<Instant>,
-    /// A thread is at it.
-    connecting: bool,
+    /// As whom the last owner knew this process.
+    number: u64,
+    /// Links that have ended and whose lanes may still be moving.
+    former: Vec<Weak<Link>>,
+    /// The owner has not been told that they have stopped.
+    untold: bool,
+    /// A thread looks for another link.
+    dialing: bool,
     /// Namespaces whose blocks are to stay in one piece; a new owner is told again.
     contiguous: Vec<NamespaceId>,
     closed: bool,
 }
 
 impl State {
-    fn set(&mut self, link: &Arc<Link>) {
-        self.former = Some((Arc::downgrade(link), link.number));
-        self.link = Some(Arc::clone(link));
+    fn live(&self) -> Option<&Arc<Link>> {
+        self.link.as_ref().filter(|link| !link.is_ending())
+    }
+
+    fn let_go(&mut self, link: &Arc<Link>) {
+        self.former.retain(|link| link.strong_count() > 0);
+        self.former.push(Arc::downgrade(link));
+        self.untold = true;
+    }
+
+    /// Whether no lane of a link that has ended moves anything.
+    fn is_quiet(&self) -> bool {
+        self.former.iter().all(|link| link.strong_count() == 0)
     }
 }
 
 impl Dial {
     /// With the first link.
     pub(super) fn new(socket: &Path, lanes: Option<usize>) -> Result<(Dial, Arc<Link>), Error> {
-        let dial = Dial {
+        let shared = Arc::new(Shared {
             socket: socket.into(),
             lanes,
-            state: Arc::default(),
-        };
-        let link = dial.attach(0)?;
-        dial.state.lock().set(&link);
-        Ok((dial, link))
+            state: Mutex::default(),
+            changed: Condvar::new(),
+        });
+        let link = shared.attach()?;
+        Ok((Dial { shared }, link))
     }
 
     pub(super) fn socket(&self) -> &Path {
-        &self.socket
+        &self.shared.socket
     }
 
-    /// The link, made anew where the last one broke; `None` when nobody serves there.
+    /// The link; `None` while nobody serves there.
     pub(super) fn link(&self) -> Option<Arc<Link>> {
-        let mut state = self.state.lock();
-        if let Some(link) = state.link.as_ref().filter(|link| !link.is_ending()) {
-            return Some(Arc::clone(link));
-        }
-        let early = state.tried.is_some_and(|tried| tried.elapsed() < RETRY);
-        if early || state.connecting || state.closed {
-            return None;
-        }
-        state.tried = Some(clock::now());
-        // The last owner's media go with its link: a new owner waits for all who may write them.
-        state.link = None;
-        state.connecting = true;
-        let former = state.former.clone();
+        let state = self.shared.state.lock();
+        let link = state.live().cloned();
+        let idle = link.is_none() && state.link.is_none() && !state.dialing;
         drop(state);
-        let former = former.filter(|(link, _)| is_quiet(link));
-        let link = self.attach(former.map_or(0, |(_, number)| number));
-        let mut state = self.state.lock();
-        state.connecting = false;
-        let link = link.ok()?;
-        state.set(&link);
-        let told = state.contiguous.iter().all(|id| {
-            let out = of_namespace(Verb::KeepContiguous, 0, *id);
-            link.call(out, |_| Ok(())).is_ok()
-        });
-        if state.closed || !told {
-            // Nothing was begun on it; its threads would keep it.
-            state.link = None;
-            link.goodbye();
-            return None;
+        if idle {
+            // Its thread could not be started before.
+            self.shared.dial_aside();
         }
-        tracing::info!(socket = %self.socket.display(), "the depot's owner is back");
-        Some(link)
+        link
     }
 
     /// Has every owner keep the blocks of a namespace in one piece.
     pub(super) fn keep_contiguous(&self, id: NamespaceId) {
-        self.state.lock().contiguous.push(id);
+        let mut state = self.shared.state.lock();
+        if !state.contiguous.contains(&id) {
+            state.contiguous.push(id);
+        }
     }
 
     /// Makes no other link; takes the last one.
     pub(super) fn end(&self) -> Option<Arc<Link>> {
-        let mut state = self.state.lock();
+        let mut state = self.shared.state.lock();
         state.closed = true;
+        self.shared.changed.notify_all();
         state.link.take()
     }
 
-    fn attach(&self, former: u64) -> Result<Arc<Link>, Error> {
-        let shared = Arc::downgrade(&self.state);
-        let name = self.socket.display().to_string();
-        Link::new(&self.socket, self.lanes, former, move |ended| {
-            let Some(state) = shared.upgrade() else {
-                return;
-            };
-            let mut state = state.lock();
-            let last = state.link.as_ref();
-            if last.is_some_and(|link| Arc::ptr_eq(link, ended)) {
-                state.link = None;
-                if !state.closed {
-                    tracing::warn!(socket = %name, "the depot's owner is gone: all is a miss until \
-                        one listens there again");
-                }
-            }
-        })
+    /// Takes leave, after [`Dial::end`] with its link: once no lane of this process touches a
+    /// place, what it held is given back. Without a link an owner that is there nevertheless is
+    /// told by one that is made for it.
+    pub(super) fn take_leave(&self, link: Option<Arc<Link>>) {
+        let mut state = self.shared.state.lock();
+        while !state.is_quiet() || state.dialing {
+            self.shared.changed.wait_for(&mut state, LOOK);
+        }
+        let number = state.number;
+        drop(state);
+        let link = link.filter(|link| !link.has_ended());
+        let link = link.or_else(|| self.shared.make(number).ok());
+        link.iter().for_each(|link| link.goodbye());
     }
 }
 
-/// Waits until the threads and lanes of a link that has ended have stopped; false when they take
-/// long.
-fn is_quiet(link: &Weak<Link>) -> bool {
-    let begun = clock::now();
-    while link.strong_count() > 0 && begun.elapsed() < QUIET {
-        std::thread::sleep(Duration::from_millis(1));
+impl Shared {
+    /// Makes a link and uses it.
+    fn attach(self: &Arc<Shared>) -> Result<Arc<Link>, Error> {
+        let (number, told) = {
+            let state = self.state.lock();
+            (state.number, state.contiguous.clone())
+        };
+        let link = self.make(number)?;
+        let tell = |id| link.call(of_namespace(Verb::KeepContiguous, 0, id), |_| Ok(()));
+        let told = told.into_iter().try_for_each(tell);
+        let mut state = self.state.lock();
+        // Whatever becomes of it: that is who this process is now.
+        state.number = link.number;
+        if told.is_err() || link.is_ending() || state.closed {
+            state.let_go(&link);
+            drop(state);
+            link.end();
+            return Err(told.err().unwrap_or(Error::Closed("")));
+        }
+        // One whose owner closes may still be there.
+        let last = state.link.replace(Arc::clone(&link));
+        last.iter().for_each(|last| state.let_go(last));
+        drop(state);
+        Ok(link)
     }
-    link.strong_count() == 0
+
+    fn make(self: &Arc<Shared>, number: u64) -> Result<Arc<Link>, Error> {
+        let shared = Arc::downgrade(self);
+        Link::new(&self.socket, self.lanes, number, move |ended| {
+            if let Some(shared) = shared.upgrade() {
+                shared.lost(ended);
+            }
+        })
+    }
+
+    /// A link has ended.
+    fn lost(self: &Arc<Shared>, ended: &Arc<Link>) {
+        let last = {
+            let mut state = self.state.lock();
+            let last = state.link.take_if(|link| Arc::ptr_eq(link, ended));
+            if last.is_none() || state.closed {
+                return;
+            }
+            state.let_go(ended);
+            last
+        };
+        // The last owner's media go with its link: a new owner waits for all who may write them.
+        drop(last);
+        tracing::warn!(socket = %self.socket.display(), "the depot's owner is gone: all is a \
+            miss until one listens there again");
+        self.dial_aside();
+    }
+
+    /// Looks for another link in a thread of its own, unless one does.
+    fn dial_aside(self: &Arc<Shared>) {
+        {
+            let mut state = self.state.lock();
+            if state.closed || std::mem::replace(&mut state.dialing, true) {
+                return;
+            }
+        }
+        let shared = Arc::clone(self);
+        if let Err(error) = link::spawn("kvdepot-dial", move || shared.dial()) {
+            tracing::warn!(%error, "the depot's owner cannot be looked for");
+            self.state.lock().dialing = false;
+        }
+    }
+
+    /// Looks for another link until there is one whose owner has heard all that is to be told.
+    fn dial(self: &Arc<Shared>) {
+        let mut state = self.state.lock();
+        while !state.closed {
+            let pause = match state.live().cloned() {
+                Some(link) if state.is_quiet() => {
+                    if std::mem::take(&mut state.untold) {
+                        link.say_quiet();
+                    }
+                    break;
+                }
+                Some(_) => LOOK,
+                None => {
+                    drop(state);
+                    if self.attach().is_ok() {
+                        tracing::info!(socket = %self.socket.display(),
+                            "the depot's owner is back");
+                    }
+                    state = self.state.lock();
+                    match state.live() {
+                        Some(_) => LOOK,
+                        None => RETRY,
+                    }
+                }
+            };
+            if !state.closed {
+                self.changed.wait_until(&mut state, clock::now() + pause);
+            }
+        }
+        state.dialing = false;
+        self.changed.notify_all();
+    }
 }

@@ -53,6 +53,8 @@ pub(super) enum Verb {
     /// The client's lanes have stopped for good: nothing of it is held any more.
     Goodbye = 35,
     Prefetch = 41,
+    /// The lanes of the connections that this one follows have stopped.
+    Quiet = 42,
     // Calls that may take long: asked and answered on the connection of the tasks.
     Devices = 36,
     AddDevice = 37,
@@ -79,7 +81,7 @@ impl Verb {
     }
 }
 
-const VERBS: [Verb; 34] = [
+const VERBS: [Verb; 35] = [
     Verb::Namespace,
     Verb::Contains,
     Verb::Prefix,
@@ -104,6 +106,7 @@ const VERBS: [Verb; 34] = [
     Verb::Moved,
     Verb::Goodbye,
     Verb::Prefetch,
+    Verb::Quiet,
     Verb::Devices,
     Verb::AddDevice,
     Verb::DrainDevice,

@@ -392,6 +392,16 @@ impl Link {
         }
     }
 
+    /// Says that the lanes of the links before this one have stopped.
+    pub(super) fn say_quiet(&self) {
+        self.outbox.send(&self.socket, Out::new(Verb::Quiet, 0));
+    }
+
+    /// Whether its threads have ended it.
+    pub(super) fn has_ended(&self) -> bool {
+        self.tasks.lock().over
+    }
+
     /// Says that nothing here touches a place any more, and ends. The lanes must have stopped.
     pub(super) fn goodbye(&self) {
         self.outbox.send(&self.socket, Out::new(Verb::Goodbye, 0));
@@ -430,7 +440,7 @@ impl Call {
     }
 }
 
-fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
+pub(super) fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
     let run = move || {
         // Whatever the opening thread is pinned to; slower if it fails, nothing else.
         let _cpus = kvdepot_media::host::cpu::reset_affinity();

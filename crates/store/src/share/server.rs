@@ -17,10 +17,9 @@ use parking_lot::Mutex;
 
 use super::calls;
 use super::frame::{Out, Verb};
-use super::holding::Holding;
 use super::placement::Holder;
 use super::roster::Roster;
-use super::session::Session;
+use super::session::{Inheritance, Session};
 use super::wire::{self, Medium, Role, Terms};
 use crate::arena::Arena;
 use crate::config::{Config, Socket};
@@ -71,8 +70,6 @@ struct Half {
     calls: UnixStream,
     pid: u32,
     seat: u64,
-    /// The number that this process had before; 0 for none.
-    former: u64,
 }
 
 impl Server {
@@ -254,10 +251,12 @@ impl Owner {
                 Ok(())
             }
             Role::Client(former) => {
-                let (number, pid) = (self.number(), credentials.pid);
-                let seat = match self.clients.lock().former(former, pid) {
-                    Some(session) => session.holding.holder.seat,
-                    None => self.roster.seat(),
+                let pid = credentials.pid;
+                let known = self.clients.lock().former(former, pid).cloned();
+                // A process that comes back keeps its number, and with it what it holds.
+                let (number, seat) = match known {
+                    Some(session) => (former, session.holding.holder.seat),
+                    None => (self.number(), self.roster.seat()),
                 };
                 self.welcome(&socket, role, number, seat)?;
                 let mut clients = self.clients.lock();
@@ -267,7 +266,6 @@ impl Owner {
                     calls: socket,
                     pid,
                     seat,
-                    former,
                 };
                 clients.halves.insert(number, half);
                 Ok(())
@@ -353,15 +351,15 @@ impl Owner {
             if clients.stopped {
                 return Err(Error::Closed(""));
             }
-            let holding = match clients.former(half.former, half.pid) {
+            let inherited = match clients.former(number, half.pid) {
                 Some(former) => former.hand_over(),
-                None => Arc::new(Holding::new(Holder {
+                None => Inheritance::none(Holder {
                     session: self.about.session,
                     seat: half.seat,
-                })),
+                }),
             };
             let (core, roster) = (Arc::clone(&self.core), Arc::clone(&self.roster));
-            let session = Arc::new(Session::new(core, process, holding, roster, tasks));
+            let session = Arc::new(Session::new(core, process, inherited, roster, tasks));
             clients.sessions.insert(number, Arc::clone(&session));
             session
         };
@@ -381,7 +379,12 @@ impl Owner {
                 let _cpus = kvdepot_media::host::cpu::reset_affinity();
                 session.run();
                 let _shut = twin.shutdown(Shutdown::Both);
-                clients.lock().sessions.remove(&number);
+                let mut clients = clients.lock();
+                // Unless the process has another one by now.
+                let mine = |known: &mut Arc<Session>| Arc::ptr_eq(known, &session);
+                if clients.sessions.get_mut(&number).is_some_and(mine) {
+                    clients.sessions.remove(&number);
+                }
             })
             .map_err(io)?;
         Ok(())

@@ -14,8 +14,9 @@ use kvdepot_media::{Checksum, PART_LEN_MAX};
 use parking_lot::{Condvar, Mutex};
 
 use super::frame::{self, Frame, In, Incoming, Out, Verb};
-use super::holding::Holding;
+use super::holding::{Granted, Holding, give_back};
 use super::outbox::Outbox;
+use super::placement::Holder;
 use super::roster::Roster;
 use super::slow;
 use crate::arena::Place;
@@ -46,13 +47,39 @@ pub(super) struct Session {
     /// What the client holds is not this session's to end: the owner has closed, or the process
     /// has another.
     retired: AtomicBool,
+    /// The process has another one: nobody hears what is granted here.
+    handed_over: Mutex<bool>,
 }
+
+/// Blocks that a client's lanes are moving: how many, and what follows.
+type Moving = (usize, MovesDone);
 
 #[derive(Default)]
 struct Moves {
-    /// By number, with how many blocks they are.
-    waiting: HashMap<u64, (usize, MovesDone)>,
+    /// By number.
+    waiting: HashMap<u64, Moving>,
+    /// Those of the sessions that this process had before: its lanes may still be at them, until
+    /// it says that they have stopped.
+    former: Vec<Moving>,
+    /// Nobody hears of new ones: they fail at once.
+    broken: bool,
     over: bool,
+}
+
+/// What passes from the session that a process had to its next one.
+pub(super) struct Inheritance {
+    holding: Arc<Holding>,
+    moves: Vec<Moving>,
+}
+
+impl Inheritance {
+    /// Of a process that had none.
+    pub(super) fn none(holder: Holder) -> Inheritance {
+        Inheritance {
+            holding: Arc::new(Holding::new(holder)),
+            moves: Vec::new(),
+        }
+    }
 }
 
 /// How a session came to its end.
@@ -70,43 +97,55 @@ impl Session {
     pub(super) fn new(
         core: Arc<Core>,
         process: Process,
-        holding: Arc<Holding>,
+        inherited: Inheritance,
         roster: Arc<Roster>,
         tasks: UnixStream,
     ) -> Session {
+        let moves = Moves {
+            former: inherited.moves,
+            ..Moves::default()
+        };
         Session {
             core,
             process,
-            holding,
+            holding: inherited.holding,
             roster,
-            moves: Mutex::new(Moves::default()),
+            moves: Mutex::new(moves),
             moved: Condvar::new(),
             next_move: AtomicU64::new(1),
             tasks,
             outbox: Outbox::default(),
             retired: AtomicBool::new(false),
+            handed_over: Mutex::new(false),
         }
     }
 
     /// Serves the tasks of the client until its end, and ends what it held.
     pub(super) fn run(self: &Arc<Session>) {
         std::thread::scope(|scope| {
-            scope.spawn(|| self.outbox.run(&self.tasks));
+            scope.spawn(|| {
+                self.outbox.run(&self.tasks);
+                // What could not be written is lost: the client has to learn that.
+                let _shut = self.tasks.shutdown(std::net::Shutdown::Both);
+            });
             let mut end = self.listen();
+            // From here on nobody hears of a move: those that are under way go on.
+            self.moves.lock().broken = true;
             let _shut = self.tasks.shutdown(std::net::Shutdown::Both);
             self.outbox.end();
             if end == End::Broken && !self.retired.load(Ordering::Acquire) {
                 let pid = self.process.identity().pid;
                 tracing::warn!(
                     pid,
-                    "a client's connection broke: what it holds ends with it"
+                    "a client's connection broke: what it holds is kept until it is back and \
+                     says that its lanes have stopped, or ends"
                 );
                 while end == End::Broken && !self.retired.load(Ordering::Acquire) {
                     match self.process.wait_dead(LOOK) {
                         Ok(true) => end = End::Dead,
                         Ok(false) => {}
                         // It cannot be watched: it is taken for one that goes on.
-                        Err(_) => break,
+                        Err(_) => std::thread::sleep(LOOK),
                     }
                 }
             }
@@ -188,6 +227,15 @@ impl Session {
                 }
                 body.end()?;
                 self.finish(frame.number, &moved);
+                Ok(())
+            }
+            Verb::Quiet => {
+                body.end()?;
+                let former = std::mem::take(&mut self.moves.lock().former);
+                former
+                    .into_iter()
+                    .for_each(|(count, done)| fail(count, done));
+                self.moved.notify_all();
                 Ok(())
             }
             verb if verb.is_slow() => {
@@ -272,7 +320,7 @@ impl Session {
         self.send(Out::new(Verb::Closing, 0));
         let deadline = clock::now().checked_add(timeout);
         let mut moves = self.moves.lock();
-        while !moves.waiting.is_empty() {
+        while !moves.waiting.is_empty() || !moves.former.is_empty() {
             let late = match deadline {
                 None => {
                     self.moved.wait(&mut moves);
@@ -291,22 +339,41 @@ impl Session {
     }
 
     fn end_moves(&self, moved: Moved) {
-        let waiting = {
-            let mut moves = self.moves.lock();
-            moves.over = true;
-            std::mem::take(&mut moves.waiting)
-        };
-        for (_, (count, done)) in waiting {
+        for (count, done) in self.take_moves() {
             done(&vec![moved; count]);
         }
     }
 
-    /// The process has another session now, which takes what it holds; its lanes have stopped.
-    pub(super) fn hand_over(&self) -> Arc<Holding> {
+    /// All that are under way; no other is begun.
+    fn take_moves(&self) -> Vec<Moving> {
+        let mut moves = self.moves.lock();
+        moves.over = true;
+        let waiting = std::mem::take(&mut moves.waiting).into_values();
+        let former = std::mem::take(&mut moves.former);
+        waiting.chain(former).collect()
+    }
+
+    /// The process has another session now, which takes what it holds, and what its lanes are
+    /// still moving.
+    pub(super) fn hand_over(&self) -> Inheritance {
+        *self.handed_over.lock() = true;
         self.retired.store(true, Ordering::Release);
-        self.end_moves(Moved::Failed);
+        let moves = self.take_moves();
         let _shut = self.tasks.shutdown(std::net::Shutdown::Both);
-        Arc::clone(&self.holding)
+        Inheritance {
+            holding: Arc::clone(&self.holding),
+            moves,
+        }
+    }
+
+    /// Enters what a call has given the client; gives it back when the process has another
+    /// session, because nobody hears of it then.
+    pub(super) fn grant(&self, granted: Granted) {
+        let handed_over = self.handed_over.lock();
+        match *handed_over {
+            true => give_back(&self.core, granted),
+            false => self.holding.add(&self.core, granted),
+        }
     }
 
     /// Nothing of the client touches a place any more: ends all that it held, once no mover that
@@ -341,6 +408,11 @@ impl Session {
     }
 }
 
+/// Ends moves that have not been, or of which nothing is known.
+fn fail(count: usize, done: MovesDone) {
+    done(&vec![Moved::Failed; count]);
+}
+
 /// The lanes of one task's client.
 struct ClientLanes {
     session: Arc<Session>,
@@ -353,9 +425,9 @@ impl Lanes for ClientLanes {
         let number = session.next_move.fetch_add(1, Ordering::Relaxed);
         {
             let mut moves = session.moves.lock();
-            if moves.over {
+            if moves.over || moves.broken {
                 drop(moves);
-                return done(&vec![Moved::Failed; blocks.len()]);
+                return fail(blocks.len(), done);
             }
             moves.waiting.insert(number, (blocks.len(), done));
         }

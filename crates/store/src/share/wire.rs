@@ -4,8 +4,7 @@
 //!
 //! Little-endian. Request: magic `KVDATTCH`, u32 version, u32 role (0 reads, 1 writes, 2 a
 //! client's calls, 3 its tasks), u64 number (for a client's tasks its own; for its calls that of
-//! the client which this process was until its connection broke, once those lanes have stopped;
-//! else 0).
+//! the client which this process was until its connection broke, and is again; else 0).
 //! Answer: magic, u32 version, u32 status (0: media follow; else u32 length of a message),
 //! u64 session, u64 client's number, u64 its seat, u64 slice size, u32 lanes (0 where nobody has
 //! chosen), u32 media, then for each: u64 number, u64 length. The first descriptor is the roster's
@@ -33,7 +32,7 @@ pub(super) enum Role {
     Read,
     Write,
     /// A client: a depot in another process, which calls. With the number that it had before; 0
-    /// for one that is new, or does not know whether its lanes have stopped.
+    /// for one that is new.
     Client(u64),
     /// The second connection of the client with this number.
     Tasks(u64),

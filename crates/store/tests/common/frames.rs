@@ -16,7 +16,9 @@ pub const PIN: u16 = 5;
 pub const RESERVE: u16 = 8;
 pub const COMMIT: u16 = 9;
 pub const ABORT: u16 = 10;
+pub const PUT: u16 = 32;
 pub const GOODBYE: u16 = 35;
+pub const QUIET: u16 = 42;
 
 /// A request to attach.
 pub fn hello(version: u32, role: u32, number: u64) -> Vec<u8> {
@@ -90,5 +92,22 @@ impl Bare {
             "no reservation"
         );
         [&[0], &answer[5..21]].concat()
+    }
+}
+
+/// Ends this process's connections to a socket, as nobody does who means well.
+#[allow(unsafe_code, reason = "asks about descriptors that others have opened")]
+pub fn break_connections(path: &Path) {
+    let path = path.as_os_str().as_encoded_bytes();
+    for fd in 3..1000 {
+        let mut address = [0u8; 128];
+        let mut len = address.len() as libc::socklen_t;
+        // SAFETY: the address has room for as much as is said; both calls refuse what is no
+        // socket.
+        let named = unsafe { libc::getpeername(fd, address.as_mut_ptr().cast(), &raw mut len) };
+        if named == 0 && address[2..].starts_with(path) {
+            // SAFETY: as above.
+            unsafe { libc::shutdown(fd, libc::SHUT_RDWR) };
+        }
     }
 }
