@@ -5,6 +5,7 @@
 //! * [`bytes`]: the content of a block from its number, checked without keeping it.
 //! * [`rot`]: bytes of a file flipped, zeroed, swapped, cut off.
 //! * [`model`]: what a depot may answer, as a plain map.
+//! * [`runs`]: files that are mostly zeros, as fixtures.
 //!
 //! It knows nothing of the crates under test.
 
@@ -19,6 +20,7 @@ pub mod bytes;
 pub mod child;
 pub mod model;
 pub mod rot;
+pub mod runs;
 pub mod seed;
 
 pub use seed::{Rng, rounds};

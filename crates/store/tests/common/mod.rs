@@ -10,6 +10,7 @@
 
 pub mod frames;
 pub mod raw;
+pub mod recording;
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
