@@ -14,7 +14,7 @@ pub use batch::{Batch, PART_LEN_MAX, PARTS_MAX};
 pub use outcome::{Done, Failure, Outcome};
 
 use crate::error::{Error, Result};
-use crate::host;
+use crate::host::{self, fork::Origin};
 use crate::lane::{Queues, Task, Work};
 use crate::memory::kernel::Isa;
 use crate::memory::mover::Mover;
@@ -140,6 +140,8 @@ impl Copier {
     }
 
     fn with_mover(config: CopierConfig, mover: Mover) -> Result<Self> {
+        let origin = Origin::here();
+        let origin = origin.map_err(|e| Error::io("start", "lanes", std::io::Error::other(e)))?;
         let shared = Arc::new(Shared {
             queues: Queues::new(config.lanes, mover),
             config,
@@ -148,7 +150,7 @@ impl Copier {
             slab: Mutex::new(None),
             in_flight: AtomicUsize::new(0),
             closing: AtomicBool::new(false),
-            pid: std::process::id(),
+            origin,
         });
         let copier = Self {
             shared,
@@ -246,7 +248,7 @@ impl Copier {
         let threads = std::mem::take(&mut *lock(&self.threads));
         let current = std::thread::current().id();
         // A forked child has no lanes, and a lane cannot wait for itself.
-        let foreign = self.shared.pid != std::process::id();
+        let foreign = !self.shared.origin.is_here();
         if foreign || threads.iter().any(|thread| thread.thread().id() == current) {
             return;
         }
@@ -311,12 +313,12 @@ pub(crate) struct Shared {
     /// Batches submitted and not ended.
     in_flight: AtomicUsize,
     closing: AtomicBool,
-    pid: u32,
+    origin: Origin,
 }
 
 impl Shared {
     fn is_closed(&self) -> bool {
-        self.closing.load(Ordering::SeqCst) || self.pid != std::process::id()
+        self.closing.load(Ordering::SeqCst) || !self.origin.is_here()
     }
 
     /// The staging slab, made when it is asked for first.

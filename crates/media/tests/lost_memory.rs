@@ -7,7 +7,7 @@ use std::fs::File;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::Command;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
@@ -177,17 +177,160 @@ fn a_new_mapping_has_lost_nothing() {
     }
 }
 
+/// The page that a file ends in is a page of the file: where it fails, reading it again would fail
+/// again.
+#[test]
+fn a_fault_in_the_last_page_of_a_truncated_file_loses_that_page() {
+    for ends_the_mapping in [false, true] {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("small");
+        let len = if ends_the_mapping { 4096 } else { 16384 };
+        let mapping = Mapping::create(&path, len).unwrap();
+        mapping.write_from(0, &[7; 64]).unwrap();
+        let file = File::options().write(true).open(&path).unwrap();
+        file.set_len(100).unwrap();
+        fault_at(mapping.buffer(50, 1).unwrap().addr());
+        let mut read = [1; 64];
+        mapping.read_into(0, &mut read).unwrap();
+        assert_eq!(read, [0; 64], "what failed is gone");
+        assert!(mapping.is_lost(0, 10).unwrap());
+        assert_eq!(mapping.losses(), 1);
+    }
+}
+
+/// What the kernel does where a page of a file cannot be read.
+#[expect(unsafe_code, reason = "a signal with an address")]
+fn fault_at(addr: usize) {
+    // SAFETY: all zeros are a valid `siginfo_t`; a process may send any to itself.
+    unsafe {
+        let mut info: libc::siginfo_t = std::mem::zeroed();
+        info.si_signo = libc::SIGBUS;
+        info.si_code = libc::BUS_ADRERR;
+        // Behind the three integers and what aligns the union.
+        let fields = (&raw mut info).cast::<usize>();
+        fields.add(2).write(addr);
+        assert_eq!(info.si_addr() as usize, addr);
+        let (process, thread) = (libc::getpid(), libc::gettid());
+        let sent = libc::syscall(
+            libc::SYS_rt_tgsigqueueinfo,
+            process,
+            thread,
+            libc::SIGBUS,
+            &raw const info,
+        );
+        assert_eq!(sent, 0);
+    }
+}
+
+/// Whoever sets another action for the signal takes the protection away, until the next mapping.
+#[test]
+fn the_handler_is_installed_again_with_the_next_mapping() {
+    for way in ["default", "chained", "raised"] {
+        let status = in_process("survives", way);
+        assert!(status.success(), "{way}: {status}");
+    }
+}
+
+/// Runs a test of this file in a process of its own.
+fn in_process(test: &str, way: &str) -> std::process::ExitStatus {
+    Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", test, "--ignored", "--nocapture"])
+        .env(DYING, way)
+        .status()
+        .unwrap()
+}
+
+/// What somebody else's handler found when it was installed, as its address.
+static FOUND: AtomicUsize = AtomicUsize::new(0);
+
+/// How often it was called.
+static CALLED: AtomicUsize = AtomicUsize::new(0);
+
+/// Another library's handler, which leaves what is none of its to the one before.
+extern "C" fn chained(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+    CALLED.fetch_add(1, Ordering::SeqCst);
+    let found = FOUND.load(Ordering::SeqCst);
+    #[expect(unsafe_code, reason = "calls what it has found")]
+    // SAFETY: kvdepot's handler, which is of this type.
+    unsafe {
+        let before: extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void) =
+            std::mem::transmute(found);
+        before(signal, info, context);
+    }
+}
+
+/// A handler as that of Python's `faulthandler`: it reports, sets the one before and raises the
+/// signal again.
+extern "C" fn raised(signal: i32, _: *mut libc::siginfo_t, _: *mut libc::c_void) {
+    CALLED.fetch_add(1, Ordering::SeqCst);
+    set_action(FOUND.load(Ordering::SeqCst));
+    #[expect(unsafe_code, reason = "raises a signal")]
+    // SAFETY: a handler may.
+    unsafe {
+        libc::raise(signal)
+    };
+}
+
+/// Sets the action of the signal, and answers the one before.
+#[expect(unsafe_code, reason = "what another library does")]
+fn set_action(action: usize) -> usize {
+    // SAFETY: the handlers of this file do what a handler may.
+    unsafe {
+        let (mut new, mut old): (libc::sigaction, libc::sigaction) =
+            (std::mem::zeroed(), std::mem::zeroed());
+        new.sa_sigaction = action;
+        new.sa_flags = libc::SA_SIGINFO | libc::SA_NODEFER;
+        assert_eq!(
+            libc::sigaction(libc::SIGBUS, &raw const new, &raw mut old),
+            0
+        );
+        old.sa_sigaction
+    }
+}
+
+type Action = extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void);
+
+/// Loses memory of a mapping.
+fn lose(directory: &Path, name: &str) {
+    let path = directory.join(name);
+    let mapping = Mapping::create(&path, 8192).unwrap();
+    let file = File::options().write(true).open(&path).unwrap();
+    file.set_len(4096).unwrap();
+    mapping.read_into(4096, &mut [1; 16]).unwrap();
+    assert!(mapping.is_lost(4096, 16).unwrap() && !mapping.is_lost(0, 4096).unwrap());
+}
+
+#[test]
+#[ignore = "the part of another process in the test above"]
+fn survives() {
+    let Ok(way) = std::env::var(DYING) else {
+        return;
+    };
+    let directory = tempfile::tempdir().unwrap();
+    lose(directory.path(), "first");
+    // More often than there are predecessors to be told apart.
+    for turn in 0..20 {
+        let action = match way.as_str() {
+            "default" => libc::SIG_DFL,
+            "chained" => chained as Action as usize,
+            _ => raised as Action as usize,
+        };
+        let found = set_action(action);
+        if found != action {
+            FOUND.store(found, Ordering::SeqCst);
+        }
+        lose(directory.path(), &format!("{turn}"));
+    }
+    assert_eq!(CALLED.load(Ordering::SeqCst), 0, "a loss is nobody else's");
+}
+
 const DYING: &str = "KVDEPOT_TEST_DYING";
 
 /// Runs `dies` of this file in a process of its own, which `SIGBUS` must end.
 #[test]
 fn faults_elsewhere_and_signals_from_others_still_end_the_process() {
-    for way in ["fault", "kill"] {
-        let status = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "dies", "--ignored", "--nocapture"])
-            .env(DYING, way)
-            .status()
-            .unwrap();
+    for way in ["fault", "kill", "fault-chained", "fault-raised"] {
+        let status = in_process("dies", way);
         assert_eq!(status.signal(), Some(7), "{way}: {status}");
     }
 }
@@ -200,6 +343,16 @@ fn dies() {
     };
     let directory = tempfile::tempdir().unwrap();
     let (_file, _mapping) = file(directory.path());
+    // Somebody's handler between two of ours, which must not send the fault round in circles.
+    let between = match way.as_str() {
+        "fault-chained" => Some(chained as Action),
+        "fault-raised" => Some(raised as Action),
+        _ => None,
+    };
+    if let Some(action) = between {
+        FOUND.store(set_action(action as usize), Ordering::SeqCst);
+        lose(directory.path(), "second");
+    }
     if way == "kill" {
         rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::BUS)
             .unwrap();

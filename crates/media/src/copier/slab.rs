@@ -7,6 +7,7 @@
 use super::CopierConfig;
 use crate::cuda::Device;
 use crate::error::{Error, Result};
+use crate::host::fork::Origin;
 use crate::memory::Mapping;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
@@ -35,7 +36,7 @@ pub(crate) struct Slab {
     pinned: Mutex<Option<Arc<Device>>>,
     at: usize,
     region: usize,
-    pid: u32,
+    origin: Origin,
     free: Mutex<Vec<usize>>,
     freed: Condvar,
 }
@@ -45,6 +46,8 @@ impl Slab {
     /// where the system allows that.
     pub(super) fn new(config: &CopierConfig) -> Result<Self> {
         let (len, regions) = shape(config);
+        let origin = Origin::here();
+        let origin = origin.map_err(|e| Error::io("make", "slab", std::io::Error::other(e)))?;
         let mapping = Mapping::anonymous("kvdepot-staging", len)?;
         mapping.populate_write(0, len)?;
         // More than the user may lock: then it may be swapped, as everything else.
@@ -54,7 +57,7 @@ impl Slab {
             at: mapping.at(0, len)?,
             mapping,
             pinned: Mutex::new(None),
-            pid: std::process::id(),
+            origin,
             region: region as usize,
             free: Mutex::new((0..regions).rev().collect()),
             freed: Condvar::new(),
@@ -107,7 +110,7 @@ impl Drop for Slab {
             .unwrap_or_else(PoisonError::into_inner);
         // A forked child has neither the memory nor the driver.
         if let Some(device) = pinned.take()
-            && self.pid == std::process::id()
+            && self.origin.is_here()
         {
             // Otherwise the driver would take the addresses for pinned when they are others'.
             let _unpinned = device.unpin(self.at);

@@ -21,8 +21,7 @@
 //! the short time between `posix_spawn` (or `vfork`) and its `exec`, which closes the descriptors.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd};
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicI32, AtomicU64, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering::SeqCst};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -86,23 +85,66 @@ pub fn epoch() -> u64 {
 ///
 /// [`Error::Os`] when the system is out of memory.
 pub fn install() -> Result<()> {
-    static RESULT: OnceLock<i32> = OnceLock::new();
-    let result = *RESULT.get_or_init(|| {
-        // SAFETY: the three functions live as long as the code of this crate, use atomics and
-        // `close` alone, and cannot unwind.
-        unsafe {
-            libc::pthread_atfork(
-                Some(before_fork),
-                Some(after_fork_in_parent),
-                Some(after_fork_in_child),
-            )
-        }
-    });
-    match result {
+    // No lock: another thread may fork while this one holds it, and the child would wait for it for
+    // ever. Handlers that two threads install at once run twice, which changes nothing.
+    static INSTALLED: AtomicBool = AtomicBool::new(false);
+    if INSTALLED.load(SeqCst) {
+        return Ok(());
+    }
+    at_fork(
+        Some(before_fork),
+        Some(after_fork_in_parent),
+        after_fork_in_child,
+    )?;
+    INSTALLED.store(true, SeqCst);
+    Ok(())
+}
+
+/// A function for the C library to call at a fork.
+type Handler = unsafe extern "C" fn();
+
+/// Has functions called at every fork from now on, which use nothing but atomics and what a signal
+/// handler may call, and do not unwind.
+pub(crate) fn at_fork(
+    before: Option<Handler>,
+    after_in_parent: Option<Handler>,
+    after_in_child: Handler,
+) -> Result<()> {
+    if cfg!(miri) {
+        return Ok(()); // Has no processes.
+    }
+    // SAFETY: the functions live as long as this crate's code, and are made for this as promised.
+    let code = unsafe { libc::pthread_atfork(before, after_in_parent, Some(after_in_child)) };
+    match code {
         0 => Ok(()),
         code => Err(Error::os("install the fork handlers")(
             Errno::from_raw_os_error(code),
         )),
+    }
+}
+
+/// The process that made something, told apart from those that were forked from it. A process's
+/// number does not do: a child has its parent's once that is gone, or in a namespace of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Origin {
+    epoch: u64,
+}
+
+impl Origin {
+    /// This process.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`install`].
+    pub fn here() -> Result<Origin> {
+        install()?;
+        Ok(Origin { epoch: epoch() })
+    }
+
+    /// Whether this process is the one, and not a fork of it.
+    #[must_use]
+    pub fn is_here(self) -> bool {
+        self.epoch == epoch()
     }
 }
 

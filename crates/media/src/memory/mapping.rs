@@ -18,7 +18,10 @@ use super::medium::{
 };
 use crate::buffer::{Buffer, Owner, check_range};
 use crate::error::{Error, Result};
-use crate::host::{self, fork::LockFd};
+use crate::host::{
+    self,
+    fork::{LockFd, Origin},
+};
 use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, MsyncFlags, ProtFlags};
@@ -60,8 +63,8 @@ pub struct Mapping {
     fd: Descriptor,
     /// There until the drop.
     watch: Option<Watch>,
-    /// The process that mapped it; a forked child has nothing to unmap.
-    pid: u32,
+    /// A forked child has nothing to unmap.
+    origin: Origin,
 }
 
 /// The descriptor that a mapping was made from, and is kept with it.
@@ -227,6 +230,8 @@ impl Mapping {
         };
         let flags = MapFlags::SHARED;
         let fd = fd.into();
+        let origin = Origin::here();
+        let origin = origin.map_err(|e| Error::io("map", subject(), io::Error::other(e)))?;
         let from = fd
             .get()
             .map_err(|e| Error::io("map", subject(), io::Error::other(e)))?;
@@ -254,7 +259,7 @@ impl Mapping {
             path,
             fd,
             watch: None,
-            pid: std::process::id(),
+            origin,
         };
         // SAFETY: the range is the mapping just made; the advice concerns future children only.
         unsafe { rustix::mm::madvise(at, bytes, Advice::LinuxDontFork) }
@@ -509,7 +514,7 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        if std::process::id() != self.pid {
+        if !self.origin.is_here() {
             return;
         }
         // Before the addresses can be anybody else's.
