@@ -1,4 +1,5 @@
-//! The way in, and the way to close it: operations hold a pass, closing waits for all of them.
+//! The way in, and the way to close it: operations hold a pass, closing waits for all of them, and
+//! whoever closes what another thread is closing waits for that one.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,6 +17,7 @@ pub(crate) const FORKED: &str =
 pub(crate) struct Gate {
     state: Mutex<State>,
     empty: Condvar,
+    ended: Condvar,
     epoch: u64,
 }
 
@@ -23,6 +25,8 @@ pub(crate) struct Gate {
 struct State {
     inside: usize,
     closed: bool,
+    /// Whether whoever closes has come to the end.
+    ended: bool,
 }
 
 /// One operation under way.
@@ -34,6 +38,7 @@ impl Gate {
         Ok(Arc::new(Gate {
             state: Mutex::new(State::default()),
             empty: Condvar::new(),
+            ended: Condvar::new(),
             epoch: fork::epoch(),
         }))
     }
@@ -55,9 +60,17 @@ impl Gate {
         fork::epoch() != self.epoch
     }
 
-    /// Refuses new operations. False when that had been done before.
-    pub(crate) fn close(&self) -> bool {
-        !std::mem::replace(&mut self.state.lock().closed, true)
+    /// Refuses new operations, and leaves the rest to the first who asks. Any other waits until
+    /// that one has come to the end, and has nothing left to do.
+    pub(crate) fn close(&self) -> Option<Closing<'_>> {
+        let mut state = self.state.lock();
+        if !std::mem::replace(&mut state.closed, true) {
+            return Some(Closing(self));
+        }
+        while !state.ended {
+            self.ended.wait(&mut state);
+        }
+        None
     }
 
     /// Waits until nobody is inside.
@@ -74,6 +87,17 @@ impl Gate {
             }
         }
         true
+    }
+}
+
+/// The one who closes. Dropped at the end.
+#[must_use]
+pub(crate) struct Closing<'a>(&'a Gate);
+
+impl Drop for Closing<'_> {
+    fn drop(&mut self) {
+        self.0.state.lock().ended = true;
+        self.0.ended.notify_all();
     }
 }
 

@@ -351,7 +351,7 @@ impl Depot {
 
     /// Refuses new calls, waits for those under way, drains the write-back queue as long as
     /// `close_timeout` allows, and lets the next owner in. Correctness never depends on it.
-    /// Closing twice does nothing.
+    /// Whoever closes it again waits for the first.
     pub fn close(&self) {
         match &self.at {
             At::Here(inner) => inner.close(),
@@ -371,9 +371,12 @@ impl Inner {
 
     fn close(&self) {
         let core = &self.core;
-        if core.gate.forked() || !core.gate.close() {
+        if core.gate.forked() {
             return;
         }
+        let Some(_closing) = core.gate.close() else {
+            return;
+        };
         let begun = clock::now();
         let left = || core.config.close_timeout.saturating_sub(begun.elapsed());
         core.ledger.part_from_held();

@@ -495,9 +495,12 @@ impl Client {
 
     /// Refuses new calls, waits for what is under way, and takes leave. The owner goes on.
     pub(crate) fn close(&self) {
-        if self.gate.forked() || !self.gate.close() {
+        if self.gate.forked() {
             return;
         }
+        let Some(_closing) = self.gate.close() else {
+            return;
+        };
         let link = self.dial.end();
         if !self.gate.wait_empty(CLOSE_TIMEOUT) {
             tracing::warn!("the owner did not end this process's tasks: they are given up");

@@ -495,7 +495,9 @@ impl Mover {
 
     /// Refuses new work, waits for what is under way, and ends the lanes. Every job is done then.
     pub fn close(&self) {
-        self.gate.close();
+        let Some(_closing) = self.gate.close() else {
+            return;
+        };
         self.gate.wait_empty(Duration::MAX);
         self.copier.close();
     }
