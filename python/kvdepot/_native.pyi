@@ -269,7 +269,8 @@ class Depot:
 
     def close(self) -> None:
         """Refuse new calls, wait for those under way, drain what waits for the far tier as long
-        as `close_timeout` allows, and let the next owner in. Closing twice does nothing."""
+        as `close_timeout` allows, and let the next owner in. Closing again waits for the first.
+        On Ctrl-C it goes on in the background, and the end of the process waits for it."""
 
     def __enter__(self) -> Self: ...
     def __exit__(self, *_exception: object) -> None: ...

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,37 @@ def test_options_are_checked_without_opening(tmp_path: Path) -> None:
     assert kvdepot.check("Dax", settings) is None
     assert not (tmp_path / "arena").exists()
     assert "dax.capcity" in refusal(kvdepot.check, "Dax", {"dax": {"capcity": 1}})
+
+
+class Restless(os.PathLike[str]):
+    """A path that changes what it stands in when it is read."""
+
+    def __init__(self, change: Callable[[], Any]) -> None:
+        self.change = change
+
+    def __fspath__(self) -> str:
+        self.change()
+        return "/none/such"
+
+
+def test_settings_may_change_while_they_are_read() -> None:
+    section: dict[str, Any] = {"capacity": 1 << 20}
+    section["path"] = Restless(lambda: section.update({str(len(section)): 1}))
+    kvdepot.check("Dax", {"dax": section})
+    settings: dict[str, Any] = {}
+    settings["socket"] = Restless(settings.clear)
+    kvdepot.check("Cache", settings)
+    devices: list[Any] = []
+    devices.append(Restless(lambda: devices.append(devices[0])))
+    with pytest.raises(kvdepot.ConfigError):
+        kvdepot.check("Dax", {"dax": {"path": devices}})
+
+
+def test_settings_may_be_any_mapping() -> None:
+    inner = types.MappingProxyType({"capacity": "1MiB"})
+    kvdepot.check("Cache", types.MappingProxyType({"cache": inner}))
+    wrong = types.MappingProxyType({"capactiy": 1})
+    assert "cache.capactiy" in refusal(kvdepot.check, "Cache", {"cache": wrong})
 
 
 def deep() -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import ctypes
 import random
 from collections.abc import Callable
 from typing import Any
@@ -80,6 +81,22 @@ def test_memory_of_every_kind(
     out = [MEMORY[kind](bytes(10_000)) for _ in names]
     assert ns.get(names, out).wait(30) == [True] * 3
     assert [view_bytes(one) for one in out] == held
+
+
+def test_memory_without_dimensions(ns: kvdepot.Namespace, keys: Keys) -> None:
+    name = keys(1)
+    key = np.frombuffer(name[0], np.dtype("V32")).reshape(())
+    held: list[Any] = [np.array(2.5), ctypes.c_uint64(7), OnlyDlpack(np.array(2.5))]
+    for one in held:
+        ns.remove(name)
+        assert ns.put([key], [one]).wait(30) == [True]
+        out = bytearray(8)
+        assert ns.get(name, [out]).wait(30) == [True]
+        assert bytes(out) == view_bytes(one)
+        blank: list[Any] = [np.zeros(()), ctypes.c_uint64(0), OnlyDlpack(np.zeros(()))]
+        for into in blank:
+            assert ns.get([key], [into]).wait(30) == [True]
+            assert view_bytes(into) == bytes(out)
 
 
 def test_addresses_and_lengths(ns: kvdepot.Namespace, keys: Keys) -> None:

@@ -116,14 +116,34 @@ class Owner:
 def test_the_owner_lives_until_the_task_is_over(ns: kvdepot.Namespace, keys: Keys) -> None:
     owner = Owner()
     before = sys.getrefcount(owner)
-    task = ns.put(keys(1), kvdepot.Spans(ranges(owner.memory), [[0]], owner))
+    spans = kvdepot.Spans(ranges(owner.memory), [[0]], owner)
+    # The puts wait for whoever reserved their keys before.
+    held = [one for one in ns.reserve(keys(2), spans.nbytes) if one is not None]
+    task = ns.put([held[0].key], spans)
+    del spans
     assert sys.getrefcount(owner) == before + 1
-    task.wait(30)
+    ns.abort(held[:1])
+    assert task.wait(30) == [True]
     assert sys.getrefcount(owner) == before
     watch = weakref.ref(owner)
-    task = ns.put(keys(1), kvdepot.Spans(ranges(owner.memory), [[0]], owner))
+    task = ns.put([held[1].key], kvdepot.Spans(ranges(owner.memory), [[0]], owner))
     del owner
     gc.collect()
     assert watch() is not None
-    task.wait(30)
+    ns.abort(held[1:])
+    assert task.wait(30) == [True]
     assert watch() is None
+
+
+def test_ranges_and_rows_may_be_any_iterables(ns: kvdepot.Namespace, keys: Keys) -> None:
+    memory = np.arange(2 * 64, dtype=np.uint8)
+    address = memory.__array_interface__["data"][0]
+    spans = kvdepot.Spans(
+        (one for one in [(address, 64, 64)]), (iter(row) for row in [[0], [1]]), memory
+    )
+    assert len(spans) == 2
+    name = keys(2)
+    assert ns.put(name, spans).wait(30) == [True] * 2
+    out = [bytearray(64), bytearray(64)]
+    assert ns.get(name, out).wait(30) == [True] * 2
+    assert b"".join(out) == memory.tobytes()

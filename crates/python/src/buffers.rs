@@ -5,13 +5,13 @@ use std::any::Any;
 use std::sync::Arc;
 
 use kvdepot_store::{BlockBuffers, Buffer, Device};
-use pyo3::buffer::PyUntypedBuffer;
 use pyo3::prelude::*;
 use pyo3::types::{PyMemoryView, PyTuple};
 
-use crate::keep::Keep;
+use crate::keep::{Hold, Keep};
 use crate::spans::{Scratch, Spans};
-use crate::{cuda_array, dlpack, errors};
+use crate::view::View;
+use crate::{cuda_array, dlpack, errors, storage};
 
 const ALLOWED: &str = "contiguous memory: an object with the buffer protocol or DLPack, or an \
                        (address, length) pair";
@@ -34,7 +34,7 @@ pub(crate) struct Parsed {
 
 /// What every piece of a call holds.
 struct Owner {
-    _keep: Arc<Keep>,
+    _hold: Hold,
     _scratch: Option<Buffer>,
 }
 
@@ -48,7 +48,7 @@ pub(crate) fn parse(buffers: &Bound<'_, PyAny>, written: bool) -> PyResult<Parse
             false => None,
         };
         let pieces = spans.pieces(py, scratch.as_mut())?;
-        let objects = spans.owner(py).into_iter().collect();
+        let objects = spans.owners(py)?;
         return assemble(py, pieces, objects, scratch);
     }
     let Ok(items) = buffers.try_iter() else {
@@ -73,22 +73,32 @@ fn assemble<P: AsRef<[Raw]>>(
     objects: Vec<Py<PyAny>>,
     scratch: Option<Scratch>,
 ) -> PyResult<Parsed> {
-    let keep = Arc::new(Keep::new(objects));
+    let mut devices = Vec::new();
+    for (index, block) in pieces.iter().enumerate() {
+        for device in block.as_ref().iter().filter_map(|raw| raw.device) {
+            if devices.iter().any(|(known, _)| *known == device) {
+                continue;
+            }
+            let opened = Device::open(device).map_err(|error| {
+                errors::input(py, format!("buffers[{index}]"), error.to_string(), ALLOWED)
+            })?;
+            devices.push((device, opened));
+        }
+    }
+    let keep = Keep::new(objects);
     let owner: Arc<dyn Any + Send + Sync> = Arc::new(Owner {
-        _keep: Arc::clone(&keep),
+        _hold: Hold(Arc::clone(&keep)),
         _scratch: scratch.map(|scratch| scratch.memory),
     });
     let mut blocks = BlockBuffers::default();
-    for (index, block) in pieces.iter().enumerate() {
+    for block in &pieces {
         let mut buffers = Vec::with_capacity(block.as_ref().len());
         for raw in block.as_ref() {
             let owner = Arc::clone(&owner);
-            let device = raw.device.map(Device::open).transpose();
-            let device = device.map_err(|error| {
-                errors::input(py, format!("buffers[{index}]"), error.to_string(), ALLOWED)
-            })?;
-            // SAFETY: each range was described by a Python object that `keep` holds, through the
-            // buffer protocol or DLPack, lies in the scratch memory that `owner` holds, or was
+            let device = devices.iter().find(|(known, _)| Some(*known) == raw.device);
+            let device = device.map(|(_, device)| Arc::clone(device));
+            // SAFETY: each range was described by a Python object that `keep` holds, with the storage
+            // behind it, through the buffer protocol or DLPack, lies in the scratch memory that `owner` holds, or was
             // named by the caller as an address, who answers for it by the documented contract of
             // (address, length) pairs and Spans. The keep is emptied only when no lane touches
             // the memory any more. No Rust reference to the bytes is ever made here.
@@ -131,30 +141,27 @@ fn one(index: usize, item: &Bound<'_, PyAny>, objects: &mut Vec<Py<PyAny>>) -> P
     // A memory view holds the exporter's memory in place, and unlike a bare Py_buffer it can be
     // let go by dropping a reference.
     if let Ok(view) = PyMemoryView::from(item) {
-        let buffer = PyUntypedBuffer::get(&view).map_err(|error| wrong(error.to_string()))?;
-        if !buffer.is_c_contiguous() && !buffer.is_fortran_contiguous() {
+        let buffer = View::of(&view).map_err(|error| wrong(error.to_string()))?;
+        let Some(buffer) = buffer else {
             return Err(wrong("a buffer with gaps".into()));
-        }
+        };
         let raw = Raw {
-            addr: buffer.buf_ptr() as usize,
-            len: buffer.len_bytes(),
-            writable: !buffer.readonly(),
+            addr: buffer.addr(),
+            len: buffer.len(),
+            writable: buffer.is_writable(),
             device: None,
         };
         objects.push(view.into_any().unbind());
         return Ok(raw);
     }
     if let Some(raw) = cuda_array::memory(item).map_err(wrong)? {
+        storage::keep(item, raw.addr, raw.len, objects).map_err(wrong)?;
         objects.push(item.clone().unbind());
         return Ok(raw);
     }
     let capsule = dlpack::capsule(item).map_err(wrong)?;
-    let memory = dlpack::memory(&capsule).map_err(wrong)?;
-    objects.push(capsule.into_any().unbind());
-    Ok(Raw {
-        addr: memory.addr,
-        len: memory.len,
-        writable: memory.writable,
-        device: memory.device,
-    })
+    let (raw, tensor) = dlpack::consume(&capsule).map_err(wrong)?;
+    objects.push(tensor);
+    storage::keep(item, raw.addr, raw.len, objects).map_err(wrong)?;
+    Ok(raw)
 }

@@ -7,6 +7,8 @@ use pyo3::prelude::*;
 /// Runs the `kvdepot` command with these arguments, the program's name first, and answers its
 /// exit status.
 #[pyfunction]
-pub(crate) fn main(py: Python<'_>, argv: Vec<OsString>) -> i32 {
-    py.detach(|| kvdepot_cli::main(argv))
+pub(crate) fn main(py: Python<'_>, argv: &Bound<'_, PyAny>) -> PyResult<i32> {
+    let argv = argv.try_iter()?.map(|word| word?.extract());
+    let argv: Vec<OsString> = argv.collect::<PyResult<_>>()?;
+    Ok(py.detach(|| kvdepot_cli::main(argv)))
 }

@@ -2,13 +2,14 @@
 
 use std::collections::HashMap;
 
-use kvdepot_store::{Completions as Queue, Error};
+use kvdepot_store::{Completions as Queue, Error, Origin};
 use parking_lot::Mutex;
 use pyo3::prelude::*;
 use pyo3::types::PyList;
+use pyo3::{PyTraverseError, PyVisit};
 
-use crate::errors;
 use crate::task::Task;
+use crate::{errors, handle};
 
 /// Tasks under way and what came of them, in the order in which they ended. `fileno` can be
 /// polled: it is readable while something waits for `drain`.
@@ -16,7 +17,7 @@ use crate::task::Task;
 pub(crate) struct Completions {
     queue: Queue,
     added: Mutex<Added>,
-    pid: u32,
+    origin: Origin,
 }
 
 #[derive(Default)]
@@ -34,7 +35,7 @@ enum Answer {
 
 impl Completions {
     fn check_process(&self, py: Python<'_>) -> PyResult<()> {
-        if std::process::id() == self.pid {
+        if self.origin.is_here() {
             return Ok(());
         }
         let word = ": the completions belong to the process this one was forked from";
@@ -66,7 +67,7 @@ impl Completions {
         Ok(Completions {
             queue,
             added: Mutex::default(),
-            pid: std::process::id(),
+            origin: handle::origin(py)?,
         })
     }
 
@@ -123,5 +124,24 @@ impl Completions {
         drop(added);
         drop(forgotten);
         Ok(())
+    }
+
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        // Nobody runs Python code under the lock, which could be what asks for this.
+        let Some(added) = self.added.try_lock() else {
+            return Ok(());
+        };
+        added.entries.values().try_for_each(|(tag, answer)| {
+            visit.call(tag)?;
+            match answer {
+                Answer::Of(task) => visit.call(task),
+                Answer::Ready(answer) => visit.call(answer),
+            }
+        })
+    }
+
+    fn __clear__(&self) {
+        let forgotten = std::mem::take(&mut self.added.lock().entries);
+        drop(forgotten);
     }
 }

@@ -37,9 +37,8 @@ pub(crate) fn open(
         }
     };
     let depot = opened.map_err(|error| errors::raise(py, error))?;
-    Ok(Depot {
-        handle: Handle::new(depot),
-    })
+    let handle = Handle::new(py, depot)?;
+    Ok(Depot { handle })
 }
 
 /// Checks a pipeline and its settings without opening anything.
@@ -233,7 +232,8 @@ impl Depot {
     }
 
     /// Refuses new calls, waits for those under way, drains what waits for the far tier as long
-    /// as `close_timeout` allows, and lets the next owner in. Closing twice does nothing.
+    /// as `close_timeout` allows, and lets the next owner in. Closing again waits for the first. On
+    /// Ctrl-C it goes on in the background, and the end of the process waits for it.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         if self.handle.forked() {
             return Ok(());

@@ -1,20 +1,17 @@
 //! Memory of tensors, by DLPack: `tensor.__dlpack__()` answers a capsule that describes it.
 //!
-//! The capsule is kept, never consumed: its own destructor gives the tensor back.
+//! The capsule is consumed, as the protocol wants it: it is renamed, so that nobody else takes the
+//! same tensor, and what it held is given back by its own deleter once no lane touches it.
 
 use std::ffi::{CStr, c_void};
 
+use std::ptr::NonNull;
+
+use pyo3::ffi::PyCapsule_SetName;
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyCapsuleMethods, PyDict};
 
-/// Where a tensor's bytes are.
-pub(crate) struct Memory {
-    pub(crate) addr: usize,
-    pub(crate) len: usize,
-    pub(crate) writable: bool,
-    /// The number of the CUDA device that it is on; none for memory of this process.
-    pub(crate) device: Option<i32>,
-}
+use crate::buffers::Raw;
 
 /// The device type of CUDA memory.
 const CUDA: i32 = 2;
@@ -30,6 +27,13 @@ const READ_ONLY: u64 = 1;
 
 const PLAIN: &CStr = c"dltensor";
 const VERSIONED: &CStr = c"dltensor_versioned";
+
+/// What a capsule is called once it is consumed.
+const PLAIN_USED: &CStr = c"used_dltensor";
+const VERSIONED_USED: &CStr = c"used_dltensor_versioned";
+
+/// The name of the capsules that a consumed tensor lives in here.
+const OURS: &CStr = c"kvdepot.tensor";
 
 /// `DLTensor` of `dlpack.h`.
 #[repr(C)]
@@ -52,9 +56,48 @@ struct Versioned {
     major: u32,
     minor: u32,
     context: *mut c_void,
-    deleter: *const c_void,
+    deleter: Option<unsafe extern "C" fn(*mut Versioned)>,
     flags: u64,
     tensor: Tensor,
+}
+
+/// `DLManagedTensor` of `dlpack.h`.
+#[repr(C)]
+struct Plain {
+    tensor: Tensor,
+    context: *mut c_void,
+    deleter: Option<unsafe extern "C" fn(*mut Plain)>,
+}
+
+/// What a capsule held, which is given back once.
+enum Managed {
+    Plain(NonNull<Plain>),
+    Versioned(NonNull<Versioned>),
+}
+
+// SAFETY: the tensor's owner answers for its memory; a deleter may be called by any thread, and is
+// called by one that has the interpreter.
+unsafe impl Send for Managed {}
+
+impl Drop for Managed {
+    fn drop(&mut self) {
+        // SAFETY: the capsule was consumed, so that this is the one to call the deleter, which
+        // takes what it belongs to.
+        unsafe {
+            match self {
+                Self::Plain(at) => {
+                    if let Some(deleter) = at.as_ref().deleter {
+                        deleter(at.as_ptr());
+                    }
+                }
+                Self::Versioned(at) => {
+                    if let Some(deleter) = at.as_ref().deleter {
+                        deleter(at.as_ptr());
+                    }
+                }
+            }
+        }
+    }
 }
 
 /// Asks an object for its capsule. `Err` carries the reason in words.
@@ -73,27 +116,49 @@ pub(crate) fn capsule<'py>(object: &Bound<'py, PyAny>) -> Result<Bound<'py, PyCa
         .map_err(|_| "an answer of __dlpack__ that is no capsule".to_owned())
 }
 
-/// The memory that a capsule describes. `Err` carries the reason in words.
-pub(crate) fn memory(capsule: &Bound<'_, PyCapsule>) -> Result<Memory, String> {
-    if let Ok(found) = capsule.pointer_checked(Some(VERSIONED)) {
-        // SAFETY: by its name the capsule holds a `DLManagedTensorVersioned`, which its exporter
-        // keeps until the capsule is destroyed. The fields before `flags` are those of every
-        // major version.
-        let header = unsafe { found.cast::<Versioned>().as_ref() };
-        if header.major != MAJOR {
-            return Err(format!("DLPack version {}.{}", header.major, header.minor));
+/// Takes the tensor out of a capsule: its memory, and an object that keeps it. `Err` carries the
+/// reason in words.
+pub(crate) fn consume(capsule: &Bound<'_, PyCapsule>) -> Result<(Raw, Py<PyAny>), String> {
+    let managed = take(capsule)?;
+    // SAFETY: as said of what was taken: it is there until the deleter is called. The fields
+    // before `flags` are those of every major version.
+    let described = unsafe {
+        match &managed {
+            Managed::Versioned(at) => {
+                let header = at.as_ref();
+                match header.major {
+                    MAJOR => describe(&header.tensor, header.flags & READ_ONLY == 0),
+                    major => Err(format!("DLPack version {major}.{}", header.minor)),
+                }
+            }
+            Managed::Plain(at) => describe(&at.as_ref().tensor, true),
         }
-        return describe(&header.tensor, header.flags & READ_ONLY == 0);
-    }
-    match capsule.pointer_checked(Some(PLAIN)) {
-        // SAFETY: by its name the capsule holds a `DLManagedTensor`, whose first field is the
-        // tensor, kept until the capsule is destroyed.
-        Ok(found) => describe(unsafe { found.cast::<Tensor>().as_ref() }, true),
-        Err(_) => Err("a DLPack capsule that was used before".into()),
-    }
+    };
+    let raw = described?;
+    let kept = PyCapsule::new_with_value(capsule.py(), managed, OURS);
+    let kept = kept.map_err(|error| error.to_string())?;
+    Ok((raw, kept.into_any().unbind()))
 }
 
-fn describe(tensor: &Tensor, writable: bool) -> Result<Memory, String> {
+/// Renames the capsule; what it holds is this process's to give back from then on.
+fn take(capsule: &Bound<'_, PyCapsule>) -> Result<Managed, String> {
+    let (managed, used) = if let Ok(found) = capsule.pointer_checked(Some(VERSIONED)) {
+        (Managed::Versioned(found.cast()), VERSIONED_USED)
+    } else if let Ok(found) = capsule.pointer_checked(Some(PLAIN)) {
+        (Managed::Plain(found.cast()), PLAIN_USED)
+    } else {
+        return Err("a DLPack capsule that was used before".into());
+    };
+    // SAFETY: a capsule that holds something, as just seen; the name lives as long as the code.
+    if unsafe { PyCapsule_SetName(capsule.as_ptr(), used.as_ptr()) } != 0 {
+        // Its exporter gives it back.
+        let _not_ours = std::mem::ManuallyDrop::new(managed);
+        return Err(PyErr::fetch(capsule.py()).to_string());
+    }
+    Ok(managed)
+}
+
+fn describe(tensor: &Tensor, writable: bool) -> Result<Raw, String> {
     let device = (tensor.device_type == CUDA).then_some(tensor.device_id);
     if device.is_none() && !HOST.contains(&tensor.device_type) {
         return Err(format!(
@@ -133,7 +198,7 @@ fn describe(tensor: &Tensor, writable: bool) -> Result<Memory, String> {
     if (addr == 0 && len > 0) || addr.checked_add(len).is_none() {
         return Err(unsound());
     }
-    Ok(Memory {
+    Ok(Raw {
         addr,
         len,
         writable,

@@ -2,9 +2,11 @@
 //! open, which is closed before the interpreter ends.
 
 use std::mem::ManuallyDrop;
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Weak};
+use std::thread;
 
-use kvdepot_store::{Depot, Error};
+use kvdepot_store::{Depot, Error, Origin};
 use parking_lot::Mutex;
 use pyo3::prelude::*;
 
@@ -26,33 +28,74 @@ pub(crate) fn register<T: Closing + 'static>(what: &Arc<T>) {
     open.push(Arc::downgrade(&what));
 }
 
-/// Closes every open depot and mover; runs at exit.
+/// Closes every open depot and mover, all at once; runs at exit. Signals are told at the end: lanes
+/// must not write into the memory of an interpreter that ends, and what waits for a far tier has
+/// until `close_timeout`.
 #[pyfunction(name = "_close_all")]
 pub(crate) fn close_all(py: Python<'_>) -> PyResult<()> {
     keep::end();
     let open = std::mem::take(&mut *OPEN.lock());
-    for what in open.iter().filter_map(Weak::upgrade) {
-        wait::on_thread(py, move || what.close())?;
+    let open: Vec<_> = open.iter().filter_map(Weak::upgrade).collect();
+    let (done, closed) = mpsc::channel();
+    let mut left = 0;
+    for what in open {
+        let close = {
+            let (what, done) = (Arc::clone(&what), done.clone());
+            move || {
+                what.close();
+                // Before the word, so that nothing of it is left to this thread.
+                drop(what);
+                // It is heard: below nobody leaves before.
+                let _heard = done.send(());
+            }
+        };
+        match thread::Builder::new()
+            .name("kvdepot-call".into())
+            .spawn(close)
+        {
+            Ok(_) => left += 1,
+            // No thread can be had: then here.
+            Err(_) => py.detach(|| what.close()),
+        }
+    }
+    drop(done);
+    let closed = Mutex::new(closed);
+    let mut first = None;
+    while left > 0 {
+        match py.detach(|| closed.lock().recv_timeout(wait::SLICE)) {
+            Ok(()) => left -= 1,
+            // One of them panicked.
+            Err(RecvTimeoutError::Disconnected) => break,
+            Err(RecvTimeoutError::Timeout) => {}
+        }
+        if let Err(raised) = py.check_signals() {
+            first.get_or_insert(raised);
+        }
     }
     keep::sweep(py);
-    Ok(())
+    first.map_or(Ok(()), Err)
+}
+
+/// This process, for what its children must not use.
+pub(crate) fn origin(py: Python<'_>) -> PyResult<Origin> {
+    Origin::here().map_err(|error| errors::raise(py, error.into()))
 }
 
 /// An open depot, and the process that opened it.
 pub(crate) struct Handle {
     /// `None` only while dropping.
     depot: Option<Depot>,
-    pid: u32,
+    pub(crate) origin: Origin,
 }
 
 impl Handle {
-    pub(crate) fn new(depot: Depot) -> Arc<Handle> {
+    pub(crate) fn new(py: Python<'_>, depot: Depot) -> PyResult<Arc<Handle>> {
         let handle = Arc::new(Handle {
             depot: Some(depot),
-            pid: std::process::id(),
+            origin: origin(py)?,
         });
         register(&handle);
-        handle
+        Ok(handle)
     }
 
     /// The depot, in the process that opened it: a forked child has a copy of its locks, which
@@ -69,7 +112,7 @@ impl Handle {
 
     /// Whether this process is a fork of the one that opened the depot.
     pub(crate) fn forked(&self) -> bool {
-        std::process::id() != self.pid
+        !self.origin.is_here()
     }
 }
 

@@ -1,13 +1,11 @@
 //! Keys as Python gives them: one contiguous buffer, or a sequence of 32-byte values.
 
-use std::ptr;
-
 use kvdepot_store::Key;
-use pyo3::buffer::PyUntypedBuffer;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList, PyTuple};
 
 use crate::errors;
+use crate::view::View;
 
 const ALLOWED: &str = "32-byte values, or one contiguous buffer of them";
 
@@ -23,9 +21,9 @@ pub(crate) fn parse(keys: &Bound<'_, PyAny>) -> PyResult<Vec<Key>> {
     if let Ok(tuple) = keys.cast::<PyTuple>() {
         return each(tuple.iter());
     }
-    if let Ok(buffer) = PyUntypedBuffer::get(keys) {
-        return match bytes_of(&buffer) {
-            Some(bytes) => many(py, &bytes),
+    if let Ok(view) = View::of(keys) {
+        return match view {
+            Some(view) => many(py, &view.to_vec()),
             None => Err(errors::input(
                 py,
                 "keys",
@@ -69,28 +67,8 @@ fn one(index: usize, item: &Bound<'_, PyAny>) -> PyResult<Key> {
     if let Ok(bytes) = item.cast::<PyBytes>() {
         return key(bytes.as_bytes());
     }
-    match PyUntypedBuffer::get(item).map(|buffer| bytes_of(&buffer)) {
-        Ok(Some(bytes)) => key(&bytes),
+    match View::of(item) {
+        Ok(Some(view)) => key(&view.to_vec()),
         _ => Err(wrong(errors::shown(item))),
     }
-}
-
-/// A copy of a contiguous buffer's bytes.
-pub(crate) fn bytes_of(buffer: &PyUntypedBuffer) -> Option<Vec<u8>> {
-    let len = buffer.len_bytes();
-    if len == 0 {
-        return Some(Vec::new());
-    }
-    if !buffer.is_c_contiguous() {
-        return None;
-    }
-    let mut bytes = Vec::with_capacity(len);
-    // SAFETY: the exporter keeps `len` readable bytes at `buf_ptr` while the buffer is held, and
-    // they are contiguous as just checked; `bytes` has room for them. They are copied raw: another
-    // thread may change them meanwhile, and any byte is a valid u8.
-    unsafe {
-        ptr::copy_nonoverlapping(buffer.buf_ptr().cast::<u8>(), bytes.as_mut_ptr(), len);
-        bytes.set_len(len);
-    }
-    Some(bytes)
 }

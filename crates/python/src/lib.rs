@@ -28,38 +28,52 @@ mod mover;
 mod namespace;
 mod settings;
 mod spans;
+mod storage;
 mod task;
 mod two_phase;
+mod view;
 mod wait;
 
+use pyo3::exceptions::PyImportError;
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::PyModule;
+
+/// The number of the interpreter that a process begins with.
+const MAIN_INTERPRETER: i64 = 0;
+
 /// The compiled half of kvdepot.
-#[pyo3::pymodule(gil_used = true)]
-mod _native {
-    use pyo3::prelude::*;
-    use pyo3::types::PyModule;
+#[pymodule(gil_used = true)]
+fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    // First of all: what the module makes is the interpreter's that makes it.
+    refuse_subinterpreters()?;
+    module.add_class::<completions::Completions>()?;
+    module.add_class::<depot::Depot>()?;
+    module.add_class::<mover::MoveJob>()?;
+    module.add_class::<mover::Mover>()?;
+    module.add_class::<namespace::Namespace>()?;
+    module.add_class::<spans::Spans>()?;
+    module.add_class::<task::Task>()?;
+    module.add_class::<two_phase::Pin>()?;
+    module.add_class::<two_phase::Reservation>()?;
+    module.add_function(wrap_pyfunction!(command::main, module)?)?;
+    module.add_function(wrap_pyfunction!(depot::check, module)?)?;
+    module.add_function(wrap_pyfunction!(depot::open, module)?)?;
+    module.add_function(wrap_pyfunction!(handle::close_all, module)?)?;
+    module.add_function(wrap_pyfunction!(mover::attach, module)?)?;
+    module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    errors::add(module)
+}
 
-    #[pymodule_export]
-    use crate::command::main;
-    #[pymodule_export]
-    use crate::completions::Completions;
-    #[pymodule_export]
-    use crate::depot::{Depot, check, open};
-    #[pymodule_export]
-    use crate::handle::close_all;
-    #[pymodule_export]
-    use crate::mover::{MoveJob, Mover, attach};
-    #[pymodule_export]
-    use crate::namespace::Namespace;
-    #[pymodule_export]
-    use crate::spans::Spans;
-    #[pymodule_export]
-    use crate::task::Task;
-    #[pymodule_export]
-    use crate::two_phase::{Pin, Reservation};
-
-    #[pymodule_init]
-    fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
-        module.add("__version__", env!("CARGO_PKG_VERSION"))?;
-        crate::errors::add(module)
+/// Lanes give objects back to the interpreter that they know, the main one, and depots are closed
+/// when it ends.
+fn refuse_subinterpreters() -> PyResult<()> {
+    // SAFETY: this thread is attached to an interpreter, whose state the first call gives.
+    let number = unsafe { ffi::PyInterpreterState_GetID(ffi::PyInterpreterState_Get()) };
+    match number {
+        MAIN_INTERPRETER => Ok(()),
+        _ => Err(PyImportError::new_err(
+            "kvdepot works in a process's main interpreter only, not in a subinterpreter",
+        )),
     }
 }

@@ -4,7 +4,7 @@ use std::ffi::c_int;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use kvdepot_store::{Buffer, Error, MoveJob as StoreJob, Mover as StoreMover};
+use kvdepot_store::{Buffer, Error, MoveJob as StoreJob, Mover as StoreMover, Origin};
 use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -13,7 +13,8 @@ use pyo3::types::{PyBytes, PyList, PyMemoryView, PyTuple};
 use crate::buffers::{self, Parsed};
 use crate::handle::{self, Closing};
 use crate::keep::{self, Keep};
-use crate::{errors, keys, log, wait};
+use crate::view::View;
+use crate::{errors, log, wait};
 
 /// The most lanes of a mover: a bound against a wrong unit, as in the configuration.
 const LANES_MAX: usize = 256;
@@ -50,7 +51,7 @@ pub(crate) fn attach(
     let mover = mover.map_err(|error| errors::raise(py, error))?;
     let shared = Arc::new(Shared {
         mover: Some(mover),
-        pid: std::process::id(),
+        origin: handle::origin(py)?,
     });
     handle::register(&shared);
     Ok(Mover { shared })
@@ -59,13 +60,13 @@ pub(crate) fn attach(
 struct Shared {
     /// `None` only while dropping.
     mover: Option<StoreMover>,
-    pid: u32,
+    origin: Origin,
 }
 
 impl Closing for Shared {
     fn close(&self) {
         if let Some(mover) = &self.mover
-            && std::process::id() == self.pid
+            && self.origin.is_here()
         {
             mover.close();
         }
@@ -88,7 +89,7 @@ pub(crate) struct Mover {
 impl Mover {
     fn here(&self, py: Python<'_>) -> PyResult<&StoreMover> {
         if let Some(mover) = &self.shared.mover
-            && std::process::id() == self.shared.pid
+            && self.shared.origin.is_here()
         {
             return Ok(mover);
         }
@@ -112,13 +113,13 @@ impl Mover {
         Ok(MoveJob {
             job: job?,
             keep,
-            pid: self.shared.pid,
+            origin: self.shared.origin,
         })
     }
 
     fn hash(&self, placements: &Bound<'_, PyAny>, part: u32, expect: bool) -> PyResult<MoveJob> {
         let list = read_placements(placements)?;
-        let keep = Arc::new(Keep::new(Vec::new()));
+        let keep = Keep::new(Vec::new());
         self.start(placements.py(), keep, |mover| {
             mover.hash(&list, part, expect)
         })
@@ -248,9 +249,8 @@ fn read_placements(placements: &Bound<'_, PyAny>) -> PyResult<Vec<Vec<u8>>> {
     let mut list = Vec::new();
     for (index, item) in placements.try_iter()?.enumerate() {
         let item = item?;
-        let buffer = pyo3::buffer::PyUntypedBuffer::get(&item);
-        match buffer.map(|buffer| keys::bytes_of(&buffer)) {
-            Ok(Some(bytes)) => list.push(bytes),
+        match View::of(&item) {
+            Ok(Some(view)) => list.push(view.to_vec()),
             _ => {
                 let field = format!("placements[{index}]");
                 let allowed = "the bytes of a pin's or reservation's placement";
@@ -296,7 +296,7 @@ impl Medium {
 pub(crate) struct MoveJob {
     job: StoreJob,
     keep: Arc<Keep>,
-    pid: u32,
+    origin: Origin,
 }
 
 #[pymethods]
@@ -305,7 +305,7 @@ impl MoveJob {
     #[pyo3(signature = (timeout = None))]
     fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<bool> {
         let limit = wait::timeout(py, timeout)?;
-        if std::process::id() != self.pid {
+        if !self.origin.is_here() {
             let word = ": the job belongs to the process this one was forked from";
             return Err(errors::raise(py, Error::Closed(word)));
         }

@@ -182,7 +182,7 @@ impl Namespace {
         let task = self.change(py, |namespace| namespace.put(keys, blocks));
         // Refused: no lane has seen the buffers.
         let task = task.inspect_err(|_| parsed.keep.release(py))?;
-        Ok(Task::new(task, parsed.keep))
+        Ok(Task::new(task, parsed.keep, self.handle.origin))
     }
 
     /// Fills buffers with blocks, given in prefix order. A buffer of another length than its
@@ -209,7 +209,7 @@ impl Namespace {
         let task = self.change(py, |namespace| namespace.get_with(keys, blocks, options));
         // Refused: no lane has seen the buffers.
         let task = task.inspect_err(|_| parsed.keep.release(py))?;
-        Ok(Task::new(task, parsed.keep))
+        Ok(Task::new(task, parsed.keep, self.handle.origin))
     }
 
     /// Brings the consecutive hits from the first key into the near tier, in the background.
@@ -217,7 +217,7 @@ impl Namespace {
     fn prefetch(&self, py: Python<'_>, keys: &Bound<'_, PyAny>) -> PyResult<Task> {
         let keys = keys::parse(keys)?;
         let task = self.change(py, |namespace| namespace.prefetch(&keys))?;
-        Ok(Task::new(task, Arc::new(Keep::new(Vec::new()))))
+        Ok(Task::new(task, Keep::new(Vec::new()), self.handle.origin))
     }
 
     /// Removes blocks from every tier; how many were in one.

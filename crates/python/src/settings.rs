@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use kvdepot_store::config::read_yaml;
 use kvdepot_store::{Config, Error};
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple};
+use pyo3::types::{PyBool, PyDict, PyFloat, PyInt, PyList, PyMapping, PyString, PyTuple};
 use serde_json::{Map, Value};
 
 use crate::errors;
@@ -166,9 +166,9 @@ fn value(field: &str, given: &Bound<'_, PyAny>, depth: usize) -> PyResult<Value>
     if let Ok(text) = given.cast::<PyString>() {
         return Ok(Value::String(text.to_cow()?.into_owned()));
     }
-    if let Ok(dict) = given.cast::<PyDict>() {
+    if let Some(items) = entries(given)? {
         let mut map = Map::new();
-        for (name, inner) in dict {
+        for (name, inner) in items {
             let Ok(name) = name.extract::<String>() else {
                 let allowed = "options named by texts";
                 let shown = errors::shown(&name);
@@ -182,9 +182,13 @@ fn value(field: &str, given: &Bound<'_, PyAny>, depth: usize) -> PyResult<Value>
         }
         return Ok(Value::Object(map));
     }
-    if given.is_instance_of::<PyList>() || given.is_instance_of::<PyTuple>() {
-        let items = given.try_iter()?;
-        let items = items.map(|item| value(field, &item?, depth + 1));
+    // A copy: reading an item may run Python code, which may change the list.
+    let items = match given.cast::<PyList>() {
+        Ok(list) => Some(list.to_tuple()),
+        Err(_) => given.cast::<PyTuple>().ok().cloned(),
+    };
+    if let Some(items) = items {
+        let items = items.iter().map(|item| value(field, &item, depth + 1));
         return Ok(Value::Array(items.collect::<PyResult<_>>()?));
     }
     match given.extract::<PathBuf>() {
@@ -194,6 +198,25 @@ fn value(field: &str, given: &Bound<'_, PyAny>, depth: usize) -> PyResult<Value>
         },
         Err(_) => Err(refuse()),
     }
+}
+
+/// The entries of a mapping, which reading one of them cannot change any more.
+fn entries<'py>(
+    given: &Bound<'py, PyAny>,
+) -> PyResult<Option<Vec<(Bound<'py, PyAny>, Bound<'py, PyAny>)>>> {
+    if let Ok(dict) = given.cast::<PyDict>() {
+        return Ok(Some(dict.iter().collect()));
+    }
+    let Ok(mapping) = given.cast::<PyMapping>() else {
+        return Ok(None);
+    };
+    let items = mapping.items()?;
+    Ok(Some(
+        items
+            .iter()
+            .map(|item| item.extract())
+            .collect::<PyResult<_>>()?,
+    ))
 }
 
 /// A neutral value as Python's.

@@ -3,16 +3,19 @@
 use std::alloc::{Layout, alloc_zeroed};
 
 use kvdepot_store::Buffer;
+use parking_lot::Mutex;
 use pyo3::buffer::PyBuffer;
 use pyo3::prelude::*;
+use pyo3::{PyTraverseError, PyVisit};
 
 use crate::buffers::Raw;
-use crate::errors;
+use crate::{errors, storage};
 
 /// One block for each row of `rows`. A row holds ids; of each of `ranges`, given as
 /// (address, stride, length), a block takes `length` bytes at `address + id * stride` for every
 /// id of its row, range after range. The memory must stay valid until the task that uses it no
-/// longer touches it; `owner` is kept alive until then.
+/// longer touches it; `owner` is kept alive until then, with the storage of each tensor that it is
+/// or, as a list, tuple or dictionary, has.
 ///
 /// In a load or a get a negative id stands for bytes that are verified but not delivered.
 #[pyclass(frozen, module = "kvdepot")]
@@ -21,7 +24,8 @@ pub(crate) struct Spans {
     ids: Vec<i64>,
     /// `ends[i]` is one past the last id of row `i`.
     ends: Vec<usize>,
-    owner: Option<Py<PyAny>>,
+    /// What keeps the memory; `None` once it was garbage.
+    owners: Mutex<Option<Vec<Py<PyAny>>>>,
 }
 
 #[derive(Clone, Copy)]
@@ -37,12 +41,19 @@ impl Spans {
     #[pyo3(signature = (ranges, rows, owner = None))]
     fn new(
         py: Python<'_>,
-        ranges: Vec<(u64, i64, u64)>,
+        ranges: &Bound<'_, PyAny>,
         rows: &Bound<'_, PyAny>,
-        owner: Option<Py<PyAny>>,
+        owner: Option<Bound<'_, PyAny>>,
     ) -> PyResult<Spans> {
-        let mut known = Vec::with_capacity(ranges.len());
-        for (index, (addr, stride, len)) in ranges.into_iter().enumerate() {
+        // First: what the addresses below are of must not be let go meanwhile.
+        let mut owners = Vec::new();
+        if let Some(owner) = owner {
+            storage::keep_all(&owner, &mut owners);
+            owners.push(owner.unbind());
+        }
+        let mut known = Vec::new();
+        for (index, range) in ranges.try_iter()?.enumerate() {
+            let (addr, stride, len): (u64, i64, u64) = range?.extract()?;
             if addr == 0 || len == 0 || addr.checked_add(len).is_none() {
                 return Err(errors::input(
                     py,
@@ -58,8 +69,20 @@ impl Spans {
             ranges: known,
             ids,
             ends,
-            owner,
+            owners: Mutex::new(Some(owners)),
         })
+    }
+
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        // Nobody runs Python code under the lock, which could be what asks for this.
+        let owners = self.owners.try_lock();
+        let owners = owners.iter().filter_map(|owners| owners.as_ref()).flatten();
+        owners.into_iter().try_for_each(|owner| visit.call(owner))
+    }
+
+    fn __clear__(&self) {
+        let owners = self.owners.lock().take();
+        drop(owners);
     }
 
     fn __len__(&self) -> usize {
@@ -99,10 +122,10 @@ fn read_rows(rows: &Bound<'_, PyAny>) -> PyResult<(Vec<i64>, Vec<usize>)> {
     let items = rows.try_iter().map_err(|_| wrong("rows".into(), rows))?;
     for (index, row) in items.enumerate() {
         let row = row?;
-        match row.extract::<Vec<i64>>() {
-            Ok(row) => ids.extend(row),
-            Err(_) => return Err(wrong(format!("rows[{index}]"), &row)),
-        }
+        let each = row.try_iter();
+        let each = each.and_then(|items| items.map(|id| Ok(id?.extract()?)).collect());
+        let each: Vec<i64> = each.map_err(|_: PyErr| wrong(format!("rows[{index}]"), &row))?;
+        ids.extend(each);
         ends.push(ids.len());
     }
     Ok((ids, ends))
@@ -117,8 +140,17 @@ fn shape<T: pyo3::buffer::Element>(array: &PyBuffer<T>) -> Option<(usize, usize)
 
 impl Spans {
     /// What keeps the memory alive.
-    pub(crate) fn owner(&self, py: Python<'_>) -> Option<Py<PyAny>> {
-        self.owner.as_ref().map(|owner| owner.clone_ref(py))
+    pub(crate) fn owners(&self, py: Python<'_>) -> PyResult<Vec<Py<PyAny>>> {
+        match &*self.owners.lock() {
+            Some(owners) => Ok(owners.iter().map(|owner| owner.clone_ref(py)).collect()),
+            // A finalizer has them still.
+            None => Err(errors::input(
+                py,
+                "buffers",
+                "Spans that were garbage",
+                "Spans whose owner is there",
+            )),
+        }
     }
 
     /// The pieces of every block, neighbours joined. `scratch` says where bytes of negative ids

@@ -3,9 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use kvdepot_store::{Completions, Error, Task as StoreTask};
+use kvdepot_store::{Completions, Error, Origin, Task as StoreTask};
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyString};
+use pyo3::{PyTraverseError, PyVisit};
 
 use crate::keep::Keep;
 use crate::{errors, wait};
@@ -16,13 +17,12 @@ use crate::{errors, wait};
 pub(crate) struct Task {
     task: StoreTask,
     keep: Arc<Keep>,
-    pid: u32,
+    origin: Origin,
 }
 
 impl Task {
-    pub(crate) fn new(task: StoreTask, keep: Arc<Keep>) -> Task {
-        let pid = std::process::id();
-        Task { task, keep, pid }
+    pub(crate) fn new(task: StoreTask, keep: Arc<Keep>, origin: Origin) -> Task {
+        Task { task, keep, origin }
     }
 
     /// Enters `number` into `completions` once the task has all its outcomes.
@@ -49,7 +49,7 @@ impl Task {
         reached: impl Fn(Duration) -> bool + Sync,
     ) -> PyResult<()> {
         let limit = wait::timeout(py, timeout)?;
-        if std::process::id() != self.pid {
+        if !self.origin.is_here() {
             let word = ": the task belongs to the process this one was forked from";
             return Err(errors::raise(py, Error::Closed(word)));
         }
@@ -104,6 +104,14 @@ impl Task {
             reason.map(|reason| PyString::intern(py, reason))
         });
         PyList::new(py, reasons)
+    }
+
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        // Before, the lanes have them too, and let them go by themselves.
+        match self.task.is_done() {
+            true => self.keep.traverse(&visit),
+            false => Ok(()),
+        }
     }
 
     fn __len__(&self) -> usize {

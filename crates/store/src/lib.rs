@@ -45,6 +45,7 @@ pub use devices::{DeviceState, DeviceStats, DrainTo};
 pub use error::Error;
 pub use key::{Identity, Key, NamespaceId};
 pub use kvdepot_media::cuda::Device;
+pub use kvdepot_media::host::fork::Origin;
 pub use kvdepot_media::{Buffer, Checksum};
 pub use listing::{Gone, NamespaceUsage};
 pub use metrics::Stats;
