@@ -21,6 +21,7 @@ mod devices;
 mod error;
 pub mod format;
 mod gate;
+mod held;
 mod index;
 pub mod inspect;
 mod journal;

@@ -4,6 +4,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 use std::sync::atomic::Ordering;
 
+use super::bury::{BATCH, Dying};
 use super::owner_lock::OwnerLock;
 use super::{Arena, Cause, Refused, Token, Wanted};
 use crate::index::Stage;
@@ -37,6 +38,8 @@ pub(crate) struct Room {
     pub(crate) vacant: u64,
     /// Bytes that eviction frees in one go.
     pub(crate) ahead: u64,
+    /// Whether the block that asks would fit as it is; the caller says.
+    pub(crate) fits: bool,
     /// When its least recently used block was used, of those that can be evicted.
     pub(crate) oldest: Option<u64>,
 }
@@ -46,7 +49,7 @@ pub(crate) struct Room {
 pub(crate) struct Device {
     pub(crate) leaving: bool,
     pub(crate) failed: bool,
-    /// Nothing is stored, pinned or being written.
+    /// Nothing is stored, pinned or being written, and nobody is at work there.
     pub(crate) empty: bool,
     pub(crate) pinned: u64,
     pub(crate) reserved: u64,
@@ -65,10 +68,11 @@ impl Arena {
     pub(crate) fn device(&self) -> Device {
         let state = self.state.lock();
         let (pinned, reserved) = (state.pinned, state.reserved.len() as u64);
+        let under_way = state.set_aside + state.burials;
         Device {
             leaving: self.leaving.load(Ordering::Acquire),
             failed: self.has_failed(),
-            empty: state.live.len() == 0 && pinned == 0 && reserved == 0,
+            empty: state.live.len() == 0 && pinned + reserved + under_way == 0,
             pinned,
             reserved,
         }
@@ -80,7 +84,7 @@ impl Arena {
     }
 
     /// Why nothing can be written here now, if nothing can.
-    pub(super) fn closed_to_writes(&self) -> Option<Cause> {
+    pub(crate) fn closed_to_writes(&self) -> Option<Cause> {
         let alone = |lock: Option<&OwnerLock>| lock.is_some_and(OwnerLock::alone);
         if self.leaving.load(Ordering::Acquire) {
             return Some(Cause::Leaving);
@@ -99,6 +103,7 @@ impl Arena {
             free: state.pool.free_bytes(),
             vacant: state.entries.vacant(),
             ahead: self.with_ahead(0),
+            fits: false,
             oldest: state.entries.oldest_stamp(),
         })
     }
@@ -157,21 +162,32 @@ impl Arena {
     /// Unpublishes blocks that another device has now. Pinned ones stay where they are until the
     /// last pin ends.
     pub(crate) fn hand_over(&self, tokens: &[Token]) {
-        let mut guard = self.state.lock();
-        let state = &mut *guard;
+        self.drop_blocks(tokens, true);
+    }
+
+    /// As [`Arena::hand_over`], under other locks: the caller buries them when it has let go.
+    pub(crate) fn disown(&self, tokens: &[Token]) -> Dying {
+        let mut state = self.state.lock();
         let slots = state.live_slots(tokens);
+        let mut dying = Dying::default();
         state.roll.moving = true;
-        self.drop_blocks(state, &slots);
+        for slot in slots {
+            self.unpublish(&mut state, slot, &mut dying);
+        }
         state.roll.moving = false;
+        dying
     }
 
     /// Evicts those of these blocks that nobody has pinned; how many.
     pub(crate) fn evict_these(&self, tokens: &[Token]) -> usize {
-        let mut guard = self.state.lock();
-        let state = &mut *guard;
-        let mut slots = state.live_slots(tokens);
-        slots.retain(|slot| state.entries.get(*slot).pins == 0);
-        self.evict_blocks(state, &slots);
-        slots.len()
+        let mut count = 0;
+        for some in tokens.chunks(BATCH) {
+            let mut state = self.state.lock();
+            let mut slots = state.live_slots(some);
+            slots.retain(|slot| state.entries.get(*slot).pins == 0);
+            self.evict_blocks(&mut state, &slots);
+            count += slots.len();
+        }
+        count
     }
 }

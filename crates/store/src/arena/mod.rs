@@ -5,8 +5,11 @@
 //! table alone finds exactly the blocks that were visible. The arena knows nothing of copies:
 //! whoever reserved an extent fills it, then commits.
 //!
-//! The lock is held for index work and for writes of 128 bytes, never while a payload moves.
+//! The lock is held for index work alone: not while a payload moves, and not while the medium is
+//! written or synced. What a call does there in the meantime is its own: a reservation that it
+//! commits, a block that it buries, room that it has set aside.
 
+mod bury;
 mod create;
 mod erase;
 mod evict;
@@ -16,9 +19,11 @@ mod open;
 mod owner_lock;
 mod publish;
 mod recover;
+mod reserve;
 mod reserved;
 mod roll;
 mod serve;
+mod space;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -28,16 +33,18 @@ use arc_swap::ArcSwap;
 use kvdepot_alloc::Pool;
 use kvdepot_media::Mapping;
 use kvdepot_media::checksum::Checksum;
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 
 use crate::config::Durability;
 use crate::format::GRANULE;
 use crate::format::layout::Layout;
-use crate::format::record::{self, Packed, Record, State as RecordState};
+use crate::format::record::{Packed, Record, State as RecordState};
 use crate::format::superblock::Superblock;
+use crate::held;
 use crate::index::{Entries, Entry, KeyMap, Namespaces};
 use crate::{Identity, Key, NamespaceId};
 
+pub(crate) use bury::Dying;
 pub(crate) use create::default_capacity;
 pub use create::{UNFINISHED, erase_unfinished};
 pub use erase::erase;
@@ -45,11 +52,12 @@ pub(crate) use leave::{Device, Inode, Room};
 pub(crate) use open::{default_path, read_directory, read_superblock};
 use owner_lock::OwnerLock;
 pub(crate) use owner_lock::read_owner;
-pub(crate) use publish::{Cause, Full, Refused};
 pub use recover::Opening;
 pub(crate) use recover::{is_inside, judge, survey};
+pub(crate) use reserve::{Cause, Full, Refused};
 pub(crate) use reserved::Reserved;
 use roll::Roll;
+pub(crate) use space::Space;
 
 /// Names one reservation or pin: the slot may be reused, the device's sequences never are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -112,7 +120,11 @@ pub(crate) struct Arena {
     durability: Durability,
     /// `None` for memory that dies with the process.
     table: Option<Table>,
-    state: Mutex<State>,
+    state: held::Mutex<State>,
+    /// A burial has ended.
+    burial: Condvar,
+    /// Whether little room is left where others had to go before.
+    low: AtomicBool,
     counters: Counters,
 }
 
@@ -139,6 +151,13 @@ struct State {
     sequence: u64,
     live_bytes: u64,
     pinned: u64,
+    /// Burials that calls are at, and how many have ended.
+    burials: u64,
+    buried: u64,
+    /// How often room is set aside for blocks that are not reserved yet.
+    set_aside: u64,
+    /// Whether blocks had to be evicted for others.
+    pressed: bool,
     /// Namespaces in the medium's directory, by the number of their entry.
     described: Vec<Option<NamespaceId>>,
     /// Namespaces whose blocks may not be scattered.
@@ -267,44 +286,9 @@ impl Arena {
         }
     }
 
-    /// Writes the record of a slot. The caller holds the lock, so slots are not written twice at
-    /// once; a crash in the middle leaves a record that does not verify.
-    fn write_record(&self, state: &State, slot: u32, record_state: RecordState) {
-        let Some(table) = &self.table else { return };
-        let entry = state.entries.get(slot);
-        let bytes = Record {
-            state: record_state,
-            parts: entry.parts,
-            created: entry.created,
-            sequence: entry.sequence,
-            identity: state.identity(entry),
-            extents: entry.extents,
-            len: entry.len,
-            checksum: entry.checksum,
-        }
-        .encode(record::seed(&table.uuid, slot));
-        // Inside the table by construction: the layout has a record for every slot.
-        if let Err(error) = self
-            .mapping
-            .load()
-            .write_from(self.layout().record(slot), &bytes)
-        {
-            tracing::error!(tier = self.name, slot, %error, "a record could not be written");
-        }
-    }
-
     /// Whether blocks of this arena shall outlive a power cut.
     fn is_durable(&self) -> bool {
         self.durability == Durability::Power && self.table.is_some()
-    }
-
-    /// Whether the medium has the records of these slots, as durably as it shall.
-    fn sync_records(&self, slots: &[u32]) -> bool {
-        let mut records = slots.iter().map(|slot| self.layout().record(*slot));
-        let len = record::LEN as u64;
-        self.table.is_none()
-            || records
-                .all(|at| !self.is_lost(at, len) && (!self.is_durable() || self.sync(at, len)))
     }
 
     /// Whether the medium has failed under any of these bytes.
@@ -324,17 +308,6 @@ impl Arena {
             "the medium failed; these bytes are not used again while the arena is open"
         );
     }
-
-    fn sync(&self, offset: u64, len: u64) -> bool {
-        let synced = self
-            .mapping
-            .load()
-            .sync(offset, len, kvdepot_media::Flush::Power);
-        if let Err(error) = &synced {
-            tracing::error!(tier = self.name, offset, len, %error, "could not make bytes durable");
-        }
-        synced.is_ok()
-    }
 }
 
 impl State {
@@ -342,6 +315,21 @@ impl State {
         Identity {
             namespace: self.namespaces.id(entry.namespace),
             key: entry.key,
+        }
+    }
+
+    /// The record of a block.
+    fn record(&self, slot: u32, state: RecordState) -> Record {
+        let entry = self.entries.get(slot);
+        Record {
+            state,
+            parts: entry.parts,
+            created: entry.created,
+            sequence: entry.sequence,
+            identity: self.identity(entry),
+            extents: entry.extents,
+            len: entry.len,
+            checksum: entry.checksum,
         }
     }
 

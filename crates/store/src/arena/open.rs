@@ -8,7 +8,7 @@ use arc_swap::ArcSwap;
 use kvdepot_alloc::Pool;
 use kvdepot_media::host::{dirs, peer};
 use kvdepot_media::{Access, Flush, Mapping};
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 
 use super::create::{format, path_error};
 use super::owner_lock::OwnerLock;
@@ -20,6 +20,7 @@ use crate::config::{DaxConfig, Durability, size};
 use crate::format::layout::{self, Layout};
 use crate::format::superblock::{self, Refusal, Superblock};
 use crate::format::{GRANULE, directory, owner};
+use crate::held;
 use crate::index::{Entries, KeyMap, Namespaces, Uses};
 
 impl Arena {
@@ -58,7 +59,9 @@ impl Arena {
             leaving: AtomicBool::new(false),
             durability: Durability::Process,
             table: None,
-            state: Mutex::new(State::new(number, pool, layout.records as u32, 0)),
+            state: held::Mutex::new(State::new(number, pool, layout.records as u32, 0)),
+            burial: Condvar::new(),
+            low: AtomicBool::new(false),
             counters: Counters::default(),
         })
     }
@@ -155,11 +158,13 @@ impl Arena {
                 superblock: Mutex::new(superblock),
                 lock: Mutex::new(Some(lock)),
             }),
-            state: Mutex::new(state),
+            state: held::Mutex::new(state),
+            burial: Condvar::new(),
+            low: AtomicBool::new(false),
             counters: Counters::default(),
             mapping: ArcSwap::new(mapping),
         };
-        arena.bury(&found.outranked);
+        arena.outrank(&found.outranked);
         Ok((arena, opening))
     }
 
@@ -210,6 +215,10 @@ impl State {
             sequence,
             live_bytes: 0,
             pinned: 0,
+            burials: 0,
+            buried: 0,
+            set_aside: 0,
+            pressed: false,
             described: Vec::new(),
             contiguous: Vec::new(),
             roll: Roll::default(),

@@ -1,234 +1,20 @@
-//! Reserve, commit, abort: how a block comes to be.
+//! Commit and abort: how a reserved block comes to be, or not.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use kvdepot_alloc::{Extent, Hint, Pool};
 use kvdepot_media::checksum::Checksum;
-use parking_lot::MutexGuard;
 
-use super::{Arena, Reserved, State, Token, Wanted};
-use crate::format::record::{EXTENTS_MAX, Packed, State as RecordState};
-use crate::index::{Entry, Stage};
-use crate::{Error, NamespaceId, clock};
+use super::bury::Dying;
+use super::{Arena, State, Token};
+use crate::NamespaceId;
+use crate::format::record::{Packed, Record, State as RecordState};
+use crate::held::{self, Guard};
+use crate::index::Stage;
 
 /// Bits of a sequence that count within one generation.
 pub(super) const COUNTER_BITS: u32 = 40;
 
-/// Why a key got no reservation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Refused {
-    /// It is published already.
-    Present(Token),
-    /// Another call is writing it.
-    Reserved(Token),
-    /// There is no room for it.
-    Full(Full),
-}
-
-/// Why, and in which tier, there is no room for a block of `requested` bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Full {
-    pub(crate) tier: &'static str,
-    pub(crate) requested: u64,
-    pub(crate) cause: Cause,
-}
-
-/// What stands in the way.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Cause {
-    /// Nothing that could be evicted is left, or the block is larger than the arena.
-    Space { free: u64, capacity: u64 },
-    /// More bytes than this would wait for the far tier.
-    Queue { depth: u64 },
-    /// Processes that worked for the previous owner may still write here.
-    Orphans,
-    /// Nothing is written to devices that are about to go, or have failed.
-    Leaving,
-}
-
-impl From<Full> for Error {
-    fn from(full: Full) -> Error {
-        let Full {
-            tier,
-            requested,
-            cause,
-        } = full;
-        let reason = match cause {
-            Cause::Space { free, capacity } => {
-                format!("{free} are free of {capacity}, the rest is pinned or reserved")
-            }
-            Cause::Queue { depth } => {
-                format!("the write-back queue is full (write_back_depth = {depth})")
-            }
-            Cause::Leaving => "its devices are drained or have failed".into(),
-            Cause::Orphans => "processes of its previous owner may still write".into(),
-        };
-        Error::Full {
-            tier,
-            requested,
-            reason,
-        }
-    }
-}
-
 impl Arena {
-    /// Reserves extents for blocks, given in prefix order. Neighbours
-    /// in the call become neighbours in the arena where free space allows, so that a restore of
-    /// the prompt needs few spans.
-    pub(crate) fn reserve(
-        self: &Arc<Arena>,
-        namespace: NamespaceId,
-        blocks: &[Wanted],
-    ) -> Vec<Result<Reserved, Refused>> {
-        let closed = self.closed_to_writes();
-        let mut guard = self.state.lock();
-        let state = &mut *guard;
-        let number = state.namespaces.intern(namespace);
-        // Sequences fall along the prompt: after a restart the order of use is theirs.
-        let first = state.sequence;
-        state.sequence += blocks.len() as u64;
-        let created = clock::unix_seconds();
-        let mut behind = None;
-        // More than that is more than any arena.
-        let rooms = blocks.iter().map(|wanted| wanted.room());
-        let mut followed_by = rooms.fold(0, u64::saturating_add);
-        let mut present = Vec::new();
-        let reserved = blocks
-            .iter()
-            .enumerate()
-            .map(|(index, wanted)| {
-                let Wanted {
-                    key,
-                    len,
-                    parts,
-                    stamp,
-                    copy,
-                    evict,
-                } = wanted;
-                followed_by = followed_by.saturating_sub(wanted.room());
-                if let Some(slot) = state.live.get(number, key) {
-                    // Being put again is a use, and the prompt's head must not make room for
-                    // its tail.
-                    state.entries.touch(slot, *stamp);
-                    state.add_pin(slot);
-                    let place = state.place(slot);
-                    present.push(place.token);
-                    behind = self.last_of(&place.extents);
-                    return Err(Refused::Present(place.token));
-                }
-                if let Some(slot) = state.reserved.get(number, key) {
-                    let place = state.place(slot);
-                    behind = self.last_of(&place.extents);
-                    return Err(Refused::Reserved(place.token));
-                }
-                if let Some(cause) = closed {
-                    return Err(self.full(*len, cause));
-                }
-                let hint = Hint {
-                    behind,
-                    followed_by,
-                };
-                let (slot, extents) = self
-                    .make_room(state, number, *len, *evict, hint)
-                    .inspect_err(|_| {
-                        self.counters.full.fetch_add(1, Ordering::Relaxed);
-                    })?;
-                behind = self.last_of(&extents);
-                let mut entry = Entry::new(*key, number, extents, *len);
-                entry.parts = *parts;
-                entry.sequence = first + (blocks.len() - 1 - index) as u64;
-                entry.created = created;
-                entry.stamp = *stamp;
-                entry.copy = *copy;
-                entry.stage = Stage::Reserved;
-                state.entries.set(slot, entry);
-                state.reserved.insert(number, key, slot);
-                Ok(Reserved::new(self, state.place(slot)))
-            })
-            .collect();
-        self.unpin_in(state, present.into_iter());
-        reserved
-    }
-
-    /// A slot and extents for `len` bytes, evicting as needed if that is allowed.
-    fn make_room(
-        &self,
-        state: &mut State,
-        namespace: u32,
-        len: u64,
-        evict: bool,
-        hint: Hint,
-    ) -> Result<(u32, Packed), Refused> {
-        let pieces = if state.contiguous.contains(&namespace) {
-            1
-        } else {
-            EXTENTS_MAX
-        };
-        let full = |pool: &Pool| {
-            let (free, capacity) = (pool.free_bytes(), self.layout().data_len());
-            self.full(len, Cause::Space { free, capacity })
-        };
-        if len == 0 || len > self.layout().data_len() {
-            return Err(full(&state.pool));
-        }
-        loop {
-            let vacant = state.entries.vacant() > 0;
-            if vacant && let Some(extents) = self.allocate(&mut state.pool, len, pieces, hint) {
-                // Vacant, so there is one.
-                let slot = state.entries.take().ok_or_else(|| full(&state.pool))?;
-                return Ok((slot, extents));
-            }
-            // With all that eviction may run ahead, and still in pieces.
-            let scattered = vacant && state.pool.free_bytes() >= self.with_ahead(len);
-            let freed = match scattered {
-                _ if !evict => false,
-                true => self.make_hole(state, len, pieces),
-                false => self.evict(state, len),
-            };
-            if !freed {
-                return Err(full(&state.pool));
-            }
-        }
-    }
-
-    /// Where a block's last extent begins, as the pool counts.
-    fn last_of(&self, extents: &Packed) -> Option<u64> {
-        let last = extents.iter().last();
-        last.map(|(offset, _)| offset - self.layout().data)
-    }
-
-    fn full(&self, requested: u64, cause: Cause) -> Refused {
-        Refused::Full(Full {
-            tier: self.name,
-            requested,
-            cause,
-        })
-    }
-
-    fn allocate(&self, pool: &mut Pool, len: u64, pieces: usize, hint: Hint) -> Option<Packed> {
-        let data = self.layout().data;
-        let lost = |piece: &Extent| self.is_lost(data + piece.offset, piece.len);
-        let taken = loop {
-            let taken = pool.allocate_scattered(len, pieces, hint).ok()?;
-            if !taken.iter().any(lost) {
-                break taken;
-            }
-            for piece in &taken {
-                if lost(piece) {
-                    self.lose(data + piece.offset, piece.len);
-                } else if let Err(error) = pool.free(piece.offset) {
-                    tracing::error!(tier = self.name, %error, "an extent was freed twice");
-                }
-            }
-        };
-        let mut extents = [(0, 0); EXTENTS_MAX];
-        for (packed, extent) in extents.iter_mut().zip(taken.iter()) {
-            *packed = (extent.offset + data, extent.len);
-        }
-        Packed::new(extents.get(..taken.len())?)
-    }
-
     /// Publishes reserved blocks whose bytes are in place; true where the token was a
     /// reservation, but for copies of blocks that were removed meanwhile. On return the blocks are
     /// durable as far as the arena's durability says. With `pinned` each is born with a pin, for
@@ -262,28 +48,17 @@ impl Arena {
         self.publish_claimed(self.state.lock(), blocks, claimed, pinned)
     }
 
-    /// Records, and only then visible. For a power cut: payload, fence, record, fence.
+    /// Records, and only then visible. For a power cut: payload, fence, record, fence. The lock is
+    /// not held while the medium works: what is committing is the caller's alone.
     fn publish_claimed<'a>(
         &'a self,
-        mut state: MutexGuard<'a, State>,
+        mut state: Guard<'a, State>,
         blocks: &[(Token, Checksum)],
         mut claimed: Vec<bool>,
         pinned: bool,
     ) -> Vec<bool> {
         if self.is_durable() {
-            let extents = |(token, _): &(Token, Checksum)| state.entries.get(token.slot).extents;
-            let places: Vec<Option<Packed>> = blocks
-                .iter()
-                .zip(&claimed)
-                .map(|(block, claimed)| claimed.then(|| extents(block)))
-                .collect();
-            drop(state);
-            let synced = |(offset, len)| self.sync(offset, len);
-            let durable: Vec<bool> = places
-                .iter()
-                .map(|place| place.is_some_and(|extents| extents.iter().all(synced)))
-                .collect();
-            state = self.state.lock();
+            let durable = self.sync_payloads(&mut state, blocks, &claimed);
             self.withdraw(&mut state, blocks, &mut claimed, &durable);
         }
         let is_removed = |state: &State, slot| state.entries.get(slot).removed;
@@ -293,48 +68,74 @@ impl Arena {
                 self.give_up(&mut state, token.slot);
             }
         }
-        let mut slots: Vec<u32> = blocks
-            .iter()
-            .zip(&claimed)
-            .filter(|(_, claimed)| **claimed)
-            .map(|((token, checksum), _)| {
+        let mut at = Vec::with_capacity(blocks.len());
+        let mut records: Vec<(u32, Record)> = Vec::with_capacity(blocks.len());
+        for (index, (token, checksum)) in blocks.iter().enumerate() {
+            if claimed[index] {
                 state.entries.get_mut(token.slot).checksum = *checksum;
-                self.write_record(&state, token.slot, RecordState::Live);
-                token.slot
-            })
-            .collect();
-        let durable = match self.is_durable() {
-            true => {
-                drop(state);
-                let durable = self.sync_records(&slots);
-                state = self.state.lock();
-                durable
+                at.push(index);
+                records.push((token.slot, state.record(token.slot, RecordState::Live)));
             }
-            false => self.sync_records(&slots),
-        };
-        if !durable {
-            let none = vec![false; blocks.len()];
-            self.withdraw(&mut state, blocks, &mut claimed, &none);
-            return claimed;
         }
-        for slot in &slots {
-            self.publish(&mut state, *slot, pinned);
+        if self.table.is_some() {
+            let kept = state.unlocked(|| self.write_records(&records));
+            let mut durable = vec![true; blocks.len()];
+            at.iter()
+                .zip(kept)
+                .for_each(|(index, kept)| durable[*index] = kept);
+            self.withdraw(&mut state, blocks, &mut claimed, &durable);
         }
-        // Those removed while their records were being made durable.
-        slots.retain(|slot| is_removed(&state, *slot));
-        self.drop_blocks(&mut state, &slots);
+        let mut removed = Vec::new();
+        for ((token, _), _) in blocks.iter().zip(&claimed).filter(|(_, claimed)| **claimed) {
+            self.publish(&mut state, token.slot, pinned);
+            // While its record was being written.
+            if is_removed(&state, token.slot) {
+                removed.push(token.slot);
+            }
+        }
+        let mut dying = Dying::default();
+        for slot in removed {
+            self.unpublish(&mut state, slot, &mut dying);
+        }
+        self.bury(&mut state, dying);
         claimed
+    }
+
+    /// Makes the bytes of claimed blocks durable; for each block, whether they are.
+    fn sync_payloads(
+        &self,
+        state: &mut Guard<'_, State>,
+        blocks: &[(Token, Checksum)],
+        claimed: &[bool],
+    ) -> Vec<bool> {
+        let chosen = (0..blocks.len()).filter(|index| claimed[*index]);
+        let extents = |index: usize| {
+            let packed: Packed = state.entries.get(blocks[index].0.slot).extents;
+            (index, packed)
+        };
+        let packed: Vec<(usize, Packed)> = chosen.map(extents).collect();
+        let ranges = packed
+            .iter()
+            .flat_map(|(index, packed)| packed.iter().map(move |range| (*index, range)));
+        let (owners, ranges): (Vec<usize>, Vec<(u64, u64)>) = ranges.unzip();
+        let synced = state.unlocked(|| self.sync_each(&ranges));
+        let mut durable = vec![true; blocks.len()];
+        for (index, synced) in owners.into_iter().zip(synced) {
+            durable[index] &= synced;
+        }
+        durable
     }
 
     /// Gives claimed blocks up that the medium could not take. Their extents are not used again
     /// before the next opening: nobody knows what became of them.
     fn withdraw(
         &self,
-        state: &mut State,
+        state: &mut Guard<'_, State>,
         blocks: &[(Token, Checksum)],
         claimed: &mut [bool],
         durable: &[bool],
     ) {
+        let mut dead = Vec::new();
         for (((token, _), claimed), durable) in blocks.iter().zip(claimed).zip(durable) {
             if *claimed && !durable {
                 *claimed = false;
@@ -342,9 +143,12 @@ impl Arena {
                 state
                     .reserved
                     .remove(entry.namespace, &entry.key, token.slot);
-                state.entries.get_mut(token.slot).stage = Stage::Doomed;
-                self.write_record(state, token.slot, RecordState::Dead);
+                state.entries.get_mut(token.slot).stage = Stage::Dying;
+                dead.push((token.slot, state.record(token.slot, RecordState::Dead)));
             }
+        }
+        if !dead.is_empty() {
+            state.unlocked(|| self.write_records(&dead));
         }
     }
 
@@ -383,7 +187,7 @@ impl Arena {
 
     /// Frees a reservation. Nothing of it is on the medium: the slot still holds an empty or a
     /// dead record.
-    fn give_up(&self, state: &mut State, slot: u32) {
+    pub(super) fn give_up(&self, state: &mut State, slot: u32) {
         let entry = *state.entries.get(slot);
         state.reserved.remove(entry.namespace, &entry.key, slot);
         self.release(state, slot);
@@ -403,15 +207,24 @@ impl Arena {
     pub(crate) fn describe(&self, namespace: NamespaceId, description: &str) {
         use crate::format::{directory, layout};
         let Some(table) = &self.table else { return };
+        let index = {
+            let mut state = self.state.lock();
+            if state.described.contains(&Some(namespace)) {
+                return;
+            }
+            let Some(index) = state.described.iter().position(Option::is_none) else {
+                return;
+            };
+            // The entry is this call's alone.
+            state.described[index] = Some(namespace);
+            index
+        };
         // A closed arena may have another owner.
         let lock = table.lock.lock();
-        let mut state = self.state.lock();
-        if lock.is_none() || state.described.contains(&Some(namespace)) {
+        if lock.is_none() {
             return;
         }
-        let Some(index) = state.described.iter().position(Option::is_none) else {
-            return;
-        };
+        held::may_wait();
         let at = layout::DIRECTORY + (index * directory::LEN) as u64;
         if let Err(error) = self
             .mapping
@@ -420,7 +233,6 @@ impl Arena {
         {
             tracing::warn!(tier = self.name, %error, "a namespace could not be described");
         }
-        state.described[index] = Some(namespace);
     }
 }
 
@@ -444,8 +256,11 @@ impl State {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
     use crate::Key;
+    use crate::arena::Wanted;
 
     #[test]
     fn a_copy_of_a_block_that_is_removed_meanwhile_is_never_published() {
@@ -461,7 +276,9 @@ mod tests {
                 copy,
                 evict: true,
             };
-            let reserved = arena.reserve(namespace, &[wanted(false), wanted(true)]);
+            let reserved = arena
+                .reserve(namespace, &[wanted(false), wanted(true)])
+                .unwrap();
             let tokens: Vec<Token> = reserved
                 .iter()
                 .map(|place| place.as_ref().ok().unwrap().token)

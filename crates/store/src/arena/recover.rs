@@ -318,22 +318,11 @@ fn entry(record: &Record, namespace: u32) -> Entry {
 impl Arena {
     /// Marks outranked records dead on the medium: what outranks them may be reused one day, and
     /// they must not come back then.
-    pub(super) fn bury(&self, outranked: &[(u32, Record)]) {
-        let Some(table) = &self.table else { return };
-        for (slot, record) in outranked {
-            let dead = Record {
-                state: RecordState::Dead,
-                ..*record
-            };
-            let bytes = dead.encode(record::seed(&table.uuid, *slot));
-            if let Err(error) = self
-                .mapping
-                .load()
-                .write_from(self.layout().record(*slot), &bytes)
-            {
-                tracing::error!(tier = self.name, slot, %error, "a record could not be written");
-            }
-        }
-        self.sync_records(&outranked.iter().map(|(slot, _)| *slot).collect::<Vec<_>>());
+    pub(super) fn outrank(&self, outranked: &[(u32, Record)]) {
+        let dead = |(slot, record): &(u32, Record)| {
+            let state = RecordState::Dead;
+            (*slot, Record { state, ..*record })
+        };
+        self.write_records(&outranked.iter().map(dead).collect::<Vec<_>>());
     }
 }

@@ -7,7 +7,9 @@ use crate::{Key, NamespaceId};
 impl Arena {
     /// Sets `found[i]` where the block of `keys[i]` is published, and leaves it elsewhere.
     pub(crate) fn contains(&self, namespace: NamespaceId, keys: &[Key], found: &mut [bool]) {
-        let state = self.state.lock();
+        let Some(state) = self.state.look() else {
+            return;
+        };
         let Some(number) = state.namespaces.number(namespace) else {
             return;
         };
@@ -65,7 +67,9 @@ impl Arena {
 
     /// How many of the first keys are published, without a gap.
     pub(crate) fn prefix(&self, namespace: NamespaceId, keys: &[Key]) -> usize {
-        let state = self.state.lock();
+        let Some(state) = self.state.look() else {
+            return 0;
+        };
         let Some(number) = state.namespaces.number(namespace) else {
             return 0;
         };
@@ -84,7 +88,9 @@ impl Arena {
         stamp: impl Fn(usize) -> u64,
         mut each: impl FnMut(usize, Place),
     ) {
-        let mut state = self.state.lock();
+        let Some(mut state) = self.state.look() else {
+            return;
+        };
         let Some(number) = state.namespaces.number(namespace) else {
             return;
         };
@@ -112,6 +118,11 @@ impl Arena {
         })
     }
 
+    /// Whether somebody holds the index now.
+    pub(crate) fn is_busy(&self) -> bool {
+        self.state.is_taken()
+    }
+
     /// Ends pins.
     pub(crate) fn unpin(&self, tokens: impl Iterator<Item = Token>) {
         self.unpin_in(&mut self.state.lock(), tokens);
@@ -129,10 +140,11 @@ impl Arena {
                 continue;
             }
             state.pinned -= 1;
-            if state.entries.get(token.slot).stage == Stage::Live {
-                state.entries.link(token.slot);
-            } else {
-                self.release(state, token.slot);
+            match state.entries.get(token.slot).stage {
+                Stage::Live => state.entries.link(token.slot),
+                Stage::Doomed => self.release(state, token.slot),
+                // Whoever buries it frees it.
+                _ => {}
             }
         }
     }

@@ -17,7 +17,7 @@ use crate::gate::Gate;
 use crate::index::Uses;
 use crate::listing::{Gone, NamespaceUsage};
 use crate::metrics::{Metrics, Stats};
-use crate::pipeline::{Background, Core, Drained, Ledger};
+use crate::pipeline::{Background, Bell, Core, Drained, Evictor, Ledger};
 use crate::populate;
 use crate::share::placement::Holder;
 use crate::share::{Client, Server};
@@ -55,6 +55,7 @@ const OWN_LISTENER: u64 = 0;
 struct Inner {
     core: Arc<Core>,
     background: Background,
+    evictor: Evictor,
     server: Option<Server>,
     about: About,
 }
@@ -88,6 +89,7 @@ impl Depot {
             copier: Copier::new(copier)?,
             idle_copier: (tiers.len() > 1).then(|| Copier::new(idle)).transpose()?,
             ledger: Ledger::new(),
+            bell: Bell::default(),
             gate: Gate::new()?,
             metrics: Metrics::default(),
             overload: config.overload,
@@ -125,11 +127,17 @@ impl Depot {
             // Its thread holds the arenas, and with them their locks.
             server.iter().for_each(Server::stop);
         })?;
+        let evictor = Evictor::start(&core).inspect_err(|_| {
+            server.iter().for_each(Server::stop);
+            core.ledger.stop();
+            background.join();
+        })?;
         log_opening(&about);
         Ok(Depot {
             at: At::Here(Arc::new(Inner {
                 core,
                 background,
+                evictor,
                 server,
                 about,
             })),
@@ -391,6 +399,7 @@ impl Inner {
         }
         core.ledger.stop();
         self.background.join();
+        self.evictor.stop(core);
         core.copier.close();
         core.idle_copier.iter().for_each(Copier::close);
         if let Some(server) = &self.server {

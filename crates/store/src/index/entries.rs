@@ -48,13 +48,17 @@ impl Stamps {
 pub(crate) enum Stage {
     /// Nothing.
     Free,
+    /// Nobody's yet: room that was made for a block.
+    SetAside,
     /// Being written; invisible.
     Reserved,
     /// Written, and on the way to be published: nobody else may commit or abort it.
     Committing,
     /// Published.
     Live,
-    /// Unpublished while pinned: its extents are freed with the last pin.
+    /// Unpublished, while its record may still be live on the medium.
+    Dying,
+    /// Dead on the medium too, while pinned: its extents are freed with the last pin.
     Doomed,
 }
 

@@ -121,9 +121,9 @@ impl Core {
             }
             match ledger.rest_until.filter(|_| !rested) {
                 Some(end) => {
-                    let _waited = self.ledger.work.wait_until(&mut ledger, end);
+                    ledger.wait_until(&self.ledger.work, end);
                 }
-                None => self.ledger.work.wait(&mut ledger),
+                None => ledger.wait(&self.ledger.work),
             }
         }
     }

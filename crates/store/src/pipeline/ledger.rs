@@ -10,11 +10,12 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex, MutexGuard};
+use parking_lot::Condvar;
 
 use super::put::Put;
 use crate::arena::{Place, Token};
 use crate::clock;
+use crate::held::{Guard, Mutex};
 use crate::task::{Outcome, Task};
 
 /// Work in both directions and who waits for it.
@@ -78,7 +79,7 @@ impl Ledger {
         }
     }
 
-    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+    pub(super) fn lock(&self) -> Guard<'_, State> {
         self.state.lock()
     }
 
@@ -115,6 +116,11 @@ impl Ledger {
         }
     }
 
+    /// Whether somebody holds it now.
+    pub(crate) fn is_taken(&self) -> bool {
+        self.state.is_taken()
+    }
+
     /// Bytes on their way to the far tier.
     pub(crate) fn queued_bytes(&self) -> u64 {
         self.state.lock().queued_bytes
@@ -126,9 +132,9 @@ impl Ledger {
         let mut state = self.state.lock();
         while !state.waiting.is_empty() {
             match deadline {
-                None => self.drained.wait(&mut state),
+                None => state.wait(&self.drained),
                 Some(deadline) => {
-                    if self.drained.wait_until(&mut state, deadline).timed_out() {
+                    if !state.wait_until(&self.drained, deadline) {
                         return state.waiting.is_empty();
                     }
                 }

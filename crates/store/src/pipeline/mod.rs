@@ -4,11 +4,13 @@
 //! `ledger` holds what is under way, `put` and `get` are the calls, `caller` says whose memory they
 //! move, `lookup` asks the index, `two_phase` the same verbs
 //! for engines whose scheduler and workers are different processes, `background` the thread that
-//! writes back and promotes, `replicate` the copy between two tiers that both use.
+//! writes back and promotes, `evictor` the one that
+//! evicts ahead of need, `replicate` the copy between two tiers that both use.
 
 mod background;
 mod caller;
 mod drain;
+mod evictor;
 mod get;
 mod ledger;
 mod lookup;
@@ -36,6 +38,7 @@ use crate::tier::Tier;
 pub(crate) use background::Background;
 pub(crate) use caller::{Caller, Lanes, MovesDone};
 pub use drain::Drained;
+pub(crate) use evictor::{Bell, Evictor};
 pub use get::GetOptions;
 pub(crate) use get::plan;
 pub(crate) use ledger::Ledger;
@@ -50,6 +53,8 @@ pub(crate) struct Core {
     /// For copies that nobody waits for: on busy processors they give way. Only with two tiers.
     pub(crate) idle_copier: Option<Copier>,
     pub(crate) ledger: Ledger,
+    /// Of the thread that evicts ahead of need.
+    pub(crate) bell: Bell,
     pub(crate) gate: Arc<Gate>,
     pub(crate) metrics: Metrics,
     pub(crate) overload: Overload,

@@ -11,6 +11,7 @@ use crate::arena::{Place, Refused, Reserved, Token, Wanted};
 use crate::buffers::BlockBuffers;
 use crate::config::Overload;
 use crate::gate::Pass;
+use crate::held::Guard;
 use crate::index::Stamps;
 use crate::metrics::Op;
 use crate::task::{Outcome, Task};
@@ -99,6 +100,31 @@ impl Put {
     fn route(self: &Arc<Put>, indices: Vec<usize>) -> Routes {
         let core = &self.core;
         let mut routes = Routes::default();
+        let (near, mut far) = self.admit(indices, &mut routes);
+        if core.far().is_some() && !routes.settled.is_empty() {
+            let used = |(at, _): &(usize, Outcome)| (&self.keys[*at], self.stamps.of(*at));
+            core.near()
+                .touch(self.namespace, routes.settled.iter().map(used));
+        }
+        let refused = self.reserve(0, &near, &mut routes);
+        for (index, outcome) in refused {
+            if core.far().is_some() && core.overload == Overload::Wait {
+                far.push(index);
+            } else {
+                routes.settled.push((index, outcome));
+            }
+        }
+        if core.far().is_some() {
+            far.sort_unstable();
+            let refused = self.reserve(1, &far, &mut routes);
+            routes.settled.extend(refused);
+        }
+        routes
+    }
+
+    /// What goes to the near tier and what at once to the far one; the rest is settled.
+    fn admit(&self, indices: Vec<usize>, routes: &mut Routes) -> (Vec<usize>, Vec<usize>) {
+        let core = &self.core;
         let mut ledger = core.ledger.lock();
         let mut near = Vec::new();
         let mut far = Vec::new();
@@ -126,25 +152,7 @@ impl Put {
                 routes.settled.push((index, Outcome::Dropped));
             }
         }
-        if core.far().is_some() && !routes.settled.is_empty() {
-            let used = |(at, _): &(usize, Outcome)| (&self.keys[*at], self.stamps.of(*at));
-            core.near()
-                .touch(self.namespace, routes.settled.iter().map(used));
-        }
-        let refused = self.reserve(0, &near, &mut ledger, &mut routes);
-        for (index, outcome) in refused {
-            if core.far().is_some() && core.overload == Overload::Wait {
-                far.push(index);
-            } else {
-                routes.settled.push((index, outcome));
-            }
-        }
-        if core.far().is_some() {
-            far.sort_unstable();
-            let refused = self.reserve(1, &far, &mut ledger, &mut routes);
-            routes.settled.extend(refused);
-        }
-        routes
+        (near, far)
     }
 
     /// Reserves in one tier; answers the keys that found no room.
@@ -152,9 +160,11 @@ impl Put {
         self: &Arc<Put>,
         tier: usize,
         indices: &[usize],
-        ledger: &mut State,
         routes: &mut Routes,
     ) -> Vec<(usize, Outcome)> {
+        if indices.is_empty() {
+            return Vec::new();
+        }
         let core = &self.core;
         let through = tier == 0 && core.far().is_some();
         let wanted = |index: &usize| Wanted {
@@ -167,11 +177,8 @@ impl Put {
         };
         let blocks: Vec<Wanted> = indices.iter().map(wanted).collect();
         let mut refused = Vec::new();
-        for (index, answer) in indices
-            .iter()
-            .copied()
-            .zip(core.tiers[tier].reserve(self.namespace, &blocks))
-        {
+        let (mut ledger, answers) = core.reserve_locked(tier, self.namespace, &blocks);
+        for (index, answer) in indices.iter().copied().zip(answers) {
             let len = self.caller.bytes(index);
             match answer {
                 Ok(place) => {
@@ -179,7 +186,7 @@ impl Put {
                     continue;
                 }
                 Err(Refused::Present(token)) if through => {
-                    if core.send_far(ledger, token, vec![self.waiter(index)]) {
+                    if core.send_far(&mut ledger, token, vec![self.waiter(index)]) {
                         routes.released += 1;
                     } else {
                         refused.push((index, Outcome::Full));
@@ -348,6 +355,28 @@ impl Put {
 }
 
 impl Core {
+    /// Reserves room in a tier, and comes back with the ledger, so that the caller registers with
+    /// the reservations of others before they can end. What must go first goes while the ledger is
+    /// free.
+    pub(super) fn reserve_locked(
+        &self,
+        tier: usize,
+        namespace: NamespaceId,
+        blocks: &[Wanted],
+    ) -> (Guard<'_, State>, Vec<Result<Reserved, Refused>>) {
+        let into = &self.tiers[tier];
+        let mut spaces = None;
+        loop {
+            let ledger = self.ledger.lock();
+            if let Some(answers) = into.reserve(namespace, blocks, spaces.take()) {
+                self.evict_ahead(tier);
+                return (ledger, answers);
+            }
+            drop(ledger);
+            spaces = Some(into.make_room(namespace, blocks));
+        }
+    }
+
     /// Sees to it that a block that is published in the near tier is on its way to the far one,
     /// where it is not. False when it is gone again.
     pub(super) fn send_far(&self, ledger: &mut State, token: Token, waiters: Vec<Waiter>) -> bool {

@@ -38,7 +38,7 @@ impl Core {
         copier: &Copier,
     ) -> Vec<Replica> {
         let to = &self.tiers[tier];
-        let room = |namespace, blocks: &[Wanted]| to.reserve(namespace, blocks);
+        let room = |namespace, blocks: &[Wanted]| to.reserve_waiting(namespace, blocks);
         self.copy_over(from, tier, places, copier, true, room)
     }
 
@@ -71,6 +71,7 @@ impl Core {
                 evict,
             });
             let answers = room(namespace, &wanted.collect::<Vec<_>>());
+            self.evict_ahead(tier);
             for (index, answer) in (begin..end).zip(answers) {
                 match answer {
                     Ok(target) => copies.push((index, target)),

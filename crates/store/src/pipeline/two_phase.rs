@@ -139,15 +139,16 @@ impl Core {
             parts::check(lengths)?;
         }
         let stamps = self.uses.call(blocks.len());
-        let mut ledger = self.ledger.lock();
         let mut answers: Vec<Option<Result<Reservation, Refused>>> = vec![None; blocks.len()];
         let mut ways = Vec::with_capacity(blocks.len());
+        let mut ledger = self.ledger.lock();
         for (index, (key, lengths)) in blocks.iter().enumerate() {
             match self.way_of(&mut ledger, namespace, key, lengths, stamps.of(index)) {
                 Ok(way) => ways.push((index, way)),
                 Err(token) => answers[index] = Some(Err(Refused::Present(token))),
             }
         }
+        drop(ledger);
         for way in [Way::Through, Way::NearOnly, Way::Far] {
             let mine = ways.iter().filter(|(_, other)| *other == way);
             let mine: Vec<usize> = mine.map(|(index, _)| *index).collect();
@@ -163,7 +164,7 @@ impl Core {
                 evict: true,
             });
             let wanted: Vec<Wanted> = wanted.collect();
-            let places = self.tiers[way.tier()].reserve(namespace, &wanted);
+            let (mut ledger, places) = self.reserve_locked(way.tier(), namespace, &wanted);
             for ((index, wanted), place) in mine.iter().zip(&wanted).zip(places) {
                 // It is the caller's, and as long as the caller's process.
                 let place = place.map(|mut reserved| reserved.hand_out());

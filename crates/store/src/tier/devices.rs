@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use super::{Devices, Tier, open};
 use crate::Error;
-use crate::arena::{Arena, Inode, Opening, Token};
+use crate::arena::{Arena, Dying, Inode, Opening, Token};
 use crate::config::{DaxConfig, size};
 use crate::index::Uses;
 
@@ -44,17 +44,21 @@ impl Tier {
             open::device(number(), path, settings, &str::to_owned, lock_wait, uses)?;
         announce(&arena)?;
         let wishes = self.placing.lock();
-        for (namespace, text) in &wishes.described {
-            arena.describe(*namespace, text);
-        }
+        let described = wishes.described.clone();
         for namespace in &wishes.contiguous {
             arena.keep_contiguous(*namespace);
         }
         let devices = self.devices.load();
-        drop_those_of(&devices.0, &arena);
+        let doubles = drop_those_of(&devices.0, &arena);
         let mut all = devices.0.clone();
-        all.push(arena);
+        all.push(Arc::clone(&arena));
         self.devices.store(Arc::new(Devices(all)));
+        drop(wishes);
+        // The medium is not waited for while others want to place blocks.
+        arena.bury_later(doubles);
+        for (namespace, text) in &described {
+            arena.describe(*namespace, text);
+        }
         Ok(opening)
     }
 
@@ -102,15 +106,16 @@ impl Tier {
     pub(super) fn drop_doubles(&self) {
         let devices = self.devices.load();
         for index in 1..devices.0.len() {
-            drop_those_of(&devices.0[..index], &devices.0[index]);
+            let arena = &devices.0[index];
+            arena.bury_later(drop_those_of(&devices.0[..index], arena));
         }
     }
 }
 
-/// Unpublishes those blocks of a device that others have.
-fn drop_those_of(others: &[Arc<Arena>], arena: &Arena) {
+/// Unpublishes those blocks of a device that others have; the caller buries them.
+fn drop_those_of(others: &[Arc<Arena>], arena: &Arena) -> Dying {
     if others.is_empty() {
-        return;
+        return Dying::default();
     }
     let there: HashSet<_> = others
         .iter()
@@ -129,8 +134,8 @@ fn drop_those_of(others: &[Arc<Arena>], arena: &Arena) {
             blocks = doubles.len(),
             "blocks that another device has are dropped"
         );
-        arena.hand_over(&doubles);
     }
+    arena.disown(&doubles)
 }
 
 /// Adding a device again asks for what there is.

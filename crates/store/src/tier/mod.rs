@@ -24,7 +24,7 @@ use parking_lot::Mutex;
 
 use crate::arena::{Arena, Place, Reserved, TierStats, Token};
 use crate::format::directory;
-use crate::{Error, Key, NamespaceId};
+use crate::{Error, Key, NamespaceId, held};
 
 /// The tier whose devices are mapped files and DAX devices.
 pub(crate) const DAX: &str = "Dax";
@@ -34,7 +34,7 @@ pub(crate) struct Tier {
     name: &'static str,
     devices: ArcSwap<Devices>,
     /// Held while blocks are placed and while devices come or go, so that a key gets one place.
-    placing: Mutex<Wishes>,
+    placing: held::Mutex<Wishes>,
     /// Held while a device is opened or let go, which may take long.
     changing: Mutex<()>,
     /// Counts, before blocks leave a device for another, that they do.
@@ -77,7 +77,7 @@ impl Tier {
         Tier {
             name,
             devices: ArcSwap::from_pointee(Devices(devices)),
-            placing: Mutex::default(),
+            placing: held::Mutex::default(),
             changing: Mutex::new(()),
             moves: AtomicU64::new(0),
         }
@@ -345,9 +345,22 @@ impl Tier {
         if is_new && wishes.described.len() < directory::ENTRIES as usize {
             wishes.described.push((namespace, description.to_owned()));
         }
-        for arena in &self.devices.load().0 {
+        // Whoever adds a device now sees the wish.
+        let devices = self.devices.load_full();
+        drop(wishes);
+        for arena in &devices.0 {
             arena.describe(namespace, description);
         }
+    }
+
+    /// Whether eviction shall run ahead somewhere now.
+    pub(crate) fn is_low(&self) -> bool {
+        self.devices.load().0.iter().any(|arena| arena.is_low())
+    }
+
+    /// Whether somebody holds what a verb of the index waits for.
+    pub(crate) fn is_busy(&self) -> bool {
+        self.devices.load().0.iter().any(|arena| arena.is_busy())
     }
 
     pub(crate) fn close(&self) {

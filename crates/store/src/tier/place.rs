@@ -4,29 +4,110 @@
 //! a call stay together: behind the rest of their prompt where its device has room, else on the
 //! device with the most room. A full tier evicts where the least recently used block of all devices
 //! is, as much in one go as an arena alone would.
+//!
+//! A call asks twice at most: once for what fits as it is, under its own locks; and, where others
+//! must go first, again with the [`Spaces`] that were made for its blocks meanwhile, off all locks.
 
+use std::ops::Range;
 use std::sync::Arc;
+
+use kvdepot_alloc::Hint;
 
 use super::{DAX, Tier};
 use crate::NamespaceId;
-use crate::arena::{Arena, Cause, Full, Refused, Reserved, Room, Token, Wanted};
+use crate::arena::{Arena, Cause, Full, Refused, Reserved, Room, Space, Token, Wanted};
+
+/// Room that was made for the blocks of a call. Until it is used or dropped nobody else gets it,
+/// and those of the call's blocks that were there stay: a prompt's head does not make room for its
+/// tail.
+#[must_use = "dropped, it is given back"]
+pub(crate) struct Spaces {
+    /// By the call's blocks; `None` for those that were there, or are being written.
+    each: Vec<Option<Result<Space, Refused>>>,
+    _pinned: Pinned,
+}
+
+/// Blocks that were there, by their device.
+struct Pinned(Vec<(Arc<Arena>, Vec<Token>)>);
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        for (arena, tokens) in self.0.drain(..) {
+            arena.unpin(tokens.into_iter());
+        }
+    }
+}
 
 impl Tier {
-    /// Reserves room for blocks, given in prefix order. See [`Arena::reserve`].
+    /// Reserves room for blocks, given in prefix order, at once. `None`, and nothing is reserved,
+    /// where others must go first: then the caller lets go of its locks, has
+    /// [room made](Tier::make_room), and asks again with that, which is always answered.
     pub(crate) fn reserve(
         &self,
         namespace: NamespaceId,
         blocks: &[Wanted],
-    ) -> Vec<Result<Reserved, Refused>> {
+        spaces: Option<Spaces>,
+    ) -> Option<Vec<Result<Reserved, Refused>>> {
         let _placing = self.placing.lock();
         let devices = self.devices.load();
-        match devices.only() {
-            Some(only) => only.reserve(namespace, blocks),
-            None => spread(&devices.0, namespace, blocks),
+        match (spaces, devices.only()) {
+            (Some(spaces), _) => Some(settle(&devices.0, namespace, blocks, spaces)),
+            (None, Some(only)) => only.reserve(namespace, blocks),
+            (None, None) => spread(&devices.0, namespace, blocks),
         }
     }
 
-    /// Reserves room on the other devices for blocks of a device.
+    /// As [`Tier::reserve`], for callers without locks: waits for the room that is made.
+    pub(crate) fn reserve_waiting(
+        &self,
+        namespace: NamespaceId,
+        blocks: &[Wanted],
+    ) -> Vec<Result<Reserved, Refused>> {
+        let now = self.reserve(namespace, blocks, None);
+        now.or_else(|| {
+            let spaces = self.make_room(namespace, blocks);
+            self.reserve(namespace, blocks, Some(spaces))
+        })
+        .unwrap_or_default()
+    }
+
+    /// Makes room for those of the blocks that are neither there nor being written. Waits for the
+    /// media.
+    pub(crate) fn make_room(&self, namespace: NamespaceId, blocks: &[Wanted]) -> Spaces {
+        crate::held::may_wait();
+        let devices = self.devices.load_full();
+        let (known, pinned) = look_up(&devices.0, namespace, blocks);
+        let mut each: Vec<Option<Result<Space, Refused>>> = Vec::with_capacity(blocks.len());
+        each.resize_with(blocks.len(), || None);
+        let is_absent = |at: &usize| known[*at].is_none();
+        let mut behind: Option<(u32, Option<u64>)> = None;
+        let mut begin = 0;
+        while begin < blocks.len() {
+            if let Some(known) = &known[begin] {
+                if let Refused::Present(token) = known {
+                    behind = Some((token.device, None));
+                }
+                begin += 1;
+                continue;
+            }
+            let end = begin + (begin..blocks.len()).take_while(is_absent).count();
+            let run = &blocks[begin..end];
+            let made = make_some(&devices.0, namespace, run, behind);
+            if let Some(Ok(space)) = made.last() {
+                behind = Some((space.device(), space.last()));
+            }
+            let count = made.len();
+            each[begin..begin + count]
+                .iter_mut()
+                .zip(made)
+                .for_each(|(each, made)| *each = Some(made));
+            begin += count;
+        }
+        let _pinned = pinned;
+        Spaces { each, _pinned }
+    }
+
+    /// Reserves room on the other devices for blocks of a device; nothing is evicted for them.
     pub(crate) fn reserve_beside(
         &self,
         device: u32,
@@ -36,20 +117,34 @@ impl Tier {
         let _placing = self.placing.lock();
         let mut others = self.devices.load().0.clone();
         others.retain(|arena| arena.number() != device);
-        spread(&others, namespace, blocks)
+        spread(&others, namespace, blocks).unwrap_or_default()
     }
 }
 
+/// What those of the blocks are answered that a device has or that are being written to one. The
+/// former stay there meanwhile.
+fn look_up(
+    devices: &[Arc<Arena>],
+    namespace: NamespaceId,
+    blocks: &[Wanted],
+) -> (Vec<Option<Refused>>, Pinned) {
+    let mut known = vec![None; blocks.len()];
+    let mut pinned = Pinned(Vec::with_capacity(devices.len()));
+    for arena in devices {
+        let mut here = Vec::new();
+        arena.known(namespace, blocks, &mut known, &mut here);
+        pinned.0.push((Arc::clone(arena), here));
+    }
+    (known, pinned)
+}
+
+/// Reserves what finds room as it is; `None`, and nothing, where others must go first.
 fn spread(
     devices: &[Arc<Arena>],
     namespace: NamespaceId,
     blocks: &[Wanted],
-) -> Vec<Result<Reserved, Refused>> {
-    let mut known = vec![None; blocks.len()];
-    let mut pinned: Vec<Vec<Token>> = vec![Vec::new(); devices.len()];
-    for (arena, pinned) in devices.iter().zip(&mut pinned) {
-        arena.known(namespace, blocks, &mut known, pinned);
-    }
+) -> Option<Vec<Result<Reserved, Refused>>> {
+    let (known, _pinned) = look_up(devices, namespace, blocks);
     let mut answers: Vec<Option<Result<Reserved, Refused>>> =
         known.into_iter().map(|known| known.map(Err)).collect();
     let mut begin = 0;
@@ -69,76 +164,187 @@ fn spread(
             Some(Err(Refused::Present(token))) => Some(token.device),
             _ => None,
         };
-        let (count, places) = place(devices, namespace, blocks, begin..end, behind);
+        let places = place(devices, namespace, blocks, begin..end, behind)?;
+        let count = places.len();
         let placed = answers[begin..begin + count].iter_mut().zip(places);
         placed.for_each(|(answer, place)| *answer = Some(place));
         begin += count;
     }
-    for (arena, pinned) in devices.iter().zip(pinned) {
-        arena.unpin(pinned.into_iter());
-    }
-    answers.into_iter().flatten().collect()
+    Some(answers.into_iter().flatten().collect())
 }
 
-/// Reserves room for the first of these blocks, as many as one device takes in one go; how many.
+/// Reserves room for the first of these blocks, as many as one device takes in one go.
 fn place(
     devices: &[Arc<Arena>],
     namespace: NamespaceId,
     blocks: &[Wanted],
-    wanted: std::ops::Range<usize>,
+    wanted: Range<usize>,
     behind: Option<u32>,
-) -> (usize, Vec<Result<Reserved, Refused>>) {
-    let mut open: Vec<(&Arc<Arena>, Room)> = Vec::with_capacity(devices.len());
-    open.extend(
-        devices
-            .iter()
-            .filter_map(|arena| Some((arena, arena.room()?))),
-    );
-    let first = &blocks[wanted.start];
-    let fits = |room: &Room| room.vacant > 0 && room.free >= first.room();
-    // With room before full ones, and then behind the rest of the prompt, or where most is free;
-    // of full ones that with the oldest block.
-    open.sort_by_key(|(arena, room)| {
-        let has_room = fits(room);
-        let elsewhere = behind != Some(arena.number());
-        let order = match has_room {
-            true => (elsewhere, u64::MAX - room.free),
-            false => (false, room.oldest.unwrap_or(u64::MAX)),
-        };
-        (!has_room, order)
-    });
+) -> Option<Vec<Result<Reserved, Refused>>> {
+    let run = &blocks[wanted.clone()];
     let mut refused = None;
-    for (arena, room) in &open {
-        let (mut left, records) = match fits(room) {
-            true => (room.free, room.vacant as usize),
-            false => (room.ahead.max(first.room()), usize::MAX),
-        };
-        let takes = |block: &&Wanted| {
-            let here = block.room() <= left;
-            left = left.saturating_sub(block.room());
-            here
-        };
-        let share = &blocks[wanted.clone()];
-        let count = share.iter().take(records).take_while(takes).count().max(1);
+    let mut lacks = false;
+    for (arena, room) in candidates(devices, &run[0], behind) {
+        let count = share(&room, run);
         // With the block before them, if it is here, so that they lie behind it.
         let lead = usize::from(wanted.start > 0 && behind == Some(arena.number()));
         let share = &blocks[wanted.start - lead..wanted.start + count];
-        let mut places = arena.reserve(namespace, share).split_off(lead);
+        let Some(mut places) = arena.reserve(namespace, share) else {
+            lacks = true;
+            continue;
+        };
+        places.drain(..lead);
         if !matches!(places.first(), Some(Err(Refused::Full(_)))) {
             // What did not fit here may fit elsewhere, and what is behind it goes there too.
             let is_full =
                 |place: &Result<Reserved, Refused>| matches!(place, Err(Refused::Full(_)));
             places.truncate(places.iter().position(is_full).unwrap_or(places.len()));
-            return (places.len(), places);
+            return Some(places);
         }
         refused.get_or_insert_with(|| places.swap_remove(0));
     }
-    let nowhere = || {
-        Err(Refused::Full(Full {
-            tier: DAX,
-            requested: first.len,
-            cause: Cause::Leaving,
-        }))
+    (!lacks).then(|| vec![refused.unwrap_or_else(|| Err(nowhere(devices, run[0].len)))])
+}
+
+/// Makes room for the first of these blocks, as many as one device takes in one go; `behind` says
+/// on which device those before them are, and where it ends.
+fn make_some(
+    devices: &[Arc<Arena>],
+    namespace: NamespaceId,
+    run: &[Wanted],
+    behind: Option<(u32, Option<u64>)>,
+) -> Vec<Result<Space, Refused>> {
+    let mut refused = None;
+    for (arena, room) in candidates(devices, &run[0], behind.map(|(device, _)| device)) {
+        let share = &run[..share(&room, run)];
+        let mut hint = Hint {
+            behind: behind
+                .filter(|(device, _)| *device == arena.number())
+                .and_then(|(_, last)| last),
+            followed_by: share.iter().map(Wanted::room).fold(0, u64::saturating_add),
+        };
+        let mut made = Vec::with_capacity(share.len());
+        for wanted in share {
+            hint.followed_by = hint.followed_by.saturating_sub(wanted.room());
+            match arena.make_space(namespace, wanted, hint) {
+                Ok(space) => {
+                    hint.behind = space.last();
+                    made.push(Ok(space));
+                }
+                Err(full) => {
+                    refused.get_or_insert(full);
+                    break;
+                }
+            }
+        }
+        if !made.is_empty() {
+            return made;
+        }
+    }
+    vec![Err(refused.unwrap_or_else(|| nowhere(devices, run[0].len)))]
+}
+
+/// Reserves blocks in the room that was made for them.
+fn settle(
+    devices: &[Arc<Arena>],
+    namespace: NamespaceId,
+    blocks: &[Wanted],
+    mut spaces: Spaces,
+) -> Vec<Result<Reserved, Refused>> {
+    let (known, _pinned) = look_up(devices, namespace, blocks);
+    let mut answers: Vec<Option<Result<Reserved, Refused>>> =
+        known.into_iter().map(|known| known.map(Err)).collect();
+    for arena in devices {
+        let (mut here, mut chosen) = (Vec::new(), Vec::new());
+        for (index, space) in spaces.each.iter_mut().enumerate() {
+            let is_here = |made: &mut Result<Space, Refused>| {
+                made.as_ref()
+                    .is_ok_and(|space| space.device() == arena.number())
+            };
+            if answers[index].is_none()
+                && let Some(Ok(space)) = space.take_if(is_here)
+            {
+                here.push(index);
+                chosen.push((blocks[index], space));
+            }
+        }
+        if !here.is_empty() {
+            let reserved = arena.reserve_in(namespace, chosen);
+            let each = here.into_iter().zip(reserved);
+            each.for_each(|(index, answer)| answers[index] = Some(answer));
+        }
+    }
+    let mut rest = answers.into_iter().zip(spaces.each.drain(..)).zip(blocks);
+    let answer =
+        |((answer, space), wanted): ((Option<_>, Option<_>), &Wanted)| match (answer, space) {
+            (Some(answer), _) => answer,
+            (None, Some(Err(full))) => Err(full),
+            // It was there when room was made, and is gone by now.
+            (None, _) => {
+                let mut now = devices.iter().filter_map(|arena| {
+                    let answers = arena.reserve(namespace, std::slice::from_ref(wanted));
+                    answers?.pop().filter(Result::is_ok)
+                });
+                now.next()
+                    .unwrap_or_else(|| Err(nowhere(devices, wanted.len)))
+            }
+        };
+    rest.by_ref().map(answer).collect()
+}
+
+/// The devices that can be written, in the order in which they are asked: with room before full
+/// ones, and then behind the rest of the prompt, or where most is free; of full ones that with the
+/// oldest block.
+fn candidates<'a>(
+    devices: &'a [Arc<Arena>],
+    first: &Wanted,
+    behind: Option<u32>,
+) -> Vec<(&'a Arc<Arena>, Room)> {
+    let open = devices
+        .iter()
+        .filter_map(|arena| Some((arena, arena.room()?)));
+    let mut open: Vec<(&Arc<Arena>, Room)> = open.collect();
+    for (_, room) in &mut open {
+        room.fits = room.vacant > 0 && room.free >= first.room();
+    }
+    open.sort_by_key(|(arena, room)| {
+        let elsewhere = behind != Some(arena.number());
+        let order = match room.fits {
+            true => (elsewhere, u64::MAX - room.free),
+            false => (false, room.oldest.unwrap_or(u64::MAX)),
+        };
+        (!room.fits, order)
+    });
+    open
+}
+
+/// How many of these blocks a device takes in one go.
+fn share(room: &Room, run: &[Wanted]) -> usize {
+    let (mut left, records) = match room.fits {
+        true => (room.free, room.vacant as usize),
+        false => (room.ahead.max(run[0].room()), usize::MAX),
     };
-    (1, vec![refused.unwrap_or_else(nowhere)])
+    let takes = |block: &&Wanted| {
+        let here = block.room() <= left;
+        left = left.saturating_sub(block.room());
+        here
+    };
+    run.iter().take(records).take_while(takes).count().max(1)
+}
+
+/// Why a block finds no room on any device.
+fn nowhere(devices: &[Arc<Arena>], requested: u64) -> Refused {
+    let causes = devices.iter().filter_map(|arena| arena.closed_to_writes());
+    let mut causes: Vec<Cause> = causes.collect();
+    // Those end by themselves.
+    let orphans = causes.iter().position(|cause| *cause == Cause::Orphans);
+    let at = orphans.unwrap_or(0);
+    Refused::Full(Full {
+        tier: DAX,
+        requested,
+        cause: match causes.is_empty() {
+            true => Cause::Leaving,
+            false => causes.swap_remove(at),
+        },
+    })
 }

@@ -1,0 +1,219 @@
+//! The end of blocks: out of the index under the lock, dead on the medium without it, and only
+//! then room for others.
+//!
+//! `Live → Dying → Doomed → Free`. A dying block is invisible, and its record may still be live on
+//! the medium: its extents and its slot are nobody's, so that after a crash an old record never
+//! describes another block's bytes. Its slot belongs to whoever unpublished it, who writes the
+//! dead record, and syncs it where blocks shall outlive a power cut, while no lock is held. Then it
+//! is doomed: its room is free once its last pin has ended. Where the medium does not take the
+//! dead record it stays dying, and is not used again before the next opening.
+
+use kvdepot_media::Flush;
+
+use super::{Arena, State};
+use crate::format::record::{LEN, Record, State as RecordState};
+use crate::held::{self, Guard};
+use crate::index::Stage;
+
+/// Most blocks that end in one go: what others wait for, of the lock and of the medium.
+pub(super) const BATCH: usize = 512;
+
+/// Ranges of the medium that lie closer than this are synced as one: less than a page, and few
+/// cache lines.
+const GAP: u64 = 4096;
+
+/// Blocks that are out of the index, each with the record that is to be written. Whoever has them
+/// buries them; until then those who need room wait for it.
+#[must_use = "until they are buried nobody gets their room"]
+#[derive(Default)]
+pub(crate) struct Dying(Vec<(u32, Record)>);
+
+impl Dying {
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+impl Arena {
+    /// Takes a block out of the index. The caller [buries](Arena::bury) it.
+    pub(super) fn unpublish(&self, state: &mut State, slot: u32, dying: &mut Dying) {
+        let entry = *state.entries.get(slot);
+        debug_assert_eq!(entry.stage, Stage::Live);
+        state.live.remove(entry.namespace, &entry.key, slot);
+        state.live_bytes -= entry.len;
+        let identity = state.identity(&entry);
+        state.roll.went(entry.namespace, identity, entry.len);
+        if entry.pins == 0 {
+            state.entries.unlink(slot);
+        }
+        if self.table.is_none() {
+            // Nothing outlives this process, so nothing has to be forgotten.
+            return self.doom(state, slot);
+        }
+        state.entries.get_mut(slot).stage = Stage::Dying;
+        dying.0.push((slot, state.record(slot, RecordState::Dead)));
+    }
+
+    /// Makes the medium forget blocks, without the lock meanwhile, and frees their room; how many
+    /// it has forgotten.
+    pub(super) fn bury(&self, state: &mut Guard<'_, State>, dying: Dying) -> usize {
+        let Dying(graves) = dying;
+        if graves.is_empty() {
+            return 0;
+        }
+        state.burials += 1;
+        let dead = state.unlocked(|| self.write_records(&graves));
+        state.burials -= 1;
+        state.buried += 1;
+        for ((slot, _), dead) in graves.iter().zip(&dead) {
+            if *dead {
+                self.doom(state, *slot);
+            }
+        }
+        self.burial.notify_all();
+        dead.into_iter().filter(|dead| *dead).count()
+    }
+
+    /// Buries blocks that were taken out of the index under other locks, too.
+    pub(crate) fn bury_later(&self, dying: Dying) {
+        self.bury(&mut self.state.lock(), dying);
+    }
+
+    /// Waits for the burials that others are at; false when there is none.
+    pub(super) fn await_burials(&self, state: &mut Guard<'_, State>) -> bool {
+        let awaited = state.buried + state.burials;
+        let waits = state.burials > 0;
+        while state.buried < awaited {
+            state.wait(&self.burial);
+        }
+        waits
+    }
+
+    /// What is dead on the medium is free with its last pin.
+    fn doom(&self, state: &mut State, slot: u32) {
+        let entry = state.entries.get_mut(slot);
+        entry.stage = Stage::Doomed;
+        if entry.pins == 0 {
+            self.release(state, slot);
+        }
+    }
+
+    /// Frees the extents and the slot of a block that nobody can see or has pinned, but for what
+    /// the medium has lost.
+    pub(super) fn release(&self, state: &mut State, slot: u32) {
+        let entry = *state.entries.get(slot);
+        debug_assert!(entry.pins == 0 && !matches!(entry.stage, Stage::Live | Stage::Dying));
+        for (offset, len) in entry.extents.iter() {
+            if self.is_lost(offset, len) {
+                self.lose(offset, len);
+            } else if let Err(error) = state.pool.free(offset - self.layout().data) {
+                tracing::error!(tier = self.name, offset, %error, "an extent was freed twice");
+            }
+        }
+        // A record that the medium does not keep is no use to another block.
+        let record = self.layout().record(slot);
+        if self.table.is_none() || !self.is_lost(record, LEN as u64) {
+            state.entries.give_back(slot);
+        }
+    }
+
+    /// Ends blocks that nobody asked for by their room: unpublishes those that these tokens name,
+    /// some at a time; how many there were. Pinned ones give their room back with the last pin.
+    pub(super) fn drop_blocks(&self, tokens: &[super::Token], moving: bool) -> usize {
+        let mut count = 0;
+        for some in tokens.chunks(BATCH) {
+            let mut state = self.state.lock();
+            let slots = state.live_slots(some);
+            count += slots.len();
+            let mut dying = Dying::default();
+            state.roll.moving = moving;
+            for slot in slots {
+                self.unpublish(&mut state, slot, &mut dying);
+            }
+            state.roll.moving = false;
+            self.bury(&mut state, dying);
+        }
+        count
+    }
+
+    /// Writes records, durably if blocks shall outlive a power cut; for each, whether the medium
+    /// has it. Each of these slots is the caller's alone.
+    pub(super) fn write_records(&self, records: &[(u32, Record)]) -> Vec<bool> {
+        let Some(table) = &self.table else {
+            return vec![true; records.len()];
+        };
+        held::may_wait();
+        let mapping = self.mapping.load();
+        let layout = self.layout();
+        for (slot, record) in records {
+            let bytes = record.encode(crate::format::record::seed(&table.uuid, *slot));
+            // Inside the table by construction: the layout has a record for every slot.
+            if let Err(error) = mapping.write_from(layout.record(*slot), &bytes) {
+                tracing::error!(tier = self.name, slot, %error, "a record could not be written");
+            }
+        }
+        let place = |(slot, _): &(u32, Record)| (layout.record(*slot), LEN as u64);
+        let places: Vec<(u64, u64)> = records.iter().map(place).collect();
+        let synced = self.sync_each(&places);
+        let kept = places.iter().zip(synced);
+        kept.map(|((at, len), synced)| synced && !self.is_lost(*at, *len))
+            .collect()
+    }
+
+    /// Makes ranges durable if blocks shall outlive a power cut; for each, whether it is.
+    pub(super) fn sync_each(&self, ranges: &[(u64, u64)]) -> Vec<bool> {
+        if !self.is_durable() {
+            return vec![true; ranges.len()];
+        }
+        let whole = merged(ranges)
+            .into_iter()
+            .all(|(at, len)| self.sync(at, len));
+        match whole {
+            true => vec![true; ranges.len()],
+            // Which of them it was.
+            false => ranges
+                .iter()
+                .map(|(at, len)| self.sync(*at, *len))
+                .collect(),
+        }
+    }
+
+    fn sync(&self, offset: u64, len: u64) -> bool {
+        held::may_wait();
+        let synced = self.mapping.load().sync(offset, len, Flush::Power);
+        if let Err(error) = &synced {
+            tracing::error!(tier = self.name, offset, len, %error, "could not make bytes durable");
+        }
+        synced.is_ok()
+    }
+}
+
+/// The ranges in order, those that lie together as one.
+fn merged(ranges: &[(u64, u64)]) -> Vec<(u64, u64)> {
+    let mut sorted = ranges.to_vec();
+    sorted.sort_unstable();
+    let mut whole: Vec<(u64, u64)> = Vec::new();
+    for (at, len) in sorted {
+        match whole.last_mut() {
+            Some((begin, room)) if at <= *begin + *room + GAP => {
+                *room = (*room).max(at + len - *begin);
+            }
+            _ => whole.push((at, len)),
+        }
+    }
+    whole
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_that_lie_together_are_synced_as_one() {
+        let page = GAP;
+        assert_eq!(merged(&[]), []);
+        let ranges = [(9 * page, 128), (128, 128), (0, 128), (page, 128)];
+        assert_eq!(merged(&ranges), [(0, page + 128), (9 * page, 128)]);
+        assert_eq!(merged(&[(0, 4 * page), (page, 128)]), [(0, 4 * page)]);
+    }
+}

@@ -1,0 +1,173 @@
+//! Room for blocks that do not fit: made by eviction while no lock is held, and set aside for who
+//! asked, so that nobody else takes it meanwhile.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use kvdepot_alloc::{Extent, Hint, Pool};
+
+use super::{Arena, Cause, Full, Refused, State, Wanted};
+use crate::NamespaceId;
+use crate::format::record::{EXTENTS_MAX, Packed};
+use crate::index::{Entry, Stage};
+
+/// A slot and extents that are nobody's yet. Dropped, they are free again.
+#[must_use = "dropped, it is given back"]
+pub(crate) struct Space {
+    arena: Arc<Arena>,
+    slot: u32,
+    extents: Packed,
+    ours: bool,
+}
+
+impl Space {
+    /// The number of the arena that it is in.
+    pub(crate) fn device(&self) -> u32 {
+        self.arena.number
+    }
+
+    /// Where its last extent begins, as the pool counts.
+    pub(crate) fn last(&self) -> Option<u64> {
+        self.arena.last_of(&self.extents)
+    }
+
+    /// Takes it for a block; the lock is held.
+    pub(super) fn take(&mut self, state: &mut State) -> (u32, Packed) {
+        self.ours = false;
+        state.set_aside -= 1;
+        (self.slot, self.extents)
+    }
+}
+
+impl Drop for Space {
+    fn drop(&mut self) {
+        if self.ours {
+            let mut state = self.arena.state.lock();
+            state.set_aside -= 1;
+            self.arena.release(&mut state, self.slot);
+        }
+    }
+}
+
+impl Arena {
+    /// Room for a block, where nothing may be evicted for it or nothing must.
+    pub(super) fn find_space(
+        &self,
+        state: &mut State,
+        namespace: u32,
+        len: u64,
+        hint: Hint,
+    ) -> Option<(u32, Packed)> {
+        if state.entries.vacant() == 0 {
+            return None;
+        }
+        let pieces = state.pieces(namespace);
+        let extents = self.allocate(&mut state.pool, len, pieces, hint)?;
+        // Vacant, so there is one.
+        state.entries.take().map(|slot| (slot, extents))
+    }
+
+    /// Makes room for a block by eviction. Waits for the medium, and for others who evict; for
+    /// nothing else.
+    pub(crate) fn make_space(
+        self: &Arc<Arena>,
+        namespace: NamespaceId,
+        wanted: &Wanted,
+        hint: Hint,
+    ) -> Result<Space, Refused> {
+        crate::held::may_wait();
+        let len = wanted.len;
+        if let Some(cause) = self.closed_to_writes() {
+            return Err(self.full(len, cause));
+        }
+        let mut state = self.state.lock();
+        let number = state.namespaces.intern(namespace);
+        let mut waited = false;
+        loop {
+            if len == 0 || len > self.layout().data_len() {
+                return Err(self.no_room(&state.pool, len));
+            }
+            if let Some((slot, extents)) = self.find_space(&mut state, number, len, hint) {
+                let mut entry = Entry::new(wanted.key, number, extents, len);
+                entry.stage = Stage::SetAside;
+                // Of no token.
+                entry.sequence = u64::MAX;
+                state.entries.set(slot, entry);
+                state.set_aside += 1;
+                return Ok(Space {
+                    arena: Arc::clone(self),
+                    slot,
+                    extents,
+                    ours: true,
+                });
+            }
+            // What others have evicted may do.
+            if !std::mem::replace(&mut waited, true) && self.await_burials(&mut state) {
+                continue;
+            }
+            waited = false;
+            state.pressed = true;
+            if !self.evict_for(&mut state, number, len) {
+                return Err(self.no_room(&state.pool, len));
+            }
+        }
+    }
+
+    fn no_room(&self, pool: &Pool, len: u64) -> Refused {
+        self.counters.full.fetch_add(1, Ordering::Relaxed);
+        let (free, capacity) = (pool.free_bytes(), self.layout().data_len());
+        self.full(len, Cause::Space { free, capacity })
+    }
+
+    pub(super) fn full(&self, requested: u64, cause: Cause) -> Refused {
+        Refused::Full(Full {
+            tier: self.name,
+            requested,
+            cause,
+        })
+    }
+
+    /// As [`Arena::full`], for a block that found no room in this pool.
+    pub(super) fn refuse(&self, state: &State, len: u64) -> Refused {
+        self.no_room(&state.pool, len)
+    }
+
+    /// Where a block's last extent begins, as the pool counts.
+    pub(super) fn last_of(&self, extents: &Packed) -> Option<u64> {
+        let last = extents.iter().last();
+        last.map(|(offset, _)| offset - self.layout().data)
+    }
+
+    fn allocate(&self, pool: &mut Pool, len: u64, pieces: usize, hint: Hint) -> Option<Packed> {
+        let data = self.layout().data;
+        let lost = |piece: &Extent| self.is_lost(data + piece.offset, piece.len);
+        let taken = loop {
+            let taken = pool.allocate_scattered(len, pieces, hint).ok()?;
+            if !taken.iter().any(lost) {
+                break taken;
+            }
+            for piece in &taken {
+                if lost(piece) {
+                    self.lose(data + piece.offset, piece.len);
+                } else if let Err(error) = pool.free(piece.offset) {
+                    tracing::error!(tier = self.name, %error, "an extent was freed twice");
+                }
+            }
+        };
+        let mut extents = [(0, 0); EXTENTS_MAX];
+        for (packed, extent) in extents.iter_mut().zip(taken.iter()) {
+            *packed = (extent.offset + data, extent.len);
+        }
+        Packed::new(extents.get(..taken.len())?)
+    }
+}
+
+impl State {
+    /// Extents that a block of a namespace may have.
+    pub(super) fn pieces(&self, namespace: u32) -> usize {
+        match self.contiguous.contains(&namespace) {
+            true => 1,
+            false => EXTENTS_MAX,
+        }
+    }
+}

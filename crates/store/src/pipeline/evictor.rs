@@ -1,0 +1,96 @@
+//! The thread that evicts ahead of need, so that those who need room seldom wait for a medium.
+//!
+//! Where a call has found no room once, eviction keeps a little free from then on (at most what
+//! the protocol allows), a batch at a time. It holds an arena's lock for a batch's index work
+//! alone; whoever needs room in the meantime waits for one batch at most, or makes room itself.
+
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use parking_lot::{Condvar, Mutex};
+
+use super::Core;
+use crate::Error;
+
+/// Wakes the thread.
+#[derive(Default)]
+pub(crate) struct Bell {
+    state: Mutex<Rung>,
+    rings: Condvar,
+}
+
+#[derive(Default)]
+struct Rung {
+    now: bool,
+    stop: bool,
+}
+
+/// The running thread.
+pub(crate) struct Evictor {
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Evictor {
+    /// Starts the thread.
+    pub(crate) fn start(core: &Arc<Core>) -> Result<Evictor, Error> {
+        let core = Arc::clone(core);
+        let run = move || {
+            // Whatever the opening thread is pinned to; slower if it fails, nothing else.
+            let _cpus = kvdepot_media::host::cpu::reset_affinity();
+            core.evict_when_asked();
+        };
+        let spawned = std::thread::Builder::new()
+            .name("kvdepot-evict".into())
+            .spawn(run);
+        let thread = spawned.map_err(|source| Error::Io {
+            path: "thread".into(),
+            source,
+        })?;
+        Ok(Evictor {
+            thread: Mutex::new(Some(thread)),
+        })
+    }
+
+    /// Ends the thread, after the batch that it is at.
+    pub(crate) fn stop(&self, core: &Core) {
+        core.bell.state.lock().stop = true;
+        core.bell.rings.notify_all();
+        if let Some(thread) = self.thread.lock().take()
+            && thread.join().is_err()
+        {
+            tracing::error!("the thread that evicts panicked");
+        }
+    }
+}
+
+impl Core {
+    /// Has room made in a tier before the next blocks come, if it has little left.
+    pub(super) fn evict_ahead(&self, tier: usize) {
+        if self.tiers[tier].is_low() {
+            self.bell.state.lock().now = true;
+            self.bell.rings.notify_one();
+        }
+    }
+
+    fn evict_when_asked(&self) {
+        loop {
+            {
+                let mut rung = self.bell.state.lock();
+                while !rung.now && !rung.stop {
+                    self.bell.rings.wait(&mut rung);
+                }
+                if rung.stop {
+                    return;
+                }
+                rung.now = false;
+            }
+            for arena in self.media() {
+                while arena.evict_ahead() {
+                    if self.bell.state.lock().stop {
+                        return;
+                    }
+                }
+            }
+        }
+    }
+}
