@@ -37,18 +37,25 @@ impl Namespace {
         }
     }
 
-    /// Asks the index something that takes microseconds for few keys.
+    /// Asks the index something that takes microseconds for few keys: at once, or where somebody
+    /// is at work there, without the interpreter's lock. `undo` gives back what was found until
+    /// then.
     fn ask<T: Send>(
         &self,
         py: Python<'_>,
         keys: &[Key],
-        ask: impl FnOnce(&[Key]) -> Result<T, kvdepot_store::Error> + Send,
+        ask: impl Fn(&[Key]) -> Result<T, kvdepot_store::Error> + Send + Sync,
+        undo: impl FnOnce(T) + Send,
     ) -> PyResult<T> {
         self.handle.depot(py)?;
-        let answer = if keys.len() <= AT_ONCE_MAX && !self.served {
-            ask(keys)
-        } else {
-            py.detach(|| ask(keys))
+        let now = keys.len() <= AT_ONCE_MAX && !self.served;
+        let answer = match now.then(|| kvdepot_store::at_once(|| ask(keys))) {
+            Some(Ok(answer)) => answer,
+            Some(Err(partly)) => py.detach(|| {
+                partly.map_or((), undo);
+                ask(keys)
+            }),
+            None => py.detach(|| ask(keys)),
         };
         answer.map_err(|error| errors::raise(py, error))
     }
@@ -136,7 +143,7 @@ impl Namespace {
     /// How many of the first keys are stored without a gap.
     fn prefix(&self, py: Python<'_>, keys: &Bound<'_, PyAny>) -> PyResult<usize> {
         let keys = keys::parse(keys)?;
-        self.ask(py, &keys, |keys| self.namespace.prefix(keys))
+        self.ask(py, &keys, |keys| self.namespace.prefix(keys), drop)
     }
 
     /// Whether each key's block is stored in some tier.
@@ -148,7 +155,7 @@ impl Namespace {
         let keys = keys::parse(keys)?;
         PyList::new(
             py,
-            self.ask(py, &keys, |keys| self.namespace.contains(keys))?,
+            self.ask(py, &keys, |keys| self.namespace.contains(keys), drop)?,
         )
     }
 
@@ -160,7 +167,7 @@ impl Namespace {
         keys: &Bound<'py, PyAny>,
     ) -> PyResult<Bound<'py, PyList>> {
         let keys = keys::parse(keys)?;
-        let tiers = self.ask(py, &keys, |keys| self.namespace.nearest(keys))?;
+        let tiers = self.ask(py, &keys, |keys| self.namespace.nearest(keys), drop)?;
         let names = tiers
             .iter()
             .map(|tier| tier.map(|name| PyString::intern(py, name)));
@@ -326,7 +333,12 @@ impl Namespace {
         prefix: bool,
     ) -> PyResult<Vec<Option<Pin>>> {
         let keys = keys::parse(keys)?;
-        let pins = self.ask(py, &keys, |keys| self.namespace.pin(keys, prefix))?;
+        let undo = |pins: Vec<Option<StorePin>>| {
+            let pins: Vec<StorePin> = pins.into_iter().flatten().collect();
+            self.namespace.unpin(&pins, false);
+        };
+        let pin = |keys: &[Key]| self.namespace.pin(keys, prefix);
+        let pins = self.ask(py, &keys, pin, undo)?;
         let wrap = |pin: StorePin| Pin::new(pin, self.namespace.clone(), Arc::clone(&self.handle));
         Ok(pins.into_iter().map(|pin| pin.map(wrap)).collect())
     }
@@ -337,7 +349,8 @@ impl Namespace {
     fn unpin(&self, py: Python<'_>, pins: &Bound<'_, PyAny>, served: bool) -> PyResult<()> {
         self.handle.depot(py)?;
         let ended = self.pins(pins, Pin::end)?;
-        if self.served {
+        // Where nobody is at work in the index, that takes microseconds.
+        if self.served || ended.len() > AT_ONCE_MAX || self.namespace.is_busy() {
             py.detach(|| self.namespace.unpin(&ended, served));
         } else {
             self.namespace.unpin(&ended, served);

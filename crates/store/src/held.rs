@@ -131,9 +131,13 @@ pub(crate) fn may_wait() {
     debug_assert_eq!(HELD.get(), 0, "a medium is waited for under a lock");
 }
 
-/// Asks something, and waits for no lock of an index. `Err` with an answer that is good for
-/// nothing, but that what it holds must be given back, where one was taken.
-pub(crate) fn at_once<T>(ask: impl FnOnce() -> T) -> Result<T, T> {
+/// Looks something up ([`crate::Namespace::contains`], `prefix`, `nearest`, `pin`) without waiting
+/// for whoever is at work in an index. Where somebody is, the answer is `Err`, with what was found
+/// so far: good for nothing, but that pins in it must be ended.
+///
+/// # Errors
+/// The answer, where it is none.
+pub fn at_once<T>(ask: impl FnOnce() -> T) -> Result<T, T> {
     MODE.set(Mode::Passes);
     let answer = ask();
     match MODE.replace(Mode::Waits) {

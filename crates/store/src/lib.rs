@@ -44,6 +44,7 @@ pub use config::Config;
 pub use depot::{Depot, Namespace};
 pub use devices::{DeviceState, DeviceStats, DrainTo};
 pub use error::Error;
+pub use held::at_once;
 pub use key::{Identity, Key, NamespaceId};
 pub use kvdepot_media::cuda::Device;
 pub use kvdepot_media::host::fork::Origin;

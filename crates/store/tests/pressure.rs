@@ -467,3 +467,69 @@ fn a_wait_times_out_without_giving_its_buffers_back() {
         "released once nobody moves into it"
     );
 }
+
+#[test]
+fn no_medium_is_waited_for_under_a_lock_and_nothing_is_lost_by_it() {
+    // Debug builds panic where one is, whatever the thread.
+    for pipeline in ["Dax", "Cache|Dax"] {
+        let place = Place::new(pipeline, "2MiB", "4MiB").with("dax", "durability", "power");
+        let depot = place.open();
+        let ns = namespace(&depot);
+        std::thread::scope(|scope| {
+            for thread in 0..4_u64 {
+                let ns = ns.clone();
+                scope.spawn(move || {
+                    let mut rng = Rng::new(thread + 1);
+                    for round in 0..rounds(60) as u64 {
+                        let first = thread * 10_000 + round * 8;
+                        let call: Vec<u64> = (first..first + 8).collect();
+                        let len = [4096, 20_000, 60_000][rng.below(3) as usize];
+                        assert_eq!(put(&ns, &call, len), vec![true; 8]);
+                        get(&ns, &call, len);
+                        match rng.below(6) {
+                            0 => drop(ns.remove(&keys(call)).unwrap()),
+                            1 => drop(ns.clear().unwrap()),
+                            2 => {
+                                let reserved = ns.reserve(&[(key(first), vec![70_000])]).unwrap();
+                                ns.abort(&reserved.into_iter().flatten().collect::<Vec<_>>());
+                            }
+                            _ => {}
+                        }
+                    }
+                });
+            }
+        });
+        assert!(depot.drain(PATIENCE));
+        assert!(
+            depot
+                .stats()
+                .tiers
+                .iter()
+                .all(|tier| tier.evicted_blocks > 0)
+        );
+        assert_at_rest(&depot);
+        assert_eq!(verify(&place.arena()).bad.len(), 0);
+    }
+}
+
+#[test]
+fn what_others_must_make_room_for_is_made_ahead_of_need() {
+    let place = Place::new("Dax", "", "64MiB");
+    let depot = place.open();
+    let ns = namespace(&depot);
+    let len = 64 << 10;
+    let tier = || depot.stats().tiers.remove(0);
+    let blocks = tier().capacity_bytes / len as u64;
+    let all: Vec<u64> = (0..blocks).collect();
+    for call in all.chunks(16) {
+        assert!(!put(&ns, call, len).contains(&false));
+    }
+    assert_eq!(tier().evicted_blocks, 0, "what fits stays");
+    // From the first block on that others had to go for.
+    let (ahead, most) = (tier().capacity_bytes / 64, tier().capacity_bytes / 50);
+    for new in blocks..blocks + 40 {
+        assert_eq!(put(&ns, &[new], len), [true]);
+        eventually("room ahead", || tier().free_bytes >= ahead / 2);
+        assert!(tier().free_bytes <= most + len as u64);
+    }
+}

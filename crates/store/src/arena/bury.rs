@@ -206,7 +206,182 @@ fn merged(ranges: &[(u64, u64)]) -> Vec<(u64, u64)> {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use kvdepot_alloc::Hint;
+    use kvdepot_media::checksum::Checksum;
+
     use super::*;
+    use crate::arena::{Token, Wanted};
+    use crate::config::{DaxConfig, Durability};
+    use crate::index::Uses;
+    use crate::inspect::Inspection;
+    use crate::{Key, NamespaceId};
+
+    const NAMESPACE: NamespaceId = NamespaceId([1; 16]);
+    const LEN_OF_ALL: u64 = 4 << 10;
+
+    fn open(path: &Path) -> Arc<Arena> {
+        let config = DaxConfig {
+            capacity: Some(1 << 20),
+            records: Some(512),
+            durability: Durability::Power,
+            ..DaxConfig::default()
+        };
+        let (wait, uses) = (Duration::ZERO, Uses::default());
+        let field = |option: &str| option.to_owned();
+        let opened = Arena::open(("Dax", 0), path, &config, &field, wait, &uses);
+        Arc::new(opened.unwrap().0)
+    }
+
+    fn wanted(key: u8) -> Wanted {
+        Wanted {
+            key: Key([key; 32]),
+            len: LEN_OF_ALL,
+            parts: 1,
+            stamp: u64::from(key),
+            copy: false,
+            evict: true,
+        }
+    }
+
+    fn store(arena: &Arc<Arena>, key: u8, checksum: u8) -> Token {
+        let reserved = arena.reserve(NAMESPACE, &[wanted(key)]).unwrap();
+        let token = reserved
+            .into_iter()
+            .next()
+            .unwrap()
+            .ok()
+            .unwrap()
+            .hand_out()
+            .token;
+        assert_eq!(
+            arena.commit(&[(token, Checksum([checksum; 16]))], false),
+            [true]
+        );
+        token
+    }
+
+    fn has(arena: &Arena, key: u8) -> bool {
+        let mut found = [false];
+        arena.contains(NAMESPACE, &[Key([key; 32])], &mut found);
+        found[0]
+    }
+
+    fn on_medium(path: &Path) -> usize {
+        let inspection = Inspection::open(path).unwrap();
+        inspection.blocks().unwrap().0.len()
+    }
+
+    #[test]
+    fn room_is_free_once_the_record_is_dead_on_the_medium_and_the_last_pin_has_ended() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("arena");
+        let arena = open(&path);
+        let empty = arena.stats().free_bytes;
+        for pinned in [false, true] {
+            let token = store(&arena, 7, 7);
+            if pinned {
+                arena.pin_token(token).unwrap();
+            }
+            let dying = arena.disown(&[token]);
+            assert!(!has(&arena, 7));
+            assert!(arena.pin_token(token).is_none());
+            assert_eq!(on_medium(&path), 1, "a crash now brings it back, whole");
+            assert_eq!(arena.stats().free_bytes, empty - LEN_OF_ALL);
+            if pinned {
+                arena.unpin([token].into_iter());
+                assert_eq!(arena.stats().free_bytes, empty - LEN_OF_ALL, "not dead yet");
+                arena.bury_later(dying);
+            } else {
+                arena.bury_later(dying);
+            }
+            assert_eq!(on_medium(&path), 0);
+            assert_eq!(arena.stats().free_bytes, empty);
+        }
+        let token = store(&arena, 7, 7);
+        arena.pin_token(token).unwrap();
+        assert_eq!(arena.discard(&[token]), 1);
+        assert_eq!(on_medium(&path), 0);
+        assert_eq!(arena.stats().free_bytes, empty - LEN_OF_ALL, "still read");
+        arena.unpin([token].into_iter());
+        assert_eq!(arena.stats().free_bytes, empty);
+    }
+
+    #[test]
+    fn a_block_that_is_stored_anew_while_the_old_one_dies_is_the_one_after_a_crash() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("arena");
+        let arena = open(&path);
+        let old = store(&arena, 7, 1);
+        let dying = arena.disown(&[old]);
+        store(&arena, 7, 2);
+        assert_eq!(on_medium(&path), 1, "the newer of two");
+        // The process dies before the old record is written.
+        drop((dying, arena));
+        let arena = open(&path);
+        let found = arena.find_again(NAMESPACE, &Key([7; 32]), 0).unwrap();
+        assert_eq!(found.checksum, Checksum([2; 16]));
+        assert_eq!(arena.stats().blocks, 1);
+    }
+
+    #[test]
+    fn who_needs_room_waits_for_a_burial_that_makes_it_and_evicts_nothing_else() {
+        let dir = tempfile::tempdir().unwrap();
+        let arena = open(&dir.path().join("arena"));
+        let mut tokens = Vec::new();
+        for key in 0..=u8::MAX {
+            if arena.stats().free_bytes < LEN_OF_ALL {
+                break;
+            }
+            tokens.push(store(&arena, key, key));
+        }
+        let blocks = arena.stats().blocks;
+        let mut state = arena.state.lock();
+        state.burials += 1;
+        drop(state);
+        let dying = arena.disown(&tokens[100..104]);
+        let space = std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| {
+                arena
+                    .make_space(NAMESPACE, &wanted(u8::MAX), Hint::default())
+                    .ok()
+                    .unwrap()
+            });
+            std::thread::sleep(Duration::from_millis(20));
+            assert!(
+                !waiting.is_finished(),
+                "the medium has not forgotten any yet"
+            );
+            assert!(has(&arena, 0), "the index answers meanwhile");
+            let mut state = arena.state.lock();
+            state.burials -= 1;
+            arena.bury(&mut state, dying);
+            drop(state);
+            waiting.join().unwrap()
+        });
+        let stats = arena.stats();
+        assert_eq!((stats.blocks, stats.evicted_blocks), (blocks - 4, 0));
+        assert_eq!(stats.free_bytes, 3 * LEN_OF_ALL, "one is set aside");
+        assert!(!arena.device().empty);
+        drop(space);
+        assert_eq!(arena.stats().free_bytes, 4 * LEN_OF_ALL);
+    }
+
+    #[test]
+    fn a_lookup_that_does_not_wait_says_so() {
+        let dir = tempfile::tempdir().unwrap();
+        let arena = open(&dir.path().join("arena"));
+        store(&arena, 7, 7);
+        let ask = || has(&arena, 7);
+        assert_eq!(held::at_once(ask), Ok(true));
+        let state = arena.state.lock();
+        assert!(held::at_once(ask).is_err() && arena.is_busy());
+        drop(state);
+        assert_eq!(held::at_once(ask), Ok(true));
+    }
 
     #[test]
     fn ranges_that_lie_together_are_synced_as_one() {

@@ -72,7 +72,7 @@ impl Arena {
         let (bytes_wanted, slots_wanted) = (self.with_ahead(0), self.slots_ahead());
         if !state.pressed || (bytes >= bytes_wanted && slots >= slots_wanted) {
             // Room enough without eviction: whoever finds none again says so.
-            state.pressed &= bytes <= 4 * bytes_wanted && slots <= 4 * slots_wanted;
+            state.pressed &= bytes <= 4 * bytes_wanted || slots <= 4 * slots_wanted;
             return false;
         }
         let victims = self.least_used(&mut state, BATCH, |room, count| {

@@ -32,6 +32,15 @@ impl Namespace {
         matches!(self.at, At::There(_))
     }
 
+    /// Whether somebody is at work in the index now, so that ending pins would wait.
+    #[must_use]
+    pub fn is_busy(&self) -> bool {
+        match &self.at {
+            At::Here(inner) => inner.core.is_busy(),
+            At::There(_) => true,
+        }
+    }
+
     /// Whether each key's block is stored in some tier.
     ///
     /// # Errors

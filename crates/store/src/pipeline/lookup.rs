@@ -10,6 +10,11 @@ use crate::tier::Tier;
 use crate::{Error, Key, NamespaceId};
 
 impl Core {
+    /// Whether somebody is at work in an index now.
+    pub(crate) fn is_busy(&self) -> bool {
+        self.ledger.is_taken() || self.tiers.iter().any(Tier::is_busy)
+    }
+
     /// Whether each key's block is stored in some tier.
     pub(crate) fn contains(&self, id: NamespaceId, keys: &[Key]) -> Result<Vec<bool>, Error> {
         let _pass = self.gate.enter()?;
