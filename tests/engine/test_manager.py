@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import kvdepot
 import pytest
@@ -16,6 +17,7 @@ pytest.importorskip("vllm")
 
 from kvdepot.vllm_manager import Group, KvdepotManager
 from kvdepot.vllm_messages import Placements, WorkerReport
+from kvdepot.vllm_metrics import DEPOT_COUNTERS, TIER_COUNTERS, TIER_GAUGES, Collector
 from vllm.v1.kv_offload.base import (
     LookupResult,
     OffloadKey,
@@ -462,3 +464,27 @@ def eventually(reached: Callable[[], bool], seconds: float = 20.0) -> None:
     while not reached():
         assert time.monotonic() < deadline
         time.sleep(0.02)
+
+
+def test_counters_of_the_next_service_are_added_to_those_of_the_last() -> None:
+    figures = {"value": 5}
+
+    class Depot:
+        def stats(self) -> dict[str, Any]:
+            tier = dict.fromkeys([*TIER_GAUGES, *TIER_COUNTERS], figures["value"])
+            return {
+                "tiers": {"Cache": tier},
+                "write_back_bytes": 0,
+                **dict.fromkeys(DEPOT_COUNTERS, 0),
+            }
+
+    collector = Collector(Depot())
+    taken = []
+    # It counts to 5, and to 9; the next one to 2, and to 3.
+    for value in (5, 9, 2, 3):
+        figures["value"] = value
+        collector.failed("load", 1)
+        stats = collector.take(0, idle=True)
+        assert stats is not None
+        taken.append(stats._values["kvdepot_hit_blocks"][("Cache",)])
+    assert taken == [5, 4, 2, 1]

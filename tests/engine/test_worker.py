@@ -7,6 +7,7 @@ import hashlib
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import kvdepot
@@ -17,7 +18,13 @@ pytest.importorskip("vllm")
 import torch
 from kvdepot import vllm_cuda
 from kvdepot.vllm_manager import Group, KvdepotManager
-from kvdepot.vllm_worker import KvdepotWorker
+from kvdepot.vllm_messages import Placements
+from kvdepot.vllm_spec import KvdepotSpec
+from kvdepot.vllm_worker import KvdepotConnectorWorker, KvdepotWorker
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import (
+    OffloadingConnectorMetadata,
+    TransferJob,
+)
 from vllm.v1.kv_offload.base import (
     CanonicalKVCacheRef,
     CanonicalKVCaches,
@@ -28,6 +35,12 @@ from vllm.v1.kv_offload.base import (
     ReqContext,
     TransferResult,
     make_offload_key,
+)
+from vllm.v1.kv_offload.config import (
+    OffloadingCacheConfig,
+    OffloadingConfig,
+    OffloadingModelConfig,
+    OffloadingParallelConfig,
 )
 from vllm.v1.kv_offload.cpu.gpu_worker import compute_sub_block_ptrs
 
@@ -309,3 +322,55 @@ def test_the_driver_pins_memory_and_no_file(
         world.worker._handlers(world.worker._mover, medium)
     assert pinned == [cache.nbytes] != [dax.nbytes]
     world.close()
+
+
+def replicated(rank: int, **extra: Any) -> OffloadingConfig:
+    """What vLLM says of a model with MLA and two ranks."""
+    return OffloadingConfig(
+        groups=(),
+        worker_kv_bytes_per_block=PAGE * LAYERS,
+        enable_kv_cache_events=False,
+        extra_config=extra,
+        engine_id="engine",
+        model=OffloadingModelConfig("m", "bfloat16"),
+        cache=OffloadingCacheConfig(16, CHUNK),
+        parallel=OffloadingParallelConfig(
+            rank=rank,
+            world_size=2,
+            tp_size=2,
+            pp_size=1,
+            pcp_size=1,
+            dcp_size=1,
+            data_parallel_index=0,
+            data_parallel_size=1,
+            data_parallel_rank_local=None,
+            is_parallelism_agnostic=False,
+        ),
+        replicated_layout=True,
+    )
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_where_ranks_have_the_same_bytes_the_first_stores_and_the_others_say_so(rank: int) -> None:
+    spec = KvdepotSpec(replicated(rank, pipeline="Cache", cache={"capacity": 4 << 20}))
+    cache = torch.zeros((BLOCKS, PAGE), dtype=torch.int8)
+    mover = spec.get_worker(
+        CanonicalKVCaches([CanonicalKVCacheTensor(cache, PAGE)], [[CanonicalKVCacheRef(0, PAGE)]])
+    )
+    assert (mover.rank, mover.part) == (rank, 0)
+    half = KvdepotConnectorWorker(spec, SimpleNamespace(), SimpleNamespace(kv_cache_groups=[None]))
+    half.worker = mover
+    device = GPULoadStoreSpec([0, 1], group_sizes=[2], block_indices=[0])
+    job = TransferJob(req_id="r", src_spec=device, dst_spec=Placements(1, "", []))
+    half.prepare_store_kv(OffloadingConnectorMetadata({}, {5: job}, set()))
+    reported = half.build_connector_worker_meta()
+    if rank == 0:
+        assert reported is None, "it stores, and reports then"
+    else:
+        assert reported is not None
+        assert dict(reported.completed_jobs) == {5: 1}
+        assert reported.reports == {}
+    if rank == 0:
+        manager = spec.get_manager()
+        assert manager.writers == 1
+        manager.shutdown()
