@@ -114,6 +114,14 @@ test-python: package $(VENV)/.vllm $(VENV)/.lmcache
 	$(call say,Python: unit$(,) integration and engine tests)
 	$(BIN)/python -m pytest
 
+# The last line counts histories, doors and faults. KVDEPOT_SEED=n fixes the first history.
+SIM_SECONDS ?= 60
+
+.PHONY: sim
+sim: ## Seeded histories of everything at once, with faults, for SIM_SECONDS
+	$(call say,the simulator)
+	SIM_SECONDS=$(SIM_SECONDS) cargo test --quiet -p kvdepot-store --test sim
+
 test-all: ## The same with many more rounds, and with fresh seeds, which are printed
 	KVDEPOT_TEST_ALL=1 $(MAKE) test
 	$(MAKE) test-unsafe

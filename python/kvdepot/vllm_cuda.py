@@ -47,16 +47,13 @@ class KvdepotCudaWorker(KvdepotWorker):
         """As in host memory, rounded up so that the next rank's part starts at a granule."""
         return [-(-size // GRANULE) * GRANULE for size in super().payload_bytes()]
 
-    def _detach(self) -> None:
+    def shutdown(self) -> None:
         """Wait for the device, then let the mapped memory go."""
         self.wait(set(self._jobs))
-        for job in self._jobs.values():
-            # Those that were only copied are hashed while there is a mover.
-            self._advance(job)
         for medium in self._media.values():
             medium.close()
         self._media.clear()
-        super()._detach()
+        super().shutdown()
 
     def _group_ranges(self, refs: Any) -> list[tuple[int, int, int]]:
         # Lengths only: a host address would mean nothing here. Padding between
@@ -67,7 +64,7 @@ class KvdepotCudaWorker(KvdepotWorker):
         for part in job.parts:
             known = [i for i, placement in enumerate(part.placements) if placement is not None]
             placements = [part.placements[i] for i in known]
-            places = mover.locate(placements, part=self.part)
+            places = mover.locate(placements, part=self.rank)
             indexes = [i for i, place in zip(known, places, strict=True) if place is not None]
             found = [place for place in places if place is not None]
             if indexes:
@@ -117,7 +114,7 @@ class _Transfer:
         self._copies: list[tuple[_Direction, int]] = []
         self._hash: Any = None
         if load:
-            self._hash = mover.verify(self._placements, part=worker.part)
+            self._hash = mover.verify(self._placements, part=worker.rank)
         else:
             self._copy(range(len(indexes)))
         self._copying = not load
@@ -134,7 +131,7 @@ class _Transfer:
         if not all(direction.finished(copy) for direction, copy in self._copies):
             return False
         if self._hash is None:
-            self._hash = self._mover.digest(self._placements, part=self._worker.part)
+            self._hash = self._mover.digest(self._placements, part=self._worker.rank)
         return bool(self._hash.done)
 
     def wait(self) -> None:

@@ -143,6 +143,8 @@ impl Copier {
         let origin = Origin::here();
         let origin = origin.map_err(|e| Error::io("start", "lanes", std::io::Error::other(e)))?;
         let shared = Arc::new(Shared {
+            #[cfg(feature = "sim")]
+            schedule: crate::sim::current(),
             queues: Queues::new(config.lanes, mover),
             config,
             spares: Mutex::new(Vec::new()),
@@ -156,7 +158,7 @@ impl Copier {
             shared,
             threads: Mutex::new(Vec::new()),
         };
-        for lane in 0..copier.shared.config.lanes {
+        for lane in 0..copier.shared.threads() {
             let shared = Arc::clone(&copier.shared);
             let name = format!("kvdepot-lane-{lane}");
             let spawned = std::thread::Builder::new()
@@ -277,6 +279,11 @@ impl Ticket {
     /// passed first. The batch goes on in that case. `None` waits without a limit.
     #[must_use]
     pub fn wait(&self, timeout: Option<Duration>) -> bool {
+        #[cfg(feature = "sim")]
+        if let Some(schedule) = &self.shared.schedule {
+            schedule.until(|| self.waiter.is_done());
+            return true;
+        }
         let start = Instant::now();
         let left = || timeout.map(|timeout| timeout.saturating_sub(start.elapsed()));
         // The last slices are often microseconds away, sleeping and waking costs many of them.
@@ -305,6 +312,9 @@ impl Ticket {
 /// What the copier, its lanes, its batches and its tickets share.
 #[derive(Debug)]
 pub(crate) struct Shared {
+    /// In the place of the lanes.
+    #[cfg(feature = "sim")]
+    schedule: Option<Arc<crate::sim::Schedule>>,
     queues: Queues<Flight>,
     config: CopierConfig,
     spares: Mutex<Vec<Memory>>,
@@ -348,7 +358,7 @@ impl Shared {
             .memory()
             .map(|memory| (memory.bytes, memory.units.len()));
         match units {
-            Some((bytes, count)) if bytes <= self.config.inline_max => {
+            Some((bytes, count)) if bytes <= self.inline_max() => {
                 let task = Task {
                     guard: join.guard(),
                     first: 0,
@@ -393,7 +403,7 @@ impl Shared {
                 count: pieces.len() as u32,
             };
             *first += task.count;
-            self.queues.push(slice.lane, task);
+            self.push(slice.lane, task);
         }
         self.queues.wake(lane, count);
     }
@@ -402,7 +412,7 @@ impl Shared {
     fn planner(&self, bytes: u64) -> Option<Planner> {
         let lanes = self.config.lanes;
         let fair = bytes / (lanes as u64 * SLICES_PER_LANE);
-        let slice_size = fair.max(SLICE_MIN).min(self.config.slice_size);
+        let slice_size = fair.max(self.slice_min()).min(self.config.slice_size);
         let limits = Limits {
             slice_size,
             tail_merge: slice_size / 4,
@@ -416,11 +426,61 @@ impl Shared {
         }
     }
 
+    #[cfg(not(feature = "sim"))]
+    fn push(&self, lane: usize, task: Task<Flight>) {
+        self.queues.push(lane, task);
+    }
+
+    #[cfg(not(feature = "sim"))]
+    fn threads(&self) -> usize {
+        self.config.lanes
+    }
+
+    #[cfg(not(feature = "sim"))]
+    fn inline_max(&self) -> u64 {
+        self.config.inline_max
+    }
+
+    #[cfg(not(feature = "sim"))]
+    fn slice_min(&self) -> u64 {
+        SLICE_MIN
+    }
+
     /// Ends the lanes when the copier is closed and nothing is in flight.
     fn stop_if_idle(&self) {
         if self.closing.load(Ordering::SeqCst) && self.in_flight.load(Ordering::SeqCst) == 0 {
             self.queues.stop();
         }
+    }
+}
+
+/// The same where a schedule may stand in the lanes' place.
+#[cfg(feature = "sim")]
+impl Shared {
+    fn push(&self, lane: usize, task: Task<Flight>) {
+        let Some(schedule) = &self.schedule else {
+            return self.queues.push(lane, task);
+        };
+        let mover = self.queues.mover();
+        // A task that is dropped fails the parts that it had a piece of.
+        schedule.push(move |runs| match runs {
+            true => crate::lane::execute(task, mover),
+            false => drop(task),
+        });
+    }
+
+    fn threads(&self) -> usize {
+        self.schedule.as_ref().map_or(self.config.lanes, |_| 0)
+    }
+
+    /// All goes to the schedule.
+    fn inline_max(&self) -> u64 {
+        self.schedule.as_ref().map_or(self.config.inline_max, |_| 0)
+    }
+
+    /// Small histories shall have many slices too.
+    fn slice_min(&self) -> u64 {
+        self.schedule.as_ref().map_or(SLICE_MIN, |_| 8 << 10)
     }
 }
 

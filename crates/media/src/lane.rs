@@ -173,7 +173,7 @@ impl<T> std::fmt::Debug for Queues<T> {
 }
 
 /// Executes a task. A panic in it ends the task, whose guard tells the batch, and not the lane.
-fn execute<T: Work>(task: Task<T>, mover: Mover) {
+pub(crate) fn execute<T: Work>(task: Task<T>, mover: Mover) {
     let caught = catch_unwind(AssertUnwindSafe(move || {
         let Task {
             guard,

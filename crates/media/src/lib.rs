@@ -13,6 +13,9 @@ mod error;
 pub mod host;
 mod lane;
 mod memory;
+#[cfg(feature = "sim")]
+#[doc(hidden)]
+pub mod sim;
 
 pub use buffer::{Buffer, Owner, first_overlap};
 pub use checksum::{Checksum, PartId};

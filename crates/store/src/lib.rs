@@ -30,10 +30,12 @@ mod listing;
 mod metrics;
 mod namespace;
 mod parts;
-mod patience;
 mod pipeline;
 mod populate;
 mod share;
+#[cfg(feature = "sim")]
+#[doc(hidden)]
+pub mod sim;
 mod task;
 mod tier;
 mod verdict;
@@ -53,7 +55,6 @@ pub use kvdepot_media::{Buffer, Checksum};
 pub use listing::{Gone, NamespaceUsage};
 pub use metrics::Stats;
 pub use namespace::NamespaceSpec;
-pub use patience::interruptible;
 pub use pipeline::{Drained, GetOptions, Pin, Reservation};
 pub use share::{MoveJob, Mover};
 pub use task::{Outcome, Task};

@@ -1,5 +1,6 @@
 //! Fault injection, crash and model helpers for kvdepot's tests.
 //!
+//! * [`sim`]: seeded histories of everything at once, against a twin, shrunk when they fail.
 //! * [`seed`]: random numbers from a printed seed, and how many rounds a test runs.
 //! * [`child`]: the running test binary once more, as a process that can be killed.
 //! * [`bytes`]: the content of a block from its number, checked without keeping it.
@@ -22,5 +23,6 @@ pub mod model;
 pub mod rot;
 pub mod runs;
 pub mod seed;
+pub mod sim;
 
 pub use seed::{Rng, rounds};

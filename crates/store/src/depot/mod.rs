@@ -47,9 +47,6 @@ pub(crate) struct About {
     pub(crate) path: Option<PathBuf>,
     pub(crate) description: String,
     pub(crate) opening: Opening,
-    /// What its configuration says of a client's calls.
-    #[serde(default)]
-    pub(crate) timeout: Option<Duration>,
 }
 
 /// This process among those that ask what left; clients have their numbers.
@@ -118,7 +115,6 @@ impl Depot {
                 .find_map(|arena| arena.path().map(Into::into)),
             description: describe(&core, config, &opening, without.as_deref()),
             opening,
-            timeout: config.timeout,
         };
         let server = Server::start(config, &core, &about)?;
         if let Some(server) = &server {
@@ -155,32 +151,9 @@ impl Depot {
     /// # Errors
     /// [`Error::Peer`] when nobody answers there, or with a refusal.
     pub fn connect(socket: &Path, lanes: Option<usize>) -> Result<Depot, Error> {
-        Depot::connect_within(socket, lanes, None)
-    }
-
-    /// As [`Depot::connect`], with the longest wait for the owner's answer to a call: an owner that
-    /// takes longer is taken for one that is gone. Without it the owner's `timeout` holds.
-    ///
-    /// # Errors
-    /// Those of [`Depot::connect`].
-    pub fn connect_within(
-        socket: &Path,
-        lanes: Option<usize>,
-        timeout: Option<Duration>,
-    ) -> Result<Depot, Error> {
         Ok(Depot {
-            at: At::There(Client::connect(socket, lanes, timeout)?),
+            at: At::There(Client::connect(socket, lanes)?),
         })
-    }
-
-    /// Whether calls have somebody who answers: false in a client whose owner is gone, and until
-    /// it has found the next one.
-    #[must_use]
-    pub fn is_connected(&self) -> bool {
-        match &self.at {
-            At::Here(inner) => !inner.core.gate.forked(),
-            At::There(client) => client.is_connected(),
-        }
     }
 
     /// A namespace by everything that must match for bytes to be reusable.
@@ -267,7 +240,7 @@ impl Depot {
         }
     }
 
-    /// Counters and fill: the owner's, and in a client that has lost it those of an empty depot.
+    /// Counters and fill: the owner's, and in a client that has lost it the last that it said.
     #[must_use]
     pub fn stats(&self) -> Stats {
         match &self.at {
@@ -376,13 +349,34 @@ impl Depot {
     }
 
     /// Waits until the far tier has everything that was committed before; false at the time-out.
-    /// In a client false also without an owner, and once after blocks of this process were dropped
-    /// or lost with one.
     #[must_use]
     pub fn drain(&self, timeout: Duration) -> bool {
         match &self.at {
             At::Here(inner) => !inner.core.gate.forked() && inner.core.ledger.drain(timeout),
             At::There(client) => client.drain(timeout),
+        }
+    }
+
+    /// What the background thread would do next; false when there is nothing, or when another
+    /// process owns it.
+    #[cfg(feature = "sim")]
+    #[doc(hidden)]
+    #[must_use]
+    pub fn step_background(&self) -> bool {
+        match &self.at {
+            At::Here(inner) => inner.core.step(),
+            At::There(_) => false,
+        }
+    }
+
+    /// The same of the thread that evicts ahead of need.
+    #[cfg(feature = "sim")]
+    #[doc(hidden)]
+    #[must_use]
+    pub fn step_evictor(&self) -> bool {
+        match &self.at {
+            At::Here(inner) => inner.core.step_evictor(),
+            At::There(_) => false,
         }
     }
 
@@ -420,6 +414,8 @@ impl Inner {
         if let Some(server) = &self.server {
             server.retire(left());
         }
+        #[cfg(feature = "sim")]
+        core.settle();
         // Copies that touch a caller's memory have no time-out: they end by themselves.
         core.gate.wait_empty(Duration::MAX);
         if !core.ledger.drain(left()) {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use super::Core;
-use super::ledger::Promotion;
+use super::ledger::{Promotion, State};
 use super::replicate::Replica;
 use crate::Error;
 use crate::arena::Place;
@@ -40,7 +40,7 @@ enum Work {
 impl Background {
     /// Starts the thread, where the pipeline has more than one tier.
     pub(crate) fn start(core: &Arc<Core>) -> Result<Background, Error> {
-        let thread = if core.far().is_some() {
+        let thread = if core.far().is_some() && !is_stepped() {
             let core = Arc::clone(core);
             let run = move || {
                 // Whatever the opening thread is pinned to; slower if it fails, nothing else.
@@ -75,11 +75,30 @@ impl Background {
 impl Core {
     fn run(&self) {
         while let Some(work) = self.next_work() {
-            match work {
-                Work::WriteBack(places) => self.write_back(&places),
-                Work::Promote(blocks) => self.promote_blocks(blocks),
-            }
+            self.work(work);
         }
+    }
+
+    fn work(&self, work: Work) {
+        match work {
+            Work::WriteBack(places) => self.write_back(&places),
+            Work::Promote(blocks) => self.promote_blocks(blocks),
+        }
+    }
+
+    /// Does what the thread would do next; false when there is nothing.
+    #[cfg(feature = "sim")]
+    pub(crate) fn step(&self) -> bool {
+        let work = {
+            let mut ledger = self.ledger.lock();
+            if ledger.stop {
+                return false;
+            }
+            ledger.take_work(true)
+        };
+        let Some(work) = work else { return false };
+        self.work(work);
+        true
     }
 
     /// Takes the next work, or `None` at the end.
@@ -90,34 +109,8 @@ impl Core {
                 return None;
             }
             let rested = ledger.rest_until.is_none_or(|end| end <= clock::now());
-            if rested && !ledger.queue.is_empty() {
-                let mut bytes = 0;
-                let fits = |place: &&Place| {
-                    bytes += place.len;
-                    bytes <= BATCH_BYTES
-                };
-                let count = ledger
-                    .queue
-                    .iter()
-                    .take(BATCH_BLOCKS)
-                    .take_while(fits)
-                    .count();
-                return Some(Work::WriteBack(
-                    ledger.queue.drain(..count.max(1)).collect(),
-                ));
-            }
-            if let Some(first) = ledger.promotions.pop_front() {
-                let (tier, awaited) = (first.tier, first.waiter.is_some());
-                let most = if awaited { BATCH_BYTES } else { PROMOTE_BYTES };
-                let mut bytes = first.place.len;
-                let mut blocks = vec![first];
-                let fits = |next: &&Promotion| {
-                    bytes += next.place.len;
-                    next.tier == tier && next.waiter.is_some() == awaited && bytes <= most
-                };
-                let more = ledger.promotions.iter().take_while(fits).count();
-                blocks.extend(ledger.promotions.drain(..more));
-                return Some(Work::Promote(blocks));
+            if let Some(work) = ledger.take_work(rested) {
+                return Some(work);
             }
             match ledger.rest_until.filter(|_| !rested) {
                 Some(end) => {
@@ -236,6 +229,46 @@ impl Core {
                 waiter.task.acknowledge(waiter.index, arrival(replica));
             }
         }
+    }
+}
+
+/// Whether a simulation takes the thread's steps.
+#[cfg(feature = "sim")]
+pub(super) fn is_stepped() -> bool {
+    kvdepot_media::sim::current().is_some()
+}
+
+#[cfg(not(feature = "sim"))]
+pub(super) fn is_stepped() -> bool {
+    false
+}
+
+impl State {
+    /// What is to be done next; write-backs only when those that could not be written have
+    /// `rested`.
+    fn take_work(&mut self, rested: bool) -> Option<Work> {
+        if rested && !self.queue.is_empty() {
+            let mut bytes = 0;
+            let fits = |place: &&Place| {
+                bytes += place.len;
+                bytes <= BATCH_BYTES
+            };
+            let batch = self.queue.iter().take(BATCH_BLOCKS);
+            let count = batch.take_while(fits).count();
+            return Some(Work::WriteBack(self.queue.drain(..count.max(1)).collect()));
+        }
+        let first = self.promotions.pop_front()?;
+        let (tier, awaited) = (first.tier, first.waiter.is_some());
+        let most = if awaited { BATCH_BYTES } else { PROMOTE_BYTES };
+        let mut bytes = first.place.len;
+        let mut blocks = vec![first];
+        let fits = |next: &&Promotion| {
+            bytes += next.place.len;
+            next.tier == tier && next.waiter.is_some() == awaited && bytes <= most
+        };
+        let more = self.promotions.iter().take_while(fits).count();
+        blocks.extend(self.promotions.drain(..more));
+        Some(Work::Promote(blocks))
     }
 }
 

@@ -10,6 +10,7 @@ use std::thread::JoinHandle;
 use parking_lot::{Condvar, Mutex};
 
 use super::Core;
+use super::background::is_stepped;
 use crate::Error;
 
 /// Wakes the thread.
@@ -33,6 +34,11 @@ pub(crate) struct Evictor {
 impl Evictor {
     /// Starts the thread.
     pub(crate) fn start(core: &Arc<Core>) -> Result<Evictor, Error> {
+        if is_stepped() {
+            return Ok(Evictor {
+                thread: Mutex::new(None),
+            });
+        }
         let core = Arc::clone(core);
         let run = move || {
             // Whatever the opening thread is pinned to; slower if it fails, nothing else.
@@ -70,6 +76,17 @@ impl Core {
             self.bell.state.lock().now = true;
             self.bell.rings.notify_one();
         }
+    }
+
+    /// Evicts the batch that the thread would next; false when nobody has asked, or all is done.
+    #[cfg(feature = "sim")]
+    pub(crate) fn step_evictor(&self) -> bool {
+        if !std::mem::take(&mut self.bell.state.lock().now) {
+            return false;
+        }
+        let evicted = self.media().iter().any(|arena| arena.evict_ahead());
+        self.bell.state.lock().now |= evicted;
+        evicted
     }
 
     fn evict_when_asked(&self) {

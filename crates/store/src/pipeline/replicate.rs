@@ -97,9 +97,7 @@ impl Core {
             let source = &places[*index];
             match plan(&mut batch, &sources, &targets, source, target, tag as u32) {
                 Ok(true) => verdicts.planned(tag, source.parts.into()),
-                Ok(false) => verdicts.corrupt(tag),
-                // Says nothing about the block.
-                Err(error) => tracing::error!(%error, "a copy could not be planned"),
+                Ok(false) | Err(_) => verdicts.corrupt(tag),
             }
         }
         let (sender, receiver) = std::sync::mpsc::sync_channel(1);

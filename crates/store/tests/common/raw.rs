@@ -48,11 +48,15 @@ impl Raw {
 
     /// All records of a state, with their slots.
     pub fn records(&self, state: State) -> Vec<(u32, Record)> {
-        let of = |slot| match self.slot(slot) {
+        let all = self.layout.records as usize * record::LEN;
+        let table = self.file.read(self.layout.record(0), all);
+        let (slots, _) = table.as_chunks::<{ record::LEN }>();
+        let uuid = &self.superblock.uuid;
+        let of = |(slot, bytes)| match Record::decode(bytes, record::seed(uuid, slot)) {
             Slot::Used(record) if record.state == state => Some((slot, record)),
             _ => None,
         };
-        (0..self.layout.records as u32).filter_map(of).collect()
+        (0..).zip(slots).filter_map(of).collect()
     }
 
     /// The live record of a key.

@@ -1,0 +1,54 @@
+//! What the depot logs as an error is one: nothing here may cause it.
+
+use std::fmt::{Debug, Write};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use kvdepot_testkit::sim::run::wrong;
+use tracing::field::{Field, Visit};
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Level, Metadata, Subscriber};
+
+struct Errors;
+
+/// Notes every error from now on.
+pub fn listen() {
+    tracing::subscriber::set_global_default(Errors).unwrap();
+}
+
+/// Of this second, to draw a seed from.
+pub fn nanoseconds() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.map_or(0, |since| u64::from(since.subsec_nanos()))
+}
+
+impl Subscriber for Errors {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        *metadata.level() == Level::ERROR
+    }
+
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+
+    fn event(&self, event: &Event<'_>) {
+        let mut text = String::new();
+        event.record(&mut Fields(&mut text));
+        wrong(format!("the log has an error:{text}"));
+    }
+
+    fn enter(&self, _: &Id) {}
+
+    fn exit(&self, _: &Id) {}
+}
+
+struct Fields<'a>(&'a mut String);
+
+impl Visit for Fields<'_> {
+    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
+        let _infallible = write!(self.0, " {}={value:?}", field.name());
+    }
+}

@@ -1,0 +1,260 @@
+//! The simulator of the depot: seeded histories that drive all doors at once, with faults, against
+//! a twin. `docs/testing.md` says how to run it, how to replay what it finds, and how to add a
+//! door.
+
+#![expect(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    reason = "a test fails by panicking"
+)]
+#![allow(
+    unreachable_pub,
+    clippy::allow_attributes,
+    reason = "modules of one test"
+)]
+
+#[path = "../common/mod.rs"]
+mod common;
+mod doors;
+mod faults;
+mod history;
+mod laws;
+mod log;
+mod peer;
+mod world;
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use history::{Shape, Step};
+use kvdepot_testkit::Rng;
+use kvdepot_testkit::sim::run::{Plan, note_panics, run};
+use kvdepot_testkit::sim::tally::Tally;
+use kvdepot_testkit::sim::{History, Subject, watch};
+use world::{Cause, Law, World};
+
+/// Histories of one process without threads or clocks, and those with real ones.
+struct Depots {
+    scheduled: bool,
+}
+
+impl Subject for Depots {
+    type Shape = Shape;
+    type Step = Step;
+
+    fn name(&self) -> &'static str {
+        if self.scheduled {
+            "scheduled"
+        } else {
+            "served"
+        }
+    }
+
+    fn draw(&self, rng: &mut Rng) -> (Shape, Vec<Step>) {
+        let shape = match self.scheduled {
+            true => history::scheduled_shape(rng),
+            false => history::served_shape(rng),
+        };
+        let mut shape = shape;
+        let steps = history::steps(rng, &mut shape);
+        (shape, steps)
+    }
+
+    fn run(&self, history: &History<Shape, Step>, tally: &mut Tally) -> Law {
+        let world = Rc::new(World::new(history.seed, &history.shape, self.scheduled));
+        let meanwhile = {
+            let world = Rc::downgrade(&world);
+            move || {
+                if let Some(world) = world.upgrade() {
+                    world.meanwhile();
+                }
+            }
+        };
+        world.enter(meanwhile);
+        let ran = world.run(&history.steps);
+        if ran.is_err() {
+            // Its end may hang.
+            world.abandon();
+        }
+        world.leave();
+        *tally = std::mem::take(tally).plus(&world.tally.borrow());
+        ran
+    }
+
+    fn simpler(&self, step: &Step) -> Vec<Step> {
+        history::simpler(step)
+    }
+
+    fn plainer(&self, shape: &Shape) -> Vec<Shape> {
+        history::plainer(shape)
+    }
+}
+
+impl World {
+    fn run(&self, steps: &[(u64, Step)]) -> Law {
+        self.open()?;
+        for (number, step) in steps {
+            watch::at(*number);
+            self.reseed(*number);
+            self.cause.replace(Cause::default());
+            let said = |broken| format!("step {number}, {step:?}: {broken}");
+            self.perform(step).map_err(said)?;
+            self.look_softly().map_err(said)?;
+            if let Some(broken) = self.broken.take() {
+                return Err(format!("while step {number}, {step:?}, waited: {broken}"));
+            }
+            if matches!(step, Step::Settle) && self.is_scheduled() {
+                self.at_rest().map_err(said)?;
+            }
+        }
+        watch::at(0);
+        self.reseed(0);
+        self.finish()
+            .map_err(|broken| format!("at the end: {broken}"))
+    }
+
+    /// Looks, once real threads have done what they were going to.
+    pub fn look_softly(&self) -> Law {
+        if !self.is_scheduled() {
+            self.quiet()?;
+        }
+        self.look()
+    }
+
+    /// Something else happens while a call waits for the lanes.
+    fn meanwhile(&self) {
+        if self.nested.get() > 0 || self.broken.borrow().is_some() {
+            return;
+        }
+        let step = {
+            let Ok(mut rng) = self.rng.try_borrow_mut() else {
+                return;
+            };
+            if !rng.once_in(4) {
+                return;
+            }
+            history::nested(&mut rng, &self.shape)
+        };
+        self.nested.set(1);
+        // What the waiting call has done so far is its own.
+        let done = self.look().and_then(|()| {
+            self.with_cause(|| {
+                self.perform(&step)?;
+                self.look()
+            })
+        });
+        self.nested.set(0);
+        if let Err(broken) = done {
+            *self.broken.borrow_mut() = Some(format!("{step:?}: {broken}"));
+        }
+    }
+
+    /// Lets everything go: nothing is left, and all that lasts comes back.
+    fn finish(&self) -> Law {
+        self.turns
+            .fail
+            .store(0, std::sync::atomic::Ordering::Relaxed);
+        self.cause.replace(Cause::default());
+        while !self.pins.borrow().is_empty() {
+            self.perform(&Step::Unpin {
+                pin: 0,
+                count: 9,
+                served: false,
+            })?;
+            self.look_softly()?;
+        }
+        while !self.held.borrow().is_empty() {
+            self.perform(&Step::Abort { held: 0, count: 9 })?;
+            self.look_softly()?;
+        }
+        self.rest()?;
+        self.read_all(self.doors() - 1)?;
+        self.rest()?;
+        if self.lasts() && self.rng.borrow_mut().once_in(2) {
+            self.cause.replace(Cause::default());
+            self.reopen()?;
+            self.read_all(0)?;
+            self.rest()?;
+        }
+        self.close()
+    }
+
+    fn rest(&self) -> Law {
+        self.perform(&Step::Settle)?;
+        self.look_softly()?;
+        self.at_rest()
+    }
+
+    /// Leaves everything as it is: no destructor runs.
+    #[expect(
+        clippy::mem_forget,
+        reason = "what broke a law may hang when it is closed"
+    )]
+    fn abandon(&self) {
+        std::mem::forget(self.mover.take());
+        std::mem::forget(self.clients.take());
+        std::mem::forget(self.depot.take());
+        std::mem::forget(self.flying.take());
+    }
+}
+
+fn number(name: &str) -> Option<u64> {
+    let value = std::env::var(name).ok()?;
+    Some(
+        value
+            .parse()
+            .unwrap_or_else(|_| panic!("{name} is a number, not {value:?}")),
+    )
+}
+
+fn main() {
+    let args: Vec<String> = std::env::args()
+        .skip(1)
+        .filter(|arg| !arg.starts_with('-'))
+        .collect();
+    let all = [true, false].map(|scheduled| Depots { scheduled });
+    if std::env::args().any(|arg| arg == "--list") {
+        return;
+    }
+    if !args.is_empty()
+        && !all
+            .iter()
+            .any(|one| args.iter().any(|arg| arg == one.name()))
+    {
+        return;
+    }
+    log::listen();
+    note_panics();
+    watch::start();
+    let fresh = std::env::var_os("KVDEPOT_TEST_ALL").is_some_and(|value| value != "0");
+    let seconds = number("SIM_SECONDS").unwrap_or(if fresh { 600 } else { 30 });
+    let given = number("KVDEPOT_SEED");
+    let drawn = || std::process::id() as u64 ^ log::nanoseconds();
+    let seed = given.unwrap_or_else(|| match fresh || number("SIM_SECONDS").is_some() {
+        true => drawn() % 1_000_000_000_000,
+        false => 1,
+    });
+    let mut tally = Tally::default();
+    let mut sound = true;
+    for subject in all
+        .iter()
+        .filter(|one| args.is_empty() || args.iter().any(|arg| arg == one.name()))
+    {
+        let plan = Plan {
+            seed,
+            time: Duration::from_secs(seconds) / all.len() as u32,
+            histories: number("SIM_HISTORIES").unwrap_or(u64::MAX),
+            shrink: number("SIM_SHRINK") != Some(0),
+            limit: Duration::from_secs(20),
+            command: "SIM_HISTORIES=1 cargo test -p kvdepot-store --test sim --".into(),
+        };
+        sound &= run(subject, &plan, &mut tally);
+        if !sound {
+            break;
+        }
+    }
+    println!("sim: seed {seed}, {seconds} s: {tally}");
+    if !sound {
+        std::process::exit(1);
+    }
+}
