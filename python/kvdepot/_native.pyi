@@ -133,6 +133,7 @@ class _Device(TypedDict):
     reserved_blocks: int
     evicted_blocks: int
     lost_bytes: int
+    orphans: list[int]
 
 @type_check_only
 class _Drained(TypedDict):

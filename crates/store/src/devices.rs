@@ -64,6 +64,10 @@ pub struct DeviceStats {
     pub evicted_blocks: u64,
     /// Bytes that are not used again, because the medium failed under them.
     pub lost_bytes: u64,
+    /// Processes that worked for its previous owner and may still write to it, as far as they are
+    /// known: nothing is stored here before they have ended.
+    #[serde(default)]
+    pub orphans: Vec<u32>,
 }
 
 impl DeviceStats {
@@ -87,6 +91,7 @@ impl DeviceStats {
             reserved_blocks: stats.reserved_blocks,
             evicted_blocks: stats.evicted_blocks,
             lost_bytes: stats.lost_bytes,
+            orphans: arena.orphan_pids(),
         })
     }
 }

@@ -5,10 +5,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use kvdepot_media::host::holders::Holder;
 use kvdepot_media::host::lock;
 use kvdepot_media::{Access, Batch, Copier, Done, Kind, Mapping};
 
-use crate::arena::{is_inside, judge, read_directory, read_owner, read_superblock, survey};
+use crate::arena::{
+    is_inside, judge, orphans_of, read_directory, read_owner, read_superblock, survey,
+};
 use crate::format::layout::Layout;
 use crate::format::owner::Owner;
 use crate::format::record::{self, Record, Slot};
@@ -107,6 +110,13 @@ impl Inspection {
         let held = self.mapping.fd().and_then(|fd| lock::is_locked(fd, 0));
         let held = held.unwrap_or(false);
         (read_owner(&self.mapping), held)
+    }
+
+    /// Processes that worked for an earlier owner and may still write to it, as far as they can be
+    /// seen: a new owner stores nothing before they have ended. It looks at all processes.
+    #[must_use]
+    pub fn orphans(&self) -> Vec<Holder> {
+        orphans_of(&self.mapping)
     }
 
     /// The namespaces that describe themselves in it.

@@ -10,6 +10,7 @@ use std::thread;
 use std::time::Duration;
 
 use kvdepot_store::Outcome;
+use kvdepot_testkit::Rng;
 
 use common::{PATIENCE, Place, assert_at_rest, get, has, keys, namespace, put, verify};
 
@@ -99,5 +100,44 @@ fn losing_a_medium_amid_reads_and_writes_gives_no_wrong_bytes_and_no_crash() {
             .iter()
             .all(|there| *there)
     );
+    assert_at_rest(&depot);
+}
+
+#[test]
+fn what_a_medium_has_lost_is_no_room_and_no_place_for_a_large_block() {
+    let place = Place::new("Dax", "", "8MiB").with("dax", "records", 4096);
+    let depot = place.open();
+    let ns = namespace(&depot);
+    let blocks = depot.stats().tiers[0].capacity_bytes / 4096;
+    let numbers: Vec<u64> = (0..blocks).collect();
+    assert!(put(&ns, &numbers, 4096).iter().all(|stored| *stored));
+    // Neighbours in the arena are not neighbours in the order of use.
+    let mut rng = Rng::for_test("what_a_medium_has_lost_is_no_room");
+    for _ in 0..4 * blocks {
+        assert!(has(&ns, &[rng.below(blocks)], 4096));
+    }
+    // Whose bytes are lost learn it when they are read; some of their room is free by then.
+    let early: Vec<u64> = numbers
+        .iter()
+        .copied()
+        .filter(|number| number % 7 == 0)
+        .collect();
+    ns.remove(&keys(early)).unwrap();
+    truncate(&place, 0.6);
+    get(&ns, &numbers, 4096);
+    let len = 512 << 10;
+    let before = depot.stats().tiers[0].evicted_bytes;
+    for number in 10_000..10_004 {
+        assert_eq!(put(&ns, &[number], len), [true], "{number}");
+        assert!(has(&ns, &[number], len));
+    }
+    let tier = depot.stats().tiers.remove(0);
+    let evicted = tier.evicted_bytes - before;
+    assert!(
+        evicted <= 6 * len as u64,
+        "{evicted} evicted for 4 of {len}"
+    );
+    let sound = tier.capacity_bytes * 6 / 10;
+    assert!(tier.free_bytes + tier.live_bytes <= sound, "{tier:?}");
     assert_at_rest(&depot);
 }

@@ -215,7 +215,13 @@ fn disk_and_arena() -> Result<Vec<Check>, Error> {
                 "{blocks} blocks, {live} of {of}, owner: {}",
                 summary.owner()
             );
-            if summary.damaged_records > 0 {
+            if let Some(orphans) = summary.orphans() {
+                let hint = format!(
+                    "processes of an earlier owner may still write, and nothing is stored before \
+                     they end: {orphans}"
+                );
+                Check::warn("default arena", value, hint)
+            } else if summary.damaged_records > 0 {
                 let hint = format!("damaged records: kvdepot verify {shown}");
                 Check::warn("default arena", value, hint)
             } else {

@@ -28,11 +28,28 @@ pub(crate) struct Summary {
     owner: Option<Named>,
     /// Whether a process has it open as its owner now.
     pub(crate) owned: bool,
+    /// Processes that worked for an earlier owner, and keep the next from storing anything.
+    pub(crate) orphans: Vec<Orphan>,
     generation: u64,
     created: u64,
     created_by: String,
     uuid: String,
     format_version: u32,
+}
+
+/// A process that may still write for an owner that is gone.
+#[derive(Serialize)]
+pub(crate) struct Orphan {
+    pub(crate) pid: u32,
+    name: String,
+    stopped: bool,
+}
+
+impl std::fmt::Display for Orphan {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let stopped = if self.stopped { ", stopped" } else { "" };
+        write!(f, "{} ({}{stopped})", self.pid, self.name)
+    }
 }
 
 /// Who opened it last.
@@ -88,12 +105,27 @@ impl Summary {
             namespaces: namespaces.len(),
             owner: owner.map(Named::from),
             owned,
+            orphans: inspection
+                .orphans()
+                .into_iter()
+                .map(|holder| Orphan {
+                    pid: holder.pid,
+                    name: holder.name,
+                    stopped: holder.stopped,
+                })
+                .collect(),
             generation: superblock.generation,
             created: superblock.created,
             created_by: superblock.created_by.clone(),
             uuid: superblock.uuid.iter().map(|b| format!("{b:02x}")).collect(),
             format_version: VERSION,
         })
+    }
+
+    /// Who keeps the next owner from storing anything, in words.
+    pub(crate) fn orphans(&self) -> Option<String> {
+        let names: Vec<String> = self.orphans.iter().map(Orphan::to_string).collect();
+        (!names.is_empty()).then(|| names.join(", "))
     }
 
     /// Who has it, in words.
@@ -153,6 +185,10 @@ pub(crate) fn run(args: &Stat, output: &mut Output) -> Result<i32, Error> {
         && !owner.socket.is_empty()
     {
         row("socket", owner.socket.clone());
+    }
+    if let Some(orphans) = summary.orphans() {
+        let says = "may still write for an earlier owner; nothing is stored before they end";
+        row("orphans", format!("{orphans}: {says}"));
     }
     row("generation", count(summary.generation));
     let by = &summary.created_by;

@@ -20,12 +20,13 @@
 //! Not covered, because the C library's handlers do not run there: a bare `clone` system call, and
 //! the short time between `posix_spawn` (or `vfork`) and its `exec`, which closes the descriptors.
 
+use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering::SeqCst};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rustix::io::{Errno, FdFlags};
+use rustix::io::{DupFlags, Errno, FdFlags};
 
 use super::lock::{self, Kind};
 use super::{Error, Result};
@@ -60,7 +61,7 @@ extern "C" fn after_fork_in_child() {
     for slot in &LOCK_FDS {
         let fd = slot.swap(FREE, SeqCst);
         if fd != FREE {
-            // SAFETY: the number was registered by a `LockFd` of the parent, which keeps it in use
+            // SAFETY: the number was registered by a `LockFd` or `LentFd` of the parent, which keeps it in use
             // until the slot is free again; its twin in this process sees the changed epoch and
             // never touches the number any more.
             unsafe { libc::close(fd) };
@@ -174,6 +175,97 @@ pub fn between_forks<T, E: From<Error>>(
     Err(Error::os("open a lock descriptor between two forks")(Errno::TIMEDOUT).into())
 }
 
+/// Sees to it that the child of a fork closes a descriptor.
+fn register(fd: &OwnedFd) -> Result<&'static AtomicI32> {
+    rustix::io::fcntl_setfd(fd, FdFlags::CLOEXEC)
+        .map_err(Error::os("close a descriptor on exec"))?;
+    let raw = fd.as_raw_fd();
+    let claimed = LOCK_FDS
+        .iter()
+        .find(|slot| slot.compare_exchange(FREE, raw, SeqCst, SeqCst).is_ok());
+    claimed.ok_or_else(|| Error::Input {
+        field: "lock descriptors",
+        value: (LOCK_FDS_MAX + 1).to_string(),
+        allowed: format!("at most {LOCK_FDS_MAX} in a process"),
+    })
+}
+
+/// A descriptor that is for another process: locks on its description are that one's, and a forked
+/// child keeps nothing of it, which would keep them alive. Dropping it closes it and leaves the
+/// locks as they are.
+#[derive(Debug)]
+pub struct LentFd {
+    /// `None` only while dropping.
+    fd: Option<OwnedFd>,
+    slot: &'static AtomicI32,
+    epoch: u64,
+}
+
+impl LentFd {
+    /// Keeps what `open` opens; it is called again when another thread forks meanwhile.
+    ///
+    /// # Errors
+    ///
+    /// Those of `open` and of [`between_forks`]; [`Error::Input`] beyond [`LOCK_FDS_MAX`]
+    /// descriptors.
+    pub fn open<E: From<Error>>(
+        mut open: impl FnMut() -> std::result::Result<OwnedFd, E>,
+    ) -> std::result::Result<LentFd, E> {
+        between_forks(|| {
+            let fd = open()?;
+            let slot = register(&fd)?;
+            Ok(LentFd {
+                fd: Some(fd),
+                slot,
+                epoch: epoch(),
+            })
+        })
+    }
+
+    /// Another descriptor of the same description.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`LentFd::open`], [`Error::Forked`] in a forked child.
+    pub fn try_clone(&self) -> Result<LentFd> {
+        let twin = |fd: BorrowedFd<'_>| fd.try_clone_to_owned();
+        let failed = |error: io::Error| {
+            let errno = Errno::from_io_error(&error).unwrap_or(Errno::IO);
+            Error::os("duplicate a descriptor")(errno)
+        };
+        LentFd::open(|| twin(self.fd()?).map_err(failed))
+    }
+
+    /// The descriptor.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Forked`] in a forked child.
+    pub fn fd(&self) -> Result<BorrowedFd<'_>> {
+        match &self.fd {
+            Some(fd) if self.epoch == epoch() => Ok(fd.as_fd()),
+            _ => Err(Error::Forked),
+        }
+    }
+}
+
+impl Drop for LentFd {
+    fn drop(&mut self) {
+        let Some(mut fd) = self.fd.take() else { return };
+        if self.epoch != epoch() {
+            // As for a `LockFd`.
+            let _closed = fd.into_raw_fd();
+            return;
+        }
+        // A child that is forked between giving the slot back and closing would keep the
+        // description, so something without locks takes the number first.
+        if let Ok(nothing) = std::fs::File::open("/dev/null") {
+            let _replaced = rustix::io::dup3(&nothing, &mut fd, DupFlags::CLOEXEC);
+        }
+        self.slot.store(FREE, SeqCst);
+    }
+}
+
 /// A descriptor for locks that a forked child does not inherit.
 ///
 /// Its description should be its own: not mapped, not sent, not duplicated (see
@@ -216,24 +308,12 @@ impl LockFd {
     ///
     /// [`Error::Input`] beyond [`LOCK_FDS_MAX`] descriptors.
     pub fn adopt(fd: OwnedFd) -> Result<LockFd> {
-        rustix::io::fcntl_setfd(&fd, FdFlags::CLOEXEC)
-            .map_err(Error::os("close a descriptor on exec"))?;
-        let raw = fd.as_raw_fd();
-        let claimed = LOCK_FDS
-            .iter()
-            .find(|slot| slot.compare_exchange(FREE, raw, SeqCst, SeqCst).is_ok());
-        match claimed {
-            Some(slot) => Ok(LockFd {
-                fd: Some(fd),
-                slot,
-                epoch: epoch(),
-            }),
-            None => Err(Error::Input {
-                field: "lock descriptors",
-                value: (LOCK_FDS_MAX + 1).to_string(),
-                allowed: format!("at most {LOCK_FDS_MAX} in a process"),
-            }),
-        }
+        let slot = register(&fd)?;
+        Ok(LockFd {
+            fd: Some(fd),
+            slot,
+            epoch: epoch(),
+        })
     }
 
     /// The descriptor.

@@ -25,6 +25,7 @@ mod error;
 pub mod event;
 pub mod fds;
 pub mod fork;
+pub mod holders;
 pub mod limits;
 pub mod lock;
 pub mod peer;

@@ -98,6 +98,23 @@ impl Watch {
     }
 }
 
+impl Watch {
+    /// What was lost, by addresses: beginning and end of each range, in no order. `None` while a
+    /// loss is being noted.
+    pub(super) fn lost(&self) -> Option<Vec<(usize, usize)>> {
+        let region = &self.region;
+        let count = self.losses();
+        let read = |range: &[AtomicUsize; 2]| {
+            let end = range[1].load(Ordering::Acquire);
+            (end > 0).then(|| (range[0].load(Ordering::Relaxed), end))
+        };
+        match region.ranges.get(..count) {
+            Some(ranges) => ranges.iter().map(read).collect(),
+            None => Some(vec![read(&region.hull)?]),
+        }
+    }
+}
+
 impl Drop for Watch {
     fn drop(&mut self) {
         if self.origin.is_here() {

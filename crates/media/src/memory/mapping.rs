@@ -289,6 +289,22 @@ impl Mapping {
         Ok(watch.is_some_and(|watch| watch.is_lost(at, len as usize)))
     }
 
+    /// What the medium has lost since it was mapped, as offset and length in bytes, in no order.
+    /// `None` while a loss is being noted: ask again.
+    #[must_use]
+    pub fn lost(&self) -> Option<Vec<(u64, u64)>> {
+        let Some(watch) = &self.watch else {
+            return Some(Vec::new());
+        };
+        let last = self.addr + self.len as usize;
+        let inside = |(begin, end): (usize, usize)| {
+            let (begin, end) = (begin.clamp(self.addr, last), end.clamp(self.addr, last));
+            ((begin - self.addr) as u64, (end - begin) as u64)
+        };
+        let ranges = watch.lost()?.into_iter().map(inside);
+        Some(ranges.filter(|(_, len)| *len > 0).collect())
+    }
+
     /// How often the medium has failed since it was mapped.
     #[must_use]
     pub fn losses(&self) -> u64 {

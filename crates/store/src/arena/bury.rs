@@ -105,7 +105,7 @@ impl Arena {
         debug_assert!(entry.pins == 0 && !matches!(entry.stage, Stage::Live | Stage::Dying));
         for (offset, len) in entry.extents.iter() {
             if self.is_lost(offset, len) {
-                self.lose(offset, len);
+                self.lose(state, offset, len);
             } else if let Err(error) = state.pool.free(offset - self.layout().data) {
                 tracing::error!(tier = self.name, offset, %error, "an extent was freed twice");
             }

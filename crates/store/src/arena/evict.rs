@@ -178,6 +178,14 @@ impl Arena {
             };
             taken.extend(entry.extents.iter().map(of));
         }
+        let lost = |(begin, len): &(u64, u64)| Taken {
+            begin: *begin,
+            end: begin + len,
+            stamp: u64::MAX,
+            slot: 0,
+            sequence: u64::MAX,
+        };
+        taken.extend(state.lost.iter().map(lost));
         taken
     }
 

@@ -5,7 +5,6 @@ use std::path::Path;
 use std::sync::atomic::Ordering;
 
 use super::bury::{BATCH, Dying};
-use super::owner_lock::OwnerLock;
 use super::{Arena, Cause, Refused, Token, Wanted};
 use crate::index::Stage;
 use crate::{Identity, NamespaceId};
@@ -85,12 +84,10 @@ impl Arena {
 
     /// Why nothing can be written here now, if nothing can.
     pub(crate) fn closed_to_writes(&self) -> Option<Cause> {
-        let alone = |lock: Option<&OwnerLock>| lock.is_some_and(OwnerLock::alone);
         if self.leaving.load(Ordering::Acquire) {
             return Some(Cause::Leaving);
         }
-        let table = self.table.as_ref()?;
-        (!alone(table.lock.lock().as_ref())).then_some(Cause::Orphans)
+        self.orphans()
     }
 
     /// `None` where nothing can be written now.

@@ -15,7 +15,9 @@ mod erase;
 mod evict;
 mod grow;
 mod leave;
+mod lost;
 mod open;
+mod orphans;
 mod owner_lock;
 mod publish;
 mod recover;
@@ -50,8 +52,9 @@ pub use create::{UNFINISHED, erase_unfinished};
 pub use erase::erase;
 pub(crate) use leave::{Device, Inode, Room};
 pub(crate) use open::{default_path, read_directory, read_superblock};
+use orphans::Orphans;
 use owner_lock::OwnerLock;
-pub(crate) use owner_lock::read_owner;
+pub(crate) use owner_lock::{orphans_of, read_owner};
 pub use recover::Opening;
 pub(crate) use recover::{is_inside, judge, survey};
 pub(crate) use reserve::{Cause, Full, Refused};
@@ -137,6 +140,7 @@ struct Table {
     superblock: Mutex<Superblock>,
     /// `None` once released by a close.
     lock: Mutex<Option<OwnerLock>>,
+    orphans: Orphans,
 }
 
 struct State {
@@ -158,6 +162,10 @@ struct State {
     set_aside: u64,
     /// Whether blocks had to be evicted for others.
     pressed: bool,
+    /// Extents that are not used again, because the medium failed under them.
+    lost: Vec<(u64, u64)>,
+    /// How often it had failed when that was looked for in what is free.
+    losses: u64,
     /// Namespaces in the medium's directory, by the number of their entry.
     described: Vec<Option<NamespaceId>>,
     /// Namespaces whose blocks may not be scattered.
@@ -294,19 +302,6 @@ impl Arena {
     /// Whether the medium has failed under any of these bytes.
     fn is_lost(&self, offset: u64, len: u64) -> bool {
         self.mapping.load().is_lost(offset, len).unwrap_or(true)
-    }
-
-    /// Notes an extent that is not used again.
-    fn lose(&self, offset: u64, len: u64) {
-        self.counters.lost_bytes.fetch_add(len, Ordering::Relaxed);
-        let path = self.path().map(|path| path.display().to_string());
-        tracing::error!(
-            tier = self.name,
-            path,
-            offset,
-            len,
-            "the medium failed; these bytes are not used again while the arena is open"
-        );
     }
 }
 

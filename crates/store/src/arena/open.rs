@@ -6,11 +6,13 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use kvdepot_alloc::Pool;
+use kvdepot_media::host::fork::LentFd;
 use kvdepot_media::host::{dirs, peer};
 use kvdepot_media::{Access, Flush, Mapping};
 use parking_lot::{Condvar, Mutex};
 
 use super::create::{format, path_error};
+use super::orphans::Orphans;
 use super::owner_lock::OwnerLock;
 use super::recover::Opening;
 use super::roll::Roll;
@@ -157,6 +159,7 @@ impl Arena {
                 })?,
                 superblock: Mutex::new(superblock),
                 lock: Mutex::new(Some(lock)),
+                orphans: Orphans::default(),
             }),
             state: held::Mutex::new(state),
             burial: Condvar::new(),
@@ -171,6 +174,7 @@ impl Arena {
     /// Lets the next owner in. Nothing may be written afterwards.
     pub(crate) fn close(&self) {
         if let Some(table) = &self.table {
+            self.close_orphans();
             drop(table.lock.lock().take());
         }
     }
@@ -185,7 +189,7 @@ impl Arena {
     }
 
     /// A descriptor for a process that reads or writes this arena's medium, and its length.
-    pub(crate) fn descriptor(&self, write: bool) -> Result<std::os::fd::OwnedFd, Error> {
+    pub(crate) fn descriptor(&self, write: bool) -> Result<LentFd, Error> {
         match (&self.table, write) {
             (Some(table), true) => match &*table.lock.lock() {
                 Some(lock) => lock.for_writer(&self.mapping.load()),
@@ -197,7 +201,8 @@ impl Arena {
                 } else {
                     Access::ReadOnly
                 };
-                Ok(self.mapping.load().try_clone_fd(access)?)
+                let mapping = self.mapping.load();
+                LentFd::open(|| Ok(mapping.try_clone_fd(access)?))
             }
         }
     }
@@ -219,6 +224,8 @@ impl State {
             buried: 0,
             set_aside: 0,
             pressed: false,
+            lost: Vec::new(),
+            losses: 0,
             described: Vec::new(),
             contiguous: Vec::new(),
             roll: Roll::default(),

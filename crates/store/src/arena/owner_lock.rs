@@ -5,13 +5,13 @@
 //! files). A new owner serves at once, but allocates only after it has once held byte 1 alone:
 //! then nobody who worked for an earlier owner can still write.
 
-use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use kvdepot_media::Mapping;
-use kvdepot_media::host::fork::LockFd;
+use kvdepot_media::host::fork::{LentFd, LockFd};
+use kvdepot_media::host::holders::{Holder, holders};
 use kvdepot_media::host::lock::Kind;
 use kvdepot_media::host::{fds, lock};
 use parking_lot::Mutex;
@@ -33,7 +33,7 @@ pub(super) struct OwnerLock {
     alone: AtomicBool,
     /// Twins of the descriptions that went to processes before that. They hold the writers' lock
     /// from the moment on in which there can be a reservation for them to write.
-    early: Mutex<Vec<OwnedFd>>,
+    early: Mutex<Vec<LentFd>>,
 }
 
 impl OwnerLock {
@@ -76,7 +76,9 @@ impl OwnerLock {
         if alone {
             let mut early = self.early.lock();
             early.retain(|fd| {
-                let shared = lock::try_lock(fd.as_fd(), WRITERS_BYTE, Kind::Shared);
+                let shared = fd
+                    .fd()
+                    .and_then(|fd| lock::try_lock(fd, WRITERS_BYTE, Kind::Shared));
                 !matches!(shared, Ok(true))
             });
             alone = early.is_empty();
@@ -89,22 +91,13 @@ impl OwnerLock {
     /// writers' lock, which thereby lives exactly as long as that process keeps it. While
     /// processes of an earlier owner may still write it comes without the lock, which would keep
     /// this owner from ever finding itself alone.
-    pub(super) fn for_writer(&self, mapping: &Mapping) -> Result<OwnedFd, Error> {
-        let fd = fds::reopen(mapping.fd()?, false)?;
+    pub(super) fn for_writer(&self, mapping: &Mapping) -> Result<LentFd, Error> {
+        let fd = LentFd::open(|| Ok::<_, Error>(fds::reopen(mapping.fd()?, false)?))?;
         if !self.alone() {
-            let twin = fd.try_clone().map_err(|source| Error::Io {
-                path: "descriptor".into(),
-                source,
-            })?;
-            self.early.lock().push(twin);
+            self.early.lock().push(fd.try_clone()?);
             return Ok(fd);
         }
-        if !lock::lock_timeout(
-            fd.as_fd(),
-            WRITERS_BYTE,
-            Kind::Shared,
-            Duration::from_secs(1),
-        )? {
+        if !lock::lock_timeout(fd.fd()?, WRITERS_BYTE, Kind::Shared, Duration::from_secs(1))? {
             return Err(Error::Peer {
                 socket: "(here)".into(),
                 reason: "the writers' lock is held exclusively".into(),
@@ -112,6 +105,30 @@ impl OwnerLock {
         }
         Ok(fd)
     }
+}
+
+/// Who else may write to this medium, as far as they can be seen. It looks at all processes.
+pub(super) fn other_writers(mapping: &Mapping) -> Vec<Holder> {
+    let mut found = mapping
+        .fd()
+        .map_or_else(|_| Vec::new(), |fd| holders(fd, WRITERS_BYTE));
+    found.retain(|holder| holder.pid != std::process::id());
+    found
+}
+
+/// Those who worked for an earlier owner and may still write to this medium, as far as they can be
+/// seen from a process that does not own it.
+pub(crate) fn orphans_of(mapping: &Mapping) -> Vec<Holder> {
+    let Ok(fd) = mapping.fd() else {
+        return Vec::new();
+    };
+    let writers = holders(fd, WRITERS_BYTE);
+    // An owner that has been alone holds this lock too, and whoever else does works for it.
+    let owners = holders(fd, OWNER_BYTE);
+    let is_owned = writers
+        .iter()
+        .any(|writer| owners.iter().any(|owner| owner.pid == writer.pid));
+    if is_owned { Vec::new() } else { writers }
 }
 
 /// Who opened the arena last, as far as its owner page says.

@@ -75,14 +75,26 @@ pub(crate) fn survey(mapping: &Mapping, layout: Layout, uuid: &[u8; 16]) -> Resu
         used: 0,
     };
     let total = layout.records as usize * record::LEN;
-    mapping.populate_read(layout::TABLE, total as u64)?;
+    if let Err(error) = mapping.populate_read(layout::TABLE, total as u64) {
+        // Page by page below: what cannot be read costs the blocks that were recorded there.
+        let path = mapping.path().map(|path| path.display().to_string());
+        tracing::warn!(path, %error, "the record table could not be read as a whole");
+    }
     let mut chunk = vec![0; CHUNK.min(total)];
     let mut slot = 0;
     for begin in (0..total).step_by(CHUNK) {
         let len = CHUNK.min(total - begin);
         mapping.read_into(layout::TABLE + begin as u64, &mut chunk[..len])?;
         let (records, _) = chunk[..len].as_chunks::<{ record::LEN }>();
+        // What the medium has lost reads as zeros.
+        let has_lost = mapping.losses() > 0;
+        let is_lost = |slot: u32| mapping.is_lost(layout.record(slot), record::LEN as u64);
         for bytes in records {
+            if has_lost && is_lost(slot)? {
+                survey.damaged.push(slot);
+                slot += 1;
+                continue;
+            }
             match Record::decode(bytes, record::seed(uuid, slot)) {
                 Slot::Empty => {}
                 Slot::Used(record) if is_inside(&record, layout.data, layout.capacity) => {
@@ -324,5 +336,50 @@ impl Arena {
             (*slot, Record { state, ..*record })
         };
         self.write_records(&outranked.iter().map(dead).collect::<Vec<_>>());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kvdepot_media::{Access, Mapping};
+
+    use super::*;
+    use crate::{Identity, Key, NamespaceId};
+    use kvdepot_media::checksum::Checksum;
+
+    #[test]
+    fn a_page_of_the_table_that_cannot_be_read_costs_what_is_recorded_there() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("arena");
+        let layout = Layout::new(4 << 20, 256).unwrap();
+        let made = Mapping::create(&path, layout.capacity).unwrap();
+        let uuid = [7; 16];
+        for slot in 0..256 {
+            let record = Record {
+                state: RecordState::Live,
+                parts: 1,
+                created: 0,
+                sequence: u64::from(slot) + 1,
+                identity: Identity {
+                    namespace: NamespaceId([1; 16]),
+                    key: Key([slot as u8; 32]),
+                },
+                extents: record::Packed::new(&[(layout.data + u64::from(slot) * GRANULE, GRANULE)])
+                    .unwrap(),
+                len: 100,
+                checksum: Checksum([0; 16]),
+            };
+            let bytes = record.encode(record::seed(&uuid, slot));
+            made.write_from(layout.record(slot), &bytes).unwrap();
+        }
+        drop(made);
+        let mapping = Mapping::open(&path, Access::ReadWrite).unwrap();
+        // What is behind is gone as soon as it is touched.
+        let file = std::fs::File::options().write(true).open(&path).unwrap();
+        file.set_len(layout.record(64)).unwrap();
+        let uses = Uses::default();
+        let found = recover(&mapping, layout, &uuid, &uses).unwrap();
+        assert_eq!((found.opening.blocks, found.opening.damaged), (64, 192));
+        assert_eq!(found.highest, 64);
     }
 }

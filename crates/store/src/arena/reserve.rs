@@ -38,8 +38,9 @@ pub(crate) enum Cause {
     Space { free: u64, capacity: u64 },
     /// More bytes than this would wait for the far tier.
     Queue { depth: u64 },
-    /// Processes that worked for the previous owner may still write here.
-    Orphans,
+    /// Processes that worked for the previous owner may still write here: one of them, as far as
+    /// it is known.
+    Orphans { pid: Option<u32> },
     /// Nothing is written to devices that are about to go, or have failed.
     Leaving,
 }
@@ -59,7 +60,12 @@ impl From<Full> for Error {
                 format!("the write-back queue is full (write_back_depth = {depth})")
             }
             Cause::Leaving => "its devices are drained or have failed".into(),
-            Cause::Orphans => "processes of its previous owner may still write".into(),
+            Cause::Orphans { pid: None } => {
+                "processes of its previous owner may still write".into()
+            }
+            Cause::Orphans { pid: Some(pid) } => {
+                format!("process {pid} of its previous owner may still write")
+            }
         };
         Error::Full {
             tier,
@@ -92,6 +98,7 @@ impl Arena {
         let mut guard = self.state.lock();
         let state = &mut *guard;
         let number = state.namespaces.intern(namespace);
+        self.carve_lost(state);
         if closed.is_none() && self.lacks_room(state, number, blocks) {
             return None;
         }
@@ -216,7 +223,7 @@ impl Arena {
 
     /// Whether eviction shall run ahead now.
     pub(crate) fn is_low(&self) -> bool {
-        self.low.load(Ordering::Relaxed)
+        self.low.load(Ordering::Relaxed) || self.has_unnamed_orphans()
     }
 }
 

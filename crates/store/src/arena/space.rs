@@ -58,13 +58,14 @@ impl Arena {
         len: u64,
         hint: Hint,
     ) -> Option<(u32, Packed)> {
-        if state.entries.vacant() == 0 {
-            return None;
-        }
+        self.carve_lost(state);
+        let slot = self.take_slot(state)?;
         let pieces = state.pieces(namespace);
-        let extents = self.allocate(&mut state.pool, len, pieces, hint)?;
-        // Vacant, so there is one.
-        state.entries.take().map(|slot| (slot, extents))
+        let extents = self.allocate(state, len, pieces, hint);
+        if extents.is_none() {
+            state.entries.give_back(slot);
+        }
+        Some((slot, extents?))
     }
 
     /// Makes room for a block by eviction. Waits for the medium, and for others who evict; for
@@ -138,18 +139,18 @@ impl Arena {
         last.map(|(offset, _)| offset - self.layout().data)
     }
 
-    fn allocate(&self, pool: &mut Pool, len: u64, pieces: usize, hint: Hint) -> Option<Packed> {
+    fn allocate(&self, state: &mut State, len: u64, pieces: usize, hint: Hint) -> Option<Packed> {
         let data = self.layout().data;
         let lost = |piece: &Extent| self.is_lost(data + piece.offset, piece.len);
         let taken = loop {
-            let taken = pool.allocate_scattered(len, pieces, hint).ok()?;
+            let taken = state.pool.allocate_scattered(len, pieces, hint).ok()?;
             if !taken.iter().any(lost) {
                 break taken;
             }
             for piece in &taken {
                 if lost(piece) {
-                    self.lose(data + piece.offset, piece.len);
-                } else if let Err(error) = pool.free(piece.offset) {
+                    self.lose(state, data + piece.offset, piece.len);
+                } else if let Err(error) = state.pool.free(piece.offset) {
                     tracing::error!(tier = self.name, %error, "an extent was freed twice");
                 }
             }

@@ -420,7 +420,14 @@ impl Inner {
         core.gate.wait_empty(Duration::MAX);
         if !core.ledger.drain(left()) {
             let bytes = size::show(core.ledger.queued_bytes());
-            tracing::warn!(%bytes, "close_timeout passed before the write-back queue was empty");
+            let media = core.media();
+            let orphans = media.iter().flat_map(|arena| arena.orphan_pids());
+            let orphans: Vec<u32> = orphans.collect();
+            tracing::warn!(
+                %bytes,
+                ?orphans,
+                "close_timeout passed before the write-back queue was empty"
+            );
         }
         core.ledger.stop();
         self.background.join();

@@ -3,15 +3,21 @@
 //! Where a call has found no room once, eviction keeps a little free from then on (at most what
 //! the protocol allows), a batch at a time. It holds an arena's lock for a batch's index work
 //! alone; whoever needs room in the meantime waits for one batch at most, or makes room itself.
+//!
+//! It also says who keeps a medium from being written: processes that worked for its last owner.
 
 use std::sync::Arc;
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 
 use super::Core;
 use super::background::is_stepped;
 use crate::Error;
+
+/// How long processes of a dead owner may take to end before anybody is told of them.
+const ORPHANS_MAY_END: Duration = Duration::from_millis(200);
 
 /// Wakes the thread.
 #[derive(Default)]
@@ -20,10 +26,17 @@ pub(crate) struct Bell {
     rings: Condvar,
 }
 
-#[derive(Default)]
 struct Rung {
     now: bool,
     stop: bool,
+}
+
+impl Default for Rung {
+    fn default() -> Rung {
+        // There may be something to say as soon as a depot is open.
+        let (now, stop) = (true, false);
+        Rung { now, stop }
+    }
 }
 
 /// The running thread.
@@ -108,6 +121,24 @@ impl Core {
                     }
                 }
             }
+            self.name_orphans();
+        }
+    }
+
+    /// Says who keeps whole media from being written, if that lasts.
+    fn name_orphans(&self) {
+        let mut media = self.media();
+        media.retain(|arena| arena.has_unnamed_orphans());
+        if media.is_empty() {
+            return;
+        }
+        let mut rung = self.bell.state.lock();
+        if !rung.stop {
+            self.bell.rings.wait_for(&mut rung, ORPHANS_MAY_END);
+        }
+        if !rung.stop {
+            drop(rung);
+            media.iter().for_each(|arena| arena.name_orphans());
         }
     }
 }

@@ -3,7 +3,7 @@
 use kvdepot_media::Copier;
 
 use super::Core;
-use crate::arena::{Cause, Place, Refused, Reserved, Token, Wanted};
+use crate::arena::{Cause, Full, Place, Refused, Reserved, Token, Wanted};
 use crate::tier::{Devices, Tier};
 use crate::verdict::{Bytes, Moved, Verdicts};
 use crate::{Error, NamespaceId, parts};
@@ -144,7 +144,10 @@ impl Replica {
         match refused {
             Refused::Present(_) => Replica::Stored,
             Refused::Reserved(_) => Replica::Busy,
-            Refused::Full(full) if full.cause == Cause::Orphans => Replica::Orphans,
+            Refused::Full(Full {
+                cause: Cause::Orphans { .. },
+                ..
+            }) => Replica::Orphans,
             Refused::Full(_) => Replica::Full,
         }
     }

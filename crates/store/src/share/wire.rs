@@ -15,7 +15,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
 use kvdepot_media::host::fds;
-use kvdepot_media::host::fork::LockFd;
+use kvdepot_media::host::fork::{LentFd, LockFd};
 
 use crate::Error;
 
@@ -135,7 +135,7 @@ pub(super) fn send_welcome(
     socket: &UnixStream,
     terms: &Terms,
     roster: OwnedFd,
-    media: &[(Medium, OwnedFd)],
+    media: &[(Medium, LentFd)],
 ) -> Result<(), Error> {
     let mut bytes = head(0);
     bytes.extend_from_slice(&terms.session.to_le_bytes());
@@ -148,8 +148,10 @@ pub(super) fn send_welcome(
         bytes.extend_from_slice(&u64::from(medium.number).to_le_bytes());
         bytes.extend_from_slice(&medium.len.to_le_bytes());
     }
-    let media = media.iter().map(|(_, fd)| fd.as_fd());
-    let descriptors: Vec<_> = std::iter::once(roster.as_fd()).chain(media).collect();
+    let mut descriptors = vec![roster.as_fd()];
+    for (_, fd) in media {
+        descriptors.push(fd.fd()?);
+    }
     Ok(fds::send(socket, &bytes, &descriptors)?)
 }
 

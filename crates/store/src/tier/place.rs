@@ -337,7 +337,9 @@ fn nowhere(devices: &[Arc<Arena>], requested: u64) -> Refused {
     let causes = devices.iter().filter_map(|arena| arena.closed_to_writes());
     let mut causes: Vec<Cause> = causes.collect();
     // Those end by themselves.
-    let orphans = causes.iter().position(|cause| *cause == Cause::Orphans);
+    let orphans = causes
+        .iter()
+        .position(|cause| matches!(cause, Cause::Orphans { .. }));
     let at = orphans.unwrap_or(0);
     Refused::Full(Full {
         tier: DAX,
