@@ -33,22 +33,49 @@ WEIGHT_SCALE = 0.08
 # the variant that tests models with several KV groups.
 SLIDING_WINDOW = 256
 
+# A DeepSeek whose layers keep one latent vector a token, which is the same on every rank. vLLM's
+# kernels for the CPU know these sizes of it alone; experts from the second layer on.
+LATENT = {
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "moe_intermediate_size": 128,
+    "num_hidden_layers": 3,
+    "first_k_dense_replace": 1,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_shared_experts": 1,
+    "n_group": 1,
+    "topk_group": 1,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "q_lora_rank": None,
+    "kv_lora_rank": 512,
+    "qk_rope_head_dim": 64,
+    "qk_nope_head_dim": 128,
+    "v_head_dim": 128,
+    "vocab_size": SHAPE["vocab_size"],
+    "max_position_embeddings": SHAPE["max_position_embeddings"],
+}
+
 _TEXT = "A block that does not verify is a miss, never an answer. 0123456789"
 
 
-def make(directory: Path, *, seed: int = 0, sliding: bool = False) -> None:
+def make(directory: Path, *, seed: int = 0, sliding: bool = False, latent: bool = False) -> None:
     """Write config, weights and tokenizer into `directory`, unless they are there.
 
     `seed` varies the weights only; `sliding` makes a Gemma3 instead, whose every
-    second layer has a sliding window.
+    second layer has a sliding window, and `latent` a DeepSeek.
     """
-    recipe = {"shape": SHAPE, "scale": WEIGHT_SCALE, "seed": seed, "sliding": sliding}
+    shape = LATENT if latent else SHAPE
+    recipe = {"shape": shape, "scale": WEIGHT_SCALE, "seed": seed, "sliding": sliding}
     stamp = directory / "recipe.json"
     if stamp.exists() and json.loads(stamp.read_text()) == recipe:
         return
     import torch
     from tokenizers import ByteLevelBPETokenizer
     from transformers import (
+        DeepseekV2Config,
+        DeepseekV2ForCausalLM,
         Gemma3ForCausalLM,
         Gemma3TextConfig,
         PreTrainedTokenizerFast,
@@ -59,7 +86,7 @@ def make(directory: Path, *, seed: int = 0, sliding: bool = False) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     stamp.unlink(missing_ok=True)
     common = {
-        **SHAPE,
+        **shape,
         "initializer_range": WEIGHT_SCALE,
         "tie_word_embeddings": False,
         "bos_token_id": 1,
@@ -71,6 +98,8 @@ def make(directory: Path, *, seed: int = 0, sliding: bool = False) -> None:
         kinds = ["full_attention", "sliding_attention"] * (SHAPE["num_hidden_layers"] // 2)
         config = Gemma3TextConfig(**common, sliding_window=SLIDING_WINDOW, layer_types=kinds)
         model = Gemma3ForCausalLM(config).to(torch.float32)
+    elif latent:
+        model = DeepseekV2ForCausalLM(DeepseekV2Config(**common)).to(torch.float32)
     else:
         model = Qwen3ForCausalLM(Qwen3Config(**common)).to(torch.float32)
     model.save_pretrained(directory)
@@ -93,4 +122,5 @@ if __name__ == "__main__":
         Path(sys.argv[1]),
         seed=int(sys.argv[2]) if len(sys.argv) > 2 else 0,
         sliding="--sliding" in sys.argv,
+        latent="--latent" in sys.argv,
     )

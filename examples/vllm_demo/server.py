@@ -68,6 +68,8 @@ class Server:
         self.name = name
         self.port = free_port()
         self.log = log
+        self.headers: dict[str, str] = {}
+        """What every request carries."""
         self._say = say
         self._paused = False
         command = [
@@ -144,7 +146,8 @@ class Server:
     def post(self, path: str, body: dict, timeout: float = 900.0) -> http.client.HTTPResponse:
         """POST JSON; the caller reads and closes the response."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
-        connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
+        headers = {"Content-Type": "application/json", **self.headers}
+        connection.request("POST", path, json.dumps(body), headers)
         answer = connection.getresponse()
         if answer.status != 200:
             text = answer.read().decode(errors="replace")

@@ -39,12 +39,17 @@ __version__: str
 class _DLPack(Protocol):
     def __dlpack__(self) -> Any: ...
 
+@type_check_only
+class _CudaArray(Protocol):
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]: ...
+
 _Keys: TypeAlias = Buffer | Iterable[Buffer]
 """32-byte values, or one contiguous buffer of them."""
 
-_Buffers: TypeAlias = Iterable[Buffer | _DLPack | tuple[int, int]] | Spans
-"""Contiguous memory for each key: an object with the buffer protocol or DLPack, or an
-(address, length) pair that the caller keeps alive."""
+_Buffers: TypeAlias = Iterable[Buffer | _DLPack | _CudaArray | tuple[int, int]] | Spans
+"""Contiguous memory for each key: an object with the buffer protocol or DLPack, an array on a CUDA
+device as the destination of a get, or an (address, length) pair that the caller keeps alive."""
 
 _Reason: TypeAlias = Literal["pending", "miss", "corrupt", "length", "full", "dropped", "closed"]
 
@@ -476,7 +481,8 @@ class Spans:
     A row holds ids; of each of `ranges`, given as (address, stride, length), a block takes
     `length` bytes at `address + id * stride` for every id of its row, range after range. The
     memory must stay valid until the task that uses it no longer touches it; `owner` is kept
-    alive until then. In a load or a get a negative id stands for bytes that are verified but not
+    alive until then, with the storage of each tensor that it is or, as a list, tuple or
+    dictionary, has. In a load or a get a negative id stands for bytes that are verified but not
     delivered.
     """
 

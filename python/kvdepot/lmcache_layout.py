@@ -2,20 +2,24 @@
 
 LMCache keeps these beside its index, in memory. Here a chunk must be readable
 after a restart, so they are part of the namespace, and the tokens follow from
-the length.
+the length. The layouts themselves are kept as small blocks beside the chunks.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from lmcache.logging import init_logger
 from lmcache.utils import CacheEngineKey
 from lmcache.v1.memory_management import MemoryFormat, MemoryObj
+
+logger: logging.Logger = init_logger(__name__)
 
 # Which dimension counts tokens; of the other formats it is the first.
 _TOKEN_DIMENSION = {MemoryFormat.KV_2LTD: 2, MemoryFormat.KV_2TD: 1}
@@ -48,7 +52,8 @@ class Layout:
 
     @classmethod
     def of_engine(cls, config: Any, metadata: Any) -> Layout:
-        """What LMCache's connectors store with this configuration."""
+        """What LMCache's connectors for GPUs store with this configuration: a guess, of use as
+        long as nothing was stored."""
         kv_size, layers, _, hidden = metadata.get_shapes(1)[0]
         dtype = metadata.get_dtypes()[0]
         fmt: MemoryFormat
@@ -78,9 +83,38 @@ class Layout:
         dtype = str(self.dtype).removeprefix("torch.")
         return json.dumps([self.fmt.name, dtype, self.shape, self.token_dimension])
 
+    @classmethod
+    def parse(cls, text: bytes) -> Layout:
+        """The layout that `describe` wrote; ValueError, TypeError, KeyError or AttributeError for
+        anything else."""
+        fmt, dtype, shape, dimension = json.loads(text)
+        sizes = tuple(int(size) for size in shape)
+        if not 0 <= int(dimension) < len(sizes) or not all(size > 0 for size in sizes):
+            raise ValueError(f"{text!r} is no layout")
+        found = getattr(torch, str(dtype))
+        if not isinstance(found, torch.dtype):
+            raise ValueError(f"{text!r} is no layout")
+        return cls(MemoryFormat[fmt], found, sizes, int(dimension))
+
+    def key(self) -> bytes:
+        """The key under which it is kept."""
+        return hashlib.blake2b(self.describe().encode(), digest_size=32).digest()
+
 
 def block_keys(keys: Iterable[CacheEngineKey]) -> list[bytes]:
     """The depot's keys: all that LMCache's say (model, world, rank, chunk hash, type, layer and
     tags) in 32 bytes."""
     # LMCache's text is the identity of a chunk on its own remote backends too.
     return [hashlib.blake2b(key.to_string().encode(), digest_size=32).digest() for key in keys]
+
+
+def can_store(key: CacheEngineKey, chunk: MemoryObj) -> bool:
+    """Whether the chunk has the form that is stored; a line in the log where it has not."""
+    count = len(chunk.get_shapes())
+    if count > 1:
+        logger.error("%s was not stored: it has %d tensors, and one is allowed", key, count)
+    elif chunk.metadata.cached_positions is not None:
+        logger.error("%s was not stored: positions of blended chunks are not kept", key)
+    else:
+        return True
+    return False

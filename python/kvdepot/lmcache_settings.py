@@ -35,7 +35,7 @@ class Settings:
     """The tiers, or `unix:` and the socket of a running service."""
     depot: dict[str, Any] = field(default_factory=dict)
     """The settings of `kvdepot.open`."""
-    async_put: bool = False
+    async_put: bool = True
     """Whether a put of the storage plug-in returns before the blocks are acknowledged."""
     hotplug_enabled: bool = False
     """Whether devices may be added and removed over HTTP."""
@@ -186,7 +186,7 @@ def read(params: Mapping[str, Any]) -> Settings:
     return Settings(
         pipeline=pipeline,
         depot=depot,
-        async_put=knobs.get("async_put", False),
+        async_put=knobs.get("async_put", True),
         hotplug_enabled=knobs.get("hotplug_enabled", False),
         salt=knobs.get("salt"),
     )

@@ -30,7 +30,9 @@ from lmcache.v1.storage_backend.abstract_backend import StoragePluginInterface
 import kvdepot
 from kvdepot import lmcache_settings
 from kvdepot.lmcache_depot import open_shared
-from kvdepot.lmcache_layout import Layout, block_keys
+from kvdepot.lmcache_layout import Layout, block_keys, can_store
+from kvdepot.lmcache_plugin import parameters, plugin_name, warn_of_exclusion
+from kvdepot.lmcache_spaces import Spaces
 
 logger: logging.Logger = init_logger(__name__)
 
@@ -103,12 +105,10 @@ class KvdepotBackend(StoragePluginInterface):
                 f"KV groups: {metadata.get_num_groups()} are not allowed here; it must be 1 "
                 "(LMCache's multi-process mode stores several)"
             )
-        extra = config.extra_config or {}
-        settings = lmcache_settings.read(parameters(extra))
         self.name = plugin_name(config)
-        _warn_of_exclusion(config, self.name)
+        settings = lmcache_settings.read(parameters(config.extra_config or {}, self.name))
+        warn_of_exclusion(config, self.name)
         self.async_put = settings.async_put
-        self._salt = settings.salt
         self._lock = threading.Lock()
         self._idle = threading.Condition(self._lock)
         self._active = 0
@@ -119,18 +119,19 @@ class KvdepotBackend(StoragePluginInterface):
         self._putting: dict[CacheEngineKey, bool] = {}
         self._depot = open_shared(settings.pipeline, settings.depot)
         try:
-            layout = Layout.of_engine(config, metadata)
-            self._spaces = {layout: self._space(layout)}
+            self._spaces = Spaces(self._depot, config, metadata, settings.salt)
             self._waiters = ThreadPoolExecutor(WAITERS, thread_name_prefix="kvdepot-restore")
             # One: puts end in their order.
             self._putters = ThreadPoolExecutor(1, thread_name_prefix="kvdepot-put")
         except BaseException:
             self._depot.close()
             raise
+        if local_cpu_backend is not None:
+            self._close_memory_last(local_cpu_backend)
         logger.info("kvdepot as %r: %s", self.name, self._depot.description)
 
     def __str__(self) -> str:
-        return type(self).__name__
+        return self.name
 
     # ---- lookups -----------------------------------------------------------------------------
 
@@ -145,14 +146,7 @@ class KvdepotBackend(StoragePluginInterface):
                 return 0
             if pin:
                 return self._pin(keys)
-            ids = block_keys(keys)
-            found = 0
-            while found < len(ids):
-                more = max(space.prefix(ids[found:]) for space in self._all_spaces())
-                if not more:
-                    break
-                found += more
-            return found
+            return self._spaces.prefix(block_keys(keys))
 
     async def batched_async_contains(
         self, lookup_id: str, keys: list[CacheEngineKey], pin: bool = False
@@ -179,8 +173,7 @@ class KvdepotBackend(StoragePluginInterface):
                 pin = pins.pop() if pins else None
                 if not pins:
                     self._pins.pop(key, None)
-            # Any namespace ends any pin of its depot.
-            self._all_spaces()[0].unpin([pin])
+            self._spaces.unpin([pin])
         return self.contains(key)
 
     def touch_cache(self) -> None:
@@ -265,8 +258,7 @@ class KvdepotBackend(StoragePluginInterface):
                 putting = [key for key in keys if key in self._putting]
                 self._putting.update(dict.fromkeys(putting, True))
             stored = [key for key in keys if key not in putting]
-            ids = block_keys(stored)
-            return len(putting) + sum(space.remove(ids) for space in self._all_spaces())
+            return len(putting) + self._spaces.remove(block_keys(stored))
 
     def close(self) -> None:
         """Refuse new calls, wait for those under way and for puts, and let the next owner in."""
@@ -293,56 +285,32 @@ class KvdepotBackend(StoragePluginInterface):
                 self._active -= is_open
                 self._idle.notify_all()
 
-    def _space(self, layout: Layout) -> kvdepot.Namespace:
-        metadata: Any = self.metadata
-        return self._depot.namespace(
-            model=metadata.model_name,
-            dtype=str(layout.dtype).removeprefix("torch."),
-            block_tokens=metadata.chunk_size,
-            layout=layout.describe(),
-            world=metadata.world_size,
-            hash=self.config.pre_caching_hash_algorithm if self.config else None,
-            salt=self._salt,
-        )
+    def _close_memory_last(self, memory: Any) -> None:
+        """LMCache closes its CPU memory before its plug-ins: let it wait for what is read there."""
+        close = memory.close
 
-    def _all_spaces(self) -> list[kvdepot.Namespace]:
-        """One namespace a layout: the engine's first, which is the only one as a rule."""
-        with self._lock:
-            return list(self._spaces.values())
+        def close_when_given_back() -> None:
+            with self._idle:
+                self._closing = True
+                self._idle.wait_for(lambda: self._active == 0 and self._borrowed == 0)
+            close()
+
+        memory.close = close_when_given_back
 
     def _pin(self, keys: list[CacheEngineKey]) -> int:
-        pins = self._find(block_keys(keys), prefix=True)
+        pins = self._spaces.pin(block_keys(keys), prefix=True)
         found = [pin for _, pin in pins if pin is not None]
         with self._lock:
             for key, pin in zip(keys, found, strict=False):
                 self._pins.setdefault(key, []).append(pin)
         return len(found)
 
-    def _find(
-        self, ids: list[bytes], prefix: bool
-    ) -> list[tuple[Layout | None, kvdepot.Pin | None]]:
-        """A pin for each stored block, with its layout; with `prefix` up to the first miss."""
-        with self._lock:
-            spaces = list(self._spaces.items())
-        if len(spaces) == 1:
-            [(only, space)] = spaces
-            return [(only, pin) for pin in space.pin(ids, prefix=prefix)]
-        found: list[tuple[Layout | None, kvdepot.Pin | None]] = [(None, None)] * len(ids)
-        for layout, space in spaces:
-            open_at = [at for at, (_, pin) in enumerate(found) if pin is None]
-            for at, pin in zip(open_at, space.pin([ids[at] for at in open_at]), strict=True):
-                found[at] = (layout, pin)
-        if prefix:
-            end = next((at for at, (_, pin) in enumerate(found) if pin is None), len(found))
-            found[end:] = [(None, None)] * (len(found) - end)  # dropped pins are ended
-        return found
-
     def _put(
         self, keys: Sequence[CacheEngineKey], objs: list[MemoryObj], stored: Stored | None
     ) -> list[Future[None]] | None:
         batches: dict[Layout, list[tuple[CacheEngineKey, MemoryObj]]] = {}
         for key, chunk in zip(keys, objs, strict=True):
-            if _can_store(key, chunk):
+            if can_store(key, chunk):
                 batches.setdefault(Layout.of_object(chunk), []).append((key, chunk))
         futures = []
         for layout, batch in batches.items():
@@ -357,10 +325,8 @@ class KvdepotBackend(StoragePluginInterface):
         batch: list[tuple[CacheEngineKey, MemoryObj]],
         stored: Stored | None,
     ) -> Future[None] | None:
+        space = self._spaces.of(layout)
         with self._lock:
-            space = self._spaces.get(layout)
-            if space is None:
-                space = self._spaces[layout] = self._space(layout)
             batch = list({k: (k, o) for k, o in batch if k not in self._putting}.values())
         present = space.contains(block_keys(key for key, _ in batch))
         batch = [entry for entry, there in zip(batch, present, strict=True) if not there]
@@ -371,23 +337,24 @@ class KvdepotBackend(StoragePluginInterface):
         with self._lock:
             self._putting.update(dict.fromkeys(keys, False))
         try:
+            self._spaces.keep(layout)
             ids = block_keys(keys)
             task = space.put(ids, [(chunk.data_ptr, chunk.get_size()) for chunk in chunks])
         except BaseException:
             self._end_put(keys)
             raise
         if not self.async_put:
-            self._finish_put(space, task, keys, stored)
+            self._finish_put(layout, task, keys, stored)
             return None
         for chunk in chunks:
             chunk.ref_count_up()
         with self._lock:
             self._borrowed += len(chunks)
-        return self._putters.submit(self._finish_put, space, task, keys, stored, chunks)
+        return self._putters.submit(self._finish_put, layout, task, keys, stored, chunks)
 
     def _finish_put(
         self,
-        space: kvdepot.Namespace,
+        layout: Layout,
         task: kvdepot.Task,
         keys: list[CacheEngineKey],
         stored: Stored | None,
@@ -396,14 +363,17 @@ class KvdepotBackend(StoragePluginInterface):
         gone: list[CacheEngineKey] = []
         try:
             try:
-                outcome = task.wait()
+                task.wait_released()
             finally:
                 # Also when the wait is interrupted: lanes read until then.
                 task.wait_released()
+                self._give_back(borrowed)
+            outcome = task.wait()
+            self._spaces.wait_kept(layout)
         finally:
-            gone = self._end_put(keys, borrowed)
+            gone = self._end_put(keys)
         if gone:
-            space.remove(block_keys(gone))
+            self._spaces.of(layout).remove(block_keys(gone))
         if not all(outcome):
             reasons = {reason for reason in task.errors if reason is not None}
             logger.warning(
@@ -419,15 +389,16 @@ class KvdepotBackend(StoragePluginInterface):
                 except Exception:
                     logger.exception("the callback failed for the stored chunk %s", key)
 
-    def _end_put(
-        self, keys: list[CacheEngineKey], borrowed: Sequence[MemoryObj] = ()
-    ) -> list[CacheEngineKey]:
-        """The keys are no longer being put; which of them were removed meanwhile."""
+    def _give_back(self, borrowed: Sequence[MemoryObj]) -> None:
         for chunk in borrowed:
             chunk.ref_count_down()
         with self._idle:
             self._borrowed -= len(borrowed)
             self._idle.notify_all()
+
+    def _end_put(self, keys: list[CacheEngineKey]) -> list[CacheEngineKey]:
+        """The keys are no longer being put; which of them were removed meanwhile."""
+        with self._lock:
             return [key for key in keys if self._putting.pop(key, False)]
 
     def _restore(self, keys: list[CacheEngineKey], prefix: bool) -> list[MemoryObj | None]:
@@ -449,14 +420,14 @@ class KvdepotBackend(StoragePluginInterface):
 
     def _fill(self, ids: list[bytes], restored: list[MemoryObj | None], prefix: bool) -> None:
         """Put a chunk into each place of `restored` whose block is read and verified."""
-        found = self._find(ids, prefix)
+        found = self._spaces.pin(ids, prefix)
         groups: dict[tuple[Layout, int], list[int]] = {}
         for at, (layout, pin) in enumerate(found):
             if layout is not None and pin is not None:
                 groups.setdefault((layout, pin.length), []).append(at)
         # What is begun is ended, also when something raises in between.
         with ExitStack() as ending:
-            ending.callback(self._all_spaces()[0].unpin, [pin for _, pin in found])
+            ending.callback(self._spaces.unpin, [pin for _, pin in found])
             for (layout, length), places in groups.items():
                 # LMCache takes long to allocate: lanes copy the part before meanwhile.
                 step = max(1, PART_BYTES // length)
@@ -465,7 +436,7 @@ class KvdepotBackend(StoragePluginInterface):
                     chunks = self._allocate(layout, length, len(part))
                     move = Move(restored, part[: len(chunks)], chunks)
                     ending.callback(move.end)
-                    move.task = self._spaces[layout].get(
+                    move.task = self._spaces.of(layout).get(
                         [ids[at] for at in move.places],
                         [(chunk.data_ptr, length) for chunk in chunks],
                     )
@@ -505,54 +476,3 @@ class KvdepotBackend(StoragePluginInterface):
             return self._borrowed > 0 and self._idle.wait_for(
                 lambda: self._borrowed == 0, RELEASE_SECONDS
             )
-
-
-def parameters(extra_config: dict[str, Any]) -> dict[str, Any]:
-    """What of LMCache's `extra_config` is meant for kvdepot: `dax.` and `kvdepot.`."""
-    own = {name: value for name, value in extra_config.items() if name.startswith("dax.")}
-    for name, value in extra_config.items():
-        if name.startswith("kvdepot."):
-            own[name.removeprefix("kvdepot.")] = value
-    nested = extra_config.get("kvdepot", {})
-    if not isinstance(nested, dict):
-        raise lmcache_settings.wrong("kvdepot", nested, "a mapping of options")
-    return own | nested
-
-
-def plugin_name(config: Any) -> str:
-    """The name under which LMCache registers this plug-in; `dax` where it does not say."""
-    extra = config.extra_config or {}
-    for name in config.storage_plugins or ():
-        module = str(extra.get(f"storage_plugin.{name}.module_path", ""))
-        if module.startswith("kvdepot."):
-            return str(name)
-    return "dax"
-
-
-def _warn_of_exclusion(config: Any, name: str) -> None:
-    """LMCache then stores, or finds, nothing, and says nothing."""
-    given = {
-        "store_location": (config.store_location, "stores nothing"),
-        "retrieve_locations": (config.retrieve_locations, "finds nothing"),
-    }
-    for option, (value, effect) in given.items():
-        named = [value] if isinstance(value, str) else value
-        if named and name not in named:
-            logger.warning(
-                "%s: %r does not name the storage plug-in %r, so LMCache %s there",
-                option,
-                value,
-                name,
-                effect,
-            )
-
-
-def _can_store(key: CacheEngineKey, chunk: MemoryObj) -> bool:
-    count = len(chunk.get_shapes())
-    if count > 1:
-        logger.error("%s was not stored: it has %d tensors, and one is allowed", key, count)
-    elif chunk.metadata.cached_positions is not None:
-        logger.error("%s was not stored: positions of blended chunks are not kept", key)
-    else:
-        return True
-    return False

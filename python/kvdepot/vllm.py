@@ -88,6 +88,7 @@ class KvdepotConnector(OffloadingConnector):
         return RankGeometry(
             rank=mover.rank,
             payload_bytes=mover.payload_bytes(),
+            replicated=self._half.spec.replicated_layout,
             layouts=[
                 vllm_namespace.layout_of_group(self._vllm_config, group, layers, device)
                 for group in groups
@@ -111,6 +112,9 @@ class KvdepotConnector(OffloadingConnector):
         if [geometry.rank for geometry in geometries] != list(range(world)):
             raise RuntimeError(f"{len(geometries)} of {world} ranks described their KV caches")
         _refuse_empty_parts(geometries)
+        replicated = self.manager.writers < world
+        if any(geometry.replicated is not replicated for geometry in geometries):
+            raise RuntimeError("ranks and scheduler disagree on whether their KV is the same bytes")
         shared = vllm_namespace.fields(self._vllm_config, self._settings.salt)
         chunk = self.scheduler.config
         groups = {}
@@ -124,7 +128,9 @@ class KvdepotConnector(OffloadingConnector):
                 # A device's copy engine takes one address a block.
                 contiguous=not current_platform.is_cpu(),
             )
-            parts = [geometry.payload_bytes[position] for geometry in geometries]
+            parts = [
+                geometry.payload_bytes[position] for geometry in geometries[: self.manager.writers]
+            ]
             groups[config.group_idx] = Group(position, namespace, parts)
             logger.info(
                 "kvdepot: KV group %d (%d layers) in blocks of %d tokens, %d bytes, namespace %s",

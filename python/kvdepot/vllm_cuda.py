@@ -47,13 +47,16 @@ class KvdepotCudaWorker(KvdepotWorker):
         """As in host memory, rounded up so that the next rank's part starts at a granule."""
         return [-(-size // GRANULE) * GRANULE for size in super().payload_bytes()]
 
-    def shutdown(self) -> None:
+    def _detach(self) -> None:
         """Wait for the device, then let the mapped memory go."""
         self.wait(set(self._jobs))
+        for job in self._jobs.values():
+            # Those that were only copied are hashed while there is a mover.
+            self._advance(job)
         for medium in self._media.values():
             medium.close()
         self._media.clear()
-        super().shutdown()
+        super()._detach()
 
     def _group_ranges(self, refs: Any) -> list[tuple[int, int, int]]:
         # Lengths only: a host address would mean nothing here. Padding between
@@ -64,7 +67,7 @@ class KvdepotCudaWorker(KvdepotWorker):
         for part in job.parts:
             known = [i for i, placement in enumerate(part.placements) if placement is not None]
             placements = [part.placements[i] for i in known]
-            places = mover.locate(placements, part=self.rank)
+            places = mover.locate(placements, part=self.part)
             indexes = [i for i, place in zip(known, places, strict=True) if place is not None]
             found = [place for place in places if place is not None]
             if indexes:
@@ -114,7 +117,7 @@ class _Transfer:
         self._copies: list[tuple[_Direction, int]] = []
         self._hash: Any = None
         if load:
-            self._hash = mover.verify(self._placements, part=worker.rank)
+            self._hash = mover.verify(self._placements, part=worker.part)
         else:
             self._copy(range(len(indexes)))
         self._copying = not load
@@ -131,7 +134,7 @@ class _Transfer:
         if not all(direction.finished(copy) for direction, copy in self._copies):
             return False
         if self._hash is None:
-            self._hash = self._mover.digest(self._placements, part=self._worker.rank)
+            self._hash = self._mover.digest(self._placements, part=self._worker.part)
         return bool(self._hash.done)
 
     def wait(self) -> None:

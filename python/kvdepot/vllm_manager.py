@@ -102,14 +102,27 @@ class _Store:
 class KvdepotManager(OffloadingManager):
     """vLLM's offloading manager over a depot."""
 
-    def __init__(self, depot: Any, ranks: int, lookup_wait_seconds: float) -> None:
-        """`ranks` is the number of workers that each contribute a part to a block."""
+    def __init__(
+        self,
+        depot: Any,
+        ranks: int,
+        lookup_wait_seconds: float,
+        *,
+        writers: int | None = None,
+        shared: bool = False,
+    ) -> None:
+        """`ranks` is the number of workers, the first `writers` of which each contribute a part
+        to a block: all of them unless the KV of each is the same. A `shared` depot is a service's,
+        and other engines use it too."""
         self.depot = depot
+        self._shared = shared
         self.collector = Collector(depot)
         self._socket = depot.socket
         # Tiers that are files come into memory as they are read.
         self._memory = tuple(n for n, tier in enumerate(depot.tiers) if _is_memory(depot, tier))
         self._ranks = ranks
+        self.writers = ranks if writers is None else writers
+        """How many parts a block has."""
         self._lookup_wait = lookup_wait_seconds
         self._groups: dict[int, Group] = {}
         self._held: dict[Ident, Any] = {}
@@ -119,6 +132,9 @@ class KvdepotManager(OffloadingManager):
         self._waiting_since: dict[str, float] = {}
         self._adapters: dict[str, bytes] = {}
         self._sources: dict[str, dict[OffloadKey, str]] = {}
+        # The token from which on nothing more of a request is stored.
+        self._ends: dict[str, int] = {}
+        self._epoch = b""
         self._next_ticket = 0
         self._lookups_after = 0.0
         self._pending = (0, 0.0)
@@ -205,23 +221,30 @@ class KvdepotManager(OffloadingManager):
         """Reserve room for the blocks that are not there and not on their way.
 
         Blocks without room are dropped, not offered again: vLLM would offer
-        them in each following step, with a warning each time.
+        them in each following step, with a warning each time. What follows such
+        a block in its request is not stored either: nothing would find it.
         """
         ticket = self._ticket()
         store = _Store(req_context.req_id, [], [], [])
         chosen: list[OffloadKey] = []
         groups: list[tuple[int, list[bytes | None]]] = []
         for group, members in self._by_group(keys):
+            members = self._before_end(members, req_context)
+            if not members:
+                continue
             idents = [self._ident(key, req_context) for key in members]
             length = sum(group.part_bytes)
             reservations = group.namespace.reserve(
                 [ident[1] for ident in idents],
                 [length] * len(idents),
-                parts=self._ranks,
+                parts=self.writers,
                 part_lengths=group.part_bytes,
+                prefix=True,
             )
+            if len(reservations) < len(members):
+                self._end_storing(members[len(reservations)], req_context)
             placements: list[bytes | None] = []
-            for key, ident, reservation in zip(members, idents, reservations, strict=True):
+            for key, ident, reservation in zip(members, idents, reservations, strict=False):
                 if reservation is None:
                     continue
                 chosen.append(key)
@@ -234,6 +257,24 @@ class KvdepotManager(OffloadingManager):
             self._tickets[ticket] = store
             self._storing.update(dict.fromkeys(store.idents, ticket))
         return PrepareStoreOutput(chosen, self._placements(ticket, groups), [])
+
+    def _before_end(self, keys: list[OffloadKey], req_context: ReqContext) -> list[OffloadKey]:
+        """Those before the first block of the request that found no room."""
+        end = self._ends.get(req_context.req_id)
+        if end is None:
+            return keys
+        position = req_context.get_offload_key_position
+        return [key for key in keys if (position(key) or 0) < end]
+
+    def _end_storing(self, key: OffloadKey, req_context: ReqContext) -> None:
+        """Nothing of the request is stored from this block on."""
+        end = req_context.get_offload_key_position(key)
+        if end is not None:
+            self._ends[req_context.req_id] = min(end, self._ends.get(req_context.req_id, end))
+            logger.info(
+                "request %s: no room for the block that ends at token %d; nothing behind it is "
+                "stored", req_context.req_id, end,
+            )  # fmt: skip
 
     # ---- the workers' reports --------------------------------------------------------------
 
@@ -281,12 +322,12 @@ class KvdepotManager(OffloadingManager):
     def _apply_store(self, store: _Store, by_rank: dict[int, WorkerReport]) -> bool:
         for rank, report in by_rank.items():
             store.heard[rank] = report.checksums or [None] * len(store.idents)
-        if len(store.heard) < self._ranks:
+        if len(store.heard) < self.writers:
             return False
         whole: dict[int, list[int]] = {}
         broken: dict[int, list[int]] = {}
         for position, (group, _) in enumerate(store.idents):
-            parts = [store.heard[rank][position] for rank in range(self._ranks)]
+            parts = [store.heard[rank][position] for rank in range(self.writers)]
             to = broken if store.stale or None in parts else whole
             to.setdefault(group, []).append(position)
             self._storing.pop(store.idents[position], None)
@@ -306,7 +347,7 @@ class KvdepotManager(OffloadingManager):
         kept = []
         for group, positions in whole.items():
             checksums = [
-                [store.heard[rank][position] for rank in range(self._ranks)]
+                [store.heard[rank][position] for rank in range(self.writers)]
                 for position in positions
             ]
             reservations = [store.reservations[position] for position in positions]
@@ -326,7 +367,7 @@ class KvdepotManager(OffloadingManager):
 
     def on_request_finished(self, req_context: ReqContext) -> None:
         """Forget what was kept for the request; its jobs may still be on their way."""
-        for kept in (self._waiting_since, self._adapters, self._sources):
+        for kept in (self._waiting_since, self._adapters, self._sources, self._ends):
             kept.pop(req_context.req_id, None)
 
     @_on_path
@@ -341,7 +382,7 @@ class KvdepotManager(OffloadingManager):
         """Whether the engine must keep stepping: jobs to finish, a metric to bring up to date."""
         if self._tickets:
             return True
-        pending = self.depot.pending_bytes()
+        pending = self._queued_bytes()
         now = time.monotonic()
         if pending != self._pending[0]:
             self._pending = (pending, now)
@@ -356,6 +397,12 @@ class KvdepotManager(OffloadingManager):
                 job.stale = True
         held, self._held = self._held, {}
         self._unpin(held.items(), served=False)
+        # vLLM offers everything again.
+        self._ends.clear()
+        if self._shared:
+            # The blocks are others' too: this engine names its own anew, until it restarts.
+            self._epoch = os.urandom(16)
+            return
         for group in self._groups.values():
             group.namespace.clear()
 
@@ -365,7 +412,7 @@ class KvdepotManager(OffloadingManager):
         in_flight = sum(
             sum(job.lengths) for job in self._tickets.values() if isinstance(job, _Store)
         )
-        pending = in_flight + self.depot.pending_bytes()
+        pending = in_flight + self._queued_bytes()
         return self.collector.take(pending, idle=not self._tickets and not pending)
 
     def shutdown(self) -> None:
@@ -375,6 +422,11 @@ class KvdepotManager(OffloadingManager):
         self.depot.close()
 
     # ---- helpers -----------------------------------------------------------------------------
+
+    def _queued_bytes(self) -> int:
+        """Bytes that would be lost with this process. A service's queue outlives it, and holds what
+        others have stored."""
+        return 0 if self._shared else int(self.depot.pending_bytes())
 
     def _ticket(self) -> int:
         self._next_ticket += 1
@@ -389,6 +441,8 @@ class KvdepotManager(OffloadingManager):
         if adapter is not None:
             # vLLM's hash covers the adapter's name and path, not its files.
             block_hash = hashlib.sha256(block_hash + adapter).digest()
+        if self._epoch:
+            block_hash = hashlib.sha256(block_hash + self._epoch).digest()
         return get_offload_group_idx(key), block_hash
 
     def _ahead(self, key: OffloadKey, req_context: ReqContext) -> list[Ident]:
@@ -439,4 +493,10 @@ class KvdepotManager(OffloadingManager):
 
 def _is_memory(depot: Any, tier: str) -> bool:
     """Whether the tier is memory and not a file: the cache, or a DAX device."""
-    return tier == "Cache" or (tier == "Dax" and stat.S_ISCHR(os.stat(depot.path).st_mode))
+    if tier != "Dax":
+        return tier == "Cache"
+    try:
+        return stat.S_ISCHR(os.stat(depot.path).st_mode)
+    except OSError:
+        # A service's path may not be visible here.
+        return False

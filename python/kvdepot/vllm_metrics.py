@@ -170,6 +170,10 @@ class Collector:
     def _count(self, name: str, value: int, tier: str = "") -> None:
         """Add what a counter of the depot has grown by."""
         grown = value - self._counted.get((name, tier), 0)
+        if grown < 0:
+            # Another service counts from the beginning.
+            grown = value
+            self._counted[name, tier] = 0
         if grown > 0:
             self._stats.increase_counter(name, grown, (tier,) if tier else ())
             self._counted[name, tier] = value

@@ -20,7 +20,7 @@ import kvdepot
 OWN_KEYS = {
     "config_file": "a YAML file with the same keys as this dictionary",
     "lookup_wait": "how long a request may wait for a block that another is storing, such as '1s'",
-    "pipeline": "the tiers, near to far, such as 'Cache|Dax'",
+    "pipeline": "the tiers, near to far, such as 'Cache|Dax', or 'unix:' and a service's socket",
     "salt": "a text that keeps tenants with the same model apart",
 }
 
@@ -43,6 +43,9 @@ REFUSED_KEYS = {
 
 DEFAULT_PIPELINE = "Cache|Dax"
 
+# What begins a pipeline that another process serves.
+SERVICE = "unix:"
+
 # Computing a block again takes longer than the store that is in flight, but a
 # request must not wait for a slow one: after this it computes.
 DEFAULT_LOOKUP_WAIT_SECONDS = 1.0
@@ -63,6 +66,11 @@ class Settings:
     """Whether generated tokens are left out; here they are stored by default."""
     merged: dict[str, Any] = field(default_factory=dict)
     """All keys in one dictionary, those of the file too."""
+
+    @property
+    def shared(self) -> bool:
+        """Whether a service has the depot, and other engines use it too."""
+        return self.pipeline.startswith(SERVICE)
 
 
 def read(extra_config: Mapping[str, Any]) -> Settings:
@@ -91,8 +99,10 @@ def read(extra_config: Mapping[str, Any]) -> Settings:
         raise _wrong("salt", salt, "a text")
     if not isinstance(prompt_only, bool):
         raise _wrong("offload_prompt_only", prompt_only, "true or false")
-    # A store that waits for a slow far tier would hold up the engine's step.
-    given.setdefault("overload", "drop")
+    if not pipeline.startswith(SERVICE):
+        # A store that waits for a slow far tier would hold up the engine's step. (What a service
+        # does is set there.)
+        given.setdefault("overload", "drop")
     settings = Settings(
         pipeline=pipeline,
         depot=given,

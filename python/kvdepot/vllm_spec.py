@@ -6,6 +6,7 @@ vLLM finds this class by the names that `KvdepotConnector` writes into
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -28,6 +29,11 @@ from kvdepot.vllm_worker import KvdepotWorker
 
 logger = init_logger("vllm.kvdepot")
 
+# How long an engine that starts beside its service waits for it: as long as a depot waits for
+# another owner to go.
+SERVICE_SECONDS = 10.0
+SERVICE_PAUSE_SECONDS = 0.2
+
 
 class KvdepotSpec(OffloadingSpec):
     """How vLLM's OffloadingConnector makes kvdepot's manager and worker."""
@@ -44,25 +50,41 @@ class KvdepotSpec(OffloadingSpec):
         self.settings = vllm_settings.read(config.extra_config)
         # Generated tokens come back too: the next turn of a conversation starts with them.
         self.offload_prompt_only = self.settings.offload_prompt_only
+        # The KV of every rank is the same bytes: vLLM then has the first one store it.
+        self.replicated_layout = config.replicated_layout
 
     def get_manager(self) -> KvdepotManager:
-        """Open the depot; this process owns it."""
+        """Open the depot; this process owns it, unless a service does."""
         depot = open_depot(self.settings, self.config)
-        # Now, while the engine starts, the memory costs no request anything.
-        depot.populate()
+        if not self.settings.shared:
+            # Now, while the engine starts, the memory costs no request anything.
+            depot.populate()
+        world = self.config.parallel.world_size
         return KvdepotManager(
-            depot, self.config.parallel.world_size, self.settings.lookup_wait_seconds
+            depot,
+            world,
+            self.settings.lookup_wait_seconds,
+            writers=1 if self.replicated_layout else world,
+            shared=self.settings.shared,
         )
 
     def get_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:
         """The worker for the memory that the KV caches are in."""
-        rank = self.config.parallel.rank
+        worker: type[KvdepotWorker] | None = None
         if current_platform.is_cpu():
-            return KvdepotWorker(kv_caches, rank, self.blocks_per_chunk)
-        if current_platform.is_cuda_alike():
+            worker = KvdepotWorker
+        elif current_platform.is_cuda_alike():
             from kvdepot.vllm_cuda import KvdepotCudaWorker
 
-            return KvdepotCudaWorker(kv_caches, rank, self.blocks_per_chunk)
+            worker = KvdepotCudaWorker
+        if worker is not None:
+            made = worker(kv_caches, self.config.parallel.rank, self.blocks_per_chunk)
+            if self.replicated_layout:
+                made.part = 0
+            if self.settings.shared:
+                # Otherwise the owner's, which it tells.
+                made.lanes = self.settings.depot.get("lanes")
+            return made
         raise kvdepot.ConfigError(
             f"--device: {current_platform.device_name!r} is not supported by kvdepot's vLLM "
             "connector; it moves KV caches of CPU and CUDA devices"
@@ -71,6 +93,8 @@ class KvdepotSpec(OffloadingSpec):
 
 def open_depot(settings: Settings, config: OffloadingConfig) -> Any:
     """Open the depot of this engine and say in one line what it is."""
+    if settings.shared:
+        return _open_service(settings)
     wanted = settings.depot
     # Of data-parallel engines, vLLM leaves each its index alone: those of a dense model have a
     # size of 1. The first keeps the names that it has without data parallelism.
@@ -85,6 +109,27 @@ def open_depot(settings: Settings, config: OffloadingConfig) -> Any:
         )
     logger.info("kvdepot: %s", depot.description)
     return depot
+
+
+def _open_service(settings: Settings) -> Any:
+    """The depot of a service; both may have been started at once."""
+    deadline = time.monotonic() + SERVICE_SECONDS
+    while True:
+        try:
+            # No byte is moved from the scheduler's process.
+            depot = kvdepot.open(settings.pipeline, {"lanes": 1})
+        except kvdepot.ConfigError:
+            raise
+        except kvdepot.Error as error:
+            if time.monotonic() > deadline:
+                raise kvdepot.ConfigError(
+                    f"pipeline: {settings.pipeline!r}: {error}; start the service first "
+                    "('kvdepot serve'), or name the tiers here"
+                ) from error
+        else:
+            logger.info("kvdepot: %s: %s", settings.pipeline, depot.description)
+            return depot
+        time.sleep(SERVICE_PAUSE_SECONDS)
 
 
 def with_own_arena(depot: dict[str, Any], index: int) -> dict[str, Any]:

@@ -104,6 +104,10 @@ class KvdepotWorker(OffloadingWorker):
 
     def __init__(self, kv_caches: CanonicalKVCaches, rank: int, blocks_per_chunk: int) -> None:
         self.rank = rank
+        self.part = rank
+        """Which part of a block it moves: its own, unless that of all ranks is the same."""
+        self.lanes: int | None = None
+        """Threads that move bytes; None for as many as the owner has."""
         self.blocks_per_chunk = blocks_per_chunk
         self.path_seconds = 0.0
         self._tensors = [canonical.tensor for canonical in kv_caches.tensors]
@@ -162,9 +166,7 @@ class KvdepotWorker(OffloadingWorker):
     def shutdown(self) -> None:
         """Wait for all jobs and let the depot go."""
         self.wait(set(self._jobs))
-        if self._mover is not None:
-            self._mover.close()
-            self._mover = None
+        self._detach()
 
     # ---- what vLLM's interface has no place for ---------------------------------------------
 
@@ -205,7 +207,7 @@ class KvdepotWorker(OffloadingWorker):
             )
             move = mover.load if job.load else mover.store
             placements = [part.placements[i] for i in indexes]
-            job.moves.append((part, indexes, move(placements, spans, part=self.rank)))
+            job.moves.append((part, indexes, move(placements, spans, part=self.part)))
 
     def _advance(self, job: Job) -> bool:
         """Whether the job has ended."""
@@ -246,10 +248,19 @@ class KvdepotWorker(OffloadingWorker):
                 logger.error("cannot %s blocks: %s", "load" if load else "store", error)
         self.path_seconds += time.perf_counter() - start
 
+    def _detach(self) -> None:
+        """Wait for what is being moved, and let the depot go."""
+        if self._mover is not None:
+            self._mover.close()
+            self._mover = None
+
     def _attached(self, spec: Placements) -> Any | None:
+        if self._mover is not None and self._mover.ended:
+            # The service is gone. Placements come of the next one.
+            self._detach()
         if self._mover is None and time.monotonic() >= self._attach_after:
             try:
-                self._mover = kvdepot.attach(spec.socket)
+                self._mover = kvdepot.attach(spec.socket, self.lanes, with_owner=True)
             except (kvdepot.Error, OSError) as error:
                 self._attach_after = time.monotonic() + RETRY_SECONDS
                 logger.error(

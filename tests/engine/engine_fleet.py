@@ -80,6 +80,12 @@ class Fleet:
             server.log.read_text(errors="replace") for server in self._started.get(plan, ())
         )
 
+    def start(self, *plans: Plan) -> None:
+        """Start servers at once that no module names in `SERVERS`: what they need is there now."""
+        for plan in plans:
+            if plan not in self._started:
+                self._start(plan)
+
     def take(self, plan: Plan) -> Engine:
         """The plan's server: the one that runs, or the next one once that was killed."""
         taken = self._taken.get(plan)

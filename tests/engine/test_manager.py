@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import subprocess
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import kvdepot
 import pytest
@@ -13,6 +17,7 @@ pytest.importorskip("vllm")
 
 from kvdepot.vllm_manager import Group, KvdepotManager
 from kvdepot.vllm_messages import Placements, WorkerReport
+from kvdepot.vllm_metrics import DEPOT_COUNTERS, TIER_COUNTERS, TIER_GAUGES, Collector
 from vllm.v1.kv_offload.base import (
     LookupResult,
     OffloadKey,
@@ -47,13 +52,29 @@ def end_step(manager: KvdepotManager) -> None:
 class World:
     """A depot, a manager over it, and a worker's mover for each rank."""
 
-    def __init__(self, ranks: int) -> None:
+    def __init__(
+        self,
+        ranks: int,
+        depot: kvdepot.Depot | None = None,
+        *,
+        replicated: bool = False,
+        shared: bool = False,
+    ) -> None:
+        """With `replicated` the first rank stores a block for all of them; a `shared` depot is a
+        service's."""
         self.ranks = ranks
-        self.depot = kvdepot.open("Cache", {"cache": {"capacity": CAPACITY}})
+        self.depot = depot or kvdepot.open("Cache", {"cache": {"capacity": CAPACITY}})
+        self.writers = 1 if replicated else ranks
         namespace = self.depot.namespace(model="m", dtype="float32", block_tokens=16)
-        self.manager = KvdepotManager(self.depot, ranks, lookup_wait_seconds=0.3)
-        self.manager.set_groups({0: Group(0, namespace, [PART] * ranks)})
-        self.mover = kvdepot.attach(self.depot.socket)
+        self.manager = KvdepotManager(
+            self.depot,
+            ranks,
+            lookup_wait_seconds=0.3,
+            writers=self.writers,
+            shared=shared,
+        )
+        self.manager.set_groups({0: Group(0, namespace, [PART] * self.writers)})
+        self.mover = kvdepot.attach(self.depot.socket or "", with_owner=True)
 
     def close(self) -> None:
         self.mover.close()
@@ -86,7 +107,7 @@ class World:
         output = self.manager.prepare_store(keys, context(request, *keys))
         if output.keys_to_store:
             spec = output.store_spec
-            reports = {rank: self.write(spec, rank, fill) for rank in range(self.ranks)}
+            reports = {rank: self.write(spec, rank, fill) for rank in range(self.writers)}
             self.manager.apply({spec.ticket: reports})
         return len(output.keys_to_store)
 
@@ -250,3 +271,220 @@ def test_reports_of_unknown_tickets_change_nothing(world: World) -> None:
     world.store(key("a"))
     world.manager.apply({999: {0: WorkerReport(corrupt=[0])}})
     assert world.lookup(key("a")) is LookupResult.HIT
+
+
+def test_a_block_that_is_the_same_on_all_ranks_is_stored_once_and_read_by_each() -> None:
+    world = World(2, replicated=True)
+    try:
+        a, b = key("a"), key("b")
+        spec = world.manager.prepare_store([a, b], context("r", a, b)).store_spec
+        world.manager.apply({spec.ticket: {0: world.write(spec, 0, b"q")}})
+        assert not world.manager.has_pending_work(), "the other rank writes nothing"
+        tier = world.depot.stats()["tiers"]["Cache"]
+        assert (tier["blocks"], tier["live_bytes"]) == (2, 2 * PART)
+
+        request = context("r", a, b)
+        assert world.manager.lookup(a, request) is LookupResult.HIT
+        spec = world.manager.prepare_load([a, b], request)
+        for _rank in range(2):
+            # Each reads the one part that there is.
+            report, data = world.read(spec, 0)
+            assert (report.corrupt, data) == ([], b"q" * (2 * PART))
+        world.manager.apply({spec.ticket: {0: WorkerReport()}})
+        assert world.manager.has_pending_work(), "the second rank still reads"
+        world.manager.apply({spec.ticket: {1: WorkerReport(corrupt=[1])}})
+        assert not world.manager.has_pending_work()
+        assert world.lookup(a) is LookupResult.HIT
+        assert world.lookup(b) is LookupResult.MISS
+    finally:
+        world.close()
+
+
+def crowded(tmp_path: Path) -> kvdepot.Depot:
+    """Four blocks fill the queue to the far tier, eight the near one."""
+    return kvdepot.open(
+        "Cache|Dax",
+        {
+            "cache": {"capacity": 8 * PART},
+            "dax": {"path": str(tmp_path / "arena"), "capacity": 4 << 20},
+            "write_back_depth": 4 * PART,
+            "overload": "drop",
+        },
+    )
+
+
+def test_under_overload_a_prompt_is_kept_as_far_as_there_is_room(tmp_path: Path) -> None:
+    world = World(1, crowded(tmp_path))
+    try:
+        prompt = [key(f"p{n}") for n in range(12)]
+        request = context("r", *prompt)
+        step = [world.manager.prepare_store(prompt[:6], request)]
+        assert step[0].keys_to_store == prompt[:6], "two of them in the near tier alone"
+        step.append(world.manager.prepare_store(prompt[6:10], request))
+        assert step[1].keys_to_store == prompt[6:8], "no room for the ninth"
+        # There is room again, but not for what nobody could find.
+        for output in step:
+            spec = output.store_spec
+            world.manager.apply({spec.ticket: {0: world.write(spec, 0)}})
+        assert world.depot.drain(10)
+        assert world.manager.prepare_store(prompt[10:], request).keys_to_store == []
+        assert world.manager.prepare_store(prompt[:10], request).keys_to_store == []
+        again = context("r", *prompt)
+        assert [world.manager.lookup(each, again) for each in prompt[:9]] == (
+            [LookupResult.HIT] * 8 + [LookupResult.MISS]
+        )
+        end_step(world.manager)
+        world.manager.on_request_finished(request)
+
+        # The next request with that prompt stores the rest, and what was near only is far too.
+        assert world.depot.drain(10)
+        other = context("s", *prompt)
+        output = world.manager.prepare_store(prompt, other)
+        assert output.keys_to_store == prompt[8:]
+        spec = output.store_spec
+        world.manager.apply({spec.ticket: {0: world.write(spec, 0)}})
+        assert world.depot.drain(10)
+        assert world.depot.stats()["tiers"]["Dax"]["blocks"] == 12
+    finally:
+        world.close()
+
+
+class Service:
+    """`kvdepot serve`, which other engines use too."""
+
+    def __init__(self, folder: Path) -> None:
+        self.address = f"unix:{folder / 's'}"
+        self.command = [sys.executable, "-m", "kvdepot._cli", "serve", "Cache|Dax"]
+        for option in (f"dax.path={folder / 'arena'}", "dax.capacity=16MiB", "cache.capacity=4MiB"):
+            self.command += ["-o", option]
+        self.command += ["-o", "overload=drop", "--socket", str(folder / "s")]
+        self.start()
+
+    def start(self) -> None:
+        self.process = subprocess.Popen(self.command, stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline().startswith("serving")
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def engine(self) -> World:
+        return World(1, kvdepot.open(self.address, {"lanes": 1}), shared=True)
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[Service]:
+    made = Service(tmp_path)
+    yield made
+    made.kill()
+
+
+def test_engines_of_a_service_hit_what_each_other_stored_and_store_nothing_twice(
+    service: Service,
+) -> None:
+    one, other = service.engine(), service.engine()
+    try:
+        a, b = key("a"), key("b")
+        assert one.store(a, b, fill=b"q") == 2
+        assert other.store(a, b) == 0, "there"
+        request = context("r", a, b)
+        assert other.manager.lookup(a, request) is LookupResult.HIT
+        spec = other.manager.prepare_load([a, b], request)
+        assert other.read(spec, 0)[1] == b"q" * (2 * PART)
+        other.manager.apply({spec.ticket: {0: WorkerReport()}})
+
+        # Both at the same time: one of them stores.
+        c = key("c")
+        first = one.manager.prepare_store([c], context("r", c))
+        assert other.manager.prepare_store([c], context("r", c)).keys_to_store == []
+        spec = first.store_spec
+        one.manager.apply({spec.ticket: {0: one.write(spec, 0)}})
+        assert other.lookup(c) is LookupResult.HIT
+        end_step(other.manager)
+        # What the service has still to write is no work of an engine's.
+        assert not one.manager.has_pending_work()
+        assert not other.manager.has_pending_work()
+    finally:
+        one.close()
+        other.close()
+
+
+def test_an_engine_that_is_reset_clears_nothing_of_the_others(service: Service) -> None:
+    one, other = service.engine(), service.engine()
+    try:
+        a = key("a")
+        one.store(a)
+        one.manager.reset_cache()
+        assert one.lookup(a) is LookupResult.MISS
+        assert other.lookup(a) is LookupResult.HIT
+    finally:
+        one.close()
+        other.close()
+
+
+def test_a_service_that_is_killed_costs_hits_until_the_next_one_serves(service: Service) -> None:
+    engine = service.engine()
+    try:
+        a, b, c = key("a"), key("b"), key("c")
+        engine.store(a, fill=b"q")
+        service_has = kvdepot.open(service.address)
+        assert service_has.drain(10), "it outlives the service"
+        service_has.close()
+        request = context("r", a)
+        assert engine.manager.lookup(a, request) is LookupResult.HIT
+        load = engine.manager.prepare_load([a], request)
+        store = engine.manager.prepare_store([b], context("r", b)).store_spec
+        written = engine.write(store, 0)
+        service.kill()
+        eventually(lambda: engine.mover.ended)
+        # What was under way ends, and neither asks nor answers anything more.
+        engine.manager.apply({store.ticket: {0: written}})
+        engine.manager.apply({load.ticket: {0: WorkerReport()}})
+        assert engine.lookup(a) is LookupResult.MISS
+        assert engine.store(c) == 0
+        assert not engine.manager.has_pending_work()
+        engine.manager.get_stats()
+        end_step(engine.manager)
+
+        service.start()
+        eventually(lambda: engine.lookup(a) is LookupResult.HIT)
+        end_step(engine.manager)
+        engine.mover = kvdepot.attach(engine.depot.socket or "", with_owner=True)
+        # The worker of the first one is alive: nobody waits for it.
+        eventually(lambda: engine.store(c, fill=b"n") == 1)
+        assert engine.lookup(c) is LookupResult.HIT
+        assert engine.lookup(b) is LookupResult.MISS, "it was not acknowledged"
+    finally:
+        engine.close()
+
+
+def eventually(reached: Callable[[], bool], seconds: float = 20.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not reached():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_counters_of_the_next_service_are_added_to_those_of_the_last() -> None:
+    figures = {"value": 5}
+
+    class Depot:
+        def stats(self) -> dict[str, Any]:
+            tier = dict.fromkeys([*TIER_GAUGES, *TIER_COUNTERS], figures["value"])
+            return {
+                "tiers": {"Cache": tier},
+                "write_back_bytes": 0,
+                **dict.fromkeys(DEPOT_COUNTERS, 0),
+            }
+
+    collector = Collector(Depot())
+    taken = []
+    # It counts to 5, and to 9; the next one to 2, and to 3.
+    for value in (5, 9, 2, 3):
+        figures["value"] = value
+        collector.failed("load", 1)
+        stats = collector.take(0, idle=True)
+        assert stats is not None
+        taken.append(stats._values["kvdepot_hit_blocks"][("Cache",)])
+    assert taken == [5, 4, 2, 1]

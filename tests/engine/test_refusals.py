@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -51,6 +52,13 @@ class TestSettings:
         assert settings.offload_prompt_only
         assert settings.merged["block_size"] == 256
 
+    def test_a_service_is_named_by_its_socket(self) -> None:
+        settings = self.read(pipeline="unix:/run/kvdepot.sock", lanes=2, salt="s")
+        assert settings.shared
+        # What happens under overload is the service's to say.
+        assert settings.depot == {"lanes": 2}
+        assert not self.read(pipeline="Cache").shared
+
     def test_a_file_holds_the_same_keys(self, tmp_path: Path) -> None:
         file = tmp_path / "depot.yaml"
         file.write_text("pipeline: Dax\noverload: wait\ndax:\n  path: /x\n")
@@ -74,6 +82,9 @@ class TestSettings:
             ({"canonical_layout": True}, "canonical_layout"),
             ({"dax": {"capacty": "1GiB"}}, "capacty.*capacity"),
             ({"pipeline": "Cache|Dex"}, "Dex.*Dax"),
+            ({"pipeline": "unix:"}, "unix:/run/kvdepot.sock"),
+            ({"pipeline": "unix:/s", "overload": "drop"}, "overload.*set the rest there"),
+            ({"pipeline": "unix:/s", "dax": {"path": "/x"}}, "dax.*set the rest there"),
         ],
     )
     def test_a_wrong_value_is_named_with_what_is_allowed(
@@ -185,6 +196,29 @@ class TestEngineConfiguration:
         assert first[1]
         assert first[0] != second[0], "blocks under other seeds are other blocks"
 
+    def test_expert_parallelism_changes_nothing_of_the_kv(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        from kvdepot import vllm_namespace
+
+        monkeypatch.setattr(vllm_namespace, "weights", lambda _: "the same files")
+
+        def fields(tensor: int, data: int, *, experts: bool) -> dict[str, Any]:
+            config = self.config(
+                tensor_parallel_size=tensor,
+                pipeline_parallel_size=1,
+                data_parallel_size=data,
+                enable_expert_parallel=experts,
+            )
+            config.cache_config.cache_dtype = "auto"
+            config.model_config = SimpleNamespace(model="m", dtype="torch.bfloat16")
+            return vllm_namespace.fields(config, None)
+
+        # Experts on one rank, on two and on eight: attention is split by tensor parallelism alone.
+        alone = fields(2, 1, experts=False)
+        assert alone == fields(2, 1, experts=True) == fields(2, 4, experts=True)
+        assert alone != fields(4, 1, experts=True)
+
     def test_data_parallel_engines_have_arenas_of_their_own(self) -> None:
         from kvdepot.vllm_spec import with_own_arena
 
@@ -247,6 +281,35 @@ class TestOpening:
             assert first.path != second.path
         with self.open(**settings) as alone:
             assert alone.path == first.path, "found again without data parallelism"
+
+    def test_data_parallel_engines_share_the_depot_of_a_service(self, tmp_path: Path) -> None:
+        dax = {"path": str(tmp_path / "arena.kvd"), "capacity": "8MiB"}
+        address = f"unix:{tmp_path / 's'}"
+        with kvdepot.open("Dax", {"dax": dax, "socket": str(tmp_path / "s")}) as service:
+            engines = [self.open(index, pipeline=address, lanes=2) for index in range(2)]
+            for engine in engines:
+                assert (engine.path, engine.socket) == (service.path, service.socket)
+                engine.close()
+
+    def test_a_service_that_is_not_there_is_waited_for_and_named(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        from kvdepot import vllm_spec
+
+        monkeypatch.setattr(vllm_spec, "SERVICE_SECONDS", 1.0)
+        address = f"unix:{tmp_path / 's'}"
+        with pytest.raises(kvdepot.ConfigError, match=rf"{address}.*kvdepot serve"):
+            self.open(pipeline=address)
+        dax = {"path": str(tmp_path / "arena.kvd"), "capacity": "8MiB"}
+        late = threading.Timer(
+            0.4, lambda: opened.append(kvdepot.open("Dax", {"dax": dax, "socket": address[5:]}))
+        )
+        opened: list[kvdepot.Depot] = []
+        late.start()
+        with self.open(pipeline=address) as engine:
+            assert engine.tiers == ["Dax"]
+        late.join()
+        opened[0].close()
 
     def test_without_a_socket_the_workers_could_not_attach(self) -> None:
         with pytest.raises(kvdepot.ConfigError, match="socket: 'off'"):

@@ -7,6 +7,7 @@ import hashlib
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import kvdepot
@@ -17,7 +18,13 @@ pytest.importorskip("vllm")
 import torch
 from kvdepot import vllm_cuda
 from kvdepot.vllm_manager import Group, KvdepotManager
-from kvdepot.vllm_worker import KvdepotWorker
+from kvdepot.vllm_messages import Placements
+from kvdepot.vllm_spec import KvdepotSpec
+from kvdepot.vllm_worker import KvdepotConnectorWorker, KvdepotWorker
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import (
+    OffloadingConnectorMetadata,
+    TransferJob,
+)
 from vllm.v1.kv_offload.base import (
     CanonicalKVCacheRef,
     CanonicalKVCaches,
@@ -28,6 +35,12 @@ from vllm.v1.kv_offload.base import (
     ReqContext,
     TransferResult,
     make_offload_key,
+)
+from vllm.v1.kv_offload.config import (
+    OffloadingCacheConfig,
+    OffloadingConfig,
+    OffloadingModelConfig,
+    OffloadingParallelConfig,
 )
 from vllm.v1.kv_offload.cpu.gpu_worker import compute_sub_block_ptrs
 
@@ -92,7 +105,11 @@ class World:
     """A depot, the manager over it, and one worker with small KV caches."""
 
     def __init__(
-        self, worker: type[KvdepotWorker], device: str = "cpu", **tiers: dict[str, Any]
+        self,
+        worker: type[KvdepotWorker],
+        device: str = "cpu",
+        service: kvdepot.Depot | None = None,
+        **tiers: dict[str, Any],
     ) -> None:
         self.caches = [
             torch.randint(-128, 128, (BLOCKS, PAGE), dtype=torch.int8, device=device)
@@ -107,9 +124,10 @@ class World:
             CHUNK,
         )
         pipeline = "|".join(["Cache", *(tier.capitalize() for tier in tiers)])
-        self.depot = kvdepot.open(pipeline, {"cache": {"capacity": 4 << 20}, **tiers})
+        self.depot = service or kvdepot.open(pipeline, {"cache": {"capacity": 4 << 20}, **tiers})
         namespace = self.depot.namespace("m", "int8", 16, contiguous=True)
-        self.manager = KvdepotManager(self.depot, 1, lookup_wait_seconds=0.3)
+        shared = service is not None
+        self.manager = KvdepotManager(self.depot, 1, lookup_wait_seconds=0.3, shared=shared)
         self.manager.set_groups({0: Group(0, namespace, self.worker.payload_bytes())})
         self.jobs = 0
 
@@ -141,9 +159,11 @@ class World:
         assert submitted
         self.worker.wait({self.jobs})
         end = time.monotonic() + 30
-        while not (results := self.worker.get_finished()):
+        done: list[TransferResult] = []
+        while not any(result.job_id == self.jobs for result in done):
             assert time.monotonic() < end
-        assert [(result.job_id, result.success) for result in results] == [(self.jobs, True)]
+            done += self.worker.get_finished()
+        assert all(result.success for result in done)
         self.manager.apply(self.worker.take_reports())
         # A far tier gets its copy in the background.
         while self.manager.has_pending_work():
@@ -213,7 +233,7 @@ def test_a_worker_that_cannot_attach_costs_no_block(
     world.worker.shutdown()
     attach = kvdepot.attach
     with monkeypatch.context() as nobody:
-        nobody.setattr(kvdepot, "attach", lambda _: attach("/nowhere.sock"))
+        nobody.setattr(kvdepot, "attach", lambda *_, **__: attach("/nowhere.sock"))
         assert world.load([a], [2, 3]) == {2, 3}
         assert world.lookup(a) is LookupResult.MISS, "it would fail again without end"
     time.sleep(0.25)
@@ -221,6 +241,69 @@ def test_a_worker_that_cannot_attach_costs_no_block(
     assert world.load([a], [4, 5]) == set()
     assert all(torch.equal(*pair) for pair in zip(world.content(4, 5), stored, strict=True))
     assert world.depot.stats()["tiers"]["Cache"]["corrupt_blocks"] == 0
+
+
+@pytest.mark.parametrize("kind", ["host", "stand-in"])
+def test_a_worker_goes_over_to_the_next_service(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vllm_cuda, "SingleDirectionOffloadingHandler", HostHandler)
+    settings = {
+        "dax": {"path": str(tmp_path / "arena.kvd"), "capacity": 8 << 20},
+        "socket": str(tmp_path / "s"),
+    }
+    service = kvdepot.open("Dax", settings)
+    worker = KvdepotWorker if kind == "host" else vllm_cuda.KvdepotCudaWorker
+    world = World(worker, service=kvdepot.open(f"unix:{tmp_path / 's'}", {"lanes": 1}))
+    a, b, c = key("a"), key("b"), key("c")
+    stored = world.content(0, 1)
+    world.store([a], [0, 1])
+    # Copied, and not reported yet, when the service ends.
+    output = world.manager.prepare_store([b], ReqContext("late"))
+    device = GPULoadStoreSpec([2, 3], group_sizes=[2], block_indices=[0])
+    assert world.worker.submit_store(world.next(), device, output.store_spec)
+    world.worker.wait({world.jobs})
+    service.close()
+    first = world.worker._mover
+    end = time.monotonic() + 10
+    while not first.ended:
+        assert time.monotonic() < end
+    del first
+    with kvdepot.open("Dax", settings):
+        while world.lookup(a) is not LookupResult.HIT:
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        assert world.load([a], [6, 7]) == set()
+        for found, expected in zip(world.content(6, 7), stored, strict=True):
+            assert torch.equal(found, expected)
+        assert world.lookup(b) is LookupResult.MISS
+        # The old service's worker keeps nobody waiting: it is this one.
+        world.store([c], [4, 5])
+        assert world.lookup(c) is LookupResult.HIT
+        world.close()
+
+
+def test_ranks_whose_bytes_are_the_same_read_one_part() -> None:
+    """As vLLM has it where the layout is replicated: the first rank alone is asked to store."""
+    world = World(KvdepotWorker)
+    a = key("a")
+    stored = world.content(0, 1)
+    world.store([a], [0, 1])
+    world.worker.rank = 1
+    world.manager._ranks = 2
+    world.worker.part = 0
+    host = world.manager.prepare_load([a], ReqContext("load"))
+    for rank, blocks in ((0, [2, 3]), (1, [4, 5])):
+        world.worker.rank = rank
+        device = GPULoadStoreSpec(blocks, group_sizes=[2], block_indices=[0])
+        assert world.worker.submit_load(world.next(), host, device)
+        world.worker.wait({world.jobs})
+        assert [result.success for result in world.worker.get_finished()] == [True]
+        world.manager.apply(world.worker.take_reports())
+        for found, expected in zip(world.content(*blocks), stored, strict=True):
+            assert torch.equal(found, expected)
+    assert not world.manager.has_pending_work()
+    world.close()
 
 
 def test_the_driver_pins_memory_and_no_file(
@@ -239,3 +322,55 @@ def test_the_driver_pins_memory_and_no_file(
         world.worker._handlers(world.worker._mover, medium)
     assert pinned == [cache.nbytes] != [dax.nbytes]
     world.close()
+
+
+def replicated(rank: int, **extra: Any) -> OffloadingConfig:
+    """What vLLM says of a model with MLA and two ranks."""
+    return OffloadingConfig(
+        groups=(),
+        worker_kv_bytes_per_block=PAGE * LAYERS,
+        enable_kv_cache_events=False,
+        extra_config=extra,
+        engine_id="engine",
+        model=OffloadingModelConfig("m", "bfloat16"),
+        cache=OffloadingCacheConfig(16, CHUNK),
+        parallel=OffloadingParallelConfig(
+            rank=rank,
+            world_size=2,
+            tp_size=2,
+            pp_size=1,
+            pcp_size=1,
+            dcp_size=1,
+            data_parallel_index=0,
+            data_parallel_size=1,
+            data_parallel_rank_local=None,
+            is_parallelism_agnostic=False,
+        ),
+        replicated_layout=True,
+    )
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_where_ranks_have_the_same_bytes_the_first_stores_and_the_others_say_so(rank: int) -> None:
+    spec = KvdepotSpec(replicated(rank, pipeline="Cache", cache={"capacity": 4 << 20}))
+    cache = torch.zeros((BLOCKS, PAGE), dtype=torch.int8)
+    mover = spec.get_worker(
+        CanonicalKVCaches([CanonicalKVCacheTensor(cache, PAGE)], [[CanonicalKVCacheRef(0, PAGE)]])
+    )
+    assert (mover.rank, mover.part) == (rank, 0)
+    half = KvdepotConnectorWorker(spec, SimpleNamespace(), SimpleNamespace(kv_cache_groups=[None]))
+    half.worker = mover
+    device = GPULoadStoreSpec([0, 1], group_sizes=[2], block_indices=[0])
+    job = TransferJob(req_id="r", src_spec=device, dst_spec=Placements(1, "", []))
+    half.prepare_store_kv(OffloadingConnectorMetadata({}, {5: job}, set()))
+    reported = half.build_connector_worker_meta()
+    if rank == 0:
+        assert reported is None, "it stores, and reports then"
+    else:
+        assert reported is not None
+        assert dict(reported.completed_jobs) == {5: 1}
+        assert reported.reports == {}
+    if rank == 0:
+        manager = spec.get_manager()
+        assert manager.writers == 1
+        manager.shutdown()

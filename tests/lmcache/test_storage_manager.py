@@ -14,13 +14,19 @@ from typing import Any
 
 import kvdepot
 import pytest
-from lmcache.v1.event_manager import EventType
+from lmcache.v1.event_manager import EventManager, EventType
+from lmcache.v1.storage_backend.storage_manager import StorageManager
 
 from .conftest import Chunks, Engine
 
 
 def put(manager: Any, chunks: Chunks, keys: list[Any]) -> None:
     manager.batched_put(keys, [chunks.chunk(manager.allocator_backend, key) for key in keys])
+    end = time.monotonic() + 30
+    for backend in manager.storage_backends.values():
+        while any(backend.exists_in_put_tasks(key) for key in keys):
+            assert time.monotonic() < end
+            time.sleep(0.001)
 
 
 def check_all(manager: Any, chunks: Chunks, keys: list[Any], location: str = "dax") -> None:
@@ -139,6 +145,40 @@ def test_everything_is_there_after_a_restart(engine: Engine, chunks: Chunks):
     check_all(engine.manager(), chunks, keys)
 
 
+def test_closing_at_once_waits_for_what_is_being_put(engine: Engine, chunks: Chunks):
+    # LMCache closes its memory first.
+    manager = engine.manager(cpu_mib=64)
+    keys = chunks.keys(500)
+    manager.batched_put(keys, [chunks.chunk(manager.allocator_backend, key) for key in keys])
+    manager.close()
+    check_all(engine.manager(cpu_mib=64), chunks, keys)
+
+
+def test_plug_ins_beside_each_other_have_names_and_settings_of_their_own(
+    engine: Engine, chunks: Chunks, tmp_path: Path
+):
+    extra = {
+        "storage_plugin.far.module_path": "kvdepot.lmcache",
+        "storage_plugin.far.class_name": "KvdepotBackend",
+        "storage_plugin.far.dax.device_path": str(tmp_path / "far"),
+        "storage_plugin.far.kvdepot.socket": str(tmp_path / "far.sock"),
+    }
+    config = engine.config(name="near", extra=extra)
+    config.storage_plugins = ["near", "far"]
+    for _restart in range(2):
+        manager = StorageManager(config, engine.metadata(), EventManager())
+        try:
+            plugins = {name: manager.storage_backends[name] for name in ("near", "far")}
+            assert {name: str(plugin) for name, plugin in plugins.items()} == {
+                "near": "near",
+                "far": "far",
+            }
+            paths = {name: plugin._depot.path for name, plugin in plugins.items()}
+            assert paths == {"near": str(tmp_path / "arena"), "far": str(tmp_path / "far")}
+        finally:
+            manager.close()
+
+
 PUT_AND_DIE = """
     import os, signal, sys
     from pathlib import Path
@@ -148,6 +188,8 @@ PUT_AND_DIE = """
     manager, chunks = Engine(folder).manager(), Chunks()
     keys = chunks.keys(count)
     manager.batched_put(keys, [chunks.chunk(manager.allocator_backend, key) for key in keys])
+    while any(map(manager.storage_backends["dax"].exists_in_put_tasks, keys)):
+        pass
     os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -233,7 +275,8 @@ def test_a_running_service_serves_every_rank(engine: Engine, chunks: Chunks, tmp
             keys = chunks.keys(8, rank=rank, world=2)
             put(manager, chunks, keys)
             check_all(manager, chunks, keys)
-        assert service.stats()["tiers"]["Dax"]["blocks"] == 16
+        # The layout, too.
+        assert service.stats()["tiers"]["Dax"]["blocks"] == 16 + 1
         for manager in ranks:
             manager.close()
 

@@ -95,6 +95,31 @@ def test_settings_may_be_any_mapping() -> None:
     assert "cache.capactiy" in refusal(kvdepot.check, "Cache", {"cache": wrong})
 
 
+def test_a_get_that_cannot_be_planned_says_nothing_about_its_block(depots: Any, keys: Keys) -> None:
+    depot = depots.open("Dax")
+    ns = depot.namespace("m", "f", 1)
+    name = keys(1)
+    assert ns.put(name, [b"x" * 5000]).wait(30) == [True]
+    (pin,) = ns.pin(name)
+    with kvdepot.attach(depot.socket) as mover:
+        ((_, offset, length),) = mover.locate([pin.placement])
+    # Its own mapping goes with it.
+    del mover
+    ns.unpin([pin])
+    arena = str(depots.folder / "arena")
+    (line,) = [line for line in Path("/proc/self/maps").read_text().splitlines() if arena in line]
+    # Over itself.
+    address = int(line.partition("-")[0], 16) + offset
+    task = ns.get(name, [(address, length)])
+    assert task.wait(30) == [False]
+    assert task.errors == ["miss"]
+    assert ns.contains(name) == [True]
+    out = bytearray(5000)
+    assert ns.get(name, [out]).wait(30) == [True]
+    assert out == b"x" * 5000
+    assert depot.stats()["tiers"]["Dax"]["corrupt_blocks"] == 0
+
+
 def deep() -> dict[str, Any]:
     inner: dict[str, Any] = {}
     inner["cache"] = inner

@@ -2,6 +2,7 @@
 
 use crate::cuda::Device;
 use crate::error::{Error, Result};
+use crate::memory::once;
 use std::any::Any;
 use std::sync::Arc;
 
@@ -148,8 +149,9 @@ impl Buffer {
             return vec![0; self.len];
         }
         let mut out = vec![0; self.len];
-        // SAFETY: the owner keeps `len` bytes at `addr` readable; `out` is new and as long.
-        unsafe { std::ptr::copy_nonoverlapping(self.as_ptr(), out.as_mut_ptr(), self.len) };
+        // SAFETY: the owner keeps `len` bytes at `addr` readable; `out` is new and as long. A lane
+        // may write there meanwhile, which `once` is for.
+        unsafe { once::copy(self.as_ptr(), out.as_mut_ptr(), self.len) };
         out
     }
 
@@ -166,7 +168,9 @@ impl Buffer {
             return Err(Error::ReadOnly { addr: self.addr });
         }
         // SAFETY: the range was just checked, and the owner keeps it writable. `bytes` is a Rust
-        // reference, which by the contract of `from_raw` does not point into this buffer.
+        // reference, which by the contract of `from_raw` does not point into this buffer. What a
+        // lane writes there at once is a mixture, of which nothing is concluded here; what it reads
+        // passes through `once`.
         unsafe {
             std::ptr::copy_nonoverlapping(
                 bytes.as_ptr(),

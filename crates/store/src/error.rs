@@ -86,6 +86,9 @@ pub enum Error {
         /// How long.
         seconds: f64,
     },
+    /// A signal ended the wait for another process's answer; what was asked may happen.
+    #[error("the call was interrupted")]
+    Interrupted,
     /// The owner's process answered something else than the protocol allows, or went away.
     #[error("owner at {socket}: {reason}")]
     Peer {

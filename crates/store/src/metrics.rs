@@ -185,6 +185,23 @@ impl Metrics {
 }
 
 impl Stats {
+    /// Of a depot with these tiers that holds nothing.
+    pub(crate) fn empty(tiers: &[String]) -> Stats {
+        let tier = |name: &String| TierStats {
+            tier: name.clone(),
+            ..TierStats::default()
+        };
+        let each = vec![0; tiers.len()];
+        Stats {
+            tiers: tiers.iter().map(tier).collect(),
+            put_move_ns: each.clone(),
+            get_move_ns: each.clone(),
+            hit_blocks: each.clone(),
+            hit_bytes: each,
+            ..Stats::default()
+        }
+    }
+
     /// The counters in the Prometheus text format.
     #[must_use]
     pub fn prometheus(&self) -> String {

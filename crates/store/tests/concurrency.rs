@@ -13,7 +13,7 @@ use common::{
     PATIENCE, Place, assert_at_rest, eventually, has, key, keys, namespace, put, start_put, verify,
 };
 use kvdepot_store::{
-    BlockBuffers, Buffer, Error, Mover, Namespace, Outcome, Pin, Reservation, Task,
+    BlockBuffers, Buffer, Depot, Error, Mover, Namespace, Outcome, Pin, Reservation, Task,
 };
 use kvdepot_testkit::bytes::content;
 use kvdepot_testkit::{Rng, rounds};
@@ -334,4 +334,30 @@ fn what_is_put_after_a_removal_is_there_and_what_is_removed_last_is_not() {
         assert!(has(&ns, &[1], 200_000));
     }
     assert_at_rest(&depot);
+}
+
+/// Who closes takes it that nothing is touched any more, whoever began to close.
+#[test]
+fn whoever_closes_again_waits_for_the_first() {
+    const LEN: usize = 16 << 20;
+    let place = Place::new("Cache", "20MiB", "").with("", "lanes", 1);
+    let owner = place.open();
+    assert_eq!(put(&namespace(&owner), &[1], LEN), [true]);
+    let client = Depot::connect(&place.socket(), Some(1)).unwrap();
+    for (who, depot) in [("a client", client), ("the owner", owner)] {
+        let ns = namespace(&depot);
+        // One lane fills it again and again.
+        let out = Buffer::from_vec(vec![0; LEN]);
+        let get = || ns.get(keys([1]), BlockBuffers::whole([out.clone()]));
+        let gets: Vec<Task> = (0..40).map(|_| get().unwrap()).collect();
+        std::thread::scope(|scope| {
+            scope.spawn(|| depot.close());
+            while ns.contains(&[key(1)]).is_ok() {
+                std::thread::yield_now();
+            }
+            depot.close();
+            let done = gets.iter().filter(|task| task.is_done()).count();
+            assert_eq!(done, gets.len(), "{who}");
+        });
+    }
 }

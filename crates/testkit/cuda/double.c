@@ -1,7 +1,7 @@
 /* A double of CUDA's driver, for machines without a device.
 
-   An address of the "device" is a host address with a bit that no host address has: whoever
-   touches it directly faults. Copies run on a thread of each stream, some time after they were
+   An address of a "device" is a host address with a bit that no host address has, and another one
+   for the second of the two devices: whoever touches it directly faults. Copies run on a thread of each stream, some time after they were
    asked for, and read their source then. Errors are injected by the double_ functions. */
 
 #include <pthread.h>
@@ -11,8 +11,11 @@
 #include <unistd.h>
 
 #define DEVICE_BIT ((uint64_t)1 << 56)
+#define SECOND_BIT ((uint64_t)1 << 57)
+#define DEVICES 2
 #define INVALID_VALUE 1
 #define NO_DEVICE 101
+#define INVALID_CONTEXT 201
 #define LAUNCH_FAILED 719
 #define NOT_PERMITTED 800
 
@@ -44,6 +47,7 @@ struct event {
 
 static long copies, fail_at, sync_fail_at;
 static int refuse_register, registered, current, streams;
+static int retained[DEVICES], used[DEVICES], need_context;
 static pthread_mutex_t counters = PTHREAD_MUTEX_INITIALIZER;
 
 /* The copy with this number, from 1, is refused when it is asked for; 0 for none. */
@@ -55,6 +59,12 @@ int double_registered(void) { return registered; }
 long double_copies(void) { return copies; }
 int double_contexts(void) { return current; }
 int double_streams(void) { return streams; }
+/* How often the primary context of a device was taken. */
+int double_retained(long ordinal) { return retained[ordinal]; }
+/* Somebody else in this process uses a device. */
+void double_use(long ordinal) { used[ordinal] = 1; }
+/* Pointers are told to threads with a context only. */
+void double_need_context(long need) { need_context = need; }
 
 static void *run(void *argument) {
     struct stream *stream = argument;
@@ -70,7 +80,7 @@ static void *run(void *argument) {
         if (work->kind == COPY) {
             usleep(200);
             if (work->bytes)
-                memcpy((void *)(work->dst & ~DEVICE_BIT), work->src, work->bytes);
+                memcpy((void *)(work->dst & ~(DEVICE_BIT | SECOND_BIT)), work->src, work->bytes);
         } else {
             pthread_mutex_lock(&work->event->lock);
             work->event->reached = work->generation;
@@ -102,11 +112,23 @@ int cuInit(unsigned flags) { return flags ? INVALID_VALUE : 0; }
 
 int cuDeviceGet(int *device, int ordinal) {
     *device = ordinal;
-    return ordinal == 0 ? 0 : NO_DEVICE;
+    return ordinal >= 0 && ordinal < DEVICES ? 0 : NO_DEVICE;
+}
+
+int cuDeviceGetCount(int *count) {
+    *count = DEVICES;
+    return 0;
+}
+
+int cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active) {
+    *flags = 0;
+    *active = retained[device] || used[device];
+    return 0;
 }
 
 int cuDevicePrimaryCtxRetain(void **context, int device) {
     *context = (void *)(uintptr_t)(device + 1);
+    retained[device]++;
     return 0;
 }
 
@@ -185,9 +207,11 @@ int cuMemcpyHtoDAsync_v2(uint64_t dst, const void *src, size_t bytes, void *hand
 }
 
 int cuPointerGetAttribute(void *data, int attribute, uint64_t pointer) {
+    if (need_context && !depth)
+        return INVALID_CONTEXT;
     if (attribute != 9 || !(pointer & DEVICE_BIT))
         return INVALID_VALUE;
-    *(int *)data = 0;
+    *(int *)data = pointer & SECOND_BIT ? 1 : 0;
     return 0;
 }
 

@@ -11,6 +11,12 @@ type Code = c_int;
 
 const SUCCESS: Code = 0;
 
+/// `CUDA_ERROR_INVALID_CONTEXT`: the calling thread has none.
+const NO_CONTEXT: Code = 201;
+
+/// `CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL`.
+const ORDINAL: c_int = 9;
+
 /// Names another library than the system's, for tests.
 const LIBRARY: &str = "KVDEPOT_CUDA_LIBRARY";
 
@@ -20,6 +26,8 @@ const LIBRARY: &str = "KVDEPOT_CUDA_LIBRARY";
 pub(super) struct Driver {
     pub(super) cuInit: unsafe extern "C" fn(c_uint) -> Code,
     pub(super) cuDeviceGet: unsafe extern "C" fn(*mut c_int, c_int) -> Code,
+    cuDeviceGetCount: unsafe extern "C" fn(*mut c_int) -> Code,
+    cuDevicePrimaryCtxGetState: unsafe extern "C" fn(c_int, *mut c_uint, *mut c_int) -> Code,
     pub(super) cuDevicePrimaryCtxRetain: unsafe extern "C" fn(*mut Handle, c_int) -> Code,
     pub(super) cuCtxPushCurrent_v2: unsafe extern "C" fn(Handle) -> Code,
     pub(super) cuCtxPopCurrent_v2: unsafe extern "C" fn(*mut Handle) -> Code,
@@ -29,7 +37,7 @@ pub(super) struct Driver {
     pub(super) cuStreamSynchronize: unsafe extern "C" fn(Handle) -> Code,
     pub(super) cuMemcpyHtoDAsync_v2:
         unsafe extern "C" fn(u64, *const c_void, usize, Handle) -> Code,
-    pub(super) cuPointerGetAttribute: unsafe extern "C" fn(*mut c_void, c_int, u64) -> Code,
+    cuPointerGetAttribute: unsafe extern "C" fn(*mut c_void, c_int, u64) -> Code,
     pub(super) cuEventCreate: unsafe extern "C" fn(*mut Handle, c_uint) -> Code,
     pub(super) cuEventRecord: unsafe extern "C" fn(Handle, Handle) -> Code,
     pub(super) cuEventSynchronize: unsafe extern "C" fn(Handle) -> Code,
@@ -76,6 +84,8 @@ impl Driver {
         let driver = Self {
             cuInit: function!(cuInit),
             cuDeviceGet: function!(cuDeviceGet),
+            cuDeviceGetCount: function!(cuDeviceGetCount),
+            cuDevicePrimaryCtxGetState: function!(cuDevicePrimaryCtxGetState),
             cuDevicePrimaryCtxRetain: function!(cuDevicePrimaryCtxRetain),
             cuCtxPushCurrent_v2: function!(cuCtxPushCurrent_v2),
             cuCtxPopCurrent_v2: function!(cuCtxPopCurrent_v2),
@@ -94,6 +104,40 @@ impl Driver {
         // SAFETY: the flags must be zero.
         driver.check("cuInit", unsafe { (driver.cuInit)(0) })?;
         Ok(driver)
+    }
+
+    /// The number of the device whose memory is at an address, as the calling thread's context
+    /// knows it; `None` where the thread has none and would need one.
+    pub(super) fn ordinal_of(&self, addr: usize) -> Result<Option<i32>> {
+        let mut ordinal: c_int = 0;
+        let at = (&raw mut ordinal).cast();
+        // SAFETY: the attribute is an `int`, for which there is room.
+        let known = unsafe { (self.cuPointerGetAttribute)(at, ORDINAL, addr as u64) };
+        if known == NO_CONTEXT {
+            return Ok(None);
+        }
+        self.check("cuPointerGetAttribute", known)?;
+        Ok(Some(ordinal))
+    }
+
+    /// The devices that somebody in this process uses: their primary contexts are there.
+    pub(super) fn in_use(&self) -> Result<Vec<i32>> {
+        let mut count: c_int = 0;
+        // SAFETY: `count` is writable.
+        self.check("cuDeviceGetCount", unsafe {
+            (self.cuDeviceGetCount)(&raw mut count)
+        })?;
+        let is_used = |ordinal: &i32| {
+            let (mut device, mut flags, mut active) = (0, 0, 0);
+            // SAFETY: all three are writable.
+            let known = unsafe {
+                (self.cuDeviceGet)(&raw mut device, *ordinal) == SUCCESS
+                    && (self.cuDevicePrimaryCtxGetState)(device, &raw mut flags, &raw mut active)
+                        == SUCCESS
+            };
+            known && active != 0
+        };
+        Ok((0..count).filter(is_used).collect())
     }
 
     /// Turns a function's answer into an error.

@@ -11,7 +11,7 @@ mod tests;
 
 pub(crate) use sink::Sink;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use driver::{Driver, Handle};
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -19,7 +19,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// A CUDA device, by its primary context, which frameworks use too.
 #[derive(Debug)]
 pub struct Device {
-    driver: Driver,
+    driver: Arc<Driver>,
     ordinal: i32,
     context: Handle,
     /// Streams that no task uses. There are never more than tasks at a time.
@@ -39,8 +39,36 @@ unsafe impl Send for Device {}
 // SAFETY: as above.
 unsafe impl Sync for Device {}
 
-/// Devices that were opened, for as long as the process lives.
-static OPENED: Mutex<Vec<Arc<Device>>> = Mutex::new(Vec::new());
+/// The system's driver and the devices that were opened, for as long as the process lives.
+static SYSTEM: Mutex<System> = Mutex::new(System {
+    driver: None,
+    opened: Vec::new(),
+});
+
+struct System {
+    driver: Option<Arc<Driver>>,
+    opened: Vec<Arc<Device>>,
+}
+
+impl System {
+    fn driver(&mut self) -> Result<Arc<Driver>> {
+        if let Some(driver) = &self.driver {
+            return Ok(Arc::clone(driver));
+        }
+        let driver = Arc::new(Driver::system()?);
+        self.driver = Some(Arc::clone(&driver));
+        Ok(driver)
+    }
+
+    fn open(&mut self, ordinal: i32) -> Result<Arc<Device>> {
+        if let Some(device) = self.opened.iter().find(|device| device.ordinal == ordinal) {
+            return Ok(Arc::clone(device));
+        }
+        let device = Arc::new(Device::with(self.driver()?, ordinal)?);
+        self.opened.push(Arc::clone(&device));
+        Ok(device)
+    }
+}
 
 impl Device {
     /// The device with this number. The driver is loaded when the first one is asked for.
@@ -49,40 +77,46 @@ impl Device {
     ///
     /// [`crate::Error::Io`] when there is no driver, or no such device.
     pub fn open(ordinal: i32) -> Result<Arc<Self>> {
-        let mut opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(device) = opened.iter().find(|device| device.ordinal == ordinal) {
-            return Ok(Arc::clone(device));
-        }
-        let device = Arc::new(Self::with(Driver::system()?, ordinal)?);
-        opened.push(Arc::clone(&device));
-        Ok(device)
+        let mut system = SYSTEM.lock().unwrap_or_else(PoisonError::into_inner);
+        system.open(ordinal)
     }
 
-    /// The number of the device whose memory is at an address.
+    /// The number of the device whose memory is at an address. No other device is touched: a
+    /// context takes hundreds of megabytes of its device.
     ///
     /// # Errors
     ///
     /// [`crate::Error::Io`] when there is no driver, or the memory is no device's.
     pub fn ordinal_of(addr: usize) -> Result<i32> {
-        /// `CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL`.
-        const ORDINAL: i32 = 9;
-        let device = Self::open(0)?;
-        let _entered = device.enter()?;
-        let mut ordinal = 0_i32;
-        let at = (&raw mut ordinal).cast();
-        // SAFETY: the attribute is an `int`, for which there is room.
-        let known = unsafe { (device.driver.cuPointerGetAttribute)(at, ORDINAL, addr as u64) };
-        device.driver.check("cuPointerGetAttribute", known)?;
-        Ok(ordinal)
+        let mut system = SYSTEM.lock().unwrap_or_else(PoisonError::into_inner);
+        let driver = system.driver()?;
+        // Addresses are the process's: a driver that asks for a context nevertheless takes that of
+        // any device which is in use already, and memory of a device is there only if one is.
+        if let Some(ordinal) = driver.ordinal_of(addr)? {
+            return Ok(ordinal);
+        }
+        for used in driver.in_use()? {
+            let device = system.open(used)?;
+            let _entered = device.enter()?;
+            if let Some(ordinal) = driver.ordinal_of(addr)? {
+                return Ok(ordinal);
+            }
+        }
+        let problem = std::io::Error::other("no device is in use");
+        Err(Error::io(
+            "cuPointerGetAttribute",
+            "the CUDA driver",
+            problem,
+        ))
     }
 
     /// As [`Device::open`], with a driver of its own.
     #[doc(hidden)]
     pub fn open_with(library: &Path, ordinal: i32) -> Result<Arc<Self>> {
-        Self::with(Driver::load(library)?, ordinal).map(Arc::new)
+        Self::with(Arc::new(Driver::load(library)?), ordinal).map(Arc::new)
     }
 
-    fn with(driver: Driver, ordinal: i32) -> Result<Self> {
+    fn with(driver: Arc<Driver>, ordinal: i32) -> Result<Self> {
         let (mut device, mut context) = (0, std::ptr::null_mut());
         // SAFETY: both are writable, and the driver is initialised.
         unsafe {

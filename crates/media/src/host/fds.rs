@@ -8,12 +8,17 @@ use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::{Errno, retry_on_intr};
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
+    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+    socket_with,
 };
 
 use super::{Error, Result};
@@ -77,6 +82,42 @@ pub fn send(socket: &UnixStream, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result
         .map_err(Error::os("send to the peer"))?;
     }
     Ok(())
+}
+
+/// Connects to a socket. Where too many others stand in line there, it waits at most `patience`
+/// for its place.
+///
+/// # Errors
+///
+/// [`Error::Os`] when nobody listens, or for too long.
+pub fn connect(path: &Path, patience: Duration) -> Result<UnixStream> {
+    let refused = |errno| Error::os("connect")(errno);
+    let address = SocketAddrUnix::new(path).map_err(refused)?;
+    let flags = SocketFlags::CLOEXEC;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None);
+    let socket = socket.map_err(refused)?;
+    // That of a Unix socket holds for its connect too; none at all would be for ever.
+    let limit = patience.max(Duration::from_millis(1));
+    set_socket_timeout(&socket, Timeout::Send, Some(limit)).map_err(refused)?;
+    retry_on_intr(|| rustix::net::connect(&socket, &address)).map_err(refused)?;
+    Ok(socket.into())
+}
+
+/// Waits until something can be read, or the connection has ended; false when `timeout` passed
+/// first.
+///
+/// # Errors
+///
+/// [`Error::Os`] when the system refuses.
+pub fn wait_readable(socket: &UnixStream, timeout: Duration) -> Result<bool> {
+    let limit = Timespec::try_from(timeout).ok();
+    let mut polled = [PollFd::new(socket, PollFlags::IN)];
+    match rustix::event::poll(&mut polled, limit.as_ref()) {
+        Ok(ready) => Ok(ready > 0),
+        // A signal: the caller decides whether to go on.
+        Err(Errno::INTR) => Ok(false),
+        Err(errno) => Err(Error::os("wait for the peer")(errno)),
+    }
 }
 
 /// Sends as much of `bytes` as the connection takes at once, and says how much that was.

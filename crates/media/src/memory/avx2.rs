@@ -8,6 +8,7 @@
 //! not so many lines.
 
 use super::kernel::{Run, Store};
+use super::once;
 use super::xxh3::{BLOCK_STRIPES, Lanes, PRIME32_1, SCRAMBLE_AT, SECRET, STRIPE};
 use std::arch::asm;
 use std::arch::x86_64::{
@@ -407,6 +408,8 @@ unsafe fn stripe<const STORE: u8, const AT: usize>(
         let (src, key) = (src.add(AT), SECRET.as_ptr().add(phase * 8));
         (load(src), load(src.add(32)), load(key), load(key.add(32)))
     };
+    // What is stored is what is hashed.
+    let (low, high) = (once::vector(low), once::vector(high));
     // SAFETY: 64 bytes are writable there unless `STORE` is `NOTHING`, and it is aligned.
     unsafe {
         match STORE {

@@ -1,5 +1,6 @@
 //! The inner loops, one per instruction set, chosen once at run time.
 
+use super::once;
 use super::xxh3::{BLOCK_STRIPES, Lanes, STRIPE};
 use std::sync::OnceLock;
 
@@ -181,15 +182,24 @@ pub(crate) fn fence() {
 /// As [`Isa::stripes`].
 unsafe fn portable(lanes: &mut Lanes, mut phase: usize, run: Run, stripes: usize, store: Store) {
     for i in 0..stripes {
-        let mut stripe = [0; STRIPE];
-        // SAFETY: stripe `i` lies inside what the caller promised.
-        unsafe {
-            std::ptr::copy_nonoverlapping(run.src.add(i * STRIPE), stripe.as_mut_ptr(), STRIPE);
-            if store != Store::Nothing {
-                std::ptr::copy_nonoverlapping(stripe.as_ptr(), run.dst.add(i * STRIPE), STRIPE);
-            }
+        // SAFETY: stripe `i` lies inside what the caller promised; no alignment is needed.
+        let words: [u64; STRIPE / 8] = unsafe {
+            run.src
+                .add(i * STRIPE)
+                .cast::<[u64; STRIPE / 8]>()
+                .read_unaligned()
+        };
+        let words = words.map(once::word);
+        if store != Store::Nothing {
+            // SAFETY: as above.
+            unsafe {
+                run.dst
+                    .add(i * STRIPE)
+                    .cast::<[u64; STRIPE / 8]>()
+                    .write_unaligned(words)
+            };
         }
-        lanes.add(&stripe, phase);
+        lanes.add_words(words.map(u64::from_le), phase * 8);
         phase += 1;
         if phase == BLOCK_STRIPES {
             lanes.scramble();

@@ -16,6 +16,7 @@ use super::medium::{
     Kind, alignment_of, allocate, check_kind, check_owner, extent_of, fill_holes, has_no_holes,
     shown, sync_new, write_zeros,
 };
+use super::once;
 use crate::buffer::{Buffer, Owner, check_range};
 use crate::error::{Error, Result};
 use crate::host::{
@@ -392,8 +393,9 @@ impl Mapping {
     pub fn read_into(&self, offset: u64, out: &mut [u8]) -> Result<()> {
         let at = self.at(offset, out.len() as u64)?;
         let from: *const u8 = std::ptr::with_exposed_provenance(at);
-        // SAFETY: the range lies inside the mapping; `out` is a reference and so not in it.
-        unsafe { std::ptr::copy_nonoverlapping(from, out.as_mut_ptr(), out.len()) };
+        // SAFETY: the range lies inside the mapping; `out` is a reference and so not in it. Others
+        // may write there meanwhile, which `once` is for.
+        unsafe { once::copy(from, out.as_mut_ptr(), out.len()) };
         Ok(())
     }
 
@@ -406,7 +408,8 @@ impl Mapping {
         let at = self.at(offset, bytes.len() as u64)?;
         self.check_writable(at)?;
         let to: *mut u8 = std::ptr::with_exposed_provenance_mut(at);
-        // SAFETY: the range lies inside the mapping, which is writable; `bytes` is not in it.
+        // SAFETY: the range lies inside the mapping, which is writable; `bytes` is not in it. What
+        // others write there at once is a mixture, of which nothing is concluded here.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
         Ok(())
     }

@@ -12,6 +12,7 @@ pub(crate) mod lost;
 mod mapping;
 mod medium;
 pub(crate) mod mover;
+pub(crate) mod once;
 mod plain;
 mod present;
 pub(crate) mod staged;

@@ -70,8 +70,13 @@ impl Lanes {
 
     #[inline]
     fn add_keyed(&mut self, stripe: &[u8; STRIPE], key_at: usize) {
-        for i in 0..8 {
-            let value = read(stripe, i * 8);
+        self.add_words(std::array::from_fn(|i| read(stripe, i * 8)), key_at);
+    }
+
+    /// Adds the eight words of a stripe; the secret is read from `key_at` on.
+    #[inline]
+    pub(crate) fn add_words(&mut self, words: [u64; 8], key_at: usize) {
+        for (i, value) in words.into_iter().enumerate() {
             let keyed = value ^ read(&SECRET, key_at + i * 8);
             self.0[i ^ 1] = self.0[i ^ 1].wrapping_add(value);
             self.0[i] = self.0[i].wrapping_add((keyed & 0xFFFF_FFFF).wrapping_mul(keyed >> 32));

@@ -114,6 +114,8 @@ pub struct Config {
     pub promote: bool,
     /// How long a close drains.
     pub close_timeout: Duration,
+    /// How long a client waits for an answer.
+    pub timeout: Option<Duration>,
     /// A name for the default arena.
     pub instance: Option<String>,
     /// Where other processes attach.
@@ -139,6 +141,7 @@ impl Default for Config {
             write_back_depth: None,
             promote: true,
             close_timeout: Duration::from_secs(60),
+            timeout: None,
             instance: None,
             socket: Socket::default(),
             socket_mode: 0o600,
@@ -262,6 +265,12 @@ impl Config {
             ("", "write_back_depth") => self.write_back_depth = Some(parsed.number),
             ("", "promote") => self.promote = parsed.flag,
             ("", "close_timeout") => self.close_timeout = parsed.duration,
+            ("", "timeout") => {
+                if parsed.duration < Duration::from_millis(1) {
+                    return Err(Error::config(field, value, "at least 1ms"));
+                }
+                self.timeout = Some(parsed.duration);
+            }
             ("", "instance") => {
                 let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
                 if parsed.text.len() > 64 || !parsed.text.chars().all(plain) {

@@ -47,6 +47,9 @@ pub(crate) struct About {
     pub(crate) path: Option<PathBuf>,
     pub(crate) description: String,
     pub(crate) opening: Opening,
+    /// What its configuration says of a client's calls.
+    #[serde(default)]
+    pub(crate) timeout: Option<Duration>,
 }
 
 /// This process among those that ask what left; clients have their numbers.
@@ -115,6 +118,7 @@ impl Depot {
                 .find_map(|arena| arena.path().map(Into::into)),
             description: describe(&core, config, &opening, without.as_deref()),
             opening,
+            timeout: config.timeout,
         };
         let server = Server::start(config, &core, &about)?;
         if let Some(server) = &server {
@@ -151,9 +155,32 @@ impl Depot {
     /// # Errors
     /// [`Error::Peer`] when nobody answers there, or with a refusal.
     pub fn connect(socket: &Path, lanes: Option<usize>) -> Result<Depot, Error> {
+        Depot::connect_within(socket, lanes, None)
+    }
+
+    /// As [`Depot::connect`], with the longest wait for the owner's answer to a call: an owner that
+    /// takes longer is taken for one that is gone. Without it the owner's `timeout` holds.
+    ///
+    /// # Errors
+    /// Those of [`Depot::connect`].
+    pub fn connect_within(
+        socket: &Path,
+        lanes: Option<usize>,
+        timeout: Option<Duration>,
+    ) -> Result<Depot, Error> {
         Ok(Depot {
-            at: At::There(Client::connect(socket, lanes)?),
+            at: At::There(Client::connect(socket, lanes, timeout)?),
         })
+    }
+
+    /// Whether calls have somebody who answers: false in a client whose owner is gone, and until
+    /// it has found the next one.
+    #[must_use]
+    pub fn is_connected(&self) -> bool {
+        match &self.at {
+            At::Here(inner) => !inner.core.gate.forked(),
+            At::There(client) => client.is_connected(),
+        }
     }
 
     /// A namespace by everything that must match for bytes to be reusable.
@@ -240,7 +267,7 @@ impl Depot {
         }
     }
 
-    /// Counters and fill: the owner's, and in a client that has lost it the last that it said.
+    /// Counters and fill: the owner's, and in a client that has lost it those of an empty depot.
     #[must_use]
     pub fn stats(&self) -> Stats {
         match &self.at {
@@ -349,6 +376,8 @@ impl Depot {
     }
 
     /// Waits until the far tier has everything that was committed before; false at the time-out.
+    /// In a client false also without an owner, and once after blocks of this process were dropped
+    /// or lost with one.
     #[must_use]
     pub fn drain(&self, timeout: Duration) -> bool {
         match &self.at {

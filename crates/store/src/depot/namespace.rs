@@ -126,7 +126,7 @@ impl Namespace {
     /// Removes blocks from every tier; how many were in one.
     ///
     /// # Errors
-    /// [`Error::Closed`].
+    /// [`Error::Closed`]; [`Error::Peer`] in a client without an owner: nothing was removed.
     pub fn remove(&self, keys: &[Key]) -> Result<usize, Error> {
         match &self.at {
             At::Here(inner) => inner.core.remove(self.id, keys),
@@ -148,7 +148,7 @@ impl Namespace {
     /// Removes every block of the namespace from every tier; how many the tiers held together.
     ///
     /// # Errors
-    /// [`Error::Closed`].
+    /// As [`Namespace::remove`].
     pub fn clear(&self) -> Result<usize, Error> {
         match &self.at {
             At::Here(inner) => inner.core.clear(self.id),

@@ -202,9 +202,10 @@ impl Get {
             let outcome = devices
                 .mapping(place.token)
                 .and_then(|mapping| plan(&mut batch, &mapping, place, buffers, *index, tag as u32));
+            // Says nothing about the block, which stays.
             let outcome = outcome.unwrap_or_else(|error| {
                 tracing::error!(%error, "a get could not be planned");
-                Outcome::Corrupt
+                Outcome::Miss
             });
             if outcome == Outcome::Done {
                 verdicts.planned(tag, place.parts.into());
@@ -230,14 +231,14 @@ impl Get {
         let devices = self.core.tiers[tier].devices();
         let mut outcomes = Vec::with_capacity(pinned.len());
         for (index, place) in &pinned {
-            let mapping = devices.mapping(place.token).ok();
-            outcomes.push(
-                match mapping.and_then(|mapping| parts::payload_of(&mapping, place)) {
-                    None => Outcome::Corrupt,
-                    Some(len) if len != self.caller.bytes(*index) => Outcome::Length,
-                    Some(_) => Outcome::Done,
-                },
-            );
+            let payload = devices.mapping(place.token);
+            let payload = payload.map(|mapping| parts::payload_of(&mapping, place));
+            outcomes.push(match payload {
+                Err(_) => Outcome::Miss,
+                Ok(None) => Outcome::Corrupt,
+                Ok(Some(len)) if len != self.caller.bytes(*index) => Outcome::Length,
+                Ok(Some(_)) => Outcome::Done,
+            });
         }
         let sent: Vec<usize> = (0..pinned.len())
             .filter(|position| outcomes[*position] == Outcome::Done)

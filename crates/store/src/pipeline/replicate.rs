@@ -97,7 +97,9 @@ impl Core {
             let source = &places[*index];
             match plan(&mut batch, &sources, &targets, source, target, tag as u32) {
                 Ok(true) => verdicts.planned(tag, source.parts.into()),
-                Ok(false) | Err(_) => verdicts.corrupt(tag),
+                Ok(false) => verdicts.corrupt(tag),
+                // Says nothing about the block.
+                Err(error) => tracing::error!(%error, "a copy could not be planned"),
             }
         }
         let (sender, receiver) = std::sync::mpsc::sync_channel(1);

@@ -11,7 +11,7 @@ use super::session::Session;
 use crate::arena::Place;
 use crate::depot::About;
 use crate::pipeline::{NoRoom, Reservation};
-use crate::{Error, Key, NamespaceId};
+use crate::{Error, Identity, Key, NamespaceId};
 
 /// Longest wait of one call: a client's thread sits on its connection meanwhile.
 const WAIT_MAX: Duration = Duration::from_millis(50);
@@ -265,6 +265,49 @@ fn keys_of(body: &mut In<'_>) -> Result<(NamespaceId, Vec<Key>), Error> {
 pub(super) fn put_name(out: &mut Out, tier: usize, place: &Place) {
     out.byte(tier as u8);
     out.token(place.token);
+}
+
+/// What gives back that which a late answer grants: nobody waits for it any more.
+pub(super) fn give_back_late(answer: &Frame) -> Option<Out> {
+    let mut body = In(&answer.body);
+    let pins = answer.verb == Verb::Pin;
+    if answer.status != 0 || !(pins || answer.verb == Verb::Reserve) {
+        return None;
+    }
+    if !pins {
+        body.word().ok()?;
+    }
+    let mut granted = Vec::new();
+    while body.end().is_err() {
+        let Some(tier) = usize::from(body.byte().ok()?).checked_sub(1) else {
+            continue;
+        };
+        // Whatever its identity is: its name does without.
+        let identity = Identity {
+            namespace: NamespaceId([0; 16]),
+            key: Key([0; 32]),
+        };
+        granted.push((tier, body.place(identity).ok()?));
+    }
+    (!granted.is_empty()).then(|| match pins {
+        true => give_back_pins(&granted),
+        false => about_names(Out::new(Verb::Abort, 0), &granted),
+    })
+}
+
+/// Ends pins whose bytes were not used.
+pub(super) fn give_back_pins(pins: &[(usize, Place)]) -> Out {
+    let mut out = Out::new(Verb::Unpin, 0);
+    out.flag(false);
+    about_names(out, pins)
+}
+
+fn about_names(mut out: Out, names: &[(usize, Place)]) -> Out {
+    out.word(names.len() as u32);
+    for (tier, place) in names {
+        put_name(&mut out, *tier, place);
+    }
+    out
 }
 
 /// A call about a namespace, which is what it begins with.

@@ -7,10 +7,10 @@ use std::time::Duration;
 use kvdepot_media::Checksum;
 use parking_lot::Mutex;
 
-use super::calls::{of_namespace, put_name};
-use super::dial::Dial;
+use super::calls::{give_back_pins, of_namespace, put_name};
+use super::dial::{Dial, Told};
 use super::frame::{self, In, Out, Verb};
-use super::link::{Call, Link};
+use super::link::{Call, Link, Stores};
 use super::placement::Holder;
 use crate::buffers::BlockBuffers;
 use crate::depot::About;
@@ -19,12 +19,17 @@ use crate::journal::Journal;
 use crate::listing::{Gone, NamespaceUsage};
 use crate::metrics::{Op, Stats};
 use crate::parts::Parts;
+use crate::patience::Limit;
 use crate::pipeline::{GetOptions, NoRoom, Pin, Reservation, Way};
 use crate::task::{Outcome, Task};
 use crate::{Error, Identity, Key, NamespaceId, clock, parts};
 
 /// How long closing waits for what the owner has to do for it.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Longest wait for an answer where nobody has chosen another: calls are index work, of
+/// milliseconds at most.
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Pause between two looks of a drain.
 const DRAIN_SLICE: Duration = Duration::from_millis(50);
@@ -33,27 +38,32 @@ const DRAIN_SLICE: Duration = Duration::from_millis(50);
 pub(crate) struct Client {
     dial: Dial,
     about: About,
+    stores: Arc<Stores>,
     gate: Arc<Gate>,
-    last: Mutex<Last>,
-}
-
-#[derive(Default)]
-struct Last {
-    stats: Stats,
     /// As whom the owner was last asked what left.
-    listening: Option<Holder>,
+    listening: Mutex<Option<Holder>>,
 }
 
 impl Client {
-    pub(crate) fn connect(socket: &Path, lanes: Option<usize>) -> Result<Arc<Client>, Error> {
+    pub(crate) fn connect(
+        socket: &Path,
+        lanes: Option<usize>,
+        timeout: Option<Duration>,
+    ) -> Result<Arc<Client>, Error> {
         let gate = Gate::new()?;
-        let (dial, link) = Dial::new(socket, lanes)?;
+        let limit = Arc::new(Limit::new(timeout.unwrap_or(TIMEOUT)));
+        let stores = Arc::<Stores>::default();
+        let (dial, link) = Dial::new(socket, lanes, Arc::clone(&limit), Arc::clone(&stores))?;
         let about = link.call(Out::new(Verb::About, 0), |body| body.json::<About>())?;
+        if timeout.is_none() {
+            about.timeout.iter().for_each(|owners| limit.set(*owners));
+        }
         Ok(Arc::new(Client {
             dial,
             about,
+            stores,
             gate,
-            last: Mutex::new(Last::default()),
+            listening: Mutex::new(None),
         }))
     }
 
@@ -65,7 +75,13 @@ impl Client {
         self.dial.socket()
     }
 
-    /// Asks the owner; `absent` when there is none.
+    /// Whether somebody serves at the socket, as far as is known.
+    pub(crate) fn is_connected(&self) -> bool {
+        !self.gate.forked() && self.dial.link().is_some()
+    }
+
+    /// Asks the owner what it has; `absent`, which is what an empty depot answers, when there is
+    /// none.
     fn ask<T>(
         &self,
         absent: impl FnOnce() -> T,
@@ -86,27 +102,56 @@ impl Client {
         }
     }
 
-    /// As [`Client::ask`], for what may take long and has no answer where nobody serves.
+    /// Has the owner change what it has.
+    ///
+    /// # Errors
+    /// [`Error::Peer`] when there is none: nothing would be changed, and the next one may still
+    /// have it.
+    fn change<T>(
+        &self,
+        out: Out,
+        read: impl FnOnce(&mut In<'_>) -> Result<T, Error>,
+    ) -> Result<T, Error> {
+        let _pass = self.gate.enter()?;
+        let link = self.dial.link().ok_or_else(|| self.nobody())?;
+        link.call(out, read).map_err(|error| match error {
+            Error::Closed(_) => self.nobody(),
+            Error::Peer { reason, .. } => Error::Peer {
+                socket: self.socket().display().to_string(),
+                reason,
+            },
+            other => other,
+        })
+    }
+
+    fn nobody(&self) -> Error {
+        Error::Peer {
+            socket: self.socket().display().to_string(),
+            reason: "nobody serves there".into(),
+        }
+    }
+
+    /// As [`Client::change`], for what may take long.
     pub(super) fn ask_slowly<T>(
         &self,
         out: Out,
         read: impl FnOnce(&mut In<'_>) -> Result<T, Error>,
     ) -> Result<T, Error> {
         let _pass = self.gate.enter()?;
-        let gone = || Error::Peer {
-            socket: self.dial.socket().display().to_string(),
-            reason: "nobody serves there".into(),
-        };
-        let link = self.dial.link().ok_or_else(gone)?;
-        let frame = link.ask_slowly(out).ok_or_else(gone)?;
+        let link = self.dial.link().ok_or_else(|| self.nobody())?;
+        let frame = link.ask_slowly(out)?.ok_or_else(|| self.nobody())?;
         frame::check(&frame)?;
         read(&mut In(&frame.body))
     }
 
     pub(crate) fn describe(&self, id: NamespaceId, description: &str) -> Result<(), Error> {
-        let mut out = of_namespace(Verb::Namespace, 0, id);
-        out.text(description);
-        self.ask(|| (), out, |_, _| Ok(()))
+        self.tell_all(&Told::Description(id, description.to_owned()))
+    }
+
+    /// Tells this owner, and each that follows.
+    fn tell_all(&self, told: &Told) -> Result<(), Error> {
+        self.dial.remember(told);
+        self.ask(|| (), told.call(), |_, _| Ok(()))
     }
 
     pub(crate) fn contains(&self, id: NamespaceId, keys: &[Key]) -> Result<Vec<bool>, Error> {
@@ -146,12 +191,12 @@ impl Client {
     pub(crate) fn remove(&self, id: NamespaceId, keys: &[Key]) -> Result<usize, Error> {
         let mut out = of_namespace(Verb::Remove, 0, id);
         out.keys(keys);
-        self.ask(|| 0, out, |body, _| Ok(body.long()? as usize))
+        self.change(out, |body| Ok(body.long()? as usize))
     }
 
     pub(crate) fn clear(&self, id: NamespaceId) -> Result<usize, Error> {
         let out = of_namespace(Verb::Clear, 0, id);
-        self.ask(|| 0, out, |body, _| Ok(body.long()? as usize))
+        self.change(out, |body| Ok(body.long()? as usize))
     }
 
     pub(crate) fn namespaces(&self) -> Result<Vec<NamespaceUsage>, Error> {
@@ -193,7 +238,7 @@ impl Client {
                 blocks.push((Identity { namespace, key }, body.long()?));
             }
             // Nobody knows what left while this process had no owner.
-            let before = self.last.lock().listening.replace(link.mover.holder);
+            let before = self.listening.lock().replace(link.mover.holder);
             let another = before.is_some_and(|before| before != link.mover.holder);
             Ok(Gone {
                 blocks,
@@ -203,12 +248,7 @@ impl Client {
     }
 
     pub(crate) fn keep_contiguous(&self, id: NamespaceId) -> Result<(), Error> {
-        self.dial.keep_contiguous(id);
-        self.ask(
-            || (),
-            of_namespace(Verb::KeepContiguous, 0, id),
-            |_, _| Ok(()),
-        )
+        self.tell_all(&Told::Contiguous(id))
     }
 
     pub(crate) fn pin(
@@ -222,6 +262,7 @@ impl Client {
         out.keys(keys);
         let read = |body: &mut In<'_>, link: &Link| {
             let mut pins = Vec::with_capacity(keys.len());
+            let mut unread = Vec::new();
             for key in keys {
                 let Some(tier) = usize::from(body.byte()?).checked_sub(1) else {
                     pins.push(None);
@@ -232,7 +273,7 @@ impl Client {
                     key: *key,
                 })?;
                 // The owner has looked at the table; a medium that this process cannot read is a
-                // miss, and the pin ends with the session.
+                // miss.
                 let parts = parts::single(&place).or_else(|| {
                     let mapping = link.mover.medium(&place)?;
                     let (extents, sum) = (&place.extents, place.checksum);
@@ -240,6 +281,9 @@ impl Client {
                     let found = parts::read(&mapping, &place.identity, extents, len, parts, sum);
                     found.map(Parts::from)
                 });
+                if parts.is_none() {
+                    unread.push((tier, place));
+                }
                 let name = self.about.tiers.get(tier).map_or("", String::as_str);
                 pins.push(parts.map(|parts| Pin {
                     tier,
@@ -249,6 +293,9 @@ impl Client {
                     parts,
                     holder: link.mover.holder,
                 }));
+            }
+            if !unread.is_empty() {
+                link.tell(give_back_pins(&unread));
             }
             Ok(pins)
         };
@@ -373,9 +420,16 @@ impl Client {
             let flags = (0..mine.len()).map(|_| body.flag());
             flags.collect::<Result<Vec<bool>, Error>>()
         });
-        // An owner that is gone has published what it has: the next one tells.
-        for (at, committed) in mine.iter().zip(committed.unwrap_or_default()) {
+        let committed = match committed {
+            Err(Error::Interrupted) => return Err(Error::Interrupted),
+            // An owner that is gone has published what it has: the next one tells.
+            other => other.unwrap_or_default(),
+        };
+        for (at, committed) in mine.iter().zip(committed) {
             stored[*at] = committed;
+        }
+        if self.about.tiers.len() > 1 && stored.contains(&true) {
+            self.stores.commit();
         }
         Ok(stored)
     }
@@ -446,29 +500,23 @@ impl Client {
                 let call = Call::new((op, options), id, keys, buffers, task.clone(), pass);
                 link.start(call);
             }
-            None if op == Op::Put => task.abandon(Outcome::Dropped),
+            None if op == Op::Put => {
+                self.stores.drop_put();
+                task.abandon(Outcome::Dropped);
+            }
             None => task.abandon(Outcome::Miss),
         }
         Ok(task)
     }
 
+    /// Without an owner those of an empty depot with the same tiers.
     pub(crate) fn stats(&self) -> Stats {
-        let last = || self.last.lock().stats.clone();
-        let asked = self.ask(
-            || None,
-            Out::new(Verb::Stats, 0),
-            |body, _| body.json().map(Some),
-        );
-        match asked {
-            Ok(Some(stats)) => {
-                let stats: Stats = stats;
-                self.last.lock().stats = stats.clone();
-                stats
-            }
-            _ => last(),
-        }
+        let empty = || Stats::empty(&self.about.tiers);
+        let asked = self.ask(empty, Out::new(Verb::Stats, 0), |body, _| body.json());
+        asked.unwrap_or_else(|_| empty())
     }
 
+    /// False also where there is no owner, and once after puts were dropped with one.
     pub(crate) fn drain(&self, timeout: Duration) -> bool {
         let deadline = clock::now().checked_add(timeout);
         loop {
@@ -477,11 +525,11 @@ impl Client {
             });
             let mut out = Out::new(Verb::Drain, 0);
             out.long(left.min(DRAIN_SLICE).as_millis() as u64);
-            match self.ask(|| true, out, |body, _| body.flag()) {
-                Ok(true) => return true,
-                Err(_) => return false,
-                Ok(false) if left.is_zero() => return false,
-                Ok(false) => {}
+            match self.ask(|| None, out, |body, _| body.flag().map(Some)) {
+                Ok(Some(true)) => return self.stores.drained(),
+                Ok(None) | Err(_) => return false,
+                Ok(Some(false)) if left.is_zero() => return false,
+                Ok(Some(false)) => {}
             }
         }
     }

@@ -11,13 +11,21 @@ use std::time::Duration;
 use parking_lot::{Condvar, Mutex};
 
 use super::calls::of_namespace;
-use super::frame::Verb;
-use super::link::{self, Link};
+use super::frame::{Out, Verb};
+use super::link::{self, Link, Stores};
+use crate::patience::Limit;
 use crate::{Error, NamespaceId, clock};
+
+/// What is remembered of namespaces, at most: a process uses a few.
+const TOLD_MAX: usize = 4096;
 
 /// Pause before an owner that is gone is looked for again: short against its start, and nothing
 /// to speak of for the system.
 const RETRY: Duration = Duration::from_millis(200);
+
+/// Longest wait, beside that of a call, for the thread that looks for an owner: it makes at most
+/// two connections.
+const LEAVE_MAX: Duration = Duration::from_secs(10);
 
 /// Pause between two looks at lanes of a link that has ended: they copy for milliseconds.
 const LOOK: Duration = Duration::from_millis(2);
@@ -29,6 +37,8 @@ pub(super) struct Dial {
 struct Shared {
     socket: PathBuf,
     lanes: Option<usize>,
+    limit: Arc<Limit>,
+    stores: Arc<Stores>,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -36,7 +46,8 @@ struct Shared {
 #[derive(Default)]
 struct State {
     link: Option<Arc<Link>>,
-    /// As whom the last owner knew this process.
+    /// Who owned the depot last, and as whom it knew this process.
+    owner: u64,
     number: u64,
     /// Links that have ended and whose lanes may still be moving.
     former: Vec<Weak<Link>>,
@@ -44,9 +55,31 @@ struct State {
     untold: bool,
     /// A thread looks for another link.
     dialing: bool,
-    /// Namespaces whose blocks are to stay in one piece; a new owner is told again.
-    contiguous: Vec<NamespaceId>,
+    /// What this process has said of namespaces; a new owner is told again.
+    told: Vec<Told>,
     closed: bool,
+}
+
+/// What a process says of a namespace.
+#[derive(Clone, PartialEq, Eq)]
+pub(super) enum Told {
+    Description(NamespaceId, String),
+    /// Its blocks are to stay in one piece.
+    Contiguous(NamespaceId),
+}
+
+impl Told {
+    /// The call that says it.
+    pub(super) fn call(&self) -> Out {
+        match self {
+            Told::Contiguous(id) => of_namespace(Verb::KeepContiguous, 0, *id),
+            Told::Description(id, text) => {
+                let mut out = of_namespace(Verb::Namespace, 0, *id);
+                out.text(text);
+                out
+            }
+        }
+    }
 }
 
 impl State {
@@ -68,10 +101,17 @@ impl State {
 
 impl Dial {
     /// With the first link.
-    pub(super) fn new(socket: &Path, lanes: Option<usize>) -> Result<(Dial, Arc<Link>), Error> {
+    pub(super) fn new(
+        socket: &Path,
+        lanes: Option<usize>,
+        limit: Arc<Limit>,
+        stores: Arc<Stores>,
+    ) -> Result<(Dial, Arc<Link>), Error> {
         let shared = Arc::new(Shared {
             socket: socket.into(),
             lanes,
+            limit,
+            stores,
             state: Mutex::default(),
             changed: Condvar::new(),
         });
@@ -96,11 +136,11 @@ impl Dial {
         link
     }
 
-    /// Has every owner keep the blocks of a namespace in one piece.
-    pub(super) fn keep_contiguous(&self, id: NamespaceId) {
-        let mut state = self.shared.state.lock();
-        if !state.contiguous.contains(&id) {
-            state.contiguous.push(id);
+    /// Has every later owner be told this too.
+    pub(super) fn remember(&self, told: &Told) {
+        let known = &mut self.shared.state.lock().told;
+        if known.len() < TOLD_MAX && !known.contains(told) {
+            known.push(told.clone());
         }
     }
 
@@ -117,8 +157,20 @@ impl Dial {
     /// told by one that is made for it.
     pub(super) fn take_leave(&self, link: Option<Arc<Link>>) {
         let mut state = self.shared.state.lock();
-        while !state.is_quiet() || state.dialing {
+        while !state.is_quiet() {
             self.shared.changed.wait_for(&mut state, LOOK);
+        }
+        // It ends with the attempt that it is at; an owner that answers nothing hears nothing.
+        let until = clock::now() + LEAVE_MAX.max(self.shared.limit.get());
+        while state.dialing {
+            if self
+                .shared
+                .changed
+                .wait_until(&mut state, until)
+                .timed_out()
+            {
+                return;
+            }
         }
         let number = state.number;
         drop(state);
@@ -133,14 +185,18 @@ impl Shared {
     fn attach(self: &Arc<Shared>) -> Result<Arc<Link>, Error> {
         let (number, told) = {
             let state = self.state.lock();
-            (state.number, state.contiguous.clone())
+            (state.number, state.told.clone())
         };
         let link = self.make(number)?;
-        let tell = |id| link.call(of_namespace(Verb::KeepContiguous, 0, id), |_| Ok(()));
-        let told = told.into_iter().try_for_each(tell);
+        let tell = |one: &Told| link.call(one.call(), |_| Ok(()));
+        let told = told.iter().try_for_each(tell);
         let mut state = self.state.lock();
         // Whatever becomes of it: that is who this process is now.
         state.number = link.number;
+        let owner = link.mover.holder.session;
+        if std::mem::replace(&mut state.owner, owner) != owner {
+            self.stores.lose_owner();
+        }
         if told.is_err() || link.is_ending() || state.closed {
             state.let_go(&link);
             drop(state);
@@ -156,7 +212,8 @@ impl Shared {
 
     fn make(self: &Arc<Shared>, number: u64) -> Result<Arc<Link>, Error> {
         let shared = Arc::downgrade(self);
-        Link::new(&self.socket, self.lanes, number, move |ended| {
+        let shares = (Arc::clone(&self.limit), Arc::clone(&self.stores));
+        Link::new(&self.socket, self.lanes, shares, number, move |ended| {
             if let Some(shared) = shared.upgrade() {
                 shared.lost(ended);
             }

@@ -55,6 +55,8 @@ pub(super) enum Verb {
     Prefetch = 41,
     /// The lanes of the connections that this one follows have stopped.
     Quiet = 42,
+    /// Answered at once by the same, so that either side knows that the other is there.
+    Ping = 43,
     // Calls that may take long: asked and answered on the connection of the tasks.
     Devices = 36,
     AddDevice = 37,
@@ -81,7 +83,7 @@ impl Verb {
     }
 }
 
-const VERBS: [Verb; 35] = [
+const VERBS: [Verb; 36] = [
     Verb::Namespace,
     Verb::Contains,
     Verb::Prefix,
@@ -107,6 +109,7 @@ const VERBS: [Verb; 35] = [
     Verb::Goodbye,
     Verb::Prefetch,
     Verb::Quiet,
+    Verb::Ping,
     Verb::Devices,
     Verb::AddDevice,
     Verb::DrainDevice,
@@ -263,13 +266,14 @@ pub(super) struct Incoming {
 const ROOM: usize = 64 << 10;
 
 impl Incoming {
-    /// The next frame; `None` at the connection's orderly end.
-    pub(super) fn next(&mut self, socket: &UnixStream) -> Result<Option<Frame>, Error> {
-        if !self.fill(socket, HEAD)? {
+    /// The next frame; `None` at the connection's orderly end. After an error of the reader the
+    /// next call goes on where this one stopped.
+    pub(super) fn next(&mut self, mut socket: impl Read) -> Result<Option<Frame>, Error> {
+        if !self.fill(&mut socket, HEAD)? {
             return Ok(None);
         }
         let (verb, status, number, len) = head(&self.memory[self.begin..self.end])?;
-        if !self.fill(socket, HEAD + len)? {
+        if !self.fill(&mut socket, HEAD + len)? {
             return Ok(None);
         }
         let at = self.begin + HEAD;
@@ -289,7 +293,7 @@ impl Incoming {
     }
 
     /// Waits until so many bytes are there; false when the connection ended before the first.
-    fn fill(&mut self, mut socket: &UnixStream, len: usize) -> Result<bool, Error> {
+    fn fill(&mut self, socket: &mut impl Read, len: usize) -> Result<bool, Error> {
         if self.end - self.begin >= len {
             return Ok(true);
         }

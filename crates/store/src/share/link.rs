@@ -8,14 +8,15 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::mpsc::{Sender, channel};
-use std::time::Duration;
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::time::{Duration, Instant};
 
 use kvdepot_media::Done;
 use parking_lot::Mutex;
 
 use super::frame::{self, Frame, In, Incoming, Out, Verb};
-use super::mover::{Mover, shake_hands};
+use super::line::{Line, Paced};
+use super::mover::{Mover, PATIENCE, shake_hands};
 use super::outbox::Outbox;
 use super::session;
 use super::wire::Role;
@@ -23,14 +24,14 @@ use crate::arena::Place;
 use crate::buffers::BlockBuffers;
 use crate::gate::Pass;
 use crate::metrics::Op;
+use crate::patience::{self, Limit, SLICE, Why};
 use crate::pipeline::{GetOptions, plan};
 use crate::task::{Outcome, Task};
 use crate::verdict::{Bytes, Moved, Verdicts};
-use crate::{Error, Identity, Key, NamespaceId, parts};
+use crate::{Error, Identity, Key, NamespaceId, clock, parts};
 
-/// Longest wait for an answer: calls are index work, of milliseconds at most. An owner that takes
-/// longer is taken for one that is gone.
-const ANSWER_MAX: Duration = Duration::from_secs(30);
+/// How often the connection of the tasks is looked at while nothing comes.
+const TICK: Duration = Duration::from_millis(250);
 
 /// Two connections to one owner.
 pub(super) struct Link {
@@ -38,8 +39,10 @@ pub(super) struct Link {
     pub(super) number: u64,
     /// Its socket carries the calls.
     pub(super) mover: Mover,
-    /// One call at a time.
-    calls: Mutex<Incoming>,
+    line: Line,
+    /// Longest wait for an answer. An owner that takes longer is taken for one that is gone.
+    limit: Arc<Limit>,
+    stores: Arc<Stores>,
     tasks: Mutex<Tasks>,
     socket: UnixStream,
     outbox: Outbox,
@@ -70,12 +73,47 @@ pub(super) struct Call {
     _pass: Pass,
 }
 
+/// What became of this process's blocks on their way to an owner's lasting tier.
+#[derive(Default)]
+pub(super) struct Stores {
+    /// Puts were dropped, or committed blocks lost with their owner.
+    lost: AtomicBool,
+    /// Blocks were committed that may not have got there yet.
+    pending: AtomicBool,
+}
+
+impl Stores {
+    /// Blocks were committed.
+    pub(super) fn commit(&self) {
+        self.pending.store(true, Ordering::Relaxed);
+    }
+
+    /// A put has ended without being stored.
+    pub(super) fn drop_put(&self) {
+        self.lost.store(true, Ordering::Relaxed);
+    }
+
+    /// The owner is another one: what the last one had not written is lost.
+    pub(super) fn lose_owner(&self) {
+        if self.pending.swap(false, Ordering::Relaxed) {
+            self.drop_put();
+        }
+    }
+
+    /// Everything that was committed is there; whether nothing was lost since this was last asked.
+    pub(super) fn drained(&self) -> bool {
+        self.pending.store(false, Ordering::Relaxed);
+        !self.lost.swap(false, Ordering::Relaxed)
+    }
+}
+
 impl Link {
     /// Attaches, and starts the threads that read and write the tasks' connection. `former` is the
     /// number of a link that this one follows, or 0. `ended` runs when it is over.
     pub(super) fn new(
         socket: &Path,
         lanes: Option<usize>,
+        (limit, stores): (Arc<Limit>, Arc<Stores>),
         former: u64,
         ended: impl FnOnce(&Arc<Link>) + Send + 'static,
     ) -> Result<Arc<Link>, Error> {
@@ -83,18 +121,21 @@ impl Link {
             path: socket.into(),
             source,
         };
-        let (calls, welcome) = shake_hands(socket, Role::Client(former))?;
-        calls.set_read_timeout(Some(ANSWER_MAX)).map_err(io)?;
-        calls.set_write_timeout(Some(ANSWER_MAX)).map_err(io)?;
+        let patience = limit.get().min(PATIENCE);
+        let (calls, welcome) = shake_hands(socket, Role::Client(former), patience)?;
+        calls.set_read_timeout(Some(SLICE)).map_err(io)?;
+        calls.set_write_timeout(Some(SLICE)).map_err(io)?;
         let client = welcome.terms.client;
         let mover = Mover::new(socket, calls, welcome, Role::Client(former), lanes)?;
-        let (tasks, _) = shake_hands(socket, Role::Tasks(client))?;
-        tasks.set_read_timeout(None).map_err(io)?;
+        let (tasks, _) = shake_hands(socket, Role::Tasks(client), patience)?;
+        tasks.set_read_timeout(Some(TICK)).map_err(io)?;
         tasks.set_write_timeout(None).map_err(io)?;
         let link = Arc::new(Link {
             number: client,
             mover,
-            calls: Mutex::new(Incoming::default()),
+            line: Line::default(),
+            limit,
+            stores,
             tasks: Mutex::new(Tasks::default()),
             socket: tasks,
             outbox: Outbox::default(),
@@ -122,10 +163,13 @@ impl Link {
         out: Out,
         read: impl FnOnce(&mut In<'_>) -> Result<T, Error>,
     ) -> Result<T, Error> {
-        let mut incoming = self.calls.lock();
-        let answered = self.exchange(out, &mut incoming);
-        drop(incoming);
-        let frame = answered.inspect_err(|_| self.end())?;
+        let answered = self.line.call(&self.mover.socket, out, self.limit.get());
+        let frame = answered.map_err(|failed| {
+            if failed.broken {
+                self.end();
+            }
+            failed.error
+        })?;
         // What the owner answers with an error leaves the connection sound.
         frame::check(&frame)?;
         let mut body = In(&frame.body);
@@ -133,37 +177,46 @@ impl Link {
         body.end().map(|()| answer)
     }
 
-    fn exchange(&self, out: Out, incoming: &mut Incoming) -> Result<Frame, Error> {
-        out.send(&self.mover.socket)?;
-        let answer = incoming.next(&self.mover.socket)?;
-        answer.ok_or_else(|| Error::Peer {
-            socket: String::new(),
-            reason: "it closed the connection".into(),
-        })
-    }
-
     /// Tells without waiting.
     pub(super) fn tell(&self, out: Out) {
-        let _one_at_a_time = self.calls.lock();
-        if out.send(&self.mover.socket).is_err() {
-            self.end();
+        if self.line.tell(&self.mover.socket, out).is_err() {
+            self.shut();
         }
     }
 
+    /// Breaks the connections: the thread that reads them ends the link.
+    fn shut(&self) {
+        let _shut = self.mover.socket.shutdown(Shutdown::Both);
+        let _shut = self.socket.shutdown(Shutdown::Both);
+    }
+
     /// Asks what may take long; `None` when the link ends first.
-    pub(super) fn ask_slowly(&self, mut out: Out) -> Option<Frame> {
+    ///
+    /// # Errors
+    /// [`Error::Interrupted`].
+    pub(super) fn ask_slowly(&self, mut out: Out) -> Result<Option<Frame>, Error> {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let (answer, answered) = channel();
         {
             let mut tasks = self.tasks.lock();
             if tasks.over || self.is_ending() {
-                return None;
+                return Ok(None);
             }
             tasks.asking.insert(number, answer);
         }
         out.number(number);
         self.outbox.send(&self.socket, out);
-        answered.recv().ok()
+        loop {
+            match answered.recv_timeout(SLICE) {
+                Ok(frame) => return Ok(Some(frame)),
+                Err(RecvTimeoutError::Disconnected) => return Ok(None),
+                Err(RecvTimeoutError::Timeout) if patience::is_interrupted() => {
+                    self.tasks.lock().asking.remove(&number);
+                    return Err(Error::Interrupted);
+                }
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+        }
     }
 
     pub(super) fn is_ending(&self) -> bool {
@@ -204,7 +257,7 @@ impl Link {
             let mut tasks = self.tasks.lock();
             if tasks.over || self.is_ending() {
                 drop(tasks);
-                return call.give_up();
+                return self.give_up(&call);
             }
             tasks.under_way.insert(number, call);
         }
@@ -215,7 +268,9 @@ impl Link {
     fn read(self: &Arc<Link>) {
         let mut incoming = Incoming::default();
         loop {
-            match incoming.next(&self.socket) {
+            // Since when an answer is awaited that proves that the owner is there.
+            let mut pinged = None;
+            match incoming.next(Paced::new(&self.socket, || self.watch(&mut pinged))) {
                 Ok(Some(frame)) if frame.verb.is_slow() => {
                     let asking = self.tasks.lock().asking.remove(&frame.number);
                     // Whoever asked may have been interrupted.
@@ -230,6 +285,33 @@ impl Link {
                 Ok(None) | Err(_) => return,
             }
         }
+    }
+
+    /// Nothing comes: whether to go on waiting. An owner that says nothing for too long while
+    /// something waits for it, not even that it is there, is stopped or stuck.
+    fn watch(&self, pinged: &mut Option<Instant>) -> Result<(), Why> {
+        if self.line.flush(&self.mover.socket).is_err() {
+            return Err(Why::Late);
+        }
+        let waiting = {
+            let tasks = self.tasks.lock();
+            !tasks.under_way.is_empty() || !tasks.asking.is_empty()
+        };
+        match *pinged {
+            _ if !waiting && !self.line.has_told() => *pinged = None,
+            None => {
+                self.outbox.send(&self.socket, Out::new(Verb::Ping, 0));
+                *pinged = Some(clock::now());
+            }
+            Some(since) if since.elapsed() > self.limit.get() => {
+                tracing::warn!(
+                    "the depot's owner does not answer: it is taken for one that is gone"
+                );
+                return Err(Why::Late);
+            }
+            Some(_) => {}
+        }
+        Ok(())
     }
 
     fn handle(self: &Arc<Link>, frame: &Frame) -> Result<(), Error> {
@@ -264,10 +346,11 @@ impl Link {
             }
             Verb::Refused => {
                 let call = self.tasks.lock().under_way.remove(&frame.number);
-                call.iter().for_each(|call| call.give_up());
+                call.iter().for_each(|call| self.give_up(call));
             }
             // Its next owner waits for all who may write it.
             Verb::Removed => self.mover.forget(frame.number as u32),
+            Verb::Ping => {}
             Verb::Closing => self.ending.store(true, Ordering::Release),
             verb => return Err(Error::input("verb", format!("{verb:?}"), "one of a task")),
         }
@@ -343,7 +426,7 @@ impl Link {
             if call.task.is_done() {
                 link.tasks.lock().under_way.remove(&task);
             } else if last && link.tasks.lock().over {
-                call.give_up();
+                link.give_up(&call);
             }
         };
         let _ticket = self.mover.copier.submit(batch, done);
@@ -376,8 +459,7 @@ impl Link {
     /// tasks end with them.
     pub(super) fn end(&self) {
         self.ending.store(true, Ordering::Release);
-        let _shut = self.mover.socket.shutdown(Shutdown::Both);
-        let _shut = self.socket.shutdown(Shutdown::Both);
+        self.shut();
         self.outbox.end();
         let calls: Vec<Arc<Call>> = {
             let mut tasks = self.tasks.lock();
@@ -387,9 +469,16 @@ impl Link {
         };
         for call in calls {
             if *call.moving.lock() == 0 {
-                call.give_up();
+                self.give_up(&call);
             }
         }
+    }
+
+    fn give_up(&self, call: &Call) {
+        if call.op == Op::Put && !call.task.is_done() {
+            self.stores.drop_put();
+        }
+        call.give_up();
     }
 
     /// Says that the lanes of the links before this one have stopped.

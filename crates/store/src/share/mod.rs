@@ -6,13 +6,14 @@
 //! lets the owner see for whom (`roster`). A *client* (`client`, `dial`) is a depot by itself: its
 //! calls are answered by the owner (`calls`), which notes what it holds (`holding`); its puts and
 //! gets are the owner's tasks (`session`) whose bytes the client's lanes move over its `link`, and
-//! both speak in frames (`frame`, `outbox`). What may take minutes is `slow`.
+//! both speak in frames (`frame`, `line`, `outbox`). What may take minutes is `slow`.
 
 mod calls;
 mod client;
 mod dial;
 mod frame;
 mod holding;
+mod line;
 mod link;
 mod mover;
 mod outbox;

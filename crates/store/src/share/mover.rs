@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use kvdepot_media::host::fds;
 use kvdepot_media::host::fork::{self, LockFd};
 use kvdepot_media::{Access, Checksum, Copier, CopierConfig, Done, Mapping, Ticket};
 use parking_lot::{Mutex, RwLock};
@@ -22,12 +23,13 @@ use crate::config::default_lanes;
 use crate::format::record::Packed;
 use crate::gate::Gate;
 use crate::journal::Journal;
+use crate::patience::{SLICE, Wait, Why};
 use crate::populate;
 use crate::verdict::{Bytes, Moved, Verdicts};
 use crate::{Error, parts};
 
 /// How long attaching waits for the owner to answer.
-const PATIENCE: Duration = Duration::from_secs(5);
+pub(super) const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Moves bytes for an owner in another process of this host.
 pub struct Mover {
@@ -54,8 +56,12 @@ struct Media {
     ended: AtomicBool,
 }
 
-/// Connects to an owner and asks for its media.
-pub(super) fn shake_hands(socket: &Path, role: Role) -> Result<(UnixStream, Welcome), Error> {
+/// Connects to an owner and asks for its media; waits at most `patience` for each of its steps.
+pub(super) fn shake_hands(
+    socket: &Path,
+    role: Role,
+    patience: Duration,
+) -> Result<(UnixStream, Welcome), Error> {
     let at = |error: Error| match error {
         Error::Peer { reason, .. } => Error::Peer {
             socket: socket.display().to_string(),
@@ -64,9 +70,7 @@ pub(super) fn shake_hands(socket: &Path, role: Role) -> Result<(UnixStream, Welc
         Error::Host(error) => Error::Peer {
             socket: socket.display().to_string(),
             reason: match error.io_kind() {
-                Some(ErrorKind::WouldBlock) => {
-                    format!("no answer within {} s", PATIENCE.as_secs())
-                }
+                Some(ErrorKind::WouldBlock) => late(patience),
                 _ => error.to_string(),
             },
         },
@@ -76,16 +80,33 @@ pub(super) fn shake_hands(socket: &Path, role: Role) -> Result<(UnixStream, Welc
         socket: socket.display().to_string(),
         reason: source.to_string(),
     };
+    let stream = fds::connect(socket, patience)
+        .map_err(Error::from)
+        .map_err(at)?;
+    stream.set_read_timeout(Some(patience)).map_err(io)?;
+    stream.set_write_timeout(Some(patience)).map_err(io)?;
+    wire::send_request(&stream, role).map_err(at)?;
+    // Whoever forks meanwhile does not wait for the owner.
+    let wait = Wait::new(patience);
+    while !fds::wait_readable(&stream, SLICE)
+        .map_err(Error::from)
+        .map_err(at)?
+    {
+        wait.goes_on().map_err(|why| match why {
+            Why::Interrupted => Error::Interrupted,
+            Why::Late => at(Error::Peer {
+                socket: String::new(),
+                reason: late(patience),
+            }),
+        })?;
+    }
     // A child that this process forks must not keep the lock that comes with a descriptor.
-    fork::between_forks(|| {
-        let stream = UnixStream::connect(socket).map_err(io)?;
-        stream.set_read_timeout(Some(PATIENCE)).map_err(io)?;
-        stream.set_write_timeout(Some(PATIENCE)).map_err(io)?;
-        wire::send_request(&stream, role)?;
-        let welcome = wire::receive_welcome(&stream)?;
-        Ok((stream, welcome))
-    })
-    .map_err(at)
+    let welcome = fork::between_forks(|| wire::receive_welcome(&stream)).map_err(at)?;
+    Ok((stream, welcome))
+}
+
+fn late(patience: Duration) -> String {
+    format!("no answer within {} s", patience.as_secs_f64())
 }
 
 /// Maps media, but those that are known by number and length.
@@ -135,7 +156,7 @@ impl Mover {
     /// [`Error::Peer`] when nobody answers there, or with a refusal.
     pub fn attach(socket: &Path, lanes: Option<usize>, write: bool) -> Result<Mover, Error> {
         let role = if write { Role::Write } else { Role::Read };
-        let (stream, welcome) = shake_hands(socket, role)?;
+        let (stream, welcome) = shake_hands(socket, role, PATIENCE)?;
         Mover::new(socket, stream, welcome, role, lanes)
     }
 
@@ -333,7 +354,7 @@ impl Mover {
             false => Role::Read,
         };
         // The connection is only for the descriptors.
-        let (_socket, welcome) = shake_hands(&self.at, role)?;
+        let (_socket, welcome) = shake_hands(&self.at, role, PATIENCE)?;
         if welcome.terms.session != self.holder.session {
             return Ok(());
         }

@@ -229,6 +229,11 @@ impl Session {
                 self.finish(frame.number, &moved);
                 Ok(())
             }
+            Verb::Ping => {
+                body.end()?;
+                self.send(Out::new(Verb::Ping, frame.number));
+                Ok(())
+            }
             Verb::Quiet => {
                 body.end()?;
                 let former = std::mem::take(&mut self.moves.lock().former);
