@@ -342,6 +342,14 @@ class Namespace:
     def blocks(self) -> list[tuple[bytes, int]]:
         """Its blocks in any tier as (key, bytes), in the order of the keys."""
 
+    def blocks_page(
+        self, cursor: bytes | None = None, limit: int = 16384
+    ) -> tuple[list[tuple[bytes, int]], bytes | None]:
+        """Some of its blocks as (key, bytes), at most `limit`, in no order, and where the next page
+        begins: bytes for `cursor`, None behind the last one. A block in two tiers comes twice; a
+        page may be short, or empty, before the last. Every block that is there all the while
+        comes."""
+
     def clear(self) -> int:
         """Remove every block of the namespace; how many the tiers held together."""
 
@@ -519,7 +527,8 @@ class Mover:
     ) -> list[tuple[int, int, int] | None]:
         """Where part `part` of each block lies: (index in `media`, offset, length). None for a
         placement of another owner, and for a block in several pieces, which namespaces with
-        `contiguous` do not have."""
+        `contiguous` do not have; and while processes of an earlier owner may still write there.
+        InputError without `write`."""
 
     @property
     def media(self) -> list[memoryview]:

@@ -297,6 +297,10 @@ pub(crate) struct Ls {
     /// At most so many lines.
     #[arg(long, value_name = "COUNT")]
     pub(crate) limit: Option<usize>,
+    /// Only blocks that were stored before the one with this sequence: where a list that --limit
+    /// has cut goes on.
+    #[arg(long, value_name = "SEQUENCE")]
+    pub(crate) before: Option<u64>,
 }
 
 /// Options of `stat`.

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use kvdepot_store::{
-    GetOptions, Key, Namespace as StoreNamespace, Pin as StorePin, Reservation as StoreReservation,
+    Cursor, GetOptions, Key, Namespace as StoreNamespace, PAGE_MAX, Pin as StorePin,
+    Reservation as StoreReservation,
 };
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList, PyString};
@@ -238,6 +239,36 @@ impl Namespace {
         let blocks = self.change(py, StoreNamespace::blocks)?;
         let row = |(key, bytes): (Key, u64)| (PyBytes::new(py, &key.0), bytes);
         PyList::new(py, blocks.into_iter().map(row))
+    }
+
+    /// Some of its blocks as (key, bytes), at most `limit`, in no order, and where the next page
+    /// begins: bytes for `cursor`, None behind the last one. A block in two tiers comes twice; a
+    /// page may be short, or empty, before the last. Every block that is there all the while comes.
+    #[pyo3(signature = (cursor = None, limit = PAGE_MAX))]
+    fn blocks_page<'py>(
+        &self,
+        py: Python<'py>,
+        cursor: Option<&[u8]>,
+        limit: usize,
+    ) -> PyResult<(Bound<'py, PyList>, Option<Bound<'py, PyBytes>>)> {
+        let from = cursor.map(|bytes| match bytes.try_into() {
+            Ok(bytes) => Ok(Cursor::from_bytes(bytes)),
+            Err(_) => {
+                let value = format!("{} bytes", bytes.len());
+                Err(errors::input(
+                    py,
+                    "cursor",
+                    value,
+                    "what the page before answered",
+                ))
+            }
+        });
+        let from = from.transpose()?;
+        let page = self.change(py, |namespace| namespace.blocks_page(from, limit))?;
+        let row = |(key, bytes): (Key, u64)| (PyBytes::new(py, &key.0), bytes);
+        let rows = PyList::new(py, page.blocks.into_iter().map(row))?;
+        let next = page.next.map(|next| PyBytes::new(py, &next.to_bytes()));
+        Ok((rows, next))
     }
 
     /// Removes every block of the namespace; how many the tiers held together.

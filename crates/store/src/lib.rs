@@ -53,7 +53,7 @@ pub use key::{Identity, Key, NamespaceId};
 pub use kvdepot_media::cuda::Device;
 pub use kvdepot_media::host::fork::Origin;
 pub use kvdepot_media::{Buffer, Checksum};
-pub use listing::{Gone, NamespaceUsage};
+pub use listing::{BlockPage, Cursor, Gone, NamespaceUsage, PAGE_MAX};
 pub use metrics::Stats;
 pub use namespace::NamespaceSpec;
 pub use patience::interruptible;

@@ -3,6 +3,7 @@
 use std::collections::{HashMap, HashSet};
 
 use crate::pipeline::Core;
+use crate::tier::Tier;
 use crate::{Error, Identity, Key, NamespaceId};
 
 /// A namespace of a depot, and what it has in the last tier.
@@ -17,6 +18,63 @@ pub struct NamespaceUsage {
     pub blocks: u64,
     /// Bytes of their payloads.
     pub bytes: u64,
+}
+
+/// Most blocks, or namespaces, of a page: 0.7 MB on a socket, and nothing that a lock is held for.
+pub const PAGE_MAX: usize = 16_384;
+
+/// Slots that are looked at in one go, under an arena's lock: some tens of microseconds.
+const GLANCE: u32 = 4096;
+
+/// Where a listing of blocks goes on. It stays good as long as the depot is open; a tier that is
+/// gone ends the listing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Cursor {
+    tier: u32,
+    /// The number of the tier's medium, and the first of its slots that was not looked at.
+    medium: u32,
+    slot: u32,
+    /// How often blocks had moved between the tier's media when it was begun.
+    moves: u64,
+}
+
+impl Cursor {
+    /// Bytes that [`Cursor::from_bytes`] makes the same one of.
+    #[must_use]
+    pub fn to_bytes(self) -> [u8; 20] {
+        let mut bytes = [0; 20];
+        bytes[..4].copy_from_slice(&self.tier.to_le_bytes());
+        bytes[4..8].copy_from_slice(&self.medium.to_le_bytes());
+        bytes[8..12].copy_from_slice(&self.slot.to_le_bytes());
+        bytes[12..].copy_from_slice(&self.moves.to_le_bytes());
+        bytes
+    }
+
+    /// The cursor of these bytes. Those that no listing has answered name some other place in it,
+    /// or its end, and do no harm.
+    #[must_use]
+    pub fn from_bytes(bytes: &[u8; 20]) -> Cursor {
+        let word = |at: usize| {
+            let word = bytes[at..].first_chunk::<4>();
+            u32::from_le_bytes(word.copied().unwrap_or_default())
+        };
+        Cursor {
+            tier: word(0),
+            medium: word(4),
+            slot: word(8),
+            moves: u64::from(word(12)) | u64::from(word(16)) << 32,
+        }
+    }
+}
+
+/// Some blocks of a namespace.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct BlockPage {
+    /// The blocks with their bytes, in no order.
+    pub blocks: Vec<(Key, u64)>,
+    /// Where the next page begins; `None` behind the last one.
+    pub next: Option<Cursor>,
 }
 
 /// Blocks that are in no tier any more.
@@ -61,6 +119,19 @@ impl Core {
         Ok(ids.into_iter().map(of).collect())
     }
 
+    /// The first of those behind one of them, in the order of their digests.
+    pub(crate) fn namespace_page(
+        &self,
+        after: Option<NamespaceId>,
+        limit: usize,
+    ) -> Result<Vec<NamespaceUsage>, Error> {
+        let mut all = self.namespaces()?;
+        let begin = all.partition_point(|one| after.is_some_and(|after| one.id <= after));
+        all.drain(..begin);
+        all.truncate(limit);
+        Ok(all)
+    }
+
     /// The blocks that have left the depot since this listener's last call. They are noted from
     /// its first call on, at most the last `limit` of each device.
     pub(crate) fn gone(&self, listener: u64, limit: usize) -> Result<Gone, Error> {
@@ -91,15 +162,52 @@ impl Core {
         }
     }
 
-    /// The blocks of a namespace, by key, with their bytes; in the order of the keys.
-    pub(crate) fn blocks(&self, id: NamespaceId) -> Result<Vec<(Key, u64)>, Error> {
+    /// Some blocks of a namespace, from where the page before ended. Near tiers come first, so
+    /// that a block on its way to a far one is met.
+    pub(crate) fn block_page(
+        &self,
+        id: NamespaceId,
+        from: Option<Cursor>,
+        limit: usize,
+    ) -> Result<BlockPage, Error> {
         let _pass = self.gate.enter()?;
-        let mut blocks = Vec::new();
-        for device in self.tiers.iter().flat_map(|tier| tier.arenas()) {
-            blocks.extend(device.blocks(id));
+        let mut page = BlockPage::default();
+        let mut at = from.unwrap_or_default();
+        while let Some(tier) = self.tiers.get(at.tier as usize) {
+            let moves = tier.moves();
+            if at.moves != moves {
+                // What was not seen yet may be where the listing has been.
+                (at.medium, at.slot, at.moves) = (0, 0, moves);
+            }
+            let mut media = tier.arenas();
+            media.sort_unstable_by_key(|medium| medium.number());
+            for medium in media {
+                if medium.number() < at.medium {
+                    continue;
+                }
+                if medium.number() > at.medium {
+                    (at.medium, at.slot) = (medium.number(), 0);
+                }
+                while let Some(next) = medium.glance(id, at.slot, GLANCE, limit, &mut page.blocks) {
+                    at.slot = next;
+                    if page.blocks.len() >= limit {
+                        page.next = Some(at);
+                        return Ok(page);
+                    }
+                }
+                at.medium += 1;
+                at.slot = 0;
+            }
+            if tier.moves() != moves {
+                page.next = Some(at);
+                return Ok(page);
+            }
+            at = Cursor {
+                tier: at.tier + 1,
+                ..Cursor::default()
+            };
+            at.moves = self.tiers.get(at.tier as usize).map_or(0, Tier::moves);
         }
-        blocks.sort_unstable();
-        blocks.dedup_by_key(|(key, _)| *key);
-        Ok(blocks)
+        Ok(page)
     }
 }

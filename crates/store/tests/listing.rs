@@ -5,7 +5,7 @@
 mod common;
 
 use common::{PATIENCE, Place, get, key, keys, namespace, namespace_of, put};
-use kvdepot_store::{Depot, Gone, Namespace};
+use kvdepot_store::{Cursor, Depot, DrainTo, Gone, Namespace};
 
 const LEN: usize = 9000;
 
@@ -104,4 +104,69 @@ fn evictions_are_noted_once_somebody_asked_and_no_more_than_asked() {
     let gone = depot.gone(5).unwrap();
     assert!(gone.overflowed && gone.blocks.len() == 5);
     get(&ns, &[699], LEN);
+}
+
+#[test]
+fn a_listing_in_pages_has_every_block_once_for_each_tier() {
+    let place = Place::new("Cache|Dax", "1MiB", "8MiB")
+        .with("", "promote", false)
+        .with("dax", "records", 2048);
+    let depot = place.open();
+    let (ns, other) = (namespace_of(&depot, "a"), namespace_of(&depot, "b"));
+    fill(&other, 0..50);
+    for numbers in (0..400).collect::<Vec<u64>>().chunks(40) {
+        put(&ns, numbers, LEN);
+        assert!(depot.drain(PATIENCE));
+    }
+    let near = depot.stats().tiers[0].blocks as usize;
+    for limit in [1, 7, 100, 16_384, usize::MAX] {
+        let (mut listed, mut from, mut pages) = (Vec::new(), None, 0);
+        loop {
+            let page = ns.blocks_page(from, limit).unwrap();
+            assert!(page.blocks.len() <= limit);
+            listed.extend(page.blocks);
+            pages += 1;
+            // What a caller keeps of it as bytes.
+            from = page.next.map(|next| Cursor::from_bytes(&next.to_bytes()));
+            if from.is_none() {
+                break;
+            }
+        }
+        assert_eq!(listed.len(), 400 + near, "in pages of {limit}");
+        assert!(pages >= listed.len() / limit.max(1));
+        listed.sort_unstable();
+        listed.dedup();
+        assert_eq!(listed, ns.blocks().unwrap());
+    }
+    assert!(ns.blocks_page(None, 0).is_err());
+    // Cursors that no listing has answered.
+    for byte in [1, 0x7F, 0xFF] {
+        let from = Cursor::from_bytes(&[byte; 20]);
+        assert!(ns.blocks_page(Some(from), 100).unwrap().blocks.len() <= 100);
+    }
+}
+
+#[test]
+fn a_block_that_goes_to_another_device_while_it_is_listed_is_not_missed() {
+    let place = Place::new("Dax", "", "8MiB").with("dax", "records", 2048);
+    let depot = place.open();
+    let ns = namespace(&depot);
+    fill(&ns, 0..300);
+    let second = place.dir().join("second");
+    depot.add_device(&second, Some(16 << 20)).unwrap();
+    let listed = ns.blocks().unwrap();
+    let first = ns.blocks_page(None, 100).unwrap();
+    depot
+        .drain_device(&place.arena(), DrainTo::Others, PATIENCE)
+        .unwrap();
+    let mut met = first.blocks;
+    let mut from = first.next;
+    while from.is_some() {
+        let page = ns.blocks_page(from, 100).unwrap();
+        met.extend(page.blocks);
+        from = page.next;
+    }
+    met.sort_unstable();
+    met.dedup();
+    assert_eq!(met, listed);
 }

@@ -245,6 +245,49 @@ fn a_reader_holds_nobody_up_and_cannot_write() {
 }
 
 #[test]
+fn where_a_block_lies_is_told_only_to_whom_the_next_owner_waits_for() {
+    use kvdepot_media::host::lock::{self, Kind};
+    let place = Place::new("Dax", "", "4MiB");
+    let depot = place.open();
+    assert_eq!(put(&namespace(&depot), &[1], 20_000), [true]);
+    depot.close();
+    // One that worked for that owner, and goes on for a while.
+    let orphan = std::fs::File::open(place.arena()).unwrap();
+    assert!(lock::try_lock(&orphan, 1, Kind::Shared).unwrap());
+    let depot = place.open();
+    let ns = namespace(&depot);
+    let pin = ns.pin(&[key(1)], false).unwrap().remove(0).unwrap();
+    let reader = Mover::attach(&place.socket(), Some(1), false).unwrap();
+    let refused = reader.locate(&pin.placement(), 0);
+    assert!(matches!(&refused, Err(Error::Input { field, .. }) if field == "write"));
+    // The owner can give this one no lock yet that would outlive it.
+    let early = Mover::attach(&place.socket(), Some(1), true).unwrap();
+    assert_eq!(early.locate(&pin.placement(), 0).unwrap(), []);
+    let buffer = kvdepot_store::Buffer::from_vec(vec![0; 20_000]);
+    for mover in [&reader, &early] {
+        let job = mover.load(
+            &[pin.placement()],
+            &BlockBuffers::whole([buffer.clone()]),
+            0,
+        );
+        assert!(job.unwrap().wait(Some(common::PATIENCE)));
+        assert_eq!(buffer.to_vec(), kvdepot_testkit::bytes::content(1, 20_000));
+    }
+    drop(orphan);
+    common::eventually("the owner is alone", || put(&ns, &[2], 20_000) == [true]);
+    assert_eq!(early.locate(&pin.placement(), 0).unwrap().len(), 1);
+    drop(reader);
+    ns.unpin(&[pin], false);
+    depot.close();
+    // A device may be reading what it was told of.
+    let depot = place.open();
+    let room = || reserve(&depot, 9, 20_000);
+    assert_eq!(room(), None);
+    drop(early);
+    common::eventually("room", || room().is_some());
+}
+
+#[test]
 fn a_second_opener_learns_who_the_owner_is() {
     const TEST: &str = "a_second_opener_learns_who_the_owner_is";
     if let Some(role) = child::role() {

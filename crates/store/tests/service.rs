@@ -15,7 +15,7 @@ use std::os::unix::net::UnixStream;
 use std::slice::from_ref;
 use std::time::{Duration, Instant};
 
-use common::frames::{Bare, PIN, VERSION, break_connections, frame, hello};
+use common::frames::{BLOCKS, Bare, PIN, VERSION, break_connections, frame, hello};
 use common::raw::Raw;
 use common::{
     PATIENCE, Place, assert_at_rest, config_of, eventually, get, has, key, keys, namespace, put,
@@ -671,6 +671,92 @@ fn nonsense_on_the_socket_ends_that_connection_and_nothing_else() {
     client.close();
     eventually("rest", || owner.stats().tiers[0].reserved_blocks == 0);
     assert_at_rest(&owner);
+}
+
+#[test]
+fn a_listing_comes_in_frames_of_a_bounded_length() {
+    let place = Place::new("Cache", "256MiB", "");
+    let owner = place.open();
+    let ns = namespace(&owner);
+    let numbers: Vec<u64> = (0..40_000).collect();
+    assert!(put(&ns, &numbers, 1).iter().all(|stored| *stored));
+    let client = connect(&place);
+    let listed = namespace(&client).blocks().unwrap();
+    assert_eq!(listed.len(), 40_000);
+    assert_eq!(listed, ns.blocks().unwrap());
+    let mut bare = Bare::attach(&place.socket(), 0);
+    let mut from = vec![0];
+    let mut count = 0;
+    loop {
+        let body = [&ns.id().0[..], &from, &u64::MAX.to_le_bytes()].concat();
+        let (status, answer) = bare.ask(BLOCKS, &body);
+        assert!(status == 0 && answer.len() < 1 << 20);
+        count += (answer.len() - 25) / 40;
+        if answer[0] == 0 {
+            break;
+        }
+        from = answer[..21].to_vec();
+    }
+    assert_eq!(count, 40_000);
+}
+
+#[test]
+fn another_user_has_the_blocks_and_not_the_devices() {
+    const TEST: &str = "another_user_has_the_blocks_and_not_the_devices";
+    if child::role().is_some() {
+        // SAFETY: changes the user of this process alone, which is the test's child.
+        unsafe { assert_eq!((libc::setgid(65_534), libc::setuid(65_534)), (0, 0)) };
+        let client = Depot::connect(child::value("socket").as_ref(), Some(1)).unwrap();
+        let ns = namespace(&client);
+        assert!(has(&ns, &[1], LEN) && put(&ns, &[2], LEN) == [true]);
+        assert_eq!(ns.remove(&keys([2])).unwrap(), 1);
+        assert_eq!(client.devices().unwrap().len(), 1);
+        let (arena, new) = (child::value("arena"), child::value("new"));
+        let none = Duration::ZERO;
+        let refused = [
+            client.add_device(new.as_ref(), Some(4 << 20)).err(),
+            client.grow_device(arena.as_ref(), 8 << 20).err(),
+            client
+                .drain_device(arena.as_ref(), DrainTo::Nowhere, none)
+                .err(),
+            client.remove_device(arena.as_ref(), true, none).err(),
+            ns.clear().err(),
+        ];
+        for error in refused {
+            let text = error.unwrap().to_string();
+            assert!(text.contains("another user"), "{text}");
+        }
+        child::say("refused");
+        return;
+    }
+    // SAFETY: has no arguments and cannot fail.
+    if unsafe { libc::geteuid() } != 0 {
+        println!("only root can be two users");
+        return;
+    }
+    let place = Place::new("Dax", "", "4MiB").with("", "socket_mode", "0666");
+    let open = std::fs::Permissions::from_mode(0o755);
+    std::fs::set_permissions(place.dir(), open).unwrap();
+    let owner = place.open();
+    let ns = namespace(&owner);
+    put(&ns, &[1], LEN);
+    let new = place.dir().join("new");
+    let values = [
+        ("socket", place.socket()),
+        ("arena", place.arena()),
+        ("new", new.clone()),
+    ];
+    let values = values
+        .each_ref()
+        .map(|(name, path)| (*name, path.to_str().unwrap()));
+    let mut child = Child::start(TEST, "client", &values);
+    child.expect("refused");
+    assert!(has(&ns, &[1], LEN) && !new.exists());
+    assert_eq!(owner.devices().unwrap().len(), 1);
+    // The owner's own user may.
+    let client = connect(&place);
+    client.add_device(&new, Some(4 << 20)).unwrap();
+    assert_eq!(namespace(&client).clear().unwrap(), 1);
 }
 
 #[test]

@@ -15,6 +15,8 @@ pub(crate) fn run(args: &Ls, output: &mut Output) -> Result<i32, Error> {
     let descriptions: HashMap<NamespaceId, String> = inspection.namespaces()?.into_iter().collect();
     let (mut blocks, damaged) = inspection.blocks()?;
     blocks.retain(|block| matches(block.record.identity.namespace, args.namespace.as_deref()));
+    let before = args.before.unwrap_or(u64::MAX);
+    blocks.retain(|block| block.record.sequence < before);
     blocks.reverse();
     let limit = args.limit.unwrap_or(usize::MAX);
     if output.is_json() {
@@ -25,6 +27,14 @@ pub(crate) fn run(args: &Ls, output: &mut Output) -> Result<i32, Error> {
         output.table(&blocks_table(&blocks[..limit.min(blocks.len())]))?;
     } else {
         output.table(&namespaces_table(&blocks, &descriptions, limit))?;
+    }
+    let is_cut = blocks.len() > limit && (args.blocks || output.is_json());
+    if let Some(last) = limit.checked_sub(1).filter(|_| is_cut) {
+        let (more, at) = (blocks.len() - limit, blocks[last].record.sequence);
+        output.flush()?;
+        note(&format!(
+            "{more} more blocks\nhint: --before {at} lists them"
+        ));
     }
     if !damaged.is_empty() {
         let path = inspection.path().display();

@@ -279,6 +279,45 @@ impl Process {
     }
 }
 
+/// Waits until something can be read from one of these, or one has ended, at most `timeout` where
+/// there is one: which of them. A listening socket is readable when somebody connects.
+///
+/// # Errors
+///
+/// [`Error::Os`] when the system is out of memory.
+pub fn wait_any(fds: &[BorrowedFd<'_>], timeout: Option<Duration>) -> Result<Vec<bool>> {
+    let begun = Instant::now();
+    loop {
+        // A time that does not fit is as good as for ever.
+        let left = timeout.map(|timeout| timeout.saturating_sub(begun.elapsed()));
+        let limit = left.and_then(|left| Timespec::try_from(left).ok());
+        let polled = fds.iter().map(|fd| PollFd::new(fd, PollFlags::IN));
+        let mut polled: Vec<PollFd<'_>> = polled.collect();
+        match rustix::event::poll(&mut polled, limit.as_ref()) {
+            Ok(_) => return Ok(polled.iter().map(|fd| !fd.revents().is_empty()).collect()),
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(Error::os("wait for a peer")(errno)),
+        }
+    }
+}
+
+/// Whether the other end of a connection still has it open; what it has sent stays unread.
+///
+/// # Errors
+///
+/// [`Error::Os`] when the system is out of memory.
+pub fn is_connected(socket: &UnixStream) -> Result<bool> {
+    let mut polled = [PollFd::new(socket, PollFlags::RDHUP)];
+    let now = Timespec::default();
+    loop {
+        match rustix::event::poll(&mut polled, Some(&now)) {
+            Ok(_) => return Ok(polled[0].revents().is_empty()),
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(Error::os("look at a connection")(errno)),
+        }
+    }
+}
+
 impl AsFd for Process {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.pidfd.as_fd()

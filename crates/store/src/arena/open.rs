@@ -188,22 +188,23 @@ impl Arena {
         }
     }
 
-    /// A descriptor for a process that reads or writes this arena's medium, and its length.
-    pub(crate) fn descriptor(&self, write: bool) -> Result<LentFd, Error> {
+    /// A descriptor for a process that reads or writes this arena's medium, and whether no later
+    /// owner gives room to other blocks while that process has it.
+    pub(crate) fn descriptor(&self, write: bool) -> Result<(LentFd, bool), Error> {
+        let plain = |access| {
+            let mapping = self.mapping.load();
+            LentFd::open(|| Ok::<_, Error>(mapping.try_clone_fd(access)?))
+        };
         match (&self.table, write) {
-            (Some(table), true) => match &*table.lock.lock() {
-                Some(lock) => lock.for_writer(&self.mapping.load()),
+            (Some(table), _) => match &*table.lock.lock() {
+                Some(lock) if write => lock.for_writer(&self.mapping.load()),
+                // What a writer would have.
+                Some(lock) => Ok((plain(Access::ReadOnly)?, lock.alone())),
                 None => Err(Error::Closed("")),
             },
-            _ => {
-                let access = if write {
-                    Access::ReadWrite
-                } else {
-                    Access::ReadOnly
-                };
-                let mapping = self.mapping.load();
-                LentFd::open(|| Ok(mapping.try_clone_fd(access)?))
-            }
+            // Memory without a table has no later owner.
+            (None, true) => Ok((plain(Access::ReadWrite)?, true)),
+            (None, false) => Ok((plain(Access::ReadOnly)?, true)),
         }
     }
 }

@@ -72,9 +72,10 @@ impl OwnerLock {
         }
         let take = |kind| matches!(self.writers.try_lock(WRITERS_BYTE, kind), Ok(true));
         // The owner writes too, so it stays among the writers.
+        // Held to the end: whoever is given a description now is among these, or has the lock.
+        let mut early = self.early.lock();
         let mut alone = take(Kind::Exclusive) && take(Kind::Shared);
         if alone {
-            let mut early = self.early.lock();
             early.retain(|fd| {
                 let shared = fd
                     .fd()
@@ -83,27 +84,31 @@ impl OwnerLock {
             });
             alone = early.is_empty();
         }
-        self.alone.store(alone, Ordering::Release);
+        self.alone.fetch_or(alone, Ordering::AcqRel);
         alone
     }
 
     /// A descriptor for a process that may write: its own description, already holding the
     /// writers' lock, which thereby lives exactly as long as that process keeps it. While
     /// processes of an earlier owner may still write it comes without the lock, which would keep
-    /// this owner from ever finding itself alone.
-    pub(super) fn for_writer(&self, mapping: &Mapping) -> Result<LentFd, Error> {
+    /// this owner from ever finding itself alone; whether it has it is the second answer.
+    pub(super) fn for_writer(&self, mapping: &Mapping) -> Result<(LentFd, bool), Error> {
         let fd = LentFd::open(|| Ok::<_, Error>(fds::reopen(mapping.fd()?, false)?))?;
-        if !self.alone() {
-            self.early.lock().push(fd.try_clone()?);
-            return Ok(fd);
+        let alone = self.alone();
+        let mut early = self.early.lock();
+        // It may have come to be alone since then.
+        if !alone && !self.alone.load(Ordering::Acquire) {
+            early.push(fd.try_clone()?);
+            return Ok((fd, false));
         }
+        drop(early);
         if !lock::lock_timeout(fd.fd()?, WRITERS_BYTE, Kind::Shared, Duration::from_secs(1))? {
             return Err(Error::Peer {
                 socket: "(here)".into(),
                 reason: "the writers' lock is held exclusively".into(),
             });
         }
-        Ok(fd)
+        Ok((fd, true))
     }
 }
 

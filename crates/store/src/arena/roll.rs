@@ -7,6 +7,7 @@ use std::collections::VecDeque;
 
 use super::Arena;
 use super::open::read_directory;
+use crate::index::Stage;
 use crate::{Error, Identity, Key, NamespaceId};
 
 /// Blocks and payload bytes of a namespace.
@@ -71,16 +72,29 @@ fn add(shares: &mut Vec<Share>, namespace: u32, bytes: u64) {
 }
 
 impl Arena {
-    /// The published blocks of a namespace and their bytes, in no order.
-    pub(crate) fn blocks(&self, namespace: NamespaceId) -> Vec<(Key, u64)> {
+    /// Looks at `glance` slots from `slot` on, and adds the published blocks of a namespace among
+    /// them with their bytes, until there are `limit`. The first slot that was not looked at;
+    /// `None` behind the last one.
+    pub(crate) fn glance(
+        &self,
+        namespace: NamespaceId,
+        slot: u32,
+        glance: u32,
+        limit: usize,
+        blocks: &mut Vec<(Key, u64)>,
+    ) -> Option<u32> {
         let state = self.state.lock();
-        let number = state.namespaces.number(namespace);
-        let slots = number.map_or_else(Vec::new, |number| state.live.slots(number));
-        let of = |slot| {
-            let entry = state.entries.get(slot);
-            (entry.key, entry.len)
-        };
-        slots.into_iter().map(of).collect()
+        let number = state.namespaces.number(namespace)?;
+        let slots = state.entries.from(slot);
+        for (seen, entry) in (1..=glance).zip(slots) {
+            if entry.stage == Stage::Live && entry.namespace == number {
+                blocks.push((entry.key, entry.len));
+            }
+            if blocks.len() >= limit || seen == glance {
+                return slot.checked_add(seen);
+            }
+        }
+        None
     }
 
     /// What each namespace that was ever used here has; counted from the first call on.

@@ -17,7 +17,7 @@ use crate::gate::Gate;
 use crate::index::Uses;
 use crate::listing::{Gone, NamespaceUsage};
 use crate::metrics::{Metrics, Stats};
-use crate::pipeline::{Background, Bell, Core, Drained, Evictor, Ledger};
+use crate::pipeline::{Background, Bell, Budget, Core, Drained, Evictor, Ledger};
 use crate::populate;
 use crate::share::placement::Holder;
 use crate::share::{Client, Server};
@@ -96,7 +96,7 @@ impl Depot {
             gate: Gate::new()?,
             metrics: Metrics::default(),
             overload: config.overload,
-            write_back_depth: config.write_back_depth.unwrap_or(near_data / 2),
+            budget: Budget::new(config.write_back_depth.unwrap_or(near_data / 2)),
             promote: config.promote,
             uses,
             next_medium: AtomicU32::new(next),
@@ -448,7 +448,7 @@ impl Inner {
         // Copies that touch a caller's memory have no time-out: they end by themselves.
         core.gate.wait_empty(Duration::MAX);
         if !core.ledger.drain(left()) {
-            let bytes = size::show(core.ledger.queued_bytes());
+            let bytes = size::show(core.budget.bytes());
             let media = core.media();
             let orphans = media.iter().flat_map(|arena| arena.orphan_pids());
             let orphans: Vec<u32> = orphans.collect();

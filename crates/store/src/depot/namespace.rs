@@ -4,6 +4,7 @@ use kvdepot_media::Checksum;
 
 use super::At;
 use crate::buffers::BlockBuffers;
+use crate::listing::{BlockPage, Cursor, PAGE_MAX};
 use crate::pipeline::{GetOptions, NoRoom, Pin, Reservation};
 use crate::task::Task;
 use crate::{Error, Key, NamespaceId};
@@ -134,14 +135,42 @@ impl Namespace {
         }
     }
 
-    /// Its blocks, by key, with their bytes; in the order of the keys.
+    /// Its blocks, by key, with their bytes; in the order of the keys. Those that come or go while
+    /// they are listed are among them or not.
     ///
     /// # Errors
     /// [`Error::Closed`].
     pub fn blocks(&self) -> Result<Vec<(Key, u64)>, Error> {
+        let mut blocks = Vec::new();
+        let mut from = None;
+        loop {
+            let page = self.blocks_page(from, PAGE_MAX)?;
+            blocks.extend(page.blocks);
+            from = page.next;
+            if from.is_none() {
+                break;
+            }
+        }
+        blocks.sort_unstable();
+        blocks.dedup_by_key(|(key, _)| *key);
+        Ok(blocks)
+    }
+
+    /// Some of its blocks: at most `limit`, and never more than [`PAGE_MAX`], from where the page
+    /// before ended; from the first one without `from`. They come in no order, and one that is in
+    /// two tiers, or goes from one device to another meanwhile, may come twice. A page may be
+    /// empty and still name a next one; every block that is there all the while comes.
+    ///
+    /// # Errors
+    /// [`Error::Input`] for a `limit` of 0, [`Error::Closed`].
+    pub fn blocks_page(&self, from: Option<Cursor>, limit: usize) -> Result<BlockPage, Error> {
+        if limit == 0 {
+            return Err(Error::input("limit", limit, "a number from 1"));
+        }
+        let limit = limit.min(PAGE_MAX);
         match &self.at {
-            At::Here(inner) => inner.core.blocks(self.id),
-            At::There(client) => client.blocks(self.id),
+            At::Here(inner) => inner.core.block_page(self.id, from, limit),
+            At::There(client) => client.block_page(self.id, from, limit),
         }
     }
 

@@ -206,6 +206,11 @@ impl Entries {
         slots.filter(|(_, entry)| entry.stage != Stage::Free)
     }
 
+    /// The slots from this one on; none behind the last that was ever used.
+    pub(crate) fn from(&self, slot: u32) -> &[Entry] {
+        self.slots.get(slot as usize..).unwrap_or_default()
+    }
+
     pub(crate) fn get(&self, slot: u32) -> &Entry {
         &self.slots[slot as usize]
     }

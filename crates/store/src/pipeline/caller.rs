@@ -14,6 +14,8 @@ pub(crate) enum Caller {
         /// Payload bytes of each key.
         lens: Vec<u64>,
         lanes: Arc<dyn Lanes>,
+        /// Of the client, in the roster.
+        seat: u64,
     },
 }
 
@@ -29,6 +31,14 @@ pub(crate) trait Lanes: Send + Sync {
 pub(crate) type MovesDone = Box<dyn FnOnce(&[Moved]) + Send>;
 
 impl Caller {
+    /// In whose name shared budgets are used; 0 for this process.
+    pub(crate) fn seat(&self) -> u64 {
+        match self {
+            Caller::Here(_) => 0,
+            Caller::There { seat, .. } => *seat,
+        }
+    }
+
     /// Payload bytes of key `index`.
     pub(crate) fn bytes(&self, index: usize) -> u64 {
         match self {

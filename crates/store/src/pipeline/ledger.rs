@@ -6,12 +6,13 @@
 //! afterwards, so that nobody waits for a reservation that has already ended.
 
 use std::collections::hash_map::Entry;
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::Condvar;
 
+use super::budget::Share;
 use super::put::Put;
 use crate::arena::{Place, Token};
 use crate::clock;
@@ -48,6 +49,12 @@ pub(super) struct Promotion {
     pub(super) waiter: Option<Waiter>,
 }
 
+/// A block on its way to the far tier.
+pub(super) struct OnItsWay {
+    share: Share,
+    pub(super) waiters: Vec<Waiter>,
+}
+
 #[derive(Default)]
 pub(super) struct State {
     /// By the tier and the reservation they wait for.
@@ -57,14 +64,13 @@ pub(super) struct State {
     /// When the queue is looked at again, after blocks that could not be written yet.
     pub(super) rest_until: Option<Instant>,
     /// Those in the queue or being copied, and who waits for them.
-    pub(super) waiting: HashMap<Token, Vec<Waiter>>,
-    /// Bytes admitted to the near tier that the far one has not got.
-    pub(super) queued_bytes: u64,
+    pub(super) waiting: HashMap<Token, OnItsWay>,
     /// Blocks of far tiers on their way to the near one.
     pub(super) promotions: VecDeque<Promotion>,
     pub(super) promotion_bytes: u64,
-    /// Reservations of callers of the two-phase verbs, by tier: nobody knows when they end.
-    pub(super) held: HashSet<(usize, Token)>,
+    /// Reservations of callers of the two-phase verbs, by tier: nobody knows when they end. Those
+    /// of the near tier with what they have of the queue.
+    pub(super) held: HashMap<(usize, Token), Option<Share>>,
     /// No call begins any more, and so no held reservation is committed any more.
     pub(super) closing: bool,
     pub(super) stop: bool,
@@ -85,14 +91,20 @@ impl Ledger {
 
     /// Puts a pinned block of the near tier on its way. False when it is already: a block is
     /// visible before its put gets here, so another put may have sent it.
-    pub(super) fn enqueue(&self, state: &mut State, place: Place, waiters: Vec<Waiter>) -> bool {
+    pub(super) fn enqueue(
+        &self,
+        state: &mut State,
+        place: Place,
+        share: Share,
+        waiters: Vec<Waiter>,
+    ) -> bool {
         match state.waiting.entry(place.token) {
             Entry::Occupied(mut on_its_way) => {
-                on_its_way.get_mut().extend(waiters);
+                on_its_way.get_mut().waiters.extend(waiters);
                 false
             }
             Entry::Vacant(vacant) => {
-                vacant.insert(waiters);
+                vacant.insert(OnItsWay { share, waiters });
                 state.queue.push_back(place);
                 self.work.notify_one();
                 true
@@ -102,16 +114,20 @@ impl Ledger {
 
     /// Ends a block's way to the far tier.
     pub(super) fn finish(&self, place: &Place, outcome: Outcome) {
-        let waiters = {
+        let ended = {
             let mut state = self.state.lock();
-            state.queued_bytes = state.queued_bytes.saturating_sub(place.len);
-            let waiters = state.waiting.remove(&place.token).unwrap_or_default();
+            let ended = state.waiting.remove(&place.token);
+            // Before anybody learns that nothing waits.
+            let ended = ended.map(|OnItsWay { share, waiters }| {
+                drop(share);
+                waiters
+            });
             if state.waiting.is_empty() {
                 self.drained.notify_all();
             }
-            waiters
+            ended
         };
-        for waiter in waiters {
+        for waiter in ended.into_iter().flatten() {
             waiter.task.acknowledge(waiter.index, outcome);
         }
     }
@@ -119,11 +135,6 @@ impl Ledger {
     /// Whether somebody holds it now.
     pub(crate) fn is_taken(&self) -> bool {
         self.state.is_taken()
-    }
-
-    /// Bytes on their way to the far tier.
-    pub(crate) fn queued_bytes(&self) -> u64 {
-        self.state.lock().queued_bytes
     }
 
     /// Waits until the far tier has everything that was committed before.
@@ -150,7 +161,7 @@ impl Ledger {
             let mut state = self.state.lock();
             state.closing = true;
             let State { joiners, held, .. } = &mut *state;
-            let ended = held.iter().filter_map(|token| joiners.remove(token));
+            let ended = held.keys().filter_map(|name| joiners.remove(name));
             ended.flatten().collect()
         };
         for joiner in joiners {
@@ -164,9 +175,9 @@ impl Ledger {
             let mut state = self.state.lock();
             state.stop = true;
             state.queue.clear();
-            state.queued_bytes = 0;
+            state.held.clear();
             let near = std::mem::take(&mut state.promotions);
-            let far = state.waiting.drain().flat_map(|(_, waiters)| waiters);
+            let far = state.waiting.drain().flat_map(|(_, ended)| ended.waiters);
             far.chain(near.into_iter().filter_map(|one| one.waiter))
                 .collect()
         };

@@ -103,7 +103,7 @@ impl Core {
         let tiers = self.tiers.iter().map(Tier::stats).collect();
         let media = self.media();
         let devices = media.iter().filter_map(|arena| DeviceStats::of(arena));
-        let queued = self.ledger.queued_bytes();
+        let queued = self.budget.bytes();
         self.metrics.read(tiers, devices.collect(), queued)
     }
 

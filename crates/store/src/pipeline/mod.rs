@@ -1,13 +1,14 @@
 //! Tiers chained near to far: the near one answers first, far hits are promoted in the
 //! background, puts go through to the far tier by a bounded write-back queue.
 //!
-//! `ledger` holds what is under way, `put` and `get` are the calls, `caller` says whose memory they
-//! move, `lookup` asks the index, `two_phase` the same verbs
-//! for engines whose scheduler and workers are different processes, `background` the thread that
-//! writes back and promotes, `evictor` the one that
-//! evicts ahead of need, `replicate` the copy between two tiers that both use.
+//! `ledger` holds what is under way, `budget` says how much of it may wait and whose it is, `put`
+//! and `get` are the calls, `caller` says whose memory they move, `lookup` asks the index,
+//! `two_phase` the same verbs for engines whose scheduler and workers are different processes,
+//! `background` the thread that writes back and promotes, `evictor` the one that evicts ahead of
+//! need, `replicate` the copy between two tiers that both use.
 
 mod background;
+mod budget;
 mod caller;
 mod drain;
 mod evictor;
@@ -36,6 +37,7 @@ use crate::task::{Mirror, Task};
 use crate::tier::Tier;
 
 pub(crate) use background::Background;
+pub(crate) use budget::Budget;
 pub(crate) use caller::{Caller, Lanes, MovesDone};
 pub use drain::Drained;
 pub(crate) use evictor::{Bell, Evictor};
@@ -58,8 +60,8 @@ pub(crate) struct Core {
     pub(crate) gate: Arc<Gate>,
     pub(crate) metrics: Metrics,
     pub(crate) overload: Overload,
-    /// Most bytes of the near tier that wait for the far one.
-    pub(crate) write_back_depth: u64,
+    /// Bytes of the near tier that wait for the far one.
+    pub(crate) budget: Arc<Budget>,
     pub(crate) promote: bool,
     pub(crate) uses: Uses,
     pub(crate) next_medium: AtomicU32,
@@ -76,9 +78,9 @@ impl Core {
     }
 
     /// Whether a block of so many bytes goes to the far tier at once: the near one, or the part
-    /// of it that may wait for the far one, can never take it.
-    pub(crate) fn bypasses(&self, len: u64) -> bool {
-        len > self.near().block_max().min(self.write_back_depth)
+    /// of it that may wait for the far one, can never take it from this caller.
+    pub(crate) fn bypasses(&self, seat: u64, len: u64) -> bool {
+        len > self.near().block_max().min(self.budget.block_max(seat))
     }
 
     /// The task of a call.

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use kvdepot_media::{Checksum, Done};
 
+use super::budget::Share;
 use super::caller::{Caller, Lanes};
 use super::ledger::{Joiner, State, Waiter};
 use super::{Core, steps};
@@ -29,11 +30,17 @@ pub(crate) struct Put {
     _pass: Pass,
 }
 
+/// Room for a block of the call, its index, and in a near tier what it has of the queue.
+type Copy = (usize, Reserved, Option<Share>);
+
+/// Index of a block that wants room, and what it has of the queue.
+type Admitted = (usize, Option<Share>);
+
 /// Where the keys of a call go.
 #[derive(Default)]
 struct Routes {
     /// Indices whose blocks were reserved, by tier.
-    copies: [Vec<(usize, Reserved)>; 2],
+    copies: [Vec<Copy>; 2],
     /// Indices that have their outcome without a copy.
     settled: Vec<(usize, Outcome)>,
     /// Indices that wait for the far tier; their buffers are not needed any more.
@@ -106,32 +113,32 @@ impl Put {
             core.near()
                 .touch(self.namespace, routes.settled.iter().map(used));
         }
-        let refused = self.reserve(0, &near, &mut routes);
+        let refused = self.reserve(0, near, &mut routes);
         for (index, outcome) in refused {
             if core.far().is_some() && core.overload == Overload::Wait {
-                far.push(index);
+                far.push((index, None));
             } else {
                 routes.settled.push((index, outcome));
             }
         }
         if core.far().is_some() {
-            far.sort_unstable();
-            let refused = self.reserve(1, &far, &mut routes);
+            far.sort_unstable_by_key(|(index, _)| *index);
+            let refused = self.reserve(1, far, &mut routes);
             routes.settled.extend(refused);
         }
         routes
     }
 
     /// What goes to the near tier and what at once to the far one; the rest is settled.
-    fn admit(&self, indices: Vec<usize>, routes: &mut Routes) -> (Vec<usize>, Vec<usize>) {
+    fn admit(&self, indices: Vec<usize>, routes: &mut Routes) -> (Vec<Admitted>, Vec<Admitted>) {
         let core = &self.core;
-        let mut ledger = core.ledger.lock();
+        let seat = self.caller.seat();
         let mut near = Vec::new();
         let mut far = Vec::new();
         for index in indices {
             let len = self.caller.bytes(index);
             let Some(tier) = core.far() else {
-                near.push(index);
+                near.push((index, None));
                 continue;
             };
             let stamp = self.stamps.of(index);
@@ -140,14 +147,13 @@ impl Put {
                 .is_some()
             {
                 routes.settled.push((index, Outcome::Done));
-            } else if core.bypasses(len) {
-                far.push(index);
-            } else if ledger.queued_bytes + len <= core.write_back_depth {
-                ledger.queued_bytes += len;
-                near.push(index);
+            } else if core.bypasses(seat, len) {
+                far.push((index, None));
+            } else if let Some(share) = core.budget.admit(seat, len) {
+                near.push((index, Some(share)));
             } else if core.overload == Overload::Wait {
                 // At the far tier's speed: that is how a full queue delays.
-                far.push(index);
+                far.push((index, None));
             } else {
                 routes.settled.push((index, Outcome::Dropped));
             }
@@ -159,15 +165,15 @@ impl Put {
     fn reserve(
         self: &Arc<Put>,
         tier: usize,
-        indices: &[usize],
+        wanted: Vec<Admitted>,
         routes: &mut Routes,
     ) -> Vec<(usize, Outcome)> {
-        if indices.is_empty() {
+        if wanted.is_empty() {
             return Vec::new();
         }
         let core = &self.core;
         let through = tier == 0 && core.far().is_some();
-        let wanted = |index: &usize| Wanted {
+        let room = |(index, _): &Admitted| Wanted {
             key: self.keys[*index],
             len: self.caller.bytes(*index),
             parts: 1,
@@ -175,16 +181,12 @@ impl Put {
             copy: false,
             evict: true,
         };
-        let blocks: Vec<Wanted> = indices.iter().map(wanted).collect();
+        let blocks: Vec<Wanted> = wanted.iter().map(room).collect();
         let mut refused = Vec::new();
         let (mut ledger, answers) = core.reserve_locked(tier, self.namespace, &blocks);
-        for (index, answer) in indices.iter().copied().zip(answers) {
-            let len = self.caller.bytes(index);
+        for ((index, share), answer) in wanted.into_iter().zip(answers) {
             match answer {
-                Ok(place) => {
-                    routes.copies[tier].push((index, place));
-                    continue;
-                }
+                Ok(place) => routes.copies[tier].push((index, place, share)),
                 Err(Refused::Present(token)) if through => {
                     if core.send_far(&mut ledger, token, vec![self.waiter(index)]) {
                         routes.released += 1;
@@ -194,7 +196,7 @@ impl Put {
                 }
                 Err(Refused::Present(_)) => routes.settled.push((index, Outcome::Done)),
                 Err(Refused::Reserved(token))
-                    if ledger.closing && ledger.held.contains(&(tier, token)) =>
+                    if ledger.closing && ledger.held.contains_key(&(tier, token)) =>
                 {
                     routes.settled.push((index, Outcome::Closed));
                 }
@@ -209,12 +211,7 @@ impl Put {
                         .or_default()
                         .push(joiner);
                 }
-                Err(Refused::Full(_)) => {
-                    refused.push((index, Outcome::Full));
-                }
-            }
-            if through {
-                ledger.queued_bytes = ledger.queued_bytes.saturating_sub(len);
+                Err(Refused::Full(_)) => refused.push((index, Outcome::Full)),
             }
         }
         refused
@@ -233,7 +230,7 @@ impl Put {
         }
     }
 
-    fn copy(self: &Arc<Put>, tier: usize, copies: Vec<(usize, Reserved)>) {
+    fn copy(self: &Arc<Put>, tier: usize, copies: Vec<Copy>) {
         let core = &self.core;
         let buffers = match &self.caller {
             Caller::Here(buffers) => buffers,
@@ -245,7 +242,7 @@ impl Put {
         let planned = copies
             .iter()
             .enumerate()
-            .try_for_each(|(tag, (index, place))| {
+            .try_for_each(|(tag, (index, place, _))| {
                 let mapping = devices.mapping(place.token)?;
                 let target = parts::buffers(&mapping, &place.extents, 0, place.len)?;
                 let id = parts::part_id(&place.identity, 0, 1);
@@ -270,18 +267,14 @@ impl Put {
     }
 
     /// Has another process's lanes copy.
-    fn copy_there(
-        self: &Arc<Put>,
-        lanes: &dyn Lanes,
-        tier: usize,
-        mut copies: Vec<(usize, Reserved)>,
-    ) {
+    fn copy_there(self: &Arc<Put>, lanes: &dyn Lanes, tier: usize, mut copies: Vec<Copy>) {
         // Like those of the two-phase verbs: nobody knows when they end.
         let handed = copies.iter_mut();
-        let handed = handed.map(|(index, reserved)| (*index, reserved.hand_out()));
+        let handed = handed.map(|(index, reserved, _)| (*index, reserved.hand_out()));
         let blocks: Vec<(usize, Place)> = handed.collect();
         let held: Vec<_> = blocks.iter().map(|(_, at)| (tier, at.token)).collect();
-        self.core.ledger.lock().held.extend(held.iter().copied());
+        let names = held.iter().map(|name| (*name, None));
+        self.core.ledger.lock().held.extend(names);
         let started = clock::now();
         let put = Arc::clone(self);
         let done = move |moved: &[Moved]| {
@@ -296,15 +289,15 @@ impl Put {
     }
 
     /// All copies into one tier have stopped.
-    fn finish(self: &Arc<Put>, tier: usize, copies: Vec<(usize, Reserved)>, moved: &[Moved]) {
+    fn finish(self: &Arc<Put>, tier: usize, copies: Vec<Copy>, moved: &[Moved]) {
         let core = &self.core;
         let into = &core.tiers[tier];
         let through = tier == 0 && core.far().is_some();
         let mut written = Vec::new();
         let mut failed = Vec::new();
-        let mut places: Vec<(usize, Place)> = Vec::with_capacity(copies.len());
-        for ((index, mut reserved), moved) in copies.into_iter().zip(moved) {
-            places.push((index, *reserved));
+        let mut places: Vec<(usize, Place, Option<Share>)> = Vec::with_capacity(copies.len());
+        for ((index, mut reserved, share), moved) in copies.into_iter().zip(moved) {
+            places.push((index, *reserved, share));
             match moved {
                 Moved::Done(checksum) => written.push((reserved, *checksum)),
                 Moved::Corrupt | Moved::Failed => failed.push(reserved.hand_out().token),
@@ -324,32 +317,28 @@ impl Put {
                 _ => None,
             })
             .collect();
+        let ended: Vec<Token> = copies.iter().map(|(_, place, _)| place.token).collect();
         let mut settled = Vec::new();
         {
             let mut ledger = core.ledger.lock();
-            for ((index, place), checksum) in copies.iter().zip(checksums) {
-                match checksum {
-                    Some(checksum) if through => {
-                        let place = Place { checksum, ..*place };
-                        core.write_back_later(&mut ledger, place, vec![self.waiter(*index)]);
+            for ((index, place, share), checksum) in copies.into_iter().zip(checksums) {
+                match (checksum, share) {
+                    (Some(checksum), Some(share)) => {
+                        let place = Place { checksum, ..place };
+                        let waiters = vec![self.waiter(index)];
+                        core.write_back_later(&mut ledger, place, share, waiters);
                     }
-                    Some(_) => settled.push((*index, Outcome::Done)),
-                    None => {
-                        if through {
-                            ledger.queued_bytes = ledger.queued_bytes.saturating_sub(place.len);
-                        }
-                        settled.push((*index, Outcome::Dropped));
-                    }
+                    (Some(_), None) => settled.push((index, Outcome::Done)),
+                    (None, _) => settled.push((index, Outcome::Dropped)),
                 }
             }
         }
-        let released = copies.len() - settled.len();
+        let released = ended.len() - settled.len();
         for (_, outcome) in &settled {
             core.metrics.put_outcome(*outcome);
         }
         self.task.settle(settled);
         self.task.release(released);
-        let ended: Vec<Token> = copies.iter().map(|(_, place)| place.token).collect();
         core.resolve(tier, &ended);
     }
 }
@@ -381,23 +370,29 @@ impl Core {
     /// where it is not. False when it is gone again.
     pub(super) fn send_far(&self, ledger: &mut State, token: Token, waiters: Vec<Waiter>) -> bool {
         if let Some(others) = ledger.waiting.get_mut(&token) {
-            others.extend(waiters);
+            others.waiters.extend(waiters);
             return true;
         }
         // Published, and neither far nor on its way: its write-back had failed.
         let Some(place) = self.near().pin_token(token) else {
             return false;
         };
-        ledger.queued_bytes += place.len;
-        self.write_back_later(ledger, place, waiters);
+        // Whoever put it, it goes on by itself.
+        let share = self.budget.take(0, place.len);
+        self.write_back_later(ledger, place, share, waiters);
         true
     }
 
-    /// Puts a block of the near tier on its way to the far one. It comes with a pin and with its
-    /// bytes counted as queued; both are given back when it is on its way already.
-    pub(super) fn write_back_later(&self, ledger: &mut State, place: Place, waiters: Vec<Waiter>) {
-        if !self.ledger.enqueue(ledger, place, waiters) {
-            ledger.queued_bytes = ledger.queued_bytes.saturating_sub(place.len);
+    /// Puts a block of the near tier on its way to the far one. It comes with a pin, which is
+    /// given back when it is on its way already, and with what it has of the queue.
+    pub(super) fn write_back_later(
+        &self,
+        ledger: &mut State,
+        place: Place,
+        share: Share,
+        waiters: Vec<Waiter>,
+    ) {
+        if !self.ledger.enqueue(ledger, place, share, waiters) {
             self.near().unpin([place.token].into_iter());
         }
     }

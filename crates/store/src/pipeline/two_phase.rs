@@ -7,6 +7,7 @@
 use kvdepot_media::Checksum;
 
 use super::Core;
+use super::budget::Share;
 use super::ledger::State;
 use crate::arena::{Cause, Full, Place, Refused, Token, Wanted};
 use crate::config::Overload;
@@ -141,21 +142,19 @@ impl Core {
         let stamps = self.uses.call(blocks.len());
         let mut answers: Vec<Option<Result<Reservation, Refused>>> = vec![None; blocks.len()];
         let mut ways = Vec::with_capacity(blocks.len());
-        let mut ledger = self.ledger.lock();
         for (index, (key, lengths)) in blocks.iter().enumerate() {
-            match self.way_of(&mut ledger, namespace, key, lengths, stamps.of(index)) {
-                Ok(way) => ways.push((index, way)),
+            match self.way_of(holder.seat, namespace, key, lengths, stamps.of(index)) {
+                Ok((way, share)) => ways.push((index, way, share)),
                 Err(token) => answers[index] = Some(Err(Refused::Present(token))),
             }
         }
-        drop(ledger);
         for way in [Way::Through, Way::NearOnly, Way::Far] {
-            let mine = ways.iter().filter(|(_, other)| *other == way);
-            let mine: Vec<usize> = mine.map(|(index, _)| *index).collect();
+            let mine = ways.extract_if(.., |(_, other, _)| *other == way);
+            let mine: Vec<(usize, _)> = mine.map(|(index, _, share)| (index, share)).collect();
             if mine.is_empty() {
                 continue;
             }
-            let wanted = mine.iter().map(|index| Wanted {
+            let wanted = mine.iter().map(|(index, _)| Wanted {
                 key: blocks[*index].0,
                 len: parts::payload_len(&blocks[*index].1),
                 parts: blocks[*index].1.len() as u16,
@@ -165,16 +164,16 @@ impl Core {
             });
             let wanted: Vec<Wanted> = wanted.collect();
             let (mut ledger, places) = self.reserve_locked(way.tier(), namespace, &wanted);
-            for ((index, wanted), place) in mine.iter().zip(&wanted).zip(places) {
+            for ((index, share), place) in mine.into_iter().zip(places) {
                 // It is the caller's, and as long as the caller's process.
                 let place = place.map(|mut reserved| reserved.hand_out());
-                let place = self.note(&mut ledger, way, wanted.len, place);
-                answers[*index] = Some(place.map(|place| Reservation {
+                let place = self.note(&mut ledger, way, share, place);
+                answers[index] = Some(place.map(|place| Reservation {
                     way,
                     tier: way.tier(),
                     medium: place.token.device,
                     place,
-                    parts: parts::blank(&blocks[*index].1).into(),
+                    parts: parts::blank(&blocks[index].1).into(),
                     holder,
                 }));
             }
@@ -189,63 +188,59 @@ impl Core {
         Ok(answers.into_iter().flatten().collect())
     }
 
-    /// Where a block is to be reserved, its bytes counted as queued where it will be; or where it
-    /// is already, for good.
+    /// Where a block is to be reserved, with its share of the queue where it will be in it; or
+    /// where it is already, for good.
     fn way_of(
         &self,
-        ledger: &mut State,
+        seat: u64,
         namespace: NamespaceId,
         key: &Key,
         lengths: &[u64],
         stamp: u64,
-    ) -> Result<Way, Token> {
+    ) -> Result<(Way, Option<Share>), Token> {
         let Some(far) = self.far() else {
-            return Ok(Way::Through);
+            return Ok((Way::Through, None));
         };
         if let Some(place) = far.find_again(namespace, key, stamp) {
             return Err(place.token);
         }
         let len = parts::payload_len(lengths);
-        Ok(if self.bypasses(len) {
-            Way::Far
-        } else if ledger.queued_bytes + len <= self.write_back_depth {
-            ledger.queued_bytes += len;
-            Way::Through
-        } else if self.overload == Overload::Wait {
-            Way::Far
-        } else {
-            self.metrics.put_outcome(crate::Outcome::Dropped);
-            Way::NearOnly
+        if self.bypasses(seat, len) {
+            return Ok((Way::Far, None));
+        }
+        Ok(match self.budget.admit(seat, len) {
+            Some(share) => (Way::Through, Some(share)),
+            None if self.overload == Overload::Wait => (Way::Far, None),
+            None => {
+                self.metrics.put_outcome(crate::Outcome::Dropped);
+                (Way::NearOnly, None)
+            }
         })
     }
 
-    /// Enters what a tier has answered for a block of so many bytes.
+    /// Enters what a tier has answered for a block.
     fn note(
         &self,
         ledger: &mut State,
         way: Way,
-        len: u64,
+        share: Option<Share>,
         answer: Result<Place, Refused>,
     ) -> Result<Place, Refused> {
-        let queued = way == Way::Through && self.far().is_some();
         match &answer {
             Ok(place) => {
-                ledger.held.insert((way.tier(), place.token));
+                ledger.held.insert((way.tier(), place.token), share);
                 return answer;
             }
-            Err(Refused::Present(token)) if queued => {
+            Err(Refused::Present(token)) if share.is_some() => {
                 // Unless it is gone again, in which case the next store writes it anew.
                 let _sent = self.send_far(ledger, *token, Vec::new());
             }
             _ => {}
         }
-        if queued {
-            ledger.queued_bytes = ledger.queued_bytes.saturating_sub(len);
-        }
         match answer {
             Err(Refused::Full(full)) if way == Way::NearOnly => Err(Refused::Full(Full {
                 cause: Cause::Queue {
-                    depth: self.write_back_depth,
+                    depth: self.budget.depth(),
                 },
                 ..full
             })),
@@ -308,12 +303,14 @@ impl Core {
             let mut ledger = self.ledger.lock();
             for ((index, (_, checksum)), ok) in mine.iter().zip(&written).zip(&committed) {
                 stored[*index] = *ok;
+                let place = Place {
+                    checksum: *checksum,
+                    ..reservations[*index].place
+                };
+                let share = ledger.held.remove(&(tier, place.token)).flatten();
                 if through && *ok {
-                    let place = Place {
-                        checksum: *checksum,
-                        ..reservations[*index].place
-                    };
-                    self.write_back_later(&mut ledger, place, Vec::new());
+                    let share = share.unwrap_or_else(|| self.budget.take(0, place.len));
+                    self.write_back_later(&mut ledger, place, share, Vec::new());
                 }
             }
             for token in &tokens {
@@ -340,11 +337,8 @@ impl Core {
                 continue;
             }
             let tokens: Vec<_> = places.iter().map(|place| place.token).collect();
-            let freed = self.tiers[tier].abort(&tokens);
+            self.tiers[tier].abort(&tokens);
             let mut ledger = self.ledger.lock();
-            if way == Way::Through && self.far().is_some() {
-                ledger.queued_bytes = ledger.queued_bytes.saturating_sub(freed);
-            }
             for token in &tokens {
                 ledger.held.remove(&(tier, *token));
             }

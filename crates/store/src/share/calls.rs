@@ -10,6 +10,7 @@ use super::holding::{Granted, Name, give_back};
 use super::session::Session;
 use crate::arena::Place;
 use crate::depot::About;
+use crate::listing::PAGE_MAX;
 use crate::pipeline::{NoRoom, Reservation};
 use crate::{Error, Identity, Key, NamespaceId};
 
@@ -101,7 +102,11 @@ impl Calls<'_> {
                 let (id, keys) = keys_of(&mut body)?;
                 out.long(core.remove(id, &keys)? as u64);
             }
-            Verb::Clear => out.long(core.clear(id_of(&mut body)?)? as u64),
+            Verb::Clear => {
+                let id = id_of(&mut body)?;
+                self.session.only_owner("clear")?;
+                out.long(core.clear(id)? as u64);
+            }
             Verb::KeepContiguous => core.keep_contiguous(id_of(&mut body)?)?,
             Verb::Stats => out.json(&core.stats()),
             Verb::Drain => {
@@ -110,9 +115,11 @@ impl Calls<'_> {
                 out.flag(core.ledger.drain(timeout));
             }
             Verb::Namespaces => {
-                let all = core.namespaces()?;
-                out.word(all.len() as u32);
-                for one in all {
+                let after = body.flag()?.then(|| body.namespace()).transpose()?;
+                body.end()?;
+                let page = core.namespace_page(after, PAGE_MAX)?;
+                out.word(page.len() as u32);
+                for one in page {
                     out.bytes(&one.id.0);
                     out.long(one.blocks);
                     out.long(one.bytes);
@@ -121,10 +128,16 @@ impl Calls<'_> {
                 }
             }
             Verb::Blocks => {
-                let blocks = core.blocks(id_of(&mut body)?)?;
-                out.reserve(blocks.len() * 40);
-                out.word(blocks.len() as u32);
-                for (key, bytes) in blocks {
+                let id = body.namespace()?;
+                let from = body.flag()?.then(|| body.cursor()).transpose()?;
+                let limit = body.long()? as usize;
+                body.end()?;
+                let page = core.block_page(id, from, limit.min(PAGE_MAX))?;
+                out.flag(page.next.is_some());
+                out.cursor(page.next.unwrap_or_default());
+                out.reserve(page.blocks.len() * 40);
+                out.word(page.blocks.len() as u32);
+                for (key, bytes) in page.blocks {
                     out.bytes(&key.0);
                     out.long(bytes);
                 }

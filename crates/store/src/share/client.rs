@@ -16,7 +16,7 @@ use crate::buffers::BlockBuffers;
 use crate::depot::About;
 use crate::gate::Gate;
 use crate::journal::Journal;
-use crate::listing::{Gone, NamespaceUsage};
+use crate::listing::{BlockPage, Cursor, Gone, NamespaceUsage};
 use crate::metrics::{Op, Stats};
 use crate::parts::Parts;
 use crate::patience::Limit;
@@ -200,7 +200,21 @@ impl Client {
     }
 
     pub(crate) fn namespaces(&self) -> Result<Vec<NamespaceUsage>, Error> {
-        let out = Out::new(Verb::Namespaces, 0);
+        let mut all: Vec<NamespaceUsage> = Vec::new();
+        loop {
+            let last = all.last().map(|one| one.id);
+            let page = self.namespaces_after(last)?;
+            if page.is_empty() {
+                return Ok(all);
+            }
+            all.extend(page);
+        }
+    }
+
+    fn namespaces_after(&self, after: Option<NamespaceId>) -> Result<Vec<NamespaceUsage>, Error> {
+        let mut out = Out::new(Verb::Namespaces, 0);
+        out.flag(after.is_some());
+        after.iter().for_each(|after| out.bytes(&after.0));
         self.ask(Vec::new, out, |body, _| {
             let one = |body: &mut In<'_>| {
                 let (id, blocks, bytes) = (body.namespace()?, body.long()?, body.long()?);
@@ -216,13 +230,23 @@ impl Client {
         })
     }
 
-    pub(crate) fn blocks(&self, id: NamespaceId) -> Result<Vec<(Key, u64)>, Error> {
-        let out = of_namespace(Verb::Blocks, 0, id);
-        self.ask(Vec::new, out, |body, _| {
-            let count = body.count(40)?;
-            (0..count)
-                .map(|_| Ok((body.key()?, body.long()?)))
-                .collect()
+    pub(crate) fn block_page(
+        &self,
+        id: NamespaceId,
+        from: Option<Cursor>,
+        limit: usize,
+    ) -> Result<BlockPage, Error> {
+        let mut out = of_namespace(Verb::Blocks, 0, id);
+        out.flag(from.is_some());
+        from.iter().for_each(|from| out.cursor(*from));
+        out.long(limit as u64);
+        self.ask(BlockPage::default, out, |body, _| {
+            let more = body.flag()?;
+            let next = Some(body.cursor()?).filter(|_| more);
+            let block = |body: &mut In<'_>| Ok((body.key()?, body.long()?));
+            let blocks = (0..body.count(40)?).map(|_| block(body));
+            let blocks = blocks.collect::<Result<Vec<_>, Error>>()?;
+            Ok(BlockPage { blocks, next })
         })
     }
 

@@ -12,12 +12,17 @@ use kvdepot_media::Checksum;
 
 use crate::arena::{Place, Token};
 use crate::format::record::Packed;
+use crate::listing::Cursor;
 use crate::{Error, Identity, Key, NamespaceId};
 
 const HEAD: usize = 16;
 
-/// Longest body: a call of a million keys with their placements, and room.
-const BODY_MAX: usize = 256 << 20;
+/// Longest body: a call of [`KEYS_MAX`] keys with their placements, and room.
+const BODY_MAX: usize = 128 << 20;
+
+/// Most keys of one call: those of a prompt of millions of tokens. It bounds what the owner does,
+/// and keeps in memory, for one call of one client.
+pub(super) const KEYS_MAX: usize = 1 << 20;
 
 /// What a frame asks or tells.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -203,6 +208,10 @@ impl Out {
         self.long(token.sequence);
     }
 
+    pub(super) fn cursor(&mut self, cursor: Cursor) {
+        self.bytes(&cursor.to_bytes());
+    }
+
     /// All of a place but its identity.
     pub(super) fn place(&mut self, place: &Place) {
         let mut head = [0; 44];
@@ -276,15 +285,31 @@ impl Incoming {
         if !self.fill(&mut socket, HEAD + len)? {
             return Ok(None);
         }
-        let at = self.begin + HEAD;
-        let body = self.memory[at..at + len].to_vec();
-        self.begin = at + len;
+        let body = self.take(HEAD + len);
         Ok(Some(Frame {
             verb,
             status,
             number,
             body,
         }))
+    }
+
+    /// The body of the first frame, which has so many bytes with its head and is there.
+    fn take(&mut self, len: usize) -> Vec<u8> {
+        let end = self.begin + len;
+        if self.memory.len() <= ROOM {
+            let body = self.memory[self.begin + HEAD..end].to_vec();
+            self.begin = end;
+            return body;
+        }
+        // A long frame takes its memory along: what it needed is not kept for the next one.
+        let rest = self.memory[end..self.end].to_vec();
+        let mut body = std::mem::take(&mut self.memory);
+        body.truncate(end);
+        body.drain(..self.begin + HEAD);
+        (self.begin, self.end) = (0, rest.len());
+        self.memory = rest;
+        body
     }
 
     /// Whether something has arrived that was not taken yet.
@@ -299,10 +324,12 @@ impl Incoming {
         }
         self.memory.copy_within(self.begin..self.end, 0);
         (self.begin, self.end) = (0, self.end - self.begin);
-        if self.memory.len() < len.max(ROOM) {
-            self.memory.resize(len.max(ROOM), 0);
-        }
         while self.end < len {
+            if self.end == self.memory.len() {
+                // Room grows with what has come: a head alone can claim anything.
+                let more = (2 * self.end).clamp(ROOM, len.max(ROOM));
+                self.memory.resize(more, 0);
+            }
             let count = match socket.read(&mut self.memory[self.end..]) {
                 Ok(count) => count,
                 Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
@@ -389,6 +416,10 @@ impl<'a> In<'a> {
 
     pub(super) fn keys(&mut self) -> Result<Vec<Key>, Error> {
         let count = self.count(32)?;
+        if count > KEYS_MAX {
+            let allowed = format!("at most {KEYS_MAX} keys a call of a served depot");
+            return Err(Error::input("keys", count, allowed));
+        }
         let (keys, _) = self.bytes(count * 32)?.as_chunks::<32>();
         Ok(keys.iter().map(|key| Key(*key)).collect())
     }
@@ -399,6 +430,10 @@ impl<'a> In<'a> {
             slot: self.word()?,
             sequence: self.long()?,
         })
+    }
+
+    pub(super) fn cursor(&mut self) -> Result<Cursor, Error> {
+        Ok(Cursor::from_bytes(&self.array()?))
     }
 
     pub(super) fn place(&mut self, identity: Identity) -> Result<Place, Error> {

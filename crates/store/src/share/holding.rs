@@ -5,6 +5,7 @@ use std::hash::{BuildHasherDefault, Hasher};
 
 use parking_lot::Mutex;
 
+use super::credit::Allowance;
 use super::placement::Holder;
 use crate::arena::{Place, Token};
 use crate::parts::Parts;
@@ -13,6 +14,7 @@ use crate::pipeline::{Core, Pin, Reservation};
 /// Of one client process. It passes to the next connection where one breaks.
 pub(super) struct Holding {
     pub(super) holder: Holder,
+    pub(super) allowance: Allowance,
     held: Mutex<Held>,
 }
 
@@ -39,6 +41,7 @@ impl Holding {
     pub(super) fn new(holder: Holder) -> Holding {
         Holding {
             holder,
+            allowance: Allowance::default(),
             held: Mutex::new(Held::default()),
         }
     }

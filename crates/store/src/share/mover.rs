@@ -11,9 +11,11 @@ use std::time::Duration;
 
 use kvdepot_media::host::fds;
 use kvdepot_media::host::fork::{self, LockFd};
-use kvdepot_media::{Access, Checksum, Copier, CopierConfig, Done, Mapping, Ticket};
+use kvdepot_media::{Access, Copier, CopierConfig, Done, Mapping};
 use parking_lot::{Mutex, RwLock};
 
+use super::held::Held;
+use super::job::{MoveJob, Report};
 use super::placement::{self, Holder, Placement};
 use super::roster::{Duty, Shift};
 use super::wire::{self, Medium, Role, Welcome};
@@ -38,6 +40,7 @@ pub struct Mover {
     /// Tells the owner for whom lanes here are at work.
     duty: Arc<Duty>,
     media: Arc<Media>,
+    held: Held,
     /// Where more of them are asked for, and as whom.
     at: PathBuf,
     role: Role,
@@ -121,29 +124,11 @@ fn map(
     };
     let new = media
         .into_iter()
-        .filter(|(Medium { number, len }, _)| !known.contains(&(*number, *len)));
+        .filter(|(Medium { number, len, .. }, _)| !known.contains(&(*number, *len)));
     let map = |(medium, fd): (Medium, LockFd)| {
         Ok((medium.number, Mapping::from_fd(fd, medium.len, access)?))
     };
     new.map(map).collect()
-}
-
-/// A batch under way. Dropping it changes nothing for the batch.
-pub struct MoveJob {
-    ticket: Ticket,
-    report: Arc<Mutex<Report>>,
-    bytes: u64,
-    journal: Journal,
-}
-
-struct Report {
-    /// Of each placement that was moved.
-    moved: Vec<Option<Checksum>>,
-    /// Those whose bytes have another checksum than they should.
-    corrupt: Vec<bool>,
-    /// The first thing that went wrong.
-    error: Option<String>,
-    elapsed: Option<Duration>,
 }
 
 impl Mover {
@@ -167,6 +152,8 @@ impl Mover {
         role: Role,
         lanes: Option<usize>,
     ) -> Result<Mover, Error> {
+        let held = Held::default();
+        held.learn(&welcome.media);
         let media = map(welcome.media, role, &[])?;
         let mut config = CopierConfig::default();
         let lanes = lanes.or(welcome.terms.lanes);
@@ -182,6 +169,7 @@ impl Mover {
                 mapped: RwLock::new(media),
                 ended: AtomicBool::new(false),
             }),
+            held,
             at: at.into(),
             role,
             copier: Copier::new(config)?,
@@ -266,14 +254,27 @@ impl Mover {
     /// Where part `part` of a placement lies, as `(medium, offset, length)` in payload order, for
     /// engines whose own copy engine moves the bytes. Nowhere for a placement of another owner, or
     /// of a client that is gone. Nobody sees when those copies end: what a client holds at its
-    /// death then stays held until this process has ended too.
+    /// death then stays held until this process has ended too; and after the owner's death the
+    /// room is nobody else's before this process has ended, which is why a mover that only reads
+    /// is not told. Nowhere also while processes of an earlier owner may still write there.
     ///
     /// # Errors
-    /// As [`Mover::store`].
+    /// As [`Mover::store`]; [`Error::Input`] for a mover that was attached without `write`.
     pub fn locate(&self, bytes: &[u8], part: u32) -> Result<Vec<(usize, u64, u64)>, Error> {
+        if !self.role.writes() {
+            return Err(Error::input(
+                "write",
+                false,
+                "true: only what writers have mapped is kept from a later owner's blocks",
+            ));
+        }
         let Some(placement) = self.decode(bytes, part)? else {
             return Ok(Vec::new());
         };
+        let session = self.holder.session;
+        if !self.held.has(placement.medium, &self.at, session) {
+            return Ok(Vec::new());
+        }
         // The owner's own process needs no telling: all ends with it.
         if placement.holder.seat > 0 {
             match self.duty.begin(placement.holder.seat) {
@@ -358,6 +359,7 @@ impl Mover {
         if welcome.terms.session != self.holder.session {
             return Ok(());
         }
+        self.held.learn(&welcome.media);
         let mut media = self.media.mapped.write();
         if self.has_ended() {
             return Ok(());
@@ -529,62 +531,6 @@ impl Drop for Mover {
         // Of the process that attached, and in no forked child, whose descriptor it is too.
         if !self.gate.forked() {
             let _shut = self.socket.shutdown(Shutdown::Both);
-        }
-    }
-}
-
-impl MoveJob {
-    /// Waits until no lane touches the caller's memory any more; false when `timeout` passed
-    /// first.
-    #[must_use]
-    pub fn wait(&self, timeout: Option<Duration>) -> bool {
-        self.ticket.wait(timeout)
-    }
-
-    /// Whether that is so now.
-    #[must_use]
-    pub fn is_done(&self) -> bool {
-        self.ticket.is_done()
-    }
-
-    /// The checksum of each part that was moved, and matched where one was expected; `None` for
-    /// the others. All `None` before the job is done.
-    #[must_use]
-    pub fn checksums(&self) -> Vec<Option<Checksum>> {
-        self.report.lock().moved.clone()
-    }
-
-    /// Which parts have another checksum than they should. Those that are neither here nor among
-    /// [`MoveJob::checksums`] were not moved: nothing is known about their bytes.
-    #[must_use]
-    pub fn corrupt(&self) -> Vec<bool> {
-        self.report.lock().corrupt.clone()
-    }
-
-    /// Bytes of the batch.
-    #[must_use]
-    pub fn bytes(&self) -> u64 {
-        self.bytes
-    }
-
-    /// From the call to the end of the last lane; so far, while it is under way.
-    #[must_use]
-    pub fn elapsed(&self) -> Duration {
-        let elapsed = self.report.lock().elapsed;
-        elapsed.unwrap_or_else(|| self.journal.elapsed())
-    }
-
-    /// Why something failed, if something did; for people.
-    #[must_use]
-    pub fn error(&self) -> Option<String> {
-        self.report.lock().error.clone()
-    }
-}
-
-impl Report {
-    fn note(&mut self, what: &str) {
-        if self.error.is_none() {
-            self.error = Some(what.to_owned());
         }
     }
 }

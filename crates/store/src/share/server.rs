@@ -11,10 +11,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use kvdepot_media::host::peer::Process;
+use kvdepot_media::host::peer::{Credentials, Process};
 use kvdepot_media::host::{dirs, peer};
 use parking_lot::Mutex;
 
+use super::accept;
 use super::calls;
 use super::frame::{Out, Verb};
 use super::placement::Holder;
@@ -27,11 +28,15 @@ use crate::depot::About;
 use crate::pipeline::Core;
 use crate::{Error, clock};
 
-/// How long a process that connects may take to say what it wants.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// How long the answer to a process that attaches may take to be written, which is none where the
+/// socket's memory takes it.
+const PATIENCE: Duration = Duration::from_secs(1);
 
-/// Pause before accepting is tried again, where the system refuses it: out of descriptors, say.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// Most processes, or connections of one, that are attached at a time: each has threads here, and
+/// descriptors.
+const ATTACHED_MAX: usize = 1024;
+/// Most of one process.
+const ATTACHED_EACH_MAX: usize = 256;
 
 /// Hands out the media's descriptors until it is stopped.
 pub(crate) struct Server {
@@ -52,7 +57,7 @@ struct Owner {
     others: bool,
     stop: Arc<AtomicBool>,
     /// Open as long as this process serves, so that movers notice its end.
-    connections: Mutex<Vec<UnixStream>>,
+    connections: Mutex<Vec<(u32, UnixStream)>>,
     clients: Arc<Mutex<Clients>>,
     roster: Arc<Roster>,
 }
@@ -68,7 +73,7 @@ struct Clients {
 
 struct Half {
     calls: UnixStream,
-    pid: u32,
+    from: Credentials,
     seat: u64,
 }
 
@@ -189,105 +194,99 @@ fn listen(path: &Path, mode: u32) -> Result<UnixListener, Error> {
 
 impl Owner {
     fn run(&self, listener: &UnixListener) {
-        let mut failing = None;
-        for socket in listener.incoming() {
-            if self.stop.load(Ordering::SeqCst) {
-                return;
+        let may = |from: &Credentials| self.may_attach(from);
+        accept::run(listener, &self.stop, may, |socket, from, role| {
+            let served = self.serve(&socket, from, role);
+            if let Err(error) = served {
+                let _told = wire::send_refusal(&socket, &error.to_string());
+                tracing::warn!(%error, pid = from.pid, "a process could not attach");
             }
-            let socket = match socket {
-                Ok(socket) => socket,
-                Err(error) => {
-                    // Whoever wants to attach still stands in line: once is enough.
-                    if failing.replace(error.kind()) != Some(error.kind()) {
-                        tracing::warn!(%error, "no process can attach");
-                    }
-                    std::thread::sleep(ACCEPT_PAUSE);
-                    continue;
-                }
-            };
-            failing = None;
-            if let Err(error) = self.serve(socket) {
-                tracing::warn!(%error, "a process could not attach");
-            }
-        }
+        });
     }
 
-    fn serve(&self, socket: UnixStream) -> Result<(), Error> {
-        let limit = |source| Error::Io {
+    fn may_attach(&self, from: &Credentials) -> Result<(), Error> {
+        let own = peer::own_uid();
+        if from.uid == own || self.others {
+            return Ok(());
+        }
+        Err(refused(format!(
+            "uid {} may not attach, only uid {own}: socket_mode lets others in",
+            from.uid
+        )))
+    }
+
+    fn serve(&self, socket: &UnixStream, from: Credentials, role: Role) -> Result<(), Error> {
+        let io = |source| Error::Io {
             path: "socket".into(),
             source,
         };
-        socket.set_read_timeout(Some(PATIENCE)).map_err(limit)?;
-        socket.set_write_timeout(Some(PATIENCE)).map_err(limit)?;
-        let credentials = peer::credentials(&socket)?;
-        let own = peer::own_uid();
-        if credentials.uid != own && !self.others {
-            let reason = format!(
-                "uid {} may not attach, only uid {own}: socket_mode lets others in",
-                credentials.uid
-            );
-            wire::send_refusal(&socket, &reason)?;
-            return Err(Error::Peer {
-                socket: "(peer)".into(),
-                reason,
-            });
-        }
-        let refuse = |error: &Error| {
-            let _told = wire::send_refusal(&socket, &error.to_string());
-        };
-        let role = wire::receive_request(&socket).inspect_err(refuse)?;
-        tracing::debug!(
-            pid = credentials.pid,
-            uid = credentials.uid,
-            ?role,
-            "a process attaches"
-        );
+        socket.set_nonblocking(false).map_err(io)?;
+        socket.set_write_timeout(Some(PATIENCE)).map_err(io)?;
+        let (pid, uid) = (from.pid, from.uid);
+        tracing::debug!(pid, uid, ?role, "a process attaches");
+        let kept = socket.try_clone().map_err(io)?;
         match role {
             Role::Read | Role::Write => {
-                self.welcome(&socket, role, 0, 0)?;
-                let mut connections = self.connections.lock();
-                connections.retain(is_open);
-                connections.push(socket);
+                self.has_room(pid)?;
+                self.welcome(socket, role, 0, 0)?;
+                self.connections.lock().push((pid, kept));
                 Ok(())
             }
             Role::Client(former) => {
-                let pid = credentials.pid;
+                self.has_room(pid)?;
                 let known = self.clients.lock().former(former, pid).cloned();
                 // A process that comes back keeps its number, and with it what it holds.
                 let (number, seat) = match known {
                     Some(session) => (former, session.holding.holder.seat),
                     None => (self.number(), self.roster.seat()),
                 };
-                self.welcome(&socket, role, number, seat)?;
-                let mut clients = self.clients.lock();
-                // Those that have gone before their second connection came.
-                clients.halves.retain(|_, half| is_open(&half.calls));
+                self.welcome(socket, role, number, seat)?;
                 let half = Half {
-                    calls: socket,
-                    pid,
+                    calls: kept,
+                    from,
                     seat,
                 };
-                clients.halves.insert(number, half);
+                self.clients.lock().halves.insert(number, half);
                 Ok(())
             }
             Role::Tasks(number) => {
                 let half = self.clients.lock().halves.remove(&number);
                 let half = match half {
-                    Some(half) if half.pid == credentials.pid => half,
+                    Some(half) if half.from.pid == pid => half,
                     _ => {
                         let reason = format!("client {number} is unknown, or another process");
-                        wire::send_refusal(&socket, &reason)?;
-                        return Err(Error::Peer {
-                            socket: "(peer)".into(),
-                            reason,
-                        });
+                        return Err(refused(reason));
                     }
                 };
-                let process = Process::of_peer(&socket)?;
-                self.welcome(&socket, role, number, half.seat)?;
-                self.start(number, process, half, socket)
+                let process = Process::of_peer(socket)?;
+                self.welcome(socket, role, number, half.seat)?;
+                self.start(number, process, half, kept)
             }
         }
+    }
+
+    /// Refuses one more of a process, or of all, than there may be.
+    fn has_room(&self, pid: u32) -> Result<(), Error> {
+        let mut pids: Vec<u32> = {
+            let mut connections = self.connections.lock();
+            connections.retain(|(_, socket)| is_open(socket));
+            connections.iter().map(|(pid, _)| *pid).collect()
+        };
+        let mut clients = self.clients.lock();
+        // Those that have gone before their second connection came.
+        clients.halves.retain(|_, half| is_open(&half.calls));
+        pids.extend(clients.halves.values().map(|half| half.from.pid));
+        let sessions = clients.sessions.values();
+        pids.extend(sessions.map(|session| session.process.identity().pid));
+        let own = pids.iter().filter(|other| **other == pid).count();
+        if pids.len() < ATTACHED_MAX && own < ATTACHED_EACH_MAX {
+            return Ok(());
+        }
+        Err(refused(format!(
+            "{} are attached, {own} of process {pid}: at most {ATTACHED_MAX}, and \
+             {ATTACHED_EACH_MAX} of one process, are allowed",
+            pids.len()
+        )))
     }
 
     fn welcome(
@@ -298,11 +297,13 @@ impl Owner {
         seat: u64,
     ) -> Result<(), Error> {
         let descriptor = |arena: &Arc<Arena>| {
+            let (descriptor, held) = arena.descriptor(role.writes())?;
             let medium = Medium {
                 number: arena.number(),
                 len: arena.mapping().len(),
+                held,
             };
-            Ok((medium, arena.descriptor(role.writes())?))
+            Ok((medium, descriptor))
         };
         let media = match role {
             Role::Tasks(_) => Vec::new(),
@@ -351,7 +352,7 @@ impl Owner {
             if clients.stopped {
                 return Err(Error::Closed(""));
             }
-            let inherited = match clients.former(number, half.pid) {
+            let inherited = match clients.former(number, half.from.pid) {
                 Some(former) => former.hand_over(),
                 None => Inheritance::none(Holder {
                     session: self.about.session,
@@ -359,6 +360,7 @@ impl Owner {
                 }),
             };
             let (core, roster) = (Arc::clone(&self.core), Arc::clone(&self.roster));
+            let process = (process, half.from.uid == peer::own_uid());
             let session = Arc::new(Session::new(core, process, inherited, roster, tasks));
             clients.sessions.insert(number, Arc::clone(&session));
             session
@@ -399,15 +401,14 @@ impl Clients {
     }
 }
 
+fn refused(reason: String) -> Error {
+    Error::Peer {
+        socket: "(peer)".into(),
+        reason,
+    }
+}
+
 /// Whether the other end still has its connection.
-fn is_open(mut socket: &UnixStream) -> bool {
-    use std::io::Read;
-    if socket.set_nonblocking(true).is_err() {
-        return false;
-    }
-    let mut byte = [0];
-    match socket.read(&mut byte) {
-        Ok(count) => count > 0,
-        Err(error) => error.kind() == std::io::ErrorKind::WouldBlock,
-    }
+fn is_open(socket: &UnixStream) -> bool {
+    peer::is_connected(socket).unwrap_or(false)
 }

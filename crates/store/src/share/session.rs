@@ -13,6 +13,7 @@ use kvdepot_media::host::peer::Process;
 use kvdepot_media::{Checksum, PART_LEN_MAX};
 use parking_lot::{Condvar, Mutex};
 
+use super::credit::Credit;
 use super::frame::{self, Frame, In, Incoming, Out, Verb};
 use super::holding::{Granted, Holding, give_back};
 use super::outbox::Outbox;
@@ -38,6 +39,8 @@ pub(super) struct Session {
     pub(super) core: Arc<Core>,
     pub(super) process: Process,
     pub(super) holding: Arc<Holding>,
+    /// Whether it runs as the owner's own user.
+    is_trusted: bool,
     roster: Arc<Roster>,
     moves: Mutex<Moves>,
     moved: Condvar,
@@ -96,7 +99,7 @@ enum End {
 impl Session {
     pub(super) fn new(
         core: Arc<Core>,
-        process: Process,
+        (process, is_trusted): (Process, bool),
         inherited: Inheritance,
         roster: Arc<Roster>,
         tasks: UnixStream,
@@ -108,6 +111,7 @@ impl Session {
         Session {
             core,
             process,
+            is_trusted,
             holding: inherited.holding,
             roster,
             moves: Mutex::new(moves),
@@ -185,9 +189,10 @@ impl Session {
                 let namespace = body.namespace()?;
                 let keys = body.keys()?;
                 body.end()?;
-                let mirror = self.mirror(frame.number);
-                let core = &self.core;
-                if let Err(error) = core.prefetch(namespace, &keys, Some(mirror)) {
+                let started = self
+                    .mirror(frame.number, keys.len())
+                    .and_then(|mirror| self.core.prefetch(namespace, &keys, Some(mirror)));
+                if let Err(error) = started {
                     self.send(frame::refusal(Verb::Refused, frame.number, &error));
                 }
                 Ok(())
@@ -246,9 +251,17 @@ impl Session {
             verb if verb.is_slow() => {
                 let session = Arc::clone(self);
                 let (number, body) = (frame.number, frame.body.clone());
+                let refused = move |error| frame::refusal(verb, number, &error);
+                let credit = match self.may_ask(verb) {
+                    Ok(credit) => credit,
+                    Err(error) => {
+                        self.send(refused(error));
+                        return Ok(());
+                    }
+                };
                 let run = move || {
                     let answer = slow::answer(&session.core, verb, number, &body);
-                    let refused = |error| frame::refusal(verb, number, &error);
+                    drop(credit);
                     session.send(answer.unwrap_or_else(refused));
                 };
                 let name = "kvdepot-devices".to_owned();
@@ -283,10 +296,10 @@ impl Session {
             session: Arc::clone(self),
             task,
         });
-        let caller = Caller::There { lens, lanes };
-        let handle = self
-            .core
-            .begin(op, keys.len(), &caller, Some(self.mirror(task)));
+        let seat = self.holding.holder.seat;
+        let caller = Caller::There { lens, lanes, seat };
+        let mirror = self.mirror(task, keys.len())?;
+        let handle = self.core.begin(op, keys.len(), &caller, Some(mirror));
         match op {
             Op::Put => self.core.start_put(pass, namespace, keys, caller, &handle),
             Op::Get => self
@@ -296,10 +309,33 @@ impl Session {
         Ok(())
     }
 
-    /// Tells the client each step of a task.
-    fn mirror(self: &Arc<Session>, task: u64) -> Mirror {
+    /// Tells the client each step of a task, which is one of those it may have under way until
+    /// nothing here knows of it any more.
+    fn mirror(self: &Arc<Session>, task: u64, keys: usize) -> Result<Mirror, Error> {
+        let credits = self.holding.allowance.task(keys)?;
         let session = Arc::clone(self);
-        Box::new(move |settled, released| session.send(step(task, settled, released)))
+        Ok(Box::new(move |settled, released| {
+            let _until_its_end = &credits;
+            session.send(step(task, settled, released));
+        }))
+    }
+
+    /// Refuses what is the owner's user's alone: it reaches beyond the blocks of who asks.
+    pub(super) fn only_owner(&self, what: &str) -> Result<(), Error> {
+        if self.is_trusted {
+            return Ok(());
+        }
+        let own = kvdepot_media::host::peer::own_uid();
+        let allowed = format!("processes of uid {own} alone, which serves the depot");
+        Err(Error::input(what, "a process of another user", allowed))
+    }
+
+    /// Refuses a call about devices from who may not make it, or who makes many at a time.
+    fn may_ask(&self, verb: Verb) -> Result<Credit, Error> {
+        if verb != Verb::Devices {
+            self.only_owner("devices")?;
+        }
+        self.holding.allowance.slow()
     }
 
     /// The client's lanes have stopped.

@@ -7,10 +7,11 @@
 //! the client which this process was until its connection broke, and is again; else 0).
 //! Answer: magic, u32 version, u32 status (0: media follow; else u32 length of a message),
 //! u64 session, u64 client's number, u64 its seat, u64 slice size, u32 lanes (0 where nobody has
-//! chosen), u32 media, then for each: u64 number, u64 length. The first descriptor is the roster's
-//! (`roster`), those of the media come in their order.
+//! chosen), u32 media, then for each: u32 number, u32 whether its room is held (1: nobody gives it
+//! to other blocks while the asking process has the medium mapped), u64 length. The first
+//! descriptor is the roster's (`roster`), those of the media come in their order.
 
-use std::io::{Read, Write};
+use std::io::Write;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
@@ -21,6 +22,8 @@ use crate::Error;
 
 pub(super) const MAGIC: [u8; 8] = *b"KVDATTCH";
 pub(super) const VERSION: u32 = 5;
+/// Bytes of a request.
+pub(super) const REQUEST: usize = 24;
 /// Longest refusal.
 const MESSAGE_MAX: usize = 4096;
 /// Media of one depot, at most: what one message carries descriptors of.
@@ -61,6 +64,8 @@ pub(super) struct Terms {
 pub(super) struct Medium {
     pub(super) number: u32,
     pub(super) len: u64,
+    /// Whether no later owner uses its room while the asking process has it mapped.
+    pub(super) held: bool,
 }
 
 /// What the attaching process got, its descriptors kept from its children.
@@ -88,7 +93,7 @@ pub(super) fn send_request(mut socket: &UnixStream, role: Role) -> Result<(), Er
         Role::Client(former) => (2, former),
         Role::Tasks(number) => (3, number),
     };
-    let mut bytes = [0; 24];
+    let mut bytes = [0; REQUEST];
     bytes[..8].copy_from_slice(&MAGIC);
     bytes[8..12].copy_from_slice(&VERSION.to_le_bytes());
     bytes[12..16].copy_from_slice(&role.to_le_bytes());
@@ -96,18 +101,22 @@ pub(super) fn send_request(mut socket: &UnixStream, role: Role) -> Result<(), Er
     socket.write_all(&bytes).map_err(io("could not ask"))
 }
 
-pub(super) fn receive_request(mut socket: &UnixStream) -> Result<Role, Error> {
-    let mut bytes = [0; 16];
-    socket.read_exact(&mut bytes).map_err(io("no request"))?;
-    check_head(&bytes)?;
-    let mut number = [0; 8];
-    socket.read_exact(&mut number).map_err(io("no request"))?;
-    let number = u64::from_le_bytes(number);
-    match word(&bytes, 12) {
-        0 => Ok(Role::Read),
-        1 => Ok(Role::Write),
-        2 => Ok(Role::Client(number)),
-        3 => Ok(Role::Tasks(number)),
+/// What a request asks for, from as much of it as has come; `None` when that is not all.
+pub(super) fn read_request(bytes: &[u8]) -> Result<Option<Role>, Error> {
+    let Some((head, rest)) = bytes.split_first_chunk::<16>() else {
+        return Ok(None);
+    };
+    // As soon as it is there: other versions may have shorter requests.
+    check_head(head)?;
+    let Some((number, _)) = rest.split_first_chunk::<8>() else {
+        return Ok(None);
+    };
+    let number = u64::from_le_bytes(*number);
+    match word(head, 12) {
+        0 => Ok(Some(Role::Read)),
+        1 => Ok(Some(Role::Write)),
+        2 => Ok(Some(Role::Client(number))),
+        3 => Ok(Some(Role::Tasks(number))),
         role => Err(peer(format!(
             "role {role} is unknown: allowed are 0 (read), 1 (write), 2 (calls) and 3 (tasks)"
         ))),
@@ -145,7 +154,8 @@ pub(super) fn send_welcome(
     bytes.extend_from_slice(&(terms.lanes.unwrap_or(0) as u32).to_le_bytes());
     bytes.extend_from_slice(&(media.len() as u32).to_le_bytes());
     for (medium, _) in media {
-        bytes.extend_from_slice(&u64::from(medium.number).to_le_bytes());
+        bytes.extend_from_slice(&medium.number.to_le_bytes());
+        bytes.extend_from_slice(&u32::from(medium.held).to_le_bytes());
         bytes.extend_from_slice(&medium.len.to_le_bytes());
     }
     let mut descriptors = vec![roster.as_fd()];
@@ -209,6 +219,7 @@ pub(super) fn receive_welcome(socket: &UnixStream) -> Result<Welcome, Error> {
     let medium = |entry| Medium {
         number: half(entry, 0) as u32,
         len: half(entry, 8),
+        held: half(entry, 0) >> 32 == 1,
     };
     let known: Vec<Medium> = entries.iter().map(medium).collect();
     if incoming.fds.len() != 1 + count {

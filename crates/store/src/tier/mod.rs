@@ -97,6 +97,11 @@ impl Tier {
         self.devices.load().0.clone()
     }
 
+    /// How often blocks have begun to leave one device for another.
+    pub(crate) fn moves(&self) -> u64 {
+        self.moves.load(Ordering::Acquire)
+    }
+
     /// Bytes of the largest block that fits.
     pub(crate) fn block_max(&self) -> u64 {
         let devices = self.devices.load();

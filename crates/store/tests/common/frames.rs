@@ -16,9 +16,14 @@ pub const PIN: u16 = 5;
 pub const RESERVE: u16 = 8;
 pub const COMMIT: u16 = 9;
 pub const ABORT: u16 = 10;
+pub const CLEAR: u16 = 12;
+pub const BLOCKS: u16 = 18;
 pub const PUT: u16 = 32;
 pub const GOODBYE: u16 = 35;
+pub const PREFETCH: u16 = 41;
 pub const QUIET: u16 = 42;
+pub const MOVE: u16 = 48;
+pub const REFUSED: u16 = 50;
 
 /// A request to attach.
 pub fn hello(version: u32, role: u32, number: u64) -> Vec<u8> {
@@ -39,7 +44,35 @@ pub fn frame(verb: u16, number: u64, body: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// Both connections of a client of a depot with one medium.
+/// A namespace's digest, what follows it, and keys.
+pub fn with_keys(id: NamespaceId, between: &[u8], keys: &[Key]) -> Vec<u8> {
+    let mut body = [&id.0[..], between].concat();
+    body.extend_from_slice(&(keys.len() as u32).to_le_bytes());
+    keys.iter().for_each(|key| body.extend_from_slice(&key.0));
+    body
+}
+
+/// A put of blocks of one length.
+pub fn put(number: u64, id: NamespaceId, keys: &[Key], len: u64) -> Vec<u8> {
+    let mut body = with_keys(id, &[0], keys);
+    keys.iter()
+        .for_each(|_| body.extend_from_slice(&len.to_le_bytes()));
+    frame(PUT, number, &body)
+}
+
+/// The next frame: verb, status, number and body; `None` when the connection has ended.
+pub fn read_frame(mut socket: &UnixStream) -> Option<(u16, u16, u64, Vec<u8>)> {
+    let mut head = [0; 16];
+    socket.read_exact(&mut head).ok()?;
+    let short = |at: usize| u16::from_le_bytes([head[at], head[at + 1]]);
+    let len = u32::from_le_bytes(head[..4].try_into().unwrap());
+    let mut body = vec![0; len as usize];
+    socket.read_exact(&mut body).ok()?;
+    let number = u64::from_le_bytes(head[8..].try_into().unwrap());
+    Some((short(4), short(6), number, body))
+}
+
+/// Both connections of a client.
 pub struct Bare {
     pub calls: UnixStream,
     pub tasks: UnixStream,
@@ -51,9 +84,12 @@ impl Bare {
         let mut calls = UnixStream::connect(socket).unwrap();
         calls.set_read_timeout(Some(PATIENCE)).unwrap();
         calls.write_all(&hello(VERSION, 2, former)).unwrap();
-        let mut welcome = [0; 72];
+        let mut welcome = [0; 56];
         calls.read_exact(&mut welcome).unwrap();
+        assert_eq!(welcome[12..16], [0; 4], "refused");
         let number = u64::from_le_bytes(welcome[24..32].try_into().unwrap());
+        let media = u32::from_le_bytes(welcome[52..].try_into().unwrap());
+        calls.read_exact(&mut vec![0; media as usize * 16]).unwrap();
         let mut tasks = UnixStream::connect(socket).unwrap();
         tasks.set_read_timeout(Some(PATIENCE)).unwrap();
         tasks.write_all(&hello(VERSION, 3, number)).unwrap();
