@@ -85,7 +85,7 @@ def open(pipeline: str | os.PathLike[str], settings: Mapping[str, Any] | None = 
     """Open a depot: a pipeline such as "Cache|Dax" with its settings, or a configuration file (a
     path, or a text with a separator or ending in .yaml, .yml or .json), whose options `settings`
     overrides. Or the depot that another process of this host serves: "unix:/run/kvdepot.sock",
-    where `lanes` is the only setting.
+    where `lanes` and `timeout` are the only settings.
 
     Raises ConfigError for wrong options, LockedError when another process owns the arena,
     CorruptError when the medium holds something else, and Error when nobody serves there.
@@ -233,7 +233,8 @@ class Depot:
 
     def drain(self, timeout: float | None = None) -> bool:
         """Wait until the far tier has everything that was committed before; false when `timeout`
-        seconds passed first."""
+        seconds passed first. Of a depot that another process serves false also when nobody does,
+        and once after blocks of this process were dropped or lost with an owner."""
 
     def devices(self) -> list[_Device]:
         """The media of the `Dax` tier: path, state ("serving", "draining", "failed"), capacity,
@@ -280,6 +281,11 @@ class Depot:
 
     def __enter__(self) -> Self: ...
     def __exit__(self, *_exception: object) -> None: ...
+    @property
+    def connected(self) -> bool:
+        """Whether calls have somebody who answers: false when the process that serves the depot is
+        gone, or does not answer, and until the next one is found."""
+
     @property
     def socket(self) -> str | None:
         """Where other processes attach; None with `socket: off`."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import kvdepot
@@ -39,8 +42,21 @@ class Service:
         assert process.stdout.readline().startswith("serving Cache 4 MiB | Dax 16 MiB")
         return process
 
-    def open(self) -> kvdepot.Depot:
-        return kvdepot.open(f"unix:{self.socket}", {"lanes": 2})
+    def open(self, **settings: object) -> kvdepot.Depot:
+        return kvdepot.open(f"unix:{self.socket}", {"lanes": 2, **settings})
+
+    def stop(self) -> None:
+        """Stop every thread of it, and wait until they have stopped."""
+        self.process.send_signal(signal.SIGSTOP)
+        tasks = Path(f"/proc/{self.process.pid}/task")
+        while any(
+            (task / "stat").read_text().rpartition(")")[2].split()[0] != "T"
+            for task in tasks.iterdir()
+        ):
+            time.sleep(0.001)
+
+    def go_on(self) -> None:
+        self.process.send_signal(signal.SIGCONT)
 
 
 @pytest.fixture
@@ -118,7 +134,8 @@ def test_a_forked_child_owns_nothing_of_it(service: Service) -> None:
     ("target", "settings", "words"),
     [
         ("unix:", None, ["pipeline", "unix:/run/kvdepot.sock"]),
-        ("unix:/x", {"cache": {"capacity": "1GiB"}}, ["cache", "lanes alone"]),
+        ("unix:/x", {"cache": {"capacity": "1GiB"}}, ["cache", "lanes and timeout"]),
+        ("unix:/x", {"timeout": "0s"}, ["timeout", "1ms"]),
         ("unix:/x", {"lanes": 0}, ["lanes"]),
     ],
 )
@@ -128,6 +145,180 @@ def test_wrong_arguments_are_named(
     with pytest.raises(kvdepot.ConfigError) as caught:
         kvdepot.open(target, settings)
     assert all(word in str(caught.value) for word in words)
+
+
+Call = Callable[[kvdepot.Depot, kvdepot.Namespace], object]
+CALLS: list[Call] = [
+    lambda depot, _: depot.drain(0.5),
+    lambda depot, _: depot.stats(),
+    lambda depot, _: depot.devices(),
+    lambda depot, _: depot.namespaces(),
+    lambda depot, _: namespace(depot),
+    lambda _, ns: ns.prefix(keys(1)),
+    lambda _, ns: ns.contains(keys(1)),
+    lambda _, ns: ns.pin(keys(1)),
+    lambda _, ns: ns.reserve(keys(8), 10),
+    lambda _, ns: ns.blocks(),
+]
+
+
+@contextmanager
+def heartbeat() -> Iterator[Callable[[], float]]:
+    """The longest time for which another Python thread could not run."""
+    gaps, ended = [0.0], threading.Event()
+
+    def beat() -> None:
+        last = time.monotonic()
+        while not ended.is_set():
+            time.sleep(0.001)
+            now = time.monotonic()
+            gaps.append(now - last)
+            last = now
+
+    thread = threading.Thread(target=beat)
+    thread.start()
+    try:
+        yield lambda: max(gaps)
+    finally:
+        ended.set()
+        thread.join()
+
+
+def test_a_stopped_service_stops_no_thread_and_no_call(service: Service) -> None:
+    depots = [service.open(timeout="1s") for _ in CALLS]
+    spaces = [namespace(depot) for depot in depots]
+    assert spaces[0].put(keys(1), [content(1)]).wait(30) == [True]
+    service.stop()
+    try:
+        with heartbeat() as longest:
+            for call, depot, ns in zip(CALLS, depots, spaces, strict=True):
+                begun = time.monotonic()
+                call(depot, ns)
+                assert time.monotonic() - begun < 1 + 3
+                assert not depot.connected
+                assert ns.prefix(keys(1)) == 0
+                with pytest.raises(kvdepot.Error, match="nobody serves there"):
+                    ns.clear()
+            assert longest() < 0.8
+    finally:
+        service.go_on()
+    for depot, ns in zip(depots, spaces, strict=True):
+        deadline = time.monotonic() + 30
+        while not depot.connected and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert ns.prefix(keys(1)) == 1
+        depot.close()
+
+
+def test_a_task_ends_when_its_service_is_stopped(service: Service) -> None:
+    with service.open(timeout="500ms") as depot:
+        ns = namespace(depot)
+        assert ns.put(keys(1), [content(1)]).wait(30) == [True]
+        service.stop()
+        try:
+            task = ns.get(keys(1), [bytearray(LENGTH)])
+            begun = time.monotonic()
+            assert task.wait() == [False]
+            assert time.monotonic() - begun < 5
+        finally:
+            service.go_on()
+
+
+def test_pins_are_dropped_while_the_service_is_stopped(service: Service) -> None:
+    with service.open() as depot:
+        ns = namespace(depot)
+        many = keys(*range(20))
+        assert all(ns.put(many, [content(n) for n in range(20)]).wait(30))
+        pins = ns.pin(many)
+        assert all(pins)
+        service.stop()
+        # Another call waits for its answer meanwhile.
+        waiting = threading.Thread(target=ns.prefix, args=(many,))
+        waiting.start()
+        try:
+            time.sleep(0.1)
+            begun = time.monotonic()
+            with heartbeat() as longest:
+                del pins
+                gc.collect()
+                assert longest() < 0.5
+            assert time.monotonic() - begun < 1
+            assert waiting.is_alive()
+        finally:
+            service.go_on()
+            waiting.join()
+        deadline = time.monotonic() + 30
+        while any(tier["pinned_blocks"] for tier in depot.stats()["tiers"].values()):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+
+def test_ctrl_c_ends_a_call_at_once(service: Service) -> None:
+    with service.open() as depot:
+        ns = namespace(depot)
+        assert ns.put(keys(1), [content(1)]).wait(30) == [True]
+        service.stop()
+        late = []
+        try:
+            for call in CALLS:
+                pressed = [0.0]
+
+                def press(pressed: list[float] = pressed) -> None:
+                    pressed[0] = time.monotonic()
+                    os.kill(os.getpid(), signal.SIGINT)
+
+                timer = threading.Timer(0.2, press)
+                timer.start()
+                with pytest.raises(KeyboardInterrupt):
+                    call(depot, ns)
+                    time.sleep(5)
+                late.append(time.monotonic() - pressed[0])
+                timer.join()
+        finally:
+            service.go_on()
+        # On a busy machine now and then one is later.
+        assert sorted(late)[len(late) // 2] < 0.05, late
+        # The connection is sound, and what was granted to nobody is given back.
+        assert ns.prefix(keys(1)) == 1
+        assert depot.connected
+        tiers = depot.stats()["tiers"].values()
+        assert all(tier["pinned_blocks"] == 0 for tier in tiers)
+        assert all(tier["reserved_blocks"] == 0 for tier in tiers)
+
+
+LOOK = """
+import sys, time, kvdepot
+depot = kvdepot.open(sys.argv[1])
+for wanted in (False, True):
+    print(depot.connected, flush=True)
+    while depot.connected is not wanted:
+        time.sleep(0.01)
+print(depot.connected, flush=True)
+"""
+
+
+def test_losing_and_finding_a_service_is_said_once_each(service: Service) -> None:
+    watching = subprocess.Popen(
+        [sys.executable, "-c", LOOK, f"unix:{service.socket}"],
+        env={**os.environ, "KVDEPOT_LOG": "info"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert watching.stdout is not None
+    assert watching.stdout.readline() == "True\n"
+    service.process.kill()
+    service.process.wait()
+    assert watching.stdout.readline() == "False\n"
+    service.process = service.start()
+    out, log = watching.communicate(timeout=60)
+    assert (out, watching.returncode) == ("True\n", 0)
+    lost = [line for line in log.splitlines() if "the depot's owner is gone" in line]
+    found = [line for line in log.splitlines() if "the depot's owner is back" in line]
+    assert len(lost) == 1
+    assert len(found) == 1
+    assert " WARN " in lost[0]
+    assert " INFO " in found[0]
 
 
 def test_nobody_there_is_an_error_that_names_the_socket(tmp_path: Path) -> None:

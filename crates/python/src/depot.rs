@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use kvdepot_store::{Depot as StoreDepot, Identity};
 use pyo3::prelude::*;
@@ -17,7 +18,7 @@ use crate::{devices, errors, log, settings, wait};
 /// Opens a depot: a pipeline such as "Cache|Dax" with its settings, or a configuration file (a
 /// path, or a text with a separator or ending in .yaml, .yml or .json), whose options `settings`
 /// overrides. Or the depot that another process of this host serves: "unix:/run/kvdepot.sock",
-/// where `lanes` is the only setting.
+/// where `lanes` and `timeout` are the only settings.
 ///
 /// Raises ConfigError for wrong options, LockedError when another process owns the arena,
 /// CorruptError when the medium holds something else, and Error when nobody serves there.
@@ -32,9 +33,13 @@ pub(crate) fn open(
     // It may wait for another owner; on Ctrl-C the thread closes what it has opened.
     let opened = match settings::source(pipeline, settings)? {
         Source::Tiers(config) => wait::on_thread(py, move || StoreDepot::open(&config))?,
-        Source::Service { socket, lanes } => {
-            wait::on_thread(py, move || StoreDepot::connect(&socket, lanes))?
-        }
+        Source::Service {
+            socket,
+            lanes,
+            timeout,
+        } => wait::on_thread(py, move || {
+            StoreDepot::connect_within(&socket, lanes, timeout)
+        })?,
     };
     let depot = opened.map_err(|error| errors::raise(py, error))?;
     let handle = Handle::new(py, depot)?;
@@ -96,13 +101,13 @@ impl Depot {
         }
         .read()?;
         let depot = self.handle.depot(py)?;
-        let made = py.detach(|| {
+        let made = wait::call(py, || {
             let namespace = depot.namespace(&spec)?;
             if contiguous {
                 namespace.keep_contiguous()?;
             }
             Ok(namespace)
-        });
+        })?;
         let namespace = made.map_err(|error| errors::raise(py, error))?;
         Ok(Namespace::new(namespace, Arc::clone(&self.handle)))
     }
@@ -110,7 +115,7 @@ impl Depot {
     /// Counters and fill. `tiers` has a dictionary a tier; `pending_bytes` wait for the far tier.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let depot = self.handle.depot(py)?;
-        let stats = serde_json::to_value(py.detach(|| depot.stats())).unwrap_or_default();
+        let stats = serde_json::to_value(wait::call(py, || depot.stats())?).unwrap_or_default();
         settings::to_python(py, &by_tier(stats))
     }
 
@@ -118,7 +123,7 @@ impl Depot {
     /// directory's description or None, blocks, bytes.
     fn namespaces<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         let depot = self.handle.depot(py)?;
-        let found = py.detach(|| depot.namespaces());
+        let found = wait::call(py, || depot.namespaces())?;
         let found = found.map_err(|error| errors::raise(py, error))?;
         let row = |one: kvdepot_store::NamespaceUsage| {
             let digest = PyBytes::new(py, &one.id.0);
@@ -133,7 +138,7 @@ impl Depot {
     #[pyo3(signature = (limit = 65536))]
     fn gone<'py>(&self, py: Python<'py>, limit: usize) -> PyResult<(Bound<'py, PyList>, bool)> {
         let depot = self.handle.depot(py)?;
-        let gone = py.detach(|| depot.gone(limit));
+        let gone = wait::call(py, || depot.gone(limit))?;
         let gone = gone.map_err(|error| errors::raise(py, error))?;
         let row = |(identity, bytes): (Identity, u64)| {
             let digest = PyBytes::new(py, &identity.namespace.0);
@@ -146,21 +151,26 @@ impl Depot {
     /// The counters in the Prometheus text format.
     fn metrics_text(&self, py: Python<'_>) -> PyResult<String> {
         let depot = self.handle.depot(py)?;
-        Ok(py.detach(|| depot.stats()).prometheus())
+        Ok(wait::call(py, || depot.stats())?.prometheus())
     }
 
     /// Bytes put that the far tier has not got yet.
     fn pending_bytes(&self, py: Python<'_>) -> PyResult<u64> {
         let depot = self.handle.depot(py)?;
-        Ok(py.detach(|| depot.pending_bytes()))
+        wait::call(py, || depot.pending_bytes())
     }
 
     /// Waits until the far tier has everything that was committed before; false when `timeout`
-    /// seconds passed first.
+    /// seconds passed first. Of a depot that another process serves false also when nobody does,
+    /// and once after blocks of this process were dropped or lost with an owner.
     #[pyo3(signature = (timeout = None))]
     fn drain(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<bool> {
         let limit = wait::timeout(py, timeout)?;
         let depot = self.handle.depot(py)?;
+        if depot.is_served() {
+            // Its answer may be no, before the time is over.
+            return wait::call(py, || depot.drain(limit.unwrap_or(Duration::MAX)));
+        }
         wait::until(py, limit, |slice| depot.drain(slice))
     }
 
@@ -227,8 +237,7 @@ impl Depot {
     /// from its disk.
     fn populate(&self, py: Python<'_>) -> PyResult<()> {
         let depot = self.handle.depot(py)?;
-        py.detach(|| depot.populate_aside())
-            .map_err(|error| errors::raise(py, error))
+        wait::call(py, || depot.populate_aside())?.map_err(|error| errors::raise(py, error))
     }
 
     /// Refuses new calls, waits for those under way, drains what waits for the far tier as long
@@ -255,6 +264,13 @@ impl Depot {
     #[getter]
     fn socket(&self, py: Python<'_>) -> PyResult<Option<String>> {
         Ok(self.handle.depot(py)?.socket().map(text))
+    }
+
+    /// Whether calls have somebody who answers: false when the process that serves the depot is
+    /// gone, or does not answer, and until the next one is found.
+    #[getter]
+    fn connected(&self, py: Python<'_>) -> PyResult<bool> {
+        Ok(self.handle.depot(py)?.is_connected())
     }
 
     /// Where the lasting tier is; None when there is none.

@@ -10,7 +10,7 @@ use serde_json::json;
 use crate::{errors, settings, wait};
 
 pub(crate) fn list<'py>(py: Python<'py>, depot: &Depot) -> PyResult<Bound<'py, PyAny>> {
-    let devices = py.detach(|| depot.devices());
+    let devices = wait::call(py, || depot.devices())?;
     let devices = devices.map_err(|error| errors::raise(py, error))?;
     let devices = serde_json::to_value(devices).unwrap_or_default();
     settings::to_python(py, &devices)

@@ -13,7 +13,7 @@ use crate::handle::Handle;
 use crate::keep::{self, Keep};
 use crate::task::Task;
 use crate::two_phase::{Pin, Reservation};
-use crate::{arguments, buffers, errors, keys};
+use crate::{arguments, buffers, errors, keys, wait};
 
 /// Keys that are looked up without giving the interpreter's lock away: that takes some
 /// microseconds, and getting the lock back from a busy thread takes milliseconds.
@@ -52,11 +52,13 @@ impl Namespace {
         let now = keys.len() <= AT_ONCE_MAX && !self.served;
         let answer = match now.then(|| kvdepot_store::at_once(|| ask(keys))) {
             Some(Ok(answer)) => answer,
-            Some(Err(partly)) => py.detach(|| {
-                partly.map_or((), undo);
+            Some(Err(partly)) => wait::call(py, || {
+                if let Ok(found) = partly {
+                    undo(found);
+                }
                 ask(keys)
-            }),
-            None => py.detach(|| ask(keys)),
+            })?,
+            None => wait::call(py, || ask(keys))?,
         };
         answer.map_err(|error| errors::raise(py, error))
     }
@@ -68,8 +70,7 @@ impl Namespace {
         change: impl FnOnce(&StoreNamespace) -> Result<T, kvdepot_store::Error> + Send,
     ) -> PyResult<T> {
         self.handle.depot(py)?;
-        py.detach(|| change(&self.namespace))
-            .map_err(|error| errors::raise(py, error))
+        wait::call(py, || change(&self.namespace))?.map_err(|error| errors::raise(py, error))
     }
 
     fn own(&self, py: Python<'_>, field: &str, index: usize, other: &Arc<Handle>) -> PyResult<()> {

@@ -1,6 +1,7 @@
 //! Settings as Python gives them, read into the neutral value that the one schema checks.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use kvdepot_store::config::read_yaml;
 use kvdepot_store::{Config, Error};
@@ -19,6 +20,9 @@ const DEPTH_MAX: usize = 8;
 /// What begins the first argument of `open` for a depot that another process serves.
 const SERVICE: &str = "unix:";
 
+/// What a process says of a depot that another one serves.
+const CLIENTS: [&str; 2] = ["lanes", "timeout"];
+
 /// Where a call of `open` finds its depot.
 pub(crate) enum Source {
     /// This process opens the tiers.
@@ -27,6 +31,7 @@ pub(crate) enum Source {
     Service {
         socket: PathBuf,
         lanes: Option<usize>,
+        timeout: Option<Duration>,
     },
 }
 
@@ -50,15 +55,17 @@ pub(crate) fn source(
     // The rest is the owner's to say.
     if let Some(name) = given
         .as_object()
-        .and_then(|map| map.keys().find(|name| *name != "lanes"))
+        .and_then(|map| map.keys().find(|name| !CLIENTS.contains(&name.as_str())))
     {
-        let allowed = "lanes alone, where another process serves the depot: set the rest there";
+        let allowed =
+            "lanes and timeout, where another process serves the depot: set the rest there";
         return Err(errors::config(py, "settings", name, allowed));
     }
     let checked = Config::new("Cache", &given).map_err(|error| errors::raise(py, error))?;
     Ok(Source::Service {
         socket: socket.into(),
         lanes: checked.lanes,
+        timeout: checked.timeout,
     })
 }
 

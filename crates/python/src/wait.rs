@@ -1,5 +1,6 @@
 //! Waiting without the interpreter's lock, with an eye on Ctrl-C.
 
+use std::cell::Cell;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
@@ -49,6 +50,32 @@ pub(crate) fn until(
         if left <= SLICE && deadline.is_some_and(|at| at <= Instant::now()) {
             return Ok(false);
         }
+    }
+}
+
+thread_local! {
+    /// What a signal handler has raised while this thread waited.
+    static RAISED: Cell<Option<PyErr>> = const { Cell::new(None) };
+}
+
+/// Runs a call that may wait for another process, without the interpreter's lock.
+///
+/// # Errors
+/// What a signal handler raises: the call ends then, at once.
+pub(crate) fn call<T: Send>(py: Python<'_>, run: impl FnOnce() -> T + Send) -> PyResult<T> {
+    fn signalled() -> bool {
+        Python::attach(|py| match py.check_signals() {
+            Ok(()) => false,
+            Err(raised) => {
+                RAISED.set(Some(raised));
+                true
+            }
+        })
+    }
+    let answer = py.detach(|| kvdepot_store::interruptible(signalled, run));
+    match RAISED.take() {
+        Some(raised) => Err(raised),
+        None => Ok(answer),
     }
 }
 
