@@ -7,6 +7,7 @@ A call of LMCache may mix models, ranks, groups and salts; kvdepot's calls are o
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,6 +21,8 @@ from kvdepot.lmcache_keys import Name
 NAME_AGAIN_S = 10.0
 
 K = TypeVar("K")
+
+logger = logging.getLogger(__name__)
 
 
 class Space:
@@ -197,9 +200,15 @@ class Store:
         return self._each(places, lambda space, keys: space.namespace.pin(keys), None)
 
     def remove(self, places: Sequence[Place]) -> None:
-        """Remove chunks; those that are not there are none the less."""
+        """Remove chunks; those that are not there are none the less, and so are all where nobody
+        serves the depot: there they are found no more."""
         for space, keys, _ in by_space(places):
-            space.namespace.remove(keys)
+            try:
+                space.namespace.remove(keys)
+            except kvdepot.ClosedError:
+                raise
+            except kvdepot.Error as error:
+                logger.warning("%d chunks were not removed: %s", len(keys), error)
 
     def _each(
         self,

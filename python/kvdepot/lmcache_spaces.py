@@ -96,9 +96,15 @@ class Spaces:
         self._layouts.unpin(pins)
 
     def remove(self, ids: list[bytes]) -> int:
-        """Remove blocks; how many were there."""
+        """Remove blocks; how many were there. Without the service of a served depot none is."""
         self._learn()
-        return sum(space.remove(ids) for _, space in self._all())
+        try:
+            return sum(space.remove(ids) for _, space in self._all())
+        except kvdepot.ClosedError:
+            raise
+        except kvdepot.Error as error:
+            logger.warning("%d blocks were not removed: %s", len(ids), error)
+            return 0
 
     def _all(self) -> list[tuple[Layout, kvdepot.Namespace]]:
         with self._lock:
