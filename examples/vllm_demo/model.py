@@ -29,8 +29,8 @@ KV_BYTES_PER_TOKEN = 8 * 2 * 4 * 64 * 4
 # answers nearly the same whatever its context, and a wrong block would not show.
 WEIGHT_SCALE = 0.08
 
-# Layers alternate between full attention and a window of this many tokens in
-# the variant that tests models with several KV groups.
+# Tokens of a window, in the variants that have one: every second layer of one, which tests models
+# with several KV groups, and every layer of the other.
 SLIDING_WINDOW = 256
 
 # A DeepSeek whose layers keep one latent vector a token, which is the same on every rank. vLLM's
@@ -60,14 +60,24 @@ LATENT = {
 _TEXT = "A block that does not verify is a miss, never an answer. 0123456789"
 
 
-def make(directory: Path, *, seed: int = 0, sliding: bool = False, latent: bool = False) -> None:
+def make(
+    directory: Path,
+    *,
+    seed: int = 0,
+    sliding: bool = False,
+    window: bool = False,
+    latent: bool = False,
+) -> None:
     """Write config, weights and tokenizer into `directory`, unless they are there.
 
     `seed` varies the weights only; `sliding` makes a Gemma3 instead, whose every
-    second layer has a sliding window, and `latent` a DeepSeek.
+    second layer has a sliding window, `window` a Mistral, whose every layer has,
+    and `latent` a DeepSeek.
     """
     shape = LATENT if latent else SHAPE
     recipe = {"shape": shape, "scale": WEIGHT_SCALE, "seed": seed, "sliding": sliding}
+    if window:
+        recipe["window"] = SLIDING_WINDOW
     stamp = directory / "recipe.json"
     if stamp.exists() and json.loads(stamp.read_text()) == recipe:
         return
@@ -78,6 +88,8 @@ def make(directory: Path, *, seed: int = 0, sliding: bool = False, latent: bool 
         DeepseekV2ForCausalLM,
         Gemma3ForCausalLM,
         Gemma3TextConfig,
+        MistralConfig,
+        MistralForCausalLM,
         PreTrainedTokenizerFast,
         Qwen3Config,
         Qwen3ForCausalLM,
@@ -98,6 +110,9 @@ def make(directory: Path, *, seed: int = 0, sliding: bool = False, latent: bool 
         kinds = ["full_attention", "sliding_attention"] * (SHAPE["num_hidden_layers"] // 2)
         config = Gemma3TextConfig(**common, sliding_window=SLIDING_WINDOW, layer_types=kinds)
         model = Gemma3ForCausalLM(config).to(torch.float32)
+    elif window:
+        model = MistralForCausalLM(MistralConfig(**common, sliding_window=SLIDING_WINDOW))
+        model = model.to(torch.float32)
     elif latent:
         model = DeepseekV2ForCausalLM(DeepseekV2Config(**common)).to(torch.float32)
     else:
@@ -122,5 +137,6 @@ if __name__ == "__main__":
         Path(sys.argv[1]),
         seed=int(sys.argv[2]) if len(sys.argv) > 2 else 0,
         sliding="--sliding" in sys.argv,
+        window="--window" in sys.argv,
         latent="--latent" in sys.argv,
     )

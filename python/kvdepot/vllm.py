@@ -15,8 +15,13 @@ checksums to the process that owns the index.
 
 from __future__ import annotations
 
+import contextlib
+import json
+from collections.abc import Collection
 from typing import Any
 
+from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.config import (
@@ -27,11 +32,12 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import (
 )
 from vllm.logger import init_logger
 from vllm.platforms import current_platform
+from vllm.v1.kv_offload.base import OffloadKey, get_offload_group_idx
 
 import kvdepot
 from kvdepot import vllm_namespace, vllm_settings
 from kvdepot.vllm_fingerprint import AdapterFingerprints
-from kvdepot.vllm_manager import Group, KvdepotManager
+from kvdepot.vllm_manager import Group, Groups, KvdepotManager
 from kvdepot.vllm_messages import KvdepotWorkerMetadata, RankGeometry
 from kvdepot.vllm_spec import KvdepotSpec
 from kvdepot.vllm_worker import KvdepotConnectorWorker
@@ -62,6 +68,8 @@ class KvdepotConnector(OffloadingConnector):
         else:
             self._adapters = AdapterFingerprints()
             self._logged: set[str] = set()
+            self._geometries: dict[int, RankGeometry] = {}
+            self.manager.set_whole(self._is_whole)
             _say_policy(vllm_config)
 
     @property
@@ -79,8 +87,27 @@ class KvdepotConnector(OffloadingConnector):
 
     # ---- workers -----------------------------------------------------------------------------
 
-    def get_handshake_metadata(self) -> RankGeometry:
+    def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
+        """As vLLM does; under MultiConnector its settings and the others are looked at too.
+
+        Raises `kvdepot.ConfigError` for those that cannot work: they are not to be seen earlier.
+        """
+        super().register_kv_caches(kv_caches)
+        if self._is_alone():
+            return
+        _refuse_beside(get_kv_transfer_group())
+        # The handshake is one for all connectors there, and the first one's.
+        self._half.send_geometry(self._geometry())
+
+    def get_handshake_metadata(self) -> RankGeometry | None:
         """What this rank's KV caches look like; the scheduler's half names blocks by it."""
+        return self._geometry() if self._is_alone() else None
+
+    def _is_alone(self) -> bool:
+        """Whether it is the engine's only connector, and not one of a MultiConnector."""
+        return not has_kv_transfer_group() or get_kv_transfer_group() is self
+
+    def _geometry(self) -> RankGeometry:
         groups = self._offloaded_groups()
         layers = self._vllm_config.compilation_config.static_forward_context
         mover = self._half.mover
@@ -106,8 +133,16 @@ class KvdepotConnector(OffloadingConnector):
     # ---- the scheduler -----------------------------------------------------------------------
 
     def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[tuple[int, int], Any]) -> None:
-        """Name the blocks: comes once from all ranks, before the first request."""
-        geometries = sorted(metadata.values(), key=lambda geometry: geometry.rank)
+        """Name the blocks: comes once from all ranks, before the first request.
+
+        Under MultiConnector it is another connector's metadata; ours comes with the first step.
+        """
+        geometries = [found for found in metadata.values() if isinstance(found, RankGeometry)]
+        if geometries:
+            self._name_blocks(geometries)
+
+    def _name_blocks(self, described: Collection[RankGeometry]) -> None:
+        geometries = sorted(described, key=lambda geometry: geometry.rank)
         world = self._vllm_config.parallel_config.world_size
         if [geometry.rank for geometry in geometries] != list(range(world)):
             raise RuntimeError(f"{len(geometries)} of {world} ranks described their KV caches")
@@ -115,10 +150,20 @@ class KvdepotConnector(OffloadingConnector):
         replicated = self.manager.writers < world
         if any(geometry.replicated is not replicated for geometry in geometries):
             raise RuntimeError("ranks and scheduler disagree on whether their KV is the same bytes")
+        # Once: the files may be others by the time of a reset, the weights in memory are not.
         shared = vllm_namespace.fields(self._vllm_config, self._settings.salt)
-        chunk = self.scheduler.config
+
+        def groups(epoch: str | None) -> Groups:
+            salt = shared["salt"]
+            if epoch is not None:
+                salt = json.dumps({"salt": salt, "epoch": epoch})
+            return self._groups(shared | {"salt": salt}, geometries)
+
+        self.manager.set_groups(groups(self.manager.epoch), groups)
+
+    def _groups(self, shared: dict[str, Any], geometries: list[RankGeometry]) -> Groups:
         groups = {}
-        for position, config in enumerate(chunk.kv_group_configs):
+        for position, config in enumerate(self.scheduler.config.kv_group_configs):
             names = self._kv_cache_config.kv_cache_groups[config.group_idx].layer_names
             namespace = self.manager.depot.namespace(
                 **shared,
@@ -137,7 +182,25 @@ class KvdepotConnector(OffloadingConnector):
                 config.group_idx, len(names), config.tokens_per_chunk, sum(parts),
                 namespace.digest.hex(),
             )  # fmt: skip
-        self.manager.set_groups(groups)
+        return groups
+
+    def _is_whole(self, key: OffloadKey, request: str) -> bool:
+        """Whether vLLM still has every one of its blocks of a stored block.
+
+        It has not where a part of it is out of a window already.
+        """
+        config = self.scheduler.config
+        if config.blocks_per_chunk == 1:
+            return True
+        state = self.scheduler._req_status[request]
+        end_token = state.req_context.get_offload_key_position(key)
+        assert end_token is not None
+        for group, group_state in zip(config.kv_group_configs, state.group_states, strict=True):
+            if group.group_idx == get_offload_group_idx(key):
+                end = end_token // group.tokens_per_block
+                blocks = group_state.block_ids[end - config.blocks_per_chunk : end]
+                return len(blocks) == config.blocks_per_chunk and 0 not in blocks
+        return False
 
     def on_new_request(self, request: Any) -> None:
         """Notes the files of the request's LoRA adapter, which vLLM's hashes leave out."""
@@ -158,6 +221,9 @@ class KvdepotConnector(OffloadingConnector):
         meta = connector_output.kv_connector_worker_meta
         if isinstance(meta, KvdepotWorkerMetadata):
             self.manager.collector.path("worker", meta.path_seconds)
+            self.manager.collector.failed_calls("worker", meta.failed_calls)
+            if meta.geometries:
+                self._hear_geometries(meta.geometries)
             self.manager.apply(meta.reports)
         super().update_connector_output(connector_output)
 
@@ -167,6 +233,13 @@ class KvdepotConnector(OffloadingConnector):
         """As vLLM does."""
         self._logged.discard(request.request_id)
         return super().request_finished_all_groups(request, block_ids)
+
+    def request_finished(
+        self, request: Any, block_ids: list[int]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        """As vLLM does; called in place of the other without the hybrid memory manager."""
+        self._logged.discard(request.request_id)
+        return super().request_finished(request, block_ids)
 
     @classmethod
     def build_prom_metrics(cls, vllm_config: Any, *args: Any, **kwargs: Any) -> Any:
@@ -179,6 +252,13 @@ class KvdepotConnector(OffloadingConnector):
     def _offloaded_groups(self) -> list[Any]:
         config = self._kv_cache_config
         return [config.kv_cache_groups[i] for i in get_offloading_group_ids(config)]
+
+    def _hear_geometries(self, geometries: dict[int, RankGeometry]) -> None:
+        """Name the blocks once all ranks have described themselves: the engine is running."""
+        self._geometries.update(geometries)
+        if len(self._geometries) == self._vllm_config.parallel_config.world_size:
+            faults = self.manager.faults
+            faults.attempt("namespace", None, self._name_blocks, self._geometries.values())
 
     def _say_hits(self, request: Any, num_external_tokens: int) -> None:
         state = self.scheduler._req_status[request.request_id]
@@ -194,6 +274,11 @@ class KvdepotConnector(OffloadingConnector):
         )
 
 
+# MultiConnector looks up by name what a connector counted, whatever module it was loaded from.
+with contextlib.suppress(ValueError):  # registered already
+    KVConnectorFactory.register_connector("KvdepotConnector", __name__, "KvdepotConnector")
+
+
 def _prepare(vllm_config: Any) -> vllm_settings.Settings:
     """Read the settings and write what vLLM has to find into its own configuration."""
     transfer = vllm_config.kv_transfer_config
@@ -205,6 +290,24 @@ def _prepare(vllm_config: Any) -> vllm_settings.Settings:
     # With vLLM's default, a block that fails to verify would end its request.
     transfer.kv_load_failure_policy = "recompute"
     return settings
+
+
+def _refuse_beside(multi: Any) -> None:
+    """`kvdepot.ConfigError` for what MultiConnector itself is given, or has beside kvdepot."""
+    policy = multi._vllm_config.kv_transfer_config.kv_load_failure_policy
+    if policy != "recompute":
+        raise kvdepot.ConfigError(
+            f"kv_load_failure_policy: {policy!r} is not allowed for a MultiConnector with kvdepot: "
+            "a block that fails to load or to verify would end its request; set it to 'recompute' "
+            'beside "kv_connector": "MultiConnector"'
+        )
+    for connector in getattr(multi, "sub_connectors", ()):
+        if type(connector) is OffloadingConnector:
+            raise kvdepot.ConfigError(
+                "connectors: OffloadingConnector is not allowed beside KvdepotConnector, which "
+                "is one too: both would register the same metrics; leave it out, the Cache tier "
+                "does what it does"
+            )
 
 
 def _say_policy(vllm_config: Any) -> None:
@@ -242,6 +345,7 @@ def _refuse(vllm_config: Any, kv_cache_config: Any) -> None:
             "kvdepot, which knows weights by their files: blocks computed with weights that are "
             "updated at run time would be served for others; leave it out"
         )
+    _refuse_counted_images(vllm_config)
     extra = vllm_config.kv_transfer_config.kv_connector_extra_config
     groups = get_offloading_group_ids(kv_cache_config)
     several = len(groups) > 1 or len(kv_cache_config.kv_cache_groups) > 1
@@ -251,6 +355,26 @@ def _refuse(vllm_config: Any, kv_cache_config: Any) -> None:
             f"{key}: {extra[key]!r} is not allowed for a model with "
             f"{len(kv_cache_config.kv_cache_groups)} KV groups (sliding windows, Mamba): a stored "
             "block is one vLLM block there; leave it out"
+        )
+
+
+def _refuse_counted_images(vllm_config: Any) -> None:
+    """Without both of its caches vLLM numbers images instead of hashing them.
+
+    The numbers start again with the server, so that a prompt would hit the KV of another image.
+    """
+    multimodal = vllm_config.model_config.multimodal_config
+    if (
+        multimodal is not None
+        and not multimodal.language_model_only
+        and multimodal.mm_processor_cache_gb == 0
+        and not vllm_config.cache_config.enable_prefix_caching
+    ):
+        raise kvdepot.ConfigError(
+            "--mm-processor-cache-gb: 0 with --no-enable-prefix-caching is not allowed with "
+            "kvdepot for a multimodal model: vLLM then tells images apart by numbers that start "
+            "again with each server, and kvdepot keeps blocks for longer; leave one of the two "
+            "caches on, or use --language-model-only"
         )
 
 

@@ -8,6 +8,7 @@ The two-phase protocol under vLLM's calls:
   have reported, whatever vLLM does with its own job meanwhile.
 * A block that did not verify leaves the index when the first rank says so. One
   that was not moved stays, and nothing is looked up for a while.
+* The depot's errors are misses and refusals here (`vllm_faults`).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import functools
 import hashlib
 import itertools
 import os
+import secrets
 import stat
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -37,6 +39,8 @@ from vllm.v1.kv_offload.base import (
 )
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
+from kvdepot import vllm_settings
+from kvdepot.vllm_faults import ERRORS, Faults, SafeDepot, SafeNamespace
 from kvdepot.vllm_messages import RETRY_SECONDS, Placements, WorkerReport
 from kvdepot.vllm_metrics import Collector
 
@@ -45,6 +49,9 @@ logger = init_logger("vllm.kvdepot.manager")
 # While the write-back queue drains, the engine is kept stepping so that the
 # metric follows it. A far tier that stands still must not keep it for ever.
 STALLED_SECONDS = 5.0
+
+# Reports come one or two steps after the one that they are about.
+STEPS_WITHOUT_GROUPS = 1000
 
 SOURCES = {"Cache": CacheHitSource.HOST, "Dax": CacheHitSource.DISK}
 
@@ -75,13 +82,19 @@ class Group:
 
     position: int
     """Its index among the groups of a job."""
-    namespace: Any
+    namespace: SafeNamespace
     part_bytes: list[int]
     """What each rank adds to a block."""
 
 
+Groups = dict[int, Group]
+"""By vLLM's index of the KV group."""
+
+
 @dataclass
 class _Load:
+    groups: Groups
+    """Those of its time: a reset may have replaced them since."""
     request: str
     idents: list[Ident]
     pins: list[Any | None]
@@ -91,6 +104,7 @@ class _Load:
 
 @dataclass
 class _Store:
+    groups: Groups
     request: str
     idents: list[Ident]
     reservations: list[Any]
@@ -107,6 +121,7 @@ class KvdepotManager(OffloadingManager):
         depot: Any,
         ranks: int,
         lookup_wait_seconds: float,
+        on_reset: str = vllm_settings.DEFAULT_ON_RESET,
         *,
         writers: int | None = None,
         shared: bool = False,
@@ -114,9 +129,11 @@ class KvdepotManager(OffloadingManager):
         """`ranks` is the number of workers, the first `writers` of which each contribute a part
         to a block: all of them unless the KV of each is the same. A `shared` depot is a service's,
         and other engines use it too."""
-        self.depot = depot
+        self.faults = Faults(logger)
+        self.depot = SafeDepot(depot, self.faults)
         self._shared = shared
-        self.collector = Collector(depot)
+        self.collector = Collector(self.depot)
+        self._near = depot.tiers[0]
         self._socket = depot.socket
         # Tiers that are files come into memory as they are read.
         self._memory = tuple(n for n, tier in enumerate(depot.tiers) if _is_memory(depot, tier))
@@ -124,7 +141,13 @@ class KvdepotManager(OffloadingManager):
         self.writers = ranks if writers is None else writers
         """How many parts a block has."""
         self._lookup_wait = lookup_wait_seconds
-        self._groups: dict[int, Group] = {}
+        self._on_reset = on_reset
+        self._groups: Groups = {}
+        self._renew: Callable[[str], Groups] | None = None
+        self._steps_without_groups: int | None = 0
+        self._whole: Callable[[OffloadKey, str], bool] = lambda key, request: True
+        self.epoch: str | None = None
+        """Random text that a reset has put into the namespaces; None before the first."""
         self._held: dict[Ident, Any] = {}
         self._looked_ahead: set[tuple[str, bytes]] = set()
         self._tickets: dict[int, _Load | _Store] = {}
@@ -134,16 +157,24 @@ class KvdepotManager(OffloadingManager):
         self._sources: dict[str, dict[OffloadKey, str]] = {}
         # The token from which on nothing more of a request is stored.
         self._ends: dict[str, int] = {}
-        self._epoch = b""
         self._next_ticket = 0
         self._lookups_after = 0.0
         self._pending = (0, 0.0)
 
     # ---- set up by the connector ---------------------------------------------------------
 
-    def set_groups(self, groups: dict[int, Group]) -> None:
-        """From now on blocks of these KV groups are looked up and stored."""
+    def set_groups(self, groups: Groups, renew: Callable[[str], Groups] | None = None) -> None:
+        """From now on blocks of these KV groups are looked up and stored.
+
+        `renew` makes the same groups with namespaces of another epoch.
+        """
         self._groups = groups
+        self._renew = renew
+        self._steps_without_groups = None
+
+    def set_whole(self, whole: Callable[[OffloadKey, str], bool]) -> None:
+        """`whole` says whether vLLM still has all its blocks of a request's stored block."""
+        self._whole = whole
 
     def set_adapter(self, request: str, fingerprint: str) -> None:
         """The request runs under a LoRA adapter with these files."""
@@ -161,7 +192,8 @@ class KvdepotManager(OffloadingManager):
             return LookupResult.HIT
         group = self._groups.get(ident[0])
         if group is None:
-            return LookupResult.MISS
+            waits = self._steps_without_groups is not None and self._may_wait(req_context.req_id)
+            return LookupResult.RETRY if waits else LookupResult.MISS
         if group.namespace.prefix([ident[1]]):
             self._hold(group, [ident, *self._ahead(key, req_context)])
             if ident in self._held:
@@ -181,7 +213,7 @@ class KvdepotManager(OffloadingManager):
     def prepare_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> Placements:
         """Hand the pins over to a load."""
         ticket = self._ticket()
-        load = _Load(req_context.req_id, [], [])
+        load = _Load(self._groups, req_context.req_id, [], [])
         sources = self._sources.setdefault(req_context.req_id, {})
         groups: list[tuple[int, list[bytes | None]]] = []
         for group, members in self._by_group(keys):
@@ -225,10 +257,12 @@ class KvdepotManager(OffloadingManager):
         a block in its request is not stored either: nothing would find it.
         """
         ticket = self._ticket()
-        store = _Store(req_context.req_id, [], [], [])
+        store = _Store(self._groups, req_context.req_id, [], [], [])
         chosen: list[OffloadKey] = []
         groups: list[tuple[int, list[bytes | None]]] = []
-        for group, members in self._by_group(keys):
+        # Of one that is partly out of a window, nobody knows what the missing bytes were.
+        whole = [key for key in keys if self._whole(key, req_context.req_id)]
+        for group, members in self._by_group(whole):
             members = self._before_end(members, req_context)
             if not members:
                 continue
@@ -286,7 +320,7 @@ class KvdepotManager(OffloadingManager):
             if isinstance(job, _Load):
                 done = self._apply_load(job, by_rank)
             elif isinstance(job, _Store):
-                done = self._apply_store(job, by_rank)
+                done = self._apply_store(ticket, job, by_rank)
             else:
                 continue
             if done:
@@ -296,9 +330,11 @@ class KvdepotManager(OffloadingManager):
         for rank, report in by_rank.items():
             load.heard.add(rank)
             load.failed.update(report.corrupt, report.undelivered)
+            there = any(load.pins[index] is not None for index in report.undelivered)
             for index in report.corrupt:
-                self._groups[load.idents[index][0]].namespace.discard([load.pins[index]])
-            if any(load.pins[index] is not None for index in report.undelivered):
+                namespace = load.groups[load.idents[index][0]].namespace
+                there |= namespace.discard([load.pins[index]]) is None
+            if there:
                 # Looked up again at once, they would fail in the same way without end.
                 self._lookups_after = time.monotonic() + RETRY_SECONDS
             if report.corrupt or report.undelivered:
@@ -315,11 +351,13 @@ class KvdepotManager(OffloadingManager):
             if pin is not None and index not in load.failed:
                 self.collector.moved("load", pin.tier, 1, pin.length)
         pairs = list(zip(load.idents, load.pins, strict=True))
-        self._unpin((p for n, p in enumerate(pairs) if n not in load.failed), served=True)
-        self._unpin((p for n, p in enumerate(pairs) if n in load.failed), served=False)
+        good = (pair for n, pair in enumerate(pairs) if n not in load.failed)
+        bad = (pair for n, pair in enumerate(pairs) if n in load.failed)
+        _unpin(load.groups, good, served=True)
+        _unpin(load.groups, bad, served=False)
         return True
 
-    def _apply_store(self, store: _Store, by_rank: dict[int, WorkerReport]) -> bool:
+    def _apply_store(self, ticket: int, store: _Store, by_rank: dict[int, WorkerReport]) -> bool:
         for rank, report in by_rank.items():
             store.heard[rank] = report.checksums or [None] * len(store.idents)
         if len(store.heard) < self.writers:
@@ -330,13 +368,15 @@ class KvdepotManager(OffloadingManager):
             parts = [store.heard[rank][position] for rank in range(self.writers)]
             to = broken if store.stale or None in parts else whole
             to.setdefault(group, []).append(position)
-            self._storing.pop(store.idents[position], None)
+            ident = store.idents[position]
+            if self._storing.get(ident) == ticket:
+                del self._storing[ident]
         kept = self._commit(store, whole)
         for group, positions in broken.items():
-            self._groups[group].namespace.abort([store.reservations[p] for p in positions])
+            store.groups[group].namespace.abort([store.reservations[p] for p in positions])
         lost = 0 if store.stale else len(store.idents) - len(kept)
         size = sum(store.lengths[position] for position in kept)
-        self.collector.moved("store", self.depot.tiers[0], len(kept), size)
+        self.collector.moved("store", self._near, len(kept), size)
         self.collector.failed("store", lost)
         if lost:
             logger.warning("request %s: %d blocks could not be stored", store.request, lost)
@@ -351,7 +391,7 @@ class KvdepotManager(OffloadingManager):
                 for position in positions
             ]
             reservations = [store.reservations[position] for position in positions]
-            done = self._groups[group].namespace.commit(reservations, checksums)
+            done = store.groups[group].namespace.commit(reservations, checksums)
             kept += [position for position, there in zip(positions, done, strict=True) if there]
         return kept
 
@@ -374,13 +414,13 @@ class KvdepotManager(OffloadingManager):
     def on_schedule_end(self, context: ScheduleEndContext) -> None:
         """Let go of the pins that no load took over."""
         self._looked_ahead.clear()
-        if self._held:
-            held, self._held = self._held, {}
-            self._unpin(held.items(), served=False)
+        self._let_go()
+        if self._steps_without_groups is not None:
+            self._count_step_without_groups()
 
     def has_pending_work(self) -> bool:
         """Whether the engine must keep stepping: jobs to finish, a metric to bring up to date."""
-        if self._tickets:
+        if self._tickets or self._steps_without_groups is not None:
             return True
         pending = self._queued_bytes()
         now = time.monotonic()
@@ -391,20 +431,37 @@ class KvdepotManager(OffloadingManager):
         return self.collector.published_pending not in (None, 0)
 
     def reset_cache(self) -> None:
-        """Forget every block of this engine's namespaces, and what is on its way to them."""
+        """As `on_reset` says, what was stored before is not served again, or is."""
+        logger.info("kvdepot: the cache was reset; on_reset is %r", self._on_reset)
+        if self._on_reset == "keep":
+            return
         for job in self._tickets.values():
             if isinstance(job, _Store):
                 job.stale = True
-        held, self._held = self._held, {}
-        self._unpin(held.items(), served=False)
+        self._storing.clear()
+        self._let_go()
         # vLLM offers everything again.
         self._ends.clear()
-        if self._shared:
-            # The blocks are others' too: this engine names its own anew, until it restarts.
-            self._epoch = os.urandom(16)
-            return
-        for group in self._groups.values():
-            group.namespace.clear()
+        if self._on_reset == "clear":
+            for group in self._groups.values():
+                group.namespace.clear()
+        else:
+            self._begin_epoch()
+
+    def _begin_epoch(self) -> None:
+        """Other namespaces from now on, which nothing has been stored in."""
+        before, self._groups = self._groups, {}
+        of_an_epoch = self.epoch is not None
+        self.epoch = secrets.token_hex(16)
+        if self._renew is not None:
+            try:
+                self._groups = self._renew(self.epoch)
+            except ERRORS as error:
+                self.faults.note("namespace", error)
+        if of_an_epoch:
+            # Nobody else knew the ended epoch: its blocks would only take up room.
+            for group in before.values():
+                group.namespace.clear()
 
     @_on_path
     def get_stats(self) -> Any:
@@ -413,6 +470,7 @@ class KvdepotManager(OffloadingManager):
             sum(job.lengths) for job in self._tickets.values() if isinstance(job, _Store)
         )
         pending = in_flight + self._queued_bytes()
+        self.collector.failed_calls("scheduler", self.faults.take())
         return self.collector.take(pending, idle=not self._tickets and not pending)
 
     def shutdown(self) -> None:
@@ -441,8 +499,6 @@ class KvdepotManager(OffloadingManager):
         if adapter is not None:
             # vLLM's hash covers the adapter's name and path, not its files.
             block_hash = hashlib.sha256(block_hash + adapter).digest()
-        if self._epoch:
-            block_hash = hashlib.sha256(block_hash + self._epoch).digest()
         return get_offload_group_idx(key), block_hash
 
     def _ahead(self, key: OffloadKey, req_context: ReqContext) -> list[Ident]:
@@ -477,18 +533,33 @@ class KvdepotManager(OffloadingManager):
         if group is not None:
             yield group, run
 
-    def _unpin(self, pairs: Iterable[tuple[Ident, Any]], *, served: bool) -> None:
-        """End pins; those that served a load are promoted to the near tier."""
-        by_group: dict[int, list[Any]] = {}
-        for (group, _), pin in pairs:
-            if pin is not None:
-                by_group.setdefault(group, []).append(pin)
-        for group, pins in by_group.items():
-            self._groups[group].namespace.unpin(pins, served=served)
+    def _count_step_without_groups(self) -> None:
+        """The workers describe their KV caches with their first report; all do, or none will."""
+        assert self._steps_without_groups is not None
+        self._steps_without_groups += 1
+        if self._steps_without_groups > STEPS_WITHOUT_GROUPS:
+            self._steps_without_groups = None
+            logger.error("kvdepot: no worker described its KV caches; nothing is stored or loaded")
+
+    def _let_go(self) -> None:
+        """End the pins that no load took over."""
+        if self._held:
+            held, self._held = self._held, {}
+            _unpin(self._groups, held.items(), served=False)
 
     def _may_wait(self, request: str) -> bool:
         since = self._waiting_since.setdefault(request, time.monotonic())
         return time.monotonic() - since < self._lookup_wait
+
+
+def _unpin(groups: Groups, pairs: Iterable[tuple[Ident, Any]], *, served: bool) -> None:
+    """End pins; those that served a load are promoted to the near tier."""
+    by_group: dict[int, list[Any]] = {}
+    for (group, _), pin in pairs:
+        if pin is not None:
+            by_group.setdefault(group, []).append(pin)
+    for group, pins in by_group.items():
+        groups[group].namespace.unpin(pins, served=served)
 
 
 def _is_memory(depot: Any, tier: str) -> bool:

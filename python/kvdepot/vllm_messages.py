@@ -2,7 +2,8 @@
 
 vLLM carries all of it: a `Placements` goes to every worker with a job, a
 `WorkerReport` comes back from each in vLLM's worker metadata, and a
-`RankGeometry` comes once, before the first request.
+`RankGeometry` comes once: before the first request in vLLM's handshake, or,
+under `MultiConnector`, with the first worker metadata.
 
 A **ticket** is one job as kvdepot counts it. vLLM's own job accounting cannot
 be used for that: it reports neither failed stores nor jobs that a cache reset
@@ -11,6 +12,7 @@ dropped, and reservations and pins must end in both cases.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
@@ -65,21 +67,31 @@ class KvdepotWorkerMetadata(OffloadingWorkerMetadata):
     """ticket -> rank -> report"""
     path_seconds: float = 0.0
     """Time spent in kvdepot's calls on the worker's main thread, all ranks."""
+    failed_calls: dict[str, int] = field(default_factory=dict)
+    """Calls of the depot that raised an error, all ranks."""
+    geometries: dict[int, RankGeometry] = field(default_factory=dict)
+    """rank -> what its KV caches look like: once, where vLLM's handshake is another connector's."""
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> KvdepotWorkerMetadata:
         """Both ranks' reports in one."""
         base = super().aggregate(other)
         reports = {ticket: dict(by_rank) for ticket, by_rank in self.reports.items()}
         seconds = self.path_seconds
+        failed = Counter(self.failed_calls)
+        geometries = dict(self.geometries)
         if isinstance(other, KvdepotWorkerMetadata):
             for ticket, by_rank in other.reports.items():
                 reports.setdefault(ticket, {}).update(by_rank)
             seconds += other.path_seconds
+            failed.update(other.failed_calls)
+            geometries.update(other.geometries)
         return KvdepotWorkerMetadata(
             completed_jobs=base.completed_jobs,
             transfer_stats=base.transfer_stats,
             reports=reports,
             path_seconds=seconds,
+            failed_calls=dict(failed),
+            geometries=geometries,
         )
 
 

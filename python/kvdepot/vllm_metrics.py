@@ -8,6 +8,7 @@ labels (model, engine) to each.
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import (
@@ -24,6 +25,7 @@ MOVED_BYTES = "kvdepot_moved_bytes"
 FAILED_BLOCKS = "kvdepot_failed_blocks"
 PATH_SECONDS = "kvdepot_path_seconds"
 PENDING_BYTES = "kvdepot_pending_bytes"
+FAILED_CALLS = "kvdepot_failed_calls"
 
 # Field of the statistics -> name without its prefix, documentation.
 TIER_GAUGES = {
@@ -84,6 +86,13 @@ DEFINITIONS: dict[str, OffloadingMetricMetadata] = {
         ),
         labelnames=("source",),
     ),
+    FAILED_CALLS: OffloadingCounterMetadata(
+        documentation=(
+            "Calls of the depot that raised an error, by the process that made them (scheduler, "
+            "worker). Each was taken as a miss or a refusal."
+        ),
+        labelnames=("source", "call"),
+    ),
     PENDING_BYTES: OffloadingGaugeMetadata(
         documentation="Bytes still to write: stores in flight and the write-back queue.",
     ),
@@ -137,6 +146,12 @@ class Collector:
         if seconds:
             self._stats.increase_counter(PATH_SECONDS, seconds, (source,))
 
+    def failed_calls(self, source: str, counts: Mapping[str, int]) -> None:
+        """Count calls of the depot that raised an error."""
+        for call, count in counts.items():
+            self._changed = True
+            self._stats.increase_counter(FAILED_CALLS, count, (source, call))
+
     def take(self, pending: int, *, idle: bool) -> OffloadingConnectorStats | None:
         """What happened since the last call, and the gauges; None if nothing changed.
 
@@ -158,6 +173,8 @@ class Collector:
 
     def _add_depot(self) -> None:
         state = self._depot.stats()
+        if state is None:
+            return
         for tier, values in state["tiers"].items():
             for field, (name, _) in TIER_GAUGES.items():
                 self._stats.set_gauge(f"kvdepot_{name}", values[field], (tier,))

@@ -20,6 +20,7 @@ import kvdepot
 OWN_KEYS = {
     "config_file": "a YAML file with the same keys as this dictionary",
     "lookup_wait": "how long a request may wait for a block that another is storing, such as '1s'",
+    "on_reset": "what a reset of vLLM's cache means for stored blocks: 'epoch', 'keep' or 'clear'",
     "pipeline": "the tiers, near to far, such as 'Cache|Dax', or 'unix:' and a service's socket",
     "salt": "a text that keeps tenants with the same model apart",
 }
@@ -50,6 +51,11 @@ SERVICE = "unix:"
 # request must not wait for a slow one: after this it computes.
 DEFAULT_LOOKUP_WAIT_SECONDS = 1.0
 
+# Stored blocks outlive what a reset is for: sleep, a pause, other weights. So they are kept, and
+# nothing that was stored before is served again until the engine starts anew, with known weights.
+DEFAULT_ON_RESET = "epoch"
+ON_RESET = ("epoch", "keep", "clear")
+
 _DURATION = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*(ms|s|m)?\s*$")
 
 
@@ -62,6 +68,7 @@ class Settings:
     """What `kvdepot.open` gets."""
     salt: str | None = None
     lookup_wait_seconds: float = DEFAULT_LOOKUP_WAIT_SECONDS
+    on_reset: str = DEFAULT_ON_RESET
     offload_prompt_only: bool = False
     """Whether generated tokens are left out; here they are stored by default."""
     merged: dict[str, Any] = field(default_factory=dict)
@@ -91,6 +98,7 @@ def read(extra_config: Mapping[str, Any]) -> Settings:
     pipeline = given.pop("pipeline", DEFAULT_PIPELINE)
     salt = given.pop("salt", None)
     wait = given.pop("lookup_wait", DEFAULT_LOOKUP_WAIT_SECONDS)
+    on_reset = given.pop("on_reset", DEFAULT_ON_RESET)
     vllm = {key: given.pop(key) for key in sorted(VLLM_KEYS & given.keys())}
     prompt_only = vllm.get("offload_prompt_only", False)
     if not isinstance(pipeline, str):
@@ -99,15 +107,20 @@ def read(extra_config: Mapping[str, Any]) -> Settings:
         raise _wrong("salt", salt, "a text")
     if not isinstance(prompt_only, bool):
         raise _wrong("offload_prompt_only", prompt_only, "true or false")
+    if on_reset not in ON_RESET:
+        raise _wrong("on_reset", on_reset, "one of " + ", ".join(map(repr, ON_RESET)))
     if not pipeline.startswith(SERVICE):
         # A store that waits for a slow far tier would hold up the engine's step. (What a service
         # does is set there.)
         given.setdefault("overload", "drop")
+    elif on_reset == "clear":
+        raise _wrong("on_reset", on_reset, "'epoch' or 'keep' where other engines share the depot")
     settings = Settings(
         pipeline=pipeline,
         depot=given,
         salt=salt,
         lookup_wait_seconds=_seconds("lookup_wait", wait),
+        on_reset=on_reset,
         offload_prompt_only=prompt_only,
         merged=merged,
     )

@@ -64,6 +64,7 @@ class KvdepotSpec(OffloadingSpec):
             depot,
             world,
             self.settings.lookup_wait_seconds,
+            self.settings.on_reset,
             writers=1 if self.replicated_layout else world,
             shared=self.settings.shared,
         )

@@ -22,6 +22,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.worker import (
     OffloadingConnectorWorker,
 )
 from vllm.logger import init_logger
+from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec, iter_layer_specs
 from vllm.v1.kv_offload.base import (
     CanonicalKVCacheRef,
     CanonicalKVCaches,
@@ -32,10 +33,12 @@ from vllm.v1.kv_offload.base import (
 )
 
 import kvdepot
+from kvdepot.vllm_faults import ERRORS, Faults
 from kvdepot.vllm_messages import (
     RETRY_SECONDS,
     KvdepotWorkerMetadata,
     Placements,
+    RankGeometry,
     WorkerReport,
 )
 
@@ -67,6 +70,8 @@ class Job:
     started: float
     moves: list[tuple[Part, list[int], Any]] = field(default_factory=list)
     """Part, indexes of its blocks that are being moved, the mover's job."""
+    failed: bool = False
+    """Whether nobody knows what became of it."""
 
     @property
     def blocks(self) -> int:
@@ -74,11 +79,15 @@ class Job:
         return sum(len(part.rows) for part in self.parts)
 
 
-def split(placements: Placements, spec: GPULoadStoreSpec, blocks_per_chunk: int) -> list[Part]:
+def split(
+    placements: Placements, spec: GPULoadStoreSpec, blocks_per_chunk: int, *, load: bool
+) -> list[Part]:
     """Match vLLM's block ids with the placements.
 
     With several vLLM blocks to a stored block, a load may start inside the
-    first one and end inside the last.
+    first one and end inside the last. A store may not: vLLM leaves out the
+    blocks that it no longer has, and does not say which, so none of the others
+    is known to be in its place.
     """
     parts = []
     offset = first = 0
@@ -89,14 +98,28 @@ def split(placements: Placements, spec: GPULoadStoreSpec, blocks_per_chunk: int)
         offset += size
         if not found:
             continue
-        ids = [SKIP] * (spec.block_indices[group] % blocks_per_chunk) + ids
-        ids += [SKIP] * (len(found) * blocks_per_chunk - len(ids))
+        skipped = spec.block_indices[group] % blocks_per_chunk
+        if load:
+            ids = [SKIP] * skipped + ids
+            ids += [SKIP] * (len(found) * blocks_per_chunk - len(ids))
+        elif skipped or size != len(found) * blocks_per_chunk:
+            ids = [SKIP] * len(found) * blocks_per_chunk
         rows = [ids[i : i + blocks_per_chunk] for i in range(0, len(ids), blocks_per_chunk)]
         if len(rows) != len(found):
             raise RuntimeError(f"{len(rows)} rows of vLLM's blocks for {len(found)} placements")
         parts.append(Part(group, first, found, rows))
         first += len(found)
     return parts
+
+
+def movable(part: Part, *, load: bool) -> list[int]:
+    """Indexes of the blocks that have a place, and in a store all their bytes."""
+    pairs = enumerate(zip(part.placements, part.rows, strict=True))
+    return [
+        index
+        for index, (placement, row) in pairs
+        if placement is not None and (load or SKIP not in row)
+    ]
 
 
 class KvdepotWorker(OffloadingWorker):
@@ -110,6 +133,7 @@ class KvdepotWorker(OffloadingWorker):
         """Threads that move bytes; None for as many as the owner has."""
         self.blocks_per_chunk = blocks_per_chunk
         self.path_seconds = 0.0
+        self.faults = Faults(logger)
         self._tensors = [canonical.tensor for canonical in kv_caches.tensors]
         self._ranges = [self._group_ranges(refs) for refs in kv_caches.group_data_refs]
         self._mover: Any | None = None
@@ -197,7 +221,7 @@ class KvdepotWorker(OffloadingWorker):
 
     def _start(self, job: Job, mover: Any) -> None:
         for part in job.parts:
-            indexes = [i for i, placement in enumerate(part.placements) if placement is not None]
+            indexes = movable(part, load=job.load)
             if not indexes:
                 continue
             spans = kvdepot.Spans(
@@ -210,23 +234,32 @@ class KvdepotWorker(OffloadingWorker):
             job.moves.append((part, indexes, move(placements, spans, part=self.part)))
 
     def _advance(self, job: Job) -> bool:
-        """Whether the job has ended."""
-        return all(move.done for _, _, move in job.moves)
+        """Whether the job has ended. Each part is asked: that may start its second phase."""
+        ended = [self.faults.attempt("done", None, lambda m=move: m.done) for *_, move in job.moves]
+        if None in ended:
+            job.failed = True
+            self._wait(job)
+        return job.failed or all(ended)
 
     def _wait(self, job: Job) -> None:
         for _, _, move in job.moves:
-            move.wait()
+            self.faults.attempt("wait", None, move.wait)
 
     def _outcomes(self, job: Job) -> list[bytes | bool | None]:
         """For each block: a store's checksum; of a load, whether it verified; None where nothing
         was moved."""
         outcomes: list[bytes | bool | None] = [None] * job.blocks
+        if job.failed:
+            return outcomes
         for part, indexes, move in job.moves:
-            values = _arrived(move) if job.load else move.checksums
+            nothing: list[bytes | bool | None] = [None] * len(indexes)
+            outcome = _arrived if job.load else _checksums
+            values = self.faults.attempt("outcome", nothing, outcome, move)
             for index, value in zip(indexes, values, strict=True):
                 outcomes[part.first + index] = value
-            if move.error:
-                logger.warning("%s: %s", "load" if job.load else "store", move.error)
+            error = self.faults.attempt("error", None, lambda m=move: m.error)
+            if error:
+                logger.warning("%s: %s", "load" if job.load else "store", error)
         return outcomes
 
     # ---- jobs ----------------------------------------------------------------------------------
@@ -236,39 +269,37 @@ class KvdepotWorker(OffloadingWorker):
     ) -> None:
         start = time.perf_counter()
         assert isinstance(spec, Placements)
-        parts = split(spec, gpu_spec, self.blocks_per_chunk)
+        parts = split(spec, gpu_spec, self.blocks_per_chunk, load=load)
         job = Job(spec.ticket, load, parts, start)
         self._jobs[job_id] = job
         mover = self._attached(spec)
         if mover is not None:
-            try:
-                self._start(job, mover)
-            except kvdepot.Error as error:
-                # What was started before the error is waited for; the rest counts as failed.
-                logger.error("cannot %s blocks: %s", "load" if load else "store", error)
+            # What was started before an error is waited for; the rest counts as failed.
+            self.faults.attempt("load" if load else "store", None, self._start, job, mover)
         self.path_seconds += time.perf_counter() - start
 
     def _detach(self) -> None:
         """Wait for what is being moved, and let the depot go."""
         if self._mover is not None:
-            self._mover.close()
+            self.faults.attempt("close", None, self._mover.close)
             self._mover = None
 
     def _attached(self, spec: Placements) -> Any | None:
-        if self._mover is not None and self._mover.ended:
+        mover = self._mover
+        if mover is not None and self.faults.attempt("ended", False, lambda: mover.ended):
             # The service is gone. Placements come of the next one.
             self._detach()
         if self._mover is None and time.monotonic() >= self._attach_after:
             try:
                 self._mover = kvdepot.attach(spec.socket, self.lanes, with_owner=True)
-            except (kvdepot.Error, OSError) as error:
+            except ERRORS as error:
                 self._attach_after = time.monotonic() + RETRY_SECONDS
                 logger.error(
                     "rank %d cannot attach to the depot at %s: %s; nothing is stored or loaded "
                     "for %d s", self.rank, spec.socket, error, RETRY_SECONDS,
                 )  # fmt: skip
             else:
-                self._mover.populate()
+                self.faults.attempt("populate", None, self._mover.populate)
         return self._mover
 
     def _finish(self, job_id: int) -> TransferResult:
@@ -304,9 +335,26 @@ class KvdepotWorker(OffloadingWorker):
         }
 
 
-def _arrived(move: Any) -> list[bool | None]:
+def _arrived(move: Any) -> list[bytes | bool | None]:
     pairs = zip(move.results, move.corrupt, strict=True)
     return [True if arrived else (False if corrupt else None) for arrived, corrupt in pairs]
+
+
+def _checksums(move: Any) -> list[bytes | bool | None]:
+    return list(move.checksums)
+
+
+def sole_full_attention(kv_cache_config: Any) -> bool:
+    """Whether the engine has one KV group, and keeps every block of it for as long as a request.
+
+    Only then can vLLM go on from the block before a failed one. Before a window, a chunk of local
+    attention or a Mamba state it holds null blocks, whose bytes are nobody's.
+    """
+    if len(kv_cache_config.kv_cache_groups) != 1:
+        return False
+    specs = iter_layer_specs(kv_cache_config.kv_cache_groups[0].kv_cache_spec)
+    # Not their subclasses: some of those drop blocks in the middle of a request.
+    return all(type(spec) in (FullAttentionSpec, MLAAttentionSpec) for spec in specs)
 
 
 class KvdepotConnectorWorker(OffloadingConnectorWorker):
@@ -314,7 +362,8 @@ class KvdepotConnectorWorker(OffloadingConnectorWorker):
 
     def __init__(self, spec: Any, vllm_config: Any, kv_cache_config: Any) -> None:
         super().__init__(spec, vllm_config, kv_cache_config)
-        self._single_group = len(kv_cache_config.kv_cache_groups) == 1
+        self._resumes_at_a_block = sole_full_attention(kv_cache_config)
+        self._geometry: RankGeometry | None = None
         self._request_of_load: dict[int, str] = {}
         self._invalid_blocks: set[int] = set()
         self._failed_requests: set[str] = set()
@@ -324,6 +373,10 @@ class KvdepotConnectorWorker(OffloadingConnectorWorker):
         """The worker that moves bytes; there is one once the KV caches are registered."""
         assert isinstance(self.worker, KvdepotWorker)
         return self.worker
+
+    def send_geometry(self, geometry: RankGeometry) -> None:
+        """Describe this rank's KV caches to the scheduler's half, with the next metadata."""
+        self._geometry = geometry
 
     def start_kv_transfers(self, metadata: OffloadingConnectorMetadata) -> None:
         """Remember which request a load is for, then as vLLM does."""
@@ -335,9 +388,8 @@ class KvdepotConnectorWorker(OffloadingConnectorWorker):
         """As vLLM does; failed loads are kept for the two calls below."""
         finished = super().get_finished(finished_req_ids)
         for job_id, blocks in self.mover.take_invalid().items():
-            # Block ids are only unique within one group; with several, the
-            # whole request is computed again.
-            if self._single_group:
+            # Otherwise the whole request is computed again.
+            if self._resumes_at_a_block:
                 self._invalid_blocks |= blocks
             else:
                 self._failed_requests.add(self._request_of_load[job_id])
@@ -359,11 +411,19 @@ class KvdepotConnectorWorker(OffloadingConnectorWorker):
     def build_connector_worker_meta(self) -> KvdepotWorkerMetadata | None:
         """vLLM's completed jobs and kvdepot's reports on them."""
         base = super().build_connector_worker_meta()
-        reports = self.mover.take_reports() if self.worker is not None else {}
-        if base is None and not reports:
+        if self.worker is None:
             return None
-        seconds, self.mover.path_seconds = self.mover.path_seconds, 0.0
-        meta = KvdepotWorkerMetadata(reports=reports, path_seconds=seconds)
+        mover = self.mover
+        reports = mover.take_reports()
+        if base is None and not reports and self._geometry is None:
+            return None
+        seconds, mover.path_seconds = mover.path_seconds, 0.0
+        meta = KvdepotWorkerMetadata(
+            reports=reports, path_seconds=seconds, failed_calls=mover.faults.take()
+        )
+        if self._geometry is not None:
+            meta.geometries[mover.rank] = self._geometry
+            self._geometry = None
         if base is not None:
             meta.completed_jobs = base.completed_jobs
             meta.transfer_stats = base.transfer_stats

@@ -29,7 +29,8 @@ def fleet(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Fleet]:
     """The servers that modules name in `SERVERS`; they end with the session, whatever happens."""
-    modules = dict.fromkeys(item.module for item in request.session.items)
+    items = request.session.items
+    modules = dict.fromkeys(item.module for item in items if not item.get_closest_marker("skip"))
     plans = [plan for module in modules for plan in getattr(module, "SERVERS", ())]
     with no_survivors():
         yield Fleet(plans, tmp_path_factory.mktemp("fleet"))

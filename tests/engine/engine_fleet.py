@@ -28,6 +28,13 @@ AT_ONCE = 2
 WAIT_FOR_ARENA = {"lock_wait": "20m"}
 
 
+NEIGHBOUR = {
+    "kv_connector": "Neighbour",
+    "kv_connector_module_path": "engine_neighbour",
+    "kv_role": "kv_both",
+}
+
+
 @dataclass(frozen=True, eq=False)
 class Plan:
     """One server, or several of the same kind that follow each other."""
@@ -44,6 +51,8 @@ class Plan:
     """How many servers follow each other. They are alike: which one is first does not matter."""
     after: Plan | None = None
     """The plan whose server has the arena before."""
+    beside: tuple[dict[str, Any], ...] = ()
+    """Other connectors, which come before kvdepot's under vLLM's MultiConnector."""
 
 
 DEFAULT = Plan(
@@ -51,6 +60,8 @@ DEFAULT = Plan(
     lambda arena: {
         "cache": {"capacity": "64MiB"},
         "dax": {"path": str(arena), "capacity": "512MiB"},
+        # Tests look at what is in the arena, and empty it in between.
+        "on_reset": "clear",
     },
     ("--no-enable-prefix-caching",),
 )
@@ -134,6 +145,13 @@ class Fleet:
             "kv_role": "kv_both",
             "kv_connector_extra_config": plan.settings(self.arena(plan)),
         }
+        if plan.beside:
+            transfer = {
+                "kv_connector": "MultiConnector",
+                "kv_role": "kv_both",
+                "kv_load_failure_policy": "recompute",
+                "kv_connector_extra_config": {"connectors": [*plan.beside, transfer]},
+            }
         return Server(
             f"server {self._count} ({plan.arena})",
             model_directory(plan.model[0]),
@@ -142,6 +160,7 @@ class Fleet:
             + list(plan.arguments),
             environment={
                 "VLLM_SERVER_DEV_MODE": "1",  # for /reset_prefix_cache
+                "PYTHONPATH": str(Path(__file__).parent),  # for the connectors beside kvdepot's
                 # Threads that wait for each other at every step would wait for those of the
                 # servers that start meanwhile.
                 "VLLM_CPU_OMP_THREADS_BIND": "nobind",

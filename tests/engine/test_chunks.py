@@ -1,4 +1,7 @@
-"""Two vLLM blocks to a stored one, beside vLLM's own prefix cache and under preemption."""
+"""Two vLLM blocks to a stored one, beside vLLM's own prefix cache and under preemption.
+
+And beside another connector: all of it goes through vLLM's MultiConnector.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from engine_fleet import Fleet, Plan
+from engine_fleet import NEIGHBOUR, Fleet, Plan
 from engine_harness import BLOCK, Engine, assert_same, prompts
 from vllm_demo.measure import largest_difference
 
@@ -24,6 +27,7 @@ CHUNKED = Plan(
         *("--num-gpu-blocks-override", "10"),
         *("--max-model-len", "1100"),
     ),
+    beside=(NEIGHBOUR,),
 )
 SERVERS = [CHUNKED]
 

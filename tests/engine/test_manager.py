@@ -15,7 +15,7 @@ import pytest
 
 pytest.importorskip("vllm")
 
-from kvdepot.vllm_manager import Group, KvdepotManager
+from kvdepot.vllm_manager import Group, Groups, KvdepotManager
 from kvdepot.vllm_messages import Placements, WorkerReport
 from kvdepot.vllm_metrics import DEPOT_COUNTERS, TIER_COUNTERS, TIER_GAUGES, Collector
 from vllm.v1.kv_offload.base import (
@@ -59,22 +59,26 @@ class World:
         *,
         replicated: bool = False,
         shared: bool = False,
+        on_reset: str = "epoch",
     ) -> None:
         """With `replicated` the first rank stores a block for all of them; a `shared` depot is a
         service's."""
         self.ranks = ranks
         self.depot = depot or kvdepot.open("Cache", {"cache": {"capacity": CAPACITY}})
         self.writers = 1 if replicated else ranks
-        namespace = self.depot.namespace(model="m", dtype="float32", block_tokens=16)
         self.manager = KvdepotManager(
-            self.depot,
-            ranks,
-            lookup_wait_seconds=0.3,
-            writers=self.writers,
-            shared=shared,
+            self.depot, ranks, 0.3, on_reset, writers=self.writers, shared=shared
         )
-        self.manager.set_groups({0: Group(0, namespace, [PART] * self.writers)})
+        self.manager.set_groups(self.groups(None), self.groups)
         self.mover = kvdepot.attach(self.depot.socket or "", with_owner=True)
+
+    def groups(self, epoch: str | None) -> Groups:
+        depot = self.manager.depot
+        namespace = depot.namespace(model="m", dtype="float32", block_tokens=16, salt=epoch)
+        return {0: Group(0, namespace, [PART] * self.writers)}
+
+    def blocks(self) -> int:
+        return self.depot.stats()["tiers"]["Cache"]["blocks"]
 
     def close(self) -> None:
         self.mover.close()
@@ -233,17 +237,111 @@ def test_waiting_for_another_store_is_bounded(world: World) -> None:
     assert world.manager.prepare_store([a], context("other", a)).keys_to_store == []
 
 
-def test_a_reset_drops_what_is_there_and_what_is_on_its_way(world: World) -> None:
-    a, b = key("a"), key("b")
-    world.store(a)
+@pytest.mark.parametrize("on_reset", ["epoch", "clear"])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_nothing_from_before_a_reset_is_served_after_it(ranks: int, on_reset: str) -> None:
+    world = World(ranks, on_reset=on_reset)
+    a, b, c = key("a"), key("b"), key("c")
+    world.store(a, c)
+    request = context("r", a)
+    world.manager.lookup(a, request)
+    load = world.manager.prepare_load([a], request)
+    assert world.lookup(c) is LookupResult.HIT, "and stays pinned until the step ends"
     spec = world.manager.prepare_store([b], context("r", b)).store_spec
     reports = {rank: world.write(spec, rank) for rank in range(world.ranks)}
     world.manager.reset_cache()
-    assert world.lookup(a) is LookupResult.MISS
+    assert {world.lookup(each) for each in (a, b, c)} == {LookupResult.MISS}
+    # Which was on its way: its room is still held where nothing but a report ends that.
+    again = world.store(b, fill=b"n")
+    assert again == (on_reset == "epoch")
+    # What was on its way ends where it began.
     world.manager.apply({spec.ticket: reports})
-    assert world.lookup(b) is LookupResult.MISS
+    world.manager.apply({load.ticket: {rank: WorkerReport() for rank in range(ranks)}})
     assert not world.manager.has_pending_work()
-    assert world.store(a, b) == 2
+    assert world.lookup(b) is (LookupResult.HIT if again else LookupResult.MISS)
+    end_step(world.manager)
+    assert world.store(a, b, c) == 3 - again
+    assert world.depot.stats()["tiers"]["Cache"]["pinned_blocks"] == 0
+    assert world.depot.stats()["tiers"]["Cache"]["reserved_blocks"] == 0
+    assert world.blocks() == (5 if on_reset == "epoch" else 3), "an epoch destroys nothing"
+    world.close()
+
+
+def test_an_ended_epoch_gives_its_room_back_and_the_first_one_stays(world: World) -> None:
+    a = key("a")
+    world.store(a, fill=b"q")
+    first = world.manager.epoch
+    epochs = set()
+    for _ in range(3):
+        world.manager.reset_cache()
+        epochs.add(world.manager.epoch)
+        assert world.lookup(a) is LookupResult.MISS
+        assert world.store(a) == 1
+        assert world.blocks() == 2
+    assert first is None
+    assert len(epochs) == 3
+    # As the engine's next start does.
+    world.manager.set_groups(world.groups(None), world.groups)
+    request = context("r", a)
+    assert world.manager.lookup(a, request) is LookupResult.HIT
+    spec = world.manager.prepare_load([a], request)
+    for rank in range(world.ranks):
+        assert world.read(spec, rank)[1] == b"q" * PART
+        world.manager.apply({spec.ticket: {rank: WorkerReport()}})
+
+
+def test_a_reset_that_keeps_changes_nothing() -> None:
+    world = World(1, on_reset="keep")
+    a, b = key("a"), key("b")
+    world.store(a)
+    spec = world.manager.prepare_store([b], context("r", b)).store_spec
+    world.manager.reset_cache()
+    world.manager.apply({spec.ticket: {0: world.write(spec, 0)}})
+    assert world.lookup(a) is world.lookup(b) is LookupResult.HIT
+    world.close()
+
+
+def test_until_the_workers_have_described_themselves_a_request_waits_a_little() -> None:
+    world = World(1)
+    manager = KvdepotManager(world.depot, 1, lookup_wait_seconds=0.2)
+    a = key("a")
+    world.store(a)
+    assert manager.has_pending_work(), "the engine steps, so that they can"
+    assert manager.lookup(a, context("r", a)) is LookupResult.RETRY
+    assert manager.prepare_store([a], context("r", a)).keys_to_store == []
+    manager.set_groups(world.groups(None), world.groups)
+    assert not manager.has_pending_work()
+    assert manager.lookup(a, context("r", a)) is LookupResult.HIT
+
+    never = KvdepotManager(world.depot, 1, lookup_wait_seconds=0.2)
+    assert never.lookup(a, context("r", a)) is LookupResult.RETRY
+    time.sleep(0.25)
+    assert never.lookup(a, context("r", a)) is LookupResult.MISS
+    for _ in range(2000):
+        end_step(never)
+    assert not never.has_pending_work(), "an engine without requests may sleep"
+    assert never.lookup(a, context("other", a)) is LookupResult.MISS
+    world.close()
+
+
+def test_a_block_with_gaps_is_not_stored_and_those_beside_it_are(world: World) -> None:
+    a, b, c = key("a"), key("b"), key("c")
+    world.manager.set_whole(lambda each, request: each != b)
+    output = world.manager.prepare_store([a, b, c], context("r", a, b, c))
+    assert list(output.keys_to_store) == [a, c]
+    assert len(output.store_spec) == 2
+    world.manager.apply(
+        {
+            output.store_spec.ticket: {
+                r: world.write(output.store_spec, r) for r in range(world.ranks)
+            }
+        }
+    )
+    assert [world.lookup(each) for each in (a, b, c)] == [
+        LookupResult.HIT,
+        LookupResult.MISS,
+        LookupResult.HIT,
+    ]
 
 
 def test_a_block_that_vanished_is_reported_by_the_worker_not_by_an_error(world: World) -> None:

@@ -79,6 +79,11 @@ class TestSettings:
             ({"offload_prompt_only": "yes"}, "offload_prompt_only: 'yes'.*true or false"),
             ({"config_file": "/nowhere.yaml"}, "config_file: .*/nowhere.yaml"),
             ({"config_file": 7}, "config_file: 7"),
+            (
+                {"pipeline": "unix:/s", "on_reset": "clear"},
+                "on_reset: 'clear'.*'keep' where other engines",
+            ),
+            ({"on_reset": "forget"}, "on_reset: 'forget'.*'epoch', 'keep', 'clear'"),
             ({"canonical_layout": True}, "canonical_layout"),
             ({"dax": {"capacty": "1GiB"}}, "capacty.*capacity"),
             ({"pipeline": "Cache|Dex"}, "Dex.*Dax"),
@@ -116,8 +121,17 @@ class TestEngineConfiguration:
         algorithm = changes.pop("algorithm", "sha256")
         extra = changes.pop("extra", {})
         weights = changes.pop("weights", None)
+        multimodal = changes.pop("multimodal", None)
+        if multimodal is not None:
+            multimodal = SimpleNamespace(
+                **{"mm_processor_cache_gb": 4, "language_model_only": False, **multimodal}
+            )
         return SimpleNamespace(
-            cache_config=SimpleNamespace(prefix_caching_hash_algo=algorithm),
+            cache_config=SimpleNamespace(
+                prefix_caching_hash_algo=algorithm,
+                enable_prefix_caching=changes.pop("prefix_caching", True),
+            ),
+            model_config=SimpleNamespace(multimodal_config=multimodal),
             parallel_config=SimpleNamespace(**{**parallel, **changes}),
             kv_transfer_config=SimpleNamespace(kv_connector_extra_config=extra),
             weight_transfer_config=weights,
@@ -140,6 +154,11 @@ class TestEngineConfiguration:
             ({"extra": {"blocks_per_chunk": 4}}, 2, "blocks_per_chunk: 4.*2 KV groups"),
             ({"extra": {"block_size": 256}}, 2, "block_size: 256"),
             ({"weights": {"backend": "nccl"}}, 1, "weight-transfer-config: .*nccl"),
+            (
+                {"multimodal": {"mm_processor_cache_gb": 0}, "prefix_caching": False},
+                1,
+                "mm-processor-cache-gb: 0 with --no-enable-prefix-caching",
+            ),
         ],
     )
     def test_what_cannot_work_is_refused(
@@ -156,6 +175,37 @@ class TestEngineConfiguration:
         vllm._refuse(self.config(), self.groups(1))
         vllm._refuse(self.config(algorithm="sha256_cbor"), self.groups(2))
         vllm._refuse(self.config(extra={"blocks_per_chunk": 4}), self.groups(1))
+        without = {"prefix_caching": False}
+        for multimodal in (
+            {},
+            {"mm_processor_cache_gb": 0, "language_model_only": True},
+        ):
+            vllm._refuse(self.config(multimodal=multimodal, **without), self.groups(1))
+        vllm._refuse(self.config(multimodal={"mm_processor_cache_gb": 0}), self.groups(1))
+
+    @pytest.mark.parametrize("prefix_caching", [True, False])
+    @pytest.mark.parametrize("cache_gb", [0, 4])
+    def test_images_are_refused_just_where_vllm_counts_them(
+        self, prefix_caching: bool, cache_gb: int
+    ) -> None:
+        from kvdepot import vllm
+        from vllm.renderers.base import BaseRenderer
+
+        multimodal = {"mm_processor_cache_gb": cache_gb}
+        config = self.config(multimodal=multimodal, prefix_caching=prefix_caching)
+        renderer: Any = SimpleNamespace(
+            config=config, model_config=config.model_config, _validate_mm_uuids=lambda *_: None
+        )
+        items: Any = SimpleNamespace(get_all_counts=lambda: {"image": 1})
+        given: Any = {}
+        named = BaseRenderer._process_mm_uuids(renderer, {}, items, given, "renderer0-mm-1")
+        counted = named == {"image": ["renderer0-mm-1-image-0"]}
+        if counted:
+            with pytest.raises(kvdepot.ConfigError, match="language-model-only"):
+                vllm._refuse(config, self.groups(1))
+        else:
+            vllm._refuse(config, self.groups(1))
+        assert counted == (cache_gb == 0 and not prefix_caching)
 
     def test_a_stage_without_layers_of_a_kv_group_is_refused(self) -> None:
         from kvdepot import vllm

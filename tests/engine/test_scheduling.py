@@ -1,0 +1,280 @@
+"""The connector under vLLM's own scheduler, with a model whose every key and value is checked."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import kvd_reader
+import kvdepot
+import pytest
+
+pytest.importorskip("vllm")
+
+import engine_neighbour
+from engine_double import BLOCK, OURS, EngineDouble, full, window
+from engine_fleet import NEIGHBOUR
+from engine_harness import ROOT, flip
+
+pytestmark = pytest.mark.integration
+
+WINDOW = 4 * BLOCK
+KINDS = {
+    "full": [full()],
+    "window": [window(WINDOW)],
+    "both": [full(), window(WINDOW)],
+    "two windows": [window(WINDOW), window(WINDOW + 3 * BLOCK)],
+}
+
+
+class Engines:
+    """One engine after the other on one arena."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.arena = directory / "arena.kvd"
+        self.engine: EngineDouble | None = None
+
+    def start(
+        self,
+        groups: Any,
+        *,
+        beside: Callable[[dict[str, Any]], dict[str, Any]] = lambda ours: ours,
+        engine: dict[str, Any] | None = None,
+        **extra: Any,
+    ) -> EngineDouble:
+        """`extra` are kvdepot's settings, `beside` puts other connectors around it."""
+        self.stop()
+        settings = {"pipeline": "Dax", "dax": {"path": str(self.arena), "capacity": "64MiB"}}
+        ours = OURS | {"kv_connector_extra_config": settings | extra}
+        self.engine = EngineDouble(self.directory, groups, beside(ours), **(engine or {}))
+        return self.engine
+
+    def stop(self) -> None:
+        if self.engine is not None:
+            engine, self.engine = self.engine, None
+            engine.close()
+
+    def blocks(self) -> list[kvd_reader.Record]:
+        with self.arena.open("rb") as medium:
+            found = kvd_reader.Arena(medium).blocks()
+            return sorted(found, key=lambda record: record.sequence)
+
+
+@pytest.fixture
+def engines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engines]:
+    # What vLLM knows about its models: asking one takes a process that imports all of it.
+    monkeypatch.setenv("VLLM_CACHE_ROOT", str(ROOT / "build" / "vllm-cache"))
+    made = Engines(tmp_path)
+    yield made
+    made.stop()
+
+
+def prompt(seed: int, tokens: int) -> list[int]:
+    return random.Random(seed).choices(range(3, 500), k=tokens)
+
+
+def failed_loads(engine: EngineDouble) -> int:
+    return engine.counted("kvdepot_failed_blocks", ("load",))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_rotten_block_is_computed_again_and_with_a_window_all_before_it(
+    engines: Engines, kind: str
+) -> None:
+    engine = engines.start(KINDS[kind])
+    asked = prompt(1, 200)
+    assert engine.ask(asked) == [0]
+    engine.reset(external=False)
+    whole = 200 // BLOCK * BLOCK
+    assert engine.ask(asked) == [whole]
+    for n, record in enumerate(engines.blocks()):
+        flip(engines.arena, record.extents[0][0] + 77)
+        engine.reset(external=False)
+        (cached,) = engine.ask(asked)
+        assert engine.faults == []
+        assert (cached > 0) <= (kind == "full"), "vLLM goes on before it where it still can"
+        assert cached < whole
+        assert failed_loads(engine) == n + 1
+        engine.reset(external=False)
+        assert engine.ask(asked) == [whole], "stored again"
+    assert engine.faults == []
+
+
+@pytest.mark.parametrize("kind", ["full", "window"])
+@pytest.mark.parametrize("chunk", [1, 2, 4, 8])
+def test_whatever_is_asked_the_bytes_are_those_of_its_tokens(
+    engines: Engines, kind: str, chunk: int, seed: int, rounds: int
+) -> None:
+    """Prompts with common beginnings, side by side, in steps that cut chunks, in little memory."""
+    drawn = random.Random(seed)
+    for _ in range(rounds):
+        engine = engines.start(
+            KINDS[kind],
+            engine={
+                "blocks": drawn.choice([24, 40, 64]),
+                "batched_tokens": drawn.choice([16, 24, 48, 80, 200]),
+                "prefix_caching": drawn.random() < 0.7,
+            },
+            blocks_per_chunk=chunk,
+        )
+        stems = [prompt(drawn.randrange(1 << 30), 250) for _ in range(3)]
+        for _ in range(12):
+            several = [
+                drawn.choice(stems)[: drawn.randrange(20, 250)]
+                + prompt(drawn.randrange(1 << 30), drawn.choice([0, 0, 5, 40]))
+                for _ in range(drawn.choice([1, 1, 2, 4]))
+            ]
+            engine.ask(*several, output_tokens=drawn.choice([1, 4, 40, 90]))
+            if drawn.random() < 0.5:
+                engine.reset(external=False)
+            if drawn.random() < 0.3 and (found := engines.blocks()):
+                flip(engines.arena, drawn.choice(found).extents[0][0] + 7)
+        assert engine.faults == []
+        engine.settle()
+        state = engine.connector.manager.depot.stats()["tiers"]["Dax"]
+        assert (state["reserved_blocks"], state["pinned_blocks"]) == (0, 0)
+
+
+@pytest.mark.parametrize("on_reset", ["epoch", "clear"])
+def test_after_other_weights_and_a_reset_nothing_stale_is_served(
+    engines: Engines, on_reset: str
+) -> None:
+    engine = engines.start(KINDS["both"], on_reset=on_reset)
+    asked = prompt(2, 150)
+    engine.ask(asked)
+    stored = len(engines.blocks())
+    for weights in (1, 2):
+        engine.weights = weights
+        engine.reset(external=True)
+        assert engine.ask(asked) == [0]
+        engine.reset(external=False)
+        assert engine.ask(asked)[0] > 0, "what was stored since is served"
+        assert engine.faults == []
+    # Of three epochs the one in the middle has gone.
+    assert len(engines.blocks()) == (2 if on_reset == "epoch" else 1) * stored
+
+
+def test_the_next_engine_serves_what_was_stored_before_a_reset(engines: Engines) -> None:
+    engine = engines.start(KINDS["both"])
+    asked = prompt(9, 150)
+    engine.ask(asked)
+    engine.weights = 1
+    engine.reset(external=True)
+    engine.ask(asked)
+    # It has the weights of the files again.
+    engine = engines.start(KINDS["both"])
+    assert engine.ask(asked)[0] > 0
+    assert engine.faults == []
+
+
+@pytest.mark.parametrize("on_reset", ["epoch", "clear"])
+@pytest.mark.parametrize("kind", ["full", "both"])
+def test_weights_that_change_while_requests_are_served_leave_nothing_behind(
+    engines: Engines, on_reset: str, kind: str, seed: int, rounds: int
+) -> None:
+    drawn = random.Random(seed)
+    resets = 0
+    for _ in range(rounds):
+        engines.stop()
+        engines.arena.unlink(missing_ok=True)
+        engine = engines.start(KINDS[kind], on_reset=on_reset, engine={"batched_tokens": 48})
+
+        def sometimes(engine: EngineDouble = engine) -> None:
+            nonlocal resets
+            if drawn.random() < 0.03:
+                resets += engine.change_weights()
+
+        engine.between_steps = sometimes
+        stems = [prompt(drawn.randrange(1 << 30), 200) for _ in range(2)]
+        for _ in range(12):
+            several = [drawn.choice(stems)[: drawn.randrange(20, 200)] for _ in range(3)]
+            engine.ask(*several, output_tokens=drawn.choice([1, 20]))
+            if drawn.random() < 0.5:
+                engine.reset(external=False)
+        assert engine.faults == []
+        state = engine.connector.manager.depot.stats()["tiers"]["Dax"]
+        assert (state["reserved_blocks"], state["pinned_blocks"]) == (0, 0)
+    assert resets > 0
+
+
+def test_what_a_reset_keeps_is_served_whatever_has_changed(engines: Engines) -> None:
+    engine = engines.start(KINDS["full"], on_reset="keep")
+    asked = prompt(3, 150)
+    engine.ask(asked)
+    engine.reset(external=True)
+    assert engine.ask(asked)[0] > 0
+    assert engine.faults == []
+    # Why it is not the default.
+    engine.weights = 1
+    engine.reset(external=True)
+    engine.ask(asked)
+    assert engine.faults != []
+
+
+def multi(*children: dict[str, Any], **outer: Any) -> dict[str, Any]:
+    return {
+        "kv_connector": "MultiConnector",
+        "kv_role": "kv_both",
+        "kv_load_failure_policy": "recompute",
+        "kv_connector_extra_config": {"connectors": list(children)},
+        **outer,
+    }
+
+
+@pytest.mark.parametrize("first", ["neighbour", "kvdepot"])
+@pytest.mark.parametrize("kind", ["full", "both"])
+def test_beside_another_connector_it_works_as_alone(
+    engines: Engines, first: str, kind: str
+) -> None:
+    def beside(ours: dict[str, Any]) -> dict[str, Any]:
+        return multi(NEIGHBOUR, ours) if first == "neighbour" else multi(ours, NEIGHBOUR)
+
+    asked = prompt(4, 200)
+    engine = engines.start(KINDS[kind])
+    engine.ask(asked)
+    alone = engines.blocks()
+    engine = engines.start(KINDS[kind], beside=beside)
+    neighbours = [
+        child
+        for child in engine.connector.sub_connectors
+        if isinstance(child, engine_neighbour.Neighbour)
+    ]
+    assert neighbours[0].heard, "the handshake is its own"
+    assert engine.ask(asked)[0] == 200 // BLOCK * BLOCK, "the first request hits: same blocks"
+    # And stores, and computes again what fails.
+    flip(engines.arena, alone[-1].extents[0][0] + 9)
+    engine.reset(external=False)
+    engine.ask(asked)
+    other = prompt(5, 200)
+    engine.ask(other)
+    engine.reset(external=False)
+    assert engine.ask(asked, other) == [200 // BLOCK * BLOCK] * 2
+    engine.reset(external=True)
+    assert engine.ask(asked) == [0]
+    assert engine.faults == []
+
+
+def test_beside_another_connector_the_failure_policy_has_to_be_set(engines: Engines) -> None:
+    with pytest.raises(kvdepot.ConfigError, match=r"kv_load_failure_policy: 'fail'.*'recompute'"):
+        engines.start(
+            KINDS["full"],
+            beside=lambda ours: multi(ours, NEIGHBOUR, kv_load_failure_policy="fail"),
+        )
+
+
+def test_a_depot_that_is_gone_costs_hits_and_no_request(engines: Engines) -> None:
+    engine = engines.start(KINDS["both"])
+    asked = prompt(6, 200)
+    engine.ask(asked)
+    engine.reset(external=False)
+    # Its server is closed while the engine goes on, and with it every call's hope.
+    engine.connector.manager.depot._depot.close()
+    assert engine.ask(asked, prompt(7, 100)) == [0, 0]
+    engine.worker.connector_worker.worker._mover.close()
+    assert engine.ask(asked, prompt(8, 100)) == [200 // BLOCK * BLOCK, 0], "vLLM's own cache"
+    engine.reset(external=True)
+    assert engine.ask(asked) == [0]
+    assert engine.faults == []
