@@ -8,10 +8,15 @@ A handler addresses host memory as rows of a tensor. Here the rows overlap: each
 starts 4 KiB behind the one before, the granule of the depot's allocator, and is
 as long as a block. So an extent at offset `o` is row `o // 4096`, wherever it
 lies, and the handlers are used as they are.
+
+None of this has run on a device yet: the tests put a stand-in for vLLM's handlers
+in host memory.
 """
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -19,14 +24,12 @@ from vllm.logger import init_logger
 from vllm.utils.torch_utils import PIN_MEMORY
 from vllm.v1.kv_offload.base import CanonicalKVCacheRef, CanonicalKVCaches, GPULoadStoreSpec
 from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
-from vllm.v1.kv_offload.cpu.gpu_worker import (
-    MAX_HOST_REGISTER_CHUNK_BYTES,
-    SingleDirectionOffloadingHandler,
-)
+from vllm.v1.kv_offload.cpu.gpu_worker import SingleDirectionOffloadingHandler
 from vllm.v1.kv_offload.cpu.host_register import host_register, host_unregister
 
+from kvdepot.vllm_faults import ERRORS
 from kvdepot.vllm_messages import Placements
-from kvdepot.vllm_worker import SKIP, Job, KvdepotWorker, Part
+from kvdepot.vllm_worker import SKIP, Job, KvdepotWorker, Part, movable
 
 logger = init_logger("vllm.kvdepot.cuda")
 
@@ -65,7 +68,7 @@ class KvdepotCudaWorker(KvdepotWorker):
 
     def _start(self, job: Job, mover: Any) -> None:
         for part in job.parts:
-            known = [i for i, placement in enumerate(part.placements) if placement is not None]
+            known = movable(part, load=job.load)
             placements = [part.placements[i] for i in known]
             places = mover.locate(placements, part=self.part)
             indexes = [i for i, place in zip(known, places, strict=True) if place is not None]
@@ -116,56 +119,78 @@ class _Transfer:
         self._placements = [part.placements[i] for i in indexes]
         self._copies: list[tuple[_Direction, int]] = []
         self._hash: Any = None
+        self._second_phase = False
+        self._broken = False
         if load:
-            self._hash = mover.verify(self._placements, part=worker.part)
+            self._attempt("verify", self._start_verify)
         else:
-            self._copy(range(len(indexes)))
-        self._copying = not load
+            self._attempt("copy", self._copy, range(len(indexes)))
 
     @property
     def done(self) -> bool:
         """Whether both the copy and the hashing have ended; starts what comes second."""
-        if self._hash is not None and not self._hash.done:
+        if not self._second_phase and not self._broken and self._first_done():
+            self._second_phase = True
+            if self._load:
+                good = [n for n, fine in enumerate(self._hash.results) if fine]
+                self._attempt("copy", self._copy, good)
+            else:
+                self._attempt("digest", self._start_digest)
+        if not self._second_phase and not self._broken:
             return False
-        if self._load and not self._copying:
-            good = [n for n, fine in enumerate(self._hash.results) if fine]
-            self._copy(good)
-            self._copying = True
-        if not all(direction.finished(copy) for direction, copy in self._copies):
-            return False
-        if self._hash is None:
-            self._hash = self._mover.digest(self._placements, part=self._worker.part)
-        return bool(self._hash.done)
+        return self._copied() and (self._hash is None or bool(self._hash.done))
 
     def wait(self) -> None:
         """Until the device's memory is no longer touched."""
-        if self._load and not self._copying:
+        if self._load and self._hash is not None:
             self._hash.wait()
             _ = self.done
         for direction, copy in self._copies:
             direction.wait(copy)
 
+    def _first_done(self) -> bool:
+        return bool(self._hash.done) if self._load else self._copied()
+
+    def _copied(self) -> bool:
+        return all(direction.finished(copy) for direction, copy in self._copies)
+
+    def _start_verify(self) -> None:
+        self._hash = self._mover.verify(self._placements, part=self._worker.part)
+
+    def _start_digest(self) -> None:
+        self._hash = self._mover.digest(self._placements, part=self._worker.part)
+
+    def _attempt(self, call: str, method: Callable[..., None], *args: Any) -> None:
+        """Run a phase; after one of the depot's errors nothing has arrived, and copies that the
+        device has begun are still waited for."""
+        try:
+            method(*args)
+        except ERRORS as error:
+            self._worker.faults.note(call, error)
+            self._broken = True
+
     @property
     def results(self) -> list[bool]:
         """Of a load: whether each block arrived and verified."""
-        return list(self._hash.results)
+        return [False] * len(self._indexes) if self._broken else list(self._hash.results)
 
     @property
     def corrupt(self) -> list[bool]:
         """Of a load: whether each block has another checksum than it should."""
-        return list(self._hash.corrupt)
+        return [False] * len(self._indexes) if self._broken else list(self._hash.corrupt)
 
     @property
     def checksums(self) -> list[bytes | None]:
         """Of a store: a checksum a block."""
-        return list(self._hash.checksums)
+        return [None] * len(self._indexes) if self._broken else list(self._hash.checksums)
 
     @property
     def error(self) -> str | None:
         """Why something failed."""
-        return None if self._hash.error is None else str(self._hash.error)
+        error = None if self._hash is None else self._hash.error
+        return None if error is None else str(error)
 
-    def _copy(self, chosen: Any) -> None:
+    def _copy(self, chosen: Iterable[int]) -> None:
         by_medium: dict[int, list[int]] = {}
         for n in chosen:
             by_medium.setdefault(self._places[n][0], []).append(n)
@@ -193,17 +218,19 @@ class _Direction:
 
     def __init__(self, handler: SingleDirectionOffloadingHandler) -> None:
         self._handler = handler
-        self._finished: set[int] = set()
+        self._pending: set[int] = set()
         self._next = 0
 
     def start(self, source: Any, destination: Any) -> int:
         self._next += 1
+        self._pending.add(self._next)
         self._handler.transfer_async(self._next, source, destination)
         return self._next
 
     def finished(self, copy: int) -> bool:
-        self._finished.update(result.job_id for result in self._handler.get_finished())
-        return copy in self._finished
+        if self._pending:
+            self._pending.difference_update(done.job_id for done in self._handler.get_finished())
+        return copy not in self._pending
 
     def wait(self, copy: int) -> None:
         self._handler.wait({copy})
@@ -231,28 +258,37 @@ class _Medium:
         self._tensors = device_tensors
         self._groups = groups
         self._blocks = blocks_per_chunk
-        self._registered = self._register() if pin else []
-        if not self._registered:
-            size = self._region.numel() / 2**30
-            logger.info("%.1f GiB of a tier stay pageable: copies are slower", size)
-        self._directions: dict[tuple[int, bool], _Direction] = {}
+        self._directions: dict[tuple[int, bool, bool], _Direction] = {}
+        self._pinned = False
+        self._pinning: threading.Thread | None = None
+        if pin:
+            # The driver takes seconds for tens of gigabytes, and this is the model's thread.
+            # Until then copies are the slower ones of pageable memory.
+            self._pinning = threading.Thread(target=self._pin, name="kvdepot-pin", daemon=True)
+            self._pinning.start()
+        else:
+            self._say_pageable()
 
     def direction(self, group: int, *, load: bool) -> _Direction:
         """vLLM's handler for a KV group in one direction."""
-        if (group, load) not in self._directions:
-            self._directions[group, load] = self._build(group, load=load)
-        return self._directions[group, load]
+        # Handlers are made for pinned memory or for pageable; copies under way keep theirs.
+        kind = (group, load, self._pinned)
+        if kind not in self._directions:
+            self._directions[kind] = self._build(group, load=load, pinned=self._pinned)
+        return self._directions[kind]
 
     def close(self) -> None:
         """Wait for the device, then undo the registration."""
         for direction in self._directions.values():
             direction.close()
         self._directions.clear()
-        for address in self._registered:
-            host_unregister(address)
-        self._registered = []
+        if self._pinning is not None:
+            self._pinning.join()
+        if self._pinned:
+            host_unregister(self._region.data_ptr())
+            self._pinned = False
 
-    def _build(self, group: int, *, load: bool) -> _Direction:
+    def _build(self, group: int, *, load: bool, pinned: bool) -> _Direction:
         device = [self._tensors[ref.tensor_idx] for ref in self._groups[group]]
         lengths = [tensor.shape[1] * self._blocks for tensor in device]
         rows = (self._region.numel() - sum(lengths)) // GRANULE + 1
@@ -272,19 +308,20 @@ class _Medium:
                 blocks_per_chunk=self._blocks,
                 layer_refs_per_group=[refs],
                 gpu_to_cpu=not load,
-                host_memory_is_pinned=bool(self._registered),
+                host_memory_is_pinned=pinned,
             )
         )
 
-    def _register(self) -> list[int]:
-        """Register the memory for DMA; copies work without, but slower."""
-        base, size = self._region.data_ptr(), self._region.numel()
-        registered: list[int] = []
-        for offset in range(0, size, MAX_HOST_REGISTER_CHUNK_BYTES):
-            length = min(MAX_HOST_REGISTER_CHUNK_BYTES, size - offset)
-            if not host_register(base + offset, length):
-                for address in registered:
-                    host_unregister(address)
-                return []
-            registered.append(base + offset)
-        return registered
+    def _pin(self) -> None:
+        """Register the memory for DMA, in one piece: a copy must not straddle two."""
+        device = self._tensors[0].device
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        if host_register(self._region.data_ptr(), self._region.numel()):
+            self._pinned = True
+        else:
+            self._say_pageable()
+
+    def _say_pageable(self) -> None:
+        size = self._region.numel() / 2**30
+        logger.info("%.1f GiB of a tier stay pageable: copies are slower", size)

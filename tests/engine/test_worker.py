@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +21,7 @@ from kvdepot import vllm_cuda
 from kvdepot.vllm_manager import Group, KvdepotManager
 from kvdepot.vllm_messages import Placements
 from kvdepot.vllm_spec import KvdepotSpec
-from kvdepot.vllm_worker import KvdepotConnectorWorker, KvdepotWorker
+from kvdepot.vllm_worker import Job, KvdepotConnectorWorker, KvdepotWorker
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import (
     OffloadingConnectorMetadata,
     TransferJob,
@@ -320,7 +321,95 @@ def test_the_driver_pins_memory_and_no_file(
     (cache, dax) = world.worker._mover.media
     for medium in range(2):
         world.worker._handlers(world.worker._mover, medium)
+    world.close()
     assert pinned == [cache.nbytes] != [dax.nbytes]
+
+
+def test_blocks_move_while_the_driver_still_pins(monkeypatch: pytest.MonkeyPatch) -> None:
+    pins, unpinned, pinned = threading.Event(), list[int](), list[int]()
+    handlers: list[bool] = []
+
+    class Handler(HostHandler):
+        def __init__(self, **made: Any) -> None:
+            super().__init__(**made)
+            handlers.append(made["host_memory_is_pinned"])
+
+    def register(address: int, size: int) -> bool:
+        assert threading.current_thread() is not threading.main_thread()
+        assert pins.wait(30)
+        pinned.append(address)
+        return True
+
+    monkeypatch.setattr(vllm_cuda, "SingleDirectionOffloadingHandler", Handler)
+    monkeypatch.setattr(vllm_cuda, "PIN_MEMORY", True)
+    monkeypatch.setattr(vllm_cuda, "host_register", register)
+    monkeypatch.setattr(vllm_cuda, "host_unregister", unpinned.append)
+    world = World(vllm_cuda.KvdepotCudaWorker)
+    stored = world.content(0, 1)
+    world.store([key("a")], [0, 1])
+    assert world.load([key("a")], [2, 3]) == set()
+    assert handlers == [False, False]
+    pins.set()
+    (medium,) = world.worker._media.values()
+    medium._pinning.join()
+    assert world.load([key("a")], [4, 5]) == set()
+    assert handlers == [False, False, True]
+    for blocks in ((2, 3), (4, 5)):
+        assert all(map(torch.equal, world.content(*blocks), stored))
+    world.close()
+    assert pinned == unpinned != []
+
+
+@pytest.mark.parametrize("chunk_of", [(0, 3), (3, 2), (1, 4), (0, 1), (2, 2)])
+def test_a_store_that_vllm_left_blocks_out_of_stores_none_of_them(
+    world: World, chunk_of: tuple[int, int]
+) -> None:
+    """vLLM leaves out what is outside a window, wherever that is; the rest has lost its place."""
+    first, count = chunk_of
+    keys = [key("a"), key("b"), key("c")]
+    world.store([keys[0]], [0, 1])
+    before = world.depot.stats()["tiers"]["Cache"]["blocks"]
+    output = world.manager.prepare_store(keys[1:], ReqContext("store"))
+    assert list(output.keys_to_store) == keys[1:]
+    blocks = [4, 5, 6, 7][:count]
+    device = GPULoadStoreSpec(blocks, group_sizes=[len(blocks)], block_indices=[first])
+    if (first % CHUNK, count) == (0, 2 * CHUNK):
+        pytest.fail("that one is whole")
+    world.finish(world.worker.submit_store(world.next(), device, output.store_spec))
+    assert world.depot.stats()["tiers"]["Cache"]["blocks"] == before
+    assert world.depot.stats()["tiers"]["Cache"]["reserved_blocks"] == 0
+    assert [world.lookup(each) for each in keys[1:]] == [LookupResult.MISS] * 2
+    world.store(keys[1:], [4, 5, 6, 7])
+    assert [world.lookup(each) for each in keys[1:]] == [LookupResult.HIT] * 2
+
+
+def test_completed_copies_are_forgotten_and_every_part_of_a_job_is_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(vllm_cuda, "SingleDirectionOffloadingHandler", HostHandler)
+    world = World(vllm_cuda.KvdepotCudaWorker)
+    for n in range(20):
+        world.store([key(f"{n}")], [0, 1])
+        assert world.load([key(f"{n}")], [2, 3]) == set()
+    (medium,) = world.worker._media.values()
+    kept = [direction._pending for direction in medium._directions.values()]
+    assert len(kept) == 2
+    assert not any(kept)
+
+    asked: list[str] = []
+
+    class Move:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        @property
+        def done(self) -> bool:
+            asked.append(self.name)
+            return False
+
+    moves: Any = [(None, [], Move(name)) for name in ("first", "second", "third")]
+    assert not world.worker._advance(Job(0, load=True, parts=[], started=0.0, moves=moves))
+    assert asked == ["first", "second", "third"], "asking is what starts a second phase"
     world.close()
 
 
@@ -358,7 +447,7 @@ def test_where_ranks_have_the_same_bytes_the_first_stores_and_the_others_say_so(
         CanonicalKVCaches([CanonicalKVCacheTensor(cache, PAGE)], [[CanonicalKVCacheRef(0, PAGE)]])
     )
     assert (mover.rank, mover.part) == (rank, 0)
-    half = KvdepotConnectorWorker(spec, SimpleNamespace(), SimpleNamespace(kv_cache_groups=[None]))
+    half = KvdepotConnectorWorker(spec, SimpleNamespace(), SimpleNamespace(kv_cache_groups=[]))
     half.worker = mover
     device = GPULoadStoreSpec([0, 1], group_sizes=[2], block_indices=[0])
     job = TransferJob(req_id="r", src_spec=device, dst_spec=Placements(1, "", []))
