@@ -142,7 +142,8 @@ def test_a_depot_that_works_again_is_used_again(world: World) -> None:
     assert world.store(b) == 0
     assert world.failed_calls() == {"prefix": 1, "reserve": 1}
     assert world.lookup(a) is LookupResult.HIT
-    assert world.store(b) == 1
+    assert world.store(b) == 0, "behind a block of the same request that is not stored"
+    assert world.store(b, request="another") == 1
 
 
 def test_blocks_that_could_not_be_committed_are_given_back(world: World) -> None:
@@ -212,7 +213,7 @@ def test_while_a_depot_fails_it_is_asked_ever_more_seldom(
 
 
 MOVES = ("populate", "store", "load", "locate", "verify", "digest", "media")
-JOB = ("done", "wait", "results", "corrupt", "checksums", "error")
+JOB = ("ended", "done", "wait", "results", "corrupt", "checksums", "error")
 
 
 @pytest.mark.parametrize("worker", ["host", "stand-in"])
@@ -222,7 +223,11 @@ def test_no_hook_of_a_worker_raises(
 ) -> None:
     broken: set[str] = set()
     attach = kvdepot.attach
-    monkeypatch.setattr(kvdepot, "attach", lambda socket: Breakable(attach(socket), broken))
+
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        return Breakable(attach(*args, **kwargs), broken)
+
+    monkeypatch.setattr(kvdepot, "attach", wrapped)
     monkeypatch.setattr(vllm_manager, "RETRY_SECONDS", 0.0)
     monkeypatch.setattr(vllm_cuda, "SingleDirectionOffloadingHandler", test_worker.HostHandler)
     kind = KvdepotWorker if worker == "host" else vllm_cuda.KvdepotCudaWorker

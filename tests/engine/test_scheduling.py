@@ -17,6 +17,8 @@ import engine_neighbour
 from engine_double import BLOCK, OURS, EngineDouble, full, window
 from engine_fleet import NEIGHBOUR
 from engine_harness import ROOT, flip
+from kvdepot import vllm_cuda, vllm_spec
+from test_worker import HostHandler
 
 pytestmark = pytest.mark.integration
 
@@ -103,13 +105,40 @@ def test_a_rotten_block_is_computed_again_and_with_a_window_all_before_it(
     assert engine.faults == []
 
 
+@pytest.fixture(params=["host", "stand-in"])
+def worker(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The worker for host memory, and the one for a device with a stand-in for vLLM's copies."""
+    if request.param == "stand-in":
+        monkeypatch.setattr(vllm_cuda, "SingleDirectionOffloadingHandler", HostHandler)
+        monkeypatch.setattr(vllm_spec, "KvdepotWorker", vllm_cuda.KvdepotCudaWorker)
+    return str(request.param)
+
+
+def test_a_block_that_is_partly_out_of_the_window_is_not_stored(
+    engines: Engines, worker: str
+) -> None:
+    """vLLM offers it, with those of its own blocks that it has."""
+    engine = engines.start(KINDS["window"], blocks_per_chunk=4)
+    asked = prompt(10, 165)
+    engine.ask(asked, output_tokens=1)
+    (group,) = engine.connector.manager._groups.values()
+    assert group.namespace.clear() > 0
+    # Its room gets other bytes.
+    engine.ask(prompt(11, 165), output_tokens=1)
+    # Of what vLLM's own cache has, the request gets the window.
+    engine.ask([*asked, 7, 8, 9], output_tokens=1)
+    engine.reset(external=False)
+    engine.ask(asked[:130])
+    assert engine.faults == []
+
+
 @pytest.mark.parametrize("kind", ["full", "window"])
 @pytest.mark.parametrize("chunk", [1, 2, 4, 8])
 def test_whatever_is_asked_the_bytes_are_those_of_its_tokens(
-    engines: Engines, kind: str, chunk: int, seed: int, rounds: int
+    engines: Engines, worker: str, kind: str, chunk: int, seed: int, rounds: int
 ) -> None:
     """Prompts with common beginnings, side by side, in steps that cut chunks, in little memory."""
-    drawn = random.Random(seed)
+    drawn = random.Random(f"{seed} {worker} {kind} {chunk}")
     for _ in range(rounds):
         engine = engines.start(
             KINDS[kind],
