@@ -37,7 +37,7 @@ pub(crate) fn close_all(py: Python<'_>) -> PyResult<()> {
     let open = std::mem::take(&mut *OPEN.lock());
     let open: Vec<_> = open.iter().filter_map(Weak::upgrade).collect();
     let (done, closed) = mpsc::channel();
-    let mut left = 0;
+    let mut threads = Vec::new();
     for what in open {
         let close = {
             let (what, done) = (Arc::clone(&what), done.clone());
@@ -53,14 +53,14 @@ pub(crate) fn close_all(py: Python<'_>) -> PyResult<()> {
             .name("kvdepot-call".into())
             .spawn(close)
         {
-            Ok(_) => left += 1,
+            Ok(thread) => threads.push(thread),
             // No thread can be had: then here.
             Err(_) => py.detach(|| what.close()),
         }
     }
     drop(done);
     let closed = Mutex::new(closed);
-    let mut first = None;
+    let (mut first, mut left) = (None, threads.len());
     while left > 0 {
         match py.detach(|| closed.lock().recv_timeout(wait::SLICE)) {
             Ok(()) => left -= 1,
@@ -72,6 +72,8 @@ pub(crate) fn close_all(py: Python<'_>) -> PyResult<()> {
             first.get_or_insert(raised);
         }
     }
+    // They have nothing left to do: whoever looks for our threads finds none.
+    py.detach(|| threads.into_iter().for_each(|thread| drop(thread.join())));
     keep::sweep(py);
     first.map_or(Ok(()), Err)
 }

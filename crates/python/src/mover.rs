@@ -137,6 +137,8 @@ impl Mover {
         buffers: &Bound<'_, PyAny>,
         part: u32,
     ) -> PyResult<MoveJob> {
+        // First: a forked child may find a lane's locks held.
+        self.here(py)?;
         let list = read_placements(placements)?;
         let Parsed { blocks, keep } = buffers::parse(buffers, false)?;
         self.start(py, keep, |mover| mover.store(&list, &blocks, part))
@@ -151,6 +153,7 @@ impl Mover {
         buffers: &Bound<'_, PyAny>,
         part: u32,
     ) -> PyResult<MoveJob> {
+        self.here(py)?;
         let list = read_placements(placements)?;
         let Parsed { blocks, keep } = buffers::parse(buffers, true)?;
         self.start(py, keep, |mover| mover.load(&list, &blocks, part))

@@ -184,6 +184,8 @@ impl Namespace {
         keys: &Bound<'_, PyAny>,
         buffers: &Bound<'_, PyAny>,
     ) -> PyResult<Task> {
+        // First: a forked child may find a lane's locks held.
+        self.handle.depot(py)?;
         let keys = keys::parse(keys)?;
         let parsed = buffers::parse(buffers, false)?;
         keep::sweep(py);
@@ -209,6 +211,7 @@ impl Namespace {
         staged: bool,
         prefix: bool,
     ) -> PyResult<Task> {
+        self.handle.depot(py)?;
         let keys = keys::parse(keys)?;
         let parsed = buffers::parse(buffers, true)?;
         keep::sweep(py);

@@ -207,10 +207,11 @@ fn value(field: &str, given: &Bound<'_, PyAny>, depth: usize) -> PyResult<Value>
     }
 }
 
+/// A name and what it stands for.
+type Entry<'py> = (Bound<'py, PyAny>, Bound<'py, PyAny>);
+
 /// The entries of a mapping, which reading one of them cannot change any more.
-fn entries<'py>(
-    given: &Bound<'py, PyAny>,
-) -> PyResult<Option<Vec<(Bound<'py, PyAny>, Bound<'py, PyAny>)>>> {
+fn entries<'py>(given: &Bound<'py, PyAny>) -> PyResult<Option<Vec<Entry<'py>>>> {
     if let Ok(dict) = given.cast::<PyDict>() {
         return Ok(Some(dict.iter().collect()));
     }

@@ -123,8 +123,8 @@ fn read_rows(rows: &Bound<'_, PyAny>) -> PyResult<(Vec<i64>, Vec<usize>)> {
     for (index, row) in items.enumerate() {
         let row = row?;
         let each = row.try_iter();
-        let each = each.and_then(|items| items.map(|id| Ok(id?.extract()?)).collect());
-        let each: Vec<i64> = each.map_err(|_: PyErr| wrong(format!("rows[{index}]"), &row))?;
+        let each = each.and_then(|items| items.map(|id| id?.extract::<i64>()).collect());
+        let each: Vec<i64> = each.map_err(|_| wrong(format!("rows[{index}]"), &row))?;
         ids.extend(each);
         ends.push(ids.len());
     }

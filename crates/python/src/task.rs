@@ -107,8 +107,9 @@ impl Task {
     }
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
-        // Before, the lanes have them too, and let them go by themselves.
-        match self.task.is_done() {
+        // Before, the lanes have them too, and let them go by themselves. In a forked child nobody
+        // does, and the task's lock may be held.
+        match self.origin.is_here() && self.task.is_done() {
             true => self.keep.traverse(&visit),
             false => Ok(()),
         }
