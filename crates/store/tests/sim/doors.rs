@@ -409,7 +409,11 @@ impl World {
         self.cause.borrow_mut().removed.extend(&ids);
         let keys: Vec<_> = ids.iter().map(|(_, number)| key(*number)).collect();
         let removed = namespace.remove(&keys).map_err(|error| error.to_string())?;
-        law!(removed == there, "{removed} of {there} blocks were removed");
+        let fewer = !self.is_scheduled() && removed < there;
+        law!(
+            removed == there || fewer,
+            "{removed} of {there} blocks were removed"
+        );
         for id in &ids {
             let found = namespace
                 .contains(&[key(id.1)])
@@ -437,7 +441,7 @@ impl World {
         self.cause.borrow_mut().removed.extend(there);
         let cleared = namespace.clear().map_err(|error| error.to_string())?;
         law!(
-            cleared == copies || self.nested.get() > 0,
+            cleared == copies || self.nested.get() > 0 || !self.is_scheduled(),
             "{cleared} blocks were cleared of {copies}"
         );
         Ok(())
@@ -490,7 +494,7 @@ impl World {
             match reservation {
                 Some(reservation) => {
                     // Those before it in the call may have evicted it.
-                    let surely = index == 0 || twin.live(id).is_none();
+                    let surely = self.is_scheduled() && index == 0 || twin.live(id).is_none();
                     law!(
                         !needless || !single || !surely,
                         "{id:?} was reserved although it is there"
@@ -677,7 +681,7 @@ impl World {
                 true => twin.maybe_used(id, stamp),
                 false => twin.used(id, stamp),
             }
-            let sure = self.nested.get() == 0 && !rotten.contains(&id);
+            let sure = self.is_scheduled() && self.nested.get() == 0 && !rotten.contains(&id);
             match (pin, live) {
                 (Some(pin), Some(live)) => {
                     law!(!gap || !prefix, "{id:?} was pinned behind a gap");
@@ -825,7 +829,10 @@ impl World {
         self.cause.borrow_mut().removed.insert(pin.id);
         let namespace = self.namespace(pin.door, pin.id.0)?;
         let count = namespace.discard(std::slice::from_ref(&pin.pin));
-        let exact = self.is_single() && self.nested.get() == 0 && self.shape.devices <= 1;
+        let exact = self.is_scheduled()
+            && self.is_single()
+            && self.nested.get() == 0
+            && self.shape.devices <= 1;
         law!(
             count == usize::from(there) || !exact,
             "{count} blocks were discarded"

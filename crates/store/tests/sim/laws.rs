@@ -143,12 +143,23 @@ impl World {
         for (id, stored) in &live {
             if found.get(id).is_none_or(|len| !stored.contains(len)) {
                 twin.left(*id);
+                if self.cause.borrow().removed.contains(id) {
+                    self.removed.borrow_mut().insert(*id);
+                }
                 left.push(*id);
             }
         }
         for (id, stored) in found {
             if twin.live(*id).is_none() {
-                twin.appeared(*id, *stored)?;
+                // Evicted everywhere while it was on its way near; removed it would not come back.
+                let returns = !self.is_single()
+                    && twin.writers(*id).is_empty()
+                    && !self.removed.borrow().contains(id);
+                match returns {
+                    true => twin.returned(*id, *stored)?,
+                    false => twin.appeared(*id, *stored)?,
+                }
+                self.removed.borrow_mut().remove(id);
                 appeared.push(*id);
             }
         }
@@ -349,7 +360,7 @@ impl World {
             // The first that does not fit is told so, behind a gap too.
             (Expect::Untouched, Outcome::Length) => true,
             (Expect::Corrupt, Outcome::Corrupt) => true,
-            (Expect::Done | Expect::Corrupt, Outcome::Miss) => faulty || self.has_left(id)?,
+            (_, Outcome::Miss) => faulty || self.one_has_left(&flying.ids)?,
             _ => false,
         };
         law!(
@@ -385,14 +396,22 @@ impl World {
         Ok(())
     }
 
-    /// Whether a block was evicted ahead of need since the last look.
-    fn has_left(&self, id: Id) -> Law<bool> {
+    /// Whether one of these blocks was evicted ahead of need since the last look.
+    fn one_has_left(&self, ids: &[Id]) -> Law<bool> {
         if self.is_scheduled() {
             return Ok(false);
         }
-        let namespace = self.namespace(0, id.0)?;
-        let found = namespace.contains(&[key(id.1)]);
-        Ok(!found.map_err(|error| error.to_string())?[0])
+        for id in ids {
+            if self.twin.borrow().live(*id).is_none() {
+                return Ok(true);
+            }
+            let namespace = self.namespace(0, id.0)?;
+            let found = namespace.contains(&[key(id.1)]);
+            if !found.map_err(|error| error.to_string())?[0] {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     fn prefetch_ended(&self, flying: &Flying, index: usize, outcome: Outcome) -> Law {
@@ -403,7 +422,7 @@ impl World {
             (Expect::Miss, Outcome::Miss) => true,
             // Near already.
             (Expect::Done, Outcome::Done) => true,
-            _ => false,
+            _ => !self.is_scheduled(),
         };
         law!(
             fits,

@@ -197,6 +197,8 @@ pub struct World {
     pub seen: RefCell<Seen>,
     /// What each door was told of that a look has not missed yet.
     pub early: RefCell<BTreeMap<usize, BTreeSet<Id>>>,
+    /// Blocks that left by their key.
+    pub removed: RefCell<BTreeSet<Id>>,
     pub cause: RefCell<Cause>,
     pub counts: RefCell<Counts>,
     pub rng: RefCell<Rng>,
@@ -283,6 +285,7 @@ impl World {
             rotten: RefCell::default(),
             seen: RefCell::default(),
             early: RefCell::default(),
+            removed: RefCell::default(),
             cause: RefCell::default(),
             counts: RefCell::default(),
             rng: RefCell::new(Rng::new(seed)),

@@ -184,6 +184,29 @@ impl Twin {
         Some(live)
     }
 
+    /// A block has appeared that nobody writes: a copy of what left last, which was on its way to
+    /// another tier then.
+    ///
+    /// # Errors
+    /// When it is no such copy.
+    pub fn returned(&mut self, id: Id, stored: u64) -> Result<(), String> {
+        let (now, uses) = (self.now, self.uses);
+        let block = self.blocks.entry(id).or_default();
+        let before = block.past.last().map(|(_, live)| live.versions.clone());
+        let versions = before.unwrap_or_default();
+        if versions.iter().all(|one| one.stored != stored) {
+            return Err(format!(
+                "block {id:?} of {stored} bytes appeared, which nobody wrote"
+            ));
+        }
+        block.live = Some(Live {
+            versions,
+            since: now,
+            used: (0, uses),
+        });
+        Ok(())
+    }
+
     /// A block that is being written came and left again, unseen.
     pub fn passed(&mut self, id: Id) {
         let now = self.now;
