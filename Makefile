@@ -127,6 +127,11 @@ test-all: ## The same with many more rounds, and with fresh seeds, which are pri
 	$(MAKE) test-unsafe
 	$(MAKE) test-vm
 
+.PHONY: mutants
+mutants: ## How many faults the simulator catches, two minutes each; needs cargo-mutants
+	cargo run --quiet -p kvdepot-dev -- mutants run $(MUTANTS_FLAGS)
+	cargo run --quiet -p kvdepot-dev -- mutants table
+
 .PHONY: test-vm
 test-vm: ## Real DAX devices over a restart, in a virtual machine; needs qemu, which root installs
 	$(call say,a virtual machine with a device DAX and a DAX file system)

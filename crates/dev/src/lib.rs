@@ -2,10 +2,12 @@
 //!
 //! Files that say again what code declares are written by `cargo run -p kvdepot-dev -- generate`;
 //! with `--check` it only compares, which `make lint` does. The house rules are `tests/tidy.rs`.
+//! [`mutants`] measures how sharp the simulator is.
 
 #![forbid(unsafe_code)]
 
 pub mod generate;
+pub mod mutants;
 
 use std::path::Path;
 

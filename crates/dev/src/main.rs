@@ -1,24 +1,46 @@
-//! `kvdepot-dev generate [--check]`: writes the generated files, or says which are stale.
+//! `kvdepot-dev`: writes generated files, and measures what the simulator catches.
 
 use std::io::{self, Write};
 use std::process::ExitCode;
 
 use kvdepot_dev::generate::{PAGES, Verdict};
+use kvdepot_dev::mutants::campaign::{self, Options};
+use kvdepot_dev::mutants::trial::{self, Plan};
+use kvdepot_dev::mutants::{self, report};
+use kvdepot_dev::root;
 
-const USAGE: &str = "usage: kvdepot-dev generate [--check]";
+const USAGE: &str = "\
+usage: kvdepot-dev generate [--check]          writes the generated files, or says which are stale
+       kvdepot-dev mutants run [OPTIONS]       goes on with the campaign where it was stopped
+           --jobs N             so many at a time
+           --again-survivors    tries those again that were not caught
+           --only TEXT          tries those, again, whose name has this in it
+           --no-baseline        not the tree as it is first
+           --seconds N          of the simulator for each, instead of 120
+           --test NAME          another test of the store in the simulator's place
+       kvdepot-dev mutants list                the campaign's mutations, and what was found
+       kvdepot-dev mutants check               whether what is written by hand still applies
+       kvdepot-dev mutants table [--check]     writes the table in docs/testing.md
+       kvdepot-dev mutants break FIX           runs the simulator without that fix";
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-    let check = match arguments[..] {
-        ["generate"] => false,
-        ["generate", "--check"] => true,
-        _ => {
-            let _ = writeln!(io::stderr(), "{USAGE}");
-            return ExitCode::from(2);
-        }
+    let done = match arguments[..] {
+        ["generate"] => generate(false),
+        ["generate", "--check"] => generate(true),
+        ["mutants", "run", ref options @ ..] => match parse(options) {
+            Some(options) => campaign::run(root(), &options).map(|()| true),
+            None => return usage(),
+        },
+        ["mutants", "list"] => list(),
+        ["mutants", "check"] => check(),
+        ["mutants", "table"] => table(false),
+        ["mutants", "table", "--check"] => table(true),
+        ["mutants", "break", name] => without(name),
+        _ => return usage(),
     };
-    match generate(check) {
+    match done {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(error) => {
@@ -28,24 +50,106 @@ fn main() -> ExitCode {
     }
 }
 
+fn usage() -> ExitCode {
+    let _ = writeln!(io::stderr(), "{USAGE}");
+    ExitCode::from(2)
+}
+
+fn parse(arguments: &[&str]) -> Option<Options> {
+    let mut options = Options::default();
+    let mut rest = arguments.iter();
+    while let Some(argument) = rest.next() {
+        match *argument {
+            "--jobs" => options.jobs = rest.next()?.parse().ok()?,
+            "--again-survivors" => options.again_survivors = true,
+            "--only" => options.only = Some((*rest.next()?).to_owned()),
+            "--no-baseline" => options.no_baseline = true,
+            "--test" => {
+                let plan = Plan::of_test(rest.next()?);
+                options.plan.build = plan.build;
+                options.plan.run = plan.run;
+            }
+            "--seconds" => options.plan.seconds = rest.next()?.parse().ok()?,
+            _ => return None,
+        }
+    }
+    Some(options)
+}
+
 /// Whether the tree is as it should be, after writing where that was asked for.
 fn generate(check: bool) -> io::Result<bool> {
-    let root = kvdepot_dev::root();
     let mut fine = true;
     for page in PAGES {
         let verdict = if check {
-            page.check(root)?
+            page.check(root())?
         } else {
-            page.write(root)?
+            page.write(root())?
         };
-        match (verdict, check) {
-            (Verdict::Stale, false) => writeln!(io::stdout(), "wrote {}", page.path)?,
-            (Verdict::Stale, true) => {
-                fine = false;
-                writeln!(io::stderr(), "{} is stale\nhint: make docs", page.path)?;
-            }
-            _ => {}
+        fine &= tell(verdict, check, page.path, "make docs")?;
+    }
+    Ok(fine)
+}
+
+fn tell(verdict: Verdict, check: bool, path: &str, hint: &str) -> io::Result<bool> {
+    match (verdict, check) {
+        (Verdict::Stale, false) => writeln!(io::stdout(), "wrote {path}")?,
+        (Verdict::Stale, true) => {
+            writeln!(io::stderr(), "{path} is stale\nhint: {hint}")?;
+            return Ok(false);
+        }
+        _ => {}
+    }
+    Ok(true)
+}
+
+fn table(check: bool) -> io::Result<bool> {
+    let hint = "cargo run -p kvdepot-dev -- mutants table";
+    tell(
+        report::update(root(), check)?,
+        check,
+        "docs/testing.md",
+        hint,
+    )
+}
+
+fn list() -> io::Result<bool> {
+    let found = campaign::results(root())?;
+    for mutation in campaign::chosen(root(), &found)? {
+        let outcome = found.get(&mutation.id).map_or("", |found| &found.outcome);
+        writeln!(
+            io::stdout(),
+            "{outcome:12}{:6}{}",
+            mutation.set.name(),
+            mutation.id
+        )?;
+    }
+    Ok(true)
+}
+
+fn check() -> io::Result<bool> {
+    let mut fine = true;
+    for mutation in mutants::by_hand(root())?
+        .iter()
+        .chain(&mutants::fixes(root())?)
+    {
+        if let Err(error) = mutation.applies(root()) {
+            fine = false;
+            writeln!(io::stderr(), "{}: {error}", mutation.id)?;
         }
     }
     Ok(fine)
+}
+
+/// Runs the simulator without a fix; it ends as the simulator does.
+fn without(name: &str) -> io::Result<bool> {
+    let fixes = mutants::fixes(root())?;
+    let Some(fix) = fixes.iter().find(|fix| fix.id == name) else {
+        let known: Vec<&str> = fixes.iter().map(|fix| fix.id.as_str()).collect();
+        let known = known.join(", ");
+        return Err(io::Error::other(format!(
+            "{name} is unknown: allowed are {known}"
+        )));
+    };
+    writeln!(io::stdout(), "without the fix {name}: {}", fix.why)?;
+    trial::in_sight(root(), fix)
 }

@@ -1,0 +1,228 @@
+//! One trial: the scratch copy is built, and the simulator runs in it.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use super::scratch::Scratch;
+use super::{Mutation, named};
+
+/// What the simulator may take to find a fault.
+pub const SECONDS: u64 = 120;
+
+/// What it may take beyond that to end, before it counts as hanging.
+const GRACE: Duration = Duration::from_secs(45);
+
+/// Building takes less than that, also on a busy machine.
+const BUILD_MAX: Duration = Duration::from_secs(1800);
+
+/// Pause between two looks at a process.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// Most memory of one process, in KiB: a fault may ask for any amount.
+const MEMORY_MAX: u64 = 24 << 20;
+
+/// What became of a trial.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Outcome {
+    /// The simulator failed.
+    Caught,
+    /// It, or what it watches, did not end.
+    Hung,
+    /// It found nothing.
+    Survived,
+    /// The code does not compile, or the edit does not apply: no fault at all.
+    Unbuildable,
+}
+
+impl Outcome {
+    const ALL: [Outcome; 4] = [
+        Outcome::Caught,
+        Outcome::Hung,
+        Outcome::Survived,
+        Outcome::Unbuildable,
+    ];
+
+    /// As it stands in the results.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Outcome::Caught => "caught",
+            Outcome::Hung => "hung",
+            Outcome::Survived => "survived",
+            Outcome::Unbuildable => "unbuildable",
+        }
+    }
+
+    /// From its name.
+    #[must_use]
+    pub fn of_name(name: &str) -> Option<Outcome> {
+        Outcome::ALL.into_iter().find(|known| known.name() == name)
+    }
+}
+
+/// What was seen.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Trial {
+    /// What became of it.
+    pub outcome: Outcome,
+    /// How long the simulator ran.
+    pub elapsed: Duration,
+    /// The line that says what it saw.
+    pub said: String,
+}
+
+/// The command of the simulator: for a shell, in the scratch copy.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Plan {
+    /// Builds, without running.
+    pub build: String,
+    /// Runs what is built.
+    pub run: String,
+    /// What the simulator gets.
+    pub seconds: u64,
+}
+
+impl Default for Plan {
+    fn default() -> Plan {
+        Plan::of_test("sim")
+    }
+}
+
+impl Plan {
+    /// Another test of the store in the simulator's place.
+    #[must_use]
+    pub fn of_test(name: &str) -> Plan {
+        let run = format!("cargo test --quiet -p kvdepot-store --test {name}");
+        Plan {
+            build: format!("{run} --no-run"),
+            run,
+            seconds: SECONDS,
+        }
+    }
+
+    fn command(&self, scratch: &Scratch, what: &str) -> Command {
+        let mut command = Command::new("sh");
+        command
+            .arg("-c")
+            .arg(format!("ulimit -c 0; ulimit -v {MEMORY_MAX}; exec {what}"))
+            .current_dir(scratch.tree())
+            .env("CARGO_TARGET_DIR", scratch.target())
+            .env("CARGO_INCREMENTAL", "1")
+            .env("SIM_SECONDS", self.seconds.to_string())
+            .env("SIM_SHRINK", "0")
+            .env("RUST_BACKTRACE", "0")
+            .env_remove("SIM_BREAK")
+            .stdin(Stdio::null())
+            // A group of its own, which ends as one.
+            .process_group(0);
+        command
+    }
+}
+
+/// Runs the simulator with a change, and all that it says for people to read; whether it is fine.
+///
+/// # Errors
+/// The change does not apply, or a process cannot be started.
+pub fn in_sight(root: &Path, change: &Mutation) -> io::Result<bool> {
+    let mut scratch = Scratch::new(root, 0)?;
+    scratch.apply(change).map_err(io::Error::other)?;
+    let mut command = Command::new("cargo");
+    command
+        .args([
+            "test",
+            "-p",
+            "kvdepot-store",
+            "--test",
+            "sim",
+            "--",
+            "--nocapture",
+        ])
+        .current_dir(scratch.tree())
+        .env("CARGO_TARGET_DIR", scratch.target())
+        .env_remove("SIM_BREAK");
+    let status = command.status();
+    scratch.restore()?;
+    Ok(status?.success())
+}
+
+/// Builds the scratch copy and runs the simulator in it.
+///
+/// # Errors
+/// A process cannot be started, or its output not be written down.
+pub fn run(scratch: &Scratch, plan: &Plan) -> io::Result<Trial> {
+    let log = scratch.target().with_extension("log");
+    let build = plan.command(scratch, &plan.build);
+    let built = watch(build, BUILD_MAX, &log)?;
+    if !built.is_some_and(|status| status.success()) {
+        return Ok(Trial {
+            outcome: Outcome::Unbuildable,
+            elapsed: Duration::ZERO,
+            said: telling(&log, &["error"]),
+        });
+    }
+    let begun = Instant::now();
+    let limit = Duration::from_secs(plan.seconds) + GRACE;
+    let ended = watch(plan.command(scratch, &plan.run), limit, &log)?;
+    let outcome = match ended {
+        None => Outcome::Hung,
+        Some(status) if status.success() => Outcome::Survived,
+        Some(_) => Outcome::Caught,
+    };
+    Ok(Trial {
+        outcome,
+        elapsed: begun.elapsed(),
+        said: telling(&log, &["failed", "panicked", "hang", "histories", "signal"]),
+    })
+}
+
+/// Runs a command with its output in a file; `None` when it took too long and was ended.
+fn watch(mut command: Command, limit: Duration, log: &Path) -> io::Result<Option<ExitStatus>> {
+    let file = File::create(log).map_err(named(log))?;
+    command.stdout(file.try_clone()?).stderr(file);
+    let mut process = command.spawn()?;
+    let begun = Instant::now();
+    let status = loop {
+        if let Some(status) = process.try_wait()? {
+            break Some(status);
+        }
+        if begun.elapsed() > limit {
+            break None;
+        }
+        std::thread::sleep(LOOK);
+    };
+    // With those that it started and left behind.
+    let group = format!("-{}", process.id());
+    let mut kill = Command::new("kill");
+    let _nobody_left = kill
+        .args(["-KILL", "--", &group])
+        .stderr(Stdio::null())
+        .status();
+    let _reaped = process.wait();
+    Ok(status)
+}
+
+/// The first line with one of these words, the earlier words first.
+fn telling(log: &Path, words: &[&str]) -> String {
+    let text = fs::read(log).unwrap_or_default();
+    let text = String::from_utf8_lossy(&text).into_owned();
+    let with = |word: &&str| {
+        let mut lines = text.lines().enumerate();
+        let (at, line) = lines.find(|(_, line)| line.contains(*word))?;
+        // A panic's message is on the line that follows its place.
+        let next = text.lines().nth(at + 1).unwrap_or_default();
+        let more = match line.contains("panicked at") {
+            true => next,
+            false => "",
+        };
+        Some(format!("{} {more}", line.trim()).trim().to_owned())
+    };
+    let found = words.iter().find_map(with).unwrap_or_default();
+    found.chars().take(300).collect()
+}
