@@ -2,10 +2,9 @@
 //! sockets in the runtime directory, files of benchmarks that were killed.
 
 use std::fs;
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
-use kvdepot_media::host::{dirs, peer};
+use kvdepot_media::host::{dirs, peer, socket};
 
 use crate::error::Error;
 
@@ -90,13 +89,13 @@ impl Found {
     pub(crate) fn remove(&self) -> Result<u64, Error> {
         match self.kind {
             Kind::Socket => {
-                if UnixStream::connect(&self.path).is_ok() {
-                    return Err(Error::InUse {
+                let removed = socket::remove_deserted(&self.path);
+                match removed.map_err(Error::io(&self.path))? {
+                    true => Ok(0),
+                    false => Err(Error::InUse {
                         path: self.path.clone(),
-                    });
+                    }),
                 }
-                fs::remove_file(&self.path).map_err(Error::io(&self.path))?;
-                Ok(0)
             }
             Kind::Arena => Ok(kvdepot_store::erase(&self.path)?),
             Kind::Unfinished => Ok(kvdepot_store::erase_unfinished(&self.path)?),

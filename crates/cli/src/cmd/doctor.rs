@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use kvdepot_media::host::{dirs, limits};
+use kvdepot_media::host::{dirs, limits, socket};
 use kvdepot_media::{Copier, CopierConfig};
 use kvdepot_store::Config;
 use kvdepot_store::inspect::Inspection;
@@ -50,6 +50,7 @@ pub(crate) fn run(output: &mut Output) -> Result<i32, Error> {
     checks.push(shared_memory());
     checks.extend(disk_and_arena()?);
     checks.push(runtime());
+    checks.extend(sockets());
     if output.is_json() {
         for check in &checks {
             output.object(check)?;
@@ -245,6 +246,20 @@ fn runtime() -> Check {
             "other processes of this user attach there; set XDG_RUNTIME_DIR, or socket: PATH",
         ),
     }
+}
+
+/// What owners that were killed have left.
+fn sockets() -> Option<Check> {
+    let left = socket::deserted(&dirs::runtime_dir().ok()?);
+    let names = left.iter().filter_map(|path| path.file_name());
+    let names: Vec<_> = names.map(|name| name.to_string_lossy()).collect();
+    let value = match &names[..] {
+        [] => return None,
+        [one] => format!("{one}: its owner was killed"),
+        [first, .., last] => format!("{first} … {last}: {} owners were killed", names.len()),
+    };
+    let hint = "kvdepot rm --all removes them, and so does the next depot that opens";
+    Some(Check::warn("sockets", value, hint))
 }
 
 #[cfg(test)]

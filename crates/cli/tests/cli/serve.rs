@@ -117,3 +117,65 @@ fn serve_names_what_is_wrong_and_who_owns_the_arena() {
         assert!(ran.stderr.contains(word), "{args:?}: {}", ran.stderr);
     }
 }
+
+/// Sockets in the runtime directory.
+fn sockets(home: &Home) -> Vec<String> {
+    let entries = std::fs::read_dir(home.path("run/kvdepot")).into_iter();
+    let names = entries.flatten().flatten().map(|entry| entry.file_name());
+    let mut names: Vec<String> = names.map(|name| name.into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn what_owners_that_were_killed_leave_is_named_and_removed() {
+    let home = Home::new();
+    let runtime = home.path("run/kvdepot");
+    let start = |name: &str| {
+        let path = runtime.join(name);
+        let socket = path.to_str().unwrap();
+        Service::start(
+            &home,
+            &["Cache", "-o", "cache.capacity=1MiB", "--socket", socket],
+        )
+    };
+    let doctor = || {
+        let (status, rows) = home.json(&["doctor"]);
+        assert_eq!(status, 0);
+        let row = rows.into_iter().find(|row| row["check"] == "sockets");
+        row.map(|row| row["value"].as_str().unwrap().to_owned())
+    };
+    let living = start("living.sock");
+    let names = ["a.sock", "b.sock", "c.sock"];
+    let killed = |count: usize| {
+        // All are there before the first is killed: the next would sweep.
+        let services: Vec<Service> = names[..count].iter().map(|name| start(name)).collect();
+        drop(services);
+    };
+    killed(1);
+    assert_eq!(doctor().unwrap(), "a.sock: its owner was killed");
+    killed(3);
+    assert!(doctor().unwrap().contains("3 owners were killed"));
+    assert_eq!(sockets(&home).len(), 4);
+    // The living one is kept, and says so.
+    let removed = home.run(&["rm", "--all", "--yes"]);
+    assert_eq!(removed.status, 1, "{}{}", removed.stdout, removed.stderr);
+    assert_eq!(sockets(&home), ["living.sock"]);
+    assert_eq!(doctor(), None);
+    killed(2);
+    let next = start("next.sock");
+    assert_eq!(sockets(&home), ["living.sock", "next.sock"]);
+    let client = living.connect();
+    put(&client.namespace(&spec("a")).unwrap(), 0..3, 5000);
+    // Nobody takes a path at which somebody listens.
+    let socket = runtime.join("living.sock");
+    let refused = home.run(&["serve", "Cache", "--socket", socket.to_str().unwrap()]);
+    assert_eq!(refused.status, 2);
+    assert!(
+        refused.stderr.contains("a path where nobody listens"),
+        "{}",
+        refused.stderr
+    );
+    assert_eq!(next.end(), 0);
+    assert_eq!(sockets(&home), ["living.sock"]);
+}

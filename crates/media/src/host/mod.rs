@@ -29,5 +29,6 @@ pub mod holders;
 pub mod limits;
 pub mod lock;
 pub mod peer;
+pub mod socket;
 
 pub use error::{Error, Result};

@@ -3,15 +3,15 @@
 use std::collections::HashMap;
 use std::net::Shutdown;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use kvdepot_media::host::peer::{Credentials, Process};
+use kvdepot_media::host::socket::{self, Bound};
 use kvdepot_media::host::{dirs, peer};
 use parking_lot::Mutex;
 
@@ -40,7 +40,7 @@ const ATTACHED_EACH_MAX: usize = 256;
 
 /// Hands out the media's descriptors until it is stopped.
 pub(crate) struct Server {
-    path: PathBuf,
+    bound: Bound,
     stop: Arc<AtomicBool>,
     /// The listening socket once more, to end its accept.
     listener: UnixStream,
@@ -90,7 +90,7 @@ impl Server {
             Socket::At(path) => path.clone(),
             Socket::Auto => dirs::runtime_dir()?.join(format!("{session:016x}.sock")),
         };
-        let listener = listen(&path, config.socket_mode)?;
+        let (listener, bound) = listen(&path, config.socket_mode)?;
         let twin = listener.try_clone().map_err(|source| Error::Io {
             path: path.clone(),
             source,
@@ -124,7 +124,7 @@ impl Server {
                 source,
             })?;
         Ok(Some(Server {
-            path,
+            bound,
             stop,
             listener: OwnedFd::from(twin).into(),
             thread: Mutex::new(Some(thread)),
@@ -133,7 +133,7 @@ impl Server {
     }
 
     pub(crate) fn path(&self) -> &Path {
-        &self.path
+        self.bound.path()
     }
 
     /// Takes no more clients, tells those there are that it closes, and waits at most `timeout`
@@ -162,16 +162,12 @@ impl Server {
         if thread.join().is_err() {
             tracing::error!("the socket's thread panicked");
         }
-        let _gone = std::fs::remove_file(&self.path);
+        self.bound.remove();
     }
 }
 
-/// Binds. A socket that nobody listens on any more is replaced.
-fn listen(path: &Path, mode: u32) -> Result<UnixListener, Error> {
-    let error = |source: std::io::Error| {
-        let allowed = format!("a path in a directory that exists and can be written ({source})");
-        Error::config("socket", path.display(), allowed)
-    };
+/// Binds, and removes what owners that were killed have left beside it.
+fn listen(path: &Path, mode: u32) -> Result<(UnixListener, Bound), Error> {
     if path.as_os_str().len() > 107 {
         return Err(Error::config(
             "socket",
@@ -179,17 +175,22 @@ fn listen(path: &Path, mode: u32) -> Result<UnixListener, Error> {
             "a path of at most 107 bytes (a limit of Unix sockets)",
         ));
     }
-    if UnixStream::connect(path).is_err() {
-        // Nobody answers: the owner that bound it is dead, or there is none.
-        let is_socket = std::fs::symlink_metadata(path)
-            .is_ok_and(|data| std::os::unix::fs::FileTypeExt::is_socket(&data.file_type()));
-        if is_socket {
-            std::fs::remove_file(path).map_err(error)?;
+    // Other directories are their users' own affair.
+    let is_likely = |dir: &Path| dir.to_string_lossy().contains("kvdepot");
+    let ours = |dir: &&Path| is_likely(dir) && dirs::runtime_dir().is_ok_and(|ours| ours == *dir);
+    if let Some(runtime) = path.parent().filter(ours) {
+        let swept = socket::sweep(runtime);
+        if swept > 0 {
+            tracing::info!(swept, "sockets of owners that were killed are removed");
         }
     }
-    let listener = UnixListener::bind(path).map_err(error)?;
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).map_err(error)?;
-    Ok(listener)
+    socket::listen(path, mode).map_err(|source| {
+        let allowed = match source.kind() {
+            std::io::ErrorKind::AddrInUse => "a path where nobody listens".to_owned(),
+            _ => format!("a path in a directory that exists and can be written ({source})"),
+        };
+        Error::config("socket", path.display(), allowed)
+    })
 }
 
 impl Owner {

@@ -1,0 +1,240 @@
+//! Paths of listening sockets: one process at a time has one, and those that died leave theirs
+//! behind.
+//!
+//! The kernel ends a socket with its process but keeps its name, which nobody can listen at before
+//! it is removed. Whoever looks, removes and binds does so under a lock of the directory, so that
+//! two owners that start together do not remove each other's socket; and an owner that stops
+//! removes the path only while it means its own.
+
+use std::fs::{self, File};
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::os::unix::net::{UnixDatagram, UnixListener};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// Longest wait for the directory's lock, which is held for system calls only. Whoever holds it
+/// longer is stopped; two that start at once may then remove each other's sockets, but nobody
+/// waits for ever.
+const LOCK_MAX: Duration = Duration::from_secs(2);
+
+/// Pause between two attempts at that lock.
+const PAUSE: Duration = Duration::from_millis(1);
+
+/// The path of a socket that this process has bound. The socket is open as long as this is, so
+/// that nobody takes it for one that was left behind, nor its inode's number.
+#[derive(Debug)]
+pub struct Bound {
+    path: PathBuf,
+    /// Device and inode: another socket may be there by now.
+    identity: Option<(u64, u64)>,
+    _socket: UnixListener,
+}
+
+/// Listens at a path with these permissions. A socket that nobody listens at any more is replaced.
+///
+/// # Errors
+///
+/// [`ErrorKind::AddrInUse`] when somebody listens there already, or something else lies there;
+/// what the system says otherwise.
+pub fn listen(path: &Path, mode: u32) -> io::Result<(UnixListener, Bound)> {
+    let _lock = lock_directory_of(path);
+    if is_deserted(path) {
+        fs::remove_file(path)?;
+    }
+    let listener = UnixListener::bind(path)?;
+    let bound = Bound {
+        path: path.to_owned(),
+        identity: identity(path),
+        _socket: listener.try_clone()?,
+    };
+    match fs::set_permissions(path, fs::Permissions::from_mode(mode)) {
+        Ok(()) => Ok((listener, bound)),
+        Err(error) => {
+            bound.unlink();
+            Err(error)
+        }
+    }
+}
+
+impl Bound {
+    /// Where it listens.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Removes the path, unless it is another socket's by now.
+    pub fn remove(&self) {
+        let _lock = lock_directory_of(&self.path);
+        self.unlink();
+    }
+
+    fn unlink(&self) {
+        if self.identity.is_some() && identity(&self.path) == self.identity {
+            // Somebody else may have removed it just now, or the directory is not ours any more.
+            let _gone = fs::remove_file(&self.path);
+        }
+    }
+}
+
+/// Whether a socket lies there that no process has any more. False where that cannot be told.
+#[must_use]
+pub fn is_deserted(path: &Path) -> bool {
+    let is_socket = fs::symlink_metadata(path).is_ok_and(|at| at.file_type().is_socket());
+    // A socket of another kind than it listens with is refused as such by a living one, which
+    // learns nothing of it; so it need not be disturbed, nor waited for where it is stopped.
+    is_socket
+        && UnixDatagram::unbound()
+            .and_then(|probe| probe.connect(path))
+            .is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused)
+}
+
+/// Removes a socket that no process has any more; false when it is in use, or gone.
+///
+/// # Errors
+///
+/// What the system says when it cannot be removed.
+pub fn remove_deserted(path: &Path) -> io::Result<bool> {
+    let _lock = lock_directory_of(path);
+    if !is_deserted(path) {
+        return Ok(false);
+    }
+    fs::remove_file(path).map(|()| true)
+}
+
+/// The sockets in a directory that no process has any more, by name: those that end in `.sock`.
+#[must_use]
+pub fn deserted(directory: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+    let paths = entries.map(|entry| entry.path());
+    let is_ours = |path: &PathBuf| path.extension().is_some_and(|name| name == "sock");
+    let mut found: Vec<PathBuf> = paths
+        .filter(is_ours)
+        .filter(|path| is_deserted(path))
+        .collect();
+    found.sort();
+    found
+}
+
+/// Removes the sockets in a directory that no process has any more; how many.
+pub fn sweep(directory: &Path) -> usize {
+    let removed = deserted(directory)
+        .into_iter()
+        .filter(|path| remove_deserted(path).unwrap_or(false));
+    removed.count()
+}
+
+fn identity(path: &Path) -> Option<(u64, u64)> {
+    let at = fs::symlink_metadata(path).ok()?;
+    at.file_type().is_socket().then(|| (at.dev(), at.ino()))
+}
+
+/// One process at a time binds and removes sockets of a directory. `None` where that cannot be
+/// had: see [`LOCK_MAX`].
+fn lock_directory_of(path: &Path) -> Option<File> {
+    let directory = match path.parent() {
+        Some(parent) if parent != Path::new("") => parent,
+        _ => Path::new("."),
+    };
+    let file = File::open(directory).ok()?;
+    let begun = Instant::now();
+    loop {
+        match file.try_lock() {
+            Ok(()) => return Some(file),
+            Err(fs::TryLockError::WouldBlock) if begun.elapsed() < LOCK_MAX => {
+                std::thread::sleep(PAUSE);
+            }
+            Err(_) => return None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    fn leave_behind(path: &Path) {
+        drop(UnixListener::bind(path).unwrap());
+    }
+
+    #[test]
+    fn a_socket_that_nobody_has_is_replaced_and_a_living_one_is_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.sock");
+        leave_behind(&path);
+        assert!(is_deserted(&path));
+        let (_listener, bound) = listen(&path, 0o640).unwrap();
+        let mode = fs::symlink_metadata(&path).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o640);
+        assert!(!is_deserted(&path) && !remove_deserted(&path).unwrap());
+        let again = listen(&path, 0o600).unwrap_err();
+        assert_eq!(again.kind(), ErrorKind::AddrInUse);
+        UnixStream::connect(&path).unwrap();
+        bound.remove();
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn whoever_stops_does_not_remove_its_successors_socket() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.sock");
+        let (first, bound) = listen(&path, 0o600).unwrap();
+        // Still its own, although it does not listen any more.
+        drop(first);
+        assert!(listen(&path, 0o600).is_err());
+        fs::remove_file(&path).unwrap();
+        let (_next, successor) = listen(&path, 0o600).unwrap();
+        bound.remove();
+        UnixStream::connect(&path).unwrap();
+        successor.remove();
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn of_many_that_start_at_one_path_exactly_one_listens_there() {
+        let dir = tempfile::tempdir().unwrap();
+        for round in 0..50 {
+            let path = dir.path().join(format!("{round}.sock"));
+            leave_behind(&path);
+            let start = std::sync::Barrier::new(4);
+            let listen = || {
+                start.wait();
+                listen(&path, 0o600).ok()
+            };
+            let won: Vec<(UnixListener, Bound)> = std::thread::scope(|scope| {
+                let threads: Vec<_> = (0..4).map(|_| scope.spawn(listen)).collect();
+                let each = threads.into_iter().map(|thread| thread.join().unwrap());
+                each.flatten().collect()
+            });
+            assert_eq!(won.len(), 1, "round {round}");
+            // And it is the one that is found.
+            let caller = UnixStream::connect(&path).unwrap();
+            won[0].0.set_nonblocking(true).unwrap();
+            won[0].0.accept().unwrap();
+            drop(caller);
+        }
+    }
+
+    #[test]
+    fn what_the_dead_left_is_swept_and_nothing_else() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        for name in ["1.sock", "2.sock", "other"] {
+            leave_behind(&at(name));
+        }
+        fs::write(at("file.sock"), "").unwrap();
+        let (living, _bound) = listen(&at("3.sock"), 0o600).unwrap();
+        assert_eq!(deserted(dir.path()), [at("1.sock"), at("2.sock")]);
+        assert_eq!(sweep(dir.path()), 2);
+        assert_eq!(sweep(dir.path()), 0);
+        for name in ["other", "file.sock", "3.sock"] {
+            assert!(at(name).symlink_metadata().is_ok(), "{name}");
+        }
+        // Nobody was disturbed.
+        living.set_nonblocking(true).unwrap();
+        assert!(living.accept().is_err());
+    }
+}
