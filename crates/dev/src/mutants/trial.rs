@@ -178,7 +178,10 @@ pub fn run(scratch: &Scratch, plan: &Plan) -> io::Result<Trial> {
     Ok(Trial {
         outcome,
         elapsed: begun.elapsed(),
-        said: telling(&log, &["failed", "panicked", "hang", "histories", "signal"]),
+        said: telling(
+            &log,
+            &["panicked at", "hangs", "signal:", "FAILED", "histories"],
+        ),
     })
 }
 
