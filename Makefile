@@ -115,12 +115,17 @@ test-python: package $(VENV)/.vllm $(VENV)/.lmcache
 	$(BIN)/python -m pytest
 
 # The last line counts histories, doors and faults. KVDEPOT_SEED=n fixes the first history.
+# SIM_BREAK=D1, D2 or D6 takes that fix back (crates/dev/mutants/fixes.yaml), and fails.
 SIM_SECONDS ?= 60
 
 .PHONY: sim
 sim: ## Seeded histories of everything at once, with faults, for SIM_SECONDS
 	$(call say,the simulator)
+ifdef SIM_BREAK
+	SIM_SECONDS=$(SIM_SECONDS) cargo run --quiet -p kvdepot-dev -- mutants break $(SIM_BREAK)
+else
 	SIM_SECONDS=$(SIM_SECONDS) cargo test --quiet -p kvdepot-store --test sim
+endif
 
 test-all: ## The same with many more rounds, and with fresh seeds, which are printed
 	KVDEPOT_TEST_ALL=1 $(MAKE) test

@@ -19,6 +19,9 @@ const GRACE: Duration = Duration::from_secs(45);
 /// Building takes less than that, also on a busy machine.
 const BUILD_MAX: Duration = Duration::from_secs(1800);
 
+/// Age of a simulator's directory that nobody uses any more.
+const OLD: Duration = Duration::from_secs(600);
+
 /// Pause between two looks at a process.
 const LOOK: Duration = Duration::from_millis(50);
 
@@ -135,15 +138,7 @@ pub fn in_sight(root: &Path, change: &Mutation) -> io::Result<bool> {
     scratch.apply(change).map_err(io::Error::other)?;
     let mut command = Command::new("cargo");
     command
-        .args([
-            "test",
-            "-p",
-            "kvdepot-store",
-            "--test",
-            "sim",
-            "--",
-            "--nocapture",
-        ])
+        .args(["test", "-p", "kvdepot-store", "--test", "sim"])
         .current_dir(scratch.tree())
         .env("CARGO_TARGET_DIR", scratch.target())
         .env_remove("SIM_BREAK");
@@ -170,6 +165,7 @@ pub fn run(scratch: &Scratch, plan: &Plan) -> io::Result<Trial> {
     let begun = Instant::now();
     let limit = Duration::from_secs(plan.seconds) + GRACE;
     let ended = watch(plan.command(scratch, &plan.run), limit, &log)?;
+    clean(Path::new("/dev/shm"));
     let outcome = match ended {
         None => Outcome::Hung,
         Some(status) if status.success() => Outcome::Survived,
@@ -178,10 +174,7 @@ pub fn run(scratch: &Scratch, plan: &Plan) -> io::Result<Trial> {
     Ok(Trial {
         outcome,
         elapsed: begun.elapsed(),
-        said: telling(
-            &log,
-            &["panicked at", "hangs", "signal:", "FAILED", "histories"],
-        ),
+        said: telling(&log, &["FAILED", "panicked at", "signal:", "sim:"]),
     })
 }
 
@@ -209,6 +202,21 @@ fn watch(mut command: Command, limit: Duration, log: &Path) -> io::Result<Option
         .status();
     let _reaped = process.wait();
     Ok(status)
+}
+
+/// Removes what simulators that were ended have left: no history takes so long.
+fn clean(folder: &Path) {
+    let is_old = |path: &Path| {
+        let at = fs::metadata(path).and_then(|at| at.modified());
+        at.is_ok_and(|at| at.elapsed().is_ok_and(|age| age > OLD))
+    };
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    for path in entries.map(|entry| entry.path()) {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        if name.starts_with("kvsim") && is_old(&path) {
+            let _somebody_else_did = fs::remove_dir_all(&path);
+        }
+    }
 }
 
 /// The first line with one of these words, the earlier words first.
