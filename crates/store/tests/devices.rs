@@ -792,3 +792,43 @@ fn what_is_reserved_behind_a_block_without_room_is_given_back() {
     });
     ended.recv_timeout(PATIENCE).unwrap();
 }
+
+#[test]
+fn a_device_that_comes_back_is_written_although_workers_never_let_it_go() {
+    let place = two();
+    let depot = place.open();
+    let ns = namespace(&depot);
+    fill(&ns, 0..16);
+    let worker = Mover::attach(&place.socket(), Some(1), true).unwrap();
+    let (a, b) = (at(&place, "a"), at(&place, "b"));
+    for _ in 0..2 {
+        depot.remove_device(&a, true, PATIENCE).unwrap();
+        depot.add_device(&a, None).unwrap();
+    }
+    depot.drain_device(&b, DrainTo::Others, PATIENCE).unwrap();
+    fill(&ns, 100..108);
+    assert_eq!(on(&a).len(), 8 + 8);
+    assert!(
+        depot
+            .devices()
+            .unwrap()
+            .iter()
+            .all(|device| device.orphans.is_empty())
+    );
+    depot.add_device(&b, None).unwrap();
+    depot.remove_device(&a, true, PATIENCE).unwrap();
+    // Another owner in between: its workers, and ours for it, might write.
+    let other = Place::new("Dax", "", "1MiB").with_section("dax", json!({ "path": a }));
+    let elsewhere = other.open();
+    assert_eq!(
+        put(&namespace(&elsewhere), &[1], LEN),
+        [false],
+        "our worker has it"
+    );
+    elsewhere.close();
+    depot.add_device(&a, None).unwrap();
+    depot.drain_device(&b, DrainTo::Nowhere, PATIENCE).unwrap();
+    assert_eq!(put(&ns, &[200], LEN), [false]);
+    drop(worker);
+    assert_eq!(put(&ns, &[200], LEN), [true]);
+}

@@ -43,6 +43,13 @@ pub(crate) struct Room {
     pub(crate) oldest: Option<u64>,
 }
 
+/// How a depot left a medium that only its own workers could write.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Parting {
+    uuid: [u8; 16],
+    generation: u64,
+}
+
 /// What a device is doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Device {
@@ -80,6 +87,31 @@ impl Arena {
     /// Whether the medium has lost what makes it an arena.
     fn has_failed(&self) -> bool {
         self.mapping.load().losses() > 0 && self.is_lost(0, self.opened.data)
+    }
+
+    /// What is known of a medium that this depot lets go while nobody works on it: whoever of its
+    /// workers still has it has nothing to write there. `None` where others might.
+    pub(crate) fn parting(&self) -> Option<Parting> {
+        let table = self.table.as_ref()?;
+        self.orphans().is_none().then(|| Parting {
+            uuid: table.uuid,
+            generation: table.superblock.lock().generation,
+        })
+    }
+
+    /// Whether this depot was the last that had this medium, which it left so; its workers do not
+    /// count as another's then.
+    pub(crate) fn comes_back(&self, parting: &Parting) -> bool {
+        let Some(table) = &self.table else {
+            return false;
+        };
+        // Each opening begins a generation.
+        let next = parting.generation + 1;
+        let same = table.uuid == parting.uuid && table.superblock.lock().generation == next;
+        if same && let Some(lock) = &*table.lock.lock() {
+            lock.come_back();
+        }
+        same
     }
 
     /// Why nothing can be written here now, if nothing can.

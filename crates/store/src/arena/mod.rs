@@ -50,7 +50,7 @@ pub(crate) use bury::Dying;
 pub(crate) use create::default_capacity;
 pub use create::{UNFINISHED, erase_unfinished};
 pub use erase::erase;
-pub(crate) use leave::{Device, Inode, Room};
+pub(crate) use leave::{Device, Inode, Parting, Room};
 pub(crate) use open::{default_path, read_directory, read_superblock};
 use orphans::Orphans;
 use owner_lock::OwnerLock;

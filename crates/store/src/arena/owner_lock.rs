@@ -88,6 +88,14 @@ impl OwnerLock {
         alone
     }
 
+    /// Takes whoever may write for a worker of this owner, which had the medium to itself before
+    /// and comes back to it.
+    pub(super) fn come_back(&self) {
+        if matches!(self.writers.try_lock(WRITERS_BYTE, Kind::Shared), Ok(true)) {
+            self.alone.store(true, Ordering::Release);
+        }
+    }
+
     /// A descriptor for a process that may write: its own description, already holding the
     /// writers' lock, which thereby lives exactly as long as that process keeps it. While
     /// processes of an earlier owner may still write it comes without the lock, which would keep

@@ -34,7 +34,7 @@ impl Tier {
         uses: &Uses,
         announce: impl FnOnce(&Arena) -> Result<(), Error>,
     ) -> Result<Opening, Error> {
-        let _changing = self.changing.lock();
+        let mut partings = self.changing.lock();
         if let Some(arena) = self.at(path) {
             check_again(&arena, path, settings.capacity)?;
             self.leave(&arena, false);
@@ -42,6 +42,7 @@ impl Tier {
         }
         let (arena, opening) =
             open::device(number(), path, settings, &str::to_owned, lock_wait, uses)?;
+        partings.retain(|parting| !arena.comes_back(parting));
         announce(&arena)?;
         let wishes = self.placing.lock();
         let described = wishes.described.clone();
@@ -85,7 +86,9 @@ impl Tier {
     /// Lets an empty device go, which another depot can open then. False when it is not empty, or
     /// the last one.
     pub(crate) fn take_out(&self, arena: &Arena) -> bool {
-        let (_changing, _placing) = (self.changing.lock(), self.placing.lock());
+        let mut partings = self.changing.lock();
+        let parting = arena.parting();
+        let _placing = self.placing.lock();
         let mut left = self.devices.load().0.clone();
         left.retain(|other| other.number() != arena.number());
         if left.is_empty() || !arena.device().empty {
@@ -93,6 +96,7 @@ impl Tier {
         }
         self.devices.store(Arc::new(Devices(left)));
         arena.close();
+        partings.extend(parting);
         true
     }
 

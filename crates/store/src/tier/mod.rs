@@ -22,7 +22,7 @@ use kvdepot_media::Mapping;
 use kvdepot_media::checksum::Checksum;
 use parking_lot::Mutex;
 
-use crate::arena::{Arena, Place, Reserved, TierStats, Token};
+use crate::arena::{Arena, Parting, Place, Reserved, TierStats, Token};
 use crate::format::directory;
 use crate::{Error, Key, NamespaceId, held};
 
@@ -35,8 +35,9 @@ pub(crate) struct Tier {
     devices: ArcSwap<Devices>,
     /// Held while blocks are placed and while devices come or go, so that a key gets one place.
     placing: held::Mutex<Wishes>,
-    /// Held while a device is opened or let go, which may take long.
-    changing: Mutex<()>,
+    /// Held while a device is opened or let go, which may take long. How those were left that
+    /// were let go.
+    changing: Mutex<Vec<Parting>>,
     /// Counts, before blocks leave a device for another, that they do.
     moves: AtomicU64,
 }
@@ -78,7 +79,7 @@ impl Tier {
             name,
             devices: ArcSwap::from_pointee(Devices(devices)),
             placing: held::Mutex::default(),
-            changing: Mutex::new(()),
+            changing: Mutex::default(),
             moves: AtomicU64::new(0),
         }
     }
