@@ -59,6 +59,10 @@ class KvdepotConnector(OffloadingConnector):
         """
         self._settings = _prepare(vllm_config)
         _refuse(vllm_config, kv_cache_config)
+        if role == KVConnectorRole.SCHEDULER:
+            # Once, while a start can still be refused: at a reset the files may be others, but the
+            # weights in memory are not.
+            self._fields = vllm_namespace.fields(vllm_config, self._settings.salt)
         super().__init__(vllm_config, role, kv_cache_config)
         if role == KVConnectorRole.WORKER:
             self._half = KvdepotConnectorWorker(
@@ -150,14 +154,12 @@ class KvdepotConnector(OffloadingConnector):
         replicated = self.manager.writers < world
         if any(geometry.replicated is not replicated for geometry in geometries):
             raise RuntimeError("ranks and scheduler disagree on whether their KV is the same bytes")
-        # Once: the files may be others by the time of a reset, the weights in memory are not.
-        shared = vllm_namespace.fields(self._vllm_config, self._settings.salt)
 
         def groups(epoch: str | None) -> Groups:
-            salt = shared["salt"]
+            salt = self._fields["salt"]
             if epoch is not None:
                 salt = json.dumps({"salt": salt, "epoch": epoch})
-            return self._groups(shared | {"salt": salt}, geometries)
+            return self._groups(self._fields | {"salt": salt}, geometries)
 
         self.manager.set_groups(groups(self.manager.epoch), groups)
 

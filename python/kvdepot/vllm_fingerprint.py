@@ -93,8 +93,8 @@ _State: TypeAlias = tuple[str, tuple[tuple[str, int, int], ...]]
 
 
 def _state(path: str) -> _State | None:
-    directory = _adapter_directory(path)
     try:
+        directory = _adapter_directory(path)
         files = sorted(entry for entry in directory.iterdir() if entry.is_file())
         stats = [(file.name, file.stat()) for file in files]
     except OSError:
