@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -455,7 +457,8 @@ class Service:
         self.command = [sys.executable, "-m", "kvdepot._cli", "serve", "Cache|Dax"]
         for option in (f"dax.path={folder / 'arena'}", "dax.capacity=16MiB", "cache.capacity=4MiB"):
             self.command += ["-o", option]
-        self.command += ["-o", "overload=drop", "--socket", str(folder / "s")]
+        self.command += ["-o", "overload=drop", "-o", "timeout=500ms"]
+        self.command += ["--socket", str(folder / "s")]
         self.start()
 
     def start(self) -> None:
@@ -554,6 +557,31 @@ def test_a_service_that_is_killed_costs_hits_until_the_next_one_serves(service: 
         assert engine.lookup(c) is LookupResult.HIT
         assert engine.lookup(b) is LookupResult.MISS, "it was not acknowledged"
     finally:
+        engine.close()
+
+
+def test_a_service_that_hangs_costs_hits_and_holds_the_engine_up_once(service: Service) -> None:
+    engine = service.engine()
+    try:
+        a = key("a")
+        engine.store(a)
+        os.kill(service.process.pid, signal.SIGSTOP)
+        # As long as the service's `timeout` says, and never again.
+        started = time.monotonic()
+        assert engine.lookup(a) is LookupResult.MISS
+        assert time.monotonic() - started < 5
+        started = time.monotonic()
+        for _ in range(100):
+            assert engine.lookup(a) is LookupResult.MISS
+            assert engine.store(key("b")) == 0
+            end_step(engine.manager)
+            engine.manager.get_stats()
+        assert time.monotonic() - started < 1
+        os.kill(service.process.pid, signal.SIGCONT)
+        eventually(lambda: engine.lookup(a) is LookupResult.HIT)
+        end_step(engine.manager)
+    finally:
+        os.kill(service.process.pid, signal.SIGCONT)
         engine.close()
 
 
