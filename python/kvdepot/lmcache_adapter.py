@@ -29,6 +29,12 @@ from kvdepot.lmcache_core import Batch, Space, Store, ended
 
 log = logging.getLogger("kvdepot.lmcache")
 
+# What stands for the end of a namespace where a page is full just there.
+END = b"\xff" * 20
+
+# Most blocks that are asked for in one go, as the depot has it.
+LIST_MAX = 16384
+
 
 class KvdepotAdapter(L2AdapterInterface):
     """An L2 adapter over one depot; `params` are LMCache's `adapter_params`."""
@@ -237,36 +243,43 @@ class KvdepotAdapter(L2AdapterInterface):
     def list_l2_keys(
         self, model_name: str | None = None, page_size: int = 500, cursor: str | None = None
     ) -> KeyListPage:
-        """One page of the chunks, also of those from before a restart, in a fixed order."""
+        """One page of the chunks, also of those from before a restart. A chunk that is in two tiers
+        may come on two pages."""
         if page_size <= 0:
             raise ValueError(f"page_size: {page_size} is not allowed: a number from 1")
-        after = self._cursor(cursor)
-        entries: list[KeyEntry] = []
-        last: tuple[bytes, bytes] | None = None
-        for space in self._store.spaces():
+        digest, place = self._cursor(cursor)
+        entries: dict[ObjectKey, KeyEntry] = {}
+        # Names are read once for each listing.
+        known = [] if cursor is None else self._store.known_spaces()
+        for space in known or self._store.spaces():
             name = space.name
-            if name is None or space.digest < after[0] or model_name not in (None, name.model):
+            if name is None or space.digest < digest or model_name not in (None, name.model):
                 continue
-            for key, size in space.namespace.blocks():
-                if (space.digest, key) <= after:
-                    continue
-                if len(entries) == page_size and last is not None:
-                    return KeyListPage(tuple(entries), b"".join(last).hex())
-                encoded = object_key(name, key).to_encoded_object_key()
-                entries.append(KeyEntry(key=encoded, size_bytes=size))
-                last = (space.digest, key)
-        return KeyListPage(tuple(entries), None)
+            at = place if space.digest == digest else None
+            while True:
+                limit = min(page_size - len(entries), LIST_MAX)
+                rows, at = space.namespace.blocks_page(at, limit)
+                for key, size in rows:
+                    found = object_key(name, key)
+                    encoded = found.to_encoded_object_key()
+                    entries[found] = KeyEntry(key=encoded, size_bytes=size)
+                if len(entries) >= page_size:
+                    token = (space.digest + (at or END)).hex()
+                    return KeyListPage(tuple(entries.values()), token)
+                if at is None:
+                    break
+        return KeyListPage(tuple(entries.values()), None)
 
     @staticmethod
-    def _cursor(cursor: str | None) -> tuple[bytes, bytes]:
-        """Where the page before ended: a namespace's digest and a key."""
+    def _cursor(cursor: str | None) -> tuple[bytes, bytes | None]:
+        """Where the page before ended: a namespace's digest and a place in it."""
         try:
             at = bytes.fromhex(cursor or "")
         except ValueError:
             at = b"?"
-        if len(at) not in (0, 16 + lmcache_keys.KEY_BYTES):
+        if len(at) not in (0, 16 + len(END)):
             raise ValueError(f"cursor: {cursor!r} is not allowed: what the page before answered")
-        return at[:16], at[16:]
+        return at[:16], at[16:] or None
 
     # ---- devices ----------------------------------------------------------------------------
 

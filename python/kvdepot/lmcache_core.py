@@ -146,6 +146,10 @@ class Store:
             if lmcache_keys.key(space.digest) == key:
                 # It is there already; nothing to keep before its next store.
                 space.named_at = time.monotonic()
+        return self.known_spaces()
+
+    def known_spaces(self) -> list[Space]:
+        """Those of them that were used or listed before."""
         with self._lock:
             named = [space for space in self._by_digest.values() if space.name is not None]
         return sorted(named, key=lambda space: space.digest)

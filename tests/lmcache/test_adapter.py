@@ -176,6 +176,26 @@ def test_keys_are_listed_in_pages_also_after_a_restart(host: Host, caller: Calle
     )
 
 
+def test_a_listing_reads_each_chunk_once(caller: Caller):
+    names = [*mp.keys(range(40)), *mp.keys(range(30), cache_salt="s")]
+    caller.store(names)
+    rows = []
+
+    class Counting:
+        def __init__(self, namespace: Any) -> None:
+            self.namespace = namespace
+
+        def blocks_page(self, *arguments: Any) -> Any:
+            page = self.namespace.blocks_page(*arguments)
+            rows.extend(page[0])
+            return page
+
+    for space in caller.adapter._store.spaces():
+        space.namespace = Counting(space.namespace)
+    assert sorted(listed(caller.adapter, page_size=3), key=str) == sorted(names, key=str)
+    assert len(rows) == len(names)
+
+
 def test_nonsense_asked_of_a_listing_is_refused(caller: Caller):
     for wrong in ({"page_size": 0}, {"cursor": "zz"}, {"cursor": "00"}):
         with pytest.raises(ValueError, match=next(iter(wrong))):
