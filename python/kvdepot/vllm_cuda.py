@@ -54,8 +54,8 @@ class KvdepotCudaWorker(KvdepotWorker):
         """Wait for the device, then let the mapped memory go."""
         self.wait(set(self._jobs))
         for job in self._jobs.values():
-            # Those that were only copied are hashed while there is a mover.
-            self._advance(job)
+            for _, _, transfer in job.moves:
+                transfer.let_go()
         for medium in self._media.values():
             medium.close()
         self._media.clear()
@@ -147,6 +147,12 @@ class _Transfer:
             _ = self.done
         for direction, copy in self._copies:
             direction.wait(copy)
+
+    def let_go(self) -> None:
+        """Once nothing is being copied: what comes second begins while there is a mover, and the
+        tier's memory is held no longer, for which its next owner would wait."""
+        _ = self.done
+        self._copies.clear()
 
     def _first_done(self) -> bool:
         return bool(self._hash.done) if self._load else self._copied()
