@@ -4,8 +4,10 @@
 
 mod common;
 
+use std::time::{Duration, Instant};
+
 use common::{PATIENCE, Place, get, key, keys, namespace, namespace_of, put};
-use kvdepot_store::{Cursor, Depot, DrainTo, Gone, Namespace};
+use kvdepot_store::{Cursor, Depot, DrainTo, Gone, Namespace, NamespaceId, Outcome};
 
 const LEN: usize = 9000;
 
@@ -169,4 +171,83 @@ fn a_block_that_goes_to_another_device_while_it_is_listed_is_not_missed() {
     met.sort_unstable();
     met.dedup();
     assert_eq!(met, listed);
+}
+
+#[test]
+fn endless_namespaces_cost_no_more_than_the_blocks_there_is_room_for() {
+    let place = Place::new("Cache", "8MiB", "");
+    let depot = place.open();
+    let nth = |number: u64| {
+        let mut id = [7; 16];
+        id[..8].copy_from_slice(&number.to_le_bytes());
+        depot.namespace_by_id(NamespaceId(id))
+    };
+    let one_round = |rounds: std::ops::Range<u64>| {
+        let begun = Instant::now();
+        for number in rounds {
+            assert_eq!(put(&nth(number), &[number], 100), [true]);
+        }
+        begun.elapsed()
+    };
+    let first = one_round(0..10_000);
+    one_round(10_000..90_000);
+    let last = one_round(90_000..100_000);
+    assert!(
+        last < first * 4 + Duration::from_secs(1),
+        "{first:?}, then {last:?}"
+    );
+    // 2,048 blocks have room.
+    let all = depot.namespaces().unwrap();
+    assert!(all.len() <= 8192, "{} namespaces", all.len());
+    assert_eq!(
+        all.iter().map(|one| one.blocks).sum::<u64>(),
+        depot.stats().tiers[0].blocks
+    );
+    let newest = nth(99_999);
+    assert_eq!(newest.blocks().unwrap(), [(key(99_999), 100)]);
+    assert_eq!(get(&newest, &[99_999], 100), [Outcome::Done]);
+    assert!(nth(5).blocks().unwrap().is_empty());
+}
+
+#[test]
+fn endless_contiguous_namespaces_cost_nothing_and_those_with_blocks_stay_so() {
+    let place = Place::new("Dax", "", "4MiB").with("dax", "records", 1024);
+    let depot = place.open();
+    let nth = |number: u64| {
+        let mut id = [9; 16];
+        id[..8].copy_from_slice(&number.to_le_bytes());
+        depot.namespace_by_id(NamespaceId(id))
+    };
+    nth(0).keep_contiguous().unwrap();
+    assert_eq!(put(&nth(0), &[1], 100), [true]);
+    let begun = Instant::now();
+    (1..100_000).for_each(|number| nth(number).keep_contiguous().unwrap());
+    assert!(
+        begun.elapsed() < Duration::from_secs(20),
+        "{:?}",
+        begun.elapsed()
+    );
+    // Holes of one page between blocks that stay: nothing of two pages fits in one piece.
+    let other = nth(1 << 40);
+    let count = depot.stats().tiers[0].free_bytes / 4096;
+    let many: Vec<u64> = (10..10 + count).collect();
+    assert!(put(&other, &many, 4096).iter().all(|stored| *stored));
+    let kept: Vec<u64> = many
+        .iter()
+        .copied()
+        .filter(|number| number % 2 == 0)
+        .collect();
+    let pins = other.pin(&keys(kept), false).unwrap();
+    let gone: Vec<u64> = many
+        .iter()
+        .copied()
+        .filter(|number| number % 2 == 1)
+        .collect();
+    other.remove(&keys(gone)).unwrap();
+    let pin = nth(0).pin(&[key(1)], false).unwrap();
+    assert_eq!(put(&nth(0), &[2], 8192), [false]);
+    assert_eq!(put(&other, &[3], 8192), [true]);
+    for pin in pins.into_iter().chain(pin).flatten() {
+        other.unpin(&[pin], false);
+    }
 }

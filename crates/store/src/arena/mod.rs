@@ -27,6 +27,7 @@ mod roll;
 mod serve;
 mod space;
 
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -166,10 +167,11 @@ struct State {
     lost: Vec<(u64, u64)>,
     /// How often it had failed when that was looked for in what is free.
     losses: u64,
-    /// Namespaces in the medium's directory, by the number of their entry.
-    described: Vec<Option<NamespaceId>>,
+    /// Namespaces in the medium's directory, and its entries without one, the first one last.
+    described: HashSet<NamespaceId>,
+    undescribed: Vec<u32>,
     /// Namespaces whose blocks may not be scattered.
-    contiguous: Vec<u32>,
+    contiguous: HashSet<u32>,
     roll: Roll,
 }
 

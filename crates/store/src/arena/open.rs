@@ -1,5 +1,6 @@
 //! Opening: find or make the medium, become its owner, recover what it holds.
 
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::Duration;
@@ -142,7 +143,7 @@ impl Arena {
             found.namespaces,
             found.live_bytes,
         );
-        state.described = described(&mapping)?;
+        (state.described, state.undescribed) = described(&mapping)?;
         let arena = Arena {
             name,
             number,
@@ -227,8 +228,9 @@ impl State {
             pressed: false,
             lost: Vec::new(),
             losses: 0,
-            described: Vec::new(),
-            contiguous: Vec::new(),
+            described: HashSet::new(),
+            undescribed: Vec::new(),
+            contiguous: HashSet::new(),
             roll: Roll::default(),
         }
     }
@@ -357,12 +359,15 @@ fn write_owner(mapping: &Mapping, socket: &str) -> Result<(), Error> {
     Ok(mapping.write_from(layout::OWNER, &page.encode())?)
 }
 
-fn described(mapping: &Mapping) -> Result<Vec<Option<crate::NamespaceId>>, Error> {
-    let mut entries = vec![None; directory::ENTRIES as usize];
-    for (index, id, _) in read_directory(mapping)? {
-        entries[index as usize] = Some(id);
-    }
-    Ok(entries)
+/// The namespaces of the directory, and its entries without one, the first one last.
+fn described(mapping: &Mapping) -> Result<(HashSet<crate::NamespaceId>, Vec<u32>), Error> {
+    let entries = read_directory(mapping)?;
+    let taken: HashSet<u64> = entries.iter().map(|(index, _, _)| *index).collect();
+    let free = (0..directory::ENTRIES)
+        .rev()
+        .filter(|index| !taken.contains(index));
+    let free = free.map(|index| index as u32).collect();
+    Ok((entries.into_iter().map(|(_, id, _)| id).collect(), free))
 }
 
 /// The namespaces that the arena describes, with the number of their entry.

@@ -197,10 +197,21 @@ impl Arena {
     /// it.
     pub(crate) fn keep_contiguous(&self, namespace: NamespaceId) {
         let mut state = self.state.lock();
-        let number = state.namespaces.intern(namespace);
-        if !state.contiguous.contains(&number) {
-            state.contiguous.push(number);
+        let number = state.intern(namespace);
+        state.contiguous.insert(number);
+    }
+
+    /// Lets blocks of a namespace be scattered again, where it has none. False where it has.
+    pub(crate) fn forget_contiguous(&self, namespace: NamespaceId) -> bool {
+        let mut state = self.state.lock();
+        let Some(number) = state.namespaces.number(namespace) else {
+            return true;
+        };
+        let is_idle = !state.entries.bears(number);
+        if is_idle {
+            state.contiguous.remove(&number);
         }
+        is_idle
     }
 
     /// Notes what a namespace means in the arena's directory, if it has room.
@@ -209,15 +220,15 @@ impl Arena {
         let Some(table) = &self.table else { return };
         let index = {
             let mut state = self.state.lock();
-            if state.described.contains(&Some(namespace)) {
+            if state.described.contains(&namespace) {
                 return;
             }
-            let Some(index) = state.described.iter().position(Option::is_none) else {
+            // The entry is this call's alone.
+            let Some(index) = state.undescribed.pop() else {
                 return;
             };
-            // The entry is this call's alone.
-            state.described[index] = Some(namespace);
-            index
+            state.described.insert(namespace);
+            index as usize
         };
         // A closed arena may have another owner.
         let lock = table.lock.lock();
@@ -237,6 +248,13 @@ impl Arena {
 }
 
 impl State {
+    /// The number of a namespace, for as long as the lock is held, or a slot bears it.
+    pub(super) fn intern(&mut self, namespace: NamespaceId) -> u32 {
+        let (entries, contiguous) = (&self.entries, &self.contiguous);
+        let is_used = |number| entries.bears(number) || contiguous.contains(&number);
+        self.namespaces.intern(namespace, is_used)
+    }
+
     fn is_reserved(&self, token: Token) -> bool {
         self.check(token)
             .is_some_and(|entry| entry.stage == Stage::Reserved)

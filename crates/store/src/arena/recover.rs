@@ -148,7 +148,7 @@ fn number(records: &[(u32, Record)]) -> (Namespaces, Vec<u32>) {
         match last {
             Some((known, number)) if known == id => number,
             _ => {
-                let number = namespaces.intern(id);
+                let number = namespaces.intern(id, |_| true);
                 last = Some((id, number));
                 number
             }

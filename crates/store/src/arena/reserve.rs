@@ -97,7 +97,7 @@ impl Arena {
         let closed = self.closed_to_writes();
         let mut guard = self.state.lock();
         let state = &mut *guard;
-        let number = state.namespaces.intern(namespace);
+        let number = state.intern(namespace);
         self.carve_lost(state);
         if closed.is_none() && self.lacks_room(state, number, blocks) {
             return None;
@@ -162,7 +162,7 @@ impl Arena {
         // What is not needed is given back once the lock is free.
         let mut spare = Vec::new();
         let mut state = self.state.lock();
-        let namespace = state.namespaces.intern(namespace);
+        let namespace = state.intern(namespace);
         // Of now, above those of all blocks that were ever here.
         let mut sequence = state.sequence + blocks.len() as u64;
         state.sequence = sequence;

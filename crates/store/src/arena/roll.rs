@@ -97,7 +97,8 @@ impl Arena {
         None
     }
 
-    /// What each namespace that was ever used here has; counted from the first call on.
+    /// What each namespace has that has blocks here, or had some lately; counted from the first
+    /// call on.
     pub(crate) fn shares(&self) -> Vec<(NamespaceId, Share)> {
         let mut guard = self.state.lock();
         let state = &mut *guard;
@@ -109,9 +110,9 @@ impl Arena {
             }
             shares
         });
-        let each = state.namespaces.ids().iter().enumerate();
-        each.map(|(number, id)| (*id, shares.get(number).copied().unwrap_or_default()))
-            .collect()
+        let share = |number: u32| shares.get(number as usize).copied().unwrap_or_default();
+        let each = state.namespaces.known();
+        each.map(|(id, number)| (id, share(number))).collect()
     }
 
     /// What the arena's directory says of its namespaces.

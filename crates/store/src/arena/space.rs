@@ -82,9 +82,10 @@ impl Arena {
             return Err(self.full(len, cause));
         }
         let mut state = self.state.lock();
-        let number = state.namespaces.intern(namespace);
         let mut waited = false;
         loop {
+            // Anew each time: a number that no block bears may go to another namespace.
+            let number = state.intern(namespace);
             if len == 0 || len > self.layout().data_len() {
                 return Err(self.no_room(&state.pool, len));
             }

@@ -124,6 +124,8 @@ pub(crate) struct Entries {
     /// Slots by stamps that are not above their entries'. Items of entries that are gone or
     /// pinned are dropped when they come up.
     order: BinaryHeap<Reverse<(u64, u32)>>,
+    /// Slots that each namespace has, by its number.
+    borne: Vec<u32>,
     /// Entries that can be evicted, and the bytes of their extents.
     evictable: u64,
     evictable_bytes: u64,
@@ -136,6 +138,7 @@ impl Entries {
             free: Vec::new(),
             limit,
             order: BinaryHeap::new(),
+            borne: Vec::new(),
             evictable: 0,
             evictable_bytes: 0,
         }
@@ -155,7 +158,7 @@ impl Entries {
 
     /// Gives a slot back.
     pub(crate) fn give_back(&mut self, slot: u32) {
-        self.slots[slot as usize] = Entry::FREE;
+        self.put(slot, Entry::FREE);
         self.free.push(slot);
     }
 
@@ -179,6 +182,7 @@ impl Entries {
             self.evictable_bytes += entry.extents.room();
             self.free.extend(self.slots.len() as u32..slot);
             self.slots.resize(slot as usize, Entry::FREE);
+            self.bear(entry.namespace);
             self.slots.push(Entry {
                 ranked: true,
                 ..entry
@@ -220,7 +224,32 @@ impl Entries {
     }
 
     pub(crate) fn set(&mut self, slot: u32, entry: Entry) {
-        self.slots[slot as usize] = entry;
+        self.put(slot, entry);
+    }
+
+    fn put(&mut self, slot: u32, entry: Entry) {
+        if entry.stage != Stage::Free {
+            self.bear(entry.namespace);
+        }
+        let before = std::mem::replace(&mut self.slots[slot as usize], entry);
+        if before.stage != Stage::Free {
+            self.borne[before.namespace as usize] -= 1;
+        }
+    }
+
+    fn bear(&mut self, namespace: u32) {
+        let index = namespace as usize;
+        if self.borne.len() <= index {
+            self.borne.resize(index + 1, 0);
+        }
+        self.borne[index] += 1;
+    }
+
+    /// Whether any slot bears a namespace's number.
+    pub(crate) fn bears(&self, namespace: u32) -> bool {
+        self.borne
+            .get(namespace as usize)
+            .is_some_and(|slots| *slots > 0)
     }
 
     /// The entry, when the slot still holds that sequence.

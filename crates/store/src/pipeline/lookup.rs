@@ -81,8 +81,8 @@ impl Core {
     /// Keeps every block of a namespace that is stored from now on in one extent.
     pub(crate) fn keep_contiguous(&self, id: NamespaceId) -> Result<(), Error> {
         let _pass = self.gate.enter()?;
-        self.tiers.iter().for_each(|tier| tier.keep_contiguous(id));
-        Ok(())
+        let mut tiers = self.tiers.iter();
+        tiers.try_for_each(|tier| tier.keep_contiguous(id))
     }
 
     /// Notes on the media what a namespace is.

@@ -14,6 +14,7 @@ mod place;
 
 pub(crate) use open::Opened;
 
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -42,11 +43,14 @@ pub(crate) struct Tier {
     moves: AtomicU64,
 }
 
+/// Most namespaces whose blocks stay in one piece: an engine has one or a few at a time.
+const CONTIGUOUS_MAX: usize = 4096;
+
 /// What devices that come later are told, too.
 #[derive(Default)]
 struct Wishes {
-    contiguous: Vec<NamespaceId>,
-    described: Vec<(NamespaceId, String)>,
+    contiguous: HashSet<NamespaceId>,
+    described: HashMap<NamespaceId, String>,
 }
 
 /// The devices at one moment.
@@ -332,24 +336,53 @@ impl Tier {
         count
     }
 
-    pub(crate) fn keep_contiguous(&self, namespace: NamespaceId) {
+    /// As [`Arena::keep_contiguous`]. Where there are very many, those are forgotten that have no
+    /// blocks.
+    ///
+    /// # Errors
+    /// [`Error::Input`] when all of them have some.
+    pub(crate) fn keep_contiguous(&self, namespace: NamespaceId) -> Result<(), Error> {
         let mut wishes = self.placing.lock();
-        if !wishes.contiguous.contains(&namespace) {
-            wishes.contiguous.push(namespace);
+        let devices = self.devices.load();
+        let is_full = wishes.contiguous.len() >= CONTIGUOUS_MAX;
+        if is_full && !wishes.contiguous.contains(&namespace) {
+            // Of all devices, whichever has some.
+            let idle = |id: &NamespaceId| {
+                let each = devices.0.iter().map(|arena| arena.forget_contiguous(*id));
+                each.fold(true, |all, idle| all & idle)
+            };
+            wishes.contiguous.retain(|id| !idle(id));
+            let kept = wishes.contiguous.len();
+            if kept >= CONTIGUOUS_MAX {
+                let allowed = format!("at most {CONTIGUOUS_MAX} that have blocks");
+                return Err(Error::input(
+                    "contiguous",
+                    format!("{kept} namespaces"),
+                    allowed,
+                ));
+            }
+            // One that has blocks on another device only.
+            for arena in &devices.0 {
+                wishes
+                    .contiguous
+                    .iter()
+                    .for_each(|id| arena.keep_contiguous(*id));
+            }
         }
-        for arena in &self.devices.load().0 {
-            arena.keep_contiguous(namespace);
-        }
+        wishes.contiguous.insert(namespace);
+        devices
+            .0
+            .iter()
+            .for_each(|arena| arena.keep_contiguous(namespace));
+        Ok(())
     }
 
     pub(crate) fn describe(&self, namespace: NamespaceId, description: &str) {
         let mut wishes = self.placing.lock();
-        let is_new = wishes
-            .described
-            .iter()
-            .all(|(known, _)| *known != namespace);
-        if is_new && wishes.described.len() < directory::ENTRIES as usize {
-            wishes.described.push((namespace, description.to_owned()));
+        if wishes.described.len() < directory::ENTRIES as usize {
+            // As much as an entry of the directory holds, and more.
+            let text = || description.chars().take(directory::LEN).collect();
+            wishes.described.entry(namespace).or_insert_with(text);
         }
         // Whoever adds a device now sees the wish.
         let devices = self.devices.load_full();
