@@ -3,7 +3,8 @@
 //! A put of this process moves on by itself: its lanes copy, the background thread writes on. One
 //! of a client may stop on its way, for as long as that process is stopped. So a client gets no
 //! more than is left for everybody else together, and whatever clients stop, some of the queue
-//! remains: half of it behind one of them, a third behind two.
+//! remains: half of it behind one of them, a third behind two. The first block of a client is let
+//! in as anybody's, so that the tier which a block goes to does not depend on who puts it.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -46,20 +47,12 @@ impl Budget {
         self.depth
     }
 
-    /// The largest block that a caller is ever given room for.
-    pub(super) fn block_max(&self, seat: u64) -> u64 {
-        match seat {
-            0 => self.depth,
-            _ => self.depth / 2,
-        }
-    }
-
     /// Room for a block, where the queue is not full, nor the caller's part of it.
     pub(super) fn admit(self: &Arc<Budget>, seat: u64, bytes: u64) -> Option<Share> {
         let mut held = self.held.lock();
         let left = self.depth.saturating_sub(held.all);
         let own = held.clients.get(&seat).copied().unwrap_or(0);
-        if bytes > left || (seat > 0 && own + bytes > left - bytes) {
+        if bytes > left || (own > 0 && own + bytes > left - bytes) {
             return None;
         }
         Some(self.enter(&mut held, seat, bytes))
@@ -132,8 +125,8 @@ mod tests {
     fn the_largest_block_finds_room_in_an_empty_queue() {
         let budget = Budget::new(1001);
         for seat in [0, 1] {
-            assert!(budget.admit(seat, budget.block_max(seat)).is_some());
-            assert!(budget.admit(seat, budget.block_max(seat) + 2).is_none());
+            assert!(budget.admit(seat, budget.depth()).is_some());
+            assert!(budget.admit(seat, budget.depth() + 1).is_none());
         }
     }
 }

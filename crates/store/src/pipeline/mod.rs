@@ -78,9 +78,9 @@ impl Core {
     }
 
     /// Whether a block of so many bytes goes to the far tier at once: the near one, or the part
-    /// of it that may wait for the far one, can never take it from this caller.
-    pub(crate) fn bypasses(&self, seat: u64, len: u64) -> bool {
-        len > self.near().block_max().min(self.budget.block_max(seat))
+    /// of it that may wait for the far one, can never take it.
+    pub(crate) fn bypasses(&self, len: u64) -> bool {
+        len > self.near().block_max().min(self.budget.depth())
     }
 
     /// The task of a call.

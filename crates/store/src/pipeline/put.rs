@@ -147,7 +147,7 @@ impl Put {
                 .is_some()
             {
                 routes.settled.push((index, Outcome::Done));
-            } else if core.bypasses(seat, len) {
+            } else if core.bypasses(len) {
                 far.push((index, None));
             } else if let Some(share) = core.budget.admit(seat, len) {
                 near.push((index, Some(share)));
