@@ -349,7 +349,7 @@ class Namespace:
         """Its blocks in any tier as (key, bytes), in the order of the keys."""
 
     def blocks_page(
-        self, cursor: bytes | None = None, limit: int = 16384
+        self, cursor: bytes | None = None, limit: int = ...
     ) -> tuple[list[tuple[bytes, int]], bytes | None]:
         """Some of its blocks as (key, bytes), at most `limit`, in no order, and where the next page
         begins: bytes for `cursor`, None behind the last one. A block in two tiers comes twice; a
