@@ -56,10 +56,8 @@ fn a_stopped_worker_of_the_last_owner_is_named() {
     );
     owner.kill();
     // SAFETY: sends a signal to a child of this process.
-    assert_eq!(
-        unsafe { libc::kill(worker.pid() as libc::pid_t, libc::SIGSTOP) },
-        0
-    );
+    let stopped = unsafe { libc::kill(worker.pid() as libc::pid_t, libc::SIGSTOP) };
+    assert_eq!(stopped, 0);
     let depot = place.open();
     let ns = namespace(&depot);
     let pending = start_put(&ns, &[4], 20_000);

@@ -76,7 +76,7 @@ fn carries(infos: &Path, fd: &Path, byte: u64) -> bool {
 }
 
 /// Whether a line of `fdinfo` is a lock of this kind on `byte`, as in
-/// `lock:	1: OFDLCK  ADVISORY  READ -1 08:02:1234 1 1`.
+/// `lock: 1: OFDLCK  ADVISORY  READ -1 08:02:1234 1 1`.
 fn covers(line: &str, byte: u64) -> bool {
     let Some(lock) = line.strip_prefix("lock:") else {
         return false;
