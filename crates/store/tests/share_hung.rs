@@ -31,7 +31,7 @@ fn stop(child: &Child) {
     signal(child, libc::SIGSTOP);
     let state = |task: std::io::Result<std::fs::DirEntry>| {
         let text = std::fs::read_to_string(task.unwrap().path().join("stat")).unwrap();
-        text[text.rfind(')').unwrap()..].as_bytes()[2]
+        text.as_bytes()[text.rfind(')').unwrap() + 2]
     };
     eventually("the stop", || {
         let tasks = std::fs::read_dir(format!("/proc/{}/task", child.pid())).unwrap();
@@ -267,7 +267,7 @@ fn ending_pins_never_waits_for_the_owner_or_another_call() {
     let ns = namespace(&client);
     let numbers: Vec<u64> = (0..60).collect();
     assert!(put(&ns, &numbers, LEN).iter().all(|stored| *stored));
-    let pins = ns.pin(&keys(numbers.clone()), false).unwrap();
+    let pins = ns.pin(&keys(numbers), false).unwrap();
     let pins: Vec<_> = pins.into_iter().flatten().collect();
     assert_eq!(pins.len(), 60);
     stop(&owner);
