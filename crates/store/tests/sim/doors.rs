@@ -827,8 +827,10 @@ impl World {
                 .is_some_and(|live| live.since == pin.since)
         };
         self.cause.borrow_mut().removed.insert(pin.id);
+        self.cause.borrow_mut().discards = true;
         let namespace = self.namespace(pin.door, pin.id.0)?;
         let count = namespace.discard(std::slice::from_ref(&pin.pin));
+        self.counts.borrow_mut().corrupt += count as u64;
         let exact = self.is_scheduled()
             && self.is_single()
             && self.nested.get() == 0
@@ -948,6 +950,7 @@ impl World {
         cause.own.extend(inner.own);
         cause.evicts |= inner.evicts;
         cause.moves |= inner.moves;
+        cause.discards |= inner.discards;
         cause.device_left |= inner.device_left;
         answer
     }

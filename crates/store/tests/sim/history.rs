@@ -3,7 +3,9 @@
 use kvdepot_testkit::Rng;
 
 /// Keys of a namespace.
-pub const KEYS: u64 = 20;
+pub const KEYS: u64 = 40;
+/// Those that most calls name.
+const COMMON: u64 = 20;
 /// Namespaces of a history.
 pub const NAMESPACES: u64 = 2;
 
@@ -199,12 +201,16 @@ fn len(rng: &mut Rng, shape: &Shape) -> u32 {
 
 /// A run of neighbours, or any keys.
 fn keys(rng: &mut Rng, most: u64) -> Vec<u16> {
-    let count = rng.between(1, most);
-    let first = rng.below(KEYS);
+    let (keys, count) = match rng.once_in(25) {
+        // More than are planned in one go.
+        true => (KEYS, rng.between(30, KEYS)),
+        false => (COMMON, rng.between(1, most)),
+    };
+    let first = rng.below(keys);
     match rng.below(4) {
-        0 => (0..count).map(|_| rng.below(KEYS) as u16).collect(),
+        0 => (0..count).map(|_| rng.below(keys) as u16).collect(),
         _ => (0..count)
-            .map(|index| ((first + index) % KEYS) as u16)
+            .map(|index| ((first + index) % keys) as u16)
             .collect(),
     }
 }
@@ -383,14 +389,14 @@ fn fault(rng: &mut Rng, shape: &Shape) -> Step {
         },
         2..4 if shape.devices > 0 => Step::Rot {
             ns: u8::from(rng.once_in(4)),
-            key: rng.below(KEYS) as u16,
+            key: rng.below(COMMON) as u16,
             at: rng.bits() as u32,
         },
         4 => Step::Reopen,
         5 => Step::Crash,
         _ if shape.clients > 0 => Step::Noise {
             kind: rng.below(6) as u8,
-            key: rng.below(KEYS) as u16,
+            key: rng.below(COMMON) as u16,
         },
         _ => Step::Lanes { count: 20 },
     }

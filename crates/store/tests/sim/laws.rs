@@ -17,10 +17,16 @@ const GONE: usize = 1000;
 impl World {
     /// Looks at all that can be seen, and tells the twin.
     pub fn look(&self) -> Law {
+        // One door for all that is tried: what another one sees would hide what it does not.
+        let asked = {
+            let mut rng = self.rng.borrow_mut();
+            let door = rng.below(self.doors() as u64) as usize;
+            (door, rng.below(NAMESPACES) as u8, rng.below(KEYS) as u16)
+        };
         let (found, seen) = match self.is_scheduled() {
-            true => self.views()?,
+            true => self.views(asked)?,
             // Somebody may be evicting ahead of need.
-            false => eventually(|| self.views())?,
+            false => eventually(|| self.views(asked))?,
         };
         let (appeared, left) = self.reconcile(&found)?;
         let before = self.seen.replace(seen);
@@ -29,24 +35,23 @@ impl World {
         self.counters(evicted)?;
         match self.is_single() && self.nested.get() == 0 {
             true if self.is_scheduled() => self.held_exactly(&found),
-            true => eventually(|| self.held_exactly(&self.listing()?)),
+            true => eventually(|| self.held_exactly(&self.listing(0)?)),
             false => Ok(()),
         }
     }
 
     /// All ways to ask what is there agree.
-    fn views(&self) -> Law<(BTreeMap<Id, u64>, Seen)> {
-        let (found, seen) = (self.listing()?, self.seen()?);
+    fn views(&self, asked: (usize, u8, u16)) -> Law<(BTreeMap<Id, u64>, Seen)> {
+        let (found, seen) = (self.listing(asked.0)?, self.seen()?);
         self.compare_tiers(&found, &seen)?;
-        self.lookups(&found, &seen)?;
+        self.lookups(&found, &seen, asked)?;
         self.filled(&found, &seen)?;
         Ok((found, seen))
     }
 
     /// The blocks by the listing of a door, with their bytes.
-    fn listing(&self) -> Law<BTreeMap<Id, u64>> {
+    fn listing(&self, door: usize) -> Law<BTreeMap<Id, u64>> {
         let mut found = BTreeMap::new();
-        let door = self.rng.borrow_mut().below(self.doors() as u64) as usize;
         for ns in 0..NAMESPACES as u8 {
             let blocks = self.namespace(door, ns)?.blocks();
             for (key, len) in blocks.map_err(|error| error.to_string())? {
@@ -143,7 +148,8 @@ impl World {
         for (id, stored) in &live {
             if found.get(id).is_none_or(|len| !stored.contains(len)) {
                 twin.left(*id);
-                if self.cause.borrow().removed.contains(id) {
+                let cause = self.cause.borrow();
+                if cause.removed.contains(id) && !cause.discards {
                     self.removed.borrow_mut().insert(*id);
                 }
                 left.push(*id);
@@ -212,7 +218,11 @@ impl World {
         let mut evicted = 0;
         for id in left {
             let rotten = before.far.get(id).is_some_and(|far| self.is_rotten(far));
+            if rotten && !cause.removed.contains(id) {
+                self.counts.borrow_mut().corrupt += 1;
+            }
             if cause.removed.contains(id) || rotten {
+                self.counts.borrow_mut().sure &= !(rotten && (cause.evicts || cause.moves));
                 continue;
             }
             evicted += 1;
@@ -234,6 +244,17 @@ impl World {
             }
         }
         drop(twin);
+        if evicted > 0 && self.is_scheduled() && self.nested.get() == 0 {
+            let flying = self.flying.borrow();
+            let refused = flying.last().filter(|one| {
+                one.asked == Asked::Put && one.since + 1 == self.now() && one.ids.len() == 1
+            });
+            let refused = refused.is_some_and(|one| one.task.outcomes() == [Outcome::Full]);
+            law!(
+                !refused || !self.is_single() || self.shape.devices > 1,
+                "{left:?} went, and the block that needed their room was refused all the same"
+            );
+        }
         if evicted > 0 {
             self.in_order_of_use(left, appeared, &cause.own)?;
         }
@@ -253,7 +274,10 @@ impl World {
 
     /// What stays was used after what went.
     fn in_order_of_use(&self, left: &[Id], appeared: &[Id], own: &BTreeSet<Id>) -> Law {
-        let exact = self.shape.uniform && self.is_single() && self.shape.devices <= 1;
+        let exact = self.is_scheduled()
+            && self.shape.uniform
+            && self.is_single()
+            && self.shape.devices <= 1;
         let cause = self.cause.borrow();
         if !exact || cause.moves || self.nested.get() > 0 {
             return Ok(());
@@ -432,12 +456,8 @@ impl World {
     }
 
     /// The other ways to ask what is there.
-    fn lookups(&self, found: &BTreeMap<Id, u64>, seen: &Seen) -> Law {
-        let (door, ns, first) = {
-            let mut rng = self.rng.borrow_mut();
-            let door = rng.below(self.doors() as u64) as usize;
-            (door, rng.below(NAMESPACES) as u8, rng.below(KEYS) as u16)
-        };
+    fn lookups(&self, found: &BTreeMap<Id, u64>, seen: &Seen, asked: (usize, u8, u16)) -> Law {
+        let (door, ns, first) = asked;
         let numbers: Vec<u16> = (first..KEYS as u16).chain(0..first).collect();
         let keys: Vec<_> = numbers.iter().map(|number| key(*number)).collect();
         let there: Vec<bool> = numbers
@@ -548,8 +568,10 @@ impl World {
                 all_reserved == held,
                 "{all_reserved} blocks stay reserved, {held} are known"
             );
+            // A block on its way far waits where somebody holds its room there.
+            let waits = !self.is_single() && held > 0;
             law!(
-                all_pinned == pinned.len() as u64,
+                all_pinned == pinned.len() as u64 || waits,
                 "{all_pinned} blocks stay pinned, known are {pinned:?}"
             );
             Ok(())
@@ -611,6 +633,15 @@ impl World {
             "{} puts are counted as acknowledged and {} as full, not {blocks} and {full}",
             stats.put_acknowledged_blocks,
             stats.put_full_blocks
+        );
+        let (sure, corrupt) = {
+            let counts = self.counts.borrow();
+            (counts.sure && self.is_scheduled(), counts.corrupt)
+        };
+        law!(
+            !sure || tier.corrupt_blocks == corrupt,
+            "{} blocks are counted as corrupt, not {corrupt}",
+            tier.corrupt_blocks
         );
         law!(
             stats.hit_blocks == [served],

@@ -143,6 +143,9 @@ pub struct Counts {
     pub full: u64,
     pub dropped: u64,
     pub missed: u64,
+    pub corrupt: u64,
+    /// Whether that is all that was found corrupt.
+    pub sure: bool,
 }
 
 /// A far record.
@@ -172,6 +175,8 @@ pub struct Cause {
     pub evicts: bool,
     /// Blocks go from one device to another.
     pub moves: bool,
+    /// Unpublished as one that does not verify, which a copy under way may find sound.
+    pub discards: bool,
     /// A device is gone, and with it what it had noted of departures.
     pub device_left: bool,
     /// Used or written by the call itself.
@@ -402,7 +407,10 @@ impl World {
             self.clients.borrow_mut().push(client);
         }
         *self.depot.borrow_mut() = Some(depot);
-        *self.counts.borrow_mut() = Counts::default();
+        *self.counts.borrow_mut() = Counts {
+            sure: self.shape.devices <= 1,
+            ..Counts::default()
+        };
         self.seen.borrow_mut().evicted = 0;
         self.early.borrow_mut().clear();
         for ns in 0..NAMESPACES {
