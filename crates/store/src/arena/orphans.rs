@@ -37,7 +37,7 @@ impl Arena {
             orphans.pids.lock().clear();
             if orphans.named.load(Ordering::Relaxed) {
                 let path = table.path.display();
-                tracing::info!(%path, "nobody works for its previous owner any more: it is written");
+                tracing::info!(%path, "nobody works for its previous owner any more");
             }
             return None;
         }
