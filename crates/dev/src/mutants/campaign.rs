@@ -89,6 +89,21 @@ pub fn results(root: &Path) -> io::Result<HashMap<String, Found>> {
 /// # Errors
 /// They cannot be read or drawn.
 pub fn chosen(root: &Path, found: &HashMap<String, Found>) -> io::Result<Vec<Mutation>> {
+    choose(&proposed(root, root)?, found, root)
+}
+
+/// All that could be tried on a copy of the tree, in the order in which it is.
+fn proposed(root: &Path, tree: &Path) -> io::Result<Vec<Mutation>> {
+    let mut all = super::by_hand(root)?;
+    all.extend(draw::draw(tree, draw::SEED)?);
+    Ok(all)
+}
+
+fn choose(
+    proposed: &[Mutation],
+    found: &HashMap<String, Found>,
+    root: &Path,
+) -> io::Result<Vec<Mutation>> {
     let equivalents = super::equivalents(root)?;
     let equivalents: HashSet<String> = equivalents.into_iter().map(|one| one.id).collect();
     let counts = |mutation: &Mutation| {
@@ -96,9 +111,15 @@ pub fn chosen(root: &Path, found: &HashMap<String, Found>) -> io::Result<Vec<Mut
         let is_none = seen.is_some_and(|found| found.is_caught().is_none());
         !is_none && !equivalents.contains(&mutation.id)
     };
-    let mut chosen: Vec<Mutation> = super::by_hand(root)?.into_iter().filter(&counts).collect();
-    let drawn = draw::draw(root, draw::SEED)?.into_iter().filter(&counts);
-    chosen.extend(drawn.take(Set::Drawn.wanted()));
+    let mut left = [Set::Hand, Set::Drawn].map(Set::wanted);
+    let mut chosen = Vec::new();
+    for mutation in proposed.iter().filter(|mutation| counts(mutation)) {
+        let left = &mut left[usize::from(mutation.set == Set::Drawn)];
+        if *left > 0 {
+            *left -= 1;
+            chosen.push(mutation.clone());
+        }
+    }
     Ok(chosen)
 }
 
@@ -106,6 +127,8 @@ pub fn chosen(root: &Path, found: &HashMap<String, Found>) -> io::Result<Vec<Mut
 struct Campaign<'a> {
     root: &'a Path,
     options: &'a Options,
+    /// As they were when it began, like the copies that they are tried on.
+    proposed: Vec<Mutation>,
     commit: String,
     results: Mutex<HashMap<String, Found>>,
     /// Begun in this run.
@@ -117,15 +140,16 @@ struct Campaign<'a> {
 /// # Errors
 /// The tree fails without a mutation, or something cannot be read, written or started.
 pub fn run(root: &Path, options: &Options) -> io::Result<()> {
+    let mut first = Scratch::new(root, 0)?;
+    first.restore()?;
     let campaign = Campaign {
         root,
         options,
+        proposed: proposed(root, first.tree())?,
         commit: commit(root),
         results: Mutex::new(results(root)?),
         begun: Mutex::new(HashSet::new()),
     };
-    let mut first = Scratch::new(root, 0)?;
-    first.restore()?;
     if !options.no_baseline {
         say("the tree as it is")?;
         let trial = trial::run(&first, &options.plan)?;
@@ -138,11 +162,13 @@ pub fn run(root: &Path, options: &Options) -> io::Result<()> {
             return Err(io::Error::other(why));
         }
     }
+    let others = (1..options.jobs.max(1)).map(|number| Scratch::new(root, number));
+    let others = others.collect::<io::Result<Vec<Scratch>>>()?;
     std::thread::scope(|scope| {
         let mut workers = vec![scope.spawn(|| campaign.work(first))];
-        for number in 1..options.jobs.max(1) {
+        for scratch in others {
             let campaign = &campaign;
-            workers.push(scope.spawn(move || campaign.work(Scratch::new(root, number)?)));
+            workers.push(scope.spawn(move || campaign.work(scratch)));
         }
         for worker in workers {
             worker
@@ -170,7 +196,7 @@ impl Campaign<'_> {
     fn next(&self) -> io::Result<Option<Mutation>> {
         let mut begun = lock(&self.begun);
         let results = lock(&self.results).clone();
-        let chosen = chosen(self.root, &results)?;
+        let chosen = choose(&self.proposed, &results, self.root)?;
         let wanted = chosen.into_iter().find(|mutation| {
             let seen = results.get(&mutation.id);
             let again = match &self.options.only {

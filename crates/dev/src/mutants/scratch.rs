@@ -15,13 +15,15 @@ pub struct Scratch {
     target: PathBuf,
     /// Files that differ from the original, with what stood there.
     changed: Vec<(PathBuf, String)>,
+    /// Nobody else has it.
+    _lock: fs::File,
 }
 
 impl Scratch {
     /// The copy of this number below `build/`, as the tree is now.
     ///
     /// # Errors
-    /// Files cannot be listed, read or written.
+    /// Files cannot be listed, read or written; another run has it.
     pub fn new(root: &Path, number: usize) -> io::Result<Scratch> {
         let folder = root.join("build/mutants");
         let (tree, target) = (
@@ -29,11 +31,18 @@ impl Scratch {
             folder.join(format!("target-{number}")),
         );
         fs::create_dir_all(&tree).map_err(named(&tree))?;
+        let lock = tree.with_extension("lock");
+        let lock = fs::File::create(&lock).map_err(named(&lock))?;
+        if lock.try_lock().is_err() {
+            let why = format!("{} is in use by another run", tree.display());
+            return Err(io::Error::other(why));
+        }
         mirror(root, &tree)?;
         Ok(Scratch {
             tree,
             target,
             changed: Vec::new(),
+            _lock: lock,
         })
     }
 
