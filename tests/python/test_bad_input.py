@@ -192,6 +192,13 @@ def test_a_file_that_is_no_arena(tmp_path: Path) -> None:
     settings = {"dax": {"path": str(path), "format": True}, "socket": "off"}
     with kvdepot.open("Dax", settings) as depot:
         assert depot.opening["created"]
+    # Left in the configuration it does not empty the arena that it has made.
+    assert dax(path, format=True).startswith("ConfigError: dax.format: true")
+    assert "format: force" in dax(path, format=True)
+    settings = {"dax": {"path": str(path), "format": "force"}, "socket": "off"}
+    with kvdepot.open("Dax", settings) as depot:
+        assert depot.opening["created"]
+    assert dax(path, format="maybe").startswith("ConfigError: dax.format: ")
 
 
 def test_a_device_smaller_than_its_capacity(tmp_path: Path) -> None:

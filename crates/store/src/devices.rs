@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::Error;
 use crate::arena::{Arena, Opening};
-use crate::config::DaxConfig;
+use crate::config::{DaxConfig, Format};
 use crate::pipeline::{Core, Drained};
 use crate::share::MEDIA_MAX;
 use crate::tier::{DAX, Tier};
@@ -129,7 +129,7 @@ impl Core {
             path: None,
             capacity,
             devices: Vec::new(),
-            format: false,
+            format: Format::Never,
             ..config.dax.clone()
         };
         let socket = self.socket.get().map(|path| path.display().to_string());

@@ -702,7 +702,7 @@ fn what_cannot_be_a_device_is_refused_and_left_alone() {
     );
     depot.remove_device(&c, false, SHORT).unwrap();
     let error = depot.add_device(&c, Some(512 << 10)).unwrap_err();
-    says(&error, &["capacity: 512 KiB", "1 MiB", "format: true"]);
+    says(&error, &["capacity: 512 KiB", "1 MiB", "format: force"]);
     assert_eq!(depot.devices().unwrap().len(), 2);
     fill(&namespace(&depot), 0..8);
 }

@@ -395,7 +395,7 @@ fn allocated(place: &Place) -> u64 {
 
 #[test]
 fn a_file_with_holes_gets_its_space_before_anything_is_written() {
-    let blank = Place::new("Dax", "", "4MiB").with("dax", "format", true);
+    let blank = Place::new("Dax", "", "4MiB");
     let sparse = std::fs::File::create(blank.arena()).unwrap();
     sparse.set_len(8 << 20).unwrap();
     let depot = blank.open();

@@ -16,6 +16,7 @@ mod evict;
 mod grow;
 mod leave;
 mod lost;
+mod new;
 mod open;
 mod orphans;
 mod owner_lock;

@@ -13,6 +13,7 @@ use kvdepot_media::{Access, Flush, Mapping};
 use parking_lot::{Condvar, Mutex};
 
 use super::create::{format, path_error};
+use super::new::{Treatment, treatment};
 use super::orphans::Orphans;
 use super::owner_lock::OwnerLock;
 use super::recover::Opening;
@@ -94,19 +95,24 @@ impl Arena {
             let fail = |error| create::space_error(path, capacity, error, field);
             mapping.allocate(capacity.min(mapping.len())).map_err(fail)
         };
-        let superblock = if config.format && !created {
+        let treatment = match created {
+            true => Treatment::Open,
+            false => treatment(path, &mapping, config, field)?,
+        };
+        let superblock = if treatment == Treatment::Open {
+            read_superblock(path, &mapping)?
+        } else {
             if !lock.alone() {
                 return Err(Error::config(
-                    field("format"),
-                    "true",
-                    "possible once the processes that worked for the last owner have ended",
+                    field("path"),
+                    path.display(),
+                    "a medium for a new arena once the processes that worked for its last owner \
+                     have ended",
                 ));
             }
             // Before anything of the old content is gone.
             space(config.capacity.unwrap_or_else(|| mapping.len()))?;
-            format(&mapping, config, false, field)?
-        } else {
-            read_superblock(path, &mapping)?
+            format(&mapping, config, treatment == Treatment::Blank, field)?
         };
         check_capacity(&superblock, &mapping, config, path, field)?;
         if !created {
@@ -121,7 +127,7 @@ impl Arena {
         };
         let found = recover::recover(&mapping, layout, &superblock.uuid, uses)?;
         let opening = Opening {
-            created: created || config.format,
+            created: created || treatment != Treatment::Open,
             ..found.opening
         };
         // Above everything in the table, also when a rotted superblock made a generation repeat
@@ -257,7 +263,7 @@ pub(crate) fn default_path(instance: Option<&str>) -> Result<PathBuf, Error> {
     Ok(dirs::cache_dir()?.join(name))
 }
 
-fn read_page(mapping: &Mapping, offset: u64) -> Result<[u8; superblock::LEN], Error> {
+pub(super) fn read_page(mapping: &Mapping, offset: u64) -> Result<[u8; superblock::LEN], Error> {
     let mut page = [0; superblock::LEN];
     mapping.read_into(offset, &mut page)?;
     Ok(page)
@@ -322,7 +328,7 @@ fn check_capacity(
             field("capacity"),
             size::show(asked),
             format!(
-                "{}, which the arena {} has (leave the option out, or set format: true to make \
+                "{}, which the arena {} has (leave the option out, or set format: force to make \
                  a new one)",
                 size::show(superblock.capacity),
                 path.display()

@@ -74,10 +74,23 @@ pub struct DaxConfig {
     pub records: Option<u64>,
     /// What acknowledged blocks outlive.
     pub durability: Durability,
-    /// Make a new arena of what is there.
-    pub format: bool,
+    /// Whether to make a new arena of what is there.
+    pub format: Format,
     /// Several media as one tier; empty with `path` and `capacity`.
     pub devices: Vec<DeviceConfig>,
+}
+
+/// What becomes of a medium that holds something.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum Format {
+    /// It is opened, or refused if it is no arena. One of zeros becomes an arena.
+    #[default]
+    Never,
+    /// It becomes a new arena, unless it is a sound one.
+    Once,
+    /// It becomes a new arena.
+    Always,
 }
 
 /// One medium among several of a tier.
@@ -307,7 +320,13 @@ impl Config {
                     Durability::Process
                 };
             }
-            ("dax", "format") => self.dax.format = parsed.flag,
+            ("dax", "format") => {
+                self.dax.format = match parsed.text.as_str() {
+                    "true" => Format::Once,
+                    "force" => Format::Always,
+                    _ => Format::Never,
+                };
+            }
             _ => return Err(unknown(section, &field, name)),
         }
         Ok(())

@@ -215,9 +215,10 @@ pub const OPTIONS: &[OptionSpec] = &[
     option(
         "dax",
         "format",
-        Kind::Flag,
+        Kind::Choice(&["false", "true", "force"]),
         "false",
-        "Make a new arena of whatever the path holds. Everything in it is lost.",
+        "Make a new arena of what the path holds, which is lost: `true`, unless it is a sound \
+         arena; `force`, whatever it is, at each start. A medium of zeros needs neither.",
     ),
 ];
 
