@@ -20,7 +20,7 @@ pub struct Found {
     pub id: String,
     /// Where it comes from: `hand` or `drawn`.
     pub set: String,
-    /// `caught`, `hung`, `survived` or `unbuildable`.
+    /// `caught`, `hung`, `survived`, `unbuildable` or `doubtful`.
     pub outcome: String,
     /// How long the simulator ran.
     pub seconds: u64,
@@ -37,7 +37,7 @@ impl Found {
         match Outcome::of_name(&self.outcome)? {
             Outcome::Caught | Outcome::Hung => Some(true),
             Outcome::Survived => Some(false),
-            Outcome::Unbuildable => None,
+            Outcome::Unbuildable | Outcome::Doubtful => None,
         }
     }
 }
@@ -108,7 +108,7 @@ fn choose(
     let equivalents: HashSet<String> = equivalents.into_iter().map(|one| one.id).collect();
     let counts = |mutation: &Mutation| {
         let seen = found.get(&mutation.id);
-        let is_none = seen.is_some_and(|found| found.is_caught().is_none());
+        let is_none = seen.is_some_and(|found| found.outcome == Outcome::Unbuildable.name());
         !is_none && !equivalents.contains(&mutation.id)
     };
     let mut left = [Set::Hand, Set::Drawn].map(Set::wanted);
@@ -152,6 +152,7 @@ pub fn run(root: &Path, options: &Options) -> io::Result<()> {
     };
     if !options.no_baseline {
         say("the tree as it is")?;
+        trial::keep_sound(&first, &options.plan)?;
         let trial = trial::run(&first, &options.plan)?;
         if trial.outcome != Outcome::Survived {
             let why = format!(
@@ -202,8 +203,8 @@ impl Campaign<'_> {
             let again = match &self.options.only {
                 Some(only) => mutation.id.contains(only),
                 None => {
-                    let survived = seen.and_then(Found::is_caught) == Some(false);
-                    seen.is_none() || (self.options.again_survivors && survived)
+                    let caught = seen.and_then(Found::is_caught) == Some(true);
+                    seen.is_none() || (self.options.again_survivors && !caught)
                 }
             };
             again && !begun.contains(&mutation.id)

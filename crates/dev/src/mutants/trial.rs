@@ -3,7 +3,7 @@
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::process::CommandExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
@@ -36,6 +36,8 @@ pub enum Outcome {
     Caught,
     /// It, or what it watches, did not end.
     Hung,
+    /// It failed, and does so in the same way without the fault: nothing is known.
+    Doubtful,
     /// It found nothing.
     Survived,
     /// The code does not compile, or the edit does not apply: no fault at all.
@@ -43,9 +45,10 @@ pub enum Outcome {
 }
 
 impl Outcome {
-    const ALL: [Outcome; 4] = [
+    const ALL: [Outcome; 5] = [
         Outcome::Caught,
         Outcome::Hung,
+        Outcome::Doubtful,
         Outcome::Survived,
         Outcome::Unbuildable,
     ];
@@ -56,6 +59,7 @@ impl Outcome {
         match self {
             Outcome::Caught => "caught",
             Outcome::Hung => "hung",
+            Outcome::Doubtful => "doubtful",
             Outcome::Survived => "survived",
             Outcome::Unbuildable => "unbuildable",
         }
@@ -169,6 +173,7 @@ pub fn run(scratch: &Scratch, plan: &Plan) -> io::Result<Trial> {
     let outcome = match ended {
         None => Outcome::Hung,
         Some(status) if status.success() => Outcome::Survived,
+        _ if sound(scratch).exists() && fails_anyway(scratch, &log)? => Outcome::Doubtful,
         Some(_) => Outcome::Caught,
     };
     Ok(Trial {
@@ -176,6 +181,58 @@ pub fn run(scratch: &Scratch, plan: &Plan) -> io::Result<Trial> {
         elapsed: begun.elapsed(),
         said: telling(&log, &["FAILED", "panicked at", "signal:", "sim:"]),
     })
+}
+
+/// Keeps the simulator that was built without a fault, to ask it whether it fails too.
+///
+/// # Errors
+/// It cannot be found or copied.
+pub fn keep_sound(scratch: &Scratch, plan: &Plan) -> io::Result<()> {
+    let build = format!("{} --message-format=json", plan.build);
+    let told = plan.command(scratch, &build).output()?;
+    let text = String::from_utf8_lossy(&told.stdout).into_owned();
+    let built = text.lines().filter_map(|line| {
+        let value: serde_json::Value = serde_json::from_str(line).ok()?;
+        value["executable"].as_str().map(str::to_owned)
+    });
+    let missing = || io::Error::other("cargo did not say what it has built");
+    let built = built.last().ok_or_else(missing)?;
+    fs::copy(&built, sound(scratch)).map_err(named(Path::new(&built)))?;
+    Ok(())
+}
+
+fn sound(scratch: &Scratch) -> PathBuf {
+    scratch.target().with_file_name("sound")
+}
+
+/// Whether what failed, by the line that says how to replay it, fails without the fault too. Twice
+/// is asked: real threads do not repeat themselves.
+fn fails_anyway(scratch: &Scratch, log: &Path) -> io::Result<bool> {
+    let text = fs::read(log).unwrap_or_default();
+    let text = String::from_utf8_lossy(&text).into_owned();
+    let replay = text.lines().find(|line| line.contains("KVDEPOT_SEED="));
+    let seed = replay.and_then(|line| line.split("KVDEPOT_SEED=").nth(1)?.split(' ').next());
+    let name = replay.and_then(|line| line.split_whitespace().last());
+    let (Some(seed), Some(name)) = (seed, name) else {
+        return Ok(false);
+    };
+    for _ in 0..2 {
+        let mut command = Command::new(sound(scratch));
+        command
+            .arg(name)
+            .current_dir(scratch.tree())
+            .env("KVDEPOT_SEED", seed)
+            .env("SIM_HISTORIES", "1")
+            .env("SIM_SHRINK", "0")
+            .stdin(Stdio::null())
+            .process_group(0);
+        let aside = log.with_extension("sound.log");
+        let ended = watch(command, Duration::from_secs(SECONDS), &aside)?;
+        if !ended.is_some_and(|status| status.success()) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 /// Runs a command with its output in a file; `None` when it took too long and was ended.
