@@ -191,12 +191,12 @@ pub fn keep_sound(scratch: &Scratch, plan: &Plan) -> io::Result<()> {
     let build = format!("{} --message-format=json", plan.build);
     let told = plan.command(scratch, &build).output()?;
     let text = String::from_utf8_lossy(&told.stdout).into_owned();
-    let built = text.lines().filter_map(|line| {
+    let mut built = text.lines().filter_map(|line| {
         let value: serde_json::Value = serde_json::from_str(line).ok()?;
         value["executable"].as_str().map(str::to_owned)
     });
     let missing = || io::Error::other("cargo did not say what it has built");
-    let built = built.last().ok_or_else(missing)?;
+    let built = built.next_back().ok_or_else(missing)?;
     fs::copy(&built, sound(scratch)).map_err(named(Path::new(&built)))?;
     Ok(())
 }
