@@ -700,6 +700,8 @@ impl World {
                     self.pins.borrow_mut().push(HeldPin {
                         door,
                         id,
+                        number: self.number(),
+                        loading: false,
                         since: live.since,
                         birth,
                         discarded: false,
@@ -719,13 +721,34 @@ impl World {
         Ok(())
     }
 
+    /// Loads the parts of a pinned block. Nobody ends the pin meanwhile: who holds one waits for
+    /// the movers that have its placement.
     fn load(&self, pin: u8) -> Law {
-        let (placement, id, versions, parts, rotten) = {
-            let pins = self.pins.borrow();
-            if pins.is_empty() {
+        let number = {
+            let mut pins = self.pins.borrow_mut();
+            let free: Vec<usize> = (0..pins.len()).filter(|at| !pins[*at].loading).collect();
+            if free.is_empty() {
                 return Ok(());
             }
-            let pin = &pins[usize::from(pin) % pins.len()];
+            let pin = &mut pins[free[usize::from(pin) % free.len()]];
+            pin.loading = true;
+            pin.number
+        };
+        let loaded = self.load_held(number);
+        let mut pins = self.pins.borrow_mut();
+        let held = pins.iter_mut().find(|pin| pin.number == number);
+        if let Some(held) = held {
+            held.loading = false;
+        }
+        loaded
+    }
+
+    fn load_held(&self, pin: u64) -> Law {
+        let (placement, id, versions, parts, rotten) = {
+            let pins = self.pins.borrow();
+            let Some(pin) = pins.iter().find(|one| one.number == pin) else {
+                return Ok(());
+            };
             let rotten = pin.sequence.is_some_and(|sequence| {
                 self.rotten
                     .borrow()
@@ -776,15 +799,16 @@ impl World {
 
     fn take_pins(&self, pin: u8, count: u8) -> Vec<HeldPin> {
         let mut pins = self.pins.borrow_mut();
-        if pins.is_empty() {
+        let free: Vec<usize> = (0..pins.len()).filter(|at| !pins[*at].loading).collect();
+        if free.is_empty() {
             return Vec::new();
         }
-        let first = usize::from(pin) % pins.len();
+        let first = free[usize::from(pin) % free.len()];
         let (door, ns) = (pins[first].door, pins[first].id.0);
         let mut taken = Vec::new();
         let mut at = first;
         while taken.len() < usize::from(count) && at < pins.len() {
-            match pins[at].door == door && pins[at].id.0 == ns {
+            match pins[at].door == door && pins[at].id.0 == ns && !pins[at].loading {
                 true => taken.push(pins.remove(at)),
                 false => at += 1,
             }

@@ -120,6 +120,10 @@ pub struct HeldPin {
     pub since: u64,
     pub versions: Vec<Version>,
     pub pin: Pin,
+    /// Tells it from the other pins.
+    pub number: u64,
+    /// Whether a mover has its placement now.
+    pub loading: bool,
     /// Whether its block was unpublished by it.
     pub discarded: bool,
     /// Which copy of the block.
