@@ -436,8 +436,8 @@ fn a_worker_refuses_a_placement_of_an_earlier_owner() {
         let mover = Mover::attach(&place.socket(), Some(1), true).unwrap();
         let buffers = BlockBuffers::whole([block(1, 5000)]);
         for job in [
-            mover.store(&[fixture.placement.clone()], &buffers, 0),
-            mover.hash(&[fixture.placement.clone()], 0, true),
+            mover.store(std::slice::from_ref(&fixture.placement), &buffers, 0),
+            mover.hash(std::slice::from_ref(&fixture.placement), 0, true),
         ] {
             match job {
                 Ok(job) => {
