@@ -37,8 +37,8 @@ fn copy(copier: &Copier, source: &Buffer, targets: &[Buffer], staged: bool) -> V
     receiver.recv().unwrap()
 }
 
-/// Whoever changes a source meanwhile gets a mixture, but one that verifies: each byte is read once,
-/// and what is hashed is what is stored.
+/// Whoever changes a source meanwhile gets a mixture, but one that verifies: each byte is read
+/// once, and what is hashed is what is stored.
 #[test]
 fn what_is_stored_is_what_was_hashed_while_the_source_changes() {
     let mut config = CopierConfig::default();

@@ -97,11 +97,12 @@ fn assemble<P: AsRef<[Raw]>>(
             let owner = Arc::clone(&owner);
             let device = devices.iter().find(|(known, _)| Some(*known) == raw.device);
             let device = device.map(|(_, device)| Arc::clone(device));
-            // SAFETY: each range was described by a Python object that `keep` holds, with the storage
-            // behind it, through the buffer protocol or DLPack, lies in the scratch memory that `owner` holds, or was
-            // named by the caller as an address, who answers for it by the documented contract of
-            // (address, length) pairs and Spans. The keep is emptied only when no lane touches
-            // the memory any more. No Rust reference to the bytes is ever made here.
+            // SAFETY: each range was described by a Python object that `keep` holds, with the
+            // storage behind it, through the buffer protocol or DLPack, lies in the scratch
+            // memory that `owner` holds, or was named by the caller as an address, who answers
+            // for it by the documented contract of (address, length) pairs and Spans. The keep
+            // is emptied only when no lane touches the memory any more. No Rust reference to the
+            // bytes is ever made here.
             buffers.push(unsafe {
                 match device {
                     None => Buffer::from_raw(raw.addr, raw.len, raw.writable, owner),

@@ -191,8 +191,8 @@ impl Namespace {
         keep::sweep(py);
         let blocks = parsed.blocks;
         let task = self.change(py, |namespace| namespace.put(keys, blocks));
-        // Refused, the buffers are gone, and what they held waits here. After a signal the lanes may
-        // have them all the same.
+        // Refused, the buffers are gone, and what they held waits here. After a signal the lanes
+        // may have them all the same.
         let task = task.inspect_err(|_| keep::sweep(py))?;
         Ok(Task::new(task, parsed.keep, self.handle.origin))
     }
@@ -220,8 +220,8 @@ impl Namespace {
         let mut options = GetOptions::default();
         (options.staged, options.prefix) = (staged, prefix);
         let task = self.change(py, |namespace| namespace.get_with(keys, blocks, options));
-        // Refused, the buffers are gone, and what they held waits here. After a signal the lanes may
-        // have them all the same.
+        // Refused, the buffers are gone, and what they held waits here. After a signal the lanes
+        // may have them all the same.
         let task = task.inspect_err(|_| keep::sweep(py))?;
         Ok(Task::new(task, parsed.keep, self.handle.origin))
     }

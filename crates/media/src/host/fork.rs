@@ -61,9 +61,9 @@ extern "C" fn after_fork_in_child() {
     for slot in &LOCK_FDS {
         let fd = slot.swap(FREE, SeqCst);
         if fd != FREE {
-            // SAFETY: the number was registered by a `LockFd` or `LentFd` of the parent, which keeps
-            // it in use until the slot is free again; its twin in this process sees the changed
-            // epoch and never touches the number any more.
+            // SAFETY: the number was registered by a `LockFd` or `LentFd` of the parent, which
+            // keeps it in use until the slot is free again; its twin in this process sees the
+            // changed epoch and never touches the number any more.
             unsafe { libc::close(fd) };
         }
     }

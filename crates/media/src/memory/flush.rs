@@ -4,8 +4,9 @@
 //! not, so every line of a range is written back whatever stored it.
 //!
 //! On ARM "written back" has two meanings: to where all processors see the same (`dc cvac`), which
-//! may be a cache that a power cut empties, and to where memory is persistent (`dc cvap`), which the
-//! system says that a processor has (`DCPOP`). Without the latter nothing here outlives a power cut.
+//! may be a cache that a power cut empties, and to where memory is persistent (`dc cvap`), which
+//! the system says that a processor has (`DCPOP`). Without the latter nothing here outlives a
+//! power cut.
 
 /// Writes the line of an address back; the address is mapped.
 type Method = unsafe fn(usize);

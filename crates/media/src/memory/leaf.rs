@@ -3,9 +3,9 @@
 //! The hash adds whole stripes, except that the last 64 bytes of a leaf are added once more in a
 //! form of their own. A leaf's length is known before its first byte, so it is known which stripe
 //! is the last plain one; what lies behind it, and stripes that straddle two spans, wait in a
-//! small buffer. So does the last plain stripe, part of which is among the last 64 bytes. Every byte
-//! is read from the source once: what is hashed is what is stored, whatever becomes of the source
-//! meanwhile.
+//! small buffer. So does the last plain stripe, part of which is among the last 64 bytes. Every
+//! byte is read from the source once: what is hashed is what is stored, whatever becomes of the
+//! source meanwhile.
 
 use super::kernel::{Isa, Run, Store};
 use super::once;

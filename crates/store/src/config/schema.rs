@@ -139,9 +139,9 @@ pub const OPTIONS: &[OptionSpec] = &[
         "timeout",
         Kind::Duration,
         "10s",
-        "In a process that uses a served depot (`unix:`): longest wait for the answer to a call, at \
-        least 1ms. An owner that takes longer is taken for one that is gone. Where the client's own \
-        settings have none, its owner's holds.",
+        "In a process that uses a served depot (`unix:`): longest wait for the answer to a call, \
+        at least 1ms. An owner that takes longer is taken for one that is gone. Where the client's \
+        own settings have none, its owner's holds.",
     ),
     option(
         "",
