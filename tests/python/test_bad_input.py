@@ -229,6 +229,8 @@ WRONG_KEYS: list[tuple[Any, list[str]]] = [
     ([bytes(32), bytes(33)], ["keys[1]", "33 bytes"]),
     (bytes(33), ["keys", "33 bytes"]),
     (np.zeros((2, 64), np.uint8)[:, ::2], ["keys", "gaps"]),
+    # In memory there are bytes of two keys in turn.
+    (np.asfortranarray(np.zeros((2, 32), np.uint8)), ["keys", "one key after another"]),
     (["x" * 32], ["keys[0]", "xxx", "32 bytes"]),
     ([None], ["keys[0]", "None"]),
     ([7], ["keys[0]", "7"]),

@@ -6,9 +6,11 @@ import gc
 import time
 import weakref
 from collections.abc import Callable
+from typing import Any
 
 import kvdepot
 import numpy as np
+import pytest
 
 Keys = Callable[[int], list[bytes]]
 
@@ -87,3 +89,24 @@ def test_refused_calls_hold_nothing(ns: kvdepot.Namespace, keys: Keys) -> None:
             buffer.append(0)
         else:
             raise AssertionError(bad)
+
+
+class Copying:
+    """Hands out a copy of its memory, as an exporter does that cannot hand out its own."""
+
+    def __init__(self, memory: np.ndarray[Any, Any]) -> None:
+        self.memory = memory
+
+    def __dlpack__(self, *, max_version: tuple[int, int] | None = None) -> Any:
+        return self.memory.__dlpack__(max_version=max_version, copy=True)
+
+
+def test_a_copy_by_dlpack_is_a_source_and_no_destination(ns: kvdepot.Namespace, keys: Keys) -> None:
+    names = keys(1)
+    assert ns.put(names, [Copying(np.full(8, 7, np.uint8))]).wait(30) == [True]
+    # What is delivered there nobody would see.
+    with pytest.raises(kvdepot.InputError, match="read-only"):
+        ns.get(names, [Copying(np.zeros(8, np.uint8))])
+    out = bytearray(8)
+    assert ns.get(names, [out]).wait(30) == [True]
+    assert out == bytes([7]) * 8

@@ -25,6 +25,9 @@ const MAJOR: u32 = 1;
 /// The flag of a read-only tensor.
 const READ_ONLY: u64 = 1;
 
+/// The flag of a copy that was made for this capsule: nobody would see what is written there.
+const COPIED: u64 = 2;
+
 const PLAIN: &CStr = c"dltensor";
 const VERSIONED: &CStr = c"dltensor_versioned";
 
@@ -127,7 +130,7 @@ pub(crate) fn consume(capsule: &Bound<'_, PyCapsule>) -> Result<(Raw, Py<PyAny>)
             Managed::Versioned(at) => {
                 let header = at.as_ref();
                 match header.major {
-                    MAJOR => describe(&header.tensor, header.flags & READ_ONLY == 0),
+                    MAJOR => describe(&header.tensor, header.flags & (READ_ONLY | COPIED) == 0),
                     major => Err(format!("DLPack version {major}.{}", header.minor)),
                 }
             }

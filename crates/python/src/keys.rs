@@ -21,14 +21,14 @@ pub(crate) fn parse(keys: &Bound<'_, PyAny>) -> PyResult<Vec<Key>> {
     if let Ok(tuple) = keys.cast::<PyTuple>() {
         return each(tuple.iter());
     }
-    if let Ok(view) = View::of(keys) {
+    if let Ok(view) = View::in_rows(keys) {
         return match view {
             Some(view) => many(py, &view.to_vec()),
             None => Err(errors::input(
                 py,
                 "keys",
                 "a buffer with gaps",
-                "contiguous memory",
+                "contiguous memory, one key after another",
             )),
         };
     }
@@ -67,7 +67,7 @@ fn one(index: usize, item: &Bound<'_, PyAny>) -> PyResult<Key> {
     if let Ok(bytes) = item.cast::<PyBytes>() {
         return key(bytes.as_bytes());
     }
-    match View::of(item) {
+    match View::in_rows(item) {
         Ok(Some(view)) => key(&view.to_vec()),
         _ => Err(wrong(errors::shown(item))),
     }

@@ -13,6 +13,19 @@ impl View {
     /// # Errors
     /// What the exporter raises, and TypeError for an object without the protocol.
     pub(crate) fn of(object: &Bound<'_, PyAny>) -> PyResult<Option<View>> {
+        Self::get(object, b'A')
+    }
+
+    /// As [`View::of`], where the order of the bytes is that of the elements: `None` also where
+    /// columns come one after another.
+    ///
+    /// # Errors
+    /// As [`View::of`].
+    pub(crate) fn in_rows(object: &Bound<'_, PyAny>) -> PyResult<Option<View>> {
+        Self::get(object, b'C')
+    }
+
+    fn get(object: &Bound<'_, PyAny>, order: u8) -> PyResult<Option<View>> {
         let mut view = Box::new(ffi::Py_buffer::new());
         // SAFETY: `object` is one; `view` is writable, and stays where it is, as exporters may
         // have pointers into it. Nothing but the address, the length and whether it may be written
@@ -23,8 +36,8 @@ impl View {
             return Err(PyErr::fetch(object.py()));
         }
         let view = View(view);
-        // SAFETY: the exporter has filled it in. In either order of the dimensions.
-        let whole = unsafe { ffi::PyBuffer_IsContiguous(&raw const *view.0, b'A'.cast_signed()) };
+        // SAFETY: the exporter has filled it in. `A` is either order of the dimensions.
+        let whole = unsafe { ffi::PyBuffer_IsContiguous(&raw const *view.0, order.cast_signed()) };
         Ok((whole != 0).then_some(view))
     }
 
