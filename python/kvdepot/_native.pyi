@@ -469,8 +469,9 @@ class Pin:
 
 @final
 class Reservation:
-    """Room for a block that nobody sees before it is committed. Dropping this object does not
-    give the room back: a mover may still write there. Only commit and abort end a reservation."""
+    """Room for a block that nobody sees before it is committed. Once its placement was asked for,
+    only commit and abort end a reservation: dropping this object does not give the room back,
+    because a mover may still write there."""
 
     @property
     def placement(self) -> bytes:

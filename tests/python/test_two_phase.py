@@ -84,11 +84,24 @@ def test_a_dropped_reservation_keeps_its_room(
     depot: kvdepot.Depot, ns: kvdepot.Namespace, keys: Keys
 ) -> None:
     names = keys(1)
-    ns.reserve(names, 4)
+    (held,) = ns.reserve(names, 4)
+    assert held is not None
+    assert held.placement
+    del held
     gc.collect()
     # A worker may still write there.
     assert ns.reserve(names, 4) == [None]
     assert depot.stats()["tiers"]["Cache"]["reserved_blocks"] == 1
+
+
+def test_a_reservation_that_no_worker_can_know_is_given_back_when_dropped(
+    depot: kvdepot.Depot, ns: kvdepot.Namespace, keys: Keys
+) -> None:
+    names = keys(3)
+    ns.reserve(names, 4)
+    gc.collect()
+    assert depot.stats()["tiers"]["Cache"]["reserved_blocks"] == 0
+    assert None not in ns.reserve(names, 4)
 
 
 def test_parts_of_several_ranks(ns: kvdepot.Namespace, mover: kvdepot.Mover, keys: Keys) -> None:

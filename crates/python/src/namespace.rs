@@ -314,7 +314,10 @@ impl Namespace {
             _ => namespace.reserve(&blocks),
         })?;
         let wrap = |(reserved, length): (Option<StoreReservation>, &u64)| {
-            reserved.map(|one| Reservation::new(one, *length, Arc::clone(&self.handle)))
+            reserved.map(|one| {
+                let namespace = self.namespace.clone();
+                Reservation::new(one, *length, namespace, Arc::clone(&self.handle))
+            })
         };
         Ok(reserved.into_iter().zip(&lengths).map(wrap).collect())
     }
@@ -339,7 +342,13 @@ impl Namespace {
                 sums.push(checksums);
             }
         }
-        let stored = self.change(py, |namespace| namespace.commit(&live, &sums))?;
+        let stored = self.change(py, |namespace| namespace.commit(&live, &sums));
+        // A signal, say, before the owner has heard of it: they are still to be ended.
+        let stored = stored.inspect_err(|_| {
+            for index in &chosen {
+                reservations[*index].get().end_again();
+            }
+        })?;
         let mut answers = vec![false; reservations.len()];
         for (index, stored) in chosen.into_iter().zip(stored) {
             answers[index] = stored;

@@ -88,28 +88,34 @@ impl Pin {
     }
 }
 
-/// Room for a block that nobody sees before it is committed. Dropping this object does not give
-/// the room back: a mover may still write there. Only commit and abort end a reservation.
+/// Room for a block that nobody sees before it is committed. Once its placement was asked for,
+/// only commit and abort end a reservation: dropping this object does not give the room back,
+/// because a mover may still write there.
 #[pyclass(frozen, module = "kvdepot")]
 pub(crate) struct Reservation {
     reservation: StoreReservation,
     length: u64,
+    namespace: Namespace,
     pub(crate) handle: Arc<Handle>,
     ended: AtomicBool,
+    /// Somebody may have the placement.
+    known: AtomicBool,
 }
 
 impl Reservation {
     pub(crate) fn new(
         reservation: StoreReservation,
         length: u64,
+        namespace: Namespace,
         handle: Arc<Handle>,
     ) -> Reservation {
-        let ended = AtomicBool::new(false);
         Reservation {
             reservation,
             length,
+            namespace,
             handle,
-            ended,
+            ended: AtomicBool::new(false),
+            known: AtomicBool::new(false),
         }
     }
 
@@ -118,8 +124,29 @@ impl Reservation {
         (!self.ended.swap(true, Ordering::AcqRel)).then(|| self.reservation.clone())
     }
 
+    /// Takes back [`Reservation::end`], of a call that failed: what became of it is not known, and
+    /// ending it again does no harm.
+    pub(crate) fn end_again(&self) {
+        self.ended.store(false, Ordering::Release);
+    }
+
     pub(crate) fn part_count(&self) -> usize {
         self.reservation.parts()
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        // As for a pin. One that a signal took away from its caller ends here too.
+        if !*self.known.get_mut()
+            && let Some(reservation) = self.end()
+            && !self.handle.forked()
+        {
+            let namespace = &self.namespace;
+            let abort = || namespace.abort(&[reservation]);
+            // A call that was waiting for this block may go on here.
+            Python::try_attach(|py| py.detach(abort));
+        }
     }
 }
 
@@ -128,6 +155,7 @@ impl Reservation {
     /// Where the bytes go, for a mover: opaque, and valid until commit or abort.
     #[getter]
     fn placement<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
+        self.known.store(true, Ordering::Release);
         PyBytes::new(py, &self.reservation.placement())
     }
 
