@@ -285,6 +285,104 @@ def test_ctrl_c_ends_a_call_at_once(service: Service) -> None:
         assert all(tier["reserved_blocks"] == 0 for tier in tiers)
 
 
+@contextmanager
+def signalled(number: signal.Signals, after: float = 0.2) -> Iterator[None]:
+    """Sends this process a signal in a moment."""
+    timer = threading.Timer(after, os.kill, (os.getpid(), number))
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.join()
+
+
+def test_a_reservation_whose_commit_was_interrupted_can_be_ended(service: Service) -> None:
+    with service.open() as depot:
+        ns = namespace(depot)
+        held = [one for one in ns.reserve(keys(1), 10) if one]
+        assert held[0].placement
+        service.stop()
+        # Another call is first: the owner never hears of the commit.
+        waiting = threading.Thread(target=ns.prefix, args=(keys(1),))
+        waiting.start()
+        try:
+            time.sleep(0.1)
+            with signalled(signal.SIGINT), pytest.raises(KeyboardInterrupt):
+                ns.commit(held, [[bytes(16)]])
+        finally:
+            service.go_on()
+            waiting.join()
+        ns.abort(held)
+        assert None not in ns.reserve(keys(1), 10)
+        # Once it has heard of it, ending it again does no harm.
+        held = [one for one in ns.reserve(keys(2), 10) if one]
+        service.stop()
+        try:
+            with signalled(signal.SIGINT), pytest.raises(KeyboardInterrupt):
+                ns.commit(held, [[bytes(16)]])
+        finally:
+            service.go_on()
+        assert ns.commit(held, [[bytes(16)]]) == [False]
+        ns.abort(held)
+
+
+def test_a_signal_handler_may_close_the_depot_of_a_call_that_waits(service: Service) -> None:
+    depot = service.open(timeout="60s")
+    ns = namespace(depot)
+    before = signal.signal(signal.SIGUSR1, lambda *_: depot.close())
+    service.stop()
+    try:
+        going_on = threading.Timer(1, service.go_on)
+        going_on.start()
+        begun = time.monotonic()
+        with signalled(signal.SIGUSR1):
+            assert ns.prefix(keys(1)) == 0
+        assert time.monotonic() - begun < 10
+        going_on.join()
+    finally:
+        service.go_on()
+        signal.signal(signal.SIGUSR1, before)
+    depot.close()
+    with pytest.raises(kvdepot.ClosedError):
+        ns.prefix(keys(1))
+
+
+def test_attaching_to_a_stopped_service_notices_ctrl_c(service: Service) -> None:
+    service.stop()
+    try:
+        begun = time.monotonic()
+        with signalled(signal.SIGINT), pytest.raises(KeyboardInterrupt):
+            kvdepot.attach(str(service.socket))
+        assert time.monotonic() - begun < 2
+    finally:
+        service.go_on()
+
+
+def test_locating_a_block_stops_no_thread_and_notices_ctrl_c(service: Service) -> None:
+    with service.open() as depot:
+        assert namespace(depot).put(keys(1), [content(1)]).wait(30) == [True]
+        assert depot.drain(30)
+        # It works for this owner still when there is another: that one is asked for each place.
+        former = kvdepot.attach(str(service.socket))
+    service.process.kill()
+    service.process.wait()
+    service.process = service.start()
+    with service.open() as depot, kvdepot.attach(str(service.socket)) as mover, former:
+        (pin,) = namespace(depot).pin(keys(1))
+        assert pin is not None
+        assert mover.locate([pin.placement]) == [None]
+        service.stop()
+        try:
+            begun = time.monotonic()
+            with heartbeat() as longest:
+                with signalled(signal.SIGINT), pytest.raises(KeyboardInterrupt):
+                    mover.locate([pin.placement])
+                assert longest() < 0.8
+            assert time.monotonic() - begun < 2
+        finally:
+            service.go_on()
+
+
 LOOK = """
 import sys, time, kvdepot
 depot = kvdepot.open(sys.argv[1])

@@ -248,7 +248,7 @@ impl Depot {
             return Ok(());
         }
         let handle = Arc::clone(&self.handle);
-        wait::on_thread(py, move || handle.close())
+        wait::close(py, move || handle.close())
     }
 
     fn __enter__(slf: Py<Depot>) -> Py<Depot> {

@@ -41,13 +41,13 @@ pub(crate) fn attach(
         let allowed = format!("1 to {LANES_MAX}");
         return Err(errors::input(py, "lanes", count, allowed));
     }
-    let mover = py.detach(|| {
+    let mover = wait::call(py, || {
         let mover = StoreMover::attach(&socket, lanes, write)?;
         if with_owner {
             mover.end_with_owner()?;
         }
         Ok(mover)
-    });
+    })?;
     let mover = mover.map_err(|error| errors::raise(py, error))?;
     let shared = Arc::new(Shared {
         mover: Some(mover),
@@ -184,16 +184,16 @@ impl Mover {
     ) -> PyResult<Vec<Option<(usize, u64, u64)>>> {
         let mover = self.here(py)?;
         let list = read_placements(placements)?;
-        let mut places = Vec::with_capacity(list.len());
-        for placement in &list {
-            let found = mover.locate(placement, part);
-            let found = found.map_err(|error| errors::raise(py, error))?;
-            places.push(match found.as_slice() {
+        let locate = |placement: &Vec<u8>| -> Result<_, Error> {
+            let found = mover.locate(placement, part)?;
+            Ok(match found.as_slice() {
                 [one] => Some(*one),
                 _ => None,
-            });
-        }
-        Ok(places)
+            })
+        };
+        // The owner may be asked.
+        let places = wait::call(py, || list.iter().map(locate).collect::<Result<_, _>>())?;
+        places.map_err(|error| errors::raise(py, error))
     }
 
     /// The owner's tiers as mapped here, near to far: writable memory views, or read-only ones
@@ -221,21 +221,21 @@ impl Mover {
     #[pyo3(signature = (*, wait = false))]
     fn populate(&self, py: Python<'_>, wait: bool) -> PyResult<()> {
         let mover = self.here(py)?;
-        let populate = || {
-            if wait {
-                mover.populate()
-            } else {
-                mover.populate_aside()
-            }
+        let populated = if wait {
+            let shared = Arc::clone(&self.shared);
+            wait::on_thread(py, move || {
+                shared.mover.as_ref().map_or(Ok(()), StoreMover::populate)
+            })?
+        } else {
+            py.detach(|| mover.populate_aside())
         };
-        py.detach(populate)
-            .map_err(|error| errors::raise(py, error))
+        populated.map_err(|error| errors::raise(py, error))
     }
 
     /// Refuses new work and waits for what is under way.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         let shared = Arc::clone(&self.shared);
-        wait::on_thread(py, move || shared.close())
+        wait::close(py, move || shared.close())
     }
 
     fn __enter__(slf: Py<Mover>) -> Py<Mover> {
@@ -253,7 +253,7 @@ fn read_placements(placements: &Bound<'_, PyAny>) -> PyResult<Vec<Vec<u8>>> {
     let mut list = Vec::new();
     for (index, item) in placements.try_iter()?.enumerate() {
         let item = item?;
-        match View::of(&item) {
+        match View::in_rows(&item) {
             Ok(Some(view)) => list.push(view.to_vec()),
             _ => {
                 let field = format!("placements[{index}]");

@@ -56,6 +56,24 @@ pub(crate) fn until(
 thread_local! {
     /// What a signal handler has raised while this thread waited.
     static RAISED: Cell<Option<PyErr>> = const { Cell::new(None) };
+
+    /// Calls that this thread is in the middle of: a signal handler runs inside them.
+    static INSIDE: Cell<u32> = const { Cell::new(0) };
+}
+
+struct Inside;
+
+impl Inside {
+    fn enter() -> Inside {
+        INSIDE.set(INSIDE.get() + 1);
+        Inside
+    }
+}
+
+impl Drop for Inside {
+    fn drop(&mut self) {
+        INSIDE.set(INSIDE.get() - 1);
+    }
 }
 
 /// Runs a call that may wait for another process, without the interpreter's lock.
@@ -72,11 +90,29 @@ pub(crate) fn call<T: Send>(py: Python<'_>, run: impl FnOnce() -> T + Send) -> P
             }
         })
     }
-    let answer = py.detach(|| kvdepot_store::interruptible(signalled, run));
+    let answer = {
+        let _inside = Inside::enter();
+        py.detach(|| kvdepot_store::interruptible(signalled, run))
+    };
     match RAISED.take() {
         Some(raised) => Err(raised),
         None => Ok(answer),
     }
+}
+
+/// Closes something on a thread of its own and waits for it, but in a signal handler that runs
+/// inside a call: the close waits for that call, and the call for the handler. There it goes on in
+/// the background.
+///
+/// # Errors
+/// What a signal handler raises.
+pub(crate) fn close(py: Python<'_>, work: impl FnOnce() + Send + 'static) -> PyResult<()> {
+    if INSIDE.get() == 0 {
+        return on_thread(py, work);
+    }
+    let thread = std::thread::Builder::new().name("kvdepot-call".into());
+    thread.spawn(work)?;
+    Ok(())
 }
 
 /// Runs something that cannot be waited for in slices, on a thread of its own. A signal ends the
