@@ -14,6 +14,7 @@ use common::{
 };
 use kvdepot_store::format::superblock;
 use kvdepot_store::inspect::Inspection;
+use kvdepot_store::sim::{Schedule, Turn};
 use kvdepot_store::{
     BlockBuffers, Buffer, Config, Depot, DeviceState, DrainTo, Error, Mover, Namespace, Outcome,
 };
@@ -352,6 +353,35 @@ fn what_is_removed_while_it_is_moved_stays_removed() {
         assert!(!left.contains(&true), "{left:?}");
         depot.add_device(&a, None).unwrap();
     }
+}
+
+#[test]
+fn what_is_removed_after_its_move_stays_removed_where_it_was_on_its_way_near() {
+    let place = two();
+    let far = place.open();
+    fill(&namespace(&far), 0..2);
+    let paths = [at(&place, "a"), at(&place, "b")];
+    let a = paths.iter().find(|path| !on(path).is_empty()).unwrap();
+    far.close();
+    // Lanes and background are steps of this thread.
+    let schedule = Schedule::new(|_| Turn {
+        job: 0,
+        fails: false,
+    });
+    let _entered = schedule.enter(|| {});
+    let dax = json!({"devices": paths.each_ref().map(|path| json!({"path": path}))});
+    let settings = json!({"dax": dax, "cache": {"capacity": "1MiB"}, "socket": "off"});
+    let depot = Depot::open(&Config::new("Cache|Dax", &settings).unwrap()).unwrap();
+    let ns = namespace(&depot);
+    let task = ns.prefetch(&keys(0..2)).unwrap();
+    let drained = depot.drain_device(a, DrainTo::Others, Duration::ZERO);
+    assert!(matches!(drained, Err(Error::Busy { .. })), "{drained:?}");
+    assert_eq!(on(a).len(), 0, "they have moved");
+    ns.remove(&[key(0)]).unwrap();
+    while depot.step_background() {}
+    assert_eq!(task.outcomes(), [Outcome::Miss, Outcome::Done]);
+    assert_eq!(ns.contains(&keys(0..2)).unwrap(), [false, true]);
+    depot.close();
 }
 
 #[test]

@@ -43,8 +43,11 @@ impl Arena {
         state.live_bytes -= entry.len;
         let identity = state.identity(&entry);
         state.roll.went(entry.namespace, identity, entry.len);
-        if entry.pins == 0 {
-            state.entries.unlink(slot);
+        match entry.pins {
+            0 => state.entries.unlink(slot),
+            _ => {
+                state.lingering.insert(slot);
+            }
         }
         if self.table.is_none() {
             // Nothing outlives this process, so nothing has to be forgotten.
@@ -103,6 +106,7 @@ impl Arena {
     pub(super) fn release(&self, state: &mut State, slot: u32) {
         let entry = *state.entries.get(slot);
         debug_assert!(entry.pins == 0 && !matches!(entry.stage, Stage::Live | Stage::Dying));
+        state.lingering.remove(&slot);
         for (offset, len) in entry.extents.iter() {
             if self.is_lost(offset, len) {
                 self.lose(state, offset, len);

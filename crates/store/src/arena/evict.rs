@@ -263,22 +263,29 @@ impl Arena {
 
     /// Removes blocks by key; how many were there.
     pub(crate) fn remove(&self, namespace: NamespaceId, keys: &[Key]) -> usize {
-        self.remove_those(namespace, |map, number| {
+        let of = |map: &KeyMap, number| {
             let mut slots: Vec<u32> = keys.iter().filter_map(|key| map.get(number, key)).collect();
             slots.sort_unstable();
             slots.dedup();
             slots
-        })
+        };
+        self.remove_those(namespace, of, |key| keys.contains(key))
     }
 
     /// Removes every block of a namespace; how many there were.
     pub(crate) fn clear(&self, namespace: NamespaceId) -> usize {
-        self.remove_those(namespace, |map, number| map.slots(number))
+        self.remove_those(namespace, |map, number| map.slots(number), |_| true)
     }
 
     /// Removes published blocks, and sees to it that copies of removed blocks that are being
-    /// written are not published. (A put under way comes after the removal.)
-    fn remove_those(&self, namespace: NamespaceId, of: impl Fn(&KeyMap, u32) -> Vec<u32>) -> usize {
+    /// written are not published, nor those of what is out of the index and still pinned. (A put
+    /// under way comes after the removal.)
+    fn remove_those(
+        &self,
+        namespace: NamespaceId,
+        of: impl Fn(&KeyMap, u32) -> Vec<u32>,
+        is_one: impl Fn(&Key) -> bool,
+    ) -> usize {
         let tokens: Vec<Token> = {
             let mut guard = self.state.lock();
             let state = &mut *guard;
@@ -288,6 +295,10 @@ impl Arena {
             for slot in of(&state.reserved, number) {
                 let entry = state.entries.get_mut(slot);
                 entry.removed = entry.copy;
+            }
+            for slot in &state.lingering {
+                let entry = state.entries.get_mut(*slot);
+                entry.removed |= entry.namespace == number && is_one(&entry.key);
             }
             let live = of(&state.live, number);
             for slot in &live {

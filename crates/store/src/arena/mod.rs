@@ -157,6 +157,9 @@ struct State {
     sequence: u64,
     live_bytes: u64,
     pinned: u64,
+    /// Slots of blocks that are out of the index and still pinned: copies of them may be under
+    /// way, also after the block has moved to another device.
+    lingering: HashSet<u32>,
     /// Burials that calls are at, and how many have ended.
     burials: u64,
     buried: u64,

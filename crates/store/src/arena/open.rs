@@ -228,6 +228,7 @@ impl State {
             sequence,
             live_bytes: 0,
             pinned: 0,
+            lingering: HashSet::new(),
             burials: 0,
             buried: 0,
             set_aside: 0,

@@ -16,6 +16,7 @@ use crate::world::{
 impl World {
     /// Lets one thing happen.
     pub fn perform(&self, step: &Step) -> Law {
+        crate::log::step(step, self.nested.get() > 0);
         let doors = self.doors();
         let door_of = |door: &u8| usize::from(*door) % doors;
         match step {

@@ -20,6 +20,14 @@ pub fn listen() {
     tracing::subscriber::set_global_default(Errors).unwrap();
 }
 
+/// Prints a step where everything is printed.
+pub fn step(step: &dyn Debug, nested: bool) {
+    if ALL.load(Ordering::Relaxed) {
+        let when = if nested { "  meanwhile" } else { "step" };
+        println!("{when} {step:?}");
+    }
+}
+
 /// Of this second, to draw a seed from.
 pub fn nanoseconds() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
