@@ -138,8 +138,8 @@ impl Core {
         let _pass = self.gate.enter()?;
         let tiers = &self.tiers;
         let mut gone = Gone::default();
-        for device in tiers.iter().flat_map(|tier| tier.arenas()) {
-            let departed = device.departed(listener, limit);
+        for tier in tiers {
+            let departed = tier.departed(listener, limit);
             gone.blocks.extend(departed.blocks);
             gone.overflowed |= departed.overflowed;
         }
@@ -157,8 +157,8 @@ impl Core {
 
     /// Nobody asks any more what left, in this listener's name.
     pub(crate) fn forget_listener(&self, listener: u64) {
-        for device in self.tiers.iter().flat_map(|tier| tier.arenas()) {
-            device.forget_listener(listener);
+        for tier in &self.tiers {
+            tier.forget_listener(listener);
         }
     }
 

@@ -422,6 +422,39 @@ fn a_removed_device_belongs_to_whoever_opens_it_next() {
 }
 
 #[test]
+fn what_a_device_has_counted_and_noted_outlives_its_removal() {
+    let place = two();
+    let depot = place.open();
+    let ns = namespace(&depot);
+    assert!(depot.gone(100).unwrap().blocks.is_empty());
+    fill(&ns, 0..16);
+    let (a, b) = (at(&place, "a"), at(&place, "b"));
+    let lay = on(&a);
+    assert!(!lay.is_empty());
+    let told = || {
+        let gone = depot.gone(100).unwrap();
+        assert!(!gone.overflowed);
+        let of = gone.blocks.iter();
+        of.map(|(identity, _)| number(&identity.key))
+            .collect::<HashSet<u64>>()
+    };
+    depot.remove_device(&a, true, PATIENCE).unwrap();
+    let tier = depot.stats().tiers.remove(0);
+    let counted = (tier.stored_blocks, tier.evicted_blocks);
+    assert_eq!(counted, (16, lay.len() as u64));
+    assert_eq!(tier.capacity_bytes, depot.devices().unwrap()[0].data_bytes);
+    assert_eq!(told(), lay);
+
+    // Whoever listens hears of a device that came later, too.
+    depot.add_device(&a, None).unwrap();
+    fill(&ns, 100..116);
+    let lay = on(&a);
+    assert!(!lay.is_empty() && !on(&b).is_empty());
+    depot.remove_device(&a, true, PATIENCE).unwrap();
+    assert_eq!(told(), lay);
+}
+
+#[test]
 fn a_device_is_there_once_under_one_name_and_with_one_size() {
     let place = two();
     let depot = place.open();

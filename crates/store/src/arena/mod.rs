@@ -62,6 +62,7 @@ pub(crate) use recover::{is_inside, judge, survey};
 pub(crate) use reserve::{Cause, Full, Refused};
 pub(crate) use reserved::Reserved;
 use roll::Roll;
+pub(crate) use roll::{Departed, Legacy};
 pub(crate) use space::Space;
 
 /// Names one reservation or pin: the slot may be reused, the device's sequences never are.
@@ -230,6 +231,21 @@ pub struct TierStats {
 }
 
 impl TierStats {
+    /// What was counted, without what is there now: it stays when a device goes.
+    pub(crate) fn counted(self) -> TierStats {
+        TierStats {
+            tier: self.tier,
+            evicted_blocks: self.evicted_blocks,
+            evicted_bytes: self.evicted_bytes,
+            corrupt_blocks: self.corrupt_blocks,
+            lost_bytes: self.lost_bytes,
+            full: self.full,
+            stored_blocks: self.stored_blocks,
+            stored_bytes: self.stored_bytes,
+            ..TierStats::default()
+        }
+    }
+
     /// Those of two devices as one.
     pub(crate) fn plus(self, other: TierStats) -> TierStats {
         TierStats {

@@ -31,11 +31,72 @@ pub(super) struct Roll {
 }
 
 /// What one listener has not been told yet.
-struct Notes {
+pub(crate) struct Notes {
     listener: u64,
     blocks: VecDeque<(Identity, u64)>,
     limit: usize,
     overflowed: bool,
+}
+
+impl Notes {
+    fn of(listener: u64, limit: usize) -> Notes {
+        Notes {
+            listener,
+            blocks: VecDeque::new(),
+            limit,
+            overflowed: false,
+        }
+    }
+
+    fn take(&mut self) -> Departed {
+        Departed {
+            blocks: std::mem::take(&mut self.blocks).into(),
+            overflowed: std::mem::take(&mut self.overflowed),
+        }
+    }
+
+    /// As if they had been noted here, too.
+    fn join(&mut self, others: Notes) {
+        self.blocks.extend(others.blocks);
+        self.overflowed |= others.overflowed;
+        while self.blocks.len() > self.limit {
+            self.blocks.pop_front();
+            self.overflowed = true;
+        }
+    }
+}
+
+/// What devices that are gone had noted for their listeners, as much for each as one device keeps.
+#[derive(Default)]
+pub(crate) struct Legacy(Vec<Notes>);
+
+impl Legacy {
+    /// Takes what a device has noted that nothing leaves any more.
+    pub(crate) fn inherit(&mut self, arena: &Arena) {
+        for notes in std::mem::take(&mut arena.state.lock().roll.notes) {
+            let known = self.0.iter_mut().find(|one| one.listener == notes.listener);
+            match known {
+                Some(known) => known.join(notes),
+                None => self.0.push(notes),
+            }
+        }
+    }
+
+    /// As [`Arena::departed`].
+    pub(crate) fn departed(&mut self, listener: u64) -> Departed {
+        let mut mine = self.0.extract_if(.., |one| one.listener == listener);
+        mine.next()
+            .map(|mut notes| notes.take())
+            .unwrap_or_default()
+    }
+}
+
+impl Departed {
+    /// Those of another device, too.
+    pub(crate) fn add(&mut self, other: Departed) {
+        self.blocks.extend(other.blocks);
+        self.overflowed |= other.overflowed;
+    }
 }
 
 impl Roll {
@@ -131,20 +192,23 @@ impl Arena {
         let all = &mut state.roll.notes;
         let known = all.iter().position(|notes| notes.listener == listener);
         let at = known.unwrap_or_else(|| {
-            all.push(Notes {
-                listener,
-                blocks: VecDeque::new(),
-                limit,
-                overflowed: false,
-            });
+            all.push(Notes::of(listener, limit));
             all.len() - 1
         });
         let notes = &mut all[at];
         notes.limit = limit;
-        Departed {
-            blocks: std::mem::take(&mut notes.blocks).into(),
-            overflowed: std::mem::take(&mut notes.overflowed),
-        }
+        notes.take()
+    }
+
+    /// Notes what leaves from now on for whoever listens to another device of the tier.
+    pub(crate) fn listen_like(&self, other: &Arena) {
+        let listeners = {
+            let state = other.state.lock();
+            let notes = state.roll.notes.iter();
+            let of = notes.map(|notes| Notes::of(notes.listener, notes.limit));
+            of.collect()
+        };
+        self.state.lock().roll.notes = listeners;
     }
 
     /// Notes nothing for this listener any more.

@@ -50,6 +50,9 @@ impl Tier {
             arena.keep_contiguous(*namespace);
         }
         let devices = self.devices.load();
+        if let Some(other) = devices.0.first() {
+            arena.listen_like(other);
+        }
         let doubles = drop_those_of(&devices.0, &arena);
         let mut all = devices.0.clone();
         all.push(Arc::clone(&arena));
@@ -88,12 +91,15 @@ impl Tier {
     pub(crate) fn take_out(&self, arena: &Arena) -> bool {
         let mut partings = self.changing.lock();
         let parting = arena.parting();
-        let _placing = self.placing.lock();
+        let mut wishes = self.placing.lock();
         let mut left = self.devices.load().0.clone();
         left.retain(|other| other.number() != arena.number());
         if left.is_empty() || !arena.device().empty {
             return false;
         }
+        let counted = std::mem::take(&mut wishes.counted);
+        wishes.counted = arena.stats().counted().plus(counted);
+        wishes.departed.inherit(arena);
         self.devices.store(Arc::new(Devices(left)));
         arena.close();
         partings.extend(parting);

@@ -23,7 +23,7 @@ use kvdepot_media::Mapping;
 use kvdepot_media::checksum::Checksum;
 use parking_lot::Mutex;
 
-use crate::arena::{Arena, Parting, Place, Reserved, TierStats, Token};
+use crate::arena::{Arena, Departed, Legacy, Parting, Place, Reserved, TierStats, Token};
 use crate::format::directory;
 use crate::{Error, Key, NamespaceId, held};
 
@@ -46,11 +46,13 @@ pub(crate) struct Tier {
 /// Most namespaces whose blocks stay in one piece: an engine has one or a few at a time.
 const CONTIGUOUS_MAX: usize = 4096;
 
-/// What devices that come later are told, too.
+/// What devices that come later are told, too, and what those have left behind that are gone.
 #[derive(Default)]
 struct Wishes {
     contiguous: HashSet<NamespaceId>,
     described: HashMap<NamespaceId, String>,
+    counted: TierStats,
+    departed: Legacy,
 }
 
 /// The devices at one moment.
@@ -115,9 +117,31 @@ impl Tier {
     }
 
     pub(crate) fn stats(&self) -> TierStats {
+        // No device leaves meanwhile: what it has counted is counted once.
+        let wishes = self.placing.lock();
         let each = self.devices.load();
         let each = each.0.iter().map(|arena| arena.stats());
-        each.reduce(TierStats::plus).unwrap_or_default()
+        let now = each.reduce(TierStats::plus).unwrap_or_default();
+        now.plus(wishes.counted.clone())
+    }
+
+    /// As [`Arena::departed`], of all devices that there were.
+    pub(crate) fn departed(&self, listener: u64, limit: usize) -> Departed {
+        let mut wishes = self.placing.lock();
+        let mut departed = wishes.departed.departed(listener);
+        for arena in &self.devices.load().0 {
+            departed.add(arena.departed(listener, limit));
+        }
+        departed
+    }
+
+    /// As [`Arena::forget_listener`].
+    pub(crate) fn forget_listener(&self, listener: u64) {
+        let mut wishes = self.placing.lock();
+        let _untold = wishes.departed.departed(listener);
+        for arena in &self.devices.load().0 {
+            arena.forget_listener(listener);
+        }
     }
 
     /// Asks the devices, and again while blocks go from one to another: a lookup may have been at

@@ -938,7 +938,6 @@ impl World {
                 );
                 self.media.borrow_mut()[at].present = false;
                 self.media.borrow_mut()[at].read();
-                self.cause.borrow_mut().device_left = true;
             }
             Err(Error::Input { .. } | Error::Busy { .. }) => {}
             Err(error) => return Err(format!("remove_device: {error}")),
@@ -976,7 +975,6 @@ impl World {
         cause.evicts |= inner.evicts;
         cause.moves |= inner.moves;
         cause.discards |= inner.discards;
-        cause.device_left |= inner.device_left;
         answer
     }
 

@@ -209,7 +209,7 @@ impl World {
             }
             for id in left {
                 law!(
-                    told.contains(id) || self.cause.borrow().device_left,
+                    told.contains(id),
                     "door {door} was not told that {id:?} left"
                 );
             }
@@ -498,17 +498,14 @@ impl World {
         let stats = self.owner().stats();
         let now: u64 = stats.tiers.iter().map(|tier| tier.evicted_blocks).sum();
         let before = std::mem::replace(&mut self.seen.borrow_mut().evicted, now);
-        // A device takes what it has counted with it.
-        let device_left = self.cause.borrow().device_left;
+        let all = !self.is_scheduled() || !self.is_single() || now >= before + evicted;
         law!(
-            device_left
-                || now >= before
-                    && (!self.is_scheduled() || !self.is_single() || now - before >= evicted),
+            now >= before && all,
             "{evicted} blocks were evicted, and {now} - {before} are counted"
         );
         let cause = self.cause.borrow();
         law!(
-            now == before || cause.evicts || device_left || !self.is_scheduled(),
+            now == before || cause.evicts || !self.is_scheduled(),
             "blocks were evicted, and nothing needed their room"
         );
         let counts = *self.counts.borrow();

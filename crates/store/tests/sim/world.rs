@@ -181,8 +181,6 @@ pub struct Cause {
     pub moves: bool,
     /// Unpublished as one that does not verify, which a copy under way may find sound.
     pub discards: bool,
-    /// A device is gone, and with it what it had noted of departures.
-    pub device_left: bool,
     /// Used or written by the call itself.
     pub own: BTreeSet<Id>,
 }
