@@ -3,6 +3,7 @@
 //! * [`sim`]: seeded histories of everything at once, against a twin, shrunk when they fail.
 //! * [`seed`]: random numbers from a printed seed, and how many rounds a test runs.
 //! * [`child`]: the running test binary once more, as a process that can be killed.
+//! * [`worker`]: the same, as a process that is told line by line what to do.
 //! * [`bytes`]: the content of a block from its number, checked without keeping it.
 //! * [`rot`]: bytes of a file flipped, zeroed, swapped, cut off.
 //! * [`model`]: what a depot may answer, as a plain map.
@@ -24,5 +25,6 @@ pub mod rot;
 pub mod runs;
 pub mod seed;
 pub mod sim;
+pub mod worker;
 
 pub use seed::{Rng, rounds};

@@ -21,6 +21,7 @@ mod history;
 mod laws;
 mod log;
 mod peer;
+mod processes;
 mod world;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -32,6 +33,8 @@ use kvdepot_testkit::Rng;
 use kvdepot_testkit::sim::run::{Plan, note_panics, run};
 use kvdepot_testkit::sim::tally::Tally;
 use kvdepot_testkit::sim::{History, Subject, watch};
+use kvdepot_testkit::worker;
+use processes::Processes;
 use world::{Cause, Law, World};
 
 /// Histories of one process without threads or clocks, and those with real ones.
@@ -215,19 +218,17 @@ fn number(name: &str) -> Option<u64> {
 }
 
 fn main() {
+    if let Some((role, commands)) = worker::role() {
+        return processes::players::play(&role, &commands);
+    }
     let args: Vec<String> = std::env::args()
         .skip(1)
         .filter(|arg| !arg.starts_with('-'))
         .collect();
-    let all = [true, false].map(|scheduled| Depots { scheduled });
-    if std::env::args().any(|arg| arg == "--list") {
-        return;
-    }
-    if !args.is_empty()
-        && !all
-            .iter()
-            .any(|one| args.iter().any(|arg| arg == one.name()))
-    {
+    let chosen = |name: &str| args.is_empty() || args.iter().any(|arg| arg == name);
+    let [scheduled, served] = [true, false].map(|scheduled| Depots { scheduled });
+    let names = [scheduled.name(), served.name(), Processes.name()];
+    if std::env::args().any(|arg| arg == "--list") || !names.iter().any(|name| chosen(name)) {
         return;
     }
     log::listen();
@@ -241,25 +242,19 @@ fn main() {
         true => drawn() % 1_000_000_000_000,
         false => 1,
     });
+    // Each kind has its share of the time, and a limit for one history.
+    let plan = |share: f64, limit: u64| Plan {
+        seed,
+        time: Duration::from_secs(seconds).mul_f64(share),
+        histories: number("SIM_HISTORIES").unwrap_or(u64::MAX),
+        shrink: number("SIM_SHRINK") != Some(0),
+        limit: Duration::from_secs(limit),
+        command: "SIM_HISTORIES=1 cargo test -p kvdepot-store --test sim --".into(),
+    };
     let mut tally = Tally::default();
-    let mut sound = true;
-    for subject in all
-        .iter()
-        .filter(|one| args.is_empty() || args.iter().any(|arg| arg == one.name()))
-    {
-        let plan = Plan {
-            seed,
-            time: Duration::from_secs(seconds) / all.len() as u32,
-            histories: number("SIM_HISTORIES").unwrap_or(u64::MAX),
-            shrink: number("SIM_SHRINK") != Some(0),
-            limit: Duration::from_secs(20),
-            command: "SIM_HISTORIES=1 cargo test -p kvdepot-store --test sim --".into(),
-        };
-        sound &= run(subject, &plan, &mut tally);
-        if !sound {
-            break;
-        }
-    }
+    let sound = (!chosen(names[0]) || run(&scheduled, &plan(0.45, 20), &mut tally))
+        && (!chosen(names[1]) || run(&served, &plan(0.35, 20), &mut tally))
+        && (!chosen(names[2]) || run(&Processes, &plan(0.2, 120), &mut tally));
     println!("sim: seed {seed}, {seconds} s: {tally}");
     if !sound {
         std::process::exit(1);

@@ -1,0 +1,38 @@
+//! Signals to processes that a history has started, and the end of a socket.
+
+#![expect(unsafe_code, reason = "no safe call stops a process")]
+
+use std::time::{Duration, Instant};
+
+use kvdepot_testkit::worker::Worker;
+
+/// Stops every thread of a process.
+pub fn stop(worker: &Worker) {
+    send(worker, libc::SIGSTOP);
+    let stat = format!("/proc/{}/stat", worker.pid());
+    let begun = Instant::now();
+    let stopped = || {
+        let text = std::fs::read_to_string(&stat).unwrap_or_default();
+        let at = text.rfind(')').map_or(0, |at| at + 2);
+        matches!(text.as_bytes().get(at), None | Some(b'T' | b'Z'))
+    };
+    while !stopped() && begun.elapsed() < Duration::from_secs(5) {
+        std::thread::sleep(Duration::from_micros(100));
+    }
+}
+
+/// Lets it go on.
+pub fn proceed(worker: &Worker) {
+    send(worker, libc::SIGCONT);
+}
+
+fn send(worker: &Worker, signal: libc::c_int) {
+    // SAFETY: sends a signal to a child of this process that has not been waited for.
+    let _gone = unsafe { libc::kill(worker.pid() as libc::pid_t, signal) };
+}
+
+/// Ends a connection of this process, whatever is on its way.
+pub fn shut(socket: i32) {
+    // SAFETY: takes a descriptor's number and touches no memory.
+    let _other = unsafe { libc::shutdown(socket, libc::SHUT_RDWR) };
+}
