@@ -295,3 +295,60 @@ fn ending_pins_never_waits_for_the_owner_or_another_call() {
             .all(|tier| tier.pinned_blocks == 0)
     });
 }
+
+#[test]
+fn what_ends_while_the_owner_is_stopped_is_given_back_when_it_goes_on() {
+    const TEST: &str = "what_ends_while_the_owner_is_stopped_is_given_back_when_it_goes_on";
+    if child::role().is_some() {
+        return own();
+    }
+    let place = Place::new("Cache|Dax", "4MiB", "16MiB");
+    let owner = serve(TEST, &place);
+    let client = connect(&place);
+    let ns = namespace(&client);
+    assert_eq!(put(&ns, &[1, 2, 3], LEN), [true; 3]);
+    assert!(client.drain(PATIENCE));
+    let pins = ns.pin(&keys([1, 2, 3]), false).unwrap();
+    let pins: Vec<_> = pins.into_iter().flatten().collect();
+    let wanted: Vec<_> = (4..9).map(|number| (key(number), vec![100])).collect();
+    let reserved = ns.reserve(&wanted).unwrap();
+    let reserved: Vec<_> = reserved.into_iter().flatten().collect();
+    assert_eq!((pins.len(), reserved.len()), (3, 5));
+    let held = || {
+        let tiers = client.stats().tiers;
+        let sum = |of: fn(&_) -> u64| tiers.iter().map(of).sum::<u64>();
+        (
+            sum(|tier: &kvdepot_store::TierStats| tier.pinned_blocks),
+            sum(|tier: &kvdepot_store::TierStats| tier.reserved_blocks),
+        )
+    };
+    assert_eq!(held(), (3, 5));
+    stop(&owner);
+    let commit = |at: usize| {
+        let sums = [vec![kvdepot_media::Checksum::default()]];
+        ns.commit(&reserved[at..=at], &sums).unwrap()
+    };
+    std::thread::scope(|scope| {
+        // It holds the connection until the owner is taken for gone.
+        let waiting = scope.spawn(|| commit(0));
+        std::thread::sleep(LIMIT / 3);
+        ns.unpin(&pins[..1], true);
+        ns.abort(&reserved[1..2]);
+        assert_eq!(waiting.join().unwrap(), [false]);
+    });
+    assert!(!client.is_connected());
+    ns.unpin(&pins[1..2], false);
+    ns.abort(&reserved[2..3]);
+    assert_eq!(commit(3), [false]);
+    signal(&owner, libc::SIGCONT);
+    eventually("the owner's return", || client.is_connected());
+    eventually("the end of all but one of each", || held() == (1, 1));
+    ns.unpin(&pins[2..], false);
+    ns.abort(&reserved[4..]);
+    eventually("the end of all", || held() == (0, 0));
+    assert_eq!(
+        put(&ns, &[5, 6, 7], 100),
+        [true; 3],
+        "nobody is writing them"
+    );
+}

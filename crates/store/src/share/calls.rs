@@ -32,11 +32,13 @@ pub(super) fn run(session: &Arc<Session>, socket: &UnixStream, about: &About) {
         };
         let heard = answer.is_none_or(|out| out.send(socket).is_ok());
         // Noted while the client reads: it names what it got in its next call at the earliest.
-        if !heard {
-            give_back(&session.core, granted);
-            break;
+        if heard {
+            session.grant(granted);
+            continue;
         }
-        session.grant(granted);
+        give_back(&session.core, granted);
+        // It says no more, but what it has said holds: it may have ended pins.
+        let _shut = socket.shutdown(Shutdown::Both);
     }
     // Whoever still waits for an answer learns it.
     let _shut = socket.shutdown(Shutdown::Both);
@@ -310,12 +312,18 @@ pub(super) fn give_back_late(answer: &Frame) -> Option<Out> {
 
 /// Ends pins whose bytes were not used.
 pub(super) fn give_back_pins(pins: &[(usize, Place)]) -> Out {
-    let mut out = Out::new(Verb::Unpin, 0);
-    out.flag(false);
-    about_names(out, pins)
+    about_names(unpin(false), pins)
 }
 
-fn about_names(mut out: Out, names: &[(usize, Place)]) -> Out {
+/// What begins the end of pins, whose names follow.
+pub(super) fn unpin(served: bool) -> Out {
+    let mut out = Out::new(Verb::Unpin, 0);
+    out.flag(served);
+    out
+}
+
+/// A call about pins or reservations, which end it.
+pub(super) fn about_names(mut out: Out, names: &[(usize, Place)]) -> Out {
     out.word(names.len() as u32);
     for (tier, place) in names {
         put_name(&mut out, *tier, place);

@@ -7,11 +7,12 @@ use std::time::Duration;
 use kvdepot_media::Checksum;
 use parking_lot::Mutex;
 
-use super::calls::{give_back_pins, of_namespace, put_name};
+use super::calls::{about_names, give_back_pins, of_namespace, put_name, unpin};
 use super::dial::{Dial, Told};
 use super::frame::{self, In, Out, Verb};
 use super::link::{Call, Link, Stores};
 use super::placement::Holder;
+use crate::arena::Place;
 use crate::buffers::BlockBuffers;
 use crate::depot::About;
 use crate::gate::Gate;
@@ -319,7 +320,7 @@ impl Client {
                 }));
             }
             if !unread.is_empty() {
-                link.tell(give_back_pins(&unread));
+                self.dial.tell(link.mover.holder, give_back_pins(&unread));
             }
             Ok(pins)
         };
@@ -338,38 +339,34 @@ impl Client {
         (!mine.is_empty()).then_some((link, mine))
     }
 
-    fn name_pins(
-        &self,
-        verb: Verb,
-        pins: &[Pin],
-        served: Option<bool>,
-    ) -> Option<(Arc<Link>, Out)> {
-        let (link, mine) = self.current(pins, |pin| pin.holder)?;
-        let mut out = Out::new(verb, 0);
-        served.iter().for_each(|served| out.flag(*served));
-        out.word(mine.len() as u32);
-        for at in mine {
-            put_name(&mut out, pins[at].tier, &pins[at].place);
+    /// Tells each owner of those pins or reservations that it gave that they have ended.
+    fn tell_ends(&self, mut ended: Vec<(Holder, (usize, Place))>, head: impl Fn() -> Out) {
+        while let Some((whose, _)) = ended.first().copied() {
+            let mine = ended.extract_if(.., |(of, _)| *of == whose);
+            let names: Vec<_> = mine.map(|(_, name)| name).collect();
+            self.dial.tell(whose, about_names(head(), &names));
         }
-        Some((link, out))
     }
 
     pub(crate) fn unpin(&self, pins: &[Pin], served: bool) {
         if self.gate.forked() {
             return;
         }
-        if let Some((link, out)) = self.name_pins(Verb::Unpin, pins, Some(served)) {
-            link.tell(out);
-        }
+        let ended = pins.iter().map(|pin| (pin.holder, (pin.tier, pin.place)));
+        self.tell_ends(ended.collect(), || unpin(served));
     }
 
     pub(crate) fn discard(&self, pins: &[Pin]) -> usize {
         let Ok(_pass) = self.gate.enter() else {
             return 0;
         };
-        let Some((link, out)) = self.name_pins(Verb::Discard, pins, None) else {
+        let Some((link, mine)) = self.current(pins, |pin| pin.holder) else {
             return 0;
         };
+        let mut out = Out::new(Verb::Discard, 0);
+        out.word(mine.len() as u32);
+        mine.iter()
+            .for_each(|at| put_name(&mut out, pins[*at].tier, &pins[*at].place));
         let count = link.call(out, |body| Ok(body.long()? as usize));
         count.unwrap_or(0)
     }
@@ -429,6 +426,8 @@ impl Client {
         let _pass = self.gate.enter()?;
         let mut stored = vec![false; reservations.len()];
         let Some((link, mine)) = self.current(reservations, |one| one.holder) else {
+            // The owner may only be away.
+            self.abort(reservations);
             return Ok(stored);
         };
         let mut out = Out::new(Verb::Commit, 0);
@@ -444,6 +443,10 @@ impl Client {
             let flags = (0..mine.len()).map(|_| body.flag());
             flags.collect::<Result<Vec<bool>, Error>>()
         });
+        if committed.is_err() {
+            // If the owner heard of the commit after all, there is nothing left of them.
+            self.abort(reservations);
+        }
         let committed = match committed {
             Err(Error::Interrupted) => return Err(Error::Interrupted),
             // An owner that is gone has published what it has: the next one tells.
@@ -462,15 +465,10 @@ impl Client {
         if self.gate.forked() {
             return;
         }
-        let Some((link, mine)) = self.current(reservations, |one| one.holder) else {
-            return;
-        };
-        let mut out = Out::new(Verb::Abort, 0);
-        out.word(mine.len() as u32);
-        for at in mine {
-            put_name(&mut out, reservations[at].tier, &reservations[at].place);
-        }
-        link.tell(out);
+        let ended = reservations
+            .iter()
+            .map(|one| (one.holder, (one.tier, one.place)));
+        self.tell_ends(ended.collect(), || Out::new(Verb::Abort, 0));
     }
 
     pub(crate) fn put(

@@ -13,6 +13,7 @@ use parking_lot::{Condvar, Mutex};
 use super::calls::of_namespace;
 use super::frame::{Out, Verb};
 use super::link::{self, Link, Stores};
+use super::placement::Holder;
 use crate::patience::Limit;
 use crate::{Error, NamespaceId, clock};
 
@@ -57,6 +58,9 @@ struct State {
     dialing: bool,
     /// What this process has said of namespaces; a new owner is told again.
     told: Vec<Told>,
+    /// Ends of pins and reservations that an owner has not heard of, and as whom they were held:
+    /// it keeps those while this process lives, and hears of them when there is a link again.
+    owed: Vec<(Holder, Vec<u8>)>,
     closed: bool,
 }
 
@@ -91,6 +95,9 @@ impl State {
         self.former.retain(|link| link.strong_count() > 0);
         self.former.push(Arc::downgrade(link));
         self.untold = true;
+        let holder = link.mover.holder;
+        let owed = link.untold().into_iter().map(|frame| (holder, frame));
+        self.owed.extend(owed);
     }
 
     /// Whether no lane of a link that has ended moves anything.
@@ -134,6 +141,26 @@ impl Dial {
             self.shared.dial_aside();
         }
         link
+    }
+
+    /// Tells the owner of what `holder` holds that some of it has ended: now, or when it is back.
+    pub(super) fn tell(&self, holder: Holder, out: Out) {
+        let mut frame = out.finish();
+        loop {
+            let mut state = self.shared.state.lock();
+            let link = state.live().filter(|link| link.mover.holder == holder);
+            let Some(link) = link.cloned() else {
+                if state.owner == holder.session && !state.closed {
+                    state.owed.push((holder, frame));
+                }
+                return;
+            };
+            drop(state);
+            match link.tell(frame) {
+                Some(untold) => frame = untold,
+                None => return,
+            }
+        }
     }
 
     /// Has every later owner be told this too.
@@ -206,6 +233,11 @@ impl Shared {
         // One whose owner closes may still be there.
         let last = state.link.replace(Arc::clone(&link));
         last.iter().for_each(|last| state.let_go(last));
+        // What another owner, or this one under another name, gave has ended with that.
+        let owed = std::mem::take(&mut state.owed);
+        for (_, frame) in owed.into_iter().filter(|(of, _)| *of == link.mover.holder) {
+            let _untold = link.tell(frame);
+        }
         drop(state);
         Ok(link)
     }

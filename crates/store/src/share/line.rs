@@ -1,6 +1,7 @@
 //! The connection of a client's calls: one call at a time, each of which waits so long for its
 //! answer and no longer; and what is told without waiting, which goes out between them.
 
+use std::collections::VecDeque;
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -23,8 +24,65 @@ pub(super) struct Line {
     calls: Mutex<Incoming>,
     /// Frames without an answer that were not sent yet, the first perhaps in part. Taken with
     /// `calls` held, or for a moment.
-    told: Mutex<Vec<u8>>,
+    told: Mutex<Told>,
     next: AtomicU64,
+}
+
+/// Frames that wait to be sent.
+#[derive(Default)]
+struct Told {
+    frames: VecDeque<Vec<u8>>,
+    /// Bytes of the first that have been sent.
+    sent: usize,
+    /// Bytes that have not.
+    left: usize,
+    /// The connection has ended, and what waited was taken to be told on another.
+    over: bool,
+}
+
+impl Told {
+    fn push(&mut self, frame: Vec<u8>) {
+        self.left += frame.len();
+        self.frames.push_back(frame);
+    }
+
+    fn first(&self) -> Option<&[u8]> {
+        self.frames.front().map(|frame| &frame[self.sent..])
+    }
+
+    /// All that waits, in one piece.
+    fn all(&self) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(self.left);
+        self.frames
+            .iter()
+            .for_each(|frame| bytes.extend_from_slice(frame));
+        bytes.drain(..self.sent);
+        bytes
+    }
+
+    /// So many more bytes have been sent.
+    fn advance(&mut self, count: usize) {
+        self.sent += count;
+        self.left -= count;
+        while let Some(first) = self.frames.front() {
+            if first.len() > self.sent {
+                break;
+            }
+            self.sent -= first.len();
+            self.frames.pop_front();
+        }
+    }
+}
+
+/// What becomes of something told.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Telling {
+    /// It is on its way, or waits for its turn.
+    Told,
+    /// It waits, but the connection is broken, or the owner has not read for too long.
+    Broken,
+    /// The connection has ended: this is to be told on another.
+    Over(Vec<u8>),
 }
 
 /// A call without an answer.
@@ -74,18 +132,14 @@ impl Line {
     ) -> Result<Frame, Failed> {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         out.number(number);
-        let mut bytes = std::mem::take(&mut *self.told.lock());
+        let mut bytes = self.told.lock().all();
         let told = bytes.len();
         bytes.extend_from_slice(&out.finish());
         let mut paced = Paced::new(socket, || wait.goes_on());
-        if let Err(error) = paced.write_all(&bytes) {
+        let written = paced.write_all(&bytes);
+        self.told.lock().advance(paced.written.min(told));
+        if let Err(error) = written {
             let interrupted = paced.ended == Some(Why::Interrupted) && paced.written == 0;
-            if interrupted {
-                let mut later = self.told.lock();
-                bytes.truncate(told);
-                bytes.append(&mut later);
-                *later = bytes;
-            }
             return Err(Failed {
                 error: paced.error(limit, || lost(error.to_string())),
                 // Half a frame cannot be taken back.
@@ -98,7 +152,7 @@ impl Line {
                 // Of a call that was interrupted.
                 Ok(Some(late)) => {
                     if let Some(back) = calls::give_back_late(&late) {
-                        self.told.lock().extend_from_slice(&back.finish());
+                        self.told.lock().push(back.finish());
                     }
                 }
                 Ok(None) => {
@@ -117,37 +171,55 @@ impl Line {
     }
 
     /// Tells without waiting, whatever the owner or another call does.
-    ///
-    /// # Errors
-    /// When the connection is broken, or the owner has not read for too long.
-    pub(super) fn tell(&self, socket: &UnixStream, out: Out) -> Result<(), Error> {
+    pub(super) fn tell(&self, socket: &UnixStream, frame: Vec<u8>) -> Telling {
         let waiting = {
             let mut told = self.told.lock();
-            told.extend_from_slice(&out.finish());
-            told.len()
+            if told.over {
+                return Telling::Over(frame);
+            }
+            told.push(frame);
+            told.left
         };
-        if waiting > TOLD_MAX {
-            return Err(lost("it does not read what it is told"));
+        match waiting > TOLD_MAX || self.flush(socket).is_err() {
+            true => Telling::Broken,
+            false => Telling::Told,
         }
-        self.flush(socket)
+    }
+
+    /// Takes what was not told, whole: the owner does nothing about a part of a frame.
+    pub(super) fn end(&self) -> Vec<Vec<u8>> {
+        let over = Told {
+            over: true,
+            ..Told::default()
+        };
+        std::mem::replace(&mut *self.told.lock(), over)
+            .frames
+            .into()
     }
 
     /// Whether something waits to be told.
     pub(super) fn has_told(&self) -> bool {
-        !self.told.lock().is_empty()
+        self.told.lock().left > 0
     }
 
     /// Sends what waits to be told, as far as that does not wait; the call that is under way does
     /// it at its end.
+    ///
+    /// # Errors
+    /// When the connection is broken.
     pub(super) fn flush(&self, socket: &UnixStream) -> Result<(), Error> {
         while self.has_told() {
             let Some(_turn) = self.calls.try_lock() else {
                 return Ok(());
             };
             let mut told = self.told.lock();
-            let sent = fds::try_send(socket, &told)?;
-            told.drain(..sent);
-            if !told.is_empty() {
+            let Some(first) = told.first() else {
+                return Ok(());
+            };
+            let wanted = first.len();
+            let sent = fds::try_send(socket, first)?;
+            told.advance(sent);
+            if sent < wanted {
                 return Ok(());
             }
         }

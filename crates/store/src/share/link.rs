@@ -15,7 +15,7 @@ use kvdepot_media::Done;
 use parking_lot::Mutex;
 
 use super::frame::{self, Frame, In, Incoming, Out, Verb};
-use super::line::{Line, Paced};
+use super::line::{Line, Paced, Telling};
 use super::mover::{Mover, PATIENCE, shake_hands};
 use super::outbox::Outbox;
 use super::session;
@@ -177,11 +177,21 @@ impl Link {
         body.end().map(|()| answer)
     }
 
-    /// Tells without waiting.
-    pub(super) fn tell(&self, out: Out) {
-        if self.line.tell(&self.mover.socket, out).is_err() {
-            self.shut();
+    /// Tells without waiting; what cannot be told here any more is handed back.
+    pub(super) fn tell(&self, frame: Vec<u8>) -> Option<Vec<u8>> {
+        match self.line.tell(&self.mover.socket, frame) {
+            Telling::Told => None,
+            Telling::Broken => {
+                self.shut();
+                None
+            }
+            Telling::Over(frame) => Some(frame),
         }
+    }
+
+    /// What was not told, and is not told here any more.
+    pub(super) fn untold(&self) -> Vec<Vec<u8>> {
+        self.line.end()
     }
 
     /// Breaks the connections: the thread that reads them ends the link.
