@@ -32,7 +32,9 @@ def open_shared(pipeline: str, settings: dict[str, Any]) -> kvdepot.Depot:
     socket = settings.get("socket")
     if socket in (None, "auto"):
         socket = str(_folder() / f"lmcache-{_arena(settings)}.sock")
-    lanes = {name: settings[name] for name in ("lanes",) if name in settings}
+    mine: dict[str, Any] = {
+        name: settings[name] for name in ("lanes", "timeout") if name in settings
+    }
     # While the owner of a moment ago goes, or the one of this moment opens.
     deadline = time.monotonic() + PATIENCE_SECONDS
     while True:
@@ -40,7 +42,7 @@ def open_shared(pipeline: str, settings: dict[str, Any]) -> kvdepot.Depot:
             return kvdepot.open(pipeline, {"lock_wait": 0} | settings | {"socket": socket})
         except kvdepot.LockedError as error:
             try:
-                return kvdepot.open(f"{SERVICE}{socket}", lanes)
+                return kvdepot.open(f"{SERVICE}{socket}", mine)
             except kvdepot.ConfigError:
                 raise
             except kvdepot.Error:

@@ -218,6 +218,15 @@ class KvdepotConnector(OffloadingConnector):
             self._logged.add(request.request_id)
             self._say_hits(request, num_external_tokens)
 
+    def reset_cache(self) -> bool | None:
+        """As vLLM does. Requests that it lets go on with what they had are not stored any more:
+        vLLM offers all of them again, from their first block on."""
+        done = super().reset_cache()
+        for name, state in self.scheduler._req_status.items():
+            if state.req.num_computed_tokens > 0:
+                self.manager.stop_storing(name)
+        return done
+
     def update_connector_output(self, connector_output: Any) -> None:
         """The workers' reports first, so that the next lookup knows of them."""
         meta = connector_output.kv_connector_worker_meta

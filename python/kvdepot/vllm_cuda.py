@@ -27,6 +27,7 @@ from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
 from vllm.v1.kv_offload.cpu.gpu_worker import SingleDirectionOffloadingHandler
 from vllm.v1.kv_offload.cpu.host_register import host_register, host_unregister
 
+import kvdepot
 from kvdepot.vllm_faults import ERRORS
 from kvdepot.vllm_messages import Placements
 from kvdepot.vllm_worker import SKIP, Job, KvdepotWorker, Part, movable
@@ -87,8 +88,12 @@ class KvdepotCudaWorker(KvdepotWorker):
                 tensor.view(torch.int8).view((-1, page))
                 for tensor, page in zip(self._tensors, self._pages, strict=True)
             ]
+            mapped = mover.media
+            if medium >= len(mapped):
+                # Since its owner said where the blocks are, it has gone.
+                raise kvdepot.ClosedError("the depot's owner is gone")
             self._media[medium] = _Medium(
-                mover.media[medium],
+                mapped[medium],
                 tensors,
                 self._refs,
                 self.blocks_per_chunk,

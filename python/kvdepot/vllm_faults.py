@@ -100,6 +100,11 @@ class SafeDepot:
         """The depot's, or None."""
         return self._faults.attempt("stats", None, self._depot.stats)
 
+    @property
+    def connected(self) -> bool:
+        """Whether somebody serves the depot, where it is another process's."""
+        return self._faults.attempt("connected", False, lambda: bool(self._depot.connected))
+
     def pending_bytes(self) -> int:
         """The depot's, or nothing."""
         return self._faults.attempt("pending_bytes", 0, self._depot.pending_bytes)

@@ -310,6 +310,12 @@ class KvdepotManager(OffloadingManager):
                 "stored", req_context.req_id, end,
             )  # fmt: skip
 
+    def stop_storing(self, request: str) -> None:
+        """Store nothing more of a request, unless resets mean nothing: it goes on with what it had
+        before one."""
+        if self._on_reset != "keep":
+            self._ends[request] = 0
+
     # ---- the workers' reports --------------------------------------------------------------
 
     @_on_path

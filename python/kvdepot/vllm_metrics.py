@@ -173,7 +173,8 @@ class Collector:
 
     def _add_depot(self) -> None:
         state = self._depot.stats()
-        if state is None:
+        if state is None or not self._depot.connected:
+            # Without a service all is zero, and counters would begin again when it is back.
             return
         for tier, values in state["tiers"].items():
             for field, (name, _) in TIER_GAUGES.items():

@@ -115,10 +115,11 @@ def open_depot(settings: Settings, config: OffloadingConfig) -> Any:
 def _open_service(settings: Settings) -> Any:
     """The depot of a service; both may have been started at once."""
     deadline = time.monotonic() + SERVICE_SECONDS
+    # No byte is moved from the scheduler's process.
+    wanted = settings.depot | {"lanes": 1}
     while True:
         try:
-            # No byte is moved from the scheduler's process.
-            depot = kvdepot.open(settings.pipeline, {"lanes": 1})
+            depot = kvdepot.open(settings.pipeline, wanted)
         except kvdepot.ConfigError:
             raise
         except kvdepot.Error as error:

@@ -596,6 +596,8 @@ def test_counters_of_the_next_service_are_added_to_those_of_the_last() -> None:
     figures = {"value": 5}
 
     class Depot:
+        connected = True
+
         def stats(self) -> dict[str, Any]:
             tier = dict.fromkeys([*TIER_GAUGES, *TIER_COUNTERS], figures["value"])
             return {
@@ -604,7 +606,8 @@ def test_counters_of_the_next_service_are_added_to_those_of_the_last() -> None:
                 **dict.fromkeys(DEPOT_COUNTERS, 0),
             }
 
-    collector = Collector(Depot())
+    depot = Depot()
+    collector = Collector(depot)
     taken = []
     # It counts to 5, and to 9; the next one to 2, and to 3.
     for value in (5, 9, 2, 3):
@@ -614,3 +617,13 @@ def test_counters_of_the_next_service_are_added_to_those_of_the_last() -> None:
         assert stats is not None
         taken.append(stats._values["kvdepot_hit_blocks"][("Cache",)])
     assert taken == [5, 4, 2, 1]
+    # One that is only away for a while is all zeros meanwhile, and then goes on where it was.
+    figures["value"], depot.connected = 0, False
+    collector.failed("load", 1)
+    stats = collector.take(0, idle=True)
+    assert stats is None or "kvdepot_hit_blocks" not in stats._values
+    figures["value"], depot.connected = 4, True
+    collector.failed("load", 1)
+    stats = collector.take(0, idle=True)
+    assert stats is not None
+    assert stats._values["kvdepot_hit_blocks"][("Cache",)] == 1

@@ -364,3 +364,22 @@ class TestOpening:
     def test_without_a_socket_the_workers_could_not_attach(self) -> None:
         with pytest.raises(kvdepot.ConfigError, match="socket: 'off'"):
             self.open(pipeline="Cache", cache={"capacity": "8MiB"}, socket="off")
+
+
+def test_the_time_limit_of_a_services_calls_is_the_one_that_is_set(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from kvdepot import vllm_settings, vllm_spec
+
+    opened: list[Any] = []
+    depot = SimpleNamespace(description="a service's")
+
+    def remember(*arguments: Any) -> Any:
+        opened.append(arguments)
+        return depot
+
+    monkeypatch.setattr(kvdepot, "open", remember)
+    settings = vllm_settings.read({"pipeline": "unix:/no/such.sock", "timeout": "2s", "lanes": 3})
+    parallel = SimpleNamespace(data_parallel_index=0)
+    assert vllm_spec.open_depot(settings, SimpleNamespace(parallel=parallel)) is depot
+    assert opened == [("unix:/no/such.sock", {"timeout": "2s", "lanes": 1})]

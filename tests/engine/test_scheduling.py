@@ -229,6 +229,28 @@ def test_weights_that_change_while_requests_are_served_leave_nothing_behind(
     assert resets > 0
 
 
+@pytest.mark.parametrize("on_reset", ["epoch", "clear"])
+@pytest.mark.parametrize("kind", ["full", "both"])
+def test_what_a_request_has_from_before_a_reset_is_not_stored_after_it(
+    engines: Engines, on_reset: str, kind: str
+) -> None:
+    """A reset leaves running requests alone unless it is told otherwise."""
+    engine = engines.start(KINDS[kind], on_reset=on_reset)
+    asked = prompt(21, 150)
+    name = engine.add(asked, output_tokens=40)
+    for _ in range(10):
+        engine.step()
+    engine.weights = 1
+    assert not engine.scheduler.reset_prefix_cache(reset_connector=True)
+    engine.run_until(lambda: name not in engine.scheduler.requests)
+    engine.faults.clear()
+    engine.reset(external=False)
+    assert engine.ask(asked) == [0]
+    engine.reset(external=False)
+    assert engine.ask(asked)[0] > 0, "others are stored"
+    assert engine.faults == []
+
+
 def test_what_a_reset_keeps_is_served_whatever_has_changed(engines: Engines) -> None:
     engine = engines.start(KINDS["full"], on_reset="keep")
     asked = prompt(3, 150)

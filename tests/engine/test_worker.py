@@ -413,6 +413,31 @@ def test_completed_copies_are_forgotten_and_every_part_of_a_job_is_asked(
     world.close()
 
 
+def test_an_owner_that_goes_before_the_copy_costs_the_blocks_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(vllm_cuda, "SingleDirectionOffloadingHandler", HostHandler)
+    world = World(vllm_cuda.KvdepotCudaWorker)
+    world.store([key("a")], [0, 1])
+    for medium in world.worker._media.values():
+        medium.close()
+    world.worker._media.clear()
+    mover: Any = world.worker._mover
+
+    class Gone:
+        """It has let the media go."""
+
+        media: tuple[memoryview, ...] = ()
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(mover, name)
+
+    world.worker._mover = Gone()
+    assert world.load([key("a")], [2, 3]) == {2, 3}
+    world.worker._mover = mover
+    world.close()
+
+
 def replicated(rank: int, **extra: Any) -> OffloadingConfig:
     """What vLLM says of a model with MLA and two ranks."""
     return OffloadingConfig(
