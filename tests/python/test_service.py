@@ -358,6 +358,41 @@ def test_attaching_to_a_stopped_service_notices_ctrl_c(service: Service) -> None
         service.go_on()
 
 
+FORKING = """
+import os, sys, threading, time
+import kvdepot
+
+slowest, left, lock = 0.0, 2000, threading.Lock()
+
+def attach():
+    global slowest, left
+    while left > 0 and slowest < 4:
+        begun = time.monotonic()
+        kvdepot.attach(sys.argv[1], lanes=1).close()
+        with lock:
+            left -= 1
+            slowest = max(slowest, time.monotonic() - begun)
+
+threads = [threading.Thread(target=attach) for _ in range(3)]
+for thread in threads:
+    thread.start()
+while any(thread.is_alive() for thread in threads):
+    if not (child := os.fork()):
+        os._exit(0)
+    os.waitpid(child, 0)
+print(left <= 0, slowest < 4, slowest)
+"""
+
+
+def test_attaching_does_not_mind_other_threads_that_fork(service: Service) -> None:
+    # An answer that comes during a fork cannot be used.
+    command = [sys.executable, "-W", "ignore", "-c", FORKING, str(service.socket)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stderr == ""
+    assert ended.stdout.startswith("True True"), ended.stdout
+
+
 def test_locating_a_block_stops_no_thread_and_notices_ctrl_c(service: Service) -> None:
     with service.open() as depot:
         assert namespace(depot).put(keys(1), [content(1)]).wait(30) == [True]

@@ -83,29 +83,37 @@ pub(super) fn shake_hands(
         socket: socket.display().to_string(),
         reason: source.to_string(),
     };
-    let stream = fds::connect(socket, patience)
-        .map_err(Error::from)
-        .map_err(at)?;
-    stream.set_read_timeout(Some(patience)).map_err(io)?;
-    stream.set_write_timeout(Some(patience)).map_err(io)?;
-    wire::send_request(&stream, role).map_err(at)?;
-    // Whoever forks meanwhile does not wait for the owner.
-    let wait = Wait::new(patience);
-    while !fds::wait_readable(&stream, SLICE)
-        .map_err(Error::from)
-        .map_err(at)?
-    {
-        wait.goes_on().map_err(|why| match why {
-            Why::Interrupted => Error::Interrupted,
-            Why::Late => at(Error::Peer {
-                socket: String::new(),
-                reason: late(patience),
-            }),
-        })?;
-    }
-    // A child that this process forks must not keep the lock that comes with a descriptor.
-    let welcome = fork::between_forks(|| wire::receive_welcome(&stream)).map_err(at)?;
-    Ok((stream, welcome))
+    let ask = || -> Result<UnixStream, Error> {
+        let stream = fds::connect(socket, patience)
+            .map_err(Error::from)
+            .map_err(at)?;
+        stream.set_read_timeout(Some(patience)).map_err(io)?;
+        stream.set_write_timeout(Some(patience)).map_err(io)?;
+        wire::send_request(&stream, role).map_err(at)?;
+        let wait = Wait::new(patience);
+        while !fds::wait_readable(&stream, SLICE)
+            .map_err(Error::from)
+            .map_err(at)?
+        {
+            wait.goes_on().map_err(|why| match why {
+                Why::Interrupted => Error::Interrupted,
+                Why::Late => at(Error::Peer {
+                    socket: String::new(),
+                    reason: late(patience),
+                }),
+            })?;
+        }
+        Ok(stream)
+    };
+    // Before the moment that must be without a fork: the owner may take its time.
+    let mut asked = Some(ask()?);
+    // A child that this process forks must not keep the lock that comes with a descriptor. What
+    // comes while another thread forks is of no use, and the owner is asked for others.
+    fork::between_forks(|| {
+        let stream = asked.take().map_or_else(ask, Ok)?;
+        let welcome = wire::receive_welcome(&stream).map_err(at)?;
+        Ok((stream, welcome))
+    })
 }
 
 fn late(patience: Duration) -> String {
