@@ -375,6 +375,38 @@ mod tests {
     }
 
     #[test]
+    fn who_has_waited_for_one_burial_waits_for_the_next_where_all_else_has_gone() {
+        let dir = tempfile::tempdir().unwrap();
+        let arena = open(&dir.path().join("arena"));
+        let mut tokens = Vec::new();
+        while arena.stats().free_bytes >= LEN_OF_ALL {
+            let key = tokens.len() as u8;
+            tokens.push(store(&arena, key, key));
+        }
+        arena.state.lock().burials += 1;
+        let dying = arena.disown(&tokens);
+        let space = std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| {
+                let wanted = wanted(u8::MAX);
+                arena
+                    .make_space(NAMESPACE, &wanted, Hint::default())
+                    .is_ok()
+            });
+            std::thread::sleep(Duration::from_millis(20));
+            // One burial ends, whose room somebody else has, and another one has begun.
+            arena.state.lock().buried += 1;
+            arena.burial.notify_all();
+            std::thread::sleep(Duration::from_millis(20));
+            let mut state = arena.state.lock();
+            state.burials -= 1;
+            arena.bury(&mut state, dying);
+            drop(state);
+            waiting.join().unwrap()
+        });
+        assert!(space, "there was room for all");
+    }
+
+    #[test]
     fn a_lookup_that_does_not_wait_says_so() {
         let dir = tempfile::tempdir().unwrap();
         let arena = open(&dir.path().join("arena"));

@@ -109,7 +109,8 @@ impl Arena {
             }
             waited = false;
             state.pressed = true;
-            if !self.evict_for(&mut state, number, len) {
+            // What there is to evict others may have begun to bury since.
+            if !self.evict_for(&mut state, number, len) && !self.await_burials(&mut state) {
                 return Err(self.no_room(&state.pool, len));
             }
         }

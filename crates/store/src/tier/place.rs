@@ -41,7 +41,8 @@ impl Drop for Pinned {
 impl Tier {
     /// Reserves room for blocks, given in prefix order, at once. `None`, and nothing is reserved,
     /// where others must go first: then the caller lets go of its locks, has
-    /// [room made](Tier::make_room), and asks again with that, which is always answered.
+    /// [room made](Tier::make_room), and asks again with that. It is answered then, unless a block
+    /// that was there when room was made for the others is gone by now.
     pub(crate) fn reserve(
         &self,
         namespace: NamespaceId,
@@ -51,7 +52,7 @@ impl Tier {
         let _placing = self.placing.lock();
         let devices = self.devices.load();
         match (spaces, devices.only()) {
-            (Some(spaces), _) => Some(settle(&devices.0, namespace, blocks, spaces)),
+            (Some(spaces), _) => settle(&devices.0, namespace, blocks, spaces),
             (None, Some(only)) => only.reserve(namespace, blocks),
             (None, None) => spread(&devices.0, namespace, blocks),
         }
@@ -63,12 +64,13 @@ impl Tier {
         namespace: NamespaceId,
         blocks: &[Wanted],
     ) -> Vec<Result<Reserved, Refused>> {
-        let now = self.reserve(namespace, blocks, None);
-        now.or_else(|| {
-            let spaces = self.make_room(namespace, blocks);
-            self.reserve(namespace, blocks, Some(spaces))
-        })
-        .unwrap_or_default()
+        let mut spaces = None;
+        loop {
+            if let Some(answers) = self.reserve(namespace, blocks, spaces.take()) {
+                return answers;
+            }
+            spaces = Some(self.make_room(namespace, blocks));
+        }
     }
 
     /// Makes room for those of the blocks that are neither there nor being written. Waits for the
@@ -244,13 +246,14 @@ fn make_some(
     vec![Err(refused.unwrap_or_else(|| nowhere(devices, run[0].len)))]
 }
 
-/// Reserves blocks in the room that was made for them.
+/// Reserves blocks in the room that was made for them; `None`, and nothing, where others must go
+/// for one that was there when it was made.
 fn settle(
     devices: &[Arc<Arena>],
     namespace: NamespaceId,
     blocks: &[Wanted],
     mut spaces: Spaces,
-) -> Vec<Result<Reserved, Refused>> {
+) -> Option<Vec<Result<Reserved, Refused>>> {
     let (known, _pinned) = look_up(devices, namespace, blocks);
     let mut answers: Vec<Option<Result<Reserved, Refused>>> =
         known.into_iter().map(|known| known.map(Err)).collect();
@@ -274,22 +277,15 @@ fn settle(
             each.for_each(|(index, answer)| answers[index] = Some(answer));
         }
     }
-    let mut rest = answers.into_iter().zip(spaces.each.drain(..)).zip(blocks);
+    let rest = answers.into_iter().zip(spaces.each.drain(..)).zip(blocks);
     let answer =
         |((answer, space), wanted): ((Option<_>, Option<_>), &Wanted)| match (answer, space) {
-            (Some(answer), _) => answer,
-            (None, Some(Err(full))) => Err(full),
+            (Some(answer), _) => Some(answer),
+            (None, Some(Err(full))) => Some(Err(full)),
             // It was there when room was made, and is gone by now.
-            (None, _) => {
-                let mut now = devices.iter().filter_map(|arena| {
-                    let answers = arena.reserve(namespace, std::slice::from_ref(wanted));
-                    answers?.pop().filter(Result::is_ok)
-                });
-                now.next()
-                    .unwrap_or_else(|| Err(nowhere(devices, wanted.len)))
-            }
+            (None, _) => spread(devices, namespace, std::slice::from_ref(wanted))?.pop(),
         };
-    rest.by_ref().map(answer).collect()
+    rest.map(answer).collect()
 }
 
 /// The devices that can be written, in the order in which they are asked: with room before full
@@ -349,4 +345,51 @@ fn nowhere(devices: &[Arc<Arena>], requested: u64) -> Refused {
             false => causes.swap_remove(at),
         },
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Key;
+    use kvdepot_media::checksum::Checksum;
+
+    const NAMESPACE: NamespaceId = NamespaceId([1; 16]);
+
+    fn wanted(key: u8) -> [Wanted; 1] {
+        [Wanted {
+            key: Key([key; 32]),
+            len: 4096,
+            parts: 1,
+            stamp: u64::from(key),
+            copy: false,
+            evict: true,
+        }]
+    }
+
+    fn reserve(tier: &Tier, key: u8) -> Reserved {
+        let mut answers = tier.reserve_waiting(NAMESPACE, &wanted(key));
+        answers.pop().unwrap().ok().unwrap()
+    }
+
+    #[test]
+    fn a_block_that_was_being_written_when_room_was_made_finds_room_like_any_other() {
+        for devices in 1..=2 {
+            let arena = |number| Arc::new(Arena::volatile("Cache", number, 64 << 10).unwrap());
+            let tier = Tier::new("Cache", (0..devices).map(arena).collect());
+            let first = reserve(&tier, 0);
+            // Whoever wants it too waits for that one.
+            let spaces = tier.make_room(NAMESPACE, &wanted(0));
+            drop(first);
+            for key in 1..=16 * devices as u8 {
+                assert_eq!(tier.stats().evicted_blocks, 0);
+                let sum = Checksum([0; 16]);
+                assert_eq!(tier.commit(vec![(reserve(&tier, key), sum)], false), [true]);
+            }
+            assert_eq!(tier.stats().free_bytes, 0);
+            let answers = tier.reserve(NAMESPACE, &wanted(0), Some(spaces));
+            assert!(answers.is_none(), "others must go first");
+            drop(reserve(&tier, 0));
+            assert_eq!(tier.stats().reserved_blocks, 0);
+        }
+    }
 }
