@@ -281,7 +281,9 @@ impl Put {
             put.core.metrics.moved(Op::Put, tier, started);
             put.finish(tier, copies, moved);
             let mut ledger = put.core.ledger.lock();
-            for name in &held {
+            // What was given up stays reserved: nobody joins it.
+            let ended = held.iter().zip(moved);
+            for (name, _) in ended.filter(|(_, moved)| **moved != Moved::Abandoned) {
                 ledger.held.remove(name);
             }
         };

@@ -273,13 +273,14 @@ impl Core {
                 .map(|index| reservations[*index].place.token)
                 .collect();
             // From here on nobody can end these: the part tables go into room that is theirs.
-            let claimed = self.tiers[tier].claim(&tokens);
+            let claims = self.tiers[tier].claim(&tokens);
+            let mine = mine.into_iter().zip(claims);
             let mine: Vec<usize> = mine
-                .into_iter()
-                .zip(claimed)
-                .filter(|(_, claimed)| *claimed)
-                .map(|(index, _)| index)
+                .filter_map(|(index, claimed)| claimed.then_some(index))
                 .collect();
+            // Another call may have claimed the others.
+            let of = |index: &usize| reservations[*index].place.token;
+            let claimed: Vec<Token> = mine.iter().map(of).collect();
             let mut written = Vec::with_capacity(mine.len());
             for index in &mine {
                 let Reservation { place, parts, .. } = &reservations[*index];
@@ -294,7 +295,7 @@ impl Core {
                         .and_then(|mapping| {
                             parts::write_table(&mapping, &place.extents, place.len, &parts)
                         })
-                        .inspect_err(|_| self.tiers[tier].unclaim(&tokens))?;
+                        .inspect_err(|_| self.tiers[tier].unclaim(&claimed))?;
                 }
                 written.push((place.token, parts::record_checksum(&place.identity, &parts)));
             }
