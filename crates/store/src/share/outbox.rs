@@ -13,7 +13,7 @@ use super::frame::Out;
 
 /// Most bytes that wait: what the tasks of a client may ask for (`credit`) comes to less, so one
 /// that is only slow, or stopped for a while, never meets it.
-const WAITING_MAX: usize = 128 << 20;
+const WAITING_MAX: usize = 192 << 20;
 
 /// The frames for one connection, in order.
 pub(super) struct Outbox {

@@ -234,8 +234,10 @@ impl Owner {
                 Ok(())
             }
             Role::Client(former) => {
-                self.has_room(pid)?;
                 let known = self.clients.lock().former(former, pid).cloned();
+                if known.is_none() {
+                    self.has_room(pid)?;
+                }
                 // A process that comes back keeps its number, and with it what it holds.
                 let (number, seat) = match known {
                     Some(session) => (former, session.holding.holder.seat),
