@@ -148,7 +148,12 @@ impl Arena {
             }
         }
         if !dead.is_empty() {
+            // A burial like any other, but for the room: the device does not go meanwhile.
+            state.burials += 1;
             state.unlocked(|| self.write_records(&dead));
+            state.burials -= 1;
+            state.buried += 1;
+            self.burial.notify_all();
         }
     }
 
