@@ -62,11 +62,27 @@ impl Arena {
     /// Evicts ahead of need what one burial takes, where there was need before. False when there
     /// is nothing to do.
     pub(crate) fn evict_ahead(&self) -> bool {
+        self.evict_some_ahead(false)
+    }
+
+    /// As [`Arena::evict_ahead`], where there was need on a device beside this one.
+    pub(crate) fn evict_ahead_for_all(&self) -> bool {
+        self.evict_some_ahead(true)
+    }
+
+    /// Whether blocks had to go here for others; whoever asks sees to it.
+    pub(crate) fn hear_need(&self) -> bool {
+        self.low.store(false, Ordering::Relaxed);
+        self.state.lock().pressed
+    }
+
+    fn evict_some_ahead(&self, needed: bool) -> bool {
         self.low.store(false, Ordering::Relaxed);
         if self.closed_to_writes().is_some() {
             return false;
         }
         let mut state = self.state.lock();
+        state.pressed |= needed;
         self.await_burials(&mut state);
         let (bytes, slots) = (state.pool.free_bytes(), state.entries.vacant());
         let (bytes_wanted, slots_wanted) = (self.with_ahead(0), self.slots_ahead());

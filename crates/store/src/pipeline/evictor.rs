@@ -97,7 +97,7 @@ impl Core {
         if !std::mem::take(&mut self.bell.state.lock().now) {
             return false;
         }
-        let evicted = self.media().iter().any(|arena| arena.evict_ahead());
+        let evicted = self.tiers.iter().any(|tier| tier.evict_ahead());
         self.bell.state.lock().now |= evicted;
         evicted
     }
@@ -114,8 +114,8 @@ impl Core {
                 }
                 rung.now = false;
             }
-            for arena in self.media() {
-                while arena.evict_ahead() {
+            for tier in &self.tiers {
+                while tier.evict_ahead() {
                     if self.bell.state.lock().stop {
                         return;
                     }

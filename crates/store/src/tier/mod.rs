@@ -416,6 +416,28 @@ impl Tier {
         }
     }
 
+    /// Evicts ahead of need what one burial takes, where there was need before: of several devices
+    /// on the one that has the oldest block, wherever the need was. False when there is nothing to
+    /// do.
+    pub(crate) fn evict_ahead(&self) -> bool {
+        let devices = self.devices.load_full();
+        if let Some(only) = devices.only() {
+            return only.evict_ahead();
+        }
+        // Each is asked.
+        let needs = devices.0.iter().filter(|arena| arena.hear_need()).count();
+        if needs == 0 {
+            return false;
+        }
+        let oldest = |arena: &&Arc<Arena>| arena.room().and_then(|room| room.oldest);
+        let aged = devices
+            .0
+            .iter()
+            .filter_map(|arena| Some((oldest(&arena)?, arena)));
+        let first = aged.min_by_key(|(stamp, _)| *stamp);
+        first.is_some_and(|(_, arena)| arena.evict_ahead_for_all())
+    }
+
     /// Whether eviction shall run ahead somewhere now.
     pub(crate) fn is_low(&self) -> bool {
         self.devices.load().0.iter().any(|arena| arena.is_low())
