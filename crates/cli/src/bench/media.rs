@@ -92,7 +92,7 @@ impl Store {
         }
         let ns = depot.namespace(&spec())?;
         let socket = depot.socket().unwrap_or_default();
-        let mover = Mover::attach(&socket, Some(1), false)?;
+        let mover = Mover::attach(&socket, Some(1), true)?;
         Ok(Store {
             depot,
             ns,
