@@ -123,3 +123,29 @@ fn a_client_that_closes_without_a_connection_gives_back_what_it_held() {
         owner.stats().tiers[0].pinned_blocks == 0
     });
 }
+
+#[test]
+fn what_is_given_back_while_there_is_no_connection_is_not_held_behind_the_next_one() {
+    let place = Place::new("Dax", "", "16MiB");
+    let owner = place.open();
+    common::put(&namespace(&owner), &[1, 2], LEN);
+    let client = Depot::connect(&place.socket(), Some(1)).unwrap();
+    let ns = namespace(&client);
+    for round in 0..20 {
+        let pins = ns.pin(&keys([1, 2]), false).unwrap();
+        let pins: Vec<_> = pins.into_iter().flatten().collect();
+        let mine = ns.reserve(&[(key(3), vec![LEN as u64])]).unwrap();
+        let mine: Vec<_> = mine.into_iter().flatten().collect();
+        assert_eq!((pins.len(), mine.len()), (2, 1), "round {round}");
+        common::frames::break_connections(&place.socket());
+        // At once, or while another connection is made.
+        std::thread::sleep(Duration::from_micros(round * 50));
+        ns.unpin(&pins, false);
+        ns.abort(&mine);
+        eventually("a connection", || client.is_connected());
+        eventually("the end of what it held", || {
+            let stats = &owner.stats().tiers[0];
+            stats.pinned_blocks + stats.reserved_blocks == 0
+        });
+    }
+}

@@ -352,3 +352,45 @@ fn what_ends_while_the_owner_is_stopped_is_given_back_when_it_goes_on() {
         "nobody is writing them"
     );
 }
+
+fn held(depot: &Depot) -> u64 {
+    let stats = depot.stats();
+    let each = stats.tiers.iter();
+    each.map(|tier| tier.pinned_blocks + tier.reserved_blocks)
+        .sum()
+}
+
+#[test]
+fn what_an_interrupted_call_was_granted_is_given_back_without_another_call() {
+    const TEST: &str = "what_an_interrupted_call_was_granted_is_given_back_without_another_call";
+    if child::role().is_some() {
+        return own();
+    }
+    let place = Place::new("Cache|Dax", "4MiB", "16MiB");
+    let owner = serve(TEST, &place);
+    let (client, other) = (
+        Depot::connect(&place.socket(), Some(1)).unwrap(),
+        Depot::connect(&place.socket(), Some(1)).unwrap(),
+    );
+    let ns = namespace(&client);
+    assert_eq!(put(&ns, &[1, 2], LEN), [true; 2]);
+    stop(&owner);
+    static PRESSED: AtomicBool = AtomicBool::new(false);
+    let asked = std::thread::scope(|scope| {
+        let ask = scope.spawn(|| {
+            interruptible(
+                || PRESSED.load(Ordering::Relaxed),
+                || ns.reserve(&[(key(5), vec![100])]),
+            )
+        });
+        std::thread::sleep(Duration::from_millis(200));
+        PRESSED.store(true, Ordering::Relaxed);
+        ask.join().unwrap()
+    });
+    assert!(matches!(asked, Err(Error::Interrupted)), "{asked:?}");
+    signal(&owner, libc::SIGCONT);
+    // Who interrupts may go to sleep then; others want to store that block.
+    assert_eq!(put(&namespace(&other), &[5], LEN), [true]);
+    eventually("nothing held", || held(&other) == 0);
+    assert!(client.is_connected());
+}

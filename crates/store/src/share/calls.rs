@@ -17,7 +17,7 @@ use crate::{Error, Identity, Key, NamespaceId};
 /// Longest wait of one call: a client's thread sits on its connection meanwhile.
 const WAIT_MAX: Duration = Duration::from_millis(50);
 
-/// Most departures of a device that are noted for one client.
+/// Most departures that are noted for one client, of all devices together: a frame holds as many.
 const GONE_MAX: usize = 1 << 20;
 
 /// Answers calls until the connection ends, or has to.
@@ -147,7 +147,8 @@ impl Calls<'_> {
             Verb::Gone => {
                 let limit = body.long()? as usize;
                 body.end()?;
-                let gone = core.gone(holding.holder.seat, limit.min(GONE_MAX))?;
+                let each = GONE_MAX / core.media().len().max(1);
+                let gone = core.gone(holding.holder.seat, limit.min(each))?;
                 out.flag(gone.overflowed);
                 out.word(gone.blocks.len() as u32);
                 for (identity, bytes) in gone.blocks {

@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use kvdepot_media::host::fds;
@@ -25,6 +25,8 @@ pub(super) struct Line {
     /// Frames without an answer that were not sent yet, the first perhaps in part. Taken with
     /// `calls` held, or for a moment.
     told: Mutex<Told>,
+    /// Calls that were interrupted, and whose answers have not come yet.
+    unheard: AtomicUsize,
     next: AtomicU64,
 }
 
@@ -150,11 +152,7 @@ impl Line {
             match incoming.next(&mut paced) {
                 Ok(Some(frame)) if frame.number == number => return Ok(frame),
                 // Of a call that was interrupted.
-                Ok(Some(late)) => {
-                    if let Some(back) = calls::give_back_late(&late) {
-                        self.told.lock().push(back.finish());
-                    }
-                }
+                Ok(Some(late)) => self.hear_late(&late),
                 Ok(None) => {
                     return Err(Failed {
                         error: lost("it closed the connection"),
@@ -164,9 +162,41 @@ impl Line {
                 Err(error) => {
                     let broken = paced.ended != Some(Why::Interrupted);
                     let error = paced.error(limit, || error);
+                    if !broken {
+                        self.unheard.fetch_add(1, Ordering::Relaxed);
+                    }
                     return Err(Failed { error, broken });
                 }
             }
+        }
+    }
+
+    /// The answer of a call that was interrupted.
+    fn hear_late(&self, late: &Frame) {
+        let one_less = |unheard: usize| unheard.checked_sub(1);
+        let _none = self
+            .unheard
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less);
+        if let Some(back) = calls::give_back_late(late) {
+            self.told.lock().push(back.finish());
+        }
+    }
+
+    /// Hears answers of calls that were interrupted, if they have come: nobody else might call
+    /// for long, and what they grant is somebody else's to have.
+    pub(super) fn hear(&self, socket: &UnixStream) {
+        if self.unheard.load(Ordering::Relaxed) == 0 {
+            return;
+        }
+        let Some(mut incoming) = self.calls.try_lock() else {
+            return;
+        };
+        // No longer than the socket's own time limit.
+        let mut paced = Paced::new(socket, || Err(Why::Late));
+        while self.unheard.load(Ordering::Relaxed) > 0
+            && let Ok(Some(late)) = incoming.next(&mut paced)
+        {
+            self.hear_late(&late);
         }
     }
 

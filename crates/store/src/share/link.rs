@@ -300,6 +300,7 @@ impl Link {
     /// Nothing comes: whether to go on waiting. An owner that says nothing for too long while
     /// something waits for it, not even that it is there, is stopped or stuck.
     fn watch(&self, pinged: &mut Option<Instant>) -> Result<(), Why> {
+        self.line.hear(&self.mover.socket);
         if self.line.flush(&self.mover.socket).is_err() {
             return Err(Why::Late);
         }
