@@ -103,6 +103,7 @@ impl World {
             }
             Step::Reopen => self.reopen(),
             Step::Crash => self.killed(),
+            Step::FillUp { door, ns, first } => self.fill_up(*door, *ns, *first),
             Step::Noise { kind, key } => self.noise(*kind, *key),
         }
     }
@@ -867,6 +868,19 @@ impl World {
         Ok(())
     }
 
+    /// Whoever may ask for devices: the owner, and clients of the same user.
+    fn device_door(&self) -> kvdepot_store::Depot {
+        let doors = self.doors() as u64;
+        let door = match doors > 1 && self.nested.get() == 0 {
+            true => self.rng.borrow_mut().below(doors) as usize,
+            false => 0,
+        };
+        if door > 0 {
+            self.door("device verb by a client");
+        }
+        self.at(door)
+    }
+
     fn path(&self, device: u8) -> Option<usize> {
         let media = self.media.borrow();
         (!media.is_empty()).then(|| usize::from(device) % media.len())
@@ -879,7 +893,7 @@ impl World {
         self.door("add device");
         let medium = self.media.borrow()[at].clone();
         let answer = self
-            .owner()
+            .device_door()
             .add_device(&medium.path, Some(medium.kib << 10));
         answer.map_err(|error| format!("add_device: {error}"))?;
         self.media.borrow_mut()[at].present = true;
@@ -901,7 +915,7 @@ impl World {
         } else {
             DrainTo::Nowhere
         };
-        match self.owner().drain_device(&path, to, Duration::ZERO) {
+        match self.device_door().drain_device(&path, to, Duration::ZERO) {
             Ok(_) => law!(present, "a device that is not there was drained"),
             Err(Error::Busy {
                 pinned, reserved, ..
@@ -928,7 +942,10 @@ impl World {
             self.cause.borrow_mut().moves = true;
         }
         let path = self.media.borrow()[at].path.clone();
-        match self.owner().remove_device(&path, force, Duration::ZERO) {
+        match self
+            .device_door()
+            .remove_device(&path, force, Duration::ZERO)
+        {
             Ok(()) => {
                 let far = |far: &crate::world::Far| far.medium == at;
                 let empty = !self.seen.borrow().far.values().any(far);
@@ -952,7 +969,7 @@ impl World {
         self.door("grow device");
         let medium = self.media.borrow()[at].clone();
         let kib = medium.kib + u64::from(kib);
-        match self.owner().grow_device(&medium.path, kib << 10) {
+        match self.device_door().grow_device(&medium.path, kib << 10) {
             Ok(()) => {
                 law!(medium.present, "a device that is not there has grown");
                 self.media.borrow_mut()[at].kib = kib;

@@ -143,6 +143,12 @@ pub enum Step {
     Reopen,
     /// The process is killed: what the files hold at this moment is opened again.
     Crash,
+    /// Somebody holds all the room.
+    FillUp {
+        door: u8,
+        ns: u8,
+        first: u16,
+    },
     /// A process that speaks the protocol badly.
     Noise {
         kind: u8,
@@ -394,6 +400,12 @@ fn fault(rng: &mut Rng, shape: &Shape) -> Step {
         },
         4 => Step::Reopen,
         5 => Step::Crash,
+        // Whoever may reserve.
+        _ if shape.clients == 0 && rng.once_in(2) || rng.once_in(8) => Step::FillUp {
+            door: rng.below(1 + shape.clients) as u8,
+            ns: 0,
+            first: rng.below(COMMON) as u16,
+        },
         _ if shape.clients > 0 => Step::Noise {
             kind: rng.below(6) as u8,
             key: rng.below(COMMON) as u16,

@@ -16,6 +16,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod doors;
+mod ends;
 mod faults;
 mod history;
 mod laws;
@@ -179,6 +180,15 @@ impl World {
             self.reopen()?;
             self.read_all(0)?;
             self.rest()?;
+        }
+        let (cut, fill) = {
+            let mut rng = self.rng.borrow_mut();
+            (rng.once_in(4), rng.once_in(2))
+        };
+        match cut && self.lasts() {
+            true => self.lose_a_part()?,
+            false if fill => self.final_fill()?,
+            false => {}
         }
         self.close()
     }

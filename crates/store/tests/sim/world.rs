@@ -401,6 +401,7 @@ impl World {
     /// Opens the owner and whoever works with it.
     pub fn open(&self) -> Law {
         self.door("open");
+        crate::log::expect_losses(false);
         let depot = Depot::open(&self.config()).map_err(|error| format!("open: {error}"))?;
         self.media.borrow_mut().iter_mut().for_each(Medium::read);
         for _ in 0..self.shape.clients {

@@ -330,6 +330,13 @@ impl Crowd {
         }
     }
 
+    /// What the owner says of its medium from now on is no error.
+    pub fn expect_losses(&mut self) -> Law {
+        let owner = self.owner.as_mut().unwrap();
+        owner.tell("losses");
+        heard(owner.answer(PATIENCE), "owner").map(drop)
+    }
+
     /// Closes the owner, which ends whatever others hold.
     pub fn close_owner(&mut self) -> Law {
         self.tally.door("close");

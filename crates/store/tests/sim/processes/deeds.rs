@@ -9,7 +9,7 @@ use kvdepot_testkit::sim::twin::Id;
 
 use super::crowd::{Crowd, Hold};
 use super::players::{hash, truncate};
-use super::steps::{Deed, Meanwhile, Step};
+use super::steps::{Deed, KEYS, Meanwhile, Step};
 use crate::history::NAMESPACES;
 use crate::peer::{Peer, frame};
 use crate::world::{Law, key, law, spec};
@@ -38,13 +38,32 @@ impl Crowd {
             }
             Step::Remove { ns, keys } => self.remove(client, *ns, keys, fate),
             Step::Reserve { ns, keys } => self.reserve(client, *ns, keys, fate),
-            Step::Commit { held } => self.commit(*held, fate),
+            Step::Commit { held } => {
+                if self.held.is_empty() {
+                    let first = u16::from(*held);
+                    let keys = (first..first + 3).map(|key| key % KEYS as u16);
+                    self.reserve(client, 0, &keys.collect::<Vec<_>>(), CALM)?;
+                }
+                self.commit(*held, fate)
+            }
             Step::Abort { held } => match self.take_held(*held) {
                 Some(hold) if !hold.dead => self.end("abort", &hold, "", fate),
                 _ => Ok(()),
             },
             Step::Pin { ns, keys } => self.pin(client, *ns, keys, fate),
-            Step::Load { pin } => self.load(*pin, fate),
+            Step::Load { pin } => {
+                if self.pins.is_empty() {
+                    let there = self.known.iter().filter(|(_, known)| known.there);
+                    let there = there.map(|(id, _)| *id).filter(|id| id.0 == 0);
+                    let skipped = usize::from(*pin % 4);
+                    let keys: Vec<u16> = there.map(|id| id.1).skip(skipped).take(3).collect();
+                    match keys.is_empty() {
+                        true => return Ok(()),
+                        false => self.pin(client, 0, &keys, CALM)?,
+                    }
+                }
+                self.load(*pin, fate)
+            }
             Step::Unpin { pin, served } => {
                 if self.pins.is_empty() {
                     return Ok(());
@@ -62,6 +81,7 @@ impl Crowd {
                     for client in 0..self.clients.len() {
                         self.client(client)?;
                     }
+                    self.expect_losses()?;
                     self.truncated = true;
                     truncate(&self.arena(), u64::from(*part));
                 }
@@ -272,7 +292,7 @@ impl Crowd {
             return Ok(());
         };
         // Which of the two it happens to.
-        let at_mover = fate.0 == Meanwhile::Killed && fate.1 % 2 == 0;
+        let at_mover = fate.0 == Meanwhile::Killed && fate.1.is_multiple_of(2);
         let parts = self.parts(hold.id, hold.generation);
         let content = self.content(hold.id, hold.generation);
         let (mut sums, mut begin) = (Vec::new(), 0);

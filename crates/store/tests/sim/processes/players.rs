@@ -43,6 +43,9 @@ fn unhex(text: &str) -> Vec<u8> {
     (0..text.len()).step_by(2).map(byte).collect()
 }
 
+/// Answers the words of a command.
+type Player = Box<dyn FnMut(&[&str]) -> String>;
+
 /// Plays a role until the parent ends.
 pub fn play(role: &str, commands: &Receiver<String>) {
     log::listen();
@@ -50,7 +53,7 @@ pub fn play(role: &str, commands: &Receiver<String>) {
     let mut words = role.splitn(3, ' ');
     let (role, first) = (words.next().unwrap(), words.next().unwrap_or_default());
     let rest = words.next().unwrap_or_default();
-    let mut perform: Box<dyn FnMut(&[&str]) -> String> = match role {
+    let mut perform: Player = match role {
         "owner" => owner(&format!("{first} {rest}")),
         "client" => client(first.into(), rest.parse().unwrap()),
         _ => mover(first.into()),
@@ -66,7 +69,7 @@ pub fn play(role: &str, commands: &Receiver<String>) {
     }
 }
 
-fn owner(spec: &str) -> Box<dyn FnMut(&[&str]) -> String> {
+fn owner(spec: &str) -> Player {
     let config = config_of(spec);
     let mut depot = None;
     Box::new(move |words| match words[0] {
@@ -82,6 +85,10 @@ fn owner(spec: &str) -> Box<dyn FnMut(&[&str]) -> String> {
             depot.iter().for_each(Depot::close);
             "closed".into()
         }
+        "losses" => {
+            log::expect_losses(true);
+            "expected".into()
+        }
         _ => "here".into(),
     })
 }
@@ -96,7 +103,7 @@ struct Client {
     cut: Option<std::thread::JoinHandle<()>>,
 }
 
-fn client(socket: PathBuf, patience: u64) -> Box<dyn FnMut(&[&str]) -> String> {
+fn client(socket: PathBuf, patience: u64) -> Player {
     let mut client = None;
     Box::new(move |words| {
         if words[0] == "open" {
@@ -304,7 +311,7 @@ fn get(ns: &Namespace, prefix: bool, words: &[&str]) -> Result<String, kvdepot_s
     Ok(each.collect::<Vec<_>>().join(" "))
 }
 
-fn mover(socket: PathBuf) -> Box<dyn FnMut(&[&str]) -> String> {
+fn mover(socket: PathBuf) -> Player {
     let mut mover = None;
     Box::new(move |words| match words[0] {
         "attach" => {
@@ -335,7 +342,7 @@ fn transfer(mover: &Mover, words: &[&str]) -> Result<String, kvdepot_store::Erro
         if !job.wait(Some(PATIENCE)) {
             return Ok("HANGS".into());
         }
-        return Ok(job.checksums()[0].map_or("-".into(), |sum| hex(&sum.0)));
+        return Ok(job.checksums()[0].map_or_else(|| "-".into(), |sum| hex(&sum.0)));
     }
     let buffer = Buffer::from_vec(vec![0xEE; number(words[3]) as usize]);
     let buffers = BlockBuffers::whole([buffer.clone()]);
@@ -344,12 +351,13 @@ fn transfer(mover: &Mover, words: &[&str]) -> Result<String, kvdepot_store::Erro
         return Ok("HANGS".into());
     }
     let loaded = job.checksums()[0].map(|_| hash(&buffer.to_vec()).to_string());
-    Ok(loaded.unwrap_or("-".into()))
+    Ok(loaded.unwrap_or_else(|| "-".into()))
 }
 
 /// A part of an arena's file is gone, under everybody's mapping.
 pub fn truncate(path: &Path, part: u64) {
     let file = File::options().write(true).open(path).unwrap();
     let len = file.metadata().unwrap().len();
-    file.set_len(len * part / 100).unwrap();
+    // What stands in front of the blocks stays.
+    file.set_len((len * part / 100).max(len / 8)).unwrap();
 }

@@ -4,6 +4,7 @@ use kvdepot_testkit::Rng;
 
 /// Keys of a namespace.
 pub const KEYS: u64 = 24;
+const PIPELINES: [&str; 5] = ["Dax", "Dax", "Cache|Dax", "Cache|Dax", "Cache"];
 
 /// What a history happens to.
 #[derive(Clone, Debug)]
@@ -106,7 +107,7 @@ pub fn shape(rng: &mut Rng) -> Shape {
     let truncates = rng.once_in(5);
     Shape {
         truncates,
-        pipeline: *rng.pick(&["Dax", "Dax", "Cache|Dax", "Cache|Dax", "Cache"]),
+        pipeline: PIPELINES[rng.below(5) as usize],
         roomy: !rng.once_in(3),
         clients: rng.between(1, 2) as u8,
         // Whoever loses its owner cannot map a medium again that was cut.
@@ -195,7 +196,7 @@ fn step(rng: &mut Rng, truncates: bool) -> Step {
             served: rng.once_in(2),
         },
         36 if truncates => Step::Truncate {
-            part: rng.between(55, 95) as u8,
+            part: rng.between(4, 95) as u8,
         },
         37 => Step::Grow {
             kib: rng.between(1, 32) as u16 * 4,
