@@ -16,7 +16,8 @@ use kvdepot_store::format::superblock;
 use kvdepot_store::inspect::Inspection;
 use kvdepot_store::sim::{Schedule, Turn};
 use kvdepot_store::{
-    BlockBuffers, Buffer, Config, Depot, DeviceState, DrainTo, Error, Mover, Namespace, Outcome,
+    BlockBuffers, Buffer, Config, Depot, DeviceState, DrainTo, Error, Key, Mover, Namespace,
+    Outcome,
 };
 use kvdepot_testkit::child::{self, Child};
 use kvdepot_testkit::{Rng, rounds};
@@ -452,6 +453,39 @@ fn what_a_device_has_counted_and_noted_outlives_its_removal() {
     assert!(!lay.is_empty() && !on(&b).is_empty());
     depot.remove_device(&a, true, PATIENCE).unwrap();
     assert_eq!(told(), lay);
+}
+
+#[test]
+fn a_key_that_a_call_names_twice_is_reserved_on_one_device() {
+    let place = two();
+    let depot = place.open();
+    let ns = namespace(&depot);
+    // One device takes less than what lies between the two.
+    let long: Vec<u64> = (0..80).chain(0..8).collect();
+    let full = vec![0x5A; LEN];
+    for round in 0..2 {
+        let blocks: Vec<(Key, Vec<u64>)> = long
+            .iter()
+            .map(|number| (key(*number), vec![LEN as u64]))
+            .collect();
+        let reserved = ns.reserve(&blocks).unwrap();
+        assert!(reserved[..80].iter().all(Option::is_some), "round {round}");
+        assert!(reserved[80..].iter().all(Option::is_none), "round {round}");
+        assert_eq!(depot.stats().tiers[0].reserved_blocks, 80);
+        ns.abort(&reserved.into_iter().flatten().collect::<Vec<_>>());
+
+        let mut buffers = BlockBuffers::default();
+        long.iter()
+            .for_each(|_| buffers.push([Buffer::from_vec(full.clone())]));
+        let named = keys(long.iter().copied());
+        let task = ns.put(named, buffers).unwrap();
+        assert_eq!(task.wait(Some(PATIENCE)).unwrap(), [true; 88]);
+        assert!(on(&at(&place, "a")).is_disjoint(&on(&at(&place, "b"))));
+        assert_eq!(ns.prefix(&keys(0..90)).unwrap(), 80);
+        // And where others have to go for them.
+        ns.clear().unwrap();
+        fill(&ns, 1000..1100);
+    }
 }
 
 #[test]

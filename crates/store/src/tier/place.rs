@@ -8,14 +8,15 @@
 //! A call asks twice at most: once for what fits as it is, under its own locks; and, where others
 //! must go first, again with the [`Spaces`] that were made for its blocks meanwhile, off all locks.
 
+use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
 use kvdepot_alloc::Hint;
 
 use super::{DAX, Tier};
-use crate::NamespaceId;
 use crate::arena::{Arena, Cause, Full, Refused, Reserved, Room, Space, Token, Wanted};
+use crate::{Key, NamespaceId};
 
 /// Room that was made for the blocks of a call. Until it is used or dropped nobody else gets it,
 /// and those of the call's blocks that were there stay: a prompt's head does not make room for its
@@ -25,6 +26,50 @@ pub(crate) struct Spaces {
     /// By the call's blocks; `None` for those that were there, or are being written.
     each: Vec<Option<Result<Space, Refused>>>,
     _pinned: Pinned,
+}
+
+/// The blocks of a call that names some of its keys more than once, each key once.
+struct Once {
+    blocks: Vec<Wanted>,
+    /// For each block of the call, which of those it is, and whether it is the first of them.
+    each: Vec<(usize, bool)>,
+}
+
+impl Once {
+    /// `None` where no key is named twice.
+    fn of(blocks: &[Wanted]) -> Option<Once> {
+        let mut firsts: HashMap<&Key, usize> = HashMap::with_capacity(blocks.len());
+        let mut once = Vec::new();
+        let mut each = Vec::with_capacity(blocks.len());
+        for wanted in blocks {
+            let known = firsts.get(&wanted.key).copied();
+            let at = known.unwrap_or(firsts.len());
+            each.push((at, known.is_none()));
+            firsts.insert(&wanted.key, at);
+        }
+        if firsts.len() == blocks.len() {
+            return None;
+        }
+        let new = each.iter().zip(blocks).filter(|((_, first), _)| *first);
+        once.extend(new.map(|(_, wanted)| *wanted));
+        Some(Once { blocks: once, each })
+    }
+
+    /// The answers for the call: who comes second finds the reservation of the first.
+    fn answers(&self, answers: Vec<Result<Reserved, Refused>>) -> Vec<Result<Reserved, Refused>> {
+        let again = answers.iter().map(|answer| match answer {
+            Ok(reserved) => Refused::Reserved(reserved.token),
+            Err(refused) => *refused,
+        });
+        let again: Vec<Refused> = again.collect();
+        let mut first = answers.into_iter();
+        let each = self.each.iter();
+        let of = |(at, is_first): &(usize, bool)| match is_first {
+            true => first.next().unwrap_or(Err(again[*at])),
+            false => Err(again[*at]),
+        };
+        each.map(of).collect()
+    }
 }
 
 /// Blocks that were there, by their device.
@@ -49,12 +94,24 @@ impl Tier {
         blocks: &[Wanted],
         spaces: Option<Spaces>,
     ) -> Option<Vec<Result<Reserved, Refused>>> {
-        let _placing = self.placing.lock();
+        let alone = spaces.is_none() && self.devices.load().only().is_some();
+        let once = (!alone).then(|| Once::of(blocks)).flatten();
+        let wanted = once.as_ref().map_or(blocks, |once| &once.blocks);
+        let placing = self.placing.lock();
         let devices = self.devices.load();
-        match (spaces, devices.only()) {
-            (Some(spaces), _) => settle(&devices.0, namespace, blocks, spaces),
-            (None, Some(only)) => only.reserve(namespace, blocks),
-            (None, None) => spread(&devices.0, namespace, blocks),
+        let answers = match (spaces, devices.only()) {
+            (Some(spaces), _) => settle(&devices.0, namespace, wanted, spaces),
+            (None, Some(only)) => only.reserve(namespace, wanted),
+            (None, None) if alone => {
+                // A second one has come meanwhile.
+                drop(placing);
+                return self.reserve(namespace, blocks, None);
+            }
+            (None, None) => spread(&devices.0, namespace, wanted),
+        };
+        match once {
+            Some(once) => answers.map(|answers| once.answers(answers)),
+            None => answers,
         }
     }
 
@@ -77,6 +134,9 @@ impl Tier {
     /// media.
     pub(crate) fn make_room(&self, namespace: NamespaceId, blocks: &[Wanted]) -> Spaces {
         crate::held::may_wait();
+        // As the reservation counts them.
+        let once = Once::of(blocks);
+        let blocks = once.as_ref().map_or(blocks, |once| &once.blocks);
         let devices = self.devices.load_full();
         let (known, pinned) = look_up(&devices.0, namespace, blocks);
         let mut each: Vec<Option<Result<Space, Refused>>> = Vec::with_capacity(blocks.len());
@@ -350,7 +410,6 @@ fn nowhere(devices: &[Arc<Arena>], requested: u64) -> Refused {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Key;
     use kvdepot_media::checksum::Checksum;
 
     const NAMESPACE: NamespaceId = NamespaceId([1; 16]);

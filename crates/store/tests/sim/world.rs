@@ -211,6 +211,8 @@ pub struct World {
     pub rng: RefCell<Rng>,
     pub tally: RefCell<Tally>,
     pub nested: Cell<u32>,
+    /// Whether blocks of some namespace stay in one piece.
+    pub in_one_piece: Cell<bool>,
     pub broken: RefCell<Option<String>>,
     pub numbers: Cell<u64>,
     copies: Cell<u32>,
@@ -298,6 +300,7 @@ impl World {
             rng: RefCell::new(Rng::new(seed)),
             tally: RefCell::default(),
             nested: Cell::new(0),
+            in_one_piece: Cell::new(shape.contiguous),
             broken: RefCell::default(),
             numbers: Cell::new(seed << 20),
             copies: Cell::new(0),

@@ -62,6 +62,8 @@ pub struct Writer {
     pub version: Version,
     /// Whether it begun while nobody else was writing: then the room is its own.
     pub first: bool,
+    /// Whether it was told that it has written it: it has no room of its own any more.
+    pub told: bool,
 }
 
 /// A block that is there.
@@ -114,7 +116,16 @@ impl Twin {
             number,
             version,
             first,
+            told: false,
         });
+    }
+
+    /// A writer was told that its block is there. It may have left by now, unseen.
+    pub fn told(&mut self, id: Id, number: u64) {
+        let writers = self.blocks.get_mut(&id).map(|block| &mut block.writers);
+        for writer in writers.into_iter().flatten() {
+            writer.told |= writer.number == number;
+        }
     }
 
     /// A writer has ended, whatever came of it.
@@ -142,7 +153,7 @@ impl Twin {
         let written = self
             .blocks
             .iter()
-            .filter(|(_, block)| !block.writers.is_empty());
+            .filter(|(_, block)| block.writers.iter().any(|writer| !writer.told));
         written.map(|(id, _)| *id)
     }
 
