@@ -572,6 +572,32 @@ fn a_block_behind_a_full_queue_is_kept_near_until_a_later_store_sends_it_on() {
 }
 
 #[test]
+fn a_key_that_is_written_near_is_not_written_far_when_the_queue_fills() {
+    let place = short_queue("1MiB").with("", "overload", "wait");
+    let depot = place.open();
+    let ns = namespace(&depot);
+    let queue = all(ns.reserve(&blocks(0..6)).unwrap());
+    let reserved = || {
+        let tiers = depot.stats().tiers;
+        (tiers[0].reserved_blocks, tiers[1].reserved_blocks)
+    };
+    assert_eq!(ns.reserve(&blocks(0..6)).unwrap(), vec![None; 6]);
+    assert_eq!(reserved(), (6, 0));
+    let far = all(ns.reserve(&blocks(5..7)).unwrap().split_off(1));
+    assert_eq!(reserved(), (6, 1), "behind a full queue it goes far");
+    // A put joins, and takes over what is given back.
+    let joined = start_put(&ns, &[0], 10_000);
+    assert_eq!(joined.outcomes(), [Outcome::Pending]);
+    assert_eq!(reserved(), (6, 1));
+    ns.abort(&queue);
+    ns.abort(&far);
+    assert_eq!(joined.wait(Some(PATIENCE)).unwrap(), [true]);
+    assert!(depot.drain(PATIENCE));
+    assert_eq!(depot.stats().tiers[1].stored_blocks, 1);
+    assert_at_rest(&depot);
+}
+
+#[test]
 fn a_prompt_is_reserved_up_to_the_first_block_that_finds_no_room() {
     // Behind the six of the queue there is room for two more.
     let place = short_queue("96KiB");

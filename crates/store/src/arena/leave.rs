@@ -167,6 +167,27 @@ impl Arena {
         }
     }
 
+    /// Answers the keys that are being written here.
+    pub(crate) fn reserved(
+        &self,
+        namespace: NamespaceId,
+        blocks: &[Wanted],
+        answers: &mut [Option<Refused>],
+    ) {
+        let state = self.state.lock();
+        if state.reserved.len() == 0 {
+            return;
+        }
+        let Some(number) = state.namespaces.number(namespace) else {
+            return;
+        };
+        for (wanted, answer) in blocks.iter().zip(answers) {
+            if let Some(slot) = state.reserved.get(number, &wanted.key) {
+                *answer = Some(Refused::Reserved(state.place(slot).token));
+            }
+        }
+    }
+
     /// What is published, the block that was used last at the end.
     pub(crate) fn by_use(&self) -> Vec<Token> {
         let state = self.state.lock();

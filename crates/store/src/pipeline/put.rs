@@ -195,21 +195,17 @@ impl Put {
                     }
                 }
                 Err(Refused::Present(_)) => routes.settled.push((index, Outcome::Done)),
-                Err(Refused::Reserved(token))
-                    if ledger.closing && ledger.held.contains_key(&(tier, token)) =>
-                {
-                    routes.settled.push((index, Outcome::Closed));
-                }
                 Err(Refused::Reserved(token)) => {
+                    let name = (core.tier_of(token).unwrap_or(tier), token);
+                    if ledger.closing && ledger.held.contains_key(&name) {
+                        routes.settled.push((index, Outcome::Closed));
+                        continue;
+                    }
                     let joiner = Joiner {
                         put: Arc::clone(self),
                         index,
                     };
-                    ledger
-                        .joiners
-                        .entry((tier, token))
-                        .or_default()
-                        .push(joiner);
+                    ledger.joiners.entry(name).or_default().push(joiner);
                 }
                 Err(Refused::Full(_)) => refused.push((index, Outcome::Full)),
             }
@@ -348,7 +344,9 @@ impl Put {
 impl Core {
     /// Reserves room in a tier, and comes back with the ledger, so that the caller registers with
     /// the reservations of others before they can end. What must go first goes while the ledger is
-    /// free.
+    /// free. A key that is being written to a nearer tier is not written here, too: the queue may
+    /// have filled between two calls. (The other way round it is: whoever comes second need not
+    /// keep its buffers until the first has committed.)
     pub(super) fn reserve_locked(
         &self,
         tier: usize,
@@ -357,15 +355,50 @@ impl Core {
     ) -> (Guard<'_, State>, Vec<Result<Reserved, Refused>>) {
         let into = &self.tiers[tier];
         let mut spaces = None;
+        let mut elsewhere = vec![None; blocks.len()];
+        let mut wanted: Vec<Wanted> = blocks.to_vec();
         loop {
             let ledger = self.ledger.lock();
-            if let Some(answers) = into.reserve(namespace, blocks, spaces.take()) {
+            let now = self.reserved_nearer(tier, namespace, blocks);
+            if now != elsewhere {
+                // What was made room for may be another selection of them.
+                spaces = None;
+                let here = blocks.iter().zip(&now).filter(|(_, there)| there.is_none());
+                wanted = here.map(|(wanted, _)| *wanted).collect();
+                elsewhere = now;
+            }
+            if let Some(answers) = into.reserve(namespace, &wanted, spaces.take()) {
                 self.evict_ahead(tier);
-                return (ledger, answers);
+                let mut answers = answers.into_iter();
+                let each = elsewhere.into_iter();
+                let answers = each.filter_map(|there| match there {
+                    Some(refused) => Some(Err(refused)),
+                    None => answers.next(),
+                });
+                return (ledger, answers.collect());
             }
             drop(ledger);
-            spaces = Some(into.make_room(namespace, blocks));
+            spaces = Some(into.make_room(namespace, &wanted));
         }
+    }
+
+    /// Which of these blocks are being written to a nearer tier than this one.
+    fn reserved_nearer(
+        &self,
+        tier: usize,
+        namespace: NamespaceId,
+        blocks: &[Wanted],
+    ) -> Vec<Option<Refused>> {
+        let mut answers = vec![None; blocks.len()];
+        for nearer in &self.tiers[..tier] {
+            nearer.reserved(namespace, blocks, &mut answers);
+        }
+        answers
+    }
+
+    /// The tier that made a token.
+    fn tier_of(&self, token: Token) -> Option<usize> {
+        self.tiers.iter().position(|tier| tier.made(token))
     }
 
     /// Sees to it that a block that is published in the near tier is on its way to the far one,

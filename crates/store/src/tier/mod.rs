@@ -23,7 +23,9 @@ use kvdepot_media::Mapping;
 use kvdepot_media::checksum::Checksum;
 use parking_lot::Mutex;
 
-use crate::arena::{Arena, Departed, Legacy, Parting, Place, Reserved, TierStats, Token};
+use crate::arena::{
+    Arena, Departed, Legacy, Parting, Place, Refused, Reserved, TierStats, Token, Wanted,
+};
 use crate::format::directory;
 use crate::{Error, Key, NamespaceId, held};
 
@@ -262,6 +264,23 @@ impl Tier {
                 verb(arena, &mine, &share);
             }
         }
+    }
+
+    /// As [`Arena::reserved`].
+    pub(crate) fn reserved(
+        &self,
+        namespace: NamespaceId,
+        blocks: &[Wanted],
+        answers: &mut [Option<Refused>],
+    ) {
+        for arena in &self.devices.load().0 {
+            arena.reserved(namespace, blocks, answers);
+        }
+    }
+
+    /// Whether it is here that a token was made.
+    pub(crate) fn made(&self, token: Token) -> bool {
+        self.devices.load().of(token).is_some()
     }
 
     pub(crate) fn claim(&self, tokens: &[Token]) -> Vec<bool> {
