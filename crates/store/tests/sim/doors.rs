@@ -114,7 +114,8 @@ impl World {
         self.cause.borrow_mut().evicts = true;
     }
 
-    /// What a key is written with: in a pipeline of two tiers, what it is there with.
+    /// What a key is written with: in a pipeline of two tiers, what it is there with, or was when
+    /// it left and nobody removed it: a sound copy may still be on its way to the other tier.
     fn version(&self, id: Id, parts: &[u64], call: &[(Id, Version)]) -> Version {
         if !self.is_single() {
             let twin = self.twin.borrow();
@@ -122,7 +123,10 @@ impl World {
             let live = twin.live(id).map(|live| live.versions[0].clone());
             let written = || twin.writers(id).first().map(|one| one.version.clone());
             let version = here.map(|(_, version)| version.clone()).or(live);
-            if let Some(version) = version.or_else(written) {
+            let returns = !self.removed.borrow().contains(&id);
+            let left = || twin.last_left(id).map(|live| live.versions[0].clone());
+            let left = || returns.then(left).flatten();
+            if let Some(version) = version.or_else(written).or_else(left) {
                 return version;
             }
         }
