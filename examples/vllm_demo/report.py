@@ -75,6 +75,8 @@ def failures(rounds: dict[int, Round]) -> list[str]:
                 f"{n} tokens: a logprob differs by {f['max_logprob_difference']:.1e}, "
                 f"more than {MAX_LOGPROB_DIFFERENCE:.0e}"
             )
+        if cached := sum(a.cached_tokens for a in kept.baseline + kept.miss):
+            found.append(f"first time, {n} tokens: {cached} tokens came from a cache")
         # vLLM always computes the last token.
         stored = len(kept.baseline) * ((n - 1) // BLOCK_TOKENS * BLOCK_TOKENS)
         for name in ("hit", "restart"):

@@ -4,6 +4,10 @@ Two servers at most are up at a time, and the one that is not asked is stopped
 (SIGSTOP): an idle vLLM worker polls with a tenth of a core, which on a small
 machine would disturb the other's measurement. Measurements that are compared
 alternate, because machines drift.
+
+No two prompts begin alike, so a server with vLLM's own prefix cache computes each
+in full the first time, and serves it from that cache afterwards: one server
+measures both.
 """
 
 from __future__ import annotations
@@ -22,6 +26,8 @@ BLOCK_TOKENS = 128
 # Room for vLLM's own cache besides the prompts themselves: warm-up prompts,
 # generated tokens and the block that vLLM never hands out.
 SPARE_GIB = 1
+# Prompt tokens up to which the announced times hold.
+USUAL_TOKENS = 16_000
 
 
 @dataclass(frozen=True)
@@ -78,29 +84,41 @@ class Demo:
     def run(self) -> dict[int, Round]:
         """All rounds, in order."""
         self._arena.unlink(missing_ok=True)
-        plain = self._start("vLLM, nothing cached", ["--no-enable-prefix-caching"])
-        depot = self._start_depot("vLLM with kvdepot")
-        self.misses(plain, depot)
-        plain.stop()
-        own = self._start("vLLM, own prefix cache", ["--enable-prefix-caching"], cache=True)
-        self.fill(own)
+        self.say("starting two servers: vLLM with its own prefix cache, and vLLM with kvdepot")
+        self.say("  (a minute and a half on two cores)")
+        own = self._launch("vLLM, own prefix cache", ["--enable-prefix-caching"], cache=True)
+        depot = self._launch_depot("vLLM with kvdepot")
+        self._ready(own)
+        self._ready(depot)
+        self._announce("computing each prompt twice, without kvdepot and with it", "two minutes")
+        self.misses(own, depot)
+        self._announce("every prompt again, from either cache", "a few seconds")
         self.hits(own, depot, "hit")
         with depot.running():
             seconds = measure.wait_until_written(depot)
-        self.say(f"  everything is written ({seconds:.1f} s); stopping the server")
+        self.say(f"everything is written ({seconds:.1f} s)")
+        self.say("restarting the server with kvdepot (a minute)")
         depot.stop()
-        depot = self._start_depot("vLLM with kvdepot, restarted")
+        depot = self._launch_depot("vLLM with kvdepot, restarted")
+        self._ready(depot)
+        self._announce("every prompt again, after the restart", "a few seconds")
         self.hits(own, depot, "restart")
         depot.stop()
         own.stop()
         return self.rounds
 
-    def misses(self, plain: Server, depot: Server) -> None:
+    def _announce(self, what: str, time: str) -> None:
+        of = ", ".join(f"{count} of {n:,} tokens" for n, count in self.plan.sizes.items())
+        # Times are those of the default prompts on two cores.
+        usual = sum(n * count for n, count in self.plan.sizes.items()) <= USUAL_TOKENS
+        self.say(f"{what}: {of}" + (f" (less than {time})" if usual else ""))
+
+    def misses(self, own: Server, depot: Server) -> None:
         """Every prompt for the first time: without kvdepot, then with it, in turns."""
         for n, prompt, i, count in self._each():
             kept = self.rounds[n]
-            with plain.running():
-                kept.baseline.append(measure.ask(plain, prompt))
+            with own.running():
+                kept.baseline.append(measure.ask(own, prompt))
             with depot.running():
                 before = _costs(depot)
                 kept.miss.append(measure.ask(depot, prompt))
@@ -112,13 +130,6 @@ class Demo:
                 f"  first time, {n} tokens, prompt {i}/{count}: "
                 f"without {kept.baseline[-1].ttft_ms:.0f} ms, with {kept.miss[-1].ttft_ms:.0f} ms"
             )
-
-    def fill(self, own: Server) -> None:
-        """Every prompt once, so that vLLM's own cache holds it."""
-        with own.running():
-            for n, prompt, i, count in self._each():
-                measure.ask(own, prompt, output_tokens=1)
-                self.say(f"  filling vLLM's own cache: {n} tokens, prompt {i}/{count}")
 
     def hits(self, own: Server, depot: Server, name: str) -> None:
         """Every prompt again, from vLLM's own cache and from kvdepot in turns."""
@@ -146,28 +157,20 @@ class Demo:
             for i, prompt in enumerate(prompts, 1):
                 yield n, prompt, i, len(prompts)
 
-    def _start(
-        self, name: str, arguments: list[str], *, cache: bool = False, **environment: str
-    ) -> Server:
-        self.say(f"starting: {name}")
+    def _launch(self, name: str, arguments: list[str], *, cache: bool = False) -> Server:
         longest = max(self.plan.sizes)
         held = self.plan.kv_bytes() if cache else longest * KV_BYTES_PER_TOKEN
-        server = Server(
+        return Server(
             name,
             self.plan.work / "model",
             log=self.plan.work / f"{name.replace(' ', '-').replace(',', '')}.log",
             arguments=["--max-model-len", str(longest + 64), *arguments, *self.plan.arguments],
-            environment=environment,
             kv_space_gib=-(-held // 2**30) + SPARE_GIB,
             python=self.plan.python,
             say=self.say,
         )
-        server.wait_ready()
-        self._warm(server)
-        server.pause()
-        return server
 
-    def _start_depot(self, name: str) -> Server:
+    def _launch_depot(self, name: str) -> Server:
         settings = self.plan.settings
         if settings is None:
             capacity = int(self.plan.kv_bytes() * 1.25) + 2**28
@@ -181,9 +184,14 @@ class Demo:
             "kv_role": "kv_both",
             "kv_connector_extra_config": settings,
         }
-        return self._start(
+        return self._launch(
             name, ["--no-enable-prefix-caching", "--kv-transfer-config", json.dumps(transfer)]
         )
+
+    def _ready(self, server: Server) -> None:
+        server.wait_ready()
+        self._warm(server)
+        server.pause()
 
     def _warm(self, server: Server) -> None:
         """The first requests after a start cost seconds that no later one pays."""

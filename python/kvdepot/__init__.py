@@ -1,5 +1,6 @@
 """kvdepot: stores, moves and brings back the KV cache of large language models.
 
+    keys = kvdepot.keys(tokens, block_tokens=256)
     depot = kvdepot.open("Cache|Dax", {"dax": {"path": "/dev/dax0.0"}})
     ns = depot.namespace(model="Qwen/Qwen3-14B", dtype="bfloat16", block_tokens=256)
     ns.put(keys, buffers).wait()
@@ -38,6 +39,7 @@ from kvdepot._native import (
     __version__,
     attach,
     check,
+    keys,
     open,
 )
 
@@ -62,6 +64,7 @@ __all__ = [
     "__version__",
     "attach",
     "check",
+    "keys",
     "open",
 ]
 

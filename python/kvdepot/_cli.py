@@ -10,7 +10,7 @@ def main() -> int:
     """Run the command line and return its exit status."""
     # The command is one native call, in which Python's handlers would not run.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    return _native.main(sys.argv)
+    return _native.main(["kvdepot", *sys.argv[1:]])
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 import builtins
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from typing import Any, Literal, Protocol, Self, TypeAlias, TypedDict, final, type_check_only
 
 from typing_extensions import Buffer
@@ -29,6 +29,7 @@ __all__ = [
     "_close_all",
     "attach",
     "check",
+    "keys",
     "main",
     "open",
 ]
@@ -38,6 +39,12 @@ __version__: str
 @type_check_only
 class _DLPack(Protocol):
     def __dlpack__(self) -> Any: ...
+
+@type_check_only
+class _Tensor(Protocol):
+    def data_ptr(self) -> int: ...
+    def element_size(self) -> int: ...
+    def untyped_storage(self) -> Any: ...
 
 @type_check_only
 class _CudaArray(Protocol):
@@ -51,7 +58,9 @@ _Buffers: TypeAlias = Iterable[Buffer | _DLPack | _CudaArray | tuple[int, int]] 
 """Contiguous memory for each key: an object with the buffer protocol or DLPack, an array on a CUDA
 device as the destination of a get, or an (address, length) pair that the caller keeps alive."""
 
-_Reason: TypeAlias = Literal["pending", "miss", "corrupt", "length", "full", "dropped", "closed"]
+_Reason: TypeAlias = Literal[
+    "pending", "miss", "corrupt", "length", "full", "dropped", "declined", "closed"
+]
 
 class Error(Exception):
     """What every error of kvdepot is."""
@@ -91,10 +100,25 @@ def open(pipeline: str | os.PathLike[str], settings: Mapping[str, Any] | None = 
     CorruptError when the medium holds something else, and Error when nobody serves there.
     """
 
-def check(pipeline: str | os.PathLike[str], settings: Mapping[str, Any] | None = None) -> None:
-    """Check a pipeline and its settings without opening anything.
+def check(
+    pipeline: str | os.PathLike[str],
+    settings: Mapping[str, Any] | None = None,
+    *,
+    options_only: bool = False,
+) -> None:
+    """Check a pipeline and its settings without opening anything: what `open` begins with. What
+    another process owns is not looked into, and nobody is asked at a socket. With `options_only`
+    nothing is looked at but the settings themselves, which may be another machine's.
 
-    Raises ConfigError as `open` does for what the settings say.
+    Raises ConfigError and CorruptError as `open` does for what the settings say and what is there.
+    """
+
+def keys(tokens: Iterable[int], block_tokens: int, salt: str | bytes | None = None) -> list[bytes]:
+    """The keys of a prompt, one for each full block of `block_tokens` of its tokens. Each is the
+    SHA-256 of the key before and the block's tokens as little-endian 32-bit numbers; before the
+    first comes the SHA-256 of "kvdepot keys 1" and `salt`, a text or bytes.
+
+    Raises InputError for what is no token: a number from 0 below 2^32.
     """
 
 def attach(
@@ -175,6 +199,7 @@ class _Stats(TypedDict):
     devices: list[_Device]
     pending_bytes: int
     dropped_blocks: int
+    declined_blocks: int
     put_tasks: int
     get_tasks: int
     put_blocks: int
@@ -187,6 +212,7 @@ class _Stats(TypedDict):
     put_acknowledged_blocks: int
     put_full_blocks: int
     put_dropped_blocks: int
+    put_declined_blocks: int
     put_corrupt_blocks: int
     reserve_present_blocks: int
     reserve_pending_blocks: int
@@ -273,6 +299,11 @@ class Depot:
         """Make the tiers present in this process, in the background: memory is allocated now and
         not by the first calls. Of a file only what is in memory already is mapped, and nothing is
         read from its disk."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed here, and calls are refused. An owner elsewhere that is gone does
+        not close it: see `connected`."""
 
     def close(self) -> None:
         """Refuse new calls, wait for those under way, drain what waits for the far tier as long
@@ -408,6 +439,10 @@ class Task:
         Raises TimeoutError after `timeout` seconds; the task goes on.
         """
 
+    def __await__(self) -> Generator[Any, None, list[bool]]:
+        """`await task` in a coroutine of asyncio: as `wait`. What cancels the coroutine does not
+        cancel the task."""
+
     def wait_released(self, timeout: float | None = None) -> None:
         """Wait until the buffers are no longer touched: an engine may use them again.
 
@@ -493,17 +528,19 @@ class Reservation:
 class Spans:
     """Blocks scattered over several memory ranges, one block for each row of `rows`.
 
-    A row holds ids; of each of `ranges`, given as (address, stride, length), a block takes
-    `length` bytes at `address + id * stride` for every id of its row, range after range. The
-    memory must stay valid until the task that uses it no longer touches it; `owner` is kept
-    alive until then, with the storage of each tensor that it is or, as a list, tuple or
-    dictionary, has. In a load or a get a negative id stands for bytes that are verified but not
-    delivered.
+    A row holds ids; of each of `ranges` a block takes the page of every id of its row, range after
+    range. A range is a tensor or an array whose first dimension counts pages, or (address, stride,
+    length) in bytes, whose page is `length` bytes at `address + id * stride`.
+
+    Tensors are kept alive until the task that uses their memory no longer touches it. So is
+    `owner`, with the storage of each tensor that it is or, as a list, tuple or dictionary, has;
+    what addresses name must stay valid as long, and must not leave that memory where it is known.
+    In a load or a get a negative id stands for bytes that are verified but not delivered.
     """
 
     def __new__(
         cls,
-        ranges: Iterable[tuple[int, int, int]],
+        ranges: Iterable[tuple[int, int, int] | Buffer | _Tensor],
         rows: Buffer | Iterable[Iterable[int]],
         owner: object = None,
     ) -> Self: ...

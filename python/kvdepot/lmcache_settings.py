@@ -284,9 +284,10 @@ def _nest(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check(pipeline: str, depot: dict[str, Any], origin: Mapping[str, str]) -> None:
-    """As the depot would when it opens, but by the names that were given."""
+    """As the depot would when it opens, but by the names that were given. Each process of the
+    engine reads them, on whatever machine; the one that opens the depot looks at what is there."""
     try:
-        kvdepot.check(pipeline, depot)
+        kvdepot.check(pipeline, depot, options_only=True)
     except kvdepot.ConfigError as error:
         named, colon, rest = str(error).partition(": ")
         given = origin.get(named, named)

@@ -75,6 +75,8 @@ class KvdepotConnector(OffloadingConnector):
             self._geometries: dict[int, RankGeometry] = {}
             self.manager.set_whole(self._is_whole)
             _say_policy(vllm_config)
+            if vllm_config.cache_config.enable_prefix_caching:
+                self.manager.say_sizes(kv_cache_config.num_blocks)
 
     @property
     def manager(self) -> KvdepotManager:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import itertools
+import math
 import os
 import secrets
 import stat
@@ -125,13 +126,15 @@ class KvdepotManager(OffloadingManager):
         *,
         writers: int | None = None,
         shared: bool = False,
+        engine_block_bytes: int = 0,
     ) -> None:
         """`ranks` is the number of workers, the first `writers` of which each contribute a part
         to a block: all of them unless the KV of each is the same. A `shared` depot is a service's,
-        and other engines use it too."""
+        and other engines use it too. `engine_block_bytes` is what a depot holds of a vLLM block."""
         self.faults = Faults(logger)
         self.depot = SafeDepot(depot, self.faults)
         self._shared = shared
+        self._engine_block_bytes = engine_block_bytes
         self.collector = Collector(self.depot)
         self._near = depot.tiers[0]
         self._socket = depot.socket
@@ -180,6 +183,20 @@ class KvdepotManager(OffloadingManager):
         """The request runs under a LoRA adapter with these files."""
         self._adapters[request] = fingerprint.encode()
 
+    def say_sizes(self, engine_blocks: int) -> None:
+        """One line where vLLM's own prefix cache, of so many blocks, holds more than the depot."""
+        tiers = (self.depot.stats() or {}).get("tiers") or {"": {"capacity_bytes": math.inf}}
+        held, name = max((tier["capacity_bytes"], name) for name, tier in tiers.items())
+        engine = engine_blocks * self._engine_block_bytes
+        if held < engine:
+            logger.warning(
+                "kvdepot: %s holds %.2f GiB, and vLLM's own prefix cache %.2f GiB: what vLLM has "
+                "computed is still in its own cache when it has left the depot, so that only "
+                "restarts, resets and other engines find something here; give %s more than vLLM "
+                "has (--kv-cache-memory-bytes, VLLM_CPU_KVCACHE_SPACE)",
+                name, held / 2**30, engine / 2**30, name,
+            )  # fmt: skip
+
     # ---- reading ---------------------------------------------------------------------------
 
     @_on_path
@@ -194,8 +211,10 @@ class KvdepotManager(OffloadingManager):
         if group is None:
             waits = self._steps_without_groups is not None and self._may_wait(req_context.req_id)
             return LookupResult.RETRY if waits else LookupResult.MISS
-        if group.namespace.prefix([ident[1]]):
-            self._hold(group, [ident, *self._ahead(key, req_context)])
+        # vLLM asks for nothing behind its first miss; the depot learns what it would have taken.
+        idents = [ident, *self._ahead(key, req_context)]
+        if group.namespace.prefix([wanted for _, wanted in idents]):
+            self._hold(group, idents)
             if ident in self._held:
                 return LookupResult.HIT
         if ident in self._storing and self._may_wait(req_context.req_id):
@@ -306,8 +325,8 @@ class KvdepotManager(OffloadingManager):
         if end is not None:
             self._ends[req_context.req_id] = min(end, self._ends.get(req_context.req_id, end))
             logger.info(
-                "request %s: no room for the block that ends at token %d; nothing behind it is "
-                "stored", req_context.req_id, end,
+                "request %s: the block that ends at token %d is not stored, for want of room or "
+                "because it had left unread; nothing behind it is", req_context.req_id, end,
             )  # fmt: skip
 
     def stop_storing(self, request: str) -> None:

@@ -52,6 +52,10 @@ DEPOT_COUNTERS = {
         "dropped_blocks",
         "Blocks dropped on their way to the far tier because its queue was full.",
     ),
+    "declined_blocks": (
+        "declined_blocks",
+        "Blocks not stored again because they had left before anybody asked for them.",
+    ),
     "reserve_present_blocks": (
         "reserve_present_blocks",
         "Reservations refused because the block is stored.",

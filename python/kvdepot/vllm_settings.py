@@ -113,6 +113,8 @@ def read(extra_config: Mapping[str, Any]) -> Settings:
         # A store that waits for a slow far tier would hold up the engine's step. (What a service
         # does is set there.)
         given.setdefault("overload", "drop")
+        # What vLLM serves from its own cache is offered again and again, and never asked for.
+        given.setdefault("admission", "learned")
     elif on_reset == "clear":
         raise _wrong("on_reset", on_reset, "'epoch' or 'keep' where other engines share the depot")
     settings = Settings(
@@ -125,7 +127,8 @@ def read(extra_config: Mapping[str, Any]) -> Settings:
         merged=merged,
     )
     try:
-        kvdepot.check(settings.pipeline, settings.depot)
+        # Workers read them too; the process that opens the depot looks at what is there.
+        kvdepot.check(settings.pipeline, settings.depot, options_only=True)
     except kvdepot.ConfigError as error:
         raise _explain(error, settings) from error
     return settings

@@ -60,13 +60,15 @@ class KvdepotSpec(OffloadingSpec):
             # Now, while the engine starts, the memory costs no request anything.
             depot.populate()
         world = self.config.parallel.world_size
+        writers = 1 if self.replicated_layout else world
         return KvdepotManager(
             depot,
             world,
             self.settings.lookup_wait_seconds,
             self.settings.on_reset,
-            writers=1 if self.replicated_layout else world,
+            writers=writers,
             shared=self.settings.shared,
+            engine_block_bytes=self.config.worker_kv_bytes_per_block * writers,
         )
 
     def get_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:

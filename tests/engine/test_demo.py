@@ -57,7 +57,7 @@ def interrupt_in_the_middle_of_a_start(directory: Path, number: int) -> None:
     )
     assert process.stdout is not None
     for line in process.stdout:
-        if "starting: " in line:
+        if "starting two servers" in line:
             break
     # In the middle of a start there are several processes, some just forked.
     deadline = time.monotonic() + 300
@@ -111,6 +111,7 @@ def test_what_is_as_promised_is_no_failure() -> None:
     ("changes", "words"),
     [
         ({"hit": [answer(cached=256, token="b")] * 2}, "300 tokens: not the greedy tokens"),
+        ({"baseline": [answer(cached=8)] * 2}, "first time, 300 tokens: 16 tokens came from"),
         ({"restart": [answer(cached=256, logprob=-1.01)] * 2}, "300 tokens: a logprob.*1.0e-02"),
         (
             {"restart": [answer(cached=128)] * 2, "external_hits": {"hit": 512, "restart": 256}},

@@ -560,12 +560,19 @@ def test_a_service_that_is_killed_costs_hits_until_the_next_one_serves(service: 
         engine.close()
 
 
+def all_stopped(pid: int) -> bool:
+    states = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/stat")]
+    return all(state.rpartition(")")[2].split()[0] == "T" for state in states)
+
+
 def test_a_service_that_hangs_costs_hits_and_holds_the_engine_up_once(service: Service) -> None:
     engine = service.engine()
     try:
         a = key("a")
         engine.store(a)
         os.kill(service.process.pid, signal.SIGSTOP)
+        # Each of its threads stops when it notices.
+        eventually(lambda: all_stopped(service.process.pid))
         # As long as the service's `timeout` says, and never again.
         started = time.monotonic()
         assert engine.lookup(a) is LookupResult.MISS

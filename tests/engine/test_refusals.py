@@ -35,7 +35,7 @@ class TestSettings:
     def test_nothing_given_is_the_default_pipeline(self) -> None:
         settings = self.read()
         assert settings.pipeline == "Cache|Dax"
-        assert settings.depot == {"overload": "drop"}
+        assert settings.depot == {"overload": "drop", "admission": "learned"}
         assert not settings.offload_prompt_only
 
     def test_keys_go_where_they_belong(self) -> None:
@@ -47,7 +47,8 @@ class TestSettings:
             offload_prompt_only=True,
             block_size=256,
         )
-        assert settings.depot == {"dax": {"path": "/x"}, "overload": "drop"}
+        kept = {"overload": "drop", "admission": "learned"}
+        assert settings.depot == {"dax": {"path": "/x"}, **kept}
         assert settings.lookup_wait_seconds == 0.25
         assert settings.offload_prompt_only
         assert settings.merged["block_size"] == 256
@@ -311,7 +312,7 @@ class TestOpening:
             assert second.tiers == ["Cache"]
         warning = capfd.readouterr().err
         assert "opening with Cache alone" in warning
-        assert f"process {os.getpid()} on host" in warning, "the owner is named"
+        assert f"this process ({os.getpid()} on host" in warning, "the owner is named"
 
     def test_an_arena_that_was_asked_for_is_not_replaced(self, tmp_path: Path) -> None:
         dax = {"path": str(tmp_path / "arena.kvd"), "capacity": "8MiB"}

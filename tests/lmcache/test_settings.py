@@ -176,7 +176,7 @@ REFUSED = {
     ),
     "slab below what regions need": (
         {"restore_max_regions": 4, "retrieve_staging_slab_bytes": 65536},
-        "retrieve_staging_slab_bytes: 65536",
+        "retrieve_staging_slab_bytes: 64 KiB",
         "64KiB",
     ),
     "kept by nothing": (

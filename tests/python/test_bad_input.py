@@ -62,6 +62,17 @@ def test_options_are_checked_without_opening(tmp_path: Path) -> None:
     assert kvdepot.check("Dax", settings) is None
     assert not (tmp_path / "arena").exists()
     assert "dax.capcity" in refusal(kvdepot.check, "Dax", {"dax": {"capcity": 1}})
+    for wrong in (
+        {"dax": {"path": "/dev/no-such-device", "capacity": "1MiB"}},
+        {"dax": {"path": str(tmp_path / "none" / "arena"), "capacity": "1MiB"}},
+        {"dax": {"path": str(tmp_path / "arena"), "capacity": 1.5}},
+        {"dax": {"path": str(tmp_path / "arena"), "capacity": "8KiB"}},
+    ):
+        assert refusal(kvdepot.check, "Dax", wrong) == refusal(kvdepot.open, "Dax", wrong)
+    there = {"dax": {"path": "/dev/dax9.9", "capacity": "1GiB"}}
+    assert kvdepot.check("Dax", there, options_only=True) is None
+    much = {"cache": {"capacity": "1024TiB"}}
+    assert "memory" in refusal(kvdepot.check, "Cache", much)
 
 
 class Restless(os.PathLike[str]):
@@ -72,7 +83,7 @@ class Restless(os.PathLike[str]):
 
     def __fspath__(self) -> str:
         self.change()
-        return "/none/such"
+        return "/tmp/none-such"
 
 
 def test_settings_may_change_while_they_are_read() -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
+import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import kvdepot
 import pytest
 
 pytestmark = pytest.mark.unit
@@ -101,3 +105,72 @@ def test_ctrl_c_at_the_end_skips_no_depot(child: Child) -> None:
 """
     )
     assert last_line(process) == "True"
+
+
+@pytest.mark.integration
+def test_ctrl_c_while_another_owner_is_waited_for_leaves_nothing(
+    child: Child, tmp_path: Path
+) -> None:
+    used, fresh = tmp_path / "used", tmp_path / "fresh"
+    settings = {"path": str(used), "capacity": "1MiB"}
+    with kvdepot.open("Dax", {"dax": settings, "socket": "off"}):
+        # It has made the first device when it waits for the second.
+        process = child(
+            """
+            import os, signal, sys, threading, time
+            import kvdepot
+
+            fresh, used = sys.argv[1:]
+
+            def press():
+                while not os.path.exists(fresh):
+                    time.sleep(0.001)
+                os.kill(os.getpid(), signal.SIGINT)
+
+            threading.Thread(target=press).start()
+            devices = [{"path": path, "capacity": "1MiB"} for path in (fresh, used)]
+            options = {"dax": {"devices": devices}, "socket": "off", "lock_wait": "1h"}
+            try:
+                kvdepot.open("Dax", options)
+            except KeyboardInterrupt:
+                print(os.path.exists(fresh))
+            """,
+            fresh,
+            used,
+        )
+        assert process.communicate(timeout=60)[0].split() == ["False"]
+    assert not fresh.exists()
+
+
+@pytest.mark.integration
+def test_a_close_lets_memory_and_the_arena_go_while_a_namespace_is_kept(tmp_path: Path) -> None:
+    arena = str(tmp_path / "arena")
+    settings = {
+        "cache": {"capacity": "43MiB"},
+        "dax": {"path": arena, "capacity": "4MiB"},
+        "socket": "off",
+        "lock_wait": "60s",
+    }
+
+    def mapped() -> tuple[bool, bool]:
+        lines = Path("/proc/self/maps").read_text().splitlines()
+        ends = [line.split(" ")[0].split("-") for line in lines if "kvdepot-cache" in line]
+        lengths = [int(end, 16) - int(begin, 16) for begin, end in ends]
+        return 43 << 20 in lengths, any(arena in line for line in lines)
+
+    depot = kvdepot.open("Cache|Dax", settings)
+    ns = depot.namespace("m", "f", 1)
+    assert ns.put([bytes(32)], [b"x" * 5000]).wait(30) == [True]
+    assert mapped() == (True, True)
+    # Nobody would end the wait.
+    begun = time.monotonic()
+    with pytest.raises(kvdepot.LockedError, match="another depot of this process") as caught:
+        kvdepot.open("Cache|Dax", settings)
+    assert time.monotonic() - begun < 30
+    assert caught.value.pid == os.getpid()
+    depot.close()
+    assert mapped() == (False, False)
+    with kvdepot.open("Cache|Dax", settings) as again:
+        assert again.namespace("m", "f", 1).contains([bytes(32)]) == [True]
+    with pytest.raises(kvdepot.ClosedError):
+        ns.contains([bytes(32)])

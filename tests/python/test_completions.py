@@ -9,6 +9,7 @@ from typing import Any
 
 import kvdepot
 import pytest
+from helpers import is_refused_in_a_child
 
 BLOCK = 8192
 Keys = Callable[[int], list[bytes]]
@@ -87,14 +88,7 @@ def test_closed_completions_refuse_and_the_task_goes_on(ns: kvdepot.Namespace, k
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_forked_child_is_refused(ns: kvdepot.Namespace) -> None:
     done = kvdepot.Completions()
-    child = os.fork()
-    if child == 0:
-        try:
-            done.drain()
-        except kvdepot.ClosedError:
-            os._exit(0)
-        os._exit(1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert is_refused_in_a_child(done.drain)
 
 
 def test_namespaces_keys_and_what_is_gone(

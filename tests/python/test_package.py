@@ -154,7 +154,7 @@ def test_the_command_is_in_the_package(depots: Any, keys: Keys) -> None:
     ns.put(keys(3), [b"abc"] * 3).wait(30)
     path = depot.path
     depot.close()
-    run = python("-m", "kvdepot._cli", "ls", path, "--json")
+    run = python("-m", "kvdepot._cli", "ls", path, "--blocks", "--json")
     assert run.returncode == 0, run.stderr
     rows = [json.loads(line) for line in run.stdout.splitlines()]
     assert [row["namespace"] for row in rows] == [ns.digest.hex()] * 3
@@ -162,6 +162,26 @@ def test_the_command_is_in_the_package(depots: Any, keys: Keys) -> None:
     wrong = python("-m", "kvdepot._cli", "lss")
     assert wrong.returncode == 2
     assert "lss" in wrong.stderr
+
+
+def test_the_package_runs_the_command() -> None:
+    run = python("-m", "kvdepot", "doctor", "--help")
+    assert run.returncode == 0, run.stderr
+    assert "Usage: kvdepot doctor" in run.stdout
+    assert python("-m", "kvdepot", "lss").returncode == 2
+
+
+def test_a_depot_knows_that_it_is_closed(depots: Any) -> None:
+    depot = depots.open("Cache")
+    assert depot.closed is False
+    with kvdepot.open(f"unix:{depot.socket}") as client:
+        depot.close()
+        assert depot.closed is True
+        # Its owner is gone; it is not.
+        assert client.closed is False
+    assert client.closed is True
+    depot.close()
+    assert depot.closed is True
 
 
 def test_the_benchmark_prints_rows(capsys: pytest.CaptureFixture[str]) -> None:

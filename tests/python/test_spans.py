@@ -37,18 +37,25 @@ ROWS: dict[str, Callable[[list[list[int]]], Any]] = {
 }
 
 
-@pytest.mark.parametrize("form", ROWS)
-def test_blocks_are_gathered_and_scattered(ns: kvdepot.Namespace, keys: Keys, form: str) -> None:
-    memory, names = cache(), keys(2)
-    rows = ROWS[form]([[7, 2], [3, 4]])
-    spans = kvdepot.Spans(ranges(memory), rows, memory)
-    assert len(spans) == 2
+def gather(
+    ns: kvdepot.Namespace, names: list[bytes], spans: kvdepot.Spans, memory: np.ndarray
+) -> None:
+    """Stores two blocks, of pages 7 and 2 and of pages 3 and 4, and looks at them in one piece."""
     assert spans.nbytes == 2 * LAYERS * 2 * PAGE
     assert all(ns.put(names, spans).wait(30))
     plain = [bytearray(LAYERS * 2 * PAGE) for _ in names]
     assert all(ns.get(names, plain).wait(30))
     assert plain[0] == memory[:, [7, 2]].tobytes()
     assert plain[1] == memory[:, [3, 4]].tobytes()
+
+
+@pytest.mark.parametrize("form", ROWS)
+def test_blocks_are_gathered_and_scattered(ns: kvdepot.Namespace, keys: Keys, form: str) -> None:
+    memory, names = cache(), keys(2)
+    rows = ROWS[form]([[7, 2], [3, 4]])
+    spans = kvdepot.Spans(ranges(memory), rows, memory)
+    assert len(spans) == 2
+    gather(ns, names, spans, memory)
     out = np.zeros_like(memory)
     elsewhere = kvdepot.Spans(ranges=ranges(out), rows=[[0, 1], [9, 8]], owner=out)
     assert all(ns.get(names, elsewhere).wait(30))
@@ -147,3 +154,146 @@ def test_ranges_and_rows_may_be_any_iterables(ns: kvdepot.Namespace, keys: Keys)
     out = [bytearray(64), bytearray(64)]
     assert ns.get(name, out).wait(30) == [True] * 2
     assert b"".join(out) == memory.tobytes()
+
+
+TENSORS: dict[str, Callable[[np.ndarray], Any]] = {
+    "arrays": list,
+    "one array of layers": lambda memory: memory,
+    "memory views": lambda memory: [memoryview(layer) for layer in memory],
+    "arrays of wider elements": lambda memory: [layer.view(np.float32) for layer in memory],
+    "pages of more dimensions": lambda memory: [layer.reshape(BLOCKS, 4, 16) for layer in memory],
+    "tensors": lambda memory: list(torch().from_numpy(memory)),
+    "bfloat16": lambda memory: list(torch().from_numpy(memory).view(torch().bfloat16)),
+    "float8": lambda memory: list(torch().from_numpy(memory).view(torch().float8_e4m3fn)),
+    "parameters": lambda memory: list(
+        torch().from_numpy(memory).view(torch().float32).requires_grad_()
+    ),
+}
+
+
+def torch() -> Any:
+    return pytest.importorskip("torch")
+
+
+@pytest.mark.parametrize("form", TENSORS)
+def test_tensors_are_ranges(ns: kvdepot.Namespace, keys: Keys, form: str) -> None:
+    memory, names = cache(), keys(2)
+    spans = kvdepot.Spans(TENSORS[form](memory), [[7, 2], [3, 4]])
+    gather(ns, names, spans, memory)
+    out = np.zeros_like(memory)
+    assert all(ns.get(names, kvdepot.Spans(TENSORS[form](out), [[0, 1], [-1, 8]])).wait(30))
+    assert (out[:, [0, 1, 8]] == memory[:, [7, 2, 4]]).all()
+    assert not out[:, [2, 3, 4, 5, 6, 7, 9]].any()
+
+
+def test_pages_may_have_gaps_between_them(ns: kvdepot.Namespace, keys: Keys) -> None:
+    memory, name = cache(), keys(1)
+    # Keys and values of a page apart, as some engines have them; every second page, backwards.
+    halves = [memory[:, :, :32].swapaxes(0, 1)[:, 1], memory[2, ::2], memory[1, ::-1]]
+    assert all(ns.put(name, kvdepot.Spans(halves, [[4, 1]])).wait(30))
+    out = bytearray(2 * 32 + 4 * PAGE)
+    assert all(ns.get(name, [out]).wait(30))
+    expected = [memory[1, [4, 1], :32], memory[2, [8, 2]], memory[1, [5, 8]]]
+    assert out == b"".join(one.tobytes() for one in expected)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "words"),
+    [
+        (lambda: np.zeros(8, np.uint8), r"shape \[8\]"),
+        (lambda: np.zeros((0, 8), np.uint8), "empty"),
+        (lambda: np.zeros((8, 0), np.uint8), "empty"),
+        (lambda: np.zeros((8, 4, 4), np.uint8)[:, :, ::2], "gaps"),
+        (lambda: np.zeros((8, 4, 4), np.uint8).swapaxes(1, 2), "order"),
+        (lambda: np.lib.stride_tricks.sliding_window_view(np.zeros(64), 8), "overlap"),
+        (lambda: np.zeros((4, 4), object), "pointers"),
+        (lambda: torch().zeros(8, 16).t(), "gaps"),
+        (lambda: torch().zeros(1, 16).expand(8, 16), "overlap"),
+        (lambda: torch().zeros(8, 16, device="meta"), "device"),
+        (lambda: torch().zeros(8, 16).to_sparse(), ""),
+        (lambda: [4096, 64, 64], ""),
+        (lambda: (4096, "x", 64), "x"),
+        (lambda: (4096, 64), "4096"),
+        (lambda: None, "NoneType object"),
+    ],
+)
+def test_what_has_no_pages(tensor: Callable[[], Any], words: str) -> None:
+    with pytest.raises(kvdepot.InputError, match=rf"ranges\[1\].*{words}"):
+        kvdepot.Spans([cache()[0], tensor()], [[0]])
+
+
+def test_ranges_are_a_sequence() -> None:
+    with pytest.raises(kvdepot.InputError, match=r"ranges.*5.*sequence"):
+        kvdepot.Spans(5, [[0]])  # type: ignore[arg-type]
+
+
+def test_ids_beyond_a_tensors_pages_are_refused() -> None:
+    memory = cache()
+    kvdepot.Spans(memory, [[0], [9, -1]])
+    with pytest.raises(kvdepot.InputError, match=r"rows\[1\]: 10 .*below 10.*ranges\[0\]"):
+        kvdepot.Spans(memory, [[0, 9], [3, 10]])
+
+
+def test_a_stride_in_elements_is_refused() -> None:
+    memory = np.zeros((BLOCKS, 32), np.uint16)
+    wrong = [(memory.ctypes.data, memory.strides[0] // memory.itemsize, PAGE)]
+    with pytest.raises(kvdepot.InputError, match=r"ranges\[0\].*stride of 32 .*in bytes"):
+        kvdepot.Spans(wrong, [[7, 2]], memory)
+    # One page has no next one.
+    kvdepot.Spans([(memory.ctypes.data, 0, PAGE)], [[0]], memory)
+
+
+OWNERS: dict[str, Callable[[np.ndarray], Any]] = {
+    "an array": lambda memory: memory,
+    "a view of it": lambda memory: memory[1, 3:],
+    "a memory view": lambda memory: memoryview(memory)[1:],
+    "a list": lambda memory: [memory, bytearray(8)],
+    "a dictionary": lambda memory: {"a": memory[0], "b": memory[2]},
+    "a tensor": lambda memory: torch().from_numpy(memory)[1],
+    "tensors": lambda memory: tuple(torch().from_numpy(memory)),
+}
+
+
+@pytest.mark.parametrize("form", OWNERS)
+def test_addresses_must_not_leave_their_owner(form: str) -> None:
+    memory = cache()
+    owner, where = OWNERS[form](memory), ranges(memory)
+    kvdepot.Spans(where, [[0, 9], [-1, 3]], owner)
+    with pytest.raises(kvdepot.InputError, match=r"rows\[1\]: 10 .*ranges\[2\].*owner"):
+        kvdepot.Spans(where, [[0, 9], [10, -1]], owner)
+    address, stride, length = where[0]
+    for wrong in [(address - 1, stride, length), (address, stride, memory.nbytes + 1)]:
+        with pytest.raises(kvdepot.InputError, match=r"rows\[0\]: 0 .*ranges\[0\].*owner"):
+            kvdepot.Spans([wrong], [[0]], owner)
+
+
+def test_who_owns_more_than_is_known_is_taken_at_its_word() -> None:
+    memory = cache()
+    other = ranges(np.zeros_like(memory))
+    for owner in (Owner(), [memory, Owner()], [], None):
+        kvdepot.Spans(other, [[0]], owner)
+
+
+def test_a_read_only_array_is_no_destination(ns: kvdepot.Namespace, keys: Keys) -> None:
+    memory, name = cache(), keys(1)
+    memory.flags.writeable = False
+    spans = kvdepot.Spans(memory, [[1, 2]])
+    assert ns.put(name, spans).wait(30) == [True]
+    before = memory.tobytes()
+    with pytest.raises(kvdepot.InputError, match="read-only"):
+        ns.get(name, spans)
+    assert memory.tobytes() == before
+
+
+def test_tensors_live_until_the_task_is_over(ns: kvdepot.Namespace, keys: Keys) -> None:
+    name = keys(1)
+    held = [one for one in ns.reserve(name, PAGE) if one is not None]
+    memory = np.full((4, PAGE), 7, np.uint8)
+    watch = weakref.ref(memory)
+    task = ns.put(name, kvdepot.Spans([memory], [[2]]))
+    del memory
+    gc.collect()
+    assert watch() is not None
+    ns.abort(held)
+    assert task.wait(30) == [True]
+    assert watch() is None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import importlib.util
 import subprocess
 from collections.abc import Callable
 from typing import Any
@@ -12,13 +11,12 @@ from typing import Any
 import kvdepot
 import numpy as np
 import pytest
+from helpers import needs_torch
 
 pytestmark = pytest.mark.unit
 
 Child = Callable[..., subprocess.Popen[Any]]
 Keys = Callable[[int], list[bytes]]
-
-needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch")
 
 # The task is under way for long enough for its tensor to be given other memory, and for the memory
 # that it had to be somebody else's.

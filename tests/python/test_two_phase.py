@@ -271,7 +271,10 @@ def test_strangers_are_refused(depots: Any, keys: Keys, tmp_path: Any) -> None:
     [
         ([], "0 for 1 reservations"),
         ([[bytes(16)]] * 2, "2 for 1 reservations"),
-        ([[bytes(15)]], r"checksums\[0\]\[0\].*16 bytes"),
+        ([[bytes(15)]], r"checksums\[0\]\[0\].* a checksum: bytes of length 16"),
+        ([[1]], r"checksums\[0\]\[0\]: 1 is not allowed: a checksum"),
+        ([1], r"checksums\[0\]: 1 is not allowed: a list"),
+        (1, r"checksums: 1 is not allowed: one list a reservation"),
         ([[None]], r"checksums\[0\]\[0\]"),
         ([["x" * 16]], r"checksums\[0\]\[0\]"),
         ([[bytes(16)] * 2], r"checksums\[0\]: 2 checksums"),

@@ -34,7 +34,7 @@ def by_identity(blocks: list[dict[str, object]]) -> list[dict[str, object]]:
 
 def agree_on_blocks(path: Path) -> list[dict[str, object]]:
     """The blocks, after checking that both list the same with the same fields."""
-    ours = by_identity(lines(COMMAND, "ls", path, "--json"))
+    ours = by_identity(lines(COMMAND, "ls", path, "--blocks", "--json"))
     theirs = by_identity(lines(sys.executable, READER, path))
     fields = list(theirs[0]) if theirs else []
     assert [{field: block[field] for field in fields} for block in ours] == theirs

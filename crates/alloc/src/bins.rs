@@ -65,6 +65,11 @@ impl Bins {
         }
     }
 
+    /// As many bins as a pool of so many granules needs; there were no more.
+    pub(crate) fn grow(&mut self, granules: u64) {
+        self.heads.resize(bin_of(granules) + 1, NIL);
+    }
+
     pub(crate) const fn memory_bytes(&self) -> usize {
         self.heads.capacity() * size_of::<u32>()
     }

@@ -213,6 +213,51 @@ impl<W: Word> Core<W> {
         start
     }
 
+    /// Makes the pool larger; what is new is free.
+    pub(crate) fn grow(&mut self, granules: u64) {
+        self.settle();
+        self.free.grow(granules);
+        let (start, more) = (self.granules, granules - self.granules);
+        let last = self.links.free(self.links.prev(ENDS));
+        if last == NIL {
+            self.append_free(start, more);
+        } else {
+            let (start, len) = (self.free.start(last), self.free.len(last));
+            self.free.change(last, start, len + more);
+        }
+        self.granules = granules;
+    }
+
+    /// Looks at the free extents with `count` numbers, and makes live what `part` answers of each,
+    /// one part behind the other until it answers none. Gives the first of the next numbers.
+    pub(crate) fn carve(
+        &mut self,
+        from: u32,
+        count: u32,
+        mut part: impl FnMut(Extent) -> Option<Extent>,
+    ) -> Option<u32> {
+        self.settle();
+        let end = self.free.numbers().min(from.saturating_add(count));
+        for id in from..end {
+            while let Some(part) = self.free.get(id).and_then(&mut part) {
+                self.split(id, part.offset);
+                self.take(id, part.len);
+            }
+        }
+        (end < self.free.numbers()).then_some(end)
+    }
+
+    /// Leaves a free extent what lies from a position on; what lies before gets another number.
+    fn split(&mut self, id: u32, at: u64) {
+        let (start, len) = (self.free.start(id), self.free.len(id));
+        if at > start {
+            let link = self.links.insert_before(self.free.link(id));
+            let before = self.free.insert(start, at - start, link);
+            self.links.set_free(link, before);
+            self.free.change(id, at, len - (at - start));
+        }
+    }
+
     /// One extent if one fits, else as few as possible. Nothing is taken unless at most `max`
     /// suffice. They are in granules. False if there is no room.
     #[inline]

@@ -91,6 +91,22 @@ impl<W: Word> FreeSet<W> {
         self.records.reserve_exact(more);
     }
 
+    /// Makes it the set of a larger pool.
+    pub(crate) fn grow(&mut self, pool_granules: u64) {
+        self.bins.grow(pool_granules);
+    }
+
+    /// Every number of a free extent is below this.
+    pub(crate) const fn numbers(&self) -> u32 {
+        self.records.len() as u32
+    }
+
+    /// The free extent with a number, if there is one.
+    pub(crate) fn get(&self, id: u32) -> Option<Extent> {
+        let (offset, len) = (self.start(id), self.len(id));
+        (len != 0).then_some(Extent { offset, len })
+    }
+
     #[inline]
     pub(crate) fn start(&self, id: u32) -> u64 {
         self.records[id as usize].start.get()

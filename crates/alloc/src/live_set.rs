@@ -20,6 +20,13 @@ const LOAD: (usize, usize) = (4, 5);
 /// Slots that a large table fills at a time: what a second-level cache holds.
 const PART_SLOTS: usize = 1 << 14;
 
+/// A table that is filled has room for one extent in so many more.
+const SPARE: usize = 32;
+
+/// A large table is filled in so many goes, each of which takes memory for its part of the extents
+/// alone.
+const GOES: usize = 4;
+
 /// How many extents a table of so many slots may hold.
 const fn extents_max(slots: usize) -> usize {
     if slots <= SLOTS_SPARSE {
@@ -41,6 +48,12 @@ fn slots_for(extents: usize) -> usize {
         let dense = extents.div_ceil(LOAD.0).saturating_mul(LOAD.1);
         dense.max(SLOTS_HALF + 1)
     }
+}
+
+/// The slot, of so many, in which the search for a start begins.
+#[inline]
+fn home(start: u64, slots: usize) -> usize {
+    ((u64::from(spread(start)) * slots as u64) >> 32) as usize
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -118,7 +131,7 @@ impl<W: Word> LiveSet<W> {
     /// The slot in which the search for a start begins.
     #[inline]
     fn home(&self, start: u64) -> usize {
-        ((u64::from(spread(start)) * self.slots.len() as u64) >> 32) as usize
+        home(start, self.slots.len())
     }
 
     /// The slot of the extent that starts here, or else the empty one in which its search ended.
@@ -185,13 +198,15 @@ impl<W: Word> LiveSet<W> {
         extents: usize,
         items: impl Iterator<Item = (u64, Live)> + Clone,
     ) {
-        self.reserve(extents);
+        // The first extents that come do not find it full.
+        self.reserve(extents + extents / SPARE);
         let parts = self.slots.len() / PART_SLOTS + 1;
         if parts == 1 {
             items.for_each(|(start, live)| self.insert(start, live));
             return;
         }
-        let part = |start| self.home(start) / PART_SLOTS;
+        let slots = self.slots.len();
+        let part = |start| home(start, slots) / PART_SLOTS;
         let mut next = vec![0; parts + 1];
         for (start, _) in items.clone() {
             next[part(start) + 1] += 1;
@@ -199,19 +214,26 @@ impl<W: Word> LiveSet<W> {
         for at in 1..=parts {
             next[at] += next[at - 1];
         }
-        let mut sorted = vec![Self::EMPTY; extents];
-        for (start, Live { len, link }) in items {
-            let next = &mut next[part(start)];
-            sorted[*next] = Slot {
-                start: W::pack(start),
-                len: W::pack(len),
-                link,
-            };
-            *next += 1;
-        }
-        for slot in sorted {
-            let at = self.find(slot.start.get());
-            self.slots[at] = slot;
+        let mut sorted = Vec::new();
+        for go in 0..GOES {
+            let some = parts * go / GOES..parts * (go + 1) / GOES;
+            let begin = next[some.start];
+            sorted.resize(next[some.end] - begin, Self::EMPTY);
+            for (start, Live { len, link }) in items.clone() {
+                let part = part(start);
+                if some.contains(&part) {
+                    sorted[next[part] - begin] = Slot {
+                        start: W::pack(start),
+                        len: W::pack(len),
+                        link,
+                    };
+                    next[part] += 1;
+                }
+            }
+            for slot in sorted.drain(..) {
+                let at = self.find(slot.start.get());
+                self.slots[at] = slot;
+            }
         }
         self.used = extents;
     }

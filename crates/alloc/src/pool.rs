@@ -104,15 +104,22 @@ impl Pool {
         Ok(Self { inner, shift })
     }
 
-    /// Makes the pool larger. What is live stays where it is, and the rest is free. The pool is
-    /// built anew, which takes as long as [`Pool::rebuild`].
+    /// Makes the pool larger. What is live stays where it is, and the rest is free. That takes no
+    /// time to speak of, but where the pool becomes one of 2³² − 1 granules or more, or smaller: it
+    /// is built anew then, as by [`Pool::rebuild`].
     ///
     /// # Errors
     ///
     /// [`Error::Size`] for a size that [`Pool::new`] refuses; [`Error::OutOfRange`] for one that
     /// live extents do not fit into.
     pub fn grow(&mut self, size: u64) -> Result<(), Error> {
-        *self = Self::rebuild(size, self.granule(), self.live_extents())?;
+        let (granules, _) = granules(size, self.granule())?;
+        let is_narrow = is_narrow(granules);
+        match &mut self.inner {
+            Inner::Narrow(core) if is_narrow && granules > core.granules() => core.grow(granules),
+            Inner::Wide(core) if granules > core.granules() => core.grow(granules),
+            _ => *self = Self::rebuild(size, self.granule(), self.live_extents())?,
+        }
         Ok(())
     }
 
@@ -200,6 +207,33 @@ impl Pool {
         } else {
             Err(Error::NotLive { offset })
         }
+    }
+
+    /// Makes parts of free extents live, as if they had been allocated: what is under them failed,
+    /// say. `part` is asked for each, and again for what lies behind the part that it answers,
+    /// until it answers none; parts are multiples of the granule.
+    ///
+    /// Looks at no more than `count` extents, from the `from`th on in an order of the pool's own,
+    /// and gives what to go on with, if there is more. Extents that became free since the first of
+    /// such calls may be missed.
+    pub fn carve(
+        &mut self,
+        from: u32,
+        count: u32,
+        mut part: impl FnMut(Extent) -> Option<Extent>,
+    ) -> Option<u32> {
+        let shift = self.shift;
+        let part = |free: Extent| {
+            let part = part(Extent {
+                offset: free.offset << shift,
+                len: free.len << shift,
+            })?;
+            Some(Extent {
+                offset: part.offset >> shift,
+                len: part.len >> shift,
+            })
+        };
+        with!(&mut self.inner, core => core.carve(from, count, part))
     }
 
     /// The live extent that starts at `offset`, if there is one.

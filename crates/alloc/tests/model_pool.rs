@@ -18,6 +18,9 @@ enum Op {
     Free(usize),
     FreeAnywhere(u64),
     Rebuild,
+    /// Makes live what is free of so many bytes from there on.
+    Carve(u64, u64),
+    Grow(u64),
 }
 
 fn ops(size: u64) -> impl Strategy<Value = Vec<Op>> {
@@ -32,6 +35,8 @@ fn ops(size: u64) -> impl Strategy<Value = Vec<Op>> {
         6 => any::<usize>().prop_map(Op::Free),
         1 => (0..=size).prop_map(Op::FreeAnywhere),
         1 => Just(Op::Rebuild),
+        1 => (0..=size, 0..=size / 4).prop_map(|(at, len)| Op::Carve(at, len)),
+        1 => (0..=size / 8).prop_map(Op::Grow),
     ];
     prop::collection::vec(op, 1..300)
 }
@@ -128,6 +133,63 @@ fn apply(pool: &mut Pool, model: &mut Model, op: &Op) {
             let live: Vec<Extent> = pool.live_extents().collect();
             *pool = Pool::rebuild(pool.size(), pool.granule(), live).unwrap();
         }
+        Op::Carve(at, len) => carve(pool, model, (at, at.saturating_add(len))),
+        Op::Grow(more) => {
+            let before = pool.size();
+            let size = before.saturating_add(more) / pool.granule() * pool.granule();
+            if pool.grow(size).is_ok() && size > before {
+                // What was freed last is like all others.
+                model.free(u64::MAX);
+                match model.free.last_mut() {
+                    Some(last) if last.end() == before => last.len += size - before,
+                    _ => model.free.push(Extent {
+                        offset: before,
+                        len: size - before,
+                    }),
+                }
+            }
+        }
+    }
+}
+
+fn carve(pool: &mut Pool, model: &mut Model, (begin, end): (u64, u64)) {
+    let whole = |at: u64| at / pool.granule() * pool.granule();
+    let (begin, end) = (whole(begin), whole(end));
+    // Two parts, so that something may be left between them.
+    let parts = [
+        (begin, whole(begin.midpoint(end))),
+        (whole(begin.midpoint(end)) + pool.granule(), end),
+    ];
+    let part = |free: Extent| {
+        let inside = |(begin, end): &(u64, u64)| (free.offset.max(*begin), free.end().min(*end));
+        let first = parts.iter().map(inside).find(|(begin, end)| begin < end);
+        first.map(|(offset, end)| Extent {
+            offset,
+            len: end - offset,
+        })
+    };
+    model.free(u64::MAX);
+    let mut left = Vec::new();
+    for mut free in std::mem::take(&mut model.free) {
+        while let Some(part) = part(free) {
+            if part.offset > free.offset {
+                left.push(Extent {
+                    offset: free.offset,
+                    len: part.offset - free.offset,
+                });
+            }
+            model.live.push(part);
+            (free.offset, free.len) = (part.end(), free.end() - part.end());
+        }
+        if free.len > 0 {
+            left.push(free);
+        }
+    }
+    model.free = left;
+    model.live.sort_unstable();
+    let mut next = Some(0);
+    while let Some(from) = next {
+        next = pool.carve(from, 3, part);
     }
 }
 

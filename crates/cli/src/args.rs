@@ -12,7 +12,7 @@ use kvdepot_store::config::size;
     name = "kvdepot",
     version,
     after_help = "Exit status: 0 when all is well, 1 when problems were found, 2 for usage and \
-                  errors.\nKVDEPOT_LOG=error|warn|info|debug|trace sets what is logged to stderr."
+                  errors.\nKVDEPOT_LOG=off|error|warn|info|debug|trace sets what is logged to stderr."
 )]
 pub(crate) struct Args {
     /// One JSON object a line instead of a table.
@@ -24,13 +24,16 @@ pub(crate) struct Args {
 
 #[derive(Subcommand)]
 pub(crate) enum Command {
-    /// What an arena holds: namespaces, or its live blocks.
+    /// What an arena or a live depot holds; alone, which depots are live.
     ///
-    /// Works while another process owns the arena.
+    /// An arena is read beside its owner, at its PATH. `unix:SOCKET` asks the process that has a
+    /// depot open. Without PATH and options it lists the depots that processes of this user have
+    /// open, with sockets in the runtime directory or named after kvdepot.
     Ls(Ls),
-    /// Size, fill, owner and age of an arena.
+    /// Size, fill, owner and age of an arena; counters of a live depot.
     ///
-    /// Works while another process owns the arena.
+    /// An arena is read beside its owner, at its PATH. `unix:SOCKET` asks the process that has a
+    /// depot open.
     Stat(Stat),
     /// Reads every payload and names the blocks that do not verify; exit status 1 if any.
     ///
@@ -39,11 +42,12 @@ pub(crate) enum Command {
     Verify(Verify),
     /// Removes blocks, an arena, or everything that kvdepot made.
     ///
-    /// Refuses what a process owns, and names that process. With --namespace or --key blocks are
-    /// removed and the arena stays; else the arena goes: a file is deleted, a DAX device is no
-    /// arena any more. Without PATH or --instance only blocks, of the default arena, are removed.
+    /// Refuses an arena that a process owns, and names that process. With --namespace or --key
+    /// blocks are removed and the arena stays; else the arena goes: a file is deleted, a DAX device
+    /// is no arena any more. Without PATH or --instance only blocks, of the default arena, are
+    /// removed. Where a process has the depot open, `unix:SOCKET`, blocks go through it.
     Rm(Rm),
-    /// Serves a depot to the processes of this host, until Ctrl-C or SIGTERM.
+    /// Serves a depot to the processes of this host, until Ctrl-C, SIGTERM or SIGHUP.
     ///
     /// It owns the tiers and their index; `kvdepot.open("unix:PATH")` in any process gives the same
     /// object as opening them there, and each process moves its bytes itself. A process that dies
@@ -62,9 +66,11 @@ pub(crate) enum Bench {
     /// Copies with checksums, against the best plain copy of the same pieces.
     ///
     /// `get` copies random blocks of a tier into memory that no cache holds, `put` random blocks of
-    /// memory into a tier whose pages have been touched. The limit is the best plain copy (memcpy,
-    /// streaming stores) of the same pieces on as many threads. Metrics: throughput, and for blocks
-    /// of 4096 bytes overhead, the time that kvdepot takes beyond the copy.
+    /// memory into a tier whose pages have been touched. The memory has huge pages where the system
+    /// gives them. The limit is the best plain copy (memcpy, streaming stores) of the same pieces
+    /// on as many threads, between memory of huge pages and between memory of ordinary ones.
+    /// Metrics: throughput, and for blocks of 4096 bytes overhead, the time that kvdepot takes
+    /// beyond the copy.
     Memory(Memory),
     /// Blocks brought back from the Dax tier, against the best plain copy of the same pieces.
     ///
@@ -95,6 +101,21 @@ pub(crate) enum Bench {
     /// against without: one request after the other, and those of a moment in turns of 16 blocks
     /// and of one.
     Alloc(Alloc),
+    /// What a depot writes, serves and promotes that is smaller than what passes by.
+    ///
+    /// 54 prompts of some 2,400 tokens over 24 prefixes come again and again; the tiers hold three
+    /// quarters of what they need together. The engine asks for the blocks that it does not have,
+    /// takes what is there, and stores the whole prompt: with a cache of its own that holds all of
+    /// them (engine_cache=large), and without one (none). With --trace the requests of a file, with
+    /// the capacities where the least recently used order serves 40, 60 and 80 % of what an
+    /// unlimited cache does. Prompts come in random order, all alike (order=uniform), or some more
+    /// often (skewed), so that exact least recently used order serves 87 % of the tokens. Metrics:
+    /// stored_over_capacity, bytes written to the far tier over its capacity; token_hit_rate;
+    /// promoted_over_hit, bytes promoted over those of far hits; near_over_hit, bytes of near hits
+    /// over those of all; and admission, what a put takes longer for each new block where blocks
+    /// are judged (the median of puts into two full arenas in turns). The limit is exact least
+    /// recently used order over as many blocks.
+    Churn(Churn),
     /// Lookups, against a bare hash table.
     ///
     /// Metric: lookups, in keys a second; every key is found, in random order.
@@ -105,6 +126,18 @@ pub(crate) enum Bench {
     /// first_block, the part of it that the block takes. A child process owns the arena and is
     /// killed each time.
     Reopen(Reopen),
+    /// What an arena of very many blocks costs: memory, opening, lookups, waits.
+    ///
+    /// Metrics: bytes_per_block, the anonymous memory of index and order of use, without the
+    /// allocator's, after filling the arena and after opening it; peak_bytes_per_block, the most of
+    /// it while it is opened; open_s; lookups_over_table, what lookups gain from more threads over
+    /// what a table that is only read gains; wait_ms, of a lookup of 256 keys while puts of 1 MiB
+    /// evict, beyond one beside plain copies of as many bytes; lock_hold_ms, the longest that a
+    /// lock was held, in the thread's processor time; add_device_s, of a second arena as full, of a
+    /// million blocks at most; blocks_page_ms, the longest page of a listing; puts_over_one_thread,
+    /// what puts of 64 KiB into one full arena, in calls of so many blocks, gain from more threads,
+    /// beside what plain copies gain; and puts, in GB/s.
+    Scale(Scale),
 }
 
 /// Options of `serve`.
@@ -121,7 +154,8 @@ pub(crate) struct Serve {
     /// goes before that of --config.
     #[arg(short = 'o', long = "option", value_name = "NAME=VALUE")]
     pub(crate) options: Vec<String>,
-    /// Where to listen; kvdepot.sock in the runtime directory unless given.
+    /// Where to listen; kvdepot.sock in the runtime directory unless given, or with an instance
+    /// kvdepot-INSTANCE.sock.
     #[arg(long, value_name = "PATH")]
     pub(crate) socket: Option<PathBuf>,
 }
@@ -237,6 +271,23 @@ pub(crate) struct Alloc {
     pub(crate) trace: Option<PathBuf>,
 }
 
+/// Options of `churn`.
+#[derive(clap::Args)]
+pub(crate) struct Churn {
+    /// 300 requests.
+    #[arg(long)]
+    pub(crate) quick: bool,
+    /// Requests; 3,277 unless given.
+    #[arg(long, value_name = "COUNT", conflicts_with = "trace")]
+    pub(crate) requests: Option<usize>,
+    /// A file of requests instead, as for `alloc`.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) trace: Option<PathBuf>,
+    /// Where the arena is made, and removed again; the directory for temporary files unless given.
+    #[arg(long, value_name = "PATH")]
+    pub(crate) dir: Option<PathBuf>,
+}
+
 /// Options of `index`.
 #[derive(clap::Args)]
 pub(crate) struct Index {
@@ -273,10 +324,44 @@ pub(crate) struct Reopen {
     pub(crate) child: Option<PathBuf>,
 }
 
+/// Options of `scale`.
+#[derive(clap::Args)]
+pub(crate) struct Scale {
+    /// 65,536 blocks and 2 rounds.
+    #[arg(long)]
+    pub(crate) quick: bool,
+    /// Blocks in the arena, 4 KiB each; 1,000,000 and then 10,000,000 unless given.
+    #[arg(long, value_name = "COUNT")]
+    pub(crate) blocks: Vec<usize>,
+    /// Rounds that count; 5 unless given.
+    #[arg(long, value_name = "COUNT")]
+    pub(crate) rounds: Option<usize>,
+    /// Only what puts from several threads gain.
+    #[arg(long)]
+    pub(crate) puts: bool,
+    /// Where the arenas are made, and removed again; the directory for temporary files unless
+    /// given, and /dev/shm for puts from several threads. They take 128 bytes a block, twice, and
+    /// 1 GiB.
+    #[arg(long, visible_alias = "path", value_name = "PATH")]
+    pub(crate) dir: Option<PathBuf>,
+    #[arg(long, hide = true, requires = "task")]
+    pub(crate) child: Option<PathBuf>,
+    #[arg(long, hide = true)]
+    pub(crate) task: Option<Task>,
+}
+
+/// What a process of `scale` does.
+#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Task {
+    Fill,
+    Beside,
+    Measure,
+}
+
 /// Which arena.
 #[derive(clap::Args)]
 pub(crate) struct ArenaArgs {
-    /// File or DAX device; the default arena unless given.
+    /// File or DAX device, the default arena unless given; or unix:SOCKET, a live depot.
     pub(crate) path: Option<PathBuf>,
     /// The default arena of this instance.
     #[arg(long, value_name = "NAME", conflicts_with = "path")]
@@ -291,7 +376,7 @@ pub(crate) struct Ls {
     /// Only namespaces whose digest begins with these hexadecimal digits.
     #[arg(long, value_name = "DIGEST", value_parser = hexadecimal)]
     pub(crate) namespace: Option<String>,
-    /// List every block, the newest first; --json always does.
+    /// List every block, of an arena the newest first.
     #[arg(long)]
     pub(crate) blocks: bool,
     /// At most so many lines.
@@ -303,11 +388,23 @@ pub(crate) struct Ls {
     pub(crate) before: Option<u64>,
 }
 
+impl Ls {
+    /// Whether neither an arena nor anything of one is asked for.
+    pub(crate) fn names_nothing(&self) -> bool {
+        let arena = self.arena.path.is_some() || self.arena.instance.is_some();
+        let part = self.namespace.is_some() || self.limit.is_some() || self.before.is_some();
+        !(arena || part || self.blocks)
+    }
+}
+
 /// Options of `stat`.
 #[derive(clap::Args)]
 pub(crate) struct Stat {
     #[command(flatten)]
     pub(crate) arena: ArenaArgs,
+    /// The counters of a live depot in the Prometheus text format.
+    #[arg(long)]
+    pub(crate) metrics: bool,
 }
 
 /// Options of `verify`.

@@ -29,6 +29,16 @@ pub(crate) enum Error {
         /// The socket.
         path: PathBuf,
     },
+    /// An arena has its owner, and this command does not wait for its end.
+    #[error("{path} is in use by process {pid} on host {host}", path = path.display())]
+    Owned {
+        /// The arena.
+        path: PathBuf,
+        /// The owner's process id.
+        pid: u32,
+        /// The owner's host.
+        host: String,
+    },
     /// An option's value is impossible.
     #[error("{field}: {value} is not allowed: {allowed}")]
     Usage {
@@ -39,6 +49,12 @@ pub(crate) enum Error {
         /// What would be accepted.
         allowed: String,
     },
+    /// `rm` was not told what to remove.
+    #[error("PATH is missing: the arena to remove, or --namespace, --key, --all")]
+    Nameless,
+    /// `rm --all` asked, and nobody said yes.
+    #[error("nothing was removed: --all asks first, and nobody has said \"y\"")]
+    Unconfirmed,
     /// A file operation failed.
     #[error("{path}: {source}", path = path.display())]
     Io {
@@ -75,10 +91,12 @@ impl Error {
                  PATH of another, or --instance"
                     .into(),
             ),
+            Error::Unconfirmed => Some("--yes removes without a question".into()),
             Error::NoArena { .. } => {
-                Some("kvdepot ls without PATH looks at the default arena".into())
+                Some("kvdepot stat without PATH looks at the default arena".into())
             }
-            Error::Store(kvdepot_store::Error::Locked { pid, host, .. }) => Some(format!(
+            Error::Owned { pid, host, .. }
+            | Error::Store(kvdepot_store::Error::Locked { pid, host, .. }) => Some(format!(
                 "end process {pid} on {host} first; ls, stat and verify work beside it"
             )),
             Error::Host(kvdepot_media::host::Error::NotPrivate { path, .. }) => Some(format!(

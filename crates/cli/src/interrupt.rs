@@ -1,14 +1,16 @@
 //! Ctrl-C as a flag that long commands look at, so that they end cleanly.
 
+use std::cell::RefCell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::{SigId, flag, low_level};
 
 use crate::error::Error;
 
-/// Catches Ctrl-C and termination as long as it lives. A second signal ends the process at once.
+/// Catches Ctrl-C, termination and the end of the terminal as long as it lives. A second signal
+/// ends the process at once.
 pub(crate) struct Interrupt {
     flag: Arc<AtomicBool>,
     handlers: Vec<SigId>,
@@ -18,7 +20,7 @@ impl Interrupt {
     pub(crate) fn catch() -> Result<Interrupt, Error> {
         let flag = Arc::new(AtomicBool::new(false));
         let mut handlers = Vec::new();
-        for signal in [SIGINT, SIGTERM] {
+        for signal in caught()? {
             // Before the one that sets the flag: the first signal must not end us.
             handlers.push(flag::register_conditional_shutdown(
                 signal,
@@ -35,6 +37,16 @@ impl Interrupt {
         self.flag.load(Ordering::Relaxed)
     }
 
+    /// Runs what may wait for another process, and has a signal end that wait.
+    pub(crate) fn during<T>(&self, run: impl FnOnce() -> T) -> T {
+        thread_local! {
+            static FLAG: RefCell<Arc<AtomicBool>> = RefCell::default();
+        }
+        FLAG.set(Arc::clone(&self.flag));
+        let came = || FLAG.with_borrow(|flag| flag.load(Ordering::Relaxed));
+        kvdepot_store::interruptible(came, run)
+    }
+
     /// An error once a signal came.
     pub(crate) fn check(&self) -> Result<(), Error> {
         if self.came() {
@@ -42,6 +54,23 @@ impl Interrupt {
         }
         Ok(())
     }
+}
+
+/// The signals that end a command. `nohup` has the end of the terminal ignored, and that stays.
+fn caught() -> Result<Vec<i32>, Error> {
+    let mut signals = vec![SIGINT, SIGTERM];
+    if !is_ignored(SIGHUP)? {
+        signals.push(SIGHUP);
+    }
+    Ok(signals)
+}
+
+fn is_ignored(signal: i32) -> Result<bool, Error> {
+    let path = "/proc/self/status";
+    let status = std::fs::read_to_string(path).map_err(Error::io(path))?;
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    Ok(mask.is_some_and(|mask| mask >> (signal - 1) & 1 == 1))
 }
 
 impl Drop for Interrupt {

@@ -4,7 +4,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use kvdepot_media::host::{dirs, peer, socket};
+use kvdepot_media::host::{dirs, limits, peer, socket};
 
 use crate::error::Error;
 
@@ -118,6 +118,15 @@ pub(crate) struct Scratch(PathBuf);
 
 impl Scratch {
     pub(crate) fn new(parent: &Path) -> Result<Scratch, Error> {
+        if limits::is_of_devices(parent) {
+            return Err(Error::Usage {
+                field: "--dir",
+                value: parent.display().to_string(),
+                allowed: "a directory elsewhere, such as /dev/shm: what is made beside the nodes \
+                          of devices is memory, and takes their names"
+                    .into(),
+            });
+        }
         let me = peer::Identity::current()?;
         let path = parent.join(format!("{SCRATCH}{}-{}", me.pid, me.start_ticks));
         Ok(Scratch(dirs::private(path)?))

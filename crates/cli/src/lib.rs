@@ -21,6 +21,7 @@ use args::{Args, Command};
 use clap::{CommandFactory, Parser};
 use error::Error;
 use output::Output;
+use tracing_subscriber::filter::LevelFilter;
 
 /// All is well.
 const OK: i32 = 0;
@@ -42,12 +43,13 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> i32 {
             return if error.use_stderr() { FAILED } else { OK };
         }
     };
-    log();
     let mut output = Output::new(args.json);
-    let result = run(args.command, &program, &mut output).and_then(|status| {
-        output.flush()?;
-        Ok(status)
-    });
+    let result = log(usual_level(&args.command))
+        .and_then(|()| run(args.command, &program, &mut output))
+        .and_then(|status| {
+            output.flush()?;
+            Ok(status)
+        });
     match result {
         Ok(status) => status,
         // Whoever read our output has seen enough.
@@ -82,16 +84,39 @@ fn run(command: Command, program: &OsStr, output: &mut Output) -> Result<i32, Er
     }
 }
 
-/// Logs go to stderr from the level that `KVDEPOT_LOG` names; warnings unless it does. A process
-/// that has its own subscriber keeps it.
-fn log() {
-    let level = std::env::var("KVDEPOT_LOG")
-        .ok()
-        .and_then(|level| level.parse().ok())
-        .unwrap_or(tracing::Level::WARN);
+/// What is logged where `KVDEPOT_LOG` does not say.
+fn usual_level(command: &Command) -> LevelFilter {
+    match command {
+        // Their arenas are in memory, and gone with them.
+        Command::Bench(_) => LevelFilter::ERROR,
+        _ => LevelFilter::WARN,
+    }
+}
+
+/// Logs go to stderr from the level that `KVDEPOT_LOG` names, or from `usual`. A process that has
+/// its own subscriber keeps it.
+fn log(usual: LevelFilter) -> Result<(), Error> {
+    let given = std::env::var("KVDEPOT_LOG").unwrap_or_default();
+    let level = match given.trim().to_ascii_lowercase().as_str() {
+        "" => usual,
+        "warn" => LevelFilter::WARN,
+        "off" => LevelFilter::OFF,
+        "error" => LevelFilter::ERROR,
+        "info" => LevelFilter::INFO,
+        "debug" => LevelFilter::DEBUG,
+        "trace" => LevelFilter::TRACE,
+        _ => {
+            return Err(Error::Usage {
+                field: "KVDEPOT_LOG",
+                value: format!("{given:?}"),
+                allowed: "off, error, warn, info, debug or trace".into(),
+            });
+        }
+    };
     let _kept = tracing_subscriber::fmt()
         .with_max_level(level)
         .with_writer(std::io::stderr)
         .with_ansi(false)
         .try_init();
+    Ok(())
 }

@@ -23,4 +23,4 @@ pub use copier::{
     Batch, Copier, CopierConfig, Done, Failure, Outcome, PART_LEN_MAX, PARTS_MAX, Ticket,
 };
 pub use error::{Error, Result};
-pub use memory::{Access, Descriptor, Flush, Kind, Mapping, Plain, page_size};
+pub use memory::{Access, Descriptor, Flush, Kind, Mapping, Pages, Plain, page_size};

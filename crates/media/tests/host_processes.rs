@@ -8,156 +8,37 @@
     reason = "forks, and maps memory that a child must not see"
 )]
 #![expect(clippy::unwrap_used, reason = "a step that fails is a test that fails")]
-#![expect(
-    clippy::print_stderr,
-    reason = "how a player speaks to the test that started it"
-)]
 
-use std::env;
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, BufRead, BufReader, Read};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+mod players;
+
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::os::unix::process::ExitStatusExt;
-use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStderr, Command, Stdio};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use kvdepot_media::Mapping;
-use kvdepot_media::host::fork::{self, LOCK_FDS_MAX, LockFd};
+use kvdepot_media::host::fork::LockFd;
 use kvdepot_media::host::lock::{self, Kind};
 use kvdepot_media::host::peer::{self, Identity, Process};
 use kvdepot_media::host::{Error, dirs, fds};
-
-/// Long enough for a process to start on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(20);
-
-// --- other processes -------------------------------------------------------------------------
-
-const PART: &str = "KVDEPOT_TEST_PART";
-const ARGUMENT: &str = "KVDEPOT_TEST_ARGUMENT";
-/// Marks the lines that a player says to its test, among what the test harness prints.
-const MARK: &str = "@@";
-
-/// A process that plays a part, and is killed with `SIGKILL` at the latest when this goes.
-struct Player {
-    child: Child,
-    lines: BufReader<ChildStderr>,
-}
-
-impl Player {
-    fn start(part: &str, argument: impl AsRef<Path>) -> Player {
-        Player::start_with(part, argument, &[])
-    }
-
-    fn start_with(part: &str, argument: impl AsRef<Path>, vars: &[(&str, &Path)]) -> Player {
-        let mut child = Command::new(env::current_exe().unwrap())
-            .args(["--exact", "play", "--ignored", "--nocapture"])
-            .env(PART, part)
-            .env(ARGUMENT, argument.as_ref())
-            .envs(vars.iter().copied())
-            .stdin(Stdio::piped())
-            .stdout(Stdio::null())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let lines = BufReader::new(child.stderr.take().unwrap());
-        Player { child, lines }
-    }
-
-    /// The next line that the player says.
-    fn hear(&mut self) -> String {
-        loop {
-            let mut line = String::new();
-            let count = self.lines.read_line(&mut line).unwrap();
-            assert!(count > 0, "the other process ended without a word");
-            match line.trim_end().strip_prefix(MARK) {
-                Some(said) => return said.to_owned(),
-                None => eprint!("{line}"),
-            }
-        }
-    }
-
-    /// `SIGKILL`, without reaping.
-    fn kill(&mut self) {
-        self.child.kill().unwrap();
-    }
-
-    /// Lets the player come to its end by itself.
-    fn finish(mut self) -> bool {
-        drop(self.child.stdin.take());
-        self.child.wait().unwrap().success()
-    }
-}
-
-impl Drop for Player {
-    fn drop(&mut self) {
-        let _gone = self.child.kill();
-        let _reaped = self.child.wait();
-    }
-}
-
-fn say(words: impl std::fmt::Display) {
-    eprintln!("{MARK}{words}");
-}
-
-/// Until the test lets go of this process.
-fn linger() {
-    let mut rest = Vec::new();
-    io::stdin().read_to_end(&mut rest).unwrap();
-}
+use players::{PATIENCE, Player, becomes_free, linger, map, medium, open, say};
 
 #[test]
 #[ignore = "the entry of the processes that the other tests start"]
 fn play() {
-    let (Ok(part), Some(argument)) = (env::var(PART), env::var_os(ARGUMENT)) else {
+    let Some((part, argument)) = players::part() else {
         return;
     };
-    let argument = PathBuf::from(argument);
     match part.as_str() {
         "hold exclusive" => play_hold(&argument, Kind::Exclusive),
         "hold shared" => play_hold(&argument, Kind::Shared),
         "receive" => play_receive(&argument),
         "connect" => play_connect(&argument),
-        "fork with LockFd" => play_fork_with_lock_fd(&argument),
-        "fork with plain descriptor" => play_fork_with_plain_descriptor(&argument),
-        "check child" => play_check_child(&argument),
-        "storm" => play_storm(&argument),
-        "fill registry" => play_fill_registry(&argument),
         "dirs" => play_dirs(),
         other => panic!("no such part: {other}"),
     }
-}
-
-fn medium() -> (tempfile::TempDir, PathBuf) {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("arena");
-    fs::write(&path, vec![0; 4096]).unwrap();
-    (dir, path)
-}
-
-fn open(path: &Path) -> File {
-    OpenOptions::new()
-        .read(true)
-        .write(true)
-        .open(path)
-        .unwrap()
-}
-
-/// Whether a lock goes that this process has just closed.
-///
-/// Not always at once: a process that another test is starting meanwhile has a copy of every
-/// descriptor until its program begins.
-fn becomes_free(file: &File, byte: u64) -> bool {
-    let is_free = lock::lock_timeout(file, byte, Kind::Exclusive, PATIENCE).unwrap();
-    lock::unlock(file, byte).unwrap();
-    is_free
-}
-
-fn open_lock_fd(path: &Path) -> LockFd {
-    LockFd::open(|| Ok(OwnedFd::from(open(path)))).unwrap()
 }
 
 // --- locks -----------------------------------------------------------------------------------
@@ -300,15 +181,6 @@ fn a_mapping_keeps_the_locks_of_the_description_it_was_made_from() {
     // SAFETY: mapped above, and nothing refers to it.
     unsafe { rustix::mm::munmap(addr, 4096) }.unwrap();
     assert!(becomes_free(&other, 0));
-}
-
-/// One page of a file, as any program maps it.
-fn map(file: BorrowedFd<'_>) -> *mut std::ffi::c_void {
-    use rustix::mm::{MapFlags, ProtFlags};
-    let protection = ProtFlags::READ | ProtFlags::WRITE;
-    let null = std::ptr::null_mut();
-    // SAFETY: a new mapping at an address that the kernel chooses.
-    unsafe { rustix::mm::mmap(null, 4096, protection, MapFlags::SHARED, file, 0) }.unwrap()
 }
 
 // --- descriptors over a socket ---------------------------------------------------------------
@@ -583,280 +455,6 @@ fn a_death_is_noticed_before_anybody_reaps_and_wakes_a_poll() {
         );
     }
 }
-
-// --- forks -----------------------------------------------------------------------------------
-
-/// Forks; the child runs `child`, which keeps to what is safe in the fork of a threaded process,
-/// and ends with its result as status.
-fn fork_into(child: impl FnOnce() -> i32) -> i32 {
-    // SAFETY: the child calls `child` alone, which the caller restricts, and then ends without
-    // running anything else of the test.
-    unsafe {
-        match libc::fork() {
-            0 => {
-                // Whatever happens to the test, no child stays for ever.
-                libc::alarm(60);
-                libc::_exit(child())
-            }
-            pid => {
-                assert!(pid > 0, "fork: {}", io::Error::last_os_error());
-                pid
-            }
-        }
-    }
-}
-
-fn sleep_for_ever() -> i32 {
-    loop {
-        // SAFETY: a system call without arguments.
-        unsafe { libc::pause() };
-    }
-}
-
-fn kill(pid: i32) {
-    // SAFETY: a child of this test program, or of a player, that still sleeps.
-    unsafe { libc::kill(pid, libc::SIGKILL) };
-}
-
-fn reap(pid: i32) -> std::process::ExitStatus {
-    let mut status = 0;
-    // SAFETY: writes one integer.
-    let reaped = unsafe { libc::waitpid(pid, &raw mut status, 0) };
-    assert_eq!(reaped, pid);
-    std::process::ExitStatus::from_raw(status)
-}
-
-fn play_fork_with_lock_fd(path: &Path) {
-    let lock_fd = open_lock_fd(path);
-    assert!(lock_fd.try_lock(0, Kind::Exclusive).unwrap());
-    say(fork_into(sleep_for_ever));
-    linger();
-    drop(lock_fd);
-}
-
-fn play_fork_with_plain_descriptor(path: &Path) {
-    let file = open(path);
-    assert!(lock::try_lock(&file, 0, Kind::Exclusive).unwrap());
-    say(fork_into(sleep_for_ever));
-    linger();
-}
-
-/// Whether the lock outlives a holder that has forked and was then killed.
-fn lock_outlives_holder_in_its_child(part: &str) -> bool {
-    let (_dir, path) = medium();
-    let mut holder = Player::start(part, &path);
-    let child: i32 = holder.hear().parse().unwrap();
-    let child_process = Process::open(child.try_into().unwrap()).unwrap();
-    let file = open(&path);
-    // The handler runs in the child a moment after the fork has returned in the parent, and
-    // leaves the parent's lock alone.
-    thread::sleep(Duration::from_millis(50));
-    assert!(!lock::try_lock(&file, 0, Kind::Exclusive).unwrap());
-    let process = Process::open(holder.child.id()).unwrap();
-    holder.kill();
-    assert!(process.wait_dead(PATIENCE).unwrap());
-    let outlives = !lock::try_lock(&file, 0, Kind::Exclusive).unwrap();
-    assert!(!child_process.is_dead().unwrap(), "proves nothing");
-    kill(child);
-    assert!(child_process.wait_dead(PATIENCE).unwrap());
-    assert!(lock::try_lock(&file, 0, Kind::Exclusive).unwrap());
-    outlives
-}
-
-#[test]
-fn a_forked_child_does_not_keep_the_lock_of_its_dead_parent() {
-    assert!(!lock_outlives_holder_in_its_child("fork with LockFd"));
-    // The danger is real: this is what a descriptor without the registry does.
-    assert!(lock_outlives_holder_in_its_child(
-        "fork with plain descriptor"
-    ));
-}
-
-fn play_check_child(path: &Path) {
-    let lock_fd = open_lock_fd(path);
-    let number = lock_fd.fd().unwrap().as_raw_fd();
-    let before = fork::epoch();
-    let other = rustix::event::eventfd(0, rustix::event::EventfdFlags::empty()).unwrap();
-    let pid = fork_into(move || {
-        if fork::epoch() == before {
-            return 1;
-        }
-        if !matches!(lock_fd.fd(), Err(Error::Forked))
-            || !matches!(lock_fd.try_lock(0, Kind::Shared), Err(Error::Forked))
-        {
-            return 2;
-        }
-        // SAFETY: asks about a number that is closed, gives it to another file, and asks again.
-        unsafe {
-            if libc::fcntl(number, libc::F_GETFD) != -1 {
-                return 3;
-            }
-            if libc::dup2(other.as_raw_fd(), number) != number {
-                return 4;
-            }
-            drop(lock_fd);
-            if libc::fcntl(number, libc::F_GETFD) == -1 {
-                return 5;
-            }
-        }
-        // A child of the child has yet another epoch, and nothing left to close.
-        let middle = fork::epoch();
-        let grandchild = fork_into(|| i32::from(fork::epoch() == middle));
-        if reap(grandchild).code() == Some(0) {
-            0
-        } else {
-            6
-        }
-    });
-    assert_eq!(fork::epoch(), before);
-    say(reap(pid));
-}
-
-#[test]
-fn in_a_forked_child_a_lock_descriptor_is_closed_and_refuses() {
-    let (_dir, path) = medium();
-    let mut player = Player::start("check child", &path);
-    assert_eq!(player.hear(), "exit status: 0");
-    assert!(player.finish());
-}
-
-/// Locks that a storm keeps, each on a byte of its own.
-const STORM_KEPT: u64 = 400;
-const STORM_CHILDREN: usize = 60;
-
-/// One thread forks children that stay, another opens and locks all the time, and closes every
-/// other descriptor again. Says the children, then how often a lock was refused whose holder had
-/// been closed, then `done`; and waits to be killed.
-fn play_storm(path: &Path) {
-    // Memory that makes each fork long enough to be met at any of its stages.
-    let ballast = vec![1_u8; 64 << 20];
-    let done = AtomicBool::new(false);
-    let mut kept = Vec::new();
-    let mut refused = 0;
-    thread::scope(|scope| {
-        scope.spawn(|| {
-            for _ in 0..STORM_CHILDREN {
-                say(fork_into(sleep_for_ever));
-            }
-            done.store(true, Ordering::SeqCst);
-        });
-        for byte in 0.. {
-            if done.load(Ordering::SeqCst) {
-                break;
-            }
-            let closed = open_lock_fd(path);
-            assert!(closed.try_lock(byte, Kind::Exclusive).unwrap());
-            drop(closed);
-            let lock_fd = open_lock_fd(path);
-            refused += u32::from(!lock_fd.try_lock(byte, Kind::Exclusive).unwrap());
-            if byte < STORM_KEPT {
-                kept.push(lock_fd);
-            }
-        }
-    });
-    say(refused);
-    say(kept.len());
-    linger();
-    drop((kept, ballast));
-}
-
-#[test]
-fn forks_at_any_moment_leave_no_lock_in_a_child() {
-    let (_dir, path) = medium();
-    for _ in 0..3 {
-        let mut player = Player::start("storm", &path);
-        let children: Vec<i32> = (0..STORM_CHILDREN)
-            .map(|_| player.hear().parse().unwrap())
-            .collect();
-        assert_eq!(player.hear(), "0", "refused");
-        let kept: u64 = player.hear().parse().unwrap();
-        let process = Process::open(player.child.id()).unwrap();
-        player.kill();
-        assert!(process.wait_dead(PATIENCE).unwrap());
-        let file = open(&path);
-        // The last child may not have run its handler yet.
-        let deadline = Instant::now() + Duration::from_secs(5);
-        let mut in_children: Vec<u64> = (0..kept).collect();
-        while !in_children.is_empty() && Instant::now() < deadline {
-            in_children.retain(|byte| lock::is_locked(&file, *byte).unwrap());
-        }
-        children.into_iter().for_each(kill);
-        assert!(kept > 0, "no lock was ever had");
-        assert!(in_children.is_empty(), "{in_children:?} of {kept}");
-    }
-}
-
-fn play_fill_registry(path: &Path) {
-    use rustix::process::{Resource, getrlimit, setrlimit};
-    let mut limit = getrlimit(Resource::Nofile);
-    limit.current = limit.maximum;
-    setrlimit(Resource::Nofile, limit).unwrap();
-    let mut held: Vec<LockFd> = (0..LOCK_FDS_MAX).map(|_| open_lock_fd(path)).collect();
-    let error = LockFd::open(|| Ok(OwnedFd::from(open(path)))).unwrap_err();
-    assert!(
-        matches!(
-            error,
-            Error::Input {
-                field: "lock descriptors",
-                ..
-            }
-        ),
-        "{error}"
-    );
-    held.pop();
-    held.push(open_lock_fd(path));
-    say("full");
-}
-
-#[test]
-fn the_registry_is_bounded_and_its_places_are_used_again() {
-    let (_dir, path) = medium();
-    let mut player = Player::start("fill registry", &path);
-    assert_eq!(player.hear(), "full");
-    assert!(player.finish());
-}
-
-#[test]
-fn dropping_a_lock_descriptor_releases_its_lock_and_its_number() {
-    let (_dir, path) = medium();
-    let other = open(&path);
-    let mut number_max = 0;
-    for _ in 0..LOCK_FDS_MAX * 2 {
-        let lock_fd = open_lock_fd(&path);
-        assert!(lock_fd.try_lock(3, Kind::Exclusive).unwrap());
-        assert!(lock::is_locked(&other, 3).unwrap());
-        number_max = number_max.max(lock_fd.fd().unwrap().as_raw_fd());
-        drop(lock_fd);
-        assert!(!lock::is_locked(&other, 3).unwrap());
-    }
-    let max = i32::try_from(LOCK_FDS_MAX).unwrap();
-    assert!(number_max < max, "numbers leak: {number_max}");
-}
-
-#[test]
-fn a_child_that_touches_its_parents_mapping_is_killed() {
-    let touch = |addr: usize| {
-        let pid = fork_into(move || {
-            // SAFETY: mapped in the parent; in the child the address may be missing, which is what
-            // the test is about.
-            unsafe { std::ptr::with_exposed_provenance_mut::<u8>(addr).write_volatile(1) };
-            0
-        });
-        reap(pid)
-    };
-    let mapping = Mapping::anonymous("kvdepot-test", 4096).unwrap();
-    let buffer = mapping.buffer(0, 4096).unwrap();
-    assert_eq!(touch(buffer.addr()).signal(), Some(libc::SIGSEGV));
-    assert_eq!(buffer.to_vec(), vec![0; 4096]);
-    // Any other memory of the parent is there.
-    let (_dir, path) = medium();
-    let plain = map(open(&path).as_fd());
-    assert_eq!(touch(plain.expose_provenance()).code(), Some(0));
-    // SAFETY: mapped above, and nothing refers to it.
-    unsafe { rustix::mm::munmap(plain, 4096) }.unwrap();
-}
-
-// --- directories -----------------------------------------------------------------------------
 
 fn play_dirs() {
     say(dirs::runtime_dir().unwrap().display());

@@ -2,7 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use kvdepot_media::{Access, Error, Flush, Kind, Mapping, page_size};
+use kvdepot_media::{Access, Error, Flush, Kind, Mapping, Pages, page_size};
 use std::fs::Permissions;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, symlink};
@@ -289,4 +289,50 @@ fn a_descriptor_of_something_else_is_refused() {
     let (socket, _other) = std::os::unix::net::UnixStream::pair().unwrap();
     let refused = Mapping::from_fd(OwnedFd::from(socket), 1, Access::ReadOnly);
     assert!(refused.unwrap_err().to_string().contains("a socket"));
+}
+
+/// Whether the system lets shared memory have huge pages when it is asked for them.
+fn system_has_huge_pages() -> bool {
+    let setting = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
+    let setting = std::fs::read_to_string(setting).unwrap_or_default();
+    let free = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let free = free.lines().find_map(|line| line.strip_prefix("MemFree:"));
+    let free = free.and_then(|rest| rest.split_ascii_whitespace().next()?.parse::<u64>().ok());
+    !setting.is_empty() && !setting.contains("[deny]") && free.unwrap_or(0) > 1 << 20
+}
+
+#[test]
+fn populated_memory_has_huge_pages_and_keeps_its_bytes() {
+    // Begins and ends inside of huge pages.
+    let (offset, len) = ((3 << 20) + 5, (21 << 20) + 77);
+    let memory = Mapping::anonymous("kvdepot-test", 32 << 20).unwrap();
+    let bytes: Vec<u8> = (0..len).map(|i: u64| (i * 7 + i / 256) as u8).collect();
+    memory.write_from(offset, &bytes).unwrap();
+    // Another mapping's view of it must follow.
+    let fd = memory.try_clone_fd(Access::ReadWrite).unwrap();
+    let other = Mapping::from_fd(fd, memory.len(), Access::ReadWrite).unwrap();
+    other.write_from(0, &[9]).unwrap();
+    memory.populate_write(offset, len).unwrap();
+    let mut read = vec![0; bytes.len()];
+    for view in [&memory, &other] {
+        view.read_into(offset, &mut read).unwrap();
+        assert!(read == bytes);
+        assert_eq!(view.buffer(0, 1).unwrap().to_vec(), [9]);
+        let begin = view.buffer(0, 1).unwrap().addr();
+        assert!(begin.is_multiple_of(2 << 20), "{begin:x} for huge pages");
+    }
+    if system_has_huge_pages() {
+        // Those that lie inside of what was populated, as far as memory is not in pieces.
+        let huge = memory.huge_bytes().unwrap();
+        assert!((2 << 20..=20 << 20).contains(&huge), "{huge}");
+    }
+    other.write_from(offset, &[42]).unwrap();
+    assert_eq!(memory.buffer(offset, 1).unwrap().to_vec(), [42]);
+}
+
+#[test]
+fn memory_of_small_pages_has_no_huge_ones() {
+    let memory = Mapping::anonymous_of(Pages::Small, "kvdepot-test", 16 << 20).unwrap();
+    memory.populate_write(0, 16 << 20).unwrap();
+    assert_eq!(memory.huge_bytes().unwrap(), 0);
 }

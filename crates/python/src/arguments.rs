@@ -68,7 +68,7 @@ fn word(field: &str, value: &Bound<'_, PyAny>) -> PyResult<String> {
 }
 
 /// A whole number of at least zero.
-fn number(field: &str, value: &Bound<'_, PyAny>) -> PyResult<u64> {
+pub(crate) fn number(field: &str, value: &Bound<'_, PyAny>) -> PyResult<u64> {
     value.extract::<u64>().map_err(|_| {
         let shown = errors::shown(value);
         errors::input(value.py(), field, shown, "a whole number from 0")
@@ -164,14 +164,25 @@ pub(crate) fn checksums(
     checksums: &Bound<'_, PyAny>,
 ) -> PyResult<Vec<Vec<Checksum>>> {
     let py = checksums.py();
+    let listed = |field: String, given: &Bound<'_, PyAny>, allowed: &str| {
+        errors::input(py, field, errors::shown(given), allowed)
+    };
+    let each = checksums.try_iter();
+    let each = each.map_err(|_| listed("checksums".into(), checksums, "one list a reservation"))?;
     let mut all = Vec::with_capacity(reservations.len());
-    for (index, item) in checksums.try_iter()?.enumerate() {
+    for (index, item) in each.enumerate() {
         let mut parts = Vec::new();
-        for (part, sum) in item?.try_iter()?.enumerate() {
+        let item = item?;
+        let sums = item.try_iter().map_err(|_| {
+            let field = format!("checksums[{index}]");
+            listed(field, &item, "a list with a checksum for each part")
+        })?;
+        for (part, sum) in sums.enumerate() {
             let sum = sum?;
             let bytes = sum.extract::<[u8; 16]>().map_err(|_| {
                 let field = format!("checksums[{index}][{part}]");
-                errors::input(py, field, errors::shown(&sum), "16 bytes")
+                let allowed = "a checksum: bytes of length 16, such as job.checksums has";
+                errors::input(py, field, errors::shown(&sum), allowed)
             })?;
             parts.push(Checksum(bytes));
         }

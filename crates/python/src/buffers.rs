@@ -142,7 +142,7 @@ fn one(index: usize, item: &Bound<'_, PyAny>, objects: &mut Vec<Py<PyAny>>) -> P
     // A memory view holds the exporter's memory in place, and unlike a bare Py_buffer it can be
     // let go by dropping a reference.
     if let Ok(view) = PyMemoryView::from(item) {
-        let buffer = View::of(&view).map_err(|error| wrong(error.to_string()))?;
+        let buffer = View::of(&view).map_err(|error| wrong(error.value(py).to_string()))?;
         let Some(buffer) = buffer else {
             return Err(wrong("a buffer with gaps".into()));
         };

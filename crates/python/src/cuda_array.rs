@@ -24,6 +24,9 @@ pub(crate) fn memory(object: &Bound<'_, PyAny>) -> Result<Option<Raw>, String> {
     let kind: String = field("typestr")?.extract().map_err(wrong)?;
     // `<f4`: byte order, kind, bytes of an element.
     let item: Option<usize> = kind.get(2..).and_then(|bytes| bytes.parse().ok());
+    if kind.get(1..2) == Some("O") {
+        return Err("an array of objects".into());
+    }
     let item = item.ok_or_else(|| format!("a __cuda_array_interface__ with typestr {kind:?}"))?;
     let mut bytes = item;
     let strides = array.get_item("strides").map_err(wrong)?;

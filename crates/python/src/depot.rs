@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use kvdepot_store::{Depot as StoreDepot, Identity};
+use kvdepot_store::{Depot as StoreDepot, Identity, Started};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PyTuple};
 use serde_json::{Map, Value, json};
@@ -30,14 +30,17 @@ pub(crate) fn open(
     settings: Option<&Bound<'_, PyAny>>,
 ) -> PyResult<Depot> {
     log::start(py)?;
-    // It may wait for another owner; on Ctrl-C the thread closes what it has opened.
+    // It may wait for another owner; on Ctrl-C what it has made goes again.
     let opened = match settings::source(pipeline, settings)? {
-        Source::Tiers(config) => wait::on_thread(py, move || StoreDepot::open(&config))?,
+        Source::Tiers(config) => {
+            let started = wait::opening(py, move || StoreDepot::start(&config))?;
+            started.map(Started::keep)
+        }
         Source::Service {
             socket,
             lanes,
             timeout,
-        } => wait::on_thread(py, move || {
+        } => wait::opening(py, move || {
             StoreDepot::connect_within(&socket, lanes, timeout)
         })?,
     };
@@ -46,16 +49,26 @@ pub(crate) fn open(
     Ok(Depot { handle })
 }
 
-/// Checks a pipeline and its settings without opening anything.
+/// Checks a pipeline and its settings without opening anything: what `open` begins with. What
+/// another process owns is not looked into, and nobody is asked at a socket. With `options_only`
+/// nothing is looked at but the settings themselves, which may be another machine's.
 ///
-/// Raises ConfigError as `open` does for what the settings say.
+/// Raises ConfigError and CorruptError as `open` does for what the settings say and what is there.
 #[pyfunction]
-#[pyo3(signature = (pipeline, settings = None))]
+#[pyo3(signature = (pipeline, settings = None, *, options_only = false))]
 pub(crate) fn check(
+    py: Python<'_>,
     pipeline: &Bound<'_, PyAny>,
     settings: Option<&Bound<'_, PyAny>>,
+    options_only: bool,
 ) -> PyResult<()> {
-    settings::source(pipeline, settings).map(|_| ())
+    match settings::source(pipeline, settings)? {
+        Source::Tiers(config) if !options_only => {
+            let checked = py.detach(|| config.check());
+            checked.map_err(|error| errors::raise(py, error))
+        }
+        Source::Tiers(_) | Source::Service { .. } => Ok(()),
+    }
 }
 
 /// A pipeline of tiers, opened by this process or served by another. A context manager: leaving it
@@ -260,6 +273,13 @@ impl Depot {
         self.close(py)
     }
 
+    /// Whether it was closed here, and calls are refused. An owner elsewhere that is gone does not
+    /// close it: see `connected`.
+    #[getter]
+    fn closed(&self) -> bool {
+        self.handle.is_closed()
+    }
+
     /// Where other processes attach; None with `socket: off`.
     #[getter]
     fn socket(&self, py: Python<'_>) -> PyResult<Option<String>> {
@@ -349,6 +369,7 @@ fn by_tier(stats: Value) -> Value {
     for (name, alias) in [
         ("pending_bytes", "write_back_bytes"),
         ("dropped_blocks", "put_dropped_blocks"),
+        ("declined_blocks", "put_declined_blocks"),
     ] {
         let value = stats.get(alias).cloned().unwrap_or_default();
         stats.insert(name.into(), value);

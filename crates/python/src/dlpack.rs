@@ -19,6 +19,9 @@ const CUDA: i32 = 2;
 /// Device types whose memory this process can read and write: CPU, CUDA host, ROCm host.
 const HOST: [i32; 3] = [1, 3, 11];
 
+/// The type code of elements that are pointers.
+const OPAQUE: u8 = 3;
+
 /// The newest major version of the structures below.
 const MAJOR: u32 = 1;
 
@@ -168,6 +171,9 @@ fn describe(tensor: &Tensor, writable: bool) -> Result<Raw, String> {
             "a tensor on DLPack device {}:{}",
             tensor.device_type, tensor.device_id
         ));
+    }
+    if tensor.code == OPAQUE {
+        return Err("a tensor whose elements are pointers".into());
     }
     let unsound = || "a DLPack tensor without sound dimensions".to_owned();
     let ndim = usize::try_from(tensor.ndim).map_err(|_| unsound())?;

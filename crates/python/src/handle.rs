@@ -2,6 +2,7 @@
 //! open, which is closed before the interpreter ends.
 
 use std::mem::ManuallyDrop;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Weak};
 use std::thread;
@@ -88,6 +89,7 @@ pub(crate) struct Handle {
     /// `None` only while dropping.
     depot: Option<Depot>,
     pub(crate) origin: Origin,
+    closed: AtomicBool,
 }
 
 impl Handle {
@@ -95,6 +97,7 @@ impl Handle {
         let handle = Arc::new(Handle {
             depot: Some(depot),
             origin: origin(py)?,
+            closed: AtomicBool::new(false),
         });
         register(&handle);
         Ok(handle)
@@ -112,6 +115,11 @@ impl Handle {
         }
     }
 
+    /// Whether calls are refused: it is closed or about to be, or another process's.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.forked() || self.closed.load(Ordering::Acquire)
+    }
+
     /// Whether this process is a fork of the one that opened the depot.
     pub(crate) fn forked(&self) -> bool {
         !self.origin.is_here()
@@ -123,6 +131,7 @@ impl Closing for Handle {
         if let Some(depot) = &self.depot
             && !self.forked()
         {
+            self.closed.store(true, Ordering::Release);
             depot.close();
         }
     }

@@ -1,13 +1,75 @@
-//! Keys as Python gives them: one contiguous buffer, or a sequence of 32-byte values.
+//! Keys as Python gives them: one contiguous buffer, or a sequence of 32-byte values. And those of
+//! a prompt's tokens.
 
 use kvdepot_store::Key;
+use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyList, PyTuple};
+use pyo3::types::{PyBytes, PyList, PyString, PyTuple};
 
-use crate::errors;
 use crate::view::View;
+use crate::{arguments, errors};
 
 const ALLOWED: &str = "32-byte values, or one contiguous buffer of them";
+
+/// The keys of a prompt, one for each full block of `block_tokens` of its tokens. Each is the
+/// SHA-256 of the key before and the block's tokens as little-endian 32-bit numbers; before the
+/// first comes the SHA-256 of "kvdepot keys 1" and `salt`, a text or bytes.
+///
+/// Raises InputError for what is no token: a number from 0 below 2^32.
+#[pyfunction(name = "keys")]
+#[pyo3(signature = (tokens, block_tokens, salt = None))]
+pub(crate) fn of_tokens<'py>(
+    tokens: &Bound<'py, PyAny>,
+    block_tokens: &Bound<'py, PyAny>,
+    salt: Option<&Bound<'py, PyAny>>,
+) -> PyResult<Bound<'py, PyList>> {
+    let py = tokens.py();
+    let block_tokens = arguments::number("block_tokens", block_tokens)?;
+    // Larger than any prompt is as good as the largest.
+    let block_tokens = usize::try_from(block_tokens).unwrap_or(usize::MAX);
+    let salt = match salt {
+        None => Vec::new(),
+        Some(salt) => match (salt.cast::<PyString>(), salt.cast::<PyBytes>()) {
+            (Ok(text), _) => text.to_cow()?.into_owned().into_bytes(),
+            (_, Ok(bytes)) => bytes.as_bytes().to_vec(),
+            _ => {
+                let shown = errors::shown(salt);
+                return Err(errors::input(py, "salt", shown, "a text or bytes"));
+            }
+        },
+    };
+    let tokens = read_tokens(tokens)?;
+    let keys = py.detach(|| Key::chain(&tokens, block_tokens, &salt));
+    let keys = keys.map_err(|error| errors::raise(py, error))?;
+    PyList::new(py, keys.iter().map(|key| PyBytes::new(py, &key.0)))
+}
+
+fn read_tokens(tokens: &Bound<'_, PyAny>) -> PyResult<Vec<u32>> {
+    let py = tokens.py();
+    // Arrays and tensors are much faster to read as lists.
+    let list = match tokens.getattr_opt(intern!(py, "tolist"))? {
+        Some(to_list) => to_list.call0()?,
+        None => tokens.clone(),
+    };
+    let Ok(items) = list.try_iter() else {
+        let allowed = "a sequence of tokens, or an array of them";
+        return Err(errors::input(py, "tokens", errors::shown(tokens), allowed));
+    };
+    let mut read = Vec::new();
+    for (index, token) in items.enumerate() {
+        let token = token?;
+        read.push(token.extract().map_err(|_| {
+            let allowed = "a token: a whole number from 0 below 2^32";
+            errors::input(
+                py,
+                format!("tokens[{index}]"),
+                errors::shown(&token),
+                allowed,
+            )
+        })?);
+    }
+    Ok(read)
+}
 
 /// Reads the keys of a call.
 pub(crate) fn parse(keys: &Bound<'_, PyAny>) -> PyResult<Vec<Key>> {

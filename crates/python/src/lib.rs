@@ -26,6 +26,7 @@ mod keys;
 mod log;
 mod mover;
 mod namespace;
+mod pages;
 mod settings;
 mod spans;
 mod storage;
@@ -60,6 +61,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(depot::check, module)?)?;
     module.add_function(wrap_pyfunction!(depot::open, module)?)?;
     module.add_function(wrap_pyfunction!(handle::close_all, module)?)?;
+    module.add_function(wrap_pyfunction!(keys::of_tokens, module)?)?;
     module.add_function(wrap_pyfunction!(mover::attach, module)?)?;
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     errors::add(module)

@@ -6,16 +6,22 @@ use kvdepot_store::Buffer;
 use parking_lot::Mutex;
 use pyo3::buffer::PyBuffer;
 use pyo3::prelude::*;
+use pyo3::types::PyTuple;
 use pyo3::{PyTraverseError, PyVisit};
 
 use crate::buffers::Raw;
-use crate::{errors, storage};
+use crate::errors;
+use crate::pages::Pages;
+use crate::storage::{self, Place};
 
-/// One block for each row of `rows`. A row holds ids; of each of `ranges`, given as
-/// (address, stride, length), a block takes `length` bytes at `address + id * stride` for every
-/// id of its row, range after range. The memory must stay valid until the task that uses it no
-/// longer touches it; `owner` is kept alive until then, with the storage of each tensor that it is
-/// or, as a list, tuple or dictionary, has.
+/// One block for each row of `rows`. A row holds ids; of each of `ranges` a block takes the page
+/// of every id of its row, range after range. A range is a tensor or an array whose first dimension
+/// counts pages, or (address, stride, length) in bytes, whose page is `length` bytes at
+/// `address + id * stride`.
+///
+/// Tensors are kept alive until the task that uses their memory no longer touches it. So is
+/// `owner`, with the storage of each tensor that it is or, as a list, tuple or dictionary, has;
+/// what addresses name must stay valid as long, and must not leave that memory where it is known.
 ///
 /// In a load or a get a negative id stands for bytes that are verified but not delivered.
 #[pyclass(frozen, module = "kvdepot")]
@@ -33,6 +39,15 @@ struct Range {
     addr: u64,
     stride: i64,
     len: u64,
+    writable: bool,
+}
+
+/// What the ids of a range must keep to.
+enum Bounds {
+    /// As many pages as a tensor has.
+    Pages(usize, Place),
+    /// What the owner of addresses has.
+    Owned,
 }
 
 #[pymethods]
@@ -47,30 +62,35 @@ impl Spans {
     ) -> PyResult<Spans> {
         // First: what the addresses below are of must not be let go meanwhile.
         let mut owners = Vec::new();
+        let mut places = None;
         if let Some(owner) = owner {
             storage::keep_all(&owner, &mut owners);
+            places = storage::places(&owner).filter(|places| !places.is_empty());
             owners.push(owner.unbind());
         }
         let mut known = Vec::new();
-        for (index, range) in ranges.try_iter()?.enumerate() {
-            let (addr, stride, len): (u64, i64, u64) = range?.extract()?;
-            if addr == 0 || len == 0 || addr.checked_add(len).is_none() {
-                return Err(errors::input(
-                    py,
-                    format!("ranges[{index}]"),
-                    format!("({addr}, {stride}, {len})"),
-                    "(address, stride, length) with an address and a length above zero",
-                ));
-            }
-            known.push(Range { addr, stride, len });
+        let Ok(items) = ranges.try_iter() else {
+            let shown = errors::shown(ranges);
+            return Err(errors::input(py, "ranges", shown, "a sequence of ranges"));
+        };
+        for (index, range) in items.enumerate() {
+            known.push(read_range(index, &range?, &mut owners)?);
         }
         let (ids, ends) = read_rows(rows)?;
-        Ok(Spans {
-            ranges: known,
+        let mut spans = Spans {
+            ranges: Vec::with_capacity(known.len()),
             ids,
             ends,
             owners: Mutex::new(Some(owners)),
-        })
+        };
+        let ids = spans.least_and_greatest();
+        for (index, (range, bounds)) in known.into_iter().enumerate() {
+            if let Some(ids) = ids {
+                spans.check(py, index, range, &bounds, places.as_deref(), ids)?;
+            }
+            spans.ranges.push(range);
+        }
+        Ok(spans)
     }
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
@@ -94,6 +114,43 @@ impl Spans {
     fn nbytes(&self) -> u64 {
         self.each().saturating_mul(self.ids.len() as u64)
     }
+}
+
+const RANGE: &str = "(address, stride, length) in bytes, with an address and a length above zero, \
+                     or a tensor of pages that are each in one piece";
+
+/// A range as it was given; what keeps the memory of a tensor is added to `owners`.
+fn read_range(
+    index: usize,
+    range: &Bound<'_, PyAny>,
+    owners: &mut Vec<Py<PyAny>>,
+) -> PyResult<(Range, Bounds)> {
+    let wrong = |value: String| errors::input(range.py(), format!("ranges[{index}]"), value, RANGE);
+    if !range.is_instance_of::<PyTuple>() {
+        let pages = Pages::of(range, owners).map_err(wrong)?;
+        let bounds = Bounds::Pages(pages.count, pages.place);
+        let range = Range {
+            addr: pages.addr as u64,
+            stride: pages.stride as i64,
+            len: pages.len as u64,
+            writable: pages.writable,
+        };
+        return Ok((range, bounds));
+    }
+    let Ok((addr, stride, len)) = range.extract::<(u64, i64, u64)>() else {
+        return Err(wrong(errors::shown(range)));
+    };
+    if addr == 0 || len == 0 || addr.checked_add(len).is_none() {
+        return Err(wrong(errors::shown(range)));
+    }
+    let writable = true;
+    let range = Range {
+        addr,
+        stride,
+        len,
+        writable,
+    };
+    Ok((range, Bounds::Owned))
 }
 
 /// Ids and row ends: from a two-dimensional array of 64- or 32-bit integers, or rows of ints.
@@ -139,6 +196,79 @@ fn shape<T: pyo3::buffer::Element>(array: &PyBuffer<T>) -> Option<(usize, usize)
 }
 
 impl Spans {
+    /// Of the ids that stand for memory.
+    fn least_and_greatest(&self) -> Option<(i64, i64)> {
+        let named = self.ids.iter().copied().filter(|id| *id >= 0);
+        named.fold(None, |found, id| {
+            let (low, high) = found.unwrap_or((id, id));
+            Some((low.min(id), high.max(id)))
+        })
+    }
+
+    /// Refuses ids of which `range` has no page, and pages outside of what owns them.
+    fn check(
+        &self,
+        py: Python<'_>,
+        index: usize,
+        range: Range,
+        bounds: &Bounds,
+        places: Option<&[Place]>,
+        (low, high): (i64, i64),
+    ) -> PyResult<()> {
+        let refuse = |wrong: &dyn Fn(i64) -> bool, allowed: String| {
+            let at = self.ids.iter().position(|id| *id >= 0 && wrong(*id));
+            let at = at.unwrap_or_default();
+            let row = self.ends.partition_point(|end| *end <= at);
+            Err(errors::input(
+                py,
+                format!("rows[{row}]"),
+                self.ids[at],
+                allowed,
+            ))
+        };
+        let places = match bounds {
+            Bounds::Pages(count, place) => {
+                let beyond = |id: i64| id as u64 >= *count as u64;
+                if beyond(high) {
+                    return refuse(
+                        &beyond,
+                        format!("ids below {count}, the pages of ranges[{index}]"),
+                    );
+                }
+                std::slice::from_ref(place)
+            }
+            Bounds::Owned => {
+                if high > 0 && range.stride.unsigned_abs() < range.len {
+                    return Err(errors::input(
+                        py,
+                        format!("ranges[{index}]"),
+                        format!(
+                            "a stride of {} for pages of {} bytes",
+                            range.stride, range.len
+                        ),
+                        "a stride in bytes, at least the length",
+                    ));
+                }
+                let Some(places) = places else { return Ok(()) };
+                places
+            }
+        };
+        let inside = |place: &Place, id| place.holds(range.at(id), range.len as usize);
+        // What lies between the two is inside too.
+        if places
+            .iter()
+            .any(|place| inside(place, low) && inside(place, high))
+        {
+            return Ok(());
+        }
+        let outside = |id| !places.iter().any(|place| inside(place, id));
+        if self.ids.iter().any(|id| *id >= 0 && outside(*id)) {
+            let allowed = format!("ids whose page of ranges[{index}] is in its owner's memory");
+            return refuse(&outside, allowed);
+        }
+        Ok(())
+    }
+
     /// What keeps the memory alive.
     pub(crate) fn owners(&self, py: Python<'_>) -> PyResult<Vec<Py<PyAny>>> {
         match &*self.owners.lock() {
@@ -219,14 +349,18 @@ impl Spans {
 }
 
 impl Range {
+    fn at(&self, id: i64) -> i128 {
+        i128::from(self.addr) + i128::from(id) * i128::from(self.stride)
+    }
+
     fn piece(&self, py: Python<'_>, row: usize, id: i64) -> PyResult<Raw> {
-        let at = i128::from(self.addr) + i128::from(id) * i128::from(self.stride);
+        let at = self.at(id);
         let end = at + i128::from(self.len);
         match (usize::try_from(at), usize::try_from(end)) {
             (Ok(addr), Ok(_)) if addr > 0 => Ok(Raw {
                 addr,
                 len: self.len as usize,
-                writable: true,
+                writable: self.writable,
                 device: None,
             }),
             _ => Err(errors::input(
@@ -241,7 +375,9 @@ impl Range {
 
 fn push_joined(pieces: &mut Vec<Raw>, piece: Raw) {
     match pieces.last_mut() {
-        Some(last) if last.addr + last.len == piece.addr => last.len += piece.len,
+        Some(last) if last.addr + last.len == piece.addr && last.writable == piece.writable => {
+            last.len += piece.len;
+        }
         _ => pieces.push(piece),
     }
 }

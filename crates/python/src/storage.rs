@@ -6,7 +6,26 @@
 
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyList, PyTuple};
+use pyo3::types::{PyDict, PyList, PyMemoryView, PyTuple};
+
+use crate::view::View;
+
+/// A range of memory.
+#[derive(Clone, Copy)]
+pub(crate) struct Place {
+    pub(crate) begin: usize,
+    pub(crate) end: usize,
+    /// Whether it is the processor's, and not a device's.
+    pub(crate) here: bool,
+}
+
+impl Place {
+    /// Whether `len` bytes at `addr` are in it.
+    pub(crate) fn holds(&self, addr: i128, len: usize) -> bool {
+        let fits = |end| end <= self.end as i128;
+        self.here && addr >= self.begin as i128 && fits(addr + len as i128)
+    }
+}
 
 /// The storage of a tensor of PyTorch; `None` for anything else.
 pub(crate) fn of<'py>(object: &Bound<'py, PyAny>) -> Option<Bound<'py, PyAny>> {
@@ -50,9 +69,52 @@ pub(crate) fn keep(
 
 /// Whether a storage has so many bytes at an address.
 fn holds(storage: &Bound<'_, PyAny>, addr: usize, len: usize) -> PyResult<bool> {
+    let (begin, end) = bounds(storage)?;
+    Ok(begin <= addr && addr.saturating_add(len) <= end)
+}
+
+fn bounds(storage: &Bound<'_, PyAny>) -> PyResult<(usize, usize)> {
     let py = storage.py();
     let begin: usize = storage.call_method0(intern!(py, "data_ptr"))?.extract()?;
     let bytes: usize = storage.call_method0(intern!(py, "nbytes"))?.extract()?;
-    let end = addr.saturating_add(len);
-    Ok(begin <= addr && end <= begin.saturating_add(bytes))
+    Ok((begin, begin.saturating_add(bytes)))
+}
+
+/// Where a storage is.
+pub(crate) fn place(storage: &Bound<'_, PyAny>) -> PyResult<Place> {
+    let py = storage.py();
+    let device = storage.getattr(intern!(py, "device"))?;
+    let device: String = device.getattr(intern!(py, "type"))?.extract()?;
+    let (begin, end) = bounds(storage)?;
+    let here = device == "cpu";
+    Ok(Place { begin, end, here })
+}
+
+/// All memory that `owner`, or what a list, tuple or dictionary has, owns; `None` where some of it
+/// is not known.
+pub(crate) fn places(owner: &Bound<'_, PyAny>) -> Option<Vec<Place>> {
+    if let Ok(list) = owner.cast::<PyList>() {
+        list.iter().map(|one| owned(&one)).collect()
+    } else if let Ok(tuple) = owner.cast::<PyTuple>() {
+        tuple.iter().map(|one| owned(&one)).collect()
+    } else if let Ok(dict) = owner.cast::<PyDict>() {
+        dict.values().iter().map(|one| owned(&one)).collect()
+    } else {
+        owned(owner).map(|place| vec![place])
+    }
+}
+
+/// The memory of a tensor's storage, or of the object that an array or a memory view is a view of.
+fn owned(object: &Bound<'_, PyAny>) -> Option<Place> {
+    let py = object.py();
+    if let Some(storage) = of(object) {
+        return place(&storage).ok();
+    }
+    let found = View::strided(object).ok()?.extent();
+    let behind = match object.is_instance_of::<PyMemoryView>() {
+        true => object.getattr(intern!(py, "obj")),
+        false => object.getattr(intern!(py, "base")),
+    };
+    let behind = behind.ok().filter(|behind| !behind.is_none());
+    Some(behind.and_then(|behind| owned(&behind)).unwrap_or(found))
 }

@@ -40,6 +40,14 @@ impl Task {
         )
     }
 
+    fn check_process(&self, py: Python<'_>) -> PyResult<()> {
+        if self.origin.is_here() {
+            return Ok(());
+        }
+        let word = ": the task belongs to the process this one was forked from";
+        Err(errors::raise(py, Error::Closed(word)))
+    }
+
     /// Waits for a milestone at which the buffers are no longer touched.
     fn reach(
         &self,
@@ -49,10 +57,7 @@ impl Task {
         reached: impl Fn(Duration) -> bool + Sync,
     ) -> PyResult<()> {
         let limit = wait::timeout(py, timeout)?;
-        if !self.origin.is_here() {
-            let word = ": the task belongs to the process this one was forked from";
-            return Err(errors::raise(py, Error::Closed(word)));
-        }
+        self.check_process(py)?;
         if !wait::until(py, limit, reached)? {
             let seconds = limit.map_or(0.0, |limit| limit.as_secs_f64());
             return Err(errors::raise(py, Error::Timeout { what, seconds }));
@@ -75,6 +80,15 @@ impl Task {
         self.ended(py)
     }
 
+    /// `await task` in a coroutine of asyncio: as `wait`. What cancels the coroutine does not
+    /// cancel the task.
+    fn __await__<'py>(slf: &Bound<'py, Task>) -> PyResult<Bound<'py, PyAny>> {
+        let py = slf.py();
+        slf.get().check_process(py)?;
+        let wait = py.import("kvdepot._awaiting")?.getattr("wait")?;
+        wait.call1((slf,))?.call_method0("__await__")
+    }
+
     /// Waits until the buffers are no longer touched: an engine may use them again.
     ///
     /// Raises TimeoutError after `timeout` seconds; the task goes on.
@@ -94,8 +108,8 @@ impl Task {
         done
     }
 
-    /// Why each key is false: miss, corrupt, length, full, dropped, closed; None for success, and
-    /// pending before the outcome is known.
+    /// Why each key is false: miss, corrupt, length, full, dropped, declined, closed; None for
+    /// success, and pending before the outcome is known.
     #[getter]
     fn errors<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         let outcomes = self.task.outcomes();

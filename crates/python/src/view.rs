@@ -1,17 +1,36 @@
 //! Memory of objects with the buffer protocol, read without PyO3's own view of it, which refuses
 //! an exporter without dimensions.
 
+use std::ffi::CStr;
+
+use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
 use pyo3::prelude::*;
+
+use crate::storage::Place;
 
 /// A contiguous range that an exporter keeps in place while this lives.
 pub(crate) struct View(Box<ffi::Py_buffer>);
 
 impl View {
+    /// The memory of `object`, which may have gaps.
+    ///
+    /// # Errors
+    /// As [`View::of`], and BufferError for elements behind pointers.
+    pub(crate) fn strided(object: &Bound<'_, PyAny>) -> PyResult<View> {
+        let view = Self::filled(object)?;
+        match view.0.suboffsets.is_null() {
+            true => Ok(view),
+            false => Err(PyBufferError::new_err("elements behind pointers")),
+        }
+    }
+
     /// The memory of `object`; `None` where it has gaps.
     ///
     /// # Errors
-    /// What the exporter raises, and TypeError for an object without the protocol.
+    /// What the exporter raises, TypeError for an object without the protocol, and BufferError for
+    /// elements that are or have pointers: as bytes they are worth nothing elsewhere, and whoever
+    /// follows what was written over one crashes.
     pub(crate) fn of(object: &Bound<'_, PyAny>) -> PyResult<Option<View>> {
         Self::get(object, b'A')
     }
@@ -26,19 +45,37 @@ impl View {
     }
 
     fn get(object: &Bound<'_, PyAny>, order: u8) -> PyResult<Option<View>> {
+        let view = Self::filled(object)?;
+        // SAFETY: the exporter has filled it in. `A` is either order of the dimensions.
+        let whole = unsafe { ffi::PyBuffer_IsContiguous(&raw const *view.0, order.cast_signed()) };
+        Ok((whole != 0).then_some(view))
+    }
+
+    fn filled(object: &Bound<'_, PyAny>) -> PyResult<View> {
         let mut view = Box::new(ffi::Py_buffer::new());
         // SAFETY: `object` is one; `view` is writable, and stays where it is, as exporters may
-        // have pointers into it. Nothing but the address, the length and whether it may be written
-        // is read of it.
+        // have pointers into it. What is read of it is the exporter's until it is released.
         let failed =
             unsafe { ffi::PyObject_GetBuffer(object.as_ptr(), &raw mut *view, ffi::PyBUF_FULL_RO) };
         if failed != 0 {
             return Err(PyErr::fetch(object.py()));
         }
         let view = View(view);
-        // SAFETY: the exporter has filled it in. `A` is either order of the dimensions.
-        let whole = unsafe { ffi::PyBuffer_IsContiguous(&raw const *view.0, order.cast_signed()) };
-        Ok((whole != 0).then_some(view))
+        if has_pointers(view.format()) {
+            let format = String::from_utf8_lossy(view.format());
+            let text = format!("elements with pointers (format {format})");
+            return Err(PyBufferError::new_err(text));
+        }
+        Ok(view)
+    }
+
+    /// The elements, in the notation of Python's `struct` with the additions of PEP 3118.
+    fn format(&self) -> &[u8] {
+        match self.0.format.is_null() {
+            true => b"B",
+            // SAFETY: the exporter keeps the text there while the view is held.
+            false => unsafe { CStr::from_ptr(self.0.format) }.to_bytes(),
+        }
     }
 
     /// The address of the first byte.
@@ -50,6 +87,45 @@ impl View {
     pub(crate) fn len(&self) -> usize {
         // Not negative in a buffer that an exporter has filled in.
         usize::try_from(self.0.len).unwrap_or(0)
+    }
+
+    /// Bytes of an element.
+    pub(crate) fn item(&self) -> usize {
+        usize::try_from(self.0.itemsize).unwrap_or(0)
+    }
+
+    /// Elements, and bytes from one to the next, in each dimension.
+    pub(crate) fn dimensions(&self) -> (Vec<usize>, Vec<isize>) {
+        let Ok(count @ 1..) = usize::try_from(self.0.ndim) else {
+            return (Vec::new(), Vec::new());
+        };
+        // SAFETY: asked for both, the exporter keeps so many numbers there while the view is held.
+        let (shape, strides) = unsafe {
+            (
+                std::slice::from_raw_parts(self.0.shape, count),
+                std::slice::from_raw_parts(self.0.strides, count),
+            )
+        };
+        let size = |size: &isize| usize::try_from(*size).unwrap_or(0);
+        (shape.iter().map(size).collect(), strides.to_vec())
+    }
+
+    /// From the first to the last byte of any element.
+    pub(crate) fn extent(&self) -> Place {
+        let (mut begin, mut end) = (self.addr(), self.addr().saturating_add(self.item()));
+        let (shape, strides) = self.dimensions();
+        for (size, stride) in shape.iter().zip(strides) {
+            let far = stride.unsigned_abs().saturating_mul(size.saturating_sub(1));
+            match stride < 0 {
+                true => begin = begin.saturating_sub(far),
+                false => end = end.saturating_add(far),
+            }
+        }
+        if self.len() == 0 {
+            end = begin;
+        }
+        let here = true;
+        Place { begin, end, here }
     }
 
     /// Whether it may be written.
@@ -72,6 +148,23 @@ impl View {
         }
         bytes
     }
+}
+
+/// Whether a format has Python objects, C pointers, functions or texts by pointer among its
+/// elements.
+fn has_pointers(format: &[u8]) -> bool {
+    let mut codes = format.iter().copied();
+    while let Some(code) = codes.next() {
+        match code {
+            // The name of a field, up to the next colon.
+            b':' => while codes.next().is_some_and(|one| one != b':') {},
+            b'O' | b'P' | b'&' | b'X' | b'z' => return true,
+            // NumPy's complex numbers; alone, ctypes' pointer to wide characters.
+            b'Z' if !matches!(codes.next(), Some(b'e' | b'f' | b'd' | b'g')) => return true,
+            _ => {}
+        }
+    }
+    false
 }
 
 impl Drop for View {

@@ -1,7 +1,10 @@
 //! Waiting without the interpreter's lock, with an eye on Ctrl-C.
 
-use std::cell::Cell;
-use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::cell::{Cell, RefCell};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use pyo3::exceptions::PyRuntimeError;
@@ -124,31 +127,105 @@ pub(crate) fn on_thread<T: Send + 'static>(
     py: Python<'_>,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> PyResult<T> {
-    let (done, finished) = channel();
-    let spawned = std::thread::Builder::new()
-        .name("kvdepot-call".into())
-        .spawn(move || {
-            // Nobody listens after a signal.
-            let _heard = done.send(work());
-        });
-    let thread = spawned?;
-    let finished = std::sync::Mutex::new(finished);
-    loop {
-        let answer = py.detach(|| match finished.lock() {
+    let running = Running::start(work)?;
+    let result = running.wait(py)?;
+    running.join();
+    Ok(result)
+}
+
+/// How long a start that nobody wants any more may take to undo what it has done. Then it goes on
+/// alone, and what it leaves when the process ends meanwhile, the next start there removes.
+const UNDO: Duration = Duration::from_secs(10);
+
+thread_local! {
+    /// Whether anybody still waits for what this thread opens.
+    static UNWANTED: RefCell<Arc<AtomicBool>> = RefCell::default();
+}
+
+/// As [`on_thread`], for what makes something: a signal ends the work too, and is raised once what
+/// was made is gone. A second signal is raised at once.
+///
+/// # Errors
+/// What a signal handler raises.
+pub(crate) fn opening<T: Send + 'static>(
+    py: Python<'_>,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> PyResult<T> {
+    fn is_unwanted() -> bool {
+        UNWANTED.with_borrow(|unwanted| unwanted.load(Ordering::Relaxed))
+    }
+    let unwanted = Arc::new(AtomicBool::new(false));
+    let theirs = Arc::clone(&unwanted);
+    let running = Running::start(move || {
+        UNWANTED.set(theirs);
+        kvdepot_store::interruptible(is_unwanted, work)
+    })?;
+    let raised = match running.wait(py) {
+        Err(raised) => raised,
+        opened => {
+            running.join();
+            return opened;
+        }
+    };
+    unwanted.store(true, Ordering::Relaxed);
+    let begun = Instant::now();
+    while begun.elapsed() < UNDO {
+        // What comes too late is let go here, which closes it.
+        let undone = py.detach(|| !matches!(running.answer(), Err(RecvTimeoutError::Timeout)));
+        if undone {
+            break;
+        }
+        py.check_signals()?;
+    }
+    Err(raised)
+}
+
+/// Work on a thread of its own.
+struct Running<T> {
+    thread: JoinHandle<()>,
+    /// Locked for as long as it is waited for.
+    finished: Mutex<Receiver<T>>,
+}
+
+impl<T: Send + 'static> Running<T> {
+    fn start(work: impl FnOnce() -> T + Send + 'static) -> PyResult<Running<T>> {
+        let (done, finished) = channel();
+        let thread = std::thread::Builder::new()
+            .name("kvdepot-call".into())
+            .spawn(move || {
+                // Nobody listens after a signal.
+                let _heard = done.send(work());
+            })?;
+        Ok(Running {
+            thread,
+            finished: Mutex::new(finished),
+        })
+    }
+
+    /// Its result, if there is one within a slice.
+    fn answer(&self) -> Result<T, RecvTimeoutError> {
+        match self.finished.lock() {
             Ok(finished) => finished.recv_timeout(SLICE),
             Err(_) => Err(RecvTimeoutError::Disconnected),
-        });
-        match answer {
-            Ok(result) => {
-                // It has nothing left to do: whoever looks for our threads finds none.
-                drop(thread.join());
-                return Ok(result);
-            }
-            Err(RecvTimeoutError::Timeout) => py.check_signals()?,
-            Err(RecvTimeoutError::Disconnected) => {
-                return Err(PyRuntimeError::new_err(
-                    "kvdepot: the call's thread panicked",
-                ));
+        }
+    }
+
+    /// It has given its result and nothing left to do: whoever looks for our threads finds none.
+    fn join(self) {
+        drop(self.thread.join());
+    }
+
+    /// Its result, or what a signal handler raises.
+    fn wait(&self, py: Python<'_>) -> PyResult<T> {
+        loop {
+            match py.detach(|| self.answer()) {
+                Ok(result) => return Ok(result),
+                Err(RecvTimeoutError::Timeout) => py.check_signals()?,
+                Err(RecvTimeoutError::Disconnected) => {
+                    return Err(PyRuntimeError::new_err(
+                        "kvdepot: the call's thread panicked",
+                    ));
+                }
             }
         }
     }

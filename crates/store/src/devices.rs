@@ -190,8 +190,8 @@ impl Core {
 
     pub(crate) fn grow_device(&self, path: &Path, capacity: u64) -> Result<(), Error> {
         let _pass = self.gate.enter()?;
-        let (_, _, arena) = self.device(path)?;
-        arena.grow(capacity)
+        let (_, tier, arena) = self.device(path)?;
+        tier.grow(&arena, path, capacity)
     }
 
     fn dax_tier(&self) -> Result<(usize, &Tier), Error> {

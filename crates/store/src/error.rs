@@ -27,10 +27,7 @@ pub enum Error {
         allowed: String,
     },
     /// Another process owns the arena.
-    #[error(
-        "{path} is in use by process {pid} on host {host}: close it there, or wait longer than \
-         lock_wait = {waited_s} s", path = path.display()
-    )]
+    #[error("{path} is in use by {by}", path = path.display(), by = owner(*pid, host, *waited_s))]
     Locked {
         /// The arena.
         path: PathBuf,
@@ -86,7 +83,8 @@ pub enum Error {
         /// How long.
         seconds: f64,
     },
-    /// A signal ended the wait for another process's answer; what was asked may happen.
+    /// A signal ended the wait for another process: for its answer, and what was asked may happen,
+    /// or for an arena.
     #[error("the call was interrupted")]
     Interrupted,
     /// The owner's process answered something else than the protocol allows, or went away.
@@ -111,6 +109,19 @@ pub enum Error {
         /// The operating system's word.
         source: std::io::Error,
     },
+}
+
+/// Who has an arena, and what to do about it.
+fn owner(pid: u32, host: &str, waited_s: f64) -> String {
+    if pid == std::process::id() && host == kvdepot_media::host::peer::hostname() {
+        return format!(
+            "another depot of this process ({pid} on host {host}): use that one, or close it first \
+             (without a close it stays open as long as one of its namespaces is kept)"
+        );
+    }
+    format!(
+        "process {pid} on host {host}: close it there, or wait longer than lock_wait = {waited_s} s"
+    )
 }
 
 impl Error {

@@ -2,6 +2,7 @@
 //! whoever closes what another thread is closing waits for that one.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
@@ -27,6 +28,14 @@ struct State {
     closed: bool,
     /// Whether whoever closes has come to the end.
     ended: bool,
+}
+
+/// How many are being closed in this process.
+static CLOSING: AtomicUsize = AtomicUsize::new(0);
+
+/// Whether something is being closed in this process, so that what it holds is soon free.
+pub(crate) fn is_any_closing() -> bool {
+    CLOSING.load(Ordering::SeqCst) > 0
 }
 
 /// One operation under way.
@@ -65,6 +74,7 @@ impl Gate {
     pub(crate) fn close(&self) -> Option<Closing<'_>> {
         let mut state = self.state.lock();
         if !std::mem::replace(&mut state.closed, true) {
+            CLOSING.fetch_add(1, Ordering::SeqCst);
             return Some(Closing(self));
         }
         while !state.ended {
@@ -96,6 +106,7 @@ pub(crate) struct Closing<'a>(&'a Gate);
 
 impl Drop for Closing<'_> {
     fn drop(&mut self) {
+        CLOSING.fetch_sub(1, Ordering::SeqCst);
         self.0.state.lock().ended = true;
         self.0.ended.notify_all();
     }

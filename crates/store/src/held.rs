@@ -9,13 +9,17 @@
 
 use std::cell::Cell;
 use std::ops::{Deref, DerefMut};
-use std::time::Instant;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, MutexGuard};
+use kvdepot_media::host::cpu::time_of_this_thread;
+use parking_lot::{Condvar, MutexGuard, RwLockReadGuard, RwLockWriteGuard};
 
 thread_local! {
     /// Locks that this thread holds; counted in debug builds.
     static HELD: Cell<u32> = const { Cell::new(0) };
+    /// Whether a lock that it holds is being measured.
+    static MEASURED: Cell<bool> = const { Cell::new(false) };
     static MODE: Cell<Mode> = const { Cell::new(Mode::Waits) };
 }
 
@@ -36,17 +40,24 @@ pub(crate) struct Mutex<T>(parking_lot::Mutex<T>);
 /// Holds it.
 pub(crate) struct Guard<'a, T> {
     guard: MutexGuard<'a, T>,
-    _held: Held,
+    held: Option<Held>,
 }
 
-struct Held;
+struct Held {
+    /// The thread's processor time, where holds are measured, and this is the thread's first.
+    since: Option<Duration>,
+}
 
 impl Held {
     fn new() -> Held {
         if cfg!(debug_assertions) {
             HELD.set(HELD.get() + 1);
         }
-        Held
+        // Within another one it would be measured as a part of that, and prolong it.
+        let is_watched = WATCHED.load(Ordering::Relaxed) && !MEASURED.replace(true);
+        Held {
+            since: is_watched.then(time_of_this_thread),
+        }
     }
 }
 
@@ -55,7 +66,24 @@ impl Drop for Held {
         if cfg!(debug_assertions) {
             HELD.set(HELD.get() - 1);
         }
+        if let Some(since) = self.since {
+            MEASURED.set(false);
+            let held = time_of_this_thread().saturating_sub(since);
+            LONGEST_NS.fetch_max(held.as_nanos() as u64, Ordering::Relaxed);
+        }
     }
+}
+
+/// Whether holds are measured, and the longest one.
+static WATCHED: AtomicBool = AtomicBool::new(false);
+static LONGEST_NS: AtomicU64 = AtomicU64::new(0);
+
+/// The longest that a lock under which no medium is waited for was held since the last call, in the
+/// processor time of the thread; for `kvdepot bench`. Holds are measured after a call with `watch`.
+#[doc(hidden)]
+pub fn longest_hold(watch: bool) -> Duration {
+    WATCHED.store(watch, Ordering::Relaxed);
+    Duration::from_nanos(LONGEST_NS.swap(0, Ordering::Relaxed))
 }
 
 impl<T> Mutex<T> {
@@ -66,23 +94,12 @@ impl<T> Mutex<T> {
     pub(crate) fn lock(&self) -> Guard<'_, T> {
         Guard {
             guard: self.0.lock(),
-            _held: Held::new(),
+            held: Some(Held::new()),
         }
     }
 
-    /// As [`Mutex::lock`], for a question: `None` where it is taken and the caller does not wait.
-    pub(crate) fn look(&self) -> Option<Guard<'_, T>> {
-        if MODE.get() == Mode::Waits {
-            return Some(self.lock());
-        }
-        let guard = self.0.try_lock();
-        if guard.is_none() {
-            MODE.set(Mode::Passed);
-        }
-        Some(Guard {
-            guard: guard?,
-            _held: Held::new(),
-        })
+    pub(crate) fn get_mut(&mut self) -> &mut T {
+        self.0.get_mut()
     }
 
     /// Whether somebody holds it now.
@@ -91,23 +108,121 @@ impl<T> Mutex<T> {
     }
 }
 
+/// As [`Mutex`], of which several may hold it for reading.
+#[derive(Default)]
+pub(crate) struct RwLock<T>(parking_lot::RwLock<T>);
+
+/// Holds it for reading. Whoever has one asks for no other one of the same lock.
+pub(crate) struct ReadGuard<'a, T> {
+    guard: RwLockReadGuard<'a, T>,
+    _held: Held,
+}
+
+/// Holds it for a change.
+pub(crate) struct WriteGuard<'a, T> {
+    guard: RwLockWriteGuard<'a, T>,
+    _held: Held,
+}
+
+impl<T> RwLock<T> {
+    pub(crate) fn new(value: T) -> RwLock<T> {
+        RwLock(parking_lot::RwLock::new(value))
+    }
+
+    pub(crate) fn read(&self) -> ReadGuard<'_, T> {
+        ReadGuard {
+            guard: self.0.read(),
+            _held: Held::new(),
+        }
+    }
+
+    /// For a question: `None` where it is taken and the caller does not wait.
+    pub(crate) fn look(&self) -> Option<ReadGuard<'_, T>> {
+        if MODE.get() == Mode::Waits {
+            return Some(self.read());
+        }
+        let guard = self.0.try_read();
+        if guard.is_none() {
+            MODE.set(Mode::Passed);
+        }
+        Some(ReadGuard {
+            guard: guard?,
+            _held: Held::new(),
+        })
+    }
+
+    pub(crate) fn write(&self) -> WriteGuard<'_, T> {
+        WriteGuard {
+            guard: self.0.write(),
+            _held: Held::new(),
+        }
+    }
+
+    pub(crate) fn get_mut(&mut self) -> &mut T {
+        self.0.get_mut()
+    }
+
+    /// Whether somebody holds it for a change now.
+    pub(crate) fn is_being_changed(&self) -> bool {
+        self.0.is_locked_exclusive()
+    }
+}
+
+impl<T> Deref for ReadGuard<'_, T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.guard
+    }
+}
+
+impl<T> Deref for WriteGuard<'_, T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.guard
+    }
+}
+
+impl<T> DerefMut for WriteGuard<'_, T> {
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.guard
+    }
+}
+
 impl<T> Guard<'_, T> {
     /// Lets go of the lock for as long as `work` takes.
     pub(crate) fn unlocked<R>(&mut self, work: impl FnOnce() -> R) -> R {
-        let count = u32::from(cfg!(debug_assertions));
-        HELD.set(HELD.get() - count);
+        self.held = None;
         let done = MutexGuard::unlocked(&mut self.guard, work);
-        HELD.set(HELD.get() + count);
+        self.held = Some(Held::new());
         done
     }
 
+    /// Lets those who wait for the lock have it first: who sleeps is woken with it, and who still
+    /// looks for it finds it free for a moment.
+    pub(crate) fn give_way(&mut self) {
+        /// Some hundred nanoseconds.
+        const LOOKS: usize = 16;
+        self.held = None;
+        MutexGuard::bump(&mut self.guard);
+        let look = || (0..LOOKS).for_each(|_| std::hint::spin_loop());
+        MutexGuard::unlocked(&mut self.guard, look);
+        self.held = Some(Held::new());
+    }
+
     pub(crate) fn wait(&mut self, event: &Condvar) {
+        self.held = None;
         event.wait(&mut self.guard);
+        self.held = Some(Held::new());
     }
 
     /// False when it was `end` before the event.
     pub(crate) fn wait_until(&mut self, event: &Condvar, end: Instant) -> bool {
-        !event.wait_until(&mut self.guard, end).timed_out()
+        self.held = None;
+        let timed_out = event.wait_until(&mut self.guard, end).timed_out();
+        self.held = Some(Held::new());
+        !timed_out
     }
 }
 
@@ -152,10 +267,10 @@ mod tests {
 
     #[test]
     fn who_does_not_wait_learns_that_a_lock_was_taken() {
-        let lock = Mutex::new(7);
+        let lock = RwLock::new(7);
         let read = || lock.look().map(|guard| *guard);
         assert_eq!(at_once(read), Ok(Some(7)));
-        let held = lock.lock();
+        let held = lock.write();
         assert_eq!(at_once(read), Err(None));
         drop(held);
         assert_eq!(at_once(read), Ok(Some(7)));

@@ -10,7 +10,8 @@ use kvdepot_media::host::lock;
 use kvdepot_media::{Access, Batch, Copier, Done, Kind, Mapping};
 
 use crate::arena::{
-    is_inside, judge, orphans_of, read_directory, read_owner, read_superblock, survey,
+    dead_superblocks, is_inside, judge, orphans_of, read_directory, read_owner, read_superblock,
+    survey,
 };
 use crate::format::layout::Layout;
 use crate::format::owner::Owner;
@@ -18,6 +19,13 @@ use crate::format::record::{self, Record, Slot};
 use crate::format::superblock::Superblock;
 use crate::verdict::{Bytes, Moved, Verdicts};
 use crate::{Error, NamespaceId, parts};
+
+/// When something is looked at again that a running owner may have been writing.
+const PAUSES: [Duration; 3] = [
+    Duration::ZERO,
+    Duration::from_millis(1),
+    Duration::from_millis(10),
+];
 
 /// An arena opened for reading only.
 pub struct Inspection {
@@ -104,6 +112,23 @@ impl Inspection {
         &self.superblock
     }
 
+    /// The offsets of superblocks that are damaged: one of the two is no loss, and the next owner
+    /// writes it anew.
+    ///
+    /// # Errors
+    /// [`Error::Media`].
+    pub fn damaged_superblocks(&self) -> Result<Vec<u64>, Error> {
+        let mut dead = Vec::new();
+        for pause in PAUSES {
+            std::thread::sleep(pause);
+            dead = dead_superblocks(&self.mapping, &self.superblock)?;
+            if dead.is_empty() {
+                break;
+            }
+        }
+        Ok(dead)
+    }
+
     /// Who opened it last, and whether somebody owns it now.
     #[must_use]
     pub fn owner(&self) -> (Option<Owner>, bool) {
@@ -150,10 +175,9 @@ impl Inspection {
             .collect();
         blocks.sort_unstable_by_key(|block| block.record.sequence);
         let mut damaged = survey.damaged;
-        // A running owner may have been writing one.
-        for pause in [0, 1, 10] {
+        for pause in PAUSES {
             if !damaged.is_empty() {
-                std::thread::sleep(Duration::from_millis(pause));
+                std::thread::sleep(pause);
                 damaged = self.still_damaged(&damaged)?;
             }
         }

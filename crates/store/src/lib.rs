@@ -13,6 +13,7 @@
 
 mod arena;
 mod buffers;
+mod chances;
 mod clock;
 mod completions;
 pub mod config;
@@ -21,6 +22,7 @@ mod devices;
 mod error;
 pub mod format;
 mod gate;
+mod ghosts;
 mod held;
 mod index;
 pub mod inspect;
@@ -45,10 +47,10 @@ pub use arena::{Opening, TierStats, UNFINISHED, erase, erase_unfinished};
 pub use buffers::BlockBuffers;
 pub use completions::Completions;
 pub use config::Config;
-pub use depot::{Depot, Namespace};
+pub use depot::{Depot, Namespace, Started};
 pub use devices::{DeviceState, DeviceStats, DrainTo};
 pub use error::Error;
-pub use held::at_once;
+pub use held::{at_once, longest_hold};
 pub use key::{Identity, Key, NamespaceId};
 pub use kvdepot_media::cuda::Device;
 pub use kvdepot_media::host::fork::Origin;

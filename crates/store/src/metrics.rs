@@ -42,6 +42,7 @@ pub(crate) struct Metrics {
     put_done: AtomicU64,
     put_full: AtomicU64,
     put_dropped: AtomicU64,
+    put_declined: AtomicU64,
     put_corrupt: AtomicU64,
     reserve_present: AtomicU64,
     reserve_pending: AtomicU64,
@@ -88,6 +89,9 @@ pub struct Stats {
     pub put_full_blocks: u64,
     /// Puts dropped because the write-back queue was full.
     pub put_dropped_blocks: u64,
+    /// Puts and reservations of blocks that had left unread.
+    #[serde(default)]
+    pub put_declined_blocks: u64,
     /// Blocks that did not verify on their way to the far tier.
     pub put_corrupt_blocks: u64,
     /// Reservations that were not needed: the block is stored.
@@ -145,6 +149,7 @@ impl Metrics {
             Outcome::Done => add(&self.put_done, 1),
             Outcome::Full => add(&self.put_full, 1),
             Outcome::Corrupt => add(&self.put_corrupt, 1),
+            Outcome::Declined => add(&self.put_declined, 1),
             _ => add(&self.put_dropped, 1),
         }
     }
@@ -176,6 +181,7 @@ impl Metrics {
             put_acknowledged_blocks: read(&self.put_done),
             put_full_blocks: read(&self.put_full),
             put_dropped_blocks: read(&self.put_dropped),
+            put_declined_blocks: read(&self.put_declined),
             put_corrupt_blocks: read(&self.put_corrupt),
             reserve_present_blocks: read(&self.reserve_present),
             reserve_pending_blocks: read(&self.reserve_pending),
@@ -305,6 +311,11 @@ impl Stats {
             "dropped_blocks_total",
             "counter",
             &plain(self.put_dropped_blocks),
+        );
+        metric(
+            "declined_blocks_total",
+            "counter",
+            &plain(self.put_declined_blocks),
         );
         metric(
             "reserve_present_blocks_total",

@@ -29,6 +29,9 @@ pub enum Outcome {
     /// A put was dropped because the write-back queue is full (`overload: drop`), or the far
     /// tier could not take it.
     Dropped,
+    /// A put's block had left before anybody asked for it, or follows such a block, and others
+    /// would have to go for it (`admission: learned`).
+    Declined,
     /// The depot was closed before the far tier had the block.
     Closed,
 }
@@ -45,6 +48,7 @@ impl Outcome {
             Outcome::Length => Some("length"),
             Outcome::Full => Some("full"),
             Outcome::Dropped => Some("dropped"),
+            Outcome::Declined => Some("declined"),
             Outcome::Closed => Some("closed"),
         }
     }

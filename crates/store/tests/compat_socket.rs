@@ -199,7 +199,6 @@ struct Heard {
 
 const COMMIT: u16 = 9;
 const MOVED: u16 = 34;
-const GOODBYE: u16 = 35;
 const STEP: u16 = 49;
 /// Answers in JSON: statistics, the depot, its devices.
 const IN_JSON: [u16; 3] = [14, 16, 36];
@@ -244,6 +243,21 @@ struct Line {
     greeted: bool,
     /// Recorded bytes that are no whole frame yet.
     recorded: VecDeque<u8>,
+    /// What steps of this owner have said so far, and what recorded ones have.
+    steps: [Steps; 2],
+}
+
+impl Line {
+    /// A recorded step that has not come yet.
+    fn behind(&self) -> Option<String> {
+        let [now, then] = &self.steps;
+        let late = then.iter().find(|(task, (released, outcomes))| {
+            let come = now.get(task).cloned().unwrap_or_default();
+            let said = |(key, outcome): (&u32, &u8)| come.1.get(key) == Some(outcome);
+            come.0 < *released || !outcomes.iter().all(said)
+        });
+        late.map(|(task, then)| format!("task {task}: {then:?}, of {:?}", now.get(task)))
+    }
 }
 
 /// The recorded client, at a living owner.
@@ -255,7 +269,6 @@ struct OldClient<'a> {
     /// The medium as it was after the recorded conversation, to be written as its lanes did.
     medium: PathBuf,
     writable: Option<File>,
-    steps: [Steps; 2],
 }
 
 /// Why the owner does not go on with it.
@@ -281,6 +294,7 @@ impl OldClient<'_> {
                 socket,
                 greeted: false,
                 recorded: VecDeque::new(),
+                steps: [Steps::new(), Steps::new()],
             };
             self.lines.insert(connection, line);
             if bytes[12] == 3 {
@@ -288,11 +302,10 @@ impl OldClient<'_> {
                 bytes[16..24].copy_from_slice(&self.number);
             }
         } else {
+            self.await_steps();
             for frame in frames(&mut bytes.iter().copied().collect()) {
-                match frame.verb {
-                    MOVED | COMMIT => self.move_bytes(),
-                    GOODBYE => self.await_steps(connection),
-                    _ => {}
+                if matches!(frame.verb, MOVED | COMMIT) {
+                    self.move_bytes();
                 }
             }
         }
@@ -309,13 +322,14 @@ impl OldClient<'_> {
         file.write_all_at(data, layout.data).unwrap();
     }
 
-    /// Steps come when they come: before it takes leave, all have.
-    fn await_steps(&mut self, connection: usize) {
-        let [now, then] = &mut self.steps;
-        while now != then {
-            let frame = hear(&self.lines[&connection].socket);
-            assert_eq!(frame.verb, STEP, "{now:?}, recorded {then:?}");
-            step(now, &frame);
+    /// Steps come when they come, but what the client waited for before it went on has come.
+    fn await_steps(&mut self) {
+        for line in self.lines.values_mut() {
+            while let Some(behind) = line.behind() {
+                let frame = hear(&line.socket);
+                assert_eq!(frame.verb, STEP, "awaited: {behind}");
+                step(&mut line.steps[0], &frame);
+            }
         }
     }
 
@@ -348,10 +362,10 @@ impl OldClient<'_> {
         line.recorded.extend(recorded);
         for then in frames(&mut line.recorded) {
             if then.verb == STEP {
-                step(&mut self.steps[1], &then);
+                step(&mut line.steps[1], &then);
                 continue;
             }
-            let now = next(&line.socket, &mut self.steps[0]);
+            let now = next(&line.socket, &mut line.steps[0]);
             let name = format!("connection {connection}, verb {}", then.verb);
             assert_eq!(
                 (now.verb, now.status, now.number),
@@ -396,7 +410,6 @@ fn an_owner_serves_an_earlier_client_or_says_what_to_do() {
             number: Vec::new(),
             medium,
             writable: None,
-            steps: [Steps::new(), Steps::new()],
         };
         let left = match client.play(&fixture.recording) {
             Ok(()) => fixture.left,

@@ -15,6 +15,7 @@ use common::{
 };
 use kvdepot_store::format::layout;
 use kvdepot_store::format::record;
+use kvdepot_store::format::superblock::Superblock;
 use kvdepot_store::inspect::Inspection;
 use kvdepot_store::{BlockBuffers, Depot, Error, Mover, Outcome};
 use kvdepot_testkit::bytes::content;
@@ -175,7 +176,14 @@ fn one_superblock_is_enough_and_none_is_refused() {
         };
         raw.file
             .damage(DAMAGES[round as usize % 3], page, 112, &mut rng);
+        let dead = || {
+            let inspection = Inspection::open(&place.arena()).unwrap();
+            inspection.damaged_superblocks().unwrap()
+        };
+        let bytes = raw.file.read(page, 4096).try_into().unwrap();
+        assert_eq!(dead() == [page], Superblock::decode(&bytes).is_err());
         let depot = place.open();
+        assert_eq!(dead(), [0; 0], "the owner has written it anew");
         assert_eq!(outcomes(&depot), [Outcome::Done; BLOCKS as usize]);
         // What is written now outlives the next opening too, although a generation repeats.
         let fresh = 1000 + round;

@@ -20,6 +20,7 @@ use std::time::{Duration, Instant};
 use common::{
     PATIENCE, assert_at_rest, block, config_of, get, has, key, keys, namespace, put, verify,
 };
+use kvdepot_media::host::limits;
 use kvdepot_media::{Access, Kind, Mapping};
 use kvdepot_store::{
     BlockBuffers, Buffer, Config, Depot, Error, Mover, Namespace, Outcome, Reservation,
@@ -126,7 +127,11 @@ impl Medium {
         assert_eq!(stat["owned"], owned, "{stat}");
         assert_eq!(stat["blocks"], blocks, "{stat}");
         assert_eq!(stat["kind"], if self.is_device() { "dax" } else { "file" });
-        let listed = self.command("ls").arg("--json").output().unwrap();
+        let listed = self
+            .command("ls")
+            .args(["--blocks", "--json"])
+            .output()
+            .unwrap();
         assert_eq!(
             String::from_utf8(listed.stdout).unwrap().lines().count(),
             blocks as usize
@@ -223,6 +228,9 @@ fn first_boot() {
     };
     let depot = medium.open(whole);
     assert!(depot.opening().created);
+    if !medium.is_device() {
+        what_the_disk_does_not_have_is_not_grown(&medium, &depot);
+    }
     let ns = namespace(&depot);
     store(&ns, PROCESS);
     assert_eq!(fetch(&ns, PROCESS), count(&PROCESS));
@@ -328,6 +336,20 @@ fn what_the_device_does_not_have_is_not_mapped(medium: &Medium) {
     let part = part.unwrap();
     part.write_from((2 << 20) + 4095, &[9]).unwrap();
     ok("its last byte, and a part of it that ends inside a huge page");
+}
+
+/// ext4 gives a file all it has left before it says that this is too little.
+fn what_the_disk_does_not_have_is_not_grown(medium: &Medium, depot: &Depot) {
+    let state = || {
+        let len = medium.path.metadata().unwrap().len();
+        // Blocks that say where blocks are come and go.
+        (len, limits::disk_free(&medium.path).unwrap() >> 20)
+    };
+    let before = state();
+    let error = depot.grow_device(&medium.path, 1 << 30).unwrap_err();
+    says(error, &["capacity: 1 GiB", "has free"]);
+    assert_eq!(state(), before);
+    ok("an arena that could not grow has left the disk as it was");
 }
 
 fn who_may_not_open_it_learns_so(medium: &Medium) {

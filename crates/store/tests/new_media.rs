@@ -43,6 +43,8 @@ fn a_medium_of_zeros_becomes_an_arena_unasked() {
         let place = truncated(4 << 20).with("dax", "format", setting);
         let depot = place.open();
         assert!(depot.opening().created);
+        let said = format!("Dax 4 MiB at {}", place.arena().display());
+        assert_eq!(depot.description(), said, "nobody chose its size");
         assert_eq!(put(&namespace(&depot), &[1, 2], LEN), [true; 2]);
         depot.close();
         let again = place.with("dax", "format", "false").open();

@@ -17,6 +17,9 @@ use kvdepot_testkit::bytes::content;
 /// lie in one piece.
 const LENS: [u64; 4] = [5000, 3000, 1, 70_000];
 
+/// The block that stays as it is.
+const SOUND: u64 = 99;
+
 /// Stores a block whose parts have the contents of their numbers.
 fn store(place: &Place, ns: &Namespace, number: u64) {
     let mover = Mover::attach(&place.socket(), Some(1), true).unwrap();
@@ -71,6 +74,28 @@ fn rot(raw: &Raw, number: u64, part: usize) {
     raw.file.write(at, &[!byte]);
 }
 
+/// Stores a block for each part, and one more.
+fn store_all(place: &Place, ns: &Namespace) {
+    let rotting = 0..LENS.len() as u64;
+    rotting
+        .chain([SOUND])
+        .for_each(|number| store(place, ns, number));
+}
+
+/// Flips a byte of another part of each, but for the one more.
+fn rot_all(place: &Place) {
+    let raw = Raw::open(&place.arena());
+    (0..LENS.len()).for_each(|part| rot(&raw, part as u64, part));
+}
+
+/// What came of them somewhere else.
+fn only_the_sound_one_is_there(ns: &Namespace) {
+    assert_eq!(get(ns, SOUND), Outcome::Done);
+    for number in 0..LENS.len() as u64 {
+        assert_eq!(get(ns, number), Outcome::Miss);
+    }
+}
+
 #[test]
 fn a_get_of_a_block_with_any_rotten_part_is_no_hit_here_and_through_the_socket() {
     let place = Place::new("Dax", "", "16MiB");
@@ -102,10 +127,8 @@ fn a_block_with_any_rotten_part_is_named_by_verify() {
     let place = Place::new("Dax", "", "16MiB");
     let owner = place.open();
     let ns = namespace(&owner);
-    (0..LENS.len() as u64).for_each(|number| store(&place, &ns, number));
-    store(&place, &ns, 99);
-    let raw = Raw::open(&place.arena());
-    (0..LENS.len()).for_each(|part| rot(&raw, part as u64, part));
+    store_all(&place, &ns);
+    rot_all(&place);
     let verified = verify(&place.arena());
     assert_eq!((verified.blocks, verified.sound), (5, 1));
     let bad: Vec<_> = verified
@@ -121,20 +144,15 @@ fn a_block_with_any_rotten_part_is_not_copied_to_another_device() {
     let place = Place::new("Dax", "", "16MiB");
     let owner = place.open();
     let ns = namespace(&owner);
-    (0..LENS.len() as u64).for_each(|number| store(&place, &ns, number));
-    store(&place, &ns, 99);
-    let raw = Raw::open(&place.arena());
-    (0..LENS.len()).for_each(|part| rot(&raw, part as u64, part));
+    store_all(&place, &ns);
+    rot_all(&place);
     let second = place.dir().join("second");
     owner.add_device(&second, Some(16 << 20)).unwrap();
     let drained = owner
         .drain_device(&place.arena(), DrainTo::Others, Duration::from_secs(10))
         .unwrap();
     assert_eq!(drained.moved_blocks, 1, "{drained:?}");
-    assert_eq!(get(&ns, 99), Outcome::Done);
-    for number in 0..LENS.len() as u64 {
-        assert_eq!(get(&ns, number), Outcome::Miss);
-    }
+    only_the_sound_one_is_there(&ns);
 }
 
 #[test]
@@ -142,26 +160,21 @@ fn a_block_with_any_rotten_part_is_not_promoted() {
     let place = Place::new("Cache|Dax", "4MiB", "16MiB");
     let owner = place.open();
     let ns = namespace(&owner);
-    (0..LENS.len() as u64).for_each(|number| store(&place, &ns, number));
-    store(&place, &ns, 99);
+    store_all(&place, &ns);
     assert!(owner.drain(PATIENCE));
     owner.close();
-    let raw = Raw::open(&place.arena());
-    (0..LENS.len()).for_each(|part| rot(&raw, part as u64, part));
+    rot_all(&place);
     let owner = place.open();
     let ns = namespace(&owner);
-    let wanted = keys((0..LENS.len() as u64).chain([99]));
+    let wanted = keys((0..LENS.len() as u64).chain([SOUND]));
     for one in &wanted {
         let task = ns.prefetch(from_ref(one)).unwrap();
         let ahead = task.wait(Some(PATIENCE)).unwrap();
-        assert_eq!(ahead, [*one == key(99)]);
+        assert_eq!(ahead, [*one == key(SOUND)]);
     }
     eventually("the promotion", || {
-        ns.nearest(&keys([99])).unwrap() == [Some("Cache")]
+        ns.nearest(&keys([SOUND])).unwrap() == [Some("Cache")]
     });
-    assert_eq!(get(&ns, 99), Outcome::Done);
-    for number in 0..LENS.len() as u64 {
-        assert_eq!(get(&ns, number), Outcome::Miss);
-    }
+    only_the_sound_one_is_there(&ns);
     assert_at_rest(&owner);
 }

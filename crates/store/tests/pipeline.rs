@@ -161,3 +161,15 @@ fn wrong_lengths_and_absent_keys_name_their_reason() {
     assert_eq!(task.wait(None).unwrap(), [false, false]);
     assert_eq!(task.outcomes(), [Outcome::Length, Outcome::Miss]);
 }
+
+#[test]
+fn a_put_of_a_key_that_is_stored_is_true_and_keeps_its_bytes() {
+    let dir = tempfile::tempdir().unwrap();
+    let depot = Depot::open(&config("Cache|Dax", dir.path(), "1MiB", "4MiB")).unwrap();
+    let ns = namespace(&depot);
+    assert_eq!(put(&ns, 0..1, 5000), [true]);
+    let other = BlockBuffers::whole([Buffer::from_vec(payload(1, 5000))]);
+    let task = ns.put(vec![key(0)], other).unwrap();
+    assert_eq!(task.wait(Some(Duration::from_secs(30))).unwrap(), [true]);
+    assert_eq!(get(&ns, 0..1, 5000), [true]);
+}

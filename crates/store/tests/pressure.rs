@@ -289,6 +289,91 @@ fn pin_all(ns: &Namespace, numbers: std::ops::Range<u64>) -> Vec<kvdepot_store::
 }
 
 #[test]
+fn a_put_of_small_blocks_as_large_as_the_arena_is_stored_in_whole_and_so_is_the_next() {
+    let place = Place::new("Dax", "", "4MiB");
+    let depot = place.open();
+    let ns = namespace(&depot);
+    let blocks = depot.stats().tiers[0].capacity_bytes / 4096;
+    for call in 0..2 {
+        let numbers: Vec<u64> = (call * blocks..(call + 1) * blocks).collect();
+        assert!(put(&ns, &numbers, 4096).iter().all(|stored| *stored));
+        assert_eq!(depot.stats().tiers[0].stored_blocks, (call + 1) * blocks);
+        // On a busy machine eviction ahead of need may have begun on what was just stored.
+        let ahead = depot.stats().tiers[0].evicted_blocks - call * blocks;
+        assert!(
+            ahead <= call * blocks.div_ceil(64),
+            "{ahead} blocks beyond need"
+        );
+    }
+}
+
+#[test]
+fn a_record_table_that_is_full_of_pinned_blocks_is_what_the_error_names() {
+    let place = Place::new("Dax", "", "1MiB").with("dax", "records", 16);
+    let depot = place.open();
+    let ns = namespace(&depot);
+    assert!(
+        put(&ns, &(0..16).collect::<Vec<_>>(), 4096)
+            .iter()
+            .all(|stored| *stored)
+    );
+    let pins = pin_all(&ns, 0..16);
+    let error = ns.reserve_strict(&[(key(16), vec![4096])]).unwrap_err();
+    assert!(error.to_string().contains("16 records"), "{error}");
+    ns.unpin(&pins, false);
+}
+
+#[test]
+fn what_left_unread_is_not_stored_again_before_somebody_asks_and_free_room_is_always_used() {
+    let place = Place::new("Dax", "", "1MiB").with("", "admission", "learned");
+    let depot = place.open();
+    let ns = namespace(&depot);
+    let blocks = depot.stats().tiers[0].capacity_bytes / 4096;
+    let (first, second): (Vec<u64>, Vec<u64>) =
+        ((0..blocks).collect(), (500..500 + blocks).collect());
+    let all = |numbers: &[u64]| put(&ns, numbers, 4096).iter().all(|stored| *stored);
+    assert!(all(&first) && all(&second), "what is new is stored");
+    let before = depot.stats().tiers[0].clone();
+    let task = start_put(&ns, &first, 4096);
+    let _stored = task.wait(Some(PATIENCE)).unwrap();
+    assert!(
+        task.outcomes()
+            .iter()
+            .all(|outcome| *outcome == Outcome::Declined)
+    );
+    let stats = depot.stats();
+    assert_eq!(stats.put_declined_blocks, blocks);
+    assert_eq!(stats.tiers[0].stored_blocks, before.stored_blocks);
+    // Nothing is kept behind what is declined, and what is there stays.
+    let task = start_put(&ns, &[500, 0, 900, 501], 4096);
+    assert_eq!(
+        task.wait(Some(PATIENCE)).unwrap(),
+        [true, false, false, true]
+    );
+    // A reservation is the same.
+    let wanted = [
+        (key(500), vec![4096]),
+        (key(0), vec![4096]),
+        (key(900), vec![4096]),
+    ];
+    assert_eq!(ns.reserve_strict(&wanted).unwrap(), [None, None, None]);
+    // Whoever inspects asks for nothing.
+    assert_eq!(ns.nearest(&keys([0])).unwrap(), [None]);
+    assert_eq!(put(&ns, &[0], 4096), [false]);
+    // Asked for, a block is wanted, and what follows it, too.
+    assert_eq!(ns.prefix(&keys([0])).unwrap(), 0);
+    assert_eq!(put(&ns, &[0, 1, 2], 4096), [true, true, true]);
+    // Where nothing has to go everything is stored.
+    assert!(ns.remove(&keys(second)).unwrap() > 0);
+    assert!(
+        put(&ns, &(2..50).collect::<Vec<_>>(), 4096)
+            .iter()
+            .all(|stored| *stored)
+    );
+    depot.close();
+}
+
+#[test]
 fn all_pinned_is_full_with_a_clear_error_and_evicts_nothing() {
     for pipeline in ["Cache", "Dax"] {
         let place = Place::new(pipeline, "1MiB", "1MiB");
@@ -472,7 +557,10 @@ fn a_wait_times_out_without_giving_its_buffers_back() {
 fn no_medium_is_waited_for_under_a_lock_and_nothing_is_lost_by_it() {
     // Debug builds panic where one is, whatever the thread.
     for pipeline in ["Dax", "Cache|Dax"] {
-        let place = Place::new(pipeline, "2MiB", "4MiB").with("dax", "durability", "power");
+        let place = Place::new(pipeline, "2MiB", "4MiB")
+            .with("dax", "durability", "power")
+            // A full table evicts, too.
+            .with("dax", "records", 128);
         let depot = place.open();
         let ns = namespace(&depot);
         std::thread::scope(|scope| {

@@ -163,13 +163,19 @@ fn damage_counts_as_empty_and_is_counted() {
     let (a, b) = (sound.encode(seed(7)), other.encode(seed(7)));
     raw.file
         .write(raw.layout.record(7), &[&a[..64], &b[64..]].concat());
+    assert_eq!(
+        verify(&place.arena()).damaged_records,
+        [1, 2, 3, 4, 5, 6, 7]
+    );
     let depot = place.open();
     assert_eq!((depot.opening().blocks, depot.opening().damaged), (1, 7));
     depot.close();
     assert_eq!(
         verify(&place.arena()).damaged_records,
-        [1, 2, 3, 4, 5, 6, 7]
+        [] as [u32; 0],
+        "mended"
     );
+    assert_eq!(place.open().opening().damaged, 0);
     assert_eq!(served(&place), [1]);
 }
 

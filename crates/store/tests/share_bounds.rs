@@ -140,7 +140,7 @@ fn peers_that_say_nothing_hold_nobody_up() {
         let mut socket = UnixStream::connect(place.socket()).unwrap();
         // Some begin to speak.
         socket
-            .write_all(&hello(VERSION, 2, 0)[..round % 24])
+            .write_all(&hello(VERSION, 2, 0)[..round % 32])
             .unwrap();
         silent.push(socket);
         if round % 20 == 0 {
@@ -163,7 +163,7 @@ fn peers_that_say_nothing_hold_nobody_up() {
     };
     assert!(refusal(&mut silent[0]).contains("in time"));
     let last = &mut silent[199];
-    last.write_all(&hello(VERSION, 2, 0)[199 % 24..]).unwrap();
+    last.write_all(&hello(VERSION, 2, 0)[199 % 32..]).unwrap();
     let mut welcome = [0; 16];
     last.read_exact(&mut welcome).unwrap();
     assert_eq!(&welcome[12..], [0; 4]);

@@ -7,9 +7,10 @@ mod common;
 
 use std::io::{Read, Write};
 use std::net::Shutdown;
-use std::time::Duration;
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
 
-use common::frames::{Bare, GOODBYE, PUT, QUIET, frame};
+use common::frames::{Bare, CLOSING, GOODBYE, MOVE, PUT, QUIET, VERSION, frame, hello};
 use common::{PATIENCE, Place, assert_at_rest, eventually, has, key, keys, namespace, start_put};
 use kvdepot_store::{Depot, Key, NamespaceId};
 
@@ -47,7 +48,7 @@ fn a_move_for_a_client_whose_connection_broke_fails_at_once() {
     ask_to_put(&mut client, ns.id(), key(1));
     // A second call says when the first has been taken.
     ask_to_put(&mut client, ns.id(), key(2));
-    assert_eq!(next_verb(&mut client), 48);
+    assert_eq!(next_verb(&mut client), MOVE);
     let mine = start_put(&ns, &[1], LEN);
     client.tasks.shutdown(Shutdown::Both).unwrap();
     client.calls.shutdown(Shutdown::Both).unwrap();
@@ -72,7 +73,7 @@ fn what_a_client_was_moving_is_kept_until_it_says_that_it_has_stopped() {
     let mut client = Bare::attach(&place.socket(), 0);
     let number = client.number;
     ask_to_put(&mut client, ns.id(), key(1));
-    assert_eq!(next_verb(&mut client), 48);
+    assert_eq!(next_verb(&mut client), MOVE);
     let name = client.reserve(ns.id(), key(2), LEN as u64);
     assert_eq!(reserved(&owner), 2);
     let joined = start_put(&ns, &[1], LEN);
@@ -148,4 +149,30 @@ fn what_is_given_back_while_there_is_no_connection_is_not_held_behind_the_next_o
             stats.pinned_blocks + stats.reserved_blocks == 0
         });
     }
+}
+
+#[test]
+fn an_owner_that_closes_welcomes_nobody_and_waits_for_nobody_who_has_gone() {
+    let place = Place::new("Dax", "", "16MiB");
+    let owner = place.open();
+    let id = namespace(&owner).id();
+    let mut client = Bare::attach(&place.socket(), 0);
+    ask_to_put(&mut client, id, key(1));
+    assert_eq!(next_verb(&mut client), MOVE);
+    std::thread::scope(|scope| {
+        // Which waits for that move, a minute at most.
+        let closing = scope.spawn(|| owner.close());
+        assert_eq!(next_verb(&mut client), CLOSING);
+        let mut next = UnixStream::connect(place.socket()).unwrap();
+        next.set_read_timeout(Some(PATIENCE)).unwrap();
+        next.write_all(&hello(VERSION, 2, client.number)).unwrap();
+        let mut answer = Vec::new();
+        next.read_to_end(&mut answer).unwrap();
+        let said = String::from_utf8_lossy(&answer[16..]);
+        assert_eq!(said, "the depot is closed");
+        let begun = Instant::now();
+        client.tasks.write_all(&frame(GOODBYE, 0, &[])).unwrap();
+        closing.join().unwrap();
+        assert!(begun.elapsed() < PATIENCE / 2, "{:?}", begun.elapsed());
+    });
 }

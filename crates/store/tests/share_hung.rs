@@ -39,6 +39,17 @@ fn stop(child: &Child) {
     });
 }
 
+/// A depot that another process serves, which runs `test` too; `None` in that process, at its end.
+fn served(test: &str) -> Option<(Place, Child)> {
+    if child::role().is_some() {
+        own();
+        return None;
+    }
+    let place = Place::new("Cache|Dax", "4MiB", "16MiB");
+    let owner = serve(test, &place);
+    Some((place, owner))
+}
+
 /// Another process that serves `place`; runs `test` as its owner.
 fn serve(test: &str, place: &Place) -> Child {
     let mut owner = Child::start(test, "owner", &[("spec", &place.spec())]);
@@ -62,6 +73,14 @@ fn within<T>(limit: Duration, what: &str, run: impl FnOnce() -> T) -> T {
     let answer = run();
     assert!(begun.elapsed() < limit, "{what} took {:?}", begun.elapsed());
     answer
+}
+
+/// Blocks that somebody has pinned or is writing.
+fn held(depot: &Depot) -> u64 {
+    let stats = depot.stats();
+    let each = stats.tiers.iter();
+    each.map(|tier| tier.pinned_blocks + tier.reserved_blocks)
+        .sum()
 }
 
 fn is_gone<T>(answer: Result<T, Error>) -> bool {
@@ -118,12 +137,10 @@ const VERBS: [Verb; 17] = [
 
 #[test]
 fn no_call_outlasts_its_limit_when_the_owner_is_stopped() {
-    const TEST: &str = "no_call_outlasts_its_limit_when_the_owner_is_stopped";
-    if child::role().is_some() {
-        return own();
-    }
-    let place = Place::new("Cache|Dax", "4MiB", "16MiB");
-    let owner = serve(TEST, &place);
+    let Some((place, owner)) = served("no_call_outlasts_its_limit_when_the_owner_is_stopped")
+    else {
+        return;
+    };
     // One client each: after the first call that has waited in vain the others need not wait.
     let clients: Vec<_> = VERBS.iter().map(|_| connect(&place)).collect();
     let spaces: Vec<_> = clients.iter().map(namespace).collect();
@@ -156,22 +173,16 @@ fn no_call_outlasts_its_limit_when_the_owner_is_stopped() {
         });
     }
     eventually("the end of whatever was granted meanwhile", || {
-        let stats = left[0].stats();
-        stats
-            .tiers
-            .iter()
-            .all(|tier| tier.pinned_blocks + tier.reserved_blocks == 0)
+        held(&left[0]) == 0
     });
 }
 
 #[test]
 fn after_the_owners_death_every_verb_answers_by_one_rule() {
     const TEST: &str = "after_the_owners_death_every_verb_answers_by_one_rule";
-    if child::role().is_some() {
-        return own();
-    }
-    let place = Place::new("Cache|Dax", "4MiB", "16MiB");
-    let mut owner = serve(TEST, &place);
+    let Some((place, mut owner)) = served(TEST) else {
+        return;
+    };
     let client = connect(&place);
     let ns = namespace(&client);
     assert_eq!(put(&ns, &[1], LEN), [true]);
@@ -203,12 +214,11 @@ static SIGNAL: AtomicBool = AtomicBool::new(false);
 
 #[test]
 fn a_signal_ends_a_call_at_once_and_what_it_was_granted_is_given_back() {
-    const TEST: &str = "a_signal_ends_a_call_at_once_and_what_it_was_granted_is_given_back";
-    if child::role().is_some() {
-        return own();
-    }
-    let place = Place::new("Cache|Dax", "4MiB", "16MiB");
-    let owner = serve(TEST, &place);
+    let Some((place, owner)) =
+        served("a_signal_ends_a_call_at_once_and_what_it_was_granted_is_given_back")
+    else {
+        return;
+    };
     let client = Depot::connect(&place.socket(), Some(1)).unwrap();
     let ns = namespace(&client);
     assert_eq!(put(&ns, &[1, 2, 3], LEN), [true; 3]);
@@ -245,24 +255,16 @@ fn a_signal_ends_a_call_at_once_and_what_it_was_granted_is_given_back() {
     signal(&owner, libc::SIGCONT);
     // The connection is sound, and so is what it holds.
     assert!(client.is_connected());
-    eventually("nothing held", || {
-        let stats = client.stats();
-        stats
-            .tiers
-            .iter()
-            .all(|tier| tier.pinned_blocks + tier.reserved_blocks == 0)
-    });
+    eventually("nothing held", || held(&client) == 0);
     assert_eq!(put(&ns, &[5, 6], LEN), [true; 2]);
 }
 
 #[test]
 fn ending_pins_never_waits_for_the_owner_or_another_call() {
-    const TEST: &str = "ending_pins_never_waits_for_the_owner_or_another_call";
-    if child::role().is_some() {
-        return own();
-    }
-    let place = Place::new("Cache|Dax", "4MiB", "16MiB");
-    let owner = serve(TEST, &place);
+    let Some((place, owner)) = served("ending_pins_never_waits_for_the_owner_or_another_call")
+    else {
+        return;
+    };
     let client = Depot::connect(&place.socket(), Some(1)).unwrap();
     let ns = namespace(&client);
     let numbers: Vec<u64> = (0..60).collect();
@@ -287,23 +289,16 @@ fn ending_pins_never_waits_for_the_owner_or_another_call() {
     assert!(!ended.load(Ordering::Relaxed), "the other call waits");
     signal(&owner, libc::SIGCONT);
     assert_eq!(call.join().unwrap(), 1);
-    eventually("the end of the pins", || {
-        client
-            .stats()
-            .tiers
-            .iter()
-            .all(|tier| tier.pinned_blocks == 0)
-    });
+    eventually("the end of the pins", || held(&client) == 0);
 }
 
 #[test]
 fn what_ends_while_the_owner_is_stopped_is_given_back_when_it_goes_on() {
-    const TEST: &str = "what_ends_while_the_owner_is_stopped_is_given_back_when_it_goes_on";
-    if child::role().is_some() {
-        return own();
-    }
-    let place = Place::new("Cache|Dax", "4MiB", "16MiB");
-    let owner = serve(TEST, &place);
+    let Some((place, owner)) =
+        served("what_ends_while_the_owner_is_stopped_is_given_back_when_it_goes_on")
+    else {
+        return;
+    };
     let client = connect(&place);
     let ns = namespace(&client);
     assert_eq!(put(&ns, &[1, 2, 3], LEN), [true; 3]);
@@ -353,21 +348,13 @@ fn what_ends_while_the_owner_is_stopped_is_given_back_when_it_goes_on() {
     );
 }
 
-fn held(depot: &Depot) -> u64 {
-    let stats = depot.stats();
-    let each = stats.tiers.iter();
-    each.map(|tier| tier.pinned_blocks + tier.reserved_blocks)
-        .sum()
-}
-
 #[test]
 fn what_an_interrupted_call_was_granted_is_given_back_without_another_call() {
-    const TEST: &str = "what_an_interrupted_call_was_granted_is_given_back_without_another_call";
-    if child::role().is_some() {
-        return own();
-    }
-    let place = Place::new("Cache|Dax", "4MiB", "16MiB");
-    let owner = serve(TEST, &place);
+    let Some((place, owner)) =
+        served("what_an_interrupted_call_was_granted_is_given_back_without_another_call")
+    else {
+        return;
+    };
     let (client, other) = (
         Depot::connect(&place.socket(), Some(1)).unwrap(),
         Depot::connect(&place.socket(), Some(1)).unwrap(),

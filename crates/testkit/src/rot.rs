@@ -68,6 +68,16 @@ impl Patient {
         self.0.set_len(len).unwrap();
     }
 
+    /// Bytes that it has.
+    ///
+    /// # Panics
+    /// When the file cannot be asked.
+    #[must_use]
+    #[expect(clippy::len_without_is_empty, reason = "nobody asks")]
+    pub fn len(&self) -> u64 {
+        self.0.metadata().unwrap().len()
+    }
+
     /// Damages some of the `len` bytes at `offset`, really: the bytes differ afterwards.
     ///
     /// # Panics

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use kvdepot_media::host::limits;
-use kvdepot_media::{Buffer, Mapping};
+use kvdepot_media::{Buffer, Mapping, Pages};
 use kvdepot_store::{BlockBuffers, Config, Depot, Key, Mover, Namespace};
 use serde_json::json;
 
@@ -12,18 +12,19 @@ use super::{Random, spec};
 use crate::error::Error;
 use crate::leftovers::Scratch;
 
-/// Private memory of the caller, already touched, cut into blocks.
+/// Memory of the caller, already touched, cut into blocks.
 pub(super) struct Region {
     whole: Buffer,
 }
 
 impl Region {
+    /// Of huge pages where the system gives them, as whoever wants to be fast has it.
     pub(super) fn new(bytes: usize) -> Result<Region, Error> {
-        /// Pages, and a multiple of what streaming stores ask for.
-        const ALIGN: usize = 4096;
-        let buffer = Buffer::from_vec(vec![1; bytes + ALIGN]);
-        let skip = buffer.addr().next_multiple_of(ALIGN) - buffer.addr();
-        let whole = buffer.slice(skip, bytes)?;
+        Self::of(Pages::Huge, bytes)
+    }
+
+    pub(super) fn of(pages: Pages, bytes: usize) -> Result<Region, Error> {
+        let whole = touched(Mapping::anonymous_of(pages, "kvdepot-bench", bytes as u64)?)?;
         Ok(Region { whole })
     }
 
@@ -93,6 +94,8 @@ impl Store {
         let ns = depot.namespace(&spec())?;
         let socket = depot.socket().unwrap_or_default();
         let mover = Mover::attach(&socket, Some(1), true)?;
+        // As a served depot is: memory is there, of huge pages where the system gives them.
+        mover.populate()?;
         Ok(Store {
             depot,
             ns,
@@ -166,17 +169,26 @@ impl Drop for Store {
 }
 
 /// Memory of the kind that a tier is made of, already touched.
-pub(super) fn target(scratch: &Scratch, tier: &str, bytes: usize) -> Result<Buffer, Error> {
-    let mapping: Arc<Mapping> = if tier == "Cache" {
-        Mapping::anonymous("kvdepot-bench", bytes as u64)?
-    } else {
-        let path = scratch.path().join("target");
-        let mapping = Mapping::create(&path, bytes as u64)?;
-        std::fs::remove_file(&path).map_err(Error::io(&path))?;
-        mapping
-    };
-    mapping.populate_write(0, bytes as u64)?;
-    Ok(mapping.buffer(0, bytes as u64)?)
+pub(super) fn target(
+    scratch: &Scratch,
+    tier: &str,
+    pages: Pages,
+    bytes: usize,
+) -> Result<Buffer, Error> {
+    if tier == "Cache" {
+        return touched(Mapping::anonymous_of(pages, "kvdepot-bench", bytes as u64)?);
+    }
+    let path = scratch.path().join("target");
+    let mapping = Mapping::create(&path, bytes as u64)?;
+    std::fs::remove_file(&path).map_err(Error::io(&path))?;
+    touched(mapping)
+}
+
+/// All of a mapping, its pages there.
+fn touched(mapping: Arc<Mapping>) -> Result<Buffer, Error> {
+    let bytes = mapping.len();
+    mapping.populate_write(0, bytes)?;
+    Ok(mapping.buffer(0, bytes)?)
 }
 
 /// Refuses sizes that this machine has no memory for.

@@ -11,7 +11,7 @@ use std::collections::VecDeque;
 use std::path::Path;
 use std::time::Instant;
 
-use kvdepot_media::Plain;
+use kvdepot_media::{Buffer, Pages, Plain};
 use kvdepot_plan::Span;
 use kvdepot_store::Key;
 use serde_json::json;
@@ -123,8 +123,10 @@ pub(super) fn run(args: &Memory, report: &mut Report<'_>) -> Result<(), Error> {
     let plan = Plan::new(args);
     plan.check()?;
     let dir = args.dir.as_deref().unwrap_or_else(|| Path::new("/dev/shm"));
-    check_room(dir, plan.size, plan.region)?;
+    // What the plain copies put into is there twice, and so is the caller's memory.
+    check_room(dir, plan.size, plan.size + 2 * plan.region)?;
     let region = Region::new(plan.region)?;
+    let ordinary = Region::of(Pages::Small, plan.region)?;
     let smallest = plan.blocks.iter().copied().min().unwrap_or(4096);
     for tier in &plan.tiers {
         for threads in plan.threads.iter().copied() {
@@ -136,6 +138,7 @@ pub(super) fn run(args: &Memory, report: &mut Report<'_>) -> Result<(), Error> {
                 let mut bench = Bench {
                     plan: &plan,
                     region: &region,
+                    ordinary: &ordinary,
                     store: &mut store,
                     crew: &crew,
                 };
@@ -166,7 +169,7 @@ fn figures(
     let count = plan.batch / block;
     let bytes = (count * block) as f64;
     let best = rounds.best();
-    let name = best.and_then(|(way, _)| Plain::all().get(way).map(|way| way.name()));
+    let name = best.and_then(|(limit, _)| limits().get(limit).map(Limit::name));
     let row = Row {
         bench: "memory",
         case: case.clone(),
@@ -196,8 +199,46 @@ fn figures(
 struct Bench<'a> {
     plan: &'a Plan,
     region: &'a Region,
+    /// As much memory of ordinary pages.
+    ordinary: &'a Region,
     store: &'a mut Store,
     crew: &'a Crew,
+}
+
+/// A plain copy, between memory of one kind of pages.
+#[derive(Clone, Copy)]
+struct Limit {
+    way: Plain,
+    pages: Pages,
+}
+
+/// All of them: which pages serve a machine best shows when both have been tried.
+fn limits() -> Vec<Limit> {
+    let of = |pages| {
+        Plain::all()
+            .into_iter()
+            .map(move |way| Limit { way, pages })
+    };
+    of(Pages::Huge).chain(of(Pages::Small)).collect()
+}
+
+impl Limit {
+    fn name(&self) -> &'static str {
+        match (self.way, self.pages) {
+            (Plain::Memcpy, Pages::Small) => "memcpy, small pages",
+            (Plain::Streaming, Pages::Small) => "streaming, small pages",
+            (Plain::StreamingHalves, Pages::Small) => "streaming-halves, small pages",
+            (way, _) => way.name(),
+        }
+    }
+
+    /// The one of two that has its pages.
+    fn choose<'a, T: ?Sized>(&self, huge: &'a T, small: &'a T) -> &'a T {
+        match self.pages {
+            Pages::Small => small,
+            _ => huge,
+        }
+    }
 }
 
 /// A place in a circle of `len` that moves on by `count` with every run.
@@ -233,7 +274,7 @@ impl Bench<'_> {
         let medium = self.store.medium()?;
         let mut from = self.turn(keys.len(), block);
         let mut to = self.turn(self.region.blocks(block), block);
-        let ways = Plain::all();
+        let ways = limits();
         Rounds::run(
             self.plan.rounds,
             ways.len(),
@@ -241,13 +282,14 @@ impl Bench<'_> {
             |contender| {
                 let (from, to) = (from.next(), to.next());
                 match ways.get(contender) {
-                    Some(way) => {
+                    Some(limit) => {
                         let pieces: Vec<Span> = offsets[from]
                             .iter()
                             .zip(to)
                             .map(|(at, to)| Span::new(*at, (to * block) as u64, block as u64))
                             .collect();
-                        self.crew.copy(*way, &medium, self.region.whole(), &pieces)
+                        let region = limit.choose(self.region, self.ordinary);
+                        self.crew.copy(limit.way, &medium, region.whole(), &pieces)
                     }
                     None => {
                         let keys = keys[from].to_vec();
@@ -275,12 +317,13 @@ impl Bench<'_> {
         let keys = self.store.fill(self.region, block)?;
         let count = self.plan.batch / block;
         let mut old: VecDeque<Vec<Key>> = keys.chunks(count).map(<[Key]>::to_vec).collect();
-        let medium = target(scratch, tier, self.plan.size)?;
+        let target = |pages| target(scratch, tier, pages, self.plan.size);
+        let media: [Buffer; 2] = [target(Pages::Huge)?, target(Pages::Small)?];
         let mut numbers: Vec<usize> = (0..self.region.blocks(block)).collect();
         Random(5).shuffle(&mut numbers);
         let mut from = self.turn(numbers.len(), block);
         let mut to = self.turn(self.plan.size / block, block);
-        let ways = Plain::all();
+        let ways = limits();
         Rounds::run(
             self.plan.rounds,
             ways.len(),
@@ -288,14 +331,16 @@ impl Bench<'_> {
             |contender| {
                 let (from, to) = (&numbers[from.next()], to.next());
                 match ways.get(contender) {
-                    Some(way) => {
+                    Some(limit) => {
                         let at = |number: usize| (number * block) as u64;
                         let pieces: Vec<Span> = from
                             .iter()
                             .zip(to)
                             .map(|(from, to)| Span::new(at(*from), at(to), block as u64))
                             .collect();
-                        self.crew.copy(*way, self.region.whole(), &medium, &pieces)
+                        let region = limit.choose(self.region, self.ordinary);
+                        let medium = limit.choose(&media[0], &media[1]);
+                        self.crew.copy(limit.way, region.whole(), medium, &pieces)
                     }
                     None => {
                         let mut room = 0;

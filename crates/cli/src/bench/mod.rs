@@ -1,6 +1,7 @@
 //! `kvdepot bench`: this machine's limits, what kvdepot reaches, and the ratio.
 
 mod alloc;
+mod churn;
 mod index;
 mod media;
 mod memory;
@@ -8,6 +9,7 @@ mod plain;
 mod reopen;
 mod restore;
 mod rounds;
+mod scale;
 
 use std::ffi::OsStr;
 
@@ -57,12 +59,19 @@ pub(crate) fn run(args: &Bench, program: &OsStr, output: &mut Output) -> Result<
     {
         return restore::child(socket, args, output);
     }
+    if let Bench::Scale(args) = args
+        && let Some(dir) = &args.child
+    {
+        return scale::child(dir, args, output);
+    }
     let (name, cases) = match args {
         Bench::Memory(args) => ("bench memory", memory::cases(args)),
         Bench::Restore(args) => ("bench restore", restore::cases(args)),
         Bench::Alloc(args) => ("bench alloc", alloc::cases(args)),
+        Bench::Churn(args) => ("bench churn", churn::cases(args)),
         Bench::Index(_) => ("bench index", index::CASES),
         Bench::Reopen(_) => ("bench reopen", reopen::CASES),
+        Bench::Scale(args) => ("bench scale", scale::cases(args)),
     };
     let mut report = Report {
         output,
@@ -74,8 +83,10 @@ pub(crate) fn run(args: &Bench, program: &OsStr, output: &mut Output) -> Result<
         Bench::Memory(args) => memory::run(args, &mut report),
         Bench::Restore(args) => restore::run(args, program, &mut report),
         Bench::Alloc(args) => alloc::run(args, &mut report),
+        Bench::Churn(args) => churn::run(args, &mut report),
         Bench::Index(args) => index::run(args, &mut report),
         Bench::Reopen(args) => reopen::run(args, program, &mut report),
+        Bench::Scale(args) => scale::run(args, program, &mut report),
     };
     report.finish()?;
     result.map(|()| crate::OK)

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use kvdepot_media::host::{dirs, limits, socket};
-use kvdepot_media::{Copier, CopierConfig};
+use kvdepot_media::{Copier, CopierConfig, Mapping};
 use kvdepot_store::Config;
 use kvdepot_store::inspect::Inspection;
 use serde::Serialize;
@@ -46,7 +46,11 @@ impl Check {
 pub(crate) fn run(output: &mut Output) -> Result<i32, Error> {
     let mut checks = vec![kernels()?, processors(), memory(), cache()];
     checks.extend(dax(Path::new("/sys/bus/dax/devices")));
-    checks.push(huge_pages(Path::new("/sys/kernel/mm/transparent_hugepage")));
+    checks.push(huge_pages(
+        Path::new("/sys/kernel/mm/transparent_hugepage"),
+        &fs::read_to_string("/proc/meminfo").unwrap_or_default(),
+        huge_bytes_given(),
+    ));
     checks.push(shared_memory());
     checks.extend(disk_and_arena()?);
     checks.push(runtime());
@@ -157,7 +161,8 @@ fn dax(devices: &Path) -> Vec<Check> {
         .collect()
 }
 
-fn huge_pages(folder: &Path) -> Check {
+/// What the system says of huge pages, and what it gives when it is asked.
+fn huge_pages(folder: &Path, meminfo: &str, given: u64) -> Check {
     let chosen = |name: &str| {
         let text = fs::read_to_string(folder.join(name)).unwrap_or_default();
         let word = text
@@ -167,8 +172,46 @@ fn huge_pages(folder: &Path) -> Check {
         word.unwrap_or("unknown").to_owned()
     };
     let (memory, shared) = (chosen("enabled"), chosen("shmem_enabled"));
-    let value = format!("memory {memory}, shared memory {shared}");
-    Check::ok("huge pages", value)
+    let at_faults = matches!(
+        shared.as_str(),
+        "always" | "advise" | "within_size" | "force"
+    );
+    let gets = match (given > 0, at_faults) {
+        (true, true) => "Cache and slab get them",
+        (true, false) => "the slab, and a Cache that is made resident at the start, get them",
+        (false, _) => "Cache and slab get none",
+    };
+    let mut value = format!("memory {memory}, shared memory {shared}: {gets}");
+    let number = |name: &str| {
+        let line = meminfo.lines().find_map(|line| line.strip_prefix(name));
+        line.and_then(|rest| rest.trim().parse::<u64>().ok())
+    };
+    if let Some(pool) = number("HugePages_Total:").filter(|pool| *pool > 0) {
+        let pool = count(pool);
+        value += &format!("; {pool} pages are kept in a pool, which kvdepot does not use");
+    }
+    if given > 0 {
+        return Check::ok("huge pages", value);
+    }
+    let setting = folder.join("shmem_enabled");
+    let hint = if at_faults {
+        "memory is in pieces: free some, or restart; copies are slower without".to_owned()
+    } else {
+        let setting = setting.display();
+        format!("copies are slower without; root may: echo advise > {setting}")
+    };
+    Check::warn("huge pages", value, hint)
+}
+
+/// Bytes of huge pages that the system gives to memory as `Cache` has it, of some that ask.
+fn huge_bytes_given() -> u64 {
+    /// A few pages: one alone may be luck.
+    const ASKED: u64 = 16 << 20;
+    let given = Mapping::anonymous("kvdepot-doctor", ASKED).and_then(|memory| {
+        memory.populate_write(0, ASKED)?;
+        memory.huge_bytes()
+    });
+    given.unwrap_or(0)
 }
 
 fn shared_memory() -> Check {
@@ -222,8 +265,8 @@ fn disk_and_arena() -> Result<Vec<Check>, Error> {
                      they end: {orphans}"
                 );
                 Check::warn("default arena", value, hint)
-            } else if summary.damaged_records > 0 {
-                let hint = format!("damaged records: kvdepot verify {shown}");
+            } else if summary.damaged_records > 0 || !summary.damaged_superblocks.is_empty() {
+                let hint = format!("damaged records or superblocks: kvdepot verify {shown}");
                 Check::warn("default arena", value, hint)
             } else {
                 Check::ok("default arena", value)
@@ -289,13 +332,24 @@ mod tests {
     }
 
     #[test]
-    fn the_chosen_word_of_huge_pages_is_read() {
-        let root = std::env::temp_dir().join(format!("kvdepot-thp-{}", std::process::id()));
-        fs::create_dir_all(&root).unwrap();
-        fs::write(root.join("enabled"), "always [madvise] never\n").unwrap();
-        fs::write(root.join("shmem_enabled"), "always [advise] never\n").unwrap();
-        let found = huge_pages(&root);
-        fs::remove_dir_all(&root).unwrap();
-        assert_eq!(found.value, "memory madvise, shared memory advise");
+    fn huge_pages_are_reported_with_what_would_help() {
+        let root = tempfile::tempdir().unwrap();
+        let with = |shared: &str, meminfo: &str, given: u64| {
+            fs::write(root.path().join("enabled"), "always [madvise] never\n").unwrap();
+            fs::write(root.path().join("shmem_enabled"), shared).unwrap();
+            huge_pages(root.path(), meminfo, given)
+        };
+        let all = with("always [advise] never\n", "HugePages_Total:       0\n", 4);
+        let text = "memory madvise, shared memory advise: Cache and slab get them";
+        assert_eq!((all.value.as_str(), all.hint), (text, None));
+        let asked = with("always advise [never]\n", "HugePages_Total:      12\n", 4);
+        let resident = "the slab, and a Cache that is made resident at the start, get them";
+        assert!(asked.value.contains(resident), "{}", asked.value);
+        assert!(asked.value.contains("12 pages are kept"), "{}", asked.value);
+        let denied = with("always advise never [deny]\n", "", 0);
+        assert_eq!(denied.status, "warn");
+        assert!(denied.hint.unwrap().contains("echo advise > "));
+        let pieces = with("always [advise] never\n", "", 0);
+        assert!(pieces.hint.unwrap().contains("in pieces"));
     }
 }

@@ -5,12 +5,18 @@ use std::collections::HashMap;
 use kvdepot_store::NamespaceId;
 use kvdepot_store::inspect::Listed;
 
-use super::{Block, matches};
+use super::{Block, Listing, matches, served};
 use crate::args::Ls;
 use crate::error::Error;
-use crate::output::{Output, Table, bytes, count, note, utc};
+use crate::output::{Output, Table, note, utc};
 
 pub(crate) fn run(args: &Ls, output: &mut Output) -> Result<i32, Error> {
+    if let Some(socket) = args.arena.socket() {
+        return served::ls(args, &socket, output);
+    }
+    if args.names_nothing() {
+        return served::live(output);
+    }
     let inspection = args.arena.inspect()?;
     let descriptions: HashMap<NamespaceId, String> = inspection.namespaces()?.into_iter().collect();
     let (mut blocks, damaged) = inspection.blocks()?;
@@ -19,16 +25,16 @@ pub(crate) fn run(args: &Ls, output: &mut Output) -> Result<i32, Error> {
     blocks.retain(|block| block.record.sequence < before);
     blocks.reverse();
     let limit = args.limit.unwrap_or(usize::MAX);
-    if output.is_json() {
+    if !args.blocks {
+        Listing::print(&namespaces(&blocks, descriptions, limit), output)?;
+    } else if output.is_json() {
         for block in blocks.iter().take(limit) {
             output.object(&Block::from(block))?;
         }
-    } else if args.blocks {
-        output.table(&blocks_table(&blocks[..limit.min(blocks.len())]))?;
     } else {
-        output.table(&namespaces_table(&blocks, &descriptions, limit))?;
+        output.table(&blocks_table(&blocks[..limit.min(blocks.len())]))?;
     }
-    let is_cut = blocks.len() > limit && (args.blocks || output.is_json());
+    let is_cut = blocks.len() > limit && args.blocks;
     if let Some(last) = limit.checked_sub(1).filter(|_| is_cut) {
         let (more, at) = (blocks.len() - limit, blocks[last].record.sequence);
         output.flush()?;
@@ -85,11 +91,12 @@ struct Sum {
     newest: u32,
 }
 
-fn namespaces_table(
+/// The namespaces of these blocks, the largest first.
+fn namespaces(
     blocks: &[Listed],
-    descriptions: &HashMap<NamespaceId, String>,
+    mut descriptions: HashMap<NamespaceId, String>,
     limit: usize,
-) -> Table {
+) -> Vec<Listing> {
     let mut sums: HashMap<NamespaceId, Sum> = HashMap::new();
     for block in blocks {
         let sum = sums.entry(block.record.identity.namespace).or_default();
@@ -99,15 +106,12 @@ fn namespaces_table(
     }
     let mut sums: Vec<(NamespaceId, Sum)> = sums.into_iter().collect();
     sums.sort_unstable_by(|(a, x), (b, y)| y.bytes.cmp(&x.bytes).then(a.cmp(b)));
-    let mut table = Table::new(&["namespace", ">blocks", ">size", "newest", "description"]);
-    for (id, sum) in sums.into_iter().take(limit) {
-        table.row([
-            id.to_string(),
-            count(sum.blocks),
-            bytes(sum.bytes),
-            utc(sum.newest.into()),
-            descriptions.get(&id).cloned().unwrap_or_default(),
-        ]);
-    }
-    table
+    let listing = |(id, sum): (NamespaceId, Sum)| Listing {
+        namespace: id.to_string(),
+        blocks: sum.blocks,
+        bytes: sum.bytes,
+        newest: Some(sum.newest.into()),
+        description: descriptions.remove(&id),
+    };
+    sums.into_iter().take(limit).map(listing).collect()
 }

@@ -4,6 +4,7 @@ pub(crate) mod doctor;
 pub(crate) mod ls;
 pub(crate) mod rm;
 pub(crate) mod serve;
+pub(crate) mod served;
 pub(crate) mod stat;
 pub(crate) mod verify;
 
@@ -14,6 +15,7 @@ use kvdepot_store::{Config, NamespaceId};
 
 use crate::args::ArenaArgs;
 use crate::error::Error;
+use crate::output::{Output, Table, bytes, count, utc};
 
 /// One live block, with the fields of the format document's reader, and its slot.
 #[derive(Serialize)]
@@ -46,9 +48,97 @@ impl From<&Listed> for Block {
     }
 }
 
+/// What a namespace has.
+#[derive(Serialize)]
+pub(crate) struct Listing {
+    pub(crate) namespace: String,
+    pub(crate) blocks: u64,
+    pub(crate) bytes: u64,
+    /// When its newest block was stored, in Unix seconds, where that is known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) newest: Option<u64>,
+    pub(crate) description: Option<String>,
+}
+
+impl Listing {
+    /// A line for each.
+    pub(crate) fn print(rows: &[Listing], output: &mut Output) -> Result<(), Error> {
+        if output.is_json() {
+            return rows.iter().try_for_each(|row| output.object(row));
+        }
+        let mut table = Table::new(&["namespace", ">blocks", ">size", "newest", "description"]);
+        for row in rows {
+            table.row([
+                row.namespace.clone(),
+                count(row.blocks),
+                bytes(row.bytes),
+                row.newest.map_or_else(|| "-".into(), utc),
+                one_line(row.description.as_deref().unwrap_or_default()),
+            ]);
+        }
+        output.table(&table)
+    }
+}
+
+/// Most characters of a text in a table. All of it is in the JSON.
+const WIDTH: usize = 72;
+
+/// The beginning of a text, without what would leave its line.
+pub(crate) fn one_line(text: &str) -> String {
+    let mut line: String = text
+        .split(|c: char| c.is_whitespace() || c.is_control())
+        .filter(|word| !word.is_empty())
+        .collect::<Vec<_>>()
+        .join(" ");
+    if let Some((at, _)) = line.char_indices().nth(WIDTH) {
+        line.truncate(at);
+        line.push('…');
+    }
+    line
+}
+
+/// Refuses digits that name no namespace, or several.
+pub(crate) fn only(
+    found: &[NamespaceId],
+    digits: &str,
+    place: &dyn std::fmt::Display,
+) -> Result<(), Error> {
+    let refused = |allowed| Error::Usage {
+        field: "--namespace",
+        value: digits.to_owned(),
+        allowed,
+    };
+    match found {
+        [_] => Ok(()),
+        [] => Err(refused(format!("the digest of a namespace in {place}"))),
+        several => {
+            let names: Vec<String> = several.iter().map(ToString::to_string).collect();
+            let names = names.join(", ");
+            Err(refused(format!(
+                "digits that only one of {names} begins with"
+            )))
+        }
+    }
+}
+
 impl ArenaArgs {
+    /// The socket of a depot, where PATH is one.
+    pub(crate) fn socket(&self) -> Option<std::path::PathBuf> {
+        let text = self.path.as_ref()?.to_str()?;
+        text.strip_prefix("unix:").map(Into::into)
+    }
+
     /// Where the arena is: PATH, or the default of the instance.
     pub(crate) fn path(&self) -> Result<std::path::PathBuf, Error> {
+        if let Some(socket) = self.socket() {
+            return Err(Error::Usage {
+                field: "PATH",
+                value: format!("unix:{}", socket.display()),
+                allowed: "the path of an arena here; ls, stat, and rm with --namespace or --key \
+                          ask the depot at a socket"
+                    .into(),
+            });
+        }
         if let Some(path) = &self.path {
             return Ok(path.clone());
         }

@@ -8,7 +8,7 @@ use kvdepot_store::inspect::{Inspection, Listed};
 use kvdepot_store::{Config, Depot, Key, NamespaceId};
 use serde::Serialize;
 
-use super::matches;
+use super::{matches, only, served};
 use crate::args::Rm;
 use crate::error::Error;
 use crate::leftovers;
@@ -33,23 +33,32 @@ pub(crate) fn run(args: &Rm, output: &mut Output) -> Result<i32, Error> {
     }
     let named = args.arena.path.is_some() || args.arena.instance.is_some();
     if args.namespace.is_some() || !args.keys.is_empty() {
-        return remove_blocks(args, output);
+        return match args.arena.socket() {
+            Some(socket) => remove_served(args, &socket, output),
+            None => remove_blocks(args, output),
+        };
     }
     if !named {
-        return Err(Error::Usage {
-            field: "PATH",
-            value: "nothing".into(),
-            allowed: "the arena to remove, or --namespace, --key, --all".into(),
-        });
+        return Err(Error::Nameless);
     }
     let path = args.arena.path()?;
     if !path.exists() {
         let default = args.arena.path.is_none();
         return Err(Error::NoArena { path, default });
     }
-    let bytes = kvdepot_store::erase(&path)?;
+    let bytes = kvdepot_store::erase(&path).map_err(owned)?;
     report(removed("arena", &path, bytes), output)?;
     Ok(crate::OK)
+}
+
+/// Without the advice to wait longer, which has no option here.
+fn owned(error: kvdepot_store::Error) -> Error {
+    match error {
+        kvdepot_store::Error::Locked {
+            path, pid, host, ..
+        } => Error::Owned { path, pid, host },
+        other => other.into(),
+    }
 }
 
 fn removed(kind: &'static str, path: &Path, bytes: u64) -> Removed {
@@ -76,9 +85,37 @@ fn report(item: Removed, output: &mut Output) -> Result<(), Error> {
     })
 }
 
-/// Removes blocks as the arena's owner.
+/// Removes blocks through the process that has the depot open.
+fn remove_served(args: &Rm, socket: &Path, output: &mut Output) -> Result<i32, Error> {
+    let cleared = served::rm(args, socket)?;
+    let item = Removed {
+        blocks: Some(cleared.blocks),
+        ..removed(
+            "blocks",
+            Path::new(&format!("unix:{}", socket.display())),
+            cleared.bytes,
+        )
+    };
+    report(item, output)?;
+    end(cleared.missing, output)
+}
+
+fn end(missing: bool, output: &mut Output) -> Result<i32, Error> {
+    if missing {
+        output.flush()?;
+        note("not every key had a block");
+    }
+    Ok(if missing { crate::PROBLEMS } else { crate::OK })
+}
+
+/// Removes blocks as the arena's owner, or through it.
 fn remove_blocks(args: &Rm, output: &mut Output) -> Result<i32, Error> {
     let inspection = args.arena.inspect()?;
+    if let (Some(owner), true) = inspection.owner()
+        && !owner.socket.is_empty()
+    {
+        return remove_served(args, Path::new(&owner.socket), output);
+    }
     let path = inspection.path().to_path_buf();
     let doomed = doomed(&inspection, args)?;
     drop(inspection);
@@ -86,7 +123,7 @@ fn remove_blocks(args: &Rm, output: &mut Output) -> Result<i32, Error> {
         "socket": "off", "lock_wait": "0s", "lanes": 1, "dax": {"path": &path},
     });
     // Also when nothing is to be removed: an arena in use is an error either way.
-    let depot = Depot::open(&Config::new("Dax", &settings)?)?;
+    let depot = Depot::open(&Config::new("Dax", &settings)?).map_err(owned)?;
     let (mut blocks, mut bytes) = (0, 0);
     for (id, listed) in &doomed {
         let namespace = depot.namespace_by_id(*id);
@@ -110,12 +147,7 @@ fn remove_blocks(args: &Rm, output: &mut Output) -> Result<i32, Error> {
         .map(|block| block.record.identity.key);
     let (found, given): (HashSet<Key>, HashSet<Key>) =
         (found.collect(), args.keys.iter().copied().collect());
-    let missing = !given.is_subset(&found);
-    if missing {
-        output.flush()?;
-        note("not every key had a block");
-    }
-    Ok(if missing { crate::PROBLEMS } else { crate::OK })
+    end(!given.is_subset(&found), output)
 }
 
 /// The blocks to remove, by namespace.
@@ -135,23 +167,9 @@ fn doomed(inspection: &Inspection, args: &Rm) -> Result<BTreeMap<NamespaceId, Ve
     let Some(digits) = &args.namespace else {
         return Ok(doomed);
     };
-    let found: Vec<String> = doomed.keys().map(ToString::to_string).collect();
-    match found.len() {
-        1 => Ok(doomed),
-        0 => Err(Error::Usage {
-            field: "--namespace",
-            value: digits.clone(),
-            allowed: format!(
-                "the digest of a namespace in {}",
-                inspection.path().display()
-            ),
-        }),
-        _ => Err(Error::Usage {
-            field: "--namespace",
-            value: digits.clone(),
-            allowed: format!("digits that only one of {} begins with", found.join(", ")),
-        }),
-    }
+    let found: Vec<NamespaceId> = doomed.keys().copied().collect();
+    only(&found, digits, &inspection.path().display())?;
+    Ok(doomed)
 }
 
 fn remove_all(yes: bool, output: &mut Output) -> Result<i32, Error> {
@@ -165,11 +183,7 @@ fn remove_all(yes: bool, output: &mut Output) -> Result<i32, Error> {
             note(&format!("{} {}", item.kind.name(), item.path.display()));
         }
         if !confirmed()? {
-            return Err(Error::Usage {
-                field: "--all",
-                value: "no confirmation".into(),
-                allowed: "\"y\" on a terminal, or --yes".into(),
-            });
+            return Err(Error::Unconfirmed);
         }
     }
     let mut status = crate::OK;

@@ -23,7 +23,15 @@ pub(crate) fn run(args: &Serve, output: &mut Output) -> Result<i32, Error> {
     let config = config(args)?;
     // Before the depot opens, which may wait for another owner.
     let interrupt = Interrupt::catch()?;
-    let depot = Depot::open(&config)?;
+    let started = match interrupt.during(|| Depot::start(&config)) {
+        Err(kvdepot_store::Error::Interrupted) => return Ok(crate::OK),
+        started => started?,
+    };
+    if interrupt.came() {
+        // What was made for it goes again, for it is not kept.
+        return Ok(crate::OK);
+    }
+    let depot = started.keep();
     depot.populate_aside()?;
     let socket = depot.socket().unwrap_or_default();
     if output.is_json() {
@@ -78,7 +86,7 @@ fn config(args: &Serve) -> Result<Config, Error> {
         (Some(path), _) => path.clone(),
         (None, None) => dirs::runtime_dir()
             .map_err(kvdepot_store::Error::from)?
-            .join("kvdepot.sock"),
+            .join(name_for(&all)),
         (None, Some(given)) => match given.as_str() {
             Some("off" | "auto") | None => {
                 return Err(refused(
@@ -92,6 +100,15 @@ fn config(args: &Serve) -> Result<Config, Error> {
     };
     set(&mut all, "socket", text(&socket).into());
     Ok(Config::from_value(&all)?)
+}
+
+/// The name of the socket, one an instance.
+fn name_for(all: &Value) -> String {
+    // The schema refuses what is no name.
+    match all.get("instance").and_then(Value::as_str) {
+        Some(name) if !name.contains('/') => format!("kvdepot-{name}.sock"),
+        _ => "kvdepot.sock".into(),
+    }
 }
 
 fn text(path: &Path) -> String {

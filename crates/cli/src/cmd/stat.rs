@@ -1,5 +1,7 @@
 //! `kvdepot stat`: one arena in a few lines.
 
+use std::path::Path;
+
 use serde::Serialize;
 
 use kvdepot_media::host::peer;
@@ -7,6 +9,7 @@ use kvdepot_store::format::owner::Owner;
 use kvdepot_store::format::superblock::VERSION;
 use kvdepot_store::inspect::Inspection;
 
+use super::served;
 use crate::args::Stat;
 use crate::error::Error;
 use crate::output::{Output, Table, bytes, count, percent, utc};
@@ -24,6 +27,8 @@ pub(crate) struct Summary {
     pub(crate) blocks: u64,
     blocks_max: u64,
     pub(crate) damaged_records: usize,
+    /// Offsets of superblocks that do not verify, beside the one in force.
+    pub(crate) damaged_superblocks: Vec<u64>,
     namespaces: usize,
     owner: Option<Named>,
     /// Whether a process has it open as its owner now.
@@ -102,6 +107,7 @@ impl Summary {
             blocks: blocks.len() as u64,
             blocks_max: superblock.records,
             damaged_records: damaged.len(),
+            damaged_superblocks: inspection.damaged_superblocks()?,
             namespaces: namespaces.len(),
             owner: owner.map(Named::from),
             owned,
@@ -150,8 +156,29 @@ impl Summary {
     }
 }
 
+/// What is said of a superblock that does not verify.
+pub(crate) fn dead_superblock(at: u64) -> String {
+    format!("the copy at {at} is damaged: the other counts, and the next owner writes it anew")
+}
+
 pub(crate) fn run(args: &Stat, output: &mut Output) -> Result<i32, Error> {
+    if let Some(socket) = args.arena.socket() {
+        return served::stat(args, &socket, output);
+    }
     let inspection = args.arena.inspect()?;
+    if args.metrics {
+        let socket = match inspection.owner() {
+            (Some(owner), true) if !owner.socket.is_empty() => owner.socket,
+            _ => {
+                return Err(Error::Usage {
+                    field: "--metrics",
+                    value: inspection.path().display().to_string(),
+                    allowed: "a depot that a process has open, with a socket".into(),
+                });
+            }
+        };
+        return served::stat(args, Path::new(&socket), output);
+    }
     let summary = Summary::of(&inspection)?;
     if output.is_json() {
         output.object(&summary)?;
@@ -179,6 +206,9 @@ pub(crate) fn run(args: &Stat, output: &mut Output) -> Result<i32, Error> {
         format!("{} ({fill} used)", count(summary.blocks_max)),
     );
     row("damaged records", count(summary.damaged_records as u64));
+    for at in &summary.damaged_superblocks {
+        row("superblock", dead_superblock(*at));
+    }
     row("namespaces", count(summary.namespaces as u64));
     row("owner", summary.owner());
     if let (Some(owner), true) = (&summary.owner, summary.owned)

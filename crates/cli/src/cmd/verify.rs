@@ -7,6 +7,7 @@ use kvdepot_store::inspect::{Listed, Verified};
 use serde::Serialize;
 
 use super::Block;
+use super::stat::dead_superblock;
 use crate::args::Verify;
 use crate::error::Error;
 use crate::interrupt::Interrupt;
@@ -34,6 +35,8 @@ struct Totals {
     bytes: u64,
     /// Slots that hold bytes that are no record.
     damaged_records: Vec<u32>,
+    /// Offsets of superblocks that do not verify, beside the one in force.
+    damaged_superblocks: Vec<u64>,
     /// False when it was interrupted.
     complete: bool,
     seconds: f64,
@@ -67,6 +70,7 @@ pub(crate) fn run(args: &Verify, output: &mut Output) -> Result<i32, Error> {
         changed: verified.changed,
         bytes: read,
         damaged_records: verified.damaged_records.clone(),
+        damaged_superblocks: inspection.damaged_superblocks()?,
         complete: checked == verified.blocks,
         seconds: started.elapsed().as_secs_f64(),
     };
@@ -95,7 +99,9 @@ pub(crate) fn run(args: &Verify, output: &mut Output) -> Result<i32, Error> {
         output.flush()?;
         note("hint: bad blocks are misses; kvdepot rm --key KEY removes one from the index");
     }
-    let fine = totals.bad == 0 && totals.damaged_records.is_empty();
+    let fine = totals.bad == 0
+        && totals.damaged_records.is_empty()
+        && totals.damaged_superblocks.is_empty();
     Ok(if fine { crate::OK } else { crate::PROBLEMS })
 }
 
@@ -121,8 +127,12 @@ fn print(
     }
     for slot in &totals.damaged_records {
         output.line(&format!(
-            "damaged record: slot {slot} (torn by a crash, or rotted; it counts as empty)"
+            "damaged record: slot {slot} (torn by a crash, or rotted; it counts as empty, and the \
+             next owner makes it so)"
         ))?;
+    }
+    for at in &totals.damaged_superblocks {
+        output.line(&format!("damaged superblock: {}", dead_superblock(*at)))?;
     }
     let mut line = format!(
         "{} blocks checked, {} in {}: {} sound, {} bad, {} damaged records",

@@ -125,6 +125,35 @@ fn bench_memory_refuses_what_cannot_be_measured() {
 }
 
 #[test]
+fn a_benchmark_makes_nothing_beside_the_nodes_of_devices() {
+    let home = Home::new();
+    for bench in ["memory", "restore", "reopen", "churn", "scale"] {
+        let mut args = vec!["bench", bench, "--dir", "/dev"];
+        match bench {
+            "memory" => args.extend(["--size", "16MiB", "--batch", "4MiB", "--rounds", "1"]),
+            "restore" => args.extend(["--blocks", "64", "--block", "64KiB"]),
+            "reopen" | "scale" => args.extend(["--blocks", "9000", "--rounds", "1"]),
+            _ => args.extend(["--requests", "10"]),
+        }
+        let ran = home.run(&args);
+        assert_eq!(ran.status, 2, "{bench}: {}", ran.stderr);
+        assert!(
+            ran.stderr.contains("--dir: /dev is not allowed"),
+            "{}",
+            ran.stderr
+        );
+    }
+    let names = std::fs::read_dir("/dev")
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name());
+    assert!(
+        !names
+            .into_iter()
+            .any(|name| name.to_string_lossy().starts_with("kvdepot-bench-"))
+    );
+}
+
+#[test]
 fn bench_alloc_measures_every_workload_against_its_limits() {
     let home = Home::new();
     let (status, rows) = home.json(&["bench", "alloc", "--quick", "--operations", "5000"]);
@@ -301,6 +330,39 @@ fn bench_reopen_serves_a_block_after_each_kill() {
 }
 
 #[test]
+fn bench_scale_has_a_row_for_each_figure() {
+    let home = Home::new();
+    let dir = home.dir.path().to_str().unwrap();
+    let args = [
+        "bench", "scale", "--quick", "--blocks", "9000", "--rounds", "1", "--path", dir,
+    ];
+    let (status, rows) = home.json(&args);
+    assert_eq!(status, 0);
+    check_fields(&rows, "scale");
+    let of = |metric: &str| rows.iter().filter(|row| row["metric"] == metric).count();
+    let metrics = [
+        ("bytes_per_block", 2),
+        ("peak_bytes_per_block", 1),
+        ("open_s", 1),
+        ("lookups_over_table", 4),
+        ("wait_ms", 2),
+        ("lock_hold_ms", 5),
+        ("add_device_s", 1),
+        ("blocks_page_ms", 1),
+        ("puts_over_one_thread", 4),
+        ("puts", 6),
+    ];
+    for (metric, count) in metrics {
+        assert_eq!(of(metric), count, "{metric}");
+    }
+    let of_puts = |row: &&Value| row["metric"].as_str().unwrap().starts_with("puts");
+    let (puts, others): (Vec<&Value>, Vec<&Value>) = rows.iter().partition(of_puts);
+    assert!(others.iter().all(|row| row["case"]["blocks"] == 9000));
+    assert!(puts.iter().all(|row| row["ratio"].as_f64().unwrap() > 0.0));
+    assert_eq!(left(&home), Vec::<String>::new());
+}
+
+#[test]
 fn ctrl_c_ends_a_benchmark_and_leaves_nothing() {
     let home = Home::new();
     let mut args = small(&home);
@@ -430,4 +492,39 @@ fn bench_restore_measures_what_was_asked_for_and_refuses_what_cannot_be() {
         assert_eq!((ran.status, ran.stdout.as_str()), (2, ""), "{args:?}");
         assert!(ran.stderr.contains(field), "{args:?}: {}", ran.stderr);
     }
+}
+
+#[test]
+fn bench_churn_counts_what_is_stored_and_served_beside_exact_lru() {
+    let home = Home::new();
+    let dir = home.dir.path().to_str().unwrap();
+    let (status, rows) = home.json(&["bench", "churn", "--requests", "300", "--dir", dir]);
+    assert_eq!(status, 0);
+    check_fields(&rows, "churn");
+    let of = |engine: &str, policy: &str, metric: &str| {
+        let fits = |row: &&Value| {
+            let case = &row["case"];
+            case["engine_cache"] == engine && case["policy"] == policy && row["metric"] == metric
+        };
+        let row = rows.iter().find(fits);
+        row.map(|row| row["value"].as_f64().unwrap())
+    };
+    let stored = |policy| of("large", policy, "stored_over_capacity").unwrap();
+    assert!(stored("lru") > 3.0 && stored("learned") < 2.0, "{rows:?}");
+    for policy in ["lru", "learned"] {
+        assert!(of("large", policy, "token_hit_rate").is_none());
+        let rate = of("none", policy, "token_hit_rate").unwrap();
+        let lru = of("none", "lru", "token_hit_rate").unwrap();
+        assert!(rate > 0.95 * lru, "{rows:?}");
+        assert!(of("none", policy, "promoted_over_hit").is_some());
+    }
+    let trace = home.dir.path().join("trace");
+    let lines = r#"{"hash_ids": [1, 2, 3]}
+{"hash_ids": [1, 4]}
+{"hash_ids": [1, 2, 3, 5]}"#;
+    std::fs::write(&trace, lines).unwrap();
+    let trace = trace.to_str().unwrap();
+    let (status, rows) = home.json(&["bench", "churn", "--trace", trace, "--dir", dir]);
+    assert_eq!((status, rows.len()), (0, 12));
+    assert_eq!(left(&home), Vec::<String>::new());
 }

@@ -19,11 +19,38 @@ fn ls_sums_up_namespaces_with_their_description() {
 }
 
 #[test]
+fn ls_has_a_line_for_each_namespace_and_all_of_it_in_json() {
+    let home = Home::new();
+    let path = home.path("arena");
+    let depot = open(&path, "1MiB");
+    let mut long = spec("a");
+    long.layout = Some(format!("{{\n  \"x\": \"{}\"\n}}", "y".repeat(200)));
+    put(&depot.namespace(&long).unwrap(), 0..2, 300);
+    let path = path.to_str().unwrap();
+    let ran = home.run(&["ls", path]);
+    let lines: Vec<&str> = ran.stdout.lines().collect();
+    assert_eq!(lines.len(), 2, "{}", ran.stdout);
+    assert!(
+        lines[1].len() < 180 && lines[1].ends_with('…'),
+        "{}",
+        lines[1]
+    );
+    let (status, rows) = home.json(&["ls", path]);
+    assert_eq!((status, rows.len()), (0, 1));
+    assert_eq!(rows[0]["namespace"], long.id().unwrap().to_string());
+    assert_eq!(
+        (&rows[0]["blocks"], &rows[0]["bytes"]),
+        (&2.into(), &600.into())
+    );
+    assert!(rows[0]["description"].as_str().unwrap().len() > 200);
+}
+
+#[test]
 fn ls_json_has_an_object_for_each_live_block() {
     let home = Home::new();
     let path = home.path("arena");
     arena(&path);
-    let (status, rows) = home.json(&["ls", path.to_str().unwrap()]);
+    let (status, rows) = home.json(&["ls", path.to_str().unwrap(), "--blocks"]);
     assert_eq!((status, rows.len()), (0, 7));
     let a = spec("a").id().unwrap().to_string();
     let first = rows
@@ -51,9 +78,9 @@ fn ls_filters_and_limits() {
     let path = path.to_str().unwrap();
     arena(path.as_ref());
     let b = spec("b").id().unwrap().to_string();
-    let (_, rows) = home.json(&["ls", path, "--namespace", &b[..6]]);
+    let (_, rows) = home.json(&["ls", path, "--blocks", "--namespace", &b[..6]]);
     assert_eq!(rows.len(), 2);
-    let (_, rows) = home.json(&["ls", path, "--limit", "3"]);
+    let (_, rows) = home.json(&["ls", path, "--blocks", "--limit", "3"]);
     assert_eq!(rows.len(), 3);
     let ran = home.run(&["ls", path, "--blocks", "--limit", "4"]);
     assert_eq!(ran.stdout.lines().count(), 5, "{}", ran.stdout);
@@ -68,7 +95,7 @@ fn ls_filters_and_limits() {
 #[test]
 fn without_a_path_the_default_arena_is_read() {
     let home = Home::new();
-    let ran = home.run(&["ls"]);
+    let ran = home.run(&["stat"]);
     assert_eq!(ran.status, 2);
     assert!(
         ran.stderr.contains("arena.kvd: there is no arena"),
@@ -81,7 +108,7 @@ fn without_a_path_the_default_arena_is_read() {
         ran.stderr
     );
     arena(&home.default_arena());
-    assert_eq!(home.json(&["ls"]).1.len(), 7);
+    assert_eq!(home.json(&["ls", "--blocks"]).1.len(), 7);
     arena(&home.path("cache/kvdepot/arena-dp1.kvd"));
     let (status, rows) = home.json(&["stat", "--instance", "dp1"]);
     assert_eq!(status, 0);
@@ -179,7 +206,7 @@ fn verify_names_bad_blocks_and_damaged_records() {
     let path = home.path("arena");
     arena(&path);
     let text = path.to_str().unwrap();
-    let (_, blocks) = home.json(&["ls", text]);
+    let (_, blocks) = home.json(&["ls", text, "--blocks"]);
     let bad = &blocks[3];
     flip(&path, bad["extents"][0][0].as_u64().unwrap() + 77);
     let (status, rows) = home.json(&["verify", text]);
@@ -221,6 +248,43 @@ fn verify_names_bad_blocks_and_damaged_records() {
 }
 
 #[test]
+fn what_is_torn_is_said_and_mended_by_the_next_owner() {
+    let home = Home::new();
+    let path = home.path("arena");
+    arena(&path);
+    let text = path.to_str().unwrap();
+    drop(open(&path, "1MiB"));
+    assert_eq!(home.json(&["verify", text]).0, 0);
+    let (_, blocks) = home.json(&["ls", text, "--blocks"]);
+    let slot = blocks[0]["slot"].as_u64().unwrap();
+    flip(&path, (64 << 10) + 128 * slot + 40);
+    flip(&path, 4096 + 40);
+    let ran = home.run(&["verify", text]);
+    assert_eq!(ran.status, 1);
+    for says in [
+        "damaged record: slot",
+        "damaged superblock: the copy at 4096",
+    ] {
+        assert!(ran.stdout.contains(says), "{}", ran.stdout);
+    }
+    let (_, rows) = home.json(&["verify", text]);
+    assert_eq!(rows[0]["damaged_superblocks"], serde_json::json!([4096]));
+    let ran = home.run(&["stat", text]);
+    assert!(
+        ran.stdout.contains("the copy at 4096 is damaged"),
+        "{}",
+        ran.stdout
+    );
+    drop(open(&path, "1MiB"));
+    let (status, rows) = home.json(&["verify", text]);
+    assert_eq!(status, 0, "{rows:?}");
+    assert_eq!(
+        home.json(&["stat", text]).1[0]["damaged_superblocks"],
+        serde_json::json!([])
+    );
+}
+
+#[test]
 fn a_truncated_arena_is_verified_as_far_as_it_goes() {
     let home = Home::new();
     let path = home.path("arena");
@@ -230,7 +294,7 @@ fn a_truncated_arena_is_verified_as_far_as_it_goes() {
         100_000,
     );
     let text = path.to_str().unwrap();
-    let (_, blocks) = home.json(&["ls", text]);
+    let (_, blocks) = home.json(&["ls", text, "--blocks"]);
     let last = blocks
         .iter()
         .map(|b| b["extents"][0][0].as_u64().unwrap())

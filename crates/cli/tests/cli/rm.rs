@@ -38,8 +38,9 @@ fn rm_refuses_what_a_process_owns_and_names_it() {
         let owner = format!("process {}", std::process::id());
         assert!(ran.stderr.contains(&owner), "{}", ran.stderr);
         assert!(ran.stderr.contains("hint: "), "{}", ran.stderr);
+        assert!(!ran.stderr.contains("lock_wait"), "{}", ran.stderr);
     }
-    assert_eq!(home.json(&["ls", path]).1.len(), 5);
+    assert_eq!(home.json(&["ls", path, "--blocks"]).1.len(), 5);
 }
 
 #[test]
@@ -65,7 +66,7 @@ fn rm_namespace_removes_its_blocks_alone() {
     assert_eq!(rows[0]["blocks"], 2);
     assert_eq!(rows[0]["bytes"], 600);
     assert_eq!(rows[0]["removed"], true);
-    let (_, left) = home.json(&["ls", path]);
+    let (_, left) = home.json(&["ls", path, "--blocks"]);
     assert_eq!(left.len(), 5);
     assert!(left.iter().all(|block| block["namespace"] != b));
     let ran = home.run(&["rm", path, "--namespace", &b]);
@@ -86,7 +87,7 @@ fn rm_key_removes_a_block_from_every_namespace_or_from_one() {
     assert_eq!((status, rows[0]["blocks"].as_u64()), (1, Some(2)));
     let (status, rows) = home.json(&["rm", path, "--key", &one, "--namespace", &a]);
     assert_eq!((status, rows[0]["blocks"].as_u64()), (0, Some(1)));
-    assert_eq!(home.json(&["ls", path]).1.len(), 4);
+    assert_eq!(home.json(&["ls", path, "--blocks"]).1.len(), 4);
     let ran = home.run(&["rm", path, "--key", &absent]);
     assert_eq!(ran.status, 1);
     assert!(ran.stdout.contains("removed 0 blocks"), "{}", ran.stdout);

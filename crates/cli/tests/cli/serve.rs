@@ -1,13 +1,14 @@
 //! `serve`: a depot for other processes, from a signal to the next.
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read};
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use kvdepot_store::Depot;
 use serde_json::Value;
 
-use crate::home::{Home, get, put, spec};
+use crate::home::{Home, Ran, get, put, spec};
 
 /// A running service. Killed when dropped.
 struct Service {
@@ -40,9 +41,13 @@ impl Service {
     }
 
     /// Ends it as a service manager does; the exit status.
-    fn end(mut self) -> i32 {
+    fn end(self) -> i32 {
+        self.end_by("-TERM")
+    }
+
+    fn end_by(mut self, signal: &str) -> i32 {
         let sent = Command::new("kill")
-            .arg(self.child.id().to_string())
+            .args([signal, &self.child.id().to_string()])
             .status();
         assert!(sent.unwrap().success());
         self.child.wait().unwrap().code().unwrap()
@@ -83,6 +88,168 @@ fn serve_keeps_the_blocks_of_its_clients_over_a_restart() {
     let client = service.connect();
     assert_eq!(client.opening().blocks, 20);
     get(&client.namespace(&spec("a")).unwrap(), 0..20, 5000);
+}
+
+#[test]
+fn each_instance_has_a_socket_and_the_end_of_the_terminal_is_an_end() {
+    let home = Home::new();
+    let small = ["Cache", "-o", "cache.capacity=1MiB"];
+    let start = |instance: &str| {
+        let name = format!("instance={instance}");
+        Service::start(&home, &[&small[..], &["-o", &name]].concat())
+    };
+    let plain = Service::start(&home, &small);
+    let (a, b) = (start("a"), start("b"));
+    let names = ["kvdepot-a.sock", "kvdepot-b.sock", "kvdepot.sock"];
+    assert_eq!(sockets(&home), names);
+    for service in [plain, a, b] {
+        service.connect().close();
+        assert_eq!(service.end_by("-HUP"), 0);
+    }
+    assert_eq!(sockets(&home), [""; 0]);
+}
+
+#[test]
+fn a_signal_ends_the_wait_for_another_owner_and_leaves_nothing() {
+    let home = Home::new();
+    let (used, fresh) = (home.path("used"), home.path("fresh"));
+    let dax = format!("dax.path={}", used.display());
+    let owner = Service::start(&home, &["Dax", "-o", &dax, "-o", "dax.capacity=1MiB"]);
+    let config = home.path("depot.yaml");
+    let [first, second] = [&fresh, &used].map(|path| path.display().to_string());
+    let text = format!(
+        "lock_wait: 1h\ndax:\n  devices: [{{path: {first}, capacity: 1MiB}}, {{path: {second}}}]\n"
+    );
+    std::fs::write(&config, text).unwrap();
+    let config = config.to_str().unwrap();
+    let socket = home.path("other.sock");
+    let args = [
+        "serve",
+        "Dax",
+        "--config",
+        config,
+        "--socket",
+        socket.to_str().unwrap(),
+    ];
+    let mut waiting = Service {
+        child: home.command(&args).spawn().unwrap(),
+        socket: String::new(),
+    };
+    // Once it waits for the second device, it has made the first.
+    while !fresh.exists() {
+        assert!(waiting.child.try_wait().unwrap().is_none());
+        std::thread::yield_now();
+    }
+    assert_eq!(waiting.end_by("-INT"), 0);
+    assert!(!fresh.exists());
+    assert_eq!(owner.end(), 0);
+}
+
+#[test]
+fn a_live_depot_is_listed_described_and_cleared_by_digest() {
+    let home = Home::new();
+    let none = home.run(&["ls"]);
+    assert_eq!((none.status, none.stdout.as_str()), (0, ""));
+    assert!(none.stderr.contains("no depot is open"), "{}", none.stderr);
+    let path = home.path("arena");
+    let dax = format!("dax.path={}", path.display());
+    let args = [
+        "Cache|Dax",
+        "-o",
+        &dax,
+        "-o",
+        "dax.capacity=4MiB",
+        "-o",
+        "cache.capacity=1MiB",
+    ];
+    let service = Service::start(&home, &args);
+    let client = service.connect();
+    put(&client.namespace(&spec("a")).unwrap(), 0..20, 5000);
+    put(&client.namespace(&spec("b")).unwrap(), 0..3, 300);
+    assert!(client.drain(std::time::Duration::from_secs(30)));
+    let at = format!("unix:{}", service.socket);
+    let ran = home.run(&["ls"]);
+    assert!(
+        ran.stdout.contains(&at) && ran.stdout.contains("Cache 1 MiB"),
+        "{}",
+        ran.stdout
+    );
+    let (_, rows) = home.json(&["ls"]);
+    let ours = rows.iter().find(|row| row["depot"] == at).unwrap();
+    assert_eq!(ours["blocks"], 23);
+    let (_, rows) = home.json(&["ls", &at]);
+    let a = spec("a").id().unwrap().to_string();
+    assert_eq!(
+        (&rows[0]["namespace"], &rows[0]["blocks"]),
+        (&a.clone().into(), &20.into())
+    );
+    let ran = home.run(&["ls", &at, "--namespace", &a[..8]]);
+    assert!(
+        ran.stdout.contains("model=a dtype=float32"),
+        "{}",
+        ran.stdout
+    );
+    let (_, blocks) = home.json(&["ls", &at, "--blocks", "--namespace", &a]);
+    assert!(blocks.iter().all(|block| block["length"] == 5000));
+    let ran = home.run(&["stat", &at]);
+    assert!(ran.stdout.contains("evicted"), "{}", ran.stdout);
+    for place in [at.as_str(), path.to_str().unwrap()] {
+        let ran = home.run(&["stat", place, "--metrics"]);
+        assert!(
+            ran.stdout.contains("kvdepot_live_blocks{"),
+            "{}",
+            ran.stdout
+        );
+    }
+    let (status, rows) = home.json(&["rm", &at, "--namespace", &a[..8]]);
+    assert_eq!((status, &rows[0]["removed"]), (0, &true.into()));
+    assert_eq!(client.namespace(&spec("a")).unwrap().blocks().unwrap(), []);
+    let (_, rows) = home.json(&["ls", &at, "--namespace", &a]);
+    assert!(rows.iter().all(|row| row["blocks"] == 0), "{rows:?}");
+    // By the arena's path too: its owner does it.
+    let arena = path.to_str().unwrap();
+    let key = crate::home::key(1).to_string();
+    assert_eq!(home.json(&["rm", arena, "--key", &key]).0, 0);
+    let left = client.namespace(&spec("b")).unwrap().blocks().unwrap();
+    assert_eq!(left.len(), 2);
+    for args in [&["verify", &at][..], &["rm", &at], &["ls", "unix:/none"]] {
+        let ran = home.run(args);
+        assert_eq!(ran.status, 2, "{args:?}: {}", ran.stdout);
+    }
+}
+
+#[test]
+fn who_only_looks_whether_somebody_listens_is_not_worth_a_warning() {
+    let home = Home::new();
+    let mut service = Service::start(&home, &["Cache", "-o", "cache.capacity=1MiB"]);
+    for _ in 0..3 {
+        drop(UnixStream::connect(&service.socket).unwrap());
+    }
+    // Heard after those.
+    service.connect().close();
+    let mut stderr = service.child.stderr.take().unwrap();
+    assert_eq!(service.end(), 0);
+    let mut text = String::new();
+    stderr.read_to_string(&mut text).unwrap();
+    assert_eq!(text, "");
+}
+
+#[test]
+fn an_arena_in_memory_is_said_to_be_gone_at_the_next_boot() {
+    let home = Home::new();
+    let Ok(memory) = tempfile::tempdir_in("/dev/shm") else {
+        return;
+    };
+    let path = format!("dax.path={}", memory.path().join("arena").display());
+    let args = ["Dax", "-o", &path, "-o", "dax.capacity=1MiB"];
+    for says in [true, false] {
+        let mut service = Service::start(&home, &args);
+        let mut stderr = service.child.stderr.take().unwrap();
+        assert_eq!(service.end(), 0);
+        let mut text = String::new();
+        stderr.read_to_string(&mut text).unwrap();
+        assert_eq!(text.contains("does not survive a reboot"), says, "{text}");
+    }
 }
 
 #[test]
@@ -178,4 +345,35 @@ fn what_owners_that_were_killed_leave_is_named_and_removed() {
     );
     assert_eq!(next.end(), 0);
     assert_eq!(sockets(&home), ["living.sock"]);
+}
+
+#[test]
+fn what_is_logged_is_what_the_variable_names() {
+    let home = Home::new();
+    // Each says twice that the service manager cannot be told.
+    let log = |level: &str| {
+        let mut command = home.command(&["serve", "Cache", "-o", "cache.capacity=1MiB"]);
+        command
+            .envs([("KVDEPOT_LOG", level), ("NOTIFY_SOCKET", "/nowhere")])
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let mut line = String::new();
+        let mut stdout = BufReader::new(child.stdout.take().unwrap());
+        stdout.read_line(&mut line).unwrap();
+        let sent = Command::new("kill").arg(child.id().to_string()).status();
+        assert!(sent.is_ok());
+        Ran::of(child.wait_with_output().unwrap())
+    };
+    for level in ["", "warn", "INFO"] {
+        let ran = log(level);
+        assert!(ran.stderr.contains("service manager"), "{}", ran.stderr);
+    }
+    for level in ["off", "error"] {
+        let ran = log(level);
+        assert_eq!((ran.status, ran.stderr.as_str()), (0, ""), "{level}");
+    }
+    let ran = log("loud");
+    assert_eq!(ran.status, 2);
+    assert!(ran.stderr.contains("off, error, warn"), "{}", ran.stderr);
 }

@@ -122,6 +122,9 @@ impl Plan {
             .current_dir(scratch.tree())
             .env("CARGO_TARGET_DIR", scratch.target())
             .env("CARGO_INCREMENTAL", "1")
+            // Most of a trial is building.
+            .env("CARGO_PROFILE_DEV_DEBUG", "0")
+            .env("CARGO_PROFILE_TEST_DEBUG", "0")
             .env("SIM_SECONDS", self.seconds.to_string())
             .env("SIM_SHRINK", "0")
             .env("RUST_BACKTRACE", "0")
@@ -176,10 +179,15 @@ pub fn run(scratch: &Scratch, plan: &Plan) -> io::Result<Trial> {
         _ if sound(scratch).exists() && fails_anyway(scratch, &log)? => Outcome::Doubtful,
         Some(_) => Outcome::Caught,
     };
+    let said: &[&str] = match outcome {
+        // How to replay a failure of the tree itself.
+        Outcome::Doubtful => &["replay:"],
+        _ => &["FAILED", "panicked at", "signal:", "sim:"],
+    };
     Ok(Trial {
         outcome,
         elapsed: begun.elapsed(),
-        said: telling(&log, &["FAILED", "panicked at", "signal:", "sim:"]),
+        said: telling(&log, said),
     })
 }
 

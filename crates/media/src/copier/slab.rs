@@ -142,11 +142,18 @@ impl Drop for Region<'_> {
     }
 }
 
+impl CopierConfig {
+    /// Regions that the slab is cut into.
+    #[must_use]
+    pub fn regions(&self) -> usize {
+        let regions = self.staging_regions;
+        regions.unwrap_or(REGIONS_PER_LANE * self.lanes)
+    }
+}
+
 /// Bytes and regions of the slab of a copier.
 fn shape(config: &CopierConfig) -> (u64, usize) {
-    let regions = config
-        .staging_regions
-        .unwrap_or(REGIONS_PER_LANE * config.lanes);
+    let regions = config.regions();
     let len = config.staging_slab;
     (
         len.unwrap_or_else(|| (regions as u64).saturating_mul(REGION)),

@@ -110,8 +110,21 @@ pub fn connect(path: &Path, patience: Duration) -> Result<UnixStream> {
 ///
 /// [`Error::Os`] when the system refuses.
 pub fn wait_readable(socket: &UnixStream, timeout: Duration) -> Result<bool> {
+    wait(socket, PollFlags::IN, timeout)
+}
+
+/// As [`wait_readable`], until [`try_send`] can send something, or fails.
+///
+/// # Errors
+///
+/// [`Error::Os`] when the system refuses.
+pub fn wait_writable(socket: &UnixStream, timeout: Duration) -> Result<bool> {
+    wait(socket, PollFlags::OUT, timeout)
+}
+
+fn wait(socket: &UnixStream, what: PollFlags, timeout: Duration) -> Result<bool> {
     let limit = Timespec::try_from(timeout).ok();
-    let mut polled = [PollFd::new(socket, PollFlags::IN)];
+    let mut polled = [PollFd::new(socket, what)];
     match rustix::event::poll(&mut polled, limit.as_ref()) {
         Ok(ready) => Ok(ready > 0),
         // A signal: the caller decides whether to go on.

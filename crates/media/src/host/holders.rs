@@ -43,20 +43,29 @@ pub fn holders(fd: impl AsFd, byte: u64) -> Vec<Holder> {
             continue;
         };
         let folder = process.path();
-        let fds = fs::read_dir(folder.join("fd"))
-            .into_iter()
-            .flatten()
-            .flatten();
-        let holds = fds.map(|fd| fd.path()).any(|fd| {
-            let is_it = fs::metadata(&fd).is_ok_and(|other| is_same(&medium, &other));
-            is_it && carries(&folder.join("fdinfo"), &fd, byte)
-        });
-        if holds {
+        if holds(&folder, &medium, byte) {
             found.push(describe(pid, &folder));
         }
     }
     found.sort_unstable_by_key(|holder| holder.pid);
     found
+}
+
+/// Whether this process holds `byte` of the medium behind `fd`, by whatever description.
+#[must_use]
+pub fn is_held_here(fd: impl AsFd, byte: u64) -> bool {
+    let medium = fd.as_fd().try_clone_to_owned().map(fs::File::from);
+    let medium = medium.and_then(|file| file.metadata());
+    medium.is_ok_and(|medium| holds(Path::new("/proc/self"), &medium, byte))
+}
+
+fn holds(folder: &Path, medium: &fs::Metadata, byte: u64) -> bool {
+    let fds = fs::read_dir(folder.join("fd"));
+    let mut fds = fds.into_iter().flatten().flatten().map(|fd| fd.path());
+    fds.any(|fd| {
+        let is_it = fs::metadata(&fd).is_ok_and(|other| is_same(medium, &other));
+        is_it && carries(&folder.join("fdinfo"), &fd, byte)
+    })
 }
 
 fn is_same(a: &fs::Metadata, b: &fs::Metadata) -> bool {
@@ -110,12 +119,14 @@ mod tests {
     fn a_lock_is_found_at_its_byte_and_nowhere_else() {
         let file = tempfile::tempfile().unwrap();
         assert_eq!(holders(&file, 1), []);
+        assert!(!is_held_here(&file, 1));
         assert!(lock::try_lock(&file, 1, Kind::Shared).unwrap());
         let found = holders(&file, 1);
         let pids: Vec<u32> = found.iter().map(|holder| holder.pid).collect();
         assert_eq!(pids, [std::process::id()]);
         assert!(!found[0].stopped && !found[0].name.is_empty());
         assert_eq!(holders(&file, 0), []);
+        assert!(is_held_here(&file, 1) && !is_held_here(&file, 0));
         lock::unlock_all(&file).unwrap();
         assert_eq!(holders(&file, 1), []);
     }

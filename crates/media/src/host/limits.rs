@@ -8,6 +8,7 @@
 
 use std::fs;
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Component, Path, PathBuf};
 
 use rustix::io::Errno;
@@ -70,6 +71,38 @@ pub fn disk_free(path: &Path) -> Result<u64> {
             Err(errno) => return Err(Error::path("ask for the free space of", candidate)(errno)),
         }
     }
+}
+
+/// Whether new files of a directory would lie beside the nodes of devices: below `/dev`, and not in
+/// a file system of its own, as `/dev/shm` is.
+#[must_use]
+pub fn is_of_devices(directory: &Path) -> bool {
+    let nodes = Path::new("/dev");
+    let device = |path: &Path| fs::metadata(path).map(|at| at.dev()).ok();
+    let below = directory
+        .canonicalize()
+        .is_ok_and(|path| path.starts_with(nodes));
+    below && device(directory) == device(nodes)
+}
+
+/// Whether this user may make files in a directory.
+///
+/// # Errors
+///
+/// What the system says where not.
+pub fn can_make_files(directory: &Path) -> io::Result<()> {
+    use rustix::fs::Access;
+    rustix::fs::access(directory, Access::WRITE_OK | Access::EXEC_OK).map_err(Into::into)
+}
+
+/// Whether the file system of a directory is memory, so that no reboot leaves anything of it.
+#[must_use]
+pub fn is_of_memory(directory: &Path) -> bool {
+    const TMPFS: u64 = 0x0102_1994;
+    const RAMFS: u64 = 0x8584_58F6;
+    const HUGETLBFS: u64 = 0x9584_58F6;
+    let kind = rustix::fs::statfs(directory).map(|system| system.f_type as u64 & 0xFFFF_FFFF);
+    kind.is_ok_and(|kind| [TMPFS, RAMFS, HUGETLBFS].contains(&kind))
 }
 
 /// The limits seen through one root directory, so that other machines' files can be read too.

@@ -146,6 +146,10 @@ impl Isa {
     ///
     /// `src` is readable and `dst` writable for `len` bytes, they do not overlap, and `self` comes
     /// from [`Isa::all`].
+    #[cfg_attr(
+        any(not(target_arch = "x86_64"), miri),
+        expect(unused_variables, reason = "plain copies know neither")
+    )]
     pub(crate) unsafe fn carry(
         self,
         src: *const u8,

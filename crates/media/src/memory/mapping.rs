@@ -11,10 +11,11 @@
 //! * A forked child does not inherit the memory, so that it cannot write it.
 
 use super::flush;
+use super::huge::{self, Pages};
 use super::lost::Watch;
 use super::medium::{
     Kind, alignment_of, allocate, check_kind, check_owner, extent_of, fill_holes, has_no_holes,
-    shown, sync_new, write_zeros,
+    lengthen, shown, sync_new, write_zeros,
 };
 use super::once;
 use crate::buffer::{Buffer, Owner, check_range};
@@ -107,6 +108,15 @@ impl Mapping {
     ///
     /// [`Error::Invalid`] for a length of zero, [`Error::Io`] when the system refuses.
     pub fn anonymous(name: &str, len: u64) -> Result<Arc<Self>> {
+        Self::anonymous_of(Pages::Huge, name, len)
+    }
+
+    /// As [`Mapping::anonymous`], which asks for huge pages, of the pages that are named.
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn anonymous_of(pages: Pages, name: &str, len: u64) -> Result<Arc<Self>> {
         check_len(len)?;
         let fail = |operation| move |errno: Errno| Error::io(operation, name, errno);
         let fd = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
@@ -115,7 +125,10 @@ impl Mapping {
         rustix::fs::fchmod(&fd, Mode::RUSR | Mode::WUSR).map_err(fail("protect memory"))?;
         let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
         rustix::fs::fcntl_add_seals(&fd, seals).map_err(fail("seal memory"))?;
-        Self::map(fd, len, Kind::Anonymous, Access::ReadWrite, None)
+        let memory = Self::map(fd, len, Kind::Anonymous, Access::ReadWrite, None)?;
+        // A system without huge pages does not know the advice; ordinary ones serve as well.
+        let _known = memory.advise(memory.addr, memory.mapped, pages.advice());
+        Ok(memory)
     }
 
     /// A new file of `len` bytes with its space allocated, mode 0600, synced with its directory.
@@ -229,7 +242,6 @@ impl Mapping {
             Access::ReadOnly => ProtFlags::READ,
             Access::ReadWrite => ProtFlags::READ | ProtFlags::WRITE,
         };
-        let flags = MapFlags::SHARED;
         let fd = fd.into();
         let origin = Origin::here();
         let origin = origin.map_err(|e| Error::io("map", subject(), io::Error::other(e)))?;
@@ -246,10 +258,16 @@ impl Mapping {
             value: len,
             allowed: "what fits this machine's address space",
         })?;
-        // SAFETY: a new mapping at an address that the system chooses touches no other memory.
-        let at =
-            unsafe { rustix::mm::mmap(std::ptr::null_mut(), bytes, protection, flags, from, 0) }
-                .map_err(|errno| Error::io("map", subject(), errno))?;
+        let mapped = match kind {
+            // The device chooses addresses that suit it.
+            // SAFETY: a new mapping at an address that the system chooses touches no other memory.
+            Kind::Dax => unsafe {
+                let flags = MapFlags::SHARED;
+                rustix::mm::mmap(std::ptr::null_mut(), bytes, protection, flags, from, 0)
+            },
+            Kind::Anonymous | Kind::File => huge::map(from, bytes, protection),
+        };
+        let at = mapped.map_err(|errno| Error::io("map", subject(), errno))?;
         let addr = at.expose_provenance();
         let mut mapping = Self {
             addr,
@@ -438,7 +456,8 @@ impl Mapping {
     ///
     /// [`Error::Invalid`] for what is no file, or is as long already; [`Error::TooSmall`] for a
     /// file that was truncated; [`Error::Io`], with
-    /// [`Error::is_no_space`] when the file system has no room; [`Error::ReadOnly`].
+    /// [`Error::is_no_space`] when the file system has no room; [`Error::ReadOnly`]. The file is
+    /// then as long as it was.
     pub fn grown(&self, len: u64) -> Result<Arc<Self>> {
         self.check_writable(self.addr)?;
         if self.kind != Kind::File || len <= self.len {
@@ -462,9 +481,11 @@ impl Mapping {
         }
         let zeros =
             |fd: BorrowedFd<'_>, subject: &str, len| write_zeros(fd, subject, self.len, len);
-        allocate(fd.as_fd(), &self.name(), len, zeros)?;
-        rustix::fs::fsync(&fd).map_err(|errno| Error::io("sync", self.name(), errno))?;
-        Self::map(fd, len, self.kind, self.access, self.path.clone())
+        lengthen(self.fd_to("lengthen")?, &self.name(), available, || {
+            allocate(fd.as_fd(), &self.name(), len, zeros)?;
+            rustix::fs::fsync(&fd).map_err(|errno| Error::io("sync", self.name(), errno))?;
+            Self::map(fd, len, self.kind, self.access, self.path.clone())
+        })
     }
 
     pub(super) fn advise(&self, at: usize, bytes: usize, advice: Advice) -> rustix::io::Result<()> {

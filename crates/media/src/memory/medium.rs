@@ -110,7 +110,6 @@ pub(super) fn allocate(
 /// Whether a file is known to have all its space. Only a tmpfs counts it exactly; there asking for
 /// it once more would look at every page, seconds for a large arena.
 pub(super) fn has_no_holes(fd: BorrowedFd<'_>) -> bool {
-    const TMPFS: u64 = 0x0102_1994;
     let exact = rustix::fs::fstatfs(fd).is_ok_and(|system| system.f_type as u64 == TMPFS);
     exact && rustix::fs::fstat(fd).is_ok_and(|file| file.st_blocks * 512 >= file.st_size)
 }
@@ -133,6 +132,42 @@ pub(super) fn fill_holes(fd: BorrowedFd<'_>, subject: &str, len: u64) -> Result<
     Ok(())
 }
 
+/// File systems that know of a page that was written by a mapping before it is on the disk, and
+/// tell then that it is data: ext4, XFS, Btrfs and tmpfs.
+const HOLES_ARE_ZEROS: [u64; 4] = [0xEF53, 0x5846_5342, 0x9123_683E, TMPFS];
+const TMPFS: u64 = 0x0102_1994;
+
+/// What a file holds between two offsets but for its holes, as (begin, end); all of it where the
+/// file system might not know.
+pub(super) fn data(fd: BorrowedFd<'_>, begin: u64, end: u64) -> Vec<(u64, u64)> {
+    let is_known = rustix::fs::fstatfs(fd)
+        .is_ok_and(|system| HOLES_ARE_ZEROS.contains(&(system.f_type as u64 & 0xFFFF_FFFF)));
+    let (true, Ok(file)) = (is_known, rustix::fs::fstat(fd)) else {
+        return vec![(begin, end)];
+    };
+    let mut ranges = Vec::new();
+    // What was cut off is no hole: whoever reads it learns that it is gone.
+    let cut = (file.st_size as u64).clamp(begin, end);
+    let mut at = begin;
+    while at < end {
+        let data = match rustix::fs::seek(fd, SeekFrom::Data(at)) {
+            Ok(data) => data.clamp(at, end),
+            // No data behind the last hole.
+            Err(Errno::NXIO) => cut.max(at),
+            Err(_) => at,
+        };
+        if data == end {
+            break;
+        }
+        let hole = rustix::fs::seek(fd, SeekFrom::Hole(data));
+        let hole = hole.map_or(end, |hole| hole.clamp(data + 1, end));
+        let hole = if hole < cut { hole } else { end };
+        ranges.push((data, hole));
+        at = hole;
+    }
+    ranges
+}
+
 pub(super) fn write_zeros(fd: BorrowedFd<'_>, subject: &str, begin: u64, end: u64) -> Result<()> {
     let zeros = vec![0; 1 << 20];
     let mut at = begin;
@@ -145,6 +180,22 @@ pub(super) fn write_zeros(fd: BorrowedFd<'_>, subject: &str, begin: u64, end: u6
         }
     }
     Ok(())
+}
+
+/// Makes a file longer that has `had` bytes. What fails half way gives back what it has got: on a
+/// full disk ext4 hands out all that is left before it says so, and writing does too.
+pub(super) fn lengthen<T>(
+    fd: BorrowedFd<'_>,
+    subject: &str,
+    had: u64,
+    extend: impl FnOnce() -> Result<T>,
+) -> Result<T> {
+    let extended = extend();
+    if extended.is_err() {
+        rustix::fs::ftruncate(fd, had)
+            .map_err(|errno| Error::io("give back the space of", subject, errno))?;
+    }
+    extended
 }
 
 /// Makes a new file's length and name survive a power cut, and its mode what it shall be.
@@ -192,5 +243,62 @@ mod tests {
         );
         assert!(blocks * 512 < 1_500_000, "and nothing behind");
         assert_eq!(file.metadata().unwrap().len(), 2_000_000);
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "Miri's files have no holes")]
+    fn what_is_written_between_holes_is_data_also_by_a_mapping() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("medium");
+        let file = File::create_new(&path).unwrap();
+        file.set_len(64 << 20).unwrap();
+        file.write_all_at(&[5; 5000], 8 << 20).unwrap();
+        drop(file);
+        let mapping = crate::Mapping::open(&path, crate::Access::ReadWrite).unwrap();
+        mapping.write_from(40 << 20, &[7; 100]).unwrap();
+        for allocated in [false, true] {
+            let ranges = mapping.written(1 << 20, 60 << 20).unwrap();
+            let has = |at: u64| {
+                ranges
+                    .iter()
+                    .any(|(begin, len)| (*begin..begin + len).contains(&at))
+            };
+            assert!(
+                has(8 << 20) && has((8 << 20) + 4999) && has(40 << 20),
+                "{ranges:?}"
+            );
+            let inside = |(begin, len): &(u64, u64)| *begin >= 1 << 20 && begin + len <= 61 << 20;
+            assert!(ranges.iter().all(inside), "{ranges:?}");
+            let fd = mapping.fd().unwrap();
+            let knows = rustix::fs::fstatfs(fd)
+                .is_ok_and(|system| HOLES_ARE_ZEROS.contains(&(system.f_type as u64)));
+            let bytes: u64 = ranges.iter().map(|(_, len)| len).sum();
+            assert_eq!(bytes < 32 << 20, knows, "{ranges:?}");
+            if !allocated && has_no_holes(fd) {
+                break;
+            }
+            mapping.allocate(64 << 20).unwrap();
+            if rustix::fs::fstatfs(fd).is_ok_and(|system| system.f_type as u64 == TMPFS) {
+                break;
+            }
+        }
+    }
+
+    #[test]
+    fn a_file_that_could_not_be_made_longer_is_as_long_as_it_was() {
+        let file = tempfile::tempfile().unwrap();
+        file.write_all_at(&[7; 5000], 0).unwrap();
+        let full = lengthen(file.as_fd(), "file", 5000, || {
+            write_zeros(file.as_fd(), "file", 5000, 3_000_000)?;
+            Err::<(), _>(Error::io("allocate the space of", "file", Errno::NOSPC))
+        });
+        assert!(full.unwrap_err().is_no_space());
+        assert_eq!(file.metadata().unwrap().len(), 5000);
+        assert!(file.metadata().unwrap().blocks() * 512 < 100_000);
+        lengthen(file.as_fd(), "file", 5000, || {
+            write_zeros(file.as_fd(), "file", 5000, 6000)
+        })
+        .unwrap();
+        assert_eq!(file.metadata().unwrap().len(), 6000);
     }
 }

@@ -6,6 +6,7 @@ mod dax;
 #[cfg(test)]
 pub(crate) mod fault;
 mod flush;
+mod huge;
 pub(crate) mod kernel;
 pub(crate) mod leaf;
 pub(crate) mod lost;
@@ -18,6 +19,7 @@ mod present;
 pub(crate) mod staged;
 pub(crate) mod xxh3;
 
+pub use huge::Pages;
 pub use mapping::{Access, Descriptor, Flush, Mapping, page_size};
 pub use medium::Kind;
 pub use plain::Plain;

@@ -1,8 +1,10 @@
 //! Pages made present ahead of their use: a copy that stops for a page fault every few KiB takes
 //! several times as long.
 
+use std::io;
+
 use super::mapping::{Access, Mapping, page_size};
-use super::medium::Kind;
+use super::medium::{Kind, data};
 use crate::error::{Error, Result};
 use rustix::io::Errno;
 use rustix::mm::Advice;
@@ -21,13 +23,18 @@ impl Mapping {
         self.populate(offset, len, Advice::LinuxPopulateRead)
     }
 
-    /// Allocates the pages of a range and maps them for writing; their content stays.
+    /// Allocates the pages of a range and maps them for writing; their content stays. Of anonymous
+    /// memory they are huge ones where the system has them.
     ///
     /// # Errors
     ///
     /// As [`Mapping::populate_read`], and [`Error::ReadOnly`].
     pub fn populate_write(&self, offset: u64, len: u64) -> Result<()> {
-        self.check_writable(self.at(offset, len)?)?;
+        let at = self.at(offset, len)?;
+        self.check_writable(at)?;
+        if self.kind() == Kind::Anonymous {
+            self.take_huge_pages(at, len as usize);
+        }
         self.populate(offset, len, Advice::LinuxPopulateWrite)
     }
 
@@ -50,7 +57,7 @@ impl Mapping {
         // SAFETY: the range is part of this mapping, and there is a byte for each of its pages.
         let failed = unsafe { libc::mincore(first, bytes, pages.as_mut_ptr()) } != 0;
         if failed {
-            let error = std::io::Error::last_os_error();
+            let error = io::Error::last_os_error();
             return Err(Error::io("look for the pages of", self.name(), error));
         }
         let mut begin = 0;
@@ -62,6 +69,24 @@ impl Mapping {
             begin += run.len();
         }
         Ok(())
+    }
+
+    /// What may be other than zeros of a range, as (offset, length): of a file what was ever
+    /// written there, as far as its file system knows, else all of it.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::OutOfBounds`]; [`Error::Io`] in a forked child.
+    pub fn written(&self, offset: u64, len: u64) -> Result<Vec<(u64, u64)>> {
+        self.at(offset, len)?;
+        if self.kind() != Kind::File {
+            return Ok(vec![(offset, len)]);
+        }
+        let fail = |error| Error::io("look for holes in", self.name(), io::Error::other(error));
+        let fd = self.fd().map_err(fail)?;
+        let ranges = data(fd, offset, offset + len);
+        let range = |(begin, end)| (begin, end - begin);
+        Ok(ranges.into_iter().map(range).collect())
     }
 
     /// Keeps all of it in memory, if the user may.

@@ -8,15 +8,21 @@
 //! is doomed: its room is free once its last pin has ended. Where the medium does not take the
 //! dead record it stays dying, and is not used again before the next opening.
 
+use std::sync::atomic::Ordering;
+
 use kvdepot_media::Flush;
 
 use super::{Arena, State};
-use crate::format::record::{LEN, Record, State as RecordState};
+use crate::format::record::{CREATED_AT, LEN, Packed, Record, State as RecordState};
 use crate::held::{self, Guard};
-use crate::index::Stage;
+use crate::index::{Entry, Stage};
 
 /// Most blocks that end in one go: what others wait for, of the lock and of the medium.
 pub(super) const BATCH: usize = 512;
+
+/// Blocks that are evicted ahead of need, or whose room is freed then, before others who wait for
+/// the lock have it: some microseconds.
+pub(super) const BITE: usize = 8;
 
 /// Ranges of the medium that lie closer than this are synced as one: less than a page, and few
 /// cache lines.
@@ -26,7 +32,16 @@ const GAP: u64 = 4096;
 /// buries them; until then those who need room wait for it.
 #[must_use = "until they are buried nobody gets their room"]
 #[derive(Default)]
-pub(crate) struct Dying(Vec<(u32, Record)>);
+pub(super) struct Dying(Vec<Grave>);
+
+/// A block that is to be evicted: its slot, and its stamp when it was chosen for that.
+pub(super) type Victim = (u32, Option<u64>);
+
+/// A block's slot, and its record.
+struct Grave {
+    slot: u32,
+    record: (u32, Record),
+}
 
 impl Dying {
     pub(super) fn is_empty(&self) -> bool {
@@ -37,49 +52,102 @@ impl Dying {
 impl Arena {
     /// Takes a block out of the index. The caller [buries](Arena::bury) it.
     pub(super) fn unpublish(&self, state: &mut State, slot: u32, dying: &mut Dying) {
-        let entry = *state.entries.get(slot);
-        debug_assert_eq!(entry.stage, Stage::Live);
-        state.live.remove(entry.namespace, &entry.key, slot);
+        if let Some(entry) = self.index.unpublish(slot, None) {
+            self.gone(state, slot, &entry, dying);
+        }
+    }
+
+    /// Notes that a block is out of the index.
+    fn gone(&self, state: &mut State, slot: u32, entry: &Entry, dying: &mut Dying) {
         state.live_bytes -= entry.len;
-        let identity = state.identity(&entry);
+        let identity = self.identity(entry);
         state.roll.went(entry.namespace, identity, entry.len);
-        match entry.pins {
-            0 => state.entries.unlink(slot),
-            _ => {
-                state.lingering.insert(slot);
-            }
+        if entry.pins > 0 {
+            state.lingering.insert(slot);
         }
         if self.table.is_none() {
             // Nothing outlives this process, so nothing has to be forgotten.
             return self.doom(state, slot);
         }
-        state.entries.get_mut(slot).stage = Stage::Dying;
-        dying.0.push((slot, state.record(slot, RecordState::Dead)));
+        // When it was stored is on the medium.
+        let record = self.record(entry, RecordState::Dead, 0);
+        dying.0.push(Grave {
+            slot,
+            record: (entry.record, record),
+        });
+    }
+
+    /// Sends a block on its way that was written and that nobody shall find. The caller
+    /// [buries](Arena::bury) it.
+    pub(super) fn pass_over(&self, state: &mut State, slot: u32, dying: &mut Dying) {
+        let entry = self.index.get(slot);
+        state.reserved.remove(entry.namespace, &entry.key, slot);
+        self.index.set_stage(slot, Stage::Dying);
+        let record = self.record(&entry, RecordState::Dead, 0);
+        dying.0.push(Grave {
+            slot,
+            record: (entry.record, record),
+        });
+    }
+
+    /// As [`Arena::unpublish`], where nobody has pinned the block, or used it since that stamp;
+    /// else it is kept.
+    pub(super) fn evict(
+        &self,
+        state: &mut State,
+        (slot, since): Victim,
+        dying: &mut Dying,
+    ) -> bool {
+        let Some(entry) = self.index.unpublish(slot, Some(since)) else {
+            state.order.keep(&self.index, slot);
+            return false;
+        };
+        self.gone(state, slot, &entry, dying);
+        self.counters.evicted_blocks.fetch_add(1, Ordering::Relaxed);
+        self.counters
+            .evicted_bytes
+            .fetch_add(entry.extents.room(), Ordering::Relaxed);
+        true
     }
 
     /// Makes the medium forget blocks, without the lock meanwhile, and frees their room; how many
     /// it has forgotten.
     pub(super) fn bury(&self, state: &mut Guard<'_, State>, dying: Dying) -> usize {
+        self.bury_by(state, dying, usize::MAX)
+    }
+
+    /// As [`Arena::bury`]; others may have the lock, and with it the room, when so many are free.
+    pub(super) fn bury_by(&self, state: &mut Guard<'_, State>, dying: Dying, bite: usize) -> usize {
         let Dying(graves) = dying;
         if graves.is_empty() {
             return 0;
         }
-        state.burials += 1;
-        let dead = state.unlocked(|| self.write_records(&graves));
-        state.burials -= 1;
-        state.buried += 1;
-        for ((slot, _), dead) in graves.iter().zip(&dead) {
-            if *dead {
-                self.doom(state, *slot);
+        begin_burial(state);
+        let (slots, mut records): (Vec<u32>, Vec<(u32, Record)>) = graves
+            .into_iter()
+            .map(|Grave { slot, record }| (slot, record))
+            .unzip();
+        let dead = state.unlocked(|| {
+            self.read_created(&mut records);
+            self.write_records(&records)
+        });
+        let mut count = 0;
+        for (slot, _) in slots.into_iter().zip(dead).filter(|(_, dead)| *dead) {
+            self.doom(state, slot);
+            count += 1;
+            if count % bite == 0 {
+                state.give_way();
             }
         }
-        self.burial.notify_all();
-        dead.into_iter().filter(|dead| *dead).count()
+        self.end_burial(state);
+        count
     }
 
-    /// Buries blocks that were taken out of the index under other locks, too.
-    pub(crate) fn bury_later(&self, dying: Dying) {
-        self.bury(&mut self.state.lock(), dying);
+    /// Ends what [`begin_burial`] has begun.
+    pub(super) fn end_burial(&self, state: &mut State) {
+        state.burials -= 1;
+        state.buried += 1;
+        self.burial.notify_all();
     }
 
     /// Waits for the burials that others are at; false when there is none.
@@ -94,30 +162,47 @@ impl Arena {
 
     /// What is dead on the medium is free with its last pin.
     fn doom(&self, state: &mut State, slot: u32) {
-        let entry = state.entries.get_mut(slot);
-        entry.stage = Stage::Doomed;
-        if entry.pins == 0 {
+        let is_pinned = self.index.set_stage(slot, Stage::Doomed);
+        if !is_pinned {
             self.release(state, slot);
         }
     }
 
-    /// Frees the extents and the slot of a block that nobody can see or has pinned, but for what
-    /// the medium has lost.
-    pub(super) fn release(&self, state: &mut State, slot: u32) {
-        let entry = *state.entries.get(slot);
-        debug_assert!(entry.pins == 0 && !matches!(entry.stage, Stage::Live | Stage::Dying));
-        state.lingering.remove(&slot);
-        for (offset, len) in entry.extents.iter() {
+    /// Enters a block that nobody finds yet.
+    pub(super) fn enter(&self, state: &mut State, entry: &Entry) -> Option<u32> {
+        let slot = self.index.enter(entry)?;
+        state.bear(entry.namespace);
+        Some(slot)
+    }
+
+    /// Empties a slot, and nothing else.
+    pub(super) fn forget(&self, state: &mut State, slot: u32) -> Entry {
+        let entry = self.index.get(slot);
+        state.borne[entry.namespace as usize] -= 1;
+        self.index.forget(slot);
+        entry
+    }
+
+    pub(super) fn free_extents(&self, state: &mut State, extents: &Packed) {
+        for (offset, len) in extents.iter() {
             if self.is_lost(offset, len) {
                 self.lose(state, offset, len);
             } else if let Err(error) = state.pool.free(offset - self.layout().data) {
                 tracing::error!(tier = self.name, offset, %error, "an extent was freed twice");
             }
         }
+    }
+
+    /// Frees the extents and the slot of a block that nobody can see or has pinned, but for what
+    /// the medium has lost.
+    pub(super) fn release(&self, state: &mut State, slot: u32) {
+        let entry = self.forget(state, slot);
+        debug_assert!(entry.pins == 0 && !matches!(entry.stage, Stage::Live | Stage::Dying));
+        state.lingering.remove(&slot);
+        self.free_extents(state, &entry.extents);
         // A record that the medium does not keep is no use to another block.
-        let record = self.layout().record(slot);
-        if self.table.is_none() || !self.is_lost(record, LEN as u64) {
-            state.entries.give_back(slot);
+        if self.keeps_record(entry.record) {
+            state.records.give_back(entry.record);
         }
     }
 
@@ -127,7 +212,7 @@ impl Arena {
         let mut count = 0;
         for some in tokens.chunks(BATCH) {
             let mut state = self.state.lock();
-            let slots = state.live_slots(some);
+            let slots = self.live_slots(some);
             count += slots.len();
             let mut dying = Dying::default();
             state.roll.moving = moving;
@@ -140,6 +225,18 @@ impl Arena {
         count
     }
 
+    /// Takes from the medium when the blocks of these records were stored.
+    pub(super) fn read_created(&self, records: &mut [(u32, Record)]) {
+        let (mapping, layout) = (self.mapping.load(), self.layout());
+        for (number, record) in records {
+            let mut created = [0; 4];
+            let at = layout.record(*number) + CREATED_AT;
+            if mapping.read_into(at, &mut created).is_ok() {
+                record.created = u32::from_le_bytes(created);
+            }
+        }
+    }
+
     /// Writes records, durably if blocks shall outlive a power cut; for each, whether the medium
     /// has it. Each of these slots is the caller's alone.
     pub(super) fn write_records(&self, records: &[(u32, Record)]) -> Vec<bool> {
@@ -149,14 +246,14 @@ impl Arena {
         held::may_wait();
         let mapping = self.mapping.load();
         let layout = self.layout();
-        for (slot, record) in records {
-            let bytes = record.encode(crate::format::record::seed(&table.uuid, *slot));
-            // Inside the table by construction: the layout has a record for every slot.
-            if let Err(error) = mapping.write_from(layout.record(*slot), &bytes) {
-                tracing::error!(tier = self.name, slot, %error, "a record could not be written");
+        for (number, record) in records {
+            let bytes = record.encode(crate::format::record::seed(&table.uuid, *number));
+            // Inside the table by construction: no number is above the layout's.
+            if let Err(error) = mapping.write_from(layout.record(*number), &bytes) {
+                tracing::error!(tier = self.name, number, %error, "a record could not be written");
             }
         }
-        let place = |(slot, _): &(u32, Record)| (layout.record(*slot), LEN as u64);
+        let place = |(number, _): &(u32, Record)| (layout.record(*number), LEN as u64);
         let places: Vec<(u64, u64)> = records.iter().map(place).collect();
         let synced = self.sync_each(&places);
         let kept = places.iter().zip(synced);
@@ -190,6 +287,11 @@ impl Arena {
         }
         synced.is_ok()
     }
+}
+
+/// Says that blocks are about to end, so that who needs room waits for theirs.
+pub(super) fn begin_burial(state: &mut State) {
+    state.burials += 1;
 }
 
 /// The ranges in order, those that lie together as one.
@@ -236,8 +338,10 @@ mod tests {
         };
         let (wait, uses) = (Duration::ZERO, Uses::default());
         let field = |option: &str| option.to_owned();
-        let opened = Arena::open(("Dax", 0), path, &config, &field, wait, &uses);
-        Arc::new(opened.unwrap().0)
+        let (mut arena, _) = Arena::open(("Dax", 0), path, &config, &field, wait).unwrap();
+        arena.rank(&uses);
+        arena.keep();
+        Arc::new(arena)
     }
 
     fn wanted(key: u8) -> Wanted {
@@ -266,6 +370,22 @@ mod tests {
             [true]
         );
         token
+    }
+
+    impl Arena {
+        /// Unpublishes blocks that are buried later.
+        fn disown(&self, tokens: &[Token]) -> Dying {
+            let mut dying = Dying::default();
+            let mut state = self.state.lock();
+            for slot in self.live_slots(tokens) {
+                self.unpublish(&mut state, slot, &mut dying);
+            }
+            dying
+        }
+
+        fn bury_later(&self, dying: Dying) {
+            self.bury(&mut self.state.lock(), dying);
+        }
     }
 
     fn has(arena: &Arena, key: u8) -> bool {
@@ -414,8 +534,11 @@ mod tests {
         let ask = || has(&arena, 7);
         assert_eq!(held::at_once(ask), Ok(true));
         let state = arena.state.lock();
-        assert!(held::at_once(ask).is_err() && arena.is_busy());
+        assert_eq!(held::at_once(ask), Ok(true), "nor does it for a put");
         drop(state);
+        let changed = arena.index.hold();
+        assert!(held::at_once(ask).is_err() && arena.is_busy());
+        drop(changed);
         assert_eq!(held::at_once(ask), Ok(true));
     }
 

@@ -3,6 +3,7 @@
 //! the next one removes.
 
 use std::fs::{File, TryLockError};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -13,6 +14,7 @@ use crate::config::{DaxConfig, size};
 use crate::format::GRANULE;
 use crate::format::layout::{self, Layout};
 use crate::format::superblock::{self, Superblock};
+use crate::patience::is_interrupted;
 use crate::{Error, clock};
 
 /// Pause of a process that waits for another one to have made its file.
@@ -21,6 +23,84 @@ const PAUSE: Duration = Duration::from_millis(5);
 /// The end of the name of a file that is not an arena yet.
 pub const UNFINISHED: &str = ".unfinished";
 
+/// An arena that is to be made.
+struct Plan<'a> {
+    parent: &'a Path,
+    capacity: u64,
+}
+
+impl<'a> Plan<'a> {
+    /// Refuses what cannot be made there, before anything is.
+    fn new(
+        path: &'a Path,
+        config: &DaxConfig,
+        field: &impl Fn(&str) -> String,
+    ) -> Result<Plan<'a>, Error> {
+        let refused = |allowed| Err(Error::config(field("path"), path.display(), allowed));
+        let parent = match path.parent() {
+            Some(parent) if parent.is_dir() => parent,
+            Some(parent) if parent.as_os_str().is_empty() => Path::new("."),
+            _ => {
+                return refused(
+                    "a device, a file, or a file to be made in a directory that exists".into(),
+                );
+            }
+        };
+        if limits::is_of_devices(parent) {
+            return refused(no_such_device());
+        }
+        let capacity = config.capacity.unwrap_or_else(|| default_capacity(path));
+        let records = config
+            .records
+            .unwrap_or_else(|| Layout::default_records(capacity));
+        if Layout::new(capacity, records).is_none() {
+            return Err(capacity_error(capacity, records, field));
+        }
+        Ok(Plan { parent, capacity })
+    }
+}
+
+/// What to give where there is no device, and no file may be made.
+fn no_such_device() -> String {
+    let entries = std::fs::read_dir("/dev").into_iter().flatten().flatten();
+    let mut names: Vec<String> = entries
+        .filter_map(|entry| entry.file_name().into_string().ok())
+        .filter(|name| name.starts_with("dax"))
+        .map(|name| format!("/dev/{name}"))
+        .collect();
+    names.sort();
+    let there = match names.as_slice() {
+        [] => "this machine shows none".to_owned(),
+        names => format!("there is {}", names.join(", ")),
+    };
+    format!(
+        "a DAX device that exists ({there}; `daxctl reconfigure-device --mode=devdax` makes one \
+         of memory), or a file elsewhere: what is made in /dev is memory, and gone at the next boot"
+    )
+}
+
+/// Refuses what [`create`] would, and makes nothing.
+pub(super) fn check(
+    path: &Path,
+    config: &DaxConfig,
+    field: &impl Fn(&str) -> String,
+) -> Result<(), Error> {
+    let Plan { parent, capacity } = Plan::new(path, config, field)?;
+    if let Err(error) = limits::can_make_files(parent) {
+        return Err(Error::config(field("path"), path.display(), usable(&error)));
+    }
+    // Somebody may be making it just now.
+    let begun = unfinished(path).symlink_metadata();
+    let begun = begun.map_or(0, |file| file.blocks() * 512);
+    match limits::disk_free(path) {
+        // Where nothing is counted, nothing is free either.
+        Ok(free) if free > 0 && capacity > free.saturating_add(begun) => {
+            Err(no_space(path, capacity, field))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// Makes the file; false when another process has been faster.
 pub(super) fn create(
     path: &Path,
@@ -28,27 +108,17 @@ pub(super) fn create(
     lock_wait: Duration,
     field: &impl Fn(&str) -> String,
 ) -> Result<bool, Error> {
-    let parent = match path.parent() {
-        Some(parent) if parent.is_dir() => parent,
-        Some(parent) if parent.as_os_str().is_empty() => Path::new("."),
-        _ => {
-            return Err(Error::config(
-                field("path"),
-                path.display(),
-                "a device, a file, or a file to be made in a directory that exists",
-            ));
-        }
-    };
-    let capacity = config.capacity.unwrap_or_else(|| default_capacity(path));
-    let records = config
-        .records
-        .unwrap_or_else(|| Layout::default_records(capacity));
-    if Layout::new(capacity, records).is_none() {
-        return Err(capacity_error(capacity, records, field));
-    }
+    let Plan { parent, capacity } = Plan::new(path, config, field)?;
     let directory = lock_directory(parent, path, lock_wait)?;
     if path.symlink_metadata().is_ok() {
         return Ok(false);
+    }
+    if limits::is_of_memory(parent) {
+        tracing::warn!(
+            path = %path.display(),
+            "the arena is made in a file system of memory: it does not survive a reboot (name a \
+             path on a disk or a DAX device for one that does)"
+        );
     }
     let unfinished = unfinished(path);
     let io = |source| Error::Io {
@@ -80,11 +150,19 @@ pub(super) fn space_error(
     field: &impl Fn(&str) -> String,
 ) -> Error {
     if error.is_no_space() {
-        let room = format!("what the file system of {} has free", path.display());
-        Error::config(field("capacity"), size::show(capacity), room)
+        no_space(path, capacity, field)
     } else {
         path_error(path, error, field)
     }
+}
+
+fn no_space(path: &Path, capacity: u64, field: &impl Fn(&str) -> String) -> Error {
+    let free = limits::disk_free(path).map_or_else(|_| "unknown".into(), size::show);
+    let room = format!(
+        "what the file system of {} has free ({free})",
+        path.display()
+    );
+    Error::config(field("capacity"), size::show(capacity), room)
 }
 
 /// One process at a time makes files in a directory. The lock goes with the descriptor.
@@ -95,6 +173,9 @@ fn lock_directory(directory: &Path, path: &Path, wait: Duration) -> Result<File,
     })?;
     let begun = clock::now();
     loop {
+        if is_interrupted() {
+            return Err(Error::Interrupted);
+        }
         match file.try_lock() {
             Err(TryLockError::WouldBlock) if begun.elapsed() < wait => std::thread::sleep(PAUSE),
             Err(TryLockError::WouldBlock) => {
@@ -146,12 +227,14 @@ pub(super) fn path_error(
     field: &impl Fn(&str) -> String,
 ) -> Error {
     let allowed = match error {
-        kvdepot_media::Error::Io { source, .. } => {
-            format!("a device or file that this user can read and write ({source})")
-        }
+        kvdepot_media::Error::Io { source, .. } => usable(&source),
         other => other.to_string(),
     };
     Error::config(field("path"), path.display(), allowed)
+}
+
+fn usable(error: &std::io::Error) -> String {
+    format!("a device or file that this user can read and write ({error})")
 }
 
 pub(super) fn capacity_error(
@@ -169,13 +252,12 @@ pub(super) fn capacity_error(
     )
 }
 
-/// Makes an arena of a medium, `blank` when it is known to hold zeros only.
-pub(super) fn format(
+/// The layout of the arena that is to be made of a medium.
+pub(super) fn layout_for(
     mapping: &Mapping,
     config: &DaxConfig,
-    blank: bool,
     field: &impl Fn(&str) -> String,
-) -> Result<Superblock, Error> {
+) -> Result<Layout, Error> {
     let capacity = config.capacity.unwrap_or_else(|| mapping.len());
     let capacity = capacity / GRANULE * GRANULE;
     let records = config
@@ -188,15 +270,24 @@ pub(super) fn format(
             format!("at most the medium's {}", size::show(mapping.len())),
         ));
     }
-    let layout =
-        Layout::new(capacity, records).ok_or_else(|| capacity_error(capacity, records, field))?;
+    Layout::new(capacity, records).ok_or_else(|| capacity_error(capacity, records, field))
+}
+
+/// Makes an arena of a medium, `blank` when it is known to hold zeros only.
+pub(super) fn format(
+    mapping: &Mapping,
+    config: &DaxConfig,
+    blank: bool,
+    field: &impl Fn(&str) -> String,
+) -> Result<Superblock, Error> {
+    let layout = layout_for(mapping, config, field)?;
     if !blank {
         wipe(mapping, layout)?;
     }
     let superblock = Superblock {
         uuid: random_uuid(),
         capacity: layout.capacity,
-        records,
+        records: layout.records,
         data: layout.data,
         generation: 0,
         created: u64::from(clock::unix_seconds()),

@@ -32,6 +32,12 @@ pub fn erase(path: &Path) -> Result<u64, Error> {
             "an arena that nobody writes: processes that worked for its last owner still run",
         ));
     }
+    unmake(path, &mapping)?;
+    Ok(mapping.len())
+}
+
+/// The end of an arena whose owner this process is.
+pub(super) fn unmake(path: &Path, mapping: &Mapping) -> Result<(), Error> {
     // A process that waits for our lock has the file open already: it must find no arena in it,
     // or it would work in a file without a name.
     let zeros = [0; superblock::LEN];
@@ -45,7 +51,7 @@ pub fn erase(path: &Path) -> Result<u64, Error> {
             source,
         })?;
     }
-    Ok(mapping.len())
+    Ok(())
 }
 
 fn begins_like_an_arena(mapping: &Mapping) -> Result<bool, Error> {

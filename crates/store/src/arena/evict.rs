@@ -5,13 +5,11 @@
 use std::cmp::Reverse;
 use std::sync::atomic::Ordering;
 
-use kvdepot_alloc::Extent;
-
-use super::bury::{BATCH, Dying};
+use super::bury::{BATCH, BITE, Dying, Victim, begin_burial};
 use super::{Arena, State, Token};
 use crate::format::GRANULE;
 use crate::held::Guard;
-use crate::index::{Entry, KeyMap, Stage};
+use crate::index::{Entry, STEP, Stage};
 use crate::{Key, NamespaceId};
 
 /// How far eviction runs ahead of need: one part in 64 of the arena (1.6 %, within the 2 % that
@@ -48,7 +46,7 @@ impl Arena {
     ) -> bool {
         // With all that eviction may run ahead, and still in pieces.
         let scattered =
-            state.entries.vacant() > 0 && state.pool.free_bytes() >= self.with_ahead(need);
+            state.records.vacant() > 0 && state.pool.free_bytes() >= self.with_ahead(need);
         let victims = match scattered {
             true => {
                 let pieces = state.pieces(namespace);
@@ -56,7 +54,7 @@ impl Arena {
             }
             false => self.oldest(state, need),
         };
-        victims.is_some_and(|victims| self.evict_blocks(state, &victims))
+        victims.is_some_and(|victims| self.evict_blocks(state, &victims).1)
     }
 
     /// Evicts ahead of need what one burial takes, where there was need before. False when there
@@ -84,57 +82,88 @@ impl Arena {
         let mut state = self.state.lock();
         state.pressed |= needed;
         self.await_burials(&mut state);
-        let (bytes, slots) = (state.pool.free_bytes(), state.entries.vacant());
+        let (bytes, slots) = (state.pool.free_bytes(), state.records.vacant());
         let (bytes_wanted, slots_wanted) = (self.with_ahead(0), self.slots_ahead());
         if !state.pressed || (bytes >= bytes_wanted && slots >= slots_wanted) {
             // Room enough without eviction: whoever finds none again says so.
             state.pressed &= bytes <= 4 * bytes_wanted || slots <= 4 * slots_wanted;
             return false;
         }
-        let victims = self.least_used(&mut state, BATCH, |room, count| {
-            bytes + room >= bytes_wanted && slots + count >= slots_wanted
-        });
-        !victims.is_empty() && self.evict_blocks(&mut state, &victims)
+        // Those who need room meanwhile wait for this.
+        begin_burial(&mut state);
+        let (mut dying, mut room, mut count) = (Dying::default(), 0, 0);
+        while count < BATCH {
+            let (victims, more) = self.least_used(&mut state, BITE, |more, taken| {
+                bytes + room + more >= bytes_wanted && slots + count as u64 + taken >= slots_wanted
+            });
+            if victims.is_empty() {
+                break;
+            }
+            (room, count) = (room + more, count + victims.len());
+            for victim in victims {
+                self.evict(&mut state, victim, &mut dying);
+            }
+            state.give_way();
+        }
+        let evicted = count > 0 && (dying.is_empty() || self.bury_by(&mut state, dying, BITE) > 0);
+        self.end_burial(&mut state);
+        evicted
     }
 
     /// Whether the next blocks will find little room where others had to go before.
     pub(super) fn is_low_in(&self, state: &State) -> bool {
         state.pressed
             && (state.pool.free_bytes() < self.with_ahead(0) / 2
-                || state.entries.vacant() < self.slots_ahead() / 2)
+                || state.records.vacant() < self.slots_ahead() / 2)
     }
 
-    /// The least recently used blocks, until there is enough of them: `enough` is asked with their
-    /// bytes and their number.
+    /// Bytes and blocks that are free, but for what eviction keeps free ahead of need.
+    pub(crate) fn spare(&self) -> (u64, u64) {
+        if self.closed_to_writes().is_some() {
+            return (0, 0);
+        }
+        let state = self.state.lock();
+        let (bytes, records) = (state.pool.free_bytes(), state.records.vacant());
+        match state.pressed {
+            true => (
+                bytes.saturating_sub(self.with_ahead(0)),
+                records.saturating_sub(self.slots_ahead()),
+            ),
+            false => (bytes, records),
+        }
+    }
+
+    /// The least recently used blocks, until there is enough of them, and their bytes: `enough` is
+    /// asked with these and their number.
     fn least_used(
         &self,
         state: &mut State,
         most: usize,
         enough: impl Fn(u64, u64) -> bool,
-    ) -> Vec<u32> {
+    ) -> (Vec<Victim>, u64) {
         let mut victims = Vec::new();
         let mut bytes = 0;
         while victims.len() < most && !enough(bytes, victims.len() as u64) {
-            let Some(slot) = state.entries.oldest() else {
+            let Some((slot, stamp)) = state.order.oldest(&self.index) else {
                 break;
             };
-            bytes += state.entries.get(slot).extents.room();
-            victims.push(slot);
+            bytes += self.index.get(slot).extents.room();
+            victims.push((slot, Some(stamp)));
         }
-        victims
+        (victims, bytes)
     }
 
     /// Whom to evict for `need` bytes and a slot. `None` when all that may go would not be enough.
-    fn oldest(&self, state: &mut State, need: u64) -> Option<Vec<u32>> {
-        let (bytes, slots) = (state.pool.free_bytes(), state.entries.vacant());
-        if bytes + state.entries.evictable_bytes() < need {
+    fn oldest(&self, state: &mut State, need: u64) -> Option<Vec<Victim>> {
+        let (bytes, slots) = (state.pool.free_bytes(), state.records.vacant());
+        if bytes + self.index.evictable_bytes() < need {
             return None;
         }
         let bytes_wanted = self.with_ahead(need);
         // A full table evicts like a full arena.
         let slots_wanted = 1 + self.slots_ahead();
         // No more than one burial takes, but for what is needed.
-        let victims = self.least_used(state, usize::MAX, |room, taken| {
+        let (victims, _) = self.least_used(state, usize::MAX, |room, taken| {
             let needed = bytes + room < need || slots + taken == 0;
             let ahead = match (bytes < need.max(1), slots == 0) {
                 (true, _) if bytes + room < bytes_wanted => BATCH,
@@ -159,30 +188,30 @@ impl Arena {
     /// Whom to evict for `need` bytes in at most `pieces` extents where enough is free, but too
     /// scattered: for a hole that runs ahead of need, or else for the least that will do. `None`
     /// when there is no place for it: pinned and reserved blocks stay where they are.
-    fn hole(&self, state: &mut Guard<'_, State>, need: u64, pieces: usize) -> Option<Vec<u32>> {
+    fn hole(&self, state: &mut Guard<'_, State>, need: u64, pieces: usize) -> Option<Vec<Victim>> {
         let need = need.next_multiple_of(GRANULE);
         let ahead = self.layout().data_len() / HOLE_AHEAD;
-        let taken = self.taken(state);
-        let free: Vec<Extent> = state.pool.free_extents().collect();
-        // Sorting what a large arena has takes longer than anybody should wait for the lock.
+        let lost = state.lost.clone();
+        // Looking at all that a large arena has takes longer than anybody should wait for the lock.
         let chosen = state.unlocked(|| {
-            let ample = (ahead > need).then(|| self.around_hole(&taken, &free, ahead, 1));
+            let taken = self.taken(&lost);
+            let ample = (ahead > need).then(|| self.around_hole(&taken, ahead, 1));
             ample
                 .flatten()
-                .or_else(|| self.around_hole(&taken, &free, need, pieces))
+                .or_else(|| self.around_hole(&taken, need, pieces))
         });
         let mut victims = chosen?;
         // What has been pinned meanwhile stays, and what is gone is gone.
         victims.retain(|(slot, sequence)| {
-            let entry = state.entries.check(*slot, *sequence);
+            let entry = self.index.check(*slot, *sequence);
             entry.is_some_and(|entry| entry.stage == Stage::Live && entry.pins == 0)
         });
-        Some(victims.into_iter().map(|(slot, _)| slot).collect())
+        Some(victims.into_iter().map(|(slot, _)| (slot, None)).collect())
     }
 
-    fn taken(&self, state: &State) -> Vec<Taken> {
+    fn taken(&self, lost: &[(u64, u64)]) -> Vec<Taken> {
         let mut taken: Vec<Taken> = Vec::new();
-        for (slot, entry) in state.entries.used() {
+        self.index.walk(|slot, entry| {
             let stays = entry.stage != Stage::Live || entry.pins > 0;
             let stamp = if stays { u64::MAX } else { entry.stamp };
             let of = |(begin, len)| Taken {
@@ -193,58 +222,67 @@ impl Arena {
                 sequence: entry.sequence,
             };
             taken.extend(entry.extents.iter().map(of));
-        }
-        let lost = |(begin, len): &(u64, u64)| Taken {
+        });
+        let of_lost = |(begin, len): &(u64, u64)| Taken {
             begin: *begin,
             end: begin + len,
             stamp: u64::MAX,
             slot: 0,
             sequence: u64::MAX,
         };
-        taken.extend(state.lost.iter().map(lost));
+        taken.extend(lost.iter().map(of_lost));
+        taken.sort_unstable_by_key(|block| block.begin);
         taken
+    }
+
+    /// What lies between blocks, which are in order: it is free, and stays as it is.
+    fn gaps(&self, taken: &[Taken]) -> Vec<Taken> {
+        let layout = self.layout();
+        let (mut at, end) = (layout.data, layout.data + layout.data_len());
+        let mut gaps = Vec::new();
+        let ends = taken.iter().map(|block| (block.begin, block.end));
+        for (begin, behind) in ends.chain([(end, end)]) {
+            if begin > at {
+                gaps.push(Taken {
+                    begin: at,
+                    end: begin,
+                    stamp: u64::MAX,
+                    slot: 0,
+                    sequence: 0,
+                });
+            }
+            at = at.max(behind);
+        }
+        gaps
     }
 
     /// The blocks that stand in the way of `pieces` free extents of `need` bytes together: the
     /// largest ones there are, and a hole for the rest. Of all places for it that one is taken
     /// whose last used block was used longest ago.
-    fn around_hole(
-        &self,
-        blocks: &[Taken],
-        free: &[Extent],
-        need: u64,
-        pieces: usize,
-    ) -> Option<Vec<(u32, u64)>> {
-        let mut taken = blocks.to_vec();
+    fn around_hole(&self, blocks: &[Taken], need: u64, pieces: usize) -> Option<Vec<(u32, u64)>> {
         let (data, end) = (
             self.layout().data,
             self.layout().data + self.layout().data_len(),
         );
-        // What is free already, and stays as it is.
-        let gap = |free: &Extent| Taken {
-            begin: data + free.offset,
-            end: data + free.end(),
-            stamp: u64::MAX,
-            slot: 0,
-            sequence: 0,
-        };
-        let mut gaps: Vec<Taken> = free.iter().map(gap).collect();
+        let mut gaps = self.gaps(blocks);
         gaps.sort_unstable_by_key(|gap| Reverse(gap.end - gap.begin));
         gaps.truncate(pieces - 1);
         let there: u64 = gaps.iter().map(|gap| gap.end - gap.begin).sum();
         let need = need.saturating_sub(there);
+        let mut taken = blocks.to_vec();
         taken.extend(gaps);
         taken.sort_unstable_by_key(|block| block.begin);
-        // Where a hole begins once all that was used up to `stamp` is gone.
+        // Where a hole begins once all that was used up to `stamp` is gone. These were not all
+        // there at one moment, so some lie where others did.
         let hole = |stamp: u64| {
             let mut begin = data;
             for block in taken.iter().filter(|block| block.stamp > stamp) {
-                if block.begin - begin >= need {
+                if block.begin.saturating_sub(begin) >= need {
                     return Some(begin);
                 }
-                begin = block.end;
+                begin = begin.max(block.end);
             }
-            (end - begin >= need).then_some(begin)
+            (end.saturating_sub(begin) >= need).then_some(begin)
         };
         let mut stamps: Vec<u64> = taken.iter().map(|block| block.stamp).collect();
         stamps.retain(|stamp| *stamp < u64::MAX);
@@ -262,68 +300,99 @@ impl Arena {
         (!victims.is_empty()).then_some(victims)
     }
 
-    /// Unpublishes, buries and frees blocks that nobody has pinned; false when the medium could
-    /// not be made to forget any of them.
-    pub(super) fn evict_blocks(&self, state: &mut Guard<'_, State>, victims: &[u32]) -> bool {
-        let mut dying = Dying::default();
-        for slot in victims {
-            let room = state.entries.get(*slot).extents.room();
-            self.unpublish(state, *slot, &mut dying);
-            self.counters.evicted_blocks.fetch_add(1, Ordering::Relaxed);
-            self.counters
-                .evicted_bytes
-                .fetch_add(room, Ordering::Relaxed);
-        }
-        dying.is_empty() || self.bury(state, dying) > 0
-    }
-
-    /// Removes blocks by key; how many were there.
-    pub(crate) fn remove(&self, namespace: NamespaceId, keys: &[Key]) -> usize {
-        let of = |map: &KeyMap, number| {
-            let mut slots: Vec<u32> = keys.iter().filter_map(|key| map.get(number, key)).collect();
-            slots.sort_unstable();
-            slots.dedup();
-            slots
-        };
-        self.remove_those(namespace, of, |key| keys.contains(key))
-    }
-
-    /// Removes every block of a namespace; how many there were.
-    pub(crate) fn clear(&self, namespace: NamespaceId) -> usize {
-        self.remove_those(namespace, |map, number| map.slots(number), |_| true)
-    }
-
-    /// Removes published blocks, and sees to it that copies of removed blocks that are being
-    /// written are not published, nor those of what is out of the index and still pinned. (A put
-    /// under way comes after the removal.)
-    fn remove_those(
+    /// Unpublishes, buries and frees those of these blocks that nobody has pinned: how many, and
+    /// false when the medium could not be made to forget any of them.
+    pub(super) fn evict_blocks(
         &self,
-        namespace: NamespaceId,
-        of: impl Fn(&KeyMap, u32) -> Vec<u32>,
-        is_one: impl Fn(&Key) -> bool,
-    ) -> usize {
+        state: &mut Guard<'_, State>,
+        victims: &[Victim],
+    ) -> (usize, bool) {
+        let mut dying = Dying::default();
+        let mut count = 0;
+        for victim in victims {
+            count += usize::from(self.evict(state, *victim, &mut dying));
+        }
+        (count, dying.is_empty() || self.bury(state, dying) > 0)
+    }
+
+    /// Removes blocks by key, some at a time; how many were there.
+    pub(crate) fn remove(&self, namespace: NamespaceId, keys: &[Key]) -> usize {
+        let some = keys.chunks(BATCH);
+        some.map(|some| self.remove_some(namespace, some)).sum()
+    }
+
+    fn remove_some(&self, namespace: NamespaceId, keys: &[Key]) -> usize {
         let tokens: Vec<Token> = {
-            let mut guard = self.state.lock();
-            let state = &mut *guard;
-            let Some(number) = state.namespaces.number(namespace) else {
+            let state = self.state.lock();
+            let Some(number) = self.index.number(namespace) else {
                 return 0;
             };
-            for slot in of(&state.reserved, number) {
-                let entry = state.entries.get_mut(slot);
-                entry.removed = entry.copy;
-            }
-            for slot in &state.lingering {
-                let entry = state.entries.get_mut(*slot);
-                entry.removed |= entry.namespace == number && is_one(&entry.key);
-            }
-            let live = of(&state.live, number);
-            for slot in &live {
-                state.entries.get_mut(*slot).removed = true;
-            }
-            let token = |slot: u32| state.place(slot).token;
-            live.into_iter().map(token).collect()
+            let reserved = keys.iter();
+            let reserved = reserved.filter_map(|key| state.reserved.get(number, key));
+            self.remove_copies(&state, number, reserved, |key| keys.contains(key));
+            let mut slots: Vec<u32> = Vec::new();
+            let known = keys.iter().filter_map(|key| self.index.find(number, key));
+            slots.extend(known);
+            slots.sort_unstable();
+            slots.dedup();
+            slots.iter().for_each(|slot| self.index.set_removed(*slot));
+            let token = |slot| self.place(slot).token;
+            slots.into_iter().map(token).collect()
         };
         self.drop_blocks(&tokens, false)
+    }
+
+    /// Removes every block of a namespace, some at a time; how many there were.
+    pub(crate) fn clear(&self, namespace: NamespaceId) -> usize {
+        {
+            let state = self.state.lock();
+            let Some(number) = self.index.number(namespace) else {
+                return 0;
+            };
+            let reserved = state.reserved.slots(number).into_iter();
+            self.remove_copies(&state, number, reserved, |_| true);
+        }
+        let (mut count, mut at) = (0, Some(0));
+        while let Some(from) = at {
+            let mut tokens: Vec<Token> = Vec::new();
+            // What is put meanwhile comes after the removal, or is removed as well.
+            at = self.index.page_of(namespace, from, STEP, |slot, entry| {
+                if entry.stage == Stage::Live {
+                    tokens.push(Token {
+                        device: self.number,
+                        slot,
+                        sequence: entry.sequence,
+                    });
+                }
+                true
+            });
+            let state = self.state.lock();
+            let those = tokens.iter().filter(|token| self.named(**token).is_some());
+            those.for_each(|token| self.index.set_removed(token.slot));
+            drop(state);
+            count += self.drop_blocks(&tokens, false);
+        }
+        count
+    }
+
+    /// Sees to it that copies of removed blocks that are being written are not published, nor those
+    /// of what is out of the index and still pinned. (A put under way comes after the removal.)
+    fn remove_copies(
+        &self,
+        state: &State,
+        namespace: u32,
+        reserved: impl Iterator<Item = u32>,
+        is_one: impl Fn(&Key) -> bool,
+    ) {
+        for slot in reserved.filter(|slot| self.index.get(*slot).copy) {
+            self.index.set_removed(slot);
+        }
+        for slot in &state.lingering {
+            let entry = self.index.get(*slot);
+            if entry.namespace == namespace && is_one(&entry.key) {
+                self.index.set_removed(*slot);
+            }
+        }
     }
 
     /// Unpublishes blocks that did not verify, if they are still what the tokens name, so that
@@ -335,13 +404,11 @@ impl Arena {
             .fetch_add(count as u64, Ordering::Relaxed);
         count
     }
-}
 
-impl State {
     /// The slots of those tokens that name published blocks.
     pub(super) fn live_slots(&self, tokens: &[Token]) -> Vec<u32> {
-        let is_live = |entry: &Entry| entry.stage == Stage::Live;
-        let live = |token: &&Token| self.check(**token).is_some_and(is_live);
+        let is_live = |entry: Entry| entry.stage == Stage::Live;
+        let live = |token: &&Token| self.named(**token).is_some_and(is_live);
         let mut slots: Vec<u32> = tokens.iter().filter(live).map(|token| token.slot).collect();
         slots.sort_unstable();
         slots.dedup();

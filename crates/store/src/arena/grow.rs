@@ -15,6 +15,14 @@ use crate::format::layout::Layout;
 use crate::format::superblock::Superblock;
 
 impl Arena {
+    /// Bytes that it was made with or has grown to: more than it has where its medium was cut.
+    pub(crate) fn nominal_capacity(&self) -> u64 {
+        match &self.table {
+            Some(table) => table.superblock.lock().capacity,
+            None => self.layout().capacity,
+        }
+    }
+
     /// Gives the arena `capacity` bytes of its medium. Space first, then the superblock, as a
     /// new generation in its older copy: a crash leaves the old size or the new one.
     ///

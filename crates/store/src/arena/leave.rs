@@ -2,12 +2,13 @@
 
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::bury::{BATCH, Dying};
-use super::{Arena, Cause, Refused, Token, Wanted};
-use crate::index::Stage;
-use crate::{Identity, NamespaceId};
+use super::bury::BATCH;
+use super::{Arena, Cause, Refused, State, Token, Wanted};
+use crate::index::{STEP, Stage};
+use crate::{Key, NamespaceId};
 
 /// What lies at a path, whatever the path is called.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,15 +74,20 @@ impl Arena {
 
     pub(crate) fn device(&self) -> Device {
         let state = self.state.lock();
-        let (pinned, reserved) = (state.pinned, state.reserved.len() as u64);
+        let (pinned, reserved) = (self.index.pinned(), state.reserved.len());
         let under_way = state.set_aside + state.burials;
         Device {
             leaving: self.leaving.load(Ordering::Acquire),
             failed: self.has_failed(),
-            empty: state.live.len() == 0 && pinned + reserved + under_way == 0,
+            empty: self.index.live() == 0 && pinned + reserved + under_way == 0,
             pinned,
             reserved,
         }
+    }
+
+    /// Blocks that were ever published here, while it has been open.
+    pub(crate) fn stored_blocks(&self) -> u64 {
+        self.counters.stored_blocks.load(Ordering::Relaxed)
     }
 
     /// Whether the medium has lost what makes it an arena.
@@ -130,10 +136,10 @@ impl Arena {
         let mut state = self.state.lock();
         Some(Room {
             free: state.pool.free_bytes(),
-            vacant: state.entries.vacant(),
+            vacant: state.records.vacant(),
             ahead: self.with_ahead(0),
             fits: false,
-            oldest: state.entries.oldest_stamp(),
+            oldest: state.order.oldest_stamp(&self.index),
         })
     }
 
@@ -146,25 +152,23 @@ impl Arena {
         answers: &mut [Option<Refused>],
         pinned: &mut Vec<Token>,
     ) {
-        let mut guard = self.state.lock();
-        let state = &mut *guard;
-        let Some(number) = state.namespaces.number(namespace) else {
-            return;
-        };
-        for (wanted, answer) in blocks.iter().zip(answers) {
-            if answer.is_some() {
-                continue;
-            }
-            if let Some(slot) = state.live.get(number, &wanted.key) {
-                state.entries.touch(slot, wanted.stamp);
-                state.add_pin(slot);
-                let token = state.place(slot).token;
+        let absent: Vec<usize> = (0..blocks.len())
+            .filter(|at| answers[*at].is_none())
+            .collect();
+        // So that what is being written is not published meanwhile.
+        let state = self.state.lock();
+        let keys = absent.iter().map(|at| &blocks[*at].key);
+        self.index.look_up(namespace, keys, |position, block| {
+            if let Some(block) = block {
+                block.touch(blocks[absent[position]].stamp);
+                block.pin();
+                let token = self.place_of(block.slot, &block.entry(), namespace).token;
                 pinned.push(token);
-                *answer = Some(Refused::Present(token));
-            } else if let Some(slot) = state.reserved.get(number, &wanted.key) {
-                *answer = Some(Refused::Reserved(state.place(slot).token));
+                answers[absent[position]] = Some(Refused::Present(token));
             }
-        }
+            true
+        });
+        self.reserved_in(&state, namespace, blocks, answers);
     }
 
     /// Answers the keys that are being written here.
@@ -174,39 +178,75 @@ impl Arena {
         blocks: &[Wanted],
         answers: &mut [Option<Refused>],
     ) {
-        let state = self.state.lock();
+        self.reserved_in(&self.state.lock(), namespace, blocks, answers);
+    }
+
+    fn reserved_in(
+        &self,
+        state: &State,
+        namespace: NamespaceId,
+        blocks: &[Wanted],
+        answers: &mut [Option<Refused>],
+    ) {
         if state.reserved.len() == 0 {
             return;
         }
-        let Some(number) = state.namespaces.number(namespace) else {
+        let Some(number) = self.index.number(namespace) else {
             return;
         };
         for (wanted, answer) in blocks.iter().zip(answers) {
             if let Some(slot) = state.reserved.get(number, &wanted.key) {
-                *answer = Some(Refused::Reserved(state.place(slot).token));
+                *answer = Some(Refused::Reserved(self.place(slot).token));
             }
         }
     }
 
     /// What is published, the block that was used last at the end.
     pub(crate) fn by_use(&self) -> Vec<Token> {
-        let state = self.state.lock();
-        let live = state.entries.used();
-        let live = live.filter(|(_, entry)| entry.stage == Stage::Live);
-        let mut live: Vec<(u64, u32)> = live.map(|(slot, entry)| (entry.stamp, slot)).collect();
+        let mut live: Vec<(u64, u32, u64)> = Vec::new();
+        self.index.walk(|slot, entry| {
+            if entry.stage == Stage::Live {
+                live.push((entry.stamp, slot, entry.sequence));
+            }
+        });
         live.sort_unstable();
-        let token = |(_, slot): (u64, u32)| state.place(slot).token;
+        let token = |(_, slot, sequence)| Token {
+            device: self.number,
+            slot,
+            sequence,
+        };
         live.into_iter().map(token).collect()
     }
 
-    /// What is published, by identity.
-    pub(crate) fn identities(&self) -> Vec<(Identity, Token)> {
-        let state = self.state.lock();
-        let live = state.entries.used();
-        let live = live.filter(|(_, entry)| entry.stage == Stage::Live);
-        live.map(|(slot, _)| state.place(slot))
-            .map(|place| (place.identity, place.token))
-            .collect()
+    /// Those of this arena's published blocks that one of the others has, too; some at a time.
+    pub(crate) fn doubles(&self, others: &[Arc<Arena>]) -> Vec<Token> {
+        let mut doubles = Vec::new();
+        let mut at = Some(0);
+        while let Some(from) = at {
+            let mut some: Vec<(u32, u32, Key, u64)> = Vec::new();
+            at = self.index.page(from, STEP, |slot, shard, local| {
+                let entry = shard.entry(local);
+                if entry.stage == Stage::Live {
+                    some.push((entry.namespace, slot, entry.key, entry.sequence));
+                }
+                true
+            });
+            some.sort_unstable_by_key(|(namespace, ..)| *namespace);
+            for some in some.chunk_by(|a, b| a.0 == b.0) {
+                let keys: Vec<Key> = some.iter().map(|(_, _, key, _)| *key).collect();
+                let mut found = vec![false; keys.len()];
+                for other in others {
+                    other.contains(self.index.id(some[0].0), &keys, &mut found);
+                }
+                let there = some.iter().zip(found).filter(|(_, found)| *found);
+                doubles.extend(there.map(|((_, slot, _, sequence), _)| Token {
+                    device: self.number,
+                    slot: *slot,
+                    sequence: *sequence,
+                }));
+            }
+        }
+        doubles
     }
 
     /// Unpublishes blocks that another device has now. Pinned ones stay where they are until the
@@ -215,28 +255,14 @@ impl Arena {
         self.drop_blocks(tokens, true);
     }
 
-    /// As [`Arena::hand_over`], under other locks: the caller buries them when it has let go.
-    pub(crate) fn disown(&self, tokens: &[Token]) -> Dying {
-        let mut state = self.state.lock();
-        let slots = state.live_slots(tokens);
-        let mut dying = Dying::default();
-        state.roll.moving = true;
-        for slot in slots {
-            self.unpublish(&mut state, slot, &mut dying);
-        }
-        state.roll.moving = false;
-        dying
-    }
-
     /// Evicts those of these blocks that nobody has pinned; how many.
     pub(crate) fn evict_these(&self, tokens: &[Token]) -> usize {
         let mut count = 0;
         for some in tokens.chunks(BATCH) {
             let mut state = self.state.lock();
-            let mut slots = state.live_slots(some);
-            slots.retain(|slot| state.entries.get(*slot).pins == 0);
-            self.evict_blocks(&mut state, &slots);
-            count += slots.len();
+            let slots = self.live_slots(some).into_iter();
+            let victims: Vec<_> = slots.map(|slot| (slot, None)).collect();
+            count += self.evict_blocks(&mut state, &victims).0;
         }
         count
     }

@@ -2,11 +2,12 @@
 
 use std::sync::atomic::Ordering;
 
-use kvdepot_alloc::{Extent, Pool};
+use kvdepot_alloc::Extent;
 
 use super::{Arena, State};
 use crate::format::GRANULE;
 use crate::format::record::LEN;
+use crate::index::STEP;
 
 impl Arena {
     /// Notes an extent that is not used again.
@@ -23,7 +24,8 @@ impl Arena {
         );
     }
 
-    /// Takes what the medium has lost since the last time out of what is free.
+    /// Takes what the medium has lost since the last time out of what is free, some extents at each
+    /// call. What is missed is found when it is allocated.
     pub(super) fn carve_lost(&self, state: &mut State) {
         let mapping = self.mapping.load();
         let losses = mapping.losses();
@@ -33,53 +35,57 @@ impl Arena {
         // While a loss is being noted, the next call looks.
         let Some(ranges) = mapping.lost() else { return };
         let data = self.layout().data;
-        let mut pieces: Vec<Extent> = Vec::new();
-        for free in state.pool.free_extents() {
+        let ranges = granules(ranges);
+        let mut parts: Vec<Extent> = Vec::new();
+        let (known, from) = state.carving.take().unwrap_or((losses, 0));
+        let next = state.pool.carve(from, STEP, |free| {
             let (begin, end) = (data + free.offset, data + free.end());
-            for (at, len) in &ranges {
-                let from = (at / GRANULE * GRANULE).max(begin);
-                let to = (at + len).next_multiple_of(GRANULE).min(end);
-                if from < to {
-                    pieces.push(Extent {
-                        offset: from - data,
-                        len: to - from,
-                    });
-                }
-            }
+            let first = ranges.partition_point(|(_, behind)| *behind <= begin);
+            let (at, behind) = ranges.get(first)?;
+            let (from, to) = (begin.max(*at), end.min(*behind));
+            let part = (from < to).then(|| Extent {
+                offset: from - data,
+                len: to - from,
+            });
+            parts.extend(part);
+            part
+        });
+        match next {
+            Some(from) => state.carving = Some((known, from)),
+            None => state.losses = known,
         }
-        pieces.sort_unstable_by_key(|piece| piece.offset);
-        let mut apart: Vec<Extent> = Vec::new();
-        for piece in pieces {
-            match apart.last_mut() {
-                Some(last) if piece.offset < last.end() => {
-                    last.len = last.len.max(piece.end() - last.offset);
-                }
-                _ => apart.push(piece),
-            }
+        for part in parts {
+            self.lose(state, data + part.offset, part.len);
         }
-        if !apart.is_empty() {
-            let taken = state.pool.live_extents().chain(apart.iter().copied());
-            match Pool::rebuild(state.pool.size(), GRANULE, taken.collect::<Vec<_>>()) {
-                Ok(pool) => state.pool = pool,
-                Err(error) => {
-                    tracing::error!(tier = self.name, %error, "lost bytes could not be set apart");
-                    return;
-                }
-            }
-            for piece in apart {
-                self.lose(state, data + piece.offset, piece.len);
-            }
-        }
-        state.losses = losses;
     }
 
-    /// A slot whose record the medium keeps. Others are not used again while the arena is open.
-    pub(super) fn take_slot(&self, state: &mut State) -> Option<u32> {
-        while let Some(slot) = state.entries.take() {
-            if self.table.is_none() || !self.is_lost(self.layout().record(slot), LEN as u64) {
-                return Some(slot);
+    /// A record that the medium keeps. Others are not used again while the arena is open.
+    pub(super) fn take_record(&self, state: &mut State) -> Option<u32> {
+        loop {
+            let record = state.records.take()?;
+            if self.keeps_record(record) {
+                return Some(record);
             }
         }
-        None
     }
+
+    /// Whether the medium has not failed under a record.
+    pub(super) fn keeps_record(&self, record: u32) -> bool {
+        self.table.is_none() || !self.is_lost(self.layout().record(record), LEN as u64)
+    }
+}
+
+/// Ranges as (begin, end) of whole granules, in order and apart.
+fn granules(mut ranges: Vec<(u64, u64)>) -> Vec<(u64, u64)> {
+    ranges.sort_unstable();
+    let mut apart: Vec<(u64, u64)> = Vec::new();
+    for (at, len) in ranges {
+        let begin = at / GRANULE * GRANULE;
+        let end = (at + len).next_multiple_of(GRANULE);
+        match apart.last_mut() {
+            Some((_, behind)) if begin <= *behind => *behind = end.max(*behind),
+            _ => apart.push((begin, end)),
+        }
+    }
+    apart
 }

@@ -5,14 +5,16 @@
 //! table alone finds exactly the blocks that were visible. The arena knows nothing of copies:
 //! whoever reserved an extent fills it, then commits.
 //!
-//! The lock is held for index work alone: not while a payload moves, and not while the medium is
-//! written or synced. What a call does there in the meantime is its own: a reservation that it
+//! Lookups, pins and uses take the index's own locks. The lock that is here is the writers': it is
+//! held for index work alone: not while a payload moves, and not while the medium is written or
+//! synced. What a call does there in the meantime is its own: a reservation that it
 //! commits, a block that it buries, room that it has set aside.
 
 mod bury;
 mod create;
 mod erase;
 mod evict;
+mod fill;
 mod grow;
 mod leave;
 mod lost;
@@ -30,8 +32,8 @@ mod space;
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use arc_swap::ArcSwap;
 use kvdepot_alloc::Pool;
@@ -45,15 +47,15 @@ use crate::format::layout::Layout;
 use crate::format::record::{Packed, Record, State as RecordState};
 use crate::format::superblock::Superblock;
 use crate::held;
-use crate::index::{Entries, Entry, KeyMap, Namespaces};
+use crate::index::{Entry, Index, Order, Records, Reservations};
 use crate::{Identity, Key, NamespaceId};
 
-pub(crate) use bury::Dying;
 pub(crate) use create::default_capacity;
 pub use create::{UNFINISHED, erase_unfinished};
 pub use erase::erase;
 pub(crate) use leave::{Device, Inode, Parting, Room};
-pub(crate) use open::{default_path, read_directory, read_superblock};
+use open::Fresh;
+pub(crate) use open::{dead_superblocks, default_path, read_directory, read_superblock};
 use orphans::Orphans;
 use owner_lock::OwnerLock;
 pub(crate) use owner_lock::{orphans_of, read_owner};
@@ -126,19 +128,28 @@ pub(crate) struct Arena {
     durability: Durability,
     /// `None` for memory that dies with the process.
     table: Option<Table>,
+    index: Index,
+    /// Held by whoever changes what the index holds.
     state: held::Mutex<State>,
     /// A burial has ended.
     burial: Condvar,
     /// Whether little room is left where others had to go before.
     low: AtomicBool,
     counters: Counters,
+    /// What statistics say once it is closed.
+    last: OnceLock<TierStats>,
 }
 
 /// What makes an arena outlive its process.
 struct Table {
     path: PathBuf,
+    /// Whether this opening chose its size, for want of another.
+    sized: bool,
     uuid: [u8; 16],
     inode: Inode,
+    /// There while the depot that made the file may still fail to open. Before the lock, which
+    /// is held when the file goes.
+    fresh: Mutex<Option<Fresh>>,
     /// The newest copy on the medium; held while the arena grows.
     superblock: Mutex<Superblock>,
     /// `None` once released by a close.
@@ -147,17 +158,15 @@ struct Table {
 }
 
 struct State {
-    /// The arena's number, which is in its tokens.
-    device: u32,
     pool: Pool,
-    entries: Entries,
-    live: KeyMap,
-    reserved: KeyMap,
-    namespaces: Namespaces,
+    records: Records,
+    order: Order,
+    reserved: Reservations,
+    /// Slots that bear each namespace, by its number.
+    borne: Vec<u32>,
     /// The next sequence's counter; the generation is its high 24 bits.
     sequence: u64,
     live_bytes: u64,
-    pinned: u64,
     /// Slots of blocks that are out of the index and still pinned: copies of them may be under
     /// way, also after the block has moved to another device.
     lingering: HashSet<u32>,
@@ -172,6 +181,8 @@ struct State {
     lost: Vec<(u64, u64)>,
     /// How often it had failed when that was looked for in what is free.
     losses: u64,
+    /// Such a look that is under way: how often it had failed when it began, and where it is.
+    carving: Option<(u64, u32)>,
     /// Namespaces in the medium's directory, and its entries without one, the first one last.
     described: HashSet<NamespaceId>,
     undescribed: Vec<u32>,
@@ -293,7 +304,15 @@ impl Arena {
         self.table.as_ref().map(|table| table.path.as_path())
     }
 
+    /// Whether it was made with a share of the free disk.
+    pub(crate) fn is_a_share(&self) -> bool {
+        self.table.as_ref().is_some_and(|table| table.sized)
+    }
+
     pub(crate) fn stats(&self) -> TierStats {
+        if let Some(last) = self.last.get() {
+            return last.clone();
+        }
         let state = self.state.lock();
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         TierStats {
@@ -302,10 +321,10 @@ impl Arena {
             live_bytes: state.live_bytes,
             free_bytes: state.pool.free_bytes(),
             largest_free_bytes: state.pool.largest_free_extent(),
-            blocks: state.live.len() as u64,
+            blocks: self.index.live(),
             blocks_max: self.layout().records,
-            pinned_blocks: state.pinned,
-            reserved_blocks: state.reserved.len() as u64,
+            pinned_blocks: self.index.pinned(),
+            reserved_blocks: state.reserved.len(),
             evicted_blocks: read(&self.counters.evicted_blocks),
             evicted_bytes: read(&self.counters.evicted_bytes),
             corrupt_blocks: read(&self.counters.corrupt_blocks),
@@ -327,21 +346,20 @@ impl Arena {
     }
 }
 
-impl State {
+impl Arena {
     fn identity(&self, entry: &Entry) -> Identity {
         Identity {
-            namespace: self.namespaces.id(entry.namespace),
+            namespace: self.index.id(entry.namespace),
             key: entry.key,
         }
     }
 
-    /// The record of a block.
-    fn record(&self, slot: u32, state: RecordState) -> Record {
-        let entry = self.entries.get(slot);
+    /// The record of a block that was reserved at that time.
+    fn record(&self, entry: &Entry, state: RecordState, created: u32) -> Record {
         Record {
             state,
             parts: entry.parts,
-            created: entry.created,
+            created,
             sequence: entry.sequence,
             identity: self.identity(entry),
             extents: entry.extents,
@@ -351,14 +369,21 @@ impl State {
     }
 
     fn place(&self, slot: u32) -> Place {
-        let entry = self.entries.get(slot);
+        let entry = self.index.get(slot);
+        self.place_of(slot, &entry, self.index.id(entry.namespace))
+    }
+
+    fn place_of(&self, slot: u32, entry: &Entry, namespace: NamespaceId) -> Place {
         Place {
             token: Token {
-                device: self.device,
+                device: self.number,
                 slot,
                 sequence: entry.sequence,
             },
-            identity: self.identity(entry),
+            identity: Identity {
+                namespace,
+                key: entry.key,
+            },
             extents: entry.extents,
             len: entry.len,
             parts: entry.parts,
@@ -368,12 +393,24 @@ impl State {
     }
 
     /// The entry that a token of this arena names, while it does.
-    fn check(&self, token: Token) -> Option<&Entry> {
-        let entry = self.entries.check(token.slot, token.sequence);
-        entry.filter(|_| token.device == self.device)
+    fn named(&self, token: Token) -> Option<Entry> {
+        let entry = self.index.check(token.slot, token.sequence);
+        entry.filter(|_| token.device == self.number)
+    }
+}
+
+impl State {
+    fn bear(&mut self, namespace: u32) {
+        let index = namespace as usize;
+        if self.borne.len() <= index {
+            self.borne.resize(index + 1, 0);
+        }
+        self.borne[index] += 1;
     }
 
-    fn find(&self, namespace: NamespaceId, key: &Key) -> Option<u32> {
-        self.live.get(self.namespaces.number(namespace)?, key)
+    /// Whether any slot bears a namespace's number.
+    fn bears(&self, namespace: u32) -> bool {
+        let borne = self.borne.get(namespace as usize);
+        borne.is_some_and(|slots| *slots > 0)
     }
 }

@@ -11,7 +11,7 @@ use kvdepot_media::Mapping;
 
 use super::open::read_page;
 use crate::Error;
-use crate::config::{DaxConfig, Format, size};
+use crate::config::{DaxConfig, Format};
 use crate::format::GRANULE;
 use crate::format::layout::{self, Layout};
 use crate::format::superblock::{self, Refusal, Superblock};
@@ -38,11 +38,6 @@ pub(super) fn treatment(
     field: &impl Fn(&str) -> String,
 ) -> Result<Treatment, Error> {
     if is_new(mapping, config)? {
-        tracing::info!(
-            path = %path.display(),
-            medium = %size::show(mapping.len()),
-            "a new medium: it holds zeros, and becomes an arena"
-        );
         return Ok(Treatment::Blank);
     }
     match config.format {

@@ -3,16 +3,18 @@
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use kvdepot_alloc::Pool;
 use kvdepot_media::host::fork::LentFd;
-use kvdepot_media::host::{dirs, peer};
+use kvdepot_media::host::{dirs, limits, peer};
 use kvdepot_media::{Access, Flush, Mapping};
 use parking_lot::{Condvar, Mutex};
 
 use super::create::{format, path_error};
+use super::erase::unmake;
 use super::new::{Treatment, treatment};
 use super::orphans::Orphans;
 use super::owner_lock::OwnerLock;
@@ -25,18 +27,113 @@ use crate::format::layout::{self, Layout};
 use crate::format::superblock::{self, Refusal, Superblock};
 use crate::format::{GRANULE, directory, owner};
 use crate::held;
-use crate::index::{Entries, KeyMap, Namespaces, Uses};
+use crate::index::{Index, Order, Records, Reservations, Uses};
+
+/// A medium that is this depot's, and whose records have not been read yet.
+pub(crate) struct Acquired {
+    name: &'static str,
+    number: u32,
+    path: PathBuf,
+    durability: Durability,
+    sized: bool,
+    created: bool,
+    /// Before the lock, which is held when the file goes.
+    fresh: Option<Fresh>,
+    superblock: Superblock,
+    lock: OwnerLock,
+    mapping: Arc<Mapping>,
+}
+
+impl Acquired {
+    /// The second half of [`Arena::open`].
+    pub(crate) fn read(self) -> Result<(Arena, Opening), Error> {
+        let (mapping, superblock) = (self.mapping, self.superblock);
+        let layout = Layout {
+            capacity: superblock.capacity,
+            records: superblock.records,
+            data: superblock.data,
+        };
+        let found = recover::recover(&mapping, layout, &superblock.uuid)?;
+        let opening = Opening {
+            created: self.created,
+            ..found.opening
+        };
+        // Above everything in the table, also when a rotted superblock made a generation repeat
+        // or its 24 bits ran out.
+        let generation = (superblock.generation & 0xFF_FFFF) << publish::COUNTER_BITS;
+        let first = generation.max(found.highest.saturating_add(1));
+        if layout.capacity > mapping.len() {
+            tracing::warn!(
+                path = %self.path.display(),
+                capacity = %size::show(layout.capacity),
+                medium = %size::show(mapping.len()),
+                "the arena was truncated: blocks beyond its end are misses"
+            );
+        }
+        let mut state = State::new(found.pool, layout.records as u32, first);
+        state.records = found.records;
+        let blocks = found.shares.iter().map(|(blocks, _)| *blocks as u32);
+        state.borne = blocks.collect();
+        state.live_bytes = found.shares.iter().map(|(_, bytes)| bytes).sum();
+        state.roll = Roll::of(found.shares);
+        (state.described, state.undescribed) = described(&mapping)?;
+        let table = Table {
+            sized: self.sized,
+            uuid: superblock.uuid,
+            inode: Inode::of(&self.path).ok_or_else(|| Error::Corrupt {
+                path: self.path.clone(),
+                reason: "it was removed while it was being opened".into(),
+            })?,
+            path: self.path,
+            fresh: Mutex::new(self.fresh),
+            superblock: Mutex::new(superblock),
+            lock: Mutex::new(Some(self.lock)),
+            orphans: Orphans::default(),
+        };
+        let arena = Arena {
+            name: self.name,
+            number: self.number,
+            opened: layout.on(mapping.len()),
+            capacity: AtomicU64::new(layout.on(mapping.len()).capacity),
+            leaving: AtomicBool::new(false),
+            durability: self.durability,
+            table: Some(table),
+            index: found.index,
+            state: held::Mutex::new(state),
+            burial: Condvar::new(),
+            low: AtomicBool::new(false),
+            counters: Counters::default(),
+            last: OnceLock::new(),
+            mapping: ArcSwap::new(mapping),
+        };
+        arena.outrank(&found.outranked);
+        arena.mend(&found.damaged);
+        Ok((arena, opening))
+    }
+}
 
 impl Arena {
+    /// Refuses a capacity that [`Arena::volatile`] would.
+    pub(crate) fn check_volatile(name: &str, capacity: u64) -> Result<(), Error> {
+        let refused = |allowed: String| {
+            let field = format!("{}.capacity", name.to_ascii_lowercase());
+            Err(Error::config(field, size::show(capacity), allowed))
+        };
+        if capacity < GRANULE {
+            return refused("at least 4KiB".into());
+        }
+        match limits::memory_allowed() {
+            Ok(memory) if capacity > memory => refused(format!(
+                "at most the {} of memory that this process may use",
+                size::show(memory)
+            )),
+            _ => Ok(()),
+        }
+    }
+
     /// An arena in memory that dies with the process.
     pub(crate) fn volatile(name: &'static str, number: u32, capacity: u64) -> Result<Arena, Error> {
-        if capacity < GRANULE {
-            return Err(Error::config(
-                format!("{}.capacity", name.to_ascii_lowercase()),
-                size::show(capacity),
-                "at least 4KiB",
-            ));
-        }
+        Arena::check_volatile(name, capacity)?;
         let capacity = capacity / GRANULE * GRANULE;
         let mapping = Mapping::anonymous("kvdepot-cache", capacity).map_err(|error| {
             let field = format!("{}.capacity", name.to_ascii_lowercase());
@@ -63,23 +160,62 @@ impl Arena {
             leaving: AtomicBool::new(false),
             durability: Durability::Process,
             table: None,
-            state: held::Mutex::new(State::new(number, pool, layout.records as u32, 0)),
+            index: Index::new(layout.records),
+            state: held::Mutex::new(State::new(pool, layout.records as u32, 0)),
             burial: Condvar::new(),
             low: AtomicBool::new(false),
             counters: Counters::default(),
+            last: OnceLock::new(),
         })
     }
 
+    /// Refuses a medium that [`Arena::open`] would, and changes nothing. What a process owns is
+    /// not looked into: that is its own affair, and may be ours by the time it is opened.
+    pub(crate) fn check(
+        path: &Path,
+        config: &DaxConfig,
+        field: &impl Fn(&str) -> String,
+    ) -> Result<(), Error> {
+        let mapping = match Mapping::open(path, Access::ReadWrite) {
+            Ok(mapping) => mapping,
+            Err(error) if error.is_not_found() => return create::check(path, config, field),
+            Err(error) => return Err(path_error(path, error, field)),
+        };
+        if OwnerLock::is_taken(&mapping)? {
+            return Ok(());
+        }
+        match treatment(path, &mapping, config, field)? {
+            Treatment::Open => {
+                let superblock = read_superblock(path, &mapping)?;
+                check_capacity(&superblock, &mapping, config, path, field)
+            }
+            Treatment::Blank | Treatment::Lost => {
+                create::layout_for(&mapping, config, field).map(drop)
+            }
+        }
+    }
+
     /// Opens the arena on a device or file as its owner, making it when the file is missing.
-    /// `field` names an option in errors.
+    /// `field` names an option in errors. Its blocks have to be [ranked](Arena::rank) then.
     pub(crate) fn open(
+        named: (&'static str, u32),
+        path: &Path,
+        config: &DaxConfig,
+        field: &impl Fn(&str) -> String,
+        lock_wait: Duration,
+    ) -> Result<(Arena, Opening), Error> {
+        Arena::acquire(named, path, config, field, lock_wait)?.read()
+    }
+
+    /// The first half of [`Arena::open`], which may wait for another owner, and is done by the
+    /// thread that was asked: a signal ends its wait.
+    pub(crate) fn acquire(
         (name, number): (&'static str, u32),
         path: &Path,
         config: &DaxConfig,
         field: &impl Fn(&str) -> String,
         lock_wait: Duration,
-        uses: &Uses,
-    ) -> Result<(Arena, Opening), Error> {
+    ) -> Result<Acquired, Error> {
         let mut created = false;
         let mapping = loop {
             match Mapping::open(path, Access::ReadWrite) {
@@ -99,9 +235,22 @@ impl Arena {
             true => Treatment::Open,
             false => treatment(path, &mapping, config, field)?,
         };
+        let mut fresh = None;
         let superblock = if treatment == Treatment::Open {
-            read_superblock(path, &mapping)?
+            let superblock = read_superblock(path, &mapping)?;
+            // Another owner may have been faster, and has used it.
+            if created && superblock.generation == 0 {
+                fresh = Some(Fresh(path.into(), Arc::clone(&mapping)));
+            }
+            superblock
         } else {
+            if treatment == Treatment::Blank {
+                tracing::info!(
+                    path = %path.display(),
+                    medium = %size::show(mapping.len()),
+                    "a new medium: it holds zeros, and becomes an arena"
+                );
+            }
             if !lock.alone() {
                 return Err(Error::config(
                     field("path"),
@@ -118,72 +267,65 @@ impl Arena {
         if !created {
             space(superblock.capacity)?;
         }
+        for at in dead_superblocks(&mapping, &superblock)? {
+            // Into the place of the one that is dead.
+            tracing::warn!(path = %path.display(), at, "a superblock was damaged, and is written anew");
+        }
         let superblock = advance(&mapping, superblock)?;
         write_owner(&mapping, "")?;
-        let layout = Layout {
-            capacity: superblock.capacity,
-            records: superblock.records,
-            data: superblock.data,
-        };
-        let found = recover::recover(&mapping, layout, &superblock.uuid, uses)?;
-        let opening = Opening {
-            created: created || treatment != Treatment::Open,
-            ..found.opening
-        };
-        // Above everything in the table, also when a rotted superblock made a generation repeat
-        // or its 24 bits ran out.
-        let generation = (superblock.generation & 0xFF_FFFF) << publish::COUNTER_BITS;
-        let first = generation.max(found.highest.saturating_add(1));
-        if layout.capacity > mapping.len() {
-            tracing::warn!(
-                path = %path.display(),
-                capacity = %size::show(layout.capacity),
-                medium = %size::show(mapping.len()),
-                "the arena was truncated: blocks beyond its end are misses"
-            );
-        }
-        let mut state = State::new(number, found.pool, layout.records as u32, first);
-        state.adopt(
-            found.entries,
-            found.live,
-            found.namespaces,
-            found.live_bytes,
-        );
-        (state.described, state.undescribed) = described(&mapping)?;
-        let arena = Arena {
+        Ok(Acquired {
             name,
             number,
-            opened: layout.on(mapping.len()),
-            capacity: AtomicU64::new(layout.on(mapping.len()).capacity),
-            leaving: AtomicBool::new(false),
+            path: path.into(),
             durability: config.durability,
-            table: Some(Table {
-                path: path.into(),
-                uuid: superblock.uuid,
-                inode: Inode::of(path).ok_or_else(|| Error::Corrupt {
-                    path: path.into(),
-                    reason: "it was removed while it was being opened".into(),
-                })?,
-                superblock: Mutex::new(superblock),
-                lock: Mutex::new(Some(lock)),
-                orphans: Orphans::default(),
-            }),
-            state: held::Mutex::new(state),
-            burial: Condvar::new(),
-            low: AtomicBool::new(false),
-            counters: Counters::default(),
-            mapping: ArcSwap::new(mapping),
-        };
-        arena.outrank(&found.outranked);
-        Ok((arena, opening))
+            sized: created && config.capacity.is_none(),
+            created: created || treatment != Treatment::Open,
+            fresh,
+            superblock,
+            lock,
+            mapping,
+        })
+    }
+
+    /// Has its blocks used just now, by the order of their sequences, before anybody else sees it.
+    pub(crate) fn rank(&mut self, uses: &Uses) {
+        self.index.rank(uses);
+        self.state.get_mut().order = Order::of(&self.index);
+    }
+
+    /// A file that this opening has made stays, whatever happens.
+    pub(crate) fn keep(&self) {
+        if let Some(table) = &self.table
+            && let Some(fresh) = table.fresh.lock().take()
+        {
+            fresh.keep();
+        }
     }
 
     /// Lets the next owner in. Nothing may be written afterwards.
     pub(crate) fn close(&self) {
         if let Some(table) = &self.table {
             self.close_orphans();
+            drop(table.fresh.lock().take());
             drop(table.lock.lock().take());
         }
+    }
+
+    /// Lets medium and index go, after the close of a depot that nobody uses any more but whose
+    /// namespaces are still kept. Pins and reservations that end later name nothing.
+    pub(crate) fn let_go(&self) {
+        if self.last.set(self.stats()).is_err() {
+            return;
+        }
+        let nothing = Mapping::anonymous("kvdepot-closed", GRANULE);
+        let (Ok(nothing), Ok(pool)) = (nothing, Pool::new(GRANULE, GRANULE)) else {
+            return;
+        };
+        self.mapping.store(nothing);
+        let mut state = self.state.lock();
+        let sequence = state.sequence;
+        *state = State::new(pool, 0, sequence);
+        self.index.let_go();
     }
 
     /// Says in the owner page where the owner's socket is.
@@ -217,17 +359,15 @@ impl Arena {
 }
 
 impl State {
-    fn new(device: u32, pool: Pool, slots: u32, sequence: u64) -> State {
+    fn new(pool: Pool, records: u32, sequence: u64) -> State {
         State {
-            device,
             pool,
-            entries: Entries::new(slots),
-            live: KeyMap::with_capacity(0),
-            reserved: KeyMap::with_capacity(0),
-            namespaces: Namespaces::default(),
+            records: Records::new(records),
+            order: Order::new(),
+            reserved: Reservations::new(),
+            borne: Vec::new(),
             sequence,
             live_bytes: 0,
-            pinned: 0,
             lingering: HashSet::new(),
             burials: 0,
             buried: 0,
@@ -235,18 +375,34 @@ impl State {
             pressed: false,
             lost: Vec::new(),
             losses: 0,
+            carving: None,
             described: HashSet::new(),
             undescribed: Vec::new(),
             contiguous: HashSet::new(),
             roll: Roll::default(),
         }
     }
+}
 
-    fn adopt(&mut self, entries: Entries, live: KeyMap, namespaces: Namespaces, live_bytes: u64) {
-        self.entries = entries;
-        self.live = live;
-        self.namespaces = namespaces;
-        self.live_bytes = live_bytes;
+/// A file that goes again unless it is [kept](Fresh::keep), while the lock on it is held.
+#[derive(Debug)]
+pub(super) struct Fresh(PathBuf, Arc<Mapping>);
+
+impl Fresh {
+    fn keep(mut self) {
+        self.0 = PathBuf::new();
+    }
+}
+
+impl Drop for Fresh {
+    fn drop(&mut self) {
+        if self.0.as_os_str().is_empty() {
+            return;
+        }
+        match unmake(&self.0, &self.1) {
+            Ok(()) => tracing::info!(path = %self.0.display(), "the new arena is removed again"),
+            Err(error) => tracing::warn!(%error, "a new arena could not be removed again"),
+        }
     }
 }
 
@@ -283,9 +439,7 @@ pub(crate) fn read_superblock(path: &Path, mapping: &Mapping) -> Result<Superblo
             size::show(layout::CAPACITY_MIN)
         )));
     }
-    let copies = [0, layout::SUPERBLOCK_B]
-        .map(|offset| read_page(mapping, offset).map(|page| Superblock::decode(&page)));
-    let [a, b] = copies;
+    let [a, b] = COPIES.map(|at| read_page(mapping, at).map(|page| Superblock::decode(&page)));
     let (a, b) = (a?, b?);
     let newest = [&a, &b]
         .into_iter()
@@ -306,6 +460,26 @@ pub(crate) fn read_superblock(path: &Path, mapping: &Mapping) -> Result<Superblo
         }
         _ => format!("it is not a kvdepot arena; name another path, or {hint}"),
     }))
+}
+
+/// Where the superblocks are.
+const COPIES: [u64; 2] = [0, layout::SUPERBLOCK_B];
+
+/// The offsets of superblocks that do not verify, beside the one in force. An arena that nobody
+/// has opened has one alone.
+pub(crate) fn dead_superblocks(
+    mapping: &Mapping,
+    in_force: &Superblock,
+) -> Result<Vec<u64>, Error> {
+    let mut dead = Vec::new();
+    for at in COPIES {
+        let page = read_page(mapping, at)?;
+        let is_unused = in_force.generation == 0 && page == [0; superblock::LEN];
+        if !is_unused && Superblock::decode(&page).is_err() {
+            dead.push(at);
+        }
+    }
+    Ok(dead)
 }
 
 fn check_capacity(

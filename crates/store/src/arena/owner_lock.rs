@@ -11,16 +11,20 @@ use std::time::Duration;
 
 use kvdepot_media::Mapping;
 use kvdepot_media::host::fork::{LentFd, LockFd};
-use kvdepot_media::host::holders::{Holder, holders};
+use kvdepot_media::host::holders::{self, Holder, holders};
 use kvdepot_media::host::lock::Kind;
 use kvdepot_media::host::{fds, lock};
 use parking_lot::Mutex;
 
 use crate::format::{layout, owner};
-use crate::{Error, clock};
+use crate::patience::is_interrupted;
+use crate::{Error, clock, gate};
 
 const OWNER_BYTE: u64 = 0;
 const WRITERS_BYTE: u64 = 1;
+
+/// How long somebody may be waited for before it is looked at who it is.
+const LOOK: Duration = Duration::from_millis(200);
 
 /// The owner's hold on its medium. The locks go when the descriptors are closed, and a forked
 /// child does not inherit them.
@@ -37,7 +41,9 @@ pub(super) struct OwnerLock {
 }
 
 impl OwnerLock {
-    /// Takes the owner's lock, waiting up to `wait` for another owner to go.
+    /// Takes the owner's lock, waiting up to `wait` for another owner to go. One in this process
+    /// is waited for only while it closes: else it would be until whoever waits here has ended.
+    /// A signal ends the wait within [`LOOK`].
     pub(super) fn acquire(
         path: &Path,
         mapping: &Mapping,
@@ -48,7 +54,22 @@ impl OwnerLock {
         let owner = LockFd::reopen(mapping.fd()?, false)?;
         let writers = LockFd::reopen(mapping.fd()?, false)?;
         let begun = clock::now();
-        if !owner.lock_timeout(OWNER_BYTE, Kind::Exclusive, wait)? {
+        loop {
+            let left = wait.saturating_sub(begun.elapsed());
+            let is_ours = holders::is_held_here(owner.fd()?, OWNER_BYTE);
+            let patience = match is_ours && !gate::is_any_closing() {
+                true => Duration::ZERO,
+                false => left.min(LOOK),
+            };
+            if owner.lock_timeout(OWNER_BYTE, Kind::Exclusive, patience)? {
+                break;
+            }
+            if is_interrupted() {
+                return Err(Error::Interrupted);
+            }
+            if patience == LOOK {
+                continue;
+            }
             let name = read_owner(mapping);
             return Err(Error::Locked {
                 path: path.into(),
@@ -63,6 +84,11 @@ impl OwnerLock {
             alone: AtomicBool::new(false),
             early: Mutex::new(Vec::new()),
         })
+    }
+
+    /// Whether somebody has the owner's lock now.
+    pub(super) fn is_taken(mapping: &Mapping) -> Result<bool, Error> {
+        Ok(lock::is_locked(mapping.fd()?, OWNER_BYTE)?)
     }
 
     /// Whether nobody of an earlier owner can still write. Once true it stays true.
@@ -149,4 +175,32 @@ pub(crate) fn read_owner(mapping: &Mapping) -> Option<owner::Owner> {
     let mut page = [0; owner::LEN];
     mapping.read_into(layout::OWNER, &mut page).ok()?;
     owner::Owner::decode(&page)
+}
+
+#[cfg(test)]
+mod tests {
+    use kvdepot_media::Access;
+
+    use super::*;
+    use crate::gate::Gate;
+
+    #[test]
+    fn an_owner_in_this_process_is_waited_for_only_while_something_closes() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("arena");
+        Mapping::create(&path, 4096).unwrap();
+        let mapping = Mapping::open(&path, Access::ReadWrite).unwrap();
+        let wait = Duration::from_secs(20);
+        let lock = OwnerLock::acquire(&path, &mapping, wait).unwrap();
+        let gate = Gate::new().unwrap();
+        let closing = gate.close().unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                std::thread::sleep(LOOK * 2);
+                drop(lock);
+                drop(closing);
+            });
+            OwnerLock::acquire(&path, &mapping, wait).unwrap();
+        });
+    }
 }

@@ -9,7 +9,7 @@ use super::{Arena, State, Token};
 use crate::NamespaceId;
 use crate::format::record::{Packed, Record, State as RecordState};
 use crate::held::{self, Guard};
-use crate::index::Stage;
+use crate::index::{Entry, Stage};
 
 /// Bits of a sequence that count within one generation.
 pub(super) const COUNTER_BITS: u32 = 40;
@@ -20,24 +20,24 @@ impl Arena {
     /// durable as far as the arena's durability says. With `pinned` each is born with a pin, for
     /// the mover that takes it to the next tier.
     pub(crate) fn commit(&self, blocks: &[(Token, Checksum)], pinned: bool) -> Vec<bool> {
-        let mut state = self.state.lock();
-        let claimed = state.claim(blocks.iter().map(|(token, _)| *token));
+        let state = self.state.lock();
+        let claimed = self.claim_in(&state, blocks.iter().map(|(token, _)| *token));
         self.publish_claimed(state, blocks, claimed, pinned)
     }
 
     /// Takes reservations for [`Arena::commit_claimed`], so that nobody can end them meanwhile;
     /// true where the token was a reservation.
     pub(crate) fn claim(&self, tokens: &[Token]) -> Vec<bool> {
-        self.state.lock().claim(tokens.iter().copied())
+        self.claim_in(&self.state.lock(), tokens.iter().copied())
     }
 
     /// Makes claimed reservations plain ones again.
     pub(crate) fn unclaim(&self, tokens: &[Token]) {
-        let mut state = self.state.lock();
+        let _state = self.state.lock();
         for token in tokens {
-            let entry = state.check(*token);
+            let entry = self.named(*token);
             if entry.is_some_and(|entry| entry.stage == Stage::Committing) {
-                state.entries.get_mut(token.slot).stage = Stage::Reserved;
+                self.index.set_stage(token.slot, Stage::Reserved);
             }
         }
     }
@@ -61,44 +61,59 @@ impl Arena {
             let durable = self.sync_payloads(&mut state, blocks, &claimed);
             self.withdraw(&mut state, blocks, &mut claimed, &durable);
         }
-        let is_removed = |state: &State, slot| state.entries.get(slot).removed;
-        for ((token, _), claimed) in blocks.iter().zip(&mut claimed) {
-            if *claimed && is_removed(&state, token.slot) {
-                *claimed = false;
-                self.give_up(&mut state, token.slot);
-            }
-        }
-        let mut at = Vec::with_capacity(blocks.len());
-        let mut records: Vec<(u32, Record)> = Vec::with_capacity(blocks.len());
+        let mut written: Vec<(usize, Entry, u32)> = Vec::with_capacity(blocks.len());
         for (index, (token, checksum)) in blocks.iter().enumerate() {
-            if claimed[index] {
-                state.entries.get_mut(token.slot).checksum = *checksum;
-                at.push(index);
-                records.push((token.slot, state.record(token.slot, RecordState::Live)));
+            if !claimed[index] {
+                continue;
             }
+            let mut entry = self.index.get(token.slot);
+            if entry.removed {
+                claimed[index] = false;
+                self.give_up(&mut state, token.slot);
+                continue;
+            }
+            entry.checksum = *checksum;
+            let created = state.reserved.created(entry.namespace, &entry.key);
+            written.push((index, entry, created));
         }
         if self.table.is_some() {
-            let kept = state.unlocked(|| self.write_records(&records));
-            let mut durable = vec![true; blocks.len()];
-            at.iter()
-                .zip(kept)
-                .for_each(|(index, kept)| durable[*index] = kept);
-            self.withdraw(&mut state, blocks, &mut claimed, &durable);
-        }
-        let mut removed = Vec::new();
-        for ((token, _), _) in blocks.iter().zip(&claimed).filter(|(_, claimed)| **claimed) {
-            self.publish(&mut state, token.slot, pinned);
-            // While its record was being written.
-            if is_removed(&state, token.slot) {
-                removed.push(token.slot);
+            let record = |(_, entry, created): &(usize, Entry, u32)| {
+                let record = self.record(entry, RecordState::Live, *created);
+                (entry.record, record)
+            };
+            let kept = state.unlocked(|| {
+                let records: Vec<(u32, Record)> = written.iter().map(record).collect();
+                self.write_records(&records)
+            });
+            if kept.contains(&false) {
+                let mut durable = vec![true; blocks.len()];
+                let each = written.iter().zip(kept);
+                each.for_each(|((index, ..), kept)| durable[*index] = kept);
+                self.withdraw(&mut state, blocks, &mut claimed, &durable);
             }
         }
-        let mut dying = Dying::default();
-        for slot in removed {
-            self.unpublish(&mut state, slot, &mut dying);
-        }
-        self.bury(&mut state, dying);
+        self.show(&mut state, blocks, &mut claimed, pinned);
         claimed
+    }
+
+    /// Publishes claimed blocks whose records are written, but for those whose removal was asked
+    /// for meanwhile: nobody finds these, not for a moment.
+    fn show(
+        &self,
+        state: &mut Guard<'_, State>,
+        blocks: &[(Token, Checksum)],
+        claimed: &mut [bool],
+        pinned: bool,
+    ) {
+        let mut dying = Dying::default();
+        let each = blocks.iter().zip(claimed).filter(|(_, claimed)| **claimed);
+        for ((token, checksum), claimed) in each {
+            *claimed = self.publish(state, token.slot, *checksum, pinned);
+            if !*claimed {
+                self.pass_over(state, token.slot, &mut dying);
+            }
+        }
+        self.bury(state, dying);
     }
 
     /// Makes the bytes of claimed blocks durable; for each block, whether they are.
@@ -110,7 +125,7 @@ impl Arena {
     ) -> Vec<bool> {
         let chosen = (0..blocks.len()).filter(|index| claimed[*index]);
         let extents = |index: usize| {
-            let packed: Packed = state.entries.get(blocks[index].0.slot).extents;
+            let packed: Packed = self.index.get(blocks[index].0.slot).extents;
             (index, packed)
         };
         let packed: Vec<(usize, Packed)> = chosen.map(extents).collect();
@@ -139,12 +154,12 @@ impl Arena {
         for (((token, _), claimed), durable) in blocks.iter().zip(claimed).zip(durable) {
             if *claimed && !durable {
                 *claimed = false;
-                let entry = *state.entries.get(token.slot);
+                dead.push(self.reserved_record(state, token.slot, RecordState::Dead));
+                let entry = self.index.get(token.slot);
                 state
                     .reserved
                     .remove(entry.namespace, &entry.key, token.slot);
-                state.entries.get_mut(token.slot).stage = Stage::Dying;
-                dead.push((token.slot, state.record(token.slot, RecordState::Dead)));
+                self.index.set_stage(token.slot, Stage::Dying);
             }
         }
         if !dead.is_empty() {
@@ -157,21 +172,20 @@ impl Arena {
         }
     }
 
-    fn publish(&self, state: &mut State, slot: u32, pinned: bool) {
-        let entry = *state.entries.get(slot);
+    /// Lets a block be found; false where its removal was asked for meanwhile.
+    fn publish(&self, state: &mut State, slot: u32, checksum: Checksum, pinned: bool) -> bool {
+        let Some(entry) = self.index.publish(slot, checksum, pinned) else {
+            return false;
+        };
         state.reserved.remove(entry.namespace, &entry.key, slot);
-        state.entries.get_mut(slot).stage = Stage::Live;
-        state.live.insert(entry.namespace, &entry.key, slot);
         state.live_bytes += entry.len;
         state.roll.came(entry.namespace, entry.len);
-        state.entries.link(slot);
-        if pinned {
-            state.add_pin(slot);
-        }
+        state.order.entered(&self.index, slot, entry.stamp);
         self.counters.stored_blocks.fetch_add(1, Ordering::Relaxed);
         self.counters
             .stored_bytes
             .fetch_add(entry.len, Ordering::Relaxed);
+        true
     }
 
     /// Gives reservations back; how many bytes of payload they were for. Whoever wrote into them
@@ -181,10 +195,10 @@ impl Arena {
         let state = &mut *guard;
         let mut freed = 0;
         for token in tokens {
-            if !state.is_reserved(*token) {
+            if !self.is_reserved(*token) {
                 continue;
             }
-            freed += state.entries.get(token.slot).len;
+            freed += self.index.get(token.slot).len;
             self.give_up(state, token.slot);
         }
         freed
@@ -193,26 +207,51 @@ impl Arena {
     /// Frees a reservation. Nothing of it is on the medium: the slot still holds an empty or a
     /// dead record.
     pub(super) fn give_up(&self, state: &mut State, slot: u32) {
-        let entry = *state.entries.get(slot);
+        let entry = self.index.get(slot);
         state.reserved.remove(entry.namespace, &entry.key, slot);
         self.release(state, slot);
+    }
+
+    /// The number and the record of a block that is reserved.
+    fn reserved_record(&self, state: &State, slot: u32, stage: RecordState) -> (u32, Record) {
+        let entry = self.index.get(slot);
+        let created = state.reserved.created(entry.namespace, &entry.key);
+        (entry.record, self.record(&entry, stage, created))
+    }
+
+    fn is_reserved(&self, token: Token) -> bool {
+        self.named(token)
+            .is_some_and(|entry| entry.stage == Stage::Reserved)
+    }
+
+    fn claim_in(&self, _: &State, tokens: impl Iterator<Item = Token>) -> Vec<bool> {
+        let take = |token: Token| {
+            token.device == self.number && self.index.claim(token.slot, token.sequence)
+        };
+        tokens.map(take).collect()
+    }
+
+    /// The number of a namespace, for as long as the lock is held, or a slot bears it.
+    pub(super) fn intern(&self, state: &State, namespace: NamespaceId) -> u32 {
+        let is_used = |number| state.bears(number) || state.contiguous.contains(&number);
+        self.index.intern(namespace, is_used)
     }
 
     /// Keeps every block of a namespace in one piece, for engines whose own copy engine moves
     /// it.
     pub(crate) fn keep_contiguous(&self, namespace: NamespaceId) {
         let mut state = self.state.lock();
-        let number = state.intern(namespace);
+        let number = self.intern(&state, namespace);
         state.contiguous.insert(number);
     }
 
     /// Lets blocks of a namespace be scattered again, where it has none. False where it has.
     pub(crate) fn forget_contiguous(&self, namespace: NamespaceId) -> bool {
         let mut state = self.state.lock();
-        let Some(number) = state.namespaces.number(namespace) else {
+        let Some(number) = self.index.number(namespace) else {
             return true;
         };
-        let is_idle = !state.entries.bears(number);
+        let is_idle = !state.bears(number);
         if is_idle {
             state.contiguous.remove(&number);
         }
@@ -252,38 +291,65 @@ impl Arena {
     }
 }
 
-impl State {
-    /// The number of a namespace, for as long as the lock is held, or a slot bears it.
-    pub(super) fn intern(&mut self, namespace: NamespaceId) -> u32 {
-        let (entries, contiguous) = (&self.entries, &self.contiguous);
-        let is_used = |number| entries.bears(number) || contiguous.contains(&number);
-        self.namespaces.intern(namespace, is_used)
-    }
-
-    fn is_reserved(&self, token: Token) -> bool {
-        self.check(token)
-            .is_some_and(|entry| entry.stage == Stage::Reserved)
-    }
-
-    fn claim(&mut self, tokens: impl Iterator<Item = Token>) -> Vec<bool> {
-        let mut take = |token: Token| {
-            let reserved = self.is_reserved(token);
-            if reserved {
-                self.entries.get_mut(token.slot).stage = Stage::Committing;
-            }
-            reserved
-        };
-        tokens.map(&mut take).collect()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
+    use std::time::Duration;
 
     use super::*;
     use crate::Key;
     use crate::arena::Wanted;
+    use crate::config::DaxConfig;
+    use crate::index::Uses;
+
+    #[test]
+    fn a_copy_that_is_removed_while_its_record_is_written_is_never_found() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("arena");
+        let config = DaxConfig {
+            capacity: Some(1 << 20),
+            ..DaxConfig::default()
+        };
+        let open = || {
+            let wait = Duration::ZERO;
+            let opened = Arena::open(("Dax", 0), &path, &config, &str::to_owned, wait);
+            let (mut arena, _) = opened.unwrap();
+            arena.rank(&Uses::default());
+            arena.keep();
+            Arc::new(arena)
+        };
+        let arena = open();
+        let empty = arena.stats().free_bytes;
+        let wanted = Wanted {
+            key: Key([1; 32]),
+            len: 5000,
+            parts: 1,
+            stamp: 0,
+            copy: true,
+            evict: true,
+        };
+        let namespace = NamespaceId([1; 16]);
+        let mut reserved = arena.reserve(namespace, &[wanted]).unwrap();
+        let token = reserved.pop().unwrap().ok().unwrap().hand_out().token;
+        let mut claimed = arena.claim(&[token]);
+        let mut state = arena.state.lock();
+        let record = arena.reserved_record(&state, token.slot, RecordState::Live);
+        assert_eq!(state.unlocked(|| arena.write_records(&[record])), [true]);
+        assert_eq!(state.unlocked(|| arena.remove(namespace, &[wanted.key])), 0);
+        arena.show(
+            &mut state,
+            &[(token, Checksum([0; 16]))],
+            &mut claimed,
+            false,
+        );
+        drop(state);
+        let stats = arena.stats();
+        assert_eq!(claimed, [false]);
+        assert_eq!((stats.stored_blocks, stats.reserved_blocks), (0, 0));
+        assert_eq!((stats.live_bytes, stats.free_bytes), (0, empty));
+        drop(arena);
+        assert_eq!(open().stats().blocks, 0);
+    }
 
     #[test]
     fn a_copy_of_a_block_that_is_removed_meanwhile_is_never_published() {

@@ -3,24 +3,26 @@
 //! Sequences decide. A live record is dead when a higher one, live or dead, overlaps its extents
 //! or repeats its identity; everything else live is served. Payloads are not read here: they
 //! verify when they are used.
-
-use std::path::Path;
+//!
+//! The table goes into the index as it is read, each thread reading a part of it, so that nothing
+//! else of all records is kept but where their extents lie. What a file has never written of its
+//! table is not read.
 
 use std::cmp::Reverse;
+use std::collections::{HashMap, HashSet};
 
 use kvdepot_alloc::{Extent, Pool};
 use kvdepot_media::Mapping;
 
 use super::Arena;
-use crate::Error;
+use super::fill::{Held, fill, read_table, written};
+use super::roll::Share;
 use crate::config::size;
 use crate::format::GRANULE;
-use crate::format::layout::{self, Layout};
+use crate::format::layout::Layout;
 use crate::format::record::{self, Record, Slot, State as RecordState};
-use crate::index::{Entries, Entry, KeyMap, Namespaces, Stage, Uses};
-
-/// Table bytes read at a time.
-const CHUNK: usize = 1 << 20;
+use crate::index::{Entry, Index, Records, Stage};
+use crate::{Error, Identity};
 
 /// What opening found, for logs and `kvdepot doctor`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -39,18 +41,21 @@ pub struct Opening {
 /// What the table says.
 pub(super) struct Recovered {
     pub(super) pool: Pool,
-    pub(super) entries: Entries,
-    pub(super) live: KeyMap,
-    pub(super) namespaces: Namespaces,
-    pub(super) live_bytes: u64,
+    pub(super) index: Index,
+    pub(super) records: Records,
+    /// Blocks and bytes of each namespace, by its number.
+    pub(super) shares: Vec<Share>,
     /// Live records that are dead by the rules, to be marked so on the medium.
     pub(super) outranked: Vec<(u32, Record)>,
+    /// Slots that hold no record.
+    pub(super) damaged: Vec<u32>,
     /// The highest sequence in the table, 0 when it is empty.
     pub(super) highest: u64,
     pub(super) opening: Opening,
 }
 
 /// The records that verify and lie inside the arena.
+#[derive(Default)]
 pub(crate) struct Survey {
     /// Live and dead ones, by slot.
     pub(crate) records: Vec<(u32, Record)>,
@@ -58,62 +63,18 @@ pub(crate) struct Survey {
     pub(crate) lost: Vec<(u32, Record)>,
     /// Slots that hold something else.
     pub(crate) damaged: Vec<u32>,
-    /// The highest sequence of all records.
-    pub(crate) highest: u64,
-    /// One past the last slot ever used.
-    used: u32,
 }
 
 /// Reads the whole table of an arena that says it has this layout.
 pub(crate) fn survey(mapping: &Mapping, layout: Layout, uuid: &[u8; 16]) -> Result<Survey, Error> {
-    let mut survey = Survey {
-        // Address space alone, up to the table of a middling arena.
-        records: Vec::with_capacity(layout.records.min(1 << 21) as usize),
-        lost: Vec::new(),
-        damaged: Vec::new(),
-        highest: 0,
-        used: 0,
-    };
-    let total = layout.records as usize * record::LEN;
-    if let Err(error) = mapping.populate_read(layout::TABLE, total as u64) {
-        // Page by page below: what cannot be read costs the blocks that were recorded there.
-        let path = mapping.path().map(|path| path.display().to_string());
-        tracing::warn!(path, %error, "the record table could not be read as a whole");
+    let mut survey = Survey::default();
+    for some in written(mapping, layout)? {
+        read_table(mapping, layout, uuid, some, |slot, held| match held {
+            Held::Record(record) => survey.records.push((slot, record)),
+            Held::Lost(record) => survey.lost.push((slot, record)),
+            Held::Damaged => survey.damaged.push(slot),
+        })?;
     }
-    let mut chunk = vec![0; CHUNK.min(total)];
-    let mut slot = 0;
-    for begin in (0..total).step_by(CHUNK) {
-        let len = CHUNK.min(total - begin);
-        mapping.read_into(layout::TABLE + begin as u64, &mut chunk[..len])?;
-        let (records, _) = chunk[..len].as_chunks::<{ record::LEN }>();
-        // What the medium has lost reads as zeros.
-        let has_lost = mapping.losses() > 0;
-        let is_lost = |slot: u32| mapping.is_lost(layout.record(slot), record::LEN as u64);
-        for bytes in records {
-            if has_lost && is_lost(slot)? {
-                survey.damaged.push(slot);
-                slot += 1;
-                continue;
-            }
-            match Record::decode(bytes, record::seed(uuid, slot)) {
-                Slot::Empty => {}
-                Slot::Used(record) if is_inside(&record, layout.data, layout.capacity) => {
-                    survey.highest = survey.highest.max(record.sequence);
-                    if is_inside(&record, layout.data, mapping.len()) {
-                        survey.records.push((slot, record));
-                    } else if record.state == RecordState::Live {
-                        survey.lost.push((slot, record));
-                    }
-                }
-                _ => survey.damaged.push(slot),
-            }
-            slot += 1;
-        }
-    }
-    let last = |slots: Option<u32>| slots.map_or(0, |slot| slot + 1);
-    survey.used = last(survey.records.last().map(|(slot, _)| *slot))
-        .max(last(survey.damaged.last().copied()))
-        .max(last(survey.lost.last().map(|(slot, _)| *slot)));
     Ok(survey)
 }
 
@@ -126,113 +87,77 @@ pub(crate) fn is_inside(record: &Record, begin: u64, end: u64) -> bool {
 
 /// Which of the surveyed records, in the order of their slots, are live and outranked by none.
 pub(crate) fn judge(records: &[(u32, Record)]) -> Vec<bool> {
-    let mut served = live(records);
-    overlaps(records, &mut served);
-    let (_, numbers) = number(records);
-    identities(records, &numbers, served).0
-}
-
-fn live(records: &[(u32, Record)]) -> Vec<bool> {
-    records
-        .iter()
-        .map(|(_, record)| record.state == RecordState::Live)
-        .collect()
-}
-
-/// The records' namespaces, and each record's by its number.
-fn number(records: &[(u32, Record)]) -> (Namespaces, Vec<u32>) {
-    let mut namespaces = Namespaces::default();
-    let mut last = None;
-    let mut of = |(_, record): &(u32, Record)| {
-        let id = record.identity.namespace;
-        match last {
-            Some((known, number)) if known == id => number,
-            _ => {
-                let number = namespaces.intern(id, |_| true);
-                last = Some((id, number));
-                number
-            }
-        }
-    };
-    let numbers = records.iter().map(&mut of).collect();
-    (namespaces, numbers)
-}
-
-/// Whether record `a` counts before record `b`: by falling sequence, and of equal ones, which no
-/// sound arena holds, the lower slot first.
-fn is_above(records: &[(u32, Record)], a: usize, b: usize) -> bool {
-    let rank = |index: usize| (records[index].1.sequence, Reverse(index));
-    rank(a) > rank(b)
-}
-
-/// Clears `served` where a record of a higher sequence, live or dead, has some of the bytes.
-fn overlaps(records: &[(u32, Record)], served: &mut [bool]) -> Vec<(u64, u64, u32)> {
-    let mut extents: Vec<(u64, u64, u32)> = Vec::with_capacity(records.len());
-    for (index, (_, record)) in records.iter().enumerate() {
-        extents.extend(
-            record
-                .extents
-                .iter()
-                .map(|(at, len)| (at, at + len, index as u32)),
-        );
+    let mut highest: HashMap<Identity, Rank> = HashMap::new();
+    for (slot, record) in records {
+        let rank = rank(*slot, record);
+        let known = highest.entry(record.identity).or_insert(rank);
+        *known = rank.max(*known);
     }
+    let each = records
+        .iter()
+        .flat_map(|(slot, record)| places(*slot, record));
+    let mut extents: Vec<Place> = each.collect();
+    let at = |slot: u32| records.partition_point(|(other, _)| *other < slot);
+    let mut below = HashSet::new();
+    overlaps(&mut extents, |a, b| {
+        let rank = |slot| rank(slot, &records[at(slot)].1);
+        below.insert(if rank(a) > rank(b) { b } else { a });
+        Ok::<_, Error>(())
+    })
+    .unwrap_or_default();
+    let is_served = |(slot, record): &(u32, Record)| {
+        record.state == RecordState::Live
+            && highest[&record.identity] == rank(*slot, record)
+            && !below.contains(slot)
+    };
+    records.iter().map(is_served).collect()
+}
+
+/// Where a record counts: by falling sequence, and of equal ones, which no sound arena holds, the
+/// lower slot first.
+type Rank = (u64, Reverse<u32>);
+
+fn rank(slot: u32, record: &Record) -> Rank {
+    (record.sequence, Reverse(slot))
+}
+
+/// An extent, and whose it is: begin and length in granules, so that the order is that of their
+/// begins, and the record's slot.
+pub(super) type Place = (u64, u32);
+
+const LEN_BITS: u32 = 24;
+
+pub(super) fn places(slot: u32, record: &Record) -> impl Iterator<Item = Place> + use<'_> {
+    let place = move |(at, len): (u64, u64)| (((at / GRANULE) << LEN_BITS) | (len / GRANULE), slot);
+    record.extents.iter().map(place)
+}
+
+/// Begin and end of a place in bytes.
+fn range((packed, _): &Place) -> (u64, u64) {
+    let begin = packed >> LEN_BITS;
+    let len = packed & ((1 << LEN_BITS) - 1);
+    (begin * GRANULE, (begin + len) * GRANULE)
+}
+
+/// Sorts extents, and calls `each` with the slots of two records that share bytes.
+fn overlaps<E>(
+    extents: &mut [Place],
+    mut each: impl FnMut(u32, u32) -> Result<(), E>,
+) -> Result<(), E> {
     extents.sort_unstable();
     // One pass; `open` keeps the extents that reach beyond the current begin.
     let mut open: Vec<(u64, u32)> = Vec::new();
-    for (begin, end, index) in &extents {
-        open.retain(|(end, _)| end > begin);
+    for place in &*extents {
+        let ((begin, end), slot) = (range(place), place.1);
+        open.retain(|(end, _)| *end > begin);
         for (_, other) in &open {
-            let (a, b) = (*index as usize, *other as usize);
-            if a != b {
-                served[if is_above(records, a, b) { b } else { a }] = false;
+            if *other != slot {
+                each(*other, slot)?;
             }
         }
-        open.push((*end, *index));
+        open.push((end, slot));
     }
-    extents
-}
-
-/// Clears `served` where a record of a higher sequence, live or dead, has the same identity;
-/// answers it with the slots of the rest by identity.
-fn identities(
-    records: &[(u32, Record)],
-    numbers: &[u32],
-    mut served: Vec<bool>,
-) -> (Vec<bool>, KeyMap) {
-    let mut live = KeyMap::with_capacity(served.iter().filter(|served| **served).count());
-    let at = |slot: u32| records.partition_point(|(other, _)| *other < slot);
-    for (index, (slot, record)) in records.iter().enumerate() {
-        if !served[index] {
-            continue;
-        }
-        let (namespace, key) = (numbers[index], &record.identity.key);
-        let Some(other) = live.insert(namespace, key, *slot) else {
-            continue;
-        };
-        let before = at(other);
-        if is_above(records, before, index) {
-            live.insert(namespace, key, other);
-            served[index] = false;
-        } else {
-            served[before] = false;
-        }
-    }
-    // The dead outrank too, and so do those that became dead just now.
-    for (position, (_, record)) in records.iter().enumerate() {
-        if served[position] {
-            continue;
-        }
-        let (namespace, key) = (numbers[position], &record.identity.key);
-        let Some(slot) = live.get(namespace, key) else {
-            continue;
-        };
-        let index = at(slot);
-        if is_above(records, position, index) {
-            served[index] = false;
-            live.remove(namespace, key, slot);
-        }
-    }
-    (served, live)
+    Ok(())
 }
 
 /// Recovers an arena that says it has `layout`; the pool covers what the medium has of it.
@@ -240,90 +165,122 @@ pub(super) fn recover(
     mapping: &Mapping,
     layout: Layout,
     uuid: &[u8; 16],
-    uses: &Uses,
 ) -> Result<Recovered, Error> {
-    let survey = survey(mapping, layout, uuid)?;
-    let records = &survey.records;
-    let mut apart = live(records);
-    let extents = overlaps(records, &mut apart);
-    let (namespaces, numbers) = number(records);
-    let fill = |served: &[bool]| {
-        let pool = pool(layout, mapping.len(), &extents, served)?;
-        let mut entries = Entries::new(layout.records as u32);
-        let rows = records
-            .iter()
-            .zip(served)
-            .zip(&numbers)
-            .filter(|((_, served), _)| **served);
-        let kept = rows.map(|(((slot, record), _), number)| (*slot, entry(record, *number)));
-        entries.restore(kept, survey.used, uses);
-        Ok::<_, Error>((pool, entries))
-    };
-    // The map waits for memory and so do the entries: two threads take little more than one.
-    let ((served, live), filled) = std::thread::scope(|scope| {
-        let start = apart.clone();
-        let map = scope.spawn(|| identities(records, &numbers, start));
-        let filled = fill(&apart);
-        let panicked = |_| Error::Corrupt {
-            path: mapping.path().unwrap_or_else(|| Path::new("arena")).into(),
-            reason: "the index could not be built: recovery panicked".into(),
-        };
-        Ok::<_, Error>((map.join().map_err(panicked)?, filled))
+    let mut index = Index::new(layout.records);
+    let mut part = fill(mapping, layout, uuid, &mut index)?;
+    let mut places = std::mem::take(&mut part.places);
+    // The dead outrank too.
+    for slot in std::mem::take(&mut part.dead) {
+        if let Some((slot, record)) = read_slot(mapping, layout, uuid, slot)? {
+            let rank = rank(slot, &record);
+            part.outrank(&index, &record.identity, |entry| entry.rank() < rank);
+        }
+    }
+    overlaps(&mut places, |a, b| {
+        // They are few, if any.
+        let (a, b) = (
+            read_slot(mapping, layout, uuid, a)?,
+            read_slot(mapping, layout, uuid, b)?,
+        );
+        if let (Some(a), Some(b)) = (a, b) {
+            let (slot, below) = std::cmp::min_by_key(a, b, |(slot, record)| rank(*slot, record));
+            part.outrank(&index, &below.identity, |entry| entry.record == slot);
+        }
+        Ok::<_, Error>(())
     })?;
-    // Identities seldom repeat; where they do, what was filled meanwhile is too much.
-    let (pool, entries) = if served == apart {
-        filled?
-    } else {
-        fill(&served)?
-    };
-    let rows = || records.iter().zip(&served);
-    let outranked: Vec<(u32, Record)> = rows()
-        .filter(|((_, record), served)| !**served && record.state == RecordState::Live)
-        .map(|(row, _)| *row)
-        .collect();
+    let mut is_taken = vec![false; part.used as usize];
+    let mut shares: Vec<Share> = Vec::new();
+    index.walk(|_, entry| {
+        is_taken[entry.record as usize] = true;
+        let number = entry.namespace as usize;
+        if shares.len() <= number {
+            shares.resize(number + 1, (0, 0));
+        }
+        shares[number] = (shares[number].0 + 1, shares[number].1 + entry.len);
+    });
+    let kept = places.into_iter();
+    let pool = pool(
+        layout,
+        mapping.len(),
+        kept.filter(|(_, slot)| is_taken[*slot as usize]),
+    )?;
+    let mut records = Records::new(layout.records as u32);
+    let taken = (0..).zip(&is_taken).filter(|(_, taken)| **taken);
+    records.restore(taken.map(|(slot, _)| slot), part.used);
     let opening = Opening {
-        blocks: live.len() as u64,
-        damaged: (survey.damaged.len() + survey.lost.len()) as u64,
-        outranked: outranked.len() as u64,
+        blocks: index.live(),
+        damaged: part.damaged.len() as u64 + part.lost,
+        outranked: part.beaten.len() as u64,
         created: false,
     };
-    let kept = rows().filter(|(_, served)| **served);
+    let dead = |entry: &Entry| (entry.record, record(&index, entry));
+    let outranked = part.beaten.iter().map(dead).collect();
     Ok(Recovered {
         pool,
-        entries,
-        live_bytes: kept.map(|((_, record), _)| record.len).sum(),
-        live,
-        namespaces,
+        records,
+        shares,
         outranked,
-        highest: survey.highest,
+        damaged: part.damaged,
+        highest: part.highest,
         opening,
+        index,
     })
 }
 
-fn pool(
+/// The record of a block that was read.
+fn record(index: &Index, entry: &Entry) -> Record {
+    Record {
+        state: RecordState::Live,
+        parts: entry.parts,
+        created: 0,
+        sequence: entry.sequence,
+        identity: Identity {
+            namespace: index.id(entry.namespace),
+            key: entry.key,
+        },
+        extents: entry.extents,
+        len: entry.len,
+        checksum: entry.checksum,
+    }
+}
+
+/// A record that was there when the table was read.
+fn read_slot(
+    mapping: &Mapping,
     layout: Layout,
-    medium: u64,
-    extents: &[(u64, u64, u32)],
-    served: &[bool],
-) -> Result<Pool, Error> {
-    let kept = extents
-        .iter()
-        .filter(|(_, _, record)| served[*record as usize]);
-    let extents = kept.map(|(begin, end, _)| Extent {
-        offset: begin - layout.data,
-        len: end - begin,
+    uuid: &[u8; 16],
+    slot: u32,
+) -> Result<Option<(u32, Record)>, Error> {
+    let mut bytes = [0; record::LEN];
+    mapping.read_into(layout.record(slot), &mut bytes)?;
+    Ok(match Record::decode(&bytes, record::seed(uuid, slot)) {
+        Slot::Used(record) => Some((slot, record)),
+        _ => None,
+    })
+}
+
+fn pool(layout: Layout, medium: u64, places: impl Iterator<Item = Place>) -> Result<Pool, Error> {
+    // As large as places are, so that these are not copied.
+    let extents = places.map(|place| {
+        let (begin, end) = range(&place);
+        Extent {
+            offset: begin - layout.data,
+            len: end - begin,
+        }
     });
     Pool::rebuild(layout.on(medium).data_len(), GRANULE, extents)
         .map_err(|error| Error::config("capacity", size::show(layout.capacity), error.to_string()))
 }
 
-fn entry(record: &Record, namespace: u32) -> Entry {
+pub(super) fn entry(slot: u32, record: &Record, namespace: u32) -> Entry {
     let mut entry = Entry::new(record.identity.key, namespace, record.extents, record.len);
+    entry.record = slot;
     entry.parts = record.parts;
     entry.checksum = record.checksum;
     entry.sequence = record.sequence;
-    entry.created = record.created;
     entry.stage = Stage::Live;
+    // Until the blocks of all devices are ranked.
+    entry.stamp = record.sequence;
     entry
 }
 
@@ -335,7 +292,38 @@ impl Arena {
             let state = RecordState::Dead;
             (*slot, Record { state, ..*record })
         };
-        self.write_records(&outranked.iter().map(dead).collect::<Vec<_>>());
+        let mut dead: Vec<(u32, Record)> = outranked.iter().map(dead).collect();
+        self.read_created(&mut dead);
+        self.write_records(&dead);
+    }
+
+    /// Makes slots empty on the medium that hold no record: else each check would find them as long
+    /// as nothing else comes there.
+    pub(super) fn mend(&self, damaged: &[u32]) {
+        let layout = self.layout();
+        let places = damaged
+            .iter()
+            .map(|slot| (layout.record(*slot), record::LEN as u64));
+        // What is lost is as good as empty, and takes nothing.
+        let places: Vec<(u64, u64)> = places
+            .filter(|(at, len)| !self.is_lost(*at, *len))
+            .collect();
+        if places.is_empty() {
+            return;
+        }
+        let mapping = self.mapping.load();
+        for (at, _) in &places {
+            if let Err(error) = mapping.write_from(*at, &[0; record::LEN]) {
+                tracing::error!(tier = self.name, at, %error, "a record could not be mended");
+            }
+        }
+        self.sync_each(&places);
+        let path = self.path().map(|path| path.display().to_string());
+        tracing::warn!(
+            path,
+            records = places.len(),
+            "records that a crash tore, or rot, are empty now"
+        );
     }
 }
 
@@ -343,43 +331,94 @@ impl Arena {
 mod tests {
     use kvdepot_media::{Access, Mapping};
 
+    use super::super::fill::{in_use, shares_of};
     use super::*;
+    use crate::index::Uses;
     use crate::{Identity, Key, NamespaceId};
     use kvdepot_media::checksum::Checksum;
+
+    /// A file with an arena's table, in which these records are; each of another key.
+    fn table(path: &std::path::Path, layout: Layout, slots: impl Iterator<Item = u32>) {
+        let made = Mapping::create(path, layout.capacity).unwrap();
+        for slot in slots {
+            let mut key = [0; 32];
+            key[..4].copy_from_slice(&slot.to_le_bytes());
+            let extent = (layout.data + u64::from(slot) * GRANULE, GRANULE);
+            let record = Record {
+                state: RecordState::Live,
+                parts: 1,
+                created: 0,
+                // Not in the order of the slots, nor without gaps.
+                sequence: u64::from(slot ^ 0x55) * 3 + 1,
+                identity: Identity {
+                    namespace: NamespaceId([(slot % 3) as u8; 16]),
+                    key: Key(key),
+                },
+                extents: record::Packed::new(&[extent]).unwrap(),
+                len: 100,
+                checksum: Checksum([0; 16]),
+            };
+            let bytes = record.encode(record::seed(&UUID, slot));
+            made.write_from(layout.record(slot), &bytes).unwrap();
+        }
+    }
+
+    const UUID: [u8; 16] = [7; 16];
+
+    #[test]
+    fn threads_that_read_parts_of_a_table_find_what_one_does() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("arena");
+        let layout = Layout::new(96 << 20, 20_000).unwrap();
+        // Pages of the table that nobody has written lie between others.
+        let slots = || (0..20_000_u32).filter(|slot| slot % 4096 < 1500 && slot % 7 > 0);
+        table(&path, layout, slots());
+        let mapping = Mapping::open(&path, Access::ReadWrite).unwrap();
+        let ranges = written(&mapping, layout).unwrap();
+        let shares = shares_of(&ranges, 5);
+        assert_eq!(shares.len(), 5);
+        let all: Vec<u32> = shares.iter().flatten().flat_map(Clone::clone).collect();
+        assert!(
+            all.is_sorted_by(|a, b| a < b) && slots().all(|slot| all.binary_search(&slot).is_ok())
+        );
+        let used = in_use(&mapping, layout, &ranges).unwrap() as usize;
+        assert!(
+            used.abs_diff(slots().count()) < slots().count() / 4,
+            "{used}"
+        );
+        let mut found = recover(&mapping, layout, &UUID).unwrap();
+        let count = slots().count() as u64;
+        assert_eq!((found.opening.blocks, found.opening.damaged), (count, 0));
+        assert_eq!(found.pool.live_count() as u64, count);
+        let shares: u64 = found.shares.iter().map(|(blocks, _)| blocks).sum();
+        assert_eq!((found.shares.len(), shares), (3, count));
+        assert_eq!(found.records.vacant(), layout.records - count);
+        let uses = Uses::default();
+        uses.call(10);
+        found.index.rank(&uses);
+        let mut stamps = Vec::new();
+        found
+            .index
+            .walk(|_, entry| stamps.push((entry.sequence, entry.stamp)));
+        stamps.sort_unstable();
+        assert!(stamps.is_sorted_by(|a, b| a.1 < b.1) && stamps[0].1 == 10);
+        assert!(uses.call(1).of(0) > stamps[stamps.len() - 1].1);
+        // The first free record is the first that is not in use.
+        assert_eq!(found.records.take(), Some(0));
+    }
 
     #[test]
     fn a_page_of_the_table_that_cannot_be_read_costs_what_is_recorded_there() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("arena");
         let layout = Layout::new(4 << 20, 256).unwrap();
-        let made = Mapping::create(&path, layout.capacity).unwrap();
-        let uuid = [7; 16];
-        for slot in 0..256 {
-            let record = Record {
-                state: RecordState::Live,
-                parts: 1,
-                created: 0,
-                sequence: u64::from(slot) + 1,
-                identity: Identity {
-                    namespace: NamespaceId([1; 16]),
-                    key: Key([slot as u8; 32]),
-                },
-                extents: record::Packed::new(&[(layout.data + u64::from(slot) * GRANULE, GRANULE)])
-                    .unwrap(),
-                len: 100,
-                checksum: Checksum([0; 16]),
-            };
-            let bytes = record.encode(record::seed(&uuid, slot));
-            made.write_from(layout.record(slot), &bytes).unwrap();
-        }
-        drop(made);
+        table(&path, layout, 0..256);
         let mapping = Mapping::open(&path, Access::ReadWrite).unwrap();
         // What is behind is gone as soon as it is touched.
         let file = std::fs::File::options().write(true).open(&path).unwrap();
         file.set_len(layout.record(64)).unwrap();
-        let uses = Uses::default();
-        let found = recover(&mapping, layout, &uuid, &uses).unwrap();
+        let found = recover(&mapping, layout, &UUID).unwrap();
         assert_eq!((found.opening.blocks, found.opening.damaged), (64, 192));
-        assert_eq!(found.highest, 64);
+        assert_eq!(found.highest, 127 * 3 + 1);
     }
 }

@@ -21,6 +21,8 @@ pub(crate) enum Refused {
     Reserved(Token),
     /// There is no room for it.
     Full(Full),
+    /// It left unread, and others would have to go for it.
+    Declined,
 }
 
 /// Why, and in which tier, there is no room for a block of `requested` bytes.
@@ -36,6 +38,8 @@ pub(crate) struct Full {
 pub(crate) enum Cause {
     /// Nothing that could be evicted is left, or the block is larger than the arena.
     Space { free: u64, capacity: u64 },
+    /// Each record of the table has a block that nothing may evict.
+    Records { records: u64 },
     /// More bytes than this would wait for the far tier.
     Queue { depth: u64 },
     /// Processes that worked for the previous owner may still write here: one of them, as far as
@@ -56,6 +60,10 @@ impl From<Full> for Error {
             Cause::Space { free, capacity } => {
                 format!("{free} are free of {capacity}, the rest is pinned or reserved")
             }
+            Cause::Records { records } => format!(
+                "each of its {records} records has a block that is pinned or reserved; a new arena \
+                 has more with dax.records"
+            ),
             Cause::Queue { depth } => {
                 format!("the write-back queue is full (write_back_depth = {depth})")
             }
@@ -78,7 +86,8 @@ impl From<Full> for Error {
 /// Where a block is reserved, and as what.
 struct Entering {
     namespace: u32,
-    slot: u32,
+    id: NamespaceId,
+    record: u32,
     extents: Packed,
     sequence: u64,
     created: u32,
@@ -97,7 +106,7 @@ impl Arena {
         let closed = self.closed_to_writes();
         let mut guard = self.state.lock();
         let state = &mut *guard;
-        let number = state.intern(namespace);
+        let number = self.intern(state, namespace);
         self.carve_lost(state);
         if closed.is_none() && self.lacks_room(state, number, blocks) {
             return None;
@@ -113,9 +122,9 @@ impl Arena {
         let mut answers: Vec<Result<Place, Refused>> = Vec::with_capacity(blocks.len());
         for (index, wanted) in blocks.iter().enumerate() {
             followed_by = followed_by.saturating_sub(wanted.room());
-            let known = state.known(number, wanted);
+            let known = self.known_in(state, number, wanted);
             if let Some((refused, slot)) = known {
-                behind = self.last_of(&state.entries.get(slot).extents);
+                behind = self.last_of(&self.index.get(slot).extents);
                 answers.push(Err(refused));
                 continue;
             }
@@ -128,7 +137,7 @@ impl Arena {
                 followed_by,
             };
             let found = self.find_space(state, number, wanted.len, hint);
-            let Some((slot, extents)) = found else {
+            let Some((record, extents)) = found else {
                 if self.may_evict(state, wanted) {
                     let made = answers.iter().flatten();
                     made.for_each(|place| self.give_up(state, place.token.slot));
@@ -140,12 +149,13 @@ impl Arena {
             behind = self.last_of(&extents);
             let entering = Entering {
                 namespace: number,
-                slot,
+                id: namespace,
+                record,
                 extents,
                 sequence: first + (blocks.len() - 1 - index) as u64,
                 created,
             };
-            answers.push(Ok(state.enter(wanted, &entering)));
+            answers.push(self.enter_reserved(state, wanted, &entering));
         }
         self.note_room(state);
         drop(guard);
@@ -162,7 +172,7 @@ impl Arena {
         // What is not needed is given back once the lock is free.
         let mut spare = Vec::new();
         let mut state = self.state.lock();
-        let namespace = state.intern(namespace);
+        let number = self.intern(&state, namespace);
         // Of now, above those of all blocks that were ever here.
         let mut sequence = state.sequence + blocks.len() as u64;
         state.sequence = sequence;
@@ -170,20 +180,21 @@ impl Arena {
         let mut answers = Vec::with_capacity(blocks.len());
         for (wanted, mut space) in blocks {
             sequence -= 1;
-            if let Some((refused, _)) = state.known(namespace, &wanted) {
+            if let Some((refused, _)) = self.known_in(&state, number, &wanted) {
                 spare.push(space);
                 answers.push(Err(refused));
                 continue;
             }
-            let (slot, extents) = space.take(&mut state);
+            let (record, extents) = space.take(&mut state);
             let entering = Entering {
-                namespace,
-                slot,
+                namespace: number,
+                id: namespace,
+                record,
                 extents,
                 sequence,
                 created,
             };
-            answers.push(Ok(state.enter(&wanted, &entering)));
+            answers.push(self.enter_reserved(&mut state, &wanted, &entering));
         }
         self.note_room(&state);
         drop(state);
@@ -194,7 +205,7 @@ impl Arena {
     /// Whether blocks must go before all of these fit. Those for which nothing may, or for which
     /// nothing is left, find out for themselves.
     fn lacks_room(&self, state: &State, namespace: u32, blocks: &[Wanted]) -> bool {
-        let (free, vacant) = (state.pool.free_bytes(), state.entries.vacant());
+        let (free, vacant) = (state.pool.free_bytes(), state.records.vacant());
         let fits = |rooms: u64, count: usize| rooms <= free && count as u64 <= vacant;
         let sum = |rooms: u64, wanted: &Wanted| rooms.saturating_add(wanted.room());
         if fits(blocks.iter().fold(0, sum), blocks.len()) {
@@ -202,15 +213,18 @@ impl Arena {
         }
         let absent = blocks.iter().filter(|wanted| {
             let key = &wanted.key;
-            let of = |map: &crate::index::KeyMap| map.get(namespace, key).is_some();
-            self.may_evict(state, wanted) && !of(&state.live) && !of(&state.reserved)
+            let known = || {
+                self.index.find(namespace, key).is_some()
+                    || state.reserved.get(namespace, key).is_some()
+            };
+            self.may_evict(state, wanted) && !known()
         });
         !fits(absent.clone().fold(0, sum), absent.count())
     }
 
     /// Whether others might make room for this block.
     fn may_evict(&self, state: &State, wanted: &Wanted) -> bool {
-        let could = state.entries.evictable_bytes() > 0 || state.burials > 0;
+        let could = self.index.evictable_bytes() > 0 || state.burials > 0;
         wanted.evict && could && wanted.len > 0 && wanted.len <= self.layout().data_len()
     }
 
@@ -225,30 +239,40 @@ impl Arena {
     pub(crate) fn is_low(&self) -> bool {
         self.low.load(Ordering::Relaxed) || self.has_unnamed_orphans()
     }
-}
 
-impl State {
     /// What a key that is published or being written is answered, and its slot.
-    fn known(&mut self, namespace: u32, wanted: &Wanted) -> Option<(Refused, u32)> {
-        if let Some(slot) = self.live.get(namespace, &wanted.key) {
+    fn known_in(&self, state: &State, namespace: u32, wanted: &Wanted) -> Option<(Refused, u32)> {
+        if let Some(slot) = self.index.find(namespace, &wanted.key) {
+            let token = self.place(slot).token;
             // Being put again is a use.
-            self.entries.touch(slot, wanted.stamp);
-            return Some((Refused::Present(self.place(slot).token), slot));
+            self.index.touch(slot, token.sequence, wanted.stamp);
+            return Some((Refused::Present(token), slot));
         }
-        let slot = self.reserved.get(namespace, &wanted.key)?;
+        let slot = state.reserved.get(namespace, &wanted.key)?;
         Some((Refused::Reserved(self.place(slot).token), slot))
     }
 
-    fn enter(&mut self, wanted: &Wanted, at: &Entering) -> Place {
+    fn enter_reserved(
+        &self,
+        state: &mut State,
+        wanted: &Wanted,
+        at: &Entering,
+    ) -> Result<Place, Refused> {
         let mut entry = Entry::new(wanted.key, at.namespace, at.extents, wanted.len);
+        entry.record = at.record;
         entry.parts = wanted.parts;
         entry.sequence = at.sequence;
-        entry.created = at.created;
         entry.stamp = wanted.stamp;
         entry.copy = wanted.copy;
         entry.stage = Stage::Reserved;
-        self.entries.set(at.slot, entry);
-        self.reserved.insert(at.namespace, &wanted.key, at.slot);
-        self.place(at.slot)
+        let Some(slot) = self.enter(state, &entry) else {
+            self.free_extents(state, &at.extents);
+            state.records.give_back(at.record);
+            return Err(self.refuse(state, wanted.len));
+        };
+        state
+            .reserved
+            .insert(at.namespace, &wanted.key, slot, at.created);
+        Ok(self.place_of(slot, &entry, at.id))
     }
 }

@@ -1,7 +1,6 @@
 //! Who is there: the blocks of a namespace, how much each namespace has, and which blocks left.
 //!
-//! What is counted or noted costs every put and eviction a little, so neither begins before
-//! somebody asks.
+//! What is noted costs every eviction a little, so it does not begin before somebody asks.
 
 use std::collections::VecDeque;
 
@@ -24,7 +23,7 @@ pub(crate) struct Departed {
 #[derive(Default)]
 pub(super) struct Roll {
     /// By the namespace's number.
-    shares: Option<Vec<Share>>,
+    shares: Vec<Share>,
     notes: Vec<Notes>,
     /// Whether what goes now is on another device already.
     pub(super) moving: bool,
@@ -100,18 +99,25 @@ impl Departed {
 }
 
 impl Roll {
-    pub(super) fn came(&mut self, namespace: u32, bytes: u64) {
-        if let Some(shares) = &mut self.shares {
-            add(shares, namespace, bytes);
+    /// Of what namespaces have, by their numbers.
+    pub(super) fn of(shares: Vec<Share>) -> Roll {
+        Roll {
+            shares,
+            ..Roll::default()
         }
     }
 
+    pub(super) fn came(&mut self, namespace: u32, bytes: u64) {
+        let index = namespace as usize;
+        if self.shares.len() <= index {
+            self.shares.resize(index + 1, (0, 0));
+        }
+        let share = &mut self.shares[index];
+        *share = (share.0 + 1, share.1 + bytes);
+    }
+
     pub(super) fn went(&mut self, namespace: u32, identity: Identity, bytes: u64) {
-        if let Some(share) = self
-            .shares
-            .as_mut()
-            .and_then(|all| all.get_mut(namespace as usize))
-        {
+        if let Some(share) = self.shares.get_mut(namespace as usize) {
             *share = (share.0 - 1, share.1 - bytes);
         }
         for notes in self.notes.iter_mut().filter(|_| !self.moving) {
@@ -122,14 +128,6 @@ impl Roll {
             notes.blocks.push_back((identity, bytes));
         }
     }
-}
-
-fn add(shares: &mut Vec<Share>, namespace: u32, bytes: u64) {
-    let index = namespace as usize;
-    if shares.len() <= index {
-        shares.resize(index + 1, (0, 0));
-    }
-    shares[index] = (shares[index].0 + 1, shares[index].1 + bytes);
 }
 
 impl Arena {
@@ -144,35 +142,20 @@ impl Arena {
         limit: usize,
         blocks: &mut Vec<(Key, u64)>,
     ) -> Option<u32> {
-        let state = self.state.lock();
-        let number = state.namespaces.number(namespace)?;
-        let slots = state.entries.from(slot);
-        for (seen, entry) in (1..=glance).zip(slots) {
-            if entry.stage == Stage::Live && entry.namespace == number {
+        self.index.page_of(namespace, slot, glance, |_, entry| {
+            if entry.stage == Stage::Live {
                 blocks.push((entry.key, entry.len));
             }
-            if blocks.len() >= limit || seen == glance {
-                return slot.checked_add(seen);
-            }
-        }
-        None
+            blocks.len() < limit
+        })
     }
 
-    /// What each namespace has that has blocks here, or had some lately; counted from the first
-    /// call on.
+    /// What each namespace has that has blocks here, or had some lately.
     pub(crate) fn shares(&self) -> Vec<(NamespaceId, Share)> {
-        let mut guard = self.state.lock();
-        let state = &mut *guard;
-        let shares = state.roll.shares.get_or_insert_with(|| {
-            let mut shares = Vec::new();
-            for slot in state.live.all() {
-                let entry = state.entries.get(slot);
-                add(&mut shares, entry.namespace, entry.len);
-            }
-            shares
-        });
+        let state = self.state.lock();
+        let shares = &state.roll.shares;
         let share = |number: u32| shares.get(number as usize).copied().unwrap_or_default();
-        let each = state.namespaces.known();
+        let each = self.index.named().into_iter();
         each.map(|(id, number)| (id, share(number))).collect()
     }
 

@@ -1,21 +1,17 @@
-//! Lookups and pins.
+//! Lookups and pins. None of them waits for `state`, but for who ends the last pin of a block that
+//! is gone.
 
-use super::{Arena, Place, State, Token};
+use super::{Arena, Place, Token};
 use crate::index::Stage;
 use crate::{Key, NamespaceId};
 
 impl Arena {
     /// Sets `found[i]` where the block of `keys[i]` is published, and leaves it elsewhere.
     pub(crate) fn contains(&self, namespace: NamespaceId, keys: &[Key], found: &mut [bool]) {
-        let Some(state) = self.state.look() else {
-            return;
-        };
-        let Some(number) = state.namespaces.number(namespace) else {
-            return;
-        };
-        for (key, found) in keys.iter().zip(found) {
-            *found |= state.live.get(number, key).is_some();
-        }
+        self.index.look_up(namespace, keys, |position, block| {
+            found[position] |= block.is_some();
+            true
+        });
     }
 
     /// The published block of a key that is put again: a use.
@@ -25,10 +21,15 @@ impl Arena {
         key: &Key,
         stamp: u64,
     ) -> Option<Place> {
-        let mut state = self.state.lock();
-        let slot = state.find(namespace, key)?;
-        state.entries.touch(slot, stamp);
-        Some(state.place(slot))
+        let mut place = None;
+        self.index.look_up(namespace, [key], |_, block| {
+            place = block.map(|block| {
+                block.touch(stamp);
+                self.place_of(block.slot, &block.entry(), namespace)
+            });
+            true
+        });
+        place
     }
 
     /// Stamps blocks that were used in another tier, where they are published here too: one that
@@ -36,50 +37,44 @@ impl Arena {
     pub(crate) fn touch<'a>(
         &self,
         namespace: NamespaceId,
-        used: impl Iterator<Item = (&'a Key, u64)>,
+        used: impl Iterator<Item = (&'a Key, u64)> + Clone,
     ) {
-        let mut state = self.state.lock();
-        let Some(number) = state.namespaces.number(namespace) else {
-            return;
-        };
-        for (key, stamp) in used {
-            if let Some(slot) = state.live.get(number, key) {
-                state.entries.touch(slot, stamp);
+        let mut stamps = used.clone().map(|(_, stamp)| stamp);
+        let keys = used.map(|(key, _)| key);
+        self.index.look_up(namespace, keys, |_, block| {
+            if let (Some(stamp), Some(block)) = (stamps.next(), block) {
+                block.touch(stamp);
             }
-        }
+            true
+        });
     }
 
     /// Stamps the block that a token names, if it is still there.
     pub(crate) fn touch_token(&self, token: Token, stamp: u64) {
-        let mut state = self.state.lock();
-        if state.check(token).is_some() {
-            state.entries.touch(token.slot, stamp);
+        if token.device == self.number {
+            self.index.touch(token.slot, token.sequence, stamp);
         }
     }
 
     /// What became of a block that the caller has pinned: its stamp, and whether it was removed
     /// by its key since then.
     pub(crate) fn since(&self, token: Token) -> (u64, bool) {
-        let state = self.state.lock();
-        let entry = state.check(token);
+        let entry = self.named(token);
         entry.map_or((0, false), |entry| (entry.stamp, entry.removed))
     }
 
     /// How many of the first keys are published, without a gap.
     pub(crate) fn prefix(&self, namespace: NamespaceId, keys: &[Key]) -> usize {
-        let Some(state) = self.state.look() else {
-            return 0;
-        };
-        let Some(number) = state.namespaces.number(namespace) else {
-            return 0;
-        };
-        keys.iter()
-            .take_while(|key| state.live.get(number, key).is_some())
-            .count()
+        let mut count = 0;
+        self.index.look_up(namespace, keys, |_, block| {
+            count += usize::from(block.is_some());
+            block.is_some()
+        });
+        count
     }
 
-    /// Pins the blocks of the keys that are not `found` yet, in one critical section, and stamps
-    /// them as used. A pinned block is neither evicted nor are its extents reused.
+    /// Pins the blocks of the keys that are not `found` yet, and stamps them as used. A pinned
+    /// block is neither evicted nor are its extents reused.
     pub(crate) fn pin(
         &self,
         namespace: NamespaceId,
@@ -88,75 +83,67 @@ impl Arena {
         stamp: impl Fn(usize) -> u64,
         mut each: impl FnMut(usize, Place),
     ) {
-        let Some(mut state) = self.state.look() else {
-            return;
-        };
-        let Some(number) = state.namespaces.number(namespace) else {
-            return;
-        };
-        let look_up = |(index, key): (usize, &Key)| {
-            let slot = (!found[index]).then(|| state.live.get(number, key))?;
-            Some((index, slot?))
-        };
-        let here: Vec<(usize, u32)> = keys.iter().enumerate().filter_map(look_up).collect();
-        state.entries.fetch(here.iter().map(|(_, slot)| *slot));
-        for (index, slot) in here {
-            state.entries.touch(slot, stamp(index));
-            state.add_pin(slot);
-            found[index] = true;
-            each(index, state.place(slot));
-        }
+        let absent: Vec<usize> = (0..keys.len()).filter(|index| !found[*index]).collect();
+        let wanted = absent.iter().map(|index| &keys[*index]);
+        self.index.look_up(namespace, wanted, |position, block| {
+            if let Some(block) = block {
+                let index = absent[position];
+                block.touch(stamp(index));
+                block.pin();
+                found[index] = true;
+                each(index, self.place_of(block.slot, &block.entry(), namespace));
+            }
+            true
+        });
     }
 
     /// Pins a block that is known by its token.
     pub(crate) fn pin_token(&self, token: Token) -> Option<Place> {
-        let mut state = self.state.lock();
-        let live = state.check(token)?.stage == Stage::Live;
-        live.then(|| {
-            state.add_pin(token.slot);
-            state.place(token.slot)
-        })
+        let of_here = (token.device == self.number).then_some(token)?;
+        let entry = self.index.pin_slot(of_here.slot, of_here.sequence)?;
+        // Its namespace has its number as long as the block is there.
+        Some(self.place_of(token.slot, &entry, self.index.id(entry.namespace)))
     }
 
-    /// Whether somebody holds the index now.
+    /// Whether somebody changes the index now.
     pub(crate) fn is_busy(&self) -> bool {
-        self.state.is_taken()
+        self.index.is_busy()
     }
 
     /// Ends pins.
     pub(crate) fn unpin(&self, tokens: impl Iterator<Item = Token>) {
-        self.unpin_in(&mut self.state.lock(), tokens);
+        let doomed = self.unpin_all(tokens);
+        if !doomed.is_empty() {
+            let mut state = self.state.lock();
+            for slot in doomed {
+                // Unless all was let go meanwhile.
+                if self.index.get(slot).stage == Stage::Doomed {
+                    self.release(&mut state, slot);
+                    self.index.freed_doomed();
+                }
+            }
+        }
     }
 
-    pub(super) fn unpin_in(&self, state: &mut State, tokens: impl Iterator<Item = Token>) {
+    /// Ends pins, and answers the slots of blocks that were doomed and are the caller's to free.
+    fn unpin_all(&self, tokens: impl Iterator<Item = Token>) -> Vec<u32> {
+        let mut doomed = Vec::new();
         for token in tokens {
-            if state.check(token).is_none_or(|entry| entry.pins == 0) {
-                tracing::error!(tier = self.name, ?token, "a pin was ended twice");
-                continue;
-            }
-            let entry = state.entries.get_mut(token.slot);
-            entry.pins -= 1;
-            if entry.pins > 0 {
-                continue;
-            }
-            state.pinned -= 1;
-            match state.entries.get(token.slot).stage {
-                Stage::Live => state.entries.link(token.slot),
-                Stage::Doomed => self.release(state, token.slot),
-                // Whoever buries it frees it.
-                _ => {}
+            let here = token.device == self.number;
+            match here
+                .then(|| self.index.unpin(token.slot, token.sequence))
+                .flatten()
+            {
+                None if self.last.get().is_some() => {}
+                None => tracing::error!(tier = self.name, ?token, "a pin was ended twice"),
+                // Whoever buries a block that is dying frees it.
+                Some(is_last_of_doomed) => {
+                    if is_last_of_doomed {
+                        doomed.push(token.slot);
+                    }
+                }
             }
         }
-    }
-}
-
-impl State {
-    pub(super) fn add_pin(&mut self, slot: u32) {
-        let entry = self.entries.get_mut(slot);
-        entry.pins += 1;
-        if entry.pins == 1 {
-            self.pinned += 1;
-            self.entries.unlink(slot);
-        }
+        doomed
     }
 }

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use kvdepot_alloc::{Extent, Hint, Pool};
+use kvdepot_alloc::{Extent, Hint};
 
 use super::{Arena, Cause, Full, Refused, State, Wanted};
 use crate::NamespaceId;
@@ -16,6 +16,7 @@ use crate::index::{Entry, Stage};
 pub(crate) struct Space {
     arena: Arc<Arena>,
     slot: u32,
+    record: u32,
     extents: Packed,
     ours: bool,
 }
@@ -31,11 +32,12 @@ impl Space {
         self.arena.last_of(&self.extents)
     }
 
-    /// Takes it for a block; the lock is held.
+    /// Takes its record and its extents for a block; the lock is held.
     pub(super) fn take(&mut self, state: &mut State) -> (u32, Packed) {
         self.ours = false;
         state.set_aside -= 1;
-        (self.slot, self.extents)
+        self.arena.forget(state, self.slot);
+        (self.record, self.extents)
     }
 }
 
@@ -50,7 +52,7 @@ impl Drop for Space {
 }
 
 impl Arena {
-    /// Room for a block, where nothing may be evicted for it or nothing must.
+    /// A record and extents for a block, where nothing may be evicted for it or nothing must.
     pub(super) fn find_space(
         &self,
         state: &mut State,
@@ -59,13 +61,13 @@ impl Arena {
         hint: Hint,
     ) -> Option<(u32, Packed)> {
         self.carve_lost(state);
-        let slot = self.take_slot(state)?;
+        let record = self.take_record(state)?;
         let pieces = state.pieces(namespace);
         let extents = self.allocate(state, len, pieces, hint);
         if extents.is_none() {
-            state.entries.give_back(slot);
+            state.records.give_back(record);
         }
-        Some((slot, extents?))
+        Some((record, extents?))
     }
 
     /// Makes room for a block by eviction. Waits for the medium, and for others who evict; for
@@ -85,20 +87,26 @@ impl Arena {
         let mut waited = false;
         loop {
             // Anew each time: a number that no block bears may go to another namespace.
-            let number = state.intern(namespace);
+            let number = self.intern(&state, namespace);
             if len == 0 || len > self.layout().data_len() {
-                return Err(self.no_room(&state.pool, len));
+                return Err(self.no_room(&state, len));
             }
-            if let Some((slot, extents)) = self.find_space(&mut state, number, len, hint) {
+            if let Some((record, extents)) = self.find_space(&mut state, number, len, hint) {
                 let mut entry = Entry::new(wanted.key, number, extents, len);
                 entry.stage = Stage::SetAside;
+                entry.record = record;
                 // Of no token.
                 entry.sequence = u64::MAX;
-                state.entries.set(slot, entry);
+                let Some(slot) = self.enter(&mut state, &entry) else {
+                    self.free_extents(&mut state, &extents);
+                    state.records.give_back(record);
+                    return Err(self.no_room(&state, len));
+                };
                 state.set_aside += 1;
                 return Ok(Space {
                     arena: Arc::clone(self),
                     slot,
+                    record,
                     extents,
                     ours: true,
                 });
@@ -111,15 +119,20 @@ impl Arena {
             state.pressed = true;
             // What there is to evict others may have begun to bury since.
             if !self.evict_for(&mut state, number, len) && !self.await_burials(&mut state) {
-                return Err(self.no_room(&state.pool, len));
+                return Err(self.no_room(&state, len));
             }
         }
     }
 
-    fn no_room(&self, pool: &Pool, len: u64) -> Refused {
+    fn no_room(&self, state: &State, len: u64) -> Refused {
         self.counters.full.fetch_add(1, Ordering::Relaxed);
-        let (free, capacity) = (pool.free_bytes(), self.layout().data_len());
-        self.full(len, Cause::Space { free, capacity })
+        let (layout, free) = (self.layout(), state.pool.free_bytes());
+        let (records, capacity) = (layout.records, layout.data_len());
+        let cause = match state.records.vacant() {
+            0 if len <= capacity => Cause::Records { records },
+            _ => Cause::Space { free, capacity },
+        };
+        self.full(len, cause)
     }
 
     pub(super) fn full(&self, requested: u64, cause: Cause) -> Refused {
@@ -132,7 +145,7 @@ impl Arena {
 
     /// As [`Arena::full`], for a block that found no room in this pool.
     pub(super) fn refuse(&self, state: &State, len: u64) -> Refused {
-        self.no_room(&state.pool, len)
+        self.no_room(state, len)
     }
 
     /// Where a block's last extent begins, as the pool counts.

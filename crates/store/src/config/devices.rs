@@ -3,7 +3,8 @@
 use serde_json::{Map, Value};
 
 use super::schema::Kind;
-use super::{DaxConfig, DeviceConfig, Parsed, expand_home};
+use super::value::{Parsed, expand_home};
+use super::{DaxConfig, DeviceConfig};
 use crate::Error;
 use crate::share::MEDIA_MAX;
 

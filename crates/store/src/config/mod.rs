@@ -3,15 +3,20 @@
 mod devices;
 pub mod schema;
 pub mod size;
+mod value;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use kvdepot_media::CopierConfig;
 use kvdepot_media::host::limits;
 use serde_json::{Map, Value};
 
 use crate::Error;
+use crate::format::GRANULE;
 use schema::Kind;
+pub use value::read_yaml;
+use value::{Parsed, expand_home};
 
 /// Fewest bytes of `slice_size`: below, handing a slice over costs more than moving it.
 const SLICE_MIN: u64 = 64 << 10;
@@ -28,6 +33,17 @@ pub enum Overload {
     Wait,
     /// Is dropped, and counted.
     Drop,
+}
+
+/// What is stored where others have to go for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum Admission {
+    /// Everything.
+    #[default]
+    All,
+    /// Not what has left before anybody asked for it.
+    Learned,
 }
 
 /// What an acknowledged block outlives.
@@ -125,6 +141,8 @@ pub struct Config {
     pub write_back_depth: Option<u64>,
     /// Whether far hits are copied near.
     pub promote: bool,
+    /// What is stored where others have to go for it.
+    pub admission: Admission,
     /// How long a close drains.
     pub close_timeout: Duration,
     /// How long a client waits for an answer.
@@ -153,6 +171,7 @@ impl Default for Config {
             overload: Overload::default(),
             write_back_depth: None,
             promote: true,
+            admission: Admission::default(),
             close_timeout: Duration::from_secs(60),
             timeout: None,
             instance: None,
@@ -186,13 +205,46 @@ impl Config {
         };
         config.apply(settings)?;
         config.dax.check_devices()?;
-        if let (Some(slab), Some(regions)) = (config.staging_slab, config.staging_regions)
-            && slab / (regions as u64) < REGION_MIN
-        {
-            let allowed = format!("at least 64KiB for each of {regions} staging_regions");
-            return Err(Error::config("staging_slab", slab, allowed));
-        }
+        // How many there are unless it is said depends on the machine that it is opened on.
+        config.check_slab(config.staging_regions.unwrap_or(1))?;
         Ok(config)
+    }
+
+    fn check_slab(&self, regions: usize) -> Result<(), Error> {
+        match self.staging_slab {
+            Some(slab) if slab / (regions as u64) < REGION_MIN => {
+                let allowed = format!("at least 64KiB for each of {regions} staging_regions");
+                Err(Error::config("staging_slab", size::show(slab), allowed))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn check_slab_fits(&self) -> Result<(), Error> {
+        match (self.staging_slab, limits::memory_allowed()) {
+            (Some(slab), Ok(memory)) if slab > memory => {
+                let memory = size::show(memory);
+                let allowed = format!("at most the {memory} of memory that this process may use");
+                Err(Error::config("staging_slab", size::show(slab), allowed))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The copier that is asked for.
+    ///
+    /// # Errors
+    /// [`Error::Config`] for a slab that is too small for this machine's lanes, or larger than its
+    /// memory.
+    pub(crate) fn copier(&self) -> Result<CopierConfig, Error> {
+        let mut copier = CopierConfig::default();
+        copier.lanes = self.lanes.unwrap_or_else(default_lanes);
+        copier.slice_size = self.slice_size;
+        copier.staging_slab = self.staging_slab;
+        copier.staging_regions = self.staging_regions;
+        self.check_slab(copier.regions())?;
+        self.check_slab_fits()?;
+        Ok(copier)
     }
 
     /// Settings that may name their pipeline themselves.
@@ -277,6 +329,12 @@ impl Config {
             }
             ("", "write_back_depth") => self.write_back_depth = Some(parsed.number),
             ("", "promote") => self.promote = parsed.flag,
+            ("", "admission") => {
+                self.admission = match parsed.text.as_str() {
+                    "learned" => Admission::Learned,
+                    _ => Admission::All,
+                };
+            }
             ("", "close_timeout") => self.close_timeout = parsed.duration,
             ("", "timeout") => {
                 if parsed.duration < Duration::from_millis(1) {
@@ -296,7 +354,13 @@ impl Config {
                 self.socket = match parsed.text.as_str() {
                     "auto" => Socket::Auto,
                     "off" => Socket::Off,
-                    path => Socket::At(path.into()),
+                    path if path.contains('/') || path.ends_with(".sock") => {
+                        Socket::At(expand_home(path))
+                    }
+                    _ => {
+                        let allowed = "auto, off, or a path: with a / in it, or that ends in .sock";
+                        return Err(Error::config(field, value, allowed));
+                    }
                 }
             }
             ("", "socket_mode") => {
@@ -307,7 +371,12 @@ impl Config {
                     Error::config(field, value, allowed)
                 })?;
             }
-            ("cache", "capacity") => self.cache.capacity = Some(parsed.number),
+            ("cache", "capacity") => {
+                if parsed.number < GRANULE {
+                    return Err(Error::config(field, value, "at least 4KiB"));
+                }
+                self.cache.capacity = Some(parsed.number);
+            }
             ("dax", "path") => self.dax.path = Some(expand_home(&parsed.text)),
             ("dax", "capacity") => self.dax.capacity = Some(parsed.number),
             ("dax", "records") => {
@@ -337,19 +406,6 @@ impl Config {
 pub(crate) fn default_lanes() -> usize {
     // A few threads saturate a machine's memory; the rest of the CPUs are the engine's.
     limits::cpus_of_group().unwrap_or(1).clamp(1, 4)
-}
-
-/// Reads a YAML file into a neutral value.
-///
-/// # Errors
-/// [`Error::Io`] and [`Error::Config`].
-pub fn read_yaml(path: &Path) -> Result<Value, Error> {
-    let text = std::fs::read_to_string(path).map_err(|source| Error::Io {
-        path: path.into(),
-        source,
-    })?;
-    serde_yaml_ng::from_str(&text)
-        .map_err(|error| Error::config(path.display().to_string(), error, "a YAML mapping"))
 }
 
 /// Splits and checks a pipeline.
@@ -428,68 +484,6 @@ fn distance(a: &str, b: &str) -> usize {
     row.last().copied().unwrap_or_default()
 }
 
-fn expand_home(path: &str) -> PathBuf {
-    match (path.strip_prefix("~/"), std::env::var_os("HOME")) {
-        (Some(rest), Some(home)) => Path::new(&home).join(rest),
-        _ => path.into(),
-    }
-}
-
-/// A value read as its kind asks; only the field of that kind is set.
-#[derive(Default)]
-struct Parsed {
-    number: u64,
-    duration: Duration,
-    flag: bool,
-    text: String,
-}
-
-impl Parsed {
-    fn new(field: &str, kind: Kind, value: &Value) -> Result<Parsed, Error> {
-        let text = match value {
-            Value::String(text) => text.clone(),
-            other => other.to_string(),
-        };
-        let refuse = |allowed: &str| Err(Error::config(field, value, allowed));
-        let mut parsed = Parsed::default();
-        match kind {
-            Kind::Size => match size::size(&text) {
-                Some(bytes) if bytes > 0 => parsed.number = bytes,
-                _ => return refuse(size::SIZE_HELP),
-            },
-            Kind::Duration => match size::duration(&text) {
-                Some(duration) => parsed.duration = duration,
-                None => return refuse(size::DURATION_HELP),
-            },
-            Kind::Count => match text.parse() {
-                Ok(count) if count > 0 => parsed.number = count,
-                _ => return refuse("a whole number from 1"),
-            },
-            Kind::Flag => match value {
-                Value::Bool(flag) => parsed.flag = *flag,
-                _ => return refuse("true or false"),
-            },
-            Kind::Text => match value {
-                Value::String(text) if !text.is_empty() => parsed.text.clone_from(text),
-                _ => return refuse("a text that is not empty"),
-            },
-            Kind::Choice(words) => match words.iter().find(|word| **word == text) {
-                Some(word) => parsed.text = (*word).to_owned(),
-                None => return refuse(&format!("one of {}", words.join(", "))),
-            },
-            Kind::Devices => return refuse(devices::HELP),
-        }
-        Ok(parsed)
-    }
-
-    fn count(&self, field: &str, most: u64) -> Result<u64, Error> {
-        if self.number > most {
-            return Err(Error::config(field, self.number, format!("at most {most}")));
-        }
-        Ok(self.number)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -520,6 +514,10 @@ mod tests {
             typo.contains("dax.capactiy") && typo.contains("\"capacity\""),
             "{typo}"
         );
+        for forgotten in [json!(1.5), json!("1.5")] {
+            let text = error("Cache", json!({"cache": {"capacity": forgotten}}));
+            assert!(text.contains("a whole number of bytes"), "{text}");
+        }
         let zero = error("Cache", json!({"cache": {"capacity": 0}}));
         assert!(
             zero.contains("cache.capacity") && zero.contains("above zero"),
@@ -535,8 +533,28 @@ mod tests {
             slice.contains("slice_size: \"1KiB\"") && slice.contains("at least 64KiB"),
             "{slice}"
         );
+        for small in [
+            json!({"staging_slab": "1KiB"}),
+            json!({"staging_slab": "100KiB", "staging_regions": 2}),
+            json!({"cache": {"capacity": "1KiB"}}),
+        ] {
+            let text = error("Cache", small);
+            assert!(text.contains("at least "), "{text}");
+        }
         let section = error("Cache", json!({"dax": {"path": "/x"}}));
         assert!(section.contains("dax"), "{section}");
+    }
+
+    #[test]
+    fn a_socket_is_a_path_or_one_of_two_words() {
+        for word in ["on", "true", "yes", "none", "Off"] {
+            let text = error("Cache", json!({ "socket": word }));
+            assert!(text.contains("auto, off, or a path"), "{text}");
+        }
+        for path in ["/run/x", "./x", "x.sock"] {
+            let config = Config::new("Cache", &json!({ "socket": path })).unwrap();
+            assert_eq!(config.socket, Socket::At(path.into()));
+        }
     }
 
     #[test]

@@ -71,7 +71,7 @@ pub const OPTIONS: &[OptionSpec] = &[
         "lanes",
         Kind::Count,
         "the CPUs that the control group allows, at most 4",
-        "Threads that move bytes, here and in each process that attaches.",
+        "Threads that move bytes, here and in each process that attaches; at most 256.",
     ),
     option(
         "",
@@ -94,8 +94,8 @@ pub const OPTIONS: &[OptionSpec] = &[
         "staging_regions",
         Kind::Count,
         "2 for each lane",
-        "Regions of the staging slab: so many slices are staged at a time. LMCache calls it \
-        `restore_max_regions`.",
+        "Regions of the staging slab, at most 4096: so many slices are staged at a time. LMCache \
+        calls it `restore_max_regions`.",
     ),
     option(
         "",
@@ -129,6 +129,17 @@ pub const OPTIONS: &[OptionSpec] = &[
     ),
     option(
         "",
+        "admission",
+        Kind::Choice(&["all", "learned"]),
+        "all",
+        "What is stored and brought near where others have to go for it: `all`, or (`learned`) not \
+        what has left before anybody asked for it, nor what lies so deep in its call that it is \
+        seldom asked for (the put is false, and counted), and near only what was read far lately \
+        before. The vLLM connector uses `learned`: what an engine serves from a larger cache of \
+        its own is not stored again and again.",
+    ),
+    option(
+        "",
         "close_timeout",
         Kind::Duration,
         "60s",
@@ -149,15 +160,15 @@ pub const OPTIONS: &[OptionSpec] = &[
         Kind::Text,
         "none",
         "A name that tells apart several depots of a user: the default arena is then \
-         `arena-<instance>.kvd`. Letters, digits, `-`, `_` and `.`.",
+         `arena-<instance>.kvd`. At most 64 letters, digits, `-`, `_` and `.`.",
     ),
     option(
         "",
         "socket",
         Kind::Text,
         "auto",
-        "Where other processes of this host attach: a path, `auto` (the runtime directory) or \
-         `off`.",
+        "Where other processes of this host attach: a path (with a `/`, or that ends in `.sock`), \
+         `auto` (the runtime directory) or `off`.",
     ),
     option(
         "",
@@ -172,7 +183,10 @@ pub const OPTIONS: &[OptionSpec] = &[
         "capacity",
         Kind::Size,
         "10 % of the memory the cgroup allows, at most 8 GiB",
-        "The tier's whole memory, at least 4KiB.",
+        "The tier's whole memory, at least 4KiB and at most what the process may use. \
+         `kvdepot serve` and vLLM's connector make all of it resident at the start, in the \
+         background, of huge pages where the system gives them (`kvdepot doctor` says so); else \
+         pages are taken when they are first written.",
     ),
     option(
         "dax",
@@ -180,7 +194,8 @@ pub const OPTIONS: &[OptionSpec] = &[
         Kind::Text,
         "kvdepot/arena.kvd in the user's cache directory",
         "A device (`/dev/dax0.0`) or any file that can be mapped. A missing file is created with \
-         its space really allocated.",
+         its space really allocated, but never in `/dev`; one in a file system of memory \
+         (`/dev/shm`) is gone at the next boot, which the log says.",
     ),
     option(
         "dax",
@@ -202,7 +217,7 @@ pub const OPTIONS: &[OptionSpec] = &[
         "dax",
         "records",
         Kind::Count,
-        "one for each 32 KiB of capacity",
+        "one for each 4 KiB of the first 4 GiB, and one for each 32 KiB beyond",
         "Entries of the record table of a new arena: the most blocks it can hold.",
     ),
     option(
@@ -269,5 +284,14 @@ pub fn reference() -> String {
             );
         }
     }
-    page
+    page + ENVIRONMENT
 }
+
+/// What is no option, because it holds for whole processes.
+const ENVIRONMENT: &str = "\n## Environment\n\n| variable | what it does |\n| --- | --- |\n\
+    | `KVDEPOT_LOG` | From which level on is logged, to stderr: `off`, `error`, `warn` (the \
+    default), `info`, `debug`, `trace`. |\n\
+    | `XDG_RUNTIME_DIR` | Sockets are in its `kvdepot`; in `/tmp/kvdepot-UID` where it is no \
+    directory of the user. |\n\
+    | `XDG_CACHE_HOME` | Default arenas are in its `kvdepot`; `~/.cache/kvdepot` where it is not \
+    set. |\n";

@@ -20,7 +20,8 @@ const UNITS: [(&str, u64); 14] = [
 ];
 
 /// What [`size`] accepts, for messages.
-pub const SIZE_HELP: &str = "a size above zero such as 512MiB, 64GiB, 1.5TB or a number of bytes";
+pub const SIZE_HELP: &str =
+    "a size above zero such as 512MiB, 64GiB, 1.5TB or a whole number of bytes";
 /// What [`duration`] accepts, for messages.
 pub const DURATION_HELP: &str = "a duration such as 500ms, 10s, 2min or a number of seconds";
 
@@ -31,7 +32,8 @@ fn split(text: &str) -> (&str, &str) {
     (number, unit.trim())
 }
 
-/// Parses `64GiB`, `1.5 TB`, `4096`: binary units with an `i` or alone, decimal ones with `B`.
+/// Parses `64GiB`, `1.5 TB`, `4096`: binary units with an `i` or alone, decimal ones with `B`. A
+/// number of bytes is whole.
 #[must_use]
 pub fn size(text: &str) -> Option<u64> {
     let (number, unit) = split(text);
@@ -40,6 +42,10 @@ pub fn size(text: &str) -> Option<u64> {
     let number = number.replace('_', "");
     if let Ok(whole) = number.parse::<u64>() {
         return whole.checked_mul(factor);
+    }
+    // A unit was forgotten: half a byte is nothing that somebody means.
+    if factor == 1 {
+        return None;
     }
     let bytes = number.parse::<f64>().ok()? * factor as f64;
     (bytes.is_finite() && bytes >= 0.0 && bytes < u64::MAX as f64).then_some(bytes as u64)
@@ -92,7 +98,18 @@ mod tests {
         ] {
             assert_eq!(size(text), Some(bytes), "{text}");
         }
-        for text in ["", "GiB", "-1", "1XB", "1e400", "1.2.3", "99999999999TiB"] {
+        for text in [
+            "",
+            "GiB",
+            "-1",
+            "1XB",
+            "1e400",
+            "1.2.3",
+            "99999999999TiB",
+            "1.5",
+            "1.0",
+            "0.5B",
+        ] {
             assert_eq!(size(text), None, "{text}");
         }
     }

@@ -1,23 +1,24 @@
 //! The public face: a depot, opened here or served by another process, and the namespaces in it.
 
 mod namespace;
+mod started;
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use kvdepot_media::Copier;
 use kvdepot_media::host::limits;
-use kvdepot_media::{Copier, CopierConfig};
 
 use crate::arena::{Opening, default_capacity, default_path};
-use crate::config::{Config, default_lanes, size};
+use crate::config::{Admission, Config, size};
 use crate::devices::{DeviceStats, DrainTo};
 use crate::gate::Gate;
 use crate::index::Uses;
 use crate::listing::{Gone, NamespaceUsage};
 use crate::metrics::{Metrics, Stats};
-use crate::pipeline::{Background, Bell, Budget, Core, Drained, Evictor, Ledger};
+use crate::pipeline::{Background, Bell, Budget, Core, Drained, Evictor, Learned, Ledger};
 use crate::populate;
 use crate::share::placement::Holder;
 use crate::share::{Client, Server};
@@ -25,6 +26,7 @@ use crate::tier::{Opened, Tier};
 use crate::{Error, NamespaceId, NamespaceSpec, clock};
 
 pub use namespace::Namespace;
+pub use started::Started;
 
 /// A pipeline of tiers, opened by this process or by another one of the host. Clones share it.
 #[derive(Clone)]
@@ -72,6 +74,20 @@ impl Depot {
     /// owns the arena, [`Error::Corrupt`] when the medium holds something else,
     /// [`Error::Media`] for what the system refuses.
     pub fn open(config: &Config) -> Result<Depot, Error> {
+        Ok(Depot::start(config)?.keep())
+    }
+
+    /// As [`Depot::open`], for callers that may not want it any more when it is open: what has
+    /// been made for it is there to stay only with [`Started::keep`]. Within [`interruptible`] it
+    /// waits for no other owner once a signal has come.
+    ///
+    /// [`interruptible`]: crate::interruptible
+    ///
+    /// # Errors
+    /// Those of [`Depot::open`], and [`Error::Interrupted`].
+    pub fn start(config: &Config) -> Result<Started, Error> {
+        // Before anything costs time, memory or room on a disk.
+        config.check()?;
         let uses = Uses::default();
         let Opened {
             tiers,
@@ -80,12 +96,10 @@ impl Depot {
             next,
         } = Tier::open(config, &uses)?;
         let near_data = tiers[0].block_max();
+        let learns = config.admission == Admission::Learned;
+        let learned = learns.then(|| Learned::new(&tiers));
         let session = new_session();
-        let mut copier = CopierConfig::default();
-        copier.lanes = config.lanes.unwrap_or_else(default_lanes);
-        copier.slice_size = config.slice_size;
-        copier.staging_slab = config.staging_slab;
-        copier.staging_regions = config.staging_regions;
+        let copier = config.copier()?;
         let mut idle = copier.clone();
         idle.nice = 19;
         let core = Arc::new(Core {
@@ -98,6 +112,7 @@ impl Depot {
             overload: config.overload,
             budget: Budget::new(config.write_back_depth.unwrap_or(near_data / 2)),
             promote: config.promote,
+            learned,
             uses,
             next_medium: AtomicU32::new(next),
             config: config.clone(),
@@ -116,28 +131,34 @@ impl Depot {
                 .media()
                 .iter()
                 .find_map(|arena| arena.path().map(Into::into)),
-            description: describe(&core, config, &opening, without.as_deref()),
+            description: describe(&core, config, without.as_deref()),
             opening,
             timeout: config.timeout,
         };
         let server = Server::start(config, &core, &about)?;
+        // Its threads have the arenas, and with them their locks.
+        let undo = |_: &Error| {
+            server
+                .iter()
+                .for_each(|server| server.retire(Duration::ZERO));
+            server.iter().for_each(Server::stop);
+            core.tiers.iter().for_each(Tier::close);
+        };
         if let Some(server) = &server {
             core.socket.get_or_init(|| server.path().into());
             let socket = server.path().display().to_string();
             let media = core.media();
-            media.iter().try_for_each(|arena| arena.announce(&socket))?;
+            let announced = media.iter().try_for_each(|arena| arena.announce(&socket));
+            announced.inspect_err(undo)?;
         }
-        let background = Background::start(&core).inspect_err(|_| {
-            // Its thread holds the arenas, and with them their locks.
-            server.iter().for_each(Server::stop);
-        })?;
-        let evictor = Evictor::start(&core).inspect_err(|_| {
-            server.iter().for_each(Server::stop);
+        let background = Background::start(&core).inspect_err(undo)?;
+        let evictor = Evictor::start(&core).inspect_err(|error| {
             core.ledger.stop();
             background.join();
+            undo(error);
         })?;
         log_opening(&about);
-        Ok(Depot {
+        Ok(Started(Depot {
             at: At::Here(Arc::new(Inner {
                 core,
                 background,
@@ -145,7 +166,7 @@ impl Depot {
                 server,
                 about,
             })),
-        })
+        }))
     }
 
     /// Uses a depot that another process of this host serves at `socket`: its index answers, and
@@ -290,7 +311,8 @@ impl Depot {
 
     /// The blocks that have left the depot since the last call, by eviction, removal or rot. They
     /// are noted from the first call on, at most the last `limit` of each device. A client that
-    /// has found another owner is told of an overflow.
+    /// has found another owner, or did not hear what the last call was answered, is told of an
+    /// overflow.
     ///
     /// # Errors
     /// [`Error::Closed`].
@@ -410,8 +432,8 @@ impl Depot {
     }
 
     /// Refuses new calls, waits for those under way, drains the write-back queue as long as
-    /// `close_timeout` allows, and lets the next owner in. Correctness never depends on it.
-    /// Whoever closes it again waits for the first.
+    /// `close_timeout` allows, lets its memory go and the next owner in, also where namespaces of
+    /// it are kept. Correctness never depends on it. Whoever closes it again waits for the first.
     pub fn close(&self) {
         match &self.at {
             At::Here(inner) => inner.close(),
@@ -476,12 +498,12 @@ impl Drop for Inner {
     }
 }
 
-fn describe(core: &Core, config: &Config, opening: &Opening, without: Option<&str>) -> String {
+fn describe(core: &Core, config: &Config, without: Option<&str>) -> String {
     let media = core.media();
     let each = media.iter().map(|tier| {
         let size = size::show(tier.layout().capacity);
         match tier.path() {
-            Some(path) if opening.created && sizes_itself(config) => {
+            Some(path) if tier.is_a_share() => {
                 let path = path.display();
                 format!("{} {size} (20 % of the free disk) at {path}", tier.name())
             }
@@ -499,10 +521,6 @@ fn describe(core: &Core, config: &Config, opening: &Opening, without: Option<&st
     }
 }
 
-fn sizes_itself(config: &Config) -> bool {
-    config.dax.capacity.is_none() && config.dax.devices.is_empty()
-}
-
 fn log_opening(about: &About) {
     let Opening {
         blocks,
@@ -515,6 +533,17 @@ fn log_opening(about: &About) {
 }
 
 impl Config {
+    /// Refuses what [`Depot::open`] would refuse of this configuration on this machine, as it is
+    /// now, and makes nothing. What another process owns is not looked into.
+    ///
+    /// # Errors
+    /// Those of [`Depot::open`], but for [`Error::Locked`].
+    pub fn check(&self) -> Result<(), Error> {
+        self.copier()?;
+        Tier::check(self)?;
+        Server::check(self)
+    }
+
     /// Where the arena of the `Dax` tier lies: `dax.path`, or the default for the instance.
     ///
     /// # Errors

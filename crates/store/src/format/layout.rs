@@ -16,9 +16,11 @@ pub const CAPACITY_MIN: u64 = 256 << 10;
 /// Arenas from this size align their data to [`HUGE_PAGE`], so that huge pages can back it.
 const HUGE_FROM: u64 = 64 << 20;
 const HUGE_PAGE: u64 = 2 << 20;
-/// One record for every 32 KiB of capacity unless the configuration says otherwise: 0.4 % of
-/// the medium, and enough for blocks from 32 KiB up. Smaller blocks evict when the table is full.
-pub const BYTES_PER_RECORD: u64 = 32 << 10;
+/// One record for every granule of the first 4 GiB unless the configuration says otherwise, so that
+/// no block is too small there: 3 % of it, and what opening reads stays below 128 MiB.
+const DENSE: u64 = 4 << 30;
+/// One for every 32 KiB beyond: 0.4 %. Smaller blocks evict when the table is full.
+const BYTES_PER_RECORD: u64 = 32 << 10;
 
 /// The regions of one arena, in bytes from its beginning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,7 +59,8 @@ impl Layout {
     /// Table entries for an arena of `capacity` bytes whose configuration names none.
     #[must_use]
     pub fn default_records(capacity: u64) -> u64 {
-        (capacity / BYTES_PER_RECORD).clamp(16, 1 << 31)
+        let dense = capacity.min(DENSE);
+        (dense / GRANULE + (capacity - dense) / BYTES_PER_RECORD).clamp(16, 1 << 31)
     }
 
     /// Bytes that extents can use.

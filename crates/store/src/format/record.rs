@@ -14,6 +14,8 @@ pub const EXTENTS_MAX: usize = 4;
 /// Parts a block may have: more ranks than any deployment splits a model over.
 pub const PARTS_MAX: u16 = 4096;
 const CHECKSUM_AT: usize = LEN - 8;
+/// Where a record says when its block was put.
+pub(crate) const CREATED_AT: u64 = 4;
 /// Low bits of a packed extent: its offset in granules (4 EiB of arena).
 const OFFSET_BITS: u32 = 40;
 /// Longest extent: 24 bits of granules, 64 GiB.

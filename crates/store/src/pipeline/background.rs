@@ -150,6 +150,10 @@ impl Core {
         }
         near.unpin(ended.iter().map(|(place, _)| place.token));
         for (place, outcome) in &ended {
+            if *outcome != Outcome::Done {
+                // It has not left unread: it did not arrive.
+                self.forget(place.identity.namespace, &[place.identity.key]);
+            }
             self.metrics.put_outcome(*outcome);
             self.ledger.finish(place, *outcome);
         }
@@ -166,14 +170,17 @@ impl Core {
     /// Asks for far blocks, pinned there, to be copied near, as far as there is room on the way.
     /// Ends their pins in time.
     pub(super) fn promote_later(&self, tier: usize, places: Vec<Place>) {
-        let limit = self.near().block_max() / 8;
-        let blocks = places.into_iter().map(|place| Promotion {
+        if !self.promote {
+            return self.tiers[tier].unpin(places.iter().map(|place| place.token));
+        }
+        let (wanted, passed): (Vec<Place>, Vec<Place>) = self.worth_promoting(places);
+        self.tiers[tier].unpin(passed.iter().map(|place| place.token));
+        let blocks = wanted.into_iter().map(|place| Promotion {
             tier,
             place,
             waiter: None,
         });
-        let limit = if self.promote { limit } else { 0 };
-        let refused = self.enqueue_promotions(blocks, limit);
+        let refused = self.enqueue_promotions(blocks, self.near().block_max() / 8);
         self.tiers[tier].unpin(refused.iter().map(|one| one.place.token));
     }
 

@@ -4,6 +4,7 @@
 //! change look again, so that it can be loaded at every moment. The blocks used last go first:
 //! where the others have too little room, the rest is evicted.
 
+use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
 use super::Core;
@@ -20,6 +21,10 @@ const BATCH_BLOCKS: usize = 256;
 
 /// Pause while blocks that somebody has pinned or is writing keep the device from being empty.
 const PAUSE: Duration = Duration::from_millis(2);
+
+/// Passes beyond the patience for what others let go, or have written, while the last one ran and
+/// did not see it: somebody who pins and unpins might otherwise keep a drain for ever.
+const LATE_PASSES: u32 = 8;
 
 /// What a drain has done with a device's blocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -72,8 +77,11 @@ impl Core {
         drained: &mut Drained,
     ) -> Result<(), Error> {
         let mut progress = clock::now();
+        let mut late_passes = LATE_PASSES;
         loop {
+            let before = arena.device();
             let mut left = arena.by_use();
+            let tried: HashSet<Token> = left.iter().copied().collect();
             let mut moved = false;
             while !left.is_empty() {
                 // Closing does not wait for a drain of a large device.
@@ -91,10 +99,16 @@ impl Core {
             if device.empty {
                 return Ok(());
             }
-            if moved {
+            // What was being written may have been published meanwhile, and can go too.
+            let fresh = || arena.by_use().iter().any(|token| !tried.contains(token));
+            if moved || fresh() {
                 progress = clock::now();
             } else if progress.elapsed() >= patience {
-                return Err(held(arena, &device, progress));
+                let fewer = device.pinned + device.reserved < before.pinned + before.reserved;
+                if !fewer || late_passes == 0 {
+                    return Err(held(arena, &device, progress));
+                }
+                late_passes -= 1;
             }
             drop(self.gate.enter()?);
             std::thread::sleep(PAUSE.min(patience));

@@ -71,6 +71,7 @@ impl Core {
         options: GetOptions,
     ) {
         let count = keys.len();
+        self.note_asked(namespace, &keys);
         let core = Arc::clone(self);
         let get = Get {
             stamps: core.uses.call(count),

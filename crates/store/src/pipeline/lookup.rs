@@ -18,30 +18,40 @@ impl Core {
     /// Whether each key's block is stored in some tier.
     pub(crate) fn contains(&self, id: NamespaceId, keys: &[Key]) -> Result<Vec<bool>, Error> {
         let _pass = self.gate.enter()?;
+        self.note_asked(id, keys);
+        Ok(self.stored(id, keys))
+    }
+
+    pub(super) fn stored(&self, id: NamespaceId, keys: &[Key]) -> Vec<bool> {
         let mut found = vec![false; keys.len()];
         for tier in &self.tiers {
             tier.contains(id, keys, &mut found);
         }
-        Ok(found)
+        found
     }
 
     /// How many of the first keys are stored without a gap.
     pub(crate) fn prefix(&self, id: NamespaceId, keys: &[Key]) -> Result<usize, Error> {
         let _pass = self.gate.enter()?;
+        self.note_asked(id, keys);
+        Ok(self.stored_run(id, keys))
+    }
+
+    pub(super) fn stored_run(&self, id: NamespaceId, keys: &[Key]) -> usize {
         let mut count = 0;
-        // Tiers take turns: each goes on where the other has a gap.
+        // Tiers and their devices take turns: each goes on where the others have a gap.
         loop {
             let before = count;
             for tier in &self.tiers {
                 count += tier.prefix(id, &keys[count..]);
             }
             if count == before || count == keys.len() {
-                return Ok(count);
+                return count;
             }
         }
     }
 
-    /// The nearest tier that has each key's block.
+    /// The nearest tier that has each key's block. Who looks like this wants no block of them.
     pub(crate) fn nearest(
         &self,
         id: NamespaceId,
@@ -61,7 +71,8 @@ impl Core {
     /// Removes blocks from every tier; how many were in one.
     pub(crate) fn remove(&self, id: NamespaceId, keys: &[Key]) -> Result<usize, Error> {
         let _pass = self.gate.enter()?;
-        let found = self.contains(id, keys)?;
+        self.forget(id, keys);
+        let found = self.stored(id, keys);
         // Near, far, near: a copy under way in either direction finds its source removed, or has
         // arrived where the next step looks.
         for tier in self.tiers.iter().chain(self.tiers.iter().rev().skip(1)) {
@@ -73,6 +84,7 @@ impl Core {
     /// Removes every block of a namespace from every tier; how many the tiers held together.
     pub(crate) fn clear(&self, id: NamespaceId) -> Result<usize, Error> {
         let _pass = self.gate.enter()?;
+        self.forget_all();
         // In the order of `remove`.
         let tiers = self.tiers.iter().chain(self.tiers.iter().rev().skip(1));
         Ok(tiers.map(|tier| tier.clear(id)).sum())
@@ -164,11 +176,15 @@ impl Core {
             };
             Some((at, *full))
         });
+        let declined = |answer: &_| matches!(answer, Err(Refused::Declined));
+        let declined = answers.iter().position(declined);
+        let declined = declined.filter(|_| no_room == NoRoom::Stop);
         let (kept, error) = match (full, no_room) {
             (None, _) | (_, NoRoom::Skip) => (answers.len(), None),
             (Some((_, full)), NoRoom::Fail) => (0, Some(Error::from(full))),
             (Some((at, _)), NoRoom::Stop) => (at, None),
         };
+        let kept = kept.min(declined.unwrap_or(kept));
         let behind = answers.split_off(kept).into_iter().filter_map(Result::ok);
         self.abort(&behind.collect::<Vec<_>>());
         match error {

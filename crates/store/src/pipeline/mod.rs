@@ -1,12 +1,14 @@
 //! Tiers chained near to far: the near one answers first, far hits are promoted in the
 //! background, puts go through to the far tier by a bounded write-back queue.
 //!
-//! `ledger` holds what is under way, `budget` says how much of it may wait and whose it is, `put`
-//! and `get` are the calls, `caller` says whose memory they move, `lookup` asks the index,
-//! `two_phase` the same verbs for engines whose scheduler and workers are different processes,
-//! `background` the thread that writes back and promotes, `evictor` the one that evicts ahead of
-//! need, `replicate` the copy between two tiers that both use.
+//! `admission` says what is not stored, `ledger` holds what is under way, `budget` says how much of
+//! it may wait and whose it is, `put` and `get` are the calls, `caller` says whose memory they
+//! move, `lookup` asks the index, `two_phase` the same verbs for engines whose scheduler and
+//! workers are different processes, `background` the thread that writes back and promotes,
+//! `evictor` the one that evicts ahead of need, `replicate` the copy between two tiers that both
+//! use.
 
+mod admission;
 mod background;
 mod budget;
 mod caller;
@@ -36,6 +38,7 @@ use crate::metrics::{Metrics, Op};
 use crate::task::{Mirror, Task};
 use crate::tier::Tier;
 
+pub(crate) use admission::Learned;
 pub(crate) use background::Background;
 pub(crate) use budget::Budget;
 pub(crate) use caller::{Caller, Lanes, MovesDone};
@@ -63,6 +66,8 @@ pub(crate) struct Core {
     /// Bytes of the near tier that wait for the far one.
     pub(crate) budget: Arc<Budget>,
     pub(crate) promote: bool,
+    /// What is known of the blocks that pass by; `None` where everything is stored.
+    pub(crate) learned: Option<Learned>,
     pub(crate) uses: Uses,
     pub(crate) next_medium: AtomicU32,
     pub(crate) config: Config,

@@ -107,11 +107,13 @@ impl Put {
     fn route(self: &Arc<Put>, indices: Vec<usize>) -> Routes {
         let core = &self.core;
         let mut routes = Routes::default();
+        let indices = self.decline(indices, &mut routes);
         let (near, mut far) = self.admit(indices, &mut routes);
         if core.far().is_some() && !routes.settled.is_empty() {
+            let there = routes.settled.iter();
+            let there = there.filter(|(_, outcome)| *outcome != Outcome::Declined);
             let used = |(at, _): &(usize, Outcome)| (&self.keys[*at], self.stamps.of(*at));
-            core.near()
-                .touch(self.namespace, routes.settled.iter().map(used));
+            core.near().touch(self.namespace, there.map(used));
         }
         let refused = self.reserve(0, near, &mut routes);
         for (index, outcome) in refused {
@@ -127,6 +129,29 @@ impl Put {
             routes.settled.extend(refused);
         }
         routes
+    }
+
+    /// Those that are to be stored; the others are settled.
+    fn decline(&self, indices: Vec<usize>, routes: &mut Routes) -> Vec<usize> {
+        let core = &self.core;
+        if core.learned.is_none() {
+            return indices;
+        }
+        let keys: Vec<Key> = indices.iter().map(|at| self.keys[*at]).collect();
+        let len = |at: usize| self.caller.bytes(indices[at]);
+        let Some(declined) = core.declined(self.namespace, &keys, len) else {
+            return indices;
+        };
+        let mut declined = declined.into_iter();
+        let mut kept = indices;
+        kept.retain(|at| {
+            let is_declined = declined.next() == Some(true);
+            if is_declined {
+                routes.settled.push((*at, Outcome::Declined));
+            }
+            !is_declined
+        });
+        kept
     }
 
     /// What goes to the near tier and what at once to the far one; the rest is settled.
@@ -171,8 +196,6 @@ impl Put {
         if wanted.is_empty() {
             return Vec::new();
         }
-        let core = &self.core;
-        let through = tier == 0 && core.far().is_some();
         let room = |(index, _): &Admitted| Wanted {
             key: self.keys[*index],
             len: self.caller.bytes(*index),
@@ -181,9 +204,63 @@ impl Put {
             copy: false,
             evict: true,
         };
-        let blocks: Vec<Wanted> = wanted.iter().map(room).collect();
+        let mut blocks: Vec<Wanted> = wanted.iter().map(room).collect();
         let mut refused = Vec::new();
-        let (mut ledger, answers) = core.reserve_locked(tier, self.namespace, &blocks);
+        let wanted = match tier {
+            0 => self.reserve_unlocked(wanted, &mut blocks, routes, &mut refused),
+            _ => wanted,
+        };
+        if !wanted.is_empty() {
+            self.reserve_or_join(tier, wanted, &blocks, routes, &mut refused);
+        }
+        refused
+    }
+
+    /// Reserves in the nearest tier what nobody else has there, without the ledger: most calls
+    /// need nothing of it. Answers the rest, of which `blocks` are left.
+    fn reserve_unlocked(
+        &self,
+        wanted: Vec<Admitted>,
+        blocks: &mut Vec<Wanted>,
+        routes: &mut Routes,
+        refused: &mut Vec<(usize, Outcome)>,
+    ) -> Vec<Admitted> {
+        let core = &self.core;
+        let through = core.far().is_some();
+        let answers = core.near().reserve_waiting(self.namespace, blocks);
+        core.evict_ahead(0);
+        let (mut rest, mut left) = (Vec::new(), Vec::new());
+        let each = wanted.into_iter().zip(answers).zip(&*blocks);
+        for (((index, share), answer), block) in each {
+            match answer {
+                Ok(place) => routes.copies[0].push((index, place, share)),
+                Err(Refused::Present(_)) if !through => {
+                    routes.settled.push((index, Outcome::Done));
+                }
+                Err(Refused::Declined) => routes.settled.push((index, Outcome::Declined)),
+                Err(Refused::Full(_)) => refused.push((index, Outcome::Full)),
+                Err(Refused::Present(_) | Refused::Reserved(_)) => {
+                    rest.push((index, share));
+                    left.push(*block);
+                }
+            }
+        }
+        *blocks = left;
+        rest
+    }
+
+    /// Reserves in a tier, and joins those who write the same keys, or wait for them.
+    fn reserve_or_join(
+        self: &Arc<Put>,
+        tier: usize,
+        wanted: Vec<Admitted>,
+        blocks: &[Wanted],
+        routes: &mut Routes,
+        refused: &mut Vec<(usize, Outcome)>,
+    ) {
+        let core = &self.core;
+        let through = tier == 0 && core.far().is_some();
+        let (mut ledger, answers) = core.reserve_locked(tier, self.namespace, blocks);
         for ((index, share), answer) in wanted.into_iter().zip(answers) {
             match answer {
                 Ok(place) => routes.copies[tier].push((index, place, share)),
@@ -207,10 +284,10 @@ impl Put {
                     };
                     ledger.joiners.entry(name).or_default().push(joiner);
                 }
+                Err(Refused::Declined) => routes.settled.push((index, Outcome::Declined)),
                 Err(Refused::Full(_)) => refused.push((index, Outcome::Full)),
             }
         }
-        refused
     }
 
     /// Ends a key that was not copied.
@@ -318,13 +395,17 @@ impl Put {
         let ended: Vec<Token> = copies.iter().map(|(_, place, _)| place.token).collect();
         let mut settled = Vec::new();
         {
-            let mut ledger = core.ledger.lock();
+            let is_queued = |(_, _, share): &(usize, Place, Option<Share>)| share.is_some();
+            let mut ledger = copies.iter().any(is_queued).then(|| core.ledger.lock());
             for ((index, place, share), checksum) in copies.into_iter().zip(checksums) {
-                match (checksum, share) {
-                    (Some(checksum), Some(share)) => {
+                if checksum.is_some() {
+                    core.note_stored(self.namespace, &place.identity.key, place.len);
+                }
+                match (checksum, share.zip(ledger.as_mut())) {
+                    (Some(checksum), Some((share, ledger))) => {
                         let place = Place { checksum, ..place };
                         let waiters = vec![self.waiter(index)];
-                        core.write_back_later(&mut ledger, place, share, waiters);
+                        core.write_back_later(ledger, place, share, waiters);
                     }
                     (Some(_), None) => settled.push((index, Outcome::Done)),
                     (None, _) => settled.push((index, Outcome::Dropped)),

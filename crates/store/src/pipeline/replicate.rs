@@ -77,6 +77,11 @@ impl Core {
                     Ok(target) => copies.push((index, target)),
                     Err(refused) => replicas[index] = Replica::of(refused),
                 }
+                // It need not wait for who writes the key anew.
+                let waits = matches!(replicas[index], Replica::Busy | Replica::Orphans);
+                if waits && from.since(places[index].token).1 {
+                    replicas[index] = Replica::Removed;
+                }
             }
             begin = end;
         }
@@ -150,7 +155,7 @@ impl Replica {
                 cause: Cause::Orphans { .. },
                 ..
             }) => Replica::Orphans,
-            Refused::Full(_) => Replica::Full,
+            Refused::Full(_) | Refused::Declined => Replica::Full,
         }
     }
 }

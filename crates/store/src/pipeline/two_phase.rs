@@ -14,7 +14,7 @@ use crate::config::Overload;
 use crate::parts::{self, Parts};
 use crate::share::placement::{self, Holder};
 use crate::tier::Tier;
-use crate::{Error, Key, NamespaceId};
+use crate::{Error, Identity, Key, NamespaceId};
 
 /// A published block that stays where it is until it is unpinned.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -142,7 +142,15 @@ impl Core {
         let stamps = self.uses.call(blocks.len());
         let mut answers: Vec<Option<Result<Reservation, Refused>>> = vec![None; blocks.len()];
         let mut ways = Vec::with_capacity(blocks.len());
+        let keys: Vec<Key> = blocks.iter().map(|(key, _)| *key).collect();
+        let len = |at: usize| parts::payload_len(&blocks[at].1);
+        let declined = self.declined(namespace, &keys, len).unwrap_or_default();
         for (index, (key, lengths)) in blocks.iter().enumerate() {
+            if declined.get(index) == Some(&true) {
+                self.metrics.put_outcome(crate::Outcome::Declined);
+                answers[index] = Some(Err(Refused::Declined));
+                continue;
+            }
             match self.way_of(holder.seat, namespace, key, lengths, stamps.of(index)) {
                 Ok((way, share)) => ways.push((index, way, share)),
                 Err(token) => answers[index] = Some(Err(Refused::Present(token))),
@@ -304,6 +312,10 @@ impl Core {
             let mut ledger = self.ledger.lock();
             for ((index, (_, checksum)), ok) in mine.iter().zip(&written).zip(&committed) {
                 stored[*index] = *ok;
+                let Identity { namespace, key } = &reservations[*index].place.identity;
+                if *ok {
+                    self.note_stored(*namespace, key, reservations[*index].place.len);
+                }
                 let place = Place {
                     checksum: *checksum,
                     ..reservations[*index].place
@@ -357,6 +369,7 @@ impl Core {
         make: impl Fn(usize, &Tier, Place) -> Option<T>,
     ) -> Result<Vec<Option<T>>, Error> {
         let _pass = self.gate.enter()?;
+        self.note_asked(namespace, keys);
         let stamps = self.uses.call(keys.len());
         let mut pins: Vec<Option<T>> = vec![None; keys.len()];
         for (tier, here) in self.tiers.iter().enumerate() {

@@ -39,6 +39,8 @@ enum Heard {
     Little,
     /// It is gone, or has said what is no request.
     Gone(Error),
+    /// It is gone, and has said nothing.
+    Nothing,
 }
 
 /// Accepts until `stop`, and hands on who has said what it wants, and may. `may` refuses whom it
@@ -84,6 +86,9 @@ pub(super) fn run(
                 Heard::Little if now < arrival.until => waiting.push_back(arrival),
                 Heard::Little => arrival.refuse(&silent()),
                 Heard::Gone(error) => arrival.refuse(&error),
+                Heard::Nothing => {
+                    tracing::debug!(pid = arrival.from.pid, "a process looked in");
+                }
             }
         }
         if !ready[0] {
@@ -149,6 +154,8 @@ impl Arrival {
         let mut bytes = [0; wire::REQUEST];
         let room = wire::REQUEST - self.request.len();
         match self.socket.read(&mut bytes[..room]) {
+            // Somebody has looked whether anybody listens.
+            Ok(0) if self.request.is_empty() => return Heard::Nothing,
             Ok(0) => return Heard::Gone(gone("it ended before its request did")),
             Ok(count) => self.request.extend_from_slice(&bytes[..count]),
             Err(error) if error.kind() == ErrorKind::WouldBlock => return Heard::Little,

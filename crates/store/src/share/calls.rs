@@ -1,12 +1,11 @@
 //! The calls of a client, answered by its owner: index work, no bytes of blocks.
 
 use std::net::Shutdown;
-use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::frame::{self, Frame, In, Incoming, Out, Verb};
-use super::holding::{Granted, Name, give_back};
+use super::frame::{self, Frame, HEARD, In, Incoming, Out, Verb};
+use super::holding::{Granted, Name, Ticket};
 use super::session::Session;
 use crate::arena::Place;
 use crate::depot::About;
@@ -20,25 +19,26 @@ const WAIT_MAX: Duration = Duration::from_millis(50);
 /// Most departures that are noted for one client, of all devices together: a frame holds as many.
 const GONE_MAX: usize = 1 << 20;
 
-/// Answers calls until the connection ends, or has to.
-pub(super) fn run(session: &Arc<Session>, socket: &UnixStream, about: &About) {
-    let calls = Calls { session, about };
+/// Ends what the client has not heard of on the connections before, and answers calls until this
+/// one ends, or has to.
+pub(super) fn run(session: &Arc<Session>, unheard: Vec<Ticket>, about: &About) {
+    session.holding.give_back(&session.core, &unheard);
+    drop(unheard);
+    let (calls, socket) = (Calls { session, about }, &session.calls);
     let mut incoming = Incoming::default();
     while let Ok(Some(request)) = incoming.next(socket) {
+        if request.status == HEARD {
+            session.holding.hear();
+        }
         let mut granted = Granted::Nothing;
         let answer = match calls.answer(&request, &mut granted) {
             Ok(answer) => answer,
             Err(error) => Some(frame::refusal(request.verb, request.number, &error)),
         };
-        let heard = answer.is_none_or(|out| out.send(socket).is_ok());
-        // Noted while the client reads: it names what it got in its next call at the earliest.
-        if heard {
-            session.grant(granted);
-            continue;
+        if answer.is_some_and(|out| !session.answer(request.number, out, granted)) {
+            // It says no more, but what it has said holds: it may have ended pins.
+            let _shut = socket.shutdown(Shutdown::Both);
         }
-        give_back(&session.core, granted);
-        // It says no more, but what it has said holds: it may have ended pins.
-        let _shut = socket.shutdown(Shutdown::Both);
     }
     // Whoever still waits for an answer learns it.
     let _shut = socket.shutdown(Shutdown::Both);
@@ -148,7 +148,9 @@ impl Calls<'_> {
                 let limit = body.long()? as usize;
                 body.end()?;
                 let each = GONE_MAX / core.media().len().max(1);
-                let gone = core.gone(holding.holder.seat, limit.min(each))?;
+                let gone = || core.gone(holding.holder.seat, limit.min(each));
+                // Later nobody would end what is noted for it.
+                let gone = holding.while_here(gone).ok_or(Error::Closed(""))??;
                 out.flag(gone.overflowed);
                 out.word(gone.blocks.len() as u32);
                 for (identity, bytes) in gone.blocks {
@@ -240,8 +242,7 @@ impl Calls<'_> {
         let committed = match core.commit(&mine, &sums) {
             Ok(committed) => committed,
             Err(error) => {
-                // Still the client's to abort.
-                holding.add(core, Granted::Reservations(mine));
+                self.session.put_back(mine);
                 return Err(error);
             }
         };
@@ -283,11 +284,16 @@ pub(super) fn put_name(out: &mut Out, tier: usize, place: &Place) {
     out.token(place.token);
 }
 
+/// Whether an answer may grant something.
+pub(super) fn grants(answer: &Frame) -> bool {
+    answer.status == 0 && matches!(answer.verb, Verb::Pin | Verb::Reserve)
+}
+
 /// What gives back that which a late answer grants: nobody waits for it any more.
 pub(super) fn give_back_late(answer: &Frame) -> Option<Out> {
     let mut body = In(&answer.body);
     let pins = answer.verb == Verb::Pin;
-    if answer.status != 0 || !(pins || answer.verb == Verb::Reserve) {
+    if !grants(answer) {
         return None;
     }
     if !pins {

@@ -8,6 +8,7 @@ use kvdepot_media::Checksum;
 use parking_lot::Mutex;
 
 use super::calls::{about_names, give_back_pins, of_namespace, put_name, unpin};
+use super::departures::Listening;
 use super::dial::{Dial, Told};
 use super::frame::{self, In, Out, Verb};
 use super::link::{Call, Link, Stores};
@@ -17,7 +18,7 @@ use crate::buffers::BlockBuffers;
 use crate::depot::About;
 use crate::gate::Gate;
 use crate::journal::Journal;
-use crate::listing::{BlockPage, Cursor, Gone, NamespaceUsage};
+use crate::listing::{BlockPage, Cursor, NamespaceUsage};
 use crate::metrics::{Op, Stats};
 use crate::parts::Parts;
 use crate::patience::Limit;
@@ -41,8 +42,7 @@ pub(crate) struct Client {
     about: About,
     stores: Arc<Stores>,
     gate: Arc<Gate>,
-    /// As whom the owner was last asked what left.
-    listening: Mutex<Option<Holder>>,
+    pub(super) listening: Mutex<Listening>,
 }
 
 impl Client {
@@ -64,7 +64,7 @@ impl Client {
             about,
             stores,
             gate,
-            listening: Mutex::new(None),
+            listening: Mutex::default(),
         }))
     }
 
@@ -83,7 +83,7 @@ impl Client {
 
     /// Asks the owner what it has; `absent`, which is what an empty depot answers, when there is
     /// none.
-    fn ask<T>(
+    pub(super) fn ask<T>(
         &self,
         absent: impl FnOnce() -> T,
         out: Out,
@@ -248,27 +248,6 @@ impl Client {
             let blocks = (0..body.count(40)?).map(|_| block(body));
             let blocks = blocks.collect::<Result<Vec<_>, Error>>()?;
             Ok(BlockPage { blocks, next })
-        })
-    }
-
-    pub(crate) fn gone(&self, limit: usize) -> Result<Gone, Error> {
-        let mut out = Out::new(Verb::Gone, 0);
-        out.long(limit as u64);
-        self.ask(Gone::default, out, |body, link| {
-            let overflowed = body.flag()?;
-            let mut blocks = Vec::new();
-            for _ in 0..body.count(56)? {
-                let namespace = body.namespace()?;
-                let key = body.key()?;
-                blocks.push((Identity { namespace, key }, body.long()?));
-            }
-            // Nobody knows what left while this process had no owner.
-            let before = self.listening.lock().replace(link.mover.holder);
-            let another = before.is_some_and(|before| before != link.mover.holder);
-            Ok(Gone {
-                blocks,
-                overflowed: overflowed || another,
-            })
         })
     }
 

@@ -12,6 +12,7 @@ use parking_lot::{Condvar, Mutex};
 
 use super::calls::of_namespace;
 use super::frame::{Out, Verb};
+use super::line::Said;
 use super::link::{self, Link, Stores};
 use super::placement::Holder;
 use crate::patience::Limit;
@@ -27,6 +28,9 @@ const RETRY: Duration = Duration::from_millis(200);
 /// Longest wait, beside that of a call, for the thread that looks for an owner: it makes at most
 /// two connections.
 const LEAVE_MAX: Duration = Duration::from_secs(10);
+
+/// Most attempts to take leave of an owner whose connections break meanwhile.
+const LEAVES: usize = 5;
 
 /// Pause between two looks at lanes of a link that has ended: they copy for milliseconds.
 const LOOK: Duration = Duration::from_millis(2);
@@ -50,6 +54,8 @@ struct State {
     /// Who owned the depot last, and as whom it knew this process.
     owner: u64,
     number: u64,
+    /// How far the calls on the links that have ended had come.
+    said: Said,
     /// Links that have ended and whose lanes may still be moving.
     former: Vec<Weak<Link>>,
     /// The owner has not been told that they have stopped.
@@ -96,7 +102,9 @@ impl State {
         self.former.push(Arc::downgrade(link));
         self.untold = true;
         let holder = link.mover.holder;
-        let owed = link.untold().into_iter().map(|frame| (holder, frame));
+        let (untold, said) = link.part();
+        self.said = said;
+        let owed = untold.into_iter().map(|frame| (holder, frame));
         self.owed.extend(owed);
     }
 
@@ -199,22 +207,32 @@ impl Dial {
                 return;
             }
         }
-        let number = state.number;
+        let mut former = (state.number, state.said);
         drop(state);
-        let link = link.filter(|link| !link.has_ended());
-        let link = link.or_else(|| self.shared.make(number).ok());
-        link.iter().for_each(|link| link.goodbye());
+        let until = clock::now().checked_add(self.shared.limit.get());
+        let mut link = link.map_or_else(|| self.shared.make(former), Ok);
+        for _ in 0..LEAVES {
+            match &link {
+                Ok(link) if link.goodbye() => return,
+                Ok(link) => former = (link.number, link.part().1),
+                Err(_) => std::thread::sleep(LOOK),
+            }
+            if until.is_some_and(|until| clock::now() > until) {
+                return;
+            }
+            link = self.shared.make(former);
+        }
     }
 }
 
 impl Shared {
     /// Makes a link and uses it.
     fn attach(self: &Arc<Shared>) -> Result<Arc<Link>, Error> {
-        let (number, told) = {
+        let (former, told) = {
             let state = self.state.lock();
-            (state.number, state.told.clone())
+            ((state.number, state.said), state.told.clone())
         };
-        let link = self.make(number)?;
+        let link = self.make(former)?;
         let tell = |one: &Told| link.call(one.call(), |_| Ok(()));
         let told = told.iter().try_for_each(tell);
         let mut state = self.state.lock();
@@ -242,10 +260,10 @@ impl Shared {
         Ok(link)
     }
 
-    fn make(self: &Arc<Shared>, number: u64) -> Result<Arc<Link>, Error> {
+    fn make(self: &Arc<Shared>, former: (u64, Said)) -> Result<Arc<Link>, Error> {
         let shared = Arc::downgrade(self);
         let shares = (Arc::clone(&self.limit), Arc::clone(&self.stores));
-        Link::new(&self.socket, self.lanes, shares, number, move |ended| {
+        Link::new(&self.socket, self.lanes, shares, former, move |ended| {
             if let Some(shared) = shared.upgrade() {
                 shared.lost(ended);
             }

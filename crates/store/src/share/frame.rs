@@ -3,7 +3,12 @@
 //! Little-endian. A frame is a head of 16 bytes (u32 length of what follows, u16 verb, u16 status,
 //! u64 number) and its body. On the *calls* connection each request is answered by one frame with
 //! its number, unless its verb has no answer; on the *tasks* connection both sides speak when they
-//! have something to say. Statuses: 0 well, else a kind of error with its texts in the body.
+//! have something to say. Statuses: 0 well, else a kind of error with its texts in the body; a
+//! request that follows answers which the client has all read has 1.
+//!
+//! The requests that are answered count from 1, and go on counting on the connections that follow.
+//! So the client can say there what it has heard (`wire`), and the owner ends what it granted in
+//! answers behind that.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -16,6 +21,9 @@ use crate::listing::Cursor;
 use crate::{Error, Identity, Key, NamespaceId};
 
 const HEAD: usize = 16;
+
+/// The status of a request whose client has heard all that was answered before.
+pub(super) const HEARD: u16 = 1;
 
 /// Longest body: a call of [`KEYS_MAX`] keys with their placements, and room.
 const BODY_MAX: usize = 128 << 20;
@@ -55,7 +63,8 @@ pub(super) enum Verb {
     Get = 33,
     /// What became of the moves that were asked for.
     Moved = 34,
-    /// The client's lanes have stopped for good: nothing of it is held any more.
+    /// The client's lanes have stopped for good: nothing of it is held any more. Answered by the
+    /// same, and the end of the connection.
     Goodbye = 35,
     Prefetch = 41,
     /// The lanes of the connections that this one follows have stopped.
@@ -194,6 +203,10 @@ impl Out {
 
     pub(super) fn number(&mut self, number: u64) {
         self.0[8..HEAD].copy_from_slice(&number.to_le_bytes());
+    }
+
+    pub(super) fn status(&mut self, status: u16) {
+        self.0[6..8].copy_from_slice(&status.to_le_bytes());
     }
 
     pub(super) fn keys(&mut self, keys: &[Key]) {

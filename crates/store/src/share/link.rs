@@ -8,23 +8,23 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
 use kvdepot_media::Done;
 use parking_lot::Mutex;
 
 use super::frame::{self, Frame, In, Incoming, Out, Verb};
-use super::line::{Line, Paced, Telling};
+use super::line::{Line, Paced, Said, Telling};
 use super::mover::{Mover, PATIENCE, shake_hands};
 use super::outbox::Outbox;
 use super::session;
-use super::wire::Role;
+use super::wire::{Former, Role};
 use crate::arena::Place;
 use crate::buffers::BlockBuffers;
 use crate::gate::Pass;
 use crate::metrics::Op;
-use crate::patience::{self, Limit, SLICE, Why};
+use crate::patience::{self, Limit, SLICE, Wait, Why};
 use crate::pipeline::{GetOptions, plan};
 use crate::task::{Outcome, Task};
 use crate::verdict::{Bytes, Moved, Verdicts};
@@ -108,13 +108,13 @@ impl Stores {
 }
 
 impl Link {
-    /// Attaches, and starts the threads that read and write the tasks' connection. `former` is the
-    /// number of a link that this one follows, or 0. `ended` runs when it is over.
+    /// Attaches, and starts the threads that read and write the tasks' connection. `number` and
+    /// `said` are those of a link that this one follows, or 0. `ended` runs when it is over.
     pub(super) fn new(
         socket: &Path,
         lanes: Option<usize>,
         (limit, stores): (Arc<Limit>, Arc<Stores>),
-        former: u64,
+        (number, said): (u64, Said),
         ended: impl FnOnce(&Arc<Link>) + Send + 'static,
     ) -> Result<Arc<Link>, Error> {
         let io = |source| Error::Io {
@@ -122,18 +122,19 @@ impl Link {
             source,
         };
         let patience = limit.get().min(PATIENCE);
-        let (calls, welcome) = shake_hands(socket, Role::Client(former), patience)?;
+        let heard = said.heard;
+        let role = Role::Client(Former { number, heard });
+        let (calls, welcome) = shake_hands(socket, role, patience)?;
         calls.set_read_timeout(Some(SLICE)).map_err(io)?;
-        calls.set_write_timeout(Some(SLICE)).map_err(io)?;
         let client = welcome.terms.client;
-        let mover = Mover::new(socket, calls, welcome, Role::Client(former), lanes)?;
+        let mover = Mover::new(socket, calls, welcome, role, lanes)?;
         let (tasks, _) = shake_hands(socket, Role::Tasks(client), patience)?;
         tasks.set_read_timeout(Some(TICK)).map_err(io)?;
         tasks.set_write_timeout(None).map_err(io)?;
         let link = Arc::new(Link {
             number: client,
             mover,
-            line: Line::default(),
+            line: Line::new(said.asked),
             limit,
             stores,
             tasks: Mutex::new(Tasks::default()),
@@ -189,8 +190,9 @@ impl Link {
         }
     }
 
-    /// What was not told, and is not told here any more.
-    pub(super) fn untold(&self) -> Vec<Vec<u8>> {
+    /// What was not told, and is not told here any more; and how far the calls have come, of which
+    /// none hears of a grant here any more.
+    pub(super) fn part(&self) -> (Vec<Vec<u8>>, Said) {
         self.line.end()
     }
 
@@ -204,18 +206,11 @@ impl Link {
     ///
     /// # Errors
     /// [`Error::Interrupted`].
-    pub(super) fn ask_slowly(&self, mut out: Out) -> Result<Option<Frame>, Error> {
-        let number = self.next.fetch_add(1, Ordering::Relaxed);
-        let (answer, answered) = channel();
-        {
-            let mut tasks = self.tasks.lock();
-            if tasks.over || self.is_ending() {
-                return Ok(None);
-            }
-            tasks.asking.insert(number, answer);
+    pub(super) fn ask_slowly(&self, out: Out) -> Result<Option<Frame>, Error> {
+        if self.is_ending() {
+            return Ok(None);
         }
-        out.number(number);
-        self.outbox.send(&self.socket, out);
+        let (number, answered) = self.ask_aside(out);
         loop {
             match answered.recv_timeout(SLICE) {
                 Ok(frame) => return Ok(Some(frame)),
@@ -227,6 +222,21 @@ impl Link {
                 Err(RecvTimeoutError::Timeout) => {}
             }
         }
+    }
+
+    /// Asks on the connection of the tasks: the number, and where the answer comes, unless the link
+    /// ends first.
+    fn ask_aside(&self, mut out: Out) -> (u64, Receiver<Frame>) {
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        let (answer, answered) = channel();
+        let mut tasks = self.tasks.lock();
+        if !tasks.over {
+            tasks.asking.insert(number, answer);
+            drop(tasks);
+            out.number(number);
+            self.outbox.send(&self.socket, out);
+        }
+        (number, answered)
     }
 
     pub(super) fn is_ending(&self) -> bool {
@@ -281,7 +291,7 @@ impl Link {
             // Since when an answer is awaited that proves that the owner is there.
             let mut pinged = None;
             match incoming.next(Paced::new(&self.socket, || self.watch(&mut pinged))) {
-                Ok(Some(frame)) if frame.verb.is_slow() => {
+                Ok(Some(frame)) if frame.verb.is_slow() || frame.verb == Verb::Goodbye => {
                     let asking = self.tasks.lock().asking.remove(&frame.number);
                     // Whoever asked may have been interrupted.
                     let _heard = asking.map(|asking| asking.send(frame));
@@ -497,15 +507,20 @@ impl Link {
         self.outbox.send(&self.socket, Out::new(Verb::Quiet, 0));
     }
 
-    /// Whether its threads have ended it.
-    pub(super) fn has_ended(&self) -> bool {
-        self.tasks.lock().over
-    }
-
     /// Says that nothing here touches a place any more, and ends. The lanes must have stopped.
-    pub(super) fn goodbye(&self) {
-        self.outbox.send(&self.socket, Out::new(Verb::Goodbye, 0));
+    /// False when the connection broke first. An owner that is late with its answer has been told:
+    /// it reads what has reached it.
+    pub(super) fn goodbye(&self) -> bool {
+        let (_, answered) = self.ask_aside(Out::new(Verb::Goodbye, 0));
+        let wait = Wait::new(self.limit.get());
+        let heard = loop {
+            match answered.recv_timeout(SLICE) {
+                Err(RecvTimeoutError::Timeout) if wait.goes_on().is_ok() => {}
+                answer => break !matches!(answer, Err(RecvTimeoutError::Disconnected)),
+            }
+        };
         let _shut = self.socket.shutdown(Shutdown::Read);
+        heard
     }
 }
 

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::net::Shutdown;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use kvdepot_media::host::peer::{Credentials, Process};
 use kvdepot_media::host::socket::{self, Bound};
-use kvdepot_media::host::{dirs, peer};
+use kvdepot_media::host::{dirs, limits, peer};
 use parking_lot::Mutex;
 
 use super::accept;
@@ -75,9 +75,36 @@ struct Half {
     calls: UnixStream,
     from: Credentials,
     seat: u64,
+    /// The last call whose answer the client has heard.
+    heard: u64,
 }
 
 impl Server {
+    /// Refuses a socket that cannot be made. Whether somebody listens there is seen at the start.
+    pub(crate) fn check(config: &Config) -> Result<(), Error> {
+        let Some(path) = place(config, 0)? else {
+            return Ok(());
+        };
+        check_len(&path)?;
+        let in_runtime = runtime_of(&path).is_some();
+        match path.parent() {
+            _ if in_runtime => Ok(()),
+            Some(parent) if limits::is_of_devices(parent) => Err(Error::config(
+                "socket",
+                path.display(),
+                "a path elsewhere: nothing is made beside the nodes of devices",
+            )),
+            Some(parent) if !parent.as_os_str().is_empty() && !parent.is_dir() => {
+                Err(Error::config(
+                    "socket",
+                    path.display(),
+                    "a path in a directory that exists and can be written",
+                ))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Listens where the configuration says; `None` when it says `off`.
     pub(crate) fn start(
         config: &Config,
@@ -85,10 +112,8 @@ impl Server {
         about: &About,
     ) -> Result<Option<Server>, Error> {
         let session = about.session;
-        let path = match &config.socket {
-            Socket::Off => return Ok(None),
-            Socket::At(path) => path.clone(),
-            Socket::Auto => dirs::runtime_dir()?.join(format!("{session:016x}.sock")),
+        let Some(path) = place(config, session)? else {
+            return Ok(None);
         };
         let (listener, bound) = listen(&path, config.socket_mode)?;
         let twin = listener.try_clone().map_err(|source| Error::Io {
@@ -166,8 +191,26 @@ impl Server {
     }
 }
 
-/// Binds, and removes what owners that were killed have left beside it.
-fn listen(path: &Path, mode: u32) -> Result<(UnixListener, Bound), Error> {
+/// Where a depot listens, if it does.
+fn place(config: &Config, session: u64) -> Result<Option<PathBuf>, Error> {
+    Ok(match &config.socket {
+        Socket::Off => None,
+        Socket::At(path) => Some(path.clone()),
+        Socket::Auto => Some(dirs::runtime_dir()?.join(format!("{session:016x}.sock"))),
+    })
+}
+
+/// The runtime directory, made when it is missing, where a path is in it. Other directories are
+/// their users' own affair.
+fn runtime_of(path: &Path) -> Option<&Path> {
+    let is_likely = |dir: &&Path| dir.to_string_lossy().contains("kvdepot");
+    let dir = path.parent().filter(is_likely)?;
+    dirs::runtime_dir()
+        .is_ok_and(|ours| ours == dir)
+        .then_some(dir)
+}
+
+fn check_len(path: &Path) -> Result<(), Error> {
     if path.as_os_str().len() > 107 {
         return Err(Error::config(
             "socket",
@@ -175,10 +218,13 @@ fn listen(path: &Path, mode: u32) -> Result<(UnixListener, Bound), Error> {
             "a path of at most 107 bytes (a limit of Unix sockets)",
         ));
     }
-    // Other directories are their users' own affair.
-    let is_likely = |dir: &Path| dir.to_string_lossy().contains("kvdepot");
-    let ours = |dir: &&Path| is_likely(dir) && dirs::runtime_dir().is_ok_and(|ours| ours == *dir);
-    if let Some(runtime) = path.parent().filter(ours) {
+    Ok(())
+}
+
+/// Binds, and removes what owners that were killed have left beside it.
+fn listen(path: &Path, mode: u32) -> Result<(UnixListener, Bound), Error> {
+    check_len(path)?;
+    if let Some(runtime) = runtime_of(path) {
         let swept = socket::sweep(runtime);
         if swept > 0 {
             tracing::info!(swept, "sockets of owners that were killed are removed");
@@ -198,9 +244,14 @@ impl Owner {
         let may = |from: &Credentials| self.may_attach(from);
         accept::run(listener, &self.stop, may, |socket, from, role| {
             let served = self.serve(&socket, from, role);
-            if let Err(error) = served {
-                let _told = wire::send_refusal(&socket, &error.to_string());
-                tracing::warn!(%error, pid = from.pid, "a process could not attach");
+            let Err(error) = served else {
+                return;
+            };
+            let _told = wire::send_refusal(&socket, &error.to_string());
+            match error {
+                // Clients look for the next owner several times a second, as long as this closes.
+                Error::Closed(_) => tracing::debug!(pid = from.pid, "a process comes too late"),
+                error => tracing::warn!(%error, pid = from.pid, "a process could not attach"),
             }
         });
     }
@@ -234,13 +285,21 @@ impl Owner {
                 Ok(())
             }
             Role::Client(former) => {
-                let known = self.clients.lock().former(former, pid).cloned();
+                let known = {
+                    let clients = self.clients.lock();
+                    // Not welcomed and refused after that: it would take its owner for one that
+                    // is back.
+                    if clients.stopped {
+                        return Err(Error::Closed(""));
+                    }
+                    clients.former(former.number, pid).cloned()
+                };
                 if known.is_none() {
                     self.has_room(pid)?;
                 }
                 // A process that comes back keeps its number, and with it what it holds.
                 let (number, seat) = match known {
-                    Some(session) => (former, session.holding.holder.seat),
+                    Some(session) => (former.number, session.holding.holder.seat),
                     None => (self.number(), self.roster.seat()),
                 };
                 self.welcome(socket, role, number, seat)?;
@@ -248,6 +307,7 @@ impl Owner {
                     calls: kept,
                     from,
                     seat,
+                    heard: former.heard,
                 };
                 self.clients.lock().halves.insert(number, half);
                 Ok(())
@@ -350,31 +410,32 @@ impl Owner {
             socket.set_read_timeout(None).map_err(io)?;
             socket.set_write_timeout(None).map_err(io)?;
         }
-        let session = {
+        let (session, unheard) = {
             let mut clients = self.clients.lock();
             if clients.stopped {
                 return Err(Error::Closed(""));
             }
-            let inherited = match clients.former(number, half.from.pid) {
-                Some(former) => former.hand_over(),
+            let mut inherited = match clients.former(number, half.from.pid) {
+                Some(former) => former.hand_over(half.heard),
                 None => Inheritance::none(Holder {
                     session: self.about.session,
                     seat: half.seat,
                 }),
             };
+            let unheard = inherited.take_unheard();
             let (core, roster) = (Arc::clone(&self.core), Arc::clone(&self.roster));
             let process = (process, half.from.uid == peer::own_uid());
-            let session = Arc::new(Session::new(core, process, inherited, roster, tasks));
+            let sockets = [calls, tasks];
+            let session = Arc::new(Session::new(core, process, inherited, roster, sockets));
             clients.sessions.insert(number, Arc::clone(&session));
-            session
+            (session, unheard)
         };
-        let twin = calls.try_clone().map_err(io)?;
         let (of_calls, about) = (Arc::clone(&session), Arc::clone(&self.about));
         std::thread::Builder::new()
             .name("kvdepot-calls".into())
             .spawn(move || {
                 let _cpus = kvdepot_media::host::cpu::reset_affinity();
-                calls::run(&of_calls, &calls, &about);
+                calls::run(&of_calls, unheard, &about);
             })
             .map_err(io)?;
         let clients = Arc::clone(&self.clients);
@@ -383,7 +444,7 @@ impl Owner {
             .spawn(move || {
                 let _cpus = kvdepot_media::host::cpu::reset_affinity();
                 session.run();
-                let _shut = twin.shutdown(Shutdown::Both);
+                let _shut = session.calls.shutdown(Shutdown::Both);
                 let mut clients = clients.lock();
                 // Unless the process has another one by now.
                 let mine = |known: &mut Arc<Session>| Arc::ptr_eq(known, &session);

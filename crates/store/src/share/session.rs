@@ -15,14 +15,14 @@ use parking_lot::{Condvar, Mutex};
 
 use super::credit::Credit;
 use super::frame::{self, Frame, In, Incoming, Out, Verb};
-use super::holding::{Granted, Holding, give_back};
+use super::holding::{Granted, Holding, Ticket, give_back};
 use super::outbox::Outbox;
 use super::placement::Holder;
 use super::roster::Roster;
 use super::slow;
 use crate::arena::Place;
 use crate::metrics::Op;
-use crate::pipeline::{Caller, Core, GetOptions, Lanes, MovesDone};
+use crate::pipeline::{Caller, Core, GetOptions, Lanes, MovesDone, Reservation};
 use crate::task::{Mirror, Outcome};
 use crate::verdict::Moved;
 use crate::{Error, Key, NamespaceId, clock};
@@ -45,12 +45,14 @@ pub(super) struct Session {
     moves: Mutex<Moves>,
     moved: Condvar,
     next_move: AtomicU64,
+    pub(super) calls: UnixStream,
     tasks: UnixStream,
     outbox: Outbox,
     /// What the client holds is not this session's to end: the owner has closed, or the process
     /// has another.
     retired: AtomicBool,
-    /// The process has another one: nobody hears what is granted here.
+    /// The process has another one: nobody hears what is granted here. Taken while an answer is
+    /// sent and what it grants is entered, so that the next one knows all of it.
     handed_over: Mutex<bool>,
 }
 
@@ -73,6 +75,8 @@ struct Moves {
 pub(super) struct Inheritance {
     holding: Arc<Holding>,
     moves: Vec<Moving>,
+    /// What was granted, and not heard of.
+    unheard: Vec<Ticket>,
 }
 
 impl Inheritance {
@@ -81,7 +85,13 @@ impl Inheritance {
         Inheritance {
             holding: Arc::new(Holding::new(holder)),
             moves: Vec::new(),
+            unheard: Vec::new(),
         }
+    }
+
+    /// To be given back before the first call.
+    pub(super) fn take_unheard(&mut self) -> Vec<Ticket> {
+        std::mem::take(&mut self.unheard)
     }
 }
 
@@ -102,7 +112,7 @@ impl Session {
         (process, is_trusted): (Process, bool),
         inherited: Inheritance,
         roster: Arc<Roster>,
-        tasks: UnixStream,
+        [calls, tasks]: [UnixStream; 2],
     ) -> Session {
         let moves = Moves {
             former: inherited.moves,
@@ -117,6 +127,7 @@ impl Session {
             moves: Mutex::new(moves),
             moved: Condvar::new(),
             next_move: AtomicU64::new(1),
+            calls,
             tasks,
             outbox: Outbox::default(),
             retired: AtomicBool::new(false),
@@ -170,7 +181,10 @@ impl Session {
                 }
             }
             match incoming.next(&self.tasks) {
-                Ok(Some(frame)) if frame.verb == Verb::Goodbye => return End::Goodbye,
+                Ok(Some(frame)) if frame.verb == Verb::Goodbye => {
+                    self.send(Out::new(Verb::Goodbye, frame.number));
+                    return End::Goodbye;
+                }
                 Ok(Some(frame)) => {
                     if let Err(error) = self.handle(&frame) {
                         tracing::warn!(%error, "a client sent what is no request");
@@ -383,6 +397,7 @@ impl Session {
         for (count, done) in self.take_moves() {
             done(&vec![moved; count]);
         }
+        self.moved.notify_all();
     }
 
     /// All that are under way; no other is begun.
@@ -395,8 +410,10 @@ impl Session {
     }
 
     /// The process has another session now, which takes what it holds, and what its lanes are
-    /// still moving.
-    pub(super) fn hand_over(&self) -> Inheritance {
+    /// still moving. It has heard the answer to call `heard`, and none behind that.
+    pub(super) fn hand_over(&self, heard: u64) -> Inheritance {
+        // Ends the answer that is being sent.
+        let _shut = self.calls.shutdown(std::net::Shutdown::Both);
         *self.handed_over.lock() = true;
         self.retired.store(true, Ordering::Release);
         let moves = self.take_moves();
@@ -404,17 +421,35 @@ impl Session {
         Inheritance {
             holding: Arc::clone(&self.holding),
             moves,
+            unheard: self.holding.take_unheard(heard),
         }
     }
 
-    /// Enters what a call has given the client; gives it back when the process has another
-    /// session, because nobody hears of it then.
-    pub(super) fn grant(&self, granted: Granted) {
+    /// Answers a call, and enters what that gives the client; gives it back, and answers false,
+    /// when nobody hears it.
+    pub(super) fn answer(&self, call: u64, out: Out, granted: Granted) -> bool {
         let handed_over = self.handed_over.lock();
-        match *handed_over {
-            true => give_back(&self.core, granted),
-            false => self.holding.add(&self.core, granted),
-        }
+        let sent = !*handed_over && out.send(&self.calls).is_ok();
+        // Entered while the client reads: it names what it got in its next call at the earliest.
+        let nobodys = match sent {
+            true => self.holding.grant(call, granted),
+            false => granted,
+        };
+        drop(handed_over);
+        give_back(&self.core, nobodys);
+        sent
+    }
+
+    /// Takes back what a call could not commit: it is still the client's to abort. One that has
+    /// another session has done so.
+    pub(super) fn put_back(&self, reservations: Vec<Reservation>) {
+        let handed_over = self.handed_over.lock();
+        let nobodys = match *handed_over {
+            true => Granted::Reservations(reservations),
+            false => self.holding.put_back(reservations),
+        };
+        drop(handed_over);
+        give_back(&self.core, nobodys);
     }
 
     /// Nothing of the client touches a place any more: ends all that it held, once no mover that
@@ -444,8 +479,9 @@ impl Session {
                 }
             }
         }
-        self.core.forget_listener(seat);
         self.holding.end(&self.core);
+        // Last: its calls may be at it until its end.
+        self.core.forget_listener(seat);
     }
 }
 
@@ -485,7 +521,7 @@ impl Lanes for ClientLanes {
 }
 
 /// The outcomes as they travel: their order is the protocol's.
-pub(super) const OUTCOMES: [Outcome; 8] = [
+pub(super) const OUTCOMES: [Outcome; 9] = [
     Outcome::Pending,
     Outcome::Done,
     Outcome::Miss,
@@ -494,6 +530,8 @@ pub(super) const OUTCOMES: [Outcome; 8] = [
     Outcome::Full,
     Outcome::Dropped,
     Outcome::Closed,
+    // Earlier releases take it for a miss.
+    Outcome::Declined,
 ];
 
 fn step(task: u64, settled: &[(usize, Outcome)], released: usize) -> Out {

@@ -4,7 +4,9 @@
 //!
 //! Little-endian. Request: magic `KVDATTCH`, u32 version, u32 role (0 reads, 1 writes, 2 a
 //! client's calls, 3 its tasks), u64 number (for a client's tasks its own; for its calls that of
-//! the client which this process was until its connection broke, and is again; else 0).
+//! the client which this process was until its connection broke, and is again; else 0), u64 number
+//! of the last call whose answer such a client has heard (else 0): what later answers have granted
+//! is nobody's.
 //! Answer: magic, u32 version, u32 status (0: media follow; else u32 length of a message),
 //! u64 session, u64 client's number, u64 its seat, u64 slice size, u32 lanes (0 where nobody has
 //! chosen), u32 media, then for each: u32 number, u32 whether its room is held (1: nobody gives it
@@ -23,7 +25,7 @@ use crate::Error;
 pub(super) const MAGIC: [u8; 8] = *b"KVDATTCH";
 pub(super) const VERSION: u32 = 5;
 /// Bytes of a request.
-pub(super) const REQUEST: usize = 24;
+pub(super) const REQUEST: usize = 32;
 /// Longest refusal.
 const MESSAGE_MAX: usize = 4096;
 /// Media of one depot, at most: what one message carries descriptors of.
@@ -34,11 +36,19 @@ pub(crate) const MEDIA_MAX: usize = fds::DESCRIPTORS_MAX - 1;
 pub(super) enum Role {
     Read,
     Write,
-    /// A client: a depot in another process, which calls. With the number that it had before; 0
-    /// for one that is new.
-    Client(u64),
+    /// A client: a depot in another process, which calls.
+    Client(Former),
     /// The second connection of the client with this number.
     Tasks(u64),
+}
+
+/// Who a client was before.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Former {
+    /// 0 for one that is new.
+    pub(super) number: u64,
+    /// Its last call whose answer it has heard.
+    pub(super) heard: u64,
 }
 
 impl Role {
@@ -87,17 +97,18 @@ fn io(what: &str) -> impl Fn(std::io::Error) -> Error + '_ {
 }
 
 pub(super) fn send_request(mut socket: &UnixStream, role: Role) -> Result<(), Error> {
-    let (role, number) = match role {
-        Role::Read => (0u32, 0),
-        Role::Write => (1, 0),
-        Role::Client(former) => (2, former),
-        Role::Tasks(number) => (3, number),
+    let (role, number, heard) = match role {
+        Role::Read => (0u32, 0, 0),
+        Role::Write => (1, 0, 0),
+        Role::Client(Former { number, heard }) => (2, number, heard),
+        Role::Tasks(number) => (3, number, 0),
     };
     let mut bytes = [0; REQUEST];
     bytes[..8].copy_from_slice(&MAGIC);
     bytes[8..12].copy_from_slice(&VERSION.to_le_bytes());
     bytes[12..16].copy_from_slice(&role.to_le_bytes());
-    bytes[16..].copy_from_slice(&number.to_le_bytes());
+    bytes[16..24].copy_from_slice(&number.to_le_bytes());
+    bytes[24..].copy_from_slice(&heard.to_le_bytes());
     socket.write_all(&bytes).map_err(io("could not ask"))
 }
 
@@ -108,14 +119,15 @@ pub(super) fn read_request(bytes: &[u8]) -> Result<Option<Role>, Error> {
     };
     // As soon as it is there: other versions may have shorter requests.
     check_head(head)?;
-    let Some((number, _)) = rest.split_first_chunk::<8>() else {
+    let Some((rest, _)) = rest.split_first_chunk::<16>() else {
         return Ok(None);
     };
-    let number = u64::from_le_bytes(*number);
+    let long = |at: usize| u64::from(word(rest, at)) | u64::from(word(rest, at + 4)) << 32;
+    let (number, heard) = (long(0), long(8));
     match word(head, 12) {
         0 => Ok(Some(Role::Read)),
         1 => Ok(Some(Role::Write)),
-        2 => Ok(Some(Role::Client(number))),
+        2 => Ok(Some(Role::Client(Former { number, heard }))),
         3 => Ok(Some(Role::Tasks(number))),
         role => Err(peer(format!(
             "role {role} is unknown: allowed are 0 (read), 1 (write), 2 (calls) and 3 (tasks)"

@@ -1,6 +1,5 @@
 //! Devices come and go while the tier serves.
 
-use std::collections::HashSet;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -8,7 +7,7 @@ use std::time::Duration;
 
 use super::{Devices, Tier, open};
 use crate::Error;
-use crate::arena::{Arena, Dying, Inode, Opening, Token};
+use crate::arena::{Arena, Inode, Opening};
 use crate::config::{DaxConfig, size};
 use crate::index::Uses;
 
@@ -44,7 +43,17 @@ impl Tier {
             open::device(number(), path, settings, &str::to_owned, lock_wait, uses)?;
         partings.retain(|parting| !arena.comes_back(parting));
         announce(&arena)?;
-        let wishes = self.placing.lock();
+        arena.keep();
+        // While nobody sees it: that takes as long as there are blocks.
+        let stored = || -> u64 {
+            self.arenas()
+                .iter()
+                .map(|other| other.stored_blocks())
+                .sum()
+        };
+        let before = stored();
+        drop_those_of(&self.arenas(), &arena);
+        let wishes = self.placing.write();
         let described = wishes.described.clone();
         for namespace in &wishes.contiguous {
             arena.keep_contiguous(*namespace);
@@ -53,13 +62,15 @@ impl Tier {
         if let Some(other) = devices.0.first() {
             arena.listen_like(other);
         }
-        let doubles = drop_those_of(&devices.0, &arena);
-        let mut all = devices.0.clone();
+        let others = devices.0.clone();
+        let mut all = others.clone();
         all.push(Arc::clone(&arena));
         self.devices.store(Arc::new(Devices(all)));
         drop(wishes);
-        // The medium is not waited for while others want to place blocks.
-        arena.bury_later(doubles);
+        if stored() != before {
+            // Keys may have been stored again meanwhile.
+            drop_those_of(&others, &arena);
+        }
         for (namespace, text) in &described {
             arena.describe(*namespace, text);
         }
@@ -68,7 +79,7 @@ impl Tier {
 
     /// Takes no more writes to a device, or takes them again. False when that is so already.
     pub(crate) fn leave(&self, arena: &Arena, leaving: bool) -> bool {
-        let _placing = self.placing.lock();
+        let _placing = self.placing.write();
         let was = arena.device().leaving;
         arena.set_leaving(leaving);
         was != leaving
@@ -91,7 +102,7 @@ impl Tier {
     pub(crate) fn take_out(&self, arena: &Arena) -> bool {
         let mut partings = self.changing.lock();
         let parting = arena.parting();
-        let mut wishes = self.placing.lock();
+        let mut wishes = self.placing.write();
         let mut left = self.devices.load().0.clone();
         left.retain(|other| other.number() != arena.number());
         if left.is_empty() || !arena.device().empty {
@@ -106,6 +117,19 @@ impl Tier {
         true
     }
 
+    /// As [`Arena::grow`], for a device that stays meanwhile: one that is gone may have another
+    /// owner.
+    pub(crate) fn grow(&self, arena: &Arena, path: &Path, capacity: u64) -> Result<(), Error> {
+        let _changing = self.changing.lock();
+        let devices = self.devices.load();
+        let mut there = devices.0.iter().map(|other| other.number());
+        if !there.any(|number| number == arena.number()) {
+            let allowed = "a device of this depot: it has been removed";
+            return Err(Error::input("path", path.display(), allowed));
+        }
+        arena.grow(capacity)
+    }
+
     /// Says that blocks are about to leave one device for another, so that lookups that have
     /// missed both look again.
     pub(crate) fn moving(&self) {
@@ -117,26 +141,17 @@ impl Tier {
         let devices = self.devices.load();
         for index in 1..devices.0.len() {
             let arena = &devices.0[index];
-            arena.bury_later(drop_those_of(&devices.0[..index], arena));
+            drop_those_of(&devices.0[..index], arena);
         }
     }
 }
 
-/// Unpublishes those blocks of a device that others have; the caller buries them.
-fn drop_those_of(others: &[Arc<Arena>], arena: &Arena) -> Dying {
+/// Drops those blocks of a device that others have.
+fn drop_those_of(others: &[Arc<Arena>], arena: &Arena) {
     if others.is_empty() {
-        return Dying::default();
+        return;
     }
-    let there: HashSet<_> = others
-        .iter()
-        .flat_map(|other| other.identities())
-        .map(|(identity, _)| (identity.namespace, identity.key))
-        .collect();
-    let doubles = arena.identities();
-    let doubles = doubles
-        .into_iter()
-        .filter(|(identity, _)| there.contains(&(identity.namespace, identity.key)));
-    let doubles: Vec<Token> = doubles.map(|(_, token)| token).collect();
+    let doubles = arena.doubles(others);
     if !doubles.is_empty() {
         let path = arena.path().map(|path| path.display().to_string());
         tracing::info!(
@@ -145,7 +160,7 @@ fn drop_those_of(others: &[Arc<Arena>], arena: &Arena) -> Dying {
             "blocks that another device has are dropped"
         );
     }
-    arena.disown(&doubles)
+    arena.hand_over(&doubles);
 }
 
 /// Adding a device again asks for what there is.
@@ -154,12 +169,47 @@ fn check_again(arena: &Arena, path: &Path, capacity: Option<u64>) -> Result<(), 
         let allowed = format!("another medium: it is here as {}", known.display());
         return Err(Error::input("path", path.display(), allowed));
     }
-    let has = arena.layout().capacity;
+    // As an opening compares.
+    let has = arena.nominal_capacity();
     match capacity {
         Some(asked) if asked / crate::format::GRANULE * crate::format::GRANULE != has => {
             let allowed = format!("{}, which it has (grow_device changes it)", size::show(has));
             Err(Error::input("capacity", size::show(asked), allowed))
         }
         _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_that_was_removed_does_not_grow_under_its_next_owner() {
+        let dir = tempfile::tempdir().unwrap();
+        let paths = ["a", "b"].map(|name| dir.path().join(name));
+        let settings = DaxConfig {
+            capacity: Some(1 << 20),
+            ..DaxConfig::default()
+        };
+        let uses = Uses::default();
+        let device = |(number, path): (u32, &std::path::PathBuf)| {
+            let wait = Duration::ZERO;
+            let opened = open::device(number, path, &settings, &str::to_owned, wait, &uses);
+            let (arena, _) = opened.unwrap();
+            arena.keep();
+            arena
+        };
+        let tier = Tier::new("Dax", (0..).zip(&paths).map(device).collect());
+        let arena = tier.at(&paths[1]).unwrap();
+        tier.grow(&arena, &paths[1], 2 << 20).unwrap();
+        assert!(tier.take_out(&arena));
+        let before = std::fs::read(&paths[1]).unwrap();
+        let refused = tier.grow(&arena, &paths[1], 3 << 20).unwrap_err();
+        assert!(
+            refused.to_string().contains("has been removed"),
+            "{refused}"
+        );
+        assert!(std::fs::read(&paths[1]).unwrap() == before);
     }
 }

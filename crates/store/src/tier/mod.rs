@@ -36,8 +36,9 @@ pub(crate) const DAX: &str = "Dax";
 pub(crate) struct Tier {
     name: &'static str,
     devices: ArcSwap<Devices>,
-    /// Held while blocks are placed and while devices come or go, so that a key gets one place.
-    placing: held::Mutex<Wishes>,
+    /// Held while blocks are placed and while devices come or go, so that a key gets one place: for
+    /// reading where there is one device, which sees to that itself.
+    placing: held::RwLock<Wishes>,
     /// Held while a device is opened or let go, which may take long. How those were left that
     /// were let go.
     changing: Mutex<Vec<Parting>>,
@@ -86,7 +87,7 @@ impl Tier {
         Tier {
             name,
             devices: ArcSwap::from_pointee(Devices(devices)),
-            placing: held::Mutex::default(),
+            placing: held::RwLock::default(),
             changing: Mutex::default(),
             moves: AtomicU64::new(0),
         }
@@ -120,7 +121,7 @@ impl Tier {
 
     pub(crate) fn stats(&self) -> TierStats {
         // No device leaves meanwhile: what it has counted is counted once.
-        let wishes = self.placing.lock();
+        let wishes = self.placing.write();
         let each = self.devices.load();
         let each = each.0.iter().map(|arena| arena.stats());
         let now = each.reduce(TierStats::plus).unwrap_or_default();
@@ -129,7 +130,7 @@ impl Tier {
 
     /// As [`Arena::departed`], of all devices that there were.
     pub(crate) fn departed(&self, listener: u64, limit: usize) -> Departed {
-        let mut wishes = self.placing.lock();
+        let mut wishes = self.placing.write();
         let mut departed = wishes.departed.departed(listener);
         for arena in &self.devices.load().0 {
             departed.add(arena.departed(listener, limit));
@@ -139,7 +140,7 @@ impl Tier {
 
     /// As [`Arena::forget_listener`].
     pub(crate) fn forget_listener(&self, listener: u64) {
-        let mut wishes = self.placing.lock();
+        let mut wishes = self.placing.write();
         let _untold = wishes.departed.departed(listener);
         for arena in &self.devices.load().0 {
             arena.forget_listener(listener);
@@ -166,19 +167,14 @@ impl Tier {
         });
     }
 
+    /// How many of the first keys are published without a gap, as far as one look at each device
+    /// goes: whoever asks again may learn of more.
     pub(crate) fn prefix(&self, namespace: NamespaceId, keys: &[Key]) -> usize {
         self.settled(|devices| {
-            let mut count = 0;
-            // Devices take turns: each goes on where the other has a gap.
-            loop {
-                let before = count;
-                for arena in &devices.0 {
-                    count += arena.prefix(namespace, &keys[count..]);
-                }
-                if devices.only().is_some() || count == before || count == keys.len() {
-                    return count;
-                }
-            }
+            let each = devices.0.iter();
+            each.fold(0, |count, arena| {
+                count + arena.prefix(namespace, &keys[count..])
+            })
         })
     }
 
@@ -385,7 +381,7 @@ impl Tier {
     /// # Errors
     /// [`Error::Input`] when all of them have some.
     pub(crate) fn keep_contiguous(&self, namespace: NamespaceId) -> Result<(), Error> {
-        let mut wishes = self.placing.lock();
+        let mut wishes = self.placing.write();
         let devices = self.devices.load();
         let is_full = wishes.contiguous.len() >= CONTIGUOUS_MAX;
         if is_full && !wishes.contiguous.contains(&namespace) {
@@ -421,7 +417,7 @@ impl Tier {
     }
 
     pub(crate) fn describe(&self, namespace: NamespaceId, description: &str) {
-        let mut wishes = self.placing.lock();
+        let mut wishes = self.placing.write();
         if wishes.described.len() < directory::ENTRIES as usize {
             // As much as an entry of the directory holds, and more.
             let text = || description.chars().take(directory::LEN).collect();
@@ -468,6 +464,9 @@ impl Tier {
     }
 
     pub(crate) fn close(&self) {
-        self.devices.load().0.iter().for_each(|arena| arena.close());
+        self.devices.load().0.iter().for_each(|arena| {
+            arena.close();
+            arena.let_go();
+        });
     }
 }

@@ -1,13 +1,15 @@
 //! Opening the tiers of a configuration.
 
+use std::panic::resume_unwind;
 use std::path::Path;
 use std::sync::Arc;
+use std::thread;
 use std::time::Duration;
 
 use super::{DAX, Tier};
 use crate::Error;
 use crate::arena::{Arena, Inode, Opening};
-use crate::config::{Config, DaxConfig};
+use crate::config::{Config, DaxConfig, DeviceConfig};
 use crate::index::Uses;
 
 /// What opening the tiers has come to.
@@ -22,6 +24,27 @@ pub(crate) struct Opened {
 }
 
 impl Tier {
+    /// Refuses what [`Tier::open`] would, and opens nothing.
+    pub(crate) fn check(config: &Config) -> Result<(), Error> {
+        let has = |name: &str| config.pipeline.iter().any(|tier| tier == name);
+        if has("Cache") {
+            Arena::check_volatile("Cache", config.cache_capacity()?)?;
+        }
+        if !has(DAX) {
+            return Ok(());
+        }
+        if config.dax.devices.is_empty() {
+            let field = |option: &str| format!("dax.{option}");
+            return Arena::check(&config.arena_path()?, &config.dax, &field);
+        }
+        check_twins(config)?;
+        for (index, named) in config.dax.devices.iter().enumerate() {
+            let field = |option: &str| field_of(index, option);
+            Arena::check(&named.path, &settings_of(config, named), &field)?;
+        }
+        Ok(())
+    }
+
     /// Opens what a configuration names, far to near: what can be refused comes before what costs
     /// memory.
     pub(crate) fn open(config: &Config, uses: &Uses) -> Result<Opened, Error> {
@@ -75,35 +98,74 @@ fn devices(config: &Config, first: u32, uses: &Uses) -> Result<(Vec<Arc<Arena>>,
         let (arena, opening) = device(first, &path, &config.dax, &field, wait, uses)?;
         return Ok((vec![arena], opening));
     }
+    check_twins(config)?;
+    let acquire = |(index, named): (usize, &DeviceConfig)| {
+        let field = |option: &str| field_of(index, option);
+        let (settings, number) = (settings_of(config, named), first + index as u32);
+        Arena::acquire((DAX, number), &named.path, &settings, &field, wait)
+    };
+    let acquired = config.dax.devices.iter().enumerate().map(acquire);
+    let acquired = acquired.collect::<Result<Vec<_>, _>>()?;
+    // Side by side: each waits for its own medium.
+    let opened = thread::scope(|scope| {
+        let each = acquired.into_iter().map(|one| scope.spawn(|| one.read()));
+        let each: Vec<_> = each.collect();
+        let opened = each
+            .into_iter()
+            .map(|one| one.join().unwrap_or_else(|panic| resume_unwind(panic)));
+        opened.collect::<Vec<_>>()
+    });
     let mut opening = Opening {
         created: true,
         ..Opening::default()
     };
     let mut arenas: Vec<Arc<Arena>> = Vec::new();
-    for (index, named) in config.dax.devices.iter().enumerate() {
-        let field = |option: &str| format!("dax.devices[{index}].{option}");
-        let inode = Inode::of(&named.path);
-        if let Some(twin) = arenas
-            .iter()
-            .find(|arena| inode.is_some() && arena.inode() == inode)
-        {
-            let twin = twin.path().unwrap_or(&named.path).display();
-            let allowed = format!("another medium than {twin}: a device is listed once");
-            return Err(Error::config(field("path"), named.path.display(), allowed));
-        }
-        let settings = DaxConfig {
-            capacity: named.capacity,
-            ..config.dax.clone()
-        };
-        let number = first + index as u32;
-        let (arena, found) = device(number, &named.path, &settings, &field, wait, uses)?;
+    for opened in opened {
+        let (mut arena, found) = opened?;
+        arena.rank(uses);
         opening.blocks += found.blocks;
         opening.damaged += found.damaged;
         opening.outranked += found.outranked;
         opening.created &= found.created;
-        arenas.push(arena);
+        arenas.push(Arc::new(arena));
     }
     Ok((arenas, opening))
+}
+
+fn field_of(index: usize, option: &str) -> String {
+    format!("dax.devices[{index}].{option}")
+}
+
+/// Refuses a medium that is listed twice, whatever it is called.
+fn check_twins(config: &Config) -> Result<(), Error> {
+    for (index, named) in config.dax.devices.iter().enumerate() {
+        let inode = Inode::of(&named.path);
+        let before = config.dax.devices[..index].iter();
+        let mut before = before.map(|device| device.path.as_path());
+        if let Some(twin) =
+            before.find(|path| *path == named.path || (inode.is_some() && Inode::of(path) == inode))
+        {
+            let field = |option: &str| field_of(index, option);
+            return Err(listed_twice(&field, &named.path, twin));
+        }
+    }
+    Ok(())
+}
+
+fn listed_twice(field: &impl Fn(&str) -> String, path: &Path, twin: &Path) -> Error {
+    let allowed = format!(
+        "another medium than {}: a device is listed once",
+        twin.display()
+    );
+    Error::config(field("path"), path.display(), allowed)
+}
+
+/// What holds for one of several devices.
+fn settings_of(config: &Config, device: &DeviceConfig) -> DaxConfig {
+    DaxConfig {
+        capacity: device.capacity,
+        ..config.dax.clone()
+    }
 }
 
 /// Opens one device of the tier.
@@ -115,6 +177,7 @@ pub(super) fn device(
     lock_wait: Duration,
     uses: &Uses,
 ) -> Result<(Arc<Arena>, Opening), Error> {
-    let (arena, opening) = Arena::open((DAX, number), path, settings, field, lock_wait, uses)?;
+    let (mut arena, opening) = Arena::open((DAX, number), path, settings, field, lock_wait)?;
+    arena.rank(uses);
     Ok((Arc::new(arena), opening))
 }

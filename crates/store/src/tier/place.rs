@@ -94,19 +94,24 @@ impl Tier {
         blocks: &[Wanted],
         spaces: Option<Spaces>,
     ) -> Option<Vec<Result<Reserved, Refused>>> {
-        let alone = spaces.is_none() && self.devices.load().only().is_some();
-        let once = (!alone).then(|| Once::of(blocks)).flatten();
+        let alone = self.devices.load().only().is_some();
+        let once = (!alone || spaces.is_some()).then(|| Once::of(blocks));
+        let once = once.flatten();
         let wanted = once.as_ref().map_or(blocks, |once| &once.blocks);
-        let placing = self.placing.lock();
+        // Calls for one device do not wait for one another here.
+        let (shared, sole) = match alone {
+            true => (Some(self.placing.read()), None),
+            false => (None, Some(self.placing.write())),
+        };
         let devices = self.devices.load();
         let answers = match (spaces, devices.only()) {
+            (spaces, None) if alone => {
+                // A second one has come meanwhile.
+                drop((shared, sole));
+                return self.reserve(namespace, blocks, spaces);
+            }
             (Some(spaces), _) => settle(&devices.0, namespace, wanted, spaces),
             (None, Some(only)) => only.reserve(namespace, wanted),
-            (None, None) if alone => {
-                // A second one has come meanwhile.
-                drop(placing);
-                return self.reserve(namespace, blocks, None);
-            }
             (None, None) => spread(&devices.0, namespace, wanted),
         };
         match once {
@@ -176,7 +181,7 @@ impl Tier {
         namespace: NamespaceId,
         blocks: &[Wanted],
     ) -> Vec<Result<Reserved, Refused>> {
-        let _placing = self.placing.lock();
+        let _placing = self.placing.write();
         let mut others = self.devices.load().0.clone();
         others.retain(|arena| arena.number() != device);
         spread(&others, namespace, blocks).unwrap_or_default()
@@ -317,6 +322,24 @@ fn settle(
     let (known, _pinned) = look_up(devices, namespace, blocks);
     let mut answers: Vec<Option<Result<Reserved, Refused>>> =
         known.into_iter().map(|known| known.map(Err)).collect();
+    let is_made = |space: &Option<Result<Space, Refused>>| match space {
+        Some(Ok(space)) => devices.iter().any(|arena| arena.number() == space.device()),
+        other => other.is_some(),
+    };
+    // Those that were there when room was made, and are gone by now, or whose device is. Before the
+    // others: where these need more, nobody has seen a reservation that ends with this, and waits
+    // for it.
+    let bare = |at: &usize| answers[*at].is_none() && !is_made(&spaces.each[*at]);
+    let bare: Vec<usize> = (0..blocks.len()).filter(bare).collect();
+    if !bare.is_empty() {
+        let wanted: Vec<Wanted> = bare.iter().map(|at| blocks[*at]).collect();
+        let found = match devices {
+            [only] => only.reserve(namespace, &wanted),
+            several => spread(several, namespace, &wanted),
+        };
+        let each = bare.iter().zip(found?);
+        each.for_each(|(at, answer)| answers[*at] = Some(answer));
+    }
     for arena in devices {
         let (mut here, mut chosen) = (Vec::new(), Vec::new());
         for (index, space) in spaces.each.iter_mut().enumerate() {
@@ -338,14 +361,14 @@ fn settle(
         }
     }
     let rest = answers.into_iter().zip(spaces.each.drain(..)).zip(blocks);
-    let answer =
-        |((answer, space), wanted): ((Option<_>, Option<_>), &Wanted)| match (answer, space) {
-            (Some(answer), _) => Some(answer),
-            (None, Some(Err(full))) => Some(Err(full)),
-            // It was there when room was made, and is gone by now.
-            (None, _) => spread(devices, namespace, std::slice::from_ref(wanted))?.pop(),
+    let answer = |((answer, space), wanted): ((Option<_>, Option<_>), &Wanted)| {
+        let refused = || match space {
+            Some(Err(full)) => Err(full),
+            _ => Err(nowhere(devices, wanted.len)),
         };
-    rest.map(answer).collect()
+        answer.unwrap_or_else(refused)
+    };
+    Some(rest.map(answer).collect())
 }
 
 /// The devices that can be written, in the order in which they are asked: with room before full
@@ -450,5 +473,34 @@ mod tests {
             drop(reserve(&tier, 0));
             assert_eq!(tier.stats().reserved_blocks, 0);
         }
+    }
+    #[test]
+    fn where_others_must_go_first_nobody_has_seen_a_reservation_that_ends_with_it() {
+        let arena = Arc::new(Arena::volatile("Cache", 0, 64 << 10).unwrap());
+        let tier = Tier::new("Cache", vec![arena]);
+        let store = |key| {
+            let reserved = reserve(&tier, key);
+            let sequence = reserved.token.sequence;
+            let stored = tier.commit(vec![(reserved, Checksum([0; 16]))], false);
+            assert_eq!(stored, [true]);
+            sequence
+        };
+        for key in 0..16 {
+            store(key);
+        }
+        let both = [wanted(0), wanted(16)].concat();
+        let spaces = tier.make_room(NAMESPACE, &both);
+        // Nothing is free but what was made for one of them, and the other goes.
+        let mut last = 0;
+        for key in 17.. {
+            if tier.stats().free_bytes == 0 {
+                break;
+            }
+            last = store(key);
+        }
+        assert_eq!(tier.remove(NAMESPACE, &[Key([0; 32])]), 1);
+        assert!(tier.reserve(NAMESPACE, &both, Some(spaces)).is_none());
+        assert_eq!(store(100), last + 1, "one was reserved in between");
+        assert_eq!(tier.stats().reserved_blocks, 0);
     }
 }

@@ -24,6 +24,7 @@ pub const PREFETCH: u16 = 41;
 pub const QUIET: u16 = 42;
 pub const MOVE: u16 = 48;
 pub const REFUSED: u16 = 50;
+pub const CLOSING: u16 = 51;
 
 /// A request to attach.
 pub fn hello(version: u32, role: u32, number: u64) -> Vec<u8> {
@@ -31,14 +32,20 @@ pub fn hello(version: u32, role: u32, number: u64) -> Vec<u8> {
     bytes.extend_from_slice(&version.to_le_bytes());
     bytes.extend_from_slice(&role.to_le_bytes());
     bytes.extend_from_slice(&number.to_le_bytes());
+    bytes.extend_from_slice(&0u64.to_le_bytes());
     bytes
 }
 
 /// A frame of one verb.
 pub fn frame(verb: u16, number: u64, body: &[u8]) -> Vec<u8> {
+    frame_with(verb, 0, number, body)
+}
+
+/// As [`frame`], with a status.
+pub fn frame_with(verb: u16, status: u16, number: u64, body: &[u8]) -> Vec<u8> {
     let mut bytes = (body.len() as u32).to_le_bytes().to_vec();
     bytes.extend_from_slice(&verb.to_le_bytes());
-    bytes.extend_from_slice(&[0; 2]);
+    bytes.extend_from_slice(&status.to_le_bytes());
     bytes.extend_from_slice(&number.to_le_bytes());
     bytes.extend_from_slice(body);
     bytes
@@ -81,9 +88,16 @@ pub struct Bare {
 
 impl Bare {
     pub fn attach(socket: &Path, former: u64) -> Bare {
+        Bare::attach_again(socket, former, 0)
+    }
+
+    /// As one that has heard the answer to call `heard`, and none behind it.
+    pub fn attach_again(socket: &Path, former: u64, heard: u64) -> Bare {
         let mut calls = UnixStream::connect(socket).unwrap();
         calls.set_read_timeout(Some(PATIENCE)).unwrap();
-        calls.write_all(&hello(VERSION, 2, former)).unwrap();
+        let mut request = hello(VERSION, 2, former);
+        request[24..].copy_from_slice(&heard.to_le_bytes());
+        calls.write_all(&request).unwrap();
         let mut welcome = [0; 56];
         calls.read_exact(&mut welcome).unwrap();
         assert_eq!(welcome[12..16], [0; 4], "refused");

@@ -1,6 +1,7 @@
 //! What can happen, and how it is drawn.
 
 use kvdepot_testkit::Rng;
+use kvdepot_testkit::sim::shrink::{changed, one_less};
 
 /// Keys of a namespace.
 pub const KEYS: u64 = 40;
@@ -23,6 +24,8 @@ pub struct Shape {
     pub large: bool,
     pub drop: bool,
     pub promote: bool,
+    /// What has left unread is not stored again.
+    pub learned: bool,
     pub power: bool,
     pub contiguous: bool,
     /// KiB that may wait for the far tier; 0 for the default.
@@ -115,11 +118,12 @@ pub enum Step {
     Fail {
         count: u8,
     },
-    /// A byte of a block turns over.
+    /// A byte of a block turns over, and somebody may read the block at once.
     Rot {
         ns: u8,
         key: u16,
         at: u32,
+        reader: Option<u8>,
     },
     Add {
         device: u8,
@@ -140,9 +144,21 @@ pub enum Step {
         door: u8,
         ns: u8,
     },
+    /// The file system is left with so many KiB; `None` makes room for everything again.
+    Disk {
+        kib: Option<u16>,
+    },
+    /// Another depot starts in this process, which fails, or is not wanted any more.
+    Start {
+        kind: u8,
+    },
     Reopen,
     /// The process is killed: what the files hold at this moment is opened again.
     Crash,
+    /// Each file is cut to so many hundredths under the mapping, and opened again.
+    Truncate {
+        part: u8,
+    },
     /// Somebody holds all the room.
     FillUp {
         door: u8,
@@ -174,6 +190,7 @@ pub fn scheduled_shape(rng: &mut Rng) -> Shape {
         large,
         drop: rng.once_in(3),
         promote: !rng.once_in(4),
+        learned: rng.once_in(2),
         power: rng.once_in(6),
         contiguous: rng.once_in(8),
         write_back: *rng.pick(&[0, 0, 16, 32, 64]),
@@ -191,9 +208,12 @@ pub fn served_shape(rng: &mut Rng) -> Shape {
     }
 }
 
+/// Room that each block of a uniform history takes.
+pub const UNIFORM: u64 = 8192;
+
 fn len(rng: &mut Rng, shape: &Shape) -> u32 {
     if shape.uniform {
-        return rng.between(4097, 8192) as u32;
+        return rng.between(UNIFORM / 2 + 1, UNIFORM) as u32;
     }
     let scale = if shape.large { 16 } else { 1 };
     (match rng.below(12) {
@@ -367,7 +387,7 @@ fn device(rng: &mut Rng, shape: &Shape) -> Step {
     if shape.devices == 0 {
         return Step::Settle;
     }
-    match rng.below(8) {
+    match rng.below(12) {
         0..2 => Step::Add { device },
         2..4 => Step::DrainDevice {
             device,
@@ -377,9 +397,15 @@ fn device(rng: &mut Rng, shape: &Shape) -> Step {
             device,
             force: rng.once_in(3),
         },
-        6 => Step::Grow {
+        6..9 => Step::Grow {
             device,
             kib: rng.between(1, 64) as u16 * 4,
+        },
+        9 => Step::Disk {
+            kib: (!rng.once_in(4)).then(|| *rng.pick(&[0, 4, 100, 100, 300])),
+        },
+        10 => Step::Start {
+            kind: rng.below(4) as u8,
         },
         _ => Step::Contiguous {
             door: 0,
@@ -389,7 +415,10 @@ fn device(rng: &mut Rng, shape: &Shape) -> Step {
 }
 
 fn fault(rng: &mut Rng, shape: &Shape) -> Step {
-    match rng.below(7) {
+    match rng.below(8) {
+        7 if shape.devices > 0 && rng.once_in(3) => Step::Truncate {
+            part: rng.between(40, 99) as u8,
+        },
         0..2 => Step::Fail {
             count: rng.between(1, 3) as u8,
         },
@@ -397,6 +426,7 @@ fn fault(rng: &mut Rng, shape: &Shape) -> Step {
             ns: u8::from(rng.once_in(4)),
             key: rng.below(COMMON) as u16,
             at: rng.bits() as u32,
+            reader: rng.once_in(2).then(|| rng.below(1 + shape.clients) as u8),
         },
         4 => Step::Reopen,
         5 => Step::Crash,
@@ -455,144 +485,71 @@ pub fn nested(rng: &mut Rng, shape: &Shape) -> Step {
 
 /// Steps that do less.
 pub fn simpler(step: &Step) -> Vec<Step> {
-    let mut simpler = Vec::new();
-    let fewer = |count: usize| (0..count).rev().filter(move |_| count > 1);
+    let named = match step {
+        Step::Put { blocks, .. } => blocks.len(),
+        Step::Reserve { blocks, .. } => blocks.len(),
+        Step::Get { keys, .. } | Step::Pin { keys, .. } | Step::Prefetch { keys, .. } => keys.len(),
+        _ => 0,
+    };
+    let leave_out = |step: &mut Step, at| match step {
+        Step::Put { blocks, .. } => drop(blocks.remove(at)),
+        Step::Reserve { blocks, .. } => drop(blocks.remove(at)),
+        Step::Get { keys, .. } | Step::Pin { keys, .. } | Step::Prefetch { keys, .. } => {
+            keys.remove(at);
+        }
+        _ => {}
+    };
+    let mut simpler = one_less(step, named, leave_out);
+    simpler.extend(changed(step, &[small, at_the_owner, plain]));
+    simpler
+}
+
+fn small(step: &mut Step) {
     match step {
-        Step::Put {
-            door,
-            ns,
-            blocks,
-            pieces,
-        } => {
-            for out in fewer(blocks.len()) {
-                let mut blocks = blocks.clone();
-                blocks.remove(out);
-                simpler.push(Step::Put {
-                    door: *door,
-                    ns: *ns,
-                    blocks,
-                    pieces: *pieces,
-                });
-            }
-            let small = blocks
-                .iter()
-                .map(|(key, len)| (*key, (*len).min(100)))
-                .collect();
-            simpler.push(Step::Put {
-                door: *door,
-                ns: *ns,
-                blocks: small,
-                pieces: 1,
-            });
-            simpler.push(Step::Put {
-                door: 0,
-                ns: *ns,
-                blocks: blocks.clone(),
-                pieces: 1,
-            });
+        Step::Put { blocks, pieces, .. } => {
+            blocks.iter_mut().for_each(|(_, len)| *len = 100.min(*len));
+            *pieces = 1;
         }
-        Step::Get {
-            door,
-            ns,
-            keys,
-            prefix,
-            staged,
-            misfit,
-            pieces,
-        } => {
-            let with = |keys: Vec<u16>, door, prefix, staged, misfit, pieces| Step::Get {
-                door,
-                ns: *ns,
-                keys,
-                prefix,
-                staged,
-                misfit,
-                pieces,
-            };
-            for out in fewer(keys.len()) {
-                let mut keys = keys.clone();
-                keys.remove(out);
-                simpler.push(with(keys, *door, *prefix, *staged, *misfit, *pieces));
-            }
-            simpler.push(with(keys.clone(), 0, *prefix, *staged, *misfit, *pieces));
-            simpler.push(with(keys.clone(), *door, false, false, None, 1));
-        }
-        Step::Reserve {
-            door,
-            ns,
-            blocks,
-            strict,
-        } => {
-            for out in fewer(blocks.len()) {
-                let mut blocks = blocks.clone();
-                blocks.remove(out);
-                simpler.push(Step::Reserve {
-                    door: *door,
-                    ns: *ns,
-                    blocks,
-                    strict: *strict,
-                });
-            }
-            let blocks = blocks
-                .iter()
-                .map(|(key, lens)| (*key, lens.iter().map(|len| (*len).min(100)).collect()));
-            let blocks = blocks.collect();
-            simpler.push(Step::Reserve {
-                door: *door,
-                ns: *ns,
-                blocks,
-                strict: *strict,
-            });
-        }
-        Step::Pin {
-            door,
-            ns,
-            keys,
-            prefix,
-        } => {
-            for out in fewer(keys.len()) {
-                let mut keys = keys.clone();
-                keys.remove(out);
-                simpler.push(Step::Pin {
-                    door: *door,
-                    ns: *ns,
-                    keys,
-                    prefix: *prefix,
-                });
-            }
-        }
-        Step::Prefetch { door, ns, keys } => {
-            for out in fewer(keys.len()) {
-                let mut keys = keys.clone();
-                keys.remove(out);
-                simpler.push(Step::Prefetch {
-                    door: *door,
-                    ns: *ns,
-                    keys,
-                });
-            }
+        Step::Reserve { blocks, .. } => {
+            let lens = blocks.iter_mut().flat_map(|(_, lens)| lens);
+            lens.for_each(|len| *len = 100.min(*len));
         }
         _ => {}
     }
-    // Those that change nothing would be tried for ever.
-    let same = format!("{step:?}");
-    simpler.retain(|one| format!("{one:?}") != same);
-    simpler
+}
+
+fn at_the_owner(step: &mut Step) {
+    match step {
+        Step::Put { door, pieces, .. } => (*door, *pieces) = (0, 1),
+        Step::Get { door, .. } => *door = 0,
+        _ => {}
+    }
+}
+
+fn plain(step: &mut Step) {
+    if let Step::Get {
+        prefix,
+        staged,
+        misfit,
+        pieces,
+        ..
+    } = step
+    {
+        (*prefix, *staged, *misfit, *pieces) = (false, false, None, 1);
+    }
 }
 
 /// Shapes that are plainer.
 pub fn plainer(shape: &Shape) -> Vec<Shape> {
-    let plain = |change: fn(&mut Shape)| {
-        let mut plain = shape.clone();
-        change(&mut plain);
-        plain
-    };
-    vec![
-        plain(|shape| shape.devices = shape.devices.min(1)),
-        plain(|shape| shape.power = false),
-        plain(|shape| shape.drop = false),
-        plain(|shape| shape.contiguous = false),
-        plain(|shape| shape.write_back = 0),
-        plain(|shape| shape.clients = shape.clients.min(1)),
-    ]
+    changed(
+        shape,
+        &[
+            |shape| shape.devices = shape.devices.min(1),
+            |shape| shape.power = false,
+            |shape| shape.drop = false,
+            |shape| shape.contiguous = false,
+            |shape| shape.write_back = 0,
+            |shape| shape.clients = shape.clients.min(1),
+        ],
+    )
 }

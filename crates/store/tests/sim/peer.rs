@@ -38,6 +38,7 @@ fn attach(socket: &Path, role: u32, number: u64) -> std::io::Result<(UnixStream,
     hello.extend(VERSION.to_le_bytes());
     hello.extend(role.to_le_bytes());
     hello.extend(number.to_le_bytes());
+    hello.extend(0u64.to_le_bytes());
     stream.write_all(&hello)?;
     let mut head = [0; 56];
     stream.read_exact(&mut head)?;

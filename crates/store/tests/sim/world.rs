@@ -2,7 +2,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -63,6 +63,13 @@ impl Medium {
     pub fn read(&mut self) {
         self.table = self.present.then(|| Rc::new(Raw::open(&self.path)));
     }
+
+    /// Whether it is shorter than its arena.
+    pub fn is_cut(&self) -> bool {
+        self.path
+            .metadata()
+            .is_ok_and(|file| file.len() < self.kib << 10)
+    }
 }
 
 /// What a task was asked for.
@@ -102,6 +109,37 @@ pub struct Flying {
     pub pinned: Vec<Option<(u64, u64)>>,
     /// Nothing else held room when a put began, so that it cannot be refused.
     pub has_room: bool,
+    /// Nothing else waited for the far tier when a put began, so that it is not dropped.
+    pub has_queue: bool,
+    /// There was free room for all of a put when it began, so that none is declined.
+    pub is_roomy: bool,
+    /// Which blocks of a put were there, or on their way, when it began.
+    pub there: Vec<bool>,
+    /// The first of a put that had been stored or declined, and not asked for since.
+    pub unread: Option<usize>,
+}
+
+impl Flying {
+    /// A call since `since`, of which no answer is expected yet.
+    pub fn new(task: Task, asked: Asked, ids: Vec<Id>, since: u64, faults: u64) -> Flying {
+        Flying {
+            settled: vec![false; ids.len()],
+            pinned: vec![None; ids.len()],
+            task,
+            asked,
+            ids,
+            since,
+            faults,
+            writers: Vec::new(),
+            buffers: Vec::new(),
+            expect: Vec::new(),
+            has_room: false,
+            has_queue: false,
+            is_roomy: false,
+            there: Vec::new(),
+            unread: None,
+        }
+    }
 }
 
 /// A reservation that some door holds.
@@ -177,6 +215,8 @@ pub struct Cause {
     pub removed: BTreeSet<Id>,
     /// For want of room.
     pub evicts: bool,
+    /// Some device had room for all of a call.
+    pub needless: bool,
     /// Blocks go from one device to another.
     pub moves: bool,
     /// Unpublished as one that does not verify, which a copy under way may find sound.
@@ -198,6 +238,8 @@ pub struct World {
     pub twin: RefCell<Twin>,
     pub flying: RefCell<Vec<Flying>>,
     pub held: RefCell<Vec<Held>>,
+    /// Reservations of this owner that were aborted lately, and by which door.
+    pub ended: RefCell<Vec<(usize, Reservation)>>,
     pub pins: RefCell<Vec<HeldPin>>,
     /// Bytes that were turned over, by the sequence of their record.
     pub rotten: RefCell<BTreeMap<u64, BTreeSet<u64>>>,
@@ -206,6 +248,9 @@ pub struct World {
     pub early: RefCell<BTreeMap<usize, BTreeSet<Id>>>,
     /// Blocks that left by their key.
     pub removed: RefCell<BTreeSet<Id>>,
+    /// Blocks that were stored or declined since the owner was opened, and that nobody has asked
+    /// for since: what may be declined, and what follows it in a call.
+    pub unread: RefCell<BTreeSet<Id>>,
     pub cause: RefCell<Cause>,
     pub counts: RefCell<Counts>,
     pub rng: RefCell<Rng>,
@@ -215,6 +260,8 @@ pub struct World {
     pub in_one_piece: Cell<bool>,
     pub broken: RefCell<Option<String>>,
     pub numbers: Cell<u64>,
+    /// Bytes that the file system was left with; `None` where there is room for everything.
+    pub room: Cell<Option<u64>>,
     copies: Cell<u32>,
     seed: u64,
 }
@@ -258,6 +305,14 @@ pub fn room(stored: u64) -> u64 {
 }
 
 impl World {
+    /// Somebody asks for blocks, or removes them.
+    pub fn asks(&self, ids: impl IntoIterator<Item = Id>) {
+        let mut unread = self.unread.borrow_mut();
+        ids.into_iter().for_each(|id| {
+            unread.remove(&id);
+        });
+    }
+
     pub fn new(seed: u64, shape: &Shape, scheduled: bool) -> World {
         let turns = Arc::new(Turns {
             rng: Mutex::new(Rng::new(seed)),
@@ -266,10 +321,9 @@ impl World {
         });
         let chooser = Arc::clone(&turns);
         let schedule = scheduled.then(|| Schedule::new(move |waiting| chooser.choose(waiting)));
-        let shm = Path::new("/dev/shm");
         let dir = tempfile::Builder::new()
             .prefix("kvsim")
-            .tempdir_in(if shm.is_dir() { shm } else { Path::new("/tmp") })
+            .tempdir_in(crate::disk::dir())
             .unwrap();
         let first = shape.devices.min(2);
         let media = (0..shape.devices.max(first)).map(|device| Medium {
@@ -290,11 +344,13 @@ impl World {
             twin: RefCell::default(),
             flying: RefCell::default(),
             held: RefCell::default(),
+            ended: RefCell::default(),
             pins: RefCell::default(),
             rotten: RefCell::default(),
             seen: RefCell::default(),
             early: RefCell::default(),
             removed: RefCell::default(),
+            unread: RefCell::default(),
             cause: RefCell::default(),
             counts: RefCell::default(),
             rng: RefCell::new(Rng::new(seed)),
@@ -303,6 +359,7 @@ impl World {
             in_one_piece: Cell::new(shape.contiguous),
             broken: RefCell::default(),
             numbers: Cell::new(seed << 20),
+            room: Cell::new(None),
             copies: Cell::new(0),
             dir,
             seed,
@@ -366,7 +423,7 @@ impl World {
         }
     }
 
-    fn config(&self) -> Config {
+    pub fn config(&self) -> Config {
         let shape = &self.shape;
         let mut settings = json!({
             "socket": if shape.socket { self.socket().to_str().unwrap().to_owned() } else { "off".into() },
@@ -374,6 +431,7 @@ impl World {
             "lanes": 2,
             "close_timeout": if self.is_scheduled() { "0s" } else { "1s" },
             "promote": shape.promote,
+            "admission": if shape.learned { "learned" } else { "all" },
             "overload": if shape.drop { "drop" } else { "wait" },
         });
         if shape.write_back > 0 {
@@ -419,6 +477,7 @@ impl World {
         };
         self.seen.borrow_mut().evicted = 0;
         self.early.borrow_mut().clear();
+        self.unread.borrow_mut().clear();
         for ns in 0..NAMESPACES {
             let ns = self.namespace(0, ns as u8)?;
             if self.shape.contiguous {
@@ -515,7 +574,7 @@ impl World {
     }
 
     /// Nothing else happens meanwhile.
-    fn alone(&self, call: impl FnOnce()) {
+    pub fn alone(&self, call: impl FnOnce()) {
         self.nested.set(self.nested.get() + 1);
         call();
         self.nested.set(self.nested.get() - 1);
@@ -525,6 +584,8 @@ impl World {
     pub fn crash(&self) {
         self.copies.set(self.copies.get() + 1);
         let copy = self.copies.get();
+        // The copies are the simulator's own.
+        crate::disk::leave(None);
         for (device, medium) in self.media.borrow_mut().iter_mut().enumerate() {
             if medium.path.exists() {
                 let to = self.dir.path().join(format!("arena{device}.{copy}"));
@@ -532,6 +593,7 @@ impl World {
                 medium.path = to;
             }
         }
+        crate::disk::leave(self.room.get());
         *self.mover.borrow_mut() = None;
         self.clients.borrow_mut().clear();
         // What it still writes, it writes into the files that nobody opens any more.
@@ -544,6 +606,7 @@ impl World {
     /// Nothing that was held means anything any more.
     pub fn forget_held(&self) {
         self.held.borrow_mut().clear();
+        self.ended.borrow_mut().clear();
         self.pins.borrow_mut().clear();
         self.twin.borrow_mut().end_all();
     }

@@ -52,6 +52,12 @@ pub trait Subject {
         tally: &mut Tally,
     ) -> Result<(), String>;
 
+    /// How many failing runs this process can bear: what broke a law is not closed, and keeps what
+    /// it holds.
+    fn failures_max(&self) -> usize {
+        usize::MAX
+    }
+
     /// Steps that do less than this one, the least first.
     fn simpler(&self, step: &Self::Step) -> Vec<Self::Step>;
 

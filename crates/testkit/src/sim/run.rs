@@ -1,5 +1,6 @@
 //! The loop: histories from rising seeds, until the time is over or one fails.
 
+use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -112,15 +113,14 @@ fn attempt<S: Subject>(
 
 fn report<S: Subject>(subject: &S, history: History<S::Shape, S::Step>, plan: &Plan, replay: &str) {
     let steps = history.steps.len();
+    // One has failed, and the shortest is run once more.
+    let left = Cell::new(subject.failures_max().saturating_sub(2));
     let fails = |candidate: &History<S::Shape, S::Step>| {
-        attempt(
-            subject,
-            candidate,
-            plan.limit,
-            replay,
-            &mut Tally::default(),
-        )
-        .is_err()
+        let tally = &mut Tally::default();
+        let fails =
+            left.get() > 0 && attempt(subject, candidate, plan.limit, replay, tally).is_err();
+        left.set(left.get() - usize::from(fails));
+        fails
     };
     let short = shrink(subject, history, SHRINK_MAX, fails);
     println!("shrunk from {steps} steps to {}:", short.steps.len());

@@ -1,6 +1,7 @@
 //! The shortest history that still fails: steps are left out in ever smaller runs, then each is
 //! made simpler, then the shape plainer, until nothing of that fails any more.
 
+use std::fmt::Debug;
 use std::time::{Duration, Instant};
 
 use super::{History, Subject};
@@ -32,6 +33,30 @@ pub fn shrink<S: Subject>(
             return best;
         }
     }
+}
+
+/// What each of these changes makes of a step or shape, as far as it makes another one of it.
+#[must_use]
+pub fn changed<T: Clone + Debug>(of: &T, changes: &[fn(&mut T)]) -> Vec<T> {
+    let before = format!("{of:?}");
+    let made = changes.iter().map(|change| {
+        let mut made = of.clone();
+        change(&mut made);
+        made
+    });
+    // Those that change nothing would be tried for ever.
+    made.filter(|made| format!("{made:?}") != before).collect()
+}
+
+/// A step with one thing less of the `count` that it names: at least one stays.
+pub fn one_less<T: Clone>(of: &T, count: usize, leave_out: impl Fn(&mut T, usize)) -> Vec<T> {
+    let places = (0..count).rev().filter(|_| count > 1);
+    let less = places.map(|at| {
+        let mut less = of.clone();
+        leave_out(&mut less, at);
+        less
+    });
+    less.collect()
 }
 
 fn leave_out<Shape: Clone, Step: Clone>(

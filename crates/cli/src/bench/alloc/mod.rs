@@ -11,7 +11,7 @@ mod rebuild;
 mod single;
 mod spans;
 mod threads;
-mod trace;
+pub(super) mod trace;
 mod workloads;
 
 use super::Report;

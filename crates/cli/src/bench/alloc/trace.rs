@@ -36,10 +36,10 @@ pub(super) struct Requests {
 
 /// The blocks of a request.
 #[derive(Clone)]
-pub(super) struct Prompt {
+pub(in crate::bench) struct Prompt {
     /// Requests of one moment follow each other.
     pub(super) moment: u64,
-    pub(super) blocks: Vec<u64>,
+    pub(in crate::bench) blocks: Vec<u64>,
 }
 
 /// A line of the file; it may have more fields.
@@ -69,7 +69,8 @@ pub(super) fn requests(path: Option<&Path>, plan: &Plan) -> Result<Requests, Err
     })
 }
 
-fn read(path: &Path) -> Result<Vec<Prompt>, Error> {
+/// The requests of a file.
+pub(in crate::bench) fn read(path: &Path) -> Result<Vec<Prompt>, Error> {
     let file = BufReader::new(File::open(path).map_err(Error::io(path))?);
     let mut prompts = Vec::new();
     for (index, line) in file.lines().enumerate() {

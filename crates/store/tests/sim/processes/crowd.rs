@@ -1,7 +1,7 @@
 //! The processes of a history, what is known of their blocks, and what must hold between deeds.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -15,7 +15,9 @@ use serde_json::json;
 
 use super::signal::{proceed, stop};
 use super::steps::{KEYS, Meanwhile, Shape};
+use crate::common::raw::Raw;
 use crate::history::NAMESPACES;
+use crate::laws::live_in;
 use crate::world::{Law, key, law, number, spec};
 
 /// Longer than any call takes, also on a busy machine.
@@ -59,23 +61,29 @@ pub struct Crowd {
     dir: tempfile::TempDir,
     pub owner: Option<Worker>,
     pub clients: Vec<Option<Worker>>,
+    /// Which of them may have lost their connections.
+    away: Vec<bool>,
     pub mover: Option<Worker>,
     watcher: Option<Depot>,
     pub known: BTreeMap<Id, Known>,
     pub held: Vec<Hold>,
     pub pins: Vec<Hold>,
     early: BTreeSet<Id>,
+    /// Whether somebody has asked the owner who left.
+    listens: bool,
+    /// The owner has the arena's file mapped as it was before it was cut.
     pub truncated: bool,
+    /// The arena has less than it was made with.
+    pub cut: bool,
     pub kib: u64,
     pub tally: Tally,
 }
 
 impl Crowd {
     pub fn new(seed: u64, shape: &Shape) -> Crowd {
-        let shm = Path::new("/dev/shm");
         let dir = tempfile::Builder::new()
             .prefix("kvsim")
-            .tempdir_in(if shm.is_dir() { shm } else { Path::new("/tmp") })
+            .tempdir_in(crate::disk::dir())
             .unwrap();
         Crowd {
             shape: shape.clone(),
@@ -83,13 +91,16 @@ impl Crowd {
             dir,
             owner: None,
             clients: (0..shape.clients).map(|_| None).collect(),
+            away: vec![false; usize::from(shape.clients)],
             mover: None,
             watcher: None,
             known: BTreeMap::new(),
             held: Vec::new(),
             pins: Vec::new(),
             early: BTreeSet::new(),
+            listens: false,
             truncated: false,
+            cut: false,
             kib: if shape.roomy { 8 << 10 } else { 512 },
             tally: Tally::default(),
         }
@@ -114,6 +125,11 @@ impl Crowd {
 
     pub fn has_far(&self) -> bool {
         self.shape.pipeline.contains("Dax")
+    }
+
+    /// Everything fits, so that nothing is ever evicted.
+    pub fn is_roomy(&self) -> bool {
+        self.shape.roomy && !self.cut
     }
 
     /// The content of a block.
@@ -177,10 +193,15 @@ impl Crowd {
 
     fn start_owner(&mut self) -> Law {
         self.tally.door("open");
+        let arena = self.arena();
+        let tables = arena.exists().then(|| live_in(&Raw::open(&arena)));
+        let (inside, lost) = tables.map_or((0, 0), |(inside, lost)| (inside.len(), lost));
+        let found = format!("open {inside} {lost} 0");
+        self.truncated = false;
         let mut owner = Worker::start(&format!("owner {}", self.spec()));
         owner.tell("open");
         let said = heard(owner.answer(PATIENCE), "owner")?;
-        law!(said == "open 0 0", "opening: {said}");
+        law!(said == found, "opening: {said}, not {found}");
         self.owner = Some(owner);
         Ok(())
     }
@@ -232,9 +253,23 @@ impl Crowd {
         Ok(self.clients[client].as_mut().unwrap())
     }
 
-    /// Asks a client, lets something happen meanwhile, and answers what it says; `None` where
-    /// nobody is left to say anything. An owner that was killed stays away.
+    /// As [`Crowd::tell`], once the client has its owner again: until then an owner that is there
+    /// is none to it.
     pub fn ask(
+        &mut self,
+        client: usize,
+        command: &str,
+        fate: (Meanwhile, u16),
+    ) -> Law<Option<String>> {
+        if self.away[client] {
+            self.is_back(client)?;
+        }
+        self.tell(client, command, fate)
+    }
+
+    /// Tells a client what to do, lets something happen meanwhile, and answers what it says; `None`
+    /// where nobody is left to say anything. An owner that was killed stays away.
+    pub fn tell(
         &mut self,
         client: usize,
         command: &str,
@@ -244,9 +279,14 @@ impl Crowd {
         let longer = Duration::from_millis(self.shape.timeout + 150);
         self.client(client)?;
         if meanwhile == Meanwhile::Cut {
-            self.tally.fault("connection cut");
-            let command = format!("cut {}", after.as_micros());
-            self.ask(client, &command, (Meanwhile::Nothing, 0))?;
+            let deaf = after.as_micros().is_multiple_of(2);
+            let (fault, how) = match deaf {
+                true => ("answer unread", "deaf"),
+                false => ("connection cut", "then"),
+            };
+            self.tally.fault(fault);
+            let command = format!("cut {} {how}", after.as_micros());
+            self.tell(client, &command, (Meanwhile::Nothing, 0))?;
             self.shake(client);
         }
         self.client(client)?.tell(command);
@@ -284,18 +324,17 @@ impl Crowd {
         if std::env::var_os("SIM_LOG").is_some() {
             println!("  {command:.60}: {said:?}");
         }
-        if matches!(
+        self.away[client] |= matches!(
             meanwhile,
             Meanwhile::Cut | Meanwhile::Stopped | Meanwhile::OwnerStopped
-        ) {
-            self.is_back(client)?;
-        }
+        );
         said.map(Some)
     }
 
-    /// A client has its owner again: what it says in between may be lost.
-    fn is_back(&mut self, client: usize) -> Law {
-        let said = self.ask(client, "found", (Meanwhile::Nothing, 0))?;
+    /// A client has its owner again.
+    pub fn is_back(&mut self, client: usize) -> Law {
+        self.away[client] = false;
+        let said = self.tell(client, "found", (Meanwhile::Nothing, 0))?;
         law!(
             said.as_deref() == Some("connected true"),
             "a client did not find its owner: {said:?}"
@@ -314,6 +353,7 @@ impl Crowd {
     pub fn kill_client(&mut self, client: usize) {
         self.tally.fault("client killed");
         self.shake(client);
+        self.away[client] = false;
         if let Some(mut worker) = self.clients[client].take() {
             worker.kill();
         }
@@ -362,14 +402,19 @@ impl Crowd {
             }
         }
         self.is_ready()?;
-        if !self.shape.roomy {
+        if !self.is_roomy() {
             // Whatever was under way may have evicted.
             let listed = self.listing()?;
             for (id, known) in &mut self.known {
                 known.there &= listed.contains(id);
             }
         }
-        let _told = self.told()?;
+        let told = self.told()?;
+        // What left with the last owner nobody knows.
+        law!(
+            !self.listens || told.is_none(),
+            "another owner's departures are said to be all there were: {told:?}"
+        );
         self.early.clear();
         Ok(())
     }
@@ -396,14 +441,7 @@ impl Crowd {
         self.owner.as_mut().unwrap().tell("well?");
         let said = heard(self.owner.as_mut().unwrap().answer(PATIENCE), "owner")?;
         law!(said == "here", "the owner says {said}");
-        let impatient = self.shape.timeout < 1000;
-        let patience = if impatient { PATIENCE / 10 } else { PATIENCE };
-        if let Err(left) = within(patience, || self.nothing_is_left()) {
-            law!(impatient, "{left}");
-            // What a client said while it took its owner for gone was not heard.
-            (0..self.clients.len()).for_each(|client| self.kill_client(client));
-            within(PATIENCE, || self.nothing_is_left())?;
-        }
+        soon(|| self.nothing_is_left())?;
         self.look()
     }
 
@@ -466,12 +504,14 @@ impl Crowd {
     fn look(&mut self) -> Law {
         let listed = self.listing()?;
         let told = self.told()?;
+        self.listens = true;
         let early = std::mem::take(&mut self.early);
+        let roomy = self.is_roomy();
         for (id, known) in &mut self.known {
             if known.there && !known.murky && !listed.contains(id) && !self.truncated {
                 let said = early.contains(id) || told.as_ref().is_none_or(|told| told.contains(id));
                 law!(
-                    said && !self.shape.roomy,
+                    said && !roomy,
                     "LOST: {id:?}, acknowledged, is not there (said so: {said}), {known:?}"
                 );
             }
@@ -494,7 +534,7 @@ impl Crowd {
         self.let_go()?;
         self.come_to_rest()?;
         self.read_all()?;
-        if self.seed.is_multiple_of(2) && !self.truncated {
+        if self.seed.is_multiple_of(2) {
             self.kill_owner();
             self.come_to_rest()?;
             self.read_all()?;
@@ -517,22 +557,31 @@ impl Crowd {
             let cleared = self.namespace(ns)?.clear();
             cleared.map_err(|error| format!("clear: {error}"))?;
         }
-        soon(|| {
+        let all_free = || {
             let stats = self.watcher().stats();
             let full = stats.tiers.iter().find(|tier| {
                 tier.blocks > 0 || tier.free_bytes + tier.lost_bytes != tier.capacity_bytes
             });
             law!(full.is_none(), "all was cleared, and there is {full:?}");
             Ok(())
-        })?;
+        };
+        soon(all_free)?;
         let stats = self.watcher().stats();
         let room = stats.tiers.last().map_or(0, |tier| tier.free_bytes);
         let namespace = self.namespace(0)?;
-        let whole = namespace.reserve_strict(&[(key(SCRATCH), vec![room])]);
-        let whole = whole.map_err(|error| format!("all {room} bytes are free, but: {error}"))?;
-        law!(whole[0].is_some(), "all is free, and nothing was reserved");
-        namespace.abort(&whole.into_iter().flatten().collect::<Vec<_>>());
-        let bytes = content(7, 50_000);
+        // Of a near tier what may wait for the far one, and all of the last.
+        let near = (stats.tiers.len() > 1).then(|| stats.tiers[0].free_bytes / 2);
+        let mut whole = Vec::new();
+        for (len, index) in near.into_iter().chain([room]).zip(0..) {
+            let one = namespace.reserve_strict(&[(key(SCRATCH + index), vec![len])]);
+            let one = one.map_err(|error| format!("all {len} bytes are free, but: {error}"))?;
+            law!(one[0].is_some(), "all is free, and nothing was reserved");
+            whole.extend(one.into_iter().flatten());
+        }
+        namespace.abort(&whole);
+        soon(all_free)?;
+        // A little is always made free ahead of need.
+        let bytes = content(7, (room / 16 * 15) as usize);
         let put = BlockBuffers::whole([Buffer::from_vec(bytes.clone())]);
         let put = namespace.put(vec![key(SCRATCH)], put);
         let put = put.map_err(|error| error.to_string())?;
@@ -573,15 +622,11 @@ pub fn heard(said: Result<String, Silence>, who: &str) -> Law<String> {
 }
 
 /// Waits for what other processes do soon.
-pub fn soon<T>(look: impl FnMut() -> Law<T>) -> Law<T> {
-    within(PATIENCE, look)
-}
-
-fn within<T>(patience: Duration, mut look: impl FnMut() -> Law<T>) -> Law<T> {
+pub fn soon<T>(mut look: impl FnMut() -> Law<T>) -> Law<T> {
     let begun = Instant::now();
     loop {
         match look() {
-            Err(_) if begun.elapsed() < patience => sleep(Duration::from_millis(1)),
+            Err(_) if begun.elapsed() < PATIENCE => sleep(Duration::from_millis(1)),
             answer => return answer,
         }
     }

@@ -10,6 +10,7 @@ use kvdepot_testkit::sim::twin::Id;
 use super::crowd::{Crowd, Hold};
 use super::players::{hash, truncate};
 use super::steps::{Deed, KEYS, Meanwhile, Step};
+use crate::disk;
 use crate::history::NAMESPACES;
 use crate::peer::{Peer, frame};
 use crate::world::{Law, key, law, spec};
@@ -23,10 +24,10 @@ impl Crowd {
     /// Lets one thing happen.
     pub fn perform(&mut self, deed: &Deed) -> Law {
         let client = usize::from(deed.client) % self.clients.len();
-        let fate = match self.truncated {
-            // Nobody can map such a medium again.
-            true => CALM,
-            false => (deed.meanwhile, deed.after),
+        let fate = match deed.meanwhile {
+            // Nobody can map such a medium: it is the next owner's that is whole again.
+            other if self.truncated && other != Meanwhile::OwnerKilled => CALM,
+            other => (other, deed.after),
         };
         match &deed.step {
             Step::Put { ns, keys } => self.put(client, *ns, keys, fate),
@@ -80,14 +81,23 @@ impl Crowd {
                     self.tally.fault("truncation");
                     for client in 0..self.clients.len() {
                         self.client(client)?;
+                        self.is_back(client)?;
                     }
                     self.expect_losses()?;
-                    self.truncated = true;
+                    (self.truncated, self.cut) = (true, true);
                     truncate(&self.arena(), u64::from(*part));
                 }
                 Ok(())
             }
             Step::Grow { kib } => self.grow(client, u64::from(*kib)),
+            Step::Disk { kib } => {
+                let full = kib.filter(|kib| disk::leave(Some(u64::from(*kib) << 10)));
+                match full {
+                    Some(_) => self.tally.fault("full disk"),
+                    None => drop(disk::leave(None)),
+                }
+                Ok(())
+            }
             Step::HalfAFrame { key } => self.half_a_frame(*key),
             Step::Reopen => {
                 self.tally.fault("reopen");
@@ -108,7 +118,7 @@ impl Crowd {
     /// It has to be a hit.
     fn is_sure(&self, id: Id) -> bool {
         let known = self.known.get(&id);
-        self.shape.roomy && known.is_some_and(|known| known.there && !known.murky)
+        self.is_roomy() && known.is_some_and(|known| known.there && !known.murky)
     }
 
     fn len(&self, id: Id) -> u64 {
@@ -144,7 +154,7 @@ impl Crowd {
             if outcome == "Done" {
                 (known.there, known.lasting) = (true, self.shape.pipeline != "Cache");
             }
-            let may = !calm || outcome == "Done" || !self.shape.roomy;
+            let may = !calm || outcome == "Done" || !self.is_roomy();
             law!(
                 may || outcome == "Dropped" && self.shape.drop,
                 "a put of {id:?} ended as {outcome}"
@@ -229,7 +239,7 @@ impl Crowd {
         let free = |id: &Id| !self.held.iter().any(|hold| hold.id == *id);
         let ids = keys.iter().map(|key| (ns, *key));
         let ids: Vec<Id> = ids.filter(free).collect();
-        let most = if self.shape.roomy { 12 } else { 2 };
+        let most = if self.is_roomy() { 12 } else { 2 };
         if ids.is_empty() || self.held.len() >= most {
             return Ok(());
         }
@@ -247,7 +257,7 @@ impl Crowd {
         for (id, said) in ids.iter().zip(said.split(' ')) {
             let Some((name, placement)) = said.split_once(':') else {
                 let there = self.known.get(id).is_none_or(|one| one.begun || one.murky);
-                let may = there || !self.is_calm(fate) || !self.shape.roomy;
+                let may = there || !self.is_calm(fate) || !self.is_roomy();
                 law!(may, "{id:?} was not reserved: {said}");
                 continue;
             };
@@ -275,16 +285,11 @@ impl Crowd {
         (count > 0).then(|| self.held.remove(usize::from(held) % count))
     }
 
-    /// What a client holds ends.
+    /// What a client holds ends, whatever has become of its connection.
     fn end(&mut self, how: &'static str, hold: &Hold, more: &str, fate: Fate) -> Law {
         self.tally.door(how);
         let command = format!("{how} {} {}{more}", hold.id.0, hold.name);
-        // One that is not heard ends nothing.
-        let fate = match fate.0 {
-            Meanwhile::Killed | Meanwhile::OwnerKilled => fate,
-            _ => CALM,
-        };
-        self.ask(hold.client, &command, fate).map(drop)
+        self.tell(hold.client, &command, fate).map(drop)
     }
 
     fn commit(&mut self, held: u8, fate: Fate) -> Law {
@@ -350,7 +355,7 @@ impl Crowd {
     }
 
     fn pin(&mut self, client: usize, ns: u8, keys: &[u16], fate: Fate) -> Law {
-        if self.pins.len() >= if self.shape.roomy { 12 } else { 2 } {
+        if self.pins.len() >= if self.is_roomy() { 12 } else { 2 } {
             return Ok(());
         }
         self.tally.door("pin");
@@ -416,13 +421,30 @@ impl Crowd {
     }
 
     fn grow(&mut self, client: usize, kib: u64) -> Law {
-        if !self.has_far() || self.truncated {
+        if !self.has_far() {
             return Ok(());
         }
         self.tally.door("grow device by a client");
         let more = self.kib + kib;
         let command = format!("grow {} {}", self.arena().display(), more << 10);
+        let (free, before) = (disk::free(), self.arena().metadata().unwrap().len());
         let said = self.ask(client, &command, CALM)?.unwrap_or_default();
+        let len = self.arena().metadata().unwrap().len();
+        if self.cut {
+            law!(
+                said.starts_with("failed") && len == before,
+                "an arena that was cut to {before} has {len} bytes after a growth: {said}"
+            );
+            return Ok(());
+        }
+        if said.contains("has free") {
+            self.tally.fault("no room on disk");
+            law!(
+                kib << 10 > free && len == self.kib << 10,
+                "{free} bytes are free, the arena has {len}, and a growth by {kib} KiB: {said}"
+            );
+            return Ok(());
+        }
         law!(
             said == "grown" || !self.is_calm(CALM),
             "a client could not grow a device: {said}"
@@ -441,6 +463,7 @@ impl Crowd {
         let ns = spec(0).id().unwrap().0;
         let _held = (
             peer.reserve(ns, &key(400).0, &[5000])?,
+            peer.pin(ns, &key(number).0)?,
             peer.pin(ns, &key(number).0)?,
         );
         let _sent = peer.calls.write_all(&frame(3, &[9; 40])[..20]);

@@ -41,6 +41,7 @@ impl Subject for Processes {
         if ran.is_err() {
             crowd.abandon();
         }
+        crate::disk::leave(None);
         *tally = std::mem::take(tally).plus(&crowd.tally);
         ran
     }

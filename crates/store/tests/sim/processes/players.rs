@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
+use kvdepot_store::format::layout::CAPACITY_MIN;
 use kvdepot_store::{
     BlockBuffers, Buffer, Checksum, Depot, GetOptions, Key, Mover, Namespace, Outcome, Pin,
     Reservation, Task,
@@ -16,13 +17,16 @@ use kvdepot_testkit::bytes::content;
 use kvdepot_testkit::sim::run::{note_panics, take_wrong};
 use kvdepot_testkit::worker::answer;
 
-use super::signal::shut;
+use super::signal::{shut, steal};
 use crate::common::config_of;
 use crate::log;
 use crate::world::{key, spec};
 
 /// Longest wait for a task: far beyond what any takes, and below what the parent waits.
 const PATIENCE: Duration = Duration::from_secs(15);
+
+/// How long whoever is to lose an answer waits for one.
+const DEAF: Duration = Duration::from_millis(5);
 
 /// A key that nobody puts.
 const NOBODYS: u16 = 500;
@@ -77,7 +81,8 @@ fn owner(spec: &str) -> Player {
             Ok(opened) => {
                 let found = opened.opening();
                 depot = Some(opened);
-                format!("open {} {}", found.damaged, found.outranked)
+                let (blocks, damaged) = (found.blocks, found.damaged);
+                format!("open {blocks} {damaged} {}", found.outranked)
             }
             Err(error) => format!("failed: {error}"),
         },
@@ -189,13 +194,21 @@ impl Client {
                 format!("connected {}", self.depot.is_connected())
             }
             "cut" => {
-                // In the middle of what comes next.
+                // In the middle of what comes next, or with the first answer to it.
                 let after = Duration::from_micros(number(words[1]));
+                let deaf = words[2] == "deaf";
+                let (all, begun) = (sockets(), Instant::now());
                 let cut = move || {
-                    std::thread::sleep(after);
+                    match deaf {
+                        true => {
+                            while begun.elapsed() < DEAF && !all.iter().any(|one| steal(*one)) {}
+                        }
+                        false => std::thread::sleep(after),
+                    }
                     sockets().into_iter().for_each(shut);
                 };
-                self.cut = Some(std::thread::spawn(cut));
+                let last = self.cut.replace(std::thread::spawn(cut));
+                last.into_iter().for_each(|last| last.join().unwrap());
                 "cutting".into()
             }
             other => format!("failed: what is {other}?"),
@@ -358,6 +371,6 @@ fn transfer(mover: &Mover, words: &[&str]) -> Result<String, kvdepot_store::Erro
 pub fn truncate(path: &Path, part: u64) {
     let file = File::options().write(true).open(path).unwrap();
     let len = file.metadata().unwrap().len();
-    // What stands in front of the blocks stays.
-    file.set_len((len * part / 100).max(len / 8)).unwrap();
+    // Nobody would take less for an arena.
+    file.set_len((len * part / 100).max(CAPACITY_MIN)).unwrap();
 }

@@ -1,6 +1,7 @@
 //! What can happen between processes, and how it is drawn.
 
 use kvdepot_testkit::Rng;
+use kvdepot_testkit::sim::shrink::changed;
 
 /// Keys of a namespace.
 pub const KEYS: u64 = 24;
@@ -27,7 +28,7 @@ pub enum Meanwhile {
     Nothing,
     /// Stopped for longer than anybody is waited for, and continued.
     Stopped,
-    /// Its connections end.
+    /// Its connections end: some time later, or with an answer that it has not read.
     Cut,
     Killed,
     /// Its owner is killed, and the next one opens.
@@ -87,6 +88,10 @@ pub enum Step {
     Grow {
         kib: u16,
     },
+    /// The file system is left with so many KiB; `None` makes room for everything again.
+    Disk {
+        kib: Option<u16>,
+    },
     /// A peer's connection ends in the middle of a frame.
     HalfAFrame {
         key: u16,
@@ -104,7 +109,7 @@ pub struct Deed {
 }
 
 pub fn shape(rng: &mut Rng) -> Shape {
-    let truncates = rng.once_in(5);
+    let truncates = rng.once_in(3);
     Shape {
         truncates,
         pipeline: PIPELINES[rng.below(5) as usize],
@@ -153,8 +158,7 @@ fn meanwhile(rng: &mut Rng, calm: u64, shape: &Shape) -> Meanwhile {
         3 => Meanwhile::Cut,
         4 if shape.timeout < 1000 => Meanwhile::Stopped,
         5 if shape.timeout < 1000 => Meanwhile::OwnerStopped,
-        // A medium that was cut is not opened again.
-        6 | 7 if !shape.truncates => Meanwhile::OwnerKilled,
+        6 | 7 => Meanwhile::OwnerKilled,
         _ => Meanwhile::Nothing,
     }
 }
@@ -162,7 +166,7 @@ fn meanwhile(rng: &mut Rng, calm: u64, shape: &Shape) -> Meanwhile {
 fn step(rng: &mut Rng, truncates: bool) -> Step {
     let ns = u8::from(rng.once_in(4));
     let any = rng.bits() as u8;
-    match rng.below(40) {
+    match rng.below(41) {
         0..10 => Step::Put {
             ns,
             keys: keys(rng, 6),
@@ -198,37 +202,31 @@ fn step(rng: &mut Rng, truncates: bool) -> Step {
         36 if truncates => Step::Truncate {
             part: rng.between(4, 95) as u8,
         },
-        37 => Step::Grow {
+        36 | 37 => Step::Grow {
             kib: rng.between(1, 32) as u16 * 4,
         },
         38 => Step::HalfAFrame {
             key: rng.below(KEYS) as u16,
         },
-        39 if !truncates => Step::Reopen,
+        39 => Step::Disk {
+            kib: (!rng.once_in(4)).then(|| *rng.pick(&[0, 4, 40, 100])),
+        },
+        40 => Step::Reopen,
         _ => Step::Commit { held: any },
     }
 }
 
 pub fn simpler(deed: &Deed) -> Vec<Deed> {
-    let mut all = Vec::new();
-    if deed.meanwhile != Meanwhile::Nothing {
-        all.push(Deed {
-            meanwhile: Meanwhile::Nothing,
-            ..deed.clone()
-        });
-    }
-    all
+    changed(deed, &[|deed| deed.meanwhile = Meanwhile::Nothing])
 }
 
 pub fn plainer(shape: &Shape) -> Vec<Shape> {
-    let plain = |change: fn(&mut Shape)| {
-        let mut plain = shape.clone();
-        change(&mut plain);
-        plain
-    };
-    vec![
-        plain(|shape| shape.clients = 1),
-        plain(|shape| shape.power = false),
-        plain(|shape| shape.drop = false),
-    ]
+    changed(
+        shape,
+        &[
+            |shape| shape.clients = 1,
+            |shape| shape.power = false,
+            |shape| shape.drop = false,
+        ],
+    )
 }

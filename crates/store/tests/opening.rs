@@ -1,0 +1,255 @@
+//! What a start refuses, and leaves behind when it fails; what a close lets go.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod common;
+
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use common::{Place, config_of, has, namespace, put};
+use kvdepot_store::{Config, Depot, Error};
+use kvdepot_testkit::child::{self, Child};
+use serde_json::json;
+
+fn refusal(config: &Config) -> String {
+    Depot::open(config).err().unwrap().to_string()
+}
+
+fn names(dir: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(dir).unwrap();
+    let mut names: Vec<PathBuf> = entries.map(|entry| entry.unwrap().path()).collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn nothing_is_made_beside_the_nodes_of_devices() {
+    let name = format!("kvdepot-test-{}", std::process::id());
+    let there = Path::new("/dev").join(&name);
+    let place = Place::new("Dax", "", "1MiB");
+    let link = place.dir().join("link");
+    std::os::unix::fs::symlink("/dev", &link).unwrap();
+    for path in [there.clone(), link.join(&name)] {
+        let config = place.with_path(&path);
+        let text = refusal(&config);
+        assert!(
+            text.starts_with(&format!("dax.path: {}", path.display())),
+            "{text}"
+        );
+        assert!(
+            text.contains("daxctl") && text.contains("elsewhere"),
+            "{text}"
+        );
+        assert_eq!(config.check().unwrap_err().to_string(), text);
+    }
+    let depot = place.open();
+    let added = depot.add_device(&there, Some(1 << 20));
+    assert!(added.unwrap_err().to_string().contains("daxctl"));
+    assert!(!there.exists());
+}
+
+#[test]
+fn what_a_failed_start_has_made_goes_again() {
+    let place = Place::new("Cache|Dax", "1MiB", "4MiB");
+    let listening = UnixListener::bind(place.socket()).unwrap();
+    let text = refusal(&place.config());
+    assert!(text.contains("where nobody listens"), "{text}");
+    assert_eq!(names(place.dir()), [place.socket()]);
+    drop(listening);
+    // What was there before stays.
+    let depot = place.open();
+    assert_eq!(put(&namespace(&depot), &[1, 2], 5000), [true; 2]);
+    depot.close();
+    let listening = UnixListener::bind(place.socket()).unwrap();
+    refusal(&place.config());
+    drop(listening);
+    let depot = place.open();
+    assert!(has(&namespace(&depot), &[1, 2], 5000));
+}
+
+#[test]
+fn a_start_that_is_not_kept_leaves_nothing() {
+    let place = Place::new("Cache|Dax", "1MiB", "4MiB");
+    drop(Depot::start(&place.config()).unwrap());
+    assert_eq!(names(place.dir()), [""; 0].map(PathBuf::from));
+    let depot = Depot::start(&place.config()).unwrap().keep();
+    assert_eq!(put(&namespace(&depot), &[1, 2], 5000), [true; 2]);
+    depot.close();
+    // What was there before stays.
+    drop(Depot::start(&place.config()).unwrap());
+    assert!(has(&namespace(&place.open()), &[1, 2], 5000));
+}
+
+#[test]
+fn a_signal_ends_the_wait_for_another_owner_and_undoes_the_start() {
+    const TEST: &str = "a_signal_ends_the_wait_for_another_owner_and_undoes_the_start";
+    if child::role().is_some() {
+        let _depot = Depot::open(&config_of(&child::value("spec"))).unwrap();
+        child::say("open");
+        child::sleep_until_killed();
+    }
+    let place = Place::new("Dax", "", "1MiB");
+    // A process of its own: one's own process is not waited for.
+    let mut owner = Child::start(TEST, "owner", &[("spec", &place.spec())]);
+    owner.expect("open");
+    let fresh = place.dir().join("fresh");
+    let devices = json!([{"path": &fresh, "capacity": "1MiB"}, {"path": place.arena()}]);
+    let several = json!({"socket": "off", "lock_wait": "1h", "dax": {"devices": devices}});
+    let several = Config::new("Dax", &several).unwrap();
+    // Once it waits for the second device, it has made the first.
+    let begun = Instant::now();
+    let answer = std::thread::scope(|scope| {
+        let start = scope.spawn(|| kvdepot_store::interruptible(pressed, || Depot::open(&several)));
+        while !fresh.exists() && begun.elapsed() < Duration::from_secs(20) {
+            std::thread::yield_now();
+        }
+        assert!(fresh.exists());
+        PRESSED.store(true, Ordering::Relaxed);
+        start.join().unwrap()
+    });
+    assert!(matches!(answer.err(), Some(Error::Interrupted)));
+    assert!(!fresh.exists());
+}
+
+static PRESSED: AtomicBool = AtomicBool::new(false);
+
+fn pressed() -> bool {
+    PRESSED.load(Ordering::Relaxed)
+}
+
+#[test]
+fn of_several_devices_none_that_was_made_stays_when_another_is_refused() {
+    let place = Place::new("Dax", "", "1MiB");
+    let owner = place.open();
+    let fresh = place.dir().join("fresh");
+    let devices = json!([{"path": &fresh, "capacity": "1MiB"}, {"path": place.arena()}]);
+    let several = json!({"socket": "off", "lock_wait": "0s", "dax": {"devices": devices}});
+    let several = Config::new("Dax", &several).unwrap();
+    let error = Depot::open(&several).err().unwrap();
+    assert!(matches!(error, Error::Locked { .. }), "{error}");
+    assert!(!fresh.exists());
+    owner.close();
+    Depot::open(&several).unwrap();
+    assert!(fresh.exists());
+}
+
+#[test]
+fn a_check_refuses_what_an_opening_does_and_makes_nothing() {
+    let place = Place::new("Cache|Dax", "1MiB", "4MiB");
+    let other = place.dir().join("other");
+    std::fs::write(&other, vec![7; 1 << 20]).unwrap();
+    let missing = place.dir().join("missing/arena");
+    let depot = place.open();
+    depot.close();
+    let before = names(place.dir());
+    let path = |path: &Path| json!({"dax": {"path": path}});
+    let new = json!({"path": place.dir().join("new"), "capacity": "1MiB"});
+    let twice = json!([&new, &new]);
+    for (settings, says) in [
+        (path(&missing), "a directory that exists"),
+        (path(&other), "not a kvdepot arena"),
+        (path(place.dir()), "a directory"),
+        (
+            json!({"dax": {"path": place.arena(), "capacity": "2MiB"}}),
+            "which the arena",
+        ),
+        (
+            json!({"dax": {"path": place.arena(), "format": "true"}}),
+            "sound arena",
+        ),
+        (
+            json!({"dax": {"path": place.dir().join("new"), "capacity": "8KiB"}}),
+            "beyond its table",
+        ),
+        (
+            json!({"dax": {"path": place.dir().join("new"), "capacity": "4096TiB"}}),
+            "has free",
+        ),
+        (json!({"dax": {"devices": twice}}), "listed once"),
+        (json!({"cache": {"capacity": "4096TiB"}}), "of memory"),
+        (json!({"staging_slab": "4096TiB"}), "of memory"),
+        (
+            json!({"lanes": 3, "staging_slab": "320KiB"}),
+            "staging_slab: 320 KiB is not allowed: at least 64KiB for each of 6 staging_regions",
+        ),
+        (json!({"socket": "/dev/kvdepot.sock"}), "nodes of devices"),
+        (json!({"socket": missing}), "a directory that exists"),
+        (
+            json!({"socket": format!("/{}", "x".repeat(120))}),
+            "107 bytes",
+        ),
+    ] {
+        let mut all = json!({"socket": "off", "cache": {"capacity": "1MiB"}});
+        all["dax"] = json!({"path": place.arena(), "capacity": "4MiB"});
+        for (name, value) in settings.as_object().unwrap() {
+            all[name] = value.clone();
+        }
+        let config = Config::new("Cache|Dax", &all).unwrap();
+        let text = config.check().unwrap_err().to_string();
+        assert!(text.contains(says), "{text}");
+        assert_eq!(refusal(&config), text);
+        assert_eq!(names(place.dir()), before, "{text}");
+    }
+    place.config().check().unwrap();
+    // What a process owns is its own affair.
+    let _owner = place.open();
+    place.config().check().unwrap();
+}
+
+/// Lines of this process's memory map with this text.
+fn mapped(text: &str) -> usize {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    maps.lines().filter(|line| line.contains(text)).count()
+}
+
+#[test]
+fn a_close_lets_memory_and_medium_go_although_a_namespace_is_kept() {
+    let place = Place::new("Cache|Dax", "37MiB", "4MiB");
+    let depot = place.open();
+    let ns = namespace(&depot);
+    assert_eq!(put(&ns, &[1, 2], 5000), [true; 2]);
+    let arena = place.arena().display().to_string();
+    let memory = || {
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        let ours = maps.lines().filter(|line| line.contains("kvdepot-cache"));
+        let lengths = ours.filter_map(|line| {
+            let (begin, end) = line.split(' ').next()?.split_once('-')?;
+            let number = |text| u64::from_str_radix(text, 16).ok();
+            Some(number(end)? - number(begin)?)
+        });
+        lengths.filter(|len| *len == 37 << 20).count()
+    };
+    assert_eq!((memory(), mapped(&arena)), (1, 1));
+    let pins = ns.pin(&[common::key(1)], true).unwrap();
+    let before = depot.stats();
+    depot.close();
+    assert_eq!((memory(), mapped(&arena)), (0, 0));
+    assert_eq!(depot.stats().tiers[1].blocks, before.tiers[1].blocks);
+    ns.unpin(&[pins[0].clone().unwrap()], false);
+    assert!(matches!(
+        ns.contains(&[common::key(1)]),
+        Err(Error::Closed(_))
+    ));
+    let again = place.open();
+    assert!(has(&namespace(&again), &[1, 2], 5000));
+}
+
+#[test]
+fn another_depot_of_this_process_is_named_at_once() {
+    let place = Place::new("Dax", "", "1MiB").with("", "lock_wait", "60s");
+    let ns = namespace(&place.open());
+    let begun = Instant::now();
+    let error = Depot::open(&place.config()).err().unwrap();
+    assert!(begun.elapsed() < Duration::from_secs(30));
+    let text = error.to_string();
+    assert!(matches!(error, Error::Locked { pid, .. } if pid == std::process::id()));
+    assert!(
+        text.contains("another depot of this process") && text.contains("namespaces"),
+        "{text}"
+    );
+    drop(ns);
+    place.open();
+}

@@ -1,0 +1,60 @@
+//! What is removed by its key, or with its namespace.
+
+use std::collections::BTreeSet;
+
+use kvdepot_testkit::sim::twin::Id;
+
+use crate::world::{Law, World, key, law};
+
+impl World {
+    pub(super) fn remove(&self, door: usize, ns: u8, numbers: &[u16]) -> Law {
+        self.door("remove");
+        let namespace = self.namespace(door, ns)?;
+        let ids: BTreeSet<Id> = numbers.iter().map(|number| (ns, *number)).collect();
+        let there = ids
+            .iter()
+            .filter(|id| self.twin.borrow().live(**id).is_some())
+            .count();
+        self.cause.borrow_mut().removed.extend(&ids);
+        self.asks(ids.iter().copied());
+        let keys: Vec<_> = ids.iter().map(|(_, number)| key(*number)).collect();
+        let removed = namespace.remove(&keys).map_err(|error| error.to_string())?;
+        let fewer = !self.is_scheduled() && removed < there;
+        law!(
+            removed == there || fewer,
+            "{removed} of {there} blocks were removed"
+        );
+        for id in &ids {
+            let found = namespace
+                .contains(&[key(id.1)])
+                .map_err(|error| error.to_string())?;
+            law!(!found[0], "{id:?} was removed and is there");
+        }
+        Ok(())
+    }
+
+    pub(super) fn clear(&self, door: usize, ns: u8) -> Law {
+        self.door("clear");
+        let namespace = self.namespace(door, ns)?;
+        let there: Vec<Id> = {
+            let twin = self.twin.borrow();
+            twin.all_live()
+                .map(|(id, _)| id)
+                .filter(|id| id.0 == ns)
+                .collect()
+        };
+        let copies = {
+            let seen = self.seen.borrow();
+            let near = seen.near.iter().filter(|id| id.0 == ns).count();
+            near + seen.far.keys().filter(|id| id.0 == ns).count()
+        };
+        self.cause.borrow_mut().removed.extend(there);
+        self.unread.borrow_mut().clear();
+        let cleared = namespace.clear().map_err(|error| error.to_string())?;
+        law!(
+            cleared == copies || self.nested.get() > 0 || !self.is_scheduled(),
+            "{cleared} blocks were cleared of {copies}"
+        );
+        Ok(())
+    }
+}
