@@ -198,7 +198,9 @@ impl Namespace {
     }
 
     /// Reserves room for blocks with parts of these lengths, in prefix order; `None` for a key
-    /// that needs no writing (stored already, or being written) or finds no room.
+    /// that needs no writing (stored already, or being written) or finds no room. Right after a
+    /// block was removed, a copy of it that was on its way between tiers counts as being written
+    /// until it is given up.
     ///
     /// # Errors
     /// [`Error::Input`], [`Error::Closed`].
