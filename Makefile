@@ -110,6 +110,10 @@ bench-lmcache-ttft: package $(VENV)/.lmcache ## Hits of vLLM through LMCache, be
 bench-long-doc-qa: package $(VENV)/.vllm ## Long documents on real vLLM, restored at once and by chunk
 	PYTHONPATH=bench $(BIN)/python -m long_doc_qa $(BENCH_FLAGS)
 
+.PHONY: bench-churn
+bench-churn: package $(VENV)/.vllm ## Prompts that come again on real vLLM, with a depot too small for them
+	PYTHONPATH=bench $(BIN)/python -m churn $(BENCH_FLAGS)
+
 # ---- test -----------------------------------------------------------------------------------
 
 .PHONY: test test-rust test-python test-all
