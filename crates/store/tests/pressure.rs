@@ -370,6 +370,11 @@ fn what_left_unread_is_not_stored_again_before_somebody_asks_and_free_room_is_al
             .iter()
             .all(|stored| *stored)
     );
+    // What is there needs no room: two that left unread have some, before and behind it.
+    let there: Vec<u64> = (500..400 + blocks).collect();
+    assert!(all(&there));
+    let around = [&[60][..], &there, &[61]].concat();
+    assert!(all(&around));
     depot.close();
 }
 

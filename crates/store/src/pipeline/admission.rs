@@ -49,6 +49,35 @@ impl Learned {
     }
 }
 
+/// What a call may take without others having to go.
+struct Room {
+    /// Bytes and blocks that are left.
+    spare: (u64, u64),
+    /// Which blocks of the call, from the first that is not there on, need none of it.
+    there: Vec<bool>,
+    /// The first block of the call that it has not been asked for.
+    next: usize,
+}
+
+impl Room {
+    /// Whether there is room for the blocks up to `at`, of which `from` is the first that needs it.
+    fn holds(&mut self, from: usize, at: usize, len: impl Fn(usize) -> u64) -> bool {
+        for next in self.next..=at {
+            if self.there[next - from] {
+                continue;
+            }
+            let left = |has: u64, wanted| has.checked_sub(wanted);
+            let (bytes, records) = self.spare;
+            match left(bytes, len(next)).zip(left(records, 1)) {
+                Some(spare) => self.spare = spare,
+                None => return false,
+            }
+        }
+        self.next = at + 1;
+        true
+    }
+}
+
 impl Core {
     /// Notes that a block was stored.
     pub(super) fn note_stored(&self, id: NamespaceId, key: &Key, len: u64) {
@@ -100,15 +129,17 @@ impl Core {
         let judges = chances.judges();
         let mut end = keys.len();
         let mut room = None;
-        let mut bytes = 0;
         for (at, key) in keys.iter().enumerate().skip(from) {
             let class = Chances::class(at - from, at + 1 == keys.len());
-            bytes += len(at);
             let is_poor = is_unread || judges && chances.are_poor(class);
             if at < end && is_poor {
                 // Asked for late: it takes locks, and most calls need not know.
-                let (free, records) = *room.get_or_insert_with(|| self.spare(self.tiers.len() - 1));
-                if bytes > free || (at - from) as u64 >= records {
+                let room = room.get_or_insert_with(|| Room {
+                    spare: self.spare(self.tiers.len() - 1),
+                    there: self.stored(id, &keys[from..]),
+                    next: from,
+                });
+                if !room.holds(from, at, &len) {
                     end = at;
                 }
             }
@@ -117,12 +148,9 @@ impl Core {
             }
         }
         chances.pass(offered.now());
-        if end == keys.len() {
-            return None;
-        }
-        let there = self.stored(id, &keys[end..]);
-        let mut declined = vec![false; end];
-        declined.extend(there.into_iter().map(|there| !there));
+        let behind = room.map(|room| room.there).unwrap_or_default();
+        let behind = behind.into_iter().skip(end - from).map(|there| !there);
+        let declined: Vec<bool> = std::iter::repeat_n(false, end).chain(behind).collect();
         declined.contains(&true).then_some(declined)
     }
 
