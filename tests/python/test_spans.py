@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import sys
 import weakref
@@ -251,7 +252,13 @@ OWNERS: dict[str, Callable[[np.ndarray], Any]] = {
     "a dictionary": lambda memory: {"a": memory[0], "b": memory[2]},
     "a tensor": lambda memory: torch().from_numpy(memory)[1],
     "tensors": lambda memory: tuple(torch().from_numpy(memory)),
+    "memory of ctypes": lambda memory: of_ctypes(memory),
+    "an array of it": lambda memory: np.frombuffer(of_ctypes(memory), np.uint8)[8:],
 }
+
+
+def of_ctypes(memory: np.ndarray) -> Any:
+    return (ctypes.c_char * PAGE * BLOCKS * LAYERS).from_buffer(memory)
 
 
 @pytest.mark.parametrize("form", OWNERS)

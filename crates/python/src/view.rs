@@ -99,15 +99,24 @@ impl View {
         let Ok(count @ 1..) = usize::try_from(self.0.ndim) else {
             return (Vec::new(), Vec::new());
         };
-        // SAFETY: asked for both, the exporter keeps so many numbers there while the view is held.
-        let (shape, strides) = unsafe {
-            (
-                std::slice::from_raw_parts(self.0.shape, count),
-                std::slice::from_raw_parts(self.0.strides, count),
-            )
-        };
+        // SAFETY: the exporter keeps `ndim` numbers at what is not null while the view is held.
+        let numbers = |at: *const isize| unsafe { std::slice::from_raw_parts(at, count) };
         let size = |size: &isize| usize::try_from(*size).unwrap_or(0);
-        (shape.iter().map(size).collect(), strides.to_vec())
+        let shape: Vec<usize> = match self.0.shape.is_null() {
+            true => vec![self.len() / self.item().max(1)],
+            false => numbers(self.0.shape).iter().map(size).collect(),
+        };
+        if !self.0.strides.is_null() {
+            return (shape, numbers(self.0.strides).to_vec());
+        }
+        // Asked for them or not, ctypes has none: its elements lie side by side.
+        let mut next = self.item().cast_signed();
+        let mut strides = vec![0; shape.len()];
+        for (stride, size) in strides.iter_mut().zip(&shape).rev() {
+            *stride = next;
+            next = next.saturating_mul(size.cast_signed());
+        }
+        (shape, strides)
     }
 
     /// From the first to the last byte of any element.
