@@ -1,6 +1,7 @@
 """Awaiting tasks: each loop has one descriptor for all of them, while one is awaited."""
 
 import asyncio
+import weakref
 
 from kvdepot._native import Completions, Task
 
@@ -30,12 +31,15 @@ class _Waits:
             self._count -= 1
             if self._count == 0:
                 # Nothing is left behind for a loop that ends.
-                del _waits[self._loop]
-                self._loop.remove_reader(self._ended.fileno())
+                _waits.pop(id(self._loop), None)
+                if not self._loop.is_closed():
+                    self._loop.remove_reader(self._ended.fileno())
                 self._ended.close()
 
 
-_waits: dict[asyncio.AbstractEventLoop, _Waits] = {}
+# By the loop, which each has. Those who wait have them: a loop that is closed with waits under way
+# is garbage together with these.
+_waits: weakref.WeakValueDictionary[int, _Waits] = weakref.WeakValueDictionary()
 
 
 async def wait(task: Task) -> list[bool]:
@@ -43,6 +47,7 @@ async def wait(task: Task) -> list[bool]:
     if task.done:
         return task.wait()
     loop = asyncio.get_running_loop()
-    if loop not in _waits:
-        _waits[loop] = _Waits(loop)
-    return await _waits[loop].wait(task)
+    waits = _waits.get(id(loop))
+    if waits is None:
+        waits = _waits[id(loop)] = _Waits(loop)
+    return await waits.wait(task)

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import os
 import threading
+import weakref
 from collections.abc import Callable
 
 import kvdepot
@@ -80,7 +81,10 @@ def test_a_cancelled_wait_cancels_no_task(ns: kvdepot.Namespace, keys: Keys) -> 
     assert put.wait(30) == [True]
 
 
-def test_a_loop_that_was_abandoned_keeps_nothing(ns: kvdepot.Namespace, keys: Keys) -> None:
+@pytest.mark.parametrize("ends", [True, False], ids=["cancelled", "closed meanwhile"])
+def test_a_loop_that_was_abandoned_keeps_nothing(
+    ns: kvdepot.Namespace, keys: Keys, ends: bool
+) -> None:
     name = keys(1)
     held = [one for one in ns.reserve(name, 1) if one is not None]
     task = ns.put(name, [b"x"])
@@ -90,11 +94,14 @@ def test_a_loop_that_was_abandoned_keeps_nothing(ns: kvdepot.Namespace, keys: Ke
     loop = asyncio.new_event_loop()
     waiting = loop.create_task(asyncio.wait_for(task, None))
     loop.run_until_complete(asyncio.sleep(0.01))
-    waiting.cancel()
-    loop.run_until_complete(asyncio.gather(waiting, return_exceptions=True))
+    if ends:
+        waiting.cancel()
+        loop.run_until_complete(asyncio.gather(waiting, return_exceptions=True))
     loop.close()
+    watch = weakref.ref(waiting)
     del waiting, loop
     gc.collect()
+    assert watch() is None
     assert descriptors() == before
     ns.abort(held)
     assert task.wait(30) == [True]
