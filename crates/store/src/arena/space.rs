@@ -84,7 +84,7 @@ impl Arena {
             return Err(self.full(len, cause));
         }
         let mut state = self.state.lock();
-        let mut waited = false;
+        let (mut waited, mut last) = (false, false);
         loop {
             // Anew each time: a number that no block bears may go to another namespace.
             let number = self.intern(&state, namespace);
@@ -111,16 +111,18 @@ impl Arena {
                     ours: true,
                 });
             }
+            if last {
+                return Err(self.no_room(&state, len));
+            }
             // What others have evicted may do.
             if !std::mem::replace(&mut waited, true) && self.await_burials(&mut state) {
                 continue;
             }
             waited = false;
             state.pressed = true;
-            // What there is to evict others may have begun to bury since.
-            if !self.evict_for(&mut state, number, len) && !self.await_burials(&mut state) {
-                return Err(self.no_room(&state, len));
-            }
+            // What there is to evict others may have begun to bury since; and while a place was
+            // looked for they may have given back room, so that nothing need go.
+            last = !self.evict_for(&mut state, number, len) && !self.await_burials(&mut state);
         }
     }
 
