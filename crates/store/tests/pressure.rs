@@ -379,6 +379,64 @@ fn what_left_unread_is_not_stored_again_before_somebody_asks_and_free_room_is_al
 }
 
 #[test]
+fn what_lies_deep_is_not_stored_while_it_is_asked_for_less_than_the_rest() {
+    let place = Place::new("Dax", "", "4MiB").with("", "admission", "learned");
+    let depot = place.open();
+    let ns = namespace(&depot);
+    // New prompts of 31 blocks, which are asked for as far as `read`: how many of the last 64 were
+    // stored whole. The others lost what lies deep, and nothing before it.
+    let prompts = |calls: std::ops::Range<u64>, read: u64| {
+        let last = calls.end - 64;
+        let whole = calls.filter(|call| {
+            let begin = call * 31;
+            let task = start_put(&ns, &(begin..begin + 31).collect::<Vec<_>>(), 4096);
+            let stored = task.wait(Some(PATIENCE)).unwrap();
+            assert!(stored.is_sorted_by(|one, next| one >= next) && stored[22]);
+            let gone = |outcome: &Outcome| matches!(outcome, Outcome::Done | Outcome::Declined);
+            assert!(task.outcomes().iter().all(gone));
+            let _hits = ns.prefix(&keys(begin..begin + read)).unwrap();
+            *call >= last && stored[30]
+        });
+        whole.count()
+    };
+    let whole = prompts(0..200, 8);
+    assert!((2..=8).contains(&whole), "{whole}: one in 32 is not judged");
+    assert!(depot.stats().put_declined_blocks >= 8 * 56);
+    let whole = prompts(200..400, 31);
+    assert!(whole >= 56, "{whole}: all are asked for alike");
+    depot.close();
+}
+
+#[test]
+fn a_far_block_takes_the_place_of_others_near_when_it_was_read_far_lately_before() {
+    let place = Place::new("Cache|Dax", "1MiB", "16MiB").with("", "admission", "learned");
+    let depot = place.open();
+    let ns = namespace(&depot);
+    let near = depot.stats().tiers[0].capacity_bytes / 4096;
+    for begin in (0..4 * near).step_by(32) {
+        let numbers: Vec<u64> = (begin..begin + 32).collect();
+        assert!(put(&ns, &numbers, 4096).iter().all(|stored| *stored));
+    }
+    let mut prefetched = near..;
+    let mut promoted = |numbers: &[u64]| {
+        let before = depot.stats().promoted_blocks;
+        let got = get(&ns, numbers, 4096);
+        assert!(got.iter().all(|outcome| *outcome == Outcome::Done));
+        // It comes behind what the get has sent on its way, and is the last there.
+        let last = ns.prefetch(&keys(prefetched.next())).unwrap();
+        assert_eq!(last.wait(Some(PATIENCE)).unwrap(), [true]);
+        depot.stats().promoted_blocks - before - 1
+    };
+    assert_eq!([promoted(&[0]), promoted(&[0])], [0, 1]);
+    assert_eq!(ns.nearest(&keys([0])).unwrap(), [Some("Cache")]);
+    // Not where more than half of the near tier was read far since.
+    let others: Vec<u64> = (2..2 + near * 3 / 5).collect();
+    let since = [promoted(&[1]), promoted(&others), promoted(&[1])];
+    assert_eq!(since, [0, 0, 0]);
+    depot.close();
+}
+
+#[test]
 fn all_pinned_is_full_with_a_clear_error_and_evicts_nothing() {
     for pipeline in ["Cache", "Dax"] {
         let place = Place::new(pipeline, "1MiB", "1MiB");
