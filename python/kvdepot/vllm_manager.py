@@ -217,6 +217,8 @@ class KvdepotManager(OffloadingManager):
             self._hold(group, idents)
             if ident in self._held:
                 return LookupResult.HIT
+        else:
+            self._ask_others(key, req_context)
         if ident in self._storing and self._may_wait(req_context.req_id):
             return LookupResult.HIT_PENDING
         return LookupResult.MISS
@@ -541,6 +543,24 @@ class KvdepotManager(OffloadingManager):
         next(behind, None)
         idents = (self._ident(other, req_context) for other in behind if other[-4:] == suffix)
         return list(itertools.takewhile(lambda ident: ident not in self._held, idents))
+
+    def _ask_others(self, key: OffloadKey, req_context: ReqContext) -> None:
+        """Have the depot learn, once a step, what vLLM would have taken of the other groups.
+
+        It looks into none of them behind a miss; what of a request is never asked for would not
+        be stored again, and the rest is worth nothing without it.
+        """
+        asked = (req_context.req_id, b"")
+        if len(self._groups) < 2 or asked in self._looked_ahead:
+            return
+        self._looked_ahead.add(asked)
+        positions = req_context._offload_key_positions
+        end = positions[key]
+        before = (at for other, at in positions.items() if other[-4:] == key[-4:] and at < end)
+        start = max(before, default=0)
+        others = [other for other, at in positions.items() if at > start and other[-4:] != key[-4:]]
+        for group, members in self._by_group(sorted(others, key=get_offload_group_idx)):
+            group.namespace.prefix([self._ident(other, req_context)[1] for other in members])
 
     def _by_group(self, keys: Collection[OffloadKey]) -> Iterator[tuple[Group, list[OffloadKey]]]:
         """Runs of keys of one group, in the order given."""

@@ -36,8 +36,8 @@ CAPACITY = 4 << 20
 MANY = 2 * CAPACITY // PART
 
 
-def key(name: str) -> OffloadKey:
-    return make_offload_key(hashlib.sha256(name.encode()).digest(), 0)
+def key(name: str, group: int = 0) -> OffloadKey:
+    return make_offload_key(hashlib.sha256(name.encode()).digest(), group)
 
 
 def context(request: str, *keys: OffloadKey) -> ReqContext:
@@ -365,6 +365,37 @@ def test_adapters_with_other_files_have_other_blocks(world: World) -> None:
     assert world.lookup(a, "plain") is LookupResult.MISS
     world.manager.on_request_finished(context("two"))
     assert world.store(a, request="two") == 1
+
+
+def test_a_miss_in_one_group_asks_for_what_the_others_lack() -> None:
+    settings = {"cache": {"capacity": CAPACITY}, "admission": "learned"}
+    world = World(1, kvdepot.open("Cache", settings))
+    second = world.manager.depot.namespace(model="w", dtype="float32", block_tokens=16)
+    world.manager.set_groups({**world.groups(None), 1: Group(1, second, [PART])})
+    prompt = [key(name, group) for group in (0, 1) for name in "abcd"]
+    request = ReqContext("r")
+    for position, each in enumerate(prompt):
+        request.set_offload_key_position(each, position % 4 + 1)
+
+    def offer() -> int:
+        output = world.manager.prepare_store(prompt, request)
+        checksums: list[bytes | None] = []
+        for _, placements in output.store_spec.groups:
+            memory = bytearray(PART * len(placements))
+            job = world.mover.store(placements, world.spans(memory, len(placements)))
+            assert job.wait(10)
+            checksums += job.checksums
+        report = WorkerReport(checksums=checksums)
+        world.manager.apply({output.store_spec.ticket: {0: report}})
+        return len(output.keys_to_store)
+
+    assert offer() == 8
+    world.fill_up()
+    # They have left unread.
+    assert world.manager.lookup(prompt[0], request) is LookupResult.MISS
+    end_step(world.manager)
+    assert offer() == 8
+    world.close()
 
 
 def test_reports_of_unknown_tickets_change_nothing(world: World) -> None:
