@@ -128,9 +128,9 @@ def attach(
     with_owner: bool = False,
 ) -> Mover:
     """Attach to the depot that listens at `socket`, in another process of this host or in this
-    one. `lanes` is the number of threads that move bytes. Without `write` it can only load. With
-    `with_owner` it ends with its owner: a mover that outlives it keeps the next owner from
-    allocating.
+    one: a path, with `unix:` before it or without. `lanes` is the number of threads that move
+    bytes. Without `write` it can only load. With `with_owner` it ends with its owner: a mover that
+    outlives it keeps the next owner from allocating.
 
     Raises Error when nobody answers there.
     """
@@ -202,8 +202,10 @@ class _Stats(TypedDict):
     declined_blocks: int
     put_tasks: int
     get_tasks: int
+    prefetch_tasks: int
     put_blocks: int
     get_blocks: int
+    prefetch_blocks: int
     put_bytes: int
     get_bytes: int
     missed_blocks: int
@@ -388,7 +390,7 @@ class Namespace:
         comes."""
 
     def clear(self) -> int:
-        """Remove every block of the namespace; how many the tiers held together."""
+        """Remove every block of the namespace; how many there were."""
 
     def reserve(
         self,

@@ -213,8 +213,10 @@ class KvdepotManager(OffloadingManager):
             return LookupResult.RETRY if waits else LookupResult.MISS
         # vLLM asks for nothing behind its first miss; the depot learns what it would have taken.
         idents = [ident, *self._ahead(key, req_context)]
-        if group.namespace.prefix([wanted for _, wanted in idents]):
-            self._hold(group, idents)
+        found = group.namespace.prefix([wanted for _, wanted in idents])
+        if found:
+            # No more: a pin that finds nothing counts as a miss, in each step that vLLM asks.
+            self._hold(group, idents[:found])
             if ident in self._held:
                 return LookupResult.HIT
         else:

@@ -46,7 +46,7 @@ TIER_COUNTERS = {
     "hit_bytes": ("hit_bytes", "Bytes served, by the tier that had them."),
 }
 DEPOT_COUNTERS = {
-    "missed_blocks": ("missed_blocks", "Keys that no tier had."),
+    "missed_blocks": ("missed_blocks", "Keys that a load asked for and no tier had."),
     "promoted_bytes": ("promoted_bytes", "Bytes copied to the near tier after a far hit."),
     "dropped_blocks": (
         "dropped_blocks",

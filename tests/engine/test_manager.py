@@ -135,9 +135,12 @@ def world(request: pytest.FixtureRequest) -> Iterator[World]:
 def test_a_hit_stays_until_it_is_loaded(world: World) -> None:
     a, b = key("a"), key("b")
     assert world.store(a, b, fill=b"q") == 2
-    request = context("r", a, b)
+    c = key("c")
+    request = context("r", a, b, c)
     assert world.manager.lookup(a, request) is LookupResult.HIT
     assert world.manager.lookup(b, request) is LookupResult.HIT
+    assert world.manager.lookup(c, request) is LookupResult.MISS
+    assert world.depot.stats()["missed_blocks"] == 0, "it only looked"
     world.fill_up()
     spec = world.manager.prepare_load([a, b], request)
     end_step(world.manager)

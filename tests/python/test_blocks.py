@@ -223,7 +223,7 @@ def test_clear_forgets_one_namespace(depot: kvdepot.Depot, keys: Keys) -> None:
     one, other = (depot.namespace(model, "f", 1) for model in "ab")
     for space in (one, other):
         space.put(names, [b"x"] * 4).wait(30)
-    assert one.clear() == 8  # four blocks in each of two tiers
+    assert one.clear() == 4  # each in two tiers
     assert one.prefix(names) == 0
     assert other.prefix(names) == 4
 
@@ -234,10 +234,19 @@ def test_statistics_count_what_happened(depot: kvdepot.Depot, keys: Keys) -> Non
     ns.put(names[:2], [bytes(1000)] * 2).wait(30)
     ns.get(names, [bytearray(1000) for _ in names]).wait(30)
     assert depot.drain(10)
+    # Who looks, or has blocks brought near, takes none: whoever does is counted.
+    assert ns.prefix(names) == 2
+    assert ns.contains(names) == [True, True, False]
+    assert ns.where(names)[2] is None
+    assert ns.prefetch(names).wait(30) == [True, True, False]
+    assert depot.stats()["missed_blocks"] == 1
+    pins = [ns.pin([names[2], *names]), ns.pin([names[0], names[2], names[1]], prefix=True)]
+    ns.unpin([pin for pinned in pins for pin in pinned if pin])
     stats = depot.stats()
     assert stats["put_acknowledged_blocks"] == 2
     assert stats["get_blocks"] == 3
-    assert stats["missed_blocks"] == 1
+    assert stats["missed_blocks"] == 1 + 2 + 2
+    assert (stats["prefetch_tasks"], stats["prefetch_blocks"]) == (1, 3)
     assert stats["pending_bytes"] == stats["dropped_blocks"] == depot.pending_bytes() == 0
     assert list(stats["tiers"]) == depot.tiers == ["Cache", "Dax"]
     near, far = stats["tiers"].values()
@@ -249,7 +258,8 @@ def test_statistics_count_what_happened(depot: kvdepot.Depot, keys: Keys) -> Non
     assert near["capacity_bytes"] == 32 << 20
     text = depot.metrics_text()
     assert 'kvdepot_hit_blocks_total{tier="Cache"} 2' in text
-    assert "kvdepot_missed_blocks_total 1" in text
+    assert "kvdepot_missed_blocks_total 5" in text
+    assert 'kvdepot_blocks_total{op="prefetch"} 3' in text
 
 
 def test_reasons_of_refused_reservations_are_counted(

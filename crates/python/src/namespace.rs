@@ -277,7 +277,7 @@ impl Namespace {
         Ok((rows, next))
     }
 
-    /// Removes every block of the namespace; how many the tiers held together.
+    /// Removes every block of the namespace; how many there were.
     fn clear(&self, py: Python<'_>) -> PyResult<usize> {
         self.change(py, StoreNamespace::clear)
     }

@@ -261,6 +261,11 @@ pub fn at_once<T>(ask: impl FnOnce() -> T) -> Result<T, T> {
     }
 }
 
+/// Whether what this thread has found so far is an answer: it has passed no lock that was taken.
+pub(crate) fn is_answer() -> bool {
+    MODE.get() != Mode::Passed
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -272,6 +277,8 @@ mod tests {
         assert_eq!(at_once(read), Ok(Some(7)));
         let held = lock.write();
         assert_eq!(at_once(read), Err(None));
+        assert_eq!(at_once(|| (read(), is_answer())), Err((None, false)));
+        assert!(is_answer(), "of the next call");
         drop(held);
         assert_eq!(at_once(read), Ok(Some(7)));
         assert_eq!(read(), Some(7));

@@ -47,7 +47,7 @@ impl Journal {
             bytes,
             ..
         } = self;
-        let ms = self.elapsed().as_secs_f64() * 1e3;
+        let ms = (self.elapsed().as_secs_f64() * 1e6).round() / 1e3;
         tracing::debug!(task, op, subtasks, done, bytes, ms, "task finished");
     }
 }

@@ -162,6 +162,24 @@ impl Core {
         }
     }
 
+    /// How many of a namespace's blocks in the near tier are in a far one too.
+    pub(crate) fn doubles(&self, id: NamespaceId) -> usize {
+        let Some(far) = self.far() else { return 0 };
+        let mut doubles = 0;
+        for medium in self.near().arenas() {
+            let mut slot = Some(0);
+            while let Some(from) = slot {
+                let mut page = Vec::new();
+                slot = medium.glance(id, from, GLANCE, usize::MAX, &mut page);
+                let keys: Vec<Key> = page.into_iter().map(|(key, _)| key).collect();
+                let mut found = vec![false; keys.len()];
+                far.contains(id, &keys, &mut found);
+                doubles += found.into_iter().filter(|found| *found).count();
+            }
+        }
+        doubles
+    }
+
     /// Some blocks of a namespace, from where the page before ended. Near tiers come first, so
     /// that a block on its way to a far one is met.
     pub(crate) fn block_page(

@@ -33,6 +33,8 @@ pub(crate) struct Metrics {
     tasks: [AtomicU64; 2],
     blocks: [AtomicU64; 2],
     bytes: [AtomicU64; 2],
+    prefetch_tasks: AtomicU64,
+    prefetch_blocks: AtomicU64,
     move_ns: [[AtomicU64; TIERS_MAX]; 2],
     hits: [AtomicU64; TIERS_MAX],
     hit_bytes: [AtomicU64; TIERS_MAX],
@@ -60,10 +62,16 @@ pub struct Stats {
     pub put_tasks: u64,
     /// Calls of `get`.
     pub get_tasks: u64,
+    /// Calls of `prefetch`.
+    #[serde(default)]
+    pub prefetch_tasks: u64,
     /// Keys given to `put`.
     pub put_blocks: u64,
     /// Keys given to `get`.
     pub get_blocks: u64,
+    /// Keys given to `prefetch`.
+    #[serde(default)]
+    pub prefetch_blocks: u64,
     /// Bytes given to `put`.
     pub put_bytes: u64,
     /// Bytes asked of `get`.
@@ -77,7 +85,8 @@ pub struct Stats {
     pub hit_blocks: Vec<u64>,
     /// Bytes served, by tier.
     pub hit_bytes: Vec<u64>,
-    /// Keys that no tier had.
+    /// Keys that a `get` or a pin asked for and no tier had. Who only looks is not counted, nor a
+    /// prefetch: the call that takes the bytes is.
     pub missed_blocks: u64,
     /// Blocks copied to the near tier after a far hit.
     pub promoted_blocks: u64,
@@ -115,6 +124,11 @@ impl Metrics {
         add(&self.tasks[op as usize], 1);
         add(&self.blocks[op as usize], blocks);
         add(&self.bytes[op as usize], bytes);
+    }
+
+    pub(crate) fn prefetch(&self, blocks: u64) {
+        add(&self.prefetch_tasks, 1);
+        add(&self.prefetch_blocks, blocks);
     }
 
     pub(crate) fn moved(&self, op: Op, tier: usize, started: Instant) {
@@ -167,8 +181,10 @@ impl Metrics {
             devices,
             put_tasks: read(&self.tasks[Op::Put as usize]),
             get_tasks: read(&self.tasks[Op::Get as usize]),
+            prefetch_tasks: read(&self.prefetch_tasks),
             put_blocks: read(&self.blocks[Op::Put as usize]),
             get_blocks: read(&self.blocks[Op::Get as usize]),
+            prefetch_blocks: read(&self.prefetch_blocks),
             put_bytes: read(&self.bytes[Op::Put as usize]),
             get_bytes: read(&self.bytes[Op::Get as usize]),
             put_move_ns: each(&self.move_ns[Op::Put as usize]),
@@ -284,21 +300,32 @@ impl Stats {
             "counter",
             &by_tier(&|i, _| self.hit_bytes[i]),
         );
-        let by_op = |put, get| vec![("{op=\"put\"}".into(), put), ("{op=\"get\"}".into(), get)];
+        let by_op = |rows: &[(&str, u64)]| -> Vec<(String, u64)> {
+            let row = |(op, value): &(&str, u64)| (format!("{{op=\"{op}\"}}"), *value);
+            rows.iter().map(row).collect()
+        };
         metric(
             "tasks_total",
             "counter",
-            &by_op(self.put_tasks, self.get_tasks),
+            &by_op(&[
+                ("put", self.put_tasks),
+                ("get", self.get_tasks),
+                ("prefetch", self.prefetch_tasks),
+            ]),
         );
         metric(
             "blocks_total",
             "counter",
-            &by_op(self.put_blocks, self.get_blocks),
+            &by_op(&[
+                ("put", self.put_blocks),
+                ("get", self.get_blocks),
+                ("prefetch", self.prefetch_blocks),
+            ]),
         );
         metric(
             "bytes_total",
             "counter",
-            &by_op(self.put_bytes, self.get_bytes),
+            &by_op(&[("put", self.put_bytes), ("get", self.get_bytes)]),
         );
         let plain = |value| vec![(String::new(), value)];
         metric("missed_blocks_total", "counter", &plain(self.missed_blocks));

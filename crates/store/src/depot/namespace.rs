@@ -174,7 +174,7 @@ impl Namespace {
         }
     }
 
-    /// Removes every block of the namespace from every tier; how many the tiers held together.
+    /// Removes every block of the namespace from every tier; how many were in one.
     ///
     /// # Errors
     /// As [`Namespace::remove`].

@@ -4,6 +4,7 @@ use super::two_phase::{NoRoom, open};
 use super::{Core, Pin, Reservation};
 use crate::arena::{Place, Refused};
 use crate::devices::DeviceStats;
+use crate::held;
 use crate::metrics::Stats;
 use crate::share::placement::Holder;
 use crate::tier::Tier;
@@ -81,13 +82,16 @@ impl Core {
         Ok(found.into_iter().filter(|found| *found).count())
     }
 
-    /// Removes every block of a namespace from every tier; how many the tiers held together.
+    /// Removes every block of a namespace from every tier; how many were in one.
     pub(crate) fn clear(&self, id: NamespaceId) -> Result<usize, Error> {
         let _pass = self.gate.enter()?;
         self.forget_all();
+        let doubles = self.doubles(id);
         // In the order of `remove`.
         let tiers = self.tiers.iter().chain(self.tiers.iter().rev().skip(1));
-        Ok(tiers.map(|tier| tier.clear(id)).sum())
+        let cleared: usize = tiers.map(|tier| tier.clear(id)).sum();
+        // One that has left a tier since is no double any more.
+        Ok(cleared.saturating_sub(doubles))
     }
 
     /// Keeps every block of a namespace that is stored from now on in one extent.
@@ -140,6 +144,7 @@ impl Core {
         if prefix {
             self.unpin(&behind_gap(&mut pins), false);
         }
+        self.note_missed(&pins);
         Ok(pins)
     }
 
@@ -157,7 +162,16 @@ impl Core {
                 self.tiers[tier].unpin([place.token].into_iter());
             }
         }
+        self.note_missed(&pins);
         Ok(pins)
+    }
+
+    /// Counts the keys that were not pinned, once the answer stands.
+    fn note_missed<T>(&self, pins: &[Option<T>]) {
+        if held::is_answer() {
+            let missed = pins.iter().filter(|pin| pin.is_none()).count();
+            self.metrics.missed(missed as u64);
+        }
     }
 
     /// Reserves room for blocks with parts of these lengths. With [`NoRoom::Stop`] the answer ends

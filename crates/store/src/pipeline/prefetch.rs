@@ -18,6 +18,7 @@ impl Core {
         mirror: Option<Mirror>,
     ) -> Result<Task, Error> {
         let _pass = self.gate.enter()?;
+        self.metrics.prefetch(keys.len() as u64);
         let journal = Journal::dispatched("prefetch", keys.len(), 0);
         let task = Task::with_mirror(keys.len(), journal, mirror);
         // There are no buffers to hold.

@@ -43,17 +43,17 @@ impl World {
                 .filter(|id| id.0 == ns)
                 .collect()
         };
-        let copies = {
+        let stored: BTreeSet<Id> = {
             let seen = self.seen.borrow();
-            let near = seen.near.iter().filter(|id| id.0 == ns).count();
-            near + seen.far.keys().filter(|id| id.0 == ns).count()
+            let all = seen.near.iter().chain(seen.far.keys());
+            all.filter(|id| id.0 == ns).copied().collect()
         };
         self.cause.borrow_mut().removed.extend(there);
         self.unread.borrow_mut().clear();
         let cleared = namespace.clear().map_err(|error| error.to_string())?;
         law!(
-            cleared == copies || self.nested.get() > 0 || !self.is_scheduled(),
-            "{cleared} blocks were cleared of {copies}"
+            cleared == stored.len() || self.nested.get() > 0 || !self.is_scheduled(),
+            "{cleared} blocks were cleared of {stored:?}"
         );
         Ok(())
     }
