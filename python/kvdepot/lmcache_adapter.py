@@ -246,7 +246,7 @@ class KvdepotAdapter(L2AdapterInterface):
         """One page of the chunks, also of those from before a restart. A chunk that is in two tiers
         may come on two pages."""
         if page_size <= 0:
-            raise ValueError(f"page_size: {page_size} is not allowed: a number from 1")
+            raise ValueError(f"page_size: {page_size} is not allowed; allowed: a number from 1")
         digest, place = self._cursor(cursor)
         entries: dict[ObjectKey, KeyEntry] = {}
         # Names are read once for each listing.
@@ -278,7 +278,9 @@ class KvdepotAdapter(L2AdapterInterface):
         except ValueError:
             at = b"?"
         if len(at) not in (0, 16 + len(END)):
-            raise ValueError(f"cursor: {cursor!r} is not allowed: what the page before answered")
+            raise ValueError(
+                f"cursor: {cursor!r} is not allowed; allowed: what the page before answered"
+            )
         return at[:16], at[16:] or None
 
     # ---- devices ----------------------------------------------------------------------------

@@ -174,8 +174,8 @@ class Store:
         use its buffers again.
         """
         if len(places) != len(buffers):
-            message = f"buffers: {len(buffers)} is not allowed: one for each of {len(places)} keys"
-            raise kvdepot.InputError(message)
+            allowed = f"one for each of {len(places)} keys"
+            raise kvdepot.InputError(f"buffers: {len(buffers)} is not allowed; allowed: {allowed}")
         started: list[Part] = []
         for space, keys, positions in by_space(places):
             verb = space.namespace.put if put else space.namespace.get

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import types
 from collections.abc import Callable
 from pathlib import Path
@@ -45,6 +46,7 @@ def refusal(call: Callable[..., Any], *arguments: Any, **options: Any) -> str:
         ("Cache", {"instance": "a/b"}, ["instance", "a/b"]),
         ("Cache", {3: 4}, ["settings", "3", "texts"]),
         ("Cache", [1], ["settings", "mapping"]),
+        ("Cache", {"socket_mode": 660}, ["socket_mode: 660", "in octal and in quotes"]),
         ("Cache", {"socket": "/none/such/s"}, ["socket", "/none/such/s", "directory"]),
         ("Cache", {"socket": "/tmp/" + "s" * 200}, ["socket", "107 bytes"]),
         ("nothere.yaml", None, ["nothere.yaml", "configuration file", "No such file"]),
@@ -157,6 +159,11 @@ def test_paths_that_cannot_be(tmp_path: Path) -> None:
     assert "a directory" in text
     text = dax("/dev/null")
     assert text.startswith("ConfigError: dax.path: ")
+    assert "the subsystem mem:" in text
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "s"))
+        text = refusal(kvdepot.open, str(tmp_path / "s"))
+    assert f"unix:{tmp_path / 's'}, for the depot" in text
     text = dax("/proc/version")
     assert text.startswith("ConfigError: dax.path: ")
     link = tmp_path / "link"
@@ -392,7 +399,7 @@ def test_timeouts(ns: kvdepot.Namespace, depot: kvdepot.Depot, keys: Keys, timeo
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"lengths": 0}, ["0"]),
+        ({"lengths": 0}, ["InputError: lengths: 0"]),
         ({"lengths": -1}, ["lengths", "-1"]),
         ({"lengths": "x"}, ["lengths[0]", "'x'"]),
         ({"lengths": None}, ["lengths", "None"]),
@@ -406,7 +413,7 @@ def test_timeouts(ns: kvdepot.Namespace, depot: kvdepot.Depot, keys: Keys, timeo
         ({"lengths": 10, "parts": 3}, ["lengths[0]", "10", "multiple of parts = 3"]),
         ({"lengths": 10, "parts": 2, "part_lengths": [10]}, ["part_lengths", "1 numbers"]),
         ({"lengths": 10, "parts": 2, "part_lengths": [5, 4]}, ["lengths[0]", "sum"]),
-        ({"lengths": 10, "parts": 2, "part_lengths": [10, 0]}, ["0"]),
+        ({"lengths": 10, "parts": 2, "part_lengths": [10, 0]}, ["part_lengths: 0"]),
         ({"lengths": 10, "parts": 2, "part_lengths": [2**63, 2**63]}, ["sum"]),
     ],
 )

@@ -219,14 +219,14 @@ def test_a_listener_that_does_not_answer(tmp_path: Path) -> None:
 
 
 def test_a_closed_mover_refuses(depot: kvdepot.Depot, ns: kvdepot.Namespace, keys: Keys) -> None:
-    mover = kvdepot.attach(depot.socket or "")
+    mover = kvdepot.attach(f"unix:{depot.socket}")  # as open has it
     reserved = [one for one in ns.reserve(keys(1), 1 << 20) if one]
     job = mover.store(placements(reserved), [bytes(1 << 20)])
     mover.close()
     mover.close()
     assert job.done
     assert job.results == [True]
-    with pytest.raises(kvdepot.ClosedError):
+    with pytest.raises(kvdepot.ClosedError, match="the mover is closed"):
         mover.store(placements(reserved), [bytes(1 << 20)])
 
 

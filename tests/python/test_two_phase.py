@@ -145,6 +145,8 @@ def test_strict_reservations_are_all_or_nothing(depots: Any, keys: Keys) -> None
     ns = depot.namespace("m", "f", 1)
     with pytest.raises(kvdepot.FullError, match="Cache"):
         ns.reserve(keys(20), 4096, strict=True)
+    with pytest.raises(kvdepot.FullError, match=r"131072 bytes: the block is larger .* 65536"):
+        ns.reserve(keys(1), 1 << 17, strict=True)
     assert depot.stats()["tiers"]["Cache"]["reserved_blocks"] == 0
     held = ns.reserve(keys(20), 4096)
     assert sum(one is not None for one in held) == 16
@@ -272,9 +274,9 @@ def test_strangers_are_refused(depots: Any, keys: Keys, tmp_path: Any) -> None:
         ([], "0 for 1 reservations"),
         ([[bytes(16)]] * 2, "2 for 1 reservations"),
         ([[bytes(15)]], r"checksums\[0\]\[0\].* a checksum: bytes of length 16"),
-        ([[1]], r"checksums\[0\]\[0\]: 1 is not allowed: a checksum"),
-        ([1], r"checksums\[0\]: 1 is not allowed: a list"),
-        (1, r"checksums: 1 is not allowed: one list a reservation"),
+        ([[1]], r"checksums\[0\]\[0\]: 1 is not allowed; allowed: a checksum"),
+        ([1], r"checksums\[0\]: 1 is not allowed; allowed: a list"),
+        (1, r"checksums: 1 is not allowed; allowed: one list a reservation"),
         ([[None]], r"checksums\[0\]\[0\]"),
         ([["x" * 16]], r"checksums\[0\]\[0\]"),
         ([[bytes(16)] * 2], r"checksums\[0\]: 2 checksums"),

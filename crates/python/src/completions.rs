@@ -56,7 +56,7 @@ impl Completions {
 }
 
 fn closed(py: Python<'_>) -> PyErr {
-    errors::raise(py, Error::Closed(": its completions were closed"))
+    errors::raise(py, Error::Closed("the completions are closed"))
 }
 
 #[pymethods]

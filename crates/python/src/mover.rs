@@ -14,15 +14,15 @@ use crate::buffers::{self, Parsed};
 use crate::handle::{self, Closing};
 use crate::keep::{self, Keep};
 use crate::view::View;
-use crate::{errors, log, wait};
+use crate::{errors, log, settings, wait};
 
 /// The most lanes of a mover: a bound against a wrong unit, as in the configuration.
 const LANES_MAX: usize = 256;
 
 /// Attaches to the depot that listens at `socket`, in another process of this host or in this
-/// one. `lanes` is the number of threads that move bytes. Without `write` it can only load. With
-/// `with_owner` it ends with its owner: a mover that outlives it keeps the next owner from
-/// allocating.
+/// one: a path, with `unix:` before it or without. `lanes` is the number of threads that move
+/// bytes. Without `write` it can only load. With `with_owner` it ends with its owner: a mover that
+/// outlives it keeps the next owner from allocating.
 ///
 /// Raises Error when nobody answers there.
 #[pyfunction]
@@ -41,6 +41,7 @@ pub(crate) fn attach(
         let allowed = format!("1 to {LANES_MAX}");
         return Err(errors::input(py, "lanes", count, allowed));
     }
+    let socket = settings::bare(socket);
     let mover = wait::call(py, || {
         let mover = StoreMover::attach(&socket, lanes, write)?;
         if with_owner {

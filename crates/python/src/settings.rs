@@ -1,6 +1,7 @@
 //! Settings as Python gives them, read into the neutral value that the one schema checks.
 
-use std::path::PathBuf;
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use kvdepot_store::config::read_yaml;
@@ -77,6 +78,12 @@ fn service(pipeline: &Bound<'_, PyAny>) -> PyResult<Option<String>> {
     Ok(text.to_cow()?.strip_prefix(SERVICE).map(str::to_owned))
 }
 
+/// The path of a socket, that `open` would take with `unix:` before it.
+pub(crate) fn bare(socket: PathBuf) -> PathBuf {
+    let path = socket.to_str().and_then(|text| text.strip_prefix(SERVICE));
+    path.map(PathBuf::from).unwrap_or(socket)
+}
+
 /// The configuration of a call of `open`: a pipeline with settings, or a file whose options the
 /// settings override.
 fn config(pipeline: &Bound<'_, PyAny>, settings: Option<&Bound<'_, PyAny>>) -> PyResult<Config> {
@@ -86,6 +93,10 @@ fn config(pipeline: &Bound<'_, PyAny>, settings: Option<&Bound<'_, PyAny>>) -> P
         Some(settings) => value("settings", settings, 0)?,
     };
     let config = match file(pipeline)? {
+        Some(path) if is_socket(&path) => {
+            let allowed = format!("unix:{}, for the depot that listens there", path.display());
+            return Err(errors::config(py, "pipeline", path.display(), allowed));
+        }
         Some(path) => read_yaml(&path).and_then(|mut all| {
             override_with(&mut all, given);
             Config::from_value(&all)
@@ -123,6 +134,10 @@ fn file(pipeline: &Bound<'_, PyAny>) -> PyResult<Option<PathBuf>> {
         true => Some(pipeline.extract()?),
         false => None,
     })
+}
+
+fn is_socket(path: &Path) -> bool {
+    path.metadata().is_ok_and(|at| at.file_type().is_socket())
 }
 
 /// Options of `given` take the place of those in `all`, section by section.

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 #[non_exhaustive]
 pub enum Error {
     /// The configuration names something that does not exist or cannot be.
-    #[error("{field}: {value} is not allowed: {allowed}")]
+    #[error("{field}: {value} is not allowed; allowed: {allowed}")]
     Config {
         /// The option, with its section: `dax.capacity`.
         field: String,
@@ -17,7 +17,7 @@ pub enum Error {
         allowed: String,
     },
     /// An argument of a call is wrong; no byte has moved.
-    #[error("{field}: {value} is not allowed: {allowed}")]
+    #[error("{field}: {value} is not allowed; allowed: {allowed}")]
     Input {
         /// The argument.
         field: String,
@@ -73,7 +73,7 @@ pub enum Error {
         reason: String,
     },
     /// The depot was closed, or belongs to the process this one was forked from.
-    #[error("the depot is closed{0}")]
+    #[error("{}", closed(.0))]
     Closed(&'static str),
     /// The time given to wait is over; the task goes on.
     #[error("{what} did not end within {seconds} s")]
@@ -122,6 +122,14 @@ fn owner(pid: u32, host: &str, waited_s: f64) -> String {
     format!(
         "process {pid} on host {host}: close it there, or wait longer than lock_wait = {waited_s} s"
     )
+}
+
+/// What is closed: the depot, with what more there is to say behind a colon, or something else.
+fn closed(word: &str) -> String {
+    match word.is_empty() || word.starts_with(':') {
+        true => format!("the depot is closed{word}"),
+        false => word.to_owned(),
+    }
 }
 
 impl Error {

@@ -100,7 +100,12 @@ pub(crate) fn check(parts: &[u64]) -> Result<(), Error> {
         ));
     }
     if parts.contains(&0) {
-        return Err(Error::input("part_lengths", 0, "at least one byte a part"));
+        let field = if parts.len() == 1 {
+            "lengths"
+        } else {
+            "part_lengths"
+        };
+        return Err(Error::input(field, 0, "at least one byte"));
     }
     let total = parts
         .iter()

@@ -142,16 +142,35 @@ fn a_check_refuses_what_an_opening_does_and_makes_nothing() {
     let other = place.dir().join("other");
     std::fs::write(&other, vec![7; 1 << 20]).unwrap();
     let missing = place.dir().join("missing/arena");
+    let [empty, short] = [0, 4096].map(|length| {
+        let path = place.dir().join(length.to_string());
+        std::fs::write(&path, vec![0; length]).unwrap();
+        path
+    });
     let depot = place.open();
     depot.close();
     let before = names(place.dir());
     let path = |path: &Path| json!({"dax": {"path": path}});
     let new = json!({"path": place.dir().join("new"), "capacity": "1MiB"});
     let twice = json!([&new, &new]);
+    let around = place
+        .dir()
+        .join("../")
+        .join(place.dir().file_name().unwrap());
+    let roundabout = json!([&new, {"path": around.join("./new"), "capacity": "1MiB"}]);
     for (settings, says) in [
         (path(&missing), "a directory that exists"),
         (path(&other), "not a kvdepot arena"),
         (path(place.dir()), "a directory"),
+        (path(&empty), "not empty: an arena needs 256 KiB; remove it"),
+        (
+            path(&short),
+            "it has 4 KiB: an arena needs 256 KiB; remove it",
+        ),
+        (
+            json!({"dax": {"path": place.dir().join("new"), "capacity": "1MiB", "records": 9000}}),
+            "at least 1.2 MiB for an arena of 9000 records",
+        ),
         (
             json!({"dax": {"path": place.arena(), "capacity": "2MiB"}}),
             "which the arena",
@@ -162,18 +181,24 @@ fn a_check_refuses_what_an_opening_does_and_makes_nothing() {
         ),
         (
             json!({"dax": {"path": place.dir().join("new"), "capacity": "8KiB"}}),
-            "beyond its table",
+            "at least 256 KiB for an arena of 64 records",
         ),
         (
             json!({"dax": {"path": place.dir().join("new"), "capacity": "4096TiB"}}),
             "has free",
         ),
         (json!({"dax": {"devices": twice}}), "listed once"),
+        (json!({"dax": {"devices": roundabout}}), "listed once"),
+        (json!({"socket": &other}), "where nothing lies, or a socket"),
+        (
+            json!({"socket": place.dir()}),
+            "where nothing lies, or a socket",
+        ),
         (json!({"cache": {"capacity": "4096TiB"}}), "of memory"),
         (json!({"staging_slab": "4096TiB"}), "of memory"),
         (
             json!({"lanes": 3, "staging_slab": "320KiB"}),
-            "staging_slab: 320 KiB is not allowed: at least 64KiB for each of 6 staging_regions",
+            "staging_slab: 320 KiB is not allowed; allowed: at least 64KiB for each of 6 staging_regions",
         ),
         (json!({"socket": "/dev/kvdepot.sock"}), "nodes of devices"),
         (json!({"socket": missing}), "a directory that exists"),
@@ -197,6 +222,34 @@ fn a_check_refuses_what_an_opening_does_and_makes_nothing() {
     // What a process owns is its own affair.
     let _owner = place.open();
     place.config().check().unwrap();
+}
+
+#[test]
+fn new_devices_need_room_for_all_of_them() {
+    let place = Place::new("Dax", "", "1MiB");
+    // Each alone would fit; and shares of what is free always do.
+    let free = kvdepot_media::host::limits::disk_free(place.dir()).unwrap();
+    let most = format!("{}KiB", free / 1024 * 6 / 10);
+    let check = |capacities: [Option<&str>; 2]| {
+        let device = |(name, capacity): (&str, Option<&str>)| {
+            let path = place.dir().join(name);
+            capacity.map_or_else(
+                || json!({"path": path}),
+                |c| json!({"path": path, "capacity": c}),
+            )
+        };
+        let devices = ["a", "b"].into_iter().zip(capacities).map(device);
+        let dax = json!({"devices": devices.collect::<Vec<_>>()});
+        let config = Config::new("Dax", &json!({"socket": "off", "dax": dax})).unwrap();
+        config.check().map_err(|error| error.to_string())
+    };
+    let text = check([Some(&most), Some(&most)]).unwrap_err();
+    assert!(text.starts_with("dax.devices[1].capacity"), "{text}");
+    assert!(text.contains("has free"), "{text}");
+    for capacities in [[Some(most.as_str()), None], [None, Some(&most)], [None; 2]] {
+        check(capacities).unwrap();
+    }
+    assert_eq!(names(place.dir()), [""; 0].map(PathBuf::from));
 }
 
 /// Lines of this process's memory map with this text.

@@ -32,8 +32,8 @@ pub(crate) fn probe(sysfs: &Path, device: &Path, rdev: u64) -> Result<Geometry> 
     })?;
     if subsystem.file_name().is_none_or(|name| name != "dax") {
         return Err(refuse(format!(
-            "a device of subsystem {}: allowed are regular files and device DAX",
-            subsystem.display()
+            "a device of the subsystem {}: allowed are regular files and device DAX",
+            subsystem.file_name().unwrap_or_default().display()
         )));
     }
     let size = read_number(entry.join("size"))?;
@@ -120,7 +120,11 @@ mod tests {
     #[test]
     fn what_cannot_be_trusted_is_refused() {
         for (subsystem, files, says) in [
-            ("mem", &[("size", "1"), ("align", "1")][..], "subsystem"),
+            (
+                "mem",
+                &[("size", "1"), ("align", "1")][..],
+                "the subsystem mem: allowed",
+            ),
             ("dax", &[("align", "4096")], "size"),
             ("dax", &[("size", "4096")], "align"),
             (

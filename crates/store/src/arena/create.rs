@@ -2,6 +2,7 @@
 //! an arena, and its format. Whoever is killed half way leaves a file under another name, which
 //! the next one removes.
 
+use std::collections::HashMap;
 use std::fs::{File, TryLockError};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -50,14 +51,19 @@ impl<'a> Plan<'a> {
             return refused(no_such_device());
         }
         let capacity = config.capacity.unwrap_or_else(|| default_capacity(path));
-        let records = config
-            .records
-            .unwrap_or_else(|| Layout::default_records(capacity));
+        let records = records_for(config, capacity);
         if Layout::new(capacity, records).is_none() {
             return Err(capacity_error(capacity, records, field));
         }
         Ok(Plan { parent, capacity })
     }
+}
+
+/// Entries of the table of a new arena: what is asked for, or what goes with its size, which is
+/// that of the smallest arena at least.
+fn records_for(config: &DaxConfig, capacity: u64) -> u64 {
+    let usual = || Layout::default_records(capacity.max(layout::CAPACITY_MIN));
+    config.records.unwrap_or_else(usual)
 }
 
 /// What to give where there is no device, and no file may be made.
@@ -79,11 +85,16 @@ fn no_such_device() -> String {
     )
 }
 
+/// Bytes that arenas which are still to be made will take, by file system.
+#[derive(Default)]
+pub(crate) struct Promised(HashMap<u64, u64>);
+
 /// Refuses what [`create`] would, and makes nothing.
 pub(super) fn check(
     path: &Path,
     config: &DaxConfig,
     field: &impl Fn(&str) -> String,
+    promised: &mut Promised,
 ) -> Result<(), Error> {
     let Plan { parent, capacity } = Plan::new(path, config, field)?;
     if let Err(error) = limits::can_make_files(parent) {
@@ -92,13 +103,19 @@ pub(super) fn check(
     // Somebody may be making it just now.
     let begun = unfinished(path).symlink_metadata();
     let begun = begun.map_or(0, |file| file.blocks() * 512);
-    match limits::disk_free(path) {
-        // Where nothing is counted, nothing is free either.
-        Ok(free) if free > 0 && capacity > free.saturating_add(begun) => {
-            Err(no_space(path, capacity, field))
-        }
-        _ => Ok(()),
+    // Where nothing is counted, nothing is free either.
+    let Some(free) = limits::disk_free(path).ok().filter(|free| *free > 0) else {
+        return Ok(());
+    };
+    let system = parent.metadata().map_or(0, |at| at.dev());
+    let promised = promised.0.entry(system).or_default();
+    let free = free.saturating_add(begun).saturating_sub(*promised);
+    *promised += capacity;
+    // A share is of what is free then.
+    if config.capacity.is_some() && capacity > free {
+        return Err(no_space(path, capacity, Some(free), field));
     }
+    Ok(())
 }
 
 /// Makes the file; false when another process has been faster.
@@ -150,14 +167,19 @@ pub(super) fn space_error(
     field: &impl Fn(&str) -> String,
 ) -> Error {
     if error.is_no_space() {
-        no_space(path, capacity, field)
+        no_space(path, capacity, limits::disk_free(path).ok(), field)
     } else {
         path_error(path, error, field)
     }
 }
 
-fn no_space(path: &Path, capacity: u64, field: &impl Fn(&str) -> String) -> Error {
-    let free = limits::disk_free(path).map_or_else(|_| "unknown".into(), size::show);
+fn no_space(
+    path: &Path,
+    capacity: u64,
+    free: Option<u64>,
+    field: &impl Fn(&str) -> String,
+) -> Error {
+    let free = free.map_or_else(|| "unknown".into(), size::show);
     let room = format!(
         "what the file system of {} has free ({free})",
         path.display()
@@ -228,9 +250,21 @@ pub(super) fn path_error(
 ) -> Error {
     let allowed = match error {
         kvdepot_media::Error::Io { source, .. } => usable(&source),
-        other => other.to_string(),
+        kvdepot_media::Error::TooSmall { available: 0, .. } => {
+            format!("a file that is not empty: {}", enlarge(path))
+        }
+        other => format!("a device or file that can be mapped ({other})"),
     };
     Error::config(field("path"), path.display(), allowed)
+}
+
+/// What makes an arena possible at a file that is too small for one.
+pub(super) fn enlarge(path: &Path) -> String {
+    let (path, least) = (path.display(), size::show(layout::CAPACITY_MIN));
+    format!(
+        "an arena needs {least}; remove it, and it is made with dax.capacity, or enlarge it with \
+         truncate -s SIZE {path}"
+    )
 }
 
 fn usable(error: &std::io::Error) -> String {
@@ -246,8 +280,8 @@ pub(super) fn capacity_error(
         field("capacity"),
         size::show(capacity),
         format!(
-            "at least {} beyond its table of {records} records",
-            size::show(layout::CAPACITY_MIN)
+            "at least {} for an arena of {records} records",
+            size::show(layout::capacity_min(records))
         ),
     )
 }
@@ -260,9 +294,7 @@ pub(super) fn layout_for(
 ) -> Result<Layout, Error> {
     let capacity = config.capacity.unwrap_or_else(|| mapping.len());
     let capacity = capacity / GRANULE * GRANULE;
-    let records = config
-        .records
-        .unwrap_or_else(|| Layout::default_records(capacity));
+    let records = records_for(config, capacity);
     if capacity > mapping.len() {
         return Err(Error::config(
             field("capacity"),

@@ -50,7 +50,7 @@ use crate::held;
 use crate::index::{Entry, Index, Order, Records, Reservations};
 use crate::{Identity, Key, NamespaceId};
 
-pub(crate) use create::default_capacity;
+pub(crate) use create::{Promised, default_capacity};
 pub use create::{UNFINISHED, erase_unfinished};
 pub use erase::erase;
 pub(crate) use leave::{Device, Inode, Parting, Room};

@@ -13,7 +13,7 @@ use kvdepot_media::host::{dirs, limits, peer};
 use kvdepot_media::{Access, Flush, Mapping};
 use parking_lot::{Condvar, Mutex};
 
-use super::create::{format, path_error};
+use super::create::{Promised, format, path_error};
 use super::erase::unmake;
 use super::new::{Treatment, treatment};
 use super::orphans::Orphans;
@@ -170,15 +170,19 @@ impl Arena {
     }
 
     /// Refuses a medium that [`Arena::open`] would, and changes nothing. What a process owns is
-    /// not looked into: that is its own affair, and may be ours by the time it is opened.
+    /// not looked into: that is its own affair, and may be ours by the time it is opened. What it
+    /// would take of a disk is promised to it.
     pub(crate) fn check(
         path: &Path,
         config: &DaxConfig,
         field: &impl Fn(&str) -> String,
+        promised: &mut Promised,
     ) -> Result<(), Error> {
         let mapping = match Mapping::open(path, Access::ReadWrite) {
             Ok(mapping) => mapping,
-            Err(error) if error.is_not_found() => return create::check(path, config, field),
+            Err(error) if error.is_not_found() => {
+                return create::check(path, config, field, promised);
+            }
             Err(error) => return Err(path_error(path, error, field)),
         };
         if OwnerLock::is_taken(&mapping)? {
@@ -434,9 +438,9 @@ pub(crate) fn read_superblock(path: &Path, mapping: &Mapping) -> Result<Superblo
     };
     if mapping.len() < layout::CAPACITY_MIN {
         return Err(corrupt(format!(
-            "{} is too small for an arena, which needs {}; name another path",
+            "it has {}: {}",
             size::show(mapping.len()),
-            size::show(layout::CAPACITY_MIN)
+            create::enlarge(path)
         )));
     }
     let [a, b] = COPIES.map(|at| read_page(mapping, at).map(|page| Superblock::decode(&page)));
@@ -576,6 +580,9 @@ mod tests {
     #[test]
     fn a_capacity_that_is_too_small_is_shown_as_it_was_given() {
         let error = Arena::volatile("Cache", 0, 100).err().unwrap().to_string();
-        assert_eq!(error, "cache.capacity: 100 B is not allowed: at least 4KiB");
+        assert_eq!(
+            error,
+            "cache.capacity: 100 B is not allowed; allowed: at least 4KiB"
+        );
     }
 }

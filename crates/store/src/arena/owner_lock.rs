@@ -54,6 +54,7 @@ impl OwnerLock {
         let owner = LockFd::reopen(mapping.fd()?, false)?;
         let writers = LockFd::reopen(mapping.fd()?, false)?;
         let begun = clock::now();
+        let mut told = false;
         loop {
             let left = wait.saturating_sub(begun.elapsed());
             let is_ours = holders::is_held_here(owner.fd()?, OWNER_BYTE);
@@ -67,10 +68,15 @@ impl OwnerLock {
             if is_interrupted() {
                 return Err(Error::Interrupted);
             }
+            let name = read_owner(mapping);
             if patience == LOOK {
+                if !std::mem::replace(&mut told, true) {
+                    let (pid, host) = name.map_or((0, String::new()), |name| (name.pid, name.host));
+                    tracing::warn!(path = %path.display(), pid, host, lock_wait = ?wait,
+                        "the arena is in use: waiting for its owner to close it");
+                }
                 continue;
             }
-            let name = read_owner(mapping);
             return Err(Error::Locked {
                 path: path.into(),
                 pid: name.as_ref().map_or(0, |owner| owner.pid),

@@ -57,6 +57,9 @@ impl From<Full> for Error {
             cause,
         } = full;
         let reason = match cause {
+            Cause::Space { capacity, .. } if requested > capacity => {
+                format!("the block is larger than all of its medium, {capacity} bytes")
+            }
             Cause::Space { free, capacity } => {
                 format!("{free} are free of {capacity}, the rest is pinned or reserved")
             }

@@ -16,7 +16,7 @@ use crate::Error;
 use crate::format::GRANULE;
 use schema::Kind;
 pub use value::read_yaml;
-use value::{Parsed, expand_home};
+use value::{Parsed, expand_home, medium};
 
 /// Fewest bytes of `slice_size`: below, handing a slice over costs more than moving it.
 const SLICE_MIN: u64 = 64 << 10;
@@ -363,21 +363,14 @@ impl Config {
                     }
                 }
             }
-            ("", "socket_mode") => {
-                let mode = u32::from_str_radix(&parsed.text, 8).ok();
-                let mode = mode.filter(|mode| mode & !0o777 == 0 && mode & 0o600 == 0o600);
-                self.socket_mode = mode.ok_or_else(|| {
-                    let allowed = "permission bits in octal, from \"0600\" to \"0777\"";
-                    Error::config(field, value, allowed)
-                })?;
-            }
+            ("", "socket_mode") => self.socket_mode = parsed.number as u32,
             ("cache", "capacity") => {
                 if parsed.number < GRANULE {
                     return Err(Error::config(field, value, "at least 4KiB"));
                 }
                 self.cache.capacity = Some(parsed.number);
             }
-            ("dax", "path") => self.dax.path = Some(expand_home(&parsed.text)),
+            ("dax", "path") => self.dax.path = Some(medium(&parsed.text)),
             ("dax", "capacity") => self.dax.capacity = Some(parsed.number),
             ("dax", "records") => {
                 self.dax.records = Some(parsed.count(&field, u64::from(u32::MAX) - 1)?);
@@ -579,9 +572,9 @@ mod tests {
                 Kind::Text => json!(match option.name {
                     "pipeline" => "Cache|Dax",
                     "instance" => "x-1",
-                    "socket_mode" => "0660",
                     _ => "/x",
                 }),
+                Kind::Mode => json!("0660"),
                 Kind::Choice(words) => json!(words[0]),
                 Kind::Devices => json!([{"path": "/x"}, {"path": "/y", "capacity": "1MiB"}]),
             };

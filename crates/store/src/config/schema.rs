@@ -15,6 +15,8 @@ pub enum Kind {
     Flag,
     /// A path or a name.
     Text,
+    /// Permission bits: a text of octal digits.
+    Mode,
     /// One of these words.
     Choice(&'static [&'static str]),
     /// Several media, each with its path and its capacity.
@@ -173,9 +175,9 @@ pub const OPTIONS: &[OptionSpec] = &[
     option(
         "",
         "socket_mode",
-        Kind::Text,
+        Kind::Mode,
         "0600",
-        "Who may attach: the socket's permission bits in octal, in quotes. `0660` lets the \
+        "Who may attach: the socket's permission bits in octal, in quotes in a file. `0660` lets the \
          group in, which can then read and write every block.",
     ),
     option(
@@ -251,9 +253,10 @@ pub fn reference() -> String {
     let mut page = String::from(
         "# Configuration\n\nGenerated from `crates/store/src/config/schema.rs`, which also \
          validates; `cargo run -p kvdepot-dev -- generate` writes it.\n\nOne schema for a YAML \
-         file, a Python dictionary and the command line. Sizes take units (`512MiB`, `64GiB`, \
-         `1.5TB`), durations too (`500ms`, `10s`). A name that is not in these tables is an \
-         error, never ignored.\n\n```yaml\npipeline: Cache|Dax\noverload: wait\ncache:\n  \
+         file, a Python dictionary and the command line. Sizes take units, in \
+         either case: `64GiB`, `64Gi` and `64G` are 64 × 2³⁰ bytes, `64GB` is 64 × 10⁹; so it is \
+         with K, M and T. Durations take them too (`500ms`, `10s`). A name that is not in these \
+         tables is an error, never ignored.\n\n```yaml\npipeline: Cache|Dax\noverload: wait\ncache:\n  \
          capacity: 512MiB\ndax:\n  path: /dev/dax0.0\n  capacity: 64GiB\n```\n",
     );
     for section in [""].into_iter().chain(TIERS.iter().copied()) {
@@ -273,6 +276,7 @@ pub fn reference() -> String {
                 Kind::Count => "whole number from 1".to_owned(),
                 Kind::Flag => "true, false".to_owned(),
                 Kind::Text => "text".to_owned(),
+                Kind::Mode => "permission bits".to_owned(),
                 Kind::Choice(words) => words.join(", "),
                 Kind::Devices => "list".to_owned(),
             };

@@ -2,26 +2,30 @@
 
 use std::time::Duration;
 
-const UNITS: [(&str, u64); 14] = [
+const UNITS: [(&str, u64); 18] = [
     ("b", 1),
     ("k", 1 << 10),
     ("kb", 1000),
+    ("ki", 1 << 10),
     ("kib", 1 << 10),
     ("m", 1 << 20),
     ("mb", 1_000_000),
+    ("mi", 1 << 20),
     ("mib", 1 << 20),
     ("g", 1 << 30),
     ("gb", 1_000_000_000),
+    ("gi", 1 << 30),
     ("gib", 1 << 30),
     ("t", 1 << 40),
     ("tb", 1_000_000_000_000),
+    ("ti", 1 << 40),
     ("tib", 1 << 40),
     ("", 1),
 ];
 
 /// What [`size`] accepts, for messages.
-pub const SIZE_HELP: &str =
-    "a size above zero such as 512MiB, 64GiB, 1.5TB or a whole number of bytes";
+pub const SIZE_HELP: &str = "a size above zero such as 512MiB, 64GiB (also 64Gi, 64G), 1.5TB (of 1000s) or a whole number \
+     of bytes";
 /// What [`duration`] accepts, for messages.
 pub const DURATION_HELP: &str = "a duration such as 500ms, 10s, 2min or a number of seconds";
 
@@ -92,6 +96,10 @@ mod tests {
             ("64GiB", 64 << 30),
             ("64 gib", 64 << 30),
             ("64G", 64 << 30),
+            ("64Gi", 64 << 30),
+            ("1Ki", 1 << 10),
+            ("64M", 64 << 20),
+            ("64MB", 64_000_000),
             ("1.5GiB", 3 << 29),
             ("2TB", 2_000_000_000_000),
             ("1_000", 1000),

@@ -31,11 +31,21 @@ pub fn read_yaml(path: &Path) -> Result<Value, Error> {
     serde_json::to_value(read).map_err(|error| refused(error.to_string(), once))
 }
 
+/// What permission bits may be, for messages. As a number they would be read as a decimal one.
+const MODE_HELP: &str = "permission bits in octal and in quotes, from \"0600\" to \"0777\"";
+
 pub(super) fn expand_home(path: &str) -> PathBuf {
     match (path.strip_prefix("~/"), std::env::var_os("HOME")) {
         (Some(rest), Some(home)) => Path::new(&home).join(rest),
         _ => path.into(),
     }
+}
+
+/// The path of a medium, which is known by it wherever it is named: in listings, labels and notes.
+pub(super) fn medium(path: &str) -> PathBuf {
+    let path = expand_home(path);
+    // Without a working directory the opening says so.
+    std::path::absolute(&path).unwrap_or(path)
 }
 
 /// A value read as its kind asks; only the field of that kind is set.
@@ -76,6 +86,14 @@ impl Parsed {
                 Value::String(text) if !text.is_empty() => parsed.text.clone_from(text),
                 _ => return refuse("a text that is not empty"),
             },
+            Kind::Mode => {
+                let text = value.as_str().unwrap_or_default();
+                let bits = u64::from_str_radix(text, 8).ok();
+                match bits.filter(|bits| bits & !0o777 == 0 && bits & 0o600 == 0o600) {
+                    Some(bits) => parsed.number = bits,
+                    None => return refuse(MODE_HELP),
+                }
+            }
             Kind::Choice(words) => match words.iter().find(|word| **word == text) {
                 Some(word) => parsed.text = (*word).to_owned(),
                 None => return refuse(&format!("one of {}", words.join(", "))),

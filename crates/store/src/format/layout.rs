@@ -33,6 +33,24 @@ pub struct Layout {
     pub data: u64,
 }
 
+/// The fewest bytes of an arena with so many records.
+#[must_use]
+pub fn capacity_min(records: u64) -> u64 {
+    let table = TABLE.saturating_add(records.saturating_mul(record::LEN as u64));
+    let with = |align: u64| {
+        table
+            .div_ceil(align)
+            .saturating_mul(align)
+            .saturating_add(GRANULE)
+    };
+    let small = with(GRANULE).max(CAPACITY_MIN);
+    if small < HUGE_FROM {
+        small
+    } else {
+        with(HUGE_PAGE).max(HUGE_FROM)
+    }
+}
+
 impl Layout {
     /// The layout of an arena of `capacity` bytes with `records` table entries, or `None` when
     /// they leave no room for data.
@@ -82,5 +100,30 @@ impl Layout {
     #[must_use]
     pub fn record(&self, slot: u32) -> u64 {
         TABLE + u64::from(slot) * record::LEN as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_least_capacity_is_the_least_that_has_a_layout() {
+        for records in [
+            1,
+            64,
+            1500,
+            9000,
+            500_000,
+            523_700,
+            523_744,
+            523_776,
+            600_000,
+            1 << 31,
+        ] {
+            let least = capacity_min(records);
+            assert!(Layout::new(least, records).is_some(), "{records}");
+            assert_eq!(Layout::new(least - GRANULE, records), None, "{records}");
+        }
     }
 }

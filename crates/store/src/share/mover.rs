@@ -414,7 +414,10 @@ impl Mover {
         part: u32,
         store: bool,
     ) -> Result<MoveJob, Error> {
-        let pass = self.gate.enter()?;
+        let pass = self.gate.enter().map_err(|error| match error {
+            Error::Closed("") => Error::Closed("the mover is closed"),
+            other => other,
+        })?;
         let mut batch = self.copier.batch();
         let mut shifts: Vec<Shift> = Vec::new();
         let mut error = None;

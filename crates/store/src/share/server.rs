@@ -86,6 +86,7 @@ impl Server {
             return Ok(());
         };
         check_len(&path)?;
+        check_kind(&path)?;
         let in_runtime = runtime_of(&path).is_some();
         match path.parent() {
             _ if in_runtime => Ok(()),
@@ -221,9 +222,23 @@ fn check_len(path: &Path) -> Result<(), Error> {
     Ok(())
 }
 
+/// Refuses a path where something else than a socket lies, which is not removed.
+fn check_kind(path: &Path) -> Result<(), Error> {
+    use std::os::unix::fs::FileTypeExt;
+    match path.symlink_metadata() {
+        Ok(at) if !at.file_type().is_socket() => Err(Error::config(
+            "socket",
+            path.display(),
+            "a path where nothing lies, or a socket that nobody has any more",
+        )),
+        _ => Ok(()),
+    }
+}
+
 /// Binds, and removes what owners that were killed have left beside it.
 fn listen(path: &Path, mode: u32) -> Result<(UnixListener, Bound), Error> {
     check_len(path)?;
+    check_kind(path)?;
     if let Some(runtime) = runtime_of(path) {
         let swept = socket::sweep(runtime);
         if swept > 0 {

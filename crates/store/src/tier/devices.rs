@@ -33,6 +33,8 @@ impl Tier {
         uses: &Uses,
         announce: impl FnOnce(&Arena) -> Result<(), Error>,
     ) -> Result<Opening, Error> {
+        // As the configuration has them.
+        let path = &std::path::absolute(path).unwrap_or_else(|_| path.into());
         let mut partings = self.changing.lock();
         if let Some(arena) = self.at(path) {
             check_again(&arena, path, settings.capacity)?;

@@ -1,14 +1,14 @@
 //! Opening the tiers of a configuration.
 
 use std::panic::resume_unwind;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
 use super::{DAX, Tier};
 use crate::Error;
-use crate::arena::{Arena, Inode, Opening};
+use crate::arena::{Arena, Inode, Opening, Promised};
 use crate::config::{Config, DaxConfig, DeviceConfig};
 use crate::index::Uses;
 
@@ -35,12 +35,19 @@ impl Tier {
         }
         if config.dax.devices.is_empty() {
             let field = |option: &str| format!("dax.{option}");
-            return Arena::check(&config.arena_path()?, &config.dax, &field);
+            let path = config.arena_path()?;
+            return Arena::check(&path, &config.dax, &field, &mut Promised::default());
         }
         check_twins(config)?;
+        let mut promised = Promised::default();
         for (index, named) in config.dax.devices.iter().enumerate() {
             let field = |option: &str| field_of(index, option);
-            Arena::check(&named.path, &settings_of(config, named), &field)?;
+            Arena::check(
+                &named.path,
+                &settings_of(config, named),
+                &field,
+                &mut promised,
+            )?;
         }
         Ok(())
     }
@@ -139,17 +146,30 @@ fn field_of(index: usize, option: &str) -> String {
 /// Refuses a medium that is listed twice, whatever it is called.
 fn check_twins(config: &Config) -> Result<(), Error> {
     for (index, named) in config.dax.devices.iter().enumerate() {
-        let inode = Inode::of(&named.path);
+        let (inode, place) = (Inode::of(&named.path), place_of(&named.path));
         let before = config.dax.devices[..index].iter();
         let mut before = before.map(|device| device.path.as_path());
-        if let Some(twin) =
-            before.find(|path| *path == named.path || (inode.is_some() && Inode::of(path) == inode))
-        {
+        let is_twin =
+            |path: &&Path| place_of(path) == place || (inode.is_some() && Inode::of(path) == inode);
+        if let Some(twin) = before.find(is_twin) {
             let field = |option: &str| field_of(index, option);
             return Err(listed_twice(&field, &named.path, twin));
         }
     }
     Ok(())
+}
+
+/// A path by which a file that is still to be made is known, however its directory is named.
+fn place_of(path: &Path) -> PathBuf {
+    let parent = match path.parent() {
+        Some(parent) if parent.as_os_str().is_empty() => Path::new("."),
+        Some(parent) => parent,
+        None => path,
+    };
+    match (parent.canonicalize(), path.file_name()) {
+        (Ok(parent), Some(name)) => parent.join(name),
+        _ => path.into(),
+    }
 }
 
 fn listed_twice(field: &impl Fn(&str) -> String, path: &Path, twin: &Path) -> Error {
