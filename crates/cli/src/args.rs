@@ -42,10 +42,11 @@ pub(crate) enum Command {
     Verify(Verify),
     /// Removes blocks, an arena, or everything that kvdepot made.
     ///
-    /// Refuses an arena that a process owns, and names that process. With --namespace or --key
-    /// blocks are removed and the arena stays; else the arena goes: a file is deleted, a DAX device
-    /// is no arena any more. Without PATH or --instance only blocks, of the default arena, are
-    /// removed. Where a process has the depot open, `unix:SOCKET`, blocks go through it.
+    /// With --namespace or --key blocks are removed and the arena stays; else the arena goes, once
+    /// you have said yes: a file is deleted, a DAX device is no arena any more. Without PATH or
+    /// --instance only blocks, of the default arena, are removed. An arena that a process owns is
+    /// kept, and the process named; blocks of it, or of `unix:SOCKET`, are removed by that process,
+    /// where it has a socket.
     Rm(Rm),
     /// Serves a depot to the processes of this host, until Ctrl-C, SIGTERM or SIGHUP.
     ///
@@ -382,8 +383,8 @@ pub(crate) struct Ls {
     /// At most so many lines.
     #[arg(long, value_name = "COUNT")]
     pub(crate) limit: Option<usize>,
-    /// Only blocks that were stored before the one with this sequence: where a list that --limit
-    /// has cut goes on.
+    /// Of an arena only: blocks that were stored before the one with this sequence, where a list
+    /// that --limit has cut goes on.
     #[arg(long, value_name = "SEQUENCE")]
     pub(crate) before: Option<u64>,
 }
@@ -429,11 +430,11 @@ pub(crate) struct Rm {
     /// be given several times.
     #[arg(long = "key", value_name = "KEY", value_parser = key)]
     pub(crate) keys: Vec<Key>,
-    /// Default arenas, sockets, and what benchmarks left behind. Asks first.
+    /// Default arenas, sockets, and what benchmarks left behind.
     #[arg(long, conflicts_with_all = ["path", "instance", "namespace", "keys"])]
     pub(crate) all: bool,
-    /// Do not ask.
-    #[arg(long, requires = "all")]
+    /// Do not ask; without it nothing but blocks is removed where no terminal is to ask on.
+    #[arg(long)]
     pub(crate) yes: bool,
 }
 

@@ -22,7 +22,12 @@ pub(crate) enum Error {
         path: PathBuf,
         /// Whether that is the default.
         default: bool,
+        /// The instance whose default it would be.
+        instance: Option<String>,
     },
+    /// Nothing is where an arena was to be removed.
+    #[error("{}: there is no arena, and nothing was removed", .0.display())]
+    Absent(PathBuf),
     /// A socket has its listener.
     #[error("{path}: a process listens there", path = path.display())]
     InUse {
@@ -40,7 +45,7 @@ pub(crate) enum Error {
         host: String,
     },
     /// An option's value is impossible.
-    #[error("{field}: {value} is not allowed: {allowed}")]
+    #[error("{field}: {value} is not allowed; allowed: {allowed}")]
     Usage {
         /// The option.
         field: &'static str,
@@ -52,8 +57,8 @@ pub(crate) enum Error {
     /// `rm` was not told what to remove.
     #[error("PATH is missing: the arena to remove, or --namespace, --key, --all")]
     Nameless,
-    /// `rm --all` asked, and nobody said yes.
-    #[error("nothing was removed: --all asks first, and nobody has said \"y\"")]
+    /// `rm` asked, and nobody said yes.
+    #[error("nothing was removed: rm asks on a terminal first, and nobody has said \"y\"")]
     Unconfirmed,
     /// A file operation failed.
     #[error("{path}: {source}", path = path.display())]
@@ -86,6 +91,12 @@ impl Error {
     /// What to do about it, where there is more to say than the error does.
     pub(crate) fn hint(&self) -> Option<String> {
         match self {
+            Error::NoArena {
+                instance: Some(instance),
+                ..
+            } => Some(format!(
+                "the first engine or service with instance: {instance} makes it"
+            )),
             Error::NoArena { default: true, .. } => Some(
                 "the first engine that starts with kvdepot makes the default arena; name the \
                  PATH of another, or --instance"
@@ -98,6 +109,13 @@ impl Error {
             Error::Owned { pid, host, .. }
             | Error::Store(kvdepot_store::Error::Locked { pid, host, .. }) => Some(format!(
                 "end process {pid} on {host} first; ls, stat and verify work beside it"
+            )),
+            Error::Store(kvdepot_store::Error::Media(kvdepot_media::Error::WrongKind {
+                path,
+                found: "a socket",
+            })) => Some(format!(
+                "unix:{} asks the process that listens there",
+                path.display()
             )),
             Error::Host(kvdepot_media::host::Error::NotPrivate { path, .. }) => Some(format!(
                 "kvdepot keeps its files in directories of mode 700: {}",

@@ -45,13 +45,14 @@ const SCRATCH: &str = "kvdepot-bench-";
 pub(crate) fn find() -> Result<Vec<Found>, Error> {
     let mut found = Vec::new();
     let mut add = |kind, path| found.push(Found { kind, path });
+    for path in default_arenas()? {
+        add(Kind::Arena, path);
+    }
     for path in entries(&dirs::cache_dir()?) {
         let name = name_of(&path);
         let hidden = name.strip_prefix('.');
         let unfinished = hidden.and_then(|name| name.strip_suffix(kvdepot_store::UNFINISHED));
-        if is_default(&name) {
-            add(Kind::Arena, path);
-        } else if unfinished.is_some_and(is_default) {
+        if unfinished.is_some_and(is_default) {
             add(Kind::Unfinished, path);
         }
     }
@@ -67,6 +68,13 @@ pub(crate) fn find() -> Result<Vec<Found>, Error> {
             }
         }
     }
+    Ok(found)
+}
+
+/// The default arenas of all instances.
+pub(crate) fn default_arenas() -> Result<Vec<PathBuf>, Error> {
+    let mut found = entries(&dirs::cache_dir()?);
+    found.retain(|path| is_default(&name_of(path)));
     Ok(found)
 }
 

@@ -181,6 +181,12 @@ pub(crate) fn count(number: u64) -> String {
     text
 }
 
+/// A count of things, with the noun in its number: `1 block`, `2,000 blocks`.
+pub(crate) fn some(number: u64, noun: &str) -> String {
+    let plural = if number == 1 { "" } else { "s" };
+    format!("{} {noun}{plural}", count(number))
+}
+
 /// A share in per cent.
 pub(crate) fn percent(part: u64, whole: u64) -> String {
     if whole == 0 {
@@ -236,6 +242,10 @@ mod tests {
         assert_eq!(count(0), "0");
         assert_eq!(count(999), "999");
         assert_eq!(count(1_048_576), "1,048,576");
+        assert_eq!(
+            [0, 1, 2000].map(|n| some(n, "block")),
+            ["0 blocks", "1 block", "2,000 blocks"]
+        );
     }
 
     #[test]

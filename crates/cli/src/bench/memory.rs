@@ -85,7 +85,7 @@ impl Plan {
         }
     }
 
-    fn check(&self) -> Result<(), Error> {
+    fn check(&self, args: &Memory) -> Result<(), Error> {
         let refuse = |field, value: u64, allowed: &str| {
             Err(Error::Usage {
                 field,
@@ -97,6 +97,11 @@ impl Plan {
             return refuse("--block", *block as u64, "a multiple of 4096");
         }
         if let Some(block) = self.blocks.iter().find(|block| **block > self.batch) {
+            // Whichever was given is the one to change.
+            if args.blocks.is_empty() && args.size.is_some() {
+                let allowed = "at least 8MiB without --block: twice the largest";
+                return refuse("--size", self.size as u64, allowed);
+            }
             return refuse(
                 "--block",
                 *block as u64,
@@ -121,7 +126,7 @@ pub(super) fn cases(args: &Memory) -> usize {
 
 pub(super) fn run(args: &Memory, report: &mut Report<'_>) -> Result<(), Error> {
     let plan = Plan::new(args);
-    plan.check()?;
+    plan.check(args)?;
     let dir = args.dir.as_deref().unwrap_or_else(|| Path::new("/dev/shm"));
     // What the plain copies put into is there twice, and so is the caller's memory.
     check_room(dir, plan.size, plan.size + 2 * plan.region)?;

@@ -1,16 +1,19 @@
 //! `kvdepot doctor`: what this machine offers, and what is amiss.
 
+use std::collections::BTreeSet;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use kvdepot_media::host::{dirs, limits, socket};
 use kvdepot_media::{Copier, CopierConfig, Mapping};
-use kvdepot_store::Config;
 use kvdepot_store::inspect::Inspection;
+use kvdepot_store::{Config, Depot};
 use serde::Serialize;
 
-use super::stat::Summary;
+use super::served;
+use super::stat::{Summary, orphans_of};
 use crate::error::Error;
+use crate::leftovers;
 use crate::output::{Output, Table, bytes, count};
 
 /// One line of the report.
@@ -55,11 +58,14 @@ pub(crate) fn run(output: &mut Output) -> Result<i32, Error> {
     checks.extend(disk_and_arena()?);
     checks.push(runtime());
     checks.extend(sockets());
+    checks.extend(orphans());
+    let amiss = checks.iter().any(|check| check.status != "ok");
+    let status = if amiss { crate::PROBLEMS } else { crate::OK };
     if output.is_json() {
         for check in &checks {
             output.object(check)?;
         }
-        return Ok(crate::OK);
+        return Ok(status);
     }
     let mut table = Table::new(&["status", "check", "value"]);
     for check in checks {
@@ -70,7 +76,7 @@ pub(crate) fn run(output: &mut Output) -> Result<i32, Error> {
         }
     }
     output.table(&table)?;
-    Ok(crate::OK)
+    Ok(status)
 }
 
 fn kernels() -> Result<Check, Error> {
@@ -259,13 +265,7 @@ fn disk_and_arena() -> Result<Vec<Check>, Error> {
                 "{blocks} blocks, {live} of {of}, owner: {}",
                 summary.owner()
             );
-            if let Some(orphans) = summary.orphans() {
-                let hint = format!(
-                    "processes of an earlier owner may still write, and nothing is stored before \
-                     they end: {orphans}"
-                );
-                Check::warn("default arena", value, hint)
-            } else if summary.damaged_records > 0 || !summary.damaged_superblocks.is_empty() {
+            if summary.damaged_records > 0 || !summary.damaged_superblocks.is_empty() {
                 let hint = format!("damaged records or superblocks: kvdepot verify {shown}");
                 Check::warn("default arena", value, hint)
             } else {
@@ -303,6 +303,31 @@ fn sockets() -> Option<Check> {
     };
     let hint = "kvdepot rm --all removes them, and so does the next depot that opens";
     Some(Check::warn("sockets", value, hint))
+}
+
+/// Who keeps the owner of an arena from storing anything: of the default arenas, and of those that
+/// live depots of this user have open.
+fn orphans() -> Vec<Check> {
+    // Where there are none to be found, another line says why.
+    let mut paths: BTreeSet<PathBuf> = leftovers::default_arenas().into_iter().flatten().collect();
+    for socket in served::sockets().unwrap_or_default() {
+        if let Ok(depot) = Depot::connect_within(&socket, Some(1), Some(served::PATIENCE)) {
+            let devices = depot.devices().unwrap_or_default();
+            paths.extend(devices.into_iter().map(|device| device.path));
+            depot.close();
+        }
+    }
+    let check = |path: PathBuf| {
+        let names = orphans_of(&Inspection::open(&path).ok()?);
+        let names: Vec<String> = names.iter().map(ToString::to_string).collect();
+        let hint = format!(
+            "processes of an earlier owner may still write, and nothing is stored before they \
+             end: {}",
+            names.join(", ")
+        );
+        (!names.is_empty()).then(|| Check::warn("orphans", path.display().to_string(), hint))
+    };
+    paths.into_iter().filter_map(check).collect()
 }
 
 #[cfg(test)]

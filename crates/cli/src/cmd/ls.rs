@@ -5,10 +5,10 @@ use std::collections::HashMap;
 use kvdepot_store::NamespaceId;
 use kvdepot_store::inspect::Listed;
 
-use super::{Block, Listing, matches, served};
+use super::{Block, Listing, cut, matches, served};
 use crate::args::Ls;
 use crate::error::Error;
-use crate::output::{Output, Table, note, utc};
+use crate::output::{Output, Table, note, some, utc};
 
 pub(crate) fn run(args: &Ls, output: &mut Output) -> Result<i32, Error> {
     if let Some(socket) = args.arena.socket() {
@@ -26,7 +26,11 @@ pub(crate) fn run(args: &Ls, output: &mut Output) -> Result<i32, Error> {
     blocks.reverse();
     let limit = args.limit.unwrap_or(usize::MAX);
     if !args.blocks {
-        Listing::print(&namespaces(&blocks, descriptions, limit), output)?;
+        let mut found = namespaces(&blocks, descriptions);
+        let of = found.len() as u64;
+        found.truncate(limit);
+        Listing::print(&found, output)?;
+        cut(limit, of, "namespace", output)?;
     } else if output.is_json() {
         for block in blocks.iter().take(limit) {
             output.object(&Block::from(block))?;
@@ -36,18 +40,16 @@ pub(crate) fn run(args: &Ls, output: &mut Output) -> Result<i32, Error> {
     }
     let is_cut = blocks.len() > limit && args.blocks;
     if let Some(last) = limit.checked_sub(1).filter(|_| is_cut) {
-        let (more, at) = (blocks.len() - limit, blocks[last].record.sequence);
-        output.flush()?;
-        note(&format!(
-            "{more} more blocks\nhint: --before {at} lists them"
-        ));
+        cut(limit, blocks.len() as u64, "block", output)?;
+        let at = blocks[last].record.sequence;
+        note(&format!("hint: --before {at} lists them"));
     }
     if !damaged.is_empty() {
         let path = inspection.path().display();
         output.flush()?;
         note(&format!(
-            "{} damaged records count as empty\nhint: kvdepot verify {path} names them",
-            damaged.len()
+            "{}: as if empty\nhint: kvdepot verify {path} names what is damaged",
+            some(damaged.len() as u64, "damaged record")
         ));
     }
     Ok(crate::OK)
@@ -92,11 +94,7 @@ struct Sum {
 }
 
 /// The namespaces of these blocks, the largest first.
-fn namespaces(
-    blocks: &[Listed],
-    mut descriptions: HashMap<NamespaceId, String>,
-    limit: usize,
-) -> Vec<Listing> {
+fn namespaces(blocks: &[Listed], mut descriptions: HashMap<NamespaceId, String>) -> Vec<Listing> {
     let mut sums: HashMap<NamespaceId, Sum> = HashMap::new();
     for block in blocks {
         let sum = sums.entry(block.record.identity.namespace).or_default();
@@ -113,5 +111,5 @@ fn namespaces(
         newest: Some(sum.newest.into()),
         description: descriptions.remove(&id),
     };
-    sums.into_iter().take(limit).map(listing).collect()
+    sums.into_iter().map(listing).collect()
 }

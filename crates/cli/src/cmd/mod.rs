@@ -15,7 +15,7 @@ use kvdepot_store::{Config, NamespaceId};
 
 use crate::args::ArenaArgs;
 use crate::error::Error;
-use crate::output::{Output, Table, bytes, count, utc};
+use crate::output::{Output, Table, bytes, count, note, some, utc};
 
 /// One live block, with the fields of the format document's reader, and its slot.
 #[derive(Serialize)]
@@ -97,6 +97,16 @@ pub(crate) fn one_line(text: &str) -> String {
     line
 }
 
+/// Says where --limit has cut a list.
+pub(crate) fn cut(limit: usize, of: u64, noun: &str, output: &mut Output) -> Result<(), Error> {
+    if of > limit as u64 {
+        output.flush()?;
+        let (limit, of) = (count(limit as u64), some(of, noun));
+        note(&format!("{limit} of {of}: --limit leaves out the others"));
+    }
+    Ok(())
+}
+
 /// Refuses digits that name no namespace, or several.
 pub(crate) fn only(
     found: &[NamespaceId],
@@ -155,8 +165,11 @@ impl ArenaArgs {
         match Inspection::open(&path) {
             Ok(inspection) => Ok(inspection),
             Err(kvdepot_store::Error::Media(error)) if error.is_not_found() => {
-                let default = self.path.is_none();
-                Err(Error::NoArena { path, default })
+                Err(Error::NoArena {
+                    path,
+                    default: self.path.is_none(),
+                    instance: self.instance.clone(),
+                })
             }
             Err(error) => Err(error.into()),
         }

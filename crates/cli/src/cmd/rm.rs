@@ -12,7 +12,7 @@ use super::{matches, only, served};
 use crate::args::Rm;
 use crate::error::Error;
 use crate::leftovers;
-use crate::output::{Output, bytes, count, note};
+use crate::output::{Output, bytes, note, some};
 
 /// What was removed, or why it was not.
 #[derive(Serialize)]
@@ -43,8 +43,10 @@ pub(crate) fn run(args: &Rm, output: &mut Output) -> Result<i32, Error> {
     }
     let path = args.arena.path()?;
     if !path.exists() {
-        let default = args.arena.path.is_none();
-        return Err(Error::NoArena { path, default });
+        return Err(Error::Absent(path));
+    }
+    if !args.yes && !confirmed(&format!("remove the arena {}?", path.display()))? {
+        return Err(Error::Unconfirmed);
     }
     let bytes = kvdepot_store::erase(&path).map_err(owned)?;
     report(removed("arena", &path, bytes), output)?;
@@ -76,11 +78,14 @@ fn report(item: Removed, output: &mut Output) -> Result<(), Error> {
     if output.is_json() {
         return output.object(&item);
     }
-    let path = item.path.display();
+    let path = item.path.display().to_string();
     let bytes = bytes(item.bytes);
     output.line(&match (item.blocks, item.reason) {
-        (_, Some(reason)) => format!("kept {} {path}: {reason}", item.kind),
-        (Some(blocks), None) => format!("removed {} blocks, {bytes}, of {path}", count(blocks)),
+        (_, Some(reason)) => match reason.strip_prefix(&path) {
+            Some(rest) => format!("kept {} {path}{rest}", item.kind),
+            None => format!("kept {} {path}: {reason}", item.kind),
+        },
+        (Some(blocks), None) => format!("removed {}, {bytes}, of {path}", some(blocks, "block")),
         (None, None) => format!("removed {} {path}, {bytes}", item.kind),
     })
 }
@@ -182,7 +187,7 @@ fn remove_all(yes: bool, output: &mut Output) -> Result<i32, Error> {
         for item in &found {
             note(&format!("{} {}", item.kind.name(), item.path.display()));
         }
-        if !confirmed()? {
+        if !confirmed("remove all of it?")? {
             return Err(Error::Unconfirmed);
         }
     }
@@ -206,12 +211,13 @@ fn remove_all(yes: bool, output: &mut Output) -> Result<i32, Error> {
     Ok(status)
 }
 
-fn confirmed() -> Result<bool, Error> {
+/// Whether a person says yes; no where there is none.
+fn confirmed(question: &str) -> Result<bool, Error> {
     if !std::io::stdin().is_terminal() {
         return Ok(false);
     }
     let mut stderr = std::io::stderr().lock();
-    write!(stderr, "remove all of it? [y/N] ")?;
+    write!(stderr, "{question} [y/N] ")?;
     stderr.flush()?;
     let mut answer = String::new();
     std::io::stdin().read_line(&mut answer)?;

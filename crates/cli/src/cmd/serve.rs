@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use kvdepot_media::host::dirs;
 use kvdepot_store::config::read_yaml;
+use kvdepot_store::config::schema::{self, Kind};
 use kvdepot_store::{Config, Depot};
 use serde_json::{Map, Value, json};
 
@@ -75,7 +76,7 @@ fn config(args: &Serve) -> Result<Config, Error> {
                 "NAME=VALUE, such as cache.capacity=8GiB",
             ));
         };
-        set(&mut all, name, read(value));
+        set(&mut all, name, read(name, value));
     }
     if let Some(pipeline) = &args.pipeline {
         set(&mut all, "pipeline", pipeline.clone().into());
@@ -115,13 +116,14 @@ fn text(path: &Path) -> String {
     path.to_string_lossy().into_owned()
 }
 
-/// Numbers and flags as such, all else as text: the schema says what an option takes.
-fn read(value: &str) -> Value {
-    match value {
-        "true" => true.into(),
-        "false" => false.into(),
-        // Permission bits begin with a zero and are text.
-        _ if value.len() > 1 && value.starts_with('0') => value.into(),
+/// Numbers and flags as such, all else as text, and all where the schema asks for one.
+fn read(name: &str, value: &str) -> Value {
+    let (section, option) = name.split_once('.').unwrap_or(("", name));
+    let kind = schema::find(section, option).map(|spec| spec.kind);
+    match (kind, value) {
+        (Some(Kind::Text | Kind::Mode), _) => value.into(),
+        (_, "true") => true.into(),
+        (_, "false") => false.into(),
         _ => value
             .parse::<u64>()
             .map_or_else(|_| value.into(), Value::from),

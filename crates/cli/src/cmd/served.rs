@@ -1,21 +1,22 @@
 //! What the commands ask of a depot that a process has open, at its socket.
 
+use std::collections::HashSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use kvdepot_media::host::{dirs, socket};
-use kvdepot_store::{Depot, Key, NamespaceId, NamespaceUsage};
+use kvdepot_store::{Depot, Key, NamespaceId, NamespaceUsage, Pin};
 use serde::Serialize;
 use serde_json::json;
 
-use super::{Listing, matches, one_line, only};
+use super::{Listing, cut, matches, one_line, only};
 use crate::args::{Ls, Rm, Stat};
 use crate::error::Error;
 use crate::output::{Output, Table, bytes, count, note, percent};
 
 /// How long one depot among many may take to answer: one that is stopped is named as such.
-const PATIENCE: Duration = Duration::from_secs(2);
+pub(super) const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Blocks of a page.
 const PAGE: usize = 4096;
@@ -95,7 +96,7 @@ pub(crate) fn live(output: &mut Output) -> Result<i32, Error> {
 }
 
 /// Sockets where somebody listens: all of the runtime directory, and others by their name.
-fn sockets() -> Result<Vec<PathBuf>, Error> {
+pub(super) fn sockets() -> Result<Vec<PathBuf>, Error> {
     let runtime = dirs::runtime_dir()?;
     let here = fs::read_dir(&runtime).into_iter().flatten().flatten();
     let mut found: Vec<PathBuf> = here.map(|entry| entry.path()).collect();
@@ -142,8 +143,12 @@ pub(crate) fn ls(args: &Ls, socket: &Path, output: &mut Output) -> Result<i32, E
     found.retain(|one| matches(one.id, args.namespace.as_deref()));
     found.sort_unstable_by(|a, b| b.bytes.cmp(&a.bytes).then(a.id.cmp(&b.id)));
     let limit = args.limit.unwrap_or(usize::MAX);
+    let (blocks_of, namespaces) = (found.iter().map(|one| one.blocks).sum::<u64>(), found.len());
     if args.blocks {
-        blocks(&depot, &found, limit, output)?;
+        let listed = blocks(&depot, &found, limit, output)?;
+        if listed == limit {
+            cut(limit, blocks_of, "block", output)?;
+        }
     } else {
         let rows = found.into_iter().take(limit).map(|one| Listing {
             namespace: one.id.to_string(),
@@ -153,25 +158,31 @@ pub(crate) fn ls(args: &Ls, socket: &Path, output: &mut Output) -> Result<i32, E
             description: one.description,
         });
         Listing::print(&rows.collect::<Vec<_>>(), output)?;
+        cut(limit, namespaces as u64, "namespace", output)?;
     }
     depot.close();
     Ok(crate::OK)
 }
 
+/// The blocks of these namespaces, each once, up to a limit; how many there were.
 fn blocks(
     depot: &Depot,
     namespaces: &[NamespaceUsage],
     limit: usize,
     output: &mut Output,
-) -> Result<(), Error> {
+) -> Result<usize, Error> {
     let mut table = Table::new(&["namespace", "key", ">length"]);
-    let mut left = limit;
+    let mut listed = 0;
     for one in namespaces {
         let namespace = depot.namespace_by_id(one.id);
         let mut from = None;
-        while left > 0 {
-            let page = namespace.blocks_page(from, PAGE)?;
-            for (key, length) in page.blocks.iter().take(left) {
+        // A page has a block for each tier that it is in.
+        let mut seen = HashSet::new();
+        while listed < limit {
+            let mut page = namespace.blocks_page(from, PAGE)?;
+            page.blocks.retain(|(key, _)| seen.insert(*key));
+            page.blocks.truncate(limit - listed);
+            for (key, length) in &page.blocks {
                 let (id, key) = (one.id.to_string(), key.to_string());
                 if output.is_json() {
                     let (namespace, length) = (id, *length);
@@ -184,18 +195,17 @@ fn blocks(
                     table.row([id, key, length.to_string()]);
                 }
             }
-            left -= page.blocks.len().min(left);
+            listed += page.blocks.len();
             from = page.next;
             if from.is_none() {
                 break;
             }
         }
     }
-    if output.is_json() {
-        Ok(())
-    } else {
-        output.table(&table)
+    if !output.is_json() {
+        output.table(&table)?;
     }
+    Ok(listed)
 }
 
 /// `stat unix:SOCKET`.
@@ -273,14 +283,19 @@ pub(crate) fn rm(args: &Rm, socket: &Path) -> Result<Cleared, Error> {
     for one in &found {
         let namespace = depot.namespace_by_id(one.id);
         if args.keys.is_empty() {
+            // In all tiers, each once.
+            let lengths = namespace.blocks()?.into_iter().map(|(_, length)| length);
+            cleared.bytes += lengths.sum::<u64>();
             cleared.blocks += namespace.clear()? as u64;
-            cleared.bytes += one.bytes;
             continue;
         }
         let there = namespace.contains(&args.keys)?;
         let keys = args.keys.iter().zip(there).filter(|(_, there)| *there);
         let keys: Vec<Key> = keys.map(|(key, _)| *key).collect();
         absent.retain(|key| !keys.contains(key));
+        let pins: Vec<Pin> = namespace.pin(&keys, false)?.into_iter().flatten().collect();
+        cleared.bytes += pins.iter().map(Pin::bytes).sum::<u64>();
+        namespace.unpin(&pins, false);
         cleared.blocks += namespace.remove(&keys)? as u64;
     }
     cleared.missing = !absent.is_empty();

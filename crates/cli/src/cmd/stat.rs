@@ -57,6 +57,16 @@ impl std::fmt::Display for Orphan {
     }
 }
 
+pub(crate) fn orphans_of(inspection: &Inspection) -> Vec<Orphan> {
+    let each = inspection.orphans().into_iter();
+    each.map(|holder| Orphan {
+        pid: holder.pid,
+        name: holder.name,
+        stopped: holder.stopped,
+    })
+    .collect()
+}
+
 /// Who opened it last.
 #[derive(Serialize)]
 struct Named {
@@ -111,15 +121,7 @@ impl Summary {
             namespaces: namespaces.len(),
             owner: owner.map(Named::from),
             owned,
-            orphans: inspection
-                .orphans()
-                .into_iter()
-                .map(|holder| Orphan {
-                    pid: holder.pid,
-                    name: holder.name,
-                    stopped: holder.stopped,
-                })
-                .collect(),
+            orphans: orphans_of(inspection),
             generation: superblock.generation,
             created: superblock.created,
             created_by: superblock.created_by.clone(),

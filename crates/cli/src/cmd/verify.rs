@@ -11,7 +11,7 @@ use super::stat::dead_superblock;
 use crate::args::Verify;
 use crate::error::Error;
 use crate::interrupt::Interrupt;
-use crate::output::{Output, Progress, bytes, count, note, span};
+use crate::output::{Output, Progress, bytes, count, note, some, span};
 
 /// A bad block, and what is wrong with it.
 #[derive(Serialize)]
@@ -37,6 +37,8 @@ struct Totals {
     damaged_records: Vec<u32>,
     /// Offsets of superblocks that do not verify, beside the one in force.
     damaged_superblocks: Vec<u64>,
+    /// Bytes that the arena has lost at its end: blocks there are bad.
+    truncated_bytes: u64,
     /// False when it was interrupted.
     complete: bool,
     seconds: f64,
@@ -71,6 +73,10 @@ pub(crate) fn run(args: &Verify, output: &mut Output) -> Result<i32, Error> {
         bytes: read,
         damaged_records: verified.damaged_records.clone(),
         damaged_superblocks: inspection.damaged_superblocks()?,
+        truncated_bytes: inspection
+            .superblock()
+            .capacity
+            .saturating_sub(inspection.medium_bytes()),
         complete: checked == verified.blocks,
         seconds: started.elapsed().as_secs_f64(),
     };
@@ -89,17 +95,22 @@ pub(crate) fn run(args: &Verify, output: &mut Output) -> Result<i32, Error> {
     if !totals.complete {
         output.flush()?;
         note(&format!(
-            "interrupted: {} of {} blocks were checked",
+            "interrupted: {} of {} checked",
             count(checked),
-            count(totals.blocks)
+            some(totals.blocks, "block")
         ));
         return Ok(crate::FAILED);
     }
     if totals.bad > 0 && !output.is_json() {
         output.flush()?;
-        note("hint: bad blocks are misses; kvdepot rm --key KEY removes one from the index");
+        let path = inspection.path().display();
+        note(&format!(
+            "hint: bad blocks are misses; kvdepot rm {path} --namespace DIGEST --key KEY removes \
+             one from the index"
+        ));
     }
     let fine = totals.bad == 0
+        && totals.truncated_bytes == 0
         && totals.damaged_records.is_empty()
         && totals.damaged_superblocks.is_empty();
     Ok(if fine { crate::OK } else { crate::PROBLEMS })
@@ -134,14 +145,20 @@ fn print(
     for at in &totals.damaged_superblocks {
         output.line(&format!("damaged superblock: {}", dead_superblock(*at)))?;
     }
+    if totals.truncated_bytes > 0 {
+        let lost = bytes(totals.truncated_bytes);
+        output.line(&format!(
+            "truncated: {lost} are gone from its end, and the blocks there with them"
+        ))?;
+    }
     let mut line = format!(
-        "{} blocks checked, {} in {}: {} sound, {} bad, {} damaged records",
-        count(totals.checked),
+        "{} checked, {} in {}: {} sound, {} bad, {}",
+        some(totals.checked, "block"),
         bytes(totals.bytes),
         span(started.elapsed()),
         count(totals.sound),
         count(totals.bad),
-        count(totals.damaged_records.len() as u64),
+        some(totals.damaged_records.len() as u64, "damaged record"),
     );
     if totals.changed > 0 {
         line += &format!(", {} changed meanwhile", count(totals.changed));

@@ -107,6 +107,7 @@ fn bench_memory_refuses_what_cannot_be_measured() {
         (&["--block", "1GiB"], "at most --batch"),
         (&["--block", "lots"], "a size above zero"),
         (&["--size", "100TiB"], "--size: 100 TiB"),
+        (&["--size", "1KiB"], "--size: 1024"),
         (&["--tier", "Tape"], "Dax, Cache"),
         (&["--threads", "0"], "--threads"),
     ] {

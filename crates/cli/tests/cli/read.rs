@@ -87,6 +87,16 @@ fn ls_filters_and_limits() {
     assert!(ran.stdout.contains("OFFSET+LENGTH"));
     let ran = home.run(&["ls", path, "--limit", "1"]);
     assert_eq!(ran.stdout.lines().count(), 2, "{}", ran.stdout);
+    assert_eq!(
+        ran.stderr,
+        "1 of 2 namespaces: --limit leaves out the others\n"
+    );
+    let ran = home.run(&["ls", path, "--blocks", "--limit", "6"]);
+    let (says, hint) = ran.stderr.split_once('\n').unwrap();
+    assert_eq!(says, "6 of 7 blocks: --limit leaves out the others");
+    let before = hint.split(' ').nth(2).unwrap();
+    let (_, rest) = home.json(&["ls", path, "--blocks", "--before", before]);
+    assert_eq!(rest.len(), 1, "{hint}");
     let ran = home.run(&["ls", path, "--namespace", "xyz"]);
     assert_eq!(ran.status, 2);
     assert!(ran.stderr.contains("hexadecimal"), "{}", ran.stderr);
@@ -107,6 +117,8 @@ fn without_a_path_the_default_arena_is_read() {
         "{}",
         ran.stderr
     );
+    let ran = home.run(&["ls", "--instance", "dp1"]);
+    assert!(ran.stderr.contains("with instance: dp1"), "{}", ran.stderr);
     arena(&home.default_arena());
     assert_eq!(home.json(&["ls", "--blocks"]).1.len(), 7);
     arena(&home.path("cache/kvdepot/arena-dp1.kvd"));
@@ -228,14 +240,24 @@ fn verify_names_bad_blocks_and_damaged_records() {
         "{}",
         ran.stdout
     );
-    assert!(ran.stderr.contains("hint:"), "{}", ran.stderr);
+    // The hint does what it says.
+    let hint = ran.stderr.split("kvdepot ").nth(1).unwrap();
+    let hint = hint.split(" removes").next().unwrap();
+    let line = hint.replace("KEY", bad["key"].as_str().unwrap());
+    let line = line.replace("DIGEST", bad["namespace"].as_str().unwrap());
+    let words: Vec<&str> = line.split(' ').collect();
+    let removed = home.run(&words);
+    assert_eq!(removed.status, 0, "{line}: {}", removed.stderr);
+    let (status, rows) = home.json(&["verify", text]);
+    assert_eq!((status, rows[0]["blocks"].as_u64()), (0, Some(6)));
+    let (_, blocks) = home.json(&["ls", text, "--blocks"]);
 
     let slot = blocks[0]["slot"].as_u64().unwrap();
     flip(&path, (64 << 10) + 128 * slot + 40);
     let (status, rows) = home.json(&["verify", text]);
     assert_eq!(status, 1);
-    assert_eq!(rows[1]["damaged_records"][0], slot);
-    assert_eq!(rows[1]["blocks"], 6);
+    assert_eq!(rows[0]["damaged_records"][0], slot);
+    assert_eq!(rows[0]["blocks"], 5);
     let ran = home.run(&["verify", text]);
     assert!(
         ran.stdout
@@ -314,8 +336,11 @@ fn a_truncated_arena_is_verified_as_far_as_it_goes() {
         (totals["blocks"].as_u64(), totals["bad"].as_u64()),
         (Some(7), Some(1))
     );
-    let ran = home.run(&["stat", text]);
-    assert!(ran.stdout.contains("truncated"), "{}", ran.stdout);
+    assert_eq!(totals["truncated_bytes"].as_u64(), Some((1 << 20) - last));
+    for command in ["stat", "verify"] {
+        let ran = home.run(&[command, text]);
+        assert!(ran.stdout.contains("truncated"), "{}", ran.stdout);
+    }
 }
 
 #[test]

@@ -7,7 +7,12 @@ fn rm_path_deletes_the_arena() {
     let home = Home::new();
     let path = home.path("arena");
     arena(&path);
+    // Nobody is there to be asked.
     let ran = home.run(&["rm", path.to_str().unwrap()]);
+    assert_eq!((ran.status, ran.stdout.as_str()), (2, ""));
+    assert!(ran.stderr.contains("hint: --yes"), "{}", ran.stderr);
+    assert!(path.exists());
+    let ran = home.run(&["rm", path.to_str().unwrap(), "--yes"]);
     assert_eq!((ran.status, ran.stderr.as_str()), (0, ""));
     assert_eq!(
         ran.stdout,
@@ -16,7 +21,11 @@ fn rm_path_deletes_the_arena() {
     assert!(!path.exists());
     let ran = home.run(&["rm", path.to_str().unwrap()]);
     assert_eq!(ran.status, 2);
-    assert!(ran.stderr.contains("there is no arena"), "{}", ran.stderr);
+    let says = format!(
+        "{}: there is no arena, and nothing was removed\n",
+        path.display()
+    );
+    assert!(ran.stderr.ends_with(&says), "{}", ran.stderr);
 }
 
 #[test]
@@ -29,7 +38,7 @@ fn rm_refuses_what_a_process_owns_and_names_it() {
     let digest = spec("a").id().unwrap().to_string();
     let key = key(1).to_string();
     for args in [
-        &["rm", path][..],
+        &["rm", path, "--yes"][..],
         &["rm", path, "--namespace", &digest],
         &["rm", path, "--key", &key],
     ] {
@@ -48,7 +57,7 @@ fn rm_keeps_files_that_are_no_arenas() {
     let home = Home::new();
     let path = home.path("notes");
     std::fs::write(&path, "mine").unwrap();
-    let ran = home.run(&["rm", path.to_str().unwrap()]);
+    let ran = home.run(&["rm", path.to_str().unwrap(), "--yes"]);
     assert_eq!(ran.status, 2);
     assert!(ran.stderr.contains("not a kvdepot arena"), "{}", ran.stderr);
     assert_eq!(std::fs::read(&path).unwrap(), b"mine");
@@ -170,6 +179,9 @@ fn rm_all_asks_and_removes_all_that_nobody_uses() {
     assert!(!home.default_arena().exists() && !stale.exists() && !scratch.exists());
     assert!(held.exists() && live.exists() && foreign.exists());
 
+    let ran = home.run(&["rm", "--all", "--yes"]);
+    let says = format!("kept socket {}: a process listens there\n", live.display());
+    assert!(ran.stdout.contains(&says), "{}", ran.stdout);
     depot.close();
     std::fs::remove_file(&foreign).unwrap();
     std::fs::remove_file(&live).unwrap();

@@ -11,13 +11,13 @@ use serde_json::Value;
 use crate::home::{Home, Ran, get, put, spec};
 
 /// A running service. Killed when dropped.
-struct Service {
+pub(crate) struct Service {
     child: Child,
     socket: String,
 }
 
 impl Service {
-    fn start(home: &Home, args: &[&str]) -> Service {
+    pub(crate) fn start(home: &Home, args: &[&str]) -> Service {
         let mut all = vec!["serve", "--json"];
         all.extend(args);
         let mut child = home
@@ -41,7 +41,7 @@ impl Service {
     }
 
     /// Ends it as a service manager does; the exit status.
-    fn end(self) -> i32 {
+    pub(crate) fn end(self) -> i32 {
         self.end_by("-TERM")
     }
 
@@ -132,14 +132,19 @@ fn a_signal_ends_the_wait_for_another_owner_and_leaves_nothing() {
         socket.to_str().unwrap(),
     ];
     let mut waiting = Service {
-        child: home.command(&args).spawn().unwrap(),
+        child: home.command(&args).stderr(Stdio::piped()).spawn().unwrap(),
         socket: String::new(),
     };
-    // Once it waits for the second device, it has made the first.
-    while !fresh.exists() {
-        assert!(waiting.child.try_wait().unwrap().is_none());
-        std::thread::yield_now();
-    }
+    // By then it has made the first device, and waits for the second.
+    let mut line = String::new();
+    BufReader::new(waiting.child.stderr.take().unwrap())
+        .read_line(&mut line)
+        .unwrap();
+    let (arena, pid) = (used.display().to_string(), owner.child.id());
+    assert!(line.contains("waiting for its owner"), "{line}");
+    assert!(line.contains(&arena), "{line}");
+    assert!(line.contains(&format!("pid={pid}")), "{line}");
+    assert!(fresh.exists());
     assert_eq!(waiting.end_by("-INT"), 0);
     assert!(!fresh.exists());
     assert_eq!(owner.end(), 0);
@@ -190,7 +195,20 @@ fn a_live_depot_is_listed_described_and_cleared_by_digest() {
         ran.stdout
     );
     let (_, blocks) = home.json(&["ls", &at, "--blocks", "--namespace", &a]);
+    assert_eq!(blocks.len(), 20, "each once, though in two tiers");
     assert!(blocks.iter().all(|block| block["length"] == 5000));
+    // What is cut is said to be.
+    for (args, says) in [
+        (&["--limit", "1"][..], "1 of 2 namespaces: --limit"),
+        (&["--limit", "2"], ""),
+        (&["--blocks", "--limit", "7"], "7 of 23 blocks: --limit"),
+        (&["--blocks", "--limit", "23"], ""),
+    ] {
+        let ran = home.run(&[&["ls", at.as_str()], args].concat());
+        assert_eq!(ran.status, 0, "{args:?}");
+        let cut = !says.is_empty() && ran.stderr.contains(says) || says == ran.stderr;
+        assert!(cut, "{args:?}: {}", ran.stderr);
+    }
     let ran = home.run(&["stat", &at]);
     assert!(ran.stdout.contains("evicted"), "{}", ran.stdout);
     for place in [at.as_str(), path.to_str().unwrap()] {
@@ -203,18 +221,30 @@ fn a_live_depot_is_listed_described_and_cleared_by_digest() {
     }
     let (status, rows) = home.json(&["rm", &at, "--namespace", &a[..8]]);
     assert_eq!((status, &rows[0]["removed"]), (0, &true.into()));
+    let removed = |row: &Value| (row["blocks"].as_u64(), row["bytes"].as_u64());
+    assert_eq!(removed(&rows[0]), (Some(20), Some(100_000)));
     assert_eq!(client.namespace(&spec("a")).unwrap().blocks().unwrap(), []);
     let (_, rows) = home.json(&["ls", &at, "--namespace", &a]);
     assert!(rows.iter().all(|row| row["blocks"] == 0), "{rows:?}");
     // By the arena's path too: its owner does it.
     let arena = path.to_str().unwrap();
     let key = crate::home::key(1).to_string();
-    assert_eq!(home.json(&["rm", arena, "--key", &key]).0, 0);
+    let ran = home.run(&["rm", arena, "--key", &key]);
+    let says = format!("removed 1 block, 300 B, of {at}\n");
+    assert_eq!((ran.status, ran.stdout), (0, says));
     let left = client.namespace(&spec("b")).unwrap().blocks().unwrap();
     assert_eq!(left.len(), 2);
-    for args in [&["verify", &at][..], &["rm", &at], &["ls", "unix:/none"]] {
+    let help = format!("hint: {at} asks");
+    for (args, says) in [
+        (&["verify", &at][..], "the path of an arena"),
+        (&["rm", &at], "the path of an arena"),
+        (&["ls", "unix:/none"], "/none"),
+        (&["ls", &service.socket], &help),
+        (&["stat", &service.socket], &help),
+    ] {
         let ran = home.run(args);
         assert_eq!(ran.status, 2, "{args:?}: {}", ran.stdout);
+        assert!(ran.stderr.contains(says), "{args:?}: {}", ran.stderr);
     }
 }
 
@@ -276,6 +306,12 @@ fn serve_names_what_is_wrong_and_who_owns_the_arena() {
         (&["serve", "-o", "nonsense"], "NAME=VALUE"),
         (&["serve", "-o", "socket=off"], "the path to listen at"),
         (&["serve", "-o", "socket_mode=0999"], "octal"),
+        (&["serve", "-o", "socket_mode=432"], "octal"),
+        // Which is right, and read before what is not.
+        (
+            &["serve", "-o", "socket_mode=660", "-o", "instance=7", "Tape"],
+            "Tape",
+        ),
         (&["serve", "Tape"], "Tape"),
         (&["serve", "--config", "/nowhere.yaml"], "/nowhere.yaml"),
     ] {
@@ -308,7 +344,8 @@ fn what_owners_that_were_killed_leave_is_named_and_removed() {
     };
     let doctor = || {
         let (status, rows) = home.json(&["doctor"]);
-        assert_eq!(status, 0);
+        let amiss = rows.iter().any(|row| row["status"] == "warn");
+        assert_eq!(status, i32::from(amiss));
         let row = rows.into_iter().find(|row| row["check"] == "sockets");
         row.map(|row| row["value"].as_str().unwrap().to_owned())
     };
