@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 pytest.importorskip("vllm")
 
 import engine_neighbour
-from engine_double import BLOCK, OURS, EngineDouble, full, window
+from engine_double import BLOCK, BYTES, OURS, EngineDouble, full, window
 from engine_fleet import NEIGHBOUR
 from engine_harness import ROOT, flip
 from kvdepot import vllm_cuda, vllm_spec
@@ -314,6 +315,25 @@ def test_beside_another_connector_the_failure_policy_has_to_be_set(engines: Engi
             KINDS["full"],
             beside=lambda ours: multi(ours, NEIGHBOUR, kv_load_failure_policy="fail"),
         )
+
+
+@pytest.mark.parametrize(("own", "prefix_caching"), [("less", True), ("more", True), ("more", False)])
+def test_a_depot_that_holds_less_than_vllms_own_cache_says_so_once(
+    engines: Engines, own: str, prefix_caching: bool
+) -> None:
+    lines: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    log = logging.getLogger("vllm.kvdepot.manager")
+    log.addHandler(handler)
+    blocks = {"less": 64, "more": (65 << 20) // (BLOCK * BYTES)}[own]
+    try:
+        engines.start(KINDS["full"], engine={"blocks": blocks, "prefix_caching": prefix_caching})
+    finally:
+        log.removeHandler(handler)
+    said = [line for line in lines if "vLLM's own prefix cache" in line]
+    assert len(said) == (own == "more" and prefix_caching)
+    assert all("Dax holds 0.06 GiB" in line and "give Dax more" in line for line in said)
 
 
 def test_a_depot_that_is_gone_costs_hits_and_no_request(engines: Engines) -> None:
