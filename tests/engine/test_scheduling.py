@@ -317,7 +317,9 @@ def test_beside_another_connector_the_failure_policy_has_to_be_set(engines: Engi
         )
 
 
-@pytest.mark.parametrize(("own", "prefix_caching"), [("less", True), ("more", True), ("more", False)])
+@pytest.mark.parametrize(
+    ("own", "prefix_caching"), [("less", True), ("more", True), ("more", False)]
+)
 def test_a_depot_that_holds_less_than_vllms_own_cache_says_so_once(
     engines: Engines, own: str, prefix_caching: bool
 ) -> None:
