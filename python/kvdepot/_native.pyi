@@ -403,9 +403,9 @@ class Namespace:
     ) -> list[Reservation | None]:
         """Reserve room for blocks, given in prefix order. `lengths` is one number or one a key.
         With `parts` above 1 each block has that many, of `part_lengths` bytes, or of equal ones.
-        None for a key that is stored, is being written, or finds no room; with `strict` no room
-        raises FullError and reserves nothing; with `prefix` the answer ends before the first key
-        that finds no room."""
+        None for a key that is stored, is being written, is declined (`admission`), or finds no
+        room; with `strict` no room raises FullError and reserves nothing; with `prefix` the answer
+        ends before the first key that is declined or finds no room."""
 
     def commit(
         self, reservations: Iterable[Reservation], checksums: Iterable[Iterable[bytes]]

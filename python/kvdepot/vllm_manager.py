@@ -330,7 +330,8 @@ class KvdepotManager(OffloadingManager):
             self._ends[req_context.req_id] = min(end, self._ends.get(req_context.req_id, end))
             logger.info(
                 "request %s: the block that ends at token %d is not stored, for want of room or "
-                "because it had left unread; nothing behind it is", req_context.req_id, end,
+                "because what would go for it promises more; nothing behind it is",
+                req_context.req_id, end,
             )  # fmt: skip
 
     def stop_storing(self, request: str) -> None:

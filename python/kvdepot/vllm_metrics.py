@@ -54,7 +54,7 @@ DEPOT_COUNTERS = {
     ),
     "declined_blocks": (
         "declined_blocks",
-        "Blocks not stored again because they had left before anybody asked for them.",
+        "Blocks not stored because what would have gone for them promises more.",
     ),
     "reserve_present_blocks": (
         "reserve_present_blocks",

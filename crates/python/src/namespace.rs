@@ -284,9 +284,9 @@ impl Namespace {
 
     /// Reserves room for blocks, given in prefix order. `lengths` is one number or one a key.
     /// With `parts` above 1 each block has that many, of `part_lengths` bytes, or of equal ones.
-    /// None for a key that is stored, is being written, or finds no room; with `strict` no room
-    /// raises FullError and reserves nothing; with `prefix` the answer ends before the first key
-    /// that finds no room.
+    /// None for a key that is stored, is being written, is declined (`admission`), or finds no
+    /// room; with `strict` no room raises FullError and reserves nothing; with `prefix` the answer
+    /// ends before the first key that is declined or finds no room.
     #[pyo3(signature = (
         keys, lengths, parts = 1, part_lengths = None, strict = false, prefix = false
     ))]

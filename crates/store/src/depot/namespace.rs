@@ -198,9 +198,9 @@ impl Namespace {
     }
 
     /// Reserves room for blocks with parts of these lengths, in prefix order; `None` for a key
-    /// that needs no writing (stored already, or being written) or finds no room. Right after a
-    /// block was removed, a copy of it that was on its way between tiers counts as being written
-    /// until it is given up.
+    /// that needs no writing (stored already, or being written), is declined (`admission`) or finds
+    /// no room. Right after a block was removed, a copy of it that was on its way between tiers
+    /// counts as being written until it is given up.
     ///
     /// # Errors
     /// [`Error::Input`], [`Error::Closed`].
@@ -208,8 +208,9 @@ impl Namespace {
         self.reserve_as(blocks, NoRoom::Skip)
     }
 
-    /// As [`Namespace::reserve`], up to the first block that finds no room: the answer ends before
-    /// it, and nothing behind it is reserved. Of a prompt nothing there would ever be found.
+    /// As [`Namespace::reserve`], up to the first block that is declined or finds no room: the
+    /// answer ends before it, and nothing behind it is reserved. Of a prompt nothing there would
+    /// ever be found.
     ///
     /// # Errors
     /// [`Error::Input`], [`Error::Closed`].
