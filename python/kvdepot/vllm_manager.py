@@ -558,7 +558,7 @@ class KvdepotManager(OffloadingManager):
             return
         self._looked_ahead.add(asked)
         positions = req_context._offload_key_positions
-        end = positions[key]
+        end = positions.get(key, 0)
         before = (at for other, at in positions.items() if other[-4:] == key[-4:] and at < end)
         start = max(before, default=0)
         others = [other for other, at in positions.items() if at > start and other[-4:] != key[-4:]]

@@ -6,7 +6,7 @@ import ctypes
 import gc
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import kvdepot
@@ -34,6 +34,9 @@ ROWS: dict[str, Callable[[list[list[int]]], Any]] = {
     "tuples": lambda rows: tuple(map(tuple, rows)),
     "int64": lambda rows: np.array(rows, np.int64),
     "int32": lambda rows: np.array(rows, np.int32),
+    "int64 of another byte order": lambda rows: np.array(rows, ">i8"),
+    "int32 of another byte order": lambda rows: np.array(rows, ">i4"),
+    "columns": lambda rows: np.array(rows, order="F"),
     "arrays": lambda rows: [np.array(row) for row in rows],
 }
 
@@ -103,6 +106,15 @@ def test_negative_ids_have_nothing_to_store(ns: kvdepot.Namespace, keys: Keys) -
 def test_spans_that_cannot_be(where: Any, rows: Any, match: str) -> None:
     with pytest.raises(kvdepot.InputError, match=match):
         kvdepot.Spans(where, rows)
+
+
+def test_what_a_row_raises_is_raised() -> None:
+    def ids() -> Iterator[int]:
+        yield 0
+        raise RuntimeError("mine")
+
+    with pytest.raises(RuntimeError, match="mine"):
+        kvdepot.Spans([(4096, 64, 64)], [[1], ids()])
 
 
 def test_ids_beyond_every_address_are_refused(ns: kvdepot.Namespace, keys: Keys) -> None:

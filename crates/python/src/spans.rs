@@ -179,18 +179,21 @@ fn read_rows(rows: &Bound<'_, PyAny>) -> PyResult<(Vec<i64>, Vec<usize>)> {
     let items = rows.try_iter().map_err(|_| wrong("rows".into(), rows))?;
     for (index, row) in items.enumerate() {
         let row = row?;
-        let each = row.try_iter();
-        let each = each.and_then(|items| items.map(|id| id?.extract::<i64>()).collect());
-        let each: Vec<i64> = each.map_err(|_| wrong(format!("rows[{index}]"), &row))?;
-        ids.extend(each);
+        let wrong = |_| wrong(format!("rows[{index}]"), &row);
+        for id in row.try_iter().map_err(wrong)? {
+            ids.push(id?.extract::<i64>().map_err(wrong)?);
+        }
         ends.push(ids.len());
     }
     Ok((ids, ends))
 }
 
+/// Rows, and ids of each; `None` where they are to be read one by one.
 fn shape<T: pyo3::buffer::Element>(array: &PyBuffer<T>) -> Option<(usize, usize)> {
+    let order = array.format().to_bytes().first();
     match array.shape() {
-        [rows, each] => Some((*rows, *each)),
+        // PyO3 would take numbers of the other byte order for the processor's.
+        [rows, each] if !matches!(order, Some(b'>' | b'!')) => Some((*rows, *each)),
         _ => None,
     }
 }
