@@ -185,7 +185,7 @@ def heartbeat() -> Iterator[Callable[[], float]]:
 
 
 def test_a_stopped_service_stops_no_thread_and_no_call(service: Service) -> None:
-    depots = [service.open(timeout="1s") for _ in CALLS]
+    depots = [service.open(timeout="2s") for _ in CALLS]
     spaces = [namespace(depot) for depot in depots]
     assert spaces[0].put(keys(1), [content(1)]).wait(30) == [True]
     service.stop()
@@ -194,12 +194,12 @@ def test_a_stopped_service_stops_no_thread_and_no_call(service: Service) -> None
             for call, depot, ns in zip(CALLS, depots, spaces, strict=True):
                 begun = time.monotonic()
                 call(depot, ns)
-                assert time.monotonic() - begun < 1 + 3
+                assert time.monotonic() - begun < 2 + 10
                 assert not depot.connected
                 assert ns.prefix(keys(1)) == 0
                 with pytest.raises(kvdepot.Error, match="nobody serves there"):
                     ns.clear()
-            assert longest() < 0.8
+            assert longest() < 1.8, "as long as a call waited"
     finally:
         service.go_on()
     for depot, ns in zip(depots, spaces, strict=True):
@@ -241,8 +241,8 @@ def test_pins_are_dropped_while_the_service_is_stopped(service: Service) -> None
             with heartbeat() as longest:
                 del pins
                 gc.collect()
-                assert longest() < 0.5
-            assert time.monotonic() - begun < 1
+                assert longest() < 5
+            assert time.monotonic() - begun < 5, "a call waits for ten seconds"
             assert waiting.is_alive()
         finally:
             service.go_on()
@@ -412,8 +412,8 @@ def test_locating_a_block_stops_no_thread_and_notices_ctrl_c(service: Service) -
             with heartbeat() as longest:
                 with signalled(signal.SIGINT), pytest.raises(KeyboardInterrupt):
                     mover.locate([pin.placement])
-                assert longest() < 0.8
-            assert time.monotonic() - begun < 2
+                assert longest() < 5
+            assert time.monotonic() - begun < 5
         finally:
             service.go_on()
 
