@@ -330,6 +330,7 @@ impl Arena {
 #[cfg(test)]
 mod tests {
     use kvdepot_media::{Access, Mapping};
+    use kvdepot_testkit::seed::{Rng, rounds};
 
     use super::super::fill::{in_use, shares_of};
     use super::*;
@@ -420,5 +421,96 @@ mod tests {
         let found = recover(&mapping, layout, &UUID).unwrap();
         assert_eq!((found.opening.blocks, found.opening.damaged), (64, 192));
         assert_eq!(found.highest, 127 * 3 + 1);
+    }
+
+    /// Any record, in an arena so small that it often shares bytes or the identity of another.
+    fn any_record(rng: &mut Rng, layout: Layout) -> Record {
+        let room = layout.data_len() / GRANULE;
+        loop {
+            let mut extents = Vec::new();
+            for _ in 0..rng.between(1, 4) {
+                let at = rng.below(room);
+                let len = rng.between(1, (room - at).min(4));
+                extents.push((layout.data + at * GRANULE, len * GRANULE));
+            }
+            let extents = record::Packed::new(&extents).unwrap();
+            if !extents.is_sound() {
+                continue;
+            }
+            return Record {
+                state: *rng.pick(&[RecordState::Live, RecordState::Live, RecordState::Dead]),
+                parts: 1,
+                created: 0,
+                // Also equal ones.
+                sequence: rng.below(300),
+                identity: Identity {
+                    namespace: NamespaceId([rng.below(3) as u8; 16]),
+                    key: Key([rng.below(60) as u8; 32]),
+                },
+                extents,
+                len: rng.between(1, extents.room()),
+                checksum: Checksum([rng.below(256) as u8; 16]),
+            };
+        }
+    }
+
+    #[test]
+    fn what_is_served_of_any_table_is_what_the_rules_say() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("arena");
+        let layout = Layout::new(1 << 20, 300).unwrap();
+        let mut rng = Rng::for_test("recover");
+        for round in 0..rounds(200) {
+            drop(std::fs::remove_file(&path));
+            let made = Mapping::create(&path, layout.capacity).unwrap();
+            for slot in 0..layout.records as u32 {
+                let mut bytes = match rng.once_in(2) {
+                    true => any_record(&mut rng, layout).encode(record::seed(&UUID, slot)),
+                    false => continue,
+                };
+                bytes[20] ^= u8::from(rng.once_in(20));
+                made.write_from(layout.record(slot), &bytes).unwrap();
+            }
+            drop(made);
+            if rng.once_in(4) {
+                let file = std::fs::File::options().write(true).open(&path).unwrap();
+                let cut = rng.between(layout.data + GRANULE, layout.capacity);
+                file.set_len(cut).unwrap();
+            }
+            let mapping = Mapping::open(&path, Access::ReadWrite).unwrap();
+            let survey = survey(&mapping, layout, &UUID).unwrap();
+            let judged = survey.records.iter().zip(judge(&survey.records));
+            let judged = judged.filter(|(_, served)| *served);
+            let judged: Vec<_> = judged.map(|((slot, record), _)| (*slot, *record)).collect();
+            let found = recover(&mapping, layout, &UUID).unwrap();
+            let mut served = Vec::new();
+            found
+                .index
+                .walk(|_, entry| served.push((entry.record, record(&found.index, &entry))));
+            served.sort_unstable_by_key(|(slot, _)| *slot);
+            assert_eq!(served, judged, "round {round}");
+            let mut taken: Vec<(u64, u64)> = judged
+                .iter()
+                .flat_map(|(_, record)| record.extents.iter())
+                .map(|(at, len)| (at - layout.data, len))
+                .collect();
+            taken.sort_unstable();
+            let live = found.pool.live_extents();
+            let live: Vec<(u64, u64)> = live.map(|live| (live.offset, live.len)).collect();
+            assert_eq!(live, taken, "round {round}");
+            assert_eq!(found.index.live(), judged.len() as u64);
+            let room: u64 = taken.iter().map(|(_, len)| len).sum();
+            assert_eq!(found.index.evictable_bytes(), room);
+            assert_eq!(found.records.vacant(), layout.records - judged.len() as u64);
+            let lost = survey.lost.len() + survey.damaged.len();
+            assert_eq!(found.opening.damaged, lost as u64);
+            // What is not served is dead, and marked so.
+            let dead = survey.records.iter();
+            let dead = dead.filter(|(_, record)| record.state == RecordState::Live);
+            assert_eq!(
+                found.opening.outranked,
+                dead.count() as u64 - judged.len() as u64
+            );
+        }
     }
 }
