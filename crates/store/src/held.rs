@@ -253,9 +253,17 @@ pub(crate) fn may_wait() {
 /// # Errors
 /// The answer, where it is none.
 pub fn at_once<T>(ask: impl FnOnce() -> T) -> Result<T, T> {
+    /// Also where `ask` panics: else whatever this thread looks up later might be no answer.
+    struct Restore;
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            MODE.set(Mode::Waits);
+        }
+    }
     MODE.set(Mode::Passes);
+    let _waits = Restore;
     let answer = ask();
-    match MODE.replace(Mode::Waits) {
+    match MODE.get() {
         Mode::Passed => Err(answer),
         _ => Ok(answer),
     }
@@ -279,6 +287,8 @@ mod tests {
         assert_eq!(at_once(read), Err(None));
         assert_eq!(at_once(|| (read(), is_answer())), Err((None, false)));
         assert!(is_answer(), "of the next call");
+        let panics = || at_once(|| std::panic::resume_unwind(Box::new(())));
+        assert!(std::panic::catch_unwind(panics).is_err() && MODE.get() == Mode::Waits);
         drop(held);
         assert_eq!(at_once(read), Ok(Some(7)));
         assert_eq!(read(), Some(7));

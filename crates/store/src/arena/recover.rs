@@ -177,7 +177,7 @@ pub(super) fn recover(
         }
     }
     overlaps(&mut places, |a, b| {
-        // They are few, if any.
+        // Dead ones, mostly, under what has come there since.
         let (a, b) = (
             read_slot(mapping, layout, uuid, a)?,
             read_slot(mapping, layout, uuid, b)?,
