@@ -369,9 +369,9 @@ fn what_cannot_be_a_device_is_refused_and_left_alone() {
         (
             "short",
             vec![0; 4096],
-            &["4 KiB is too small for an arena", "256 KiB"],
+            &["it has 4 KiB: an arena needs", "256 KiB"],
         ),
-        ("empty", Vec::new(), &["path", "holds 0 bytes"]),
+        ("empty", Vec::new(), &["path", "a file that is not empty"]),
         (
             "foreign",
             vec![b'#'; 1 << 20],

@@ -250,12 +250,22 @@ pub(super) fn path_error(
 ) -> Error {
     let allowed = match error {
         kvdepot_media::Error::Io { source, .. } => usable(&source),
-        kvdepot_media::Error::TooSmall { available: 0, .. } => {
-            format!("a file that is not empty: {}", enlarge(path))
-        }
         other => format!("a device or file that can be mapped ({other})"),
     };
     Error::config(field("path"), path.display(), allowed)
+}
+
+/// The same of a path that is opened to become an arena, or is one.
+pub(super) fn open_error(
+    path: &Path,
+    error: kvdepot_media::Error,
+    field: &impl Fn(&str) -> String,
+) -> Error {
+    if let kvdepot_media::Error::TooSmall { available: 0, .. } = error {
+        let allowed = format!("a file that is not empty: {}", enlarge(path));
+        return Error::config(field("path"), path.display(), allowed);
+    }
+    path_error(path, error, field)
 }
 
 /// What makes an arena possible at a file that is too small for one.

@@ -13,7 +13,7 @@ use kvdepot_media::host::{dirs, limits, peer};
 use kvdepot_media::{Access, Flush, Mapping};
 use parking_lot::{Condvar, Mutex};
 
-use super::create::{Promised, format, path_error};
+use super::create::{Promised, format, open_error};
 use super::erase::unmake;
 use super::new::{Treatment, treatment};
 use super::orphans::Orphans;
@@ -183,7 +183,7 @@ impl Arena {
             Err(error) if error.is_not_found() => {
                 return create::check(path, config, field, promised);
             }
-            Err(error) => return Err(path_error(path, error, field)),
+            Err(error) => return Err(open_error(path, error, field)),
         };
         if OwnerLock::is_taken(&mapping)? {
             return Ok(());
@@ -227,7 +227,7 @@ impl Arena {
                 Err(error) if error.is_not_found() => {
                     created = create::create(path, config, lock_wait, field)?;
                 }
-                Err(error) => return Err(path_error(path, error, field)),
+                Err(error) => return Err(open_error(path, error, field)),
             }
         };
         let lock = OwnerLock::acquire(path, &mapping, lock_wait)?;
