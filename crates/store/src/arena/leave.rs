@@ -161,9 +161,10 @@ impl Arena {
         self.index.look_up(namespace, keys, |position, block| {
             if let Some(block) = block {
                 block.touch(blocks[absent[position]].stamp);
-                block.pin();
                 let token = self.place_of(block.slot, &block.entry(), namespace).token;
-                pinned.push(token);
+                if block.pin() {
+                    pinned.push(token);
+                }
                 answers[absent[position]] = Some(Refused::Present(token));
             }
             true

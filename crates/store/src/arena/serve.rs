@@ -86,10 +86,11 @@ impl Arena {
         let absent: Vec<usize> = (0..keys.len()).filter(|index| !found[*index]).collect();
         let wanted = absent.iter().map(|index| &keys[*index]);
         self.index.look_up(namespace, wanted, |position, block| {
-            if let Some(block) = block {
+            if let Some(block) = block
+                && block.pin()
+            {
                 let index = absent[position];
                 block.touch(stamp(index));
-                block.pin();
                 found[index] = true;
                 each(index, self.place_of(block.slot, &block.entry(), namespace));
             }

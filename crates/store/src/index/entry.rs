@@ -166,6 +166,8 @@ const SLACK_BITS: u32 = GRANULE.ilog2();
 const PARTS_SHIFT: u32 = SLACK_SHIFT + SLACK_BITS;
 /// Among the pins: whoever ends the last of them reports the block.
 const ASIDE: u32 = 1 << 31;
+/// Most pins of a block: whoever never ends any reaches no other bit.
+const PINS_MAX: u32 = 1 << 30;
 
 impl Kept {
     pub(super) const fn free() -> Kept {
@@ -241,9 +243,15 @@ impl Kept {
         self.pins.load(Ordering::Relaxed) & !ASIDE
     }
 
-    /// Whether this pin is the first.
-    pub(super) fn pin(&self) -> bool {
-        self.pins.fetch_add(1, Ordering::Relaxed) & !ASIDE == 0
+    /// Whether this pin is the first; `None` where there are too many, and this is none.
+    pub(super) fn pin(&self) -> Option<bool> {
+        // Those who come at the same moment are far fewer than there is room above.
+        let before = self.pins.fetch_add(1, Ordering::Relaxed) & !ASIDE;
+        if before >= PINS_MAX {
+            self.pins.fetch_sub(1, Ordering::Relaxed);
+            return None;
+        }
+        Some(before == 0)
     }
 
     /// Whether that pin was the last, and has to be reported; `None` where there was none.
@@ -324,6 +332,19 @@ mod tests {
         let (one, two) = (uses.call(3), uses.call(2));
         let stamps = [one.of(2), one.of(1), one.of(0), two.of(1), two.of(0)];
         assert!(stamps.is_sorted_by(|a, b| a < b), "{stamps:?}");
+    }
+
+    #[test]
+    fn pins_that_nobody_ends_do_not_add_up_to_none() {
+        let extents = Packed::new(&[(4096, 4096)]).unwrap();
+        let kept = Kept::of(&Entry {
+            pins: PINS_MAX - 1,
+            ..Entry::new(Key([5; 32]), 0, extents, 1)
+        });
+        assert_eq!((kept.pin(), kept.pin()), (Some(false), None));
+        assert_eq!(kept.pins(), PINS_MAX);
+        assert_eq!(kept.unpin(), Some((false, false)));
+        assert_eq!(kept.pin(), Some(false));
     }
 
     #[test]

@@ -266,9 +266,8 @@ impl Index {
             self.live.fetch_add(1, Ordering::Relaxed);
             self.evictable_bytes
                 .fetch_add(entry.extents.room(), Ordering::Relaxed);
-            if pinned {
-                self.pin(shard, local);
-            }
+            // The first one is never too many.
+            let _pinned = pinned && self.pin(shard, local);
             Some(entry)
         });
         published.flatten()
@@ -338,22 +337,22 @@ impl Index {
         });
     }
 
-    fn pin(&self, shard: &Shard, local: u32) {
-        if shard.pin(local) {
+    /// False where that would be too many pins.
+    fn pin(&self, shard: &Shard, local: u32) -> bool {
+        let first = shard.pin(local);
+        if first == Some(true) {
             self.pinned.fetch_add(1, Ordering::Relaxed);
             self.evictable_bytes
                 .fetch_sub(shard.extents(local).room(), Ordering::Relaxed);
         }
+        first.is_some()
     }
 
     /// Pins a published block, if the slot still holds that sequence.
     pub(crate) fn pin_slot(&self, slot: u32, sequence: u64) -> Option<Entry> {
         let entry = self.read(slot, |shard, local| {
             let live = shard.holds(local, sequence) && shard.stage(local) == Stage::Live;
-            live.then(|| {
-                self.pin(shard, local);
-                shard.entry(local)
-            })
+            (live && self.pin(shard, local)).then(|| shard.entry(local))
         });
         entry.flatten()
     }

@@ -115,7 +115,7 @@ impl Shard {
         self.kept(local).pins()
     }
 
-    pub(super) fn pin(&self, local: u32) -> bool {
+    pub(super) fn pin(&self, local: u32) -> Option<bool> {
         self.kept(local).pin()
     }
 

@@ -31,8 +31,10 @@ impl Found<'_> {
         self.shard.touch(self.local, stamp);
     }
 
-    pub(crate) fn pin(&self) {
-        self.index.pin(self.shard, self.local);
+    /// False where that would be too many pins.
+    #[must_use]
+    pub(crate) fn pin(&self) -> bool {
+        self.index.pin(self.shard, self.local)
     }
 }
 
