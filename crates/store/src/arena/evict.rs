@@ -187,7 +187,8 @@ impl Arena {
 
     /// Whom to evict for `need` bytes in at most `pieces` extents where enough is free, but too
     /// scattered: for a hole that runs ahead of need, or else for the least that will do. `None`
-    /// when there is no place for it: pinned and reserved blocks stay where they are.
+    /// when there is no place for it, because pinned and reserved blocks stay where they are, or
+    /// when nothing stands in its way any more.
     fn hole(&self, state: &mut Guard<'_, State>, need: u64, pieces: usize) -> Option<Vec<Victim>> {
         let need = need.next_multiple_of(GRANULE);
         let ahead = self.layout().data_len() / HOLE_AHEAD;
