@@ -67,7 +67,13 @@ impl Inspection {
     /// # Errors
     /// [`Error::Corrupt`] when it is no arena, [`Error::Media`] when it cannot be opened.
     pub fn open(path: &Path) -> Result<Inspection, Error> {
-        let mapping = Mapping::open(path, Access::ReadOnly)?;
+        let mapping = Mapping::open(path, Access::ReadOnly).map_err(|error| match error {
+            kvdepot_media::Error::TooSmall { .. } => Error::Corrupt {
+                path: path.into(),
+                reason: "it is empty, and no arena".into(),
+            },
+            other => other.into(),
+        })?;
         let superblock = read_superblock(path, &mapping)?;
         let layout = Layout {
             capacity: superblock.capacity,

@@ -132,11 +132,14 @@ fn what_is_no_arena_is_an_error_with_its_path() {
     let home = Home::new();
     let path = home.path("text");
     std::fs::write(&path, vec![b'x'; 1 << 20]).unwrap();
+    let empty = home.path("empty");
+    std::fs::write(&empty, "").unwrap();
     for command in ["ls", "stat", "verify"] {
         for (path, says) in [
             (path.clone(), "not a kvdepot arena"),
             (home.path("absent"), "there is no arena"),
             (home.dir.path().into(), "directory"),
+            (empty.clone(), "it is empty, and no arena"),
         ] {
             let path = path.to_str().unwrap();
             let ran = home.run(&[command, path]);

@@ -256,8 +256,8 @@ pub fn reference() -> String {
          file, a Python dictionary and the command line. Sizes take units, in \
          either case: `64GiB`, `64Gi` and `64G` are 64 × 2³⁰ bytes, `64GB` is 64 × 10⁹; so it is \
          with K, M and T. Durations take them too (`500ms`, `10s`). A name that is not in these \
-         tables is an error, never ignored.\n\n```yaml\npipeline: Cache|Dax\noverload: wait\ncache:\n  \
-         capacity: 512MiB\ndax:\n  path: /dev/dax0.0\n  capacity: 64GiB\n```\n",
+         tables is an error, never ignored.\n\n```yaml\npipeline: Cache|Dax\noverload: wait\n\
+         cache:\n  capacity: 512MiB\ndax:\n  path: /dev/dax0.0\n  capacity: 64GiB\n```\n",
     );
     for section in [""].into_iter().chain(TIERS.iter().copied()) {
         let key = section.to_ascii_lowercase();
