@@ -11,7 +11,7 @@ use common::{
     put, start_put, verify,
 };
 use kvdepot_store::inspect::Inspection;
-use kvdepot_store::{BlockBuffers, Depot, Error, Namespace, Outcome};
+use kvdepot_store::{BlockBuffers, Depot, Error, Key, Namespace, Outcome};
 use kvdepot_testkit::{Rng, rounds};
 
 /// Checks that every block that is there has its predecessor there, for prompts that share
@@ -363,6 +363,17 @@ fn what_left_unread_is_not_stored_again_before_somebody_asks_and_free_room_is_al
     // Asked for, a block is wanted, and what follows it, too.
     assert_eq!(ns.prefix(&keys([0])).unwrap(), 0);
     assert_eq!(put(&ns, &[0, 1, 2], 4096), [true, true, true]);
+    let asks: [fn(&Namespace, &[Key]); 4] = [
+        |ns, keys| assert_eq!(ns.contains(keys).unwrap(), [false]),
+        |ns, keys| assert_eq!(ns.pin(keys, false).unwrap(), [None]),
+        |ns, keys| drop(ns.prefetch(keys).unwrap().wait(Some(PATIENCE)).unwrap()),
+        |ns, _| assert_eq!(get(ns, &[73], 4096), [Outcome::Miss]),
+    ];
+    for (number, ask) in (70..).zip(asks) {
+        assert_eq!(put(&ns, &[number], 4096), [false]);
+        ask(&ns, &keys([number]));
+        assert_eq!(put(&ns, &[number], 4096), [true], "{number}");
+    }
     // Where nothing has to go everything is stored.
     assert!(ns.remove(&keys(second)).unwrap() > 0);
     assert!(
