@@ -333,14 +333,18 @@ fn what_left_unread_is_not_stored_again_before_somebody_asks_and_free_room_is_al
         ((0..blocks).collect(), (500..500 + blocks).collect());
     let all = |numbers: &[u64]| put(&ns, numbers, 4096).iter().all(|stored| *stored);
     assert!(all(&first) && all(&second), "what is new is stored");
+    // Eviction ahead of need may leave some room: all is held.
+    let pins = pin_all(&ns, 500..500 + blocks);
+    let room = (2000..).map(|number| ns.reserve(&[(key(number), vec![4096])]).unwrap().remove(0));
+    let held: Vec<_> = room.map_while(|reserved| reserved).collect();
     let before = depot.stats().tiers[0].clone();
-    let task = start_put(&ns, &first, 4096);
-    let _stored = task.wait(Some(PATIENCE)).unwrap();
-    assert!(
+    let outcomes = |numbers: &[u64]| {
+        let task = start_put(&ns, numbers, 4096);
+        let _stored = task.wait(Some(PATIENCE)).unwrap();
         task.outcomes()
-            .iter()
-            .all(|outcome| *outcome == Outcome::Declined)
-    );
+    };
+    let declined = |outcome: &Outcome| *outcome == Outcome::Declined;
+    assert!(outcomes(&first).iter().all(declined));
     let stats = depot.stats();
     assert_eq!(stats.put_declined_blocks, blocks);
     assert_eq!(stats.tiers[0].stored_blocks, before.stored_blocks);
@@ -360,9 +364,7 @@ fn what_left_unread_is_not_stored_again_before_somebody_asks_and_free_room_is_al
     // Whoever inspects asks for nothing.
     assert_eq!(ns.nearest(&keys([0])).unwrap(), [None]);
     assert_eq!(put(&ns, &[0], 4096), [false]);
-    // Asked for, a block is wanted, and what follows it, too.
-    assert_eq!(ns.prefix(&keys([0])).unwrap(), 0);
-    assert_eq!(put(&ns, &[0, 1, 2], 4096), [true, true, true]);
+    // Asked for, a block is wanted, whoever asks.
     let asks: [fn(&Namespace, &[Key]); 4] = [
         |ns, keys| assert_eq!(ns.contains(keys).unwrap(), [false]),
         |ns, keys| assert_eq!(ns.pin(keys, false).unwrap(), [None]),
@@ -370,10 +372,15 @@ fn what_left_unread_is_not_stored_again_before_somebody_asks_and_free_room_is_al
         |ns, _| assert_eq!(get(ns, &[73], 4096), [Outcome::Miss]),
     ];
     for (number, ask) in (70..).zip(asks) {
-        assert_eq!(put(&ns, &[number], 4096), [false]);
+        assert_eq!(outcomes(&[number]), [Outcome::Declined]);
         ask(&ns, &keys([number]));
-        assert_eq!(put(&ns, &[number], 4096), [true], "{number}");
+        assert_eq!(outcomes(&[number]), [Outcome::Full], "{number}");
     }
+    ns.unpin(&pins, false);
+    ns.abort(&held);
+    // What follows it is, too.
+    assert_eq!(ns.prefix(&keys([0])).unwrap(), 0);
+    assert_eq!(put(&ns, &[0, 1, 2], 4096), [true, true, true]);
     // Where nothing has to go everything is stored.
     assert!(ns.remove(&keys(second)).unwrap() > 0);
     assert!(
@@ -405,6 +412,9 @@ fn what_lies_deep_is_not_stored_while_it_is_asked_for_less_than_the_rest() {
             assert!(stored.is_sorted_by(|one, next| one >= next) && stored[22]);
             let gone = |outcome: &Outcome| matches!(outcome, Outcome::Done | Outcome::Declined);
             assert!(task.outcomes().iter().all(gone));
+            // What can never be stored makes nobody forget.
+            let giant = [(key(1 << 32 | call), vec![1 << 34])];
+            assert_eq!(ns.reserve(&giant).unwrap(), [None]);
             let _hits = ns.prefix(&keys(begin..begin + read)).unwrap();
             *call >= last && stored[30]
         });
@@ -438,12 +448,19 @@ fn a_far_block_takes_the_place_of_others_near_when_it_was_read_far_lately_before
         assert_eq!(last.wait(Some(PATIENCE)).unwrap(), [true]);
         depot.stats().promoted_blocks - before - 1
     };
-    assert_eq!([promoted(&[0]), promoted(&[0])], [0, 1]);
-    assert_eq!(ns.nearest(&keys([0])).unwrap(), [Some("Cache")]);
+    // Eviction ahead of need may leave some room.
+    let (some, most) = (0..8, 16..=24);
+    let numbers: Vec<u64> = (0..24).collect();
+    let each = [promoted(&numbers), promoted(&numbers)];
+    assert!(
+        some.contains(&each[0]) && most.contains(&each[1]),
+        "{each:?}"
+    );
     // Not where more than half of the near tier was read far since.
-    let others: Vec<u64> = (2..2 + near * 3 / 5).collect();
-    let since = [promoted(&[1]), promoted(&others), promoted(&[1])];
-    assert_eq!(since, [0, 0, 0]);
+    let numbers: Vec<u64> = (24..48).collect();
+    let others: Vec<u64> = (48..48 + near * 3 / 5).collect();
+    let each = [promoted(&numbers), promoted(&others), promoted(&numbers)];
+    assert!(each.iter().all(|count| some.contains(count)), "{each:?}");
     depot.close();
 }
 

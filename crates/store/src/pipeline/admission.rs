@@ -127,6 +127,7 @@ impl Core {
         }
         let is_unread = offered.has(id, &keys[from]);
         let judges = chances.judges();
+        let largest = self.tiers[self.tiers.len() - 1].block_max();
         let mut end = keys.len();
         let mut room = None;
         for (at, key) in keys.iter().enumerate().skip(from) {
@@ -143,7 +144,9 @@ impl Core {
                     end = at;
                 }
             }
-            if offered.offered(id, key, len(at), class, at >= end) {
+            // One that the tier can never take tells nothing of its time.
+            let may_be = len(at) <= largest;
+            if may_be && offered.offered(id, key, len(at), class, at >= end) {
                 chances.offered(class);
             }
         }
