@@ -16,10 +16,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import itertools
-import math
-import os
 import secrets
-import stat
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -44,6 +41,7 @@ from kvdepot import vllm_settings
 from kvdepot.vllm_faults import ERRORS, Faults, SafeDepot, SafeNamespace
 from kvdepot.vllm_messages import RETRY_SECONDS, Placements, WorkerReport
 from kvdepot.vllm_metrics import Collector
+from kvdepot.vllm_tiers import is_memory, say_smaller
 
 logger = init_logger("vllm.kvdepot.manager")
 
@@ -139,7 +137,7 @@ class KvdepotManager(OffloadingManager):
         self._near = depot.tiers[0]
         self._socket = depot.socket
         # Tiers that are files come into memory as they are read.
-        self._memory = tuple(n for n, tier in enumerate(depot.tiers) if _is_memory(depot, tier))
+        self._memory = tuple(n for n, tier in enumerate(depot.tiers) if is_memory(depot, tier))
         self._ranks = ranks
         self.writers = ranks if writers is None else writers
         """How many parts a block has."""
@@ -185,17 +183,7 @@ class KvdepotManager(OffloadingManager):
 
     def say_sizes(self, engine_blocks: int) -> None:
         """One line where vLLM's own prefix cache, of so many blocks, holds more than the depot."""
-        tiers = (self.depot.stats() or {}).get("tiers") or {"": {"capacity_bytes": math.inf}}
-        held, name = max((tier["capacity_bytes"], name) for name, tier in tiers.items())
-        engine = engine_blocks * self._engine_block_bytes
-        if held < engine:
-            logger.warning(
-                "kvdepot: %s holds %.2f GiB, and vLLM's own prefix cache %.2f GiB: what vLLM has "
-                "computed is still in its own cache when it has left the depot, so that only "
-                "restarts, resets and other engines find something here; give %s more than vLLM "
-                "has (--kv-cache-memory-bytes, VLLM_CPU_KVCACHE_SPACE)",
-                name, held / 2**30, engine / 2**30, name,
-            )  # fmt: skip
+        say_smaller(self.depot.stats(), engine_blocks * self._engine_block_bytes)
 
     # ---- reading ---------------------------------------------------------------------------
 
@@ -608,14 +596,3 @@ def _unpin(groups: Groups, pairs: Iterable[tuple[Ident, Any]], *, served: bool) 
             by_group.setdefault(group, []).append(pin)
     for group, pins in by_group.items():
         groups[group].namespace.unpin(pins, served=served)
-
-
-def _is_memory(depot: Any, tier: str) -> bool:
-    """Whether the tier is memory and not a file: the cache, or a DAX device."""
-    if tier != "Dax":
-        return tier == "Cache"
-    try:
-        return stat.S_ISCHR(os.stat(depot.path).st_mode)
-    except OSError:
-        # A service's path may not be visible here.
-        return False

@@ -326,7 +326,7 @@ def test_a_depot_that_holds_less_than_vllms_own_cache_says_so_once(
     lines: list[str] = []
     handler = logging.Handler(logging.WARNING)
     handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
-    log = logging.getLogger("vllm.kvdepot.manager")
+    log = logging.getLogger("vllm.kvdepot.tiers")
     log.addHandler(handler)
     blocks = {"less": 64, "more": (65 << 20) // (BLOCK * BYTES)}[own]
     try:

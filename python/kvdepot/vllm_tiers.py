@@ -1,0 +1,37 @@
+"""What an engine wants to know of a depot's tiers: where they lie, and how large they are."""
+
+from __future__ import annotations
+
+import math
+import os
+import stat
+from typing import Any
+
+from vllm.logger import init_logger
+
+logger = init_logger("vllm.kvdepot.tiers")
+
+
+def is_memory(depot: Any, tier: str) -> bool:
+    """Whether the tier is memory and not a file: the cache, or a DAX device."""
+    if tier != "Dax":
+        return tier == "Cache"
+    try:
+        return stat.S_ISCHR(os.stat(depot.path).st_mode)
+    except OSError:
+        # A service's path may not be visible here.
+        return False
+
+
+def say_smaller(stats: dict[str, Any] | None, engine: int) -> None:
+    """One line where vLLM's own prefix cache, of so many bytes, holds more than the depot."""
+    tiers = (stats or {}).get("tiers") or {"": {"capacity_bytes": math.inf}}
+    held, name = max((tier["capacity_bytes"], name) for name, tier in tiers.items())
+    if held < engine:
+        logger.warning(
+            "kvdepot: %s holds %.2f GiB, and vLLM's own prefix cache %.2f GiB: what vLLM has "
+            "computed is still in its own cache when it has left the depot, so that only "
+            "restarts, resets and other engines find something here; give %s more than vLLM "
+            "has (--kv-cache-memory-bytes, VLLM_CPU_KVCACHE_SPACE)",
+            name, held / 2**30, engine / 2**30, name,
+        )  # fmt: skip
