@@ -63,6 +63,21 @@ def test_a_device_is_drained_removed_and_comes_back(
     assert f"kvdepot_device_blocks{labels} 40\n" in depot.metrics_text()
 
 
+def test_devices_are_known_by_their_whole_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    settings = {"dax": {"path": "a", "capacity": "1MiB"}, "socket": "off"}
+    with kvdepot.open("Dax", settings) as depot:
+        depot.add_device("b", "1MiB")
+        assert depot.add_device("b", "1MiB")["created"] is False, "it is here"
+        assert [device["path"] for device in depot.devices()] == [
+            str(tmp_path / name) for name in "ab"
+        ]
+        depot.remove_device("a")
+        assert [device["path"] for device in depot.devices()] == [str(tmp_path / "b")]
+
+
 def test_pins_hold_a_drain_up_and_the_device_goes_on(
     depot: kvdepot.Depot, ns: kvdepot.Namespace, keys: Keys, devices: list[Path]
 ) -> None:
