@@ -14,7 +14,7 @@ use super::served;
 use super::stat::{Summary, orphans_of};
 use crate::error::Error;
 use crate::leftovers;
-use crate::output::{Output, Table, bytes, count};
+use crate::output::{Output, Table, bytes, count, some};
 
 /// One line of the report.
 #[derive(Serialize)]
@@ -259,12 +259,9 @@ fn disk_and_arena() -> Result<Vec<Check>, Error> {
         .and_then(|i| Summary::of(&i))
     {
         Ok(summary) => {
-            let blocks = count(summary.blocks);
+            let blocks = some(summary.blocks, "block");
             let (live, of) = (bytes(summary.live_bytes), bytes(summary.capacity_bytes));
-            let value = format!(
-                "{blocks} blocks, {live} of {of}, owner: {}",
-                summary.owner()
-            );
+            let value = format!("{blocks}, {live} of {of}, owner: {}", summary.owner());
             if summary.damaged_records > 0 || !summary.damaged_superblocks.is_empty() {
                 let hint = format!("damaged records or superblocks: kvdepot verify {shown}");
                 Check::warn("default arena", value, hint)
