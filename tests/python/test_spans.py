@@ -266,7 +266,14 @@ OWNERS: dict[str, Callable[[np.ndarray], Any]] = {
     "tensors": lambda memory: tuple(torch().from_numpy(memory)),
     "memory of ctypes": lambda memory: of_ctypes(memory),
     "an array of it": lambda memory: np.frombuffer(of_ctypes(memory), np.uint8)[8:],
+    "an array that names itself": lambda memory: memory.view(Itself),
 }
+
+
+class Itself(np.ndarray):
+    """An array that says it is a view of itself."""
+
+    base = property(lambda self: self)
 
 
 def of_ctypes(memory: np.ndarray) -> Any:

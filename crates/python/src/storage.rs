@@ -104,17 +104,30 @@ pub(crate) fn places(owner: &Bound<'_, PyAny>) -> Option<Vec<Place>> {
     }
 }
 
+/// Views of views that are followed: hardly any object has more, and some name themselves.
+const VIEWS_MAX: usize = 64;
+
 /// The memory of a tensor's storage, or of the object that an array or a memory view is a view of.
 fn owned(object: &Bound<'_, PyAny>) -> Option<Place> {
     let py = object.py();
-    if let Some(storage) = of(object) {
-        return place(&storage).ok();
+    let mut object = object.clone();
+    let mut found = None;
+    for _ in 0..VIEWS_MAX {
+        if let Some(storage) = of(&object) {
+            return place(&storage).ok().or(found);
+        }
+        let Ok(view) = View::strided(&object) else {
+            break;
+        };
+        found = Some(view.extent());
+        let behind = match object.is_instance_of::<PyMemoryView>() {
+            true => object.getattr(intern!(py, "obj")),
+            false => object.getattr(intern!(py, "base")),
+        };
+        match behind {
+            Ok(behind) if !behind.is_none() => object = behind,
+            _ => break,
+        }
     }
-    let found = View::strided(object).ok()?.extent();
-    let behind = match object.is_instance_of::<PyMemoryView>() {
-        true => object.getattr(intern!(py, "obj")),
-        false => object.getattr(intern!(py, "base")),
-    };
-    let behind = behind.ok().filter(|behind| !behind.is_none());
-    Some(behind.and_then(|behind| owned(&behind)).unwrap_or(found))
+    found
 }
