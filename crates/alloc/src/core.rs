@@ -5,7 +5,7 @@ use crate::bins::NIL;
 use crate::extents::{Extent, Extents, Hint};
 use crate::free_set::FreeSet;
 use crate::links::{ENDS, Links};
-use crate::live_set::{Live, LiveSet};
+use crate::live_set::{Live, LiveSet, SPARE};
 use crate::word::Word;
 use alloc::vec::Vec;
 
@@ -78,7 +78,7 @@ impl<W: Word> Core<W> {
             at = extent.offset + extent.len;
         }
         free += usize::from(granules > at);
-        core.links.reserve(live.len() + free);
+        core.links.reserve(live.len() + live.len() / SPARE + free);
         core.free.reserve(free);
         let mut links = Vec::with_capacity(live.len());
         at = 0;

@@ -20,8 +20,9 @@ const LOAD: (usize, usize) = (4, 5);
 /// Slots that a large table fills at a time: what a second-level cache holds.
 const PART_SLOTS: usize = 1 << 14;
 
-/// A table that is filled has room for one extent in so many more.
-const SPARE: usize = 32;
+/// What is made for extents that are known has room for one in so many more: the first ones that come
+/// do not find it full.
+pub(crate) const SPARE: usize = 32;
 
 /// A large table is filled in so many goes, each of which takes memory for its part of the extents
 /// alone.
@@ -198,7 +199,6 @@ impl<W: Word> LiveSet<W> {
         extents: usize,
         items: impl Iterator<Item = (u64, Live)> + Clone,
     ) {
-        // The first extents that come do not find it full.
         self.reserve(extents + extents / SPARE);
         let parts = self.slots.len() / PART_SLOTS + 1;
         if parts == 1 {

@@ -203,7 +203,7 @@ fn open(path: &Path, blocks: usize, durability: &str) -> Result<Depot, Error> {
 
 fn fill(path: &Path, blocks: usize, seed: u64, said: &mut Said<'_>) -> Result<(), Error> {
     let keys = keys(blocks, seed);
-    let allocator = allocator(blocks)?;
+    let [_, allocator] = allocator(blocks)?;
     let interrupt = Interrupt::catch()?;
     let before = anonymous()?;
     let depot = open(path, blocks, "process")?;
@@ -225,7 +225,7 @@ fn measure(
     rounds: usize,
     said: &mut Said<'_>,
 ) -> Result<(), Error> {
-    let allocator = allocator(blocks)?;
+    let [allocator, _] = allocator(blocks)?;
     let mut times = Vec::new();
     let (mut most, mut depot) = (0, None);
     for _ in 0..rounds {
@@ -277,16 +277,22 @@ fn measure(
     Ok(())
 }
 
-/// What the allocator takes for so many blocks.
-fn allocator(blocks: usize) -> Result<u64, Error> {
+/// What the allocator takes for so many blocks: as an opening makes it, and as it grows while they
+/// come one by one.
+fn allocator(blocks: usize) -> Result<[u64; 2], Error> {
     let size = (blocks as u64 + 1024) * BLOCK;
+    let failed = |error: &dyn std::fmt::Display| Error::Bench(error.to_string());
     let extent = |block: u64| Extent {
         offset: block * BLOCK,
         len: BLOCK,
     };
-    let pool = Pool::rebuild(size, BLOCK, (0..blocks as u64).map(extent));
-    let pool = pool.map_err(|error| Error::Bench(error.to_string()))?;
-    Ok(pool.report().memory_bytes)
+    let extents = (0..blocks as u64).map(extent);
+    let opened = Pool::rebuild(size, BLOCK, extents).map_err(|error| failed(&error))?;
+    let mut filled = Pool::new(size, BLOCK).map_err(|error| failed(&error))?;
+    for _ in 0..blocks {
+        filled.allocate(BLOCK).map_err(|error| failed(&error))?;
+    }
+    Ok([opened, filled].map(|pool| pool.report().memory_bytes))
 }
 
 /// Anonymous memory of this process.
