@@ -341,8 +341,8 @@ pub(crate) struct Scale {
     #[arg(long)]
     pub(crate) puts: bool,
     /// Where the arenas are made, and removed again; the directory for temporary files unless
-    /// given, and /dev/shm for puts from several threads. They take 128 bytes a block, twice, and
-    /// 1 GiB.
+    /// given, and /dev/shm for puts from several threads. They take 4,224 bytes a block (at
+    /// most a million of them twice), and 1 GiB.
     #[arg(long, visible_alias = "path", value_name = "PATH")]
     pub(crate) dir: Option<PathBuf>,
     #[arg(long, hide = true, requires = "task")]

@@ -13,7 +13,8 @@ use crate::arena::{
     dead_superblocks, is_inside, judge, orphans_of, read_directory, read_owner, read_superblock,
     survey,
 };
-use crate::format::layout::Layout;
+use crate::config::size;
+use crate::format::layout::{CAPACITY_MIN, Layout};
 use crate::format::owner::Owner;
 use crate::format::record::{self, Record, Slot};
 use crate::format::superblock::Superblock;
@@ -67,13 +68,18 @@ impl Inspection {
     /// # Errors
     /// [`Error::Corrupt`] when it is no arena, [`Error::Media`] when it cannot be opened.
     pub fn open(path: &Path) -> Result<Inspection, Error> {
+        let corrupt = |reason: String| Error::Corrupt {
+            path: path.into(),
+            reason,
+        };
         let mapping = Mapping::open(path, Access::ReadOnly).map_err(|error| match error {
-            kvdepot_media::Error::TooSmall { .. } => Error::Corrupt {
-                path: path.into(),
-                reason: "it is empty, and no arena".into(),
-            },
+            kvdepot_media::Error::TooSmall { .. } => corrupt("it is empty, and no arena".into()),
             other => other.into(),
         })?;
+        if mapping.len() < CAPACITY_MIN {
+            let has = size::show(mapping.len());
+            return Err(corrupt(format!("it has {has}, and is no arena")));
+        }
         let superblock = read_superblock(path, &mapping)?;
         let layout = Layout {
             capacity: superblock.capacity,
@@ -81,10 +87,7 @@ impl Inspection {
             data: superblock.data,
         };
         if layout.data >= mapping.len() {
-            return Err(Error::Corrupt {
-                path: path.into(),
-                reason: "the medium ends inside the record table".into(),
-            });
+            return Err(corrupt("the medium ends inside the record table".into()));
         }
         Ok(Inspection {
             path: path.into(),

@@ -76,10 +76,10 @@ pub struct Stats {
     pub put_bytes: u64,
     /// Bytes asked of `get`.
     pub get_bytes: u64,
-    /// From handing copies into a tier to the lanes until the last of them ended, summed over
-    /// batches, by tier.
+    /// From handing a put's copies into a tier to the lanes until the last of them ended, summed
+    /// over batches, by tier; without write-back and promotion.
     pub put_move_ns: Vec<u64>,
-    /// The same for copies out of a tier.
+    /// The same for a get's copies out of a tier.
     pub get_move_ns: Vec<u64>,
     /// Blocks served, by tier.
     pub hit_blocks: Vec<u64>,

@@ -142,6 +142,8 @@ fn a_check_refuses_what_an_opening_does_and_makes_nothing() {
     let other = place.dir().join("other");
     std::fs::write(&other, vec![7; 1 << 20]).unwrap();
     let missing = place.dir().join("missing/arena");
+    let note = place.dir().join("note");
+    std::fs::write(&note, "mine").unwrap();
     let [empty, short] = [0, 4096].map(|length| {
         let path = place.dir().join(length.to_string());
         std::fs::write(&path, vec![0; length]).unwrap();
@@ -162,6 +164,7 @@ fn a_check_refuses_what_an_opening_does_and_makes_nothing() {
         (path(&missing), "a directory that exists"),
         (path(&other), "not a kvdepot arena"),
         (path(place.dir()), "a directory"),
+        (path(&note), "not a kvdepot arena; name another path"),
         (path(&empty), "not empty: an arena needs 256 KiB; remove it"),
         (
             path(&short),

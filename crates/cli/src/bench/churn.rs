@@ -68,6 +68,13 @@ pub(super) fn run(args: &Churn, report: &mut Report<'_>) -> Result<(), Error> {
 /// The prompts again and again, in random order.
 fn prompts(args: &Churn, dir: &Path, report: &mut Report<'_>) -> Result<(), Error> {
     let requests = args.requests.unwrap_or(if args.quick { 300 } else { 3277 });
+    if requests == 0 {
+        return Err(Error::Usage {
+            field: "--requests",
+            value: "0".into(),
+            allowed: "1 or more".into(),
+        });
+    }
     let all: Vec<Vec<u64>> = (0..PROMPTS)
         .map(|prompt| {
             let (prefix, own) = (prompt % PREFIXES, PREFIXES + prompt);

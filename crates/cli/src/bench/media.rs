@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use kvdepot_media::host::limits;
 use kvdepot_media::{Buffer, Mapping, Pages};
+use kvdepot_store::format::record;
 use kvdepot_store::{BlockBuffers, Config, Depot, Key, Mover, Namespace};
 use serde_json::json;
 
@@ -189,6 +190,27 @@ fn touched(mapping: Arc<Mapping>) -> Result<Buffer, Error> {
     let bytes = mapping.len();
     mapping.populate_write(0, bytes)?;
     Ok(mapping.buffer(0, bytes)?)
+}
+
+/// Refuses so many blocks where `dir` has no room for an arena of them and of `more`, `block` bytes
+/// each.
+pub(super) fn check_blocks(
+    dir: &Path,
+    blocks: usize,
+    more: usize,
+    block: u64,
+) -> Result<(), Error> {
+    let free = limits::disk_free(dir)?;
+    let all = (blocks as u64).saturating_add(more as u64);
+    if all.saturating_mul(block + record::LEN as u64) <= free {
+        return Ok(());
+    }
+    let (free, dir) = (kvdepot_store::config::size::show(free), dir.display());
+    Err(Error::Usage {
+        field: "--blocks",
+        value: blocks.to_string(),
+        allowed: format!("what fits into {dir}: {free} free; name another --dir"),
+    })
 }
 
 /// Refuses sizes that this machine has no memory for.

@@ -18,6 +18,7 @@ use kvdepot_store::inspect::Inspection;
 use kvdepot_store::{BlockBuffers, Config, Depot, Key};
 use serde_json::json;
 
+use super::media::check_blocks;
 use super::rounds::Rounds;
 use super::{Random, Report, Row, spec};
 use crate::args::Reopen;
@@ -94,6 +95,7 @@ pub(super) fn run(args: &Reopen, program: &OsStr, report: &mut Report<'_>) -> Re
         });
     }
     let dir = args.dir.clone().unwrap_or_else(std::env::temp_dir);
+    check_blocks(&dir, blocks, 0, BLOCK as u64)?;
     let scratch = Scratch::new(&dir)?;
     let path = scratch.path().join("arena");
     let keys = keys(blocks);

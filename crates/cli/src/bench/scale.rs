@@ -20,6 +20,7 @@ use kvdepot_store::format::record;
 use kvdepot_store::{Config, Depot, Key, Namespace};
 use serde_json::{Value, json};
 
+use super::media::check_blocks;
 use super::reopen::this_command;
 use super::rounds::median;
 use super::{Random, Report, Row, spec};
@@ -65,11 +66,14 @@ pub(super) fn run(args: &Scale, program: &OsStr, report: &mut Report<'_>) -> Res
             allowed: format!("from {} blocks, and a round", 2 * PAGE),
         });
     }
+    let dir = args.dir.clone().unwrap_or_else(std::env::temp_dir);
+    for blocks in sizes.iter().filter(|_| !args.puts) {
+        check_blocks(&dir, *blocks, *blocks.min(&ADDED), BLOCK)?;
+    }
     puts::run(args.dir.as_deref(), (args.quick, rounds), report)?;
     if args.puts {
         return Ok(());
     }
-    let dir = args.dir.clone().unwrap_or_else(std::env::temp_dir);
     for blocks in sizes {
         let scratch = Scratch::new(&dir)?;
         for (task, name) in [

@@ -69,7 +69,8 @@ fn config(args: &Serve) -> Result<Config, Error> {
         all = Value::Object(Map::new());
     }
     for option in &args.options {
-        let Some((name, value)) = option.split_once('=') else {
+        let Some((name, value)) = option.split_once('=').filter(|(name, _)| !name.is_empty())
+        else {
             return Err(refused(
                 "--option",
                 option,

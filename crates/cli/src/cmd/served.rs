@@ -23,6 +23,13 @@ const PAGE: usize = 4096;
 
 /// Attaches to the depot at a socket.
 pub(crate) fn connect(socket: &Path) -> Result<Depot, Error> {
+    if socket.as_os_str().is_empty() {
+        return Err(Error::Usage {
+            field: "PATH",
+            value: "unix:".into(),
+            allowed: "unix: and the path of a socket behind it".into(),
+        });
+    }
     Ok(Depot::connect_within(socket, Some(1), None)?)
 }
 

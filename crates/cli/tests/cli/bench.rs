@@ -273,16 +273,20 @@ fn bench_alloc_plays_the_requests_of_a_file() {
 }
 
 #[test]
-fn bench_alloc_refuses_what_cannot_be_measured() {
+fn what_cannot_be_measured_is_refused() {
     let home = Home::new();
     for (args, says) in [
-        (&["--rounds", "0"][..], "1 or more"),
-        (&["--operations", "0"], "1 or more"),
-        (&["--size", "2GiB"], "at most 268435456"),
-        (&["--workload", "tape"], "rebuild, spans"),
-        (&["--trace", "/nowhere/requests"], "/nowhere/requests"),
+        (&["alloc", "--rounds", "0"][..], "1 or more"),
+        (&["alloc", "--operations", "0"], "1 or more"),
+        (&["alloc", "--size", "2GiB"], "at most 268435456"),
+        (&["alloc", "--workload", "tape"], "rebuild, spans"),
+        (&["alloc", "--trace", "/nowhere/trace"], "/nowhere/trace"),
+        (&["churn", "--requests", "0"], "1 or more"),
+        (&["churn", "--trace", "/dev/null"], "requests with blocks"),
+        (&["reopen", "--blocks", "99999999999999"], "what fits into"),
+        (&["scale", "--blocks", "99999999999999"], "what fits into"),
     ] {
-        let all: Vec<&str> = ["bench", "alloc"].iter().chain(args).copied().collect();
+        let all: Vec<&str> = ["bench"].iter().chain(args).copied().collect();
         let ran = home.run(&all);
         assert_eq!((ran.status, ran.stdout.as_str()), (2, ""), "{args:?}");
         assert!(ran.stderr.contains(says), "{args:?}: {}", ran.stderr);

@@ -134,12 +134,15 @@ fn what_is_no_arena_is_an_error_with_its_path() {
     std::fs::write(&path, vec![b'x'; 1 << 20]).unwrap();
     let empty = home.path("empty");
     std::fs::write(&empty, "").unwrap();
+    let note = home.path("note");
+    std::fs::write(&note, "mine").unwrap();
     for command in ["ls", "stat", "verify"] {
         for (path, says) in [
             (path.clone(), "not a kvdepot arena"),
             (home.path("absent"), "there is no arena"),
             (home.dir.path().into(), "directory"),
             (empty.clone(), "it is empty, and no arena"),
+            (note.clone(), "it has 4 B, and is no arena\n"),
         ] {
             let path = path.to_str().unwrap();
             let ran = home.run(&[command, path]);

@@ -56,11 +56,13 @@ fn rm_refuses_what_a_process_owns_and_names_it() {
 fn rm_keeps_files_that_are_no_arenas() {
     let home = Home::new();
     let path = home.path("notes");
-    std::fs::write(&path, "mine").unwrap();
-    let ran = home.run(&["rm", path.to_str().unwrap(), "--yes"]);
-    assert_eq!(ran.status, 2);
-    assert!(ran.stderr.contains("not a kvdepot arena"), "{}", ran.stderr);
-    assert_eq!(std::fs::read(&path).unwrap(), b"mine");
+    for text in ["mine", ""] {
+        std::fs::write(&path, text).unwrap();
+        let ran = home.run(&["rm", path.to_str().unwrap(), "--yes"]);
+        assert_eq!(ran.status, 2);
+        assert!(ran.stderr.contains("not a kvdepot arena"), "{}", ran.stderr);
+        assert_eq!(std::fs::read(&path).unwrap(), text.as_bytes());
+    }
 }
 
 #[test]

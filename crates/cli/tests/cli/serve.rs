@@ -239,6 +239,7 @@ fn a_live_depot_is_listed_described_and_cleared_by_digest() {
         (&["verify", &at][..], "the path of an arena"),
         (&["rm", &at], "the path of an arena"),
         (&["ls", "unix:/none"], "/none"),
+        (&["ls", "unix:"], "the path of a socket behind it"),
         (&["ls", &service.socket], &help),
         (&["stat", &service.socket], &help),
     ] {
@@ -304,6 +305,8 @@ fn serve_names_what_is_wrong_and_who_owns_the_arena() {
     for (args, word) in [
         (&["serve", "-o", "dax.capcity=1GiB"][..], "capcity"),
         (&["serve", "-o", "nonsense"], "NAME=VALUE"),
+        (&["serve", "-o", "=nonsense"], "NAME=VALUE"),
+        (&["serve", "--socket", "unix:a.sock"], "without unix:"),
         (&["serve", "-o", "socket=off"], "the path to listen at"),
         (&["serve", "-o", "socket_mode=0999"], "octal"),
         (&["serve", "-o", "socket_mode=432"], "octal"),

@@ -17,12 +17,16 @@ use crate::format::{layout, superblock};
 /// last owner still run, [`Error::Corrupt`] when something else lies there, [`Error::Media`] and
 /// [`Error::Io`] when the system refuses.
 pub fn erase(path: &Path) -> Result<u64, Error> {
-    let mapping = Mapping::open(path, Access::ReadWrite)?;
+    let stays = || Error::Corrupt {
+        path: path.into(),
+        reason: "it is not a kvdepot arena, and stays".into(),
+    };
+    let mapping = Mapping::open(path, Access::ReadWrite).map_err(|error| match error {
+        kvdepot_media::Error::TooSmall { .. } => stays(),
+        other => other.into(),
+    })?;
     if !begins_like_an_arena(&mapping)? {
-        return Err(Error::Corrupt {
-            path: path.into(),
-            reason: "it is not a kvdepot arena, and stays".into(),
-        });
+        return Err(stays());
     }
     let lock = OwnerLock::acquire(path, &mapping, Duration::ZERO)?;
     if !lock.alone() {

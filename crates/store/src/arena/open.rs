@@ -436,12 +436,17 @@ pub(crate) fn read_superblock(path: &Path, mapping: &Mapping) -> Result<Superblo
         path: path.into(),
         reason,
     };
-    if mapping.len() < layout::CAPACITY_MIN {
-        return Err(corrupt(format!(
-            "it has {}: {}",
-            size::show(mapping.len()),
-            create::enlarge(path)
-        )));
+    let len = mapping.len();
+    if len < layout::CAPACITY_MIN {
+        let mut bytes = vec![0; len as usize];
+        mapping.read_into(0, &mut bytes)?;
+        // Whoever keeps something here is not told to remove it.
+        let is_ours = bytes.starts_with(&superblock::MAGIC) || bytes.iter().all(|byte| *byte == 0);
+        return Err(corrupt(if is_ours {
+            format!("it has {}: {}", size::show(len), create::enlarge(path))
+        } else {
+            "it is not a kvdepot arena; name another path".into()
+        }));
     }
     let [a, b] = COPIES.map(|at| read_page(mapping, at).map(|page| Superblock::decode(&page)));
     let (a, b) = (a?, b?);

@@ -354,11 +354,14 @@ impl Config {
                 self.socket = match parsed.text.as_str() {
                     "auto" => Socket::Auto,
                     "off" => Socket::Off,
-                    path if path.contains('/') || path.ends_with(".sock") => {
+                    path if !path.starts_with("unix:")
+                        && (path.contains('/') || path.ends_with(".sock")) =>
+                    {
                         Socket::At(expand_home(path))
                     }
                     _ => {
-                        let allowed = "auto, off, or a path: with a / in it, or that ends in .sock";
+                        let allowed = "auto, off, or a path: with a / in it, or that ends in \
+                                       .sock, and without unix:";
                         return Err(Error::config(field, value, allowed));
                     }
                 }

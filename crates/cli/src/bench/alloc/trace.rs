@@ -55,13 +55,6 @@ pub(super) fn requests(path: Option<&Path>, plan: &Plan) -> Result<Requests, Err
         None => conversations(if plan.quick { 3000 } else { 12_000 }),
     };
     let blocks: HashSet<u64> = prompts.iter().flat_map(|p| p.blocks.clone()).collect();
-    if blocks.is_empty() {
-        return Err(Error::Usage {
-            field: "--trace",
-            value: path.map_or_else(String::new, |path| path.display().to_string()),
-            allowed: "requests with blocks".into(),
-        });
-    }
     Ok(Requests {
         prompts,
         blocks: blocks.len(),
@@ -86,6 +79,13 @@ pub(in crate::bench) fn read(path: &Path) -> Result<Vec<Prompt>, Error> {
         prompts.push(Prompt {
             moment: line.timestamp.unwrap_or((prompts.len() / TOGETHER) as u64),
             blocks: line.hash_ids,
+        });
+    }
+    if prompts.iter().all(|prompt| prompt.blocks.is_empty()) {
+        return Err(Error::Usage {
+            field: "--trace",
+            value: path.display().to_string(),
+            allowed: "requests with blocks".into(),
         });
     }
     Ok(prompts)

@@ -15,7 +15,7 @@ use crate::error::Error;
 const PUT: usize = 1 << 20;
 /// How long puts are stored.
 const SPELL: Duration = Duration::from_millis(1500);
-/// Most puts: what the sparse arena grows by.
+/// Most puts.
 const PUTS: usize = 512;
 
 /// Puts during which locks are measured.
