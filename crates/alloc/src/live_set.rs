@@ -20,8 +20,8 @@ const LOAD: (usize, usize) = (4, 5);
 /// Slots that a large table fills at a time: what a second-level cache holds.
 const PART_SLOTS: usize = 1 << 14;
 
-/// What is made for extents that are known has room for one in so many more: the first ones that come
-/// do not find it full.
+/// What is made for extents that are known has room for one in so many more: the first ones that
+/// come do not find it full.
 pub(crate) const SPARE: usize = 32;
 
 /// A large table is filled in so many goes, each of which takes memory for its part of the extents
