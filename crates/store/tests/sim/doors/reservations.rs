@@ -47,6 +47,8 @@ impl World {
                     !has_room || may_decline,
                     "a reservation found no room, and all was free"
                 );
+                let ids = wanted.into_iter().map(|(id, _)| id);
+                self.unread.borrow_mut().extend(ids);
                 return Ok(());
             }
             Err(error) => return Err(format!("reserve: {error}")),
@@ -78,10 +80,14 @@ impl World {
                         reservation,
                     });
                 }
-                None => law!(
-                    needless || !has_room || may_decline,
-                    "{id:?} was not reserved, and all was free"
-                ),
+                None => {
+                    law!(
+                        needless || !has_room || may_decline,
+                        "{id:?} was not reserved, and all was free"
+                    );
+                    // Not stored, and not asked for since, whatever the reason was.
+                    self.unread.borrow_mut().insert(id);
+                }
             }
         }
         Ok(())
