@@ -42,9 +42,11 @@ impl World {
         let (there, unread) = {
             let (twin, unread) = (self.twin.borrow(), self.unread.borrow());
             let on_its_way = |id: &Id| !twin.writers(*id).is_empty();
+            let mut before = BTreeSet::new();
+            // One that the call names twice waits for itself.
             let there = ids
                 .iter()
-                .map(|id| twin.live(*id).is_some() || on_its_way(id));
+                .map(|id| !before.insert(*id) || twin.live(*id).is_some() || on_its_way(id));
             let known = |id: &Id| unread.contains(id) || on_its_way(id);
             (there.collect(), ids.iter().position(known))
         };
