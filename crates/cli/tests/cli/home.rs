@@ -38,6 +38,7 @@ impl Home {
         let mut command = Command::new(env!("CARGO_BIN_EXE_kvdepot"));
         command
             .args(args)
+            .current_dir(self.dir.path())
             .env("HOME", self.dir.path())
             .env("XDG_CACHE_HOME", self.path("cache"))
             .env("XDG_RUNTIME_DIR", self.path("run"))

@@ -110,6 +110,34 @@ fn each_instance_has_a_socket_and_the_end_of_the_terminal_is_an_end() {
 }
 
 #[test]
+fn a_socket_is_listed_by_its_whole_path_wherever_it_was_named_from() {
+    let home = Home::new();
+    let service = Service::start(
+        &home,
+        &[
+            "Cache",
+            "-o",
+            "cache.capacity=1MiB",
+            "--socket",
+            "./kvdepot-here.sock",
+        ],
+    );
+    let path = home.path("kvdepot-here.sock");
+    assert_eq!(Path::new(&service.socket), path);
+    let ran = home.run(&["ls"]);
+    let name = format!("unix:{}", path.display());
+    assert!(ran.stdout.contains(&name), "{}", ran.stdout);
+    let deep = home.path(&"d".repeat(100));
+    std::fs::create_dir(&deep).unwrap();
+    let mut command = home.command(&["serve", "Cache", "--socket", "./a.sock"]);
+    let ran = Ran::of(command.current_dir(&deep).output().unwrap());
+    let len = deep.join("a.sock").as_os_str().len();
+    let says = format!("at most 107 bytes from the root on (a limit of Unix sockets), not {len}");
+    assert!(ran.stderr.contains(&says), "{}", ran.stderr);
+    assert_eq!(service.end(), 0);
+}
+
+#[test]
 fn a_signal_ends_the_wait_for_another_owner_and_leaves_nothing() {
     let home = Home::new();
     let (used, fresh) = (home.path("used"), home.path("fresh"));

@@ -3,7 +3,7 @@
 use serde_json::{Map, Value};
 
 use super::schema::Kind;
-use super::value::{Parsed, medium};
+use super::value::{Parsed, absolute};
 use super::{DaxConfig, DeviceConfig};
 use crate::Error;
 use crate::share::MEDIA_MAX;
@@ -31,7 +31,7 @@ fn device(field: &str, value: &Value) -> Result<DeviceConfig, Error> {
     for (name, value) in options {
         let field = format!("{field}.{name}");
         match name.as_str() {
-            "path" => path = Some(medium(&Parsed::new(&field, Kind::Text, value)?.text)),
+            "path" => path = Some(absolute(&Parsed::new(&field, Kind::Text, value)?.text)),
             "capacity" => capacity = Some(Parsed::new(&field, Kind::Size, value)?.number),
             _ => return Err(Error::config(field, value, "path and capacity only")),
         }

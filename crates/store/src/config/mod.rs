@@ -16,7 +16,7 @@ use crate::Error;
 use crate::format::GRANULE;
 use schema::Kind;
 pub use value::read_yaml;
-use value::{Parsed, expand_home, medium};
+use value::{Parsed, absolute};
 
 /// Fewest bytes of `slice_size`: below, handing a slice over costs more than moving it.
 const SLICE_MIN: u64 = 64 << 10;
@@ -357,7 +357,7 @@ impl Config {
                     path if !path.starts_with("unix:")
                         && (path.contains('/') || path.ends_with(".sock")) =>
                     {
-                        Socket::At(expand_home(path))
+                        Socket::At(absolute(path))
                     }
                     _ => {
                         let allowed = "auto, off, or a path: with a / in it, or that ends in \
@@ -373,7 +373,7 @@ impl Config {
                 }
                 self.cache.capacity = Some(parsed.number);
             }
-            ("dax", "path") => self.dax.path = Some(medium(&parsed.text)),
+            ("dax", "path") => self.dax.path = Some(absolute(&parsed.text)),
             ("dax", "capacity") => self.dax.capacity = Some(parsed.number),
             ("dax", "records") => {
                 self.dax.records = Some(parsed.count(&field, u64::from(u32::MAX) - 1)?);
@@ -547,9 +547,14 @@ mod tests {
             let text = error("Cache", json!({ "socket": word }));
             assert!(text.contains("auto, off, or a path"), "{text}");
         }
-        for path in ["/run/x", "./x", "x.sock"] {
+        let here = std::env::current_dir().unwrap();
+        for (path, is) in [
+            ("/run/x", "/run/x".into()),
+            ("./x", here.join("x")),
+            ("x.sock", here.join("x.sock")),
+        ] {
             let config = Config::new("Cache", &json!({ "socket": path })).unwrap();
-            assert_eq!(config.socket, Socket::At(path.into()));
+            assert_eq!(config.socket, Socket::At(is));
         }
     }
 

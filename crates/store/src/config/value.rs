@@ -41,8 +41,9 @@ pub(super) fn expand_home(path: &str) -> PathBuf {
     }
 }
 
-/// The path of a medium, which is known by it wherever it is named: in listings, labels and notes.
-pub(super) fn medium(path: &str) -> PathBuf {
+/// A path from the root on. Media and sockets are known by theirs wherever they are named, in
+/// listings, labels and notes, and to processes in other directories.
+pub(super) fn absolute(path: &str) -> PathBuf {
     let path = expand_home(path);
     // Without a working directory the opening says so.
     std::path::absolute(&path).unwrap_or(path)

@@ -212,14 +212,14 @@ fn runtime_of(path: &Path) -> Option<&Path> {
 }
 
 fn check_len(path: &Path) -> Result<(), Error> {
-    if path.as_os_str().len() > 107 {
-        return Err(Error::config(
+    match path.as_os_str().len() {
+        ..=107 => Ok(()),
+        len => Err(Error::config(
             "socket",
             path.display(),
-            "a path of at most 107 bytes (a limit of Unix sockets)",
-        ));
+            format!("at most 107 bytes from the root on (a limit of Unix sockets), not {len}"),
+        )),
     }
-    Ok(())
 }
 
 /// Refuses a path where something else than a socket lies, which is not removed.
