@@ -28,6 +28,18 @@ pub fn read_yaml(path: &Path) -> Result<Value, Error> {
         let allowed = "options such as pipeline: Cache|Dax (docs/configuration.md has them)";
         return Err(refused("a file without any".into(), allowed));
     }
+    if !read.is_mapping() {
+        // What it holds may be long, and no part of it was meant for this.
+        let kind = if read.is_sequence() {
+            "a list"
+        } else {
+            "a plain value"
+        };
+        return Err(refused(
+            kind.into(),
+            "a YAML mapping of options to their values",
+        ));
+    }
     serde_json::to_value(read).map_err(|error| refused(error.to_string(), once))
 }
 
@@ -134,7 +146,11 @@ mod tests {
                 "\"capacity\"",
             ),
             ("{\"lanes\": 1, \"lanes\": 2}", "\"lanes\""),
-            ("- lanes", "a mapping"),
+            ("- lanes", "a list is not allowed; allowed: a YAML mapping"),
+            (
+                "some words",
+                "a plain value is not allowed; allowed: a YAML mapping",
+            ),
         ] {
             let error = read(text).unwrap_err();
             assert!(error.contains(says), "{text:?}: {error}");
