@@ -77,6 +77,15 @@ fn config(args: &Serve) -> Result<Config, Error> {
                 "NAME=VALUE, such as cache.capacity=8GiB",
             ));
         };
+        let beside = match name {
+            "pipeline" => args.pipeline.clone(),
+            "socket" => args.socket.as_deref().map(text),
+            _ => None,
+        };
+        if let Some(beside) = beside.filter(|beside| beside != value) {
+            let allowed = format!("the {name} once: {beside} is given beside it");
+            return Err(refused("--option", option, &allowed));
+        }
         set(&mut all, name, read(name, value));
     }
     if let Some(pipeline) = &args.pipeline {

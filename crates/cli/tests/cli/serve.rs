@@ -336,6 +336,11 @@ fn serve_names_what_is_wrong_and_who_owns_the_arena() {
         (&["serve", "-o", "=nonsense"], "NAME=VALUE"),
         (&["serve", "--socket", "unix:a.sock"], "without unix:"),
         (&["serve", "-o", "socket=off"], "the path to listen at"),
+        (&["serve", "Cache", "-o", "pipeline=Dax"], "Cache is given"),
+        (
+            &["serve", "--socket", "./a", "-o", "socket=./b"],
+            "./a is given",
+        ),
         (&["serve", "-o", "socket_mode=0999"], "octal"),
         (&["serve", "-o", "socket_mode=432"], "octal"),
         // Which is right, and read before what is not.
