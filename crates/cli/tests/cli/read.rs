@@ -143,6 +143,7 @@ fn what_is_no_arena_is_an_error_with_its_path() {
             (home.dir.path().into(), "directory"),
             (empty.clone(), "it is empty, and no arena"),
             (note.clone(), "it has 4 B, and is no arena\n"),
+            ("/proc/self/mem".into(), "the kernel makes up"),
         ] {
             let path = path.to_str().unwrap();
             let ran = home.run(&[command, path]);

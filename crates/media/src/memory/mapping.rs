@@ -14,8 +14,8 @@ use super::flush;
 use super::huge::{self, Pages};
 use super::lost::Watch;
 use super::medium::{
-    Kind, alignment_of, allocate, check_kind, check_owner, extent_of, fill_holes, has_no_holes,
-    lengthen, shown, sync_new, write_zeros,
+    Kind, alignment_of, allocate, check_kind, check_owner, check_system, extent_of, fill_holes,
+    has_no_holes, lengthen, shown, sync_new, write_zeros,
 };
 use super::once;
 use crate::buffer::{Buffer, Owner, check_range};
@@ -189,6 +189,7 @@ impl Mapping {
         let stat = rustix::fs::fstat(&fd).map_err(io("stat"))?;
         // Looked at again: it may have been replaced in between.
         check_kind(path, &stat)?;
+        check_system(path, fd.as_fd())?;
         let (kind, len) = extent_of(fd.as_fd(), &stat, Some(path))?;
         if kind != Kind::Dax {
             check_owner(path, &stat)?;

@@ -46,6 +46,20 @@ pub(super) fn check_kind(path: &Path, stat: &Stat) -> Result<()> {
     })
 }
 
+/// Refuses files that the kernel makes up as they are read: they have no length, and are not empty.
+pub(super) fn check_system(path: &Path, fd: BorrowedFd<'_>) -> Result<()> {
+    match rustix::fs::fstatfs(fd) {
+        Ok(system) if MADE_UP.contains(&(system.f_type as u64)) => Err(Error::WrongKind {
+            path: path.to_path_buf(),
+            found: "a file that the kernel makes up (/proc, /sys)",
+        }),
+        _ => Ok(()),
+    }
+}
+
+/// File systems of such files: proc, sysfs.
+const MADE_UP: [u64; 2] = [0x9FA0, 0x6265_6572];
+
 /// Refuses files of other users, and those that others may write.
 pub(super) fn check_owner(path: &Path, stat: &Stat) -> Result<()> {
     let expected = rustix::process::geteuid().as_raw();
