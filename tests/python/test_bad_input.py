@@ -49,6 +49,9 @@ def refusal(call: Callable[..., Any], *arguments: Any, **options: Any) -> str:
         ("Cache", {"socket_mode": 660}, ["socket_mode: 660", "in octal and in quotes"]),
         ("Cache", {"socket": "/none/such/s"}, ["socket", "/none/such/s", "directory"]),
         ("Cache", {"socket": "/tmp/" + "s" * 200}, ["socket", "107 bytes"]),
+        ("\ud800", {}, ["pipeline: '\\ud800'", "UTF-8"]),
+        ("/\ud800.yaml", {}, ["pipeline", "UTF-8"]),
+        ("Cache", {"instance": "\ud800"}, ["instance: '\\ud800'", "UTF-8"]),
         ("nothere.yaml", None, ["nothere.yaml", "configuration file", "No such file"]),
     ],
 )
@@ -166,6 +169,7 @@ def test_paths_that_cannot_be(tmp_path: Path) -> None:
     assert f"unix:{tmp_path / 's'}, for the depot" in text
     text = dax("/proc/version")
     assert text.startswith("ConfigError: dax.path: ")
+    assert "the kernel makes up" in text
     link = tmp_path / "link"
     link.symlink_to(tmp_path / "elsewhere")
     (tmp_path / "elsewhere").write_bytes(b"")
@@ -309,8 +313,8 @@ class ReadOnly:
         ([bytes(10), 7], ["buffers[1]", "int object"]),
         ([bytes(10), None], ["buffers[1]"]),
         ([bytes(10), np.zeros(20, np.uint8)[::2]], ["buffers[1]", "gaps", "contiguous"]),
-        ([bytes(10), (0, 10)], ["buffers[1]", "(0, 10)"]),
-        ([bytes(10), (4096, 2**64 - 1)], ["buffers[1]"]),
+        ([bytes(10), (0, 10)], ["buffers[1]", "(0, 10)", "pair whose memory begins above 0"]),
+        ([bytes(10), (4096, 2**64 - 1)], ["buffers[1]", "ends below 2^64"]),
         ([bytes(10), (4096, 2**34 + 1)], ["buffers[1]", str(2**34 + 1), str(2**34)]),
         ([bytes(10), (4096, -1)], ["buffers[1]", "(4096, -1)"]),
         ([bytes(10), (1, 2, 3)], ["buffers[1]", "(1, 2, 3)"]),
@@ -369,6 +373,7 @@ def test_no_byte_has_moved(ns: kvdepot.Namespace, keys: Keys) -> None:
         ({"layout": 1.5}, ["layout", "1.5"]),
         ({"world": True}, ["world", "True"]),
         ({"world": (1, 2)}, ["world", "(1, 2)"]),
+        ({"salt": "\ud800"}, ["salt: '\\ud800'", "UTF-8"]),
     ],
 )
 def test_fields_of_a_namespace(depot: kvdepot.Depot, change: Any, words: list[str]) -> None:

@@ -72,10 +72,13 @@ def test_tokens_of_a_tensor() -> None:
         (np.int64(5), {}, "tokens.*sequence"),
         (5, {}, "tokens.*sequence"),
         (None, {}, "tokens.*sequence"),
-        ([1], {"block_tokens": 0}, "block_tokens.*0"),
-        ([1], {"block_tokens": -4}, "block_tokens.*-4"),
-        ([1], {"block_tokens": "4"}, "block_tokens"),
+        ([2**70], {}, r"tokens\[0\].*1180591620717411303424.*below 2\^32"),
+        ([1], {"block_tokens": 0}, "block_tokens: 0 .* from 1 below"),
+        ([1], {"block_tokens": -4}, "block_tokens: -4 .* from 1 below"),
+        ([1], {"block_tokens": 2**70}, r"block_tokens: 1180591620717411303424 .* below 2\^64"),
+        ([1], {"block_tokens": "4"}, "block_tokens: '4' .* from 1 below"),
         ([1], {"salt": 5}, "salt.*5.*text or bytes"),
+        ([1], {"salt": "\ud800"}, r"salt: '\\ud800' .* UTF-8"),
     ],
 )
 def test_what_has_no_keys(tokens: Any, options: dict[str, Any], words: str) -> None:

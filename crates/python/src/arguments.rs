@@ -1,5 +1,7 @@
 //! Arguments of the verbs, read and checked: fields of a namespace, lengths, parts, checksums.
 
+use std::borrow::Cow;
+
 use kvdepot_store::{Checksum, NamespaceSpec};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyInt, PyString};
@@ -44,7 +46,7 @@ fn optional(field: &str, value: Option<&Bound<'_, PyAny>>) -> PyResult<Option<St
 /// A text; numbers and bytes are written as one.
 fn word(field: &str, value: &Bound<'_, PyAny>) -> PyResult<String> {
     if let Ok(text) = value.cast::<PyString>() {
-        return Ok(text.to_cow()?.into_owned());
+        return self::text(field, text);
     }
     if let Ok(bytes) = value.cast::<PyBytes>() {
         let hex: String = bytes
@@ -67,11 +69,26 @@ fn word(field: &str, value: &Bound<'_, PyAny>) -> PyResult<String> {
     ))
 }
 
+/// What a text of Python is to be, which can hold halves of characters too.
+pub(crate) const TEXT: &str = "a text that UTF-8 can write (no surrogates)";
+
+/// A text.
+pub(crate) fn text(field: &str, value: &Bound<'_, PyString>) -> PyResult<String> {
+    let text = value.to_cow().map(Cow::into_owned);
+    text.map_err(|_| errors::input(value.py(), field, errors::shown(value), TEXT))
+}
+
 /// A whole number of at least zero.
 pub(crate) fn number(field: &str, value: &Bound<'_, PyAny>) -> PyResult<u64> {
-    value.extract::<u64>().map_err(|_| {
-        let shown = errors::shown(value);
-        errors::input(value.py(), field, shown, "a whole number from 0")
+    number_from(0, field, value)
+}
+
+/// A whole number of at least `least`.
+pub(crate) fn number_from(least: u64, field: &str, value: &Bound<'_, PyAny>) -> PyResult<u64> {
+    let number = value.extract::<u64>().ok();
+    number.filter(|number| *number >= least).ok_or_else(|| {
+        let allowed = format!("a whole number from {least} below 2^64");
+        errors::input(value.py(), field, errors::shown(value), allowed)
     })
 }
 

@@ -16,6 +16,8 @@ use crate::{cuda_array, dlpack, errors, storage};
 const ALLOWED: &str = "contiguous memory: an object with the buffer protocol or DLPack, or an \
                        (address, length) pair";
 
+const PAIR: &str = "an (address, length) pair whose memory begins above 0 and ends below 2^64";
+
 /// A range of memory whose owner is kept elsewhere.
 #[derive(Clone, Copy)]
 pub(crate) struct Raw {
@@ -126,12 +128,13 @@ fn one(index: usize, item: &Bound<'_, PyAny>, objects: &mut Vec<Py<PyAny>>) -> P
     let py = item.py();
     let wrong = |value: String| errors::input(py, format!("buffers[{index}]"), value, ALLOWED);
     if let Ok(pair) = item.cast::<PyTuple>() {
-        let Ok((addr, len)) = pair.extract::<(usize, usize)>() else {
-            return Err(wrong(errors::shown(item)));
+        let read = pair.extract::<(usize, usize)>().ok();
+        let Some((addr, len)) =
+            read.filter(|(addr, len)| *addr > 0 && addr.checked_add(*len).is_some())
+        else {
+            let field = format!("buffers[{index}]");
+            return Err(errors::input(py, field, errors::shown(item), PAIR));
         };
-        if addr == 0 || addr.checked_add(len).is_none() {
-            return Err(wrong(errors::shown(item)));
-        }
         return Ok(Raw {
             addr,
             len,

@@ -24,13 +24,13 @@ pub(crate) fn of_tokens<'py>(
     salt: Option<&Bound<'py, PyAny>>,
 ) -> PyResult<Bound<'py, PyList>> {
     let py = tokens.py();
-    let block_tokens = arguments::number("block_tokens", block_tokens)?;
+    let block_tokens = arguments::number_from(1, "block_tokens", block_tokens)?;
     // Larger than any prompt is as good as the largest.
     let block_tokens = usize::try_from(block_tokens).unwrap_or(usize::MAX);
     let salt = match salt {
         None => Vec::new(),
         Some(salt) => match (salt.cast::<PyString>(), salt.cast::<PyBytes>()) {
-            (Ok(text), _) => text.to_cow()?.into_owned().into_bytes(),
+            (Ok(text), _) => arguments::text("salt", text)?.into_bytes(),
             (_, Ok(bytes)) => bytes.as_bytes().to_vec(),
             _ => {
                 let shown = errors::shown(salt);

@@ -1,5 +1,6 @@
 //! Settings as Python gives them, read into the neutral value that the one schema checks.
 
+use std::borrow::Cow;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -10,7 +11,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDict, PyFloat, PyInt, PyList, PyMapping, PyString, PyTuple};
 use serde_json::{Map, Value};
 
-use crate::errors;
+use crate::{arguments, errors};
 
 /// Endings that make a text without a separator a file's name.
 const ENDINGS: [&str; 3] = [".yaml", ".yml", ".json"];
@@ -70,12 +71,20 @@ pub(crate) fn source(
     })
 }
 
+/// A text of an option.
+fn text(field: &str, given: &Bound<'_, PyString>) -> PyResult<String> {
+    let text = given.to_cow().map(Cow::into_owned);
+    text.map_err(|_| errors::config(given.py(), field, errors::shown(given), arguments::TEXT))
+}
+
 /// The path behind `unix:`, where the first argument is one.
 fn service(pipeline: &Bound<'_, PyAny>) -> PyResult<Option<String>> {
-    let Ok(text) = pipeline.cast::<PyString>() else {
+    let Ok(given) = pipeline.cast::<PyString>() else {
         return Ok(None);
     };
-    Ok(text.to_cow()?.strip_prefix(SERVICE).map(str::to_owned))
+    Ok(text("pipeline", given)?
+        .strip_prefix(SERVICE)
+        .map(str::to_owned))
 }
 
 /// The path of a socket, that `open` would take with `unix:` before it.
@@ -102,7 +111,7 @@ fn config(pipeline: &Bound<'_, PyAny>, settings: Option<&Bound<'_, PyAny>>) -> P
             Config::from_value(&all)
         }),
         None => {
-            let Ok(text) = pipeline.cast::<PyString>() else {
+            let Ok(named) = pipeline.cast::<PyString>() else {
                 let allowed = "a pipeline such as \"Cache|Dax\", or the path of a YAML file";
                 return Err(errors::config(
                     py,
@@ -111,7 +120,7 @@ fn config(pipeline: &Bound<'_, PyAny>, settings: Option<&Bound<'_, PyAny>>) -> P
                     allowed,
                 ));
             };
-            Config::new(&text.to_cow()?, &given)
+            Config::new(&text("pipeline", named)?, &given)
         }
     };
     config.map_err(|error| match error {
@@ -125,10 +134,10 @@ fn config(pipeline: &Bound<'_, PyAny>, settings: Option<&Bound<'_, PyAny>>) -> P
 
 /// The path, where the first argument is one.
 fn file(pipeline: &Bound<'_, PyAny>) -> PyResult<Option<PathBuf>> {
-    if let Ok(text) = pipeline.cast::<PyString>() {
-        let text = text.to_cow()?;
+    if let Ok(given) = pipeline.cast::<PyString>() {
+        let text = text("pipeline", given)?;
         let named = text.contains('/') || ENDINGS.iter().any(|ending| text.ends_with(ending));
-        return Ok(named.then(|| PathBuf::from(&*text)));
+        return Ok(named.then(|| PathBuf::from(&text)));
     }
     Ok(match pipeline.hasattr("__fspath__")? {
         true => Some(pipeline.extract()?),
@@ -185,8 +194,8 @@ fn value(field: &str, given: &Bound<'_, PyAny>, depth: usize) -> PyResult<Value>
             .map(Value::Number)
             .ok_or_else(refuse);
     }
-    if let Ok(text) = given.cast::<PyString>() {
-        return Ok(Value::String(text.to_cow()?.into_owned()));
+    if let Ok(given) = given.cast::<PyString>() {
+        return Ok(Value::String(text(field, given)?));
     }
     if let Some(items) = entries(given)? {
         let mut map = Map::new();
