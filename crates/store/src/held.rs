@@ -15,6 +15,10 @@ use std::time::{Duration, Instant};
 use kvdepot_media::host::cpu::time_of_this_thread;
 use parking_lot::{Condvar, MutexGuard, RwLockReadGuard, RwLockWriteGuard};
 
+/// Keys of a call that are handled before others who wait for the lock have it: some tens of
+/// microseconds. The simulator's calls are short ones.
+pub(crate) const TURN: usize = if cfg!(feature = "sim") { 3 } else { 64 };
+
 thread_local! {
     /// Locks that this thread holds; counted in debug builds.
     static HELD: Cell<u32> = const { Cell::new(0) };
@@ -48,10 +52,33 @@ struct Held {
     since: Option<Duration>,
 }
 
+#[cfg(test)]
+thread_local! {
+    /// Steps in an index under the first lock that this thread holds, and the most there were.
+    static STEPS: Cell<(u32, u32)> = const { Cell::new((0, 0)) };
+}
+
+/// A block is looked at, or changed: some tenths of a microsecond. Tests count them.
+#[inline]
+pub(crate) fn stepped() {
+    #[cfg(test)]
+    STEPS.set((STEPS.get().0 + 1, STEPS.get().1));
+}
+
+/// The most steps of this thread under a lock since it was last asked.
+#[cfg(test)]
+pub(crate) fn most_steps() -> u32 {
+    STEPS.replace((0, 0)).1
+}
+
 impl Held {
     fn new() -> Held {
         if cfg!(debug_assertions) {
             HELD.set(HELD.get() + 1);
+        }
+        #[cfg(test)]
+        if HELD.get() == 1 {
+            STEPS.set((0, STEPS.get().1));
         }
         // Within another one it would be measured as a part of that, and prolong it.
         let is_watched = WATCHED.load(Ordering::Relaxed) && !MEASURED.replace(true);
@@ -65,6 +92,11 @@ impl Drop for Held {
     fn drop(&mut self) {
         if cfg!(debug_assertions) {
             HELD.set(HELD.get() - 1);
+        }
+        #[cfg(test)]
+        if HELD.get() == 0 {
+            let (steps, most) = STEPS.get();
+            STEPS.set((0, most.max(steps)));
         }
         if let Some(since) = self.since {
             MEASURED.set(false);
@@ -209,6 +241,14 @@ impl<T> Guard<'_, T> {
         let look = || (0..LOOKS).for_each(|_| std::hint::spin_loop());
         MutexGuard::unlocked(&mut self.guard, look);
         self.held = Some(Held::new());
+    }
+
+    /// [Gives way](Guard::give_way) before each key of a call that begins another turn; `at` counts
+    /// from the first.
+    pub(crate) fn take_turns(&mut self, at: usize) {
+        if at > 0 && at.is_multiple_of(TURN) {
+            self.give_way();
+        }
     }
 
     pub(crate) fn wait(&mut self, event: &Condvar) {

@@ -20,9 +20,9 @@ use crate::index::{Entry, Stage};
 /// Most blocks that end in one go: what others wait for, of the lock and of the medium.
 pub(super) const BATCH: usize = 512;
 
-/// Blocks that are evicted ahead of need, or whose room is freed then, before others who wait for
-/// the lock have it: some microseconds.
-pub(super) const BITE: usize = 8;
+/// Blocks that leave the index, or whose room is freed, before others who wait for the lock have
+/// it: some microseconds.
+pub(super) const BITE: usize = if cfg!(feature = "sim") { 2 } else { 8 };
 
 /// Ranges of the medium that lie closer than this are synced as one: less than a page, and few
 /// cache lines.
@@ -110,37 +110,35 @@ impl Arena {
         true
     }
 
-    /// Makes the medium forget blocks, without the lock meanwhile, and frees their room; how many
-    /// it has forgotten.
+    /// Makes the medium forget blocks, without the lock meanwhile, and frees their room, in bites
+    /// between which others may have the lock, and room that nobody is promised; how many it has
+    /// forgotten.
     pub(super) fn bury(&self, state: &mut Guard<'_, State>, dying: Dying) -> usize {
-        self.bury_by(state, dying, usize::MAX)
-    }
-
-    /// As [`Arena::bury`]; others may have the lock, and with it the room, when so many are free.
-    pub(super) fn bury_by(&self, state: &mut Guard<'_, State>, dying: Dying, bite: usize) -> usize {
-        let Dying(graves) = dying;
-        if graves.is_empty() {
+        if dying.is_empty() {
             return 0;
         }
         begin_burial(state);
-        let (slots, mut records): (Vec<u32>, Vec<(u32, Record)>) = graves
-            .into_iter()
-            .map(|Grave { slot, record }| (slot, record))
-            .unzip();
-        let dead = state.unlocked(|| {
-            self.read_created(&mut records);
-            self.write_records(&records)
-        });
-        let mut count = 0;
-        for (slot, _) in slots.into_iter().zip(dead).filter(|(_, dead)| *dead) {
-            self.doom(state, slot);
-            count += 1;
-            if count % bite == 0 {
+        let dead = state.unlocked(|| self.write_dead(dying));
+        for (at, some) in dead.chunks(BITE).enumerate() {
+            if at > 0 {
                 state.give_way();
             }
+            some.iter().for_each(|slot| self.doom(state, *slot));
         }
         self.end_burial(state);
-        count
+        dead.len()
+    }
+
+    /// Writes the records of dying blocks, and answers the slots of those that the medium has
+    /// forgotten.
+    fn write_dead(&self, dying: Dying) -> Vec<u32> {
+        let graves = dying.0.into_iter();
+        let (slots, mut records): (Vec<u32>, Vec<(u32, Record)>) =
+            graves.map(|Grave { slot, record }| (slot, record)).unzip();
+        self.read_created(&mut records);
+        let dead = self.write_records(&records);
+        let dead = slots.into_iter().zip(dead).filter(|(_, dead)| *dead);
+        dead.map(|(slot, _)| slot).collect()
     }
 
     /// Ends what [`begin_burial`] has begun.
@@ -212,15 +210,23 @@ impl Arena {
         let mut count = 0;
         for some in tokens.chunks(BATCH) {
             let mut state = self.state.lock();
-            let slots = self.live_slots(some);
-            count += slots.len();
+            // From the first of them on those who need room wait for theirs.
+            begin_burial(&mut state);
             let mut dying = Dying::default();
-            state.roll.moving = moving;
-            for slot in slots {
-                self.unpublish(&mut state, slot, &mut dying);
+            for (at, few) in some.chunks(BITE).enumerate() {
+                if at > 0 {
+                    state.give_way();
+                }
+                let slots = self.live_slots(few);
+                count += slots.len();
+                state.roll.moving = moving;
+                for slot in slots {
+                    self.unpublish(&mut state, slot, &mut dying);
+                }
+                state.roll.moving = false;
             }
-            state.roll.moving = false;
             self.bury(&mut state, dying);
+            self.end_burial(&mut state);
         }
         count
     }

@@ -3,13 +3,14 @@
 //! pieces too small, one hole is made instead, where the oldest blocks lie together.
 
 use std::cmp::Reverse;
+use std::collections::HashSet;
 use std::sync::atomic::Ordering;
 
 use super::bury::{BATCH, BITE, Dying, Victim, begin_burial};
 use super::{Arena, State, Token};
 use crate::format::GRANULE;
 use crate::held::Guard;
-use crate::index::{Entry, STEP, Stage};
+use crate::index::{Entry, Oldest, Reservations, STEP, Stage};
 use crate::{Key, NamespaceId};
 
 /// How far eviction runs ahead of need: one part in 64 of the arena (1.6 %, within the 2 % that
@@ -45,16 +46,12 @@ impl Arena {
         need: u64,
     ) -> bool {
         // With all that eviction may run ahead, and still in pieces.
-        let scattered =
-            state.records.vacant() > 0 && state.pool.free_bytes() >= self.with_ahead(need);
-        let victims = match scattered {
-            true => {
-                let pieces = state.pieces(namespace);
-                self.hole(state, need, pieces)
-            }
-            false => self.oldest(state, need),
-        };
-        victims.is_some_and(|victims| self.evict_blocks(state, &victims).1)
+        let (bytes, slots) = state.unpromised();
+        if slots > 0 && bytes >= self.with_ahead(need) {
+            let pieces = state.pieces(namespace);
+            return self.dig(state, need, pieces);
+        }
+        self.evict_oldest(state, need)
     }
 
     /// Evicts ahead of need what one burial takes, where there was need before. False when there
@@ -89,25 +86,38 @@ impl Arena {
             state.pressed &= bytes <= 4 * bytes_wanted || slots <= 4 * slots_wanted;
             return false;
         }
-        // Those who need room meanwhile wait for this.
-        begin_burial(&mut state);
-        let (mut dying, mut room, mut count) = (Dying::default(), 0, 0);
-        while count < BATCH {
-            let (victims, more) = self.least_used(&mut state, BITE, |more, taken| {
+        let (mut room, mut count) = (0, 0);
+        let (evicted, buried) = self.evict_each(&mut state, |state| {
+            let few = BITE.min(BATCH - count);
+            let (victims, more) = self.least_used(state, few, |more, taken| {
                 bytes + room + more >= bytes_wanted && slots + count as u64 + taken >= slots_wanted
-            });
-            if victims.is_empty() {
-                break;
-            }
+            })?;
             (room, count) = (room + more, count + victims.len());
+            Some(victims)
+        });
+        evicted > 0 && buried
+    }
+
+    /// Unpublishes what `choose` answers, a few blocks at a time, until that is none, and then
+    /// buries and frees them: how many nobody had pinned or used, and false when the medium could
+    /// not be made to forget any of them. Others have the lock in between; those who need room
+    /// meanwhile wait for this.
+    fn evict_each(
+        &self,
+        state: &mut Guard<'_, State>,
+        mut choose: impl FnMut(&mut State) -> Option<Vec<Victim>>,
+    ) -> (usize, bool) {
+        begin_burial(state);
+        let (mut dying, mut count) = (Dying::default(), 0);
+        while let Some(victims) = choose(state) {
             for victim in victims {
-                self.evict(&mut state, victim, &mut dying);
+                count += usize::from(self.evict(state, victim, &mut dying));
             }
             state.give_way();
         }
-        let evicted = count > 0 && (dying.is_empty() || self.bury_by(&mut state, dying, BITE) > 0);
-        self.end_burial(&mut state);
-        evicted
+        let buried = dying.is_empty() || self.bury(state, dying) > 0;
+        self.end_burial(state);
+        (count, buried)
     }
 
     /// Whether the next blocks will find little room where others had to go before.
@@ -134,36 +144,41 @@ impl Arena {
     }
 
     /// The least recently used blocks, until there is enough of them, and their bytes: `enough` is
-    /// asked with these and their number.
+    /// asked with these and their number. None yet, or fewer, where more had to be looked at than a
+    /// turn allows; `None` when there is enough, or there are no more.
     fn least_used(
         &self,
         state: &mut State,
         most: usize,
         enough: impl Fn(u64, u64) -> bool,
-    ) -> (Vec<Victim>, u64) {
+    ) -> Option<(Vec<Victim>, u64)> {
         let mut victims = Vec::new();
         let mut bytes = 0;
         while victims.len() < most && !enough(bytes, victims.len() as u64) {
-            let Some((slot, stamp)) = state.order.oldest(&self.index) else {
-                break;
-            };
-            bytes += self.index.get(slot).extents.room();
-            victims.push((slot, Some(stamp)));
+            match state.order.oldest(&self.index) {
+                Oldest::Block(slot, stamp) => {
+                    bytes += self.index.get(slot).extents.room();
+                    victims.push((slot, Some(stamp)));
+                }
+                Oldest::NotYet => return Some((victims, bytes)),
+                Oldest::Nothing => break,
+            }
         }
-        (victims, bytes)
+        (!victims.is_empty()).then_some((victims, bytes))
     }
 
-    /// Whom to evict for `need` bytes and a slot. `None` when all that may go would not be enough.
-    fn oldest(&self, state: &mut State, need: u64) -> Option<Vec<Victim>> {
-        let (bytes, slots) = (state.pool.free_bytes(), state.records.vacant());
+    /// Evicts the least recently used blocks for `need` bytes and a slot, which nobody else gets
+    /// meanwhile. False when all that may go would not be enough.
+    fn evict_oldest(&self, state: &mut Guard<'_, State>, need: u64) -> bool {
+        let (bytes, slots) = state.unpromised();
         if bytes + self.index.evictable_bytes() < need {
-            return None;
+            return false;
         }
         let bytes_wanted = self.with_ahead(need);
         // A full table evicts like a full arena.
         let slots_wanted = 1 + self.slots_ahead();
         // No more than one burial takes, but for what is needed.
-        let (victims, _) = self.least_used(state, usize::MAX, |room, taken| {
+        let enough = |room, taken| {
             let needed = bytes + room < need || slots + taken == 0;
             let ahead = match (bytes < need.max(1), slots == 0) {
                 (true, _) if bytes + room < bytes_wanted => BATCH,
@@ -172,8 +187,19 @@ impl Arena {
                 _ => 1,
             };
             !needed && taken as usize >= ahead
+        };
+        let promised = (need.next_multiple_of(GRANULE), 1);
+        state.promise(promised);
+        let (mut room, mut count) = (0, 0);
+        let (_, buried) = self.evict_each(state, |state| {
+            let taken = count as u64;
+            let enough = |more, few| enough(room + more, taken + few);
+            let (victims, more) = self.least_used(state, BITE, enough)?;
+            (room, count) = (room + more, count + victims.len());
+            Some(victims)
         });
-        (!victims.is_empty()).then_some(victims)
+        state.keep_promise(promised);
+        count > 0 && buried
     }
 
     fn slots_ahead(&self) -> u64 {
@@ -185,14 +211,14 @@ impl Arena {
         need.saturating_add(self.layout().data_len() / AHEAD)
     }
 
-    /// Whom to evict for `need` bytes in at most `pieces` extents where enough is free, but too
-    /// scattered: for a hole that runs ahead of need, or else for the least that will do. `None`
-    /// when there is no place for it, because pinned and reserved blocks stay where they are, or
-    /// when nothing stands in its way any more.
-    fn hole(&self, state: &mut Guard<'_, State>, need: u64, pieces: usize) -> Option<Vec<Victim>> {
+    /// Evicts for `need` bytes in at most `pieces` extents where enough is free, but too scattered:
+    /// for a hole that runs ahead of need, or else for the least that will do. Nobody else gets any
+    /// of it meanwhile. False when there is no place for it, because pinned and reserved blocks
+    /// stay where they are, or when nothing stands in its way any more.
+    fn dig(&self, state: &mut Guard<'_, State>, need: u64, pieces: usize) -> bool {
         let need = need.next_multiple_of(GRANULE);
         let ahead = self.layout().data_len() / HOLE_AHEAD;
-        let lost = state.lost.clone();
+        let lost = self.lost(state);
         // Looking at all that a large arena has takes longer than anybody should wait for the lock.
         let chosen = state.unlocked(|| {
             let taken = self.taken(&lost);
@@ -204,13 +230,20 @@ impl Arena {
                 // alike.
                 .or_else(|| self.around_hole(&taken, need, 1))
         });
-        let mut victims = chosen?;
-        // What has been pinned meanwhile stays, and what is gone is gone.
-        victims.retain(|(slot, sequence)| {
-            let entry = self.index.check(*slot, *sequence);
-            entry.is_some_and(|entry| entry.stage == Stage::Live && entry.pins == 0)
+        let Some(victims) = chosen else { return false };
+        state.digs += 1;
+        let mut some = victims.chunks(BITE);
+        let (_, buried) = self.evict_each(state, |_| {
+            // What has been pinned meanwhile stays, and what is gone is gone.
+            let stays = |(slot, sequence): &&(u32, u64)| {
+                let entry = self.index.check(*slot, *sequence);
+                entry.is_some_and(|entry| entry.stage == Stage::Live && entry.pins == 0)
+            };
+            let some = some.next()?.iter().filter(stays);
+            Some(some.map(|(slot, _)| (*slot, None)).collect())
         });
-        Some(victims.into_iter().map(|(slot, _)| (slot, None)).collect())
+        state.digs -= 1;
+        buried
     }
 
     fn taken(&self, lost: &[(u64, u64)]) -> Vec<Taken> {
@@ -304,57 +337,60 @@ impl Arena {
         (!victims.is_empty()).then_some(victims)
     }
 
-    /// Unpublishes, buries and frees those of these blocks that nobody has pinned: how many, and
-    /// false when the medium could not be made to forget any of them.
-    pub(super) fn evict_blocks(
-        &self,
-        state: &mut Guard<'_, State>,
-        victims: &[Victim],
-    ) -> (usize, bool) {
-        let mut dying = Dying::default();
-        let mut count = 0;
-        for victim in victims {
-            count += usize::from(self.evict(state, *victim, &mut dying));
-        }
-        (count, dying.is_empty() || self.bury(state, dying) > 0)
+    /// Unpublishes, buries and frees those of these blocks that nobody has pinned; how many.
+    pub(super) fn evict_blocks(&self, state: &mut Guard<'_, State>, victims: &[Victim]) -> usize {
+        let mut some = victims.chunks(BITE);
+        self.evict_each(state, |_| some.next().map(<[Victim]>::to_vec))
+            .0
     }
 
     /// Removes blocks by key, some at a time; how many were there.
     pub(crate) fn remove(&self, namespace: NamespaceId, keys: &[Key]) -> usize {
         let some = keys.chunks(BATCH);
-        some.map(|some| self.remove_some(namespace, some)).sum()
+        let count = some.map(|some| self.remove_some(namespace, some)).sum();
+        // Those that have left the index since they were looked for have been found.
+        let lingers = !self.state.lock().lingering.is_empty();
+        if lingers {
+            let keys: HashSet<&Key> = keys.iter().collect();
+            let is_one = |key: &Key| keys.contains(key);
+            self.remove_lingering(&mut self.state.lock(), namespace, is_one);
+        }
+        count
     }
 
     fn remove_some(&self, namespace: NamespaceId, keys: &[Key]) -> usize {
-        let tokens: Vec<Token> = {
-            let state = self.state.lock();
-            let Some(number) = self.index.number(namespace) else {
-                return 0;
-            };
-            let reserved = keys.iter();
-            let reserved = reserved.filter_map(|key| state.reserved.get(number, key));
-            self.remove_copies(&state, number, reserved, |key| keys.contains(key));
-            let mut slots: Vec<u32> = Vec::new();
-            let known = keys.iter().filter_map(|key| self.index.find(number, key));
-            slots.extend(known);
-            slots.sort_unstable();
-            slots.dedup();
-            slots.iter().for_each(|slot| self.index.set_removed(*slot));
-            let token = |slot| self.place(slot).token;
-            slots.into_iter().map(token).collect()
-        };
+        let mut tokens: Vec<Token> = Vec::new();
+        {
+            let mut state = self.state.lock();
+            for (at, key) in keys.iter().enumerate() {
+                state.take_turns(at);
+                let Some(number) = self.index.number(namespace) else {
+                    continue;
+                };
+                let reserved = state.reserved.get(number, key);
+                self.remove_copies(reserved.into_iter());
+                if let Some(slot) = self.index.find(number, key) {
+                    self.index.set_removed(slot);
+                    tokens.push(self.place(slot).token);
+                }
+            }
+        }
         self.drop_blocks(&tokens, false)
     }
 
     /// Removes every block of a namespace, some at a time; how many there were.
     pub(crate) fn clear(&self, namespace: NamespaceId) -> usize {
         {
-            let state = self.state.lock();
-            let Some(number) = self.index.number(namespace) else {
-                return 0;
-            };
-            let reserved = state.reserved.slots(number).into_iter();
-            self.remove_copies(&state, number, reserved, |_| true);
+            let mut state = self.state.lock();
+            for part in 0..Reservations::PARTS {
+                let Some(number) = self.index.number(namespace) else {
+                    break;
+                };
+                let reserved = state.reserved.slots(part, number);
+                self.remove_copies(reserved.into_iter());
+                state.give_way();
+            }
+            self.remove_lingering(&mut state, namespace, |_| true);
         }
         let (mut count, mut at) = (0, Some(0));
         while let Some(from) = at {
@@ -370,31 +406,41 @@ impl Arena {
                 }
                 true
             });
-            let state = self.state.lock();
-            let those = tokens.iter().filter(|token| self.named(**token).is_some());
-            those.for_each(|token| self.index.set_removed(token.slot));
+            let mut state = self.state.lock();
+            for (at, token) in tokens.iter().enumerate() {
+                state.take_turns(at);
+                if self.named(*token).is_some() {
+                    self.index.set_removed(token.slot);
+                }
+            }
             drop(state);
             count += self.drop_blocks(&tokens, false);
         }
         count
     }
 
-    /// Sees to it that copies of removed blocks that are being written are not published, nor those
-    /// of what is out of the index and still pinned. (A put under way comes after the removal.)
-    fn remove_copies(
-        &self,
-        state: &State,
-        namespace: u32,
-        reserved: impl Iterator<Item = u32>,
-        is_one: impl Fn(&Key) -> bool,
-    ) {
+    /// Sees to it that copies of removed blocks that are being written are not published. (A put
+    /// under way comes after the removal.)
+    fn remove_copies(&self, reserved: impl Iterator<Item = u32>) {
         for slot in reserved.filter(|slot| self.index.get(*slot).copy) {
             self.index.set_removed(slot);
         }
-        for slot in &state.lingering {
-            let entry = self.index.get(*slot);
-            if entry.namespace == namespace && is_one(&entry.key) {
-                self.index.set_removed(*slot);
+    }
+
+    /// The same for copies of what is out of the index and still pinned.
+    fn remove_lingering(
+        &self,
+        state: &mut Guard<'_, State>,
+        namespace: NamespaceId,
+        is_one: impl Fn(&Key) -> bool,
+    ) {
+        let slots: Vec<u32> = state.lingering.iter().copied().collect();
+        for (at, slot) in slots.into_iter().enumerate() {
+            state.take_turns(at);
+            let entry = self.index.get(slot);
+            let is_here = state.lingering.contains(&slot) && is_one(&entry.key);
+            if is_here && Some(entry.namespace) == self.index.number(namespace) {
+                self.index.set_removed(slot);
             }
         }
     }

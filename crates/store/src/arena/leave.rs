@@ -7,7 +7,8 @@ use std::sync::atomic::Ordering;
 
 use super::bury::BATCH;
 use super::{Arena, Cause, Refused, State, Token, Wanted};
-use crate::index::{STEP, Stage};
+use crate::held::TURN;
+use crate::index::{Oldest, STEP, Stage};
 use crate::{Key, NamespaceId};
 
 /// What lies at a path, whatever the path is called.
@@ -134,12 +135,19 @@ impl Arena {
             return None;
         }
         let mut state = self.state.lock();
+        let oldest = loop {
+            match state.order.look(&self.index) {
+                Oldest::Block(_, stamp) => break Some(stamp),
+                Oldest::Nothing => break None,
+                Oldest::NotYet => state.give_way(),
+            }
+        };
         Some(Room {
             free: state.pool.free_bytes(),
             vacant: state.records.vacant(),
             ahead: self.with_ahead(0),
             fits: false,
-            oldest: state.order.oldest_stamp(&self.index),
+            oldest,
         })
     }
 
@@ -152,24 +160,28 @@ impl Arena {
         answers: &mut [Option<Refused>],
         pinned: &mut Vec<Token>,
     ) {
-        let absent: Vec<usize> = (0..blocks.len())
-            .filter(|at| answers[*at].is_none())
-            .collect();
-        // So that what is being written is not published meanwhile.
-        let state = self.state.lock();
-        let keys = absent.iter().map(|at| &blocks[*at].key);
-        self.index.look_up(namespace, keys, |position, block| {
-            if let Some(block) = block {
-                block.touch(blocks[absent[position]].stamp);
-                let token = self.place_of(block.slot, &block.entry(), namespace).token;
-                if block.pin() {
-                    pinned.push(token);
+        let turns = blocks.chunks(TURN).zip(answers.chunks_mut(TURN));
+        // Of a key, so that what is being written is not published meanwhile.
+        let mut state = self.state.lock();
+        for (turn, (blocks, answers)) in turns.enumerate() {
+            state.take_turns(turn * TURN);
+            let absent: Vec<usize> = (0..blocks.len())
+                .filter(|at| answers[*at].is_none())
+                .collect();
+            let keys = absent.iter().map(|at| &blocks[*at].key);
+            self.index.look_up(namespace, keys, |position, block| {
+                if let Some(block) = block {
+                    block.touch(blocks[absent[position]].stamp);
+                    let token = self.place_of(block.slot, &block.entry(), namespace).token;
+                    if block.pin() {
+                        pinned.push(token);
+                    }
+                    answers[absent[position]] = Some(Refused::Present(token));
                 }
-                answers[absent[position]] = Some(Refused::Present(token));
-            }
-            true
-        });
-        self.reserved_in(&state, namespace, blocks, answers);
+                true
+            });
+            self.reserved_in(&state, namespace, blocks, answers);
+        }
     }
 
     /// Answers the keys that are being written here.
@@ -179,7 +191,12 @@ impl Arena {
         blocks: &[Wanted],
         answers: &mut [Option<Refused>],
     ) {
-        self.reserved_in(&self.state.lock(), namespace, blocks, answers);
+        let turns = blocks.chunks(TURN).zip(answers.chunks_mut(TURN));
+        let mut state = self.state.lock();
+        for (turn, (blocks, answers)) in turns.enumerate() {
+            state.take_turns(turn * TURN);
+            self.reserved_in(&state, namespace, blocks, answers);
+        }
     }
 
     fn reserved_in(
@@ -263,7 +280,7 @@ impl Arena {
             let mut state = self.state.lock();
             let slots = self.live_slots(some).into_iter();
             let victims: Vec<_> = slots.map(|slot| (slot, None)).collect();
-            count += self.evict_blocks(&mut state, &victims).0;
+            count += self.evict_blocks(&mut state, &victims);
         }
         count
     }

@@ -7,6 +7,7 @@ use kvdepot_alloc::Extent;
 use super::{Arena, State};
 use crate::format::GRANULE;
 use crate::format::record::LEN;
+use crate::held::{Guard, TURN};
 use crate::index::STEP;
 
 impl Arena {
@@ -22,6 +23,17 @@ impl Arena {
             len,
             "the medium failed; these bytes are not used again while the arena is open"
         );
+    }
+
+    /// What the medium has lost, looked at in turns: nothing of it ever comes back.
+    pub(super) fn lost(&self, state: &mut Guard<'_, State>) -> Vec<(u64, u64)> {
+        let mut lost = Vec::new();
+        while lost.len() < state.lost.len() {
+            state.take_turns(lost.len());
+            let rest = &state.lost[lost.len()..];
+            lost.extend_from_slice(&rest[..rest.len().min(TURN)]);
+        }
+        lost
     }
 
     /// Takes what the medium has lost since the last time out of what is free, some extents at each

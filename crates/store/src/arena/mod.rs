@@ -175,6 +175,11 @@ struct State {
     buried: u64,
     /// How often room is set aside for blocks that are not reserved yet.
     set_aside: u64,
+    /// Bytes and slots of what is free, or will be, that are spoken for: by those who evict for
+    /// themselves, until they have taken them.
+    promised: (u64, u64),
+    /// Holes that are being made: all that is free is spoken for, lest somebody fill one.
+    digs: u64,
     /// Whether blocks had to be evicted for others.
     pressed: bool,
     /// Extents that are not used again, because the medium failed under them.
@@ -406,6 +411,35 @@ impl State {
             self.borne.resize(index + 1, 0);
         }
         self.borne[index] += 1;
+    }
+
+    /// Bytes and slots that are free, and that nobody is promised.
+    fn unpromised(&self) -> (u64, u64) {
+        let (bytes, slots) = (self.pool.free_bytes(), self.records.vacant());
+        let (promised_bytes, promised_slots) = self.promised;
+        match self.digs {
+            0 => (
+                bytes.saturating_sub(promised_bytes),
+                slots.saturating_sub(promised_slots),
+            ),
+            _ => (0, 0),
+        }
+    }
+
+    /// Whether there is room for a block that nobody is promised.
+    fn is_free(&self, room: u64) -> bool {
+        let (bytes, slots) = self.unpromised();
+        bytes >= room && slots > 0
+    }
+
+    /// Promises bytes and slots to who evicts for them.
+    fn promise(&mut self, (bytes, slots): (u64, u64)) {
+        self.promised = (self.promised.0 + bytes, self.promised.1 + slots);
+    }
+
+    /// Ends a promise: whoever was given it takes them now.
+    fn keep_promise(&mut self, (bytes, slots): (u64, u64)) {
+        self.promised = (self.promised.0 - bytes, self.promised.1 - slots);
     }
 
     /// Whether any slot bears a namespace's number.

@@ -377,6 +377,8 @@ impl State {
             buried: 0,
             set_aside: 0,
             pressed: false,
+            promised: (0, 0),
+            digs: 0,
             lost: Vec::new(),
             losses: 0,
             carving: None,

@@ -8,7 +8,7 @@ use super::bury::Dying;
 use super::{Arena, State, Token};
 use crate::NamespaceId;
 use crate::format::record::{Packed, Record, State as RecordState};
-use crate::held::{self, Guard};
+use crate::held::{self, Guard, TURN};
 use crate::index::{Entry, Stage};
 
 /// Bits of a sequence that count within one generation.
@@ -20,21 +20,22 @@ impl Arena {
     /// durable as far as the arena's durability says. With `pinned` each is born with a pin, for
     /// the mover that takes it to the next tier.
     pub(crate) fn commit(&self, blocks: &[(Token, Checksum)], pinned: bool) -> Vec<bool> {
-        let state = self.state.lock();
-        let claimed = self.claim_in(&state, blocks.iter().map(|(token, _)| *token));
+        let mut state = self.state.lock();
+        let claimed = self.claim_in(&mut state, blocks.iter().map(|(token, _)| *token));
         self.publish_claimed(state, blocks, claimed, pinned)
     }
 
     /// Takes reservations for [`Arena::commit_claimed`], so that nobody can end them meanwhile;
     /// true where the token was a reservation.
     pub(crate) fn claim(&self, tokens: &[Token]) -> Vec<bool> {
-        self.claim_in(&self.state.lock(), tokens.iter().copied())
+        self.claim_in(&mut self.state.lock(), tokens.iter().copied())
     }
 
     /// Makes claimed reservations plain ones again.
     pub(crate) fn unclaim(&self, tokens: &[Token]) {
-        let _state = self.state.lock();
-        for token in tokens {
+        let mut state = self.state.lock();
+        for (at, token) in tokens.iter().enumerate() {
+            state.take_turns(at);
             let entry = self.named(*token);
             if entry.is_some_and(|entry| entry.stage == Stage::Committing) {
                 self.index.set_stage(token.slot, Stage::Reserved);
@@ -63,6 +64,7 @@ impl Arena {
         }
         let mut written: Vec<(usize, Entry, u32)> = Vec::with_capacity(blocks.len());
         for (index, (token, checksum)) in blocks.iter().enumerate() {
+            state.take_turns(index);
             if !claimed[index] {
                 continue;
             }
@@ -107,7 +109,11 @@ impl Arena {
     ) {
         let mut dying = Dying::default();
         let each = blocks.iter().zip(claimed).filter(|(_, claimed)| **claimed);
-        for ((token, checksum), claimed) in each {
+        for (at, ((token, checksum), claimed)) in each.enumerate() {
+            if at > 0 && at.is_multiple_of(TURN) {
+                self.bury(state, std::mem::take(&mut dying));
+                state.give_way();
+            }
             *claimed = self.publish(state, token.slot, *checksum, pinned);
             if !*claimed {
                 self.pass_over(state, token.slot, &mut dying);
@@ -124,21 +130,24 @@ impl Arena {
         claimed: &[bool],
     ) -> Vec<bool> {
         let chosen = (0..blocks.len()).filter(|index| claimed[*index]);
-        let extents = |index: usize| {
-            let packed: Packed = self.index.get(blocks[index].0.slot).extents;
-            (index, packed)
-        };
-        let packed: Vec<(usize, Packed)> = chosen.map(extents).collect();
-        let ranges = packed
-            .iter()
-            .flat_map(|(index, packed)| packed.iter().map(move |range| (*index, range)));
-        let (owners, ranges): (Vec<usize>, Vec<(u64, u64)>) = ranges.unzip();
-        let synced = state.unlocked(|| self.sync_each(&ranges));
-        let mut durable = vec![true; blocks.len()];
-        for (index, synced) in owners.into_iter().zip(synced) {
-            durable[index] &= synced;
-        }
-        durable
+        // They are the caller's alone, and stay as they are without the lock.
+        state.unlocked(|| {
+            let extents = |index: usize| {
+                let packed: Packed = self.index.get(blocks[index].0.slot).extents;
+                (index, packed)
+            };
+            let packed: Vec<(usize, Packed)> = chosen.map(extents).collect();
+            let ranges = packed
+                .iter()
+                .flat_map(|(index, packed)| packed.iter().map(move |range| (*index, range)));
+            let (owners, ranges): (Vec<usize>, Vec<(u64, u64)>) = ranges.unzip();
+            let synced = self.sync_each(&ranges);
+            let mut durable = vec![true; blocks.len()];
+            for (index, synced) in owners.into_iter().zip(synced) {
+                durable[index] &= synced;
+            }
+            durable
+        })
     }
 
     /// Gives claimed blocks up that the medium could not take. Their extents are not used again
@@ -191,15 +200,15 @@ impl Arena {
     /// Gives reservations back; how many bytes of payload they were for. Whoever wrote into them
     /// must have stopped.
     pub(crate) fn abort(&self, tokens: &[Token]) -> u64 {
-        let mut guard = self.state.lock();
-        let state = &mut *guard;
+        let mut state = self.state.lock();
         let mut freed = 0;
-        for token in tokens {
+        for (at, token) in tokens.iter().enumerate() {
+            state.take_turns(at);
             if !self.is_reserved(*token) {
                 continue;
             }
             freed += self.index.get(token.slot).len;
-            self.give_up(state, token.slot);
+            self.give_up(&mut state, token.slot);
         }
         freed
     }
@@ -224,11 +233,16 @@ impl Arena {
             .is_some_and(|entry| entry.stage == Stage::Reserved)
     }
 
-    fn claim_in(&self, _: &State, tokens: impl Iterator<Item = Token>) -> Vec<bool> {
-        let take = |token: Token| {
+    fn claim_in(
+        &self,
+        state: &mut Guard<'_, State>,
+        tokens: impl Iterator<Item = Token>,
+    ) -> Vec<bool> {
+        let take = |(at, token): (usize, Token)| {
+            state.take_turns(at);
             token.device == self.number && self.index.claim(token.slot, token.sequence)
         };
-        tokens.map(take).collect()
+        tokens.enumerate().map(take).collect()
     }
 
     /// The number of a namespace, for as long as the lock is held, or a slot bears it.

@@ -116,7 +116,8 @@ impl Arena {
         let doomed = self.unpin_all(tokens);
         if !doomed.is_empty() {
             let mut state = self.state.lock();
-            for slot in doomed {
+            for (at, slot) in doomed.into_iter().enumerate() {
+                state.take_turns(at);
                 // Unless all was let go meanwhile.
                 if self.index.get(slot).stage == Stage::Doomed {
                     self.release(&mut state, slot);

@@ -84,32 +84,22 @@ impl Arena {
             return Err(self.full(len, cause));
         }
         let mut state = self.state.lock();
+        // Whether what is promised is ours.
+        let mut ours = false;
         let (mut waited, mut last) = (false, false);
         loop {
+            while state.digs > 0 && !ours {
+                state.wait(&self.burial);
+            }
             // Anew each time: a number that no block bears may go to another namespace.
             let number = self.intern(&state, namespace);
             if len == 0 || len > self.layout().data_len() {
                 return Err(self.no_room(&state, len));
             }
-            if let Some((record, extents)) = self.find_space(&mut state, number, len, hint) {
-                let mut entry = Entry::new(wanted.key, number, extents, len);
-                entry.stage = Stage::SetAside;
-                entry.record = record;
-                // Of no token.
-                entry.sequence = u64::MAX;
-                let Some(slot) = self.enter(&mut state, &entry) else {
-                    self.free_extents(&mut state, &extents);
-                    state.records.give_back(record);
-                    return Err(self.no_room(&state, len));
-                };
-                state.set_aside += 1;
-                return Ok(Space {
-                    arena: Arc::clone(self),
-                    slot,
-                    record,
-                    extents,
-                    ours: true,
-                });
+            let may_take = std::mem::take(&mut ours) || state.is_free(wanted.room());
+            let space = may_take.then(|| self.set_aside(&mut state, number, wanted, hint));
+            if let Some(answer) = space.flatten() {
+                return answer;
             }
             if last {
                 return Err(self.no_room(&state, len));
@@ -122,8 +112,38 @@ impl Arena {
             state.pressed = true;
             // What there is to evict others may have begun to bury since; and while a place was
             // looked for they may have given back room, so that nothing need go.
-            last = !self.evict_for(&mut state, number, len) && !self.await_burials(&mut state);
+            ours = self.evict_for(&mut state, number, len);
+            last = !ours && !self.await_burials(&mut state);
         }
+    }
+
+    /// Sets room aside for a block; `None` where it finds none.
+    pub(super) fn set_aside(
+        self: &Arc<Arena>,
+        state: &mut State,
+        namespace: u32,
+        wanted: &Wanted,
+        hint: Hint,
+    ) -> Option<Result<Space, Refused>> {
+        let (record, extents) = self.find_space(state, namespace, wanted.len, hint)?;
+        let mut entry = Entry::new(wanted.key, namespace, extents, wanted.len);
+        entry.stage = Stage::SetAside;
+        entry.record = record;
+        // Of no token.
+        entry.sequence = u64::MAX;
+        let Some(slot) = self.enter(state, &entry) else {
+            self.free_extents(state, &extents);
+            state.records.give_back(record);
+            return Some(Err(self.no_room(state, wanted.len)));
+        };
+        state.set_aside += 1;
+        Some(Ok(Space {
+            arena: Arc::clone(self),
+            slot,
+            record,
+            extents,
+            ours: true,
+        }))
     }
 
     fn no_room(&self, state: &State, len: u64) -> Refused {

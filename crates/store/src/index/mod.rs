@@ -27,7 +27,7 @@ pub(crate) use arrivals::Arrivals;
 pub(crate) use entry::{Entry, Stage, Stamps, Uses};
 use hash::Secret;
 pub(crate) use names::Namespaces;
-pub(crate) use order::Order;
+pub(crate) use order::{Oldest, Order};
 pub(crate) use records::Records;
 pub(crate) use reservations::Reservations;
 use shard::Shard;
@@ -92,12 +92,14 @@ impl Index {
     }
 
     fn read<R>(&self, slot: u32, read: impl FnOnce(&Shard, u32) -> R) -> Option<R> {
+        held::stepped();
         let (shard, local) = self.at(slot)?;
         let shard = shard.read();
         shard.has(local).then(|| read(&shard, local))
     }
 
     fn change<R>(&self, slot: u32, change: impl FnOnce(&mut Shard, u32) -> R) -> Option<R> {
+        held::stepped();
         let (shard, local) = self.at(slot)?;
         let mut shard = shard.write();
         shard.has(local).then(|| change(&mut shard, local))
@@ -166,6 +168,7 @@ impl Index {
 
     /// The slot of a published block.
     pub(crate) fn find(&self, namespace: u32, key: &Key) -> Option<u32> {
+        held::stepped();
         let hash = self.secret.hash(namespace, key);
         let shard = self.shard_of(hash);
         let local = self.shards[shard].read().find(hash, namespace, key)?;
@@ -405,8 +408,10 @@ impl Index {
             .unwrap_or(false)
     }
 
-    fn take_returned(&self) -> Vec<u32> {
-        std::mem::take(&mut self.returned.lock())
+    fn take_returned(&self, most: usize) -> Vec<u32> {
+        let mut returned = self.returned.lock();
+        let left = returned.len().saturating_sub(most);
+        returned.split_off(left)
     }
 
     /// Calls `each` for at most `count` slots from one on that hold something, and answers where

@@ -24,6 +24,21 @@ type Item = (u64, u32);
 /// Above every item.
 const ALL: Option<Item> = Some((u64::MAX, u32::MAX));
 
+/// Blocks that turn out to have been used since they were listed, before others who wait for the
+/// lock have it.
+const LOOKS: usize = if cfg!(feature = "sim") { 4 } else { 64 };
+
+/// What was used longest ago, of what nobody pins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Oldest {
+    /// A block's slot, and its stamp.
+    Block(u32, u64),
+    /// There is none.
+    Nothing,
+    /// It was not found yet: the caller gives way, and asks again.
+    NotYet,
+}
+
 /// Which published block was used longest ago.
 pub(crate) struct Order {
     /// Every published block up to the bound is in it, under its stamp or an older one, or has been
@@ -90,7 +105,8 @@ impl Order {
             bound: None,
             next: None,
         };
-        order.turn(index);
+        order.scan_on(index, u32::MAX);
+        order.turn();
         order
     }
 
@@ -149,46 +165,53 @@ impl Order {
         }
     }
 
-    /// The next list becomes the present one. False when that has everything already.
-    fn turn(&mut self, index: &Index) -> bool {
-        if self.bound == ALL {
-            return false;
-        }
+    /// Goes on with the scan, as far as so many stamps; whether it has passed all.
+    fn scan_on(&mut self, index: &Index, count: u32) -> bool {
         self.next.get_or_insert_with(Next::new);
-        while self.next.as_ref().is_some_and(|next| next.at.is_some()) {
-            self.scan(index, most(index), STEP);
-        }
-        let Some(next) = self.next.take() else {
-            return false;
-        };
-        self.list = next.items.into_iter().map(Reverse).collect();
-        self.bound = next.bound;
-        self.next = (self.bound != ALL).then(Next::new);
-        true
+        self.scan(index, most(index), count);
+        self.next.as_ref().is_some_and(|next| next.at.is_none())
     }
 
-    fn first(&mut self, index: &Index) -> Option<Item> {
-        for slot in index.take_returned() {
-            self.keep(index, slot);
+    /// The next list, for which all was scanned, becomes the present one.
+    fn turn(&mut self) {
+        if let Some(next) = self.next.take() {
+            self.list = next.items.into_iter().map(Reverse).collect();
+            self.bound = next.bound;
+            self.next = (self.bound != ALL).then(Next::new);
+        }
+    }
+
+    /// The least recently used block that nobody pins, which stays listed.
+    pub(crate) fn look(&mut self, index: &Index) -> Oldest {
+        let returned = index.take_returned(LOOKS);
+        let count = returned.len();
+        returned.into_iter().for_each(|slot| self.keep(index, slot));
+        if count == LOOKS {
+            return Oldest::NotYet;
         }
         if index.evictable_bytes() == 0 {
-            return None;
+            return Oldest::Nothing;
         }
-        loop {
+        for _ in 0..LOOKS {
             let Some(Reverse((stamp, slot))) = self.list.peek().copied() else {
-                if self.turn(index) {
-                    continue;
+                if self.bound == ALL {
+                    return Oldest::Nothing;
                 }
-                return None;
+                if !self.scan_on(index, STEP) {
+                    return Oldest::NotYet;
+                }
+                self.turn();
+                continue;
             };
             let standing = index.standing(slot);
             if standing.is_some_and(|standing| standing.stamp == stamp && !standing.pinned) {
-                return Some((stamp, slot));
+                return Oldest::Block(slot, stamp);
             }
             self.list.pop();
             self.step(index);
             self.keep(index, slot);
         }
+        Oldest::NotYet
     }
 
     /// Lists a block, if it is published, that has been taken from the list and stays.
@@ -202,18 +225,14 @@ impl Order {
         }
     }
 
-    /// The least recently used block that nobody pins, and its stamp. The caller takes it out of
-    /// the index, or [keeps](Order::keep) it.
-    pub(crate) fn oldest(&mut self, index: &Index) -> Option<(u32, u64)> {
-        let (stamp, slot) = self.first(index)?;
-        self.list.pop();
-        self.step(index);
-        Some((slot, stamp))
-    }
-
-    /// When that one was used.
-    pub(crate) fn oldest_stamp(&mut self, index: &Index) -> Option<u64> {
-        self.first(index).map(|(stamp, _)| stamp)
+    /// As [`Order::look`]; the caller takes the block out of the index, or [keeps](Order::keep) it.
+    pub(crate) fn oldest(&mut self, index: &Index) -> Oldest {
+        let oldest = self.look(index);
+        if let Oldest::Block(..) = oldest {
+            self.list.pop();
+            self.step(index);
+        }
+        oldest
     }
 }
 
@@ -242,6 +261,52 @@ mod tests {
         slot
     }
 
+    /// The block that is taken, however often that is asked for.
+    fn take(index: &Index, order: &mut Order) -> Option<(u32, u64)> {
+        loop {
+            match order.oldest(index) {
+                Oldest::Block(slot, stamp) => return Some((slot, stamp)),
+                Oldest::Nothing => return None,
+                Oldest::NotYet => {}
+            }
+        }
+    }
+
+    fn stamp_of_oldest(index: &Index, order: &mut Order) -> Option<u64> {
+        loop {
+            match order.look(index) {
+                Oldest::Block(_, stamp) => return Some(stamp),
+                Oldest::Nothing => return None,
+                Oldest::NotYet => {}
+            }
+        }
+    }
+
+    #[test]
+    fn what_was_used_since_it_was_listed_is_passed_some_at_a_time() {
+        let (index, mut order) = (Index::new(1000), Order::new());
+        let slots = (0..1000).map(|number| live(&index, &mut order, number, number));
+        let slots: Vec<u32> = slots.collect();
+        for (stamp, slot) in (1000..).zip(&slots[..999]) {
+            index.touch(*slot, index.get(*slot).sequence, stamp);
+        }
+        let mut asked = 1;
+        while order.oldest(&index) == Oldest::NotYet {
+            asked += 1;
+        }
+        assert!(asked > FEWEST as usize / LOOKS, "{asked}");
+        let pinned = slots[..500].iter();
+        pinned.clone().for_each(|slot| {
+            index.pin_slot(*slot, index.get(*slot).sequence).unwrap();
+        });
+        assert_eq!(take(&index, &mut order), Some((slots[500], 1500)));
+        pinned.for_each(|slot| {
+            index.unpin(*slot, index.get(*slot).sequence).unwrap();
+        });
+        assert_eq!(order.oldest(&index), Oldest::NotYet);
+        assert_eq!(take(&index, &mut order), Some((slots[0], 1000)));
+    }
+
     fn go(index: &Index, slot: u32) {
         index.unpublish(slot, Some(None)).unwrap();
         index.forget(slot);
@@ -256,9 +321,9 @@ mod tests {
             go(&index, slot);
         }
         assert!(order.list.len() < 100, "{}", order.list.len());
-        assert_eq!(order.oldest(&index), Some((kept, 0)));
+        assert_eq!(take(&index, &mut order), Some((kept, 0)));
         go(&index, kept);
-        assert_eq!(order.oldest(&index), None);
+        assert_eq!(take(&index, &mut order), None);
         assert_eq!(index.evictable_bytes(), 0);
     }
 
@@ -320,9 +385,12 @@ mod tests {
                     }
                     _ => {
                         let expected = oldest(&naive);
-                        assert_eq!(order.oldest_stamp(&index), expected.map(|(stamp, _)| stamp));
                         assert_eq!(
-                            order.oldest(&index).map(|(slot, _)| slot),
+                            stamp_of_oldest(&index, &mut order),
+                            expected.map(|(stamp, _)| stamp)
+                        );
+                        assert_eq!(
+                            take(&index, &mut order).map(|(slot, _)| slot),
                             expected.map(|(_, slot)| slot)
                         );
                         let Some((stamp, slot)) = expected else {
@@ -339,12 +407,15 @@ mod tests {
             }
             let mut again = Order::of(&index);
             while let Some((stamp, slot)) = oldest(&naive) {
-                assert_eq!(order.oldest(&index), Some((slot, stamp)));
-                assert_eq!(again.oldest(&index), Some((slot, stamp)));
+                assert_eq!(take(&index, &mut order), Some((slot, stamp)));
+                assert_eq!(take(&index, &mut again), Some((slot, stamp)));
                 go(&index, slot);
                 naive.remove(&stamp);
             }
-            assert_eq!((order.oldest(&index), index.evictable_bytes()), (None, 0));
+            assert_eq!(
+                (take(&index, &mut order), index.evictable_bytes()),
+                (None, 0)
+            );
         }
     }
 }

@@ -5,10 +5,12 @@ use hashbrown::HashTable;
 use super::hash::Secret;
 use crate::Key;
 
-/// Identities to the slots that are reserved for them.
+/// Identities to the slots that are reserved for them, in parts, each of which grows by itself: a
+/// call of very many keys moves a few of them at a time.
 pub(crate) struct Reservations {
-    table: HashTable<Reservation>,
+    parts: Vec<HashTable<Reservation>>,
     secret: Secret,
+    count: u64,
 }
 
 struct Reservation {
@@ -20,17 +22,28 @@ struct Reservation {
 }
 
 impl Reservations {
+    /// A quarter of a million of keys are a thousand in each.
+    pub(crate) const PARTS: usize = 256;
+
     pub(crate) fn new() -> Reservations {
+        let mut parts = Vec::new();
+        parts.resize_with(Reservations::PARTS, HashTable::new);
         Reservations {
-            table: HashTable::new(),
+            parts,
             secret: Secret::new(),
+            count: 0,
         }
+    }
+
+    /// The part of a hash: of bits that tables use for neither their places nor their tags.
+    fn part(hash: u64) -> usize {
+        (hash >> 40) as usize % Reservations::PARTS
     }
 
     fn find(&self, namespace: u32, key: &Key) -> Option<&Reservation> {
         let hash = self.secret.hash(namespace, key);
         let is_it = |one: &Reservation| one.key == *key && one.namespace == namespace;
-        self.table.find(hash, is_it)
+        self.parts[Reservations::part(hash)].find(hash, is_it)
     }
 
     pub(crate) fn get(&self, namespace: u32, key: &Key) -> Option<u32> {
@@ -52,26 +65,29 @@ impl Reservations {
             created,
         };
         let hash = secret.hash(namespace, key);
-        self.table
+        self.parts[Reservations::part(hash)]
             .insert_unique(hash, one, |one| secret.hash(one.namespace, &one.key));
+        self.count += 1;
     }
 
     /// Forgets a key if it names this slot.
     pub(crate) fn remove(&mut self, namespace: u32, key: &Key, slot: u32) {
         let hash = self.secret.hash(namespace, key);
         let is_it = |one: &Reservation| one.slot == slot;
-        if let Ok(found) = self.table.find_entry(hash, is_it) {
+        if let Ok(found) = self.parts[Reservations::part(hash)].find_entry(hash, is_it) {
             found.remove();
+            self.count -= 1;
         }
     }
 
-    /// The slots of one namespace.
-    pub(crate) fn slots(&self, namespace: u32) -> Vec<u32> {
-        let of = self.table.iter().filter(|one| one.namespace == namespace);
+    /// The slots of one namespace in a part.
+    pub(crate) fn slots(&self, part: usize, namespace: u32) -> Vec<u32> {
+        let all = self.parts[part].iter();
+        let of = all.filter(|one| one.namespace == namespace);
         of.map(|one| one.slot).collect()
     }
 
     pub(crate) fn len(&self) -> u64 {
-        self.table.len() as u64
+        self.count
     }
 }

@@ -2,7 +2,7 @@
 
 use super::shard::Shard;
 use super::{Entry, Index, SHARDS, slot};
-use crate::held::ReadGuard;
+use crate::held::{ReadGuard, stepped};
 use crate::{Key, NamespaceId};
 
 /// Keys that are looked up before whoever changes the index has a turn.
@@ -130,6 +130,7 @@ impl Index {
                     return;
                 };
                 for (at, key) in some[..count].iter().enumerate() {
+                    stepped();
                     if !each(position, shards.find(number, key, &group, at).as_ref()) {
                         return;
                     }

@@ -16,6 +16,7 @@ use kvdepot_alloc::Hint;
 
 use super::{DAX, Tier};
 use crate::arena::{Arena, Cause, Full, Refused, Reserved, Room, Space, Token, Wanted};
+use crate::held::TURN;
 use crate::{Key, NamespaceId};
 
 /// Room that was made for the blocks of a call. Until it is used or dropped nobody else gets it,
@@ -95,7 +96,8 @@ impl Tier {
         spaces: Option<Spaces>,
     ) -> Option<Vec<Result<Reserved, Refused>>> {
         let alone = self.devices.load().only().is_some();
-        let once = (!alone || spaces.is_some()).then(|| Once::of(blocks));
+        let once = !alone || spaces.is_some() || blocks.len() > TURN;
+        let once = once.then(|| Once::of(blocks));
         let once = once.flatten();
         let wanted = once.as_ref().map_or(blocks, |once| &once.blocks);
         // Calls for one device do not wait for one another here.
