@@ -6,8 +6,9 @@
 
 mod common;
 
-use std::sync::Arc;
+use std::fmt::{self, Write as _};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use common::{
@@ -15,6 +16,9 @@ use common::{
 };
 use kvdepot_store::{Depot, DrainTo, Error, Namespace, Outcome, interruptible};
 use kvdepot_testkit::child::{self, Child};
+use tracing::field::{Field, Visit};
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Metadata, Subscriber};
 
 const LEN: usize = 40_000;
 const LIMIT: Duration = Duration::from_millis(300);
@@ -208,6 +212,61 @@ fn after_the_owners_death_every_verb_answers_by_one_rule() {
         "{known:?}"
     );
     drop(owner);
+}
+
+/// Collects what is logged.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<String>>);
+
+impl Visit for Log {
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        let mut log = self.0.lock().unwrap();
+        writeln!(log, "{}: {value:?}", field.name()).unwrap();
+    }
+}
+
+impl Subscriber for Log {
+    fn enabled(&self, _: &Metadata<'_>) -> bool {
+        true
+    }
+
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+
+    fn event(&self, event: &Event<'_>) {
+        event.record(&mut self.clone());
+    }
+
+    fn enter(&self, _: &Id) {}
+
+    fn exit(&self, _: &Id) {}
+}
+
+#[test]
+fn an_owner_that_does_not_answer_is_named_by_its_socket() {
+    let Some((place, owner)) = served("an_owner_that_does_not_answer_is_named_by_its_socket")
+    else {
+        return;
+    };
+    let client = connect(&place);
+    let ns = namespace(&client);
+    stop(&owner);
+    let log = Log::default();
+    tracing::subscriber::with_default(log.clone(), || {
+        assert_eq!(ns.contains(&keys([1])).unwrap(), [false]);
+    });
+    let said = log.0.lock().unwrap().clone();
+    let named = format!(
+        "owner at {}: no answer within 0.3 s",
+        place.socket().display()
+    );
+    assert!(said.contains(&named), "{said}");
+    signal(&owner, libc::SIGCONT);
 }
 
 static SIGNAL: AtomicBool = AtomicBool::new(false);

@@ -117,10 +117,6 @@ impl Client {
         let link = self.dial.link().ok_or_else(|| self.nobody())?;
         link.call(out, read).map_err(|error| match error {
             Error::Closed(_) => self.nobody(),
-            Error::Peer { reason, .. } => Error::Peer {
-                socket: self.socket().display().to_string(),
-                reason,
-            },
             other => other,
         })
     }
@@ -141,8 +137,8 @@ impl Client {
         let _pass = self.gate.enter()?;
         let link = self.dial.link().ok_or_else(|| self.nobody())?;
         let frame = link.ask_slowly(out)?.ok_or_else(|| self.nobody())?;
-        frame::check(&frame)?;
-        read(&mut In(&frame.body))
+        let read = || frame::check(&frame).and_then(|()| read(&mut In(&frame.body)));
+        read().map_err(|error| link.named(error))
     }
 
     pub(crate) fn describe(&self, id: NamespaceId, description: &str) -> Result<(), Error> {

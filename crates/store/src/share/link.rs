@@ -164,6 +164,25 @@ impl Link {
         out: Out,
         read: impl FnOnce(&mut In<'_>) -> Result<T, Error>,
     ) -> Result<T, Error> {
+        self.exchange(out, read).map_err(|error| self.named(error))
+    }
+
+    /// An error that says whose owner it is about: what reads and writes frames does not know.
+    pub(super) fn named(&self, error: Error) -> Error {
+        match error {
+            Error::Peer { reason, .. } => Error::Peer {
+                socket: self.mover.at().display().to_string(),
+                reason,
+            },
+            other => other,
+        }
+    }
+
+    fn exchange<T>(
+        &self,
+        out: Out,
+        read: impl FnOnce(&mut In<'_>) -> Result<T, Error>,
+    ) -> Result<T, Error> {
         let answered = self.line.call(&self.mover.socket, out, self.limit.get());
         let frame = answered.map_err(|failed| {
             if failed.broken {
@@ -297,7 +316,7 @@ impl Link {
                     let _heard = asking.map(|asking| asking.send(frame));
                 }
                 Ok(Some(frame)) => {
-                    if let Err(error) = self.handle(&frame) {
+                    if let Err(error) = self.handle(&frame).map_err(|error| self.named(error)) {
                         tracing::error!(%error, "the owner sent what cannot be");
                         return;
                     }

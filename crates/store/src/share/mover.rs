@@ -153,6 +153,11 @@ impl Mover {
         Mover::new(socket, stream, welcome, role, lanes)
     }
 
+    /// The owner's socket.
+    pub(super) fn at(&self) -> &Path {
+        &self.at
+    }
+
     pub(super) fn new(
         at: &Path,
         stream: UnixStream,
