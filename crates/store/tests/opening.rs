@@ -114,6 +114,41 @@ fn a_signal_ends_the_wait_for_another_owner_and_undoes_the_start() {
     assert!(!fresh.exists());
 }
 
+#[test]
+fn whoever_waits_for_an_arena_whose_start_fails_makes_it() {
+    const TEST: &str = "whoever_waits_for_an_arena_whose_start_fails_makes_it";
+    if child::role().is_some() {
+        let go = PathBuf::from(child::value("go"));
+        let started = Depot::start(&config_of(&child::value("spec"))).unwrap();
+        child::say("started");
+        while !go.exists() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        // It is not kept, as where something fails behind it.
+        drop(started);
+        child::sleep_until_killed();
+    }
+    let place = Place::new("Dax", "", "1MiB").with("", "lock_wait", "60s");
+    let go = place.dir().join("go");
+    let values = [("spec", &*place.spec()), ("go", go.to_str().unwrap())];
+    let mut first = Child::start(TEST, "first", &values);
+    first.expect("started");
+    let arena = place.arena().display().to_string();
+    let depot = std::thread::scope(|scope| {
+        let dax = json!({"path": place.arena(), "capacity": "1MiB"});
+        let alone = json!({"socket": "off", "lock_wait": "60s", "dax": dax});
+        let alone = Config::new("Dax", &alone).unwrap();
+        let waits = scope.spawn(move || Depot::open(&alone));
+        common::eventually("the wait", || mapped(&arena) == 1);
+        std::fs::write(&go, "").unwrap();
+        waits.join().unwrap().unwrap()
+    });
+    assert!(depot.opening().created && place.arena().exists());
+    assert_eq!(put(&namespace(&depot), &[1, 2], 5000), [true; 2]);
+    depot.close();
+    assert!(has(&namespace(&place.open()), &[1, 2], 5000));
+}
+
 static PRESSED: AtomicBool = AtomicBool::new(false);
 
 fn pressed() -> bool {

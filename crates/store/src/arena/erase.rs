@@ -6,8 +6,8 @@ use std::time::Duration;
 use kvdepot_media::{Access, Flush, Kind, Mapping};
 
 use super::owner_lock::OwnerLock;
-use crate::Error;
 use crate::format::{layout, superblock};
+use crate::{Error, clock};
 
 /// Removes the arena at `path` and answers the bytes of its medium: a file is deleted, on a device
 /// both superblocks are overwritten. What is no arena, not even a damaged one, is refused.
@@ -28,7 +28,11 @@ pub fn erase(path: &Path) -> Result<u64, Error> {
     if !begins_like_an_arena(&mapping)? {
         return Err(stays());
     }
-    let lock = OwnerLock::acquire(path, &mapping, Duration::ZERO)?;
+    let lock = OwnerLock::acquire(path, &mapping, (clock::now(), Duration::ZERO))?;
+    // A start that failed has removed it just now, and another may have made one there since.
+    if !begins_like_an_arena(&mapping)? {
+        return Err(stays());
+    }
     if !lock.alone() {
         return Err(Error::input(
             "path",

@@ -29,6 +29,7 @@ mod reserved;
 mod roll;
 mod serve;
 mod space;
+mod take;
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};

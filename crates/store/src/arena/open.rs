@@ -20,6 +20,7 @@ use super::orphans::Orphans;
 use super::owner_lock::OwnerLock;
 use super::recover::Opening;
 use super::roll::Roll;
+use super::take::{Taken, take};
 use super::{Arena, Counters, Inode, State, Table, create, publish, recover};
 use crate::Error;
 use crate::config::{DaxConfig, Durability, size};
@@ -220,17 +221,11 @@ impl Arena {
         field: &impl Fn(&str) -> String,
         lock_wait: Duration,
     ) -> Result<Acquired, Error> {
-        let mut created = false;
-        let mapping = loop {
-            match Mapping::open(path, Access::ReadWrite) {
-                Ok(mapping) => break mapping,
-                Err(error) if error.is_not_found() => {
-                    created = create::create(path, config, lock_wait, field)?;
-                }
-                Err(error) => return Err(open_error(path, error, field)),
-            }
-        };
-        let lock = OwnerLock::acquire(path, &mapping, lock_wait)?;
+        let Taken {
+            mapping,
+            lock,
+            created,
+        } = take(path, config, lock_wait, field)?;
         let space = |capacity: u64| {
             let fail = |error| create::space_error(path, capacity, error, field);
             mapping.allocate(capacity.min(mapping.len())).map_err(fail)

@@ -7,7 +7,7 @@
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use kvdepot_media::Mapping;
 use kvdepot_media::host::fork::{LentFd, LockFd};
@@ -18,7 +18,7 @@ use parking_lot::Mutex;
 
 use crate::format::{layout, owner};
 use crate::patience::is_interrupted;
-use crate::{Error, clock, gate};
+use crate::{Error, gate};
 
 const OWNER_BYTE: u64 = 0;
 const WRITERS_BYTE: u64 = 1;
@@ -41,19 +41,18 @@ pub(super) struct OwnerLock {
 }
 
 impl OwnerLock {
-    /// Takes the owner's lock, waiting up to `wait` for another owner to go. One in this process
-    /// is waited for only while it closes: else it would be until whoever waits here has ended.
-    /// A signal ends the wait within [`LOOK`].
+    /// Takes the owner's lock, waiting up to `wait` since `begun` for another owner to go. One in
+    /// this process is waited for only while it closes: else it would be until whoever waits here
+    /// has ended. A signal ends the wait within [`LOOK`].
     pub(super) fn acquire(
         path: &Path,
         mapping: &Mapping,
-        wait: Duration,
+        (begun, wait): (Instant, Duration),
     ) -> Result<OwnerLock, Error> {
         // Descriptions of our own: a lock lives with its description, and these never leave
         // this process.
         let owner = LockFd::reopen(mapping.fd()?, false)?;
         let writers = LockFd::reopen(mapping.fd()?, false)?;
-        let begun = clock::now();
         let mut told = false;
         loop {
             let left = wait.saturating_sub(begun.elapsed());
@@ -188,6 +187,7 @@ mod tests {
     use kvdepot_media::Access;
 
     use super::*;
+    use crate::clock;
     use crate::gate::Gate;
 
     #[test]
@@ -196,7 +196,7 @@ mod tests {
         let path = dir.path().join("arena");
         Mapping::create(&path, 4096).unwrap();
         let mapping = Mapping::open(&path, Access::ReadWrite).unwrap();
-        let wait = Duration::from_secs(20);
+        let wait = (clock::now(), Duration::from_secs(20));
         let lock = OwnerLock::acquire(&path, &mapping, wait).unwrap();
         let gate = Gate::new().unwrap();
         let closing = gate.close().unwrap();
