@@ -55,7 +55,11 @@ pub(crate) enum Command {
     /// loses its pins and reservations, nothing else. When the service ends, its clients find every
     /// block missing, and find them again when it is back.
     Serve(Serve),
-    /// What this machine offers, and what is amiss.
+    /// What this machine offers, what could be better, and what is amiss.
+    ///
+    /// A line with `warn` names what keeps kvdepot from working or storing, or is damaged, and
+    /// makes the exit status 1. One with `advice` names what would make it faster or larger, or
+    /// what is left over: the exit status stays 0.
     Doctor,
     /// This machine's limits, what kvdepot reaches, and the ratio.
     #[command(subcommand)]

@@ -1,4 +1,7 @@
-//! `kvdepot doctor`: what this machine offers, and what is amiss.
+//! `kvdepot doctor`: what this machine offers, what could be better, and what is amiss.
+//!
+//! A script that starts something only where all is well asks for the exit status, so it is 1 for
+//! what keeps kvdepot from working or storing alone, and not for what would make it faster.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -20,7 +23,7 @@ use crate::output::{Output, Table, bytes, count, some};
 #[derive(Serialize)]
 struct Check {
     check: &'static str,
-    /// `ok` or `warn`.
+    /// `ok`, `advice` (it works, and could do better) or `warn` (it does not).
     status: &'static str,
     value: String,
     hint: Option<String>,
@@ -36,12 +39,18 @@ impl Check {
         }
     }
 
+    fn advice(check: &'static str, value: impl Into<String>, hint: impl Into<String>) -> Check {
+        Check {
+            status: "advice",
+            hint: Some(hint.into()),
+            ..Check::ok(check, value)
+        }
+    }
+
     fn warn(check: &'static str, value: impl Into<String>, hint: impl Into<String>) -> Check {
         Check {
-            check,
             status: "warn",
-            value: value.into(),
-            hint: Some(hint.into()),
+            ..Check::advice(check, value, hint)
         }
     }
 }
@@ -59,8 +68,7 @@ pub(crate) fn run(output: &mut Output) -> Result<i32, Error> {
     checks.push(runtime());
     checks.extend(sockets());
     checks.extend(orphans());
-    let amiss = checks.iter().any(|check| check.status != "ok");
-    let status = if amiss { crate::PROBLEMS } else { crate::OK };
+    let status = exit_status(&checks);
     if output.is_json() {
         for check in &checks {
             output.object(check)?;
@@ -79,13 +87,18 @@ pub(crate) fn run(output: &mut Output) -> Result<i32, Error> {
     Ok(status)
 }
 
+fn exit_status(checks: &[Check]) -> i32 {
+    let amiss = checks.iter().any(|check| check.status == "warn");
+    if amiss { crate::PROBLEMS } else { crate::OK }
+}
+
 fn kernels() -> Result<Check, Error> {
     let mut config = CopierConfig::default();
     config.lanes = 1;
     let kernels = Copier::new(config)?.kernels();
     if cfg!(target_arch = "x86_64") && kernels == "portable" {
         let hint = "copies with checksums are several times faster with AVX2";
-        return Ok(Check::warn("kernels", kernels, hint));
+        return Ok(Check::advice("kernels", kernels, hint));
     }
     Ok(Check::ok("kernels", kernels))
 }
@@ -97,7 +110,7 @@ fn processors() -> Check {
             format!("{group}, this process is pinned to {thread}; lanes use all"),
         ),
         (Ok(group), _) => Check::ok("processors", group.to_string()),
-        (Err(error), _) => Check::warn("processors", error.to_string(), "lanes defaults to 1"),
+        (Err(error), _) => Check::advice("processors", error.to_string(), "lanes defaults to 1"),
     }
 }
 
@@ -153,14 +166,14 @@ fn dax(devices: &Path) -> Vec<Check> {
             let driver = driver.file_name().unwrap_or_default().to_string_lossy();
             if driver == "kmem" {
                 let hint = "the system uses it as memory: daxctl reconfigure-device -m devdax";
-                return Check::warn("DAX", value, format!("{hint} {name}"));
+                return Check::advice("DAX", value, format!("{hint} {name}"));
             }
             let node = Path::new("/dev").join(&*name);
             match fs::File::options().read(true).write(true).open(&node) {
                 Ok(_) => Check::ok("DAX", value),
                 Err(error) => {
                     let hint = format!("{}: {error}; give this user access", node.display());
-                    Check::warn("DAX", value, hint)
+                    Check::advice("DAX", value, hint)
                 }
             }
         })
@@ -206,7 +219,7 @@ fn huge_pages(folder: &Path, meminfo: &str, given: u64) -> Check {
         let setting = setting.display();
         format!("copies are slower without; root may: echo advise > {setting}")
     };
-    Check::warn("huge pages", value, hint)
+    Check::advice("huge pages", value, hint)
 }
 
 /// Bytes of huge pages that the system gives to memory as `Cache` has it, of some that ask.
@@ -223,7 +236,7 @@ fn huge_bytes_given() -> u64 {
 fn shared_memory() -> Check {
     match limits::disk_free(Path::new("/dev/shm")) {
         Ok(free) => Check::ok("/dev/shm", format!("{} free (benchmarks)", bytes(free))),
-        Err(error) => Check::warn("/dev/shm", error.to_string(), "benchmarks need --dir"),
+        Err(error) => Check::advice("/dev/shm", error.to_string(), "benchmarks need --dir"),
     }
 }
 
@@ -245,7 +258,7 @@ fn disk_and_arena() -> Result<Vec<Check>, Error> {
     let value = format!("{} free for {shown}", bytes(free));
     let disk = if free < DISK_MIN && !path.exists() {
         let hint = "the default arena takes 20 % of the free disk; name a dax.path elsewhere";
-        Check::warn("disk", value, hint)
+        Check::advice("disk", value, hint)
     } else {
         Check::ok("disk", value)
     };
@@ -299,7 +312,7 @@ fn sockets() -> Option<Check> {
         [first, .., last] => format!("{first} … {last}: {} owners were killed", names.len()),
     };
     let hint = "kvdepot rm --all removes them, and so does the next depot that opens";
-    Some(Check::warn("sockets", value, hint))
+    Some(Check::advice("sockets", value, hint))
 }
 
 /// Who keeps the owner of an arena from storing anything: of the default arenas, and of those that
@@ -330,6 +343,14 @@ fn orphans() -> Vec<Check> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn advice_is_no_problem_and_a_warning_is_one() {
+        let mut checks = vec![Check::ok("a", "1"), Check::advice("b", "2", "better: 3")];
+        assert_eq!(exit_status(&checks), crate::OK);
+        checks.push(Check::warn("c", "4", "must be 5"));
+        assert_eq!(exit_status(&checks), crate::PROBLEMS);
+    }
 
     #[test]
     fn dax_devices_are_listed_with_what_keeps_them_from_use() {
@@ -369,7 +390,7 @@ mod tests {
         assert!(asked.value.contains(resident), "{}", asked.value);
         assert!(asked.value.contains("12 pages are kept"), "{}", asked.value);
         let denied = with("always advise never [deny]\n", "", 0);
-        assert_eq!(denied.status, "warn");
+        assert_eq!(denied.status, "advice");
         assert!(denied.hint.unwrap().contains("echo advise > "));
         let pieces = with("always [advise] never\n", "", 0);
         assert!(pieces.hint.unwrap().contains("in pieces"));

@@ -383,7 +383,10 @@ fn what_owners_that_were_killed_leave_is_named_and_removed() {
         let amiss = rows.iter().any(|row| row["status"] == "warn");
         assert_eq!(status, i32::from(amiss));
         let row = rows.into_iter().find(|row| row["check"] == "sockets");
-        row.map(|row| row["value"].as_str().unwrap().to_owned())
+        row.map(|row| {
+            assert_eq!(row["status"], "advice", "the next depot removes them");
+            row["value"].as_str().unwrap().to_owned()
+        })
     };
     let living = start("living.sock");
     let names = ["a.sock", "b.sock", "c.sock"];
