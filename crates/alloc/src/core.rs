@@ -5,7 +5,7 @@ use crate::bins::NIL;
 use crate::extents::{Extent, Extents, Hint};
 use crate::free_set::FreeSet;
 use crate::links::{ENDS, Links};
-use crate::live_set::{Live, LiveSet, SPARE};
+use crate::live_set::{Live, LiveSet, Place, SPARE};
 use crate::word::Word;
 use alloc::vec::Vec;
 
@@ -13,7 +13,7 @@ use alloc::vec::Vec;
 #[derive(Debug, Clone)]
 pub(crate) struct Core<W> {
     links: Links,
-    /// With a length of 0 for the freed extent.
+    /// With the freed extent.
     live: LiveSet<W>,
     free: FreeSet<W>,
     freed: Freed,
@@ -22,7 +22,7 @@ pub(crate) struct Core<W> {
 }
 
 /// The extent that was freed last, neither merged nor filed yet. A full pool mostly allocates what
-/// it has just freed, and then touches one slot of one table; whatever else happens settles it
+/// it has just freed, and then looks at one slot of one table; whatever else happens settles it
 /// first, and what is asked of the pool is answered as if it were merged.
 #[derive(Debug, Clone, Copy)]
 struct Freed {
@@ -30,15 +30,15 @@ struct Freed {
     /// 0 if there is none.
     len: u64,
     link: u32,
-    /// Its slot among the live extents.
-    slot: usize,
+    /// Where it is among the live extents.
+    place: Place,
 }
 
 const NONE: Freed = Freed {
     start: 0,
     len: 0,
     link: ENDS,
-    slot: 0,
+    place: Place::NONE,
 };
 
 /// Steps from extent to extent by address.
@@ -133,9 +133,9 @@ impl<W: Word> Core<W> {
             start,
             len,
             link,
-            slot,
+            place,
         } = core::mem::replace(&mut self.freed, NONE);
-        self.live.remove_at(slot);
+        self.live.remove_at(place);
         let (prev, next) = (self.links.prev(link), self.links.next(link));
         let (left, right) = (self.links.free(prev), self.links.free(next));
         if left != NIL {
@@ -161,7 +161,6 @@ impl<W: Word> Core<W> {
     #[inline]
     pub(crate) fn allocate(&mut self, len: u64) -> Option<u64> {
         if self.freed.len == len {
-            self.live.set_len(self.freed.slot, len);
             self.freed.len = 0;
             return Some(self.freed.start);
         }
@@ -341,16 +340,15 @@ impl<W: Word> Core<W> {
     #[inline]
     pub(crate) fn free(&mut self, start: u64) -> bool {
         self.settle();
-        let slot = self.live.find(start);
-        let Some(Live { len, link }) = self.live.at(slot) else {
+        let place = self.live.find(start);
+        let Some(Live { len, link }) = self.live.at(place) else {
             return false;
         };
-        self.live.set_len(slot, 0);
         self.freed = Freed {
             start,
             len,
             link,
-            slot,
+            place,
         };
         true
     }
@@ -359,7 +357,13 @@ impl<W: Word> Core<W> {
     #[inline]
     pub(crate) fn live_len(&self, start: u64) -> Option<u64> {
         let live = self.live.get(start)?;
-        (live.len != 0).then_some(live.len)
+        (!self.is_freed(start)).then_some(live.len)
+    }
+
+    /// Whether the extent that starts here is the freed one.
+    #[inline]
+    const fn is_freed(&self, start: u64) -> bool {
+        self.freed.len != 0 && self.freed.start == start
     }
 
     #[inline]
@@ -439,13 +443,11 @@ impl<W: Word> Core<W> {
         if free != NIL {
             return Some((self.free.len(free), false));
         }
-        match self.live.get(walk.at)?.len {
-            0 => Some((self.freed.len, false)),
-            len => Some((len, true)),
-        }
+        let live = self.live.get(walk.at)?;
+        Some((live.len, !self.is_freed(walk.at)))
     }
 
-    pub(crate) const fn memory_bytes(&self) -> usize {
+    pub(crate) fn memory_bytes(&self) -> usize {
         self.links.memory_bytes() + self.live.memory_bytes() + self.free.memory_bytes()
     }
 

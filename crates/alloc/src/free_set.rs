@@ -1,9 +1,9 @@
 //! The free extents by size.
 
 use crate::bins::{Bins, NIL, bin_of, is_exact};
+use crate::chunks::Chunks;
 use crate::extents::{Extent, MAX_EXTENTS};
 use crate::word::Word;
-use alloc::vec::Vec;
 
 /// How many extents of one bin a search compares: those of a bin differ by less than 1/64.
 const LOOK: usize = 16;
@@ -26,7 +26,7 @@ struct Record<W> {
 #[derive(Debug, Clone)]
 pub(crate) struct FreeSet<W> {
     bins: Bins,
-    records: Vec<Record<W>>,
+    records: Chunks<Record<W>>,
     unused: u32,
     count: usize,
     granules: u64,
@@ -64,7 +64,7 @@ impl<W: Word> FreeSet<W> {
     pub(crate) fn new(pool_granules: u64) -> Self {
         Self {
             bins: Bins::new(pool_granules),
-            records: Vec::new(),
+            records: Chunks::new(),
             unused: NIL,
             count: 0,
             granules: 0,
@@ -81,14 +81,13 @@ impl<W: Word> FreeSet<W> {
         self.count
     }
 
-    pub(crate) const fn memory_bytes(&self) -> usize {
-        self.bins.memory_bytes() + self.records.capacity() * size_of::<Record<W>>()
+    pub(crate) fn memory_bytes(&self) -> usize {
+        self.bins.memory_bytes() + self.records.memory_bytes()
     }
 
     /// Makes room for this many extents in all.
     pub(crate) fn reserve(&mut self, extents: usize) {
-        let more = extents.saturating_sub(self.records.len());
-        self.records.reserve_exact(more);
+        self.records.reserve(extents);
     }
 
     /// Makes it the set of a larger pool.
@@ -109,17 +108,17 @@ impl<W: Word> FreeSet<W> {
 
     #[inline]
     pub(crate) fn start(&self, id: u32) -> u64 {
-        self.records[id as usize].start.get()
+        self.records[id].start.get()
     }
 
     #[inline]
     pub(crate) fn len(&self, id: u32) -> u64 {
-        self.records[id as usize].len.get()
+        self.records[id].len.get()
     }
 
     #[inline]
     pub(crate) fn link(&self, id: u32) -> u32 {
-        self.records[id as usize].link
+        self.records[id].link
     }
 
     /// All free extents with their numbers, in no order.
@@ -181,7 +180,7 @@ impl<W: Word> FreeSet<W> {
             if id == NIL {
                 break;
             }
-            let record = &self.records[id as usize];
+            let record = &self.records[id];
             let own = record.len.get();
             if own >= len && own < best_len {
                 (best, best_len) = (id, own);
@@ -197,7 +196,7 @@ impl<W: Word> FreeSet<W> {
         let mut id = self.bins.highest().map_or(NIL, |bin| self.bins.head(bin));
         while id != NIL {
             largest = largest.max(self.len(id));
-            id = self.records[id as usize].next;
+            id = self.records[id].next;
         }
         largest
     }
@@ -244,7 +243,7 @@ impl<W: Word> FreeSet<W> {
     #[inline]
     fn smaller(&self, at: Option<(usize, u32)>) -> Option<(usize, u32)> {
         let (bin, id) = at?;
-        let next = self.records[id as usize].next;
+        let next = self.records[id].next;
         if next != NIL {
             return Some((bin, next));
         }
@@ -256,23 +255,23 @@ impl<W: Word> FreeSet<W> {
     fn file(&mut self, id: u32, len: u64) {
         let next = self.bins.push(bin_of(len), id);
         if next != NIL {
-            self.records[next as usize].prev = id;
+            self.records[next].prev = id;
         }
-        let record = &mut self.records[id as usize];
+        let record = &mut self.records[id];
         (record.next, record.prev) = (next, NIL);
         self.below = self.below.max(len + 1);
     }
 
     #[inline]
     fn unfile(&mut self, id: u32, len: u64) {
-        let Record { next, prev, .. } = self.records[id as usize];
+        let Record { next, prev, .. } = self.records[id];
         if prev == NIL {
             self.bins.pop(bin_of(len), next);
         } else {
-            self.records[prev as usize].next = next;
+            self.records[prev].next = next;
         }
         if next != NIL {
-            self.records[next as usize].prev = prev;
+            self.records[next].prev = prev;
         }
     }
 
@@ -291,8 +290,8 @@ impl<W: Word> FreeSet<W> {
             id = self.records.len() as u32;
             self.records.push(record);
         } else {
-            self.unused = self.records[id as usize].next;
-            self.records[id as usize] = record;
+            self.unused = self.records[id].next;
+            self.records[id] = record;
         }
         self.granules += len;
         self.count += 1;
@@ -305,7 +304,7 @@ impl<W: Word> FreeSet<W> {
     pub(crate) fn remove(&mut self, id: u32) {
         let len = self.len(id);
         self.unfile(id, len);
-        let record = &mut self.records[id as usize];
+        let record = &mut self.records[id];
         (record.len, record.next) = (W::pack(0), self.unused);
         self.unused = id;
         self.granules -= len;
@@ -315,7 +314,7 @@ impl<W: Word> FreeSet<W> {
     /// Gives a free extent another start and length.
     #[inline]
     pub(crate) fn change(&mut self, id: u32, start: u64, len: u64) {
-        let record = &mut self.records[id as usize];
+        let record = &mut self.records[id];
         let before = record.len.get();
         (record.start, record.len) = (W::pack(start), W::pack(len));
         self.granules = self.granules - before + len;
@@ -336,7 +335,7 @@ impl<W: Word> FreeSet<W> {
             }
             let (mut id, mut before) = (head, NIL);
             while id != NIL {
-                let record = &self.records[id as usize];
+                let record = &self.records[id];
                 let len = record.len.get();
                 if bin_of(len) != bin || len >= self.below || record.prev != before {
                     return Err("a free extent is misfiled");

@@ -20,13 +20,14 @@
 //! lists by size: 64 bins to a power of two, found by a two-level bitmap. An allocation looks up at
 //! most two bins, compares at most 32 free extents and changes one; a free looks up one slot of the
 //! table and changes at most three extents. Both take constant time, with these exceptions: the
-//! table's slots are expected constant time, as hash tables are; it and the lists grow now and then
-//! (by an eighth, amortised, and [`Pool::reserve`] moves that to a moment of the caller's choice);
-//! and before a request is refused, all extents that share its bin are compared, once until
-//! another one may fit.
+//! table's slots are expected constant time, as hash tables are; now and then a part of it or of a
+//! list grows, which moves some thousand entries however many there are (amortised, and
+//! [`Pool::reserve`] does it at a moment of the caller's choice); and before a request is refused,
+//! all extents that share its bin are compared, once until another one may fit.
+//! [`Pool::largest_free_extent`] compares all that share the highest bin in use.
 //!
-//! A pool of less than 2³² − 1 granules needs 27 to 31 bytes a live extent, a free one 32 to 48, a
-//! larger pool up to 44 and 72, and any pool some 8 KiB.
+//! A pool of less than 2³² − 1 granules needs 27 to 30 bytes a live extent, a free one 32 to 34, a
+//! larger pool up to 41 and 43, and any pool some 8 KiB.
 //!
 //! # Features
 //!
@@ -54,6 +55,7 @@ extern crate alloc;
 extern crate std;
 
 mod bins;
+mod chunks;
 mod core;
 mod error;
 mod extents;
@@ -67,6 +69,7 @@ mod rebuild;
 mod report;
 #[cfg(feature = "std")]
 mod shared;
+mod table;
 mod word;
 
 pub use error::Error;

@@ -3,7 +3,7 @@
 //! search.
 
 use crate::bins::NIL;
-use alloc::{vec, vec::Vec};
+use crate::chunks::Chunks;
 
 /// Before the first extent and behind the last one.
 pub(crate) const ENDS: u32 = 0;
@@ -20,7 +20,7 @@ struct Link {
 /// A ring through all extents and [`ENDS`].
 #[derive(Debug, Clone)]
 pub(crate) struct Links {
-    links: Vec<Link>,
+    links: Chunks<Link>,
     unused: u32,
 }
 
@@ -31,41 +31,39 @@ impl Links {
             next: ENDS,
             free: NIL,
         };
-        Self {
-            links: vec![ends],
-            unused: NIL,
-        }
+        let mut links = Chunks::new();
+        links.push(ends);
+        Self { links, unused: NIL }
     }
 
-    pub(crate) const fn memory_bytes(&self) -> usize {
-        self.links.capacity() * size_of::<Link>()
+    pub(crate) fn memory_bytes(&self) -> usize {
+        self.links.memory_bytes()
     }
 
     /// Makes room for this many extents in all.
     pub(crate) fn reserve(&mut self, extents: usize) {
-        let more = (extents + 1).saturating_sub(self.links.len());
-        self.links.reserve_exact(more);
+        self.links.reserve(extents.saturating_add(1));
     }
 
     #[inline]
     pub(crate) fn next(&self, id: u32) -> u32 {
-        self.links[id as usize].next
+        self.links[id].next
     }
 
     #[inline]
     pub(crate) fn prev(&self, id: u32) -> u32 {
-        self.links[id as usize].prev
+        self.links[id].prev
     }
 
     /// The record of a free extent, [`NIL`] for a live one.
     #[inline]
     pub(crate) fn free(&self, id: u32) -> u32 {
-        self.links[id as usize].free
+        self.links[id].free
     }
 
     #[inline]
     pub(crate) fn set_free(&mut self, id: u32, free: u32) {
-        self.links[id as usize].free = free;
+        self.links[id].free = free;
     }
 
     /// Links a live extent that lies right before another one, or before the end.
@@ -82,19 +80,15 @@ impl Links {
             self.push(link)
         } else {
             self.unused = self.next(id);
-            self.links[id as usize] = link;
+            self.links[id] = link;
             id
         };
-        self.links[prev as usize].next = id;
-        self.links[next as usize].prev = id;
+        self.links[prev].next = id;
+        self.links[next].prev = id;
         id
     }
 
     fn push(&mut self, link: Link) -> u32 {
-        if self.links.len() == self.links.capacity() {
-            // By an eighth: doubling would leave up to twice the memory unused.
-            self.links.reserve_exact(self.links.len() / 8 + 16);
-        }
         self.links.push(link);
         (self.links.len() - 1) as u32
     }
@@ -102,10 +96,10 @@ impl Links {
     /// Takes an extent out of the ring.
     #[inline]
     pub(crate) fn remove(&mut self, id: u32) {
-        let Link { prev, next, .. } = self.links[id as usize];
-        self.links[prev as usize].next = next;
-        self.links[next as usize].prev = prev;
-        self.links[id as usize].next = self.unused;
+        let Link { prev, next, .. } = self.links[id];
+        self.links[prev].next = next;
+        self.links[next].prev = prev;
+        self.links[id].next = self.unused;
         self.unused = id;
     }
 }

@@ -1,6 +1,7 @@
-//! The live extents by start, a compact hash table: linear probing, no tombstones, no pointers.
+//! The live extents by start: one hash table, or parts of one, so that growing moves few of them at
+//! a time.
 
-use crate::bins::NIL;
+use crate::table::{Slot, Table, dense_extents, dense_slots};
 use crate::word::{Word, spread};
 use alloc::{vec, vec::Vec};
 
@@ -14,54 +15,74 @@ const SLOTS_SPARSE: usize = 2048;
 /// Up to so many slots (a quarter of a second-level cache) a table stays half empty.
 const SLOTS_HALF: usize = 8192;
 
-/// Beyond 4/5 of the slots in use, probing slows down faster than memory is saved.
-const LOAD: (usize, usize) = (4, 5);
+/// Extents to a part, on average over the parts: some have half of it, some twice as many. That is
+/// the most that are moved in one step, which takes some 50 µs.
+const PART: usize = 4096;
 
-/// Slots that a large table fills at a time: what a second-level cache holds.
-const PART_SLOTS: usize = 1 << 14;
+/// Up to so many extents there is one table.
+const ONE_MAX: usize = 2 * PART;
 
 /// What is made for extents that are known has room for one in so many more: the first ones that
 /// come do not find it full.
 pub(crate) const SPARE: usize = 32;
 
-/// A large table is filled in so many goes, each of which takes memory for its part of the extents
+/// A large set is filled in so many goes, each of which takes memory for its share of the extents
 /// alone.
 const GOES: usize = 4;
 
-/// How many extents a table of so many slots may hold.
+/// How many extents a table of so many slots may hold, where there is one.
 const fn extents_max(slots: usize) -> usize {
     if slots <= SLOTS_SPARSE {
         slots / 4
     } else if slots <= SLOTS_HALF {
         slots / 2
     } else {
-        slots / LOAD.1 * LOAD.0
+        dense_extents(slots)
     }
 }
 
-/// How many slots so many extents need.
+/// How many slots so many extents need, where there is one table.
 fn slots_for(extents: usize) -> usize {
     if extents <= SLOTS_SPARSE / 4 {
         extents * 4
     } else if extents <= SLOTS_HALF / 2 {
         (extents * 2).max(SLOTS_SPARSE + 1)
     } else {
-        let dense = extents.div_ceil(LOAD.0).saturating_mul(LOAD.1);
-        dense.max(SLOTS_HALF + 1)
+        dense_slots(extents).max(SLOTS_HALF + 1)
     }
 }
 
-/// The slot, of so many, in which the search for a start begins.
-#[inline]
-fn home(start: u64, slots: usize) -> usize {
-    ((u64::from(spread(start)) * slots as u64) >> 32) as usize
+/// How hashes, by their high bits, belong to parts. Parts are in the order of hashes and divided in
+/// turn (linear hashing): the first ones have been, and have one bit more.
+#[derive(Debug, Clone, Copy)]
+struct Parting {
+    /// The bits that every part has.
+    bits: u32,
+    /// How many parts have one more: what was divided since.
+    longer: u32,
 }
 
-#[derive(Debug, Clone, Copy)]
-struct Slot<W> {
-    start: W,
-    len: W,
-    link: u32,
+impl Parting {
+    const fn new(parts: usize) -> Self {
+        let bits = parts.ilog2();
+        Self {
+            bits,
+            longer: 2 * (parts - (1 << bits)) as u32,
+        }
+    }
+
+    #[inline]
+    fn part_of(self, hash: u32) -> usize {
+        let part = hash >> (31 - self.bits);
+        // Of the longer ones this is the first number, of others the second. No branch: nobody
+        // could guess it.
+        part.min((part + self.longer) / 2) as usize
+    }
+
+    /// The bits that the hashes of a part have in common.
+    const fn depth(self, part: usize) -> u32 {
+        self.bits + (part < self.longer as usize) as u32
+    }
 }
 
 /// A live extent but for its start.
@@ -72,33 +93,37 @@ pub(crate) struct Live {
     pub(crate) link: u32,
 }
 
-/// Live extents, by start. The slot of a start is its hash scaled to the number of slots, so that
-/// the table may grow by an eighth rather than double: the order of the slots stays what it was, so
-/// that growing is one pass through memory.
+/// Where the search for an extent ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Place {
+    part: u32,
+    slot: u32,
+}
+
+impl Place {
+    pub(crate) const NONE: Self = Self { part: 0, slot: 0 };
+}
+
+/// Live extents, by start. The number of parts follows that of the extents, and each grows by an
+/// eighth in between: memory follows it, too.
 #[derive(Debug, Clone)]
 pub(crate) struct LiveSet<W> {
-    slots: Vec<Slot<W>>,
+    /// The only table of a small set; one without slots beside parts.
+    one: Table<W>,
+    parts: Vec<Table<W>>,
+    parting: Parting,
     used: usize,
-    /// Extents that the slots may hold.
-    room: usize,
 }
 
 impl<W: Word> LiveSet<W> {
-    const EMPTY: Slot<W> = Slot {
-        start: W::EMPTY,
-        len: W::EMPTY,
-        link: NIL,
-    };
-
-    /// A table with room for the first extents: there is always an empty slot.
+    /// A set with room for the first extents: there is always an empty slot.
     pub(crate) fn new() -> Self {
-        let mut table = Self {
-            slots: Vec::new(),
+        Self {
+            one: Table::new(SLOTS_MIN, extents_max(SLOTS_MIN), 0),
+            parts: Vec::new(),
+            parting: Parting::new(1),
             used: 0,
-            room: 0,
-        };
-        table.resize(SLOTS_MIN);
-        table
+        }
     }
 
     #[inline]
@@ -106,70 +131,133 @@ impl<W: Word> LiveSet<W> {
         self.used
     }
 
-    /// The bytes that the table occupies.
-    pub(crate) const fn memory_bytes(&self) -> usize {
-        self.slots.capacity() * size_of::<Slot<W>>()
+    /// The bytes that the tables occupy.
+    pub(crate) fn memory_bytes(&self) -> usize {
+        let tables = self.parts.iter().chain([&self.one]);
+        let slots: usize = tables.map(Table::slots).sum();
+        slots * size_of::<Slot<W>>() + self.parts.capacity() * size_of::<Table<W>>()
     }
 
-    /// Makes room for this many extents in all, so that inserting them does not rehash.
-    pub(crate) fn reserve(&mut self, extents: usize) {
-        if extents > self.room {
-            let slots = slots_for(extents);
-            self.resize(slots.max(SLOTS_MIN));
+    #[inline]
+    const fn is_one(&self) -> bool {
+        self.one.slots() != 0
+    }
+
+    #[inline]
+    fn part_of(&self, hash: u32) -> usize {
+        if self.is_one() {
+            0
+        } else {
+            self.parting.part_of(hash)
         }
+    }
+
+    #[inline]
+    fn table(&self, part: usize) -> &Table<W> {
+        if self.is_one() {
+            &self.one
+        } else {
+            &self.parts[part]
+        }
+    }
+
+    #[inline]
+    fn table_mut(&mut self, part: usize) -> &mut Table<W> {
+        if self.is_one() {
+            &mut self.one
+        } else {
+            &mut self.parts[part]
+        }
+    }
+
+    /// Makes room for this many extents in all, so that inserting them moves none (where there are
+    /// parts: unless one of them gets far more than its share).
+    pub(crate) fn reserve(&mut self, extents: usize) {
+        if extents <= self.used {
+            return;
+        }
+        if self.is_one() && extents <= ONE_MAX {
+            if extents > self.one.room() {
+                self.resize_one(slots_for(extents).max(SLOTS_MIN));
+            }
+            return;
+        }
+        while self.parts.len() < extents.div_ceil(PART) {
+            self.split();
+        }
+        for table in &mut self.parts {
+            let share = extents.div_ceil(1 << table.depth());
+            // Six standard deviations, but for rounding.
+            let slots = dense_slots(share + 6 * (share.isqrt() + 1));
+            if slots > table.slots() {
+                table.resize(slots, dense_extents(slots));
+            }
+        }
+    }
+
+    fn resize_one(&mut self, slots: usize) {
+        self.one.resize(slots, extents_max(slots));
     }
 
     #[cold]
-    fn grow(&mut self) {
-        let slots = self.slots.len();
-        self.resize(if slots < SLOTS_HALF {
-            slots * 2
+    fn grow(&mut self, part: usize) {
+        let slots = self.table(part).slots();
+        if !self.is_one() {
+            let slots = slots + slots.div_ceil(8);
+            self.parts[part].resize(slots, dense_extents(slots));
+        } else if slots < SLOTS_HALF {
+            self.resize_one(slots * 2);
         } else {
-            slots / 8 * 9
-        });
-    }
-
-    /// The slot in which the search for a start begins.
-    #[inline]
-    fn home(&self, start: u64) -> usize {
-        home(start, self.slots.len())
-    }
-
-    /// The slot of the extent that starts here, or else the empty one in which its search ended.
-    #[inline]
-    pub(crate) fn find(&self, start: u64) -> usize {
-        let packed = W::pack(start);
-        let mut at = self.home(start);
-        loop {
-            // Not `||`: whether it is there is for the caller to branch on, once.
-            let here = self.slots[at].start;
-            if (here == packed) | (here == W::EMPTY) {
-                return at;
-            }
-            at = self.after(at);
+            self.resize_one(slots / 8 * 9);
         }
     }
 
-    #[inline]
-    const fn after(&self, at: usize) -> usize {
-        let next = at + 1;
-        if next == self.slots.len() { 0 } else { next }
+    /// Makes two parts of one.
+    #[cold]
+    fn split(&mut self) {
+        if self.is_one() {
+            let one = core::mem::replace(&mut self.one, Table::new(0, 0, 0));
+            self.parts.push(one);
+        }
+        let part = self.parting.longer as usize;
+        let both = &self.parts[part];
+        let depth = both.depth() + 1;
+        let is_high = |slot: &Slot<W>| slot.hash() << (depth - 1) >> 31 == 1;
+        let highs = both.iter().filter(|slot| is_high(slot)).count();
+        // With room for an eighth more.
+        let table = |extents| Table::dense(extents + extents / 8 + 1, depth);
+        let (mut low, mut high) = (table(both.used() - highs), table(highs));
+        for slot in both.iter() {
+            let table = if is_high(slot) { &mut high } else { &mut low };
+            table.insert(slot.hash(), *slot);
+        }
+        self.parts[part] = low;
+        // What moves up is a few words of each part.
+        self.parts.insert(part + 1, high);
+        self.parting = Parting::new(self.parts.len());
     }
 
-    /// What a slot holds; none if it is empty. Slots are valid until an extent is added or removed.
+    /// The place of the extent that starts here, or else the empty one in which its search ended.
+    /// Places are valid until an extent is added or removed.
     #[inline]
-    pub(crate) fn at(&self, at: usize) -> Option<Live> {
-        let slot = self.slots[at];
-        (slot.start != W::EMPTY).then(|| Live {
+    pub(crate) fn find(&self, start: u64) -> Place {
+        let hash = spread(start);
+        let part = self.part_of(hash);
+        let slot = self.table(part).find(hash, W::pack(start));
+        Place {
+            part: part as u32,
+            slot: slot as u32,
+        }
+    }
+
+    /// What is there; none if the place is empty.
+    #[inline]
+    pub(crate) fn at(&self, place: Place) -> Option<Live> {
+        let slot = self.table(place.part as usize).at(place.slot as usize)?;
+        Some(Live {
             len: slot.len.get(),
             link: slot.link,
         })
-    }
-
-    /// Gives the extent of a slot another length.
-    #[inline]
-    pub(crate) fn set_len(&mut self, at: usize, len: u64) {
-        self.slots[at].len = W::pack(len);
     }
 
     #[inline]
@@ -180,33 +268,59 @@ impl<W: Word> LiveSet<W> {
     /// Adds an extent; no other starts there.
     #[inline]
     pub(crate) fn insert(&mut self, start: u64, Live { len, link }: Live) {
-        if self.used == self.room {
-            self.grow();
-        }
-        let at = self.find(start);
-        self.used += 1;
-        self.slots[at] = Slot {
+        let slot = Slot {
             start: W::pack(start),
             len: W::pack(len),
             link,
         };
+        let hash = spread(start);
+        // One that has no slots is full.
+        if self.one.is_full() {
+            self.insert_beside(hash, slot);
+        } else {
+            self.one.insert(hash, slot);
+        }
+        self.used += 1;
     }
 
-    /// Fills an empty table with so many extents. A large one is filled part by part, or else
-    /// every extent would miss the processor's caches.
+    /// Adds an extent to a part, or to the only table, which is full.
+    #[inline(never)]
+    fn insert_beside(&mut self, hash: u32, slot: Slot<W>) {
+        let mut part = self.part_of(hash);
+        if self.used >= self.parts.len().max(2) * PART {
+            self.split();
+            part = self.part_of(hash);
+        }
+        if self.table(part).is_full() {
+            self.grow(part);
+        }
+        self.table_mut(part).insert(hash, slot);
+    }
+
+    /// Takes the extent in a place out.
+    #[inline]
+    pub(crate) fn remove_at(&mut self, place: Place) {
+        let table = self.table_mut(place.part as usize);
+        table.remove_at(place.slot as usize);
+        self.used -= 1;
+    }
+
+    /// Fills an empty set with so many extents. Part after part, or else every extent would miss
+    /// the processor's caches.
     pub(crate) fn fill(
         &mut self,
         extents: usize,
         items: impl Iterator<Item = (u64, Live)> + Clone,
     ) {
-        self.reserve(extents + extents / SPARE);
-        let parts = self.slots.len() / PART_SLOTS + 1;
-        if parts == 1 {
+        let room = extents + extents / SPARE;
+        if room <= ONE_MAX {
+            self.reserve(room);
             items.for_each(|(start, live)| self.insert(start, live));
             return;
         }
-        let slots = self.slots.len();
-        let part = |start| home(start, slots) / PART_SLOTS;
+        let parts = room.div_ceil(PART);
+        let parting = Parting::new(parts);
+        let part = |start| parting.part_of(spread(start));
         let mut next = vec![0; parts + 1];
         for (start, _) in items.clone() {
             next[part(start) + 1] += 1;
@@ -218,7 +332,7 @@ impl<W: Word> LiveSet<W> {
         for go in 0..GOES {
             let some = parts * go / GOES..parts * (go + 1) / GOES;
             let begin = next[some.start];
-            sorted.resize(next[some.end] - begin, Self::EMPTY);
+            sorted.resize(next[some.end] - begin, Slot::EMPTY);
             for (start, Live { len, link }) in items.clone() {
                 let part = part(start);
                 if some.contains(&part) {
@@ -230,57 +344,22 @@ impl<W: Word> LiveSet<W> {
                     next[part] += 1;
                 }
             }
-            for slot in sorted.drain(..) {
-                let at = self.find(slot.start.get());
-                self.slots[at] = slot;
+            let mut rest = &sorted[..];
+            for part in some {
+                // By now each number is where the next part begins.
+                let taken = sorted.len() - rest.len();
+                let (slots, others) = rest.split_at(next[part] - begin - taken);
+                let mut table =
+                    Table::dense(slots.len() + slots.len() / SPARE, parting.depth(part));
+                slots
+                    .iter()
+                    .for_each(|slot| table.insert(slot.hash(), *slot));
+                self.parts.push(table);
+                rest = others;
             }
         }
+        (self.one, self.parting) = (Table::new(0, 0, 0), parting);
         self.used = extents;
-    }
-
-    /// Takes the extent of a slot out. Later ones of its run move up, so that no search ends early.
-    #[inline]
-    pub(crate) fn remove_at(&mut self, hole: usize) {
-        let next = self.after(hole);
-        let hole = if self.slots[next].start == W::EMPTY {
-            hole
-        } else {
-            self.move_up(hole, next)
-        };
-        self.slots[hole].start = W::EMPTY;
-        self.used -= 1;
-    }
-
-    /// Moves extents of the run behind a hole into it; gives the hole that is left in the end.
-    fn move_up(&mut self, mut hole: usize, mut at: usize) -> usize {
-        while self.slots[at].start != W::EMPTY {
-            let home = self.home(self.slots[at].start.get());
-            if self.distance(home, at) >= self.distance(hole, at) {
-                self.slots[hole] = self.slots[at];
-                hole = at;
-            }
-            at = self.after(at);
-        }
-        hole
-    }
-
-    /// How many steps forward lead from one slot to another.
-    #[inline]
-    const fn distance(&self, from: usize, to: usize) -> usize {
-        if to >= from {
-            to - from
-        } else {
-            to + self.slots.len() - from
-        }
-    }
-
-    fn resize(&mut self, slots: usize) {
-        let old = core::mem::replace(&mut self.slots, vec![Self::EMPTY; slots]);
-        self.room = extents_max(slots);
-        for slot in old.into_iter().filter(|slot| slot.start != W::EMPTY) {
-            let at = self.find(slot.start.get());
-            self.slots[at] = slot;
-        }
     }
 }
 
@@ -289,6 +368,7 @@ mod tests {
     use super::*;
     use crate::word::Halves;
     use alloc::collections::BTreeMap;
+    use core::cmp::Ordering;
 
     /// The finaliser of SplitMix64.
     fn mix(mut x: u64) -> u64 {
@@ -301,41 +381,56 @@ mod tests {
         Live { len, link: 7 }
     }
 
-    #[test]
-    fn behaves_like_a_map_while_it_grows_and_empties() {
+    /// Few distinct starts, in strides as allocators make them, so that runs form and wrap.
+    fn behaves_like_a_map(starts: u64, steps: u64) {
         let (mut set, mut map, mut state) = (LiveSet::<u32>::new(), BTreeMap::new(), 1);
-        for step in 0..60_000_u64 {
+        for step in 0..steps {
             state = mix(state + step);
-            // Few distinct starts, in strides as allocators make them, so that runs form and wrap.
-            let start = (state >> 20) % 3000 * 512;
+            let start = (state >> 20) % starts * 512;
             let at = set.find(start);
             assert_eq!(set.at(at), map.get(&start).copied());
             // Grow first, then shrink.
-            if state % 100 < if step < 30_000 { 60 } else { 40 } {
-                match map.insert(start, live(step)) {
-                    Some(_) => set.set_len(at, step),
-                    None => set.insert(start, live(step)),
+            if state % 100 < if step < steps / 2 { 60 } else { 40 } {
+                if map.insert(start, live(step)).is_some() {
+                    set.remove_at(at);
                 }
+                set.insert(start, live(step));
             } else if map.remove(&start).is_some() {
                 set.remove_at(at);
             }
             assert_eq!(set.len(), map.len());
             assert_eq!(set.get(start), map.get(&start).copied());
         }
-        for start in (0..3000).map(|start| start * 512) {
+        for start in (0..starts).map(|start| start * 512) {
             assert_eq!(set.get(start), map.get(&start).copied());
         }
     }
 
     #[test]
+    fn behaves_like_a_map_while_it_grows_and_empties() {
+        behaves_like_a_map(3000, 60_000);
+    }
+
+    #[test]
+    fn behaves_like_a_map_in_parts_too() {
+        behaves_like_a_map(60_000, 300_000);
+    }
+
+    #[test]
     fn filling_is_inserting() {
-        let extents = 60_000;
-        let items = (0..extents).map(|i| (i * 96, live(i)));
-        let mut set = LiveSet::<u32>::new();
-        set.fill(extents as usize, items.clone());
-        assert_eq!(set.len(), extents as usize);
-        items.for_each(|(start, live)| assert_eq!(set.get(start), Some(live)));
-        assert_eq!(set.get(extents * 96), None);
+        for extents in [100, ONE_MAX as u64, 60_000] {
+            let items = (0..extents).map(|i| (i * 96, live(i)));
+            let mut set = LiveSet::<u32>::new();
+            set.fill(extents as usize, items.clone());
+            assert_eq!(set.len(), extents as usize);
+            items.for_each(|(start, live)| assert_eq!(set.get(start), Some(live)));
+            assert_eq!(set.get(extents * 96), None);
+            // It goes on as if it had grown.
+            let more = (extents..2 * extents).map(|i| (i * 96, live(i)));
+            more.clone()
+                .for_each(|(start, live)| set.insert(start, live));
+            more.for_each(|(start, live)| assert_eq!(set.get(start), Some(live)));
+        }
     }
 
     #[test]
@@ -347,14 +442,60 @@ mod tests {
 
     #[test]
     fn reserving_avoids_rehashing() {
-        let mut set = LiveSet::<Halves>::new();
-        set.reserve(10_000);
-        let before = set.memory_bytes();
-        (0..10_000).for_each(|start| set.insert(start, live(1)));
-        assert_eq!(set.memory_bytes(), before);
+        for extents in [5000, 10_000, 300_000] {
+            let mut set = LiveSet::<Halves>::new();
+            set.reserve(extents as usize);
+            let before = set.memory_bytes();
+            (0..extents).for_each(|start| set.insert(start, live(1)));
+            assert_eq!(set.memory_bytes(), before, "{extents}");
+        }
     }
 
-    /// Blocks of one size start in strides, which a weak hash maps to few slots.
+    /// What an insertion moves is in the table that it makes, and what it takes is known.
+    #[test]
+    fn no_insertion_moves_many() {
+        let mut set = LiveSet::<u32>::new();
+        let slot = size_of::<Slot<u32>>();
+        for start in 0..400_000 {
+            let before = set.memory_bytes();
+            set.insert(start * 24, live(1));
+            let grown = set.memory_bytes() - before;
+            assert!(grown <= 2 * PART * slot, "{grown} bytes more at {start}");
+            let (largest, len) = (set.parts.iter().map(Table::used).max(), set.len());
+            assert!(
+                largest.is_none_or(|used| used <= 2 * PART + PART / 2),
+                "{largest:?} of {len}"
+            );
+            if len > ONE_MAX {
+                assert!(set.memory_bytes() <= len * 17 + (64 << 10), "{len}");
+            }
+        }
+    }
+
+    #[test]
+    fn parts_are_in_the_order_of_hashes_and_divided_in_turn() {
+        for hash in (0..1000).map(|i| mix(i) as u32).chain([0, u32::MAX]) {
+            for parts in 1..300_usize {
+                let (now, then) = (Parting::new(parts), Parting::new(parts + 1));
+                let (part, later) = (now.part_of(hash), then.part_of(hash));
+                let divided = now.longer as usize;
+                let depth = now.depth(part) + u32::from(part == divided);
+                let low_or_high = (hash << now.depth(part) >> 31) as usize;
+                assert!(part < parts);
+                assert_eq!(then.depth(later), depth);
+                assert_eq!(
+                    later,
+                    match part.cmp(&divided) {
+                        Ordering::Less => part,
+                        Ordering::Equal => part + low_or_high,
+                        Ordering::Greater => part + 1,
+                    }
+                );
+            }
+        }
+    }
+
+    /// Blocks of one size start in strides, which a weak hash maps to few slots, or few parts.
     #[test]
     fn strides_scatter() {
         let sizes = [1, 3, 4096, 131_089, 3_274_752, 0x9e37_79b9];
@@ -363,9 +504,20 @@ mod tests {
             let starts = (0..4000_u64).filter_map(|i| i.checked_mul(stride));
             let starts: Vec<u64> = starts.take_while(|&start| start < 1 << 63).collect();
             starts.iter().for_each(|&start| set.insert(start, live(1)));
-            let probes = |&start| set.distance(set.home(start), set.find(start));
-            let all: usize = starts.iter().map(probes).sum();
+            let all: usize = starts.iter().map(|&start| set.one.probes(start)).sum();
             assert!(all <= starts.len() * 4, "stride {stride}: {all} probes");
+        }
+        for stride in sizes.into_iter().chain((0..45).map(|bit| 1 << bit)) {
+            let mut set = LiveSet::<Halves>::new();
+            (0..50_000).for_each(|i| set.insert(i * stride, live(1)));
+            let largest = set.parts.iter().map(Table::used).max();
+            assert!(largest <= Some(3 * PART), "stride {stride}: {largest:?}");
+            let probes = |i| {
+                let part = set.part_of(spread(i * stride));
+                set.parts[part].probes(i * stride)
+            };
+            let all: usize = (0..50_000).map(probes).sum();
+            assert!(all <= 50_000 * 8, "stride {stride}: {all} probes");
         }
     }
 }
