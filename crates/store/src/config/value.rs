@@ -23,7 +23,7 @@ pub fn read_yaml(path: &Path) -> Result<Value, Error> {
     let once = "a YAML mapping in which each option stands once";
     // By YAML's own value, in which no name stands twice.
     let read: serde_yaml_ng::Value =
-        serde_yaml_ng::from_str(&text).map_err(|error| refused(error.to_string(), once))?;
+        serde_yaml_ng::from_str(&text).map_err(|error| refused(unreadable(&error), once))?;
     if read.is_null() {
         let allowed = "options such as pipeline: Cache|Dax (docs/configuration.md has them)";
         return Err(refused("a file without any".into(), allowed));
@@ -40,7 +40,11 @@ pub fn read_yaml(path: &Path) -> Result<Value, Error> {
             "a YAML mapping of options to their values",
         ));
     }
-    serde_json::to_value(read).map_err(|error| refused(error.to_string(), once))
+    serde_json::to_value(read).map_err(|error| refused(unreadable(&error), once))
+}
+
+fn unreadable(error: &dyn std::error::Error) -> String {
+    format!("a file that is no such mapping ({error})")
 }
 
 /// What permission bits may be, for messages. As a number they would be read as a decimal one.
@@ -146,6 +150,10 @@ mod tests {
                 "\"capacity\"",
             ),
             ("{\"lanes\": 1, \"lanes\": 2}", "\"lanes\""),
+            (
+                "# ports\n---\nssh 22\n---\nftp 21\n",
+                "a file that is no such mapping",
+            ),
             ("- lanes", "a list is not allowed; allowed: a YAML mapping"),
             (
                 "some words",
