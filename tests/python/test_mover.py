@@ -169,7 +169,7 @@ def test_a_reader_cannot_write(depot: kvdepot.Depot, ns: kvdepot.Namespace, keys
         assert job.wait(30)
         assert out == b"abc"
         reserved = [one for one in ns.reserve(names[1:], 3) if one]
-        with pytest.raises(kvdepot.Error, match="read-only"):
+        with pytest.raises(kvdepot.InputError, match=r"write: false .* true, to store"):
             mover.store(placements(reserved), [b"abc"])
 
 

@@ -230,13 +230,21 @@ impl Mover {
     /// placements of another owner, such as one that was there before.
     ///
     /// # Errors
-    /// [`Error::Input`] for bytes that are no placement, or buffers that do not fit.
+    /// [`Error::Input`] for bytes that are no placement, or buffers that do not fit, and from a
+    /// mover that was attached without `write`.
     pub fn store(
         &self,
         placements: &[Vec<u8>],
         buffers: &BlockBuffers,
         part: u32,
     ) -> Result<MoveJob, Error> {
+        if !self.role.writes() {
+            return Err(Error::input(
+                "write",
+                false,
+                "true, to store: without it loads alone",
+            ));
+        }
         buffers.check(placements.len(), false)?;
         self.submit(placements, Some(buffers), part, true)
     }
