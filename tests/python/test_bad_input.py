@@ -414,6 +414,7 @@ def test_timeouts(ns: kvdepot.Namespace, depot: kvdepot.Depot, keys: Keys, timeo
         ({"lengths": 2**34 + 1}, ["lengths", str(2**34)]),
         ({"lengths": 2**64}, ["lengths"]),
         ({"lengths": 10, "parts": 0}, ["parts", "0"]),
+        ({"lengths": 10, "parts": -1}, ["parts: -1", "1 to 4096"]),
         ({"lengths": 10, "parts": 10**9}, ["parts"]),
         ({"lengths": 10, "parts": 3}, ["lengths[0]", "10", "multiple of parts = 3"]),
         ({"lengths": 10, "parts": 2, "part_lengths": [10]}, ["part_lengths", "1 numbers"]),
@@ -429,6 +430,21 @@ def test_reservations(
     assert text.startswith("InputError: ")
     for word in words:
         assert word in text
+
+
+def test_numbers_out_of_range(depot: kvdepot.Depot, ns: kvdepot.Namespace) -> None:
+    for wrong in (-1, 2**70):
+        for text, field in (
+            (refusal(depot.gone, wrong), "limit"),
+            (refusal(ns.blocks_page, None, wrong), "limit"),
+            (refusal(kvdepot.attach, depot.socket, lanes=wrong), "lanes"),
+        ):
+            assert text.startswith(f"InputError: {field}: {wrong} is not allowed")
+    with kvdepot.attach(depot.socket or "") as mover:
+        for verb in (mover.digest, mover.verify, mover.locate):
+            assert refusal(verb, [], part=-1).startswith("InputError: part: -1 ")
+        for move in (mover.store, mover.load):
+            assert refusal(move, [], [], part=-1).startswith("InputError: part: -1 ")
 
 
 def test_a_capacity_is_rounded_down_to_whole_pages(tmp_path: Path) -> None:

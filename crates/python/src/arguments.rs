@@ -92,6 +92,16 @@ pub(crate) fn number_from(least: u64, field: &str, value: &Bound<'_, PyAny>) -> 
     })
 }
 
+/// A whole number that may be too small or too large for what it counts.
+pub(crate) fn whole<T: TryFrom<i128>>(
+    py: Python<'_>,
+    field: &str,
+    value: i128,
+    allowed: &str,
+) -> PyResult<T> {
+    T::try_from(value).map_err(|_| errors::input(py, field, value, allowed))
+}
+
 /// One length a key, of one number for all or a list.
 pub(crate) fn lengths(lengths: &Bound<'_, PyAny>, count: usize) -> PyResult<Vec<u64>> {
     if lengths.is_instance_of::<PyInt>() {

@@ -13,7 +13,7 @@ use crate::arguments::Fields;
 use crate::handle::{Closing, Handle};
 use crate::namespace::Namespace;
 use crate::settings::Source;
-use crate::{devices, errors, log, settings, wait};
+use crate::{arguments, devices, errors, log, settings, wait};
 
 /// Opens a depot: a pipeline such as "Cache|Dax" with its settings, or a configuration file (a
 /// path, or a text with a separator or ending in .yaml, .yml or .json), whose options `settings`
@@ -149,8 +149,9 @@ impl Depot {
     /// (digest of the namespace, key, bytes), and whether more left than were noted. They are
     /// noted from the first call on, at most the last `limit` of each tier.
     #[pyo3(signature = (limit = 65536))]
-    fn gone<'py>(&self, py: Python<'py>, limit: usize) -> PyResult<(Bound<'py, PyList>, bool)> {
+    fn gone<'py>(&self, py: Python<'py>, limit: i128) -> PyResult<(Bound<'py, PyList>, bool)> {
         let depot = self.handle.depot(py)?;
+        let limit = arguments::whole(py, "limit", limit, "a number from 0")?;
         let gone = wait::call(py, || depot.gone(limit))?;
         let gone = gone.map_err(|error| errors::raise(py, error))?;
         let row = |(identity, bytes): (Identity, u64)| {

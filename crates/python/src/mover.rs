@@ -14,7 +14,7 @@ use crate::buffers::{self, Parsed};
 use crate::handle::{self, Closing};
 use crate::keep::{self, Keep};
 use crate::view::View;
-use crate::{errors, log, settings, wait};
+use crate::{arguments, errors, log, settings, wait};
 
 /// The most lanes of a mover: a bound against a wrong unit, as in the configuration.
 const LANES_MAX: usize = 256;
@@ -30,17 +30,17 @@ const LANES_MAX: usize = 256;
 pub(crate) fn attach(
     py: Python<'_>,
     socket: PathBuf,
-    lanes: Option<usize>,
+    lanes: Option<i128>,
     write: bool,
     with_owner: bool,
 ) -> PyResult<Mover> {
     log::start(py)?;
-    if let Some(count) = lanes
-        && !(1..=LANES_MAX).contains(&count)
-    {
-        let allowed = format!("1 to {LANES_MAX}");
-        return Err(errors::input(py, "lanes", count, allowed));
-    }
+    let allowed = format!("1 to {LANES_MAX}");
+    let lanes = lanes.map(|count| match usize::try_from(count) {
+        Ok(lanes) if (1..=LANES_MAX).contains(&lanes) => Ok(lanes),
+        _ => Err(errors::input(py, "lanes", count, &*allowed)),
+    });
+    let lanes = lanes.transpose()?;
     let socket = settings::bare(socket);
     let mover = wait::call(py, || {
         let mover = StoreMover::attach(&socket, lanes, write)?;
@@ -56,6 +56,11 @@ pub(crate) fn attach(
     });
     handle::register(&shared);
     Ok(Mover { shared })
+}
+
+/// The number of a part. Which there are depends on the block.
+fn number_of(py: Python<'_>, part: i128) -> PyResult<u32> {
+    arguments::whole(py, "part", part, "a part's number, from 0")
 }
 
 struct Shared {
@@ -136,11 +141,11 @@ impl Mover {
         py: Python<'_>,
         placements: &Bound<'_, PyAny>,
         buffers: &Bound<'_, PyAny>,
-        part: u32,
+        part: i128,
     ) -> PyResult<MoveJob> {
         // First: a forked child may find a lane's locks held.
         self.here(py)?;
-        let list = read_placements(placements)?;
+        let (list, part) = (read_placements(placements)?, number_of(py, part)?);
         let Parsed { blocks, keep } = buffers::parse(buffers, false)?;
         self.start(py, keep, |mover| mover.store(&list, &blocks, part))
     }
@@ -152,24 +157,24 @@ impl Mover {
         py: Python<'_>,
         placements: &Bound<'_, PyAny>,
         buffers: &Bound<'_, PyAny>,
-        part: u32,
+        part: i128,
     ) -> PyResult<MoveJob> {
         self.here(py)?;
-        let list = read_placements(placements)?;
+        let (list, part) = (read_placements(placements)?, number_of(py, part)?);
         let Parsed { blocks, keep } = buffers::parse(buffers, true)?;
         self.start(py, keep, |mover| mover.load(&list, &blocks, part))
     }
 
     /// Hashes reserved blocks where they are, after a device has written them.
     #[pyo3(signature = (placements, part = 0))]
-    fn digest(&self, placements: &Bound<'_, PyAny>, part: u32) -> PyResult<MoveJob> {
-        self.hash(placements, part, false)
+    fn digest(&self, placements: &Bound<'_, PyAny>, part: i128) -> PyResult<MoveJob> {
+        self.hash(placements, number_of(placements.py(), part)?, false)
     }
 
     /// Verifies pinned blocks where they are, before a device reads them.
     #[pyo3(signature = (placements, part = 0))]
-    fn verify(&self, placements: &Bound<'_, PyAny>, part: u32) -> PyResult<MoveJob> {
-        self.hash(placements, part, true)
+    fn verify(&self, placements: &Bound<'_, PyAny>, part: i128) -> PyResult<MoveJob> {
+        self.hash(placements, number_of(placements.py(), part)?, true)
     }
 
     /// Where part `part` of each block lies: (index in `media`, offset, length). None for a
@@ -181,10 +186,10 @@ impl Mover {
         &self,
         py: Python<'_>,
         placements: &Bound<'_, PyAny>,
-        part: u32,
+        part: i128,
     ) -> PyResult<Vec<Option<(usize, u64, u64)>>> {
         let mover = self.here(py)?;
-        let list = read_placements(placements)?;
+        let (list, part) = (read_placements(placements)?, number_of(py, part)?);
         let locate = |placement: &Vec<u8>| -> Result<_, Error> {
             let found = mover.locate(placement, part)?;
             Ok(match found.as_slice() {

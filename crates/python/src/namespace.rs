@@ -250,13 +250,14 @@ impl Namespace {
     /// Some of its blocks as (key, bytes), at most `limit`, in no order, and where the next page
     /// begins: bytes for `cursor`, None behind the last one. A block in two tiers comes twice; a
     /// page may be short, or empty, before the last. Every block that is there all the while comes.
-    #[pyo3(signature = (cursor = None, limit = PAGE_MAX))]
+    #[pyo3(signature = (cursor = None, limit = PAGE_MAX as i128))]
     fn blocks_page<'py>(
         &self,
         py: Python<'py>,
         cursor: Option<&[u8]>,
-        limit: usize,
+        limit: i128,
     ) -> PyResult<(Bound<'py, PyList>, Option<Bound<'py, PyBytes>>)> {
+        let limit = arguments::whole(py, "limit", limit, "a number from 1")?;
         let from = cursor.map(|bytes| match bytes.try_into() {
             Ok(bytes) => Ok(Cursor::from_bytes(bytes)),
             Err(_) => {
@@ -296,11 +297,12 @@ impl Namespace {
         py: Python<'_>,
         keys: &Bound<'_, PyAny>,
         lengths: &Bound<'_, PyAny>,
-        parts: u64,
+        parts: i128,
         part_lengths: Option<&Bound<'_, PyAny>>,
         strict: bool,
         prefix: bool,
     ) -> PyResult<Vec<Option<Reservation>>> {
+        let parts = arguments::whole(py, "parts", parts, "1 to 4096")?;
         let keys = keys::parse(keys)?;
         let lengths = arguments::lengths(lengths, keys.len())?;
         let split = arguments::split(py, parts, part_lengths)?;
