@@ -21,7 +21,7 @@
 //! most two bins, compares at most 32 free extents and changes one; a free looks up one slot of the
 //! table and changes at most three extents. Both take constant time, with these exceptions: the
 //! table's slots are expected constant time, as hash tables are; now and then a part of it or of a
-//! list grows, which moves some thousand entries however many there are (amortised, and
+//! list grows, which moves at most 65,536 entries however many there are (amortised, and
 //! [`Pool::reserve`] does it at a moment of the caller's choice); and before a request is refused,
 //! all extents that share its bin are compared, once until another one may fit.
 //! [`Pool::largest_free_extent`] compares all that share the highest bin in use.
