@@ -118,8 +118,8 @@ pub(crate) enum Bench {
     /// stored_over_capacity, bytes written to the far tier over its capacity; token_hit_rate;
     /// promoted_over_hit, bytes promoted over those of far hits; near_over_hit, bytes of near hits
     /// over those of all; and admission, what a put takes longer for each new block where blocks
-    /// are judged (the median of puts into two full arenas in turns). The limit is exact least
-    /// recently used order over as many blocks.
+    /// are judged (in processor time of all threads, the median of puts into two full arenas in
+    /// turns). The limit is exact least recently used order over as many blocks.
     Churn(Churn),
     /// Lookups, against a bare hash table.
     ///
@@ -137,11 +137,12 @@ pub(crate) enum Bench {
     /// allocator's, after filling the arena and after opening it; peak_bytes_per_block, the most of
     /// it while it is opened; open_s; lookups_over_table, what lookups gain from more threads over
     /// what a table that is only read gains; wait_ms, of a lookup of 256 keys while puts of 1 MiB
-    /// evict, beyond one beside plain copies of as many bytes; lock_hold_ms, the longest that a
-    /// lock was held, in the thread's processor time; add_device_s, of a second arena as full, of a
-    /// million blocks at most; blocks_page_ms, the longest page of a listing; puts_over_one_thread,
-    /// what puts of 64 KiB into one full arena, in calls of so many blocks, gain from more threads,
-    /// beside what plain copies gain; and puts, in GB/s.
+    /// evict, beyond one beside plain copies of as many bytes; wait_over_unlocked_ms, beyond one in
+    /// a table without locks, beside the same puts; lock_hold_ms, the longest that a lock was held,
+    /// in the thread's processor time; add_device_s, of a second arena as full, of a million blocks
+    /// at most; blocks_page_ms, the longest page of a listing; puts_over_one_thread, what puts of
+    /// 64 KiB into one full arena, in calls of so many blocks, gain from more threads, beside what
+    /// plain copies gain; and puts, in GB/s.
     Scale(Scale),
 }
 

@@ -13,6 +13,8 @@
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use kvdepot_media::host::cpu::prefetch;
+
 use crate::{Key, NamespaceId};
 
 /// Entries of a bucket: a cache line.
@@ -102,6 +104,11 @@ impl Ghosts {
             oldest.store(print | class | done | (now & AGES), Ordering::Relaxed);
         }
         true
+    }
+
+    /// Has the processor fetch what is known of blocks, each of which lies far from the others.
+    pub(crate) fn fetch<'a>(&self, namespace: NamespaceId, keys: impl Iterator<Item = &'a Key>) {
+        keys.for_each(|key| prefetch(self.place(namespace, key).0));
     }
 
     /// Takes a block out: its class, and for how many steps it was noted.

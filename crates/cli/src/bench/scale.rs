@@ -345,14 +345,8 @@ fn longest_page(ns: &Namespace) -> Result<f64, Error> {
 
 /// What `contains` gains from more threads, over what a table that is only read gains from them.
 fn lookups(ns: &Namespace, keys: &[Key], rounds: usize, said: &mut Said<'_>) -> Result<(), Error> {
-    let mut table = HashTable::with_capacity(keys.len());
-    for (number, key) in keys.iter().enumerate() {
-        table.insert_unique(hash(key), (*key, number as u32), |(key, _)| hash(key));
-    }
-    let bare = |keys: &[Key]| {
-        let is_there = |key: &&Key| table.find(hash(key), |(other, _)| other == *key).is_some();
-        keys.iter().filter(is_there).count()
-    };
+    let table = bare(keys);
+    let bare = |keys: &[Key]| keys.iter().filter(|key| is_in(&table, key)).count();
     let ours = |keys: &[Key]| {
         let found = ns.contains(keys).unwrap_or_default();
         found.into_iter().filter(|found| *found).count()
@@ -413,6 +407,19 @@ fn rate(
         true => Err(Error::Bench("not every block was found".into())),
         false => Ok(sum),
     }
+}
+
+/// A table that is only read.
+fn bare(keys: &[Key]) -> HashTable<(Key, u32)> {
+    let mut table = HashTable::with_capacity(keys.len());
+    for (number, key) in keys.iter().enumerate() {
+        table.insert_unique(hash(key), (*key, number as u32), |(key, _)| hash(key));
+    }
+    table
+}
+
+fn is_in(table: &HashTable<(Key, u32)>, key: &Key) -> bool {
+    table.find(hash(key), |(other, _)| other == key).is_some()
 }
 
 fn hash(key: &Key) -> u64 {

@@ -25,6 +25,9 @@ use crate::{Key, NamespaceId};
 /// tier's clock have passed, which counts the bytes of such reads: half of what the tier holds.
 const LATELY: u64 = ROUND / 2;
 
+/// Blocks of which what is known is fetched before the first of them is judged.
+const GROUP: usize = 32;
+
 /// What is known of the blocks that pass by.
 pub(crate) struct Learned {
     /// What was offered and not asked for since.
@@ -79,6 +82,14 @@ impl Room {
 }
 
 impl Core {
+    /// Has the processor fetch what is known of blocks that are about to be [noted as
+    /// stored](Core::note_stored).
+    pub(super) fn fetch_known<'a>(&self, id: NamespaceId, keys: impl Iterator<Item = &'a Key>) {
+        if let Some(learned) = &self.learned {
+            learned.offered.fetch(id, keys);
+        }
+    }
+
     /// Notes that a block was stored.
     pub(super) fn note_stored(&self, id: NamespaceId, key: &Key, len: u64) {
         if let Some(learned) = &self.learned {
@@ -89,9 +100,12 @@ impl Core {
     /// Notes that somebody asks for blocks.
     pub(super) fn note_asked(&self, id: NamespaceId, keys: &[Key]) {
         let Some(learned) = &self.learned else { return };
-        for key in keys {
-            if let Some((class, steps)) = learned.offered.take(id, key) {
-                learned.chances.asked(class, steps);
+        for some in keys.chunks(GROUP) {
+            learned.offered.fetch(id, some.iter());
+            for key in some {
+                if let Some((class, steps)) = learned.offered.take(id, key) {
+                    learned.chances.asked(class, steps);
+                }
             }
         }
     }
@@ -131,6 +145,9 @@ impl Core {
         let mut end = keys.len();
         let mut room = None;
         for (at, key) in keys.iter().enumerate().skip(from) {
+            if (at - from).is_multiple_of(GROUP) {
+                offered.fetch(id, keys[at..].iter().take(GROUP));
+            }
             let class = Chances::class(at - from, at + 1 == keys.len());
             let is_poor = is_unread || judges && chances.are_poor(class);
             if at < end && is_poor {

@@ -394,6 +394,8 @@ impl Put {
             .collect();
         let ended: Vec<Token> = copies.iter().map(|(_, place, _)| place.token).collect();
         let mut settled = Vec::new();
+        let keys = copies.iter().map(|(_, place, _)| &place.identity.key);
+        core.fetch_known(self.namespace, keys);
         {
             let is_queued = |(_, _, share): &(usize, Place, Option<Share>)| share.is_some();
             let mut ledger = copies.iter().any(is_queued).then(|| core.ledger.lock());
