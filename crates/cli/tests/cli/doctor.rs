@@ -37,7 +37,10 @@ fn doctor_reports_on_every_thing() {
     let arena = check(&rows, "default arena")["value"].as_str().unwrap();
     assert!(arena.starts_with("none yet; would have "), "{arena}");
     let ran = home.run(&["doctor"]);
-    assert_eq!((ran.status, ran.stderr.as_str()), (status, ""));
+    // Its own: live depots of other tests come and go meanwhile, and are looked at as well.
+    let amiss = ran.stdout.lines().any(|line| line.starts_with("warn "));
+    let says = (ran.status, ran.stderr.as_str());
+    assert_eq!(says, (i32::from(amiss), ""), "{}", ran.stdout);
     assert!(ran.stdout.starts_with("STATUS  CHECK"), "{}", ran.stdout);
 }
 
