@@ -12,6 +12,7 @@ use kvdepot_media::{Copier, CopierConfig, Mapping};
 use kvdepot_store::inspect::Inspection;
 use kvdepot_store::{Config, Depot};
 use serde::Serialize;
+use serde_json::json;
 
 use super::served;
 use super::stat::{Summary, orphans_of};
@@ -262,7 +263,14 @@ fn disk_and_arena() -> Result<Vec<Check>, Error> {
     } else {
         Check::ok("disk", value)
     };
+    // As a start that names none would: for want of room or rights, or for what lies there.
+    let would_open = Config::new("Dax", &json!({"socket": "off"}))?.check();
     if !path.exists() {
+        if let Err(error) = would_open {
+            let hint = "the pipelines Dax and Cache|Dax start only with a dax.path elsewhere";
+            let arena = Check::warn("default arena", error.to_string(), hint);
+            return Ok(vec![disk, arena]);
+        }
         let size = bytes(config.arena_capacity()?);
         let arena = Check::ok("default arena", format!("none yet; would have {size}"));
         return Ok(vec![disk, arena]);
@@ -278,6 +286,8 @@ fn disk_and_arena() -> Result<Vec<Check>, Error> {
             if summary.damaged_records > 0 || !summary.damaged_superblocks.is_empty() {
                 let hint = format!("damaged records or superblocks: kvdepot verify {shown}");
                 Check::warn("default arena", value, hint)
+            } else if let Err(error) = would_open {
+                Check::warn("default arena", value, format!("a start fails: {error}"))
             } else {
                 Check::ok("default arena", value)
             }

@@ -45,6 +45,20 @@ fn doctor_reports_on_every_thing() {
 }
 
 #[test]
+fn a_default_arena_that_no_start_could_make_is_a_problem() {
+    let home = Home::new();
+    home.run(&["doctor"]);
+    std::os::unix::fs::symlink("nowhere", home.default_arena()).unwrap();
+    let (status, rows) = home.json(&["doctor"]);
+    let row = check(&rows, "default arena");
+    assert_eq!((status, &row["status"]), (1, &"warn".into()), "{row}");
+    let value = row["value"].as_str().unwrap();
+    assert!(value.contains("symbolic link"), "{value}");
+    let ran = home.run(&["serve", "Dax"]);
+    assert!(ran.stderr.contains(value), "{}", ran.stderr);
+}
+
+#[test]
 fn doctor_looks_into_the_default_arena() {
     let home = Home::new();
     // The command makes the private directory.
