@@ -1,5 +1,6 @@
 //! What a device needs that is one among several, and may leave.
 
+use std::fs::Metadata;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 use std::sync::Arc;
@@ -21,13 +22,18 @@ pub(crate) struct Inode {
 impl Inode {
     /// `None` where nothing is.
     pub(crate) fn of(path: &Path) -> Option<Inode> {
-        let data = std::fs::metadata(path).ok()?;
+        Some(Inode::from(&std::fs::metadata(path).ok()?))
+    }
+}
+
+impl From<&Metadata> for Inode {
+    fn from(data: &Metadata) -> Inode {
         // One device may have several nodes.
         let is_device = data.file_type().is_char_device();
-        Some(Inode {
+        Inode {
             device: if is_device { data.rdev() } else { data.dev() },
             inode: if is_device { 0 } else { data.ino() },
-        })
+        }
     }
 }
 

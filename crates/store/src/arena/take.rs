@@ -9,6 +9,7 @@ use std::time::Duration;
 use kvdepot_media::{Access, Mapping};
 
 use super::create::{create, open_error};
+use super::leave::Inode;
 use super::owner_lock::OwnerLock;
 use crate::config::DaxConfig;
 use crate::{Error, clock};
@@ -55,12 +56,37 @@ pub(super) fn take(
     }
 }
 
-/// Whether the medium has no name any more.
+/// Whether the medium has lost its name. A file that is mounted over the path has none either when
+/// it was removed where it came from, and is there all the same.
 fn is_removed(path: &Path, mapping: &Mapping) -> Result<bool, Error> {
     let twin = mapping.fd()?.try_clone_to_owned();
-    let links = twin.and_then(|twin| Ok(File::from(twin).metadata()?.nlink()));
-    links.map(|links| links == 0).map_err(|source| Error::Io {
+    let data = twin.and_then(|twin| File::from(twin).metadata());
+    let data = data.map_err(|source| Error::Io {
         path: path.into(),
         source,
-    })
+    })?;
+    Ok(data.nlink() == 0 && Inode::of(path) != Some(Inode::from(&data)))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsRawFd;
+
+    use super::*;
+
+    #[test]
+    fn what_has_no_name_is_removed_unless_the_path_leads_to_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("arena");
+        Mapping::create(&path, 4096).unwrap();
+        let mapping = Mapping::open(&path, Access::ReadWrite).unwrap();
+        assert!(!is_removed(&path, &mapping).unwrap());
+        std::fs::remove_file(&path).unwrap();
+        assert!(is_removed(&path, &mapping).unwrap());
+        Mapping::create(&path, 4096).unwrap();
+        assert!(is_removed(&path, &mapping).unwrap());
+        // As a mount does, for which a test has no rights.
+        let leads = format!("/proc/self/fd/{}", mapping.fd().unwrap().as_raw_fd());
+        assert!(!is_removed(Path::new(&leads), &mapping).unwrap());
+    }
 }
