@@ -203,7 +203,9 @@ impl<W: Word> LiveSet<W> {
     fn grow(&mut self, part: usize) {
         let slots = self.table(part).slots();
         if !self.is_one() {
-            let slots = slots + slots.div_ceil(8);
+            // Of few slots an eighth more has room for none more.
+            let least = dense_slots(self.parts[part].room() + 1);
+            let slots = (slots + slots.div_ceil(8)).max(least);
             self.parts[part].resize(slots, dense_extents(slots));
         } else if slots < SLOTS_HALF {
             self.resize_one(slots * 2);
@@ -493,6 +495,24 @@ mod tests {
                 );
             }
         }
+    }
+
+    /// Blocks of 71 MiB, of a size that all hash to one part in four.
+    #[test]
+    fn a_part_that_a_stride_has_left_empty_grows() {
+        let mut set = LiveSet::<u32>::new();
+        let stride = 18_233;
+        (0..16_384).for_each(|i| set.insert(i * stride, live(1)));
+        let parts = |set: &LiveSet<u32>| set.parts.iter().map(Table::used).min();
+        assert_eq!(parts(&set), Some(0));
+        let others = (0..1000).map(|i| mix(i) >> 36);
+        for start in others.filter(|start| start % stride != 0) {
+            set.insert(start, live(2));
+            let has_room = |table: &Table<u32>| table.used() <= table.room();
+            assert!(set.parts.iter().all(has_room), "a search would not end");
+            assert_eq!(set.get(start), Some(live(2)));
+        }
+        assert!(parts(&set) > Some(100));
     }
 
     /// Blocks of one size start in strides, which a weak hash maps to few slots, or few parts.
