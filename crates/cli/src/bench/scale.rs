@@ -134,12 +134,13 @@ fn figures(
 }
 
 fn row(figure: &Value, blocks: usize, rounds: usize) -> Result<Row, Error> {
-    const METRICS: [(&str, &str); 8] = [
+    const METRICS: [(&str, &str); 9] = [
         ("bytes_per_block", "bytes"),
         ("peak_bytes_per_block", "bytes"),
         ("open_s", "s"),
         ("lookups_over_table", "ratio"),
         ("wait_ms", "ms"),
+        ("wait_over_unlocked_ms", "ms"),
         ("lock_hold_ms", "ms"),
         ("add_device_s", "s"),
         ("blocks_page_ms", "ms"),

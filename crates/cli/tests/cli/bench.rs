@@ -351,6 +351,7 @@ fn bench_scale_has_a_row_for_each_figure() {
         ("open_s", 1),
         ("lookups_over_table", 4),
         ("wait_ms", 2),
+        ("wait_over_unlocked_ms", 2),
         ("lock_hold_ms", 5),
         ("add_device_s", 1),
         ("blocks_page_ms", 1),
