@@ -84,6 +84,22 @@ fn a_start_that_is_not_kept_leaves_nothing() {
 }
 
 #[test]
+fn a_start_that_is_not_kept_leaves_what_somebody_else_put_in_place_of_its_file() {
+    let place = Place::new("Cache|Dax", "1MiB", "4MiB");
+    let started = Depot::start(&place.config()).unwrap();
+    std::fs::remove_file(place.arena()).unwrap();
+    std::fs::write(place.arena(), "of somebody else").unwrap();
+    drop(started);
+    assert!(place.arena().exists());
+    std::fs::remove_file(place.arena()).unwrap();
+    // Nor is it missed where nothing is.
+    let started = Depot::start(&place.config()).unwrap();
+    std::fs::remove_file(place.arena()).unwrap();
+    drop(started);
+    assert_eq!(names(place.dir()), [""; 0].map(PathBuf::from));
+}
+
+#[test]
 fn a_signal_ends_the_wait_for_another_owner_and_undoes_the_start() {
     const TEST: &str = "a_signal_ends_the_wait_for_another_owner_and_undoes_the_start";
     if child::role().is_some() {

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use kvdepot_media::{Access, Flush, Kind, Mapping};
 
+use super::leave::Inode;
 use super::owner_lock::OwnerLock;
 use crate::format::{layout, superblock};
 use crate::{Error, clock};
@@ -53,7 +54,10 @@ pub(super) fn unmake(path: &Path, mapping: &Mapping) -> Result<(), Error> {
         mapping.write_from(offset, &zeros)?;
         mapping.sync(offset, superblock::LEN as u64, Flush::Power)?;
     }
-    if mapping.kind() != Kind::Dax {
+    // Nobody who removes a file by other means asks for our lock, and what is there now may be
+    // somebody else's.
+    let is_there = Inode::of(path) == Some(Inode::behind(path, mapping)?);
+    if mapping.kind() != Kind::Dax && is_there {
         std::fs::remove_file(path).map_err(|source| Error::Io {
             path: path.into(),
             source,

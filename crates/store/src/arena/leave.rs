@@ -1,16 +1,18 @@
 //! What a device needs that is one among several, and may leave.
 
-use std::fs::Metadata;
+use std::fs::{File, Metadata};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use kvdepot_media::Mapping;
+
 use super::bury::BATCH;
 use super::{Arena, Cause, Refused, State, Token, Wanted};
 use crate::held::TURN;
 use crate::index::{Oldest, STEP, Stage};
-use crate::{Key, NamespaceId};
+use crate::{Error, Key, NamespaceId};
 
 /// What lies at a path, whatever the path is called.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,6 +26,21 @@ impl Inode {
     pub(crate) fn of(path: &Path) -> Option<Inode> {
         Some(Inode::from(&std::fs::metadata(path).ok()?))
     }
+
+    /// Of what is mapped from `path`, whatever that leads to now.
+    pub(super) fn behind(path: &Path, mapping: &Mapping) -> Result<Inode, Error> {
+        Ok(Inode::from(&metadata(path, mapping)?))
+    }
+}
+
+/// Of the file that is mapped from `path`.
+pub(super) fn metadata(path: &Path, mapping: &Mapping) -> Result<Metadata, Error> {
+    let twin = mapping.fd()?.try_clone_to_owned();
+    let data = twin.and_then(|twin| File::from(twin).metadata());
+    data.map_err(|source| Error::Io {
+        path: path.into(),
+        source,
+    })
 }
 
 impl From<&Metadata> for Inode {

@@ -1,6 +1,5 @@
 //! Taking a medium: finding or making it, and becoming its owner.
 
-use std::fs::File;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
@@ -9,7 +8,7 @@ use std::time::Duration;
 use kvdepot_media::{Access, Mapping};
 
 use super::create::{create, open_error};
-use super::leave::Inode;
+use super::leave::{Inode, metadata};
 use super::owner_lock::OwnerLock;
 use crate::config::DaxConfig;
 use crate::{Error, clock};
@@ -59,12 +58,7 @@ pub(super) fn take(
 /// Whether the medium has lost its name. A file that is mounted over the path has none either when
 /// it was removed where it came from, and is there all the same.
 fn is_removed(path: &Path, mapping: &Mapping) -> Result<bool, Error> {
-    let twin = mapping.fd()?.try_clone_to_owned();
-    let data = twin.and_then(|twin| File::from(twin).metadata());
-    let data = data.map_err(|source| Error::Io {
-        path: path.into(),
-        source,
-    })?;
+    let data = metadata(path, mapping)?;
     Ok(data.nlink() == 0 && Inode::of(path) != Some(Inode::from(&data)))
 }
 
