@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::hash::{DefaultHasher, Hasher};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
@@ -17,7 +18,7 @@ use kvdepot_testkit::bytes::content;
 use kvdepot_testkit::sim::run::{note_panics, take_wrong};
 use kvdepot_testkit::worker::answer;
 
-use super::signal::{shut, steal};
+use super::signal::{duplicate, shut, steal};
 use crate::common::config_of;
 use crate::log;
 use crate::world::{key, spec};
@@ -201,11 +202,15 @@ impl Client {
                 let cut = move || {
                     match deaf {
                         true => {
-                            while begun.elapsed() < DEAF && !all.iter().any(|one| steal(*one)) {}
+                            while begun.elapsed() < DEAF && !all.iter().any(|(one, _)| steal(*one))
+                            {
+                            }
                         }
                         false => std::thread::sleep(after),
                     }
-                    sockets().into_iter().for_each(shut);
+                    // Held, so that no other connection gets their numbers meanwhile.
+                    let held: Vec<_> = sockets().into_iter().filter_map(hold).collect();
+                    held.iter().for_each(shut);
                 };
                 let last = self.cut.replace(std::thread::spawn(cut));
                 last.into_iter().for_each(|last| last.join().unwrap());
@@ -270,16 +275,25 @@ impl Client {
     }
 }
 
-/// The sockets of this process.
-fn sockets() -> Vec<i32> {
+/// The sockets of this process, by descriptor, with what tells them from all others.
+fn sockets() -> Vec<(i32, PathBuf)> {
     let all = std::fs::read_dir("/proc/self/fd").unwrap();
     let socket = |entry: std::io::Result<std::fs::DirEntry>| {
         let entry = entry.ok()?;
-        let to = std::fs::read_link(entry.path()).ok()?;
-        let is_socket = to.to_str()?.starts_with("socket:");
-        is_socket.then(|| entry.file_name().to_str()?.parse().ok())?
+        let name = std::fs::read_link(entry.path()).ok()?;
+        let number = entry.file_name().to_str()?.parse().ok()?;
+        name.to_str()?
+            .starts_with("socket:")
+            .then_some((number, name))
     };
     all.filter_map(socket).collect()
+}
+
+/// A descriptor of one's own of a socket, if its number still is that one's.
+fn hold((number, name): (i32, PathBuf)) -> Option<OwnedFd> {
+    let held = duplicate(number)?;
+    let path = format!("/proc/self/fd/{}", held.as_raw_fd());
+    (std::fs::read_link(path).ok()? == name).then_some(held)
 }
 
 /// The outcomes of a task, or that it has none.

@@ -2,6 +2,7 @@
 
 #![expect(unsafe_code, reason = "no safe call stops a process")]
 
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use kvdepot_testkit::worker::Worker;
@@ -47,7 +48,15 @@ pub fn steal(socket: i32) -> bool {
 }
 
 /// Ends a connection of this process, whatever is on its way.
-pub fn shut(socket: i32) {
+pub fn shut(socket: &OwnedFd) {
     // SAFETY: takes a descriptor's number and touches no memory.
-    let _other = unsafe { libc::shutdown(socket, libc::SHUT_RDWR) };
+    let _other = unsafe { libc::shutdown(socket.as_raw_fd(), libc::SHUT_RDWR) };
+}
+
+/// Another descriptor of what has this number, if anything has.
+pub fn duplicate(number: i32) -> Option<OwnedFd> {
+    // SAFETY: takes a descriptor's number and touches no memory.
+    let made = unsafe { libc::fcntl(number, libc::F_DUPFD_CLOEXEC, 0) };
+    // SAFETY: made here, and nobody else knows of it.
+    (made >= 0).then(|| unsafe { OwnedFd::from_raw_fd(made) })
 }
