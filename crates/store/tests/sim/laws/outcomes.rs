@@ -175,11 +175,13 @@ impl World {
             fits,
             "a prefetch of {id:?} ended as {outcome:?}, not as {expect:?}"
         );
-        // What does not verify is found no more, before anybody is told.
-        if outcome == Outcome::Corrupt
-            && self.is_scheduled()
-            && self.twin.borrow().writers(id).is_empty()
-        {
+        // What does not verify is found no more, before anybody is told, unless it was put again.
+        let is_new = {
+            let twin = self.twin.borrow();
+            let live = twin.live(id);
+            !twin.writers(id).is_empty() || live.is_some_and(|live| live.since > flying.since)
+        };
+        if outcome == Outcome::Corrupt && self.is_scheduled() && !is_new {
             self.asks([id]);
             let found = self.namespace(0, id.0)?.contains(&[key(id.1)]);
             let found = found.map_err(|error| error.to_string())?;
