@@ -170,7 +170,7 @@ test-unsafe: ## Unsafe code and threads under Miri and the sanitizers; needs a n
 	$(call say,Miri: undefined behaviour)
 	@$(nightly); MIRIFLAGS="-Zmiri-disable-isolation -Zmiri-permissive-provenance" \
 		CARGO_TARGET_DIR=$(CARGO_TARGET_DIR)/miri \
-		cargo +nightly miri test -p kvdepot-plan -p kvdepot-media --lib -- --skip host:: --skip cuda::
+		cargo +nightly miri test -p kvdepot-plan -p kvdepot-media --lib -- --skip cuda::
 	@$(nightly); MIRIFLAGS=-Zmiri-disable-isolation CARGO_TARGET_DIR=$(CARGO_TARGET_DIR)/miri \
 		cargo +nightly miri test -p kvdepot-alloc --test shared
 	$(call say,ThreadSanitizer: data races)

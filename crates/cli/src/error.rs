@@ -14,7 +14,7 @@ pub(crate) enum Error {
     Media(#[from] kvdepot_media::Error),
     /// The host refused.
     #[error(transparent)]
-    Host(#[from] kvdepot_media::host::Error),
+    Host(#[from] kvdepot_host::Error),
     /// Nothing is where an arena was expected.
     #[error("{path}: there is no arena", path = path.display())]
     NoArena {
@@ -117,7 +117,7 @@ impl Error {
                 "unix:{} asks the process that listens there",
                 path.display()
             )),
-            Error::Host(kvdepot_media::host::Error::NotPrivate { path, .. }) => Some(format!(
+            Error::Host(kvdepot_host::Error::NotPrivate { path, .. }) => Some(format!(
                 "kvdepot keeps its files in directories of mode 700: {}",
                 path.display()
             )),

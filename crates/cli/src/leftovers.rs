@@ -4,7 +4,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use kvdepot_media::host::{dirs, limits, peer, socket};
+use kvdepot_host::{dirs, limits, peer, socket};
 
 use crate::error::Error;
 

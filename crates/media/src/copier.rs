@@ -14,10 +14,11 @@ pub use batch::{Batch, PART_LEN_MAX, PARTS_MAX};
 pub use outcome::{Done, Failure, Outcome};
 
 use crate::error::{Error, Result};
-use crate::host::{self, fork::Origin};
 use crate::lane::{Queues, Task, Work};
 use crate::memory::kernel::Isa;
 use crate::memory::mover::Mover;
+use kvdepot_host::cpu;
+use kvdepot_host::fork::Origin;
 use kvdepot_plan::{Ending, Join, Limits, Planner, Waiter};
 use slab::Slab;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -166,8 +167,8 @@ impl Copier {
                 .stack_size(STACK_BYTES)
                 .spawn(move || {
                     // Pinned lanes still work, only slower; there is nobody to tell.
-                    drop(host::cpu::reset_affinity());
-                    host::cpu::be_nice(shared.config.nice);
+                    drop(cpu::reset_affinity());
+                    cpu::be_nice(shared.config.nice);
                     shared.queues.run(lane, shared.config.spin);
                 });
             // On failure, dropping `copier` ends those that run.

@@ -10,7 +10,6 @@ pub mod checksum;
 mod copier;
 pub mod cuda;
 mod error;
-pub mod host;
 mod lane;
 mod memory;
 #[cfg(feature = "sim")]

@@ -6,7 +6,7 @@
 use std::os::fd::RawFd;
 use std::sync::Arc;
 
-use kvdepot_media::host::event::Event;
+use kvdepot_host::event::Event;
 use parking_lot::Mutex;
 
 use crate::{Error, Task};

@@ -100,7 +100,7 @@ pub enum Error {
     Media(#[from] kvdepot_media::Error),
     /// The operating system refused a lock, a socket or a descriptor.
     #[error(transparent)]
-    Host(#[from] kvdepot_media::host::Error),
+    Host(#[from] kvdepot_host::Error),
     /// Reading a configuration file, or another plain file operation, failed.
     #[error("{path}: {source}", path = path.display())]
     Io {
@@ -113,7 +113,7 @@ pub enum Error {
 
 /// Who has an arena, and what to do about it.
 fn owner(pid: u32, host: &str, waited_s: f64) -> String {
-    if pid == std::process::id() && host == kvdepot_media::host::peer::hostname() {
+    if pid == std::process::id() && host == kvdepot_host::peer::hostname() {
         return format!(
             "another depot of this process ({pid} on host {host}): use that one, or close it first \
              (without a close it stays open as long as one of its namespaces is kept)"

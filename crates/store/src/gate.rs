@@ -8,7 +8,7 @@ use std::time::Duration;
 use parking_lot::{Condvar, Mutex};
 
 use crate::{Error, clock};
-use kvdepot_media::host::fork;
+use kvdepot_host::fork;
 
 /// What [`Error::Closed`] says in a forked child.
 pub(crate) const FORKED: &str =

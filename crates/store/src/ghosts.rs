@@ -13,7 +13,7 @@
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use kvdepot_media::host::cpu::prefetch;
+use kvdepot_host::cpu::prefetch;
 
 use crate::{Key, NamespaceId};
 

@@ -12,7 +12,7 @@ use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use kvdepot_media::host::cpu::time_of_this_thread;
+use kvdepot_host::cpu::time_of_this_thread;
 use parking_lot::{Condvar, MutexGuard, RwLockReadGuard, RwLockWriteGuard};
 
 /// Keys of a call that are handled before others who wait for the lock have it: some tens of

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use kvdepot_media::host::holders::Holder;
-use kvdepot_media::host::lock;
+use kvdepot_host::holders::Holder;
+use kvdepot_host::lock;
 use kvdepot_media::{Access, Batch, Copier, Done, Kind, Mapping};
 
 use crate::arena::{

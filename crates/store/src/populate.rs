@@ -3,7 +3,8 @@
 
 use std::sync::Arc;
 
-use kvdepot_media::{Mapping, host};
+use kvdepot_host::cpu;
+use kvdepot_media::Mapping;
 
 use crate::Error;
 use crate::gate::Gate;
@@ -30,7 +31,7 @@ pub(crate) fn now(media: &[Arc<Mapping>], gate: &Arc<Gate>) -> Result<(), Error>
 pub(crate) fn aside(media: Vec<Arc<Mapping>>, gate: Arc<Gate>) -> Result<(), Error> {
     let run = move || {
         // Whatever the calling thread is pinned to.
-        let _slower_without = host::cpu::reset_affinity();
+        let _slower_without = cpu::reset_affinity();
         // Closed meanwhile, or short of memory: then the pages come when they are touched.
         if let Err(error) = now(&media, &gate) {
             tracing::debug!(%error, "media are not populated ahead");

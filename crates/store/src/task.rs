@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use kvdepot_media::host::fork;
+use kvdepot_host::fork;
 use parking_lot::{Condvar, Mutex};
 
 use crate::gate::FORKED;

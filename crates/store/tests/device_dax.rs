@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use common::{
     PATIENCE, assert_at_rest, block, config_of, get, has, key, keys, namespace, put, verify,
 };
-use kvdepot_media::host::limits;
+use kvdepot_host::limits;
 use kvdepot_media::{Access, Kind, Mapping};
 use kvdepot_store::{
     BlockBuffers, Buffer, Config, Depot, Error, Mover, Namespace, Outcome, Reservation,

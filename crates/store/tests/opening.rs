@@ -282,7 +282,7 @@ fn a_check_refuses_what_an_opening_does_and_makes_nothing() {
 fn new_devices_need_room_for_all_of_them() {
     let place = Place::new("Dax", "", "1MiB");
     // Each alone would fit; and shares of what is free always do.
-    let free = kvdepot_media::host::limits::disk_free(place.dir()).unwrap();
+    let free = kvdepot_host::limits::disk_free(place.dir()).unwrap();
     let most = format!("{}KiB", free / 1024 * 6 / 10);
     let check = |capacities: [Option<&str>; 2]| {
         let device = |(name, capacity): (&str, Option<&str>)| {

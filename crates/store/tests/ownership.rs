@@ -246,7 +246,7 @@ fn a_reader_holds_nobody_up_and_cannot_write() {
 
 #[test]
 fn where_a_block_lies_is_told_only_to_whom_the_next_owner_waits_for() {
-    use kvdepot_media::host::lock::{self, Kind};
+    use kvdepot_host::lock::{self, Kind};
     let place = Place::new("Dax", "", "4MiB");
     let depot = place.open();
     assert_eq!(put(&namespace(&depot), &[1], 20_000), [true]);

@@ -17,7 +17,7 @@ use common::frames::{
     Bare, GOODBYE, PIN, RESERVE, break_connections, frame, frame_with, read_frame, with_keys,
 };
 use common::{Place, assert_at_rest, eventually, key, keys, namespace, put};
-use kvdepot_media::host::fds;
+use kvdepot_host::fds;
 use kvdepot_store::{Depot, Error, Gone, interruptible};
 use parking_lot::Mutex;
 

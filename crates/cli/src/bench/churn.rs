@@ -8,7 +8,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::Path;
 
-use kvdepot_media::host::cpu::process_time;
+use kvdepot_host::cpu::process_time;
 use kvdepot_store::{BlockBuffers, Buffer, Config, Depot, Key, Namespace};
 use serde_json::{Value, json};
 

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use kvdepot_media::host::limits;
+use kvdepot_host::limits;
 use kvdepot_media::{Buffer, Mapping, Pages};
 use kvdepot_store::format::record;
 use kvdepot_store::{BlockBuffers, Config, Depot, Key, Mover, Namespace};

@@ -43,7 +43,7 @@ impl Crew {
             let (barrier, sender) = (Arc::clone(&barrier), sender.clone());
             let run = move || {
                 // Where the lanes may run; slower if it fails, nothing else.
-                let _cpus = kvdepot_media::host::cpu::reset_affinity();
+                let _cpus = kvdepot_host::cpu::reset_affinity();
                 for job in inbox {
                     barrier.wait();
                     let start = Instant::now();

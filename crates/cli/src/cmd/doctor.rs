@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use kvdepot_media::host::{dirs, limits, socket};
+use kvdepot_host::{dirs, limits, socket};
 use kvdepot_media::{Copier, CopierConfig, Mapping};
 use kvdepot_store::inspect::Inspection;
 use kvdepot_store::{Config, Depot};

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use kvdepot_media::host::dirs;
+use kvdepot_host::dirs;
 use kvdepot_store::config::read_yaml;
 use kvdepot_store::config::schema::{self, Kind};
 use kvdepot_store::{Config, Depot};

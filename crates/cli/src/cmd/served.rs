@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use kvdepot_media::host::{dirs, socket};
+use kvdepot_host::{dirs, socket};
 use kvdepot_store::{Depot, Key, NamespaceId, NamespaceUsage, Pin};
 use serde::Serialize;
 use serde_json::json;
@@ -124,7 +124,7 @@ pub(super) fn sockets() -> Result<Vec<PathBuf>, Error> {
 
 fn is_own(path: &Path) -> bool {
     use std::os::unix::fs::MetadataExt;
-    let own = kvdepot_media::host::peer::own_uid();
+    let own = kvdepot_host::peer::own_uid();
     fs::symlink_metadata(path).is_ok_and(|at| at.uid() == own)
 }
 

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde::Serialize;
 
-use kvdepot_media::host::peer;
+use kvdepot_host::peer;
 use kvdepot_store::format::owner::Owner;
 use kvdepot_store::format::superblock::VERSION;
 use kvdepot_store::inspect::Inspection;

@@ -108,7 +108,7 @@ fn doctor_warns_of_a_directory_that_others_can_read() {
 
 #[test]
 fn doctor_names_who_may_still_write_to_any_arena_that_it_finds() {
-    use kvdepot_media::host::lock::{self, Kind};
+    use kvdepot_host::lock::{self, Kind};
     let home = Home::new();
     // The command makes the private directory.
     home.run(&["doctor"]);

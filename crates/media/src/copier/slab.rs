@@ -7,8 +7,8 @@
 use super::CopierConfig;
 use crate::cuda::Device;
 use crate::error::{Error, Result};
-use crate::host::fork::Origin;
 use crate::memory::Mapping;
+use kvdepot_host::fork::Origin;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 /// Regions for each lane unless configured: one more for each, so that threads which move small

@@ -16,7 +16,7 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering, fence};
 
-use crate::host::fork::{self, Origin};
+use kvdepot_host::fork::{self, Origin};
 
 /// Mappings that can be watched at a time.
 const REGIONS: usize = 512;
@@ -248,7 +248,8 @@ fn forget_in_children() -> io::Result<()> {
     static INSTALLED: AtomicBool = AtomicBool::new(false);
     if !INSTALLED.load(Ordering::SeqCst) {
         // Twice does no harm, see `fork::install`.
-        fork::at_fork(None, None, forget_in_child).map_err(io::Error::other)?;
+        // SAFETY: it stores to atomics alone.
+        unsafe { fork::at_fork(None, None, forget_in_child) }.map_err(io::Error::other)?;
         INSTALLED.store(true, Ordering::SeqCst);
     }
     Ok(())

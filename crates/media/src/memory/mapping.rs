@@ -20,7 +20,7 @@ use super::medium::{
 use super::once;
 use crate::buffer::{Buffer, Owner, check_range};
 use crate::error::{Error, Result};
-use crate::host::{
+use kvdepot_host::{
     self,
     fork::{LockFd, Origin},
 };
@@ -92,7 +92,7 @@ impl From<LockFd> for Descriptor {
 }
 
 impl Descriptor {
-    fn get(&self) -> host::Result<BorrowedFd<'_>> {
+    fn get(&self) -> kvdepot_host::Result<BorrowedFd<'_>> {
         match self {
             Self::Plain(fd) => Ok(fd.as_fd()),
             Self::Locked(fd) => fd.fd(),
@@ -360,8 +360,8 @@ impl Mapping {
     ///
     /// # Errors
     ///
-    /// [`host::Error::Forked`] in a forked child, for one that carries a lock.
-    pub fn fd(&self) -> host::Result<BorrowedFd<'_>> {
+    /// [`kvdepot_host::Error::Forked`] in a forked child, for one that carries a lock.
+    pub fn fd(&self) -> kvdepot_host::Result<BorrowedFd<'_>> {
         self.fd.get()
     }
 

@@ -8,7 +8,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use kvdepot_media::host::limits;
+use kvdepot_host::limits;
 use kvdepot_media::{Flush, Mapping};
 
 use crate::config::{DaxConfig, size};

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use kvdepot_alloc::Pool;
-use kvdepot_media::host::fork::LentFd;
-use kvdepot_media::host::{dirs, limits, peer};
+use kvdepot_host::fork::LentFd;
+use kvdepot_host::{dirs, limits, peer};
 use kvdepot_media::{Access, Flush, Mapping};
 use parking_lot::{Condvar, Mutex};
 

@@ -9,11 +9,11 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use kvdepot_host::fork::{LentFd, LockFd};
+use kvdepot_host::holders::{self, Holder, holders};
+use kvdepot_host::lock::Kind;
+use kvdepot_host::{fds, lock};
 use kvdepot_media::Mapping;
-use kvdepot_media::host::fork::{LentFd, LockFd};
-use kvdepot_media::host::holders::{self, Holder, holders};
-use kvdepot_media::host::lock::Kind;
-use kvdepot_media::host::{fds, lock};
 use parking_lot::Mutex;
 
 use crate::format::{layout, owner};

@@ -8,8 +8,8 @@ mod value;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use kvdepot_host::limits;
 use kvdepot_media::CopierConfig;
-use kvdepot_media::host::limits;
 use serde_json::{Map, Value};
 
 use crate::Error;

@@ -8,8 +8,8 @@ use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use kvdepot_host::limits;
 use kvdepot_media::Copier;
-use kvdepot_media::host::limits;
 
 use crate::arena::{Opening, default_capacity, default_path};
 use crate::config::{Admission, Config, size};

@@ -8,7 +8,7 @@
 //! A table is in segments, each of which grows by itself, so that nobody waits for more than some
 //! thousand words to move.
 
-use kvdepot_media::host::cpu::prefetch;
+use kvdepot_host::cpu::prefetch;
 
 use super::LOCAL_BITS;
 

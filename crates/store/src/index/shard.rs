@@ -8,8 +8,8 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use kvdepot_host::cpu::prefetch;
 use kvdepot_media::checksum::Checksum;
-use kvdepot_media::host::cpu::prefetch;
 
 use super::entry::{Entry, Kept, Room, Stage, Wide};
 use super::hash::Secret;

@@ -44,7 +44,7 @@ impl Background {
             let core = Arc::clone(core);
             let run = move || {
                 // Whatever the opening thread is pinned to; slower if it fails, nothing else.
-                let _cpus = kvdepot_media::host::cpu::reset_affinity();
+                let _cpus = kvdepot_host::cpu::reset_affinity();
                 core.run();
             };
             let spawned = std::thread::Builder::new()

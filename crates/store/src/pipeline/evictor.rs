@@ -55,7 +55,7 @@ impl Evictor {
         let core = Arc::clone(core);
         let run = move || {
             // Whatever the opening thread is pinned to; slower if it fails, nothing else.
-            let _cpus = kvdepot_media::host::cpu::reset_affinity();
+            let _cpus = kvdepot_host::cpu::reset_affinity();
             core.evict_when_asked();
         };
         let spawned = std::thread::Builder::new()

@@ -8,7 +8,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use kvdepot_media::host::peer::{self, Credentials};
+use kvdepot_host::peer::{self, Credentials};
 
 use super::wire::{self, Role};
 use crate::{Error, clock};

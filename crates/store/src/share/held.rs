@@ -4,7 +4,7 @@
 use std::collections::HashSet;
 use std::path::Path;
 
-use kvdepot_media::host::fork::LockFd;
+use kvdepot_host::fork::LockFd;
 use parking_lot::Mutex;
 
 use super::mover::{PATIENCE, shake_hands};

@@ -6,7 +6,7 @@ use std::io::{ErrorKind, Read};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-use kvdepot_media::host::fds;
+use kvdepot_host::fds;
 use parking_lot::{Mutex, MutexGuard};
 
 use super::calls;

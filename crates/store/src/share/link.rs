@@ -577,7 +577,7 @@ impl Call {
 pub(super) fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
     let run = move || {
         // Whatever the opening thread is pinned to; slower if it fails, nothing else.
-        let _cpus = kvdepot_media::host::cpu::reset_affinity();
+        let _cpus = kvdepot_host::cpu::reset_affinity();
         run();
     };
     std::thread::Builder::new()

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use kvdepot_media::host::fds;
-use kvdepot_media::host::fork::{self, LockFd};
+use kvdepot_host::fds;
+use kvdepot_host::fork::{self, LockFd};
 use kvdepot_media::{Access, Copier, CopierConfig, Done, Mapping};
 use parking_lot::{Mutex, RwLock};
 

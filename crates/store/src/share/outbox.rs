@@ -6,7 +6,7 @@ use std::io::Write;
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 
-use kvdepot_media::host::fds;
+use kvdepot_host::fds;
 use parking_lot::{Condvar, Mutex};
 
 use super::frame::Out;

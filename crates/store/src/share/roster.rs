@@ -4,7 +4,7 @@
 //! its lanes are at placements of that client; the owner locks it exclusively, and for good,
 //! before it gives back what a client that is gone has held. A mover that is told late, by a
 //! message that outlived its sender, is refused; one that dies lets go by the kernel's hand
-//! ([`lock`](kvdepot_media::host::lock)).
+//! ([`lock`](kvdepot_host::lock)).
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -12,9 +12,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use kvdepot_media::host::fds;
-use kvdepot_media::host::fork::LockFd;
-use kvdepot_media::host::lock::Kind;
+use kvdepot_host::fds;
+use kvdepot_host::fork::LockFd;
+use kvdepot_host::lock::Kind;
 use parking_lot::Mutex;
 
 use crate::Error;
@@ -158,7 +158,7 @@ mod tests {
         gone.begin(seat).unwrap().keep();
         assert!(!roster.close(seat, Duration::ZERO).unwrap());
         // As the kernel does it when the process ends.
-        kvdepot_media::host::lock::unlock_all(gone.file.fd().unwrap()).unwrap();
+        kvdepot_host::lock::unlock_all(gone.file.fd().unwrap()).unwrap();
         assert!(roster.close(seat, Duration::ZERO).unwrap());
     }
 }

@@ -10,9 +10,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use kvdepot_media::host::peer::{Credentials, Process};
-use kvdepot_media::host::socket::{self, Bound};
-use kvdepot_media::host::{dirs, limits, peer};
+use kvdepot_host::peer::{Credentials, Process};
+use kvdepot_host::socket::{self, Bound};
+use kvdepot_host::{dirs, limits, peer};
 use parking_lot::Mutex;
 
 use super::accept;
@@ -449,7 +449,7 @@ impl Owner {
         std::thread::Builder::new()
             .name("kvdepot-calls".into())
             .spawn(move || {
-                let _cpus = kvdepot_media::host::cpu::reset_affinity();
+                let _cpus = kvdepot_host::cpu::reset_affinity();
                 calls::run(&of_calls, unheard, &about);
             })
             .map_err(io)?;
@@ -457,7 +457,7 @@ impl Owner {
         std::thread::Builder::new()
             .name("kvdepot-client".into())
             .spawn(move || {
-                let _cpus = kvdepot_media::host::cpu::reset_affinity();
+                let _cpus = kvdepot_host::cpu::reset_affinity();
                 session.run();
                 let _shut = session.calls.shutdown(Shutdown::Both);
                 let mut clients = clients.lock();

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use kvdepot_media::host::peer::Process;
+use kvdepot_host::peer::Process;
 use kvdepot_media::{Checksum, PART_LEN_MAX};
 use parking_lot::{Condvar, Mutex};
 
@@ -339,7 +339,7 @@ impl Session {
         if self.is_trusted {
             return Ok(());
         }
-        let own = kvdepot_media::host::peer::own_uid();
+        let own = kvdepot_host::peer::own_uid();
         let allowed = format!("processes of uid {own} alone, which serves the depot");
         Err(Error::input(what, "a process of another user", allowed))
     }

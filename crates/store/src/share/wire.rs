@@ -17,8 +17,8 @@ use std::io::Write;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
-use kvdepot_media::host::fds;
-use kvdepot_media::host::fork::{LentFd, LockFd};
+use kvdepot_host::fds;
+use kvdepot_host::fork::{LentFd, LockFd};
 
 use crate::Error;
 
@@ -191,7 +191,7 @@ fn head(status: u32) -> Vec<u8> {
     bytes
 }
 
-/// Within [`fork::between_forks`](kvdepot_media::host::fork::between_forks).
+/// Within [`fork::between_forks`](kvdepot_host::fork::between_forks).
 pub(super) fn receive_welcome(socket: &UnixStream) -> Result<Welcome, Error> {
     let mut incoming = Incoming {
         socket,

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use kvdepot_media::host::fds;
+use kvdepot_host::fds;
 use kvdepot_testkit::runs;
 use parking_lot::Mutex;
 use serde_json::{Value, json};

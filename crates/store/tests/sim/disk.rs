@@ -8,7 +8,7 @@ use std::ffi::CString;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-use kvdepot_media::host::limits;
+use kvdepot_host::limits;
 
 const SHM: &str = "/dev/shm";
 

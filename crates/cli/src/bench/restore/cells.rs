@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
+use kvdepot_host::cpu;
 use kvdepot_media::Plain;
-use kvdepot_media::host::cpu;
 use kvdepot_plan::Span;
 use kvdepot_store::{GetOptions, Key};
 

@@ -19,10 +19,10 @@ use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use kvdepot_media::host::fork::LockFd;
-use kvdepot_media::host::lock::{self, Kind};
-use kvdepot_media::host::peer::{self, Identity, Process};
-use kvdepot_media::host::{Error, dirs, fds};
+use kvdepot_host::fork::LockFd;
+use kvdepot_host::lock::{self, Kind};
+use kvdepot_host::peer::{self, Identity, Process};
+use kvdepot_host::{Error, dirs, fds};
 use players::{PATIENCE, Player, becomes_free, linger, map, medium, open, say};
 
 #[test]

@@ -28,8 +28,8 @@ use std::time::{Duration, Instant};
 
 use rustix::io::{DupFlags, Errno, FdFlags};
 
-use super::lock::{self, Kind};
 use super::{Error, Result};
+use crate::lock::{self, Kind};
 
 /// Most lock descriptors of a process: a process opens one or two for each of its arenas, and the
 /// handler looks at every slot.
@@ -92,21 +92,29 @@ pub fn install() -> Result<()> {
     if INSTALLED.load(SeqCst) {
         return Ok(());
     }
-    at_fork(
-        Some(before_fork),
-        Some(after_fork_in_parent),
-        after_fork_in_child,
-    )?;
+    let (before, in_parent) = (
+        Some(before_fork as Handler),
+        Some(after_fork_in_parent as Handler),
+    );
+    // SAFETY: they use atomics and `close`, and do not unwind.
+    unsafe { at_fork(before, in_parent, after_fork_in_child) }?;
     INSTALLED.store(true, SeqCst);
     Ok(())
 }
 
 /// A function for the C library to call at a fork.
-type Handler = unsafe extern "C" fn();
+pub type Handler = unsafe extern "C" fn();
 
-/// Has functions called at every fork from now on, which use nothing but atomics and what a signal
-/// handler may call, and do not unwind.
-pub(crate) fn at_fork(
+/// Has functions called at every fork from now on.
+///
+/// # Safety
+///
+/// They use nothing but atomics and what a signal handler may call, and do not unwind.
+///
+/// # Errors
+///
+/// [`Error::Os`] when the system is out of memory.
+pub unsafe fn at_fork(
     before: Option<Handler>,
     after_in_parent: Option<Handler>,
     after_in_child: Handler,
@@ -114,7 +122,7 @@ pub(crate) fn at_fork(
     if cfg!(miri) {
         return Ok(()); // Has no processes.
     }
-    // SAFETY: the functions live as long as this crate's code, and are made for this as promised.
+    // SAFETY: functions live as long as the code, and these are made for this as promised.
     let code = unsafe { libc::pthread_atfork(before, after_in_parent, Some(after_in_child)) };
     match code {
         0 => Ok(()),
@@ -293,13 +301,13 @@ impl LockFd {
     }
 
     /// A description of its own for the file or device behind `fd` (see
-    /// [`reopen`](super::fds::reopen)).
+    /// [`reopen`](crate::fds::reopen)).
     ///
     /// # Errors
     ///
-    /// Those of [`reopen`](super::fds::reopen) and [`LockFd::open`].
+    /// Those of [`reopen`](crate::fds::reopen) and [`LockFd::open`].
     pub fn reopen(fd: impl AsFd, read_only: bool) -> Result<LockFd> {
-        LockFd::open(|| super::fds::reopen(&fd, read_only))
+        LockFd::open(|| crate::fds::reopen(&fd, read_only))
     }
 
     /// Keeps a descriptor, within [`between_forks`].

@@ -12,19 +12,18 @@
 mod players;
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use kvdepot_media::Mapping;
-use kvdepot_media::host::Error;
-use kvdepot_media::host::fork::{self, LOCK_FDS_MAX, LockFd};
-use kvdepot_media::host::lock::{self, Kind};
-use kvdepot_media::host::peer::Process;
-use players::{PATIENCE, Player, linger, map, medium, open, open_lock_fd, say};
+use kvdepot_host::Error;
+use kvdepot_host::fork::{self, LOCK_FDS_MAX, LockFd};
+use kvdepot_host::lock::{self, Kind};
+use kvdepot_host::peer::Process;
+use players::{PATIENCE, Player, linger, medium, open, open_lock_fd, say};
 
 #[test]
 #[ignore = "the entry of the processes that the other tests start"]
@@ -287,29 +286,6 @@ fn dropping_a_lock_descriptor_releases_its_lock_and_its_number() {
     }
     let max = i32::try_from(LOCK_FDS_MAX).unwrap();
     assert!(number_max < max, "numbers leak: {number_max}");
-}
-
-#[test]
-fn a_child_that_touches_its_parents_mapping_is_killed() {
-    let touch = |addr: usize| {
-        let pid = fork_into(move || {
-            // SAFETY: mapped in the parent; in the child the address may be missing, which is what
-            // the test is about.
-            unsafe { std::ptr::with_exposed_provenance_mut::<u8>(addr).write_volatile(1) };
-            0
-        });
-        reap(pid)
-    };
-    let mapping = Mapping::anonymous("kvdepot-test", 4096).unwrap();
-    let buffer = mapping.buffer(0, 4096).unwrap();
-    assert_eq!(touch(buffer.addr()).signal(), Some(libc::SIGSEGV));
-    assert_eq!(buffer.to_vec(), vec![0; 4096]);
-    // Any other memory of the parent is there.
-    let (_dir, path) = medium();
-    let plain = map(open(&path).as_fd());
-    assert_eq!(touch(plain.expose_provenance()).code(), Some(0));
-    // SAFETY: mapped above, and nothing refers to it.
-    unsafe { rustix::mm::munmap(plain, 4096) }.unwrap();
 }
 
 // --- directories -----------------------------------------------------------------------------

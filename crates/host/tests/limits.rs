@@ -5,8 +5,8 @@
 use std::fs;
 use std::path::Path;
 
-use kvdepot_media::host::limits::{self, Limits};
-use kvdepot_media::host::{Error, dirs};
+use kvdepot_host::limits::{self, Limits};
+use kvdepot_host::{Error, dirs};
 
 const GIB: u64 = 1 << 30;
 

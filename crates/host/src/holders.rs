@@ -113,7 +113,7 @@ fn describe(pid: u32, folder: &Path) -> Holder {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::host::lock::{self, Kind};
+    use crate::lock::{self, Kind};
 
     #[test]
     fn a_lock_is_found_at_its_byte_and_nowhere_else() {

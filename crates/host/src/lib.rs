@@ -19,6 +19,11 @@
 //! is neither mapped nor sent: [`fork::LockFd::reopen`] makes one from any descriptor of the
 //! medium.
 
+#![expect(
+    unsafe_code,
+    reason = "this crate calls the system where no safe wrapper exists"
+)]
+
 pub mod cpu;
 pub mod dirs;
 mod error;

@@ -17,8 +17,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStderr, Command, Stdio};
 use std::time::Duration;
 
-use kvdepot_media::host::fork::LockFd;
-use kvdepot_media::host::lock::{self, Kind};
+use kvdepot_host::fork::LockFd;
+use kvdepot_host::lock::{self, Kind};
 
 /// Long enough for a process to start on a busy machine.
 pub const PATIENCE: Duration = Duration::from_secs(20);
