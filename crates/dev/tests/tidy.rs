@@ -131,6 +131,51 @@ fn no_file_is_over_600_lines() {
     assert!(files_are_short(&[File::new("crates/a/src/a.rs", &tested)]).is_empty());
 }
 
+/// The crates that ship, in the order in which they may use each other: only what stands before.
+/// `alloc` and `plan` use none.
+const ORDER: [&str; 7] = ["alloc", "plan", "host", "media", "store", "cli", "python"];
+
+fn crates_use_those_before(files: &[File]) -> Vec<String> {
+    let rank = |name: &str| ORDER.iter().position(|one| *one == name);
+    let mut offences = Vec::new();
+    for file in files {
+        let name = file.path.strip_prefix("crates/");
+        let Some(own) = name.and_then(|name| rank(name.strip_suffix("/Cargo.toml")?)) else {
+            continue;
+        };
+        // What only tests use may be anything.
+        let shipped = file
+            .text
+            .split("\n[dev-dependencies]")
+            .next()
+            .unwrap_or_default();
+        for line in shipped.lines() {
+            let other = line.strip_prefix("kvdepot-").map(|line| {
+                let end = line
+                    .find(|c: char| !c.is_alphanumeric())
+                    .unwrap_or(line.len());
+                &line[..end]
+            });
+            if other
+                .and_then(rank)
+                .is_some_and(|other| other >= own || own < 2)
+            {
+                offences.push(format!("{}: {line}: runs up", file.path));
+            }
+        }
+    }
+    offences
+}
+
+#[test]
+fn crates_use_only_those_before_them() {
+    holds(crates_use_those_before);
+    let canary = |path: &str| File::new(path, "[dependencies]\nkvdepot-media.workspace = true\n");
+    notices(crates_use_those_before, &[canary("crates/host/Cargo.toml")]);
+    notices(crates_use_those_before, &[canary("crates/plan/Cargo.toml")]);
+    assert!(crates_use_those_before(&[canary("crates/store/Cargo.toml")]).is_empty());
+}
+
 fn lines_are_short(files: &[File]) -> Vec<String> {
     let mut offences = Vec::new();
     for file in files.iter().filter(|file| file.is_rust()) {
