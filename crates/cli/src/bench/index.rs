@@ -53,7 +53,7 @@ pub(super) fn run(args: &Index, report: &mut Report<'_>) -> Result<(), Error> {
             let found: usize = keys
                 .chunks(batch)
                 .map(|keys| match (contender, op) {
-                    (0, _) => Ok(keys.iter().filter(|key| look_up(&table, key)).count()),
+                    (0, _) => Ok(keys.iter().filter(|key| is_in(&table, key)).count()),
                     (_, "contains") => Ok(ns
                         .contains(keys)?
                         .into_iter()
@@ -106,7 +106,8 @@ pub(super) fn publish(
     Ok(())
 }
 
-fn bare(keys: &[Key]) -> HashTable<(Key, u32)> {
+/// A table that is only read.
+pub(super) fn bare(keys: &[Key]) -> HashTable<(Key, u32)> {
     let mut table = HashTable::with_capacity(keys.len());
     for (number, key) in keys.iter().enumerate() {
         table.insert_unique(hash(key), (*key, number as u32), |(key, _)| hash(key));
@@ -114,7 +115,7 @@ fn bare(keys: &[Key]) -> HashTable<(Key, u32)> {
     table
 }
 
-fn look_up(table: &HashTable<(Key, u32)>, key: &Key) -> bool {
+pub(super) fn is_in(table: &HashTable<(Key, u32)>, key: &Key) -> bool {
     table.find(hash(key), |(other, _)| other == key).is_some()
 }
 

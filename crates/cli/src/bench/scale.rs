@@ -14,12 +14,12 @@ use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use hashbrown::HashTable;
 use kvdepot_alloc::{Extent, Pool};
 use kvdepot_store::format::record;
 use kvdepot_store::{Config, Depot, Key, Namespace};
 use serde_json::{Value, json};
 
+use super::index::{bare, is_in};
 use super::media::check_blocks;
 use super::reopen::this_command;
 use super::rounds::median;
@@ -408,21 +408,4 @@ fn rate(
         true => Err(Error::Bench("not every block was found".into())),
         false => Ok(sum),
     }
-}
-
-/// A table that is only read.
-fn bare(keys: &[Key]) -> HashTable<(Key, u32)> {
-    let mut table = HashTable::with_capacity(keys.len());
-    for (number, key) in keys.iter().enumerate() {
-        table.insert_unique(hash(key), (*key, number as u32), |(key, _)| hash(key));
-    }
-    table
-}
-
-fn is_in(table: &HashTable<(Key, u32)>, key: &Key) -> bool {
-    table.find(hash(key), |(other, _)| other == key).is_some()
-}
-
-fn hash(key: &Key) -> u64 {
-    u64::from_le_bytes(key.0.as_chunks::<8>().0[0])
 }

@@ -7,8 +7,9 @@ use kvdepot_media::Buffer;
 use kvdepot_store::{BlockBuffers, Depot, Key, Namespace, longest_hold};
 use serde_json::{Value, json};
 
-use super::{BATCH, Said, bare, is_in};
+use super::{BATCH, Said};
 use crate::bench::Random;
+use crate::bench::index::{bare, is_in};
 use crate::error::Error;
 
 /// Bytes of a put.
