@@ -1,8 +1,7 @@
 //! The caller's memory, one block a key, each in one or many pieces.
 
+use kvdepot_arena::Error;
 use kvdepot_media::{Buffer, PART_LEN_MAX, first_overlap};
-
-use crate::Error;
 
 /// Caller's buffers of a call: for each key the pieces that its payload is gathered from or
 /// scattered to, in payload order.

@@ -6,10 +6,11 @@
 use std::os::fd::RawFd;
 use std::sync::Arc;
 
+use kvdepot_arena::Error;
 use kvdepot_host::event::Event;
 use parking_lot::Mutex;
 
-use crate::{Error, Task};
+use crate::Task;
 
 /// Numbers of tasks that are done. Clones share it.
 #[derive(Clone)]

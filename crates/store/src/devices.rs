@@ -4,9 +4,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::Error;
-use crate::arena::{Arena, Opening};
-use crate::config::{DaxConfig, Format};
+use kvdepot_arena::{Arena, Error, Format, Opening, Options};
+
 use crate::pipeline::{Core, Drained};
 use crate::share::MEDIA_MAX;
 use crate::tier::{DAX, Tier};
@@ -125,12 +124,10 @@ impl Core {
         }
         let (_, tier) = self.dax_tier()?;
         let config = &self.config;
-        let settings = DaxConfig {
-            path: None,
+        let settings = Options {
             capacity,
-            devices: Vec::new(),
             format: Format::Never,
-            ..config.dax.clone()
+            ..config.dax.options()
         };
         let socket = self.socket.get().map(|path| path.display().to_string());
         let announce = |arena: &Arena| match &socket {

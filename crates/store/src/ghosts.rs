@@ -13,9 +13,8 @@
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use kvdepot_arena::{Key, NamespaceId};
 use kvdepot_host::cpu::prefetch;
-
-use crate::{Key, NamespaceId};
 
 /// Entries of a bucket: a cache line.
 const WAYS: usize = 8;

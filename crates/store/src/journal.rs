@@ -4,7 +4,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::clock;
+use kvdepot_arena::clock;
 
 /// The number of the next task of this process.
 static NEXT: AtomicU64 = AtomicU64::new(1);

@@ -11,28 +11,17 @@
 
 #![forbid(unsafe_code)]
 
-mod arena;
 mod buffers;
 mod chances;
-mod clock;
 mod completions;
 pub mod config;
 mod depot;
 mod devices;
-mod error;
-pub mod format;
-mod gate;
 mod ghosts;
-mod held;
-mod index;
-pub mod inspect;
 mod journal;
-mod key;
 mod listing;
 mod metrics;
 mod namespace;
-mod parts;
-mod patience;
 mod pipeline;
 mod populate;
 mod share;
@@ -41,24 +30,24 @@ mod share;
 pub mod sim;
 mod task;
 mod tier;
-mod verdict;
 
-pub use arena::{Opening, TierStats, UNFINISHED, erase, erase_unfinished};
 pub use buffers::BlockBuffers;
 pub use completions::Completions;
 pub use config::Config;
 pub use depot::{Depot, Namespace, Started};
 pub use devices::{DeviceState, DeviceStats, DrainTo};
-pub use error::Error;
-pub use held::{at_once, longest_hold};
-pub use key::{Identity, Key, NamespaceId};
+pub use kvdepot_arena::held::{at_once, longest_hold};
+pub use kvdepot_arena::patience::interruptible;
+pub use kvdepot_arena::{
+    Error, Identity, Key, NamespaceId, Opening, TierStats, UNFINISHED, erase, erase_unfinished,
+    format, inspect, size,
+};
 pub use kvdepot_host::fork::Origin;
 pub use kvdepot_media::cuda::Device;
 pub use kvdepot_media::{Buffer, Checksum};
 pub use listing::{BlockPage, Cursor, Gone, NamespaceUsage, PAGE_MAX};
 pub use metrics::Stats;
 pub use namespace::NamespaceSpec;
-pub use patience::interruptible;
 pub use pipeline::{Drained, GetOptions, Pin, Reservation};
 pub use share::{MoveJob, Mover};
 pub use task::{Outcome, Task};

@@ -2,9 +2,10 @@
 
 use std::collections::{HashMap, HashSet};
 
+use kvdepot_arena::{Error, Identity, Key, NamespaceId};
+
 use crate::pipeline::Core;
 use crate::tier::Tier;
-use crate::{Error, Identity, Key, NamespaceId};
 
 /// A namespace of a depot, and what it has in the last tier.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -4,7 +4,8 @@ use std::fmt::Write;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-use crate::arena::TierStats;
+use kvdepot_arena::TierStats;
+
 use crate::devices::{DeviceState, DeviceStats};
 use crate::task::Outcome;
 
@@ -209,10 +210,7 @@ impl Metrics {
 impl Stats {
     /// Of a depot with these tiers that holds nothing.
     pub(crate) fn empty(tiers: &[String]) -> Stats {
-        let tier = |name: &String| TierStats {
-            tier: name.clone(),
-            ..TierStats::default()
-        };
+        let tier = |name: &String| TierStats::new(name);
         let each = vec![0; tiers.len()];
         Stats {
             tiers: tiers.iter().map(tier).collect(),

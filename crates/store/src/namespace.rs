@@ -1,8 +1,7 @@
 //! Namespaces: everything that must match for bytes to be reusable.
 
+use kvdepot_arena::{Error, NamespaceId};
 use sha2::{Digest, Sha256};
-
-use crate::{Error, NamespaceId};
 
 /// The fields of a namespace. Two that differ anywhere share no block.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -3,11 +3,10 @@
 
 use std::sync::Arc;
 
+use kvdepot_arena::Error;
+use kvdepot_arena::gate::Gate;
 use kvdepot_host::cpu;
 use kvdepot_media::Mapping;
-
-use crate::Error;
-use crate::gate::Gate;
 
 /// What is populated at once: some milliseconds, for which closing waits, and anybody who wants
 /// to change this process's mappings.

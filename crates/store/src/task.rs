@@ -3,12 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use kvdepot_arena::gate::FORKED;
+use kvdepot_arena::{Error, clock};
 use kvdepot_host::fork;
 use parking_lot::{Condvar, Mutex};
 
-use crate::gate::FORKED;
 use crate::journal::Journal;
-use crate::{Error, clock};
 
 /// What became of one key of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -298,7 +298,8 @@ mod tests {
 
     #[test]
     fn whoever_asked_is_called_once_when_the_last_key_has_its_outcome() {
-        use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+        use std::sync::atomic::AtomicU32;
+        use std::sync::atomic::Ordering::Relaxed;
         let task = Task::new(2, Journal::dispatched("get", 2, 0));
         let calls = Arc::new(AtomicU32::new(0));
         let ask = || {

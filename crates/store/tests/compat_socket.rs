@@ -27,7 +27,8 @@ use common::recording::{
 use common::{PATIENCE, Place, assert_at_rest, block, get, key, keys, namespace, put};
 use kvdepot_store::format::layout::Layout;
 use kvdepot_store::{BlockBuffers, Buffer, Depot, Mover, Outcome};
-use kvdepot_testkit::{bytes::content, runs};
+use kvdepot_testkit::bytes::content;
+use kvdepot_testkit::runs;
 use serde_json::{Value, json};
 
 const LEN: usize = 5000;

@@ -13,9 +13,8 @@ use common::{
     Place, assert_at_rest, copier, eventually, get, has, key, keys, namespace, namespace_of,
     number, put, start_put, verify,
 };
-use kvdepot_store::format::layout;
-use kvdepot_store::format::record;
 use kvdepot_store::format::superblock::Superblock;
+use kvdepot_store::format::{layout, record};
 use kvdepot_store::inspect::Inspection;
 use kvdepot_store::{BlockBuffers, Depot, Error, Mover, Outcome};
 use kvdepot_testkit::bytes::content;

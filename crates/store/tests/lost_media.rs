@@ -9,10 +9,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
+use common::{PATIENCE, Place, assert_at_rest, get, has, keys, namespace, put, verify};
 use kvdepot_store::Outcome;
 use kvdepot_testkit::Rng;
-
-use common::{PATIENCE, Place, assert_at_rest, get, has, keys, namespace, put, verify};
 
 const LEN: usize = 40_000;
 

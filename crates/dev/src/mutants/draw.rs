@@ -11,8 +11,13 @@ use serde::Deserialize;
 use super::edit::Edit;
 use super::{Mutation, Set};
 
-/// Where mutations are drawn from.
-const FOLDERS: [&str; 4] = ["share", "tier", "pipeline", "arena"];
+/// Where mutations are drawn from, by crate.
+const ROOMS: [(&str, &str); 4] = [
+    ("arena", ""),
+    ("store", "tier/"),
+    ("store", "pipeline/"),
+    ("service", ""),
+];
 
 /// The draw of this project: another seed is another campaign.
 pub const SEED: u64 = 10;
@@ -33,9 +38,9 @@ pub fn draw(root: &Path, seed: u64) -> io::Result<Vec<Mutation>> {
     command
         .current_dir(root)
         .args(["mutants", "--list", "--json", "--diff"]);
-    command.args(["-p", "kvdepot-store"]);
-    for folder in FOLDERS {
-        command.args(["--file", &format!("crates/store/src/{folder}/**")]);
+    for (owner, room) in ROOMS {
+        command.args(["-p", &format!("kvdepot-{owner}")]);
+        command.args(["--file", &format!("crates/{owner}/src/{room}**")]);
     }
     let listed = command.output()?;
     if !listed.status.success() {
@@ -73,11 +78,12 @@ pub fn draw(root: &Path, seed: u64) -> io::Result<Vec<Mutation>> {
 
 /// A proposal's name without line and column.
 fn describe(name: &str) -> String {
-    let short = name.strip_prefix("crates/store/src/").unwrap_or(name);
+    let short = name.strip_prefix("crates/").unwrap_or(name);
+    let short = short.replacen("/src/", "/", 1);
     let mut pieces = short.splitn(4, ':');
     match (pieces.next(), pieces.nth(2)) {
         (Some(file), Some(what)) => format!("{file}:{what}"),
-        _ => short.to_owned(),
+        _ => short.clone(),
     }
 }
 
@@ -98,10 +104,10 @@ mod tests {
 
     #[test]
     fn a_name_says_what_and_not_on_which_line() {
-        let name = "crates/store/src/arena/mod.rs:94:9: replace Wanted::room -> u64 with 0";
+        let name = "crates/arena/src/bury.rs:94:9: replace Wanted::room -> u64 with 0";
         assert_eq!(
             describe(name),
-            "arena/mod.rs: replace Wanted::room -> u64 with 0"
+            "arena/bury.rs: replace Wanted::room -> u64 with 0"
         );
     }
 

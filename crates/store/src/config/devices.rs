@@ -1,11 +1,11 @@
 //! Several media as one tier: `dax.devices`.
 
+use kvdepot_arena::Error;
 use serde_json::{Map, Value};
 
 use super::schema::Kind;
 use super::value::{Parsed, absolute};
 use super::{DaxConfig, DeviceConfig};
-use crate::Error;
 use crate::share::MEDIA_MAX;
 
 /// What the option accepts, for messages.
@@ -65,8 +65,9 @@ impl DaxConfig {
 
 #[cfg(test)]
 mod tests {
-    use crate::Config;
     use serde_json::{Value, json};
+
+    use crate::Config;
 
     fn open(dax: Value) -> Result<Config, String> {
         Config::new("Dax", &json!({ "dax": dax })).map_err(|error| error.to_string())

@@ -2,19 +2,18 @@
 
 mod devices;
 pub mod schema;
-pub mod size;
 mod value;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use kvdepot_arena::format::GRANULE;
+pub use kvdepot_arena::{Durability, Format, size};
+use kvdepot_arena::{Error, Options};
 use kvdepot_host::limits;
 use kvdepot_media::CopierConfig;
-use serde_json::{Map, Value};
-
-use crate::Error;
-use crate::format::GRANULE;
 use schema::Kind;
+use serde_json::{Map, Value};
 pub use value::read_yaml;
 use value::{Parsed, absolute};
 
@@ -44,17 +43,6 @@ pub enum Admission {
     All,
     /// Not what has left before anybody asked for it.
     Learned,
-}
-
-/// What an acknowledged block outlives.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-#[non_exhaustive]
-pub enum Durability {
-    /// The process, killed at any instruction.
-    #[default]
-    Process,
-    /// A power cut too.
-    Power,
 }
 
 /// Where other processes of the host find the owner.
@@ -96,17 +84,16 @@ pub struct DaxConfig {
     pub devices: Vec<DeviceConfig>,
 }
 
-/// What becomes of a medium that holds something.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-#[non_exhaustive]
-pub enum Format {
-    /// It is opened, or refused if it is no arena. One of zeros becomes an arena.
-    #[default]
-    Never,
-    /// It becomes a new arena, unless it is a sound one.
-    Once,
-    /// It becomes a new arena.
-    Always,
+impl DaxConfig {
+    /// What holds for each of its media.
+    pub(crate) fn options(&self) -> Options {
+        Options {
+            capacity: self.capacity,
+            records: self.records,
+            durability: self.durability,
+            format: self.format,
+        }
+    }
 }
 
 /// One medium among several of a tier.
@@ -482,8 +469,9 @@ fn distance(a: &str, b: &str) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use serde_json::json;
+
+    use super::*;
 
     fn error(pipeline: &str, settings: Value) -> String {
         Config::new(pipeline, &settings).unwrap_err().to_string()

@@ -3,11 +3,11 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use kvdepot_arena::Error;
 use serde_json::Value;
 
 use super::schema::Kind;
 use super::{devices, size};
-use crate::Error;
 
 /// Reads a YAML file into a neutral value.
 ///

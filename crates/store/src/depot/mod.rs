@@ -8,25 +8,24 @@ use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use kvdepot_arena::gate::Gate;
+use kvdepot_arena::{
+    Error, NamespaceId, Opening, Uses, clock, default_capacity, default_path, size,
+};
 use kvdepot_host::limits;
 use kvdepot_media::Copier;
+pub use namespace::Namespace;
+pub use started::Started;
 
-use crate::arena::{Opening, default_capacity, default_path};
-use crate::config::{Admission, Config, size};
+use crate::config::{Admission, Config};
 use crate::devices::{DeviceStats, DrainTo};
-use crate::gate::Gate;
-use crate::index::Uses;
 use crate::listing::{Gone, NamespaceUsage};
 use crate::metrics::{Metrics, Stats};
 use crate::pipeline::{Background, Bell, Budget, Core, Drained, Evictor, Learned, Ledger};
-use crate::populate;
 use crate::share::placement::Holder;
 use crate::share::{Client, Server};
 use crate::tier::{Opened, Tier};
-use crate::{Error, NamespaceId, NamespaceSpec, clock};
-
-pub use namespace::Namespace;
-pub use started::Started;
+use crate::{NamespaceSpec, populate};
 
 /// A pipeline of tiers, opened by this process or by another one of the host. Clones share it.
 #[derive(Clone)]

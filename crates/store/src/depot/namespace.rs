@@ -1,5 +1,6 @@
 //! Namespaces: the verbs on blocks.
 
+use kvdepot_arena::{Error, Key, NamespaceId};
 use kvdepot_media::Checksum;
 
 use super::At;
@@ -7,7 +8,6 @@ use crate::buffers::BlockBuffers;
 use crate::listing::{BlockPage, Cursor, PAGE_MAX};
 use crate::pipeline::{GetOptions, NoRoom, Pin, Reservation};
 use crate::task::Task;
-use crate::{Error, Key, NamespaceId};
 
 /// One namespace of a depot.
 #[derive(Clone)]

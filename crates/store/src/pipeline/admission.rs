@@ -14,12 +14,12 @@
 //!
 //! *Read once.* A block of the far tier is brought near when it was read there lately before.
 
+use kvdepot_arena::{Key, NamespaceId, Place};
+
 use super::Core;
-use crate::arena::Place;
 use crate::chances::{Chances, UNKNOWN};
 use crate::ghosts::{Ghosts, ROUND};
 use crate::tier::Tier;
-use crate::{Key, NamespaceId};
 
 /// A block is brought near when, since it was last read far, so many steps at most of the near
 /// tier's clock have passed, which counts the bytes of such reads: half of what the tier holds.

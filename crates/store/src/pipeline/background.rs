@@ -4,14 +4,12 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use kvdepot_arena::{Error, Place, clock};
 use parking_lot::Mutex;
 
 use super::Core;
 use super::ledger::{Promotion, State};
 use super::replicate::Replica;
-use crate::Error;
-use crate::arena::Place;
-use crate::clock;
 use crate::task::Outcome;
 
 /// Bytes moved in one go: a few tens of milliseconds of copying, so that a close or a promotion

@@ -3,9 +3,10 @@
 
 use std::sync::Arc;
 
-use crate::arena::Place;
+use kvdepot_arena::Place;
+use kvdepot_arena::verdict::Moved;
+
 use crate::buffers::BlockBuffers;
-use crate::verdict::Moved;
 
 /// The memory of a call.
 pub(crate) enum Caller {

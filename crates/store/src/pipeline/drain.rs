@@ -7,13 +7,12 @@
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
+use kvdepot_arena::{Arena, Error, NamespaceId, Place, Token, Wanted, clock};
+
 use super::Core;
 use super::replicate::Replica;
-use crate::Error;
-use crate::arena::{Arena, Place, Token, Wanted};
-use crate::clock;
+use crate::config::size;
 use crate::tier::Tier;
-use crate::{NamespaceId, config::size};
 
 /// Bytes copied in one go: gets that wait for the lanes wait no longer than for their own copies.
 const BATCH_BYTES: u64 = 16 << 20;
@@ -171,7 +170,7 @@ impl Core {
 }
 
 /// What keeps a device from being emptied.
-fn held(arena: &Arena, device: &crate::arena::Device, since: Instant) -> Error {
+fn held(arena: &Arena, device: &kvdepot_arena::Device, since: Instant) -> Error {
     Error::Busy {
         path: arena.path().unwrap_or_else(|| arena.name().as_ref()).into(),
         pinned: device.pinned,

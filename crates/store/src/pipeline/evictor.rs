@@ -10,11 +10,11 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use kvdepot_arena::Error;
 use parking_lot::{Condvar, Mutex};
 
 use super::Core;
 use super::background::is_stepped;
-use crate::Error;
 
 /// How long processes of a dead owner may take to end before anybody is told of them.
 const ORPHANS_MAY_END: Duration = Duration::from_millis(200);

@@ -4,18 +4,16 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use kvdepot_arena::gate::Pass;
+use kvdepot_arena::verdict::{Bytes, Moved, Verdicts};
+use kvdepot_arena::{Error, Key, NamespaceId, Place, Stamps, clock, parts};
 use kvdepot_media::{Done, Mapping};
 
 use super::caller::{Caller, Lanes};
 use super::{Core, steps};
-use crate::arena::Place;
 use crate::buffers::BlockBuffers;
-use crate::gate::Pass;
-use crate::index::Stamps;
 use crate::metrics::Op;
 use crate::task::{Outcome, Task};
-use crate::verdict::{Bytes, Moved, Verdicts};
-use crate::{Error, Key, NamespaceId, clock, parts};
 
 /// How blocks are brought back.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

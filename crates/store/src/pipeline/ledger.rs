@@ -10,13 +10,12 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use kvdepot_arena::held::{Guard, Mutex};
+use kvdepot_arena::{Place, Token, clock};
 use parking_lot::Condvar;
 
 use super::budget::Share;
 use super::put::Put;
-use crate::arena::{Place, Token};
-use crate::clock;
-use crate::held::{Guard, Mutex};
 use crate::task::{Outcome, Task};
 
 /// Work in both directions and who waits for it.

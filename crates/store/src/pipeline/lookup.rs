@@ -1,14 +1,13 @@
 //! What the index answers by itself: which blocks are stored, and that some no longer are.
 
+use kvdepot_arena::{Error, Key, NamespaceId, Place, Refused, held};
+
 use super::two_phase::{NoRoom, open};
 use super::{Core, Pin, Reservation};
-use crate::arena::{Place, Refused};
 use crate::devices::DeviceStats;
-use crate::held;
 use crate::metrics::Stats;
 use crate::share::placement::Holder;
 use crate::tier::Tier;
-use crate::{Error, Key, NamespaceId};
 
 impl Core {
     /// Whether somebody is at work in an index now.

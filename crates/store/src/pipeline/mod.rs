@@ -27,17 +27,6 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use kvdepot_media::Copier;
-
-use crate::arena::Arena;
-use crate::config::{Config, Overload};
-use crate::gate::Gate;
-use crate::index::Uses;
-use crate::journal::Journal;
-use crate::metrics::{Metrics, Op};
-use crate::task::{Mirror, Task};
-use crate::tier::Tier;
-
 pub(crate) use admission::Learned;
 pub(crate) use background::Background;
 pub(crate) use budget::Budget;
@@ -46,9 +35,18 @@ pub use drain::Drained;
 pub(crate) use evictor::{Bell, Evictor};
 pub use get::GetOptions;
 pub(crate) use get::plan;
+use kvdepot_arena::gate::Gate;
+use kvdepot_arena::{Arena, Uses};
+use kvdepot_media::Copier;
 pub(crate) use ledger::Ledger;
 pub(crate) use two_phase::{NoRoom, Way};
 pub use two_phase::{Pin, Reservation};
+
+use crate::config::{Config, Overload};
+use crate::journal::Journal;
+use crate::metrics::{Metrics, Op};
+use crate::task::{Mirror, Task};
+use crate::tier::Tier;
 
 /// What all calls of a depot share.
 pub(crate) struct Core {

@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
+use kvdepot_arena::{Error, Key, NamespaceId, Place};
+
 use super::Core;
 use super::ledger::{Promotion, Waiter};
-use crate::arena::Place;
 use crate::journal::Journal;
 use crate::task::{Mirror, Outcome, Task};
-use crate::{Error, Key, NamespaceId};
 
 impl Core {
     /// Brings the consecutive hits from the first key into the near tier, in the background.

@@ -2,22 +2,22 @@
 
 use std::sync::Arc;
 
+use kvdepot_arena::gate::Pass;
+use kvdepot_arena::held::Guard;
+use kvdepot_arena::verdict::{Bytes, Moved, Verdicts};
+use kvdepot_arena::{
+    Error, Key, NamespaceId, Place, Refused, Reserved, Stamps, Token, Wanted, clock, parts,
+};
 use kvdepot_media::{Checksum, Done};
 
 use super::budget::Share;
 use super::caller::{Caller, Lanes};
 use super::ledger::{Joiner, State, Waiter};
 use super::{Core, steps};
-use crate::arena::{Place, Refused, Reserved, Token, Wanted};
 use crate::buffers::BlockBuffers;
 use crate::config::Overload;
-use crate::gate::Pass;
-use crate::held::Guard;
-use crate::index::Stamps;
 use crate::metrics::Op;
 use crate::task::{Outcome, Task};
-use crate::verdict::{Bytes, Moved, Verdicts};
-use crate::{Error, Key, NamespaceId, clock, parts};
 
 /// One call's blocks. It holds the caller's memory until the last copy of it has stopped.
 pub(crate) struct Put {

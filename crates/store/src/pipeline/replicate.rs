@@ -1,12 +1,13 @@
 //! Copies of published blocks from one tier to another, verified on the way.
 
+use kvdepot_arena::verdict::{Bytes, Moved, Verdicts};
+use kvdepot_arena::{
+    Cause, Error, Full, NamespaceId, Place, Refused, Reserved, Token, Wanted, parts,
+};
 use kvdepot_media::Copier;
 
 use super::Core;
-use crate::arena::{Cause, Full, Place, Refused, Reserved, Token, Wanted};
 use crate::tier::{Devices, Tier};
-use crate::verdict::{Bytes, Moved, Verdicts};
-use crate::{Error, NamespaceId, parts};
 
 /// What became of one block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -4,17 +4,18 @@
 //! Reservations and pins belong to the process that made them; they end by these verbs or with
 //! it, never by time.
 
+use kvdepot_arena::parts::{self, Parts};
+use kvdepot_arena::{
+    Cause, Error, Full, Identity, Key, NamespaceId, Place, Refused, Token, Wanted,
+};
 use kvdepot_media::Checksum;
 
 use super::Core;
 use super::budget::Share;
 use super::ledger::State;
-use crate::arena::{Cause, Full, Place, Refused, Token, Wanted};
 use crate::config::Overload;
-use crate::parts::{self, Parts};
 use crate::share::placement::{self, Holder};
 use crate::tier::Tier;
-use crate::{Error, Identity, Key, NamespaceId};
 
 /// A published block that stays where it is until it is unpinned.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -8,10 +8,10 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use kvdepot_arena::{Error, clock};
 use kvdepot_host::peer::{self, Credentials};
 
 use super::wire::{self, Role};
-use crate::{Error, clock};
 
 /// How long a process that connects may take to say what it wants.
 const PATIENCE: Duration = Duration::from_secs(5);

@@ -4,14 +4,14 @@ use std::net::Shutdown;
 use std::sync::Arc;
 use std::time::Duration;
 
+use kvdepot_arena::{Error, Identity, Key, NamespaceId, Place};
+
 use super::frame::{self, Frame, HEARD, In, Incoming, Out, Verb};
 use super::holding::{Granted, Name, Ticket};
 use super::session::Session;
-use crate::arena::Place;
 use crate::depot::About;
 use crate::listing::PAGE_MAX;
 use crate::pipeline::{NoRoom, Reservation};
-use crate::{Error, Identity, Key, NamespaceId};
 
 /// Longest wait of one call: a client's thread sits on its connection meanwhile.
 const WAIT_MAX: Duration = Duration::from_millis(50);

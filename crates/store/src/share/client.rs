@@ -4,6 +4,10 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use kvdepot_arena::gate::Gate;
+use kvdepot_arena::parts::Parts;
+use kvdepot_arena::patience::Limit;
+use kvdepot_arena::{Error, Identity, Key, NamespaceId, Place, clock, parts};
 use kvdepot_media::Checksum;
 use parking_lot::Mutex;
 
@@ -13,18 +17,13 @@ use super::dial::{Dial, Told};
 use super::frame::{self, In, Out, Verb};
 use super::link::{Call, Link, Stores};
 use super::placement::Holder;
-use crate::arena::Place;
 use crate::buffers::BlockBuffers;
 use crate::depot::About;
-use crate::gate::Gate;
 use crate::journal::Journal;
 use crate::listing::{BlockPage, Cursor, NamespaceUsage};
 use crate::metrics::{Op, Stats};
-use crate::parts::Parts;
-use crate::patience::Limit;
 use crate::pipeline::{GetOptions, NoRoom, Pin, Reservation, Way};
 use crate::task::{Outcome, Task};
-use crate::{Error, Identity, Key, NamespaceId, clock, parts};
 
 /// How long closing waits for what the owner has to do for it.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(60);

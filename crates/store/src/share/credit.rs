@@ -4,8 +4,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use kvdepot_arena::Error;
+
 use super::frame::KEYS_MAX;
-use crate::Error;
 
 /// Most keys of tasks that a client has under way: twice those of the largest call, because it
 /// learns of a task's end before the last of it is gone here.

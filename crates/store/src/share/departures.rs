@@ -1,10 +1,11 @@
 //! What left, as a client hears of it: an owner says it once.
 
+use kvdepot_arena::{Error, Identity};
+
 use super::client::Client;
 use super::frame::{Out, Verb};
 use super::placement::Holder;
 use crate::listing::Gone;
-use crate::{Error, Identity};
 
 /// Who hears what left.
 #[derive(Default)]

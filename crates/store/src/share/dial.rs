@@ -8,6 +8,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use kvdepot_arena::patience::Limit;
+use kvdepot_arena::{Error, NamespaceId, clock};
 use parking_lot::{Condvar, Mutex};
 
 use super::calls::of_namespace;
@@ -15,8 +17,6 @@ use super::frame::{Out, Verb};
 use super::line::Said;
 use super::link::{self, Link, Stores};
 use super::placement::Holder;
-use crate::patience::Limit;
-use crate::{Error, NamespaceId, clock};
 
 /// What is remembered of namespaces, at most: a process uses a few.
 const TOLD_MAX: usize = 4096;

@@ -13,12 +13,11 @@
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 
+use kvdepot_arena::format::record::Packed;
+use kvdepot_arena::{Error, Identity, Key, NamespaceId, Place, Token};
 use kvdepot_media::Checksum;
 
-use crate::arena::{Place, Token};
-use crate::format::record::Packed;
 use crate::listing::Cursor;
-use crate::{Error, Identity, Key, NamespaceId};
 
 const HEAD: usize = 16;
 

@@ -3,13 +3,13 @@
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
 
+use kvdepot_arena::parts::Parts;
+use kvdepot_arena::{Place, Token};
 use parking_lot::Mutex;
 
 use super::credit::Allowance;
 use super::frame::KEYS_MAX;
 use super::placement::Holder;
-use crate::arena::{Place, Token};
-use crate::parts::Parts;
 use crate::pipeline::{Core, Pin, Reservation};
 
 /// Most pins and reservations that are remembered as granted by answers of which it is unknown
@@ -270,9 +270,10 @@ impl Hasher for Mix {
 
 #[cfg(test)]
 mod tests {
+    use kvdepot_arena::format::record::Packed;
+    use kvdepot_arena::{Identity, Key, NamespaceId};
+
     use super::*;
-    use crate::format::record::Packed;
-    use crate::{Identity, Key, NamespaceId};
 
     fn place(slot: u32) -> Place {
         Place {

@@ -6,13 +6,13 @@ use std::io::{ErrorKind, Read};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
+use kvdepot_arena::Error;
+use kvdepot_arena::patience::{SLICE, Wait, Why};
 use kvdepot_host::fds;
 use parking_lot::{Mutex, MutexGuard};
 
 use super::calls;
 use super::frame::{Frame, HEARD, Incoming, Out};
-use crate::Error;
-use crate::patience::{SLICE, Wait, Why};
 
 /// Most bytes that wait to be told to an owner that does not read: unpins of half a million blocks.
 const TOLD_MAX: usize = 16 << 20;
@@ -385,9 +385,10 @@ fn over() -> Failed {
 
 #[cfg(test)]
 mod tests {
+    use kvdepot_arena::patience::interruptible;
+
     use super::super::frame::Verb;
     use super::*;
-    use crate::patience::interruptible;
 
     const LIMIT: Duration = Duration::from_secs(20);
     /// More than a socket takes.

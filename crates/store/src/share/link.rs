@@ -11,6 +11,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
+use kvdepot_arena::gate::Pass;
+use kvdepot_arena::patience::{self, Limit, SLICE, Wait, Why};
+use kvdepot_arena::verdict::{Bytes, Moved, Verdicts};
+use kvdepot_arena::{Error, Identity, Key, NamespaceId, Place, clock, parts};
 use kvdepot_media::Done;
 use parking_lot::Mutex;
 
@@ -20,15 +24,10 @@ use super::mover::{Mover, PATIENCE, shake_hands};
 use super::outbox::Outbox;
 use super::session;
 use super::wire::{Former, Role};
-use crate::arena::Place;
 use crate::buffers::BlockBuffers;
-use crate::gate::Pass;
 use crate::metrics::Op;
-use crate::patience::{self, Limit, SLICE, Wait, Why};
 use crate::pipeline::{GetOptions, plan};
 use crate::task::{Outcome, Task};
-use crate::verdict::{Bytes, Moved, Verdicts};
-use crate::{Error, Identity, Key, NamespaceId, clock, parts};
 
 /// How often the connection of the tasks is looked at while nothing comes.
 const TICK: Duration = Duration::from_millis(250);

@@ -9,6 +9,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use kvdepot_arena::format::record::Packed;
+use kvdepot_arena::gate::Gate;
+use kvdepot_arena::patience::{SLICE, Wait, Why};
+use kvdepot_arena::verdict::{Bytes, Moved, Verdicts};
+use kvdepot_arena::{Error, Place, parts};
 use kvdepot_host::fds;
 use kvdepot_host::fork::{self, LockFd};
 use kvdepot_media::{Access, Copier, CopierConfig, Done, Mapping};
@@ -19,16 +24,10 @@ use super::job::{MoveJob, Report};
 use super::placement::{self, Holder, Placement};
 use super::roster::{Duty, Shift};
 use super::wire::{self, Medium, Role, Welcome};
-use crate::arena::Place;
 use crate::buffers::BlockBuffers;
 use crate::config::default_lanes;
-use crate::format::record::Packed;
-use crate::gate::Gate;
 use crate::journal::Journal;
-use crate::patience::{SLICE, Wait, Why};
 use crate::populate;
-use crate::verdict::{Bytes, Moved, Verdicts};
-use crate::{Error, parts};
 
 /// How long attaching waits for the owner to answer.
 pub(super) const PATIENCE: Duration = Duration::from_secs(5);

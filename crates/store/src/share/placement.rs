@@ -4,10 +4,9 @@
 //! packed extents, u64 payload length, u32 parts, u32 zero, then 32 bytes a part (offset, length,
 //! checksum; the checksum is zero for a part about to be written).
 
-use crate::arena::Place;
-use crate::format::record::{PARTS_MAX, Packed};
-use crate::parts::{self, Part};
-use crate::{Error, Identity, Key, NamespaceId};
+use kvdepot_arena::format::record::{PARTS_MAX, Packed};
+use kvdepot_arena::parts::{self, Part};
+use kvdepot_arena::{Error, Identity, Key, NamespaceId, Place};
 
 const VERSION: u32 = 2;
 const HEAD: usize = 120;
@@ -106,9 +105,10 @@ pub(crate) fn decode(bytes: &[u8]) -> Result<Placement, Error> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use crate::arena::Token;
+    use kvdepot_arena::Token;
     use kvdepot_media::Checksum;
+
+    use super::*;
 
     #[test]
     fn survives_a_round_trip_and_refuses_damage() {

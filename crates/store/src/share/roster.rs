@@ -12,12 +12,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use kvdepot_arena::Error;
 use kvdepot_host::fds;
 use kvdepot_host::fork::LockFd;
 use kvdepot_host::lock::Kind;
 use parking_lot::Mutex;
-
-use crate::Error;
 
 /// The owner's end.
 pub(super) struct Roster {

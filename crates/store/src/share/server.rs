@@ -10,23 +10,21 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use kvdepot_arena::{Arena, Error, clock};
 use kvdepot_host::peer::{Credentials, Process};
 use kvdepot_host::socket::{self, Bound};
 use kvdepot_host::{dirs, limits, peer};
 use parking_lot::Mutex;
 
-use super::accept;
-use super::calls;
 use super::frame::{Out, Verb};
 use super::placement::Holder;
 use super::roster::Roster;
 use super::session::{Inheritance, Session};
 use super::wire::{self, Medium, Role, Terms};
-use crate::arena::Arena;
+use super::{accept, calls};
 use crate::config::{Config, Socket};
 use crate::depot::About;
 use crate::pipeline::Core;
-use crate::{Error, clock};
 
 /// How long the answer to a process that attaches may take to be written, which is none where the
 /// socket's memory takes it.

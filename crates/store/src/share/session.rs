@@ -9,6 +9,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
+use kvdepot_arena::verdict::Moved;
+use kvdepot_arena::{Error, Key, NamespaceId, Place, clock};
 use kvdepot_host::peer::Process;
 use kvdepot_media::{Checksum, PART_LEN_MAX};
 use parking_lot::{Condvar, Mutex};
@@ -20,12 +22,9 @@ use super::outbox::Outbox;
 use super::placement::Holder;
 use super::roster::Roster;
 use super::slow;
-use crate::arena::Place;
 use crate::metrics::Op;
 use crate::pipeline::{Caller, Core, GetOptions, Lanes, MovesDone, Reservation};
 use crate::task::{Mirror, Outcome};
-use crate::verdict::Moved;
-use crate::{Error, Key, NamespaceId, clock};
 
 /// How often a process without a connection, or movers of a dead one, are looked at for another
 /// reason to stop waiting: nothing waits for this but the end of a thread.

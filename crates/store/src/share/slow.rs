@@ -4,10 +4,10 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use kvdepot_arena::{Error, Opening};
+
 use super::client::Client;
 use super::frame::{In, Out, Verb};
-use crate::Error;
-use crate::arena::Opening;
 use crate::devices::{DeviceStats, DrainTo};
 use crate::pipeline::{Core, Drained};
 

@@ -17,10 +17,9 @@ use std::io::Write;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
+use kvdepot_arena::Error;
 use kvdepot_host::fds;
 use kvdepot_host::fork::{LentFd, LockFd};
-
-use crate::Error;
 
 pub(super) const MAGIC: [u8; 8] = *b"KVDATTCH";
 pub(super) const VERSION: u32 = 5;

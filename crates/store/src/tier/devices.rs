@@ -5,11 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use kvdepot_arena::{Arena, Error, Inode, Opening, Options, Uses, size};
+
 use super::{Devices, Tier, open};
-use crate::Error;
-use crate::arena::{Arena, Inode, Opening};
-use crate::config::{DaxConfig, size};
-use crate::index::Uses;
 
 impl Tier {
     /// The device at a path, whatever it is called there.
@@ -27,7 +25,7 @@ impl Tier {
     pub(crate) fn add(
         &self,
         path: &Path,
-        settings: &DaxConfig,
+        settings: &Options,
         number: impl FnOnce() -> u32,
         lock_wait: Duration,
         uses: &Uses,
@@ -174,7 +172,9 @@ fn check_again(arena: &Arena, path: &Path, capacity: Option<u64>) -> Result<(), 
     // As an opening compares.
     let has = arena.nominal_capacity();
     match capacity {
-        Some(asked) if asked / crate::format::GRANULE * crate::format::GRANULE != has => {
+        Some(asked)
+            if asked / kvdepot_arena::format::GRANULE * kvdepot_arena::format::GRANULE != has =>
+        {
             let allowed = format!("{}, which it has (grow_device changes it)", size::show(has));
             Err(Error::input("capacity", size::show(asked), allowed))
         }
@@ -190,9 +190,9 @@ mod tests {
     fn a_device_that_was_removed_does_not_grow_under_its_next_owner() {
         let dir = tempfile::tempdir().unwrap();
         let paths = ["a", "b"].map(|name| dir.path().join(name));
-        let settings = DaxConfig {
+        let settings = Options {
             capacity: Some(1 << 20),
-            ..DaxConfig::default()
+            ..Options::default()
         };
         let uses = Uses::default();
         let device = |(number, path): (u32, &std::path::PathBuf)| {

@@ -12,22 +12,20 @@ mod devices;
 mod open;
 mod place;
 
-pub(crate) use open::Opened;
-
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use arc_swap::ArcSwap;
+use kvdepot_arena::format::directory;
+use kvdepot_arena::{
+    Arena, Departed, Error, Key, Legacy, NamespaceId, Parting, Place, Refused, Reserved, TierStats,
+    Token, Wanted, held,
+};
 use kvdepot_media::Mapping;
 use kvdepot_media::checksum::Checksum;
+pub(crate) use open::Opened;
 use parking_lot::Mutex;
-
-use crate::arena::{
-    Arena, Departed, Legacy, Parting, Place, Refused, Reserved, TierStats, Token, Wanted,
-};
-use crate::format::directory;
-use crate::{Error, Key, NamespaceId, held};
 
 /// The tier whose devices are mapped files and DAX devices.
 pub(crate) const DAX: &str = "Dax";

@@ -6,11 +6,10 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
+use kvdepot_arena::{Arena, Error, Inode, Opening, Options, Promised, Uses};
+
 use super::{DAX, Tier};
-use crate::Error;
-use crate::arena::{Arena, Inode, Opening, Promised};
-use crate::config::{Config, DaxConfig, DeviceConfig};
-use crate::index::Uses;
+use crate::config::{Config, DeviceConfig};
 
 /// What opening the tiers has come to.
 pub(crate) struct Opened {
@@ -36,7 +35,12 @@ impl Tier {
         if config.dax.devices.is_empty() {
             let field = |option: &str| format!("dax.{option}");
             let path = config.arena_path()?;
-            return Arena::check(&path, &config.dax, &field, &mut Promised::default());
+            return Arena::check(
+                &path,
+                &config.dax.options(),
+                &field,
+                &mut Promised::default(),
+            );
         }
         check_twins(config)?;
         let mut promised = Promised::default();
@@ -102,7 +106,7 @@ fn devices(config: &Config, first: u32, uses: &Uses) -> Result<(Vec<Arc<Arena>>,
     if config.dax.devices.is_empty() {
         let field = |option: &str| format!("dax.{option}");
         let path = config.arena_path()?;
-        let (arena, opening) = device(first, &path, &config.dax, &field, wait, uses)?;
+        let (arena, opening) = device(first, &path, &config.dax.options(), &field, wait, uses)?;
         return Ok((vec![arena], opening));
     }
     check_twins(config)?;
@@ -122,10 +126,8 @@ fn devices(config: &Config, first: u32, uses: &Uses) -> Result<(Vec<Arc<Arena>>,
             .map(|one| one.join().unwrap_or_else(|panic| resume_unwind(panic)));
         opened.collect::<Vec<_>>()
     });
-    let mut opening = Opening {
-        created: true,
-        ..Opening::default()
-    };
+    let mut opening = Opening::default();
+    opening.created = true;
     let mut arenas: Vec<Arc<Arena>> = Vec::new();
     for opened in opened {
         let (mut arena, found) = opened?;
@@ -181,10 +183,10 @@ fn listed_twice(field: &impl Fn(&str) -> String, path: &Path, twin: &Path) -> Er
 }
 
 /// What holds for one of several devices.
-fn settings_of(config: &Config, device: &DeviceConfig) -> DaxConfig {
-    DaxConfig {
+fn settings_of(config: &Config, device: &DeviceConfig) -> Options {
+    Options {
         capacity: device.capacity,
-        ..config.dax.clone()
+        ..config.dax.options()
     }
 }
 
@@ -192,7 +194,7 @@ fn settings_of(config: &Config, device: &DeviceConfig) -> DaxConfig {
 pub(super) fn device(
     number: u32,
     path: &Path,
-    settings: &DaxConfig,
+    settings: &Options,
     field: &impl Fn(&str) -> String,
     lock_wait: Duration,
     uses: &Uses,

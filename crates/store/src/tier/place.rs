@@ -13,11 +13,12 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use kvdepot_alloc::Hint;
+use kvdepot_arena::held::TURN;
+use kvdepot_arena::{
+    Arena, Cause, Full, Key, NamespaceId, Refused, Reserved, Room, Space, Token, Wanted,
+};
 
 use super::{DAX, Tier};
-use crate::arena::{Arena, Cause, Full, Refused, Reserved, Room, Space, Token, Wanted};
-use crate::held::TURN;
-use crate::{Key, NamespaceId};
 
 /// Room that was made for the blocks of a call. Until it is used or dropped nobody else gets it,
 /// and those of the call's blocks that were there stay: a prompt's head does not make room for its
@@ -140,7 +141,7 @@ impl Tier {
     /// Makes room for those of the blocks that are neither there nor being written. Waits for the
     /// media.
     pub(crate) fn make_room(&self, namespace: NamespaceId, blocks: &[Wanted]) -> Spaces {
-        crate::held::may_wait();
+        kvdepot_arena::held::may_wait();
         // As the reservation counts them.
         let once = Once::of(blocks);
         let blocks = once.as_ref().map_or(blocks, |once| &once.blocks);
@@ -434,8 +435,9 @@ fn nowhere(devices: &[Arc<Arena>], requested: u64) -> Refused {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use kvdepot_media::checksum::Checksum;
+
+    use super::*;
 
     const NAMESPACE: NamespaceId = NamespaceId([1; 16]);
 

@@ -31,11 +31,10 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use history::{Shape, Step};
-use kvdepot_testkit::Rng;
 use kvdepot_testkit::sim::run::{Plan, note_panics, run};
 use kvdepot_testkit::sim::tally::Tally;
 use kvdepot_testkit::sim::{History, Subject, watch};
-use kvdepot_testkit::worker;
+use kvdepot_testkit::{Rng, worker};
 use processes::Processes;
 use world::{Cause, Law, World};
 

@@ -1,8 +1,7 @@
 //! What the processes are asked, and what they may answer.
 
-use std::net::Shutdown;
-
 use std::io::Write;
+use std::net::Shutdown;
 
 use kvdepot_testkit::bytes::content;
 use kvdepot_testkit::sim::twin::Id;

@@ -10,13 +10,13 @@ pub mod players;
 mod signal;
 mod steps;
 
+use crowd::Crowd;
 use kvdepot_testkit::Rng;
 use kvdepot_testkit::sim::tally::Tally;
 use kvdepot_testkit::sim::{History, Subject, watch};
+use steps::{Deed, Shape};
 
 use crate::world::Law;
-use crowd::Crowd;
-use steps::{Deed, Shape};
 
 /// Histories of several processes.
 pub struct Processes;

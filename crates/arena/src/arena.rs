@@ -1,0 +1,443 @@
+//! One contiguous medium with its allocator, index and record table.
+//!
+//! Guarantees: a block is visible once its record is whole on the medium, and never before;
+//! extents are reused only after the record that named them is invalid there; recovery from the
+//! table alone finds exactly the blocks that were visible. The arena knows nothing of copies:
+//! whoever reserved an extent fills it, then commits.
+//!
+//! Lookups, pins and uses take the index's own locks. The lock that is here is the writers': it is
+//! held for index work alone: not while a payload moves, and not while the medium is written or
+//! synced. What a call does there in the meantime is its own: a reservation that it
+//! commits, a block that it buries, room that it has set aside.
+
+use std::collections::HashSet;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use arc_swap::ArcSwap;
+use kvdepot_alloc::Pool;
+use kvdepot_media::Mapping;
+use kvdepot_media::checksum::Checksum;
+use parking_lot::{Condvar, Mutex};
+
+use crate::format::GRANULE;
+use crate::format::layout::Layout;
+use crate::format::record::{Packed, Record, State as RecordState};
+use crate::format::superblock::Superblock;
+use crate::held;
+use crate::index::{Entry, Index, Order, Records, Reservations};
+use crate::key::{Identity, Key, NamespaceId};
+use crate::leave::Inode;
+use crate::open::Fresh;
+use crate::options::Durability;
+use crate::orphans::Orphans;
+use crate::owner_lock::OwnerLock;
+use crate::roll::Roll;
+
+/// Names one reservation or pin: the slot may be reused, the device's sequences never are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Token {
+    /// The arena's number in its depot.
+    pub device: u32,
+    /// Its slot in the table.
+    pub slot: u32,
+    /// The sequence of its record.
+    pub sequence: u64,
+}
+
+/// Where a block's bytes are inside an arena, and how to know them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// Which one it is.
+    pub token: Token,
+    /// What it is.
+    pub identity: Identity,
+    /// Where it lies in the medium.
+    pub extents: Packed,
+    /// Payload bytes, with a part table.
+    pub len: u64,
+    /// Parts of the block.
+    pub parts: u16,
+    /// What its record says of the bytes.
+    pub checksum: Checksum,
+    /// When it was used last, in the depot's count of uses.
+    pub stamp: u64,
+}
+
+/// A block that wants room.
+#[derive(Clone, Copy, Debug)]
+pub struct Wanted {
+    /// Its key.
+    pub key: Key,
+    /// Payload bytes.
+    pub len: u64,
+    /// Parts of the block.
+    pub parts: u16,
+    /// This use of it.
+    pub stamp: u64,
+    /// Whether it is copied from another tier or device.
+    pub copy: bool,
+    /// Whether others may be evicted for it.
+    pub evict: bool,
+}
+
+impl Wanted {
+    /// Payload bytes as the arena rounds them, if they are not far too many.
+    pub fn room(&self) -> u64 {
+        self.len
+            .checked_next_multiple_of(GRANULE)
+            .unwrap_or(self.len)
+    }
+}
+
+/// A medium with its allocator, index and, where it outlives the process, its record table.
+pub struct Arena {
+    pub(crate) name: &'static str,
+    /// Which arena of its depot it is, in the order of their appearance.
+    pub(crate) number: u32,
+    /// Another one after a growth: the old one lives as long as somebody reads or writes by it.
+    pub(crate) mapping: ArcSwap<Mapping>,
+    /// As it was opened.
+    pub(crate) opened: Layout,
+    pub(crate) capacity: AtomicU64,
+    /// Whether blocks are no longer written here.
+    pub(crate) leaving: AtomicBool,
+    pub(crate) durability: Durability,
+    /// `None` for memory that dies with the process.
+    pub(crate) table: Option<Table>,
+    pub(crate) index: Index,
+    /// Held by whoever changes what the index holds.
+    pub(crate) state: held::Mutex<State>,
+    /// A burial has ended.
+    pub(crate) burial: Condvar,
+    /// Whether little room is left where others had to go before.
+    pub(crate) low: AtomicBool,
+    pub(crate) counters: Counters,
+    /// What statistics say once it is closed.
+    pub(crate) last: OnceLock<TierStats>,
+}
+
+/// What makes an arena outlive its process.
+pub(crate) struct Table {
+    pub(crate) path: PathBuf,
+    /// Whether this opening chose its size, for want of another.
+    pub(crate) sized: bool,
+    pub(crate) uuid: [u8; 16],
+    pub(crate) inode: Inode,
+    /// There while the depot that made the file may still fail to open. Before the lock, which
+    /// is held when the file goes.
+    pub(crate) fresh: Mutex<Option<Fresh>>,
+    /// The newest copy on the medium; held while the arena grows.
+    pub(crate) superblock: Mutex<Superblock>,
+    /// `None` once released by a close.
+    pub(crate) lock: Mutex<Option<OwnerLock>>,
+    pub(crate) orphans: Orphans,
+}
+
+pub(crate) struct State {
+    pub(crate) pool: Pool,
+    pub(crate) records: Records,
+    pub(crate) order: Order,
+    pub(crate) reserved: Reservations,
+    /// Slots that bear each namespace, by its number.
+    pub(crate) borne: Vec<u32>,
+    /// The next sequence's counter; the generation is its high 24 bits.
+    pub(crate) sequence: u64,
+    pub(crate) live_bytes: u64,
+    /// Slots of blocks that are out of the index and still pinned: copies of them may be under
+    /// way, also after the block has moved to another device.
+    pub(crate) lingering: HashSet<u32>,
+    /// Burials that calls are at, and how many have ended.
+    pub(crate) burials: u64,
+    pub(crate) buried: u64,
+    /// How often room is set aside for blocks that are not reserved yet.
+    pub(crate) set_aside: u64,
+    /// Bytes and slots of what is free, or will be, that are spoken for: by those who evict for
+    /// themselves, until they have taken them.
+    pub(crate) promised: (u64, u64),
+    /// Holes that are being made: all that is free is spoken for, lest somebody fill one.
+    pub(crate) digs: u64,
+    /// Whether blocks had to be evicted for others.
+    pub(crate) pressed: bool,
+    /// Extents that are not used again, because the medium failed under them.
+    pub(crate) lost: Vec<(u64, u64)>,
+    /// How often it had failed when that was looked for in what is free.
+    pub(crate) losses: u64,
+    /// Such a look that is under way: how often it had failed when it began, and where it is.
+    pub(crate) carving: Option<(u64, u32)>,
+    /// Namespaces in the medium's directory, and its entries without one, the first one last.
+    pub(crate) described: HashSet<NamespaceId>,
+    pub(crate) undescribed: Vec<u32>,
+    /// Namespaces whose blocks may not be scattered.
+    pub(crate) contiguous: HashSet<u32>,
+    pub(crate) roll: Roll,
+}
+
+/// What an arena counts; read by statistics only.
+#[derive(Default)]
+pub(crate) struct Counters {
+    pub(crate) evicted_blocks: AtomicU64,
+    pub(crate) evicted_bytes: AtomicU64,
+    pub(crate) corrupt_blocks: AtomicU64,
+    pub(crate) lost_bytes: AtomicU64,
+    pub(crate) full: AtomicU64,
+    pub(crate) stored_blocks: AtomicU64,
+    pub(crate) stored_bytes: AtomicU64,
+}
+
+/// An arena's fill, for people and metrics.
+#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[non_exhaustive]
+pub struct TierStats {
+    /// The tier's name.
+    pub tier: String,
+    /// Bytes of data it can hold.
+    pub capacity_bytes: u64,
+    /// Bytes of payload published.
+    pub live_bytes: u64,
+    /// Bytes not allocated.
+    pub free_bytes: u64,
+    /// The longest free extent.
+    pub largest_free_bytes: u64,
+    /// Blocks published.
+    pub blocks: u64,
+    /// Blocks that the record table can hold.
+    pub blocks_max: u64,
+    /// Blocks pinned by readers.
+    pub pinned_blocks: u64,
+    /// Blocks being written.
+    pub reserved_blocks: u64,
+    /// Blocks evicted since it was opened.
+    pub evicted_blocks: u64,
+    /// Bytes evicted since it was opened.
+    pub evicted_bytes: u64,
+    /// Blocks that did not verify.
+    pub corrupt_blocks: u64,
+    /// Bytes of extents that are not used again, because the medium failed under them.
+    pub lost_bytes: u64,
+    /// Reservations refused for lack of room.
+    pub full: u64,
+    /// Blocks published since it was opened.
+    pub stored_blocks: u64,
+    /// Bytes published since it was opened.
+    pub stored_bytes: u64,
+}
+
+impl TierStats {
+    /// Those of a tier that has not begun.
+    #[must_use]
+    pub fn new(tier: &str) -> TierStats {
+        TierStats {
+            tier: tier.to_owned(),
+            ..TierStats::default()
+        }
+    }
+
+    /// What was counted, without what is there now: it stays when a device goes.
+    pub fn counted(self) -> TierStats {
+        TierStats {
+            tier: self.tier,
+            evicted_blocks: self.evicted_blocks,
+            evicted_bytes: self.evicted_bytes,
+            corrupt_blocks: self.corrupt_blocks,
+            lost_bytes: self.lost_bytes,
+            full: self.full,
+            stored_blocks: self.stored_blocks,
+            stored_bytes: self.stored_bytes,
+            ..TierStats::default()
+        }
+    }
+
+    /// Those of two devices as one.
+    pub fn plus(self, other: TierStats) -> TierStats {
+        TierStats {
+            tier: self.tier,
+            capacity_bytes: self.capacity_bytes + other.capacity_bytes,
+            live_bytes: self.live_bytes + other.live_bytes,
+            free_bytes: self.free_bytes + other.free_bytes,
+            largest_free_bytes: self.largest_free_bytes.max(other.largest_free_bytes),
+            blocks: self.blocks + other.blocks,
+            blocks_max: self.blocks_max + other.blocks_max,
+            pinned_blocks: self.pinned_blocks + other.pinned_blocks,
+            reserved_blocks: self.reserved_blocks + other.reserved_blocks,
+            evicted_blocks: self.evicted_blocks + other.evicted_blocks,
+            evicted_bytes: self.evicted_bytes + other.evicted_bytes,
+            corrupt_blocks: self.corrupt_blocks + other.corrupt_blocks,
+            lost_bytes: self.lost_bytes + other.lost_bytes,
+            full: self.full + other.full,
+            stored_blocks: self.stored_blocks + other.stored_blocks,
+            stored_bytes: self.stored_bytes + other.stored_bytes,
+        }
+    }
+}
+
+impl Arena {
+    /// The tier's name.
+    pub fn name(&self) -> &'static str {
+        self.name
+    }
+
+    /// Which arena of its depot it is.
+    pub fn number(&self) -> u32 {
+        self.number
+    }
+
+    /// The medium, as it is now.
+    pub fn mapping(&self) -> Arc<Mapping> {
+        self.mapping.load_full()
+    }
+
+    /// What lies where in the medium.
+    pub fn layout(&self) -> Layout {
+        Layout {
+            capacity: self.capacity.load(Ordering::Relaxed),
+            ..self.opened
+        }
+    }
+
+    /// The device or file; `None` for memory that dies with the process.
+    pub fn path(&self) -> Option<&Path> {
+        self.table.as_ref().map(|table| table.path.as_path())
+    }
+
+    /// Whether it was made with a share of the free disk.
+    pub fn is_a_share(&self) -> bool {
+        self.table.as_ref().is_some_and(|table| table.sized)
+    }
+
+    /// Its fill and what it has counted.
+    pub fn stats(&self) -> TierStats {
+        if let Some(last) = self.last.get() {
+            return last.clone();
+        }
+        let state = self.state.lock();
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        TierStats {
+            tier: self.name.to_owned(),
+            capacity_bytes: self.layout().data_len(),
+            live_bytes: state.live_bytes,
+            free_bytes: state.pool.free_bytes(),
+            largest_free_bytes: state.pool.largest_free_extent(),
+            blocks: self.index.live(),
+            blocks_max: self.layout().records,
+            pinned_blocks: self.index.pinned(),
+            reserved_blocks: state.reserved.len(),
+            evicted_blocks: read(&self.counters.evicted_blocks),
+            evicted_bytes: read(&self.counters.evicted_bytes),
+            corrupt_blocks: read(&self.counters.corrupt_blocks),
+            lost_bytes: read(&self.counters.lost_bytes),
+            full: read(&self.counters.full),
+            stored_blocks: read(&self.counters.stored_blocks),
+            stored_bytes: read(&self.counters.stored_bytes),
+        }
+    }
+
+    /// Whether blocks of this arena shall outlive a power cut.
+    pub(crate) fn is_durable(&self) -> bool {
+        self.durability == Durability::Power && self.table.is_some()
+    }
+
+    /// Whether the medium has failed under any of these bytes.
+    pub(crate) fn is_lost(&self, offset: u64, len: u64) -> bool {
+        self.mapping.load().is_lost(offset, len).unwrap_or(true)
+    }
+}
+
+impl Arena {
+    pub(crate) fn identity(&self, entry: &Entry) -> Identity {
+        Identity {
+            namespace: self.index.id(entry.namespace),
+            key: entry.key,
+        }
+    }
+
+    /// The record of a block that was reserved at that time.
+    pub(crate) fn record(&self, entry: &Entry, state: RecordState, created: u32) -> Record {
+        Record {
+            state,
+            parts: entry.parts,
+            created,
+            sequence: entry.sequence,
+            identity: self.identity(entry),
+            extents: entry.extents,
+            len: entry.len,
+            checksum: entry.checksum,
+        }
+    }
+
+    pub(crate) fn place(&self, slot: u32) -> Place {
+        let entry = self.index.get(slot);
+        self.place_of(slot, &entry, self.index.id(entry.namespace))
+    }
+
+    pub(crate) fn place_of(&self, slot: u32, entry: &Entry, namespace: NamespaceId) -> Place {
+        Place {
+            token: Token {
+                device: self.number,
+                slot,
+                sequence: entry.sequence,
+            },
+            identity: Identity {
+                namespace,
+                key: entry.key,
+            },
+            extents: entry.extents,
+            len: entry.len,
+            parts: entry.parts,
+            checksum: entry.checksum,
+            stamp: entry.stamp,
+        }
+    }
+
+    /// The entry that a token of this arena names, while it does.
+    pub(crate) fn named(&self, token: Token) -> Option<Entry> {
+        let entry = self.index.check(token.slot, token.sequence);
+        entry.filter(|_| token.device == self.number)
+    }
+}
+
+impl State {
+    pub(crate) fn bear(&mut self, namespace: u32) {
+        let index = namespace as usize;
+        if self.borne.len() <= index {
+            self.borne.resize(index + 1, 0);
+        }
+        self.borne[index] += 1;
+    }
+
+    /// Bytes and slots that are free, and that nobody is promised.
+    pub(crate) fn unpromised(&self) -> (u64, u64) {
+        let (bytes, slots) = (self.pool.free_bytes(), self.records.vacant());
+        let (promised_bytes, promised_slots) = self.promised;
+        match self.digs {
+            0 => (
+                bytes.saturating_sub(promised_bytes),
+                slots.saturating_sub(promised_slots),
+            ),
+            _ => (0, 0),
+        }
+    }
+
+    /// Whether there is room for a block that nobody is promised.
+    pub(crate) fn is_free(&self, room: u64) -> bool {
+        let (bytes, slots) = self.unpromised();
+        bytes >= room && slots > 0
+    }
+
+    /// Promises bytes and slots to who evicts for them.
+    pub(crate) fn promise(&mut self, (bytes, slots): (u64, u64)) {
+        self.promised = (self.promised.0 + bytes, self.promised.1 + slots);
+    }
+
+    /// Ends a promise: whoever was given it takes them now.
+    pub(crate) fn keep_promise(&mut self, (bytes, slots): (u64, u64)) {
+        self.promised = (self.promised.0 - bytes, self.promised.1 - slots);
+    }
+
+    /// Whether any slot bears a namespace's number.
+    pub(crate) fn bears(&self, namespace: u32) -> bool {
+        let borne = self.borne.get(namespace as usize);
+        borne.is_some_and(|slots| *slots > 0)
+    }
+}

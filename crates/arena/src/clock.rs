@@ -1,0 +1,16 @@
+//! The one place that reads clocks.
+
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+/// Seconds since 1970, as records keep them.
+pub(crate) fn unix_seconds() -> u32 {
+    let seconds = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |since| since.as_secs());
+    u32::try_from(seconds).unwrap_or(u32::MAX)
+}
+
+/// Now, for durations.
+pub fn now() -> Instant {
+    Instant::now()
+}

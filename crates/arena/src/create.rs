@@ -1,0 +1,367 @@
+//! Making an arena: its file, with its space really allocated, under its name only once it is
+//! an arena, and its format. Whoever is killed half way leaves a file under another name, which
+//! the next one removes.
+
+use std::collections::HashMap;
+use std::fs::{File, TryLockError};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use kvdepot_host::limits;
+use kvdepot_media::{Flush, Mapping};
+
+use crate::error::Error;
+use crate::format::GRANULE;
+use crate::format::layout::{self, Layout};
+use crate::format::superblock::{self, Superblock};
+use crate::options::Options;
+use crate::patience::is_interrupted;
+use crate::{clock, size};
+
+/// Pause of a process that waits for another one to have made its file.
+const PAUSE: Duration = Duration::from_millis(5);
+
+/// The end of the name of a file that is not an arena yet.
+pub const UNFINISHED: &str = ".unfinished";
+
+/// An arena that is to be made.
+struct Plan<'a> {
+    parent: &'a Path,
+    capacity: u64,
+}
+
+impl<'a> Plan<'a> {
+    /// Refuses what cannot be made there, before anything is.
+    fn new(
+        path: &'a Path,
+        config: &Options,
+        field: &impl Fn(&str) -> String,
+    ) -> Result<Plan<'a>, Error> {
+        let refused = |allowed| Err(Error::config(field("path"), path.display(), allowed));
+        let parent = match path.parent() {
+            Some(parent) if parent.is_dir() => parent,
+            Some(parent) if parent.as_os_str().is_empty() => Path::new("."),
+            _ => {
+                return refused(
+                    "a device, a file, or a file to be made in a directory that exists".into(),
+                );
+            }
+        };
+        if limits::is_of_devices(parent) {
+            return refused(no_such_device());
+        }
+        let capacity = config.capacity.unwrap_or_else(|| default_capacity(path));
+        let records = records_for(config, capacity);
+        if Layout::new(capacity, records).is_none() {
+            return Err(capacity_error(capacity, records, field));
+        }
+        Ok(Plan { parent, capacity })
+    }
+}
+
+/// Entries of the table of a new arena: what is asked for, or what goes with its size, which is
+/// that of the smallest arena at least.
+fn records_for(config: &Options, capacity: u64) -> u64 {
+    let usual = || Layout::default_records(capacity.max(layout::CAPACITY_MIN));
+    config.records.unwrap_or_else(usual)
+}
+
+/// What to give where there is no device, and no file may be made.
+fn no_such_device() -> String {
+    let entries = std::fs::read_dir("/dev").into_iter().flatten().flatten();
+    let mut names: Vec<String> = entries
+        .filter_map(|entry| entry.file_name().into_string().ok())
+        .filter(|name| name.starts_with("dax"))
+        .map(|name| format!("/dev/{name}"))
+        .collect();
+    names.sort();
+    let there = match names.as_slice() {
+        [] => "this machine shows none".to_owned(),
+        names => format!("there is {}", names.join(", ")),
+    };
+    format!(
+        "a DAX device that exists ({there}; `daxctl reconfigure-device --mode=devdax` makes one \
+         of memory), or a file elsewhere: what is made in /dev is memory, and gone at the next boot"
+    )
+}
+
+/// Bytes that arenas which are still to be made will take, by file system.
+#[derive(Default)]
+pub struct Promised(HashMap<u64, u64>);
+
+/// Refuses what [`create`] would, and makes nothing.
+pub(crate) fn check(
+    path: &Path,
+    config: &Options,
+    field: &impl Fn(&str) -> String,
+    promised: &mut Promised,
+) -> Result<(), Error> {
+    let Plan { parent, capacity } = Plan::new(path, config, field)?;
+    if let Err(error) = limits::can_make_files(parent) {
+        return Err(Error::config(field("path"), path.display(), usable(&error)));
+    }
+    // Somebody may be making it just now.
+    let begun = unfinished(path).symlink_metadata();
+    let begun = begun.map_or(0, |file| file.blocks() * 512);
+    // Where nothing is counted, nothing is free either.
+    let Some(free) = limits::disk_free(path).ok().filter(|free| *free > 0) else {
+        return Ok(());
+    };
+    let system = parent.metadata().map_or(0, |at| at.dev());
+    let promised = promised.0.entry(system).or_default();
+    let free = free.saturating_add(begun).saturating_sub(*promised);
+    *promised += capacity;
+    // A share is of what is free then.
+    if config.capacity.is_some() && capacity > free {
+        return Err(no_space(path, capacity, Some(free), field));
+    }
+    Ok(())
+}
+
+/// Makes the file; false when another process has been faster.
+pub(crate) fn create(
+    path: &Path,
+    config: &Options,
+    lock_wait: Duration,
+    field: &impl Fn(&str) -> String,
+) -> Result<bool, Error> {
+    let Plan { parent, capacity } = Plan::new(path, config, field)?;
+    let directory = lock_directory(parent, path, lock_wait)?;
+    if path.symlink_metadata().is_ok() {
+        return Ok(false);
+    }
+    if limits::is_of_memory(parent) {
+        tracing::warn!(
+            path = %path.display(),
+            "the arena is made in a file system of memory: it does not survive a reboot (name a \
+             path on a disk or a DAX device for one that does)"
+        );
+    }
+    let unfinished = unfinished(path);
+    let io = |source| Error::Io {
+        path: path.into(),
+        source,
+    };
+    // Of a process that died: a living one would have the directory locked.
+    match std::fs::remove_file(&unfinished) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(io(error)),
+        _ => {}
+    }
+    let made = Mapping::create(&unfinished, capacity / GRANULE * GRANULE)
+        .map_err(|error| space_error(path, capacity, error, field))?;
+    let finished = format(&made, config, true, field)
+        .and_then(|_| std::fs::rename(&unfinished, path).map_err(io))
+        .and_then(|()| directory.sync_all().map_err(io));
+    if let Err(error) = finished {
+        let _gone = std::fs::remove_file(&unfinished);
+        return Err(error);
+    }
+    Ok(true)
+}
+
+/// The error for space that an arena of `capacity` bytes did not get.
+pub(crate) fn space_error(
+    path: &Path,
+    capacity: u64,
+    error: kvdepot_media::Error,
+    field: &impl Fn(&str) -> String,
+) -> Error {
+    if error.is_no_space() {
+        no_space(path, capacity, limits::disk_free(path).ok(), field)
+    } else {
+        path_error(path, error, field)
+    }
+}
+
+fn no_space(
+    path: &Path,
+    capacity: u64,
+    free: Option<u64>,
+    field: &impl Fn(&str) -> String,
+) -> Error {
+    let free = free.map_or_else(|| "unknown".into(), size::show);
+    let room = format!(
+        "what the file system of {} has free ({free})",
+        path.display()
+    );
+    Error::config(field("capacity"), size::show(capacity), room)
+}
+
+/// One process at a time makes files in a directory. The lock goes with the descriptor.
+fn lock_directory(directory: &Path, path: &Path, wait: Duration) -> Result<File, Error> {
+    let file = File::open(directory).map_err(|source| Error::Io {
+        path: directory.into(),
+        source,
+    })?;
+    let begun = clock::now();
+    loop {
+        if is_interrupted() {
+            return Err(Error::Interrupted);
+        }
+        match file.try_lock() {
+            Err(TryLockError::WouldBlock) if begun.elapsed() < wait => std::thread::sleep(PAUSE),
+            Err(TryLockError::WouldBlock) => {
+                return Err(Error::Locked {
+                    path: path.into(),
+                    pid: 0,
+                    host: "unknown".into(),
+                    waited_s: wait.as_secs_f64(),
+                });
+            }
+            // Held; or a file system without locks, where nobody is kept out.
+            Ok(()) | Err(TryLockError::Error(_)) => return Ok(file),
+        }
+    }
+}
+
+/// Where the file is while it is being made.
+fn unfinished(path: &Path) -> PathBuf {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    path.with_file_name(format!(".{name}{UNFINISHED}"))
+}
+
+/// Removes what a killed process left of an arena that it was making, and answers its bytes. It
+/// has the name of the arena between a dot and [`UNFINISHED`].
+///
+/// # Errors
+/// [`Error::Locked`] when a process makes an arena in that directory, [`Error::Io`].
+pub fn erase_unfinished(path: &Path) -> Result<u64, Error> {
+    let io = |source| Error::Io {
+        path: path.into(),
+        source,
+    };
+    let directory = path.parent().unwrap_or_else(|| Path::new("."));
+    let _lock = lock_directory(directory, path, Duration::ZERO)?;
+    let bytes = path.symlink_metadata().map_err(io)?.len();
+    std::fs::remove_file(path).map_err(io)?;
+    Ok(bytes)
+}
+
+/// 20 % of the free disk, at most 64 GiB.
+pub fn default_capacity(path: &Path) -> u64 {
+    (limits::disk_free(path).unwrap_or(0) / 5).min(64 << 30)
+}
+
+/// What the system says about a path that the configuration names.
+pub(crate) fn path_error(
+    path: &Path,
+    error: kvdepot_media::Error,
+    field: &impl Fn(&str) -> String,
+) -> Error {
+    let allowed = match error {
+        kvdepot_media::Error::Io { source, .. } => usable(&source),
+        other => format!("a device or file that can be mapped ({other})"),
+    };
+    Error::config(field("path"), path.display(), allowed)
+}
+
+/// The same of a path that is opened to become an arena, or is one.
+pub(crate) fn open_error(
+    path: &Path,
+    error: kvdepot_media::Error,
+    field: &impl Fn(&str) -> String,
+) -> Error {
+    if let kvdepot_media::Error::TooSmall { available: 0, .. } = error {
+        let allowed = format!("a file that is not empty: {}", enlarge(path));
+        return Error::config(field("path"), path.display(), allowed);
+    }
+    path_error(path, error, field)
+}
+
+/// What makes an arena possible at a file that is too small for one.
+pub(crate) fn enlarge(path: &Path) -> String {
+    let (path, least) = (path.display(), size::show(layout::CAPACITY_MIN));
+    format!(
+        "an arena needs {least}; remove it, and it is made with dax.capacity, or enlarge it with \
+         truncate -s SIZE {path}"
+    )
+}
+
+fn usable(error: &std::io::Error) -> String {
+    format!("a device or file that this user can read and write ({error})")
+}
+
+pub(crate) fn capacity_error(
+    capacity: u64,
+    records: u64,
+    field: &impl Fn(&str) -> String,
+) -> Error {
+    Error::config(
+        field("capacity"),
+        size::show(capacity),
+        format!(
+            "at least {} for an arena of {records} records",
+            size::show(layout::capacity_min(records))
+        ),
+    )
+}
+
+/// The layout of the arena that is to be made of a medium.
+pub(crate) fn layout_for(
+    mapping: &Mapping,
+    config: &Options,
+    field: &impl Fn(&str) -> String,
+) -> Result<Layout, Error> {
+    let capacity = config.capacity.unwrap_or_else(|| mapping.len());
+    let capacity = capacity / GRANULE * GRANULE;
+    let records = records_for(config, capacity);
+    if capacity > mapping.len() {
+        return Err(Error::config(
+            field("capacity"),
+            size::show(capacity),
+            format!("at most the medium's {}", size::show(mapping.len())),
+        ));
+    }
+    Layout::new(capacity, records).ok_or_else(|| capacity_error(capacity, records, field))
+}
+
+/// Makes an arena of a medium, `blank` when it is known to hold zeros only.
+pub(crate) fn format(
+    mapping: &Mapping,
+    config: &Options,
+    blank: bool,
+    field: &impl Fn(&str) -> String,
+) -> Result<Superblock, Error> {
+    let layout = layout_for(mapping, config, field)?;
+    if !blank {
+        wipe(mapping, layout)?;
+    }
+    let superblock = Superblock {
+        uuid: random_uuid(),
+        capacity: layout.capacity,
+        records: layout.records,
+        data: layout.data,
+        generation: 0,
+        created: u64::from(clock::unix_seconds()),
+        created_by: concat!("kvdepot ", env!("CARGO_PKG_VERSION")).into(),
+    };
+    mapping.write_from(0, &superblock.encode())?;
+    mapping.sync(0, superblock::LEN as u64, Flush::Power)?;
+    Ok(superblock)
+}
+
+fn wipe(mapping: &Mapping, layout: Layout) -> Result<(), Error> {
+    // The old superblocks go first: a crash in the middle leaves no arena instead of half of one.
+    let zeros = vec![0; 1 << 20];
+    mapping.write_from(0, &zeros[..superblock::LEN])?;
+    mapping.write_from(layout::SUPERBLOCK_B, &zeros[..superblock::LEN])?;
+    mapping.sync(0, layout::TABLE, Flush::Power)?;
+    let mut at = layout::OWNER;
+    while at < layout.data {
+        let len = (layout.data - at).min(zeros.len() as u64);
+        mapping.write_from(at, &zeros[..len as usize])?;
+        at += len;
+    }
+    mapping.sync(0, layout.data, Flush::Power)?;
+    Ok(())
+}
+
+fn random_uuid() -> [u8; 16] {
+    use std::hash::{BuildHasher, RandomState};
+    let mut uuid = [0; 16];
+    for half in uuid.chunks_mut(8) {
+        half.copy_from_slice(&RandomState::new().hash_one(clock::now()).to_le_bytes());
+    }
+    uuid
+}

@@ -1,0 +1,80 @@
+//! Removing an arena as a whole.
+
+use std::path::Path;
+use std::time::Duration;
+
+use kvdepot_media::{Access, Flush, Kind, Mapping};
+
+use crate::clock;
+use crate::error::Error;
+use crate::format::{layout, superblock};
+use crate::leave::Inode;
+use crate::owner_lock::OwnerLock;
+
+/// Removes the arena at `path` and answers the bytes of its medium: a file is deleted, on a device
+/// both superblocks are overwritten. What is no arena, not even a damaged one, is refused.
+///
+/// # Errors
+/// [`Error::Locked`] when a process owns it, [`Error::Input`] when processes that worked for its
+/// last owner still run, [`Error::Corrupt`] when something else lies there, [`Error::Media`] and
+/// [`Error::Io`] when the system refuses.
+pub fn erase(path: &Path) -> Result<u64, Error> {
+    let stays = || Error::Corrupt {
+        path: path.into(),
+        reason: "it is not a kvdepot arena, and stays".into(),
+    };
+    let mapping = Mapping::open(path, Access::ReadWrite).map_err(|error| match error {
+        kvdepot_media::Error::TooSmall { .. } => stays(),
+        other => other.into(),
+    })?;
+    if !begins_like_an_arena(&mapping)? {
+        return Err(stays());
+    }
+    let lock = OwnerLock::acquire(path, &mapping, (clock::now(), Duration::ZERO))?;
+    // A start that failed has removed it just now, and another may have made one there since.
+    if !begins_like_an_arena(&mapping)? {
+        return Err(stays());
+    }
+    if !lock.alone() {
+        return Err(Error::input(
+            "path",
+            path.display(),
+            "an arena that nobody writes: processes that worked for its last owner still run",
+        ));
+    }
+    unmake(path, &mapping)?;
+    Ok(mapping.len())
+}
+
+/// The end of an arena whose owner this process is.
+pub(crate) fn unmake(path: &Path, mapping: &Mapping) -> Result<(), Error> {
+    // A process that waits for our lock has the file open already: it must find no arena in it,
+    // or it would work in a file without a name.
+    let zeros = [0; superblock::LEN];
+    for offset in [0, layout::SUPERBLOCK_B] {
+        mapping.write_from(offset, &zeros)?;
+        mapping.sync(offset, superblock::LEN as u64, Flush::Power)?;
+    }
+    // Nobody who removes a file by other means asks for our lock, and what is there now may be
+    // somebody else's.
+    let is_there = Inode::of(path) == Some(Inode::behind(path, mapping)?);
+    if mapping.kind() != Kind::Dax && is_there {
+        std::fs::remove_file(path).map_err(|source| Error::Io {
+            path: path.into(),
+            source,
+        })?;
+    }
+    Ok(())
+}
+
+fn begins_like_an_arena(mapping: &Mapping) -> Result<bool, Error> {
+    let mut found = false;
+    for offset in [0, layout::SUPERBLOCK_B] {
+        let mut magic = [0; superblock::MAGIC.len()];
+        if offset + magic.len() as u64 <= mapping.len() {
+            mapping.read_into(offset, &mut magic)?;
+            found |= magic == superblock::MAGIC;
+        }
+    }
+    Ok(found)
+}

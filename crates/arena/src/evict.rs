@@ -1,0 +1,570 @@
+//! Eviction: least recently used prompts first, within a prompt its later blocks first. The
+//! order of use sees to both; this takes from its tail. Where that would leave room enough but in
+//! pieces too small, one hole is made instead, where the oldest blocks lie together.
+
+use std::cmp::Reverse;
+use std::collections::HashSet;
+use std::sync::atomic::Ordering;
+
+use crate::arena::{Arena, State, Token};
+use crate::bury::{BATCH, BITE, Dying, Victim, begin_burial};
+use crate::format::GRANULE;
+use crate::held::Guard;
+use crate::index::{Entry, Oldest, Reservations, STEP, Stage};
+use crate::key::{Key, NamespaceId};
+
+/// How far eviction runs ahead of need: one part in 64 of the arena (1.6 %, within the 2 % that
+/// the protocol allows), so that a put in a full arena does not evict for each block alone and
+/// finds free extents that are not all splinters.
+const AHEAD: u64 = 64;
+
+/// How far a hole runs ahead of need: one part in 256 of the arena, the rest of those 2 %. Finding
+/// the place for it means to look at every block, and the next large blocks have room in it.
+const HOLE_AHEAD: u64 = 256;
+
+/// Fewest blocks that go in one go where there is room enough, but in pieces.
+const FEW: usize = 8;
+
+/// An extent of a block.
+#[derive(Clone, Copy)]
+struct Taken {
+    begin: u64,
+    end: u64,
+    /// When the block was used last; the greatest number where it must stay.
+    stamp: u64,
+    slot: u32,
+    sequence: u64,
+}
+
+impl Arena {
+    /// Evicts for a block of a namespace that found no room, and somewhat more. False when nothing
+    /// more can go, or nothing that went has left room.
+    pub(crate) fn evict_for(
+        &self,
+        state: &mut Guard<'_, State>,
+        namespace: u32,
+        need: u64,
+    ) -> bool {
+        // With all that eviction may run ahead, and still in pieces.
+        let (bytes, slots) = state.unpromised();
+        if slots > 0 && bytes >= self.with_ahead(need) {
+            let pieces = state.pieces(namespace);
+            return self.dig(state, need, pieces);
+        }
+        self.evict_oldest(state, need)
+    }
+
+    /// Evicts ahead of need what one burial takes, where there was need before. False when there
+    /// is nothing to do.
+    pub fn evict_ahead(&self) -> bool {
+        self.evict_some_ahead(false)
+    }
+
+    /// As [`Arena::evict_ahead`], where there was need on a device beside this one.
+    pub fn evict_ahead_for_all(&self) -> bool {
+        self.evict_some_ahead(true)
+    }
+
+    /// Whether blocks had to go here for others; whoever asks sees to it.
+    pub fn hear_need(&self) -> bool {
+        self.low.store(false, Ordering::Relaxed);
+        self.state.lock().pressed
+    }
+
+    fn evict_some_ahead(&self, needed: bool) -> bool {
+        self.low.store(false, Ordering::Relaxed);
+        if self.closed_to_writes().is_some() {
+            return false;
+        }
+        let mut state = self.state.lock();
+        state.pressed |= needed;
+        self.await_burials(&mut state);
+        let (bytes, slots) = (state.pool.free_bytes(), state.records.vacant());
+        let (bytes_wanted, slots_wanted) = (self.with_ahead(0), self.slots_ahead());
+        if !state.pressed || (bytes >= bytes_wanted && slots >= slots_wanted) {
+            // Room enough without eviction: whoever finds none again says so.
+            state.pressed &= bytes <= 4 * bytes_wanted || slots <= 4 * slots_wanted;
+            return false;
+        }
+        let (mut room, mut count) = (0, 0);
+        let (evicted, buried) = self.evict_each(&mut state, |state| {
+            let few = BITE.min(BATCH - count);
+            let (victims, more) = self.least_used(state, few, |more, taken| {
+                bytes + room + more >= bytes_wanted && slots + count as u64 + taken >= slots_wanted
+            })?;
+            (room, count) = (room + more, count + victims.len());
+            Some(victims)
+        });
+        evicted > 0 && buried
+    }
+
+    /// Unpublishes what `choose` answers, a few blocks at a time, until that is none, and then
+    /// buries and frees them: how many nobody had pinned or used, and false when the medium could
+    /// not be made to forget any of them. Others have the lock in between; those who need room
+    /// meanwhile wait for this.
+    fn evict_each(
+        &self,
+        state: &mut Guard<'_, State>,
+        mut choose: impl FnMut(&mut State) -> Option<Vec<Victim>>,
+    ) -> (usize, bool) {
+        begin_burial(state);
+        let (mut dying, mut count) = (Dying::default(), 0);
+        while let Some(victims) = choose(state) {
+            for victim in victims {
+                count += usize::from(self.evict(state, victim, &mut dying));
+            }
+            state.give_way();
+        }
+        let buried = dying.is_empty() || self.bury(state, dying) > 0;
+        self.end_burial(state);
+        (count, buried)
+    }
+
+    /// Whether the next blocks will find little room where others had to go before.
+    pub(crate) fn is_low_in(&self, state: &State) -> bool {
+        state.pressed
+            && (state.pool.free_bytes() < self.with_ahead(0) / 2
+                || state.records.vacant() < self.slots_ahead() / 2)
+    }
+
+    /// Bytes and blocks that are free, but for what eviction keeps free ahead of need.
+    pub fn spare(&self) -> (u64, u64) {
+        if self.closed_to_writes().is_some() {
+            return (0, 0);
+        }
+        let state = self.state.lock();
+        let (bytes, records) = (state.pool.free_bytes(), state.records.vacant());
+        match state.pressed {
+            true => (
+                bytes.saturating_sub(self.with_ahead(0)),
+                records.saturating_sub(self.slots_ahead()),
+            ),
+            false => (bytes, records),
+        }
+    }
+
+    /// The least recently used blocks, until there is enough of them, and their bytes: `enough` is
+    /// asked with these and their number. None yet, or fewer, where more had to be looked at than a
+    /// turn allows; `None` when there is enough, or there are no more.
+    fn least_used(
+        &self,
+        state: &mut State,
+        most: usize,
+        enough: impl Fn(u64, u64) -> bool,
+    ) -> Option<(Vec<Victim>, u64)> {
+        let mut victims = Vec::new();
+        let mut bytes = 0;
+        while victims.len() < most && !enough(bytes, victims.len() as u64) {
+            match state.order.oldest(&self.index) {
+                Oldest::Block(slot, stamp) => {
+                    bytes += self.index.get(slot).extents.room();
+                    victims.push((slot, Some(stamp)));
+                }
+                Oldest::NotYet => return Some((victims, bytes)),
+                Oldest::Nothing => break,
+            }
+        }
+        (!victims.is_empty()).then_some((victims, bytes))
+    }
+
+    /// Evicts the least recently used blocks for `need` bytes and a slot, which nobody else gets
+    /// meanwhile. False when all that may go would not be enough.
+    fn evict_oldest(&self, state: &mut Guard<'_, State>, need: u64) -> bool {
+        let (bytes, slots) = state.unpromised();
+        if bytes + self.index.evictable_bytes() < need {
+            return false;
+        }
+        let bytes_wanted = self.with_ahead(need);
+        // A full table evicts like a full arena.
+        let slots_wanted = 1 + self.slots_ahead();
+        // No more than one burial takes, but for what is needed.
+        let enough = |room, taken| {
+            let needed = bytes + room < need || slots + taken == 0;
+            let ahead = match (bytes < need.max(1), slots == 0) {
+                (true, _) if bytes + room < bytes_wanted => BATCH,
+                (_, true) if slots + taken < slots_wanted => BATCH,
+                (false, false) if bytes + room < bytes_wanted => FEW,
+                _ => 1,
+            };
+            !needed && taken as usize >= ahead
+        };
+        let promised = (need.next_multiple_of(GRANULE), 1);
+        state.promise(promised);
+        let (mut room, mut count) = (0, 0);
+        let (_, buried) = self.evict_each(state, |state| {
+            let taken = count as u64;
+            let enough = |more, few| enough(room + more, taken + few);
+            let (victims, more) = self.least_used(state, BITE, enough)?;
+            (room, count) = (room + more, count + victims.len());
+            Some(victims)
+        });
+        state.keep_promise(promised);
+        count > 0 && buried
+    }
+
+    fn slots_ahead(&self) -> u64 {
+        self.layout().records / (AHEAD * 2)
+    }
+
+    /// `need`, and as much as eviction may run ahead of it.
+    pub(crate) fn with_ahead(&self, need: u64) -> u64 {
+        need.saturating_add(self.layout().data_len() / AHEAD)
+    }
+
+    /// Evicts for `need` bytes in at most `pieces` extents where enough is free, but too scattered:
+    /// for a hole that runs ahead of need, or else for the least that will do. Nobody else gets any
+    /// of it meanwhile. False when there is no place for it, because pinned and reserved blocks
+    /// stay where they are, or when nothing stands in its way any more.
+    fn dig(&self, state: &mut Guard<'_, State>, need: u64, pieces: usize) -> bool {
+        let need = need.next_multiple_of(GRANULE);
+        let ahead = self.layout().data_len() / HOLE_AHEAD;
+        let lost = self.lost(state);
+        // Looking at all that a large arena has takes longer than anybody should wait for the lock.
+        let chosen = state.unlocked(|| {
+            let taken = self.taken(&lost);
+            let ample = (ahead > need).then(|| self.around_hole(&taken, ahead, 1));
+            ample
+                .flatten()
+                .or_else(|| self.around_hole(&taken, need, pieces))
+                // Pieces that do by a hair the allocator does not find: to it those of a bin are
+                // alike.
+                .or_else(|| self.around_hole(&taken, need, 1))
+        });
+        let Some(victims) = chosen else { return false };
+        state.digs += 1;
+        let mut some = victims.chunks(BITE);
+        let (_, buried) = self.evict_each(state, |_| {
+            // What has been pinned meanwhile stays, and what is gone is gone.
+            let stays = |(slot, sequence): &&(u32, u64)| {
+                let entry = self.index.check(*slot, *sequence);
+                entry.is_some_and(|entry| entry.stage == Stage::Live && entry.pins == 0)
+            };
+            let some = some.next()?.iter().filter(stays);
+            Some(some.map(|(slot, _)| (*slot, None)).collect())
+        });
+        state.digs -= 1;
+        buried
+    }
+
+    fn taken(&self, lost: &[(u64, u64)]) -> Vec<Taken> {
+        let mut taken: Vec<Taken> = Vec::new();
+        self.index.walk(|slot, entry| {
+            let stays = entry.stage != Stage::Live || entry.pins > 0;
+            let stamp = if stays { u64::MAX } else { entry.stamp };
+            let of = |(begin, len)| Taken {
+                begin,
+                end: begin + len,
+                stamp,
+                slot,
+                sequence: entry.sequence,
+            };
+            taken.extend(entry.extents.iter().map(of));
+        });
+        let of_lost = |(begin, len): &(u64, u64)| Taken {
+            begin: *begin,
+            end: begin + len,
+            stamp: u64::MAX,
+            slot: 0,
+            sequence: u64::MAX,
+        };
+        taken.extend(lost.iter().map(of_lost));
+        taken.sort_unstable_by_key(|block| block.begin);
+        taken
+    }
+
+    /// What lies between blocks, which are in order: it is free, and stays as it is.
+    fn gaps(&self, taken: &[Taken]) -> Vec<Taken> {
+        let layout = self.layout();
+        let (mut at, end) = (layout.data, layout.data + layout.data_len());
+        let mut gaps = Vec::new();
+        let ends = taken.iter().map(|block| (block.begin, block.end));
+        for (begin, behind) in ends.chain([(end, end)]) {
+            if begin > at {
+                gaps.push(Taken {
+                    begin: at,
+                    end: begin,
+                    stamp: u64::MAX,
+                    slot: 0,
+                    sequence: 0,
+                });
+            }
+            at = at.max(behind);
+        }
+        gaps
+    }
+
+    /// The blocks that stand in the way of `pieces` free extents of `need` bytes together: the
+    /// largest ones there are, and a hole for the rest. Of all places for it that one is taken
+    /// whose last used block was used longest ago.
+    fn around_hole(&self, blocks: &[Taken], need: u64, pieces: usize) -> Option<Vec<(u32, u64)>> {
+        let (data, end) = (
+            self.layout().data,
+            self.layout().data + self.layout().data_len(),
+        );
+        let mut gaps = self.gaps(blocks);
+        gaps.sort_unstable_by_key(|gap| Reverse(gap.end - gap.begin));
+        gaps.truncate(pieces - 1);
+        let there: u64 = gaps.iter().map(|gap| gap.end - gap.begin).sum();
+        let need = need.saturating_sub(there);
+        let mut taken = blocks.to_vec();
+        taken.extend(gaps);
+        taken.sort_unstable_by_key(|block| block.begin);
+        // Where a hole begins once all that was used up to `stamp` is gone. These were not all
+        // there at one moment, so some lie where others did.
+        let hole = |stamp: u64| {
+            let mut begin = data;
+            for block in taken.iter().filter(|block| block.stamp > stamp) {
+                if block.begin.saturating_sub(begin) >= need {
+                    return Some(begin);
+                }
+                begin = begin.max(block.end);
+            }
+            (end.saturating_sub(begin) >= need).then_some(begin)
+        };
+        let mut stamps: Vec<u64> = taken.iter().map(|block| block.stamp).collect();
+        stamps.retain(|stamp| *stamp < u64::MAX);
+        stamps.sort_unstable();
+        let at = stamps.partition_point(|stamp| hole(*stamp).is_none());
+        let begin = stamps.get(at).and_then(|stamp| hole(*stamp))?;
+        let inside = |block: &&Taken| block.begin < begin + need && block.end > begin;
+        let mut victims: Vec<(u32, u64)> = taken
+            .iter()
+            .filter(inside)
+            .map(|block| (block.slot, block.sequence))
+            .collect();
+        victims.sort_unstable();
+        victims.dedup();
+        (!victims.is_empty()).then_some(victims)
+    }
+
+    /// Unpublishes, buries and frees those of these blocks that nobody has pinned; how many.
+    pub(crate) fn evict_blocks(&self, state: &mut Guard<'_, State>, victims: &[Victim]) -> usize {
+        let mut some = victims.chunks(BITE);
+        self.evict_each(state, |_| some.next().map(<[Victim]>::to_vec))
+            .0
+    }
+
+    /// Removes blocks by key, some at a time; how many were there.
+    pub fn remove(&self, namespace: NamespaceId, keys: &[Key]) -> usize {
+        let some = keys.chunks(BATCH);
+        let count = some.map(|some| self.remove_some(namespace, some)).sum();
+        // Those that have left the index since they were looked for have been found.
+        let lingers = !self.state.lock().lingering.is_empty();
+        if lingers {
+            let keys: HashSet<&Key> = keys.iter().collect();
+            let is_one = |key: &Key| keys.contains(key);
+            self.remove_lingering(&mut self.state.lock(), namespace, is_one);
+        }
+        count
+    }
+
+    fn remove_some(&self, namespace: NamespaceId, keys: &[Key]) -> usize {
+        let mut tokens: Vec<Token> = Vec::new();
+        {
+            let mut state = self.state.lock();
+            for (at, key) in keys.iter().enumerate() {
+                state.take_turns(at);
+                let Some(number) = self.index.number(namespace) else {
+                    continue;
+                };
+                let reserved = state.reserved.get(number, key);
+                self.remove_copies(reserved.into_iter());
+                if let Some(slot) = self.index.find(number, key) {
+                    self.index.set_removed(slot);
+                    tokens.push(self.place(slot).token);
+                }
+            }
+        }
+        self.drop_blocks(&tokens, false)
+    }
+
+    /// Removes every block of a namespace, some at a time; how many there were.
+    pub fn clear(&self, namespace: NamespaceId) -> usize {
+        {
+            let mut state = self.state.lock();
+            for part in 0..Reservations::PARTS {
+                let Some(number) = self.index.number(namespace) else {
+                    break;
+                };
+                let reserved = state.reserved.slots(part, number);
+                self.remove_copies(reserved.into_iter());
+                state.give_way();
+            }
+            self.remove_lingering(&mut state, namespace, |_| true);
+        }
+        let (mut count, mut at) = (0, Some(0));
+        while let Some(from) = at {
+            let mut tokens: Vec<Token> = Vec::new();
+            // What is put meanwhile comes after the removal, or is removed as well.
+            at = self.index.page_of(namespace, from, STEP, |slot, entry| {
+                if entry.stage == Stage::Live {
+                    tokens.push(Token {
+                        device: self.number,
+                        slot,
+                        sequence: entry.sequence,
+                    });
+                }
+                true
+            });
+            let mut state = self.state.lock();
+            for (at, token) in tokens.iter().enumerate() {
+                state.take_turns(at);
+                if self.named(*token).is_some() {
+                    self.index.set_removed(token.slot);
+                }
+            }
+            drop(state);
+            count += self.drop_blocks(&tokens, false);
+        }
+        count
+    }
+
+    /// Sees to it that copies of removed blocks that are being written are not published. (A put
+    /// under way comes after the removal.)
+    fn remove_copies(&self, reserved: impl Iterator<Item = u32>) {
+        for slot in reserved.filter(|slot| self.index.get(*slot).copy) {
+            self.index.set_removed(slot);
+        }
+    }
+
+    /// The same for copies of what is out of the index and still pinned.
+    fn remove_lingering(
+        &self,
+        state: &mut Guard<'_, State>,
+        namespace: NamespaceId,
+        is_one: impl Fn(&Key) -> bool,
+    ) {
+        let slots: Vec<u32> = state.lingering.iter().copied().collect();
+        for (at, slot) in slots.into_iter().enumerate() {
+            state.take_turns(at);
+            let entry = self.index.get(slot);
+            let is_here = state.lingering.contains(&slot) && is_one(&entry.key);
+            if is_here && Some(entry.namespace) == self.index.number(namespace) {
+                self.index.set_removed(slot);
+            }
+        }
+    }
+
+    /// Unpublishes blocks that did not verify, if they are still what the tokens name, so that
+    /// the next put writes them again instead of being told that they are there.
+    pub fn discard(&self, tokens: &[Token]) -> usize {
+        let count = self.drop_blocks(tokens, false);
+        self.counters
+            .corrupt_blocks
+            .fetch_add(count as u64, Ordering::Relaxed);
+        count
+    }
+
+    /// The slots of those tokens that name published blocks.
+    pub(crate) fn live_slots(&self, tokens: &[Token]) -> Vec<u32> {
+        let is_live = |entry: Entry| entry.stage == Stage::Live;
+        let live = |token: &&Token| self.named(**token).is_some_and(is_live);
+        let mut slots: Vec<u32> = tokens.iter().filter(live).map(|token| token.slot).collect();
+        slots.sort_unstable();
+        slots.dedup();
+        slots
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use kvdepot_alloc::Hint;
+    use kvdepot_media::checksum::Checksum;
+
+    use super::*;
+    use crate::arena::Wanted;
+    use crate::reserved::Reserved;
+
+    const NAMESPACE: NamespaceId = NamespaceId([1; 16]);
+    const GRANULES: u64 = 8192;
+
+    fn wanted(key: u64, granules: u64) -> Wanted {
+        let mut bytes = [0; 32];
+        bytes[..8].copy_from_slice(&key.to_le_bytes());
+        Wanted {
+            key: Key(bytes),
+            len: granules * GRANULE,
+            parts: 1,
+            stamp: key,
+            copy: false,
+            evict: true,
+        }
+    }
+
+    fn reserve(arena: &Arc<Arena>, wanted: Wanted) -> Reserved {
+        let mut answers = arena.reserve(NAMESPACE, &[wanted]).unwrap();
+        answers.pop().unwrap().ok().unwrap()
+    }
+
+    fn store(arena: &Arc<Arena>, wanted: Wanted) {
+        let token = reserve(arena, wanted).hand_out().token;
+        assert_eq!(arena.commit(&[(token, Checksum([0; 16]))], false), [true]);
+    }
+
+    fn arena() -> Arc<Arena> {
+        Arc::new(Arena::volatile("Cache", 0, GRANULES * GRANULE).unwrap())
+    }
+
+    /// Fills what is left with blocks of so many granules each, under keys from 1000 on.
+    fn fill(arena: &Arc<Arena>, granules: u64) {
+        for key in 1000.. {
+            let left = arena.stats().free_bytes / GRANULE;
+            if left == 0 {
+                break;
+            }
+            store(arena, wanted(key, left.min(granules)));
+        }
+    }
+
+    fn remove(arena: &Arena, keys: impl Iterator<Item = u64>) {
+        keys.for_each(|key| assert_eq!(arena.remove(NAMESPACE, &[wanted(key, 1).key]), 1));
+    }
+
+    fn has_room_for(arena: &Arc<Arena>, wanted: &Wanted) -> bool {
+        let space = arena.make_space(NAMESPACE, wanted, Hint::default());
+        space.is_ok()
+    }
+
+    #[test]
+    fn pieces_that_would_just_do_and_that_the_allocator_does_not_tell_apart_refuse_nobody() {
+        let arena = arena();
+        // Of one bin, and apart. The longer ones would do.
+        for key in 0..8 {
+            store(&arena, wanted(2 * key, 249 - key / 4));
+            store(&arena, wanted(2 * key + 1, 16));
+        }
+        fill(&arena, 16);
+        remove(&arena, (0..16).step_by(2));
+        let need = wanted(5000, 4 * 249);
+        assert!(arena.reserve(NAMESPACE, &[need]).is_none(), "it fits");
+        assert!(has_room_for(&arena, &need));
+        assert!(arena.stats().evicted_blocks > 0);
+    }
+
+    #[test]
+    fn room_that_others_give_back_while_a_place_is_looked_for_is_taken() {
+        let arena = arena();
+        let need = wanted(5000, 256);
+        // Not in the shard at which the look begins; which it is nobody chooses.
+        let mut pending = (0..).map(|key| reserve(&arena, wanted(key, 256)));
+        let pending = pending
+            .find(|pending| pending.token.slot >> 28 > 0)
+            .unwrap();
+        fill(&arena, 16);
+        remove(&arena, (1000..1100).step_by(2));
+        let look = arena.index.hold();
+        std::thread::scope(|scope| {
+            let asking = scope.spawn(|| has_room_for(&arena, &need));
+            // Whoever lacks room notes it, and lets go of the lock for the look.
+            while !arena.state.lock().pressed {
+                std::thread::yield_now();
+            }
+            drop(pending);
+            drop(look);
+            assert!(asking.join().unwrap());
+        });
+        assert_eq!(arena.stats().evicted_blocks, 0);
+    }
+}

@@ -1,0 +1,319 @@
+//! What a device needs that is one among several, and may leave.
+
+use std::fs::{File, Metadata};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use kvdepot_media::Mapping;
+
+use crate::arena::{Arena, State, Token, Wanted};
+use crate::bury::BATCH;
+use crate::error::Error;
+use crate::held::TURN;
+use crate::index::{Oldest, STEP, Stage};
+use crate::key::{Key, NamespaceId};
+use crate::reserve::{Cause, Refused};
+
+/// What lies at a path, whatever the path is called.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Inode {
+    device: u64,
+    inode: u64,
+}
+
+impl Inode {
+    /// `None` where nothing is.
+    pub fn of(path: &Path) -> Option<Inode> {
+        Some(Inode::from(&std::fs::metadata(path).ok()?))
+    }
+
+    /// Of what is mapped from `path`, whatever that leads to now.
+    pub(crate) fn behind(path: &Path, mapping: &Mapping) -> Result<Inode, Error> {
+        Ok(Inode::from(&metadata(path, mapping)?))
+    }
+}
+
+/// Of the file that is mapped from `path`.
+pub(crate) fn metadata(path: &Path, mapping: &Mapping) -> Result<Metadata, Error> {
+    let twin = mapping.fd()?.try_clone_to_owned();
+    let data = twin.and_then(|twin| File::from(twin).metadata());
+    data.map_err(|source| Error::Io {
+        path: path.into(),
+        source,
+    })
+}
+
+impl From<&Metadata> for Inode {
+    fn from(data: &Metadata) -> Inode {
+        // One device may have several nodes.
+        let is_device = data.file_type().is_char_device();
+        Inode {
+            device: if is_device { data.rdev() } else { data.dev() },
+            inode: if is_device { 0 } else { data.ino() },
+        }
+    }
+}
+
+/// Room of an arena that can be written.
+#[derive(Clone, Copy, Debug)]
+pub struct Room {
+    /// Bytes not allocated.
+    pub free: u64,
+    /// Records that are not in use.
+    pub vacant: u64,
+    /// Bytes that eviction frees in one go.
+    pub ahead: u64,
+    /// Whether the block that asks would fit as it is; the caller says.
+    pub fits: bool,
+    /// When its least recently used block was used, of those that can be evicted.
+    pub oldest: Option<u64>,
+}
+
+/// How a depot left a medium that only its own workers could write.
+#[derive(Clone, Copy, Debug)]
+pub struct Parting {
+    uuid: [u8; 16],
+    generation: u64,
+}
+
+/// What a device is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Device {
+    /// Nothing is written to it any more.
+    pub leaving: bool,
+    /// Its medium has failed.
+    pub failed: bool,
+    /// Nothing is stored, pinned or being written, and nobody is at work there.
+    pub empty: bool,
+    /// Blocks that are pinned.
+    pub pinned: u64,
+    /// Blocks that are being written.
+    pub reserved: u64,
+}
+
+impl Arena {
+    /// What tells its file from others.
+    pub fn inode(&self) -> Option<Inode> {
+        self.table.as_ref().map(|table| table.inode)
+    }
+
+    /// Whether blocks are no longer written here. The tier holds its `placing` lock.
+    pub fn set_leaving(&self, leaving: bool) {
+        self.leaving.store(leaving, Ordering::Release);
+    }
+
+    /// What it is doing.
+    pub fn device(&self) -> Device {
+        let state = self.state.lock();
+        let (pinned, reserved) = (self.index.pinned(), state.reserved.len());
+        let under_way = state.set_aside + state.burials;
+        Device {
+            leaving: self.leaving.load(Ordering::Acquire),
+            failed: self.has_failed(),
+            empty: self.index.live() == 0 && pinned + reserved + under_way == 0,
+            pinned,
+            reserved,
+        }
+    }
+
+    /// Blocks that were ever published here, while it has been open.
+    pub fn stored_blocks(&self) -> u64 {
+        self.counters.stored_blocks.load(Ordering::Relaxed)
+    }
+
+    /// Whether the medium has lost what makes it an arena.
+    fn has_failed(&self) -> bool {
+        self.mapping.load().losses() > 0 && self.is_lost(0, self.opened.data)
+    }
+
+    /// What is known of a medium that this depot lets go while nobody works on it: whoever of its
+    /// workers still has it has nothing to write there. `None` where others might.
+    pub fn parting(&self) -> Option<Parting> {
+        let table = self.table.as_ref()?;
+        self.orphans().is_none().then(|| Parting {
+            uuid: table.uuid,
+            generation: table.superblock.lock().generation,
+        })
+    }
+
+    /// Whether this depot was the last that had this medium, which it left so; its workers do not
+    /// count as another's then.
+    pub fn comes_back(&self, parting: &Parting) -> bool {
+        let Some(table) = &self.table else {
+            return false;
+        };
+        // Each opening begins a generation.
+        let next = parting.generation + 1;
+        let same = table.uuid == parting.uuid && table.superblock.lock().generation == next;
+        if same && let Some(lock) = &*table.lock.lock() {
+            lock.come_back();
+        }
+        same
+    }
+
+    /// Why nothing can be written here now, if nothing can.
+    pub fn closed_to_writes(&self) -> Option<Cause> {
+        if self.leaving.load(Ordering::Acquire) {
+            return Some(Cause::Leaving);
+        }
+        self.orphans()
+    }
+
+    /// `None` where nothing can be written now.
+    pub fn room(&self) -> Option<Room> {
+        if self.closed_to_writes().is_some() || self.has_failed() {
+            return None;
+        }
+        let mut state = self.state.lock();
+        let oldest = loop {
+            match state.order.look(&self.index) {
+                Oldest::Block(_, stamp) => break Some(stamp),
+                Oldest::Nothing => break None,
+                Oldest::NotYet => state.give_way(),
+            }
+        };
+        Some(Room {
+            free: state.pool.free_bytes(),
+            vacant: state.records.vacant(),
+            ahead: self.with_ahead(0),
+            fits: false,
+            oldest,
+        })
+    }
+
+    /// Answers the keys that are published or being written here. The published ones are pinned,
+    /// so that the rest of their prompt does not evict them, and noted in `pinned`.
+    pub fn known(
+        &self,
+        namespace: NamespaceId,
+        blocks: &[Wanted],
+        answers: &mut [Option<Refused>],
+        pinned: &mut Vec<Token>,
+    ) {
+        let turns = blocks.chunks(TURN).zip(answers.chunks_mut(TURN));
+        // Of a key, so that what is being written is not published meanwhile.
+        let mut state = self.state.lock();
+        for (turn, (blocks, answers)) in turns.enumerate() {
+            state.take_turns(turn * TURN);
+            let absent: Vec<usize> = (0..blocks.len())
+                .filter(|at| answers[*at].is_none())
+                .collect();
+            let keys = absent.iter().map(|at| &blocks[*at].key);
+            self.index.look_up(namespace, keys, |position, block| {
+                if let Some(block) = block {
+                    block.touch(blocks[absent[position]].stamp);
+                    let token = self.place_of(block.slot, &block.entry(), namespace).token;
+                    if block.pin() {
+                        pinned.push(token);
+                    }
+                    answers[absent[position]] = Some(Refused::Present(token));
+                }
+                true
+            });
+            self.reserved_in(&state, namespace, blocks, answers);
+        }
+    }
+
+    /// Answers the keys that are being written here.
+    pub fn reserved(
+        &self,
+        namespace: NamespaceId,
+        blocks: &[Wanted],
+        answers: &mut [Option<Refused>],
+    ) {
+        let turns = blocks.chunks(TURN).zip(answers.chunks_mut(TURN));
+        let mut state = self.state.lock();
+        for (turn, (blocks, answers)) in turns.enumerate() {
+            state.take_turns(turn * TURN);
+            self.reserved_in(&state, namespace, blocks, answers);
+        }
+    }
+
+    fn reserved_in(
+        &self,
+        state: &State,
+        namespace: NamespaceId,
+        blocks: &[Wanted],
+        answers: &mut [Option<Refused>],
+    ) {
+        if state.reserved.len() == 0 {
+            return;
+        }
+        let Some(number) = self.index.number(namespace) else {
+            return;
+        };
+        for (wanted, answer) in blocks.iter().zip(answers) {
+            if let Some(slot) = state.reserved.get(number, &wanted.key) {
+                *answer = Some(Refused::Reserved(self.place(slot).token));
+            }
+        }
+    }
+
+    /// What is published, the block that was used last at the end.
+    pub fn by_use(&self) -> Vec<Token> {
+        let mut live: Vec<(u64, u32, u64)> = Vec::new();
+        self.index.walk(|slot, entry| {
+            if entry.stage == Stage::Live {
+                live.push((entry.stamp, slot, entry.sequence));
+            }
+        });
+        live.sort_unstable();
+        let token = |(_, slot, sequence)| Token {
+            device: self.number,
+            slot,
+            sequence,
+        };
+        live.into_iter().map(token).collect()
+    }
+
+    /// Those of this arena's published blocks that one of the others has, too; some at a time.
+    pub fn doubles(&self, others: &[Arc<Arena>]) -> Vec<Token> {
+        let mut doubles = Vec::new();
+        let mut at = Some(0);
+        while let Some(from) = at {
+            let mut some: Vec<(u32, u32, Key, u64)> = Vec::new();
+            at = self.index.page(from, STEP, |slot, shard, local| {
+                let entry = shard.entry(local);
+                if entry.stage == Stage::Live {
+                    some.push((entry.namespace, slot, entry.key, entry.sequence));
+                }
+                true
+            });
+            some.sort_unstable_by_key(|(namespace, ..)| *namespace);
+            for some in some.chunk_by(|a, b| a.0 == b.0) {
+                let keys: Vec<Key> = some.iter().map(|(_, _, key, _)| *key).collect();
+                let mut found = vec![false; keys.len()];
+                for other in others {
+                    other.contains(self.index.id(some[0].0), &keys, &mut found);
+                }
+                let there = some.iter().zip(found).filter(|(_, found)| *found);
+                doubles.extend(there.map(|((_, slot, _, sequence), _)| Token {
+                    device: self.number,
+                    slot: *slot,
+                    sequence: *sequence,
+                }));
+            }
+        }
+        doubles
+    }
+
+    /// Unpublishes blocks that another device has now. Pinned ones stay where they are until the
+    /// last pin ends.
+    pub fn hand_over(&self, tokens: &[Token]) {
+        self.drop_blocks(tokens, true);
+    }
+
+    /// Evicts those of these blocks that nobody has pinned; how many.
+    pub fn evict_these(&self, tokens: &[Token]) -> usize {
+        let mut count = 0;
+        for some in tokens.chunks(BATCH) {
+            let mut state = self.state.lock();
+            let slots = self.live_slots(some).into_iter();
+            let victims: Vec<_> = slots.map(|slot| (slot, None)).collect();
+            count += self.evict_blocks(&mut state, &victims);
+        }
+        count
+    }
+}

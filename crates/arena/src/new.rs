@@ -1,0 +1,97 @@
+//! What becomes of a medium that is there: it is opened, or an arena is made of it.
+//!
+//! A device of silicon or a file that `truncate` made holds zeros only: where no arena could have
+//! left anything, nobody has to say that it may be formatted. Whatever else lies there is lost only
+//! to somebody who says so, and an arena that could be opened only to somebody who insists: the
+//! option that made it often stays in a configuration.
+
+use std::path::Path;
+
+use kvdepot_media::Mapping;
+
+use crate::error::Error;
+use crate::format::GRANULE;
+use crate::format::layout::{self, Layout};
+use crate::format::superblock::{self, Refusal, Superblock};
+use crate::open::read_page;
+use crate::options::{Format, Options};
+
+/// Bytes that are looked at in one go.
+const CHUNK: usize = 1 << 20;
+
+/// What is done with a medium.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Treatment {
+    /// It is opened as it is, or refused.
+    Open,
+    /// It is formatted, and is known to hold zeros where an arena is not zero.
+    Blank,
+    /// It is formatted, and what lies there is lost.
+    Lost,
+}
+
+/// What is done with a medium that was there before.
+pub(crate) fn treatment(
+    path: &Path,
+    mapping: &Mapping,
+    config: &Options,
+    field: &impl Fn(&str) -> String,
+) -> Result<Treatment, Error> {
+    if is_new(mapping, config)? {
+        return Ok(Treatment::Blank);
+    }
+    match config.format {
+        Format::Never => Ok(Treatment::Open),
+        Format::Once if is_sound(mapping)? => Err(Error::config(
+            field("format"),
+            "true",
+            format!(
+                "false where there is a sound arena, as in {}: leave the option out to open it, \
+                 or set format: force to lose what it holds",
+                path.display()
+            ),
+        )),
+        Format::Once | Format::Always => Ok(Treatment::Lost),
+    }
+}
+
+/// Whether everything is zero that an arena of whatever size would not have left so: superblocks,
+/// owner page, directory and record table.
+fn is_new(mapping: &Mapping, config: &Options) -> Result<bool, Error> {
+    if mapping.len() < layout::CAPACITY_MIN {
+        return Ok(false);
+    }
+    let capacity = config.capacity.unwrap_or(mapping.len()).min(mapping.len());
+    let capacity = capacity / GRANULE * GRANULE;
+    let end = |records: u64| Layout::new(capacity, records).map_or(0, |layout| layout.data);
+    // The table that is asked for, and the one that another configuration may have made.
+    let usual = end(Layout::default_records(capacity));
+    let end = usual.max(config.records.map_or(0, end));
+    let zeros = vec![0; CHUNK];
+    let mut bytes = vec![0; CHUNK];
+    let mut at = 0;
+    while at < end {
+        let len = (end - at).min(CHUNK as u64) as usize;
+        mapping.read_into(at, &mut bytes[..len])?;
+        if bytes[..len] != zeros[..len] {
+            return Ok(false);
+        }
+        at += len as u64;
+    }
+    Ok(end > 0)
+}
+
+/// Whether an arena is there that this release opens, or that another one would.
+fn is_sound(mapping: &Mapping) -> Result<bool, Error> {
+    if mapping.len() < layout::CAPACITY_MIN {
+        return Ok(false);
+    }
+    for offset in [0, layout::SUPERBLOCK_B] {
+        match Superblock::decode(&read_page(mapping, offset)?) {
+            Ok(superblock) if superblock.data < mapping.len() => return Ok(true),
+            Err(Refusal::Version(version)) if version > superblock::VERSION => return Ok(true),
+            _ => {}
+        }
+    }
+    Ok(false)
+}

@@ -1,0 +1,38 @@
+//! What a new arena is to be, and how it keeps its word.
+
+/// What an acknowledged block outlives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum Durability {
+    /// The process, killed at any instruction.
+    #[default]
+    Process,
+    /// A power cut too.
+    Power,
+}
+
+/// What becomes of a medium that holds something.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum Format {
+    /// It is opened, or refused if it is no arena. One of zeros becomes an arena.
+    #[default]
+    Never,
+    /// It becomes a new arena, unless it is a sound one.
+    Once,
+    /// It becomes a new arena.
+    Always,
+}
+
+/// How one medium is opened.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct Options {
+    /// Bytes of the medium.
+    pub capacity: Option<u64>,
+    /// Entries of a new arena's record table.
+    pub records: Option<u64>,
+    /// What acknowledged blocks outlive.
+    pub durability: Durability,
+    /// Whether to make a new arena of what is there.
+    pub format: Format,
+}

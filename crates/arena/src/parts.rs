@@ -1,0 +1,298 @@
+//! Blocks in parts: what each rank of a split model contributes, and the table that binds them.
+//!
+//! A block of one part is its payload. A block of several ends in a table of 32 bytes a part
+//! (offset, length, checksum), and its record's checksum covers the table. Parts and table begin
+//! at multiples of 4 KiB of the payload, so that devices can write a part on its own.
+
+use std::sync::Arc;
+
+use kvdepot_media::checksum::{self, Checksum, PartId};
+use kvdepot_media::{Buffer, Mapping, PART_LEN_MAX};
+
+use crate::arena::Place;
+use crate::error::Error;
+use crate::format::GRANULE;
+use crate::format::record::{PARTS_MAX, Packed};
+use crate::key::Identity;
+
+/// Bytes of a table entry.
+pub const ENTRY: u64 = 32;
+/// Parts begin at multiples of it: pages, which devices and direct I/O ask for.
+const ALIGN: u64 = GRANULE;
+
+/// One part of a payload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Part {
+    /// Where it begins in the payload.
+    pub offset: u64,
+    /// Its bytes.
+    pub len: u64,
+    /// Of its bytes, seeded with the identity.
+    pub checksum: Checksum,
+}
+
+/// The parts of one block; nearly all have one, which costs no memory of its own.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[expect(
+    clippy::exhaustive_enums,
+    reason = "whoever asks has an answer for each"
+)]
+pub enum Parts {
+    /// The whole block.
+    One(Part),
+    /// One a rank.
+    Many(Vec<Part>),
+}
+
+impl std::ops::Deref for Parts {
+    type Target = [Part];
+
+    fn deref(&self) -> &[Part] {
+        match self {
+            Parts::One(part) => std::slice::from_ref(part),
+            Parts::Many(parts) => parts,
+        }
+    }
+}
+
+impl From<Vec<Part>> for Parts {
+    fn from(parts: Vec<Part>) -> Parts {
+        match parts.as_slice() {
+            [one] => Parts::One(*one),
+            _ => Parts::Many(parts),
+        }
+    }
+}
+
+/// The one part of a block that has no table.
+pub fn single(place: &Place) -> Option<Parts> {
+    let part = Part {
+        offset: 0,
+        len: place.len,
+        checksum: place.checksum,
+    };
+    (place.parts == 1).then_some(Parts::One(part))
+}
+
+/// Bytes of a payload whose parts have these lengths, table included.
+pub fn payload_len(parts: &[u64]) -> u64 {
+    match parts {
+        [one] => *one,
+        many => table_offset(many) + many.len() as u64 * ENTRY,
+    }
+}
+
+fn table_offset(parts: &[u64]) -> u64 {
+    parts.iter().map(|len| len.next_multiple_of(ALIGN)).sum()
+}
+
+/// The parts of a block about to be written, their checksums still zero.
+pub fn blank(parts: &[u64]) -> Vec<Part> {
+    let mut offset = 0;
+    let place = |len: &u64| {
+        let part = Part {
+            offset,
+            len: *len,
+            checksum: Checksum::default(),
+        };
+        offset += len.next_multiple_of(ALIGN);
+        part
+    };
+    parts.iter().map(place).collect()
+}
+
+/// Checks the part lengths of a reservation.
+pub fn check(parts: &[u64]) -> Result<(), Error> {
+    if parts.is_empty() || parts.len() > usize::from(PARTS_MAX) {
+        return Err(Error::input(
+            "parts",
+            parts.len(),
+            format!("1 to {PARTS_MAX}"),
+        ));
+    }
+    if parts.contains(&0) {
+        let field = if parts.len() == 1 {
+            "lengths"
+        } else {
+            "part_lengths"
+        };
+        return Err(Error::input(field, 0, "at least one byte"));
+    }
+    let total = parts
+        .iter()
+        .fold(0, |sum: u64, len| sum.saturating_add(*len));
+    if total > PART_LEN_MAX {
+        return Err(Error::input(
+            "lengths",
+            total,
+            format!("at most {PART_LEN_MAX} bytes a block"),
+        ));
+    }
+    Ok(())
+}
+
+/// The table's bytes.
+pub fn encode(parts: &[Part]) -> Vec<u8> {
+    let mut table = Vec::with_capacity(parts.len() * ENTRY as usize);
+    for part in parts {
+        table.extend_from_slice(&part.offset.to_le_bytes());
+        table.extend_from_slice(&part.len.to_le_bytes());
+        table.extend_from_slice(&part.checksum.0);
+    }
+    table
+}
+
+/// The parts that a table names.
+pub fn decode(table: &[u8]) -> Vec<Part> {
+    let (entries, _) = table.as_chunks::<{ ENTRY as usize }>();
+    let word = |entry: &[u8; 32], at: usize| {
+        u64::from_le_bytes(entry[at..at + 8].try_into().unwrap_or_default())
+    };
+    let part = |entry: &[u8; 32]| Part {
+        offset: word(entry, 0),
+        len: word(entry, 8),
+        checksum: Checksum(entry[16..].try_into().unwrap_or_default()),
+    };
+    entries.iter().map(part).collect()
+}
+
+/// What the checksum of a part is seeded with.
+pub fn part_id(identity: &Identity, part: u32, parts: u16) -> PartId {
+    PartId {
+        namespace: identity.namespace.0,
+        key: identity.key.0,
+        part,
+        parts: parts.into(),
+    }
+}
+
+/// The record's checksum of a block with these parts.
+pub fn record_checksum(identity: &Identity, parts: &[Part]) -> Checksum {
+    match parts {
+        [one] => one.checksum,
+        many => checksum::of_table(
+            &identity.namespace.0,
+            &identity.key.0,
+            many.len() as u32,
+            &encode(many),
+        ),
+    }
+}
+
+/// The bytes `[offset, offset + len)` of a payload as ranges of the arena.
+pub fn ranges(extents: &Packed, offset: u64, len: u64) -> impl Iterator<Item = (u64, u64)> + '_ {
+    let (mut skip, mut left) = (offset, len);
+    extents.iter().filter_map(move |(at, room)| {
+        let begin = skip.min(room);
+        skip -= begin;
+        let take = (room - begin).min(left);
+        left -= take;
+        (take > 0).then_some((at + begin, take))
+    })
+}
+
+/// The same bytes as buffers.
+pub fn buffers(
+    mapping: &Arc<Mapping>,
+    extents: &Packed,
+    offset: u64,
+    len: u64,
+) -> Result<Vec<Buffer>, Error> {
+    ranges(extents, offset, len)
+        .map(|(at, len)| mapping.buffer(at, len).map_err(Error::from))
+        .collect()
+}
+
+/// Writes the table of a block in several parts to its place at the payload's end.
+pub fn write_table(
+    mapping: &Mapping,
+    extents: &Packed,
+    len: u64,
+    parts: &[Part],
+) -> Result<(), Error> {
+    let table = encode(parts);
+    let mut rest = table.as_slice();
+    for (at, len) in ranges(extents, len - table.len() as u64, table.len() as u64) {
+        let (now, later) = rest.split_at(len as usize);
+        mapping.write_from(at, now)?;
+        rest = later;
+    }
+    Ok(())
+}
+
+/// The parts of a published block; `None` when its table does not verify.
+pub fn read(
+    mapping: &Mapping,
+    identity: &Identity,
+    extents: &Packed,
+    len: u64,
+    parts: u16,
+    checksum: Checksum,
+) -> Option<Vec<Part>> {
+    if parts == 1 {
+        return Some(vec![Part {
+            offset: 0,
+            len,
+            checksum,
+        }]);
+    }
+    let table_len = u64::from(parts) * ENTRY;
+    let begin = len.checked_sub(table_len)?;
+    let mut table = vec![0; table_len as usize];
+    let mut at = 0;
+    for (offset, len) in ranges(extents, begin, table_len) {
+        mapping
+            .read_into(offset, &mut table[at..at + len as usize])
+            .ok()?;
+        at += len as usize;
+    }
+    let found = decode(&table);
+    if record_checksum(identity, &found) != checksum {
+        return None;
+    }
+    let inside = |part: &Part| {
+        part.offset
+            .checked_add(part.len)
+            .is_some_and(|end| end <= begin)
+    };
+    found.iter().all(inside).then_some(found)
+}
+
+/// The caller's bytes of a published block; `None` when its part table does not verify.
+pub fn payload_of(mapping: &Mapping, place: &Place) -> Option<u64> {
+    let Place {
+        identity,
+        extents,
+        len,
+        parts,
+        checksum,
+        ..
+    } = place;
+    let found = read(mapping, identity, extents, *len, *parts, *checksum)?;
+    Some(found.iter().map(|part| part.len).sum())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_cut_across_extents() {
+        let extents = Packed::new(&[(8192, 4096), (65536, 8192)]).unwrap();
+        let all: Vec<_> = ranges(&extents, 4000, 200).collect();
+        assert_eq!(all, [(8192 + 4000, 96), (65536, 104)]);
+        assert_eq!(
+            ranges(&extents, 4096, 8192).collect::<Vec<_>>(),
+            [(65536, 8192)]
+        );
+    }
+
+    #[test]
+    fn the_table_follows_the_parts_aligned() {
+        assert_eq!(payload_len(&[100]), 100);
+        assert_eq!(payload_len(&[100, 100]), 8192 + 64);
+        let parts = blank(&[100, 100]);
+        assert_eq!(parts[1].offset, 4096);
+        assert_eq!(decode(&encode(&parts)), parts);
+    }
+}

@@ -1,0 +1,517 @@
+//! Recovery: the index and the allocator from the record table alone.
+//!
+//! Sequences decide. A live record is dead when a higher one, live or dead, overlaps its extents
+//! or repeats its identity; everything else live is served. Payloads are not read here: they
+//! verify when they are used.
+//!
+//! The table goes into the index as it is read, each thread reading a part of it, so that nothing
+//! else of all records is kept but where their extents lie. What a file has never written of its
+//! table is not read.
+
+use std::cmp::Reverse;
+use std::collections::{HashMap, HashSet};
+
+use kvdepot_alloc::{Extent, Pool};
+use kvdepot_media::Mapping;
+
+use crate::arena::Arena;
+use crate::error::Error;
+use crate::fill::{Held, fill, read_table, written};
+use crate::format::GRANULE;
+use crate::format::layout::Layout;
+use crate::format::record::{self, Record, Slot, State as RecordState};
+use crate::index::{Entry, Index, Records, Stage};
+use crate::key::Identity;
+use crate::roll::Share;
+use crate::size;
+
+/// What opening found, for logs and `kvdepot doctor`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[non_exhaustive]
+pub struct Opening {
+    /// Blocks served again.
+    pub blocks: u64,
+    /// Records that did not verify or named impossible extents.
+    pub damaged: u64,
+    /// Live records outranked by newer ones.
+    pub outranked: u64,
+    /// Whether the arena was made by this opening.
+    pub created: bool,
+}
+
+/// What the table says.
+pub(crate) struct Recovered {
+    pub(crate) pool: Pool,
+    pub(crate) index: Index,
+    pub(crate) records: Records,
+    /// Blocks and bytes of each namespace, by its number.
+    pub(crate) shares: Vec<Share>,
+    /// Live records that are dead by the rules, to be marked so on the medium.
+    pub(crate) outranked: Vec<(u32, Record)>,
+    /// Slots that hold no record.
+    pub(crate) damaged: Vec<u32>,
+    /// The highest sequence in the table, 0 when it is empty.
+    pub(crate) highest: u64,
+    pub(crate) opening: Opening,
+}
+
+/// The records that verify and lie inside the arena.
+#[derive(Default)]
+pub struct Survey {
+    /// Live and dead ones, by slot.
+    pub(crate) records: Vec<(u32, Record)>,
+    /// Live ones whose extents the medium does not have (any more): it was truncated.
+    pub(crate) lost: Vec<(u32, Record)>,
+    /// Slots that hold something else.
+    pub(crate) damaged: Vec<u32>,
+}
+
+/// Reads the whole table of an arena that says it has this layout.
+pub fn survey(mapping: &Mapping, layout: Layout, uuid: &[u8; 16]) -> Result<Survey, Error> {
+    let mut survey = Survey::default();
+    for some in written(mapping, layout)? {
+        read_table(mapping, layout, uuid, some, |slot, held| match held {
+            Held::Record(record) => survey.records.push((slot, record)),
+            Held::Lost(record) => survey.lost.push((slot, record)),
+            Held::Damaged => survey.damaged.push(slot),
+        })?;
+    }
+    Ok(survey)
+}
+
+/// Whether all extents of a record lie between two offsets.
+pub fn is_inside(record: &Record, begin: u64, end: u64) -> bool {
+    let within =
+        |(at, len): (u64, u64)| at >= begin && at.checked_add(len).is_some_and(|to| to <= end);
+    record.extents.iter().all(within)
+}
+
+/// Which of the surveyed records, in the order of their slots, are live and outranked by none.
+pub fn judge(records: &[(u32, Record)]) -> Vec<bool> {
+    let mut highest: HashMap<Identity, Rank> = HashMap::new();
+    for (slot, record) in records {
+        let rank = rank(*slot, record);
+        let known = highest.entry(record.identity).or_insert(rank);
+        *known = rank.max(*known);
+    }
+    let each = records
+        .iter()
+        .flat_map(|(slot, record)| places(*slot, record));
+    let mut extents: Vec<Place> = each.collect();
+    let at = |slot: u32| records.partition_point(|(other, _)| *other < slot);
+    let mut below = HashSet::new();
+    overlaps(&mut extents, |a, b| {
+        let rank = |slot| rank(slot, &records[at(slot)].1);
+        below.insert(if rank(a) > rank(b) { b } else { a });
+        Ok::<_, Error>(())
+    })
+    .unwrap_or_default();
+    let is_served = |(slot, record): &(u32, Record)| {
+        record.state == RecordState::Live
+            && highest[&record.identity] == rank(*slot, record)
+            && !below.contains(slot)
+    };
+    records.iter().map(is_served).collect()
+}
+
+/// Where a record counts: by falling sequence, and of equal ones, which no sound arena holds, the
+/// lower slot first.
+type Rank = (u64, Reverse<u32>);
+
+fn rank(slot: u32, record: &Record) -> Rank {
+    (record.sequence, Reverse(slot))
+}
+
+/// An extent, and whose it is: begin and length in granules, so that the order is that of their
+/// begins, and the record's slot.
+pub(crate) type Place = (u64, u32);
+
+const LEN_BITS: u32 = 24;
+
+pub(crate) fn places(slot: u32, record: &Record) -> impl Iterator<Item = Place> + use<'_> {
+    let place = move |(at, len): (u64, u64)| (((at / GRANULE) << LEN_BITS) | (len / GRANULE), slot);
+    record.extents.iter().map(place)
+}
+
+/// Begin and end of a place in bytes.
+fn range((packed, _): &Place) -> (u64, u64) {
+    let begin = packed >> LEN_BITS;
+    let len = packed & ((1 << LEN_BITS) - 1);
+    (begin * GRANULE, (begin + len) * GRANULE)
+}
+
+/// Sorts extents, and calls `each` with the slots of two records that share bytes.
+fn overlaps<E>(
+    extents: &mut [Place],
+    mut each: impl FnMut(u32, u32) -> Result<(), E>,
+) -> Result<(), E> {
+    extents.sort_unstable();
+    // One pass; `open` keeps the extents that reach beyond the current begin.
+    let mut open: Vec<(u64, u32)> = Vec::new();
+    for place in &*extents {
+        let ((begin, end), slot) = (range(place), place.1);
+        open.retain(|(end, _)| *end > begin);
+        for (_, other) in &open {
+            if *other != slot {
+                each(*other, slot)?;
+            }
+        }
+        open.push((end, slot));
+    }
+    Ok(())
+}
+
+/// Recovers an arena that says it has `layout`; the pool covers what the medium has of it.
+pub(crate) fn recover(
+    mapping: &Mapping,
+    layout: Layout,
+    uuid: &[u8; 16],
+) -> Result<Recovered, Error> {
+    let mut index = Index::new(layout.records);
+    let mut part = fill(mapping, layout, uuid, &mut index)?;
+    let mut places = std::mem::take(&mut part.places);
+    // The dead outrank too.
+    for slot in std::mem::take(&mut part.dead) {
+        if let Some((slot, record)) = read_slot(mapping, layout, uuid, slot)? {
+            let rank = rank(slot, &record);
+            part.outrank(&index, &record.identity, |entry| entry.rank() < rank);
+        }
+    }
+    overlaps(&mut places, |a, b| {
+        // Dead ones, mostly, under what has come there since.
+        let (a, b) = (
+            read_slot(mapping, layout, uuid, a)?,
+            read_slot(mapping, layout, uuid, b)?,
+        );
+        if let (Some(a), Some(b)) = (a, b) {
+            let (slot, below) = std::cmp::min_by_key(a, b, |(slot, record)| rank(*slot, record));
+            part.outrank(&index, &below.identity, |entry| entry.record == slot);
+        }
+        Ok::<_, Error>(())
+    })?;
+    let mut is_taken = vec![false; part.used as usize];
+    let mut shares: Vec<Share> = Vec::new();
+    index.walk(|_, entry| {
+        is_taken[entry.record as usize] = true;
+        let number = entry.namespace as usize;
+        if shares.len() <= number {
+            shares.resize(number + 1, (0, 0));
+        }
+        shares[number] = (shares[number].0 + 1, shares[number].1 + entry.len);
+    });
+    let kept = places.into_iter();
+    let pool = pool(
+        layout,
+        mapping.len(),
+        kept.filter(|(_, slot)| is_taken[*slot as usize]),
+    )?;
+    let mut records = Records::new(layout.records as u32);
+    let taken = (0..).zip(&is_taken).filter(|(_, taken)| **taken);
+    records.restore(taken.map(|(slot, _)| slot), part.used);
+    let opening = Opening {
+        blocks: index.live(),
+        damaged: part.damaged.len() as u64 + part.lost,
+        outranked: part.beaten.len() as u64,
+        created: false,
+    };
+    let dead = |entry: &Entry| (entry.record, record(&index, entry));
+    let outranked = part.beaten.iter().map(dead).collect();
+    Ok(Recovered {
+        pool,
+        records,
+        shares,
+        outranked,
+        damaged: part.damaged,
+        highest: part.highest,
+        opening,
+        index,
+    })
+}
+
+/// The record of a block that was read.
+fn record(index: &Index, entry: &Entry) -> Record {
+    Record {
+        state: RecordState::Live,
+        parts: entry.parts,
+        created: 0,
+        sequence: entry.sequence,
+        identity: Identity {
+            namespace: index.id(entry.namespace),
+            key: entry.key,
+        },
+        extents: entry.extents,
+        len: entry.len,
+        checksum: entry.checksum,
+    }
+}
+
+/// A record that was there when the table was read.
+fn read_slot(
+    mapping: &Mapping,
+    layout: Layout,
+    uuid: &[u8; 16],
+    slot: u32,
+) -> Result<Option<(u32, Record)>, Error> {
+    let mut bytes = [0; record::LEN];
+    mapping.read_into(layout.record(slot), &mut bytes)?;
+    Ok(match Record::decode(&bytes, record::seed(uuid, slot)) {
+        Slot::Used(record) => Some((slot, record)),
+        _ => None,
+    })
+}
+
+fn pool(layout: Layout, medium: u64, places: impl Iterator<Item = Place>) -> Result<Pool, Error> {
+    // As large as places are, so that these are not copied.
+    let extents = places.map(|place| {
+        let (begin, end) = range(&place);
+        Extent {
+            offset: begin - layout.data,
+            len: end - begin,
+        }
+    });
+    Pool::rebuild(layout.on(medium).data_len(), GRANULE, extents)
+        .map_err(|error| Error::config("capacity", size::show(layout.capacity), error.to_string()))
+}
+
+pub(crate) fn entry(slot: u32, record: &Record, namespace: u32) -> Entry {
+    let mut entry = Entry::new(record.identity.key, namespace, record.extents, record.len);
+    entry.record = slot;
+    entry.parts = record.parts;
+    entry.checksum = record.checksum;
+    entry.sequence = record.sequence;
+    entry.stage = Stage::Live;
+    // Until the blocks of all devices are ranked.
+    entry.stamp = record.sequence;
+    entry
+}
+
+impl Arena {
+    /// Marks outranked records dead on the medium: what outranks them may be reused one day, and
+    /// they must not come back then.
+    pub(crate) fn outrank(&self, outranked: &[(u32, Record)]) {
+        let dead = |(slot, record): &(u32, Record)| {
+            let state = RecordState::Dead;
+            (*slot, Record { state, ..*record })
+        };
+        let mut dead: Vec<(u32, Record)> = outranked.iter().map(dead).collect();
+        self.read_created(&mut dead);
+        self.write_records(&dead);
+    }
+
+    /// Makes slots empty on the medium that hold no record: else each check would find them as long
+    /// as nothing else comes there.
+    pub(crate) fn mend(&self, damaged: &[u32]) {
+        let layout = self.layout();
+        let places = damaged
+            .iter()
+            .map(|slot| (layout.record(*slot), record::LEN as u64));
+        // What is lost is as good as empty, and takes nothing.
+        let places: Vec<(u64, u64)> = places
+            .filter(|(at, len)| !self.is_lost(*at, *len))
+            .collect();
+        if places.is_empty() {
+            return;
+        }
+        let mapping = self.mapping.load();
+        for (at, _) in &places {
+            if let Err(error) = mapping.write_from(*at, &[0; record::LEN]) {
+                tracing::error!(tier = self.name, at, %error, "a record could not be mended");
+            }
+        }
+        self.sync_each(&places);
+        let path = self.path().map(|path| path.display().to_string());
+        tracing::warn!(
+            path,
+            records = places.len(),
+            "records that a crash tore, or rot, are empty now"
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kvdepot_media::checksum::Checksum;
+    use kvdepot_media::{Access, Mapping};
+    use kvdepot_testkit::seed::{Rng, rounds};
+
+    use super::*;
+    use crate::fill::{in_use, shares_of};
+    use crate::index::Uses;
+    use crate::key::{Identity, Key, NamespaceId};
+
+    /// A file with an arena's table, in which these records are; each of another key.
+    fn table(path: &std::path::Path, layout: Layout, slots: impl Iterator<Item = u32>) {
+        let made = Mapping::create(path, layout.capacity).unwrap();
+        for slot in slots {
+            let mut key = [0; 32];
+            key[..4].copy_from_slice(&slot.to_le_bytes());
+            let extent = (layout.data + u64::from(slot) * GRANULE, GRANULE);
+            let record = Record {
+                state: RecordState::Live,
+                parts: 1,
+                created: 0,
+                // Not in the order of the slots, nor without gaps.
+                sequence: u64::from(slot ^ 0x55) * 3 + 1,
+                identity: Identity {
+                    namespace: NamespaceId([(slot % 3) as u8; 16]),
+                    key: Key(key),
+                },
+                extents: record::Packed::new(&[extent]).unwrap(),
+                len: 100,
+                checksum: Checksum([0; 16]),
+            };
+            let bytes = record.encode(record::seed(&UUID, slot));
+            made.write_from(layout.record(slot), &bytes).unwrap();
+        }
+    }
+
+    const UUID: [u8; 16] = [7; 16];
+
+    #[test]
+    fn threads_that_read_parts_of_a_table_find_what_one_does() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("arena");
+        let layout = Layout::new(96 << 20, 20_000).unwrap();
+        // Pages of the table that nobody has written lie between others.
+        let slots = || (0..20_000_u32).filter(|slot| slot % 4096 < 1500 && slot % 7 > 0);
+        table(&path, layout, slots());
+        let mapping = Mapping::open(&path, Access::ReadWrite).unwrap();
+        let ranges = written(&mapping, layout).unwrap();
+        let shares = shares_of(&ranges, 5);
+        assert_eq!(shares.len(), 5);
+        let all: Vec<u32> = shares.iter().flatten().flat_map(Clone::clone).collect();
+        assert!(
+            all.is_sorted_by(|a, b| a < b) && slots().all(|slot| all.binary_search(&slot).is_ok())
+        );
+        let used = in_use(&mapping, layout, &ranges).unwrap() as usize;
+        assert!(
+            used.abs_diff(slots().count()) < slots().count() / 4,
+            "{used}"
+        );
+        let mut found = recover(&mapping, layout, &UUID).unwrap();
+        let count = slots().count() as u64;
+        assert_eq!((found.opening.blocks, found.opening.damaged), (count, 0));
+        assert_eq!(found.pool.live_count() as u64, count);
+        let shares: u64 = found.shares.iter().map(|(blocks, _)| blocks).sum();
+        assert_eq!((found.shares.len(), shares), (3, count));
+        assert_eq!(found.records.vacant(), layout.records - count);
+        let uses = Uses::default();
+        uses.call(10);
+        found.index.rank(&uses);
+        let mut stamps = Vec::new();
+        found
+            .index
+            .walk(|_, entry| stamps.push((entry.sequence, entry.stamp)));
+        stamps.sort_unstable();
+        assert!(stamps.is_sorted_by(|a, b| a.1 < b.1) && stamps[0].1 == 10);
+        assert!(uses.call(1).of(0) > stamps[stamps.len() - 1].1);
+        // The first free record is the first that is not in use.
+        assert_eq!(found.records.take(), Some(0));
+    }
+
+    #[test]
+    fn a_page_of_the_table_that_cannot_be_read_costs_what_is_recorded_there() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("arena");
+        let layout = Layout::new(4 << 20, 256).unwrap();
+        table(&path, layout, 0..256);
+        let mapping = Mapping::open(&path, Access::ReadWrite).unwrap();
+        // What is behind is gone as soon as it is touched.
+        let file = std::fs::File::options().write(true).open(&path).unwrap();
+        file.set_len(layout.record(64)).unwrap();
+        let found = recover(&mapping, layout, &UUID).unwrap();
+        assert_eq!((found.opening.blocks, found.opening.damaged), (64, 192));
+        assert_eq!(found.highest, 127 * 3 + 1);
+    }
+
+    /// Any record, in an arena so small that it often shares bytes or the identity of another.
+    fn any_record(rng: &mut Rng, layout: Layout) -> Record {
+        let room = layout.data_len() / GRANULE;
+        loop {
+            let mut extents = Vec::new();
+            for _ in 0..rng.between(1, 4) {
+                let at = rng.below(room);
+                let len = rng.between(1, (room - at).min(4));
+                extents.push((layout.data + at * GRANULE, len * GRANULE));
+            }
+            let extents = record::Packed::new(&extents).unwrap();
+            if !extents.is_sound() {
+                continue;
+            }
+            return Record {
+                state: *rng.pick(&[RecordState::Live, RecordState::Live, RecordState::Dead]),
+                parts: 1,
+                created: 0,
+                // Also equal ones.
+                sequence: rng.below(300),
+                identity: Identity {
+                    namespace: NamespaceId([rng.below(3) as u8; 16]),
+                    key: Key([rng.below(60) as u8; 32]),
+                },
+                extents,
+                len: rng.between(1, extents.room()),
+                checksum: Checksum([rng.below(256) as u8; 16]),
+            };
+        }
+    }
+
+    #[test]
+    fn what_is_served_of_any_table_is_what_the_rules_say() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("arena");
+        let layout = Layout::new(1 << 20, 300).unwrap();
+        let mut rng = Rng::for_test("recover");
+        for round in 0..rounds(200) {
+            drop(std::fs::remove_file(&path));
+            let made = Mapping::create(&path, layout.capacity).unwrap();
+            for slot in 0..layout.records as u32 {
+                let mut bytes = match rng.once_in(2) {
+                    true => any_record(&mut rng, layout).encode(record::seed(&UUID, slot)),
+                    false => continue,
+                };
+                bytes[20] ^= u8::from(rng.once_in(20));
+                made.write_from(layout.record(slot), &bytes).unwrap();
+            }
+            drop(made);
+            if rng.once_in(4) {
+                let file = std::fs::File::options().write(true).open(&path).unwrap();
+                let cut = rng.between(layout.data + GRANULE, layout.capacity);
+                file.set_len(cut).unwrap();
+            }
+            let mapping = Mapping::open(&path, Access::ReadWrite).unwrap();
+            let survey = survey(&mapping, layout, &UUID).unwrap();
+            let judged = survey.records.iter().zip(judge(&survey.records));
+            let judged = judged.filter(|(_, served)| *served);
+            let judged: Vec<_> = judged.map(|((slot, record), _)| (*slot, *record)).collect();
+            let found = recover(&mapping, layout, &UUID).unwrap();
+            let mut served = Vec::new();
+            found
+                .index
+                .walk(|_, entry| served.push((entry.record, record(&found.index, &entry))));
+            served.sort_unstable_by_key(|(slot, _)| *slot);
+            assert_eq!(served, judged, "round {round}");
+            let mut taken: Vec<(u64, u64)> = judged
+                .iter()
+                .flat_map(|(_, record)| record.extents.iter())
+                .map(|(at, len)| (at - layout.data, len))
+                .collect();
+            taken.sort_unstable();
+            let live = found.pool.live_extents();
+            let live: Vec<(u64, u64)> = live.map(|live| (live.offset, live.len)).collect();
+            assert_eq!(live, taken, "round {round}");
+            assert_eq!(found.index.live(), judged.len() as u64);
+            let room: u64 = taken.iter().map(|(_, len)| len).sum();
+            assert_eq!(found.index.evictable_bytes(), room);
+            assert_eq!(found.records.vacant(), layout.records - judged.len() as u64);
+            let lost = survey.lost.len() + survey.damaged.len();
+            assert_eq!(found.opening.damaged, lost as u64);
+            // What is not served is dead, and marked so.
+            let dead = survey.records.iter();
+            let dead = dead.filter(|(_, record)| record.state == RecordState::Live);
+            assert_eq!(
+                found.opening.outranked,
+                dead.count() as u64 - judged.len() as u64
+            );
+        }
+    }
+}

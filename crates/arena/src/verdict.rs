@@ -1,0 +1,220 @@
+//! What became of blocks, by what became of their parts: the one place where parts are counted
+//! together. Any part that fails decides against its block, and a block has moved only when every
+//! part of it was planned, moved and, if it was read from a tier, has its checksum.
+
+use kvdepot_media::{Checksum, Done, Failure, Outcome};
+
+/// What became of one block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(
+    clippy::exhaustive_enums,
+    reason = "whoever asks has an answer for each"
+)]
+pub enum Moved {
+    /// In place: the checksum of what was moved, which for a load is the one expected. Of a block
+    /// in several parts that of its last one.
+    Done(Checksum),
+    /// The bytes do not have the checksum that was expected.
+    Corrupt,
+    /// Not moved, or nothing is known about it.
+    Failed,
+    /// Given up while lanes may still touch its place, which must not be used again.
+    Abandoned,
+}
+
+/// What a batch does with bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(
+    clippy::exhaustive_enums,
+    reason = "whoever asks has an answer for each"
+)]
+pub enum Bytes {
+    /// They come from a tier: their checksums are known.
+    Verified,
+    /// Somebody brings them: whatever they are is right.
+    New,
+}
+
+/// The blocks of one batch, by the tags of their parts.
+pub struct Verdicts {
+    bytes: Bytes,
+    blocks: Vec<Block>,
+    failure: Option<Failure>,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Block {
+    /// Parts of it that were planned, once all were.
+    planned: usize,
+    /// Those that are in place.
+    moved: usize,
+    checksum: Checksum,
+    against: Option<Against>,
+}
+
+/// What was found against a block; the later one says more.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Against {
+    Failed,
+    Corrupt,
+}
+
+impl Verdicts {
+    /// Of so many blocks, none of which is planned.
+    pub fn new(bytes: Bytes, blocks: usize) -> Verdicts {
+        Verdicts {
+            bytes,
+            blocks: vec![Block::default(); blocks],
+            failure: None,
+        }
+    }
+
+    /// All parts of block `tag` are in the batch, `parts` of them.
+    pub fn planned(&mut self, tag: usize, parts: usize) {
+        self.blocks[tag].planned = parts;
+    }
+
+    /// Block `tag` does not verify, whatever becomes of its parts.
+    pub fn corrupt(&mut self, tag: usize) {
+        self.blocks[tag].find(Against::Corrupt);
+    }
+
+    /// The batch has ended.
+    pub fn count(&mut self, done: &Done<'_>) {
+        done.parts().for_each(|(tag, part)| self.part(tag, part));
+    }
+
+    fn part(&mut self, tag: u32, part: Result<Outcome, Failure>) {
+        let Some(block) = self.blocks.get_mut(tag as usize) else {
+            return;
+        };
+        match (part, self.bytes) {
+            (
+                Ok(Outcome {
+                    matches: Some(false),
+                    ..
+                }),
+                _,
+            ) => block.find(Against::Corrupt),
+            // Nobody has compared it.
+            (Ok(Outcome { matches: None, .. }), Bytes::Verified) => block.find(Against::Failed),
+            (Ok(part), _) => {
+                block.moved += 1;
+                block.checksum = part.checksum;
+            }
+            (Err(failure), _) => {
+                block.find(Against::Failed);
+                self.failure.get_or_insert(failure);
+            }
+        }
+    }
+
+    /// What became of block `tag`; nothing is known before the batch has been counted.
+    pub fn of(&self, tag: usize) -> Moved {
+        let block = &self.blocks[tag];
+        match block.against {
+            Some(Against::Corrupt) => Moved::Corrupt,
+            Some(Against::Failed) => Moved::Failed,
+            None if block.planned > 0 && block.moved == block.planned => {
+                Moved::Done(block.checksum)
+            }
+            None => Moved::Failed,
+        }
+    }
+
+    /// What became of each.
+    pub fn all(&self) -> Vec<Moved> {
+        (0..self.blocks.len()).map(|tag| self.of(tag)).collect()
+    }
+
+    /// Why the first part that was not moved was not.
+    pub fn failure(&self) -> Option<Failure> {
+        self.failure
+    }
+}
+
+impl Block {
+    fn find(&mut self, against: Against) {
+        self.against = self.against.max(Some(against));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kvdepot_media::checksum::{self, PartId};
+    use kvdepot_media::{Buffer, Copier, CopierConfig};
+
+    use super::*;
+
+    const LEN: usize = 100;
+
+    fn id(part: u32) -> PartId {
+        PartId {
+            namespace: [0; 16],
+            key: [0; 32],
+            part,
+            parts: 4,
+        }
+    }
+
+    /// A block of these parts, sound or not, of which all or only the first ones are planned.
+    fn judge(sound: &[bool], whole: bool) -> Moved {
+        let mut config = CopierConfig::default();
+        config.lanes = 1;
+        let copier = Copier::new(config).unwrap();
+        let mut batch = copier.batch();
+        let mut verdicts = Verdicts::new(Bytes::Verified, 1);
+        for (part, sound) in sound.iter().enumerate() {
+            let id = id(part as u32);
+            let mut sum = checksum::of(&id, &[7; LEN]);
+            sum.0[3] ^= u8::from(!sound);
+            let from = [Buffer::from_vec(vec![7; LEN])];
+            batch.hash_only(&id, &from, Some(sum), 0).unwrap();
+        }
+        if whole {
+            verdicts.planned(0, sound.len());
+        }
+        let (sender, receiver) = std::sync::mpsc::channel();
+        let ticket = copier.submit(batch, move |done: &mut Done<'_>| {
+            verdicts.count(done);
+            sender.send(verdicts.of(0)).unwrap();
+        });
+        assert!(ticket.wait(None));
+        receiver.recv().unwrap()
+    }
+
+    #[test]
+    fn any_part_decides_against_its_block() {
+        for parts in 1..=4usize {
+            for pattern in 0..1u32 << parts {
+                let sound: Vec<bool> = (0..parts).map(|part| pattern >> part & 1 == 1).collect();
+                let all = sound.iter().all(|sound| *sound);
+                assert_eq!(judge(&sound, true) == Moved::Corrupt, !all, "{sound:?}");
+                assert_eq!(matches!(judge(&sound, true), Moved::Done(_)), all);
+            }
+        }
+    }
+
+    #[test]
+    fn a_block_that_was_planned_in_part_has_not_moved() {
+        assert_eq!(judge(&[true, true], false), Moved::Failed);
+        assert_eq!(judge(&[true, false], false), Moved::Corrupt);
+        assert_eq!(judge(&[], true), Moved::Failed);
+    }
+
+    #[test]
+    fn what_nobody_has_compared_or_moved_is_not_verified() {
+        let part = |matches| {
+            let mut verdicts = Verdicts::new(Bytes::Verified, 1);
+            verdicts.planned(0, 1);
+            verdicts.part(0, matches);
+            verdicts.of(0)
+        };
+        assert_eq!(part(Err(Failure::Cancelled)), Moved::Failed);
+        let mut verdicts = Verdicts::new(Bytes::New, 2);
+        verdicts.planned(0, 2);
+        verdicts.part(0, Err(Failure::Device));
+        assert_eq!(verdicts.all(), [Moved::Failed; 2]);
+        assert_eq!(verdicts.failure(), Some(Failure::Device));
+    }
+}
