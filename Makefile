@@ -140,7 +140,7 @@ sim: ## Seeded histories of everything at once, with faults, for SIM_SECONDS
 ifdef SIM_BREAK
 	SIM_SECONDS=$(SIM_SECONDS) cargo run --quiet -p kvdepot-dev -- mutants break $(SIM_BREAK)
 else
-	SIM_SECONDS=$(SIM_SECONDS) cargo test --quiet -p kvdepot-store --test sim
+	SIM_SECONDS=$(SIM_SECONDS) cargo test --quiet -p kvdepot-service --test sim
 endif
 
 test-all: ## The same with many more rounds, and with fresh seeds, which are printed
@@ -176,8 +176,9 @@ test-unsafe: ## Unsafe code and threads under Miri and the sanitizers; needs a n
 	$(call say,ThreadSanitizer: data races)
 	@$(nightly); $(call sanitized,thread) -p kvdepot-media --test copier --test staged
 	@# One at a time: this sanitizer does not see that addresses of a mapping that is gone are new.
-	@$(nightly); $(call sanitized,thread) -p kvdepot-store --test concurrency --test pipeline \
+	@$(nightly); $(call sanitized,thread) -p kvdepot-service --test concurrency \
 		--test service --test service_ends -- --test-threads=1
+	@$(nightly); $(call sanitized,thread) -p kvdepot-store --test pipeline -- --test-threads=1
 	@$(nightly); $(call sanitized,thread) -p kvdepot-alloc --test shared
 	$(call say,AddressSanitizer: memory that is gone)
 	@$(nightly); $(call sanitized,address) -p kvdepot-media --test copier --test staged --test mapping

@@ -13,7 +13,7 @@ from kvd_reader import Arena, Record
 
 pytestmark = pytest.mark.unit
 
-FIXTURES = Path(__file__).parents[2] / "crates" / "store" / "tests" / "fixtures"
+FIXTURES = Path(__file__).parents[2] / "crates" / "service" / "tests" / "fixtures"
 FIELDS = ["model", "dtype", "block_tokens", "weights", "layout", "group", "world", "hash", "salt"]
 
 

@@ -2,7 +2,7 @@
 # kvdepot on a device DAX and on a DAX file system, in a small virtual machine without KVM.
 #
 # A Debian kernel with two emulated NVDIMMs boots twice, each time with tests/vm/init as its first
-# process, which runs crates/store/tests/device_dax.rs and the kvdepot command. The NVDIMMs are
+# process, which runs crates/service/tests/device_dax.rs and the kvdepot command. The NVDIMMs are
 # files here, so what is on them is there again at the second boot; the first one stops without a
 # word to its file systems. The exit status of the guest is the result.
 #
@@ -73,7 +73,7 @@ find_kernel() {
 # Sets `command` and `test` to the programs under test.
 build_programs() {
     local target=${CARGO_TARGET_DIR:-target} name='s/.*Executable .*device_dax.rs (\(.*\))$/\1/p'
-    local build=(cargo test -p kvdepot-store --test device_dax --no-run)
+    local build=(cargo test -p kvdepot-service --test device_dax --no-run)
     cargo build --quiet -p kvdepot-cli --no-default-features
     "${build[@]}" --quiet
     command=$target/debug/kvdepot

@@ -64,7 +64,7 @@ pub(crate) fn check(
 ) -> PyResult<()> {
     match settings::source(pipeline, settings)? {
         Source::Tiers(config) if !options_only => {
-            let checked = py.detach(|| config.check());
+            let checked = py.detach(|| kvdepot_service::check(&config));
             checked.map_err(|error| errors::raise(py, error))
         }
         Source::Tiers(_) | Source::Service { .. } => Ok(()),

@@ -68,7 +68,7 @@ impl BlockBuffers {
 
     /// Refuses buffers that do not fit the keys, are empty or too long, or (for destinations) are
     /// read-only or overlap.
-    pub(crate) fn check(&self, keys: usize, written: bool) -> Result<(), Error> {
+    pub fn check(&self, keys: usize, written: bool) -> Result<(), Error> {
         if self.len() != keys {
             return Err(Error::input(
                 "buffers",

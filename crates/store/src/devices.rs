@@ -7,7 +7,7 @@ use std::time::Duration;
 use kvdepot_arena::{Arena, Error, Format, Opening, Options};
 
 use crate::pipeline::{Core, Drained};
-use crate::share::MEDIA_MAX;
+use crate::placement::MEDIA_MAX;
 use crate::tier::{DAX, Tier};
 
 /// What a device is doing.
@@ -106,7 +106,8 @@ pub enum DrainTo {
 }
 
 impl Core {
-    pub(crate) fn devices(&self) -> Result<Vec<DeviceStats>, Error> {
+    /// As [`Depot::devices`](crate::Depot::devices).
+    pub fn devices(&self) -> Result<Vec<DeviceStats>, Error> {
         let _pass = self.gate.enter()?;
         let media = self.media();
         Ok(media
@@ -115,7 +116,8 @@ impl Core {
             .collect())
     }
 
-    pub(crate) fn add_device(&self, path: &Path, capacity: Option<u64>) -> Result<Opening, Error> {
+    /// As [`Depot::add_device`](crate::Depot::add_device).
+    pub fn add_device(&self, path: &Path, capacity: Option<u64>) -> Result<Opening, Error> {
         let core = self;
         let _pass = core.gate.enter()?;
         if core.media().len() >= MEDIA_MAX {
@@ -141,7 +143,8 @@ impl Core {
         Ok(opening)
     }
 
-    pub(crate) fn drain_device(
+    /// As [`Depot::drain_device`](crate::Depot::drain_device).
+    pub fn drain_device(
         &self,
         path: &Path,
         to: DrainTo,
@@ -157,12 +160,8 @@ impl Core {
         self.clear_out(index, &arena, to == DrainTo::Others, patience)
     }
 
-    pub(crate) fn remove_device(
-        &self,
-        path: &Path,
-        force: bool,
-        patience: Duration,
-    ) -> Result<(), Error> {
+    /// As [`Depot::remove_device`](crate::Depot::remove_device).
+    pub fn remove_device(&self, path: &Path, force: bool, patience: Duration) -> Result<(), Error> {
         drop(self.gate.enter()?);
         let (index, tier, arena) = self.device(path)?;
         if tier.arenas().len() == 1 {
@@ -185,7 +184,8 @@ impl Core {
         Ok(())
     }
 
-    pub(crate) fn grow_device(&self, path: &Path, capacity: u64) -> Result<(), Error> {
+    /// As [`Depot::grow_device`](crate::Depot::grow_device).
+    pub fn grow_device(&self, path: &Path, capacity: u64) -> Result<(), Error> {
         let _pass = self.gate.enter()?;
         let (_, tier, arena) = self.device(path)?;
         tier.grow(&arena, path, capacity)

@@ -11,7 +11,7 @@ static NEXT: AtomicU64 = AtomicU64::new(1);
 
 /// What the log says about one task.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Journal {
+pub struct Journal {
     task: u64,
     op: &'static str,
     subtasks: usize,
@@ -21,7 +21,7 @@ pub(crate) struct Journal {
 
 impl Journal {
     /// Logs that a task is dispatched.
-    pub(crate) fn dispatched(op: &'static str, subtasks: usize, bytes: u64) -> Journal {
+    pub fn dispatched(op: &'static str, subtasks: usize, bytes: u64) -> Journal {
         let task = NEXT.fetch_add(1, Ordering::Relaxed);
         tracing::debug!(task, op, subtasks, bytes, "task dispatched");
         Journal {
@@ -34,12 +34,12 @@ impl Journal {
     }
 
     /// Since it was dispatched.
-    pub(crate) fn elapsed(&self) -> Duration {
+    pub fn elapsed(&self) -> Duration {
         self.started.elapsed()
     }
 
     /// Logs that it is finished, `done` of its subtasks with success.
-    pub(crate) fn finished(&self, done: usize) {
+    pub fn finished(&self, done: usize) {
         let Journal {
             task,
             op,

@@ -1,8 +1,8 @@
 //! What bytes mean: keys, namespaces, records, index, eviction, tiers, pipelines.
 //!
-//! [`Depot`] is the public face. Inside, an *arena* is one medium with its allocator, index and
-//! record table; the *pipeline* chains arenas near to far and starts the copies; *share* lets
-//! other processes of the host move bytes for the owner. Bytes move in `kvdepot-media` only.
+//! [`Depot`] is the public face: it hands each call to what answers it, the [`Core`] of this process
+//! or, by [`Verbs`], another one's. The *pipeline* chains tiers near to far and starts the copies.
+//! Bytes move in `kvdepot-media` only, and where in a medium they lie `kvdepot-arena` says.
 //!
 //! Invariants (each has a test that fails when it is broken): a read delivers exactly the bytes
 //! that were put under that identity, or a miss; an acknowledged block outlives its process;
@@ -23,8 +23,8 @@ mod listing;
 mod metrics;
 mod namespace;
 mod pipeline;
-mod populate;
-mod share;
+pub mod placement;
+pub mod populate;
 #[cfg(feature = "sim")]
 #[doc(hidden)]
 pub mod sim;
@@ -34,8 +34,9 @@ mod tier;
 pub use buffers::BlockBuffers;
 pub use completions::Completions;
 pub use config::Config;
-pub use depot::{Depot, Namespace, Started};
+pub use depot::{About, Depot, Namespace, Serves, Started, Verbs};
 pub use devices::{DeviceState, DeviceStats, DrainTo};
+pub use journal::Journal;
 pub use kvdepot_arena::held::{at_once, longest_hold};
 pub use kvdepot_arena::patience::interruptible;
 pub use kvdepot_arena::{
@@ -46,8 +47,9 @@ pub use kvdepot_host::fork::Origin;
 pub use kvdepot_media::cuda::Device;
 pub use kvdepot_media::{Buffer, Checksum};
 pub use listing::{BlockPage, Cursor, Gone, NamespaceUsage, PAGE_MAX};
-pub use metrics::Stats;
+pub use metrics::{Op, Stats};
 pub use namespace::NamespaceSpec;
-pub use pipeline::{Drained, GetOptions, Pin, Reservation};
-pub use share::{MoveJob, Mover};
-pub use task::{Outcome, Task};
+pub use pipeline::{
+    Caller, Core, Drained, GetOptions, Lanes, MovesDone, NoRoom, Pin, Reservation, plan,
+};
+pub use task::{Mirror, Outcome, Task};

@@ -9,7 +9,6 @@ use crate::tier::Tier;
 
 /// A namespace of a depot, and what it has in the last tier.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
 pub struct NamespaceUsage {
     /// Its digest.
     pub id: NamespaceId,
@@ -70,7 +69,6 @@ impl Cursor {
 
 /// Some blocks of a namespace.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
 pub struct BlockPage {
     /// The blocks with their bytes, in no order.
     pub blocks: Vec<(Key, u64)>,
@@ -80,7 +78,6 @@ pub struct BlockPage {
 
 /// Blocks that are in no tier any more.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
 pub struct Gone {
     /// The blocks with their bytes, each device's in the order in which they went.
     pub blocks: Vec<(Identity, u64)>,
@@ -121,7 +118,7 @@ impl Core {
     }
 
     /// The first of those behind one of them, in the order of their digests.
-    pub(crate) fn namespace_page(
+    pub fn namespace_page(
         &self,
         after: Option<NamespaceId>,
         limit: usize,
@@ -135,7 +132,7 @@ impl Core {
 
     /// The blocks that have left the depot since this listener's last call. They are noted from
     /// its first call on, at most the last `limit` of each device.
-    pub(crate) fn gone(&self, listener: u64, limit: usize) -> Result<Gone, Error> {
+    pub fn gone(&self, listener: u64, limit: usize) -> Result<Gone, Error> {
         let _pass = self.gate.enter()?;
         let tiers = &self.tiers;
         let mut gone = Gone::default();
@@ -157,7 +154,7 @@ impl Core {
     }
 
     /// Nobody asks any more what left, in this listener's name.
-    pub(crate) fn forget_listener(&self, listener: u64) {
+    pub fn forget_listener(&self, listener: u64) {
         for tier in &self.tiers {
             tier.forget_listener(listener);
         }
@@ -183,7 +180,7 @@ impl Core {
 
     /// Some blocks of a namespace, from where the page before ended. Near tiers come first, so
     /// that a block on its way to a far one is met.
-    pub(crate) fn block_page(
+    pub fn block_page(
         &self,
         id: NamespaceId,
         from: Option<Cursor>,

@@ -14,13 +14,20 @@ pub(crate) const TIERS_MAX: usize = 2;
 
 /// The two directions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Op {
+#[expect(
+    clippy::exhaustive_enums,
+    reason = "whoever asks has an answer for each"
+)]
+pub enum Op {
+    /// Brings blocks back.
     Get,
+    /// Stores blocks.
     Put,
 }
 
 impl Op {
-    pub(crate) fn name(self) -> &'static str {
+    /// As logs have it.
+    pub fn name(self) -> &'static str {
         match self {
             Op::Get => "get",
             Op::Put => "put",
@@ -209,7 +216,7 @@ impl Metrics {
 
 impl Stats {
     /// Of a depot with these tiers that holds nothing.
-    pub(crate) fn empty(tiers: &[String]) -> Stats {
+    pub fn empty(tiers: &[String]) -> Stats {
         let tier = |name: &String| TierStats::new(name);
         let each = vec![0; tiers.len()];
         Stats {

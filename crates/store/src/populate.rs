@@ -14,7 +14,7 @@ const STEP: u64 = 16 << 20;
 
 /// Populates media, near to far, until the gate is closed. Memory that nobody has touched yet is
 /// allocated by it; of a file only what is in memory already is mapped.
-pub(crate) fn now(media: &[Arc<Mapping>], gate: &Arc<Gate>) -> Result<(), Error> {
+pub fn now(media: &[Arc<Mapping>], gate: &Arc<Gate>) -> Result<(), Error> {
     for medium in media {
         let mut at = 0;
         while at < medium.len() {
@@ -27,7 +27,7 @@ pub(crate) fn now(media: &[Arc<Mapping>], gate: &Arc<Gate>) -> Result<(), Error>
 }
 
 /// The same in a thread of its own.
-pub(crate) fn aside(media: Vec<Arc<Mapping>>, gate: Arc<Gate>) -> Result<(), Error> {
+pub fn aside(media: Vec<Arc<Mapping>>, gate: Arc<Gate>) -> Result<(), Error> {
     let run = move || {
         // Whatever the calling thread is pinned to.
         let _slower_without = cpu::reset_affinity();

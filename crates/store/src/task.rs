@@ -63,7 +63,7 @@ pub struct Task {
 
 /// Told what happens to a task, in order: keys that have their outcome, and of how many keys the
 /// buffers are no longer touched. Called under the task's lock, and must not wait.
-pub(crate) type Mirror = Box<dyn Fn(&[(usize, Outcome)], usize) + Send + Sync>;
+pub type Mirror = Box<dyn Fn(&[(usize, Outcome)], usize) + Send + Sync>;
 
 struct Shared {
     state: Mutex<State>,
@@ -87,7 +87,8 @@ struct State {
 type OnDone = Box<dyn FnOnce() + Send>;
 
 impl Task {
-    pub(crate) fn new(keys: usize, journal: Journal) -> Task {
+    /// One that is under way.
+    pub fn new(keys: usize, journal: Journal) -> Task {
         Task::with_mirror(keys, journal, None)
     }
 
@@ -190,7 +191,7 @@ impl Task {
     }
 
     /// Gives keys their outcome and lets go of their buffers.
-    pub(crate) fn settle(&self, each: impl IntoIterator<Item = (usize, Outcome)>) {
+    pub fn settle(&self, each: impl IntoIterator<Item = (usize, Outcome)>) {
         let each: Vec<_> = each.into_iter().collect();
         self.change(&each, each.len());
     }
@@ -201,12 +202,12 @@ impl Task {
     }
 
     /// Says that the buffers of so many keys are no longer touched.
-    pub(crate) fn release(&self, keys: usize) {
+    pub fn release(&self, keys: usize) {
         self.change(&[], keys);
     }
 
     /// Repeats a step, as a mirror was told it; keys that have their outcome keep it.
-    pub(crate) fn repeat(&self, settled: &[(usize, Outcome)], released: usize) {
+    pub fn repeat(&self, settled: &[(usize, Outcome)], released: usize) {
         self.update(|state| {
             let mut known = 0;
             for (index, outcome) in settled {
@@ -220,7 +221,7 @@ impl Task {
     }
 
     /// Ends it: no lane touches its buffers, and keys without an outcome get this one.
-    pub(crate) fn abandon(&self, outcome: Outcome) {
+    pub fn abandon(&self, outcome: Outcome) {
         self.update(|state| {
             for index in 0..state.outcomes.len() {
                 if state.outcomes[index] == Outcome::Pending {

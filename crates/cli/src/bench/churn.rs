@@ -132,7 +132,7 @@ fn admission(dir: &Path, calls: u64, report: &mut Report<'_>) -> Result<(), Erro
             "records": blocks,
         });
         let settings = json!({"admission": admission, "socket": "off", "lanes": 1, "dax": dax});
-        let depot = Depot::open(&Config::new("Dax", &settings)?)?;
+        let depot = kvdepot_service::open(&Config::new("Dax", &settings)?)?;
         let ns = depot.namespace(&spec())?;
         Ok((depot, ns))
     };
@@ -281,7 +281,7 @@ fn churn(
         Some(_) => "Cache|Dax",
         None => "Dax",
     };
-    let depot = Depot::open(&Config::new(pipeline, &settings)?)?;
+    let depot = kvdepot_service::open(&Config::new(pipeline, &settings)?)?;
     let ns = depot.namespace(&spec())?;
     let longest = history.iter().map(|prompt| prompt.len()).max().unwrap_or(0);
     let memory = Buffer::from_vec(vec![7; longest * BLOCK as usize]);

@@ -8,7 +8,7 @@
 use std::time::Instant;
 
 use hashbrown::HashTable;
-use kvdepot_store::{Checksum, Config, Depot, Key, Namespace};
+use kvdepot_store::{Checksum, Config, Key, Namespace};
 use serde_json::json;
 
 use super::rounds::Rounds;
@@ -40,7 +40,7 @@ pub(super) fn run(args: &Index, report: &mut Report<'_>) -> Result<(), Error> {
     let settings = json!({
         "lanes": 1, "socket": "off", "cache": {"capacity": blocks as u64 * BLOCK},
     });
-    let depot = Depot::open(&Config::new("Cache", &settings)?)?;
+    let depot = kvdepot_service::open(&Config::new("Cache", &settings)?)?;
     let ns = depot.namespace(&spec())?;
     let mut random = Random(11);
     let mut keys: Vec<Key> = (0..blocks).map(|_| random.key()).collect();

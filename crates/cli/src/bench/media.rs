@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use kvdepot_host::limits;
 use kvdepot_media::{Buffer, Mapping, Pages};
+use kvdepot_service::Mover;
 use kvdepot_store::format::record;
-use kvdepot_store::{BlockBuffers, Config, Depot, Key, Mover, Namespace};
+use kvdepot_store::{BlockBuffers, Config, Depot, Key, Namespace};
 use serde_json::json;
 
 use super::{Random, spec};
@@ -87,7 +88,7 @@ impl Store {
                 settings["dax"] = json!({"path": &path, "capacity": capacity, "records": records});
             }
         }
-        let depot = Depot::open(&Config::new(tier, &settings)?)?;
+        let depot = kvdepot_service::open(&Config::new(tier, &settings)?)?;
         if path.exists() {
             // Without a name it goes with this process, however that ends.
             std::fs::remove_file(&path).map_err(Error::io(&path))?;

@@ -54,7 +54,7 @@ fn open(path: &Path, blocks: usize) -> Result<Depot, Error> {
         "lanes": 1, "socket": "off",
         "dax": {"path": path, "capacity": capacity, "records": records},
     });
-    Ok(Depot::open(&Config::new("Dax", &settings)?)?)
+    Ok(kvdepot_service::open(&Config::new("Dax", &settings)?)?)
 }
 
 /// The child: owns the arena, publishes what is missing, says so, and waits to be killed.

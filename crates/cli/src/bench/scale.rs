@@ -203,7 +203,7 @@ fn open(path: &Path, blocks: usize, durability: &str) -> Result<Depot, Error> {
             "durability": durability,
         },
     });
-    Ok(Depot::open(&Config::new("Dax", &settings)?)?)
+    Ok(kvdepot_service::open(&Config::new("Dax", &settings)?)?)
 }
 
 fn fill(path: &Path, blocks: usize, seed: u64, said: &mut Said<'_>) -> Result<(), Error> {

@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 
 use kvdepot_host::{dirs, limits, socket};
 use kvdepot_media::{Copier, CopierConfig, Mapping};
+use kvdepot_store::Config;
 use kvdepot_store::inspect::Inspection;
-use kvdepot_store::{Config, Depot};
 use serde::Serialize;
 use serde_json::json;
 
@@ -331,7 +331,8 @@ fn orphans() -> Vec<Check> {
     // Where there are none to be found, another line says why.
     let mut paths: BTreeSet<PathBuf> = leftovers::default_arenas().into_iter().flatten().collect();
     for socket in served::sockets().unwrap_or_default() {
-        if let Ok(depot) = Depot::connect_within(&socket, Some(1), Some(served::PATIENCE)) {
+        if let Ok(depot) = kvdepot_service::connect_within(&socket, Some(1), Some(served::PATIENCE))
+        {
             let devices = depot.devices().unwrap_or_default();
             paths.extend(devices.into_iter().map(|device| device.path));
             depot.close();

@@ -5,7 +5,7 @@ use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
 
 use kvdepot_store::inspect::{Inspection, Listed};
-use kvdepot_store::{Config, Depot, Key, NamespaceId};
+use kvdepot_store::{Config, Key, NamespaceId};
 use serde::Serialize;
 
 use super::{matches, only, served};
@@ -128,7 +128,7 @@ fn remove_blocks(args: &Rm, output: &mut Output) -> Result<i32, Error> {
         "socket": "off", "lock_wait": "0s", "lanes": 1, "dax": {"path": &path},
     });
     // Also when nothing is to be removed: an arena in use is an error either way.
-    let depot = Depot::open(&Config::new("Dax", &settings)?).map_err(owned)?;
+    let depot = kvdepot_service::open(&Config::new("Dax", &settings)?).map_err(owned)?;
     let (mut blocks, mut bytes) = (0, 0);
     for (id, listed) in &doomed {
         let namespace = depot.namespace_by_id(*id);

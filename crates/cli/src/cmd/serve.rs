@@ -4,9 +4,9 @@ use std::path::Path;
 use std::time::Duration;
 
 use kvdepot_host::dirs;
+use kvdepot_store::Config;
 use kvdepot_store::config::read_yaml;
 use kvdepot_store::config::schema::{self, Kind};
-use kvdepot_store::{Config, Depot};
 use serde_json::{Map, Value, json};
 
 use crate::args::Serve;
@@ -24,7 +24,7 @@ pub(crate) fn run(args: &Serve, output: &mut Output) -> Result<i32, Error> {
     let config = config(args)?;
     // Before the depot opens, which may wait for another owner.
     let interrupt = Interrupt::catch()?;
-    let started = match interrupt.during(|| Depot::start(&config)) {
+    let started = match interrupt.during(|| kvdepot_service::start(&config)) {
         Err(kvdepot_store::Error::Interrupted) => return Ok(crate::OK),
         started => started?,
     };

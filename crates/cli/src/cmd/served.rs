@@ -30,7 +30,7 @@ pub(crate) fn connect(socket: &Path) -> Result<Depot, Error> {
             allowed: "unix: and the path of a socket behind it".into(),
         });
     }
-    Ok(Depot::connect_within(socket, Some(1), None)?)
+    Ok(kvdepot_service::connect_within(socket, Some(1), None)?)
 }
 
 /// A depot that a process of this user has open.
@@ -58,7 +58,7 @@ impl Live {
             description: String::new(),
             problem: None,
         };
-        match Depot::connect_within(socket, Some(1), Some(PATIENCE)) {
+        match kvdepot_service::connect_within(socket, Some(1), Some(PATIENCE)) {
             Ok(depot) => {
                 live.tiers = depot.tiers().into_iter().map(str::to_owned).collect();
                 live.description = depot.description().to_owned();

@@ -135,7 +135,7 @@ pub(crate) fn open(path: &Path, capacity: &str) -> Depot {
     let settings = json!({
         "socket": "off", "lock_wait": "0s", "dax": {"path": path, "capacity": capacity},
     });
-    Depot::open(&Config::new("Dax", &settings).unwrap()).unwrap()
+    kvdepot_service::open(&Config::new("Dax", &settings).unwrap()).unwrap()
 }
 
 /// Puts blocks of `len` bytes.

@@ -37,7 +37,7 @@ impl Service {
     }
 
     fn connect(&self) -> Depot {
-        Depot::connect(Path::new(&self.socket), Some(1)).unwrap()
+        kvdepot_service::connect(Path::new(&self.socket), Some(1)).unwrap()
     }
 
     /// Ends it as a service manager does; the exit status.

@@ -80,10 +80,11 @@ pub fn draw(root: &Path, seed: u64) -> io::Result<Vec<Mutation>> {
 fn describe(name: &str) -> String {
     let short = name.strip_prefix("crates/").unwrap_or(name);
     let short = short.replacen("/src/", "/", 1);
+    let short = short.strip_prefix("store/").unwrap_or(&short);
     let mut pieces = short.splitn(4, ':');
     match (pieces.next(), pieces.nth(2)) {
         (Some(file), Some(what)) => format!("{file}:{what}"),
-        _ => short.clone(),
+        _ => short.to_owned(),
     }
 }
 

@@ -106,7 +106,7 @@ impl Plan {
     /// Another test of the store in the simulator's place.
     #[must_use]
     pub fn of_test(name: &str) -> Plan {
-        let run = format!("cargo test --quiet -p kvdepot-store --test {name}");
+        let run = format!("cargo test --quiet -p kvdepot-service --test {name}");
         Plan {
             build: format!("{run} --no-run"),
             run,
@@ -145,7 +145,7 @@ pub fn in_sight(root: &Path, change: &Mutation) -> io::Result<bool> {
     scratch.apply(change).map_err(io::Error::other)?;
     let mut command = Command::new("cargo");
     command
-        .args(["test", "-p", "kvdepot-store", "--test", "sim"])
+        .args(["test", "-p", "kvdepot-service", "--test", "sim"])
         .current_dir(scratch.tree())
         .env("CARGO_TARGET_DIR", scratch.target())
         .env_remove("SIM_BREAK");

@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 use super::schema::Kind;
 use super::value::{Parsed, absolute};
 use super::{DaxConfig, DeviceConfig};
-use crate::share::MEDIA_MAX;
+use crate::placement::MEDIA_MAX;
 
 /// What the option accepts, for messages.
 pub(super) const HELP: &str =

@@ -47,7 +47,10 @@ pub enum Admission {
 
 /// Where other processes of the host find the owner.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
-#[non_exhaustive]
+#[expect(
+    clippy::exhaustive_enums,
+    reason = "whoever serves has an answer for each"
+)]
 pub enum Socket {
     /// In the runtime directory.
     #[default]
@@ -386,7 +389,7 @@ impl Config {
 }
 
 /// Lanes where nobody has chosen their number.
-pub(crate) fn default_lanes() -> usize {
+pub fn default_lanes() -> usize {
     // A few threads saturate a machine's memory; the rest of the CPUs are the engine's.
     limits::cpus_of_group().unwrap_or(1).clamp(1, 4)
 }

@@ -1,9 +1,11 @@
 //! Namespaces: the verbs on blocks.
 
+use std::sync::Arc;
+
 use kvdepot_arena::{Error, Key, NamespaceId};
 use kvdepot_media::Checksum;
 
-use super::At;
+use super::verbs::Verbs;
 use crate::buffers::BlockBuffers;
 use crate::listing::{BlockPage, Cursor, PAGE_MAX};
 use crate::pipeline::{GetOptions, NoRoom, Pin, Reservation};
@@ -12,13 +14,13 @@ use crate::task::Task;
 /// One namespace of a depot.
 #[derive(Clone)]
 pub struct Namespace {
-    at: At,
+    verbs: Arc<dyn Verbs>,
     id: NamespaceId,
 }
 
 impl Namespace {
-    pub(super) fn new(at: At, id: NamespaceId) -> Namespace {
-        Namespace { at, id }
+    pub(super) fn new(verbs: Arc<dyn Verbs>, id: NamespaceId) -> Namespace {
+        Namespace { verbs, id }
     }
 
     /// Its digest.
@@ -30,16 +32,13 @@ impl Namespace {
     /// Whether another process answers its calls.
     #[must_use]
     pub fn is_served(&self) -> bool {
-        matches!(self.at, At::There(_))
+        self.verbs.is_served()
     }
 
     /// Whether somebody is at work in the index now, so that ending pins would wait.
     #[must_use]
     pub fn is_busy(&self) -> bool {
-        match &self.at {
-            At::Here(inner) => inner.core.is_busy(),
-            At::There(_) => true,
-        }
+        self.verbs.is_busy()
     }
 
     /// Whether each key's block is stored in some tier.
@@ -47,10 +46,7 @@ impl Namespace {
     /// # Errors
     /// [`Error::Closed`].
     pub fn contains(&self, keys: &[Key]) -> Result<Vec<bool>, Error> {
-        match &self.at {
-            At::Here(inner) => inner.core.contains(self.id, keys),
-            At::There(client) => client.contains(self.id, keys),
-        }
+        self.verbs.contains(self.id, keys)
     }
 
     /// How many of the first keys are stored without a gap: what an engine can skip.
@@ -58,10 +54,7 @@ impl Namespace {
     /// # Errors
     /// [`Error::Closed`].
     pub fn prefix(&self, keys: &[Key]) -> Result<usize, Error> {
-        match &self.at {
-            At::Here(inner) => inner.core.prefix(self.id, keys),
-            At::There(client) => client.prefix(self.id, keys),
-        }
+        self.verbs.prefix(self.id, keys)
     }
 
     /// The nearest tier that has each key's block.
@@ -69,10 +62,8 @@ impl Namespace {
     /// # Errors
     /// [`Error::Closed`].
     pub fn nearest(&self, keys: &[Key]) -> Result<Vec<Option<&str>>, Error> {
-        let (about, tiers) = match &self.at {
-            At::Here(inner) => (&inner.about, inner.core.nearest(self.id, keys)?),
-            At::There(client) => (client.about(), client.nearest(self.id, keys)?),
-        };
+        let about = self.verbs.about();
+        let tiers = self.verbs.nearest(self.id, keys)?;
         let name = |tier: usize| about.tiers.get(tier).map(String::as_str);
         Ok(tiers.into_iter().map(|tier| tier.and_then(name)).collect())
     }
@@ -82,10 +73,7 @@ impl Namespace {
     /// # Errors
     /// [`Error::Input`] before a byte moves, [`Error::Closed`].
     pub fn put(&self, keys: Vec<Key>, buffers: BlockBuffers) -> Result<Task, Error> {
-        match &self.at {
-            At::Here(inner) => inner.core.put(self.id, keys, buffers),
-            At::There(client) => client.put(self.id, keys, buffers),
-        }
+        self.verbs.put(self.id, keys, buffers)
     }
 
     /// Brings blocks back into the caller's buffers; keys in prefix order.
@@ -106,10 +94,7 @@ impl Namespace {
         buffers: BlockBuffers,
         options: GetOptions,
     ) -> Result<Task, Error> {
-        match &self.at {
-            At::Here(inner) => inner.core.get(self.id, keys, buffers, options),
-            At::There(client) => client.get(self.id, keys, buffers, options),
-        }
+        self.verbs.get(self.id, keys, buffers, options)
     }
 
     /// Brings the consecutive hits from the first key into the near tier, in the background;
@@ -118,10 +103,7 @@ impl Namespace {
     /// # Errors
     /// [`Error::Closed`].
     pub fn prefetch(&self, keys: &[Key]) -> Result<Task, Error> {
-        match &self.at {
-            At::Here(inner) => inner.core.prefetch(self.id, keys, None),
-            At::There(client) => client.prefetch(self.id, keys),
-        }
+        self.verbs.prefetch(self.id, keys)
     }
 
     /// Removes blocks from every tier; how many were in one.
@@ -129,10 +111,7 @@ impl Namespace {
     /// # Errors
     /// [`Error::Closed`]; [`Error::Peer`] in a client without an owner: nothing was removed.
     pub fn remove(&self, keys: &[Key]) -> Result<usize, Error> {
-        match &self.at {
-            At::Here(inner) => inner.core.remove(self.id, keys),
-            At::There(client) => client.remove(self.id, keys),
-        }
+        self.verbs.remove(self.id, keys)
     }
 
     /// Its blocks, by key, with their bytes; in the order of the keys. Those that come or go while
@@ -168,10 +147,7 @@ impl Namespace {
             return Err(Error::input("limit", limit, "a number from 1"));
         }
         let limit = limit.min(PAGE_MAX);
-        match &self.at {
-            At::Here(inner) => inner.core.block_page(self.id, from, limit),
-            At::There(client) => client.block_page(self.id, from, limit),
-        }
+        self.verbs.block_page(self.id, from, limit)
     }
 
     /// Removes every block of the namespace from every tier; how many were in one.
@@ -179,10 +155,7 @@ impl Namespace {
     /// # Errors
     /// As [`Namespace::remove`].
     pub fn clear(&self) -> Result<usize, Error> {
-        match &self.at {
-            At::Here(inner) => inner.core.clear(self.id),
-            At::There(client) => client.clear(self.id),
-        }
+        self.verbs.clear(self.id)
     }
 
     /// Keeps every block of the namespace that is stored from now on in one extent, for engines
@@ -191,10 +164,7 @@ impl Namespace {
     /// # Errors
     /// [`Error::Closed`].
     pub fn keep_contiguous(&self) -> Result<(), Error> {
-        match &self.at {
-            At::Here(inner) => inner.core.keep_contiguous(self.id),
-            At::There(client) => client.keep_contiguous(self.id),
-        }
+        self.verbs.keep_contiguous(self.id)
     }
 
     /// Reserves room for blocks with parts of these lengths, in prefix order; `None` for a key
@@ -237,10 +207,7 @@ impl Namespace {
         blocks: &[(Key, Vec<u64>)],
         no_room: NoRoom,
     ) -> Result<Vec<Option<Reservation>>, Error> {
-        match &self.at {
-            At::Here(inner) => inner.core.reserve(inner.holder(), self.id, blocks, no_room),
-            At::There(client) => client.reserve(self.id, blocks, no_room),
-        }
+        self.verbs.reserve(self.id, blocks, no_room)
     }
 
     /// Publishes reservations whose bytes are in place; `checksums` has one a part of each.
@@ -263,54 +230,12 @@ impl Namespace {
                 "one list a reservation",
             ));
         }
-        match &self.at {
-            At::Here(inner) => {
-                let session = inner.about.session;
-                if let Some(other) = reservations
-                    .iter()
-                    .find(|mine| mine.holder.session != session)
-                {
-                    return Err(Error::input(
-                        "reservations",
-                        format!("one of session {:x}", other.holder.session),
-                        format!("reservations of this depot ({session:x})"),
-                    ));
-                }
-                inner.core.commit(reservations, checksums)
-            }
-            At::There(client) => client.commit(reservations, checksums),
-        }
+        self.verbs.commit(reservations, checksums)
     }
 
     /// Gives reservations back. Every mover that had one of their placements must have stopped.
     pub fn abort(&self, reservations: &[Reservation]) {
-        if self.owns(
-            reservations
-                .iter()
-                .map(|reservation| reservation.holder.session),
-        ) {
-            match &self.at {
-                At::Here(inner) => inner.core.abort(reservations),
-                At::There(client) => client.abort(reservations),
-            }
-        }
-    }
-
-    /// Whether reservations or pins were made here. Those of another depot, or of the one that
-    /// this process had open before, name other blocks. (A client tells by itself those of an
-    /// owner that is gone.)
-    fn owns(&self, mut sessions: impl Iterator<Item = u64>) -> bool {
-        let At::Here(inner) = &self.at else {
-            return true;
-        };
-        let other = sessions.find(|session| *session != inner.about.session);
-        if let Some(session) = other {
-            tracing::error!(
-                session,
-                "reservations or pins of another depot were handed in"
-            );
-        }
-        other.is_none()
+        self.verbs.abort(reservations);
     }
 
     /// Pins blocks where they are nearest; `None` for a miss. With `prefix` nothing behind the
@@ -319,31 +244,17 @@ impl Namespace {
     /// # Errors
     /// [`Error::Closed`].
     pub fn pin(&self, keys: &[Key], prefix: bool) -> Result<Vec<Option<Pin>>, Error> {
-        match &self.at {
-            At::Here(inner) => inner.core.pin(inner.holder(), self.id, keys, prefix),
-            At::There(client) => client.pin(self.id, keys, prefix),
-        }
+        self.verbs.pin(self.id, keys, prefix)
     }
 
     /// Ends pins, given in prefix order. `served` says that their bytes were used: it counts as
     /// hits, and far blocks are promoted.
     pub fn unpin(&self, pins: &[Pin], served: bool) {
-        if self.owns(pins.iter().map(|pin| pin.holder.session)) {
-            match &self.at {
-                At::Here(inner) => inner.core.unpin(pins, served),
-                At::There(client) => client.unpin(pins, served),
-            }
-        }
+        self.verbs.unpin(pins, served);
     }
 
     /// Unpublishes pinned blocks that did not verify, where they are pinned. The pins remain.
     pub fn discard(&self, pins: &[Pin]) -> usize {
-        if !self.owns(pins.iter().map(|pin| pin.holder.session)) {
-            return 0;
-        }
-        match &self.at {
-            At::Here(inner) => inner.core.discard(pins),
-            At::There(client) => client.discard(pins),
-        }
+        self.verbs.discard(pins)
     }
 }

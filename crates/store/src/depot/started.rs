@@ -1,6 +1,6 @@
 //! A depot that is open, and may turn out not to be wanted any more.
 
-use super::{At, Depot};
+use super::Depot;
 
 /// A depot that has just been opened. Dropped instead of kept it is closed, and what was made for
 /// it goes with it, as after a start that failed: nobody finds an arena that was never used.
@@ -11,9 +11,7 @@ impl Started {
     /// The depot. What was made for it stays, whatever happens.
     #[must_use]
     pub fn keep(self) -> Depot {
-        if let At::Here(inner) = &self.0.at {
-            inner.core.media().iter().for_each(|arena| arena.keep());
-        }
+        self.0.verbs.keep();
         self.0
     }
 }

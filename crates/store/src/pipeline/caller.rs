@@ -9,11 +9,18 @@ use kvdepot_arena::verdict::Moved;
 use crate::buffers::BlockBuffers;
 
 /// The memory of a call.
-pub(crate) enum Caller {
+#[expect(
+    clippy::exhaustive_enums,
+    reason = "whoever asks has an answer for each"
+)]
+pub enum Caller {
+    /// This process's.
     Here(BlockBuffers),
+    /// Another process's.
     There {
         /// Payload bytes of each key.
         lens: Vec<u64>,
+        /// What moves its bytes.
         lanes: Arc<dyn Lanes>,
         /// Of the client, in the roster.
         seat: u64,
@@ -21,7 +28,7 @@ pub(crate) enum Caller {
 }
 
 /// Another process's lanes.
-pub(crate) trait Lanes: Send + Sync {
+pub trait Lanes: Send + Sync {
     /// Asks them to move blocks, each with its index in the call. `done` is called
     /// once, with a result for each block, when nobody there touches the places any more: not
     /// before, whatever has become of the connection.
@@ -29,7 +36,7 @@ pub(crate) trait Lanes: Send + Sync {
 }
 
 /// What follows when all moves of a request have stopped.
-pub(crate) type MovesDone = Box<dyn FnOnce(&[Moved]) + Send>;
+pub type MovesDone = Box<dyn FnOnce(&[Moved]) + Send>;
 
 impl Caller {
     /// In whose name shared budgets are used; 0 for this process.

@@ -59,7 +59,7 @@ impl Core {
     }
 
     /// Starts a get whose bytes are moved to where `caller` says.
-    pub(crate) fn start_get(
+    pub fn start_get(
         self: &Arc<Core>,
         pass: Pass,
         namespace: NamespaceId,
@@ -322,7 +322,7 @@ fn outcome_of(moved: Moved) -> Outcome {
 }
 
 /// Plans one block's way into the caller's memory; `Done` when its bytes will decide.
-pub(crate) fn plan(
+pub fn plan(
     batch: &mut kvdepot_media::Batch,
     mapping: &Arc<Mapping>,
     place: &Place,

@@ -6,7 +6,7 @@ use super::two_phase::{NoRoom, open};
 use super::{Core, Pin, Reservation};
 use crate::devices::DeviceStats;
 use crate::metrics::Stats;
-use crate::share::placement::Holder;
+use crate::placement::Holder;
 use crate::tier::Tier;
 
 impl Core {
@@ -16,7 +16,7 @@ impl Core {
     }
 
     /// Whether each key's block is stored in some tier.
-    pub(crate) fn contains(&self, id: NamespaceId, keys: &[Key]) -> Result<Vec<bool>, Error> {
+    pub fn contains(&self, id: NamespaceId, keys: &[Key]) -> Result<Vec<bool>, Error> {
         let _pass = self.gate.enter()?;
         self.note_asked(id, keys);
         Ok(self.stored(id, keys))
@@ -31,7 +31,7 @@ impl Core {
     }
 
     /// How many of the first keys are stored without a gap.
-    pub(crate) fn prefix(&self, id: NamespaceId, keys: &[Key]) -> Result<usize, Error> {
+    pub fn prefix(&self, id: NamespaceId, keys: &[Key]) -> Result<usize, Error> {
         let _pass = self.gate.enter()?;
         self.note_asked(id, keys);
         Ok(self.stored_run(id, keys))
@@ -52,11 +52,7 @@ impl Core {
     }
 
     /// The nearest tier that has each key's block. Who looks like this wants no block of them.
-    pub(crate) fn nearest(
-        &self,
-        id: NamespaceId,
-        keys: &[Key],
-    ) -> Result<Vec<Option<usize>>, Error> {
+    pub fn nearest(&self, id: NamespaceId, keys: &[Key]) -> Result<Vec<Option<usize>>, Error> {
         let _pass = self.gate.enter()?;
         let mut nearest = vec![None; keys.len()];
         for (number, tier) in self.tiers.iter().enumerate() {
@@ -69,7 +65,7 @@ impl Core {
     }
 
     /// Removes blocks from every tier; how many were in one.
-    pub(crate) fn remove(&self, id: NamespaceId, keys: &[Key]) -> Result<usize, Error> {
+    pub fn remove(&self, id: NamespaceId, keys: &[Key]) -> Result<usize, Error> {
         let _pass = self.gate.enter()?;
         self.forget(id, keys);
         let found = self.stored(id, keys);
@@ -82,7 +78,7 @@ impl Core {
     }
 
     /// Removes every block of a namespace from every tier; how many were in one.
-    pub(crate) fn clear(&self, id: NamespaceId) -> Result<usize, Error> {
+    pub fn clear(&self, id: NamespaceId) -> Result<usize, Error> {
         let _pass = self.gate.enter()?;
         self.forget_all();
         let doubles = self.doubles(id);
@@ -94,14 +90,14 @@ impl Core {
     }
 
     /// Keeps every block of a namespace that is stored from now on in one extent.
-    pub(crate) fn keep_contiguous(&self, id: NamespaceId) -> Result<(), Error> {
+    pub fn keep_contiguous(&self, id: NamespaceId) -> Result<(), Error> {
         let _pass = self.gate.enter()?;
         let mut tiers = self.tiers.iter();
         tiers.try_for_each(|tier| tier.keep_contiguous(id))
     }
 
     /// Notes on the media what a namespace is.
-    pub(crate) fn describe(&self, id: NamespaceId, description: &str) -> Result<(), Error> {
+    pub fn describe(&self, id: NamespaceId, description: &str) -> Result<(), Error> {
         let _pass = self.gate.enter()?;
         self.tiers
             .iter()
@@ -110,7 +106,7 @@ impl Core {
     }
 
     /// Counters and fill.
-    pub(crate) fn stats(&self) -> Stats {
+    pub fn stats(&self) -> Stats {
         if self.gate.forked() {
             // Another thread of the parent may have held a lock for ever, as seen from here.
             return Stats::default();
@@ -134,7 +130,6 @@ impl Core {
             Some(Pin {
                 tier,
                 tier_name: here.name(),
-                medium: place.token.device,
                 parts: open(here, &place)?,
                 place,
                 holder,
@@ -148,7 +143,7 @@ impl Core {
     }
 
     /// As [`Core::pin`], for a client, which reads part tables itself: tiers and places.
-    pub(crate) fn pin_places(
+    pub fn pin_places(
         &self,
         id: NamespaceId,
         keys: &[Key],
@@ -175,7 +170,7 @@ impl Core {
 
     /// Reserves room for blocks with parts of these lengths. With [`NoRoom::Stop`] the answer ends
     /// before the first block that finds none.
-    pub(crate) fn reserve(
+    pub fn reserve(
         &self,
         holder: Holder,
         id: NamespaceId,

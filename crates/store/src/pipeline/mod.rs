@@ -26,21 +26,20 @@ use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 pub(crate) use admission::Learned;
 pub(crate) use background::Background;
 pub(crate) use budget::Budget;
-pub(crate) use caller::{Caller, Lanes, MovesDone};
+pub use caller::{Caller, Lanes, MovesDone};
 pub use drain::Drained;
 pub(crate) use evictor::{Bell, Evictor};
-pub use get::GetOptions;
-pub(crate) use get::plan;
+pub use get::{GetOptions, plan};
 use kvdepot_arena::gate::Gate;
 use kvdepot_arena::{Arena, Uses};
 use kvdepot_media::Copier;
 pub(crate) use ledger::Ledger;
-pub(crate) use two_phase::{NoRoom, Way};
-pub use two_phase::{Pin, Reservation};
+pub use two_phase::{NoRoom, Pin, Reservation};
 
 use crate::config::{Config, Overload};
 use crate::journal::Journal;
@@ -49,7 +48,7 @@ use crate::task::{Mirror, Task};
 use crate::tier::Tier;
 
 /// What all calls of a depot share.
-pub(crate) struct Core {
+pub struct Core {
     /// Near to far.
     pub(crate) tiers: Vec<Tier>,
     pub(crate) copier: Copier,
@@ -58,7 +57,8 @@ pub(crate) struct Core {
     pub(crate) ledger: Ledger,
     /// Of the thread that evicts ahead of need.
     pub(crate) bell: Bell,
-    pub(crate) gate: Arc<Gate>,
+    /// Calls go in here, and closing waits for them.
+    pub gate: Arc<Gate>,
     pub(crate) metrics: Metrics,
     pub(crate) overload: Overload,
     /// Bytes of the near tier that wait for the far one.
@@ -72,7 +72,7 @@ pub(crate) struct Core {
     /// Where other processes attach, once somebody listens there.
     pub(crate) socket: OnceLock<PathBuf>,
     /// Told the number of each medium that was removed, once somebody wants to know.
-    pub(crate) on_removal: OnceLock<Box<dyn Fn(u32) + Send + Sync>>,
+    pub on_removal: OnceLock<Box<dyn Fn(u32) + Send + Sync>>,
 }
 
 impl Core {
@@ -87,13 +87,7 @@ impl Core {
     }
 
     /// The task of a call.
-    pub(crate) fn begin(
-        &self,
-        op: Op,
-        keys: usize,
-        caller: &Caller,
-        mirror: Option<Mirror>,
-    ) -> Task {
+    pub fn begin(&self, op: Op, keys: usize, caller: &Caller, mirror: Option<Mirror>) -> Task {
         let bytes = (0..keys).map(|index| caller.bytes(index)).sum();
         self.metrics.begin(op, keys as u64, bytes);
         let journal = Journal::dispatched(op.name(), keys, bytes);
@@ -105,10 +99,20 @@ impl Core {
         self.tiers.get(1)
     }
 
+    /// Waits until the far tier has everything that was committed before; false at the time-out.
+    pub fn drain(&self, timeout: Duration) -> bool {
+        self.ledger.drain(timeout)
+    }
+
+    /// The name of the tier at a position.
+    pub fn tier_name(&self, tier: usize) -> &'static str {
+        self.tiers[tier].name()
+    }
+
     /// The media that there are now, near to far. Placements name each by [`Arena::number`]:
     /// numbers rise in the order of appearance, none is used twice, and one that has grown keeps
     /// its own.
-    pub(crate) fn media(&self) -> Vec<Arc<Arena>> {
+    pub fn media(&self) -> Vec<Arc<Arena>> {
         self.tiers.iter().flat_map(Tier::arenas).collect()
     }
 

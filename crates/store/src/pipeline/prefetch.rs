@@ -11,7 +11,7 @@ use crate::task::{Mirror, Outcome, Task};
 
 impl Core {
     /// Brings the consecutive hits from the first key into the near tier, in the background.
-    pub(crate) fn prefetch(
+    pub fn prefetch(
         self: &Arc<Core>,
         namespace: NamespaceId,
         keys: &[Key],

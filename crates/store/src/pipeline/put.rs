@@ -64,7 +64,7 @@ impl Core {
     }
 
     /// Starts a put whose bytes are moved from where `caller` says.
-    pub(crate) fn start_put(
+    pub fn start_put(
         self: &Arc<Core>,
         pass: Pass,
         namespace: NamespaceId,

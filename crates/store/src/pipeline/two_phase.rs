@@ -14,19 +14,21 @@ use super::Core;
 use super::budget::Share;
 use super::ledger::State;
 use crate::config::Overload;
-use crate::share::placement::{self, Holder};
+use crate::placement::{self, Holder};
 use crate::tier::Tier;
 
 /// A published block that stays where it is until it is unpinned.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use = "a pin that nobody ends keeps its block for ever"]
 pub struct Pin {
-    pub(crate) tier: usize,
+    /// Where it is, near to far.
+    pub tier: usize,
     pub(crate) tier_name: &'static str,
-    pub(crate) medium: u32,
-    pub(crate) place: Place,
+    /// Where its bytes are.
+    pub place: Place,
     pub(crate) parts: Parts,
-    pub(crate) holder: Holder,
+    /// Whose it is.
+    pub holder: Holder,
 }
 
 /// Room for a block that nobody sees before it is committed.
@@ -34,16 +36,22 @@ pub struct Pin {
 #[must_use = "a reservation that nobody ends keeps its room for ever"]
 pub struct Reservation {
     pub(crate) way: Way,
-    pub(crate) tier: usize,
-    pub(crate) medium: u32,
-    pub(crate) place: Place,
+    /// Where it is, near to far.
+    pub tier: usize,
+    /// Where its bytes are.
+    pub place: Place,
     pub(crate) parts: Parts,
-    pub(crate) holder: Holder,
+    /// Whose it is.
+    pub holder: Holder,
 }
 
 /// What becomes of a call where one of its blocks finds no room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum NoRoom {
+#[expect(
+    clippy::exhaustive_enums,
+    reason = "whoever asks has an answer for each"
+)]
+pub enum NoRoom {
     /// The others are reserved.
     Skip = 0,
     /// The call fails, and nothing stays reserved.
@@ -70,10 +78,22 @@ impl Way {
 }
 
 impl Pin {
+    /// The pin of a block in the tier at `tier`, in its owner's depot.
+    pub fn new(holder: Holder, tier: (usize, &'static str), place: Place, parts: Parts) -> Pin {
+        let (tier, tier_name) = tier;
+        Pin {
+            tier,
+            tier_name,
+            place,
+            parts,
+            holder,
+        }
+    }
+
     /// Where the bytes are, for a mover: opaque, and valid while the pin is.
     #[must_use]
     pub fn placement(&self) -> Vec<u8> {
-        placement::encode(self.holder, self.medium, &self.place, &self.parts)
+        placement::encode(self.holder, &self.place, &self.parts)
     }
 
     /// The name of the tier that has the block.
@@ -96,10 +116,23 @@ impl Pin {
 }
 
 impl Reservation {
+    /// A reservation in the tier at `tier`, of another process's depot, with the lengths of its
+    /// parts.
+    pub fn elsewhere(holder: Holder, tier: usize, place: Place, lens: &[u64]) -> Reservation {
+        Reservation {
+            // Only its owner needs to know.
+            way: Way::Through,
+            tier,
+            place,
+            parts: parts::blank(lens).into(),
+            holder,
+        }
+    }
+
     /// Where the bytes go, for a mover: opaque, and valid until commit or abort.
     #[must_use]
     pub fn placement(&self) -> Vec<u8> {
-        placement::encode(self.holder, self.medium, &self.place, &self.parts)
+        placement::encode(self.holder, &self.place, &self.parts)
     }
 
     /// The block's key.
@@ -115,7 +148,7 @@ impl Reservation {
     }
 
     /// Refuses checksums that are not one a part.
-    pub(crate) fn check(&self, checksums: &[Checksum]) -> Result<(), Error> {
+    pub fn check(&self, checksums: &[Checksum]) -> Result<(), Error> {
         if self.parts.len() == checksums.len() {
             return Ok(());
         }
@@ -180,7 +213,6 @@ impl Core {
                 answers[index] = Some(place.map(|place| Reservation {
                     way,
                     tier: way.tier(),
-                    medium: place.token.device,
                     place,
                     parts: parts::blank(&blocks[index].1).into(),
                     holder,
@@ -259,7 +291,7 @@ impl Core {
 
     /// Publishes reservations whose parts are all in place; `checksums` has one a part. False for
     /// one that is no reservation any more.
-    pub(crate) fn commit(
+    pub fn commit(
         &self,
         reservations: &[Reservation],
         checksums: &[Vec<Checksum>],
@@ -337,7 +369,7 @@ impl Core {
     }
 
     /// Gives reservations back. Every mover that had one of their placements must have stopped.
-    pub(crate) fn abort(&self, reservations: &[Reservation]) {
+    pub fn abort(&self, reservations: &[Reservation]) {
         if self.gate.forked() {
             return;
         }
@@ -389,7 +421,7 @@ impl Core {
     }
 
     /// Ends pins. `served` blocks of a far tier are promoted: their bytes have just been read.
-    pub(crate) fn unpin(&self, pins: &[Pin], served: bool) {
+    pub fn unpin(&self, pins: &[Pin], served: bool) {
         if self.gate.forked() {
             return;
         }
@@ -411,8 +443,13 @@ impl Core {
         }
     }
 
+    /// Ends a pin that nobody has heard of.
+    pub fn let_go(&self, tier: usize, place: Place) {
+        self.tiers[tier].unpin([place.token].into_iter());
+    }
+
     /// Unpublishes blocks that a mover found not to verify, in the tiers where they are pinned.
-    pub(crate) fn discard(&self, pins: &[Pin]) -> usize {
+    pub fn discard(&self, pins: &[Pin]) -> usize {
         // Once closed the medium may have another owner.
         let Ok(_pass) = self.gate.enter() else {
             return 0;

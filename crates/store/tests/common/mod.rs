@@ -8,9 +8,7 @@
     reason = "each test binary uses its own part of this"
 )]
 
-pub mod frames;
 pub mod raw;
-pub mod recording;
 pub mod several;
 
 use std::path::{Path, PathBuf};

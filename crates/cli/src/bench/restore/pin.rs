@@ -6,7 +6,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Instant;
 
-use kvdepot_store::{Depot, Key};
+use kvdepot_store::Key;
 use serde_json::json;
 
 use super::served::Served;
@@ -27,7 +27,7 @@ const ANSWER_EACH: usize = 1 + 44 + 8;
 pub(super) fn run(dir: &Path, rounds: usize, report: &mut Report<'_>) -> Result<(), Error> {
     let served = Served::new(dir, KEYS, BLOCK, 1)?;
     let keys = served.keys.clone();
-    let client = Depot::connect(&served.socket(), Some(1))?;
+    let client = kvdepot_service::connect(&served.socket(), Some(1))?;
     let ns = client.namespace(&spec())?;
     let pin = |keys: &[Key]| {
         let start = Instant::now();

@@ -7,7 +7,6 @@ use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Instant;
 
-use kvdepot_store::Depot;
 use serde_json::json;
 
 use super::served::{Served, keys};
@@ -33,7 +32,7 @@ const DONE: &str = "done";
 /// The child: restores its share each time a line tells it to.
 pub(super) fn child(socket: &Path, args: &Restore, output: &mut Output) -> Result<i32, Error> {
     let (share, of) = args.share.unwrap_or((0, 1));
-    let depot = Depot::connect(socket, Some(PROCESSES / of))?;
+    let depot = kvdepot_service::connect(socket, Some(PROCESSES / of))?;
     let ns = depot.namespace(&spec())?;
     let count = BLOCKS / of;
     let keys = &keys(BLOCKS)[share * count..(share + 1) * count];

@@ -78,5 +78,5 @@ fn open(scratch: &Scratch, blocks: usize, block: usize, lanes: usize) -> Result<
             "capacity": capacity.next_multiple_of(4096), "records": records,
         },
     });
-    Ok(Depot::open(&Config::new("Dax", &settings)?)?)
+    Ok(kvdepot_service::open(&Config::new("Dax", &settings)?)?)
 }

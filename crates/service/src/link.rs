@@ -1,0 +1,583 @@
+//! A client's connections to one owner: calls that wait for their answer, and the tasks whose
+//! blocks the owner tells the lanes here to move. A link that breaks is not mended; the client
+//! makes another.
+
+use std::collections::HashMap;
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::time::{Duration, Instant};
+
+use kvdepot_arena::gate::Pass;
+use kvdepot_arena::patience::{self, Limit, SLICE, Wait, Why};
+use kvdepot_arena::verdict::{Bytes, Moved, Verdicts};
+use kvdepot_arena::{Error, Identity, Key, NamespaceId, Place, clock, parts};
+use kvdepot_media::Done;
+use kvdepot_store::{BlockBuffers, GetOptions, Op, Outcome, Task, plan};
+use parking_lot::Mutex;
+
+use crate::frame::{self, Frame, In, Incoming, Out, Verb};
+use crate::line::{Line, Paced, Said, Telling};
+use crate::mover::{Mover, PATIENCE, shake_hands};
+use crate::outbox::Outbox;
+use crate::session;
+use crate::wire::{Former, Role};
+
+/// How often the connection of the tasks is looked at while nothing comes.
+const TICK: Duration = Duration::from_millis(250);
+
+/// Two connections to one owner.
+pub(crate) struct Link {
+    /// Among the owner's clients.
+    pub(crate) number: u64,
+    /// Its socket carries the calls.
+    pub(crate) mover: Mover,
+    line: Line,
+    /// Longest wait for an answer. An owner that takes longer is taken for one that is gone.
+    limit: Arc<Limit>,
+    stores: Arc<Stores>,
+    tasks: Mutex<Tasks>,
+    socket: UnixStream,
+    outbox: Outbox,
+    next: AtomicU64,
+    /// Nothing new is begun: the owner closes, or is gone.
+    ending: AtomicBool,
+}
+
+#[derive(Default)]
+struct Tasks {
+    under_way: HashMap<u64, Arc<Call>>,
+    /// Whoever waits for a slow call.
+    asking: HashMap<u64, Sender<Frame>>,
+    /// No step comes any more.
+    over: bool,
+}
+
+/// A put or get of this process.
+pub(crate) struct Call {
+    op: Op,
+    options: GetOptions,
+    namespace: NamespaceId,
+    keys: Vec<Key>,
+    buffers: BlockBuffers,
+    task: Task,
+    /// Moves of it that lanes here are at.
+    moving: Mutex<usize>,
+    _pass: Pass,
+}
+
+/// What became of this process's blocks on their way to an owner's lasting tier.
+#[derive(Default)]
+pub(crate) struct Stores {
+    /// Puts were dropped, or committed blocks lost with their owner.
+    lost: AtomicBool,
+    /// Blocks were committed that may not have got there yet.
+    pending: AtomicBool,
+}
+
+impl Stores {
+    /// Blocks were committed.
+    pub(crate) fn commit(&self) {
+        self.pending.store(true, Ordering::Relaxed);
+    }
+
+    /// A put has ended without being stored.
+    pub(crate) fn drop_put(&self) {
+        self.lost.store(true, Ordering::Relaxed);
+    }
+
+    /// The owner is another one: what the last one had not written is lost.
+    pub(crate) fn lose_owner(&self) {
+        if self.pending.swap(false, Ordering::Relaxed) {
+            self.drop_put();
+        }
+    }
+
+    /// Everything that was committed is there; whether nothing was lost since this was last asked.
+    pub(crate) fn drained(&self) -> bool {
+        self.pending.store(false, Ordering::Relaxed);
+        !self.lost.swap(false, Ordering::Relaxed)
+    }
+}
+
+impl Link {
+    /// Attaches, and starts the threads that read and write the tasks' connection. `number` and
+    /// `said` are those of a link that this one follows, or 0. `ended` runs when it is over.
+    pub(crate) fn new(
+        socket: &Path,
+        lanes: Option<usize>,
+        (limit, stores): (Arc<Limit>, Arc<Stores>),
+        (number, said): (u64, Said),
+        ended: impl FnOnce(&Arc<Link>) + Send + 'static,
+    ) -> Result<Arc<Link>, Error> {
+        let io = |source| Error::Io {
+            path: socket.into(),
+            source,
+        };
+        let patience = limit.get().min(PATIENCE);
+        let heard = said.heard;
+        let role = Role::Client(Former { number, heard });
+        let (calls, welcome) = shake_hands(socket, role, patience)?;
+        calls.set_read_timeout(Some(SLICE)).map_err(io)?;
+        let client = welcome.terms.client;
+        let mover = Mover::new(socket, calls, welcome, role, lanes)?;
+        let (tasks, _) = shake_hands(socket, Role::Tasks(client), patience)?;
+        tasks.set_read_timeout(Some(TICK)).map_err(io)?;
+        tasks.set_write_timeout(None).map_err(io)?;
+        let link = Arc::new(Link {
+            number: client,
+            mover,
+            line: Line::new(said.asked),
+            limit,
+            stores,
+            tasks: Mutex::new(Tasks::default()),
+            socket: tasks,
+            outbox: Outbox::default(),
+            next: AtomicU64::new(1),
+            ending: AtomicBool::new(false),
+        });
+        let reader = Arc::clone(&link);
+        spawn("kvdepot-tasks", move || {
+            reader.read();
+            reader.end();
+            ended(&reader);
+        })
+        .map_err(io)?;
+        let writer = Arc::clone(&link);
+        spawn("kvdepot-outbox", move || writer.outbox.run(&writer.socket)).map_err(|source| {
+            link.end();
+            io(source)
+        })?;
+        Ok(link)
+    }
+
+    /// Asks, and waits for the answer.
+    pub(crate) fn call<T>(
+        &self,
+        out: Out,
+        read: impl FnOnce(&mut In<'_>) -> Result<T, Error>,
+    ) -> Result<T, Error> {
+        self.exchange(out, read).map_err(|error| self.named(error))
+    }
+
+    /// An error that says whose owner it is about: what reads and writes frames does not know.
+    pub(crate) fn named(&self, error: Error) -> Error {
+        match error {
+            Error::Peer { reason, .. } => Error::Peer {
+                socket: self.mover.at().display().to_string(),
+                reason,
+            },
+            other => other,
+        }
+    }
+
+    fn exchange<T>(
+        &self,
+        out: Out,
+        read: impl FnOnce(&mut In<'_>) -> Result<T, Error>,
+    ) -> Result<T, Error> {
+        let answered = self.line.call(&self.mover.socket, out, self.limit.get());
+        let frame = answered.map_err(|failed| {
+            if failed.broken {
+                self.end();
+            }
+            failed.error
+        })?;
+        // What the owner answers with an error leaves the connection sound.
+        frame::check(&frame)?;
+        let mut body = In(&frame.body);
+        let answer = read(&mut body)?;
+        body.end().map(|()| answer)
+    }
+
+    /// Tells without waiting; what cannot be told here any more is handed back.
+    pub(crate) fn tell(&self, frame: Vec<u8>) -> Option<Vec<u8>> {
+        match self.line.tell(&self.mover.socket, frame) {
+            Telling::Told => None,
+            Telling::Broken => {
+                self.shut();
+                None
+            }
+            Telling::Over(frame) => Some(frame),
+        }
+    }
+
+    /// What was not told, and is not told here any more; and how far the calls have come, of which
+    /// none hears of a grant here any more.
+    pub(crate) fn part(&self) -> (Vec<Vec<u8>>, Said) {
+        self.line.end()
+    }
+
+    /// Breaks the connections: the thread that reads them ends the link.
+    fn shut(&self) {
+        let _shut = self.mover.socket.shutdown(Shutdown::Both);
+        let _shut = self.socket.shutdown(Shutdown::Both);
+    }
+
+    /// Asks what may take long; `None` when the link ends first.
+    ///
+    /// # Errors
+    /// [`Error::Interrupted`].
+    pub(crate) fn ask_slowly(&self, out: Out) -> Result<Option<Frame>, Error> {
+        if self.is_ending() {
+            return Ok(None);
+        }
+        let (number, answered) = self.ask_aside(out);
+        loop {
+            match answered.recv_timeout(SLICE) {
+                Ok(frame) => return Ok(Some(frame)),
+                Err(RecvTimeoutError::Disconnected) => return Ok(None),
+                Err(RecvTimeoutError::Timeout) if patience::is_interrupted() => {
+                    self.tasks.lock().asking.remove(&number);
+                    return Err(Error::Interrupted);
+                }
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+        }
+    }
+
+    /// Asks on the connection of the tasks: the number, and where the answer comes, unless the link
+    /// ends first.
+    fn ask_aside(&self, mut out: Out) -> (u64, Receiver<Frame>) {
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        let (answer, answered) = channel();
+        let mut tasks = self.tasks.lock();
+        if !tasks.over {
+            tasks.asking.insert(number, answer);
+            drop(tasks);
+            out.number(number);
+            self.outbox.send(&self.socket, out);
+        }
+        (number, answered)
+    }
+
+    pub(crate) fn is_ending(&self) -> bool {
+        self.ending.load(Ordering::Acquire)
+    }
+
+    /// Starts a put or get. When the link is at its end, every key of the task has its outcome.
+    pub(crate) fn start(&self, call: Call) {
+        let verb = match call.op {
+            Op::Put => Verb::Put,
+            Op::Get => Verb::Get,
+        };
+        let mut out = Out::new(verb, 0);
+        out.bytes(&call.namespace.0);
+        out.flag(call.options.prefix);
+        out.keys(&call.keys);
+        (0..call.keys.len()).for_each(|index| out.long(call.buffers.bytes(index)));
+        self.begin(call, out);
+    }
+
+    /// Starts a prefetch.
+    pub(crate) fn prefetch(&self, namespace: NamespaceId, keys: &[Key], task: &Task, pass: Pass) {
+        let mut out = Out::new(Verb::Prefetch, 0);
+        out.bytes(&namespace.0);
+        out.keys(keys);
+        let none = BlockBuffers::default();
+        let how = (Op::Get, GetOptions::default());
+        self.begin(
+            Call::new(how, namespace, Vec::new(), none, task.clone(), pass),
+            out,
+        );
+    }
+
+    fn begin(&self, call: Call, mut out: Out) {
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        let call = Arc::new(call);
+        {
+            let mut tasks = self.tasks.lock();
+            if tasks.over || self.is_ending() {
+                drop(tasks);
+                return self.give_up(&call);
+            }
+            tasks.under_way.insert(number, call);
+        }
+        out.number(number);
+        self.outbox.send(&self.socket, out);
+    }
+
+    fn read(self: &Arc<Link>) {
+        let mut incoming = Incoming::default();
+        loop {
+            // Since when an answer is awaited that proves that the owner is there.
+            let mut pinged = None;
+            match incoming.next(Paced::new(&self.socket, || self.watch(&mut pinged))) {
+                Ok(Some(frame)) if frame.verb.is_slow() || frame.verb == Verb::Goodbye => {
+                    let asking = self.tasks.lock().asking.remove(&frame.number);
+                    // Whoever asked may have been interrupted.
+                    let _heard = asking.map(|asking| asking.send(frame));
+                }
+                Ok(Some(frame)) => {
+                    if let Err(error) = self.handle(&frame).map_err(|error| self.named(error)) {
+                        tracing::error!(%error, "the owner sent what cannot be");
+                        return;
+                    }
+                }
+                Ok(None) | Err(_) => return,
+            }
+        }
+    }
+
+    /// Nothing comes: whether to go on waiting. An owner that says nothing for too long while
+    /// something waits for it, not even that it is there, is stopped or stuck.
+    fn watch(&self, pinged: &mut Option<Instant>) -> Result<(), Why> {
+        self.line.hear(&self.mover.socket);
+        if self.line.flush(&self.mover.socket).is_err() {
+            return Err(Why::Late);
+        }
+        let waiting = {
+            let tasks = self.tasks.lock();
+            !tasks.under_way.is_empty() || !tasks.asking.is_empty()
+        };
+        match *pinged {
+            _ if !waiting && !self.line.has_told() => *pinged = None,
+            None => {
+                self.outbox.send(&self.socket, Out::new(Verb::Ping, 0));
+                *pinged = Some(clock::now());
+            }
+            Some(since) if since.elapsed() > self.limit.get() => {
+                tracing::warn!(
+                    "the depot's owner does not answer: it is taken for one that is gone"
+                );
+                return Err(Why::Late);
+            }
+            Some(_) => {}
+        }
+        Ok(())
+    }
+
+    fn handle(self: &Arc<Link>, frame: &Frame) -> Result<(), Error> {
+        let mut body = In(&frame.body);
+        match frame.verb {
+            Verb::Move => {
+                let task = body.long()?;
+                let call = self.tasks.lock().under_way.get(&task).cloned();
+                let count = body.count(4)?;
+                let Some(call) = call else { return Ok(()) };
+                let mut blocks = Vec::with_capacity(count);
+                for _ in 0..count {
+                    let index = body.word()? as usize;
+                    let Some(key) = call.keys.get(index).copied() else {
+                        return Err(Error::input("index", index, "that of a key of the call"));
+                    };
+                    let namespace = call.namespace;
+                    blocks.push((index, body.place(Identity { namespace, key })?));
+                }
+                self.start_move(frame.number, task, call, blocks);
+            }
+            Verb::Step => {
+                let released = body.word()? as usize;
+                let mut settled = Vec::new();
+                for _ in 0..body.count(5)? {
+                    let index = body.word()? as usize;
+                    let code = usize::from(body.byte()?);
+                    let outcome = session::OUTCOMES.get(code).copied();
+                    settled.push((index, outcome.unwrap_or(Outcome::Miss)));
+                }
+                self.step(frame.number, &settled, released);
+            }
+            Verb::Refused => {
+                let call = self.tasks.lock().under_way.remove(&frame.number);
+                call.iter().for_each(|call| self.give_up(call));
+            }
+            // Its next owner waits for all who may write it.
+            Verb::Removed => self.mover.forget(frame.number as u32),
+            Verb::Ping => {}
+            Verb::Closing => self.ending.store(true, Ordering::Release),
+            verb => return Err(Error::input("verb", format!("{verb:?}"), "one of a task")),
+        }
+        Ok(())
+    }
+
+    /// A step of a task, as its owner took it.
+    fn step(&self, number: u64, settled: &[(usize, Outcome)], released: usize) {
+        let Some(call) = self.tasks.lock().under_way.get(&number).cloned() else {
+            return;
+        };
+        // Keys of a get were settled here when their bytes had arrived.
+        call.task.repeat(settled, released);
+        if call.task.is_done() {
+            self.tasks.lock().under_way.remove(&number);
+        }
+    }
+
+    /// Moves blocks as the owner asks, and reports.
+    fn start_move(
+        self: &Arc<Link>,
+        number: u64,
+        task: u64,
+        call: Arc<Call>,
+        blocks: Vec<(usize, Place)>,
+    ) {
+        {
+            // Whoever ends the link sees this, or is seen here.
+            let tasks = self.tasks.lock();
+            if tasks.over {
+                return;
+            }
+            *call.moving.lock() += 1;
+        }
+        let mut batch = self.mover.copier.batch();
+        if call.options.staged
+            && let Err(error) = batch.stage()
+        {
+            // Cannot be: the call has made the slab. A direct copy is right as well.
+            tracing::error!(%error, "a get could not be staged");
+        }
+        let bytes = match call.op {
+            Op::Put => Bytes::New,
+            Op::Get => Bytes::Verified,
+        };
+        let mut verdicts = Verdicts::new(bytes, blocks.len());
+        for (tag, (index, place)) in blocks.iter().enumerate() {
+            match self.plan(&mut batch, &call, *index, place, tag as u32) {
+                Ok(Outcome::Done) => verdicts.planned(tag, place.parts.into()),
+                Ok(Outcome::Corrupt) => verdicts.corrupt(tag),
+                Ok(_) => {}
+                Err(error) => tracing::error!(%error, "a block could not be planned"),
+            }
+        }
+        let link = Arc::clone(self);
+        let done = move |done: &mut Done<'_>| {
+            verdicts.count(done);
+            let moved = verdicts.all();
+            // After the bytes, before the report: the owner's step leaves these alone.
+            if call.op == Op::Get {
+                let here = blocks.iter().zip(&moved);
+                let here = here.filter(|(_, moved)| matches!(moved, Moved::Done(_)));
+                call.task
+                    .settle(here.map(|((index, _), _)| (*index, Outcome::Done)));
+            }
+            link.outbox
+                .send(&link.socket, session::moved(number, &moved));
+            let last = {
+                let mut moving = call.moving.lock();
+                *moving -= 1;
+                *moving == 0
+            };
+            if call.task.is_done() {
+                link.tasks.lock().under_way.remove(&task);
+            } else if last && link.tasks.lock().over {
+                link.give_up(&call);
+            }
+        };
+        let _ticket = self.mover.copier.submit(batch, done);
+    }
+
+    fn plan(
+        &self,
+        batch: &mut kvdepot_media::Batch,
+        call: &Call,
+        index: usize,
+        place: &Place,
+        tag: u32,
+    ) -> Result<Outcome, Error> {
+        let Some(mapping) = self.mover.medium(place) else {
+            return Ok(Outcome::Miss);
+        };
+        if call.op == Op::Get {
+            return plan(batch, &mapping, place, &call.buffers, index, tag);
+        }
+        if place.len != call.buffers.bytes(index) {
+            return Ok(Outcome::Length);
+        }
+        let target = parts::buffers(&mapping, &place.extents, 0, place.len)?;
+        let id = parts::part_id(&place.identity, 0, 1);
+        batch.part(&id, call.buffers.pieces(index), &target, None, tag)?;
+        Ok(Outcome::Done)
+    }
+
+    /// Ends the link: no answer and no step comes any more. Lanes that are moving go on, and their
+    /// tasks end with them.
+    pub(crate) fn end(&self) {
+        self.ending.store(true, Ordering::Release);
+        self.shut();
+        self.outbox.end();
+        let calls: Vec<Arc<Call>> = {
+            let mut tasks = self.tasks.lock();
+            tasks.over = true;
+            tasks.asking.clear();
+            tasks.under_way.drain().map(|(_, call)| call).collect()
+        };
+        for call in calls {
+            if *call.moving.lock() == 0 {
+                self.give_up(&call);
+            }
+        }
+    }
+
+    fn give_up(&self, call: &Call) {
+        if call.op == Op::Put && !call.task.is_done() {
+            self.stores.drop_put();
+        }
+        call.give_up();
+    }
+
+    /// Says that the lanes of the links before this one have stopped.
+    pub(crate) fn say_quiet(&self) {
+        self.outbox.send(&self.socket, Out::new(Verb::Quiet, 0));
+    }
+
+    /// Says that nothing here touches a place any more, and ends. The lanes must have stopped.
+    /// False when the connection broke first. An owner that is late with its answer has been told:
+    /// it reads what has reached it.
+    pub(crate) fn goodbye(&self) -> bool {
+        let (_, answered) = self.ask_aside(Out::new(Verb::Goodbye, 0));
+        let wait = Wait::new(self.limit.get());
+        let heard = loop {
+            match answered.recv_timeout(SLICE) {
+                Err(RecvTimeoutError::Timeout) if wait.goes_on().is_ok() => {}
+                answer => break !matches!(answer, Err(RecvTimeoutError::Disconnected)),
+            }
+        };
+        let _shut = self.socket.shutdown(Shutdown::Read);
+        heard
+    }
+}
+
+impl Call {
+    pub(crate) fn new(
+        (op, options): (Op, GetOptions),
+        namespace: NamespaceId,
+        keys: Vec<Key>,
+        buffers: BlockBuffers,
+        task: Task,
+        pass: Pass,
+    ) -> Call {
+        Call {
+            op,
+            options,
+            namespace,
+            keys,
+            buffers,
+            task,
+            moving: Mutex::new(0),
+            _pass: pass,
+        }
+    }
+
+    /// Ends the keys without an outcome: their owner is gone, and no lane is at them.
+    fn give_up(&self) {
+        let outcome = match self.op {
+            Op::Put => Outcome::Dropped,
+            Op::Get => Outcome::Miss,
+        };
+        self.task.abandon(outcome);
+    }
+}
+
+pub(crate) fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
+    let run = move || {
+        // Whatever the opening thread is pinned to; slower if it fails, nothing else.
+        let _cpus = kvdepot_host::cpu::reset_affinity();
+        run();
+    };
+    std::thread::Builder::new()
+        .name(name.into())
+        .spawn(run)
+        .map(|_| ())
+}

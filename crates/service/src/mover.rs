@@ -1,0 +1,557 @@
+//! A worker's end: the owner's media mapped here, and lanes of its own that move bytes straight
+//! between them and the caller's memory.
+
+use std::io::{ErrorKind, Read};
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use kvdepot_arena::format::record::Packed;
+use kvdepot_arena::gate::Gate;
+use kvdepot_arena::patience::{SLICE, Wait, Why};
+use kvdepot_arena::verdict::{Bytes, Moved, Verdicts};
+use kvdepot_arena::{Error, Place, parts};
+use kvdepot_host::fds;
+use kvdepot_host::fork::{self, LockFd};
+use kvdepot_media::{Access, Copier, CopierConfig, Done, Mapping};
+use kvdepot_store::config::default_lanes;
+use kvdepot_store::placement::{self, Holder, Placement};
+use kvdepot_store::{BlockBuffers, Journal, populate};
+use parking_lot::{Mutex, RwLock};
+
+use crate::held::Held;
+use crate::job::{MoveJob, Report};
+use crate::roster::{Duty, Shift};
+use crate::wire::{self, Medium, Role, Welcome};
+
+/// How long attaching waits for the owner to answer.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Moves bytes for an owner in another process of this host.
+pub struct Mover {
+    /// Of the owner, and the seat of the client whose end this is.
+    pub(crate) holder: Holder,
+    /// Tells the owner for whom lanes here are at work.
+    duty: Arc<Duty>,
+    media: Arc<Media>,
+    held: Held,
+    /// Where more of them are asked for, and as whom.
+    at: PathBuf,
+    role: Role,
+    pub(crate) copier: Copier,
+    gate: Arc<Gate>,
+    /// Open as long as this process works for the owner.
+    pub(crate) socket: UnixStream,
+}
+
+/// The owner's media as mapped here.
+#[derive(Default)]
+struct Media {
+    /// By their numbers, near to far.
+    mapped: RwLock<Vec<(u32, Arc<Mapping>)>>,
+    /// The owner is gone, and they were let go with it.
+    ended: AtomicBool,
+}
+
+/// Connects to an owner and asks for its media; waits at most `patience` for each of its steps.
+pub(crate) fn shake_hands(
+    socket: &Path,
+    role: Role,
+    patience: Duration,
+) -> Result<(UnixStream, Welcome), Error> {
+    let at = |error: Error| match error {
+        Error::Peer { reason, .. } => Error::Peer {
+            socket: socket.display().to_string(),
+            reason,
+        },
+        Error::Host(error) => Error::Peer {
+            socket: socket.display().to_string(),
+            reason: match error.io_kind() {
+                Some(ErrorKind::WouldBlock) => late(patience),
+                _ => error.to_string(),
+            },
+        },
+        other => other,
+    };
+    let io = |source: std::io::Error| Error::Peer {
+        socket: socket.display().to_string(),
+        reason: source.to_string(),
+    };
+    let ask = || -> Result<UnixStream, Error> {
+        let stream = fds::connect(socket, patience)
+            .map_err(Error::from)
+            .map_err(at)?;
+        stream.set_read_timeout(Some(patience)).map_err(io)?;
+        stream.set_write_timeout(Some(patience)).map_err(io)?;
+        wire::send_request(&stream, role).map_err(at)?;
+        let wait = Wait::new(patience);
+        while !fds::wait_readable(&stream, SLICE)
+            .map_err(Error::from)
+            .map_err(at)?
+        {
+            wait.goes_on().map_err(|why| match why {
+                Why::Interrupted => Error::Interrupted,
+                Why::Late => at(Error::Peer {
+                    socket: String::new(),
+                    reason: late(patience),
+                }),
+            })?;
+        }
+        Ok(stream)
+    };
+    // Before the moment that must be without a fork: the owner may take its time.
+    let mut asked = Some(ask()?);
+    // A child that this process forks must not keep the lock that comes with a descriptor. What
+    // comes while another thread forks is of no use, and the owner is asked for others.
+    fork::between_forks(|| {
+        let stream = asked.take().map_or_else(ask, Ok)?;
+        let welcome = wire::receive_welcome(&stream).map_err(at)?;
+        Ok((stream, welcome))
+    })
+}
+
+fn late(patience: Duration) -> String {
+    format!("no answer within {} s", patience.as_secs_f64())
+}
+
+/// Maps media, but those that are known by number and length.
+fn map(
+    media: Vec<(Medium, LockFd)>,
+    role: Role,
+    known: &[(u32, u64)],
+) -> Result<Vec<(u32, Arc<Mapping>)>, Error> {
+    let access = match role.writes() {
+        true => Access::ReadWrite,
+        false => Access::ReadOnly,
+    };
+    let new = media
+        .into_iter()
+        .filter(|(Medium { number, len, .. }, _)| !known.contains(&(*number, *len)));
+    let map = |(medium, fd): (Medium, LockFd)| {
+        Ok((medium.number, Mapping::from_fd(fd, medium.len, access)?))
+    };
+    new.map(map).collect()
+}
+
+impl Mover {
+    /// Attaches to the owner that listens at `socket`. With `write` it can fill reservations,
+    /// and the next owner of a lasting medium waits for this process to end before it allocates.
+    /// `lanes` and `slice_size` are the owner's, where its configuration names them and the
+    /// argument does not.
+    ///
+    /// # Errors
+    /// [`Error::Peer`] when nobody answers there, or with a refusal.
+    pub fn attach(socket: &Path, lanes: Option<usize>, write: bool) -> Result<Mover, Error> {
+        let role = if write { Role::Write } else { Role::Read };
+        let (stream, welcome) = shake_hands(socket, role, PATIENCE)?;
+        Mover::new(socket, stream, welcome, role, lanes)
+    }
+
+    /// The owner's socket.
+    pub(crate) fn at(&self) -> &Path {
+        &self.at
+    }
+
+    pub(crate) fn new(
+        at: &Path,
+        stream: UnixStream,
+        welcome: Welcome,
+        role: Role,
+        lanes: Option<usize>,
+    ) -> Result<Mover, Error> {
+        let held = Held::default();
+        held.learn(&welcome.media);
+        let media = map(welcome.media, role, &[])?;
+        let mut config = CopierConfig::default();
+        let lanes = lanes.or(welcome.terms.lanes);
+        config.lanes = lanes.unwrap_or_else(default_lanes);
+        config.slice_size = welcome.terms.slice_size;
+        Ok(Mover {
+            holder: Holder {
+                session: welcome.terms.session,
+                seat: welcome.terms.seat,
+            },
+            duty: Duty::new(welcome.roster),
+            media: Arc::new(Media {
+                mapped: RwLock::new(media),
+                ended: AtomicBool::new(false),
+            }),
+            held,
+            at: at.into(),
+            role,
+            copier: Copier::new(config)?,
+            gate: Gate::new()?,
+            socket: stream,
+        })
+    }
+
+    /// Lets the media go when the owner does, from now on, and moves nothing any more: as long as
+    /// they are mapped here, the next owner waits for this process before it allocates. Batches
+    /// under way end first, and memory of [`Mover::media`] that is in use stays.
+    ///
+    /// # Errors
+    /// [`Error::Io`] when the thread that waits for it cannot be started.
+    pub fn end_with_owner(&self) -> Result<(), Error> {
+        let io = |source| Error::Io {
+            path: "socket".into(),
+            source,
+        };
+        let mut socket = self.socket.try_clone().map_err(io)?;
+        socket.set_read_timeout(None).map_err(io)?;
+        let media = Arc::clone(&self.media);
+        let watch = move || {
+            // The owner says nothing here: what comes is the end.
+            while let Err(error) = socket.read(&mut [0]) {
+                if error.kind() != ErrorKind::Interrupted {
+                    break;
+                }
+            }
+            media.ended.store(true, Ordering::SeqCst);
+            media.mapped.write().clear();
+        };
+        let thread = std::thread::Builder::new().name("kvdepot-owner".into());
+        thread.spawn(watch).map_err(io)?;
+        Ok(())
+    }
+
+    /// Whether it has ended with its owner.
+    #[must_use]
+    pub fn has_ended(&self) -> bool {
+        self.media.ended.load(Ordering::SeqCst)
+    }
+
+    /// Copies the caller's memory into reservations, part `part` of each. Nothing is moved for
+    /// placements of another owner, such as one that was there before.
+    ///
+    /// # Errors
+    /// [`Error::Input`] for bytes that are no placement, or buffers that do not fit, and from a
+    /// mover that was attached without `write`.
+    pub fn store(
+        &self,
+        placements: &[Vec<u8>],
+        buffers: &BlockBuffers,
+        part: u32,
+    ) -> Result<MoveJob, Error> {
+        if !self.role.writes() {
+            return Err(Error::input(
+                "write",
+                false,
+                "true, to store: without it loads alone",
+            ));
+        }
+        buffers.check(placements.len(), false)?;
+        self.submit(placements, Some(buffers), part, true)
+    }
+
+    /// Copies part `part` of pinned blocks into the caller's memory, verified.
+    ///
+    /// # Errors
+    /// As [`Mover::store`].
+    pub fn load(
+        &self,
+        placements: &[Vec<u8>],
+        buffers: &BlockBuffers,
+        part: u32,
+    ) -> Result<MoveJob, Error> {
+        buffers.check(placements.len(), true)?;
+        self.submit(placements, Some(buffers), part, false)
+    }
+
+    /// Hashes part `part` in place: after a device wrote a reservation (`expect` false), or
+    /// before it reads a pinned block (`expect` true).
+    ///
+    /// # Errors
+    /// As [`Mover::store`].
+    pub fn hash(&self, placements: &[Vec<u8>], part: u32, expect: bool) -> Result<MoveJob, Error> {
+        self.submit(placements, None, part, !expect)
+    }
+
+    /// Where part `part` of a placement lies, as `(medium, offset, length)` in payload order, for
+    /// engines whose own copy engine moves the bytes. Nowhere for a placement of another owner, or
+    /// of a client that is gone. Nobody sees when those copies end: what a client holds at its
+    /// death then stays held until this process has ended too; and after the owner's death the
+    /// room is nobody else's before this process has ended, which is why a mover that only reads
+    /// is not told. Nowhere also while processes of an earlier owner may still write there.
+    ///
+    /// # Errors
+    /// As [`Mover::store`]; [`Error::Input`] for a mover that was attached without `write`.
+    pub fn locate(&self, bytes: &[u8], part: u32) -> Result<Vec<(usize, u64, u64)>, Error> {
+        if !self.role.writes() {
+            return Err(Error::input(
+                "write",
+                false,
+                "true: only what writers have mapped is kept from a later owner's blocks",
+            ));
+        }
+        let Some(placement) = self.decode(bytes, part)? else {
+            return Ok(Vec::new());
+        };
+        let session = self.holder.session;
+        if !self.held.has(placement.medium, &self.at, session) {
+            return Ok(Vec::new());
+        }
+        // The owner's own process needs no telling: all ends with it.
+        if placement.holder.seat > 0 {
+            match self.duty.begin(placement.holder.seat) {
+                Some(shift) => shift.keep(),
+                None => return Ok(Vec::new()),
+            }
+        }
+        let wanted = placement.parts[part as usize];
+        let ranges = parts::ranges(&placement.extents, wanted.offset, wanted.len);
+        let Some(medium) = self.position(placement.medium) else {
+            return Ok(Vec::new());
+        };
+        Ok(ranges.map(|(offset, len)| (medium, offset, len)).collect())
+    }
+
+    /// The owner's media as mapped here, near to far.
+    #[must_use]
+    pub fn media(&self) -> Vec<kvdepot_media::Buffer> {
+        let media = self.mappings();
+        let buffers = media.iter().map(|medium| medium.buffer(0, medium.len()));
+        buffers.filter_map(Result::ok).collect()
+    }
+
+    fn mappings(&self) -> Vec<Arc<Mapping>> {
+        let media = self.media.mapped.read();
+        media
+            .iter()
+            .map(|(_, mapping)| Arc::clone(mapping))
+            .collect()
+    }
+
+    fn position(&self, number: u32) -> Option<usize> {
+        self.media
+            .mapped
+            .read()
+            .iter()
+            .position(|(known, _)| *known == number)
+    }
+
+    /// The medium that a block lies in; `None` when the owner has it no more.
+    pub(crate) fn medium(&self, place: &Place) -> Option<Arc<Mapping>> {
+        self.mapping(place.token.device, &place.extents)
+    }
+
+    /// A medium by its number, with all of these extents in it: one that is not mapped here yet,
+    /// or has grown, is asked for.
+    fn mapping(&self, number: u32, extents: &Packed) -> Option<Arc<Mapping>> {
+        let end = extents.iter().map(|(at, len)| at + len).max().unwrap_or(0);
+        let known = || {
+            let media = self.media.mapped.read();
+            let found = media.iter().find(|(known, _)| *known == number);
+            found
+                .map(|(_, mapping)| Arc::clone(mapping))
+                .filter(|mapping| mapping.len() >= end)
+        };
+        known().or_else(|| {
+            if self.has_ended() {
+                return None;
+            }
+            if let Err(error) = self.ask_for_media() {
+                tracing::warn!(%error, number, "a medium could not be mapped");
+            }
+            known()
+        })
+    }
+
+    /// Lets a medium go, once no batch is at it.
+    pub(crate) fn forget(&self, number: u32) {
+        self.media
+            .mapped
+            .write()
+            .retain(|(known, _)| *known != number);
+    }
+
+    fn ask_for_media(&self) -> Result<(), Error> {
+        let role = match self.role.writes() {
+            true => Role::Write,
+            false => Role::Read,
+        };
+        // The connection is only for the descriptors.
+        let (_socket, welcome) = shake_hands(&self.at, role, PATIENCE)?;
+        if welcome.terms.session != self.holder.session {
+            return Ok(());
+        }
+        self.held.learn(&welcome.media);
+        let mut media = self.media.mapped.write();
+        if self.has_ended() {
+            return Ok(());
+        }
+        let listed: Vec<u32> = welcome
+            .media
+            .iter()
+            .map(|(medium, _)| medium.number)
+            .collect();
+        media.retain(|(number, _)| listed.contains(number));
+        let known: Vec<(u32, u64)> = media
+            .iter()
+            .map(|(n, mapping)| (*n, mapping.len()))
+            .collect();
+        for (number, mapping) in map(welcome.media, role, &known)? {
+            // Batches that use the smaller one keep it mapped.
+            media.retain(|(known, _)| *known != number);
+            media.push((number, mapping));
+        }
+        media.sort_by_key(|(number, _)| *number);
+        Ok(())
+    }
+
+    /// `None` for a placement of another owner.
+    fn decode(&self, bytes: &[u8], part: u32) -> Result<Option<Placement>, Error> {
+        let placement = placement::decode(bytes)?;
+        if placement.holder.session != self.holder.session {
+            return Ok(None);
+        }
+        if part as usize >= placement.parts.len() {
+            return Err(Error::input(
+                "part",
+                part,
+                format!("below the block's {} parts", placement.parts.len()),
+            ));
+        }
+        Ok(Some(placement))
+    }
+
+    fn submit(
+        &self,
+        placements: &[Vec<u8>],
+        buffers: Option<&BlockBuffers>,
+        part: u32,
+        store: bool,
+    ) -> Result<MoveJob, Error> {
+        let pass = self.gate.enter().map_err(|error| match error {
+            Error::Closed("") => Error::Closed("the mover is closed"),
+            other => other,
+        })?;
+        let mut batch = self.copier.batch();
+        let mut shifts: Vec<Shift> = Vec::new();
+        let mut error = None;
+        let bytes = match store {
+            true => Bytes::New,
+            false => Bytes::Verified,
+        };
+        let mut verdicts = Verdicts::new(bytes, placements.len());
+        for (index, bytes) in placements.iter().enumerate() {
+            let Some(placement) = self.decode(bytes, part)? else {
+                error = Some("a placement of another owner".to_owned());
+                continue;
+            };
+            let seat = placement.holder.seat;
+            if seat > 0 && shifts.iter().all(|shift| shift.seat() != seat) {
+                match self.duty.begin(seat) {
+                    Some(shift) => shifts.push(shift),
+                    None => {
+                        error = Some("a placement of a client that is gone".to_owned());
+                        continue;
+                    }
+                }
+            }
+            let wanted = placement.parts[part as usize];
+            let Some(mapping) = self.mapping(placement.medium, &placement.extents) else {
+                error = Some("a medium that its owner has no more".to_owned());
+                continue;
+            };
+            let medium = parts::buffers(&mapping, &placement.extents, wanted.offset, wanted.len)?;
+            let id = parts::part_id(&placement.identity, part, placement.parts.len() as u16);
+            let expected = (!store).then_some(wanted.checksum);
+            let tag = index as u32;
+            match buffers.map(|buffers| (buffers.bytes(index), buffers.pieces(index))) {
+                None => batch.hash_only(&id, &medium, expected, tag)?,
+                Some((len, _)) if len != wanted.len => {
+                    return Err(Error::input(
+                        format!("buffers[{index}]"),
+                        format!("{len} bytes"),
+                        format!("{} bytes, the part's length", wanted.len),
+                    ));
+                }
+                Some((_, pieces)) if store => batch.part(&id, pieces, &medium, expected, tag)?,
+                Some((_, pieces)) => batch.part(&id, &medium, pieces, expected, tag)?,
+            };
+            verdicts.planned(index, 1);
+        }
+        let bytes = batch.bytes();
+        let op = match buffers {
+            None => "hash",
+            Some(_) if store => "store",
+            Some(_) => "load",
+        };
+        let journal = Journal::dispatched(op, placements.len(), bytes);
+        let report = Arc::new(Mutex::new(Report {
+            moved: vec![None; placements.len()],
+            corrupt: vec![false; placements.len()],
+            error,
+            elapsed: None,
+        }));
+        let results = Arc::clone(&report);
+        let ticket = self.copier.submit(batch, move |done: &mut Done<'_>| {
+            let mut report = results.lock();
+            verdicts.count(done);
+            for (at, moved) in verdicts.all().into_iter().enumerate() {
+                match moved {
+                    Moved::Done(checksum) => report.moved[at] = Some(checksum),
+                    Moved::Corrupt => {
+                        report.corrupt[at] = true;
+                        report.note("a block does not have its checksum");
+                    }
+                    Moved::Failed | Moved::Abandoned => {}
+                }
+            }
+            if let Some(failure) = verdicts.failure() {
+                report.note(&failure.to_string());
+            }
+            report.elapsed = Some(journal.elapsed());
+            let done = report.moved.iter().flatten().count();
+            drop(report);
+            journal.finished(done);
+            drop(shifts);
+            drop(pass);
+        });
+        Ok(MoveJob {
+            ticket,
+            report,
+            bytes,
+            journal,
+        })
+    }
+
+    /// Makes the owner's media present in this process, so that the first moves do not stop for
+    /// page faults. Memory that nobody has touched yet is allocated by this; of a file only what
+    /// is in memory already is mapped, and nothing is read from its disk.
+    ///
+    /// # Errors
+    /// [`Error::Closed`] when the mover is closed meanwhile, [`Error::Media`].
+    pub fn populate(&self) -> Result<(), Error> {
+        populate::now(&self.mappings(), &self.gate)
+    }
+
+    /// As [`Mover::populate`], in a thread of its own that ends when the mover is closed.
+    ///
+    /// # Errors
+    /// [`Error::Io`] when the thread cannot be started.
+    pub fn populate_aside(&self) -> Result<(), Error> {
+        populate::aside(self.mappings(), Arc::clone(&self.gate))
+    }
+
+    /// Refuses new work, waits for what is under way, and ends the lanes. Every job is done then.
+    pub fn close(&self) {
+        let Some(_closing) = self.gate.close() else {
+            return;
+        };
+        self.gate.wait_empty(Duration::MAX);
+        self.copier.close();
+    }
+}
+
+impl Drop for Mover {
+    fn drop(&mut self) {
+        // Of the process that attached, and in no forked child, whose descriptor it is too.
+        if !self.gate.forked() {
+            let _shut = self.socket.shutdown(Shutdown::Both);
+        }
+    }
+}

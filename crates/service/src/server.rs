@@ -1,0 +1,489 @@
+//! The owner's end of the socket.
+
+use std::collections::HashMap;
+use std::net::Shutdown;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use kvdepot_arena::{Arena, Error, clock};
+use kvdepot_host::peer::{Credentials, Process};
+use kvdepot_host::socket::{self, Bound};
+use kvdepot_host::{dirs, limits, peer};
+use kvdepot_store::config::{Config, Socket};
+use kvdepot_store::placement::Holder;
+use kvdepot_store::{About, Core, Serves};
+use parking_lot::Mutex;
+
+use crate::frame::{Out, Verb};
+use crate::roster::Roster;
+use crate::session::{Inheritance, Session};
+use crate::wire::{self, Medium, Role, Terms};
+use crate::{accept, calls};
+
+/// How long the answer to a process that attaches may take to be written, which is none where the
+/// socket's memory takes it.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// Most processes, or connections of one, that are attached at a time: each has threads here, and
+/// descriptors.
+const ATTACHED_MAX: usize = 1024;
+/// Most of one process.
+const ATTACHED_EACH_MAX: usize = 256;
+
+/// Hands out the media's descriptors until it is stopped.
+pub(crate) struct Server {
+    bound: Bound,
+    stop: Arc<AtomicBool>,
+    /// The listening socket once more, to end its accept.
+    listener: UnixStream,
+    thread: Mutex<Option<JoinHandle<()>>>,
+    clients: Arc<Mutex<Clients>>,
+}
+
+struct Owner {
+    core: Arc<Core>,
+    about: Arc<About>,
+    slice_size: u64,
+    lanes: Option<usize>,
+    /// Whether the socket's mode lets other users in.
+    others: bool,
+    stop: Arc<AtomicBool>,
+    /// Open as long as this process serves, so that movers notice its end.
+    connections: Mutex<Vec<(u32, UnixStream)>>,
+    clients: Arc<Mutex<Clients>>,
+    roster: Arc<Roster>,
+}
+
+/// The clients that have attached, by number.
+#[derive(Default)]
+struct Clients {
+    /// The connection of their tasks is still to come.
+    halves: HashMap<u64, Half>,
+    sessions: HashMap<u64, Arc<Session>>,
+    stopped: bool,
+}
+
+struct Half {
+    calls: UnixStream,
+    from: Credentials,
+    seat: u64,
+    /// The last call whose answer the client has heard.
+    heard: u64,
+}
+
+impl Server {
+    /// Refuses a socket that cannot be made. Whether somebody listens there is seen at the start.
+    pub(crate) fn check(config: &Config) -> Result<(), Error> {
+        let Some(path) = place(config, 0)? else {
+            return Ok(());
+        };
+        check_len(&path)?;
+        check_kind(&path)?;
+        let in_runtime = runtime_of(&path).is_some();
+        match path.parent() {
+            _ if in_runtime => Ok(()),
+            Some(parent) if limits::is_of_devices(parent) => Err(Error::config(
+                "socket",
+                path.display(),
+                "a path elsewhere: nothing is made beside the nodes of devices",
+            )),
+            Some(parent) if !parent.as_os_str().is_empty() && !parent.is_dir() => {
+                Err(Error::config(
+                    "socket",
+                    path.display(),
+                    "a path in a directory that exists and can be written",
+                ))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Listens where the configuration says; `None` when it says `off`.
+    pub(crate) fn start(
+        config: &Config,
+        core: &Arc<Core>,
+        about: &About,
+    ) -> Result<Option<Server>, Error> {
+        let session = about.session;
+        let Some(path) = place(config, session)? else {
+            return Ok(None);
+        };
+        let (listener, bound) = listen(&path, config.socket_mode)?;
+        let twin = listener.try_clone().map_err(|source| Error::Io {
+            path: path.clone(),
+            source,
+        })?;
+        let stop = Arc::new(AtomicBool::new(false));
+        let clients = Arc::new(Mutex::new(Clients::default()));
+        let told = Arc::clone(&clients);
+        core.on_removal.get_or_init(|| {
+            Box::new(move |number| {
+                for session in told.lock().sessions.values() {
+                    session.send(Out::new(Verb::Removed, number.into()));
+                }
+            })
+        });
+        let owner = Owner {
+            core: Arc::clone(core),
+            about: Arc::new(about.clone()),
+            slice_size: config.slice_size,
+            lanes: config.lanes,
+            others: config.socket_mode & 0o077 != 0,
+            stop: Arc::clone(&stop),
+            connections: Mutex::new(Vec::new()),
+            clients: Arc::clone(&clients),
+            roster: Arc::new(Roster::new()?),
+        };
+        let thread = std::thread::Builder::new()
+            .name("kvdepot-share".into())
+            .spawn(move || owner.run(&listener))
+            .map_err(|source| Error::Io {
+                path: path.clone(),
+                source,
+            })?;
+        Ok(Some(Server {
+            bound,
+            stop,
+            listener: OwnedFd::from(twin).into(),
+            thread: Mutex::new(Some(thread)),
+            clients,
+        }))
+    }
+}
+
+impl Serves for Server {
+    fn path(&self) -> &Path {
+        self.bound.path()
+    }
+
+    fn retire(&self, timeout: Duration) {
+        let sessions: Vec<Arc<Session>> = {
+            let mut clients = self.clients.lock();
+            clients.stopped = true;
+            clients.halves.clear();
+            clients.sessions.values().cloned().collect()
+        };
+        let begun = clock::now();
+        for session in sessions {
+            session.retire(timeout.saturating_sub(begun.elapsed()));
+        }
+    }
+
+    fn stop(&self) {
+        let Some(thread) = self.thread.lock().take() else {
+            return;
+        };
+        self.stop.store(true, Ordering::SeqCst);
+        // Ends the accept, whatever has become of the path.
+        let _ended = self.listener.shutdown(Shutdown::Both);
+        if thread.join().is_err() {
+            tracing::error!("the socket's thread panicked");
+        }
+        self.bound.remove();
+    }
+}
+
+/// Where a depot listens, if it does.
+fn place(config: &Config, session: u64) -> Result<Option<PathBuf>, Error> {
+    Ok(match &config.socket {
+        Socket::Off => None,
+        Socket::At(path) => Some(path.clone()),
+        Socket::Auto => Some(dirs::runtime_dir()?.join(format!("{session:016x}.sock"))),
+    })
+}
+
+/// The runtime directory, made when it is missing, where a path is in it. Other directories are
+/// their users' own affair.
+fn runtime_of(path: &Path) -> Option<&Path> {
+    let is_likely = |dir: &&Path| dir.to_string_lossy().contains("kvdepot");
+    let dir = path.parent().filter(is_likely)?;
+    dirs::runtime_dir()
+        .is_ok_and(|ours| ours == dir)
+        .then_some(dir)
+}
+
+fn check_len(path: &Path) -> Result<(), Error> {
+    match path.as_os_str().len() {
+        ..=107 => Ok(()),
+        len => Err(Error::config(
+            "socket",
+            path.display(),
+            format!("at most 107 bytes from the root on (a limit of Unix sockets), not {len}"),
+        )),
+    }
+}
+
+/// Refuses a path where something else than a socket lies, which is not removed.
+fn check_kind(path: &Path) -> Result<(), Error> {
+    use std::os::unix::fs::FileTypeExt;
+    match path.symlink_metadata() {
+        Ok(at) if !at.file_type().is_socket() => Err(Error::config(
+            "socket",
+            path.display(),
+            "a path where nothing lies, or a socket that nobody has any more",
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// Binds, and removes what owners that were killed have left beside it.
+fn listen(path: &Path, mode: u32) -> Result<(UnixListener, Bound), Error> {
+    check_len(path)?;
+    check_kind(path)?;
+    if let Some(runtime) = runtime_of(path) {
+        let swept = socket::sweep(runtime);
+        if swept > 0 {
+            tracing::info!(swept, "sockets of owners that were killed are removed");
+        }
+    }
+    socket::listen(path, mode).map_err(|source| {
+        let allowed = match source.kind() {
+            std::io::ErrorKind::AddrInUse => "a path where nobody listens".to_owned(),
+            _ => format!("a path in a directory that exists and can be written ({source})"),
+        };
+        Error::config("socket", path.display(), allowed)
+    })
+}
+
+impl Owner {
+    fn run(&self, listener: &UnixListener) {
+        let may = |from: &Credentials| self.may_attach(from);
+        accept::run(listener, &self.stop, may, |socket, from, role| {
+            let served = self.serve(&socket, from, role);
+            let Err(error) = served else {
+                return;
+            };
+            let _told = wire::send_refusal(&socket, &error.to_string());
+            match error {
+                // Clients look for the next owner several times a second, as long as this closes.
+                Error::Closed(_) => tracing::debug!(pid = from.pid, "a process comes too late"),
+                error => tracing::warn!(%error, pid = from.pid, "a process could not attach"),
+            }
+        });
+    }
+
+    fn may_attach(&self, from: &Credentials) -> Result<(), Error> {
+        let own = peer::own_uid();
+        if from.uid == own || self.others {
+            return Ok(());
+        }
+        Err(refused(format!(
+            "uid {} may not attach, only uid {own}: socket_mode lets others in",
+            from.uid
+        )))
+    }
+
+    fn serve(&self, socket: &UnixStream, from: Credentials, role: Role) -> Result<(), Error> {
+        let io = |source| Error::Io {
+            path: "socket".into(),
+            source,
+        };
+        socket.set_nonblocking(false).map_err(io)?;
+        socket.set_write_timeout(Some(PATIENCE)).map_err(io)?;
+        let (pid, uid) = (from.pid, from.uid);
+        tracing::debug!(pid, uid, ?role, "a process attaches");
+        let kept = socket.try_clone().map_err(io)?;
+        match role {
+            Role::Read | Role::Write => {
+                self.has_room(pid)?;
+                self.welcome(socket, role, 0, 0)?;
+                self.connections.lock().push((pid, kept));
+                Ok(())
+            }
+            Role::Client(former) => {
+                let known = {
+                    let clients = self.clients.lock();
+                    // Not welcomed and refused after that: it would take its owner for one that
+                    // is back.
+                    if clients.stopped {
+                        return Err(Error::Closed(""));
+                    }
+                    clients.former(former.number, pid).cloned()
+                };
+                if known.is_none() {
+                    self.has_room(pid)?;
+                }
+                // A process that comes back keeps its number, and with it what it holds.
+                let (number, seat) = match known {
+                    Some(session) => (former.number, session.holding.holder.seat),
+                    None => (self.number(), self.roster.seat()),
+                };
+                self.welcome(socket, role, number, seat)?;
+                let half = Half {
+                    calls: kept,
+                    from,
+                    seat,
+                    heard: former.heard,
+                };
+                self.clients.lock().halves.insert(number, half);
+                Ok(())
+            }
+            Role::Tasks(number) => {
+                let half = self.clients.lock().halves.remove(&number);
+                let half = match half {
+                    Some(half) if half.from.pid == pid => half,
+                    _ => {
+                        let reason = format!("client {number} is unknown, or another process");
+                        return Err(refused(reason));
+                    }
+                };
+                let process = Process::of_peer(socket)?;
+                self.welcome(socket, role, number, half.seat)?;
+                self.start(number, process, half, kept)
+            }
+        }
+    }
+
+    /// Refuses one more of a process, or of all, than there may be.
+    fn has_room(&self, pid: u32) -> Result<(), Error> {
+        let mut pids: Vec<u32> = {
+            let mut connections = self.connections.lock();
+            connections.retain(|(_, socket)| is_open(socket));
+            connections.iter().map(|(pid, _)| *pid).collect()
+        };
+        let mut clients = self.clients.lock();
+        // Those that have gone before their second connection came.
+        clients.halves.retain(|_, half| is_open(&half.calls));
+        pids.extend(clients.halves.values().map(|half| half.from.pid));
+        let sessions = clients.sessions.values();
+        pids.extend(sessions.map(|session| session.process.identity().pid));
+        let own = pids.iter().filter(|other| **other == pid).count();
+        if pids.len() < ATTACHED_MAX && own < ATTACHED_EACH_MAX {
+            return Ok(());
+        }
+        Err(refused(format!(
+            "{} are attached, {own} of process {pid}: at most {ATTACHED_MAX}, and \
+             {ATTACHED_EACH_MAX} of one process, are allowed",
+            pids.len()
+        )))
+    }
+
+    fn welcome(
+        &self,
+        socket: &UnixStream,
+        role: Role,
+        client: u64,
+        seat: u64,
+    ) -> Result<(), Error> {
+        let descriptor = |arena: &Arc<Arena>| {
+            let (descriptor, held) = arena.descriptor(role.writes())?;
+            let medium = Medium {
+                number: arena.number(),
+                len: arena.mapping().len(),
+                held,
+            };
+            Ok((medium, descriptor))
+        };
+        let media = match role {
+            Role::Tasks(_) => Vec::new(),
+            _ => {
+                let media = self.core.media();
+                let each = media.iter().map(descriptor);
+                each.collect::<Result<Vec<_>, Error>>()?
+            }
+        };
+        let terms = Terms {
+            session: self.about.session,
+            client,
+            seat,
+            slice_size: self.slice_size,
+            lanes: self.lanes,
+        };
+        wire::send_welcome(socket, &terms, self.roster.descriptor()?, &media)
+    }
+
+    /// One that a process cannot guess.
+    fn number(&self) -> u64 {
+        use std::hash::{BuildHasher, RandomState};
+        RandomState::new().hash_one(clock::now()).max(1)
+    }
+
+    /// Starts the two threads of a client.
+    fn start(
+        &self,
+        number: u64,
+        process: Process,
+        half: Half,
+        tasks: UnixStream,
+    ) -> Result<(), Error> {
+        let io = |source| Error::Io {
+            path: "socket".into(),
+            source,
+        };
+        let calls = half.calls;
+        for socket in [&calls, &tasks] {
+            socket.set_nonblocking(false).map_err(io)?;
+            socket.set_read_timeout(None).map_err(io)?;
+            socket.set_write_timeout(None).map_err(io)?;
+        }
+        let (session, unheard) = {
+            let mut clients = self.clients.lock();
+            if clients.stopped {
+                return Err(Error::Closed(""));
+            }
+            let mut inherited = match clients.former(number, half.from.pid) {
+                Some(former) => former.hand_over(half.heard),
+                None => Inheritance::none(Holder {
+                    session: self.about.session,
+                    seat: half.seat,
+                }),
+            };
+            let unheard = inherited.take_unheard();
+            let (core, roster) = (Arc::clone(&self.core), Arc::clone(&self.roster));
+            let process = (process, half.from.uid == peer::own_uid());
+            let sockets = [calls, tasks];
+            let session = Arc::new(Session::new(core, process, inherited, roster, sockets));
+            clients.sessions.insert(number, Arc::clone(&session));
+            (session, unheard)
+        };
+        let (of_calls, about) = (Arc::clone(&session), Arc::clone(&self.about));
+        std::thread::Builder::new()
+            .name("kvdepot-calls".into())
+            .spawn(move || {
+                let _cpus = kvdepot_host::cpu::reset_affinity();
+                calls::run(&of_calls, unheard, &about);
+            })
+            .map_err(io)?;
+        let clients = Arc::clone(&self.clients);
+        std::thread::Builder::new()
+            .name("kvdepot-client".into())
+            .spawn(move || {
+                let _cpus = kvdepot_host::cpu::reset_affinity();
+                session.run();
+                let _shut = session.calls.shutdown(Shutdown::Both);
+                let mut clients = clients.lock();
+                // Unless the process has another one by now.
+                let mine = |known: &mut Arc<Session>| Arc::ptr_eq(known, &session);
+                if clients.sessions.get_mut(&number).is_some_and(mine) {
+                    clients.sessions.remove(&number);
+                }
+            })
+            .map_err(io)?;
+        Ok(())
+    }
+}
+
+impl Clients {
+    /// The session that a process had before its connection broke.
+    fn former(&self, number: u64, pid: u32) -> Option<&Arc<Session>> {
+        let session = self.sessions.get(&number);
+        session.filter(|session| session.process.identity().pid == pid)
+    }
+}
+
+fn refused(reason: String) -> Error {
+    Error::Peer {
+        socket: "(peer)".into(),
+        reason,
+    }
+}
+
+/// Whether the other end still has its connection.
+fn is_open(socket: &UnixStream) -> bool {
+    peer::is_connected(socket).unwrap_or(false)
+}

@@ -1,0 +1,426 @@
+//! A depot whose index is in this process.
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicU32;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use kvdepot_arena::gate::Gate;
+use kvdepot_arena::{Error, Key, NamespaceId, Opening, Uses, clock, size};
+use kvdepot_media::{Checksum, Copier};
+
+use super::verbs::{About, Verbs};
+use crate::buffers::BlockBuffers;
+use crate::config::{Admission, Config};
+use crate::devices::{DeviceStats, DrainTo};
+use crate::listing::{BlockPage, Cursor, Gone, NamespaceUsage};
+use crate::metrics::{Metrics, Stats};
+use crate::pipeline::{
+    Background, Bell, Budget, Core, Drained, Evictor, GetOptions, Learned, Ledger, NoRoom, Pin,
+    Reservation,
+};
+use crate::placement::Holder;
+use crate::populate;
+use crate::task::Task;
+use crate::tier::{Opened, Tier};
+
+/// This process among those that ask what left; others have their numbers.
+const OWN_LISTENER: u64 = 0;
+
+/// Lets other processes use a depot of this one.
+pub trait Serves: Send + Sync {
+    /// Where they find it.
+    fn path(&self) -> &Path;
+    /// Takes no more of them, and waits at most `timeout` for what theirs are moving.
+    fn retire(&self, timeout: Duration);
+    /// Ends. Stopping twice does nothing.
+    fn stop(&self);
+}
+
+pub(super) struct Local {
+    core: Arc<Core>,
+    background: Background,
+    evictor: Evictor,
+    server: Option<Box<dyn Serves>>,
+    about: About,
+}
+
+impl Local {
+    /// Opens the tiers, and has `serve` let others in before anybody can find them.
+    pub(super) fn start(
+        config: &Config,
+        serve: impl FnOnce(&Arc<Core>, &About) -> Result<Option<Box<dyn Serves>>, Error>,
+    ) -> Result<Local, Error> {
+        // Before anything costs time, memory or room on a disk.
+        config.check()?;
+        let uses = Uses::default();
+        let Opened {
+            tiers,
+            opening,
+            without,
+            next,
+        } = Tier::open(config, &uses)?;
+        let near_data = tiers[0].block_max();
+        let learns = config.admission == Admission::Learned;
+        let learned = learns.then(|| Learned::new(&tiers));
+        let session = new_session();
+        let copier = config.copier()?;
+        let mut idle = copier.clone();
+        idle.nice = 19;
+        let core = Arc::new(Core {
+            copier: Copier::new(copier)?,
+            idle_copier: (tiers.len() > 1).then(|| Copier::new(idle)).transpose()?,
+            ledger: Ledger::new(),
+            bell: Bell::default(),
+            gate: Gate::new()?,
+            metrics: Metrics::default(),
+            overload: config.overload,
+            budget: Budget::new(config.write_back_depth.unwrap_or(near_data / 2)),
+            promote: config.promote,
+            learned,
+            uses,
+            next_medium: AtomicU32::new(next),
+            config: config.clone(),
+            socket: OnceLock::new(),
+            on_removal: OnceLock::new(),
+            tiers,
+        });
+        let about = About {
+            session,
+            tiers: core
+                .tiers
+                .iter()
+                .map(|tier| tier.name().to_owned())
+                .collect(),
+            path: core
+                .media()
+                .iter()
+                .find_map(|arena| arena.path().map(Into::into)),
+            description: describe(&core, config, without.as_deref()),
+            opening,
+            timeout: config.timeout,
+        };
+        let server = serve(&core, &about)?;
+        // Its threads have the arenas, and with them their locks.
+        let undo = |_: &Error| {
+            server
+                .iter()
+                .for_each(|server| server.retire(Duration::ZERO));
+            server.iter().for_each(|server| server.stop());
+            core.tiers.iter().for_each(Tier::close);
+        };
+        if let Some(server) = &server {
+            core.socket.get_or_init(|| server.path().into());
+            let socket = server.path().display().to_string();
+            let media = core.media();
+            let announced = media.iter().try_for_each(|arena| arena.announce(&socket));
+            announced.inspect_err(undo)?;
+        }
+        let background = Background::start(&core).inspect_err(undo)?;
+        let evictor = Evictor::start(&core).inspect_err(|error| {
+            core.ledger.stop();
+            background.join();
+            undo(error);
+        })?;
+        log_opening(&about);
+        Ok(Local {
+            core,
+            background,
+            evictor,
+            server,
+            about,
+        })
+    }
+
+    /// Who holds what this process asks for.
+    fn holder(&self) -> Holder {
+        Holder {
+            session: self.about.session,
+            seat: 0,
+        }
+    }
+
+    /// Refuses reservations or pins of another depot, or of the one that this process had open
+    /// before: they name other blocks.
+    fn owns(&self, mut holders: impl Iterator<Item = Holder>) -> bool {
+        let other = holders.find(|holder| holder.session != self.about.session);
+        if let Some(Holder { session, .. }) = other {
+            tracing::error!(
+                session,
+                "reservations or pins of another depot were handed in"
+            );
+        }
+        other.is_none()
+    }
+
+    fn end(&self) {
+        let core = &self.core;
+        if core.gate.forked() {
+            return;
+        }
+        let Some(_closing) = core.gate.close() else {
+            return;
+        };
+        let begun = clock::now();
+        let left = || core.config.close_timeout.saturating_sub(begun.elapsed());
+        core.ledger.part_from_held();
+        if let Some(server) = &self.server {
+            server.retire(left());
+        }
+        #[cfg(feature = "sim")]
+        core.settle();
+        // Copies that touch a caller's memory have no time-out: they end by themselves.
+        core.gate.wait_empty(Duration::MAX);
+        if !core.ledger.drain(left()) {
+            let bytes = size::show(core.budget.bytes());
+            let media = core.media();
+            let orphans = media.iter().flat_map(|arena| arena.orphan_pids());
+            let orphans: Vec<u32> = orphans.collect();
+            tracing::warn!(
+                %bytes,
+                ?orphans,
+                "close_timeout passed before the write-back queue was empty"
+            );
+        }
+        core.ledger.stop();
+        self.background.join();
+        self.evictor.stop(core);
+        core.copier.close();
+        core.idle_copier.iter().for_each(Copier::close);
+        if let Some(server) = &self.server {
+            server.stop();
+        }
+        core.tiers.iter().for_each(Tier::close);
+    }
+}
+
+impl Verbs for Local {
+    fn about(&self) -> &About {
+        &self.about
+    }
+
+    fn is_served(&self) -> bool {
+        false
+    }
+
+    fn is_connected(&self) -> bool {
+        !self.core.gate.forked()
+    }
+
+    fn is_busy(&self) -> bool {
+        self.core.is_busy()
+    }
+
+    fn socket(&self) -> Option<PathBuf> {
+        self.server.as_ref().map(|server| server.path().into())
+    }
+
+    fn populate_aside(&self) -> Result<(), Error> {
+        let media = self.core.media();
+        let media = media.iter().map(|arena| arena.mapping());
+        populate::aside(media.collect(), Arc::clone(&self.core.gate))
+    }
+
+    fn gone(&self, limit: usize) -> Result<Gone, Error> {
+        self.core.gone(OWN_LISTENER, limit)
+    }
+
+    fn drain(&self, timeout: Duration) -> bool {
+        !self.core.gate.forked() && self.core.ledger.drain(timeout)
+    }
+
+    fn keep(&self) {
+        self.core.media().iter().for_each(|arena| arena.keep());
+    }
+
+    fn close(&self) {
+        self.end();
+    }
+
+    fn prefetch(&self, id: NamespaceId, keys: &[Key]) -> Result<Task, Error> {
+        self.core.prefetch(id, keys, None)
+    }
+
+    fn reserve(
+        &self,
+        id: NamespaceId,
+        blocks: &[(Key, Vec<u64>)],
+        no_room: NoRoom,
+    ) -> Result<Vec<Option<Reservation>>, Error> {
+        self.core.reserve(self.holder(), id, blocks, no_room)
+    }
+
+    fn commit(
+        &self,
+        reservations: &[Reservation],
+        checksums: &[Vec<Checksum>],
+    ) -> Result<Vec<bool>, Error> {
+        let session = self.about.session;
+        let mut holders = reservations.iter().map(|mine| mine.holder);
+        if let Some(other) = holders.find(|holder| holder.session != session) {
+            return Err(Error::input(
+                "reservations",
+                format!("one of session {:x}", other.session),
+                format!("reservations of this depot ({session:x})"),
+            ));
+        }
+        self.core.commit(reservations, checksums)
+    }
+
+    fn abort(&self, reservations: &[Reservation]) {
+        if self.owns(reservations.iter().map(|mine| mine.holder)) {
+            self.core.abort(reservations);
+        }
+    }
+
+    fn pin(&self, id: NamespaceId, keys: &[Key], prefix: bool) -> Result<Vec<Option<Pin>>, Error> {
+        self.core.pin(self.holder(), id, keys, prefix)
+    }
+
+    fn unpin(&self, pins: &[Pin], served: bool) {
+        if self.owns(pins.iter().map(|pin| pin.holder)) {
+            self.core.unpin(pins, served);
+        }
+    }
+
+    fn discard(&self, pins: &[Pin]) -> usize {
+        match self.owns(pins.iter().map(|pin| pin.holder)) {
+            true => self.core.discard(pins),
+            false => 0,
+        }
+    }
+
+    #[cfg(feature = "sim")]
+    fn step_background(&self) -> bool {
+        self.core.step()
+    }
+
+    #[cfg(feature = "sim")]
+    fn step_evictor(&self) -> bool {
+        self.core.step_evictor()
+    }
+
+    fn describe(&self, id: NamespaceId, description: &str) -> Result<(), Error> {
+        self.core.describe(id, description)
+    }
+
+    fn stats(&self) -> Stats {
+        self.core.stats()
+    }
+
+    fn namespaces(&self) -> Result<Vec<NamespaceUsage>, Error> {
+        self.core.namespaces()
+    }
+
+    fn devices(&self) -> Result<Vec<DeviceStats>, Error> {
+        self.core.devices()
+    }
+
+    fn add_device(&self, path: &Path, capacity: Option<u64>) -> Result<Opening, Error> {
+        self.core.add_device(path, capacity)
+    }
+
+    fn drain_device(&self, path: &Path, to: DrainTo, patience: Duration) -> Result<Drained, Error> {
+        self.core.drain_device(path, to, patience)
+    }
+
+    fn remove_device(&self, path: &Path, force: bool, patience: Duration) -> Result<(), Error> {
+        self.core.remove_device(path, force, patience)
+    }
+
+    fn grow_device(&self, path: &Path, capacity: u64) -> Result<(), Error> {
+        self.core.grow_device(path, capacity)
+    }
+
+    fn contains(&self, id: NamespaceId, keys: &[Key]) -> Result<Vec<bool>, Error> {
+        self.core.contains(id, keys)
+    }
+
+    fn prefix(&self, id: NamespaceId, keys: &[Key]) -> Result<usize, Error> {
+        self.core.prefix(id, keys)
+    }
+
+    fn nearest(&self, id: NamespaceId, keys: &[Key]) -> Result<Vec<Option<usize>>, Error> {
+        self.core.nearest(id, keys)
+    }
+
+    fn put(&self, id: NamespaceId, keys: Vec<Key>, buffers: BlockBuffers) -> Result<Task, Error> {
+        self.core.put(id, keys, buffers)
+    }
+
+    fn get(
+        &self,
+        id: NamespaceId,
+        keys: Vec<Key>,
+        buffers: BlockBuffers,
+        options: GetOptions,
+    ) -> Result<Task, Error> {
+        self.core.get(id, keys, buffers, options)
+    }
+
+    fn remove(&self, id: NamespaceId, keys: &[Key]) -> Result<usize, Error> {
+        self.core.remove(id, keys)
+    }
+
+    fn clear(&self, id: NamespaceId) -> Result<usize, Error> {
+        self.core.clear(id)
+    }
+
+    fn block_page(
+        &self,
+        id: NamespaceId,
+        from: Option<Cursor>,
+        limit: usize,
+    ) -> Result<BlockPage, Error> {
+        self.core.block_page(id, from, limit)
+    }
+
+    fn keep_contiguous(&self, id: NamespaceId) -> Result<(), Error> {
+        self.core.keep_contiguous(id)
+    }
+}
+
+impl Drop for Local {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+fn describe(core: &Core, config: &Config, without: Option<&str>) -> String {
+    let media = core.media();
+    let each = media.iter().map(|tier| {
+        let size = size::show(tier.layout().capacity);
+        match tier.path() {
+            Some(path) if tier.is_a_share() => {
+                let path = path.display();
+                format!("{} {size} (20 % of the free disk) at {path}", tier.name())
+            }
+            Some(path) => format!("{} {size} at {}", tier.name(), path.display()),
+            None if config.cache.capacity.is_none() => {
+                format!("{} {size} (10 % of the memory allowed)", tier.name())
+            }
+            None => format!("{} {size}", tier.name()),
+        }
+    });
+    let tiers = each.collect::<Vec<_>>().join(" | ");
+    match without {
+        None => tiers,
+        Some(reason) => format!("{tiers} alone: {reason}"),
+    }
+}
+
+fn log_opening(about: &About) {
+    let Opening {
+        blocks,
+        damaged,
+        outranked,
+        ..
+    } = about.opening;
+    let tiers = &about.description;
+    tracing::info!(tiers, blocks, damaged, outranked, "depot open");
+}
+
+fn new_session() -> u64 {
+    use std::hash::{BuildHasher, RandomState};
+    RandomState::new().hash_one((std::process::id(), clock::now()))
+}

@@ -1,0 +1,156 @@
+//! Placements as bytes: what a scheduler hands to its workers.
+//!
+//! Little-endian: u32 version, u32 medium, u64 session, u64 seat, namespace 16, key 32, 4 × u64
+//! packed extents, u64 payload length, u32 parts, u32 zero, then 32 bytes a part (offset, length,
+//! checksum; the checksum is zero for a part about to be written).
+
+use kvdepot_arena::format::record::{PARTS_MAX, Packed};
+use kvdepot_arena::parts::{self, Part};
+use kvdepot_arena::{Error, Identity, Key, NamespaceId, Place};
+use kvdepot_host::fds;
+
+/// Media of one depot, at most: what one message over a socket carries descriptors of.
+pub const MEDIA_MAX: usize = fds::DESCRIPTORS_MAX - 1;
+
+const VERSION: u32 = 2;
+const HEAD: usize = 120;
+
+/// Who holds a pin or a reservation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Holder {
+    /// Of the depot that gave it.
+    pub session: u64,
+    /// Of the client that asked for it (`roster`); 0 for the depot's own process.
+    pub seat: u64,
+}
+
+/// A decoded placement.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Placement {
+    /// By the number that the owner gave it; media are never renumbered.
+    pub medium: u32,
+    /// Whose it is.
+    pub holder: Holder,
+    /// What it is.
+    pub identity: Identity,
+    /// Where it lies in the medium.
+    pub extents: Packed,
+    pub(crate) len: u64,
+    /// Its parts.
+    pub parts: Vec<Part>,
+}
+
+pub(crate) fn encode(holder: Holder, place: &Place, found: &[Part]) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(HEAD + found.len() * parts::ENTRY as usize);
+    bytes.extend_from_slice(&VERSION.to_le_bytes());
+    bytes.extend_from_slice(&place.token.device.to_le_bytes());
+    bytes.extend_from_slice(&holder.session.to_le_bytes());
+    bytes.extend_from_slice(&holder.seat.to_le_bytes());
+    bytes.extend_from_slice(&place.identity.namespace.0);
+    bytes.extend_from_slice(&place.identity.key.0);
+    for packed in place.extents.0 {
+        bytes.extend_from_slice(&packed.to_le_bytes());
+    }
+    bytes.extend_from_slice(&place.len.to_le_bytes());
+    bytes.extend_from_slice(&(found.len() as u32).to_le_bytes());
+    bytes.extend_from_slice(&0u32.to_le_bytes());
+    bytes.extend_from_slice(&parts::encode(found));
+    bytes
+}
+
+/// Reads a placement.
+///
+/// # Errors
+/// [`Error::Input`] for bytes that are none, or of another release.
+pub fn decode(bytes: &[u8]) -> Result<Placement, Error> {
+    let wrong = |what: &str| {
+        Error::input(
+            "placements",
+            what.to_owned(),
+            "bytes that this release's owner handed out",
+        )
+    };
+    let (head, table) = bytes
+        .split_first_chunk::<HEAD>()
+        .ok_or_else(|| wrong("too few bytes"))?;
+    let u32_at = |at: usize| u32::from_le_bytes(head[at..at + 4].try_into().unwrap_or_default());
+    let u64_at = |at: usize| u64::from_le_bytes(head[at..at + 8].try_into().unwrap_or_default());
+    if u32_at(0) != VERSION {
+        return Err(wrong(&format!("version {}", u32_at(0))));
+    }
+    let count = u32_at(112) as usize;
+    if count == 0 || count > usize::from(PARTS_MAX) || table.len() != count * parts::ENTRY as usize
+    {
+        return Err(wrong(&format!("{count} parts in {} bytes", bytes.len())));
+    }
+    let parts = parts::decode(table);
+    let len = u64_at(104);
+    let extents = Packed(std::array::from_fn(|index| u64_at(72 + 8 * index)));
+    let sound = len <= extents.room()
+        && parts.iter().all(|part| {
+            part.offset
+                .checked_add(part.len)
+                .is_some_and(|end| end <= len)
+        });
+    if !sound {
+        return Err(wrong("lengths that do not fit"));
+    }
+    Ok(Placement {
+        medium: u32_at(4),
+        holder: Holder {
+            session: u64_at(8),
+            seat: u64_at(16),
+        },
+        identity: Identity {
+            namespace: NamespaceId(head[24..40].try_into().unwrap_or_default()),
+            key: Key(head[40..72].try_into().unwrap_or_default()),
+        },
+        extents,
+        len,
+        parts,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use kvdepot_arena::Token;
+    use kvdepot_media::Checksum;
+
+    use super::*;
+
+    #[test]
+    fn survives_a_round_trip_and_refuses_damage() {
+        let identity = Identity {
+            namespace: NamespaceId([1; 16]),
+            key: Key([2; 32]),
+        };
+        let place = Place {
+            token: Token {
+                device: 0,
+                slot: 0,
+                sequence: 9,
+            },
+            identity,
+            extents: Packed::new(&[(4096, 8192)]).unwrap(),
+            len: 8192,
+            parts: 2,
+            checksum: Checksum::default(),
+            stamp: 0,
+        };
+        let found = parts::blank(&[4000, 4000]);
+        let holder = Holder {
+            session: 77,
+            seat: 3,
+        };
+        let bytes = encode(holder, &place, &found);
+        let read = decode(&bytes).unwrap();
+        assert_eq!((read.holder, read.medium, read.len), (holder, 1, 8192));
+        assert_eq!(
+            (read.identity, read.extents, read.parts),
+            (identity, place.extents, found)
+        );
+        for len in 0..bytes.len() {
+            assert!(decode(&bytes[..len]).is_err());
+        }
+    }
+}
