@@ -126,7 +126,7 @@ mod tests {
         };
         let place = Place {
             token: Token {
-                device: 0,
+                device: 1,
                 slot: 0,
                 sequence: 9,
             },

@@ -148,10 +148,6 @@ fn a_full_arena_evicts_tails_of_old_prompts_first() {
 
 #[test]
 fn wrong_lengths_and_absent_keys_name_their_reason() {
-    let depot = Depot::open(&config("Cache", Path::new("/nonexistent"), "4MiB", ""))
-        .map(|_| ())
-        .err();
-    assert!(depot.is_some(), "the socket's directory does not exist");
     let dir = tempfile::tempdir().unwrap();
     let depot = Depot::open(&config("Cache", dir.path(), "4MiB", "")).unwrap();
     let ns = namespace(&depot);

@@ -9,13 +9,13 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use common::{Place, config_of, has, namespace, put};
-use kvdepot_store::{Config, Depot, Error};
+use common::{Place, Served, config_of, has, namespace, put};
+use kvdepot_store::{Config, Error};
 use kvdepot_testkit::child::{self, Child};
 use serde_json::json;
 
 fn refusal(config: &Config) -> String {
-    Depot::open(config).err().unwrap().to_string()
+    kvdepot_service::open(config).err().unwrap().to_string()
 }
 
 fn names(dir: &Path) -> Vec<PathBuf> {
@@ -43,9 +43,12 @@ fn nothing_is_made_beside_the_nodes_of_devices() {
             text.contains("daxctl") && text.contains("elsewhere"),
             "{text}"
         );
-        assert_eq!(config.check().unwrap_err().to_string(), text);
+        assert_eq!(
+            kvdepot_service::check(&config).unwrap_err().to_string(),
+            text
+        );
     }
-    let depot = place.open();
+    let depot = place.serve();
     let added = depot.add_device(&there, Some(1 << 20));
     assert!(added.unwrap_err().to_string().contains("daxctl"));
     assert!(!there.exists());
@@ -60,40 +63,40 @@ fn what_a_failed_start_has_made_goes_again() {
     assert_eq!(names(place.dir()), [place.socket()]);
     drop(listening);
     // What was there before stays.
-    let depot = place.open();
+    let depot = place.serve();
     assert_eq!(put(&namespace(&depot), &[1, 2], 5000), [true; 2]);
     depot.close();
     let listening = UnixListener::bind(place.socket()).unwrap();
     refusal(&place.config());
     drop(listening);
-    let depot = place.open();
+    let depot = place.serve();
     assert!(has(&namespace(&depot), &[1, 2], 5000));
 }
 
 #[test]
 fn a_start_that_is_not_kept_leaves_nothing() {
     let place = Place::new("Cache|Dax", "1MiB", "4MiB");
-    drop(Depot::start(&place.config()).unwrap());
+    drop(kvdepot_service::start(&place.config()).unwrap());
     assert_eq!(names(place.dir()), [""; 0].map(PathBuf::from));
-    let depot = Depot::start(&place.config()).unwrap().keep();
+    let depot = kvdepot_service::start(&place.config()).unwrap().keep();
     assert_eq!(put(&namespace(&depot), &[1, 2], 5000), [true; 2]);
     depot.close();
     // What was there before stays.
-    drop(Depot::start(&place.config()).unwrap());
-    assert!(has(&namespace(&place.open()), &[1, 2], 5000));
+    drop(kvdepot_service::start(&place.config()).unwrap());
+    assert!(has(&namespace(&place.serve()), &[1, 2], 5000));
 }
 
 #[test]
 fn a_start_that_is_not_kept_leaves_what_somebody_else_put_in_place_of_its_file() {
     let place = Place::new("Cache|Dax", "1MiB", "4MiB");
-    let started = Depot::start(&place.config()).unwrap();
+    let started = kvdepot_service::start(&place.config()).unwrap();
     std::fs::remove_file(place.arena()).unwrap();
     std::fs::write(place.arena(), "of somebody else").unwrap();
     drop(started);
     assert!(place.arena().exists());
     std::fs::remove_file(place.arena()).unwrap();
     // Nor is it missed where nothing is.
-    let started = Depot::start(&place.config()).unwrap();
+    let started = kvdepot_service::start(&place.config()).unwrap();
     std::fs::remove_file(place.arena()).unwrap();
     drop(started);
     assert_eq!(names(place.dir()), [""; 0].map(PathBuf::from));
@@ -103,7 +106,7 @@ fn a_start_that_is_not_kept_leaves_what_somebody_else_put_in_place_of_its_file()
 fn a_signal_ends_the_wait_for_another_owner_and_undoes_the_start() {
     const TEST: &str = "a_signal_ends_the_wait_for_another_owner_and_undoes_the_start";
     if child::role().is_some() {
-        let _depot = Depot::open(&config_of(&child::value("spec"))).unwrap();
+        let _depot = kvdepot_service::open(&config_of(&child::value("spec"))).unwrap();
         child::say("open");
         child::sleep_until_killed();
     }
@@ -118,7 +121,8 @@ fn a_signal_ends_the_wait_for_another_owner_and_undoes_the_start() {
     // Once it waits for the second device, it has made the first.
     let begun = Instant::now();
     let answer = std::thread::scope(|scope| {
-        let start = scope.spawn(|| kvdepot_store::interruptible(pressed, || Depot::open(&several)));
+        let start = scope
+            .spawn(|| kvdepot_store::interruptible(pressed, || kvdepot_service::open(&several)));
         while !fresh.exists() && begun.elapsed() < Duration::from_secs(20) {
             std::thread::yield_now();
         }
@@ -135,7 +139,7 @@ fn whoever_waits_for_an_arena_whose_start_fails_makes_it() {
     const TEST: &str = "whoever_waits_for_an_arena_whose_start_fails_makes_it";
     if child::role().is_some() {
         let go = PathBuf::from(child::value("go"));
-        let started = Depot::start(&config_of(&child::value("spec"))).unwrap();
+        let started = kvdepot_service::start(&config_of(&child::value("spec"))).unwrap();
         child::say("started");
         while !go.exists() {
             std::thread::sleep(Duration::from_millis(1));
@@ -154,7 +158,7 @@ fn whoever_waits_for_an_arena_whose_start_fails_makes_it() {
         let dax = json!({"path": place.arena(), "capacity": "1MiB"});
         let alone = json!({"socket": "off", "lock_wait": "60s", "dax": dax});
         let alone = Config::new("Dax", &alone).unwrap();
-        let waits = scope.spawn(move || Depot::open(&alone));
+        let waits = scope.spawn(move || kvdepot_service::open(&alone));
         common::eventually("the wait", || mapped(&arena) == 1);
         std::fs::write(&go, "").unwrap();
         waits.join().unwrap().unwrap()
@@ -162,7 +166,7 @@ fn whoever_waits_for_an_arena_whose_start_fails_makes_it() {
     assert!(depot.opening().created && place.arena().exists());
     assert_eq!(put(&namespace(&depot), &[1, 2], 5000), [true; 2]);
     depot.close();
-    assert!(has(&namespace(&place.open()), &[1, 2], 5000));
+    assert!(has(&namespace(&place.serve()), &[1, 2], 5000));
 }
 
 static PRESSED: AtomicBool = AtomicBool::new(false);
@@ -174,16 +178,16 @@ fn pressed() -> bool {
 #[test]
 fn of_several_devices_none_that_was_made_stays_when_another_is_refused() {
     let place = Place::new("Dax", "", "1MiB");
-    let owner = place.open();
+    let owner = place.serve();
     let fresh = place.dir().join("fresh");
     let devices = json!([{"path": &fresh, "capacity": "1MiB"}, {"path": place.arena()}]);
     let several = json!({"socket": "off", "lock_wait": "0s", "dax": {"devices": devices}});
     let several = Config::new("Dax", &several).unwrap();
-    let error = Depot::open(&several).err().unwrap();
+    let error = kvdepot_service::open(&several).err().unwrap();
     assert!(matches!(error, Error::Locked { .. }), "{error}");
     assert!(!fresh.exists());
     owner.close();
-    Depot::open(&several).unwrap();
+    kvdepot_service::open(&several).unwrap();
     assert!(fresh.exists());
 }
 
@@ -200,7 +204,7 @@ fn a_check_refuses_what_an_opening_does_and_makes_nothing() {
         std::fs::write(&path, vec![0; length]).unwrap();
         path
     });
-    let depot = place.open();
+    let depot = place.serve();
     depot.close();
     let before = names(place.dir());
     let path = |path: &Path| json!({"dax": {"path": path}});
@@ -267,15 +271,15 @@ fn a_check_refuses_what_an_opening_does_and_makes_nothing() {
             all[name] = value.clone();
         }
         let config = Config::new("Cache|Dax", &all).unwrap();
-        let text = config.check().unwrap_err().to_string();
+        let text = kvdepot_service::check(&config).unwrap_err().to_string();
         assert!(text.contains(says), "{text}");
         assert_eq!(refusal(&config), text);
         assert_eq!(names(place.dir()), before, "{text}");
     }
-    place.config().check().unwrap();
+    kvdepot_service::check(&place.config()).unwrap();
     // What a process owns is its own affair.
-    let _owner = place.open();
-    place.config().check().unwrap();
+    let _owner = place.serve();
+    kvdepot_service::check(&place.config()).unwrap();
 }
 
 #[test]
@@ -295,7 +299,7 @@ fn new_devices_need_room_for_all_of_them() {
         let devices = ["a", "b"].into_iter().zip(capacities).map(device);
         let dax = json!({"devices": devices.collect::<Vec<_>>()});
         let config = Config::new("Dax", &json!({"socket": "off", "dax": dax})).unwrap();
-        config.check().map_err(|error| error.to_string())
+        kvdepot_service::check(&config).map_err(|error| error.to_string())
     };
     let text = check([Some(&most), Some(&most)]).unwrap_err();
     assert!(text.starts_with("dax.devices[1].capacity"), "{text}");
@@ -315,7 +319,7 @@ fn mapped(text: &str) -> usize {
 #[test]
 fn a_close_lets_memory_and_medium_go_although_a_namespace_is_kept() {
     let place = Place::new("Cache|Dax", "37MiB", "4MiB");
-    let depot = place.open();
+    let depot = place.serve();
     let ns = namespace(&depot);
     assert_eq!(put(&ns, &[1, 2], 5000), [true; 2]);
     let arena = place.arena().display().to_string();
@@ -340,16 +344,16 @@ fn a_close_lets_memory_and_medium_go_although_a_namespace_is_kept() {
         ns.contains(&[common::key(1)]),
         Err(Error::Closed(_))
     ));
-    let again = place.open();
+    let again = place.serve();
     assert!(has(&namespace(&again), &[1, 2], 5000));
 }
 
 #[test]
 fn another_depot_of_this_process_is_named_at_once() {
     let place = Place::new("Dax", "", "1MiB").with("", "lock_wait", "60s");
-    let ns = namespace(&place.open());
+    let ns = namespace(&place.serve());
     let begun = Instant::now();
-    let error = Depot::open(&place.config()).err().unwrap();
+    let error = kvdepot_service::open(&place.config()).err().unwrap();
     assert!(begun.elapsed() < Duration::from_secs(30));
     let text = error.to_string();
     assert!(matches!(error, Error::Locked { pid, .. } if pid == std::process::id()));
@@ -358,5 +362,5 @@ fn another_depot_of_this_process_is_named_at_once() {
         "{text}"
     );
     drop(ns);
-    place.open();
+    place.serve();
 }
