@@ -6,116 +6,30 @@
 //! is let go before all lanes have stopped.
 
 mod batch;
+mod cargo;
+mod config;
 mod outcome;
-mod slab;
+mod shared;
 
-pub(crate) use batch::Memory;
-pub use batch::{Batch, PART_LEN_MAX, PARTS_MAX};
+pub use batch::Batch;
+pub use cargo::{PART_LEN_MAX, PARTS_MAX};
+pub use config::CopierConfig;
 pub use outcome::{Done, Failure, Outcome};
 
 use crate::error::{Error, Result};
-use crate::lane::{Queues, Task, Work};
 use crate::memory::kernel::Isa;
 use crate::memory::mover::Mover;
 use kvdepot_host::cpu;
 use kvdepot_host::fork::Origin;
-use kvdepot_plan::{Ending, Join, Limits, Planner, Waiter};
-use slab::Slab;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use kvdepot_plan::{Join, Waiter};
+use shared::{Flight, Shared, lock};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// How a copier works. Start from the default and change what matters.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct CopierConfig {
-    /// Threads that move bytes, 1 to 256. Default: the processors this process may use, at most 8;
-    /// a few saturate the memory of most machines.
-    pub lanes: usize,
-    /// The most bytes that a lane takes at once, at least 4096. Default 4 MiB. Smaller batches are
-    /// cut finer, so that all lanes have something to do.
-    pub slice_size: u64,
-    /// Leaves of at least this many bytes bypass the caches on their way to the destination.
-    /// Default 4 KiB.
-    pub stream_min: u64,
-    /// Batches of at most this many bytes are moved by the thread that submits them: waking a lane,
-    /// and being woken by it, takes longer. Default 256 KiB, some 20 µs; 0 leaves all to the lanes.
-    pub inline_max: u64,
-    /// How long an idle lane looks for work before it sleeps. Default 20 µs.
-    pub spin: Duration,
-    /// The lanes' nice value, 0 to 19: above 0 for work that nobody waits for, which then leaves
-    /// the processors to everybody else. Default 0.
-    pub nice: u8,
-    /// Bytes of the slab that staged batches go through, at least 64 KiB for each region; taken
-    /// when the first one is made. Default 2 MiB for each region.
-    pub staging_slab: Option<u64>,
-    /// Regions of that slab, 1 to 4096: so many slices are staged at a time. Default two for each
-    /// lane.
-    pub staging_regions: Option<usize>,
-}
-
-/// The most lanes of a copier; a bound against a wrong unit in a configuration.
-const LANES_MAX: usize = 256;
-
-/// The least bytes of a slice: below, handing it over costs more than moving it.
-const SLICE_MIN: u64 = 128 << 10;
-
-/// Slices that a batch should have for each lane, so that lanes end at about the same time.
-const SLICES_PER_LANE: u64 = 4;
-
-/// Batches whose memory is kept for later ones, and how much of it each may keep.
-const SPARES_MAX: usize = 8;
-const SPARE_BYTES_MAX: usize = 64 << 20;
-
 /// The lanes' stacks: they call nothing deep, and completions run on them as well.
 const STACK_BYTES: usize = 1 << 20;
-
-impl Default for CopierConfig {
-    fn default() -> Self {
-        let processors = std::thread::available_parallelism().map_or(2, usize::from);
-        Self {
-            lanes: processors.min(8),
-            slice_size: 4 << 20,
-            stream_min: 4 << 10,
-            inline_max: 256 << 10,
-            spin: Duration::from_micros(20),
-            nice: 0,
-            staging_slab: None,
-            staging_regions: None,
-        }
-    }
-}
-
-impl CopierConfig {
-    fn check(&self) -> Result<()> {
-        if self.lanes == 0 || self.lanes > LANES_MAX {
-            let value = self.lanes as u64;
-            return Err(Error::Invalid {
-                field: "lanes",
-                value,
-                allowed: "1 to 256",
-            });
-        }
-        if self.slice_size < 4096 {
-            let value = self.slice_size;
-            return Err(Error::Invalid {
-                field: "slice_size",
-                value,
-                allowed: "4096 or more",
-            });
-        }
-        if self.nice > 19 {
-            let value = u64::from(self.nice);
-            return Err(Error::Invalid {
-                field: "nice",
-                value,
-                allowed: "0 to 19",
-            });
-        }
-        slab::check(self)
-    }
-}
 
 /// A group of lanes. Dropping it closes it.
 #[derive(Debug)]
@@ -143,18 +57,7 @@ impl Copier {
     fn with_mover(config: CopierConfig, mover: Mover) -> Result<Self> {
         let origin = Origin::here();
         let origin = origin.map_err(|e| Error::io("start", "lanes", std::io::Error::other(e)))?;
-        let shared = Arc::new(Shared {
-            #[cfg(feature = "sim")]
-            schedule: crate::sim::current(),
-            queues: Queues::new(config.lanes, mover),
-            config,
-            spares: Mutex::new(Vec::new()),
-            planners: Mutex::new(Vec::new()),
-            slab: Mutex::new(None),
-            in_flight: AtomicUsize::new(0),
-            closing: AtomicBool::new(false),
-            origin,
-        });
+        let shared = Arc::new(Shared::new(config, mover, origin));
         let copier = Self {
             shared,
             threads: Mutex::new(Vec::new()),
@@ -181,8 +84,7 @@ impl Copier {
     /// An empty batch.
     #[must_use]
     pub fn batch(&self) -> Batch {
-        let memory = lock(&self.shared.spares).pop().unwrap_or_default();
-        Batch::new(memory, Arc::clone(&self.shared))
+        Batch::new(self.shared.spare(), Arc::clone(&self.shared))
     }
 
     /// Takes the memory that staged batches go through, unless an earlier one has.
@@ -209,14 +111,11 @@ impl Copier {
             batch.is_from(&self.shared),
             "a batch belongs to the copier that made it"
         );
-        let mut memory = batch.memory.take().unwrap_or_default();
-        memory.prepare();
-        let token = Token::new(&self.shared);
+        let mut cargo = batch.cargo.take().unwrap_or_default();
+        cargo.prepare();
+        let flight = Flight::new(cargo, &self.shared);
+        // After it was counted: `close` sets the flag before it looks at the count.
         let refused = self.shared.is_closed();
-        let flight = Flight {
-            memory: Some(memory),
-            token,
-        };
         let join = Join::new(flight, move |flight, ending| {
             flight.end(ending, refused, on_done)
         });
@@ -310,236 +209,21 @@ impl Ticket {
     }
 }
 
-/// What the copier, its lanes, its batches and its tickets share.
-#[derive(Debug)]
-pub(crate) struct Shared {
-    /// In the place of the lanes.
-    #[cfg(feature = "sim")]
-    schedule: Option<Arc<crate::sim::Schedule>>,
-    queues: Queues<Flight>,
-    config: CopierConfig,
-    spares: Mutex<Vec<Memory>>,
-    planners: Mutex<Vec<Planner>>,
-    slab: Mutex<Option<Arc<Slab>>>,
-    /// Batches submitted and not ended.
-    in_flight: AtomicUsize,
-    closing: AtomicBool,
-    origin: Origin,
-}
-
-impl Shared {
-    fn is_closed(&self) -> bool {
-        self.closing.load(Ordering::SeqCst) || !self.origin.is_here()
+#[cfg(test)]
+impl Copier {
+    /// How many regions of the slab nobody has.
+    pub(crate) fn free_regions(&self) -> usize {
+        self.shared.slab().map_or(0, |slab| slab.free())
     }
-
-    /// The staging slab, made when it is asked for first.
-    fn slab(&self) -> Result<Arc<Slab>> {
-        let mut slab = lock(&self.slab);
-        if let Some(slab) = &*slab {
-            return Ok(Arc::clone(slab));
-        }
-        let new = Arc::new(Slab::new(&self.config)?);
-        *slab = Some(Arc::clone(&new));
-        Ok(new)
-    }
-
-    /// Keeps a batch's memory for a later one.
-    fn recycle(&self, mut memory: Memory) {
-        memory.clear();
-        let mut spares = lock(&self.spares);
-        if spares.len() < SPARES_MAX && memory.footprint() <= SPARE_BYTES_MAX {
-            spares.push(memory);
-        }
-    }
-
-    /// Moves a small batch in the calling thread; otherwise as [`Shared::dispatch`].
-    fn start(&self, join: &Join<Flight>) {
-        let units = join
-            .payload()
-            .memory()
-            .map(|memory| (memory.bytes, memory.units.len()));
-        match units {
-            Some((bytes, count)) if bytes <= self.inline_max() => {
-                let task = Task {
-                    guard: join.guard(),
-                    first: 0,
-                    count: count as u32,
-                };
-                self.queues.execute(task);
-            }
-            _ => self.dispatch(join),
-        }
-    }
-
-    /// Plans the batch and gives its slices to the lanes, wave by wave.
-    fn dispatch(&self, join: &Join<Flight>) {
-        let Some(memory) = join.payload().memory() else {
-            return;
-        };
-        let Some(mut planner) = self.planner(memory.bytes) else {
-            return;
-        };
-        let mut first = 0;
-        for unit in &memory.units {
-            // Never refused: units come from `zip_units`, which makes none of no bytes and at most
-            // 2^32. If it were, the parts left out would fail.
-            let Ok(ready) = planner.push_unit(*unit) else {
-                break;
-            };
-            self.hand_out(join, &mut first, ready);
-        }
-        self.hand_out(join, &mut first, planner.finish());
-        lock(&self.planners).push(planner);
-    }
-
-    fn hand_out(&self, join: &Join<Flight>, first: &mut u32, ready: kvdepot_plan::Ready<'_>) {
-        let Some(slice) = ready.slices().first() else {
-            return;
-        };
-        let (lane, count) = (slice.lane, ready.len());
-        for (slice, pieces) in ready {
-            let task = Task {
-                guard: join.guard(),
-                first: *first,
-                count: pieces.len() as u32,
-            };
-            *first += task.count;
-            self.push(slice.lane, task);
-        }
-        self.queues.wake(lane, count);
-    }
-
-    /// A planner for a batch of so many bytes.
-    fn planner(&self, bytes: u64) -> Option<Planner> {
-        let lanes = self.config.lanes;
-        let fair = bytes / (lanes as u64 * SLICES_PER_LANE);
-        let slice_size = fair.max(self.slice_min()).min(self.config.slice_size);
-        let limits = Limits {
-            slice_size,
-            tail_merge: slice_size / 4,
-            lanes,
-            watermark: lanes,
-        };
-        let spare = lock(&self.planners).pop();
-        match spare {
-            Some(mut planner) => planner.reset_with(limits).map(|()| planner).ok(),
-            None => Planner::new(limits).ok(),
-        }
-    }
-
-    #[cfg(not(feature = "sim"))]
-    fn push(&self, lane: usize, task: Task<Flight>) {
-        self.queues.push(lane, task);
-    }
-
-    #[cfg(not(feature = "sim"))]
-    fn threads(&self) -> usize {
-        self.config.lanes
-    }
-
-    #[cfg(not(feature = "sim"))]
-    fn inline_max(&self) -> u64 {
-        self.config.inline_max
-    }
-
-    #[cfg(not(feature = "sim"))]
-    fn slice_min(&self) -> u64 {
-        SLICE_MIN
-    }
-
-    /// Ends the lanes when the copier is closed and nothing is in flight.
-    fn stop_if_idle(&self) {
-        if self.closing.load(Ordering::SeqCst) && self.in_flight.load(Ordering::SeqCst) == 0 {
-            self.queues.stop();
-        }
-    }
-}
-
-/// The same where a schedule may stand in the lanes' place.
-#[cfg(feature = "sim")]
-impl Shared {
-    fn push(&self, lane: usize, task: Task<Flight>) {
-        let Some(schedule) = &self.schedule else {
-            return self.queues.push(lane, task);
-        };
-        let mover = self.queues.mover();
-        // A task that is dropped fails the parts that it had a piece of.
-        schedule.push(move |runs| match runs {
-            true => crate::lane::execute(task, mover),
-            false => drop(task),
-        });
-    }
-
-    fn threads(&self) -> usize {
-        self.schedule.as_ref().map_or(self.config.lanes, |_| 0)
-    }
-
-    /// All goes to the schedule.
-    fn inline_max(&self) -> u64 {
-        self.schedule.as_ref().map_or(self.config.inline_max, |_| 0)
-    }
-
-    /// Small histories shall have many slices too.
-    fn slice_min(&self) -> u64 {
-        self.schedule.as_ref().map_or(SLICE_MIN, |_| 8 << 10)
-    }
-}
-
-/// A batch in flight: the payload of its join.
-#[derive(Debug)]
-pub(crate) struct Flight {
-    memory: Option<Memory>,
-    token: Token,
-}
-
-impl Flight {
-    fn end(&mut self, ending: Ending, refused: bool, on_done: impl FnOnce(&mut Done<'_>)) {
-        if let Some(memory) = &self.memory {
-            on_done(&mut Done::new(memory, ending, refused));
-        }
-        if let Some(memory) = self.memory.take() {
-            self.token.0.recycle(memory);
-        }
-    }
-}
-
-impl Work for Flight {
-    fn memory(&self) -> Option<&Memory> {
-        self.memory.as_ref()
-    }
-}
-
-/// Counts a batch in flight for as long as it lives.
-#[derive(Debug)]
-struct Token(Arc<Shared>);
-
-impl Token {
-    fn new(shared: &Arc<Shared>) -> Self {
-        // Before the look at `closing`: `close` sets that first and looks at this count then, so
-        // one of the two sees the other.
-        shared.in_flight.fetch_add(1, Ordering::SeqCst);
-        Self(Arc::clone(shared))
-    }
-}
-
-impl Drop for Token {
-    fn drop(&mut self) {
-        self.0.in_flight.fetch_sub(1, Ordering::SeqCst);
-        self.0.stop_if_idle();
-    }
-}
-
-/// No code that runs under these locks can panic half way, so poison means nothing.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::buffer::Buffer;
+    use crate::buffer::{Buffer, Owner};
     use crate::checksum::{self, PartId};
-    use crate::memory::fault;
+    use crate::memory::{Mapping, fault};
+    use std::sync::mpsc;
 
     fn copier(isa: Isa) -> Copier {
         let config = CopierConfig {
@@ -579,7 +263,7 @@ mod tests {
                 .unwrap();
             at += len;
         }
-        let (sender, receiver) = std::sync::mpsc::channel();
+        let (sender, receiver) = mpsc::channel();
         let ticket = copier.submit(batch, move |done| {
             sender
                 .send(done.parts().map(|(_, part)| part).collect())
@@ -658,9 +342,68 @@ mod tests {
         for _ in 0..3 {
             run(&copier, &[400; 100]);
         }
-        let spares = lock(&copier.shared.spares);
-        assert_eq!(spares.len(), 1);
-        assert!(spares[0].footprint() > 100 * size_of::<u64>());
-        assert_eq!(lock(&copier.shared.planners).len(), 1);
+        let [cargos, planners] = copier.shared.spares();
+        assert_eq!((cargos, planners), (1, 1));
+        assert!(copier.shared.spare().footprint() > 100 * size_of::<u64>());
+    }
+
+    /// Overwrites what it guards when it is let go.
+    struct Guarded(Arc<Mapping>);
+
+    impl Drop for Guarded {
+        fn drop(&mut self) {
+            let zeros = vec![0; self.0.len() as usize];
+            self.0.write_from(0, &zeros).unwrap();
+        }
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "Miri knows no memory files, which a slab is made of")]
+    fn a_failing_region_lets_no_buffer_go_that_another_one_writes() {
+        // Odd, so that the other tests' parts are never hit.
+        let (whole, odd) = (1 << 20, 333_333);
+        let config = CopierConfig {
+            lanes: 4,
+            inline_max: 0,
+            staging_slab: Some(256 << 10),
+            staging_regions: Some(4),
+            ..CopierConfig::default()
+        };
+        let copier = Copier::new(config).unwrap();
+        for _ in 0..10 {
+            let memory = Mapping::anonymous("guarded", 16 * whole).unwrap();
+            let guard: Owner = Arc::new(Guarded(Arc::clone(&memory)));
+            let mut batch = copier.batch();
+            batch.stage().unwrap();
+            for number in 0..16 {
+                let len = if number == 0 { odd } else { whole };
+                let from = Buffer::from_vec(vec![7; len as usize]);
+                let at = memory.at(number * whole, len).unwrap();
+                // SAFETY: the mapping outlives the batch.
+                let to = unsafe { Buffer::from_raw(at, len as usize, true, Arc::clone(&guard)) };
+                let id = PartId::whole([1; 16], [number as u8; 32]);
+                batch.part(&id, &[from], &[to], None, 0).unwrap();
+            }
+            drop(guard);
+            let (sender, receiver) = mpsc::channel();
+            let fault = fault::panic_at(odd);
+            let ticket = copier.submit(batch, move |done| {
+                let parts = done.parts().map(|(_, part)| part.map(drop));
+                sender.send(parts.collect::<Vec<_>>()).unwrap();
+            });
+            assert!(ticket.wait(None));
+            drop(fault);
+            let parts = receiver.recv().unwrap();
+            assert_eq!(parts[0], Err(Failure::LanePanicked));
+            assert!(
+                parts.iter().any(|part| part.is_ok()),
+                "the other lanes go on"
+            );
+            // Whoever wrote after the buffers were let go left sevens.
+            let mut after = vec![1; 16 * whole as usize];
+            memory.read_into(0, &mut after).unwrap();
+            assert!(after.iter().all(|byte| *byte == 0));
+        }
+        assert_eq!(copier.free_regions(), 4, "every region is back");
     }
 }

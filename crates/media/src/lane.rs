@@ -4,9 +4,7 @@
 //! a slow lane does not hold up a batch. An idle lane spins for a moment (the next wave of a batch
 //! is often microseconds away), then parks.
 
-use crate::copier::Memory;
 use crate::memory::mover::Mover;
-use kvdepot_plan::Guard;
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -17,22 +15,18 @@ use std::time::{Duration, Instant};
 /// Looks at the clock once in so many turns of a spin.
 const SPINS_PER_LOOK: u32 = 64;
 
-/// What a lane does at once: units `first..first + count` of the batch that `guard` holds.
-pub(crate) struct Task<T> {
-    pub(crate) guard: Guard<T>,
-    pub(crate) first: u32,
-    pub(crate) count: u32,
-}
-
-/// The payload of a batch in flight, as far as a lane is concerned.
-pub(crate) trait Work {
-    /// What to move; lanes always find it, only the completion takes it away.
-    fn memory(&self) -> Option<&Memory>;
+/// What a lane does at once. A panic in it ends it, and not the lane; dropping it unrun is to tell
+/// whoever waits for it.
+pub(crate) trait Task {
+    fn run(self, mover: Mover);
 }
 
 /// The queues of all lanes.
 pub(crate) struct Queues<T> {
     lanes: Vec<Lane<T>>,
+    /// What was begun and goes on, before all that is new.
+    resumed: Mutex<VecDeque<T>>,
+    resumed_count: AtomicUsize,
     /// Tasks in all queues.
     waiting: AtomicUsize,
     stop: AtomicBool,
@@ -40,13 +34,13 @@ pub(crate) struct Queues<T> {
 }
 
 struct Lane<T> {
-    tasks: Mutex<VecDeque<Task<T>>>,
+    tasks: Mutex<VecDeque<T>>,
     /// Set by the lane before it parks, taken back by whoever wakes it.
     parked: AtomicBool,
     thread: OnceLock<Thread>,
 }
 
-impl<T: Work> Queues<T> {
+impl<T: Task> Queues<T> {
     pub(crate) fn new(lanes: usize, mover: Mover) -> Self {
         let lane = || Lane {
             tasks: Mutex::new(VecDeque::new()),
@@ -55,6 +49,8 @@ impl<T: Work> Queues<T> {
         };
         Self {
             lanes: (0..lanes).map(|_| lane()).collect(),
+            resumed: Mutex::new(VecDeque::new()),
+            resumed_count: AtomicUsize::new(0),
             waiting: AtomicUsize::new(0),
             stop: AtomicBool::new(false),
             mover,
@@ -66,11 +62,19 @@ impl<T: Work> Queues<T> {
     }
 
     /// Gives a task to a lane. Nobody is woken: [`Queues::wake`] follows.
-    pub(crate) fn push(&self, lane: usize, task: Task<T>) {
+    pub(crate) fn push(&self, lane: usize, task: T) {
         // Counted first, so that the count never falls below zero. Together with the order in
         // `park`: a lane that parks sees this task, or is seen parked by `wake`.
         self.waiting.fetch_add(1, Ordering::SeqCst);
         lock(&self.lanes[lane].tasks).push_back(task);
+    }
+
+    /// Gives the lanes a task that goes before all that was pushed, and wakes one.
+    pub(crate) fn resume(&self, task: T) {
+        self.waiting.fetch_add(1, Ordering::SeqCst);
+        self.resumed_count.fetch_add(1, Ordering::SeqCst);
+        lock(&self.resumed).push_back(task);
+        self.wake(0, 1);
     }
 
     /// Wakes up to `count` parked lanes, beginning with number `first`.
@@ -98,7 +102,7 @@ impl<T: Work> Queues<T> {
     }
 
     /// Executes a task in the calling thread.
-    pub(crate) fn execute(&self, task: Task<T>) {
+    pub(crate) fn execute(&self, task: T) {
         execute(task, self.mover);
     }
 
@@ -150,15 +154,25 @@ impl<T: Work> Queues<T> {
         }
     }
 
-    /// The oldest task of lane `lane`, or else of the next lane that has one.
-    fn take(&self, lane: usize) -> Option<Task<T>> {
+    /// What goes on; otherwise the oldest task of lane `lane`, or else of the next that has one.
+    fn take(&self, lane: usize) -> Option<T> {
         if self.waiting.load(Ordering::SeqCst) == 0 {
             return None;
         }
         let lanes = self.lanes.len();
-        let task = (0..lanes)
-            .find_map(|step| lock(&self.lanes[(lane + step) % lanes].tasks).pop_front())?;
+        let task = self.take_resumed().or_else(|| {
+            (0..lanes).find_map(|step| lock(&self.lanes[(lane + step) % lanes].tasks).pop_front())
+        })?;
         self.waiting.fetch_sub(1, Ordering::SeqCst);
+        Some(task)
+    }
+
+    fn take_resumed(&self) -> Option<T> {
+        if self.resumed_count.load(Ordering::SeqCst) == 0 {
+            return None;
+        }
+        let task = lock(&self.resumed).pop_front()?;
+        self.resumed_count.fetch_sub(1, Ordering::SeqCst);
         Some(task)
     }
 }
@@ -173,24 +187,9 @@ impl<T> std::fmt::Debug for Queues<T> {
 }
 
 /// Executes a task. A panic in it ends the task, whose guard tells the batch, and not the lane.
-pub(crate) fn execute<T: Work>(task: Task<T>, mover: Mover) {
-    let caught = catch_unwind(AssertUnwindSafe(move || {
-        let Task {
-            guard,
-            first,
-            count,
-        } = task;
-        if let Some(memory) = guard.payload().memory()
-            && !guard.is_cancelled()
-        {
-            // SAFETY: whoever added a part promised that its ranges are there until the batch has
-            // ended, which `guard` prevents; `Memory::add` refused spans that overlap themselves,
-            // and `mover` has kernels of this machine only.
-            unsafe { memory.run(mover, first, count) };
-        }
-    }));
+pub(crate) fn execute<T: Task>(task: T, mover: Mover) {
     // The panic hook has told the user, and the guard has told the batch.
-    drop(caught);
+    drop(catch_unwind(AssertUnwindSafe(move || task.run(mover))));
 }
 
 /// No code that runs under these locks can panic half way, so poison means nothing.

@@ -15,6 +15,7 @@ mod memory;
 #[cfg(feature = "sim")]
 #[doc(hidden)]
 pub mod sim;
+mod slab;
 
 pub use buffer::{Buffer, Owner, first_overlap};
 pub use checksum::{Checksum, PartId};

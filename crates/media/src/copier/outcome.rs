@@ -1,6 +1,6 @@
 //! What became of a batch.
 
-use super::batch::Memory;
+use super::cargo::Cargo;
 use crate::checksum::Checksum;
 use kvdepot_plan::Ending;
 
@@ -38,15 +38,15 @@ pub enum Failure {
 /// A finished batch: all lanes have stopped and fenced, and its buffers are still held.
 #[derive(Debug)]
 pub struct Done<'a> {
-    memory: &'a Memory,
+    cargo: &'a Cargo,
     ending: Ending,
     refused: bool,
 }
 
 impl<'a> Done<'a> {
-    pub(super) fn new(memory: &'a Memory, ending: Ending, refused: bool) -> Self {
+    pub(super) fn new(cargo: &'a Cargo, ending: Ending, refused: bool) -> Self {
         Self {
-            memory,
+            cargo,
             ending,
             refused,
         }
@@ -55,29 +55,29 @@ impl<'a> Done<'a> {
     /// The number of parts.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.memory.parts.len()
+        self.cargo.parts.len()
     }
 
     /// Whether the batch had no parts.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.memory.parts.is_empty()
+        self.cargo.parts.is_empty()
     }
 
     /// The bytes of all parts together.
     #[must_use]
     pub fn bytes(&self) -> u64 {
-        self.memory.bytes
+        self.cargo.bytes
     }
 
     /// The part that was added at position `index`: its tag, and what became of it. `None` beyond
     /// the last one.
     #[must_use]
     pub fn part(&self, index: usize) -> Option<(u32, Result<Outcome, Failure>)> {
-        let part = self.memory.parts.get(index)?;
+        let part = self.cargo.parts.get(index)?;
         let outcome = match part.checksum() {
             _ if part.failed() => Err(Failure::Device),
-            Some(_) if self.memory.is_lost(index) => Err(Failure::MemoryLost),
+            Some(_) if self.cargo.is_lost(index) => Err(Failure::MemoryLost),
             Some(checksum) => Ok(Outcome {
                 checksum,
                 matches: part.expected.map(|expected| expected == checksum),

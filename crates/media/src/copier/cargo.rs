@@ -1,0 +1,303 @@
+//! What a batch moves: parts, the leaves they are hashed in, and who owns the memory.
+
+use crate::buffer::Owner;
+use crate::checksum::{Checksum, LEAF, PartId, compose};
+use crate::cuda::{Device, Sink};
+use crate::error::{Error, Result};
+use crate::memory::staged::{Desks, Direct};
+use crate::memory::{lost, mover::Mover, mover::Units};
+use crate::slab::{Region, Slab};
+use kvdepot_plan::{Range, Span, Unit, zip_units};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+
+/// The most parts of one batch; a bound against a wrong loop, far above any engine's batch.
+pub const PARTS_MAX: usize = 1 << 20;
+
+/// The longest part, in bytes (16 GiB): a limit of the format.
+pub const PART_LEN_MAX: u64 = 1 << 34;
+
+pub(super) const SOURCE: usize = 0;
+pub(super) const DESTINATION: usize = 1;
+
+/// Everything the lanes look at. While a batch is in flight it is only read, except for the
+/// atomics; every one of them is written by one lane and read after the join.
+#[derive(Debug, Default)]
+pub(crate) struct Cargo {
+    pub(super) parts: Vec<Part>,
+    pub(super) units: Vec<Unit>,
+    pub(super) spans: Vec<Span>,
+    pub(super) bytes: u64,
+    /// The digest of every unit of a part with several, low and high half.
+    digests: Vec<[AtomicU64; 2]>,
+    owners: Vec<Owner>,
+    /// The last owners of a source and of a destination, by position: many buffers in a row have
+    /// the same owner, and counting references is not free.
+    last: [Option<usize>; 2],
+    /// Room to turn buffers into ranges.
+    pub(super) ranges: (Vec<Range>, Vec<Range>),
+    /// What the parts go through, if they do.
+    pub(super) slab: Option<Arc<Slab>>,
+    /// Whose memory the destinations are, unless this process's.
+    pub(super) device: Option<Arc<Device>>,
+    /// Whether there are any.
+    pub(super) copies: bool,
+}
+
+/// One part in flight.
+#[derive(Debug)]
+pub(crate) struct Part {
+    id: PartId,
+    len: u64,
+    pub(super) expected: Option<Checksum>,
+    pub(super) tag: u32,
+    copies: bool,
+    /// The first of its units, and how many are not done yet.
+    first_unit: u32,
+    units: u32,
+    units_left: AtomicU32,
+    checksum: [AtomicU64; 2],
+    /// Whether `checksum` holds.
+    done: AtomicBool,
+    /// Whether a device did not take a piece of it.
+    failed: AtomicBool,
+}
+
+impl Part {
+    pub(super) fn new(id: &PartId, expected: Option<Checksum>, tag: u32, copies: bool) -> Self {
+        Self {
+            id: *id,
+            len: 0,
+            expected,
+            tag,
+            copies,
+            first_unit: 0,
+            units: 0,
+            units_left: AtomicU32::new(0),
+            checksum: [const { AtomicU64::new(0) }; 2],
+            done: AtomicBool::new(false),
+            failed: AtomicBool::new(false),
+        }
+    }
+
+    pub(super) fn failed(&self) -> bool {
+        self.failed.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn checksum(&self) -> Option<Checksum> {
+        let done = self.done.load(Ordering::Relaxed);
+        done.then(|| Checksum::from_u128(load(&self.checksum)))
+    }
+}
+
+impl Cargo {
+    pub(super) fn add(&mut self, mut part: Part, src: &[Range], dst: &[Range]) -> Result<usize> {
+        let index = self.parts.len();
+        if index >= PARTS_MAX {
+            return Err(Error::BatchFull { max: PARTS_MAX });
+        }
+        let (spans, units) = (self.spans.len(), self.units.len());
+        let zipped = zip_units(
+            index as u32,
+            src,
+            dst,
+            LEAF,
+            &mut self.spans,
+            &mut self.units,
+        );
+        let checked = zipped
+            .map_err(|error| plan_error(error, part.tag))
+            .and_then(|len| {
+                check_len(len)?;
+                check_overlap(&self.spans[spans..], &part)?;
+                Ok(len)
+            });
+        part.len = checked.inspect_err(|_| {
+            self.spans.truncate(spans);
+            self.units.truncate(units);
+        })?;
+        part.first_unit = units as u32;
+        part.units = (self.units.len() - units) as u32;
+        part.units_left = AtomicU32::new(part.units);
+        self.bytes += part.len;
+        self.copies |= part.copies;
+        self.parts.push(part);
+        Ok(index)
+    }
+
+    pub(super) fn hold_once(&mut self, owner: &Owner, side: usize) {
+        let same = |at: &usize| Arc::as_ptr(&self.owners[*at]).addr() == Arc::as_ptr(owner).addr();
+        if self.last[side].filter(same).is_none() {
+            self.last[side] = Some(self.owners.len());
+            self.owners.push(Arc::clone(owner));
+        }
+    }
+
+    /// Whether a part was copied to where its medium has failed.
+    pub(super) fn is_lost(&self, part: usize) -> bool {
+        lost::any()
+            && self.device.is_none()
+            && self.parts.get(part).is_some_and(|part| {
+                let units = part.first_unit as usize..(part.first_unit + part.units) as usize;
+                let spans = self.units[units].iter();
+                let mut spans = spans.flat_map(|unit| unit.spans(&self.spans).unwrap_or(&[]));
+                part.copies && spans.any(|span| lost::is_lost(span.dst as usize, span.len as usize))
+            })
+    }
+
+    /// Makes room for the lanes' results.
+    pub(super) fn prepare(&mut self) {
+        self.digests.resize_with(self.units.len(), Default::default);
+    }
+
+    /// Lets the owners go and forgets the batch.
+    pub(super) fn clear(&mut self) {
+        self.owners.clear();
+        self.last = [None; 2];
+        self.parts.clear();
+        self.units.clear();
+        self.spans.clear();
+        self.digests.clear();
+        self.slab = None;
+        self.device = None;
+        self.copies = false;
+        self.bytes = 0;
+    }
+
+    /// Moves units `first..first + count`, through a region if there is one.
+    ///
+    /// # Safety
+    ///
+    /// As [`Mover::run`].
+    pub(super) unsafe fn run(&self, mover: Mover, first: u32, count: u32, region: Option<&Region>) {
+        let Some(region) = region else {
+            // SAFETY: the caller's promise.
+            return unsafe { mover.run(self, first, count, &mut Direct) };
+        };
+        let Some(device) = &self.device else {
+            // SAFETY: the region is this call's alone until it is dropped, after the desks;
+            // otherwise the caller's promise.
+            return unsafe {
+                let mut desks = Desks::new(mover.isa, region.as_mut_ptr(), region.len());
+                mover.run(self, first, count, &mut desks);
+            };
+        };
+        // Two where there are: the device reads one while this lane fills the other.
+        let more = self.slab.as_ref().and_then(Slab::try_take);
+        let regions = std::iter::once(region).chain(&more);
+        let regions: Vec<*mut u8> = regions.map(Region::as_mut_ptr).collect();
+        // SAFETY: as above; the sink waits for the device before it is gone.
+        let taken = unsafe {
+            let mut sink = Sink::new(device, &regions, region.len());
+            mover.run(self, first, count, &mut sink);
+            sink.finish()
+        };
+        if taken.is_err() {
+            for unit in &self.units[first as usize..(first + count) as usize] {
+                let part = &self.parts[unit.tag as usize];
+                part.failed.store(part.copies, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// Roughly how many bytes are kept for later batches.
+    pub(super) fn footprint(&self) -> usize {
+        self.parts.capacity() * size_of::<Part>()
+            + self.units.capacity() * (size_of::<Unit>() + 16)
+            + self.spans.capacity() * size_of::<Span>()
+            + self.owners.capacity() * size_of::<Owner>()
+    }
+}
+
+impl Units for Cargo {
+    fn unit(&self, number: u32) -> (&[Span], u64, bool) {
+        let unit = &self.units[number as usize];
+        let spans = unit.spans(&self.spans).unwrap_or(&[]);
+        (spans, unit.bytes, self.parts[unit.tag as usize].copies)
+    }
+
+    fn source(&self, number: u32) -> u64 {
+        let first = self
+            .units
+            .get(number as usize)
+            .map(|unit| unit.first_span as usize);
+        first
+            .and_then(|first| self.spans.get(first))
+            .map_or(0, |span| span.src)
+    }
+
+    /// Whoever brings the last digest of a part seals the part.
+    fn report(&self, number: u32, digest: u128) {
+        let part = &self.parts[self.units[number as usize].tag as usize];
+        if part.units == 1 {
+            part.seal(std::iter::once(digest));
+            return;
+        }
+        store(&self.digests[number as usize], digest);
+        // Release what was just stored, acquire what the others have stored.
+        if part.units_left.fetch_sub(1, Ordering::AcqRel) == 1 {
+            let all = &self.digests[part.first_unit as usize..][..part.units as usize];
+            part.seal(all.iter().map(load));
+        }
+    }
+}
+
+impl Part {
+    fn seal(&self, digests: impl Iterator<Item = u128>) {
+        store(
+            &self.checksum,
+            compose(&self.id, self.len, digests).to_u128(),
+        );
+        self.done.store(true, Ordering::Relaxed);
+    }
+}
+
+fn store(cell: &[AtomicU64; 2], value: u128) {
+    cell[0].store(value as u64, Ordering::Relaxed);
+    cell[1].store((value >> 64) as u64, Ordering::Relaxed);
+}
+
+fn load(cell: &[AtomicU64; 2]) -> u128 {
+    let [low, high] = [&cell[0], &cell[1]].map(|half| half.load(Ordering::Relaxed));
+    (u128::from(high) << 64) | u128::from(low)
+}
+
+fn check_len(len: u64) -> Result<()> {
+    if (1..=PART_LEN_MAX).contains(&len) {
+        return Ok(());
+    }
+    Err(Error::Invalid {
+        field: "part length",
+        value: len,
+        allowed: "1 to 17179869184 bytes",
+    })
+}
+
+/// A span that is copied within itself would be hashed as one thing and stored as another.
+fn check_overlap(spans: &[Span], part: &Part) -> Result<()> {
+    let overlaps = |span: &&Span| span.src < span.dst + span.len && span.dst < span.src + span.len;
+    match spans.iter().find(overlaps) {
+        Some(span) if part.copies => Err(Error::Overlap {
+            tag: part.tag,
+            addr: span.src.max(span.dst),
+        }),
+        _ => Ok(()),
+    }
+}
+
+fn plan_error(error: kvdepot_plan::Error, tag: u32) -> Error {
+    match error {
+        kvdepot_plan::Error::LengthMismatch { src, dst } => Error::LengthMismatch { tag, src, dst },
+        kvdepot_plan::Error::RangeOverflow { addr, len } => Error::OutOfBounds {
+            offset: addr,
+            len,
+            end: u64::MAX,
+        },
+        kvdepot_plan::Error::TotalOverflow => Error::Invalid {
+            field: "part length",
+            value: u64::MAX,
+            allowed: "1 to 17179869184 bytes",
+        },
+        _ => Error::BatchFull { max: PARTS_MAX },
+    }
+}

@@ -1,0 +1,359 @@
+//! What a copier's threads share: its queues, its slab, and the batches that are under way.
+
+use super::cargo::Cargo;
+use super::config::CopierConfig;
+use super::outcome::Done;
+use crate::error::Result;
+use crate::lane::{Queues, Task};
+use crate::memory::mover::Mover;
+use crate::slab::{Region, Slab};
+use kvdepot_host::fork::Origin;
+use kvdepot_plan::{Ending, Guard, Join, Limits, Planner, Ready};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// The least bytes of a slice: below, handing it over costs more than moving it.
+const SLICE_MIN: u64 = 128 << 10;
+
+/// Slices that a batch should have for each lane, so that lanes end at about the same time.
+const SLICES_PER_LANE: u64 = 4;
+
+/// Batches whose memory is kept for later ones, and how much of it each may keep.
+const SPARES_MAX: usize = 8;
+const SPARE_BYTES_MAX: usize = 64 << 20;
+
+/// What the copier, its lanes, its batches and its tickets share.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    /// In the place of the lanes.
+    #[cfg(feature = "sim")]
+    pub(super) schedule: Option<Arc<crate::sim::Schedule>>,
+    pub(super) queues: Queues<Errand>,
+    pub(super) config: CopierConfig,
+    spares: Mutex<Vec<Cargo>>,
+    planners: Mutex<Vec<Planner>>,
+    slab: Mutex<Option<Arc<Slab>>>,
+    /// Batches submitted and not ended.
+    in_flight: AtomicUsize,
+    pub(super) closing: AtomicBool,
+    pub(super) origin: Origin,
+}
+
+impl Shared {
+    pub(super) fn new(config: CopierConfig, mover: Mover, origin: Origin) -> Self {
+        Self {
+            #[cfg(feature = "sim")]
+            schedule: crate::sim::current(),
+            queues: Queues::new(config.lanes, mover),
+            config,
+            spares: Mutex::new(Vec::new()),
+            planners: Mutex::new(Vec::new()),
+            slab: Mutex::new(None),
+            in_flight: AtomicUsize::new(0),
+            closing: AtomicBool::new(false),
+            origin,
+        }
+    }
+
+    /// Room for a batch, mostly an earlier one's.
+    pub(super) fn spare(&self) -> Cargo {
+        lock(&self.spares).pop().unwrap_or_default()
+    }
+
+    pub(super) fn is_closed(&self) -> bool {
+        self.closing.load(Ordering::SeqCst) || !self.origin.is_here()
+    }
+
+    /// The slab, made when it is asked for first.
+    pub(super) fn slab(&self) -> Result<Arc<Slab>> {
+        let mut slab = lock(&self.slab);
+        if let Some(slab) = &*slab {
+            return Ok(Arc::clone(slab));
+        }
+        let (len, regions) = self.config.slab();
+        let new = Arc::new(Slab::new(len, regions)?);
+        *slab = Some(Arc::clone(&new));
+        Ok(new)
+    }
+
+    /// Keeps a batch's memory for a later one.
+    pub(super) fn recycle(&self, mut cargo: Cargo) {
+        cargo.clear();
+        let mut spares = lock(&self.spares);
+        if spares.len() < SPARES_MAX && cargo.footprint() <= SPARE_BYTES_MAX {
+            spares.push(cargo);
+        }
+    }
+
+    /// How much is kept for later batches: memory of batches, and planners.
+    #[cfg(test)]
+    pub(super) fn spares(&self) -> [usize; 2] {
+        [lock(&self.spares).len(), lock(&self.planners).len()]
+    }
+
+    /// Moves a small batch in the calling thread; otherwise as [`Shared::dispatch`].
+    pub(super) fn start(&self, join: &Join<Flight>) {
+        let units = join
+            .payload()
+            .cargo()
+            .map(|cargo| (cargo.bytes, cargo.units.len()));
+        match units {
+            Some((bytes, count)) if bytes <= self.inline_max() => {
+                self.queues.execute(Errand::Slice(Slice {
+                    guard: join.guard(),
+                    first: 0,
+                    count: count as u32,
+                }));
+            }
+            _ => self.dispatch(join),
+        }
+    }
+
+    /// Plans the batch and gives its slices to the lanes, wave by wave.
+    fn dispatch(&self, join: &Join<Flight>) {
+        let Some(cargo) = join.payload().cargo() else {
+            return;
+        };
+        let Some(mut planner) = self.planner(cargo.bytes) else {
+            return;
+        };
+        let mut first = 0;
+        for unit in &cargo.units {
+            // Never refused: units come from `zip_units`, which makes none of no bytes and at most
+            // 2^32. If it were, the parts left out would fail.
+            let Ok(ready) = planner.push_unit(*unit) else {
+                break;
+            };
+            self.hand_out(join, &mut first, ready);
+        }
+        self.hand_out(join, &mut first, planner.finish());
+        lock(&self.planners).push(planner);
+    }
+
+    fn hand_out(&self, join: &Join<Flight>, first: &mut u32, ready: Ready<'_>) {
+        let Some(slice) = ready.slices().first() else {
+            return;
+        };
+        let (lane, count) = (slice.lane, ready.len());
+        for (slice, pieces) in ready {
+            let next = Slice {
+                guard: join.guard(),
+                first: *first,
+                count: pieces.len() as u32,
+            };
+            *first += next.count;
+            self.push(slice.lane, Errand::Slice(next));
+        }
+        self.queues.wake(lane, count);
+    }
+
+    /// A planner for a batch of so many bytes.
+    fn planner(&self, bytes: u64) -> Option<Planner> {
+        let lanes = self.config.lanes;
+        let fair = bytes / (lanes as u64 * SLICES_PER_LANE);
+        let slice_size = fair.max(self.slice_min()).min(self.config.slice_size);
+        let limits = Limits {
+            slice_size,
+            tail_merge: slice_size / 4,
+            lanes,
+            watermark: lanes,
+        };
+        let spare = lock(&self.planners).pop();
+        match spare {
+            Some(mut planner) => planner.reset_with(limits).map(|()| planner).ok(),
+            None => Planner::new(limits).ok(),
+        }
+    }
+
+    #[cfg(not(feature = "sim"))]
+    fn push(&self, lane: usize, errand: Errand) {
+        self.queues.push(lane, errand);
+    }
+
+    /// Gives the lanes what goes before new slices.
+    #[cfg(not(feature = "sim"))]
+    fn resume(&self, errand: Errand) {
+        self.queues.resume(errand);
+    }
+
+    #[cfg(not(feature = "sim"))]
+    pub(super) fn threads(&self) -> usize {
+        self.config.lanes
+    }
+
+    #[cfg(not(feature = "sim"))]
+    fn inline_max(&self) -> u64 {
+        self.config.inline_max
+    }
+
+    #[cfg(not(feature = "sim"))]
+    fn slice_min(&self) -> u64 {
+        SLICE_MIN
+    }
+
+    /// Ends the lanes when the copier is closed and nothing is in flight.
+    pub(super) fn stop_if_idle(&self) {
+        if self.closing.load(Ordering::SeqCst) && self.in_flight.load(Ordering::SeqCst) == 0 {
+            self.queues.stop();
+        }
+    }
+}
+
+/// The same where a schedule may stand in the lanes' place.
+#[cfg(feature = "sim")]
+impl Shared {
+    fn push(&self, lane: usize, errand: Errand) {
+        match &self.schedule {
+            Some(schedule) => self.list(schedule, errand),
+            None => self.queues.push(lane, errand),
+        }
+    }
+
+    /// Gives the lanes what goes before new slices.
+    fn resume(&self, errand: Errand) {
+        match &self.schedule {
+            Some(schedule) => self.list(schedule, errand),
+            None => self.queues.resume(errand),
+        }
+    }
+
+    fn list(&self, schedule: &crate::sim::Schedule, errand: Errand) {
+        let mover = self.queues.mover();
+        // An errand that is dropped fails the parts that it had a piece of.
+        schedule.push(move |runs| match runs {
+            true => crate::lane::execute(errand, mover),
+            false => drop(errand),
+        });
+    }
+
+    pub(super) fn threads(&self) -> usize {
+        self.schedule.as_ref().map_or(self.config.lanes, |_| 0)
+    }
+
+    /// All goes to the schedule.
+    fn inline_max(&self) -> u64 {
+        self.schedule.as_ref().map_or(self.config.inline_max, |_| 0)
+    }
+
+    /// Small histories shall have many slices too.
+    fn slice_min(&self) -> u64 {
+        self.schedule.as_ref().map_or(SLICE_MIN, |_| 8 << 10)
+    }
+}
+
+/// What a lane does at once.
+#[derive(Debug)]
+pub(crate) enum Errand {
+    /// A slice that nobody has begun.
+    Slice(Slice),
+    /// A slice that goes through the region it has got.
+    Staged(Slice, Region),
+}
+
+/// Units `first..first + count` of the batch that `guard` holds.
+#[derive(Debug)]
+pub(crate) struct Slice {
+    guard: Guard<Flight>,
+    first: u32,
+    count: u32,
+}
+
+impl Task for Errand {
+    fn run(self, mover: Mover) {
+        match self {
+            Self::Slice(slice) => slice.begin(mover),
+            Self::Staged(slice, region) => slice.copy(mover, Some(region)),
+        }
+    }
+}
+
+impl Slice {
+    fn begin(self, mover: Mover) {
+        let cargo = self.guard.payload().cargo();
+        let Some(slab) = cargo.and_then(|cargo| cargo.slab.clone()) else {
+            return self.copy(mover, None);
+        };
+        if let Some((slice, region)) = slab.take(self, Self::resume) {
+            slice.copy(mover, Some(region));
+        }
+    }
+
+    /// What waited for a region goes on as soon as a lane is free.
+    fn resume(self, region: Region) {
+        let shared = Arc::clone(&self.guard.payload().token.0);
+        shared.resume(Errand::Staged(self, region));
+    }
+
+    /// The region goes before the guard: where the batch has ended, all regions are back.
+    fn copy(self, mover: Mover, region: Option<Region>) {
+        let region = region;
+        if let Some(cargo) = self.guard.payload().cargo()
+            && !self.guard.is_cancelled()
+        {
+            // SAFETY: whoever added a part promised that its ranges are there until the batch has
+            // ended, which `guard` prevents; `Cargo::add` refused spans that overlap themselves,
+            // and `mover` has kernels of this machine only.
+            unsafe { cargo.run(mover, self.first, self.count, region.as_ref()) };
+        }
+    }
+}
+
+/// A batch in flight: the payload of its join.
+#[derive(Debug)]
+pub(crate) struct Flight {
+    /// Lanes always find it, only the completion takes it away.
+    cargo: Option<Cargo>,
+    token: Token,
+}
+
+impl Flight {
+    pub(super) fn new(cargo: Cargo, shared: &Arc<Shared>) -> Self {
+        Self {
+            cargo: Some(cargo),
+            token: Token::new(shared),
+        }
+    }
+
+    pub(super) fn end(
+        &mut self,
+        ending: Ending,
+        refused: bool,
+        on_done: impl FnOnce(&mut Done<'_>),
+    ) {
+        if let Some(cargo) = &self.cargo {
+            on_done(&mut Done::new(cargo, ending, refused));
+        }
+        if let Some(cargo) = self.cargo.take() {
+            self.token.0.recycle(cargo);
+        }
+    }
+
+    pub(super) fn cargo(&self) -> Option<&Cargo> {
+        self.cargo.as_ref()
+    }
+}
+
+/// Counts a batch in flight for as long as it lives.
+#[derive(Debug)]
+struct Token(Arc<Shared>);
+
+impl Token {
+    fn new(shared: &Arc<Shared>) -> Self {
+        // Before the look at `closing`: `close` sets that first and looks at this count then, so
+        // one of the two sees the other.
+        shared.in_flight.fetch_add(1, Ordering::SeqCst);
+        Self(Arc::clone(shared))
+    }
+}
+
+impl Drop for Token {
+    fn drop(&mut self) {
+        self.0.in_flight.fetch_sub(1, Ordering::SeqCst);
+        self.0.stop_if_idle();
+    }
+}
+
+/// No code that runs under these locks can panic half way, so poison means nothing.
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
