@@ -1,6 +1,8 @@
-//! Memory with a stable address and an owner that keeps it alive.
+//! Memory with a stable address and an owner that keeps it alive, or bytes that a carrier reaches.
 
+use crate::carrier::Carrier;
 use crate::cuda::Device;
+use crate::end::End;
 use crate::error::{Error, Result};
 use crate::memory::once;
 use std::any::Any;
@@ -18,8 +20,9 @@ pub struct Buffer {
     len: usize,
     writable: bool,
     owner: Owner,
-    /// Whose memory it is, unless this process's.
-    device: Option<Arc<Device>>,
+    end: End,
+    /// Whether zeros may be written behind it, up to its carrier's alignment.
+    padded: bool,
 }
 
 /// What keeps memory alive.
@@ -41,12 +44,12 @@ impl Buffer {
             len,
             writable,
             owner,
-            device: None,
+            end: End::Memory,
+            padded: false,
         }
     }
 
-    /// A writable buffer over `len` bytes at `addr` of a device's memory. It can only be the
-    /// destination of a batch, which is staged for it.
+    /// A writable buffer over `len` bytes at `addr` of a device's memory, which only batches move.
     ///
     /// # Safety
     ///
@@ -59,8 +62,31 @@ impl Buffer {
             len,
             writable: true,
             owner,
-            device: Some(device),
+            end: End::Device(device),
+            padded: false,
         }
+    }
+
+    /// A buffer over `len` bytes from position `at` on of what `carrier` reaches, which only
+    /// batches move. Nothing is said of whether they are there: reading what is not fails its part.
+    #[must_use]
+    pub fn carried(carrier: Arc<dyn Carrier>, at: usize, len: usize, writable: bool) -> Self {
+        Self {
+            addr: at,
+            len,
+            writable,
+            owner: Arc::clone(&carrier) as Owner,
+            end: End::Carried(carrier),
+            padded: false,
+        }
+    }
+
+    /// The same bytes, behind which zeros may be written, up to the carrier's alignment: what else
+    /// is there is lost. Such a buffer is the last one of its part.
+    #[must_use]
+    pub fn padded(mut self) -> Self {
+        self.padded = true;
+        self
     }
 
     /// A writable buffer that owns `bytes`. [`Buffer::to_vec`] gives a copy of its content.
@@ -73,7 +99,8 @@ impl Buffer {
             len,
             writable: true,
             owner: Arc::new(memory),
-            device: None,
+            end: End::Memory,
+            padded: false,
         }
     }
 
@@ -87,6 +114,7 @@ impl Buffer {
         Ok(Self {
             addr: self.addr + offset,
             len,
+            padded: self.padded && offset + len == self.len,
             ..self.clone()
         })
     }
@@ -98,7 +126,7 @@ impl Buffer {
         self
     }
 
-    /// The address of the first byte.
+    /// The address of the first byte, or its position where a carrier reaches it.
     #[must_use]
     pub fn addr(&self) -> usize {
         self.addr
@@ -122,17 +150,35 @@ impl Buffer {
         self.writable
     }
 
-    /// The device whose memory it is; none for memory of this process.
+    /// The device whose memory it is; none for anything else.
     #[must_use]
     pub fn device(&self) -> Option<&Arc<Device>> {
-        self.device.as_ref()
+        match &self.end {
+            End::Device(device) => Some(device),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn end(&self) -> &End {
+        &self.end
+    }
+
+    /// The same bytes, reached by another carrier.
+    #[cfg(any(test, feature = "testing"))]
+    pub(crate) fn by(mut self, carrier: Arc<dyn Carrier>) -> Self {
+        self.end = End::Carried(carrier);
+        self
+    }
+
+    pub(crate) fn is_padded(&self) -> bool {
+        self.padded
     }
 
     /// Refuses memory that this process cannot touch.
     pub(crate) fn check_host(&self) -> Result<()> {
-        match self.device {
-            None => Ok(()),
-            Some(_) => Err(Error::OnDevice { addr: self.addr }),
+        match self.end {
+            End::Memory => Ok(()),
+            _ => Err(Error::Elsewhere { addr: self.addr }),
         }
     }
 
@@ -142,10 +188,10 @@ impl Buffer {
         &self.owner
     }
 
-    /// A copy of the bytes; zeros for memory of a device.
+    /// A copy of the bytes; zeros for what is not memory of this process.
     #[must_use]
     pub fn to_vec(&self) -> Vec<u8> {
-        if self.device.is_some() {
+        if self.check_host().is_err() {
             return vec![0; self.len];
         }
         let mut out = vec![0; self.len];
@@ -160,7 +206,7 @@ impl Buffer {
     /// # Errors
     ///
     /// [`Error::OutOfBounds`] when they reach beyond the end, [`Error::ReadOnly`] when the buffer
-    /// is not writable, [`Error::OnDevice`].
+    /// is not writable, [`Error::Elsewhere`].
     pub fn write_at(&self, offset: usize, bytes: &[u8]) -> Result<()> {
         check_range(offset as u64, bytes.len() as u64, self.len as u64)?;
         self.check_host()?;

@@ -5,16 +5,18 @@
 //! part of a batch gets an outcome or a failure, the completion runs exactly once, and no buffer
 //! is let go before all lanes have stopped.
 
+mod area;
 mod batch;
 mod cargo;
 mod config;
 mod outcome;
 mod shared;
+mod trip;
 
 pub use batch::Batch;
 pub use cargo::{PART_LEN_MAX, PARTS_MAX};
 pub use config::CopierConfig;
-pub use outcome::{Done, Failure, Outcome};
+pub use outcome::{Done, Outcome};
 
 use crate::error::{Error, Result};
 use crate::memory::kernel::Isa;
@@ -209,7 +211,7 @@ impl Ticket {
     }
 }
 
-#[cfg(test)]
+#[cfg(any(test, feature = "testing"))]
 impl Copier {
     /// How many regions of the slab nobody has.
     pub(crate) fn free_regions(&self) -> usize {
@@ -222,6 +224,7 @@ mod tests {
     use super::*;
     use crate::buffer::{Buffer, Owner};
     use crate::checksum::{self, PartId};
+    use crate::error::Failure;
     use crate::memory::{Mapping, fault};
     use std::sync::mpsc;
 

@@ -87,13 +87,31 @@ pub enum Error {
         /// The address of the destination.
         addr: usize,
     },
-    /// Memory of a device where only memory of this process can be used.
-    #[error(
-        "memory at address {addr:#x} is a device's: allowed are destinations of gets, all of one device"
-    )]
-    OnDevice {
-        /// The address of the memory.
+    /// Bytes of a device, a file or a peer where only memory of this process can be used.
+    #[error("bytes at {addr:#x} are not in this process's memory: only batches move them")]
+    Elsewhere {
+        /// Their address or offset there.
         addr: usize,
+    },
+    /// One side of a part lies at several ends.
+    #[error(
+        "the buffer at {addr:#x} lies elsewhere than the first of its side: allowed are memory, one file or one device"
+    )]
+    MixedEnds {
+        /// The address or offset of the first buffer that differs.
+        addr: usize,
+    },
+    /// A destination that its carrier cannot write as it is.
+    #[error(
+        "destination of {len} bytes at offset {at}: both must be multiples of {alignment}, but for the length of a padded last one"
+    )]
+    Unaligned {
+        /// Its offset.
+        at: u64,
+        /// Its length.
+        len: u64,
+        /// What both are to be multiples of.
+        alignment: u64,
     },
     /// Sources and destinations of a part do not have the same total length.
     #[error("part {tag}: sources have {src} bytes and destinations {dst}: they must be equal")]
@@ -169,3 +187,41 @@ impl Error {
 
 /// The result of this crate's operations.
 pub type Result<T> = std::result::Result<T, Error>;
+
+/// Why a part has no outcome. Its destination's bytes are then unspecified.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Failure {
+    /// The lane that had it, or one that had a piece of it, panicked.
+    #[error("a lane panicked while it moved this part")]
+    LanePanicked,
+    /// The ticket was cancelled before the part was finished.
+    #[error("the batch was cancelled")]
+    Cancelled,
+    /// The medium failed under its destination, which is memory of this process now.
+    #[error("the medium failed where this part was to be stored")]
+    MemoryLost,
+    /// A device did not take its bytes, or did not give them.
+    #[error("the device did not carry this part")]
+    Device,
+    /// The system refused to read or write some of its bytes.
+    #[error("the medium failed: {}", std::io::Error::from_raw_os_error(*errno))]
+    Os {
+        /// The system's error number.
+        errno: i32,
+    },
+    /// Some of its bytes are not there, or were not taken: a file that ends early.
+    #[error("the medium carried {carried} of {asked} bytes")]
+    Short {
+        /// How many bytes were carried.
+        carried: u64,
+        /// How many were asked for at once.
+        asked: u64,
+    },
+    /// A carrier gave up some of its bytes without an answer: it panicked, or has ended.
+    #[error("the carrier gave no answer")]
+    Unanswered,
+    /// The copier was closed, or belongs to the process that this one was forked from.
+    #[error("the copier is closed")]
+    Closed,
+}

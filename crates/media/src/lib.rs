@@ -6,21 +6,27 @@
 )]
 
 mod buffer;
+mod carrier;
 pub mod checksum;
+#[cfg(any(test, feature = "testing"))]
+#[doc(hidden)]
+pub mod conformance;
 mod copier;
 pub mod cuda;
+mod end;
 mod error;
+pub mod file;
 mod lane;
 mod memory;
 #[cfg(feature = "sim")]
 #[doc(hidden)]
 pub mod sim;
 mod slab;
+mod way;
 
 pub use buffer::{Buffer, Owner, first_overlap};
+pub use carrier::{Alignment, Carrier, Op, Receipt, Registration, SlabMemory};
 pub use checksum::{Checksum, PartId};
-pub use copier::{
-    Batch, Copier, CopierConfig, Done, Failure, Outcome, PART_LEN_MAX, PARTS_MAX, Ticket,
-};
-pub use error::{Error, Result};
+pub use copier::{Batch, Copier, CopierConfig, Done, Outcome, PART_LEN_MAX, PARTS_MAX, Ticket};
+pub use error::{Error, Failure, Result};
 pub use memory::{Access, Descriptor, Flush, Kind, Mapping, Pages, Plain, page_size};

@@ -5,10 +5,10 @@
 //! slice takes one and gives it back when nothing reads or writes it any more. A slice that finds
 //! none free is queued, and no thread waits with it: whoever gives a region back hands it on.
 
-use crate::cuda::Device;
-use crate::error::{Error, Result};
+use crate::carrier::{Carrier, Registration, SlabMemory};
+use crate::error::Result;
 use crate::memory::Mapping;
-use kvdepot_host::fork::Origin;
+use std::any::{Any, TypeId};
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -17,12 +17,11 @@ const REGION_ALIGN: u64 = 4096;
 
 /// Memory cut into regions of equal length.
 pub(crate) struct Slab {
+    /// What was registered for carriers, which goes before the memory: one for all of a type.
+    registered: Mutex<Vec<(TypeId, Registration)>>,
     mapping: Arc<Mapping>,
-    /// Who has pinned it: devices that share a driver share what it pins.
-    pinned: Mutex<Option<Arc<Device>>>,
     at: usize,
     region: usize,
-    origin: Origin,
     pool: Mutex<Pool>,
 }
 
@@ -38,8 +37,6 @@ impl Slab {
     /// Takes `len` bytes for so many regions, present from now on and kept from being swapped where
     /// the system allows that.
     pub(crate) fn new(len: u64, regions: usize) -> Result<Self> {
-        let origin = Origin::here();
-        let origin = origin.map_err(|e| Error::io("make", "slab", std::io::Error::other(e)))?;
         let mapping = Mapping::anonymous("kvdepot-staging", len)?;
         mapping.populate_write(0, len)?;
         // More than the user may lock: then it may be swapped, as everything else.
@@ -48,8 +45,7 @@ impl Slab {
         Ok(Self {
             at: mapping.at(0, len)?,
             mapping,
-            pinned: Mutex::new(None),
-            origin,
+            registered: Mutex::default(),
             region: region as usize,
             pool: Mutex::new(Pool {
                 free: (0..regions).rev().collect(),
@@ -58,22 +54,20 @@ impl Slab {
         })
     }
 
-    /// Pins the slab, unless it is. The driver may refuse, mostly because of a limit on locked
-    /// memory: copies are slower then, and right.
-    pub(crate) fn pin_for(&self, device: &Arc<Device>) {
-        let mut pinned = self.pinned.lock().unwrap_or_else(PoisonError::into_inner);
-        if pinned.is_none() {
-            let len = self.mapping.len() as usize;
-            // SAFETY: the mapping is there until the slab has undone this.
-            let refused = unsafe { device.pin(self.at, len) }.is_err();
-            *pinned = (!refused).then(|| Arc::clone(device));
+    /// Makes the slab known to a carrier, unless it is.
+    pub(crate) fn register(&self, carrier: &Arc<dyn Carrier>) {
+        let any: &dyn Any = &**carrier;
+        let kind = any.type_id();
+        let mut registered = self
+            .registered
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        if registered.iter().all(|(known, _)| *known != kind) {
+            // SAFETY: what is registered goes before the mapping.
+            let memory = unsafe { SlabMemory::new(self.at, self.mapping.len() as usize) };
+            let new = Arc::clone(carrier).register(&memory);
+            registered.extend(new.map(|new| (kind, new)));
         }
-    }
-
-    /// A free region, if there is one.
-    pub(crate) fn try_take(self: &Arc<Self>) -> Option<Region> {
-        let number = self.pool().free.pop()?;
-        Some(self.region(number))
     }
 
     /// A free region for `task`. Where there is none, `task` is queued, and `later` is called with
@@ -100,7 +94,7 @@ impl Slab {
     }
 
     /// How many regions nobody has.
-    #[cfg(test)]
+    #[cfg(any(test, feature = "testing"))]
     pub(crate) fn free(&self) -> usize {
         self.pool().free.len()
     }
@@ -108,22 +102,6 @@ impl Slab {
     /// No code that runs under this lock can panic half way, so poison means nothing.
     fn pool(&self) -> MutexGuard<'_, Pool> {
         self.pool.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Drop for Slab {
-    fn drop(&mut self) {
-        let pinned = self
-            .pinned
-            .get_mut()
-            .unwrap_or_else(PoisonError::into_inner);
-        // A forked child has neither the memory nor the driver.
-        if let Some(device) = pinned.take()
-            && self.origin.is_here()
-        {
-            // Otherwise the driver would take the addresses for pinned when they are others'.
-            let _unpinned = device.unpin(self.at);
-        }
     }
 }
 

@@ -1,8 +1,9 @@
 /* A double of CUDA's driver, for machines without a device.
 
    An address of a "device" is a host address with a bit that no host address has, and another one
-   for the second of the two devices: whoever touches it directly faults. Copies run on a thread of each stream, some time after they were
-   asked for, and read their source then. Errors are injected by the double_ functions. */
+   for the second of the two devices: whoever touches it directly faults. Copies, either way, run on
+   a thread of each stream, some time after they were asked for, and read their source then. Errors
+   are injected by the double_ functions. */
 
 #include <pthread.h>
 #include <stdint.h>
@@ -12,6 +13,7 @@
 
 #define DEVICE_BIT ((uint64_t)1 << 56)
 #define SECOND_BIT ((uint64_t)1 << 57)
+#define HOST(at) ((at) & ~(DEVICE_BIT | SECOND_BIT))
 #define DEVICES 2
 #define INVALID_VALUE 1
 #define NO_DEVICE 101
@@ -24,9 +26,9 @@ enum kind { COPY, RECORD };
 struct work {
     struct work *next;
     enum kind kind;
-    uint64_t dst;
-    const void *src;
+    uint64_t dst, src;
     size_t bytes;
+    int error;
     struct event *event;
     long generation;
 };
@@ -43,6 +45,7 @@ struct event {
     pthread_mutex_t lock;
     pthread_cond_t changed;
     long recorded, reached;
+    int error;
 };
 
 static long copies, fail_at, sync_fail_at;
@@ -79,11 +82,15 @@ static void *run(void *argument) {
         pthread_mutex_unlock(&stream->lock);
         if (work->kind == COPY) {
             usleep(200);
-            if (work->bytes)
-                memcpy((void *)(work->dst & ~(DEVICE_BIT | SECOND_BIT)), work->src, work->bytes);
+            if (!work->error)
+                memcpy((void *)HOST(work->dst), (void *)HOST(work->src), work->bytes);
+            else
+                stream->error = work->error;
         } else {
             pthread_mutex_lock(&work->event->lock);
             work->event->reached = work->generation;
+            work->event->error = stream->error;
+            stream->error = 0;
             pthread_cond_broadcast(&work->event->changed);
             pthread_mutex_unlock(&work->event->lock);
         }
@@ -189,21 +196,27 @@ int cuStreamSynchronize(void *handle) {
     return error;
 }
 
-int cuMemcpyHtoDAsync_v2(uint64_t dst, const void *src, size_t bytes, void *handle) {
-    struct stream *stream = handle;
+static int copy(uint64_t dst, uint64_t src, size_t bytes, void *stream) {
     pthread_mutex_lock(&counters);
     long number = ++copies;
     pthread_mutex_unlock(&counters);
-    if (!depth || !(dst & DEVICE_BIT) || !bytes)
+    if (!depth || !bytes)
         return INVALID_VALUE;
     if (number == fail_at)
         return LAUNCH_FAILED;
-    if (number == sync_fail_at) {
-        stream->error = LAUNCH_FAILED;
-        bytes = 0;
-    }
-    push(stream, (struct work){.kind = COPY, .dst = dst, .src = src, .bytes = bytes});
+    int error = number == sync_fail_at ? LAUNCH_FAILED : 0;
+    push(stream, (struct work){.kind = COPY, .dst = dst, .src = src, .bytes = bytes, .error = error});
     return 0;
+}
+
+int cuMemcpyHtoDAsync_v2(uint64_t dst, const void *src, size_t bytes, void *stream) {
+    uint64_t from = (uintptr_t)src;
+    return dst & DEVICE_BIT && !(from & DEVICE_BIT) ? copy(dst, from, bytes, stream) : INVALID_VALUE;
+}
+
+int cuMemcpyDtoHAsync_v2(void *dst, uint64_t src, size_t bytes, void *stream) {
+    uint64_t to = (uintptr_t)dst;
+    return src & DEVICE_BIT && !(to & DEVICE_BIT) ? copy(to, src, bytes, stream) : INVALID_VALUE;
 }
 
 int cuPointerGetAttribute(void *data, int attribute, uint64_t pointer) {
@@ -220,7 +233,7 @@ int cuEventCreate(void **made, unsigned flags) {
     pthread_mutex_init(&event->lock, NULL);
     pthread_cond_init(&event->changed, NULL);
     *made = event;
-    return depth && flags == 2 ? 0 : INVALID_VALUE;
+    return depth && flags == 3 ? 0 : INVALID_VALUE;
 }
 
 int cuEventRecord(void *handle, void *stream) {
@@ -235,8 +248,9 @@ int cuEventSynchronize(void *handle) {
     pthread_mutex_lock(&event->lock);
     while (event->reached < event->recorded)
         pthread_cond_wait(&event->changed, &event->lock);
+    int error = event->error;
     pthread_mutex_unlock(&event->lock);
-    return 0;
+    return error;
 }
 
 int cuGetErrorName(int code, const char **name) {

@@ -1,12 +1,10 @@
 //! A batch, as whoever submits it sees it.
 
-use super::cargo::{Cargo, DESTINATION, Part, SOURCE};
+use super::cargo::{Cargo, DESTINATION, Part, Route, SOURCE};
 use super::shared::Shared;
 use crate::buffer::Buffer;
 use crate::checksum::{Checksum, PartId};
-use crate::cuda::Device;
 use crate::error::{Error, Result};
-use crate::slab::Slab;
 use kvdepot_plan::Range;
 use std::sync::Arc;
 
@@ -31,19 +29,23 @@ impl Batch {
     }
 
     /// Adds a part: the bytes of `src`, one buffer after the other, go to those of `dst`. Returns
-    /// its position in the batch; `tag` is the caller's own number for it.
+    /// its position in the batch; `tag` is the caller's own number for it. Each side lies at one
+    /// end: memory of this process, or what one carrier reaches. Other parts may have others.
     ///
     /// Its checksum is computed on the way, and compared if one is `expected`; the bytes are moved
     /// either way. Destinations of different parts must not overlap, and no part may write what
     /// another reads: their bytes would be unspecified (the checksums tell). The batch keeps the
-    /// buffers' owners until every lane has stopped and the completion has run.
+    /// buffers' owners until every lane and carrier has stopped and the completion has run. What
+    /// goes straight to a carrier is hashed before: a source that changes meanwhile does not verify
+    /// later.
     ///
     /// # Errors
     ///
     /// The batch is then as it was. [`Error::Invalid`] for a part of no bytes or of more than
     /// [`PART_LEN_MAX`], [`Error::LengthMismatch`], [`Error::ReadOnly`], [`Error::Overlap`],
-    /// [`Error::BatchFull`] beyond [`PARTS_MAX`], [`Error::OnDevice`] for sources on a device and
-    /// destinations that are not all in the same one's memory.
+    /// [`Error::BatchFull`] beyond [`PARTS_MAX`], [`Error::MixedEnds`] for a side that
+    /// lies at several ends, [`Error::Unaligned`] for destinations that their carrier cannot write,
+    /// [`Error::Io`] when there is no memory for the slab.
     ///
     /// [`PART_LEN_MAX`]: super::PART_LEN_MAX
     /// [`PARTS_MAX`]: super::PARTS_MAX
@@ -58,13 +60,12 @@ impl Batch {
         if let Some(fixed) = dst.iter().find(|buffer| !buffer.is_writable()) {
             return Err(Error::ReadOnly { addr: fixed.addr() });
         }
-        let device = self.device_of(dst)?;
-        let index = self.add_buffers(Part::new(id, expected, tag, true), src, Some(dst))?;
-        if let Some((slab, device)) = device {
-            let cargo = self.cargo();
-            (cargo.slab, cargo.device) = (Some(slab), Some(device));
-        }
-        Ok(index)
+        let route = Route {
+            from: self.carrier_of(src)?,
+            to: self.carrier_of(dst)?,
+        };
+        self.check_placed(dst, route)?;
+        self.add_buffers(Part::new(id, expected, tag, (route, true)), src, Some(dst))
     }
 
     /// Adds a part that is only hashed, in place.
@@ -79,17 +80,23 @@ impl Batch {
         expected: Option<Checksum>,
         tag: u32,
     ) -> Result<usize> {
-        self.add_buffers(Part::new(id, expected, tag, false), src, None)
+        let route = Route {
+            from: self.carrier_of(src)?,
+            to: None,
+        };
+        self.add_buffers(Part::new(id, expected, tag, (route, false)), src, None)
     }
 
-    /// Has all parts go through the staging slab: bytes are read into a region of it, hashed on the
-    /// way, and carried from there to their destination, at any alignment.
+    /// Has copies in memory go through the staging slab: bytes are read into a region of it, hashed
+    /// on the way, and carried from there to their destination, at any alignment.
     ///
     /// # Errors
     ///
     /// [`Error::Io`] when there is no memory for the slab, which the first batch takes.
     pub fn stage(&mut self) -> Result<()> {
-        self.cargo().slab = Some(self.home.slab()?);
+        let slab = self.home.slab()?;
+        let cargo = self.cargo();
+        (cargo.slab, cargo.staged) = (Some(slab), true);
         Ok(())
     }
 
@@ -111,27 +118,40 @@ impl Batch {
         self.cargo.as_ref().map_or(0, |cargo| cargo.bytes)
     }
 
-    /// The device that `dst` belongs to, if it is one's, and the slab, pinned for it.
-    fn device_of(&self, dst: &[Buffer]) -> Result<Option<(Arc<Slab>, Arc<Device>)>> {
-        let first = dst.first().and_then(Buffer::device);
-        let known = match self.cargo.as_ref().filter(|cargo| cargo.copies) {
-            Some(cargo) => cargo.device.as_ref(),
-            None => first,
-        };
-        let differs = |one: &&Buffer| one.device().map(Arc::as_ptr) != known.map(Arc::as_ptr);
-        if let Some(other) = dst.iter().find(differs) {
-            return Err(Error::OnDevice { addr: other.addr() });
-        }
-        let Some(device) = first else {
+    /// The carrier of one side of a part; none for memory of this process.
+    fn carrier_of(&mut self, side: &[Buffer]) -> Result<Option<u32>> {
+        let Some(first) = side.first() else {
             return Ok(None);
         };
-        let slab = self.home.slab()?;
-        slab.pin_for(device);
-        Ok(Some((slab, Arc::clone(device))))
+        let differs = |one: &&Buffer| !one.end().is(first.end());
+        if let Some(other) = side.iter().find(differs) {
+            return Err(Error::MixedEnds { addr: other.addr() });
+        }
+        if first.check_host().is_ok() {
+            return Ok(None);
+        }
+        let home = Arc::clone(&self.home);
+        self.cargo().carrier_of(first.end(), || home.slab())
+    }
+
+    /// Refuses destinations that cannot be written without what lies beside them.
+    fn check_placed(&mut self, dst: &[Buffer], route: Route) -> Result<()> {
+        let Some(alignment) = self.cargo().alignment(route.to) else {
+            return Ok(());
+        };
+        for (number, buffer) in dst.iter().enumerate() {
+            let (at, len) = (buffer.addr() as u64, buffer.len() as u64);
+            let is_padded = number + 1 == dst.len() && buffer.is_padded();
+            let len_fits = len.is_multiple_of(alignment.at) || is_padded;
+            if !at.is_multiple_of(alignment.at) || !len_fits {
+                let alignment = alignment.at;
+                return Err(Error::Unaligned { at, len, alignment });
+            }
+        }
+        Ok(())
     }
 
     fn add_buffers(&mut self, part: Part, src: &[Buffer], dst: Option<&[Buffer]>) -> Result<usize> {
-        src.iter().try_for_each(Buffer::check_host)?;
         let cargo = self.cargo();
         let (mut from, mut to) = std::mem::take(&mut cargo.ranges);
         let range = |buffer: &Buffer| Range::new(buffer.addr() as u64, buffer.len() as u64);

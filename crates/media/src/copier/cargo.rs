@@ -1,15 +1,17 @@
 //! What a batch moves: parts, the leaves they are hashed in, and who owns the memory.
 
 use crate::buffer::Owner;
+use crate::carrier::{Alignment, Carrier};
 use crate::checksum::{Checksum, LEAF, PartId, compose};
-use crate::cuda::{Device, Sink};
-use crate::error::{Error, Result};
+use crate::end::End;
+use crate::error::{Error, Failure, Result};
 use crate::memory::staged::{Desks, Direct};
 use crate::memory::{lost, mover::Mover, mover::Units};
 use crate::slab::{Region, Slab};
+use crate::way::{Sides, Way};
 use kvdepot_plan::{Range, Span, Unit, zip_units};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 /// The most parts of one batch; a bound against a wrong loop, far above any engine's batch.
 pub const PARTS_MAX: usize = 1 << 20;
@@ -36,12 +38,27 @@ pub(crate) struct Cargo {
     last: [Option<usize>; 2],
     /// Room to turn buffers into ranges.
     pub(super) ranges: (Vec<Range>, Vec<Range>),
-    /// What the parts go through, if they do.
+    /// What parts go through that cannot go at once, or are not to.
     pub(super) slab: Option<Arc<Slab>>,
-    /// Whose memory the destinations are, unless this process's.
-    pub(super) device: Option<Arc<Device>>,
-    /// Whether there are any.
-    pub(super) copies: bool,
+    /// Whether copies in memory go through it too.
+    pub(super) staged: bool,
+    /// Whom routes name.
+    carriers: Vec<Known>,
+}
+
+/// A carrier of the batch, and the end that it is for.
+#[derive(Debug)]
+struct Known {
+    end: End,
+    carrier: Arc<dyn Carrier>,
+    alignment: Alignment,
+}
+
+/// Which carrier a part comes from, and which it goes to: numbers, and none where that is memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Route {
+    pub(super) from: Option<u32>,
+    pub(super) to: Option<u32>,
 }
 
 /// One part in flight.
@@ -52,6 +69,7 @@ pub(crate) struct Part {
     pub(super) expected: Option<Checksum>,
     pub(super) tag: u32,
     copies: bool,
+    route: Route,
     /// The first of its units, and how many are not done yet.
     first_unit: u32,
     units: u32,
@@ -59,29 +77,36 @@ pub(crate) struct Part {
     checksum: [AtomicU64; 2],
     /// Whether `checksum` holds.
     done: AtomicBool,
-    /// Whether a device did not take a piece of it.
-    failed: AtomicBool,
+    /// What became of a piece of it that a carrier did not carry.
+    failure: OnceLock<Failure>,
 }
 
 impl Part {
-    pub(super) fn new(id: &PartId, expected: Option<Checksum>, tag: u32, copies: bool) -> Self {
+    /// A part that goes that route, or else is only hashed.
+    pub(super) fn new(
+        id: &PartId,
+        expected: Option<Checksum>,
+        tag: u32,
+        (route, copies): (Route, bool),
+    ) -> Self {
         Self {
             id: *id,
             len: 0,
             expected,
             tag,
             copies,
+            route,
             first_unit: 0,
             units: 0,
             units_left: AtomicU32::new(0),
             checksum: [const { AtomicU64::new(0) }; 2],
             done: AtomicBool::new(false),
-            failed: AtomicBool::new(false),
+            failure: OnceLock::new(),
         }
     }
 
-    pub(super) fn failed(&self) -> bool {
-        self.failed.load(Ordering::Relaxed)
+    pub(super) fn failure(&self) -> Option<Failure> {
+        self.failure.get().copied()
     }
 
     pub(super) fn checksum(&self) -> Option<Checksum> {
@@ -120,7 +145,6 @@ impl Cargo {
         part.units = (self.units.len() - units) as u32;
         part.units_left = AtomicU32::new(part.units);
         self.bytes += part.len;
-        self.copies |= part.copies;
         self.parts.push(part);
         Ok(index)
     }
@@ -136,12 +160,13 @@ impl Cargo {
     /// Whether a part was copied to where its medium has failed.
     pub(super) fn is_lost(&self, part: usize) -> bool {
         lost::any()
-            && self.device.is_none()
             && self.parts.get(part).is_some_and(|part| {
                 let units = part.first_unit as usize..(part.first_unit + part.units) as usize;
                 let spans = self.units[units].iter();
                 let mut spans = spans.flat_map(|unit| unit.spans(&self.spans).unwrap_or(&[]));
-                part.copies && spans.any(|span| lost::is_lost(span.dst as usize, span.len as usize))
+                part.copies
+                    && part.route.to.is_none()
+                    && spans.any(|span| lost::is_lost(span.dst as usize, span.len as usize))
             })
     }
 
@@ -159,12 +184,88 @@ impl Cargo {
         self.spans.clear();
         self.digests.clear();
         self.slab = None;
-        self.device = None;
-        self.copies = false;
+        self.staged = false;
+        self.carriers.clear();
         self.bytes = 0;
     }
 
-    /// Moves units `first..first + count`, through a region if there is one.
+    /// The number of `end`'s carrier; none for memory of this process. `slab` is what its parts may
+    /// go through.
+    pub(super) fn carrier_of(
+        &mut self,
+        end: &End,
+        slab: impl FnOnce() -> Result<Arc<Slab>>,
+    ) -> Result<Option<u32>> {
+        let Some(carrier) = end.carrier() else {
+            return Ok(None);
+        };
+        let known = self.carriers.iter().position(|known| known.end.is(end));
+        if let Some(known) = known {
+            return Ok(Some(known as u32));
+        }
+        let slab = slab()?;
+        slab.register(&carrier);
+        self.slab = Some(slab);
+        self.carriers.push(Known {
+            end: end.clone(),
+            alignment: carrier.alignment(),
+            carrier,
+        });
+        Ok(Some(self.carriers.len() as u32 - 1))
+    }
+
+    pub(super) fn alignment(&self, carrier: Option<u32>) -> Option<Alignment> {
+        Some(self.carriers.get(carrier? as usize)?.alignment)
+    }
+
+    pub(super) fn carrier(&self, number: u32) -> Option<Arc<dyn Carrier>> {
+        let known = self.carriers.get(number as usize)?;
+        Some(Arc::clone(&known.carrier))
+    }
+
+    /// The route of a unit.
+    pub(super) fn route(&self, unit: u32) -> Route {
+        self.part_of(unit).route
+    }
+
+    pub(super) fn is_carried(&self, unit: u32) -> bool {
+        !self.carriers.is_empty() && self.route(unit) != Route::default()
+    }
+
+    /// The first unit after `first` that has another route.
+    pub(super) fn route_end(&self, first: u32) -> u32 {
+        let count = self.units.len() as u32;
+        if self.carriers.is_empty() {
+            return count;
+        }
+        let differs = |unit: &u32| self.route(*unit) != self.route(first);
+        (first..count).find(differs).unwrap_or(count)
+    }
+
+    /// How a unit goes.
+    pub(super) fn way(&self, unit: u32) -> Way {
+        let Route { from, to } = self.route(unit);
+        let (from, to) = (self.alignment(from), self.alignment(to));
+        let (spans, _, copies) = self.unit(unit);
+        Sides { from, to, copies }.way(spans)
+    }
+
+    pub(super) fn copies(&self, unit: u32) -> bool {
+        self.part_of(unit).copies
+    }
+
+    /// Notes that some bytes of a unit were not carried.
+    pub(super) fn fail(&self, unit: u32, failure: Failure) {
+        // The first failure is the part's.
+        let _first = self.part_of(unit).failure.set(failure);
+    }
+
+    fn part_of(&self, unit: u32) -> &Part {
+        &self.parts[self.units[unit as usize].tag as usize]
+    }
+
+    /// Moves units `first..first + count`, all from memory to memory, through a region if there is
+    /// one.
     ///
     /// # Safety
     ///
@@ -174,29 +275,10 @@ impl Cargo {
             // SAFETY: the caller's promise.
             return unsafe { mover.run(self, first, count, &mut Direct) };
         };
-        let Some(device) = &self.device else {
-            // SAFETY: the region is this call's alone until it is dropped, after the desks;
-            // otherwise the caller's promise.
-            return unsafe {
-                let mut desks = Desks::new(mover.isa, region.as_mut_ptr(), region.len());
-                mover.run(self, first, count, &mut desks);
-            };
-        };
-        // Two where there are: the device reads one while this lane fills the other.
-        let more = self.slab.as_ref().and_then(Slab::try_take);
-        let regions = std::iter::once(region).chain(&more);
-        let regions: Vec<*mut u8> = regions.map(Region::as_mut_ptr).collect();
-        // SAFETY: as above; the sink waits for the device before it is gone.
-        let taken = unsafe {
-            let mut sink = Sink::new(device, &regions, region.len());
-            mover.run(self, first, count, &mut sink);
-            sink.finish()
-        };
-        if taken.is_err() {
-            for unit in &self.units[first as usize..(first + count) as usize] {
-                let part = &self.parts[unit.tag as usize];
-                part.failed.store(part.copies, Ordering::Relaxed);
-            }
+        // SAFETY: the region is this call's alone; otherwise the caller's promise.
+        unsafe {
+            let mut desks = Desks::new(mover.isa, region.as_mut_ptr(), region.len());
+            mover.run(self, first, count, &mut desks);
         }
     }
 
@@ -277,7 +359,7 @@ fn check_len(len: u64) -> Result<()> {
 fn check_overlap(spans: &[Span], part: &Part) -> Result<()> {
     let overlaps = |span: &&Span| span.src < span.dst + span.len && span.dst < span.src + span.len;
     match spans.iter().find(overlaps) {
-        Some(span) if part.copies => Err(Error::Overlap {
+        Some(span) if part.copies && part.route.from == part.route.to => Err(Error::Overlap {
             tag: part.tag,
             addr: span.src.max(span.dst),
         }),

@@ -2,6 +2,7 @@
 
 use super::cargo::Cargo;
 use crate::checksum::Checksum;
+use crate::error::Failure;
 use kvdepot_plan::Ending;
 
 /// A part that was moved, or only read, as a whole.
@@ -12,27 +13,6 @@ pub struct Outcome {
     pub checksum: Checksum,
     /// Whether it is the expected one; none was expected if `None`.
     pub matches: Option<bool>,
-}
-
-/// Why a part has no outcome. Its destination's bytes are then unspecified.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum Failure {
-    /// The lane that had it, or one that had a piece of it, panicked.
-    #[error("a lane panicked while it moved this part")]
-    LanePanicked,
-    /// The ticket was cancelled before the part was finished.
-    #[error("the batch was cancelled")]
-    Cancelled,
-    /// The medium failed under its destination, which is memory of this process now.
-    #[error("the medium failed where this part was to be stored")]
-    MemoryLost,
-    /// The device did not take its bytes.
-    #[error("the device did not take this part")]
-    Device,
-    /// The copier was closed, or belongs to the process that this one was forked from.
-    #[error("the copier is closed")]
-    Closed,
 }
 
 /// A finished batch: all lanes have stopped and fenced, and its buffers are still held.
@@ -75,16 +55,16 @@ impl<'a> Done<'a> {
     #[must_use]
     pub fn part(&self, index: usize) -> Option<(u32, Result<Outcome, Failure>)> {
         let part = self.cargo.parts.get(index)?;
-        let outcome = match part.checksum() {
-            _ if part.failed() => Err(Failure::Device),
-            Some(_) if self.cargo.is_lost(index) => Err(Failure::MemoryLost),
-            Some(checksum) => Ok(Outcome {
+        let outcome = match (part.failure(), part.checksum()) {
+            (Some(failure), _) => Err(failure),
+            (None, Some(_)) if self.cargo.is_lost(index) => Err(Failure::MemoryLost),
+            (None, Some(checksum)) => Ok(Outcome {
                 checksum,
                 matches: part.expected.map(|expected| expected == checksum),
             }),
-            None if self.refused => Err(Failure::Closed),
-            None if self.ending.panicked => Err(Failure::LanePanicked),
-            None => Err(Failure::Cancelled),
+            _ if self.refused => Err(Failure::Closed),
+            _ if self.ending.panicked => Err(Failure::LanePanicked),
+            _ => Err(Failure::Cancelled),
         };
         Some((part.tag, outcome))
     }

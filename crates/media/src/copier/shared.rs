@@ -3,10 +3,13 @@
 use super::cargo::Cargo;
 use super::config::CopierConfig;
 use super::outcome::Done;
+use super::trip::Trip;
+use crate::carrier::{Carrier, Receipt};
 use crate::error::Result;
 use crate::lane::{Queues, Task};
 use crate::memory::mover::Mover;
 use crate::slab::{Region, Slab};
+use crate::way::Way;
 use kvdepot_host::fork::Origin;
 use kvdepot_plan::{Ending, Guard, Join, Limits, Planner, Ready};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -93,32 +96,39 @@ impl Shared {
 
     /// Moves a small batch in the calling thread; otherwise as [`Shared::dispatch`].
     pub(super) fn start(&self, join: &Join<Flight>) {
-        let units = join
-            .payload()
-            .cargo()
-            .map(|cargo| (cargo.bytes, cargo.units.len()));
-        match units {
-            Some((bytes, count)) if bytes <= self.inline_max() => {
-                self.queues.execute(Errand::Slice(Slice {
-                    guard: join.guard(),
-                    first: 0,
-                    count: count as u32,
-                }));
-            }
-            _ => self.dispatch(join),
-        }
-    }
-
-    /// Plans the batch and gives its slices to the lanes, wave by wave.
-    fn dispatch(&self, join: &Join<Flight>) {
         let Some(cargo) = join.payload().cargo() else {
             return;
         };
+        if cargo.bytes > self.inline_max() {
+            return self.dispatch(join, cargo);
+        }
+        let count = cargo.units.len() as u32;
+        let mut first = 0;
+        while first < count {
+            let next = cargo.route_end(first);
+            self.queues.execute(Errand::Slice(Slice {
+                guard: join.guard(),
+                first,
+                count: next - first,
+            }));
+            first = next;
+        }
+    }
+
+    /// Plans the batch and gives its slices to the lanes, wave by wave. All units of a slice have
+    /// the same route.
+    fn dispatch(&self, join: &Join<Flight>, cargo: &Cargo) {
         let Some(mut planner) = self.planner(cargo.bytes) else {
             return;
         };
-        let mut first = 0;
+        let (mut first, mut next) = (0, 0);
+        let mut route_end = cargo.route_end(0);
         for unit in &cargo.units {
+            if next == route_end {
+                route_end = cargo.route_end(next);
+                self.hand_out(join, &mut first, planner.finish());
+            }
+            next += 1;
             // Never refused: units come from `zip_units`, which makes none of no bytes and at most
             // 2^32. If it were, the parts left out would fail.
             let Ok(ready) = planner.push_unit(*unit) else {
@@ -172,8 +182,14 @@ impl Shared {
 
     /// Gives the lanes what goes before new slices.
     #[cfg(not(feature = "sim"))]
-    fn resume(&self, errand: Errand) {
+    pub(super) fn resume(&self, errand: Errand) {
         self.queues.resume(errand);
+    }
+
+    #[cfg(not(feature = "sim"))]
+    #[expect(clippy::unused_self, reason = "a schedule may come between")]
+    pub(super) fn carry(&self, carrier: Arc<dyn Carrier>, receipts: Vec<Receipt>) {
+        carrier.carry(receipts);
     }
 
     #[cfg(not(feature = "sim"))]
@@ -210,10 +226,25 @@ impl Shared {
     }
 
     /// Gives the lanes what goes before new slices.
-    fn resume(&self, errand: Errand) {
+    pub(super) fn resume(&self, errand: Errand) {
         match &self.schedule {
             Some(schedule) => self.list(schedule, errand),
             None => self.queues.resume(errand),
+        }
+    }
+
+    /// Each carry has a turn of its own.
+    pub(super) fn carry(&self, carrier: Arc<dyn Carrier>, receipts: Vec<Receipt>) {
+        let Some(schedule) = &self.schedule else {
+            return carrier.carry(receipts);
+        };
+        for receipt in receipts {
+            let carrier = Arc::clone(&carrier);
+            // A receipt that is dropped fails the parts that it had a piece of.
+            schedule.push(move |runs| match runs {
+                true => carrier.carry(vec![receipt]),
+                false => drop(receipt),
+            });
         }
     }
 
@@ -248,6 +279,8 @@ pub(crate) enum Errand {
     Slice(Slice),
     /// A slice that goes through the region it has got.
     Staged(Slice, Region),
+    /// A slice whose carriers have done what they were asked for.
+    Trip(Box<Trip>),
 }
 
 /// Units `first..first + count` of the batch that `guard` holds.
@@ -263,14 +296,20 @@ impl Task for Errand {
         match self {
             Self::Slice(slice) => slice.begin(mover),
             Self::Staged(slice, region) => slice.copy(mover, Some(region)),
+            Self::Trip(trip) => trip.go(mover),
         }
     }
 }
 
 impl Slice {
     fn begin(self, mover: Mover) {
-        let cargo = self.guard.payload().cargo();
-        let Some(slab) = cargo.and_then(|cargo| cargo.slab.clone()) else {
+        let Some(cargo) = self.guard.payload().cargo() else {
+            return;
+        };
+        if cargo.is_carried(self.first) {
+            return self.travel(cargo, mover);
+        }
+        let Some(slab) = cargo.slab.clone().filter(|_| cargo.staged) else {
             return self.copy(mover, None);
         };
         if let Some((slice, region)) = slab.take(self, Self::resume) {
@@ -278,9 +317,22 @@ impl Slice {
         }
     }
 
+    /// Units that go straight travel alone, so that they do so side by side; neighbours that go
+    /// through a region share it.
+    fn travel(&self, cargo: &Cargo, mover: Mover) {
+        let (mut first, end) = (self.first, self.first + self.count);
+        while first < end && !self.guard.is_cancelled() {
+            let way = cargo.way(first);
+            let alike = |unit: &u32| way == Way::Region && cargo.way(*unit) == way;
+            let next = first + 1 + (first + 1..end).take_while(alike).count() as u32;
+            Trip::begin(self.guard.clone(), (first, next), way, mover);
+            first = next;
+        }
+    }
+
     /// What waited for a region goes on as soon as a lane is free.
     fn resume(self, region: Region) {
-        let shared = Arc::clone(&self.guard.payload().token.0);
+        let shared = Arc::clone(self.guard.payload().shared());
         shared.resume(Errand::Staged(self, region));
     }
 
@@ -326,6 +378,10 @@ impl Flight {
         if let Some(cargo) = self.cargo.take() {
             self.token.0.recycle(cargo);
         }
+    }
+
+    pub(super) fn shared(&self) -> &Arc<Shared> {
+        &self.token.0
     }
 
     pub(super) fn cargo(&self) -> Option<&Cargo> {

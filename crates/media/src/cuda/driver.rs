@@ -37,6 +37,7 @@ pub(super) struct Driver {
     pub(super) cuStreamSynchronize: unsafe extern "C" fn(Handle) -> Code,
     pub(super) cuMemcpyHtoDAsync_v2:
         unsafe extern "C" fn(u64, *const c_void, usize, Handle) -> Code,
+    pub(super) cuMemcpyDtoHAsync_v2: unsafe extern "C" fn(*mut c_void, u64, usize, Handle) -> Code,
     cuPointerGetAttribute: unsafe extern "C" fn(*mut c_void, c_int, u64) -> Code,
     pub(super) cuEventCreate: unsafe extern "C" fn(*mut Handle, c_uint) -> Code,
     pub(super) cuEventRecord: unsafe extern "C" fn(Handle, Handle) -> Code,
@@ -94,6 +95,7 @@ impl Driver {
             cuStreamCreate: function!(cuStreamCreate),
             cuStreamSynchronize: function!(cuStreamSynchronize),
             cuMemcpyHtoDAsync_v2: function!(cuMemcpyHtoDAsync_v2),
+            cuMemcpyDtoHAsync_v2: function!(cuMemcpyDtoHAsync_v2),
             cuPointerGetAttribute: function!(cuPointerGetAttribute),
             cuEventCreate: function!(cuEventCreate),
             cuEventRecord: function!(cuEventRecord),

@@ -1,43 +1,30 @@
-//! Memory of CUDA devices as the destination of staged batches.
+//! Memory of CUDA devices, as source and as destination.
 //!
-//! A lane fills a region of the staging slab, which the driver has pinned, and a stream of
-//! kvdepot's own carries it to the device while the lane fills the next. No byte of the device is
+//! Bytes go through the slab, which the driver has pinned: streams of kvdepot's own carry them
+//! between it and the device, while lanes fill and empty other regions. No byte of the device is
 //! touched by the processor, and a part counts as moved when its copies have ended.
 
+mod context;
 mod driver;
-mod sink;
+mod lines;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use sink::Sink;
-
+use crate::carrier::Carrier;
 use crate::error::{Error, Result};
-use driver::{Driver, Handle};
+use context::Context;
+use driver::Driver;
+use lines::Lines;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// A CUDA device, by its primary context, which frameworks use too.
 #[derive(Debug)]
 pub struct Device {
-    driver: Arc<Driver>,
+    context: Arc<Context>,
     ordinal: i32,
-    context: Handle,
-    /// Streams that no task uses. There are never more than tasks at a time.
-    streams: Mutex<Vec<Stream>>,
+    lines: Arc<Lines>,
 }
-
-/// A stream, and events that order the use of desks on it.
-#[derive(Debug)]
-struct Stream {
-    handle: Handle,
-    events: Vec<Handle>,
-}
-
-// SAFETY: contexts, streams and events may be used by any thread, one at a time for a stream,
-// which is what taking it out of the list ensures.
-unsafe impl Send for Device {}
-// SAFETY: as above.
-unsafe impl Sync for Device {}
 
 /// The system's driver and the devices that were opened, for as long as the process lives.
 static SYSTEM: Mutex<System> = Mutex::new(System {
@@ -97,7 +84,7 @@ impl Device {
         }
         for used in driver.in_use()? {
             let device = system.open(used)?;
-            let _entered = device.enter()?;
+            let _entered = device.context.enter()?;
             if let Some(ordinal) = driver.ordinal_of(addr)? {
                 return Ok(ordinal);
             }
@@ -117,21 +104,11 @@ impl Device {
     }
 
     fn with(driver: Arc<Driver>, ordinal: i32) -> Result<Self> {
-        let (mut device, mut context) = (0, std::ptr::null_mut());
-        // SAFETY: both are writable, and the driver is initialised.
-        unsafe {
-            driver.check(
-                "cuDeviceGet",
-                (driver.cuDeviceGet)(&raw mut device, ordinal),
-            )?;
-            let retained = (driver.cuDevicePrimaryCtxRetain)(&raw mut context, device);
-            driver.check("cuDevicePrimaryCtxRetain", retained)?;
-        }
+        let context = Arc::new(Context::retain(driver, ordinal)?);
         Ok(Self {
-            driver,
-            ordinal,
+            lines: Arc::new(Lines::new(Arc::clone(&context))),
             context,
-            streams: Mutex::new(Vec::new()),
+            ordinal,
         })
     }
 
@@ -141,76 +118,9 @@ impl Device {
         self.ordinal
     }
 
-    /// Makes the device the calling thread's, which may be an engine's, for as long as the answer
-    /// lives.
-    fn enter(&self) -> Result<Entered<'_>> {
-        // SAFETY: the context was retained and never released.
-        let entered = unsafe { (self.driver.cuCtxPushCurrent_v2)(self.context) };
-        self.driver.check("cuCtxPushCurrent", entered)?;
-        Ok(Entered(self))
-    }
-
-    /// Pins memory of this process, so that the device reads it without the driver's own copies.
-    ///
-    /// # Safety
-    ///
-    /// The range is mapped until [`Device::unpin`].
-    pub(crate) unsafe fn pin(&self, at: usize, len: usize) -> Result<()> {
-        let _entered = self.enter()?;
-        let at = std::ptr::with_exposed_provenance_mut(at);
-        // Portable: for the contexts of all devices.
-        // SAFETY: the caller's promise.
-        let pinned = unsafe { (self.driver.cuMemHostRegister_v2)(at, len, 1) };
-        self.driver.check("cuMemHostRegister", pinned)
-    }
-
-    pub(crate) fn unpin(&self, at: usize) -> Result<()> {
-        let _entered = self.enter()?;
-        let at = std::ptr::with_exposed_provenance_mut(at);
-        // SAFETY: the driver looks the address up in its own table.
-        let unpinned = unsafe { (self.driver.cuMemHostUnregister)(at) };
-        self.driver.check("cuMemHostUnregister", unpinned)
-    }
-
-    /// A stream with at least so many events. The calling thread has entered.
-    fn stream(&self, events: usize) -> Result<Stream> {
-        let spare = self.streams().pop();
-        let mut stream = match spare {
-            Some(stream) => stream,
-            None => {
-                let mut handle = std::ptr::null_mut();
-                // Non-blocking: it waits for nothing that the framework has queued.
-                // SAFETY: `handle` is writable.
-                let created = unsafe { (self.driver.cuStreamCreate)(&raw mut handle, 1) };
-                self.driver.check("cuStreamCreate", created)?;
-                let events = Vec::new();
-                Stream { handle, events }
-            }
-        };
-        while stream.events.len() < events {
-            let mut event = std::ptr::null_mut();
-            // Without timing: only its end matters.
-            // SAFETY: `event` is writable.
-            let created = unsafe { (self.driver.cuEventCreate)(&raw mut event, 2) };
-            self.driver.check("cuEventCreate", created)?;
-            stream.events.push(event);
-        }
-        Ok(stream)
-    }
-
-    fn streams(&self) -> std::sync::MutexGuard<'_, Vec<Stream>> {
-        self.streams.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// A thread that has entered a device. It leaves on the same thread.
-struct Entered<'a>(&'a Device);
-
-impl Drop for Entered<'_> {
-    fn drop(&mut self) {
-        let mut left = std::ptr::null_mut();
-        // SAFETY: `left` is writable. An error would say that somebody else has popped; the thread
-        // then is where it was.
-        unsafe { (self.0.driver.cuCtxPopCurrent_v2)(&raw mut left) };
+    /// Who carries bytes from and to its memory. For this crate only: who may name addresses of the
+    /// device is whoever may make buffers of them.
+    pub(crate) fn carrier(&self) -> Arc<dyn Carrier> {
+        Arc::clone(&self.lines) as Arc<dyn Carrier>
     }
 }

@@ -3,8 +3,9 @@
 use super::*;
 use crate::buffer::{Buffer, Owner};
 use crate::checksum::{self, PartId};
-use crate::copier::{Copier, CopierConfig, Failure};
-use crate::error::Error;
+use crate::conformance::{InMemory, Medium, Room, every_pair};
+use crate::copier::{Copier, CopierConfig};
+use crate::error::{Error, Failure};
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::mpsc;
@@ -37,7 +38,7 @@ fn library() -> PathBuf {
 /// A function of the double, which takes at most one number and answers one.
 fn double(device: &Device, name: &str, argument: i64) -> i64 {
     let name = std::ffi::CString::new(name).unwrap();
-    let library = std::ptr::with_exposed_provenance_mut(device.driver.library);
+    let library = std::ptr::with_exposed_provenance_mut(device.context.driver.library);
     // SAFETY: the library is loaded; the double's functions fit this type on x86-64 and AArch64.
     unsafe {
         let at = libc::dlsym(library, name.as_ptr());
@@ -196,26 +197,60 @@ fn memory_that_cannot_be_pinned_serves_as_well() {
     assert_eq!(double(&device, "double_registered", 0), 0);
 }
 
+impl Medium for Arc<Device> {
+    fn name(&self) -> String {
+        "a device".to_owned()
+    }
+
+    fn room(&self, len: usize) -> Room {
+        let (buffer, host) = room(self, len);
+        let (look, fill) = (host.clone(), host);
+        Room {
+            buffer,
+            look: Box::new(move || look.to_vec()),
+            fill: Box::new(move |bytes| fill.write_at(0, bytes).unwrap()),
+        }
+    }
+}
+
 #[test]
-fn memory_of_a_device_is_only_a_destination_and_of_one_device() {
+fn devices_keep_the_contract_in_both_directions() {
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let device = Device::open_with(&library(), 0).unwrap();
-    let copier = copier(0, 1 << 20, 4);
-    let (on, _) = room(&device, 100);
-    let host = || Buffer::from_vec(vec![1; 100]);
-    let refused = |result: Result<usize>| matches!(result, Err(Error::OnDevice { .. }));
-    let mut batch = copier.batch();
-    let one = |buffer: &Buffer| [buffer.clone()];
-    assert!(refused(batch.part(&id(0), &one(&on), &[host()], None, 0)));
-    assert!(refused(batch.hash_only(&id(0), &one(&on), None, 0)));
-    batch.part(&id(0), &[host()], &[host()], None, 0).unwrap();
-    assert!(refused(batch.part(&id(0), &[host()], &one(&on), None, 0)));
-    let mut batch = copier.batch();
-    batch.part(&id(0), &[host()], &one(&on), None, 0).unwrap();
-    assert!(refused(batch.part(&id(0), &[host()], &[host()], None, 0)));
+    let again = Device::open_with(&library(), 1).unwrap();
+    every_pair(&[&InMemory, &device, &again]);
+    assert_eq!(double(&device, "double_contexts", 0), 0);
+    assert_eq!(double(&device, "double_registered", 0), 0);
+}
+
+#[test]
+fn a_side_of_a_part_is_of_one_device_and_another_part_of_another() {
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let device = Device::open_with(&library(), 0).unwrap();
     let again = Device::open_with(&library(), 0).unwrap();
-    let (other, _) = room(&again, 100);
-    assert!(refused(batch.part(&id(0), &[host()], &[other], None, 0)));
+    let copier = copier(0, 1 << 20, 4);
+    let ((on, below), (other, _)) = (room(&device, 100), room(&again, 100));
+    let host = || Buffer::from_vec(content(3, 100));
+    let mut batch = copier.batch();
+    for mixed in [
+        [on.clone(), host()],
+        [host(), on.clone()],
+        [on.clone(), other.clone()],
+    ] {
+        let refused = batch.part(&id(0), &[host(), host()], &mixed, None, 0);
+        assert!(matches!(refused, Err(Error::MixedEnds { .. })));
+        let refused = batch.hash_only(&id(0), &mixed, None, 0);
+        assert!(matches!(refused, Err(Error::MixedEnds { .. })));
+    }
+    assert!(batch.is_empty());
+    batch
+        .part(&id(0), &[host()], std::slice::from_ref(&on), None, 0)
+        .unwrap();
+    batch.part(&id(1), &[host()], &[host()], None, 0).unwrap();
+    batch.part(&id(2), &[host()], &[other], None, 0).unwrap();
+    let ticket = copier.submit(batch, |done| assert!(done.is_clean()));
+    assert!(ticket.wait(None));
+    assert_eq!(below.to_vec(), content(3, 100));
     assert!(on.write_at(0, &[1]).is_err());
     assert_eq!(on.to_vec(), vec![0; 100]);
 }

@@ -48,7 +48,7 @@ impl Plain {
     ///
     /// # Errors
     ///
-    /// Before the first byte: [`Error::OutOfBounds`], [`Error::ReadOnly`], [`Error::OnDevice`],
+    /// Before the first byte: [`Error::OutOfBounds`], [`Error::ReadOnly`], [`Error::Elsewhere`],
     /// and [`Error::Overlap`] when the two buffers share memory.
     pub fn copy(self, src: &Buffer, dst: &Buffer, pieces: &[Span]) -> Result<()> {
         src.check_host()?;

@@ -1,0 +1,170 @@
+//! The contract, for what this crate has.
+
+use super::*;
+use crate::carrier::Alignment;
+use crate::file::{File, Threads};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::sync::Mutex;
+
+/// A file of a directory for tests.
+struct OnDisk {
+    file: Arc<File>,
+    plain: Arc<std::fs::File>,
+    alignment: usize,
+    end: Mutex<usize>,
+    _directory: tempfile::TempDir,
+}
+
+impl OnDisk {
+    fn new(flags: i32) -> Option<Self> {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("file");
+        let mut options = std::fs::OpenOptions::new();
+        options.read(true).write(true).create(true);
+        let plain = options.open(&path).unwrap();
+        // Not every file system has direct I/O.
+        let file = options.custom_flags(flags).open(&path).ok()?;
+        let file = File::new(file, &Threads::new(2).unwrap()).unwrap();
+        Some(Self {
+            alignment: Carrier::alignment(&*file).at as usize,
+            file,
+            plain: Arc::new(plain),
+            end: Mutex::new(0),
+            _directory: directory,
+        })
+    }
+}
+
+impl Medium for OnDisk {
+    fn name(&self) -> String {
+        format!("a file of alignment {}", self.alignment)
+    }
+
+    fn alignment(&self) -> usize {
+        self.alignment
+    }
+
+    fn room(&self, len: usize) -> Room {
+        let mut end = self.end.lock().unwrap();
+        let begin = *end;
+        *end = (begin + len).next_multiple_of(4096);
+        self.plain.set_len(*end as u64).unwrap();
+        let (look, fill) = (Arc::clone(&self.plain), Arc::clone(&self.plain));
+        Room {
+            buffer: self.file.buffer(begin, len),
+            look: Box::new(move || {
+                let mut bytes = vec![0; len];
+                look.read_exact_at(&mut bytes, begin as u64).unwrap();
+                bytes
+            }),
+            fill: Box::new(move |bytes| fill.write_all_at(bytes, begin as u64).unwrap()),
+        }
+    }
+}
+
+const SECTORS: Alignment = Alignment {
+    at: 512,
+    memory: Some(512),
+};
+
+/// As a device's memory: all goes through the slab.
+const APART: Alignment = Alignment {
+    at: 1,
+    memory: None,
+};
+
+#[test]
+#[cfg_attr(miri, ignore = "Miri knows no memory files, which a slab is made of")]
+fn carriers_that_answer_at_once_late_and_in_no_order_keep_the_contract() {
+    let (at_once, sectors) = (Store::new(Alignment::NONE), Store::new(SECTORS));
+    let (late, apart) = (Late::new(SECTORS, 1), Late::new(APART, 2));
+    every_pair(&[&InMemory, &at_once, &sectors, &late, &apart]);
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "as above")]
+fn files_keep_the_contract() {
+    let (buffered, late) = (OnDisk::new(0).unwrap(), Late::new(Alignment::NONE, 3));
+    let direct = OnDisk::new(libc::O_DIRECT);
+    let mut media: Vec<&dyn Medium> = vec![&InMemory, &late, &buffered];
+    media.extend(direct.iter().map(|direct| direct as &dyn Medium));
+    every_pair(&media);
+}
+
+/// One part of 8192 bytes between memory and a file of the system.
+fn through(file: std::fs::File, writes: bool) -> Result<Outcome, Failure> {
+    let copier = copier(1, 0, 64 << 10, 1);
+    let file = File::new(file, &Threads::new(1).unwrap()).unwrap();
+    let (memory, there) = (Buffer::from_vec(vec![5; 8192]), file.buffer(0, 8192));
+    let mut batch = copier.batch();
+    let (from, to) = if writes {
+        (memory, there)
+    } else {
+        (there, memory)
+    };
+    batch.part(&id(0), &[from], &[to], None, 0).unwrap();
+    run(&copier, batch)[0]
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "as above")]
+fn a_file_that_fails_says_why() {
+    let open = |path: &str| std::fs::File::options().read(true).write(true).open(path);
+    let full = through(open("/dev/full").unwrap(), true);
+    assert_eq!(
+        full,
+        Err(Failure::Os {
+            errno: libc::ENOSPC
+        })
+    );
+    // Nothing is mapped at the first pages of this process.
+    let bad = through(std::fs::File::open("/proc/self/mem").unwrap(), false);
+    assert_eq!(bad, Err(Failure::Os { errno: libc::EIO }));
+    let directory = std::fs::File::open("/").unwrap();
+    assert_eq!(
+        through(directory, false),
+        Err(Failure::Os {
+            errno: libc::EISDIR
+        })
+    );
+    let short = tempfile::tempfile().unwrap();
+    short.write_all_at(&[5; 5000], 0).unwrap();
+    let failure = Failure::Short {
+        carried: 5000,
+        asked: 8192,
+    };
+    assert_eq!(through(short, false), Err(failure));
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "as above")]
+fn what_cannot_be_written_as_it_is_is_refused() {
+    let copier = copier(1, 0, 64 << 10, 1);
+    let store = Store::new(SECTORS);
+    let room = Medium::room(&store, 8192).buffer;
+    let memory = |len| [Buffer::from_vec(vec![0; len])];
+    let mut batch = copier.batch();
+    let at = |offset, len| room.slice(offset, len).unwrap();
+    for (len, to) in [(512, vec![at(1, 512)]), (511, vec![at(0, 511)])] {
+        let refused = batch.part(&id(0), &memory(len), &to, None, 0);
+        assert!(matches!(refused, Err(crate::Error::Unaligned { .. })));
+    }
+    let first_padded = [at(0, 511).padded(), at(1024, 512)];
+    assert!(
+        batch
+            .part(&id(0), &memory(1023), &first_padded, None, 0)
+            .is_err()
+    );
+    let fixed = [at(0, 512).read_only()];
+    assert!(batch.part(&id(0), &memory(512), &fixed, None, 0).is_err());
+    assert!(batch.is_empty());
+    // Bytes that are carried from where they go would be hashed as one thing and be another.
+    let over = batch.part(&id(0), &[at(0, 1024)], &[at(512, 1024)], None, 0);
+    assert!(matches!(over, Err(crate::Error::Overlap { .. })));
+    let options = std::fs::OpenOptions::new()
+        .append(true)
+        .open("/dev/null")
+        .unwrap();
+    assert!(File::new(options, &Threads::new(1).unwrap()).is_err());
+    assert!(Threads::new(0).is_err() && Threads::new(257).is_err());
+}

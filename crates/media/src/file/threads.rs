@@ -1,0 +1,167 @@
+//! Threads that do for files what would keep a lane waiting.
+
+use super::File;
+use crate::carrier::Receipt;
+use crate::error::{Error, Result};
+use kvdepot_host::cpu;
+use kvdepot_host::fork::Origin;
+use std::collections::VecDeque;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+
+/// The most threads; a bound against a wrong unit in a configuration.
+const THREADS_MAX: usize = 256;
+
+/// The threads' stacks: they call the system and report.
+const STACK_BYTES: usize = 256 << 10;
+
+/// What a thread does next.
+type Job = (Arc<File>, Receipt);
+
+/// A bounded set of threads, for any number of files. They end with the last one of these.
+#[derive(Debug)]
+pub struct Threads {
+    queue: Arc<Queue>,
+    threads: Vec<JoinHandle<()>>,
+    origin: Origin,
+}
+
+#[derive(Debug, Default)]
+struct Queue {
+    work: Mutex<Work>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Work {
+    jobs: VecDeque<Job>,
+    ended: bool,
+}
+
+impl Threads {
+    /// Starts `count` threads named `kvdepot-file-N`; so many reads and writes are under way at a
+    /// time. A simulation's does everything in the thread that asks for it.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] for none or more than 256, [`Error::Io`] when one cannot be started.
+    pub fn new(count: usize) -> Result<Arc<Self>> {
+        if count == 0 || count > THREADS_MAX {
+            return Err(Error::Invalid {
+                field: "file threads",
+                value: count as u64,
+                allowed: "1 to 256",
+            });
+        }
+        let origin = Origin::here();
+        let origin =
+            origin.map_err(|e| Error::io("start", "file threads", std::io::Error::other(e)))?;
+        let mut threads = Self {
+            queue: Arc::default(),
+            threads: Vec::new(),
+            origin,
+        };
+        for number in 0..if is_simulated() { 0 } else { count } {
+            let queue = Arc::clone(&threads.queue);
+            let thread = std::thread::Builder::new()
+                .name(format!("kvdepot-file-{number}"))
+                .stack_size(STACK_BYTES)
+                .spawn(move || {
+                    // Pinned ones still work; there is nobody to tell.
+                    drop(cpu::reset_affinity());
+                    queue.run();
+                });
+            // On failure, dropping `threads` ends those that run.
+            let thread = thread.map_err(|error| Error::io("start a thread", "file", error))?;
+            threads.threads.push(thread);
+        }
+        Ok(Arc::new(threads))
+    }
+
+    pub(super) fn push(&self, jobs: impl ExactSizeIterator<Item = Job>) {
+        if self.threads.is_empty() {
+            return jobs.for_each(perform);
+        }
+        let count = jobs.len();
+        self.queue.work().jobs.extend(jobs);
+        match count {
+            1 => self.queue.changed.notify_one(),
+            _ => self.queue.changed.notify_all(),
+        }
+    }
+}
+
+impl Drop for Threads {
+    fn drop(&mut self) {
+        self.queue.work().ended = true;
+        self.queue.changed.notify_all();
+        let current = std::thread::current().id();
+        // A forked child has none, and a thread cannot wait for itself.
+        let foreign = !self.origin.is_here();
+        if foreign
+            || self
+                .threads
+                .iter()
+                .any(|thread| thread.thread().id() == current)
+        {
+            return;
+        }
+        for thread in self.threads.drain(..) {
+            // It panics nowhere; there is no result to look at.
+            drop(thread.join());
+        }
+    }
+}
+
+impl Queue {
+    fn run(&self) {
+        while let Some(job) = self.next() {
+            perform(job);
+        }
+    }
+
+    /// Waits for a job; none when all is done and the set has ended.
+    fn next(&self) -> Option<Job> {
+        let mut work = self.work();
+        loop {
+            if let Some(job) = work.jobs.pop_front() {
+                return Some(job);
+            }
+            if work.ended {
+                return None;
+            }
+            work = self
+                .changed
+                .wait(work)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// No code that runs under this lock can panic half way, so poison means nothing.
+    fn work(&self) -> MutexGuard<'_, Work> {
+        self.work.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The file is let go before the report, so that mostly others close it.
+fn perform((file, receipt): Job) {
+    if receipt.is_cancelled() {
+        return;
+    }
+    let done = file.perform(&receipt);
+    drop(file);
+    match done {
+        Ok(bytes) => receipt.carried(bytes),
+        Err(failure) => receipt.failed(failure),
+    }
+}
+
+#[cfg(not(feature = "sim"))]
+fn is_simulated() -> bool {
+    false
+}
+
+#[cfg(feature = "sim")]
+fn is_simulated() -> bool {
+    crate::sim::current().is_some()
+}
