@@ -1,8 +1,8 @@
 //! What bytes mean: keys, namespaces, records, index, eviction, tiers, pipelines.
 //!
-//! [`Depot`] is the public face: it hands each call to what answers it, the [`Core`] of this process
-//! or, by [`Verbs`], another one's. The *pipeline* chains tiers near to far and starts the copies.
-//! Bytes move in `kvdepot-media` only, and where in a medium they lie `kvdepot-arena` says.
+//! [`Depot`] is the public face: it hands each call to what answers it, the [`Core`] of this
+//! process or, by [`Verbs`], another one's. The *pipeline* chains tiers near to far and starts the
+//! copies. Bytes move in `kvdepot-media` only, and where in a medium they lie `kvdepot-arena` says.
 //!
 //! Invariants (each has a test that fails when it is broken): a read delivers exactly the bytes
 //! that were put under that identity, or a miss; an acknowledged block outlives its process;
