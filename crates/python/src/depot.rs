@@ -33,7 +33,7 @@ pub(crate) fn open(
     // It may wait for another owner; on Ctrl-C what it has made goes again.
     let opened = match settings::source(pipeline, settings)? {
         Source::Tiers(config) => {
-            let started = wait::opening(py, move || StoreDepot::start(&config))?;
+            let started = wait::opening(py, move || kvdepot_service::start(&config))?;
             started.map(Started::keep)
         }
         Source::Service {
@@ -41,7 +41,7 @@ pub(crate) fn open(
             lanes,
             timeout,
         } => wait::opening(py, move || {
-            StoreDepot::connect_within(&socket, lanes, timeout)
+            kvdepot_service::connect_within(&socket, lanes, timeout)
         })?,
     };
     let depot = opened.map_err(|error| errors::raise(py, error))?;

@@ -4,7 +4,8 @@ use std::ffi::c_int;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use kvdepot_store::{Buffer, Error, MoveJob as StoreJob, Mover as StoreMover, Origin};
+use kvdepot_service::{MoveJob as ServiceJob, Mover as ServiceMover};
+use kvdepot_store::{Buffer, Error, Origin};
 use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -43,7 +44,7 @@ pub(crate) fn attach(
     let lanes = lanes.transpose()?;
     let socket = settings::bare(socket);
     let mover = wait::call(py, || {
-        let mover = StoreMover::attach(&socket, lanes, write)?;
+        let mover = ServiceMover::attach(&socket, lanes, write)?;
         if with_owner {
             mover.end_with_owner()?;
         }
@@ -65,7 +66,7 @@ fn number_of(py: Python<'_>, part: i128) -> PyResult<u32> {
 
 struct Shared {
     /// `None` only while dropping.
-    mover: Option<StoreMover>,
+    mover: Option<ServiceMover>,
     origin: Origin,
 }
 
@@ -93,7 +94,7 @@ pub(crate) struct Mover {
 }
 
 impl Mover {
-    fn here(&self, py: Python<'_>) -> PyResult<&StoreMover> {
+    fn here(&self, py: Python<'_>) -> PyResult<&ServiceMover> {
         if let Some(mover) = &self.shared.mover
             && self.shared.origin.is_here()
         {
@@ -107,7 +108,7 @@ impl Mover {
         &self,
         py: Python<'_>,
         keep: Arc<Keep>,
-        start: impl FnOnce(&StoreMover) -> Result<StoreJob, Error> + Send,
+        start: impl FnOnce(&ServiceMover) -> Result<ServiceJob, Error> + Send,
     ) -> PyResult<MoveJob> {
         keep::sweep(py);
         let mover = self.here(py)?;
@@ -230,7 +231,7 @@ impl Mover {
         let populated = if wait {
             let shared = Arc::clone(&self.shared);
             wait::on_thread(py, move || {
-                shared.mover.as_ref().map_or(Ok(()), StoreMover::populate)
+                shared.mover.as_ref().map_or(Ok(()), ServiceMover::populate)
             })?
         } else {
             py.detach(|| mover.populate_aside())
@@ -304,7 +305,7 @@ impl Medium {
 /// A batch under way. None of its members raises for what became of a block.
 #[pyclass(frozen, module = "kvdepot")]
 pub(crate) struct MoveJob {
-    job: StoreJob,
+    job: ServiceJob,
     keep: Arc<Keep>,
     origin: Origin,
 }
