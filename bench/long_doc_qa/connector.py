@@ -18,7 +18,7 @@ from typing import Any
 
 import kvdepot
 from kvdepot.vllm import KvdepotConnector
-from kvdepot.vllm_worker import Job, KvdepotWorker
+from kvdepot.vllm.worker import Job, KvdepotWorker
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
 from vllm.logger import init_logger
 

@@ -15,10 +15,12 @@ pytest.importorskip("vllm")
 
 import test_manager
 import test_worker
-from kvdepot import vllm_cuda, vllm_faults, vllm_manager
-from kvdepot.vllm_messages import WorkerReport
-from kvdepot.vllm_metrics import FAILED_CALLS
-from kvdepot.vllm_worker import KvdepotWorker
+from kvdepot.vllm import cuda as vllm_cuda
+from kvdepot.vllm import faults as vllm_faults
+from kvdepot.vllm import manager as vllm_manager
+from kvdepot.vllm.messages import WorkerReport
+from kvdepot.vllm.metrics import FAILED_CALLS
+from kvdepot.vllm.worker import KvdepotWorker
 from test_manager import context, end_step, key
 from vllm.v1.kv_offload.base import LookupResult, OffloadingManager
 

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from kvdepot import vllm_fingerprint
+from kvdepot.vllm import fingerprint as vllm_fingerprint
 
 pytestmark = pytest.mark.unit
 

@@ -17,9 +17,9 @@ import pytest
 
 pytest.importorskip("vllm")
 
-from kvdepot.vllm_manager import Group, Groups, KvdepotManager
-from kvdepot.vllm_messages import Placements, WorkerReport
-from kvdepot.vllm_metrics import DEPOT_COUNTERS, TIER_COUNTERS, TIER_GAUGES, Collector
+from kvdepot.vllm.manager import Group, Groups, KvdepotManager
+from kvdepot.vllm.messages import Placements, WorkerReport
+from kvdepot.vllm.metrics import DEPOT_COUNTERS, TIER_COUNTERS, TIER_GAUGES, Collector
 from vllm.v1.kv_offload.base import (
     LookupResult,
     OffloadKey,
@@ -203,7 +203,7 @@ def test_a_block_that_fails_to_load_is_gone_when_the_first_rank_says_so(world: W
 def test_a_block_that_was_not_moved_stays_and_is_not_looked_up_for_a_while(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvdepot.vllm_manager.RETRY_SECONDS", 0.2)
+    monkeypatch.setattr("kvdepot.vllm.manager.RETRY_SECONDS", 0.2)
     a, b = key("a"), key("b")
     world.store(a, b)
     request = context("r", a, b)

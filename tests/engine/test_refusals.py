@@ -28,7 +28,7 @@ def test_a_misspelt_option_ends_the_start_and_is_named(fleet: Fleet) -> None:
 @pytest.mark.unit
 class TestSettings:
     def read(self, **extra: Any) -> Any:
-        from kvdepot import vllm_settings
+        from kvdepot.vllm import settings as vllm_settings
 
         return vllm_settings.read(extra)
 
@@ -165,13 +165,13 @@ class TestEngineConfiguration:
     def test_what_cannot_work_is_refused(
         self, changes: dict[str, Any], groups: int, words: str
     ) -> None:
-        from kvdepot import vllm
+        from kvdepot.vllm import connector as vllm
 
         with pytest.raises(kvdepot.ConfigError, match=words):
             vllm._refuse(self.config(**changes), self.groups(groups))
 
     def test_what_works_is_not(self) -> None:
-        from kvdepot import vllm
+        from kvdepot.vllm import connector as vllm
 
         vllm._refuse(self.config(), self.groups(1))
         vllm._refuse(self.config(algorithm="sha256_cbor"), self.groups(2))
@@ -189,7 +189,7 @@ class TestEngineConfiguration:
     def test_images_are_refused_just_where_vllm_counts_them(
         self, prefix_caching: bool, cache_gb: int
     ) -> None:
-        from kvdepot import vllm
+        from kvdepot.vllm import connector as vllm
         from vllm.renderers.base import BaseRenderer
 
         multimodal = {"mm_processor_cache_gb": cache_gb}
@@ -209,8 +209,8 @@ class TestEngineConfiguration:
         assert counted == (cache_gb == 0 and not prefix_caching)
 
     def test_a_stage_without_layers_of_a_kv_group_is_refused(self) -> None:
-        from kvdepot import vllm
-        from kvdepot.vllm_messages import RankGeometry
+        from kvdepot.vllm import connector as vllm
+        from kvdepot.vllm.messages import RankGeometry
 
         # Named before anything else of the connector is touched.
         connector = object.__new__(vllm.KvdepotConnector)
@@ -226,7 +226,7 @@ class TestEngineConfiguration:
             connector.set_xfer_handshake_metadata_pp_aware(ranks)
 
     def test_a_misspelt_option_is_found_before_the_model_is_loaded(self) -> None:
-        from kvdepot import vllm
+        from kvdepot.vllm import connector as vllm
 
         extra = {"dax": {"capacty": "1GiB"}}
         with pytest.raises(kvdepot.ConfigError, match="capacty"):
@@ -236,7 +236,7 @@ class TestEngineConfiguration:
         assert not vllm.KvdepotConnector.requires_piecewise_for_cudagraph({})
 
     def test_a_random_seed_of_the_hashes_is_noticed(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        from kvdepot import vllm_namespace
+        from kvdepot.vllm import namespace as vllm_namespace
 
         fixed = vllm_namespace.keys(self.config())
         assert fixed == vllm_namespace.keys(self.config())
@@ -250,7 +250,7 @@ class TestEngineConfiguration:
     def test_expert_parallelism_changes_nothing_of_the_kv(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        from kvdepot import vllm_namespace
+        from kvdepot.vllm import namespace as vllm_namespace
 
         monkeypatch.setattr(vllm_namespace, "weights", lambda _: "the same files")
 
@@ -271,7 +271,7 @@ class TestEngineConfiguration:
         assert alone != fields(4, 1, experts=True)
 
     def test_data_parallel_engines_have_arenas_of_their_own(self) -> None:
-        from kvdepot.vllm_spec import with_own_arena
+        from kvdepot.vllm.spec import with_own_arena
 
         assert with_own_arena({"dax": {"path": "/a"}}, 1)["dax"]["path"] == "/a.dp1"
         assert with_own_arena({}, 1) != with_own_arena({}, 2)
@@ -289,7 +289,8 @@ class TestOpening:
         pytest.importorskip("vllm")
 
     def open(self, index: int = 0, **extra: Any) -> Any:
-        from kvdepot import vllm_settings, vllm_spec
+        from kvdepot.vllm import settings as vllm_settings
+        from kvdepot.vllm import spec as vllm_spec
 
         # What vLLM leaves of data parallelism in each engine of a dense model.
         parallel = SimpleNamespace(data_parallel_index=index, data_parallel_size=1)
@@ -345,7 +346,7 @@ class TestOpening:
     def test_a_service_that_is_not_there_is_waited_for_and_named(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        from kvdepot import vllm_spec
+        from kvdepot.vllm import spec as vllm_spec
 
         monkeypatch.setattr(vllm_spec, "SERVICE_SECONDS", 1.0)
         address = f"unix:{tmp_path / 's'}"
@@ -370,7 +371,8 @@ class TestOpening:
 def test_the_time_limit_of_a_services_calls_is_the_one_that_is_set(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from kvdepot import vllm_settings, vllm_spec
+    from kvdepot.vllm import settings as vllm_settings
+    from kvdepot.vllm import spec as vllm_spec
 
     opened: list[Any] = []
     depot = SimpleNamespace(description="a service's")

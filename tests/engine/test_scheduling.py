@@ -18,7 +18,8 @@ import engine_neighbour
 from engine_double import BLOCK, BYTES, OURS, EngineDouble, full, window
 from engine_fleet import NEIGHBOUR
 from engine_harness import ROOT, flip
-from kvdepot import vllm_cuda, vllm_spec
+from kvdepot.vllm import cuda as vllm_cuda
+from kvdepot.vllm import spec as vllm_spec
 from test_worker import HostHandler
 
 pytestmark = pytest.mark.integration

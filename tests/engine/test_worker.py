@@ -17,11 +17,11 @@ import pytest
 pytest.importorskip("vllm")
 
 import torch
-from kvdepot import vllm_cuda
-from kvdepot.vllm_manager import Group, KvdepotManager
-from kvdepot.vllm_messages import Placements
-from kvdepot.vllm_spec import KvdepotSpec
-from kvdepot.vllm_worker import Job, KvdepotConnectorWorker, KvdepotWorker
+from kvdepot.vllm import cuda as vllm_cuda
+from kvdepot.vllm.manager import Group, KvdepotManager
+from kvdepot.vllm.messages import Placements
+from kvdepot.vllm.spec import KvdepotSpec
+from kvdepot.vllm.worker import Job, KvdepotConnectorWorker, KvdepotWorker
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import (
     OffloadingConnectorMetadata,
     TransferJob,
@@ -226,8 +226,8 @@ def test_a_corrupt_block_is_not_delivered_and_leaves_the_index(world: World) -> 
 def test_a_worker_that_cannot_attach_costs_no_block(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("vllm_manager", "vllm_worker"):
-        monkeypatch.setattr(f"kvdepot.{module}.RETRY_SECONDS", 0.2)
+    for module in ("manager", "worker"):
+        monkeypatch.setattr(f"kvdepot.vllm.{module}.RETRY_SECONDS", 0.2)
     a = key("a")
     world.store([a], [0, 1])
     stored = world.content(0, 1)

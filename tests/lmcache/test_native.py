@@ -12,8 +12,8 @@ from typing import Any
 
 import kvdepot
 import pytest
-from kvdepot import lmcache_keys
 from kvdepot.lmcache import KvdepotNative
+from kvdepot.lmcache import keys as lmcache_keys
 
 SIZE = 64 << 10
 ARENA_BYTES = 32 << 20

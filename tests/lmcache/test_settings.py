@@ -8,7 +8,7 @@ from typing import Any
 
 import kvdepot
 import pytest
-from kvdepot import lmcache_settings
+from kvdepot.lmcache import settings as lmcache_settings
 
 pytestmark = pytest.mark.unit
 

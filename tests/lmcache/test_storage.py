@@ -190,7 +190,7 @@ def test_what_it_cannot_work_without_is_named(engine: Engine):
 
 
 def test_a_failed_construction_keeps_no_descriptor(engine: Engine, monkeypatch: Any):
-    from kvdepot import lmcache_storage
+    from kvdepot.lmcache import storage as lmcache_storage
 
     engine.backend().close()
     before = set(os.listdir("/proc/self/fd"))

@@ -261,7 +261,7 @@ def test_one_bad_block_touches_no_other_buffer(
     monkeypatch: pytest.MonkeyPatch,
 ):
     # Several parts of a restore are under way at once.
-    monkeypatch.setattr("kvdepot.lmcache_storage.PART_BYTES", 8 * CHUNK_BYTES)
+    monkeypatch.setattr("kvdepot.lmcache.storage.PART_BYTES", 8 * CHUNK_BYTES)
     backend = engine.backend()
     keys = chunks.keys(64)
     chunks.put(backend, keys)

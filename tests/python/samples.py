@@ -27,7 +27,8 @@ from typing import Any
 
 import kvdepot
 import pytest
-from kvdepot import lmcache_settings, vllm_settings
+from kvdepot.lmcache import settings as lmcache_settings
+from kvdepot.vllm import settings as vllm_settings
 
 # It comes with the engines, which `make build` does not install.
 yaml = pytest.importorskip("yaml")

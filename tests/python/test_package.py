@@ -62,6 +62,25 @@ def test_an_import_is_quick_and_brings_no_engine() -> None:
 
 
 @pytest.mark.parametrize(
+    ("engine", "name"),
+    [
+        ("vllm", "KvdepotConnector"),
+        ("vllm", "KvdepotSpec"),
+        ("lmcache", "KvdepotAdapter"),
+        ("lmcache", "KvdepotBackend"),
+    ],
+)
+def test_a_connector_without_its_engine_says_what_is_missing(engine: str, name: str) -> None:
+    program = (
+        f"import sys; sys.modules[{engine!r}] = None\n"
+        f"import kvdepot.{engine}\n"
+        f"try: kvdepot.{engine}.{name}\n"
+        "except ModuleNotFoundError as missing: print(missing.name.partition('.')[0])"
+    )
+    assert python("-c", program).stdout.split() == [engine]
+
+
+@pytest.mark.parametrize(
     "pretend",
     [
         "sys.platform = 'darwin'",

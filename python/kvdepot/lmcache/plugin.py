@@ -13,7 +13,7 @@ from typing import Any
 
 from lmcache.logging import init_logger
 
-from kvdepot import lmcache_settings
+from kvdepot.lmcache import settings as lmcache_settings
 
 logger: logging.Logger = init_logger(__name__)
 

@@ -6,7 +6,7 @@ Attach it to an engine with
         "kv_connector_module_path": "kvdepot.vllm", "kv_role": "kv_both"}'
 
 and, where the defaults do not fit, `kv_connector_extra_config` (see
-`kvdepot.vllm_settings`). The connector is vLLM's own OffloadingConnector, which
+`kvdepot.vllm.settings`). The connector is vLLM's own OffloadingConnector, which
 keeps hashing, hybrid models, preemption and metrics, over kvdepot's tiers. It
 adds what a plain offloading spec cannot do: report blocks that failed to load,
 end reservations and pins whatever becomes of a job, and carry every rank's
@@ -35,12 +35,13 @@ from vllm.platforms import current_platform
 from vllm.v1.kv_offload.base import OffloadKey, get_offload_group_idx
 
 import kvdepot
-from kvdepot import vllm_namespace, vllm_settings
-from kvdepot.vllm_fingerprint import AdapterFingerprints
-from kvdepot.vllm_manager import Group, Groups, KvdepotManager
-from kvdepot.vllm_messages import KvdepotWorkerMetadata, RankGeometry
-from kvdepot.vllm_spec import KvdepotSpec
-from kvdepot.vllm_worker import KvdepotConnectorWorker
+from kvdepot.vllm import namespace as vllm_namespace
+from kvdepot.vllm import settings as vllm_settings
+from kvdepot.vllm.fingerprint import AdapterFingerprints
+from kvdepot.vllm.manager import Group, Groups, KvdepotManager
+from kvdepot.vllm.messages import KvdepotWorkerMetadata, RankGeometry
+from kvdepot.vllm.spec import KvdepotSpec
+from kvdepot.vllm.worker import KvdepotConnectorWorker
 
 __all__ = ["KvdepotConnector", "KvdepotSpec"]
 
@@ -299,7 +300,7 @@ def _prepare(vllm_config: Any) -> vllm_settings.Settings:
     settings = vllm_settings.read(extra)
     # vLLM reads its own keys from the dictionary, also those from a config_file.
     extra.clear()
-    extra.update(settings.merged, spec_name="KvdepotSpec", spec_module_path="kvdepot.vllm_spec")
+    extra.update(settings.merged, spec_name="KvdepotSpec", spec_module_path="kvdepot.vllm.spec")
     # With vLLM's default, a block that fails to verify would end its request.
     transfer.kv_load_failure_policy = "recompute"
     return settings

@@ -15,8 +15,8 @@ from vllm.v1.core.kv_cache_utils import resolve_none_hash_seed
 from vllm.v1.kv_cache_interface import AttentionSpec, UniformTypeKVCacheSpecs
 
 import kvdepot
-from kvdepot import vllm_fingerprint
-from kvdepot.vllm_messages import RankGeometry
+from kvdepot.vllm import fingerprint as vllm_fingerprint
+from kvdepot.vllm.messages import RankGeometry
 
 HASH_ALGORITHMS = ("sha256", "sha256_cbor")
 

@@ -28,9 +28,9 @@ from vllm.v1.kv_offload.cpu.gpu_worker import SingleDirectionOffloadingHandler
 from vllm.v1.kv_offload.cpu.host_register import host_register, host_unregister
 
 import kvdepot
-from kvdepot.vllm_faults import ERRORS
-from kvdepot.vllm_messages import Placements
-from kvdepot.vllm_worker import SKIP, Job, KvdepotWorker, Part, movable
+from kvdepot.vllm.faults import ERRORS
+from kvdepot.vllm.messages import Placements
+from kvdepot.vllm.worker import SKIP, Job, KvdepotWorker, Part, movable
 
 logger = init_logger("vllm.kvdepot.cuda")
 

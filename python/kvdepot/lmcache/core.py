@@ -14,8 +14,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import kvdepot
-from kvdepot import lmcache_keys, lmcache_settings
-from kvdepot.lmcache_keys import Name
+from kvdepot.lmcache import keys as lmcache_keys
+from kvdepot.lmcache import settings as lmcache_settings
+from kvdepot.lmcache.keys import Name
 
 # A name is stored again with a store that comes so much later: used, it is not evicted.
 NAME_AGAIN_S = 10.0

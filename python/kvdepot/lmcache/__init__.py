@@ -14,13 +14,13 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from kvdepot.lmcache_native import KvdepotNative
+from kvdepot.lmcache.native import KvdepotNative
 
 __all__ = ["KvdepotNative"]
 
 _WHERE = {
-    "KvdepotAdapter": "kvdepot.lmcache_adapter",
-    "KvdepotBackend": "kvdepot.lmcache_storage",
+    "KvdepotAdapter": "kvdepot.lmcache.adapter",
+    "KvdepotBackend": "kvdepot.lmcache.storage",
 }
 
 

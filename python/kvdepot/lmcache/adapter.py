@@ -24,8 +24,9 @@ from lmcache.v1.distributed.l2_adapters.base import AdapterUsage, L2AdapterInter
 from lmcache.v1.distributed.l2_adapters.reconfiguration import L2ReconfigureError
 
 import kvdepot
-from kvdepot import lmcache_hotplug, lmcache_keys
-from kvdepot.lmcache_core import Batch, Space, Store, ended
+from kvdepot.lmcache import hotplug as lmcache_hotplug
+from kvdepot.lmcache import keys as lmcache_keys
+from kvdepot.lmcache.core import Batch, Space, Store, ended
 
 log = logging.getLogger("kvdepot.lmcache")
 

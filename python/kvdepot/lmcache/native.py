@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import kvdepot
-from kvdepot.lmcache_core import Batch, Store, ended
+from kvdepot.lmcache.core import Batch, Store, ended
 
 Completion = tuple[int, bool, str, list[bool] | None]
 

@@ -21,11 +21,11 @@ from vllm.v1.kv_offload.base import (
 from vllm.v1.kv_offload.config import OffloadingConfig
 
 import kvdepot
-from kvdepot import vllm_settings
-from kvdepot.vllm_manager import KvdepotManager
-from kvdepot.vllm_metrics import DEFINITIONS
-from kvdepot.vllm_settings import Settings
-from kvdepot.vllm_worker import KvdepotWorker
+from kvdepot.vllm import settings as vllm_settings
+from kvdepot.vllm.manager import KvdepotManager
+from kvdepot.vllm.metrics import DEFINITIONS
+from kvdepot.vllm.settings import Settings
+from kvdepot.vllm.worker import KvdepotWorker
 
 logger = init_logger("vllm.kvdepot")
 
@@ -77,7 +77,7 @@ class KvdepotSpec(OffloadingSpec):
         if current_platform.is_cpu():
             worker = KvdepotWorker
         elif current_platform.is_cuda_alike():
-            from kvdepot.vllm_cuda import KvdepotCudaWorker
+            from kvdepot.vllm.cuda import KvdepotCudaWorker
 
             worker = KvdepotCudaWorker
         if worker is not None:

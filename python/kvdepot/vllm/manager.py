@@ -8,7 +8,7 @@ The two-phase protocol under vLLM's calls:
   have reported, whatever vLLM does with its own job meanwhile.
 * A block that did not verify leaves the index when the first rank says so. One
   that was not moved stays, and nothing is looked up for a while.
-* The depot's errors are misses and refusals here (`vllm_faults`).
+* The depot's errors are misses and refusals here (`kvdepot.vllm.faults`).
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from vllm.v1.kv_offload.base import (
 )
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
-from kvdepot import vllm_settings
-from kvdepot.vllm_faults import ERRORS, Faults, SafeDepot, SafeNamespace
-from kvdepot.vllm_messages import RETRY_SECONDS, Placements, WorkerReport
-from kvdepot.vllm_metrics import Collector
-from kvdepot.vllm_tiers import is_memory, say_smaller
+from kvdepot.vllm import settings as vllm_settings
+from kvdepot.vllm.faults import ERRORS, Faults, SafeDepot, SafeNamespace
+from kvdepot.vllm.messages import RETRY_SECONDS, Placements, WorkerReport
+from kvdepot.vllm.metrics import Collector
+from kvdepot.vllm.tiers import is_memory, say_smaller
 
 logger = init_logger("vllm.kvdepot.manager")
 

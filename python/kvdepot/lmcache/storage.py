@@ -28,11 +28,11 @@ from lmcache.v1.memory_management import MemoryObj
 from lmcache.v1.storage_backend.abstract_backend import StoragePluginInterface
 
 import kvdepot
-from kvdepot import lmcache_settings
-from kvdepot.lmcache_depot import open_shared
-from kvdepot.lmcache_layout import Layout, block_keys, can_store
-from kvdepot.lmcache_plugin import parameters, plugin_name, warn_of_exclusion
-from kvdepot.lmcache_spaces import Spaces
+from kvdepot.lmcache import settings as lmcache_settings
+from kvdepot.lmcache.depot import open_shared
+from kvdepot.lmcache.layout import Layout, block_keys, can_store
+from kvdepot.lmcache.plugin import parameters, plugin_name, warn_of_exclusion
+from kvdepot.lmcache.spaces import Spaces
 
 logger: logging.Logger = init_logger(__name__)
 

@@ -15,7 +15,7 @@ from typing import Any
 from lmcache.logging import init_logger
 
 import kvdepot
-from kvdepot.lmcache_layout import Layout
+from kvdepot.lmcache.layout import Layout
 
 logger: logging.Logger = init_logger(__name__)
 

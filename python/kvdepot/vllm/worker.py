@@ -33,8 +33,8 @@ from vllm.v1.kv_offload.base import (
 )
 
 import kvdepot
-from kvdepot.vllm_faults import ERRORS, Faults
-from kvdepot.vllm_messages import (
+from kvdepot.vllm.faults import ERRORS, Faults
+from kvdepot.vllm.messages import (
     RETRY_SECONDS,
     KvdepotWorkerMetadata,
     Placements,

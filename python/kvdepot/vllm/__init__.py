@@ -1,0 +1,22 @@
+"""kvdepot for vLLM: `"kv_connector_module_path": "kvdepot.vllm"`, `KvdepotConnector`.
+
+docs/engines/vllm.md says how it is configured. vLLM itself is imported with the connector.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+_WHERE = {
+    "KvdepotConnector": "kvdepot.vllm.connector",
+    "KvdepotSpec": "kvdepot.vllm.spec",
+}
+
+__all__ = ["KvdepotConnector", "KvdepotSpec"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_WHERE[name]), name)
