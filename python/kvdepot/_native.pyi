@@ -27,6 +27,8 @@ __all__ = [
     "TimeoutError",
     "__version__",
     "_close_all",
+    "_duration",
+    "_size",
     "attach",
     "check",
     "keys",
@@ -140,6 +142,8 @@ def main(argv: Iterable[str]) -> int:
     exit status."""
 
 def _close_all() -> None: ...
+def _duration(text: str) -> float | None: ...
+def _size(text: str) -> int | None: ...
 
 @type_check_only
 class _Opening(TypedDict):

@@ -63,6 +63,8 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(handle::close_all, module)?)?;
     module.add_function(wrap_pyfunction!(keys::of_tokens, module)?)?;
     module.add_function(wrap_pyfunction!(mover::attach, module)?)?;
+    module.add_function(wrap_pyfunction!(settings::bytes, module)?)?;
+    module.add_function(wrap_pyfunction!(settings::seconds, module)?)?;
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     errors::add(module)
 }

@@ -5,7 +5,7 @@ use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use kvdepot_store::config::read_yaml;
+use kvdepot_store::config::{read_yaml, size};
 use kvdepot_store::{Config, Error};
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDict, PyFloat, PyInt, PyList, PyMapping, PyString, PyTuple};
@@ -24,6 +24,18 @@ const SERVICE: &str = "unix:";
 
 /// What a process says of a depot that another one serves.
 const CLIENTS: [&str; 2] = ["lanes", "timeout"];
+
+/// The bytes of a size such as `64GiB`; None for what is none.
+#[pyfunction(name = "_size")]
+pub(crate) fn bytes(text: &str) -> Option<u64> {
+    size::size(text)
+}
+
+/// The seconds of a duration such as `500ms`; None for what is none.
+#[pyfunction(name = "_duration")]
+pub(crate) fn seconds(text: &str) -> Option<f64> {
+    size::duration(text).map(|duration| duration.as_secs_f64())
+}
 
 /// Where a call of `open` finds its depot.
 pub(crate) enum Source {

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import kvdepot
-from kvdepot.lmcache.settings import SERVICE
+from kvdepot._settings import SERVICE
 
 # As long as kvdepot itself waits for another owner to go.
 PATIENCE_SECONDS = 10.0

@@ -13,7 +13,7 @@ from typing import Any
 
 from lmcache.logging import init_logger
 
-from kvdepot.lmcache import settings as lmcache_settings
+from kvdepot._settings import wrong
 
 logger: logging.Logger = init_logger(__name__)
 
@@ -42,7 +42,7 @@ def _own(options: dict[str, Any]) -> dict[str, Any]:
             own[name.removeprefix("kvdepot.")] = value
     nested = options.get("kvdepot", {})
     if not isinstance(nested, dict):
-        raise lmcache_settings.wrong("kvdepot", nested, "a mapping of options")
+        raise wrong("kvdepot", nested, "a mapping of options")
     return own | nested
 
 

@@ -3,25 +3,22 @@
 Both may be mixed in one dictionary, nested (`{"dax": {"path": …}}`) or with dots
 (`"dax.path"`), as LMCache's `extra_config` writes them. What LMCache names
 otherwise is translated here, so that a configuration of its DAX backend works as
-it is; `kvdepot.check` knows the rest. docs/engines/lmcache.md has the table.
+it is; `kvdepot.check` knows the rest.
 """
 
 from __future__ import annotations
 
-import difflib
-import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-import kvdepot
+from kvdepot import _settings
+from kvdepot._settings import COUNT, FLAG, GIBS, SERVICE, SIZE, WORD, Kind, Schema, Setting, wrong
 
 # LMCache keeps hot chunks in memory itself; a second copy there would serve nobody.
 DEFAULT_PIPELINE = "Dax"
 
-SERVICE = "unix:"
 SECTIONS = ("cache", "dax")
-GIB = 1 << 30
 
 # The block size that the record table of a new arena is made for; smaller ones need a larger table.
 RECORD_BYTES = 32 << 10
@@ -33,114 +30,142 @@ class Settings:
 
     pipeline: str
     """The tiers, or `unix:` and the socket of a running service."""
-    depot: dict[str, Any] = field(default_factory=dict)
+    depot: dict[str, Any]
     """The settings of `kvdepot.open`."""
-    async_put: bool = True
+    async_put: bool
     """Whether a put of the storage plug-in returns before the blocks are acknowledged."""
-    hotplug_enabled: bool = False
+    hotplug_enabled: bool
     """Whether devices may be added and removed over HTTP."""
-    salt: str | None = None
+    salt: str | None
     """A text that keeps tenants with the same model apart."""
 
 
-def _number(value: Any, kind: type[int] | type[float]) -> Any:
-    """The number, also from a text: environment variables have nothing else."""
-    if isinstance(value, str):
-        try:
-            value = kind(value)
-        except ValueError:
-            return None
-    allowed = int if kind is int else int | float
-    if isinstance(value, bool) or not isinstance(value, allowed):
-        return None
-    return value if 0 < value < math.inf else None
+def _entries(value: Any) -> list[Mapping[str, Any]]:
+    if not value or not all(isinstance(entry, Mapping) for entry in value):
+        raise TypeError
+    return list(value)
 
 
-def _count(name: str, value: Any) -> int:
-    number = _number(value, int)
-    if number is None:
-        raise wrong(name, value, "a whole number from 1")
-    return int(number)
-
-
-def _gib(name: str, value: Any) -> int:
-    number = _number(value, float)
-    if number is None or int(number * GIB) < 1:
-        raise wrong(name, value, "a number of GiB above 0, such as 64 or 0.5")
-    return int(number * GIB)
-
-
-def _text(name: str, value: Any) -> str:
-    if not isinstance(value, str) or not value.strip():
-        raise wrong(name, value, "a text that is not empty")
-    return value.strip()
-
-
-def _flag(name: str, value: Any) -> bool:
-    words = {"true": True, "1": True, "yes": True, "on": True}
-    words |= {"false": False, "0": False, "no": False, "off": False}
-    found = words.get(str(value).strip().lower())
-    if found is None:
-        raise wrong(name, value, "true or false")
-    return found
-
-
-def _eviction(name: str, value: Any) -> Mapping[str, Any]:
+def _eviction(value: Any) -> Mapping[str, Any]:
     if not isinstance(value, Mapping) or value.get("eviction_policy", "LRU") != "LRU":
-        raise wrong(name, value, "a mapping whose eviction_policy is 'LRU'")
+        raise ValueError
     return value
 
 
-def _devices(name: str, value: Any) -> list[dict[str, Any]]:
-    whole = isinstance(value, list) and all(isinstance(entry, Mapping) for entry in value)
-    if not whole or not value:
-        raise wrong(name, value, "a list of at least one {device_path, max_dax_size_gb}")
-    return [device(f"{name}[{index}]", entry) for index, entry in enumerate(value)]
+def _address(value: Any) -> str:
+    if not isinstance(value, str) or not value.startswith(SERVICE):
+        raise ValueError
+    return value
+
+
+DEVICES = Setting(
+    ("devices",),
+    Kind("a list of at least one {device_path, max_dax_size_gb}", _entries),
+    "the devices of the tier, in place of the two above",
+    option="dax.devices",
+)
+
+# LMCache's names, with `dax.` before them or without.
+KNOBS = Schema(
+    Setting(("device_path",), WORD, "`dax.path`", option="dax.path"),
+    Setting(("max_dax_size", "max_dax_size_gb"), GIBS, "`dax.capacity`", option="dax.capacity"),
+    DEVICES,
+    Setting(
+        ("slot_bytes",),
+        SIZE,
+        "no meaning for blocks, which have their own length; small ones make a new arena's record "
+        "table larger, and an arena must hold one",
+    ),
+    Setting(
+        ("restore_workers", "num_load_workers"),
+        COUNT,
+        "`lanes`: the threads that move bytes",
+        option="lanes",
+    ),
+    Setting(("num_store_workers",), COUNT, "checked; the lanes store too"),
+    Setting(("num_lookup_workers",), COUNT, "checked; lookups need no thread"),
+    Setting(
+        ("restore_max_regions",),
+        COUNT,
+        "`staging_regions`: slices that are staged at a time",
+        option="staging_regions",
+    ),
+    Setting(
+        ("retrieve_staging_slab_bytes",),
+        SIZE,
+        "`staging_slab`: used where the destination needs one; LMCache's CPU memory is filled "
+        "directly",
+        option="staging_slab",
+    ),
+    Setting(
+        ("async_put",),
+        FLAG,
+        "in-process only: puts return before their blocks are stored",
+        default=True,
+    ),
+    Setting(
+        ("hotplug_enabled",),
+        FLAG,
+        "multi-process only: devices may come and go over HTTP",
+        default=False,
+    ),
+    Setting(
+        ("persist_enabled",),
+        FLAG,
+        "true needs a tier that lasts, such as `Dax`; blocks there are kept either way",
+    ),
+    Setting(
+        ("eviction",),
+        Kind("a mapping whose eviction_policy is 'LRU'", _eviction),
+        "kvdepot evicts the least recently used when it needs room",
+    ),
+    Setting(("salt",), WORD, "kvdepot's own: keeps tenants with the same model apart"),
+)
+
+# Where the blocks are. With `dax.` before it, `path` is the depot's own option.
+PLACES = Schema(
+    Setting(
+        ("pipeline",),
+        _settings.text("a text such as 'Cache|Dax'"),
+        "the tiers: `Dax`, because LMCache keeps hot chunks in memory itself, and `Cache|Dax` with "
+        "a `cache` section",
+        option="pipeline",
+    ),
+    Setting(
+        ("path",),
+        Kind(
+            "'unix:' and the socket of a running service; an arena's is dax.path",
+            _address,
+        ),
+        "the depot of a running service; only `lanes` and the connector's own settings beside it",
+        option="path",
+    ),
+)
+
+# What an entry of `devices` may hold: LMCache's names or kvdepot's.
+ENTRY = Schema(
+    Setting(("device_path", "path"), WORD, option="path"),
+    Setting(("max_dax_size_gb", "max_dax_size"), GIBS, option="capacity"),
+    Setting(("size_bytes",), SIZE, option="capacity"),
+    Setting(("capacity",), _settings.ANY, option="capacity"),
+)
 
 
 def device(name: str, entry: Mapping[str, Any]) -> dict[str, Any]:
     """One device, by LMCache's names or by kvdepot's, as `dax.devices` has it."""
-    names: dict[str, tuple[str, Callable[[str, Any], Any]]] = {
-        "device_path": ("path", _text),
-        "path": ("path", _text),
-        "max_dax_size_gb": ("capacity", _gib),
-        "max_dax_size": ("capacity", _gib),
-        "size_bytes": ("capacity", _count),
-        "capacity": ("capacity", lambda _, size: size),
-    }
     found: dict[str, Any] = {}
     for key, value in entry.items():
-        if key not in names:
-            raise unknown(f"{name}.{key}", key, names)
-        own, check = names[key]
-        if own in found:
-            raise wrong(f"{name}.{key}", value, f"given once; the {own} is there already")
-        found[own] = check(f"{name}.{key}", value)
+        setting = ENTRY.by_name.get(key)
+        if setting is None or setting.option is None:
+            raise ENTRY.unknown(f"{name}.{key}")
+        if setting.option in found:
+            raise wrong(
+                f"{name}.{key}", value, f"given once; the {setting.option} is there already"
+            )
+        found[setting.option] = setting.kind.read(f"{name}.{key}", value)
     if "path" not in found:
         raise wrong(f"{name}.device_path", None, "the path of a device or file")
     return found
-
-
-# LMCache's names: how each is checked, and the option of kvdepot that it sets,
-# None for one that needs none or that the connector reads itself.
-KNOBS: dict[str, tuple[Callable[[str, Any], Any], str | None]] = {
-    "device_path": (_text, "dax.path"),
-    "max_dax_size": (_gib, "dax.capacity"),
-    "max_dax_size_gb": (_gib, "dax.capacity"),
-    "devices": (_devices, "dax.devices"),
-    "slot_bytes": (_count, None),
-    "restore_workers": (_count, "lanes"),
-    "restore_max_regions": (_count, "staging_regions"),
-    "retrieve_staging_slab_bytes": (_count, "staging_slab"),
-    "num_load_workers": (_count, "lanes"),
-    "num_store_workers": (_count, None),
-    "num_lookup_workers": (_count, None),
-    "async_put": (_flag, None),
-    "hotplug_enabled": (_flag, None),
-    "persist_enabled": (_flag, None),
-    "eviction": (_eviction, None),
-    "salt": (_text, None),
-}
 
 
 def translate(params: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -155,21 +180,22 @@ def read(params: Mapping[str, Any]) -> Settings:
     Raises `kvdepot.ConfigError`, which names the parameter as it was given, its
     value and what is allowed.
     """
-    given = _flatten(params)
-    knobs: dict[str, Any] = {}
+    knobs = KNOBS.take({})
     origin: dict[str, str] = {}
     options: dict[str, Any] = {}
-    for name, value in given.items():
-        knob = name.removeprefix("dax.")
-        if knob in KNOBS:
-            check, option = KNOBS[knob]
-            value = knobs[knob] = check(name, value)
-        else:
-            option = name
-        if option is None:
-            continue
+    for name, given in _flatten(params).items():
+        setting = PLACES.by_name.get(name) or KNOBS.by_name.get(name.removeprefix("dax."))
+        option, value = name, given
+        if setting is not None:
+            value = setting.kind.read(name, given)
+            if setting is DEVICES:
+                value = [device(f"{name}[{n}]", entry) for n, entry in enumerate(value)]
+            knobs[setting.names[0]] = value
+            if setting.option is None:
+                continue
+            option = setting.option
         if option in options and options[option] != value:
-            raise wrong(name, given[name], f"what {origin[option]} says, or one of them left out")
+            raise wrong(name, given, f"what {origin[option]} says, or one of them left out")
         options[option], origin[option] = value, name
     service = _service(options)
     if service is None:
@@ -182,13 +208,14 @@ def read(params: Mapping[str, Any]) -> Settings:
     else:
         pipeline, depot = service, _nest(options)
     # What a service's media are made of is not said here; the rest is checked as for a tier.
-    _check(pipeline if service is None else DEFAULT_PIPELINE, depot, origin)
+    checked = pipeline if service is None else DEFAULT_PIPELINE
+    _settings.check(KNOBS, checked, depot, origin=origin)
     return Settings(
         pipeline=pipeline,
         depot=depot,
-        async_put=knobs.get("async_put", True),
-        hotplug_enabled=knobs.get("hotplug_enabled", False),
-        salt=knobs.get("salt"),
+        async_put=knobs["async_put"],
+        hotplug_enabled=knobs["hotplug_enabled"],
+        salt=knobs["salt"],
     )
 
 
@@ -209,25 +236,17 @@ def _flatten(params: Mapping[str, Any]) -> dict[str, Any]:
 
 def _service(options: dict[str, Any]) -> str | None:
     """The address of a running service; its media are its own, and set up where it runs."""
-    names: list[str] = [name for name in ("path", "pipeline") if name in options]
-    addresses = [options[name] for name in names]
-    for name, address in zip(names, addresses, strict=True):
-        if not isinstance(address, str):
-            raise wrong(name, address, "a text")
-    if "path" in names and not addresses[0].startswith(SERVICE):
-        allowed = f"'{SERVICE}' and the socket of a running service; an arena's is dax.path"
-        raise wrong("path", addresses[0], allowed)
-    if not any(address.startswith(SERVICE) for address in addresses):
+    pipeline = options.get("pipeline", "")
+    address = options.pop("path", None) or (pipeline if pipeline.startswith(SERVICE) else None)
+    if address is None:
         return None
-    for name in names:
-        del options[name]
-    if len(set(addresses)) > 1:
-        raise wrong("pipeline", addresses[1], f"left out beside path: {addresses[0]!r}")
+    if options.pop("pipeline", address) != address:
+        raise wrong("pipeline", pipeline, f"left out beside path: {address!r}")
     for other in options:
         if other != "lanes":
-            allowed = f"left out with {addresses[0]!r}: the service has its own"
+            allowed = f"left out with {address!r}: the service has its own"
             raise wrong(other, options[other], allowed)
-    return str(addresses[0])
+    return str(address)
 
 
 def _pipeline(options: dict[str, Any]) -> str:
@@ -260,16 +279,24 @@ def _check_pairs(
     if slot is None:
         return
     devices = options.get("dax.devices", [{"capacity": options.get("dax.capacity")}])
-    sizes = [entry.get("capacity") for entry in devices]
+    sizes = [_bytes(entry.get("capacity")) for entry in devices]
     for size in sizes:
-        if isinstance(size, int) and size < slot:
+        if size is not None and size < slot:
             raise wrong("slot_bytes", slot, f"at most the capacity, {size} bytes")
-    if slot < RECORD_BYTES and all(isinstance(size, int) for size in sizes):
-        options.setdefault("dax.records", sum(sizes) // slot)
-    slab, regions = options.get("staging_slab"), options.get("staging_regions", 1)
-    if slab is not None and slab < regions * slot:
+    if slot < RECORD_BYTES and None not in sizes:
+        options.setdefault("dax.records", sum(size or 0 for size in sizes) // slot)
+    slab, regions = _bytes(options.get("staging_slab")), options.get("staging_regions", 1)
+    if slab is not None and isinstance(regions, int) and slab < regions * slot:
         name = origin["staging_slab"]
         raise wrong(name, slab, f"at least {regions * slot}: regions times slot_bytes")
+
+
+def _bytes(size: object) -> int | None:
+    """One of the depot's sizes; None for nothing, and for what the depot will refuse."""
+    try:
+        return int(SIZE.parse(size))
+    except (TypeError, ValueError):
+        return None
 
 
 def _nest(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -281,31 +308,3 @@ def _nest(options: Mapping[str, Any]) -> dict[str, Any]:
         else:
             nested[name] = value
     return nested
-
-
-def _check(pipeline: str, depot: dict[str, Any], origin: Mapping[str, str]) -> None:
-    """As the depot would when it opens, but by the names that were given. Each process of the
-    engine reads them, on whatever machine; the one that opens the depot looks at what is there."""
-    try:
-        kvdepot.check(pipeline, depot, options_only=True)
-    except kvdepot.ConfigError as error:
-        named, colon, rest = str(error).partition(": ")
-        given = origin.get(named, named)
-        if given != named:
-            raise kvdepot.ConfigError(f"{given}{colon}{rest} ({named} of kvdepot)") from error
-        near = difflib.get_close_matches(named.removeprefix("dax."), KNOBS, n=1)
-        if near and "unknown option" in rest and "did you mean" not in rest:
-            raise kvdepot.ConfigError(f"{error}; or is {near[0]!r} meant?") from error
-        raise
-
-
-def wrong(name: str, value: object, allowed: str) -> kvdepot.ConfigError:
-    """An error that names parameter, value and what is allowed."""
-    return kvdepot.ConfigError(f"{name}: {value!r} is not allowed; it must be {allowed}")
-
-
-def unknown(name: str, word: str, known: Mapping[str, Any]) -> kvdepot.ConfigError:
-    """An error that names the parameter and the nearest one that exists."""
-    near = difflib.get_close_matches(word, known, n=1)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    return kvdepot.ConfigError(f"{name}: unknown; {hint}known are {', '.join(known)}")

@@ -1,62 +1,72 @@
 """The connector's settings: what `kv_connector_extra_config` may hold.
 
-One dictionary carries three kinds of keys: the connector's own (below), vLLM's
-(`block_size` and the like, which its OffloadingConnector reads from the same
-place), and the depot's (everything else: `kvdepot.check` knows those). A
-`config_file` is a YAML file with the same keys.
+One dictionary carries three kinds of keys: the connector's own, vLLM's (which its
+OffloadingConnector reads from the same place), and the depot's (everything that is not
+declared below). A `config_file` is a YAML file with the same keys.
 """
 
 from __future__ import annotations
 
-import difflib
-import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import kvdepot
-
-OWN_KEYS = {
-    "config_file": "a YAML file with the same keys as this dictionary",
-    "lookup_wait": "how long a request may wait for a block that another is storing, such as '1s'",
-    "on_reset": "what a reset of vLLM's cache means for stored blocks: 'epoch', 'keep' or 'clear'",
-    "pipeline": "the tiers, near to far, such as 'Cache|Dax', or 'unix:' and a service's socket",
-    "salt": "a text that keeps tenants with the same model apart",
-}
-
-VLLM_KEYS = frozenset(
-    {
-        "block_size",
-        "blocks_per_chunk",
-        "offload_prompt_only",
-        "spec_module_path",
-        "spec_name",
-    }
-)
-
-# Keys of vLLM's OffloadingConnector that would change what is stored in ways
-# that kvdepot does not follow.
-REFUSED_KEYS = {
-    "canonical_layout": "kvdepot stores each rank's own bytes",
-    "self_describing_kv_events": "kvdepot publishes no KV events",
-}
-
-DEFAULT_PIPELINE = "Cache|Dax"
-
-# What begins a pipeline that another process serves.
-SERVICE = "unix:"
-
-# Computing a block again takes longer than the store that is in flight, but a
-# request must not wait for a slow one: after this it computes.
-DEFAULT_LOOKUP_WAIT_SECONDS = 1.0
+from kvdepot import _settings
+from kvdepot._settings import SERVICE, Schema, Setting
 
 # Stored blocks outlive what a reset is for: sleep, a pause, other weights. So they are kept, and
 # nothing that was stored before is served again until the engine starts anew, with known weights.
 DEFAULT_ON_RESET = "epoch"
-ON_RESET = ("epoch", "keep", "clear")
 
-_DURATION = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*(ms|s|m)?\s*$")
+SETTINGS = Schema(
+    Setting(
+        ("pipeline",),
+        _settings.text("a text such as 'Cache|Dax'"),
+        "the tiers, near to far; or `unix:` and a service's socket: see "
+        "[one depot for all engines](#one-depot-for-all-engines-of-a-host)",
+        default="Cache|Dax",
+    ),
+    Setting(
+        ("config_file",),
+        _settings.optional(_settings.text("the path of a YAML file")),
+        "the same keys, in a file",
+    ),
+    Setting(
+        ("salt",),
+        _settings.optional(_settings.text()),
+        "keeps tenants with the same model apart",
+    ),
+    Setting(
+        ("lookup_wait",),
+        _settings.DURATION,
+        "how long a request waits for a block that another is storing",
+        # Computing a block again takes longer than the store that is in flight, but a request must
+        # not wait for a slow one: after this it computes.
+        default="1s",
+    ),
+    Setting(
+        ("on_reset",),
+        _settings.one_of(("epoch", "keep", "clear")),
+        "what a reset of vLLM's cache means for stored blocks, see [below](#resets)",
+        default=DEFAULT_ON_RESET,
+    ),
+    Setting(
+        ("offload_prompt_only",),
+        _settings.TRUE_OR_FALSE,
+        "vLLM's: whether generated tokens are left out",
+        default=False,
+    ),
+    Setting(("block_size",), _settings.ANY, "vLLM's: tokens of one stored block"),
+    Setting(("blocks_per_chunk",), _settings.ANY, "vLLM's: its blocks in one stored block"),
+    # The connector itself names its spec there.
+    Setting(("spec_module_path",), _settings.ANY),
+    Setting(("spec_name",), _settings.ANY),
+    # They would change what is stored in ways that kvdepot does not follow.
+    Setting(("canonical_layout",), _settings.left_out("kvdepot stores each rank's own bytes")),
+    Setting(("self_describing_kv_events",), _settings.left_out("kvdepot publishes no KV events")),
+)
 
 
 @dataclass(frozen=True)
@@ -66,12 +76,12 @@ class Settings:
     pipeline: str
     depot: dict[str, Any]
     """What `kvdepot.open` gets."""
-    salt: str | None = None
-    lookup_wait_seconds: float = DEFAULT_LOOKUP_WAIT_SECONDS
-    on_reset: str = DEFAULT_ON_RESET
-    offload_prompt_only: bool = False
+    salt: str | None
+    lookup_wait_seconds: float
+    on_reset: str
+    offload_prompt_only: bool
     """Whether generated tokens are left out; here they are stored by default."""
-    merged: dict[str, Any] = field(default_factory=dict)
+    merged: dict[str, Any]
     """All keys in one dictionary, those of the file too."""
 
     @property
@@ -82,75 +92,48 @@ class Settings:
 
 def read(extra_config: Mapping[str, Any]) -> Settings:
     """Check the dictionary; `kvdepot.ConfigError` names key, value and what is allowed."""
-    given = dict(extra_config)
-    file = given.pop("config_file", None)
-    if file is not None:
-        for key, value in _read_file(file).items():
-            if key in given:
-                raise kvdepot.ConfigError(
-                    f"{key}: given both in kv_connector_extra_config and in {file}; give it once"
-                )
-            given[key] = value
-    merged = dict(given)
-    for key, reason in REFUSED_KEYS.items():
-        if given.pop(key, False):
-            raise kvdepot.ConfigError(f"{key}: {reason}; leave it out")
-    pipeline = given.pop("pipeline", DEFAULT_PIPELINE)
-    salt = given.pop("salt", None)
-    wait = given.pop("lookup_wait", DEFAULT_LOOKUP_WAIT_SECONDS)
-    on_reset = given.pop("on_reset", DEFAULT_ON_RESET)
-    vllm = {key: given.pop(key) for key in sorted(VLLM_KEYS & given.keys())}
-    prompt_only = vllm.get("offload_prompt_only", False)
-    if not isinstance(pipeline, str):
-        raise _wrong("pipeline", pipeline, "a text such as 'Cache|Dax'")
-    if salt is not None and not isinstance(salt, str):
-        raise _wrong("salt", salt, "a text")
-    if not isinstance(prompt_only, bool):
-        raise _wrong("offload_prompt_only", prompt_only, "true or false")
-    if on_reset not in ON_RESET:
-        raise _wrong("on_reset", on_reset, "one of " + ", ".join(map(repr, ON_RESET)))
-    if not pipeline.startswith(SERVICE):
-        # A store that waits for a slow far tier would hold up the engine's step. (What a service
-        # does is set there.)
-        given.setdefault("overload", "drop")
-        # What vLLM serves from its own cache is offered again and again, and never asked for.
-        given.setdefault("admission", "learned")
-    elif on_reset == "clear":
-        raise _wrong("on_reset", on_reset, "'epoch' or 'keep' where other engines share the depot")
+    merged = _with_file(extra_config)
+    depot = dict(merged)
+    own = SETTINGS.take(depot)
     settings = Settings(
-        pipeline=pipeline,
-        depot=given,
-        salt=salt,
-        lookup_wait_seconds=_seconds("lookup_wait", wait),
-        on_reset=on_reset,
-        offload_prompt_only=prompt_only,
+        pipeline=own["pipeline"],
+        depot=depot,
+        salt=own["salt"],
+        lookup_wait_seconds=own["lookup_wait"],
+        on_reset=own["on_reset"],
+        offload_prompt_only=own["offload_prompt_only"],
         merged=merged,
     )
-    try:
-        # Workers read them too; the process that opens the depot looks at what is there.
-        kvdepot.check(settings.pipeline, settings.depot, options_only=True)
-    except kvdepot.ConfigError as error:
-        raise _explain(error, settings) from error
+    if not settings.shared:
+        # A store that waits for a slow far tier would hold up the engine's step. (What a service
+        # does is set there.)
+        depot.setdefault("overload", "drop")
+        # What vLLM serves from its own cache is offered again and again, and never asked for.
+        depot.setdefault("admission", "learned")
+    elif settings.on_reset == "clear":
+        allowed = "'epoch' or 'keep' where other engines share the depot"
+        raise _settings.wrong("on_reset", settings.on_reset, allowed)
+    _settings.check(SETTINGS, settings.pipeline, depot, where="kv_connector_extra_config")
     return settings
 
 
-def _explain(error: kvdepot.ConfigError, settings: Settings) -> kvdepot.ConfigError:
-    """The depot's refusal, with the connector's own keys where one of them may be meant."""
-    known = sorted({*OWN_KEYS, *VLLM_KEYS})
-    for key in settings.depot:
-        close = difflib.get_close_matches(key, known, n=1)
-        if close and str(error).startswith(f"{key}:"):
-            return kvdepot.ConfigError(f"{error}; or is {close[0]!r} meant?")
-    return kvdepot.ConfigError(
-        f"{error} (in kv_connector_extra_config, which also takes {', '.join(known)})"
-    )
+def _with_file(extra_config: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys, and those of the file that `config_file` names."""
+    merged = dict(extra_config)
+    kind = SETTINGS.by_name["config_file"].kind
+    file = kind.read("config_file", merged.pop("config_file", None))
+    for key, value in _read_file(file).items() if file is not None else ():
+        if key in merged:
+            raise kvdepot.ConfigError(
+                f"{key}: given both in kv_connector_extra_config and in {file}; give it once"
+            )
+        merged[key] = value
+    return merged
 
 
-def _read_file(path: object) -> dict[str, Any]:
+def _read_file(path: str) -> dict[str, Any]:
     import yaml  # a dependency of vLLM
 
-    if not isinstance(path, str):
-        raise _wrong("config_file", path, "the path of a YAML file")
     try:
         content = yaml.safe_load(Path(path).read_text())
     except (OSError, yaml.YAMLError) as error:
@@ -158,18 +141,6 @@ def _read_file(path: object) -> dict[str, Any]:
     if content is None:
         return {}
     if not isinstance(content, dict) or "config_file" in content:
-        raise _wrong("config_file", path, "a YAML file with a mapping, without config_file in it")
+        allowed = "a YAML file with a mapping, without config_file in it"
+        raise _settings.wrong("config_file", path, allowed)
     return content
-
-
-def _seconds(key: str, value: object) -> float:
-    if isinstance(value, int | float) and not isinstance(value, bool) and value >= 0:
-        return float(value)
-    match = _DURATION.match(value) if isinstance(value, str) else None
-    if match is None:
-        raise _wrong(key, value, "a duration such as '500ms' or '2s'")
-    return float(match[1]) * {"ms": 1e-3, "s": 1.0, "m": 60.0, None: 1.0}[match[2]]
-
-
-def _wrong(key: str, value: object, allowed: str) -> kvdepot.ConfigError:
-    return kvdepot.ConfigError(f"{key}: {value!r} is not allowed; it must be {allowed}")
