@@ -18,7 +18,8 @@ from typing import Any
 
 import kvdepot
 from kvdepot.vllm import KvdepotConnector
-from kvdepot.vllm.worker import Job, KvdepotWorker
+from kvdepot.vllm.jobs import Job, Moving
+from kvdepot.vllm.worker import KvdepotWorker
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
 from vllm.logger import init_logger
 
@@ -69,7 +70,7 @@ class OneByOne(Recorder):
                 )
                 move = mover.load([placement], spans, part=self.rank)
                 move.wait()
-                job.moves.append((part, [index], move))
+                job.moves.append(Moving(part, [index], move))
         return time.perf_counter() - start
 
     def _advance(self, job: Job) -> bool:

@@ -18,7 +18,7 @@ import test_worker
 from kvdepot.vllm import cuda as vllm_cuda
 from kvdepot.vllm import faults as vllm_faults
 from kvdepot.vllm import manager as vllm_manager
-from kvdepot.vllm.messages import WorkerReport
+from kvdepot.vllm.jobs import WorkerReport
 from kvdepot.vllm.metrics import FAILED_CALLS
 from kvdepot.vllm.worker import KvdepotWorker
 from test_manager import context, end_step, key

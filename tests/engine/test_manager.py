@@ -17,8 +17,9 @@ import pytest
 
 pytest.importorskip("vllm")
 
-from kvdepot.vllm.manager import Group, Groups, KvdepotManager
-from kvdepot.vllm.messages import Placements, WorkerReport
+from kvdepot.vllm.jobs import Group, Groups, WorkerReport
+from kvdepot.vllm.manager import KvdepotManager
+from kvdepot.vllm.messages import Placements
 from kvdepot.vllm.metrics import DEPOT_COUNTERS, TIER_COUNTERS, TIER_GAUGES, Collector
 from vllm.v1.kv_offload.base import (
     LookupResult,

@@ -18,10 +18,11 @@ pytest.importorskip("vllm")
 
 import torch
 from kvdepot.vllm import cuda as vllm_cuda
-from kvdepot.vllm.manager import Group, KvdepotManager
+from kvdepot.vllm.jobs import Group, Job, Moving, Part
+from kvdepot.vllm.manager import KvdepotManager
 from kvdepot.vllm.messages import Placements
 from kvdepot.vllm.spec import KvdepotSpec
-from kvdepot.vllm.worker import Job, KvdepotConnectorWorker, KvdepotWorker
+from kvdepot.vllm.worker import KvdepotConnectorWorker, KvdepotWorker
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import (
     OffloadingConnectorMetadata,
     TransferJob,
@@ -399,17 +400,18 @@ def test_completed_copies_are_forgotten_and_every_part_of_a_job_is_asked(
     asked: list[str] = []
 
     class Move:
+        done = False
+
         def __init__(self, name: str) -> None:
             self.name = name
 
-        @property
-        def done(self) -> bool:
+        def step(self) -> None:
             asked.append(self.name)
-            return False
 
-    moves: Any = [(None, [], Move(name)) for name in ("first", "second", "third")]
+    monkeypatch.setattr(vllm_cuda, "_Transfer", Move)
+    moves: Any = [Moving(Part(0, 0, [], []), [], Move(n)) for n in ("first", "second", "third")]
     assert not world.worker._advance(Job(0, load=True, parts=[], started=0.0, moves=moves))
-    assert asked == ["first", "second", "third"], "asking is what starts a second phase"
+    assert asked == ["first", "second", "third"], "asking is what begins a second step"
     world.close()
 
 

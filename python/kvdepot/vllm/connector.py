@@ -38,7 +38,8 @@ import kvdepot
 from kvdepot.vllm import namespace as vllm_namespace
 from kvdepot.vllm import settings as vllm_settings
 from kvdepot.vllm.fingerprint import AdapterFingerprints
-from kvdepot.vllm.manager import Group, Groups, KvdepotManager
+from kvdepot.vllm.jobs import Group, Groups
+from kvdepot.vllm.manager import KvdepotManager
 from kvdepot.vllm.messages import KvdepotWorkerMetadata, RankGeometry
 from kvdepot.vllm.spec import KvdepotSpec
 from kvdepot.vllm.worker import KvdepotConnectorWorker

@@ -29,8 +29,9 @@ from vllm.v1.kv_offload.cpu.host_register import host_register, host_unregister
 
 import kvdepot
 from kvdepot.vllm.faults import ERRORS
+from kvdepot.vllm.jobs import SKIP, Job, Move, Moving, Part
 from kvdepot.vllm.messages import Placements
-from kvdepot.vllm.worker import SKIP, Job, KvdepotWorker, Part, movable
+from kvdepot.vllm.worker import KvdepotWorker
 
 logger = init_logger("vllm.kvdepot.cuda")
 
@@ -55,8 +56,8 @@ class KvdepotCudaWorker(KvdepotWorker):
         """Wait for the device, then let the mapped memory go."""
         self.wait(set(self._jobs))
         for job in self._jobs.values():
-            for _, _, transfer in job.moves:
-                transfer.let_go()
+            for moving in job.moves:
+                _transfer(moving.move).let_go()
         for medium in self._media.values():
             medium.close()
         self._media.clear()
@@ -67,22 +68,26 @@ class KvdepotCudaWorker(KvdepotWorker):
         # pages is part of the block, because the handlers' rows have it.
         return [(0, self._pages[ref.tensor_idx], self._pages[ref.tensor_idx]) for ref in refs]
 
-    def _start(self, job: Job, mover: Any) -> None:
+    def _start(self, job: Job, mover: kvdepot.Mover) -> None:
         for part in job.parts:
-            known = movable(part, load=job.load)
-            placements = [part.placements[i] for i in known]
-            places = mover.locate(placements, part=self.part)
+            known = part.movable(load=job.load)
+            places = mover.locate(part.chosen(known), part=self.part)
             indexes = [i for i, place in zip(known, places, strict=True) if place is not None]
             found = [place for place in places if place is not None]
             if indexes:
                 transfer = _Transfer(self, mover, part, indexes, found, load=job.load)
-                job.moves.append((part, indexes, transfer))
+                job.moves.append(Moving(part, indexes, transfer))
 
-    def _attached(self, spec: Placements) -> Any | None:
+    def _ended(self, move: Move) -> bool:
+        transfer = _transfer(move)
+        transfer.step()
+        return transfer.done
+
+    def _attached(self, spec: Placements) -> kvdepot.Mover | None:
         self._memory = spec.memory
         return super()._attached(spec)
 
-    def _handlers(self, mover: Any, medium: int) -> _Medium:
+    def _handlers(self, mover: kvdepot.Mover, medium: int) -> _Medium:
         if medium not in self._media:
             tensors = [
                 tensor.view(torch.int8).view((-1, page))
@@ -108,7 +113,7 @@ class _Transfer:
     def __init__(
         self,
         worker: KvdepotCudaWorker,
-        mover: Any,
+        mover: kvdepot.Mover,
         part: Part,
         indexes: list[int],
         places: list[tuple[int, int, int]],
@@ -121,9 +126,9 @@ class _Transfer:
         self._indexes = indexes
         self._places = places
         self._load = load
-        self._placements = [part.placements[i] for i in indexes]
+        self._placements = part.chosen(indexes)
         self._copies: list[tuple[_Direction, int]] = []
-        self._hash: Any = None
+        self._hash: kvdepot.MoveJob | None = None
         self._second_phase = False
         self._broken = False
         if load:
@@ -131,36 +136,43 @@ class _Transfer:
         else:
             self._attempt("copy", self._copy, range(len(indexes)))
 
+    def step(self) -> None:
+        """Begin what comes second, once the first has ended: the hashing of what was copied, or the
+        copying of what verified."""
+        if self._second_phase or self._broken or not self._first_done():
+            return
+        self._second_phase = True
+        if self._load:
+            good = [n for n, fine in enumerate(self.results) if fine]
+            self._attempt("copy", self._copy, good)
+        else:
+            self._attempt("digest", self._start_digest)
+
     @property
     def done(self) -> bool:
-        """Whether both the copy and the hashing have ended; starts what comes second."""
-        if not self._second_phase and not self._broken and self._first_done():
-            self._second_phase = True
-            if self._load:
-                good = [n for n, fine in enumerate(self._hash.results) if fine]
-                self._attempt("copy", self._copy, good)
-            else:
-                self._attempt("digest", self._start_digest)
+        """Whether both the copy and the hashing have ended."""
         if not self._second_phase and not self._broken:
             return False
-        return self._copied() and (self._hash is None or bool(self._hash.done))
+        return self._copied() and (self._hash is None or self._hash.done)
 
     def wait(self) -> None:
         """Until the device's memory is no longer touched."""
         if self._load and self._hash is not None:
             self._hash.wait()
-            _ = self.done
+            self.step()
         for direction, copy in self._copies:
             direction.wait(copy)
 
     def let_go(self) -> None:
         """Once nothing is being copied: what comes second begins while there is a mover, and the
         tier's memory is held no longer, for which its next owner would wait."""
-        _ = self.done
+        self.step()
         self._copies.clear()
 
     def _first_done(self) -> bool:
-        return bool(self._hash.done) if self._load else self._copied()
+        if self._load:
+            return self._hash is not None and self._hash.done
+        return self._copied()
 
     def _copied(self) -> bool:
         return all(direction.finished(copy) for direction, copy in self._copies)
@@ -180,26 +192,32 @@ class _Transfer:
             self._worker.faults.note(call, error)
             self._broken = True
 
+    def _hashed(self) -> kvdepot.MoveJob | None:
+        """What says how it went; nothing does once a step failed."""
+        return None if self._broken else self._hash
+
     @property
     def results(self) -> list[bool]:
         """Of a load: whether each block arrived and verified."""
-        return [False] * len(self._indexes) if self._broken else list(self._hash.results)
+        hashed = self._hashed()
+        return [False] * len(self._indexes) if hashed is None else hashed.results
 
     @property
     def corrupt(self) -> list[bool]:
         """Of a load: whether each block has another checksum than it should."""
-        return [False] * len(self._indexes) if self._broken else list(self._hash.corrupt)
+        hashed = self._hashed()
+        return [False] * len(self._indexes) if hashed is None else hashed.corrupt
 
     @property
     def checksums(self) -> list[bytes | None]:
         """Of a store: a checksum a block."""
-        return [None] * len(self._indexes) if self._broken else list(self._hash.checksums)
+        hashed = self._hashed()
+        return [None] * len(self._indexes) if hashed is None else hashed.checksums
 
     @property
     def error(self) -> str | None:
         """Why something failed."""
-        error = None if self._hash is None else self._hash.error
-        return None if error is None else str(error)
+        return None if self._hash is None else self._hash.error
 
     def _copy(self, chosen: Iterable[int]) -> None:
         by_medium: dict[int, list[int]] = {}
@@ -218,6 +236,11 @@ class _Transfer:
             direction = handlers.direction(self._part.group, load=self._load)
             copy = direction.start(host, device) if self._load else direction.start(device, host)
             self._copies.append((direction, copy))
+
+
+def _transfer(move: Move) -> _Transfer:
+    assert isinstance(move, _Transfer)
+    return move
 
 
 def _leading_skips(row: list[int]) -> int:

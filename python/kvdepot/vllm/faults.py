@@ -88,7 +88,7 @@ class Faults:
 class SafeDepot:
     """A depot whose errors are counted, and mean that there is nothing."""
 
-    def __init__(self, depot: Any, faults: Faults) -> None:
+    def __init__(self, depot: kvdepot.Depot, faults: Faults) -> None:
         self._depot = depot
         self._faults = faults
 
@@ -103,7 +103,7 @@ class SafeDepot:
     @property
     def connected(self) -> bool:
         """Whether somebody serves the depot, where it is another process's."""
-        return self._faults.attempt("connected", False, lambda: bool(self._depot.connected))
+        return self._faults.attempt("connected", False, lambda: self._depot.connected)
 
     def pending_bytes(self) -> int:
         """The depot's, or nothing."""
@@ -117,51 +117,56 @@ class SafeDepot:
 class SafeNamespace:
     """A namespace whose errors are counted, and mean misses and refusals."""
 
-    def __init__(self, namespace: Any, faults: Faults) -> None:
+    def __init__(self, namespace: kvdepot.Namespace, faults: Faults) -> None:
         self._namespace = namespace
         self._faults = faults
 
     @property
     def digest(self) -> bytes:
         """The 16 bytes that identify the namespace."""
-        return bytes(self._namespace.digest)
+        return self._namespace.digest
 
     def prefix(self, keys: Sequence[bytes]) -> int:
         """The namespace's, or no hit."""
         return self._faults.attempt_unless_paused("prefix", 0, self._namespace.prefix, keys)
 
-    def pin(self, keys: Sequence[bytes], *, prefix: bool = False) -> list[Any | None]:
+    def pin(self, keys: Sequence[bytes], *, prefix: bool = False) -> list[kvdepot.Pin | None]:
         """The namespace's, or no pin."""
-        nothing: list[Any | None] = [None] * len(keys)
+        nothing: list[kvdepot.Pin | None] = [None] * len(keys)
         pin = self._namespace.pin
         return self._faults.attempt_unless_paused("pin", nothing, pin, keys, prefix=prefix)
 
-    def reserve(self, keys: Sequence[bytes], *args: Any, **kwargs: Any) -> list[Any | None]:
+    def reserve(
+        self, keys: Sequence[bytes], *args: Any, **kwargs: Any
+    ) -> list[kvdepot.Reservation | None]:
         """The namespace's, or no room; with `prefix`, for none of them."""
-        nothing: list[Any | None] = [] if kwargs.get("prefix") else [None] * len(keys)
+        count = 0 if kwargs.get("prefix") else len(keys)
+        nothing: list[kvdepot.Reservation | None] = [None] * count
         reserve = self._namespace.reserve
         return self._faults.attempt_unless_paused(
             "reserve", nothing, reserve, keys, *args, **kwargs
         )
 
-    def commit(self, reservations: Sequence[Any], checksums: Sequence[Any]) -> list[bool]:
+    def commit(
+        self, reservations: Sequence[kvdepot.Reservation], checksums: Sequence[Sequence[bytes]]
+    ) -> list[bool]:
         """The namespace's; after an error the reservations are given back."""
         try:
-            return list(self._namespace.commit(reservations, checksums))
+            return self._namespace.commit(reservations, checksums)
         except ERRORS as error:
             self._faults.note("commit", error)
             self.abort(reservations)
             return [False] * len(reservations)
 
-    def abort(self, reservations: Sequence[Any]) -> None:
+    def abort(self, reservations: Sequence[kvdepot.Reservation]) -> None:
         """Give reservations back."""
         self._faults.attempt("abort", None, self._namespace.abort, reservations)
 
-    def unpin(self, pins: Sequence[Any], *, served: bool = False) -> None:
+    def unpin(self, pins: Sequence[kvdepot.Pin], *, served: bool = False) -> None:
         """End pins; they end with their objects too."""
         self._faults.attempt("unpin", None, self._namespace.unpin, pins, served=served)
 
-    def discard(self, pins: Sequence[Any]) -> int | None:
+    def discard(self, pins: Sequence[kvdepot.Pin | None]) -> int | None:
         """Unpublish blocks that did not verify; None when they may still be found."""
         nothing: int | None = None
         return self._faults.attempt("discard", nothing, self._namespace.discard, pins)

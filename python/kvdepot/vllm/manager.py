@@ -19,7 +19,6 @@ import itertools
 import secrets
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
 from vllm.logger import init_logger
@@ -37,9 +36,20 @@ from vllm.v1.kv_offload.base import (
 )
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
+import kvdepot
 from kvdepot.vllm import settings as vllm_settings
-from kvdepot.vllm.faults import ERRORS, Faults, SafeDepot, SafeNamespace
-from kvdepot.vllm.messages import RETRY_SECONDS, Placements, WorkerReport
+from kvdepot.vllm.faults import ERRORS, Faults, SafeDepot
+from kvdepot.vllm.jobs import (
+    Group,
+    GroupPlacements,
+    Groups,
+    Ident,
+    LoadTicket,
+    Reports,
+    StoreTicket,
+    WorkerReport,
+)
+from kvdepot.vllm.messages import RETRY_SECONDS, Placements
 from kvdepot.vllm.metrics import Collector
 from kvdepot.vllm.tiers import is_memory, say_smaller
 
@@ -53,10 +63,6 @@ STALLED_SECONDS = 5.0
 STEPS_WITHOUT_GROUPS = 1000
 
 SOURCES = {"Cache": CacheHitSource.HOST, "Dax": CacheHitSource.DISK}
-
-Ident = tuple[int, bytes]
-"""A block as kvdepot knows it: KV group of vLLM, 32-byte key."""
-
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -75,49 +81,12 @@ def _on_path(method: Method) -> Method:
     return cast(Method, timed)
 
 
-@dataclass
-class Group:
-    """One KV group's namespace and what its blocks look like."""
-
-    position: int
-    """Its index among the groups of a job."""
-    namespace: SafeNamespace
-    part_bytes: list[int]
-    """What each rank adds to a block."""
-
-
-Groups = dict[int, Group]
-"""By vLLM's index of the KV group."""
-
-
-@dataclass
-class _Load:
-    groups: Groups
-    """Those of its time: a reset may have replaced them since."""
-    request: str
-    idents: list[Ident]
-    pins: list[Any | None]
-    heard: set[int] = field(default_factory=set)
-    failed: set[int] = field(default_factory=set)
-
-
-@dataclass
-class _Store:
-    groups: Groups
-    request: str
-    idents: list[Ident]
-    reservations: list[Any]
-    lengths: list[int]
-    heard: dict[int, list[bytes | None]] = field(default_factory=dict)
-    stale: bool = False
-
-
 class KvdepotManager(OffloadingManager):
     """vLLM's offloading manager over a depot."""
 
     def __init__(
         self,
-        depot: Any,
+        depot: kvdepot.Depot,
         ranks: int,
         lookup_wait_seconds: float,
         on_reset: str = vllm_settings.DEFAULT_ON_RESET,
@@ -149,9 +118,9 @@ class KvdepotManager(OffloadingManager):
         self._whole: Callable[[OffloadKey, str], bool] = lambda key, request: True
         self.epoch: str | None = None
         """Random text that a reset has put into the namespaces; None before the first."""
-        self._held: dict[Ident, Any] = {}
+        self._held: dict[Ident, kvdepot.Pin] = {}
         self._looked_ahead: set[tuple[str, bytes]] = set()
-        self._tickets: dict[int, _Load | _Store] = {}
+        self._tickets: dict[int, LoadTicket | StoreTicket] = {}
         self._storing: dict[Ident, int] = {}
         self._waiting_since: dict[str, float] = {}
         self._adapters: dict[str, bytes] = {}
@@ -224,9 +193,9 @@ class KvdepotManager(OffloadingManager):
     def prepare_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> Placements:
         """Hand the pins over to a load."""
         ticket = self._ticket()
-        load = _Load(self._groups, req_context.req_id, [], [])
+        load = LoadTicket(self._groups, req_context.req_id, [], [])
         sources = self._sources.setdefault(req_context.req_id, {})
-        groups: list[tuple[int, list[bytes | None]]] = []
+        groups: list[GroupPlacements] = []
         for group, members in self._by_group(keys):
             placements: list[bytes | None] = []
             for key in members:
@@ -238,7 +207,7 @@ class KvdepotManager(OffloadingManager):
                 placements.append(None if pin is None else pin.placement)
                 if pin is not None:
                     sources[key] = pin.tier
-            groups.append((group.position, placements))
+            groups.append(GroupPlacements(group.position, placements))
         self._waiting_since.pop(req_context.req_id, None)
         self._tickets[ticket] = load
         return self._placements(ticket, groups)
@@ -268,9 +237,9 @@ class KvdepotManager(OffloadingManager):
         a block in its request is not stored either: nothing would find it.
         """
         ticket = self._ticket()
-        store = _Store(self._groups, req_context.req_id, [], [], [])
+        store = StoreTicket(self._groups, req_context.req_id, [], [], [])
         chosen: list[OffloadKey] = []
-        groups: list[tuple[int, list[bytes | None]]] = []
+        groups: list[GroupPlacements] = []
         # Of one that is partly out of a window, nobody knows what the missing bytes were.
         whole = [key for key in keys if self._whole(key, req_context.req_id)]
         for group, members in self._by_group(whole):
@@ -297,7 +266,7 @@ class KvdepotManager(OffloadingManager):
                 store.reservations.append(reservation)
                 store.lengths.append(length)
                 placements.append(reservation.placement)
-            groups.append((group.position, placements))
+            groups.append(GroupPlacements(group.position, placements))
         if chosen:
             self._tickets[ticket] = store
             self._storing.update(dict.fromkeys(store.idents, ticket))
@@ -331,20 +300,20 @@ class KvdepotManager(OffloadingManager):
     # ---- the workers' reports --------------------------------------------------------------
 
     @_on_path
-    def apply(self, reports: dict[int, dict[int, WorkerReport]]) -> None:
+    def apply(self, reports: Reports) -> None:
         """Commit, abort, discard and unpin what the ranks have reported on."""
         for ticket, by_rank in reports.items():
             job = self._tickets.get(ticket)
-            if isinstance(job, _Load):
+            if isinstance(job, LoadTicket):
                 done = self._apply_load(job, by_rank)
-            elif isinstance(job, _Store):
+            elif isinstance(job, StoreTicket):
                 done = self._apply_store(ticket, job, by_rank)
             else:
                 continue
             if done:
                 del self._tickets[ticket]
 
-    def _apply_load(self, load: _Load, by_rank: dict[int, WorkerReport]) -> bool:
+    def _apply_load(self, load: LoadTicket, by_rank: dict[int, WorkerReport]) -> bool:
         for rank, report in by_rank.items():
             load.heard.add(rank)
             load.failed.update(report.corrupt, report.undelivered)
@@ -375,18 +344,22 @@ class KvdepotManager(OffloadingManager):
         _unpin(load.groups, bad, served=False)
         return True
 
-    def _apply_store(self, ticket: int, store: _Store, by_rank: dict[int, WorkerReport]) -> bool:
+    def _apply_store(
+        self, ticket: int, store: StoreTicket, by_rank: dict[int, WorkerReport]
+    ) -> bool:
         for rank, report in by_rank.items():
             store.heard[rank] = report.checksums or [None] * len(store.idents)
         if len(store.heard) < self.writers:
             return False
-        whole: dict[int, list[int]] = {}
+        whole: dict[int, dict[int, list[bytes]]] = {}
         broken: dict[int, list[int]] = {}
-        for position, (group, _) in enumerate(store.idents):
-            parts = [store.heard[rank][position] for rank in range(self.writers)]
-            to = broken if store.stale or None in parts else whole
-            to.setdefault(group, []).append(position)
-            ident = store.idents[position]
+        for position, ident in enumerate(store.idents):
+            parts = (store.heard[rank][position] for rank in range(self.writers))
+            checksums = [checksum for checksum in parts if checksum is not None]
+            if store.stale or len(checksums) < self.writers:
+                broken.setdefault(ident[0], []).append(position)
+            else:
+                whole.setdefault(ident[0], {})[position] = checksums
             if self._storing.get(ident) == ticket:
                 del self._storing[ident]
         kept = self._commit(store, whole)
@@ -400,17 +373,14 @@ class KvdepotManager(OffloadingManager):
             logger.warning("request %s: %d blocks could not be stored", store.request, lost)
         return True
 
-    def _commit(self, store: _Store, whole: dict[int, list[int]]) -> list[int]:
-        """Publish; positions of the blocks that are there now."""
+    def _commit(self, store: StoreTicket, whole: dict[int, dict[int, list[bytes]]]) -> list[int]:
+        """Publish blocks, given by group and position with the checksums of their parts; positions
+        of those that are there now."""
         kept = []
-        for group, positions in whole.items():
-            checksums = [
-                [store.heard[rank][position] for rank in range(self.writers)]
-                for position in positions
-            ]
-            reservations = [store.reservations[position] for position in positions]
-            done = store.groups[group].namespace.commit(reservations, checksums)
-            kept += [position for position, there in zip(positions, done, strict=True) if there]
+        for group, blocks in whole.items():
+            reservations = [store.reservations[position] for position in blocks]
+            done = store.groups[group].namespace.commit(reservations, list(blocks.values()))
+            kept += [position for position, there in zip(blocks, done, strict=True) if there]
         return kept
 
     # ---- the life of requests and steps ------------------------------------------------------
@@ -454,7 +424,7 @@ class KvdepotManager(OffloadingManager):
         if self._on_reset == "keep":
             return
         for job in self._tickets.values():
-            if isinstance(job, _Store):
+            if isinstance(job, StoreTicket):
                 job.stale = True
         self._storing.clear()
         self._let_go()
@@ -485,7 +455,7 @@ class KvdepotManager(OffloadingManager):
     def get_stats(self) -> Any:
         """What happened since the last call."""
         in_flight = sum(
-            sum(job.lengths) for job in self._tickets.values() if isinstance(job, _Store)
+            sum(job.lengths) for job in self._tickets.values() if isinstance(job, StoreTicket)
         )
         pending = in_flight + self._queued_bytes()
         self.collector.failed_calls("scheduler", self.faults.take())
@@ -508,7 +478,7 @@ class KvdepotManager(OffloadingManager):
         self._next_ticket += 1
         return self._next_ticket
 
-    def _placements(self, ticket: int, groups: list[tuple[int, list[bytes | None]]]) -> Placements:
+    def _placements(self, ticket: int, groups: list[GroupPlacements]) -> Placements:
         return Placements(ticket, self._socket, groups, self._memory)
 
     def _ident(self, key: OffloadKey, req_context: ReqContext) -> Ident:
@@ -588,9 +558,11 @@ class KvdepotManager(OffloadingManager):
         return time.monotonic() - since < self._lookup_wait
 
 
-def _unpin(groups: Groups, pairs: Iterable[tuple[Ident, Any]], *, served: bool) -> None:
+def _unpin(
+    groups: Groups, pairs: Iterable[tuple[Ident, kvdepot.Pin | None]], *, served: bool
+) -> None:
     """End pins; those that served a load are promoted to the near tier."""
-    by_group: dict[int, list[Any]] = {}
+    by_group: dict[int, list[kvdepot.Pin]] = {}
     for (group, _), pin in pairs:
         if pin is not None:
             by_group.setdefault(group, []).append(pin)

@@ -1,13 +1,9 @@
-"""What travels between the scheduler's process and vLLM's workers.
+"""How vLLM carries what travels between the scheduler's process and its workers.
 
-vLLM carries all of it: a `Placements` goes to every worker with a job, a
+A `Placements` goes to every worker with a job, a
 `WorkerReport` comes back from each in vLLM's worker metadata, and a
 `RankGeometry` comes once: before the first request in vLLM's handshake, or,
 under `MultiConnector`, with the first worker metadata.
-
-A **ticket** is one job as kvdepot counts it. vLLM's own job accounting cannot
-be used for that: it reports neither failed stores nor jobs that a cache reset
-dropped, and reservations and pins must end in both cases.
 """
 
 from __future__ import annotations
@@ -24,6 +20,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import (
 )
 from vllm.v1.kv_offload.base import LoadStoreSpec
 
+from kvdepot.vllm.jobs import GroupPlacements, Reports
+
 # Attaching can take seconds when nobody answers, on the thread that runs the
 # model. After a worker could move nothing, it does not try again for this long,
 # and nothing is looked up.
@@ -37,34 +35,19 @@ class Placements(LoadStoreSpec):
     ticket: int
     socket: str
     """The owner's socket, where a worker attaches at its first job."""
-    groups: list[tuple[int, list[bytes | None]]]
-    """For each KV group of the job, by its position: a placement a block, in the
-    order of vLLM's block ids. None: the block is gone, report it as undelivered."""
+    groups: list[GroupPlacements]
     memory: tuple[int, ...] = ()
     """The mover's media that are memory: a device driver may pin them. It would read in a file."""
 
     def __len__(self) -> int:
-        return sum(len(blocks) for _, blocks in self.groups)
-
-
-@dataclass
-class WorkerReport:
-    """One rank's outcome of one ticket."""
-
-    checksums: list[bytes | None] | None = None
-    """Of a store: a checksum a block, None where the copy failed."""
-    corrupt: list[int] = field(default_factory=list)
-    """Of a load: indexes of the blocks that did not verify."""
-    undelivered: list[int] = field(default_factory=list)
-    """Of a load: indexes of the blocks that were not moved; they may well be sound."""
+        return sum(len(group.placements) for group in self.groups)
 
 
 @dataclass
 class KvdepotWorkerMetadata(OffloadingWorkerMetadata):
     """vLLM's worker metadata with kvdepot's reports."""
 
-    reports: dict[int, dict[int, WorkerReport]] = field(default_factory=dict)
-    """ticket -> rank -> report"""
+    reports: Reports = field(default_factory=dict)
     path_seconds: float = 0.0
     """Time spent in kvdepot's calls on the worker's main thread, all ranks."""
     failed_calls: dict[str, int] = field(default_factory=dict)

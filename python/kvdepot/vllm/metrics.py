@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import (
     OffloadingConnectorStats,
@@ -19,6 +18,8 @@ from vllm.v1.kv_offload.base import (
     OffloadingGaugeMetadata,
     OffloadingMetricMetadata,
 )
+
+from kvdepot.vllm.faults import SafeDepot
 
 MOVED_BLOCKS = "kvdepot_moved_blocks"
 MOVED_BYTES = "kvdepot_moved_bytes"
@@ -123,7 +124,7 @@ DEPOT_SECONDS = 0.5
 class Collector:
     """Gathers the connector's figures between two of vLLM's collections."""
 
-    def __init__(self, depot: Any) -> None:
+    def __init__(self, depot: SafeDepot) -> None:
         self._depot = depot
         self._stats = OffloadingConnectorStats()
         self._next_depot = 0.0

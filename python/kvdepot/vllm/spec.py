@@ -94,7 +94,7 @@ class KvdepotSpec(OffloadingSpec):
         )
 
 
-def open_depot(settings: Settings, config: OffloadingConfig) -> Any:
+def open_depot(settings: Settings, config: OffloadingConfig) -> kvdepot.Depot:
     """Open the depot of this engine and say in one line what it is."""
     if settings.shared:
         return _open_service(settings)
@@ -114,7 +114,7 @@ def open_depot(settings: Settings, config: OffloadingConfig) -> Any:
     return depot
 
 
-def _open_service(settings: Settings) -> Any:
+def _open_service(settings: Settings) -> kvdepot.Depot:
     """The depot of a service; both may have been started at once."""
     deadline = time.monotonic() + SERVICE_SECONDS
     # No byte is moved from the scheduler's process.

@@ -9,12 +9,14 @@ from typing import Any
 
 from vllm.logger import init_logger
 
+import kvdepot
+
 logger = init_logger("vllm.kvdepot.tiers")
 
 
-def is_memory(depot: Any, tier: str) -> bool:
+def is_memory(depot: kvdepot.Depot, tier: str) -> bool:
     """Whether the tier is memory and not a file: the cache, or a DAX device."""
-    if tier != "Dax":
+    if tier != "Dax" or depot.path is None:
         return tier == "Cache"
     try:
         return stat.S_ISCHR(os.stat(depot.path).st_mode)

@@ -9,9 +9,8 @@ what really happened is in the reports.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import torch
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
@@ -34,49 +33,12 @@ from vllm.v1.kv_offload.base import (
 
 import kvdepot
 from kvdepot.vllm.faults import ERRORS, Faults
-from kvdepot.vllm.messages import (
-    RETRY_SECONDS,
-    KvdepotWorkerMetadata,
-    Placements,
-    RankGeometry,
-    WorkerReport,
-)
+from kvdepot.vllm.jobs import SKIP, Job, Move, Moving, Part, Reports, WorkerReport
+from kvdepot.vllm.messages import RETRY_SECONDS, KvdepotWorkerMetadata, Placements, RankGeometry
 
 logger = init_logger("vllm.kvdepot.worker")
 
-# Stands for "verify, but do not deliver" in the rows of a load.
-SKIP = -1
-
-
-@dataclass
-class Part:
-    """The blocks of one KV group in a job."""
-
-    group: int
-    first: int
-    """Index of its first block among all blocks of the job."""
-    placements: list[bytes | None]
-    rows: list[list[int]]
-    """vLLM's block ids of each block; SKIP where vLLM holds a piece already."""
-
-
-@dataclass
-class Job:
-    """A job under way."""
-
-    ticket: int
-    load: bool
-    parts: list[Part]
-    started: float
-    moves: list[tuple[Part, list[int], Any]] = field(default_factory=list)
-    """Part, indexes of its blocks that are being moved, the mover's job."""
-    failed: bool = False
-    """Whether nobody knows what became of it."""
-
-    @property
-    def blocks(self) -> int:
-        """How many blocks the job has."""
-        return sum(len(part.rows) for part in self.parts)
+Outcome = TypeVar("Outcome")
 
 
 def split(
@@ -91,9 +53,9 @@ def split(
     """
     parts = []
     offset = first = 0
-    by_position = dict(placements.groups)
+    by_group = {each.group: each.placements for each in placements.groups}
     for group, size in enumerate(spec.group_sizes):
-        found = by_position.get(group, [])
+        found = by_group.get(group, [])
         ids = spec.block_ids[offset : offset + size].tolist()
         offset += size
         if not found:
@@ -112,16 +74,6 @@ def split(
     return parts
 
 
-def movable(part: Part, *, load: bool) -> list[int]:
-    """Indexes of the blocks that have a place, and in a store all their bytes."""
-    pairs = enumerate(zip(part.placements, part.rows, strict=True))
-    return [
-        index
-        for index, (placement, row) in pairs
-        if placement is not None and (load or SKIP not in row)
-    ]
-
-
 class KvdepotWorker(OffloadingWorker):
     """Moves blocks between KV caches in this host's memory and the depot."""
 
@@ -136,10 +88,10 @@ class KvdepotWorker(OffloadingWorker):
         self.faults = Faults(logger)
         self._tensors = [canonical.tensor for canonical in kv_caches.tensors]
         self._ranges = [self._group_ranges(refs) for refs in kv_caches.group_data_refs]
-        self._mover: Any | None = None
+        self._mover: kvdepot.Mover | None = None
         self._attach_after = 0.0
         self._jobs: dict[int, Job] = {}
-        self._reports: dict[int, dict[int, WorkerReport]] = {}
+        self._reports: Reports = {}
         self._invalid: dict[int, set[int]] = {}
 
     def payload_bytes(self) -> list[int]:
@@ -194,8 +146,8 @@ class KvdepotWorker(OffloadingWorker):
 
     # ---- what vLLM's interface has no place for ---------------------------------------------
 
-    def take_reports(self) -> dict[int, dict[int, WorkerReport]]:
-        """Outcomes since the last call, by ticket."""
+    def take_reports(self) -> Reports:
+        """Outcomes since the last call."""
         reports, self._reports = self._reports, {}
         return reports
 
@@ -219,9 +171,9 @@ class KvdepotWorker(OffloadingWorker):
             ranges.append((tensor.data_ptr(), tensor.stride(0), ref.page_size_bytes))
         return ranges
 
-    def _start(self, job: Job, mover: Any) -> None:
+    def _start(self, job: Job, mover: kvdepot.Mover) -> None:
         for part in job.parts:
-            indexes = movable(part, load=job.load)
+            indexes = part.movable(load=job.load)
             if not indexes:
                 continue
             spans = kvdepot.Spans(
@@ -230,31 +182,37 @@ class KvdepotWorker(OffloadingWorker):
                 owner=self._tensors,
             )
             move = mover.load if job.load else mover.store
-            placements = [part.placements[i] for i in indexes]
-            job.moves.append((part, indexes, move(placements, spans, part=self.part)))
+            placements = part.chosen(indexes)
+            job.moves.append(Moving(part, indexes, move(placements, spans, part=self.part)))
+
+    def _ended(self, move: Move) -> bool:
+        """Whether it has; one that has two steps begins the second."""
+        return move.done
 
     def _advance(self, job: Job) -> bool:
-        """Whether the job has ended. Each part is asked: that may start its second phase."""
-        ended = [self.faults.attempt("done", None, lambda m=move: m.done) for *_, move in job.moves]
+        """Whether the job has ended. Each move is asked: that may begin its second step."""
+        ended = [
+            self.faults.attempt("done", None, self._ended, moving.move) for moving in job.moves
+        ]
         if None in ended:
             job.failed = True
             self._wait(job)
         return job.failed or all(ended)
 
     def _wait(self, job: Job) -> None:
-        for _, _, move in job.moves:
-            self.faults.attempt("wait", None, move.wait)
+        for moving in job.moves:
+            self.faults.attempt("wait", None, moving.move.wait)
 
-    def _outcomes(self, job: Job) -> list[bytes | bool | None]:
-        """For each block: a store's checksum; of a load, whether it verified; None where nothing
-        was moved."""
-        outcomes: list[bytes | bool | None] = [None] * job.blocks
+    def _outcomes(
+        self, job: Job, read: Callable[[Move], list[Outcome | None]]
+    ) -> list[Outcome | None]:
+        """What `read` says of each block; None where nothing was moved."""
+        outcomes: list[Outcome | None] = [None] * job.blocks
         if job.failed:
             return outcomes
         for part, indexes, move in job.moves:
-            nothing: list[bytes | bool | None] = [None] * len(indexes)
-            outcome = _arrived if job.load else _checksums
-            values = self.faults.attempt("outcome", nothing, outcome, move)
+            nothing: list[Outcome | None] = [None] * len(indexes)
+            values = self.faults.attempt("outcome", nothing, read, move)
             for index, value in zip(indexes, values, strict=True):
                 outcomes[part.first + index] = value
             error = self.faults.attempt("error", None, lambda m=move: m.error)
@@ -284,7 +242,7 @@ class KvdepotWorker(OffloadingWorker):
             self.faults.attempt("close", None, self._mover.close)
             self._mover = None
 
-    def _attached(self, spec: Placements) -> Any | None:
+    def _attached(self, spec: Placements) -> kvdepot.Mover | None:
         mover = self._mover
         if mover is not None and self.faults.attempt("ended", False, lambda: mover.ended):
             # The service is gone. Placements come of the next one.
@@ -304,43 +262,36 @@ class KvdepotWorker(OffloadingWorker):
 
     def _finish(self, job_id: int) -> TransferResult:
         job = self._jobs.pop(job_id)
-        outcomes = self._outcomes(job)
         if job.load:
+            arrived = self._outcomes(job, _arrived)
+            there = [outcome is True for outcome in arrived]
             report = WorkerReport(
-                corrupt=[index for index, outcome in enumerate(outcomes) if outcome is False],
-                undelivered=[index for index, outcome in enumerate(outcomes) if outcome is None],
+                corrupt=[index for index, outcome in enumerate(arrived) if outcome is False],
+                undelivered=[index for index, outcome in enumerate(arrived) if outcome is None],
             )
-            if report.corrupt or report.undelivered:
-                failed = {*report.corrupt, *report.undelivered}
-                self._invalid[job_id] = self._block_ids(job, failed)
+            if not all(there):
+                failed = {index for index, is_there in enumerate(there) if not is_there}
+                self._invalid[job_id] = job.vllm_blocks(failed)
         else:
-            report = WorkerReport(checksums=[o if isinstance(o, bytes) else None for o in outcomes])
+            checksums = self._outcomes(job, _checksums)
+            there = [checksum is not None for checksum in checksums]
+            report = WorkerReport(checksums=checksums)
         self._reports.setdefault(job.ticket, {})[self.rank] = report
+        payload_bytes = self.payload_bytes()
         moved = sum(
-            self.payload_bytes()[part.group]
+            payload_bytes[part.group] * sum(there[part.first : part.first + len(part.rows)])
             for part in job.parts
-            for index in range(len(part.rows))
-            if outcomes[part.first + index]
         )
         return TransferResult(job_id, True, moved, time.perf_counter() - job.started)
 
-    def _block_ids(self, job: Job, failed: set[int]) -> set[int]:
-        return {
-            block
-            for part in job.parts
-            for index, row in enumerate(part.rows)
-            if part.first + index in failed
-            for block in row
-            if block != SKIP
-        }
 
-
-def _arrived(move: Any) -> list[bytes | bool | None]:
+def _arrived(move: Move) -> list[bool | None]:
+    """Whether each block verified; None for one that was not moved."""
     pairs = zip(move.results, move.corrupt, strict=True)
     return [True if arrived else (False if corrupt else None) for arrived, corrupt in pairs]
 
 
-def _checksums(move: Any) -> list[bytes | bool | None]:
+def _checksums(move: Move) -> list[bytes | None]:
     return list(move.checksums)
 
 

@@ -1,0 +1,191 @@
+"""Jobs: what the scheduler's side asks of the workers, what they make of it, what they report.
+
+`kvdepot.vllm.messages` is how vLLM carries it. A **ticket** is one job as kvdepot counts it. vLLM's
+own job accounting cannot be used for that: it reports neither failed stores nor jobs that a cache
+reset dropped, and reservations and pins must end in both cases.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+import kvdepot
+from kvdepot.vllm.faults import SafeNamespace
+
+# Stands for "verify, but do not deliver" in the rows of a load.
+SKIP = -1
+
+# ---- between the processes -------------------------------------------------------------------
+
+
+class GroupPlacements(NamedTuple):
+    """Where the blocks of one KV group of a job are, or are to be written."""
+
+    group: int
+    """Its position among the engine's KV groups."""
+    placements: list[bytes | None]
+    """One a block, in the order of vLLM's block ids. None: the block is gone, report it as
+    undelivered."""
+
+
+@dataclass
+class WorkerReport:
+    """One rank's outcome of one ticket."""
+
+    checksums: list[bytes | None] | None = None
+    """Of a store: a checksum a block, None where the copy failed."""
+    corrupt: list[int] = field(default_factory=list)
+    """Of a load: indexes of the blocks that did not verify."""
+    undelivered: list[int] = field(default_factory=list)
+    """Of a load: indexes of the blocks that were not moved; they may well be sound."""
+
+
+Reports = dict[int, dict[int, WorkerReport]]
+"""ticket -> rank -> report"""
+
+
+# ---- in the scheduler's process --------------------------------------------------------------
+
+Ident = tuple[int, bytes]
+"""A block as kvdepot knows it: KV group of vLLM, 32-byte key."""
+
+
+@dataclass
+class Group:
+    """One KV group's namespace and what its blocks look like."""
+
+    position: int
+    """Its index among the groups of a job."""
+    namespace: SafeNamespace
+    part_bytes: list[int]
+    """What each rank adds to a block."""
+
+
+Groups = dict[int, Group]
+"""By vLLM's index of the KV group."""
+
+
+@dataclass
+class LoadTicket:
+    """A load that is not reported by all ranks yet."""
+
+    groups: Groups
+    """Those of its time: a reset may have replaced them since."""
+    request: str
+    idents: list[Ident]
+    pins: list[kvdepot.Pin | None]
+    heard: set[int] = field(default_factory=set)
+    """Ranks that have reported."""
+    failed: set[int] = field(default_factory=set)
+    """Indexes of blocks that some rank could not load."""
+
+
+@dataclass
+class StoreTicket:
+    """A store that is not reported by all ranks yet."""
+
+    groups: Groups
+    request: str
+    idents: list[Ident]
+    reservations: list[kvdepot.Reservation]
+    lengths: list[int]
+    heard: dict[int, list[bytes | None]] = field(default_factory=dict)
+    """rank -> its checksums"""
+    stale: bool = False
+    """Whether a reset has come since: nothing of it is published."""
+
+
+# ---- in a worker -----------------------------------------------------------------------------
+
+
+class Move(Protocol):
+    """Blocks that are being moved: `kvdepot.MoveJob`, or what another medium has in its place."""
+
+    @property
+    def done(self) -> bool:
+        """Whether the memory is no longer touched."""
+
+    @property
+    def results(self) -> list[bool]:
+        """Of a load: whether each block arrived and verified."""
+
+    @property
+    def corrupt(self) -> list[bool]:
+        """Of a load: whether each block has another checksum than it should."""
+
+    @property
+    def checksums(self) -> list[bytes | None]:
+        """Of a store: a checksum a block, None where the copy failed."""
+
+    @property
+    def error(self) -> str | None:
+        """Why something failed."""
+
+    def wait(self) -> object:
+        """Until the memory is no longer touched."""
+
+
+@dataclass
+class Part:
+    """The blocks of one KV group in a job."""
+
+    group: int
+    first: int
+    """Index of its first block among all blocks of the job."""
+    placements: list[bytes | None]
+    rows: list[list[int]]
+    """vLLM's block ids of each block; SKIP where vLLM holds a piece already."""
+
+    def movable(self, *, load: bool) -> list[int]:
+        """Indexes of the blocks that have a place, and in a store all their bytes."""
+        pairs = enumerate(zip(self.placements, self.rows, strict=True))
+        return [
+            index
+            for index, (placement, row) in pairs
+            if placement is not None and (load or SKIP not in row)
+        ]
+
+    def chosen(self, indexes: Iterable[int]) -> list[bytes]:
+        """The placements of movable blocks."""
+        found = [self.placements[index] for index in indexes]
+        return [placement for placement in found if placement is not None]
+
+
+class Moving(NamedTuple):
+    """Blocks of a part that are under way."""
+
+    part: Part
+    indexes: list[int]
+    """Which of its blocks."""
+    move: Move
+
+
+@dataclass
+class Job:
+    """A job under way."""
+
+    ticket: int
+    load: bool
+    parts: list[Part]
+    started: float
+    moves: list[Moving] = field(default_factory=list)
+    failed: bool = False
+    """Whether nobody knows what became of it."""
+
+    @property
+    def blocks(self) -> int:
+        """How many blocks the job has."""
+        return sum(len(part.rows) for part in self.parts)
+
+    def vllm_blocks(self, indexes: set[int]) -> set[int]:
+        """vLLM's ids of the blocks with these indexes."""
+        return {
+            block
+            for part in self.parts
+            for index, row in enumerate(part.rows)
+            if part.first + index in indexes
+            for block in row
+            if block != SKIP
+        }
