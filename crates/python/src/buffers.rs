@@ -9,6 +9,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyMemoryView, PyTuple};
 
 use crate::keep::{Hold, Keep};
+use crate::memory::Raw;
 use crate::spans::{Scratch, Spans};
 use crate::view::View;
 use crate::{cuda_array, dlpack, errors, storage};
@@ -17,16 +18,6 @@ const ALLOWED: &str = "contiguous memory: an object with the buffer protocol or 
                        (address, length) pair";
 
 const PAIR: &str = "an (address, length) pair whose memory begins above 0 and ends below 2^64";
-
-/// A range of memory whose owner is kept elsewhere.
-#[derive(Clone, Copy)]
-pub(crate) struct Raw {
-    pub(crate) addr: usize,
-    pub(crate) len: usize,
-    pub(crate) writable: bool,
-    /// The number of the CUDA device that it is on.
-    pub(crate) device: Option<i32>,
-}
 
 /// The memory of a call and what keeps it alive.
 pub(crate) struct Parsed {

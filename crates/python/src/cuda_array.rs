@@ -3,7 +3,7 @@
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use crate::buffers::Raw;
+use crate::memory::Raw;
 
 /// The memory of an array; `None` for an object without the interface. `Err` carries the reason in
 /// words.

@@ -11,7 +11,7 @@ use pyo3::ffi::PyCapsule_SetName;
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyCapsuleMethods, PyDict};
 
-use crate::buffers::Raw;
+use crate::memory::Raw;
 
 /// The device type of CUDA memory.
 const CUDA: i32 = 2;

@@ -24,6 +24,7 @@ mod handle;
 mod keep;
 mod keys;
 mod log;
+mod memory;
 mod mover;
 mod namespace;
 mod pages;

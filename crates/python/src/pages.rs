@@ -6,7 +6,8 @@ use pyo3::prelude::*;
 use pyo3::types::PyMemoryView;
 
 use crate::errors;
-use crate::storage::{self, Place};
+use crate::memory::Place;
+use crate::storage;
 use crate::view::View;
 
 /// Pages of one length, evenly spaced.

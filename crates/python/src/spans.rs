@@ -9,10 +9,10 @@ use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 use pyo3::{PyTraverseError, PyVisit};
 
-use crate::buffers::Raw;
 use crate::errors;
+use crate::memory::{Place, Raw};
 use crate::pages::Pages;
-use crate::storage::{self, Place};
+use crate::storage;
 
 /// One block for each row of `rows`. A row holds ids; of each of `ranges` a block takes the page
 /// of every id of its row, range after range. A range is a tensor or an array whose first dimension

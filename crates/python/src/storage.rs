@@ -8,24 +8,8 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyMemoryView, PyTuple};
 
+use crate::memory::Place;
 use crate::view::View;
-
-/// A range of memory.
-#[derive(Clone, Copy)]
-pub(crate) struct Place {
-    pub(crate) begin: usize,
-    pub(crate) end: usize,
-    /// Whether it is the processor's, and not a device's.
-    pub(crate) here: bool,
-}
-
-impl Place {
-    /// Whether `len` bytes at `addr` are in it.
-    pub(crate) fn holds(&self, addr: i128, len: usize) -> bool {
-        let fits = |end| end <= self.end as i128;
-        self.here && addr >= self.begin as i128 && fits(addr + len as i128)
-    }
-}
 
 /// The storage of a tensor of PyTorch; `None` for anything else.
 pub(crate) fn of<'py>(object: &Bound<'py, PyAny>) -> Option<Bound<'py, PyAny>> {

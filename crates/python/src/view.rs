@@ -7,7 +7,7 @@ use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 
-use crate::storage::Place;
+use crate::memory::Place;
 
 /// A contiguous range that an exporter keeps in place while this lives.
 pub(crate) struct View(Box<ffi::Py_buffer>);
