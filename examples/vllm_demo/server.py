@@ -96,6 +96,9 @@ class Server:
             "PYTHONDONTWRITEBYTECODE": "",
             **(environment or {}),
         }
+        # Where it is set (LMCache does so in a process that uses it), counters are summed with
+        # those of all servers before.
+        env.pop("PROMETHEUS_MULTIPROC_DIR", None)
         self.started = time.monotonic()
         with log.open("ab") as sink:
             self.process = subprocess.Popen(

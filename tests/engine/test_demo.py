@@ -19,6 +19,7 @@ from engine_harness import ROOT
 from vllm_demo import report
 from vllm_demo.measure import Answer
 from vllm_demo.rounds import Round
+from vllm_demo.server import Server
 
 
 def demo(directory: Path, *arguments: str) -> list[str]:
@@ -76,6 +77,19 @@ def test_nothing_survives_an_interruption(tmp_path: Path) -> None:
     with ThreadPoolExecutor() as threads:
         directories = [tmp_path / number.name for number in numbers]
         list(threads.map(interrupt_in_the_middle_of_a_start, directories, numbers))
+
+
+def test_a_server_counts_for_itself_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # As LMCache leaves it, in a process that has used it.
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path))
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\nexec env\n")
+    python.chmod(0o755)
+    server = Server("env", tmp_path, log=tmp_path / "log", python=str(python), say=lambda _: None)
+    server.process.wait()
+    server.stop()
+    assert "HF_HUB_OFFLINE=1" in server.log.read_text()
+    assert "PROMETHEUS_MULTIPROC_DIR" not in server.log.read_text()
 
 
 def answer(*, cached: int = 0, token: str = "a", logprob: float = -1.0) -> Answer:
