@@ -216,7 +216,7 @@ impl Verbs for Client {
 
     /// Whether somebody serves at the socket, as far as is known.
     fn is_connected(&self) -> bool {
-        !self.gate.forked() && self.dial.link().is_some()
+        !self.gate.forked() && self.dial.is_live()
     }
 
     fn is_busy(&self) -> bool {

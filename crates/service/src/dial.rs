@@ -138,6 +138,11 @@ impl Dial {
         &self.shared.socket
     }
 
+    /// Whether somebody serves there now. Asking begins nothing.
+    pub(crate) fn is_live(&self) -> bool {
+        self.shared.state.lock().live().is_some()
+    }
+
     /// The link; `None` while nobody serves there.
     pub(crate) fn link(&self) -> Option<Arc<Link>> {
         let state = self.shared.state.lock();
