@@ -144,6 +144,7 @@ def test_a_device_grows_and_never_shrinks(server: Server):
     grown = server.post("resize", server.first, size=size + (8 << 20))
     assert grown["new_size_bytes"] == size + (8 << 20)
     server.post("resize", server.first, size=size, expect=409)
+    server.post("resize", server.first, size="1MiB", expect=409)
     assert all(server.manager.read(names))
 
 

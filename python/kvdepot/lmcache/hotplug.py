@@ -16,6 +16,7 @@ from typing import Any
 from lmcache.v1.distributed.l2_adapters.reconfiguration import L2ReconfigureError
 
 import kvdepot
+from kvdepot._settings import SIZE
 
 log = logging.getLogger("kvdepot.lmcache")
 
@@ -155,7 +156,7 @@ def resize(
     size = size_of(payload)
     if size is None:
         raise L2ReconfigureError(400, "size_bytes must be a number of bytes above 0")
-    if isinstance(size, int) and size < found["capacity_bytes"]:
+    if size < found["capacity_bytes"]:
         raise L2ReconfigureError(409, "a device cannot shrink: remove it, and add a smaller one")
     depot.grow_device(path, size)
     now = known(depot, path)
@@ -189,11 +190,10 @@ def mode_of(operation: str, payload: Mapping[str, Any]) -> str:
     return str(mode)
 
 
-def size_of(payload: Mapping[str, Any]) -> int | str | None:
-    """Bytes, or a text with a unit; `size` is LMCache's name for both."""
+def size_of(payload: Mapping[str, Any]) -> int | None:
+    """The bytes asked for; `size` is LMCache's other name for them."""
     size = payload.get("size_bytes", payload.get("size"))
-    if size is None or (isinstance(size, int) and not isinstance(size, bool) and size > 0):
-        return size
-    if isinstance(size, str) and size.strip():
-        return size.strip()
-    raise L2ReconfigureError(400, "size must be a number of bytes above 0, or such as '100GiB'")
+    try:
+        return None if size is None else int(SIZE.read("size", size))
+    except kvdepot.ConfigError as error:
+        raise L2ReconfigureError(400, f"size must be {SIZE.allowed}") from error

@@ -1,8 +1,7 @@
 """How vLLM carries what travels between the scheduler's process and its workers.
 
-A `Placements` goes to every worker with a job, a
-`WorkerReport` comes back from each in vLLM's worker metadata, and a
-`RankGeometry` comes once: before the first request in vLLM's handshake, or,
+A `Placements` goes to every worker with a job, a `WorkerReport` comes back from each in vLLM's
+worker metadata, and a `RankGeometry` comes once: before the first request in vLLM's handshake, or,
 under `MultiConnector`, with the first worker metadata.
 """
 
