@@ -12,10 +12,11 @@ use std::sync::atomic::Ordering;
 
 use kvdepot_media::Flush;
 
-use crate::arena::{Arena, State};
+use crate::body::{Arena, State};
 use crate::format::record::{CREATED_AT, LEN, Packed, Record, State as RecordState};
 use crate::held::{self, Guard};
 use crate::index::{Entry, Stage};
+use crate::place::Token;
 
 /// Most blocks that end in one go: what others wait for, of the lock and of the medium.
 pub(crate) const BATCH: usize = 512;
@@ -206,7 +207,7 @@ impl Arena {
 
     /// Ends blocks that nobody asked for by their room: unpublishes those that these tokens name,
     /// some at a time; how many there were. Pinned ones give their room back with the last pin.
-    pub(crate) fn drop_blocks(&self, tokens: &[super::Token], moving: bool) -> usize {
+    pub(crate) fn drop_blocks(&self, tokens: &[Token], moving: bool) -> usize {
         let mut count = 0;
         for some in tokens.chunks(BATCH) {
             let mut state = self.state.lock();
@@ -326,11 +327,11 @@ mod tests {
     use kvdepot_media::checksum::Checksum;
 
     use super::*;
-    use crate::arena::{Token, Wanted};
     use crate::index::Uses;
     use crate::inspect::Inspection;
     use crate::key::{Key, NamespaceId};
     use crate::options::{Durability, Options};
+    use crate::place::{Token, Wanted};
 
     const NAMESPACE: NamespaceId = NamespaceId([1; 16]);
     const LEN_OF_ALL: u64 = 4 << 10;

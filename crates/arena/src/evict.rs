@@ -6,12 +6,13 @@ use std::cmp::Reverse;
 use std::collections::HashSet;
 use std::sync::atomic::Ordering;
 
-use crate::arena::{Arena, State, Token};
+use crate::body::{Arena, State};
 use crate::bury::{BATCH, BITE, Dying, Victim, begin_burial};
 use crate::format::GRANULE;
 use crate::held::Guard;
 use crate::index::{Entry, Oldest, Reservations, STEP, Stage};
 use crate::key::{Key, NamespaceId};
+use crate::place::Token;
 
 /// How far eviction runs ahead of need: one part in 64 of the arena (1.6 %, within the 2 % that
 /// the protocol allows), so that a put in a full arena does not evict for each block alone and
@@ -474,7 +475,7 @@ mod tests {
     use kvdepot_media::checksum::Checksum;
 
     use super::*;
-    use crate::arena::Wanted;
+    use crate::place::Wanted;
     use crate::reserved::Reserved;
 
     const NAMESPACE: NamespaceId = NamespaceId([1; 16]);

@@ -6,13 +6,13 @@ use std::sync::atomic::Ordering;
 
 use kvdepot_media::Kind;
 
-use crate::arena::Arena;
+use crate::body::Arena;
 use crate::error::Error;
 use crate::format::GRANULE;
 use crate::format::layout::Layout;
 use crate::format::superblock::Superblock;
-use crate::open::advance;
-use crate::{create, size};
+use crate::head::advance;
+use crate::{make, size};
 
 impl Arena {
     /// Bytes that it was made with or has grown to: more than it has where its medium was cut.
@@ -64,7 +64,7 @@ impl Arena {
         let grown = if capacity <= mapping.len() {
             mapping
         } else if mapping.kind() == Kind::File {
-            let fail = |error| create::space_error(&table.path, capacity, error, &str::to_owned);
+            let fail = |error| make::space_error(&table.path, capacity, error, &str::to_owned);
             mapping.grown(capacity).map_err(fail)?
         } else {
             return refuse(format!(

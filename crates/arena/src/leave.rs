@@ -1,60 +1,15 @@
 //! What a device needs that is one among several, and may leave.
 
-use std::fs::{File, Metadata};
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use kvdepot_media::Mapping;
-
-use crate::arena::{Arena, State, Token, Wanted};
+use crate::body::{Arena, State};
 use crate::bury::BATCH;
-use crate::error::Error;
 use crate::held::TURN;
 use crate::index::{Oldest, STEP, Stage};
 use crate::key::{Key, NamespaceId};
-use crate::reserve::{Cause, Refused};
-
-/// What lies at a path, whatever the path is called.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Inode {
-    device: u64,
-    inode: u64,
-}
-
-impl Inode {
-    /// `None` where nothing is.
-    pub fn of(path: &Path) -> Option<Inode> {
-        Some(Inode::from(&std::fs::metadata(path).ok()?))
-    }
-
-    /// Of what is mapped from `path`, whatever that leads to now.
-    pub(crate) fn behind(path: &Path, mapping: &Mapping) -> Result<Inode, Error> {
-        Ok(Inode::from(&metadata(path, mapping)?))
-    }
-}
-
-/// Of the file that is mapped from `path`.
-pub(crate) fn metadata(path: &Path, mapping: &Mapping) -> Result<Metadata, Error> {
-    let twin = mapping.fd()?.try_clone_to_owned();
-    let data = twin.and_then(|twin| File::from(twin).metadata());
-    data.map_err(|source| Error::Io {
-        path: path.into(),
-        source,
-    })
-}
-
-impl From<&Metadata> for Inode {
-    fn from(data: &Metadata) -> Inode {
-        // One device may have several nodes.
-        let is_device = data.file_type().is_char_device();
-        Inode {
-            device: if is_device { data.rdev() } else { data.dev() },
-            inode: if is_device { 0 } else { data.ino() },
-        }
-    }
-}
+use crate::place::{Token, Wanted};
+use crate::refused::{Cause, Refused};
 
 /// Room of an arena that can be written.
 #[derive(Clone, Copy, Debug)]
@@ -69,13 +24,6 @@ pub struct Room {
     pub fits: bool,
     /// When its least recently used block was used, of those that can be evicted.
     pub oldest: Option<u64>,
-}
-
-/// How a depot left a medium that only its own workers could write.
-#[derive(Clone, Copy, Debug)]
-pub struct Parting {
-    uuid: [u8; 16],
-    generation: u64,
 }
 
 /// What a device is doing.
@@ -94,11 +42,6 @@ pub struct Device {
 }
 
 impl Arena {
-    /// What tells its file from others.
-    pub fn inode(&self) -> Option<Inode> {
-        self.table.as_ref().map(|table| table.inode)
-    }
-
     /// Whether blocks are no longer written here. The tier holds its `placing` lock.
     pub fn set_leaving(&self, leaving: bool) {
         self.leaving.store(leaving, Ordering::Release);
@@ -126,31 +69,6 @@ impl Arena {
     /// Whether the medium has lost what makes it an arena.
     fn has_failed(&self) -> bool {
         self.mapping.load().losses() > 0 && self.is_lost(0, self.opened.data)
-    }
-
-    /// What is known of a medium that this depot lets go while nobody works on it: whoever of its
-    /// workers still has it has nothing to write there. `None` where others might.
-    pub fn parting(&self) -> Option<Parting> {
-        let table = self.table.as_ref()?;
-        self.orphans().is_none().then(|| Parting {
-            uuid: table.uuid,
-            generation: table.superblock.lock().generation,
-        })
-    }
-
-    /// Whether this depot was the last that had this medium, which it left so; its workers do not
-    /// count as another's then.
-    pub fn comes_back(&self, parting: &Parting) -> bool {
-        let Some(table) = &self.table else {
-            return false;
-        };
-        // Each opening begins a generation.
-        let next = parting.generation + 1;
-        let same = table.uuid == parting.uuid && table.superblock.lock().generation == next;
-        if same && let Some(lock) = &*table.lock.lock() {
-            lock.come_back();
-        }
-        same
     }
 
     /// Why nothing can be written here now, if nothing can.

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use kvdepot_alloc::Extent;
 
-use crate::arena::{Arena, State};
+use crate::body::{Arena, State};
 use crate::format::GRANULE;
 use crate::format::record::LEN;
 use crate::held::{Guard, TURN};

@@ -1,6 +1,5 @@
 //! Opening: find or make the medium, become its owner, recover what it holds.
 
-use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, OnceLock};
@@ -8,28 +7,27 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use kvdepot_alloc::Pool;
-use kvdepot_host::fork::LentFd;
-use kvdepot_host::{dirs, limits, peer};
-use kvdepot_media::{Access, Flush, Mapping};
+use kvdepot_host::limits;
+use kvdepot_media::{Access, Mapping};
 use parking_lot::{Condvar, Mutex};
 
-use crate::arena::{Arena, Counters, State, Table};
-use crate::create::{Promised, format, open_error};
-use crate::erase::unmake;
+use crate::body::{Arena, State, Table};
 use crate::error::Error;
-use crate::format::layout::{self, Layout};
-use crate::format::superblock::{self, Refusal, Superblock};
-use crate::format::{GRANULE, directory, owner};
-use crate::index::{Index, Order, Records, Reservations, Uses};
-use crate::leave::Inode;
-use crate::new::{Treatment, treatment};
+use crate::format::GRANULE;
+use crate::format::layout::Layout;
+use crate::format::record::COUNTER_BITS;
+use crate::format::superblock::Superblock;
+use crate::head::{advance, dead_superblocks, described, read_superblock, write_owner};
+use crate::index::{Index, Order, Uses};
+use crate::inode::Inode;
+use crate::make::{self, Fresh, Promised, Taken, Treatment, format, open_error, take, treatment};
 use crate::options::{Durability, Options};
 use crate::orphans::Orphans;
 use crate::owner_lock::OwnerLock;
-use crate::recover::Opening;
+use crate::recover::{self, Opening};
 use crate::roll::Roll;
-use crate::take::{Taken, take};
-use crate::{create, held, publish, recover, size};
+use crate::stats::Counters;
+use crate::{held, size};
 
 /// A medium that is this depot's, and whose records have not been read yet.
 pub struct Acquired {
@@ -62,7 +60,7 @@ impl Acquired {
         };
         // Above everything in the table, also when a rotted superblock made a generation repeat
         // or its 24 bits ran out.
-        let generation = (superblock.generation & 0xFF_FFFF) << publish::COUNTER_BITS;
+        let generation = (superblock.generation & 0xFF_FFFF) << COUNTER_BITS;
         let first = generation.max(found.highest.saturating_add(1));
         if layout.capacity > mapping.len() {
             tracing::warn!(
@@ -183,7 +181,7 @@ impl Arena {
         let mapping = match Mapping::open(path, Access::ReadWrite) {
             Ok(mapping) => mapping,
             Err(error) if error.is_not_found() => {
-                return create::check(path, config, field, promised);
+                return make::check(path, config, field, promised);
             }
             Err(error) => return Err(open_error(path, error, field)),
         };
@@ -196,7 +194,7 @@ impl Arena {
                 check_capacity(&superblock, &mapping, config, path, field)
             }
             Treatment::Blank | Treatment::Lost => {
-                create::layout_for(&mapping, config, field).map(drop)
+                make::layout_for(&mapping, config, field).map(drop)
             }
         }
     }
@@ -228,7 +226,7 @@ impl Arena {
             created,
         } = take(path, config, lock_wait, field)?;
         let space = |capacity: u64| {
-            let fail = |error| create::space_error(path, capacity, error, field);
+            let fail = |error| make::space_error(path, capacity, error, field);
             mapping.allocate(capacity.min(mapping.len())).map_err(fail)
         };
         let treatment = match created {
@@ -292,198 +290,11 @@ impl Arena {
         self.index.rank(uses);
         self.state.get_mut().order = Order::of(&self.index);
     }
-
-    /// A file that this opening has made stays, whatever happens.
-    pub fn keep(&self) {
-        if let Some(table) = &self.table
-            && let Some(fresh) = table.fresh.lock().take()
-        {
-            fresh.keep();
-        }
-    }
-
-    /// Lets the next owner in. Nothing may be written afterwards.
-    pub fn close(&self) {
-        if let Some(table) = &self.table {
-            self.close_orphans();
-            drop(table.fresh.lock().take());
-            drop(table.lock.lock().take());
-        }
-    }
-
-    /// Lets medium and index go, after the close of a depot that nobody uses any more but whose
-    /// namespaces are still kept. Pins and reservations that end later name nothing.
-    pub fn let_go(&self) {
-        if self.last.set(self.stats()).is_err() {
-            return;
-        }
-        let nothing = Mapping::anonymous("kvdepot-closed", GRANULE);
-        let (Ok(nothing), Ok(pool)) = (nothing, Pool::new(GRANULE, GRANULE)) else {
-            return;
-        };
-        self.mapping.store(nothing);
-        let mut state = self.state.lock();
-        let sequence = state.sequence;
-        *state = State::new(pool, 0, sequence);
-        self.index.let_go();
-    }
-
-    /// Says in the owner page where the owner's socket is.
-    pub fn announce(&self, socket: &str) -> Result<(), Error> {
-        if self.table.is_some() {
-            write_owner(&self.mapping.load(), socket)
-        } else {
-            Ok(())
-        }
-    }
-
-    /// A descriptor for a process that reads or writes this arena's medium, and whether no later
-    /// owner gives room to other blocks while that process has it.
-    pub fn descriptor(&self, write: bool) -> Result<(LentFd, bool), Error> {
-        let plain = |access| {
-            let mapping = self.mapping.load();
-            LentFd::open(|| Ok::<_, Error>(mapping.try_clone_fd(access)?))
-        };
-        match (&self.table, write) {
-            (Some(table), _) => match &*table.lock.lock() {
-                Some(lock) if write => lock.for_writer(&self.mapping.load()),
-                // What a writer would have.
-                Some(lock) => Ok((plain(Access::ReadOnly)?, lock.alone())),
-                None => Err(Error::Closed("")),
-            },
-            // Memory without a table has no later owner.
-            (None, true) => Ok((plain(Access::ReadWrite)?, true)),
-            (None, false) => Ok((plain(Access::ReadOnly)?, true)),
-        }
-    }
-}
-
-impl State {
-    fn new(pool: Pool, records: u32, sequence: u64) -> State {
-        State {
-            pool,
-            records: Records::new(records),
-            order: Order::new(),
-            reserved: Reservations::new(),
-            borne: Vec::new(),
-            sequence,
-            live_bytes: 0,
-            lingering: HashSet::new(),
-            burials: 0,
-            buried: 0,
-            set_aside: 0,
-            pressed: false,
-            promised: (0, 0),
-            digs: 0,
-            lost: Vec::new(),
-            losses: 0,
-            carving: None,
-            described: HashSet::new(),
-            undescribed: Vec::new(),
-            contiguous: HashSet::new(),
-            roll: Roll::default(),
-        }
-    }
-}
-
-/// A file that goes again unless it is [kept](Fresh::keep), while the lock on it is held.
-#[derive(Debug)]
-pub(crate) struct Fresh(PathBuf, Arc<Mapping>);
-
-impl Fresh {
-    fn keep(mut self) {
-        self.0 = PathBuf::new();
-    }
-}
-
-impl Drop for Fresh {
-    fn drop(&mut self) {
-        if self.0.as_os_str().is_empty() {
-            return;
-        }
-        match unmake(&self.0, &self.1) {
-            Ok(()) => tracing::info!(path = %self.0.display(), "the new arena is removed again"),
-            Err(error) => tracing::warn!(%error, "a new arena could not be removed again"),
-        }
-    }
 }
 
 fn new_pool(layout: Layout) -> Result<Pool, Error> {
     Pool::new(layout.data_len(), GRANULE)
         .map_err(|error| Error::config("capacity", size::show(layout.capacity), error.to_string()))
-}
-
-/// The default arena: in the user's cache directory, one an instance.
-pub fn default_path(instance: Option<&str>) -> Result<PathBuf, Error> {
-    let name = match instance {
-        None => "arena.kvd".to_owned(),
-        Some(instance) => format!("arena-{instance}.kvd"),
-    };
-    Ok(dirs::cache_dir()?.join(name))
-}
-
-pub(crate) fn read_page(mapping: &Mapping, offset: u64) -> Result<[u8; superblock::LEN], Error> {
-    let mut page = [0; superblock::LEN];
-    mapping.read_into(offset, &mut page)?;
-    Ok(page)
-}
-
-/// The newer of the two superblocks that verify.
-pub fn read_superblock(path: &Path, mapping: &Mapping) -> Result<Superblock, Error> {
-    let corrupt = |reason: String| Error::Corrupt {
-        path: path.into(),
-        reason,
-    };
-    let len = mapping.len();
-    if len < layout::CAPACITY_MIN {
-        let mut bytes = vec![0; len as usize];
-        mapping.read_into(0, &mut bytes)?;
-        // Whoever keeps something here is not told to remove it.
-        let is_ours = bytes.starts_with(&superblock::MAGIC) || bytes.iter().all(|byte| *byte == 0);
-        return Err(corrupt(if is_ours {
-            format!("it has {}: {}", size::show(len), create::enlarge(path))
-        } else {
-            "it is not a kvdepot arena; name another path".into()
-        }));
-    }
-    let [a, b] = COPIES.map(|at| read_page(mapping, at).map(|page| Superblock::decode(&page)));
-    let (a, b) = (a?, b?);
-    let newest = [&a, &b]
-        .into_iter()
-        .flatten()
-        .max_by_key(|superblock| superblock.generation);
-    if let Some(superblock) = newest {
-        return Ok(superblock.clone());
-    }
-    let hint = "set format: true to make a new arena here (everything in it is lost)";
-    Err(corrupt(match (a, b) {
-        (Err(Refusal::Version(version)), _) | (_, Err(Refusal::Version(version))) => format!(
-            "format version {version} is not the version {} that this release reads; use the \
-             release that wrote it, or {hint}",
-            superblock::VERSION
-        ),
-        (Err(Refusal::Damaged), _) | (_, Err(Refusal::Damaged)) => {
-            format!("both superblocks are damaged; {hint}")
-        }
-        _ => format!("it is not a kvdepot arena; name another path, or {hint}"),
-    }))
-}
-
-/// Where the superblocks are.
-const COPIES: [u64; 2] = [0, layout::SUPERBLOCK_B];
-
-/// The offsets of superblocks that do not verify, beside the one in force. An arena that nobody
-/// has opened has one alone.
-pub fn dead_superblocks(mapping: &Mapping, in_force: &Superblock) -> Result<Vec<u64>, Error> {
-    let mut dead = Vec::new();
-    for at in COPIES {
-        let page = read_page(mapping, at)?;
-        let is_unused = in_force.generation == 0 && page == [0; superblock::LEN];
-        if !is_unused && Superblock::decode(&page).is_err() {
-            dead.push(at);
-        }
-    }
-    Ok(dead)
 }
 
 fn check_capacity(
@@ -515,60 +326,6 @@ fn check_capacity(
         )),
         _ => Ok(()),
     }
-}
-
-/// Begins a new generation, in the older copy: the newer one stays whole meanwhile.
-pub(crate) fn advance(mapping: &Mapping, superblock: Superblock) -> Result<Superblock, Error> {
-    let next = Superblock {
-        generation: superblock.generation + 1,
-        ..superblock
-    };
-    let at = if next.generation.is_multiple_of(2) {
-        0
-    } else {
-        layout::SUPERBLOCK_B
-    };
-    mapping.write_from(at, &next.encode())?;
-    mapping.sync(at, superblock::LEN as u64, Flush::Power)?;
-    Ok(next)
-}
-
-fn write_owner(mapping: &Mapping, socket: &str) -> Result<(), Error> {
-    let pid = std::process::id();
-    let page = owner::Owner {
-        pid,
-        start_time: peer::start_ticks(pid).ok().flatten().unwrap_or(0),
-        host: peer::hostname(),
-        socket: socket.to_owned(),
-    };
-    Ok(mapping.write_from(layout::OWNER, &page.encode())?)
-}
-
-/// The namespaces of the directory, and its entries without one, the first one last.
-fn described(mapping: &Mapping) -> Result<(HashSet<crate::NamespaceId>, Vec<u32>), Error> {
-    let entries = read_directory(mapping)?;
-    let taken: HashSet<u64> = entries.iter().map(|(index, _, _)| *index).collect();
-    let free = (0..directory::ENTRIES)
-        .rev()
-        .filter(|index| !taken.contains(index));
-    let free = free.map(|index| index as u32).collect();
-    Ok((entries.into_iter().map(|(_, id, _)| id).collect(), free))
-}
-
-/// The namespaces that the arena describes, with the number of their entry.
-pub fn read_directory(mapping: &Mapping) -> Result<Vec<(u64, crate::NamespaceId, String)>, Error> {
-    let mut entries = Vec::new();
-    for index in 0..directory::ENTRIES {
-        let mut bytes = [0; directory::LEN];
-        mapping.read_into(
-            layout::DIRECTORY + index * directory::LEN as u64,
-            &mut bytes,
-        )?;
-        if let Some((id, text)) = directory::decode(&bytes) {
-            entries.push((index, id, text));
-        }
-    }
-    Ok(entries)
 }
 
 #[cfg(test)]

@@ -17,8 +17,8 @@ use kvdepot_media::Mapping;
 use parking_lot::Mutex;
 
 use crate::error::Error;
-use crate::format::{layout, owner};
 use crate::gate;
+use crate::head::read_owner;
 use crate::patience::is_interrupted;
 
 const OWNER_BYTE: u64 = 0;
@@ -174,13 +174,6 @@ pub fn orphans_of(mapping: &Mapping) -> Vec<Holder> {
         .iter()
         .any(|writer| owners.iter().any(|owner| owner.pid == writer.pid));
     if is_owned { Vec::new() } else { writers }
-}
-
-/// Who opened the arena last, as far as its owner page says.
-pub fn read_owner(mapping: &Mapping) -> Option<owner::Owner> {
-    let mut page = [0; owner::LEN];
-    mapping.read_into(layout::OWNER, &mut page).ok()?;
-    owner::Owner::decode(&page)
 }
 
 #[cfg(test)]

@@ -9,11 +9,11 @@ use std::sync::Arc;
 use kvdepot_media::checksum::{self, Checksum, PartId};
 use kvdepot_media::{Buffer, Mapping, PART_LEN_MAX};
 
-use crate::arena::Place;
 use crate::error::Error;
 use crate::format::GRANULE;
 use crate::format::record::{PARTS_MAX, Packed};
 use crate::key::Identity;
+use crate::place::Place;
 
 /// Bytes of a table entry.
 pub const ENTRY: u64 = 32;

@@ -4,15 +4,13 @@ use std::sync::atomic::Ordering;
 
 use kvdepot_media::checksum::Checksum;
 
-use crate::arena::{Arena, State, Token};
+use crate::body::{Arena, State};
 use crate::bury::Dying;
 use crate::format::record::{Packed, Record, State as RecordState};
 use crate::held::{self, Guard, TURN};
 use crate::index::{Entry, Stage};
 use crate::key::NamespaceId;
-
-/// Bits of a sequence that count within one generation.
-pub(crate) const COUNTER_BITS: u32 = 40;
+use crate::place::Token;
 
 impl Arena {
     /// Publishes reserved blocks whose bytes are in place; true where the token was a
@@ -311,10 +309,10 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::arena::Wanted;
     use crate::index::Uses;
     use crate::key::Key;
     use crate::options::Options;
+    use crate::place::Wanted;
 
     #[test]
     fn a_copy_that_is_removed_while_its_record_is_written_is_never_found() {

@@ -3,7 +3,8 @@
 use std::ops::Deref;
 use std::sync::Arc;
 
-use crate::arena::{Arena, Place};
+use crate::body::Arena;
+use crate::place::Place;
 
 /// Room for a block that nobody sees before it is committed. Whoever drops it gives it back, so
 /// that no path that ends early leaves a key that is being written for ever.

@@ -1,14 +1,10 @@
-//! Who is there: the blocks of a namespace, how much each namespace has, and which blocks left.
+//! How much each namespace has, and which blocks left.
 //!
 //! What is noted costs every eviction a little, so it does not begin before somebody asks.
 
 use std::collections::VecDeque;
 
-use crate::arena::Arena;
-use crate::error::Error;
-use crate::index::Stage;
-use crate::key::{Identity, Key, NamespaceId};
-use crate::open::read_directory;
+use crate::key::Identity;
 
 /// Blocks and payload bytes of a namespace.
 pub(crate) type Share = (u64, u64);
@@ -25,22 +21,22 @@ pub struct Departed {
 #[derive(Default)]
 pub(crate) struct Roll {
     /// By the namespace's number.
-    shares: Vec<Share>,
-    notes: Vec<Notes>,
+    pub(crate) shares: Vec<Share>,
+    pub(crate) notes: Vec<Notes>,
     /// Whether what goes now is on another device already.
     pub(crate) moving: bool,
 }
 
 /// What one listener has not been told yet.
 pub(crate) struct Notes {
-    listener: u64,
-    blocks: VecDeque<(Identity, u64)>,
-    limit: usize,
-    overflowed: bool,
+    pub(crate) listener: u64,
+    pub(crate) blocks: VecDeque<(Identity, u64)>,
+    pub(crate) limit: usize,
+    pub(crate) overflowed: bool,
 }
 
 impl Notes {
-    fn of(listener: u64, limit: usize) -> Notes {
+    pub(crate) fn of(listener: u64, limit: usize) -> Notes {
         Notes {
             listener,
             blocks: VecDeque::new(),
@@ -49,7 +45,7 @@ impl Notes {
         }
     }
 
-    fn take(&mut self) -> Departed {
+    pub(crate) fn take(&mut self) -> Departed {
         Departed {
             blocks: std::mem::take(&mut self.blocks).into(),
             overflowed: std::mem::take(&mut self.overflowed),
@@ -57,38 +53,13 @@ impl Notes {
     }
 
     /// As if they had been noted here, too.
-    fn join(&mut self, others: Notes) {
+    pub(crate) fn join(&mut self, others: Notes) {
         self.blocks.extend(others.blocks);
         self.overflowed |= others.overflowed;
         while self.blocks.len() > self.limit {
             self.blocks.pop_front();
             self.overflowed = true;
         }
-    }
-}
-
-/// What devices that are gone had noted for their listeners, as much for each as one device keeps.
-#[derive(Default)]
-pub struct Legacy(Vec<Notes>);
-
-impl Legacy {
-    /// Takes what a device has noted that nothing leaves any more.
-    pub fn inherit(&mut self, arena: &Arena) {
-        for notes in std::mem::take(&mut arena.state.lock().roll.notes) {
-            let known = self.0.iter_mut().find(|one| one.listener == notes.listener);
-            match known {
-                Some(known) => known.join(notes),
-                None => self.0.push(notes),
-            }
-        }
-    }
-
-    /// As [`Arena::departed`].
-    pub fn departed(&mut self, listener: u64) -> Departed {
-        let mut mine = self.0.extract_if(.., |one| one.listener == listener);
-        mine.next()
-            .map(|mut notes| notes.take())
-            .unwrap_or_default()
     }
 }
 
@@ -129,76 +100,5 @@ impl Roll {
             }
             notes.blocks.push_back((identity, bytes));
         }
-    }
-}
-
-impl Arena {
-    /// Looks at `glance` slots from `slot` on, and adds the published blocks of a namespace among
-    /// them with their bytes, until there are `limit`. The first slot that was not looked at;
-    /// `None` behind the last one.
-    pub fn glance(
-        &self,
-        namespace: NamespaceId,
-        slot: u32,
-        glance: u32,
-        limit: usize,
-        blocks: &mut Vec<(Key, u64)>,
-    ) -> Option<u32> {
-        self.index.page_of(namespace, slot, glance, |_, entry| {
-            if entry.stage == Stage::Live {
-                blocks.push((entry.key, entry.len));
-            }
-            blocks.len() < limit
-        })
-    }
-
-    /// What each namespace has that has blocks here, or had some lately.
-    pub fn shares(&self) -> Vec<(NamespaceId, Share)> {
-        let state = self.state.lock();
-        let shares = &state.roll.shares;
-        let share = |number: u32| shares.get(number as usize).copied().unwrap_or_default();
-        let each = self.index.named().into_iter();
-        each.map(|(id, number)| (id, share(number))).collect()
-    }
-
-    /// What the arena's directory says of its namespaces.
-    pub fn descriptions(&self) -> Result<Vec<(NamespaceId, String)>, Error> {
-        if self.table.is_none() {
-            return Ok(Vec::new());
-        }
-        let entries = read_directory(&self.mapping.load())?.into_iter();
-        Ok(entries.map(|(_, id, text)| (id, text)).collect())
-    }
-
-    /// The blocks unpublished since this listener's last call; noted from its first call on, at
-    /// most the last `limit` of them.
-    pub fn departed(&self, listener: u64, limit: usize) -> Departed {
-        let mut state = self.state.lock();
-        let all = &mut state.roll.notes;
-        let known = all.iter().position(|notes| notes.listener == listener);
-        let at = known.unwrap_or_else(|| {
-            all.push(Notes::of(listener, limit));
-            all.len() - 1
-        });
-        let notes = &mut all[at];
-        notes.limit = limit;
-        notes.take()
-    }
-
-    /// Notes what leaves from now on for whoever listens to another device of the tier.
-    pub fn listen_like(&self, other: &Arena) {
-        let listeners = {
-            let state = other.state.lock();
-            let notes = state.roll.notes.iter();
-            let of = notes.map(|notes| Notes::of(notes.listener, notes.limit));
-            of.collect()
-        };
-        self.state.lock().roll.notes = listeners;
-    }
-
-    /// Notes nothing for this listener any more.
-    pub fn forget_listener(&self, listener: u64) {
-        let notes = &mut self.state.lock().roll.notes;
-        notes.retain(|notes| notes.listener != listener);
     }
 }

@@ -1,9 +1,10 @@
 //! Lookups and pins. None of them waits for `state`, but for who ends the last pin of a block that
 //! is gone.
 
-use crate::arena::{Arena, Place, Token};
+use crate::body::Arena;
 use crate::index::Stage;
 use crate::key::{Key, NamespaceId};
+use crate::place::{Place, Token};
 
 impl Arena {
     /// Sets `found[i]` where the block of `keys[i]` is published, and leaves it elsewhere.

@@ -6,11 +6,12 @@ use std::sync::atomic::Ordering;
 
 use kvdepot_alloc::{Extent, Hint};
 
-use crate::arena::{Arena, State, Wanted};
+use crate::body::{Arena, State};
 use crate::format::record::{EXTENTS_MAX, Packed};
 use crate::index::{Entry, Stage};
 use crate::key::NamespaceId;
-use crate::reserve::{Cause, Full, Refused};
+use crate::place::Wanted;
+use crate::refused::{Cause, Full, Refused};
 
 /// A slot and extents that are nobody's yet. Dropped, they are free again.
 #[must_use = "dropped, it is given back"]

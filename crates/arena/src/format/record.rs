@@ -13,6 +13,8 @@ pub const LEN: usize = 128;
 pub const EXTENTS_MAX: usize = 4;
 /// Parts a block may have: more ranks than any deployment splits a model over.
 pub const PARTS_MAX: u16 = 4096;
+/// Bits of a sequence that count within one generation.
+pub(crate) const COUNTER_BITS: u32 = 40;
 const CHECKSUM_AT: usize = LEN - 8;
 /// Where a record says when its block was put.
 pub(crate) const CREATED_AT: u64 = 4;

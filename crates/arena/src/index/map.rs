@@ -10,7 +10,8 @@
 
 use kvdepot_host::cpu::prefetch;
 
-use super::LOCAL_BITS;
+/// Bits of a slot that count within its shard.
+pub(super) const LOCAL_BITS: u32 = 28;
 
 /// Words of a line, but for its count.
 const ROOM: usize = 15;

@@ -23,6 +23,7 @@ pub(crate) use entry::{Entry, Stage};
 pub use entry::{Stamps, Uses};
 use hash::Secret;
 use kvdepot_media::checksum::Checksum;
+use map::LOCAL_BITS;
 pub(crate) use names::Namespaces;
 pub(crate) use order::{Oldest, Order};
 pub(crate) use records::Records;
@@ -35,8 +36,6 @@ use crate::key::{Key, NamespaceId};
 /// Most shards. Readers take the locks of all that their keys are in, and what they take travels
 /// from core to core; fewer of them, and whoever changes one waits for more readers.
 const SHARDS: usize = 16;
-/// Bits of a slot that count within its shard.
-const LOCAL_BITS: u32 = 28;
 /// An arena of no more records has one shard.
 const RECORDS_FEW: u64 = 4096;
 

@@ -13,7 +13,7 @@ use crate::error::Error;
 use crate::format::GRANULE;
 use crate::format::layout::{self, Layout};
 use crate::format::superblock::{self, Refusal, Superblock};
-use crate::open::read_page;
+use crate::head::read_page;
 use crate::options::{Format, Options};
 
 /// Bytes that are looked at in one go.

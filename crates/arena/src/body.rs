@@ -1,4 +1,4 @@
-//! One contiguous medium with its allocator, index and record table.
+//! An arena: a medium with its allocator, index and record table.
 //!
 //! Guarantees: a block is visible once its record is whole on the medium, and never before;
 //! extents are reused only after the record that named them is invalid there; recovery from the
@@ -18,78 +18,22 @@ use std::sync::{Arc, OnceLock};
 use arc_swap::ArcSwap;
 use kvdepot_alloc::Pool;
 use kvdepot_media::Mapping;
-use kvdepot_media::checksum::Checksum;
 use parking_lot::{Condvar, Mutex};
 
-use crate::format::GRANULE;
 use crate::format::layout::Layout;
-use crate::format::record::{Packed, Record, State as RecordState};
+use crate::format::record::{Record, State as RecordState};
 use crate::format::superblock::Superblock;
 use crate::held;
 use crate::index::{Entry, Index, Order, Records, Reservations};
-use crate::key::{Identity, Key, NamespaceId};
-use crate::leave::Inode;
-use crate::open::Fresh;
+use crate::inode::Inode;
+use crate::key::{Identity, NamespaceId};
+use crate::make::Fresh;
 use crate::options::Durability;
 use crate::orphans::Orphans;
 use crate::owner_lock::OwnerLock;
+use crate::place::{Place, Token};
 use crate::roll::Roll;
-
-/// Names one reservation or pin: the slot may be reused, the device's sequences never are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Token {
-    /// The arena's number in its depot.
-    pub device: u32,
-    /// Its slot in the table.
-    pub slot: u32,
-    /// The sequence of its record.
-    pub sequence: u64,
-}
-
-/// Where a block's bytes are inside an arena, and how to know them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
-    /// Which one it is.
-    pub token: Token,
-    /// What it is.
-    pub identity: Identity,
-    /// Where it lies in the medium.
-    pub extents: Packed,
-    /// Payload bytes, with a part table.
-    pub len: u64,
-    /// Parts of the block.
-    pub parts: u16,
-    /// What its record says of the bytes.
-    pub checksum: Checksum,
-    /// When it was used last, in the depot's count of uses.
-    pub stamp: u64,
-}
-
-/// A block that wants room.
-#[derive(Clone, Copy, Debug)]
-pub struct Wanted {
-    /// Its key.
-    pub key: Key,
-    /// Payload bytes.
-    pub len: u64,
-    /// Parts of the block.
-    pub parts: u16,
-    /// This use of it.
-    pub stamp: u64,
-    /// Whether it is copied from another tier or device.
-    pub copy: bool,
-    /// Whether others may be evicted for it.
-    pub evict: bool,
-}
-
-impl Wanted {
-    /// Payload bytes as the arena rounds them, if they are not far too many.
-    pub fn room(&self) -> u64 {
-        self.len
-            .checked_next_multiple_of(GRANULE)
-            .unwrap_or(self.len)
-    }
-}
+use crate::stats::{Counters, TierStats};
 
 /// A medium with its allocator, index and, where it outlives the process, its record table.
 pub struct Arena {
@@ -172,104 +116,6 @@ pub(crate) struct State {
     /// Namespaces whose blocks may not be scattered.
     pub(crate) contiguous: HashSet<u32>,
     pub(crate) roll: Roll,
-}
-
-/// What an arena counts; read by statistics only.
-#[derive(Default)]
-pub(crate) struct Counters {
-    pub(crate) evicted_blocks: AtomicU64,
-    pub(crate) evicted_bytes: AtomicU64,
-    pub(crate) corrupt_blocks: AtomicU64,
-    pub(crate) lost_bytes: AtomicU64,
-    pub(crate) full: AtomicU64,
-    pub(crate) stored_blocks: AtomicU64,
-    pub(crate) stored_bytes: AtomicU64,
-}
-
-/// An arena's fill, for people and metrics.
-#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-#[non_exhaustive]
-pub struct TierStats {
-    /// The tier's name.
-    pub tier: String,
-    /// Bytes of data it can hold.
-    pub capacity_bytes: u64,
-    /// Bytes of payload published.
-    pub live_bytes: u64,
-    /// Bytes not allocated.
-    pub free_bytes: u64,
-    /// The longest free extent.
-    pub largest_free_bytes: u64,
-    /// Blocks published.
-    pub blocks: u64,
-    /// Blocks that the record table can hold.
-    pub blocks_max: u64,
-    /// Blocks pinned by readers.
-    pub pinned_blocks: u64,
-    /// Blocks being written.
-    pub reserved_blocks: u64,
-    /// Blocks evicted since it was opened.
-    pub evicted_blocks: u64,
-    /// Bytes evicted since it was opened.
-    pub evicted_bytes: u64,
-    /// Blocks that did not verify.
-    pub corrupt_blocks: u64,
-    /// Bytes of extents that are not used again, because the medium failed under them.
-    pub lost_bytes: u64,
-    /// Reservations refused for lack of room.
-    pub full: u64,
-    /// Blocks published since it was opened.
-    pub stored_blocks: u64,
-    /// Bytes published since it was opened.
-    pub stored_bytes: u64,
-}
-
-impl TierStats {
-    /// Those of a tier that has not begun.
-    #[must_use]
-    pub fn new(tier: &str) -> TierStats {
-        TierStats {
-            tier: tier.to_owned(),
-            ..TierStats::default()
-        }
-    }
-
-    /// What was counted, without what is there now: it stays when a device goes.
-    pub fn counted(self) -> TierStats {
-        TierStats {
-            tier: self.tier,
-            evicted_blocks: self.evicted_blocks,
-            evicted_bytes: self.evicted_bytes,
-            corrupt_blocks: self.corrupt_blocks,
-            lost_bytes: self.lost_bytes,
-            full: self.full,
-            stored_blocks: self.stored_blocks,
-            stored_bytes: self.stored_bytes,
-            ..TierStats::default()
-        }
-    }
-
-    /// Those of two devices as one.
-    pub fn plus(self, other: TierStats) -> TierStats {
-        TierStats {
-            tier: self.tier,
-            capacity_bytes: self.capacity_bytes + other.capacity_bytes,
-            live_bytes: self.live_bytes + other.live_bytes,
-            free_bytes: self.free_bytes + other.free_bytes,
-            largest_free_bytes: self.largest_free_bytes.max(other.largest_free_bytes),
-            blocks: self.blocks + other.blocks,
-            blocks_max: self.blocks_max + other.blocks_max,
-            pinned_blocks: self.pinned_blocks + other.pinned_blocks,
-            reserved_blocks: self.reserved_blocks + other.reserved_blocks,
-            evicted_blocks: self.evicted_blocks + other.evicted_blocks,
-            evicted_bytes: self.evicted_bytes + other.evicted_bytes,
-            corrupt_blocks: self.corrupt_blocks + other.corrupt_blocks,
-            lost_bytes: self.lost_bytes + other.lost_bytes,
-            full: self.full + other.full,
-            stored_blocks: self.stored_blocks + other.stored_blocks,
-            stored_bytes: self.stored_bytes + other.stored_bytes,
-        }
-    }
 }
 
 impl Arena {
@@ -398,6 +244,32 @@ impl Arena {
 }
 
 impl State {
+    pub(crate) fn new(pool: Pool, records: u32, sequence: u64) -> State {
+        State {
+            pool,
+            records: Records::new(records),
+            order: Order::new(),
+            reserved: Reservations::new(),
+            borne: Vec::new(),
+            sequence,
+            live_bytes: 0,
+            lingering: HashSet::new(),
+            burials: 0,
+            buried: 0,
+            set_aside: 0,
+            pressed: false,
+            promised: (0, 0),
+            digs: 0,
+            lost: Vec::new(),
+            losses: 0,
+            carving: None,
+            described: HashSet::new(),
+            undescribed: Vec::new(),
+            contiguous: HashSet::new(),
+            roll: Roll::default(),
+        }
+    }
+
     pub(crate) fn bear(&mut self, namespace: u32) {
         let index = namespace as usize;
         if self.borne.len() <= index {

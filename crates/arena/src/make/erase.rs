@@ -1,6 +1,7 @@
 //! Removing an arena as a whole.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use kvdepot_media::{Access, Flush, Kind, Mapping};
@@ -8,7 +9,7 @@ use kvdepot_media::{Access, Flush, Kind, Mapping};
 use crate::clock;
 use crate::error::Error;
 use crate::format::{layout, superblock};
-use crate::leave::Inode;
+use crate::inode::Inode;
 use crate::owner_lock::OwnerLock;
 
 /// Removes the arena at `path` and answers the bytes of its medium: a file is deleted, on a device
@@ -65,6 +66,28 @@ pub(crate) fn unmake(path: &Path, mapping: &Mapping) -> Result<(), Error> {
         })?;
     }
     Ok(())
+}
+
+/// A file that goes again unless it is [kept](Fresh::keep), while the lock on it is held.
+#[derive(Debug)]
+pub(crate) struct Fresh(pub(crate) PathBuf, pub(crate) Arc<Mapping>);
+
+impl Fresh {
+    pub(crate) fn keep(mut self) {
+        self.0 = PathBuf::new();
+    }
+}
+
+impl Drop for Fresh {
+    fn drop(&mut self) {
+        if self.0.as_os_str().is_empty() {
+            return;
+        }
+        match unmake(&self.0, &self.1) {
+            Ok(()) => tracing::info!(path = %self.0.display(), "the new arena is removed again"),
+            Err(error) => tracing::warn!(%error, "a new arena could not be removed again"),
+        }
+    }
 }
 
 fn begins_like_an_arena(mapping: &Mapping) -> Result<bool, Error> {

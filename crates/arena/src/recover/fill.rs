@@ -7,12 +7,12 @@ use std::thread;
 
 use kvdepot_media::Mapping;
 
+use super::ranks::{Place, is_inside, places};
 use crate::error::Error;
 use crate::format::layout::{self, Layout};
 use crate::format::record::{self, Record, Slot, State as RecordState};
-use crate::index::{Arrivals, Entry, Index};
+use crate::index::{Arrivals, Entry, Index, Stage};
 use crate::key::{Identity, NamespaceId};
-use crate::recover::{Place, entry, is_inside, places};
 
 /// Records read at a time: what a second-level cache holds beside the index.
 const CHUNK: u32 = 1024;
@@ -91,6 +91,18 @@ pub(crate) fn read_table(
         }
     }
     Ok(highest)
+}
+
+fn entry(slot: u32, record: &Record, namespace: u32) -> Entry {
+    let mut entry = Entry::new(record.identity.key, namespace, record.extents, record.len);
+    entry.record = slot;
+    entry.parts = record.parts;
+    entry.checksum = record.checksum;
+    entry.sequence = record.sequence;
+    entry.stage = Stage::Live;
+    // Until the blocks of all devices are ranked.
+    entry.stamp = record.sequence;
+    entry
 }
 
 /// What a thread has found in its part of the table, but for what is in the index.

@@ -8,13 +8,14 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use kvdepot_host::limits;
+use kvdepot_host::{dirs, limits};
 use kvdepot_media::{Flush, Mapping};
 
 use crate::error::Error;
 use crate::format::GRANULE;
 use crate::format::layout::{self, Layout};
 use crate::format::superblock::{self, Superblock};
+use crate::head::enlarge;
 use crate::options::Options;
 use crate::patience::is_interrupted;
 use crate::{clock, size};
@@ -243,6 +244,15 @@ pub fn default_capacity(path: &Path) -> u64 {
     (limits::disk_free(path).unwrap_or(0) / 5).min(64 << 30)
 }
 
+/// The default arena: in the user's cache directory, one an instance.
+pub fn default_path(instance: Option<&str>) -> Result<PathBuf, Error> {
+    let name = match instance {
+        None => "arena.kvd".to_owned(),
+        Some(instance) => format!("arena-{instance}.kvd"),
+    };
+    Ok(dirs::cache_dir()?.join(name))
+}
+
 /// What the system says about a path that the configuration names.
 pub(crate) fn path_error(
     path: &Path,
@@ -267,15 +277,6 @@ pub(crate) fn open_error(
         return Error::config(field("path"), path.display(), allowed);
     }
     path_error(path, error, field)
-}
-
-/// What makes an arena possible at a file that is too small for one.
-pub(crate) fn enlarge(path: &Path) -> String {
-    let (path, least) = (path.display(), size::show(layout::CAPACITY_MIN));
-    format!(
-        "an arena needs {least}; remove it, and it is made with dax.capacity, or enlarge it with \
-         truncate -s SIZE {path}"
-    )
 }
 
 fn usable(error: &std::io::Error) -> String {

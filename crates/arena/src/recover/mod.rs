@@ -8,22 +8,23 @@
 //! else of all records is kept but where their extents lie. What a file has never written of its
 //! table is not read.
 
-use std::cmp::Reverse;
-use std::collections::{HashMap, HashSet};
+mod fill;
+mod ranks;
 
 use kvdepot_alloc::{Extent, Pool};
 use kvdepot_media::Mapping;
 
-use crate::arena::Arena;
 use crate::error::Error;
-use crate::fill::{Held, fill, read_table, written};
 use crate::format::GRANULE;
 use crate::format::layout::Layout;
 use crate::format::record::{self, Record, Slot, State as RecordState};
-use crate::index::{Entry, Index, Records, Stage};
+use crate::index::{Entry, Index, Records};
 use crate::key::Identity;
 use crate::roll::Share;
 use crate::size;
+use fill::{Held, fill, read_table, written};
+use ranks::{Place, overlaps, range, rank};
+pub use ranks::{is_inside, judge};
 
 /// What opening found, for logs and `kvdepot doctor`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -77,88 +78,6 @@ pub fn survey(mapping: &Mapping, layout: Layout, uuid: &[u8; 16]) -> Result<Surv
         })?;
     }
     Ok(survey)
-}
-
-/// Whether all extents of a record lie between two offsets.
-pub fn is_inside(record: &Record, begin: u64, end: u64) -> bool {
-    let within =
-        |(at, len): (u64, u64)| at >= begin && at.checked_add(len).is_some_and(|to| to <= end);
-    record.extents.iter().all(within)
-}
-
-/// Which of the surveyed records, in the order of their slots, are live and outranked by none.
-pub fn judge(records: &[(u32, Record)]) -> Vec<bool> {
-    let mut highest: HashMap<Identity, Rank> = HashMap::new();
-    for (slot, record) in records {
-        let rank = rank(*slot, record);
-        let known = highest.entry(record.identity).or_insert(rank);
-        *known = rank.max(*known);
-    }
-    let each = records
-        .iter()
-        .flat_map(|(slot, record)| places(*slot, record));
-    let mut extents: Vec<Place> = each.collect();
-    let at = |slot: u32| records.partition_point(|(other, _)| *other < slot);
-    let mut below = HashSet::new();
-    overlaps(&mut extents, |a, b| {
-        let rank = |slot| rank(slot, &records[at(slot)].1);
-        below.insert(if rank(a) > rank(b) { b } else { a });
-        Ok::<_, Error>(())
-    })
-    .unwrap_or_default();
-    let is_served = |(slot, record): &(u32, Record)| {
-        record.state == RecordState::Live
-            && highest[&record.identity] == rank(*slot, record)
-            && !below.contains(slot)
-    };
-    records.iter().map(is_served).collect()
-}
-
-/// Where a record counts: by falling sequence, and of equal ones, which no sound arena holds, the
-/// lower slot first.
-type Rank = (u64, Reverse<u32>);
-
-fn rank(slot: u32, record: &Record) -> Rank {
-    (record.sequence, Reverse(slot))
-}
-
-/// An extent, and whose it is: begin and length in granules, so that the order is that of their
-/// begins, and the record's slot.
-pub(crate) type Place = (u64, u32);
-
-const LEN_BITS: u32 = 24;
-
-pub(crate) fn places(slot: u32, record: &Record) -> impl Iterator<Item = Place> + use<'_> {
-    let place = move |(at, len): (u64, u64)| (((at / GRANULE) << LEN_BITS) | (len / GRANULE), slot);
-    record.extents.iter().map(place)
-}
-
-/// Begin and end of a place in bytes.
-fn range((packed, _): &Place) -> (u64, u64) {
-    let begin = packed >> LEN_BITS;
-    let len = packed & ((1 << LEN_BITS) - 1);
-    (begin * GRANULE, (begin + len) * GRANULE)
-}
-
-/// Sorts extents, and calls `each` with the slots of two records that share bytes.
-fn overlaps<E>(
-    extents: &mut [Place],
-    mut each: impl FnMut(u32, u32) -> Result<(), E>,
-) -> Result<(), E> {
-    extents.sort_unstable();
-    // One pass; `open` keeps the extents that reach beyond the current begin.
-    let mut open: Vec<(u64, u32)> = Vec::new();
-    for place in &*extents {
-        let ((begin, end), slot) = (range(place), place.1);
-        open.retain(|(end, _)| *end > begin);
-        for (_, other) in &open {
-            if *other != slot {
-                each(*other, slot)?;
-            }
-        }
-        open.push((end, slot));
-    }
-    Ok(())
 }
 
 /// Recovers an arena that says it has `layout`; the pool covers what the medium has of it.
@@ -273,61 +192,6 @@ fn pool(layout: Layout, medium: u64, places: impl Iterator<Item = Place>) -> Res
         .map_err(|error| Error::config("capacity", size::show(layout.capacity), error.to_string()))
 }
 
-pub(crate) fn entry(slot: u32, record: &Record, namespace: u32) -> Entry {
-    let mut entry = Entry::new(record.identity.key, namespace, record.extents, record.len);
-    entry.record = slot;
-    entry.parts = record.parts;
-    entry.checksum = record.checksum;
-    entry.sequence = record.sequence;
-    entry.stage = Stage::Live;
-    // Until the blocks of all devices are ranked.
-    entry.stamp = record.sequence;
-    entry
-}
-
-impl Arena {
-    /// Marks outranked records dead on the medium: what outranks them may be reused one day, and
-    /// they must not come back then.
-    pub(crate) fn outrank(&self, outranked: &[(u32, Record)]) {
-        let dead = |(slot, record): &(u32, Record)| {
-            let state = RecordState::Dead;
-            (*slot, Record { state, ..*record })
-        };
-        let mut dead: Vec<(u32, Record)> = outranked.iter().map(dead).collect();
-        self.read_created(&mut dead);
-        self.write_records(&dead);
-    }
-
-    /// Makes slots empty on the medium that hold no record: else each check would find them as long
-    /// as nothing else comes there.
-    pub(crate) fn mend(&self, damaged: &[u32]) {
-        let layout = self.layout();
-        let places = damaged
-            .iter()
-            .map(|slot| (layout.record(*slot), record::LEN as u64));
-        // What is lost is as good as empty, and takes nothing.
-        let places: Vec<(u64, u64)> = places
-            .filter(|(at, len)| !self.is_lost(*at, *len))
-            .collect();
-        if places.is_empty() {
-            return;
-        }
-        let mapping = self.mapping.load();
-        for (at, _) in &places {
-            if let Err(error) = mapping.write_from(*at, &[0; record::LEN]) {
-                tracing::error!(tier = self.name, at, %error, "a record could not be mended");
-            }
-        }
-        self.sync_each(&places);
-        let path = self.path().map(|path| path.display().to_string());
-        tracing::warn!(
-            path,
-            records = places.len(),
-            "records that a crash tore, or rot, are empty now"
-        );
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use kvdepot_media::checksum::Checksum;
@@ -335,9 +199,9 @@ mod tests {
     use kvdepot_testkit::seed::{Rng, rounds};
 
     use super::*;
-    use crate::fill::{in_use, shares_of};
     use crate::index::Uses;
     use crate::key::{Identity, Key, NamespaceId};
+    use fill::{in_use, shares_of};
 
     /// A file with an arena's table, in which these records are; each of another key.
     fn table(path: &std::path::Path, layout: Layout, slots: impl Iterator<Item = u32>) {

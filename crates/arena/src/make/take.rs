@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use kvdepot_media::{Access, Mapping};
 
+use super::create::{create, open_error};
 use crate::clock;
-use crate::create::{create, open_error};
 use crate::error::Error;
-use crate::leave::{Inode, metadata};
+use crate::inode::{Inode, metadata};
 use crate::options::Options;
 use crate::owner_lock::OwnerLock;
 

@@ -1,0 +1,148 @@
+//! What stands ahead of the record table: superblocks, owner page, namespace directory.
+
+use std::collections::HashSet;
+use std::path::Path;
+
+use kvdepot_host::peer;
+use kvdepot_media::{Flush, Mapping};
+
+use crate::error::Error;
+use crate::format::layout;
+use crate::format::superblock::{self, Refusal, Superblock};
+use crate::format::{directory, owner};
+use crate::key::NamespaceId;
+use crate::size;
+
+pub(crate) fn read_page(mapping: &Mapping, offset: u64) -> Result<[u8; superblock::LEN], Error> {
+    let mut page = [0; superblock::LEN];
+    mapping.read_into(offset, &mut page)?;
+    Ok(page)
+}
+
+/// The newer of the two superblocks that verify.
+pub fn read_superblock(path: &Path, mapping: &Mapping) -> Result<Superblock, Error> {
+    let corrupt = |reason: String| Error::Corrupt {
+        path: path.into(),
+        reason,
+    };
+    let len = mapping.len();
+    if len < layout::CAPACITY_MIN {
+        let mut bytes = vec![0; len as usize];
+        mapping.read_into(0, &mut bytes)?;
+        // Whoever keeps something here is not told to remove it.
+        let is_ours = bytes.starts_with(&superblock::MAGIC) || bytes.iter().all(|byte| *byte == 0);
+        return Err(corrupt(if is_ours {
+            format!("it has {}: {}", size::show(len), enlarge(path))
+        } else {
+            "it is not a kvdepot arena; name another path".into()
+        }));
+    }
+    let [a, b] = COPIES.map(|at| read_page(mapping, at).map(|page| Superblock::decode(&page)));
+    let (a, b) = (a?, b?);
+    let newest = [&a, &b]
+        .into_iter()
+        .flatten()
+        .max_by_key(|superblock| superblock.generation);
+    if let Some(superblock) = newest {
+        return Ok(superblock.clone());
+    }
+    let hint = "set format: true to make a new arena here (everything in it is lost)";
+    Err(corrupt(match (a, b) {
+        (Err(Refusal::Version(version)), _) | (_, Err(Refusal::Version(version))) => format!(
+            "format version {version} is not the version {} that this release reads; use the \
+             release that wrote it, or {hint}",
+            superblock::VERSION
+        ),
+        (Err(Refusal::Damaged), _) | (_, Err(Refusal::Damaged)) => {
+            format!("both superblocks are damaged; {hint}")
+        }
+        _ => format!("it is not a kvdepot arena; name another path, or {hint}"),
+    }))
+}
+
+/// Where the superblocks are.
+const COPIES: [u64; 2] = [0, layout::SUPERBLOCK_B];
+
+/// The offsets of superblocks that do not verify, beside the one in force. An arena that nobody
+/// has opened has one alone.
+pub fn dead_superblocks(mapping: &Mapping, in_force: &Superblock) -> Result<Vec<u64>, Error> {
+    let mut dead = Vec::new();
+    for at in COPIES {
+        let page = read_page(mapping, at)?;
+        let is_unused = in_force.generation == 0 && page == [0; superblock::LEN];
+        if !is_unused && Superblock::decode(&page).is_err() {
+            dead.push(at);
+        }
+    }
+    Ok(dead)
+}
+
+/// What makes an arena possible at a file that is too small for one.
+pub(crate) fn enlarge(path: &Path) -> String {
+    let (path, least) = (path.display(), size::show(layout::CAPACITY_MIN));
+    format!(
+        "an arena needs {least}; remove it, and it is made with dax.capacity, or enlarge it with \
+         truncate -s SIZE {path}"
+    )
+}
+
+/// Begins a new generation, in the older copy: the newer one stays whole meanwhile.
+pub(crate) fn advance(mapping: &Mapping, superblock: Superblock) -> Result<Superblock, Error> {
+    let next = Superblock {
+        generation: superblock.generation + 1,
+        ..superblock
+    };
+    let at = if next.generation.is_multiple_of(2) {
+        0
+    } else {
+        layout::SUPERBLOCK_B
+    };
+    mapping.write_from(at, &next.encode())?;
+    mapping.sync(at, superblock::LEN as u64, Flush::Power)?;
+    Ok(next)
+}
+
+pub(crate) fn write_owner(mapping: &Mapping, socket: &str) -> Result<(), Error> {
+    let pid = std::process::id();
+    let page = owner::Owner {
+        pid,
+        start_time: peer::start_ticks(pid).ok().flatten().unwrap_or(0),
+        host: peer::hostname(),
+        socket: socket.to_owned(),
+    };
+    Ok(mapping.write_from(layout::OWNER, &page.encode())?)
+}
+
+/// The namespaces of the directory, and its entries without one, the first one last.
+pub(crate) fn described(mapping: &Mapping) -> Result<(HashSet<NamespaceId>, Vec<u32>), Error> {
+    let entries = read_directory(mapping)?;
+    let taken: HashSet<u64> = entries.iter().map(|(index, _, _)| *index).collect();
+    let free = (0..directory::ENTRIES)
+        .rev()
+        .filter(|index| !taken.contains(index));
+    let free = free.map(|index| index as u32).collect();
+    Ok((entries.into_iter().map(|(_, id, _)| id).collect(), free))
+}
+
+/// The namespaces that the arena describes, with the number of their entry.
+pub fn read_directory(mapping: &Mapping) -> Result<Vec<(u64, NamespaceId, String)>, Error> {
+    let mut entries = Vec::new();
+    for index in 0..directory::ENTRIES {
+        let mut bytes = [0; directory::LEN];
+        mapping.read_into(
+            layout::DIRECTORY + index * directory::LEN as u64,
+            &mut bytes,
+        )?;
+        if let Some((id, text)) = directory::decode(&bytes) {
+            entries.push((index, id, text));
+        }
+    }
+    Ok(entries)
+}
+
+/// Who opened the arena last, as far as its owner page says.
+pub fn read_owner(mapping: &Mapping) -> Option<owner::Owner> {
+    let mut page = [0; owner::LEN];
+    mapping.read_into(layout::OWNER, &mut page).ok()?;
+    owner::Owner::decode(&page)
+}

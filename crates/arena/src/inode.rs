@@ -1,0 +1,49 @@
+//! What lies at a path, whatever the path is called.
+
+use std::fs::{File, Metadata};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::Path;
+
+use kvdepot_media::Mapping;
+
+use crate::error::Error;
+
+/// What lies at a path, whatever the path is called.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Inode {
+    device: u64,
+    inode: u64,
+}
+
+impl Inode {
+    /// `None` where nothing is.
+    pub fn of(path: &Path) -> Option<Inode> {
+        Some(Inode::from(&std::fs::metadata(path).ok()?))
+    }
+
+    /// Of what is mapped from `path`, whatever that leads to now.
+    pub(crate) fn behind(path: &Path, mapping: &Mapping) -> Result<Inode, Error> {
+        Ok(Inode::from(&metadata(path, mapping)?))
+    }
+}
+
+/// Of the file that is mapped from `path`.
+pub(crate) fn metadata(path: &Path, mapping: &Mapping) -> Result<Metadata, Error> {
+    let twin = mapping.fd()?.try_clone_to_owned();
+    let data = twin.and_then(|twin| File::from(twin).metadata());
+    data.map_err(|source| Error::Io {
+        path: path.into(),
+        source,
+    })
+}
+
+impl From<&Metadata> for Inode {
+    fn from(data: &Metadata) -> Inode {
+        // One device may have several nodes.
+        let is_device = data.file_type().is_char_device();
+        Inode {
+            device: if is_device { data.rdev() } else { data.dev() },
+            inode: if is_device { 0 } else { data.ino() },
+        }
+    }
+}

@@ -1,0 +1,47 @@
+//! What an opening has found and writes down: records that others outrank, and damage.
+
+use crate::body::Arena;
+use crate::format::record::{self, Record, State as RecordState};
+
+impl Arena {
+    /// Marks outranked records dead on the medium: what outranks them may be reused one day, and
+    /// they must not come back then.
+    pub(crate) fn outrank(&self, outranked: &[(u32, Record)]) {
+        let dead = |(slot, record): &(u32, Record)| {
+            let state = RecordState::Dead;
+            (*slot, Record { state, ..*record })
+        };
+        let mut dead: Vec<(u32, Record)> = outranked.iter().map(dead).collect();
+        self.read_created(&mut dead);
+        self.write_records(&dead);
+    }
+
+    /// Makes slots empty on the medium that hold no record: else each check would find them as long
+    /// as nothing else comes there.
+    pub(crate) fn mend(&self, damaged: &[u32]) {
+        let layout = self.layout();
+        let places = damaged
+            .iter()
+            .map(|slot| (layout.record(*slot), record::LEN as u64));
+        // What is lost is as good as empty, and takes nothing.
+        let places: Vec<(u64, u64)> = places
+            .filter(|(at, len)| !self.is_lost(*at, *len))
+            .collect();
+        if places.is_empty() {
+            return;
+        }
+        let mapping = self.mapping.load();
+        for (at, _) in &places {
+            if let Err(error) = mapping.write_from(*at, &[0; record::LEN]) {
+                tracing::error!(tier = self.name, at, %error, "a record could not be mended");
+            }
+        }
+        self.sync_each(&places);
+        let path = self.path().map(|path| path.display().to_string());
+        tracing::warn!(
+            path,
+            records = places.len(),
+            "records that a crash tore, or rot, are empty now"
+        );
+    }
+}
