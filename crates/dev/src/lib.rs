@@ -1,7 +1,7 @@
 //! Generators and house rules of the kvdepot tree.
 //!
 //! Files that say again what code declares are written by `cargo run -p kvdepot-dev -- generate`;
-//! with `--check` it only compares, which `make lint` does. The house rules are `tests/tidy.rs`.
+//! with `--check` it only compares, which `make lint` does. The house rules are `tests/tidy/`.
 //! [`mutants`] measures how sharp the simulator is.
 
 #![forbid(unsafe_code)]

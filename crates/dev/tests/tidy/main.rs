@@ -8,104 +8,21 @@
     reason = "a test may stop where the tree cannot be read"
 )]
 
-use std::fs;
-use std::path::{Path, PathBuf};
+mod rooms;
+mod tree;
+
+use std::path::Path;
 
 use kvdepot_dev::root;
+
+use tree::{File, holds, notices};
 
 /// Longest source file: more has two jobs.
 const LINES_MAX: usize = 600;
 /// Longest line, as in rustfmt.toml.
 const COLUMNS_MAX: usize = 100;
-/// Folders that are built or installed, not written.
-const NOT_OURS: [&str; 6] = [
-    "target",
-    "build",
-    "dist",
-    "node_modules",
-    "corpus",
-    "artifacts",
-];
 /// Crates that may use `unsafe`, in blocks with their reasons.
 const UNSAFE: [&str; 3] = ["crates/host", "crates/media", "crates/python"];
-
-/// A text file of the tree; the path is relative to its root.
-struct File {
-    path: String,
-    text: String,
-}
-
-impl File {
-    fn new(path: &str, text: &str) -> File {
-        File {
-            path: path.to_owned(),
-            text: text.to_owned(),
-        }
-    }
-
-    fn is_rust(&self) -> bool {
-        self.path.ends_with(".rs")
-    }
-
-    fn is_test(&self) -> bool {
-        self.path.split('/').any(|folder| folder == "tests")
-    }
-
-    /// The text before the unit tests, which stand at the bottom.
-    fn code(&self) -> &str {
-        let end = self
-            .text
-            .find("\n#[cfg(test)]\nmod ")
-            .unwrap_or(self.text.len());
-        &self.text[..end]
-    }
-
-    fn lines(&self) -> impl Iterator<Item = (usize, &str)> {
-        self.text
-            .lines()
-            .enumerate()
-            .map(|(index, line)| (index + 1, line))
-    }
-}
-
-fn collect(folder: &Path, files: &mut Vec<File>) {
-    for entry in fs::read_dir(folder).unwrap() {
-        let path: PathBuf = entry.unwrap().path();
-        let name = path.file_name().unwrap().to_string_lossy().into_owned();
-        let hidden = name.starts_with('.') && name != ".ci" && name != ".gitignore";
-        if hidden || path.is_symlink() || NOT_OURS.contains(&name.as_str()) {
-            continue;
-        }
-        if path.is_dir() {
-            collect(&path, files);
-        } else if let Ok(text) = fs::read_to_string(&path) {
-            let path = path
-                .strip_prefix(root())
-                .unwrap()
-                .to_string_lossy()
-                .into_owned();
-            files.push(File { path, text });
-        }
-    }
-}
-
-fn tree() -> Vec<File> {
-    let mut files = Vec::new();
-    collect(root(), &mut files);
-    files.sort_by(|a, b| a.path.cmp(&b.path));
-    files
-}
-
-type Rule = fn(&[File]) -> Vec<String>;
-
-fn holds(rule: Rule) {
-    let offences = rule(&tree());
-    assert!(offences.is_empty(), "\n{}\n", offences.join("\n"));
-}
-
-fn notices(rule: Rule, canary: &[File]) {
-    assert!(!rule(canary).is_empty(), "the rule does not see its canary");
-}
 
 fn files_are_short(files: &[File]) -> Vec<String> {
     files
