@@ -98,6 +98,12 @@ bench: build ## This machine's limits, what kvdepot reaches, and the ratio
 	$(CARGO_TARGET_DIR)/release/kvdepot bench reopen $(BENCH_FLAGS)
 	$(BIN)/python -m kvdepot.bench index $(BENCH_FLAGS)
 
+# BENCH_FLAGS: --rounds N, --command NAME, --json.
+.PHONY: bench-paired
+bench-paired: ## The tree beside BASE=<commit>, in pairs: ratios with intervals, and a verdict
+	cargo run --quiet -p kvdepot-dev -- paired $(or $(BASE),$(error BASE=<commit> is not given)) \
+		$(BENCH_FLAGS)
+
 .PHONY: bench-lmcache
 bench-lmcache: package $(VENV)/.lmcache ## Beside LMCache's DAX backends, on the same kind of file
 	$(BIN)/python bench/lmcache/run.py $(BENCH_FLAGS)

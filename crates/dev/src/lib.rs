@@ -2,12 +2,13 @@
 //!
 //! Files that say again what code declares are written by `cargo run -p kvdepot-dev -- generate`;
 //! with `--check` it only compares, which `make lint` does. The house rules are `tests/tidy/`.
-//! [`mutants`] measures how sharp the simulator is.
+//! [`mutants`] measures how sharp the simulator is, [`paired`] whether a change makes anything slower.
 
 #![forbid(unsafe_code)]
 
 pub mod generate;
 pub mod mutants;
+pub mod paired;
 
 use std::path::Path;
 

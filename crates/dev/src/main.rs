@@ -1,4 +1,5 @@
-//! `kvdepot-dev`: writes generated files, and measures what the simulator catches.
+//! `kvdepot-dev`: writes generated files, measures what the simulator catches, and compares the
+//! figures of two states of the tree.
 
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -7,6 +8,7 @@ use kvdepot_dev::generate::{PAGES, Verdict};
 use kvdepot_dev::mutants::campaign::{self, Options};
 use kvdepot_dev::mutants::trial::{self, Plan};
 use kvdepot_dev::mutants::{self, report};
+use kvdepot_dev::paired;
 use kvdepot_dev::root;
 
 const USAGE: &str = "\
@@ -21,7 +23,11 @@ usage: kvdepot-dev generate [--check]          writes the generated files, or sa
        kvdepot-dev mutants list                the campaign's mutations, and what was found
        kvdepot-dev mutants check               whether what is written by hand still applies
        kvdepot-dev mutants table [--check]     writes the table in docs/testing.md
-       kvdepot-dev mutants break FIX           runs the simulator without that fix";
+       kvdepot-dev mutants break FIX           runs the simulator without that fix
+       kvdepot-dev paired BASE [OPTIONS]       measures the tree beside a commit
+           --rounds N           so many pairs, instead of 30
+           --command NAME       only memory, restore, index or reopen; may be given again
+           --json               rows, then verdicts";
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -38,6 +44,10 @@ fn main() -> ExitCode {
         ["mutants", "table"] => table(false),
         ["mutants", "table", "--check"] => table(true),
         ["mutants", "break", name] => without(name),
+        ["paired", base, ref options @ ..] => match parse_paired(base, options) {
+            Some(options) => paired::run(root(), &options),
+            None => return usage(),
+        },
         _ => return usage(),
     };
     match done {
@@ -70,6 +80,22 @@ fn parse(arguments: &[&str]) -> Option<Options> {
                 options.plan.run = plan.run;
             }
             "--seconds" => options.plan.seconds = rest.next()?.parse().ok()?,
+            _ => return None,
+        }
+    }
+    Some(options)
+}
+
+fn parse_paired(base: &str, arguments: &[&str]) -> Option<paired::Options> {
+    let mut options = paired::Options::new(base);
+    let mut rest = arguments.iter();
+    while let Some(argument) = rest.next() {
+        match *argument {
+            "--rounds" => {
+                options.rounds = rest.next()?.parse().ok().filter(|rounds| *rounds > 1)?
+            }
+            "--command" => options = options.only(rest.next()?)?,
+            "--json" => options.json = true,
             _ => return None,
         }
     }
