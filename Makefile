@@ -208,8 +208,8 @@ fuzz: ## Arbitrary operations on the allocator, FUZZ_SECONDS each; needs nightly
 
 OTHER = $(if $(findstring aarch64,$(HOST)),x86_64,aarch64)-unknown-linux-gnu
 
-.PHONY: lint lint-rust lint-python fmt docs
-lint: lint-rust lint-python ## Formatting, lints, types, generated files; warnings are errors
+.PHONY: lint lint-rust lint-python lint-repeats fmt docs
+lint: lint-rust lint-python lint-repeats ## Formatting, lints, types, generated files; warnings are errors
 
 lint-rust:
 	$(call need,fmt,rustfmt)
@@ -238,6 +238,13 @@ lint-python: $(VENV)/.package
 	$(BIN)/mypy
 	$(call say,the type stubs against the built module)
 	$(BIN)/python -m mypy.stubtest kvdepot._native
+
+# One program without a runtime of its own, for glibc 2.34 and later.
+lint-repeats: $(BIN)/uv
+	$(call say,logic that stands in two places)
+	@$(INSTALL) -r requirements/repeats.txt \
+		|| { echo "skipped: jscpd cannot be installed here"; exit 0; }; \
+		cargo run --quiet -p kvdepot-dev -- repeats
 
 fmt: $(VENV)/.dev ## Format everything
 	$(call need,fmt,rustfmt)

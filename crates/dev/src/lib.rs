@@ -2,13 +2,15 @@
 //!
 //! Files that say again what code declares are written by `cargo run -p kvdepot-dev -- generate`;
 //! with `--check` it only compares, which `make lint` does. The house rules are `tests/tidy/`.
-//! [`mutants`] measures how sharp the simulator is, [`paired`] whether a change makes anything slower.
+//! [`mutants`] measures how sharp the simulator is, [`paired`] whether a change makes anything
+//! slower, [`repeats`] what stands in two places.
 
 #![forbid(unsafe_code)]
 
 pub mod generate;
 pub mod mutants;
 pub mod paired;
+pub mod repeats;
 
 use std::path::Path;
 

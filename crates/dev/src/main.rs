@@ -8,8 +8,8 @@ use kvdepot_dev::generate::{PAGES, Verdict};
 use kvdepot_dev::mutants::campaign::{self, Options};
 use kvdepot_dev::mutants::trial::{self, Plan};
 use kvdepot_dev::mutants::{self, report};
-use kvdepot_dev::paired;
 use kvdepot_dev::root;
+use kvdepot_dev::{paired, repeats};
 
 const USAGE: &str = "\
 usage: kvdepot-dev generate [--check]          writes the generated files, or says which are stale
@@ -27,7 +27,8 @@ usage: kvdepot-dev generate [--check]          writes the generated files, or sa
        kvdepot-dev paired BASE [OPTIONS]       measures the tree beside a commit
            --rounds N           so many pairs, instead of 30
            --command NAME       only memory, restore, index or reopen; may be given again
-           --json               rows, then verdicts";
+           --json               rows, then verdicts
+       kvdepot-dev repeats                     says what stands in two places; needs .venv";
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -44,6 +45,7 @@ fn main() -> ExitCode {
         ["mutants", "table"] => table(false),
         ["mutants", "table", "--check"] => table(true),
         ["mutants", "break", name] => without(name),
+        ["repeats"] => repeated(),
         ["paired", base, ref options @ ..] => match parse_paired(base, options) {
             Some(options) => paired::run(root(), &options),
             None => return usage(),
@@ -164,6 +166,14 @@ fn check() -> io::Result<bool> {
         }
     }
     Ok(fine)
+}
+
+fn repeated() -> io::Result<bool> {
+    let offences = repeats::check(root())?;
+    for offence in &offences {
+        writeln!(io::stderr(), "{offence}")?;
+    }
+    Ok(offences.is_empty())
 }
 
 /// Runs the simulator without a fix; it ends as the simulator does.

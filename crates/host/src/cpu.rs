@@ -88,7 +88,7 @@ fn task_time(task: &Path) -> Result<Option<Duration>> {
             // Also what a kernel without these statistics answers.
             Some(0) => {}
             Some(nanoseconds) => return Ok(Some(Duration::from_nanos(nanoseconds))),
-            None => return Err(malformed(&path, text, "three numbers")),
+            None => return Err(Error::malformed(&path, text, "three numbers")),
         }
     }
     let path = task.join("stat");
@@ -96,7 +96,7 @@ fn task_time(task: &Path) -> Result<Option<Duration>> {
         return Ok(None);
     };
     let Some(ticks) = parse_ticks(&text) else {
-        return Err(malformed(&path, text, "the fields of proc(5)"));
+        return Err(Error::malformed(&path, text, "the fields of proc(5)"));
     };
     let per_second = rustix::param::clock_ticks_per_second().max(1);
     let seconds = Duration::from_secs(ticks / per_second);
@@ -121,14 +121,6 @@ fn read_if_there(path: &Path) -> Result<Option<String>> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) if error.raw_os_error() == Some(libc::ESRCH) => Ok(None),
         Err(error) => Err(Error::path("read", path)(error)),
-    }
-}
-
-fn malformed(path: &Path, value: String, expected: &'static str) -> Error {
-    Error::Malformed {
-        what: path.display().to_string(),
-        value,
-        expected,
     }
 }
 

@@ -1,7 +1,7 @@
 //! The errors of the host's services.
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// What can go wrong when the host is asked for something.
 #[derive(Debug, thiserror::Error)]
@@ -93,6 +93,14 @@ impl Error {
         move |errno| Error::Os {
             operation,
             source: errno.into(),
+        }
+    }
+
+    pub(crate) fn malformed(path: &Path, value: String, expected: &'static str) -> Error {
+        Error::Malformed {
+            what: path.display().to_string(),
+            value,
+            expected,
         }
     }
 

@@ -149,7 +149,7 @@ impl Limits {
             .and_then(|number| number.trim().parse::<u64>().ok());
         match kibibytes {
             Some(kibibytes) => Ok(kibibytes.saturating_mul(1024)),
-            None => Err(malformed(&path, text, "a line \"MemTotal: … kB\"")),
+            None => Err(Error::malformed(&path, text, "a line \"MemTotal: … kB\"")),
         }
     }
 
@@ -182,7 +182,7 @@ impl Limits {
             match count_list(&text) {
                 Some(0) => {}
                 Some(count) => return Ok(count),
-                None => return Err(malformed(&file, text, "a list such as 0-3,8")),
+                None => return Err(Error::malformed(&file, text, "a list such as 0-3,8")),
             }
         }
         // Without /sys. The kernel answers for this thread, which is the most there is to know.
@@ -205,7 +205,7 @@ impl Limits {
             let period = period.and_then(|period| period.parse::<u64>().ok());
             match (quota, period) {
                 (Some(quota), Some(period @ 1..)) => least = least.min(quota.div_ceil(period)),
-                _ => return Err(malformed(&file, text, "\"max\" or two numbers")),
+                _ => return Err(Error::malformed(&file, text, "\"max\" or two numbers")),
             }
         }
         for file in self.groups("cpu", "cpu.cfs_quota_us")? {
@@ -230,7 +230,11 @@ impl Limits {
             let (Some(_), Some(controllers), Some(group)) =
                 (fields.next(), fields.next(), fields.next())
             else {
-                return Err(malformed(&path, text, "lines of number:controllers:path"));
+                return Err(Error::malformed(
+                    &path,
+                    text,
+                    "lines of number:controllers:path",
+                ));
             };
             if controllers.is_empty() {
                 // Version 2 alone is mounted at the top; beside version 1 it is in "unified".
@@ -276,7 +280,7 @@ fn read_limit(file: &Path) -> Result<Option<u64>> {
         "max" | "-1" => Ok(None),
         number => match number.parse() {
             Ok(number) => Ok(Some(number)),
-            Err(_) => Err(malformed(file, text, "a number or \"max\"")),
+            Err(_) => Err(Error::malformed(file, text, "a number or \"max\"")),
         },
     }
 }
@@ -307,13 +311,5 @@ fn read_if_there(path: &Path) -> Result<Option<String>> {
             Ok(None)
         }
         Err(error) => Err(Error::path("read", path)(error)),
-    }
-}
-
-fn malformed(path: &Path, value: String, expected: &'static str) -> Error {
-    Error::Malformed {
-        what: path.display().to_string(),
-        value,
-        expected,
     }
 }

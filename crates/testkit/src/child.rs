@@ -40,9 +40,13 @@ pub fn value(name: &str) -> String {
 /// # Panics
 /// When the parent is gone.
 pub fn say(text: &str) {
-    // In one write, past the buffer of the standard library: it is in the pipe on return.
+    write_line(MARK, text);
+}
+
+/// In one write, past the buffer of the standard library: the line is in the pipe on return.
+pub(crate) fn write_line(mark: &str, text: &str) {
     let mut out = std::io::stdout().lock();
-    out.write_all(format!("{MARK}{text}\n").as_bytes()).unwrap();
+    out.write_all(format!("{mark}{text}\n").as_bytes()).unwrap();
     out.flush().unwrap();
 }
 

@@ -9,6 +9,8 @@ use std::process::{Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Duration;
 
+use crate::child::write_line;
+
 const ROLE: &str = "KVDEPOT_TESTKIT_WORKER";
 /// What an answer begins with.
 const MARK: &str = "@worker ";
@@ -39,9 +41,7 @@ pub fn role() -> Option<(String, Receiver<String>)> {
 /// # Panics
 /// When the parent is gone.
 pub fn answer(text: &str) {
-    let mut out = std::io::stdout().lock();
-    out.write_all(format!("{MARK}{text}\n").as_bytes()).unwrap();
-    out.flush().unwrap();
+    write_line(MARK, text);
 }
 
 /// Such a process. Killed when dropped.

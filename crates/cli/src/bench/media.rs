@@ -214,6 +214,11 @@ pub(super) fn check_blocks(
     })
 }
 
+/// Where a tier's file is made unless it is said: memory, which is what is measured.
+pub(super) fn in_memory(dir: Option<&Path>) -> &Path {
+    dir.unwrap_or_else(|| Path::new("/dev/shm"))
+}
+
 /// Refuses sizes that this machine has no memory for.
 pub(super) fn check_room(dir: &Path, size: usize, region: usize) -> Result<(), Error> {
     let refuse = |allowed: u64, what: String| {

@@ -8,7 +8,6 @@
 //! caches was moved.
 
 use std::collections::VecDeque;
-use std::path::Path;
 use std::time::Instant;
 
 use kvdepot_media::{Buffer, Pages, Plain};
@@ -16,7 +15,7 @@ use kvdepot_plan::Span;
 use kvdepot_store::Key;
 use serde_json::json;
 
-use super::media::{Region, Store, check_room, target};
+use super::media::{Region, Store, check_room, in_memory, target};
 use super::plain::Crew;
 use super::rounds::Rounds;
 use super::{Random, Report, Row};
@@ -127,7 +126,7 @@ pub(super) fn cases(args: &Memory) -> usize {
 pub(super) fn run(args: &Memory, report: &mut Report<'_>) -> Result<(), Error> {
     let plan = Plan::new(args);
     plan.check(args)?;
-    let dir = args.dir.as_deref().unwrap_or_else(|| Path::new("/dev/shm"));
+    let dir = in_memory(args.dir.as_deref());
     // What the plain copies put into is there twice, and so is the caller's memory.
     check_room(dir, plan.size, plan.size + 2 * plan.region)?;
     let region = Region::new(plan.region)?;

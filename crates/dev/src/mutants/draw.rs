@@ -9,7 +9,7 @@ use std::process::Command;
 use serde::Deserialize;
 
 use super::edit::Edit;
-use super::{Mutation, Set};
+use super::{Mutation, Set, output_of};
 
 /// Where mutations are drawn from, by crate.
 const ROOMS: [(&str, &str); 4] = [
@@ -42,15 +42,10 @@ pub fn draw(root: &Path, seed: u64) -> io::Result<Vec<Mutation>> {
         command.args(["-p", &format!("kvdepot-{owner}")]);
         command.args(["--file", &format!("crates/{owner}/src/{room}**")]);
     }
-    let listed = command.output()?;
-    if !listed.status.success() {
-        let said = String::from_utf8_lossy(&listed.stderr);
-        return Err(io::Error::other(format!(
-            "cargo mutants: {}\nhint: cargo install cargo-mutants --locked",
-            said.trim()
-        )));
-    }
-    let proposed: Vec<Proposed> = serde_json::from_slice(&listed.stdout)
+    let hint = "hint: cargo install cargo-mutants --locked";
+    let listed = output_of(&mut command)
+        .map_err(|error| io::Error::other(format!("cargo mutants: {error}\n{hint}")))?;
+    let proposed: Vec<Proposed> = serde_json::from_slice(&listed)
         .map_err(|error| io::Error::other(format!("cargo mutants: {error}")))?;
     let mut seen: HashMap<String, u32> = HashMap::new();
     let mut drawn: Vec<(u64, Mutation)> = proposed

@@ -20,6 +20,7 @@ use std::collections::HashMap;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use serde::Deserialize;
 
@@ -166,6 +167,16 @@ pub fn equivalents(root: &Path) -> io::Result<Vec<Equivalent>> {
     let text = fs::read_to_string(&path).map_err(named(&path))?;
     serde_yaml_ng::from_str(&text)
         .map_err(|error| io::Error::other(format!("{}: {error}", path.display())))
+}
+
+/// What a program writes. What it says when it fails stands in the error.
+fn output_of(command: &mut Command) -> io::Result<Vec<u8>> {
+    let output = command.output()?;
+    if output.status.success() {
+        return Ok(output.stdout);
+    }
+    let said = String::from_utf8_lossy(&output.stderr);
+    Err(io::Error::other(said.trim().to_owned()))
 }
 
 /// An error of the file system that says where.

@@ -6,7 +6,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::{Mutation, named};
+use super::{Mutation, named, output_of};
 
 /// A copy with objects of its own, which the next run builds on.
 #[derive(Debug)]
@@ -103,12 +103,9 @@ fn files(root: &Path) -> io::Result<Vec<PathBuf>> {
         "--others",
         "--exclude-standard",
     ]);
-    let listed = git.output()?;
-    if !listed.status.success() {
-        let said = String::from_utf8_lossy(&listed.stderr);
-        return Err(io::Error::other(format!("git ls-files: {}", said.trim())));
-    }
-    let names = String::from_utf8_lossy(&listed.stdout).into_owned();
+    let listed = output_of(&mut git)
+        .map_err(|error| io::Error::new(error.kind(), format!("git ls-files: {error}")))?;
+    let names = String::from_utf8_lossy(&listed).into_owned();
     let names = names.split('\0').filter(|name| !name.is_empty());
     let paths = names.map(PathBuf::from);
     Ok(paths.filter(|path| root.join(path).is_file()).collect())

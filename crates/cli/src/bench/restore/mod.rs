@@ -18,6 +18,7 @@ use std::path::Path;
 use serde_json::json;
 
 use super::Report;
+use super::media::in_memory;
 use crate::args::Restore;
 use crate::error::Error;
 use crate::output::Output;
@@ -112,7 +113,7 @@ pub(super) fn child(socket: &Path, args: &Restore, output: &mut Output) -> Resul
 pub(super) fn run(args: &Restore, program: &OsStr, report: &mut Report<'_>) -> Result<(), Error> {
     let plan = Plan::new(args);
     plan.check(args)?;
-    let dir = args.dir.as_deref().unwrap_or_else(|| Path::new("/dev/shm"));
+    let dir = in_memory(args.dir.as_deref());
     if COPIES.iter().any(|metric| wanted(args, metric)) {
         copies(args, &plan, dir, report)?;
     }

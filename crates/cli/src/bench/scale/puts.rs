@@ -13,7 +13,7 @@ use kvdepot_media::{Buffer, Pages, Plain};
 use kvdepot_plan::Span;
 use serde_json::json;
 
-use crate::bench::media::{Region, Store, check_room, target};
+use crate::bench::media::{Region, Store, check_room, in_memory, target};
 use crate::bench::plain::Crew;
 use crate::bench::rounds::median;
 use crate::bench::{Random, Report, Row};
@@ -43,7 +43,7 @@ pub(super) fn run(
     (quick, rounds): (bool, usize),
     report: &mut Report<'_>,
 ) -> Result<(), Error> {
-    let dir = dir.unwrap_or_else(|| Path::new("/dev/shm"));
+    let dir = in_memory(dir);
     let (size, bytes) = sizes(quick);
     check_room(dir, size, size)?;
     let scratch = Scratch::new(dir)?;
