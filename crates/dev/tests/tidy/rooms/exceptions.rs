@@ -7,30 +7,8 @@ pub(crate) type Exceptions = &'static [(&'static str, &'static [(&'static str, &
 /// Between rooms.
 pub(crate) const ROOMS: Exceptions = &[
     ("alloc", &[("error", "pool"), ("handle", "shared")]),
-    (
-        "arena",
-        &[
-            ("arena", "leave"),
-            ("arena", "open"),
-            ("arena", "orphans"),
-            ("arena", "roll"),
-            ("fill", "recover"),
-            ("new", "open"),
-            ("reserve", "space"),
-            ("roll", "open"),
-        ],
-    ),
     ("cli", &[("lib", "bench"), ("lib", "cmd")]),
     ("media", &[("buffer", "memory")]),
-    (
-        "python",
-        &[
-            ("buffers", "cuda_array"),
-            ("buffers", "spans"),
-            ("dlpack", "buffers"),
-            ("view", "storage"),
-        ],
-    ),
     (
         "service",
         &[
@@ -44,7 +22,6 @@ pub(crate) const ROOMS: Exceptions = &[
 
 /// Between files, of circles of three and more.
 pub(crate) const PAIRS: Exceptions = &[
-    ("arena", &[("index/map.rs", "index/mod.rs")]),
     (
         "cli",
         &[
