@@ -62,13 +62,11 @@ class Schema:
 
     def take(self, given: dict[str, Any]) -> dict[str, Any]:
         """Remove what is declared from `given`: the values by their names, defaults too."""
-        values = {
-            setting.names[0]: None
-            if setting.default is None
-            else setting.kind.read(setting.names[0], setting.default)
-            for setting in self.settings
-        }
-        for name in self.by_name.keys() & given.keys():
+        values: dict[str, Any] = {}
+        for setting in self.settings:
+            name, default = setting.names[0], setting.default
+            values[name] = None if default is None else setting.kind.read(name, default)
+        for name in [name for name in given if name in self.by_name]:
             setting = self.by_name[name]
             values[setting.names[0]] = setting.kind.read(name, given.pop(name))
         return values
