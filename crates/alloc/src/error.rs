@@ -1,6 +1,6 @@
 //! What can go wrong, with the values that made it so.
 
-use crate::extents::{Extent, MAX_EXTENTS};
+use crate::extents::{Extent, MAX_EXTENTS, MAX_SIZE};
 use core::fmt;
 
 /// Why a call to the allocator was refused. A refused call changes nothing.
@@ -111,7 +111,7 @@ impl fmt::Display for Error {
                 f,
                 "pool size is {size} bytes, allowed are multiples of the granule ({granule}) \
                  from {granule} to {}",
-                crate::MAX_SIZE
+                MAX_SIZE
             ),
             Self::ExtentLimit { max_extents } => {
                 write!(

@@ -2,6 +2,9 @@
 
 use core::{fmt, ops::Deref};
 
+/// The largest pool, in bytes: sums of an offset and a length then never overflow.
+pub const MAX_SIZE: u64 = 1 << 63;
+
 /// The most extents a single allocation may have. Utilisation gains little beyond (under one
 /// per cent on random sizes), and the pieces of an allocation stay two cache lines.
 pub const MAX_EXTENTS: usize = 8;

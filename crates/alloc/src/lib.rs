@@ -61,7 +61,6 @@ mod error;
 mod extents;
 mod free_set;
 #[cfg(feature = "std")]
-mod handle;
 mod links;
 mod live_set;
 mod pool;
@@ -73,10 +72,8 @@ mod table;
 mod word;
 
 pub use error::Error;
-pub use extents::{Extent, Extents, Hint, MAX_EXTENTS};
-#[cfg(feature = "std")]
-pub use handle::Handle;
-pub use pool::{FreeExtents, LiveExtents, MAX_LIVE, MAX_SIZE, Pool};
+pub use extents::{Extent, Extents, Hint, MAX_EXTENTS, MAX_SIZE};
+pub use pool::{FreeExtents, LiveExtents, MAX_LIVE, Pool};
 pub use report::Report;
 #[cfg(feature = "std")]
-pub use shared::Shared;
+pub use shared::{Handle, Shared};

@@ -2,15 +2,12 @@
 
 use crate::core::{self, Core};
 use crate::error::Error;
-use crate::extents::{Extent, Extents, Hint, MAX_EXTENTS};
+use crate::extents::{Extent, Extents, Hint, MAX_EXTENTS, MAX_SIZE};
 use crate::rebuild;
 use crate::report::Report;
 use crate::word::Halves;
 use ::core::fmt;
 use alloc::vec::{self, Vec};
-
-/// The largest pool, in bytes: sums of an offset and a length then never overflow.
-pub const MAX_SIZE: u64 = 1 << 63;
 
 /// The most live extents in one pool: they and the free ones, at most one more, are numbered in 32
 /// bits.

@@ -1,12 +1,15 @@
 //! A pool for many threads.
 
+mod handle;
+
 use crate::error::Error;
 use crate::extents::{Extent, Extents, Hint};
-use crate::handle::Handle;
 use crate::pool::Pool;
 use crate::report::Report;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::vec::Vec;
+
+pub use handle::Handle;
 
 /// A [`Pool`] that threads share; clones are the same pool. The verbs are the pool's own; those
 /// that end in `_owned` give a [`Handle`] that frees itself.

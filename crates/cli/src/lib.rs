@@ -13,6 +13,7 @@ mod error;
 mod interrupt;
 mod leftovers;
 mod output;
+mod status;
 
 use std::ffi::{OsStr, OsString};
 use std::io::{ErrorKind, Write};
@@ -21,14 +22,8 @@ use args::{Args, Command};
 use clap::{CommandFactory, Parser};
 use error::Error;
 use output::Output;
+use status::{FAILED, OK};
 use tracing_subscriber::filter::LevelFilter;
-
-/// All is well.
-const OK: i32 = 0;
-/// The command did what it was asked for and found problems.
-const PROBLEMS: i32 = 1;
-/// Wrong usage, or an error.
-const FAILED: i32 = 2;
 
 /// Runs the command with these arguments, the first of which is the program's name, and returns
 /// the exit status.

@@ -11,8 +11,10 @@ use hashbrown::HashTable;
 use kvdepot_store::{Checksum, Config, Key, Namespace};
 use serde_json::json;
 
+use super::media::spec;
+use super::random::Random;
+use super::report::{Report, Row};
 use super::rounds::Rounds;
-use super::{Random, Report, Row, spec};
 use crate::args::Index;
 use crate::error::Error;
 

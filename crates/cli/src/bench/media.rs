@@ -10,7 +10,7 @@ use kvdepot_store::format::record;
 use kvdepot_store::{BlockBuffers, Config, Depot, Key, Namespace};
 use serde_json::json;
 
-use super::{Random, spec};
+use super::random::Random;
 use crate::error::Error;
 use crate::leftovers::Scratch;
 
@@ -245,4 +245,14 @@ pub(super) fn check_room(dir: &Path, size: usize, region: usize) -> Result<(), E
         );
     }
     Ok(())
+}
+
+/// What benchmarks call the model of their blocks.
+pub(super) fn spec() -> kvdepot_store::NamespaceSpec {
+    kvdepot_store::NamespaceSpec {
+        model: "kvdepot-bench".into(),
+        dtype: "bytes".into(),
+        block_tokens: 1,
+        ..Default::default()
+    }
 }

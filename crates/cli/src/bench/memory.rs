@@ -17,8 +17,9 @@ use serde_json::json;
 
 use super::media::{Region, Store, check_room, in_memory, target};
 use super::plain::Crew;
+use super::random::Random;
+use super::report::{Report, Row};
 use super::rounds::Rounds;
-use super::{Random, Report, Row};
 use crate::args::Memory;
 use crate::error::Error;
 use crate::leftovers::Scratch;

@@ -19,8 +19,10 @@ use kvdepot_store::{BlockBuffers, Config, Depot, Key};
 use serde_json::json;
 
 use super::media::check_blocks;
+use super::media::spec;
+use super::random::Random;
+use super::report::{Report, Row};
 use super::rounds::Rounds;
-use super::{Random, Report, Row, spec};
 use crate::args::Reopen;
 use crate::error::Error;
 use crate::interrupt::Interrupt;
@@ -79,7 +81,7 @@ pub(super) fn child(path: &Path, args: &Reopen, output: &mut Output) -> Result<i
     let mut rest = Vec::new();
     std::io::stdin().read_to_end(&mut rest)?;
     depot.close();
-    Ok(crate::OK)
+    Ok(crate::status::OK)
 }
 
 pub(super) fn run(args: &Reopen, program: &OsStr, report: &mut Report<'_>) -> Result<(), Error> {

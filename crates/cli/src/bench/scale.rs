@@ -21,9 +21,11 @@ use serde_json::{Value, json};
 
 use super::index::{bare, is_in};
 use super::media::check_blocks;
+use super::media::spec;
+use super::random::Random;
 use super::reopen::this_command;
+use super::report::{Report, Row};
 use super::rounds::median;
-use super::{Random, Report, Row, spec};
 use crate::args::{Scale, Task};
 use crate::error::Error;
 use crate::interrupt::Interrupt;
@@ -185,7 +187,7 @@ pub(super) fn child(dir: &Path, args: &Scale, output: &mut Output) -> Result<i32
         Some(Task::Beside) => fill(&beside, blocks.min(ADDED), 17, &mut said)?,
         _ => measure(&arena, &beside, blocks, rounds(args), &mut said)?,
     }
-    Ok(crate::OK)
+    Ok(crate::status::OK)
 }
 
 fn keys(blocks: usize, seed: u64) -> Vec<Key> {

@@ -90,7 +90,11 @@ pub(crate) fn run(output: &mut Output) -> Result<i32, Error> {
 
 fn exit_status(checks: &[Check]) -> i32 {
     let amiss = checks.iter().any(|check| check.status == "warn");
-    if amiss { crate::PROBLEMS } else { crate::OK }
+    if amiss {
+        crate::status::PROBLEMS
+    } else {
+        crate::status::OK
+    }
 }
 
 fn kernels() -> Result<Check, Error> {
@@ -358,9 +362,9 @@ mod tests {
     #[test]
     fn advice_is_no_problem_and_a_warning_is_one() {
         let mut checks = vec![Check::ok("a", "1"), Check::advice("b", "2", "better: 3")];
-        assert_eq!(exit_status(&checks), crate::OK);
+        assert_eq!(exit_status(&checks), crate::status::OK);
         checks.push(Check::warn("c", "4", "must be 5"));
-        assert_eq!(exit_status(&checks), crate::PROBLEMS);
+        assert_eq!(exit_status(&checks), crate::status::PROBLEMS);
     }
 
     #[test]

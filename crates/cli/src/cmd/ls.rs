@@ -52,7 +52,7 @@ pub(crate) fn run(args: &Ls, output: &mut Output) -> Result<i32, Error> {
             some(damaged.len() as u64, "damaged record")
         ));
     }
-    Ok(crate::OK)
+    Ok(crate::status::OK)
 }
 
 fn blocks_table(blocks: &[Listed]) -> Table {

@@ -50,7 +50,7 @@ pub(crate) fn run(args: &Rm, output: &mut Output) -> Result<i32, Error> {
     }
     let bytes = kvdepot_store::erase(&path).map_err(owned)?;
     report(removed("arena", &path, bytes), output)?;
-    Ok(crate::OK)
+    Ok(crate::status::OK)
 }
 
 /// Without the advice to wait longer, which has no option here.
@@ -110,7 +110,11 @@ fn end(missing: bool, output: &mut Output) -> Result<i32, Error> {
         output.flush()?;
         note("not every key had a block");
     }
-    Ok(if missing { crate::PROBLEMS } else { crate::OK })
+    Ok(if missing {
+        crate::status::PROBLEMS
+    } else {
+        crate::status::OK
+    })
 }
 
 /// Removes blocks as the arena's owner, or through it.
@@ -181,7 +185,7 @@ fn remove_all(yes: bool, output: &mut Output) -> Result<i32, Error> {
     let found = leftovers::find()?;
     if found.is_empty() {
         note("nothing to remove");
-        return Ok(crate::OK);
+        return Ok(crate::status::OK);
     }
     if !yes {
         for item in &found {
@@ -191,7 +195,7 @@ fn remove_all(yes: bool, output: &mut Output) -> Result<i32, Error> {
             return Err(Error::Unconfirmed);
         }
     }
-    let mut status = crate::OK;
+    let mut status = crate::status::OK;
     for item in &found {
         let kind = item.kind.name();
         let row = item.remove().map_or_else(
@@ -203,7 +207,7 @@ fn remove_all(yes: bool, output: &mut Output) -> Result<i32, Error> {
             |bytes| removed(kind, &item.path, bytes),
         );
         if !row.removed {
-            status = crate::PROBLEMS;
+            status = crate::status::PROBLEMS;
         }
         report(row, output)?;
     }

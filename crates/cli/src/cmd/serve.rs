@@ -25,12 +25,12 @@ pub(crate) fn run(args: &Serve, output: &mut Output) -> Result<i32, Error> {
     // Before the depot opens, which may wait for another owner.
     let interrupt = Interrupt::catch()?;
     let started = match interrupt.during(|| kvdepot_service::start(&config)) {
-        Err(kvdepot_store::Error::Interrupted) => return Ok(crate::OK),
+        Err(kvdepot_store::Error::Interrupted) => return Ok(crate::status::OK),
         started => started?,
     };
     if interrupt.came() {
         // What was made for it goes again, for it is not kept.
-        return Ok(crate::OK);
+        return Ok(crate::status::OK);
     }
     let depot = started.keep();
     depot.populate_aside()?;
@@ -56,7 +56,7 @@ pub(crate) fn run(args: &Serve, output: &mut Output) -> Result<i32, Error> {
     }
     notify("STOPPING=1");
     depot.close();
-    Ok(crate::OK)
+    Ok(crate::status::OK)
 }
 
 /// The options of the file, with those of the command line in their place.

@@ -99,7 +99,11 @@ pub(crate) fn live(output: &mut Output) -> Result<i32, Error> {
         output.table(&table)?;
     }
     let silent = found.iter().any(|live| live.problem.is_some());
-    Ok(if silent { crate::PROBLEMS } else { crate::OK })
+    Ok(if silent {
+        crate::status::PROBLEMS
+    } else {
+        crate::status::OK
+    })
 }
 
 /// Sockets where somebody listens: all of the runtime directory, and others by their name.
@@ -168,7 +172,7 @@ pub(crate) fn ls(args: &Ls, socket: &Path, output: &mut Output) -> Result<i32, E
         cut(limit, namespaces as u64, "namespace", output)?;
     }
     depot.close();
-    Ok(crate::OK)
+    Ok(crate::status::OK)
 }
 
 /// The blocks of these namespaces, each once, up to a limit; how many there were.
@@ -261,7 +265,7 @@ pub(crate) fn stat(args: &Stat, socket: &Path, output: &mut Output) -> Result<i3
         output.table(&table)?;
     }
     depot.close();
-    Ok(crate::OK)
+    Ok(crate::status::OK)
 }
 
 /// What `rm` removed from a depot.

@@ -184,7 +184,7 @@ pub(crate) fn run(args: &Stat, output: &mut Output) -> Result<i32, Error> {
     let summary = Summary::of(&inspection)?;
     if output.is_json() {
         output.object(&summary)?;
-        return Ok(crate::OK);
+        return Ok(crate::status::OK);
     }
     let mut table = Table::pairs();
     let mut row = |name: &str, value: String| table.row([name.into(), value]);
@@ -227,5 +227,5 @@ pub(crate) fn run(args: &Stat, output: &mut Output) -> Result<i32, Error> {
     row("created", format!("{} by {by}", utc(summary.created)));
     row("uuid", summary.uuid.clone());
     output.table(&table)?;
-    Ok(crate::OK)
+    Ok(crate::status::OK)
 }

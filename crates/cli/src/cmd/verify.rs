@@ -99,7 +99,7 @@ pub(crate) fn run(args: &Verify, output: &mut Output) -> Result<i32, Error> {
             count(checked),
             some(totals.blocks, "block")
         ));
-        return Ok(crate::FAILED);
+        return Ok(crate::status::FAILED);
     }
     if totals.bad > 0 && !output.is_json() {
         output.flush()?;
@@ -113,7 +113,11 @@ pub(crate) fn run(args: &Verify, output: &mut Output) -> Result<i32, Error> {
         && totals.truncated_bytes == 0
         && totals.damaged_records.is_empty()
         && totals.damaged_superblocks.is_empty();
-    Ok(if fine { crate::OK } else { crate::PROBLEMS })
+    Ok(if fine {
+        crate::status::OK
+    } else {
+        crate::status::PROBLEMS
+    })
 }
 
 fn print(

@@ -3,7 +3,7 @@
 //! the way of what is timed.
 
 use super::lru::Lru;
-use crate::bench::Random;
+use crate::bench::random::Random;
 use crate::error::Error;
 use crate::interrupt::Interrupt;
 

@@ -14,7 +14,7 @@ mod threads;
 pub(super) mod trace;
 mod workloads;
 
-use super::Report;
+use super::report::Report;
 use crate::args::Alloc;
 use crate::error::Error;
 

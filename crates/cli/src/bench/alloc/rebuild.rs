@@ -7,8 +7,9 @@ use serde_json::json;
 
 use super::Plan;
 use super::contenders::refused;
+use crate::bench::random::Random;
+use crate::bench::report::{Report, Row};
 use crate::bench::rounds::Rounds;
-use crate::bench::{Random, Report, Row};
 use crate::error::Error;
 
 const GRANULE: u64 = 4096;

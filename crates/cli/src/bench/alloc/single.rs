@@ -10,8 +10,9 @@ use super::Plan;
 use super::contenders::{BestFit, Contiguous, Ours, PEERS, Reference, Scattered};
 use super::driver::{Contender, Driver, Frees, Record, Silent, Watch};
 use super::workloads::Workload;
+use crate::bench::random::Random;
+use crate::bench::report::{Report, Row};
 use crate::bench::rounds::{Rounds, median};
-use crate::bench::{Random, Report, Row};
 use crate::error::Error;
 
 /// Metrics of utilisation: kvdepot's, the reference's, and which of the samples, in order, is

@@ -14,7 +14,7 @@ use serde_json::json;
 use super::contenders::refused;
 use super::lru::Lru;
 use super::trace::{Prompt, Requests};
-use crate::bench::{Report, Row};
+use crate::bench::report::{Report, Row};
 use crate::error::Error;
 use crate::interrupt::Interrupt;
 

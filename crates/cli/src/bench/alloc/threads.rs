@@ -11,8 +11,9 @@ use super::Plan;
 use super::contenders::{Common, Contiguous, OneOf, Ours, check, refused};
 use super::driver::{AtRandom, Contender, Driver, Record, Silent};
 use super::workloads::{THREADS_GRANULE, THREADS_POOL, threads_sizes};
+use crate::bench::random::Random;
+use crate::bench::report::{Report, Row};
 use crate::bench::rounds::Rounds;
-use crate::bench::{Random, Report, Row};
 use crate::error::Error;
 use crate::interrupt::Interrupt;
 

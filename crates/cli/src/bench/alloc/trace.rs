@@ -8,7 +8,7 @@ use std::path::Path;
 use serde::Deserialize;
 
 use super::Plan;
-use crate::bench::Random;
+use crate::bench::random::Random;
 use crate::error::Error;
 
 /// Conversations at a time in made-up requests.

@@ -3,7 +3,7 @@
 use std::marker::PhantomData;
 
 use super::driver::{AtRandom, Oldest};
-use crate::bench::Random;
+use crate::bench::random::Random;
 
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;

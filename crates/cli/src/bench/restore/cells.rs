@@ -10,8 +10,9 @@ use kvdepot_store::{GetOptions, Key};
 
 use crate::bench::media::{Region, Store, check_room};
 use crate::bench::plain::Crew;
+use crate::bench::random::Random;
+use crate::bench::report::Report;
 use crate::bench::rounds::Rounds;
-use crate::bench::{Random, Report};
 use crate::error::Error;
 use crate::leftovers::Scratch;
 

@@ -1,7 +1,7 @@
 //! `cpu_over_copy`: processor time of the lanes and the caller, over that of the plain copy.
 
 use super::cells::{Cell, MODES, Runs};
-use crate::bench::Row;
+use crate::bench::report::Row;
 
 pub(super) fn rows(cell: &Cell, runs: &Runs) -> Vec<Row> {
     let Some((copy, _)) = runs.seconds.best() else {

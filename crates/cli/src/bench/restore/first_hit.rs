@@ -7,8 +7,9 @@ use kvdepot_store::{BlockBuffers, Buffer};
 use serde_json::json;
 
 use super::served::Served;
+use crate::bench::media::spec;
+use crate::bench::report::{Report, Row};
 use crate::bench::rounds::median;
-use crate::bench::{Report, Row, spec};
 use crate::error::Error;
 
 const BLOCK: usize = 4096;

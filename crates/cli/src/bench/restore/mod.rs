@@ -17,8 +17,8 @@ use std::path::Path;
 
 use serde_json::json;
 
-use super::Report;
 use super::media::in_memory;
+use super::report::Report;
 use crate::args::Restore;
 use crate::error::Error;
 use crate::output::Output;

@@ -10,8 +10,9 @@ use kvdepot_store::Key;
 use serde_json::json;
 
 use super::served::Served;
+use crate::bench::media::spec;
+use crate::bench::report::{Report, Row};
 use crate::bench::rounds::median;
-use crate::bench::{Report, Row, spec};
 use crate::error::Error;
 
 const KEYS: usize = 256;

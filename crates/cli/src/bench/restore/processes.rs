@@ -12,9 +12,10 @@ use serde_json::json;
 use super::served::{Served, keys};
 use crate::args::Restore;
 use crate::bench::media::Region;
+use crate::bench::media::spec;
 use crate::bench::reopen::this_command;
+use crate::bench::report::{Report, Row};
 use crate::bench::rounds::Rounds;
-use crate::bench::{Report, Row, spec};
 use crate::error::Error;
 use crate::output::Output;
 
@@ -53,7 +54,7 @@ pub(super) fn child(socket: &Path, args: &Restore, output: &mut Output) -> Resul
         output.flush()?;
     }
     depot.close();
-    Ok(crate::OK)
+    Ok(crate::status::OK)
 }
 
 /// One child and its pipes.

@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 use kvdepot_store::{BlockBuffers, Buffer, Config, Depot, Key};
 use serde_json::json;
 
-use crate::bench::{Random, spec};
+use crate::bench::media::spec;
+use crate::bench::random::Random;
 use crate::error::Error;
 use crate::leftovers::Scratch;
 

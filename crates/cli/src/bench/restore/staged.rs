@@ -1,7 +1,7 @@
 //! `staged_over_direct`: what the way through the staging slab costs.
 
 use super::cells::{Cell, Runs};
-use crate::bench::Row;
+use crate::bench::report::Row;
 
 pub(super) fn row(cell: &Cell, runs: &Runs) -> Row {
     let value = runs.seconds.quotient(runs.mode(0), runs.mode(1));

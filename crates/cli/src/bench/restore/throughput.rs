@@ -1,7 +1,7 @@
 //! `throughput`: bytes a second of a get, direct and staged, and of the best plain copy.
 
 use super::cells::{Cell, MODES, Runs};
-use crate::bench::Row;
+use crate::bench::report::Row;
 
 pub(super) fn rows(cell: &Cell, runs: &Runs) -> Vec<Row> {
     // Of all calls of a run together.

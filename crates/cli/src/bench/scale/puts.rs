@@ -15,8 +15,9 @@ use serde_json::json;
 
 use crate::bench::media::{Region, Store, check_room, in_memory, target};
 use crate::bench::plain::Crew;
+use crate::bench::random::Random;
+use crate::bench::report::{Report, Row};
 use crate::bench::rounds::median;
-use crate::bench::{Random, Report, Row};
 use crate::error::Error;
 use crate::leftovers::Scratch;
 

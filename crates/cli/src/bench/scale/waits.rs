@@ -8,8 +8,8 @@ use kvdepot_store::{BlockBuffers, Depot, Key, Namespace, longest_hold};
 use serde_json::{Value, json};
 
 use super::{BATCH, Said};
-use crate::bench::Random;
 use crate::bench::index::{bare, is_in};
+use crate::bench::random::Random;
 use crate::error::Error;
 
 /// Bytes of a put.

@@ -6,8 +6,6 @@ pub(crate) type Exceptions = &'static [(&'static str, &'static [(&'static str, &
 
 /// Between rooms.
 pub(crate) const ROOMS: Exceptions = &[
-    ("alloc", &[("error", "pool"), ("handle", "shared")]),
-    ("cli", &[("lib", "bench"), ("lib", "cmd")]),
     ("media", &[("buffer", "memory")]),
     (
         "service",
@@ -25,31 +23,13 @@ pub(crate) const PAIRS: Exceptions = &[
     (
         "cli",
         &[
-            ("bench/alloc/driver.rs", "bench/mod.rs"),
             ("bench/alloc/mod.rs", "bench/alloc/single.rs"),
             ("bench/alloc/mod.rs", "bench/alloc/threads.rs"),
             ("bench/alloc/mod.rs", "bench/alloc/trace.rs"),
             ("bench/alloc/rebuild.rs", "bench/alloc/contenders.rs"),
-            ("bench/alloc/rebuild.rs", "bench/mod.rs"),
             ("bench/alloc/spans.rs", "bench/alloc/contenders.rs"),
             ("bench/alloc/spans.rs", "bench/alloc/trace.rs"),
-            ("bench/alloc/spans.rs", "bench/mod.rs"),
-            ("bench/alloc/workloads.rs", "bench/mod.rs"),
             ("bench/churn.rs", "bench/alloc/trace.rs"),
-            ("bench/index.rs", "bench/mod.rs"),
-            ("bench/media.rs", "bench/mod.rs"),
-            ("bench/restore/cells.rs", "bench/mod.rs"),
-            ("bench/restore/mod.rs", "bench/restore/cpu.rs"),
-            ("bench/restore/mod.rs", "bench/restore/first_hit.rs"),
-            ("bench/restore/mod.rs", "bench/restore/pin.rs"),
-            ("bench/restore/mod.rs", "bench/restore/staged.rs"),
-            ("bench/restore/mod.rs", "bench/restore/throughput.rs"),
-            ("bench/restore/processes.rs", "bench/mod.rs"),
-            ("bench/restore/processes.rs", "bench/reopen.rs"),
-            ("bench/restore/served.rs", "bench/mod.rs"),
-            ("bench/scale.rs", "bench/reopen.rs"),
-            ("bench/scale/puts.rs", "bench/mod.rs"),
-            ("bench/scale/waits.rs", "bench/mod.rs"),
         ],
     ),
     (

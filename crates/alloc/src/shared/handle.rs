@@ -1,8 +1,8 @@
 //! An allocation that frees itself.
 
+use super::WeakShared;
 use crate::error::Error;
 use crate::extents::Extents;
-use crate::shared::WeakShared;
 
 /// The extents of one allocation of a [`crate::Shared`] pool, freed when dropped. It does not keep
 /// the pool alive: dropped after the pool, it does nothing.
