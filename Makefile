@@ -181,6 +181,7 @@ test-unsafe: ## Unsafe code and threads under Miri and the sanitizers; needs a n
 		cargo +nightly miri test -p kvdepot-alloc --test shared
 	$(call say,ThreadSanitizer: data races)
 	@$(nightly); $(call sanitized,thread) -p kvdepot-media --test copier --test staged
+	@$(nightly); $(call sanitized,thread) -p kvdepot-media --lib -- conformance
 	@# One at a time: this sanitizer does not see that addresses of a mapping that is gone are new.
 	@$(nightly); $(call sanitized,thread) -p kvdepot-service --test concurrency \
 		--test service --test service_ends -- --test-threads=1

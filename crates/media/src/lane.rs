@@ -196,3 +196,31 @@ pub(crate) fn execute<T: Task>(task: T, mover: Mover) {
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::kernel::Isa;
+
+    struct Nothing(u32);
+
+    impl Task for Nothing {
+        fn run(self, _mover: Mover) {}
+    }
+
+    #[test]
+    fn what_goes_on_is_taken_before_what_is_new() {
+        let mover = Mover {
+            isa: Isa::best(),
+            stream_min: 4096,
+        };
+        let queues = Queues::new(2, mover);
+        (0..4).for_each(|number| queues.push(number % 2, Nothing(number as u32)));
+        queues.resume(Nothing(10));
+        queues.resume(Nothing(11));
+        let order: Vec<u32> = std::iter::from_fn(|| queues.take(1))
+            .map(|one| one.0)
+            .collect();
+        assert_eq!(order, [10, 11, 1, 3, 0, 2]);
+    }
+}

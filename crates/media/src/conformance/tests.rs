@@ -168,3 +168,59 @@ fn what_cannot_be_written_as_it_is_is_refused() {
     assert!(File::new(options, &Threads::new(1).unwrap()).is_err());
     assert!(Threads::new(0).is_err() && Threads::new(257).is_err());
 }
+
+#[cfg(feature = "sim")]
+mod simulated {
+    use super::*;
+    use crate::sim::{Schedule, Turn};
+
+    /// What a schedule chose among, and what became of the parts.
+    type History = (Vec<(usize, usize)>, Parts);
+
+    /// Parts between memory and a file, by a schedule that a seed gives, which fails some turns.
+    fn history(seed: u64) -> History {
+        let chosen = Arc::new(Mutex::new(Vec::new()));
+        let (log, mut state) = (Arc::clone(&chosen), seed);
+        let schedule = Schedule::new(move |waiting| {
+            state = state.wrapping_mul(0x5851_F42D_4C95_7F2D).wrapping_add(99);
+            let (job, fails) = ((state >> 33) as usize % waiting, state >> 60 == 0);
+            log.lock().unwrap().push((waiting, job));
+            Turn { job, fails }
+        });
+        let _entered = schedule.enter(|| ());
+        let (disk, copier) = (OnDisk::new(0).unwrap(), copier(2, 0, 128 << 10, 2));
+        let mut batch = copier.batch();
+        let shape = |number: usize| match number % 3 {
+            0 => Shaped::new(&disk, &InMemory, number, 70_000),
+            1 => Shaped::new(&InMemory, &disk, number, 40_000),
+            _ => Shaped::new(&disk, &disk, number, 9000),
+        };
+        let parts: Vec<Shaped> = (0..12).map(shape).collect();
+        for (number, part) in parts.iter().enumerate() {
+            part.add(&mut batch, number, part.sum);
+        }
+        let outcomes = run(&copier, batch);
+        for (part, outcome) in parts.iter().zip(&outcomes) {
+            assert!(outcome.is_err() || part.has_arrived());
+        }
+        assert_eq!(copier.free_regions(), 2);
+        let chosen = chosen.lock().unwrap().clone();
+        (chosen, outcomes)
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "as above")]
+    fn a_seed_is_an_order_of_carries_too() {
+        let histories: Vec<History> = (0..20).map(history).collect();
+        for (seed, one) in (0..).zip(&histories) {
+            assert_eq!(*one, history(seed), "seed {seed}");
+        }
+        let parts = || histories.iter().flat_map(|(_, parts)| parts);
+        assert!(parts().any(Result::is_ok) && parts().any(Result::is_err));
+        let most = histories
+            .iter()
+            .flat_map(|(chosen, _)| chosen)
+            .map(|(waiting, _)| waiting);
+        assert!(most.max() > Some(&4), "carries wait side by side");
+    }
+}
