@@ -1,6 +1,6 @@
 //! Carriers between a batch and another carrier, which do what carriers should not.
 
-use crate::carrier::{Alignment, Carrier, Receipt};
+use crate::carrier::{Alignment, Carrier, Op, Receipt};
 use crate::error::Failure;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -40,20 +40,32 @@ pub struct Count {
     seen: AtomicUsize,
     nth: usize,
     fault: Fault,
+    struck: Mutex<Option<Struck>>,
 }
+
+/// A carry that was struck: which way, where, and how many bytes.
+pub(super) type Struck = (Op, u64, usize);
 
 impl Count {
     /// Strikes the carry with this number, from 0.
     #[must_use]
     pub fn new(nth: usize, fault: Fault) -> Arc<Self> {
-        let seen = AtomicUsize::new(0);
-        Arc::new(Self { seen, nth, fault })
+        Arc::new(Self {
+            seen: AtomicUsize::new(0),
+            nth,
+            fault,
+            struck: Mutex::default(),
+        })
     }
 
-    /// Whether there were as many.
-    #[must_use]
-    pub fn has_struck(&self) -> bool {
-        self.seen.load(Ordering::SeqCst) > self.nth
+    /// What it struck; nothing, where there were fewer.
+    pub(super) fn struck(&self) -> Option<Struck> {
+        *self.struck.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn strike(&self, receipt: &Receipt) {
+        let struck = (receipt.op(), receipt.at(), receipt.len());
+        *self.struck.lock().unwrap_or_else(PoisonError::into_inner) = Some(struck);
     }
 }
 
@@ -85,6 +97,7 @@ impl Carrier for Faulty {
                 Arc::clone(&self.inner).carry(vec![receipt]);
                 continue;
             }
+            self.count.strike(&receipt);
             match self.count.fault {
                 Fault::Refused => receipt.failed(Failure::Os { errno: libc::EIO }),
                 Fault::Short => receipt.carried(0),
