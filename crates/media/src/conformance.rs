@@ -247,10 +247,16 @@ fn answers_for_failed_carries(from: &dyn Medium, to: &dyn Medium) {
             let shape = |(at, len): (usize, &usize)| Shaped::new(from, to, at, *len);
             let mut parts: Vec<Shaped> = LENS.iter().enumerate().map(shape).collect();
             let injected = faults::Count::new(nth, fault);
+            // One for each side, so that parts share slices as they do without.
+            let (mut from_by, mut to_by) = (None, None);
+            let faulty = |inner| Faulty::new(inner, &injected) as Arc<dyn Carrier>;
             for part in &mut parts {
-                let mut wrap = |inner| Faulty::new(inner, &injected) as Arc<dyn Carrier>;
-                part.from = by(&part.from, &mut wrap);
-                part.to = by(&part.to, &mut wrap);
+                part.from = by(&part.from, &mut |inner| {
+                    Arc::clone(from_by.get_or_insert_with(|| faulty(inner)))
+                });
+                part.to = by(&part.to, &mut |inner| {
+                    Arc::clone(to_by.get_or_insert_with(|| faulty(inner)))
+                });
             }
             let mut batch = copier.batch();
             for (at, part) in parts.iter().enumerate() {

@@ -338,7 +338,6 @@ impl Slice {
 
     /// The region goes before the guard: where the batch has ended, all regions are back.
     fn copy(self, mover: Mover, region: Option<Region>) {
-        let region = region;
         if let Some(cargo) = self.guard.payload().cargo()
             && !self.guard.is_cancelled()
         {
