@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use kvdepot_store::{Depot as StoreDepot, Identity, Started};
+use kvdepot_store::{Identity, Started};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PyTuple};
 use serde_json::{Map, Value, json};
