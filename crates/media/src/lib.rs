@@ -29,4 +29,4 @@ pub use carrier::{Alignment, Carrier, Op, Receipt, Registration, SlabMemory};
 pub use checksum::{Checksum, PartId};
 pub use copier::{Batch, Copier, CopierConfig, Done, Outcome, PART_LEN_MAX, PARTS_MAX, Ticket};
 pub use error::{Error, Failure, Result};
-pub use memory::{Access, Descriptor, Flush, Kind, Mapping, Pages, Plain, page_size};
+pub use memory::{Access, Descriptor, Flush, Kind, Mapping, Opened, Pages, Plain, page_size};

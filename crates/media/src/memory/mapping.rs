@@ -13,23 +13,18 @@
 use super::flush;
 use super::huge::{self, Pages};
 use super::lost::Watch;
-use super::medium::{
-    Kind, alignment_of, allocate, check_kind, check_owner, check_system, extent_of, fill_holes,
-    has_no_holes, lengthen, shown, sync_new, write_zeros,
-};
+use super::medium::{Kind, alignment_of};
 use super::once;
+use super::opened::{Descriptor, Opened, check_len};
 use crate::buffer::{Buffer, Owner, check_range};
 use crate::error::{Error, Result};
-use kvdepot_host::{
-    self,
-    fork::{LockFd, Origin},
-};
-use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
+use kvdepot_host::{self, fork::Origin};
+use rustix::fs::{MemfdFlags, Mode, SealFlags};
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, MsyncFlags, ProtFlags};
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::path::Path;
 use std::sync::Arc;
 
 /// What a mapping may be used for.
@@ -56,48 +51,14 @@ pub enum Flush {
 #[derive(Debug)]
 pub struct Mapping {
     addr: usize,
-    len: u64,
     /// Bytes of address space: whole pages, which on a device are huge.
     mapped: usize,
-    kind: Kind,
+    medium: Opened,
     access: Access,
-    path: Option<PathBuf>,
-    fd: Descriptor,
     /// There until the drop.
     watch: Option<Watch>,
     /// A forked child has nothing to unmap.
     origin: Origin,
-}
-
-/// The descriptor that a mapping was made from, and is kept with it.
-#[derive(Debug)]
-#[non_exhaustive]
-pub enum Descriptor {
-    /// One that a forked child may have too.
-    Plain(OwnedFd),
-    /// One whose description carries a lock, which a forked child must not keep.
-    Locked(LockFd),
-}
-
-impl From<OwnedFd> for Descriptor {
-    fn from(fd: OwnedFd) -> Self {
-        Self::Plain(fd)
-    }
-}
-
-impl From<LockFd> for Descriptor {
-    fn from(fd: LockFd) -> Self {
-        Self::Locked(fd)
-    }
-}
-
-impl Descriptor {
-    fn get(&self) -> kvdepot_host::Result<BorrowedFd<'_>> {
-        match self {
-            Self::Plain(fd) => Ok(fd.as_fd()),
-            Self::Locked(fd) => fd.fd(),
-        }
-    }
 }
 
 impl Mapping {
@@ -125,7 +86,8 @@ impl Mapping {
         rustix::fs::fchmod(&fd, Mode::RUSR | Mode::WUSR).map_err(fail("protect memory"))?;
         let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
         rustix::fs::fcntl_add_seals(&fd, seals).map_err(fail("seal memory"))?;
-        let memory = Self::map(fd, len, Kind::Anonymous, Access::ReadWrite, None)?;
+        let medium = Opened::new(fd, len, Kind::Anonymous, None);
+        let memory = Self::map(medium, Access::ReadWrite)?;
         // A system without huge pages does not know the advice; ordinary ones serve as well.
         let _known = memory.advise(memory.addr, memory.mapped, pages.advice());
         Ok(memory)
@@ -138,29 +100,7 @@ impl Mapping {
     /// [`Error::Io`] when the file exists already ([`Error::is_already_exists`]) or the file
     /// system has no room ([`Error::is_no_space`]); in the second case no file is left behind.
     pub fn create(path: &Path, len: u64) -> Result<Arc<Self>> {
-        check_len(len)?;
-        let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::NOFOLLOW;
-        let mode = Mode::RUSR | Mode::WUSR;
-        let fd = rustix::fs::open(path, flags | OFlags::CLOEXEC, mode)
-            .map_err(|errno| Error::io("create", shown(path), errno))?;
-        let zeros = |fd: BorrowedFd<'_>, subject: &str, len| write_zeros(fd, subject, 0, len);
-        let made = allocate(fd.as_fd(), &shown(path), len, zeros)
-            .and_then(|()| sync_new(&fd, path))
-            .and_then(|()| {
-                Self::map(
-                    fd,
-                    len,
-                    Kind::File,
-                    Access::ReadWrite,
-                    Some(path.to_path_buf()),
-                )
-            });
-        if made.is_err()
-            && let Err(error) = std::fs::remove_file(path)
-        {
-            return Err(Error::io("remove the unfinished file", shown(path), error));
-        }
-        made
+        Opened::create(path, len, |medium| Self::map(medium, Access::ReadWrite))
     }
 
     /// An existing regular file, or a DAX device.
@@ -170,38 +110,7 @@ impl Mapping {
     /// [`Error::Io`], [`Error::WrongKind`], [`Error::SymbolicLink`], [`Error::ForeignOwner`],
     /// [`Error::OpenMode`], [`Error::TooSmall`] for an empty file, [`Error::Dax`].
     pub fn open(path: &Path, access: Access) -> Result<Arc<Self>> {
-        // Looked at before it is opened: opening a FIFO or a tape drive has effects of its own.
-        let io = |operation| move |errno: Errno| Error::io(operation, shown(path), errno);
-        check_kind(path, &rustix::fs::lstat(path).map_err(io("open"))?)?;
-        let mode = match access {
-            Access::ReadOnly => OFlags::RDONLY,
-            Access::ReadWrite => OFlags::RDWR,
-        };
-        let flags = mode | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
-        let fd = match rustix::fs::open(path, flags, Mode::empty()) {
-            Err(Errno::LOOP) => {
-                return Err(Error::SymbolicLink {
-                    path: path.to_path_buf(),
-                });
-            }
-            opened => opened.map_err(io("open"))?,
-        };
-        let stat = rustix::fs::fstat(&fd).map_err(io("stat"))?;
-        // Looked at again: it may have been replaced in between.
-        check_kind(path, &stat)?;
-        check_system(path, fd.as_fd())?;
-        let (kind, len) = extent_of(fd.as_fd(), &stat, Some(path))?;
-        if kind != Kind::Dax {
-            check_owner(path, &stat)?;
-        }
-        if len == 0 {
-            return Err(Error::TooSmall {
-                subject: shown(path),
-                requested: 1,
-                available: 0,
-            });
-        }
-        Self::map(fd, len, kind, access, Some(path.to_path_buf()))
+        Self::map(Opened::open(path, access)?, access)
     }
 
     /// The first `len` bytes of the medium that `fd` refers to, for descriptors that were received
@@ -212,43 +121,18 @@ impl Mapping {
     /// [`Error::TooSmall`] when the medium is shorter, [`Error::WrongKind`], [`Error::Dax`],
     /// [`Error::Io`] (also when the descriptor does not allow `access`).
     pub fn from_fd(fd: impl Into<Descriptor>, len: u64, access: Access) -> Result<Arc<Self>> {
-        check_len(len)?;
-        let owned = fd.into();
-        let fd = owned
-            .get()
-            .map_err(|e| Error::io("use", "descriptor", io::Error::other(e)))?;
-        let subject = format!("descriptor {}", fd.as_raw_fd());
-        let stat = rustix::fs::fstat(fd).map_err(|e| Error::io("stat", subject.as_str(), e))?;
-        check_kind(Path::new(&subject), &stat)?;
-        let (kind, available) = extent_of(fd, &stat, None)?;
-        if len > available {
-            return Err(Error::TooSmall {
-                subject,
-                requested: len,
-                available,
-            });
-        }
-        Self::map(owned, len, kind, access, None)
+        Self::map(Opened::from_fd(fd, len)?, access)
     }
 
-    fn map(
-        fd: impl Into<Descriptor>,
-        len: u64,
-        kind: Kind,
-        access: Access,
-        path: Option<PathBuf>,
-    ) -> Result<Arc<Self>> {
-        let subject = || path.as_deref().map_or_else(|| "memory".to_string(), shown);
+    fn map(medium: Opened, access: Access) -> Result<Arc<Self>> {
         let protection = match access {
             Access::ReadOnly => ProtFlags::READ,
             Access::ReadWrite => ProtFlags::READ | ProtFlags::WRITE,
         };
-        let fd = fd.into();
+        let (len, kind, subject) = (medium.len(), medium.kind(), || medium.name());
         let origin = Origin::here();
         let origin = origin.map_err(|e| Error::io("map", subject(), io::Error::other(e)))?;
-        let from = fd
-            .get()
-            .map_err(|e| Error::io("map", subject(), io::Error::other(e)))?;
+        let from = medium.fd_to("map")?;
         let page = match kind {
             Kind::Dax => alignment_of(from, &subject())?,
             Kind::Anonymous | Kind::File => page_size(),
@@ -272,12 +156,9 @@ impl Mapping {
         let addr = at.expose_provenance();
         let mut mapping = Self {
             addr,
-            len,
             mapped: bytes,
-            kind,
+            medium,
             access,
-            path,
-            fd,
             watch: None,
             origin,
         };
@@ -289,7 +170,7 @@ impl Mapping {
             let _known = mapping.advise(addr, bytes, Advice::LinuxHugepage);
         }
         let file = match kind {
-            Kind::File => Some(mapping.fd_to("watch")?),
+            Kind::File => Some(mapping.medium.fd_to("watch")?),
             Kind::Anonymous | Kind::Dax => None,
         };
         let watch = Watch::new(addr, bytes, page, file);
@@ -316,7 +197,7 @@ impl Mapping {
         let Some(watch) = &self.watch else {
             return Some(Vec::new());
         };
-        let last = self.addr + self.len as usize;
+        let last = self.addr + self.len() as usize;
         let inside = |(begin, end): (usize, usize)| {
             let (begin, end) = (begin.clamp(self.addr, last), end.clamp(self.addr, last));
             ((begin - self.addr) as u64, (end - begin) as u64)
@@ -335,13 +216,19 @@ impl Mapping {
     #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "a mapping is never empty")]
     pub fn len(&self) -> u64 {
-        self.len
+        self.medium.len()
     }
 
     /// What lies under it.
     #[must_use]
     pub fn kind(&self) -> Kind {
-        self.kind
+        self.medium.kind()
+    }
+
+    /// What is mapped.
+    #[must_use]
+    pub fn opened(&self) -> &Opened {
+        &self.medium
     }
 
     /// What it may be used for.
@@ -353,7 +240,7 @@ impl Mapping {
     /// The path it was opened or created by; none for memory and received descriptors.
     #[must_use]
     pub fn path(&self) -> Option<&Path> {
-        self.path.as_deref()
+        self.medium.path()
     }
 
     /// The descriptor of the medium.
@@ -362,12 +249,7 @@ impl Mapping {
     ///
     /// [`kvdepot_host::Error::Forked`] in a forked child, for one that carries a lock.
     pub fn fd(&self) -> kvdepot_host::Result<BorrowedFd<'_>> {
-        self.fd.get()
-    }
-
-    fn fd_to(&self, operation: &'static str) -> Result<BorrowedFd<'_>> {
-        let fail = |error| Error::io(operation, self.name(), io::Error::other(error));
-        self.fd().map_err(fail)
+        self.medium.fd()
     }
 
     /// A descriptor to hand to another process. A read-only one is opened anew, so that the
@@ -380,13 +262,7 @@ impl Mapping {
     pub fn try_clone_fd(&self, access: Access) -> Result<OwnedFd> {
         match (access, self.access) {
             (Access::ReadWrite, Access::ReadOnly) => Err(Error::ReadOnly { addr: self.addr }),
-            (Access::ReadWrite, _) => rustix::io::fcntl_dupfd_cloexec(self.fd_to("duplicate")?, 3)
-                .map_err(|errno| Error::io("duplicate", self.name(), errno)),
-            (Access::ReadOnly, _) => {
-                let link = format!("/proc/self/fd/{}", self.fd_to("reopen")?.as_raw_fd());
-                rustix::fs::open(link, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
-                    .map_err(|errno| Error::io("reopen", self.name(), errno))
-            }
+            _ => self.medium.try_clone_fd(access),
         }
     }
 
@@ -443,11 +319,7 @@ impl Mapping {
     /// [`Error::ReadOnly`].
     pub fn allocate(&self, len: u64) -> Result<()> {
         self.check_writable(self.at(0, len)?)?;
-        let fd = self.fd_to("allocate the space of")?;
-        if self.kind != Kind::File || len == 0 || has_no_holes(fd) {
-            return Ok(());
-        }
-        allocate(fd, &self.name(), len, fill_holes)
+        self.medium.allocate(len)
     }
 
     /// The same file with `len` bytes, more than it has, mapped as a whole. Its new space is
@@ -461,32 +333,8 @@ impl Mapping {
     /// then as long as it was.
     pub fn grown(&self, len: u64) -> Result<Arc<Self>> {
         self.check_writable(self.addr)?;
-        if self.kind != Kind::File || len <= self.len {
-            return Err(Error::Invalid {
-                field: "length",
-                value: len,
-                allowed: "more than a file has",
-            });
-        }
-        check_len(len)?;
-        let fd = self.try_clone_fd(Access::ReadWrite)?;
-        let stat = rustix::fs::fstat(&fd).map_err(|e| Error::io("stat", self.name(), e))?;
-        let available = u64::try_from(stat.st_size).unwrap_or(0);
-        if available < self.len {
-            // What is lost here would be zeros there.
-            return Err(Error::TooSmall {
-                subject: self.name(),
-                requested: self.len,
-                available,
-            });
-        }
-        let zeros =
-            |fd: BorrowedFd<'_>, subject: &str, len| write_zeros(fd, subject, self.len, len);
-        lengthen(self.fd_to("lengthen")?, &self.name(), available, || {
-            allocate(fd.as_fd(), &self.name(), len, zeros)?;
-            rustix::fs::fsync(&fd).map_err(|errno| Error::io("sync", self.name(), errno))?;
-            Self::map(fd, len, self.kind, self.access, self.path.clone())
-        })
+        self.medium
+            .grown(len, |medium| Self::map(medium, self.access))
     }
 
     pub(super) fn advise(&self, at: usize, bytes: usize, advice: Advice) -> rustix::io::Result<()> {
@@ -509,7 +357,7 @@ impl Mapping {
         if flush == Flush::None || len == 0 {
             return Ok(());
         }
-        match self.kind {
+        match self.kind() {
             Kind::Anonymous => Ok(()),
             Kind::Dax => {
                 // SAFETY: the range lies inside the mapping.
@@ -528,7 +376,7 @@ impl Mapping {
 
     /// The address of `offset`, when `len` bytes from there on lie inside.
     pub(crate) fn at(&self, offset: u64, len: u64) -> Result<usize> {
-        check_range(offset, len, self.len)?;
+        check_range(offset, len, self.len())?;
         Ok(self.addr + offset as usize)
     }
 
@@ -547,9 +395,7 @@ impl Mapping {
     }
 
     pub(super) fn name(&self) -> String {
-        self.path
-            .as_deref()
-            .map_or_else(|| "memory".to_string(), shown)
+        self.medium.name()
     }
 }
 
@@ -575,15 +421,4 @@ impl Drop for Mapping {
 #[must_use]
 pub fn page_size() -> usize {
     rustix::param::page_size()
-}
-
-fn check_len(len: u64) -> Result<()> {
-    if len > 0 && i64::try_from(len).is_ok() {
-        return Ok(());
-    }
-    Err(Error::Invalid {
-        field: "length",
-        value: len,
-        allowed: "1 to 2^63 - 1 bytes",
-    })
 }

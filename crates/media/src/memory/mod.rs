@@ -14,12 +14,14 @@ mod mapping;
 mod medium;
 pub(crate) mod mover;
 pub(crate) mod once;
+mod opened;
 mod plain;
 mod present;
 pub(crate) mod staged;
 pub(crate) mod xxh3;
 
 pub use huge::Pages;
-pub use mapping::{Access, Descriptor, Flush, Mapping, page_size};
+pub use mapping::{Access, Flush, Mapping, page_size};
 pub use medium::Kind;
+pub use opened::{Descriptor, Opened};
 pub use plain::Plain;

@@ -4,7 +4,7 @@
 use std::io;
 
 use super::mapping::{Access, Mapping, page_size};
-use super::medium::{Kind, data};
+use super::medium::Kind;
 use crate::error::{Error, Result};
 use rustix::io::Errno;
 use rustix::mm::Advice;
@@ -79,14 +79,7 @@ impl Mapping {
     /// [`Error::OutOfBounds`]; [`Error::Io`] in a forked child.
     pub fn written(&self, offset: u64, len: u64) -> Result<Vec<(u64, u64)>> {
         self.at(offset, len)?;
-        if self.kind() != Kind::File {
-            return Ok(vec![(offset, len)]);
-        }
-        let fail = |error| Error::io("look for holes in", self.name(), io::Error::other(error));
-        let fd = self.fd().map_err(fail)?;
-        let ranges = data(fd, offset, offset + len);
-        let range = |(begin, end)| (begin, end - begin);
-        Ok(ranges.into_iter().map(range).collect())
+        self.opened().written(offset, len)
     }
 
     /// Keeps all of it in memory, if the user may.
