@@ -11,15 +11,17 @@
 //! commits, a block that it buries, room that it has set aside.
 
 use std::collections::HashSet;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use arc_swap::ArcSwap;
 use kvdepot_alloc::Pool;
-use kvdepot_media::Mapping;
+use kvdepot_media::{Buffer, Mapping};
 use parking_lot::{Condvar, Mutex};
 
+use crate::error::Error;
 use crate::format::layout::Layout;
 use crate::format::record::{Record, State as RecordState};
 use crate::format::superblock::Superblock;
@@ -28,9 +30,11 @@ use crate::index::{Entry, Index, Order, Records, Reservations};
 use crate::inode::Inode;
 use crate::key::{Identity, NamespaceId};
 use crate::make::Fresh;
+use crate::medium::Shared;
 use crate::options::Durability;
 use crate::orphans::Orphans;
 use crate::owner_lock::OwnerLock;
+use crate::parts;
 use crate::place::{Place, Token};
 use crate::roll::Roll;
 use crate::stats::{Counters, TierStats};
@@ -41,7 +45,7 @@ pub struct Arena {
     /// Which arena of its depot it is, in the order of their appearance.
     pub(crate) number: u32,
     /// Another one after a growth: the old one lives as long as somebody reads or writes by it.
-    pub(crate) mapping: ArcSwap<Mapping>,
+    pub(crate) medium: ArcSwap<Shared>,
     /// As it was opened.
     pub(crate) opened: Layout,
     pub(crate) capacity: AtomicU64,
@@ -129,9 +133,35 @@ impl Arena {
         self.number
     }
 
-    /// The medium, as it is now.
-    pub fn mapping(&self) -> Arc<Mapping> {
-        self.mapping.load_full()
+    /// The addresses of the medium, as it is now.
+    ///
+    /// # Errors
+    /// [`Error::Input`] for one that is not mapped.
+    pub fn mapping(&self) -> Result<Arc<Mapping>, Error> {
+        let mapped = self.medium.load().mapping().map(Arc::clone);
+        mapped.ok_or_else(|| Error::input("access", "direct", "mapped, to have addresses"))
+    }
+
+    /// Bytes that the medium has.
+    pub fn medium_len(&self) -> u64 {
+        self.medium.load().len()
+    }
+
+    /// Bytes of a payload, where batches move them: from the beginning of a part to its end, behind
+    /// which a page may be filled.
+    ///
+    /// # Errors
+    /// [`Error::Media`] for what the medium does not have (any more).
+    pub fn buffers(&self, place: &Place, range: Range<u64>) -> Result<Vec<Buffer>, Error> {
+        let medium = self.medium.load();
+        let ranges = parts::ranges(&place.extents, range.start, range.end - range.start);
+        let mut buffers = ranges
+            .map(|(at, len)| Ok(medium.buffer(at, len)?))
+            .collect::<Result<Vec<_>, Error>>()?;
+        // Parts begin at pages, and what is behind the last one is of no meaning.
+        let last = buffers.pop().map(Buffer::padded);
+        buffers.extend(last);
+        Ok(buffers)
     }
 
     /// What lies where in the medium.
@@ -186,7 +216,7 @@ impl Arena {
 
     /// Whether the medium has failed under any of these bytes.
     pub(crate) fn is_lost(&self, offset: u64, len: u64) -> bool {
-        self.mapping.load().is_lost(offset, len).unwrap_or(true)
+        self.medium.load().is_lost(offset, len)
     }
 }
 

@@ -10,12 +10,11 @@
 
 use std::sync::atomic::Ordering;
 
-use kvdepot_media::Flush;
-
 use crate::body::{Arena, State};
-use crate::format::record::{CREATED_AT, LEN, Packed, Record, State as RecordState};
+use crate::format::record::{CREATED_AT, Packed, Record, State as RecordState, seed};
 use crate::held::{self, Guard};
 use crate::index::{Entry, Stage};
+use crate::medium::Written;
 use crate::place::Token;
 
 /// Most blocks that end in one go: what others wait for, of the lock and of the medium.
@@ -24,10 +23,6 @@ pub(crate) const BATCH: usize = 512;
 /// Blocks that leave the index, or whose room is freed, before others who wait for the lock have
 /// it: some microseconds.
 pub(crate) const BITE: usize = if cfg!(feature = "sim") { 2 } else { 8 };
-
-/// Ranges of the medium that lie closer than this are synced as one: less than a page, and few
-/// cache lines.
-const GAP: u64 = 4096;
 
 /// Blocks that are out of the index, each with the record that is to be written. Whoever has them
 /// buries them; until then those who need room wait for it.
@@ -234,11 +229,11 @@ impl Arena {
 
     /// Takes from the medium when the blocks of these records were stored.
     pub(crate) fn read_created(&self, records: &mut [(u32, Record)]) {
-        let (mapping, layout) = (self.mapping.load(), self.layout());
+        let (medium, layout) = (self.medium.load(), self.layout());
         for (number, record) in records {
             let mut created = [0; 4];
             let at = layout.record(*number) + CREATED_AT;
-            if mapping.read_into(at, &mut created).is_ok() {
+            if medium.read_at(at, &mut created).is_ok() {
                 record.created = u32::from_le_bytes(created);
             }
         }
@@ -251,70 +246,30 @@ impl Arena {
             return vec![true; records.len()];
         };
         held::may_wait();
-        let mapping = self.mapping.load();
         let layout = self.layout();
-        for (number, record) in records {
-            let bytes = record.encode(crate::format::record::seed(&table.uuid, *number));
-            // Inside the table by construction: no number is above the layout's.
-            if let Err(error) = mapping.write_from(layout.record(*number), &bytes) {
-                tracing::error!(tier = self.name, number, %error, "a record could not be written");
-            }
-        }
-        let place = |(number, _): &(u32, Record)| (layout.record(*number), LEN as u64);
-        let places: Vec<(u64, u64)> = records.iter().map(place).collect();
-        let synced = self.sync_each(&places);
-        let kept = places.iter().zip(synced);
-        kept.map(|((at, len), synced)| synced && !self.is_lost(*at, *len))
-            .collect()
+        let written = |(number, record): &(u32, Record)| {
+            (
+                layout.record(*number),
+                record.encode(seed(&table.uuid, *number)),
+            )
+        };
+        let written: Vec<Written> = records.iter().map(written).collect();
+        self.medium.load().commit(&written, self.is_durable())
     }
 
     /// Makes ranges durable if blocks shall outlive a power cut; for each, whether it is.
     pub(crate) fn sync_each(&self, ranges: &[(u64, u64)]) -> Vec<bool> {
-        if !self.is_durable() {
-            return vec![true; ranges.len()];
-        }
-        let whole = merged(ranges)
-            .into_iter()
-            .all(|(at, len)| self.sync(at, len));
-        match whole {
-            true => vec![true; ranges.len()],
-            // Which of them it was.
-            false => ranges
-                .iter()
-                .map(|(at, len)| self.sync(*at, *len))
-                .collect(),
-        }
-    }
-
-    fn sync(&self, offset: u64, len: u64) -> bool {
         held::may_wait();
-        let synced = self.mapping.load().sync(offset, len, Flush::Power);
-        if let Err(error) = &synced {
-            tracing::error!(tier = self.name, offset, len, %error, "could not make bytes durable");
+        match self.is_durable() {
+            true => self.medium.load().sync(ranges),
+            false => vec![true; ranges.len()],
         }
-        synced.is_ok()
     }
 }
 
 /// Says that blocks are about to end, so that who needs room waits for theirs.
 pub(crate) fn begin_burial(state: &mut State) {
     state.burials += 1;
-}
-
-/// The ranges in order, those that lie together as one.
-fn merged(ranges: &[(u64, u64)]) -> Vec<(u64, u64)> {
-    let mut sorted = ranges.to_vec();
-    sorted.sort_unstable();
-    let mut whole: Vec<(u64, u64)> = Vec::new();
-    for (at, len) in sorted {
-        match whole.last_mut() {
-            Some((begin, room)) if at <= *begin + *room + GAP => {
-                *room = (*room).max(at + len - *begin);
-            }
-            _ => whole.push((at, len)),
-        }
-    }
-    whole
 }
 
 #[cfg(test)]
@@ -547,14 +502,5 @@ mod tests {
         assert!(held::at_once(ask).is_err() && arena.is_busy());
         drop(changed);
         assert_eq!(held::at_once(ask), Ok(true));
-    }
-
-    #[test]
-    fn ranges_that_lie_together_are_synced_as_one() {
-        let page = GAP;
-        assert_eq!(merged(&[]), []);
-        let ranges = [(9 * page, 128), (128, 128), (0, 128), (page, 128)];
-        assert_eq!(merged(&ranges), [(0, page + 128), (9 * page, 128)]);
-        assert_eq!(merged(&[(0, 4 * page), (page, 128)]), [(0, 4 * page)]);
     }
 }

@@ -44,8 +44,8 @@ impl Arena {
                 "at least the {has} that it has: an arena does not shrink"
             ));
         }
-        let mapping = self.mapping();
-        if mapping.len() < had {
+        let medium = self.medium.load_full();
+        if medium.len() < had {
             return Err(Error::Corrupt {
                 path: table.path.clone(),
                 reason: "it was truncated, and does not grow before it is whole again".into(),
@@ -61,30 +61,27 @@ impl Arena {
                     .into(),
             );
         }
-        let grown = if capacity <= mapping.len() {
-            mapping
-        } else if mapping.kind() == Kind::File {
+        let grown = if capacity <= medium.len() {
+            Arc::clone(&medium)
+        } else if medium.opened().kind() == Kind::File {
             let fail = |error| make::space_error(&table.path, capacity, error, &str::to_owned);
-            mapping.grown(capacity).map_err(fail)?
+            Arc::new(medium.grown(capacity).map_err(fail)?)
         } else {
-            return refuse(format!(
-                "at most the device's {}",
-                size::show(mapping.len())
-            ));
+            return refuse(format!("at most the device's {}", size::show(medium.len())));
         };
         let next = Superblock {
             capacity,
             ..superblock.clone()
         };
-        let next = advance(&grown, next)?;
+        let next = advance(grown.as_ref().as_ref(), next)?;
         *superblock = next;
         let mut state = self.state.lock();
         let fail =
             |error: kvdepot_alloc::Error| Error::input("capacity", capacity, error.to_string());
         let data_len = capacity - superblock.data;
         state.pool.grow(data_len).map_err(fail)?;
-        if !Arc::ptr_eq(&grown, &self.mapping.load()) {
-            self.mapping.store(grown);
+        if !Arc::ptr_eq(&grown, &medium) {
+            self.medium.store(grown);
         }
         self.capacity.store(capacity, Ordering::Relaxed);
         Ok(())

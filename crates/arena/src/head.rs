@@ -3,32 +3,31 @@
 use std::collections::HashSet;
 use std::path::Path;
 
-use kvdepot_host::peer;
-use kvdepot_media::{Flush, Mapping};
-
 use crate::error::Error;
 use crate::format::layout;
 use crate::format::superblock::{self, Refusal, Superblock};
 use crate::format::{directory, owner};
 use crate::key::NamespaceId;
+use crate::medium::Medium;
 use crate::size;
+use kvdepot_host::peer;
 
-pub(crate) fn read_page(mapping: &Mapping, offset: u64) -> Result<[u8; superblock::LEN], Error> {
+pub(crate) fn read_page(medium: &dyn Medium, offset: u64) -> Result<[u8; superblock::LEN], Error> {
     let mut page = [0; superblock::LEN];
-    mapping.read_into(offset, &mut page)?;
+    medium.read_at(offset, &mut page)?;
     Ok(page)
 }
 
 /// The newer of the two superblocks that verify.
-pub fn read_superblock(path: &Path, mapping: &Mapping) -> Result<Superblock, Error> {
+pub fn read_superblock(path: &Path, medium: &dyn Medium) -> Result<Superblock, Error> {
     let corrupt = |reason: String| Error::Corrupt {
         path: path.into(),
         reason,
     };
-    let len = mapping.len();
+    let len = medium.len();
     if len < layout::CAPACITY_MIN {
         let mut bytes = vec![0; len as usize];
-        mapping.read_into(0, &mut bytes)?;
+        medium.read_at(0, &mut bytes)?;
         // Whoever keeps something here is not told to remove it.
         let is_ours = bytes.starts_with(&superblock::MAGIC) || bytes.iter().all(|byte| *byte == 0);
         return Err(corrupt(if is_ours {
@@ -37,8 +36,10 @@ pub fn read_superblock(path: &Path, mapping: &Mapping) -> Result<Superblock, Err
             "it is not a kvdepot arena; name another path".into()
         }));
     }
-    let [a, b] = COPIES.map(|at| read_page(mapping, at).map(|page| Superblock::decode(&page)));
-    let (a, b) = (a?, b?);
+    // One that cannot be read is as good as a damaged one.
+    let copy =
+        |at| read_page(medium, at).map_or(Err(Refusal::Damaged), |page| Superblock::decode(&page));
+    let [a, b] = COPIES.map(copy);
     let newest = [&a, &b]
         .into_iter()
         .flatten()
@@ -65,12 +66,14 @@ const COPIES: [u64; 2] = [0, layout::SUPERBLOCK_B];
 
 /// The offsets of superblocks that do not verify, beside the one in force. An arena that nobody
 /// has opened has one alone.
-pub fn dead_superblocks(mapping: &Mapping, in_force: &Superblock) -> Result<Vec<u64>, Error> {
+pub fn dead_superblocks(medium: &dyn Medium, in_force: &Superblock) -> Result<Vec<u64>, Error> {
     let mut dead = Vec::new();
     for at in COPIES {
-        let page = read_page(mapping, at)?;
-        let is_unused = in_force.generation == 0 && page == [0; superblock::LEN];
-        if !is_unused && Superblock::decode(&page).is_err() {
+        let is_dead = |page: [u8; superblock::LEN]| {
+            let is_unused = in_force.generation == 0 && page == [0; superblock::LEN];
+            !is_unused && Superblock::decode(&page).is_err()
+        };
+        if read_page(medium, at).map_or(true, is_dead) {
             dead.push(at);
         }
     }
@@ -87,7 +90,7 @@ pub(crate) fn enlarge(path: &Path) -> String {
 }
 
 /// Begins a new generation, in the older copy: the newer one stays whole meanwhile.
-pub(crate) fn advance(mapping: &Mapping, superblock: Superblock) -> Result<Superblock, Error> {
+pub(crate) fn advance(medium: &dyn Medium, superblock: Superblock) -> Result<Superblock, Error> {
     let next = Superblock {
         generation: superblock.generation + 1,
         ..superblock
@@ -97,12 +100,12 @@ pub(crate) fn advance(mapping: &Mapping, superblock: Superblock) -> Result<Super
     } else {
         layout::SUPERBLOCK_B
     };
-    mapping.write_from(at, &next.encode())?;
-    mapping.sync(at, superblock::LEN as u64, Flush::Power)?;
+    medium.write_at(at, &next.encode())?;
+    medium.sync_one(at, superblock::LEN as u64)?;
     Ok(next)
 }
 
-pub(crate) fn write_owner(mapping: &Mapping, socket: &str) -> Result<(), Error> {
+pub(crate) fn write_owner(medium: &dyn Medium, socket: &str) -> Result<(), Error> {
     let pid = std::process::id();
     let page = owner::Owner {
         pid,
@@ -110,12 +113,12 @@ pub(crate) fn write_owner(mapping: &Mapping, socket: &str) -> Result<(), Error> 
         host: peer::hostname(),
         socket: socket.to_owned(),
     };
-    Ok(mapping.write_from(layout::OWNER, &page.encode())?)
+    Ok(medium.write_at(layout::OWNER, &page.encode())?)
 }
 
 /// The namespaces of the directory, and its entries without one, the first one last.
-pub(crate) fn described(mapping: &Mapping) -> Result<(HashSet<NamespaceId>, Vec<u32>), Error> {
-    let entries = read_directory(mapping)?;
+pub(crate) fn described(medium: &dyn Medium) -> Result<(HashSet<NamespaceId>, Vec<u32>), Error> {
+    let entries = read_directory(medium)?;
     let taken: HashSet<u64> = entries.iter().map(|(index, _, _)| *index).collect();
     let free = (0..directory::ENTRIES)
         .rev()
@@ -125,15 +128,18 @@ pub(crate) fn described(mapping: &Mapping) -> Result<(HashSet<NamespaceId>, Vec<
 }
 
 /// The namespaces that the arena describes, with the number of their entry.
-pub fn read_directory(mapping: &Mapping) -> Result<Vec<(u64, NamespaceId, String)>, Error> {
+pub fn read_directory(medium: &dyn Medium) -> Result<Vec<(u64, NamespaceId, String)>, Error> {
+    let mut bytes = [0; (layout::TABLE - layout::DIRECTORY) as usize];
+    // What the medium cannot read of it is zeros: entries that are not used.
+    if let Err(error) = medium.read_at(layout::DIRECTORY, &mut bytes)
+        && medium.losses() == 0
+    {
+        return Err(error.into());
+    }
     let mut entries = Vec::new();
-    for index in 0..directory::ENTRIES {
-        let mut bytes = [0; directory::LEN];
-        mapping.read_into(
-            layout::DIRECTORY + index * directory::LEN as u64,
-            &mut bytes,
-        )?;
-        if let Some((id, text)) = directory::decode(&bytes) {
+    let (each, _) = bytes.as_chunks::<{ directory::LEN }>();
+    for (index, bytes) in (0..).zip(each) {
+        if let Some((id, text)) = directory::decode(bytes) {
             entries.push((index, id, text));
         }
     }
@@ -141,8 +147,8 @@ pub fn read_directory(mapping: &Mapping) -> Result<Vec<(u64, NamespaceId, String
 }
 
 /// Who opened the arena last, as far as its owner page says.
-pub fn read_owner(mapping: &Mapping) -> Option<owner::Owner> {
+pub fn read_owner(medium: &dyn Medium) -> Option<owner::Owner> {
     let mut page = [0; owner::LEN];
-    mapping.read_into(layout::OWNER, &mut page).ok()?;
+    medium.read_at(layout::OWNER, &mut page).ok()?;
     owner::Owner::decode(&page)
 }

@@ -4,9 +4,8 @@ use std::fs::{File, Metadata};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 
-use kvdepot_media::Mapping;
-
 use crate::error::Error;
+use crate::medium::Medium;
 
 /// What lies at a path, whatever the path is called.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,14 +21,14 @@ impl Inode {
     }
 
     /// Of what is mapped from `path`, whatever that leads to now.
-    pub(crate) fn behind(path: &Path, mapping: &Mapping) -> Result<Inode, Error> {
-        Ok(Inode::from(&metadata(path, mapping)?))
+    pub(crate) fn behind(path: &Path, medium: &dyn Medium) -> Result<Inode, Error> {
+        Ok(Inode::from(&metadata(path, medium)?))
     }
 }
 
 /// Of the file that is mapped from `path`.
-pub(crate) fn metadata(path: &Path, mapping: &Mapping) -> Result<Metadata, Error> {
-    let twin = mapping.fd()?.try_clone_to_owned();
+pub(crate) fn metadata(path: &Path, medium: &dyn Medium) -> Result<Metadata, Error> {
+    let twin = medium.opened().fd()?.try_clone_to_owned();
     let data = twin.and_then(|twin| File::from(twin).metadata());
     data.map_err(|source| Error::Io {
         path: path.into(),

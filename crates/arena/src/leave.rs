@@ -68,7 +68,7 @@ impl Arena {
 
     /// Whether the medium has lost what makes it an arena.
     fn has_failed(&self) -> bool {
-        self.mapping.load().losses() > 0 && self.is_lost(0, self.opened.data)
+        self.medium.load().losses() > 0 && self.is_lost(0, self.opened.data)
     }
 
     /// Why nothing can be written here now, if nothing can.

@@ -66,7 +66,7 @@ impl Arena {
         if self.table.is_none() {
             return Ok(Vec::new());
         }
-        let entries = read_directory(&self.mapping.load())?.into_iter();
+        let entries = read_directory(&***self.medium.load())?.into_iter();
         Ok(entries.map(|(_, id, text)| (id, text)).collect())
     }
 

@@ -39,13 +39,13 @@ impl Arena {
     /// Takes what the medium has lost since the last time out of what is free, some extents at each
     /// call. What is missed is found when it is allocated.
     pub(crate) fn carve_lost(&self, state: &mut State) {
-        let mapping = self.mapping.load();
-        let losses = mapping.losses();
+        let medium = self.medium.load();
+        let losses = medium.losses();
         if losses == state.losses {
             return;
         }
         // While a loss is being noted, the next call looks.
-        let Some(ranges) = mapping.lost() else { return };
+        let Some(ranges) = medium.lost() else { return };
         let data = self.layout().data;
         let ranges = granules(ranges);
         let mut parts: Vec<Extent> = Vec::new();

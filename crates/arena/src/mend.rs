@@ -2,6 +2,7 @@
 
 use crate::body::Arena;
 use crate::format::record::{self, Record, State as RecordState};
+use crate::medium::Written;
 
 impl Arena {
     /// Marks outranked records dead on the medium: what outranks them may be reused one day, and
@@ -30,13 +31,9 @@ impl Arena {
         if places.is_empty() {
             return;
         }
-        let mapping = self.mapping.load();
-        for (at, _) in &places {
-            if let Err(error) = mapping.write_from(*at, &[0; record::LEN]) {
-                tracing::error!(tier = self.name, at, %error, "a record could not be mended");
-            }
-        }
-        self.sync_each(&places);
+        let empty = |(at, _): &(u64, u64)| (*at, [0; record::LEN]);
+        let empty: Vec<Written> = places.iter().map(empty).collect();
+        self.medium.load().commit(&empty, self.is_durable());
         let path = self.path().map(|path| path.display().to_string());
         tracing::warn!(
             path,

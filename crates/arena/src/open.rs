@@ -8,7 +8,7 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 use kvdepot_alloc::Pool;
 use kvdepot_host::limits;
-use kvdepot_media::{Access, Mapping};
+use kvdepot_media::Mapping;
 use parking_lot::{Condvar, Mutex};
 
 use crate::body::{Arena, State, Table};
@@ -21,6 +21,7 @@ use crate::head::{advance, dead_superblocks, described, read_superblock, write_o
 use crate::index::{Index, Order, Uses};
 use crate::inode::Inode;
 use crate::make::{self, Fresh, Promised, Taken, Treatment, format, open_error, take, treatment};
+use crate::medium::{self, Medium, Shared};
 use crate::options::{Durability, Options};
 use crate::orphans::Orphans;
 use crate::owner_lock::OwnerLock;
@@ -41,19 +42,19 @@ pub struct Acquired {
     fresh: Option<Fresh>,
     superblock: Superblock,
     lock: OwnerLock,
-    mapping: Arc<Mapping>,
+    medium: Shared,
 }
 
 impl Acquired {
     /// The second half of [`Arena::open`].
     pub fn read(self) -> Result<(Arena, Opening), Error> {
-        let (mapping, superblock) = (self.mapping, self.superblock);
+        let (medium, superblock) = (self.medium, self.superblock);
         let layout = Layout {
             capacity: superblock.capacity,
             records: superblock.records,
             data: superblock.data,
         };
-        let found = recover::recover(&mapping, layout, &superblock.uuid)?;
+        let found = recover::recover(medium.as_ref(), layout, &superblock.uuid)?;
         let opening = Opening {
             created: self.created,
             ..found.opening
@@ -62,11 +63,11 @@ impl Acquired {
         // or its 24 bits ran out.
         let generation = (superblock.generation & 0xFF_FFFF) << COUNTER_BITS;
         let first = generation.max(found.highest.saturating_add(1));
-        if layout.capacity > mapping.len() {
+        if layout.capacity > medium.len() {
             tracing::warn!(
                 path = %self.path.display(),
                 capacity = %size::show(layout.capacity),
-                medium = %size::show(mapping.len()),
+                medium = %size::show(medium.len()),
                 "the arena was truncated: blocks beyond its end are misses"
             );
         }
@@ -76,7 +77,7 @@ impl Acquired {
         state.borne = blocks.collect();
         state.live_bytes = found.shares.iter().map(|(_, bytes)| bytes).sum();
         state.roll = Roll::of(found.shares);
-        (state.described, state.undescribed) = described(&mapping)?;
+        (state.described, state.undescribed) = described(medium.as_ref())?;
         let table = Table {
             sized: self.sized,
             uuid: superblock.uuid,
@@ -93,8 +94,8 @@ impl Acquired {
         let arena = Arena {
             name: self.name,
             number: self.number,
-            opened: layout.on(mapping.len()),
-            capacity: AtomicU64::new(layout.on(mapping.len()).capacity),
+            opened: layout.on(medium.len()),
+            capacity: AtomicU64::new(layout.on(medium.len()).capacity),
             leaving: AtomicBool::new(false),
             durability: self.durability,
             table: Some(table),
@@ -104,7 +105,7 @@ impl Acquired {
             low: AtomicBool::new(false),
             counters: Counters::default(),
             last: OnceLock::new(),
-            mapping: ArcSwap::new(mapping),
+            medium: ArcSwap::from_pointee(medium),
         };
         arena.outrank(&found.outranked);
         arena.mend(&found.damaged);
@@ -135,7 +136,7 @@ impl Arena {
     pub fn volatile(name: &'static str, number: u32, capacity: u64) -> Result<Arena, Error> {
         Arena::check_volatile(name, capacity)?;
         let capacity = capacity / GRANULE * GRANULE;
-        let mapping = Mapping::anonymous("kvdepot-cache", capacity).map_err(|error| {
+        let medium = Mapping::anonymous("kvdepot-cache", capacity).map_err(|error| {
             let field = format!("{}.capacity", name.to_ascii_lowercase());
             Error::config(
                 field,
@@ -154,7 +155,7 @@ impl Arena {
         Ok(Arena {
             name,
             number,
-            mapping: ArcSwap::new(mapping),
+            medium: ArcSwap::from_pointee(Arc::new(medium) as Shared),
             opened: layout,
             capacity: AtomicU64::new(layout.capacity),
             leaving: AtomicBool::new(false),
@@ -178,23 +179,23 @@ impl Arena {
         field: &impl Fn(&str) -> String,
         promised: &mut Promised,
     ) -> Result<(), Error> {
-        let mapping = match Mapping::open(path, Access::ReadWrite) {
-            Ok(mapping) => mapping,
+        let medium = match medium::open(path, config.access) {
+            Ok(medium) => medium,
             Err(error) if error.is_not_found() => {
                 return make::check(path, config, field, promised);
             }
             Err(error) => return Err(open_error(path, error, field)),
         };
-        if OwnerLock::is_taken(&mapping)? {
+        if OwnerLock::is_taken(medium.as_ref())? {
             return Ok(());
         }
-        match treatment(path, &mapping, config, field)? {
+        match treatment(path, medium.as_ref(), config, field)? {
             Treatment::Open => {
-                let superblock = read_superblock(path, &mapping)?;
-                check_capacity(&superblock, &mapping, config, path, field)
+                let superblock = read_superblock(path, medium.as_ref())?;
+                check_capacity(&superblock, medium.as_ref(), config, path, field)
             }
             Treatment::Blank | Treatment::Lost => {
-                make::layout_for(&mapping, config, field).map(drop)
+                make::layout_for(medium.as_ref(), config, field).map(drop)
             }
         }
     }
@@ -221,31 +222,34 @@ impl Arena {
         lock_wait: Duration,
     ) -> Result<Acquired, Error> {
         let Taken {
-            mapping,
+            medium,
             lock,
             created,
         } = take(path, config, lock_wait, field)?;
         let space = |capacity: u64| {
             let fail = |error| make::space_error(path, capacity, error, field);
-            mapping.allocate(capacity.min(mapping.len())).map_err(fail)
+            medium
+                .opened()
+                .allocate(capacity.min(medium.len()))
+                .map_err(fail)
         };
         let treatment = match created {
             true => Treatment::Open,
-            false => treatment(path, &mapping, config, field)?,
+            false => treatment(path, medium.as_ref(), config, field)?,
         };
         let mut fresh = None;
         let superblock = if treatment == Treatment::Open {
-            let superblock = read_superblock(path, &mapping)?;
+            let superblock = read_superblock(path, medium.as_ref())?;
             // Another owner may have been faster, and has used it.
             if created && superblock.generation == 0 {
-                fresh = Some(Fresh(path.into(), Arc::clone(&mapping)));
+                fresh = Some(Fresh(path.into(), Arc::clone(&medium)));
             }
             superblock
         } else {
             if treatment == Treatment::Blank {
                 tracing::info!(
                     path = %path.display(),
-                    medium = %size::show(mapping.len()),
+                    medium = %size::show(medium.len()),
                     "a new medium: it holds zeros, and becomes an arena"
                 );
             }
@@ -258,19 +262,24 @@ impl Arena {
                 ));
             }
             // Before anything of the old content is gone.
-            space(config.capacity.unwrap_or_else(|| mapping.len()))?;
-            format(&mapping, config, treatment == Treatment::Blank, field)?
+            space(config.capacity.unwrap_or_else(|| medium.len()))?;
+            format(
+                medium.as_ref(),
+                config,
+                treatment == Treatment::Blank,
+                field,
+            )?
         };
-        check_capacity(&superblock, &mapping, config, path, field)?;
+        check_capacity(&superblock, medium.as_ref(), config, path, field)?;
         if !created {
             space(superblock.capacity)?;
         }
-        for at in dead_superblocks(&mapping, &superblock)? {
+        for at in dead_superblocks(medium.as_ref(), &superblock)? {
             // Into the place of the one that is dead.
             tracing::warn!(path = %path.display(), at, "a superblock was damaged, and is written anew");
         }
-        let superblock = advance(&mapping, superblock)?;
-        write_owner(&mapping, "")?;
+        let superblock = advance(medium.as_ref(), superblock)?;
+        write_owner(medium.as_ref(), "")?;
         Ok(Acquired {
             name,
             number,
@@ -281,7 +290,7 @@ impl Arena {
             fresh,
             superblock,
             lock,
-            mapping,
+            medium,
         })
     }
 
@@ -299,17 +308,17 @@ fn new_pool(layout: Layout) -> Result<Pool, Error> {
 
 fn check_capacity(
     superblock: &Superblock,
-    mapping: &Mapping,
+    medium: &dyn Medium,
     config: &Options,
     path: &Path,
     field: &impl Fn(&str) -> String,
 ) -> Result<(), Error> {
-    if superblock.data >= mapping.len() {
+    if superblock.data >= medium.len() {
         return Err(Error::Corrupt {
             path: path.into(),
             reason: format!(
                 "it was truncated to {}, inside the record table; set format: true to start anew",
-                size::show(mapping.len())
+                size::show(medium.len())
             ),
         });
     }

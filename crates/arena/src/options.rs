@@ -24,6 +24,17 @@ pub enum Format {
     Always,
 }
 
+/// How a medium is read and written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum Access {
+    /// As memory, where it is mapped: files and DAX devices.
+    #[default]
+    Mapped,
+    /// By calls, past the page cache where the file system can: files, which need no addresses.
+    Direct,
+}
+
 /// How one medium is opened.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Options {
@@ -35,4 +46,6 @@ pub struct Options {
     pub durability: Durability,
     /// Whether to make a new arena of what is there.
     pub format: Format,
+    /// How the medium is read and written; what stands there is the same.
+    pub access: Access,
 }

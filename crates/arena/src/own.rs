@@ -1,6 +1,7 @@
 //! What the owner of a medium does: it keeps or lets go what it has opened, hands descriptors to
 //! those who work for it, and waits for those who worked for the one before.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use kvdepot_alloc::Pool;
@@ -81,7 +82,7 @@ impl Arena {
         let (Ok(nothing), Ok(pool)) = (nothing, Pool::new(GRANULE, GRANULE)) else {
             return;
         };
-        self.mapping.store(nothing);
+        self.medium.store(Arc::new(Arc::new(nothing)));
         let mut state = self.state.lock();
         let sequence = state.sequence;
         *state = State::new(pool, 0, sequence);
@@ -91,7 +92,7 @@ impl Arena {
     /// Says in the owner page where the owner's socket is.
     pub fn announce(&self, socket: &str) -> Result<(), Error> {
         if self.table.is_some() {
-            write_owner(&self.mapping.load(), socket)
+            write_owner(self.medium.load().as_ref().as_ref(), socket)
         } else {
             Ok(())
         }
@@ -101,12 +102,12 @@ impl Arena {
     /// owner gives room to other blocks while that process has it.
     pub fn descriptor(&self, write: bool) -> Result<(LentFd, bool), Error> {
         let plain = |access| {
-            let mapping = self.mapping.load();
-            LentFd::open(|| Ok::<_, Error>(mapping.try_clone_fd(access)?))
+            let medium = self.medium.load();
+            LentFd::open(|| Ok::<_, Error>(medium.opened().try_clone_fd(access)?))
         };
         match (&self.table, write) {
             (Some(table), _) => match &*table.lock.lock() {
-                Some(lock) if write => lock.for_writer(&self.mapping.load()),
+                Some(lock) if write => lock.for_writer(self.medium.load().as_ref().as_ref()),
                 // What a writer would have.
                 Some(lock) => Ok((plain(Access::ReadOnly)?, lock.alone())),
                 None => Err(Error::Closed("")),
@@ -166,7 +167,7 @@ impl Arena {
         let (Some(table), Some(_)) = (&self.table, self.orphans()) else {
             return;
         };
-        let found = other_writers(&self.mapping());
+        let found = other_writers(self.medium.load().as_ref().as_ref());
         let orphans = &table.orphans;
         let names: Vec<String> = found.iter().map(ToString::to_string).collect();
         let names = match names.is_empty() {

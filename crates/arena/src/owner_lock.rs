@@ -13,12 +13,12 @@ use kvdepot_host::fork::{LentFd, LockFd};
 use kvdepot_host::holders::{self, Holder, holders};
 use kvdepot_host::lock::Kind;
 use kvdepot_host::{fds, lock};
-use kvdepot_media::Mapping;
 use parking_lot::Mutex;
 
 use crate::error::Error;
 use crate::gate;
 use crate::head::read_owner;
+use crate::medium::Medium;
 use crate::patience::is_interrupted;
 
 const OWNER_BYTE: u64 = 0;
@@ -47,13 +47,13 @@ impl OwnerLock {
     /// has ended. A signal ends the wait within [`LOOK`].
     pub(crate) fn acquire(
         path: &Path,
-        mapping: &Mapping,
+        medium: &dyn Medium,
         (begun, wait): (Instant, Duration),
     ) -> Result<OwnerLock, Error> {
         // Descriptions of our own: a lock lives with its description, and these never leave
         // this process.
-        let owner = LockFd::reopen(mapping.fd()?, false)?;
-        let writers = LockFd::reopen(mapping.fd()?, false)?;
+        let owner = LockFd::reopen(medium.opened().fd()?, false)?;
+        let writers = LockFd::reopen(medium.opened().fd()?, false)?;
         let mut told = false;
         loop {
             let left = wait.saturating_sub(begun.elapsed());
@@ -68,7 +68,7 @@ impl OwnerLock {
             if is_interrupted() {
                 return Err(Error::Interrupted);
             }
-            let name = read_owner(mapping);
+            let name = read_owner(medium);
             if patience == LOOK {
                 if !std::mem::replace(&mut told, true) {
                     let (pid, host) = name.map_or((0, String::new()), |name| (name.pid, name.host));
@@ -93,8 +93,8 @@ impl OwnerLock {
     }
 
     /// Whether somebody has the owner's lock now.
-    pub(crate) fn is_taken(mapping: &Mapping) -> Result<bool, Error> {
-        Ok(lock::is_locked(mapping.fd()?, OWNER_BYTE)?)
+    pub(crate) fn is_taken(medium: &dyn Medium) -> Result<bool, Error> {
+        Ok(lock::is_locked(medium.opened().fd()?, OWNER_BYTE)?)
     }
 
     /// Whether nobody of an earlier owner can still write. Once true it stays true.
@@ -132,8 +132,8 @@ impl OwnerLock {
     /// writers' lock, which thereby lives exactly as long as that process keeps it. While
     /// processes of an earlier owner may still write it comes without the lock, which would keep
     /// this owner from ever finding itself alone; whether it has it is the second answer.
-    pub(crate) fn for_writer(&self, mapping: &Mapping) -> Result<(LentFd, bool), Error> {
-        let fd = LentFd::open(|| Ok::<_, Error>(fds::reopen(mapping.fd()?, false)?))?;
+    pub(crate) fn for_writer(&self, medium: &dyn Medium) -> Result<(LentFd, bool), Error> {
+        let fd = LentFd::open(|| Ok::<_, Error>(fds::reopen(medium.opened().fd()?, false)?))?;
         let alone = self.alone();
         let mut early = self.early.lock();
         // It may have come to be alone since then.
@@ -153,8 +153,9 @@ impl OwnerLock {
 }
 
 /// Who else may write to this medium, as far as they can be seen. It looks at all processes.
-pub(crate) fn other_writers(mapping: &Mapping) -> Vec<Holder> {
-    let mut found = mapping
+pub(crate) fn other_writers(medium: &dyn Medium) -> Vec<Holder> {
+    let mut found = medium
+        .opened()
         .fd()
         .map_or_else(|_| Vec::new(), |fd| holders(fd, WRITERS_BYTE));
     found.retain(|holder| holder.pid != std::process::id());
@@ -163,8 +164,8 @@ pub(crate) fn other_writers(mapping: &Mapping) -> Vec<Holder> {
 
 /// Those who worked for an earlier owner and may still write to this medium, as far as they can be
 /// seen from a process that does not own it.
-pub fn orphans_of(mapping: &Mapping) -> Vec<Holder> {
-    let Ok(fd) = mapping.fd() else {
+pub fn orphans_of(medium: &dyn Medium) -> Vec<Holder> {
+    let Ok(fd) = medium.opened().fd() else {
         return Vec::new();
     };
     let writers = holders(fd, WRITERS_BYTE);
@@ -178,7 +179,7 @@ pub fn orphans_of(mapping: &Mapping) -> Vec<Holder> {
 
 #[cfg(test)]
 mod tests {
-    use kvdepot_media::Access;
+    use kvdepot_media::{Access, Mapping};
 
     use super::*;
     use crate::clock;

@@ -13,6 +13,7 @@ use crate::error::Error;
 use crate::format::GRANULE;
 use crate::format::record::{PARTS_MAX, Packed};
 use crate::key::Identity;
+use crate::medium::Medium;
 use crate::place::Place;
 
 /// Bytes of a table entry.
@@ -193,19 +194,19 @@ pub fn ranges(extents: &Packed, offset: u64, len: u64) -> impl Iterator<Item = (
 
 /// The same bytes as buffers.
 pub fn buffers(
-    mapping: &Arc<Mapping>,
+    medium: &Arc<Mapping>,
     extents: &Packed,
     offset: u64,
     len: u64,
 ) -> Result<Vec<Buffer>, Error> {
     ranges(extents, offset, len)
-        .map(|(at, len)| mapping.buffer(at, len).map_err(Error::from))
+        .map(|(at, len)| medium.buffer(at, len).map_err(Error::from))
         .collect()
 }
 
 /// Writes the table of a block in several parts to its place at the payload's end.
 pub fn write_table(
-    mapping: &Mapping,
+    medium: &dyn Medium,
     extents: &Packed,
     len: u64,
     parts: &[Part],
@@ -214,7 +215,7 @@ pub fn write_table(
     let mut rest = table.as_slice();
     for (at, len) in ranges(extents, len - table.len() as u64, table.len() as u64) {
         let (now, later) = rest.split_at(len as usize);
-        mapping.write_from(at, now)?;
+        medium.write_at(at, now)?;
         rest = later;
     }
     Ok(())
@@ -222,7 +223,7 @@ pub fn write_table(
 
 /// The parts of a published block; `None` when its table does not verify.
 pub fn read(
-    mapping: &Mapping,
+    medium: &dyn Medium,
     identity: &Identity,
     extents: &Packed,
     len: u64,
@@ -241,8 +242,8 @@ pub fn read(
     let mut table = vec![0; table_len as usize];
     let mut at = 0;
     for (offset, len) in ranges(extents, begin, table_len) {
-        mapping
-            .read_into(offset, &mut table[at..at + len as usize])
+        medium
+            .read_at(offset, &mut table[at..at + len as usize])
             .ok()?;
         at += len as usize;
     }
@@ -259,7 +260,7 @@ pub fn read(
 }
 
 /// The caller's bytes of a published block; `None` when its part table does not verify.
-pub fn payload_of(mapping: &Mapping, place: &Place) -> Option<u64> {
+pub fn payload_of(medium: &dyn Medium, place: &Place) -> Option<u64> {
     let Place {
         identity,
         extents,
@@ -268,7 +269,7 @@ pub fn payload_of(mapping: &Mapping, place: &Place) -> Option<u64> {
         checksum,
         ..
     } = place;
-    let found = read(mapping, identity, extents, *len, *parts, *checksum)?;
+    let found = read(medium, identity, extents, *len, *parts, *checksum)?;
     Some(found.iter().map(|part| part.len).sum())
 }
 

@@ -293,11 +293,8 @@ impl Arena {
         }
         held::may_wait();
         let at = layout::DIRECTORY + (index * directory::LEN) as u64;
-        if let Err(error) = self
-            .mapping
-            .load()
-            .write_from(at, &directory::encode(namespace, description))
-        {
+        let entry = directory::encode(namespace, description);
+        if let Err(error) = self.medium.load().write_at(at, &entry) {
             tracing::warn!(tier = self.name, %error, "a namespace could not be described");
         }
     }

@@ -374,7 +374,7 @@ impl Owner {
             let (descriptor, held) = arena.descriptor(role.writes())?;
             let medium = Medium {
                 number: arena.number(),
-                len: arena.mapping().len(),
+                len: arena.medium_len(),
                 held,
             };
             Ok((medium, descriptor))

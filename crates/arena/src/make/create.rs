@@ -9,13 +9,13 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use kvdepot_host::{dirs, limits};
-use kvdepot_media::{Flush, Mapping};
 
 use crate::error::Error;
 use crate::format::GRANULE;
 use crate::format::layout::{self, Layout};
 use crate::format::superblock::{self, Superblock};
 use crate::head::enlarge;
+use crate::medium::{self, Medium};
 use crate::options::Options;
 use crate::patience::is_interrupted;
 use crate::{clock, size};
@@ -149,9 +149,9 @@ pub(crate) fn create(
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(io(error)),
         _ => {}
     }
-    let made = Mapping::create(&unfinished, capacity / GRANULE * GRANULE)
+    let made = medium::create(&unfinished, capacity / GRANULE * GRANULE, config.access)
         .map_err(|error| space_error(path, capacity, error, field))?;
-    let finished = format(&made, config, true, field)
+    let finished = format(made.as_ref(), config, true, field)
         .and_then(|_| std::fs::rename(&unfinished, path).map_err(io))
         .and_then(|()| directory.sync_all().map_err(io));
     if let Err(error) = finished {
@@ -300,18 +300,18 @@ pub(crate) fn capacity_error(
 
 /// The layout of the arena that is to be made of a medium.
 pub(crate) fn layout_for(
-    mapping: &Mapping,
+    medium: &dyn Medium,
     config: &Options,
     field: &impl Fn(&str) -> String,
 ) -> Result<Layout, Error> {
-    let capacity = config.capacity.unwrap_or_else(|| mapping.len());
+    let capacity = config.capacity.unwrap_or_else(|| medium.len());
     let capacity = capacity / GRANULE * GRANULE;
     let records = records_for(config, capacity);
-    if capacity > mapping.len() {
+    if capacity > medium.len() {
         return Err(Error::config(
             field("capacity"),
             size::show(capacity),
-            format!("at most the medium's {}", size::show(mapping.len())),
+            format!("at most the medium's {}", size::show(medium.len())),
         ));
     }
     Layout::new(capacity, records).ok_or_else(|| capacity_error(capacity, records, field))
@@ -319,14 +319,14 @@ pub(crate) fn layout_for(
 
 /// Makes an arena of a medium, `blank` when it is known to hold zeros only.
 pub(crate) fn format(
-    mapping: &Mapping,
+    medium: &dyn Medium,
     config: &Options,
     blank: bool,
     field: &impl Fn(&str) -> String,
 ) -> Result<Superblock, Error> {
-    let layout = layout_for(mapping, config, field)?;
+    let layout = layout_for(medium, config, field)?;
     if !blank {
-        wipe(mapping, layout)?;
+        wipe(medium, layout)?;
     }
     let superblock = Superblock {
         uuid: random_uuid(),
@@ -337,24 +337,24 @@ pub(crate) fn format(
         created: u64::from(clock::unix_seconds()),
         created_by: concat!("kvdepot ", env!("CARGO_PKG_VERSION")).into(),
     };
-    mapping.write_from(0, &superblock.encode())?;
-    mapping.sync(0, superblock::LEN as u64, Flush::Power)?;
+    medium.write_at(0, &superblock.encode())?;
+    medium.sync_one(0, superblock::LEN as u64)?;
     Ok(superblock)
 }
 
-fn wipe(mapping: &Mapping, layout: Layout) -> Result<(), Error> {
+fn wipe(medium: &dyn Medium, layout: Layout) -> Result<(), Error> {
     // The old superblocks go first: a crash in the middle leaves no arena instead of half of one.
     let zeros = vec![0; 1 << 20];
-    mapping.write_from(0, &zeros[..superblock::LEN])?;
-    mapping.write_from(layout::SUPERBLOCK_B, &zeros[..superblock::LEN])?;
-    mapping.sync(0, layout::TABLE, Flush::Power)?;
+    medium.write_at(0, &zeros[..superblock::LEN])?;
+    medium.write_at(layout::SUPERBLOCK_B, &zeros[..superblock::LEN])?;
+    medium.sync_one(0, layout::TABLE)?;
     let mut at = layout::OWNER;
     while at < layout.data {
         let len = (layout.data - at).min(zeros.len() as u64);
-        mapping.write_from(at, &zeros[..len as usize])?;
+        medium.write_at(at, &zeros[..len as usize])?;
         at += len;
     }
-    mapping.sync(0, layout.data, Flush::Power)?;
+    medium.sync_one(0, layout.data)?;
     Ok(())
 }
 

@@ -1,15 +1,16 @@
 //! Removing an arena as a whole.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::Duration;
 
-use kvdepot_media::{Access, Flush, Kind, Mapping};
+use kvdepot_media::Kind;
 
 use crate::clock;
 use crate::error::Error;
 use crate::format::{layout, superblock};
 use crate::inode::Inode;
+use crate::medium::{self, Medium, Shared};
+use crate::options::Access;
 use crate::owner_lock::OwnerLock;
 
 /// Removes the arena at `path` and answers the bytes of its medium: a file is deleted, on a device
@@ -24,16 +25,16 @@ pub fn erase(path: &Path) -> Result<u64, Error> {
         path: path.into(),
         reason: "it is not a kvdepot arena, and stays".into(),
     };
-    let mapping = Mapping::open(path, Access::ReadWrite).map_err(|error| match error {
+    let medium = medium::open(path, Access::Mapped).map_err(|error| match error {
         kvdepot_media::Error::TooSmall { .. } => stays(),
         other => other.into(),
     })?;
-    if !begins_like_an_arena(&mapping)? {
+    if !begins_like_an_arena(medium.as_ref())? {
         return Err(stays());
     }
-    let lock = OwnerLock::acquire(path, &mapping, (clock::now(), Duration::ZERO))?;
+    let lock = OwnerLock::acquire(path, medium.as_ref(), (clock::now(), Duration::ZERO))?;
     // A start that failed has removed it just now, and another may have made one there since.
-    if !begins_like_an_arena(&mapping)? {
+    if !begins_like_an_arena(medium.as_ref())? {
         return Err(stays());
     }
     if !lock.alone() {
@@ -43,23 +44,23 @@ pub fn erase(path: &Path) -> Result<u64, Error> {
             "an arena that nobody writes: processes that worked for its last owner still run",
         ));
     }
-    unmake(path, &mapping)?;
-    Ok(mapping.len())
+    unmake(path, medium.as_ref())?;
+    Ok(medium.len())
 }
 
 /// The end of an arena whose owner this process is.
-pub(crate) fn unmake(path: &Path, mapping: &Mapping) -> Result<(), Error> {
+pub(crate) fn unmake(path: &Path, medium: &dyn Medium) -> Result<(), Error> {
     // A process that waits for our lock has the file open already: it must find no arena in it,
     // or it would work in a file without a name.
     let zeros = [0; superblock::LEN];
     for offset in [0, layout::SUPERBLOCK_B] {
-        mapping.write_from(offset, &zeros)?;
-        mapping.sync(offset, superblock::LEN as u64, Flush::Power)?;
+        medium.write_at(offset, &zeros)?;
+        medium.sync_one(offset, superblock::LEN as u64)?;
     }
     // Nobody who removes a file by other means asks for our lock, and what is there now may be
     // somebody else's.
-    let is_there = Inode::of(path) == Some(Inode::behind(path, mapping)?);
-    if mapping.kind() != Kind::Dax && is_there {
+    let is_there = Inode::of(path) == Some(Inode::behind(path, medium)?);
+    if medium.opened().kind() != Kind::Dax && is_there {
         std::fs::remove_file(path).map_err(|source| Error::Io {
             path: path.into(),
             source,
@@ -70,7 +71,7 @@ pub(crate) fn unmake(path: &Path, mapping: &Mapping) -> Result<(), Error> {
 
 /// A file that goes again unless it is [kept](Fresh::keep), while the lock on it is held.
 #[derive(Debug)]
-pub(crate) struct Fresh(pub(crate) PathBuf, pub(crate) Arc<Mapping>);
+pub(crate) struct Fresh(pub(crate) PathBuf, pub(crate) Shared);
 
 impl Fresh {
     pub(crate) fn keep(mut self) {
@@ -83,19 +84,19 @@ impl Drop for Fresh {
         if self.0.as_os_str().is_empty() {
             return;
         }
-        match unmake(&self.0, &self.1) {
+        match unmake(&self.0, self.1.as_ref()) {
             Ok(()) => tracing::info!(path = %self.0.display(), "the new arena is removed again"),
             Err(error) => tracing::warn!(%error, "a new arena could not be removed again"),
         }
     }
 }
 
-fn begins_like_an_arena(mapping: &Mapping) -> Result<bool, Error> {
+fn begins_like_an_arena(medium: &dyn Medium) -> Result<bool, Error> {
     let mut found = false;
     for offset in [0, layout::SUPERBLOCK_B] {
         let mut magic = [0; superblock::MAGIC.len()];
-        if offset + magic.len() as u64 <= mapping.len() {
-            mapping.read_into(offset, &mut magic)?;
+        if offset + magic.len() as u64 <= medium.len() {
+            medium.read_at(offset, &mut magic)?;
             found |= magic == superblock::MAGIC;
         }
     }

@@ -2,21 +2,19 @@
 
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::sync::Arc;
 use std::time::Duration;
-
-use kvdepot_media::{Access, Mapping};
 
 use super::create::{create, open_error};
 use crate::clock;
 use crate::error::Error;
 use crate::inode::{Inode, metadata};
+use crate::medium::{self, Medium, Shared};
 use crate::options::Options;
 use crate::owner_lock::OwnerLock;
 
 /// A medium that this process owns.
 pub(crate) struct Taken {
-    pub(crate) mapping: Arc<Mapping>,
+    pub(crate) medium: Shared,
     pub(crate) lock: OwnerLock,
     /// It was missing, and this process has made it.
     pub(crate) created: bool,
@@ -35,19 +33,19 @@ pub(crate) fn take(
     loop {
         let left = lock_wait.saturating_sub(begun.elapsed());
         let mut created = false;
-        let mapping = loop {
-            match Mapping::open(path, Access::ReadWrite) {
-                Ok(mapping) => break mapping,
+        let medium = loop {
+            match medium::open(path, config.access) {
+                Ok(medium) => break medium,
                 Err(error) if error.is_not_found() => {
                     created = create(path, config, left, field)?;
                 }
                 Err(error) => return Err(open_error(path, error, field)),
             }
         };
-        let lock = OwnerLock::acquire(path, &mapping, (begun, lock_wait))?;
-        if !is_removed(path, &mapping)? {
+        let lock = OwnerLock::acquire(path, medium.as_ref(), (begun, lock_wait))?;
+        if !is_removed(path, medium.as_ref())? {
             return Ok(Taken {
-                mapping,
+                medium,
                 lock,
                 created,
             });
@@ -58,14 +56,16 @@ pub(crate) fn take(
 
 /// Whether the medium has lost its name. A file that is mounted over the path has none either when
 /// it was removed where it came from, and is there all the same.
-fn is_removed(path: &Path, mapping: &Mapping) -> Result<bool, Error> {
-    let data = metadata(path, mapping)?;
+fn is_removed(path: &Path, medium: &dyn Medium) -> Result<bool, Error> {
+    let data = metadata(path, medium)?;
     Ok(data.nlink() == 0 && Inode::of(path) != Some(Inode::from(&data)))
 }
 
 #[cfg(test)]
 mod tests {
     use std::os::fd::AsRawFd;
+
+    use kvdepot_media::{Access, Mapping};
 
     use super::*;
 

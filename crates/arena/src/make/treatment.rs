@@ -7,13 +7,12 @@
 
 use std::path::Path;
 
-use kvdepot_media::Mapping;
-
 use crate::error::Error;
 use crate::format::GRANULE;
 use crate::format::layout::{self, Layout};
 use crate::format::superblock::{self, Refusal, Superblock};
 use crate::head::read_page;
+use crate::medium::Medium;
 use crate::options::{Format, Options};
 
 /// Bytes that are looked at in one go.
@@ -33,16 +32,16 @@ pub(crate) enum Treatment {
 /// What is done with a medium that was there before.
 pub(crate) fn treatment(
     path: &Path,
-    mapping: &Mapping,
+    medium: &dyn Medium,
     config: &Options,
     field: &impl Fn(&str) -> String,
 ) -> Result<Treatment, Error> {
-    if is_new(mapping, config)? {
+    if is_new(medium, config)? {
         return Ok(Treatment::Blank);
     }
     match config.format {
         Format::Never => Ok(Treatment::Open),
-        Format::Once if is_sound(mapping)? => Err(Error::config(
+        Format::Once if is_sound(medium)? => Err(Error::config(
             field("format"),
             "true",
             format!(
@@ -57,11 +56,11 @@ pub(crate) fn treatment(
 
 /// Whether everything is zero that an arena of whatever size would not have left so: superblocks,
 /// owner page, directory and record table.
-fn is_new(mapping: &Mapping, config: &Options) -> Result<bool, Error> {
-    if mapping.len() < layout::CAPACITY_MIN {
+fn is_new(medium: &dyn Medium, config: &Options) -> Result<bool, Error> {
+    if medium.len() < layout::CAPACITY_MIN {
         return Ok(false);
     }
-    let capacity = config.capacity.unwrap_or(mapping.len()).min(mapping.len());
+    let capacity = config.capacity.unwrap_or(medium.len()).min(medium.len());
     let capacity = capacity / GRANULE * GRANULE;
     let end = |records: u64| Layout::new(capacity, records).map_or(0, |layout| layout.data);
     // The table that is asked for, and the one that another configuration may have made.
@@ -72,7 +71,7 @@ fn is_new(mapping: &Mapping, config: &Options) -> Result<bool, Error> {
     let mut at = 0;
     while at < end {
         let len = (end - at).min(CHUNK as u64) as usize;
-        mapping.read_into(at, &mut bytes[..len])?;
+        medium.read_at(at, &mut bytes[..len])?;
         if bytes[..len] != zeros[..len] {
             return Ok(false);
         }
@@ -82,13 +81,13 @@ fn is_new(mapping: &Mapping, config: &Options) -> Result<bool, Error> {
 }
 
 /// Whether an arena is there that this release opens, or that another one would.
-fn is_sound(mapping: &Mapping) -> Result<bool, Error> {
-    if mapping.len() < layout::CAPACITY_MIN {
+fn is_sound(medium: &dyn Medium) -> Result<bool, Error> {
+    if medium.len() < layout::CAPACITY_MIN {
         return Ok(false);
     }
     for offset in [0, layout::SUPERBLOCK_B] {
-        match Superblock::decode(&read_page(mapping, offset)?) {
-            Ok(superblock) if superblock.data < mapping.len() => return Ok(true),
+        match Superblock::decode(&read_page(medium, offset)?) {
+            Ok(superblock) if superblock.data < medium.len() => return Ok(true),
             Err(Refusal::Version(version)) if version > superblock::VERSION => return Ok(true),
             _ => {}
         }

@@ -5,14 +5,13 @@ use std::ops::Range;
 use std::panic::resume_unwind;
 use std::thread;
 
-use kvdepot_media::Mapping;
-
 use super::ranks::{Place, is_inside, places};
 use crate::error::Error;
 use crate::format::layout::{self, Layout};
 use crate::format::record::{self, Record, Slot, State as RecordState};
 use crate::index::{Arrivals, Entry, Index, Stage};
 use crate::key::{Identity, NamespaceId};
+use crate::medium::Medium;
 
 /// Records read at a time: what a second-level cache holds beside the index.
 const CHUNK: u32 = 1024;
@@ -36,9 +35,11 @@ pub(crate) enum Held {
 }
 
 /// The records that may be more than zeros, by rising slot.
-pub(crate) fn written(mapping: &Mapping, layout: Layout) -> Result<Vec<Range<u32>>, Error> {
+pub(crate) fn written(medium: &dyn Medium, layout: Layout) -> Result<Vec<Range<u32>>, Error> {
     let len = record::LEN as u64;
-    let ranges = mapping.written(layout::TABLE, layout.records * len)?;
+    let ranges = medium
+        .opened()
+        .written(layout::TABLE, layout.records * len)?;
     let slots = ranges.into_iter().map(|(at, bytes)| {
         let begin = at - layout::TABLE;
         (begin / len) as u32..(begin + bytes).div_ceil(len) as u32
@@ -49,7 +50,7 @@ pub(crate) fn written(mapping: &Mapping, layout: Layout) -> Result<Vec<Range<u32
 /// Calls `each` for those of some slots that are not empty, by rising slot, and answers the highest
 /// sequence of their records.
 pub(crate) fn read_table(
-    mapping: &Mapping,
+    medium: &dyn Medium,
     layout: Layout,
     uuid: &[u8; 16],
     slots: Range<u32>,
@@ -57,22 +58,30 @@ pub(crate) fn read_table(
 ) -> Result<u64, Error> {
     let mut highest = 0;
     let bytes_of = |slots: &Range<u32>| slots.len() as u64 * record::LEN as u64;
-    if let Err(error) = mapping.populate_read(layout.record(slots.start), bytes_of(&slots)) {
+    if let Err(error) = medium.expect(layout.record(slots.start), bytes_of(&slots)) {
         // Page by page below: what cannot be read costs the blocks that were recorded there.
-        let path = mapping.path().map(|path| path.display().to_string());
+        let path = medium
+            .opened()
+            .path()
+            .map(|path| path.display().to_string());
         tracing::warn!(path, %error, "the record table could not be read as a whole");
     }
     let mut chunk = vec![0; CHUNK as usize * record::LEN];
     for begin in slots.clone().step_by(CHUNK as usize) {
         let some = begin..slots.end.min(begin + CHUNK);
         let bytes = &mut chunk[..bytes_of(&some) as usize];
-        mapping.read_into(layout.record(begin), bytes)?;
+        // What it could not read is zeros, and lost.
+        if let Err(error) = medium.read_at(layout.record(begin), bytes)
+            && medium.losses() == 0
+        {
+            return Err(error.into());
+        }
         let (records, _) = bytes.as_chunks::<{ record::LEN }>();
         // What the medium has lost reads as zeros.
-        let has_lost = mapping.losses() > 0;
-        let is_lost = |slot: u32| mapping.is_lost(layout.record(slot), record::LEN as u64);
+        let has_lost = medium.losses() > 0;
+        let is_lost = |slot: u32| medium.is_lost(layout.record(slot), record::LEN as u64);
         for (slot, bytes) in some.zip(records) {
-            if has_lost && is_lost(slot)? {
+            if has_lost && is_lost(slot) {
                 each(slot, Held::Damaged);
                 continue;
             }
@@ -80,7 +89,7 @@ pub(crate) fn read_table(
                 Slot::Empty => {}
                 Slot::Used(record) if is_inside(&record, layout.data, layout.capacity) => {
                     highest = highest.max(record.sequence);
-                    if is_inside(&record, layout.data, mapping.len()) {
+                    if is_inside(&record, layout.data, medium.len()) {
                         each(slot, Held::Record(record));
                     } else if record.state == RecordState::Live {
                         each(slot, Held::Lost(record));
@@ -123,7 +132,7 @@ pub(crate) struct Part {
 
 impl Part {
     fn read(
-        mapping: &Mapping,
+        medium: &dyn Medium,
         layout: Layout,
         uuid: &[u8; 16],
         ranges: &[Range<u32>],
@@ -134,7 +143,7 @@ impl Part {
         // The namespace of the record before, and its number.
         let mut last: Option<(NamespaceId, u32)> = None;
         for some in ranges {
-            let highest = read_table(mapping, layout, uuid, some.clone(), |slot, held| {
+            let highest = read_table(medium, layout, uuid, some.clone(), |slot, held| {
                 part.used = slot + 1;
                 let record = match held {
                     Held::Record(record) => record,
@@ -218,7 +227,7 @@ pub(crate) fn shares_of(ranges: &[Range<u32>], threads: usize) -> Vec<Vec<Range<
 
 /// About how many of these records are in use, by a look at some pages of them.
 pub(crate) fn in_use(
-    mapping: &Mapping,
+    medium: &dyn Medium,
     layout: Layout,
     ranges: &[Range<u32>],
 ) -> Result<u64, Error> {
@@ -229,7 +238,9 @@ pub(crate) fn in_use(
         for slot in range.clone().step_by((all / PAGES).max(PAGE as usize)) {
             let count = PAGE.min(range.end - slot) as usize;
             let bytes = &mut page[..count * record::LEN];
-            mapping.read_into(layout.record(slot), bytes)?;
+            if medium.read_at(layout.record(slot), bytes).is_err() {
+                continue;
+            }
             let (records, _) = bytes.as_chunks::<{ record::LEN }>();
             used += records.iter().filter(|bytes| bytes[0] > 0).count();
             seen += count;
@@ -240,14 +251,14 @@ pub(crate) fn in_use(
 
 /// Reads what is written of the table into the index.
 pub(crate) fn fill(
-    mapping: &Mapping,
+    medium: &dyn Medium,
     layout: Layout,
     uuid: &[u8; 16],
     index: &mut Index,
 ) -> Result<Part, Error> {
-    let ranges = written(mapping, layout)?;
+    let ranges = written(medium, layout)?;
     let records: u64 = ranges.iter().map(|some| some.len() as u64).sum();
-    index.make_room(in_use(mapping, layout, &ranges)?);
+    index.make_room(in_use(medium, layout, &ranges)?);
     let cores = thread::available_parallelism().map_or(1, usize::from);
     let threads = cores
         .min(THREADS)
@@ -256,7 +267,7 @@ pub(crate) fn fill(
     let index = &*index;
     let parts = thread::scope(|scope| {
         let (first, rest) = shares.split_at(1);
-        let read = |share: &[Range<u32>]| Part::read(mapping, layout, uuid, share, index);
+        let read = |share: &[Range<u32>]| Part::read(medium, layout, uuid, share, index);
         let others = rest.iter().map(|share| scope.spawn(move || read(share)));
         let others: Vec<_> = others.collect();
         let first = first.iter().map(|share| read(share)).collect::<Vec<_>>();

@@ -12,7 +12,6 @@ mod fill;
 mod ranks;
 
 use kvdepot_alloc::{Extent, Pool};
-use kvdepot_media::Mapping;
 
 use crate::error::Error;
 use crate::format::GRANULE;
@@ -20,6 +19,7 @@ use crate::format::layout::Layout;
 use crate::format::record::{self, Record, Slot, State as RecordState};
 use crate::index::{Entry, Index, Records};
 use crate::key::Identity;
+use crate::medium::Medium;
 use crate::roll::Share;
 use crate::size;
 use fill::{Held, fill, read_table, written};
@@ -68,10 +68,10 @@ pub struct Survey {
 }
 
 /// Reads the whole table of an arena that says it has this layout.
-pub fn survey(mapping: &Mapping, layout: Layout, uuid: &[u8; 16]) -> Result<Survey, Error> {
+pub fn survey(medium: &dyn Medium, layout: Layout, uuid: &[u8; 16]) -> Result<Survey, Error> {
     let mut survey = Survey::default();
-    for some in written(mapping, layout)? {
-        read_table(mapping, layout, uuid, some, |slot, held| match held {
+    for some in written(medium, layout)? {
+        read_table(medium, layout, uuid, some, |slot, held| match held {
             Held::Record(record) => survey.records.push((slot, record)),
             Held::Lost(record) => survey.lost.push((slot, record)),
             Held::Damaged => survey.damaged.push(slot),
@@ -82,16 +82,16 @@ pub fn survey(mapping: &Mapping, layout: Layout, uuid: &[u8; 16]) -> Result<Surv
 
 /// Recovers an arena that says it has `layout`; the pool covers what the medium has of it.
 pub(crate) fn recover(
-    mapping: &Mapping,
+    medium: &dyn Medium,
     layout: Layout,
     uuid: &[u8; 16],
 ) -> Result<Recovered, Error> {
     let mut index = Index::new(layout.records);
-    let mut part = fill(mapping, layout, uuid, &mut index)?;
+    let mut part = fill(medium, layout, uuid, &mut index)?;
     let mut places = std::mem::take(&mut part.places);
     // The dead outrank too.
     for slot in std::mem::take(&mut part.dead) {
-        if let Some((slot, record)) = read_slot(mapping, layout, uuid, slot)? {
+        if let Some((slot, record)) = read_slot(medium, layout, uuid, slot)? {
             let rank = rank(slot, &record);
             part.outrank(&index, &record.identity, |entry| entry.rank() < rank);
         }
@@ -99,8 +99,8 @@ pub(crate) fn recover(
     overlaps(&mut places, |a, b| {
         // Dead ones, mostly, under what has come there since.
         let (a, b) = (
-            read_slot(mapping, layout, uuid, a)?,
-            read_slot(mapping, layout, uuid, b)?,
+            read_slot(medium, layout, uuid, a)?,
+            read_slot(medium, layout, uuid, b)?,
         );
         if let (Some(a), Some(b)) = (a, b) {
             let (slot, below) = std::cmp::min_by_key(a, b, |(slot, record)| rank(*slot, record));
@@ -121,7 +121,7 @@ pub(crate) fn recover(
     let kept = places.into_iter();
     let pool = pool(
         layout,
-        mapping.len(),
+        medium.len(),
         kept.filter(|(_, slot)| is_taken[*slot as usize]),
     )?;
     let mut records = Records::new(layout.records as u32);
@@ -166,13 +166,15 @@ fn record(index: &Index, entry: &Entry) -> Record {
 
 /// A record that was there when the table was read.
 fn read_slot(
-    mapping: &Mapping,
+    medium: &dyn Medium,
     layout: Layout,
     uuid: &[u8; 16],
     slot: u32,
 ) -> Result<Option<(u32, Record)>, Error> {
     let mut bytes = [0; record::LEN];
-    mapping.read_into(layout.record(slot), &mut bytes)?;
+    if medium.read_at(layout.record(slot), &mut bytes).is_err() {
+        return Ok(None);
+    }
     Ok(match Record::decode(&bytes, record::seed(uuid, slot)) {
         Slot::Used(record) => Some((slot, record)),
         _ => None,

@@ -95,6 +95,7 @@ impl DaxConfig {
             records: self.records,
             durability: self.durability,
             format: self.format,
+            ..Options::default()
         }
     }
 }

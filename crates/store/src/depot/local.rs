@@ -217,7 +217,8 @@ impl Verbs for Local {
 
     fn populate_aside(&self) -> Result<(), Error> {
         let media = self.core.media();
-        let media = media.iter().map(|arena| arena.mapping());
+        // What has no addresses has no pages to bring.
+        let media = media.iter().filter_map(|arena| arena.mapping().ok());
         populate::aside(media.collect(), Arc::clone(&self.core.gate))
     }
 

@@ -76,7 +76,7 @@ impl Devices {
     /// The memory that a pinned or reserved block lies in.
     pub(crate) fn mapping(&self, token: Token) -> Result<Arc<Mapping>, Error> {
         let arena = self.of(token).ok_or(Error::Closed(""))?;
-        Ok(arena.mapping())
+        arena.mapping()
     }
 }
 

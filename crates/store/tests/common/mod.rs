@@ -8,6 +8,7 @@
     reason = "each test binary uses its own part of this"
 )]
 
+#[path = "../../../arena/tests/common/raw.rs"]
 pub mod raw;
 pub mod several;
 

@@ -2,11 +2,11 @@
 
 use std::path::Path;
 
+use kvdepot_arena::format::layout::{self, Layout};
+use kvdepot_arena::format::record::{self, Packed, Record, Slot, State};
+use kvdepot_arena::format::superblock::{self, Superblock};
+use kvdepot_arena::{Identity, Key, NamespaceId};
 use kvdepot_media::checksum::{self, PartId};
-use kvdepot_store::format::layout::{self, Layout};
-use kvdepot_store::format::record::{self, Packed, Record, Slot, State};
-use kvdepot_store::format::superblock::{self, Superblock};
-use kvdepot_store::{Identity, Key, NamespaceId};
 use kvdepot_testkit::rot::Patient;
 
 /// A closed arena's file.

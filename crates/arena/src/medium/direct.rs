@@ -1,0 +1,363 @@
+//! A file that is read and written by calls and has no address here. The calls bypass the page
+//! cache where the file system lets them (`O_DIRECT`), so they are of whole pages: a record is
+//! written with the others of its page, by whoever is at a [group](super::group).
+
+use std::collections::BTreeMap;
+use std::io;
+use std::ops::{Deref, DerefMut};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use kvdepot_host::fds;
+use kvdepot_host::fork::LockFd;
+use kvdepot_media::file::{File, Threads};
+use kvdepot_media::{Buffer, Error, Kind, Opened, Result};
+use parking_lot::Mutex;
+use rustix::fs::OFlags;
+use rustix::io::Errno;
+
+use super::group::{Done, Groups, Order};
+use super::{Medium, Written};
+use crate::held;
+
+/// What each call's offset, length and memory are multiples of: what direct I/O asks for anywhere.
+const PAGE: usize = 4096;
+
+/// Most bytes of a call.
+const CALL_MAX: usize = 1 << 20;
+
+/// Payloads' reads and writes that are under way at a time: what keeps a disk's queue filled.
+const THREADS: usize = 8;
+
+/// A regular file without an address.
+#[derive(Debug)]
+pub(super) struct Direct {
+    opened: Opened,
+    /// A description of its own, which a forked child does not have.
+    fd: LockFd,
+    /// Of all values that the file has while it grows.
+    common: Arc<Common>,
+}
+
+#[derive(Debug, Default)]
+struct Common {
+    groups: Groups,
+    lost: Mutex<Vec<(u64, u64)>>,
+    losses: AtomicU64,
+    carrier: OnceLock<Arc<File>>,
+}
+
+impl Direct {
+    pub(super) fn new(opened: Opened) -> Result<Direct> {
+        Direct::with(opened, Arc::default())
+    }
+
+    fn with(opened: Opened, common: Arc<Common>) -> Result<Direct> {
+        let fail = |source: io::Error| Error::Io {
+            operation: "open",
+            subject: opened.name(),
+            source,
+        };
+        if opened.kind() != Kind::File {
+            let kind = "only a regular file is read and written by calls; a device is mapped";
+            return Err(fail(io::Error::new(io::ErrorKind::Unsupported, kind)));
+        }
+        let fd = opened.fd().and_then(|fd| LockFd::reopen(fd, false));
+        let fd = fd.map_err(|error| fail(io::Error::other(error)))?;
+        let io = fd.fd().map_err(|error| fail(io::Error::other(error)))?;
+        // A file system that knows no direct I/O says so; its page cache serves as well.
+        match rustix::fs::fcntl_getfl(io)
+            .and_then(|flags| rustix::fs::fcntl_setfl(io, flags | OFlags::DIRECT))
+        {
+            Ok(()) | Err(Errno::INVAL) => {}
+            Err(errno) => return Err(fail(errno.into())),
+        }
+        Ok(Direct { opened, fd, common })
+    }
+
+    fn fail(&self, operation: &'static str, source: impl Into<io::Error>) -> Error {
+        let (subject, source) = (self.opened.name(), source.into());
+        Error::Io {
+            operation,
+            subject,
+            source,
+        }
+    }
+
+    fn check(&self, at: u64, len: usize) -> Result<()> {
+        let end = self.opened.len();
+        let len = len as u64;
+        match at.checked_add(len) {
+            Some(last) if last <= end => Ok(()),
+            _ => Err(Error::OutOfBounds {
+                offset: at,
+                len,
+                end,
+            }),
+        }
+    }
+
+    /// Notes that the medium has failed under a page.
+    fn lose(&self, at: u64, error: &io::Error) {
+        let page = (at / PAGE as u64 * PAGE as u64, PAGE as u64);
+        let mut lost = self.common.lost.lock();
+        if !lost.contains(&page) {
+            lost.push(page);
+            self.common.losses.fetch_add(1, Ordering::Release);
+            tracing::error!(path = self.opened.name(), at = page.0, %error, "the medium failed");
+        }
+    }
+
+    /// Reads whole pages; what lies behind the end of the file is zeros.
+    fn read(&self, at: u64, pages: &mut [u8]) -> io::Result<()> {
+        held::may_wait();
+        let mut done = 0;
+        while done < pages.len() {
+            let from = at + done as u64;
+            let fd = self.fd.fd().map_err(io::Error::other)?;
+            match rustix::io::pread(fd, &mut pages[done..], from) {
+                Ok(read) if read > 0 && read.is_multiple_of(PAGE) => done += read,
+                Ok(read) if from + read as u64 >= self.opened.len() => {
+                    pages[done + read..].fill(0);
+                    break;
+                }
+                Ok(_) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(errno.into()),
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes whole pages.
+    fn write(&self, at: u64, pages: &[u8]) -> io::Result<()> {
+        held::may_wait();
+        let mut done = 0;
+        while done < pages.len() {
+            let fd = self.fd.fd().map_err(io::Error::other)?;
+            match rustix::io::pwrite(fd, &pages[done..], at + done as u64) {
+                Ok(written) if written > 0 && written.is_multiple_of(PAGE) => done += written,
+                // Of a page that is not written whole nobody knows what is there.
+                Ok(_) => return Err(io::ErrorKind::WriteZero.into()),
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(errno.into()),
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads pages, one by one where that fails, so that no more is lost than must be.
+    fn read_pages(&self, at: u64, pages: &mut [u8]) -> io::Result<()> {
+        if self.read(at, pages).is_ok() {
+            return Ok(());
+        }
+        let mut first = Ok(());
+        for (at, page) in (at..).step_by(PAGE).zip(pages.chunks_mut(PAGE)) {
+            if let Err(error) = self.read(at, page) {
+                self.lose(at, &error);
+                page.fill(0);
+                first = first.and(Err(error));
+            }
+        }
+        first
+    }
+
+    /// Writes pages, as [`Direct::read_pages`] reads them.
+    fn write_pages(&self, at: u64, pages: &[u8]) -> io::Result<()> {
+        if self.write(at, pages).is_ok() {
+            return Ok(());
+        }
+        let mut first = Ok(());
+        for (at, page) in (at..).step_by(PAGE).zip(pages.chunks(PAGE)) {
+            if let Err(error) = self.write(at, page) {
+                self.lose(at, &error);
+                first = first.and(Err(error));
+            }
+        }
+        first
+    }
+
+    /// Has an order done with those that others give meanwhile.
+    fn have(&self, order: Order) -> Done {
+        self.common.groups.have(order, |group| self.work(group))
+    }
+
+    /// Does a group: each page that is touched is written once, with what else is there.
+    fn work(&self, group: &[(u64, Order)]) -> Vec<Done> {
+        let unwritten = |(_, order): &(u64, Order)| Done {
+            written: vec![false; order.pieces.len()],
+            synced: false,
+        };
+        let mut done: Vec<Done> = group.iter().map(unwritten).collect();
+        let mut touched: BTreeMap<u64, Vec<(usize, usize)>> = BTreeMap::new();
+        for (order, (_, Order { pieces, .. })) in group.iter().enumerate() {
+            for (piece, (at, _)) in pieces.iter().enumerate() {
+                let page = touched.entry(at / PAGE as u64).or_default();
+                page.push((order, piece));
+            }
+        }
+        let mut page = Pages::new(PAGE);
+        for (number, pieces) in touched {
+            let begin = number * PAGE as u64;
+            let written = self.read_pages(begin, &mut page).and_then(|()| {
+                for (order, piece) in &pieces {
+                    let (at, bytes) = &group[*order].1.pieces[*piece];
+                    page[(at - begin) as usize..][..bytes.len()].copy_from_slice(bytes);
+                }
+                self.write_pages(begin, &page)
+            });
+            for (order, piece) in pieces {
+                done[order].written[piece] = written.is_ok();
+            }
+        }
+        if group.iter().any(|(_, order)| order.durable) {
+            let synced = self.fdatasync();
+            done.iter_mut().for_each(|done| done.synced = synced);
+        }
+        done
+    }
+
+    fn fdatasync(&self) -> bool {
+        let fd = self.fd.fd().map_err(io::Error::other);
+        let synced = fd.and_then(|fd| Ok(rustix::fs::fdatasync(fd)?));
+        if let Err(error) = &synced {
+            tracing::error!(path = self.opened.name(), %error, "could not make bytes durable");
+        }
+        synced.is_ok()
+    }
+
+    /// Who carries payloads from and to it.
+    fn carrier(&self) -> Result<Arc<File>> {
+        if let Some(file) = self.common.carrier.get() {
+            return Ok(Arc::clone(file));
+        }
+        let fail = |error: kvdepot_host::Error| self.fail("open", io::Error::other(error));
+        let fd = fds::reopen(self.fd.fd().map_err(fail)?, false).map_err(fail)?;
+        // As it is with the file system that refused it before.
+        let flags = rustix::fs::fcntl_getfl(self.fd.fd().map_err(fail)?);
+        let direct = flags.and_then(|flags| rustix::fs::fcntl_setfl(&fd, flags));
+        direct.map_err(|errno| self.fail("open", errno))?;
+        let file = File::new(fd, &Threads::new(THREADS)?)?;
+        Ok(Arc::clone(self.common.carrier.get_or_init(|| file)))
+    }
+}
+
+impl Medium for Direct {
+    fn opened(&self) -> &Opened {
+        &self.opened
+    }
+
+    fn read_at(&self, at: u64, out: &mut [u8]) -> Result<()> {
+        self.check(at, out.len())?;
+        let mut begin = at / PAGE as u64 * PAGE as u64;
+        let end = (at + out.len() as u64).next_multiple_of(PAGE as u64);
+        let mut pages = Pages::new(((end - begin) as usize).min(CALL_MAX));
+        let (mut out, mut skip) = (out, (at - begin) as usize);
+        let mut first = Ok(());
+        while !out.is_empty() {
+            let len = ((end - begin) as usize).min(CALL_MAX);
+            first = first.and(self.read_pages(begin, &mut pages[..len]));
+            let (now, later) = out.split_at_mut((len - skip).min(out.len()));
+            now.copy_from_slice(&pages[skip..][..now.len()]);
+            (out, skip, begin) = (later, 0, begin + len as u64);
+        }
+        first.map_err(|error| self.fail("read", error))
+    }
+
+    fn write_at(&self, at: u64, bytes: &[u8]) -> Result<()> {
+        self.check(at, bytes.len())?;
+        if at.is_multiple_of(PAGE as u64) && bytes.len().is_multiple_of(PAGE) {
+            let mut first = Ok(());
+            let mut pages = Pages::new(bytes.len().min(CALL_MAX));
+            for (at, bytes) in (at..).step_by(CALL_MAX).zip(bytes.chunks(CALL_MAX)) {
+                pages[..bytes.len()].copy_from_slice(bytes);
+                first = first.and(self.write_pages(at, &pages[..bytes.len()]));
+            }
+            return first.map_err(|error| self.fail("write", error));
+        }
+        let (mut pieces, mut at, mut rest) = (Vec::new(), at, bytes);
+        while !rest.is_empty() {
+            let room = PAGE - (at % PAGE as u64) as usize;
+            let (now, later) = rest.split_at(room.min(rest.len()));
+            pieces.push((at, now.to_vec()));
+            (at, rest) = (at + now.len() as u64, later);
+        }
+        let durable = false;
+        let done = self.have(Order { pieces, durable });
+        match done.written.iter().all(|written| *written) {
+            true => Ok(()),
+            // Which it was is in the log.
+            false => Err(self.fail("write", Errno::IO)),
+        }
+    }
+
+    fn sync(&self, ranges: &[(u64, u64)]) -> Vec<bool> {
+        let (pieces, durable) = (Vec::new(), true);
+        let done = self.have(Order { pieces, durable });
+        vec![done.synced; ranges.len()]
+    }
+
+    fn commit(&self, records: &[Written], durable: bool) -> Vec<bool> {
+        let piece = |(at, bytes): &Written| (*at, bytes.to_vec());
+        let pieces = records.iter().map(piece).collect();
+        let done = self.have(Order { pieces, durable });
+        let kept = |written| written && (done.synced || !durable);
+        done.written.into_iter().map(kept).collect()
+    }
+
+    fn is_lost(&self, at: u64, len: u64) -> bool {
+        let touches = |(begin, room): &(u64, u64)| at < begin + room && *begin < at + len;
+        self.check(at, len as usize).is_err()
+            || (self.losses() > 0 && self.common.lost.lock().iter().any(touches))
+    }
+
+    fn lost(&self) -> Option<Vec<(u64, u64)>> {
+        Some(self.common.lost.lock().clone())
+    }
+
+    fn losses(&self) -> u64 {
+        self.common.losses.load(Ordering::Acquire)
+    }
+
+    fn grown(&self, len: u64) -> Result<Arc<dyn Medium>> {
+        let common = Arc::clone(&self.common);
+        let grown = self
+            .opened
+            .grown(len, |opened| Direct::with(opened, common))?;
+        Ok(Arc::new(grown))
+    }
+
+    fn buffer(&self, at: u64, len: u64) -> Result<Buffer> {
+        self.check(at, len as usize)?;
+        Ok(self.carrier()?.buffer(at as usize, len as usize))
+    }
+}
+
+/// Memory of whole pages, zeroed, that begins at one.
+struct Pages {
+    bytes: Vec<u8>,
+    begin: usize,
+    len: usize,
+}
+
+impl Pages {
+    fn new(len: usize) -> Pages {
+        let bytes = vec![0; len + PAGE];
+        let begin = bytes.as_ptr().align_offset(PAGE);
+        Pages { bytes, begin, len }
+    }
+}
+
+impl Deref for Pages {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.bytes[self.begin..][..self.len]
+    }
+}
+
+impl DerefMut for Pages {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        &mut self.bytes[self.begin..][..self.len]
+    }
+}

@@ -1,0 +1,128 @@
+//! A medium as its arena uses it: bytes at offsets, which are read, written and made durable. A
+//! mapping is the fast way to it, calls are another; the arena above does not know which.
+//!
+//! Guarantees: what was written is read, by whichever way, in this process and in others; what is
+//! synced outlives a power cut. Where the medium fails, its bytes are *lost*: that is noted, and
+//! they are not used again while the arena is open. Each range that is written at a time is its
+//! writer's alone, but need not fill a page of its own.
+
+mod direct;
+mod group;
+mod mapped;
+
+use std::fmt;
+use std::io::ErrorKind;
+use std::path::Path;
+use std::sync::Arc;
+
+use kvdepot_media::{Buffer, Error, Mapping, Opened, Result};
+
+use crate::format::record;
+use crate::options::Access;
+use direct::Direct;
+
+/// A record as it stands on the medium, and where.
+pub type Written = (u64, [u8; record::LEN]);
+
+/// A medium, whoever has it.
+pub(crate) type Shared = Arc<dyn Medium>;
+
+/// What an arena asks of its medium. Any call may wait for it.
+pub trait Medium: fmt::Debug + Send + Sync {
+    /// The file, device or memory.
+    fn opened(&self) -> &Opened;
+
+    /// Copies the bytes at `at` into `out`. After an error there are zeros where the medium failed.
+    ///
+    /// # Errors
+    /// A range that it does not have; what it could not read, which is lost then.
+    fn read_at(&self, at: u64, out: &mut [u8]) -> Result<()>;
+
+    /// Writes bytes to `at`.
+    ///
+    /// # Errors
+    /// A range that it does not have; what it could not write, which is lost then.
+    fn write_at(&self, at: u64, bytes: &[u8]) -> Result<()>;
+
+    /// Makes ranges durable; for each, whether it is.
+    fn sync(&self, ranges: &[(u64, u64)]) -> Vec<bool>;
+
+    /// Writes records as a group, which is made durable if they shall be; for each, whether the
+    /// medium has it.
+    fn commit(&self, records: &[Written], durable: bool) -> Vec<bool>;
+
+    /// Whether it has failed under any of these bytes.
+    fn is_lost(&self, at: u64, len: u64) -> bool;
+
+    /// What it has lost, as offset and length. `None` while a loss is being noted: ask again.
+    fn lost(&self) -> Option<Vec<(u64, u64)>>;
+
+    /// How often it has failed.
+    fn losses(&self) -> u64;
+
+    /// The same medium with more bytes.
+    ///
+    /// # Errors
+    /// As [`Mapping::grown`].
+    fn grown(&self, len: u64) -> Result<Arc<dyn Medium>>;
+
+    /// Says that a range is read next.
+    ///
+    /// # Errors
+    /// What reading it would not tell apart.
+    fn expect(&self, _at: u64, _len: u64) -> Result<()> {
+        Ok(())
+    }
+
+    /// A range of it that batches move.
+    ///
+    /// # Errors
+    /// A range that it does not have.
+    fn buffer(&self, at: u64, len: u64) -> Result<Buffer>;
+
+    /// Its addresses, where it has some.
+    fn mapping(&self) -> Option<&Arc<Mapping>> {
+        None
+    }
+}
+
+impl dyn Medium + '_ {
+    /// Bytes that it has.
+    #[must_use]
+    #[expect(clippy::len_without_is_empty, reason = "a medium is never empty")]
+    pub fn len(&self) -> u64 {
+        self.opened().len()
+    }
+
+    /// Makes a range durable.
+    ///
+    /// # Errors
+    /// Where it is not, of which the log says more.
+    pub(crate) fn sync_one(&self, at: u64, len: u64) -> Result<()> {
+        match self.sync(&[(at, len)]).as_slice() {
+            [true] => Ok(()),
+            _ => Err(Error::Io {
+                operation: "sync",
+                subject: self.opened().name(),
+                source: ErrorKind::Other.into(),
+            }),
+        }
+    }
+}
+
+/// Opens what is at a path.
+pub(crate) fn open(path: &Path, access: Access) -> Result<Shared> {
+    let mode = kvdepot_media::Access::ReadWrite;
+    Ok(match access {
+        Access::Mapped => Arc::new(Mapping::open(path, mode)?),
+        Access::Direct => Arc::new(Direct::new(Opened::open(path, mode)?)?),
+    })
+}
+
+/// Makes a file, of which nothing is left where that fails.
+pub(crate) fn create(path: &Path, len: u64, access: Access) -> Result<Shared> {
+    Ok(match access {
+        Access::Mapped => Arc::new(Mapping::create(path, len)?),
+        Access::Direct => Arc::new(Opened::create(path, len, Direct::new)?),
+    })
+}
