@@ -256,7 +256,8 @@ impl Medium for Direct {
         let mut first = Ok(());
         while !out.is_empty() {
             let len = ((end - begin) as usize).min(CALL_MAX);
-            first = first.and(self.read_pages(begin, &mut pages[..len]));
+            let read = self.read_pages(begin, &mut pages[..len]);
+            first = first.and(read);
             let (now, later) = out.split_at_mut((len - skip).min(out.len()));
             now.copy_from_slice(&pages[skip..][..now.len()]);
             (out, skip, begin) = (later, 0, begin + len as u64);
@@ -271,7 +272,8 @@ impl Medium for Direct {
             let mut pages = Pages::new(bytes.len().min(CALL_MAX));
             for (at, bytes) in (at..).step_by(CALL_MAX).zip(bytes.chunks(CALL_MAX)) {
                 pages[..bytes.len()].copy_from_slice(bytes);
-                first = first.and(self.write_pages(at, &pages[..bytes.len()]));
+                let written = self.write_pages(at, &pages[..bytes.len()]);
+                first = first.and(written);
             }
             return first.map_err(|error| self.fail("write", error));
         }

@@ -89,7 +89,6 @@ pub trait Medium: fmt::Debug + Send + Sync {
 impl dyn Medium + '_ {
     /// Bytes that it has.
     #[must_use]
-    #[expect(clippy::len_without_is_empty, reason = "a medium is never empty")]
     pub fn len(&self) -> u64 {
         self.opened().len()
     }

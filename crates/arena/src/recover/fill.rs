@@ -226,11 +226,7 @@ pub(crate) fn shares_of(ranges: &[Range<u32>], threads: usize) -> Vec<Vec<Range<
 }
 
 /// About how many of these records are in use, by a look at some pages of them.
-pub(crate) fn in_use(
-    medium: &dyn Medium,
-    layout: Layout,
-    ranges: &[Range<u32>],
-) -> Result<u64, Error> {
+pub(crate) fn in_use(medium: &dyn Medium, layout: Layout, ranges: &[Range<u32>]) -> u64 {
     let all: usize = ranges.iter().map(ExactSizeIterator::len).sum();
     let mut page = [0; PAGE as usize * record::LEN];
     let (mut seen, mut used) = (0, 0);
@@ -246,7 +242,7 @@ pub(crate) fn in_use(
             seen += count;
         }
     }
-    Ok((used as u64 * all as u64).div_ceil(seen.max(1) as u64))
+    (used as u64 * all as u64).div_ceil(seen.max(1) as u64)
 }
 
 /// Reads what is written of the table into the index.
@@ -258,7 +254,7 @@ pub(crate) fn fill(
 ) -> Result<Part, Error> {
     let ranges = written(medium, layout)?;
     let records: u64 = ranges.iter().map(|some| some.len() as u64).sum();
-    index.make_room(in_use(medium, layout, &ranges)?);
+    index.make_room(in_use(medium, layout, &ranges));
     let cores = thread::available_parallelism().map_or(1, usize::from);
     let threads = cores
         .min(THREADS)

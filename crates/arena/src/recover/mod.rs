@@ -91,7 +91,7 @@ pub(crate) fn recover(
     let mut places = std::mem::take(&mut part.places);
     // The dead outrank too.
     for slot in std::mem::take(&mut part.dead) {
-        if let Some((slot, record)) = read_slot(medium, layout, uuid, slot)? {
+        if let Some((slot, record)) = read_slot(medium, layout, uuid, slot) {
             let rank = rank(slot, &record);
             part.outrank(&index, &record.identity, |entry| entry.rank() < rank);
         }
@@ -99,15 +99,14 @@ pub(crate) fn recover(
     overlaps(&mut places, |a, b| {
         // Dead ones, mostly, under what has come there since.
         let (a, b) = (
-            read_slot(medium, layout, uuid, a)?,
-            read_slot(medium, layout, uuid, b)?,
+            read_slot(medium, layout, uuid, a),
+            read_slot(medium, layout, uuid, b),
         );
         if let (Some(a), Some(b)) = (a, b) {
             let (slot, below) = std::cmp::min_by_key(a, b, |(slot, record)| rank(*slot, record));
             part.outrank(&index, &below.identity, |entry| entry.record == slot);
         }
-        Ok::<_, Error>(())
-    })?;
+    });
     let mut is_taken = vec![false; part.used as usize];
     let mut shares: Vec<Share> = Vec::new();
     index.walk(|_, entry| {
@@ -170,15 +169,13 @@ fn read_slot(
     layout: Layout,
     uuid: &[u8; 16],
     slot: u32,
-) -> Result<Option<(u32, Record)>, Error> {
+) -> Option<(u32, Record)> {
     let mut bytes = [0; record::LEN];
-    if medium.read_at(layout.record(slot), &mut bytes).is_err() {
-        return Ok(None);
-    }
-    Ok(match Record::decode(&bytes, record::seed(uuid, slot)) {
+    medium.read_at(layout.record(slot), &mut bytes).ok()?;
+    match Record::decode(&bytes, record::seed(uuid, slot)) {
         Slot::Used(record) => Some((slot, record)),
         _ => None,
-    })
+    }
 }
 
 fn pool(layout: Layout, medium: u64, places: impl Iterator<Item = Place>) -> Result<Pool, Error> {
@@ -249,7 +246,7 @@ mod tests {
         assert!(
             all.is_sorted_by(|a, b| a < b) && slots().all(|slot| all.binary_search(&slot).is_ok())
         );
-        let used = in_use(&mapping, layout, &ranges).unwrap() as usize;
+        let used = in_use(&mapping, layout, &ranges) as usize;
         assert!(
             used.abs_diff(slots().count()) < slots().count() / 4,
             "{used}"

@@ -3,7 +3,6 @@
 use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
 
-use crate::error::Error;
 use crate::format::GRANULE;
 use crate::format::record::{Record, State as RecordState};
 use crate::key::Identity;
@@ -32,9 +31,7 @@ pub fn judge(records: &[(u32, Record)]) -> Vec<bool> {
     overlaps(&mut extents, |a, b| {
         let rank = |slot| rank(slot, &records[at(slot)].1);
         below.insert(if rank(a) > rank(b) { b } else { a });
-        Ok::<_, Error>(())
-    })
-    .unwrap_or_default();
+    });
     let is_served = |(slot, record): &(u32, Record)| {
         record.state == RecordState::Live
             && highest[&record.identity] == rank(*slot, record)
@@ -70,10 +67,7 @@ pub(super) fn range((packed, _): &Place) -> (u64, u64) {
 }
 
 /// Sorts extents, and calls `each` with the slots of two records that share bytes.
-pub(super) fn overlaps<E>(
-    extents: &mut [Place],
-    mut each: impl FnMut(u32, u32) -> Result<(), E>,
-) -> Result<(), E> {
+pub(super) fn overlaps(extents: &mut [Place], mut each: impl FnMut(u32, u32)) {
     extents.sort_unstable();
     // One pass; `open` keeps the extents that reach beyond the current begin.
     let mut open: Vec<(u64, u32)> = Vec::new();
@@ -82,10 +76,9 @@ pub(super) fn overlaps<E>(
         open.retain(|(end, _)| *end > begin);
         for (_, other) in &open {
             if *other != slot {
-                each(*other, slot)?;
+                each(*other, slot);
             }
         }
         open.push((end, slot));
     }
-    Ok(())
 }
