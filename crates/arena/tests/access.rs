@@ -1,8 +1,6 @@
 //! What one way to a medium has written the other one reads, and an arena that is not mapped needs
 //! no address.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 mod common;
 
 use common::{ACCESSES, Open, Site, is_mapped};
