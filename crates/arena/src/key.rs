@@ -2,14 +2,30 @@
 
 use std::fmt;
 
+use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// What the hash before the first block's begins with.
 const CHAIN: &[u8] = b"kvdepot keys 1";
 
 /// The 32 bytes that identify a block's tokens and everything before them: a chained hash,
 /// usually the engine's own.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(
+    Clone,
+    Copy,
+    PartialEq,
+    Eq,
+    Hash,
+    PartialOrd,
+    Ord,
+    FromBytes,
+    IntoBytes,
+    Immutable,
+    KnownLayout,
+    Unaligned,
+)]
+#[repr(transparent)]
 pub struct Key(pub [u8; Key::LEN]);
 
 impl Key {
@@ -75,7 +91,7 @@ impl fmt::Display for Key {
 }
 
 /// The 16-byte digest of a [`crate::NamespaceSpec`]: part of every stored identity.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct NamespaceId(pub [u8; 16]);
 
 impl fmt::Debug for NamespaceId {

@@ -1,46 +1,31 @@
 //! Other processes of the host work for the owner: it hands them descriptors of its media over a
 //! Unix socket (file mode, peer credentials checked), and no byte of a block crosses that socket.
 //!
-//! `server` is the owner's end, `accept` who knocks there, `wire` how a process attaches. A *mover*
-//! (`mover`) moves what its engine's scheduler tells it, by placements (`placement`) that travel
-//! the engine's own way, and lets the owner see for whom (`roster`). A *client* (`client`, `dial`)
-//! is a depot by itself: its calls are answered by the owner (`calls`), which notes what it holds
-//! (`holding`) and says once what left (`departures`); its puts and gets are the owner's tasks
-//! (`session`) whose bytes the client's lanes move over its `link`, and both speak in frames
-//! (`frame`, `line`, `outbox`). What may take minutes is `slow`, and how much a client may ask for
-//! at a time is `credit`.
+//! Five rooms, each of which knows those before it. `frame` is what is said: how a process attaches
+//! (`hello`), and every call, answer and step of a task, declared once (`verbs`). `line` is the
+//! connection that both sides have: what comes, what waits to be sent, and how much may be under
+//! way. A *mover* (`mover`) moves what its engine's scheduler tells it, by placements (`placement`)
+//! that travel the engine's own way. A *client* (`client`) is a depot by itself: its calls are
+//! answered by the owner, its puts and gets are the owner's tasks, whose bytes its own lanes move.
+//! The owner's end is `server`, which knows neither.
 
 #![forbid(unsafe_code)]
 
-mod accept;
-mod calls;
 mod client;
-mod credit;
-mod departures;
-mod dial;
 mod frame;
-mod held;
-mod holding;
-mod job;
 mod line;
-mod link;
 mod mover;
-mod outbox;
-mod roster;
 mod server;
-mod session;
-mod slow;
-mod wire;
 
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use client::Client;
-pub use job::MoveJob;
 use kvdepot_arena::Error;
 use kvdepot_store::{Config, Depot, Serves, Started};
 pub use mover::Mover;
+pub use mover::job::MoveJob;
 use server::Server;
 
 /// As [`Depot::open`], and lets other processes of the host in where the configuration says

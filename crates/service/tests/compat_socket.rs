@@ -3,10 +3,10 @@
 //!
 //! `tests/fixtures/socket-N.json` is what a client and its owner of protocol version N said to
 //! each other, `socket-N.runs` the medium afterwards. They are never written again. A change of
-//! the frames is a new version (`VERSION` in `share/wire.rs`), whose recording is made once by
+//! the frames is a new version (`VERSION` in `frame/hello.rs`), whose recording is made once by
 //!
 //! ```text
-//! KVDEPOT_FIXTURES=DIRECTORY cargo test -p kvdepot-store --test compat_socket -- --ignored
+//! KVDEPOT_FIXTURES=DIRECTORY cargo test -p kvdepot-service --test compat_socket -- --ignored
 //! ```
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
@@ -21,6 +21,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use common::frames::{WELCOME, take_varint};
 use common::recording::{
     ANSWER_MAX, OldServer, Recorder, Recording, Side, hex, read_with_descriptors, unhex,
 };
@@ -230,12 +231,13 @@ fn frames(bytes: &mut VecDeque<u8>) -> Vec<Heard> {
 type Steps = BTreeMap<u64, (u32, BTreeMap<u32, u8>)>;
 
 fn step(steps: &mut Steps, frame: &Heard) {
-    let word = |at: usize| u32::from_le_bytes(frame.body[at..at + 4].try_into().unwrap());
     let task = steps.entry(frame.number).or_default();
-    task.0 += word(0);
-    for index in 0..word(4) as usize {
-        let at = 8 + index * 5;
-        task.1.insert(word(at), frame.body[at + 4]);
+    let mut rest = &frame.body[..];
+    task.0 += take_varint(&mut rest) as u32;
+    assert_eq!(take_varint(&mut rest), rest.len() as u64);
+    for row in rest.as_chunks::<5>().0 {
+        let [index @ .., outcome] = *row;
+        task.1.insert(u32::from_le_bytes(index), outcome);
     }
 }
 
@@ -348,8 +350,8 @@ impl OldClient<'_> {
                 assert_eq!(rest, 0, "the owner hangs up");
                 return Err(Refused(String::from_utf8(text).unwrap()));
             }
-            let count = recorded[52] as usize;
-            let (welcome, later) = recorded.split_at(56 + count * 16);
+            let count = recorded[WELCOME - 4] as usize;
+            let (welcome, later) = recorded.split_at(WELCOME + count * 16);
             let (rest, _) = read_with_descriptors(&line.socket, welcome.len() - 16).unwrap();
             // All but the session and the client's number.
             assert_eq!(rest[16..], welcome[32..], "another welcome");

@@ -12,7 +12,7 @@ use std::io::{Read, Write};
 use std::slice::from_ref;
 use std::time::{Duration, Instant};
 
-use common::frames::{Bare, PIN, break_connections, frame};
+use common::frames::{Bare, PIN, break_connections, frame, with_keys};
 use common::{
     PATIENCE, Place, Served, assert_at_rest, config_of, eventually, get, has, key, keys, namespace,
     put, start_put,
@@ -232,13 +232,10 @@ fn a_grant_that_nobody_heard_of_is_given_back() {
     let id = namespace(&owner).id();
     let client = Bare::attach(&place.socket(), 0);
     let mut socket = &client.calls;
-    let pin = |number: u64| {
-        let body = [&id.0[..], &[0, 1, 0, 0, 0], &key(number).0].concat();
-        frame(PIN, number, &body)
-    };
+    let pin = |number: u64| frame(PIN, number, &with_keys(id, &[0], &[key(number)]));
     let pinned = || owner.stats().tiers[0].pinned_blocks;
     socket.write_all(&pin(1)).unwrap();
-    let mut answer = [0; 16 + 53];
+    let mut answer = [0; 16 + 77];
     socket.read_exact(&mut answer).unwrap();
     eventually("the pin", || pinned() == 1);
     // From here on nothing that the owner says arrives.

@@ -10,7 +10,7 @@ use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
-use common::frames::{Bare, CLOSING, GOODBYE, MOVE, PUT, QUIET, VERSION, frame, hello};
+use common::frames::{self, Bare, CLOSING, GOODBYE, MOVE, QUIET, VERSION, frame, hello};
 use common::{
     PATIENCE, Place, Served, assert_at_rest, eventually, has, key, keys, namespace, start_put,
 };
@@ -20,9 +20,8 @@ const LEN: usize = 40_000;
 
 /// A client asks for one block to be stored.
 fn ask_to_put(client: &mut Bare, id: NamespaceId, key: Key) {
-    let head = [&id.0[..], &[0, 1, 0, 0, 0], &key.0].concat();
-    let body = [head, (LEN as u64).to_le_bytes().to_vec()].concat();
-    client.tasks.write_all(&frame(PUT, 7, &body)).unwrap();
+    let request = frames::put(7, id, &[key], LEN as u64);
+    client.tasks.write_all(&request).unwrap();
 }
 
 /// The head of what the owner says next.
@@ -89,8 +88,7 @@ fn what_a_client_was_moving_is_kept_until_it_says_that_it_has_stopped() {
         assert_eq!(reserved(&owner), 2);
     }
     // Its calls name what it held before.
-    let abort = [&[1, 0, 0, 0], name.as_slice()].concat();
-    let abort = frame(common::frames::ABORT, 0, &abort);
+    let abort = frame(frames::ABORT, 0, &frames::rows(&name));
     client.calls.write_all(&abort).unwrap();
     eventually("the end of its reservation", || reserved(&owner) == 1);
     client.tasks.write_all(&frame(QUIET, 0, &[])).unwrap();

@@ -6,7 +6,7 @@ mod common;
 
 use std::io::Write;
 
-use common::frames::{ABORT, Bare, COMMIT, GOODBYE, PIN, frame};
+use common::frames::{ABORT, Bare, COMMIT, GOODBYE, PIN, frame, rows, with_keys};
 use common::{Place, Served, assert_at_rest, eventually, key, keys, namespace, put};
 
 #[test]
@@ -16,32 +16,33 @@ fn a_malformed_commit_leaves_the_reservation_to_its_client_and_to_its_end() {
     let reserved = || owner.stats().tiers[0].reserved_blocks;
     let id = namespace(&owner).id();
     // What follows the names of one reservation.
-    let tails: [&[u8]; 5] = [
-        b"",
-        &[1],
-        // More checksums than there are.
-        &[2, 0, 0, 0, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7],
-        // None.
-        &[0; 4],
+    let sums = |promised: u32| [rows(&promised.to_le_bytes()), rows(&[7; 16])].concat();
+    let tails: [Vec<u8>; 7] = [
+        vec![],
+        vec![1],
+        // More checksums than there are, and fewer.
+        sums(2),
+        sums(0),
+        // None, for one name and for none.
+        [rows(&[0; 4]), rows(&[])].concat(),
+        [rows(&[]), rows(&[])].concat(),
         // One, and something behind it.
-        &[
-            1, 0, 0, 0, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 0,
-        ],
+        [sums(1), vec![0]].concat(),
     ];
     let mut ended = Bare::attach(&place.socket(), 0);
     let mut leaving = Bare::attach(&place.socket(), 0);
     for (number, tail) in tails.into_iter().enumerate() {
         for (which, client) in [&mut ended, &mut leaving].into_iter().enumerate() {
             let name = client.reserve(id, key((2 * number + which) as u64), 5000);
-            let body = [&[1, 0, 0, 0], name.as_slice(), tail].concat();
+            let body = [rows(&name), tail.clone()].concat();
             let (status, _) = client.ask(COMMIT, &body);
             assert_ne!(status, 0, "tail {number}");
         }
     }
-    assert_eq!(reserved(), 10);
-    assert_eq!(namespace(&owner).prefix(&keys(0..10)).unwrap(), 0);
+    assert_eq!(reserved(), 14);
+    assert_eq!(namespace(&owner).prefix(&keys(0..14)).unwrap(), 0);
     leaving.tasks.write_all(&frame(GOODBYE, 0, &[])).unwrap();
-    eventually("the end of what was held", || reserved() == 5);
+    eventually("the end of what was held", || reserved() == 7);
     ended.tasks.write_all(&frame(GOODBYE, 0, &[])).unwrap();
     eventually("the end of what was held", || reserved() == 0);
     assert_at_rest(&owner);
@@ -58,11 +59,11 @@ fn a_call_with_bytes_too_many_is_refused_before_it_does_anything() {
         (tier.pinned_blocks, tier.reserved_blocks)
     };
     let mut client = Bare::attach(&place.socket(), 0);
-    let pin = [&id.0[..], &[0, 1, 0, 0, 0], &key(1).0, &[0]].concat();
+    let pin = [with_keys(id, &[0], &[key(1)]), vec![0]].concat();
     assert_ne!(client.ask(PIN, &pin).0, 0);
     assert_eq!(held(), (0, 0));
     let name = client.reserve(id, key(2), 5000);
-    let abort = [&[1, 0, 0, 0], name.as_slice(), &[0]].concat();
+    let abort = [rows(&name), vec![0]].concat();
     assert_ne!(client.ask(ABORT, &abort).0, 0);
     assert_eq!(held(), (0, 1));
     let whole = frame(ABORT, 0, &abort[..abort.len() - 1]);

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use common::frames::{
-    Bare, GOODBYE, PIN, RESERVE, break_connections, frame, frame_with, read_frame, with_keys,
+    self, Bare, GOODBYE, PIN, RESERVE, break_connections, frame, frame_with, read_frame, with_keys,
 };
 use common::{Place, Served, assert_at_rest, eventually, key, keys, namespace, put};
 use kvdepot_host::fds;
@@ -309,12 +309,10 @@ fn what_was_heard_is_what_the_client_says_of_it() {
     (4..6).for_each(|number| assert_eq!(read_frame(&client.calls).unwrap().2, number));
     let mut client = Bare::attach_again(&place.socket(), client.number, 2);
     // One more of the second block, from the fifth, is given back, and none of the third.
-    let unpin = |blocks: &[Vec<u8>]| {
-        let names = (blocks.len() as u32).to_le_bytes().to_vec();
-        frame(6, 0, &[vec![0], names, blocks.concat()].concat())
-    };
+    let unpin =
+        |blocks: &[Vec<u8>]| frame(6, 0, &[vec![0], frames::rows(&blocks.concat())].concat());
     let (_, answer) = client.ask(PIN, &with_keys(id, &[0], &[key(2)]));
-    let name = [&[0], &answer[1..17]].concat();
+    let name = frames::granted(&answer);
     client
         .calls
         .write_all(&unpin(&[name.clone(), name]))
@@ -323,8 +321,7 @@ fn what_was_heard_is_what_the_client_says_of_it() {
         held(&owner) == (2, 0)
     });
     // A reservation that it never heard of is none.
-    let body = [&id.0[..], &[0, 1, 0, 0, 0], &key(9).0, &[1, 0, 0, 0]].concat();
-    let body = [body, 100u64.to_le_bytes().to_vec()].concat();
+    let body = frames::reserve(id, key(9), 100);
     client.calls.write_all(&frame(RESERVE, 7, &body)).unwrap();
     eventually("the reservation", || held(&owner) == (2, 1));
     let _client = Bare::attach_again(&place.socket(), client.number, 6);

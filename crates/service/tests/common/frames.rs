@@ -9,7 +9,10 @@ use kvdepot_store::{Key, NamespaceId};
 use super::PATIENCE;
 
 /// Of the protocol.
-pub const VERSION: u32 = 5;
+pub const VERSION: u32 = 6;
+
+/// Bytes of an answer to a request to attach, but for its media.
+pub const WELCOME: usize = 68;
 
 /// Verbs by their numbers.
 pub const PIN: u16 = 5;
@@ -25,6 +28,9 @@ pub const QUIET: u16 = 42;
 pub const MOVE: u16 = 48;
 pub const REFUSED: u16 = 50;
 pub const CLOSING: u16 = 51;
+
+/// The kind of a refusal of input, which it begins with.
+pub const INPUT: u8 = 1;
 
 /// A request to attach.
 pub fn hello(version: u32, role: u32, number: u64) -> Vec<u8> {
@@ -51,19 +57,53 @@ pub fn frame_with(verb: u16, status: u16, number: u64, body: &[u8]) -> Vec<u8> {
     bytes
 }
 
+/// A number as postcard writes it: seven bits a byte, lowest first.
+pub fn varint(mut number: u64) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    while number > 0x7f {
+        bytes.push(number as u8 | 0x80);
+        number >>= 7;
+    }
+    bytes.push(number as u8);
+    bytes
+}
+
+/// Reads a [`varint`] off the front.
+pub fn take_varint(bytes: &mut &[u8]) -> u64 {
+    let len = 1 + bytes.iter().take_while(|byte| **byte > 0x7f).count();
+    let (now, rest) = bytes.split_at(len);
+    *bytes = rest;
+    let low_first = now.iter().rev();
+    low_first.fold(0, |number, byte| number << 7 | u64::from(byte & 0x7f))
+}
+
+/// Rows, behind how many bytes they have.
+pub fn rows(rows: &[u8]) -> Vec<u8> {
+    [varint(rows.len() as u64), rows.to_vec()].concat()
+}
+
 /// A namespace's digest, what follows it, and keys.
 pub fn with_keys(id: NamespaceId, between: &[u8], keys: &[Key]) -> Vec<u8> {
-    let mut body = [&id.0[..], between].concat();
-    body.extend_from_slice(&(keys.len() as u32).to_le_bytes());
-    keys.iter().for_each(|key| body.extend_from_slice(&key.0));
-    body
+    let keys: Vec<u8> = keys.iter().flat_map(|key| key.0).collect();
+    [&id.0[..], between, &rows(&keys)].concat()
+}
+
+/// What reserves one block of one part.
+pub fn reserve(id: NamespaceId, key: Key, len: u64) -> Vec<u8> {
+    let parts = [rows(&1u32.to_le_bytes()), rows(&len.to_le_bytes())].concat();
+    [with_keys(id, &[0], &[key]), parts].concat()
+}
+
+/// The name of the block in an answer that grants one, in the first tier.
+pub fn granted(answer: &[u8]) -> Vec<u8> {
+    assert_eq!(answer[..3], [1, 1, 74], "no grant");
+    [&[0], &answer[3..19]].concat()
 }
 
 /// A put of blocks of one length.
 pub fn put(number: u64, id: NamespaceId, keys: &[Key], len: u64) -> Vec<u8> {
-    let mut body = with_keys(id, &[0], keys);
-    keys.iter()
-        .for_each(|_| body.extend_from_slice(&len.to_le_bytes()));
+    let lens = len.to_le_bytes().repeat(keys.len());
+    let body = [with_keys(id, &[], keys), rows(&lens)].concat();
     frame(PUT, number, &body)
 }
 
@@ -98,17 +138,17 @@ impl Bare {
         let mut request = hello(VERSION, 2, former);
         request[24..].copy_from_slice(&heard.to_le_bytes());
         calls.write_all(&request).unwrap();
-        let mut welcome = [0; 56];
+        let mut welcome = [0; WELCOME];
         calls.read_exact(&mut welcome).unwrap();
         assert_eq!(welcome[12..16], [0; 4], "refused");
         let number = u64::from_le_bytes(welcome[24..32].try_into().unwrap());
-        let media = u32::from_le_bytes(welcome[52..].try_into().unwrap());
+        let media = u32::from_le_bytes(welcome[WELCOME - 4..].try_into().unwrap());
         calls.read_exact(&mut vec![0; media as usize * 16]).unwrap();
         let mut tasks = UnixStream::connect(socket).unwrap();
         tasks.set_read_timeout(Some(PATIENCE)).unwrap();
         tasks.write_all(&hello(VERSION, 3, number)).unwrap();
         // That of the second connection names no media.
-        let mut welcome = [0; 56];
+        let mut welcome = [0; WELCOME];
         tasks.read_exact(&mut welcome).unwrap();
         Bare {
             calls,
@@ -130,18 +170,9 @@ impl Bare {
 
     /// The name of a reservation of one block of one part.
     pub fn reserve(&mut self, id: NamespaceId, key: Key, len: u64) -> Vec<u8> {
-        let mut body = id.0.to_vec();
-        body.extend_from_slice(&[0, 1, 0, 0, 0]);
-        body.extend_from_slice(&key.0);
-        body.extend_from_slice(&1u32.to_le_bytes());
-        body.extend_from_slice(&len.to_le_bytes());
-        let (status, answer) = self.ask(RESERVE, &body);
-        assert_eq!(
-            (status, &answer[..5]),
-            (0, &[1, 0, 0, 0, 1][..]),
-            "no reservation"
-        );
-        [&[0], &answer[5..21]].concat()
+        let (status, answer) = self.ask(RESERVE, &reserve(id, key, len));
+        assert_eq!(status, 0, "no reservation");
+        granted(&answer)
     }
 }
 

@@ -5,7 +5,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
-use crate::common::frames::VERSION;
+use crate::common::frames::{VERSION, WELCOME, rows, varint};
 use crate::world::{Law, PATIENCE};
 
 const UNPIN: u16 = 6;
@@ -40,7 +40,7 @@ fn attach(socket: &Path, role: u32, number: u64) -> std::io::Result<(UnixStream,
     hello.extend(number.to_le_bytes());
     hello.extend(0u64.to_le_bytes());
     stream.write_all(&hello)?;
-    let mut head = [0; 56];
+    let mut head = [0; WELCOME];
     stream.read_exact(&mut head)?;
     let word = |at: usize| u32::from_le_bytes(head[at..at + 4].try_into().unwrap());
     assert_eq!(
@@ -49,7 +49,7 @@ fn attach(socket: &Path, role: u32, number: u64) -> std::io::Result<(UnixStream,
         "the protocol's version is another one than {VERSION}"
     );
     let client = u64::from_le_bytes(head[24..32].try_into().unwrap());
-    let mut media = vec![0; 16 * word(52) as usize];
+    let mut media = vec![0; 16 * word(WELCOME - 4) as usize];
     stream.read_exact(&mut media)?;
     Ok((stream, client))
 }
@@ -82,30 +82,28 @@ impl Peer {
     pub fn reserve(&mut self, ns: [u8; 16], key: &[u8; 32], parts: &[u64]) -> Law<Option<Vec<u8>>> {
         let mut body = ns.to_vec();
         body.push(0);
-        body.extend(1u32.to_le_bytes());
-        body.extend(key);
-        body.extend((parts.len() as u32).to_le_bytes());
-        parts.iter().for_each(|len| body.extend(len.to_le_bytes()));
+        body.extend(rows(key));
+        body.extend(rows(&(parts.len() as u32).to_le_bytes()));
+        let lens: Vec<u8> = parts.iter().flat_map(|len| len.to_le_bytes()).collect();
+        body.extend(rows(&lens));
         let (_, answer) = self.ask(RESERVE, &body)?;
-        // Behind how many there are.
-        Ok(answer.get(4..).and_then(named))
+        Ok(named(&answer))
     }
 
     /// Pins one block; its name, if it is there.
     pub fn pin(&mut self, ns: [u8; 16], key: &[u8; 32]) -> Law<Option<Vec<u8>>> {
         let mut body = ns.to_vec();
         body.push(0);
-        body.extend(1u32.to_le_bytes());
-        body.extend(key);
+        body.extend(rows(key));
         let (_, answer) = self.ask(PIN, &body)?;
         Ok(named(&answer))
     }
 
     /// Commits with checksums that end in the middle; the status of the answer.
     pub fn cut_commit(&mut self, name: &[u8], promised: u32) -> Law<u16> {
-        let mut body = 1u32.to_le_bytes().to_vec();
-        body.extend(name);
-        body.extend(promised.to_le_bytes());
+        let mut body = rows(name);
+        body.extend(rows(&promised.to_le_bytes()));
+        body.extend(varint(16 * u64::from(promised)));
         body.extend([7; 5]);
         Ok(self.ask(COMMIT, &body)?.0)
     }
@@ -122,8 +120,7 @@ impl Peer {
 
     fn end(&mut self, verb: u16, before: &[u8], name: &[u8], times: usize) -> Law {
         let mut body = before.to_vec();
-        body.extend(1u32.to_le_bytes());
-        body.extend(name);
+        body.extend(rows(name));
         let all = frame(verb, &body).repeat(times);
         self.calls
             .write_all(&all)
@@ -142,8 +139,11 @@ impl Peer {
 
 /// The tier and the token of an answer with one place.
 fn named(answer: &[u8]) -> Option<Vec<u8>> {
-    let (tier, rest) = answer.split_first()?;
+    // One tier, and the row of one place.
+    let [1, tier, 74, place @ ..] = answer else {
+        return None;
+    };
     let mut name = vec![tier.checked_sub(1)?];
-    name.extend(rest.get(..16)?);
+    name.extend(place.get(..16)?);
     Some(name)
 }

@@ -7,14 +7,6 @@ pub(crate) type Exceptions = &'static [(&'static str, &'static [(&'static str, &
 /// Between rooms.
 pub(crate) const ROOMS: Exceptions = &[
     ("media", &[("buffer", "memory")]),
-    (
-        "service",
-        &[
-            ("client", "departures"),
-            ("held", "mover"),
-            ("session", "slow"),
-        ],
-    ),
     ("store", &[("devices", "pipeline")]),
 ];
 

@@ -19,12 +19,17 @@ use kvdepot_media::Done;
 use kvdepot_store::{BlockBuffers, GetOptions, Op, Outcome, Task, plan};
 use parking_lot::Mutex;
 
-use crate::frame::{self, Frame, In, Incoming, Out, Verb};
-use crate::line::{Line, Paced, Said, Telling};
-use crate::mover::{Mover, PATIENCE, shake_hands};
-use crate::outbox::Outbox;
-use crate::session;
-use crate::wire::{Former, Role};
+use crate::client::calls::{Line, Paced, Said, Telling};
+use crate::client::stores::Stores;
+use crate::frame::hello::{Former, Role};
+use crate::frame::rows::MoveRow;
+use crate::frame::verbs::{self as say, Asks, Verb};
+use crate::frame::{Frame, Out};
+use crate::line::credit::{Allowance, Credit};
+use crate::line::incoming::Incoming;
+use crate::line::outbox::Outbox;
+use crate::mover::Mover;
+use crate::mover::attach::{PATIENCE, shake_hands};
 
 /// How often the connection of the tasks is looked at while nothing comes.
 const TICK: Duration = Duration::from_millis(250);
@@ -43,6 +48,8 @@ pub(crate) struct Link {
     socket: UnixStream,
     outbox: Outbox,
     next: AtomicU64,
+    /// What the owner lets this process have under way.
+    allowance: Allowance,
     /// Nothing new is begun: the owner closes, or is gone.
     ending: AtomicBool,
 }
@@ -66,41 +73,9 @@ pub(crate) struct Call {
     task: Task,
     /// Moves of it that lanes here are at.
     moving: Mutex<usize>,
+    /// Of what this process may have under way, given back with the call.
+    credits: Option<[Credit; 2]>,
     _pass: Pass,
-}
-
-/// What became of this process's blocks on their way to an owner's lasting tier.
-#[derive(Default)]
-pub(crate) struct Stores {
-    /// Puts were dropped, or committed blocks lost with their owner.
-    lost: AtomicBool,
-    /// Blocks were committed that may not have got there yet.
-    pending: AtomicBool,
-}
-
-impl Stores {
-    /// Blocks were committed.
-    pub(crate) fn commit(&self) {
-        self.pending.store(true, Ordering::Relaxed);
-    }
-
-    /// A put has ended without being stored.
-    pub(crate) fn drop_put(&self) {
-        self.lost.store(true, Ordering::Relaxed);
-    }
-
-    /// The owner is another one: what the last one had not written is lost.
-    pub(crate) fn lose_owner(&self) {
-        if self.pending.swap(false, Ordering::Relaxed) {
-            self.drop_put();
-        }
-    }
-
-    /// Everything that was committed is there; whether nothing was lost since this was last asked.
-    pub(crate) fn drained(&self) -> bool {
-        self.pending.store(false, Ordering::Relaxed);
-        !self.lost.swap(false, Ordering::Relaxed)
-    }
 }
 
 impl Link {
@@ -123,6 +98,7 @@ impl Link {
         let (calls, welcome) = shake_hands(socket, role, patience)?;
         calls.set_read_timeout(Some(SLICE)).map_err(io)?;
         let client = welcome.terms.client;
+        let allowance = Allowance::new(welcome.terms.limits);
         let mover = Mover::new(socket, calls, welcome, role, lanes)?;
         let (tasks, _) = shake_hands(socket, Role::Tasks(client), patience)?;
         tasks.set_read_timeout(Some(TICK)).map_err(io)?;
@@ -137,6 +113,7 @@ impl Link {
             socket: tasks,
             outbox: Outbox::default(),
             next: AtomicU64::new(1),
+            allowance,
             ending: AtomicBool::new(false),
         });
         let reader = Arc::clone(&link);
@@ -155,12 +132,12 @@ impl Link {
     }
 
     /// Asks, and waits for the answer.
-    pub(crate) fn call<T>(
+    pub(crate) fn call<C: Asks, T>(
         &self,
-        out: Out,
-        read: impl FnOnce(&mut In<'_>) -> Result<T, Error>,
+        call: &C,
+        read: impl FnOnce(C::Answer<'_>) -> Result<T, Error>,
     ) -> Result<T, Error> {
-        self.exchange(out, read).map_err(|error| self.named(error))
+        self.exchange(call, read).map_err(|error| self.named(error))
     }
 
     /// An error that says whose owner it is about: what reads and writes frames does not know.
@@ -174,11 +151,12 @@ impl Link {
         }
     }
 
-    fn exchange<T>(
+    fn exchange<C: Asks, T>(
         &self,
-        out: Out,
-        read: impl FnOnce(&mut In<'_>) -> Result<T, Error>,
+        call: &C,
+        read: impl FnOnce(C::Answer<'_>) -> Result<T, Error>,
     ) -> Result<T, Error> {
+        let out = Out::new(call);
         let answered = self.line.call(&self.mover.socket, out, self.limit.get());
         let frame = answered.map_err(|failed| {
             if failed.broken {
@@ -187,10 +165,7 @@ impl Link {
             failed.error
         })?;
         // What the owner answers with an error leaves the connection sound.
-        frame::check(&frame)?;
-        let mut body = In(&frame.body);
-        let answer = read(&mut body)?;
-        body.end().map(|()| answer)
+        read(frame.answer::<C>()?)
     }
 
     /// Tells without waiting; what cannot be told here any more is handed back.
@@ -220,15 +195,23 @@ impl Link {
     /// Asks what may take long; `None` when the link ends first.
     ///
     /// # Errors
-    /// [`Error::Interrupted`].
-    pub(crate) fn ask_slowly(&self, out: Out) -> Result<Option<Frame>, Error> {
+    /// [`Error::Interrupted`], and those that are the answer.
+    pub(crate) fn ask_slowly<C: Asks, T>(
+        &self,
+        call: &C,
+        read: impl FnOnce(C::Answer<'_>) -> T,
+    ) -> Result<Option<T>, Error> {
+        let _credit = self.allowance.slow()?;
         if self.is_ending() {
             return Ok(None);
         }
-        let (number, answered) = self.ask_aside(out);
+        let (number, answered) = self.ask_aside(Out::new(call));
         loop {
             match answered.recv_timeout(SLICE) {
-                Ok(frame) => return Ok(Some(frame)),
+                Ok(frame) => {
+                    let answer = frame.answer::<C>().map(read);
+                    return answer.map(Some).map_err(|error| self.named(error));
+                }
                 Err(RecvTimeoutError::Disconnected) => return Ok(None),
                 Err(RecvTimeoutError::Timeout) if patience::is_interrupted() => {
                     self.tasks.lock().asking.remove(&number);
@@ -241,15 +224,14 @@ impl Link {
 
     /// Asks on the connection of the tasks: the number, and where the answer comes, unless the link
     /// ends first.
-    fn ask_aside(&self, mut out: Out) -> (u64, Receiver<Frame>) {
+    fn ask_aside(&self, out: Out) -> (u64, Receiver<Frame>) {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let (answer, answered) = channel();
         let mut tasks = self.tasks.lock();
         if !tasks.over {
             tasks.asking.insert(number, answer);
             drop(tasks);
-            out.number(number);
-            self.outbox.send(&self.socket, out);
+            self.outbox.send(&self.socket, out.number(number));
         }
         (number, answered)
     }
@@ -260,32 +242,44 @@ impl Link {
 
     /// Starts a put or get. When the link is at its end, every key of the task has its outcome.
     pub(crate) fn start(&self, call: Call) {
-        let verb = match call.op {
-            Op::Put => Verb::Put,
-            Op::Get => Verb::Get,
+        let (namespace, keys) = (call.namespace, call.keys.as_slice().into());
+        let lens = (0..call.keys.len()).map(|index| call.buffers.bytes(index).into());
+        let lens = lens.collect();
+        let out = match call.op {
+            Op::Put => Out::new(&say::Put {
+                namespace,
+                keys,
+                lens,
+            }),
+            Op::Get => Out::new(&say::Get {
+                namespace,
+                prefix: call.options.prefix,
+                keys,
+                lens,
+            }),
         };
-        let mut out = Out::new(verb, 0);
-        out.bytes(&call.namespace.0);
-        out.flag(call.options.prefix);
-        out.keys(&call.keys);
-        (0..call.keys.len()).for_each(|index| out.long(call.buffers.bytes(index)));
-        self.begin(call, out);
+        let count = call.keys.len();
+        self.begin(call, count, out);
     }
 
     /// Starts a prefetch.
     pub(crate) fn prefetch(&self, namespace: NamespaceId, keys: &[Key], task: &Task, pass: Pass) {
-        let mut out = Out::new(Verb::Prefetch, 0);
-        out.bytes(&namespace.0);
-        out.keys(keys);
+        let out = Out::new(&say::Prefetch {
+            namespace,
+            keys: keys.into(),
+        });
         let none = BlockBuffers::default();
         let how = (Op::Get, GetOptions::default());
-        self.begin(
-            Call::new(how, namespace, Vec::new(), none, task.clone(), pass),
-            out,
-        );
+        let call = Call::new(how, namespace, Vec::new(), none, task.clone(), pass);
+        self.begin(call, keys.len(), out);
     }
 
-    fn begin(&self, call: Call, mut out: Out) {
+    fn begin(&self, mut call: Call, keys: usize, out: Out) {
+        match self.allowance.task(keys) {
+            Ok(credits) => call.credits = Some(credits),
+            // As the owner would refuse it.
+            Err(_) => return self.give_up(&call),
+        }
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let call = Arc::new(call);
         {
@@ -296,8 +290,7 @@ impl Link {
             }
             tasks.under_way.insert(number, call);
         }
-        out.number(number);
-        self.outbox.send(&self.socket, out);
+        self.outbox.send(&self.socket, out.number(number));
     }
 
     fn read(self: &Arc<Link>) {
@@ -336,7 +329,7 @@ impl Link {
         match *pinged {
             _ if !waiting && !self.line.has_told() => *pinged = None,
             None => {
-                self.outbox.send(&self.socket, Out::new(Verb::Ping, 0));
+                self.outbox.send(&self.socket, Out::new(&say::Ping {}));
                 *pinged = Some(clock::now());
             }
             Some(since) if since.elapsed() > self.limit.get() => {
@@ -351,36 +344,30 @@ impl Link {
     }
 
     fn handle(self: &Arc<Link>, frame: &Frame) -> Result<(), Error> {
-        let mut body = In(&frame.body);
         match frame.verb {
             Verb::Move => {
-                let task = body.long()?;
+                let say::Move { task, blocks } = frame.read()?;
                 let call = self.tasks.lock().under_way.get(&task).cloned();
-                let count = body.count(4)?;
                 let Some(call) = call else { return Ok(()) };
-                let mut blocks = Vec::with_capacity(count);
-                for _ in 0..count {
-                    let index = body.word()? as usize;
+                let block = |row: &MoveRow| {
+                    let index = row.index.get() as usize;
                     let Some(key) = call.keys.get(index).copied() else {
                         return Err(Error::input("index", index, "that of a key of the call"));
                     };
                     let namespace = call.namespace;
-                    blocks.push((index, body.place(Identity { namespace, key })?));
-                }
+                    Ok((index, row.place.of(Identity { namespace, key })?))
+                };
+                let blocks = blocks.iter().map(block).collect::<Result<Vec<_>, _>>()?;
                 self.start_move(frame.number, task, call, blocks);
             }
             Verb::Step => {
-                let released = body.word()? as usize;
-                let mut settled = Vec::new();
-                for _ in 0..body.count(5)? {
-                    let index = body.word()? as usize;
-                    let code = usize::from(body.byte()?);
-                    let outcome = session::OUTCOMES.get(code).copied();
-                    settled.push((index, outcome.unwrap_or(Outcome::Miss)));
-                }
-                self.step(frame.number, &settled, released);
+                let say::Step { released, settled } = frame.read()?;
+                let settled: Vec<(usize, Outcome)> = settled.iter().map(Into::into).collect();
+                self.step(frame.number, &settled, released as usize);
             }
             Verb::Refused => {
+                let say::Refused { error } = frame.read()?;
+                tracing::debug!(error = %Error::from(error), "a task was refused");
                 let call = self.tasks.lock().under_way.remove(&frame.number);
                 call.iter().for_each(|call| self.give_up(call));
             }
@@ -452,8 +439,11 @@ impl Link {
                 call.task
                     .settle(here.map(|((index, _), _)| (*index, Outcome::Done)));
             }
+            let report = say::Moved {
+                moved: moved.iter().map(Into::into).collect(),
+            };
             link.outbox
-                .send(&link.socket, session::moved(number, &moved));
+                .send(&link.socket, Out::new(&report).number(number));
             let last = {
                 let mut moving = call.moving.lock();
                 *moving -= 1;
@@ -519,14 +509,14 @@ impl Link {
 
     /// Says that the lanes of the links before this one have stopped.
     pub(crate) fn say_quiet(&self) {
-        self.outbox.send(&self.socket, Out::new(Verb::Quiet, 0));
+        self.outbox.send(&self.socket, Out::new(&say::Quiet {}));
     }
 
     /// Says that nothing here touches a place any more, and ends. The lanes must have stopped.
     /// False when the connection broke first. An owner that is late with its answer has been told:
     /// it reads what has reached it.
     pub(crate) fn goodbye(&self) -> bool {
-        let (_, answered) = self.ask_aside(Out::new(Verb::Goodbye, 0));
+        let (_, answered) = self.ask_aside(Out::new(&say::Goodbye {}));
         let wait = Wait::new(self.limit.get());
         let heard = loop {
             match answered.recv_timeout(SLICE) {
@@ -556,6 +546,7 @@ impl Call {
             buffers,
             task,
             moving: Mutex::new(0),
+            credits: None,
             _pass: pass,
         }
     }

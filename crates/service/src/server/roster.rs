@@ -6,9 +6,7 @@
 //! message that outlived its sender, is refused; one that dies lets go by the kernel's hand
 //! ([`lock`](kvdepot_host::lock)).
 
-use std::collections::HashMap;
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -16,7 +14,6 @@ use kvdepot_arena::Error;
 use kvdepot_host::fds;
 use kvdepot_host::fork::LockFd;
 use kvdepot_host::lock::Kind;
-use parking_lot::Mutex;
 
 /// The owner's end.
 pub(crate) struct Roster {
@@ -50,83 +47,12 @@ impl Roster {
     }
 }
 
-/// A mover's end.
-pub(crate) struct Duty {
-    file: LockFd,
-    /// Batches at each seat's placements, by the seat: the lock is one for all of them.
-    seats: Mutex<HashMap<u64, usize>>,
-}
-
-/// Placements of one seat are in use until this is dropped.
-pub(crate) struct Shift {
-    duty: Arc<Duty>,
-    seat: u64,
-    kept: bool,
-}
-
-impl Duty {
-    pub(crate) fn new(file: LockFd) -> Arc<Duty> {
-        Arc::new(Duty {
-            file,
-            seats: Mutex::new(HashMap::new()),
-        })
-    }
-
-    /// Before the first byte of a seat's placement is touched; `None` when its client is gone.
-    pub(crate) fn begin(self: &Arc<Duty>, seat: u64) -> Option<Shift> {
-        let mut seats = self.seats.lock();
-        let count = seats.entry(seat).or_insert(0);
-        if *count == 0 {
-            let locked = self.file.try_lock(seat, Kind::Shared);
-            if !locked.unwrap_or(false) {
-                seats.remove(&seat);
-                return None;
-            }
-        }
-        *count += 1;
-        Some(Shift {
-            duty: Arc::clone(self),
-            seat,
-            kept: false,
-        })
-    }
-}
-
-impl Shift {
-    pub(crate) fn seat(&self) -> u64 {
-        self.seat
-    }
-
-    /// Nobody can tell when it ends: it does with the process.
-    pub(crate) fn keep(mut self) {
-        self.kept = true;
-    }
-}
-
-impl Drop for Shift {
-    fn drop(&mut self) {
-        if self.kept {
-            return;
-        }
-        let mut seats = self.duty.seats.lock();
-        let Some(count) = seats.get_mut(&self.seat) else {
-            return;
-        };
-        *count -= 1;
-        if *count > 0 {
-            return;
-        }
-        seats.remove(&self.seat);
-        if let Err(error) = self.duty.file.unlock(self.seat) {
-            // In a forked child, which holds nothing.
-            tracing::debug!(%error, "a seat could not be left");
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
+    use crate::mover::duty::Duty;
 
     fn duty(roster: &Roster) -> Arc<Duty> {
         Duty::new(LockFd::open(|| fds::reopen(roster.file.fd()?, true)).unwrap())
@@ -147,7 +73,7 @@ mod tests {
         assert!(roster.close(seat, now).unwrap());
         assert!(one.begin(seat).is_none() && other.begin(neighbour).is_none());
         assert!(one.begin(roster.seat()).is_some());
-        assert!(one.seats.lock().is_empty());
+        assert!(one.is_idle());
     }
 
     #[test]
@@ -157,7 +83,7 @@ mod tests {
         gone.begin(seat).unwrap().keep();
         assert!(!roster.close(seat, Duration::ZERO).unwrap());
         // As the kernel does it when the process ends.
-        kvdepot_host::lock::unlock_all(gone.file.fd().unwrap()).unwrap();
+        gone.die();
         assert!(roster.close(seat, Duration::ZERO).unwrap());
     }
 }

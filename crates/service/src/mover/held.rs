@@ -7,8 +7,8 @@ use std::path::Path;
 use kvdepot_host::fork::LockFd;
 use parking_lot::Mutex;
 
-use crate::mover::{PATIENCE, shake_hands};
-use crate::wire::{Medium, Role};
+use crate::frame::hello::{Medium, Role};
+use crate::mover::attach::{PATIENCE, shake_hands};
 
 /// Their numbers.
 #[derive(Default)]

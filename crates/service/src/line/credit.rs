@@ -1,22 +1,23 @@
 //! How much a client may have asked for that is not done yet. It bounds what the owner keeps for
-//! its tasks, and what can wait in its outbox while it does not read.
+//! its tasks, and what can wait in its outbox while it does not read. The owner says how much that
+//! is when the client attaches; a client that keeps to it is not refused.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use kvdepot_arena::Error;
 
-use crate::frame::KEYS_MAX;
+use crate::frame::hello::Limits;
+use crate::frame::rows::KEYS_MAX;
 
-/// Most keys of tasks that a client has under way: twice those of the largest call, because it
-/// learns of a task's end before the last of it is gone here.
-const KEYS_UNDER_WAY: usize = 2 * KEYS_MAX;
-
-/// Most tasks: each costs something, however few its keys.
-const TASKS_UNDER_WAY: usize = 1 << 16;
-
-/// Most calls about devices at a time: each has a thread.
-const SLOW_UNDER_WAY: usize = 4;
+/// What an owner lets a client have under way: twice the keys of the largest call, because a client
+/// learns of a task's end before the last of it is gone there; so many tasks, because each costs
+/// something, however few its keys; and calls about devices, each of which has a thread.
+pub(crate) const LIMITS: Limits = Limits {
+    keys: 2 * KEYS_MAX,
+    tasks: 1 << 16,
+    slow: 4,
+};
 
 /// What one client may have under way, over all its connections.
 pub(crate) struct Allowance {
@@ -25,17 +26,15 @@ pub(crate) struct Allowance {
     slow: Arc<Credits>,
 }
 
-impl Default for Allowance {
-    fn default() -> Allowance {
+impl Allowance {
+    pub(crate) fn new(limits: Limits) -> Allowance {
         Allowance {
-            keys: Credits::new(KEYS_UNDER_WAY),
-            tasks: Credits::new(TASKS_UNDER_WAY),
-            slow: Credits::new(SLOW_UNDER_WAY),
+            keys: Credits::new(limits.keys),
+            tasks: Credits::new(limits.tasks),
+            slow: Credits::new(limits.slow),
         }
     }
-}
 
-impl Allowance {
     /// For a task of so many keys.
     pub(crate) fn task(&self, keys: usize) -> Result<[Credit; 2], Error> {
         Ok([self.keys.take("keys", keys)?, self.tasks.take("tasks", 1)?])

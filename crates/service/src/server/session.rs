@@ -12,17 +12,21 @@ use std::time::Duration;
 use kvdepot_arena::verdict::Moved;
 use kvdepot_arena::{Error, Key, NamespaceId, Place, clock};
 use kvdepot_host::peer::Process;
-use kvdepot_media::{Checksum, PART_LEN_MAX};
+use kvdepot_media::PART_LEN_MAX;
 use kvdepot_store::placement::Holder;
 use kvdepot_store::{Caller, Core, GetOptions, Lanes, Mirror, MovesDone, Op, Outcome, Reservation};
 use parking_lot::{Condvar, Mutex};
+use zerocopy::little_endian::U64;
 
-use crate::credit::Credit;
-use crate::frame::{self, Frame, In, Incoming, Out, Verb};
-use crate::holding::{Granted, Holding, Ticket, give_back};
-use crate::outbox::Outbox;
-use crate::roster::Roster;
-use crate::slow;
+use crate::frame::rows::MoveRow;
+use crate::frame::verbs::{self as say, Verb};
+use crate::frame::{Frame, Out};
+use crate::line::credit::Credit;
+use crate::line::incoming::Incoming;
+use crate::line::outbox::Outbox;
+use crate::server::holding::{Granted, Holding, Ticket, give_back};
+use crate::server::roster::Roster;
+use crate::server::slow;
 
 /// How often a process without a connection, or movers of a dead one, are looked at for another
 /// reason to stop waiting: nothing waits for this but the end of a thread.
@@ -179,7 +183,7 @@ impl Session {
             }
             match incoming.next(&self.tasks) {
                 Ok(Some(frame)) if frame.verb == Verb::Goodbye => {
-                    self.send(Out::new(Verb::Goodbye, frame.number));
+                    self.send(Out::answer::<say::Goodbye>(frame.number, &()));
                     return End::Goodbye;
                 }
                 Ok(Some(frame)) => {
@@ -194,97 +198,94 @@ impl Session {
     }
 
     fn handle(self: &Arc<Session>, frame: &Frame) -> Result<(), Error> {
-        let mut body = In(&frame.body);
+        let number = frame.number;
         match frame.verb {
             Verb::Prefetch => {
-                let namespace = body.namespace()?;
-                let keys = body.keys()?;
-                body.end()?;
+                let call: say::Prefetch<'_> = frame.read()?;
+                let keys = call.keys.allowed()?;
                 let started = self
-                    .mirror(frame.number, keys.len())
-                    .and_then(|mirror| self.core.prefetch(namespace, &keys, Some(mirror)));
-                if let Err(error) = started {
-                    self.send(frame::refusal(Verb::Refused, frame.number, &error));
-                }
-                Ok(())
+                    .mirror(number, keys.len())
+                    .and_then(|mirror| self.core.prefetch(call.namespace, keys, Some(mirror)))
+                    .map(|_| ());
+                self.refuse(number, started);
             }
-            Verb::Put | Verb::Get => {
-                let namespace = body.namespace()?;
+            Verb::Put => {
+                let say::Put {
+                    namespace,
+                    keys,
+                    lens,
+                } = frame.read()?;
+                let how = (Op::Put, GetOptions::default());
+                let started = self.start(how, number, namespace, keys.allowed()?, &lens);
+                self.refuse(number, started);
+            }
+            Verb::Get => {
+                let call: say::Get<'_> = frame.read()?;
                 // Staging is the client's own affair.
                 let mut options = GetOptions::default();
-                options.prefix = body.flag()?;
-                let keys = body.keys()?;
-                let lens = (0..keys.len()).map(|_| body.long());
-                let lens = lens.collect::<Result<Vec<u64>, Error>>()?;
-                body.end()?;
-                let op = match frame.verb {
-                    Verb::Put => Op::Put,
-                    _ => Op::Get,
-                };
-                let started = self.start((op, options), frame.number, namespace, keys, lens);
-                if let Err(error) = started {
-                    self.send(frame::refusal(Verb::Refused, frame.number, &error));
-                }
-                Ok(())
+                options.prefix = call.prefix;
+                let (how, keys) = ((Op::Get, options), call.keys.allowed()?);
+                let started = self.start(how, number, call.namespace, keys, &call.lens);
+                self.refuse(number, started);
             }
             Verb::Moved => {
-                let count = body.count(17)?;
-                let mut moved = Vec::with_capacity(count);
-                for _ in 0..count {
-                    let kind = body.byte()?;
-                    let checksum = body.checksum()?;
-                    moved.push(match kind {
-                        1 => Moved::Done(checksum),
-                        2 => Moved::Corrupt,
-                        _ => Moved::Failed,
-                    });
-                }
-                body.end()?;
-                self.finish(frame.number, &moved);
-                Ok(())
+                let call: say::Moved<'_> = frame.read()?;
+                let moved: Vec<Moved> = call.moved.iter().map(Moved::from).collect();
+                self.finish(number, &moved);
             }
             Verb::Ping => {
-                body.end()?;
-                self.send(Out::new(Verb::Ping, frame.number));
-                Ok(())
+                let say::Ping {} = frame.read()?;
+                self.send(Out::answer::<say::Ping>(number, &()));
             }
             Verb::Quiet => {
-                body.end()?;
+                let say::Quiet {} = frame.read()?;
                 let former = std::mem::take(&mut self.moves.lock().former);
                 former
                     .into_iter()
                     .for_each(|(count, done)| fail(count, done));
                 self.moved.notify_all();
-                Ok(())
             }
-            verb if verb.is_slow() => {
-                let session = Arc::clone(self);
-                let (number, body) = (frame.number, frame.body.clone());
-                let refused = move |error| frame::refusal(verb, number, &error);
-                let credit = match self.may_ask(verb) {
-                    Ok(credit) => credit,
-                    Err(error) => {
-                        self.send(refused(error));
-                        return Ok(());
-                    }
-                };
-                let run = move || {
-                    let answer = slow::answer(&session.core, verb, number, &body);
-                    drop(credit);
-                    session.send(answer.unwrap_or_else(refused));
-                };
-                let name = "kvdepot-devices".to_owned();
-                let spawned = std::thread::Builder::new().name(name).spawn(run);
-                spawned.map(|_| ()).map_err(|source| Error::Io {
-                    path: "thread".into(),
-                    source,
-                })
+            verb if verb.is_slow() => return self.answer_aside(frame),
+            verb => {
+                return Err(Error::Peer {
+                    socket: String::new(),
+                    reason: format!("{verb:?} is no request of a task"),
+                });
             }
-            verb => Err(Error::Peer {
-                socket: String::new(),
-                reason: format!("{verb:?} is no request of a task"),
-            }),
         }
+        Ok(())
+    }
+
+    /// Says that a task was refused, if it was.
+    fn refuse(&self, task: u64, started: Result<(), Error>) {
+        if let Err(error) = started {
+            let error = (&error).into();
+            self.send(Out::new(&say::Refused { error }).number(task));
+        }
+    }
+
+    /// Answers what may take long, in a thread of its own.
+    fn answer_aside(self: &Arc<Session>, frame: &Frame) -> Result<(), Error> {
+        let credit = match self.may_ask(frame.verb) {
+            Ok(credit) => credit,
+            Err(error) => {
+                self.send(Out::refusal(frame.verb, frame.number, &error));
+                return Ok(());
+            }
+        };
+        let (session, frame) = (Arc::clone(self), frame.clone());
+        let run = move || {
+            let answer = slow::answer(&session.core, &frame);
+            drop(credit);
+            let refused = |error| Out::refusal(frame.verb, frame.number, &error);
+            session.send(answer.unwrap_or_else(refused));
+        };
+        let name = "kvdepot-devices".to_owned();
+        let spawned = std::thread::Builder::new().name(name).spawn(run);
+        spawned.map(|_| ()).map_err(|source| Error::Io {
+            path: "thread".into(),
+            source,
+        })
     }
 
     /// Starts a put or get whose bytes the client's lanes move.
@@ -293,9 +294,19 @@ impl Session {
         (op, options): (Op, GetOptions),
         task: u64,
         namespace: NamespaceId,
-        keys: Vec<Key>,
-        lens: Vec<u64>,
+        keys: &[Key],
+        lens: &[U64],
     ) -> Result<(), Error> {
+        if keys.len() != lens.len() {
+            let what = format!("{} lengths", lens.len());
+            return Err(Error::input(
+                "buffers",
+                what,
+                format!("{}, one a key", keys.len()),
+            ));
+        }
+        let lens: Vec<u64> = lens.iter().copied().map(U64::get).collect();
+        let keys = keys.to_vec();
         let pass = self.core.gate.enter()?;
         if let Some(len) = lens.iter().find(|len| !(1..=PART_LEN_MAX).contains(*len)) {
             let allowed = format!("1 to {PART_LEN_MAX} bytes a block");
@@ -367,7 +378,7 @@ impl Session {
     /// Tells the client that its owner closes, and waits for its lanes; what they are still moving
     /// after `timeout` is given up: its room is not used again.
     pub(crate) fn retire(&self, timeout: Duration) {
-        self.send(Out::new(Verb::Closing, 0));
+        self.send(Out::new(&say::Closing {}));
         let deadline = clock::now().checked_add(timeout);
         let mut moves = self.moves.lock();
         while !moves.waiting.is_empty() || !moves.former.is_empty() {
@@ -503,56 +514,22 @@ impl Lanes for ClientLanes {
             }
             moves.waiting.insert(number, (blocks.len(), done));
         }
-        let mut out = Out::new(Verb::Move, number);
-        out.reserve(blocks.len() * 64);
-        out.long(self.task);
-        out.word(blocks.len() as u32);
-        for (index, place) in blocks {
-            out.word(*index as u32);
-            out.place(place);
-        }
-        session.send(out);
+        let row = |(index, place): &(usize, Place)| MoveRow {
+            index: (*index as u32).into(),
+            place: place.into(),
+        };
+        let call = say::Move {
+            task: self.task,
+            blocks: blocks.iter().map(row).collect(),
+        };
+        session.send(Out::new(&call).number(number));
     }
 }
-
-/// The outcomes as they travel: their order is the protocol's.
-pub(crate) const OUTCOMES: [Outcome; 9] = [
-    Outcome::Pending,
-    Outcome::Done,
-    Outcome::Miss,
-    Outcome::Corrupt,
-    Outcome::Length,
-    Outcome::Full,
-    Outcome::Dropped,
-    Outcome::Closed,
-    // Earlier releases take it for a miss.
-    Outcome::Declined,
-];
 
 fn step(task: u64, settled: &[(usize, Outcome)], released: usize) -> Out {
-    let mut out = Out::new(Verb::Step, task);
-    out.word(released as u32);
-    out.word(settled.len() as u32);
-    for (index, outcome) in settled {
-        let code = OUTCOMES.iter().position(|known| known == outcome);
-        out.word(*index as u32);
-        out.byte(code.unwrap_or_default() as u8);
-    }
-    out
-}
-
-/// What became of moves, for their owner.
-pub(crate) fn moved(number: u64, moved: &[Moved]) -> Out {
-    let mut out = Out::new(Verb::Moved, number);
-    out.word(moved.len() as u32);
-    for moved in moved {
-        let (kind, checksum) = match moved {
-            Moved::Done(checksum) => (1, *checksum),
-            Moved::Corrupt => (2, Checksum::default()),
-            Moved::Failed | Moved::Abandoned => (0, Checksum::default()),
-        };
-        out.byte(kind);
-        out.bytes(&checksum.0);
-    }
-    out
+    let step = say::Step {
+        released: released as u32,
+        settled: settled.iter().map(Into::into).collect(),
+    };
+    Out::new(&step).number(task)
 }

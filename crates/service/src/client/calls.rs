@@ -11,8 +11,11 @@ use kvdepot_arena::patience::{SLICE, Wait, Why};
 use kvdepot_host::fds;
 use parking_lot::{Mutex, MutexGuard};
 
-use crate::calls;
-use crate::frame::{Frame, HEARD, Incoming, Out};
+use crate::frame::refusal::broken as lost;
+use crate::frame::rows::{NameRow, Rows, marked};
+use crate::frame::verbs::{Abort, Grant, Unpin, Verb};
+use crate::frame::{Frame, HEARD, Out};
+use crate::line::incoming::Incoming;
 
 /// Most bytes that wait to be told to an owner that does not read: unpins of half a million blocks.
 const TOLD_MAX: usize = 16 << 20;
@@ -182,7 +185,7 @@ impl Line {
         loop {
             match incoming.next(&mut paced) {
                 Ok(Some(frame)) if frame.number == number => {
-                    return match self.state.lock().hear(&frame) || !calls::grants(&frame) {
+                    return match self.state.lock().hear(&frame) || !grants(&frame) {
                         true => Ok(frame),
                         false => Err(over()),
                     };
@@ -204,17 +207,17 @@ impl Line {
     fn ask(
         &self,
         socket: &UnixStream,
-        mut out: Out,
+        out: Out,
         limit: Duration,
         wait: &Wait,
     ) -> Result<u64, Failed> {
         let Said { asked, heard } = self.state.lock().said;
         let number = asked + 1;
-        out.number(number);
-        if heard == asked {
-            out.status(HEARD);
-        }
-        let frame = out.finish();
+        let status = match heard == asked {
+            true => HEARD,
+            false => 0,
+        };
+        let frame = out.number(number).status(status).finish();
         let mut sent = 0;
         loop {
             if self.state.lock().ask(socket, &frame, &mut sent)? {
@@ -236,7 +239,7 @@ impl Line {
     fn hear_late(&self, late: &Frame) {
         let mut state = self.state.lock();
         if state.hear(late)
-            && let Some(back) = calls::give_back_late(late)
+            && let Some(back) = give_back_late(late)
         {
             state.push(back.finish());
         }
@@ -361,11 +364,29 @@ fn error_of(why: Why, limit: Duration) -> Error {
     }
 }
 
-fn lost(reason: impl Into<String>) -> Error {
-    Error::Peer {
-        socket: String::new(),
-        reason: reason.into(),
+/// Whether an answer may grant something.
+fn grants(answer: &Frame) -> bool {
+    answer.status == 0 && matches!(answer.verb, Verb::Pin | Verb::Reserve)
+}
+
+/// What gives back that which a late answer grants: nobody waits for it any more.
+fn give_back_late(answer: &Frame) -> Option<Out> {
+    if !grants(answer) {
+        return None;
     }
+    let grant: Grant<'_> = answer.read().ok()?;
+    let tiers = grant.tiers.iter().filter_map(|mark| marked(*mark));
+    let names = tiers.zip(grant.places.iter());
+    let names: Rows<'_, NameRow> = names
+        .map(|(tier, place)| (tier, place.token()).into())
+        .collect();
+    (!names.is_empty()).then(|| match answer.verb {
+        Verb::Pin => Out::new(&Unpin {
+            served: false,
+            names,
+        }),
+        _ => Out::new(&Abort { names }),
+    })
 }
 
 fn broken(error: Error) -> Failed {
@@ -385,10 +406,12 @@ fn over() -> Failed {
 
 #[cfg(test)]
 mod tests {
+    use kvdepot_arena::NamespaceId;
     use kvdepot_arena::patience::interruptible;
 
     use super::*;
-    use crate::frame::Verb;
+    use crate::frame::rows::Keys;
+    use crate::frame::verbs::{AddDevice, GrowDevice, Pin, Prefix, Reserve};
 
     const LIMIT: Duration = Duration::from_secs(20);
     /// More than a socket takes.
@@ -402,15 +425,16 @@ mod tests {
     }
 
     fn told(number: u64, len: usize) -> Vec<u8> {
-        let mut out = Out::new(Verb::Unpin, number);
-        out.bytes(&vec![7; len]);
-        out.finish()
+        let path = &"x".repeat(len);
+        let capacity = None;
+        Out::new(&AddDevice { path, capacity })
+            .number(number)
+            .finish()
     }
 
     fn call(len: usize) -> Out {
-        let mut out = Out::new(Verb::Prefix, 0);
-        out.bytes(&vec![7; len]);
-        out
+        let path = &"x".repeat(len);
+        Out::new(&GrowDevice { path, capacity: 7 })
     }
 
     /// The frames that come whole.
@@ -461,7 +485,7 @@ mod tests {
                 let (untold, _) = line.end();
                 (untold, frames.join().unwrap())
             });
-            let numbers = frames.iter().filter(|(verb, _)| *verb == Verb::Unpin);
+            let numbers = frames.iter().filter(|(verb, _)| *verb == Verb::AddDevice);
             let numbers = numbers.map(|(_, number)| *number);
             let of = |frame: &Vec<u8>| u64::from_le_bytes(frame[8..16].try_into().unwrap());
             let told: Vec<u64> = numbers.chain(untold.iter().map(of)).collect();
@@ -491,18 +515,45 @@ mod tests {
 
     #[test]
     fn no_answer_is_heard_behind_the_end_of_its_line() {
-        for (verb, heard) in [
-            (Verb::Pin, false),
-            (Verb::Reserve, false),
-            (Verb::Prefix, true),
+        let (namespace, keys) = (NamespaceId([0; 16]), || Keys::from(&[][..]));
+        let (parts, lens) = (|| Rows::from(&[][..]), Rows::from(&[][..]));
+        let pin = Pin {
+            namespace,
+            prefix: false,
+            keys: keys(),
+        };
+        let reserve = Reserve {
+            namespace,
+            no_room: 0,
+            keys: keys(),
+            parts: parts(),
+            lens,
+        };
+        let prefix = Prefix {
+            namespace,
+            keys: keys(),
+        };
+        for (verb, out, heard) in [
+            (Verb::Pin, Out::new(&pin), false),
+            (Verb::Reserve, Out::new(&reserve), false),
+            (Verb::Prefix, Out::new(&prefix), true),
         ] {
             let ((here, there), line) = (pair(), Line::new(6));
             let said = std::thread::scope(|scope| {
-                let call = scope.spawn(|| line.call(&here, Out::new(verb, 0), LIMIT));
+                let call = scope.spawn(|| line.call(&here, out, LIMIT));
                 let asked = Incoming::default().next(&there).unwrap().unwrap();
                 assert_eq!((asked.verb, asked.number, asked.status), (verb, 7, HEARD));
                 let (_, said) = line.end();
-                Out::new(verb, 7).send(&there).unwrap();
+                let grant = Grant {
+                    tiers: Rows::from(&[][..]),
+                    places: Rows::from(&[][..]),
+                };
+                let answer = match verb {
+                    Verb::Pin => Out::answer::<Pin<'_>>(7, &grant),
+                    Verb::Reserve => Out::answer::<Reserve<'_>>(7, &grant),
+                    _ => Out::answer::<Prefix<'_>>(7, &0),
+                };
+                answer.send(&there).unwrap();
                 let answer = call.join().unwrap();
                 assert_eq!(answer.is_ok(), heard);
                 assert!(answer.err().is_none_or(|failed| !failed.broken));

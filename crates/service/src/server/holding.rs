@@ -3,14 +3,14 @@
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
 
+use kvdepot_arena::Place;
 use kvdepot_arena::parts::Parts;
-use kvdepot_arena::{Place, Token};
 use kvdepot_store::placement::Holder;
 use kvdepot_store::{Core, Pin, Reservation};
 use parking_lot::Mutex;
 
-use crate::credit::Allowance;
-use crate::frame::KEYS_MAX;
+use crate::frame::rows::{KEYS_MAX, Name};
+use crate::line::credit::{Allowance, LIMITS};
 
 /// Most pins and reservations that are remembered as granted by answers of which it is unknown
 /// whether they were heard: far beyond what an honest client leaves unread.
@@ -22,9 +22,6 @@ pub(crate) struct Holding {
     pub(crate) allowance: Allowance,
     held: Mutex<Held>,
 }
-
-/// A pin or reservation as a client names it: by tier and token.
-pub(crate) type Name = (usize, Token);
 
 #[derive(Default)]
 struct Held {
@@ -55,7 +52,7 @@ impl Holding {
     pub(crate) fn new(holder: Holder) -> Holding {
         Holding {
             holder,
-            allowance: Allowance::default(),
+            allowance: Allowance::new(LIMITS),
             held: Mutex::new(Held::default()),
         }
     }
@@ -265,7 +262,7 @@ impl Hasher for Mix {
 #[cfg(test)]
 mod tests {
     use kvdepot_arena::format::record::Packed;
-    use kvdepot_arena::{Identity, Key, NamespaceId};
+    use kvdepot_arena::{Identity, Key, NamespaceId, Token};
 
     use super::*;
 

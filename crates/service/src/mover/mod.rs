@@ -1,6 +1,11 @@
 //! A worker's end: the owner's media mapped here, and lanes of its own that move bytes straight
 //! between them and the caller's memory.
 
+pub(crate) mod attach;
+pub(crate) mod duty;
+mod held;
+pub(crate) mod job;
+
 use std::io::{ErrorKind, Read};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
@@ -11,24 +16,20 @@ use std::time::Duration;
 
 use kvdepot_arena::format::record::Packed;
 use kvdepot_arena::gate::Gate;
-use kvdepot_arena::patience::{SLICE, Wait, Why};
 use kvdepot_arena::verdict::{Bytes, Moved, Verdicts};
 use kvdepot_arena::{Error, Place, parts};
-use kvdepot_host::fds;
-use kvdepot_host::fork::{self, LockFd};
+use kvdepot_host::fork::LockFd;
 use kvdepot_media::{Access, Copier, CopierConfig, Done, Mapping};
 use kvdepot_store::config::default_lanes;
 use kvdepot_store::placement::{self, Holder, Placement};
 use kvdepot_store::{BlockBuffers, Journal, populate};
 use parking_lot::{Mutex, RwLock};
 
-use crate::held::Held;
-use crate::job::{MoveJob, Report};
-use crate::roster::{Duty, Shift};
-use crate::wire::{self, Medium, Role, Welcome};
-
-/// How long attaching waits for the owner to answer.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
+use crate::frame::hello::{Medium, Role, Welcome};
+use attach::{PATIENCE, shake_hands};
+use duty::{Duty, Shift};
+use held::Held;
+use job::{MoveJob, Report};
 
 /// Moves bytes for an owner in another process of this host.
 pub struct Mover {
@@ -54,67 +55,6 @@ struct Media {
     mapped: RwLock<Vec<(u32, Arc<Mapping>)>>,
     /// The owner is gone, and they were let go with it.
     ended: AtomicBool,
-}
-
-/// Connects to an owner and asks for its media; waits at most `patience` for each of its steps.
-pub(crate) fn shake_hands(
-    socket: &Path,
-    role: Role,
-    patience: Duration,
-) -> Result<(UnixStream, Welcome), Error> {
-    let at = |error: Error| match error {
-        Error::Peer { reason, .. } => Error::Peer {
-            socket: socket.display().to_string(),
-            reason,
-        },
-        Error::Host(error) => Error::Peer {
-            socket: socket.display().to_string(),
-            reason: match error.io_kind() {
-                Some(ErrorKind::WouldBlock) => late(patience),
-                _ => error.to_string(),
-            },
-        },
-        other => other,
-    };
-    let io = |source: std::io::Error| Error::Peer {
-        socket: socket.display().to_string(),
-        reason: source.to_string(),
-    };
-    let ask = || -> Result<UnixStream, Error> {
-        let stream = fds::connect(socket, patience)
-            .map_err(Error::from)
-            .map_err(at)?;
-        stream.set_read_timeout(Some(patience)).map_err(io)?;
-        stream.set_write_timeout(Some(patience)).map_err(io)?;
-        wire::send_request(&stream, role).map_err(at)?;
-        let wait = Wait::new(patience);
-        while !fds::wait_readable(&stream, SLICE)
-            .map_err(Error::from)
-            .map_err(at)?
-        {
-            wait.goes_on().map_err(|why| match why {
-                Why::Interrupted => Error::Interrupted,
-                Why::Late => at(Error::Peer {
-                    socket: String::new(),
-                    reason: late(patience),
-                }),
-            })?;
-        }
-        Ok(stream)
-    };
-    // Before the moment that must be without a fork: the owner may take its time.
-    let mut asked = Some(ask()?);
-    // A child that this process forks must not keep the lock that comes with a descriptor. What
-    // comes while another thread forks is of no use, and the owner is asked for others.
-    fork::between_forks(|| {
-        let stream = asked.take().map_or_else(ask, Ok)?;
-        let welcome = wire::receive_welcome(&stream).map_err(at)?;
-        Ok((stream, welcome))
-    })
-}
-
-fn late(patience: Duration) -> String {
-    format!("no answer within {} s", patience.as_secs_f64())
 }
 
 /// Maps media, but those that are known by number and length.

@@ -1,4 +1,13 @@
-//! The owner's end of the socket.
+//! The owner's end of the socket. `accept` is who knocks there, `session` a client as its owner
+//! sees it, which answers its calls (`calls`, and `slow` what may take minutes) and notes what it
+//! holds (`holding`), and `roster` for whom movers are at work.
+
+mod accept;
+mod calls;
+mod holding;
+mod roster;
+mod session;
+mod slow;
 
 use std::collections::HashMap;
 use std::net::Shutdown;
@@ -19,11 +28,12 @@ use kvdepot_store::placement::Holder;
 use kvdepot_store::{About, Core, Serves};
 use parking_lot::Mutex;
 
-use crate::frame::{Out, Verb};
-use crate::roster::Roster;
-use crate::session::{Inheritance, Session};
-use crate::wire::{self, Medium, Role, Terms};
-use crate::{accept, calls};
+use crate::frame::Out;
+use crate::frame::hello::{self, Kind, Medium, Role, Terms};
+use crate::frame::verbs::Removed;
+use crate::line::credit::LIMITS;
+use roster::Roster;
+use session::{Inheritance, Session};
 
 /// How long the answer to a process that attaches may take to be written, which is none where the
 /// socket's memory takes it.
@@ -124,7 +134,7 @@ impl Server {
         core.on_removal.get_or_init(|| {
             Box::new(move |number| {
                 for session in told.lock().sessions.values() {
-                    session.send(Out::new(Verb::Removed, number.into()));
+                    session.send(Out::new(&Removed {}).number(number.into()));
                 }
             })
         });
@@ -258,7 +268,7 @@ impl Owner {
             let Err(error) = served else {
                 return;
             };
-            let _told = wire::send_refusal(&socket, &error.to_string());
+            let _told = hello::send_refusal(&socket, &error.to_string());
             match error {
                 // Clients look for the next owner several times a second, as long as this closes.
                 Error::Closed(_) => tracing::debug!(pid = from.pid, "a process comes too late"),
@@ -374,6 +384,7 @@ impl Owner {
             let (descriptor, held) = arena.descriptor(role.writes())?;
             let medium = Medium {
                 number: arena.number(),
+                kind: Kind::Mapped,
                 len: arena.medium_len(),
                 held,
             };
@@ -393,8 +404,9 @@ impl Owner {
             seat,
             slice_size: self.slice_size,
             lanes: self.lanes,
+            limits: LIMITS,
         };
-        wire::send_welcome(socket, &terms, self.roster.descriptor()?, &media)
+        hello::send_welcome(socket, &terms, self.roster.descriptor()?, &media)
     }
 
     /// One that a process cannot guess.

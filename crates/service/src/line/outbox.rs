@@ -114,12 +114,12 @@ impl Outbox {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::frame::{Incoming, Verb};
+    use crate::frame::verbs::GrowDevice;
+    use crate::line::incoming::Incoming;
 
     fn text(number: u64) -> Out {
-        let mut out = Out::new(Verb::About, number);
-        out.text(&"x".repeat(50_000));
-        out
+        let path = &"x".repeat(50_000);
+        Out::new(&GrowDevice { path, capacity: 7 }).number(number)
     }
 
     #[test]

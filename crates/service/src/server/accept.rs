@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use kvdepot_arena::{Error, clock};
 use kvdepot_host::peer::{self, Credentials};
 
-use crate::wire::{self, Role};
+use crate::frame::hello::{self, Role};
 
 /// How long a process that connects may take to say what it wants.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -138,21 +138,21 @@ impl Arrival {
         })?;
         let from = peer::credentials(&socket)?;
         if let Err(error) = may(&from) {
-            let _told = wire::send_refusal(&socket, &error.to_string());
+            let _told = hello::send_refusal(&socket, &error.to_string());
             return Err(error);
         }
         Ok(Arrival {
             socket,
             from,
             until: clock::now() + PATIENCE,
-            request: Vec::with_capacity(wire::REQUEST),
+            request: Vec::with_capacity(hello::REQUEST),
         })
     }
 
     /// Reads what has come, and no more than the request: frames may follow.
     fn hear(&mut self) -> Heard {
-        let mut bytes = [0; wire::REQUEST];
-        let room = wire::REQUEST - self.request.len();
+        let mut bytes = [0; hello::REQUEST];
+        let room = hello::REQUEST - self.request.len();
         match self.socket.read(&mut bytes[..room]) {
             // Somebody has looked whether anybody listens.
             Ok(0) if self.request.is_empty() => return Heard::Nothing,
@@ -162,7 +162,7 @@ impl Arrival {
             Err(error) if error.kind() == ErrorKind::Interrupted => return Heard::Little,
             Err(error) => return Heard::Gone(gone(&error.to_string())),
         }
-        match wire::read_request(&self.request) {
+        match hello::read_request(&self.request) {
             Ok(Some(role)) => Heard::Role(role),
             Ok(None) => Heard::Little,
             Err(error) => Heard::Gone(error),
@@ -170,7 +170,7 @@ impl Arrival {
     }
 
     fn refuse(&self, error: &Error) {
-        let _told = wire::send_refusal(&self.socket, &error.to_string());
+        let _told = hello::send_refusal(&self.socket, &error.to_string());
         tracing::warn!(pid = self.from.pid, %error, "a process could not attach");
     }
 }

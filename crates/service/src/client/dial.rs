@@ -13,10 +13,11 @@ use kvdepot_arena::{Error, NamespaceId, clock};
 use kvdepot_store::placement::Holder;
 use parking_lot::{Condvar, Mutex};
 
-use crate::calls::of_namespace;
-use crate::frame::{Out, Verb};
-use crate::line::Said;
-use crate::link::{self, Link, Stores};
+use crate::client::calls::Said;
+use crate::client::link::{self, Link};
+use crate::client::stores::Stores;
+use crate::frame::Out;
+use crate::frame::verbs::{KeepContiguous, Namespace};
 
 /// What is remembered of namespaces, at most: a process uses a few.
 const TOLD_MAX: usize = 4096;
@@ -79,14 +80,19 @@ pub(crate) enum Told {
 }
 
 impl Told {
-    /// The call that says it.
-    pub(crate) fn call(&self) -> Out {
+    /// Says it to this owner.
+    pub(crate) fn say(&self, link: &Link) -> Result<(), Error> {
         match self {
-            Told::Contiguous(id) => of_namespace(Verb::KeepContiguous, 0, *id),
-            Told::Description(id, text) => {
-                let mut out = of_namespace(Verb::Namespace, 0, *id);
-                out.text(text);
-                out
+            Told::Contiguous(namespace) => {
+                let namespace = *namespace;
+                link.call(&KeepContiguous { namespace }, Ok)
+            }
+            Told::Description(namespace, description) => {
+                let call = Namespace {
+                    namespace: *namespace,
+                    description,
+                };
+                link.call(&call, Ok)
             }
         }
     }
@@ -238,8 +244,7 @@ impl Shared {
             ((state.number, state.said), state.told.clone())
         };
         let link = self.make(former)?;
-        let tell = |one: &Told| link.call(one.call(), |_| Ok(()));
-        let told = told.iter().try_for_each(tell);
+        let told = told.iter().try_for_each(|one| one.say(&link));
         let mut state = self.state.lock();
         // Whatever becomes of it: that is who this process is now.
         state.number = link.number;

@@ -1,0 +1,243 @@
+//! Each frame, declared once: its number, its name, what it carries, and what answers it. The
+//! types, how they are written and read, and the table in `docs/protocol.md` follow from that.
+
+use kvdepot_arena::{NamespaceId, Opening};
+use kvdepot_store::{DeviceStats, Drained};
+use serde::{Deserialize, Serialize};
+use zerocopy::little_endian::{U32, U64};
+
+use crate::frame::refusal::Refusal;
+use crate::frame::rows::{
+    BlockRow, GoneRow, Json, Keys, Marks, MoveRow, MovedRow, NameRow, PlaceRow, Rows, SettledRow,
+};
+
+/// What a frame carries.
+pub(crate) trait Says: Serialize {
+    const VERB: Verb;
+}
+
+/// What is answered, by a frame of the same verb and number.
+pub(crate) trait Asks: Says {
+    type Answer<'b>: Serialize + Deserialize<'b>;
+}
+
+macro_rules! frames {
+    (@says $name:ident <'a> { $($field:ident: $type:ty),* } $(=> $answer:ty)?) => {
+        #[derive(Debug, Serialize, Deserialize)]
+        #[serde(bound(deserialize = "'de: 'a"))]
+        pub(crate) struct $name<'a> {
+            $(pub(crate) $field: $type,)*
+        }
+
+        impl Says for $name<'_> {
+            const VERB: Verb = Verb::$name;
+        }
+
+        $(impl Asks for $name<'_> {
+            type Answer<'b> = $answer;
+        })?
+    };
+    (@says $name:ident { $($field:ident: $type:ty),* } $(=> $answer:ty)?) => {
+        #[derive(Debug, Serialize, Deserialize)]
+        pub(crate) struct $name {
+            $(pub(crate) $field: $type,)*
+        }
+
+        impl Says for $name {
+            const VERB: Verb = Verb::$name;
+        }
+
+        $(impl Asks for $name {
+            type Answer<'b> = $answer;
+        })?
+    };
+    ($(
+        #[doc = $doc:tt]
+        $number:literal $name:ident $(<$life:lifetime>)? { $($fields:tt)* } $(=> $answer:ty)?;
+    )*) => {
+        /// What a frame asks or tells.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[repr(u16)]
+        pub(crate) enum Verb {
+            $(#[doc = $doc] $name = $number,)*
+        }
+
+        impl Verb {
+            pub(crate) fn of(number: u16) -> Option<Verb> {
+                match number {
+                    $($number => Some(Verb::$name),)*
+                    _ => None,
+                }
+            }
+        }
+
+        $(frames!(@says $name $(<$life>)? { $($fields)* } $(=> $answer)?);)*
+
+        /// Number, name, doc, fields and answer of each.
+        #[cfg(test)]
+        const DECLARED: &[[&str; 5]] = &[$([
+            stringify!($number),
+            stringify!($name),
+            $doc,
+            stringify!($($fields)*),
+            concat!($(stringify!($answer))?),
+        ],)*];
+    };
+}
+
+// Calls, then tasks from the client, calls that may take long, and tasks from the owner.
+frames! {
+    /// Describes a namespace.
+    1 Namespace<'a> { namespace: NamespaceId, description: &'a str } => ();
+    /// Which of the keys are there.
+    2 Contains<'a> { namespace: NamespaceId, keys: Keys<'a> } => Marks<'b>;
+    /// How many of the keys are there, from the first on.
+    3 Prefix<'a> { namespace: NamespaceId, keys: Keys<'a> } => u64;
+    /// The nearest tier of each key.
+    4 Nearest<'a> { namespace: NamespaceId, keys: Keys<'a> } => Marks<'b>;
+    /// Pins blocks, with `prefix` up to the first that is not there.
+    5 Pin<'a> { namespace: NamespaceId, prefix: bool, keys: Keys<'a> } => Grant<'b>;
+    /// Ends pins, whose bytes were used or not.
+    6 Unpin<'a> { served: bool, names: Rows<'a, NameRow> };
+    /// Unpublishes pinned blocks that do not verify: how many.
+    7 Discard<'a> { names: Rows<'a, NameRow> } => u64;
+    /// Reserves room for blocks: the parts of each, and the length of each part.
+    8 Reserve<'a> {
+        namespace: NamespaceId, no_room: u8, keys: Keys<'a>, parts: Rows<'a, U32>,
+        lens: Rows<'a, U64>
+    } => Grant<'b>;
+    /// Publishes reservations: the checksums of each, and each checksum. Which are published.
+    9 Commit<'a> {
+        names: Rows<'a, NameRow>, parts: Rows<'a, U32>, checksums: Rows<'a, [u8; 16]>
+    } => Marks<'b>;
+    /// Ends reservations.
+    10 Abort<'a> { names: Rows<'a, NameRow> };
+    /// Removes blocks: how many.
+    11 Remove<'a> { namespace: NamespaceId, keys: Keys<'a> } => u64;
+    /// Removes all blocks of a namespace: how many.
+    12 Clear { namespace: NamespaceId } => u64;
+    /// Has the blocks of a namespace stay in one piece.
+    13 KeepContiguous { namespace: NamespaceId } => ();
+    /// The statistics.
+    14 Stats {} => Json<kvdepot_store::Stats>;
+    /// Waits so long for the write-back queue: whether it is empty.
+    15 Drain { millis: u64 } => bool;
+    /// What the depot is.
+    16 About {} => Json<kvdepot_store::About>;
+    /// A page of namespaces, behind one of them.
+    17 Namespaces { after: Option<NamespaceId> } => Vec<Usage>;
+    /// A page of a namespace's blocks, from a cursor on.
+    18 Blocks { namespace: NamespaceId, from: Option<[u8; 20]>, limit: u64 } => Page<'b>;
+    /// What has left since this was last asked.
+    19 Gone { limit: u64 } => Left<'b>;
+
+    /// Stores blocks of these lengths, as a task.
+    32 Put<'a> { namespace: NamespaceId, keys: Keys<'a>, lens: Rows<'a, U64> };
+    /// Brings blocks of these lengths, as a task.
+    33 Get<'a> { namespace: NamespaceId, prefix: bool, keys: Keys<'a>, lens: Rows<'a, U64> };
+    /// What became of the blocks of the `Move` with this number.
+    34 Moved<'a> { moved: Rows<'a, MovedRow> };
+    /// The client's lanes have stopped for good: nothing of it is held any more.
+    35 Goodbye {} => ();
+    /// Brings blocks to the near tier, as a task.
+    41 Prefetch<'a> { namespace: NamespaceId, keys: Keys<'a> };
+    /// The lanes of the connections that this one follows have stopped.
+    42 Quiet {};
+    /// Says at once that it is there.
+    43 Ping {} => ();
+
+    /// The devices.
+    36 Devices {} => Json<Vec<DeviceStats>>;
+    /// Adds a device.
+    37 AddDevice<'a> { path: &'a str, capacity: Option<u64> } => Json<Opening>;
+    /// Moves a device's blocks away, to others or out of the depot.
+    38 DrainDevice<'a> { path: &'a str, to_others: bool, patience_ms: u64 } => Json<Drained>;
+    /// Removes a device.
+    39 RemoveDevice<'a> { path: &'a str, force: bool, patience_ms: u64 } => ();
+    /// Gives a device more room.
+    40 GrowDevice<'a> { path: &'a str, capacity: u64 } => ();
+
+    /// Move these blocks of a task.
+    48 Move<'a> { task: u64, blocks: Rows<'a, MoveRow> };
+    /// A step of the task with this number: keys with their outcomes, and how many are released.
+    49 Step<'a> { released: u32, settled: Rows<'a, SettledRow> };
+    /// The task with this number was refused.
+    50 Refused { error: Refusal };
+    /// The owner closes: no new tasks.
+    51 Closing {};
+    /// The medium of this number is the owner's no more.
+    52 Removed {};
+}
+
+impl Verb {
+    /// Whether it is a call of the connection of the tasks.
+    pub(crate) fn is_slow(self) -> bool {
+        (Verb::Devices as u16..=Verb::GrowDevice as u16).contains(&(self as u16))
+    }
+}
+
+/// The tier of each key, and where those lie that have one.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(bound(deserialize = "'de: 'a"))]
+pub(crate) struct Grant<'a> {
+    pub(crate) tiers: Marks<'a>,
+    pub(crate) places: Rows<'a, PlaceRow>,
+}
+
+/// A namespace of a listing.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Usage {
+    pub(crate) namespace: NamespaceId,
+    pub(crate) description: Option<String>,
+    pub(crate) blocks: u64,
+    pub(crate) bytes: u64,
+}
+
+/// A page of a listing, and where the next one begins.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(bound(deserialize = "'de: 'a"))]
+pub(crate) struct Page<'a> {
+    pub(crate) next: Option<[u8; 20]>,
+    pub(crate) blocks: Rows<'a, BlockRow>,
+}
+
+/// Blocks that left, and whether more did than were noted.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(bound(deserialize = "'de: 'a"))]
+pub(crate) struct Left<'a> {
+    pub(crate) overflowed: bool,
+    pub(crate) blocks: Rows<'a, GoneRow>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_page_about_the_protocol_names_each_frame_as_it_is_declared() {
+        let plain = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
+        let rows = DECLARED.iter().map(|[number, name, doc, fields, answer]| {
+            let fields = plain(fields.trim_matches(['{', '}', ' ', '\n']));
+            let code = |text: &str| match text {
+                "" => String::new(),
+                text => format!("`{text}`"),
+            };
+            let (fields, answer) = (code(&fields), code(&plain(answer)));
+            format!(
+                "| {number} | {name} | {} | {fields} | {answer} |",
+                doc.trim()
+            )
+        });
+        let table = rows.collect::<Vec<_>>().join("\n");
+        let plain = ["<'a>", "<'b>", "'a ", "'a, ", "kvdepot_store::"];
+        let table = plain
+            .iter()
+            .fold(table, |table, name| table.replace(name, ""));
+        let page = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/protocol.md");
+        let page = std::fs::read_to_string(page).unwrap();
+        assert!(
+            page.contains(&table),
+            "docs/protocol.md should have\n\n{table}\n"
+        );
+    }
+}
