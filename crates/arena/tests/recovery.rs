@@ -1,8 +1,6 @@
 //! Recovery by the record table alone: which records are blocks, whatever a crash, a power cut or
 //! another opening has left there, and whichever way the medium is read.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 mod common;
 
 use std::collections::BTreeSet;
