@@ -116,7 +116,7 @@ fn a_client_that_closes_without_a_connection_gives_back_what_it_held() {
     let pins = ns.pin(&keys([1, 2]), false).unwrap();
     assert_eq!(pins.iter().flatten().count(), 2);
     for _ in 0..20 {
-        common::frames::break_connections(&place.socket());
+        frames::break_connections(&place.socket());
         std::thread::sleep(Duration::from_millis(5));
     }
     client.close();
@@ -138,7 +138,7 @@ fn what_is_given_back_while_there_is_no_connection_is_not_held_behind_the_next_o
         let mine = ns.reserve(&[(key(3), vec![LEN as u64])]).unwrap();
         let mine: Vec<_> = mine.into_iter().flatten().collect();
         assert_eq!((pins.len(), mine.len()), (2, 1), "round {round}");
-        common::frames::break_connections(&place.socket());
+        frames::break_connections(&place.socket());
         // At once, or while another connection is made.
         std::thread::sleep(Duration::from_micros(round * 50));
         ns.unpin(&pins, false);
