@@ -34,7 +34,7 @@ use crate::medium::Shared;
 use crate::options::Durability;
 use crate::orphans::Orphans;
 use crate::owner_lock::OwnerLock;
-use crate::parts;
+use crate::parts::{self, Part};
 use crate::place::{Place, Token};
 use crate::roll::Roll;
 use crate::stats::{Counters, TierStats};
@@ -164,6 +164,23 @@ impl Arena {
         Ok(buffers)
     }
 
+    /// The parts of a block, as its part table has them; `None` where that does not verify.
+    pub fn parts(&self, place: &Place) -> Option<Vec<Part>> {
+        let (extents, sum) = (&place.extents, place.checksum);
+        let (len, count) = (place.len, place.parts);
+        let medium = self.medium.load();
+        parts::read(&**medium, &place.identity, extents, len, count, sum)
+    }
+
+    /// Writes the part table of a block that is reserved.
+    ///
+    /// # Errors
+    /// [`Error::Media`] for what the medium does not take.
+    pub fn write_parts(&self, place: &Place, found: &[Part]) -> Result<(), Error> {
+        let medium = self.medium.load();
+        parts::write_table(&**medium, &place.extents, place.len, found)
+    }
+
     /// What lies where in the medium.
     pub fn layout(&self) -> Layout {
         Layout {
@@ -206,6 +223,7 @@ impl Arena {
             full: read(&self.counters.full),
             stored_blocks: read(&self.counters.stored_blocks),
             stored_bytes: read(&self.counters.stored_bytes),
+            ..TierStats::default()
         }
     }
 

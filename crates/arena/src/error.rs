@@ -83,6 +83,12 @@ pub enum Error {
         /// How long.
         seconds: f64,
     },
+    /// A tier did not answer in time: what was to be changed there may be as it was.
+    #[error("tier {tier} does not answer; try again when it does")]
+    Silent {
+        /// The tier's name.
+        tier: &'static str,
+    },
     /// A signal ended the wait for another process: for its answer, and what was asked may happen,
     /// or for an arena.
     #[error("the call was interrupted")]

@@ -64,7 +64,7 @@ pub use owner_lock::orphans_of;
 pub use place::{Place, Token, Wanted};
 pub use recover::{Opening, Survey, is_inside, judge, survey};
 pub use refused::{Cause, Full, Refused};
-pub use reserved::Reserved;
+pub use reserved::{Reserved, TakesBack};
 pub use roll::Departed;
 pub use space::Space;
 pub use stats::TierStats;

@@ -259,18 +259,10 @@ pub fn read(
     found.iter().all(inside).then_some(found)
 }
 
-/// The caller's bytes of a published block; `None` when its part table does not verify.
-pub fn payload_of(medium: &dyn Medium, place: &Place) -> Option<u64> {
-    let Place {
-        identity,
-        extents,
-        len,
-        parts,
-        checksum,
-        ..
-    } = place;
-    let found = read(medium, identity, extents, *len, *parts, *checksum)?;
-    Some(found.iter().map(|part| part.len).sum())
+/// The caller's bytes of a block with these parts.
+#[must_use]
+pub fn bytes(found: &[Part]) -> u64 {
+    found.iter().map(|part| part.len).sum()
 }
 
 #[cfg(test)]

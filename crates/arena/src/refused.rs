@@ -63,6 +63,8 @@ pub enum Cause {
     },
     /// Nothing is written to devices that are about to go, or have failed.
     Leaving,
+    /// Other processes cannot write there.
+    Apart,
 }
 
 impl From<Full> for Error {
@@ -86,6 +88,7 @@ impl From<Full> for Error {
             Cause::Queue { depth } => {
                 format!("the write-back queue is full (write_back_depth = {depth})")
             }
+            Cause::Apart => "other processes write to tiers of arenas only".into(),
             Cause::Leaving => "its devices are drained or have failed".into(),
             Cause::Orphans { pid: None } => {
                 "processes of its previous owner may still write".into()

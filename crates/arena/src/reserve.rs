@@ -101,7 +101,9 @@ impl Arena {
         }
         self.note_room(state);
         drop(guard);
-        let reserved = |answer: Result<Place, Refused>| answer.map(|at| Reserved::new(self, at));
+        let reserved = |answer: Result<Place, Refused>| {
+            answer.map(|at| Reserved::new(Arc::clone(self) as _, at))
+        };
         Some(answers.into_iter().map(reserved).collect())
     }
 
@@ -212,7 +214,9 @@ impl Arena {
         }
         self.note_room(&state);
         drop(state);
-        let reserved = |answer: Result<Place, Refused>| answer.map(|at| Reserved::new(self, at));
+        let reserved = |answer: Result<Place, Refused>| {
+            answer.map(|at| Reserved::new(Arc::clone(self) as _, at))
+        };
         answers.into_iter().rev().map(reserved).collect()
     }
 

@@ -4,7 +4,19 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 use crate::body::Arena;
-use crate::place::Place;
+use crate::place::{Place, Token};
+
+/// Who takes reservations back.
+pub trait TakesBack: Send + Sync {
+    /// Ends a reservation that was not committed.
+    fn take_back(&self, token: Token);
+}
+
+impl TakesBack for Arena {
+    fn take_back(&self, token: Token) {
+        self.abort(&[token]);
+    }
+}
 
 /// Room for a block that nobody sees before it is committed. Whoever drops it gives it back, so
 /// that no path that ends early leaves a key that is being written for ever.
@@ -13,16 +25,17 @@ use crate::place::Place;
 /// see a reservation ends it there too.
 #[must_use = "dropped, it is given back"]
 pub struct Reserved {
-    arena: Arc<Arena>,
+    whose: Arc<dyn TakesBack>,
     place: Place,
     /// Whether it ends with the value.
     ours: bool,
 }
 
 impl Reserved {
-    pub(crate) fn new(arena: &Arc<Arena>, place: Place) -> Reserved {
+    /// A reservation that `whose` has made.
+    pub fn new(whose: Arc<dyn TakesBack>, place: Place) -> Reserved {
         Reserved {
-            arena: Arc::clone(arena),
+            whose,
             place,
             ours: true,
         }
@@ -47,7 +60,7 @@ impl Deref for Reserved {
 impl Drop for Reserved {
     fn drop(&mut self) {
         if self.ours {
-            self.arena.abort(&[self.place.token]);
+            self.whose.take_back(self.place.token);
         }
     }
 }

@@ -50,6 +50,12 @@ pub struct TierStats {
     pub stored_blocks: u64,
     /// Bytes published since it was opened.
     pub stored_bytes: u64,
+    /// Questions that the tier did not answer in time.
+    #[serde(default)]
+    pub unanswered: u64,
+    /// How often it was left alone for a while, because it did not answer.
+    #[serde(default)]
+    pub left_alone: u64,
 }
 
 impl TierStats {
@@ -96,6 +102,8 @@ impl TierStats {
             full: self.full + other.full,
             stored_blocks: self.stored_blocks + other.stored_blocks,
             stored_bytes: self.stored_bytes + other.stored_bytes,
+            unanswered: self.unanswered + other.unanswered,
+            left_alone: self.left_alone + other.left_alone,
         }
     }
 }

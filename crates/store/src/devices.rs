@@ -8,7 +8,7 @@ use kvdepot_arena::{Arena, Error, Format, Opening, Options};
 
 use crate::pipeline::{Core, Drained};
 use crate::placement::MEDIA_MAX;
-use crate::tier::{DAX, Tier};
+use crate::tier::{Arenas, DAX, Stage};
 
 /// What a device is doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -191,11 +191,11 @@ impl Core {
         tier.grow(&arena, path, capacity)
     }
 
-    fn dax_tier(&self) -> Result<(usize, &Tier), Error> {
-        let mut tiers = self.tiers.iter().enumerate();
+    fn dax_tier(&self) -> Result<(usize, &Arenas), Error> {
+        let mut tiers = self.arenas();
         let found = tiers.find(|(_, tier)| tier.name() == DAX);
         found.ok_or_else(|| {
-            let tiers: Vec<&str> = self.tiers.iter().map(Tier::name).collect();
+            let tiers: Vec<&str> = self.tiers.iter().map(Stage::name).collect();
             let tiers = tiers.join("|");
             Error::input(
                 "pipeline",
@@ -205,7 +205,7 @@ impl Core {
         })
     }
 
-    fn device(&self, path: &Path) -> Result<(usize, &Tier, Arc<Arena>), Error> {
+    fn device(&self, path: &Path) -> Result<(usize, &Arenas, Arc<Arena>), Error> {
         let (index, tier) = self.dax_tier()?;
         match tier.at(path) {
             Some(arena) => Ok((index, tier, arena)),

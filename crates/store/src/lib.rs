@@ -22,6 +22,8 @@ mod journal;
 mod listing;
 mod metrics;
 mod namespace;
+mod opening;
+pub mod option;
 mod pipeline;
 pub mod placement;
 pub mod populate;
@@ -53,3 +55,4 @@ pub use pipeline::{
     Caller, Core, Drained, GetOptions, Lanes, MovesDone, NoRoom, Pin, Reservation, plan,
 };
 pub use task::{Mirror, Outcome, Task};
+pub use tier::{Ends, Kinds, Opener, Page, Pending, Reply, Tier, TierKind, ask};

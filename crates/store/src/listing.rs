@@ -4,8 +4,8 @@ use std::collections::{HashMap, HashSet};
 
 use kvdepot_arena::{Error, Identity, Key, NamespaceId};
 
-use crate::pipeline::Core;
-use crate::tier::Tier;
+use crate::pipeline::{Core, heard};
+use crate::tier::{Arenas, Stage};
 
 /// A namespace of a depot, and what it has in the last tier.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -90,7 +90,7 @@ impl Core {
     /// its directory describes.
     pub(crate) fn namespaces(&self) -> Result<Vec<NamespaceUsage>, Error> {
         let _pass = self.gate.enter()?;
-        let Some(last) = self.tiers.last() else {
+        let Some((_, last)) = self.arenas().last() else {
             return Ok(Vec::new());
         };
         let mut shares = HashMap::<NamespaceId, (u64, u64)>::new();
@@ -134,9 +134,8 @@ impl Core {
     /// its first call on, at most the last `limit` of each device.
     pub fn gone(&self, listener: u64, limit: usize) -> Result<Gone, Error> {
         let _pass = self.gate.enter()?;
-        let tiers = &self.tiers;
         let mut gone = Gone::default();
-        for tier in tiers {
+        for (_, tier) in self.arenas() {
             let departed = tier.departed(listener, limit);
             gone.blocks.extend(departed.blocks);
             gone.overflowed |= departed.overflowed;
@@ -145,8 +144,15 @@ impl Core {
         let mut seen = HashSet::new();
         gone.blocks.retain(|(identity, _)| {
             let mut found = [!seen.insert(*identity)];
-            for tier in tiers {
-                tier.contains(identity.namespace, &[identity.key], &mut found);
+            for tier in &self.tiers {
+                let (id, keys) = (identity.namespace, [identity.key]);
+                match tier {
+                    _ if found[0] => {}
+                    Stage::Here(arenas) => arenas.contains(id, &keys, &mut found),
+                    Stage::Apart(apart) => {
+                        found[0] = apart.probe(id, &keys).wait() == Some(vec![true]);
+                    }
+                }
             }
             !found[0]
         });
@@ -155,23 +161,25 @@ impl Core {
 
     /// Nobody asks any more what left, in this listener's name.
     pub fn forget_listener(&self, listener: u64) {
-        for tier in &self.tiers {
+        for (_, tier) in self.arenas() {
             tier.forget_listener(listener);
         }
     }
 
     /// How many of a namespace's blocks in the near tier are in a far one too.
     pub(crate) fn doubles(&self, id: NamespaceId) -> usize {
-        let Some(far) = self.far() else { return 0 };
+        let near = self.near().here();
         let mut doubles = 0;
-        for medium in self.near().arenas() {
+        for medium in near.map(Arenas::arenas).into_iter().flatten() {
             let mut slot = Some(0);
             while let Some(from) = slot {
                 let mut page = Vec::new();
                 slot = medium.glance(id, from, GLANCE, usize::MAX, &mut page);
                 let keys: Vec<Key> = page.into_iter().map(|(key, _)| key).collect();
                 let mut found = vec![false; keys.len()];
-                far.contains(id, &keys, &mut found);
+                for (_, far) in self.arenas().filter(|(at, _)| *at > 0) {
+                    far.contains(id, &keys, &mut found);
+                }
                 doubles += found.into_iter().filter(|found| *found).count();
             }
         }
@@ -190,6 +198,22 @@ impl Core {
         let mut page = BlockPage::default();
         let mut at = from.unwrap_or_default();
         while let Some(tier) = self.tiers.get(at.tier as usize) {
+            let tier = match tier {
+                Stage::Here(arenas) => arenas,
+                Stage::Apart(apart) => {
+                    let (blocks, next) = heard(tier, apart.list(id, at.moves, limit).wait())?;
+                    page.blocks.extend(blocks);
+                    at = match next {
+                        Some(mark) => Cursor { moves: mark, ..at },
+                        None => self.cursor_of(at.tier + 1),
+                    };
+                    if page.blocks.len() >= limit || next.is_some() {
+                        page.next = Some(at).filter(|at| (at.tier as usize) < self.tiers.len());
+                        return Ok(page);
+                    }
+                    continue;
+                }
+            };
             let moves = tier.moves();
             if at.moves != moves {
                 // What was not seen yet may be where the listing has been.
@@ -218,12 +242,18 @@ impl Core {
                 page.next = Some(at);
                 return Ok(page);
             }
-            at = Cursor {
-                tier: at.tier + 1,
-                ..Cursor::default()
-            };
-            at.moves = self.tiers.get(at.tier as usize).map_or(0, Tier::moves);
+            at = self.cursor_of(at.tier + 1);
         }
         Ok(page)
+    }
+
+    /// Where the listing of a tier begins.
+    fn cursor_of(&self, tier: u32) -> Cursor {
+        let here = self.tiers.get(tier as usize).and_then(Stage::here);
+        Cursor {
+            tier,
+            moves: here.map_or(0, Arenas::moves),
+            ..Cursor::default()
+        }
     }
 }

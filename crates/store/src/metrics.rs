@@ -10,7 +10,7 @@ use crate::devices::{DeviceState, DeviceStats};
 use crate::task::Outcome;
 
 /// Tiers a pipeline can have; a bound for arrays.
-pub(crate) const TIERS_MAX: usize = 2;
+pub(crate) const TIERS_MAX: usize = 8;
 
 /// The two directions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

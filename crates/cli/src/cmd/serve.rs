@@ -6,7 +6,8 @@ use std::time::Duration;
 use kvdepot_host::dirs;
 use kvdepot_store::Config;
 use kvdepot_store::config::read_yaml;
-use kvdepot_store::config::schema::{self, Kind};
+use kvdepot_store::config::schema;
+use kvdepot_store::option::Kind;
 use serde_json::{Map, Value, json};
 
 use crate::args::Serve;

@@ -231,6 +231,15 @@ impl Verbs for Client {
         self.change_slowly(&say::GrowDevice { path, capacity }, |()| ())
     }
 
+    /// The owner waits for its tiers, and so does the call.
+    fn lookup(&self, namespace: NamespaceId, keys: &[Key]) -> Result<Task, Error> {
+        let found = self.contains(namespace, keys)?;
+        let task = Task::new(keys.len(), Journal::dispatched("lookup", keys.len(), 0));
+        let outcome = |found| if found { Outcome::Done } else { Outcome::Miss };
+        task.settle(found.into_iter().map(outcome).enumerate());
+        Ok(task)
+    }
+
     fn contains(&self, namespace: NamespaceId, keys: &[Key]) -> Result<Vec<bool>, Error> {
         let count = keys.len();
         let keys = keys.into();

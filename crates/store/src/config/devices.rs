@@ -3,9 +3,8 @@
 use kvdepot_arena::Error;
 use serde_json::{Map, Value};
 
-use super::schema::Kind;
-use super::value::{Parsed, absolute};
 use super::{DaxConfig, DeviceConfig};
+use crate::option::{Kind, Parsed, absolute};
 use crate::placement::MEDIA_MAX;
 
 /// What the option accepts, for messages.

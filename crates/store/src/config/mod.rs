@@ -1,21 +1,23 @@
 //! Configuration: one schema for file, dictionary and command line.
 
 mod devices;
+mod file;
 pub mod schema;
-mod value;
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+pub use file::read_yaml;
 use kvdepot_arena::format::GRANULE;
 pub use kvdepot_arena::{Durability, Format, size};
 use kvdepot_arena::{Error, Options};
 use kvdepot_host::limits;
 use kvdepot_media::CopierConfig;
-use schema::Kind;
 use serde_json::{Map, Value};
-pub use value::read_yaml;
-use value::{Parsed, absolute};
+
+use crate::option::{Kind, OptionSpec, Parsed, Section, absolute};
+use crate::tier::Kinds;
 
 /// Fewest bytes of `slice_size`: below, handing a slice over costs more than moving it.
 const SLICE_MIN: u64 = 64 << 10;
@@ -148,6 +150,14 @@ pub struct Config {
     pub cache: CacheConfig,
     /// The `dax` section.
     pub dax: DaxConfig,
+    /// How long a lookup in a tier that may answer late may take.
+    pub lookup_timeout: Duration,
+    /// How long anything else there may take.
+    pub tier_timeout: Duration,
+    /// The kinds of tiers that it was read with.
+    pub kinds: Kinds,
+    /// Their sections, by the names of the tiers.
+    pub sections: BTreeMap<&'static str, Section>,
 }
 
 impl Default for Config {
@@ -170,6 +180,10 @@ impl Default for Config {
             socket_mode: 0o600,
             cache: CacheConfig::default(),
             dax: DaxConfig::default(),
+            lookup_timeout: Duration::from_secs(1),
+            tier_timeout: Duration::from_secs(10),
+            kinds: Kinds::default(),
+            sections: BTreeMap::new(),
         }
     }
 }
@@ -180,6 +194,14 @@ impl Config {
     /// # Errors
     /// [`Error::Config`] naming the option, the value and what is allowed.
     pub fn new(pipeline: &str, settings: &Value) -> Result<Config, Error> {
+        Config::with_kinds(&Kinds::new(), pipeline, settings)
+    }
+
+    /// As [`Config::new`], with tiers of these kinds too.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn with_kinds(kinds: &Kinds, pipeline: &str, settings: &Value) -> Result<Config, Error> {
         let settings = object("settings", settings)?;
         if let Some(inner) = settings.get("pipeline")
             && inner.as_str() != Some(pipeline)
@@ -191,7 +213,8 @@ impl Config {
             ));
         }
         let mut config = Config {
-            pipeline: parse_pipeline(pipeline)?,
+            pipeline: parse_pipeline(kinds, pipeline)?,
+            kinds: kinds.clone(),
             ..Config::default()
         };
         config.apply(settings)?;
@@ -246,7 +269,13 @@ impl Config {
         let pipeline = match object("settings", settings)?.get("pipeline") {
             None => "Cache|Dax".to_owned(),
             Some(Value::String(text)) => text.clone(),
-            Some(other) => return Err(Error::config("pipeline", other, pipeline_help())),
+            Some(other) => {
+                return Err(Error::config(
+                    "pipeline",
+                    other,
+                    pipeline_help(&Kinds::new()),
+                ));
+            }
         };
         Config::new(&pipeline, settings)
     }
@@ -260,11 +289,10 @@ impl Config {
     }
 
     fn apply(&mut self, settings: &Map<String, Value>) -> Result<(), Error> {
+        let kinds = self.kinds.clone();
         for (name, value) in settings {
-            if let Some(tier) = schema::TIERS
-                .iter()
-                .find(|tier| tier.to_ascii_lowercase() == *name)
-            {
+            let mut known = schema::TIERS.iter().copied().chain(kinds.names());
+            if let Some(tier) = known.find(|tier| tier.to_ascii_lowercase() == *name) {
                 if !self.pipeline.iter().any(|known| known == tier) {
                     return Err(Error::config(
                         name,
@@ -276,12 +304,33 @@ impl Config {
                     ));
                 }
                 for (inner, value) in object(name, value)? {
-                    self.set(name, inner, value)?;
+                    match kinds.find(tier).map(|kind| kind.options) {
+                        Some(options) => self.set_of_kind((tier, options), name, inner, value)?,
+                        None => self.set(name, inner, value)?,
+                    }
                 }
             } else {
                 self.set("", name, value)?;
             }
         }
+        Ok(())
+    }
+
+    fn set_of_kind(
+        &mut self,
+        (tier, options): (&'static str, &'static [OptionSpec]),
+        section: &str,
+        name: &str,
+        value: &Value,
+    ) -> Result<(), Error> {
+        let field = format!("{section}.{name}");
+        let spec = schema::find_among(options, section, name);
+        let spec = spec.ok_or_else(|| unknown(options, section, &field, name))?;
+        let parsed = Parsed::new(&field, spec.kind, value)?;
+        self.sections
+            .entry(tier)
+            .or_default()
+            .set(spec.name, parsed);
         Ok(())
     }
 
@@ -291,7 +340,8 @@ impl Config {
         } else {
             format!("{section}.{name}")
         };
-        let spec = schema::find(section, name).ok_or_else(|| unknown(section, &field, name))?;
+        let spec = schema::find(section, name)
+            .ok_or_else(|| unknown(schema::OPTIONS, section, &field, name))?;
         if spec.kind == Kind::Devices {
             self.dax.devices = devices::parse(&field, value)?;
             return Ok(());
@@ -333,6 +383,8 @@ impl Config {
                 }
                 self.timeout = Some(parsed.duration);
             }
+            ("", "lookup_timeout") => self.lookup_timeout = parsed.duration,
+            ("", "tier_timeout") => self.tier_timeout = parsed.duration,
             ("", "instance") => {
                 let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
                 if parsed.text.len() > 64 || !parsed.text.chars().all(plain) {
@@ -383,7 +435,7 @@ impl Config {
                     _ => Format::Never,
                 };
             }
-            _ => return Err(unknown(section, &field, name)),
+            _ => return Err(unknown(schema::OPTIONS, section, &field, name)),
         }
         Ok(())
     }
@@ -396,29 +448,30 @@ pub fn default_lanes() -> usize {
 }
 
 /// Splits and checks a pipeline.
-fn parse_pipeline(text: &str) -> Result<Vec<String>, Error> {
+fn parse_pipeline(kinds: &Kinds, text: &str) -> Result<Vec<String>, Error> {
     let tiers: Vec<String> = text.split('|').map(|tier| tier.trim().to_owned()).collect();
-    let mut position = 0;
-    for tier in &tiers {
-        let found = schema::TIERS.iter().position(|known| known == tier);
-        match found {
-            Some(at) if at >= position => position = at + 1,
-            _ => {
-                return Err(Error::config(
-                    "pipeline",
-                    format!("{text:?}"),
-                    pipeline_help(),
-                ));
-            }
+    let refuse = |allowed| Error::config("pipeline", format!("{text:?}"), allowed);
+    for (at, tier) in tiers.iter().enumerate() {
+        let is_known = schema::TIERS.contains(&tier.as_str()) || kinds.find(tier).is_some();
+        if !is_known || tiers[..at].contains(tier) {
+            return Err(refuse(pipeline_help(kinds)));
+        }
+        if tier == "Cache" && at > 0 {
+            let why = "it dies with the process, and what is before it is no slower";
+            return Err(refuse(format!(
+                "Cache as the first tier, as in \"Cache|Dax\": {why}"
+            )));
         }
     }
     Ok(tiers)
 }
 
-fn pipeline_help() -> String {
+fn pipeline_help(kinds: &Kinds) -> String {
+    let known = schema::TIERS.iter().copied().chain(kinds.names());
+    let known: Vec<&str> = known.collect();
     format!(
         "tiers among {} chained near to far with |, each once, such as \"Cache|Dax\"",
-        schema::TIERS.join(", ")
+        known.join(", ")
     )
 }
 
@@ -431,8 +484,8 @@ fn object<'a>(field: &str, value: &'a Value) -> Result<&'a Map<String, Value>, E
     }
 }
 
-fn unknown(section: &str, field: &str, name: &str) -> Error {
-    let mut known: Vec<&str> = schema::OPTIONS
+fn unknown(options: &[OptionSpec], section: &str, field: &str, name: &str) -> Error {
+    let mut known: Vec<&str> = options
         .iter()
         .filter(|option| option.section == section)
         .map(|option| option.name)

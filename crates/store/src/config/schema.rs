@@ -1,66 +1,15 @@
 //! Every option, declared once: what validates a configuration also writes
 //! `docs/configuration.md`.
 
-/// What an option's value must look like.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Kind {
-    /// A size in bytes, units allowed.
-    Size,
-    /// A duration, units allowed.
-    Duration,
-    /// A whole number from 1.
-    Count,
-    /// `true` or `false`.
-    Flag,
-    /// A path or a name.
-    Text,
-    /// Permission bits: a text of octal digits.
-    Mode,
-    /// One of these words.
-    Choice(&'static [&'static str]),
-    /// Several media, each with its path and its capacity.
-    Devices,
-}
+use crate::option::{Kind, OptionSpec};
+use crate::tier::Kinds;
 
-/// One option of the configuration.
-#[derive(Clone, Copy, Debug)]
-#[non_exhaustive]
-pub struct OptionSpec {
-    /// The tier's section, empty for the depot's own options.
-    pub section: &'static str,
-    /// Its name inside the section.
-    pub name: &'static str,
-    /// What it accepts.
-    pub kind: Kind,
-    /// What holds when it is absent, in words.
-    pub default: &'static str,
-    /// What it does.
-    pub help: &'static str,
-}
-
-const fn option(
-    section: &'static str,
-    name: &'static str,
-    kind: Kind,
-    default: &'static str,
-    help: &'static str,
-) -> OptionSpec {
-    OptionSpec {
-        section,
-        name,
-        kind,
-        default,
-        help,
-    }
-}
-
-/// The tiers a pipeline can name, near to far in the only order they can be chained.
-pub const TIERS: &[&str] = &["Cache", "Dax"];
+/// The tiers that every depot knows.
+pub(super) const TIERS: &[&str] = &["Cache", "Dax"];
 
 /// All options. Sections are the tiers' names in lower case.
 pub const OPTIONS: &[OptionSpec] = &[
-    option(
+    OptionSpec::new(
         "",
         "pipeline",
         Kind::Text,
@@ -68,14 +17,14 @@ pub const OPTIONS: &[OptionSpec] = &[
         "Tiers chained near to far. In a file; \
         `kvdepot.open(pipeline, …)` gives it as its first argument.",
     ),
-    option(
+    OptionSpec::new(
         "",
         "lanes",
         Kind::Count,
         "the CPUs that the control group allows, at most 4",
         "Threads that move bytes, here and in each process that attaches; at most 256.",
     ),
-    option(
+    OptionSpec::new(
         "",
         "slice_size",
         Kind::Size,
@@ -83,7 +32,7 @@ pub const OPTIONS: &[OptionSpec] = &[
         "Most bytes that a lane takes at a time, at least 64KiB; blocks smaller than it share a \
         slice.",
     ),
-    option(
+    OptionSpec::new(
         "",
         "staging_slab",
         Kind::Size,
@@ -91,7 +40,7 @@ pub const OPTIONS: &[OptionSpec] = &[
         "Memory that staged gets go through, at least 64KiB for each region; taken by the first \
         one. LMCache calls it `retrieve_staging_slab_bytes`.",
     ),
-    option(
+    OptionSpec::new(
         "",
         "staging_regions",
         Kind::Count,
@@ -99,14 +48,28 @@ pub const OPTIONS: &[OptionSpec] = &[
         "Regions of the staging slab, at most 4096: so many slices are staged at a time. LMCache \
         calls it `restore_max_regions`.",
     ),
-    option(
+    OptionSpec::new(
         "",
         "lock_wait",
         Kind::Duration,
         "10s",
         "How long opening waits for another owner of the arena to go.",
     ),
-    option(
+    OptionSpec::new(
+        "",
+        "lookup_timeout",
+        Kind::Duration,
+        "1s",
+        "How long a lookup in a tier that may answer late may take; it is a miss then.",
+    ),
+    OptionSpec::new(
+        "",
+        "tier_timeout",
+        Kind::Duration,
+        "10s",
+        "How long anything else there may take: a block is not stored there then.",
+    ),
+    OptionSpec::new(
         "",
         "overload",
         Kind::Choice(&["wait", "drop"]),
@@ -115,21 +78,21 @@ pub const OPTIONS: &[OptionSpec] = &[
          the block (false, counted; a reservation is kept in the near tier alone, where it has \
          room). Engine connectors use `drop`.",
     ),
-    option(
+    OptionSpec::new(
         "",
         "write_back_depth",
         Kind::Size,
         "half of the near tier",
         "Most bytes that wait in the near tier for the far one.",
     ),
-    option(
+    OptionSpec::new(
         "",
         "promote",
         Kind::Flag,
         "true",
         "Copy blocks that were read from a far tier into the near one, in the background.",
     ),
-    option(
+    OptionSpec::new(
         "",
         "admission",
         Kind::Choice(&["all", "learned"]),
@@ -140,14 +103,14 @@ pub const OPTIONS: &[OptionSpec] = &[
         before. The vLLM connector uses `learned`: what an engine serves from a larger cache of \
         its own is not stored again and again.",
     ),
-    option(
+    OptionSpec::new(
         "",
         "close_timeout",
         Kind::Duration,
         "60s",
         "How long a close drains the write-back queue before it gives up the rest.",
     ),
-    option(
+    OptionSpec::new(
         "",
         "timeout",
         Kind::Duration,
@@ -156,7 +119,7 @@ pub const OPTIONS: &[OptionSpec] = &[
         at least 1ms. An owner that takes longer is taken for one that is gone. Where the client's \
         own settings have none, its owner's holds.",
     ),
-    option(
+    OptionSpec::new(
         "",
         "instance",
         Kind::Text,
@@ -164,7 +127,7 @@ pub const OPTIONS: &[OptionSpec] = &[
         "A name that tells apart several depots of a user: the default arena is then \
          `arena-<instance>.kvd`. At most 64 letters, digits, `-`, `_` and `.`.",
     ),
-    option(
+    OptionSpec::new(
         "",
         "socket",
         Kind::Text,
@@ -172,7 +135,7 @@ pub const OPTIONS: &[OptionSpec] = &[
         "Where other processes of this host attach: a path (with a `/`, or that ends in `.sock`), \
          `auto` (the runtime directory) or `off`.",
     ),
-    option(
+    OptionSpec::new(
         "",
         "socket_mode",
         Kind::Mode,
@@ -180,7 +143,7 @@ pub const OPTIONS: &[OptionSpec] = &[
         "Who may attach: the socket's permission bits in octal, in quotes in a file. `0660` lets the \
          group in, which can then read and write every block.",
     ),
-    option(
+    OptionSpec::new(
         "cache",
         "capacity",
         Kind::Size,
@@ -190,7 +153,7 @@ pub const OPTIONS: &[OptionSpec] = &[
          background, of huge pages where the system gives them (`kvdepot doctor` says so); else \
          pages are taken when they are first written.",
     ),
-    option(
+    OptionSpec::new(
         "dax",
         "path",
         Kind::Text,
@@ -199,14 +162,14 @@ pub const OPTIONS: &[OptionSpec] = &[
          its space really allocated, but never in `/dev`; one in a file system of memory \
          (`/dev/shm`) is gone at the next boot, which the log says.",
     ),
-    option(
+    OptionSpec::new(
         "dax",
         "capacity",
         Kind::Size,
         "what the arena has; for a new file 20 % of the free disk, at most 64 GiB",
         "The whole medium. An existing arena of another capacity is refused.",
     ),
-    option(
+    OptionSpec::new(
         "dax",
         "devices",
         Kind::Devices,
@@ -215,21 +178,21 @@ pub const OPTIONS: &[OptionSpec] = &[
         `[{path: /dev/dax0.0}, {path: /mnt/pmem/kv, capacity: 64GiB}]`. Each is an arena of its \
         own, and all must open.",
     ),
-    option(
+    OptionSpec::new(
         "dax",
         "records",
         Kind::Count,
         "one for each 4 KiB of the first 4 GiB, and one for each 32 KiB beyond",
         "Entries of the record table of a new arena: the most blocks it can hold.",
     ),
-    option(
+    OptionSpec::new(
         "dax",
         "durability",
         Kind::Choice(&["process", "power"]),
         "process",
         "What an acknowledged block outlives: the `process`, or a `power` cut too (slower).",
     ),
-    option(
+    OptionSpec::new(
         "dax",
         "format",
         Kind::Choice(&["false", "true", "force"]),
@@ -242,14 +205,22 @@ pub const OPTIONS: &[OptionSpec] = &[
 /// The option of that name in that section.
 #[must_use]
 pub fn find(section: &str, name: &str) -> Option<&'static OptionSpec> {
-    OPTIONS
-        .iter()
-        .find(|option| option.section == section && option.name == name)
+    find_among(OPTIONS, section, name)
 }
 
-/// The reference page.
+/// The option of that name in that section, among these.
+pub(super) fn find_among(
+    options: &'static [OptionSpec],
+    section: &str,
+    name: &str,
+) -> Option<&'static OptionSpec> {
+    let mut options = options.iter();
+    options.find(|option| option.section == section && option.name == name)
+}
+
+/// The reference page, of a program that knows these kinds of tiers.
 #[must_use]
-pub fn reference() -> String {
+pub fn reference(kinds: &Kinds) -> String {
     let mut page = String::from(
         "# Configuration\n\nGenerated from `crates/store/src/config/schema.rs`, which also \
          validates; `cargo run -p kvdepot-dev -- generate` writes it.\n\nOne schema for a YAML \
@@ -259,7 +230,8 @@ pub fn reference() -> String {
          tables is an error, never ignored.\n\n```yaml\npipeline: Cache|Dax\noverload: wait\n\
          cache:\n  capacity: 512MiB\ndax:\n  path: /dev/dax0.0\n  capacity: 64GiB\n```\n",
     );
-    for section in [""].into_iter().chain(TIERS.iter().copied()) {
+    let known = [""].into_iter().chain(TIERS.iter().copied());
+    for section in known.chain(kinds.names()) {
         let key = section.to_ascii_lowercase();
         let title = if section.is_empty() {
             "The depot".to_owned()
@@ -269,7 +241,8 @@ pub fn reference() -> String {
         page += &format!(
             "\n## {title}\n\n| option | value | default | what it does |\n| --- | --- | --- | --- |\n"
         );
-        for option in OPTIONS.iter().filter(|option| option.section == key) {
+        let options = kinds.find(section).map_or(OPTIONS, |kind| kind.options);
+        for option in options.iter().filter(|option| option.section == key) {
             let kind = match option.kind {
                 Kind::Size => "size".to_owned(),
                 Kind::Duration => "duration".to_owned(),

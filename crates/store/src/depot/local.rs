@@ -15,14 +15,15 @@ use crate::config::{Admission, Config};
 use crate::devices::{DeviceStats, DrainTo};
 use crate::listing::{BlockPage, Cursor, Gone, NamespaceUsage};
 use crate::metrics::{Metrics, Stats};
+use crate::opening::Opened;
 use crate::pipeline::{
-    Background, Bell, Budget, Core, Drained, Evictor, GetOptions, Learned, Ledger, NoRoom, Pin,
+    Background, Bell, Core, Drained, Edge, Evictor, GetOptions, Learned, Ledger, NoRoom, Pin,
     Reservation,
 };
 use crate::placement::Holder;
 use crate::populate;
 use crate::task::Task;
-use crate::tier::{Opened, Tier};
+use crate::tier::Stage;
 
 /// This process among those that ask what left; others have their numbers.
 const OWN_LISTENER: u64 = 0;
@@ -59,8 +60,9 @@ impl Local {
             opening,
             without,
             next,
-        } = Tier::open(config, &uses)?;
-        let near_data = tiers[0].block_max();
+            ..
+        } = Opened::open(config, &uses)?;
+        let tiers: Vec<Stage> = tiers.into_iter().map(|(_, tier)| tier).collect();
         let learns = config.admission == Admission::Learned;
         let learned = learns.then(|| Learned::new(&tiers));
         let session = new_session();
@@ -70,12 +72,13 @@ impl Local {
         let core = Arc::new(Core {
             copier: Copier::new(copier)?,
             idle_copier: (tiers.len() > 1).then(|| Copier::new(idle)).transpose()?,
-            ledger: Ledger::new(),
+            ledger: Ledger::new(tiers.len() - 1),
             bell: Bell::default(),
             gate: Gate::new()?,
             metrics: Metrics::default(),
             overload: config.overload,
-            budget: Budget::new(config.write_back_depth.unwrap_or(near_data / 2)),
+            edges: Edge::all(&tiers, config.write_back_depth),
+            ack: tiers.iter().position(Stage::lasts).unwrap_or(0),
             promote: config.promote,
             learned,
             uses,
@@ -107,7 +110,7 @@ impl Local {
                 .iter()
                 .for_each(|server| server.retire(Duration::ZERO));
             server.iter().for_each(|server| server.stop());
-            core.tiers.iter().for_each(Tier::close);
+            core.tiers.iter().for_each(Stage::close);
         };
         if let Some(server) = &server {
             core.socket.get_or_init(|| server.path().into());
@@ -172,7 +175,7 @@ impl Local {
         // Copies that touch a caller's memory have no time-out: they end by themselves.
         core.gate.wait_empty(Duration::MAX);
         if !core.ledger.drain(left()) {
-            let bytes = size::show(core.budget.bytes());
+            let bytes = size::show(core.queued_bytes());
             let media = core.media();
             let orphans = media.iter().flat_map(|arena| arena.orphan_pids());
             let orphans: Vec<u32> = orphans.collect();
@@ -190,7 +193,7 @@ impl Local {
         if let Some(server) = &self.server {
             server.stop();
         }
-        core.tiers.iter().for_each(Tier::close);
+        core.tiers.iter().for_each(Stage::close);
     }
 }
 
@@ -236,6 +239,10 @@ impl Verbs for Local {
 
     fn close(&self) {
         self.end();
+    }
+
+    fn lookup(&self, id: NamespaceId, keys: &[Key]) -> Result<Task, Error> {
+        self.core.lookup(id, keys)
     }
 
     fn prefetch(&self, id: NamespaceId, keys: &[Key]) -> Result<Task, Error> {

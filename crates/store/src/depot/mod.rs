@@ -22,8 +22,8 @@ use crate::config::Config;
 use crate::devices::{DeviceStats, DrainTo};
 use crate::listing::{Gone, NamespaceUsage};
 use crate::metrics::Stats;
+use crate::opening::Opened;
 use crate::pipeline::{Core, Drained};
-use crate::tier::Tier;
 
 /// A pipeline of tiers, opened by this process or by another one of the host. Clones share it.
 #[derive(Clone)]
@@ -273,7 +273,7 @@ impl Config {
     /// Those of [`Depot::open`], but for [`Error::Locked`].
     pub fn check(&self) -> Result<(), Error> {
         self.copier()?;
-        Tier::check(self)
+        Opened::check(self)
     }
 
     /// Where the arena of the `Dax` tier lies: `dax.path`, or the default for the instance.

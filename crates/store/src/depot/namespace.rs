@@ -49,6 +49,16 @@ impl Namespace {
         self.verbs.contains(self.id, keys)
     }
 
+    /// Asks whether each key's block is stored in some tier, and does not wait for those that
+    /// answer late: `Done` for what is stored, `Miss` for the rest, also where a tier does not answer
+    /// within `lookup_timeout`.
+    ///
+    /// # Errors
+    /// [`Error::Closed`].
+    pub fn lookup(&self, keys: &[Key]) -> Result<Task, Error> {
+        self.verbs.lookup(self.id, keys)
+    }
+
     /// How many of the first keys are stored without a gap: what an engine can skip.
     ///
     /// # Errors

@@ -61,6 +61,7 @@ pub trait Verbs: Send + Sync {
     fn grow_device(&self, path: &Path, capacity: u64) -> Result<(), Error>;
 
     fn contains(&self, id: NamespaceId, keys: &[Key]) -> Result<Vec<bool>, Error>;
+    fn lookup(&self, id: NamespaceId, keys: &[Key]) -> Result<Task, Error>;
     fn prefix(&self, id: NamespaceId, keys: &[Key]) -> Result<usize, Error>;
     /// The position of the nearest tier that has each.
     fn nearest(&self, id: NamespaceId, keys: &[Key]) -> Result<Vec<Option<usize>>, Error>;

@@ -19,7 +19,7 @@ use kvdepot_arena::{Key, NamespaceId, Place};
 use super::Core;
 use crate::chances::{Chances, UNKNOWN};
 use crate::ghosts::{Ghosts, ROUND};
-use crate::tier::Tier;
+use crate::tier::Stage;
 
 /// A block is brought near when, since it was last read far, so many steps at most of the near
 /// tier's clock have passed, which counts the bytes of such reads: half of what the tier holds.
@@ -39,8 +39,8 @@ pub(crate) struct Learned {
 
 impl Learned {
     /// For tiers, near to far, as they are now.
-    pub(crate) fn new(tiers: &[Tier]) -> Learned {
-        let ghosts = |tier: &Tier| {
+    pub(crate) fn new(tiers: &[Stage]) -> Learned {
+        let ghosts = |tier: &Stage| {
             let stats = tier.stats();
             Ghosts::new(stats.blocks_max, stats.capacity_bytes)
         };
@@ -196,11 +196,18 @@ impl Core {
 
     /// Bytes and blocks that a tier takes without others having to go.
     fn spare(&self, tier: usize) -> (u64, u64) {
-        let each = self.tiers[tier].arenas();
+        let Some(arenas) = self.tiers[tier].here() else {
+            let stats = self.tiers[tier].stats();
+            return (
+                stats.free_bytes,
+                stats.blocks_max.saturating_sub(stats.blocks),
+            );
+        };
+        let each = arenas.arenas();
         let each = each.iter().map(|arena| arena.spare());
         let (bytes, records) = each.fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1));
         // What waits for the far tier is as good as there.
-        let waiting = if tier > 0 { self.budget.bytes() } else { 0 };
+        let waiting = if tier > 0 { self.queued_bytes() } else { 0 };
         (bytes.saturating_sub(waiting), records)
     }
 }

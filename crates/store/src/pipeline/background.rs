@@ -1,16 +1,20 @@
-//! The thread that writes back and promotes. Write-back comes first: it is what acknowledges.
+//! The threads of the edges, which copy blocks on and promote. What goes on comes first: it is what
+//! acknowledges.
 
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use kvdepot_arena::{Error, Place, clock};
+use kvdepot_arena::{Error, Identity, Place, Token, clock};
 use parking_lot::Mutex;
 
-use super::Core;
-use super::ledger::{Promotion, State};
+use super::budget::Share;
+use super::ledger::{Promotion, Queues};
 use super::replicate::Replica;
+use super::{Core, Edge};
+use crate::config::Overload;
 use crate::task::Outcome;
+use crate::tier::Stage;
 
 /// Bytes moved in one go: a few tens of milliseconds of copying, so that a close or a promotion
 /// never waits long, and enough to keep all lanes busy.
@@ -25,9 +29,9 @@ const RETRY: Duration = Duration::from_millis(1);
 /// there: short against an engine's start, and nothing to speak of in the meantime.
 const RETRY_ORPHANS: Duration = Duration::from_millis(50);
 
-/// The running thread.
+/// The running threads.
 pub(crate) struct Background {
-    thread: Mutex<Option<JoinHandle<()>>>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
 enum Work {
@@ -36,102 +40,129 @@ enum Work {
 }
 
 impl Background {
-    /// Starts the thread, where the pipeline has more than one tier.
+    /// Starts the threads, where the pipeline has more than one tier.
     pub(crate) fn start(core: &Arc<Core>) -> Result<Background, Error> {
-        let thread = if core.far().is_some() && !is_stepped() {
-            let core = Arc::clone(core);
-            let run = move || {
-                // Whatever the opening thread is pinned to; slower if it fails, nothing else.
-                let _cpus = kvdepot_host::cpu::reset_affinity();
-                core.run();
-            };
-            let spawned = std::thread::Builder::new()
-                .name("kvdepot-backgnd".into())
-                .spawn(run);
-            Some(spawned.map_err(|source| Error::Io {
-                path: "thread".into(),
-                source,
-            })?)
-        } else {
-            None
+        let background = Background {
+            threads: Mutex::default(),
         };
-        Ok(Background {
-            thread: Mutex::new(thread),
-        })
+        let edges = core.edges.iter().enumerate().filter(|_| !is_stepped());
+        for (at, edge) in edges {
+            for _ in 0..edge.batches {
+                let core_ = Arc::clone(core);
+                let run = move || {
+                    // Whatever the opening thread is pinned to; slower if it fails, nothing else.
+                    let _cpus = kvdepot_host::cpu::reset_affinity();
+                    core_.run(at);
+                };
+                let spawned = std::thread::Builder::new()
+                    .name("kvdepot-backgnd".into())
+                    .spawn(run);
+                let spawned = spawned.map_err(|source| Error::Io {
+                    path: "thread".into(),
+                    source,
+                });
+                let thread = spawned.inspect_err(|_| {
+                    core.ledger.stop();
+                    background.join();
+                })?;
+                background.threads.lock().push(thread);
+            }
+        }
+        Ok(background)
     }
 
-    /// Waits for the thread after [`super::Ledger::stop`].
+    /// Waits for the threads after [`super::Ledger::stop`].
     pub(crate) fn join(&self) {
-        if let Some(thread) = self.thread.lock().take()
-            && thread.join().is_err()
-        {
-            tracing::error!("the write-back thread panicked");
+        for thread in self.threads.lock().drain(..) {
+            if thread.join().is_err() {
+                tracing::error!("a write-back thread panicked");
+            }
         }
     }
 }
 
 impl Core {
-    fn run(&self) {
-        while let Some(work) = self.next_work() {
-            self.work(work);
+    fn run(&self, edge: usize) {
+        while let Some(work) = self.next_work(edge) {
+            self.work(edge, work);
         }
     }
 
-    fn work(&self, work: Work) {
+    fn work(&self, edge: usize, work: Work) {
         match work {
-            Work::WriteBack(places) => self.write_back(&places),
+            Work::WriteBack(places) => self.write_back(edge, places),
             Work::Promote(blocks) => self.promote_blocks(blocks),
         }
     }
 
-    /// Does what the thread would do next; false when there is nothing.
+    /// Does what a thread would do next; false when there is nothing.
     #[cfg(feature = "sim")]
     pub(crate) fn step(&self) -> bool {
-        let work = {
+        let next = {
             let mut ledger = self.ledger.lock();
             if ledger.stop {
                 return false;
             }
-            ledger.take_work(true)
+            let mut edges = ledger.edges.iter_mut().enumerate();
+            edges.find_map(|(edge, queues)| Some((edge, queues.take_work(true)?)))
         };
-        let Some(work) = work else { return false };
-        self.work(work);
+        let Some((edge, work)) = next else {
+            return false;
+        };
+        self.work(edge, work);
         true
     }
 
-    /// Takes the next work, or `None` at the end.
-    fn next_work(&self) -> Option<Work> {
+    /// Takes the next work of an edge, or `None` at the end.
+    fn next_work(&self, edge: usize) -> Option<Work> {
         let mut ledger = self.ledger.lock();
         loop {
             if ledger.stop {
                 return None;
             }
-            let rested = ledger.rest_until.is_none_or(|end| end <= clock::now());
-            if let Some(work) = ledger.take_work(rested) {
+            let queues = &mut ledger.edges[edge];
+            let rested = queues.rest_until.is_none_or(|end| end <= clock::now());
+            if let Some(work) = queues.take_work(rested) {
                 return Some(work);
             }
-            match ledger.rest_until.filter(|_| !rested) {
+            match queues.rest_until.filter(|_| !rested) {
                 Some(end) => {
-                    ledger.wait_until(&self.ledger.work, end);
+                    ledger.wait_until(&self.ledger.work[edge], end);
                 }
-                None => ledger.wait(&self.ledger.work),
+                None => ledger.wait(&self.ledger.work[edge]),
             }
         }
     }
 
-    fn write_back(&self, places: &[Place]) {
-        let near = self.near();
-        let replicas = self.replicate(near, 1, places, &self.copier);
+    /// Copies blocks of the nearer tier of an edge to the other one.
+    fn write_back(&self, edge: usize, places: Vec<Place>) {
+        let near = &self.tiers[edge];
         let (mut again, mut pause) = (Vec::new(), RETRY);
+        // Where the queue behind the other tier is full, this one waits for it.
+        let waits = self.overload == Overload::Wait && self.goes_on(edge + 1);
+        let mut shares: Vec<Option<Share>> = Vec::with_capacity(places.len());
+        let mut admitted = places;
+        admitted.retain(|place| {
+            let share = self.share_of(edge + 1, place.len);
+            let fits = |edge: &Edge| place.len <= edge.budget.depth();
+            let is_late = share.is_none() && waits && self.edges.get(edge + 1).is_some_and(fits);
+            match is_late {
+                true => again.push(*place),
+                false => shares.push(share),
+            }
+            !is_late
+        });
+        let places = &admitted;
+        let replicas = self.replicate(edge, edge + 1, places, &self.copier);
         let mut ended = Vec::new();
-        for (place, replica) in places.iter().zip(replicas) {
+        for ((place, share), (replica, token)) in places.iter().zip(shares).zip(replicas) {
             let outcome = match replica {
                 // Whoever put it did so before it was removed.
                 Replica::Stored | Replica::Removed => Outcome::Done,
                 Replica::Full => Outcome::Full,
                 Replica::Failed => Outcome::Dropped,
                 Replica::Corrupt => {
-                    near.discard(&[place.token]);
+                    near.discard(&[*place]);
                     tracing::warn!(key = %place.identity.key, tier = near.name(),
                         "a block did not verify on its way to the far tier");
                     Outcome::Corrupt
@@ -144,24 +175,74 @@ impl Core {
                     continue;
                 }
             };
-            ended.push((*place, outcome));
+            let goes_on = replica == Replica::Stored && self.goes_on(edge + 1);
+            ended.push((*place, outcome, token.filter(|_| goes_on).zip(share)));
         }
-        near.unpin(ended.iter().map(|(place, _)| place.token));
-        for (place, outcome) in &ended {
-            if *outcome != Outcome::Done {
-                // It has not left unread: it did not arrive.
-                self.forget(place.identity.namespace, &[place.identity.key]);
+        near.unpin(ended.iter().map(|(place, ..)| place));
+        for (place, outcome, onward) in ended {
+            match onward {
+                Some((token, share)) => self.arrive(edge + 1, &place, token, share),
+                None => self.come_to_rest(&place, outcome),
             }
-            self.metrics.put_outcome(*outcome);
-            self.ledger.finish(place, *outcome);
         }
         if !again.is_empty() {
             let mut ledger = self.ledger.lock();
             if !ledger.stop {
-                ledger.queue.extend(again);
+                let queues = &mut ledger.edges[edge];
+                queues.outward.extend(again);
                 // Promotions have their turn meanwhile.
-                ledger.rest_until = clock::now().checked_add(pause);
+                queues.rest_until = clock::now().checked_add(pause);
             }
+        }
+    }
+
+    /// A block goes no further.
+    fn come_to_rest(&self, place: &Place, outcome: Outcome) {
+        if outcome != Outcome::Done {
+            // It has not left unread: it did not arrive.
+            self.forget(place.identity.namespace, &[place.identity.key]);
+        }
+        self.metrics.put_outcome(outcome);
+        self.ledger.finish(place, outcome);
+    }
+
+    /// A block has come to a tier from which it goes on.
+    fn arrive(&self, tier: usize, place: &Place, token: Token, share: Share) {
+        let Identity { namespace, key } = place.identity;
+        let there = match &self.tiers[tier] {
+            Stage::Here(arenas) => arenas.pin_token(token),
+            Stage::Apart(apart) => {
+                let pinned = apart.pin(namespace, &[key]).wait();
+                pinned.and_then(|pinned| pinned.into_iter().next().flatten())
+            }
+        };
+        let waits = tier < self.ack;
+        let Some(there) = there else {
+            // Gone again.
+            let outcome = if waits {
+                Outcome::Dropped
+            } else {
+                Outcome::Done
+            };
+            return self.come_to_rest(place, outcome);
+        };
+        let twice = {
+            let mut ledger = self.ledger.lock();
+            let on_its_way = ledger.waiting.get_mut(&place.token).filter(|_| waits);
+            let waiters = on_its_way.map(|one| std::mem::take(&mut one.waiters));
+            match ledger.stop {
+                // Who waits has been told.
+                true => Some(there),
+                false => {
+                    let waiters = waiters.unwrap_or_default();
+                    self.send_later(&mut ledger, tier, there, share, waiters)
+                }
+            }
+        };
+        self.tiers[tier].unpin(twice.iter());
+        match waits {
+            true => self.ledger.finish(place, Outcome::Done),
+            false => self.come_to_rest(place, Outcome::Done),
         }
     }
 
@@ -169,17 +250,17 @@ impl Core {
     /// Ends their pins in time.
     pub(super) fn promote_later(&self, tier: usize, places: Vec<Place>) {
         if !self.promote {
-            return self.tiers[tier].unpin(places.iter().map(|place| place.token));
+            return self.tiers[tier].unpin(places.iter());
         }
         let (wanted, passed): (Vec<Place>, Vec<Place>) = self.worth_promoting(places);
-        self.tiers[tier].unpin(passed.iter().map(|place| place.token));
+        self.tiers[tier].unpin(passed.iter());
         let blocks = wanted.into_iter().map(|place| Promotion {
             tier,
             place,
             waiter: None,
         });
         let refused = self.enqueue_promotions(blocks, self.near().block_max() / 8);
-        self.tiers[tier].unpin(refused.iter().map(|one| one.place.token));
+        self.tiers[tier].unpin(refused.iter().map(|one| &one.place));
     }
 
     /// Puts blocks on their way to the near tier, up to `limit` bytes on the way; the rest is
@@ -192,14 +273,17 @@ impl Core {
         let mut refused = Vec::new();
         let mut ledger = self.ledger.lock();
         for block in blocks {
-            if ledger.stop || ledger.promotion_bytes + block.place.len > limit {
+            let edge = block.tier - 1;
+            let stop = ledger.stop;
+            let queues = &mut ledger.edges[edge];
+            if stop || queues.promotion_bytes + block.place.len > limit {
                 refused.push(block);
             } else {
-                ledger.promotion_bytes += block.place.len;
-                ledger.promotions.push_back(block);
+                queues.promotion_bytes += block.place.len;
+                queues.promotions.push_back(block);
+                self.ledger.work[edge].notify_one();
             }
         }
-        self.ledger.work.notify_one();
         refused
     }
 
@@ -207,29 +291,30 @@ impl Core {
         let Some(first) = blocks.first() else {
             return;
         };
-        let from = &self.tiers[first.tier];
+        let (tier, from) = (first.tier, &self.tiers[first.tier]);
         // What was read is with its reader already; only what was asked for is waited for.
         let idle = self.idle_copier.as_ref().filter(|_| first.waiter.is_none());
         let places: Vec<Place> = blocks.iter().map(|block| block.place).collect();
-        let replicas = self.replicate(from, 0, &places, idle.unwrap_or(&self.copier));
-        for (place, replica) in places.iter().zip(&replicas) {
+        let replicas = self.replicate(tier, 0, &places, idle.unwrap_or(&self.copier));
+        for (place, (replica, _)) in places.iter().zip(&replicas) {
             match replica {
                 Replica::Stored => self.metrics.promoted(place.len),
                 Replica::Corrupt => {
-                    from.discard(&[place.token]);
+                    from.discard(&[*place]);
                     tracing::warn!(key = %place.identity.key, tier = from.name(),
                         "a block did not verify on its way to the near tier");
                 }
                 _ => {}
             }
         }
-        from.unpin(places.iter().map(|place| place.token));
+        from.unpin(places.iter());
         let bytes: u64 = places.iter().map(|place| place.len).sum();
         {
             let mut ledger = self.ledger.lock();
-            ledger.promotion_bytes = ledger.promotion_bytes.saturating_sub(bytes);
+            let queues = &mut ledger.edges[tier - 1];
+            queues.promotion_bytes = queues.promotion_bytes.saturating_sub(bytes);
         }
-        for (block, replica) in blocks.into_iter().zip(replicas) {
+        for (block, (replica, _)) in blocks.into_iter().zip(replicas) {
             if let Some(waiter) = block.waiter {
                 waiter.task.acknowledge(waiter.index, arrival(replica));
             }
@@ -239,28 +324,30 @@ impl Core {
 
 /// Whether a simulation takes the thread's steps.
 #[cfg(feature = "sim")]
-pub(super) fn is_stepped() -> bool {
+pub(crate) fn is_stepped() -> bool {
     kvdepot_media::sim::current().is_some()
 }
 
 #[cfg(not(feature = "sim"))]
-pub(super) fn is_stepped() -> bool {
+pub(crate) fn is_stepped() -> bool {
     false
 }
 
-impl State {
-    /// What is to be done next; write-backs only when those that could not be written have
+impl Queues {
+    /// What is to be done next; what goes on only when those that could not be written have
     /// `rested`.
     fn take_work(&mut self, rested: bool) -> Option<Work> {
-        if rested && !self.queue.is_empty() {
+        if rested && !self.outward.is_empty() {
             let mut bytes = 0;
             let fits = |place: &&Place| {
                 bytes += place.len;
                 bytes <= BATCH_BYTES
             };
-            let batch = self.queue.iter().take(BATCH_BLOCKS);
+            let batch = self.outward.iter().take(BATCH_BLOCKS);
             let count = batch.take_while(fits).count();
-            return Some(Work::WriteBack(self.queue.drain(..count.max(1)).collect()));
+            return Some(Work::WriteBack(
+                self.outward.drain(..count.max(1)).collect(),
+            ));
         }
         let first = self.promotions.pop_front()?;
         let (tier, awaited) = (first.tier, first.waiter.is_some());

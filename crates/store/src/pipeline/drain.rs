@@ -12,7 +12,7 @@ use kvdepot_arena::{Arena, Error, NamespaceId, Place, Token, Wanted, clock};
 use super::Core;
 use super::replicate::Replica;
 use crate::config::size;
-use crate::tier::Tier;
+use crate::tier::Arenas;
 
 /// Bytes copied in one go: gets that wait for the lanes wait no longer than for their own copies.
 const BATCH_BYTES: u64 = 16 << 20;
@@ -48,7 +48,7 @@ impl Core {
         others: bool,
         patience: Duration,
     ) -> Result<Drained, Error> {
-        let tier = &self.tiers[index];
+        let tier = self.dax(index)?;
         let was_leaving = !tier.leave(arena, true);
         let mut drained = Drained::default();
         let emptied = self.empty_device(index, arena, others, patience, &mut drained);
@@ -122,7 +122,9 @@ impl Core {
         left: &mut Vec<Token>,
         drained: &mut Drained,
     ) -> bool {
-        let tier = &self.tiers[index];
+        let Ok(tier) = self.dax(index) else {
+            return false;
+        };
         let (mut places, mut bytes): (Vec<Place>, u64) = (Vec::new(), 0);
         while places.len() < BATCH_BLOCKS
             && bytes < BATCH_BYTES
@@ -156,16 +158,23 @@ impl Core {
 
     fn move_blocks(
         &self,
-        tier: &Tier,
+        tier: &Arenas,
         index: usize,
         arena: &Arena,
         places: &[Place],
     ) -> Vec<Replica> {
         let copier = self.idle_copier.as_ref().unwrap_or(&self.copier);
         let room = |namespace: NamespaceId, blocks: &[Wanted]| {
-            tier.reserve_beside(arena.number(), namespace, blocks)
+            Some(tier.reserve_beside(arena.number(), namespace, blocks))
         };
-        self.copy_over(tier, index, places, copier, false, room)
+        let arrived = self.copy_over(index, index, places, copier, false, room);
+        arrived.into_iter().map(|(replica, _)| replica).collect()
+    }
+
+    /// The tier at a position, which is one of arenas.
+    fn dax(&self, index: usize) -> Result<&Arenas, Error> {
+        let tier = self.tiers.get(index).and_then(|tier| tier.here());
+        tier.ok_or(Error::Closed(""))
     }
 }
 

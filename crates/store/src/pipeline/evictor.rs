@@ -15,6 +15,7 @@ use parking_lot::{Condvar, Mutex};
 
 use super::Core;
 use super::background::is_stepped;
+use crate::tier::Arenas;
 
 /// How long processes of a dead owner may take to end before anybody is told of them.
 const ORPHANS_MAY_END: Duration = Duration::from_millis(200);
@@ -85,7 +86,7 @@ impl Evictor {
 impl Core {
     /// Has room made in a tier before the next blocks come, if it has little left.
     pub(super) fn evict_ahead(&self, tier: usize) {
-        if self.tiers[tier].is_low() {
+        if self.tiers[tier].here().is_some_and(Arenas::is_low) {
             self.bell.state.lock().now = true;
             self.bell.rings.notify_one();
         }
@@ -97,7 +98,7 @@ impl Core {
         if !std::mem::take(&mut self.bell.state.lock().now) {
             return false;
         }
-        let evicted = self.tiers.iter().any(|tier| tier.evict_ahead());
+        let evicted = self.arenas().any(|(_, tier)| tier.evict_ahead());
         self.bell.state.lock().now |= evicted;
         evicted
     }
@@ -114,7 +115,7 @@ impl Core {
                 }
                 rung.now = false;
             }
-            for tier in &self.tiers {
+            for (_, tier) in self.arenas() {
                 while tier.evict_ahead() {
                     if self.bell.state.lock().stop {
                         return;

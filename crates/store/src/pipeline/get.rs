@@ -7,13 +7,14 @@ use std::sync::Arc;
 use kvdepot_arena::gate::Pass;
 use kvdepot_arena::verdict::{Bytes, Moved, Verdicts};
 use kvdepot_arena::{Error, Key, NamespaceId, Place, Stamps, clock, parts};
-use kvdepot_media::{Done, Mapping};
+use kvdepot_media::Done;
 
 use super::caller::{Caller, Lanes};
 use super::{Core, steps};
 use crate::buffers::BlockBuffers;
 use crate::metrics::Op;
 use crate::task::{Outcome, Task};
+use crate::tier::{Apart, Ends, Stage};
 
 /// How blocks are brought back.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -82,12 +83,10 @@ impl Core {
             _pass: pass,
         };
         let get = Arc::new(get);
-        for step in steps(count) {
-            if !options.prefix {
-                get.start(step.collect(), 0);
-            } else if get.start_hits(step) {
-                break;
-            }
+        if options.prefix {
+            get.start_hits(0);
+        } else {
+            steps(count).for_each(|step| get.start(step.collect(), 0));
         }
     }
 }
@@ -99,6 +98,16 @@ impl Get {
             if indices.is_empty() {
                 return;
             }
+            if let Stage::Apart(apart) = &self.core.tiers[tier] {
+                if self.is_elsewhere() {
+                    continue;
+                }
+                let get = Arc::clone(self);
+                return self.ask(apart, indices, move |pinned, rest| {
+                    get.serve(tier, pinned);
+                    get.start(rest, tier + 1);
+                });
+            }
             let (pinned, rest) = self.pin(tier, &indices);
             indices = rest;
             self.serve(tier, pinned);
@@ -106,16 +115,88 @@ impl Get {
         self.miss(indices.into_iter().map(|index| (index, Outcome::Miss)));
     }
 
-    /// Serves the hits of a step before its first gap. If there is one, everything behind it is a
-    /// miss, also of later steps, and the answer is true.
-    fn start_hits(self: &Arc<Get>, step: Range<usize>) -> bool {
-        let mut rest: Vec<usize> = step.clone().collect();
-        let mut tiers = Vec::with_capacity(self.core.tiers.len());
-        for tier in 0..self.core.tiers.len() {
-            let (pinned, missing) = self.pin(tier, &rest);
-            tiers.push(pinned);
+    /// Whether other lanes than this process's move the bytes, which reach arenas only.
+    fn is_elsewhere(&self) -> bool {
+        matches!(self.caller, Caller::There { .. })
+    }
+
+    /// Asks a tier that may answer late to pin these, and goes on with what it has and what not.
+    fn ask(
+        self: &Arc<Get>,
+        apart: &Apart,
+        indices: Vec<usize>,
+        then: impl FnOnce(Vec<(usize, Place)>, Vec<usize>) + Send + 'static,
+    ) {
+        let keys: Vec<Key> = indices.iter().map(|index| self.keys[*index]).collect();
+        apart.pin(self.namespace, &keys).then(move |places| {
+            let places = places.unwrap_or_default();
+            let mut each = places.into_iter().chain(std::iter::repeat(None));
+            let (mut pinned, mut rest) = (Vec::new(), Vec::new());
+            for index in indices {
+                match each.next().flatten() {
+                    Some(place) => pinned.push((index, place)),
+                    None => rest.push(index),
+                }
+            }
+            then(pinned, rest);
+        });
+    }
+
+    /// Serves the hits before the first gap, step by step from `begin` on. Everything behind the
+    /// gap is a miss.
+    fn start_hits(self: &Arc<Get>, begin: usize) {
+        let rest = begin..self.keys.len();
+        for step in steps(rest.len()) {
+            let step = begin + step.start..begin + step.end;
+            let found = Vec::with_capacity(self.core.tiers.len());
+            match self.find_hits(step.clone(), step.collect(), found) {
+                Some(true) => {}
+                // It goes on when the answer has come, or is over.
+                Some(false) | None => return,
+            }
+        }
+    }
+
+    /// Pins a step in those tiers that `found` has nothing of yet, and serves it. Whether it had
+    /// no gap; `None` where a tier answers later, which goes on with what follows.
+    fn find_hits(
+        self: &Arc<Get>,
+        step: Range<usize>,
+        mut rest: Vec<usize>,
+        mut found: Vec<Vec<(usize, Place)>>,
+    ) -> Option<bool> {
+        while let Some(tier) = self.core.tiers.get(found.len()) {
+            if let Stage::Apart(apart) = tier
+                && !rest.is_empty()
+                && !self.is_elsewhere()
+            {
+                let get = Arc::clone(self);
+                self.ask(apart, rest, move |pinned, rest| {
+                    found.push(pinned);
+                    let end = step.end;
+                    if get.find_hits(step, rest, found) == Some(true) {
+                        get.start_hits(end);
+                    }
+                });
+                return None;
+            }
+            let (pinned, missing) = match tier {
+                Stage::Here(_) => self.pin(found.len(), &rest),
+                Stage::Apart(_) => (Vec::new(), rest),
+            };
+            found.push(pinned);
             rest = missing;
         }
+        Some(self.serve_hits(&step, rest.first().copied(), found))
+    }
+
+    /// Serves what was pinned of a step before its first gap; whether there is none.
+    fn serve_hits(
+        self: &Arc<Get>,
+        step: &Range<usize>,
+        absent: Option<usize>,
+        tiers: Vec<Vec<(usize, Place)>>,
+    ) -> bool {
         // Of a block in parts the length is known once its table has been read.
         let misfits = |(index, place): &&(usize, Place)| {
             place.parts == 1 && place.len != self.caller.bytes(*index)
@@ -126,23 +207,22 @@ impl Get {
             .filter(misfits)
             .map(|(at, _)| *at)
             .min();
-        let absent = rest.first().copied();
         let gap = misfit.into_iter().chain(absent).min().unwrap_or(step.end);
         for (tier, pinned) in tiers.into_iter().enumerate() {
             let (hits, behind): (Vec<_>, Vec<_>) =
                 pinned.into_iter().partition(|(at, _)| *at < gap);
-            self.core.tiers[tier].unpin(behind.into_iter().map(|(_, place)| place.token));
+            self.core.tiers[tier].unpin(behind.iter().map(|(_, place)| place));
             self.serve(tier, hits);
         }
         if gap == step.end {
-            return false;
+            return true;
         }
         let outcome = |at| match Some(at) == misfit {
             true => (at, Outcome::Length),
             false => (at, Outcome::Miss),
         };
         self.miss((gap..self.keys.len()).map(outcome));
-        true
+        false
     }
 
     /// Copies what was pinned in one tier, and stamps it in those behind.
@@ -156,7 +236,7 @@ impl Get {
         let used = served
             .iter()
             .map(|at| (&self.keys[*at], self.stamps.of(*at)));
-        for behind in &self.core.tiers[tier + 1..] {
+        for behind in self.core.tiers[tier + 1..].iter().filter_map(Stage::here) {
             behind.touch(self.namespace, used.clone());
         }
     }
@@ -176,7 +256,9 @@ impl Get {
         let mut found = vec![false; indices.len()];
         let each = |position: usize, place| pinned.push((indices[position], place));
         let stamp = |position: usize| self.stamps.of(indices[position]);
-        self.core.tiers[tier].pin(self.namespace, &keys, &mut found, stamp, each);
+        if let Some(arenas) = self.core.tiers[tier].here() {
+            arenas.pin(self.namespace, &keys, &mut found, stamp, each);
+        }
         let missing = indices.iter().zip(&found).filter(|(_, found)| !**found);
         (pinned, missing.map(|(index, _)| *index).collect())
     }
@@ -187,7 +269,7 @@ impl Get {
             Caller::Here(buffers) => buffers,
             Caller::There { lanes, .. } => return self.copy_there(lanes.as_ref(), tier, pinned),
         };
-        let devices = core.tiers[tier].devices();
+        let ends = core.tiers[tier].ends();
         let mut batch = core.copier.batch();
         if self.staged
             && let Err(error) = batch.stage()
@@ -198,9 +280,14 @@ impl Get {
         let mut outcomes = Vec::with_capacity(pinned.len());
         let mut verdicts = Verdicts::new(Bytes::Verified, pinned.len());
         for (tag, (index, place)) in pinned.iter().enumerate() {
-            let outcome = devices
-                .mapping(place.token)
-                .and_then(|mapping| plan(&mut batch, &mapping, place, buffers, *index, tag as u32));
+            let outcome = plan(
+                &mut batch,
+                ends.as_ref(),
+                place,
+                buffers,
+                *index,
+                tag as u32,
+            );
             // Says nothing about the block, which stays.
             let outcome = outcome.unwrap_or_else(|error| {
                 tracing::error!(%error, "a get could not be planned");
@@ -227,11 +314,11 @@ impl Get {
 
     /// Has another process's lanes copy.
     fn copy_there(self: &Arc<Get>, lanes: &dyn Lanes, tier: usize, pinned: Vec<(usize, Place)>) {
-        let devices = self.core.tiers[tier].devices();
+        let ends = self.core.tiers[tier].ends();
         let mut outcomes = Vec::with_capacity(pinned.len());
         for (index, place) in &pinned {
-            let payload = devices.mapping(place.token);
-            let payload = payload.map(|mapping| parts::payload_of(&mapping, place));
+            let payload = ends.parts(place);
+            let payload = payload.map(|parts| parts.map(|parts| parts::bytes(&parts)));
             outcomes.push(match payload {
                 Err(_) => Outcome::Miss,
                 Ok(None) => Outcome::Corrupt,
@@ -269,8 +356,8 @@ impl Get {
             .map(|(pinned, _)| pinned)
             .collect();
         if !corrupt.is_empty() {
-            let tokens: Vec<_> = corrupt.iter().map(|(_, place)| place.token).collect();
-            from.discard(&tokens);
+            let places: Vec<Place> = corrupt.iter().map(|(_, place)| *place).collect();
+            from.discard(&places);
             for (_, place) in &corrupt {
                 tracing::warn!(key = %place.identity.key, tier = from.name(),
                     "a block did not verify and was unpublished");
@@ -283,11 +370,11 @@ impl Get {
                 .iter()
                 .zip(outcomes)
                 .partition(|(_, outcome)| served(outcome));
-            from.unpin(rest.into_iter().map(|((_, place), _)| place.token));
+            from.unpin(rest.into_iter().map(|((_, place), _)| place));
             let places = promoted.into_iter().map(|((_, place), _)| *place).collect();
             core.promote_later(tier, places);
         } else {
-            from.unpin(pinned.iter().map(|(_, place)| place.token));
+            from.unpin(pinned.iter().map(|(_, place)| place));
         }
         let hits = pinned
             .iter()
@@ -324,18 +411,18 @@ fn outcome_of(moved: Moved) -> Outcome {
 /// Plans one block's way into the caller's memory; `Done` when its bytes will decide.
 pub fn plan(
     batch: &mut kvdepot_media::Batch,
-    mapping: &Arc<Mapping>,
+    ends: &dyn Ends,
     place: &Place,
     buffers: &BlockBuffers,
     index: usize,
     tag: u32,
 ) -> Result<Outcome, Error> {
-    let (identity, extents) = (&place.identity, &place.extents);
+    let identity = &place.identity;
     if place.parts == 1 {
         if place.len != buffers.bytes(index) {
             return Ok(Outcome::Length);
         }
-        let source = parts::buffers(mapping, extents, 0, place.len)?;
+        let source = ends.buffers(place, 0, place.len)?;
         let id = parts::part_id(identity, 0, 1);
         batch.part(
             &id,
@@ -346,23 +433,15 @@ pub fn plan(
         )?;
         return Ok(Outcome::Done);
     }
-    let found = parts::read(
-        mapping,
-        identity,
-        extents,
-        place.len,
-        place.parts,
-        place.checksum,
-    );
-    let Some(found) = found else {
+    let Some(found) = ends.parts(place)? else {
         return Ok(Outcome::Corrupt);
     };
-    if found.iter().map(|part| part.len).sum::<u64>() != buffers.bytes(index) {
+    if parts::bytes(&found) != buffers.bytes(index) {
         return Ok(Outcome::Length);
     }
     let mut pieces = buffers.pieces(index).to_vec();
     for (number, part) in found.iter().enumerate() {
-        let source = parts::buffers(mapping, extents, part.offset, part.len)?;
+        let source = ends.buffers(place, part.offset, part.len)?;
         let rest = split(&mut pieces, part.len as usize)?;
         let id = parts::part_id(identity, number as u32, place.parts);
         batch.part(&id, &source, &pieces, Some(part.checksum), tag)?;

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kvdepot_arena::held::{Guard, Mutex};
-use kvdepot_arena::{Place, Token, clock};
+use kvdepot_arena::{Identity, Place, Token, clock};
 use parking_lot::Condvar;
 
 use super::budget::Share;
@@ -21,9 +21,9 @@ use crate::task::{Outcome, Task};
 /// Work in both directions and who waits for it.
 pub(crate) struct Ledger {
     state: Mutex<State>,
-    /// There is work, or an end.
-    pub(super) work: Condvar,
-    /// The write-back queue ran empty.
+    /// There is work at an edge, or an end.
+    pub(super) work: Vec<Condvar>,
+    /// The queues ran empty.
     drained: Condvar,
 }
 
@@ -33,7 +33,7 @@ pub(super) struct Joiner {
     pub(super) index: usize,
 }
 
-/// A key of a put whose bytes are in the near tier, waiting for the far one.
+/// A key of a put whose bytes are in a tier that does not acknowledge them, on their way on.
 #[derive(Clone)]
 pub(super) struct Waiter {
     pub(super) task: Task,
@@ -48,25 +48,34 @@ pub(super) struct Promotion {
     pub(super) waiter: Option<Waiter>,
 }
 
-/// A block on its way to the far tier.
+/// A block on its way to the next tier.
 pub(super) struct OnItsWay {
     share: Share,
     pub(super) waiters: Vec<Waiter>,
+}
+
+/// What waits at an edge.
+#[derive(Default)]
+pub(super) struct Queues {
+    /// Blocks of the nearer tier, pinned, on their way to the other.
+    pub(super) outward: VecDeque<Place>,
+    /// When they are looked at again, after some that could not be written yet.
+    pub(super) rest_until: Option<Instant>,
+    /// Blocks of the other tier on their way to the nearest one.
+    pub(super) promotions: VecDeque<Promotion>,
+    pub(super) promotion_bytes: u64,
 }
 
 #[derive(Default)]
 pub(super) struct State {
     /// By the tier and the reservation they wait for.
     pub(super) joiners: HashMap<(usize, Token), Vec<Joiner>>,
-    /// Blocks of the near tier, pinned, on their way to the far one.
-    pub(super) queue: VecDeque<Place>,
-    /// When the queue is looked at again, after blocks that could not be written yet.
-    pub(super) rest_until: Option<Instant>,
-    /// Those in the queue or being copied, and who waits for them.
+    /// By the tier and the block that is written to it, where the tier may answer late.
+    pub(super) written: HashMap<(usize, Identity), Vec<Joiner>>,
+    /// What waits at each edge.
+    pub(super) edges: Vec<Queues>,
+    /// Blocks in the queues or being copied to the next tier, and who waits for them.
     pub(super) waiting: HashMap<Token, OnItsWay>,
-    /// Blocks of far tiers on their way to the near one.
-    pub(super) promotions: VecDeque<Promotion>,
-    pub(super) promotion_bytes: u64,
     /// Reservations of callers of the two-phase verbs, by tier: nobody knows when they end. Those
     /// of the near tier with what they have of the queue.
     pub(super) held: HashMap<(usize, Token), Option<Share>>,
@@ -76,10 +85,13 @@ pub(super) struct State {
 }
 
 impl Ledger {
-    pub(crate) fn new() -> Ledger {
+    /// For so many edges.
+    pub(crate) fn new(edges: usize) -> Ledger {
+        let mut state = State::default();
+        state.edges.resize_with(edges, Queues::default);
         Ledger {
-            state: Mutex::new(State::default()),
-            work: Condvar::new(),
+            state: Mutex::new(state),
+            work: (0..edges).map(|_| Condvar::new()).collect(),
             drained: Condvar::new(),
         }
     }
@@ -88,11 +100,12 @@ impl Ledger {
         self.state.lock()
     }
 
-    /// Puts a pinned block of the near tier on its way. False when it is already: a block is
-    /// visible before its put gets here, so another put may have sent it.
+    /// Puts a pinned block of a tier on its way to the next one. False when it is already: a block
+    /// is visible before its put gets here, so another put may have sent it.
     pub(super) fn enqueue(
         &self,
         state: &mut State,
+        edge: usize,
         place: Place,
         share: Share,
         waiters: Vec<Waiter>,
@@ -104,14 +117,14 @@ impl Ledger {
             }
             Entry::Vacant(vacant) => {
                 vacant.insert(OnItsWay { share, waiters });
-                state.queue.push_back(place);
-                self.work.notify_one();
+                state.edges[edge].outward.push_back(place);
+                self.work[edge].notify_one();
                 true
             }
         }
     }
 
-    /// Ends a block's way to the far tier.
+    /// Ends a block's way to the next tier.
     pub(super) fn finish(&self, place: &Place, outcome: Outcome) {
         let ended = {
             let mut state = self.state.lock();
@@ -136,7 +149,7 @@ impl Ledger {
         self.state.is_taken()
     }
 
-    /// Waits until the far tier has everything that was committed before.
+    /// Waits until every tier has what was on its way to it.
     pub(crate) fn drain(&self, timeout: Duration) -> bool {
         let deadline = clock::now().checked_add(timeout);
         let mut state = self.state.lock();
@@ -173,14 +186,19 @@ impl Ledger {
         let waiters: Vec<Waiter> = {
             let mut state = self.state.lock();
             state.stop = true;
-            state.queue.clear();
             state.held.clear();
-            let near = std::mem::take(&mut state.promotions);
+            let mut near = Vec::new();
+            for queues in &mut state.edges {
+                queues.outward.clear();
+                near.extend(queues.promotions.drain(..));
+            }
             let far = state.waiting.drain().flat_map(|(_, ended)| ended.waiters);
             far.chain(near.into_iter().filter_map(|one| one.waiter))
                 .collect()
         };
-        self.work.notify_all();
+        self.work.iter().for_each(|work| {
+            work.notify_all();
+        });
         self.drained.notify_all();
         for waiter in waiters {
             waiter.task.acknowledge(waiter.index, Outcome::Closed);

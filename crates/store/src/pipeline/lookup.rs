@@ -1,5 +1,8 @@
 //! What the index answers by itself: which blocks are stored, and that some no longer are.
 
+use std::sync::Arc;
+
+use kvdepot_arena::gate::Pass;
 use kvdepot_arena::{Error, Key, NamespaceId, Place, Refused, held};
 
 use super::two_phase::{NoRoom, open};
@@ -7,34 +10,53 @@ use super::{Core, Pin, Reservation};
 use crate::devices::DeviceStats;
 use crate::metrics::Stats;
 use crate::placement::Holder;
-use crate::tier::Tier;
+use crate::tier::Stage;
 
 impl Core {
     /// Whether somebody is at work in an index now.
     pub(crate) fn is_busy(&self) -> bool {
-        self.ledger.is_taken() || self.tiers.iter().any(Tier::is_busy)
+        self.ledger.is_taken() || self.arenas().any(|(_, tier)| tier.is_busy())
     }
 
     /// Whether each key's block is stored in some tier.
-    pub fn contains(&self, id: NamespaceId, keys: &[Key]) -> Result<Vec<bool>, Error> {
-        let _pass = self.gate.enter()?;
+    pub fn contains(self: &Arc<Core>, id: NamespaceId, keys: &[Key]) -> Result<Vec<bool>, Error> {
+        let pass = self.gate.enter()?;
         self.note_asked(id, keys);
-        Ok(self.stored(id, keys))
+        Ok(self.found(pass, id, keys))
     }
 
+    /// Whether each key's block is stored in some tier. Waits for those that answer late.
+    fn found(self: &Arc<Core>, pass: Pass, id: NamespaceId, keys: &[Key]) -> Vec<bool> {
+        match self.is_apart() {
+            true => self.look_up(pass, id, keys).wait(None).unwrap_or_default(),
+            false => self.stored(id, keys),
+        }
+    }
+
+    /// Whether each key's block is stored in some tier of arenas.
     pub(super) fn stored(&self, id: NamespaceId, keys: &[Key]) -> Vec<bool> {
         let mut found = vec![false; keys.len()];
-        for tier in &self.tiers {
+        for (_, tier) in self.arenas() {
             tier.contains(id, keys, &mut found);
         }
         found
     }
 
     /// How many of the first keys are stored without a gap.
-    pub fn prefix(&self, id: NamespaceId, keys: &[Key]) -> Result<usize, Error> {
-        let _pass = self.gate.enter()?;
+    pub fn prefix(self: &Arc<Core>, id: NamespaceId, keys: &[Key]) -> Result<usize, Error> {
+        let pass = self.gate.enter()?;
         self.note_asked(id, keys);
-        Ok(self.stored_run(id, keys))
+        let mut count = self.stored_run(id, keys);
+        if count < keys.len() && self.is_apart() {
+            let found = self.found(pass, id, &keys[count..]);
+            count += found.into_iter().take_while(|found| *found).count();
+        }
+        Ok(count)
+    }
+
+    /// Whether some tier may answer late.
+    fn is_apart(&self) -> bool {
+        self.tiers.iter().any(|tier| tier.apart().is_some())
     }
 
     pub(super) fn stored_run(&self, id: NamespaceId, keys: &[Key]) -> usize {
@@ -42,7 +64,7 @@ impl Core {
         // Tiers and their devices take turns: each goes on where the others have a gap.
         loop {
             let before = count;
-            for tier in &self.tiers {
+            for (_, tier) in self.arenas() {
                 count += tier.prefix(id, &keys[count..]);
             }
             if count == before || count == keys.len() {
@@ -57,7 +79,16 @@ impl Core {
         let mut nearest = vec![None; keys.len()];
         for (number, tier) in self.tiers.iter().enumerate() {
             let mut found = vec![false; keys.len()];
-            tier.contains(id, keys, &mut found);
+            match tier {
+                Stage::Here(arenas) => arenas.contains(id, keys, &mut found),
+                Stage::Apart(apart) => {
+                    let there = apart.probe(id, keys).wait().unwrap_or_default();
+                    found
+                        .iter_mut()
+                        .zip(there)
+                        .for_each(|(found, there)| *found = there);
+                }
+            }
             let here = nearest.iter_mut().zip(found).filter(|(_, found)| *found);
             here.for_each(|(nearest, _)| *nearest = nearest.or(Some(number)));
         }
@@ -65,14 +96,17 @@ impl Core {
     }
 
     /// Removes blocks from every tier; how many were in one.
-    pub fn remove(&self, id: NamespaceId, keys: &[Key]) -> Result<usize, Error> {
+    pub fn remove(self: &Arc<Core>, id: NamespaceId, keys: &[Key]) -> Result<usize, Error> {
         let _pass = self.gate.enter()?;
         self.forget(id, keys);
-        let found = self.stored(id, keys);
+        let found = self.found(self.gate.enter()?, id, keys);
         // Near, far, near: a copy under way in either direction finds its source removed, or has
         // arrived where the next step looks.
         for tier in self.tiers.iter().chain(self.tiers.iter().rev().skip(1)) {
-            tier.remove(id, keys);
+            match tier {
+                Stage::Here(arenas) => arenas.remove(id, keys),
+                Stage::Apart(apart) => heard(tier, apart.remove(id, keys).wait())?,
+            };
         }
         Ok(found.into_iter().filter(|found| *found).count())
     }
@@ -84,7 +118,13 @@ impl Core {
         let doubles = self.doubles(id);
         // In the order of `remove`.
         let tiers = self.tiers.iter().chain(self.tiers.iter().rev().skip(1));
-        let cleared: usize = tiers.map(|tier| tier.clear(id)).sum();
+        let mut cleared = 0;
+        for tier in tiers {
+            cleared += match tier {
+                Stage::Here(arenas) => arenas.clear(id),
+                Stage::Apart(apart) => heard(tier, apart.clear(id).wait())?,
+            };
+        }
         // One that has left a tier since is no double any more.
         Ok(cleared.saturating_sub(doubles))
     }
@@ -111,10 +151,10 @@ impl Core {
             // Another thread of the parent may have held a lock for ever, as seen from here.
             return Stats::default();
         }
-        let tiers = self.tiers.iter().map(Tier::stats).collect();
+        let tiers = self.tiers.iter().map(Stage::stats).collect();
         let media = self.media();
         let devices = media.iter().filter_map(|arena| DeviceStats::of(arena));
-        let queued = self.budget.bytes();
+        let queued = self.queued_bytes();
         self.metrics.read(tiers, devices.collect(), queued)
     }
 
@@ -149,11 +189,11 @@ impl Core {
         keys: &[Key],
         prefix: bool,
     ) -> Result<Vec<Option<(usize, Place)>>, Error> {
-        let make = |tier, here: &Tier, place| open(here, &place).map(|_| (tier, place));
+        let make = |tier, here: &Stage, place| open(here, &place).map(|_| (tier, place));
         let mut pins = self.pin_as(id, keys, make)?;
         if prefix {
             for (tier, place) in behind_gap(&mut pins) {
-                self.tiers[tier].unpin([place.token].into_iter());
+                self.tiers[tier].unpin([place].iter());
             }
         }
         self.note_missed(&pins);
@@ -206,4 +246,9 @@ impl Core {
 fn behind_gap<T>(pins: &mut [Option<T>]) -> Vec<T> {
     let gap = pins.iter().position(Option::is_none).unwrap_or(pins.len());
     pins[gap..].iter_mut().filter_map(Option::take).collect()
+}
+
+/// What a tier has answered that cannot be taken for a miss.
+pub(crate) fn heard<T>(tier: &Stage, answer: Option<T>) -> Result<T, Error> {
+    answer.ok_or_else(|| Error::Silent { tier: tier.name() })
 }

@@ -1,5 +1,5 @@
 //! Tiers chained near to far: the near one answers first, far hits are promoted in the
-//! background, puts go through to the far tier by a bounded write-back queue.
+//! background, puts go on from tier to tier by bounded queues, one at each `edge`.
 //!
 //! `admission` says what is not stored, `ledger` holds what is under way, `budget` says how much of
 //! it may wait and whose it is, `put` and `get` are the calls, `caller` says whose memory they
@@ -9,14 +9,18 @@
 //! use.
 
 mod admission;
+mod ask;
 mod background;
 mod budget;
 mod caller;
 mod drain;
+mod edge;
 mod evictor;
 mod get;
+mod joins;
 mod ledger;
 mod lookup;
+mod onward;
 mod prefetch;
 mod put;
 mod replicate;
@@ -29,28 +33,34 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 pub(crate) use admission::Learned;
-pub(crate) use background::Background;
-pub(crate) use budget::Budget;
+pub(crate) use background::{Background, is_stepped};
 pub use caller::{Caller, Lanes, MovesDone};
 pub use drain::Drained;
+pub(crate) use edge::Edge;
 pub(crate) use evictor::{Bell, Evictor};
 pub use get::{GetOptions, plan};
 use kvdepot_arena::gate::Gate;
 use kvdepot_arena::{Arena, Uses};
 use kvdepot_media::Copier;
 pub(crate) use ledger::Ledger;
+pub(crate) use lookup::heard;
 pub use two_phase::{NoRoom, Pin, Reservation};
 
 use crate::config::{Config, Overload};
 use crate::journal::Journal;
 use crate::metrics::{Metrics, Op};
 use crate::task::{Mirror, Task};
-use crate::tier::Tier;
+use crate::tier::{Arenas, Stage};
 
 /// What all calls of a depot share.
 pub struct Core {
     /// Near to far.
-    pub(crate) tiers: Vec<Tier>,
+    pub(crate) tiers: Vec<Stage>,
+    /// What is between each and the next.
+    pub(crate) edges: Vec<Edge>,
+    /// The nearest tier that outlives the process: what is there is acknowledged. Where none does,
+    /// the nearest.
+    pub(crate) ack: usize,
     pub(crate) copier: Copier,
     /// For copies that nobody waits for: on busy processors they give way. Only with two tiers.
     pub(crate) idle_copier: Option<Copier>,
@@ -61,8 +71,6 @@ pub struct Core {
     pub gate: Arc<Gate>,
     pub(crate) metrics: Metrics,
     pub(crate) overload: Overload,
-    /// Bytes of the near tier that wait for the far one.
-    pub(crate) budget: Arc<Budget>,
     pub(crate) promote: bool,
     /// What is known of the blocks that pass by; `None` where everything is stored.
     pub(crate) learned: Option<Learned>,
@@ -76,14 +84,18 @@ pub struct Core {
 }
 
 impl Core {
-    pub(crate) fn near(&self) -> &Tier {
+    pub(crate) fn near(&self) -> &Stage {
         &self.tiers[0]
     }
 
     /// Whether a block of so many bytes goes to the far tier at once: the near one, or the part
     /// of it that may wait for the far one, can never take it.
     pub(crate) fn bypasses(&self, len: u64) -> bool {
-        len > self.near().block_max().min(self.budget.depth())
+        let depth = self
+            .edges
+            .first()
+            .map_or(u64::MAX, |edge| edge.budget.depth());
+        len > self.near().block_max().min(depth)
     }
 
     /// The task of a call.
@@ -94,9 +106,19 @@ impl Core {
         Task::with_mirror(keys, journal, mirror)
     }
 
-    /// The tier that acknowledges what the near one holds, if it is another one.
-    pub(crate) fn far(&self) -> Option<&Tier> {
-        self.tiers.get(1)
+    /// Whether it is another tier than the near one that acknowledges what that holds.
+    pub(crate) fn acknowledges_far(&self) -> bool {
+        self.ack > 0
+    }
+
+    /// Whether blocks of a tier go on to another one.
+    pub(crate) fn goes_on(&self, tier: usize) -> bool {
+        tier < self.edges.len()
+    }
+
+    /// Bytes on their way to tiers that have not got them yet.
+    pub(crate) fn queued_bytes(&self) -> u64 {
+        self.edges.iter().map(|edge| edge.budget.bytes()).sum()
     }
 
     /// Waits until the far tier has everything that was committed before; false at the time-out.
@@ -113,7 +135,13 @@ impl Core {
     /// numbers rise in the order of appearance, none is used twice, and one that has grown keeps
     /// its own.
     pub fn media(&self) -> Vec<Arc<Arena>> {
-        self.tiers.iter().flat_map(Tier::arenas).collect()
+        self.arenas().flat_map(|(_, tier)| tier.arenas()).collect()
+    }
+
+    /// The tiers of arenas, with their positions.
+    pub(crate) fn arenas(&self) -> impl Iterator<Item = (usize, &Arenas)> {
+        let each = self.tiers.iter().enumerate();
+        each.filter_map(|(at, tier)| Some((at, tier.here()?)))
     }
 
     /// The number of a medium that appears now.

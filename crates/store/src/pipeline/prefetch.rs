@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use kvdepot_arena::gate::Pass;
 use kvdepot_arena::{Error, Key, NamespaceId, Place};
 
 use super::Core;
@@ -17,7 +18,7 @@ impl Core {
         keys: &[Key],
         mirror: Option<Mirror>,
     ) -> Result<Task, Error> {
-        let _pass = self.gate.enter()?;
+        let pass = self.gate.enter()?;
         self.metrics.prefetch(keys.len() as u64);
         let journal = Journal::dispatched("prefetch", keys.len(), 0);
         let task = Task::with_mirror(keys.len(), journal, mirror);
@@ -27,11 +28,29 @@ impl Core {
         let stamps = self.uses.call(keys.len());
         let mut found = vec![false; keys.len()];
         let mut pinned: Vec<(usize, usize, Place)> = Vec::with_capacity(keys.len());
-        for (number, tier) in self.tiers.iter().enumerate() {
+        for (number, tier) in self.arenas() {
             let stamp = |index| stamps.of(index);
             let each = |index: usize, place| pinned.push((number, index, place));
             tier.pin(namespace, keys, &mut found, stamp, each);
         }
+        let late = self.tiers.iter().position(|tier| tier.apart().is_some());
+        if let Some(late) = late.filter(|_| found.contains(&false)) {
+            let call = Call {
+                core: Arc::clone(self),
+                namespace,
+                keys: keys.to_vec(),
+                task: task.clone(),
+                _pass: pass,
+            };
+            call.ask(late, found, pinned);
+            return Ok(task);
+        }
+        self.bring(&task, &found, pinned);
+        Ok(task)
+    }
+
+    /// Brings the consecutive hits near, of which some were pinned in tiers, and ends the task.
+    fn bring(&self, task: &Task, found: &[bool], mut pinned: Vec<(usize, usize, Place)>) {
         let hits = found.iter().take_while(|found| **found).count();
         pinned.sort_unstable_by_key(|(_, index, _)| *index);
         let mut ahead = Vec::new();
@@ -47,23 +66,54 @@ impl Core {
                 });
                 continue;
             }
-            passed.push((tier, place.token));
+            passed.push((tier, place));
             if index < hits {
                 task.acknowledge(index, Outcome::Done);
             }
         }
-        (hits..keys.len()).for_each(|index| task.acknowledge(index, Outcome::Miss));
+        (hits..found.len()).for_each(|index| task.acknowledge(index, Outcome::Miss));
         let refused = self.enqueue_promotions(ahead.into_iter(), self.near().block_max() / 2);
         for block in refused {
-            passed.push((block.tier, block.place.token));
+            passed.push((block.tier, block.place));
             if let Some(Waiter { task, index }) = block.waiter {
                 task.acknowledge(index, Outcome::Dropped);
             }
         }
         for (number, tier) in self.tiers.iter().enumerate() {
             let here = passed.iter().filter(|(tier, _)| *tier == number);
-            tier.unpin(here.map(|(_, token)| *token));
+            tier.unpin(here.map(|(_, place)| place));
         }
-        Ok(task)
+    }
+}
+
+/// A prefetch that asks tiers which may answer late.
+struct Call {
+    core: Arc<Core>,
+    namespace: NamespaceId,
+    keys: Vec<Key>,
+    task: Task,
+    _pass: Pass,
+}
+
+impl Call {
+    /// Asks the tiers from `tier` on for what was not found, and brings near what they have.
+    fn ask(self, tier: usize, mut found: Vec<bool>, mut pinned: Vec<(usize, usize, Place)>) {
+        let core = Arc::clone(&self.core);
+        let mut late = core.tiers.iter().enumerate().skip(tier);
+        let next = late.find_map(|(at, tier)| Some((at, tier.apart()?)));
+        let Some((at, apart)) = next.filter(|_| found.contains(&false)) else {
+            return core.bring(&self.task, &found, pinned);
+        };
+        let missing: Vec<usize> = (0..found.len()).filter(|index| !found[*index]).collect();
+        let keys: Vec<Key> = missing.iter().map(|index| self.keys[*index]).collect();
+        apart.pin(self.namespace, &keys).then(move |places| {
+            for (index, place) in missing.into_iter().zip(places.unwrap_or_default()) {
+                if let Some(place) = place {
+                    found[index] = true;
+                    pinned.push((at, index, place));
+                }
+            }
+            self.ask(at + 1, found, pinned);
+        });
     }
 }

@@ -1,23 +1,24 @@
 //! Puts: admit, reserve, copy, commit, and on to the far tier.
 
+use std::collections::hash_map::Entry;
 use std::sync::Arc;
 
 use kvdepot_arena::gate::Pass;
-use kvdepot_arena::held::Guard;
 use kvdepot_arena::verdict::{Bytes, Moved, Verdicts};
 use kvdepot_arena::{
-    Error, Key, NamespaceId, Place, Refused, Reserved, Stamps, Token, Wanted, clock, parts,
+    Error, Identity, Key, NamespaceId, Place, Refused, Reserved, Stamps, Wanted, clock, parts,
 };
 use kvdepot_media::{Checksum, Done};
 
 use super::budget::Share;
 use super::caller::{Caller, Lanes};
-use super::ledger::{Joiner, State, Waiter};
+use super::ledger::{Joiner, Waiter};
 use super::{Core, steps};
 use crate::buffers::BlockBuffers;
 use crate::config::Overload;
 use crate::metrics::Op;
 use crate::task::{Outcome, Task};
+use crate::tier::{Apart, Arenas, Stage};
 
 /// One call's blocks. It holds the caller's memory until the last copy of it has stopped.
 pub(crate) struct Put {
@@ -36,11 +37,15 @@ type Copy = (usize, Reserved, Option<Share>);
 /// Index of a block that wants room, and what it has of the queue.
 type Admitted = (usize, Option<Share>);
 
+/// Index of a block, where it lies, what it has of the queue, and its bytes' checksum if they are
+/// all there.
+type Written = (usize, Place, Option<Share>, Option<Checksum>);
+
 /// Where the keys of a call go.
 #[derive(Default)]
 struct Routes {
-    /// Indices whose blocks were reserved, by tier.
-    copies: [Vec<Copy>; 2],
+    /// Indices whose blocks were reserved, with their tier.
+    copies: Vec<(usize, Copy)>,
     /// Indices that have their outcome without a copy.
     settled: Vec<(usize, Outcome)>,
     /// Indices that wait for the far tier; their buffers are not needed any more.
@@ -88,47 +93,160 @@ impl Core {
 
 impl Put {
     /// Routes these keys and starts their copies.
-    fn start(self: &Arc<Put>, indices: Vec<usize>) {
-        let routes = self.route(indices);
+    pub(super) fn start(self: &Arc<Put>, indices: Vec<usize>) {
+        let core = &self.core;
+        let mut routes = Routes::default();
+        let indices = self.decline(indices, &mut routes);
+        let mut wanted = self.admit(indices, &mut routes);
+        if core.acknowledges_far() && !routes.settled.is_empty() {
+            let there = routes.settled.iter();
+            let there = there.filter(|(_, outcome)| *outcome != Outcome::Declined);
+            let used = |(at, _): &(usize, Outcome)| (&self.keys[*at], self.stamps.of(*at));
+            let near = core.near().here();
+            near.iter()
+                .for_each(|near| near.touch(self.namespace, there.clone().map(used)));
+        }
+        for tier in 0..wanted.len() {
+            let here = std::mem::take(&mut wanted[tier]);
+            let refused = self.place(tier, here, &mut routes);
+            if let Some(next) = wanted.get_mut(tier + 1) {
+                next.extend(refused);
+                next.sort_unstable_by_key(|(index, _)| *index);
+            }
+        }
+        self.run(routes);
+    }
+
+    /// Finds room in a tier, or further away, and starts the copies.
+    fn place_beyond(self: &Arc<Put>, from: usize, mut wanted: Vec<Admitted>, mut routes: Routes) {
+        for tier in from..self.core.tiers.len() {
+            wanted = self.place(tier, wanted, &mut routes);
+        }
+        self.run(routes);
+    }
+
+    /// Starts what is routed.
+    fn run(self: &Arc<Put>, routes: Routes) {
         for (_, outcome) in &routes.settled {
             self.core.metrics.put_outcome(*outcome);
         }
         self.task.settle(routes.settled);
         self.task.release(routes.released);
-        for (tier, copies) in routes.copies.into_iter().enumerate() {
-            let count = copies.len();
-            let mut copies = copies.into_iter();
+        let mut copies = routes.copies.into_iter().peekable();
+        while let Some((tier, _)) = copies.peek() {
+            let tier = *tier;
+            let mine = std::iter::from_fn(|| copies.next_if(|(other, _)| *other == tier));
+            let mine: Vec<Copy> = mine.map(|(_, copy)| copy).collect();
+            let count = mine.len();
+            let mut mine = mine.into_iter();
             for step in steps(count) {
-                self.copy(tier, copies.by_ref().take(step.len()).collect());
+                self.copy(tier, mine.by_ref().take(step.len()).collect());
             }
         }
     }
 
-    fn route(self: &Arc<Put>, indices: Vec<usize>) -> Routes {
-        let core = &self.core;
-        let mut routes = Routes::default();
-        let indices = self.decline(indices, &mut routes);
-        let (near, mut far) = self.admit(indices, &mut routes);
-        if core.far().is_some() && !routes.settled.is_empty() {
-            let there = routes.settled.iter();
-            let there = there.filter(|(_, outcome)| *outcome != Outcome::Declined);
-            let used = |(at, _): &(usize, Outcome)| (&self.keys[*at], self.stamps.of(*at));
-            core.near().touch(self.namespace, there.map(used));
+    /// Finds room in one tier; answers those that found none and may go further. Those for which
+    /// a tier answers later go on by themselves.
+    fn place(
+        self: &Arc<Put>,
+        tier: usize,
+        wanted: Vec<Admitted>,
+        routes: &mut Routes,
+    ) -> Vec<Admitted> {
+        if wanted.is_empty() {
+            return wanted;
         }
-        let refused = self.reserve(0, near, &mut routes);
-        for (index, outcome) in refused {
-            if core.far().is_some() && core.overload == Overload::Wait {
-                far.push((index, None));
-            } else {
-                routes.settled.push((index, outcome));
+        let core = &self.core;
+        let refused = match &core.tiers[tier] {
+            Stage::Here(arenas) => self.reserve(tier, arenas, wanted, routes),
+            Stage::Apart(_) if matches!(self.caller, Caller::There { .. }) => {
+                // Other processes' lanes reach arenas only.
+                wanted.into_iter().map(|(index, _)| index).collect()
+            }
+            Stage::Apart(apart) => {
+                self.reserve_late(tier, apart, wanted);
+                return Vec::new();
+            }
+        };
+        if tier + 1 < core.tiers.len() && core.overload == Overload::Wait {
+            return refused.into_iter().map(|index| (index, None)).collect();
+        }
+        let refused = refused.into_iter().map(|index| (index, Outcome::Full));
+        routes.settled.extend(refused);
+        Vec::new()
+    }
+
+    fn wanted(&self, index: usize) -> Wanted {
+        Wanted {
+            key: self.keys[index],
+            len: self.caller.bytes(index),
+            parts: 1,
+            stamp: self.stamps.of(index),
+            copy: false,
+            evict: true,
+        }
+    }
+
+    /// Reserves in a tier that may answer late. Calls of this process that want the same keys there
+    /// join the first; of other processes the tier sees to it.
+    fn reserve_late(self: &Arc<Put>, tier: usize, apart: &Apart, wanted: Vec<Admitted>) {
+        let mut mine = Vec::with_capacity(wanted.len());
+        {
+            let mut ledger = self.core.ledger.lock();
+            for (index, share) in wanted {
+                let name = (tier, self.identity(index));
+                match ledger.written.entry(name) {
+                    Entry::Occupied(mut others) => others.get_mut().push(self.joiner(index)),
+                    Entry::Vacant(vacant) => {
+                        vacant.insert(Vec::new());
+                        mine.push((index, share));
+                    }
+                }
             }
         }
-        if core.far().is_some() {
-            far.sort_unstable_by_key(|(index, _)| *index);
-            let refused = self.reserve(1, far, &mut routes);
-            routes.settled.extend(refused);
+        if mine.is_empty() {
+            return;
         }
-        routes
+        let blocks: Vec<Wanted> = mine.iter().map(|(index, _)| self.wanted(*index)).collect();
+        let put = Arc::clone(self);
+        apart.reserve(self.namespace, &blocks).then(move |answers| {
+            let mut routes = Routes::default();
+            let answered = answers.is_some();
+            let mut answers = answers.unwrap_or_default().into_iter();
+            let (mut refused, mut ended) = (Vec::new(), Vec::new());
+            for (index, share) in mine {
+                match answers.next() {
+                    Some(Ok(reserved)) => {
+                        routes.copies.push((tier, (index, reserved, share)));
+                        continue;
+                    }
+                    Some(Err(Refused::Present(_))) => routes.settled.push((index, Outcome::Done)),
+                    Some(Err(Refused::Declined)) => {
+                        routes.settled.push((index, Outcome::Declined));
+                    }
+                    _ if tier + 1 < put.core.tiers.len() => refused.push((index, None)),
+                    Some(Err(_)) if answered => routes.settled.push((index, Outcome::Full)),
+                    _ => routes.settled.push((index, Outcome::Dropped)),
+                }
+                ended.push(put.identity(index));
+            }
+            put.core.resolve_late(tier, &ended);
+            put.place_beyond(tier + 1, refused, routes);
+        });
+    }
+
+    fn identity(&self, index: usize) -> Identity {
+        Identity {
+            namespace: self.namespace,
+            key: self.keys[index],
+        }
+    }
+
+    fn joiner(self: &Arc<Put>, index: usize) -> Joiner {
+        Joiner {
+            put: Arc::clone(self),
+            index,
+        }
     }
 
     /// Those that are to be stored; the others are settled.
@@ -154,64 +272,48 @@ impl Put {
         kept
     }
 
-    /// What goes to the near tier and what at once to the far one; the rest is settled.
-    fn admit(&self, indices: Vec<usize>, routes: &mut Routes) -> (Vec<Admitted>, Vec<Admitted>) {
+    /// What goes to which tier, near to far; the rest is settled.
+    fn admit(&self, indices: Vec<usize>, routes: &mut Routes) -> Vec<Vec<Admitted>> {
         let core = &self.core;
-        let seat = self.caller.seat();
-        let mut near = Vec::new();
-        let mut far = Vec::new();
+        let mut wanted = Vec::with_capacity(core.tiers.len());
+        wanted.resize_with(core.tiers.len(), Vec::new);
         for index in indices {
-            let len = self.caller.bytes(index);
-            let Some(tier) = core.far() else {
-                near.push((index, None));
-                continue;
-            };
-            let stamp = self.stamps.of(index);
-            if tier
-                .find_again(self.namespace, &self.keys[index], stamp)
-                .is_some()
-            {
-                routes.settled.push((index, Outcome::Done));
-            } else if core.bypasses(len) {
-                far.push((index, None));
-            } else if let Some(share) = core.budget.admit(seat, len) {
-                near.push((index, Some(share)));
-            } else if core.overload == Overload::Wait {
-                // At the far tier's speed: that is how a full queue delays.
-                far.push((index, None));
-            } else {
-                routes.settled.push((index, Outcome::Dropped));
+            if core.acknowledges_far() {
+                let (id, key) = (self.namespace, &self.keys[index]);
+                let stamp = self.stamps.of(index);
+                let mut lasting = core.tiers[core.ack..].iter().filter_map(Stage::here);
+                if lasting.any(|tier| tier.find_again(id, key, stamp).is_some()) {
+                    routes.settled.push((index, Outcome::Done));
+                    continue;
+                }
+            }
+            match core.entrance(self.caller.seat(), self.caller.bytes(index)) {
+                Some((tier, share)) => wanted[tier].push((index, share)),
+                None => routes.settled.push((index, Outcome::Dropped)),
             }
         }
-        (near, far)
+        wanted
     }
 
-    /// Reserves in one tier; answers the keys that found no room.
+    /// Reserves in one tier of arenas; answers the keys that found no room.
     fn reserve(
         self: &Arc<Put>,
         tier: usize,
+        arenas: &Arenas,
         wanted: Vec<Admitted>,
         routes: &mut Routes,
-    ) -> Vec<(usize, Outcome)> {
-        if wanted.is_empty() {
-            return Vec::new();
-        }
-        let room = |(index, _): &Admitted| Wanted {
-            key: self.keys[*index],
-            len: self.caller.bytes(*index),
-            parts: 1,
-            stamp: self.stamps.of(*index),
-            copy: false,
-            evict: true,
-        };
-        let mut blocks: Vec<Wanted> = wanted.iter().map(room).collect();
+    ) -> Vec<usize> {
+        let mut blocks: Vec<Wanted> = wanted
+            .iter()
+            .map(|(index, _)| self.wanted(*index))
+            .collect();
         let mut refused = Vec::new();
         let wanted = match tier {
-            0 => self.reserve_unlocked(wanted, &mut blocks, routes, &mut refused),
+            0 => self.reserve_unlocked(arenas, wanted, &mut blocks, routes, &mut refused),
             _ => wanted,
         };
         if !wanted.is_empty() {
-            self.reserve_or_join(tier, wanted, &blocks, routes, &mut refused);
+            self.reserve_or_join((tier, arenas), wanted, &blocks, routes, &mut refused);
         }
         refused
     }
@@ -220,25 +322,26 @@ impl Put {
     /// need nothing of it. Answers the rest, of which `blocks` are left.
     fn reserve_unlocked(
         &self,
+        near: &Arenas,
         wanted: Vec<Admitted>,
         blocks: &mut Vec<Wanted>,
         routes: &mut Routes,
-        refused: &mut Vec<(usize, Outcome)>,
+        refused: &mut Vec<usize>,
     ) -> Vec<Admitted> {
         let core = &self.core;
-        let through = core.far().is_some();
-        let answers = core.near().reserve_waiting(self.namespace, blocks);
+        let through = core.acknowledges_far();
+        let answers = near.reserve_waiting(self.namespace, blocks);
         core.evict_ahead(0);
         let (mut rest, mut left) = (Vec::new(), Vec::new());
         let each = wanted.into_iter().zip(answers).zip(&*blocks);
         for (((index, share), answer), block) in each {
             match answer {
-                Ok(place) => routes.copies[0].push((index, place, share)),
+                Ok(place) => routes.copies.push((0, (index, place, share))),
                 Err(Refused::Present(_)) if !through => {
                     routes.settled.push((index, Outcome::Done));
                 }
                 Err(Refused::Declined) => routes.settled.push((index, Outcome::Declined)),
-                Err(Refused::Full(_)) => refused.push((index, Outcome::Full)),
+                Err(Refused::Full(_)) => refused.push(index),
                 Err(Refused::Present(_) | Refused::Reserved(_)) => {
                     rest.push((index, share));
                     left.push(*block);
@@ -252,23 +355,24 @@ impl Put {
     /// Reserves in a tier, and joins those who write the same keys, or wait for them.
     fn reserve_or_join(
         self: &Arc<Put>,
-        tier: usize,
+        (tier, arenas): (usize, &Arenas),
         wanted: Vec<Admitted>,
         blocks: &[Wanted],
         routes: &mut Routes,
-        refused: &mut Vec<(usize, Outcome)>,
+        refused: &mut Vec<usize>,
     ) {
         let core = &self.core;
-        let through = tier == 0 && core.far().is_some();
-        let (mut ledger, answers) = core.reserve_locked(tier, self.namespace, blocks);
+        let through = tier < core.ack;
+        let (mut ledger, answers) = core.reserve_locked(tier, arenas, self.namespace, blocks);
         for ((index, share), answer) in wanted.into_iter().zip(answers) {
             match answer {
-                Ok(place) => routes.copies[tier].push((index, place, share)),
+                Ok(place) => routes.copies.push((tier, (index, place, share))),
                 Err(Refused::Present(token)) if through => {
-                    if core.send_far(&mut ledger, token, vec![self.waiter(index)]) {
+                    let waiters = vec![self.waiter(index)];
+                    if core.send_on(&mut ledger, tier, token, waiters) {
                         routes.released += 1;
                     } else {
-                        refused.push((index, Outcome::Full));
+                        refused.push(index);
                     }
                 }
                 Err(Refused::Present(_)) => routes.settled.push((index, Outcome::Done)),
@@ -278,14 +382,11 @@ impl Put {
                         routes.settled.push((index, Outcome::Closed));
                         continue;
                     }
-                    let joiner = Joiner {
-                        put: Arc::clone(self),
-                        index,
-                    };
-                    ledger.joiners.entry(name).or_default().push(joiner);
+                    let joiners = ledger.joiners.entry(name).or_default();
+                    joiners.push(self.joiner(index));
                 }
                 Err(Refused::Declined) => routes.settled.push((index, Outcome::Declined)),
-                Err(Refused::Full(_)) => refused.push((index, Outcome::Full)),
+                Err(Refused::Full(_)) => refused.push(index),
             }
         }
     }
@@ -309,15 +410,14 @@ impl Put {
             Caller::Here(buffers) => buffers,
             Caller::There { lanes, .. } => return self.copy_there(lanes.as_ref(), tier, copies),
         };
-        let devices = core.tiers[tier].devices();
+        let ends = core.tiers[tier].ends();
         let mut batch = core.copier.batch();
         let mut verdicts = Verdicts::new(Bytes::New, copies.len());
         let planned = copies
             .iter()
             .enumerate()
             .try_for_each(|(tag, (index, place, _))| {
-                let mapping = devices.mapping(place.token)?;
-                let target = parts::buffers(&mapping, &place.extents, 0, place.len)?;
+                let target = ends.buffers(place, 0, place.len)?;
                 let id = parts::part_id(&place.identity, 0, 1);
                 batch.part(&id, buffers.pieces(*index), &target, None, tag as u32)?;
                 verdicts.planned(tag, 1);
@@ -366,54 +466,89 @@ impl Put {
     /// All copies into one tier have stopped.
     fn finish(self: &Arc<Put>, tier: usize, copies: Vec<Copy>, moved: &[Moved]) {
         let core = &self.core;
-        let into = &core.tiers[tier];
-        let through = tier == 0 && core.far().is_some();
         let mut written = Vec::new();
         let mut failed = Vec::new();
-        let mut places: Vec<(usize, Place, Option<Share>)> = Vec::with_capacity(copies.len());
+        let mut places: Vec<Written> = Vec::with_capacity(copies.len());
         for ((index, mut reserved, share), moved) in copies.into_iter().zip(moved) {
-            places.push((index, *reserved, share));
-            match moved {
-                Moved::Done(checksum) => written.push((reserved, *checksum)),
-                Moved::Corrupt | Moved::Failed => failed.push(reserved.hand_out().token),
+            let place = *reserved;
+            let checksum = match moved {
+                Moved::Done(checksum) => {
+                    written.push((reserved, *checksum));
+                    Some(*checksum)
+                }
+                Moved::Corrupt | Moved::Failed => {
+                    failed.push(reserved);
+                    None
+                }
                 Moved::Abandoned => {
                     reserved.hand_out();
+                    None
                 }
+            };
+            places.push((index, place, share, checksum));
+        }
+        // On its way further, a block must not go.
+        let pinned = core.goes_on(tier);
+        match &core.tiers[tier] {
+            Stage::Here(arenas) => {
+                let stored = arenas.commit(written, pinned);
+                let failed = failed.iter_mut().map(|reserved| reserved.hand_out().token);
+                arenas.abort(&failed.collect::<Vec<_>>());
+                self.published(tier, places, stored);
+            }
+            Stage::Apart(apart) => {
+                drop(failed);
+                let put = Arc::clone(self);
+                let committed = apart.commit(written, pinned);
+                committed.then(move |stored| {
+                    put.published(tier, places, stored.unwrap_or_default());
+                });
             }
         }
-        let copies = places;
-        let mut stored = into.commit(written, through).into_iter();
-        into.abort(&failed);
+    }
+
+    /// A tier has answered which of what was written it has; `stored` has those that were written.
+    fn published(self: &Arc<Put>, tier: usize, places: Vec<Written>, stored: Vec<bool>) {
+        let core = &self.core;
+        let ended: Vec<Place> = places.iter().map(|(_, place, _, _)| *place).collect();
         // What the medium could not take failed too.
-        let checksums: Vec<Option<Checksum>> = moved
-            .iter()
-            .map(|moved| match moved {
-                Moved::Done(checksum) => stored.next().filter(|ok| *ok).map(|_| *checksum),
-                _ => None,
-            })
-            .collect();
-        let ended: Vec<Token> = copies.iter().map(|(_, place, _)| place.token).collect();
+        let mut stored = stored.into_iter();
         let mut settled = Vec::new();
-        let keys = copies.iter().map(|(_, place, _)| &place.identity.key);
-        core.fetch_known(self.namespace, keys);
+        let mut passed = Vec::new();
+        core.fetch_known(
+            self.namespace,
+            ended.iter().map(|place| &place.identity.key),
+        );
+        let waits = tier < core.ack;
         {
-            let is_queued = |(_, _, share): &(usize, Place, Option<Share>)| share.is_some();
-            let mut ledger = copies.iter().any(is_queued).then(|| core.ledger.lock());
-            for ((index, place, share), checksum) in copies.into_iter().zip(checksums) {
-                if checksum.is_some() {
-                    core.note_stored(self.namespace, &place.identity.key, place.len);
+            let is_queued = waits || core.goes_on(tier);
+            let mut ledger = is_queued.then(|| core.ledger.lock());
+            for (index, place, share, checksum) in places {
+                let checksum = checksum.filter(|_| stored.next() == Some(true));
+                let Some(checksum) = checksum else {
+                    settled.push((index, Outcome::Dropped));
+                    continue;
+                };
+                core.note_stored(self.namespace, &place.identity.key, place.len);
+                if !waits {
+                    settled.push((index, Outcome::Done));
                 }
-                match (checksum, share.zip(ledger.as_mut())) {
-                    (Some(checksum), Some((share, ledger))) => {
-                        let place = Place { checksum, ..place };
-                        let waiters = vec![self.waiter(index)];
-                        core.write_back_later(ledger, place, share, waiters);
+                let Some(ledger) = ledger.as_mut() else {
+                    continue;
+                };
+                let place = Place { checksum, ..place };
+                let share = share.or_else(|| core.share_of(tier, place.len));
+                let waiters = waits.then(|| self.waiter(index));
+                match share {
+                    Some(share) => {
+                        let waiters = waiters.into_iter().collect();
+                        passed.extend(core.send_later(ledger, tier, place, share, waiters));
                     }
-                    (Some(_), None) => settled.push((index, Outcome::Done)),
-                    (None, _) => settled.push((index, Outcome::Dropped)),
+                    None => passed.push(place),
                 }
             }
         }
+        core.tiers[tier].unpin(passed.iter());
         let released = ended.len() - settled.len();
         for (_, outcome) in &settled {
             core.metrics.put_outcome(*outcome);
@@ -421,115 +556,5 @@ impl Put {
         self.task.settle(settled);
         self.task.release(released);
         core.resolve(tier, &ended);
-    }
-}
-
-impl Core {
-    /// Reserves room in a tier, and comes back with the ledger, so that the caller registers with
-    /// the reservations of others before they can end. What must go first goes while the ledger is
-    /// free. A key that is being written to a nearer tier is not written here, too: the queue may
-    /// have filled between two calls. (The other way round it is: whoever comes second need not
-    /// keep its buffers until the first has committed.)
-    pub(super) fn reserve_locked(
-        &self,
-        tier: usize,
-        namespace: NamespaceId,
-        blocks: &[Wanted],
-    ) -> (Guard<'_, State>, Vec<Result<Reserved, Refused>>) {
-        let into = &self.tiers[tier];
-        let mut spaces = None;
-        let mut elsewhere = vec![None; blocks.len()];
-        let mut wanted: Vec<Wanted> = blocks.to_vec();
-        loop {
-            let ledger = self.ledger.lock();
-            let now = self.reserved_nearer(tier, namespace, blocks);
-            if now != elsewhere {
-                // What was made room for may be another selection of them.
-                spaces = None;
-                let here = blocks.iter().zip(&now).filter(|(_, there)| there.is_none());
-                wanted = here.map(|(wanted, _)| *wanted).collect();
-                elsewhere = now;
-            }
-            if let Some(answers) = into.reserve(namespace, &wanted, spaces.take()) {
-                self.evict_ahead(tier);
-                let mut answers = answers.into_iter();
-                let each = elsewhere.into_iter();
-                let answers = each.filter_map(|there| match there {
-                    Some(refused) => Some(Err(refused)),
-                    None => answers.next(),
-                });
-                return (ledger, answers.collect());
-            }
-            drop(ledger);
-            spaces = Some(into.make_room(namespace, &wanted));
-        }
-    }
-
-    /// Which of these blocks are being written to a nearer tier than this one.
-    fn reserved_nearer(
-        &self,
-        tier: usize,
-        namespace: NamespaceId,
-        blocks: &[Wanted],
-    ) -> Vec<Option<Refused>> {
-        let mut answers = vec![None; blocks.len()];
-        for nearer in &self.tiers[..tier] {
-            nearer.reserved(namespace, blocks, &mut answers);
-        }
-        answers
-    }
-
-    /// The tier that made a token.
-    fn tier_of(&self, token: Token) -> Option<usize> {
-        self.tiers.iter().position(|tier| tier.made(token))
-    }
-
-    /// Sees to it that a block that is published in the near tier is on its way to the far one,
-    /// where it is not. False when it is gone again.
-    pub(super) fn send_far(&self, ledger: &mut State, token: Token, waiters: Vec<Waiter>) -> bool {
-        if let Some(others) = ledger.waiting.get_mut(&token) {
-            others.waiters.extend(waiters);
-            return true;
-        }
-        // Published, and neither far nor on its way: its write-back had failed.
-        let Some(place) = self.near().pin_token(token) else {
-            return false;
-        };
-        // Whoever put it, it goes on by itself.
-        let share = self.budget.take(0, place.len);
-        self.write_back_later(ledger, place, share, waiters);
-        true
-    }
-
-    /// Puts a block of the near tier on its way to the far one. It comes with a pin, which is
-    /// given back when it is on its way already, and with what it has of the queue.
-    pub(super) fn write_back_later(
-        &self,
-        ledger: &mut State,
-        place: Place,
-        share: Share,
-        waiters: Vec<Waiter>,
-    ) {
-        if !self.ledger.enqueue(ledger, place, share, waiters) {
-            self.near().unpin([place.token].into_iter());
-        }
-    }
-
-    /// Ends reservations for those who joined them: each starts over, finds the block published
-    /// and shares its fate, or takes over if it is gone.
-    pub(super) fn resolve(&self, tier: usize, ended: &[Token]) {
-        let joiners: Vec<Joiner> = {
-            let mut ledger = self.ledger.lock();
-            if ledger.joiners.is_empty() {
-                return;
-            }
-            let of = ended
-                .iter()
-                .filter_map(|token| ledger.joiners.remove(&(tier, *token)));
-            of.flatten().collect()
-        };
-        for joiner in joiners {
-            joiner.put.start(vec![joiner.index]);
-        }
     }
 }

@@ -2,12 +2,12 @@
 
 use kvdepot_arena::verdict::{Bytes, Moved, Verdicts};
 use kvdepot_arena::{
-    Cause, Error, Full, NamespaceId, Place, Refused, Reserved, Token, Wanted, parts,
+    Cause, Error, Full, Key, NamespaceId, Place, Refused, Reserved, Token, Wanted, parts,
 };
 use kvdepot_media::Copier;
 
 use super::Core;
-use crate::tier::{Devices, Tier};
+use crate::tier::{Ends, Stage};
 
 /// What became of one block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,34 +28,38 @@ pub(super) enum Replica {
     Failed,
 }
 
+/// What became of one block, and under which token it is there where that is known.
+pub(super) type Arrival = (Replica, Option<Token>);
+
 impl Core {
-    /// Copies blocks that the caller has pinned in `from` into tier `tier`, by the lanes of
+    /// Copies blocks that the caller has pinned in tier `from` into tier `to`, by the lanes of
     /// `copier`. Blocks while it works.
     pub(super) fn replicate(
         &self,
-        from: &Tier,
-        tier: usize,
+        from: usize,
+        to: usize,
         places: &[Place],
         copier: &Copier,
-    ) -> Vec<Replica> {
-        let to = &self.tiers[tier];
-        let room = |namespace, blocks: &[Wanted]| to.reserve_waiting(namespace, blocks);
-        self.copy_over(from, tier, places, copier, true, room)
+    ) -> Vec<Arrival> {
+        let room = |namespace, blocks: &[Wanted]| match &self.tiers[to] {
+            Stage::Here(arenas) => Some(arenas.reserve_waiting(namespace, blocks)),
+            Stage::Apart(apart) => apart.reserve(namespace, blocks).wait(),
+        };
+        self.copy_over(from, to, places, copier, true, room)
     }
 
     /// Copies blocks that the caller has pinned in `from` into room that `room` finds in tier
     /// `tier`, which may be the same.
     pub(super) fn copy_over(
         &self,
-        from: &Tier,
+        from: usize,
         tier: usize,
         places: &[Place],
         copier: &Copier,
         evict: bool,
-        room: impl Fn(NamespaceId, &[Wanted]) -> Vec<Result<Reserved, Refused>>,
-    ) -> Vec<Replica> {
-        let to = &self.tiers[tier];
-        let mut replicas = vec![Replica::Failed; places.len()];
+        room: impl Fn(NamespaceId, &[Wanted]) -> Option<Vec<Result<Reserved, Refused>>>,
+    ) -> Vec<Arrival> {
+        let mut replicas: Vec<Arrival> = vec![(Replica::Failed, None); places.len()];
         let mut copies: Vec<(usize, Reserved)> = Vec::new();
         let mut begin = 0;
         // Runs of one namespace: a prompt's blocks are reserved together, and lie together.
@@ -73,35 +77,38 @@ impl Core {
             });
             let answers = room(namespace, &wanted.collect::<Vec<_>>());
             self.evict_ahead(tier);
-            for (index, answer) in (begin..end).zip(answers) {
+            for (index, answer) in (begin..end).zip(answers.into_iter().flatten()) {
                 match answer {
                     Ok(target) => copies.push((index, target)),
-                    Err(refused) => replicas[index] = Replica::of(refused),
+                    Err(refused) => replicas[index] = arrival_of(refused),
                 }
                 // It need not wait for who writes the key anew.
-                let waits = matches!(replicas[index], Replica::Busy | Replica::Orphans);
-                if waits && from.since(places[index].token).1 {
-                    replicas[index] = Replica::Removed;
+                let waits = matches!(replicas[index].0, Replica::Busy | Replica::Orphans);
+                if waits && self.since(from, places[index].token).1 {
+                    replicas[index].0 = Replica::Removed;
                 }
             }
             begin = end;
         }
         // Who removes a block looks at its source first, and then finds the reservation.
-        let mut ended: Vec<Token> = Vec::new();
+        let mut ended: Vec<Place> = Vec::new();
+        let gone = self.removed(from, places, &copies);
+        let mut is_gone = gone.into_iter();
         copies.retain(|(index, target)| {
-            let (_, removed) = from.since(places[*index].token);
+            let removed = is_gone.next() == Some(true);
             if removed {
-                replicas[*index] = Replica::Removed;
-                ended.push(target.token);
+                replicas[*index].0 = Replica::Removed;
+                ended.push(**target);
             }
             !removed
         });
-        let (sources, targets) = (from.devices(), to.devices());
+        let (sources, targets) = (self.tiers[from].ends(), self.tiers[tier].ends());
         let mut batch = copier.batch();
         let mut verdicts = Verdicts::new(Bytes::Verified, copies.len());
         for (tag, (index, target)) in copies.iter().enumerate() {
             let source = &places[*index];
-            match plan(&mut batch, &sources, &targets, source, target, tag as u32) {
+            let ends = (sources.as_ref(), targets.as_ref());
+            match plan(&mut batch, ends, source, target, tag as u32) {
                 Ok(true) => verdicts.planned(tag, source.parts.into()),
                 Ok(false) => verdicts.corrupt(tag),
                 // Says nothing about the block.
@@ -119,7 +126,7 @@ impl Core {
         let moved = receiver.recv();
         let moved = moved.unwrap_or_else(|_| vec![Moved::Failed; copies.len()]);
         // Puts of these keys may have joined the copies.
-        ended.extend(copies.iter().map(|(_, target)| target.token));
+        ended.extend(copies.iter().map(|(_, target)| **target));
         let (mut written, mut commits) = (Vec::new(), Vec::new());
         for ((index, target), moved) in copies.into_iter().zip(moved) {
             match moved {
@@ -127,67 +134,88 @@ impl Core {
                     written.push((index, target.token));
                     commits.push((target, places[index].checksum));
                 }
-                Moved::Corrupt => replicas[index] = Replica::Corrupt,
+                Moved::Corrupt => replicas[index].0 = Replica::Corrupt,
                 Moved::Failed | Moved::Abandoned => {}
             }
         }
-        let stored = to.commit(commits, false);
-        for ((index, token), stored) in written.iter().zip(stored) {
-            let (stamp, removed) = from.since(places[*index].token);
+        let stored = match &self.tiers[tier] {
+            Stage::Here(arenas) => Some(arenas.commit(commits, false)),
+            Stage::Apart(_) if commits.is_empty() => None,
+            Stage::Apart(apart) => apart.commit(commits, false).wait(),
+        };
+        for ((index, token), stored) in written.iter().zip(stored.into_iter().flatten()) {
+            let (stamp, removed) = self.since(from, places[*index].token);
             if stored {
-                replicas[*index] = Replica::Stored;
-                to.touch_token(*token, stamp);
+                replicas[*index] = (Replica::Stored, Some(*token));
+                let to = self.tiers[tier].here();
+                to.iter().for_each(|to| to.touch_token(*token, stamp));
             } else if removed {
-                replicas[*index] = Replica::Removed;
+                replicas[*index].0 = Replica::Removed;
             }
         }
         self.resolve(tier, &ended);
         replicas
     }
+
+    /// When a block that is pinned in a tier was used last, and whether it was removed since.
+    fn since(&self, tier: usize, token: Token) -> (u64, bool) {
+        let arenas = self.tiers[tier].here();
+        arenas.map_or((0, false), |arenas| arenas.since(token))
+    }
+
+    /// Which blocks that are about to be copied were removed where they come from. A tier that may
+    /// answer late is asked what it still has; where it says nothing, nothing is copied.
+    fn removed(&self, from: usize, places: &[Place], copies: &[(usize, Reserved)]) -> Vec<bool> {
+        let Some(apart) = self.tiers[from].apart() else {
+            let each = copies.iter();
+            let gone = each.map(|(index, _)| self.since(from, places[*index].token).1);
+            return gone.collect();
+        };
+        let mut gone = Vec::with_capacity(copies.len());
+        let of = |(index, _): &(usize, Reserved)| places[*index].identity;
+        for run in copies.chunk_by(|a, b| of(a).namespace == of(b).namespace) {
+            let keys: Vec<Key> = run.iter().map(|copy| of(copy).key).collect();
+            let there = apart.probe(of(&run[0]).namespace, &keys).wait();
+            let there = there.unwrap_or_default().into_iter();
+            let there = there.chain(std::iter::repeat(false));
+            gone.extend(there.take(run.len()).map(|there| !there));
+        }
+        gone
+    }
 }
 
-impl Replica {
-    /// Of a block that got no reservation.
-    fn of(refused: Refused) -> Replica {
-        match refused {
-            Refused::Present(_) => Replica::Stored,
-            Refused::Reserved(_) => Replica::Busy,
-            Refused::Full(Full {
-                cause: Cause::Orphans { .. },
-                ..
-            }) => Replica::Orphans,
-            Refused::Full(_) | Refused::Declined => Replica::Full,
-        }
+/// Of a block that got no reservation.
+fn arrival_of(refused: Refused) -> Arrival {
+    match refused {
+        Refused::Present(token) => (Replica::Stored, Some(token)),
+        Refused::Reserved(_) => (Replica::Busy, None),
+        Refused::Full(Full {
+            cause: Cause::Orphans { .. },
+            ..
+        }) => (Replica::Orphans, None),
+        Refused::Full(_) | Refused::Declined => (Replica::Full, None),
     }
 }
 
 /// Plans one block's parts; false when its part table does not verify.
 fn plan(
     batch: &mut kvdepot_media::Batch,
-    from: &Devices,
-    to: &Devices,
+    (from, to): (&dyn Ends, &dyn Ends),
     source: &Place,
     target: &Place,
     tag: u32,
 ) -> Result<bool, Error> {
-    let (from, to) = (from.mapping(source.token)?, to.mapping(target.token)?);
-    let found = parts::read(
-        &from,
-        &source.identity,
-        &source.extents,
-        source.len,
-        source.parts,
-        source.checksum,
-    );
-    let Some(found) = found else { return Ok(false) };
+    let Some(found) = from.parts(source)? else {
+        return Ok(false);
+    };
     for (number, part) in found.iter().enumerate() {
         let id = parts::part_id(&source.identity, number as u32, source.parts);
-        let src = parts::buffers(&from, &source.extents, part.offset, part.len)?;
-        let dst = parts::buffers(&to, &target.extents, part.offset, part.len)?;
+        let src = from.buffers(source, part.offset, part.len)?;
+        let dst = to.buffers(target, part.offset, part.len)?;
         batch.part(&id, &src, &dst, Some(part.checksum), tag)?;
     }
     if source.parts > 1 {
-        parts::write_table(&to, &target.extents, target.len, &found)?;
+        to.write_parts(target, &found)?;
     }
     Ok(true)
 }

@@ -15,7 +15,7 @@ use super::budget::Share;
 use super::ledger::State;
 use crate::config::Overload;
 use crate::placement::{self, Holder};
-use crate::tier::Tier;
+use crate::tier::{Ends, Stage};
 
 /// A published block that stays where it is until it is unpinned.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -205,7 +205,15 @@ impl Core {
                 evict: true,
             });
             let wanted: Vec<Wanted> = wanted.collect();
-            let (mut ledger, places) = self.reserve_locked(way.tier(), namespace, &wanted);
+            let tier = way.tier();
+            let Some(arenas) = self.tiers.get(tier).and_then(Stage::here) else {
+                // Other processes write to arenas only.
+                for ((index, _), wanted) in mine.into_iter().zip(&wanted) {
+                    answers[index] = Some(Err(self.unreachable(tier, wanted.len)));
+                }
+                continue;
+            };
+            let (mut ledger, places) = self.reserve_locked(tier, arenas, namespace, &wanted);
             for ((index, share), place) in mine.into_iter().zip(places) {
                 // It is the caller's, and as long as the caller's process.
                 let place = place.map(|mut reserved| reserved.hand_out());
@@ -239,23 +247,34 @@ impl Core {
         lengths: &[u64],
         stamp: u64,
     ) -> Result<(Way, Option<Share>), Token> {
-        let Some(far) = self.far() else {
+        if !self.acknowledges_far() {
             return Ok((Way::Through, None));
-        };
-        if let Some(place) = far.find_again(namespace, key, stamp) {
+        }
+        let mut lasting = self.tiers[self.ack..].iter().filter_map(Stage::here);
+        let found = lasting.find_map(|tier| tier.find_again(namespace, key, stamp));
+        if let Some(place) = found {
             return Err(place.token);
         }
         let len = parts::payload_len(lengths);
         if self.bypasses(len) {
             return Ok((Way::Far, None));
         }
-        Ok(match self.budget.admit(seat, len) {
+        Ok(match self.edges[0].budget.admit(seat, len) {
             Some(share) => (Way::Through, Some(share)),
             None if self.overload == Overload::Wait => (Way::Far, None),
             None => {
                 self.metrics.put_outcome(crate::Outcome::Dropped);
                 (Way::NearOnly, None)
             }
+        })
+    }
+
+    /// Why a block finds no room in a tier that other processes cannot write.
+    fn unreachable(&self, tier: usize, requested: u64) -> Refused {
+        Refused::Full(Full {
+            tier: self.tiers.get(tier).map_or("", Stage::name),
+            requested,
+            cause: Cause::Apart,
         })
     }
 
@@ -274,14 +293,14 @@ impl Core {
             }
             Err(Refused::Present(token)) if share.is_some() => {
                 // Unless it is gone again, in which case the next store writes it anew.
-                let _sent = self.send_far(ledger, *token, Vec::new());
+                let _sent = self.send_on(ledger, way.tier(), *token, Vec::new());
             }
             _ => {}
         }
         match answer {
             Err(Refused::Full(full)) if way == Way::NearOnly => Err(Refused::Full(Full {
                 cause: Cause::Queue {
-                    depth: self.budget.depth(),
+                    depth: self.edges[0].budget.depth(),
                 },
                 ..full
             })),
@@ -309,12 +328,17 @@ impl Core {
             if mine.is_empty() {
                 continue;
             }
+            let ended = mine.clone().into_iter();
+            let ended = ended.map(|index| reservations[index].place);
             let tokens: Vec<Token> = mine
                 .iter()
                 .map(|index| reservations[*index].place.token)
                 .collect();
             // From here on nobody can end these: the part tables go into room that is theirs.
-            let claims = self.tiers[tier].claim(&tokens);
+            let Some(arenas) = self.tiers[tier].here() else {
+                continue;
+            };
+            let claims = arenas.claim(&tokens);
             let mine = mine.into_iter().zip(claims);
             let mine: Vec<usize> = mine
                 .filter_map(|(index, claimed)| claimed.then_some(index))
@@ -330,18 +354,15 @@ impl Core {
                     part.checksum = *checksum;
                 }
                 if parts.len() > 1 {
-                    let devices = self.tiers[tier].devices();
-                    let mapping = devices.mapping(place.token);
-                    mapping
-                        .and_then(|mapping| {
-                            parts::write_table(&mapping, &place.extents, place.len, &parts)
-                        })
-                        .inspect_err(|_| self.tiers[tier].unclaim(&claimed))?;
+                    let ends = arenas.devices();
+                    ends.write_parts(place, &parts)
+                        .inspect_err(|_| arenas.unclaim(&claimed))?;
                 }
                 written.push((place.token, parts::record_checksum(&place.identity, &parts)));
             }
-            let through = way == Way::Through && self.far().is_some();
-            let committed = self.tiers[tier].commit_claimed(&written, through);
+            let goes_on = way != Way::NearOnly && self.goes_on(tier);
+            let committed = arenas.commit_claimed(&written, goes_on);
+            let mut stay = Vec::new();
             let mut ledger = self.ledger.lock();
             for ((index, (_, checksum)), ok) in mine.iter().zip(&written).zip(&committed) {
                 stored[*index] = *ok;
@@ -354,16 +375,21 @@ impl Core {
                     ..reservations[*index].place
                 };
                 let share = ledger.held.remove(&(tier, place.token)).flatten();
-                if through && *ok {
-                    let share = share.unwrap_or_else(|| self.budget.take(0, place.len));
-                    self.write_back_later(&mut ledger, place, share, Vec::new());
+                if goes_on && *ok {
+                    let share = share.or_else(|| self.share_of(tier, place.len));
+                    stay.extend(match share {
+                        Some(share) => self.send_later(&mut ledger, tier, place, share, Vec::new()),
+                        None => Some(place),
+                    });
                 }
             }
             for token in &tokens {
                 ledger.held.remove(&(tier, *token));
             }
             drop(ledger);
-            self.resolve(tier, &tokens);
+            self.tiers[tier].unpin(stay.iter());
+            let ended: Vec<Place> = ended.collect();
+            self.resolve(tier, &ended);
         }
         Ok(stored)
     }
@@ -383,13 +409,16 @@ impl Core {
                 continue;
             }
             let tokens: Vec<_> = places.iter().map(|place| place.token).collect();
-            self.tiers[tier].abort(&tokens);
+            let arenas = self.tiers[tier].here();
+            arenas.iter().for_each(|arenas| {
+                arenas.abort(&tokens);
+            });
             let mut ledger = self.ledger.lock();
             for token in &tokens {
                 ledger.held.remove(&(tier, *token));
             }
             drop(ledger);
-            self.resolve(tier, &tokens);
+            self.resolve(tier, &places);
         }
     }
 
@@ -399,7 +428,7 @@ impl Core {
         &self,
         namespace: NamespaceId,
         keys: &[Key],
-        make: impl Fn(usize, &Tier, Place) -> Option<T>,
+        make: impl Fn(usize, &Stage, Place) -> Option<T>,
     ) -> Result<Vec<Option<T>>, Error> {
         let _pass = self.gate.enter()?;
         self.note_asked(namespace, keys);
@@ -409,9 +438,13 @@ impl Core {
             let mut places = Vec::with_capacity(keys.len());
             let each = |index: usize, place| places.push((index, place));
             let mut found: Vec<bool> = pins.iter().map(Option::is_some).collect();
-            here.pin(namespace, keys, &mut found, |index| stamps.of(index), each);
+            // What others read by themselves lies in arenas.
+            let Some(arenas) = here.here() else {
+                continue;
+            };
+            arenas.pin(namespace, keys, &mut found, |index| stamps.of(index), each);
             let used = (0..keys.len()).filter(|index| pins[*index].is_some());
-            here.touch(namespace, used.map(|at| (&keys[at], stamps.of(at))));
+            arenas.touch(namespace, used.map(|at| (&keys[at], stamps.of(at))));
             for (index, place) in places {
                 // One whose part table does not verify is asked of the next tier.
                 pins[index] = make(tier, here, place);
@@ -438,14 +471,14 @@ impl Core {
             if tier > 0 && served {
                 self.promote_later(tier, places);
             } else {
-                self.tiers[tier].unpin(places.iter().map(|place| place.token));
+                self.tiers[tier].unpin(places.iter());
             }
         }
     }
 
     /// Ends a pin that nobody has heard of.
     pub fn let_go(&self, tier: usize, place: Place) {
-        self.tiers[tier].unpin([place.token].into_iter());
+        self.tiers[tier].unpin([place].iter());
     }
 
     /// Unpublishes blocks that a mover found not to verify, in the tiers where they are pinned.
@@ -455,31 +488,20 @@ impl Core {
             return 0;
         };
         pins.iter()
-            .map(|pin| self.tiers[pin.tier].discard(&[pin.place.token]))
+            .map(|pin| self.tiers[pin.tier].discard(&[pin.place]))
             .sum()
     }
 }
 
 /// A pinned block's parts; `None`, and unpinned and unpublished, when their table does not verify.
-pub(super) fn open(from: &Tier, place: &Place) -> Option<Parts> {
-    let token = place.token;
+pub(super) fn open(from: &Stage, place: &Place) -> Option<Parts> {
     let parts = parts::single(place).or_else(|| {
-        let devices = from.devices();
-        let mapping = devices.mapping(token).ok()?;
-        let (extents, sum) = (&place.extents, place.checksum);
-        let found = parts::read(
-            &mapping,
-            &place.identity,
-            extents,
-            place.len,
-            place.parts,
-            sum,
-        );
+        let found = from.ends().parts(place).ok()?;
         found.map(Parts::from)
     });
     if parts.is_none() {
-        from.discard(&[token]);
-        from.unpin([token].into_iter());
+        from.discard(&[*place]);
+        from.unpin([place].into_iter());
     }
     parts
 }

@@ -18,7 +18,7 @@ use kvdepot_arena::{
     Arena, Cause, Full, Key, NamespaceId, Refused, Reserved, Room, Space, Token, Wanted,
 };
 
-use super::{DAX, Tier};
+use super::{Arenas, DAX};
 
 /// Room that was made for the blocks of a call. Until it is used or dropped nobody else gets it,
 /// and those of the call's blocks that were there stay: a prompt's head does not make room for its
@@ -85,11 +85,11 @@ impl Drop for Pinned {
     }
 }
 
-impl Tier {
+impl Arenas {
     /// Reserves room for blocks, given in prefix order, at once. `None`, and nothing is reserved,
     /// where others must go first: then the caller lets go of its locks, has
-    /// [room made](Tier::make_room), and asks again with that. It is answered then, unless a block
-    /// that was there when room was made for the others is gone by now.
+    /// [room made](Arenas::make_room), and asks again with that. It is answered then, unless a
+    /// block that was there when room was made for the others is gone by now.
     pub(crate) fn reserve(
         &self,
         namespace: NamespaceId,
@@ -123,7 +123,7 @@ impl Tier {
         }
     }
 
-    /// As [`Tier::reserve`], for callers without locks: waits for the room that is made.
+    /// As [`Arenas::reserve`], for callers without locks: waits for the room that is made.
     pub(crate) fn reserve_waiting(
         &self,
         namespace: NamespaceId,
@@ -452,7 +452,7 @@ mod tests {
         }]
     }
 
-    fn reserve(tier: &Tier, key: u8) -> Reserved {
+    fn reserve(tier: &Arenas, key: u8) -> Reserved {
         let mut answers = tier.reserve_waiting(NAMESPACE, &wanted(key));
         answers.pop().unwrap().ok().unwrap()
     }
@@ -461,7 +461,7 @@ mod tests {
     fn a_block_that_was_being_written_when_room_was_made_finds_room_like_any_other() {
         for devices in 1..=2 {
             let arena = |number| Arc::new(Arena::volatile("Cache", number, 64 << 10).unwrap());
-            let tier = Tier::new("Cache", (0..devices).map(arena).collect());
+            let tier = Arenas::new("Cache", (0..devices).map(arena).collect());
             let first = reserve(&tier, 0);
             // Whoever wants it too waits for that one.
             let spaces = tier.make_room(NAMESPACE, &wanted(0));
@@ -481,7 +481,7 @@ mod tests {
     #[test]
     fn where_others_must_go_first_nobody_has_seen_a_reservation_that_ends_with_it() {
         let arena = Arc::new(Arena::volatile("Cache", 0, 64 << 10).unwrap());
-        let tier = Tier::new("Cache", vec![arena]);
+        let tier = Arenas::new("Cache", vec![arena]);
         let store = |key| {
             let reserved = reserve(&tier, key);
             let sequence = reserved.token.sequence;

@@ -4,26 +4,29 @@ use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
-use std::time::Duration;
 
 use kvdepot_arena::{Arena, Error, Inode, Opening, Options, Promised, Uses};
 
-use super::{DAX, Tier};
 use crate::config::{Config, DeviceConfig};
+use crate::option::Section;
+use crate::pipeline::is_stepped;
+use crate::tier::{Alarm, Apart, Arenas, DAX, Stage, device};
 
 /// What opening the tiers has come to.
 pub(crate) struct Opened {
-    /// Near to far.
-    pub(crate) tiers: Vec<Tier>,
+    /// Near to far, with their positions in the pipeline.
+    pub(crate) tiers: Vec<(usize, Stage)>,
     pub(crate) opening: Opening,
     /// Why the far tier is missing, if it is.
     pub(crate) without: Option<String>,
     /// The number of the next medium.
     pub(crate) next: u32,
+    /// For tiers that may answer late; `None` where there is none.
+    alarm: Option<Arc<Alarm>>,
 }
 
-impl Tier {
-    /// Refuses what [`Tier::open`] would, and opens nothing.
+impl Opened {
+    /// Refuses what [`Opened::open`] would, and opens nothing.
     pub(crate) fn check(config: &Config) -> Result<(), Error> {
         let has = |name: &str| config.pipeline.iter().any(|tier| tier == name);
         if has("Cache") {
@@ -59,23 +62,24 @@ impl Tier {
     /// Opens what a configuration names, far to near: what can be refused comes before what costs
     /// memory.
     pub(crate) fn open(config: &Config, uses: &Uses) -> Result<Opened, Error> {
-        let has = |name: &str| config.pipeline.iter().any(|tier| tier == name);
-        // Media are numbered near to far.
-        let first = u32::from(has("Cache"));
         let mut opened = Opened {
             tiers: Vec::new(),
             opening: Opening::default(),
             without: None,
-            next: first,
+            // Media are numbered near to far; tiers that are no arenas come behind those that are.
+            next: u32::from(config.pipeline.iter().any(|tier| tier == "Cache")),
+            alarm: None,
         };
-        if has(DAX) {
+        let first = opened.next;
+        if let Some(at) = config.pipeline.iter().position(|tier| tier == DAX) {
+            let count = config.dax.devices.len().max(1) as u32;
+            opened.next += count;
             match devices(config, first, uses) {
                 Ok((devices, opening)) => {
-                    opened.next += devices.len() as u32;
                     opened.opening = opening;
-                    let tier = Tier::new(DAX, devices);
+                    let tier = Arenas::new(DAX, devices);
                     tier.drop_doubles();
-                    opened.tiers.push(tier);
+                    opened.tiers.push((at, Stage::Here(tier)));
                 }
                 Err(error) if may_go_without(config, &error) => {
                     tracing::warn!(%error, "opening with Cache alone");
@@ -84,13 +88,41 @@ impl Tier {
                 Err(error) => return Err(error),
             }
         }
-        if has("Cache") {
-            let arena = Arena::volatile("Cache", 0, config.cache_capacity()?)?;
-            opened
-                .tiers
-                .insert(0, Tier::new("Cache", vec![Arc::new(arena)]));
+        opened.open_kinds(config).inspect_err(|_| opened.close())?;
+        if let Some(at) = config.pipeline.iter().position(|tier| tier == "Cache") {
+            let capacity = config.cache_capacity()?;
+            let arena = Arena::volatile("Cache", 0, capacity);
+            let arena = arena.inspect_err(|_| opened.close())?;
+            let tier = Arenas::new("Cache", vec![Arc::new(arena)]);
+            opened.tiers.push((at, Stage::Here(tier)));
         }
+        opened.tiers.sort_by_key(|(at, _)| *at);
         Ok(opened)
+    }
+
+    /// Opens the tiers of registered kinds.
+    fn open_kinds(&mut self, config: &Config) -> Result<(), Error> {
+        for (at, name) in config.pipeline.iter().enumerate() {
+            let Some(kind) = config.kinds.find(name) else {
+                continue;
+            };
+            let none = Section::default();
+            let section = config.sections.get(kind.name).unwrap_or(&none);
+            let tier = (kind.open)(section, self.next)?;
+            self.next += 1;
+            // In a simulation time does not pass.
+            if self.alarm.is_none() && !is_stepped() {
+                self.alarm = Some(Arc::new(Alarm::start()?));
+            }
+            let limits = (config.lookup_timeout, config.tier_timeout);
+            let apart = Apart::new(tier, limits, self.alarm.clone());
+            self.tiers.push((at, Stage::Apart(apart)));
+        }
+        Ok(())
+    }
+
+    fn close(&self) {
+        self.tiers.iter().for_each(|(_, tier)| tier.close());
     }
 }
 
@@ -188,18 +220,4 @@ fn settings_of(config: &Config, device: &DeviceConfig) -> Options {
         capacity: device.capacity,
         ..config.dax.options()
     }
-}
-
-/// Opens one device of the tier.
-pub(super) fn device(
-    number: u32,
-    path: &Path,
-    settings: &Options,
-    field: &impl Fn(&str) -> String,
-    lock_wait: Duration,
-    uses: &Uses,
-) -> Result<(Arc<Arena>, Opening), Error> {
-    let (mut arena, opening) = Arena::open((DAX, number), path, settings, field, lock_wait)?;
-    arena.rank(uses);
-    Ok((Arc::new(arena), opening))
 }

@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use kvdepot_arena::{Arena, Error, Inode, Opening, Options, Uses, size};
 
-use super::{Devices, Tier, open};
+use super::{Arenas, DAX, Devices};
 
-impl Tier {
+impl Arenas {
     /// The device at a path, whatever it is called there.
     pub(crate) fn at(&self, path: &Path) -> Option<Arc<Arena>> {
         let devices = self.devices.load();
@@ -39,8 +39,7 @@ impl Tier {
             self.leave(&arena, false);
             return Ok(Opening::default());
         }
-        let (arena, opening) =
-            open::device(number(), path, settings, &str::to_owned, lock_wait, uses)?;
+        let (arena, opening) = device(number(), path, settings, &str::to_owned, lock_wait, uses)?;
         partings.retain(|parting| !arena.comes_back(parting));
         announce(&arena)?;
         arena.keep();
@@ -137,7 +136,7 @@ impl Tier {
     }
 
     /// Leaves each key on one device: one that was being moved when its process died is on two.
-    pub(super) fn drop_doubles(&self) {
+    pub(crate) fn drop_doubles(&self) {
         let devices = self.devices.load();
         for index in 1..devices.0.len() {
             let arena = &devices.0[index];
@@ -182,6 +181,20 @@ fn check_again(arena: &Arena, path: &Path, capacity: Option<u64>) -> Result<(), 
     }
 }
 
+/// Opens one device of the tier.
+pub(crate) fn device(
+    number: u32,
+    path: &Path,
+    settings: &Options,
+    field: &impl Fn(&str) -> String,
+    lock_wait: Duration,
+    uses: &Uses,
+) -> Result<(Arc<Arena>, Opening), Error> {
+    let (mut arena, opening) = Arena::open((DAX, number), path, settings, field, lock_wait)?;
+    arena.rank(uses);
+    Ok((Arc::new(arena), opening))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -195,14 +208,14 @@ mod tests {
             ..Options::default()
         };
         let uses = Uses::default();
-        let device = |(number, path): (u32, &std::path::PathBuf)| {
+        let open = |(number, path): (u32, &std::path::PathBuf)| {
             let wait = Duration::ZERO;
-            let opened = open::device(number, path, &settings, &str::to_owned, wait, &uses);
+            let opened = device(number, path, &settings, &str::to_owned, wait, &uses);
             let (arena, _) = opened.unwrap();
             arena.keep();
             arena
         };
-        let tier = Tier::new("Dax", (0..).zip(&paths).map(device).collect());
+        let tier = Arenas::new("Dax", (0..).zip(&paths).map(open).collect());
         let arena = tier.at(&paths[1]).unwrap();
         tier.grow(&arena, &paths[1], 2 << 20).unwrap();
         assert!(tier.take_out(&arena));

@@ -1,0 +1,83 @@
+//! Configuration files.
+
+use std::path::Path;
+
+use kvdepot_arena::Error;
+use serde_json::Value;
+
+/// Reads a YAML file into a neutral value.
+///
+/// # Errors
+/// [`Error::Io`] and [`Error::Config`].
+pub fn read_yaml(path: &Path) -> Result<Value, Error> {
+    let text = std::fs::read_to_string(path).map_err(|source| Error::Io {
+        path: path.into(),
+        source,
+    })?;
+    let refused =
+        |value: String, allowed| Error::config(path.display().to_string(), value, allowed);
+    let once = "a YAML mapping in which each option stands once";
+    // By YAML's own value, in which no name stands twice.
+    let read: serde_yaml_ng::Value =
+        serde_yaml_ng::from_str(&text).map_err(|error| refused(unreadable(&error), once))?;
+    if read.is_null() {
+        let allowed = "options such as pipeline: Cache|Dax (docs/configuration.md has them)";
+        return Err(refused("a file without any".into(), allowed));
+    }
+    if !read.is_mapping() {
+        // What it holds may be long, and no part of it was meant for this.
+        let kind = if read.is_sequence() {
+            "a list"
+        } else {
+            "a plain value"
+        };
+        return Err(refused(
+            kind.into(),
+            "a YAML mapping of options to their values",
+        ));
+    }
+    serde_json::to_value(read).map_err(|error| refused(unreadable(&error), once))
+}
+
+fn unreadable(error: &dyn std::error::Error) -> String {
+    format!("a file that is no such mapping ({error})")
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::Config;
+
+    #[test]
+    fn a_file_says_each_thing_once_and_says_something() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("depot.yaml");
+        let read = |text: &str| {
+            std::fs::write(&path, text).unwrap();
+            Config::from_file(&path).map_err(|error| error.to_string())
+        };
+        for (text, says) in [
+            ("", "without any"),
+            ("# dax:\n", "without any"),
+            ("null", "without any"),
+            ("lanes: 1\nlanes: 2\n", "\"lanes\""),
+            (
+                "cache:\n  capacity: 1MiB\n  capacity: 2MiB\n",
+                "\"capacity\"",
+            ),
+            ("{\"lanes\": 1, \"lanes\": 2}", "\"lanes\""),
+            (
+                "# ports\n---\nssh 22\n---\nftp 21\n",
+                "a file that is no such mapping",
+            ),
+            ("- lanes", "a list is not allowed; allowed: a YAML mapping"),
+            (
+                "some words",
+                "a plain value is not allowed; allowed: a YAML mapping",
+            ),
+        ] {
+            let error = read(text).unwrap_err();
+            assert!(error.contains(says), "{text:?}: {error}");
+        }
+        assert_eq!(read("lanes: 2\ncache:\n").unwrap().lanes, Some(2));
+    }
+}

@@ -1,0 +1,285 @@
+//! A tier that may answer late, as the pipeline asks it: each question has a limit, and one that
+//! does not answer is left alone for a while.
+//!
+//! *The breaker.* Where several answers in a row have not come, nothing is asked for some time: a
+//! broken tier is a miss, at once. Then one question goes through; if it is answered the breaker
+//! closes, and if not it stays open for twice as long, up to a minute.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use kvdepot_arena::{Key, NamespaceId, Place, Refused, Reserved, TierStats, Wanted, clock};
+use kvdepot_media::Checksum;
+use parking_lot::Mutex;
+
+use super::contract::{Page, Tier};
+use super::late::{Alarm, Pending, Reply, ask};
+
+/// Questions in a row without an answer that open the breaker.
+const FAILURES: u32 = 3;
+
+/// How long it is open at first, and at most.
+const OPEN_FIRST: Duration = Duration::from_millis(500);
+const OPEN_MOST: Duration = Duration::from_secs(60);
+
+/// A tier that may answer late.
+pub(crate) struct Apart {
+    tier: Arc<dyn Tier>,
+    /// How long a lookup may take, and anything else.
+    lookup: Duration,
+    patience: Duration,
+    breaker: Arc<Breaker>,
+    /// `None` in a simulation, where time does not pass.
+    alarm: Option<Arc<Alarm>>,
+}
+
+/// What a tier says.
+pub(crate) enum Answer<T> {
+    /// At once; `None` where it does not answer.
+    Now(Option<T>),
+    Later(Later<T>),
+}
+
+/// What it will say.
+pub(crate) struct Later<T> {
+    pending: Pending<T>,
+    limit: Duration,
+    breaker: Arc<Breaker>,
+    alarm: Option<Arc<Alarm>>,
+}
+
+impl<T: Send + 'static> Answer<T> {
+    /// Has `then` run with the answer: at once, or in the thread that brings it.
+    pub(crate) fn then(self, then: impl FnOnce(Option<T>) + Send + 'static) {
+        match self {
+            Answer::Now(answer) => then(answer),
+            Answer::Later(later) => later.then(then),
+        }
+    }
+
+    /// Waits for it.
+    pub(crate) fn wait(self) -> Option<T> {
+        let Later {
+            pending,
+            limit,
+            breaker,
+            ..
+        } = match self {
+            Answer::Now(answer) => return answer,
+            Answer::Later(later) => later,
+        };
+        let answer = pending.wait(limit);
+        breaker.heard(answer.is_some());
+        answer
+    }
+}
+
+impl<T: Send + 'static> Later<T> {
+    fn then(self, then: impl FnOnce(Option<T>) + Send + 'static) {
+        let Later {
+            pending,
+            limit,
+            breaker,
+            alarm,
+        } = self;
+        let alarm = alarm.as_deref().map(|alarm| (alarm, limit));
+        pending.then(alarm, move |answer| {
+            breaker.heard(answer.is_some());
+            then(answer);
+        });
+    }
+}
+
+impl Apart {
+    pub(crate) fn new(
+        tier: Arc<dyn Tier>,
+        (lookup, patience): (Duration, Duration),
+        alarm: Option<Arc<Alarm>>,
+    ) -> Apart {
+        Apart {
+            breaker: Arc::new(Breaker::new(tier.name())),
+            tier,
+            lookup,
+            patience,
+            alarm,
+        }
+    }
+
+    pub(crate) fn tier(&self) -> &Arc<dyn Tier> {
+        &self.tier
+    }
+
+    /// What the tier counts, and what it did not answer.
+    pub(crate) fn stats(&self) -> TierStats {
+        let mut stats = self.tier.stats();
+        stats.unanswered = self.breaker.unheard.load(Ordering::Relaxed);
+        stats.left_alone = self.breaker.opened.load(Ordering::Relaxed);
+        stats
+    }
+
+    /// Nobody asks any more.
+    pub(crate) fn close(&self) {
+        self.tier.close();
+        self.alarm.iter().for_each(|alarm| alarm.stop());
+    }
+
+    fn ask<T: Send + 'static>(&self, limit: Duration, put: impl FnOnce(Reply<T>)) -> Answer<T> {
+        if !self.breaker.lets_through() {
+            return Answer::Now(None);
+        }
+        let (reply, pending) = ask();
+        put(reply);
+        match pending.now() {
+            Ok(answer) => {
+                self.breaker.heard(answer.is_some());
+                Answer::Now(answer)
+            }
+            Err(pending) => Answer::Later(Later {
+                pending,
+                limit,
+                breaker: Arc::clone(&self.breaker),
+                alarm: self.alarm.clone(),
+            }),
+        }
+    }
+
+    pub(crate) fn probe(&self, id: NamespaceId, keys: &[Key]) -> Answer<Vec<bool>> {
+        self.ask(self.lookup, |reply| self.tier.probe(id, keys, reply))
+    }
+
+    pub(crate) fn pin(&self, id: NamespaceId, keys: &[Key]) -> Answer<Vec<Option<Place>>> {
+        self.ask(self.lookup, |reply| self.tier.pin(id, keys, reply))
+    }
+
+    pub(crate) fn reserve(
+        &self,
+        id: NamespaceId,
+        blocks: &[Wanted],
+    ) -> Answer<Vec<Result<Reserved, Refused>>> {
+        self.ask(self.patience, |reply| self.tier.reserve(id, blocks, reply))
+    }
+
+    pub(crate) fn commit(
+        &self,
+        written: Vec<(Reserved, Checksum)>,
+        pinned: bool,
+    ) -> Answer<Vec<bool>> {
+        self.ask(self.patience, |reply| {
+            self.tier.commit(written, pinned, reply);
+        })
+    }
+
+    pub(crate) fn remove(&self, id: NamespaceId, keys: &[Key]) -> Answer<usize> {
+        self.ask(self.patience, |reply| self.tier.remove(id, keys, reply))
+    }
+
+    pub(crate) fn clear(&self, id: NamespaceId) -> Answer<usize> {
+        self.ask(self.patience, |reply| self.tier.clear(id, reply))
+    }
+
+    pub(crate) fn list(&self, id: NamespaceId, from: u64, limit: usize) -> Answer<Page> {
+        self.ask(self.patience, |reply| {
+            self.tier.list(id, from, limit, reply);
+        })
+    }
+}
+
+/// Whether a tier is asked.
+struct Breaker {
+    name: &'static str,
+    state: Mutex<Circuit>,
+    unheard: AtomicU64,
+    opened: AtomicU64,
+}
+
+#[derive(Default)]
+struct Circuit {
+    failures: u32,
+    /// Nothing is asked before.
+    open_until: Option<Instant>,
+    open_for: Duration,
+    /// One question is under way to see whether it can be closed.
+    tries: bool,
+}
+
+impl Breaker {
+    fn new(name: &'static str) -> Breaker {
+        Breaker {
+            name,
+            state: Mutex::default(),
+            unheard: AtomicU64::new(0),
+            opened: AtomicU64::new(0),
+        }
+    }
+
+    fn lets_through(&self) -> bool {
+        let mut state = self.state.lock();
+        let Some(until) = state.open_until else {
+            return true;
+        };
+        if state.tries || clock::now() < until {
+            return false;
+        }
+        state.tries = true;
+        true
+    }
+
+    /// Notes whether a question was answered.
+    fn heard(&self, answered: bool) {
+        let mut state = self.state.lock();
+        if answered {
+            if state.open_until.is_some() {
+                tracing::info!(tier = self.name, "the tier answers again");
+            }
+            *state = Circuit::default();
+            return;
+        }
+        self.unheard.fetch_add(1, Ordering::Relaxed);
+        state.failures = state.failures.saturating_add(1);
+        let was_open = state.open_until.is_some();
+        if state.failures < FAILURES || (was_open && !state.tries) {
+            return;
+        }
+        state.open_for = match was_open {
+            true => (state.open_for * 2).min(OPEN_MOST),
+            false => OPEN_FIRST,
+        };
+        state.open_until = clock::now().checked_add(state.open_for);
+        state.tries = false;
+        if !was_open {
+            self.opened.fetch_add(1, Ordering::Relaxed);
+            tracing::warn!(
+                tier = self.name,
+                "the tier does not answer: it is not asked for a while, and what it has is a miss"
+            );
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tier_that_does_not_answer_is_left_alone_until_it_does() {
+        let breaker = Breaker::new("Test");
+        for _ in 0..FAILURES {
+            assert!(breaker.lets_through());
+            breaker.heard(false);
+        }
+        assert!(!breaker.lets_through());
+        let over = clock::now().checked_sub(Duration::from_millis(1));
+        breaker.state.lock().open_until = over;
+        assert!(breaker.lets_through());
+        assert!(!breaker.lets_through(), "one tries");
+        breaker.heard(false);
+        assert!(!breaker.lets_through());
+        assert_eq!(breaker.state.lock().open_for, 2 * OPEN_FIRST);
+        breaker.state.lock().open_until = over;
+        assert!(breaker.lets_through());
+        breaker.heard(true);
+        assert!(breaker.lets_through() && breaker.lets_through());
+        assert_eq!(breaker.opened.load(Ordering::Relaxed), 1);
+    }
+}

@@ -1,0 +1,496 @@
+//! A tier of arenas: the devices that hold its blocks, and the verbs of an arena over all of them.
+//!
+//! Each device is a whole arena with a lock, a table and an index of its own, so that it can be
+//! taken to another depot. A block lives on one of them; tokens say on which. Lookups read the list
+//! of devices without a lock, and a tier of one device costs nothing beside its arena.
+//!
+//! `place` says where new blocks go, `devices` how devices come and go.
+//!
+//! Lock order: `changing`, `placing`, then one arena's.
+
+mod devices;
+mod place;
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use arc_swap::ArcSwap;
+pub(crate) use devices::device;
+use kvdepot_arena::format::directory;
+use kvdepot_arena::parts::Part;
+use kvdepot_arena::{
+    Arena, Departed, Error, Key, Legacy, NamespaceId, Parting, Place, Refused, Reserved, TierStats,
+    Token, Wanted, held,
+};
+use kvdepot_media::checksum::Checksum;
+use kvdepot_media::Buffer;
+use parking_lot::Mutex;
+
+use super::contract::Ends;
+
+/// The tier whose devices are mapped files and DAX devices.
+pub(crate) const DAX: &str = "Dax";
+
+/// Devices that are one tier.
+pub(crate) struct Arenas {
+    name: &'static str,
+    devices: ArcSwap<Devices>,
+    /// Held while blocks are placed and while devices come or go, so that a key gets one place: for
+    /// reading where there is one device, which sees to that itself.
+    placing: held::RwLock<Wishes>,
+    /// Held while a device is opened or let go, which may take long. How those were left that
+    /// were let go.
+    changing: Mutex<Vec<Parting>>,
+    /// Counts, before blocks leave a device for another, that they do.
+    moves: AtomicU64,
+}
+
+/// Most namespaces whose blocks stay in one piece: an engine has one or a few at a time.
+const CONTIGUOUS_MAX: usize = 4096;
+
+/// What devices that come later are told, too, and what those have left behind that are gone.
+#[derive(Default)]
+struct Wishes {
+    contiguous: HashSet<NamespaceId>,
+    described: HashMap<NamespaceId, String>,
+    counted: TierStats,
+    departed: Legacy,
+}
+
+/// The devices at one moment.
+pub(crate) struct Devices(Vec<Arc<Arena>>);
+
+impl Devices {
+    /// The device, where there is no other.
+    fn only(&self) -> Option<&Arc<Arena>> {
+        match self.0.as_slice() {
+            [only] => Some(only),
+            _ => None,
+        }
+    }
+
+    /// The device that made a token.
+    fn of(&self, token: Token) -> Option<&Arc<Arena>> {
+        self.0.iter().find(|arena| arena.number() == token.device)
+    }
+}
+
+impl Devices {
+    /// The device that a pinned or reserved block lies in.
+    fn holds(&self, token: Token) -> Result<&Arc<Arena>, Error> {
+        self.of(token).ok_or(Error::Closed(""))
+    }
+}
+
+impl Ends for Devices {
+    fn buffers(&self, place: &Place, offset: u64, len: u64) -> Result<Vec<Buffer>, Error> {
+        self.holds(place.token)?.buffers(place, offset..offset + len)
+    }
+
+    fn parts(&self, place: &Place) -> Result<Option<Vec<Part>>, Error> {
+        Ok(self.holds(place.token)?.parts(place))
+    }
+
+    fn write_parts(&self, place: &Place, found: &[Part]) -> Result<(), Error> {
+        self.holds(place.token)?.write_parts(place, found)
+    }
+}
+
+impl Arenas {
+    pub(crate) fn new(name: &'static str, devices: Vec<Arc<Arena>>) -> Arenas {
+        Arenas {
+            name,
+            devices: ArcSwap::from_pointee(Devices(devices)),
+            placing: held::RwLock::default(),
+            changing: Mutex::default(),
+            moves: AtomicU64::new(0),
+        }
+    }
+
+    pub(crate) fn name(&self) -> &'static str {
+        self.name
+    }
+
+    /// Whether what it holds outlives the process.
+    pub(crate) fn lasts(&self) -> bool {
+        self.devices
+            .load()
+            .0
+            .iter()
+            .any(|arena| arena.path().is_some())
+    }
+
+    /// The devices as they are now.
+    pub(crate) fn devices(&self) -> Arc<Devices> {
+        self.devices.load_full()
+    }
+
+    /// Their arenas.
+    pub(crate) fn arenas(&self) -> Vec<Arc<Arena>> {
+        self.devices.load().0.clone()
+    }
+
+    /// How often blocks have begun to leave one device for another.
+    pub(crate) fn moves(&self) -> u64 {
+        self.moves.load(Ordering::Acquire)
+    }
+
+    /// Bytes of the largest block that fits.
+    pub(crate) fn block_max(&self) -> u64 {
+        let devices = self.devices.load();
+        let each = devices.0.iter().map(|arena| arena.layout().data_len());
+        each.max().unwrap_or(0)
+    }
+
+    pub(crate) fn stats(&self) -> TierStats {
+        // No device leaves meanwhile: what it has counted is counted once.
+        let wishes = self.placing.write();
+        let each = self.devices.load();
+        let each = each.0.iter().map(|arena| arena.stats());
+        let now = each.reduce(TierStats::plus).unwrap_or_default();
+        now.plus(wishes.counted.clone())
+    }
+
+    /// As [`Arena::departed`], of all devices that there were.
+    pub(crate) fn departed(&self, listener: u64, limit: usize) -> Departed {
+        let mut wishes = self.placing.write();
+        let mut departed = wishes.departed.departed(listener);
+        for arena in &self.devices.load().0 {
+            departed.add(arena.departed(listener, limit));
+        }
+        departed
+    }
+
+    /// As [`Arena::forget_listener`].
+    pub(crate) fn forget_listener(&self, listener: u64) {
+        let mut wishes = self.placing.write();
+        let _untold = wishes.departed.departed(listener);
+        for arena in &self.devices.load().0 {
+            arena.forget_listener(listener);
+        }
+    }
+
+    /// Asks the devices, and again while blocks go from one to another: a lookup may have been at
+    /// the one before they came, and at the other when they had left.
+    fn settled<R>(&self, mut ask: impl FnMut(&Devices) -> R) -> R {
+        loop {
+            let before = self.moves.load(Ordering::Acquire);
+            let answer = ask(&self.devices.load());
+            if self.moves.load(Ordering::Acquire) == before {
+                return answer;
+            }
+        }
+    }
+
+    pub(crate) fn contains(&self, namespace: NamespaceId, keys: &[Key], found: &mut [bool]) {
+        self.settled(|devices| {
+            for arena in &devices.0 {
+                arena.contains(namespace, keys, found);
+            }
+        });
+    }
+
+    /// How many of the first keys are published without a gap, as far as one look at each device
+    /// goes: whoever asks again may learn of more.
+    pub(crate) fn prefix(&self, namespace: NamespaceId, keys: &[Key]) -> usize {
+        self.settled(|devices| {
+            let each = devices.0.iter();
+            each.fold(0, |count, arena| {
+                count + arena.prefix(namespace, &keys[count..])
+            })
+        })
+    }
+
+    pub(crate) fn find_again(
+        &self,
+        namespace: NamespaceId,
+        key: &Key,
+        stamp: u64,
+    ) -> Option<Place> {
+        let find = |arena: &Arc<Arena>| arena.find_again(namespace, key, stamp);
+        self.settled(|devices| devices.0.iter().find_map(find))
+    }
+
+    pub(crate) fn touch<'a>(
+        &self,
+        namespace: NamespaceId,
+        used: impl Iterator<Item = (&'a Key, u64)> + Clone,
+    ) {
+        for arena in &self.devices.load().0 {
+            arena.touch(namespace, used.clone());
+        }
+    }
+
+    pub(crate) fn touch_token(&self, token: Token, stamp: u64) {
+        if let Some(arena) = self.devices.load().of(token) {
+            arena.touch_token(token, stamp);
+        }
+    }
+
+    pub(crate) fn since(&self, token: Token) -> (u64, bool) {
+        let devices = self.devices.load();
+        let arena = devices.of(token);
+        arena.map_or((0, false), |arena| arena.since(token))
+    }
+
+    /// As [`Arena::pin`]. What is pinned stays where it is, and so does its device.
+    pub(crate) fn pin(
+        &self,
+        namespace: NamespaceId,
+        keys: &[Key],
+        found: &mut [bool],
+        stamp: impl Fn(usize) -> u64,
+        mut each: impl FnMut(usize, Place),
+    ) {
+        self.settled(|devices| {
+            for arena in &devices.0 {
+                arena.pin(namespace, keys, found, &stamp, &mut each);
+            }
+        });
+    }
+
+    pub(crate) fn pin_token(&self, token: Token) -> Option<Place> {
+        self.devices.load().of(token)?.pin_token(token)
+    }
+
+    pub(crate) fn unpin(&self, tokens: impl Iterator<Item = Token>) {
+        let devices = self.devices.load();
+        if let Some(only) = devices.only() {
+            return only.unpin(tokens);
+        }
+        let tokens: Vec<Token> = tokens.collect();
+        self.share_out(
+            &tokens,
+            |token| *token,
+            |arena, _, share| {
+                arena.unpin(share.iter().copied());
+            },
+        );
+    }
+
+    /// Gives each device its share of a batch: their positions, and the items.
+    fn share_out<T: Copy>(
+        &self,
+        items: &[T],
+        token: impl Fn(&T) -> Token,
+        mut verb: impl FnMut(&Arena, &[usize], &[T]),
+    ) {
+        for arena in &self.devices.load().0 {
+            let mine = |at: &usize| token(&items[*at]).device == arena.number();
+            let mine: Vec<usize> = (0..items.len()).filter(mine).collect();
+            let share: Vec<T> = mine.iter().map(|at| items[*at]).collect();
+            if !mine.is_empty() {
+                verb(arena, &mine, &share);
+            }
+        }
+    }
+
+    /// As [`Arena::reserved`].
+    pub(crate) fn reserved(
+        &self,
+        namespace: NamespaceId,
+        blocks: &[Wanted],
+        answers: &mut [Option<Refused>],
+    ) {
+        for arena in &self.devices.load().0 {
+            arena.reserved(namespace, blocks, answers);
+        }
+    }
+
+    /// Whether it is here that a token was made.
+    pub(crate) fn made(&self, token: Token) -> bool {
+        self.devices.load().of(token).is_some()
+    }
+
+    pub(crate) fn claim(&self, tokens: &[Token]) -> Vec<bool> {
+        let mut claimed = vec![false; tokens.len()];
+        self.share_out(
+            tokens,
+            |token| *token,
+            |arena, mine, share| {
+                let answers = mine.iter().zip(arena.claim(share));
+                answers.for_each(|(at, answer)| claimed[*at] = answer);
+            },
+        );
+        claimed
+    }
+
+    pub(crate) fn unclaim(&self, tokens: &[Token]) {
+        self.share_out(
+            tokens,
+            |token| *token,
+            |arena, _, share| arena.unclaim(share),
+        );
+    }
+
+    /// As [`Arena::commit`]. The reservations end, committed or not.
+    pub(crate) fn commit(&self, written: Vec<(Reserved, Checksum)>, pinned: bool) -> Vec<bool> {
+        let blocks = written.into_iter();
+        let blocks = blocks.map(|(mut reserved, sum)| (reserved.hand_out().token, sum));
+        let blocks: Vec<(Token, Checksum)> = blocks.collect();
+        let mut stored = vec![false; blocks.len()];
+        self.share_out(
+            &blocks,
+            |(token, _)| *token,
+            |arena, mine, share| {
+                let answers = mine.iter().zip(arena.commit(share, pinned));
+                answers.for_each(|(at, answer)| stored[*at] = answer);
+            },
+        );
+        stored
+    }
+
+    pub(crate) fn commit_claimed(&self, blocks: &[(Token, Checksum)], pinned: bool) -> Vec<bool> {
+        let mut stored = vec![false; blocks.len()];
+        self.share_out(
+            blocks,
+            |(token, _)| *token,
+            |arena, mine, share| {
+                let answers = mine.iter().zip(arena.commit_claimed(share, pinned));
+                answers.for_each(|(at, answer)| stored[*at] = answer);
+            },
+        );
+        stored
+    }
+
+    pub(crate) fn abort(&self, tokens: &[Token]) -> u64 {
+        let mut freed = 0;
+        self.share_out(
+            tokens,
+            |token| *token,
+            |arena, _, share| {
+                freed += arena.abort(share);
+            },
+        );
+        freed
+    }
+
+    pub(crate) fn discard(&self, tokens: &[Token]) -> usize {
+        let mut count = 0;
+        self.share_out(
+            tokens,
+            |token| *token,
+            |arena, _, share| {
+                count += arena.discard(share);
+            },
+        );
+        count
+    }
+
+    pub(crate) fn remove(&self, namespace: NamespaceId, keys: &[Key]) -> usize {
+        self.everywhere(|arena| arena.remove(namespace, keys))
+    }
+
+    pub(crate) fn clear(&self, namespace: NamespaceId) -> usize {
+        self.everywhere(|arena| arena.clear(namespace))
+    }
+
+    /// Removes from every device, and then once more: a block on its way from one to another finds
+    /// its source removed, or has arrived where the next step looks.
+    fn everywhere(&self, remove: impl Fn(&Arena) -> usize) -> usize {
+        let mut count = 0;
+        self.settled(|devices| {
+            count += devices.0.iter().map(|arena| remove(arena)).sum::<usize>();
+            if devices.only().is_none() {
+                count += devices.0.iter().map(|arena| remove(arena)).sum::<usize>();
+            }
+        });
+        count
+    }
+
+    /// As [`Arena::keep_contiguous`]. Where there are very many, those are forgotten that have no
+    /// blocks.
+    ///
+    /// # Errors
+    /// [`Error::Input`] when all of them have some.
+    pub(crate) fn keep_contiguous(&self, namespace: NamespaceId) -> Result<(), Error> {
+        let mut wishes = self.placing.write();
+        let devices = self.devices.load();
+        let is_full = wishes.contiguous.len() >= CONTIGUOUS_MAX;
+        if is_full && !wishes.contiguous.contains(&namespace) {
+            // Of all devices, whichever has some.
+            let idle = |id: &NamespaceId| {
+                let each = devices.0.iter().map(|arena| arena.forget_contiguous(*id));
+                each.fold(true, |all, idle| all & idle)
+            };
+            wishes.contiguous.retain(|id| !idle(id));
+            let kept = wishes.contiguous.len();
+            if kept >= CONTIGUOUS_MAX {
+                let allowed = format!("at most {CONTIGUOUS_MAX} that have blocks");
+                return Err(Error::input(
+                    "contiguous",
+                    format!("{kept} namespaces"),
+                    allowed,
+                ));
+            }
+            // One that has blocks on another device only.
+            for arena in &devices.0 {
+                wishes
+                    .contiguous
+                    .iter()
+                    .for_each(|id| arena.keep_contiguous(*id));
+            }
+        }
+        wishes.contiguous.insert(namespace);
+        devices
+            .0
+            .iter()
+            .for_each(|arena| arena.keep_contiguous(namespace));
+        Ok(())
+    }
+
+    pub(crate) fn describe(&self, namespace: NamespaceId, description: &str) {
+        let mut wishes = self.placing.write();
+        if wishes.described.len() < directory::ENTRIES as usize {
+            // As much as an entry of the directory holds, and more.
+            let text = || description.chars().take(directory::LEN).collect();
+            wishes.described.entry(namespace).or_insert_with(text);
+        }
+        // Whoever adds a device now sees the wish.
+        let devices = self.devices.load_full();
+        drop(wishes);
+        for arena in &devices.0 {
+            arena.describe(namespace, description);
+        }
+    }
+
+    /// Evicts ahead of need what one burial takes, where there was need before: of several devices
+    /// on the one that has the oldest block, wherever the need was. False when there is nothing to
+    /// do.
+    pub(crate) fn evict_ahead(&self) -> bool {
+        let devices = self.devices.load_full();
+        if let Some(only) = devices.only() {
+            return only.evict_ahead();
+        }
+        // Each is asked.
+        let needs = devices.0.iter().filter(|arena| arena.hear_need()).count();
+        if needs == 0 {
+            return false;
+        }
+        let oldest = |arena: &&Arc<Arena>| arena.room().and_then(|room| room.oldest);
+        let aged = devices
+            .0
+            .iter()
+            .filter_map(|arena| Some((oldest(&arena)?, arena)));
+        let first = aged.min_by_key(|(stamp, _)| *stamp);
+        first.is_some_and(|(_, arena)| arena.evict_ahead_for_all())
+    }
+
+    /// Whether eviction shall run ahead somewhere now.
+    pub(crate) fn is_low(&self) -> bool {
+        self.devices.load().0.iter().any(|arena| arena.is_low())
+    }
+
+    /// Whether somebody holds what a verb of the index waits for.
+    pub(crate) fn is_busy(&self) -> bool {
+        self.devices.load().0.iter().any(|arena| arena.is_busy())
+    }
+
+    pub(crate) fn close(&self) {
+        self.devices.load().0.iter().for_each(|arena| {
+            arena.close();
+            arena.let_go();
+        });
+    }
+}

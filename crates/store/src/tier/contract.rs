@@ -1,0 +1,109 @@
+//! What a tier that is not made of arenas of this process is asked, and what it says of its bytes.
+
+use std::sync::Arc;
+
+use kvdepot_arena::parts::{self, Part};
+use kvdepot_arena::{Error, Key, NamespaceId, Place, Refused, Reserved, TierStats, Wanted};
+use kvdepot_media::{Buffer, Checksum, Mapping};
+
+use super::late::Reply;
+
+/// One place that blocks live in, which may answer late. Its verbs return at once; what takes time
+/// is answered by the [`Reply`], from any thread, or not at all: that is a miss, or a block that is
+/// not stored. A verb may be called by any thread, and no call waits for another.
+pub trait Tier: Send + Sync {
+    /// Its name in a pipeline.
+    fn name(&self) -> &'static str;
+
+    /// Whether what is committed here outlives the process.
+    fn lasts(&self) -> bool;
+
+    /// Bytes of the largest block that it takes.
+    fn block_max(&self) -> u64;
+
+    /// Which of these it has.
+    fn probe(&self, namespace: NamespaceId, keys: &[Key], reply: Reply<Vec<bool>>);
+
+    /// Pins those that it has: each stays what it is, and readable, until it is unpinned. A
+    /// [`Place`]'s token names the pin; its device is the number that the tier was opened with,
+    /// and the rest of it is the tier's own. An answer that nobody takes is unpinned by the tier.
+    fn pin(&self, namespace: NamespaceId, keys: &[Key], reply: Reply<Vec<Option<Place>>>);
+
+    /// Ends pins.
+    fn unpin(&self, places: &[Place]);
+
+    /// Unpublishes blocks that are pinned and did not verify.
+    fn discard(&self, places: &[Place]);
+
+    /// Makes room for blocks, in prefix order, under names that nobody sees. What it evicts for
+    /// them is its own choice.
+    fn reserve(
+        &self,
+        namespace: NamespaceId,
+        blocks: &[Wanted],
+        reply: Reply<Vec<Result<Reserved, Refused>>>,
+    );
+
+    /// Publishes what is written: whole, or not at all. A reservation that is dropped instead is
+    /// given back. With `pinned` each that is published is pinned under its token.
+    fn commit(&self, written: Vec<(Reserved, Checksum)>, pinned: bool, reply: Reply<Vec<bool>>);
+
+    /// Removes blocks; how many there were.
+    fn remove(&self, namespace: NamespaceId, keys: &[Key], reply: Reply<usize>);
+
+    /// Removes every block of a namespace; how many there were.
+    fn clear(&self, namespace: NamespaceId, reply: Reply<usize>);
+
+    /// Some blocks of a namespace with their bytes, from the mark where the page before ended, and
+    /// where the next one begins. The first mark is 0.
+    fn list(&self, namespace: NamespaceId, from: u64, limit: usize, reply: Reply<Page>);
+
+    /// Notes what a namespace is, for people.
+    fn describe(&self, namespace: NamespaceId, description: &str);
+
+    /// Its fill and what it has counted.
+    fn stats(&self) -> TierStats;
+
+    /// The ends of what is pinned or reserved.
+    fn ends(&self) -> Arc<dyn Ends>;
+
+    /// Ends what is under way, and lets its medium go. Nothing is pinned or reserved any more.
+    fn close(&self);
+}
+
+/// Some blocks with their bytes, and the mark where the next page begins.
+pub type Page = (Vec<(Key, u64)>, Option<u64>);
+
+/// Where the bytes of pinned and reserved blocks lie.
+pub trait Ends: Send + Sync {
+    /// The ends of `len` bytes of a block's payload, from `offset` on.
+    ///
+    /// # Errors
+    /// [`Error::Media`] for what is not there, [`Error::Closed`] when its medium is gone.
+    fn buffers(&self, place: &Place, offset: u64, len: u64) -> Result<Vec<Buffer>, Error>;
+
+    /// The parts of a pinned block, as its part table has them; `None` where that does not verify.
+    fn parts(&self, place: &Place) -> Result<Option<Vec<Part>>, Error>;
+
+    /// Writes the part table of a block that is reserved.
+    ///
+    /// # Errors
+    /// As [`Ends::buffers`].
+    fn write_parts(&self, place: &Place, found: &[Part]) -> Result<(), Error>;
+}
+
+impl Ends for Arc<Mapping> {
+    fn buffers(&self, place: &Place, offset: u64, len: u64) -> Result<Vec<Buffer>, Error> {
+        parts::buffers(self, &place.extents, offset, len)
+    }
+
+    fn parts(&self, place: &Place) -> Result<Option<Vec<Part>>, Error> {
+        let (extents, sum) = (&place.extents, place.checksum);
+        let (len, count) = (place.len, place.parts);
+        Ok(parts::read(self, &place.identity, extents, len, count, sum))
+    }
+
+    fn write_parts(&self, place: &Place, found: &[Part]) -> Result<(), Error> {
+        parts::write_table(self, &place.extents, place.len, found)
+    }
+}

@@ -1,0 +1,66 @@
+//! Kinds of tiers that crates above add: a name, its section of the configuration, an opener.
+
+use std::fmt;
+use std::sync::Arc;
+
+use kvdepot_arena::Error;
+
+use super::contract::Tier;
+use crate::option::{OptionSpec, Section};
+
+/// Opens a tier with its settings, and the number that its placements bear.
+pub type Opener = dyn Fn(&Section, u32) -> Result<Arc<dyn Tier>, Error> + Send + Sync;
+
+/// A kind of tier.
+#[derive(Clone)]
+pub struct TierKind {
+    /// As a pipeline names it. Its section has the same name in lower case.
+    pub name: &'static str,
+    /// What may stand there.
+    pub options: &'static [OptionSpec],
+    /// Opens one.
+    pub open: Arc<Opener>,
+}
+
+/// The kinds that a program knows beside those of arenas.
+#[derive(Clone, Default)]
+pub struct Kinds(Vec<TierKind>);
+
+impl Kinds {
+    /// None.
+    #[must_use]
+    pub fn new() -> Kinds {
+        Kinds::default()
+    }
+
+    /// These and one more, which takes the place of one of its name.
+    #[must_use]
+    pub fn with(mut self, kind: TierKind) -> Kinds {
+        self.0.retain(|known| known.name != kind.name);
+        self.0.push(kind);
+        self
+    }
+
+    /// The kind of that name.
+    #[must_use]
+    pub fn find(&self, name: &str) -> Option<&TierKind> {
+        self.0.iter().find(|kind| kind.name == name)
+    }
+
+    /// Their names.
+    pub fn names(&self) -> impl Iterator<Item = &'static str> + use<'_> {
+        self.0.iter().map(|kind| kind.name)
+    }
+}
+
+impl PartialEq for Kinds {
+    fn eq(&self, other: &Kinds) -> bool {
+        self.names().eq(other.names())
+    }
+}
+
+impl fmt::Debug for Kinds {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.names()).finish()
+    }
+}

@@ -1,0 +1,355 @@
+//! One file a block: a header, then the payload, read and written at offsets by threads. Written
+//! under a name of its own and published by a rename; a pin is an open file.
+
+use std::collections::HashMap;
+use std::fs;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use kvdepot_arena::parts::{self, Part};
+use kvdepot_arena::{Place, Refused, Reserved, TakesBack, Token, Wanted};
+use kvdepot_media::file::{File, Threads};
+use kvdepot_media::{Buffer, Checksum};
+use kvdepot_store::option::{Kind, OptionSpec};
+use kvdepot_store::{
+    Ends, Error, Identity, Key, Kinds, NamespaceId, Page, Reply, Tier, TierKind, TierStats,
+};
+
+/// Bytes before the payload: length, parts, checksum.
+const HEADER: u64 = 4096;
+
+const OPTIONS: &[OptionSpec] = &[OptionSpec::new(
+    "files",
+    "path",
+    Kind::Text,
+    "none",
+    "The directory.",
+)];
+
+/// The kind `Files`, with the section `files: {path: …}`.
+pub fn kind() -> TierKind {
+    TierKind {
+        name: "Files",
+        options: OPTIONS,
+        open: Arc::new(|section, number| {
+            let path = section.path("path");
+            let path = path.ok_or_else(|| Error::Closed("files.path is missing"))?;
+            Ok(Files::open(&path, number)?)
+        }),
+    }
+}
+
+pub fn kinds() -> Kinds {
+    Kinds::new().with(kind())
+}
+
+pub struct Files {
+    dir: PathBuf,
+    number: u32,
+    threads: Arc<Threads>,
+    open: Arc<Open>,
+}
+
+/// What is pinned or reserved, by sequence.
+#[derive(Default)]
+struct Open {
+    next: AtomicU64,
+    files: Mutex<HashMap<u64, Opened>>,
+}
+
+struct Opened {
+    file: Arc<File>,
+    raw: Arc<fs::File>,
+    path: PathBuf,
+    place: Place,
+    holds: u32,
+}
+
+impl Files {
+    pub fn open(dir: &Path, number: u32) -> Result<Arc<Files>, Error> {
+        let io = |source| Error::Io {
+            path: dir.into(),
+            source,
+        };
+        fs::create_dir_all(dir).map_err(io)?;
+        Ok(Arc::new(Files {
+            dir: dir.into(),
+            number,
+            threads: Threads::new(2)?,
+            open: Arc::default(),
+        }))
+    }
+
+    pub fn path_of(&self, identity: &Identity) -> PathBuf {
+        path_of(&self.dir, identity)
+    }
+
+    /// Opens a file and holds it once.
+    fn hold(&self, path: PathBuf, raw: fs::File, mut place: Place) -> Option<Place> {
+        let sequence = self.open.next.fetch_add(1, Ordering::Relaxed) + 1;
+        place.token = Token {
+            device: self.number,
+            slot: 0,
+            sequence,
+        };
+        let file = File::new(raw.try_clone().ok()?, &self.threads).ok()?;
+        let opened = Opened {
+            file,
+            raw: Arc::new(raw),
+            path,
+            place,
+            holds: 1,
+        };
+        self.open.files.lock().unwrap().insert(sequence, opened);
+        Some(place)
+    }
+
+    fn find(&self, identity: Identity) -> Option<Place> {
+        let path = self.path_of(&identity);
+        let raw = fs::File::open(&path).ok()?;
+        let mut header = [0; 26];
+        raw.read_exact_at(&mut header, 0).ok()?;
+        let place = Place {
+            len: u64::from_le_bytes(header[..8].try_into().ok()?),
+            parts: u16::from_le_bytes(header[8..10].try_into().ok()?),
+            checksum: Checksum(header[10..].try_into().ok()?),
+            ..nowhere(identity)
+        };
+        self.hold(path, raw, place)
+    }
+
+    fn make(&self, namespace: NamespaceId, wanted: &Wanted) -> Option<Reserved> {
+        let identity = Identity {
+            namespace,
+            key: wanted.key,
+        };
+        let next = self.open.next.load(Ordering::Relaxed);
+        let path = self.dir.join(format!("{next}.{}.new", std::process::id()));
+        let mut options = fs::OpenOptions::new();
+        let raw = options.read(true).write(true).create_new(true).open(&path);
+        let place = Place {
+            len: wanted.len,
+            parts: wanted.parts,
+            ..nowhere(identity)
+        };
+        let place = self.hold(path, raw.ok()?, place)?;
+        Some(Reserved::new(Arc::clone(&self.open) as _, place))
+    }
+
+    fn publish(&self, mut reserved: Reserved, checksum: Checksum, pinned: bool) -> bool {
+        let place = reserved.hand_out();
+        let mut files = self.open.files.lock().unwrap();
+        let Some(opened) = files.get_mut(&place.token.sequence) else {
+            return false;
+        };
+        let mut header = Vec::from(place.len.to_le_bytes());
+        header.extend(place.parts.to_le_bytes());
+        header.extend(checksum.0);
+        let to = path_of(&self.dir, &place.identity);
+        let whole = opened.raw.write_all_at(&header, 0).is_ok();
+        let stored = whole && fs::rename(&opened.path, &to).is_ok();
+        opened.place.checksum = checksum;
+        opened.path = to;
+        if !pinned || !stored {
+            files.remove(&place.token.sequence);
+        }
+        stored
+    }
+}
+
+fn path_of(dir: &Path, identity: &Identity) -> PathBuf {
+    dir.join(format!("{}-{}", identity.namespace, identity.key))
+}
+
+fn nowhere(identity: Identity) -> Place {
+    Place {
+        token: Token {
+            device: 0,
+            slot: 0,
+            sequence: 0,
+        },
+        identity,
+        extents: kvdepot_store::format::record::Packed([0; 4]),
+        len: 0,
+        parts: 1,
+        checksum: Checksum([0; 16]),
+        stamp: 0,
+    }
+}
+
+impl TakesBack for Open {
+    fn take_back(&self, token: Token) {
+        if let Some(opened) = self.files.lock().unwrap().remove(&token.sequence) {
+            fs::remove_file(opened.path).unwrap();
+        }
+    }
+}
+
+impl Tier for Files {
+    fn name(&self) -> &'static str {
+        "Files"
+    }
+
+    fn lasts(&self) -> bool {
+        true
+    }
+
+    fn block_max(&self) -> u64 {
+        1 << 30
+    }
+
+    fn probe(&self, namespace: NamespaceId, keys: &[Key], reply: Reply<Vec<bool>>) {
+        let has = |key: &Key| {
+            let key = *key;
+            self.path_of(&Identity { namespace, key }).exists()
+        };
+        let _late = reply.answer(keys.iter().map(has).collect());
+    }
+
+    fn pin(&self, namespace: NamespaceId, keys: &[Key], reply: Reply<Vec<Option<Place>>>) {
+        let find = |key: &Key| {
+            let key = *key;
+            self.find(Identity { namespace, key })
+        };
+        if let Err(places) = reply.answer(keys.iter().map(find).collect()) {
+            self.unpin(&places.into_iter().flatten().collect::<Vec<_>>());
+        }
+    }
+
+    fn unpin(&self, places: &[Place]) {
+        let mut files = self.open.files.lock().unwrap();
+        for place in places {
+            let opened = files.get_mut(&place.token.sequence).expect("a pin");
+            opened.holds -= 1;
+            if opened.holds == 0 {
+                files.remove(&place.token.sequence);
+            }
+        }
+    }
+
+    fn discard(&self, places: &[Place]) {
+        for place in places {
+            let _gone = fs::remove_file(self.path_of(&place.identity));
+        }
+    }
+
+    fn reserve(
+        &self,
+        namespace: NamespaceId,
+        blocks: &[Wanted],
+        reply: Reply<Vec<Result<Reserved, Refused>>>,
+    ) {
+        let nowhere = Token {
+            device: self.number,
+            slot: 0,
+            sequence: 0,
+        };
+        let place = |wanted: &Wanted| {
+            let key = wanted.key;
+            if self.path_of(&Identity { namespace, key }).exists() {
+                return Err(Refused::Present(nowhere));
+            }
+            self.make(namespace, wanted).ok_or(Refused::Declined)
+        };
+        let _late = reply.answer(blocks.iter().map(place).collect());
+    }
+
+    fn commit(&self, written: Vec<(Reserved, Checksum)>, pinned: bool, reply: Reply<Vec<bool>>) {
+        let each = written.into_iter();
+        let each = each.map(|(reserved, checksum)| self.publish(reserved, checksum, pinned));
+        let _late = reply.answer(each.collect());
+    }
+
+    fn remove(&self, namespace: NamespaceId, keys: &[Key], reply: Reply<usize>) {
+        let remove = |key: &&Key| {
+            let key = **key;
+            fs::remove_file(self.path_of(&Identity { namespace, key })).is_ok()
+        };
+        let _late = reply.answer(keys.iter().filter(remove).count());
+    }
+
+    fn clear(&self, namespace: NamespaceId, reply: Reply<usize>) {
+        let keys: Vec<Key> = self
+            .all(namespace)
+            .into_iter()
+            .map(|(key, _)| key)
+            .collect();
+        self.remove(namespace, &keys, reply);
+    }
+
+    fn list(&self, namespace: NamespaceId, _from: u64, _limit: usize, reply: Reply<Page>) {
+        let _late = reply.answer((self.all(namespace), None));
+    }
+
+    fn describe(&self, _namespace: NamespaceId, _description: &str) {}
+
+    fn stats(&self) -> TierStats {
+        TierStats::new("Files")
+    }
+
+    fn ends(&self) -> Arc<dyn Ends> {
+        Arc::clone(&self.open) as _
+    }
+
+    fn close(&self) {
+        assert!(self.open.files.lock().unwrap().is_empty(), "files are held");
+    }
+}
+
+impl Files {
+    fn all(&self, namespace: NamespaceId) -> Vec<(Key, u64)> {
+        let prefix = format!("{namespace}-");
+        let names = fs::read_dir(&self.dir).unwrap().map(|entry| entry.unwrap());
+        let of = |entry: fs::DirEntry| {
+            let name = entry.file_name().into_string().unwrap();
+            let hex = name.strip_prefix(&prefix)?;
+            let byte = |at| u8::from_str_radix(&hex[2 * at..2 * at + 2], 16).unwrap();
+            let key = Key(std::array::from_fn(byte));
+            let place = self.find(Identity { namespace, key })?;
+            self.unpin(&[place]);
+            Some((key, place.len))
+        };
+        names.filter_map(of).collect()
+    }
+}
+
+impl Open {
+    fn get<R>(&self, place: &Place, read: impl FnOnce(&Opened) -> R) -> Result<R, Error> {
+        let files = self.files.lock().unwrap();
+        let opened = files.get(&place.token.sequence);
+        opened.map(read).ok_or(Error::Closed("a file is closed"))
+    }
+}
+
+impl Ends for Open {
+    fn buffers(&self, place: &Place, offset: u64, len: u64) -> Result<Vec<Buffer>, Error> {
+        self.get(place, |opened| {
+            vec![opened.file.buffer((HEADER + offset) as usize, len as usize)]
+        })
+    }
+
+    fn parts(&self, place: &Place) -> Result<Option<Vec<Part>>, Error> {
+        if let Some(parts) = parts::single(place) {
+            return Ok(Some(parts.to_vec()));
+        }
+        let mut table = vec![0; usize::from(place.parts) * parts::ENTRY as usize];
+        let at = HEADER + place.len - table.len() as u64;
+        let raw = self.get(place, |opened| Arc::clone(&opened.raw))?;
+        let read = raw.read_exact_at(&mut table, at);
+        let found = parts::decode(&table);
+        let sum = parts::record_checksum(&place.identity, &found);
+        Ok(Some(found).filter(|_| read.is_ok() && sum == place.checksum))
+    }
+
+    fn write_parts(&self, place: &Place, found: &[Part]) -> Result<(), Error> {
+        let table = parts::encode(found);
+        let at = HEADER + place.len - table.len() as u64;
+        let raw = self.get(place, |opened| Arc::clone(&opened.raw))?;
+        raw.write_all_at(&table, at).map_err(|source| Error::Io {
+            path: "file".into(),
+            source,
+        })
+    }
+}

@@ -1,0 +1,262 @@
+//! A tier in front of another one that answers late, and at random not at all.
+
+use std::collections::BinaryHeap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::{Duration, Instant};
+
+use kvdepot_arena::{Place, Refused, Reserved, Wanted};
+use kvdepot_media::Checksum;
+use kvdepot_store::{
+    Ends, Error, Key, Kinds, NamespaceId, Page, Reply, Tier, TierKind, TierStats, ask,
+};
+
+/// How a tier behaves, as a test changes it.
+#[derive(Default)]
+pub struct Mood {
+    /// Microseconds until an answer.
+    pub delay: AtomicU64,
+    /// Answers that are dropped, in a thousand.
+    pub lost: AtomicU64,
+    seed: AtomicU64,
+    pub asked: AtomicU64,
+}
+
+impl Mood {
+    fn loses(&self) -> bool {
+        self.asked.fetch_add(1, Ordering::Relaxed);
+        let seed = self
+            .seed
+            .fetch_add(0x9E37_79B9_7F4A_7C15, Ordering::Relaxed);
+        let mixed = (seed ^ (seed >> 31)).wrapping_mul(0xBF58_476D_1CE4_E5B9) >> 32;
+        mixed % 1000 < self.lost.load(Ordering::Relaxed)
+    }
+}
+
+/// Those kinds, with one more: `inner` behind a tier of that name which answers by `mood`.
+pub fn kinds(name: &'static str, inner: TierKind, mood: &Arc<Mood>) -> Kinds {
+    let mood = Arc::clone(mood);
+    Kinds::new().with(TierKind {
+        name,
+        options: inner.options,
+        open: Arc::new(move |section, number| {
+            let tier = (inner.open)(section, number)?;
+            Ok(Late::new(name, tier, Arc::clone(&mood)) as Arc<dyn Tier>)
+        }),
+    })
+}
+
+pub struct Late {
+    name: &'static str,
+    inner: Arc<dyn Tier>,
+    mood: Arc<Mood>,
+    clock: Arc<Clock>,
+}
+
+type Due = (std::cmp::Reverse<(Instant, u64)>, Job);
+
+struct Job(Box<dyn FnOnce() + Send>);
+
+#[derive(Default)]
+struct Clock {
+    state: Mutex<(BinaryHeap<Due>, u64, bool)>,
+    changed: Condvar,
+}
+
+impl PartialEq for Job {
+    fn eq(&self, _: &Job) -> bool {
+        true
+    }
+}
+
+impl Eq for Job {}
+
+impl PartialOrd for Job {
+    fn partial_cmp(&self, other: &Job) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Job {
+    fn cmp(&self, _: &Job) -> std::cmp::Ordering {
+        std::cmp::Ordering::Equal
+    }
+}
+
+impl Clock {
+    fn run(&self) {
+        let mut state = self.state.lock().unwrap();
+        loop {
+            let now = Instant::now();
+            match state.0.peek() {
+                Some((std::cmp::Reverse((at, _)), _)) if *at <= now || state.2 => {
+                    let (_, Job(job)) = state.0.pop().unwrap();
+                    drop(state);
+                    job();
+                    state = self.state.lock().unwrap();
+                }
+                Some((std::cmp::Reverse((at, _)), _)) => {
+                    let wait = *at - now;
+                    state = self.changed.wait_timeout(state, wait).unwrap().0;
+                }
+                None if state.2 => return,
+                None => state = self.changed.wait(state).unwrap(),
+            }
+        }
+    }
+}
+
+impl Late {
+    fn new(name: &'static str, inner: Arc<dyn Tier>, mood: Arc<Mood>) -> Arc<Late> {
+        let clock = Arc::<Clock>::default();
+        let runs = Arc::clone(&clock);
+        std::thread::spawn(move || runs.run());
+        Arc::new(Late {
+            name,
+            inner,
+            mood,
+            clock,
+        })
+    }
+
+    /// Asks the other tier now, and answers later, or not.
+    fn pass<T: Send + 'static>(
+        &self,
+        put: impl FnOnce(Reply<T>),
+        reply: Reply<T>,
+        lost: impl FnOnce(T) + Send + 'static,
+    ) {
+        let (inner, pending) = ask();
+        put(inner);
+        let answer = pending.now().ok().flatten();
+        let loses = self.mood.loses();
+        let job = move || match answer {
+            Some(answer) if loses => lost(answer),
+            Some(answer) => {
+                if let Err(answer) = reply.answer(answer) {
+                    lost(answer);
+                }
+            }
+            None => {}
+        };
+        let delay = Duration::from_micros(self.mood.delay.load(Ordering::Relaxed));
+        let mut state = self.clock.state.lock().unwrap();
+        state.1 += 1;
+        let at = std::cmp::Reverse((Instant::now() + delay, state.1));
+        state.0.push((at, Job(Box::new(job))));
+        self.clock.changed.notify_one();
+    }
+}
+
+impl Tier for Late {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn lasts(&self) -> bool {
+        self.inner.lasts()
+    }
+
+    fn block_max(&self) -> u64 {
+        self.inner.block_max()
+    }
+
+    fn probe(&self, namespace: NamespaceId, keys: &[Key], reply: Reply<Vec<bool>>) {
+        self.pass(
+            |inner| self.inner.probe(namespace, keys, inner),
+            reply,
+            drop,
+        );
+    }
+
+    fn pin(&self, namespace: NamespaceId, keys: &[Key], reply: Reply<Vec<Option<Place>>>) {
+        let tier = Arc::clone(&self.inner);
+        let unpin = move |places: Vec<Option<Place>>| {
+            tier.unpin(&places.into_iter().flatten().collect::<Vec<_>>());
+        };
+        self.pass(|inner| self.inner.pin(namespace, keys, inner), reply, unpin);
+    }
+
+    fn unpin(&self, places: &[Place]) {
+        self.inner.unpin(places);
+    }
+
+    fn discard(&self, places: &[Place]) {
+        self.inner.discard(places);
+    }
+
+    fn reserve(
+        &self,
+        namespace: NamespaceId,
+        blocks: &[Wanted],
+        reply: Reply<Vec<Result<Reserved, Refused>>>,
+    ) {
+        self.pass(
+            |inner| self.inner.reserve(namespace, blocks, inner),
+            reply,
+            drop,
+        );
+    }
+
+    /// What is committed and not heard of is stored all the same.
+    fn commit(&self, written: Vec<(Reserved, Checksum)>, pinned: bool, reply: Reply<Vec<bool>>) {
+        assert!(!pinned, "nothing is behind this tier");
+        self.pass(
+            |inner| self.inner.commit(written, pinned, inner),
+            reply,
+            drop,
+        );
+    }
+
+    fn remove(&self, namespace: NamespaceId, keys: &[Key], reply: Reply<usize>) {
+        self.pass(
+            |inner| self.inner.remove(namespace, keys, inner),
+            reply,
+            drop,
+        );
+    }
+
+    fn clear(&self, namespace: NamespaceId, reply: Reply<usize>) {
+        self.pass(|inner| self.inner.clear(namespace, inner), reply, drop);
+    }
+
+    fn list(&self, namespace: NamespaceId, from: u64, limit: usize, reply: Reply<Page>) {
+        self.pass(
+            |inner| self.inner.list(namespace, from, limit, inner),
+            reply,
+            drop,
+        );
+    }
+
+    fn describe(&self, namespace: NamespaceId, description: &str) {
+        self.inner.describe(namespace, description);
+    }
+
+    fn stats(&self) -> TierStats {
+        self.inner.stats()
+    }
+
+    fn ends(&self) -> Arc<dyn Ends> {
+        self.inner.ends()
+    }
+
+    fn close(&self) {
+        self.clock.state.lock().unwrap().2 = true;
+        self.clock.changed.notify_one();
+        // Answers that nobody waits for give back what they hold.
+        let empty = || self.clock.state.lock().unwrap().0.is_empty();
+        while !empty() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        self.inner.close();
+    }
+}
+
+/// A tier that cannot be opened.
+pub fn broken() -> TierKind {
+    TierKind {
+        name: "Broken",
+        options: &[],
+        open: Arc::new(|_, _| Err(Error::Closed("nothing is there"))),
+    }
+}

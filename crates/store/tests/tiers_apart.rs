@@ -1,0 +1,227 @@
+//! Tiers that are no arenas of this process, and that may answer late.
+
+mod common;
+mod tiers;
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use common::{PATIENCE, eventually, get, has, key, keys, namespace, put};
+use kvdepot_store::{Config, Depot, Error, Kinds, Namespace, Outcome};
+use serde_json::json;
+use tiers::files;
+use tiers::late::{self, Mood};
+
+const LEN: usize = 70_001;
+
+fn open(kinds: &Kinds, pipeline: &str, dir: &tempfile::TempDir) -> Depot {
+    let path = |name| dir.path().join(name).to_str().unwrap().to_owned();
+    let mut settings = json!({"lanes": 2, "close_timeout": "10s"});
+    for tier in pipeline.split('|') {
+        settings[tier.to_ascii_lowercase()] = match tier {
+            "Cache" => json!({"capacity": "1MiB"}),
+            "Dax" => json!({"path": path("arena"), "capacity": "2MiB"}),
+            _ => json!({"path": path("files")}),
+        };
+    }
+    let config = Config::with_kinds(kinds, pipeline, &settings).unwrap();
+    Depot::open(&config).unwrap()
+}
+
+/// Blocks of a depot at rest.
+fn listed(ns: &Namespace) -> usize {
+    ns.blocks().unwrap().len()
+}
+
+#[test]
+fn blocks_live_in_files_behind_memory_and_alone() {
+    for pipeline in ["Files", "Cache|Files", "Dax|Files", "Cache|Dax|Files"] {
+        let dir = tempfile::tempdir().unwrap();
+        let all: Vec<u64> = (0..40).collect();
+        let depot = open(&files::kinds(), pipeline, &dir);
+        let ns = namespace(&depot);
+        assert!(put(&ns, &all, LEN).iter().all(|ok| *ok), "{pipeline}");
+        assert!(put(&ns, &all, LEN).iter().all(|ok| *ok), "again");
+        assert!(depot.drain(PATIENCE));
+        assert!(has(&ns, &all, LEN), "{pipeline}");
+        assert_eq!(ns.prefix(&keys(0..50)).unwrap(), 40);
+        assert_eq!(listed(&ns), 40, "{pipeline}");
+        depot.close();
+        let files = std::fs::read_dir(dir.path().join("files")).unwrap().count();
+        assert_eq!(files, 40, "{pipeline}");
+
+        // The memory is gone, and so is what the arena had no room for.
+        let depot = open(&files::kinds(), pipeline, &dir);
+        let ns = namespace(&depot);
+        let task = ns.prefetch(&keys(0..5)).unwrap();
+        assert_eq!(task.wait(Some(PATIENCE)).unwrap(), [true; 5]);
+        assert!(has(&ns, &all, LEN), "{pipeline}");
+        assert_eq!(ns.remove(&keys(0..2)).unwrap(), 2);
+        assert_eq!(get(&ns, &[0, 1, 2], LEN)[..2], [Outcome::Miss; 2]);
+        assert!(ns.clear().unwrap() >= 38);
+        assert_eq!(listed(&ns), 0, "{pipeline}");
+        assert!(!ns.contains(&keys(0..40)).unwrap().contains(&true));
+        depot.close();
+    }
+}
+
+#[test]
+fn a_file_that_rots_is_a_miss_and_is_written_anew() {
+    let dir = tempfile::tempdir().unwrap();
+    let depot = open(&files::kinds(), "Files", &dir);
+    let ns = namespace(&depot);
+    assert_eq!(put(&ns, &[1, 2], LEN), [true; 2]);
+    let of = |number| {
+        let name = format!("{}-{}", ns.id(), key(number));
+        dir.path().join("files").join(name)
+    };
+    let mut bytes = std::fs::read(of(1)).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    std::fs::write(of(1), bytes).unwrap();
+    let cut = std::fs::OpenOptions::new().write(true).open(of(2)).unwrap();
+    cut.set_len(5000).unwrap();
+    let outcomes = get(&ns, &[1, 2], LEN);
+    assert_eq!(outcomes[0], Outcome::Corrupt);
+    assert_ne!(outcomes[1], Outcome::Done);
+    assert_eq!(ns.contains(&keys([1])).unwrap(), [false]);
+    assert_eq!(put(&ns, &[1], LEN), [true]);
+    assert!(has(&ns, &[1], LEN));
+    depot.close();
+}
+
+#[test]
+fn only_the_calls_that_ask_a_late_tier_wait_for_it() {
+    let mood = Arc::new(Mood::default());
+    let dir = tempfile::tempdir().unwrap();
+    let depot = open(
+        &late::kinds("Slow", slow_files(), &mood),
+        "Cache|Slow",
+        &dir,
+    );
+    let ns = namespace(&depot);
+    assert_eq!(put(&ns, &[1, 2], LEN), [true; 2]);
+    mood.delay.store(50_000, Ordering::Relaxed);
+    let asked = || mood.asked.load(Ordering::Relaxed);
+    let before = asked();
+    assert!(has(&ns, &[1, 2], LEN));
+    assert_eq!(ns.contains(&keys([1, 2])).unwrap(), [true; 2]);
+    assert_eq!(
+        asked(),
+        before,
+        "what is near is not asked for further away"
+    );
+    let begun = Instant::now();
+    assert_eq!(get(&ns, &[7], LEN), [Outcome::Miss]);
+    assert!(begun.elapsed() >= Duration::from_millis(50));
+    let lookup = ns.lookup(&keys([1, 7])).unwrap();
+    assert!(!lookup.is_done(), "nobody waits for it");
+    assert_eq!(lookup.wait(Some(PATIENCE)).unwrap(), [true, false]);
+    assert!(ns.lookup(&keys([1, 2])).unwrap().is_done());
+    // A put returns at once, and its caller goes on.
+    let begun = Instant::now();
+    let task = common::start_put(&ns, &[3], LEN);
+    task.wait_released(Some(PATIENCE)).unwrap();
+    assert!(!task.is_done() || begun.elapsed() >= Duration::from_millis(50));
+    assert_eq!(task.wait(Some(PATIENCE)).unwrap(), [true]);
+    depot.close();
+}
+
+/// The files, under the section of another tier.
+fn slow_files() -> kvdepot_store::TierKind {
+    use kvdepot_store::option::{Kind, OptionSpec};
+    const OPTIONS: &[OptionSpec] = &[OptionSpec::new("slow", "path", Kind::Text, "none", "")];
+    kvdepot_store::TierKind {
+        name: "Slow",
+        options: OPTIONS,
+        ..files::kind()
+    }
+}
+
+#[test]
+fn a_tier_that_does_not_answer_is_a_miss_and_is_left_alone_until_it_does() {
+    let mood = Arc::new(Mood::default());
+    let dir = tempfile::tempdir().unwrap();
+    let kinds = late::kinds("Slow", slow_files(), &mood);
+    let depot = open(&kinds, "Cache|Slow", &dir);
+    let ns = namespace(&depot);
+    assert_eq!(put(&ns, &[1], LEN), [true]);
+    mood.lost.store(1000, Ordering::Relaxed);
+    for number in 10..20 {
+        assert_eq!(get(&ns, &[number], LEN), [Outcome::Miss]);
+    }
+    let stats = |tier: usize| depot.stats().tiers[tier].clone();
+    assert!(stats(1).left_alone >= 1 && stats(1).unanswered >= 3);
+    assert!(has(&ns, &[1], LEN), "what is near is served");
+    let put = common::start_put(&ns, &[5], LEN);
+    assert_eq!(put.wait(Some(PATIENCE)).unwrap(), [false]);
+    assert!(matches!(ns.remove(&keys([1])), Err(Error::Silent { .. })));
+    mood.lost.store(0, Ordering::Relaxed);
+    eventually("the tier is asked again", || {
+        common::put(&ns, &[6], LEN) == [true]
+    });
+    depot.close();
+}
+
+#[test]
+fn blocks_go_through_three_tiers_that_fail_at_random() {
+    let mood = Arc::new(Mood::default());
+    mood.delay.store(200, Ordering::Relaxed);
+    mood.lost.store(100, Ordering::Relaxed);
+    let dir = tempfile::tempdir().unwrap();
+    let kinds = late::kinds("Slow", slow_files(), &mood);
+    for round in 0..4 {
+        let depot = open(&kinds, "Cache|Dax|Slow", &dir);
+        let ns = namespace(&depot);
+        std::thread::scope(|scope| {
+            for thread in 0..4_u64 {
+                let ns = &ns;
+                scope.spawn(move || {
+                    for step in 0..40 {
+                        let first = (thread * 7 + step * 3 + round) % 60;
+                        let some: Vec<u64> = (first..first + 4).collect();
+                        // Where a queue is full they go to the tier that fails.
+                        let _stored = put(ns, &some, LEN);
+                        // Wrong bytes panic there.
+                        let _found = get(ns, &some, LEN);
+                        if step % 8 == 0 {
+                            let _silent = ns.remove(&keys([first]));
+                        }
+                    }
+                });
+            }
+        });
+        assert!(depot.drain(PATIENCE));
+        common::assert_at_rest(&depot);
+        depot.close();
+    }
+}
+
+#[test]
+fn nonsense_is_refused_with_the_reason() {
+    let refused = |pipeline: &str, kinds: &Kinds| {
+        let config = Config::with_kinds(kinds, pipeline, &json!({}));
+        config.err().map(|error| error.to_string())
+    };
+    let kinds = files::kinds();
+    let why = refused("Files|Cache", &kinds).unwrap();
+    assert!(why.contains("Cache as the first tier"), "{why}");
+    let why = refused("Cache|Cache", &kinds).unwrap();
+    assert!(why.contains("each once"), "{why}");
+    let why = refused("Cache|Files", &Kinds::new()).unwrap();
+    assert!(why.contains("among Cache, Dax "), "{why}");
+    let typo = json!({"files": {"pth": "/tmp"}});
+    let error = Config::with_kinds(&kinds, "Cache|Files", &typo).unwrap_err();
+    assert!(
+        error.to_string().contains("did you mean \"path\""),
+        "{error}"
+    );
+    // What cannot be opened leaves nothing behind.
+    let dir = tempfile::tempdir().unwrap();
+    let arena = dir.path().join("arena");
+    let settings = json!({"dax": {"path": arena.to_str(), "capacity": "1MiB"}});
+    let kinds = Kinds::new().with(late::broken());
+    let config = Config::with_kinds(&kinds, "Dax|Broken", &settings).unwrap();
+    assert!(Depot::open(&config).is_err());
+    assert!(!arena.exists());
+}
