@@ -169,7 +169,7 @@ impl Arena {
         let (extents, sum) = (&place.extents, place.checksum);
         let (len, count) = (place.len, place.parts);
         let medium = self.medium.load();
-        parts::read(&**medium, &place.identity, extents, len, count, sum)
+        parts::read(&***medium, &place.identity, extents, len, count, sum)
     }
 
     /// Writes the part table of a block that is reserved.
@@ -178,7 +178,7 @@ impl Arena {
     /// [`Error::Media`] for what the medium does not take.
     pub fn write_parts(&self, place: &Place, found: &[Part]) -> Result<(), Error> {
         let medium = self.medium.load();
-        parts::write_table(&**medium, &place.extents, place.len, found)
+        parts::write_table(&***medium, &place.extents, place.len, found)
     }
 
     /// What lies where in the medium.

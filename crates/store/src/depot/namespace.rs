@@ -50,8 +50,8 @@ impl Namespace {
     }
 
     /// Asks whether each key's block is stored in some tier, and does not wait for those that
-    /// answer late: `Done` for what is stored, `Miss` for the rest, also where a tier does not answer
-    /// within `lookup_timeout`.
+    /// answer late: `Done` for what is stored, `Miss` for the rest, also where a tier does not
+    /// answer within `lookup_timeout`.
     ///
     /// # Errors
     /// [`Error::Closed`].

@@ -27,8 +27,6 @@ pub(crate) const PAIRS: Exceptions = &[
     (
         "store",
         &[
-            ("config/devices.rs", "config/mod.rs"),
-            ("config/mod.rs", "config/devices.rs"),
             ("pipeline/background.rs", "pipeline/mod.rs"),
             ("pipeline/ledger.rs", "pipeline/put.rs"),
             ("pipeline/replicate.rs", "pipeline/mod.rs"),

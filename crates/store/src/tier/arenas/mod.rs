@@ -23,8 +23,8 @@ use kvdepot_arena::{
     Arena, Departed, Error, Key, Legacy, NamespaceId, Parting, Place, Refused, Reserved, TierStats,
     Token, Wanted, held,
 };
-use kvdepot_media::checksum::Checksum;
 use kvdepot_media::Buffer;
+use kvdepot_media::checksum::Checksum;
 use parking_lot::Mutex;
 
 use super::contract::Ends;
@@ -85,7 +85,8 @@ impl Devices {
 
 impl Ends for Devices {
     fn buffers(&self, place: &Place, offset: u64, len: u64) -> Result<Vec<Buffer>, Error> {
-        self.holds(place.token)?.buffers(place, offset..offset + len)
+        self.holds(place.token)?
+            .buffers(place, offset..offset + len)
     }
 
     fn parts(&self, place: &Place) -> Result<Option<Vec<Part>>, Error> {
