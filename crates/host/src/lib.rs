@@ -25,6 +25,7 @@
 )]
 
 pub mod cpu;
+pub mod dir;
 pub mod dirs;
 mod error;
 pub mod event;

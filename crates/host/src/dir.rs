@@ -1,0 +1,443 @@
+//! A directory that is known by its descriptor, so that it can be handed to another process: files
+//! are opened, made, published and removed in it by plain names, and nothing outside it is reached.
+//!
+//! What lies at a name may be anything that somebody else has put there: links are not followed, and
+//! what is no regular file is refused. A file that is open stays what it was, whatever happens to
+//! its name.
+
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, Stat};
+use rustix::io::{Errno, retry_on_intr};
+
+use super::{Error, Result};
+
+/// Longest name, of every file system that is in use.
+const NAME_MAX: usize = 255;
+
+/// Attempts to find a name for a temporary file that nobody has: names are counted, so one is
+/// enough where nobody means ill.
+const TEMPORARY_TRIES: usize = 16;
+
+/// How a file is opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(clippy::exhaustive_enums, reason = "files are read, or written too")]
+pub enum Access {
+    /// To be read.
+    Read,
+    /// To be read and written.
+    Write,
+}
+
+/// What becomes of a file that has the name already.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(clippy::exhaustive_enums, reason = "it stays or it goes")]
+pub enum Before {
+    /// It stays, and nothing is published.
+    Stays,
+    /// It is replaced in one step: at any moment the name is one of the two whole files.
+    Goes,
+}
+
+/// An open directory.
+#[derive(Debug)]
+pub struct Dir {
+    fd: OwnedFd,
+}
+
+impl Dir {
+    /// The directory at a path, whose own links are followed: it is its user's choice.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Path`] when there is none, or it may not be searched.
+    pub fn open(path: &Path) -> Result<Dir> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let fd = rustix::fs::open(path, flags, Mode::empty());
+        let fd = fd.map_err(Error::path("open", path))?;
+        Ok(Dir { fd })
+    }
+
+    /// The directory behind a descriptor that somebody else has opened.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Input`] for a descriptor of something else.
+    pub fn adopt(fd: OwnedFd) -> Result<Dir> {
+        let stat = stat_of(&fd)?;
+        match FileType::from_raw_mode(stat.st_mode) {
+            FileType::Directory => Ok(Dir { fd }),
+            other => Err(Error::Input {
+                field: "descriptor",
+                value: format!("{other:?}"),
+                allowed: "that of a directory".to_owned(),
+            }),
+        }
+    }
+
+    /// The regular file of this name; `None` where nothing has it.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Input`] for what is no plain name, and where a link or another thing that is no
+    /// regular file lies; [`Error::Os`] when the system refuses.
+    pub fn open_at(&self, name: &str, access: Access) -> Result<Option<OwnedFd>> {
+        check(name)?;
+        let access = match access {
+            Access::Read => OFlags::RDONLY,
+            Access::Write => OFlags::RDWR,
+        };
+        // A pipe that somebody has put there must not stop this.
+        let flags = access | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let fd = match self.resolve(name, flags) {
+            Ok(fd) => fd,
+            Err(Errno::NOENT) => return Ok(None),
+            Err(Errno::LOOP | Errno::XDEV | Errno::ISDIR | Errno::NXIO) => return Err(other(name)),
+            Err(errno) => return Err(Error::os("open a file in a directory")(errno)),
+        };
+        match FileType::from_raw_mode(stat_of(&fd)?.st_mode) {
+            FileType::RegularFile => Ok(Some(fd)),
+            _ => Err(other(name)),
+        }
+    }
+
+    /// As the kernel resolves one name without leaving the directory, where it can be told so; a
+    /// plain name without links does not leave it either way.
+    fn resolve(&self, name: &str, flags: OFlags) -> rustix::io::Result<OwnedFd> {
+        /// Kernels before 5.6 and some filters of system calls have no `openat2`.
+        static IS_OLD: AtomicBool = AtomicBool::new(false);
+        if !IS_OLD.load(Ordering::Relaxed) {
+            let beneath = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
+            let open = || rustix::fs::openat2(&self.fd, name, flags, Mode::empty(), beneath);
+            match retry_on_intr(open) {
+                // Something above was renamed meanwhile.
+                Err(Errno::AGAIN) => {}
+                Err(Errno::NOSYS | Errno::PERM) => IS_OLD.store(true, Ordering::Relaxed),
+                other => return other,
+            }
+        }
+        retry_on_intr(|| rustix::fs::openat(&self.fd, name, flags, Mode::empty()))
+    }
+
+    /// A new file without a name, mode 0600, which goes with its descriptor unless it is published.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Os`] when the system refuses.
+    pub fn temporary(&self) -> Result<Temporary<'_>> {
+        let mode = Mode::RUSR | Mode::WUSR;
+        let flags = OFlags::RDWR | OFlags::CLOEXEC;
+        let unnamed = || rustix::fs::openat(&self.fd, ".", flags | OFlags::TMPFILE, mode);
+        match retry_on_intr(unnamed) {
+            Ok(file) => return Ok(self.holds(file, None)),
+            // The file system has none.
+            Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::NOENT | Errno::INVAL) => {}
+            Err(errno) => return Err(Error::os("make a file in a directory")(errno)),
+        }
+        let flags = flags | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW;
+        for _ in 0..TEMPORARY_TRIES {
+            let name = spare_name();
+            match retry_on_intr(|| rustix::fs::openat(&self.fd, &*name, flags, mode)) {
+                Ok(file) => return Ok(self.holds(file, Some(name))),
+                Err(Errno::EXIST) => {}
+                Err(errno) => return Err(Error::os("make a file in a directory")(errno)),
+            }
+        }
+        Err(Error::os("find a free name in a directory")(Errno::EXIST))
+    }
+
+    fn holds(&self, file: OwnedFd, name: Option<String>) -> Temporary<'_> {
+        Temporary {
+            dir: self,
+            file,
+            name,
+        }
+    }
+
+    /// Removes the file, or the link, of this name; whether there was one. Whoever has it open
+    /// keeps it.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Input`] for what is no plain name, [`Error::Os`] when the system refuses.
+    pub fn remove(&self, name: &str) -> Result<bool> {
+        check(name)?;
+        self.unlink(name)
+    }
+
+    fn unlink(&self, name: &str) -> Result<bool> {
+        match rustix::fs::unlinkat(&self.fd, name, AtFlags::empty()) {
+            Ok(()) => Ok(true),
+            Err(Errno::NOENT) => Ok(false),
+            Err(errno) => Err(Error::os("remove a file in a directory")(errno)),
+        }
+    }
+}
+
+impl AsFd for Dir {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+/// A file that nobody finds yet.
+#[derive(Debug)]
+pub struct Temporary<'a> {
+    dir: &'a Dir,
+    file: OwnedFd,
+    /// Where the file system knows no files without one; removed with this.
+    name: Option<String>,
+}
+
+impl Temporary<'_> {
+    /// Gives the file its name; false where one has it and stays. This very file, whatever has
+    /// become of a name that it had.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Input`] for what is no plain name, [`Error::Os`] when the system refuses.
+    pub fn publish(self, name: &str, before: Before) -> Result<bool> {
+        check(name)?;
+        if self.link(name)? {
+            return Ok(true);
+        }
+        if before == Before::Stays {
+            return Ok(false);
+        }
+        // A link does not replace, and a rename takes a name.
+        let spare = spare_name();
+        if !self.link(&spare)? {
+            return Err(Error::os("find a free name in a directory")(Errno::EXIST));
+        }
+        let dir = &self.dir.fd;
+        let renamed = retry_on_intr(|| rustix::fs::renameat(dir, &*spare, dir, name));
+        if let Err(errno) = renamed {
+            let _left = self.dir.unlink(&spare);
+            return Err(Error::os("rename a file in a directory")(errno));
+        }
+        Ok(true)
+    }
+
+    /// By the descriptor: no name of it can be taken for another's meanwhile.
+    fn link(&self, name: &str) -> Result<bool> {
+        let own = format!("/proc/self/fd/{}", self.file.as_raw_fd());
+        let link = || rustix::fs::linkat(CWD, &*own, &self.dir.fd, name, AtFlags::SYMLINK_FOLLOW);
+        match retry_on_intr(link) {
+            Ok(()) => Ok(true),
+            Err(Errno::EXIST) => Ok(false),
+            Err(errno) => Err(Error::os("publish a file in a directory")(errno)),
+        }
+    }
+}
+
+impl AsFd for Temporary<'_> {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}
+
+impl Drop for Temporary<'_> {
+    fn drop(&mut self) {
+        if let Some(name) = &self.name {
+            // Left behind, it is a file that nobody asks for.
+            let _left = self.dir.unlink(name);
+        }
+    }
+}
+
+/// A name that no other process or call has chosen.
+fn spare_name() -> String {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    format!(".kvdepot-{}-{number}", std::process::id())
+}
+
+fn stat_of(fd: &OwnedFd) -> Result<Stat> {
+    rustix::fs::fstat(fd).map_err(Error::os("look at a descriptor"))
+}
+
+/// Refuses what would lead elsewhere, or is no name.
+fn check(name: &str) -> Result<()> {
+    let is_plain = !matches!(name, "" | "." | "..")
+        && name.len() <= NAME_MAX
+        && !name.bytes().any(|byte| matches!(byte, b'/' | 0));
+    match is_plain {
+        true => Ok(()),
+        false => Err(Error::Input {
+            field: "name",
+            value: name.to_owned(),
+            allowed: format!("1 to {NAME_MAX} bytes, none of them `/` or 0, and not `.` or `..`"),
+        }),
+    }
+}
+
+fn other(name: &str) -> Error {
+    Error::Input {
+        field: "name",
+        value: name.to_owned(),
+        allowed: "that of a regular file, not of a link or anything else".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{self, File};
+    use std::io::{Read, Write};
+    use std::os::unix::fs::symlink;
+
+    use std::time::{Duration, Instant};
+
+    use super::*;
+
+    const PATIENCE: Duration = Duration::from_secs(60);
+
+    fn text(fd: OwnedFd) -> String {
+        let mut text = String::new();
+        File::from(fd).read_to_string(&mut text).unwrap();
+        text
+    }
+
+    fn put(dir: &Dir, name: &str, text: &str, before: Before) -> bool {
+        let temporary = dir.temporary().unwrap();
+        let mut file = File::from(temporary.as_fd().try_clone_to_owned().unwrap());
+        file.write_all(text.as_bytes()).unwrap();
+        temporary.publish(name, before).unwrap()
+    }
+
+    #[test]
+    fn a_file_is_published_once_or_replaced_and_one_that_is_open_stays() {
+        let root = tempfile::tempdir().unwrap();
+        let dir = Dir::open(root.path()).unwrap();
+        assert!(dir.open_at("a", Access::Read).unwrap().is_none());
+        assert!(put(&dir, "a", "one", Before::Stays));
+        let first = dir.open_at("a", Access::Write).unwrap().unwrap();
+        assert!(!put(&dir, "a", "two", Before::Stays));
+        assert!(put(&dir, "a", "three", Before::Goes));
+        assert_eq!(
+            text(dir.open_at("a", Access::Read).unwrap().unwrap()),
+            "three"
+        );
+        assert!(dir.remove("a").unwrap() && !dir.remove("a").unwrap());
+        assert_eq!(text(first), "one");
+        drop(dir.temporary().unwrap());
+        assert_eq!(fs::read_dir(root.path()).unwrap().count(), 0, "leftovers");
+    }
+
+    #[test]
+    fn names_that_lead_elsewhere_and_things_that_are_no_files_are_refused() {
+        let root = tempfile::tempdir().unwrap();
+        fs::write(root.path().join("secret"), "secret").unwrap();
+        let inner = root.path().join("inner");
+        fs::create_dir(&inner).unwrap();
+        fs::create_dir(inner.join("folder")).unwrap();
+        symlink("../secret", inner.join("link")).unwrap();
+        symlink("nowhere", inner.join("dangling")).unwrap();
+        let pipe = inner.join("pipe");
+        rustix::fs::mknodat(CWD, &pipe, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+        let dir = Dir::open(&inner).unwrap();
+        let long = "x".repeat(256);
+        let names = [
+            "",
+            ".",
+            "..",
+            "../secret",
+            "/etc/passwd",
+            "folder/..",
+            "a\0b",
+            &long,
+        ];
+        for name in names {
+            assert!(
+                matches!(dir.open_at(name, Access::Read), Err(Error::Input { .. })),
+                "{name}"
+            );
+            assert!(dir.remove(name).is_err());
+            assert!(
+                dir.temporary()
+                    .unwrap()
+                    .publish(name, Before::Goes)
+                    .is_err()
+            );
+        }
+        for name in ["link", "dangling", "folder", "pipe"] {
+            for access in [Access::Read, Access::Write] {
+                let opened = dir.open_at(name, access);
+                assert!(
+                    matches!(opened, Err(Error::Input { .. })),
+                    "{name}: {opened:?}"
+                );
+            }
+        }
+        // What is published in the place of a link takes its place, and leaves its target alone.
+        assert!(!put(&dir, "link", "mine", Before::Stays));
+        assert!(put(&dir, "link", "mine", Before::Goes));
+        assert_eq!(
+            fs::read_to_string(root.path().join("secret")).unwrap(),
+            "secret"
+        );
+        assert!(Dir::adopt(File::open(inner.join("link")).unwrap().into()).is_err());
+        assert!(Dir::adopt(File::open(&inner).unwrap().into()).is_ok());
+    }
+
+    #[test]
+    fn a_name_that_is_swapped_for_a_link_again_and_again_never_leads_outside() {
+        let root = tempfile::tempdir().unwrap();
+        let secret = root.path().join("secret");
+        fs::write(&secret, "secret").unwrap();
+        let inner = root.path().join("inner");
+        fs::create_dir(&inner).unwrap();
+        let dir = Dir::open(&inner).unwrap();
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !stop.load(Ordering::Relaxed) {
+                    fs::write(inner.join("file"), "mine").unwrap();
+                    fs::rename(inner.join("file"), inner.join("name")).unwrap();
+                    symlink(&secret, inner.join("link")).unwrap();
+                    fs::rename(inner.join("link"), inner.join("name")).unwrap();
+                }
+            });
+            let (mut texts, mut refused) = (Vec::new(), 0);
+            let begun = Instant::now();
+            while (texts.len() < 200 || refused < 200) && begun.elapsed() < PATIENCE {
+                match dir.open_at("name", Access::Write) {
+                    Ok(file) => texts.extend(file.map(text)),
+                    Err(_) => refused += 1,
+                }
+            }
+            stop.store(true, Ordering::Relaxed);
+            assert!(texts.iter().all(|text| text == "mine"));
+            assert!(
+                texts.len() >= 200 && refused >= 200,
+                "the names were not swapped"
+            );
+        });
+        // The directory is the one that was opened, whatever has its name now.
+        put(&dir, "last", "mine", Before::Stays);
+        fs::rename(&inner, root.path().join("moved")).unwrap();
+        symlink("/etc", &inner).unwrap();
+        assert_eq!(
+            text(dir.open_at("last", Access::Read).unwrap().unwrap()),
+            "mine"
+        );
+    }
+
+    #[test]
+    fn of_many_that_publish_a_name_one_does_and_readers_see_whole_files() {
+        let root = tempfile::tempdir().unwrap();
+        let dir = Dir::open(root.path()).unwrap();
+        for round in 0..50 {
+            let name = &*format!("{round}");
+            let won = std::thread::scope(|scope| {
+                let publish = |text: &'static str| put(&dir, name, text, Before::Stays);
+                let all = ["first", "other"].map(|text| scope.spawn(move || publish(text)));
+                all.map(|one| one.join().unwrap())
+            });
+            assert_eq!(won.iter().filter(|won| **won).count(), 1, "round {round}");
+            let text = text(dir.open_at(name, Access::Read).unwrap().unwrap());
+            assert_eq!(text, if won[0] { "first" } else { "other" });
+        }
+    }
+}
