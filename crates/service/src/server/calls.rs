@@ -68,6 +68,10 @@ impl Calls<'_> {
     fn answer(&self, request: &Frame, granted: &mut Granted) -> Result<Option<Out>, Error> {
         let core = &self.session.core;
         let holding = &self.session.holding;
+        if self.session.client.is_fenced() {
+            // Its bytes may not have come where it says that they are.
+            return Err(Error::Closed(""));
+        }
         match request.verb {
             Verb::Namespace => reply(request, |call: say::Namespace<'_>| {
                 core.describe(call.namespace, call.description)

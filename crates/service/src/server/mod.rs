@@ -1,10 +1,11 @@
 //! The owner's end of the socket. `accept` is who knocks there, `session` a client as its owner
 //! sees it, which answers its calls (`calls`, and `slow` what may take minutes) and notes what it
-//! holds (`holding`), and `roster` for whom movers are at work.
+//! holds (`holding`). Whether it lives is `liveness`, and for whom movers are at work `roster`.
 
 mod accept;
 mod calls;
 mod holding;
+mod liveness;
 mod roster;
 mod session;
 mod slow;
@@ -32,6 +33,7 @@ use crate::frame::Out;
 use crate::frame::hello::{self, Kind, Medium, Role, Terms};
 use crate::frame::verbs::Removed;
 use crate::line::credit::LIMITS;
+use liveness::{Liveness, Local};
 use roster::Roster;
 use session::{Inheritance, Session};
 
@@ -67,7 +69,11 @@ struct Owner {
     connections: Mutex<Vec<(u32, UnixStream)>>,
     clients: Arc<Mutex<Clients>>,
     roster: Arc<Roster>,
+    watch: Watch,
 }
+
+/// How it is known whether the client with this seat lives.
+type Watch = Box<dyn Fn(Process, Arc<Roster>, u64) -> Box<dyn Liveness> + Send>;
 
 /// The clients that have attached, by number.
 #[derive(Default)]
@@ -119,6 +125,23 @@ impl Server {
         core: &Arc<Core>,
         about: &About,
     ) -> Result<Option<Server>, Error> {
+        let local = |process, roster, seat| {
+            let local = Local {
+                process,
+                roster,
+                seat,
+            };
+            Box::new(local) as Box<dyn Liveness>
+        };
+        Server::start_watching(config, core, about, Box::new(local))
+    }
+
+    fn start_watching(
+        config: &Config,
+        core: &Arc<Core>,
+        about: &About,
+        watch: Watch,
+    ) -> Result<Option<Server>, Error> {
         let session = about.session;
         let Some(path) = place(config, session)? else {
             return Ok(None);
@@ -148,6 +171,7 @@ impl Server {
             connections: Mutex::new(Vec::new()),
             clients: Arc::clone(&clients),
             roster: Arc::new(Roster::new()?),
+            watch,
         };
         let thread = std::thread::Builder::new()
             .name("kvdepot-share".into())
@@ -361,7 +385,7 @@ impl Owner {
         clients.halves.retain(|_, half| is_open(&half.calls));
         pids.extend(clients.halves.values().map(|half| half.from.pid));
         let sessions = clients.sessions.values();
-        pids.extend(sessions.map(|session| session.process.identity().pid));
+        pids.extend(sessions.map(|session| session.client.who()));
         let own = pids.iter().filter(|other| **other == pid).count();
         if pids.len() < ATTACHED_MAX && own < ATTACHED_EACH_MAX {
             return Ok(());
@@ -446,10 +470,15 @@ impl Owner {
                 }),
             };
             let unheard = inherited.take_unheard();
-            let (core, roster) = (Arc::clone(&self.core), Arc::clone(&self.roster));
-            let process = (process, half.from.uid == peer::own_uid());
+            let client = (self.watch)(process, Arc::clone(&self.roster), half.seat);
+            let client = (client, half.from.uid == peer::own_uid());
             let sockets = [calls, tasks];
-            let session = Arc::new(Session::new(core, process, inherited, roster, sockets));
+            let session = Arc::new(Session::new(
+                Arc::clone(&self.core),
+                client,
+                inherited,
+                sockets,
+            ));
             clients.sessions.insert(number, Arc::clone(&session));
             (session, unheard)
         };
@@ -484,7 +513,7 @@ impl Clients {
     /// The session that a process had before its connection broke.
     fn former(&self, number: u64, pid: u32) -> Option<&Arc<Session>> {
         let session = self.sessions.get(&number);
-        session.filter(|session| session.process.identity().pid == pid)
+        session.filter(|session| session.client.who() == pid)
     }
 }
 

@@ -11,7 +11,6 @@ use std::time::Duration;
 
 use kvdepot_arena::verdict::Moved;
 use kvdepot_arena::{Error, Key, NamespaceId, Place, clock};
-use kvdepot_host::peer::Process;
 use kvdepot_media::PART_LEN_MAX;
 use kvdepot_store::placement::Holder;
 use kvdepot_store::{Caller, Core, GetOptions, Lanes, Mirror, MovesDone, Op, Outcome, Reservation};
@@ -25,7 +24,7 @@ use crate::line::credit::Credit;
 use crate::line::incoming::Incoming;
 use crate::line::outbox::Outbox;
 use crate::server::holding::{Granted, Holding, Ticket, give_back};
-use crate::server::roster::Roster;
+use crate::server::liveness::Liveness;
 use crate::server::slow;
 
 /// How often a process without a connection, or movers of a dead one, are looked at for another
@@ -38,11 +37,10 @@ const LATE: Duration = Duration::from_secs(5);
 /// One client process.
 pub(crate) struct Session {
     pub(crate) core: Arc<Core>,
-    pub(crate) process: Process,
+    pub(crate) client: Box<dyn Liveness>,
     pub(crate) holding: Arc<Holding>,
     /// Whether it runs as the owner's own user.
     is_trusted: bool,
-    roster: Arc<Roster>,
     moves: Mutex<Moves>,
     moved: Condvar,
     next_move: AtomicU64,
@@ -110,9 +108,8 @@ enum End {
 impl Session {
     pub(crate) fn new(
         core: Arc<Core>,
-        (process, is_trusted): (Process, bool),
+        (client, is_trusted): (Box<dyn Liveness>, bool),
         inherited: Inheritance,
-        roster: Arc<Roster>,
         [calls, tasks]: [UnixStream; 2],
     ) -> Session {
         let moves = Moves {
@@ -121,10 +118,9 @@ impl Session {
         };
         Session {
             core,
-            process,
+            client,
             is_trusted,
             holding: inherited.holding,
-            roster,
             moves: Mutex::new(moves),
             moved: Condvar::new(),
             next_move: AtomicU64::new(1),
@@ -150,14 +146,14 @@ impl Session {
             let _shut = self.tasks.shutdown(std::net::Shutdown::Both);
             self.outbox.end();
             if end == End::Broken && !self.retired.load(Ordering::Acquire) {
-                let pid = self.process.identity().pid;
+                let pid = self.client.who();
                 tracing::warn!(
                     pid,
                     "a client's connection broke: what it holds is kept until it is back and \
                      says that its lanes have stopped, or ends"
                 );
                 while end == End::Broken && !self.retired.load(Ordering::Acquire) {
-                    match self.process.wait_dead(LOOK) {
+                    match self.client.wait_end(LOOK) {
                         Ok(true) => end = End::Dead,
                         Ok(false) => {}
                         // It cannot be watched: it is taken for one that goes on.
@@ -175,7 +171,7 @@ impl Session {
         let mut incoming = Incoming::default();
         loop {
             if !incoming.has_more() {
-                match self.process.wait_readable(&self.tasks) {
+                match self.client.wait_readable(&self.tasks) {
                     Ok(true) => {}
                     Ok(false) => return End::Dead,
                     Err(_) => return End::Broken,
@@ -461,15 +457,19 @@ impl Session {
     /// Nothing of the client touches a place any more: ends all that it held, once no mover that
     /// worked for it does either.
     fn release(&self) {
+        if let Err(error) = self.client.fence() {
+            tracing::error!(%error, "a client cannot be fenced: what it held stays held");
+            return;
+        }
         self.end_moves(Moved::Failed);
         let seat = self.holding.holder.seat;
         let mut patience = LATE;
         loop {
-            match self.roster.close(seat, patience) {
+            match self.client.clear(patience) {
                 Ok(true) => break,
                 Ok(false) if self.retired.load(Ordering::Acquire) => return,
                 Ok(false) if patience == LATE => {
-                    let (pid, held) = (self.process.identity().pid, self.holding.count());
+                    let (pid, held) = (self.client.who(), self.holding.count());
                     tracing::warn!(
                         pid,
                         held,
