@@ -192,6 +192,8 @@ class _Tier(TypedDict):
     full: int
     stored_blocks: int
     stored_bytes: int
+    unanswered: int
+    left_alone: int
     hit_blocks: int
     hit_bytes: int
     put_move_ns: int

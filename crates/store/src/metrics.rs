@@ -291,6 +291,16 @@ impl Stats {
             &by_tier(&|_, tier| tier.lost_bytes),
         );
         metric(
+            "unanswered_total",
+            "counter",
+            &by_tier(&|_, tier| tier.unanswered),
+        );
+        metric(
+            "left_alone_total",
+            "counter",
+            &by_tier(&|_, tier| tier.left_alone),
+        );
+        metric(
             "refused_blocks_total",
             "counter",
             &by_tier(&|_, tier| tier.full),

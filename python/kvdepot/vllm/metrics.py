@@ -42,6 +42,8 @@ TIER_COUNTERS = {
     "evicted_bytes": ("evicted_bytes", "Bytes evicted."),
     "corrupt_blocks": ("corrupt_blocks", "Blocks that did not verify: each was a miss."),
     "lost_bytes": ("lost_bytes", "Bytes not used again: the medium failed under them."),
+    "unanswered": ("unanswered", "Questions that the tier did not answer in time."),
+    "left_alone": ("left_alone", "How often it was not asked for a while because of that."),
     "full": ("refused_blocks", "Reservations that found no room."),
     "hit_blocks": ("hit_blocks", "Blocks served, by the tier that had them."),
     "hit_bytes": ("hit_bytes", "Bytes served, by the tier that had them."),
