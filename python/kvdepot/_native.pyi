@@ -377,6 +377,10 @@ class Namespace:
         misses, and their buffers are not touched. With `staged` the bytes go through the staging
         slab, for memory that is slow to copy into by small pieces or at odd addresses."""
 
+    def lookup(self, keys: _Keys) -> Task:
+        """Ask whether each key's block is stored, without waiting for tiers that answer late: the
+        task is true for a key that is. Done at once where no tier does."""
+
     def prefetch(self, keys: _Keys) -> Task:
         """Bring the consecutive hits from the first key into the near tier, in the background.
         Answers at once; the task is true for a key once its block is there."""

@@ -237,6 +237,7 @@ def test_statistics_count_what_happened(depot: kvdepot.Depot, keys: Keys) -> Non
     # Who looks, or has blocks brought near, takes none: whoever does is counted.
     assert ns.prefix(names) == 2
     assert ns.contains(names) == [True, True, False]
+    assert ns.lookup(names).wait(30) == [True, True, False]
     assert ns.where(names)[2] is None
     assert ns.prefetch(names).wait(30) == [True, True, False]
     assert depot.stats()["missed_blocks"] == 1

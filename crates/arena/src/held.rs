@@ -314,6 +314,17 @@ pub fn at_once<T>(ask: impl FnOnce() -> T) -> Result<T, T> {
     }
 }
 
+/// For a question that would have to wait for something else than a lock: whether it passes on, so
+/// that its answer is none.
+#[must_use]
+pub fn passes() -> bool {
+    if MODE.get() == Mode::Waits {
+        return false;
+    }
+    MODE.set(Mode::Passed);
+    true
+}
+
 /// Whether what this thread has found so far is an answer: it has passed no lock that was taken.
 pub fn is_answer() -> bool {
     MODE.get() != Mode::Passed

@@ -226,6 +226,14 @@ impl Namespace {
         Ok(Task::new(task, parsed.keep, self.handle.origin))
     }
 
+    /// Asks whether each key's block is stored, without waiting for tiers that answer late: the
+    /// task is true for a key that is.
+    fn lookup(&self, py: Python<'_>, keys: &Bound<'_, PyAny>) -> PyResult<Task> {
+        let keys = keys::parse(keys)?;
+        let task = self.ask(py, &keys, |keys| self.namespace.lookup(keys), drop)?;
+        Ok(Task::new(task, Keep::new(Vec::new()), self.handle.origin))
+    }
+
     /// Brings the consecutive hits from the first key into the near tier, in the background.
     /// Answers at once; the task is true for a key once its block is there.
     fn prefetch(&self, py: Python<'_>, keys: &Bound<'_, PyAny>) -> PyResult<Task> {

@@ -27,7 +27,7 @@ impl Core {
 
     /// Whether each key's block is stored in some tier. Waits for those that answer late.
     fn found(self: &Arc<Core>, pass: Pass, id: NamespaceId, keys: &[Key]) -> Vec<bool> {
-        match self.is_apart() {
+        match self.is_apart() && !held::passes() {
             true => self.look_up(pass, id, keys).wait(None).unwrap_or_default(),
             false => self.stored(id, keys),
         }
@@ -81,6 +81,7 @@ impl Core {
             let mut found = vec![false; keys.len()];
             match tier {
                 Stage::Here(arenas) => arenas.contains(id, keys, &mut found),
+                Stage::Apart(_) if held::passes() => {}
                 Stage::Apart(apart) => {
                     let there = apart.probe(id, keys).wait().unwrap_or_default();
                     found
