@@ -1,9 +1,9 @@
 //! A directory that is known by its descriptor, so that it can be handed to another process: files
 //! are opened, made, published and removed in it by plain names, and nothing outside it is reached.
 //!
-//! What lies at a name may be anything that somebody else has put there: links are not followed, and
-//! what is no regular file is refused. A file that is open stays what it was, whatever happens to
-//! its name.
+//! What lies at a name may be anything that somebody else has put there: links are not followed,
+//! and what is no regular file is refused. A file that is open stays what it was, whatever happens
+//! to its name.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
