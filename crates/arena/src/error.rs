@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-/// Errors of the store. A miss is never one: reads answer a reason per key ([`crate::Outcome`]).
+/// Errors of the store. A miss is never one: reads answer a reason per key.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {

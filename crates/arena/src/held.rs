@@ -291,7 +291,7 @@ pub fn may_wait() {
     debug_assert_eq!(HELD.get(), 0, "a medium is waited for under a lock");
 }
 
-/// Looks something up ([`crate::Namespace::contains`], `prefix`, `nearest`, `pin`) without waiting
+/// Looks something up (`contains`, `prefix`, `nearest`, `pin` of a namespace) without waiting
 /// for whoever is at work in an index. Where somebody is, the answer is `Err`, with what was found
 /// so far: good for nothing, but that pins in it must be ended.
 ///

@@ -90,7 +90,7 @@ impl fmt::Display for Key {
     }
 }
 
-/// The 16-byte digest of a [`crate::NamespaceSpec`]: part of every stored identity.
+/// The 16-byte digest of what makes a namespace: part of every stored identity.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct NamespaceId(pub [u8; 16]);
 

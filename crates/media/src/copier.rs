@@ -103,7 +103,7 @@ impl Copier {
     /// and only then does the ticket count as done. It must not wait for the ticket. A panic in it
     /// is caught and changes nothing else.
     ///
-    /// On a closed copier, or in a forked child, every part fails with [`Failure::Closed`].
+    /// On a closed copier, or in a forked child, every part fails with [`Failure::Closed`](crate::Failure::Closed).
     pub fn submit(
         &self,
         mut batch: Batch,
@@ -205,7 +205,7 @@ impl Ticket {
     }
 
     /// Asks the lanes to leave out what they have not begun. Parts that miss a piece fail with
-    /// [`Failure::Cancelled`]; the completion runs all the same.
+    /// [`Failure::Cancelled`](crate::Failure::Cancelled); the completion runs all the same.
     pub fn cancel(&self) {
         self.waiter.cancel();
     }

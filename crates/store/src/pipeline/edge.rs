@@ -24,7 +24,7 @@ impl Edge {
         let pairs = tiers.iter().zip(tiers.iter().skip(1)).enumerate();
         let edge = |(at, (near, far)): (usize, (&Stage, &Stage))| {
             let depth = match at {
-                0 => depth.unwrap_or(near.block_max() / 2),
+                0 => depth.unwrap_or_else(|| near.block_max() / 2),
                 _ => near.block_max() / 4,
             };
             Edge {

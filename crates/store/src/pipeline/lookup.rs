@@ -183,7 +183,7 @@ impl Core {
         Ok(pins)
     }
 
-    /// As [`Core::pin`], for a client, which reads part tables itself: tiers and places.
+    /// Pins blocks for a client, which reads part tables itself: tiers and places.
     pub fn pin_places(
         &self,
         id: NamespaceId,

@@ -9,6 +9,10 @@ use super::arenas::Arenas;
 use super::contract::Ends;
 
 /// A tier, by how it is asked.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "there are a few of them, and calls go through the larger one"
+)]
 pub(crate) enum Stage {
     /// Its index is here, and answers at once.
     Here(Arenas),

@@ -35,7 +35,7 @@ pub fn kind() -> TierKind {
         options: OPTIONS,
         open: Arc::new(|section, number| {
             let path = section.path("path");
-            let path = path.ok_or_else(|| Error::Closed("files.path is missing"))?;
+            let path = path.ok_or(Error::Closed("files.path is missing"))?;
             Ok(Files::open(&path, number)?)
         }),
     }
