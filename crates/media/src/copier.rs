@@ -103,7 +103,8 @@ impl Copier {
     /// and only then does the ticket count as done. It must not wait for the ticket. A panic in it
     /// is caught and changes nothing else.
     ///
-    /// On a closed copier, or in a forked child, every part fails with [`Failure::Closed`](crate::Failure::Closed).
+    /// On a closed copier, or in a forked child, every part fails with
+    /// [`Failure::Closed`](crate::Failure::Closed).
     pub fn submit(
         &self,
         mut batch: Batch,

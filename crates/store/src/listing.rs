@@ -201,7 +201,10 @@ impl Core {
             let tier = match tier {
                 Stage::Here(arenas) => arenas,
                 Stage::Apart(apart) => {
-                    let (blocks, next) = heard(tier, apart.list(id, at.moves, limit).wait())?;
+                    let (blocks, next) = heard(
+                        tier,
+                        apart.list(id, at.moves, limit - page.blocks.len()).wait(),
+                    )?;
                     page.blocks.extend(blocks);
                     at = match next {
                         Some(mark) => Cursor { moves: mark, ..at },

@@ -8,9 +8,7 @@ use kvdepot_arena::TierStats;
 
 use crate::devices::{DeviceState, DeviceStats};
 use crate::task::Outcome;
-
-/// Tiers a pipeline can have; a bound for arrays.
-pub(crate) const TIERS_MAX: usize = 8;
+use crate::tier::TIERS_MAX;
 
 /// The two directions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

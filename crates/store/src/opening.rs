@@ -26,7 +26,7 @@ pub(crate) struct Opened {
 }
 
 impl Opened {
-    /// Refuses what [`Opened::open`] would, and opens nothing.
+    /// Refuses what [`Opened::open`] would of the tiers of arenas, and opens nothing.
     pub(crate) fn check(config: &Config) -> Result<(), Error> {
         let has = |name: &str| config.pipeline.iter().any(|tier| tier == name);
         if has("Cache") {
@@ -82,7 +82,7 @@ impl Opened {
                     opened.tiers.push((at, Stage::Here(tier)));
                 }
                 Err(error) if may_go_without(config, &error) => {
-                    tracing::warn!(%error, "opening with Cache alone");
+                    tracing::warn!(%error, "opening without the default arena");
                     opened.without = Some(error.to_string());
                 }
                 Err(error) => return Err(error),

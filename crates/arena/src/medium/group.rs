@@ -3,6 +3,7 @@
 //! sync that began before it was written.
 
 use std::collections::HashMap;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
@@ -58,11 +59,28 @@ impl Groups {
             }
             queue.busy = true;
             let group = std::mem::take(&mut queue.waiting);
-            let done = MutexGuard::unlocked(&mut queue, || work(&group));
+            // A panic is this call's alone: the others' orders are answered as not done.
+            let work = AssertUnwindSafe(|| work(&group));
+            let done = MutexGuard::unlocked(&mut queue, || catch_unwind(work));
+            let undone = |order: &Order| Done {
+                written: vec![false; order.pieces.len()],
+                synced: false,
+            };
+            let (done, panic) = match done {
+                Ok(done) => (done, None),
+                Err(panic) => {
+                    let orders = group.iter().map(|(_, order)| undone(order));
+                    (orders.collect(), Some(panic))
+                }
+            };
             let numbers = group.into_iter().map(|(number, _)| number);
             queue.done.extend(numbers.zip(done));
             queue.busy = false;
             self.ended.notify_all();
+            if let Some(panic) = panic {
+                drop(queue);
+                resume_unwind(panic);
+            }
         }
     }
 }

@@ -198,12 +198,11 @@ impl Session {
         match frame.verb {
             Verb::Prefetch => {
                 let call: say::Prefetch<'_> = frame.read()?;
-                let keys = call.keys.allowed()?;
-                let started = self
-                    .mirror(number, keys.len())
-                    .and_then(|mirror| self.core.prefetch(call.namespace, keys, Some(mirror)))
-                    .map(|_| ());
-                self.refuse(number, started);
+                let started = call.keys.allowed().and_then(|keys| {
+                    let mirror = self.mirror(number, keys.len())?;
+                    self.core.prefetch(call.namespace, keys, Some(mirror))
+                });
+                self.refuse(number, started.map(|_| ()));
             }
             Verb::Put => {
                 let say::Put {
@@ -212,7 +211,8 @@ impl Session {
                     lens,
                 } = frame.read()?;
                 let how = (Op::Put, GetOptions::default());
-                let started = self.start(how, number, namespace, keys.allowed()?, &lens);
+                let keys = keys.allowed();
+                let started = keys.and_then(|keys| self.start(how, number, namespace, keys, &lens));
                 self.refuse(number, started);
             }
             Verb::Get => {
@@ -220,8 +220,9 @@ impl Session {
                 // Staging is the client's own affair.
                 let mut options = GetOptions::default();
                 options.prefix = call.prefix;
-                let (how, keys) = ((Op::Get, options), call.keys.allowed()?);
-                let started = self.start(how, number, call.namespace, keys, &call.lens);
+                let (how, id) = ((Op::Get, options), call.namespace);
+                let keys = call.keys.allowed();
+                let started = keys.and_then(|keys| self.start(how, number, id, keys, &call.lens));
                 self.refuse(number, started);
             }
             Verb::Moved => {
@@ -377,20 +378,24 @@ impl Session {
         self.send(Out::new(&say::Closing {}));
         let deadline = clock::now().checked_add(timeout);
         let mut moves = self.moves.lock();
-        while !moves.waiting.is_empty() || !moves.former.is_empty() {
-            let late = match deadline {
+        let mut late = false;
+        while !late && (!moves.waiting.is_empty() || !moves.former.is_empty()) {
+            late = match deadline {
                 None => {
                     self.moved.wait(&mut moves);
                     false
                 }
                 Some(deadline) => self.moved.wait_until(&mut moves, deadline).timed_out(),
             };
-            if late {
-                break;
-            }
         }
         drop(moves);
         self.retired.store(true, Ordering::Release);
+        if late {
+            // The client must not hear that a task is over whose bytes its lanes still move: it
+            // ends those itself, when they have stopped.
+            self.outbox.end();
+            let _shut = self.tasks.shutdown(std::net::Shutdown::Both);
+        }
         self.end_moves(Moved::Abandoned);
         let _shut = self.tasks.shutdown(std::net::Shutdown::Both);
     }

@@ -17,7 +17,7 @@ use kvdepot_media::CopierConfig;
 use serde_json::{Map, Value};
 
 use crate::option::{Kind, OptionSpec, Parsed, Section, absolute};
-use crate::tier::Kinds;
+use crate::tier::{Kinds, TIERS_MAX};
 
 /// Fewest bytes of `slice_size`: below, handing a slice over costs more than moving it.
 const SLICE_MIN: u64 = 64 << 10;
@@ -451,6 +451,9 @@ pub fn default_lanes() -> usize {
 fn parse_pipeline(kinds: &Kinds, text: &str) -> Result<Vec<String>, Error> {
     let tiers: Vec<String> = text.split('|').map(|tier| tier.trim().to_owned()).collect();
     let refuse = |allowed| Error::config("pipeline", format!("{text:?}"), allowed);
+    if tiers.len() > TIERS_MAX {
+        return Err(refuse(format!("at most {TIERS_MAX} tiers")));
+    }
     for (at, tier) in tiers.iter().enumerate() {
         let is_known = schema::TIERS.contains(&tier.as_str()) || kinds.find(tier).is_some();
         if !is_known || tiers[..at].contains(tier) {

@@ -121,8 +121,7 @@ impl Local {
         }
         let background = Background::start(&core).inspect_err(undo)?;
         let evictor = Evictor::start(&core).inspect_err(|error| {
-            core.ledger.stop();
-            background.join();
+            background.stop(&core);
             undo(error);
         })?;
         log_opening(&about);
@@ -185,8 +184,7 @@ impl Local {
                 "close_timeout passed before the write-back queue was empty"
             );
         }
-        core.ledger.stop();
-        self.background.join();
+        self.background.stop(core);
         self.evictor.stop(core);
         core.copier.close();
         core.idle_copier.iter().for_each(Copier::close);

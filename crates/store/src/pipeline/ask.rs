@@ -8,6 +8,7 @@ use kvdepot_arena::{Error, Key, NamespaceId};
 use super::Core;
 use crate::journal::Journal;
 use crate::task::{Outcome, Task};
+use crate::tier::Apart;
 
 /// A lookup that has not heard from all tiers.
 struct Lookup {
@@ -46,20 +47,33 @@ impl Core {
     }
 }
 
+impl Core {
+    /// The first tier from `tier` on that may answer late, and what it is to be asked for; `None`
+    /// where all is found, or there is none.
+    pub(super) fn next_apart(
+        &self,
+        tier: usize,
+        found: &[bool],
+    ) -> Option<(usize, &Apart, Vec<usize>)> {
+        let missing: Vec<usize> = (0..found.len()).filter(|at| !found[*at]).collect();
+        let mut late = self.tiers.iter().enumerate().skip(tier);
+        let next = late.find_map(|(at, tier)| Some((at, tier.apart()?)));
+        let (at, apart) = next.filter(|_| !missing.is_empty())?;
+        Some((at, apart, missing))
+    }
+}
+
 impl Lookup {
     /// Asks the tiers from `tier` on for what was not found.
     fn ask(self, tier: usize, mut found: Vec<bool>) {
         let core = Arc::clone(&self.core);
-        let mut late = core.tiers.iter().enumerate().skip(tier);
-        let next = late.find_map(|(at, tier)| Some((at, tier.apart()?)));
-        let Some((at, apart)) = next.filter(|_| found.contains(&false)) else {
+        let Some((at, apart, missing)) = core.next_apart(tier, &found) else {
             for (index, found) in found.into_iter().enumerate() {
                 let outcome = if found { Outcome::Done } else { Outcome::Miss };
                 self.task.acknowledge(index, outcome);
             }
             return;
         };
-        let missing: Vec<usize> = (0..found.len()).filter(|index| !found[*index]).collect();
         let keys: Vec<Key> = missing.iter().map(|index| self.keys[*index]).collect();
         apart.probe(self.namespace, &keys).then(move |there| {
             let there = missing.into_iter().zip(there.unwrap_or_default());

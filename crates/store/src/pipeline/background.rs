@@ -61,22 +61,23 @@ impl Background {
                     path: "thread".into(),
                     source,
                 });
-                let thread = spawned.inspect_err(|_| {
-                    core.ledger.stop();
-                    background.join();
-                })?;
+                let thread = spawned.inspect_err(|_| background.stop(core))?;
                 background.threads.lock().push(thread);
             }
         }
         Ok(background)
     }
 
-    /// Waits for the threads after [`super::Ledger::stop`].
-    pub(crate) fn join(&self) {
+    /// Ends the threads, and answers everybody who still waits.
+    pub(crate) fn stop(&self, core: &Core) {
+        let left = core.ledger.stop();
         for thread in self.threads.lock().drain(..) {
             if thread.join().is_err() {
                 tracing::error!("a write-back thread panicked");
             }
+        }
+        for (tier, place) in left {
+            core.let_go(tier, place);
         }
     }
 }
@@ -182,28 +183,38 @@ impl Core {
         for (place, outcome, onward) in ended {
             match onward {
                 Some((token, share)) => self.arrive(edge + 1, &place, token, share),
-                None => self.come_to_rest(&place, outcome),
+                None => self.come_to_rest(edge, &place, outcome),
             }
         }
         if !again.is_empty() {
             let mut ledger = self.ledger.lock();
-            if !ledger.stop {
-                let queues = &mut ledger.edges[edge];
-                queues.outward.extend(again);
-                // Promotions have their turn meanwhile.
-                queues.rest_until = clock::now().checked_add(pause);
+            if ledger.stop {
+                drop(ledger);
+                return near.unpin(again.iter());
             }
+            let queues = &mut ledger.edges[edge];
+            queues.outward.extend(again);
+            // Promotions have their turn meanwhile.
+            queues.rest_until = clock::now().checked_add(pause);
         }
     }
 
-    /// A block goes no further.
-    fn come_to_rest(&self, place: &Place, outcome: Outcome) {
+    /// A block goes no further than behind an edge.
+    fn come_to_rest(&self, edge: usize, place: &Place, outcome: Outcome) {
+        self.count_at_rest(edge, place, outcome);
+        self.ledger.finish(place, outcome);
+    }
+
+    /// Counts what became of a put, at the edge to where it is acknowledged.
+    fn count_at_rest(&self, edge: usize, place: &Place, outcome: Outcome) {
+        if edge >= self.ack {
+            return;
+        }
         if outcome != Outcome::Done {
             // It has not left unread: it did not arrive.
             self.forget(place.identity.namespace, &[place.identity.key]);
         }
         self.metrics.put_outcome(outcome);
-        self.ledger.finish(place, outcome);
     }
 
     /// A block has come to a tier from which it goes on.
@@ -224,26 +235,39 @@ impl Core {
             } else {
                 Outcome::Done
             };
-            return self.come_to_rest(place, outcome);
+            return self.come_to_rest(tier - 1, place, outcome);
         };
+        // Used when it was used where it comes from.
+        let there = Place {
+            stamp: place.stamp,
+            ..there
+        };
+        let mut ended = Vec::new();
         let twice = {
             let mut ledger = self.ledger.lock();
-            let on_its_way = ledger.waiting.get_mut(&place.token).filter(|_| waits);
-            let waiters = on_its_way.map(|one| std::mem::take(&mut one.waiters));
+            // Who comes from now on finds it on its way from here.
+            let before = ledger.waiting.remove(&place.token);
             match ledger.stop {
                 // Who waits has been told.
                 true => Some(there),
                 false => {
-                    let waiters = waiters.unwrap_or_default();
+                    let mut waiters = before.map(|before| before.waiters).unwrap_or_default();
+                    if !waits {
+                        ended = std::mem::take(&mut waiters);
+                    }
                     self.send_later(&mut ledger, tier, there, share, waiters)
                 }
             }
         };
         self.tiers[tier].unpin(twice.iter());
-        match waits {
-            true => self.ledger.finish(place, Outcome::Done),
-            false => self.come_to_rest(place, Outcome::Done),
+        if !waits {
+            self.count_at_rest(tier - 1, place, Outcome::Done);
         }
+        for waiter in ended {
+            waiter.task.acknowledge(waiter.index, Outcome::Done);
+        }
+        // Whoever waits for nothing to be on its way.
+        self.ledger.finish(place, Outcome::Done);
     }
 
     /// Asks for far blocks, pinned there, to be copied near, as far as there is room on the way.

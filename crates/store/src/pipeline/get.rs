@@ -6,15 +6,15 @@ use std::sync::Arc;
 
 use kvdepot_arena::gate::Pass;
 use kvdepot_arena::verdict::{Bytes, Moved, Verdicts};
-use kvdepot_arena::{Error, Key, NamespaceId, Place, Stamps, clock, parts};
+use kvdepot_arena::{Error, Identity, Key, NamespaceId, Place, Stamps, clock, parts};
 use kvdepot_media::Done;
 
 use super::caller::{Caller, Lanes};
-use super::{Core, steps};
+use super::{Core, STEP_MAX, steps};
 use crate::buffers::BlockBuffers;
 use crate::metrics::Op;
 use crate::task::{Outcome, Task};
-use crate::tier::{Apart, Ends, Stage};
+use crate::tier::{Answer, Apart, Ends, Stage};
 
 /// How blocks are brought back.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -128,26 +128,55 @@ impl Get {
         then: impl FnOnce(Vec<(usize, Place)>, Vec<usize>) + Send + 'static,
     ) {
         let keys: Vec<Key> = indices.iter().map(|index| self.keys[*index]).collect();
+        let get = Arc::clone(self);
         apart.pin(self.namespace, &keys).then(move |places| {
-            let places = places.unwrap_or_default();
-            let mut each = places.into_iter().chain(std::iter::repeat(None));
-            let (mut pinned, mut rest) = (Vec::new(), Vec::new());
-            for index in indices {
-                match each.next().flatten() {
-                    Some(place) => pinned.push((index, place)),
-                    None => rest.push(index),
-                }
-            }
+            let (pinned, rest) = get.sort_out(indices, places);
             then(pinned, rest);
         });
+    }
+
+    /// What a tier that may answer late has pinned of these, and what it has not.
+    fn sort_out(
+        &self,
+        indices: Vec<usize>,
+        places: Option<Vec<Option<Place>>>,
+    ) -> (Vec<(usize, Place)>, Vec<usize>) {
+        let places = places.unwrap_or_default();
+        let mut each = places.into_iter().chain(std::iter::repeat(None));
+        let (mut pinned, mut rest) = (Vec::new(), Vec::new());
+        for index in indices {
+            // The checksum is seeded with who was asked for, whatever the tier says it is.
+            let (namespace, key) = (self.namespace, self.keys[index]);
+            let identity = Identity { namespace, key };
+            match each.next().flatten() {
+                Some(place) => {
+                    let stamp = self.stamps.of(index);
+                    pinned.push((
+                        index,
+                        Place {
+                            identity,
+                            stamp,
+                            ..place
+                        },
+                    ));
+                }
+                None => rest.push(index),
+            }
+        }
+        (pinned, rest)
     }
 
     /// Serves the hits before the first gap, step by step from `begin` on. Everything behind the
     /// gap is a miss.
     fn start_hits(self: &Arc<Get>, begin: usize) {
-        let rest = begin..self.keys.len();
-        for step in steps(rest.len()) {
-            let step = begin + step.start..begin + step.end;
+        let mut begin = begin;
+        let mut first = steps(self.keys.len());
+        while begin < self.keys.len() {
+            // Behind an answer that came late, whole steps: each may take as long.
+            let short = first.next().filter(|step| step.start == begin);
+            let end = short.map_or(begin + STEP_MAX, |step| step.end);
+            let step = begin..end.min(self.keys.len());
+            begin = step.end;
             let found = Vec::with_capacity(self.core.tiers.len());
             match self.find_hits(step.clone(), step.collect(), found) {
                 Some(true) => {}
@@ -170,8 +199,19 @@ impl Get {
                 && !rest.is_empty()
                 && !self.is_elsewhere()
             {
+                let keys: Vec<Key> = rest.iter().map(|index| self.keys[*index]).collect();
+                let later = match apart.pin(self.namespace, &keys) {
+                    Answer::Now(places) => {
+                        let (pinned, missing) = self.sort_out(rest, places);
+                        found.push(pinned);
+                        rest = missing;
+                        continue;
+                    }
+                    later @ Answer::Later(_) => later,
+                };
                 let get = Arc::clone(self);
-                self.ask(apart, rest, move |pinned, rest| {
+                later.then(move |places| {
+                    let (pinned, rest) = get.sort_out(rest, places);
                     found.push(pinned);
                     let end = step.end;
                     if get.find_hits(step, rest, found) == Some(true) {

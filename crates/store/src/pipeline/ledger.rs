@@ -181,17 +181,20 @@ impl Ledger {
         }
     }
 
-    /// Tells the background thread to end, and answers everybody who still waits.
-    pub(crate) fn stop(&self) {
+    /// Tells the background threads to end, and answers everybody who still waits. What waited is
+    /// still pinned, each in its tier.
+    pub(crate) fn stop(&self) -> Vec<(usize, Place)> {
+        let mut left = Vec::new();
         let waiters: Vec<Waiter> = {
             let mut state = self.state.lock();
             state.stop = true;
             state.held.clear();
             let mut near = Vec::new();
-            for queues in &mut state.edges {
-                queues.outward.clear();
+            for (tier, queues) in state.edges.iter_mut().enumerate() {
+                left.extend(queues.outward.drain(..).map(|place| (tier, place)));
                 near.extend(queues.promotions.drain(..));
             }
+            left.extend(near.iter().map(|one| (one.tier, one.place)));
             let far = state.waiting.drain().flat_map(|(_, ended)| ended.waiters);
             far.chain(near.into_iter().filter_map(|one| one.waiter))
                 .collect()
@@ -203,5 +206,6 @@ impl Ledger {
         for waiter in waiters {
             waiter.task.acknowledge(waiter.index, Outcome::Closed);
         }
+        left
     }
 }

@@ -83,11 +83,12 @@ impl Core {
                 Stage::Here(arenas) => arenas.contains(id, keys, &mut found),
                 Stage::Apart(_) if held::passes() => {}
                 Stage::Apart(apart) => {
-                    let there = apart.probe(id, keys).wait().unwrap_or_default();
-                    found
-                        .iter_mut()
-                        .zip(there)
-                        .for_each(|(found, there)| *found = there);
+                    let missing = (0..keys.len()).filter(|at| nearest[*at].is_none());
+                    let missing: Vec<usize> = missing.collect();
+                    let asked: Vec<Key> = missing.iter().map(|at| keys[*at]).collect();
+                    let there = apart.probe(id, &asked).wait().unwrap_or_default();
+                    let there = missing.into_iter().zip(there);
+                    there.for_each(|(at, there)| found[at] = there);
                 }
             }
             let here = nearest.iter_mut().zip(found).filter(|(_, found)| *found);
@@ -103,12 +104,20 @@ impl Core {
         let found = self.found(self.gate.enter()?, id, keys);
         // Near, far, near: a copy under way in either direction finds its source removed, or has
         // arrived where the next step looks.
+        let mut silent = Ok(0);
         for tier in self.tiers.iter().chain(self.tiers.iter().rev().skip(1)) {
             match tier {
-                Stage::Here(arenas) => arenas.remove(id, keys),
-                Stage::Apart(apart) => heard(tier, apart.remove(id, keys).wait())?,
-            };
+                Stage::Here(arenas) => {
+                    arenas.remove(id, keys);
+                }
+                Stage::Apart(apart) => {
+                    // The others are asked all the same.
+                    let removed = heard(tier, apart.remove(id, keys).wait());
+                    silent = silent.and(removed);
+                }
+            }
         }
+        silent?;
         Ok(found.into_iter().filter(|found| *found).count())
     }
 
@@ -119,13 +128,18 @@ impl Core {
         let doubles = self.doubles(id);
         // In the order of `remove`.
         let tiers = self.tiers.iter().chain(self.tiers.iter().rev().skip(1));
-        let mut cleared = 0;
+        let (mut cleared, mut silent) = (0, Ok(()));
         for tier in tiers {
-            cleared += match tier {
-                Stage::Here(arenas) => arenas.clear(id),
-                Stage::Apart(apart) => heard(tier, apart.clear(id).wait())?,
+            let here = match tier {
+                Stage::Here(arenas) => Ok(arenas.clear(id)),
+                Stage::Apart(apart) => heard(tier, apart.clear(id).wait()),
             };
+            match here {
+                Ok(here) => cleared += here,
+                Err(error) => silent = silent.and(Err(error)),
+            }
         }
+        silent?;
         // One that has left a tier since is no double any more.
         Ok(cleared.saturating_sub(doubles))
     }

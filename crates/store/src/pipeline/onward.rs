@@ -49,13 +49,19 @@ impl Core {
 
     /// The tier that a block of a put enters, with its share of the queue behind that; `None` where
     /// it is dropped. A tier can take it, and so can its queue: a full one delays, by sending what
-    /// comes to the next tier, at whose speed that goes.
-    pub(super) fn entrance(&self, seat: u64, len: u64) -> Option<(usize, Option<Share>)> {
+    /// comes to the next tier, at whose speed that goes. Lanes `elsewhere` reach arenas only.
+    pub(super) fn entrance(
+        &self,
+        seat: u64,
+        len: u64,
+        elsewhere: bool,
+    ) -> Option<(usize, Option<Share>)> {
+        let reaches = |tier: usize| !elsewhere || self.tiers[tier].here().is_some();
         for (tier, edge) in self.edges.iter().enumerate() {
             let largest = self.tiers[tier].block_max();
             // Where puts wait for the queue's other end, it takes all of a block or nothing.
             let bypasses = len > largest || tier < self.ack && len > edge.budget.depth();
-            if bypasses {
+            if bypasses || !reaches(tier) {
                 continue;
             }
             match edge.budget.admit(seat, len) {
@@ -66,7 +72,13 @@ impl Core {
                 None => return None,
             }
         }
-        Some((self.edges.len(), None))
+        let last = self.edges.len();
+        if reaches(last) {
+            return Some((last, None));
+        }
+        // Where nothing further away can be written, a full queue delays nobody.
+        let (near, _) = self.arenas().find(|(_, tier)| len <= tier.block_max())?;
+        Some((near, self.share_of(near, len)))
     }
 
     /// What a block has of the queue behind a tier that it was not admitted to: room where a put

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use kvdepot_arena::gate::Pass;
-use kvdepot_arena::{Error, Key, NamespaceId, Place};
+use kvdepot_arena::{Error, Key, NamespaceId, Place, Stamps};
 
 use super::Core;
 use super::ledger::{Promotion, Waiter};
@@ -40,6 +40,7 @@ impl Core {
                 namespace,
                 keys: keys.to_vec(),
                 task: task.clone(),
+                stamps,
                 _pass: pass,
             };
             call.ask(late, found, pinned);
@@ -92,6 +93,7 @@ struct Call {
     namespace: NamespaceId,
     keys: Vec<Key>,
     task: Task,
+    stamps: Stamps,
     _pass: Pass,
 }
 
@@ -99,18 +101,16 @@ impl Call {
     /// Asks the tiers from `tier` on for what was not found, and brings near what they have.
     fn ask(self, tier: usize, mut found: Vec<bool>, mut pinned: Vec<(usize, usize, Place)>) {
         let core = Arc::clone(&self.core);
-        let mut late = core.tiers.iter().enumerate().skip(tier);
-        let next = late.find_map(|(at, tier)| Some((at, tier.apart()?)));
-        let Some((at, apart)) = next.filter(|_| found.contains(&false)) else {
+        let Some((at, apart, missing)) = core.next_apart(tier, &found) else {
             return core.bring(&self.task, &found, pinned);
         };
-        let missing: Vec<usize> = (0..found.len()).filter(|index| !found[*index]).collect();
         let keys: Vec<Key> = missing.iter().map(|index| self.keys[*index]).collect();
         apart.pin(self.namespace, &keys).then(move |places| {
             for (index, place) in missing.into_iter().zip(places.unwrap_or_default()) {
                 if let Some(place) = place {
                     found[index] = true;
-                    pinned.push((at, index, place));
+                    let stamp = self.stamps.of(index);
+                    pinned.push((at, index, Place { stamp, ..place }));
                 }
             }
             self.ask(at + 1, found, pinned);

@@ -220,6 +220,10 @@ impl Put {
                         routes.copies.push((tier, (index, reserved, share)));
                         continue;
                     }
+                    // It is acknowledged further away.
+                    Some(Err(Refused::Present(_))) if tier < put.core.ack => {
+                        refused.push((index, None));
+                    }
                     Some(Err(Refused::Present(_))) => routes.settled.push((index, Outcome::Done)),
                     Some(Err(Refused::Declined)) => {
                         routes.settled.push((index, Outcome::Declined));
@@ -275,6 +279,8 @@ impl Put {
     /// What goes to which tier, near to far; the rest is settled.
     fn admit(&self, indices: Vec<usize>, routes: &mut Routes) -> Vec<Vec<Admitted>> {
         let core = &self.core;
+        let seat = self.caller.seat();
+        let elsewhere = matches!(self.caller, Caller::There { .. });
         let mut wanted = Vec::with_capacity(core.tiers.len());
         wanted.resize_with(core.tiers.len(), Vec::new);
         for index in indices {
@@ -287,7 +293,7 @@ impl Put {
                     continue;
                 }
             }
-            match core.entrance(self.caller.seat(), self.caller.bytes(index)) {
+            match core.entrance(seat, self.caller.bytes(index), elsewhere) {
                 Some((tier, share)) => wanted[tier].push((index, share)),
                 None => routes.settled.push((index, Outcome::Dropped)),
             }
@@ -496,6 +502,7 @@ impl Put {
                 arenas.abort(&failed.collect::<Vec<_>>());
                 self.published(tier, places, stored);
             }
+            Stage::Apart(_) if written.is_empty() => self.published(tier, places, Vec::new()),
             Stage::Apart(apart) => {
                 drop(failed);
                 let put = Arc::clone(self);

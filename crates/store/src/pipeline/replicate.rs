@@ -95,12 +95,13 @@ impl Core {
         let gone = self.removed(from, places, &copies);
         let mut is_gone = gone.into_iter();
         copies.retain(|(index, target)| {
-            let removed = is_gone.next() == Some(true);
-            if removed {
-                replicas[*index].0 = Replica::Removed;
-                ended.push(**target);
-            }
-            !removed
+            replicas[*index].0 = match is_gone.next().flatten() {
+                Some(false) => return true,
+                Some(true) => Replica::Removed,
+                None => Replica::Failed,
+            };
+            ended.push(**target);
+            false
         });
         let (sources, targets) = (self.tiers[from].ends(), self.tiers[tier].ends());
         let mut batch = copier.batch();
@@ -164,11 +165,16 @@ impl Core {
     }
 
     /// Which blocks that are about to be copied were removed where they come from. A tier that may
-    /// answer late is asked what it still has; where it says nothing, nothing is copied.
-    fn removed(&self, from: usize, places: &[Place], copies: &[(usize, Reserved)]) -> Vec<bool> {
+    /// answer late is asked what it still has; `None` where it says nothing.
+    fn removed(
+        &self,
+        from: usize,
+        places: &[Place],
+        copies: &[(usize, Reserved)],
+    ) -> Vec<Option<bool>> {
         let Some(apart) = self.tiers[from].apart() else {
             let each = copies.iter();
-            let gone = each.map(|(index, _)| self.since(from, places[*index].token).1);
+            let gone = each.map(|(index, _)| Some(self.since(from, places[*index].token).1));
             return gone.collect();
         };
         let mut gone = Vec::with_capacity(copies.len());
@@ -176,9 +182,11 @@ impl Core {
         for run in copies.chunk_by(|a, b| of(a).namespace == of(b).namespace) {
             let keys: Vec<Key> = run.iter().map(|copy| of(copy).key).collect();
             let there = apart.probe(of(&run[0]).namespace, &keys).wait();
-            let there = there.unwrap_or_default().into_iter();
-            let there = there.chain(std::iter::repeat(false));
-            gone.extend(there.take(run.len()).map(|there| !there));
+            let there = there
+                .unwrap_or_default()
+                .into_iter()
+                .map(|there| Some(!there));
+            gone.extend(there.chain(std::iter::repeat(None)).take(run.len()));
         }
         gone
     }

@@ -71,9 +71,19 @@ pub(crate) enum Way {
     Far,
 }
 
-impl Way {
-    fn tier(self) -> usize {
-        usize::from(self == Way::Far)
+impl Core {
+    /// The first tier behind the near one that other processes can write.
+    fn far_arenas(&self) -> Option<usize> {
+        let mut arenas = self.arenas().map(|(at, _)| at);
+        arenas.find(|at| *at > 0)
+    }
+
+    /// The tier that a way leads to first.
+    fn tier_by(&self, way: Way) -> usize {
+        match way {
+            Way::Far => self.far_arenas().unwrap_or(1),
+            _ => 0,
+        }
     }
 }
 
@@ -205,7 +215,7 @@ impl Core {
                 evict: true,
             });
             let wanted: Vec<Wanted> = wanted.collect();
-            let tier = way.tier();
+            let tier = self.tier_by(way);
             let Some(arenas) = self.tiers.get(tier).and_then(Stage::here) else {
                 // Other processes write to arenas only.
                 for ((index, _), wanted) in mine.into_iter().zip(&wanted) {
@@ -220,7 +230,7 @@ impl Core {
                 let place = self.note(&mut ledger, way, share, place);
                 answers[index] = Some(place.map(|place| Reservation {
                     way,
-                    tier: way.tier(),
+                    tier: self.tier_by(way),
                     place,
                     parts: parts::blank(&blocks[index].1).into(),
                     holder,
@@ -256,12 +266,17 @@ impl Core {
             return Err(place.token);
         }
         let len = parts::payload_len(lengths);
+        let far = self.far_arenas().is_some();
         if self.bypasses(len) {
             return Ok((Way::Far, None));
         }
         Ok(match self.edges[0].budget.admit(seat, len) {
             Some(share) => (Way::Through, Some(share)),
-            None if self.overload == Overload::Wait => (Way::Far, None),
+            None if self.overload == Overload::Wait && far => (Way::Far, None),
+            // Where nothing further away can be written by others, a full queue delays nobody.
+            None if self.overload == Overload::Wait => {
+                (Way::Through, Some(self.edges[0].budget.take(seat, len)))
+            }
             None => {
                 self.metrics.put_outcome(crate::Outcome::Dropped);
                 (Way::NearOnly, None)
@@ -288,12 +303,12 @@ impl Core {
     ) -> Result<Place, Refused> {
         match &answer {
             Ok(place) => {
-                ledger.held.insert((way.tier(), place.token), share);
+                ledger.held.insert((self.tier_by(way), place.token), share);
                 return answer;
             }
             Err(Refused::Present(token)) if share.is_some() => {
                 // Unless it is gone again, in which case the next store writes it anew.
-                let _sent = self.send_on(ledger, way.tier(), *token, Vec::new());
+                let _sent = self.send_on(ledger, self.tier_by(way), *token, Vec::new());
             }
             _ => {}
         }
@@ -321,7 +336,7 @@ impl Core {
         }
         let mut stored = vec![false; reservations.len()];
         for way in [Way::Through, Way::NearOnly, Way::Far] {
-            let tier = way.tier();
+            let tier = self.tier_by(way);
             let mine: Vec<usize> = (0..reservations.len())
                 .filter(|index| reservations[*index].way == way)
                 .collect();
@@ -400,7 +415,7 @@ impl Core {
             return;
         }
         for way in [Way::Through, Way::NearOnly, Way::Far] {
-            let tier = way.tier();
+            let tier = self.tier_by(way);
             let mine = reservations
                 .iter()
                 .filter(|reservation| reservation.way == way);

@@ -10,7 +10,9 @@ use super::late::Reply;
 
 /// One place that blocks live in, which may answer late. Its verbs return at once; what takes time
 /// is answered by the [`Reply`], from any thread, or not at all: that is a miss, or a block that is
-/// not stored. A verb may be called by any thread, and no call waits for another.
+/// not stored. A verb may be called by any thread, and no call waits for another. What follows an
+/// answer runs in the thread that gives it, and may ask the tier again: no lock of the tier is held
+/// then.
 pub trait Tier: Send + Sync {
     /// Its name in a pipeline.
     fn name(&self) -> &'static str;
@@ -48,7 +50,8 @@ pub trait Tier: Send + Sync {
     /// given back. With `pinned` each that is published is pinned under its token.
     fn commit(&self, written: Vec<(Reserved, Checksum)>, pinned: bool, reply: Reply<Vec<bool>>);
 
-    /// Removes blocks; how many there were.
+    /// Removes blocks; how many there were. What was reserved for a copy of them before
+    /// ([`Wanted::copy`]) is not published any more: its commit answers that it is not stored.
     fn remove(&self, namespace: NamespaceId, keys: &[Key], reply: Reply<usize>);
 
     /// Removes every block of a namespace; how many there were.

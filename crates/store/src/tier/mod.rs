@@ -11,10 +11,13 @@ mod kinds;
 mod late;
 mod stage;
 
-pub(crate) use apart::Apart;
+pub(crate) use apart::{Answer, Apart};
 pub(crate) use arenas::{Arenas, DAX, device};
 pub use contract::{Ends, Page, Tier};
 pub use kinds::{Kinds, Opener, TierKind};
 pub(crate) use late::Alarm;
 pub use late::{Pending, Reply, ask};
 pub(crate) use stage::Stage;
+
+/// The most tiers of a pipeline: statistics have a place for each.
+pub(crate) const TIERS_MAX: usize = 8;

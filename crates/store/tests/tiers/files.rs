@@ -65,6 +65,9 @@ struct Opened {
     path: PathBuf,
     place: Place,
     holds: u32,
+    /// A copy, while it is written, and whether its block was removed meanwhile.
+    copy: bool,
+    removed: bool,
 }
 
 impl Files {
@@ -101,6 +104,8 @@ impl Files {
             path,
             place,
             holds: 1,
+            copy: false,
+            removed: false,
         };
         self.open.files.lock().unwrap().insert(sequence, opened);
         Some(place)
@@ -135,6 +140,9 @@ impl Files {
             ..nowhere(identity)
         };
         let place = self.hold(path, raw.ok()?, place)?;
+        let mut files = self.open.files.lock().unwrap();
+        files.get_mut(&place.token.sequence)?.copy = wanted.copy;
+        drop(files);
         Some(Reserved::new(Arc::clone(&self.open) as _, place))
     }
 
@@ -149,7 +157,12 @@ impl Files {
         header.extend(checksum.0);
         let to = path_of(&self.dir, &place.identity);
         let whole = opened.raw.write_all_at(&header, 0).is_ok();
-        let stored = whole && fs::rename(&opened.path, &to).is_ok();
+        let wanted = whole && !opened.removed;
+        let stored = wanted && fs::rename(&opened.path, &to).is_ok();
+        if !stored {
+            let _gone = fs::remove_file(&opened.path);
+        }
+        opened.copy = false;
         opened.place.checksum = checksum;
         opened.path = to;
         if !pinned || !stored {
@@ -263,6 +276,12 @@ impl Tier for Files {
     }
 
     fn remove(&self, namespace: NamespaceId, keys: &[Key], reply: Reply<usize>) {
+        let mut files = self.open.files.lock().unwrap();
+        let copies = files.values_mut().filter(|opened| opened.copy);
+        for opened in copies.filter(|opened| opened.place.identity.namespace == namespace) {
+            opened.removed |= keys.contains(&opened.place.identity.key);
+        }
+        drop(files);
         let remove = |key: &&Key| {
             let key = **key;
             fs::remove_file(self.path_of(&Identity { namespace, key })).is_ok()
@@ -271,6 +290,11 @@ impl Tier for Files {
     }
 
     fn clear(&self, namespace: NamespaceId, reply: Reply<usize>) {
+        let mut files = self.open.files.lock().unwrap();
+        for opened in files.values_mut().filter(|opened| opened.copy) {
+            opened.removed |= opened.place.identity.namespace == namespace;
+        }
+        drop(files);
         let keys: Vec<Key> = self
             .all(namespace)
             .into_iter()
