@@ -26,7 +26,7 @@ def refusal(call: Callable[..., Any], *arguments: Any, **options: Any) -> str:
     ("pipeline", "settings", "words"),
     [
         ("Tape", {}, ["pipeline", "Tape", "Cache, Dax"]),
-        ("Dax|Cache", {}, ["pipeline", "Dax|Cache", "near to far"]),
+        ("Dax|Cache", {}, ["pipeline", "Dax|Cache", "Cache as the first tier"]),
         ("", {}, ["pipeline", '""']),
         (7, {}, ["pipeline", "7", "Cache|Dax"]),
         ("Cache", {"cach": {}}, ["cach", "unknown option", 'did you mean "cache"']),
