@@ -312,7 +312,7 @@ class TestOpening:
         with self.open(**sizes), self.open(**sizes, lock_wait="100ms") as second:
             assert second.tiers == ["Cache"]
         warning = capfd.readouterr().err
-        assert "opening with Cache alone" in warning
+        assert "opening without the default arena" in warning
         assert f"this process ({os.getpid()} on host" in warning, "the owner is named"
 
     def test_an_arena_that_was_asked_for_is_not_replaced(self, tmp_path: Path) -> None:
