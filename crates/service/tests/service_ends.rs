@@ -351,3 +351,44 @@ fn an_owner_that_closes_does_not_wait_for_a_stopped_client() {
         assert!(common::verify(&place.arena()).bad.is_empty());
     }
 }
+
+#[test]
+fn a_client_that_was_stopped_while_its_owner_closed_lets_go_of_no_buffer_that_it_still_fills() {
+    const TEST: &str =
+        "a_client_that_was_stopped_while_its_owner_closed_lets_go_of_no_buffer_that_it_still_fills";
+    const LARGE: usize = 8 << 20;
+    if child::role().is_some() {
+        let socket = child::value("socket");
+        let client = kvdepot_service::connect(socket.as_ref(), Some(1)).unwrap();
+        let ns = namespace(&client);
+        assert_eq!(put(&ns, &[1, 2], LARGE), [true; 2]);
+        let mine: Vec<Buffer> = (0..2).map(|_| Buffer::from_vec(vec![0; LARGE])).collect();
+        child::say("at work");
+        while client.is_connected() {
+            let task = ns.get(keys([1, 2]), BlockBuffers::whole(mine.clone()));
+            task.unwrap().wait(Some(PATIENCE)).unwrap();
+            // From here on they are the caller's again.
+            for buffer in &mine {
+                buffer.write_at(LARGE - 8, &[0xAB; 8]).unwrap();
+            }
+            std::thread::sleep(Duration::from_millis(5));
+            for buffer in &mine {
+                assert_eq!(buffer.to_vec()[LARGE - 8..], [0xAB; 8]);
+            }
+        }
+        child::say("over");
+        return;
+    }
+    let place = Place::new("Dax", "", "64MiB").with("", "close_timeout", "0s");
+    for round in 0..8 {
+        let owner = place.serve();
+        let socket = place.socket();
+        let mut child = Child::start(TEST, "client", &[("socket", socket.to_str().unwrap())]);
+        child.expect("at work");
+        std::thread::sleep(Duration::from_millis(round));
+        signal(&child, libc::SIGSTOP);
+        owner.close();
+        signal(&child, libc::SIGCONT);
+        child.expect("over");
+    }
+}

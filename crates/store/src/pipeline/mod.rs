@@ -62,7 +62,8 @@ pub struct Core {
     /// the nearest.
     pub(crate) ack: usize,
     pub(crate) copier: Copier,
-    /// For copies that nobody waits for: on busy processors they give way. Only with two tiers.
+    /// For copies that nobody waits for: on busy processors they give way. Only where there are
+    /// several tiers.
     pub(crate) idle_copier: Option<Copier>,
     pub(crate) ledger: Ledger,
     /// Of the thread that evicts ahead of need.
@@ -88,14 +89,12 @@ impl Core {
         &self.tiers[0]
     }
 
-    /// Whether a block of so many bytes goes to the far tier at once: the near one, or the part
-    /// of it that may wait for the far one, can never take it.
-    pub(crate) fn bypasses(&self, len: u64) -> bool {
-        let depth = self
-            .edges
-            .first()
-            .map_or(u64::MAX, |edge| edge.budget.depth());
-        len > self.near().block_max().min(depth)
+    /// Whether a block of so many bytes goes past a tier at once: it can never take it, nor, where
+    /// puts wait for what is behind it, the part of it that may wait.
+    pub(crate) fn bypasses(&self, tier: usize, len: u64) -> bool {
+        let waits = self.edges.get(tier).filter(|_| tier < self.ack);
+        let depth = waits.map_or(u64::MAX, |edge| edge.budget.depth());
+        len > self.tiers[tier].block_max().min(depth)
     }
 
     /// The task of a call.

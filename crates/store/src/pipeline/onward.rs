@@ -58,10 +58,7 @@ impl Core {
     ) -> Option<(usize, Option<Share>)> {
         let reaches = |tier: usize| !elsewhere || self.tiers[tier].here().is_some();
         for (tier, edge) in self.edges.iter().enumerate() {
-            let largest = self.tiers[tier].block_max();
-            // Where puts wait for the queue's other end, it takes all of a block or nothing.
-            let bypasses = len > largest || tier < self.ack && len > edge.budget.depth();
-            if bypasses || !reaches(tier) {
+            if self.bypasses(tier, len) || !reaches(tier) {
                 continue;
             }
             match edge.budget.admit(seat, len) {

@@ -267,7 +267,7 @@ impl Core {
         }
         let len = parts::payload_len(lengths);
         let far = self.far_arenas().is_some();
-        if self.bypasses(len) {
+        if self.bypasses(0, len) {
             return Ok((Way::Far, None));
         }
         Ok(match self.edges[0].budget.admit(seat, len) {
