@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use common::{PATIENCE, eventually, get, has, key, keys, namespace, put};
-use kvdepot_store::{Config, Depot, Error, Kinds, Namespace, Outcome};
+use kvdepot_store::{BlockBuffers, Buffer, Config, Depot, Error, Kinds, Namespace, Outcome};
 use serde_json::json;
 use tiers::files;
 use tiers::late::{self, Mood};
@@ -89,6 +89,28 @@ fn a_file_that_rots_is_a_miss_and_is_written_anew() {
     assert_eq!(ns.contains(&keys([1])).unwrap(), [false]);
     assert_eq!(put(&ns, &[1], LEN), [true]);
     assert!(has(&ns, &[1], LEN));
+    depot.close();
+}
+
+#[test]
+fn a_close_ends_the_pins_of_what_was_still_to_come_near() {
+    let mood = Arc::new(Mood::default());
+    let kinds = late::kinds("Slow", slow_files(), &mood);
+    let dir = tempfile::tempdir().unwrap();
+    let all: Vec<u64> = (0..12).collect();
+    let depot = open(&kinds, "Cache|Slow", &dir);
+    assert!(put(&namespace(&depot), &all, 9000).iter().all(|ok| *ok));
+    depot.close();
+    // More of them than an edge has threads, each of which waits for an answer.
+    mood.delay.store(50_000, Ordering::Relaxed);
+    let depot = open(&kinds, "Cache|Slow", &dir);
+    let ns = namespace(&depot);
+    let buffer = || BlockBuffers::whole([Buffer::from_vec(vec![0; 9000])]);
+    let tasks = all.iter().map(|number| ns.get(keys([*number]), buffer()));
+    for task in tasks.collect::<Vec<_>>() {
+        assert_eq!(task.unwrap().wait(Some(PATIENCE)).unwrap(), [true]);
+    }
+    // The tier panics where files are held.
     depot.close();
 }
 

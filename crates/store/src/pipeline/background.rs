@@ -5,12 +5,12 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use kvdepot_arena::{Error, Identity, Place, Token, clock};
+use kvdepot_arena::{Error, Identity, Place, clock};
 use parking_lot::Mutex;
 
 use super::budget::Share;
 use super::ledger::{Promotion, Queues};
-use super::replicate::Replica;
+use super::replicate::{Replica, There};
 use super::{Core, Edge};
 use crate::config::Overload;
 use crate::task::Outcome;
@@ -156,7 +156,7 @@ impl Core {
         let places = &admitted;
         let replicas = self.replicate(edge, edge + 1, places, &self.copier);
         let mut ended = Vec::new();
-        for ((place, share), (replica, token)) in places.iter().zip(shares).zip(replicas) {
+        for ((place, share), (replica, there)) in places.iter().zip(shares).zip(replicas) {
             let outcome = match replica {
                 // Whoever put it did so before it was removed.
                 Replica::Stored | Replica::Removed => Outcome::Done,
@@ -176,14 +176,20 @@ impl Core {
                     continue;
                 }
             };
-            let goes_on = replica == Replica::Stored && self.goes_on(edge + 1);
-            ended.push((*place, outcome, token.filter(|_| goes_on).zip(share)));
+            ended.push((*place, outcome, there, share));
         }
         near.unpin(ended.iter().map(|(place, ..)| place));
-        for (place, outcome, onward) in ended {
-            match onward {
-                Some((token, share)) => self.arrive(edge + 1, &place, token, share),
-                None => self.come_to_rest(edge, &place, outcome),
+        for (place, outcome, there, share) in ended {
+            let there = there.and_then(|there| self.keep(edge + 1, &place, there));
+            match there.zip(share) {
+                Some((there, share)) => self.arrive(edge + 1, &place, there, share),
+                None => {
+                    self.tiers[edge + 1].unpin(there.iter());
+                    // One that waits to go on has been lost on its way.
+                    let waits = edge + 1 < self.ack && outcome == Outcome::Done;
+                    let outcome = if waits { Outcome::Dropped } else { outcome };
+                    self.come_to_rest(edge, &place, outcome);
+                }
             }
         }
         if !again.is_empty() {
@@ -217,26 +223,23 @@ impl Core {
         self.metrics.put_outcome(outcome);
     }
 
-    /// A block has come to a tier from which it goes on.
-    fn arrive(&self, tier: usize, place: &Place, token: Token, share: Share) {
+    /// Pins a block that has come to a tier, if it goes on from there and is not gone again.
+    fn keep(&self, tier: usize, place: &Place, there: There) -> Option<Place> {
         let Identity { namespace, key } = place.identity;
-        let there = match &self.tiers[tier] {
-            Stage::Here(arenas) => arenas.pin_token(token),
-            Stage::Apart(apart) => {
+        match (there, &self.tiers[tier]) {
+            (There::Pinned(place), _) => Some(place),
+            _ if !self.goes_on(tier) => None,
+            (There::Named(token), Stage::Here(arenas)) => arenas.pin_token(token),
+            (There::Named(_), Stage::Apart(apart)) => {
                 let pinned = apart.pin(namespace, &[key]).wait();
                 pinned.and_then(|pinned| pinned.into_iter().next().flatten())
             }
-        };
+        }
+    }
+
+    /// A block has come to a tier from which it goes on, and is pinned there.
+    fn arrive(&self, tier: usize, place: &Place, there: Place, share: Share) {
         let waits = tier < self.ack;
-        let Some(there) = there else {
-            // Gone again.
-            let outcome = if waits {
-                Outcome::Dropped
-            } else {
-                Outcome::Done
-            };
-            return self.come_to_rest(tier - 1, place, outcome);
-        };
         // Used when it was used where it comes from.
         let there = Place {
             stamp: place.stamp,

@@ -167,7 +167,7 @@ impl Core {
         let room = |namespace: NamespaceId, blocks: &[Wanted]| {
             Some(tier.reserve_beside(arena.number(), namespace, blocks))
         };
-        let arrived = self.copy_over(index, index, places, copier, false, room);
+        let arrived = self.copy_over((index, index), places, copier, (false, false), room);
         arrived.into_iter().map(|(replica, _)| replica).collect()
     }
 

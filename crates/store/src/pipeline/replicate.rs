@@ -28,8 +28,17 @@ pub(super) enum Replica {
     Failed,
 }
 
-/// What became of one block, and under which token it is there where that is known.
-pub(super) type Arrival = (Replica, Option<Token>);
+/// What became of one block, and how it is known where it is now.
+pub(super) type Arrival = (Replica, Option<There>);
+
+/// A block where it was copied to.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum There {
+    /// It stays, for whoever takes it on.
+    Pinned(Place),
+    /// Until it goes.
+    Named(Token),
+}
 
 impl Core {
     /// Copies blocks that the caller has pinned in tier `from` into tier `to`, by the lanes of
@@ -45,18 +54,19 @@ impl Core {
             Stage::Here(arenas) => Some(arenas.reserve_waiting(namespace, blocks)),
             Stage::Apart(apart) => apart.reserve(namespace, blocks).wait(),
         };
-        self.copy_over(from, to, places, copier, true, room)
+        // What goes on must not leave before.
+        let pinned = to > from && self.goes_on(to);
+        self.copy_over((from, to), places, copier, (true, pinned), room)
     }
 
     /// Copies blocks that the caller has pinned in `from` into room that `room` finds in tier
     /// `tier`, which may be the same.
     pub(super) fn copy_over(
         &self,
-        from: usize,
-        tier: usize,
+        (from, tier): (usize, usize),
         places: &[Place],
         copier: &Copier,
-        evict: bool,
+        (evict, pinned): (bool, bool),
         room: impl Fn(NamespaceId, &[Wanted]) -> Option<Vec<Result<Reserved, Refused>>>,
     ) -> Vec<Arrival> {
         let mut replicas: Vec<Arrival> = vec![(Replica::Failed, None); places.len()];
@@ -132,7 +142,14 @@ impl Core {
         for ((index, target), moved) in copies.into_iter().zip(moved) {
             match moved {
                 Moved::Done(_) => {
-                    written.push((index, target.token));
+                    let checksum = places[index].checksum;
+                    written.push((
+                        index,
+                        Place {
+                            checksum,
+                            ..*target
+                        },
+                    ));
                     commits.push((target, places[index].checksum));
                 }
                 Moved::Corrupt => replicas[index].0 = Replica::Corrupt,
@@ -140,16 +157,20 @@ impl Core {
             }
         }
         let stored = match &self.tiers[tier] {
-            Stage::Here(arenas) => Some(arenas.commit(commits, false)),
+            Stage::Here(arenas) => Some(arenas.commit(commits, pinned)),
             Stage::Apart(_) if commits.is_empty() => None,
             Stage::Apart(apart) => apart.commit(commits, false).wait(),
         };
-        for ((index, token), stored) in written.iter().zip(stored.into_iter().flatten()) {
+        for ((index, place), stored) in written.iter().zip(stored.into_iter().flatten()) {
             let (stamp, removed) = self.since(from, places[*index].token);
             if stored {
-                replicas[*index] = (Replica::Stored, Some(*token));
                 let to = self.tiers[tier].here();
-                to.iter().for_each(|to| to.touch_token(*token, stamp));
+                let there = match to {
+                    Some(_) if pinned => There::Pinned(*place),
+                    _ => There::Named(place.token),
+                };
+                replicas[*index] = (Replica::Stored, Some(there));
+                to.iter().for_each(|to| to.touch_token(place.token, stamp));
             } else if removed {
                 replicas[*index].0 = Replica::Removed;
             }
@@ -195,7 +216,7 @@ impl Core {
 /// Of a block that got no reservation.
 fn arrival_of(refused: Refused) -> Arrival {
     match refused {
-        Refused::Present(token) => (Replica::Stored, Some(token)),
+        Refused::Present(token) => (Replica::Stored, Some(There::Named(token))),
         Refused::Reserved(_) => (Replica::Busy, None),
         Refused::Full(Full {
             cause: Cause::Orphans { .. },

@@ -223,14 +223,14 @@ pub fn verify(path: &Path) -> Verified {
 
 /// That nothing is held, and that every byte of the far tier is either free or a block's.
 pub fn assert_at_rest(depot: &Depot) {
-    // Promotions that nobody waits for hold pins until they are done.
+    // Promotions that nobody waits for hold pins and room until they are done.
     let begun = Instant::now();
     let held = |depot: &Depot| {
         depot
             .stats()
             .tiers
             .iter()
-            .any(|tier| tier.pinned_blocks > 0)
+            .any(|tier| tier.pinned_blocks + tier.reserved_blocks > 0)
     };
     while held(depot) && begun.elapsed() < PATIENCE {
         std::thread::sleep(Duration::from_millis(1));

@@ -130,7 +130,7 @@ impl Files {
             namespace,
             key: wanted.key,
         };
-        let next = self.open.next.load(Ordering::Relaxed);
+        let next = self.open.next.fetch_add(1, Ordering::Relaxed);
         let path = self.dir.join(format!("{next}.{}.new", std::process::id()));
         let mut options = fs::OpenOptions::new();
         let raw = options.read(true).write(true).create_new(true).open(&path);
