@@ -193,6 +193,14 @@ pub fn get(ns: &Namespace, numbers: &[u64], len: usize) -> Vec<Outcome> {
     outcomes
 }
 
+pub fn pin_all(ns: &Namespace, numbers: std::ops::Range<u64>) -> Vec<kvdepot_store::Pin> {
+    ns.pin(&keys(numbers), false)
+        .unwrap()
+        .into_iter()
+        .flatten()
+        .collect()
+}
+
 /// Whether all of these come back.
 pub fn has(ns: &Namespace, numbers: &[u64], len: usize) -> bool {
     get(ns, numbers, len)
