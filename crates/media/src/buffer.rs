@@ -4,7 +4,7 @@ use crate::carrier::Carrier;
 use crate::cuda::Device;
 use crate::end::End;
 use crate::error::{Error, Result};
-use crate::memory::once;
+use crate::once;
 use std::any::Any;
 use std::sync::Arc;
 

@@ -18,9 +18,11 @@ mod error;
 pub mod file;
 mod lane;
 mod memory;
+mod once;
 #[cfg(feature = "sim")]
 #[doc(hidden)]
 pub mod sim;
+mod simulated;
 mod slab;
 mod way;
 
@@ -30,3 +32,5 @@ pub use checksum::{Checksum, PartId};
 pub use copier::{Batch, Copier, CopierConfig, Done, Outcome, PART_LEN_MAX, PARTS_MAX, Ticket};
 pub use error::{Error, Failure, Result};
 pub use memory::{Access, Descriptor, Flush, Kind, Mapping, Opened, Pages, Plain, page_size};
+#[doc(hidden)]
+pub use simulated::is_simulated;

@@ -6,10 +6,10 @@ use std::sync::Arc;
 use std::thread;
 
 use kvdepot_arena::{Arena, Error, Inode, Opening, Options, Promised, Uses};
+use kvdepot_media::is_simulated;
 
 use crate::config::{Config, DeviceConfig};
 use crate::option::Section;
-use crate::pipeline::is_stepped;
 use crate::tier::{Alarm, Apart, Arenas, DAX, Stage, device};
 
 /// What opening the tiers has come to.
@@ -111,7 +111,7 @@ impl Opened {
             let tier = (kind.open)(section, self.next)?;
             self.next += 1;
             // In a simulation time does not pass.
-            if self.alarm.is_none() && !is_stepped() {
+            if self.alarm.is_none() && !is_simulated() {
                 self.alarm = Some(Arc::new(Alarm::start()?));
             }
             let limits = (config.lookup_timeout, config.tier_timeout);

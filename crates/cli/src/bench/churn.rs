@@ -12,11 +12,11 @@ use kvdepot_host::cpu::process_time;
 use kvdepot_store::{BlockBuffers, Buffer, Config, Depot, Key, Namespace};
 use serde_json::{Value, json};
 
-use super::alloc::trace;
 use super::media::spec;
 use super::random::Random;
 use super::report::{Report, Row};
 use super::rounds::median;
+use super::trace;
 use crate::args::Churn;
 use crate::error::Error;
 use crate::leftovers::Scratch;

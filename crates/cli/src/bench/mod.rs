@@ -12,6 +12,7 @@ mod report;
 mod restore;
 mod rounds;
 mod scale;
+mod trace;
 
 use std::ffi::OsStr;
 

@@ -3,6 +3,7 @@
 use super::File;
 use crate::carrier::Receipt;
 use crate::error::{Error, Result};
+use crate::simulated::is_simulated;
 use kvdepot_host::cpu;
 use kvdepot_host::fork::Origin;
 use std::collections::VecDeque;
@@ -154,14 +155,4 @@ fn perform((file, receipt): Job) {
         Ok(bytes) => receipt.carried(bytes),
         Err(failure) => receipt.failed(failure),
     }
-}
-
-#[cfg(not(feature = "sim"))]
-fn is_simulated() -> bool {
-    false
-}
-
-#[cfg(feature = "sim")]
-fn is_simulated() -> bool {
-    crate::sim::current().is_some()
 }

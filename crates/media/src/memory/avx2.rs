@@ -8,8 +8,8 @@
 //! not so many lines.
 
 use super::kernel::{Run, Store};
-use super::once;
 use super::xxh3::{BLOCK_STRIPES, Lanes, PRIME32_1, SCRAMBLE_AT, SECRET, STRIPE};
+use crate::once;
 use std::arch::asm;
 use std::arch::x86_64::{
     __m256i, _MM_HINT_T0, _MM_HINT_T1, _mm_prefetch, _mm_stream_si128, _mm256_add_epi64,

@@ -1,7 +1,7 @@
 //! The inner loops, one per instruction set, chosen once at run time.
 
-use super::once;
 use super::xxh3::{BLOCK_STRIPES, Lanes, STRIPE};
+use crate::once;
 use std::sync::OnceLock;
 
 /// What a kernel does with the bytes besides hashing them.

@@ -8,8 +8,8 @@
 //! source meanwhile.
 
 use super::kernel::{Isa, Run, Store};
-use super::once;
 use super::xxh3::{BLOCK_STRIPES, Lanes, SHORT_MAX, STRIPE};
+use crate::once;
 use xxhash_rust::xxh3::xxh3_128;
 
 /// The state of one leaf's digest.

@@ -13,7 +13,6 @@ pub(crate) mod lost;
 mod mapping;
 mod medium;
 pub(crate) mod mover;
-pub(crate) mod once;
 mod opened;
 mod plain;
 mod present;

@@ -6,6 +6,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use kvdepot_arena::{Error, Identity, Place, clock};
+use kvdepot_media::is_simulated;
 use parking_lot::Mutex;
 
 use super::budget::Share;
@@ -45,7 +46,7 @@ impl Background {
         let background = Background {
             threads: Mutex::default(),
         };
-        let edges = core.edges.iter().enumerate().filter(|_| !is_stepped());
+        let edges = core.edges.iter().enumerate().filter(|_| !is_simulated());
         for (at, edge) in edges {
             for _ in 0..edge.batches {
                 let core_ = Arc::clone(core);
@@ -347,17 +348,6 @@ impl Core {
             }
         }
     }
-}
-
-/// Whether a simulation takes the thread's steps.
-#[cfg(feature = "sim")]
-pub(crate) fn is_stepped() -> bool {
-    kvdepot_media::sim::current().is_some()
-}
-
-#[cfg(not(feature = "sim"))]
-pub(crate) fn is_stepped() -> bool {
-    false
 }
 
 impl Queues {

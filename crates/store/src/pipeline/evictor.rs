@@ -11,10 +11,10 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use kvdepot_arena::Error;
+use kvdepot_media::is_simulated;
 use parking_lot::{Condvar, Mutex};
 
 use super::Core;
-use super::background::is_stepped;
 use crate::tier::Arenas;
 
 /// How long processes of a dead owner may take to end before anybody is told of them.
@@ -48,7 +48,7 @@ pub(crate) struct Evictor {
 impl Evictor {
     /// Starts the thread.
     pub(crate) fn start(core: &Arc<Core>) -> Result<Evictor, Error> {
-        if is_stepped() {
+        if is_simulated() {
             return Ok(Evictor {
                 thread: Mutex::new(None),
             });

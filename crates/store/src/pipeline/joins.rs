@@ -104,6 +104,6 @@ impl Core {
 
 fn start_over(joiners: Vec<Joiner>) {
     for joiner in joiners {
-        joiner.put.start(vec![joiner.index]);
+        joiner.call.start_over(joiner.index);
     }
 }

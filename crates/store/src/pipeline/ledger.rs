@@ -15,7 +15,6 @@ use kvdepot_arena::{Identity, Place, Token, clock};
 use parking_lot::Condvar;
 
 use super::budget::Share;
-use super::put::Put;
 use crate::task::{Outcome, Task};
 
 /// Work in both directions and who waits for it.
@@ -27,9 +26,18 @@ pub(crate) struct Ledger {
     drained: Condvar,
 }
 
-/// A key of a put that shares another call's outcome.
+/// A call of which some keys share another call's outcome.
+pub(super) trait Joins: Send + Sync {
+    /// Has a key routed again, as the other call has ended.
+    fn start_over(self: Arc<Self>, index: usize);
+
+    /// Ends a key.
+    fn refuse(&self, index: usize, outcome: Outcome);
+}
+
+/// A key that shares another call's outcome.
 pub(super) struct Joiner {
-    pub(super) put: Arc<Put>,
+    pub(super) call: Arc<dyn Joins>,
     pub(super) index: usize,
 }
 
@@ -177,7 +185,7 @@ impl Ledger {
             ended.flatten().collect()
         };
         for joiner in joiners {
-            joiner.put.refuse(joiner.index, Outcome::Closed);
+            joiner.call.refuse(joiner.index, Outcome::Closed);
         }
     }
 

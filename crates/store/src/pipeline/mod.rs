@@ -13,6 +13,7 @@ mod ask;
 mod background;
 mod budget;
 mod caller;
+mod devices;
 mod drain;
 mod edge;
 mod evictor;
@@ -33,7 +34,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 pub(crate) use admission::Learned;
-pub(crate) use background::{Background, is_stepped};
+pub(crate) use background::Background;
 pub use caller::{Caller, Lanes, MovesDone};
 pub use drain::Drained;
 pub(crate) use edge::Edge;

@@ -12,7 +12,7 @@ use kvdepot_media::{Checksum, Done};
 
 use super::budget::Share;
 use super::caller::{Caller, Lanes};
-use super::ledger::{Joiner, Waiter};
+use super::ledger::{Joiner, Joins, Waiter};
 use super::{Core, steps};
 use crate::buffers::BlockBuffers;
 use crate::config::Overload;
@@ -91,9 +91,20 @@ impl Core {
     }
 }
 
+impl Joins for Put {
+    fn start_over(self: Arc<Put>, index: usize) {
+        self.start(vec![index]);
+    }
+
+    fn refuse(&self, index: usize, outcome: Outcome) {
+        self.core.metrics.put_outcome(outcome);
+        self.task.settle([(index, outcome)]);
+    }
+}
+
 impl Put {
     /// Routes these keys and starts their copies.
-    pub(super) fn start(self: &Arc<Put>, indices: Vec<usize>) {
+    fn start(self: &Arc<Put>, indices: Vec<usize>) {
         let core = &self.core;
         let mut routes = Routes::default();
         let indices = self.decline(indices, &mut routes);
@@ -248,7 +259,7 @@ impl Put {
 
     fn joiner(self: &Arc<Put>, index: usize) -> Joiner {
         Joiner {
-            put: Arc::clone(self),
+            call: Arc::clone(self) as _,
             index,
         }
     }
@@ -395,12 +406,6 @@ impl Put {
                 Err(Refused::Full(_)) => refused.push(index),
             }
         }
-    }
-
-    /// Ends a key that was not copied.
-    pub(super) fn refuse(&self, index: usize, outcome: Outcome) {
-        self.core.metrics.put_outcome(outcome);
-        self.task.settle([(index, outcome)]);
     }
 
     fn waiter(&self, index: usize) -> Waiter {

@@ -190,10 +190,10 @@ mod with_peers {
     use super::{Contender, Error};
 
     /// The allocator that others use.
-    pub(in super::super) struct Reference(kvdepot_peers::Reference);
+    pub(crate) struct Reference(kvdepot_peers::Reference);
 
     impl Reference {
-        pub(in super::super) fn new(size: u64, live: u64) -> Result<Reference, Error> {
+        pub(crate) fn new(size: u64, live: u64) -> Result<Reference, Error> {
             kvdepot_peers::Reference::new(size, live)
                 .map(Reference)
                 .ok_or_else(|| Error::Bench(format!("the reference has no pools of {size} bytes")))
@@ -215,10 +215,10 @@ mod with_peers {
     }
 
     /// Exact best fit.
-    pub(in super::super) struct BestFit(kvdepot_peers::BestFit);
+    pub(crate) struct BestFit(kvdepot_peers::BestFit);
 
     impl BestFit {
-        pub(in super::super) fn new(size: u64) -> BestFit {
+        pub(crate) fn new(size: u64) -> BestFit {
             BestFit(kvdepot_peers::BestFit::new(size))
         }
     }
@@ -241,10 +241,10 @@ mod with_peers {
 mod without_peers {
     use super::{Contender, Error};
 
-    pub(in super::super) struct Reference;
+    pub(crate) struct Reference;
 
     impl Reference {
-        pub(in super::super) fn new(_: u64, _: u64) -> Result<Reference, Error> {
+        pub(crate) fn new(_: u64, _: u64) -> Result<Reference, Error> {
             Err(Error::Bench("this build has no other allocators".into()))
         }
     }
@@ -259,10 +259,10 @@ mod without_peers {
         fn free(&mut self, (): ()) {}
     }
 
-    pub(in super::super) struct BestFit;
+    pub(crate) struct BestFit;
 
     impl BestFit {
-        pub(in super::super) fn new(_: u64) -> BestFit {
+        pub(crate) fn new(_: u64) -> BestFit {
             BestFit
         }
     }

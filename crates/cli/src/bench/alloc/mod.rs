@@ -7,51 +7,18 @@
 mod contenders;
 mod driver;
 mod lru;
+mod plan;
 mod rebuild;
 mod single;
 mod spans;
 mod threads;
-pub(super) mod trace;
 mod workloads;
 
 use super::report::Report;
+use super::trace;
 use crate::args::Alloc;
 use crate::error::Error;
-
-/// How much is done.
-struct Plan {
-    /// Objects that are allocated and counted.
-    operations: usize,
-    /// Of these, those of all threads together.
-    threaded: usize,
-    rounds: usize,
-    /// Live extents of the rebuilt pool.
-    extents: usize,
-    quick: bool,
-}
-
-impl Plan {
-    fn new(args: &Alloc) -> Plan {
-        let (operations, rounds) = if args.quick {
-            (20_000, 1)
-        } else {
-            (1_000_000, 3)
-        };
-        let operations = args.operations.unwrap_or(operations);
-        Plan {
-            operations,
-            threaded: operations * 2,
-            rounds: args.rounds.unwrap_or(rounds),
-            extents: operations,
-            quick: args.quick,
-        }
-    }
-
-    /// What each of several threads allocates.
-    fn each(&self, threads: usize) -> usize {
-        self.threaded / threads
-    }
-}
+use plan::Plan;
 
 fn wanted(args: &Alloc, workload: &str) -> bool {
     args.workloads.is_empty() || args.workloads.iter().any(|name| name == workload)
@@ -103,7 +70,7 @@ pub(super) fn run(args: &Alloc, report: &mut Report<'_>) -> Result<(), Error> {
     }
     // First, so that a file that cannot be read is known at once.
     let requests = match wanted(args, "spans") {
-        true => Some(trace::requests(args.trace.as_deref(), &plan)?),
+        true => Some(trace::requests(args.trace.as_deref(), plan.quick)?),
         false => None,
     };
     for size in sizes(args) {

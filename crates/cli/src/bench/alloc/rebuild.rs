@@ -5,8 +5,8 @@ use std::time::Instant;
 use kvdepot_alloc::{Extent, Pool};
 use serde_json::json;
 
-use super::Plan;
 use super::contenders::refused;
+use super::plan::Plan;
 use crate::bench::random::Random;
 use crate::bench::report::{Report, Row};
 use crate::bench::rounds::Rounds;

@@ -6,9 +6,9 @@ use std::time::Instant;
 
 use serde_json::{Value, json};
 
-use super::Plan;
 use super::contenders::{BestFit, Contiguous, Ours, PEERS, Reference, Scattered};
 use super::driver::{Contender, Driver, Frees, Record, Silent, Watch};
+use super::plan::Plan;
 use super::workloads::Workload;
 use crate::bench::random::Random;
 use crate::bench::report::{Report, Row};

@@ -13,8 +13,8 @@ use serde_json::json;
 
 use super::contenders::refused;
 use super::lru::Lru;
-use super::trace::{Prompt, Requests};
 use crate::bench::report::{Report, Row};
+use crate::bench::trace::{Prompt, Requests};
 use crate::error::Error;
 use crate::interrupt::Interrupt;
 

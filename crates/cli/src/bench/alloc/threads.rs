@@ -7,9 +7,9 @@ use std::time::Instant;
 use kvdepot_alloc::{Pool, Shared};
 use serde_json::json;
 
-use super::Plan;
 use super::contenders::{Common, Contiguous, OneOf, Ours, check, refused};
 use super::driver::{AtRandom, Contender, Driver, Record, Silent};
+use super::plan::Plan;
 use super::workloads::{THREADS_GRANULE, THREADS_POOL, threads_sizes};
 use crate::bench::random::Random;
 use crate::bench::report::{Report, Row};

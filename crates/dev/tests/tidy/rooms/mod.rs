@@ -1,7 +1,6 @@
 //! Rooms: the modules at the top of a crate, each a file or a folder. Arrows between the rooms of a
 //! crate run one way, and no more than two files hold each other.
 
-mod exceptions;
 mod graph;
 mod python;
 mod rust;
@@ -9,8 +8,7 @@ mod rust;
 use std::collections::BTreeSet;
 
 use crate::tree::{File, holds};
-use exceptions::Exceptions;
-use graph::{Arrow, Graph, steps};
+use graph::{Graph, steps};
 
 /// The folder of the Python package.
 const PYTHON: &str = "python/kvdepot/";
@@ -23,48 +21,29 @@ fn room(file: &str) -> &str {
     top.strip_suffix(".rs").unwrap_or(top)
 }
 
-/// Circles that exceptions leave, and exceptions that nothing needs.
-fn judge(what: &str, graph: &Graph, least: usize, listed: Exceptions) -> Vec<String> {
-    let listed = listed.iter().find(|(name, _)| *name == what);
-    let arrows = listed.map_or(&[][..], |(_, arrows)| arrows);
-    let except: BTreeSet<Arrow> = arrows
-        .iter()
-        .map(|(from, to)| ((*from).to_owned(), (*to).to_owned()))
-        .collect();
-    let mut offences: Vec<String> = except
-        .iter()
-        .filter(|arrow| {
-            let others: BTreeSet<Arrow> =
-                except.iter().filter(|one| one != arrow).cloned().collect();
-            !graph.arrows.contains_key(*arrow) || graph.through(arrow, least, &others).is_none()
-        })
-        .map(|(from, to)| format!("{what}: {from} -> {to} makes no circle: no exception is needed"))
-        .collect();
-    if let Some(circle) = graph.circle(least, &except) {
-        offences.push(format!("{what}: a circle:"));
-        for arrow in steps(&circle) {
-            let places: Vec<&str> = graph.arrows[&arrow].iter().map(String::as_str).collect();
-            let shown = places[..places.len().min(SHOWN)].join(", ");
-            let (from, to) = arrow;
-            offences.push(format!(
-                "  {from} -> {to}: {} places: {shown}",
-                places.len()
-            ));
-        }
+/// The shortest circle of at least so many, and arrows without which there is none.
+fn judge(what: &str, graph: &Graph, least: usize) -> Vec<String> {
+    let Some(circle) = graph.circle(least, &BTreeSet::new()) else {
+        return Vec::new();
+    };
+    let mut offences = vec![format!("{what}: a circle:")];
+    for arrow in steps(&circle) {
+        let places: Vec<&str> = graph.arrows[&arrow].iter().map(String::as_str).collect();
+        let shown = places[..places.len().min(SHOWN)].join(", ");
+        let (from, to) = arrow;
+        offences.push(format!(
+            "  {from} -> {to}: {} places: {shown}",
+            places.len()
+        ));
     }
-    if !offences.is_empty() {
-        let cut = graph.cut(least);
-        offences.push(format!("  these would do as {what}'s exceptions:"));
-        offences.extend(
-            cut.iter()
-                .map(|(from, to)| format!("            (\"{from}\", \"{to}\"),")),
-        );
-    }
+    offences.push(format!("  without these {what} has none:"));
+    let cut = graph.cut(least).into_iter();
+    offences.extend(cut.map(|(from, to)| format!("    {from} -> {to}")));
     offences
 }
 
-/// Arrows between rooms, and those between files but for what rooms are excepted.
-fn crate_offences(files: &[File], name: &str, rooms: Exceptions, pairs: Exceptions) -> Vec<String> {
+/// Circles of rooms, and those of three files and more.
+fn crate_offences(files: &[File], name: &str) -> Vec<String> {
     let graph = rust::arrows(files, &format!("crates/{name}/src/"));
     let mut above = Graph::default();
     for ((from, to), places) in &graph.arrows {
@@ -72,20 +51,12 @@ fn crate_offences(files: &[File], name: &str, rooms: Exceptions, pairs: Exceptio
             above.add(room(from), room(to), place);
         }
     }
-    let mut offences = judge(name, &above, 2, rooms);
-    let excepted = rooms.iter().find(|(one, _)| *one == name);
-    let excepted = excepted.map_or(&[][..], |(_, arrows)| arrows);
-    let mut rest = Graph::default();
-    for (arrow, places) in graph.arrows {
-        if !excepted.contains(&(room(&arrow.0), room(&arrow.1))) {
-            rest.arrows.insert(arrow, places);
-        }
-    }
-    offences.extend(judge(name, &rest, 3, pairs));
+    let mut offences = judge(name, &above, 2);
+    offences.extend(judge(name, &graph, 3));
     offences
 }
 
-fn offences(files: &[File], rooms: Exceptions, pairs: Exceptions) -> Vec<String> {
+fn rooms_run_one_way(files: &[File]) -> Vec<String> {
     let crates: BTreeSet<&str> = files
         .iter()
         .filter_map(|file| {
@@ -96,18 +67,10 @@ fn offences(files: &[File], rooms: Exceptions, pairs: Exceptions) -> Vec<String>
         .collect();
     let mut offences: Vec<String> = crates
         .iter()
-        .flat_map(|name| crate_offences(files, name, rooms, pairs))
+        .flat_map(|name| crate_offences(files, name))
         .collect();
-    let python = python::arrows(files, PYTHON);
-    offences.extend(judge(PYTHON, &python, 3, pairs));
-    let gone = [rooms, pairs].into_iter().flatten().map(|(name, _)| *name);
-    let gone = gone.filter(|name| *name != PYTHON && !crates.contains(name));
-    offences.extend(gone.map(|name| format!("{name}: there is no such crate: no exceptions")));
+    offences.extend(judge(PYTHON, &python::arrows(files, PYTHON), 3));
     offences
-}
-
-fn rooms_run_one_way(files: &[File]) -> Vec<String> {
-    offences(files, exceptions::ROOMS, exceptions::PAIRS)
 }
 
 #[test]
@@ -115,13 +78,13 @@ fn rooms_have_an_order_and_at_most_two_files_hold_each_other() {
     holds(rooms_run_one_way);
 }
 
-/// What a made-up tree offends, without exceptions.
+/// Whether a made-up tree offends.
 fn offends(files: &[(&str, &str)]) -> bool {
     let files: Vec<File> = files
         .iter()
         .map(|(path, text)| File::new(path, text))
         .collect();
-    !offences(&files, &[], &[]).is_empty()
+    !rooms_run_one_way(&files).is_empty()
 }
 
 #[test]
@@ -229,16 +192,4 @@ fn a_circle_of_three_python_files_is_seen() {
     ] {
         assert!(!offends(&tree(fine)), "{fine}");
     }
-}
-
-#[test]
-fn an_exception_that_is_not_needed_fails() {
-    let files = [
-        File::new("crates/x/src/lib.rs", "mod a;\nmod b;\n"),
-        File::new("crates/x/src/a.rs", "use crate::b::B;\n"),
-        File::new("crates/x/src/b.rs", ""),
-    ];
-    let listed: Exceptions = &[("x", &[("a", "b")])];
-    assert!(!offences(&files, listed, &[]).is_empty());
-    assert!(!offences(&files, &[("gone", &[])], &[]).is_empty());
 }

@@ -7,8 +7,7 @@ use std::path::Path;
 
 use serde::Deserialize;
 
-use super::Plan;
-use crate::bench::random::Random;
+use super::random::Random;
 use crate::error::Error;
 
 /// Conversations at a time in made-up requests.
@@ -36,10 +35,10 @@ pub(super) struct Requests {
 
 /// The blocks of a request.
 #[derive(Clone)]
-pub(in crate::bench) struct Prompt {
+pub(super) struct Prompt {
     /// Requests of one moment follow each other.
     pub(super) moment: u64,
-    pub(in crate::bench) blocks: Vec<u64>,
+    pub(super) blocks: Vec<u64>,
 }
 
 /// A line of the file; it may have more fields.
@@ -49,10 +48,10 @@ struct Line {
     hash_ids: Vec<u64>,
 }
 
-pub(super) fn requests(path: Option<&Path>, plan: &Plan) -> Result<Requests, Error> {
+pub(super) fn requests(path: Option<&Path>, quick: bool) -> Result<Requests, Error> {
     let prompts = match path {
         Some(path) => read(path)?,
-        None => conversations(if plan.quick { 3000 } else { 12_000 }),
+        None => conversations(if quick { 3000 } else { 12_000 }),
     };
     let blocks: HashSet<u64> = prompts.iter().flat_map(|p| p.blocks.clone()).collect();
     Ok(Requests {
@@ -63,7 +62,7 @@ pub(super) fn requests(path: Option<&Path>, plan: &Plan) -> Result<Requests, Err
 }
 
 /// The requests of a file.
-pub(in crate::bench) fn read(path: &Path) -> Result<Vec<Prompt>, Error> {
+pub(super) fn read(path: &Path) -> Result<Vec<Prompt>, Error> {
     let file = BufReader::new(File::open(path).map_err(Error::io(path))?);
     let mut prompts = Vec::new();
     for (index, line) in file.lines().enumerate() {
