@@ -147,21 +147,27 @@ impl Arena {
         self.medium.load().len()
     }
 
-    /// Bytes of a payload, where batches move them: from the beginning of a part to its end, behind
-    /// which a page may be filled.
+    /// Fills `buffers` with the bytes of a payload, where batches move them: from the beginning of
+    /// a part to its end, behind which a page may be filled.
     ///
     /// # Errors
     /// [`Error::Media`] for what the medium does not have (any more).
-    pub fn buffers(&self, place: &Place, range: Range<u64>) -> Result<Vec<Buffer>, Error> {
+    pub fn buffers(
+        &self,
+        place: &Place,
+        range: Range<u64>,
+        buffers: &mut Vec<Buffer>,
+    ) -> Result<(), Error> {
+        buffers.clear();
         let medium = self.medium.load();
-        let ranges = parts::ranges(&place.extents, range.start, range.end - range.start);
-        let mut buffers = ranges
-            .map(|(at, len)| Ok(medium.buffer(at, len)?))
-            .collect::<Result<Vec<_>, Error>>()?;
+        for (at, len) in parts::ranges(&place.extents, range.start, range.end - range.start) {
+            buffers.push(medium.buffer(at, len)?);
+        }
         // Parts begin at pages, and what is behind the last one is of no meaning.
-        let last = buffers.pop().map(Buffer::padded);
-        buffers.extend(last);
-        Ok(buffers)
+        if let Some(last) = buffers.last_mut() {
+            last.pad();
+        }
+        Ok(())
     }
 
     /// The parts of a block, as its part table has them; `None` where that does not verify.

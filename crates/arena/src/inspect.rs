@@ -308,11 +308,14 @@ impl Inspection {
         else {
             return Ok(false);
         };
+        let mut source = Vec::new();
         for (number, part) in found.iter().enumerate() {
             let id = parts::part_id(identity, number as u32, *count);
-            let source = parts::buffers(&self.mapping, extents, part.offset, part.len);
+            let range = (part.offset, part.len);
             // Beyond the end of a truncated medium.
-            let Ok(source) = source else { return Ok(false) };
+            if parts::buffers(&self.mapping, extents, range, &mut source).is_err() {
+                return Ok(false);
+            }
             batch.hash_only(&id, &source, Some(part.checksum), tag)?;
         }
         Ok(true)

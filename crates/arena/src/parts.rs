@@ -192,16 +192,18 @@ pub fn ranges(extents: &Packed, offset: u64, len: u64) -> impl Iterator<Item = (
     })
 }
 
-/// The same bytes as buffers.
+/// Fills `buffers` with the same bytes.
 pub fn buffers(
     medium: &Arc<Mapping>,
     extents: &Packed,
-    offset: u64,
-    len: u64,
-) -> Result<Vec<Buffer>, Error> {
-    ranges(extents, offset, len)
-        .map(|(at, len)| medium.buffer(at, len).map_err(Error::from))
-        .collect()
+    (offset, len): (u64, u64),
+    buffers: &mut Vec<Buffer>,
+) -> Result<(), Error> {
+    buffers.clear();
+    for (at, len) in ranges(extents, offset, len) {
+        buffers.push(medium.buffer(at, len)?);
+    }
+    Ok(())
 }
 
 /// Writes the table of a block in several parts to its place at the payload's end.

@@ -85,8 +85,13 @@ impl Buffer {
     /// is there is lost. Such a buffer is the last one of its part.
     #[must_use]
     pub fn padded(mut self) -> Self {
-        self.padded = true;
+        self.pad();
         self
+    }
+
+    /// As [`Buffer::padded`], in place.
+    pub fn pad(&mut self) {
+        self.padded = true;
     }
 
     /// A writable buffer that owns `bytes`. [`Buffer::to_vec`] gives a copy of its content.

@@ -122,7 +122,8 @@ impl Open {
         let mut batch = self.copier.batch();
         for (tag, place) in places.iter().enumerate() {
             let bytes = content(number(&place.identity.key), place.len as usize);
-            let to = self.arena.buffers(place, 0..place.len).unwrap();
+            let mut to = Vec::new();
+            self.arena.buffers(place, 0..place.len, &mut to).unwrap();
             let id = parts::part_id(&place.identity, 0, 1);
             let from = [Buffer::from_vec(bytes)];
             batch.part(&id, &from, &to, None, tag as u32).unwrap();
@@ -175,7 +176,9 @@ impl Open {
         );
         let place = place?;
         let to = Buffer::from_vec(vec![0; place.len as usize]);
-        let moved = self.arena.buffers(&place, 0..place.len).map(|from| {
+        let mut from = Vec::new();
+        let asked = self.arena.buffers(&place, 0..place.len, &mut from);
+        let moved = asked.map(|()| {
             let mut batch = self.copier.batch();
             let id = parts::part_id(&place.identity, 0, 1);
             let expected = Some(place.checksum);

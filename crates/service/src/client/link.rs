@@ -15,7 +15,7 @@ use kvdepot_arena::gate::Pass;
 use kvdepot_arena::patience::{self, Limit, SLICE, Wait, Why};
 use kvdepot_arena::verdict::{Bytes, Moved, Verdicts};
 use kvdepot_arena::{Error, Identity, Key, NamespaceId, Place, clock, parts};
-use kvdepot_media::Done;
+use kvdepot_media::{Buffer, Done};
 use kvdepot_store::{BlockBuffers, GetOptions, Op, Outcome, Task, plan};
 use parking_lot::Mutex;
 
@@ -420,8 +420,9 @@ impl Link {
             Op::Get => Bytes::Verified,
         };
         let mut verdicts = Verdicts::new(bytes, blocks.len());
+        let mut ends = Vec::new();
         for (tag, (index, place)) in blocks.iter().enumerate() {
-            match self.plan(&mut batch, &call, *index, place, tag as u32) {
+            match self.plan((&mut batch, &mut ends), &call, *index, place, tag as u32) {
                 Ok(Outcome::Done) => verdicts.planned(tag, place.parts.into()),
                 Ok(Outcome::Corrupt) => verdicts.corrupt(tag),
                 Ok(_) => {}
@@ -460,7 +461,7 @@ impl Link {
 
     fn plan(
         &self,
-        batch: &mut kvdepot_media::Batch,
+        (batch, ends): (&mut kvdepot_media::Batch, &mut Vec<Buffer>),
         call: &Call,
         index: usize,
         place: &Place,
@@ -470,14 +471,14 @@ impl Link {
             return Ok(Outcome::Miss);
         };
         if call.op == Op::Get {
-            return plan(batch, &mapping, place, &call.buffers, index, tag);
+            return plan(batch, (&mapping, ends), place, &call.buffers, index, tag);
         }
         if place.len != call.buffers.bytes(index) {
             return Ok(Outcome::Length);
         }
-        let target = parts::buffers(&mapping, &place.extents, 0, place.len)?;
+        parts::buffers(&mapping, &place.extents, (0, place.len), ends)?;
         let id = parts::part_id(&place.identity, 0, 1);
-        batch.part(&id, call.buffers.pieces(index), &target, None, tag)?;
+        batch.part(&id, call.buffers.pieces(index), ends, None, tag)?;
         Ok(Outcome::Done)
     }
 

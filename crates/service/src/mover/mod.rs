@@ -376,6 +376,7 @@ impl Mover {
             false => Bytes::Verified,
         };
         let mut verdicts = Verdicts::new(bytes, placements.len());
+        let mut medium = Vec::new();
         for (index, bytes) in placements.iter().enumerate() {
             let Some(placement) = self.decode(bytes, part)? else {
                 error = Some("a placement of another owner".to_owned());
@@ -396,7 +397,8 @@ impl Mover {
                 error = Some("a medium that its owner has no more".to_owned());
                 continue;
             };
-            let medium = parts::buffers(&mapping, &placement.extents, wanted.offset, wanted.len)?;
+            let range = (wanted.offset, wanted.len);
+            parts::buffers(&mapping, &placement.extents, range, &mut medium)?;
             let id = parts::part_id(&placement.identity, part, placement.parts.len() as u16);
             let expected = (!store).then_some(wanted.checksum);
             let tag = index as u32;

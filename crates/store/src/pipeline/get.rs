@@ -319,10 +319,11 @@ impl Get {
         }
         let mut outcomes = Vec::with_capacity(pinned.len());
         let mut verdicts = Verdicts::new(Bytes::Verified, pinned.len());
+        let mut source = Vec::new();
         for (tag, (index, place)) in pinned.iter().enumerate() {
             let outcome = plan(
                 &mut batch,
-                ends.as_ref(),
+                (ends.as_ref(), &mut source),
                 place,
                 buffers,
                 *index,
@@ -448,10 +449,11 @@ fn outcome_of(moved: Moved) -> Outcome {
     }
 }
 
-/// Plans one block's way into the caller's memory; `Done` when its bytes will decide.
+/// Plans one block's way into the caller's memory; `Done` when its bytes will decide. `source` is
+/// for one block after the other.
 pub fn plan(
     batch: &mut kvdepot_media::Batch,
-    ends: &dyn Ends,
+    (ends, source): (&dyn Ends, &mut Vec<kvdepot_media::Buffer>),
     place: &Place,
     buffers: &BlockBuffers,
     index: usize,
@@ -462,11 +464,11 @@ pub fn plan(
         if place.len != buffers.bytes(index) {
             return Ok(Outcome::Length);
         }
-        let source = ends.buffers(place, 0, place.len)?;
+        ends.buffers(place, 0, place.len, source)?;
         let id = parts::part_id(identity, 0, 1);
         batch.part(
             &id,
-            &source,
+            source,
             buffers.pieces(index),
             Some(place.checksum),
             tag,
@@ -481,10 +483,10 @@ pub fn plan(
     }
     let mut pieces = buffers.pieces(index).to_vec();
     for (number, part) in found.iter().enumerate() {
-        let source = ends.buffers(place, part.offset, part.len)?;
+        ends.buffers(place, part.offset, part.len, source)?;
         let rest = split(&mut pieces, part.len as usize)?;
         let id = parts::part_id(identity, number as u32, place.parts);
-        batch.part(&id, &source, &pieces, Some(part.checksum), tag)?;
+        batch.part(&id, source, &pieces, Some(part.checksum), tag)?;
         pieces = rest;
     }
     Ok(Outcome::Done)

@@ -424,11 +424,12 @@ impl Put {
         let ends = core.tiers[tier].ends();
         let mut batch = core.copier.batch();
         let mut verdicts = Verdicts::new(Bytes::New, copies.len());
+        let mut target = Vec::new();
         let planned = copies
             .iter()
             .enumerate()
             .try_for_each(|(tag, (index, place, _))| {
-                let target = ends.buffers(place, 0, place.len)?;
+                ends.buffers(place, 0, place.len, &mut target)?;
                 let id = parts::part_id(&place.identity, 0, 1);
                 batch.part(&id, buffers.pieces(*index), &target, None, tag as u32)?;
                 verdicts.planned(tag, 1);

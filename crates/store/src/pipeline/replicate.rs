@@ -237,10 +237,11 @@ fn plan(
     let Some(found) = from.parts(source)? else {
         return Ok(false);
     };
+    let (mut src, mut dst) = (Vec::new(), Vec::new());
     for (number, part) in found.iter().enumerate() {
         let id = parts::part_id(&source.identity, number as u32, source.parts);
-        let src = from.buffers(source, part.offset, part.len)?;
-        let dst = to.buffers(target, part.offset, part.len)?;
+        from.buffers(source, part.offset, part.len, &mut src)?;
+        to.buffers(target, part.offset, part.len, &mut dst)?;
         batch.part(&id, &src, &dst, Some(part.checksum), tag)?;
     }
     if source.parts > 1 {

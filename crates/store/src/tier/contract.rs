@@ -79,11 +79,18 @@ pub type Page = (Vec<(Key, u64)>, Option<u64>);
 
 /// Where the bytes of pinned and reserved blocks lie.
 pub trait Ends: Send + Sync {
-    /// The ends of `len` bytes of a block's payload, from `offset` on.
+    /// Fills `ends` with those of `len` bytes of a block's payload, from `offset` on. They are the
+    /// caller's, which asks for many blocks one after the other.
     ///
     /// # Errors
     /// [`Error::Media`] for what is not there, [`Error::Closed`] when its medium is gone.
-    fn buffers(&self, place: &Place, offset: u64, len: u64) -> Result<Vec<Buffer>, Error>;
+    fn buffers(
+        &self,
+        place: &Place,
+        offset: u64,
+        len: u64,
+        ends: &mut Vec<Buffer>,
+    ) -> Result<(), Error>;
 
     /// The parts of a pinned block, as its part table has them; `None` where that does not verify.
     fn parts(&self, place: &Place) -> Result<Option<Vec<Part>>, Error>;
@@ -96,8 +103,14 @@ pub trait Ends: Send + Sync {
 }
 
 impl Ends for Arc<Mapping> {
-    fn buffers(&self, place: &Place, offset: u64, len: u64) -> Result<Vec<Buffer>, Error> {
-        parts::buffers(self, &place.extents, offset, len)
+    fn buffers(
+        &self,
+        place: &Place,
+        offset: u64,
+        len: u64,
+        ends: &mut Vec<Buffer>,
+    ) -> Result<(), Error> {
+        parts::buffers(self, &place.extents, (offset, len), ends)
     }
 
     fn parts(&self, place: &Place) -> Result<Option<Vec<Part>>, Error> {

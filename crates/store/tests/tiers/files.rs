@@ -348,10 +348,17 @@ impl Open {
 }
 
 impl Ends for Open {
-    fn buffers(&self, place: &Place, offset: u64, len: u64) -> Result<Vec<Buffer>, Error> {
-        self.get(place, |opened| {
-            vec![opened.file.buffer((HEADER + offset) as usize, len as usize)]
-        })
+    fn buffers(
+        &self,
+        place: &Place,
+        offset: u64,
+        len: u64,
+        ends: &mut Vec<Buffer>,
+    ) -> Result<(), Error> {
+        ends.clear();
+        let at = (HEADER + offset) as usize;
+        ends.push(self.get(place, |opened| opened.file.buffer(at, len as usize))?);
+        Ok(())
     }
 
     fn parts(&self, place: &Place) -> Result<Option<Vec<Part>>, Error> {

@@ -84,9 +84,15 @@ impl Devices {
 }
 
 impl Ends for Devices {
-    fn buffers(&self, place: &Place, offset: u64, len: u64) -> Result<Vec<Buffer>, Error> {
+    fn buffers(
+        &self,
+        place: &Place,
+        offset: u64,
+        len: u64,
+        ends: &mut Vec<Buffer>,
+    ) -> Result<(), Error> {
         self.holds(place.token)?
-            .buffers(place, offset..offset + len)
+            .buffers(place, offset..offset + len, ends)
     }
 
     fn parts(&self, place: &Place) -> Result<Option<Vec<Part>>, Error> {
