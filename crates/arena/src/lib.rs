@@ -38,6 +38,7 @@ mod power;
 mod publish;
 mod recover;
 mod refused;
+mod remove;
 mod reserve;
 mod reserved;
 mod roll;
