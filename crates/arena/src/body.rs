@@ -25,6 +25,7 @@ use crate::error::Error;
 use crate::format::layout::Layout;
 use crate::format::record::{Record, State as RecordState};
 use crate::format::superblock::Superblock;
+use crate::group::{Groups, ordinary};
 use crate::held;
 use crate::index::{Entry, Index, Order, Records, Reservations};
 use crate::inode::Inode;
@@ -120,6 +121,7 @@ pub(crate) struct State {
     /// Namespaces whose blocks may not be scattered.
     pub(crate) contiguous: HashSet<u32>,
     pub(crate) roll: Roll,
+    pub(crate) groups: Groups,
 }
 
 impl Arena {
@@ -229,6 +231,8 @@ impl Arena {
             full: read(&self.counters.full),
             stored_blocks: read(&self.counters.stored_blocks),
             stored_bytes: read(&self.counters.stored_bytes),
+            grouped_blocks: self.index.in_groups(),
+            evicted_groups: read(&self.counters.evicted_groups),
             ..TierStats::default()
         }
     }
@@ -286,7 +290,7 @@ impl Arena {
             len: entry.len,
             parts: entry.parts,
             checksum: entry.checksum,
-            stamp: entry.stamp,
+            stamp: ordinary(entry.stamp),
         }
     }
 
@@ -321,6 +325,7 @@ impl State {
             undescribed: Vec::new(),
             contiguous: HashSet::new(),
             roll: Roll::default(),
+            groups: Groups::default(),
         }
     }
 

@@ -40,8 +40,8 @@ struct Grave {
 }
 
 impl Dying {
-    pub(crate) fn is_empty(&self) -> bool {
-        self.0.is_empty()
+    pub(crate) fn len(&self) -> usize {
+        self.0.len()
     }
 }
 
@@ -56,6 +56,9 @@ impl Arena {
     /// Notes that a block is out of the index.
     fn gone(&self, state: &mut State, slot: u32, entry: &Entry, dying: &mut Dying) {
         state.live_bytes -= entry.len;
+        if entry.bound {
+            self.index.loosen(slot);
+        }
         let identity = self.identity(entry);
         state.roll.went(entry.namespace, identity, entry.len);
         if entry.pins > 0 {
@@ -98,6 +101,9 @@ impl Arena {
             state.order.keep(&self.index, slot);
             return false;
         };
+        if entry.bound {
+            self.break_groups(state, slot);
+        }
         self.gone(state, slot, &entry, dying);
         self.counters.evicted_blocks.fetch_add(1, Ordering::Relaxed);
         self.counters
@@ -110,7 +116,7 @@ impl Arena {
     /// between which others may have the lock, and room that nobody is promised; how many it has
     /// forgotten.
     pub(crate) fn bury(&self, state: &mut Guard<'_, State>, dying: Dying) -> usize {
-        if dying.is_empty() {
+        if dying.len() == 0 {
             return 0;
         }
         begin_burial(state);

@@ -5,6 +5,7 @@
 use std::cmp::Reverse;
 use std::sync::atomic::Ordering;
 
+use crate::bind::Fallen;
 use crate::body::{Arena, State};
 use crate::bury::{BATCH, BITE, Dying, Victim, begin_burial};
 use crate::format::GRANULE;
@@ -85,10 +86,12 @@ impl Arena {
             return false;
         }
         let (mut room, mut count) = (0, 0);
-        let (evicted, buried) = self.evict_each(&mut state, |state| {
+        let (evicted, buried) = self.evict_each(&mut state, |state, fallen| {
             let few = BITE.min(BATCH - count);
             let (victims, more) = self.least_used(state, few, |more, taken| {
-                bytes + room + more >= bytes_wanted && slots + count as u64 + taken >= slots_wanted
+                let room = bytes + room + fallen.bytes + more;
+                let slots = slots + count as u64 + fallen.blocks + taken;
+                room >= bytes_wanted && slots >= slots_wanted
             })?;
             (room, count) = (room + more, count + victims.len());
             Some(victims)
@@ -96,26 +99,39 @@ impl Arena {
         evicted > 0 && buried
     }
 
-    /// Unpublishes what `choose` answers, a few blocks at a time, until that is none, and then
-    /// buries and frees them: how many nobody had pinned or used, and false when the medium could
-    /// not be made to forget any of them. Others have the lock in between; those who need room
+    /// Unpublishes what `choose` answers, a few blocks at a time, and what is in a group with
+    /// them, until that is none, and then buries and frees them: how many nobody had pinned or
+    /// used, and false when the medium could not be made to forget any of them. `choose` is told
+    /// what has left that it did not choose. Others have the lock in between; those who need room
     /// meanwhile wait for this.
     fn evict_each(
         &self,
         state: &mut Guard<'_, State>,
-        mut choose: impl FnMut(&mut State) -> Option<Vec<Victim>>,
+        mut choose: impl FnMut(&mut State, Fallen) -> Option<Vec<Victim>>,
     ) -> (usize, bool) {
         begin_burial(state);
-        let (mut dying, mut count) = (Dying::default(), 0);
-        while let Some(victims) = choose(state) {
-            for victim in victims {
-                count += usize::from(self.evict(state, victim, &mut dying));
+        let (mut dying, mut fallen) = (Dying::default(), Fallen::default());
+        let (mut count, mut died, mut buried) = (0, 0, 0);
+        loop {
+            if !self.evict_fallen(state, &mut dying, &mut fallen) {
+                let Some(victims) = choose(state, fallen) else {
+                    break;
+                };
+                for victim in victims {
+                    count += usize::from(self.evict(state, victim, &mut dying));
+                }
+            }
+            if fallen.blocks > 0 && dying.len() >= BATCH {
+                // A group may be of any size.
+                died += dying.len();
+                buried += self.bury(state, std::mem::take(&mut dying));
             }
             state.give_way();
         }
-        let buried = dying.is_empty() || self.bury(state, dying) > 0;
+        died += dying.len();
+        buried += self.bury(state, dying);
         self.end_burial(state);
-        (count, buried)
+        (count + fallen.blocks as usize, died == 0 || buried > 0)
     }
 
     /// Whether the next blocks will find little room where others had to go before.
@@ -189,15 +205,15 @@ impl Arena {
         let promised = (need.next_multiple_of(GRANULE), 1);
         state.promise(promised);
         let (mut room, mut count) = (0, 0);
-        let (_, buried) = self.evict_each(state, |state| {
-            let taken = count as u64;
-            let enough = |more, few| enough(room + more, taken + few);
+        let (gone, buried) = self.evict_each(state, |state, fallen| {
+            let taken = count as u64 + fallen.blocks;
+            let enough = |more, few| enough(room + fallen.bytes + more, taken + few);
             let (victims, more) = self.least_used(state, BITE, enough)?;
             (room, count) = (room + more, count + victims.len());
             Some(victims)
         });
         state.keep_promise(promised);
-        count > 0 && buried
+        count + gone > 0 && buried
     }
 
     fn slots_ahead(&self) -> u64 {
@@ -231,7 +247,7 @@ impl Arena {
         let Some(victims) = chosen else { return false };
         state.digs += 1;
         let mut some = victims.chunks(BITE);
-        let (_, buried) = self.evict_each(state, |_| {
+        let (_, buried) = self.evict_each(state, |_, _| {
             // What has been pinned meanwhile stays, and what is gone is gone.
             let stays = |(slot, sequence): &&(u32, u64)| {
                 let entry = self.index.check(*slot, *sequence);
@@ -248,7 +264,11 @@ impl Arena {
         let mut taken: Vec<Taken> = Vec::new();
         self.index.walk(|slot, entry| {
             let stays = entry.stage != Stage::Live || entry.pins > 0;
-            let stamp = if stays { u64::MAX } else { entry.stamp };
+            let stamp = if stays {
+                u64::MAX
+            } else {
+                self.index.stamp_of(slot, &entry)
+            };
             let of = |(begin, len)| Taken {
                 begin,
                 end: begin + len,
@@ -338,7 +358,7 @@ impl Arena {
     /// Unpublishes, buries and frees those of these blocks that nobody has pinned; how many.
     pub(crate) fn evict_blocks(&self, state: &mut Guard<'_, State>, victims: &[Victim]) -> usize {
         let mut some = victims.chunks(BITE);
-        self.evict_each(state, |_| some.next().map(<[Victim]>::to_vec))
+        self.evict_each(state, |_, _| some.next().map(<[Victim]>::to_vec))
             .0
     }
 }
@@ -351,6 +371,8 @@ mod tests {
     use kvdepot_media::checksum::Checksum;
 
     use super::*;
+    use crate::group::{Class, Group};
+    use crate::index::Uses;
     use crate::key::{Key, NamespaceId};
     use crate::place::Wanted;
     use crate::reserved::Reserved;
@@ -379,6 +401,20 @@ mod tests {
     fn store(arena: &Arc<Arena>, wanted: Wanted) {
         let token = reserve(arena, wanted).hand_out().token;
         assert_eq!(arena.commit(&[(token, Checksum([0; 16]))], false), [true]);
+    }
+
+    impl Arena {
+        /// Evicts the block that is the next to go, and what leaves with it; false where none can.
+        pub(crate) fn evict_one(&self) -> bool {
+            let mut taken = false;
+            let mut state = self.state.lock();
+            self.evict_each(&mut state, |state, _| {
+                let (victims, _) = (!taken).then(|| self.least_used(state, 1, |_, _| false))??;
+                taken = !victims.is_empty();
+                Some(victims)
+            });
+            taken
+        }
     }
 
     fn arena() -> Arc<Arena> {
@@ -419,6 +455,40 @@ mod tests {
         assert!(arena.reserve(NAMESPACE, &[need]).is_none(), "it fits");
         assert!(has_room_for(&arena, &need));
         assert!(arena.stats().evicted_blocks > 0);
+    }
+
+    #[test]
+    fn a_hole_is_made_by_class_and_takes_whole_groups() {
+        let arena = arena();
+        fill(&arena, 16);
+        remove(&arena, (1000..1512).step_by(2));
+        let uses = Uses::default();
+        let odd = |from: u64, to: u64| (from..to).step_by(2).map(|key| wanted(key, 1).key);
+        for key in odd(1001, 1512) {
+            arena.touch(NAMESPACE, [(&key, uses.call(1).of(0))].into_iter());
+        }
+        let group = |class, keys: Vec<Key>| {
+            let group = Arc::new(Group::new(NAMESPACE, class));
+            group.add(&keys);
+            arena.join(&group, &keys);
+        };
+        group(Class::Last, odd(1003, 1201).collect());
+        group(
+            Class::First,
+            odd(1401, 1433).chain(odd(1001, 1002)).collect(),
+        );
+        assert!(has_room_for(&arena, &wanted(5000, 256)));
+        let mut left = vec![false; 256];
+        let all: Vec<Key> = odd(1001, 1512).collect();
+        arena.contains(NAMESPACE, &all, &mut left);
+        let gone: Vec<u64> = (1001..1512)
+            .step_by(2)
+            .zip(left)
+            .filter(|(_, left)| !left)
+            .map(|(key, _)| key)
+            .collect();
+        let expected: Vec<u64> = [1001].into_iter().chain((1401..1433).step_by(2)).collect();
+        assert_eq!(gone, expected, "also the one that is not in the way");
     }
 
     #[test]

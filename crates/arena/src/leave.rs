@@ -174,7 +174,7 @@ impl Arena {
         let mut live: Vec<(u64, u32, u64)> = Vec::new();
         self.index.walk(|slot, entry| {
             if entry.stage == Stage::Live {
-                live.push((entry.stamp, slot, entry.sequence));
+                live.push((self.index.stamp_of(slot, &entry), slot, entry.sequence));
             }
         });
         live.sort_unstable();

@@ -5,6 +5,7 @@
 
 #![forbid(unsafe_code)]
 
+mod bind;
 mod body;
 mod bury;
 pub mod clock;
@@ -12,6 +13,7 @@ mod error;
 mod evict;
 pub mod format;
 pub mod gate;
+mod group;
 mod grow;
 mod head;
 pub mod held;
@@ -50,6 +52,7 @@ pub mod verdict;
 
 pub use body::Arena;
 pub use error::Error;
+pub use group::{Class, Group};
 pub use head::{dead_superblocks, read_directory, read_owner, read_superblock};
 pub use index::{Stamps, Uses};
 pub use inode::Inode;

@@ -187,7 +187,8 @@ impl Arena {
         state.reserved.remove(entry.namespace, &entry.key, slot);
         state.live_bytes += entry.len;
         state.roll.came(entry.namespace, entry.len);
-        state.order.entered(&self.index, slot, entry.stamp);
+        let stamp = self.join_published(state, slot, &entry);
+        state.order.entered(&self.index, slot, stamp);
         self.counters.stored_blocks.fetch_add(1, Ordering::Relaxed);
         self.counters
             .stored_bytes

@@ -2,6 +2,7 @@
 //! is gone.
 
 use crate::body::Arena;
+use crate::group::ordinary;
 use crate::index::Stage;
 use crate::key::{Key, NamespaceId};
 use crate::place::{Place, Token};
@@ -56,7 +57,7 @@ impl Arena {
     /// by its key since then.
     pub fn since(&self, token: Token) -> (u64, bool) {
         let entry = self.named(token);
-        entry.map_or((0, false), |entry| (entry.stamp, entry.removed))
+        entry.map_or((0, false), |entry| (ordinary(entry.stamp), entry.removed))
     }
 
     /// How many of the first keys are published, without a gap.

@@ -7,6 +7,7 @@ use std::sync::atomic::AtomicU64;
 pub(crate) struct Counters {
     pub(crate) evicted_blocks: AtomicU64,
     pub(crate) evicted_bytes: AtomicU64,
+    pub(crate) evicted_groups: AtomicU64,
     pub(crate) corrupt_blocks: AtomicU64,
     pub(crate) lost_bytes: AtomicU64,
     pub(crate) full: AtomicU64,
@@ -56,6 +57,12 @@ pub struct TierStats {
     /// How often it was left alone for a while, because it did not answer.
     #[serde(default)]
     pub left_alone: u64,
+    /// Published blocks that are in groups.
+    #[serde(default)]
+    pub grouped_blocks: u64,
+    /// Groups that were evicted since it was opened.
+    #[serde(default)]
+    pub evicted_groups: u64,
 }
 
 impl TierStats {
@@ -74,6 +81,7 @@ impl TierStats {
             tier: self.tier,
             evicted_blocks: self.evicted_blocks,
             evicted_bytes: self.evicted_bytes,
+            evicted_groups: self.evicted_groups,
             corrupt_blocks: self.corrupt_blocks,
             lost_bytes: self.lost_bytes,
             full: self.full,
@@ -104,6 +112,8 @@ impl TierStats {
             stored_bytes: self.stored_bytes + other.stored_bytes,
             unanswered: self.unanswered + other.unanswered,
             left_alone: self.left_alone + other.left_alone,
+            grouped_blocks: self.grouped_blocks + other.grouped_blocks,
+            evicted_groups: self.evicted_groups + other.evicted_groups,
         }
     }
 }

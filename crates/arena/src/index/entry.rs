@@ -6,10 +6,10 @@ use kvdepot_media::checksum::Checksum;
 
 use crate::format::GRANULE;
 use crate::format::record::Packed;
+use crate::group::ORDINARY;
 use crate::key::Key;
 
 /// Counts uses, for all tiers of a depot, so that a block keeps its rank from tier to tier.
-#[derive(Default)]
 pub struct Uses(AtomicU64);
 
 /// The stamps of one call's keys, which are in prefix order: a prompt's tail is always older than
@@ -18,6 +18,12 @@ pub struct Uses(AtomicU64);
 pub struct Stamps {
     first: u64,
     keys: u64,
+}
+
+impl Default for Uses {
+    fn default() -> Uses {
+        Uses(AtomicU64::new(ORDINARY))
+    }
 }
 
 impl Uses {
@@ -92,7 +98,9 @@ pub(crate) struct Entry {
     pub(crate) copy: bool,
     /// Whether somebody has asked for its removal; a copy being written is not published then.
     pub(crate) removed: bool,
-    /// When it was used last.
+    /// Whether it is in a group.
+    pub(crate) bound: bool,
+    /// When it was used last, under its class.
     pub(crate) stamp: u64,
 }
 
@@ -110,6 +118,7 @@ impl Entry {
         stage: Stage::Free,
         copy: false,
         removed: false,
+        bound: false,
         stamp: 0,
     };
 
@@ -166,8 +175,11 @@ const SLACK_BITS: u32 = GRANULE.ilog2();
 const PARTS_SHIFT: u32 = SLACK_SHIFT + SLACK_BITS;
 /// Among the pins: whoever ends the last of them reports the block.
 const ASIDE: u32 = 1 << 31;
+/// Among the pins: the block is in a group.
+const BOUND: u32 = 1 << 30;
+const PINS: u32 = !(ASIDE | BOUND);
 /// Most pins of a block: whoever never ends any reaches no other bit.
-const PINS_MAX: u32 = 1 << 30;
+const PINS_MAX: u32 = 1 << 29;
 
 impl Kept {
     pub(super) const fn free() -> Kept {
@@ -211,6 +223,7 @@ impl Kept {
             stage: self.stage(),
             copy: room.shape & COPY > 0,
             removed: room.shape & REMOVED > 0,
+            bound: self.is_bound(),
             stamp,
         }
     }
@@ -240,13 +253,24 @@ impl Kept {
     }
 
     pub(super) fn pins(&self) -> u32 {
-        self.pins.load(Ordering::Relaxed) & !ASIDE
+        self.pins.load(Ordering::Relaxed) & PINS
+    }
+
+    pub(super) fn is_bound(&self) -> bool {
+        self.pins.load(Ordering::Relaxed) & BOUND > 0
+    }
+
+    pub(super) fn bind(&self, bound: bool) {
+        match bound {
+            true => self.pins.fetch_or(BOUND, Ordering::Relaxed),
+            false => self.pins.fetch_and(!BOUND, Ordering::Relaxed),
+        };
     }
 
     /// Whether this pin is the first; `None` where there are too many, and this is none.
     pub(super) fn pin(&self) -> Option<bool> {
         // Those who come at the same moment are far fewer than there is room above.
-        let before = self.pins.fetch_add(1, Ordering::Relaxed) & !ASIDE;
+        let before = self.pins.fetch_add(1, Ordering::Relaxed) & PINS;
         if before >= PINS_MAX {
             self.pins.fetch_sub(1, Ordering::Relaxed);
             return None;
@@ -256,12 +280,12 @@ impl Kept {
 
     /// Whether that pin was the last, and has to be reported; `None` where there was none.
     pub(super) fn unpin(&self) -> Option<(bool, bool)> {
-        let fewer = |pins: u32| (pins & !ASIDE > 0).then(|| pins - 1);
+        let fewer = |pins: u32| (pins & PINS > 0).then(|| pins - 1);
         let before = self
             .pins
             .fetch_update(Ordering::AcqRel, Ordering::Relaxed, fewer)
             .ok()?;
-        let last = before & !ASIDE == 1;
+        let last = before & PINS == 1;
         let aside = last && before & ASIDE > 0;
         if aside {
             self.pins.fetch_and(!ASIDE, Ordering::Relaxed);

@@ -6,6 +6,7 @@
 //! uses do not exclude each other.
 
 mod arrivals;
+mod bound;
 mod entry;
 mod hash;
 mod map;
@@ -19,6 +20,7 @@ mod view;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 pub(crate) use arrivals::Arrivals;
+use bound::Bound;
 pub(crate) use entry::{Entry, Stage};
 pub use entry::{Stamps, Uses};
 use hash::Secret;
@@ -55,6 +57,7 @@ pub(crate) struct Index {
     evictable_bytes: AtomicU64,
     /// Slots that were set aside by the order of use, and are not pinned any more.
     returned: held::Mutex<Vec<u32>>,
+    bound: Bound,
 }
 
 /// A published block, as far as the order of use asks.
@@ -77,6 +80,7 @@ impl Index {
             pinned: AtomicU64::new(0),
             evictable_bytes: AtomicU64::new(0),
             returned: held::Mutex::default(),
+            bound: Bound::new(),
         }
     }
 
@@ -187,6 +191,7 @@ impl Index {
             *shard.write() = Shard::new(0);
         }
         *self.names.write() = Namespaces::default();
+        self.bound.let_go();
         for count in [&self.live, &self.pinned, &self.evictable_bytes] {
             count.store(0, Ordering::Relaxed);
         }
@@ -281,7 +286,8 @@ impl Index {
         let gone = self.change(slot, |shard, local| {
             let entry = shard.entry(local);
             let is_used = |since: Option<u64>| {
-                entry.pins > 0 || since.is_some_and(|since| entry.stamp != since)
+                let used = |since| self.rank_of(shard, local, slot) != since;
+                entry.pins > 0 || since.is_some_and(used)
             };
             if entry.stage != Stage::Live || unused.is_some_and(is_used) {
                 return None;
@@ -334,9 +340,17 @@ impl Index {
     pub(crate) fn touch(&self, slot: u32, sequence: u64, stamp: u64) {
         self.read(slot, |shard, local| {
             if shard.holds(local, sequence) {
-                shard.touch(local, stamp);
+                self.note_use(shard, local, slot, stamp);
             }
         });
+    }
+
+    #[inline]
+    fn note_use(&self, shard: &Shard, local: u32, slot: u32, stamp: u64) {
+        match shard.is_bound(local) {
+            false => shard.touch(local, stamp),
+            true => self.use_groups(shard, local, slot, stamp),
+        }
     }
 
     /// False where that would be too many pins.
@@ -394,7 +408,7 @@ impl Index {
     fn standing(&self, slot: u32) -> Option<Standing> {
         let standing = self.read(slot, |shard, local| {
             (shard.stage(local) == Stage::Live).then(|| Standing {
-                stamp: shard.stamp(local),
+                stamp: self.rank_of(shard, local, slot),
                 pinned: shard.pins(local) > 0,
             })
         });

@@ -127,10 +127,34 @@ impl Shard {
         self.kept(local).set_aside()
     }
 
+    #[inline]
+    pub(super) fn is_bound(&self, local: u32) -> bool {
+        self.kept(local).is_bound()
+    }
+
+    pub(super) fn bind(&self, local: u32, bound: bool) {
+        self.kept(local).bind(bound);
+    }
+
     pub(super) fn stamp(&self, local: u32) -> u64 {
         self.stamp_of(local).load(Ordering::Relaxed)
     }
 
+    /// Gives a block another stamp, and answers that.
+    pub(super) fn set_rank(&self, local: u32, rank: impl Fn(u64) -> u64) -> u64 {
+        let stamp = self.stamp_of(local);
+        let mut known = stamp.load(Ordering::Relaxed);
+        loop {
+            let new = rank(known);
+            let set = stamp.compare_exchange_weak(known, new, Ordering::Relaxed, Ordering::Relaxed);
+            match set {
+                Ok(_) => return new,
+                Err(other) => known = other,
+            }
+        }
+    }
+
+    /// Notes a use of a block that is in no group.
     pub(crate) fn touch(&self, local: u32, stamp: u64) {
         self.stamp_of(local).fetch_max(stamp, Ordering::Relaxed);
     }

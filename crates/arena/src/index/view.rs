@@ -28,7 +28,8 @@ impl Found<'_> {
 
     /// Notes a use.
     pub(crate) fn touch(&self, stamp: u64) {
-        self.shard.touch(self.local, stamp);
+        self.index
+            .note_use(self.shard, self.local, self.slot, stamp);
     }
 
     /// False where that would be too many pins.
