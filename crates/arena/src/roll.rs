@@ -9,6 +9,15 @@ use crate::key::Identity;
 /// Blocks and payload bytes of a namespace.
 pub(crate) type Share = (u64, u64);
 
+/// What a namespace has, by its number.
+pub(crate) fn share_of(shares: &mut Vec<Share>, namespace: u32) -> &mut Share {
+    let index = namespace as usize;
+    if shares.len() <= index {
+        shares.resize(index + 1, (0, 0));
+    }
+    &mut shares[index]
+}
+
 /// Blocks that were unpublished, in that order, with their bytes.
 #[derive(Debug, Default)]
 pub struct Departed {
@@ -81,11 +90,7 @@ impl Roll {
     }
 
     pub(crate) fn came(&mut self, namespace: u32, bytes: u64) {
-        let index = namespace as usize;
-        if self.shares.len() <= index {
-            self.shares.resize(index + 1, (0, 0));
-        }
-        let share = &mut self.shares[index];
+        let share = share_of(&mut self.shares, namespace);
         *share = (share.0 + 1, share.1 + bytes);
     }
 

@@ -27,10 +27,11 @@ impl<'a> Arrivals<'a> {
     }
 
     /// Enters a block, as [`Index::enter`] and [`Index::publish`] would.
-    pub(crate) fn add(&mut self, entry: &Entry) {
+    #[inline]
+    pub(crate) fn add(&mut self, entry: Entry) {
         let hash = self.index.secret.hash(entry.namespace, &entry.key);
         let shard = self.index.shard_of(hash);
-        self.waiting[shard].push((hash, *entry));
+        self.waiting[shard].push((hash, entry));
         if self.waiting[shard].len() == TOGETHER {
             self.enter(shard);
         }

@@ -325,8 +325,11 @@ pub(crate) fn format(
     field: &impl Fn(&str) -> String,
 ) -> Result<Superblock, Error> {
     let layout = layout_for(medium, config, field)?;
-    if !blank {
-        wipe(medium, layout)?;
+    match blank {
+        // The end of a hole: a file system of memory looks for it page by page, at each opening,
+        // and need not go on to what is not written yet.
+        true => medium.write_at(layout.data - GRANULE, &[0; GRANULE as usize])?,
+        false => wipe(medium, layout)?,
     }
     let superblock = Superblock {
         uuid: random_uuid(),

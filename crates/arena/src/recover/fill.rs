@@ -12,6 +12,7 @@ use crate::format::record::{self, Record, Slot, State as RecordState};
 use crate::index::{Arrivals, Entry, Index, Stage};
 use crate::key::{Identity, NamespaceId};
 use crate::medium::Medium;
+use crate::roll::{Share, share_of};
 
 /// Records read at a time: what a second-level cache holds beside the index.
 const CHUNK: u32 = 1024;
@@ -27,10 +28,10 @@ const RECORDS_EACH: u32 = if cfg!(test) { 32 } else { 1 << 15 };
 const THREADS: usize = 8;
 
 /// What a slot of the table holds that is not empty.
-pub(crate) enum Held {
-    Record(Record),
+pub(crate) enum Held<'a> {
+    Record(&'a Record),
     /// A live record whose extents the medium does not have (any more): it was truncated.
-    Lost(Record),
+    Lost(&'a Record),
     Damaged,
 }
 
@@ -54,9 +55,10 @@ pub(crate) fn read_table(
     layout: Layout,
     uuid: &[u8; 16],
     slots: Range<u32>,
-    mut each: impl FnMut(u32, Held),
+    mut each: impl FnMut(u32, Held<'_>),
 ) -> Result<u64, Error> {
     let mut highest = 0;
+    let end = layout.capacity.min(medium.len());
     let bytes_of = |slots: &Range<u32>| slots.len() as u64 * record::LEN as u64;
     if let Err(error) = medium.expect(layout.record(slots.start), bytes_of(&slots)) {
         // Page by page below: what cannot be read costs the blocks that were recorded there.
@@ -85,11 +87,11 @@ pub(crate) fn read_table(
                 each(slot, Held::Damaged);
                 continue;
             }
-            match Record::decode(bytes, record::seed(uuid, slot)) {
+            match &Record::decode(bytes, record::seed(uuid, slot)) {
                 Slot::Empty => {}
-                Slot::Used(record) if is_inside(&record, layout.data, layout.capacity) => {
+                Slot::Used(record) if is_inside(record, layout.data, layout.capacity) => {
                     highest = highest.max(record.sequence);
-                    if is_inside(&record, layout.data, medium.len()) {
+                    if end == layout.capacity || is_inside(record, layout.data, end) {
                         each(slot, Held::Record(record));
                     } else if record.state == RecordState::Live {
                         each(slot, Held::Lost(record));
@@ -125,6 +127,8 @@ pub(crate) struct Part {
     /// Live blocks that another one of their identity outranks.
     pub(crate) beaten: Vec<Entry>,
     pub(crate) lost: u64,
+    /// Live blocks and their bytes, by the numbers of namespaces.
+    pub(crate) shares: Vec<Share>,
     pub(crate) highest: u64,
     /// Behind the last slot that is not empty.
     pub(crate) used: u32,
@@ -150,7 +154,7 @@ impl Part {
                     Held::Lost(_) => return part.lost += 1,
                     Held::Damaged => return part.damaged.push(slot),
                 };
-                part.places.extend(places(slot, &record));
+                part.places.extend(places(slot, record));
                 if record.state == RecordState::Dead {
                     return part.dead.push(slot);
                 }
@@ -160,7 +164,9 @@ impl Part {
                     _ => index.intern(id, |_| true),
                 };
                 last = Some((id, number));
-                arrivals.add(&entry(slot, &record, number));
+                let share = share_of(&mut part.shares, number);
+                *share = (share.0 + 1, share.1 + record.len);
+                arrivals.add(entry(slot, record, number));
             })?;
             part.highest = part.highest.max(highest);
         }
@@ -174,6 +180,10 @@ impl Part {
         self.dead.append(&mut other.dead);
         self.damaged.append(&mut other.damaged);
         self.beaten.append(&mut other.beaten);
+        for (number, (blocks, bytes)) in (0..).zip(other.shares) {
+            let share = share_of(&mut self.shares, number);
+            *share = (share.0 + blocks, share.1 + bytes);
+        }
         Part {
             lost: self.lost + other.lost,
             highest: self.highest.max(other.highest),

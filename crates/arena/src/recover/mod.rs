@@ -20,7 +20,7 @@ use crate::format::record::{self, Record, Slot, State as RecordState};
 use crate::index::{Entry, Index, Records};
 use crate::key::Identity;
 use crate::medium::Medium;
-use crate::roll::Share;
+use crate::roll::{Share, share_of};
 use crate::size;
 use fill::{Held, fill, read_table, written};
 use ranks::{Place, overlaps, range, rank};
@@ -72,8 +72,8 @@ pub fn survey(medium: &dyn Medium, layout: Layout, uuid: &[u8; 16]) -> Result<Su
     let mut survey = Survey::default();
     for some in written(medium, layout)? {
         read_table(medium, layout, uuid, some, |slot, held| match held {
-            Held::Record(record) => survey.records.push((slot, record)),
-            Held::Lost(record) => survey.lost.push((slot, record)),
+            Held::Record(record) => survey.records.push((slot, *record)),
+            Held::Lost(record) => survey.lost.push((slot, *record)),
             Held::Damaged => survey.damaged.push(slot),
         })?;
     }
@@ -90,7 +90,8 @@ pub(crate) fn recover(
     let mut part = fill(medium, layout, uuid, &mut index)?;
     let mut places = std::mem::take(&mut part.places);
     // The dead outrank too.
-    for slot in std::mem::take(&mut part.dead) {
+    let dead = std::mem::take(&mut part.dead);
+    for &slot in &dead {
         if let Some((slot, record)) = read_slot(medium, layout, uuid, slot) {
             let rank = rank(slot, &record);
             part.outrank(&index, &record.identity, |entry| entry.rank() < rank);
@@ -108,15 +109,14 @@ pub(crate) fn recover(
         }
     });
     let mut is_taken = vec![false; part.used as usize];
-    let mut shares: Vec<Share> = Vec::new();
-    index.walk(|_, entry| {
-        is_taken[entry.record as usize] = true;
-        let number = entry.namespace as usize;
-        if shares.len() <= number {
-            shares.resize(number + 1, (0, 0));
-        }
-        shares[number] = (shares[number].0 + 1, shares[number].1 + entry.len);
-    });
+    let mut take = |slot: u32, taken: bool| is_taken[slot as usize] = taken;
+    places.iter().for_each(|(_, slot)| take(*slot, true));
+    dead.iter().for_each(|slot| take(*slot, false));
+    for entry in &part.beaten {
+        take(entry.record, false);
+        let share = share_of(&mut part.shares, entry.namespace);
+        *share = (share.0 - 1, share.1 - entry.len);
+    }
     let kept = places.into_iter();
     let pool = pool(
         layout,
@@ -137,7 +137,7 @@ pub(crate) fn recover(
     Ok(Recovered {
         pool,
         records,
-        shares,
+        shares: part.shares,
         outranked,
         damaged: part.damaged,
         highest: part.highest,
