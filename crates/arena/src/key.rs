@@ -91,7 +91,23 @@ impl fmt::Display for Key {
 }
 
 /// The 16-byte digest of what makes a namespace: part of every stored identity.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(
+    Clone,
+    Copy,
+    PartialEq,
+    Eq,
+    Hash,
+    PartialOrd,
+    Ord,
+    Serialize,
+    Deserialize,
+    FromBytes,
+    IntoBytes,
+    Immutable,
+    KnownLayout,
+    Unaligned,
+)]
+#[repr(transparent)]
 pub struct NamespaceId(pub [u8; 16]);
 
 impl fmt::Debug for NamespaceId {

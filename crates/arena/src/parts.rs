@@ -8,6 +8,8 @@ use std::sync::Arc;
 
 use kvdepot_media::checksum::{self, Checksum, PartId};
 use kvdepot_media::{Buffer, Mapping, PART_LEN_MAX};
+use zerocopy::little_endian::U64;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned, transmute_ref};
 
 use crate::error::Error;
 use crate::format::GRANULE;
@@ -17,7 +19,7 @@ use crate::medium::Medium;
 use crate::place::Place;
 
 /// Bytes of a table entry.
-pub const ENTRY: u64 = 32;
+pub const ENTRY: u64 = size_of::<Row>() as u64;
 /// Parts begin at multiples of it: pages, which devices and direct I/O ask for.
 const ALIGN: u64 = GRANULE;
 
@@ -132,27 +134,36 @@ pub fn check(parts: &[u64]) -> Result<(), Error> {
     Ok(())
 }
 
+/// A table entry.
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub(crate) struct Row {
+    pub(crate) offset: U64,
+    pub(crate) len: U64,
+    pub(crate) checksum: [u8; 16],
+}
+
 /// The table's bytes.
 pub fn encode(parts: &[Part]) -> Vec<u8> {
-    let mut table = Vec::with_capacity(parts.len() * ENTRY as usize);
-    for part in parts {
-        table.extend_from_slice(&part.offset.to_le_bytes());
-        table.extend_from_slice(&part.len.to_le_bytes());
-        table.extend_from_slice(&part.checksum.0);
-    }
-    table
+    let row = |part: &Part| Row {
+        offset: part.offset.into(),
+        len: part.len.into(),
+        checksum: part.checksum.0,
+    };
+    let rows: Vec<Row> = parts.iter().map(row).collect();
+    rows.as_bytes().to_vec()
 }
 
 /// The parts that a table names.
 pub fn decode(table: &[u8]) -> Vec<Part> {
-    let (entries, _) = table.as_chunks::<{ ENTRY as usize }>();
-    let word = |entry: &[u8; 32], at: usize| {
-        u64::from_le_bytes(entry[at..at + 8].try_into().unwrap_or_default())
-    };
-    let part = |entry: &[u8; 32]| Part {
-        offset: word(entry, 0),
-        len: word(entry, 8),
-        checksum: Checksum(entry[16..].try_into().unwrap_or_default()),
+    let (entries, _) = table.as_chunks::<{ size_of::<Row>() }>();
+    let part = |entry: &[u8; size_of::<Row>()]| {
+        let row: &Row = transmute_ref!(entry);
+        Part {
+            offset: row.offset.get(),
+            len: row.len.get(),
+            checksum: Checksum(row.checksum),
+        }
     };
     entries.iter().map(part).collect()
 }
@@ -289,5 +300,13 @@ mod tests {
         let parts = blank(&[100, 100]);
         assert_eq!(parts[1].offset, 4096);
         assert_eq!(decode(&encode(&parts)), parts);
+    }
+
+    #[test]
+    fn it_is_what_the_page_says() {
+        crate::format::assert_documented!(
+            "### Several parts",
+            Row { offset, len, checksum } unused {  }
+        );
     }
 }

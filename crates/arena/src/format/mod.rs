@@ -1,5 +1,6 @@
-//! The on-media format, encode and decode only: no I/O, and no panic on any bytes.
-//! `docs/format.md` specifies it byte by byte.
+//! The on-media format: what stands there, declared once, and read where it lies. No I/O, and no
+//! panic on any bytes. `docs/format.md` specifies it byte by byte; a test compares its tables with
+//! what is declared here.
 
 pub mod directory;
 pub mod layout;
@@ -7,46 +8,101 @@ pub mod owner;
 pub mod record;
 pub mod superblock;
 
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+use zerocopy::little_endian::U64;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
 /// Unit of extents: every extent begins at a multiple of it and is as long as a multiple of it.
 pub const GRANULE: u64 = 4096;
 
-fn get<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
-    // The callers pass fixed-size pages and constant offsets inside them; a short slice would
-    // read as zeros, which no checksum accepts.
-    bytes
-        .get(at..at + N)
-        .and_then(|slice| slice.try_into().ok())
-        .unwrap_or([0; N])
+/// Bytes with their XXH3-64 behind them.
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct Sealed<T> {
+    body: T,
+    checksum: U64,
 }
 
-fn get_u32(bytes: &[u8], at: usize) -> u32 {
-    u32::from_le_bytes(get(bytes, at))
-}
+impl<T: IntoBytes + Immutable> Sealed<T> {
+    fn new(body: T, seed: u64) -> Sealed<T> {
+        let checksum = xxh3_64_with_seed(body.as_bytes(), seed).into();
+        Sealed { body, checksum }
+    }
 
-fn get_u64(bytes: &[u8], at: usize) -> u64 {
-    u64::from_le_bytes(get(bytes, at))
-}
-
-fn put(bytes: &mut [u8], at: usize, value: &[u8]) {
-    if let Some(slot) = bytes.get_mut(at..at + value.len()) {
-        slot.copy_from_slice(value);
+    /// The bytes, if they are what was sealed.
+    fn verified(&self, seed: u64) -> Option<&T> {
+        let checksum = xxh3_64_with_seed(self.body.as_bytes(), seed);
+        (self.checksum == checksum).then_some(&self.body)
     }
 }
 
 /// Text in a fixed field: as many whole characters as fit, the rest zeros.
-fn put_text(bytes: &mut [u8], at: usize, room: usize, text: &str) {
-    let mut end = text.len().min(room);
-    while !text.is_char_boundary(end) {
-        end -= 1;
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(transparent)]
+struct Text<const ROOM: usize>([u8; ROOM]);
+
+impl<const ROOM: usize> Text<ROOM> {
+    fn new(text: &str) -> Text<ROOM> {
+        let mut end = text.len().min(ROOM);
+        while !text.is_char_boundary(end) {
+            end -= 1;
+        }
+        let mut field = [0; ROOM];
+        field[..end].copy_from_slice(&text.as_bytes()[..end]);
+        Text(field)
     }
-    put(bytes, at, &text.as_bytes()[..end]);
 }
 
-fn get_text(bytes: &[u8], at: usize, room: usize) -> String {
-    let field = bytes.get(at..at + room).unwrap_or_default();
-    let end = field
-        .iter()
-        .position(|byte| *byte == 0)
-        .unwrap_or(field.len());
-    String::from_utf8_lossy(field.get(..end).unwrap_or_default()).into_owned()
+impl<const ROOM: usize> From<&Text<ROOM>> for String {
+    fn from(Text(field): &Text<ROOM>) -> String {
+        let text = field.split(|byte| *byte == 0).next().unwrap_or_default();
+        String::from_utf8_lossy(text).into_owned()
+    }
+}
+
+/// A check of a declaration against the table of `docs/format.md` that follows a heading.
+#[cfg(test)]
+macro_rules! assert_documented {
+    ($heading:literal, $body:ident { $($field:ident),* } unused { $($unused:ident),* }) => {{
+        // All of its fields, and no others.
+        let _all = |$body { $($field: _,)* $($unused: _,)* }: $body| ();
+        fn len<T>(_: impl Fn(&$body) -> &T) -> usize {
+            size_of::<T>()
+        }
+        let rows = [$((std::mem::offset_of!($body, $field), len(|body| &body.$field))),*];
+        crate::format::tests::assert_documented($heading, &rows, size_of::<$body>());
+    }};
+}
+#[cfg(test)]
+pub(crate) use assert_documented;
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// The offsets and sizes of a table's rows.
+    pub(crate) fn assert_documented(heading: &str, rows: &[(usize, usize)], len: usize) {
+        let page = include_str!("../../../../docs/format.md");
+        let (_, section) = page.split_once(&format!("\n{heading}\n")).unwrap();
+        let lines = section.lines().skip_while(|line| !line.starts_with('|'));
+        let table = lines.skip(2).take_while(|line| line.starts_with('|'));
+        let number = |cell: Option<&str>| cell.unwrap().trim().parse().unwrap();
+        let row = |line: &str| {
+            let mut cells = line.split('|').skip(1);
+            (number(cells.next()), number(cells.next()))
+        };
+        let mut written: Vec<(usize, usize)> = table.map(row).collect();
+        // The checksum, which seals what is before it.
+        written.pop_if(|last| *last == (len, size_of::<U64>()));
+        assert_eq!(written, rows, "{heading}");
+    }
+
+    #[test]
+    fn text_is_cut_at_a_whole_character() {
+        let text = |text| String::from(&Text::<4>::new(text));
+        assert_eq!(text("abc"), "abc");
+        assert_eq!(text("abcde"), "abcd");
+        assert_eq!(text("abc\u{e9}"), "abc");
+        assert_eq!(String::from(&Text([b'a', 0xFF, b'b', 0])), "a\u{FFFD}b");
+    }
 }

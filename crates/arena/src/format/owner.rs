@@ -1,13 +1,13 @@
 //! The owner page: who has the arena open. Informative; the lock decides.
 
-use xxhash_rust::xxh3::xxh3_64;
+use zerocopy::little_endian::{U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned, transmute, transmute_ref};
 
-use super::{get, get_text, get_u32, get_u64, put, put_text};
+use super::{Sealed, Text};
 
 /// Bytes of the owner page.
 pub const LEN: usize = 4096;
 const MAGIC: [u8; 8] = *b"KVOWNER\0";
-const CHECKSUM_AT: usize = LEN - 8;
 
 /// The process that opened the arena last.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,33 +22,60 @@ pub struct Owner {
     pub socket: String,
 }
 
+/// The owner page as it stands on the medium.
+type Page = Sealed<Body>;
+
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub(super) struct Body {
+    magic: [u8; 8],
+    pid: U32,
+    unused: [u8; 4],
+    start_time: U64,
+    host: Text<64>,
+    socket: Text<108>,
+    rest: [u8; 3892],
+}
+
 impl Owner {
     /// The page as it stands on the medium.
     #[must_use]
     pub fn encode(&self) -> [u8; LEN] {
-        let mut page = [0; LEN];
-        put(&mut page, 0, &MAGIC);
-        put(&mut page, 8, &self.pid.to_le_bytes());
-        put(&mut page, 16, &self.start_time.to_le_bytes());
-        put_text(&mut page, 24, 64, &self.host);
-        put_text(&mut page, 88, 108, &self.socket);
-        let checksum = xxh3_64(&page[..CHECKSUM_AT]);
-        put(&mut page, CHECKSUM_AT, &checksum.to_le_bytes());
-        page
+        let body = Body {
+            magic: MAGIC,
+            pid: self.pid.into(),
+            unused: [0; _],
+            start_time: self.start_time.into(),
+            host: Text::new(&self.host),
+            socket: Text::new(&self.socket),
+            rest: [0; _],
+        };
+        transmute!(Page::new(body, 0))
     }
 
     /// Reads a page; `None` when nobody has written one, or it does not verify.
     #[must_use]
     pub fn decode(page: &[u8; LEN]) -> Option<Owner> {
-        if get::<8>(page, 0) != MAGIC || get_u64(page, CHECKSUM_AT) != xxh3_64(&page[..CHECKSUM_AT])
-        {
-            return None;
-        }
+        let page: &Page = transmute_ref!(page);
+        let body = page.verified(0).filter(|body| body.magic == MAGIC)?;
         Some(Owner {
-            pid: get_u32(page, 8),
-            start_time: get_u64(page, 16),
-            host: get_text(page, 24, 64),
-            socket: get_text(page, 88, 108),
+            pid: body.pid.get(),
+            start_time: body.start_time.get(),
+            host: (&body.host).into(),
+            socket: (&body.socket).into(),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_is_what_the_page_says() {
+        crate::format::assert_documented!(
+            "## Owner page",
+            Body { magic, pid, start_time, host, socket } unused { unused, rest }
+        );
     }
 }

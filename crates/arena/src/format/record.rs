@@ -1,23 +1,25 @@
 //! The record: the 128 bytes that make extents a published block. Writing it whole, after the
 //! payload, is what commits.
 
-use kvdepot_media::checksum::Checksum;
-use xxhash_rust::xxh3::xxh3_64_with_seed;
+use std::mem::offset_of;
 
-use super::{GRANULE, get, get_u32, get_u64, put};
+use kvdepot_media::checksum::Checksum;
+use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned, transmute, transmute_ref};
+
+use super::{GRANULE, Sealed};
 use crate::key::{Identity, Key, NamespaceId};
 
 /// Bytes of a record.
-pub const LEN: usize = 128;
+pub const LEN: usize = size_of::<Row>();
 /// Extents a block may have.
 pub const EXTENTS_MAX: usize = 4;
 /// Parts a block may have: more ranks than any deployment splits a model over.
 pub const PARTS_MAX: u16 = 4096;
 /// Bits of a sequence that count within one generation.
 pub(crate) const COUNTER_BITS: u32 = 40;
-const CHECKSUM_AT: usize = LEN - 8;
 /// Where a record says when its block was put.
-pub(crate) const CREATED_AT: u64 = 4;
+pub(crate) const CREATED_AT: u64 = offset_of!(Body, created) as u64;
 /// Low bits of a packed extent: its offset in granules (4 EiB of arena).
 const OFFSET_BITS: u32 = 40;
 /// Longest extent: 24 bits of granules, 64 GiB.
@@ -132,35 +134,51 @@ pub enum Slot {
     Damaged,
 }
 
+/// A record as it stands in its slot.
+type Row = Sealed<Body>;
+
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub(super) struct Body {
+    state: u8,
+    extents_count: u8,
+    parts: U16,
+    created: U32,
+    sequence: U64,
+    namespace: NamespaceId,
+    key: Key,
+    extents: [U64; EXTENTS_MAX],
+    len: U64,
+    payload_checksum: [u8; 16],
+}
+
 /// The seed that ties a record to its arena and slot: a record copied elsewhere does not verify.
 #[must_use]
 pub fn seed(uuid: &[u8; 16], slot: u32) -> u64 {
-    get_u64(uuid, 0) ^ u64::from(slot)
+    let [first, _]: [U64; 2] = transmute!(*uuid);
+    first.get() ^ u64::from(slot)
 }
 
 impl Record {
     /// The record as it stands in its slot.
     #[must_use]
     pub fn encode(&self, seed: u64) -> [u8; LEN] {
-        let mut bytes = [0; LEN];
-        bytes[0] = match self.state {
-            State::Live => 1,
-            State::Dead => 2,
+        let body = Body {
+            state: match self.state {
+                State::Live => 1,
+                State::Dead => 2,
+            },
+            extents_count: self.extents.count() as u8,
+            parts: self.parts.into(),
+            created: self.created.into(),
+            sequence: self.sequence.into(),
+            namespace: self.identity.namespace,
+            key: self.identity.key,
+            extents: self.extents.0.map(U64::new),
+            len: self.len.into(),
+            payload_checksum: self.checksum.0,
         };
-        bytes[1] = self.extents.count() as u8;
-        put(&mut bytes, 2, &self.parts.to_le_bytes());
-        put(&mut bytes, 4, &self.created.to_le_bytes());
-        put(&mut bytes, 8, &self.sequence.to_le_bytes());
-        put(&mut bytes, 16, &self.identity.namespace.0);
-        put(&mut bytes, 32, &self.identity.key.0);
-        for (index, packed) in self.extents.0.iter().enumerate() {
-            put(&mut bytes, 64 + 8 * index, &packed.to_le_bytes());
-        }
-        put(&mut bytes, 96, &self.len.to_le_bytes());
-        put(&mut bytes, 104, &self.checksum.0);
-        let checksum = xxh3_64_with_seed(&bytes[..CHECKSUM_AT], seed);
-        put(&mut bytes, CHECKSUM_AT, &checksum.to_le_bytes());
-        bytes
+        transmute!(Row::new(body, seed))
     }
 
     /// Reads a slot. Verifying is all it does: whether the extents lie inside the arena is for
@@ -170,38 +188,37 @@ impl Record {
         if bytes[0] == 0 && *bytes == [0; LEN] {
             return Slot::Empty;
         }
-        if get_u64(bytes, CHECKSUM_AT) != xxh3_64_with_seed(&bytes[..CHECKSUM_AT], seed) {
-            return Slot::Damaged;
-        }
-        let state = match bytes[0] {
-            1 => State::Live,
-            2 => State::Dead,
-            _ => return Slot::Damaged,
-        };
-        let extents = Packed(std::array::from_fn(|index| get_u64(bytes, 64 + 8 * index)));
+        let row: &Row = transmute_ref!(bytes);
+        let record = row.verified(seed).and_then(Body::record);
+        record.map_or(Slot::Damaged, Slot::Used)
+    }
+}
+
+impl Body {
+    fn record(&self) -> Option<Record> {
         let record = Record {
-            state,
-            parts: u16::from_le_bytes(get(bytes, 2)),
-            created: get_u32(bytes, 4),
-            sequence: get_u64(bytes, 8),
-            identity: Identity {
-                namespace: NamespaceId(get(bytes, 16)),
-                key: Key(get(bytes, 32)),
+            state: match self.state {
+                1 => State::Live,
+                2 => State::Dead,
+                _ => return None,
             },
-            extents,
-            len: get_u64(bytes, 96),
-            checksum: Checksum(get(bytes, 104)),
+            parts: self.parts.get(),
+            created: self.created.get(),
+            sequence: self.sequence.get(),
+            identity: Identity {
+                namespace: self.namespace,
+                key: self.key,
+            },
+            extents: Packed(self.extents.map(U64::get)),
+            len: self.len.get(),
+            checksum: Checksum(self.payload_checksum),
         };
-        let sound = usize::from(bytes[1]) == extents.count()
-            && extents.is_sound()
+        let sound = usize::from(self.extents_count) == record.extents.count()
+            && record.extents.is_sound()
             && (1..=PARTS_MAX).contains(&record.parts)
             && record.len > 0
-            && record.len <= extents.room();
-        if sound {
-            Slot::Used(record)
-        } else {
-            Slot::Damaged
-        }
+            && record.len <= record.extents.room();
+        sound.then_some(record)
     }
 }
 
@@ -256,5 +273,16 @@ mod tests {
         assert_eq!(Packed::new(&[(0, 0)]), None);
         assert_eq!(Packed::new(&[(0, 4096); 5]), None);
         assert_eq!(Packed::new(&[(0, 1 << 40)]), None);
+    }
+
+    #[test]
+    fn it_is_what_the_page_says() {
+        crate::format::assert_documented!(
+            "## Record",
+            Body {
+                state, extents_count, parts, created, sequence, namespace, key, extents, len,
+                payload_checksum
+            } unused {}
+        );
     }
 }

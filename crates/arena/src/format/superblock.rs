@@ -1,8 +1,10 @@
 //! The superblock: what an arena is. Two copies; the higher generation that verifies counts.
 
-use xxhash_rust::xxh3::xxh3_64;
+use zerocopy::little_endian::{U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned, transmute, transmute_ref};
 
-use super::{get, get_text, get_u32, get_u64, put, put_text};
+use super::layout::{self, Layout};
+use super::{Sealed, Text, record};
 
 /// Bytes of a superblock.
 pub const LEN: usize = 4096;
@@ -10,7 +12,6 @@ pub const LEN: usize = 4096;
 pub const MAGIC: [u8; 8] = *b"KVDEPOT\0";
 /// The version this release writes and reads.
 pub const VERSION: u32 = 1;
-const CHECKSUM_AT: usize = LEN - 8;
 
 /// The superblock's fields.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,25 +44,45 @@ pub enum Refusal {
     Damaged,
 }
 
+/// A superblock as it stands on the medium.
+type Page = Sealed<Body>;
+
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub(super) struct Body {
+    magic: [u8; 8],
+    version: U32,
+    record_len: U32,
+    uuid: [u8; 16],
+    capacity: U64,
+    table: U64,
+    records: U64,
+    data: U64,
+    generation: U64,
+    created: U64,
+    created_by: Text<32>,
+    unused: [u8; 3976],
+}
+
 impl Superblock {
     /// The page as it stands on the medium.
     #[must_use]
     pub fn encode(&self) -> [u8; LEN] {
-        let mut page = [0; LEN];
-        put(&mut page, 0, &MAGIC);
-        put(&mut page, 8, &VERSION.to_le_bytes());
-        put(&mut page, 12, &(super::record::LEN as u32).to_le_bytes());
-        put(&mut page, 16, &self.uuid);
-        put(&mut page, 32, &self.capacity.to_le_bytes());
-        put(&mut page, 40, &super::layout::TABLE.to_le_bytes());
-        put(&mut page, 48, &self.records.to_le_bytes());
-        put(&mut page, 56, &self.data.to_le_bytes());
-        put(&mut page, 64, &self.generation.to_le_bytes());
-        put(&mut page, 72, &self.created.to_le_bytes());
-        put_text(&mut page, 80, 32, &self.created_by);
-        let checksum = xxh3_64(&page[..CHECKSUM_AT]);
-        put(&mut page, CHECKSUM_AT, &checksum.to_le_bytes());
-        page
+        let body = Body {
+            magic: MAGIC,
+            version: VERSION.into(),
+            record_len: (record::LEN as u32).into(),
+            uuid: self.uuid,
+            capacity: self.capacity.into(),
+            table: layout::TABLE.into(),
+            records: self.records.into(),
+            data: self.data.into(),
+            generation: self.generation.into(),
+            created: self.created.into(),
+            created_by: Text::new(&self.created_by),
+            unused: [0; _],
+        };
+        transmute!(Page::new(body, 0))
     }
 
     /// Reads a page.
@@ -69,30 +90,28 @@ impl Superblock {
     /// # Errors
     /// What keeps it from being used.
     pub fn decode(page: &[u8; LEN]) -> Result<Superblock, Refusal> {
-        if get::<8>(page, 0) != MAGIC {
+        if !page.starts_with(&MAGIC) {
             return Err(Refusal::NotAnArena);
         }
-        if get_u64(page, CHECKSUM_AT) != xxh3_64(&page[..CHECKSUM_AT]) {
-            return Err(Refusal::Damaged);
-        }
-        let version = get_u32(page, 8);
-        if version != VERSION {
-            return Err(Refusal::Version(version));
+        let page: &Page = transmute_ref!(page);
+        let body = page.verified(0).ok_or(Refusal::Damaged)?;
+        if body.version != VERSION {
+            return Err(Refusal::Version(body.version.get()));
         }
         let superblock = Superblock {
-            uuid: get(page, 16),
-            capacity: get_u64(page, 32),
-            records: get_u64(page, 48),
-            data: get_u64(page, 56),
-            generation: get_u64(page, 64),
-            created: get_u64(page, 72),
-            created_by: get_text(page, 80, 32),
+            uuid: body.uuid,
+            capacity: body.capacity.get(),
+            records: body.records.get(),
+            data: body.data.get(),
+            generation: body.generation.get(),
+            created: body.created.get(),
+            created_by: (&body.created_by).into(),
         };
-        let layout = super::layout::Layout::new(superblock.capacity, superblock.records);
-        if layout.is_none_or(|layout| layout.data != superblock.data) {
-            return Err(Refusal::Damaged);
+        let layout = Layout::new(superblock.capacity, superblock.records);
+        match layout {
+            Some(layout) if layout.data == superblock.data => Ok(superblock),
+            _ => Err(Refusal::Damaged),
         }
-        Ok(superblock)
     }
 }
 
@@ -101,7 +120,7 @@ mod tests {
     use super::*;
 
     fn sample() -> Superblock {
-        let layout = super::super::layout::Layout::new(1 << 20, 16).unwrap();
+        let layout = Layout::new(1 << 20, 16).unwrap();
         Superblock {
             uuid: [7; 16],
             capacity: layout.capacity,
@@ -132,8 +151,19 @@ mod tests {
     fn a_newer_version_is_named() {
         let mut page = sample().encode();
         page[8] = 9;
-        let checksum = xxh3_64(&page[..CHECKSUM_AT]);
-        page[CHECKSUM_AT..].copy_from_slice(&checksum.to_le_bytes());
+        let forged: Page = transmute!(page);
+        let page = transmute!(Page::new(forged.body, 0));
         assert_eq!(Superblock::decode(&page), Err(Refusal::Version(9)));
+    }
+
+    #[test]
+    fn it_is_what_the_page_says() {
+        crate::format::assert_documented!(
+            "## Superblock",
+            Body {
+                magic, version, record_len, uuid, capacity, table, records, data, generation,
+                created, created_by
+            } unused { unused }
+        );
     }
 }
