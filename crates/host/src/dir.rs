@@ -1,13 +1,15 @@
 //! A directory that is known by its descriptor, so that it can be handed to another process: files
-//! are opened, made, published and removed in it by plain names, and nothing outside it is reached.
+//! are made, published and removed in it by plain names, opened by those and by names in folders of
+//! it, and nothing outside it is reached.
 //!
 //! What lies at a name may be anything that somebody else has put there: links are not followed,
 //! and what is no regular file is refused. A file that is open stays what it was, whatever happens
 //! to its name.
 
+use std::hash::{BuildHasher, RandomState};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, Stat};
 use rustix::io::{Errno, retry_on_intr};
@@ -17,8 +19,8 @@ use super::{Error, Result};
 /// Longest name, of every file system that is in use.
 const NAME_MAX: usize = 255;
 
-/// Attempts to find a name for a temporary file that nobody has: names are counted, so one is
-/// enough where nobody means ill.
+/// Attempts to find a name for a temporary file that nobody has: names are drawn, so one is enough
+/// where nobody means ill.
 const TEMPORARY_TRIES: usize = 16;
 
 /// How a file is opened.
@@ -77,14 +79,24 @@ impl Dir {
         }
     }
 
-    /// The regular file of this name; `None` where nothing has it.
+    /// Another descriptor of it, for another process.
     ///
     /// # Errors
     ///
-    /// [`Error::Input`] for what is no plain name, and where a link or another thing that is no
-    /// regular file lies; [`Error::Os`] when the system refuses.
+    /// [`Error::Os`] when there are too many.
+    pub fn twin(&self) -> Result<OwnedFd> {
+        rustix::io::fcntl_dupfd_cloexec(&self.fd, 0).map_err(Error::os("duplicate a descriptor"))
+    }
+
+    /// The regular file of this name, which may lie in folders of the directory (`ab/cd/name`);
+    /// `None` where nothing has it.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Input`] for what is not made of plain names, and where a link or another thing that
+    /// is no regular file, or no folder, lies; [`Error::Os`] when the system refuses.
     pub fn open_at(&self, name: &str, access: Access) -> Result<Option<OwnedFd>> {
-        check(name)?;
+        name.split('/').try_for_each(check)?;
         let access = match access {
             Access::Read => OFlags::RDONLY,
             Access::Write => OFlags::RDWR,
@@ -94,7 +106,9 @@ impl Dir {
         let fd = match self.resolve(name, flags) {
             Ok(fd) => fd,
             Err(Errno::NOENT) => return Ok(None),
-            Err(Errno::LOOP | Errno::XDEV | Errno::ISDIR | Errno::NXIO) => return Err(other(name)),
+            Err(Errno::LOOP | Errno::XDEV | Errno::ISDIR | Errno::NOTDIR | Errno::NXIO) => {
+                return Err(other(name));
+            }
             Err(errno) => return Err(Error::os("open a file in a directory")(errno)),
         };
         match FileType::from_raw_mode(stat_of(&fd)?.st_mode) {
@@ -103,8 +117,8 @@ impl Dir {
         }
     }
 
-    /// As the kernel resolves one name without leaving the directory, where it can be told so; a
-    /// plain name without links does not leave it either way.
+    /// As the kernel resolves a name without leaving the directory, where it can be told so; plain
+    /// names without links, one after the other, do not leave it either way.
     fn resolve(&self, name: &str, flags: OFlags) -> rustix::io::Result<OwnedFd> {
         /// Kernels before 5.6 and some filters of system calls have no `openat2`.
         static IS_OLD: AtomicBool = AtomicBool::new(false);
@@ -118,7 +132,20 @@ impl Dir {
                 other => return other,
             }
         }
-        retry_on_intr(|| rustix::fs::openat(&self.fd, name, flags, Mode::empty()))
+        self.walk(name, flags)
+    }
+
+    fn walk(&self, name: &str, flags: OFlags) -> rustix::io::Result<OwnedFd> {
+        let (folders, name) = name.rsplit_once('/').unwrap_or(("", name));
+        let folder = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let open = |at: &OwnedFd, name: &str, flags: OFlags| {
+            retry_on_intr(|| rustix::fs::openat(at, name, flags, Mode::empty()))
+        };
+        let mut at = None;
+        for name in folders.split('/').filter(|name| !name.is_empty()) {
+            at = Some(open(at.as_ref().unwrap_or(&self.fd), name, folder)?);
+        }
+        open(at.as_ref().unwrap_or(&self.fd), name, flags)
     }
 
     /// A new file without a name, mode 0600, which goes with its descriptor unless it is published.
@@ -247,11 +274,11 @@ impl Drop for Temporary<'_> {
     }
 }
 
-/// A name that no other process or call has chosen.
+/// A name that no other process or call has chosen: another container has the same numbers of
+/// processes, and a forked child the same seed.
 fn spare_name() -> String {
-    static NEXT: AtomicU64 = AtomicU64::new(0);
-    let number = NEXT.fetch_add(1, Ordering::Relaxed);
-    format!(".kvdepot-{}-{number}", std::process::id())
+    let pid = std::process::id();
+    format!(".kvdepot-{pid}-{:016x}", RandomState::new().hash_one(pid))
 }
 
 fn stat_of(fd: &OwnedFd) -> Result<Stat> {
@@ -379,6 +406,54 @@ mod tests {
         );
         assert!(Dir::adopt(File::open(inner.join("link")).unwrap().into()).is_err());
         assert!(Dir::adopt(File::open(&inner).unwrap().into()).is_ok());
+    }
+
+    #[test]
+    fn a_file_in_folders_is_opened_and_no_link_on_the_way_to_it_is_followed() {
+        let root = tempfile::tempdir().unwrap();
+        let inner = root.path().join("inner");
+        fs::create_dir_all(inner.join("ab/cd")).unwrap();
+        fs::write(inner.join("ab/cd/name"), "mine").unwrap();
+        fs::create_dir_all(root.path().join("outside/cd")).unwrap();
+        fs::write(root.path().join("outside/cd/name"), "secret").unwrap();
+        symlink("../outside", inner.join("ef")).unwrap();
+        symlink("ab", inner.join("gh")).unwrap();
+        let dir = Dir::open(&inner).unwrap();
+        let file = dir.open_at("ab/cd/name", Access::Read).unwrap();
+        assert_eq!(text(file.unwrap()), "mine");
+        assert!(dir.open_at("ab/xy/name", Access::Read).unwrap().is_none());
+        let refused = [
+            "ef/cd/name",
+            "gh/cd/name",
+            "ab/cd/name/x",
+            "ab//name",
+            "ab/../ab/cd/name",
+            "ab/cd/",
+        ];
+        for name in refused {
+            let opened = dir.open_at(name, Access::Read);
+            assert!(
+                matches!(opened, Err(Error::Input { .. })),
+                "{name}: {opened:?}"
+            );
+        }
+        // As on kernels without `openat2`.
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW;
+        assert_eq!(text(dir.walk("ab/cd/name", flags).unwrap()), "mine");
+        for name in ["ef/cd/name", "gh/cd/name"] {
+            assert!(dir.walk(name, flags).is_err(), "{name}");
+        }
+    }
+
+    #[test]
+    fn names_that_a_process_of_the_same_number_has_chosen_are_in_nobodys_way() {
+        let root = tempfile::tempdir().unwrap();
+        let dir = Dir::open(root.path()).unwrap();
+        for number in 0..10_000 {
+            let name = format!(".kvdepot-{}-{number}", std::process::id());
+            fs::write(root.path().join(name), "another container's").unwrap();
+        }
+        assert!(put(&dir, "a", "one", Before::Stays) && put(&dir, "a", "two", Before::Goes));
     }
 
     #[test]
