@@ -260,7 +260,18 @@ pub fn read(
             .ok()?;
         at += len as usize;
     }
-    let found = decode(&table);
+    of_table(identity, &table, begin, checksum)
+}
+
+/// The parts that a table names, which begins at `begin` of the payload; `None` when it does not
+/// verify.
+pub fn of_table(
+    identity: &Identity,
+    table: &[u8],
+    begin: u64,
+    checksum: Checksum,
+) -> Option<Vec<Part>> {
+    let found = decode(table);
     if record_checksum(identity, &found) != checksum {
         return None;
     }

@@ -52,7 +52,7 @@ pub use listing::{BlockPage, Cursor, Gone, NamespaceUsage, PAGE_MAX};
 pub use metrics::{Op, Stats};
 pub use namespace::NamespaceSpec;
 pub use pipeline::{
-    Caller, Core, Drained, GetOptions, Lanes, MovesDone, NoRoom, Pin, Reservation, plan,
+    Caller, Core, Drained, Errand, GetOptions, Lanes, MovesDone, NoRoom, Pin, Reservation, plan,
 };
 pub use task::{Mirror, Outcome, Task};
-pub use tier::{Ends, Kinds, Opener, Page, Pending, Reply, Tier, TierKind, ask};
+pub use tier::{BlockFile, Ends, FileAt, Kinds, Opener, Page, Pending, Reply, Tier, TierKind, ask};

@@ -108,7 +108,7 @@ impl Opened {
             };
             let none = Section::default();
             let section = config.sections.get(kind.name).unwrap_or(&none);
-            let tier = (kind.open)(section, self.next)?;
+            let tier = ((kind.open)(section, self.next)?, self.next);
             self.next += 1;
             // In a simulation time does not pass.
             if self.alarm.is_none() && !is_simulated() {

@@ -1,18 +1,22 @@
 //! Placements as bytes: what a scheduler hands to its workers.
 //!
 //! Little-endian: u32 version, u32 medium, u64 session, u64 seat, namespace 16, key 32, 4 × u64
-//! packed extents, u64 payload length, u32 parts, u32 zero, then 32 bytes a part (offset, length,
-//! checksum; the checksum is zero for a part about to be written).
+//! packed extents, u64 payload length, u32 parts, u32 length of a file's name, then 32 bytes a part
+//! (offset, length, checksum; the checksum is zero for a part about to be written). Where it lies
+//! in a file, there are no extents, and u64 inode, u64 offset and the name follow.
 
 use kvdepot_arena::format::record::{PARTS_MAX, Packed};
 use kvdepot_arena::parts::{self, Part};
 use kvdepot_arena::{Error, Identity, Key, NamespaceId, Place};
 use kvdepot_host::fds;
 
-/// Media of one depot, at most: what one message over a socket carries descriptors of.
-pub const MEDIA_MAX: usize = fds::DESCRIPTORS_MAX - 1;
+use crate::tier::{FileAt, TIERS_MAX};
 
-const VERSION: u32 = 2;
+/// Media of one depot that can be mapped, at most: one message over a socket carries descriptors of
+/// them, and of the directories of tiers.
+pub const MEDIA_MAX: usize = fds::DESCRIPTORS_MAX - 1 - TIERS_MAX;
+
+const VERSION: u32 = 3;
 const HEAD: usize = 120;
 
 /// Who holds a pin or a reservation.
@@ -38,9 +42,16 @@ pub struct Placement {
     pub(crate) len: u64,
     /// Its parts.
     pub parts: Vec<Part>,
+    /// The file that has it, where the medium is a directory.
+    pub file: Option<FileAt>,
 }
 
-pub(crate) fn encode(holder: Holder, place: &Place, found: &[Part]) -> Vec<u8> {
+pub(crate) fn encode(
+    holder: Holder,
+    place: &Place,
+    found: &[Part],
+    file: Option<&FileAt>,
+) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(HEAD + found.len() * parts::ENTRY as usize);
     bytes.extend_from_slice(&VERSION.to_le_bytes());
     bytes.extend_from_slice(&place.token.device.to_le_bytes());
@@ -53,8 +64,14 @@ pub(crate) fn encode(holder: Holder, place: &Place, found: &[Part]) -> Vec<u8> {
     }
     bytes.extend_from_slice(&place.len.to_le_bytes());
     bytes.extend_from_slice(&(found.len() as u32).to_le_bytes());
-    bytes.extend_from_slice(&0u32.to_le_bytes());
+    let name = file.map_or("", |file| file.name.as_str());
+    bytes.extend_from_slice(&(name.len() as u32).to_le_bytes());
     bytes.extend_from_slice(&parts::encode(found));
+    if let Some(file) = file {
+        bytes.extend_from_slice(&file.inode.to_le_bytes());
+        bytes.extend_from_slice(&file.offset.to_le_bytes());
+        bytes.extend_from_slice(name.as_bytes());
+    }
     bytes
 }
 
@@ -78,15 +95,23 @@ pub fn decode(bytes: &[u8]) -> Result<Placement, Error> {
     if u32_at(0) != VERSION {
         return Err(wrong(&format!("version {}", u32_at(0))));
     }
-    let count = u32_at(112) as usize;
-    if count == 0 || count > usize::from(PARTS_MAX) || table.len() != count * parts::ENTRY as usize
-    {
+    let (count, named) = (u32_at(112) as usize, u32_at(116) as usize);
+    let table = (1..=usize::from(PARTS_MAX))
+        .contains(&count)
+        .then_some(table);
+    let split = table.and_then(|rest| rest.split_at_checked(count * parts::ENTRY as usize));
+    let Some((table, file)) = split else {
         return Err(wrong(&format!("{count} parts in {} bytes", bytes.len())));
-    }
+    };
+    let file = file_of(file, named).map_err(wrong)?;
     let parts = parts::decode(table);
     let len = u64_at(104);
     let extents = Packed(std::array::from_fn(|index| u64_at(72 + 8 * index)));
-    let sound = len <= extents.room()
+    let fits = match &file {
+        Some(file) => extents.room() == 0 && file.offset.checked_add(len).is_some(),
+        None => len <= extents.room(),
+    };
+    let sound = fits
         && parts.iter().all(|part| {
             part.offset
                 .checked_add(part.len)
@@ -108,7 +133,29 @@ pub fn decode(bytes: &[u8]) -> Result<Placement, Error> {
         extents,
         len,
         parts,
+        file,
     })
+}
+
+/// What stands behind the parts: nothing, or a file whose name has so many bytes.
+fn file_of(bytes: &[u8], named: usize) -> Result<Option<FileAt>, &'static str> {
+    if named == 0 && bytes.is_empty() {
+        return Ok(None);
+    }
+    let (Some((inode, rest)), true) = (bytes.split_first_chunk(), named > 0) else {
+        return Err("bytes behind the parts");
+    };
+    let Some((offset, name)) = rest.split_first_chunk() else {
+        return Err("too few bytes");
+    };
+    match str::from_utf8(name) {
+        Ok(name) if name.len() == named => Ok(Some(FileAt {
+            name: name.to_owned(),
+            inode: u64::from_le_bytes(*inode),
+            offset: u64::from_le_bytes(*offset),
+        })),
+        _ => Err("a name that is none"),
+    }
 }
 
 #[cfg(test)]
@@ -142,15 +189,27 @@ mod tests {
             session: 77,
             seat: 3,
         };
-        let bytes = encode(holder, &place, &found);
+        let bytes = encode(holder, &place, &found, None);
         let read = decode(&bytes).unwrap();
         assert_eq!((read.holder, read.medium, read.len), (holder, 1, 8192));
         assert_eq!(
-            (read.identity, read.extents, read.parts),
-            (identity, place.extents, found)
+            (read.identity, read.extents, &read.parts),
+            (identity, place.extents, &found)
         );
-        for len in 0..bytes.len() {
-            assert!(decode(&bytes[..len]).is_err());
+        let file = FileAt {
+            name: "ab/cd".into(),
+            inode: 7,
+            offset: 4096,
+        };
+        let extents = Packed::default();
+        let in_file = Place { extents, ..place };
+        let named = encode(holder, &in_file, &read.parts, Some(&file));
+        assert_eq!(decode(&named).unwrap().file, Some(file));
+        for bytes in [&bytes, &named] {
+            for len in 0..bytes.len() {
+                assert!(decode(&bytes[..len]).is_err());
+            }
+            assert!(decode(&[&bytes[..], &[0]].concat()).is_err());
         }
     }
 }

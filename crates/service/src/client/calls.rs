@@ -410,7 +410,7 @@ mod tests {
     use kvdepot_arena::patience::interruptible;
 
     use super::*;
-    use crate::frame::rows::Keys;
+    use crate::frame::rows::{Files, Keys};
     use crate::frame::verbs::{AddDevice, GrowDevice, Pin, Prefix, Reserve};
 
     const LIMIT: Duration = Duration::from_secs(20);
@@ -547,6 +547,7 @@ mod tests {
                 let grant = Grant {
                     tiers: Rows::from(&[][..]),
                     places: Rows::from(&[][..]),
+                    files: Files::default(),
                 };
                 let answer = match verb {
                     Verb::Pin => Out::answer::<Pin<'_>>(7, &grant),

@@ -1,6 +1,8 @@
 //! A client's connections to one owner: calls that wait for their answer, and the tasks whose
-//! blocks the owner tells the lanes here to move. A link that breaks is not mended; the client
-//! makes another.
+//! blocks the owner tells the lanes here to move (`moves`). A link that breaks is not mended; the
+//! client makes another.
+
+mod moves;
 
 use std::collections::HashMap;
 use std::net::Shutdown;
@@ -13,16 +15,13 @@ use std::time::{Duration, Instant};
 
 use kvdepot_arena::gate::Pass;
 use kvdepot_arena::patience::{self, Limit, SLICE, Wait, Why};
-use kvdepot_arena::verdict::{Bytes, Moved, Verdicts};
-use kvdepot_arena::{Error, Identity, Key, NamespaceId, Place, clock, parts};
-use kvdepot_media::{Buffer, Done};
-use kvdepot_store::{BlockBuffers, GetOptions, Op, Outcome, Task, plan};
+use kvdepot_arena::{Error, Key, NamespaceId, clock};
+use kvdepot_store::{BlockBuffers, GetOptions, Op, Outcome, Task};
 use parking_lot::Mutex;
 
 use crate::client::calls::{Line, Paced, Said, Telling};
 use crate::client::stores::Stores;
 use crate::frame::hello::{Former, Role};
-use crate::frame::rows::MoveRow;
 use crate::frame::verbs::{self as say, Asks, Verb};
 use crate::frame::{Frame, Out};
 use crate::line::credit::{Allowance, Credit};
@@ -30,6 +29,7 @@ use crate::line::incoming::Incoming;
 use crate::line::outbox::Outbox;
 use crate::mover::Mover;
 use crate::mover::attach::{PATIENCE, shake_hands};
+use moves::Opener;
 
 /// How often the connection of the tasks is looked at while nothing comes.
 const TICK: Duration = Duration::from_millis(250);
@@ -50,6 +50,8 @@ pub(crate) struct Link {
     next: AtomicU64,
     /// What the owner lets this process have under way.
     allowance: Allowance,
+    /// Opens files for moves.
+    opener: Opener,
     /// Nothing new is begun: the owner closes, or is gone.
     ending: AtomicBool,
 }
@@ -114,6 +116,7 @@ impl Link {
             outbox: Outbox::default(),
             next: AtomicU64::new(1),
             allowance,
+            opener: Opener::default(),
             ending: AtomicBool::new(false),
         });
         let reader = Arc::clone(&link);
@@ -346,19 +349,10 @@ impl Link {
     fn handle(self: &Arc<Link>, frame: &Frame) -> Result<(), Error> {
         match frame.verb {
             Verb::Move => {
-                let say::Move { task, blocks } = frame.read()?;
-                let call = self.tasks.lock().under_way.get(&task).cloned();
+                let asked: say::Move<'_> = frame.read()?;
+                let call = self.tasks.lock().under_way.get(&asked.task).cloned();
                 let Some(call) = call else { return Ok(()) };
-                let block = |row: &MoveRow| {
-                    let index = row.index.get() as usize;
-                    let Some(key) = call.keys.get(index).copied() else {
-                        return Err(Error::input("index", index, "that of a key of the call"));
-                    };
-                    let namespace = call.namespace;
-                    Ok((index, row.place.of(Identity { namespace, key })?))
-                };
-                let blocks = blocks.iter().map(block).collect::<Result<Vec<_>, _>>()?;
-                self.start_move(frame.number, task, call, blocks);
+                self.start_move(frame.number, call, &asked)?;
             }
             Verb::Step => {
                 let say::Step { released, settled } = frame.read()?;
@@ -390,96 +384,6 @@ impl Link {
         if call.task.is_done() {
             self.tasks.lock().under_way.remove(&number);
         }
-    }
-
-    /// Moves blocks as the owner asks, and reports.
-    fn start_move(
-        self: &Arc<Link>,
-        number: u64,
-        task: u64,
-        call: Arc<Call>,
-        blocks: Vec<(usize, Place)>,
-    ) {
-        {
-            // Whoever ends the link sees this, or is seen here.
-            let tasks = self.tasks.lock();
-            if tasks.over {
-                return;
-            }
-            *call.moving.lock() += 1;
-        }
-        let mut batch = self.mover.copier.batch();
-        if call.options.staged
-            && let Err(error) = batch.stage()
-        {
-            // Cannot be: the call has made the slab. A direct copy is right as well.
-            tracing::error!(%error, "a get could not be staged");
-        }
-        let bytes = match call.op {
-            Op::Put => Bytes::New,
-            Op::Get => Bytes::Verified,
-        };
-        let mut verdicts = Verdicts::new(bytes, blocks.len());
-        let mut ends = Vec::new();
-        for (tag, (index, place)) in blocks.iter().enumerate() {
-            match self.plan((&mut batch, &mut ends), &call, *index, place, tag as u32) {
-                Ok(Outcome::Done) => verdicts.planned(tag, place.parts.into()),
-                Ok(Outcome::Corrupt) => verdicts.corrupt(tag),
-                Ok(_) => {}
-                Err(error) => tracing::error!(%error, "a block could not be planned"),
-            }
-        }
-        let link = Arc::clone(self);
-        let done = move |done: &mut Done<'_>| {
-            verdicts.count(done);
-            let moved = verdicts.all();
-            // After the bytes, before the report: the owner's step leaves these alone.
-            if call.op == Op::Get {
-                let here = blocks.iter().zip(&moved);
-                let here = here.filter(|(_, moved)| matches!(moved, Moved::Done(_)));
-                call.task
-                    .settle(here.map(|((index, _), _)| (*index, Outcome::Done)));
-            }
-            let report = say::Moved {
-                moved: moved.iter().map(Into::into).collect(),
-            };
-            link.outbox
-                .send(&link.socket, Out::new(&report).number(number));
-            let last = {
-                let mut moving = call.moving.lock();
-                *moving -= 1;
-                *moving == 0
-            };
-            if call.task.is_done() {
-                link.tasks.lock().under_way.remove(&task);
-            } else if last && link.tasks.lock().over {
-                link.give_up(&call);
-            }
-        };
-        let _ticket = self.mover.copier.submit(batch, done);
-    }
-
-    fn plan(
-        &self,
-        (batch, ends): (&mut kvdepot_media::Batch, &mut Vec<Buffer>),
-        call: &Call,
-        index: usize,
-        place: &Place,
-        tag: u32,
-    ) -> Result<Outcome, Error> {
-        let Some(mapping) = self.mover.medium(place) else {
-            return Ok(Outcome::Miss);
-        };
-        if call.op == Op::Get {
-            return plan(batch, (&mapping, ends), place, &call.buffers, index, tag);
-        }
-        if place.len != call.buffers.bytes(index) {
-            return Ok(Outcome::Length);
-        }
-        parts::buffers(&mapping, &place.extents, (0, place.len), ends)?;
-        let id = parts::part_id(&place.identity, 0, 1);
-        batch.part(&id, call.buffers.pieces(index), ends, None, tag)?;
-        Ok(Outcome::Done)
     }
 
     /// Ends the link: no answer and no step comes any more. Lanes that are moving go on, and their

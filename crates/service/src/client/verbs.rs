@@ -6,11 +6,12 @@ use std::time::Duration;
 
 use kvdepot_arena::parts::Parts;
 use kvdepot_arena::{Error, Identity, Key, NamespaceId, Opening, Place, clock, parts};
+use kvdepot_host::dir::Access;
 use kvdepot_media::Checksum;
 use kvdepot_store::placement::Holder;
 use kvdepot_store::{
-    About, BlockBuffers, BlockPage, Cursor, DeviceStats, DrainTo, Drained, GetOptions, Gone,
-    Journal, NamespaceUsage, NoRoom, Op, Outcome, Pin, Reservation, Stats, Task, Verbs,
+    About, BlockBuffers, BlockPage, Cursor, DeviceStats, DrainTo, Drained, FileAt, GetOptions,
+    Gone, Journal, NamespaceUsage, NoRoom, Op, Outcome, Pin, Reservation, Stats, Task, Verbs,
 };
 use zerocopy::little_endian::U32;
 
@@ -21,6 +22,9 @@ use crate::frame::Out;
 use crate::frame::refusal::{broken, tier_name};
 use crate::frame::rows::{NameRow, Rows, marked};
 use crate::frame::verbs::{self as say, Grant};
+
+/// A block of a grant: its tier, its place, and its file if it has one.
+type Granted = (usize, Place, Option<FileAt>);
 
 /// How long closing waits for what the owner has to do for it.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(60);
@@ -352,9 +356,9 @@ impl Verbs for Client {
             // With `Stop` it may end early.
             let granted = places(&grant, namespace, &keys)?.into_iter();
             let reserved = granted.zip(blocks).map(|(granted, (_, lens))| {
-                let (tier, place) = granted?;
+                let (tier, place, file) = granted?;
                 let holder = link.mover.holder;
-                Some(Reservation::elsewhere(holder, tier, place, lens))
+                Some(Reservation::elsewhere(holder, tier, place, lens).in_file(file))
             });
             Ok(reserved.collect())
         };
@@ -426,14 +430,12 @@ impl Verbs for Client {
         let read = |grant: Grant<'_>, link: &Link| {
             check_count(grant.tiers.len(), keys.len())?;
             let mut unread = Vec::new();
-            let mut pin = |(tier, place): (usize, Place)| {
+            let mut pin = |(tier, place, file): Granted| {
                 // The owner has looked at the table; a medium that this process cannot read is a
                 // miss.
                 let parts = parts::single(&place).or_else(|| {
-                    let mapping = link.mover.medium(&place)?;
-                    let (extents, sum) = (&place.extents, place.checksum);
-                    let (len, parts) = (place.len, place.parts);
-                    let found = parts::read(&mapping, &place.identity, extents, len, parts, sum);
+                    let reached = link.mover.reach(&place, file.as_ref(), Access::Read)?;
+                    let found = reached.ends().parts(&place).ok()?;
                     found.map(Parts::from)
                 });
                 if parts.is_none() {
@@ -441,7 +443,7 @@ impl Verbs for Client {
                 }
                 let name = self.about.tiers.get(tier).map_or("", String::as_str);
                 let tier = (tier, tier_name(name));
-                parts.map(|parts| Pin::new(link.mover.holder, tier, place, parts))
+                parts.map(|parts| Pin::new(link.mover.holder, tier, place, parts).in_file(file))
             };
             let granted = places(&grant, namespace, keys)?.into_iter();
             let pins = granted.map(|granted| granted.and_then(&mut pin)).collect();
@@ -506,22 +508,23 @@ fn check_count(answers: usize, keys: usize) -> Result<(), Error> {
     }
 }
 
-/// Tier and place of each key, as far as the grant goes.
+/// Tier and place of each key, and its file if it has one, as far as the grant goes.
 fn places(
     grant: &Grant<'_>,
     namespace: NamespaceId,
     keys: &[Key],
-) -> Result<Vec<Option<(usize, Place)>>, Error> {
-    let mut rows = grant.places.iter();
+) -> Result<Vec<Option<Granted>>, Error> {
+    let mut rows = grant.places.iter().zip(grant.files.each());
     let place = |(mark, key): (&u8, &Key)| {
         let Some(tier) = marked(*mark) else {
             return Ok(None);
         };
         let key = *key;
-        let row = rows
+        let (row, file) = rows
             .next()
             .ok_or_else(|| broken("a tier without a place"))?;
-        Ok(Some((tier, row.of(Identity { namespace, key })?)))
+        let place = row.of(Identity { namespace, key }, file.as_ref())?;
+        Ok(Some((tier, place, file)))
     };
     grant.tiers.iter().zip(keys).map(place).collect()
 }

@@ -14,14 +14,13 @@ use std::os::unix::net::UnixStream;
 use kvdepot_arena::Error;
 use kvdepot_host::fds;
 use kvdepot_host::fork::{LentFd, LockFd};
-use kvdepot_store::placement::MEDIA_MAX;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::frame::refusal::broken;
 
 pub(crate) const MAGIC: [u8; 8] = *b"KVDATTCH";
-pub(crate) const VERSION: u32 = 6;
+pub(crate) const VERSION: u32 = 7;
 /// Bytes of a request.
 pub(crate) const REQUEST: usize = size_of::<Request>();
 /// Longest refusal.
@@ -94,6 +93,8 @@ pub(crate) struct Medium {
 pub(crate) enum Kind {
     /// Bytes that can be mapped.
     Mapped,
+    /// A directory, in whose files the blocks of a tier lie.
+    Directory,
 }
 
 /// What a process that attaches says.
@@ -135,7 +136,7 @@ struct Offer {
 }
 
 /// A [`Medium`]. `held` is 1 when nobody gives its room to other blocks while the asking process
-/// has it mapped; `kind` is 0 for what is mapped.
+/// has it mapped; `kind` is 0 for what is mapped, and 1 for a directory, which has no length.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 struct MediumRow {
@@ -162,6 +163,7 @@ impl TryFrom<&MediumRow> for Medium {
     fn try_from(row: &MediumRow) -> Result<Medium, Error> {
         let kind = match row.kind.get() {
             0 => Kind::Mapped,
+            1 => Kind::Directory,
             other => return Err(broken(format!("a medium of kind {other} is unknown"))),
         };
         Ok(Medium {
@@ -301,9 +303,10 @@ pub(crate) fn receive_welcome(socket: &UnixStream) -> Result<Welcome, Error> {
     }
     let offer: Offer = incoming.row()?;
     let count = offer.media.get() as usize;
-    if count > MEDIA_MAX {
+    if count >= fds::DESCRIPTORS_MAX {
         return Err(broken(format!(
-            "it offers {count} media, at most {MEDIA_MAX} are allowed"
+            "it offers {count} media, at most {} are allowed",
+            fds::DESCRIPTORS_MAX - 1
         )));
     }
     let known = (0..count).map(|_| Medium::try_from(&incoming.row::<MediumRow>()?));

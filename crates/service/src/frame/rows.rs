@@ -10,7 +10,7 @@ use kvdepot_arena::format::record::Packed;
 use kvdepot_arena::verdict::Moved;
 use kvdepot_arena::{Error, Identity, Key, NamespaceId, Place, Token};
 use kvdepot_media::Checksum;
-use kvdepot_store::Outcome;
+use kvdepot_store::{FileAt, Outcome};
 use serde::de::{Error as _, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use zerocopy::little_endian::{U16, U32, U64};
@@ -212,12 +212,16 @@ impl PlaceRow {
         self.token.into()
     }
 
-    /// The place of this identity.
-    pub(crate) fn of(&self, identity: Identity) -> Result<Place, Error> {
+    /// The place of this identity, in a file or in extents.
+    pub(crate) fn of(&self, identity: Identity, file: Option<&FileAt>) -> Result<Place, Error> {
         let extents = Packed(self.extents.map(U64::get));
         let (len, parts) = (self.len.get(), self.parts.get());
         // Lengths that do not fit would be copied beyond their extents.
-        if extents.room() < len || parts == 0 {
+        let fits = match file {
+            Some(file) => file.offset.checked_add(len).is_some(),
+            None => len <= extents.room(),
+        };
+        if !fits || parts == 0 {
             return Err(broken("a place whose lengths do not fit"));
         }
         Ok(Place {
@@ -228,6 +232,55 @@ impl PlaceRow {
             parts,
             checksum: Checksum(self.checksum),
             stamp: 0,
+        })
+    }
+}
+
+/// Those places of a frame that are files, by their position, rising.
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(bound(deserialize = "'de: 'a"))]
+pub(crate) struct Files<'a>(#[serde(borrow)] Vec<FileRow<'a>>);
+
+/// A file that has a place's payload, from `offset` on; its name has no links and leads nowhere
+/// else.
+#[derive(Debug, Serialize, Deserialize)]
+struct FileRow<'a> {
+    at: u32,
+    inode: u64,
+    offset: u64,
+    name: Cow<'a, str>,
+}
+
+impl Files<'_> {
+    /// Of those places that have one.
+    pub(crate) fn of(files: impl IntoIterator<Item = Option<FileAt>>) -> Files<'static> {
+        let each = files.into_iter().enumerate();
+        let row = |(at, file): (usize, Option<FileAt>)| {
+            let FileAt {
+                name,
+                inode,
+                offset,
+            } = file?;
+            Some(FileRow {
+                at: at as u32,
+                inode,
+                offset,
+                name: name.into(),
+            })
+        };
+        Files(each.filter_map(row).collect())
+    }
+
+    /// The file of each place, in turn.
+    pub(crate) fn each(&self) -> impl Iterator<Item = Option<FileAt>> {
+        let mut rows = self.0.iter().peekable();
+        (0..).map(move |at: u32| {
+            let row = rows.next_if(|row| row.at == at)?;
+            Some(FileAt {
+                name: row.name.clone().into_owned(),
+                inode: row.inode,
+                offset: row.offset,
+            })
         })
     }
 }

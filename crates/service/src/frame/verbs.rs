@@ -8,7 +8,8 @@ use zerocopy::little_endian::{U32, U64};
 
 use crate::frame::refusal::Refusal;
 use crate::frame::rows::{
-    BlockRow, GoneRow, Json, Keys, Marks, MoveRow, MovedRow, NameRow, PlaceRow, Rows, SettledRow,
+    BlockRow, Files, GoneRow, Json, Keys, Marks, MoveRow, MovedRow, NameRow, PlaceRow, Rows,
+    SettledRow,
 };
 
 /// What a frame carries.
@@ -157,8 +158,8 @@ frames! {
     /// Gives a device more room.
     40 GrowDevice<'a> { path: &'a str, capacity: u64 } => ();
 
-    /// Move these blocks of a task.
-    48 Move<'a> { task: u64, blocks: Rows<'a, MoveRow> };
+    /// Move these blocks of a task, some of which lie in files.
+    48 Move<'a> { task: u64, blocks: Rows<'a, MoveRow>, files: Files<'a> };
     /// A step of the task with this number: keys with their outcomes, and how many are released.
     49 Step<'a> { released: u32, settled: Rows<'a, SettledRow> };
     /// The task with this number was refused.
@@ -176,12 +177,14 @@ impl Verb {
     }
 }
 
-/// The tier of each key, and where those lie that have one.
+/// The tier of each key, and where those lie that have one, some of them in files.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(bound(deserialize = "'de: 'a"))]
 pub(crate) struct Grant<'a> {
     pub(crate) tiers: Marks<'a>,
     pub(crate) places: Rows<'a, PlaceRow>,
+    #[serde(borrow)]
+    pub(crate) files: Files<'a>,
 }
 
 /// A namespace of a listing.

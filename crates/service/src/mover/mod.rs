@@ -3,6 +3,7 @@
 
 pub(crate) mod attach;
 pub(crate) mod duty;
+mod files;
 mod held;
 pub(crate) mod job;
 
@@ -16,18 +17,21 @@ use std::time::Duration;
 
 use kvdepot_arena::format::record::Packed;
 use kvdepot_arena::gate::Gate;
+use kvdepot_arena::parts::{self, Part};
 use kvdepot_arena::verdict::{Bytes, Moved, Verdicts};
-use kvdepot_arena::{Error, Place, parts};
+use kvdepot_arena::{Error, Place};
+use kvdepot_host::dir;
 use kvdepot_host::fork::LockFd;
-use kvdepot_media::{Access, Copier, CopierConfig, Done, Mapping};
+use kvdepot_media::{Access, Buffer, Copier, CopierConfig, Done, Mapping};
 use kvdepot_store::config::default_lanes;
 use kvdepot_store::placement::{self, Holder, Placement};
-use kvdepot_store::{BlockBuffers, Journal, populate};
+use kvdepot_store::{BlockBuffers, BlockFile, Ends, FileAt, Journal, populate};
 use parking_lot::{Mutex, RwLock};
 
-use crate::frame::hello::{Medium, Role, Welcome};
+use crate::frame::hello::{Kind, Medium, Role, Welcome};
 use attach::{PATIENCE, shake_hands};
 use duty::{Duty, Shift};
+use files::Files;
 use held::Held;
 use job::{MoveJob, Report};
 
@@ -48,13 +52,28 @@ pub struct Mover {
     pub(crate) socket: UnixStream,
 }
 
-/// The owner's media as mapped here.
-#[derive(Default)]
+/// The owner's media as mapped here, and its directories.
 struct Media {
     /// By their numbers, near to far.
     mapped: RwLock<Vec<(u32, Arc<Mapping>)>>,
+    files: Files,
     /// The owner is gone, and they were let go with it.
     ended: AtomicBool,
+}
+
+/// What has a block's bytes.
+pub(crate) enum Reached {
+    Medium(Arc<Mapping>),
+    File(BlockFile),
+}
+
+impl Reached {
+    pub(crate) fn ends(&self) -> &dyn Ends {
+        match self {
+            Reached::Medium(mapping) => mapping,
+            Reached::File(file) => file,
+        }
+    }
 }
 
 /// Maps media, but those that are known by number and length.
@@ -104,10 +123,12 @@ impl Mover {
     ) -> Result<Mover, Error> {
         let held = Held::default();
         held.learn(&welcome.media);
-        let media = map(welcome.media, role, &[])?;
         let mut config = CopierConfig::default();
         let lanes = lanes.or(welcome.terms.lanes);
         config.lanes = lanes.unwrap_or_else(default_lanes);
+        let (files, mut media) = (Files::new(config.lanes), welcome.media);
+        files.learn(&mut media)?;
+        let media = map(media, role, &[])?;
         config.slice_size = welcome.terms.slice_size;
         Ok(Mover {
             holder: Holder {
@@ -117,6 +138,7 @@ impl Mover {
             duty: Duty::new(welcome.roster),
             media: Arc::new(Media {
                 mapped: RwLock::new(media),
+                files,
                 ended: AtomicBool::new(false),
             }),
             held,
@@ -151,6 +173,7 @@ impl Mover {
             }
             media.ended.store(true, Ordering::SeqCst);
             media.mapped.write().clear();
+            media.files.let_go();
         };
         let thread = std::thread::Builder::new().name("kvdepot-owner".into());
         thread.spawn(watch).map_err(io)?;
@@ -230,7 +253,8 @@ impl Mover {
             return Ok(Vec::new());
         };
         let session = self.holder.session;
-        if !self.held.has(placement.medium, &self.at, session) {
+        // No device reads a file by its address.
+        if placement.file.is_some() || !self.held.has(placement.medium, &self.at, session) {
             return Ok(Vec::new());
         }
         // The owner's own process needs no telling: all ends with it.
@@ -250,7 +274,7 @@ impl Mover {
 
     /// The owner's media as mapped here, near to far.
     #[must_use]
-    pub fn media(&self) -> Vec<kvdepot_media::Buffer> {
+    pub fn media(&self) -> Vec<Buffer> {
         let media = self.mappings();
         let buffers = media.iter().map(|medium| medium.buffer(0, medium.len()));
         buffers.filter_map(Result::ok).collect()
@@ -272,9 +296,23 @@ impl Mover {
             .position(|(known, _)| *known == number)
     }
 
-    /// The medium that a block lies in; `None` when the owner has it no more.
-    pub(crate) fn medium(&self, place: &Place) -> Option<Arc<Mapping>> {
-        self.mapping(place.token.device, &place.extents)
+    /// Where a block's bytes lie, to be read or to be written as `access` says of a file; `None`
+    /// when the owner has them no more.
+    pub(crate) fn reach(
+        &self,
+        place: &Place,
+        file: Option<&FileAt>,
+        access: dir::Access,
+    ) -> Option<Reached> {
+        let number = place.token.device;
+        match file {
+            Some(file) => self
+                .media
+                .files
+                .open(number, file, access)
+                .map(Reached::File),
+            None => self.mapping(number, &place.extents).map(Reached::Medium),
+        }
     }
 
     /// A medium by its number, with all of these extents in it: one that is not mapped here yet,
@@ -313,11 +351,15 @@ impl Mover {
             false => Role::Read,
         };
         // The connection is only for the descriptors.
-        let (_socket, welcome) = shake_hands(&self.at, role, PATIENCE)?;
+        let (_socket, mut welcome) = shake_hands(&self.at, role, PATIENCE)?;
         if welcome.terms.session != self.holder.session {
             return Ok(());
         }
         self.held.learn(&welcome.media);
+        // Its directories are those that it had.
+        welcome
+            .media
+            .retain(|(medium, _)| medium.kind == Kind::Mapped);
         let mut media = self.media.mapped.write();
         if self.has_ended() {
             return Ok(());
@@ -357,6 +399,31 @@ impl Mover {
         Ok(Some(placement))
     }
 
+    /// Where a part of a placement lies, told into `ends`; false when the owner has it no more.
+    fn buffers(
+        &self,
+        placement: &Placement,
+        part: &Part,
+        store: bool,
+        ends: &mut Vec<Buffer>,
+    ) -> Result<bool, Error> {
+        if let Some(at) = &placement.file {
+            let access = match store {
+                true => dir::Access::Write,
+                false => dir::Access::Read,
+            };
+            let file = self.media.files.open(placement.medium, at, access);
+            ends.clear();
+            ends.extend(file.map(|file| file.payload(part.offset, part.len)));
+            return Ok(!ends.is_empty());
+        }
+        let Some(mapping) = self.mapping(placement.medium, &placement.extents) else {
+            return Ok(false);
+        };
+        parts::buffers(&mapping, &placement.extents, (part.offset, part.len), ends)?;
+        Ok(true)
+    }
+
     fn submit(
         &self,
         placements: &[Vec<u8>],
@@ -393,12 +460,10 @@ impl Mover {
                 }
             }
             let wanted = placement.parts[part as usize];
-            let Some(mapping) = self.mapping(placement.medium, &placement.extents) else {
+            if !self.buffers(&placement, &wanted, store, &mut medium)? {
                 error = Some("a medium that its owner has no more".to_owned());
                 continue;
-            };
-            let range = (wanted.offset, wanted.len);
-            parts::buffers(&mapping, &placement.extents, range, &mut medium)?;
+            }
             let id = parts::part_id(&placement.identity, part, placement.parts.len() as u16);
             let expected = (!store).then_some(wanted.checksum);
             let tag = index as u32;

@@ -10,7 +10,7 @@ use kvdepot_store::{About, Cursor, NoRoom, PAGE_MAX, Reservation};
 use serde::Deserialize;
 use zerocopy::little_endian::U64;
 
-use crate::frame::rows::{BlockRow, GoneRow, Json, Name, NameRow, PlaceRow, mark, split};
+use crate::frame::rows::{BlockRow, Files, GoneRow, Json, Name, NameRow, PlaceRow, mark, split};
 use crate::frame::verbs::{self as say, Asks, Grant, Left, Page, Usage, Verb};
 use crate::frame::{Frame, HEARD, Out};
 use crate::line::incoming::Incoming;
@@ -178,10 +178,15 @@ impl Calls<'_> {
             .core
             .pin_places(call.namespace, keys, call.prefix)?;
         let marks = pins.iter().map(|pin| mark(pin.as_ref().map(|pin| pin.0)));
-        let places = pins.iter().flatten().map(|(_, place)| place.into());
+        let places = pins.iter().flatten();
+        let core = &self.session.core;
+        let files = places
+            .clone()
+            .map(|(tier, place)| core.file_at(*tier, place));
         let grant = Grant {
             tiers: marks.collect(),
-            places: places.collect(),
+            places: places.map(|(_, place)| place.into()).collect(),
+            files: Files::of(files),
         };
         *granted = Granted::Pins(pins);
         Ok(grant)
@@ -217,6 +222,7 @@ impl Calls<'_> {
         let grant = Grant {
             tiers: marks.collect(),
             places: places.collect(),
+            files: Files::default(),
         };
         *granted = Granted::Reservations(reserved.into_iter().flatten().collect());
         Ok(grant)

@@ -21,6 +21,8 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use kvdepot_arena::{Arena, Error, clock};
+use kvdepot_host::dir::Dir;
+use kvdepot_host::fork::LentFd;
 use kvdepot_host::peer::{Credentials, Process};
 use kvdepot_host::socket::{self, Bound};
 use kvdepot_host::{dirs, limits, peer};
@@ -414,11 +416,21 @@ impl Owner {
             };
             Ok((medium, descriptor))
         };
+        let directory = |(number, dir): &(u32, Arc<Dir>)| {
+            let medium = Medium {
+                number: *number,
+                kind: Kind::Directory,
+                len: 0,
+                held: true,
+            };
+            Ok((medium, LentFd::open(|| dir.twin())?))
+        };
         let media = match role {
             Role::Tasks(_) => Vec::new(),
             _ => {
-                let media = self.core.media();
+                let (media, directories) = (self.core.media(), self.core.directories());
                 let each = media.iter().map(descriptor);
+                let each = each.chain(directories.iter().map(directory));
                 each.collect::<Result<Vec<_>, Error>>()?
             }
         };

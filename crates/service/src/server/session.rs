@@ -10,14 +10,16 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use kvdepot_arena::verdict::Moved;
-use kvdepot_arena::{Error, Key, NamespaceId, Place, clock};
+use kvdepot_arena::{Error, Key, NamespaceId, clock};
 use kvdepot_media::PART_LEN_MAX;
 use kvdepot_store::placement::Holder;
-use kvdepot_store::{Caller, Core, GetOptions, Lanes, Mirror, MovesDone, Op, Outcome, Reservation};
+use kvdepot_store::{
+    Caller, Core, Errand, GetOptions, Lanes, Mirror, MovesDone, Op, Outcome, Reservation,
+};
 use parking_lot::{Condvar, Mutex};
 use zerocopy::little_endian::U64;
 
-use crate::frame::rows::MoveRow;
+use crate::frame::rows::{Files, MoveRow};
 use crate::frame::verbs::{self as say, Verb};
 use crate::frame::{Frame, Out};
 use crate::line::credit::Credit;
@@ -508,7 +510,7 @@ struct ClientLanes {
 }
 
 impl Lanes for ClientLanes {
-    fn move_blocks(&self, blocks: &[(usize, Place)], done: MovesDone) {
+    fn move_blocks(&self, blocks: &[Errand], done: MovesDone) {
         let session = &self.session;
         let number = session.next_move.fetch_add(1, Ordering::Relaxed);
         {
@@ -519,13 +521,14 @@ impl Lanes for ClientLanes {
             }
             moves.waiting.insert(number, (blocks.len(), done));
         }
-        let row = |(index, place): &(usize, Place)| MoveRow {
+        let row = |(index, place, _): &Errand| MoveRow {
             index: (*index as u32).into(),
             place: place.into(),
         };
         let call = say::Move {
             task: self.task,
             blocks: blocks.iter().map(row).collect(),
+            files: Files::of(blocks.iter().map(|(_, _, file)| file.clone())),
         };
         session.send(Out::new(&call).number(number));
     }

@@ -7,6 +7,7 @@ use kvdepot_arena::Place;
 use kvdepot_arena::verdict::Moved;
 
 use crate::buffers::BlockBuffers;
+use crate::tier::{Apart, FileAt};
 
 /// The memory of a call.
 #[expect(
@@ -29,11 +30,13 @@ pub enum Caller {
 
 /// Another process's lanes.
 pub trait Lanes: Send + Sync {
-    /// Asks them to move blocks, each with its index in the call. `done` is called
-    /// once, with a result for each block, when nobody there touches the places any more: not
-    /// before, whatever has become of the connection.
-    fn move_blocks(&self, blocks: &[(usize, Place)], done: MovesDone);
+    /// Asks them to move blocks. `done` is called once, with a result for each block, when nobody
+    /// there touches the places any more: not before, whatever has become of the connection.
+    fn move_blocks(&self, blocks: &[Errand], done: MovesDone);
 }
+
+/// A block that other lanes are to move: its index in the call, and where it lies.
+pub type Errand = (usize, Place, Option<FileAt>);
 
 /// What follows when all moves of a request have stopped.
 pub type MovesDone = Box<dyn FnOnce(&[Moved]) + Send>;
@@ -45,6 +48,11 @@ impl Caller {
             Caller::Here(_) => 0,
             Caller::There { seat, .. } => *seat,
         }
+    }
+
+    /// Whether its lanes reach what a tier apart has.
+    pub(crate) fn reaches(&self, apart: &Apart) -> bool {
+        matches!(self, Caller::Here(_)) || apart.directory().is_some()
     }
 
     /// Payload bytes of key `index`.

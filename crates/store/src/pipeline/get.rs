@@ -9,7 +9,7 @@ use kvdepot_arena::verdict::{Bytes, Moved, Verdicts};
 use kvdepot_arena::{Error, Identity, Key, NamespaceId, Place, Stamps, clock, parts};
 use kvdepot_media::Done;
 
-use super::caller::{Caller, Lanes};
+use super::caller::{Caller, Errand, Lanes};
 use super::{Core, STEP_MAX, steps};
 use crate::buffers::BlockBuffers;
 use crate::metrics::Op;
@@ -99,7 +99,7 @@ impl Get {
                 return;
             }
             if let Stage::Apart(apart) = &self.core.tiers[tier] {
-                if self.is_elsewhere() {
+                if !self.caller.reaches(apart) {
                     continue;
                 }
                 let get = Arc::clone(self);
@@ -113,11 +113,6 @@ impl Get {
             self.serve(tier, pinned);
         }
         self.miss(indices.into_iter().map(|index| (index, Outcome::Miss)));
-    }
-
-    /// Whether other lanes than this process's move the bytes, which reach arenas only.
-    fn is_elsewhere(&self) -> bool {
-        matches!(self.caller, Caller::There { .. })
     }
 
     /// Asks a tier that may answer late to pin these, and goes on with what it has and what not.
@@ -197,7 +192,7 @@ impl Get {
         while let Some(tier) = self.core.tiers.get(found.len()) {
             if let Stage::Apart(apart) = tier
                 && !rest.is_empty()
-                && !self.is_elsewhere()
+                && self.caller.reaches(apart)
             {
                 let keys: Vec<Key> = rest.iter().map(|index| self.keys[*index]).collect();
                 let later = match apart.pin(self.namespace, &keys) {
@@ -370,7 +365,11 @@ impl Get {
         let sent: Vec<usize> = (0..pinned.len())
             .filter(|position| outcomes[*position] == Outcome::Done)
             .collect();
-        let blocks: Vec<(usize, Place)> = sent.iter().map(|position| pinned[*position]).collect();
+        let blocks = sent.iter().map(|position| {
+            let (index, place) = pinned[*position];
+            (index, place, ends.file(&place))
+        });
+        let blocks: Vec<Errand> = blocks.collect();
         if blocks.is_empty() {
             return self.finish(tier, &pinned, &outcomes);
         }

@@ -186,6 +186,7 @@ impl Core {
                 tier,
                 tier_name: here.name(),
                 parts: open(here, &place)?,
+                file: self.file_at(tier, &place),
                 place,
                 holder,
             })

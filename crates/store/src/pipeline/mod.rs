@@ -35,13 +35,14 @@ use std::time::Duration;
 
 pub(crate) use admission::Learned;
 pub(crate) use background::Background;
-pub use caller::{Caller, Lanes, MovesDone};
+pub use caller::{Caller, Errand, Lanes, MovesDone};
 pub use drain::Drained;
 pub(crate) use edge::Edge;
 pub(crate) use evictor::{Bell, Evictor};
 pub use get::{GetOptions, plan};
 use kvdepot_arena::gate::Gate;
-use kvdepot_arena::{Arena, Uses};
+use kvdepot_arena::{Arena, Place, Uses};
+use kvdepot_host::dir::Dir;
 use kvdepot_media::Copier;
 pub(crate) use ledger::Ledger;
 pub(crate) use lookup::heard;
@@ -51,7 +52,7 @@ use crate::config::{Config, Overload};
 use crate::journal::Journal;
 use crate::metrics::{Metrics, Op};
 use crate::task::{Mirror, Task};
-use crate::tier::{Arenas, Stage};
+use crate::tier::{Apart, Arenas, FileAt, Stage};
 
 /// What all calls of a depot share.
 pub struct Core {
@@ -136,6 +137,19 @@ impl Core {
     /// its own.
     pub fn media(&self) -> Vec<Arc<Arena>> {
         self.arenas().flat_map(|(_, tier)| tier.arenas()).collect()
+    }
+
+    /// The directories of those tiers apart whose blocks other processes' lanes reach, with the
+    /// numbers by which placements name them.
+    pub fn directories(&self) -> Vec<(u32, Arc<Dir>)> {
+        let apart = self.tiers.iter().filter_map(Stage::apart);
+        apart.filter_map(Apart::directory).collect()
+    }
+
+    /// The file of a block that is pinned or reserved in a tier, where it lies in one.
+    pub fn file_at(&self, tier: usize, place: &Place) -> Option<FileAt> {
+        let apart = self.tiers.get(tier)?.apart()?;
+        apart.tier().ends().file(place)
     }
 
     /// The tiers of arenas, with their positions.

@@ -4,6 +4,7 @@ use kvdepot_arena::{Place, Token};
 
 use super::Core;
 use super::budget::Share;
+use super::caller::Caller;
 use super::ledger::{State, Waiter};
 use crate::config::Overload;
 
@@ -49,14 +50,13 @@ impl Core {
 
     /// The tier that a block of a put enters, with its share of the queue behind that; `None` where
     /// it is dropped. A tier can take it, and so can its queue: a full one delays, by sending what
-    /// comes to the next tier, at whose speed that goes. Lanes `elsewhere` reach arenas only.
-    pub(super) fn entrance(
-        &self,
-        seat: u64,
-        len: u64,
-        elsewhere: bool,
-    ) -> Option<(usize, Option<Share>)> {
-        let reaches = |tier: usize| !elsewhere || self.tiers[tier].here().is_some();
+    /// comes to the next tier, at whose speed that goes. It is one that the caller's lanes reach.
+    pub(super) fn entrance(&self, caller: &Caller, len: u64) -> Option<(usize, Option<Share>)> {
+        let seat = caller.seat();
+        let reaches = |tier: usize| {
+            let apart = self.tiers[tier].apart();
+            apart.is_none_or(|apart| caller.reaches(apart))
+        };
         for (tier, edge) in self.edges.iter().enumerate() {
             if self.bypasses(tier, len) || !reaches(tier) {
                 continue;

@@ -11,7 +11,7 @@ use kvdepot_arena::{
 use kvdepot_media::{Checksum, Done};
 
 use super::budget::Share;
-use super::caller::{Caller, Lanes};
+use super::caller::{Caller, Errand, Lanes};
 use super::ledger::{Joiner, Joins, Waiter};
 use super::{Core, steps};
 use crate::buffers::BlockBuffers;
@@ -170,8 +170,7 @@ impl Put {
         let core = &self.core;
         let refused = match &core.tiers[tier] {
             Stage::Here(arenas) => self.reserve(tier, arenas, wanted, routes),
-            Stage::Apart(_) if matches!(self.caller, Caller::There { .. }) => {
-                // Other processes' lanes reach arenas only.
+            Stage::Apart(apart) if !self.caller.reaches(apart) => {
                 wanted.into_iter().map(|(index, _)| index).collect()
             }
             Stage::Apart(apart) => {
@@ -290,8 +289,6 @@ impl Put {
     /// What goes to which tier, near to far; the rest is settled.
     fn admit(&self, indices: Vec<usize>, routes: &mut Routes) -> Vec<Vec<Admitted>> {
         let core = &self.core;
-        let seat = self.caller.seat();
-        let elsewhere = matches!(self.caller, Caller::There { .. });
         let mut wanted = Vec::with_capacity(core.tiers.len());
         wanted.resize_with(core.tiers.len(), Vec::new);
         for index in indices {
@@ -304,7 +301,7 @@ impl Put {
                     continue;
                 }
             }
-            match core.entrance(seat, self.caller.bytes(index), elsewhere) {
+            match core.entrance(&self.caller, self.caller.bytes(index)) {
                 Some((tier, share)) => wanted[tier].push((index, share)),
                 None => routes.settled.push((index, Outcome::Dropped)),
             }
@@ -453,11 +450,19 @@ impl Put {
 
     /// Has another process's lanes copy.
     fn copy_there(self: &Arc<Put>, lanes: &dyn Lanes, tier: usize, mut copies: Vec<Copy>) {
-        // Like those of the two-phase verbs: nobody knows when they end.
-        let handed = copies.iter_mut();
-        let handed = handed.map(|(index, reserved, _)| (*index, reserved.hand_out()));
-        let blocks: Vec<(usize, Place)> = handed.collect();
-        let held: Vec<_> = blocks.iter().map(|(_, at)| (tier, at.token)).collect();
+        let stage = &self.core.tiers[tier];
+        let ends = stage.ends();
+        let handed = copies.iter_mut().map(|(index, reserved, _)| {
+            // Like those of the two-phase verbs: nobody knows when they end. A file that is given
+            // up becomes nobody else's.
+            let place = match stage {
+                Stage::Here(_) => reserved.hand_out(),
+                Stage::Apart(_) => **reserved,
+            };
+            (*index, place, ends.file(&place))
+        });
+        let blocks: Vec<Errand> = handed.collect();
+        let held: Vec<_> = blocks.iter().map(|(_, at, _)| (tier, at.token)).collect();
         let names = held.iter().map(|name| (*name, None));
         self.core.ledger.lock().held.extend(names);
         let started = clock::now();

@@ -6,7 +6,7 @@
 
 use kvdepot_arena::parts::{self, Parts};
 use kvdepot_arena::{
-    Cause, Error, Full, Identity, Key, NamespaceId, Place, Refused, Token, Wanted,
+    Cause, Error, Full, Identity, Key, NamespaceId, Place, Refused, Token, Wanted, held,
 };
 use kvdepot_media::Checksum;
 
@@ -15,7 +15,7 @@ use super::budget::Share;
 use super::ledger::State;
 use crate::config::Overload;
 use crate::placement::{self, Holder};
-use crate::tier::{Ends, Stage};
+use crate::tier::{Apart, Ends, FileAt, Stage};
 
 /// A published block that stays where it is until it is unpinned.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,6 +27,8 @@ pub struct Pin {
     /// Where its bytes are.
     pub place: Place,
     pub(crate) parts: Parts,
+    /// The file that has them, where they lie in one.
+    pub(crate) file: Option<FileAt>,
     /// Whose it is.
     pub holder: Holder,
 }
@@ -41,6 +43,8 @@ pub struct Reservation {
     /// Where its bytes are.
     pub place: Place,
     pub(crate) parts: Parts,
+    /// The file that is to have them, where they go into one.
+    pub(crate) file: Option<FileAt>,
     /// Whose it is.
     pub holder: Holder,
 }
@@ -96,14 +100,20 @@ impl Pin {
             tier_name,
             place,
             parts,
+            file: None,
             holder,
         }
+    }
+
+    /// The pin of a block that lies in a file, if it does.
+    pub fn in_file(self, file: Option<FileAt>) -> Pin {
+        Pin { file, ..self }
     }
 
     /// Where the bytes are, for a mover: opaque, and valid while the pin is.
     #[must_use]
     pub fn placement(&self) -> Vec<u8> {
-        placement::encode(self.holder, &self.place, &self.parts)
+        placement::encode(self.holder, &self.place, &self.parts, self.file.as_ref())
     }
 
     /// The name of the tier that has the block.
@@ -135,14 +145,20 @@ impl Reservation {
             tier,
             place,
             parts: parts::blank(lens).into(),
+            file: None,
             holder,
         }
+    }
+
+    /// The reservation of a block that goes into a file, if it does.
+    pub fn in_file(self, file: Option<FileAt>) -> Reservation {
+        Reservation { file, ..self }
     }
 
     /// Where the bytes go, for a mover: opaque, and valid until commit or abort.
     #[must_use]
     pub fn placement(&self) -> Vec<u8> {
-        placement::encode(self.holder, &self.place, &self.parts)
+        placement::encode(self.holder, &self.place, &self.parts, self.file.as_ref())
     }
 
     /// The block's key.
@@ -233,6 +249,7 @@ impl Core {
                     tier: self.tier_by(way),
                     place,
                     parts: parts::blank(&blocks[index].1).into(),
+                    file: None,
                     holder,
                 }));
             }
@@ -453,9 +470,14 @@ impl Core {
             let mut places = Vec::with_capacity(keys.len());
             let each = |index: usize, place| places.push((index, place));
             let mut found: Vec<bool> = pins.iter().map(Option::is_some).collect();
-            // What others read by themselves lies in arenas.
-            let Some(arenas) = here.here() else {
-                continue;
+            let arenas = match here {
+                Stage::Here(arenas) => arenas,
+                Stage::Apart(apart) => {
+                    for (index, place) in pin_apart(apart, namespace, keys, &found) {
+                        pins[index] = make(tier, here, place);
+                    }
+                    continue;
+                }
             };
             arenas.pin(namespace, keys, &mut found, |index| stamps.of(index), each);
             let used = (0..keys.len()).filter(|index| pins[*index].is_some());
@@ -506,6 +528,31 @@ impl Core {
             .map(|pin| self.tiers[pin.tier].discard(&[pin.place]))
             .sum()
     }
+}
+
+/// Pins what a tier apart has of the keys that are not found yet, where others can read it by
+/// themselves. Waits for its answer.
+fn pin_apart(
+    apart: &Apart,
+    namespace: NamespaceId,
+    keys: &[Key],
+    found: &[bool],
+) -> Vec<(usize, Place)> {
+    let missing: Vec<usize> = (0..keys.len()).filter(|at| !found[*at]).collect();
+    if missing.is_empty() || apart.directory().is_none() || held::passes() {
+        return Vec::new();
+    }
+    let asked: Vec<Key> = missing.iter().map(|at| keys[*at]).collect();
+    let pinned = apart.pin(namespace, &asked).wait().unwrap_or_default();
+    let pinned = missing.into_iter().zip(pinned).filter_map(|(at, place)| {
+        // The checksum is seeded with who was asked for, whatever the tier says it is.
+        let identity = Identity {
+            namespace,
+            key: keys[at],
+        };
+        Some((at, Place { identity, ..place? }))
+    });
+    pinned.collect()
 }
 
 /// A pinned block's parts; `None`, and unpinned and unpublished, when their table does not verify.

@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use kvdepot_arena::{Key, NamespaceId, Place, Refused, Reserved, TierStats, Wanted, clock};
+use kvdepot_host::dir::Dir;
 use kvdepot_media::Checksum;
 use parking_lot::Mutex;
 
@@ -26,6 +27,8 @@ const OPEN_MOST: Duration = Duration::from_secs(60);
 /// A tier that may answer late.
 pub(crate) struct Apart {
     tier: Arc<dyn Tier>,
+    /// That its placements bear.
+    number: u32,
     /// How long a lookup may take, and anything else.
     lookup: Duration,
     patience: Duration,
@@ -93,13 +96,14 @@ impl<T: Send + 'static> Later<T> {
 
 impl Apart {
     pub(crate) fn new(
-        tier: Arc<dyn Tier>,
+        (tier, number): (Arc<dyn Tier>, u32),
         (lookup, patience): (Duration, Duration),
         alarm: Option<Arc<Alarm>>,
     ) -> Apart {
         Apart {
             breaker: Arc::new(Breaker::new(tier.name())),
             tier,
+            number,
             lookup,
             patience,
             alarm,
@@ -108,6 +112,12 @@ impl Apart {
 
     pub(crate) fn tier(&self) -> &Arc<dyn Tier> {
         &self.tier
+    }
+
+    /// The directory by which other processes' lanes reach what it has, and its number; `None`
+    /// where they do not.
+    pub(crate) fn directory(&self) -> Option<(u32, Arc<Dir>)> {
+        Some((self.number, self.tier.ends().directory()?))
     }
 
     /// What the tier counts, and what it did not answer.

@@ -4,8 +4,10 @@ use std::sync::Arc;
 
 use kvdepot_arena::parts::{self, Part};
 use kvdepot_arena::{Error, Key, NamespaceId, Place, Refused, Reserved, TierStats, Wanted};
+use kvdepot_host::dir::Dir;
 use kvdepot_media::{Buffer, Checksum, Mapping};
 
+use super::file::FileAt;
 use super::late::Reply;
 
 /// One place that blocks live in, which may answer late. Its verbs return at once; what takes time
@@ -100,6 +102,19 @@ pub trait Ends: Send + Sync {
     /// # Errors
     /// As [`Ends::buffers`].
     fn write_parts(&self, place: &Place, found: &[Part]) -> Result<(), Error>;
+
+    /// The directory that has the payloads, where they lie in files of one: it is handed to other
+    /// processes, whose lanes open there what is pinned or reserved. Without it they reach nothing.
+    fn directory(&self) -> Option<Arc<Dir>> {
+        None
+    }
+
+    /// The file of what is pinned or reserved; each has one where there is a directory. Who has
+    /// opened it may be reading when its pin has ended, and writing when its reservation has: it
+    /// becomes no other block's.
+    fn file(&self, _place: &Place) -> Option<FileAt> {
+        None
+    }
 }
 
 impl Ends for Arc<Mapping> {

@@ -7,6 +7,7 @@
 mod apart;
 mod arenas;
 mod contract;
+mod file;
 mod kinds;
 mod late;
 mod stage;
@@ -14,6 +15,7 @@ mod stage;
 pub(crate) use apart::{Answer, Apart};
 pub(crate) use arenas::{Arenas, DAX, device};
 pub use contract::{Ends, Page, Tier};
+pub use file::{BlockFile, FileAt};
 pub use kinds::{Kinds, Opener, TierKind};
 pub(crate) use late::Alarm;
 pub use late::{Pending, Reply, ask};

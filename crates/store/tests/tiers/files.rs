@@ -1,5 +1,6 @@
 //! One file a block: a header, then the payload, read and written at offsets by threads. Written
-//! under a name of its own and published by a rename; a pin is an open file.
+//! under a name of its own and published by a rename; a pin is an open file. Other processes have
+//! the directory, and open what is pinned or reserved there by its name.
 
 use std::collections::HashMap;
 use std::fs;
@@ -8,13 +9,15 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use kvdepot_arena::parts::{self, Part};
+use kvdepot_arena::parts::Part;
 use kvdepot_arena::{Place, Refused, Reserved, TakesBack, Token, Wanted};
-use kvdepot_media::file::{File, Threads};
+use kvdepot_host::dir::{Access, Dir};
+use kvdepot_media::file::Threads;
 use kvdepot_media::{Buffer, Checksum};
 use kvdepot_store::option::{Kind, OptionSpec};
 use kvdepot_store::{
-    Ends, Error, Identity, Key, Kinds, NamespaceId, Page, Reply, Tier, TierKind, TierStats,
+    BlockFile, Ends, Error, FileAt, Identity, Key, Kinds, NamespaceId, Page, Reply, Tier, TierKind,
+    TierStats,
 };
 
 /// Bytes before the payload: length, parts, checksum.
@@ -46,23 +49,23 @@ pub fn kinds() -> Kinds {
 }
 
 pub struct Files {
-    dir: PathBuf,
+    path: PathBuf,
     number: u32,
     threads: Arc<Threads>,
     open: Arc<Open>,
 }
 
 /// What is pinned or reserved, by sequence.
-#[derive(Default)]
 struct Open {
+    dir: Arc<Dir>,
+    path: PathBuf,
     next: AtomicU64,
     files: Mutex<HashMap<u64, Opened>>,
 }
 
 struct Opened {
-    file: Arc<File>,
-    raw: Arc<fs::File>,
-    path: PathBuf,
+    file: Arc<BlockFile>,
+    name: String,
     place: Place,
     holds: u32,
     /// A copy, while it is written, and whether its block was removed meanwhile.
@@ -77,31 +80,35 @@ impl Files {
             source,
         };
         fs::create_dir_all(dir).map_err(io)?;
+        let open = Open {
+            dir: Arc::new(Dir::open(dir)?),
+            path: dir.into(),
+            next: AtomicU64::new(0),
+            files: Mutex::default(),
+        };
         Ok(Arc::new(Files {
-            dir: dir.into(),
+            path: dir.into(),
             number,
             threads: Threads::new(2)?,
-            open: Arc::default(),
+            open: Arc::new(open),
         }))
     }
 
     pub fn path_of(&self, identity: &Identity) -> PathBuf {
-        path_of(&self.dir, identity)
+        self.path.join(name_of(identity))
     }
 
     /// Opens a file and holds it once.
-    fn hold(&self, path: PathBuf, raw: fs::File, mut place: Place) -> Option<Place> {
+    fn hold(&self, name: String, raw: fs::File, mut place: Place) -> Option<Place> {
         let sequence = self.open.next.fetch_add(1, Ordering::Relaxed) + 1;
         place.token = Token {
             device: self.number,
             slot: 0,
             sequence,
         };
-        let file = File::new(raw.try_clone().ok()?, &self.threads).ok()?;
         let opened = Opened {
-            file,
-            raw: Arc::new(raw),
-            path,
+            file: Arc::new(BlockFile::new(raw, HEADER, &self.threads).ok()?),
+            name,
             place,
             holds: 1,
             copy: false,
@@ -112,8 +119,8 @@ impl Files {
     }
 
     fn find(&self, identity: Identity) -> Option<Place> {
-        let path = self.path_of(&identity);
-        let raw = fs::File::open(&path).ok()?;
+        let name = name_of(&identity);
+        let raw = fs::File::from(self.open.dir.open_at(&name, Access::Read).ok()??);
         let mut header = [0; 26];
         raw.read_exact_at(&mut header, 0).ok()?;
         let place = Place {
@@ -122,7 +129,7 @@ impl Files {
             checksum: Checksum(header[10..].try_into().ok()?),
             ..nowhere(identity)
         };
-        self.hold(path, raw, place)
+        self.hold(name, raw, place)
     }
 
     fn make(&self, namespace: NamespaceId, wanted: &Wanted) -> Option<Reserved> {
@@ -131,15 +138,16 @@ impl Files {
             key: wanted.key,
         };
         let next = self.open.next.fetch_add(1, Ordering::Relaxed);
-        let path = self.dir.join(format!("{next}.{}.new", std::process::id()));
+        let name = format!("{next}.{}.new", std::process::id());
         let mut options = fs::OpenOptions::new();
-        let raw = options.read(true).write(true).create_new(true).open(&path);
+        let options = options.read(true).write(true).create_new(true);
+        let raw = options.open(self.path.join(&name));
         let place = Place {
             len: wanted.len,
             parts: wanted.parts,
             ..nowhere(identity)
         };
-        let place = self.hold(path, raw.ok()?, place)?;
+        let place = self.hold(name, raw.ok()?, place)?;
         let mut files = self.open.files.lock().unwrap();
         files.get_mut(&place.token.sequence)?.copy = wanted.copy;
         drop(files);
@@ -155,16 +163,16 @@ impl Files {
         let mut header = Vec::from(place.len.to_le_bytes());
         header.extend(place.parts.to_le_bytes());
         header.extend(checksum.0);
-        let to = path_of(&self.dir, &place.identity);
-        let whole = opened.raw.write_all_at(&header, 0).is_ok();
+        let (from, to) = (self.path.join(&opened.name), name_of(&place.identity));
+        let whole = opened.file.raw().write_all_at(&header, 0).is_ok();
         let wanted = whole && !opened.removed;
-        let stored = wanted && fs::rename(&opened.path, &to).is_ok();
+        let stored = wanted && fs::rename(&from, self.path.join(&to)).is_ok();
         if !stored {
-            let _gone = fs::remove_file(&opened.path);
+            let _gone = fs::remove_file(&from);
         }
         opened.copy = false;
         opened.place.checksum = checksum;
-        opened.path = to;
+        opened.name = to;
         if !pinned || !stored {
             files.remove(&place.token.sequence);
         }
@@ -172,8 +180,8 @@ impl Files {
     }
 }
 
-fn path_of(dir: &Path, identity: &Identity) -> PathBuf {
-    dir.join(format!("{}-{}", identity.namespace, identity.key))
+fn name_of(identity: &Identity) -> String {
+    format!("{}-{}", identity.namespace, identity.key)
 }
 
 fn nowhere(identity: Identity) -> Place {
@@ -195,7 +203,7 @@ fn nowhere(identity: Identity) -> Place {
 impl TakesBack for Open {
     fn take_back(&self, token: Token) {
         if let Some(opened) = self.files.lock().unwrap().remove(&token.sequence) {
-            fs::remove_file(opened.path).unwrap();
+            fs::remove_file(self.path.join(opened.name)).unwrap();
         }
     }
 }
@@ -325,7 +333,9 @@ impl Tier for Files {
 impl Files {
     fn all(&self, namespace: NamespaceId) -> Vec<(Key, u64)> {
         let prefix = format!("{namespace}-");
-        let names = fs::read_dir(&self.dir).unwrap().map(|entry| entry.unwrap());
+        let names = fs::read_dir(&self.path)
+            .unwrap()
+            .map(|entry| entry.unwrap());
         let of = |entry: fs::DirEntry| {
             let name = entry.file_name().into_string().unwrap();
             let hex = name.strip_prefix(&prefix)?;
@@ -345,6 +355,10 @@ impl Open {
         let opened = files.get(&place.token.sequence);
         opened.map(read).ok_or(Error::Closed("a file is closed"))
     }
+
+    fn file_of(&self, place: &Place) -> Result<Arc<BlockFile>, Error> {
+        self.get(place, |opened| Arc::clone(&opened.file))
+    }
 }
 
 impl Ends for Open {
@@ -355,32 +369,27 @@ impl Ends for Open {
         len: u64,
         ends: &mut Vec<Buffer>,
     ) -> Result<(), Error> {
-        ends.clear();
-        let at = (HEADER + offset) as usize;
-        ends.push(self.get(place, |opened| opened.file.buffer(at, len as usize))?);
-        Ok(())
+        self.file_of(place)?.buffers(place, offset, len, ends)
     }
 
     fn parts(&self, place: &Place) -> Result<Option<Vec<Part>>, Error> {
-        if let Some(parts) = parts::single(place) {
-            return Ok(Some(parts.to_vec()));
-        }
-        let mut table = vec![0; usize::from(place.parts) * parts::ENTRY as usize];
-        let at = HEADER + place.len - table.len() as u64;
-        let raw = self.get(place, |opened| Arc::clone(&opened.raw))?;
-        let read = raw.read_exact_at(&mut table, at);
-        let found = parts::decode(&table);
-        let sum = parts::record_checksum(&place.identity, &found);
-        Ok(Some(found).filter(|_| read.is_ok() && sum == place.checksum))
+        self.file_of(place)?.parts(place)
     }
 
     fn write_parts(&self, place: &Place, found: &[Part]) -> Result<(), Error> {
-        let table = parts::encode(found);
-        let at = HEADER + place.len - table.len() as u64;
-        let raw = self.get(place, |opened| Arc::clone(&opened.raw))?;
-        raw.write_all_at(&table, at).map_err(|source| Error::Io {
-            path: "file".into(),
-            source,
-        })
+        self.file_of(place)?.write_parts(place, found)
+    }
+
+    fn directory(&self) -> Option<Arc<Dir>> {
+        Some(Arc::clone(&self.dir))
+    }
+
+    fn file(&self, place: &Place) -> Option<FileAt> {
+        let file = |opened: &Opened| FileAt {
+            name: opened.name.clone(),
+            inode: opened.file.inode(),
+            offset: HEADER,
+        };
+        self.get(place, file).ok()
     }
 }
