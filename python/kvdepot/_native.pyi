@@ -194,6 +194,7 @@ class _Tier(TypedDict):
     stored_bytes: int
     unanswered: int
     left_alone: int
+    declined: int
     hit_blocks: int
     hit_bytes: int
     put_move_ns: int

@@ -63,6 +63,9 @@ pub struct TierStats {
     /// Groups that were evicted since it was opened.
     #[serde(default)]
     pub evicted_groups: u64,
+    /// Blocks that stayed in the tier before, because they were touched for the first time.
+    #[serde(default)]
+    pub declined: u64,
 }
 
 impl TierStats {
@@ -114,6 +117,7 @@ impl TierStats {
             left_alone: self.left_alone + other.left_alone,
             grouped_blocks: self.grouped_blocks + other.grouped_blocks,
             evicted_groups: self.evicted_groups + other.evicted_groups,
+            declined: self.declined + other.declined,
         }
     }
 }

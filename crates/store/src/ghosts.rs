@@ -127,8 +127,13 @@ impl Ghosts {
 
     /// Whether a block was stored or declined, and nobody has asked for it since.
     pub(crate) fn has(&self, namespace: NamespaceId, key: &Key) -> bool {
+        self.noted(namespace, key) == Some(true)
+    }
+
+    /// What is known of a block: whether it is `done`; `None` where it is not noted.
+    pub(crate) fn noted(&self, namespace: NamespaceId, key: &Key) -> Option<bool> {
         let (bucket, print) = self.place(namespace, key);
-        find(bucket, print).is_some_and(|entry| entry.load(Ordering::Relaxed) & DONE != 0)
+        find(bucket, print).map(|entry| entry.load(Ordering::Relaxed) & DONE != 0)
     }
 
     /// Forgets all.

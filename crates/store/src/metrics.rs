@@ -104,7 +104,7 @@ pub struct Stats {
     pub put_full_blocks: u64,
     /// Puts dropped because the write-back queue was full.
     pub put_dropped_blocks: u64,
-    /// Puts and reservations of blocks that had left unread.
+    /// Puts and reservations of blocks that were not to be stored, or not for their first touch.
     #[serde(default)]
     pub put_declined_blocks: u64,
     /// Blocks that did not verify on their way to the far tier.
@@ -297,6 +297,11 @@ impl Stats {
             "left_alone_total",
             "counter",
             &by_tier(&|_, tier| tier.left_alone),
+        );
+        metric(
+            "stayed_blocks_total",
+            "counter",
+            &by_tier(&|_, tier| tier.declined),
         );
         metric(
             "refused_blocks_total",

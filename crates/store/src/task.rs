@@ -30,7 +30,8 @@ pub enum Outcome {
     /// tier could not take it.
     Dropped,
     /// A put's block had left before anybody asked for it, or follows such a block, and others
-    /// would have to go for it (`admission: learned`).
+    /// would have to go for it (`admission: learned`); or it stays near, where this was its first
+    /// touch, and a further tier acknowledges (`admission: second`).
     Declined,
     /// The depot was closed before the far tier had the block.
     Closed,

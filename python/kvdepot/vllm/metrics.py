@@ -44,6 +44,7 @@ TIER_COUNTERS = {
     "lost_bytes": ("lost_bytes", "Bytes not used again: the medium failed under them."),
     "unanswered": ("unanswered", "Questions that the tier did not answer in time."),
     "left_alone": ("left_alone", "How often it was not asked for a while because of that."),
+    "declined": ("stayed_blocks", "Blocks that stayed in the tier before: a first touch."),
     "full": ("refused_blocks", "Reservations that found no room."),
     "hit_blocks": ("hit_blocks", "Blocks served, by the tier that had them."),
     "hit_bytes": ("hit_bytes", "Bytes served, by the tier that had them."),

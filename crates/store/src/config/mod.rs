@@ -1,6 +1,7 @@
 //! Configuration: one schema for file, dictionary and command line.
 
 mod devices;
+mod edges;
 mod file;
 pub mod schema;
 
@@ -8,6 +9,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+pub use edges::{EdgeConfig, Touch};
 pub use file::read_yaml;
 use kvdepot_arena::format::GRANULE;
 pub use kvdepot_arena::{Durability, Format, size};
@@ -158,6 +160,8 @@ pub struct Config {
     pub kinds: Kinds,
     /// Their sections, by the names of the tiers.
     pub sections: BTreeMap<&'static str, Section>,
+    /// What goes on into a tier, by its name.
+    pub edges: BTreeMap<&'static str, EdgeConfig>,
 }
 
 impl Default for Config {
@@ -184,6 +188,7 @@ impl Default for Config {
             tier_timeout: Duration::from_secs(10),
             kinds: Kinds::default(),
             sections: BTreeMap::new(),
+            edges: BTreeMap::new(),
         }
     }
 }
@@ -304,9 +309,15 @@ impl Config {
                     ));
                 }
                 for (inner, value) in object(name, value)? {
-                    match kinds.find(tier).map(|kind| kind.options) {
-                        Some(options) => self.set_of_kind((tier, options), name, inner, value)?,
-                        None => self.set(name, inner, value)?,
+                    let options = kinds.find(tier).map(|kind| kind.options);
+                    match (edges::find(inner), options) {
+                        (Some(spec), _) => {
+                            self.set_of_edge(tier, spec, &format!("{name}.{inner}"), value)?;
+                        }
+                        (_, Some(options)) => {
+                            self.set_of_kind((tier, options), name, inner, value)?;
+                        }
+                        (None, None) => self.set(name, inner, value)?,
                     }
                 }
             } else {
@@ -493,8 +504,9 @@ fn unknown(options: &[OptionSpec], section: &str, field: &str, name: &str) -> Er
         .filter(|option| option.section == section)
         .map(|option| option.name)
         .collect();
-    if section.is_empty() {
-        known.extend(["cache", "dax"]);
+    match section {
+        "" => known.extend(["cache", "dax"]),
+        _ => known.extend(schema::EDGE.iter().map(|option| option.name)),
     }
     let near = known
         .iter()

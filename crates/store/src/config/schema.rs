@@ -202,6 +202,18 @@ pub const OPTIONS: &[OptionSpec] = &[
     ),
 ];
 
+/// What the section of any tier takes that stands behind another one.
+pub const EDGE: &[OptionSpec] = &[OptionSpec::new(
+    "",
+    "admission",
+    Kind::Choice(&["first", "second"]),
+    "first",
+    "When a block goes on into this tier from the one before it: at its `first` put, or at the \
+     `second` touch: once it is put again, or asked for (a lookup, a get, a pin), while it is \
+     there. Where this tier, or one behind it, is what acknowledges, a put of a block that stays \
+     is false (`declined`).",
+)];
+
 /// The option of that name in that section.
 #[must_use]
 pub fn find(section: &str, name: &str) -> Option<&'static OptionSpec> {
@@ -242,7 +254,10 @@ pub fn reference(kinds: &Kinds) -> String {
             "\n## {title}\n\n| option | value | default | what it does |\n| --- | --- | --- | --- |\n"
         );
         let options = kinds.find(section).map_or(OPTIONS, |kind| kind.options);
-        for option in options.iter().filter(|option| option.section == key) {
+        let own = options.iter().filter(|option| option.section == key);
+        // Nothing stands before a `Cache`.
+        let edge = EDGE.iter().filter(|_| !["", "Cache"].contains(&section));
+        for option in own.chain(edge) {
             let kind = match option.kind {
                 Kind::Size => "size".to_owned(),
                 Kind::Duration => "duration".to_owned(),

@@ -77,7 +77,7 @@ impl Local {
             gate: Gate::new()?,
             metrics: Metrics::default(),
             overload: config.overload,
-            edges: Edge::all(&tiers, config.write_back_depth),
+            edges: Edge::all(&tiers, config),
             ack: tiers.iter().position(Stage::lasts).unwrap_or(0),
             promote: config.promote,
             learned,

@@ -27,7 +27,7 @@ impl Core {
     /// [`Error::Closed`].
     pub fn lookup(self: &Arc<Core>, id: NamespaceId, keys: &[Key]) -> Result<Task, Error> {
         let pass = self.gate.enter()?;
-        self.note_asked(id, keys);
+        self.asked(id, keys);
         Ok(self.look_up(pass, id, keys))
     }
 

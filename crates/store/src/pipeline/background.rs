@@ -144,10 +144,12 @@ impl Core {
         let waits = self.overload == Overload::Wait && self.goes_on(edge + 1);
         let mut shares: Vec<Option<Share>> = Vec::with_capacity(places.len());
         let mut admitted = places;
+        let behind = self.edges.get(edge + 1);
         admitted.retain(|place| {
-            let share = self.share_of(edge + 1, place.len);
+            let goes_on = behind.filter(|behind| !behind.is_first(&place.identity));
+            let share = goes_on.and_then(|_| self.share_of(edge + 1, place.len));
             let fits = |edge: &Edge| place.len <= edge.budget.depth();
-            let is_late = share.is_none() && waits && self.edges.get(edge + 1).is_some_and(fits);
+            let is_late = share.is_none() && waits && goes_on.is_some_and(fits);
             match is_late {
                 true => again.push(*place),
                 false => shares.push(share),
@@ -182,13 +184,20 @@ impl Core {
         near.unpin(ended.iter().map(|(place, ..)| place));
         for (place, outcome, there, share) in ended {
             let there = there.and_then(|there| self.keep(edge + 1, &place, there));
-            match there.zip(share) {
+            let stays =
+                |_: &Place| behind.is_some_and(|edge| !edge.admits(&place.identity, place.len));
+            let stays = there.as_ref().is_some_and(stays);
+            let share = share.or_else(|| self.share_of(edge + 1, place.len));
+            match there.zip(share).filter(|_| !stays) {
                 Some((there, share)) => self.arrive(edge + 1, &place, there, share),
                 None => {
                     self.tiers[edge + 1].unpin(there.iter());
-                    // One that waits to go on has been lost on its way.
-                    let waits = edge + 1 < self.ack && outcome == Outcome::Done;
-                    let outcome = if waits { Outcome::Dropped } else { outcome };
+                    let outcome = match edge + 1 < self.ack && outcome == Outcome::Done {
+                        true if stays => Outcome::Declined,
+                        // One that waits to go on has been lost on its way.
+                        true => Outcome::Dropped,
+                        false => outcome,
+                    };
                     self.come_to_rest(edge, &place, outcome);
                 }
             }
@@ -326,7 +335,12 @@ impl Core {
         let replicas = self.replicate(tier, 0, &places, idle.unwrap_or(&self.copier));
         for (place, (replica, _)) in places.iter().zip(&replicas) {
             match replica {
-                Replica::Stored => self.metrics.promoted(place.len),
+                Replica::Stored => {
+                    self.metrics.promoted(place.len);
+                    // What it would go on to has it.
+                    let over = self.edges[..tier].iter();
+                    over.for_each(|edge| edge.note(&place.identity, place.len, true));
+                }
                 Replica::Corrupt => {
                     from.discard(&[*place]);
                     tracing::warn!(key = %place.identity.key, tier = from.name(),

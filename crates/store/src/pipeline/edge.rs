@@ -1,8 +1,14 @@
-//! Edges: what is between two neighbouring tiers.
+//! Edges: what is between two neighbouring tiers, and which blocks go over it.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use kvdepot_arena::{Identity, Key, NamespaceId};
 
 use super::budget::Budget;
+use crate::chances::UNKNOWN;
+use crate::config::{Config, Touch};
+use crate::ghosts::Ghosts;
 use crate::tier::Stage;
 
 /// Batches that are under way at once to a tier that may answer late. To arenas one: the lanes are
@@ -15,23 +21,90 @@ pub(crate) struct Edge {
     pub(crate) budget: Arc<Budget>,
     /// Batches under way at once.
     pub(super) batches: usize,
+    /// What was touched in the nearer tier, *done* once it has gone on; `None` where the first
+    /// touch is enough. Twice as many blocks as that tier may have.
+    touched: Option<Ghosts>,
+    declined: AtomicU64,
 }
 
 impl Edge {
-    /// Those of a pipeline. `depth` is of the first; of the others each takes at most a quarter of
-    /// its tier.
-    pub(crate) fn all(tiers: &[Stage], depth: Option<u64>) -> Vec<Edge> {
+    /// Those of a pipeline. The queue's depth is an option of the first; of the others each takes
+    /// at most a quarter of its tier.
+    pub(crate) fn all(tiers: &[Stage], config: &Config) -> Vec<Edge> {
         let pairs = tiers.iter().zip(tiers.iter().skip(1)).enumerate();
         let edge = |(at, (near, far)): (usize, (&Stage, &Stage))| {
             let depth = match at {
-                0 => depth.unwrap_or_else(|| near.block_max() / 2),
-                _ => near.block_max() / 4,
+                0 => config.write_back_depth,
+                _ => Some(near.block_max() / 4),
             };
+            let into = config.edges.get(far.name()).copied().unwrap_or_default();
+            let stats = near.stats();
+            let touched = || Ghosts::new(stats.blocks_max, stats.capacity_bytes);
             Edge {
-                budget: Budget::new(depth),
+                budget: Budget::new(depth.unwrap_or_else(|| near.block_max() / 2)),
                 batches: far.apart().map_or(1, |_| BATCHES_LATE),
+                touched: (into.admission == Touch::Second).then(touched),
+                declined: AtomicU64::new(0),
             }
         };
         pairs.map(edge).collect()
+    }
+
+    /// Whether it takes blocks at their second touch only.
+    pub(super) fn is_for_touched(&self) -> bool {
+        self.touched.is_some()
+    }
+
+    /// Whether a block goes on that has come to the nearer tier, or passes it by. A first touch is
+    /// noted.
+    pub(super) fn admits(&self, identity: &Identity, len: u64) -> bool {
+        let is_first = self.is_first(identity);
+        self.note(identity, len, !is_first);
+        self.declined
+            .fetch_add(u64::from(is_first), Ordering::Relaxed);
+        !is_first
+    }
+
+    /// Whether a touch of this block is the first one, and not enough.
+    pub(super) fn is_first(&self, identity: &Identity) -> bool {
+        let touched = self.touched.as_ref();
+        touched.is_some_and(|touched| touched.noted(identity.namespace, &identity.key).is_none())
+    }
+
+    /// Notes that a block of the nearer tier was touched, and whether it has gone on.
+    pub(super) fn note(&self, identity: &Identity, len: u64, gone_on: bool) {
+        if let Some(touched) = &self.touched {
+            touched.offered(identity.namespace, &identity.key, len, UNKNOWN, gone_on);
+        }
+    }
+
+    /// Those of these blocks that were touched, and have not gone on.
+    pub(super) fn stayed(&self, id: NamespaceId, keys: &[Key]) -> Vec<Key> {
+        let Some(touched) = &self.touched else {
+            return Vec::new();
+        };
+        let stayed = keys.iter().copied();
+        stayed
+            .filter(|key| touched.noted(id, key) == Some(false))
+            .collect()
+    }
+
+    /// Forgets blocks that were removed.
+    pub(super) fn forget(&self, id: NamespaceId, keys: &[Key]) {
+        if let Some(touched) = &self.touched {
+            keys.iter().for_each(|key| {
+                touched.take(id, key);
+            });
+        }
+    }
+
+    /// Forgets all.
+    pub(super) fn forget_all(&self) {
+        self.touched.iter().for_each(Ghosts::clear);
+    }
+
+    /// How often a block did not go on for its first touch.
+    pub(super) fn declined(&self) -> u64 {
+        self.declined.load(Ordering::Relaxed)
     }
 }

@@ -70,7 +70,7 @@ impl Core {
         options: GetOptions,
     ) {
         let count = keys.len();
-        self.note_asked(namespace, &keys);
+        self.asked(namespace, &keys);
         let core = Arc::clone(self);
         let get = Get {
             stamps: core.uses.call(count),
@@ -264,6 +264,9 @@ impl Get {
     fn serve(self: &Arc<Get>, tier: usize, pinned: Vec<(usize, Place)>) {
         if pinned.is_empty() {
             return;
+        }
+        for (_, place) in &pinned {
+            self.core.note_touch(tier, &place.identity, place.len);
         }
         let served: Vec<usize> = pinned.iter().map(|(index, _)| *index).collect();
         self.copy(tier, pinned);

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use kvdepot_arena::gate::Pass;
-use kvdepot_arena::{Error, Key, NamespaceId, Place, Refused, held};
+use kvdepot_arena::{Error, Key, NamespaceId, Place, Refused, TierStats, held};
 
 use super::two_phase::{NoRoom, open};
-use super::{Core, Pin, Reservation};
+use super::{Core, Edge, Pin, Reservation};
 use crate::devices::DeviceStats;
 use crate::metrics::Stats;
 use crate::placement::Holder;
@@ -21,7 +21,7 @@ impl Core {
     /// Whether each key's block is stored in some tier.
     pub fn contains(self: &Arc<Core>, id: NamespaceId, keys: &[Key]) -> Result<Vec<bool>, Error> {
         let pass = self.gate.enter()?;
-        self.note_asked(id, keys);
+        self.asked(id, keys);
         Ok(self.found(pass, id, keys))
     }
 
@@ -45,7 +45,7 @@ impl Core {
     /// How many of the first keys are stored without a gap.
     pub fn prefix(self: &Arc<Core>, id: NamespaceId, keys: &[Key]) -> Result<usize, Error> {
         let pass = self.gate.enter()?;
-        self.note_asked(id, keys);
+        self.asked(id, keys);
         let mut count = self.stored_run(id, keys);
         if count < keys.len() && self.is_apart() {
             let found = self.found(pass, id, &keys[count..]);
@@ -101,6 +101,7 @@ impl Core {
     pub fn remove(self: &Arc<Core>, id: NamespaceId, keys: &[Key]) -> Result<usize, Error> {
         let _pass = self.gate.enter()?;
         self.forget(id, keys);
+        self.edges.iter().for_each(|edge| edge.forget(id, keys));
         let found = self.found(self.gate.enter()?, id, keys);
         // Near, far, near: a copy under way in either direction finds its source removed, or has
         // arrived where the next step looks.
@@ -125,6 +126,7 @@ impl Core {
     pub fn clear(&self, id: NamespaceId) -> Result<usize, Error> {
         let _pass = self.gate.enter()?;
         self.forget_all();
+        self.edges.iter().for_each(Edge::forget_all);
         let doubles = self.doubles(id);
         // In the order of `remove`.
         let tiers = self.tiers.iter().chain(self.tiers.iter().rev().skip(1));
@@ -166,7 +168,10 @@ impl Core {
             // Another thread of the parent may have held a lock for ever, as seen from here.
             return Stats::default();
         }
-        let tiers = self.tiers.iter().map(Stage::stats).collect();
+        let mut tiers: Vec<TierStats> = self.tiers.iter().map(Stage::stats).collect();
+        for (into, edge) in tiers.iter_mut().skip(1).zip(&self.edges) {
+            into.declined = edge.declined();
+        }
         let media = self.media();
         let devices = media.iter().filter_map(|arena| DeviceStats::of(arena));
         let queued = self.queued_bytes();
@@ -175,7 +180,7 @@ impl Core {
 
     /// Pins blocks where they are nearest; with `prefix` nothing behind the first miss.
     pub(crate) fn pin(
-        &self,
+        self: &Arc<Core>,
         holder: Holder,
         id: NamespaceId,
         keys: &[Key],
@@ -200,7 +205,7 @@ impl Core {
 
     /// Pins blocks for a client, which reads part tables itself: tiers and places.
     pub fn pin_places(
-        &self,
+        self: &Arc<Core>,
         id: NamespaceId,
         keys: &[Key],
         prefix: bool,
@@ -227,7 +232,7 @@ impl Core {
     /// Reserves room for blocks with parts of these lengths. With [`NoRoom::Stop`] the answer ends
     /// before the first block that finds none.
     pub fn reserve(
-        &self,
+        self: &Arc<Core>,
         holder: Holder,
         id: NamespaceId,
         blocks: &[(Key, Vec<u64>)],

@@ -1,37 +1,120 @@
 //! Where blocks enter the pipeline, and how they go on from tier to tier.
 
-use kvdepot_arena::{Place, Token};
+use std::sync::Arc;
+
+use kvdepot_arena::{Identity, Key, NamespaceId, Place, Token, held};
 
 use super::Core;
 use super::budget::Share;
 use super::caller::Caller;
 use super::ledger::{State, Waiter};
 use crate::config::Overload;
+use crate::task::Outcome;
+use crate::tier::Stage;
+
+/// What became of a block that is to go on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Sent {
+    OnItsWay,
+    /// It stays where it is: this was its first touch.
+    Stays,
+    /// It is not there any more.
+    Gone,
+}
 
 impl Core {
+    /// Notes that somebody asks for blocks.
+    pub(super) fn asked(self: &Arc<Core>, id: NamespaceId, keys: &[Key]) {
+        self.note_asked(id, keys);
+        self.touch(id, keys);
+    }
+
+    /// Sends on what has stayed in its tier, is there still, and is touched again now, as far as
+    /// there is room in the queues.
+    pub(super) fn touch(self: &Arc<Core>, id: NamespaceId, keys: &[Key]) {
+        for (tier, edge) in self.edges.iter().enumerate() {
+            let stayed = edge.stayed(id, keys);
+            // It takes the ledger, and whoever passes by locks asks again.
+            if stayed.is_empty() || held::passes() {
+                continue;
+            }
+            match &self.tiers[tier] {
+                Stage::Here(arenas) => {
+                    let mut places = Vec::with_capacity(stayed.len());
+                    let mut found = vec![false; stayed.len()];
+                    // What it is used for stamps it.
+                    let never = |_| 0;
+                    arenas.pin(id, &stayed, &mut found, never, |_, place| {
+                        places.push(place);
+                    });
+                    self.send_touched(tier, places);
+                }
+                Stage::Apart(apart) => {
+                    let Ok(pass) = self.gate.enter() else { return };
+                    let core = Arc::clone(self);
+                    apart.pin(id, &stayed).then(move |places| {
+                        let places = places.unwrap_or_default().into_iter().flatten();
+                        core.send_touched(tier, places.collect());
+                        drop(pass);
+                    });
+                }
+            }
+        }
+    }
+
+    /// Notes that a block of a tier was touched, where it was not known.
+    pub(super) fn note_touch(&self, tier: usize, identity: &Identity, len: u64) {
+        if let Some(edge) = self.edges.get(tier) {
+            edge.note(identity, len, false);
+        }
+    }
+
+    /// Sends pinned blocks on that were touched twice.
+    fn send_touched(&self, tier: usize, places: Vec<Place>) {
+        let edge = &self.edges[tier];
+        let mut stay = Vec::new();
+        {
+            let mut ledger = self.ledger.lock();
+            for place in places {
+                let share = edge.budget.admit(0, place.len).filter(|_| !ledger.stop);
+                let Some(share) = share else {
+                    stay.push(place);
+                    continue;
+                };
+                edge.note(&place.identity, place.len, true);
+                stay.extend(self.send_later(&mut ledger, tier, place, share, Vec::new()));
+            }
+        }
+        self.tiers[tier].unpin(stay.iter());
+    }
+
     /// Sees to it that a block that is published in a tier of arenas is on its way to the next
-    /// one, where it is not. False when it is gone again.
+    /// one, where it is not, and its edge lets it.
     pub(super) fn send_on(
         &self,
         ledger: &mut State,
         tier: usize,
         token: Token,
         waiters: Vec<Waiter>,
-    ) -> bool {
+    ) -> Sent {
         if let Some(others) = ledger.waiting.get_mut(&token) {
             others.waiters.extend(waiters);
-            return true;
+            return Sent::OnItsWay;
         }
-        // Published, and neither there nor on its way: it had failed.
+        // Published, and neither there nor on its way: it had failed, or stayed.
         let place = self.tiers[tier].here();
         let Some(place) = place.and_then(|arenas| arenas.pin_token(token)) else {
-            return false;
+            return Sent::Gone;
         };
+        if !self.edges[tier].admits(&place.identity, place.len) {
+            self.tiers[tier].unpin([place].iter());
+            return Sent::Stays;
+        }
         // Whoever put it, it goes on by itself.
         let share = self.edges[tier].budget.take(0, place.len);
         let twice = self.send_later(ledger, tier, place, share, waiters);
         self.tiers[tier].unpin(twice.iter());
-        true
+        Sent::OnItsWay
     }
 
     /// Puts a pinned block of a tier on its way to the next one, with what it has of the queue.
@@ -48,10 +131,16 @@ impl Core {
         (!queued).then_some(place)
     }
 
-    /// The tier that a block of a put enters, with its share of the queue behind that; `None` where
-    /// it is dropped. A tier can take it, and so can its queue: a full one delays, by sending what
-    /// comes to the next tier, at whose speed that goes. It is one that the caller's lanes reach.
-    pub(super) fn entrance(&self, caller: &Caller, len: u64) -> Option<(usize, Option<Share>)> {
+    /// The tier that a block of a put enters, with its share of the queue behind that; an outcome
+    /// where it enters none. A tier can take it, and so can its queue: a full one delays, by
+    /// sending what comes to the next tier, at whose speed that goes. It is one that the caller's
+    /// lanes reach.
+    pub(super) fn entrance(
+        &self,
+        caller: &Caller,
+        identity: &Identity,
+        len: u64,
+    ) -> Result<(usize, Option<Share>), Outcome> {
         let seat = caller.seat();
         let reaches = |tier: usize| {
             let apart = self.tiers[tier].apart();
@@ -59,23 +148,31 @@ impl Core {
         };
         for (tier, edge) in self.edges.iter().enumerate() {
             if self.bypasses(tier, len) || !reaches(tier) {
+                if !edge.admits(identity, len) {
+                    return Err(Outcome::Declined);
+                }
                 continue;
             }
+            // It stays here, and needs nothing of the queue.
+            if edge.is_first(identity) {
+                return Ok((tier, None));
+            }
             match edge.budget.admit(seat, len) {
-                Some(share) => return Some((tier, Some(share))),
+                Some(share) => return Ok((tier, Some(share))),
                 None if self.overload == Overload::Wait => {}
                 // It stays where it is acknowledged, and goes no further.
-                None if tier >= self.ack => return Some((tier, None)),
-                None => return None,
+                None if tier >= self.ack => return Ok((tier, None)),
+                None => return Err(Outcome::Dropped),
             }
         }
         let last = self.edges.len();
         if reaches(last) {
-            return Some((last, None));
+            return Ok((last, None));
         }
         // Where nothing further away can be written, a full queue delays nobody.
-        let (near, _) = self.arenas().find(|(_, tier)| len <= tier.block_max())?;
-        Some((near, self.share_of(near, len)))
+        let mut near = self.arenas().filter(|(_, tier)| len <= tier.block_max());
+        let (near, _) = near.next().ok_or(Outcome::Dropped)?;
+        Ok((near, self.share_of(near, len)))
     }
 
     /// What a block has of the queue behind a tier that it was not admitted to: room where a put

@@ -24,7 +24,7 @@ impl Core {
         let task = Task::with_mirror(keys.len(), journal, mirror);
         // There are no buffers to hold.
         task.release(keys.len());
-        self.note_asked(namespace, keys);
+        self.asked(namespace, keys);
         let stamps = self.uses.call(keys.len());
         let mut found = vec![false; keys.len()];
         let mut pinned: Vec<(usize, usize, Place)> = Vec::with_capacity(keys.len());

@@ -13,7 +13,8 @@ use kvdepot_media::{Checksum, Done};
 use super::budget::Share;
 use super::caller::{Caller, Errand, Lanes};
 use super::ledger::{Joiner, Joins, Waiter};
-use super::{Core, steps};
+use super::onward::Sent;
+use super::{Core, Edge, steps};
 use crate::buffers::BlockBuffers;
 use crate::config::Overload;
 use crate::metrics::Op;
@@ -141,6 +142,13 @@ impl Put {
         for (_, outcome) in &routes.settled {
             self.core.metrics.put_outcome(*outcome);
         }
+        // They are put again.
+        if self.core.edges.iter().any(Edge::is_for_touched) {
+            let stored = routes.settled.iter();
+            let stored = stored.filter(|(_, outcome)| *outcome == Outcome::Done);
+            let stored: Vec<Key> = stored.map(|(at, _)| self.keys[*at]).collect();
+            self.core.touch(self.namespace, &stored);
+        }
         self.task.settle(routes.settled);
         self.task.release(routes.released);
         let mut copies = routes.copies.into_iter().peekable();
@@ -178,12 +186,23 @@ impl Put {
                 return Vec::new();
             }
         };
-        if tier + 1 < core.tiers.len() && core.overload == Overload::Wait {
-            return refused.into_iter().map(|index| (index, None)).collect();
+        if core.goes_on(tier) && core.overload == Overload::Wait {
+            let (further, first): (Vec<usize>, Vec<usize>) = refused
+                .into_iter()
+                .partition(|index| self.goes_over(tier, *index));
+            let first = first.into_iter().map(|index| (index, Outcome::Declined));
+            routes.settled.extend(first);
+            return further.into_iter().map(|index| (index, None)).collect();
         }
         let refused = refused.into_iter().map(|index| (index, Outcome::Full));
         routes.settled.extend(refused);
         Vec::new()
+    }
+
+    /// Whether the edge behind a tier takes a block.
+    fn goes_over(&self, tier: usize, index: usize) -> bool {
+        let len = self.caller.bytes(index);
+        self.core.edges[tier].admits(&self.identity(index), len)
     }
 
     fn wanted(&self, index: usize) -> Wanted {
@@ -301,9 +320,10 @@ impl Put {
                     continue;
                 }
             }
-            match core.entrance(&self.caller, self.caller.bytes(index)) {
-                Some((tier, share)) => wanted[tier].push((index, share)),
-                None => routes.settled.push((index, Outcome::Dropped)),
+            let (identity, len) = (self.identity(index), self.caller.bytes(index));
+            match core.entrance(&self.caller, &identity, len) {
+                Ok((tier, share)) => wanted[tier].push((index, share)),
+                Err(outcome) => routes.settled.push((index, outcome)),
             }
         }
         wanted
@@ -352,6 +372,7 @@ impl Put {
             match answer {
                 Ok(place) => routes.copies.push((0, (index, place, share))),
                 Err(Refused::Present(_)) if !through => {
+                    core.note_touch(0, &self.identity(index), block.len);
                     routes.settled.push((index, Outcome::Done));
                 }
                 Err(Refused::Declined) => routes.settled.push((index, Outcome::Declined)),
@@ -383,10 +404,10 @@ impl Put {
                 Ok(place) => routes.copies.push((tier, (index, place, share))),
                 Err(Refused::Present(token)) if through => {
                     let waiters = vec![self.waiter(index)];
-                    if core.send_on(&mut ledger, tier, token, waiters) {
-                        routes.released += 1;
-                    } else {
-                        refused.push(index);
+                    match core.send_on(&mut ledger, tier, token, waiters) {
+                        Sent::OnItsWay => routes.released += 1,
+                        Sent::Stays => routes.settled.push((index, Outcome::Declined)),
+                        Sent::Gone => refused.push(index),
                     }
                 }
                 Err(Refused::Present(_)) => routes.settled.push((index, Outcome::Done)),
@@ -548,13 +569,20 @@ impl Put {
                     continue;
                 };
                 core.note_stored(self.namespace, &place.identity.key, place.len);
-                if !waits {
-                    settled.push((index, Outcome::Done));
+                let goes_on = ledger.is_some() && self.goes_over(tier, index);
+                match (waits, goes_on) {
+                    (true, true) => {}
+                    (true, false) => settled.push((index, Outcome::Declined)),
+                    (false, _) => settled.push((index, Outcome::Done)),
                 }
                 let Some(ledger) = ledger.as_mut() else {
                     continue;
                 };
                 let place = Place { checksum, ..place };
+                if !goes_on {
+                    passed.push(place);
+                    continue;
+                }
                 let share = share.or_else(|| core.share_of(tier, place.len));
                 let waiters = waits.then(|| self.waiter(index));
                 match share {

@@ -4,6 +4,8 @@
 //! Reservations and pins belong to the process that made them; they end by these verbs or with
 //! it, never by time.
 
+use std::sync::Arc;
+
 use kvdepot_arena::parts::{self, Parts};
 use kvdepot_arena::{
     Cause, Error, Full, Identity, Key, NamespaceId, Place, Refused, Token, Wanted, held,
@@ -190,7 +192,7 @@ impl Core {
     /// Reserves room for blocks with parts of these lengths, in prefix order, or says why not: the
     /// block is stored, another call is writing it, or it finds no room.
     pub(super) fn reserve_each(
-        &self,
+        self: &Arc<Core>,
         holder: Holder,
         namespace: NamespaceId,
         blocks: &[(Key, Vec<u64>)],
@@ -205,15 +207,24 @@ impl Core {
         let keys: Vec<Key> = blocks.iter().map(|(key, _)| *key).collect();
         let len = |at: usize| parts::payload_len(&blocks[at].1);
         let declined = self.declined(namespace, &keys, len).unwrap_or_default();
+        // What is stored, and does not go on by itself.
+        let mut again = Vec::new();
         for (index, (key, lengths)) in blocks.iter().enumerate() {
             if declined.get(index) == Some(&true) {
                 self.metrics.put_outcome(crate::Outcome::Declined);
                 answers[index] = Some(Err(Refused::Declined));
                 continue;
             }
-            match self.way_of(holder.seat, namespace, key, lengths, stamps.of(index)) {
+            let identity = Identity {
+                namespace,
+                key: *key,
+            };
+            match self.way_of(holder.seat, &identity, lengths, stamps.of(index)) {
                 Ok((way, share)) => ways.push((index, way, share)),
-                Err(token) => answers[index] = Some(Err(Refused::Present(token))),
+                Err(refused) => {
+                    again.push(*key);
+                    answers[index] = Some(Err(refused));
+                }
             }
         }
         for way in [Way::Through, Way::NearOnly, Way::Far] {
@@ -243,6 +254,9 @@ impl Core {
             for ((index, share), place) in mine.into_iter().zip(places) {
                 // It is the caller's, and as long as the caller's process.
                 let place = place.map(|mut reserved| reserved.hand_out());
+                if matches!(place, Err(Refused::Present(_))) && share.is_none() {
+                    again.push(blocks[index].0);
+                }
                 let place = self.note(&mut ledger, way, share, place);
                 answers[index] = Some(place.map(|place| Reservation {
                     way,
@@ -254,6 +268,7 @@ impl Core {
                 }));
             }
         }
+        self.touch(namespace, &again);
         for answer in answers.iter().flatten() {
             match answer {
                 Err(Refused::Present(_)) => self.metrics.reserve_present(),
@@ -269,23 +284,32 @@ impl Core {
     fn way_of(
         &self,
         seat: u64,
-        namespace: NamespaceId,
-        key: &Key,
+        identity: &Identity,
         lengths: &[u64],
         stamp: u64,
-    ) -> Result<(Way, Option<Share>), Token> {
+    ) -> Result<(Way, Option<Share>), Refused> {
         if !self.acknowledges_far() {
             return Ok((Way::Through, None));
         }
         let mut lasting = self.tiers[self.ack..].iter().filter_map(Stage::here);
-        let found = lasting.find_map(|tier| tier.find_again(namespace, key, stamp));
+        let found =
+            lasting.find_map(|tier| tier.find_again(identity.namespace, &identity.key, stamp));
         if let Some(place) = found {
-            return Err(place.token);
+            return Err(Refused::Present(place.token));
         }
         let len = parts::payload_len(lengths);
         let far = self.far_arenas().is_some();
         if self.bypasses(0, len) {
-            return Ok((Way::Far, None));
+            let mut over = self.edges[..self.tier_by(Way::Far)].iter();
+            if over.all(|edge| edge.admits(identity, len)) {
+                return Ok((Way::Far, None));
+            }
+            self.metrics.put_outcome(crate::Outcome::Declined);
+            return Err(Refused::Declined);
+        }
+        // It stays near, and needs nothing of the queue.
+        if self.edges[0].is_first(identity) {
+            return Ok((Way::Through, None));
         }
         Ok(match self.edges[0].budget.admit(seat, len) {
             Some(share) => (Way::Through, Some(share)),
@@ -407,7 +431,9 @@ impl Core {
                     ..reservations[*index].place
                 };
                 let share = ledger.held.remove(&(tier, place.token)).flatten();
-                if goes_on && *ok {
+                if goes_on && *ok && !self.edges[tier].admits(&place.identity, place.len) {
+                    stay.push(place);
+                } else if goes_on && *ok {
                     let share = share.or_else(|| self.share_of(tier, place.len));
                     stay.extend(match share {
                         Some(share) => self.send_later(&mut ledger, tier, place, share, Vec::new()),
@@ -457,13 +483,13 @@ impl Core {
     /// Pins blocks where they are nearest, each as `make` has it; `None` for a miss, also where
     /// `make` answers that the block does not verify.
     pub(super) fn pin_as<T: Clone>(
-        &self,
+        self: &Arc<Core>,
         namespace: NamespaceId,
         keys: &[Key],
         make: impl Fn(usize, &Stage, Place) -> Option<T>,
     ) -> Result<Vec<Option<T>>, Error> {
         let _pass = self.gate.enter()?;
-        self.note_asked(namespace, keys);
+        self.asked(namespace, keys);
         let stamps = self.uses.call(keys.len());
         let mut pins: Vec<Option<T>> = vec![None; keys.len()];
         for (tier, here) in self.tiers.iter().enumerate() {
@@ -483,6 +509,7 @@ impl Core {
             let used = (0..keys.len()).filter(|index| pins[*index].is_some());
             arenas.touch(namespace, used.map(|at| (&keys[at], stamps.of(at))));
             for (index, place) in places {
+                self.note_touch(tier, &place.identity, place.len);
                 // One whose part table does not verify is asked of the next tier.
                 pins[index] = make(tier, here, place);
             }

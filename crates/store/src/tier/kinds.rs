@@ -16,7 +16,7 @@ pub type Opener = dyn Fn(&Section, u32) -> Result<Arc<dyn Tier>, Error> + Send +
 pub struct TierKind {
     /// As a pipeline names it. Its section has the same name in lower case.
     pub name: &'static str,
-    /// What may stand there.
+    /// What may stand there, beside what [every section](crate::config::schema::EDGE) may have.
     pub options: &'static [OptionSpec],
     /// Opens one.
     pub open: Arc<Opener>,

@@ -1,0 +1,193 @@
+//! What goes on over an edge at its first touch, and what at its second (`admission: second`).
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod common;
+mod tiers;
+
+use std::path::Path;
+use std::sync::Arc;
+
+use common::{PATIENCE, eventually, get, has, key, keys, namespace, put, start_put};
+use kvdepot_store::option::{Kind, OptionSpec};
+use kvdepot_store::{Config, Depot, Namespace, Outcome, TierKind};
+use serde_json::{Value, json};
+use tiers::{files, late};
+
+const LEN: usize = 70_001;
+
+/// The files, under the section of another tier.
+fn further() -> TierKind {
+    const OPTIONS: &[OptionSpec] = &[OptionSpec::new("further", "path", Kind::Text, "none", "")];
+    TierKind {
+        name: "Further",
+        options: OPTIONS,
+        ..files::kind()
+    }
+}
+
+/// Opens a pipeline whose tiers named in `second` take a block at its second touch.
+fn open(dir: &Path, pipeline: &str, second: &[&str], settings: Value) -> Depot {
+    let mut all = settings;
+    all["lanes"] = json!(2);
+    for tier in pipeline.split('|') {
+        let path = dir.join(tier);
+        let section = tier.to_ascii_lowercase();
+        all[&section] = match tier {
+            "Cache" => json!({"capacity": "1MiB"}),
+            "Dax" => json!({"path": path, "capacity": "2MiB"}),
+            _ => json!({"path": path}),
+        };
+        if second.contains(&tier) {
+            all[&section]["admission"] = json!("second");
+        }
+    }
+    let kinds = late::kinds("Further", further(), &Arc::default()).with(files::kind());
+    Depot::open(&Config::with_kinds(&kinds, pipeline, &all).unwrap()).unwrap()
+}
+
+/// Whether a tier of files has a block.
+fn is_in(dir: &Path, tier: &str, ns: &Namespace, number: u64) -> bool {
+    let name = format!("{}-{}", ns.id(), key(number));
+    dir.join(tier).join(name).exists()
+}
+
+fn outcomes(ns: &Namespace, numbers: &[u64]) -> Vec<Outcome> {
+    let task = start_put(ns, numbers, LEN);
+    task.wait(Some(PATIENCE)).unwrap();
+    task.outcomes()
+}
+
+#[test]
+fn what_is_put_twice_goes_on_and_what_was_put_once_stays_near() {
+    let dir = tempfile::tempdir().unwrap();
+    let depot = open(dir.path(), "Cache|Files", &["Files"], json!({}));
+    let ns = namespace(&depot);
+    assert!(
+        !ns.contains(&keys([1])).unwrap()[0],
+        "who looks for it first touches nothing"
+    );
+    assert_eq!(outcomes(&ns, &[1, 2]), [Outcome::Declined; 2]);
+    assert!(depot.drain(PATIENCE) && !is_in(dir.path(), "Files", &ns, 1));
+    assert_eq!(depot.stats().tiers[1].declined, 2);
+    assert_eq!(depot.stats().put_declined_blocks, 2);
+    let text = depot.stats().prometheus();
+    assert!(
+        text.contains("kvdepot_stayed_blocks_total{tier=\"Files\"} 2"),
+        "{text}"
+    );
+    assert_eq!(outcomes(&ns, &[1]), [Outcome::Done]);
+    assert!(is_in(dir.path(), "Files", &ns, 1) && !is_in(dir.path(), "Files", &ns, 2));
+    assert_eq!(outcomes(&ns, &[1]), [Outcome::Done], "it is there");
+    assert!(has(&ns, &[1, 2], LEN), "what stays is served");
+    ns.remove(&keys([1])).unwrap();
+    assert_eq!(outcomes(&ns, &[1]), [Outcome::Declined], "it was forgotten");
+    depot.close();
+}
+
+#[test]
+fn whoever_asks_for_a_block_touches_it() {
+    type Ask = fn(&Namespace);
+    let asks: [(&str, Ask); 6] = [
+        ("contains", |ns| drop(ns.contains(&keys([1])).unwrap())),
+        ("prefix", |ns| assert_eq!(ns.prefix(&keys([1])).unwrap(), 1)),
+        ("lookup", |ns| drop(ns.lookup(&keys([1])).unwrap())),
+        ("get", |ns| assert!(has(ns, &[1], LEN))),
+        ("pin", |ns| ns.unpin(&common::pin_all(ns, 1..2), false)),
+        ("reserve", |ns| {
+            let again = ns.reserve(&[(key(1), vec![LEN as u64])]).unwrap();
+            assert!(again[0].is_none());
+        }),
+    ];
+    for (name, ask) in asks {
+        let dir = tempfile::tempdir().unwrap();
+        let depot = open(dir.path(), "Cache|Files", &["Files"], json!({}));
+        let ns = namespace(&depot);
+        assert_eq!(put(&ns, &[1, 2], LEN), [false; 2], "{name}");
+        ask(&ns);
+        assert!(depot.drain(PATIENCE));
+        assert!(is_in(dir.path(), "Files", &ns, 1), "{name}");
+        assert!(!is_in(dir.path(), "Files", &ns, 2), "{name}");
+        depot.close();
+    }
+}
+
+#[test]
+fn where_the_near_tier_acknowledges_a_put_is_stored() {
+    for near in ["Dax", "Files"] {
+        let dir = tempfile::tempdir().unwrap();
+        let pipeline = format!("{near}|Further");
+        let open = || open(dir.path(), &pipeline, &["Further"], json!({}));
+        let depot = open();
+        let ns = namespace(&depot);
+        let further = |number| is_in(dir.path(), "Further", &ns, number);
+        assert_eq!(put(&ns, &[1, 2, 3], LEN), [true; 3]);
+        assert!(depot.drain(PATIENCE) && !further(1), "{near}");
+        assert!(has(&ns, &[1], LEN));
+        eventually("a block that is read goes on", || further(1));
+        assert_eq!(put(&ns, &[2], LEN), [true]);
+        eventually("a block that is put again goes on", || further(2));
+        depot.close();
+        // Nothing is known after a restart: the first touch is the first one then.
+        let depot = open();
+        let ns = namespace(&depot);
+        let further = |number| is_in(dir.path(), "Further", &ns, number);
+        assert!(has(&ns, &[3], LEN) && depot.drain(PATIENCE) && !further(3));
+        assert!(has(&ns, &[3], LEN));
+        eventually("a block that is read twice goes on", || further(3));
+        depot.close();
+    }
+}
+
+#[test]
+fn each_edge_decides_for_itself() {
+    let dir = tempfile::tempdir().unwrap();
+    let depot = open(dir.path(), "Cache|Dax|Files", &["Dax", "Files"], json!({}));
+    let ns = namespace(&depot);
+    assert_eq!(outcomes(&ns, &[1, 2]), [Outcome::Declined; 2]);
+    assert_eq!(put(&ns, &[1], LEN), [true], "the arena acknowledges");
+    assert!(depot.drain(PATIENCE) && !is_in(dir.path(), "Files", &ns, 1));
+    assert_eq!(depot.stats().tiers[1].blocks, 1);
+    assert!(has(&ns, &[1], LEN));
+    assert!(depot.drain(PATIENCE) && is_in(dir.path(), "Files", &ns, 1));
+    common::assert_at_rest(&depot);
+    depot.close();
+}
+
+#[test]
+fn what_passes_a_tier_by_goes_over_its_edge_all_the_same() {
+    let dir = tempfile::tempdir().unwrap();
+    let settings = json!({"write_back_depth": "4KiB"});
+    let depot = open(dir.path(), "Cache|Files", &["Files"], settings);
+    let ns = namespace(&depot);
+    // More than may wait, and then more than fits.
+    for len in [LEN, 2 << 20] {
+        let number = len as u64;
+        assert_eq!(put(&ns, &[number], len), [false]);
+        assert_eq!(get(&ns, &[number], len), [Outcome::Miss]);
+        assert_eq!(put(&ns, &[number], len), [true]);
+        assert!(is_in(dir.path(), "Files", &ns, number));
+        assert!(has(&ns, &[number], len));
+    }
+    depot.close();
+}
+
+#[test]
+fn a_first_touch_needs_no_room_in_the_queue() {
+    let dir = tempfile::tempdir().unwrap();
+    let settings = json!({"write_back_depth": "80KiB"});
+    let depot = open(dir.path(), "Cache|Files", &["Files"], settings);
+    let ns = namespace(&depot);
+    let some: Vec<u64> = (0..8).collect();
+    assert_eq!(outcomes(&ns, &some), [Outcome::Declined; 8]);
+    assert!(has(&ns, &some, LEN));
+    assert!(depot.drain(PATIENCE));
+    // As much as the queue took, and the rest another time.
+    eventually("all of them go on", || {
+        assert!(has(&ns, &some, LEN) && depot.drain(PATIENCE));
+        some.iter()
+            .all(|number| is_in(dir.path(), "Files", &ns, *number))
+    });
+    common::assert_at_rest(&depot);
+    depot.close();
+}
