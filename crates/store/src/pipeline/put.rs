@@ -1,17 +1,15 @@
 //! Puts: admit, reserve, copy, commit, and on to the far tier.
 
+mod write;
+
 use std::collections::hash_map::Entry;
 use std::sync::Arc;
 
 use kvdepot_arena::gate::Pass;
-use kvdepot_arena::verdict::{Bytes, Moved, Verdicts};
-use kvdepot_arena::{
-    Error, Identity, Key, NamespaceId, Place, Refused, Reserved, Stamps, Wanted, clock, parts,
-};
-use kvdepot_media::{Checksum, Done};
+use kvdepot_arena::{Error, Identity, Key, NamespaceId, Refused, Stamps, Wanted};
 
 use super::budget::Share;
-use super::caller::{Caller, Errand, Lanes};
+use super::caller::Caller;
 use super::ledger::{Joiner, Joins, Waiter};
 use super::onward::Sent;
 use super::{Core, Edge, steps};
@@ -20,6 +18,7 @@ use crate::config::Overload;
 use crate::metrics::Op;
 use crate::task::{Outcome, Task};
 use crate::tier::{Apart, Arenas, Stage};
+use write::Copy;
 
 /// One call's blocks. It holds the caller's memory until the last copy of it has stopped.
 pub(crate) struct Put {
@@ -32,15 +31,8 @@ pub(crate) struct Put {
     _pass: Pass,
 }
 
-/// Room for a block of the call, its index, and in a near tier what it has of the queue.
-type Copy = (usize, Reserved, Option<Share>);
-
 /// Index of a block that wants room, and what it has of the queue.
 type Admitted = (usize, Option<Share>);
-
-/// Index of a block, where it lies, what it has of the queue, and its bytes' checksum if they are
-/// all there.
-type Written = (usize, Place, Option<Share>, Option<Checksum>);
 
 /// Where the keys of a call go.
 #[derive(Default)]
@@ -431,176 +423,5 @@ impl Put {
             task: self.task.clone(),
             index,
         }
-    }
-
-    fn copy(self: &Arc<Put>, tier: usize, copies: Vec<Copy>) {
-        let core = &self.core;
-        let buffers = match &self.caller {
-            Caller::Here(buffers) => buffers,
-            Caller::There { lanes, .. } => return self.copy_there(lanes.as_ref(), tier, copies),
-        };
-        let ends = core.tiers[tier].ends();
-        let mut batch = core.copier.batch();
-        let mut verdicts = Verdicts::new(Bytes::New, copies.len());
-        let mut target = Vec::new();
-        let planned = copies
-            .iter()
-            .enumerate()
-            .try_for_each(|(tag, (index, place, _))| {
-                ends.buffers(place, 0, place.len, &mut target)?;
-                let id = parts::part_id(&place.identity, 0, 1);
-                batch.part(&id, buffers.pieces(*index), &target, None, tag as u32)?;
-                verdicts.planned(tag, 1);
-                Ok::<(), Error>(())
-            });
-        if let Err(error) = planned {
-            tracing::error!(%error, "a put could not be planned");
-            let failed = vec![Moved::Failed; copies.len()];
-            self.finish(tier, copies, &failed);
-            return;
-        }
-        let started = clock::now();
-        let put = Arc::clone(self);
-        let done = move |done: &mut Done<'_>| {
-            verdicts.count(done);
-            put.core.metrics.moved(Op::Put, tier, started);
-            put.finish(tier, copies, &verdicts.all());
-        };
-        let _ticket = core.copier.submit(batch, done);
-    }
-
-    /// Has another process's lanes copy.
-    fn copy_there(self: &Arc<Put>, lanes: &dyn Lanes, tier: usize, mut copies: Vec<Copy>) {
-        let stage = &self.core.tiers[tier];
-        let ends = stage.ends();
-        let handed = copies.iter_mut().map(|(index, reserved, _)| {
-            // Like those of the two-phase verbs: nobody knows when they end. A file that is given
-            // up becomes nobody else's.
-            let place = match stage {
-                Stage::Here(_) => reserved.hand_out(),
-                Stage::Apart(_) => **reserved,
-            };
-            (*index, place, ends.file(&place))
-        });
-        let blocks: Vec<Errand> = handed.collect();
-        let held: Vec<_> = blocks.iter().map(|(_, at, _)| (tier, at.token)).collect();
-        let names = held.iter().map(|name| (*name, None));
-        self.core.ledger.lock().held.extend(names);
-        let started = clock::now();
-        let put = Arc::clone(self);
-        let done = move |moved: &[Moved]| {
-            put.core.metrics.moved(Op::Put, tier, started);
-            put.finish(tier, copies, moved);
-            let mut ledger = put.core.ledger.lock();
-            // What was given up stays reserved: nobody joins it.
-            let ended = held.iter().zip(moved);
-            for (name, _) in ended.filter(|(_, moved)| **moved != Moved::Abandoned) {
-                ledger.held.remove(name);
-            }
-        };
-        lanes.move_blocks(&blocks, Box::new(done));
-    }
-
-    /// All copies into one tier have stopped.
-    fn finish(self: &Arc<Put>, tier: usize, copies: Vec<Copy>, moved: &[Moved]) {
-        let core = &self.core;
-        let mut written = Vec::new();
-        let mut failed = Vec::new();
-        let mut places: Vec<Written> = Vec::with_capacity(copies.len());
-        for ((index, mut reserved, share), moved) in copies.into_iter().zip(moved) {
-            let place = *reserved;
-            let checksum = match moved {
-                Moved::Done(checksum) => {
-                    written.push((reserved, *checksum));
-                    Some(*checksum)
-                }
-                Moved::Corrupt | Moved::Failed => {
-                    failed.push(reserved);
-                    None
-                }
-                Moved::Abandoned => {
-                    reserved.hand_out();
-                    None
-                }
-            };
-            places.push((index, place, share, checksum));
-        }
-        // On its way further, a block must not go.
-        let pinned = core.goes_on(tier);
-        match &core.tiers[tier] {
-            Stage::Here(arenas) => {
-                let stored = arenas.commit(written, pinned);
-                let failed = failed.iter_mut().map(|reserved| reserved.hand_out().token);
-                arenas.abort(&failed.collect::<Vec<_>>());
-                self.published(tier, places, stored);
-            }
-            Stage::Apart(_) if written.is_empty() => self.published(tier, places, Vec::new()),
-            Stage::Apart(apart) => {
-                drop(failed);
-                let put = Arc::clone(self);
-                let committed = apart.commit(written, pinned);
-                committed.then(move |stored| {
-                    put.published(tier, places, stored.unwrap_or_default());
-                });
-            }
-        }
-    }
-
-    /// A tier has answered which of what was written it has; `stored` has those that were written.
-    fn published(self: &Arc<Put>, tier: usize, places: Vec<Written>, stored: Vec<bool>) {
-        let core = &self.core;
-        let ended: Vec<Place> = places.iter().map(|(_, place, _, _)| *place).collect();
-        // What the medium could not take failed too.
-        let mut stored = stored.into_iter();
-        let mut settled = Vec::new();
-        let mut passed = Vec::new();
-        core.fetch_known(
-            self.namespace,
-            ended.iter().map(|place| &place.identity.key),
-        );
-        let waits = tier < core.ack;
-        {
-            let is_queued = waits || core.goes_on(tier);
-            let mut ledger = is_queued.then(|| core.ledger.lock());
-            for (index, place, share, checksum) in places {
-                let checksum = checksum.filter(|_| stored.next() == Some(true));
-                let Some(checksum) = checksum else {
-                    settled.push((index, Outcome::Dropped));
-                    continue;
-                };
-                core.note_stored(self.namespace, &place.identity.key, place.len);
-                let goes_on = ledger.is_some() && self.goes_over(tier, index);
-                match (waits, goes_on) {
-                    (true, true) => {}
-                    (true, false) => settled.push((index, Outcome::Declined)),
-                    (false, _) => settled.push((index, Outcome::Done)),
-                }
-                let Some(ledger) = ledger.as_mut() else {
-                    continue;
-                };
-                let place = Place { checksum, ..place };
-                if !goes_on {
-                    passed.push(place);
-                    continue;
-                }
-                let share = share.or_else(|| core.share_of(tier, place.len));
-                let waiters = waits.then(|| self.waiter(index));
-                match share {
-                    Some(share) => {
-                        let waiters = waiters.into_iter().collect();
-                        passed.extend(core.send_later(ledger, tier, place, share, waiters));
-                    }
-                    None => passed.push(place),
-                }
-            }
-        }
-        core.tiers[tier].unpin(passed.iter());
-        let released = ended.len() - settled.len();
-        for (_, outcome) in &settled {
-            core.metrics.put_outcome(*outcome);
-        }
-        self.task.settle(settled);
-        self.task.release(released);
-        core.resolve(tier, &ended);
     }
 }
