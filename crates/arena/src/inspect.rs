@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use kvdepot_host::holders::Holder;
 use kvdepot_host::lock;
-use kvdepot_media::{Access, Batch, Copier, Done, Kind, Mapping};
+use kvdepot_media::{Access, Batch, Copier, Kind, Mapping};
 
 use crate::error::Error;
 use crate::format::layout::{CAPACITY_MIN, Layout};
@@ -271,16 +271,7 @@ impl Inspection {
                 verdicts.planned(tag, block.record.parts.into());
             }
         }
-        let (sender, receiver) = std::sync::mpsc::sync_channel(1);
-        let ticket = copier.submit(batch, move |done: &mut Done<'_>| {
-            verdicts.count(done);
-            // The receiver waits below.
-            let _sent = sender.send(verdicts.all());
-        });
-        let _done = ticket.wait(None);
-        // Where nobody has looked, nothing is sound.
-        let moved = receiver.recv();
-        let moved = moved.unwrap_or_else(|_| vec![Moved::Failed; blocks.len()]);
+        let moved = verdicts.of_batch(batch, copier);
         let sound = moved.iter().map(|moved| matches!(moved, Moved::Done(_)));
         for (block, sound) in blocks.iter().zip(sound) {
             if sound {

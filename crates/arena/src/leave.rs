@@ -110,11 +110,7 @@ impl Arena {
         answers: &mut [Option<Refused>],
         pinned: &mut Vec<Token>,
     ) {
-        let turns = blocks.chunks(TURN).zip(answers.chunks_mut(TURN));
-        // Of a key, so that what is being written is not published meanwhile.
-        let mut state = self.state.lock();
-        for (turn, (blocks, answers)) in turns.enumerate() {
-            state.take_turns(turn * TURN);
+        self.answer(namespace, blocks, answers, |blocks, answers| {
             let absent: Vec<usize> = (0..blocks.len())
                 .filter(|at| answers[*at].is_none())
                 .collect();
@@ -130,8 +126,7 @@ impl Arena {
                 }
                 true
             });
-            self.reserved_in(&state, namespace, blocks, answers);
-        }
+        });
     }
 
     /// Answers the keys that are being written here.
@@ -141,10 +136,23 @@ impl Arena {
         blocks: &[Wanted],
         answers: &mut [Option<Refused>],
     ) {
+        self.answer(namespace, blocks, answers, |_, _| {});
+    }
+
+    /// Has `found` answer some blocks at a time, and then answers those that are being written
+    /// here, of a key in one turn of the lock: what is being written is not published meanwhile.
+    fn answer(
+        &self,
+        namespace: NamespaceId,
+        blocks: &[Wanted],
+        answers: &mut [Option<Refused>],
+        mut found: impl FnMut(&[Wanted], &mut [Option<Refused>]),
+    ) {
         let turns = blocks.chunks(TURN).zip(answers.chunks_mut(TURN));
         let mut state = self.state.lock();
         for (turn, (blocks, answers)) in turns.enumerate() {
             state.take_turns(turn * TURN);
+            found(blocks, answers);
             self.reserved_in(&state, namespace, blocks, answers);
         }
     }

@@ -2,7 +2,9 @@
 //! together. Any part that fails decides against its block, and a block has moved only when every
 //! part of it was planned, moved and, if it was read from a tier, has its checksum.
 
-use kvdepot_media::{Checksum, Done, Failure, Outcome};
+use std::sync::mpsc;
+
+use kvdepot_media::{Batch, Checksum, Copier, Done, Failure, Outcome};
 
 /// What became of one block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -127,6 +129,21 @@ impl Verdicts {
         (0..self.blocks.len()).map(|tag| self.of(tag)).collect()
     }
 
+    /// Has the batch of these blocks done, and waits for it: what became of each.
+    pub fn of_batch(mut self, batch: Batch, copier: &Copier) -> Vec<Moved> {
+        let blocks = self.blocks.len();
+        let (sender, receiver) = mpsc::sync_channel(1);
+        let ticket = copier.submit(batch, move |done: &mut Done<'_>| {
+            self.count(done);
+            // The receiver waits below.
+            let _sent = sender.send(self.all());
+        });
+        let _done = ticket.wait(None);
+        // Where nobody has looked, nothing was moved.
+        let moved = receiver.recv();
+        moved.unwrap_or_else(|_| vec![Moved::Failed; blocks])
+    }
+
     /// Why the first part that was not moved was not.
     pub fn failure(&self) -> Option<Failure> {
         self.failure
@@ -174,7 +191,7 @@ mod tests {
         if whole {
             verdicts.planned(0, sound.len());
         }
-        let (sender, receiver) = std::sync::mpsc::channel();
+        let (sender, receiver) = mpsc::channel();
         let ticket = copier.submit(batch, move |done: &mut Done<'_>| {
             verdicts.count(done);
             sender.send(verdicts.of(0)).unwrap();

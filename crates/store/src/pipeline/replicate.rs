@@ -126,16 +126,7 @@ impl Core {
                 Err(error) => tracing::error!(%error, "a copy could not be planned"),
             }
         }
-        let (sender, receiver) = std::sync::mpsc::sync_channel(1);
-        let ticket = copier.submit(batch, move |done| {
-            verdicts.count(done);
-            // The receiver waits below.
-            let _sent = sender.send(verdicts.all());
-        });
-        let _done = ticket.wait(None);
-        // Where nobody has looked, nothing was moved.
-        let moved = receiver.recv();
-        let moved = moved.unwrap_or_else(|_| vec![Moved::Failed; copies.len()]);
+        let moved = verdicts.of_batch(batch, copier);
         // Puts of these keys may have joined the copies.
         ended.extend(copies.iter().map(|(_, target)| **target));
         let (mut written, mut commits) = (Vec::new(), Vec::new());
