@@ -39,6 +39,7 @@ use crate::parts::{self, Part};
 use crate::place::{Place, Token};
 use crate::roll::Roll;
 use crate::stats::{Counters, TierStats};
+use crate::under_way::UnderWay;
 
 /// A medium with its allocator, index and, where it outlives the process, its record table.
 pub struct Arena {
@@ -58,7 +59,7 @@ pub struct Arena {
     pub(crate) index: Index,
     /// Held by whoever changes what the index holds.
     pub(crate) state: held::Mutex<State>,
-    /// A burial has ended.
+    /// A burial or a commit has ended.
     pub(crate) burial: Condvar,
     /// Whether little room is left where others had to go before.
     pub(crate) low: AtomicBool,
@@ -97,9 +98,10 @@ pub(crate) struct State {
     /// Slots of blocks that are out of the index and still pinned: copies of them may be under
     /// way, also after the block has moved to another device.
     pub(crate) lingering: HashSet<u32>,
-    /// Burials that calls are at, and how many have ended.
-    pub(crate) burials: u64,
-    pub(crate) buried: u64,
+    /// Calls that bury blocks.
+    pub(crate) burials: UnderWay,
+    /// Calls that write the records of blocks they publish.
+    pub(crate) commits: UnderWay,
     /// How often room is set aside for blocks that are not reserved yet.
     pub(crate) set_aside: u64,
     /// Bytes and slots of what is free, or will be, that are spoken for: by those who evict for
@@ -312,8 +314,8 @@ impl State {
             sequence,
             live_bytes: 0,
             lingering: HashSet::new(),
-            burials: 0,
-            buried: 0,
+            burials: UnderWay::default(),
+            commits: UnderWay::default(),
             set_aside: 0,
             pressed: false,
             promised: (0, 0),

@@ -119,7 +119,7 @@ impl Arena {
         if dying.len() == 0 {
             return 0;
         }
-        begin_burial(state);
+        let burial = state.burials.begin();
         let dead = state.unlocked(|| self.write_dead(dying));
         for (at, some) in dead.chunks(BITE).enumerate() {
             if at > 0 {
@@ -127,7 +127,7 @@ impl Arena {
             }
             some.iter().for_each(|slot| self.doom(state, *slot));
         }
-        self.end_burial(state);
+        self.end_burial(state, burial);
         dead.len()
     }
 
@@ -143,21 +143,32 @@ impl Arena {
         dead.map(|(slot, _)| slot).collect()
     }
 
-    /// Ends what [`begin_burial`] has begun.
-    pub(crate) fn end_burial(&self, state: &mut State) {
-        state.burials -= 1;
-        state.buried += 1;
+    /// Ends a burial that has begun.
+    pub(crate) fn end_burial(&self, state: &mut State, burial: u64) {
+        state.burials.end(burial);
         self.burial.notify_all();
     }
 
     /// Waits for the burials that others are at; false when there is none.
     pub(crate) fn await_burials(&self, state: &mut Guard<'_, State>) -> bool {
-        let awaited = state.buried + state.burials;
-        let waits = state.burials > 0;
-        while state.buried < awaited {
+        let (next, waits) = (state.burials.next(), state.burials.count() > 0);
+        while state.burials.has_before(next) {
             state.wait(&self.burial);
         }
         waits
+    }
+
+    /// Waits until the medium has forgotten what nobody shall find any more: what others are
+    /// burying, and copies whose records were on their way when their removal was asked for.
+    pub(crate) fn await_forgotten(&self) {
+        if self.table.is_none() {
+            return;
+        }
+        let mut state = self.state.lock();
+        let (burials, commits) = (state.burials.next(), state.commits.next());
+        while state.burials.has_before(burials) || state.commits.has_before(commits) {
+            state.wait(&self.burial);
+        }
     }
 
     /// What is dead on the medium is free with its last pin.
@@ -213,7 +224,7 @@ impl Arena {
         for some in tokens.chunks(BATCH) {
             let mut state = self.state.lock();
             // From the first of them on those who need room wait for theirs.
-            begin_burial(&mut state);
+            let burial = state.burials.begin();
             let mut dying = Dying::default();
             for (at, few) in some.chunks(BITE).enumerate() {
                 if at > 0 {
@@ -228,7 +239,7 @@ impl Arena {
                 state.roll.moving = false;
             }
             self.bury(&mut state, dying);
-            self.end_burial(&mut state);
+            self.end_burial(&mut state, burial);
         }
         count
     }
@@ -271,11 +282,6 @@ impl Arena {
             false => vec![true; ranges.len()],
         }
     }
-}
-
-/// Says that blocks are about to end, so that who needs room waits for theirs.
-pub(crate) fn begin_burial(state: &mut State) {
-    state.burials += 1;
 }
 
 #[cfg(test)]
@@ -432,7 +438,7 @@ mod tests {
         }
         let blocks = arena.stats().blocks;
         let mut state = arena.state.lock();
-        state.burials += 1;
+        let burial = state.burials.begin();
         drop(state);
         let dying = arena.disown(&tokens[100..104]);
         let space = std::thread::scope(|scope| {
@@ -449,7 +455,7 @@ mod tests {
             );
             assert!(has(&arena, 0), "the index answers meanwhile");
             let mut state = arena.state.lock();
-            state.burials -= 1;
+            state.burials.end(burial);
             arena.bury(&mut state, dying);
             drop(state);
             waiting.join().unwrap()
@@ -471,7 +477,7 @@ mod tests {
             let key = tokens.len() as u8;
             tokens.push(store(&arena, key, key));
         }
-        arena.state.lock().burials += 1;
+        let burial = arena.state.lock().burials.begin();
         let dying = arena.disown(&tokens);
         let space = std::thread::scope(|scope| {
             let waiting = scope.spawn(|| {
@@ -482,11 +488,13 @@ mod tests {
             });
             std::thread::sleep(Duration::from_millis(20));
             // One burial ends, whose room somebody else has, and another one has begun.
-            arena.state.lock().buried += 1;
-            arena.burial.notify_all();
+            let mut state = arena.state.lock();
+            let next = state.burials.begin();
+            arena.end_burial(&mut state, burial);
+            drop(state);
             std::thread::sleep(Duration::from_millis(20));
             let mut state = arena.state.lock();
-            state.burials -= 1;
+            state.burials.end(next);
             arena.bury(&mut state, dying);
             drop(state);
             waiting.join().unwrap()

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 
 use crate::bind::Fallen;
 use crate::body::{Arena, State};
-use crate::bury::{BATCH, BITE, Dying, Victim, begin_burial};
+use crate::bury::{BATCH, BITE, Dying, Victim};
 use crate::format::GRANULE;
 use crate::held::Guard;
 use crate::index::{Oldest, Stage};
@@ -109,7 +109,7 @@ impl Arena {
         state: &mut Guard<'_, State>,
         mut choose: impl FnMut(&mut State, Fallen) -> Option<Vec<Victim>>,
     ) -> (usize, bool) {
-        begin_burial(state);
+        let burial = state.burials.begin();
         let (mut dying, mut fallen) = (Dying::default(), Fallen::default());
         let (mut count, mut died, mut buried) = (0, 0, 0);
         loop {
@@ -130,7 +130,7 @@ impl Arena {
         }
         died += dying.len();
         buried += self.bury(state, dying);
-        self.end_burial(state);
+        self.end_burial(state, burial);
         (count + fallen.blocks as usize, died == 0 || buried > 0)
     }
 

@@ -51,7 +51,7 @@ impl Arena {
     pub fn device(&self) -> Device {
         let state = self.state.lock();
         let (pinned, reserved) = (self.index.pinned(), state.reserved.len());
-        let under_way = state.set_aside + state.burials;
+        let under_way = state.set_aside + state.burials.count();
         Device {
             leaving: self.leaving.load(Ordering::Acquire),
             failed: self.has_failed(),

@@ -48,6 +48,7 @@ mod serve;
 pub mod size;
 mod space;
 mod stats;
+mod under_way;
 pub mod verdict;
 
 pub use body::Arena;

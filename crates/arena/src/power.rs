@@ -9,16 +9,15 @@ use std::time::Duration;
 
 use kvdepot_alloc::Hint;
 use kvdepot_media::checksum::{self, PartId};
-use kvdepot_media::{Buffer, Opened, Result};
 use kvdepot_testkit::bytes::{content, is_content};
 use kvdepot_testkit::{Rng, rounds};
 use parking_lot::Mutex;
 
 use crate::body::Arena;
-use crate::format::record;
 use crate::index::Uses;
 use crate::key::{Key, NamespaceId};
-use crate::medium::{Medium, Shared, Written};
+use crate::medium::Shared;
+use crate::medium::watched::{Watched, Watcher};
 use crate::options::{Access, Durability, Options};
 use crate::parts;
 use crate::place::{Place, Wanted};
@@ -111,67 +110,16 @@ impl Held {
     }
 }
 
-/// A medium that loses power.
-struct Failing(Shared, Arc<Mutex<Held>>);
+/// What loses power.
+struct Power(Arc<Mutex<Held>>);
 
-impl std::fmt::Debug for Failing {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        self.0.fmt(f)
-    }
-}
-
-impl Medium for Failing {
-    fn opened(&self) -> &Opened {
-        self.0.opened()
+impl Watcher for Power {
+    fn writes(&self, at: u64, bytes: &[u8]) {
+        self.0.lock().wrote(at, bytes);
     }
 
-    fn read_at(&self, at: u64, out: &mut [u8]) -> Result<()> {
-        self.0.read_at(at, out)
-    }
-
-    fn write_at(&self, at: u64, bytes: &[u8]) -> Result<()> {
-        self.0.write_at(at, bytes)?;
-        self.1.lock().wrote(at, bytes);
-        Ok(())
-    }
-
-    fn sync(&self, ranges: &[(u64, u64)]) -> Vec<bool> {
-        let synced = self.0.sync(ranges);
-        self.1.lock().synced(ranges);
-        synced
-    }
-
-    fn commit(&self, records: &[Written], durable: bool) -> Vec<bool> {
-        let written = self.0.commit(records, durable);
-        let mut held = self.1.lock();
-        records
-            .iter()
-            .for_each(|(at, bytes)| held.wrote(*at, bytes));
-        if durable {
-            let range = |(at, _): &Written| (*at, record::LEN as u64);
-            held.synced(&records.iter().map(range).collect::<Vec<_>>());
-        }
-        written
-    }
-
-    fn is_lost(&self, at: u64, len: u64) -> bool {
-        self.0.is_lost(at, len)
-    }
-
-    fn lost(&self) -> Option<Vec<(u64, u64)>> {
-        self.0.lost()
-    }
-
-    fn losses(&self) -> u64 {
-        self.0.losses()
-    }
-
-    fn grown(&self, len: u64) -> Result<Shared> {
-        self.0.grown(len)
-    }
-
-    fn buffer(&self, at: u64, len: u64) -> Result<Buffer> {
-        self.0.buffer(at, len)
+    fn syncs(&self, ranges: &[(u64, u64)]) {
+        self.0.lock().synced(ranges);
     }
 }
 
@@ -282,7 +230,7 @@ fn a_power_cut_at_any_write_loses_nothing_acknowledged_and_shows_nothing_torn() 
             cuts: Vec::new(),
         }));
         let medium = Arc::clone(&arena.medium.load_full());
-        let failing: Shared = Arc::new(Failing(Shared::clone(&medium), Arc::clone(&held)));
+        let failing: Shared = Arc::new(Watched(Shared::clone(&medium), Power(Arc::clone(&held))));
         arena.medium.store(Arc::new(failing));
         for number in 1..120 {
             let len = rng.between(1, 24_000) as usize;

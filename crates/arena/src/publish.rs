@@ -60,6 +60,8 @@ impl Arena {
             let durable = self.sync_payloads(&mut state, blocks, &claimed);
             self.withdraw(&mut state, blocks, &mut claimed, &durable);
         }
+        // From the first look at what is removed on: who removes it later waits for the rest.
+        let commit = state.commits.begin();
         let mut written: Vec<(usize, Entry, u32)> = Vec::with_capacity(blocks.len());
         for (index, (token, checksum)) in blocks.iter().enumerate() {
             state.take_turns(index);
@@ -93,6 +95,8 @@ impl Arena {
             }
         }
         self.show(&mut state, blocks, &mut claimed, pinned);
+        state.commits.end(commit);
+        self.burial.notify_all();
         claimed
     }
 
@@ -171,11 +175,9 @@ impl Arena {
         }
         if !dead.is_empty() {
             // A burial like any other, but for the room: the device does not go meanwhile.
-            state.burials += 1;
+            let burial = state.burials.begin();
             state.unlocked(|| self.write_records(&dead));
-            state.burials -= 1;
-            state.buried += 1;
-            self.burial.notify_all();
+            self.end_burial(state, burial);
         }
     }
 

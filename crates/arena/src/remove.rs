@@ -11,7 +11,8 @@ use crate::key::{Key, NamespaceId};
 use crate::place::Token;
 
 impl Arena {
-    /// Removes blocks by key, some at a time; how many were there.
+    /// Removes blocks by key, some at a time; how many were there. No crash brings any of them back
+    /// then.
     pub fn remove(&self, namespace: NamespaceId, keys: &[Key]) -> usize {
         let some = keys.chunks(BATCH);
         let count = some.map(|some| self.remove_some(namespace, some)).sum();
@@ -22,6 +23,7 @@ impl Arena {
             let is_one = |key: &Key| keys.contains(key);
             self.remove_lingering(&mut self.state.lock(), namespace, is_one);
         }
+        self.await_forgotten();
         count
     }
 
@@ -45,7 +47,7 @@ impl Arena {
         self.drop_blocks(&tokens, false)
     }
 
-    /// Removes every block of a namespace, some at a time; how many there were.
+    /// Removes every block of a namespace, as [`Arena::remove`] does; how many there were.
     pub fn clear(&self, namespace: NamespaceId) -> usize {
         {
             let mut state = self.state.lock();
@@ -83,6 +85,7 @@ impl Arena {
             drop(state);
             count += self.drop_blocks(&tokens, false);
         }
+        self.await_forgotten();
         count
     }
 
@@ -130,5 +133,111 @@ impl Arena {
         slots.sort_unstable();
         slots.dedup();
         slots
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicBool;
+    use std::sync::{Arc, mpsc};
+    use std::time::Duration;
+
+    use kvdepot_media::checksum::Checksum;
+
+    use super::*;
+    use crate::format::record;
+    use crate::index::Uses;
+    use crate::medium::Shared;
+    use crate::medium::watched::{Watched, Watcher};
+    use crate::options::Options;
+    use crate::place::Wanted;
+
+    const NAMESPACE: NamespaceId = NamespaceId([1; 16]);
+    const KEY: Key = Key([1; 32]);
+
+    /// Calls it with each record that is about to be written, by the first byte.
+    struct Records<F>(F);
+
+    impl<F: Fn(u8) + Send + Sync> Watcher for Records<F> {
+        fn writes(&self, _: u64, bytes: &[u8]) {
+            if bytes.len() == record::LEN {
+                (self.0)(bytes[0]);
+            }
+        }
+    }
+
+    fn open(path: &std::path::Path) -> Arc<Arena> {
+        let config = Options {
+            capacity: Some(1 << 20),
+            ..Options::default()
+        };
+        let wait = Duration::ZERO;
+        let opened = Arena::open(("Dax", 0), path, &config, &str::to_owned, wait);
+        let (mut arena, _) = opened.unwrap();
+        arena.rank(&Uses::default());
+        arena.keep();
+        Arc::new(arena)
+    }
+
+    fn reserve(arena: &Arc<Arena>, copy: bool) -> Token {
+        let wanted = Wanted {
+            key: KEY,
+            len: 5000,
+            parts: 1,
+            stamp: 0,
+            copy,
+            evict: true,
+        };
+        let mut reserved = arena.reserve(NAMESPACE, &[wanted]).unwrap();
+        reserved.pop().unwrap().ok().unwrap().hand_out().token
+    }
+
+    #[test]
+    fn what_is_removed_is_forgotten_also_where_others_are_still_at_it() {
+        for copy in [false, true] {
+            let dir = tempfile::tempdir().unwrap();
+            let arena = open(&dir.path().join("arena"));
+            let token = reserve(&arena, copy);
+            let written = [(token, Checksum([0; 16]))];
+            if !copy {
+                assert_eq!(arena.commit(&written, false), [true]);
+            }
+            let (begins, begun) = mpsc::channel();
+            let forgotten = Arc::new(AtomicBool::new(false));
+            let (of, forgets) = (Arc::downgrade(&arena), Arc::clone(&forgotten));
+            let each = move |state: u8| {
+                if copy == (state == 1) {
+                    begins.send(()).unwrap();
+                }
+                if state == 1 {
+                    // The copy's removal is asked for while its record is written.
+                    let arena = of.upgrade().unwrap();
+                    while !arena.index.get(token.slot).removed {
+                        std::thread::yield_now();
+                    }
+                    return;
+                }
+                // Who does not wait is back by then.
+                std::thread::sleep(Duration::from_millis(20));
+                forgets.store(true, Ordering::SeqCst);
+            };
+            let medium: Shared = Arc::clone(&arena.medium.load_full());
+            let watched: Shared = Arc::new(Watched(medium, Records(each)));
+            arena.medium.store(Arc::new(watched));
+            std::thread::scope(|scope| {
+                let (arena, forgotten) = (&arena, &forgotten);
+                let removes = scope.spawn(move || {
+                    begun.recv().unwrap();
+                    assert_eq!(arena.remove(NAMESPACE, &[KEY]), 0);
+                    forgotten.load(Ordering::SeqCst)
+                });
+                match copy {
+                    true => assert_eq!(arena.commit(&written, false), [false]),
+                    false => assert_eq!(arena.evict_these(&[token]), 1),
+                }
+                let was_forgotten = removes.join().unwrap();
+                assert!(was_forgotten, "a crash would bring it back (copy: {copy})");
+            });
+        }
     }
 }

@@ -257,7 +257,7 @@ impl Arena {
 
     /// Whether others might make room for this block.
     fn may_evict(&self, state: &State, wanted: &Wanted) -> bool {
-        let could = self.index.evictable_bytes() > 0 || state.burials > 0;
+        let could = self.index.evictable_bytes() > 0 || state.burials.count() > 0;
         wanted.evict && could && wanted.len > 0 && wanted.len <= self.layout().data_len()
     }
 

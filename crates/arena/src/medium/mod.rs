@@ -9,6 +9,8 @@
 mod direct;
 mod group;
 mod mapped;
+#[cfg(test)]
+pub(crate) mod watched;
 
 use std::fmt;
 use std::io::ErrorKind;
