@@ -82,6 +82,8 @@ pub(crate) struct Table {
     pub(crate) superblock: Mutex<Superblock>,
     /// `None` once released by a close.
     pub(crate) lock: Mutex<Option<OwnerLock>>,
+    /// Held while a namespace is described, and by a close before it releases the lock.
+    pub(crate) describing: Mutex<()>,
     pub(crate) orphans: Orphans,
 }
 

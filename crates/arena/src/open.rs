@@ -89,6 +89,7 @@ impl Acquired {
             fresh: Mutex::new(self.fresh),
             superblock: Mutex::new(superblock),
             lock: Mutex::new(Some(self.lock)),
+            describing: Mutex::new(()),
             orphans: Orphans::default(),
         };
         let arena = Arena {

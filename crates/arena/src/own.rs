@@ -68,6 +68,7 @@ impl Arena {
         if let Some(table) = &self.table {
             self.close_orphans();
             drop(table.fresh.lock().take());
+            let _described = table.describing.lock();
             drop(table.lock.lock().take());
         }
     }

@@ -289,12 +289,12 @@ impl Arena {
             state.described.insert(namespace);
             index as usize
         };
+        held::may_wait();
         // A closed arena may have another owner.
-        let lock = table.lock.lock();
-        if lock.is_none() {
+        let _describing = table.describing.lock();
+        if table.lock.lock().is_none() {
             return;
         }
-        held::may_wait();
         let at = layout::DIRECTORY + (index * directory::LEN) as u64;
         let entry = directory::encode(namespace, description);
         if let Err(error) = self.medium.load().write_at(at, &entry) {

@@ -114,6 +114,21 @@ fn what_is_written_to_lost_memory_is_said_to_be_lost() {
 }
 
 #[test]
+fn what_is_lost_stays_lost_where_the_file_grows() {
+    let directory = tempfile::tempdir().unwrap();
+    let (file, mapping) = file(directory.path());
+    let copier = copier();
+    file.set_len(HALF).unwrap();
+    let block = Buffer::from_vec(vec![7; BLOCK as usize]);
+    let to = mapping.buffer(HALF, BLOCK).unwrap();
+    assert!(copy(&copier, &[(block, to, None)])[0].is_err());
+    file.set_len(LEN).unwrap();
+    let grown = mapping.grown(2 * LEN).unwrap();
+    let lost = [0, HALF, LEN].map(|at| grown.is_lost(at, BLOCK).unwrap());
+    assert_eq!(lost, [false, true, false]);
+}
+
+#[test]
 fn losing_memory_while_it_is_read_and_written_ends_nothing() {
     let directory = tempfile::tempdir().unwrap();
     let (file, mapping) = file(directory.path());

@@ -2,7 +2,7 @@
 //! cache where the file system lets them (`O_DIRECT`), so they are of whole pages: a record is
 //! written with the others of its page, by whoever is at a [group](super::group).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -26,7 +26,8 @@ const PAGE: usize = 4096;
 /// Most bytes of a call.
 const CALL_MAX: usize = 1 << 20;
 
-/// Payloads' reads and writes that are under way at a time: what keeps a disk's queue filled.
+/// Payloads' reads and writes that are under way at a time: what keeps a disk's queue filled. Each
+/// arena has threads of its own, so that no disk waits for a slower one, or for one that hangs.
 const THREADS: usize = 8;
 
 /// A regular file without an address.
@@ -42,7 +43,8 @@ pub(super) struct Direct {
 #[derive(Debug, Default)]
 struct Common {
     groups: Groups,
-    lost: Mutex<Vec<(u64, u64)>>,
+    /// Where its lost pages begin.
+    lost: Mutex<BTreeSet<u64>>,
     losses: AtomicU64,
     carrier: OnceLock<Arc<File>>,
 }
@@ -99,12 +101,10 @@ impl Direct {
 
     /// Notes that the medium has failed under a page.
     fn lose(&self, at: u64, error: &io::Error) {
-        let page = (at / PAGE as u64 * PAGE as u64, PAGE as u64);
-        let mut lost = self.common.lost.lock();
-        if !lost.contains(&page) {
-            lost.push(page);
+        let at = at / PAGE as u64 * PAGE as u64;
+        if self.common.lost.lock().insert(at) {
             self.common.losses.fetch_add(1, Ordering::Release);
-            tracing::error!(path = self.opened.name(), at = page.0, %error, "the medium failed");
+            tracing::error!(path = self.opened.name(), at, %error, "the medium failed");
         }
     }
 
@@ -308,13 +308,14 @@ impl Medium for Direct {
     }
 
     fn is_lost(&self, at: u64, len: u64) -> bool {
-        let touches = |(begin, room): &(u64, u64)| at < begin + room && *begin < at + len;
-        self.check(at, len as usize).is_err()
-            || (self.losses() > 0 && self.common.lost.lock().iter().any(touches))
+        let pages = at / PAGE as u64 * PAGE as u64..at.saturating_add(len);
+        let has_lost = || self.common.lost.lock().range(pages).next().is_some();
+        self.check(at, len as usize).is_err() || (self.losses() > 0 && has_lost())
     }
 
     fn lost(&self) -> Option<Vec<(u64, u64)>> {
-        Some(self.common.lost.lock().clone())
+        let lost = self.common.lost.lock();
+        Some(lost.iter().map(|at| (*at, PAGE as u64)).collect())
     }
 
     fn losses(&self) -> u64 {

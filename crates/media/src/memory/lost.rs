@@ -99,6 +99,12 @@ impl Watch {
 }
 
 impl Watch {
+    /// Notes what a mapping had lost in whose place this one comes.
+    pub(super) fn note(&self, addr: usize, len: usize) {
+        self.region.note(addr, addr + len);
+        ANY.store(true, Ordering::Release);
+    }
+
     /// What was lost, by addresses: beginning and end of each range, in no order. `None` while a
     /// loss is being noted.
     pub(super) fn lost(&self) -> Option<Vec<(usize, usize)>> {

@@ -323,7 +323,8 @@ impl Mapping {
     }
 
     /// The same file with `len` bytes, more than it has, mapped as a whole. Its new space is
-    /// allocated, and lasts. This mapping stays what it is, and both show the same bytes.
+    /// allocated, and lasts. This mapping stays what it is, and both show the same bytes, and have
+    /// lost the same.
     ///
     /// # Errors
     ///
@@ -333,8 +334,19 @@ impl Mapping {
     /// then as long as it was.
     pub fn grown(&self, len: u64) -> Result<Arc<Self>> {
         self.check_writable(self.addr)?;
-        self.medium
-            .grown(len, |medium| Self::map(medium, self.access))
+        let map = |medium| Self::map(medium, self.access);
+        let grown = self.medium.grown(len, map)?;
+        let lost = loop {
+            if let Some(lost) = self.lost() {
+                break lost;
+            }
+            std::hint::spin_loop();
+        };
+        if let Some(watch) = &grown.watch {
+            lost.into_iter()
+                .for_each(|(at, len)| watch.note(grown.addr + at as usize, len as usize));
+        }
+        Ok(grown)
     }
 
     pub(super) fn advise(&self, at: usize, bytes: usize, advice: Advice) -> rustix::io::Result<()> {
