@@ -199,7 +199,12 @@ impl Task {
 
     /// Gives a key whose buffer was released before its outcome.
     pub(crate) fn acknowledge(&self, index: usize, outcome: Outcome) {
-        self.change(&[(index, outcome)], 0);
+        self.acknowledge_all(&[(index, outcome)]);
+    }
+
+    /// As [`Task::acknowledge`], of several in one step.
+    pub(crate) fn acknowledge_all(&self, each: &[(usize, Outcome)]) {
+        self.change(each, 0);
     }
 
     /// Says that the buffers of so many keys are no longer touched.

@@ -22,7 +22,7 @@ use parking_lot::Mutex;
 use crate::client::calls::{Line, Paced, Said, Telling};
 use crate::client::stores::Stores;
 use crate::frame::hello::{Former, Role};
-use crate::frame::verbs::{self as say, Asks, Verb};
+use crate::frame::verbs::{self as say, Asks, Says, Verb};
 use crate::frame::{Frame, Out};
 use crate::line::credit::{Allowance, Credit};
 use crate::line::incoming::Incoming;
@@ -265,19 +265,26 @@ impl Link {
         self.begin(call, count, out);
     }
 
-    /// Starts a prefetch.
-    pub(crate) fn prefetch(&self, namespace: NamespaceId, keys: &[Key], task: &Task, pass: Pass) {
-        let out = Out::new(&say::Prefetch {
-            namespace,
-            keys: keys.into(),
-        });
+    /// Starts a task without bytes, which `asked` says to the owner.
+    pub(crate) fn start_plain(
+        &self,
+        asked: &impl Says,
+        namespace: NamespaceId,
+        keys: usize,
+        task: &Task,
+        pass: Pass,
+    ) {
         let none = BlockBuffers::default();
         let how = (Op::Get, GetOptions::default());
         let call = Call::new(how, namespace, Vec::new(), none, task.clone(), pass);
-        self.begin(call, keys.len(), out);
+        self.begin(call, keys, Out::new(asked));
     }
 
     fn begin(&self, mut call: Call, keys: usize, out: Out) {
+        if keys == 0 {
+            // It is done, and no step of it would ever come.
+            return;
+        }
         match self.allowance.task(keys) {
             Ok(credits) => call.credits = Some(credits),
             // As the owner would refuse it.

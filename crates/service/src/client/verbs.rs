@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kvdepot_arena::parts::Parts;
+use kvdepot_arena::patience::{SLICE, Wait, Why};
 use kvdepot_arena::{Error, Identity, Key, NamespaceId, Opening, Place, clock, parts};
 use kvdepot_host::dir::Access;
 use kvdepot_media::Checksum;
@@ -21,7 +22,7 @@ use crate::client::link::{Call, Link};
 use crate::frame::Out;
 use crate::frame::refusal::{broken, tier_name};
 use crate::frame::rows::{NameRow, Rows, marked};
-use crate::frame::verbs::{self as say, Grant};
+use crate::frame::verbs::{self as say, Grant, Says};
 
 /// A block of a grant: its tier, its place, and its file if it has one.
 type Granted = (usize, Place, Option<FileAt>);
@@ -86,6 +87,41 @@ impl Client {
             None => task.abandon(Outcome::Miss),
         }
         Ok(task)
+    }
+}
+
+impl Client {
+    /// Starts a task without bytes.
+    fn start_plain(
+        &self,
+        name: &'static str,
+        asked: &impl Says,
+        id: NamespaceId,
+        keys: usize,
+    ) -> Result<Task, Error> {
+        let pass = self.gate.enter()?;
+        let task = Task::new(keys, Journal::dispatched(name, keys, 0));
+        task.release(keys);
+        match self.dial.link() {
+            Some(link) => link.start_plain(asked, id, keys, &task, pass),
+            None => task.abandon(Outcome::Miss),
+        }
+        Ok(task)
+    }
+
+    /// Waits so long for a lookup: what is not known then counts as missing.
+    fn wait_for(&self, lookup: &Task, limit: Duration) -> Result<Vec<bool>, Error> {
+        let wait = Wait::new(limit);
+        while let Err(error) = lookup.wait(Some(SLICE)) {
+            match (error, wait.goes_on()) {
+                (Error::Timeout { .. }, Ok(())) => {}
+                (Error::Timeout { .. }, Err(Why::Late)) => break,
+                (Error::Timeout { .. }, Err(Why::Interrupted)) => return Err(Error::Interrupted),
+                (error, _) => return Err(error),
+            }
+        }
+        let found = lookup.outcomes().into_iter();
+        Ok(found.map(|outcome| outcome == Outcome::Done).collect())
     }
 }
 
@@ -235,16 +271,18 @@ impl Verbs for Client {
         self.change_slowly(&say::GrowDevice { path, capacity }, |()| ())
     }
 
-    /// The owner waits for its tiers, and so does the call.
     fn lookup(&self, namespace: NamespaceId, keys: &[Key]) -> Result<Task, Error> {
-        let found = self.contains(namespace, keys)?;
-        let task = Task::new(keys.len(), Journal::dispatched("lookup", keys.len(), 0));
-        let outcome = |found| if found { Outcome::Done } else { Outcome::Miss };
-        task.settle(found.into_iter().map(outcome).enumerate());
-        Ok(task)
+        let asked = say::Lookup {
+            namespace,
+            keys: keys.into(),
+        };
+        self.start_plain("lookup", &asked, namespace, keys.len())
     }
 
     fn contains(&self, namespace: NamespaceId, keys: &[Key]) -> Result<Vec<bool>, Error> {
+        if let Some(limit) = self.about.lookup_timeout {
+            return self.wait_for(&self.lookup(namespace, keys)?, limit);
+        }
         let count = keys.len();
         let keys = keys.into();
         self.ask(
@@ -258,6 +296,10 @@ impl Verbs for Client {
     }
 
     fn prefix(&self, namespace: NamespaceId, keys: &[Key]) -> Result<usize, Error> {
+        if self.about.lookup_timeout.is_some() {
+            let found = self.contains(namespace, keys)?;
+            return Ok(found.into_iter().take_while(|found| *found).count());
+        }
         let keys = keys.into();
         let call = say::Prefix { namespace, keys };
         self.ask(|| 0, &call, |count, _| Ok(count as usize))
@@ -291,14 +333,11 @@ impl Verbs for Client {
     }
 
     fn prefetch(&self, id: NamespaceId, keys: &[Key]) -> Result<Task, Error> {
-        let pass = self.gate.enter()?;
-        let task = Task::new(keys.len(), Journal::dispatched("prefetch", keys.len(), 0));
-        task.release(keys.len());
-        match self.dial.link() {
-            Some(link) => link.prefetch(id, keys, &task, pass),
-            None => task.abandon(Outcome::Miss),
-        }
-        Ok(task)
+        let asked = say::Prefetch {
+            namespace: id,
+            keys: keys.into(),
+        };
+        self.start_plain("prefetch", &asked, id, keys.len())
     }
 
     fn remove(&self, namespace: NamespaceId, keys: &[Key]) -> Result<usize, Error> {

@@ -144,6 +144,8 @@ frames! {
     41 Prefetch<'a> { namespace: NamespaceId, keys: Keys<'a> };
     /// The lanes of the connections that this one follows have stopped.
     42 Quiet {};
+    /// Asks which of the keys are there, as a task.
+    44 Lookup<'a> { namespace: NamespaceId, keys: Keys<'a> };
     /// Says at once that it is there.
     43 Ping {} => ();
 

@@ -206,6 +206,14 @@ impl Session {
                 });
                 self.refuse(number, started.map(|_| ()));
             }
+            Verb::Lookup => {
+                let call: say::Lookup<'_> = frame.read()?;
+                let started = call.keys.allowed().and_then(|keys| {
+                    let mirror = self.mirror(number, keys.len())?;
+                    self.core.lookup(call.namespace, keys, Some(mirror))
+                });
+                self.refuse(number, started.map(|_| ()));
+            }
             Verb::Put => {
                 let say::Put {
                     namespace,

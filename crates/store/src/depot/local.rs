@@ -102,6 +102,7 @@ impl Local {
             description: describe(&core, config, without.as_deref()),
             opening,
             timeout: config.timeout,
+            lookup_timeout: core.is_apart().then_some(config.lookup_timeout),
         };
         let server = serve(&core, &about)?;
         // Its threads have the arenas, and with them their locks.
@@ -240,7 +241,7 @@ impl Verbs for Local {
     }
 
     fn lookup(&self, id: NamespaceId, keys: &[Key]) -> Result<Task, Error> {
-        self.core.lookup(id, keys)
+        self.core.lookup(id, keys, None)
     }
 
     fn prefetch(&self, id: NamespaceId, keys: &[Key]) -> Result<Task, Error> {

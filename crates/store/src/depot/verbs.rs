@@ -30,6 +30,9 @@ pub struct About {
     /// What its configuration says of a client's calls.
     #[serde(default)]
     pub timeout: Option<Duration>,
+    /// How long a lookup waits for tiers that may answer late, where there are such.
+    #[serde(default)]
+    pub lookup_timeout: Option<Duration>,
 }
 
 /// The verbs, as [`Depot`](super::Depot) and [`Namespace`](super::Namespace) describe them.

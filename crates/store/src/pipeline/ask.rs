@@ -7,7 +7,7 @@ use kvdepot_arena::{Error, Key, NamespaceId};
 
 use super::Core;
 use crate::journal::Journal;
-use crate::task::{Outcome, Task};
+use crate::task::{Mirror, Outcome, Task};
 use crate::tier::Apart;
 
 /// A lookup that has not heard from all tiers.
@@ -20,19 +20,32 @@ struct Lookup {
 }
 
 impl Core {
-    /// Asks which blocks are stored in some tier: `Done` for those that are, `Miss` for the others.
-    /// Where the tiers of arenas have all, or there is no other, the task is done at once.
+    /// Asks which blocks are stored in some tier: `Done` for those that are, as soon as that is
+    /// known, and `Miss` for the others at the end. Where the tiers of arenas have all, or there is
+    /// no other, the task is done at once.
     ///
     /// # Errors
     /// [`Error::Closed`].
-    pub fn lookup(self: &Arc<Core>, id: NamespaceId, keys: &[Key]) -> Result<Task, Error> {
+    pub fn lookup(
+        self: &Arc<Core>,
+        id: NamespaceId,
+        keys: &[Key],
+        mirror: Option<Mirror>,
+    ) -> Result<Task, Error> {
         let pass = self.gate.enter()?;
         self.asked(id, keys);
-        Ok(self.look_up(pass, id, keys))
+        Ok(self.look_up(pass, id, keys, mirror))
     }
 
-    pub(super) fn look_up(self: &Arc<Core>, pass: Pass, id: NamespaceId, keys: &[Key]) -> Task {
-        let task = Task::new(keys.len(), Journal::dispatched("lookup", keys.len(), 0));
+    pub(super) fn look_up(
+        self: &Arc<Core>,
+        pass: Pass,
+        id: NamespaceId,
+        keys: &[Key],
+        mirror: Option<Mirror>,
+    ) -> Task {
+        let journal = Journal::dispatched("lookup", keys.len(), 0);
+        let task = Task::with_mirror(keys.len(), journal, mirror);
         // There are no buffers to hold.
         task.release(keys.len());
         let lookup = Lookup {
@@ -42,7 +55,9 @@ impl Core {
             task: task.clone(),
             _pass: pass,
         };
-        lookup.ask(0, self.stored(id, keys));
+        let found = self.stored(id, keys);
+        lookup.say(found.iter().enumerate().filter(|(_, found)| **found));
+        lookup.ask(0, found);
         task
     }
 }
@@ -64,20 +79,26 @@ impl Core {
 }
 
 impl Lookup {
+    /// Those that were found now.
+    fn say<'a>(&self, found: impl Iterator<Item = (usize, &'a bool)>) {
+        let found: Vec<_> = found.map(|(index, _)| (index, Outcome::Done)).collect();
+        self.task.acknowledge_all(&found);
+    }
+
     /// Asks the tiers from `tier` on for what was not found.
     fn ask(self, tier: usize, mut found: Vec<bool>) {
         let core = Arc::clone(&self.core);
         let Some((at, apart, missing)) = core.next_apart(tier, &found) else {
-            for (index, found) in found.into_iter().enumerate() {
-                let outcome = if found { Outcome::Done } else { Outcome::Miss };
-                self.task.acknowledge(index, outcome);
-            }
-            return;
+            let missing = (0..found.len()).filter(|index| !found[*index]);
+            let missing: Vec<_> = missing.map(|index| (index, Outcome::Miss)).collect();
+            return self.task.acknowledge_all(&missing);
         };
         let keys: Vec<Key> = missing.iter().map(|index| self.keys[*index]).collect();
         apart.probe(self.namespace, &keys).then(move |there| {
-            let there = missing.into_iter().zip(there.unwrap_or_default());
-            there.for_each(|(index, there)| found[index] = there);
+            let there = there.unwrap_or_default();
+            let there = missing.iter().copied().zip(&there);
+            self.say(there.clone().filter(|(_, there)| **there));
+            there.for_each(|(index, there)| found[index] = *there);
             self.ask(at + 1, found);
         });
     }

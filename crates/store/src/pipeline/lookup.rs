@@ -28,7 +28,10 @@ impl Core {
     /// Whether each key's block is stored in some tier. Waits for those that answer late.
     fn found(self: &Arc<Core>, pass: Pass, id: NamespaceId, keys: &[Key]) -> Vec<bool> {
         match self.is_apart() && !held::passes() {
-            true => self.look_up(pass, id, keys).wait(None).unwrap_or_default(),
+            true => {
+                let task = self.look_up(pass, id, keys, None);
+                task.wait(None).unwrap_or_default()
+            }
             false => self.stored(id, keys),
         }
     }
@@ -55,7 +58,7 @@ impl Core {
     }
 
     /// Whether some tier may answer late.
-    fn is_apart(&self) -> bool {
+    pub(crate) fn is_apart(&self) -> bool {
         self.tiers.iter().any(|tier| tier.apart().is_some())
     }
 

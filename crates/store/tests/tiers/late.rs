@@ -1,12 +1,13 @@
 //! A tier in front of another one that answers late, and at random not at all.
 
 use std::collections::BinaryHeap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use kvdepot_arena::{Place, Refused, Reserved, Wanted};
 use kvdepot_media::Checksum;
+use kvdepot_store::option::{Kind as OptionKind, OptionSpec};
 use kvdepot_store::{
     Ends, Error, Key, Kinds, NamespaceId, Page, Reply, Tier, TierKind, TierStats, ask,
 };
@@ -18,6 +19,8 @@ pub struct Mood {
     pub delay: AtomicU64,
     /// Answers that are dropped, in a thousand.
     pub lost: AtomicU64,
+    /// Nothing is answered before this is over.
+    pub silent: AtomicBool,
     seed: AtomicU64,
     pub asked: AtomicU64,
 }
@@ -44,6 +47,23 @@ pub fn kinds(name: &'static str, inner: TierKind, mood: &Arc<Mood>) -> Kinds {
             Ok(Late::new(name, tier, Arc::clone(&mood)) as Arc<dyn Tier>)
         }),
     })
+}
+
+/// The kind `Slow`: files that answer by `mood`, with the section `slow: {path: …}`.
+pub fn slow_files(mood: &Arc<Mood>) -> Kinds {
+    const OPTIONS: &[OptionSpec] = &[OptionSpec::new(
+        "slow",
+        "path",
+        OptionKind::Text,
+        "none",
+        "",
+    )];
+    let inner = TierKind {
+        name: "Slow",
+        options: OPTIONS,
+        ..super::files::kind()
+    };
+    kinds("Slow", inner, mood)
 }
 
 pub struct Late {
@@ -130,14 +150,20 @@ impl Late {
         put(inner);
         let answer = pending.now().ok().flatten();
         let loses = self.mood.loses();
-        let job = move || match answer {
-            Some(answer) if loses => lost(answer),
-            Some(answer) => {
-                if let Err(answer) = reply.answer(answer) {
-                    lost(answer);
-                }
+        let mood = Arc::clone(&self.mood);
+        let job = move || {
+            while mood.silent.load(Ordering::Relaxed) {
+                std::thread::sleep(Duration::from_millis(1));
             }
-            None => {}
+            match answer {
+                Some(answer) if loses => lost(answer),
+                Some(answer) => {
+                    if let Err(answer) = reply.answer(answer) {
+                        lost(answer);
+                    }
+                }
+                None => {}
+            }
         };
         let delay = Duration::from_micros(self.mood.delay.load(Ordering::Relaxed));
         let mut state = self.clock.state.lock().unwrap();
