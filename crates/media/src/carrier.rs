@@ -162,6 +162,11 @@ impl Receipt {
         self.len
     }
 
+    /// How many of them are enough.
+    pub(crate) fn least(&self) -> usize {
+        self.least
+    }
+
     /// Never: no receipt asks for nothing.
     #[must_use]
     pub fn is_empty(&self) -> bool {

@@ -10,7 +10,7 @@ use std::sync::{Arc, OnceLock};
 
 use kvdepot_host::fds;
 use kvdepot_host::fork::LockFd;
-use kvdepot_media::file::{File, Threads};
+use kvdepot_media::file::{File, Losses, Threads};
 use kvdepot_media::{Buffer, Error, Kind, Opened, Result};
 use parking_lot::Mutex;
 use rustix::fs::OFlags;
@@ -40,8 +40,9 @@ pub(super) struct Direct {
     common: Arc<Common>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Common {
+    name: String,
     groups: Groups,
     /// Where its lost pages begin.
     lost: Mutex<BTreeSet<u64>>,
@@ -49,9 +50,28 @@ struct Common {
     carrier: OnceLock<Arc<File>>,
 }
 
+impl Losses for Common {
+    fn lost(&self, at: u64, len: u64, error: &io::Error) {
+        let page = PAGE as u64;
+        for at in (at / page * page..at + len).step_by(PAGE) {
+            if self.lost.lock().insert(at) {
+                self.losses.fetch_add(1, Ordering::Release);
+                tracing::error!(path = self.name, at, %error, "the medium failed");
+            }
+        }
+    }
+}
+
 impl Direct {
     pub(super) fn new(opened: Opened) -> Result<Direct> {
-        Direct::with(opened, Arc::default())
+        let common = Common {
+            name: opened.name(),
+            groups: Groups::default(),
+            lost: Mutex::default(),
+            losses: AtomicU64::new(0),
+            carrier: OnceLock::new(),
+        };
+        Direct::with(opened, Arc::new(common))
     }
 
     fn with(opened: Opened, common: Arc<Common>) -> Result<Direct> {
@@ -96,15 +116,6 @@ impl Direct {
                 len,
                 end,
             }),
-        }
-    }
-
-    /// Notes that the medium has failed under a page.
-    fn lose(&self, at: u64, error: &io::Error) {
-        let at = at / PAGE as u64 * PAGE as u64;
-        if self.common.lost.lock().insert(at) {
-            self.common.losses.fetch_add(1, Ordering::Release);
-            tracing::error!(path = self.opened.name(), at, %error, "the medium failed");
         }
     }
 
@@ -154,7 +165,7 @@ impl Direct {
         let mut first = Ok(());
         for (at, page) in (at..).step_by(PAGE).zip(pages.chunks_mut(PAGE)) {
             if let Err(error) = self.read(at, page) {
-                self.lose(at, &error);
+                self.common.lost(at, PAGE as u64, &error);
                 page.fill(0);
                 first = first.and(Err(error));
             }
@@ -170,7 +181,7 @@ impl Direct {
         let mut first = Ok(());
         for (at, page) in (at..).step_by(PAGE).zip(pages.chunks(PAGE)) {
             if let Err(error) = self.write(at, page) {
-                self.lose(at, &error);
+                self.common.lost(at, PAGE as u64, &error);
                 first = first.and(Err(error));
             }
         }
@@ -237,7 +248,8 @@ impl Direct {
         let flags = rustix::fs::fcntl_getfl(self.fd.fd().map_err(fail)?);
         let direct = flags.and_then(|flags| rustix::fs::fcntl_setfl(&fd, flags));
         direct.map_err(|errno| self.fail("open", errno))?;
-        let file = File::new(fd, &Threads::new(THREADS)?)?;
+        let losses = Arc::clone(&self.common) as _;
+        let file = File::heard(fd, &Threads::new(THREADS)?, losses)?;
         Ok(Arc::clone(self.common.carrier.get_or_init(|| file)))
     }
 }
@@ -362,5 +374,49 @@ impl Deref for Pages {
 impl DerefMut for Pages {
     fn deref_mut(&mut self) -> &mut [u8] {
         &mut self.bytes[self.begin..][..self.len]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use kvdepot_media::checksum::{self, PartId};
+    use kvdepot_media::{Copier, CopierConfig};
+
+    use super::*;
+
+    #[test]
+    fn a_payload_that_is_gone_does_not_verify_and_its_room_is_lost() {
+        const LEN: u64 = 16 * PAGE as u64;
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        let medium = Opened::create(&path, LEN, Direct::new).unwrap();
+        let file = std::fs::File::options().write(true).open(&path).unwrap();
+        file.set_len(LEN / 2).unwrap();
+        let copier = Copier::new(CopierConfig::default()).unwrap();
+        let id = PartId {
+            namespace: [1; 16],
+            key: [2; 32],
+            part: 0,
+            parts: 1,
+        };
+        let mut batch = copier.batch();
+        let bytes = medium.buffer(LEN / 2 - PAGE as u64, 3 * PAGE as u64);
+        let sum = checksum::of(&id, &[7; 3 * PAGE]);
+        let bytes = [bytes.unwrap()];
+        batch.hash_only(&id, &bytes, Some(sum), 0).unwrap();
+        let (sender, ended) = mpsc::channel();
+        let ticket = copier.submit(batch, move |done| {
+            let (_, outcome) = done.part(0).unwrap();
+            sender.send(outcome.map(|outcome| outcome.matches)).unwrap();
+        });
+        assert!(ticket.wait(None));
+        assert_eq!(ended.recv().unwrap(), Ok(Some(false)));
+        let page = PAGE as u64;
+        let lost = [(LEN / 2, page), (LEN / 2 + page, page)];
+        assert_eq!((medium.losses(), medium.lost()), (2, Some(lost.to_vec())));
+        let is_lost = [1, 2, 7].map(|pages| medium.is_lost(LEN / 2 - page, pages * page));
+        assert_eq!(is_lost, [false, true, true]);
     }
 }

@@ -2,7 +2,8 @@
 //!
 //! A file that was opened with `O_DIRECT` says what positions, lengths and memory it takes, and
 //! what does not fit goes through the slab. Calls that are interrupted or do less than was asked go
-//! on where they stopped; errors keep the system's number ([`Failure::Os`]).
+//! on where they stopped; errors keep the system's number ([`Failure::Os`]). Of a file whose losses
+//! somebody hears of, what the medium does not give back reads as zeros, which do not verify.
 
 mod threads;
 
@@ -12,12 +13,21 @@ use crate::buffer::Buffer;
 use crate::carrier::{Alignment, Carrier, Op, Receipt};
 use crate::error::{Error, Failure, Result};
 use rustix::fs::{AtFlags, OFlags, StatxFlags};
-use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
+use std::{fmt, io};
 
 /// What direct I/O takes on every file system, where one does not tell.
 const DIRECT: u64 = 4096;
+
+/// What is looked at by itself where a larger call has failed.
+const PAGE: usize = 4096;
+
+/// Who hears what a file has lost.
+pub trait Losses: fmt::Debug + Send + Sync {
+    /// The medium has failed under these bytes.
+    fn lost(&self, at: u64, len: u64, error: &io::Error);
+}
 
 /// A file whose bytes batches move.
 #[derive(Debug)]
@@ -26,6 +36,7 @@ pub struct File {
     writable: bool,
     alignment: Alignment,
     threads: Arc<Threads>,
+    losses: Option<Arc<dyn Losses>>,
 }
 
 impl File {
@@ -36,6 +47,27 @@ impl File {
     /// [`Error::Io`] when its flags cannot be read, or it was opened to be appended to: the system
     /// would write at its end whatever the offset.
     pub fn new(file: impl Into<OwnedFd>, threads: &Arc<Threads>) -> Result<Arc<Self>> {
+        Self::with(file, threads, None)
+    }
+
+    /// As [`File::new`], and `losses` hears what it has lost: that reads as zeros.
+    ///
+    /// # Errors
+    ///
+    /// As [`File::new`].
+    pub fn heard(
+        file: impl Into<OwnedFd>,
+        threads: &Arc<Threads>,
+        losses: Arc<dyn Losses>,
+    ) -> Result<Arc<Self>> {
+        Self::with(file, threads, Some(losses))
+    }
+
+    fn with(
+        file: impl Into<OwnedFd>,
+        threads: &Arc<Threads>,
+        losses: Option<Arc<dyn Losses>>,
+    ) -> Result<Arc<Self>> {
         let fd = file.into();
         let flags = rustix::fs::fcntl_getfl(&fd).map_err(|e| Error::io("look at", "file", e))?;
         if flags.contains(OFlags::APPEND) {
@@ -55,6 +87,7 @@ impl File {
             writable: flags & OFlags::RWMODE != OFlags::RDONLY,
             alignment,
             threads: Arc::clone(threads),
+            losses,
         }))
     }
 
@@ -67,36 +100,56 @@ impl File {
 
     /// Does what a receipt asks for; how many bytes, fewer at the end of the file.
     fn perform(&self, receipt: &Receipt) -> std::result::Result<usize, Failure> {
-        let mut done = 0;
+        let (mut done, mut most) = (0, usize::MAX);
         while done < receipt.len() {
-            let (fd, len) = (self.fd.as_raw_fd(), receipt.len() - done);
-            let memory = receipt.memory().wrapping_add(done).cast::<libc::c_void>();
-            let Ok(at) = libc::off_t::try_from(receipt.at() + done as u64) else {
-                let errno = libc::EOVERFLOW;
-                return Err(Failure::Os { errno });
-            };
-            // SAFETY: the memory is `receipt.len()` bytes long and, to be read into, writable for
-            // as long as the receipt lives; the system returns an error where it is gone.
-            let moved = unsafe {
-                match receipt.op() {
-                    Op::Read => libc::pread(fd, memory, len, at),
-                    Op::Write => libc::pwrite(fd, memory, len, at),
+            let len = (receipt.len() - done).min(most);
+            let error = match self.call(receipt, done, len) {
+                // With what lies behind the end nobody can do anything, or nobody wants it.
+                Ok(0) if self.losses.is_none() || done >= receipt.least() => break,
+                Ok(0) => io::ErrorKind::UnexpectedEof.into(),
+                Ok(moved) => {
+                    done += moved;
+                    continue;
                 }
+                Err(libc::EINTR) => continue,
+                Err(errno) => io::Error::from_raw_os_error(errno),
             };
-            match usize::try_from(moved) {
-                Ok(0) => break,
-                Ok(moved) => done += moved,
-                Err(_) => match io::Error::last_os_error().raw_os_error() {
-                    Some(libc::EINTR) => {}
-                    errno => {
-                        return Err(Failure::Os {
-                            errno: errno.unwrap_or(libc::EIO),
-                        });
-                    }
-                },
+            let errno = error.raw_os_error().unwrap_or(libc::EIO);
+            let losses = self.losses.as_ref().filter(|_| errno == libc::EIO);
+            let losses = losses.ok_or(Failure::Os { errno })?;
+            if len > PAGE {
+                // No more is lost than must be.
+                most = PAGE;
+                continue;
             }
+            losses.lost(receipt.at() + done as u64, len as u64, &error);
+            if receipt.op() == Op::Write {
+                return Err(Failure::Os { errno });
+            }
+            let memory = receipt.memory().wrapping_add(done);
+            // SAFETY: memory of the receipt, as in `call`.
+            unsafe { memory.write_bytes(0, len) };
+            done += len;
         }
         Ok(done)
+    }
+
+    /// Reads or writes some of what a receipt asks for; how many bytes, or the system's error.
+    fn call(&self, receipt: &Receipt, done: usize, len: usize) -> std::result::Result<usize, i32> {
+        let fd = self.fd.as_raw_fd();
+        let memory = receipt.memory().wrapping_add(done).cast::<libc::c_void>();
+        let at = libc::off_t::try_from(receipt.at() + done as u64);
+        let at = at.map_err(|_| libc::EOVERFLOW)?;
+        // SAFETY: the memory is `receipt.len()` bytes long and, to be read into, writable for
+        // as long as the receipt lives; the system returns an error where it is gone.
+        let moved = unsafe {
+            match receipt.op() {
+                Op::Read => libc::pread(fd, memory, len, at),
+                Op::Write => libc::pwrite(fd, memory, len, at),
+            }
+        };
+        let errno = |_| io::Error::last_os_error().raw_os_error();
+        usize::try_from(moved).map_err(|error| errno(error).unwrap_or(libc::EIO))
     }
 }
 
@@ -131,5 +184,60 @@ fn direct(fd: &OwnedFd) -> Alignment {
     Alignment {
         at,
         memory: Some(at as usize),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File as System;
+    use std::sync::{Mutex, mpsc};
+
+    use super::*;
+    use crate::checksum::{self, PartId};
+    use crate::copier::{Copier, CopierConfig};
+
+    #[derive(Debug, Default)]
+    struct Lost(Mutex<Vec<(u64, u64)>>);
+
+    impl Losses for Lost {
+        fn lost(&self, at: u64, len: u64, error: &io::Error) {
+            assert_eq!(error.raw_os_error(), Some(libc::EIO));
+            self.0.lock().unwrap().push((at, len));
+        }
+    }
+
+    #[test]
+    fn what_the_medium_does_not_give_back_is_told_and_does_not_verify() {
+        // Where this process has no memory, the system fails as a disk does.
+        let mut memory = System::options();
+        let memory = memory.read(true).write(true).open("/proc/self/mem");
+        let (lost, threads) = (Arc::new(Lost::default()), Threads::new(1).unwrap());
+        let file = File::heard(memory.unwrap(), &threads, Arc::clone(&lost) as _).unwrap();
+        let copier = Copier::new(CopierConfig::default()).unwrap();
+        let id = PartId {
+            namespace: [1; 16],
+            key: [2; 32],
+            part: 0,
+            parts: 1,
+        };
+        let pages = || file.buffer(PAGE, 2 * PAGE);
+        let there = || Buffer::from_vec(vec![7; 2 * PAGE]);
+        let sum = checksum::of(&id, &[7; 2 * PAGE]);
+        let mut outcomes = Vec::new();
+        for (from, to) in [(pages(), there()), (there(), pages())] {
+            let mut batch = copier.batch();
+            batch.part(&id, &[from], &[to], Some(sum), 0).unwrap();
+            let (sender, ended) = mpsc::channel();
+            let ticket = copier.submit(batch, move |done| {
+                let (_, outcome) = done.part(0).unwrap();
+                sender.send(outcome.map(|outcome| outcome.matches)).unwrap();
+            });
+            assert!(ticket.wait(None));
+            outcomes.push(ended.recv().unwrap());
+        }
+        let errno = libc::EIO;
+        assert_eq!(outcomes, [Ok(Some(false)), Err(Failure::Os { errno })]);
+        let page = |number: u64| (number * PAGE as u64, PAGE as u64);
+        assert_eq!(*lost.0.lock().unwrap(), [page(1), page(2), page(1)]);
     }
 }
