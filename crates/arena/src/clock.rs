@@ -12,5 +12,9 @@ pub(crate) fn unix_seconds() -> u32 {
 
 /// Now, for durations.
 pub fn now() -> Instant {
+    #[cfg(feature = "sim")]
+    if let Some(now) = kvdepot_media::sim::now() {
+        return now;
+    }
     Instant::now()
 }

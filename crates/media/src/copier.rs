@@ -184,7 +184,8 @@ impl Ticket {
     pub fn wait(&self, timeout: Option<Duration>) -> bool {
         #[cfg(feature = "sim")]
         if let Some(schedule) = &self.shared.schedule {
-            schedule.until(|| self.waiter.is_done());
+            let ended = schedule.until(|| self.waiter.is_done());
+            assert!(ended, "somebody waits for a batch that no lane has");
             return true;
         }
         let start = Instant::now();

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use std::thread;
 
 use kvdepot_arena::{Arena, Error, Inode, Opening, Options, Promised, Uses};
-use kvdepot_media::is_simulated;
 
 use crate::config::{Config, DeviceConfig};
 use crate::option::Section;
@@ -110,12 +109,13 @@ impl Opened {
             let section = config.sections.get(kind.name).unwrap_or(&none);
             let tier = ((kind.open)(section, self.next)?, self.next);
             self.next += 1;
-            // In a simulation time does not pass.
-            if self.alarm.is_none() && !is_simulated() {
-                self.alarm = Some(Arc::new(Alarm::start()?));
-            }
+            let alarm = match &self.alarm {
+                Some(alarm) => Arc::clone(alarm),
+                None => Arc::new(Alarm::start()?),
+            };
+            self.alarm = Some(Arc::clone(&alarm));
             let limits = (config.lookup_timeout, config.tier_timeout);
-            let apart = Apart::new(tier, limits, self.alarm.clone());
+            let apart = Apart::new(tier, limits, alarm);
             self.tiers.push((at, Stage::Apart(apart)));
         }
         Ok(())

@@ -170,6 +170,10 @@ impl Task {
         if self.shared.epoch != fork::epoch() {
             return Err(Error::Closed(FORKED));
         }
+        #[cfg(feature = "sim")]
+        if let Some(schedule) = kvdepot_media::sim::current().filter(|_| timeout.is_none()) {
+            schedule.until(|| reached(&self.shared.state.lock()));
+        }
         let deadline = timeout.and_then(|timeout| clock::now().checked_add(timeout));
         let mut state = self.shared.state.lock();
         while !reached(&state) {

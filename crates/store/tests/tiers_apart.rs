@@ -10,6 +10,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use common::{PATIENCE, eventually, get, has, key, keys, namespace, put};
+use kvdepot_store::sim::{Schedule, Turn};
 use kvdepot_store::{BlockBuffers, Buffer, Config, Depot, Error, Kinds, Namespace, Outcome};
 use serde_json::json;
 use tiers::files;
@@ -89,6 +90,66 @@ fn a_file_that_rots_is_a_miss_and_is_written_anew() {
     assert_eq!(ns.contains(&keys([1])).unwrap(), [false]);
     assert_eq!(put(&ns, &[1], LEN), [true]);
     assert!(has(&ns, &[1], LEN));
+    depot.close();
+}
+
+/// Lanes and background threads that do what they have to do only while somebody waits.
+fn stepped() -> Arc<Schedule> {
+    Schedule::new(|_| Turn {
+        job: 0,
+        fails: false,
+    })
+}
+
+/// Puts one block of equal bytes.
+fn put_one(ns: &Namespace, block: u64, byte: u8, len: usize) -> Vec<bool> {
+    let buffer = BlockBuffers::whole([Buffer::from_vec(vec![byte; len])]);
+    let put = ns.put(keys([block]), buffer).unwrap();
+    put.wait(None).unwrap()
+}
+
+#[test]
+fn what_was_removed_does_not_come_near_once_it_is_put_anew() {
+    let schedule = stepped();
+    let _entered = schedule.enter(|| ());
+    let dir = tempfile::tempdir().unwrap();
+    let depot = open(&files::kinds(), "Cache|Files", &dir);
+    let ns = namespace(&depot);
+    let len = 100_000;
+    // Fills the queue between the tiers, so that others go past it.
+    let other = BlockBuffers::whole([Buffer::from_vec(vec![0; 450_000])]);
+    let other = ns.put(keys([2]), other).unwrap();
+    let get = || {
+        let buffer = Buffer::from_vec(vec![0; len]);
+        let into = BlockBuffers::whole([buffer.clone()]);
+        let done = ns.get(keys([1]), into).unwrap().wait(None).unwrap();
+        assert_eq!(done, [true]);
+        buffer.to_vec()[0]
+    };
+    assert_eq!(put_one(&ns, 1, 7, len), [true]);
+    assert_eq!(get(), 7);
+    // It is on its way near, pinned where it is.
+    assert_eq!(ns.remove(&keys([1])).unwrap(), 1);
+    assert_eq!(put_one(&ns, 1, 8, len), [true]);
+    while depot.step_background() {}
+    assert_eq!(get(), 8);
+    assert_eq!(other.wait(None).unwrap(), [true]);
+    depot.close();
+}
+
+#[test]
+fn no_tier_that_forgets_acknowledges_behind_one_that_lasts() {
+    let schedule = stepped();
+    let _entered = schedule.enter(|| ());
+    let dir = tempfile::tempdir().unwrap();
+    let kinds = Kinds::new().with(files::kind_that(false));
+    let depot = open(&kinds, "Dax|Files", &dir);
+    let ns = namespace(&depot);
+    // More than may wait between the tiers.
+    for block in 0..3 {
+        assert_eq!(put_one(&ns, block, 7, 500_000), [true]);
+    }
+    assert_eq!(ns.nearest(&keys(0..3)).unwrap(), [Some("Dax"); 3]);
     depot.close();
 }
 

@@ -105,8 +105,12 @@ impl Core {
             if ledger.stop {
                 return false;
             }
-            let mut edges = ledger.edges.iter_mut().enumerate();
-            edges.find_map(|(edge, queues)| Some((edge, queues.take_work(true)?)))
+            // One that tries the same again and again keeps the others from nothing.
+            let (turn, count) = (ledger.turn, ledger.edges.len());
+            let mut edges = (0..count).map(|at| (turn + at) % count);
+            let next = edges.find_map(|at| Some((at, ledger.edges[at].take_work(true)?)));
+            ledger.turn = next.as_ref().map_or(0, |(at, _)| at + 1);
+            next
         };
         let Some((edge, work)) = next else {
             return false;

@@ -90,6 +90,9 @@ pub(super) struct State {
     /// No call begins any more, and so no held reservation is committed any more.
     pub(super) closing: bool,
     pub(super) stop: bool,
+    /// The edge that a simulation looks at next.
+    #[cfg(feature = "sim")]
+    pub(super) turn: usize,
 }
 
 impl Ledger {

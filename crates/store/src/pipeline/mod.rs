@@ -112,6 +112,12 @@ impl Core {
         self.ack > 0
     }
 
+    /// Whether a put may be acknowledged by what a tier has: it lasts, or nothing does, or the
+    /// block goes on to one that does.
+    pub(crate) fn takes_puts(&self, tier: usize) -> bool {
+        tier <= self.ack || self.tiers[tier].lasts()
+    }
+
     /// Whether blocks of a tier go on to another one.
     pub(crate) fn goes_on(&self, tier: usize) -> bool {
         tier < self.edges.len()

@@ -144,8 +144,9 @@ impl Core {
         let seat = caller.seat();
         let reaches = |tier: usize| {
             let apart = self.tiers[tier].apart();
-            apart.is_none_or(|apart| caller.reaches(apart))
+            self.takes_puts(tier) && apart.is_none_or(|apart| caller.reaches(apart))
         };
+        let mut stays = None;
         for (tier, edge) in self.edges.iter().enumerate() {
             if self.bypasses(tier, len) || !reaches(tier) {
                 if !edge.admits(identity, len) {
@@ -159,7 +160,9 @@ impl Core {
             }
             match edge.budget.admit(seat, len) {
                 Some(share) => return Ok((tier, Some(share))),
-                None if self.overload == Overload::Wait => {}
+                None if self.overload == Overload::Wait => {
+                    stays = stays.or(Some((tier, None)).filter(|_| tier >= self.ack));
+                }
                 // It stays where it is acknowledged, and goes no further.
                 None if tier >= self.ack => return Ok((tier, None)),
                 None => return Err(Outcome::Dropped),
@@ -168,6 +171,9 @@ impl Core {
         let last = self.edges.len();
         if reaches(last) {
             return Ok((last, None));
+        }
+        if let Some(stays) = stays {
+            return Ok(stays);
         }
         // Where nothing further away can be written, a full queue delays nobody.
         let mut near = self.arenas().filter(|(_, tier)| len <= tier.block_max());

@@ -170,7 +170,7 @@ impl Put {
         let core = &self.core;
         let refused = match &core.tiers[tier] {
             Stage::Here(arenas) => self.reserve(tier, arenas, wanted, routes),
-            Stage::Apart(apart) if !self.caller.reaches(apart) => {
+            Stage::Apart(apart) if !self.caller.reaches(apart) || !core.takes_puts(tier) => {
                 wanted.into_iter().map(|(index, _)| index).collect()
             }
             Stage::Apart(apart) => {

@@ -177,7 +177,8 @@ impl Core {
     }
 
     /// Which blocks that are about to be copied were removed where they come from. A tier that may
-    /// answer late is asked what it still has; `None` where it says nothing.
+    /// answer late is asked for what it has now, which may be put anew since; `None` where it has
+    /// nothing to say.
     fn removed(
         &self,
         from: usize,
@@ -193,12 +194,15 @@ impl Core {
         let of = |(index, _): &(usize, Reserved)| places[*index].identity;
         for run in copies.chunk_by(|a, b| of(a).namespace == of(b).namespace) {
             let keys: Vec<Key> = run.iter().map(|copy| of(copy).key).collect();
-            let there = apart.probe(of(&run[0]).namespace, &keys).wait();
-            let there = there
-                .unwrap_or_default()
-                .into_iter()
-                .map(|there| Some(!there));
-            gone.extend(there.chain(std::iter::repeat(None)).take(run.len()));
+            let there = apart.pin(of(&run[0]).namespace, &keys).wait();
+            let there = there.unwrap_or_default();
+            self.tiers[from].unpin(there.iter().flatten());
+            let same = |(there, (index, _)): (Option<Place>, &(usize, Reserved))| {
+                let sum = places[*index].checksum;
+                there.map(|there| there.checksum != sum)
+            };
+            let each = there.into_iter().zip(run).map(same);
+            gone.extend(each.chain(std::iter::repeat(None)).take(run.len()));
         }
         gone
     }

@@ -33,8 +33,7 @@ pub(crate) struct Apart {
     lookup: Duration,
     patience: Duration,
     breaker: Arc<Breaker>,
-    /// `None` in a simulation, where time does not pass.
-    alarm: Option<Arc<Alarm>>,
+    alarm: Arc<Alarm>,
 }
 
 /// What a tier says.
@@ -49,7 +48,7 @@ pub(crate) struct Later<T> {
     pending: Pending<T>,
     limit: Duration,
     breaker: Arc<Breaker>,
-    alarm: Option<Arc<Alarm>>,
+    alarm: Arc<Alarm>,
 }
 
 impl<T: Send + 'static> Answer<T> {
@@ -86,8 +85,7 @@ impl<T: Send + 'static> Later<T> {
             breaker,
             alarm,
         } = self;
-        let alarm = alarm.as_deref().map(|alarm| (alarm, limit));
-        pending.then(alarm, move |answer| {
+        pending.then(Some((&alarm, limit)), move |answer| {
             breaker.heard(answer.is_some());
             then(answer);
         });
@@ -98,7 +96,7 @@ impl Apart {
     pub(crate) fn new(
         (tier, number): (Arc<dyn Tier>, u32),
         (lookup, patience): (Duration, Duration),
-        alarm: Option<Arc<Alarm>>,
+        alarm: Arc<Alarm>,
     ) -> Apart {
         Apart {
             breaker: Arc::new(Breaker::new(tier.name())),
@@ -131,7 +129,7 @@ impl Apart {
     /// Nobody asks any more.
     pub(crate) fn close(&self) {
         self.tier.close();
-        self.alarm.iter().for_each(|alarm| alarm.stop());
+        self.alarm.stop();
     }
 
     fn ask<T: Send + 'static>(&self, limit: Duration, put: impl FnOnce(Reply<T>)) -> Answer<T> {
@@ -149,7 +147,7 @@ impl Apart {
                 pending,
                 limit,
                 breaker: Arc::clone(&self.breaker),
-                alarm: self.alarm.clone(),
+                alarm: Arc::clone(&self.alarm),
             }),
         }
     }

@@ -134,7 +134,9 @@ impl<T: Send + 'static> Pending<T> {
         });
         #[cfg(feature = "sim")]
         if let Some(schedule) = kvdepot_media::sim::current() {
-            while schedule.step() {}
+            let asked: Arc<dyn Expires> = Arc::clone(&question) as _;
+            schedule.after(limit, expiry(&asked));
+            schedule.until(|| question.is_over());
         }
         if let Ok(answer) = receiver.recv_timeout(limit) {
             return answer;
@@ -148,15 +150,34 @@ impl<T: Send + 'static> Pending<T> {
 /// A question whose time can be over.
 trait Expires: Send + Sync {
     fn expire(&self);
+    /// Whether it has its answer, or will have none.
+    #[cfg(feature = "sim")]
+    fn is_over(&self) -> bool;
 }
 
 impl<T: Send> Expires for Shared<T> {
     fn expire(&self) {
         let _none = self.answer(None);
     }
+
+    #[cfg(feature = "sim")]
+    fn is_over(&self) -> bool {
+        matches!(&*self.0.lock(), State::Over)
+    }
 }
 
-/// Ends questions whose time is over: one thread, which sleeps while nobody asks.
+/// Ends a question; false where it had ended.
+#[cfg(feature = "sim")]
+fn expiry(question: &Arc<dyn Expires>) -> impl FnOnce() -> bool + Send + 'static {
+    let question = Arc::downgrade(question);
+    move || {
+        let question = question.upgrade().filter(|question| !question.is_over());
+        question.map(|question| question.expire()).is_some()
+    }
+}
+
+/// Ends questions whose time is over: one thread, which sleeps while nobody asks. In a simulation
+/// its schedule does.
 pub struct Alarm {
     clock: Arc<Clock>,
     thread: Mutex<Option<JoinHandle<()>>>,
@@ -207,6 +228,11 @@ impl Alarm {
     /// [`Error::Io`] when it cannot be started.
     pub fn start() -> Result<Alarm, Error> {
         let clock = Arc::new(Clock::default());
+        #[cfg(feature = "sim")]
+        if kvdepot_media::sim::current().is_some() {
+            let thread = Mutex::default();
+            return Ok(Alarm { clock, thread });
+        }
         let rings = Arc::clone(&clock);
         let thread = std::thread::Builder::new()
             .name("kvdepot-alarm".into())
@@ -222,6 +248,10 @@ impl Alarm {
     }
 
     fn watch(&self, question: &Arc<dyn Expires>, limit: Duration) {
+        #[cfg(feature = "sim")]
+        if let Some(schedule) = kvdepot_media::sim::current() {
+            return schedule.after(limit, expiry(question));
+        }
         // Further away than clocks go: for ever.
         let Some(end) = clock::now().checked_add(limit) else {
             return;

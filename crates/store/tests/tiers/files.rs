@@ -33,13 +33,18 @@ const OPTIONS: &[OptionSpec] = &[OptionSpec::new(
 
 /// The kind `Files`, with the section `files: {path: …}`.
 pub fn kind() -> TierKind {
+    kind_that(true)
+}
+
+/// The same of a tier that says whether it outlives the process.
+pub fn kind_that(lasts: bool) -> TierKind {
     TierKind {
         name: "Files",
         options: OPTIONS,
-        open: Arc::new(|section, number| {
+        open: Arc::new(move |section, number| {
             let path = section.path("path");
             let path = path.ok_or(Error::Closed("files.path is missing"))?;
-            Ok(Files::open(&path, number)?)
+            Ok(Files::open(&path, number, lasts)?)
         }),
     }
 }
@@ -51,6 +56,7 @@ pub fn kinds() -> Kinds {
 pub struct Files {
     path: PathBuf,
     number: u32,
+    lasts: bool,
     threads: Arc<Threads>,
     open: Arc<Open>,
 }
@@ -74,7 +80,7 @@ struct Opened {
 }
 
 impl Files {
-    pub fn open(dir: &Path, number: u32) -> Result<Arc<Files>, Error> {
+    pub fn open(dir: &Path, number: u32, lasts: bool) -> Result<Arc<Files>, Error> {
         let io = |source| Error::Io {
             path: dir.into(),
             source,
@@ -89,6 +95,7 @@ impl Files {
         Ok(Arc::new(Files {
             path: dir.into(),
             number,
+            lasts,
             threads: Threads::new(2)?,
             open: Arc::new(open),
         }))
@@ -214,7 +221,7 @@ impl Tier for Files {
     }
 
     fn lasts(&self) -> bool {
-        true
+        self.lasts
     }
 
     fn block_max(&self) -> u64 {
