@@ -24,6 +24,7 @@ mod laws;
 mod log;
 mod peer;
 mod processes;
+mod tiers;
 mod world;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -36,6 +37,7 @@ use kvdepot_testkit::sim::tally::Tally;
 use kvdepot_testkit::sim::{History, Subject, watch};
 use kvdepot_testkit::{Rng, worker};
 use processes::Processes;
+use tiers::Tiers;
 use world::{Cause, Law, World};
 
 /// Histories of one process without threads or clocks, and those with real ones.
@@ -253,7 +255,12 @@ fn main() {
         .collect();
     let chosen = |name: &str| args.is_empty() || args.iter().any(|arg| arg == name);
     let [scheduled, served] = [true, false].map(|scheduled| Depots { scheduled });
-    let names = [scheduled.name(), served.name(), Processes.name()];
+    let names = [
+        scheduled.name(),
+        served.name(),
+        Processes.name(),
+        Tiers.name(),
+    ];
     if std::env::args().any(|arg| arg == "--list") || !names.iter().any(|name| chosen(name)) {
         return;
     }
@@ -275,12 +282,13 @@ fn main() {
         histories: number("SIM_HISTORIES").unwrap_or(u64::MAX),
         shrink: number("SIM_SHRINK") != Some(0),
         limit: Duration::from_secs(limit),
-        command: "SIM_HISTORIES=1 cargo test -p kvdepot-store --test sim --".into(),
+        command: "SIM_HISTORIES=1 cargo test -p kvdepot-service --test sim --".into(),
     };
     let mut tally = Tally::default();
-    let sound = (!chosen(names[0]) || run(&scheduled, &plan(0.35, 20), &mut tally))
-        && (!chosen(names[1]) || run(&served, &plan(0.3, 20), &mut tally))
-        && (!chosen(names[2]) || run(&Processes, &plan(0.35, 120), &mut tally));
+    let sound = (!chosen(names[3]) || run(&Tiers, &plan(0.15, 20), &mut tally))
+        && (!chosen(names[0]) || run(&scheduled, &plan(0.3, 20), &mut tally))
+        && (!chosen(names[1]) || run(&served, &plan(0.25, 20), &mut tally))
+        && (!chosen(names[2]) || run(&Processes, &plan(0.3, 120), &mut tally));
     println!("sim: seed {seed}, {seconds} s: {tally}");
     if !sound {
         std::process::exit(1);

@@ -313,11 +313,7 @@ impl World {
     }
 
     pub fn new(seed: u64, shape: &Shape, scheduled: bool) -> World {
-        let turns = Arc::new(Turns {
-            rng: Mutex::new(Rng::new(seed)),
-            fail: AtomicU64::new(0),
-            failed: AtomicU64::new(0),
-        });
+        let turns = Arc::new(Turns::new(seed));
         let chooser = Arc::clone(&turns);
         let schedule = scheduled.then(|| Schedule::new(move |waiting| chooser.choose(waiting)));
         let dir = tempfile::Builder::new()
@@ -383,7 +379,7 @@ impl World {
     /// The choices of a step depend on its number alone.
     pub fn reseed(&self, step: u64) {
         let mut rng = Rng::new(self.seed ^ step.wrapping_mul(0x9E37_79B9_7F4A_7C15));
-        *self.turns.rng.lock().unwrap() = rng.fork();
+        self.turns.reseed(rng.fork());
         *self.rng.borrow_mut() = rng;
     }
 
@@ -641,7 +637,19 @@ impl World {
 }
 
 impl Turns {
-    fn choose(&self, waiting: usize) -> Turn {
+    pub fn new(seed: u64) -> Turns {
+        Turns {
+            rng: Mutex::new(Rng::new(seed)),
+            fail: AtomicU64::new(0),
+            failed: AtomicU64::new(0),
+        }
+    }
+
+    pub fn reseed(&self, rng: Rng) {
+        *self.rng.lock().unwrap() = rng;
+    }
+
+    pub fn choose(&self, waiting: usize) -> Turn {
         let mut rng = self.rng.lock().unwrap();
         let job = match rng.below(3) {
             // In order, mostly: else long queues never end the first batch.

@@ -1,0 +1,573 @@
+//! A tier that stands apart, made for histories: each question is answered at once, as a step of
+//! the schedule, or not at all, and what it asks for is done when it is asked, when it is answered,
+//! or never, as the seed has it. What is stored stays when it is closed.
+
+use std::any::Any;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Arguments;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use kvdepot_arena::parts::{self, Part};
+use kvdepot_arena::{Place, Reserved, TakesBack, Token};
+use kvdepot_media::{Buffer, Checksum, PartId, checksum};
+use kvdepot_store::sim::{Schedule, current};
+use kvdepot_store::{Ends, Error, Identity, Key, NamespaceId, Reply};
+use kvdepot_testkit::Rng;
+use kvdepot_testkit::sim::run::wrong;
+
+use super::memory::Memory;
+
+/// How a tier behaves: each of these so often in a hundred.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Mood {
+    /// Questions that are answered by a step of the schedule.
+    pub late: u64,
+    /// Questions that are not answered.
+    pub silent: u64,
+    /// Blocks that it does not take, pin or publish.
+    pub refuses: u64,
+    /// Ends that cannot be had.
+    pub broken: u64,
+}
+
+/// Questions in a row without an answer after which a tier is left alone, and for how long.
+const FAILURES: u32 = 3;
+const ALONE: Duration = Duration::from_millis(500);
+
+/// What a tier has, from its making to the end of the history.
+pub struct Shelf {
+    pub name: &'static str,
+    pub lasts: bool,
+    pub block_max: u64,
+    /// Whether its bytes are reached by a carrier.
+    pub carried: bool,
+    state: Mutex<State>,
+}
+
+/// A block that is stored.
+#[derive(Clone)]
+pub struct Stored {
+    pub memory: Memory,
+    pub len: u64,
+    pub checksum: Checksum,
+}
+
+/// What is pinned or reserved.
+struct Held {
+    stored: Stored,
+    place: Place,
+    /// Of a copy.
+    copy: bool,
+    reserved: bool,
+    /// Its block was removed, and is not published any more.
+    removed: bool,
+}
+
+struct State {
+    rng: Rng,
+    mood: Mood,
+    blocks: BTreeMap<(NamespaceId, Key), Stored>,
+    held: BTreeMap<u64, Held>,
+    next: u64,
+    device: u32,
+    /// Replies that never come.
+    kept: Vec<Box<dyn Any + Send>>,
+    asked: u64,
+    unheard: u64,
+    silences: u32,
+    alone_until: Option<Instant>,
+    /// Whether an answer came late: who waits for it may hear of it after what came later.
+    was_late: bool,
+    /// Removals that were asked for, and not done yet.
+    removals: Vec<Weak<Removal>>,
+    /// What somebody may remove now.
+    removable: BTreeSet<(NamespaceId, Key)>,
+}
+
+/// Keys that somebody removes, or a whole namespace; until it is done, or never will be.
+pub struct Removal {
+    namespace: NamespaceId,
+    keys: Option<Vec<Key>>,
+}
+
+/// What becomes of a question.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fate {
+    Now,
+    Late,
+    Dropped,
+    Kept,
+}
+
+impl Shelf {
+    pub fn new(name: &'static str, lasts: bool, block_max: u64, carried: bool) -> Arc<Shelf> {
+        let state = State {
+            rng: Rng::new(0),
+            mood: Mood::default(),
+            blocks: BTreeMap::new(),
+            held: BTreeMap::new(),
+            next: 0,
+            device: 0,
+            kept: Vec::new(),
+            asked: 0,
+            unheard: 0,
+            silences: 0,
+            alone_until: None,
+            was_late: false,
+            removals: Vec::new(),
+            removable: BTreeSet::new(),
+        };
+        Arc::new(Shelf {
+            name,
+            lasts,
+            block_max,
+            carried,
+            state: Mutex::new(state),
+        })
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// It is open under that number.
+    pub fn opened(&self, number: u32) {
+        let mut state = self.state();
+        (state.device, state.asked, state.unheard) = (number, 0, 0);
+        (state.silences, state.alone_until, state.was_late) = (0, None, false);
+        if !self.lasts {
+            state.blocks.clear();
+        }
+    }
+
+    /// Nobody asks any more, and nothing is held.
+    pub fn closed(&self) {
+        let (kept, held) = {
+            let mut state = self.state();
+            let held = std::mem::take(&mut state.held);
+            (std::mem::take(&mut state.kept), held)
+        };
+        drop(kept);
+        for held in held.values() {
+            let what = if held.reserved { "reserved" } else { "pinned" };
+            let key = held.place.identity.key;
+            wrong(format!("{} is closed, and {key} is {what}", self.name));
+        }
+    }
+
+    pub fn reseed(&self, rng: Rng) {
+        self.state().rng = rng;
+    }
+
+    pub fn set_mood(&self, mood: Mood) {
+        self.state().mood = mood;
+    }
+
+    pub fn mood(&self) -> Mood {
+        self.state().mood
+    }
+
+    /// What it has, where it is sound.
+    pub fn has(&self, identity: &Identity) -> bool {
+        let name = (identity.namespace, identity.key);
+        let stored = self.state().blocks.get(&name).cloned();
+        stored.is_some_and(|stored| stored.is_sound(identity))
+    }
+
+    /// Blocks of a namespace with their bytes.
+    pub fn all(&self, namespace: NamespaceId) -> Vec<(Key, u64)> {
+        let state = self.state();
+        let here = state.blocks.iter().filter(|((id, _), _)| *id == namespace);
+        here.map(|((_, key), stored)| (*key, stored.len)).collect()
+    }
+
+    /// Turns a byte of a block over; false where it is not there.
+    pub fn rot(&self, identity: &Identity, at: u64) -> bool {
+        let name = (identity.namespace, identity.key);
+        let stored = self.state().blocks.get(&name).cloned();
+        stored.is_some_and(|stored| {
+            stored.memory.flip((at % stored.len) as usize);
+            true
+        })
+    }
+
+    /// Questions so far, and those that were not answered in time.
+    pub fn counts(&self) -> (u64, u64) {
+        let state = self.state();
+        (state.asked, state.unheard)
+    }
+
+    /// Pins, and reservations.
+    pub fn held(&self) -> (u64, u64) {
+        let state = self.state();
+        let reserved = state.held.values().filter(|held| held.reserved).count();
+        let pinned = state.held.len() - reserved;
+        (pinned as u64, reserved as u64)
+    }
+
+    /// Somebody may remove these from now on.
+    pub fn may_remove(&self, names: impl Iterator<Item = (NamespaceId, Key)>) {
+        self.state().removable.extend(names);
+    }
+
+    /// A removal is asked for.
+    pub fn removes(&self, namespace: NamespaceId, keys: Option<&[Key]>) -> Arc<Removal> {
+        let keys = keys.map(<[Key]>::to_vec);
+        let removal = Arc::new(Removal { namespace, keys });
+        self.state().removals.push(Arc::downgrade(&removal));
+        removal
+    }
+
+    /// Whether somebody has asked to remove it, and it may still happen.
+    pub fn may_go(&self, identity: &Identity) -> bool {
+        let mut state = self.state();
+        state.removals.retain(|removal| removal.strong_count() > 0);
+        let mut all = state.removals.iter().filter_map(Weak::upgrade);
+        all.any(|one| {
+            let named = one
+                .keys
+                .as_ref()
+                .is_none_or(|keys| keys.contains(&identity.key));
+            one.namespace == identity.namespace && named
+        })
+    }
+
+    fn fate(&self) -> (Fate, bool) {
+        let mut state = self.state();
+        state.asked += 1;
+        let now = kvdepot_media::sim::now();
+        let alone = state.alone_until.filter(|_| !state.was_late);
+        if alone.is_some_and(|until| now < Some(until)) {
+            wrong(format!("{} is asked, which is to be left alone", self.name));
+        }
+        let (mood, rolled) = (state.mood, state.rng.below(100));
+        let fate = match rolled {
+            rolled if rolled < mood.silent => match state.rng.once_in(2) {
+                true => Fate::Dropped,
+                false => Fate::Kept,
+            },
+            rolled if rolled < mood.silent + mood.late => Fate::Late,
+            _ => Fate::Now,
+        };
+        if matches!(fate, Fate::Dropped | Fate::Kept) {
+            state.unheard += 1;
+        }
+        if fate == Fate::Dropped {
+            state.silences += 1;
+            if state.silences >= FAILURES {
+                state.alone_until = now.and_then(|now| now.checked_add(ALONE));
+            }
+        }
+        state.was_late |= fate == Fate::Late;
+        (fate, state.rng.once_in(2))
+    }
+
+    /// Answers a question as the mood is. `undo` ends what an answer holds that nobody gets.
+    pub fn answer<T: Send + 'static>(
+        self: &Arc<Shelf>,
+        reply: Reply<T>,
+        does: impl FnOnce(&Arc<Shelf>) -> T + Send + 'static,
+        undo: impl FnOnce(&Arc<Shelf>, T) + Send + 'static,
+    ) {
+        let (fate, is_eager) = self.fate();
+        self.say(format_args!("answers {fate:?}, eager: {is_eager}"));
+        match fate {
+            Fate::Now => self.deliver(reply, does(self), undo),
+            Fate::Dropped | Fate::Kept => {
+                if is_eager {
+                    undo(self, does(self));
+                }
+                match fate {
+                    Fate::Kept => self.state().kept.push(Box::new(reply)),
+                    _ => drop(reply),
+                }
+            }
+            Fate::Late => {
+                let mut done = None;
+                let mut does = Some(does);
+                if is_eager {
+                    done = does.take().map(|does| does(self));
+                }
+                let shelf = Arc::clone(self);
+                let schedule: Arc<Schedule> = current().unwrap();
+                schedule.push(move |runs| {
+                    let answer = done.or_else(|| does.map(|does| does(&shelf)));
+                    match (answer, runs) {
+                        (Some(answer), true) => shelf.deliver(reply, answer, undo),
+                        (answer, _) => {
+                            shelf.state().unheard += 1;
+                            if let Some(answer) = answer {
+                                undo(&shelf, answer);
+                            }
+                            drop(reply);
+                        }
+                    }
+                });
+            }
+        }
+    }
+
+    fn deliver<T>(
+        self: &Arc<Shelf>,
+        reply: Reply<T>,
+        answer: T,
+        undo: impl FnOnce(&Arc<Shelf>, T),
+    ) {
+        let before = {
+            let mut state = self.state();
+            // What follows the answer may ask again, and hear nothing.
+            let State {
+                silences,
+                alone_until,
+                ..
+            } = &mut *state;
+            (std::mem::take(silences), alone_until.take())
+        };
+        if let Err(answer) = reply.answer(answer) {
+            {
+                let mut state = self.state();
+                state.unheard += 1;
+                (state.silences, state.alone_until) = before;
+            }
+            undo(self, answer);
+        }
+    }
+
+    /// For `SIM_LOG=1`.
+    fn say(&self, what: Arguments<'_>) {
+        crate::log::step(&format_args!("{} {what}", self.name), true);
+    }
+
+    /// Whether it refuses a block now.
+    pub fn refuses(&self) -> bool {
+        let mut state = self.state();
+        let refuses = state.mood.refuses;
+        state.rng.below(100) < refuses
+    }
+
+    fn hold(&self, stored: Stored, place: Place, copy: bool, reserved: bool) -> Place {
+        let mut state = self.state();
+        state.next += 1;
+        let token = Token {
+            device: state.device,
+            slot: 0,
+            sequence: state.next,
+        };
+        let place = Place { token, ..place };
+        let held = Held {
+            stored,
+            place,
+            copy,
+            reserved,
+            removed: false,
+        };
+        let name = state.next;
+        state.held.insert(name, held);
+        place
+    }
+}
+
+impl Stored {
+    fn is_sound(&self, identity: &Identity) -> bool {
+        let id: PartId = parts::part_id(identity, 0, 1);
+        checksum::of(&id, &self.memory.to_vec()) == self.checksum
+    }
+}
+
+/// What the verbs do, whenever that is.
+impl Shelf {
+    pub fn find(self: &Arc<Shelf>, namespace: NamespaceId, key: Key) -> Option<Place> {
+        let stored = self.state().blocks.get(&(namespace, key)).cloned()?;
+        if self.refuses() {
+            return None;
+        }
+        let place = Place {
+            len: stored.len,
+            checksum: stored.checksum,
+            ..nowhere(Identity { namespace, key })
+        };
+        Some(self.hold(stored, place, false, false))
+    }
+
+    pub fn knows(&self, namespace: NamespaceId, key: Key) -> bool {
+        self.state().blocks.contains_key(&(namespace, key))
+    }
+
+    /// A name of what it has anyhow.
+    pub fn nowhere(&self) -> Token {
+        Token {
+            device: self.state().device,
+            slot: 0,
+            sequence: 0,
+        }
+    }
+
+    pub fn make(self: &Arc<Shelf>, identity: Identity, len: u64, copy: bool) -> Reserved {
+        let stored = Stored {
+            memory: Memory::new(len as usize, self.carried),
+            len,
+            checksum: Checksum([0; 16]),
+        };
+        let place = Place {
+            len,
+            ..nowhere(identity)
+        };
+        let place = self.hold(stored, place, copy, true);
+        self.say(format_args!("reserves {}, a copy: {copy}", identity.key));
+        Reserved::new(Arc::clone(self) as _, place)
+    }
+
+    /// Asked for a publication: from now on a removal ends it.
+    pub fn publishes(&self, written: &[(Reserved, Checksum)]) {
+        let mut state = self.state();
+        for (reserved, _) in written {
+            if let Some(held) = state.held.get_mut(&reserved.token.sequence) {
+                held.copy = true;
+            }
+        }
+    }
+
+    pub fn publish(&self, mut reserved: Reserved, sum: Checksum, pinned: bool) -> bool {
+        let place = reserved.hand_out();
+        let refuses = self.refuses();
+        let mut state = self.state();
+        let Some(mut held) = state.held.remove(&place.token.sequence) else {
+            wrong(format!("{} publishes what is not reserved", self.name));
+            return false;
+        };
+        if held.removed || refuses {
+            return false;
+        }
+        self.say(format_args!("publishes {} {sum:?}", place.identity.key));
+        held.stored.checksum = sum;
+        held.place.checksum = sum;
+        held.reserved = false;
+        let Identity { namespace, key } = place.identity;
+        state.blocks.insert((namespace, key), held.stored.clone());
+        if pinned {
+            state.held.insert(place.token.sequence, held);
+        }
+        true
+    }
+
+    pub fn unpin(&self, tokens: impl Iterator<Item = Token>) {
+        for token in tokens {
+            let pin = self.state().held.remove(&token.sequence);
+            if pin.is_none_or(|pin| pin.reserved) {
+                wrong(format!("{} unpins what is not pinned", self.name));
+            }
+        }
+    }
+
+    /// A block that was pinned did not verify.
+    pub fn discard(&self, place: &Place) {
+        let mut state = self.state();
+        let Some(pin) = state.held.get(&place.token.sequence) else {
+            return wrong(format!("{} discards what is not pinned", self.name));
+        };
+        let (pinned, identity) = (pin.stored.clone(), pin.place.identity);
+        if pinned.is_sound(&identity) {
+            wrong(format!("{} discards a block that is sound", self.name));
+        }
+        let name = (identity.namespace, identity.key);
+        let same = state.blocks.get(&name);
+        if same.is_some_and(|stored| stored.memory.is(&pinned.memory)) {
+            state.blocks.remove(&name);
+        }
+    }
+
+    pub fn clear(&self, namespace: NamespaceId) -> usize {
+        let mut keys: BTreeSet<Key> = self
+            .all(namespace)
+            .into_iter()
+            .map(|(key, _)| key)
+            .collect();
+        let held = self.state();
+        let here = held.held.values().map(|held| held.place.identity);
+        keys.extend(
+            here.filter(|one| one.namespace == namespace)
+                .map(|one| one.key),
+        );
+        drop(held);
+        self.remove(namespace, &keys.into_iter().collect::<Vec<_>>())
+    }
+
+    pub fn remove(&self, namespace: NamespaceId, keys: &[Key]) -> usize {
+        let mut state = self.state();
+        let State {
+            held,
+            blocks,
+            removable,
+            ..
+        } = &mut *state;
+        for held in held.values_mut().filter(|held| held.copy) {
+            let identity = &held.place.identity;
+            held.removed |= identity.namespace == namespace && keys.contains(&identity.key);
+        }
+        let mut removed = 0;
+        for key in keys {
+            if !removable.contains(&(namespace, *key)) {
+                wrong(format!("{key} is removed, which nobody has asked for"));
+            }
+            removed += usize::from(blocks.remove(&(namespace, *key)).is_some());
+        }
+        removed
+    }
+}
+
+impl TakesBack for Shelf {
+    fn take_back(&self, token: Token) {
+        if self.state().held.remove(&token.sequence).is_none() {
+            wrong(format!("{} is given back what is not reserved", self.name));
+        }
+    }
+}
+
+impl Ends for Shelf {
+    fn buffers(
+        &self,
+        place: &Place,
+        offset: u64,
+        len: u64,
+        into: &mut Vec<Buffer>,
+    ) -> Result<(), Error> {
+        let mut state = self.state();
+        let broken = state.mood.broken;
+        if state.rng.below(100) < broken {
+            return Err(Error::Closed(": its medium is broken"));
+        }
+        let held = state.held.get(&place.token.sequence);
+        let held = held.ok_or(Error::Closed(": it is not held"))?;
+        let memory = held.stored.memory.buffer();
+        into.clear();
+        into.push(memory.slice(offset as usize, len as usize)?);
+        Ok(())
+    }
+
+    fn parts(&self, place: &Place) -> Result<Option<Vec<Part>>, Error> {
+        Ok(parts::single(place).map(|parts| parts.to_vec()))
+    }
+
+    fn write_parts(&self, _: &Place, _: &[Part]) -> Result<(), Error> {
+        Err(Error::Closed(
+            ": histories of tiers have blocks of one part",
+        ))
+    }
+}
+
+fn nowhere(identity: Identity) -> Place {
+    Place {
+        token: Token {
+            device: 0,
+            slot: 0,
+            sequence: 0,
+        },
+        identity,
+        extents: kvdepot_store::format::record::Packed([0; 4]),
+        len: 0,
+        parts: 1,
+        checksum: Checksum([0; 16]),
+        stamp: 0,
+    }
+}
