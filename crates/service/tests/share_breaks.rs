@@ -7,6 +7,7 @@ mod common;
 
 use std::io::{Read, Write};
 use std::net::Shutdown;
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
@@ -15,6 +16,7 @@ use common::{
     PATIENCE, Place, Served, assert_at_rest, eventually, has, key, keys, namespace, start_put,
 };
 use kvdepot_store::{Depot, Key, NamespaceId};
+use kvdepot_testkit::child::{self, Child};
 
 const LEN: usize = 40_000;
 
@@ -175,4 +177,37 @@ fn an_owner_that_closes_welcomes_nobody_and_waits_for_nobody_who_has_gone() {
         closing.join().unwrap();
         assert!(begun.elapsed() < PATIENCE / 2, "{:?}", begun.elapsed());
     });
+}
+
+#[test]
+fn a_client_that_is_killed_in_the_middle_of_a_word_holds_nothing_by_a_child_that_lives_on() {
+    const TEST: &str =
+        "a_client_that_is_killed_in_the_middle_of_a_word_holds_nothing_by_a_child_that_lives_on";
+    if child::role().is_some() {
+        let mut client = Bare::attach(child::value("socket").as_ref(), 0);
+        let _held = client.reserve(NamespaceId([1; 16]), key(1), 5000);
+        // It has the other end, and does nothing with it.
+        let end = OwnedFd::from(client.tasks.try_clone().unwrap());
+        let mut heir = std::process::Command::new("sleep");
+        let heir = heir.arg("300").stdin(end).spawn().unwrap();
+        let whole = frames::put(7, NamespaceId([1; 16]), &[key(2)], 5000);
+        client.tasks.write_all(&whole[..20]).unwrap();
+        child::say(&heir.id().to_string());
+        child::sleep_until_killed();
+    }
+    let place = Place::new("Dax", "", "4MiB");
+    let owner = place.serve();
+    let socket = place.socket();
+    let mut client = Child::start(TEST, "client", &[("socket", socket.to_str().unwrap())]);
+    let heir = client.line().unwrap();
+    assert_eq!(reserved(&owner), 1);
+    std::thread::sleep(Duration::from_millis(50));
+    client.kill();
+    let begun = Instant::now();
+    while reserved(&owner) > 0 && begun.elapsed() < PATIENCE / 4 {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let ended = std::process::Command::new("kill").arg(&heir).status();
+    assert!(ended.unwrap().success(), "the child that lives on has gone");
+    assert_eq!(reserved(&owner), 0);
 }

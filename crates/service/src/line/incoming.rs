@@ -58,11 +58,6 @@ impl Incoming {
         body
     }
 
-    /// Whether something has arrived that was not taken yet.
-    pub(crate) fn has_more(&self) -> bool {
-        self.end > self.begin
-    }
-
     /// Waits until so many bytes are there; false when the connection ended before the first.
     fn fill(&mut self, socket: &mut impl Read, len: usize) -> Result<bool, Error> {
         if self.end - self.begin >= len {

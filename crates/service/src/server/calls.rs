@@ -32,7 +32,7 @@ pub(crate) fn run(session: &Arc<Session>, unheard: Vec<Ticket>, about: &About) {
     let mut incoming = Incoming::default();
     while let Ok(Some(request)) = incoming.next(socket) {
         if request.status == HEARD {
-            session.holding.hear();
+            session.hear();
         }
         let mut granted = Granted::Nothing;
         let answer = match calls.answer(&request, &mut granted) {

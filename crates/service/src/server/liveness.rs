@@ -1,6 +1,7 @@
 //! Whether a client lives, and what ends what it held: here its process and its seat in the roster;
 //! elsewhere a lease that runs out, and a grant that is revoked.
 
+use std::io::{self, Read};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
@@ -32,6 +33,38 @@ pub(crate) trait Liveness: Send + Sync {
     /// Keeps whoever moves for it from every place, for good. False when some are still at one
     /// after `timeout`.
     fn clear(&self, timeout: Duration) -> Result<bool, Error>;
+}
+
+/// A client's connection, which is waited for no longer than the client lives: a child that it has
+/// forked may have the other end open, in the middle of a frame.
+pub(crate) struct WhileAlive<'a> {
+    client: &'a dyn Liveness,
+    connection: &'a UnixStream,
+    /// The client has, and has said all that it will.
+    pub(crate) has_ended: bool,
+}
+
+impl<'a> WhileAlive<'a> {
+    pub(crate) fn new(client: &'a dyn Liveness, connection: &'a UnixStream) -> WhileAlive<'a> {
+        WhileAlive {
+            client,
+            connection,
+            has_ended: false,
+        }
+    }
+}
+
+impl Read for WhileAlive<'_> {
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        match self.client.wait_readable(self.connection) {
+            Ok(true) => self.connection.read(bytes),
+            Ok(false) => {
+                self.has_ended = true;
+                Err(io::ErrorKind::ConnectionAborted.into())
+            }
+            Err(error) => Err(io::Error::other(error)),
+        }
+    }
 }
 
 /// A process of this host.
@@ -77,6 +110,7 @@ mod tests {
     use kvdepot_arena::{Key, NamespaceId};
     use kvdepot_host::fds;
     use kvdepot_store::{Config, Depot, Serves, Stats};
+    use parking_lot::Mutex;
     use serde_json::json;
 
     use super::*;
@@ -85,7 +119,7 @@ mod tests {
     use crate::frame::verbs::{self as say, Asks, Says, Verb};
     use crate::frame::{Frame, Out};
     use crate::line::incoming::Incoming;
-    use crate::server::Server;
+    use crate::server::{Clients, Server};
 
     const PATIENCE: Duration = Duration::from_secs(20);
     const SLICE: Duration = Duration::from_millis(1);
@@ -139,8 +173,8 @@ mod tests {
         }
     }
 
-    /// A depot whose clients have leases, of which the first one's is told.
-    fn serve(dir: &Path) -> (Depot, Arc<Lease>) {
+    /// A depot whose clients have leases, of which the first one's is told; and its clients.
+    fn serve(dir: &Path) -> (Depot, Arc<Lease>, Arc<Mutex<Clients>>) {
         let lease = Arc::new(Lease::default());
         let first = Arc::clone(&lease);
         let config = json!({
@@ -148,6 +182,7 @@ mod tests {
             "socket": dir.join("socket"),
         });
         let config = Config::new("Dax", &config).unwrap();
+        let mut clients = Arc::default();
         let started = Depot::start_serving(&config, |core, about| {
             let watch = move |_, _, seat| {
                 let lease = match seat {
@@ -157,19 +192,27 @@ mod tests {
                 Box::new(Leased(lease)) as Box<dyn Liveness>
             };
             let server = Server::start_watching(&config, core, about, Box::new(watch))?;
+            let all = server.as_ref().map(|server| Arc::clone(&server.clients));
+            clients = all.unwrap();
             Ok(server.map(|server| Box::new(server) as Box<dyn Serves>))
         });
-        (started.unwrap().keep(), lease)
+        (started.unwrap().keep(), lease, clients)
     }
 
     /// A client that says what it likes.
     struct Peer {
         calls: UnixStream,
         tasks: UnixStream,
+        number: u64,
     }
 
     impl Peer {
         fn attach(depot: &Depot) -> Peer {
+            Peer::attach_as(depot, 0)
+        }
+
+        /// As a client that was there before, and has heard of nothing.
+        fn attach_as(depot: &Depot, number: u64) -> Peer {
             let socket = depot.socket().unwrap();
             let attach = |role| {
                 let stream = UnixStream::connect(&socket).unwrap();
@@ -178,9 +221,13 @@ mod tests {
                 let welcome = receive_welcome(&stream).unwrap();
                 (stream, welcome.terms.client)
             };
-            let (calls, number) = attach(Role::Client(Former::default()));
+            let (calls, number) = attach(Role::Client(Former { number, heard: 0 }));
             let (tasks, _) = attach(Role::Tasks(number));
-            Peer { calls, tasks }
+            Peer {
+                calls,
+                tasks,
+                number,
+            }
         }
 
         fn ask<C: Asks>(&self, call: &C) -> Option<Frame> {
@@ -275,7 +322,7 @@ mod tests {
     #[test]
     fn what_a_fenced_client_says_it_has_written_is_never_published() {
         let dir = tempfile::tempdir().unwrap();
-        let (depot, lease) = serve(dir.path());
+        let (depot, lease, _) = serve(dir.path());
         let namespace = depot.namespace_by_id(NAMESPACE);
         let (late, other) = (Peer::attach(&depot), Peer::attach(&depot));
         let (mine, stored) = (late.reserve(key(1)), other.reserve(key(2)));
@@ -309,7 +356,7 @@ mod tests {
     #[test]
     fn a_get_of_a_client_whose_lease_runs_out_lets_its_blocks_go() {
         let dir = tempfile::tempdir().unwrap();
-        let (depot, lease) = serve(dir.path());
+        let (depot, lease, _) = serve(dir.path());
         let late = Peer::attach(&depot);
         assert!(late.commit(&late.reserve(key(1))));
         let key_1 = [key(1)];
@@ -328,5 +375,43 @@ mod tests {
             "not before it was fenced"
         );
         late.moved(&asked);
+    }
+
+    #[test]
+    fn a_client_that_has_ended_comes_back_as_another_one_whose_pins_hold() {
+        let dir = tempfile::tempdir().unwrap();
+        let (depot, lease, _) = serve(dir.path());
+        let late = Peer::attach(&depot);
+        assert!(late.commit(&late.reserve(key(1))));
+        assert_eq!(late.pin(key(1)).len(), 1);
+        lease.busy.store(true, Ordering::SeqCst);
+        lease.over.store(true, Ordering::SeqCst);
+        eventually("the fence", || lease.revoked.load(Ordering::SeqCst));
+        let back = Peer::attach_as(&depot, late.number);
+        assert_ne!(back.number, late.number);
+        assert_eq!(back.pin(key(1)).len(), 1);
+        lease.busy.store(false, Ordering::SeqCst);
+        eventually("the end of what it held", || held(&depot).0 == 1);
+        assert!(back.commit(&back.reserve(key(2))));
+    }
+
+    #[test]
+    fn what_the_former_connection_has_heard_says_nothing_of_what_the_next_one_grants() {
+        let dir = tempfile::tempdir().unwrap();
+        let (depot, _, clients) = serve(dir.path());
+        let peer = Peer::attach(&depot);
+        assert!(peer.commit(&peer.reserve(key(1))));
+        let former = Arc::clone(&clients.lock().sessions[&peer.number]);
+        let next = Peer::attach_as(&depot, peer.number);
+        assert_eq!(next.number, peer.number);
+        assert_eq!(next.pin(key(1)).len(), 1);
+        // A request that had reached the former one before.
+        former.hear();
+        assert_eq!(held(&depot).0, 1);
+        let last = Peer::attach_as(&depot, peer.number);
+        eventually("the end of what nobody has heard of", || {
+            held(&depot).0 == 0
+        });
+        assert_eq!(last.number, peer.number);
     }
 }

@@ -11,12 +11,14 @@ mod session;
 mod slow;
 
 use std::collections::HashMap;
+use std::io;
 use std::net::Shutdown;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -35,6 +37,7 @@ use crate::frame::Out;
 use crate::frame::hello::{self, Kind, Medium, Role, Terms};
 use crate::frame::verbs::Removed;
 use crate::line::credit::LIMITS;
+use holding::Ticket;
 use liveness::{Liveness, Local};
 use roster::Roster;
 use session::{Inheritance, Session};
@@ -92,6 +95,8 @@ struct Half {
     seat: u64,
     /// The last call whose answer the client has heard.
     heard: u64,
+    /// It was here before.
+    is_back: bool,
 }
 
 impl Server {
@@ -279,7 +284,7 @@ fn listen(path: &Path, mode: u32) -> Result<(UnixListener, Bound), Error> {
     }
     socket::listen(path, mode).map_err(|source| {
         let allowed = match source.kind() {
-            std::io::ErrorKind::AddrInUse => "a path where nobody listens".to_owned(),
+            io::ErrorKind::AddrInUse => "a path where nobody listens".to_owned(),
             _ => format!("a path in a directory that exists and can be written ({source})"),
         };
         Error::config("socket", path.display(), allowed)
@@ -345,6 +350,7 @@ impl Owner {
                     self.has_room(pid)?;
                 }
                 // A process that comes back keeps its number, and with it what it holds.
+                let is_back = known.is_some();
                 let (number, seat) = match known {
                     Some(session) => (former.number, session.holding.holder.seat),
                     None => (self.number(), self.roster.seat()),
@@ -355,6 +361,7 @@ impl Owner {
                     from,
                     seat,
                     heard: former.heard,
+                    is_back,
                 };
                 self.clients.lock().halves.insert(number, half);
                 Ok(())
@@ -469,13 +476,19 @@ impl Owner {
             socket.set_read_timeout(None).map_err(io)?;
             socket.set_write_timeout(None).map_err(io)?;
         }
+        // Before anything is handed over: without them the client would have nobody.
+        let begin = self.start_threads(number).map_err(io)?;
         let (session, unheard) = {
             let mut clients = self.clients.lock();
             if clients.stopped {
                 return Err(Error::Closed(""));
             }
-            let mut inherited = match clients.former(number, half.from.pid) {
-                Some(former) => former.hand_over(half.heard),
+            let former = clients.former(number, half.from.pid);
+            let mut inherited = match former.map(|former| former.hand_over(half.heard)) {
+                Some(Some(inherited)) => inherited,
+                // Its seat is nobody's any more.
+                Some(None) => return Err(ended(number)),
+                None if half.is_back => return Err(ended(number)),
                 None => Inheritance::none(Holder {
                     session: self.about.session,
                     seat: half.seat,
@@ -494,30 +507,46 @@ impl Owner {
             clients.sessions.insert(number, Arc::clone(&session));
             (session, unheard)
         };
-        let (of_calls, about) = (Arc::clone(&session), Arc::clone(&self.about));
-        std::thread::Builder::new()
-            .name("kvdepot-calls".into())
-            .spawn(move || {
+        begin(session, unheard);
+        Ok(())
+    }
+
+    /// The two threads of a client, which begin when they are told for whom; if that is nobody,
+    /// they end.
+    fn start_threads(
+        &self,
+        number: u64,
+    ) -> io::Result<impl FnOnce(Arc<Session>, Vec<Ticket>) + use<>> {
+        let spawn = |name: &str, run: Box<dyn FnOnce() + Send>| {
+            let run = move || {
                 let _cpus = kvdepot_host::cpu::reset_affinity();
-                calls::run(&of_calls, unheard, &about);
-            })
-            .map_err(io)?;
+                run();
+            };
+            std::thread::Builder::new().name(name.into()).spawn(run)
+        };
+        let (of_calls, calls) = mpsc::channel::<(Arc<Session>, Vec<Ticket>)>();
+        let about = Arc::clone(&self.about);
+        let answer = move || {
+            if let Ok((session, unheard)) = calls.recv() {
+                calls::run(&session, unheard, &about);
+            }
+        };
+        spawn("kvdepot-calls", Box::new(answer))?;
+        let (of_tasks, tasks) = mpsc::channel::<Arc<Session>>();
         let clients = Arc::clone(&self.clients);
-        std::thread::Builder::new()
-            .name("kvdepot-client".into())
-            .spawn(move || {
-                let _cpus = kvdepot_host::cpu::reset_affinity();
+        let serve = move || {
+            if let Ok(session) = tasks.recv() {
                 session.run();
                 let _shut = session.calls.shutdown(Shutdown::Both);
-                let mut clients = clients.lock();
-                // Unless the process has another one by now.
-                let mine = |known: &mut Arc<Session>| Arc::ptr_eq(known, &session);
-                if clients.sessions.get_mut(&number).is_some_and(mine) {
-                    clients.sessions.remove(&number);
-                }
-            })
-            .map_err(io)?;
-        Ok(())
+                clients.lock().forget(number, &session);
+            }
+        };
+        spawn("kvdepot-client", Box::new(serve))?;
+        Ok(move |session: Arc<Session>, unheard| {
+            // Nothing ends them before.
+            let _sent = of_calls.send((Arc::clone(&session), unheard));
+            let _sent = of_tasks.send(session);
+        })
     }
 }
 
@@ -525,8 +554,22 @@ impl Clients {
     /// The session that a process had before its connection broke.
     fn former(&self, number: u64, pid: u32) -> Option<&Arc<Session>> {
         let session = self.sessions.get(&number);
-        session.filter(|session| session.client.who() == pid)
+        session.filter(|session| session.client.who() == pid && !session.is_over())
     }
+
+    /// A session is over; its process may have another one by now.
+    fn forget(&mut self, number: u64, session: &Arc<Session>) {
+        let mine = |known: &Arc<Session>| Arc::ptr_eq(known, session);
+        if self.sessions.get(&number).is_some_and(mine) {
+            self.sessions.remove(&number);
+        }
+    }
+}
+
+fn ended(number: u64) -> Error {
+    refused(format!(
+        "client {number} has ended: whoever it was comes as another"
+    ))
 }
 
 fn refused(reason: String) -> Error {

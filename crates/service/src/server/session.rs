@@ -26,7 +26,7 @@ use crate::line::credit::Credit;
 use crate::line::incoming::Incoming;
 use crate::line::outbox::Outbox;
 use crate::server::holding::{Granted, Holding, Ticket, give_back};
-use crate::server::liveness::Liveness;
+use crate::server::liveness::{Liveness, WhileAlive};
 use crate::server::slow;
 
 /// How often a process without a connection, or movers of a dead one, are looked at for another
@@ -52,9 +52,19 @@ pub(crate) struct Session {
     /// What the client holds is not this session's to end: the owner has closed, or the process
     /// has another.
     retired: AtomicBool,
-    /// The process has another one: nobody hears what is granted here. Taken while an answer is
-    /// sent and what it grants is entered, so that the next one knows all of it.
-    handed_over: Mutex<bool>,
+    /// Whose what the client holds is. Taken while an answer is sent and what it grants is entered,
+    /// so that the next session knows all of it.
+    whose: Mutex<Whose>,
+}
+
+/// Which session what a client holds belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Whose {
+    This,
+    /// The process has another one: nobody hears what is granted here.
+    Next,
+    /// It is given back, or about to be, and is nobody's any more.
+    Nobody,
 }
 
 /// Blocks that a client's lanes are moving: how many, and what follows.
@@ -130,7 +140,7 @@ impl Session {
             tasks,
             outbox: Outbox::default(),
             retired: AtomicBool::new(false),
-            handed_over: Mutex::new(false),
+            whose: Mutex::new(Whose::This),
         }
     }
 
@@ -171,15 +181,9 @@ impl Session {
 
     fn listen(self: &Arc<Session>) -> End {
         let mut incoming = Incoming::default();
+        let mut tasks = WhileAlive::new(self.client.as_ref(), &self.tasks);
         loop {
-            if !incoming.has_more() {
-                match self.client.wait_readable(&self.tasks) {
-                    Ok(true) => {}
-                    Ok(false) => return End::Dead,
-                    Err(_) => return End::Broken,
-                }
-            }
-            match incoming.next(&self.tasks) {
+            match incoming.next(&mut tasks) {
                 Ok(Some(frame)) if frame.verb == Verb::Goodbye => {
                     self.send(Out::answer::<say::Goodbye>(frame.number, &()));
                     return End::Goodbye;
@@ -190,6 +194,7 @@ impl Session {
                         return End::Broken;
                     }
                 }
+                Ok(None) | Err(_) if tasks.has_ended => return End::Dead,
                 Ok(None) | Err(_) => return End::Broken,
             }
         }
@@ -426,33 +431,54 @@ impl Session {
         waiting.chain(former).collect()
     }
 
+    /// Whether the client has ended here: who comes back as it is another one.
+    pub(crate) fn is_over(&self) -> bool {
+        *self.whose.lock() == Whose::Nobody
+    }
+
     /// The process has another session now, which takes what it holds, and what its lanes are
-    /// still moving. It has heard the answer to call `heard`, and none behind that.
-    pub(crate) fn hand_over(&self, heard: u64) -> Inheritance {
+    /// still moving. It has heard the answer to call `heard`, and none behind that. `None` where
+    /// the client has ended meanwhile.
+    pub(crate) fn hand_over(&self, heard: u64) -> Option<Inheritance> {
         // Ends the answer that is being sent.
         let _shut = self.calls.shutdown(std::net::Shutdown::Both);
-        *self.handed_over.lock() = true;
+        {
+            let mut whose = self.whose.lock();
+            if *whose == Whose::Nobody {
+                return None;
+            }
+            *whose = Whose::Next;
+        }
         self.retired.store(true, Ordering::Release);
         let moves = self.take_moves();
         let _shut = self.tasks.shutdown(std::net::Shutdown::Both);
-        Inheritance {
+        Some(Inheritance {
             holding: Arc::clone(&self.holding),
             moves,
             unheard: self.holding.take_unheard(heard),
+        })
+    }
+
+    /// The client has heard all that was answered here.
+    pub(crate) fn hear(&self) {
+        let whose = self.whose.lock();
+        // What the next session has granted is not meant.
+        if *whose == Whose::This {
+            self.holding.hear();
         }
     }
 
     /// Answers a call, and enters what that gives the client; gives it back, and answers false,
     /// when nobody hears it.
     pub(crate) fn answer(&self, call: u64, out: Out, granted: Granted) -> bool {
-        let handed_over = self.handed_over.lock();
-        let sent = !*handed_over && out.send(&self.calls).is_ok();
+        let whose = self.whose.lock();
+        let sent = *whose != Whose::Next && out.send(&self.calls).is_ok();
         // Entered while the client reads: it names what it got in its next call at the earliest.
         let nobodys = match sent {
             true => self.holding.grant(call, granted),
             false => granted,
         };
-        drop(handed_over);
+        drop(whose);
         give_back(&self.core, nobodys);
         sent
     }
@@ -460,18 +486,26 @@ impl Session {
     /// Takes back what a call could not commit: it is still the client's to abort. One that has
     /// another session has done so.
     pub(crate) fn put_back(&self, reservations: Vec<Reservation>) {
-        let handed_over = self.handed_over.lock();
-        let nobodys = match *handed_over {
-            true => Granted::Reservations(reservations),
-            false => self.holding.put_back(reservations),
+        let whose = self.whose.lock();
+        let nobodys = match *whose {
+            Whose::Next => Granted::Reservations(reservations),
+            _ => self.holding.put_back(reservations),
         };
-        drop(handed_over);
+        drop(whose);
         give_back(&self.core, nobodys);
     }
 
     /// Nothing of the client touches a place any more: ends all that it held, once no mover that
     /// worked for it does either.
     fn release(&self) {
+        {
+            let mut whose = self.whose.lock();
+            if *whose == Whose::Next {
+                // It watches the client too.
+                return;
+            }
+            *whose = Whose::Nobody;
+        }
         if let Err(error) = self.client.fence() {
             tracing::error!(%error, "a client cannot be fenced: what it held stays held");
             return;
