@@ -13,6 +13,9 @@
 
 mod client;
 mod frame;
+#[cfg(any(test, fuzzing))]
+#[doc(hidden)]
+pub mod fuzz;
 mod line;
 mod mover;
 mod server;

@@ -11,6 +11,8 @@ use crate::frame::rows::{
     BlockRow, Files, GoneRow, Json, Keys, Marks, MoveRow, MovedRow, NameRow, PlaceRow, Rows,
     SettledRow,
 };
+#[cfg(any(test, fuzzing))]
+use crate::frame::{Frame, Out};
 
 /// What a frame carries.
 pub(crate) trait Says: Serialize {
@@ -52,6 +54,16 @@ macro_rules! frames {
             type Answer<'b> = $answer;
         })?
     };
+    (@again $frame:ident, $said:ty $(=> $answer:ty)?) => {{
+        let said = $frame.read::<$said>().map(|said| Out::new(&said));
+        let all = said.into_iter();
+        $(
+            let answer = $frame.read::<$answer>();
+            let answer = answer.map(|answer| Out::answer::<$said>($frame.number, &answer));
+            let all = all.chain(answer);
+        )?
+        all.collect()
+    }};
     ($(
         #[doc = $doc:tt]
         $number:literal $name:ident $(<$life:lifetime>)? { $($fields:tt)* } $(=> $answer:ty)?;
@@ -73,6 +85,14 @@ macro_rules! frames {
         }
 
         $(frames!(@says $name $(<$life>)? { $($fields)* } $(=> $answer)?);)*
+
+        /// Reads a frame as what it says that it is, and as an answer, and writes it again.
+        #[cfg(any(test, fuzzing))]
+        pub(crate) fn again<'a: 'b, 'b>(frame: &'a Frame) -> Vec<Out> {
+            match frame.verb {
+                $(Verb::$name => frames!(@again frame, $name $(<$life>)? $(=> $answer)?),)*
+            }
+        }
 
         /// Number, name, doc, fields and answer of each.
         #[cfg(test)]
