@@ -595,6 +595,59 @@ def test_a_service_that_is_killed_costs_hits_until_the_next_one_serves(service: 
         engine.close()
 
 
+class LateNamespace:
+    """A namespace that answers lookups when a test says so."""
+
+    def __init__(self, namespace: Any) -> None:
+        self._namespace = namespace
+        self.silent = True
+        self.asked = 0
+
+    def lookup(self, keys: list[bytes]) -> Any:
+        self.asked += 1
+        return LateTask(self, self._namespace.lookup(keys))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._namespace, name)
+
+
+class LateTask:
+    def __init__(self, namespace: LateNamespace, task: kvdepot.Task) -> None:
+        self._namespace = namespace
+        self._task = task
+
+    def wait(self, timeout: float) -> list[bool]:
+        if self._namespace.silent:
+            raise kvdepot.TimeoutError("late")
+        return self._task.wait(timeout)
+
+
+def test_a_lookup_whose_answer_is_late_is_tried_again_and_asked_once(world: World) -> None:
+    a, b = key("a"), key("b")
+    world.store(a)
+    world.manager._late = True
+    world.manager._lookup_wait = 60.0
+    (group,) = world.manager._groups.values()
+    late = LateNamespace(group.namespace)
+    world.manager.set_groups({0: Group(0, late, group.part_bytes)})  # type: ignore[arg-type]
+    for _ in range(3):
+        assert world.lookup(a) is LookupResult.RETRY
+        end_step(world.manager)
+    assert late.asked == 1
+    late.silent = False
+    assert world.lookup(a) is LookupResult.HIT
+    end_step(world.manager)
+    late.silent = True
+    assert world.lookup(b) is LookupResult.RETRY
+    # Nobody waits for ever, and what is over is forgotten.
+    world.manager._lookup_wait = 0.0
+    assert world.lookup(b) is LookupResult.MISS
+    world.manager.on_request_finished(context("lookup", a, b))
+    late.silent = False
+    assert world.lookup(b) is LookupResult.MISS
+    assert late.asked == 3
+
+
 def all_stopped(pid: int) -> bool:
     states = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/stat")]
     return all(state.rpartition(")")[2].split()[0] == "T" for state in states)
@@ -608,9 +661,12 @@ def test_a_service_that_hangs_costs_hits_and_holds_the_engine_up_once(service: S
         os.kill(service.process.pid, signal.SIGSTOP)
         # Each of its threads stops when it notices.
         eventually(lambda: all_stopped(service.process.pid))
+        # A request waits, as long as `lookup_wait` says, and the engine does not.
+        assert engine.lookup(a) is LookupResult.RETRY
+        eventually(lambda: engine.lookup(a) is LookupResult.MISS)
         # As long as the service's `timeout` says, and never again.
         started = time.monotonic()
-        assert engine.lookup(a) is LookupResult.MISS
+        assert engine.store(key("b")) == 0
         assert time.monotonic() - started < 5
         started = time.monotonic()
         for _ in range(100):

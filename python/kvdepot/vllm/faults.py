@@ -130,6 +130,11 @@ class SafeNamespace:
         """The namespace's, or no hit."""
         return self._faults.attempt_unless_paused("prefix", 0, self._namespace.prefix, keys)
 
+    def lookup(self, keys: Sequence[bytes]) -> kvdepot.Task | None:
+        """The namespace's question which of the blocks are stored, or none."""
+        lookup = self._namespace.lookup
+        return self._faults.attempt_unless_paused("lookup", None, lookup, keys)
+
     def pin(self, keys: Sequence[bytes], *, prefix: bool = False) -> list[kvdepot.Pin | None]:
         """The namespace's, or no pin."""
         nothing: list[kvdepot.Pin | None] = [None] * len(keys)

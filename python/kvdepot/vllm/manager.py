@@ -51,6 +51,7 @@ from kvdepot.vllm.jobs import (
 )
 from kvdepot.vllm.messages import RETRY_SECONDS, Placements
 from kvdepot.vllm.metrics import Collector
+from kvdepot.vllm.questions import Question, Questions
 from kvdepot.vllm.tiers import is_memory, say_smaller
 
 logger = init_logger("vllm.kvdepot.manager")
@@ -104,6 +105,9 @@ class KvdepotManager(OffloadingManager):
         self._engine_block_bytes = engine_block_bytes
         self.collector = Collector(self.depot)
         self._near = depot.tiers[0]
+        # Who has the index, or a tier, is asked without waiting for the answer.
+        self._late = shared or any(tier not in SOURCES for tier in depot.tiers)
+        self._questions = Questions(self.faults)
         self._socket = depot.socket
         # Tiers that are files come into memory as they are read.
         self._memory = tuple(n for n, tier in enumerate(depot.tiers) if is_memory(depot, tier))
@@ -169,8 +173,10 @@ class KvdepotManager(OffloadingManager):
             waits = self._steps_without_groups is not None and self._may_wait(req_context.req_id)
             return LookupResult.RETRY if waits else LookupResult.MISS
         # vLLM asks for nothing behind its first miss; the depot learns what it would have taken.
-        idents = [ident, *self._ahead(key, req_context)]
-        found = group.namespace.prefix([wanted for _, wanted in idents])
+        answer = self._found(group, ident, key, req_context)
+        if answer is None:
+            return LookupResult.RETRY
+        idents, found = answer
         if found:
             # No more: a pin that finds nothing counts as a miss, in each step that vLLM asks.
             self._hold(group, idents[:found])
@@ -181,6 +187,22 @@ class KvdepotManager(OffloadingManager):
         if ident in self._storing and self._may_wait(req_context.req_id):
             return LookupResult.HIT_PENDING
         return LookupResult.MISS
+
+    def _found(
+        self, group: Group, ident: Ident, key: OffloadKey, req_context: ReqContext
+    ) -> tuple[list[Ident], int] | None:
+        """Blocks from `ident` on, and how many of the first are stored; None while a depot that may
+        answer late has not said it."""
+        request = req_context.req_id
+        if not self._late:
+            idents = [ident, *self._ahead(key, req_context)]
+            return idents, group.namespace.prefix([wanted for _, wanted in idents])
+
+        def ask() -> Question:
+            idents = [ident, *self._ahead(key, req_context)]
+            return idents, group.namespace.lookup([wanted for _, wanted in idents])
+
+        return self._questions.found(request, ident, ask, lambda: self._may_wait(request))
 
     def _hold(self, group: Group, idents: list[Ident]) -> None:
         """Pin blocks, given in prefix order, up to the first miss."""
@@ -397,6 +419,7 @@ class KvdepotManager(OffloadingManager):
         """Forget what was kept for the request; its jobs may still be on their way."""
         for kept in (self._waiting_since, self._adapters, self._sources, self._ends):
             kept.pop(req_context.req_id, None)
+        self._questions.forget(req_context.req_id)
 
     @_on_path
     def on_schedule_end(self, context: ScheduleEndContext) -> None:
@@ -427,6 +450,7 @@ class KvdepotManager(OffloadingManager):
             if isinstance(job, StoreTicket):
                 job.stale = True
         self._storing.clear()
+        self._questions.clear()
         self._let_go()
         # vLLM offers everything again.
         self._ends.clear()
@@ -521,7 +545,9 @@ class KvdepotManager(OffloadingManager):
         start = max(before, default=0)
         others = [other for other, at in positions.items() if at > start and other[-4:] != key[-4:]]
         for group, members in self._by_group(sorted(others, key=get_offload_group_idx)):
-            group.namespace.prefix([self._ident(other, req_context)[1] for other in members])
+            wanted = [self._ident(other, req_context)[1] for other in members]
+            ask = group.namespace.lookup if self._late else group.namespace.prefix
+            ask(wanted)
 
     def _by_group(self, keys: Collection[OffloadKey]) -> Iterator[tuple[Group, list[OffloadKey]]]:
         """Runs of keys of one group, in the order given."""

@@ -1,0 +1,55 @@
+"""What a request has asked of a depot that may answer late: nobody waits for such an answer."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import kvdepot
+from kvdepot.vllm.faults import Faults
+from kvdepot.vllm.jobs import Ident
+
+# How long an answer that usually comes at once is waited for.
+PROMPT_SECONDS = 0.005
+
+# The blocks that were asked for, and where the answer comes; None where nobody could be asked.
+Question = tuple[list[Ident], kvdepot.Task | None]
+
+
+class Questions:
+    """Those that were not answered yet, by request and first block."""
+
+    def __init__(self, faults: Faults) -> None:
+        self._faults = faults
+        self._asked: dict[str, dict[Ident, Question]] = {}
+
+    def found(
+        self, request: str, ident: Ident, ask: Callable[[], Question], may_wait: Callable[[], bool]
+    ) -> tuple[list[Ident], int] | None:
+        """What was asked for, and how many of the first blocks are stored. None while that is not
+        known, and the request may wait: the question stays for the next time."""
+        asked = self._asked.setdefault(request, {})
+        question = asked.pop(ident, None) or ask()
+        idents, task = question
+        nothing: list[bool] | None = None
+        answer = task and self._faults.attempt("lookup", nothing, _answer, task)
+        if task and answer is None and may_wait():
+            asked[ident] = question
+            return None
+        return idents, sum(itertools.takewhile(bool, answer or []))
+
+    def forget(self, request: str) -> None:
+        """The request is over."""
+        self._asked.pop(request, None)
+
+    def clear(self) -> None:
+        """What was asked means nothing any more."""
+        self._asked.clear()
+
+
+def _answer(task: kvdepot.Task) -> list[bool] | None:
+    """Which keys are stored, unless that takes longer."""
+    try:
+        return task.wait(PROMPT_SECONDS)
+    except kvdepot.TimeoutError:
+        return None
