@@ -195,6 +195,8 @@ class _Tier(TypedDict):
     unanswered: int
     left_alone: int
     declined: int
+    grouped_blocks: int
+    evicted_groups: int
     hit_blocks: int
     hit_bytes: int
     put_move_ns: int

@@ -18,25 +18,23 @@ pub(crate) struct Fallen {
 }
 
 impl Arena {
-    /// Puts blocks into a group by their keys: those that are here, and those that come.
-    pub fn join(&self, group: &Arc<Group>, keys: &[Key]) {
-        let mut state = self.state.lock();
-        for (at, key) in keys.iter().enumerate() {
-            state.take_turns(at);
+    /// Puts blocks into a group by its keys from that position on: those that are here, and those
+    /// that come. Doing so again changes nothing.
+    pub fn join(&self, group: &Arc<Group>, from: usize) {
+        self.each_of(group, from, |state, key, slot| {
             if group.is_dissolved() {
                 return;
             }
             state.groups.add(key, group);
-            if let Some(slot) = self.slot_of(group, key) {
+            if let Some(slot) = slot {
                 self.index.join(slot, std::slice::from_ref(group));
-                state.order.keep(&self.index, slot);
             }
-        }
+        });
     }
 
     /// Takes all its blocks out of a group that [is none](Group::dissolve) any more.
     pub fn part(&self, group: &Arc<Group>) {
-        self.each_of(group, |state, key, slot| {
+        self.each_of(group, 0, |state, key, slot| {
             state.groups.remove(key, group);
             if let Some(slot) = slot {
                 self.index.part(slot, group);
@@ -47,13 +45,17 @@ impl Arena {
     /// Gives the blocks of a group their places in the order of use again, after it was given
     /// another class.
     pub fn rank_again(&self, group: &Arc<Group>) {
-        self.each_of(group, |_, _, _| ());
+        self.each_of(group, 0, |_, _, _| ());
     }
 
     /// Does something with each key of a group, and the slot of its block if that is here, which is
     /// listed anew: it may rank lower than before.
-    fn each_of(&self, group: &Arc<Group>, mut each: impl FnMut(&mut State, &Key, Option<u32>)) {
-        let mut from = 0;
+    fn each_of(
+        &self,
+        group: &Arc<Group>,
+        mut from: usize,
+        mut each: impl FnMut(&mut State, &Key, Option<u32>),
+    ) {
         let mut state = self.state.lock();
         loop {
             let keys = group.some(from, TURN);
@@ -223,7 +225,7 @@ mod tests {
         let group = Arc::new(Group::new(NAMESPACE, class));
         let keys = keys(numbers);
         group.add(&keys);
-        arena.join(&group, &keys);
+        arena.join(&group, 0);
         group
     }
 
@@ -386,8 +388,8 @@ mod tests {
                 2 => {
                     let some = self.some_keys();
                     let group = &self.twin.groups[at].group;
-                    group.add(&keys(some.iter().copied()));
-                    self.arena.join(group, &keys(some.iter().copied()));
+                    let from = group.add(&keys(some.iter().copied()));
+                    self.arena.join(group, from);
                     self.twin.join(at, &some);
                 }
                 3 => {

@@ -470,7 +470,7 @@ mod tests {
         let group = |class, keys: Vec<Key>| {
             let group = Arc::new(Group::new(NAMESPACE, class));
             group.add(&keys);
-            arena.join(&group, &keys);
+            arena.join(&group, 0);
         };
         group(Class::Last, odd(1003, 1201).collect());
         group(

@@ -106,9 +106,12 @@ impl Group {
         self.namespace
     }
 
-    /// Notes the keys of more blocks. Each device is [told](crate::Arena::join) of them then.
-    pub fn add(&self, keys: &[Key]) {
-        self.keys.lock().extend_from_slice(keys);
+    /// Notes the keys of more blocks, and answers the position of the first. Each device is
+    /// [told](crate::Arena::join) of them then.
+    pub fn add(&self, keys: &[Key]) -> usize {
+        let mut known = self.keys.lock();
+        known.extend_from_slice(keys);
+        known.len() - keys.len()
     }
 
     /// Some of its keys, in the order in which they were added.

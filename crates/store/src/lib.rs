@@ -36,14 +36,14 @@ mod tier;
 pub use buffers::BlockBuffers;
 pub use completions::Completions;
 pub use config::Config;
-pub use depot::{About, Depot, Namespace, Serves, Started, Verbs};
+pub use depot::{About, Depot, Group, Namespace, Serves, Started, Together, Verbs};
 pub use devices::{DeviceState, DeviceStats, DrainTo};
 pub use journal::Journal;
 pub use kvdepot_arena::held::{at_once, longest_hold};
 pub use kvdepot_arena::patience::interruptible;
 pub use kvdepot_arena::{
-    Error, Identity, Key, NamespaceId, Opening, TierStats, UNFINISHED, erase, erase_unfinished,
-    format, inspect, size,
+    Class, Error, Identity, Key, NamespaceId, Opening, TierStats, UNFINISHED, erase,
+    erase_unfinished, format, inspect, size,
 };
 pub use kvdepot_host::fork::Origin;
 pub use kvdepot_media::cuda::Device;
@@ -52,7 +52,8 @@ pub use listing::{BlockPage, Cursor, Gone, NamespaceUsage, PAGE_MAX};
 pub use metrics::{Op, Stats};
 pub use namespace::NamespaceSpec;
 pub use pipeline::{
-    Caller, Core, Drained, Errand, GetOptions, Lanes, MovesDone, NoRoom, Pin, Reservation, plan,
+    Caller, Core, Drained, Errand, GetOptions, Grouped, Lanes, MovesDone, NoRoom, Pin, Reservation,
+    plan,
 };
 pub use task::{Mirror, Outcome, Task};
 pub use tier::{BlockFile, Ends, FileAt, Kinds, Opener, Page, Pending, Reply, Tier, TierKind, ask};

@@ -279,6 +279,16 @@ impl Stats {
             &by_tier(&|_, tier| tier.evicted_bytes),
         );
         metric(
+            "grouped_blocks",
+            "gauge",
+            &by_tier(&|_, tier| tier.grouped_blocks),
+        );
+        metric(
+            "evicted_groups_total",
+            "counter",
+            &by_tier(&|_, tier| tier.evicted_groups),
+        );
+        metric(
             "corrupt_blocks_total",
             "counter",
             &by_tier(&|_, tier| tier.corrupt_blocks),

@@ -35,6 +35,7 @@ TIER_GAUGES = {
     "blocks": ("live_blocks", "Blocks published in the tier."),
     "pinned_blocks": ("pinned_blocks", "Blocks held by readers."),
     "reserved_blocks": ("reserved_blocks", "Blocks being written."),
+    "grouped_blocks": ("grouped_blocks", "Blocks that are kept and evicted with others."),
 }
 TIER_COUNTERS = {
     "stored_bytes": ("stored_bytes", "Bytes published since the depot was opened."),
@@ -45,6 +46,7 @@ TIER_COUNTERS = {
     "unanswered": ("unanswered", "Questions that the tier did not answer in time."),
     "left_alone": ("left_alone", "How often it was not asked for a while because of that."),
     "declined": ("stayed_blocks", "Blocks that stayed in the tier before: a first touch."),
+    "evicted_groups": ("evicted_groups", "Groups that left as one."),
     "full": ("refused_blocks", "Reservations that found no room."),
     "hit_blocks": ("hit_blocks", "Blocks served, by the tier that had them."),
     "hit_bytes": ("hit_bytes", "Bytes served, by the tier that had them."),

@@ -4,12 +4,14 @@
 mod calls;
 mod departures;
 mod dial;
+mod groups;
 mod link;
 mod stores;
 mod verbs;
 
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use kvdepot_arena::Error;
@@ -36,6 +38,8 @@ pub(crate) struct Client {
     stores: Arc<Stores>,
     gate: Arc<Gate>,
     pub(crate) listening: Mutex<Listening>,
+    me: Weak<Client>,
+    next_group: AtomicU64,
 }
 
 impl Client {
@@ -52,12 +56,14 @@ impl Client {
         if timeout.is_none() {
             about.timeout.iter().for_each(|owners| limit.set(*owners));
         }
-        Ok(Arc::new(Client {
+        Ok(Arc::new_cyclic(|me| Client {
             dial,
             about,
             stores,
             gate,
             listening: Mutex::default(),
+            me: Weak::clone(me),
+            next_group: AtomicU64::new(1),
         }))
     }
 
@@ -116,9 +122,13 @@ impl Client {
     }
 
     fn nobody(&self) -> Error {
+        self.fails("nobody serves there")
+    }
+
+    fn fails(&self, reason: &str) -> Error {
         Error::Peer {
             socket: self.socket().display().to_string(),
-            reason: "nobody serves there".into(),
+            reason: reason.into(),
         }
     }
 

@@ -6,18 +6,20 @@ use std::time::Duration;
 
 use kvdepot_arena::parts::Parts;
 use kvdepot_arena::patience::{SLICE, Wait, Why};
-use kvdepot_arena::{Error, Identity, Key, NamespaceId, Opening, Place, clock, parts};
+use kvdepot_arena::{Class, Error, Identity, Key, NamespaceId, Opening, Place, clock, parts};
 use kvdepot_host::dir::Access;
 use kvdepot_media::Checksum;
 use kvdepot_store::placement::Holder;
 use kvdepot_store::{
     About, BlockBuffers, BlockPage, Cursor, DeviceStats, DrainTo, Drained, FileAt, GetOptions,
-    Gone, Journal, NamespaceUsage, NoRoom, Op, Outcome, Pin, Reservation, Stats, Task, Verbs,
+    Gone, Journal, NamespaceUsage, NoRoom, Op, Outcome, Pin, Reservation, Stats, Task, Together,
+    Verbs,
 };
 use zerocopy::little_endian::U32;
 
 use crate::client::Client;
 use crate::client::dial::Told;
+use crate::client::groups::Declared;
 use crate::client::link::{Call, Link};
 use crate::frame::Out;
 use crate::frame::refusal::{broken, tier_name};
@@ -371,6 +373,15 @@ impl Verbs for Client {
 
     fn keep_contiguous(&self, id: NamespaceId) -> Result<(), Error> {
         self.tell_all(&Told::Contiguous(id))
+    }
+
+    fn group(
+        &self,
+        id: NamespaceId,
+        keys: &[Key],
+        class: Class,
+    ) -> Result<Box<dyn Together>, Error> {
+        Ok(Box::new(Declared::new(self, id, keys, class)?))
     }
 
     fn reserve(

@@ -1,7 +1,7 @@
 //! Each frame, declared once: its number, its name, what it carries, and what answers it. The
 //! types, how they are written and read, and the table in `docs/protocol.md` follow from that.
 
-use kvdepot_arena::{NamespaceId, Opening};
+use kvdepot_arena::{Class, NamespaceId, Opening};
 use kvdepot_store::{DeviceStats, Drained};
 use serde::{Deserialize, Serialize};
 use zerocopy::little_endian::{U32, U64};
@@ -151,6 +151,10 @@ frames! {
     18 Blocks { namespace: NamespaceId, from: Option<[u8; 20]>, limit: u64 } => Page<'b>;
     /// What has left since this was last asked.
     19 Gone { limit: u64 } => Left<'b>;
+    /// Has blocks kept and evicted as one, with those of the client's group of this number.
+    20 Group<'a> { number: u64, namespace: NamespaceId, class: Class, keys: Keys<'a> } => ();
+    /// Ends a group.
+    21 Dissolve { number: u64 };
 
     /// Stores blocks of these lengths, as a task.
     32 Put<'a> { namespace: NamespaceId, keys: Keys<'a>, lens: Rows<'a, U64> };

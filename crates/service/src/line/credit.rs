@@ -19,11 +19,15 @@ pub(crate) const LIMITS: Limits = Limits {
     slow: 4,
 };
 
+/// Keys that a client's groups have, and groups: the owner keeps some hundred bytes for each.
+const GROUPED: usize = KEYS_MAX;
+
 /// What one client may have under way, over all its connections.
 pub(crate) struct Allowance {
     keys: Arc<Credits>,
     tasks: Arc<Credits>,
     slow: Arc<Credits>,
+    grouped: Arc<Credits>,
 }
 
 impl Allowance {
@@ -32,12 +36,18 @@ impl Allowance {
             keys: Credits::new(limits.keys),
             tasks: Credits::new(limits.tasks),
             slow: Credits::new(limits.slow),
+            grouped: Credits::new(GROUPED),
         }
     }
 
     /// For a task of so many keys.
     pub(crate) fn task(&self, keys: usize) -> Result<[Credit; 2], Error> {
         Ok([self.keys.take("keys", keys)?, self.tasks.take("tasks", 1)?])
+    }
+
+    /// For a group, or more of one, of so many keys.
+    pub(crate) fn group(&self, keys: usize) -> Result<Credit, Error> {
+        self.grouped.take("keys of groups, and groups", keys + 1)
     }
 
     /// For a call about devices.

@@ -117,6 +117,12 @@ impl Calls<'_> {
             Verb::KeepContiguous => reply(request, |call: say::KeepContiguous| {
                 core.keep_contiguous(call.namespace)
             }),
+            Verb::Group => reply(request, |call| holding.group(core, &call)),
+            Verb::Dissolve => {
+                let call: say::Dissolve = request.read()?;
+                holding.dissolve(call.number);
+                Ok(None)
+            }
             _ => self.tell(request),
         }
     }

@@ -2,15 +2,17 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
+use std::sync::Arc;
 
-use kvdepot_arena::Place;
 use kvdepot_arena::parts::Parts;
+use kvdepot_arena::{Error, Place};
 use kvdepot_store::placement::Holder;
-use kvdepot_store::{Core, Pin, Reservation};
+use kvdepot_store::{Core, Grouped, Pin, Reservation};
 use parking_lot::Mutex;
 
 use crate::frame::rows::{KEYS_MAX, Name};
-use crate::line::credit::{Allowance, LIMITS};
+use crate::frame::verbs::Group;
+use crate::line::credit::{Allowance, Credit, LIMITS};
 
 /// Most pins and reservations that are remembered as granted by answers of which it is unknown
 /// whether they were heard: far beyond what an honest client leaves unread.
@@ -28,6 +30,8 @@ struct Held {
     /// With how often each was pinned.
     pins: HashMap<Name, (u32, Place), BuildHasherDefault<Mix>>,
     reservations: HashMap<Name, Reservation>,
+    /// By the client's numbers.
+    groups: HashMap<u64, (Grouped, Vec<Credit>)>,
     /// What was granted in answers that the client may not have heard, with their calls' numbers,
     /// oldest first.
     unheard: VecDeque<(u64, Ticket)>,
@@ -84,6 +88,41 @@ impl Holding {
     pub(crate) fn while_here<R>(&self, work: impl FnOnce() -> R) -> Option<R> {
         let held = self.held.lock();
         (!held.over).then(work)
+    }
+
+    /// Declares a client's group, or more of it, or another class.
+    pub(crate) fn group(&self, core: &Arc<Core>, call: &Group<'_>) -> Result<(), Error> {
+        let keys = call.keys.allowed()?;
+        // Calls of a client come one at a time: nobody misses it meanwhile.
+        let known = self.held.lock().groups.remove(&call.number);
+        let credit = self.allowance.group(keys.len());
+        let (group, done) = match (known, credit) {
+            (None, credit) => {
+                let credits = vec![credit?];
+                let group = core.group(call.namespace, keys, call.class)?;
+                ((group, credits), Ok(()))
+            }
+            (Some(known), Err(error)) => (known, Err(error)),
+            (Some((group, mut credits)), Ok(credit)) => {
+                credits.push(credit);
+                let done = group.add(keys).and_then(|()| group.set_class(call.class));
+                ((group, credits), done)
+            }
+        };
+        let mut held = self.held.lock();
+        if held.over {
+            drop(held);
+            drop(group);
+            return Err(Error::Closed(""));
+        }
+        held.groups.insert(call.number, group);
+        done
+    }
+
+    /// Ends a client's group.
+    pub(crate) fn dissolve(&self, number: u64) {
+        let group = self.held.lock().groups.remove(&number);
+        drop(group);
     }
 
     /// The client has heard every answer.

@@ -1,15 +1,15 @@
 //! A depot whose index is in this process.
 
 use std::path::{Path, PathBuf};
-use std::sync::atomic::AtomicU32;
+use std::sync::atomic::{AtomicU32, AtomicU64};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use kvdepot_arena::gate::Gate;
-use kvdepot_arena::{Error, Key, NamespaceId, Opening, Uses, clock, size};
+use kvdepot_arena::{Class, Error, Key, NamespaceId, Opening, Uses, clock, size};
 use kvdepot_media::{Checksum, Copier};
 
-use super::verbs::{About, Verbs};
+use super::verbs::{About, Together, Verbs};
 use crate::buffers::BlockBuffers;
 use crate::config::{Admission, Config};
 use crate::devices::{DeviceStats, DrainTo};
@@ -17,8 +17,8 @@ use crate::listing::{BlockPage, Cursor, Gone, NamespaceUsage};
 use crate::metrics::{Metrics, Stats};
 use crate::opening::Opened;
 use crate::pipeline::{
-    Background, Bell, Core, Drained, Edge, Evictor, GetOptions, Learned, Ledger, NoRoom, Pin,
-    Reservation,
+    Background, Bell, Core, Drained, Edge, Evictor, GetOptions, Grouped, Learned, Ledger, NoRoom,
+    Pin, Reservation,
 };
 use crate::placement::Holder;
 use crate::populate;
@@ -83,6 +83,7 @@ impl Local {
             learned,
             uses,
             next_medium: AtomicU32::new(next),
+            next_group: AtomicU64::new(1),
             config: config.clone(),
             socket: OnceLock::new(),
             on_removal: OnceLock::new(),
@@ -103,6 +104,7 @@ impl Local {
             opening,
             timeout: config.timeout,
             lookup_timeout: core.is_apart().then_some(config.lookup_timeout),
+            groups: true,
         };
         let server = serve(&core, &about)?;
         // Its threads have the arenas, and with them their locks.
@@ -384,6 +386,25 @@ impl Verbs for Local {
 
     fn keep_contiguous(&self, id: NamespaceId) -> Result<(), Error> {
         self.core.keep_contiguous(id)
+    }
+
+    fn group(
+        &self,
+        id: NamespaceId,
+        keys: &[Key],
+        class: Class,
+    ) -> Result<Box<dyn Together>, Error> {
+        Ok(Box::new(self.core.group(id, keys, class)?))
+    }
+}
+
+impl Together for Grouped {
+    fn add(&self, keys: &[Key]) -> Result<(), Error> {
+        Grouped::add(self, keys)
+    }
+
+    fn set_class(&self, class: Class) -> Result<(), Error> {
+        Grouped::set_class(self, class)
     }
 }
 

@@ -1,5 +1,6 @@
 //! The public face: a depot, opened here or served by another process, and the namespaces in it.
 
+mod group;
 mod local;
 mod namespace;
 mod started;
@@ -9,13 +10,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+pub use group::Group;
 use kvdepot_arena::{Error, NamespaceId, Opening, default_capacity, default_path};
 use kvdepot_host::limits;
 use local::Local;
 pub use local::Serves;
 pub use namespace::Namespace;
 pub use started::Started;
-pub use verbs::{About, Verbs};
+pub use verbs::{About, Together, Verbs};
 
 use crate::NamespaceSpec;
 use crate::config::Config;

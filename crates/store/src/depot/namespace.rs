@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
-use kvdepot_arena::{Error, Key, NamespaceId};
+use kvdepot_arena::{Class, Error, Key, NamespaceId};
 use kvdepot_media::Checksum;
 
+use super::group::Group;
 use super::verbs::Verbs;
 use crate::buffers::BlockBuffers;
 use crate::listing::{BlockPage, Cursor, PAGE_MAX};
@@ -175,6 +176,15 @@ impl Namespace {
     /// [`Error::Closed`].
     pub fn keep_contiguous(&self) -> Result<(), Error> {
         self.verbs.keep_contiguous(self.id)
+    }
+
+    /// Has these blocks kept and evicted as one for as long as the group is there: those that are
+    /// stored, and those that will be.
+    ///
+    /// # Errors
+    /// As [`Group::add`].
+    pub fn group(&self, keys: &[Key], class: Class) -> Result<Group, Error> {
+        Group::new(&self.verbs, self.id, keys, class)
     }
 
     /// Reserves room for blocks with parts of these lengths, in prefix order; `None` for a key

@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use kvdepot_arena::{Error, Key, NamespaceId, Opening};
+use kvdepot_arena::{Class, Error, Key, NamespaceId, Opening};
 use kvdepot_media::Checksum;
 
 use crate::buffers::BlockBuffers;
@@ -33,6 +33,24 @@ pub struct About {
     /// How long a lookup waits for tiers that may answer late, where there are such.
     #[serde(default)]
     pub lookup_timeout: Option<Duration>,
+    /// Whether it knows groups.
+    #[serde(default)]
+    pub groups: bool,
+}
+
+/// Blocks that are kept and evicted as one until this is dropped.
+pub trait Together: Send + Sync {
+    /// Adds blocks.
+    ///
+    /// # Errors
+    /// As [`Group::add`](super::Group::add).
+    fn add(&self, keys: &[Key]) -> Result<(), Error>;
+
+    /// Gives them another class.
+    ///
+    /// # Errors
+    /// As [`Group::add`](super::Group::add).
+    fn set_class(&self, class: Class) -> Result<(), Error>;
 }
 
 /// The verbs, as [`Depot`](super::Depot) and [`Namespace`](super::Namespace) describe them.
@@ -87,6 +105,12 @@ pub trait Verbs: Send + Sync {
         limit: usize,
     ) -> Result<BlockPage, Error>;
     fn keep_contiguous(&self, id: NamespaceId) -> Result<(), Error>;
+    fn group(
+        &self,
+        id: NamespaceId,
+        keys: &[Key],
+        class: Class,
+    ) -> Result<Box<dyn Together>, Error>;
 
     fn reserve(
         &self,

@@ -89,6 +89,7 @@ impl Core {
                     true => self.move_some(index, arena, &mut left, drained),
                     false => {
                         let evicted = arena.evict_these(&std::mem::take(&mut left)) as u64;
+                        self.dax(index)?.tell_fallen();
                         drained.evicted_blocks += evicted;
                         evicted > 0
                     }
@@ -148,6 +149,7 @@ impl Core {
         arena.discard(&corrupt);
         arena.unpin(places.iter().map(|place| place.token));
         let evicted = arena.evict_these(&of(&[Replica::Full])) as u64;
+        tier.tell_fallen();
         let gone = places.iter().zip(&replicas);
         let gone = gone.filter(|(_, replica)| **replica == Replica::Stored);
         drained.moved_bytes += gone.map(|(place, _)| place.len).sum::<u64>();

@@ -3,10 +3,10 @@
 //!
 //! `admission` says what is not stored, `ledger` holds what is under way, `budget` says how much of
 //! it may wait and whose it is, `put` and `get` are the calls, `caller` says whose memory they
-//! move, `lookup` asks the index, `two_phase` the same verbs for engines whose scheduler and
-//! workers are different processes, `background` the thread that writes back and promotes,
-//! `evictor` the one that evicts ahead of need, `replicate` the copy between two tiers that both
-//! use.
+//! move, `lookup` asks the index, `grouped` what belongs together, `two_phase` the same verbs for
+//! engines whose scheduler and workers are different processes, `background` the thread that
+//! writes back and promotes, `evictor` the one that evicts ahead of need, `replicate` the copy
+//! between two tiers that both use.
 
 mod admission;
 mod ask;
@@ -18,6 +18,7 @@ mod drain;
 mod edge;
 mod evictor;
 mod get;
+mod grouped;
 mod joins;
 mod ledger;
 mod lookup;
@@ -29,7 +30,7 @@ mod two_phase;
 
 use std::ops::Range;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -40,6 +41,7 @@ pub use drain::Drained;
 pub(crate) use edge::Edge;
 pub(crate) use evictor::{Bell, Evictor};
 pub use get::{GetOptions, plan};
+pub use grouped::Grouped;
 use kvdepot_arena::gate::Gate;
 use kvdepot_arena::{Arena, Place, Uses};
 use kvdepot_host::dir::Dir;
@@ -79,6 +81,7 @@ pub struct Core {
     pub(crate) learned: Option<Learned>,
     pub(crate) uses: Uses,
     pub(crate) next_medium: AtomicU32,
+    pub(crate) next_group: AtomicU64,
     pub(crate) config: Config,
     /// Where other processes attach, once somebody listens there.
     pub(crate) socket: OnceLock<PathBuf>,

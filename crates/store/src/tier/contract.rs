@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use kvdepot_arena::parts::{self, Part};
-use kvdepot_arena::{Error, Key, NamespaceId, Place, Refused, Reserved, TierStats, Wanted};
+use kvdepot_arena::{Class, Error, Key, NamespaceId, Place, Refused, Reserved, TierStats, Wanted};
 use kvdepot_host::dir::Dir;
 use kvdepot_media::{Buffer, Checksum, Mapping};
 
@@ -65,6 +65,11 @@ pub trait Tier: Send + Sync {
 
     /// Notes what a namespace is, for people.
     fn describe(&self, namespace: NamespaceId, description: &str);
+
+    /// These blocks, which are there or may come, are kept and evicted as one from now on with
+    /// those that were named so before, and leave by that class; with `None` it is no group any
+    /// more. A tier may rank its blocks otherwise.
+    fn group(&self, _number: u64, _namespace: NamespaceId, _keys: &[Key], _class: Option<Class>) {}
 
     /// Its fill and what it has counted.
     fn stats(&self) -> TierStats;

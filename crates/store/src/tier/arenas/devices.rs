@@ -57,6 +57,7 @@ impl Arenas {
         for namespace in &wishes.contiguous {
             arena.keep_contiguous(*namespace);
         }
+        let groups: Vec<_> = wishes.groups.values().cloned().collect();
         let devices = self.devices.load();
         if let Some(other) = devices.0.first() {
             arena.listen_like(other);
@@ -66,6 +67,10 @@ impl Arenas {
         all.push(Arc::clone(&arena));
         self.devices.store(Arc::new(Devices(all)));
         drop(wishes);
+        for group in &groups {
+            group.spread();
+            arena.join(group, 0);
+        }
         if stored() != before {
             // Keys may have been stored again meanwhile.
             drop_those_of(&others, &arena);

@@ -4,11 +4,13 @@
 //! taken to another depot. A block lives on one of them; tokens say on which. Lookups read the list
 //! of devices without a lock, and a tier of one device costs nothing beside its arena.
 //!
-//! `place` says where new blocks go, `devices` how devices come and go.
+//! `place` says where new blocks go, `devices` how devices come and go, `groups` what
+//! belongs together on all of them.
 //!
 //! Lock order: `changing`, `placing`, then one arena's.
 
 mod devices;
+mod groups;
 mod place;
 
 use std::collections::{HashMap, HashSet};
@@ -20,8 +22,8 @@ pub(crate) use devices::device;
 use kvdepot_arena::format::directory;
 use kvdepot_arena::parts::Part;
 use kvdepot_arena::{
-    Arena, Departed, Error, Key, Legacy, NamespaceId, Parting, Place, Refused, Reserved, TierStats,
-    Token, Wanted, held,
+    Arena, Departed, Error, Group, Key, Legacy, NamespaceId, Parting, Place, Refused, Reserved,
+    TierStats, Token, Wanted, held,
 };
 use kvdepot_media::Buffer;
 use kvdepot_media::checksum::Checksum;
@@ -54,6 +56,8 @@ const CONTIGUOUS_MAX: usize = 4096;
 struct Wishes {
     contiguous: HashSet<NamespaceId>,
     described: HashMap<NamespaceId, String>,
+    /// By where each is in memory.
+    groups: HashMap<usize, Arc<Group>>,
     counted: TierStats,
     departed: Legacy,
 }
@@ -481,7 +485,9 @@ impl Arenas {
             .iter()
             .filter_map(|arena| Some((oldest(&arena)?, arena)));
         let first = aged.min_by_key(|(stamp, _)| *stamp);
-        first.is_some_and(|(_, arena)| arena.evict_ahead_for_all())
+        let evicted = first.is_some_and(|(_, arena)| arena.evict_ahead_for_all());
+        self.tell_fallen();
+        evicted
     }
 
     /// Whether eviction shall run ahead somewhere now.

@@ -173,6 +173,7 @@ impl Arenas {
                 .for_each(|(each, made)| *each = Some(made));
             begin += count;
         }
+        self.tell_fallen();
         let _pinned = pinned;
         Spaces { each, _pinned }
     }
