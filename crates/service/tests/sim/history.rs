@@ -105,6 +105,26 @@ pub enum Step {
     Discard {
         pin: u8,
     },
+    /// Keeps blocks as one.
+    Group {
+        door: u8,
+        ns: u8,
+        keys: Vec<u16>,
+        class: u8,
+    },
+    /// Adds blocks to a group, and gives it a class.
+    Regroup {
+        group: u8,
+        keys: Vec<u16>,
+        class: u8,
+    },
+    /// Pins all of a group, or nothing, for a moment.
+    PinGroup {
+        group: u8,
+    },
+    Ungroup {
+        group: u8,
+    },
     /// Lanes move so many slices.
     Lanes {
         count: u8,
@@ -257,7 +277,7 @@ fn parts(rng: &mut Rng, shape: &Shape) -> Vec<u32> {
 
 /// How often each kind of step is drawn in one history: some not at all, so that others meet
 /// undisturbed.
-const WEIGHTS: [u64; 17] = [22, 16, 4, 4, 1, 7, 8, 1, 3, 4, 3, 4, 1, 9, 6, 6, 2];
+const WEIGHTS: [u64; 18] = [22, 16, 4, 4, 1, 7, 8, 1, 3, 4, 3, 4, 1, 9, 6, 6, 2, 6];
 
 /// The steps of a history.
 pub fn steps(rng: &mut Rng, shape: &mut Shape) -> Vec<Step> {
@@ -364,7 +384,8 @@ fn step(rng: &mut Rng, shape: &Shape, weights: &[u64]) -> Step {
         },
         14 => device(rng, shape),
         15 => fault(rng, shape),
-        _ => Step::Settle,
+        16 => Step::Settle,
+        _ => grouped(rng, door, ns),
     }
 }
 
@@ -379,6 +400,25 @@ fn get(rng: &mut Rng, door: u8, ns: u8) -> Step {
         staged: rng.once_in(5),
         misfit,
         pieces: rng.between(1, 3) as u8,
+    }
+}
+
+fn grouped(rng: &mut Rng, door: u8, ns: u8) -> Step {
+    let (group, class) = (rng.bits() as u8, rng.below(3) as u8);
+    match rng.below(6) {
+        0..3 => Step::Group {
+            door,
+            ns,
+            keys: keys(rng, 6),
+            class,
+        },
+        3 => Step::Regroup {
+            group,
+            keys: keys(rng, 2),
+            class,
+        },
+        4 => Step::PinGroup { group },
+        _ => Step::Ungroup { group },
     }
 }
 
@@ -447,7 +487,7 @@ fn fault(rng: &mut Rng, shape: &Shape) -> Step {
 /// Something that happens while a call waits.
 pub fn nested(rng: &mut Rng, shape: &Shape) -> Step {
     let ns = u8::from(rng.once_in(4));
-    match rng.below(10) {
+    match rng.below(11) {
         0..2 => Step::Remove {
             door: 0,
             ns,
@@ -476,6 +516,9 @@ pub fn nested(rng: &mut Rng, shape: &Shape) -> Step {
             keys: keys(rng, 3),
             prefix: false,
         },
+        9 => Step::Ungroup {
+            group: rng.bits() as u8,
+        },
         _ => Step::Abort {
             held: rng.bits() as u8,
             count: 1,
@@ -489,6 +532,7 @@ pub fn simpler(step: &Step) -> Vec<Step> {
         Step::Put { blocks, .. } => blocks.len(),
         Step::Reserve { blocks, .. } => blocks.len(),
         Step::Get { keys, .. } | Step::Pin { keys, .. } | Step::Prefetch { keys, .. } => keys.len(),
+        Step::Group { keys, .. } => keys.len(),
         _ => 0,
     };
     let leave_out = |step: &mut Step, at| match step {
@@ -497,6 +541,7 @@ pub fn simpler(step: &Step) -> Vec<Step> {
         Step::Get { keys, .. } | Step::Pin { keys, .. } | Step::Prefetch { keys, .. } => {
             keys.remove(at);
         }
+        Step::Group { keys, .. } => drop(keys.remove(at)),
         _ => {}
     };
     let mut simpler = one_less(step, named, leave_out);

@@ -203,6 +203,10 @@ impl World {
             })?;
             self.look_softly()?;
         }
+        while !self.groups.borrow().is_empty() {
+            self.perform(&Step::Ungroup { group: 0 })?;
+            self.look_softly()?;
+        }
         while !self.held.borrow().is_empty() {
             self.perform(&Step::Abort { held: 0, count: 9 })?;
             self.look_softly()?;
@@ -224,11 +228,17 @@ impl World {
     fn abandon(&self) {
         self.nested.set(9);
         if self.is_scheduled() {
-            let all = (self.mover.take(), self.depot.take(), self.flying.take());
+            let all = (
+                self.mover.take(),
+                self.groups.take(),
+                self.depot.take(),
+                self.flying.take(),
+            );
             let _broken = catch_unwind(AssertUnwindSafe(|| drop(all)));
             return;
         }
         std::mem::forget(self.mover.take());
+        std::mem::forget(self.groups.take());
         std::mem::forget(self.clients.take());
         std::mem::forget(self.depot.take());
         std::mem::forget(self.flying.take());

@@ -10,7 +10,9 @@ use std::time::{Duration, Instant};
 
 use kvdepot_service::Mover;
 use kvdepot_store::sim::{Entered, Schedule, Turn};
-use kvdepot_store::{Buffer, Config, Depot, Key, Namespace, NamespaceSpec, Pin, Reservation, Task};
+use kvdepot_store::{
+    Buffer, Class, Config, Depot, Group, Key, Namespace, NamespaceSpec, Pin, Reservation, Task,
+};
 use kvdepot_testkit::Rng;
 use kvdepot_testkit::sim::tally::Tally;
 use kvdepot_testkit::sim::twin::{Id, Twin, Version};
@@ -169,6 +171,15 @@ pub struct HeldPin {
     pub sequence: Option<u64>,
 }
 
+/// A group that some door holds.
+pub struct HeldGroup {
+    pub ns: u8,
+    /// In the order in which they were added.
+    pub keys: Vec<u16>,
+    pub class: Class,
+    pub group: Group,
+}
+
 /// What the owner was asked since it was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
@@ -240,6 +251,7 @@ pub struct World {
     /// Reservations of this owner that were aborted lately, and by which door.
     pub ended: RefCell<Vec<(usize, Reservation)>>,
     pub pins: RefCell<Vec<HeldPin>>,
+    pub groups: RefCell<Vec<HeldGroup>>,
     /// Bytes that were turned over, by the sequence of their record.
     pub rotten: RefCell<BTreeMap<u64, BTreeSet<u64>>>,
     pub seen: RefCell<Seen>,
@@ -341,6 +353,7 @@ impl World {
             held: RefCell::default(),
             ended: RefCell::default(),
             pins: RefCell::default(),
+            groups: RefCell::default(),
             rotten: RefCell::default(),
             seen: RefCell::default(),
             early: RefCell::default(),
@@ -594,7 +607,8 @@ impl World {
         self.clients.borrow_mut().clear();
         // What it still writes, it writes into the files that nobody opens any more.
         let killed = self.depot.borrow_mut().take();
-        self.alone(|| drop(killed));
+        let groups = self.groups.take();
+        self.alone(|| drop((killed, groups)));
         self.flying.borrow_mut().clear();
         self.forget_held();
     }
@@ -604,6 +618,7 @@ impl World {
         self.held.borrow_mut().clear();
         self.ended.borrow_mut().clear();
         self.pins.borrow_mut().clear();
+        self.groups.borrow_mut().clear();
         self.twin.borrow_mut().end_all();
     }
 

@@ -1,6 +1,7 @@
 //! The doors: each step as calls of the depot, and what they have to answer.
 
 mod devices;
+mod groups;
 mod pins;
 mod remove;
 mod reservations;
@@ -59,6 +60,15 @@ impl World {
             Step::Load { pin } => self.load(*pin),
             Step::Unpin { pin, count, served } => self.unpin(*pin, *count, *served),
             Step::Discard { pin } => self.discard(*pin),
+            Step::Group {
+                door,
+                ns,
+                keys,
+                class,
+            } => self.group(door_of(door), *ns, keys, *class),
+            Step::Regroup { group, keys, class } => self.regroup(*group, keys, *class),
+            Step::PinGroup { group } => self.pin_group(*group),
+            Step::Ungroup { group } => self.ungroup(*group),
             Step::Lanes { count } => {
                 self.may_evict();
                 (0..*count).for_each(|_| {

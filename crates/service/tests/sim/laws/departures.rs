@@ -134,13 +134,20 @@ impl World {
         let tier = &self.owner().stats().tiers[0];
         let ahead = tier.capacity_bytes / 64 / UNIFORM + tier.blocks_max / 128 + 2;
         let wanted = (own.len() + busy.len() + self.held.borrow().len()) as u64 + ahead;
-        let went = left.iter().filter(old).count() as u64;
+        let in_group = |id: &Id| {
+            let groups = self.groups.borrow();
+            groups.iter().any(|group| group.ids().any(|one| one == *id))
+        };
+        let plain = |id: &&Id| old(id) && !in_group(id);
+        let went = left.iter().filter(plain).count() as u64;
         law!(went <= wanted, "{went} blocks went, for {wanted} at most");
-        for id in left.iter().filter(old) {
+        let evicted: Vec<Id> = left.iter().filter(old).copied().collect();
+        let involved = |id: &Id| busy.contains(id) || own.contains(id) || appeared.contains(id);
+        self.as_one(&evicted, &involved)?;
+        for id in left.iter().filter(plain) {
             let went = twin.last_left(*id).map_or(0, |live| live.used.0);
             for (other, live) in twin.all_live() {
-                let involved = busy.contains(&other) || own.contains(&other);
-                if involved || appeared.contains(&other) {
+                if involved(&other) || in_group(&other) {
                     continue;
                 }
                 law!(
