@@ -128,6 +128,7 @@ impl Arena {
             }
             state.give_way();
         }
+        state.order.give_up();
         died += dying.len();
         buried += self.bury(state, dying);
         self.end_burial(state, burial);
@@ -170,9 +171,13 @@ impl Arena {
         let mut bytes = 0;
         while victims.len() < most && !enough(bytes, victims.len() as u64) {
             match state.order.oldest(&self.index) {
-                Oldest::Block(slot, stamp) => {
+                found @ (Oldest::Block(slot, _) | Oldest::Used(slot, _)) => {
                     bytes += self.index.get(slot).extents.room();
-                    victims.push((slot, Some(stamp)));
+                    let since = match found {
+                        Oldest::Block(_, stamp) => Some(stamp),
+                        _ => None,
+                    };
+                    victims.push((slot, since));
                 }
                 Oldest::NotYet => return Some((victims, bytes)),
                 Oldest::Nothing => break,

@@ -87,7 +87,7 @@ impl Arena {
         let mut state = self.state.lock();
         let oldest = loop {
             match state.order.look(&self.index) {
-                Oldest::Block(_, stamp) => break Some(stamp),
+                Oldest::Block(_, stamp) | Oldest::Used(_, stamp) => break Some(stamp),
                 Oldest::Nothing => break None,
                 Oldest::NotYet => state.give_way(),
             }

@@ -2,13 +2,14 @@
 //!
 //! A use stamps its entry and does no more. Evictions take from a list of those that were used
 //! longest ago, which a scan over all stamps collects: a few stamps at each eviction, so that the
-//! next list is there when one is used up. The order is exact, because stamps only rise: what is
-//! not what it was when it was listed is listed anew, or is above the bound of the list.
+//! next list is there when one is used up. The order is exact, because stamps only rise, but for
+//! those of groups, whose blocks are listed anew when they fall: what is not what it was when it
+//! was listed is listed anew, or is above the bound of the list.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-use super::{Index, STEP};
+use super::{Index, STEP, Standing};
 
 /// A list has one entry in so many, within these bounds: what the fewest evictions pay a scan, and
 /// what may be put in order under a lock.
@@ -33,6 +34,9 @@ const LOOKS: usize = if cfg!(feature = "sim") { 4 } else { 64 };
 pub(crate) enum Oldest {
     /// A block's slot, and its stamp.
     Block(u32, u64),
+    /// The same, where all that nobody pins was used while this was looked for: it goes, whether
+    /// or not it is used again.
+    Used(u32, u64),
     /// There is none.
     Nothing,
     /// It was not found yet: the caller gives way, and asks again.
@@ -46,6 +50,16 @@ pub(crate) struct Order {
     list: BinaryHeap<Reverse<Item>>,
     bound: Option<Item>,
     next: Option<Next>,
+    /// A block that was passed since one was found, as it had been used since it was listed.
+    passed: Option<Passed>,
+}
+
+struct Passed {
+    slot: u32,
+    /// Its stamp then.
+    stamp: u64,
+    /// Whether it was passed before, with an earlier one.
+    again: bool,
 }
 
 /// The next list: what is above the bound of the present one.
@@ -95,6 +109,7 @@ impl Order {
             list: BinaryHeap::new(),
             bound: ALL,
             next: None,
+            passed: None,
         }
     }
 
@@ -104,6 +119,7 @@ impl Order {
             list: BinaryHeap::new(),
             bound: None,
             next: None,
+            passed: None,
         };
         order.scan_on(index, u32::MAX);
         order.turn();
@@ -203,15 +219,49 @@ impl Order {
                 self.turn();
                 continue;
             };
-            let standing = index.standing(slot);
-            if standing.is_some_and(|standing| standing.stamp == stamp && !standing.pinned) {
-                return Oldest::Block(slot, stamp);
+            let standing = index.standing(slot).filter(|standing| !standing.pinned);
+            if let Some(Standing { stamp: now, .. }) = standing {
+                if now == stamp {
+                    self.give_up();
+                    return Oldest::Block(slot, stamp);
+                }
+                if self.is_always_used(slot, stamp, now) {
+                    self.give_up();
+                    return Oldest::Used(slot, now);
+                }
             }
             self.list.pop();
             self.step(index);
             self.keep(index, slot);
         }
         Oldest::NotYet
+    }
+
+    /// Whether a block that was listed under a stamp, and has another one now, has been passed
+    /// twice before, and used each time since. Then what was used before the second time has come
+    /// up, so all that is left was used while this was looked for. (A use of one block is one of
+    /// all in its group: who waited until none is used would wait for as long as somebody uses
+    /// one.)
+    fn is_always_used(&mut self, slot: u32, listed: u64, now: u64) -> bool {
+        let again = match &self.passed {
+            Some(passed) if passed.slot == slot && listed >= passed.stamp => {
+                if passed.again {
+                    return true;
+                }
+                true
+            }
+            Some(passed) if listed <= passed.stamp => return false,
+            // That one has left, or is pinned.
+            _ => false,
+        };
+        let stamp = now;
+        self.passed = Some(Passed { slot, stamp, again });
+        false
+    }
+
+    /// Looks for no block any more.
+    pub(crate) fn give_up(&mut self) {
+        self.passed = None;
     }
 
     /// Lists a block, if it is published, that has been taken from the list and stays.
@@ -228,7 +278,7 @@ impl Order {
     /// As [`Order::look`]; the caller takes the block out of the index, or [keeps](Order::keep) it.
     pub(crate) fn oldest(&mut self, index: &Index) -> Oldest {
         let oldest = self.look(index);
-        if let Oldest::Block(..) = oldest {
+        if let Oldest::Block(..) | Oldest::Used(..) = oldest {
             self.list.pop();
             self.step(index);
         }
@@ -239,14 +289,16 @@ impl Order {
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;
+    use std::sync::Arc;
 
     use kvdepot_media::checksum::Checksum;
     use kvdepot_testkit::seed::Rng;
 
     use super::*;
     use crate::format::record::Packed;
+    use crate::group::{Class, Group};
     use crate::index::{Entry, Stage};
-    use crate::key::Key;
+    use crate::key::{Key, NamespaceId};
 
     fn live(index: &Index, order: &mut Order, number: u64, stamp: u64) -> u32 {
         let extents = Packed::new(&[(number * 4096, 4096)]).unwrap();
@@ -265,6 +317,7 @@ mod tests {
         loop {
             match order.oldest(index) {
                 Oldest::Block(slot, stamp) => return Some((slot, stamp)),
+                Oldest::Used(..) => panic!("nobody uses any meanwhile"),
                 Oldest::Nothing => return None,
                 Oldest::NotYet => {}
             }
@@ -275,6 +328,7 @@ mod tests {
         loop {
             match order.look(index) {
                 Oldest::Block(_, stamp) => return Some(stamp),
+                Oldest::Used(..) => panic!("nobody uses any meanwhile"),
                 Oldest::Nothing => return None,
                 Oldest::NotYet => {}
             }
@@ -304,6 +358,32 @@ mod tests {
         });
         assert_eq!(order.oldest(&index), Oldest::NotYet);
         assert_eq!(take(&index, &mut order), Some((slots[0], 1000)));
+    }
+
+    #[test]
+    fn what_is_used_at_every_moment_is_found_once_all_else_was_looked_at() {
+        let (index, mut order) = (Index::new(1000), Order::new());
+        let slots = (0..1000).map(|number| live(&index, &mut order, number, number));
+        let slots: Vec<u32> = slots.collect();
+        let group = Arc::new(Group::new(NamespaceId([1; 16]), Class::Ordinary));
+        for slot in &slots[..999] {
+            index.join(*slot, std::slice::from_ref(&group));
+            order.keep(&index, *slot);
+        }
+        let mut now = 1000;
+        let mut find = || {
+            for _ in 0..1000 {
+                now += 1;
+                index.touch(slots[500], index.get(slots[500]).sequence, now);
+                match order.oldest(&index) {
+                    Oldest::NotYet => {}
+                    found => return found,
+                }
+            }
+            panic!("it is looked for as long as it is used");
+        };
+        assert_eq!(find(), Oldest::Block(slots[999], 999));
+        assert!(matches!(find(), Oldest::Used(..)));
     }
 
     fn go(index: &Index, slot: u32) {

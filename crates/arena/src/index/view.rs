@@ -101,7 +101,8 @@ impl Index {
     ///
     /// Each shard is locked when the first key is looked for in it. Who has several of them waits
     /// for nobody who waits for them: there is one writer at a time, which has no more than one
-    /// shard, and waits for nothing then. `each` takes no locks.
+    /// shard, and waits for nothing then. `each` takes no locks but those of groups, whose holders
+    /// wait for nothing.
     pub(crate) fn look_up<'a>(
         &self,
         namespace: NamespaceId,
