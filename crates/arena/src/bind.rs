@@ -268,9 +268,12 @@ mod tests {
         }
 
         fn use_groups(&mut self, key: u64, stamp: u64, comes: bool) {
+            let is_shared = self.of(key).count() > 1;
             for group in &mut self.groups {
                 if group.keys.contains(&key) {
-                    group.used = group.used.max(stamp);
+                    if !is_shared {
+                        group.used = group.used.max(stamp);
+                    }
                     group.broken &= !comes;
                 }
             }
@@ -279,9 +282,10 @@ mod tests {
         fn join(&mut self, at: usize, keys: &[u64]) {
             for key in keys {
                 let rank = self.blocks.contains_key(key).then(|| self.rank(*key).1);
-                let group = &mut self.groups[at];
-                group.used = group.used.max(rank.unwrap_or(0));
-                group.keys.insert(*key);
+                self.groups[at].keys.insert(*key);
+                if let (Some(rank), 1) = (rank, self.of(*key).count()) {
+                    self.groups[at].used = self.groups[at].used.max(rank);
+                }
             }
         }
 
@@ -481,6 +485,28 @@ mod tests {
         assert!(there(&arena, 101).contains(&50));
         dissolve(&arena, &old);
         dissolve(&arena, &new);
+    }
+
+    #[test]
+    fn what_shares_a_head_with_what_was_used_is_not_used_with_it() {
+        let (arena, uses) = (arena(1024), Uses::default());
+        for number in 0..10 {
+            put(&arena, number, uses.call(1).of(0));
+        }
+        let group = |numbers: &[u64]| group(&arena, Class::Ordinary, numbers.iter().copied());
+        let groups = [[0, 1, 2, 3], [0, 4, 5, 6], [0, 7, 8, 9]].map(|numbers| group(&numbers));
+        let stamps = uses.call(4);
+        (0..4).for_each(|at| touch(&arena, at, stamps.of(at as usize)));
+        for gone in [4..7, 7..10] {
+            assert!(arena.evict_one());
+            let left = there(&arena, 10);
+            assert!(
+                gone.clone().all(|number| !left.contains(&number)),
+                "{left:?}"
+            );
+            assert!((0..4).all(|number| left.contains(&number)), "{left:?}");
+        }
+        groups.iter().for_each(|group| dissolve(&arena, group));
     }
 
     #[test]

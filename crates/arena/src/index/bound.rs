@@ -47,13 +47,23 @@ impl Bound {
     }
 }
 
+/// Notes a use of the group of a block. Where it has several, nobody knows which of them was
+/// used: a head that many share would make all of them as new as the newest, and each of its uses
+/// be a use of each.
+fn use_at(groups: &[Arc<Group>], stamp: u64) {
+    if let [only] = groups {
+        only.use_at(stamp);
+    }
+}
+
 impl Index {
     /// Blocks that are in groups.
     pub(crate) fn in_groups(&self) -> u64 {
         self.bound.count.load(Ordering::Relaxed)
     }
 
-    /// Puts a published block into groups that it is not in; its last use is one of all in them.
+    /// Puts a published block into groups that it is not in; its last use is one of all in its
+    /// group, where it has one alone.
     pub(crate) fn join(&self, slot: u32, groups: &[Arc<Group>]) {
         self.read(slot, |shard, local| {
             let stamp = self.rank_of(shard, local, slot);
@@ -63,11 +73,11 @@ impl Index {
                 self.bound.count.fetch_add(1, Ordering::Relaxed);
             }
             for group in groups {
-                group.use_at(stamp);
                 if !known.iter().any(|one| Arc::ptr_eq(one, group)) {
                     known.push(Arc::clone(group));
                 }
             }
+            use_at(known, stamp);
             shard.bind(local, true);
         });
     }
@@ -106,12 +116,10 @@ impl Index {
         })
     }
 
-    /// Notes a use of a block, and with it of all that are in a group with it.
+    /// Notes a use of a block, and with it of all that are in its group.
     #[cold]
     pub(super) fn use_groups(&self, shard: &Shard, local: u32, slot: u32, stamp: u64) {
-        self.bound.with(slot, |groups| {
-            groups.iter().for_each(|group| group.use_at(stamp));
-        });
+        self.bound.with(slot, |groups| use_at(groups, stamp));
         shard.set_rank(local, |known| group::with_class_of(stamp, known).max(known));
     }
 
