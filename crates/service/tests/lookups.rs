@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use common::{PATIENCE, eventually, has, keys, namespace, put};
+use common::{PATIENCE, eventually, has, key, keys, namespace, put};
 use kvdepot_store::{Config, Depot, Outcome};
 use kvdepot_testkit::child::{self, Child};
 use serde_json::json;
@@ -67,6 +67,16 @@ fn a_clients_lookup_is_a_task_that_nobody_else_waits_for() {
     assert_eq!(found, [[true, true, false], [true, true, false]]);
     assert_eq!(ns.contains(&keys([1, 99])).unwrap(), [true, false]);
     assert_eq!(ns.prefix(&keys([100, 1, 2, 99, 1])).unwrap(), 3);
+    let many = vec![key(100); (1 << 20) + 1];
+    let refused = [
+        ns.contains(&many).map(drop),
+        ns.prefix(&many).map(drop),
+        ns.lookup(&many).map(drop),
+    ];
+    for refused in refused {
+        let error = refused.unwrap_err().to_string();
+        assert!(error.contains("1048576"), "{error}");
+    }
     client.close();
     owner.close();
 }

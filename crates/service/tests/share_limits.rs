@@ -1,16 +1,20 @@
-//! An owner that is out of descriptors, seen from outside.
+//! Processes that may not have many descriptors.
 
 #![expect(unsafe_code, reason = "limits another process")]
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod common;
+#[path = "../../store/tests/tiers/mod.rs"]
+mod tiers;
 
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-use common::{Place, config_of};
+use common::{Place, config_of, has, namespace, put};
 use kvdepot_service::Mover;
+use kvdepot_store::Config;
 use kvdepot_testkit::child::{self, Child};
+use serde_json::json;
 
 /// Limits the numbers of the descriptors that a process may open.
 fn limit_descriptors(pid: u32, most: libc::rlim_t) {
@@ -69,4 +73,31 @@ fn an_owner_out_of_descriptors_waits_for_some_and_does_not_spin() {
     drop(waiting);
     limit_descriptors(owner.pid(), 1024);
     assert!(Mover::attach(&place.socket(), Some(1), true).is_ok());
+}
+
+#[test]
+fn a_client_has_no_more_files_open_than_some_hundred() {
+    const TEST: &str = "a_client_has_no_more_files_open_than_some_hundred";
+    const LEN: usize = 30_000;
+    let all: Vec<u64> = (0..3000).collect();
+    if child::role().is_some() {
+        let socket = child::value("socket");
+        let client = kvdepot_service::connect(socket.as_ref(), Some(1)).unwrap();
+        limit_descriptors(std::process::id(), 700);
+        assert!(has(&namespace(&client), &all, LEN));
+        client.close();
+        child::say("all");
+        return;
+    }
+    // It has each file open that a client reads.
+    limit_descriptors(std::process::id(), 10_000);
+    let home = tempfile::tempdir().unwrap();
+    let socket = home.path().join("s");
+    let settings = json!({"socket": socket, "files": {"path": home.path().join("files")}});
+    let config = Config::with_kinds(&tiers::files::kinds(), "Files", &settings).unwrap();
+    let owner = kvdepot_service::open(&config).unwrap();
+    assert!(put(&namespace(&owner), &all, LEN).iter().all(|ok| *ok));
+    let values = [("socket", socket.to_str().unwrap())];
+    Child::start(TEST, "client", &values).expect("all");
+    owner.close();
 }

@@ -1,32 +1,43 @@
 //! What the owner asks this process's lanes to move.
 //!
 //! Files of blocks are opened first, which may take as long as their file system does: in a thread
-//! of its own, so that the one that hears the owner waits for no medium.
+//! of its own, so that the one that hears the owner waits for no medium. That thread waits until
+//! moves have closed theirs where many are open: a process may have a thousand descriptors, and
+//! most of them are its own affair.
 
+use std::collections::VecDeque;
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, OnceLock};
 
 use kvdepot_arena::verdict::{Bytes, Moved, Verdicts};
 use kvdepot_arena::{Error, Identity, parts};
 use kvdepot_host::dir::Access;
-use kvdepot_media::{Batch, Buffer, Done};
+use kvdepot_media::{Batch, Buffer, Done, Ticket};
 use kvdepot_store::{Errand, FileAt, Op, Outcome, plan};
+use parking_lot::Mutex;
 
 use super::{Call, Link, spawn};
 use crate::frame::Out;
 use crate::frame::rows::MoveRow;
 use crate::frame::verbs as say;
 
+/// Most files that moves have open at a time; an owner asks for no more in one.
+const OPEN_MAX: usize = 512;
+
 /// A thread that plans moves in turn; started by the first that has files, it ends with its link.
 #[derive(Default)]
-pub(super) struct Opener(OnceLock<Option<Sender<Job>>>);
+pub(super) struct Opener {
+    jobs: OnceLock<Option<Sender<Job>>>,
+    /// Batches that may have files open, and how many, oldest first.
+    open: Mutex<VecDeque<(usize, Ticket)>>,
+}
 
 type Job = Box<dyn FnOnce() + Send>;
 
 impl Opener {
     /// Has `job` done there, or here where there is no thread.
     fn run(&self, job: Job) {
-        let jobs = self.0.get_or_init(|| {
+        let jobs = self.jobs.get_or_init(|| {
             let (sender, jobs) = channel::<Job>();
             let run = move || jobs.into_iter().for_each(|job| job());
             spawn("kvdepot-opener", run).ok().map(|()| sender)
@@ -36,6 +47,23 @@ impl Opener {
         };
         if let Err(left) = jobs.send(job) {
             left.0();
+        }
+    }
+
+    /// Waits until so many more files may be open.
+    fn wait_for(&self, files: usize) {
+        loop {
+            let first = {
+                let mut open = self.open.lock();
+                open.retain(|(_, batch)| !batch.is_done());
+                let count: usize = open.iter().map(|(files, _)| files).sum();
+                match count + files > OPEN_MAX {
+                    true => open.pop_front(),
+                    false => None,
+                }
+            };
+            let Some((_, batch)) = first else { return };
+            let _done = batch.wait(None);
         }
     }
 }
@@ -78,6 +106,10 @@ impl Link {
     }
 
     fn run_move(self: &Arc<Link>, number: u64, task: u64, call: Arc<Call>, blocks: Vec<Errand>) {
+        let files = blocks.iter().filter(|(_, _, file)| file.is_some()).count();
+        if files > 0 {
+            self.opener.wait_for(files);
+        }
         let mut batch = self.mover.copier.batch();
         if call.options.staged
             && let Err(error) = batch.stage()
@@ -126,7 +158,10 @@ impl Link {
                 link.give_up(&call);
             }
         };
-        let _ticket = self.mover.copier.submit(batch, done);
+        let ticket = self.mover.copier.submit(batch, done);
+        if files > 0 {
+            self.opener.open.lock().push_back((files, ticket));
+        }
     }
 
     fn plan(
