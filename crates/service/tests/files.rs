@@ -68,9 +68,17 @@ impl Home {
 }
 
 fn serve(home: &Path, pipeline: &str) -> Depot {
+    serve_closing(home, pipeline, "10s")
+}
+
+/// One that waits so long for its clients when it closes.
+fn serve_closing(home: &Path, pipeline: &str, close_timeout: &str) -> Depot {
     let path = |name| home.join(name).to_str().unwrap().to_owned();
     let mut settings = json!({
-        "lanes": 2, "close_timeout": "10s", "socket": path("s"), "files": {"path": path("files")},
+        "lanes": 2,
+        "close_timeout": close_timeout,
+        "socket": path("s"),
+        "files": {"path": path("files")},
     });
     if pipeline.contains("Cache") {
         settings["cache"] = json!({"capacity": "1MiB"});
@@ -230,6 +238,67 @@ fn a_client_that_is_killed_leaves_no_file() {
     assert_eq!(ns.contains(&keys([1, 2])).unwrap(), [true, false]);
     assert_eq!(put(&ns, &[2], LEN), [true]);
     // Once nothing is held for it.
+    owner.close();
+}
+
+#[test]
+fn what_a_stopped_client_was_at_leaves_no_file_when_its_owner_closes() {
+    let home = Home::new();
+    let owner = serve_closing(home.0.path(), "Files", "200ms");
+    let ns = namespace(&owner);
+    assert_eq!(put(&ns, &[1], LEN), [true]);
+    // It never says that it has written, or has pinned what it was granted for good.
+    let mut stopped = Bare::attach(&home.socket(), 0);
+    let asked = frames::put(7, ns.id(), &[key(2)], LEN as u64);
+    stopped.tasks.write_all(&asked).unwrap();
+    assert_eq!(read_frame(&stopped.tasks).unwrap().0, MOVE);
+    let joined = common::start_put(&ns, &[2], LEN);
+    owner.close();
+    // Who had joined it has taken over.
+    assert_eq!(joined.wait(Some(PATIENCE)).unwrap(), [true]);
+    assert_eq!(home.unfinished(), 0);
+}
+
+#[test]
+fn pins_that_nobody_has_ended_end_with_their_owner() {
+    let home = Home::new();
+    let owner = home.serve_stored("Files", &[1, 2]);
+    let client = home.connect();
+    let (here, there) = (namespace(&owner), namespace(&client));
+    let held = [(&here, pin(&here, 1)), (&there, pin(&there, 2))];
+    // The tier panics where files are held.
+    owner.close();
+    for (ns, held) in held {
+        ns.unpin(&[held], true);
+    }
+    client.close();
+}
+
+#[test]
+fn a_block_that_is_promoted_after_its_pin_is_as_new_as_its_use() {
+    let home = Home::new();
+    let all: Vec<u64> = (0..20).collect();
+    let owner = home.serve_stored("Cache|Files", &all);
+    let client = home.connect();
+    for ns in [namespace(&client), namespace(&owner)] {
+        let is_near = |number| ns.nearest(&keys([number])).unwrap() == [Some("Cache")];
+        let bring = |numbers: std::ops::Range<u64>| {
+            for number in numbers {
+                assert!(has(&ns, &[number], LEN));
+                eventually("its promotion", || is_near(number));
+            }
+        };
+        bring(0..10);
+        let pinned = pin(&ns, 10);
+        ns.unpin(&[pinned], true);
+        eventually("its promotion", || is_near(10));
+        // Some of the first have to go for these.
+        bring(11..17);
+        assert!(is_near(10) && !is_near(0));
+        // Others again.
+        bring(0..8);
+    }
+    client.close();
     owner.close();
 }
 

@@ -7,11 +7,13 @@ mod tiers;
 
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 
 use common::{PATIENCE, eventually, get, has, key, keys, namespace, put, start_put};
 use kvdepot_store::option::{Kind, OptionSpec};
 use kvdepot_store::{Config, Depot, Namespace, Outcome, TierKind};
 use serde_json::{Value, json};
+use tiers::late::Mood;
 use tiers::{files, late};
 
 const LEN: usize = 70_001;
@@ -28,6 +30,17 @@ fn further() -> TierKind {
 
 /// Opens a pipeline whose tiers named in `second` take a block at its second touch.
 fn open(dir: &Path, pipeline: &str, second: &[&str], settings: Value) -> Depot {
+    open_in(&Arc::default(), dir, pipeline, second, settings)
+}
+
+/// The same, with a mood of the tier `Further`.
+fn open_in(
+    mood: &Arc<Mood>,
+    dir: &Path,
+    pipeline: &str,
+    second: &[&str],
+    settings: Value,
+) -> Depot {
     let mut all = settings;
     all["lanes"] = json!(2);
     for tier in pipeline.split('|') {
@@ -42,7 +55,7 @@ fn open(dir: &Path, pipeline: &str, second: &[&str], settings: Value) -> Depot {
             all[&section]["admission"] = json!("second");
         }
     }
-    let kinds = late::kinds("Further", further(), &Arc::default()).with(files::kind());
+    let kinds = late::kinds("Further", further(), mood).with(files::kind());
     Depot::open(&Config::with_kinds(&kinds, pipeline, &all).unwrap()).unwrap()
 }
 
@@ -189,5 +202,44 @@ fn a_first_touch_needs_no_room_in_the_queue() {
             .all(|number| is_in(dir.path(), "Files", &ns, *number))
     });
     common::assert_at_rest(&depot);
+    depot.close();
+}
+
+#[test]
+fn a_first_touch_that_a_late_tier_does_not_take_goes_no_further_either() {
+    let dir = tempfile::tempdir().unwrap();
+    let mood = Arc::<Mood>::default();
+    let depot = open_in(&mood, dir.path(), "Further|Files", &["Files"], json!({}));
+    let ns = namespace(&depot);
+    mood.lost.store(1000, Relaxed);
+    assert_eq!(outcomes(&ns, &[1]), [Outcome::Declined]);
+    assert!(!is_in(dir.path(), "Files", &ns, 1));
+    assert_eq!(outcomes(&ns, &[1]), [Outcome::Done]);
+    assert!(is_in(dir.path(), "Files", &ns, 1));
+    depot.close();
+}
+
+#[test]
+fn what_finds_the_queue_full_at_its_second_touch_goes_on_at_the_next_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let mood = Arc::<Mood>::default();
+    let settings = json!({"write_back_depth": "80KiB", "overload": "drop"});
+    let depot = open_in(&mood, dir.path(), "Dax|Further", &["Further"], settings);
+    let ns = namespace(&depot);
+    let further = |number| is_in(dir.path(), "Further", &ns, number);
+    assert_eq!(put(&ns, &[1, 2], LEN), [true; 2]);
+    // It leaves, for want of room.
+    for others in [100..120, 120..140] {
+        let others: Vec<u64> = others.collect();
+        assert!(put(&ns, &others, LEN).iter().all(|ok| *ok));
+    }
+    assert_eq!(get(&ns, &[1], LEN), [Outcome::Miss]);
+    mood.delay.store(500_000, Relaxed);
+    assert_eq!(put(&ns, &[139], LEN), [true]);
+    assert_eq!(put(&ns, &[1], LEN), [true]);
+    mood.delay.store(0, Relaxed);
+    assert!(depot.drain(PATIENCE) && further(139) && !further(1));
+    assert!(has(&ns, &[1], LEN) && depot.drain(PATIENCE));
+    assert!(further(1));
     depot.close();
 }

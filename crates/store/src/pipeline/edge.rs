@@ -55,14 +55,23 @@ impl Edge {
         self.touched.is_some()
     }
 
-    /// Whether a block goes on that has come to the nearer tier, or passes it by. A first touch is
-    /// noted.
+    /// Whether a block goes on that has come to the nearer tier. A first touch is noted; that the
+    /// block has gone on is noted once it is in the queue.
     pub(super) fn admits(&self, identity: &Identity, len: u64) -> bool {
         let is_first = self.is_first(identity);
-        self.note(identity, len, !is_first);
+        self.note(identity, len, false);
         self.declined
             .fetch_add(u64::from(is_first), Ordering::Relaxed);
         !is_first
+    }
+
+    /// The same of a block that passes the nearer tier by, and needs no queue.
+    pub(super) fn lets_by(&self, identity: &Identity, len: u64) -> bool {
+        let admitted = self.admits(identity, len);
+        if admitted {
+            self.note(identity, len, true);
+        }
+        admitted
     }
 
     /// Whether a touch of this block is the first one, and not enough.

@@ -52,8 +52,13 @@ impl Core {
                 Stage::Apart(apart) => {
                     let Ok(pass) = self.gate.enter() else { return };
                     let core = Arc::clone(self);
+                    let stamps = self.uses.call(stayed.len());
                     apart.pin(id, &stayed).then(move |places| {
-                        let places = places.unwrap_or_default().into_iter().flatten();
+                        let places = places.unwrap_or_default().into_iter().enumerate();
+                        let places = places.filter_map(|(at, place)| {
+                            let stamp = stamps.of(at);
+                            Some(Place { stamp, ..place? })
+                        });
                         core.send_touched(tier, places.collect());
                         drop(pass);
                     });
@@ -81,7 +86,6 @@ impl Core {
                     stay.push(place);
                     continue;
                 };
-                edge.note(&place.identity, place.len, true);
                 stay.extend(self.send_later(&mut ledger, tier, place, share, Vec::new()));
             }
         }
@@ -127,6 +131,7 @@ impl Core {
         share: Share,
         waiters: Vec<Waiter>,
     ) -> Option<Place> {
+        self.edges[tier].note(&place.identity, place.len, true);
         let queued = self.ledger.enqueue(ledger, tier, place, share, waiters);
         (!queued).then_some(place)
     }
@@ -149,7 +154,7 @@ impl Core {
         let mut stays = None;
         for (tier, edge) in self.edges.iter().enumerate() {
             if self.bypasses(tier, len) || !reaches(tier) {
-                if !edge.admits(identity, len) {
+                if !edge.lets_by(identity, len) {
                     return Err(Outcome::Declined);
                 }
                 continue;

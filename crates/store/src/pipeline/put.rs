@@ -179,22 +179,22 @@ impl Put {
             }
         };
         if core.goes_on(tier) && core.overload == Overload::Wait {
-            let (further, first): (Vec<usize>, Vec<usize>) = refused
-                .into_iter()
-                .partition(|index| self.goes_over(tier, *index));
-            let first = first.into_iter().map(|index| (index, Outcome::Declined));
-            routes.settled.extend(first);
-            return further.into_iter().map(|index| (index, None)).collect();
+            return self.pass_by(tier, refused, routes);
         }
         let refused = refused.into_iter().map(|index| (index, Outcome::Full));
         routes.settled.extend(refused);
         Vec::new()
     }
 
-    /// Whether the edge behind a tier takes a block.
-    fn goes_over(&self, tier: usize, index: usize) -> bool {
-        let len = self.caller.bytes(index);
-        self.core.edges[tier].admits(&self.identity(index), len)
+    /// Those that go over the edge behind a tier which does not take them; the others are settled.
+    fn pass_by(&self, tier: usize, refused: Vec<usize>, routes: &mut Routes) -> Vec<Admitted> {
+        let edge = &self.core.edges[tier];
+        let (further, first): (Vec<usize>, Vec<usize>) = refused
+            .into_iter()
+            .partition(|at| edge.lets_by(&self.identity(*at), self.caller.bytes(*at)));
+        let first = first.into_iter().map(|index| (index, Outcome::Declined));
+        routes.settled.extend(first);
+        further.into_iter().map(|index| (index, None)).collect()
     }
 
     fn wanted(&self, index: usize) -> Wanted {
@@ -242,20 +242,22 @@ impl Put {
                         continue;
                     }
                     // It is acknowledged further away.
-                    Some(Err(Refused::Present(_))) if tier < put.core.ack => {
-                        refused.push((index, None));
-                    }
+                    Some(Err(Refused::Present(_))) if tier < put.core.ack => refused.push(index),
                     Some(Err(Refused::Present(_))) => routes.settled.push((index, Outcome::Done)),
                     Some(Err(Refused::Declined)) => {
                         routes.settled.push((index, Outcome::Declined));
                     }
-                    _ if tier + 1 < put.core.tiers.len() => refused.push((index, None)),
+                    _ if put.core.goes_on(tier) => refused.push(index),
                     Some(Err(_)) if answered => routes.settled.push((index, Outcome::Full)),
                     _ => routes.settled.push((index, Outcome::Dropped)),
                 }
                 ended.push(put.identity(index));
             }
             put.core.resolve_late(tier, &ended);
+            let refused = match put.core.goes_on(tier) {
+                true => put.pass_by(tier, refused, &mut routes),
+                false => Vec::new(),
+            };
             put.place_beyond(tier + 1, refused, routes);
         });
     }

@@ -301,7 +301,7 @@ impl Core {
         let far = self.far_arenas().is_some();
         if self.bypasses(0, len) {
             let mut over = self.edges[..self.tier_by(Way::Far)].iter();
-            if over.all(|edge| edge.admits(identity, len)) {
+            if over.all(|edge| edge.lets_by(identity, len)) {
                 return Ok((Way::Far, None));
             }
             self.metrics.put_outcome(crate::Outcome::Declined);
@@ -500,7 +500,8 @@ impl Core {
                 Stage::Here(arenas) => arenas,
                 Stage::Apart(apart) => {
                     for (index, place) in pin_apart(apart, namespace, keys, &found) {
-                        pins[index] = make(tier, here, place);
+                        let stamp = stamps.of(index);
+                        pins[index] = make(tier, here, Place { stamp, ..place });
                     }
                     continue;
                 }
@@ -579,7 +580,9 @@ fn pin_apart(
         };
         Some((at, Place { identity, ..place? }))
     });
-    pinned.collect()
+    let pinned: Vec<(usize, Place)> = pinned.collect();
+    apart.lend(pinned.iter().map(|(_, place)| place));
+    pinned
 }
 
 /// A pinned block's parts; `None`, and unpinned and unpublished, when their table does not verify.

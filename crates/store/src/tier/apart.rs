@@ -5,14 +5,15 @@
 //! broken tier is a miss, at once. Then one question goes through; if it is answered the breaker
 //! closes, and if not it stays open for twice as long, up to a minute.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use kvdepot_arena::{Key, NamespaceId, Place, Refused, Reserved, TierStats, Wanted, clock};
+use kvdepot_arena::{Key, NamespaceId, Place, Refused, Reserved, TierStats, Token, Wanted, clock};
 use kvdepot_host::dir::Dir;
 use kvdepot_media::Checksum;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 
 use super::contract::{Page, Tier};
 use super::late::{Alarm, Pending, Reply, ask};
@@ -33,6 +34,10 @@ pub(crate) struct Apart {
     lookup: Duration,
     patience: Duration,
     breaker: Arc<Breaker>,
+    /// Pins that callers have, who end them when they like: closing ends what is left.
+    lent: Mutex<HashMap<Token, Place>>,
+    /// Nothing is pinned there any more, whoever ends a pin. Held while one is ended.
+    closed: RwLock<bool>,
     alarm: Arc<Alarm>,
 }
 
@@ -104,6 +109,8 @@ impl Apart {
             number,
             lookup,
             patience,
+            lent: Mutex::default(),
+            closed: RwLock::new(false),
             alarm,
         }
     }
@@ -126,8 +133,38 @@ impl Apart {
         stats
     }
 
+    /// Notes pins that a caller has from now on.
+    pub(crate) fn lend<'a>(&self, places: impl Iterator<Item = &'a Place>) {
+        let lent = places.map(|place| (place.token, *place));
+        self.lent.lock().extend(lent);
+    }
+
+    /// Ends pins.
+    pub(crate) fn unpin(&self, places: &[Place]) {
+        let closed = self.closed.read();
+        if places.is_empty() || *closed {
+            return;
+        }
+        {
+            let mut lent = self.lent.lock();
+            places.iter().for_each(|place| {
+                lent.remove(&place.token);
+            });
+        }
+        self.tier.unpin(places);
+    }
+
     /// Nobody asks any more.
     pub(crate) fn close(&self) {
+        let left = {
+            let mut closed = self.closed.write();
+            *closed = true;
+            std::mem::take(&mut *self.lent.lock())
+        };
+        if !left.is_empty() {
+            let left: Vec<Place> = left.into_values().collect();
+            self.tier.unpin(&left);
+        }
         self.tier.close();
         self.alarm.stop();
     }

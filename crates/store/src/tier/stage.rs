@@ -77,12 +77,7 @@ impl Stage {
     pub(crate) fn unpin<'a>(&self, places: impl Iterator<Item = &'a Place>) {
         match self {
             Stage::Here(arenas) => arenas.unpin(places.map(|place| place.token)),
-            Stage::Apart(apart) => {
-                let places: Vec<Place> = places.copied().collect();
-                if !places.is_empty() {
-                    apart.tier().unpin(&places);
-                }
-            }
+            Stage::Apart(apart) => apart.unpin(&places.copied().collect::<Vec<_>>()),
         }
     }
 

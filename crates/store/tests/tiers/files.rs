@@ -276,9 +276,17 @@ impl Tier for Files {
         };
         let place = |wanted: &Wanted| {
             let key = wanted.key;
-            if self.path_of(&Identity { namespace, key }).exists() {
+            let identity = Identity { namespace, key };
+            if self.path_of(&identity).exists() {
                 return Err(Refused::Present(nowhere));
             }
+            let files = self.open.files.lock().unwrap();
+            let is_new = |opened: &&Opened| opened.name.ends_with(".new");
+            let mut new = files.values().filter(is_new);
+            if new.any(|opened| opened.place.identity == identity) {
+                return Err(Refused::Reserved(nowhere));
+            }
+            drop(files);
             self.make(namespace, wanted).ok_or(Refused::Declined)
         };
         let _late = reply.answer(blocks.iter().map(place).collect());

@@ -106,6 +106,11 @@ impl Put {
                     failed.push(reserved);
                     None
                 }
+                // Who still writes there has the file open, or does not find it any more.
+                Moved::Abandoned if core.tiers[tier].apart().is_some() => {
+                    failed.push(reserved);
+                    None
+                }
                 Moved::Abandoned => {
                     reserved.hand_out();
                     None
@@ -122,9 +127,12 @@ impl Put {
                 arenas.abort(&failed.collect::<Vec<_>>());
                 self.published(tier, places, stored);
             }
-            Stage::Apart(_) if written.is_empty() => self.published(tier, places, Vec::new()),
             Stage::Apart(apart) => {
+                // Before those who joined them begin anew.
                 drop(failed);
+                if written.is_empty() {
+                    return self.published(tier, places, Vec::new());
+                }
                 let put = Arc::clone(self);
                 let committed = apart.commit(written, pinned);
                 committed.then(move |stored| {
@@ -157,7 +165,8 @@ impl Put {
                     continue;
                 };
                 core.note_stored(self.namespace, &place.identity.key, place.len);
-                let goes_on = ledger.is_some() && self.goes_over(tier, index);
+                let edge = ledger.as_ref().map(|_| &core.edges[tier]);
+                let goes_on = edge.is_some_and(|edge| edge.admits(&place.identity, place.len));
                 match (waits, goes_on) {
                     (true, true) => {}
                     (true, false) => settled.push((index, Outcome::Declined)),
