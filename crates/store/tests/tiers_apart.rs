@@ -208,7 +208,6 @@ fn only_the_calls_that_ask_a_late_tier_wait_for_it() {
     depot.close();
 }
 
-/// The files, under the section of another tier.
 #[test]
 fn a_tier_that_does_not_answer_is_a_miss_and_is_left_alone_until_it_does() {
     let mood = Arc::new(Mood::default());
