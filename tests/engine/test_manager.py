@@ -602,6 +602,7 @@ class LateNamespace:
         self._namespace = namespace
         self.silent = True
         self.asked = 0
+        self.waits: list[float] = []
 
     def lookup(self, keys: list[bytes]) -> Any:
         self.asked += 1
@@ -617,6 +618,7 @@ class LateTask:
         self._task = task
 
     def wait(self, timeout: float) -> list[bool]:
+        self._namespace.waits.append(timeout)
         if self._namespace.silent:
             raise kvdepot.TimeoutError("late")
         return self._task.wait(timeout)
@@ -634,6 +636,8 @@ def test_a_lookup_whose_answer_is_late_is_tried_again_and_asked_once(world: Worl
         assert world.lookup(a) is LookupResult.RETRY
         end_step(world.manager)
     assert late.asked == 1
+    assert late.waits[0] > 0
+    assert late.waits[1:] == [0, 0], "the engine waits once"
     late.silent = False
     assert world.lookup(a) is LookupResult.HIT
     end_step(world.manager)

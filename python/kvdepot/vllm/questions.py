@@ -29,10 +29,13 @@ class Questions:
         """What was asked for, and how many of the first blocks are stored. None while that is not
         known, and the request may wait: the question stays for the next time."""
         asked = self._asked.setdefault(request, {})
-        question = asked.pop(ident, None) or ask()
+        before = asked.pop(ident, None)
+        question = before or ask()
         idents, task = question
         nothing: list[bool] | None = None
-        answer = task and self._faults.attempt("lookup", nothing, _answer, task)
+        # Once: in each step of the engine there may be hundreds that are asked for again.
+        seconds = 0.0 if before else PROMPT_SECONDS
+        answer = task and self._faults.attempt("lookup", nothing, _answer, task, seconds)
         if task and answer is None and may_wait():
             asked[ident] = question
             return None
@@ -47,9 +50,9 @@ class Questions:
         self._asked.clear()
 
 
-def _answer(task: kvdepot.Task) -> list[bool] | None:
+def _answer(task: kvdepot.Task, seconds: float) -> list[bool] | None:
     """Which keys are stored, unless that takes longer."""
     try:
-        return task.wait(PROMPT_SECONDS)
+        return task.wait(seconds)
     except kvdepot.TimeoutError:
         return None
