@@ -166,21 +166,28 @@ impl Core {
         }
     }
 
-    /// How many of a namespace's blocks in the near tier are in a far one too.
+    /// How many of a namespace's blocks in some tier are in one behind it too.
     pub(crate) fn doubles(&self, id: NamespaceId) -> usize {
-        let near = self.near().here();
         let mut doubles = 0;
-        for medium in near.map(Arenas::arenas).into_iter().flatten() {
-            let mut slot = Some(0);
-            while let Some(from) = slot {
-                let mut page = Vec::new();
-                slot = medium.glance(id, from, GLANCE, usize::MAX, &mut page);
-                let keys: Vec<Key> = page.into_iter().map(|(key, _)| key).collect();
-                let mut found = vec![false; keys.len()];
-                for (_, far) in self.arenas().filter(|(at, _)| *at > 0) {
-                    far.contains(id, &keys, &mut found);
+        for (at, tier) in self.tiers[..self.tiers.len() - 1].iter().enumerate() {
+            let behind = &self.tiers[at + 1..];
+            let media = tier.here().map(Arenas::arenas);
+            for medium in media.into_iter().flatten() {
+                let mut slot = Some(0);
+                while let Some(from) = slot {
+                    let mut page = Vec::new();
+                    slot = medium.glance(id, from, GLANCE, usize::MAX, &mut page);
+                    doubles += found_in(behind, id, &page);
                 }
-                doubles += found.into_iter().filter(|found| *found).count();
+            }
+            let mut mark = tier.apart().map(|apart| (apart, 0));
+            while let Some((apart, from)) = mark {
+                let (page, next) = apart
+                    .list(id, from, GLANCE as usize)
+                    .wait()
+                    .unwrap_or_default();
+                mark = next.map(|next| (apart, next));
+                doubles += found_in(behind, id, &page);
             }
         }
         doubles
@@ -259,4 +266,21 @@ impl Core {
             ..Cursor::default()
         }
     }
+}
+
+/// How many blocks of a page are in one of these tiers.
+fn found_in(tiers: &[Stage], id: NamespaceId, page: &[(Key, u64)]) -> usize {
+    let keys: Vec<Key> = page.iter().map(|(key, _)| *key).collect();
+    let mut found = vec![false; keys.len()];
+    for tier in tiers.iter().filter(|_| !keys.is_empty()) {
+        match tier {
+            Stage::Here(arenas) => arenas.contains(id, &keys, &mut found),
+            Stage::Apart(apart) => {
+                let there = apart.probe(id, &keys).wait().unwrap_or_default();
+                let there = found.iter_mut().zip(there);
+                there.for_each(|(found, there)| *found |= there);
+            }
+        }
+    }
+    found.into_iter().filter(|found| *found).count()
 }
