@@ -248,6 +248,10 @@ impl Put {
                         routes.settled.push((index, Outcome::Declined));
                     }
                     _ if put.core.goes_on(tier) => refused.push(index),
+                    // Another process writes it, which may fail.
+                    Some(Err(Refused::Reserved(_))) => {
+                        routes.settled.push((index, Outcome::Dropped));
+                    }
                     Some(Err(_)) if answered => routes.settled.push((index, Outcome::Full)),
                     _ => routes.settled.push((index, Outcome::Dropped)),
                 }

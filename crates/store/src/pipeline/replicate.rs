@@ -1,13 +1,15 @@
 //! Copies of published blocks from one tier to another, verified on the way.
 
+use std::collections::hash_map::Entry;
+
 use kvdepot_arena::verdict::{Bytes, Moved, Verdicts};
 use kvdepot_arena::{
-    Cause, Error, Full, Key, NamespaceId, Place, Refused, Reserved, Token, Wanted, parts,
+    Cause, Error, Full, Identity, Key, NamespaceId, Place, Refused, Reserved, Token, Wanted, parts,
 };
 use kvdepot_media::Copier;
 
 use super::Core;
-use crate::tier::{Ends, Stage};
+use crate::tier::{Apart, Ends, Stage};
 
 /// What became of one block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,6 +29,13 @@ pub(super) enum Replica {
     /// The lanes failed.
     Failed,
 }
+
+/// The reservation of a put in a tier that may answer late, which has no name.
+const NOBODY: Token = Token {
+    device: u32::MAX,
+    slot: u32::MAX,
+    sequence: 0,
+};
 
 /// What became of one block, and how it is known where it is now.
 pub(super) type Arrival = (Replica, Option<There>);
@@ -52,11 +61,65 @@ impl Core {
     ) -> Vec<Arrival> {
         let room = |namespace, blocks: &[Wanted]| match &self.tiers[to] {
             Stage::Here(arenas) => Some(arenas.reserve_waiting(namespace, blocks)),
-            Stage::Apart(apart) => apart.reserve(namespace, blocks).wait(),
+            Stage::Apart(apart) => self.reserve_written((to, apart), namespace, blocks),
         };
         // What goes on must not leave before.
         let pinned = to > from && self.goes_on(to);
         self.copy_over((from, to), places, copier, (true, pinned), room)
+    }
+
+    /// Reserves in a tier that may answer late, and waits for that. Puts that want the same blocks
+    /// there join; what one of them is writing is busy.
+    fn reserve_written(
+        &self,
+        (tier, apart): (usize, &Apart),
+        namespace: NamespaceId,
+        blocks: &[Wanted],
+    ) -> Option<Vec<Result<Reserved, Refused>>> {
+        let identity = |wanted: &Wanted| Identity {
+            namespace,
+            key: wanted.key,
+        };
+        let mine: Vec<bool> = {
+            let mut ledger = self.ledger.lock();
+            let names = blocks.iter().map(|wanted| (tier, identity(wanted)));
+            let mut claim = |name| match ledger.written.entry(name) {
+                Entry::Occupied(_) => false,
+                Entry::Vacant(vacant) => {
+                    vacant.insert(Vec::new());
+                    true
+                }
+            };
+            names.map(&mut claim).collect()
+        };
+        let each = blocks.iter().zip(&mine);
+        let asked: Vec<Wanted> = each
+            .filter(|(_, mine)| **mine)
+            .map(|(one, _)| *one)
+            .collect();
+        let answers = match asked.is_empty() {
+            true => Some(Vec::new()),
+            false => apart.reserve(namespace, &asked).wait(),
+        };
+        let silent = answers.is_none();
+        let mut answers = answers.unwrap_or_default().into_iter();
+        let mut ended = Vec::new();
+        let answers: Vec<_> = blocks
+            .iter()
+            .zip(mine)
+            .map(|(wanted, mine)| {
+                if !mine {
+                    return Err(Refused::Reserved(NOBODY));
+                }
+                let answer = answers.next().unwrap_or(Err(Refused::Declined));
+                if answer.is_err() {
+                    ended.push(identity(wanted));
+                }
+                answer
+            })
+            .collect();
+        self.resolve_late(tier, &ended);
+        (!silent).then_some(answers)
     }
 
     /// Copies blocks that the caller has pinned in `from` into room that `room` finds in tier
