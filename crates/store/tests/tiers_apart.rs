@@ -12,19 +12,24 @@ use std::time::{Duration, Instant};
 use common::{PATIENCE, eventually, get, has, key, keys, namespace, put};
 use kvdepot_store::sim::{Schedule, Turn};
 use kvdepot_store::{BlockBuffers, Buffer, Config, Depot, Error, Kinds, Namespace, Outcome};
-use serde_json::json;
+use serde_json::{Value, json};
 use tiers::files;
-use tiers::late::{self, Mood};
+use tiers::late::{self, Mood, slow_files};
 
 const LEN: usize = 70_001;
 
 fn open(kinds: &Kinds, pipeline: &str, dir: &tempfile::TempDir) -> Depot {
+    open_with(kinds, pipeline, dir, json!({"close_timeout": "10s"}))
+}
+
+fn open_with(kinds: &Kinds, pipeline: &str, dir: &tempfile::TempDir, mut settings: Value) -> Depot {
     let path = |name| dir.path().join(name).to_str().unwrap().to_owned();
-    let mut settings = json!({"lanes": 2, "close_timeout": "10s"});
+    settings["lanes"] = json!(2);
     for tier in pipeline.split('|') {
         settings[tier.to_ascii_lowercase()] = match tier {
             "Cache" => json!({"capacity": "1MiB"}),
             "Dax" => json!({"path": path("arena"), "capacity": "2MiB"}),
+            "Slow" => json!({"path": path("slow")}),
             _ => json!({"path": path("files")}),
         };
     }
@@ -208,6 +213,101 @@ fn only_the_calls_that_ask_a_late_tier_wait_for_it() {
     depot.close();
 }
 
+/// So long that nobody waits for it.
+const NEVER: u64 = 3_600_000_000;
+
+#[test]
+fn pins_of_a_commit_that_is_answered_too_late_end() {
+    let mood = Arc::new(Mood::default());
+    let kinds = late::kinds("Slow", slow_files(), &mood).with(files::kind());
+    let dir = tempfile::tempdir().unwrap();
+    let settings = json!({"tier_timeout": "50ms"});
+    let depot = open_with(&kinds, "Slow|Files", &dir, settings);
+    let ns = namespace(&depot);
+    mood.commit_delay.store(NEVER, Ordering::Relaxed);
+    assert_eq!(put(&ns, &[1], LEN), [false]);
+    // The answer comes now, and the tier panics where files are held.
+    depot.close();
+}
+
+#[test]
+fn a_close_has_no_time_for_a_tier_that_does_not_answer() {
+    let settings =
+        || json!({"tier_timeout": "1h", "lookup_timeout": "1h", "close_timeout": "10ms"});
+    // While a call waits for it, a block on its way, a block that is to come near.
+    for waits in ["lookup", "put", "promotion"] {
+        let mood = Arc::new(Mood::default());
+        let kinds = late::kinds("Slow", slow_files(), &mood);
+        let dir = tempfile::tempdir().unwrap();
+        let depot = open_with(&kinds, "Cache|Slow", &dir, settings());
+        let ns = namespace(&depot);
+        if waits == "promotion" {
+            assert_eq!(put(&ns, &[1], LEN), [true]);
+            depot.close();
+        }
+        let depot = open_with(&kinds, "Cache|Slow", &dir, settings());
+        let ns = namespace(&depot);
+        let pending = match waits {
+            "lookup" => {
+                mood.delay.store(NEVER, Ordering::Relaxed);
+                Some(ns.lookup(&keys([1])).unwrap())
+            }
+            "put" => {
+                mood.delay.store(NEVER, Ordering::Relaxed);
+                Some(common::start_put(&ns, &[1], LEN))
+            }
+            _ => {
+                let asked = mood.asked.load(Ordering::Relaxed);
+                mood.delay.store(1000, Ordering::Relaxed);
+                assert!(has(&ns, &[1], LEN));
+                mood.delay.store(NEVER, Ordering::Relaxed);
+                eventually("it is asked whether the block is there still", || {
+                    mood.asked.load(Ordering::Relaxed) > asked + 1
+                });
+                None
+            }
+        };
+        depot.close();
+        let ended = pending.map(|task| task.wait(Some(PATIENCE)).unwrap());
+        assert!(ended.is_none_or(|ended| ended == [false]), "{waits}");
+    }
+}
+
+#[test]
+fn a_put_joins_who_writes_its_block_to_a_late_tier() {
+    let mood = Arc::new(Mood::default());
+    let kinds = late::kinds("Slow", slow_files(), &mood);
+    let dir = tempfile::tempdir().unwrap();
+    // Room on the way for one block: the second put goes where the first one's block is going.
+    let settings = json!({"write_back_depth": LEN});
+    let depot = open_with(&kinds, "Cache|Slow", &dir, settings);
+    let ns = namespace(&depot);
+    mood.delay.store(200_000, Ordering::Relaxed);
+    let first = common::start_put(&ns, &[1], LEN);
+    let asked = || mood.asked.load(Ordering::Relaxed);
+    eventually("the block is on its way", || asked() > 0);
+    let second = common::start_put(&ns, &[1], LEN);
+    assert_eq!(first.wait(Some(PATIENCE)).unwrap(), [true]);
+    assert_eq!(second.wait(Some(PATIENCE)).unwrap(), [true]);
+    assert_eq!(mood.commits.load(Ordering::Relaxed), 1);
+    depot.close();
+}
+
+#[test]
+fn a_block_that_is_in_two_tiers_is_cleared_once() {
+    for pipeline in ["Cache|Files", "Cache|Dax|Files", "Files|Slow"] {
+        let dir = tempfile::tempdir().unwrap();
+        let kinds = late::kinds("Slow", slow_files(), &Arc::default()).with(files::kind());
+        let depot = open(&kinds, pipeline, &dir);
+        let ns = namespace(&depot);
+        assert_eq!(put(&ns, &[1, 2, 3], LEN), [true; 3]);
+        assert!(depot.drain(PATIENCE));
+        assert_eq!(ns.clear().unwrap(), 3, "{pipeline}");
+        depot.close();
+    }
+}
+
+/// The files, under the section of another tier.
 #[test]
 fn a_tier_that_does_not_answer_is_a_miss_and_is_left_alone_until_it_does() {
     let mood = Arc::new(Mood::default());

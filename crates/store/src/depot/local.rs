@@ -23,7 +23,7 @@ use crate::pipeline::{
 use crate::placement::Holder;
 use crate::populate;
 use crate::task::Task;
-use crate::tier::Stage;
+use crate::tier::{Apart, Stage};
 
 /// This process among those that ask what left; others have their numbers.
 const OWN_LISTENER: u64 = 0;
@@ -174,6 +174,13 @@ impl Local {
         }
         #[cfg(feature = "sim")]
         core.settle();
+        let hurry = || {
+            let apart = core.tiers.iter().filter_map(Stage::apart);
+            apart.for_each(Apart::hurry);
+        };
+        if !core.gate.wait_empty(left()) {
+            hurry();
+        }
         // Copies that touch a caller's memory have no time-out: they end by themselves.
         core.gate.wait_empty(Duration::MAX);
         if !core.ledger.drain(left()) {
@@ -187,6 +194,8 @@ impl Local {
                 "close_timeout passed before the write-back queue was empty"
             );
         }
+        // What the threads still ask is for nobody.
+        hurry();
         self.background.stop(core);
         self.evictor.stop(core);
         core.copier.close();

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use kvdepot_arena::{Key, NamespaceId, Place, Refused, Reserved, TierStats, Token, Wanted, clock};
 use kvdepot_host::dir::Dir;
-use kvdepot_media::Checksum;
+use kvdepot_media::{Checksum, is_simulated};
 use parking_lot::{Mutex, RwLock};
 
 use super::contract::{Page, Tier};
@@ -67,18 +67,21 @@ impl<T: Send + 'static> Answer<T> {
 
     /// Waits for it.
     pub(crate) fn wait(self) -> Option<T> {
-        let Later {
-            pending,
-            limit,
-            breaker,
-            ..
-        } = match self {
+        let later = match self {
             Answer::Now(answer) => return answer,
             Answer::Later(later) => later,
         };
-        let answer = pending.wait(limit);
-        breaker.heard(answer.is_some());
-        answer
+        // In a simulation its schedule ends the question.
+        if is_simulated() {
+            let answer = later.pending.wait(later.limit);
+            later.breaker.heard(answer.is_some());
+            return answer;
+        }
+        let (sender, receiver) = std::sync::mpsc::sync_channel(1);
+        later.then(move |answer| {
+            let _sent = sender.send(answer);
+        });
+        receiver.recv().unwrap_or(None)
     }
 }
 
@@ -154,6 +157,11 @@ impl Apart {
         self.tier.unpin(places);
     }
 
+    /// Ends all questions, and those that are still to come: nobody has the time to wait for them.
+    pub(crate) fn hurry(&self) {
+        self.alarm.hurry();
+    }
+
     /// Nobody asks any more.
     pub(crate) fn close(&self) {
         let left = {
@@ -189,12 +197,36 @@ impl Apart {
         }
     }
 
+    /// As [`Apart::ask`], where an answer has pins: what comes when nobody waits any more goes
+    /// `back`.
+    fn ask_for_pins<T: Send + 'static>(
+        &self,
+        limit: Duration,
+        put: impl FnOnce(Reply<T>),
+        back: impl FnOnce(&dyn Tier, T) + Send + 'static,
+    ) -> Answer<T> {
+        let tier = Arc::clone(&self.tier);
+        self.ask(limit, |reply| {
+            let (inner, pending) = ask();
+            put(inner);
+            pending.then(None, move |answer| {
+                if let Some(late) = answer.and_then(|answer| reply.answer(answer).err()) {
+                    back(tier.as_ref(), late);
+                }
+            });
+        })
+    }
+
     pub(crate) fn probe(&self, id: NamespaceId, keys: &[Key]) -> Answer<Vec<bool>> {
         self.ask(self.lookup, |reply| self.tier.probe(id, keys, reply))
     }
 
     pub(crate) fn pin(&self, id: NamespaceId, keys: &[Key]) -> Answer<Vec<Option<Place>>> {
-        self.ask(self.lookup, |reply| self.tier.pin(id, keys, reply))
+        self.ask_for_pins(
+            self.lookup,
+            |reply| self.tier.pin(id, keys, reply),
+            |tier, places| tier.unpin(&places.into_iter().flatten().collect::<Vec<_>>()),
+        )
     }
 
     pub(crate) fn reserve(
@@ -210,9 +242,20 @@ impl Apart {
         written: Vec<(Reserved, Checksum)>,
         pinned: bool,
     ) -> Answer<Vec<bool>> {
-        self.ask(self.patience, |reply| {
-            self.tier.commit(written, pinned, reply);
-        })
+        if !pinned {
+            return self.ask(self.patience, |reply| {
+                self.tier.commit(written, false, reply);
+            });
+        }
+        let places: Vec<Place> = written.iter().map(|(reserved, _)| **reserved).collect();
+        self.ask_for_pins(
+            self.patience,
+            |reply| self.tier.commit(written, true, reply),
+            move |tier, stored| {
+                let pins = places.into_iter().zip(stored).filter(|(_, stored)| *stored);
+                tier.unpin(&pins.map(|(place, _)| place).collect::<Vec<_>>());
+            },
+        )
     }
 
     pub(crate) fn remove(&self, id: NamespaceId, keys: &[Key]) -> Answer<usize> {

@@ -30,7 +30,7 @@ pub trait Tier: Send + Sync {
 
     /// Pins those that it has: each stays what it is, and readable, until it is unpinned. A
     /// [`Place`]'s token names the pin; its device is the number that the tier was opened with,
-    /// and the rest of it is the tier's own. An answer that nobody takes is unpinned by the tier.
+    /// and the rest of it is the tier's own. An answer that is too late is unpinned by who asked.
     fn pin(&self, namespace: NamespaceId, keys: &[Key], reply: Reply<Vec<Option<Place>>>);
 
     /// Ends pins.

@@ -6,13 +6,14 @@
 //! What comes too late goes back to who has sent it, so that nothing it holds is lost.
 
 use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::{BinaryHeap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use kvdepot_arena::{Error, clock};
+use kvdepot_host::fork::Origin;
 use parking_lot::{Condvar, Mutex};
 
 /// What follows an answer, or its absence.
@@ -176,23 +177,34 @@ fn expiry(question: &Arc<dyn Expires>) -> impl FnOnce() -> bool + Send + 'static
     }
 }
 
-/// Ends questions whose time is over: one thread, which sleeps while nobody asks. In a simulation
-/// its schedule does.
+/// Threads for what follows the answers that did not come. It is others' code and may take its
+/// time, so the clock hands it on.
+const HANDS: usize = 4;
+
+/// Ends questions whose time is over, by threads that sleep while nobody asks. In a simulation its
+/// schedule does.
 pub struct Alarm {
     clock: Arc<Clock>,
-    thread: Mutex<Option<JoinHandle<()>>>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+    origin: Origin,
 }
 
 #[derive(Default)]
 struct Clock {
     state: Mutex<Watched>,
     changed: Condvar,
+    /// There is something for a hand.
+    over: Condvar,
 }
 
 #[derive(Default)]
 struct Watched {
     /// The next to end first; those of equal times in any order.
     questions: BinaryHeap<Reverse<Watch>>,
+    /// Those whose time is over.
+    due: VecDeque<Arc<dyn Expires>>,
+    /// Nobody waits any more.
+    hurries: bool,
     stop: bool,
 }
 
@@ -222,29 +234,37 @@ impl Ord for Watch {
 }
 
 impl Alarm {
-    /// Starts its thread.
+    /// Starts its threads.
     ///
     /// # Errors
-    /// [`Error::Io`] when it cannot be started.
+    /// [`Error::Io`] when one cannot be started, [`Error::Media`] when forks cannot be noticed.
     pub fn start() -> Result<Alarm, Error> {
-        let clock = Arc::new(Clock::default());
+        let alarm = Alarm {
+            clock: Arc::default(),
+            threads: Mutex::default(),
+            origin: Origin::here()?,
+        };
         #[cfg(feature = "sim")]
         if kvdepot_media::sim::current().is_some() {
-            let thread = Mutex::default();
-            return Ok(Alarm { clock, thread });
+            return Ok(alarm);
         }
-        let rings = Arc::clone(&clock);
-        let thread = std::thread::Builder::new()
-            .name("kvdepot-alarm".into())
-            .spawn(move || rings.run())
-            .map_err(|source| Error::Io {
-                path: "thread".into(),
-                source,
-            })?;
-        Ok(Alarm {
-            clock,
-            thread: Mutex::new(Some(thread)),
-        })
+        for number in 0..=HANDS {
+            let clock = Arc::clone(&alarm.clock);
+            let run = move || match number {
+                0 => clock.run(),
+                _ => clock.lend_a_hand(),
+            };
+            // On failure, dropping `alarm` ends those that run.
+            let thread = std::thread::Builder::new()
+                .name("kvdepot-alarm".into())
+                .spawn(run)
+                .map_err(|source| Error::Io {
+                    path: "thread".into(),
+                    source,
+                })?;
+            alarm.threads.lock().push(thread);
+        }
+        Ok(alarm)
     }
 
     fn watch(&self, question: &Arc<dyn Expires>, limit: Duration) {
@@ -253,21 +273,37 @@ impl Alarm {
             return schedule.after(limit, expiry(question));
         }
         // Further away than clocks go: for ever.
-        let Some(end) = clock::now().checked_add(limit) else {
-            return;
-        };
-        let question = Arc::downgrade(question);
+        let end = clock::now().checked_add(limit);
         let mut state = self.clock.state.lock();
-        state.questions.push(Reverse(Watch { end, question }));
+        if state.hurries {
+            drop(state);
+            return question.expire();
+        }
+        if let Some(end) = end {
+            let question = Arc::downgrade(question);
+            state.questions.push(Reverse(Watch { end, question }));
+            self.clock.changed.notify_one();
+        }
+    }
+
+    /// Ends all questions that have a limit, and those that are still to come.
+    pub fn hurry(&self) {
+        self.clock.state.lock().hurries = true;
         self.clock.changed.notify_one();
     }
 
-    /// Ends the thread. Questions that are open have no limit any more.
+    /// Ends all questions, and then the threads.
     pub fn stop(&self) {
-        self.clock.state.lock().stop = true;
+        {
+            let mut state = self.clock.state.lock();
+            (state.hurries, state.stop) = (true, true);
+        }
         self.clock.changed.notify_one();
-        if let Some(thread) = self.thread.lock().take() {
-            let _ended = thread.join();
+        // A forked child has none of them.
+        if self.origin.is_here() {
+            for thread in self.threads.lock().drain(..) {
+                let _ended = thread.join();
+            }
         }
     }
 }
@@ -281,25 +317,44 @@ impl Drop for Alarm {
 impl Clock {
     fn run(&self) {
         let mut state = self.state.lock();
-        while !state.stop {
+        loop {
             let Some(Reverse(first)) = state.questions.peek() else {
+                if state.stop {
+                    break;
+                }
                 self.changed.wait(&mut state);
                 continue;
             };
             let end = first.end;
-            if end > clock::now() {
+            if end > clock::now() && !state.hurries {
                 // Answered ones stay until their time: a few tens of bytes each.
                 self.changed.wait_until(&mut state, end);
                 continue;
             }
             let due = state.questions.pop();
-            let question = due.and_then(|Reverse(due)| due.question.upgrade());
+            if let Some(question) = due.and_then(|Reverse(due)| due.question.upgrade()) {
+                state.due.push_back(question);
+                self.over.notify_one();
+            }
+        }
+        self.over.notify_all();
+    }
+
+    fn lend_a_hand(&self) {
+        let mut state = self.state.lock();
+        loop {
+            let Some(question) = state.due.pop_front() else {
+                if state.stop && state.questions.is_empty() {
+                    return;
+                }
+                self.over.wait(&mut state);
+                continue;
+            };
             parking_lot::MutexGuard::unlocked(&mut state, || {
-                // What follows is somebody else's code, and others wait for this thread.
-                let expire = || question.iter().for_each(|question| question.expire());
-                if catch_unwind(AssertUnwindSafe(expire)).is_err() {
+                if catch_unwind(AssertUnwindSafe(|| question.expire())).is_err() {
                     tracing::error!("what follows an answer that did not come has panicked");
                 }
+                drop(question);
             });
         }
     }
@@ -344,5 +399,40 @@ mod tests {
         });
         assert_eq!(receiver.recv_timeout(LONG), Ok(None));
         assert_eq!(reply.answer(4), Err(4));
+    }
+
+    #[test]
+    fn what_follows_one_answer_that_did_not_come_delays_no_other() {
+        let alarm = Alarm::start().unwrap();
+        let (sender, receiver) = mpsc::channel();
+        let (heard, hears) = mpsc::channel();
+        let (first, second) = (ask::<u32>(), ask::<u32>());
+        first.1.then(Some((&alarm, Duration::ZERO)), move |_| {
+            heard.send(receiver.recv_timeout(LONG)).unwrap();
+        });
+        second
+            .1
+            .then(Some((&alarm, Duration::from_millis(1))), move |_| {
+                sender.send(()).unwrap();
+            });
+        assert_eq!(hears.recv().unwrap(), Ok(()));
+    }
+
+    #[test]
+    fn who_hurries_ends_what_is_asked_and_what_will_be() {
+        let alarm = Alarm::start().unwrap();
+        let (sender, receiver) = mpsc::channel();
+        let then = |pending: Pending<u32>| {
+            let sender = sender.clone();
+            pending.then(Some((&alarm, 1000 * LONG)), move |answer| {
+                sender.send(answer).unwrap();
+            });
+        };
+        let (before, after) = (ask(), ask());
+        then(before.1);
+        alarm.hurry();
+        assert_eq!(receiver.recv_timeout(LONG), Ok(None));
+        then(after.1);
+        assert_eq!(receiver.recv_timeout(LONG), Ok(None));
     }
 }

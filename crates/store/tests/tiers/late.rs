@@ -17,6 +17,9 @@ use kvdepot_store::{
 pub struct Mood {
     /// Microseconds until an answer.
     pub delay: AtomicU64,
+    /// The same of commits, in their place.
+    pub commit_delay: AtomicU64,
+    pub commits: AtomicU64,
     /// Answers that are dropped, in a thousand.
     pub lost: AtomicU64,
     /// Nothing is answered before this is over.
@@ -146,6 +149,17 @@ impl Late {
         reply: Reply<T>,
         lost: impl FnOnce(T) + Send + 'static,
     ) {
+        let delay = self.mood.delay.load(Ordering::Relaxed);
+        self.pass_after(delay, put, reply, lost);
+    }
+
+    fn pass_after<T: Send + 'static>(
+        &self,
+        delay: u64,
+        put: impl FnOnce(Reply<T>),
+        reply: Reply<T>,
+        lost: impl FnOnce(T) + Send + 'static,
+    ) {
         let (inner, pending) = ask();
         put(inner);
         let answer = pending.now().ok().flatten();
@@ -157,15 +171,12 @@ impl Late {
             }
             match answer {
                 Some(answer) if loses => lost(answer),
-                Some(answer) => {
-                    if let Err(answer) = reply.answer(answer) {
-                        lost(answer);
-                    }
-                }
+                // What nobody waits for any more is given back by whoever asked.
+                Some(answer) => drop(reply.answer(answer)),
                 None => {}
             }
         };
-        let delay = Duration::from_micros(self.mood.delay.load(Ordering::Relaxed));
+        let delay = Duration::from_micros(delay);
         let mut state = self.clock.state.lock().unwrap();
         state.1 += 1;
         let at = std::cmp::Reverse((Instant::now() + delay, state.1));
@@ -226,11 +237,24 @@ impl Tier for Late {
 
     /// What is committed and not heard of is stored all the same.
     fn commit(&self, written: Vec<(Reserved, Checksum)>, pinned: bool, reply: Reply<Vec<bool>>) {
-        assert!(!pinned, "nothing is behind this tier");
-        self.pass(
+        let count = written.len() as u64;
+        self.mood.commits.fetch_add(count, Ordering::Relaxed);
+        let places: Vec<Place> = written.iter().map(|(reserved, _)| **reserved).collect();
+        let tier = Arc::clone(&self.inner);
+        let unpin = move |stored: Vec<bool>| {
+            let pins = places.into_iter().zip(stored);
+            let pins = pins.filter(|(_, stored)| pinned && *stored);
+            tier.unpin(&pins.map(|(place, _)| place).collect::<Vec<_>>());
+        };
+        let delay = match self.mood.commit_delay.load(Ordering::Relaxed) {
+            0 => self.mood.delay.load(Ordering::Relaxed),
+            own => own,
+        };
+        self.pass_after(
+            delay,
             |inner| self.inner.commit(written, pinned, inner),
             reply,
-            drop,
+            unpin,
         );
     }
 
