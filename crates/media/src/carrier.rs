@@ -22,6 +22,12 @@ pub trait Carrier: Any + Send + Sync + fmt::Debug {
     /// cancelled, it may be given up.
     fn carry(self: Arc<Self>, receipts: Vec<Receipt>);
 
+    /// Who does its work, as a number: of all regions of the slab only a part is with carriers of
+    /// one, so that others find some when it does not come to them. By default each is its own.
+    fn hands(&self) -> usize {
+        std::ptr::from_ref(self).cast::<()>().addr()
+    }
+
     /// Makes memory known to it that much will go through, for as long as the answer lives, which
     /// is less long than the memory. `None` when there is nothing to do, or it is refused: carrying
     /// is slower then, and right. Carriers of one type share what one of them has registered.

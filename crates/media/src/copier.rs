@@ -145,6 +145,12 @@ impl Copier {
         self.shared.queues.mover().isa.name()
     }
 
+    /// Waits for carriers no longer: what they have not begun they may give up, and its parts fail.
+    /// What they have begun holds its batch's buffers until they report it all the same.
+    pub fn give_up(&self) {
+        self.shared.give_up();
+    }
+
     /// Takes no more batches, waits for those in flight, and ends the lanes. From a completion it
     /// returns at once, and the lanes end after the last batch.
     pub fn close(&self) {
@@ -210,6 +216,7 @@ impl Ticket {
     /// [`Failure::Cancelled`](crate::Failure::Cancelled); the completion runs all the same.
     pub fn cancel(&self) {
         self.waiter.cancel();
+        self.shared.drop_cancelled();
     }
 }
 

@@ -3,13 +3,14 @@
 //!
 //! Made when the first batch needs it, and used again by all later ones. Who needs a region for a
 //! slice takes one and gives it back when nothing reads or writes it any more. A slice that finds
-//! none free is queued, and no thread waits with it: whoever gives a region back hands it on.
+//! none free is queued, and no thread waits with it: whoever gives a region back hands it on. What
+//! one carrier has of the regions is bounded, so that others find one when none of its come back.
 
 use crate::carrier::{Carrier, Registration, SlabMemory};
 use crate::error::Result;
 use crate::memory::Mapping;
 use std::any::{Any, TypeId};
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Regions begin at pages, and have whole ones.
@@ -25,13 +26,67 @@ pub(crate) struct Slab {
     pool: Mutex<Pool>,
 }
 
-/// Regions that nobody has, and who waits for one: one of the two is empty.
+/// Regions that nobody has, who waits for one, and how many each carrier has. Who waits finds none
+/// free, or its carriers have as many as they may.
 struct Pool {
     free: Vec<usize>,
-    waiting: VecDeque<Waiter>,
+    waiting: VecDeque<(Hands, Box<dyn Waits>)>,
+    with: HashMap<usize, usize>,
+    /// The most regions that are with one carrier.
+    most: usize,
 }
 
-type Waiter = Box<dyn FnOnce(Region) + Send>;
+/// The carriers that something goes through, by their [`Carrier::hands`].
+pub(crate) type Hands = [Option<usize>; 2];
+
+/// What waits for a region.
+pub(crate) trait Waits: Send {
+    /// Whether nobody waits for it any more.
+    fn is_cancelled(&self) -> bool;
+
+    /// Hands it and its region on, and does nothing else.
+    fn go_on(self: Box<Self>, region: Region);
+}
+
+impl Pool {
+    fn may_have(&self, hands: Hands) -> bool {
+        let with = |hand: &usize| self.with.get(hand).copied().unwrap_or(0);
+        hands.iter().flatten().all(|hand| with(hand) < self.most)
+    }
+
+    /// A region for `hands`.
+    fn take(&mut self, hands: Hands) -> Option<usize> {
+        let number = self.free.pop()?;
+        for hand in hands.into_iter().flatten() {
+            *self.with.entry(hand).or_default() += 1;
+        }
+        Some(number)
+    }
+
+    /// Who goes on next, with its region.
+    fn next(&mut self) -> Option<(Hands, Box<dyn Waits>, usize)> {
+        if self.free.is_empty() {
+            return None;
+        }
+        let first = self.waiting.iter();
+        let at = first.clone().position(|(hands, _)| self.may_have(*hands))?;
+        let (hands, task) = self.waiting.remove(at)?;
+        Some((hands, task, self.take(hands)?))
+    }
+
+    fn give_back(&mut self, hands: Hands, number: usize) {
+        for hand in hands.into_iter().flatten() {
+            if let Some(with) = self.with.get_mut(&hand) {
+                *with -= 1;
+                if *with == 0 {
+                    self.with.remove(&hand);
+                }
+            }
+        }
+        // The one used last is the one that the caches may still hold.
+        self.free.push(number);
+    }
+}
 
 impl Slab {
     /// Takes `len` bytes for so many regions, present from now on and kept from being swapped where
@@ -50,6 +105,8 @@ impl Slab {
             pool: Mutex::new(Pool {
                 free: (0..regions).rev().collect(),
                 waiting: VecDeque::new(),
+                with: HashMap::new(),
+                most: regions.saturating_sub(regions.div_ceil(4)).max(1),
             }),
         })
     }
@@ -70,25 +127,46 @@ impl Slab {
         }
     }
 
-    /// A free region for `task`. Where there is none, `task` is queued, and `later` is called with
-    /// it by whoever gives a region back; it must only hand both on.
-    pub(crate) fn take<T: Send + 'static>(
+    /// A free region for `task`, which goes through `hands`. Where there is none, it is queued, and
+    /// goes on by whoever gives a region back; what is cancelled is dropped.
+    pub(crate) fn take<T: Waits + 'static>(
         self: &Arc<Self>,
         task: T,
-        later: fn(T, Region),
+        hands: Hands,
     ) -> Option<(T, Region)> {
         let mut pool = self.pool();
-        if let Some(number) = pool.free.pop() {
-            return Some((task, self.region(number)));
+        if pool.may_have(hands)
+            && let Some(number) = pool.take(hands)
+        {
+            return Some((task, self.region(hands, number)));
         }
-        let waiter = move |region| later(task, region);
-        pool.waiting.push_back(Box::new(waiter));
+        // Under the lock: whoever cancels looks at what waits afterwards.
+        if !task.is_cancelled() {
+            pool.waiting.push_back((hands, Box::new(task)));
+            return None;
+        }
+        drop(pool);
+        drop(task);
         None
     }
 
-    fn region(self: &Arc<Self>, number: usize) -> Region {
+    /// Lets go of what waits and is cancelled.
+    pub(crate) fn drop_cancelled(&self) {
+        let cancelled: VecDeque<_> = {
+            let mut pool = self.pool();
+            let (cancelled, waiting) = std::mem::take(&mut pool.waiting)
+                .into_iter()
+                .partition(|(_, task)| task.is_cancelled());
+            pool.waiting = waiting;
+            cancelled
+        };
+        drop(cancelled);
+    }
+
+    fn region(self: &Arc<Self>, hands: Hands, number: usize) -> Region {
         Region {
             slab: Arc::clone(self),
+            hands,
             number,
         }
     }
@@ -117,6 +195,7 @@ impl std::fmt::Debug for Slab {
 #[derive(Debug)]
 pub(crate) struct Region {
     slab: Arc<Slab>,
+    hands: Hands,
     number: usize,
 }
 
@@ -133,17 +212,13 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        let waiter = {
-            let mut pool = self.slab.pool();
-            let waiter = pool.waiting.pop_front();
-            if waiter.is_none() {
-                // The one used last is the one that the caches may still hold.
-                pool.free.push(self.number);
-            }
-            waiter
-        };
-        if let Some(waiter) = waiter {
-            waiter(self.slab.region(self.number));
+        let mut pool = self.slab.pool();
+        pool.give_back(self.hands, self.number);
+        // It may have been with two carriers, each of which somebody waits for.
+        while let Some((hands, task, number)) = pool.next() {
+            drop(pool);
+            task.go_on(self.slab.region(hands, number));
+            pool = self.slab.pool();
         }
     }
 }

@@ -1,7 +1,9 @@
 //! The contract, for what this crate has.
 
 use super::*;
+use crate::buffer::Owner;
 use crate::carrier::Alignment;
+use crate::copier::Ticket;
 use crate::file::{File, Threads};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::sync::Mutex;
@@ -223,4 +225,76 @@ mod simulated {
             .map(|(waiting, _)| waiting);
         assert!(most.max() > Some(&4), "carries wait side by side");
     }
+}
+
+/// A batch of one part that a carrier has when this returns, through a region.
+fn kept(copier: &Copier, keeping: &Arc<Keeping>) -> Ticket {
+    let carrier = Arc::clone(keeping) as Arc<dyn Carrier>;
+    let mut batch = copier.batch();
+    let there = Buffer::carried(carrier, 1, 5000, true);
+    let memory = Buffer::from_vec(vec![0; 5000]);
+    batch.part(&id(1), &[there], &[memory], None, 0).unwrap();
+    let ticket = copier.submit(batch, |_| {});
+    assert!(keeping.waits_for_one(PATIENCE));
+    ticket
+}
+
+fn staged(copier: &Copier, owner: Arc<()>) -> Ticket {
+    let memory = Buffer::from_vec(content(1, 5000));
+    let keeps: Owner = Arc::new((memory.clone(), owner));
+    // SAFETY: the owner has the buffer that the memory is of.
+    let from = unsafe { Buffer::from_raw(memory.addr(), memory.len(), false, keeps) };
+    let mut batch = copier.batch();
+    batch.stage().unwrap();
+    let to = Buffer::from_vec(vec![0; 5000]);
+    batch.part(&id(1), &[from], &[to], None, 0).unwrap();
+    copier.submit(batch, |_| {})
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "Miri knows no memory files, which a slab is made of")]
+fn a_carrier_that_does_not_answer_leaves_regions_to_others() {
+    let copier = copier(1, 0, 256 << 10, 4);
+    let keeping = Keeping::new(512);
+    let stuck: Vec<Ticket> = (0..6).map(|_| kept(&copier, &keeping)).collect();
+    let other = Keeping::new(512);
+    // The one that is left serves whoever comes.
+    for _ in 0..2 {
+        assert!(staged(&copier, Arc::default()).wait(Some(PATIENCE)));
+    }
+    let beside = kept(&copier, &other);
+    stuck.iter().chain([&beside]).for_each(Ticket::cancel);
+    while stuck
+        .iter()
+        .chain([&beside])
+        .any(|ticket| !ticket.is_done())
+    {
+        keeping.give_up_cancelled();
+        other.give_up_cancelled();
+        std::thread::yield_now();
+    }
+    assert_eq!(copier.free_regions(), 4);
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "Miri knows no memory files, which a slab is made of")]
+fn what_waits_for_a_region_and_is_cancelled_lets_its_buffers_go() {
+    let copier = copier(1, 0, 64 << 10, 1);
+    let keeping = Keeping::new(512);
+    let stuck = kept(&copier, &keeping);
+    let owner = Arc::new(());
+    let watch = Arc::downgrade(&owner);
+    let waiting = staged(&copier, owner);
+    assert!(!waiting.wait(Some(Duration::from_millis(20))));
+    waiting.cancel();
+    assert!(
+        waiting.wait(Some(PATIENCE)),
+        "it has no region, and needs none"
+    );
+    assert_eq!(watch.strong_count(), 0);
+    // Nobody waits for carriers any more.
+    assert_eq!(keeping.give_up_cancelled(), 0);
+    copier.give_up();
+    assert_eq!(keeping.give_up_cancelled(), 1);
+    assert!(stuck.wait(Some(PATIENCE)));
 }

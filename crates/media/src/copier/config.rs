@@ -28,7 +28,7 @@ pub struct CopierConfig {
     /// when the first one is made. Default 2 MiB for each region.
     pub staging_slab: Option<u64>,
     /// Regions of that slab, 1 to 4096: so many slices are staged at a time. Default two for each
-    /// lane.
+    /// lane, at least three.
     pub staging_regions: Option<usize>,
 }
 
@@ -38,6 +38,9 @@ const LANES_MAX: usize = 256;
 /// Regions for each lane unless configured: one more for each, so that threads which move small
 /// batches themselves find one, and a carrier can have one while the lane fills the other.
 const REGIONS_PER_LANE: usize = 2;
+
+/// Fewest regions unless configured: a carrier may have two, and others the third.
+const REGIONS_LEAST: usize = 3;
 
 /// Bytes of a region unless configured: a device needs some hundred kilobytes at once to be as
 /// fast as it can.
@@ -98,7 +101,7 @@ impl CopierConfig {
     #[must_use]
     pub fn regions(&self) -> usize {
         let regions = self.staging_regions;
-        regions.unwrap_or(REGIONS_PER_LANE * self.lanes)
+        regions.unwrap_or((REGIONS_PER_LANE * self.lanes).max(REGIONS_LEAST))
     }
 
     /// Bytes and regions of the slab.

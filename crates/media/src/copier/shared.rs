@@ -8,7 +8,7 @@ use crate::carrier::{Carrier, Receipt};
 use crate::error::Result;
 use crate::lane::{Queues, Task};
 use crate::memory::mover::Mover;
-use crate::slab::{Region, Slab};
+use crate::slab::{Region, Slab, Waits};
 use crate::way::Way;
 use kvdepot_host::fork::Origin;
 use kvdepot_plan::{Ending, Guard, Join, Limits, Planner, Ready};
@@ -39,6 +39,8 @@ pub(crate) struct Shared {
     /// Batches submitted and not ended.
     in_flight: AtomicUsize,
     pub(super) closing: AtomicBool,
+    /// Nobody waits for carriers any more.
+    given_up: AtomicBool,
     pub(super) origin: Origin,
 }
 
@@ -54,6 +56,7 @@ impl Shared {
             slab: Mutex::new(None),
             in_flight: AtomicUsize::new(0),
             closing: AtomicBool::new(false),
+            given_up: AtomicBool::new(false),
             origin,
         }
     }
@@ -77,6 +80,21 @@ impl Shared {
         let new = Arc::new(Slab::new(len, regions)?);
         *slab = Some(Arc::clone(&new));
         Ok(new)
+    }
+
+    /// Lets go of what waits for a region and is cancelled.
+    pub(super) fn drop_cancelled(&self) {
+        let slab = lock(&self.slab).clone();
+        slab.iter().for_each(|slab| slab.drop_cancelled());
+    }
+
+    pub(super) fn give_up(&self) {
+        self.given_up.store(true, Ordering::SeqCst);
+        self.drop_cancelled();
+    }
+
+    pub(super) fn has_given_up(&self) -> bool {
+        self.given_up.load(Ordering::SeqCst)
     }
 
     /// Keeps a batch's memory for a later one.
@@ -312,7 +330,7 @@ impl Slice {
         let Some(slab) = cargo.slab.clone().filter(|_| cargo.staged) else {
             return self.copy(mover, None);
         };
-        if let Some((slice, region)) = slab.take(self, Self::resume) {
+        if let Some((slice, region)) = slab.take(self, [None; 2]) {
             slice.copy(mover, Some(region));
         }
     }
@@ -330,12 +348,6 @@ impl Slice {
         }
     }
 
-    /// What waited for a region goes on as soon as a lane is free.
-    fn resume(self, region: Region) {
-        let shared = Arc::clone(self.guard.payload().shared());
-        shared.resume(Errand::Staged(self, region));
-    }
-
     /// The region goes before the guard: where the batch has ended, all regions are back.
     fn copy(self, mover: Mover, region: Option<Region>) {
         if let Some(cargo) = self.guard.payload().cargo()
@@ -346,6 +358,18 @@ impl Slice {
             // and `mover` has kernels of this machine only.
             unsafe { cargo.run(mover, self.first, self.count, region.as_ref()) };
         }
+    }
+}
+
+impl Waits for Slice {
+    fn is_cancelled(&self) -> bool {
+        self.guard.is_cancelled()
+    }
+
+    /// As soon as a lane is free.
+    fn go_on(self: Box<Self>, region: Region) {
+        let shared = Arc::clone(self.guard.payload().shared());
+        shared.resume(Errand::Staged(*self, region));
     }
 }
 

@@ -14,7 +14,7 @@ use crate::error::Failure;
 use crate::memory::kernel::{self, Store};
 use crate::memory::leaf::{Leaf, Plan};
 use crate::memory::mover::{Mover, Units};
-use crate::slab::Region;
+use crate::slab::{Region, Waits};
 use crate::way::Way;
 use kvdepot_plan::{Guard, Span};
 use std::sync::{Arc, Mutex};
@@ -84,14 +84,15 @@ impl Trip {
         if way != Way::Region {
             return trip.go(mover);
         }
-        let taken = slab.and_then(|slab| slab.take(trip, Self::with_region_later));
+        let hands = [&trip.from, &trip.to].map(|side| side.as_ref().map(|one| one.hands()));
+        let hands = match hands {
+            [from, to] if from == to => [from, None],
+            both => both,
+        };
+        let taken = slab.and_then(|slab| slab.take(trip, hands));
         if let Some((trip, region)) = taken {
             trip.with_region(region).go(mover);
         }
-    }
-
-    fn with_region_later(self: Box<Self>, region: Region) {
-        self.with_region(region).go_on();
     }
 
     /// Cuts the region in two where bytes are read into it and written from it: they may have to
@@ -113,6 +114,11 @@ impl Trip {
         self
     }
 
+    /// Whether nobody waits for it any more, or the copier for what carriers have.
+    fn is_given_up(&self) -> bool {
+        self.guard.is_cancelled() || self.guard.payload().shared().has_given_up()
+    }
+
     /// Gives the trip to the lanes, from any thread.
     fn go_on(self: Box<Self>) {
         let shared = Arc::clone(self.guard.payload().shared());
@@ -126,7 +132,7 @@ impl Trip {
         let Some(cargo) = guard.payload().cargo() else {
             return;
         };
-        if guard.is_cancelled() {
+        if self.is_given_up() {
             return;
         }
         self.note_failures(cargo);
@@ -308,6 +314,16 @@ impl Trip {
     }
 }
 
+impl Waits for Box<Trip> {
+    fn is_cancelled(&self) -> bool {
+        self.is_given_up()
+    }
+
+    fn go_on(self: Box<Self>, region: Region) {
+        Trip::go_on((*self).with_region(region));
+    }
+}
+
 /// What a carrier is asked for: a run, rounded to what it takes.
 struct Order {
     at: u64,
@@ -347,7 +363,7 @@ impl Leg for UnderWay {
 
     fn is_cancelled(&self) -> bool {
         let trip = lock(&self.trip);
-        trip.as_ref().is_some_and(|trip| trip.guard.is_cancelled())
+        trip.as_ref().is_some_and(|trip| trip.is_given_up())
     }
 }
 

@@ -158,6 +158,10 @@ impl Carrier for File {
         self.alignment
     }
 
+    fn hands(&self) -> usize {
+        Arc::as_ptr(&self.threads).addr()
+    }
+
     fn carry(self: Arc<Self>, receipts: Vec<Receipt>) {
         let threads = Arc::clone(&self.threads);
         threads.push(

@@ -44,7 +44,7 @@ pub const OPTIONS: &[OptionSpec] = &[
         "",
         "staging_regions",
         Kind::Count,
-        "2 for each lane",
+        "2 for each lane, at least 3",
         "Regions of the staging slab, at most 4096: so many slices are staged at a time. LMCache \
         calls it `restore_max_regions`.",
     ),

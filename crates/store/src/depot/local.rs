@@ -177,11 +177,13 @@ impl Local {
         let hurry = || {
             let apart = core.tiers.iter().filter_map(Stage::apart);
             apart.for_each(Apart::hurry);
+            core.copier.give_up();
+            core.idle_copier.iter().for_each(Copier::give_up);
         };
         if !core.gate.wait_empty(left()) {
             hurry();
         }
-        // Copies that touch a caller's memory have no time-out: they end by themselves.
+        // What touches a caller's memory has no time-out: it ends by itself.
         core.gate.wait_empty(Duration::MAX);
         if !core.ledger.drain(left()) {
             let bytes = size::show(core.queued_bytes());
