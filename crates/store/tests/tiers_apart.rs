@@ -219,7 +219,7 @@ const NEVER: u64 = 3_600_000_000;
 #[test]
 fn pins_of_a_commit_that_is_answered_too_late_end() {
     let mood = Arc::new(Mood::default());
-    let kinds = late::kinds("Slow", slow_files(), &mood).with(files::kind());
+    let kinds = slow_files(&mood).with(files::kind());
     let dir = tempfile::tempdir().unwrap();
     let settings = json!({"tier_timeout": "50ms"});
     let depot = open_with(&kinds, "Slow|Files", &dir, settings);
@@ -237,7 +237,7 @@ fn a_close_has_no_time_for_a_tier_that_does_not_answer() {
     // While a call waits for it, a block on its way, a block that is to come near.
     for waits in ["lookup", "put", "promotion"] {
         let mood = Arc::new(Mood::default());
-        let kinds = late::kinds("Slow", slow_files(), &mood);
+        let kinds = slow_files(&mood);
         let dir = tempfile::tempdir().unwrap();
         let depot = open_with(&kinds, "Cache|Slow", &dir, settings());
         let ns = namespace(&depot);
@@ -276,7 +276,7 @@ fn a_close_has_no_time_for_a_tier_that_does_not_answer() {
 #[test]
 fn a_put_joins_who_writes_its_block_to_a_late_tier() {
     let mood = Arc::new(Mood::default());
-    let kinds = late::kinds("Slow", slow_files(), &mood);
+    let kinds = slow_files(&mood);
     let dir = tempfile::tempdir().unwrap();
     // Room on the way for one block: the second put goes where the first one's block is going.
     let settings = json!({"write_back_depth": LEN});
@@ -297,7 +297,7 @@ fn a_put_joins_who_writes_its_block_to_a_late_tier() {
 fn a_block_that_is_in_two_tiers_is_cleared_once() {
     for pipeline in ["Cache|Files", "Cache|Dax|Files", "Files|Slow"] {
         let dir = tempfile::tempdir().unwrap();
-        let kinds = late::kinds("Slow", slow_files(), &Arc::default()).with(files::kind());
+        let kinds = slow_files(&Arc::default()).with(files::kind());
         let depot = open(&kinds, pipeline, &dir);
         let ns = namespace(&depot);
         assert_eq!(put(&ns, &[1, 2, 3], LEN), [true; 3]);
