@@ -161,7 +161,7 @@ fn no_tier_that_forgets_acknowledges_behind_one_that_lasts() {
 #[test]
 fn a_close_ends_the_pins_of_what_was_still_to_come_near() {
     let mood = Arc::new(Mood::default());
-    let kinds = late::slow_files(&mood);
+    let kinds = slow_files(&mood);
     let dir = tempfile::tempdir().unwrap();
     let all: Vec<u64> = (0..12).collect();
     let depot = open(&kinds, "Cache|Slow", &dir);
@@ -184,7 +184,7 @@ fn a_close_ends_the_pins_of_what_was_still_to_come_near() {
 fn only_the_calls_that_ask_a_late_tier_wait_for_it() {
     let mood = Arc::new(Mood::default());
     let dir = tempfile::tempdir().unwrap();
-    let depot = open(&late::slow_files(&mood), "Cache|Slow", &dir);
+    let depot = open(&slow_files(&mood), "Cache|Slow", &dir);
     let ns = namespace(&depot);
     assert_eq!(put(&ns, &[1, 2], LEN), [true; 2]);
     mood.delay.store(50_000, Ordering::Relaxed);
@@ -312,7 +312,7 @@ fn a_block_that_is_in_two_tiers_is_cleared_once() {
 fn a_tier_that_does_not_answer_is_a_miss_and_is_left_alone_until_it_does() {
     let mood = Arc::new(Mood::default());
     let dir = tempfile::tempdir().unwrap();
-    let kinds = late::slow_files(&mood);
+    let kinds = slow_files(&mood);
     let depot = open(&kinds, "Cache|Slow", &dir);
     let ns = namespace(&depot);
     assert_eq!(put(&ns, &[1], LEN), [true]);
@@ -339,7 +339,7 @@ fn blocks_go_through_three_tiers_that_fail_at_random() {
     mood.delay.store(200, Ordering::Relaxed);
     mood.lost.store(100, Ordering::Relaxed);
     let dir = tempfile::tempdir().unwrap();
-    let kinds = late::slow_files(&mood);
+    let kinds = slow_files(&mood);
     for round in 0..4 {
         let depot = open(&kinds, "Cache|Dax|Slow", &dir);
         let ns = namespace(&depot);
