@@ -195,6 +195,7 @@ impl Record {
 }
 
 impl Body {
+    #[inline]
     fn record(&self) -> Option<Record> {
         let record = Record {
             state: match self.state {
