@@ -104,6 +104,10 @@ bench-paired: ## The tree beside BASE=<commit>, in pairs: ratios with intervals,
 	cargo run --quiet -p kvdepot-dev -- paired $(or $(BASE),$(error BASE=<commit> is not given)) \
 		$(BENCH_FLAGS)
 
+.PHONY: bench-late
+bench-late: ## What a tier that answers after 50 ms costs the calls that do not ask it
+	cargo bench --quiet -p kvdepot-store --bench late
+
 .PHONY: bench-lmcache
 bench-lmcache: package $(VENV)/.lmcache ## Beside LMCache's DAX backends, on the same kind of file
 	$(BIN)/python bench/lmcache/run.py $(BENCH_FLAGS)
