@@ -3,6 +3,7 @@
 use std::fs;
 use std::io;
 use std::path::Path;
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use rustix::thread::CpuSet;
@@ -122,6 +123,20 @@ fn read_if_there(path: &Path) -> Result<Option<String>> {
         Err(error) if error.raw_os_error() == Some(libc::ESRCH) => Ok(None),
         Err(error) => Err(Error::path("read", path)(error)),
     }
+}
+
+/// Starts a thread that runs wherever the [process may](reset_affinity), whatever the calling
+/// thread is pinned to. Where that is forbidden it is slower, and nothing else.
+///
+/// # Errors
+///
+/// No thread can be started.
+pub fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
+    let run = move || {
+        drop(reset_affinity());
+        run();
+    };
+    std::thread::Builder::new().name(name.into()).spawn(run)
 }
 
 /// Lets the calling thread run on every processor that its control group allows (at most the first

@@ -10,11 +10,12 @@ use std::time::Duration;
 
 use kvdepot_arena::patience::Limit;
 use kvdepot_arena::{Error, NamespaceId, clock};
+use kvdepot_host::cpu;
 use kvdepot_store::placement::Holder;
 use parking_lot::{Condvar, Mutex};
 
 use crate::client::calls::Said;
-use crate::client::link::{self, Link};
+use crate::client::link::Link;
 use crate::client::stores::Stores;
 use crate::frame::Out;
 use crate::frame::verbs::{KeepContiguous, Namespace};
@@ -307,7 +308,7 @@ impl Shared {
             }
         }
         let shared = Arc::clone(self);
-        if let Err(error) = link::spawn("kvdepot-dial", move || shared.dial()) {
+        if let Err(error) = cpu::spawn("kvdepot-dial", move || shared.dial()) {
             tracing::warn!(%error, "the depot's owner cannot be looked for");
             self.state.lock().dialing = false;
         }

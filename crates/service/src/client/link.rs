@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 use kvdepot_arena::gate::Pass;
 use kvdepot_arena::patience::{self, Limit, SLICE, Wait, Why};
 use kvdepot_arena::{Error, Key, NamespaceId, clock};
+use kvdepot_host::cpu::spawn;
 use kvdepot_store::{BlockBuffers, GetOptions, Op, Outcome, Task};
 use parking_lot::Mutex;
 
@@ -120,14 +121,15 @@ impl Link {
             ending: AtomicBool::new(false),
         });
         let reader = Arc::clone(&link);
-        spawn("kvdepot-tasks", move || {
+        let _thread = spawn("kvdepot-tasks", move || {
             reader.read();
             reader.end();
             ended(&reader);
         })
         .map_err(io)?;
         let writer = Arc::clone(&link);
-        spawn("kvdepot-outbox", move || writer.outbox.run(&writer.socket)).map_err(|source| {
+        let write = move || writer.outbox.run(&writer.socket);
+        let _thread = spawn("kvdepot-outbox", write).map_err(|source| {
             link.end();
             io(source)
         })?;
@@ -471,16 +473,4 @@ impl Call {
         };
         self.task.abandon(outcome);
     }
-}
-
-pub(crate) fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
-    let run = move || {
-        // Whatever the opening thread is pinned to; slower if it fails, nothing else.
-        let _cpus = kvdepot_host::cpu::reset_affinity();
-        run();
-    };
-    std::thread::Builder::new()
-        .name(name.into())
-        .spawn(run)
-        .map(|_| ())
 }

@@ -27,7 +27,7 @@ use kvdepot_host::dir::Dir;
 use kvdepot_host::fork::LentFd;
 use kvdepot_host::peer::{Credentials, Process};
 use kvdepot_host::socket::{self, Bound};
-use kvdepot_host::{dirs, limits, peer};
+use kvdepot_host::{cpu, dirs, limits, peer};
 use kvdepot_store::config::{Config, Socket};
 use kvdepot_store::placement::Holder;
 use kvdepot_store::{About, Core, Serves};
@@ -517,13 +517,6 @@ impl Owner {
         &self,
         number: u64,
     ) -> io::Result<impl FnOnce(Arc<Session>, Vec<Ticket>) + use<>> {
-        let spawn = |name: &str, run: Box<dyn FnOnce() + Send>| {
-            let run = move || {
-                let _cpus = kvdepot_host::cpu::reset_affinity();
-                run();
-            };
-            std::thread::Builder::new().name(name.into()).spawn(run)
-        };
         let (of_calls, calls) = mpsc::channel::<(Arc<Session>, Vec<Ticket>)>();
         let about = Arc::clone(&self.about);
         let answer = move || {
@@ -531,7 +524,7 @@ impl Owner {
                 calls::run(&session, unheard, &about);
             }
         };
-        spawn("kvdepot-calls", Box::new(answer))?;
+        cpu::spawn("kvdepot-calls", answer)?;
         let (of_tasks, tasks) = mpsc::channel::<Arc<Session>>();
         let clients = Arc::clone(&self.clients);
         let serve = move || {
@@ -541,7 +534,7 @@ impl Owner {
                 clients.lock().forget(number, &session);
             }
         };
-        spawn("kvdepot-client", Box::new(serve))?;
+        cpu::spawn("kvdepot-client", serve)?;
         Ok(move |session: Arc<Session>, unheard| {
             // Nothing ends them before.
             let _sent = of_calls.send((Arc::clone(&session), unheard));

@@ -6,6 +6,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use kvdepot_arena::{Error, Identity, Place, clock};
+use kvdepot_host::cpu;
 use kvdepot_media::is_simulated;
 use parking_lot::Mutex;
 
@@ -50,14 +51,7 @@ impl Background {
         for (at, edge) in edges {
             for _ in 0..edge.batches {
                 let core_ = Arc::clone(core);
-                let run = move || {
-                    // Whatever the opening thread is pinned to; slower if it fails, nothing else.
-                    let _cpus = kvdepot_host::cpu::reset_affinity();
-                    core_.run(at);
-                };
-                let spawned = std::thread::Builder::new()
-                    .name("kvdepot-backgnd".into())
-                    .spawn(run);
+                let spawned = cpu::spawn("kvdepot-backgnd", move || core_.run(at));
                 let spawned = spawned.map_err(|source| Error::Io {
                     path: "thread".into(),
                     source,

@@ -11,6 +11,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use kvdepot_arena::Error;
+use kvdepot_host::cpu;
 use kvdepot_media::is_simulated;
 use parking_lot::{Condvar, Mutex};
 
@@ -54,14 +55,7 @@ impl Evictor {
             });
         }
         let core = Arc::clone(core);
-        let run = move || {
-            // Whatever the opening thread is pinned to; slower if it fails, nothing else.
-            let _cpus = kvdepot_host::cpu::reset_affinity();
-            core.evict_when_asked();
-        };
-        let spawned = std::thread::Builder::new()
-            .name("kvdepot-evict".into())
-            .spawn(run);
+        let spawned = cpu::spawn("kvdepot-evict", move || core.evict_when_asked());
         let thread = spawned.map_err(|source| Error::Io {
             path: "thread".into(),
             source,

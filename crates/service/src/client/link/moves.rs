@@ -11,12 +11,13 @@ use std::sync::{Arc, OnceLock};
 
 use kvdepot_arena::verdict::{Bytes, Moved, Verdicts};
 use kvdepot_arena::{Error, Identity, parts};
+use kvdepot_host::cpu::spawn;
 use kvdepot_host::dir::Access;
 use kvdepot_media::{Batch, Buffer, Done, Ticket};
 use kvdepot_store::{Errand, FileAt, Op, Outcome, plan};
 use parking_lot::Mutex;
 
-use super::{Call, Link, spawn};
+use super::{Call, Link};
 use crate::frame::Out;
 use crate::frame::rows::MoveRow;
 use crate::frame::verbs as say;
@@ -40,7 +41,7 @@ impl Opener {
         let jobs = self.jobs.get_or_init(|| {
             let (sender, jobs) = channel::<Job>();
             let run = move || jobs.into_iter().for_each(|job| job());
-            spawn("kvdepot-opener", run).ok().map(|()| sender)
+            spawn("kvdepot-opener", run).ok().map(|_thread| sender)
         });
         let Some(jobs) = jobs else {
             return job();
