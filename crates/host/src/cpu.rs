@@ -187,7 +187,7 @@ mod tests {
 
     use super::*;
 
-    fn named_thread(name: &str, busy: bool) -> (Arc<AtomicBool>, thread::JoinHandle<()>) {
+    fn named_thread(name: &str, busy: bool) -> (Arc<AtomicBool>, JoinHandle<()>) {
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
         let (started, is_running) = mpsc::channel();

@@ -101,7 +101,7 @@ impl CopierConfig {
     #[must_use]
     pub fn regions(&self) -> usize {
         let regions = self.staging_regions;
-        regions.unwrap_or((REGIONS_PER_LANE * self.lanes).max(REGIONS_LEAST))
+        regions.unwrap_or_else(|| (REGIONS_PER_LANE * self.lanes).max(REGIONS_LEAST))
     }
 
     /// Bytes and regions of the slab.
