@@ -16,7 +16,7 @@ use kvdepot_media::{Checksum, is_simulated};
 use parking_lot::{Mutex, RwLock};
 
 use super::contract::{Page, Tier};
-use super::late::{Alarm, Pending, Reply, ask};
+use super::late::{Alarm, Pending, Reply, ask, ask_or};
 
 /// Questions in a row without an answer that open the breaker.
 const FAILURES: u32 = 3;
@@ -178,10 +178,31 @@ impl Apart {
     }
 
     fn ask<T: Send + 'static>(&self, limit: Duration, put: impl FnOnce(Reply<T>)) -> Answer<T> {
+        self.put(limit, ask(), put)
+    }
+
+    /// As [`Apart::ask`], where an answer has pins: what comes when nobody waits any more goes
+    /// `back`.
+    fn ask_for_pins<T: Send + 'static>(
+        &self,
+        limit: Duration,
+        put: impl FnOnce(Reply<T>),
+        back: impl FnOnce(&dyn Tier, T) + Send + 'static,
+    ) -> Answer<T> {
+        let tier = Arc::clone(&self.tier);
+        let back = Box::new(move |late| back(tier.as_ref(), late));
+        self.put(limit, ask_or(Some(back)), put)
+    }
+
+    fn put<T: Send + 'static>(
+        &self,
+        limit: Duration,
+        (reply, pending): (Reply<T>, Pending<T>),
+        put: impl FnOnce(Reply<T>),
+    ) -> Answer<T> {
         if !self.breaker.lets_through() {
             return Answer::Now(None);
         }
-        let (reply, pending) = ask();
         put(reply);
         match pending.now() {
             Ok(answer) => {
@@ -195,26 +216,6 @@ impl Apart {
                 alarm: Arc::clone(&self.alarm),
             }),
         }
-    }
-
-    /// As [`Apart::ask`], where an answer has pins: what comes when nobody waits any more goes
-    /// `back`.
-    fn ask_for_pins<T: Send + 'static>(
-        &self,
-        limit: Duration,
-        put: impl FnOnce(Reply<T>),
-        back: impl FnOnce(&dyn Tier, T) + Send + 'static,
-    ) -> Answer<T> {
-        let tier = Arc::clone(&self.tier);
-        self.ask(limit, |reply| {
-            let (inner, pending) = ask();
-            put(inner);
-            pending.then(None, move |answer| {
-                if let Some(late) = answer.and_then(|answer| reply.answer(answer).err()) {
-                    back(tier.as_ref(), late);
-                }
-            });
-        })
     }
 
     pub(crate) fn probe(&self, id: NamespaceId, keys: &[Key]) -> Answer<Vec<bool>> {

@@ -3,7 +3,7 @@
 //!
 //! Whoever is asked gets a [`Reply`]; whoever asks has the [`Pending`] answer. An answer comes
 //! once: in the call, later, or, where a limit passes first or the reply is dropped, not at all.
-//! What comes too late goes back to who has sent it, so that nothing it holds is lost.
+//! What comes too late is given back by whoever asked, so that nothing it holds is lost.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -19,6 +19,9 @@ use parking_lot::{Condvar, Mutex};
 /// What follows an answer, or its absence.
 type Then<T> = Box<dyn FnOnce(Option<T>) + Send>;
 
+/// What becomes of an answer that nobody waits for any more.
+type Back<T> = Box<dyn FnOnce(T) + Send>;
+
 /// The asked side. Dropped without an answer, it says that there is none.
 #[must_use = "dropped, it says that there is no answer"]
 pub struct Reply<T>(Option<Arc<Shared<T>>>);
@@ -27,7 +30,10 @@ pub struct Reply<T>(Option<Arc<Shared<T>>>);
 #[must_use = "what follows the answer is given to it"]
 pub struct Pending<T>(Arc<Shared<T>>);
 
-struct Shared<T>(Mutex<State<T>>);
+struct Shared<T> {
+    state: Mutex<State<T>>,
+    back: Mutex<Option<Back<T>>>,
+}
 
 enum State<T> {
     /// Nobody waits yet, and no answer has come.
@@ -41,7 +47,15 @@ enum State<T> {
 
 /// A question and its answer.
 pub fn ask<T>() -> (Reply<T>, Pending<T>) {
-    let shared = Arc::new(Shared(Mutex::new(State::Asked)));
+    ask_or(None)
+}
+
+/// The same, where what comes too late goes `back`.
+pub(super) fn ask_or<T>(back: Option<Back<T>>) -> (Reply<T>, Pending<T>) {
+    let shared = Arc::new(Shared {
+        state: Mutex::new(State::Asked),
+        back: Mutex::new(back),
+    });
     (Reply(Some(Arc::clone(&shared))), Pending(shared))
 }
 
@@ -49,7 +63,7 @@ impl<T> Shared<T> {
     /// Gives the answer back where nobody waits for it any more.
     fn answer(&self, answer: Option<T>) -> Option<T> {
         let then = {
-            let mut state = self.0.lock();
+            let mut state = self.state.lock();
             match std::mem::replace(&mut *state, State::Over) {
                 State::Asked => {
                     *state = State::Answered(answer);
@@ -65,13 +79,18 @@ impl<T> Shared<T> {
 }
 
 impl<T> Reply<T> {
-    /// Answers. What follows runs in this thread.
-    ///
-    /// # Errors
-    /// The answer, where nobody waits for it any more: whatever it holds is to be given back.
-    pub fn answer(mut self, answer: T) -> Result<(), T> {
-        let left = self.0.take().and_then(|shared| shared.answer(Some(answer)));
-        left.map_or(Ok(()), Err)
+    /// Answers. What follows runs in this thread. False where nobody waits for it any more: the
+    /// pins in it are ended, and its reservations given back.
+    pub fn answer(mut self, answer: T) -> bool {
+        let Some(shared) = self.0.take() else {
+            return false;
+        };
+        let late = shared.answer(Some(answer));
+        let in_time = late.is_none();
+        if let Some((late, back)) = late.zip(shared.back.lock().take()) {
+            back(late);
+        }
+        in_time
     }
 }
 
@@ -90,7 +109,7 @@ impl<T: Send + 'static> Pending<T> {
     /// The question, while it has not.
     pub fn now(self) -> Result<Option<T>, Pending<T>> {
         {
-            let mut state = self.0.0.lock();
+            let mut state = self.0.state.lock();
             if matches!(&*state, State::Answered(_))
                 && let State::Answered(answer) = std::mem::replace(&mut *state, State::Over)
             {
@@ -108,7 +127,7 @@ impl<T: Send + 'static> Pending<T> {
         then: impl FnOnce(Option<T>) + Send + 'static,
     ) {
         let answer = {
-            let mut state = self.0.0.lock();
+            let mut state = self.0.state.lock();
             match std::mem::replace(&mut *state, State::Over) {
                 State::Answered(answer) => answer,
                 State::Over => None,
@@ -163,7 +182,7 @@ impl<T: Send> Expires for Shared<T> {
 
     #[cfg(feature = "sim")]
     fn is_over(&self) -> bool {
-        matches!(&*self.0.lock(), State::Over)
+        matches!(&*self.state.lock(), State::Over)
     }
 }
 
@@ -371,13 +390,13 @@ mod tests {
     #[test]
     fn an_answer_comes_once_whenever_it_comes() {
         let (reply, pending) = ask();
-        assert_eq!(reply.answer(1), Ok(()));
+        assert!(reply.answer(1));
         assert_eq!(pending.now().ok().flatten(), Some(1));
 
         let (reply, pending) = ask();
         let pending = pending.now().err().unwrap();
         let waiting = std::thread::spawn(move || pending.wait(LONG));
-        assert_eq!(reply.answer(2), Ok(()));
+        assert!(reply.answer(2));
         assert_eq!(waiting.join().unwrap(), Some(2));
     }
 
@@ -387,9 +406,11 @@ mod tests {
         drop(reply);
         assert_eq!(pending.wait(LONG), None);
 
-        let (reply, pending) = ask();
+        let (back, late) = mpsc::channel();
+        let (reply, pending) = ask_or(Some(Box::new(move |answer| back.send(answer).unwrap())));
         assert_eq!(pending.wait(Duration::ZERO), None);
-        assert_eq!(reply.answer(3), Err(3), "it goes back");
+        assert!(!reply.answer(3));
+        assert_eq!(late.try_recv(), Ok(3), "it goes back");
 
         let alarm = Alarm::start().unwrap();
         let (sender, receiver) = mpsc::channel();
@@ -398,7 +419,7 @@ mod tests {
             sender.send(answer).unwrap();
         });
         assert_eq!(receiver.recv_timeout(LONG), Ok(None));
-        assert_eq!(reply.answer(4), Err(4));
+        assert!(!reply.answer(4));
     }
 
     #[test]

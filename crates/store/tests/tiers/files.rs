@@ -233,7 +233,7 @@ impl Tier for Files {
             let key = *key;
             self.path_of(&Identity { namespace, key }).exists()
         };
-        let _late = reply.answer(keys.iter().map(has).collect());
+        reply.answer(keys.iter().map(has).collect());
     }
 
     fn pin(&self, namespace: NamespaceId, keys: &[Key], reply: Reply<Vec<Option<Place>>>) {
@@ -241,9 +241,7 @@ impl Tier for Files {
             let key = *key;
             self.find(Identity { namespace, key })
         };
-        if let Err(places) = reply.answer(keys.iter().map(find).collect()) {
-            self.unpin(&places.into_iter().flatten().collect::<Vec<_>>());
-        }
+        reply.answer(keys.iter().map(find).collect());
     }
 
     fn unpin(&self, places: &[Place]) {
@@ -289,13 +287,13 @@ impl Tier for Files {
             drop(files);
             self.make(namespace, wanted).ok_or(Refused::Declined)
         };
-        let _late = reply.answer(blocks.iter().map(place).collect());
+        reply.answer(blocks.iter().map(place).collect());
     }
 
     fn commit(&self, written: Vec<(Reserved, Checksum)>, pinned: bool, reply: Reply<Vec<bool>>) {
         let each = written.into_iter();
         let each = each.map(|(reserved, checksum)| self.publish(reserved, checksum, pinned));
-        let _late = reply.answer(each.collect());
+        reply.answer(each.collect());
     }
 
     fn remove(&self, namespace: NamespaceId, keys: &[Key], reply: Reply<usize>) {
@@ -309,7 +307,7 @@ impl Tier for Files {
             let key = **key;
             fs::remove_file(self.path_of(&Identity { namespace, key })).is_ok()
         };
-        let _late = reply.answer(keys.iter().filter(remove).count());
+        reply.answer(keys.iter().filter(remove).count());
     }
 
     fn clear(&self, namespace: NamespaceId, reply: Reply<usize>) {
@@ -327,7 +325,7 @@ impl Tier for Files {
     }
 
     fn list(&self, namespace: NamespaceId, _from: u64, _limit: usize, reply: Reply<Page>) {
-        let _late = reply.answer((self.all(namespace), None));
+        reply.answer((self.all(namespace), None));
     }
 
     fn describe(&self, _namespace: NamespaceId, _description: &str) {}

@@ -171,8 +171,9 @@ impl Late {
             }
             match answer {
                 Some(answer) if loses => lost(answer),
-                // What nobody waits for any more is given back by whoever asked.
-                Some(answer) => drop(reply.answer(answer)),
+                Some(answer) => {
+                    reply.answer(answer);
+                }
                 None => {}
             }
         };

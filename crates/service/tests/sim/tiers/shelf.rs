@@ -273,7 +273,7 @@ impl Shelf {
         let (fate, is_eager) = self.fate();
         self.say(format_args!("answers {fate:?}, eager: {is_eager}"));
         match fate {
-            Fate::Now => self.deliver(reply, does(self), undo),
+            Fate::Now => self.deliver(reply, does(self)),
             Fate::Dropped | Fate::Kept => {
                 if is_eager {
                     undo(self, does(self));
@@ -294,7 +294,7 @@ impl Shelf {
                 schedule.push(move |runs| {
                     let answer = done.or_else(|| does.map(|does| does(&shelf)));
                     match (answer, runs) {
-                        (Some(answer), true) => shelf.deliver(reply, answer, undo),
+                        (Some(answer), true) => shelf.deliver(reply, answer),
                         (answer, _) => {
                             shelf.state().unheard += 1;
                             if let Some(answer) = answer {
@@ -308,12 +308,7 @@ impl Shelf {
         }
     }
 
-    fn deliver<T>(
-        self: &Arc<Shelf>,
-        reply: Reply<T>,
-        answer: T,
-        undo: impl FnOnce(&Arc<Shelf>, T),
-    ) {
+    fn deliver<T>(&self, reply: Reply<T>, answer: T) {
         let before = {
             let mut state = self.state();
             // What follows the answer may ask again, and hear nothing.
@@ -324,13 +319,10 @@ impl Shelf {
             } = &mut *state;
             (std::mem::take(silences), alone_until.take())
         };
-        if let Err(answer) = reply.answer(answer) {
-            {
-                let mut state = self.state();
-                state.unheard += 1;
-                (state.silences, state.alone_until) = before;
-            }
-            undo(self, answer);
+        if !reply.answer(answer) {
+            let mut state = self.state();
+            state.unheard += 1;
+            (state.silences, state.alone_until) = before;
         }
     }
 
