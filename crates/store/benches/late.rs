@@ -1,8 +1,8 @@
 //! What a tier that answers late costs those who do not ask it.
 //!
 //! One caller gets, looks up and puts blocks of a memory tier, while others ask for blocks that are
-//! not there: with a tier behind it that takes 50 ms for each answer, and without, in turns. What is
-//! printed are the times of the former: median and 99.9 per cent of all its calls, and the
+//! not there: with a tier behind it that takes 50 ms for each answer, and without, in turns.
+//! Printed are the times of the former: median and 99.9 per cent of all its calls, and the
 //! difference.
 //! `LATE_ROUNDS` (8) of `LATE_MS` (2000) each.
 
