@@ -134,10 +134,10 @@ impl Group {
         self.dissolved.load(Ordering::Relaxed)
     }
 
-    /// Notes that it may have blocks on several devices, which hear of it when it is
+    /// Notes whether it may have blocks on several devices, which hear of it when it is
     /// [evicted](crate::Arena::fallen) on one.
-    pub fn spread(&self) {
-        self.spread.store(true, Ordering::Relaxed);
+    pub fn spread(&self, several: bool) {
+        self.spread.store(several, Ordering::Relaxed);
     }
 
     pub(crate) fn is_spread(&self) -> bool {

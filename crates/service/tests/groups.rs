@@ -100,6 +100,11 @@ fn a_client_has_so_many_and_no_more() {
     assert!(String::from_utf8_lossy(&error).contains("at most 1048576"));
     assert_ne!(client.ask(GROUP, &call(1, 1, keys(0..KEYS))).0, 0);
     assert_eq!(grouped(&owner), 1);
+    // Another class takes nothing.
+    let rest = keys(0..(1 << 20) - 3 * (KEYS + 1) - 3 - 1);
+    assert_eq!(client.ask(GROUP, &call(6, 1, rest)).0, 0);
+    assert_ne!(client.ask(GROUP, &call(7, 1, Vec::new())).0, 0);
+    assert_eq!(client.ask(GROUP, &call(1, 0, Vec::new())).0, 0);
     // What it gives back it may have again.
     let dissolve = |number| frame(GROUP + 1, 0, &varint(number));
     client.calls.write_all(&dissolve(2)).unwrap();

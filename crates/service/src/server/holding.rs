@@ -95,16 +95,20 @@ impl Holding {
         let keys = call.keys.allowed()?;
         // Calls of a client come one at a time: nobody misses it meanwhile.
         let known = self.held.lock().groups.remove(&call.number);
-        let credit = self.allowance.group(keys.len());
+        // Another class takes no more of what the owner keeps.
+        let credit = match (&known, keys) {
+            (Some(_), []) => Ok(None),
+            _ => self.allowance.group(keys.len()).map(Some),
+        };
         let (group, done) = match (known, credit) {
             (None, credit) => {
-                let credits = vec![credit?];
+                let credits = credit?.into_iter().collect();
                 let group = core.group(call.namespace, keys, call.class)?;
                 ((group, credits), Ok(()))
             }
             (Some(known), Err(error)) => (known, Err(error)),
             (Some((group, mut credits)), Ok(credit)) => {
-                credits.push(credit);
+                credits.extend(credit);
                 let done = group.add(keys).and_then(|()| group.set_class(call.class));
                 ((group, credits), done)
             }

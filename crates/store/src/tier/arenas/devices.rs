@@ -68,7 +68,7 @@ impl Arenas {
         self.devices.store(Arc::new(Devices(all)));
         drop(wishes);
         for group in &groups {
-            group.spread();
+            group.spread(true);
             arena.join(group, 0);
         }
         if stored() != before {
@@ -115,6 +115,11 @@ impl Arenas {
         let counted = std::mem::take(&mut wishes.counted);
         wishes.counted = arena.stats().counted().plus(counted);
         wishes.departed.inherit(arena);
+        if let [only] = left.as_slice() {
+            wishes.groups.values().for_each(|group| group.spread(false));
+            // Nobody else is to hear of them.
+            let _fallen = only.fallen();
+        }
         self.devices.store(Arc::new(Devices(left)));
         arena.close();
         partings.extend(parting);
@@ -202,25 +207,34 @@ pub(crate) fn device(
 
 #[cfg(test)]
 mod tests {
+    use std::path::PathBuf;
+
+    use kvdepot_arena::{Class, Group, Key, NamespaceId, Wanted};
+    use kvdepot_media::Checksum;
+
     use super::*;
 
-    #[test]
-    fn a_device_that_was_removed_does_not_grow_under_its_next_owner() {
-        let dir = tempfile::tempdir().unwrap();
-        let paths = ["a", "b"].map(|name| dir.path().join(name));
+    fn two(paths: &[PathBuf; 2]) -> Arenas {
         let settings = Options {
             capacity: Some(1 << 20),
             ..Options::default()
         };
         let uses = Uses::default();
-        let open = |(number, path): (u32, &std::path::PathBuf)| {
+        let open = |(number, path): (u32, &PathBuf)| {
             let wait = Duration::ZERO;
             let opened = device(number, path, &settings, &str::to_owned, wait, &uses);
             let (arena, _) = opened.unwrap();
             arena.keep();
             arena
         };
-        let tier = Arenas::new("Dax", (0..).zip(&paths).map(open).collect());
+        Arenas::new("Dax", (0..).zip(paths).map(open).collect())
+    }
+
+    #[test]
+    fn a_device_that_was_removed_does_not_grow_under_its_next_owner() {
+        let dir = tempfile::tempdir().unwrap();
+        let paths = ["a", "b"].map(|name| dir.path().join(name));
+        let tier = two(&paths);
         let arena = tier.at(&paths[1]).unwrap();
         tier.grow(&arena, &paths[1], 2 << 20).unwrap();
         assert!(tier.take_out(&arena));
@@ -231,5 +245,31 @@ mod tests {
             "{refused}"
         );
         assert!(std::fs::read(&paths[1]).unwrap() == before);
+    }
+
+    #[test]
+    fn a_device_that_is_the_last_one_keeps_no_word_of_groups_for_others() {
+        let dir = tempfile::tempdir().unwrap();
+        let paths = ["a", "b"].map(|name| dir.path().join(name));
+        let tier = two(&paths);
+        let (namespace, key) = (NamespaceId([1; 16]), Key([1; 32]));
+        let group = Arc::new(Group::new(namespace, Class::Ordinary));
+        tier.join(&group, &[key]);
+        assert!(tier.take_out(&tier.at(&paths[1]).unwrap()));
+        let arena = tier.at(&paths[0]).unwrap();
+        let wanted = Wanted {
+            key,
+            len: 4096,
+            parts: 1,
+            stamp: 0,
+            copy: false,
+            evict: true,
+        };
+        let mut made = arena.reserve(namespace, &[wanted]).unwrap();
+        let token = made.pop().unwrap().ok().unwrap().hand_out().token;
+        let stored = arena.commit(&[(token, Checksum([0; 16]))], false);
+        assert_eq!((stored, arena.evict_these(&[token])), (vec![true], 1));
+        tier.dissolve(&group);
+        assert_eq!(Arc::strong_count(&group), 1);
     }
 }

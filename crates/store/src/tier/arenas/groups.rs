@@ -13,10 +13,8 @@ impl Arenas {
         let from = group.add(keys);
         wishes.groups.insert(name(group), Arc::clone(group));
         let devices = self.devices.load_full();
+        group.spread(devices.only().is_none());
         drop(wishes);
-        if devices.only().is_none() {
-            group.spread();
-        }
         devices.0.iter().for_each(|arena| arena.join(group, from));
     }
 
