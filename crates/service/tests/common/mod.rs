@@ -14,7 +14,10 @@ pub mod frames;
 pub mod recording;
 
 pub use base::*;
-use kvdepot_store::Depot;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use kvdepot_store::{Depot, Error};
 
 /// A place whose depot others may use.
 pub trait Served {
@@ -23,6 +26,17 @@ pub trait Served {
 
 impl Served for Place {
     fn serve(&self) -> Depot {
-        kvdepot_service::open(&self.config()).unwrap()
+        let config = self.config();
+        let begun = Instant::now();
+        loop {
+            match kvdepot_service::open(&config) {
+                // A child that another test is starting has the descriptors of a depot that was
+                // just closed, until it is its own program.
+                Err(Error::Locked { .. }) if begun.elapsed() < PATIENCE => {
+                    thread::sleep(Duration::from_millis(1));
+                }
+                opened => return opened.unwrap(),
+            }
+        }
     }
 }
