@@ -36,6 +36,26 @@ pub struct Place {
     pub stamp: u64,
 }
 
+impl Place {
+    /// A block of one part that lies nowhere yet: what a tier says of one fills in the rest.
+    #[must_use]
+    pub fn of(identity: Identity) -> Place {
+        Place {
+            token: Token {
+                device: 0,
+                slot: 0,
+                sequence: 0,
+            },
+            identity,
+            extents: Packed::default(),
+            len: 0,
+            parts: 1,
+            checksum: Checksum::default(),
+            stamp: 0,
+        }
+    }
+}
+
 /// A block that wants room.
 #[derive(Clone, Copy, Debug)]
 pub struct Wanted {

@@ -134,7 +134,7 @@ impl Files {
             len: u64::from_le_bytes(header[..8].try_into().ok()?),
             parts: u16::from_le_bytes(header[8..10].try_into().ok()?),
             checksum: Checksum(header[10..].try_into().ok()?),
-            ..nowhere(identity)
+            ..Place::of(identity)
         };
         self.hold(name, raw, place)
     }
@@ -152,7 +152,7 @@ impl Files {
         let place = Place {
             len: wanted.len,
             parts: wanted.parts,
-            ..nowhere(identity)
+            ..Place::of(identity)
         };
         let place = self.hold(name, raw.ok()?, place)?;
         let mut files = self.open.files.lock().unwrap();
@@ -189,22 +189,6 @@ impl Files {
 
 fn name_of(identity: &Identity) -> String {
     format!("{}-{}", identity.namespace, identity.key)
-}
-
-fn nowhere(identity: Identity) -> Place {
-    Place {
-        token: Token {
-            device: 0,
-            slot: 0,
-            sequence: 0,
-        },
-        identity,
-        extents: kvdepot_store::format::record::Packed([0; 4]),
-        len: 0,
-        parts: 1,
-        checksum: Checksum([0; 16]),
-        stamp: 0,
-    }
 }
 
 impl TakesBack for Open {

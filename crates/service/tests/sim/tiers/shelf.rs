@@ -377,7 +377,7 @@ impl Shelf {
         let place = Place {
             len: stored.len,
             checksum: stored.checksum,
-            ..nowhere(Identity { namespace, key })
+            ..Place::of(Identity { namespace, key })
         };
         Some(self.hold(stored, place, false, false))
     }
@@ -403,7 +403,7 @@ impl Shelf {
         };
         let place = Place {
             len,
-            ..nowhere(identity)
+            ..Place::of(identity)
         };
         let place = self.hold(stored, place, copy, true);
         self.say(format_args!("reserves {}, a copy: {copy}", identity.key));
@@ -545,21 +545,5 @@ impl Ends for Shelf {
         Err(Error::Closed(
             ": histories of tiers have blocks of one part",
         ))
-    }
-}
-
-fn nowhere(identity: Identity) -> Place {
-    Place {
-        token: Token {
-            device: 0,
-            slot: 0,
-            sequence: 0,
-        },
-        identity,
-        extents: kvdepot_store::format::record::Packed([0; 4]),
-        len: 0,
-        parts: 1,
-        checksum: Checksum([0; 16]),
-        stamp: 0,
     }
 }
