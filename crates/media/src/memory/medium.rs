@@ -152,8 +152,12 @@ const HOLES_ARE_ZEROS: [u64; 4] = [0xEF53, 0x5846_5342, 0x9123_683E, TMPFS];
 const TMPFS: u64 = 0x0102_1994;
 
 /// What a file holds between two offsets but for its holes, as (begin, end); all of it where the
-/// file system might not know.
+/// file system might not know. A tmpfs looks at every page up to the next hole, also far behind
+/// `end`, so that a file without any is not asked.
 pub(super) fn data(fd: BorrowedFd<'_>, begin: u64, end: u64) -> Vec<(u64, u64)> {
+    if has_no_holes(fd) {
+        return vec![(begin, end)];
+    }
     let is_known = rustix::fs::fstatfs(fd)
         .is_ok_and(|system| HOLES_ARE_ZEROS.contains(&(system.f_type as u64 & 0xFFFF_FFFF)));
     let (true, Ok(file)) = (is_known, rustix::fs::fstat(fd)) else {
