@@ -27,6 +27,12 @@ impl World {
             Step::Remove { ns, keys } => self.remove(*ns, keys),
             Step::Clear { ns } => self.clear(*ns),
             Step::List { ns } => self.list(*ns),
+            Step::Reserve { ns, keys } => self.reserve(*ns, keys),
+            Step::Commit { held, count } => self.commit(*held, *count),
+            Step::Abort { held, count } => self.abort(*held, *count),
+            Step::Pin { ns, keys, prefix } => self.pin(*ns, keys, *prefix),
+            Step::Load { pin } => self.load(*pin),
+            Step::Unpin { pin, count, served } => self.unpin(*pin, *count, *served),
             Step::Gone => self.gone(),
             Step::Drain => {
                 self.door("drain");
@@ -152,8 +158,13 @@ impl World {
     }
 
     fn put(&self, ns: u8, keys: &[u16]) -> Law {
+        let mut keys = keys.to_vec();
+        keys.retain(|key| self.parts((ns, *key)).len() == 1);
+        if keys.is_empty() {
+            return Ok(());
+        }
         self.door("put");
-        let (namespace, ids, now) = (self.namespace(ns)?, World::ids(ns, keys), self.now.get());
+        let (namespace, ids, now) = (self.namespace(ns)?, World::ids(ns, &keys), self.now.get());
         let mut buffers = BlockBuffers::default();
         for id in &ids {
             let bytes = content(self.block(*id).content, self.len(*id));
@@ -404,7 +415,7 @@ impl World {
         let alone = inner == self.inner.get();
         for (id, expect) in before {
             let found = listed.iter().find(|(key, _)| number(key) == id.1);
-            let len = self.len(id) as u64;
+            let len = self.payload(id);
             law!(
                 found.is_none_or(|(_, listed)| *listed == len),
                 "{id:?} has {len} bytes, and is listed as {found:?}"
@@ -439,7 +450,10 @@ impl World {
         if self.nested.get() > 0 {
             return Ok(());
         }
+        self.let_go()?;
         self.settle()?;
+        // What others have taken meanwhile.
+        self.alone(|| self.let_go().and_then(|()| self.settle()))?;
         self.collect()?;
         self.at_rest()
     }

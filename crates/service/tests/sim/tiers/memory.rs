@@ -1,19 +1,87 @@
-//! Where a tier's bytes lie: memory, or what only a carrier reaches.
+//! Where a tier's bytes lie: memory, what only a carrier reaches, or a file.
 
+use std::fs;
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use kvdepot_host::dir::Dir;
+use kvdepot_media::file::Threads;
 use kvdepot_media::{Alignment, Buffer, Carrier, Op, Receipt};
+use kvdepot_store::{BlockFile, FileAt};
+
+/// Where the bytes of the tiers of a history lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Bytes {
+    Memory,
+    Carried,
+    /// Movers reach them too.
+    Files,
+}
 
 /// The bytes of one block.
 #[derive(Clone)]
 pub enum Memory {
     Here(Buffer),
     Carried(Arc<Carried>),
+    File(Arc<InFile>),
 }
 
 /// Bytes that a carrier reaches. Each carry is a step of the schedule.
 #[derive(Debug)]
 pub struct Carried(Mutex<Vec<u8>>);
+
+/// A block's file, which goes with it.
+pub struct InFile {
+    file: BlockFile,
+    path: PathBuf,
+    name: String,
+    len: usize,
+}
+
+/// A tier's files.
+pub struct Folder {
+    path: PathBuf,
+    pub dir: Arc<Dir>,
+    threads: Arc<Threads>,
+    next: AtomicU64,
+}
+
+impl Folder {
+    /// In a simulation: what its threads would do is done at once.
+    pub fn new(path: PathBuf) -> Folder {
+        fs::create_dir(&path).unwrap();
+        Folder {
+            dir: Arc::new(Dir::open(&path).unwrap()),
+            path,
+            threads: Threads::new(1).unwrap(),
+            next: AtomicU64::new(0),
+        }
+    }
+
+    pub fn file(&self, len: usize) -> Memory {
+        let name = self.next.fetch_add(1, Ordering::Relaxed).to_string();
+        let path = self.path.join(&name);
+        let mut options = fs::File::options();
+        let raw = options.read(true).write(true).create_new(true).open(&path);
+        let raw = raw.unwrap();
+        raw.set_len(len as u64).unwrap();
+        let file = BlockFile::new(raw, 0, &self.threads).unwrap();
+        Memory::File(Arc::new(InFile {
+            file,
+            path,
+            name,
+            len,
+        }))
+    }
+}
+
+impl Drop for InFile {
+    fn drop(&mut self) {
+        let _gone = fs::remove_file(&self.path);
+    }
+}
 
 impl Memory {
     pub fn new(len: usize, carried: bool) -> Memory {
@@ -30,6 +98,7 @@ impl Memory {
                 let len = bytes.bytes().len();
                 Buffer::carried(Arc::clone(bytes) as _, 0, len, true)
             }
+            Memory::File(file) => file.file.payload(0, file.len as u64),
         }
     }
 
@@ -37,18 +106,28 @@ impl Memory {
         match self {
             Memory::Here(buffer) => buffer.to_vec(),
             Memory::Carried(bytes) => bytes.bytes().clone(),
+            Memory::File(file) => {
+                let mut bytes = vec![0; file.len];
+                file.file.raw().read_exact_at(&mut bytes, 0).unwrap();
+                bytes
+            }
+        }
+    }
+
+    pub fn write(&self, at: usize, bytes: &[u8]) {
+        match self {
+            Memory::Here(buffer) => buffer.write_at(at, bytes).unwrap(),
+            Memory::Carried(carried) => {
+                carried.bytes()[at..at + bytes.len()].copy_from_slice(bytes);
+            }
+            Memory::File(file) => file.file.raw().write_all_at(bytes, at as u64).unwrap(),
         }
     }
 
     /// Turns a byte over.
     pub fn flip(&self, at: usize) {
-        match self {
-            Memory::Here(buffer) => {
-                let byte = buffer.to_vec()[at] ^ 1;
-                buffer.write_at(at, &[byte]).unwrap();
-            }
-            Memory::Carried(bytes) => bytes.bytes()[at] ^= 1,
-        }
+        let byte = self.to_vec()[at] ^ 1;
+        self.write(at, &[byte]);
     }
 
     /// Whether they are the same bytes, not equal ones.
@@ -56,8 +135,21 @@ impl Memory {
         match (self, other) {
             (Memory::Here(one), Memory::Here(other)) => one.addr() == other.addr(),
             (Memory::Carried(one), Memory::Carried(other)) => Arc::ptr_eq(one, other),
+            (Memory::File(one), Memory::File(other)) => Arc::ptr_eq(one, other),
             _ => false,
         }
+    }
+
+    /// The file that has them, for others.
+    pub fn file(&self) -> Option<FileAt> {
+        let Memory::File(file) = self else {
+            return None;
+        };
+        Some(FileAt {
+            name: file.name.clone(),
+            inode: file.file.inode(),
+            offset: 0,
+        })
     }
 }
 

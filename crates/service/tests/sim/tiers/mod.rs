@@ -9,6 +9,7 @@ mod laws;
 mod memory;
 mod shelf;
 mod steps;
+mod two_phase;
 mod verbs;
 mod world;
 
@@ -134,6 +135,10 @@ impl World {
 
     fn read_all(&self) -> Law {
         for id in World::all_ids() {
+            // By its file, or where it is near, before what is read comes near.
+            self.pin(id.0, &[id.1], false)?;
+            self.load(0)?;
+            self.let_go()?;
             let lasting = self.block(id).lasting;
             self.perform(&Step::Get {
                 ns: id.0,
@@ -155,7 +160,7 @@ impl World {
         if !self.shape.pipeline.starts_with("Cache|") {
             return Ok(());
         }
-        let mut all = World::all_ids().filter(|id| self.len(*id) as u64 <= near / 2);
+        let mut all = World::all_ids().filter(|id| self.payload(*id) <= near / 2);
         let Some(id) = all.find(|id| self.block(*id).lasting) else {
             return Ok(());
         };
@@ -174,7 +179,8 @@ impl World {
     /// Leaves everything as it is.
     fn abandon(&self) {
         self.nested.set(9);
-        let all = (self.depot.take(), self.flying.take());
+        let held = (self.mover.take(), self.held.take(), self.pins.take());
+        let all = (held, self.depot.take(), self.flying.take());
         let _broken = catch_unwind(AssertUnwindSafe(|| drop(all)));
     }
 }

@@ -5,18 +5,20 @@
 use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Arguments;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use kvdepot_arena::parts::{self, Part};
-use kvdepot_arena::{Place, Reserved, TakesBack, Token};
-use kvdepot_media::{Buffer, Checksum, PartId, checksum};
+use kvdepot_arena::{Place, Reserved, TakesBack, Token, Wanted};
+use kvdepot_host::dir::Dir;
+use kvdepot_media::{Buffer, Checksum, checksum};
 use kvdepot_store::sim::{Schedule, current};
-use kvdepot_store::{Ends, Error, Identity, Key, NamespaceId, Reply};
+use kvdepot_store::{Ends, Error, FileAt, Identity, Key, NamespaceId, Reply};
 use kvdepot_testkit::Rng;
 use kvdepot_testkit::sim::run::wrong;
 
-use super::memory::Memory;
+use super::memory::{Bytes, Folder, Memory};
 
 /// How a tier behaves: each of these so often in a hundred.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -40,8 +42,10 @@ pub struct Shelf {
     pub name: &'static str,
     pub lasts: bool,
     pub block_max: u64,
-    /// Whether its bytes are reached by a carrier.
-    pub carried: bool,
+    bytes: Bytes,
+    /// Where files would lie, and those that do.
+    path: PathBuf,
+    folder: OnceLock<Folder>,
     state: Mutex<State>,
 }
 
@@ -50,6 +54,7 @@ pub struct Shelf {
 pub struct Stored {
     pub memory: Memory,
     pub len: u64,
+    parts: u16,
     pub checksum: Checksum,
 }
 
@@ -101,7 +106,13 @@ enum Fate {
 }
 
 impl Shelf {
-    pub fn new(name: &'static str, lasts: bool, block_max: u64, carried: bool) -> Arc<Shelf> {
+    /// `bytes` says where they lie, and a directory for files.
+    pub fn new(
+        name: &'static str,
+        lasts: bool,
+        block_max: u64,
+        (bytes, dir): (Bytes, &Path),
+    ) -> Arc<Shelf> {
         let state = State {
             rng: Rng::new(0),
             mood: Mood::default(),
@@ -122,7 +133,9 @@ impl Shelf {
             name,
             lasts,
             block_max,
-            carried,
+            bytes,
+            path: dir.join(name),
+            folder: OnceLock::new(),
             state: Mutex::new(state),
         })
     }
@@ -133,6 +146,9 @@ impl Shelf {
 
     /// It is open under that number.
     pub fn opened(&self, number: u32) {
+        if self.bytes == Bytes::Files {
+            self.folder.get_or_init(|| Folder::new(self.path.clone()));
+        }
         let mut state = self.state();
         (state.device, state.asked, state.unheard) = (number, 0, 0);
         (state.silences, state.alone_until, state.was_late) = (0, None, false);
@@ -362,8 +378,29 @@ impl Shelf {
 
 impl Stored {
     fn is_sound(&self, identity: &Identity) -> bool {
-        let id: PartId = parts::part_id(identity, 0, 1);
-        checksum::of(&id, &self.memory.to_vec()) == self.checksum
+        let (bytes, count) = (self.memory.to_vec(), self.parts);
+        let found = self.table(identity, &bytes).unwrap_or_default();
+        let sound = |(number, part): (usize, &Part)| {
+            let id = parts::part_id(identity, number as u32, count);
+            let range = part.offset as usize..(part.offset + part.len) as usize;
+            checksum::of(&id, &bytes[range]) == part.checksum
+        };
+        !found.is_empty() && found.iter().enumerate().all(sound)
+    }
+
+    /// The parts, where their table verifies.
+    fn table(&self, identity: &Identity, bytes: &[u8]) -> Option<Vec<Part>> {
+        let place = Place {
+            len: self.len,
+            parts: self.parts,
+            checksum: self.checksum,
+            ..Place::of(*identity)
+        };
+        if let Some(parts) = parts::single(&place) {
+            return Some(parts.to_vec());
+        }
+        let begin = self.len - u64::from(self.parts) * parts::ENTRY;
+        parts::of_table(identity, &bytes[begin as usize..], begin, self.checksum)
     }
 }
 
@@ -376,6 +413,7 @@ impl Shelf {
         }
         let place = Place {
             len: stored.len,
+            parts: stored.parts,
             checksum: stored.checksum,
             ..Place::of(Identity { namespace, key })
         };
@@ -395,14 +433,23 @@ impl Shelf {
         }
     }
 
-    pub fn make(self: &Arc<Shelf>, identity: Identity, len: u64, copy: bool) -> Reserved {
+    pub fn make(self: &Arc<Shelf>, identity: Identity, wanted: &Wanted) -> Reserved {
+        let Wanted {
+            len, parts, copy, ..
+        } = *wanted;
+        let memory = match self.folder.get() {
+            Some(folder) => folder.file(len as usize),
+            None => Memory::new(len as usize, self.bytes == Bytes::Carried),
+        };
         let stored = Stored {
-            memory: Memory::new(len as usize, self.carried),
+            memory,
             len,
+            parts,
             checksum: Checksum([0; 16]),
         };
         let place = Place {
             len,
+            parts,
             ..Place::of(identity)
         };
         let place = self.hold(stored, place, copy, true);
@@ -516,6 +563,16 @@ impl TakesBack for Shelf {
     }
 }
 
+impl Shelf {
+    /// What a pin or a reservation holds.
+    fn holds(&self, place: &Place) -> Result<Stored, Error> {
+        let state = self.state();
+        let held = state.held.get(&place.token.sequence);
+        let held = held.ok_or(Error::Closed(": it is not held"))?;
+        Ok(held.stored.clone())
+    }
+}
+
 impl Ends for Shelf {
     fn buffers(
         &self,
@@ -529,21 +586,32 @@ impl Ends for Shelf {
         if state.rng.below(100) < broken {
             return Err(Error::Closed(": its medium is broken"));
         }
-        let held = state.held.get(&place.token.sequence);
-        let held = held.ok_or(Error::Closed(": it is not held"))?;
-        let memory = held.stored.memory.buffer();
+        drop(state);
+        let memory = self.holds(place)?.memory.buffer();
         into.clear();
         into.push(memory.slice(offset as usize, len as usize)?);
         Ok(())
     }
 
     fn parts(&self, place: &Place) -> Result<Option<Vec<Part>>, Error> {
-        Ok(parts::single(place).map(|parts| parts.to_vec()))
+        let stored = self.holds(place)?;
+        Ok(stored.table(&place.identity, &stored.memory.to_vec()))
     }
 
-    fn write_parts(&self, _: &Place, _: &[Part]) -> Result<(), Error> {
-        Err(Error::Closed(
-            ": histories of tiers have blocks of one part",
-        ))
+    fn write_parts(&self, place: &Place, found: &[Part]) -> Result<(), Error> {
+        let stored = self.holds(place)?;
+        let table = parts::encode(found);
+        stored
+            .memory
+            .write(stored.len as usize - table.len(), &table);
+        Ok(())
+    }
+
+    fn directory(&self) -> Option<Arc<Dir>> {
+        Some(Arc::clone(&self.folder.get()?.dir))
+    }
+
+    fn file(&self, place: &Place) -> Option<FileAt> {
+        self.holds(place).ok()?.memory.file()
     }
 }

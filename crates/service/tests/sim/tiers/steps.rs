@@ -3,6 +3,7 @@
 use kvdepot_testkit::Rng;
 use kvdepot_testkit::sim::shrink::{changed, one_less};
 
+use super::memory::Bytes;
 use super::shelf::Mood;
 
 /// Keys of a namespace.
@@ -20,8 +21,10 @@ pub struct Shape {
     /// Whether what `Mid` has outlives the process, and KiB of the largest block that it takes.
     pub mid_lasts: bool,
     pub mid: u64,
-    /// Whether bytes of tiers apart are reached by carriers.
-    pub carried: bool,
+    /// Where bytes of tiers apart lie.
+    pub bytes: Bytes,
+    /// Whether there are movers, and two phases.
+    pub moved: bool,
     pub drop: bool,
     pub promote: bool,
     /// KiB that may wait at the first edge; 0 for the default.
@@ -72,6 +75,32 @@ pub enum Step {
     },
     Clear {
         ns: u8,
+    },
+    Reserve {
+        ns: u8,
+        keys: Vec<u16>,
+    },
+    /// The reservation of that number, and others of its namespace.
+    Commit {
+        held: u8,
+        count: u8,
+    },
+    Abort {
+        held: u8,
+        count: u8,
+    },
+    Pin {
+        ns: u8,
+        keys: Vec<u16>,
+        prefix: bool,
+    },
+    Load {
+        pin: u8,
+    },
+    Unpin {
+        pin: u8,
+        count: u8,
+        served: bool,
     },
     List {
         ns: u8,
@@ -133,7 +162,8 @@ pub fn shape(rng: &mut Rng) -> Shape {
         dax: *rng.pick(&[256, 384, 2048, 2048]),
         mid_lasts: rng.once_in(2),
         mid: *rng.pick(&[16, 64, 256]),
-        carried: rng.once_in(2),
+        bytes: *rng.pick(&[Bytes::Memory, Bytes::Carried, Bytes::Files, Bytes::Files]),
+        moved: rng.once_in(2),
         drop: rng.once_in(3),
         promote: !rng.once_in(4),
         write_back: *rng.pick(&[0, 16, 16, 32]),
@@ -169,8 +199,8 @@ fn keys(rng: &mut Rng, most: u64) -> Vec<u16> {
 }
 
 /// How often each kind of step is drawn in one history: some not at all.
-const WEIGHTS: [u64; 22] = [
-    20, 18, 4, 3, 3, 2, 5, 5, 1, 2, 1, 1, 14, 6, 4, 3, 3, 2, 4, 3, 2, 1,
+const WEIGHTS: [u64; 28] = [
+    20, 18, 4, 3, 3, 2, 5, 5, 1, 2, 1, 1, 14, 6, 4, 3, 3, 2, 4, 3, 2, 1, 7, 5, 1, 9, 9, 4,
 ];
 
 /// The steps of a history.
@@ -233,13 +263,27 @@ fn of_kind(rng: &mut Rng, kind: usize) -> Step {
             at: rng.bits() as u32,
         },
         20 => Step::Calm,
-        _ => Step::Reopen,
+        21 => Step::Reopen,
+        22 => Step::Reserve { ns, keys },
+        23 => Step::Commit { held: tier, count },
+        24 => Step::Abort { held: tier, count },
+        25 => Step::Pin {
+            ns,
+            keys,
+            prefix: rng.once_in(3),
+        },
+        26 => Step::Load { pin: count },
+        _ => Step::Unpin {
+            pin: tier,
+            count,
+            served: rng.once_in(2),
+        },
     }
 }
 
 /// Something that happens while a call waits.
 pub fn nested(rng: &mut Rng) -> Step {
-    match rng.below(16) {
+    match rng.below(20) {
         0..3 => of_kind(rng, 0),
         3..6 => of_kind(rng, 1),
         6..9 => of_kind(rng, 7),
@@ -247,6 +291,10 @@ pub fn nested(rng: &mut Rng) -> Step {
         10 => of_kind(rng, 3),
         11 => of_kind(rng, 8),
         12..15 => Step::Background { count: 1 },
+        15 => of_kind(rng, 22),
+        16 => of_kind(rng, 23),
+        17 => of_kind(rng, 25),
+        18 => of_kind(rng, 27),
         _ => Step::Ring,
     }
 }
@@ -258,6 +306,8 @@ pub fn simpler(step: &Step) -> Vec<Step> {
         | Step::Get { keys, .. }
         | Step::Lookup { keys, .. }
         | Step::Prefetch { keys, .. }
+        | Step::Reserve { keys, .. }
+        | Step::Pin { keys, .. }
         | Step::Remove { keys, .. } => keys.len(),
         _ => 0,
     };
@@ -266,6 +316,8 @@ pub fn simpler(step: &Step) -> Vec<Step> {
         | Step::Get { keys, .. }
         | Step::Lookup { keys, .. }
         | Step::Prefetch { keys, .. }
+        | Step::Reserve { keys, .. }
+        | Step::Pin { keys, .. }
         | Step::Remove { keys, .. } => {
             keys.remove(at);
         }
@@ -300,7 +352,8 @@ pub fn plainer(shape: &Shape) -> Vec<Shape> {
     changed(
         shape,
         &[
-            |shape| shape.carried = false,
+            |shape| shape.bytes = Bytes::Memory,
+            |shape| shape.moved = false,
             |shape| shape.drop = false,
             |shape| shape.second = "",
             |shape| shape.write_back = 0,

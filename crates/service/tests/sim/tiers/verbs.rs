@@ -176,5 +176,5 @@ fn make(shelf: &Arc<Shelf>, namespace: NamespaceId, one: &Wanted) -> Result<Rese
             _ => Refused::Full(full),
         });
     }
-    Ok(shelf.make(identity, one.len, one.copy))
+    Ok(shelf.make(identity, one))
 }

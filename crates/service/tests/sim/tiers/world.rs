@@ -2,9 +2,12 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use kvdepot_arena::parts;
+use kvdepot_service::Mover;
 use kvdepot_store::sim::{Entered, Schedule};
 use kvdepot_store::{Buffer, Config, Depot, Identity, Namespace, Task, at_once};
 use kvdepot_testkit::Rng;
@@ -14,6 +17,7 @@ use serde_json::json;
 
 use super::shelf::{Mood, Shelf};
 use super::steps::{KEYS, NAMESPACES, Shape};
+use super::two_phase::{Held, Pinned};
 use super::verbs::kinds;
 use crate::world::{Law, Turns, key, law, spec};
 
@@ -77,6 +81,8 @@ pub struct Counts {
     pub declined: u64,
     pub dropped: u64,
     pub hits: u64,
+    /// Reservations that were not made, whatever the reason.
+    pub refused: u64,
 }
 
 pub struct World {
@@ -90,6 +96,11 @@ pub struct World {
     pub depot: RefCell<Option<Depot>>,
     pub blocks: RefCell<BTreeMap<Id, Block>>,
     pub flying: RefCell<Vec<Flying>>,
+    pub held: RefCell<Vec<Held>>,
+    pub pins: RefCell<Vec<Pinned>>,
+    pub mover: RefCell<Option<Mover>>,
+    /// How often the depot was opened.
+    openings: Cell<u32>,
     pub counts: Cell<Counts>,
     pub calm: Cell<bool>,
     /// How often that has ended.
@@ -111,16 +122,18 @@ impl World {
         let chooser = Arc::clone(&turns);
         let schedule = Schedule::new(move |waiting| chooser.choose(waiting));
         schedule.show_time();
-        let mid = Shelf::new("Mid", shape.mid_lasts, shape.mid << 10, shape.carried);
-        let far = Shelf::new("Far", true, 1 << 30, shape.carried);
+        let dir = tempfile::Builder::new()
+            .prefix("kvsim")
+            .tempdir_in(crate::disk::dir())
+            .unwrap();
+        let bytes = (shape.bytes, dir.path());
+        let mid = Shelf::new("Mid", shape.mid_lasts, shape.mid << 10, bytes);
+        let far = Shelf::new("Far", true, 1 << 30, bytes);
         let shelves = [mid, far].into_iter();
         let shelves = shelves.filter(|shelf| shape.pipeline.contains(shelf.name));
         World {
             shape: shape.clone(),
-            dir: tempfile::Builder::new()
-                .prefix("kvsim")
-                .tempdir_in(crate::disk::dir())
-                .unwrap(),
+            dir,
             schedule,
             entered: RefCell::default(),
             turns,
@@ -128,6 +141,10 @@ impl World {
             depot: RefCell::default(),
             blocks: RefCell::default(),
             flying: RefCell::default(),
+            held: RefCell::default(),
+            pins: RefCell::default(),
+            mover: RefCell::default(),
+            openings: Cell::new(0),
             counts: Cell::default(),
             calm: Cell::new(false),
             storms: Cell::new(0),
@@ -177,7 +194,10 @@ impl World {
     fn config(&self) -> Config {
         let shape = &self.shape;
         let mut settings = json!({
-            "socket": "off",
+            "socket": match shape.moved {
+                true => self.socket().to_str().unwrap().to_owned(),
+                false => "off".into(),
+            },
             "lanes": 2,
             "close_timeout": "0s",
             "promote": shape.promote,
@@ -201,9 +221,15 @@ impl World {
         Config::with_kinds(&kinds(&self.shelves), shape.pipeline, &settings).unwrap()
     }
 
+    pub fn socket(&self) -> PathBuf {
+        self.dir.path().join(format!("s{}", self.openings.get()))
+    }
+
     pub fn open(&self) -> Law {
         self.door("open");
-        let depot = Depot::open(&self.config()).map_err(|error| format!("open: {error}"))?;
+        self.openings.set(self.openings.get() + 1);
+        let depot = kvdepot_service::open(&self.config());
+        let depot = depot.map_err(|error| format!("open: {error}"))?;
         *self.depot.borrow_mut() = Some(depot);
         self.counts.set(Counts::default());
         Ok(())
@@ -221,9 +247,12 @@ impl World {
     /// Everything ends, and each task has its outcome.
     pub fn close(&self) -> Law {
         self.door("close");
+        drop(self.mover.take());
         let depot = self.depot.borrow_mut().take().unwrap();
         // Nobody calls what is being closed.
         self.alone(|| depot.close());
+        // They end with their owner.
+        drop((self.held.take(), self.pins.take()));
         self.collect()?;
         self.none_waits("after close")
     }
@@ -254,6 +283,22 @@ impl World {
         1 + rng.below(self.shape.largest) as usize
     }
 
+    /// Lengths of the parts of a block: always the same. With several it is written in two phases,
+    /// and not put.
+    pub fn parts(&self, id: Id) -> Vec<u64> {
+        let len = self.len(id) as u64;
+        let mut rng = Rng::new(self.seed ^ u64::from(id.1) << 24 ^ u64::from(id.0));
+        let count = len.min(*rng.pick(&[1, 1, 1, 2, 3]));
+        let mut lens = vec![len / count; count as usize];
+        lens[0] += len % count;
+        lens
+    }
+
+    /// Bytes of a block where it is stored, with its part table.
+    pub fn payload(&self, id: Id) -> u64 {
+        parts::payload_len(&self.parts(id))
+    }
+
     pub fn block(&self, id: Id) -> Block {
         let mut blocks = self.blocks.borrow_mut();
         let new = || Block {
@@ -277,7 +322,8 @@ impl World {
     pub fn is_written(&self, id: Id) -> bool {
         let flying = self.flying.borrow();
         let mut puts = flying.iter().filter(|one| one.asked == Asked::Put);
-        puts.any(|one| one.ids.contains(&id) && !one.task.is_done())
+        let held = self.held.borrow().iter().any(|one| one.id == id);
+        held || puts.any(|one| one.ids.contains(&id) && !one.task.is_done())
     }
 
     /// Whether all of these are in tiers of arenas.
@@ -319,6 +365,11 @@ impl World {
         known.any(|shelf| !shelf.has(&identity))
     }
 
+    /// Slices, carries and answers that have failed.
+    pub fn faults(&self) -> u64 {
+        self.turns.failed.load(Ordering::Relaxed)
+    }
+
     /// Questions that tiers were asked so far.
     pub fn asked(&self) -> u64 {
         self.shelves.iter().map(|shelf| shelf.counts().0).sum()
@@ -336,7 +387,9 @@ impl World {
                 return Ok(());
             }
         }
-        Err("it does not come to rest".to_owned())
+        // A copy of what somebody has reserved is tried again and again.
+        law!(!self.held.borrow().is_empty(), "it does not come to rest");
+        Ok(())
     }
 
     /// From now on tiers and lanes may fail.
