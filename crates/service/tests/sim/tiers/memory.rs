@@ -140,7 +140,15 @@ impl Memory {
         }
     }
 
-    /// The file that has them, for others.
+    /// The file that has them.
+    pub fn block_file(&self) -> Option<&BlockFile> {
+        match self {
+            Memory::File(file) => Some(&file.file),
+            _ => None,
+        }
+    }
+
+    /// The same for others.
     pub fn file(&self) -> Option<FileAt> {
         let Memory::File(file) = self else {
             return None;

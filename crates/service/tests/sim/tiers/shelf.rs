@@ -595,11 +595,17 @@ impl Ends for Shelf {
 
     fn parts(&self, place: &Place) -> Result<Option<Vec<Part>>, Error> {
         let stored = self.holds(place)?;
+        if let Some(file) = stored.memory.block_file() {
+            return file.parts(place);
+        }
         Ok(stored.table(&place.identity, &stored.memory.to_vec()))
     }
 
     fn write_parts(&self, place: &Place, found: &[Part]) -> Result<(), Error> {
         let stored = self.holds(place)?;
+        if let Some(file) = stored.memory.block_file() {
+            return file.write_parts(place, found);
+        }
         let table = parts::encode(found);
         stored
             .memory
