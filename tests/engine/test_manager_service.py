@@ -195,6 +195,30 @@ def test_a_lookup_whose_answer_is_late_is_tried_again_and_asked_once() -> None:
     world.close()
 
 
+def test_a_prompt_whose_lookup_is_late_is_asked_for_and_waited_for_once() -> None:
+    world = World(1)
+    keys = [key(f"block {number}") for number in range(50)]
+    world.store(*keys)
+    world.manager._late = True
+    world.manager._lookup_wait = 60.0
+    (group,) = world.manager._groups.values()
+    late = LateNamespace(group.namespace)
+    world.manager.set_groups({0: Group(0, cast(kvdepot.Namespace, late), group.part_bytes)})
+    request = context("late", *keys)
+    # vLLM goes on asking behind a block that is not known yet.
+    for _ in range(2):
+        for block in keys:
+            assert world.manager.lookup(block, request) is LookupResult.RETRY
+        end_step(world.manager)
+    assert late.asked == 1
+    assert sum(late.waits) <= 0.005
+    late.silent = False
+    for block in keys:
+        assert world.manager.lookup(block, request) is LookupResult.HIT
+    world.manager.on_request_finished(request)
+    world.close()
+
+
 def all_stopped(pid: int) -> bool:
     states = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/stat")]
     return all(state.rpartition(")")[2].split()[0] == "T" for state in states)

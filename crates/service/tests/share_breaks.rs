@@ -11,7 +11,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
-use common::frames::{self, Bare, CLOSING, GOODBYE, MOVE, QUIET, VERSION, frame, hello};
+use common::frames::{self, Bare, CLOSING, CONTAINS, GOODBYE, MOVE, QUIET, VERSION, frame, hello};
 use common::{
     PATIENCE, Place, Served, assert_at_rest, eventually, has, key, keys, namespace, start_put,
 };
@@ -214,4 +214,22 @@ fn a_client_that_is_killed_in_the_middle_of_a_word_holds_nothing_by_a_child_that
     let ended = std::process::Command::new("kill").arg(&heir).status();
     assert!(ended.unwrap().success(), "the child that lives on has gone");
     assert_eq!(reserved(&owner), 0);
+}
+
+#[test]
+fn a_client_that_does_not_read_an_answer_comes_back_and_keeps_nobody_waiting() {
+    let place = Place::new("Dax", "", "16MiB");
+    let owner = place.serve();
+    let mut client = Bare::attach(&place.socket(), 0);
+    // An answer longer than what a socket takes.
+    let many: Vec<Key> = (0..1 << 20).map(key).collect();
+    let request = frames::with_keys(NamespaceId([1; 16]), &[], &many);
+    let asks = frame(CONTAINS, 0, &request);
+    client.calls.write_all(&asks).unwrap();
+    std::thread::sleep(Duration::from_millis(200));
+    let begun = Instant::now();
+    let again = Bare::attach(&place.socket(), client.number);
+    assert_eq!(again.number, client.number);
+    owner.close();
+    assert!(begun.elapsed() < PATIENCE / 2, "{:?}", begun.elapsed());
 }

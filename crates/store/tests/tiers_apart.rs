@@ -14,7 +14,7 @@ use kvdepot_store::sim::{Schedule, Turn};
 use kvdepot_store::{BlockBuffers, Buffer, Config, Depot, Error, Kinds, Namespace, Outcome};
 use serde_json::{Value, json};
 use tiers::files;
-use tiers::late::{self, Mood, slow_files};
+use tiers::late::{self, Mood, slow_files, slow_kind};
 
 const LEN: usize = 70_001;
 
@@ -290,6 +290,45 @@ fn a_put_joins_who_writes_its_block_to_a_late_tier() {
     assert_eq!(first.wait(Some(PATIENCE)).unwrap(), [true]);
     assert_eq!(second.wait(Some(PATIENCE)).unwrap(), [true]);
     assert_eq!(mood.commits.load(Ordering::Relaxed), 1);
+    depot.close();
+}
+
+#[test]
+fn all_who_join_a_put_to_a_late_tier_have_its_answer() {
+    let mood = Arc::new(Mood::default());
+    let dir = tempfile::tempdir().unwrap();
+    let depot = open(&slow_files(&mood), "Slow", &dir);
+    let ns = namespace(&depot);
+    mood.delay.store(100_000, Ordering::Relaxed);
+    let puts: Vec<_> = (0..20).map(|_| common::start_put(&ns, &[1], LEN)).collect();
+    // It would say nothing to who asks once more.
+    eventually("it is asked to publish", || {
+        mood.commits.load(Ordering::Relaxed) > 0
+    });
+    mood.lost.store(1000, Ordering::Relaxed);
+    for put in puts {
+        assert_eq!(put.wait(Some(PATIENCE)).unwrap(), [true]);
+    }
+    depot.close();
+}
+
+#[test]
+fn a_tier_in_the_middle_that_is_broken_or_too_small_is_passed_by() {
+    let mood = Arc::new(Mood::default());
+    let forgets = files::kind_that(false);
+    let kinds = late::kinds("Slow", slow_kind(forgets), &mood);
+    let dir = tempfile::tempdir().unwrap();
+    let depot = open(&kinds, "Cache|Slow|Dax", &dir);
+    let ns = namespace(&depot);
+    assert_eq!(put(&ns, &[1], LEN), [true]);
+    mood.lost.store(1000, Ordering::Relaxed);
+    for block in 2..10 {
+        assert_eq!(put(&ns, &[block], LEN), [true], "{block}");
+        assert_eq!(put(&ns, &[block], LEN), [true], "{block}, again");
+    }
+    assert!(depot.drain(PATIENCE));
+    assert_eq!(depot.stats().tiers[2].blocks, 9);
+    common::assert_at_rest(&depot);
     depot.close();
 }
 

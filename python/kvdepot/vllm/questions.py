@@ -30,11 +30,15 @@ class Questions:
         known, and the request may wait: the question stays for the next time."""
         asked = self._asked.setdefault(request, {})
         before = asked.pop(ident, None)
+        # vLLM asks on behind a block that is not known yet.
+        if before is None and any(ident in idents for idents, _ in asked.values()) and may_wait():
+            return None
         question = before or ask()
         idents, task = question
         nothing: list[bool] | None = None
-        # Once: in each step of the engine there may be hundreds that are asked for again.
-        seconds = 0.0 if before else PROMPT_SECONDS
+        # Once: in each step of the engine there may be hundreds that are asked for again, and where
+        # one answer is late the next will be.
+        seconds = 0.0 if before or asked else PROMPT_SECONDS
         answer = task and self._faults.attempt("lookup", nothing, _answer, task, seconds)
         if task and answer is None and may_wait():
             asked[ident] = question

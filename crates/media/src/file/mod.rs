@@ -15,7 +15,7 @@ use crate::error::{Error, Failure, Result};
 use rustix::fs::{AtFlags, OFlags, StatxFlags};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
-use std::{fmt, io};
+use std::{fmt, fs, io};
 
 /// What direct I/O takes on every file system, where one does not tell.
 const DIRECT: u64 = 4096;
@@ -32,7 +32,7 @@ pub trait Losses: fmt::Debug + Send + Sync {
 /// A file whose bytes batches move.
 #[derive(Debug)]
 pub struct File {
-    fd: OwnedFd,
+    file: fs::File,
     writable: bool,
     alignment: Alignment,
     threads: Arc<Threads>,
@@ -68,8 +68,8 @@ impl File {
         threads: &Arc<Threads>,
         losses: Option<Arc<dyn Losses>>,
     ) -> Result<Arc<Self>> {
-        let fd = file.into();
-        let flags = rustix::fs::fcntl_getfl(&fd).map_err(|e| Error::io("look at", "file", e))?;
+        let file = fs::File::from(file.into());
+        let flags = rustix::fs::fcntl_getfl(&file).map_err(|e| Error::io("look at", "file", e))?;
         if flags.contains(OFlags::APPEND) {
             let problem = io::Error::from(io::ErrorKind::InvalidInput);
             return Err(Error::io(
@@ -79,16 +79,22 @@ impl File {
             ));
         }
         let alignment = match flags.contains(OFlags::DIRECT) {
-            true => direct(&fd),
+            true => direct(&file),
             false => Alignment::NONE,
         };
         Ok(Arc::new(Self {
-            fd,
+            file,
             writable: flags & OFlags::RWMODE != OFlags::RDONLY,
             alignment,
             threads: Arc::clone(threads),
             losses,
         }))
+    }
+
+    /// The file itself, for what is read and written beside batches.
+    #[must_use]
+    pub fn raw(&self) -> &fs::File {
+        &self.file
     }
 
     /// `len` bytes of the file from `offset` on, which keep it open.
@@ -136,7 +142,7 @@ impl File {
 
     /// Reads or writes some of what a receipt asks for; how many bytes, or the system's error.
     fn call(&self, receipt: &Receipt, done: usize, len: usize) -> std::result::Result<usize, i32> {
-        let fd = self.fd.as_raw_fd();
+        let fd = self.file.as_raw_fd();
         let memory = receipt.memory().wrapping_add(done).cast::<libc::c_void>();
         let at = libc::off_t::try_from(receipt.at() + done as u64);
         let at = at.map_err(|_| libc::EOVERFLOW)?;
@@ -173,7 +179,7 @@ impl Carrier for File {
 }
 
 /// What direct I/O on a file takes.
-fn direct(fd: &OwnedFd) -> Alignment {
+fn direct(fd: &fs::File) -> Alignment {
     let asked = rustix::fs::statx(fd, "", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN);
     let told = asked
         .ok()

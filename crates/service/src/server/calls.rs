@@ -34,6 +34,11 @@ pub(crate) fn run(session: &Arc<Session>, unheard: Vec<Ticket>, about: &About) {
         if request.status == HEARD {
             session.hear();
         }
+        // Of one that is served elsewhere by now, only what ends something.
+        let ends = [Verb::Unpin, Verb::Abort, Verb::Dissolve, Verb::Commit];
+        if !ends.contains(&request.verb) && session.is_former() {
+            continue;
+        }
         let mut granted = Granted::Nothing;
         let answer = match calls.answer(&request, &mut granted) {
             Ok(answer) => answer,

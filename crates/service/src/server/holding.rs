@@ -23,6 +23,8 @@ pub(crate) struct Holding {
     pub(crate) holder: Holder,
     pub(crate) allowance: Allowance,
     held: Mutex<Held>,
+    /// Held while a group is declared or ended.
+    declaring: Mutex<()>,
 }
 
 #[derive(Default)]
@@ -58,6 +60,7 @@ impl Holding {
             holder,
             allowance: Allowance::new(LIMITS),
             held: Mutex::new(Held::default()),
+            declaring: Mutex::new(()),
         }
     }
 
@@ -93,7 +96,8 @@ impl Holding {
     /// Declares a client's group, or more of it, or another class.
     pub(crate) fn group(&self, core: &Arc<Core>, call: &Group<'_>) -> Result<(), Error> {
         let keys = call.keys.allowed()?;
-        // Calls of a client come one at a time: nobody misses it meanwhile.
+        // Nobody misses it meanwhile, who comes over another connection either.
+        let _one = self.declaring.lock();
         let known = self.held.lock().groups.remove(&call.number);
         // Another class takes no more of what the owner keeps.
         let credit = match (&known, keys) {
@@ -125,6 +129,7 @@ impl Holding {
 
     /// Ends a client's group.
     pub(crate) fn dissolve(&self, number: u64) {
+        let _one = self.declaring.lock();
         let group = self.held.lock().groups.remove(&number);
         drop(group);
     }

@@ -55,6 +55,9 @@ pub(crate) struct Session {
     /// Whose what the client holds is. Taken while an answer is sent and what it grants is entered,
     /// so that the next session knows all of it.
     whose: Mutex<Whose>,
+    /// The client has ended here. Beside `whose`, which is held while an answer is sent, as long as
+    /// the client likes.
+    over: AtomicBool,
 }
 
 /// Which session what a client holds belongs to.
@@ -141,18 +144,26 @@ impl Session {
             outbox: Outbox::default(),
             retired: AtomicBool::new(false),
             whose: Mutex::new(Whose::This),
+            over: AtomicBool::new(false),
         }
     }
 
     /// Serves the tasks of the client until its end, and ends what it held.
     pub(crate) fn run(self: &Arc<Session>) {
         std::thread::scope(|scope| {
-            scope.spawn(|| {
+            let writes = || {
                 self.outbox.run(&self.tasks);
                 // What could not be written is lost: the client has to learn that.
                 let _shut = self.tasks.shutdown(std::net::Shutdown::Both);
-            });
-            let mut end = self.listen();
+            };
+            let writer = std::thread::Builder::new().spawn_scoped(scope, writes);
+            let mut end = match writer {
+                Ok(_) => self.listen(),
+                Err(error) => {
+                    tracing::error!(%error, "a client's connection has no thread");
+                    End::Broken
+                }
+            };
             // From here on nobody hears of a move: those that are under way go on.
             self.moves.lock().broken = true;
             let _shut = self.tasks.shutdown(std::net::Shutdown::Both);
@@ -433,7 +444,12 @@ impl Session {
 
     /// Whether the client has ended here: who comes back as it is another one.
     pub(crate) fn is_over(&self) -> bool {
-        *self.whose.lock() == Whose::Nobody
+        self.over.load(Ordering::Acquire)
+    }
+
+    /// Whether the process has another session now.
+    pub(crate) fn is_former(&self) -> bool {
+        *self.whose.lock() == Whose::Next
     }
 
     /// The process has another session now, which takes what it holds, and what its lanes are
@@ -498,6 +514,8 @@ impl Session {
     /// Nothing of the client touches a place any more: ends all that it held, once no mover that
     /// worked for it does either.
     fn release(&self) {
+        // Ends the answer that is being sent: another process may have the socket, too.
+        let _shut = self.calls.shutdown(std::net::Shutdown::Both);
         {
             let mut whose = self.whose.lock();
             if *whose == Whose::Next {
@@ -505,6 +523,7 @@ impl Session {
                 return;
             }
             *whose = Whose::Nobody;
+            self.over.store(true, Ordering::Release);
         }
         if let Err(error) = self.client.fence() {
             tracing::error!(%error, "a client cannot be fenced: what it held stays held");

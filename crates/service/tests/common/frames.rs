@@ -15,6 +15,7 @@ pub const VERSION: u32 = 7;
 pub const WELCOME: usize = 68;
 
 /// Verbs by their numbers.
+pub const CONTAINS: u16 = 2;
 pub const PIN: u16 = 5;
 pub const RESERVE: u16 = 8;
 pub const COMMIT: u16 = 9;

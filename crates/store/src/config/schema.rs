@@ -101,7 +101,8 @@ pub const OPTIONS: &[OptionSpec] = &[
         what has left before anybody asked for it, nor what lies so deep in its call that it is \
         seldom asked for (the put is false, and counted), and near only what was read far lately \
         before. The vLLM connector uses `learned`: what an engine serves from a larger cache of \
-        its own is not stored again and again.",
+        its own is not stored again and again. A pipeline with a tier that is none of arenas \
+        takes all: what lies there is not known at once.",
     ),
     OptionSpec::new(
         "",

@@ -63,7 +63,9 @@ impl Local {
             ..
         } = Opened::open(config, &uses)?;
         let tiers: Vec<Stage> = tiers.into_iter().map(|(_, tier)| tier).collect();
-        let learns = config.admission == Admission::Learned;
+        // What a tier apart has is not known without asking it.
+        let known = tiers.iter().all(|tier| tier.apart().is_none());
+        let learns = known && config.admission == Admission::Learned;
         let learned = learns.then(|| Learned::new(&tiers));
         let session = new_session();
         let copier = config.copier()?;

@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 
 use super::budget::Share;
 use super::ledger::{Promotion, Queues};
-use super::replicate::{Replica, There};
+use super::replicate::{Arrival, Replica, There};
 use super::{Core, Edge};
 use crate::config::Overload;
 use crate::task::Outcome;
@@ -155,9 +155,9 @@ impl Core {
             !is_late
         });
         let places = &admitted;
-        let replicas = self.replicate(edge, edge + 1, places, &self.copier);
         let mut ended = Vec::new();
-        for ((place, share), (replica, there)) in places.iter().zip(shares).zip(replicas) {
+        let arrivals = self.send_over(edge, places);
+        for ((place, share), (to, (replica, there))) in places.iter().zip(shares).zip(arrivals) {
             let outcome = match replica {
                 // Whoever put it did so before it was removed.
                 Replica::Stored | Replica::Removed => Outcome::Done,
@@ -177,20 +177,23 @@ impl Core {
                     continue;
                 }
             };
-            ended.push((*place, outcome, there, share));
+            // What the queue behind the next tier has for it.
+            let share = share.filter(|_| to == edge + 1);
+            ended.push((*place, outcome, to, there, share));
         }
         near.unpin(ended.iter().map(|(place, ..)| place));
-        for (place, outcome, there, share) in ended {
-            let there = there.and_then(|there| self.keep(edge + 1, &place, there));
+        for (place, outcome, to, there, share) in ended {
+            let there = there.and_then(|there| self.keep(to, &place, there));
+            let behind = self.edges.get(to);
             let stays =
                 |_: &Place| behind.is_some_and(|edge| !edge.admits(&place.identity, place.len));
             let stays = there.as_ref().is_some_and(stays);
-            let share = share.or_else(|| self.share_of(edge + 1, place.len));
+            let share = share.or_else(|| self.share_of(to, place.len));
             match there.zip(share).filter(|_| !stays) {
-                Some((there, share)) => self.arrive(edge + 1, &place, there, share),
+                Some((there, share)) => self.arrive((edge, to), &place, there, share),
                 None => {
-                    self.tiers[edge + 1].unpin(there.iter());
-                    let outcome = match edge + 1 < self.ack && outcome == Outcome::Done {
+                    self.tiers[to].unpin(there.iter());
+                    let outcome = match to < self.ack && outcome == Outcome::Done {
                         true if stays => Outcome::Declined,
                         // One that waits to go on has been lost on its way.
                         true => Outcome::Dropped,
@@ -211,6 +214,32 @@ impl Core {
             // Promotions have their turn meanwhile.
             queues.rest_until = clock::now().checked_add(pause);
         }
+    }
+
+    /// Copies blocks over an edge, each with the tier that it came to. What passes a tier by,
+    /// because that does not answer, has no room or does not take it, goes over the edge behind it
+    /// all the same.
+    fn send_over(&self, edge: usize, places: &[Place]) -> Vec<(usize, Arrival)> {
+        let arrived = self.replicate(edge, edge + 1, places, &self.copier);
+        let mut arrived: Vec<_> = arrived.into_iter().map(|one| (edge + 1, one)).collect();
+        for to in edge + 2..self.tiers.len() {
+            let over = &self.edges[to - 1];
+            let passes = |(at, (last, (replica, _))): (usize, &(usize, Arrival))| {
+                let (place, refused) = (&places[at], [Replica::Full, Replica::Failed]);
+                let passes = *last == to - 1 && refused.contains(replica);
+                (passes && over.lets_by(&place.identity, place.len)).then_some(at)
+            };
+            let passed: Vec<usize> = arrived.iter().enumerate().filter_map(passes).collect();
+            if passed.is_empty() {
+                break;
+            }
+            let these: Vec<Place> = passed.iter().map(|at| places[*at]).collect();
+            let further = self.replicate(edge, to, &these, &self.copier);
+            for (at, one) in passed.into_iter().zip(further) {
+                arrived[at] = (to, one);
+            }
+        }
+        arrived
     }
 
     /// A block goes no further than behind an edge.
@@ -245,8 +274,8 @@ impl Core {
         }
     }
 
-    /// A block has come to a tier from which it goes on, and is pinned there.
-    fn arrive(&self, tier: usize, place: &Place, there: Place, share: Share) {
+    /// A block has come over an edge to a tier from which it goes on, and is pinned there.
+    fn arrive(&self, (edge, tier): (usize, usize), place: &Place, there: Place, share: Share) {
         let waits = tier < self.ack;
         // Used when it was used where it comes from.
         let there = Place {
@@ -272,13 +301,13 @@ impl Core {
         };
         self.tiers[tier].unpin(twice.iter());
         if !waits {
-            self.count_at_rest(tier - 1, place, Outcome::Done);
+            self.count_at_rest(edge, place, Outcome::Done);
         }
         for waiter in ended {
             waiter.task.acknowledge(waiter.index, Outcome::Done);
         }
-        // Whoever waits for nothing to be on its way.
-        self.ledger.finish(place, Outcome::Done);
+        // What has been sent from there since is not ended by this.
+        self.ledger.look_drained();
     }
 
     /// Asks for far blocks, pinned there, to be copied near, as far as there is room on the way.

@@ -39,7 +39,13 @@ impl Edge {
             };
             let into = config.edges.get(far.name()).copied().unwrap_or_default();
             let stats = near.stats();
-            let touched = || Ghosts::new(stats.blocks_max, stats.capacity_bytes);
+            // Of a tier that does not say what it may have, many are remembered.
+            let or = |said: u64, most: u64| if said > 0 { said } else { most };
+            let (blocks, bytes) = (
+                or(stats.blocks_max, 1 << 20),
+                or(stats.capacity_bytes, 1 << 40),
+            );
+            let touched = || Ghosts::new(blocks, bytes);
             Edge {
                 budget: Budget::new(depth.unwrap_or_else(|| near.block_max() / 2)),
                 batches: far.apart().map_or(1, |_| BATCHES_LATE),

@@ -6,6 +6,7 @@ use kvdepot_arena::{Identity, NamespaceId, Place, Refused, Reserved, Token, Want
 
 use super::Core;
 use super::ledger::{Joiner, State};
+use crate::task::Outcome;
 use crate::tier::{Arenas, Stage};
 
 impl Core {
@@ -87,6 +88,22 @@ impl Core {
             of.flatten().collect()
         };
         start_over(joiners);
+    }
+
+    /// Tells those who joined what a tier that may answer late has acknowledged: none of them asks
+    /// it again, and may hear nothing.
+    pub(super) fn share_done(&self, tier: usize, stored: impl Iterator<Item = Identity>) {
+        if self.tiers[tier].apart().is_none() || tier < self.ack {
+            return;
+        }
+        let joiners: Vec<Joiner> = {
+            let mut ledger = self.ledger.lock();
+            let of = stored.filter_map(|identity| ledger.written.remove(&(tier, identity)));
+            of.flatten().collect()
+        };
+        for joiner in joiners {
+            joiner.call.refuse(joiner.index, Outcome::Done);
+        }
     }
 
     /// The same of a tier that may answer late.

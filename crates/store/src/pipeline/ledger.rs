@@ -155,6 +155,13 @@ impl Ledger {
         }
     }
 
+    /// Tells whoever waits for nothing to be on its way, where that is so.
+    pub(super) fn look_drained(&self) {
+        if self.state.lock().waiting.is_empty() {
+            self.drained.notify_all();
+        }
+    }
+
     /// Whether somebody holds it now.
     pub(crate) fn is_taken(&self) -> bool {
         self.state.is_taken()

@@ -257,6 +257,10 @@ impl Put {
                 }
                 ended.push(put.identity(index));
             }
+            let done = routes.settled.iter();
+            let done = done.filter(|(_, outcome)| *outcome == Outcome::Done);
+            let done = done.map(|(index, _)| put.identity(*index));
+            put.core.share_done(tier, done);
             put.core.resolve_late(tier, &ended);
             let refused = match put.core.goes_on(tier) {
                 true => put.pass_by(tier, refused, &mut routes),

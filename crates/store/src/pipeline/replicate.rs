@@ -192,6 +192,7 @@ impl Core {
         let moved = verdicts.of_batch(batch, copier);
         // Puts of these keys may have joined the copies.
         ended.extend(copies.iter().map(|(_, target)| **target));
+        let copied: Vec<usize> = copies.iter().map(|(index, _)| *index).collect();
         let (mut written, mut commits) = (Vec::new(), Vec::new());
         for ((index, target), moved) in copies.into_iter().zip(moved) {
             match moved {
@@ -229,6 +230,10 @@ impl Core {
                 replicas[*index].0 = Replica::Removed;
             }
         }
+        let stored = copied
+            .into_iter()
+            .filter(|index| replicas[*index].0 == Replica::Stored);
+        self.share_done(tier, stored.map(|index| places[index].identity));
         self.resolve(tier, &ended);
         replicas
     }

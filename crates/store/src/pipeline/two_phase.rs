@@ -585,15 +585,22 @@ fn pin_apart(
     pinned
 }
 
-/// A pinned block's parts; `None`, and unpinned and unpublished, when their table does not verify.
+/// A pinned block's parts; `None`, and unpinned, when their table cannot be read, and unpublished
+/// too when it does not verify.
 pub(super) fn open(from: &Stage, place: &Place) -> Option<Parts> {
-    let parts = parts::single(place).or_else(|| {
-        let found = from.ends().parts(place).ok()?;
-        found.map(Parts::from)
-    });
-    if parts.is_none() {
-        from.discard(&[*place]);
-        from.unpin([place].into_iter());
+    if let Some(parts) = parts::single(place) {
+        return Some(parts);
     }
-    parts
+    let found = from.ends().parts(place);
+    match found {
+        Ok(Some(parts)) => return Some(Parts::from(parts)),
+        Ok(None) => {
+            from.discard(&[*place]);
+        }
+        Err(error) => {
+            tracing::warn!(%error, key = %place.identity.key, "a part table cannot be read");
+        }
+    }
+    from.unpin([place].into_iter());
+    None
 }

@@ -4,9 +4,9 @@
 //! Whoever has opened a file keeps it: it may be replaced or removed, and its bytes stay. So an
 //! open file is a pin; but who opens it by its name must see that it is the one that was meant.
 
-use std::fs;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::Arc;
+use std::{fs, io};
 
 use kvdepot_arena::parts::{self, Part};
 use kvdepot_arena::{Error, Place};
@@ -30,7 +30,6 @@ pub struct FileAt {
 /// A block's file, open.
 pub struct BlockFile {
     file: Arc<File>,
-    raw: fs::File,
     offset: u64,
 }
 
@@ -40,16 +39,8 @@ impl BlockFile {
     /// # Errors
     /// [`Error::Media`] when the system refuses.
     pub fn new(raw: fs::File, offset: u64, threads: &Arc<Threads>) -> Result<BlockFile, Error> {
-        let io = |source| Error::Io {
-            path: "a block's file".into(),
-            source,
-        };
-        let twin = raw.try_clone().map_err(io)?;
-        Ok(BlockFile {
-            file: File::new(twin, threads)?,
-            raw,
-            offset,
-        })
+        let file = File::new(raw, threads)?;
+        Ok(BlockFile { file, offset })
     }
 
     /// Opens what `at` names; `None` where it is gone, or another file has its name.
@@ -74,13 +65,13 @@ impl BlockFile {
     /// The number that [`FileAt`] names it by; 0 where the system does not tell.
     #[must_use]
     pub fn inode(&self) -> u64 {
-        self.raw.metadata().map_or(0, |file| file.ino())
+        self.raw().metadata().map_or(0, |file| file.ino())
     }
 
     /// The file itself, for what stands in it beside the payload.
     #[must_use]
     pub fn raw(&self) -> &fs::File {
-        &self.raw
+        self.file.raw()
     }
 
     /// `len` bytes of the payload from `offset` on.
@@ -118,22 +109,28 @@ impl Ends for BlockFile {
             return Ok(None);
         };
         let at = self.offset + begin;
-        if self.raw.read_exact_at(&mut table, at).is_err() {
-            return Ok(None);
+        match self.raw().read_exact_at(&mut table, at) {
+            Ok(()) => {}
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
+            // Says nothing about the block.
+            Err(source) => return Err(failed(source)),
         }
         let (identity, sum) = (&place.identity, place.checksum);
         Ok(parts::of_table(identity, &table, begin, sum))
     }
 
     fn write_parts(&self, place: &Place, found: &[Part]) -> Result<(), Error> {
-        let io = |source| Error::Io {
-            path: "a block's file".into(),
-            source,
-        };
         let table = parts::encode(found);
         let (begin, _) = BlockFile::table(place.len, found.len()).unwrap_or_default();
-        self.raw
+        self.raw()
             .write_all_at(&table, self.offset + begin)
-            .map_err(io)
+            .map_err(failed)
+    }
+}
+
+fn failed(source: io::Error) -> Error {
+    Error::Io {
+        path: "a block's file".into(),
+        source,
     }
 }

@@ -200,6 +200,9 @@ fn expiry(question: &Arc<dyn Expires>) -> impl FnOnce() -> bool + Send + 'static
 /// time, so the clock hands it on.
 const HANDS: usize = 4;
 
+/// The longest limit that is told from none.
+const LIMIT_MOST: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+
 /// Ends questions whose time is over, by threads that sleep while nobody asks. In a simulation its
 /// schedule does.
 pub struct Alarm {
@@ -291,18 +294,16 @@ impl Alarm {
         if let Some(schedule) = kvdepot_media::sim::current() {
             return schedule.after(limit, expiry(question));
         }
-        // Further away than clocks go: for ever.
-        let end = clock::now().checked_add(limit);
+        // No further away than clocks go: a close ends it by that.
+        let end = clock::now() + limit.min(LIMIT_MOST);
         let mut state = self.clock.state.lock();
         if state.hurries {
             drop(state);
             return question.expire();
         }
-        if let Some(end) = end {
-            let question = Arc::downgrade(question);
-            state.questions.push(Reverse(Watch { end, question }));
-            self.clock.changed.notify_one();
-        }
+        let question = Arc::downgrade(question);
+        state.questions.push(Reverse(Watch { end, question }));
+        self.clock.changed.notify_one();
     }
 
     /// Ends all questions that have a limit, and those that are still to come.

@@ -54,6 +54,11 @@ pub fn kinds(name: &'static str, inner: TierKind, mood: &Arc<Mood>) -> Kinds {
 
 /// The kind `Slow`: files that answer by `mood`, with the section `slow: {path: …}`.
 pub fn slow_files(mood: &Arc<Mood>) -> Kinds {
+    kinds("Slow", slow_kind(super::files::kind()), mood)
+}
+
+/// A kind of files under that name.
+pub fn slow_kind(files: TierKind) -> TierKind {
     const OPTIONS: &[OptionSpec] = &[OptionSpec::new(
         "slow",
         "path",
@@ -61,12 +66,11 @@ pub fn slow_files(mood: &Arc<Mood>) -> Kinds {
         "none",
         "",
     )];
-    let inner = TierKind {
+    TierKind {
         name: "Slow",
         options: OPTIONS,
-        ..super::files::kind()
-    };
-    kinds("Slow", inner, mood)
+        ..files
+    }
 }
 
 pub struct Late {

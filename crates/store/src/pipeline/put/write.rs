@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use kvdepot_arena::verdict::{Bytes, Moved, Verdicts};
-use kvdepot_arena::{Error, Place, Reserved, clock, parts};
+use kvdepot_arena::{Error, Identity, Place, Reserved, clock, parts};
 use kvdepot_media::{Checksum, Done};
 
 use super::Put;
@@ -196,8 +196,13 @@ impl Put {
         for (_, outcome) in &settled {
             core.metrics.put_outcome(*outcome);
         }
+        let done = settled
+            .iter()
+            .filter(|(_, outcome)| *outcome == Outcome::Done);
+        let done: Vec<Identity> = done.map(|(index, _)| self.identity(*index)).collect();
         self.task.settle(settled);
         self.task.release(released);
+        core.share_done(tier, done.into_iter());
         core.resolve(tier, &ended);
     }
 }
