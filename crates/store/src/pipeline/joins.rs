@@ -90,7 +90,17 @@ impl Core {
         start_over(joiners);
     }
 
-    /// Tells those who joined what a tier that may answer late has acknowledged: none of them asks
+    /// A tier that may answer late is about to be asked to publish these.
+    pub(super) fn publishes(&self, tier: usize, written: impl Iterator<Item = Identity>) {
+        let mut ledger = self.ledger.lock();
+        for identity in written {
+            if let Some(written) = ledger.written.get_mut(&(tier, identity)) {
+                written.before = written.joiners.len();
+            }
+        }
+    }
+
+    /// Tells those who had joined what a tier that may answer late has published: none of them asks
     /// it again, and may hear nothing.
     pub(super) fn share_done(&self, tier: usize, stored: impl Iterator<Item = Identity>) {
         if self.tiers[tier].apart().is_none() || tier < self.ack {
@@ -98,8 +108,14 @@ impl Core {
         }
         let joiners: Vec<Joiner> = {
             let mut ledger = self.ledger.lock();
-            let of = stored.filter_map(|identity| ledger.written.remove(&(tier, identity)));
-            of.flatten().collect()
+            let mut joiners = Vec::new();
+            for identity in stored {
+                if let Some(written) = ledger.written.get_mut(&(tier, identity)) {
+                    let before = std::mem::take(&mut written.before);
+                    joiners.extend(written.joiners.drain(..before));
+                }
+            }
+            joiners
         };
         for joiner in joiners {
             joiner.call.refuse(joiner.index, Outcome::Done);
@@ -113,7 +129,7 @@ impl Core {
             let of = ended
                 .iter()
                 .filter_map(|identity| ledger.written.remove(&(tier, *identity)));
-            of.flatten().collect()
+            of.flat_map(|written| written.joiners).collect()
         };
         start_over(joiners);
     }

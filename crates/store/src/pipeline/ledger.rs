@@ -41,6 +41,15 @@ pub(super) struct Joiner {
     pub(super) index: usize,
 }
 
+/// Who joined the writing of a block to a tier that may answer late.
+#[derive(Default)]
+pub(super) struct Written {
+    pub(super) joiners: Vec<Joiner>,
+    /// How many of them had when the tier was asked to publish it: what it has published is theirs
+    /// too. For the others it may have been removed before they came.
+    pub(super) before: usize,
+}
+
 /// A key of a put whose bytes are in a tier that does not acknowledge them, on their way on.
 #[derive(Clone)]
 pub(super) struct Waiter {
@@ -79,7 +88,7 @@ pub(super) struct State {
     /// By the tier and the reservation they wait for.
     pub(super) joiners: HashMap<(usize, Token), Vec<Joiner>>,
     /// By the tier and the block that is written to it, where the tier may answer late.
-    pub(super) written: HashMap<(usize, Identity), Vec<Joiner>>,
+    pub(super) written: HashMap<(usize, Identity), Written>,
     /// What waits at each edge.
     pub(super) edges: Vec<Queues>,
     /// Blocks in the queues or being copied to the next tier, and who waits for them.

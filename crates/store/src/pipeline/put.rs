@@ -10,7 +10,7 @@ use kvdepot_arena::{Error, Identity, Key, NamespaceId, Refused, Stamps, Wanted};
 
 use super::budget::Share;
 use super::caller::Caller;
-use super::ledger::{Joiner, Joins, Waiter};
+use super::ledger::{Joiner, Joins, Waiter, Written};
 use super::onward::Sent;
 use super::{Core, Edge, steps};
 use crate::buffers::BlockBuffers;
@@ -217,9 +217,11 @@ impl Put {
             for (index, share) in wanted {
                 let name = (tier, self.identity(index));
                 match ledger.written.entry(name) {
-                    Entry::Occupied(mut others) => others.get_mut().push(self.joiner(index)),
+                    Entry::Occupied(mut others) => {
+                        others.get_mut().joiners.push(self.joiner(index));
+                    }
                     Entry::Vacant(vacant) => {
-                        vacant.insert(Vec::new());
+                        vacant.insert(Written::default());
                         mine.push((index, share));
                     }
                 }
@@ -257,10 +259,6 @@ impl Put {
                 }
                 ended.push(put.identity(index));
             }
-            let done = routes.settled.iter();
-            let done = done.filter(|(_, outcome)| *outcome == Outcome::Done);
-            let done = done.map(|(index, _)| put.identity(*index));
-            put.core.share_done(tier, done);
             put.core.resolve_late(tier, &ended);
             let refused = match put.core.goes_on(tier) {
                 true => put.pass_by(tier, refused, &mut routes),

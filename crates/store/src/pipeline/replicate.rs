@@ -9,6 +9,7 @@ use kvdepot_arena::{
 use kvdepot_media::Copier;
 
 use super::Core;
+use super::ledger::Written;
 use crate::tier::{Apart, Ends, Stage};
 
 /// What became of one block.
@@ -86,7 +87,7 @@ impl Core {
             let mut claim = |name| match ledger.written.entry(name) {
                 Entry::Occupied(_) => false,
                 Entry::Vacant(vacant) => {
-                    vacant.insert(Vec::new());
+                    vacant.insert(Written::default());
                     true
                 }
             };
@@ -214,7 +215,10 @@ impl Core {
         let stored = match &self.tiers[tier] {
             Stage::Here(arenas) => Some(arenas.commit(commits, pinned)),
             Stage::Apart(_) if commits.is_empty() => None,
-            Stage::Apart(apart) => apart.commit(commits, false).wait(),
+            Stage::Apart(apart) => {
+                self.publishes(tier, written.iter().map(|(_, place)| place.identity));
+                apart.commit(commits, false).wait()
+            }
         };
         for ((index, place), stored) in written.iter().zip(stored.into_iter().flatten()) {
             let (stamp, removed) = self.since(from, places[*index].token);

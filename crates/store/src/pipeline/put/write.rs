@@ -133,6 +133,7 @@ impl Put {
                 if written.is_empty() {
                     return self.published(tier, places, Vec::new());
                 }
+                core.publishes(tier, written.iter().map(|(one, _)| one.identity));
                 let put = Arc::clone(self);
                 let committed = apart.commit(written, pinned);
                 committed.then(move |stored| {
