@@ -2,15 +2,23 @@
 
 import signal
 import sys
+from pathlib import Path
 
 from kvdepot import _native
+
+
+def _program() -> str:
+    """The command by its path, for what it starts itself; its name where it is not to be found."""
+    scripts = [Path(sys.argv[0]), Path(sys.executable).with_name("kvdepot")]
+    found = [script for script in scripts if script.name == "kvdepot" and script.is_file()]
+    return str(found[0].absolute()) if found else "kvdepot"
 
 
 def main() -> int:
     """Run the command line and return its exit status."""
     # The command is one native call, in which Python's handlers would not run.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    return _native.main(["kvdepot", *sys.argv[1:]])
+    return _native.main([_program(), *sys.argv[1:]])
 
 
 if __name__ == "__main__":

@@ -173,6 +173,7 @@ pub struct HeldPin {
 
 /// A group that some door holds.
 pub struct HeldGroup {
+    pub door: usize,
     pub ns: u8,
     /// In the order in which they were added.
     pub keys: Vec<u16>,

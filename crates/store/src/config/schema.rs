@@ -237,11 +237,13 @@ pub fn reference(kinds: &Kinds) -> String {
     let mut page = String::from(
         "# Configuration\n\nGenerated from `crates/store/src/config/schema.rs`, which also \
          validates; `cargo run -p kvdepot-dev -- generate` writes it.\n\nOne schema for a YAML \
-         file, a Python dictionary and the command line. Sizes take units, in \
+         file (`kvdepot.open(\"FILE\")`, `kvdepot serve --config FILE`), a Python dictionary and the \
+         command line, which takes all but lists. Sizes take units, in \
          either case: `64GiB`, `64Gi` and `64G` are 64 × 2³⁰ bytes, `64GB` is 64 × 10⁹; so it is \
          with K, M and T. Durations take them too (`500ms`, `10s`). A name that is not in these \
          tables is an error, never ignored.\n\n```yaml\npipeline: Cache|Dax\noverload: wait\n\
-         cache:\n  capacity: 512MiB\ndax:\n  path: /dev/dax0.0\n  capacity: 64GiB\n```\n",
+         cache:\n  capacity: 512MiB\ndax:\n  path: /var/tmp/kvdepot.arena  # or a device: /dev/dax0.0\n\
+         \x20 capacity: 4GiB\n```\n",
     );
     let known = [""].into_iter().chain(TIERS.iter().copied());
     for section in known.chain(kinds.names()) {

@@ -148,9 +148,10 @@ impl Local {
     }
 
     /// Refuses reservations or pins of another depot, or of the one that this process had open
-    /// before: they name other blocks.
+    /// before: they name other blocks. And those of a client: its owner ends them with it.
     fn owns(&self, mut holders: impl Iterator<Item = Holder>) -> bool {
-        let other = holders.find(|holder| holder.session != self.about.session);
+        let mine = self.holder();
+        let other = holders.find(|holder| *holder != mine);
         if let Some(Holder { session, .. }) = other {
             tracing::error!(
                 session,
@@ -277,13 +278,13 @@ impl Verbs for Local {
         reservations: &[Reservation],
         checksums: &[Vec<Checksum>],
     ) -> Result<Vec<bool>, Error> {
-        let session = self.about.session;
-        let mut holders = reservations.iter().map(|mine| mine.holder);
-        if let Some(other) = holders.find(|holder| holder.session != session) {
+        let mine = self.holder();
+        let mut holders = reservations.iter().map(|one| one.holder);
+        if let Some(other) = holders.find(|holder| *holder != mine) {
             return Err(Error::input(
                 "reservations",
-                format!("one of session {:x}", other.session),
-                format!("reservations of this depot ({session:x})"),
+                format!("one of session {:x}, seat {}", other.session, other.seat),
+                format!("reservations of this depot ({:x}, seat 0)", mine.session),
             ));
         }
         self.core.commit(reservations, checksums)

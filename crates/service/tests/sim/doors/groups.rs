@@ -31,6 +31,7 @@ impl World {
         let group = self.namespace(door, ns)?.group(&keys, class);
         let group = group.map_err(|error| format!("group: {error}"))?;
         self.groups.borrow_mut().push(HeldGroup {
+            door,
             ns,
             keys: numbers.to_vec(),
             class,
@@ -93,7 +94,7 @@ impl World {
         match &pins {
             Some(pins) => {
                 law!(all && pins.len() == ids.len(), "{ids:?} were pinned as one");
-                self.namespace(0, held.ns)?.unpin(pins, false);
+                self.namespace(held.door, held.ns)?.unpin(pins, false);
             }
             None => law!(!all || !sure, "{ids:?} are there and were not pinned"),
         }
