@@ -3,7 +3,8 @@
 //! Pins, reservations and moves end by the client's word, or with its process; a connection that
 //! breaks ends nothing, because whoever was writing may still write.
 
-use std::collections::HashMap;
+mod moves;
+
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -13,13 +14,10 @@ use kvdepot_arena::verdict::Moved;
 use kvdepot_arena::{Error, Key, NamespaceId, clock};
 use kvdepot_media::PART_LEN_MAX;
 use kvdepot_store::placement::Holder;
-use kvdepot_store::{
-    Caller, Core, Errand, GetOptions, Lanes, Mirror, MovesDone, Op, Outcome, Reservation,
-};
+use kvdepot_store::{Caller, Core, GetOptions, Mirror, Op, Outcome, Reservation};
 use parking_lot::{Condvar, Mutex};
 use zerocopy::little_endian::U64;
 
-use crate::frame::rows::{Files, MoveRow};
 use crate::frame::verbs::{self as say, Verb};
 use crate::frame::{Frame, Out};
 use crate::line::credit::Credit;
@@ -27,6 +25,7 @@ use crate::line::incoming::Incoming;
 use crate::line::outbox::Outbox;
 use crate::server::holding::{Granted, Holding, Ticket, give_back};
 use crate::server::liveness::{Liveness, WhileAlive};
+use crate::server::session::moves::{ClientLanes, Moves, Moving, fail};
 use crate::server::slow;
 
 /// How often a process without a connection, or movers of a dead one, are looked at for another
@@ -68,21 +67,6 @@ enum Whose {
     Next,
     /// It is given back, or about to be, and is nobody's any more.
     Nobody,
-}
-
-/// Blocks that a client's lanes are moving: how many, and what follows.
-type Moving = (usize, MovesDone);
-
-#[derive(Default)]
-struct Moves {
-    /// By number.
-    waiting: HashMap<u64, Moving>,
-    /// Those of the sessions that this process had before: its lanes may still be at them, until
-    /// it says that they have stopped.
-    former: Vec<Moving>,
-    /// Nobody hears of new ones: they fail at once.
-    broken: bool,
-    over: bool,
 }
 
 /// What passes from the session that a process had to its next one.
@@ -381,19 +365,6 @@ impl Session {
         self.holding.allowance.slow()
     }
 
-    /// The client's lanes have stopped.
-    fn finish(&self, number: u64, moved: &[Moved]) {
-        let Some((count, done)) = self.moves.lock().waiting.remove(&number) else {
-            return;
-        };
-        if moved.len() == count {
-            done(moved);
-        } else {
-            done(&vec![Moved::Failed; count]);
-        }
-        self.moved.notify_all();
-    }
-
     pub(crate) fn send(&self, frame: Out) {
         self.outbox.send(&self.tasks, frame);
     }
@@ -424,22 +395,6 @@ impl Session {
         }
         self.end_moves(Moved::Abandoned);
         let _shut = self.tasks.shutdown(std::net::Shutdown::Both);
-    }
-
-    fn end_moves(&self, moved: Moved) {
-        for (count, done) in self.take_moves() {
-            done(&vec![moved; count]);
-        }
-        self.moved.notify_all();
-    }
-
-    /// All that are under way; no other is begun.
-    fn take_moves(&self) -> Vec<Moving> {
-        let mut moves = self.moves.lock();
-        moves.over = true;
-        let waiting = std::mem::take(&mut moves.waiting).into_values();
-        let former = std::mem::take(&mut moves.former);
-        waiting.chain(former).collect()
     }
 
     /// Whether the client has ended here: who comes back as it is another one.
@@ -556,42 +511,6 @@ impl Session {
         self.holding.end(&self.core);
         // Last: its calls may be at it until its end.
         self.core.forget_listener(seat);
-    }
-}
-
-/// Ends moves that have not been, or of which nothing is known.
-fn fail(count: usize, done: MovesDone) {
-    done(&vec![Moved::Failed; count]);
-}
-
-/// The lanes of one task's client.
-struct ClientLanes {
-    session: Arc<Session>,
-    task: u64,
-}
-
-impl Lanes for ClientLanes {
-    fn move_blocks(&self, blocks: &[Errand], done: MovesDone) {
-        let session = &self.session;
-        let number = session.next_move.fetch_add(1, Ordering::Relaxed);
-        {
-            let mut moves = session.moves.lock();
-            if moves.over || moves.broken {
-                drop(moves);
-                return fail(blocks.len(), done);
-            }
-            moves.waiting.insert(number, (blocks.len(), done));
-        }
-        let row = |(index, place, _): &Errand| MoveRow {
-            index: (*index as u32).into(),
-            place: place.into(),
-        };
-        let call = say::Move {
-            task: self.task,
-            blocks: blocks.iter().map(row).collect(),
-            files: Files::of(blocks.iter().map(|(_, _, file)| file.clone())),
-        };
-        session.send(Out::new(&call).number(number));
     }
 }
 

@@ -506,6 +506,8 @@ fn unknown(options: &[OptionSpec], section: &str, field: &str, name: &str) -> Er
         .collect();
     match section {
         "" => known.extend(["cache", "dax"]),
+        // Which is never behind another tier.
+        "cache" => {}
         _ => known.extend(schema::EDGE.iter().map(|option| option.name)),
     }
     let near = known

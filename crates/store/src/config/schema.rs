@@ -141,8 +141,8 @@ pub const OPTIONS: &[OptionSpec] = &[
         "socket_mode",
         Kind::Mode,
         "0600",
-        "Who may attach: the socket's permission bits in octal, in quotes in a file. `0660` lets the \
-         group in, which can then read and write every block.",
+        "Who may attach: the socket's permission bits in octal, in quotes in a file. `0660` lets \
+         the group in, which can then read and write every block.",
     ),
     OptionSpec::new(
         "cache",
@@ -237,12 +237,12 @@ pub fn reference(kinds: &Kinds) -> String {
     let mut page = String::from(
         "# Configuration\n\nGenerated from `crates/store/src/config/schema.rs`, which also \
          validates; `cargo run -p kvdepot-dev -- generate` writes it.\n\nOne schema for a YAML \
-         file (`kvdepot.open(\"FILE\")`, `kvdepot serve --config FILE`), a Python dictionary and the \
-         command line, which takes all but lists. Sizes take units, in \
+         file (`kvdepot.open(\"FILE\")`, `kvdepot serve --config FILE`), a Python dictionary and \
+         the command line, which takes all but lists. Sizes take units, in \
          either case: `64GiB`, `64Gi` and `64G` are 64 × 2³⁰ bytes, `64GB` is 64 × 10⁹; so it is \
          with K, M and T. Durations take them too (`500ms`, `10s`). A name that is not in these \
          tables is an error, never ignored.\n\n```yaml\npipeline: Cache|Dax\noverload: wait\n\
-         cache:\n  capacity: 512MiB\ndax:\n  path: /var/tmp/kvdepot.arena  # or a device: /dev/dax0.0\n\
+         cache:\n  capacity: 512MiB\ndax:\n  path: /var/tmp/kvdepot.arena  # or /dev/dax0.0\n\
          \x20 capacity: 4GiB\n```\n",
     );
     let known = [""].into_iter().chain(TIERS.iter().copied());

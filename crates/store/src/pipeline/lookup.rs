@@ -5,7 +5,8 @@ use std::sync::Arc;
 use kvdepot_arena::gate::Pass;
 use kvdepot_arena::{Error, Key, NamespaceId, Place, Refused, TierStats, held};
 
-use super::two_phase::{NoRoom, open};
+use super::pins::open;
+use super::two_phase::NoRoom;
 use super::{Core, Edge, Pin, Reservation};
 use crate::devices::DeviceStats;
 use crate::metrics::Stats;

@@ -3,9 +3,9 @@
 //!
 //! `admission` says what is not stored, `ledger` holds what is under way, `budget` says how much of
 //! it may wait and whose it is, `put` and `get` are the calls, `caller` says whose memory they
-//! move, `lookup` asks the index, `grouped` what belongs together, `two_phase` the same verbs for
-//! engines whose scheduler and workers are different processes, `background` the thread that
-//! writes back and promotes, `evictor` the one that evicts ahead of need, `replicate` the copy
+//! move, `lookup` asks the index, `grouped` what belongs together, `two_phase` and `pins` the same
+//! verbs for engines whose scheduler and workers are different processes, `background` the thread
+//! that writes back and promotes, `evictor` the one that evicts ahead of need, `replicate` the copy
 //! between two tiers that both use.
 
 mod admission;
@@ -23,6 +23,7 @@ mod joins;
 mod ledger;
 mod lookup;
 mod onward;
+mod pins;
 mod prefetch;
 mod put;
 mod replicate;
@@ -48,7 +49,8 @@ use kvdepot_host::dir::Dir;
 use kvdepot_media::Copier;
 pub(crate) use ledger::Ledger;
 pub(crate) use lookup::heard;
-pub use two_phase::{NoRoom, Pin, Reservation};
+pub use pins::Pin;
+pub use two_phase::{NoRoom, Reservation};
 
 use crate::config::{Config, Overload};
 use crate::journal::Journal;
