@@ -331,6 +331,20 @@ fn a_tier_in_the_middle_that_is_broken_or_too_small_is_passed_by() {
 }
 
 #[test]
+fn what_passes_by_the_tier_that_acknowledges_is_acknowledged_by_none_that_forgets() {
+    let mood = Arc::new(Mood::default());
+    let kinds = slow_files(&mood).with(files::kind_that(false));
+    let dir = tempfile::tempdir().unwrap();
+    let depot = open(&kinds, "Cache|Slow|Files", &dir);
+    let ns = namespace(&depot);
+    mood.lost.store(1000, Ordering::Relaxed);
+    for block in 1..5 {
+        assert_eq!(put(&ns, &[block], LEN), [false], "{block}");
+    }
+    depot.close();
+}
+
+#[test]
 fn a_block_that_is_in_two_tiers_is_cleared_once() {
     for pipeline in ["Cache|Files", "Cache|Dax|Files", "Files|Slow"] {
         let dir = tempfile::tempdir().unwrap();

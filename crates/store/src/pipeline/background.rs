@@ -218,25 +218,30 @@ impl Core {
 
     /// Copies blocks over an edge, each with the tier that it came to. What passes a tier by,
     /// because that does not answer, has no room or does not take it, goes over the edge behind it
-    /// all the same.
+    /// all the same: where it is still to be acknowledged, to one that may do that.
     fn send_over(&self, edge: usize, places: &[Place]) -> Vec<(usize, Arrival)> {
         let arrived = self.replicate(edge, edge + 1, places, &self.copier);
         let mut arrived: Vec<_> = arrived.into_iter().map(|one| (edge + 1, one)).collect();
+        let refused = |(_, (replica, _)): &(usize, Arrival)| {
+            matches!(replica, Replica::Full | Replica::Failed)
+        };
+        let mut passing: Vec<usize> = (0..places.len()).collect();
         for to in edge + 2..self.tiers.len() {
             let over = &self.edges[to - 1];
-            let passes = |(at, (last, (replica, _))): (usize, &(usize, Arrival))| {
-                let (place, refused) = (&places[at], [Replica::Full, Replica::Failed]);
-                let passes = *last == to - 1 && refused.contains(replica);
-                (passes && over.lets_by(&place.identity, place.len)).then_some(at)
-            };
-            let passed: Vec<usize> = arrived.iter().enumerate().filter_map(passes).collect();
-            if passed.is_empty() {
+            passing.retain(|at| {
+                let place = &places[*at];
+                refused(&arrived[*at]) && over.lets_by(&place.identity, place.len)
+            });
+            if passing.is_empty() {
                 break;
             }
-            let these: Vec<Place> = passed.iter().map(|at| places[*at]).collect();
+            if edge < self.ack && !self.takes_puts(to) {
+                continue;
+            }
+            let these: Vec<Place> = passing.iter().map(|at| places[*at]).collect();
             let further = self.replicate(edge, to, &these, &self.copier);
-            for (at, one) in passed.into_iter().zip(further) {
-                arrived[at] = (to, one);
+            for (at, one) in passing.iter().zip(further) {
+                arrived[*at] = (to, one);
             }
         }
         arrived
