@@ -217,6 +217,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "Miri knows no flags of files")]
     fn what_the_medium_does_not_give_back_is_told_and_does_not_verify() {
         // Where this process has no memory, the system fails as a disk does.
         let mut memory = System::options();
