@@ -123,6 +123,8 @@ build_guest() {
     done
     add_program "$command" kvdepot
     add_program "$test" device_dax
+    # What a debugger wants of them is more than the guest's memory takes.
+    strip --strip-debug "$root"/bin/{kvdepot,device_dax}
     add_modules nfit nd_pmem dax_pmem device_dax ext4
     cp "$here/init" "$root/init"
     (cd "$root" && find . | cpio --create --format newc --owner 0:0 --quiet) \
