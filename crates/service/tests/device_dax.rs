@@ -109,6 +109,10 @@ impl Medium {
     fn command(&self, verb: &str) -> Command {
         let mut command = Command::new("kvdepot");
         command.arg(verb).arg(&self.path);
+        // On a terminal it asks; there is none.
+        if verb == "rm" {
+            command.arg("--yes");
+        }
         command
     }
 
