@@ -3,7 +3,7 @@
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 /// Seconds since 1970, as records keep them.
-pub(crate) fn unix_seconds() -> u32 {
+pub fn unix_seconds() -> u32 {
     let seconds = SystemTime::now()
         .duration_since(UNIX_EPOCH)
         .map_or(0, |since| since.as_secs());

@@ -254,7 +254,7 @@ impl Arena {
                     "a new medium: it holds zeros, and becomes an arena"
                 );
             }
-            if !lock.alone() {
+            if !lock.alone(medium.as_ref()) {
                 return Err(Error::config(
                     field("path"),
                     path.display(),

@@ -49,7 +49,7 @@ impl Arena {
         let next = parting.generation + 1;
         let same = table.uuid == parting.uuid && table.superblock.lock().generation == next;
         if same && let Some(lock) = &*table.lock.lock() {
-            lock.come_back();
+            lock.come_back(self.medium.load().as_ref().as_ref());
         }
         same
     }
@@ -110,7 +110,10 @@ impl Arena {
             (Some(table), _) => match &*table.lock.lock() {
                 Some(lock) if write => lock.for_writer(self.medium.load().as_ref().as_ref()),
                 // What a writer would have.
-                Some(lock) => Ok((plain(Access::ReadOnly)?, lock.alone())),
+                Some(lock) => {
+                    let alone = lock.alone(self.medium.load().as_ref().as_ref());
+                    Ok((plain(Access::ReadOnly)?, alone))
+                }
                 None => Err(Error::Closed("")),
             },
             // Memory without a table has no later owner.
@@ -130,7 +133,9 @@ impl Arena {
             return None;
         }
         let lock = table.lock.lock();
-        if lock.as_ref().is_some_and(OwnerLock::alone) {
+        let medium = self.medium.load();
+        let is_alone = |lock: &OwnerLock| lock.alone(medium.as_ref().as_ref());
+        if lock.as_ref().is_some_and(is_alone) {
             orphans.none.store(true, Ordering::Release);
             orphans.pids.lock().clear();
             if orphans.named.load(Ordering::Relaxed) {

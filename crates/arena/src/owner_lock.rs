@@ -5,6 +5,7 @@
 //! files). A new owner serves at once, but allocates only after it has once held byte 1 alone:
 //! then nobody who worked for an earlier owner can still write.
 
+use std::os::fd::BorrowedFd;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -98,7 +99,7 @@ impl OwnerLock {
     }
 
     /// Whether nobody of an earlier owner can still write. Once true it stays true.
-    pub(crate) fn alone(&self) -> bool {
+    pub(crate) fn alone(&self, medium: &dyn Medium) -> bool {
         if self.alone.load(Ordering::Acquire) {
             return true;
         }
@@ -116,14 +117,18 @@ impl OwnerLock {
             });
             alone = early.is_empty();
         }
+        if alone {
+            medium.lock_writes(shared);
+        }
         self.alone.fetch_or(alone, Ordering::AcqRel);
         alone
     }
 
     /// Takes whoever may write for a worker of this owner, which had the medium to itself before
     /// and comes back to it.
-    pub(crate) fn come_back(&self) {
+    pub(crate) fn come_back(&self, medium: &dyn Medium) {
         if matches!(self.writers.try_lock(WRITERS_BYTE, Kind::Shared), Ok(true)) {
+            medium.lock_writes(shared);
             self.alone.store(true, Ordering::Release);
         }
     }
@@ -134,7 +139,7 @@ impl OwnerLock {
     /// this owner from ever finding itself alone; whether it has it is the second answer.
     pub(crate) fn for_writer(&self, medium: &dyn Medium) -> Result<(LentFd, bool), Error> {
         let fd = LentFd::open(|| Ok::<_, Error>(fds::reopen(medium.opened().fd()?, false)?))?;
-        let alone = self.alone();
+        let alone = self.alone(medium);
         let mut early = self.early.lock();
         // It may have come to be alone since then.
         if !alone && !self.alone.load(Ordering::Acquire) {
@@ -150,6 +155,11 @@ impl OwnerLock {
         }
         Ok((fd, true))
     }
+}
+
+/// Takes the writers' lock as one of them.
+fn shared(fd: BorrowedFd<'_>) -> bool {
+    matches!(lock::try_lock(fd, WRITERS_BYTE, Kind::Shared), Ok(true))
 }
 
 /// Who else may write to this medium, as far as they can be seen. It looks at all processes.

@@ -4,10 +4,8 @@
 //! (offset, length, checksum), and its record's checksum covers the table. Parts and table begin
 //! at multiples of 4 KiB of the payload, so that devices can write a part on its own.
 
-use std::sync::Arc;
-
 use kvdepot_media::checksum::{self, Checksum, PartId};
-use kvdepot_media::{Buffer, Mapping, PART_LEN_MAX};
+use kvdepot_media::{Buffer, PART_LEN_MAX};
 use zerocopy::little_endian::U64;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned, transmute_ref};
 
@@ -205,7 +203,7 @@ pub fn ranges(extents: &Packed, offset: u64, len: u64) -> impl Iterator<Item = (
 
 /// Fills `buffers` with the same bytes.
 pub fn buffers(
-    medium: &Arc<Mapping>,
+    medium: &dyn Medium,
     extents: &Packed,
     (offset, len): (u64, u64),
     buffers: &mut Vec<Buffer>,
@@ -213,6 +211,10 @@ pub fn buffers(
     buffers.clear();
     for (at, len) in ranges(extents, offset, len) {
         buffers.push(medium.buffer(at, len)?);
+    }
+    // Parts begin at pages, and what is behind the last one is of no meaning.
+    if let Some(last) = buffers.last_mut() {
+        last.pad();
     }
     Ok(())
 }

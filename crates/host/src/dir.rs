@@ -6,6 +6,10 @@
 //! and what is no regular file is refused. A file that is open stays what it was, whatever happens
 //! to its name.
 
+mod folders;
+
+pub use folders::{Seen, mark_used};
+
 use std::hash::{BuildHasher, RandomState};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
@@ -14,7 +18,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, Stat};
 use rustix::io::{Errno, retry_on_intr};
 
-use super::{Error, Result};
+use super::{Error, Result, fds};
 
 /// Longest name, of every file system that is in use.
 const NAME_MAX: usize = 255;
@@ -85,7 +89,7 @@ impl Dir {
     ///
     /// [`Error::Os`] when there are too many.
     pub fn twin(&self) -> Result<OwnedFd> {
-        rustix::io::fcntl_dupfd_cloexec(&self.fd, 0).map_err(Error::os("duplicate a descriptor"))
+        fds::twin(&self.fd)
     }
 
     /// The regular file of this name, which may lie in folders of the directory (`ab/cd/name`);

@@ -187,6 +187,15 @@ pub fn recv(socket: &UnixStream, bytes: &mut [u8]) -> Result<(usize, Vec<OwnedFd
     Ok((message.bytes, fds))
 }
 
+/// Another descriptor of the same description: its position and its locks are those of the first.
+///
+/// # Errors
+///
+/// [`Error::Os`] when there are too many.
+pub fn twin(fd: impl AsFd) -> Result<OwnedFd> {
+    rustix::io::fcntl_dupfd_cloexec(fd, 0).map_err(Error::os("duplicate a descriptor"))
+}
+
 /// Opens the file or device behind `fd` again: a new open file description, with no locks, that
 /// nothing else refers to.
 ///

@@ -7,9 +7,9 @@ use std::thread;
 
 use kvdepot_arena::{Arena, Error, Inode, Opening, Options, Promised, Uses};
 
-use crate::config::{Config, DeviceConfig};
+use crate::config::{ArenaConfig, Config};
 use crate::option::Section;
-use crate::tier::{Alarm, Apart, Arenas, DAX, Stage, device};
+use crate::tier::{Alarm, Apart, Arenas, Sort, Stage};
 
 /// What opening the tiers has come to.
 pub(crate) struct Opened {
@@ -31,29 +31,14 @@ impl Opened {
         if has("Cache") {
             Arena::check_volatile("Cache", config.cache_capacity()?)?;
         }
-        if !has(DAX) {
-            return Ok(());
-        }
-        if config.dax.devices.is_empty() {
-            let field = |option: &str| format!("dax.{option}");
-            let path = config.arena_path()?;
-            return Arena::check(
-                &path,
-                &config.dax.options(),
-                &field,
-                &mut Promised::default(),
-            );
-        }
-        check_twins(config)?;
         let mut promised = Promised::default();
-        for (index, named) in config.dax.devices.iter().enumerate() {
-            let field = |option: &str| field_of(index, option);
-            Arena::check(
-                &named.path,
-                &settings_of(config, named),
-                &field,
-                &mut promised,
-            )?;
+        for (_, sort) in config.arenas() {
+            let section = config.section(sort);
+            let each = media(config, sort)?.into_iter().enumerate();
+            for (index, (path, options)) in each {
+                let field = |option: &str| field_of(section, sort, index, option);
+                Arena::check(&path, &options, &field, &mut promised)?;
+            }
         }
         Ok(())
     }
@@ -69,24 +54,28 @@ impl Opened {
             next: u32::from(config.pipeline.iter().any(|tier| tier == "Cache")),
             alarm: None,
         };
-        let first = opened.next;
-        if let Some(at) = config.pipeline.iter().position(|tier| tier == DAX) {
-            let count = config.dax.devices.len().max(1) as u32;
-            opened.next += count;
-            match devices(config, first, uses) {
+        let mut all: Option<Opening> = None;
+        for (at, sort) in config.arenas() {
+            let first = opened.next;
+            opened.next += config.section(sort).devices.len().max(1) as u32;
+            match devices(config, sort, first, uses) {
                 Ok((devices, opening)) => {
-                    opened.opening = opening;
-                    let tier = Arenas::new(DAX, devices);
+                    all = Some(all.map_or(opening, |before| before.and(opening)));
+                    let tier = Arenas::new(sort.name, devices);
                     tier.drop_doubles();
                     opened.tiers.push((at, Stage::Here(tier)));
                 }
-                Err(error) if may_go_without(config, &error) => {
+                Err(error) if may_go_without(config, sort, &error) => {
                     tracing::warn!(%error, "opening without the default arena");
                     opened.without = Some(error.to_string());
                 }
-                Err(error) => return Err(error),
+                Err(error) => {
+                    opened.close();
+                    return Err(error);
+                }
             }
         }
+        opened.opening = all.unwrap_or_default();
         opened.open_kinds(config).inspect_err(|_| opened.close())?;
         if let Some(at) = config.pipeline.iter().position(|tier| tier == "Cache") {
             let capacity = config.cache_capacity()?;
@@ -127,28 +116,26 @@ impl Opened {
 }
 
 /// Whether a pipeline can do without the arena that gave this error: nobody asked for it by name.
-fn may_go_without(config: &Config, error: &Error) -> bool {
+fn may_go_without(config: &Config, sort: Sort, error: &Error) -> bool {
     let owned = matches!(error, Error::Locked { .. });
-    let named = config.dax.path.is_some() || !config.dax.devices.is_empty();
+    let section = config.section(sort);
+    let named = section.path.is_some() || !section.devices.is_empty();
     owned && !named && config.pipeline.len() > 1
 }
 
-fn devices(config: &Config, first: u32, uses: &Uses) -> Result<(Vec<Arc<Arena>>, Opening), Error> {
-    let wait = config.lock_wait;
-    if config.dax.devices.is_empty() {
-        let field = |option: &str| format!("dax.{option}");
-        let path = config.arena_path()?;
-        let (arena, opening) = device(first, &path, &config.dax.options(), &field, wait, uses)?;
-        return Ok((vec![arena], opening));
-    }
-    check_twins(config)?;
-    let acquire = |(index, named): (usize, &DeviceConfig)| {
-        let field = |option: &str| field_of(index, option);
-        let (settings, number) = (settings_of(config, named), first + index as u32);
-        Arena::acquire((DAX, number), &named.path, &settings, &field, wait)
+fn devices(
+    config: &Config,
+    sort: Sort,
+    first: u32,
+    uses: &Uses,
+) -> Result<(Vec<Arc<Arena>>, Opening), Error> {
+    let (section, wait) = (config.section(sort), config.lock_wait);
+    let acquire = |((index, number), (path, options)): ((usize, u32), (PathBuf, Options))| {
+        let field = |option: &str| field_of(section, sort, index, option);
+        Arena::acquire((sort.name, number), &path, &options, &field, wait)
     };
-    let acquired = config.dax.devices.iter().enumerate().map(acquire);
-    let acquired = acquired.collect::<Result<Vec<_>, _>>()?;
+    let each = (0..).zip(first..).zip(media(config, sort)?);
+    let acquired = each.map(acquire).collect::<Result<Vec<_>, _>>()?;
     // Side by side: each waits for its own medium.
     let opened = thread::scope(|scope| {
         let each = acquired.into_iter().map(|one| scope.spawn(|| one.read()));
@@ -158,36 +145,58 @@ fn devices(config: &Config, first: u32, uses: &Uses) -> Result<(Vec<Arc<Arena>>,
             .map(|one| one.join().unwrap_or_else(|panic| resume_unwind(panic)));
         opened.collect::<Vec<_>>()
     });
-    let mut opening = Opening::default();
-    opening.created = true;
+    let mut all: Option<Opening> = None;
     let mut arenas: Vec<Arc<Arena>> = Vec::new();
     for opened in opened {
         let (mut arena, found) = opened?;
         arena.rank(uses);
-        opening.blocks += found.blocks;
-        opening.damaged += found.damaged;
-        opening.outranked += found.outranked;
-        opening.created &= found.created;
+        all = Some(all.map_or(found, |before| before.and(found)));
         arenas.push(Arc::new(arena));
     }
-    Ok((arenas, opening))
+    Ok((arenas, all.unwrap_or_default()))
 }
 
-fn field_of(index: usize, option: &str) -> String {
-    format!("dax.devices[{index}].{option}")
+/// The media of a tier, with what holds for each.
+fn media(config: &Config, sort: Sort) -> Result<Vec<(PathBuf, Options)>, Error> {
+    let section = config.section(sort);
+    let options = section.options(sort.access);
+    if section.devices.is_empty() {
+        return Ok(vec![(config.path_of(sort)?, options)]);
+    }
+    check_twins(section, sort)?;
+    let each = section.devices.iter().map(|device| {
+        let capacity = device.capacity;
+        let options = Options {
+            capacity,
+            ..options.clone()
+        };
+        (device.path.clone(), options)
+    });
+    Ok(each.collect())
+}
+
+fn field_of(section: &ArenaConfig, sort: Sort, index: usize, option: &str) -> String {
+    match section.devices.is_empty() {
+        true => format!("{}.{option}", sort.section),
+        false => format!("{}.devices[{index}].{option}", sort.section),
+    }
 }
 
 /// Refuses a medium that is listed twice, whatever it is called.
-fn check_twins(config: &Config) -> Result<(), Error> {
-    for (index, named) in config.dax.devices.iter().enumerate() {
+fn check_twins(section: &ArenaConfig, sort: Sort) -> Result<(), Error> {
+    for (index, named) in section.devices.iter().enumerate() {
         let (inode, place) = (Inode::of(&named.path), place_of(&named.path));
-        let before = config.dax.devices[..index].iter();
+        let before = section.devices[..index].iter();
         let mut before = before.map(|device| device.path.as_path());
         let is_twin =
             |path: &&Path| place_of(path) == place || (inode.is_some() && Inode::of(path) == inode);
         if let Some(twin) = before.find(is_twin) {
-            let field = |option: &str| field_of(index, option);
-            return Err(listed_twice(&field, &named.path, twin));
+            let allowed = format!(
+                "another medium than {}: a device is listed once",
+                twin.display()
+            );
+            let field = field_of(section, sort, index, "path");
+            return Err(Error::config(field, named.path.display(), allowed));
         }
     }
     Ok(())
@@ -203,21 +212,5 @@ fn place_of(path: &Path) -> PathBuf {
     match (parent.canonicalize(), path.file_name()) {
         (Ok(parent), Some(name)) => parent.join(name),
         _ => path.into(),
-    }
-}
-
-fn listed_twice(field: &impl Fn(&str) -> String, path: &Path, twin: &Path) -> Error {
-    let allowed = format!(
-        "another medium than {}: a device is listed once",
-        twin.display()
-    );
-    Error::config(field("path"), path.display(), allowed)
-}
-
-/// What holds for one of several devices.
-fn settings_of(config: &Config, device: &DeviceConfig) -> Options {
-    Options {
-        capacity: device.capacity,
-        ..config.dax.options()
     }
 }

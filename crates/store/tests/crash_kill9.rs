@@ -34,6 +34,17 @@ fn crash_kill9_behind_a_near_tier() {
     kill_in_a_loop("Cache|Dax", "crash_kill9_behind_a_near_tier");
 }
 
+#[test]
+fn crash_kill9_of_an_arena_on_a_disk() {
+    kill_in_a_loop("Nvme", "crash_kill9_of_an_arena_on_a_disk");
+}
+
+#[test]
+fn crash_kill9_of_an_arena_on_a_disk_behind_a_near_tier() {
+    let test = "crash_kill9_of_an_arena_on_a_disk_behind_a_near_tier";
+    kill_in_a_loop("Cache|Nvme", test);
+}
+
 /// What the child has said, over all rounds of one arena.
 #[derive(Default)]
 struct Said {
@@ -97,13 +108,18 @@ fn kill_in_a_loop(pipeline: &str, test: &str) {
         return write_until_killed();
     }
     let mut rng = Rng::for_test(test);
-    let mut place = Place::new(pipeline, "512KiB", ARENA).with("dax", "records", RECORDS);
+    let section = match pipeline.contains("Nvme") {
+        true => "nvme",
+        false => "dax",
+    };
+    let fresh = || Place::new(pipeline, "512KiB", ARENA).with(section, "records", RECORDS);
+    let mut place = fresh();
     let mut said = Said::default();
     let mut checked = 0;
     let kills = rounds(200);
     for round in 0..kills {
         if round % 20 == 0 {
-            place = Place::new(pipeline, "512KiB", ARENA).with("dax", "records", RECORDS);
+            place = fresh();
             said = Said::default();
         }
         let spec = place.spec();

@@ -430,7 +430,7 @@ fn nonsense_is_refused_with_the_reason() {
     let why = refused("Cache|Cache", &kinds).unwrap();
     assert!(why.contains("each once"), "{why}");
     let why = refused("Cache|Files", &Kinds::new()).unwrap();
-    assert!(why.contains("among Cache, Dax "), "{why}");
+    assert!(why.contains("among Cache, Dax, Nvme chained"), "{why}");
     let typo = json!({"files": {"pth": "/tmp"}});
     let error = Config::with_kinds(&kinds, "Cache|Files", &typo).unwrap_err();
     assert!(

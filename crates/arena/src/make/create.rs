@@ -245,10 +245,10 @@ pub fn default_capacity(path: &Path) -> u64 {
 }
 
 /// The default arena: in the user's cache directory, one an instance.
-pub fn default_path(instance: Option<&str>) -> Result<PathBuf, Error> {
+pub fn default_path(stem: &str, instance: Option<&str>) -> Result<PathBuf, Error> {
     let name = match instance {
-        None => "arena.kvd".to_owned(),
-        Some(instance) => format!("arena-{instance}.kvd"),
+        None => format!("{stem}.kvd"),
+        Some(instance) => format!("{stem}-{instance}.kvd"),
     };
     Ok(dirs::cache_dir()?.join(name))
 }

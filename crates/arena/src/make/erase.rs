@@ -37,7 +37,7 @@ pub fn erase(path: &Path) -> Result<u64, Error> {
     if !begins_like_an_arena(medium.as_ref())? {
         return Err(stays());
     }
-    if !lock.alone() {
+    if !lock.alone(medium.as_ref()) {
         return Err(Error::input(
             "path",
             path.display(),

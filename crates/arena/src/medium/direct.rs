@@ -4,30 +4,27 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
 
 use kvdepot_host::fds;
 use kvdepot_host::fork::LockFd;
-use kvdepot_media::file::{File, Losses, Threads};
+use kvdepot_media::file::{Aligned, File, Hands, Losses, PAGE};
 use kvdepot_media::{Buffer, Error, Kind, Opened, Result};
 use parking_lot::Mutex;
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 
 use super::group::{Done, Groups, Order};
-use super::{Medium, Written};
+use super::{Lock, Medium, Written};
 use crate::held;
-
-/// What each call's offset, length and memory are multiples of: what direct I/O asks for anywhere.
-const PAGE: usize = 4096;
 
 /// Most bytes of a call.
 const CALL_MAX: usize = 1 << 20;
 
-/// Payloads' reads and writes that are under way at a time: what keeps a disk's queue filled. Each
-/// arena has threads of its own, so that no disk waits for a slower one, or for one that hangs.
+/// Payloads' reads and writes that are under way at a time where there is no ring: what keeps a
+/// disk's queue filled. Each arena has hands of its own, so that no disk waits for a slower one, or
+/// for one that hangs.
 const THREADS: usize = 8;
 
 /// A regular file without an address.
@@ -42,20 +39,35 @@ pub(super) struct Direct {
 
 #[derive(Debug)]
 struct Common {
-    name: String,
     groups: Groups,
-    /// Where its lost pages begin.
-    lost: Mutex<BTreeSet<u64>>,
-    losses: AtomicU64,
-    carrier: OnceLock<Arc<File>>,
+    lost: Arc<Lost>,
+    payloads: Mutex<Payloads>,
 }
 
-impl Losses for Common {
+/// What the medium has failed under. The carrier has it too, which is let go with the medium.
+#[derive(Debug)]
+struct Lost {
+    name: String,
+    /// Where its lost pages begin.
+    pages: Mutex<BTreeSet<u64>>,
+    count: AtomicU64,
+}
+
+/// Who carries payloads. A ring's writes go on when their process is killed, and keep their
+/// description until they have ended: so it has the writers' lock, for which the next owner waits.
+#[derive(Debug, Default)]
+struct Payloads {
+    carrier: Option<Arc<File>>,
+    /// Takes the lock, once this process may write.
+    lock: Option<Lock>,
+}
+
+impl Losses for Lost {
     fn lost(&self, at: u64, len: u64, error: &io::Error) {
         let page = PAGE as u64;
         for at in (at / page * page..at + len).step_by(PAGE) {
-            if self.lost.lock().insert(at) {
-                self.losses.fetch_add(1, Ordering::Release);
+            if self.pages.lock().insert(at) {
+                self.count.fetch_add(1, Ordering::Release);
                 tracing::error!(path = self.name, at, %error, "the medium failed");
             }
         }
@@ -64,14 +76,26 @@ impl Losses for Common {
 
 impl Direct {
     pub(super) fn new(opened: Opened) -> Result<Direct> {
-        let common = Common {
+        let lost = Lost {
             name: opened.name(),
+            pages: Mutex::default(),
+            count: AtomicU64::new(0),
+        };
+        let common = Common {
             groups: Groups::default(),
-            lost: Mutex::default(),
-            losses: AtomicU64::new(0),
-            carrier: OnceLock::new(),
+            lost: Arc::new(lost),
+            payloads: Mutex::default(),
         };
         Direct::with(opened, Arc::new(common))
+    }
+
+    /// What another process has handed over: its description has the lock, or will have it.
+    pub(super) fn adopted(opened: Opened) -> Result<Direct> {
+        let direct = Direct::new(opened)?;
+        let fail = |error| direct.fail("use", io::Error::other(error));
+        let twin = LockFd::open(|| fds::twin(direct.opened.fd()?)).map_err(fail)?;
+        direct.common.payloads.lock().carrier = Some(direct.carry_by(twin)?);
+        Ok(direct)
     }
 
     fn with(opened: Opened, common: Arc<Common>) -> Result<Direct> {
@@ -84,7 +108,10 @@ impl Direct {
             let kind = "only a regular file is read and written by calls; a device is mapped";
             return Err(fail(io::Error::new(io::ErrorKind::Unsupported, kind)));
         }
-        let fd = opened.fd().and_then(|fd| LockFd::reopen(fd, false));
+        let given = opened.fd().map_err(|error| fail(io::Error::other(error)))?;
+        let mode = rustix::fs::fcntl_getfl(given).map_err(|errno| fail(errno.into()))?;
+        let reads_only = mode & OFlags::RWMODE == OFlags::RDONLY;
+        let fd = LockFd::reopen(given, reads_only);
         let fd = fd.map_err(|error| fail(io::Error::other(error)))?;
         let io = fd.fd().map_err(|error| fail(io::Error::other(error)))?;
         // A file system that knows no direct I/O says so; its page cache serves as well.
@@ -165,7 +192,7 @@ impl Direct {
         let mut first = Ok(());
         for (at, page) in (at..).step_by(PAGE).zip(pages.chunks_mut(PAGE)) {
             if let Err(error) = self.read(at, page) {
-                self.common.lost(at, PAGE as u64, &error);
+                self.common.lost.lost(at, PAGE as u64, &error);
                 page.fill(0);
                 first = first.and(Err(error));
             }
@@ -181,7 +208,7 @@ impl Direct {
         let mut first = Ok(());
         for (at, page) in (at..).step_by(PAGE).zip(pages.chunks(PAGE)) {
             if let Err(error) = self.write(at, page) {
-                self.common.lost(at, PAGE as u64, &error);
+                self.common.lost.lost(at, PAGE as u64, &error);
                 first = first.and(Err(error));
             }
         }
@@ -207,7 +234,7 @@ impl Direct {
                 page.push((order, piece));
             }
         }
-        let mut page = Pages::new(PAGE);
+        let mut page = Aligned::new(PAGE);
         for (number, pieces) in touched {
             let begin = number * PAGE as u64;
             let written = self.read_pages(begin, &mut page).and_then(|()| {
@@ -239,18 +266,37 @@ impl Direct {
 
     /// Who carries payloads from and to it.
     fn carrier(&self) -> Result<Arc<File>> {
-        if let Some(file) = self.common.carrier.get() {
+        let mut payloads = self.common.payloads.lock();
+        if let Some(file) = &payloads.carrier {
             return Ok(Arc::clone(file));
         }
         let fail = |error: kvdepot_host::Error| self.fail("open", io::Error::other(error));
-        let fd = fds::reopen(self.fd.fd().map_err(fail)?, false).map_err(fail)?;
-        // As it is with the file system that refused it before.
+        let fd = LockFd::reopen(self.fd.fd().map_err(fail)?, false).map_err(fail)?;
+        let file = self.carry_by(fd)?;
+        if let Some(lock) = payloads.lock {
+            self.lock(&file, lock);
+        }
+        Ok(Arc::clone(payloads.carrier.insert(file)))
+    }
+
+    /// As it is with the file system that may have refused direct I/O before.
+    fn carry_by(&self, fd: LockFd) -> Result<Arc<File>> {
+        let fail = |error: kvdepot_host::Error| self.fail("open", io::Error::other(error));
         let flags = rustix::fs::fcntl_getfl(self.fd.fd().map_err(fail)?);
-        let direct = flags.and_then(|flags| rustix::fs::fcntl_setfl(&fd, flags));
+        let direct = flags
+            .and_then(|flags| rustix::fs::fcntl_setfl(fd.fd().map_err(|_| Errno::BADF)?, flags));
         direct.map_err(|errno| self.fail("open", errno))?;
-        let losses = Arc::clone(&self.common) as _;
-        let file = File::heard(fd, &Threads::new(THREADS)?, losses)?;
-        Ok(Arc::clone(self.common.carrier.get_or_init(|| file)))
+        let losses = Arc::clone(&self.common.lost) as _;
+        File::heard(fd, &Hands::new(THREADS)?, losses)
+    }
+
+    fn lock(&self, file: &File, lock: Lock) {
+        if !file.fd().is_ok_and(lock) {
+            tracing::error!(
+                path = self.opened.name(),
+                "the writers' lock is not to be had"
+            );
+        }
     }
 }
 
@@ -263,7 +309,7 @@ impl Medium for Direct {
         self.check(at, out.len())?;
         let mut begin = at / PAGE as u64 * PAGE as u64;
         let end = (at + out.len() as u64).next_multiple_of(PAGE as u64);
-        let mut pages = Pages::new(((end - begin) as usize).min(CALL_MAX));
+        let mut pages = Aligned::new(((end - begin) as usize).min(CALL_MAX));
         let (mut out, mut skip) = (out, (at - begin) as usize);
         let mut first = Ok(());
         while !out.is_empty() {
@@ -281,7 +327,7 @@ impl Medium for Direct {
         self.check(at, bytes.len())?;
         if at.is_multiple_of(PAGE as u64) && bytes.len().is_multiple_of(PAGE) {
             let mut first = Ok(());
-            let mut pages = Pages::new(bytes.len().min(CALL_MAX));
+            let mut pages = Aligned::new(bytes.len().min(CALL_MAX));
             for (at, bytes) in (at..).step_by(CALL_MAX).zip(bytes.chunks(CALL_MAX)) {
                 pages[..bytes.len()].copy_from_slice(bytes);
                 let written = self.write_pages(at, &pages[..bytes.len()]);
@@ -321,17 +367,25 @@ impl Medium for Direct {
 
     fn is_lost(&self, at: u64, len: u64) -> bool {
         let pages = at / PAGE as u64 * PAGE as u64..at.saturating_add(len);
-        let has_lost = || self.common.lost.lock().range(pages).next().is_some();
+        let has_lost = || self.common.lost.pages.lock().range(pages).next().is_some();
         self.check(at, len as usize).is_err() || (self.losses() > 0 && has_lost())
     }
 
     fn lost(&self) -> Option<Vec<(u64, u64)>> {
-        let lost = self.common.lost.lock();
+        let lost = self.common.lost.pages.lock();
         Some(lost.iter().map(|at| (*at, PAGE as u64)).collect())
     }
 
     fn losses(&self) -> u64 {
-        self.common.losses.load(Ordering::Acquire)
+        self.common.lost.count.load(Ordering::Acquire)
+    }
+
+    fn lock_writes(&self, lock: Lock) {
+        let mut payloads = self.common.payloads.lock();
+        payloads.lock = Some(lock);
+        if let Some(file) = &payloads.carrier {
+            self.lock(file, lock);
+        }
     }
 
     fn grown(&self, len: u64) -> Result<Arc<dyn Medium>> {
@@ -345,35 +399,6 @@ impl Medium for Direct {
     fn buffer(&self, at: u64, len: u64) -> Result<Buffer> {
         self.check(at, len as usize)?;
         Ok(self.carrier()?.buffer(at as usize, len as usize))
-    }
-}
-
-/// Memory of whole pages, zeroed, that begins at one.
-struct Pages {
-    bytes: Vec<u8>,
-    begin: usize,
-    len: usize,
-}
-
-impl Pages {
-    fn new(len: usize) -> Pages {
-        let bytes = vec![0; len + PAGE];
-        let begin = bytes.as_ptr().align_offset(PAGE);
-        Pages { bytes, begin, len }
-    }
-}
-
-impl Deref for Pages {
-    type Target = [u8];
-
-    fn deref(&self) -> &[u8] {
-        &self.bytes[self.begin..][..self.len]
-    }
-}
-
-impl DerefMut for Pages {
-    fn deref_mut(&mut self) -> &mut [u8] {
-        &mut self.bytes[self.begin..][..self.len]
     }
 }
 

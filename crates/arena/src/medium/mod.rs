@@ -14,10 +14,11 @@ pub(crate) mod watched;
 
 use std::fmt;
 use std::io::ErrorKind;
+use std::os::fd::BorrowedFd;
 use std::path::Path;
 use std::sync::Arc;
 
-use kvdepot_media::{Buffer, Error, Mapping, Opened, Result};
+use kvdepot_media::{Buffer, Descriptor, Error, Mapping, Opened, Result};
 
 use crate::format::record;
 use crate::options::Access;
@@ -25,6 +26,9 @@ use direct::Direct;
 
 /// A record as it stands on the medium, and where.
 pub type Written = (u64, [u8; record::LEN]);
+
+/// Takes the writers' lock for an open file description; whether it has it.
+pub(crate) type Lock = fn(BorrowedFd<'_>) -> bool;
 
 /// A medium, whoever has it.
 pub(crate) type Shared = Arc<dyn Medium>;
@@ -61,6 +65,10 @@ pub trait Medium: fmt::Debug + Send + Sync {
 
     /// How often it has failed.
     fn losses(&self) -> u64;
+
+    /// This process may write from now on: writes that go on when it has been killed are to keep
+    /// this lock until they have ended.
+    fn lock_writes(&self, _lock: Lock) {}
 
     /// The same medium with more bytes.
     ///
@@ -117,6 +125,26 @@ pub(crate) fn open(path: &Path, access: Access) -> Result<Shared> {
     Ok(match access {
         Access::Mapped => Arc::new(Mapping::open(path, mode)?),
         Access::Direct => Arc::new(Direct::new(Opened::open(path, mode)?)?),
+    })
+}
+
+/// The first `len` bytes of what another process has handed over.
+///
+/// # Errors
+/// As opening it.
+pub fn adopt(
+    fd: impl Into<Descriptor>,
+    len: u64,
+    writes: bool,
+    access: Access,
+) -> Result<Arc<dyn Medium>> {
+    let mode = match writes {
+        true => kvdepot_media::Access::ReadWrite,
+        false => kvdepot_media::Access::ReadOnly,
+    };
+    Ok(match access {
+        Access::Mapped => Arc::new(Mapping::from_fd(fd, len, mode)?),
+        Access::Direct => Arc::new(Direct::adopted(Opened::from_fd(fd, len)?)?),
     })
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use kvdepot_media::{Buffer, Opened, Result};
 
-use super::{Medium, Shared, Written};
+use super::{Lock, Medium, Shared, Written};
 use crate::format::record;
 
 pub(crate) trait Watcher: Send + Sync {
@@ -61,6 +61,10 @@ impl<W: Watcher> Medium for Watched<W> {
 
     fn losses(&self) -> u64 {
         self.0.losses()
+    }
+
+    fn lock_writes(&self, lock: Lock) {
+        self.0.lock_writes(lock);
     }
 
     fn grown(&self, len: u64) -> Result<Arc<dyn Medium>> {

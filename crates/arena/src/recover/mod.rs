@@ -40,6 +40,19 @@ pub struct Opening {
     pub created: bool,
 }
 
+impl Opening {
+    /// Of two media: both of them.
+    #[must_use]
+    pub fn and(self, other: Opening) -> Opening {
+        Opening {
+            blocks: self.blocks + other.blocks,
+            damaged: self.damaged + other.damaged,
+            outranked: self.outranked + other.outranked,
+            created: self.created && other.created,
+        }
+    }
+}
+
 /// What the table says.
 pub(crate) struct Recovered {
     pub(crate) pool: Pool,

@@ -4,7 +4,7 @@ use super::*;
 use crate::buffer::Owner;
 use crate::carrier::Alignment;
 use crate::copier::Ticket;
-use crate::file::{File, Threads};
+use crate::file::{File, Hands};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::sync::Mutex;
 
@@ -18,7 +18,7 @@ struct OnDisk {
 }
 
 impl OnDisk {
-    fn new(flags: i32) -> Option<Self> {
+    fn new(flags: i32, hands: &Arc<Hands>) -> Option<Self> {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("file");
         let mut options = std::fs::OpenOptions::new();
@@ -26,7 +26,7 @@ impl OnDisk {
         let plain = options.open(&path).unwrap();
         // Not every file system has direct I/O.
         let file = options.custom_flags(flags).open(&path).ok()?;
-        let file = File::new(file, &Threads::new(2).unwrap()).unwrap();
+        let file = File::new(file, hands).unwrap();
         Some(Self {
             alignment: Carrier::alignment(&*file).at as usize,
             file,
@@ -86,17 +86,23 @@ fn carriers_that_answer_at_once_late_and_in_no_order_keep_the_contract() {
 #[test]
 #[cfg_attr(miri, ignore = "as above")]
 fn files_keep_the_contract() {
-    let (buffered, late) = (OnDisk::new(0).unwrap(), Late::new(Alignment::NONE, 3));
-    let direct = OnDisk::new(libc::O_DIRECT);
+    // A ring, where the system has one for this process.
+    let (best, threads) = (Hands::new(2).unwrap(), Hands::threads(2).unwrap());
+    let (buffered, late) = (
+        OnDisk::new(0, &best).unwrap(),
+        Late::new(Alignment::NONE, 3),
+    );
+    let direct = [&best, &threads].map(|hands| OnDisk::new(libc::O_DIRECT, hands));
     let mut media: Vec<&dyn Medium> = vec![&InMemory, &late, &buffered];
-    media.extend(direct.iter().map(|direct| direct as &dyn Medium));
+    let direct = direct.iter().flatten();
+    media.extend(direct.map(|direct| direct as &dyn Medium));
     every_pair(&media);
 }
 
 /// One part of 8192 bytes between memory and a file of the system.
 fn through(file: std::fs::File, writes: bool) -> Result<Outcome, Failure> {
     let copier = copier(1, 0, 64 << 10, 1);
-    let file = File::new(file, &Threads::new(1).unwrap()).unwrap();
+    let file = File::new(file, &Hands::new(1).unwrap()).unwrap();
     let (memory, there) = (Buffer::from_vec(vec![5; 8192]), file.buffer(0, 8192));
     let mut batch = copier.batch();
     let (from, to) = if writes {
@@ -167,8 +173,8 @@ fn what_cannot_be_written_as_it_is_is_refused() {
         .append(true)
         .open("/dev/null")
         .unwrap();
-    assert!(File::new(options, &Threads::new(1).unwrap()).is_err());
-    assert!(Threads::new(0).is_err() && Threads::new(257).is_err());
+    assert!(File::new(options, &Hands::new(1).unwrap()).is_err());
+    assert!(Hands::new(0).is_err() && Hands::new(257).is_err());
 }
 
 #[cfg(feature = "sim")]
@@ -190,7 +196,10 @@ mod simulated {
             Turn { job, fails }
         });
         let _entered = schedule.enter(|| ());
-        let (disk, copier) = (OnDisk::new(0).unwrap(), copier(2, 0, 128 << 10, 2));
+        let (disk, copier) = (
+            OnDisk::new(0, &Hands::new(2).unwrap()).unwrap(),
+            copier(2, 0, 128 << 10, 2),
+        );
         let mut batch = copier.batch();
         let shape = |number: usize| match number % 3 {
             0 => Shaped::new(&disk, &InMemory, number, 70_000),

@@ -1,27 +1,28 @@
-//! Files, read and written at offsets by a bounded set of threads.
+//! Files, read and written at offsets: by a ring of the kernel, or a bounded set of threads.
 //!
 //! A file that was opened with `O_DIRECT` says what positions, lengths and memory it takes, and
 //! what does not fit goes through the slab. Calls that are interrupted or do less than was asked go
 //! on where they stopped; errors keep the system's number ([`Failure::Os`]). Of a file whose losses
 //! somebody hears of, what the medium does not give back reads as zeros, which do not verify.
 
+mod aligned;
+mod hands;
+mod ring;
 mod threads;
 
-pub use threads::Threads;
+pub use aligned::{Aligned, PAGE};
+pub use hands::Hands;
 
 use crate::buffer::Buffer;
 use crate::carrier::{Alignment, Carrier, Op, Receipt};
 use crate::error::{Error, Failure, Result};
+use crate::memory::Descriptor;
 use rustix::fs::{AtFlags, OFlags, StatxFlags};
-use std::os::fd::{AsRawFd, OwnedFd};
+use rustix::io::Errno;
+use std::ops::{Deref, DerefMut};
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::Arc;
-use std::{fmt, fs, io};
-
-/// What direct I/O takes on every file system, where one does not tell.
-const DIRECT: u64 = 4096;
-
-/// What is looked at by itself where a larger call has failed.
-const PAGE: usize = 4096;
+use std::{fmt, io};
 
 /// Who hears what a file has lost.
 pub trait Losses: fmt::Debug + Send + Sync {
@@ -32,10 +33,10 @@ pub trait Losses: fmt::Debug + Send + Sync {
 /// A file whose bytes batches move.
 #[derive(Debug)]
 pub struct File {
-    file: fs::File,
+    fd: Descriptor,
     writable: bool,
     alignment: Alignment,
-    threads: Arc<Threads>,
+    hands: Arc<Hands>,
     losses: Option<Arc<dyn Losses>>,
 }
 
@@ -46,8 +47,8 @@ impl File {
     ///
     /// [`Error::Io`] when its flags cannot be read, or it was opened to be appended to: the system
     /// would write at its end whatever the offset.
-    pub fn new(file: impl Into<OwnedFd>, threads: &Arc<Threads>) -> Result<Arc<Self>> {
-        Self::with(file, threads, None)
+    pub fn new(fd: impl Into<Descriptor>, hands: &Arc<Hands>) -> Result<Arc<Self>> {
+        Self::with(fd, hands, None)
     }
 
     /// As [`File::new`], and `losses` hears what it has lost: that reads as zeros.
@@ -56,20 +57,22 @@ impl File {
     ///
     /// As [`File::new`].
     pub fn heard(
-        file: impl Into<OwnedFd>,
-        threads: &Arc<Threads>,
+        fd: impl Into<Descriptor>,
+        hands: &Arc<Hands>,
         losses: Arc<dyn Losses>,
     ) -> Result<Arc<Self>> {
-        Self::with(file, threads, Some(losses))
+        Self::with(fd, hands, Some(losses))
     }
 
     fn with(
-        file: impl Into<OwnedFd>,
-        threads: &Arc<Threads>,
+        fd: impl Into<Descriptor>,
+        hands: &Arc<Hands>,
         losses: Option<Arc<dyn Losses>>,
     ) -> Result<Arc<Self>> {
-        let file = fs::File::from(file.into());
-        let flags = rustix::fs::fcntl_getfl(&file).map_err(|e| Error::io("look at", "file", e))?;
+        let owned = fd.into();
+        let look = |source: io::Error| Error::io("look at", "file", source);
+        let fd = owned.get().map_err(|error| look(io::Error::other(error)))?;
+        let flags = rustix::fs::fcntl_getfl(fd).map_err(|errno| look(errno.into()))?;
         if flags.contains(OFlags::APPEND) {
             let problem = io::Error::from(io::ErrorKind::InvalidInput);
             return Err(Error::io(
@@ -79,22 +82,92 @@ impl File {
             ));
         }
         let alignment = match flags.contains(OFlags::DIRECT) {
-            true => direct(&file),
+            true => direct(fd),
             false => Alignment::NONE,
         };
         Ok(Arc::new(Self {
-            file,
+            fd: owned,
             writable: flags & OFlags::RWMODE != OFlags::RDONLY,
             alignment,
-            threads: Arc::clone(threads),
+            hands: Arc::clone(hands),
             losses,
         }))
     }
 
-    /// The file itself, for what is read and written beside batches.
-    #[must_use]
-    pub fn raw(&self) -> &fs::File {
-        &self.file
+    /// The file itself.
+    ///
+    /// # Errors
+    ///
+    /// The host's, in a forked child that has it no more.
+    pub fn fd(&self) -> io::Result<BorrowedFd<'_>> {
+        self.fd.get().map_err(io::Error::other)
+    }
+
+    /// Reads what stands beside what batches move, in this thread.
+    ///
+    /// # Errors
+    ///
+    /// The system's; [`io::ErrorKind::UnexpectedEof`] where the file ends before.
+    pub fn read_exact_at(&self, at: u64, out: &mut [u8]) -> io::Result<()> {
+        let (begin, mut pages, skip) = self.pages(at, out.len());
+        let enough = skip + out.len();
+        let mut done = 0;
+        while done < enough {
+            let (more, from) = (&mut pages[done..], begin + done as u64);
+            match rustix::io::pread(self.fd()?, more, from) {
+                // Behind a part of a page comes the file's end.
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(read) => done += read,
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(errno.into()),
+            }
+        }
+        out.copy_from_slice(&pages[skip..enough]);
+        Ok(())
+    }
+
+    /// Writes it. What direct I/O does not take goes with what else is in its pages, where nobody
+    /// else may write meanwhile.
+    ///
+    /// # Errors
+    ///
+    /// The system's.
+    pub fn write_all_at(&self, at: u64, bytes: &[u8]) -> io::Result<()> {
+        let (begin, mut pages, skip) = self.pages(at, bytes.len());
+        if pages.len() != bytes.len() {
+            let mut done = 0;
+            while done < pages.len() {
+                let from = begin + done as u64;
+                match rustix::io::pread(self.fd()?, &mut pages[done..], from) {
+                    Ok(0) => break,
+                    Ok(read) => done += read,
+                    Err(Errno::INTR) => {}
+                    Err(errno) => return Err(errno.into()),
+                }
+            }
+        }
+        pages[skip..skip + bytes.len()].copy_from_slice(bytes);
+        let mut done = 0;
+        while done < pages.len() {
+            match rustix::io::pwrite(self.fd()?, &pages[done..], begin + done as u64) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(written) => done += written,
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(errno.into()),
+            }
+        }
+        Ok(())
+    }
+
+    /// Memory for a range with what direct I/O takes around it: where that begins in the file, and
+    /// the range in it.
+    fn pages(&self, at: u64, len: usize) -> (u64, Pages, usize) {
+        if self.alignment == Alignment::NONE {
+            return (at, Pages::Any(vec![0; len]), 0);
+        }
+        let skip = at % PAGE as u64;
+        let pages = Pages::Direct(Aligned::new(skip as usize + len));
+        (at - skip, pages, skip as usize)
     }
 
     /// `len` bytes of the file from `offset` on, which keep it open.
@@ -142,7 +215,7 @@ impl File {
 
     /// Reads or writes some of what a receipt asks for; how many bytes, or the system's error.
     fn call(&self, receipt: &Receipt, done: usize, len: usize) -> std::result::Result<usize, i32> {
-        let fd = self.file.as_raw_fd();
+        let fd = self.fd().map_err(|_| libc::EBADF)?.as_raw_fd();
         let memory = receipt.memory().wrapping_add(done).cast::<libc::c_void>();
         let at = libc::off_t::try_from(receipt.at() + done as u64);
         let at = at.map_err(|_| libc::EOVERFLOW)?;
@@ -165,31 +238,55 @@ impl Carrier for File {
     }
 
     fn hands(&self) -> usize {
-        Arc::as_ptr(&self.threads).addr()
+        Arc::as_ptr(&self.hands).addr()
     }
 
     fn carry(self: Arc<Self>, receipts: Vec<Receipt>) {
-        let threads = Arc::clone(&self.threads);
-        threads.push(
-            receipts
-                .into_iter()
-                .map(|receipt| (Arc::clone(&self), receipt)),
-        );
+        let (hands, direct) = (Arc::clone(&self.hands), self.alignment != Alignment::NONE);
+        let jobs = receipts.into_iter();
+        hands.push(direct, jobs.map(|receipt| (Arc::clone(&self), receipt)));
+    }
+}
+
+/// Memory for a call, by what the file takes.
+enum Pages {
+    Any(Vec<u8>),
+    Direct(Aligned),
+}
+
+impl Deref for Pages {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match self {
+            Self::Any(bytes) => bytes,
+            Self::Direct(pages) => pages,
+        }
+    }
+}
+
+impl DerefMut for Pages {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        match self {
+            Self::Any(bytes) => bytes,
+            Self::Direct(pages) => pages,
+        }
     }
 }
 
 /// What direct I/O on a file takes.
-fn direct(fd: &fs::File) -> Alignment {
+fn direct(fd: BorrowedFd<'_>) -> Alignment {
     let asked = rustix::fs::statx(fd, "", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN);
     let told = asked
         .ok()
         .map(|file| file.stx_dio_mem_align.max(file.stx_dio_offset_align));
     // One number for both: regions and buffers of engines lie at pages anyway.
-    let at = told.map_or(DIRECT, u64::from);
-    let at = if at.is_power_of_two() && at <= DIRECT {
+    let most = PAGE as u64;
+    let at = told.map_or(most, u64::from);
+    let at = if at.is_power_of_two() && at <= most {
         at
     } else {
-        DIRECT
+        most
     };
     Alignment {
         at,
@@ -222,8 +319,8 @@ mod tests {
         // Where this process has no memory, the system fails as a disk does.
         let mut memory = System::options();
         let memory = memory.read(true).write(true).open("/proc/self/mem");
-        let (lost, threads) = (Arc::new(Lost::default()), Threads::new(1).unwrap());
-        let file = File::heard(memory.unwrap(), &threads, Arc::clone(&lost) as _).unwrap();
+        let (lost, hands) = (Arc::new(Lost::default()), Hands::new(1).unwrap());
+        let file = File::heard(memory.unwrap(), &hands, Arc::clone(&lost) as _).unwrap();
         let copier = Copier::new(CopierConfig::default()).unwrap();
         let id = PartId {
             namespace: [1; 16],

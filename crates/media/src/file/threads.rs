@@ -17,11 +17,11 @@ const THREADS_MAX: usize = 256;
 const STACK_BYTES: usize = 256 << 10;
 
 /// What a thread does next.
-type Job = (Arc<File>, Receipt);
+pub(super) type Job = (Arc<File>, Receipt);
 
 /// A bounded set of threads, for any number of files. They end with the last one of these.
 #[derive(Debug)]
-pub struct Threads {
+pub(super) struct Threads {
     queue: Arc<Queue>,
     threads: Vec<JoinHandle<()>>,
     origin: Origin,
@@ -46,7 +46,7 @@ impl Threads {
     /// # Errors
     ///
     /// [`Error::Invalid`] for none or more than 256, [`Error::Io`] when one cannot be started.
-    pub fn new(count: usize) -> Result<Arc<Self>> {
+    pub(super) fn new(count: usize) -> Result<Arc<Self>> {
         if count == 0 || count > THREADS_MAX {
             return Err(Error::Invalid {
                 field: "file threads",

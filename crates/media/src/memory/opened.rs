@@ -31,6 +31,12 @@ impl From<OwnedFd> for Descriptor {
     }
 }
 
+impl From<std::fs::File> for Descriptor {
+    fn from(file: std::fs::File) -> Self {
+        Self::Plain(file.into())
+    }
+}
+
 impl From<LockFd> for Descriptor {
     fn from(fd: LockFd) -> Self {
         Self::Locked(fd)
@@ -38,7 +44,7 @@ impl From<LockFd> for Descriptor {
 }
 
 impl Descriptor {
-    fn get(&self) -> kvdepot_host::Result<BorrowedFd<'_>> {
+    pub(crate) fn get(&self) -> kvdepot_host::Result<BorrowedFd<'_>> {
         match self {
             Self::Plain(fd) => Ok(fd.as_fd()),
             Self::Locked(fd) => fd.fd(),

@@ -95,6 +95,8 @@ pub(crate) enum Kind {
     Mapped,
     /// A directory, in whose files the blocks of a tier lie.
     Directory,
+    /// Bytes that are read and written by calls.
+    Called,
 }
 
 /// What a process that attaches says.
@@ -136,7 +138,8 @@ struct Offer {
 }
 
 /// A [`Medium`]. `held` is 1 when nobody gives its room to other blocks while the asking process
-/// has it mapped; `kind` is 0 for what is mapped, and 1 for a directory, which has no length.
+/// has it mapped; `kind` is 0 for what is mapped, 1 for a directory, which has no length,
+/// and 2 for what is read and written by calls.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 struct MediumRow {
@@ -164,6 +167,7 @@ impl TryFrom<&MediumRow> for Medium {
         let kind = match row.kind.get() {
             0 => Kind::Mapped,
             1 => Kind::Directory,
+            2 => Kind::Called,
             other => return Err(broken(format!("a medium of kind {other} is unknown"))),
         };
         Ok(Medium {

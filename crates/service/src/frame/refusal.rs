@@ -127,7 +127,7 @@ pub(crate) fn broken(what: impl Into<String>) -> Error {
 
 /// The name of a tier as this program has it.
 pub(crate) fn tier_name(name: &str) -> &'static str {
-    let known = ["Cache", "Dax"];
+    let known = ["Cache", "Dax", "Nvme"];
     known
         .into_iter()
         .find(|known| *known == name)

@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 use kvdepot_arena::Error;
 use kvdepot_host::dir::{Access, Dir};
 use kvdepot_host::fork::LockFd;
-use kvdepot_media::file::Threads;
+use kvdepot_media::file::Hands;
 use kvdepot_store::{BlockFile, FileAt};
 use parking_lot::RwLock;
 
@@ -16,16 +16,16 @@ use crate::frame::hello::{Kind, Medium};
 pub(crate) struct Files {
     directories: RwLock<Vec<(u32, Arc<Dir>)>>,
     /// They read and write; started by the first file.
-    threads: OnceLock<Arc<Threads>>,
+    hands: OnceLock<Arc<Hands>>,
     lanes: usize,
 }
 
 impl Files {
-    /// With as many threads as there are lanes.
+    /// With as many threads as there are lanes, where there is no ring.
     pub(crate) fn new(lanes: usize) -> Files {
         Files {
             directories: RwLock::default(),
-            threads: OnceLock::new(),
+            hands: OnceLock::new(),
             lanes,
         }
     }
@@ -58,19 +58,19 @@ impl Files {
             Arc::clone(&known?.1)
         };
         let opened = self
-            .threads()
-            .and_then(|threads| BlockFile::open(&dir, at, access, threads));
+            .hands()
+            .and_then(|hands| BlockFile::open(&dir, at, access, hands));
         opened.unwrap_or_else(|error| {
             tracing::warn!(%error, number, "a block's file cannot be opened");
             None
         })
     }
 
-    fn threads(&self) -> Result<&Arc<Threads>, Error> {
-        if let Some(threads) = self.threads.get() {
-            return Ok(threads);
+    fn hands(&self) -> Result<&Arc<Hands>, Error> {
+        if let Some(hands) = self.hands.get() {
+            return Ok(hands);
         }
-        let started = Threads::new(self.lanes)?;
-        Ok(self.threads.get_or_init(|| started))
+        let started = Hands::new(self.lanes)?;
+        Ok(self.hands.get_or_init(|| started))
     }
 }

@@ -19,10 +19,10 @@ use kvdepot_arena::format::record::Packed;
 use kvdepot_arena::gate::Gate;
 use kvdepot_arena::parts::{self, Part};
 use kvdepot_arena::verdict::{Bytes, Moved, Verdicts};
-use kvdepot_arena::{Error, Place};
+use kvdepot_arena::{self as arena, Error, Place};
 use kvdepot_host::dir;
 use kvdepot_host::fork::LockFd;
-use kvdepot_media::{Access, Buffer, Copier, CopierConfig, Done, Mapping};
+use kvdepot_media::{Buffer, Copier, CopierConfig, Done, Mapping};
 use kvdepot_store::config::default_lanes;
 use kvdepot_store::placement::{self, Holder, Placement};
 use kvdepot_store::{BlockBuffers, BlockFile, Ends, FileAt, Journal, populate};
@@ -52,10 +52,10 @@ pub struct Mover {
     pub(crate) socket: UnixStream,
 }
 
-/// The owner's media as mapped here, and its directories.
+/// The owner's media as they are open here, and its directories.
 struct Media {
     /// By their numbers, near to far.
-    mapped: RwLock<Vec<(u32, Arc<Mapping>)>>,
+    open: RwLock<Vec<(u32, Arc<dyn arena::Medium>)>>,
     files: Files,
     /// The owner is gone, and they were let go with it.
     ended: AtomicBool,
@@ -63,36 +63,37 @@ struct Media {
 
 /// What has a block's bytes.
 pub(crate) enum Reached {
-    Medium(Arc<Mapping>),
+    Medium(Arc<dyn arena::Medium>),
     File(BlockFile),
 }
 
 impl Reached {
     pub(crate) fn ends(&self) -> &dyn Ends {
         match self {
-            Reached::Medium(mapping) => mapping,
+            Reached::Medium(medium) => medium,
             Reached::File(file) => file,
         }
     }
 }
 
-/// Maps media, but those that are known by number and length.
-fn map(
+/// Opens media, but those that are known by number and length.
+fn open(
     media: Vec<(Medium, LockFd)>,
     role: Role,
     known: &[(u32, u64)],
-) -> Result<Vec<(u32, Arc<Mapping>)>, Error> {
-    let access = match role.writes() {
-        true => Access::ReadWrite,
-        false => Access::ReadOnly,
-    };
+) -> Result<Vec<(u32, Arc<dyn arena::Medium>)>, Error> {
     let new = media
         .into_iter()
         .filter(|(Medium { number, len, .. }, _)| !known.contains(&(*number, *len)));
-    let map = |(medium, fd): (Medium, LockFd)| {
-        Ok((medium.number, Mapping::from_fd(fd, medium.len, access)?))
+    let open = |(medium, fd): (Medium, LockFd)| {
+        let access = match medium.kind {
+            Kind::Called => arena::Access::Direct,
+            _ => arena::Access::Mapped,
+        };
+        let opened = arena::adopt(fd, medium.len, role.writes(), access)?;
+        Ok((medium.number, opened))
     };
-    new.map(map).collect()
+    new.map(open).collect()
 }
 
 impl Mover {
@@ -128,7 +129,7 @@ impl Mover {
         config.lanes = lanes.unwrap_or_else(default_lanes);
         let (files, mut media) = (Files::new(config.lanes), welcome.media);
         files.learn(&mut media)?;
-        let media = map(media, role, &[])?;
+        let media = open(media, role, &[])?;
         config.slice_size = welcome.terms.slice_size;
         Ok(Mover {
             holder: Holder {
@@ -137,7 +138,7 @@ impl Mover {
             },
             duty: Duty::new(welcome.roster),
             media: Arc::new(Media {
-                mapped: RwLock::new(media),
+                open: RwLock::new(media),
                 files,
                 ended: AtomicBool::new(false),
             }),
@@ -172,7 +173,7 @@ impl Mover {
                 }
             }
             media.ended.store(true, Ordering::SeqCst);
-            media.mapped.write().clear();
+            media.open.write().clear();
             media.files.let_go();
         };
         let thread = std::thread::Builder::new().name("kvdepot-owner".into());
@@ -272,7 +273,7 @@ impl Mover {
         Ok(ranges.map(|(offset, len)| (medium, offset, len)).collect())
     }
 
-    /// The owner's media as mapped here, near to far.
+    /// The owner's media that are mapped here, near to far.
     #[must_use]
     pub fn media(&self) -> Vec<Buffer> {
         let media = self.mappings();
@@ -281,19 +282,18 @@ impl Mover {
     }
 
     fn mappings(&self) -> Vec<Arc<Mapping>> {
-        let media = self.media.mapped.read();
-        media
-            .iter()
-            .map(|(_, mapping)| Arc::clone(mapping))
-            .collect()
+        let media = self.media.open.read();
+        let mapped = media.iter().filter_map(|(_, medium)| medium.mapping());
+        mapped.map(Arc::clone).collect()
     }
 
+    /// Where [`Mover::media`] has a medium; nowhere where it has no addresses.
     fn position(&self, number: u32) -> Option<usize> {
-        self.media
-            .mapped
-            .read()
+        let media = self.media.open.read();
+        let mut mapped = media
             .iter()
-            .position(|(known, _)| *known == number)
+            .filter(|(_, medium)| medium.mapping().is_some());
+        mapped.position(|(known, _)| *known == number)
     }
 
     /// Where a block's bytes lie, to be read or to be written as `access` says of a file; `None`
@@ -311,27 +311,27 @@ impl Mover {
                 .files
                 .open(number, file, access)
                 .map(Reached::File),
-            None => self.mapping(number, &place.extents).map(Reached::Medium),
+            None => self.medium(number, &place.extents).map(Reached::Medium),
         }
     }
 
-    /// A medium by its number, with all of these extents in it: one that is not mapped here yet,
-    /// or has grown, is asked for.
-    fn mapping(&self, number: u32, extents: &Packed) -> Option<Arc<Mapping>> {
+    /// A medium by its number, with all of these extents in it: one that is not open here yet, or
+    /// has grown, is asked for.
+    fn medium(&self, number: u32, extents: &Packed) -> Option<Arc<dyn arena::Medium>> {
         let end = extents.iter().map(|(at, len)| at + len).max().unwrap_or(0);
         let known = || {
-            let media = self.media.mapped.read();
+            let media = self.media.open.read();
             let found = media.iter().find(|(known, _)| *known == number);
             found
-                .map(|(_, mapping)| Arc::clone(mapping))
-                .filter(|mapping| mapping.len() >= end)
+                .map(|(_, medium)| Arc::clone(medium))
+                .filter(|medium| medium.len() >= end)
         };
         known().or_else(|| {
             if self.has_ended() {
                 return None;
             }
             if let Err(error) = self.ask_for_media() {
-                tracing::warn!(%error, number, "a medium could not be mapped");
+                tracing::warn!(%error, number, "a medium could not be opened");
             }
             known()
         })
@@ -340,7 +340,7 @@ impl Mover {
     /// Lets a medium go, once no batch is at it.
     pub(crate) fn forget(&self, number: u32) {
         self.media
-            .mapped
+            .open
             .write()
             .retain(|(known, _)| *known != number);
     }
@@ -359,8 +359,8 @@ impl Mover {
         // Its directories are those that it had.
         welcome
             .media
-            .retain(|(medium, _)| medium.kind == Kind::Mapped);
-        let mut media = self.media.mapped.write();
+            .retain(|(medium, _)| medium.kind != Kind::Directory);
+        let mut media = self.media.open.write();
         if self.has_ended() {
             return Ok(());
         }
@@ -370,14 +370,11 @@ impl Mover {
             .map(|(medium, _)| medium.number)
             .collect();
         media.retain(|(number, _)| listed.contains(number));
-        let known: Vec<(u32, u64)> = media
-            .iter()
-            .map(|(n, mapping)| (*n, mapping.len()))
-            .collect();
-        for (number, mapping) in map(welcome.media, role, &known)? {
-            // Batches that use the smaller one keep it mapped.
+        let known: Vec<(u32, u64)> = media.iter().map(|(n, medium)| (*n, medium.len())).collect();
+        for (number, medium) in open(welcome.media, role, &known)? {
+            // Batches that use the smaller one keep it.
             media.retain(|(known, _)| *known != number);
-            media.push((number, mapping));
+            media.push((number, medium));
         }
         media.sort_by_key(|(number, _)| *number);
         Ok(())
@@ -417,10 +414,15 @@ impl Mover {
             ends.extend(file.map(|file| file.payload(part.offset, part.len)));
             return Ok(!ends.is_empty());
         }
-        let Some(mapping) = self.mapping(placement.medium, &placement.extents) else {
+        let Some(medium) = self.medium(placement.medium, &placement.extents) else {
             return Ok(false);
         };
-        parts::buffers(&mapping, &placement.extents, (part.offset, part.len), ends)?;
+        parts::buffers(
+            medium.as_ref(),
+            &placement.extents,
+            (part.offset, part.len),
+            ends,
+        )?;
         Ok(true)
     }
 

@@ -417,7 +417,10 @@ impl Owner {
             let (descriptor, held) = arena.descriptor(role.writes())?;
             let medium = Medium {
                 number: arena.number(),
-                kind: Kind::Mapped,
+                kind: match arena.mapping() {
+                    Ok(_) => Kind::Mapped,
+                    Err(_) => Kind::Called,
+                },
                 len: arena.medium_len(),
                 held,
             };

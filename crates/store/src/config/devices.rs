@@ -1,9 +1,9 @@
-//! Several media as one tier: `dax.devices`.
+//! Several media as one tier: `dax.devices`, `nvme.devices`.
 
 use kvdepot_arena::Error;
 use serde_json::{Map, Value};
 
-use super::{DaxConfig, DeviceConfig};
+use super::{ArenaConfig, DeviceConfig};
 use crate::option::{Kind, Parsed, absolute};
 use crate::placement::MEDIA_MAX;
 
@@ -41,14 +41,14 @@ fn device(field: &str, value: &Value) -> Result<DeviceConfig, Error> {
     }
 }
 
-impl DaxConfig {
-    /// Either one medium or a list of them.
-    pub(super) fn check_devices(&self) -> Result<(), Error> {
+impl ArenaConfig {
+    /// Either one medium or a list of them, in the section of that name.
+    pub(super) fn check_devices(&self, section: &str) -> Result<(), Error> {
         // Beside them there may be a `Cache`.
         if self.devices.len() >= MEDIA_MAX {
             let count = format!("a list of {}", self.devices.len());
             let allowed = format!("at most {} devices", MEDIA_MAX - 1);
-            return Err(Error::config("dax.devices", count, allowed));
+            return Err(Error::config(format!("{section}.devices"), count, allowed));
         }
         let other = match (&self.path, self.capacity) {
             _ if self.devices.is_empty() => return Ok(()),
@@ -57,8 +57,8 @@ impl DaxConfig {
             (None, None) => return Ok(()),
         };
         let count = format!("a list of {}", self.devices.len());
-        let allowed = format!("instead of dax.{other}, not beside it");
-        Err(Error::config("dax.devices", count, allowed))
+        let allowed = format!("instead of {section}.{other}, not beside it");
+        Err(Error::config(format!("{section}.devices"), count, allowed))
     }
 }
 

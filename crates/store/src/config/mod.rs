@@ -1,5 +1,6 @@
 //! Configuration: one schema for file, dictionary and command line.
 
+mod arenas;
 mod devices;
 mod edges;
 mod file;
@@ -9,16 +10,17 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+pub use arenas::{ArenaConfig, DeviceConfig};
 pub use edges::{EdgeConfig, Touch};
 pub use file::read_yaml;
+use kvdepot_arena::Error;
 use kvdepot_arena::format::GRANULE;
 pub use kvdepot_arena::{Durability, Format, size};
-use kvdepot_arena::{Error, Options};
 use kvdepot_host::limits;
 use kvdepot_media::CopierConfig;
 use serde_json::{Map, Value};
 
-use crate::option::{Kind, OptionSpec, Parsed, Section, absolute};
+use crate::option::{OptionSpec, Parsed, Section, absolute};
 use crate::tier::{Kinds, TIERS_MAX};
 
 /// Fewest bytes of `slice_size`: below, handing a slice over costs more than moving it.
@@ -73,47 +75,6 @@ pub struct CacheConfig {
     pub capacity: Option<u64>,
 }
 
-/// A mapped arena's settings.
-#[derive(Clone, Debug, PartialEq, Eq, Default)]
-#[non_exhaustive]
-pub struct DaxConfig {
-    /// Device or file; by default in the user's cache directory.
-    pub path: Option<PathBuf>,
-    /// Bytes of the medium.
-    pub capacity: Option<u64>,
-    /// Entries of a new arena's record table.
-    pub records: Option<u64>,
-    /// What acknowledged blocks outlive.
-    pub durability: Durability,
-    /// Whether to make a new arena of what is there.
-    pub format: Format,
-    /// Several media as one tier; empty with `path` and `capacity`.
-    pub devices: Vec<DeviceConfig>,
-}
-
-impl DaxConfig {
-    /// What holds for each of its media.
-    pub(crate) fn options(&self) -> Options {
-        Options {
-            capacity: self.capacity,
-            records: self.records,
-            durability: self.durability,
-            format: self.format,
-            ..Options::default()
-        }
-    }
-}
-
-/// One medium among several of a tier.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct DeviceConfig {
-    /// Device or file.
-    pub path: PathBuf,
-    /// Bytes of the medium.
-    pub capacity: Option<u64>,
-}
-
 /// A depot's validated configuration.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
@@ -151,7 +112,9 @@ pub struct Config {
     /// The `cache` section.
     pub cache: CacheConfig,
     /// The `dax` section.
-    pub dax: DaxConfig,
+    pub dax: ArenaConfig,
+    /// The `nvme` section.
+    pub nvme: ArenaConfig,
     /// How long a lookup in a tier that may answer late may take.
     pub lookup_timeout: Duration,
     /// How long anything else there may take.
@@ -183,7 +146,8 @@ impl Default for Config {
             socket: Socket::default(),
             socket_mode: 0o600,
             cache: CacheConfig::default(),
-            dax: DaxConfig::default(),
+            dax: ArenaConfig::default(),
+            nvme: ArenaConfig::default(),
             lookup_timeout: Duration::from_secs(1),
             tier_timeout: Duration::from_secs(10),
             kinds: Kinds::default(),
@@ -223,7 +187,8 @@ impl Config {
             ..Config::default()
         };
         config.apply(settings)?;
-        config.dax.check_devices()?;
+        config.dax.check_devices("dax")?;
+        config.nvme.check_devices("nvme")?;
         // How many there are unless it is said depends on the machine that it is opened on.
         config.check_slab(config.staging_regions.unwrap_or(1))?;
         Ok(config)
@@ -353,9 +318,10 @@ impl Config {
         };
         let spec = schema::find(section, name)
             .ok_or_else(|| unknown(schema::OPTIONS, section, &field, name))?;
-        if spec.kind == Kind::Devices {
-            self.dax.devices = devices::parse(&field, value)?;
-            return Ok(());
+        match section {
+            "dax" => return self.dax.set(&field, spec, value),
+            "nvme" => return self.nvme.set(&field, spec, value),
+            _ => {}
         }
         let parsed = Parsed::new(&field, spec.kind, value)?;
         match (section, name) {
@@ -427,25 +393,6 @@ impl Config {
                 }
                 self.cache.capacity = Some(parsed.number);
             }
-            ("dax", "path") => self.dax.path = Some(absolute(&parsed.text)),
-            ("dax", "capacity") => self.dax.capacity = Some(parsed.number),
-            ("dax", "records") => {
-                self.dax.records = Some(parsed.count(&field, u64::from(u32::MAX) - 1)?);
-            }
-            ("dax", "durability") => {
-                self.dax.durability = if parsed.text == "power" {
-                    Durability::Power
-                } else {
-                    Durability::Process
-                };
-            }
-            ("dax", "format") => {
-                self.dax.format = match parsed.text.as_str() {
-                    "true" => Format::Once,
-                    "force" => Format::Always,
-                    _ => Format::Never,
-                };
-            }
             _ => return Err(unknown(schema::OPTIONS, section, &field, name)),
         }
         Ok(())
@@ -505,7 +452,7 @@ fn unknown(options: &[OptionSpec], section: &str, field: &str, name: &str) -> Er
         .map(|option| option.name)
         .collect();
     match section {
-        "" => known.extend(["cache", "dax"]),
+        "" => known.extend(["cache", "dax", "nvme"]),
         // Which is never behind another tier.
         "cache" => {}
         _ => known.extend(schema::EDGE.iter().map(|option| option.name)),
@@ -544,6 +491,8 @@ fn distance(a: &str, b: &str) -> usize {
 #[cfg(test)]
 mod tests {
     use serde_json::json;
+
+    use crate::option::Kind;
 
     use super::*;
 
@@ -640,7 +589,7 @@ mod tests {
                 Kind::Count => json!(7),
                 Kind::Flag => json!(true),
                 Kind::Text => json!(match option.name {
-                    "pipeline" => "Cache|Dax",
+                    "pipeline" => "Cache|Dax|Nvme",
                     "instance" => "x-1",
                     _ => "/x",
                 }),
@@ -652,7 +601,7 @@ mod tests {
                 "" => json!({ option.name: value }),
                 section => json!({ section: { option.name: value } }),
             };
-            Config::new("Cache|Dax", &settings).unwrap();
+            Config::new("Cache|Dax|Nvme", &settings).unwrap();
         }
     }
 }

@@ -5,7 +5,7 @@ use crate::option::{Kind, OptionSpec};
 use crate::tier::Kinds;
 
 /// The tiers that every depot knows.
-pub(super) const TIERS: &[&str] = &["Cache", "Dax"];
+pub(super) const TIERS: &[&str] = &["Cache", "Dax", "Nvme"];
 
 /// All options. Sections are the tiers' names in lower case.
 pub const OPTIONS: &[OptionSpec] = &[
@@ -195,6 +195,52 @@ pub const OPTIONS: &[OptionSpec] = &[
     ),
     OptionSpec::new(
         "dax",
+        "format",
+        Kind::Choice(&["false", "true", "force"]),
+        "false",
+        "Make a new arena of what the path holds, which is lost: `true`, unless it is a sound \
+         arena; `force`, whatever it is, at each start. A medium of zeros needs neither.",
+    ),
+    OptionSpec::new(
+        "nvme",
+        "path",
+        Kind::Text,
+        "kvdepot/nvme.kvd in the user's cache directory",
+        "A file on a disk, which is read and written past the page cache where its file system \
+        lets it. A missing one is created with its space really allocated.",
+    ),
+    OptionSpec::new(
+        "nvme",
+        "capacity",
+        Kind::Size,
+        "what the arena has; for a new file 20 % of the free disk, at most 64 GiB",
+        "The whole medium. An existing arena of another capacity is refused.",
+    ),
+    OptionSpec::new(
+        "nvme",
+        "devices",
+        Kind::Devices,
+        "one, at `path`",
+        "Several media as one tier, instead of `path` and `capacity`: \
+        `[{path: /mnt/a/kv, capacity: 1TiB}, {path: /mnt/b/kv, capacity: 1TiB}]`. Each is an arena of its \
+        own, and all must open.",
+    ),
+    OptionSpec::new(
+        "nvme",
+        "records",
+        Kind::Count,
+        "one for each 4 KiB of the first 4 GiB, and one for each 32 KiB beyond",
+        "Entries of the record table of a new arena: the most blocks it can hold.",
+    ),
+    OptionSpec::new(
+        "nvme",
+        "durability",
+        Kind::Choice(&["process", "power"]),
+        "process",
+        "What an acknowledged block outlives: the `process`, or a `power` cut too (slower).",
+    ),
+    OptionSpec::new(
+        "nvme",
         "format",
         Kind::Choice(&["false", "true", "force"]),
         "false",

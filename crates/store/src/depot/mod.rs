@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use group::Group;
-use kvdepot_arena::{Error, NamespaceId, Opening, default_capacity, default_path};
+use kvdepot_arena::{Error, NamespaceId, Opening, default_capacity};
 use kvdepot_host::limits;
 use local::Local;
 pub use local::Serves;
@@ -26,6 +26,7 @@ use crate::listing::{Gone, NamespaceUsage};
 use crate::metrics::Stats;
 use crate::opening::Opened;
 use crate::pipeline::{Core, Drained};
+use crate::tier::DAX;
 
 /// A pipeline of tiers, opened by this process or by another one of the host. Clones share it.
 #[derive(Clone)]
@@ -283,10 +284,7 @@ impl Config {
     /// # Errors
     /// [`Error::Host`] when the user has no cache directory, or not alone.
     pub fn arena_path(&self) -> Result<PathBuf, Error> {
-        match &self.dax.path {
-            Some(path) => Ok(path.clone()),
-            None => default_path(self.instance.as_deref()),
-        }
+        self.path_of(DAX)
     }
 
     /// Bytes that a new arena would get: `dax.capacity`, or 20 % of the free disk, at most 64 GiB.

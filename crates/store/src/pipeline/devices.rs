@@ -1,4 +1,4 @@
-//! The media of a depot's `Dax` tier: how they come and go while it serves.
+//! The media of a depot's `Dax` tier, or its `Nvme`: how they come and go while it serves.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use kvdepot_arena::{Arena, Error, Format, Opening, Options};
 use super::{Core, Drained};
 use crate::devices::{DeviceStats, DrainTo};
 use crate::placement::MEDIA_MAX;
-use crate::tier::{Arenas, DAX, Stage};
+use crate::tier::{Arenas, Sort, Stage};
 
 impl Core {
     /// As [`Depot::devices`](crate::Depot::devices).
@@ -30,12 +30,12 @@ impl Core {
             let allowed = format!("at most {MEDIA_MAX} media in a depot: remove one first");
             return Err(Error::input("path", path.display(), allowed));
         }
-        let (_, tier) = self.dax_tier()?;
+        let (sort, _, tier) = self.first_of_devices()?;
         let config = &self.config;
         let settings = Options {
             capacity,
             format: Format::Never,
-            ..config.dax.options()
+            ..config.section(sort).options(sort.access)
         };
         let socket = self.socket.get().map(|path| path.display().to_string());
         let announce = |arena: &Arena| match &socket {
@@ -97,27 +97,30 @@ impl Core {
         tier.grow(&arena, path, capacity)
     }
 
-    fn dax_tier(&self) -> Result<(usize, &Arenas), Error> {
+    /// The nearest tier that has devices.
+    fn first_of_devices(&self) -> Result<(Sort, usize, &Arenas), Error> {
         let mut tiers = self.arenas();
-        let found = tiers.find(|(_, tier)| tier.name() == DAX);
+        let found = tiers.find_map(|(index, tier)| {
+            let mut sorts = self.config.arenas().map(|(_, sort)| sort);
+            let sort = sorts.find(|sort| sort.name == tier.name())?;
+            Some((sort, index, tier))
+        });
         found.ok_or_else(|| {
             let tiers: Vec<&str> = self.tiers.iter().map(Stage::name).collect();
-            let tiers = tiers.join("|");
-            Error::input(
-                "pipeline",
-                tiers,
-                "one with a Dax tier, which alone has devices",
-            )
+            let allowed = "one with a Dax tier or an Nvme tier, which alone have devices";
+            Error::input("pipeline", tiers.join("|"), allowed)
         })
     }
 
     fn device(&self, path: &Path) -> Result<(usize, &Arenas, Arc<Arena>), Error> {
-        let (index, tier) = self.dax_tier()?;
-        match tier.at(path) {
-            Some(arena) => Ok((index, tier, arena)),
+        let _some = self.first_of_devices()?;
+        let mut tiers = self.arenas();
+        let found = tiers.find_map(|(index, tier)| Some((index, tier, tier.at(path)?)));
+        match found {
+            Some(found) => Ok(found),
             None => {
-                let arenas = tier.arenas();
-                let known = arenas.iter().filter_map(|arena| arena.path());
+                let media = self.media();
+                let known = media.iter().filter_map(|arena| arena.path());
                 let known: Vec<String> = known.map(|path| path.display().to_string()).collect();
                 let allowed = format!("a device of this depot: {}", known.join(", "));
                 Err(Error::input("path", path.display(), allowed))

@@ -3,9 +3,11 @@
 use std::sync::Arc;
 
 use kvdepot_arena::parts::{self, Part};
-use kvdepot_arena::{Class, Error, Key, NamespaceId, Place, Refused, Reserved, TierStats, Wanted};
+use kvdepot_arena::{
+    Class, Error, Key, Medium, NamespaceId, Place, Refused, Reserved, TierStats, Wanted,
+};
 use kvdepot_host::dir::Dir;
-use kvdepot_media::{Buffer, Checksum, Mapping};
+use kvdepot_media::{Buffer, Checksum};
 
 use super::file::FileAt;
 use super::late::Reply;
@@ -122,7 +124,7 @@ pub trait Ends: Send + Sync {
     }
 }
 
-impl Ends for Arc<Mapping> {
+impl Ends for Arc<dyn Medium> {
     fn buffers(
         &self,
         place: &Place,
@@ -130,16 +132,23 @@ impl Ends for Arc<Mapping> {
         len: u64,
         ends: &mut Vec<Buffer>,
     ) -> Result<(), Error> {
-        parts::buffers(self, &place.extents, (offset, len), ends)
+        parts::buffers(self.as_ref(), &place.extents, (offset, len), ends)
     }
 
     fn parts(&self, place: &Place) -> Result<Option<Vec<Part>>, Error> {
         let (extents, sum) = (&place.extents, place.checksum);
         let (len, count) = (place.len, place.parts);
-        Ok(parts::read(self, &place.identity, extents, len, count, sum))
+        Ok(parts::read(
+            self.as_ref(),
+            &place.identity,
+            extents,
+            len,
+            count,
+            sum,
+        ))
     }
 
     fn write_parts(&self, place: &Place, found: &[Part]) -> Result<(), Error> {
-        parts::write_table(self, &place.extents, place.len, found)
+        parts::write_table(self.as_ref(), &place.extents, place.len, found)
     }
 }

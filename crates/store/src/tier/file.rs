@@ -4,7 +4,7 @@
 //! Whoever has opened a file keeps it: it may be replaced or removed, and its bytes stay. So an
 //! open file is a pin; but who opens it by its name must see that it is the one that was meant.
 
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 use std::{fs, io};
 
@@ -12,7 +12,7 @@ use kvdepot_arena::parts::{self, Part};
 use kvdepot_arena::{Error, Place};
 use kvdepot_host::dir::{Access, Dir};
 use kvdepot_media::Buffer;
-use kvdepot_media::file::{File, Threads};
+use kvdepot_media::file::{File, Hands};
 
 use super::contract::Ends;
 
@@ -30,6 +30,7 @@ pub struct FileAt {
 /// A block's file, open.
 pub struct BlockFile {
     file: Arc<File>,
+    inode: u64,
     offset: u64,
 }
 
@@ -38,9 +39,14 @@ impl BlockFile {
     ///
     /// # Errors
     /// [`Error::Media`] when the system refuses.
-    pub fn new(raw: fs::File, offset: u64, threads: &Arc<Threads>) -> Result<BlockFile, Error> {
-        let file = File::new(raw, threads)?;
-        Ok(BlockFile { file, offset })
+    pub fn new(raw: fs::File, offset: u64, hands: &Arc<Hands>) -> Result<BlockFile, Error> {
+        let inode = raw.metadata().map_or(0, |file| file.ino());
+        let file = File::new(raw, hands)?;
+        Ok(BlockFile {
+            file,
+            inode,
+            offset,
+        })
     }
 
     /// Opens what `at` names; `None` where it is gone, or another file has its name.
@@ -51,34 +57,35 @@ impl BlockFile {
         dir: &Dir,
         at: &FileAt,
         access: Access,
-        threads: &Arc<Threads>,
+        hands: &Arc<Hands>,
     ) -> Result<Option<BlockFile>, Error> {
         let Some(fd) = dir.open_at(&at.name, access)? else {
             return Ok(None);
         };
         let raw = fs::File::from(fd);
         let same = raw.metadata().is_ok_and(|file| file.ino() == at.inode);
-        same.then(|| BlockFile::new(raw, at.offset, threads))
+        same.then(|| BlockFile::new(raw, at.offset, hands))
             .transpose()
     }
 
     /// The number that [`FileAt`] names it by; 0 where the system does not tell.
     #[must_use]
     pub fn inode(&self) -> u64 {
-        self.raw().metadata().map_or(0, |file| file.ino())
+        self.inode
     }
 
     /// The file itself, for what stands in it beside the payload.
     #[must_use]
-    pub fn raw(&self) -> &fs::File {
-        self.file.raw()
+    pub fn raw(&self) -> &File {
+        &self.file
     }
 
-    /// `len` bytes of the payload from `offset` on.
+    /// `len` bytes of the payload from `offset` on: a part, or all. Parts begin at pages, and what is
+    /// behind the last one in its page is of no meaning.
     #[must_use]
     pub fn payload(&self, offset: u64, len: u64) -> Buffer {
         let at = (self.offset + offset) as usize;
-        self.file.buffer(at, len as usize)
+        self.file.buffer(at, len as usize).padded()
     }
 
     /// Where the table of a block in so many parts begins in its payload, and room for it.
@@ -109,7 +116,7 @@ impl Ends for BlockFile {
             return Ok(None);
         };
         let at = self.offset + begin;
-        match self.raw().read_exact_at(&mut table, at) {
+        match self.file.read_exact_at(at, &mut table) {
             Ok(()) => {}
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
             // Says nothing about the block.
@@ -122,8 +129,8 @@ impl Ends for BlockFile {
     fn write_parts(&self, place: &Place, found: &[Part]) -> Result<(), Error> {
         let table = parts::encode(found);
         let (begin, _) = BlockFile::table(place.len, found.len()).unwrap_or_default();
-        self.raw()
-            .write_all_at(&table, self.offset + begin)
+        self.file
+            .write_all_at(self.offset + begin, &table)
             .map_err(failed)
     }
 }

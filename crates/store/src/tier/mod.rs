@@ -13,7 +13,7 @@ mod late;
 mod stage;
 
 pub(crate) use apart::{Answer, Apart};
-pub(crate) use arenas::{Arenas, DAX, device};
+pub(crate) use arenas::{Arenas, DAX, NVME, Sort};
 pub use contract::{Ends, Page, Tier};
 pub use file::{BlockFile, FileAt};
 pub use kinds::{Kinds, Opener, TierKind};

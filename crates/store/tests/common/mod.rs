@@ -34,10 +34,11 @@ pub struct Place {
 }
 
 impl Place {
-    /// In memory where that is possible: these tests are about processes, not about disks.
+    /// In memory where that is possible: these tests are about processes, not about disks, but for
+    /// those of `Nvme`.
     pub fn new(pipeline: &str, cache: &str, dax: &str) -> Place {
         let shm = Path::new("/dev/shm");
-        let dir = if shm.is_dir() {
+        let dir = if shm.is_dir() && !pipeline.contains("Nvme") {
             tempfile::tempdir_in(shm)
         } else {
             tempfile::tempdir()
@@ -51,11 +52,13 @@ impl Place {
         if pipeline.contains("Cache") {
             settings["cache"] = json!({"capacity": cache});
         }
-        if pipeline.contains("Dax") {
-            settings["dax"] = json!({
-                "path": dir.path().join("arena").to_str().unwrap(),
-                "capacity": dax,
-            });
+        for (tier, section) in [("Dax", "dax"), ("Nvme", "nvme")] {
+            if pipeline.contains(tier) {
+                settings[section] = json!({
+                    "path": dir.path().join("arena").to_str().unwrap(),
+                    "capacity": dax,
+                });
+            }
         }
         Place {
             dir,
@@ -263,7 +266,9 @@ pub fn assert_at_rest(depot: &Depot) {
         let used: u64 = blocks.iter().map(|block| block.record.extents.room()).sum();
         let stats = depot.stats();
         let mut tiers = stats.tiers.iter().rev();
-        let far = tiers.find(|tier| tier.tier == "Dax").unwrap();
+        let far = tiers
+            .find(|tier| ["Dax", "Nvme"].contains(&&*tier.tier))
+            .unwrap();
         let known = far.free_bytes + used + far.lost_bytes;
         let is_one = far.blocks == blocks.len() as u64 && known == far.capacity_bytes;
         if is_one || begun.elapsed() > PATIENCE {

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex};
 use kvdepot_arena::parts::Part;
 use kvdepot_arena::{Place, Refused, Reserved, TakesBack, Token, Wanted};
 use kvdepot_host::dir::{Access, Dir};
-use kvdepot_media::file::Threads;
+use kvdepot_media::file::Hands;
 use kvdepot_media::{Buffer, Checksum};
 use kvdepot_store::option::{Kind, OptionSpec};
 use kvdepot_store::{
@@ -57,7 +57,7 @@ pub struct Files {
     path: PathBuf,
     number: u32,
     lasts: bool,
-    threads: Arc<Threads>,
+    hands: Arc<Hands>,
     open: Arc<Open>,
 }
 
@@ -96,7 +96,7 @@ impl Files {
             path: dir.into(),
             number,
             lasts,
-            threads: Threads::new(2)?,
+            hands: Hands::new(2)?,
             open: Arc::new(open),
         }))
     }
@@ -114,7 +114,7 @@ impl Files {
             sequence,
         };
         let opened = Opened {
-            file: Arc::new(BlockFile::new(raw, HEADER, &self.threads).ok()?),
+            file: Arc::new(BlockFile::new(raw, HEADER, &self.hands).ok()?),
             name,
             place,
             holds: 1,
@@ -171,7 +171,7 @@ impl Files {
         header.extend(place.parts.to_le_bytes());
         header.extend(checksum.0);
         let (from, to) = (self.path.join(&opened.name), name_of(&place.identity));
-        let whole = opened.file.raw().write_all_at(&header, 0).is_ok();
+        let whole = opened.file.raw().write_all_at(0, &header).is_ok();
         let wanted = whole && !opened.removed;
         let stored = wanted && fs::rename(&from, self.path.join(&to)).is_ok();
         if !stored {

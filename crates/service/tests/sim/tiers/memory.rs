@@ -1,13 +1,12 @@
 //! Where a tier's bytes lie: memory, what only a carrier reaches, or a file.
 
 use std::fs;
-use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use kvdepot_host::dir::Dir;
-use kvdepot_media::file::Threads;
+use kvdepot_media::file::Hands;
 use kvdepot_media::{Alignment, Buffer, Carrier, Op, Receipt};
 use kvdepot_store::{BlockFile, FileAt};
 
@@ -44,7 +43,7 @@ pub struct InFile {
 pub struct Folder {
     path: PathBuf,
     pub dir: Arc<Dir>,
-    threads: Arc<Threads>,
+    hands: Arc<Hands>,
     next: AtomicU64,
 }
 
@@ -55,7 +54,7 @@ impl Folder {
         Folder {
             dir: Arc::new(Dir::open(&path).unwrap()),
             path,
-            threads: Threads::new(1).unwrap(),
+            hands: Hands::new(1).unwrap(),
             next: AtomicU64::new(0),
         }
     }
@@ -67,7 +66,7 @@ impl Folder {
         let raw = options.read(true).write(true).create_new(true).open(&path);
         let raw = raw.unwrap();
         raw.set_len(len as u64).unwrap();
-        let file = BlockFile::new(raw, 0, &self.threads).unwrap();
+        let file = BlockFile::new(raw, 0, &self.hands).unwrap();
         Memory::File(Arc::new(InFile {
             file,
             path,
@@ -108,7 +107,7 @@ impl Memory {
             Memory::Carried(bytes) => bytes.bytes().clone(),
             Memory::File(file) => {
                 let mut bytes = vec![0; file.len];
-                file.file.raw().read_exact_at(&mut bytes, 0).unwrap();
+                file.file.raw().read_exact_at(0, &mut bytes).unwrap();
                 bytes
             }
         }
@@ -120,7 +119,7 @@ impl Memory {
             Memory::Carried(carried) => {
                 carried.bytes()[at..at + bytes.len()].copy_from_slice(bytes);
             }
-            Memory::File(file) => file.file.raw().write_all_at(bytes, at as u64).unwrap(),
+            Memory::File(file) => file.file.raw().write_all_at(at as u64, bytes).unwrap(),
         }
     }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use kvdepot_arena::{Arena, Error, Inode, Opening, Options, Uses, size};
 
-use super::{Arenas, DAX, Devices};
+use super::{Arenas, Devices};
 
 impl Arenas {
     /// The device at a path, whatever it is called there.
@@ -39,7 +39,8 @@ impl Arenas {
             self.leave(&arena, false);
             return Ok(Opening::default());
         }
-        let (arena, opening) = device(number(), path, settings, &str::to_owned, lock_wait, uses)?;
+        let named = (self.name, number());
+        let (arena, opening) = device(named, path, settings, &str::to_owned, lock_wait, uses)?;
         partings.retain(|parting| !arena.comes_back(parting));
         announce(&arena)?;
         arena.keep();
@@ -191,16 +192,16 @@ fn check_again(arena: &Arena, path: &Path, capacity: Option<u64>) -> Result<(), 
     }
 }
 
-/// Opens one device of the tier.
-pub(crate) fn device(
-    number: u32,
+/// Opens one device of the tier of that name, with its number.
+fn device(
+    named: (&'static str, u32),
     path: &Path,
     settings: &Options,
     field: &impl Fn(&str) -> String,
     lock_wait: Duration,
     uses: &Uses,
 ) -> Result<(Arc<Arena>, Opening), Error> {
-    let (mut arena, opening) = Arena::open((DAX, number), path, settings, field, lock_wait)?;
+    let (mut arena, opening) = Arena::open(named, path, settings, field, lock_wait)?;
     arena.rank(uses);
     Ok((Arc::new(arena), opening))
 }
@@ -222,7 +223,14 @@ mod tests {
         let uses = Uses::default();
         let open = |(number, path): (u32, &PathBuf)| {
             let wait = Duration::ZERO;
-            let opened = device(number, path, &settings, &str::to_owned, wait, &uses);
+            let opened = device(
+                ("Dax", number),
+                path,
+                &settings,
+                &str::to_owned,
+                wait,
+                &uses,
+            );
             let (arena, _) = opened.unwrap();
             arena.keep();
             arena

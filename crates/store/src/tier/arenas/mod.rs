@@ -18,12 +18,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use arc_swap::ArcSwap;
-pub(crate) use devices::device;
 use kvdepot_arena::format::directory;
 use kvdepot_arena::parts::Part;
 use kvdepot_arena::{
-    Arena, Departed, Error, Group, Key, Legacy, NamespaceId, Parting, Place, Refused, Reserved,
-    TierStats, Token, Wanted, held,
+    Access, Arena, Departed, Error, Group, Key, Legacy, NamespaceId, Parting, Place, Refused,
+    Reserved, TierStats, Token, Wanted, held,
 };
 use kvdepot_media::Buffer;
 use kvdepot_media::checksum::Checksum;
@@ -31,8 +30,32 @@ use parking_lot::Mutex;
 
 use super::contract::Ends;
 
-/// The tier whose devices are mapped files and DAX devices.
-pub(crate) const DAX: &str = "Dax";
+/// A tier whose devices a configuration names.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sort {
+    pub(crate) name: &'static str,
+    /// Where it names them.
+    pub(crate) section: &'static str,
+    pub(crate) access: Access,
+    /// The name of its default file.
+    pub(crate) stem: &'static str,
+}
+
+/// Mapped files and DAX devices.
+pub(crate) const DAX: Sort = Sort {
+    name: "Dax",
+    section: "dax",
+    access: Access::Mapped,
+    stem: "arena",
+};
+
+/// Files on disks, by calls.
+pub(crate) const NVME: Sort = Sort {
+    name: "Nvme",
+    section: "nvme",
+    access: Access::Direct,
+    stem: "nvme",
+};
 
 /// Devices that are one tier.
 pub(crate) struct Arenas {

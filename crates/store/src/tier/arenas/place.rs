@@ -18,7 +18,7 @@ use kvdepot_arena::{
     Arena, Cause, Full, Key, NamespaceId, Refused, Reserved, Room, Space, Token, Wanted,
 };
 
-use super::{Arenas, DAX};
+use super::Arenas;
 
 /// Room that was made for the blocks of a call. Until it is used or dropped nobody else gets it,
 /// and those of the call's blocks that were there stay: a prompt's head does not make room for its
@@ -425,7 +425,7 @@ fn nowhere(devices: &[Arc<Arena>], requested: u64) -> Refused {
         .position(|cause| matches!(cause, Cause::Orphans { .. }));
     let at = orphans.unwrap_or(0);
     Refused::Full(Full {
-        tier: DAX,
+        tier: devices.first().map_or("", |arena| arena.name()),
         requested,
         cause: match causes.is_empty() {
             true => Cause::Leaving,

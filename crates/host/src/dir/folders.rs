@@ -1,0 +1,257 @@
+//! Folders of a directory, each known by a descriptor of its own: files are made in one and moved
+//! to another without a link being followed on the way.
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat};
+use rustix::io::{Errno, retry_on_intr};
+
+use super::{Dir, check};
+use crate::{Error, Result};
+
+/// A folder is its user's alone, as the files in it are.
+const PRIVATE: Mode = Mode::RWXU;
+
+/// A regular file, as its file system tells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Seen {
+    /// Its number there.
+    pub inode: u64,
+    /// Its length in bytes.
+    pub len: u64,
+    /// When it was changed, or marked as used: nanoseconds by the file system's clock.
+    pub changed: i128,
+    /// Whose it is.
+    pub owner: u32,
+}
+
+impl Seen {
+    fn new(stat: &Stat) -> Option<Seen> {
+        let is_file = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
+        is_file.then_some(Seen {
+            inode: stat.st_ino,
+            len: stat.st_size as u64,
+            changed: i128::from(stat.st_mtime) * 1_000_000_000 + i128::from(stat.st_mtime_nsec),
+            owner: stat.st_uid,
+        })
+    }
+
+    /// What an open file is; `None` for anything that is no regular file.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Os`] when the system refuses to tell.
+    pub fn of(fd: impl AsFd) -> Result<Option<Seen>> {
+        let stat = rustix::fs::fstat(fd).map_err(Error::os("look at a file"))?;
+        Ok(Seen::new(&stat))
+    }
+}
+
+/// Marks an open file as used now, by its file system's clock.
+///
+/// # Errors
+///
+/// [`Error::Os`] when the system refuses.
+pub fn mark_used(fd: impl AsFd) -> Result<()> {
+    let (now, same) = (rustix::fs::UTIME_NOW, rustix::fs::UTIME_OMIT);
+    let at = |tv_nsec| rustix::fs::Timespec { tv_sec: 0, tv_nsec };
+    let times = rustix::fs::Timestamps {
+        last_access: at(same),
+        last_modification: at(now),
+    };
+    rustix::fs::futimens(fd, &times).map_err(Error::os("mark a file as used"))
+}
+
+impl Dir {
+    /// A folder of this name; `None` where nothing has it.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Input`] for what is no plain name; [`Error::Os`] for a link or another thing that is
+    /// no folder, and when the system refuses.
+    pub fn folder(&self, name: &str) -> Result<Option<Dir>> {
+        check(name)?;
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        match retry_on_intr(|| rustix::fs::openat(&self.fd, name, flags, Mode::empty())) {
+            Ok(fd) => Ok(Some(Dir { fd })),
+            Err(Errno::NOENT) => Ok(None),
+            Err(errno) => Err(Error::os("open a folder")(errno)),
+        }
+    }
+
+    /// The same, which is made where there is none.
+    ///
+    /// # Errors
+    ///
+    /// As [`Dir::folder`].
+    pub fn make_folder(&self, name: &str) -> Result<Dir> {
+        loop {
+            if let Some(folder) = self.folder(name)? {
+                return Ok(folder);
+            }
+            match rustix::fs::mkdirat(&self.fd, name, PRIVATE) {
+                // Somebody else has made it meanwhile, or will have removed it before it is opened.
+                Ok(()) | Err(Errno::EXIST) => {}
+                Err(errno) => return Err(Error::os("make a folder")(errno)),
+            }
+        }
+    }
+
+    /// A new file of this name, mode 0600, to be read and written; past the page cache with
+    /// `direct`, where the file system has that.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Input`] for what is no plain name, [`Error::Os`] when the name is taken or the
+    /// system refuses.
+    pub fn create(&self, name: &str, direct: bool) -> Result<OwnedFd> {
+        check(name)?;
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW;
+        let mode = Mode::RUSR | Mode::WUSR;
+        let open = |more: OFlags| {
+            retry_on_intr(|| {
+                rustix::fs::openat(&self.fd, name, flags | OFlags::CLOEXEC | more, mode)
+            })
+        };
+        let made = match direct {
+            true => match open(OFlags::DIRECT) {
+                // The file is made before the refusal, on some file systems.
+                Err(Errno::INVAL) => {
+                    self.unlink(name)?;
+                    open(OFlags::empty())
+                }
+                made => made,
+            },
+            false => open(OFlags::empty()),
+        };
+        made.map_err(Error::os("make a file"))
+    }
+
+    /// Whether something has this name, which may lie in folders. A link on the way is followed:
+    /// who opens what is there sees to that.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Os`] when the system refuses to tell.
+    pub fn has(&self, name: &str) -> Result<bool> {
+        let look = || {
+            let flags = AtFlags::SYMLINK_NOFOLLOW;
+            rustix::fs::accessat(&self.fd, name, rustix::fs::Access::EXISTS, flags)
+        };
+        match retry_on_intr(look) {
+            Ok(()) => Ok(true),
+            Err(Errno::NOENT | Errno::NOTDIR) => Ok(false),
+            Err(errno) => Err(Error::os("look for a file")(errno)),
+        }
+    }
+
+    /// Moves a file to a folder, where it takes the place of one of that name in one step.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Input`] for what is no plain name, [`Error::Os`] when the system refuses.
+    pub fn move_to(&self, name: &str, folder: &Dir, new: &str) -> Result<()> {
+        check(name)?;
+        check(new)?;
+        retry_on_intr(|| rustix::fs::renameat(&self.fd, name, &folder.fd, new))
+            .map_err(Error::os("move a file"))
+    }
+
+    /// Removes an empty folder; whether it is gone.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Input`] for what is no plain name, [`Error::Os`] when the system refuses.
+    pub fn remove_folder(&self, name: &str) -> Result<bool> {
+        check(name)?;
+        match rustix::fs::unlinkat(&self.fd, name, AtFlags::REMOVEDIR) {
+            Ok(()) | Err(Errno::NOENT) => Ok(true),
+            Err(Errno::NOTEMPTY | Errno::EXIST) => Ok(false),
+            Err(errno) => Err(Error::os("remove a folder")(errno)),
+        }
+    }
+
+    /// What the regular file of this name is; `None` where there is none, or something else.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Input`] for what is no plain name, [`Error::Os`] when the system refuses to tell.
+    pub fn look(&self, name: &str) -> Result<Option<Seen>> {
+        check(name)?;
+        let look = || rustix::fs::statat(&self.fd, name, AtFlags::SYMLINK_NOFOLLOW);
+        match retry_on_intr(look) {
+            Ok(stat) => Ok(Seen::new(&stat)),
+            Err(Errno::NOENT) => Ok(None),
+            Err(errno) => Err(Error::os("look for a file")(errno)),
+        }
+    }
+
+    /// The names in it, in any order, without `.` and `..`. What comes or goes meanwhile is among
+    /// them or not.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Os`] when the system refuses.
+    pub fn names(&self) -> Result<Vec<String>> {
+        let list = Error::os("list a folder");
+        let entries = rustix::fs::Dir::read_from(&self.fd).map_err(list)?;
+        let mut names = Vec::new();
+        for entry in entries {
+            let entry = entry.map_err(Error::os("list a folder"))?;
+            // No name of ours is anything else.
+            if let Ok(name) = entry.file_name().to_str()
+                && !matches!(name, "." | "..")
+            {
+                names.push(name.to_owned());
+            }
+        }
+        Ok(names)
+    }
+
+    /// Makes its names durable.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Os`] when the system refuses.
+    pub fn sync(&self) -> Result<()> {
+        retry_on_intr(|| rustix::fs::fsync(&self.fd)).map_err(Error::os("sync a folder"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    #[test]
+    fn a_file_is_made_in_one_folder_and_moved_to_another() {
+        let root = tempfile::tempdir().unwrap();
+        let dir = Dir::open(root.path()).unwrap();
+        assert!(dir.folder("a").unwrap().is_none());
+        let (a, b) = (dir.make_folder("a").unwrap(), dir.make_folder("b").unwrap());
+        drop(a.create("new", true).unwrap());
+        assert!(a.create("new", false).is_err(), "it is there");
+        fs::write(root.path().join("b/name"), "before").unwrap();
+        a.move_to("new", &b, "name").unwrap();
+        assert_eq!(fs::read(root.path().join("b/name")).unwrap(), b"");
+        assert!(dir.has("b/name").unwrap() && !dir.has("a/new").unwrap());
+        assert!(!dir.has("none/name").unwrap() && !dir.has("b/name/name").unwrap());
+        assert_eq!(b.names().unwrap(), ["name"]);
+        assert!(!dir.remove_folder("b").unwrap(), "it has a file");
+        assert!(dir.remove_folder("a").unwrap() && dir.remove_folder("a").unwrap());
+        b.sync().unwrap();
+    }
+
+    #[test]
+    fn a_link_is_no_folder() {
+        let root = tempfile::tempdir().unwrap();
+        fs::create_dir(root.path().join("a")).unwrap();
+        symlink("a", root.path().join("link")).unwrap();
+        let dir = Dir::open(root.path()).unwrap();
+        assert!(dir.folder("link").is_err() && dir.make_folder("link").is_err());
+        assert!(dir.folder("../a").is_err());
+    }
+}

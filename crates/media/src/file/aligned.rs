@@ -1,0 +1,39 @@
+//! Memory as direct I/O takes it.
+
+use std::ops::{Deref, DerefMut};
+
+/// What each offset, length and address of direct I/O is a multiple of, on every file system.
+pub const PAGE: usize = 4096;
+
+/// Zeroed memory of whole pages that begins at one.
+#[derive(Debug)]
+pub struct Aligned {
+    bytes: Vec<u8>,
+    begin: usize,
+    len: usize,
+}
+
+impl Aligned {
+    /// So many bytes, rounded up to pages.
+    #[must_use]
+    pub fn new(len: usize) -> Self {
+        let len = len.next_multiple_of(PAGE);
+        let bytes = vec![0; len + PAGE];
+        let begin = bytes.as_ptr().align_offset(PAGE);
+        Self { bytes, begin, len }
+    }
+}
+
+impl Deref for Aligned {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.bytes[self.begin..][..self.len]
+    }
+}
+
+impl DerefMut for Aligned {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        &mut self.bytes[self.begin..][..self.len]
+    }
+}

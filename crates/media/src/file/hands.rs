@@ -1,0 +1,70 @@
+//! Who reads and writes files.
+
+use super::ring::Ring;
+use super::threads::{Job, Threads};
+use crate::error::Result;
+use crate::simulated::is_simulated;
+use std::sync::Arc;
+
+/// A ring of the kernel for files that bypass its page cache, and threads for the others: of these
+/// the kernel would copy the bytes in the thread that asks. Where it has no ring for this process,
+/// as in most containers, threads do everything.
+#[derive(Debug)]
+pub struct Hands {
+    ring: Option<Ring>,
+    threads: Arc<Threads>,
+    /// Why there is no ring.
+    refused: Option<String>,
+}
+
+impl Hands {
+    /// A ring, where there is one, and `threads` threads. A simulation has no ring.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`](crate::Error::Invalid) for no thread or more than 256,
+    /// [`Error::Io`](crate::Error::Io) when one cannot be started.
+    pub fn new(threads: usize) -> Result<Arc<Self>> {
+        let threads = Threads::new(threads)?;
+        let (ring, refused) = match is_simulated() {
+            true => (None, None),
+            false => match Ring::new(&threads) {
+                Ok(ring) => (Some(ring), None),
+                Err(error) => (None, Some(error.to_string())),
+            },
+        };
+        Ok(Arc::new(Self {
+            ring,
+            threads,
+            refused,
+        }))
+    }
+
+    /// Threads alone.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`](crate::Error::Invalid) for no thread or more than 256,
+    /// [`Error::Io`](crate::Error::Io) when one cannot be started.
+    pub fn threads(count: usize) -> Result<Arc<Self>> {
+        Ok(Arc::new(Self {
+            ring: None,
+            threads: Threads::new(count)?,
+            refused: None,
+        }))
+    }
+
+    /// Why the kernel has no ring for this process; `None` where it has, or nobody asked for one.
+    #[must_use]
+    pub fn refused(&self) -> Option<&str> {
+        self.refused.as_deref()
+    }
+
+    /// Has jobs done that are all of `direct` files, or all of others.
+    pub(super) fn push(&self, direct: bool, jobs: impl ExactSizeIterator<Item = Job>) {
+        match &self.ring {
+            Some(ring) if direct => ring.push(jobs),
+            _ => self.threads.push(jobs),
+        }
+    }
+}

@@ -1,0 +1,111 @@
+//! The sections of tiers of arenas: `dax` and `nvme`, which take the same.
+
+use std::path::PathBuf;
+
+use kvdepot_arena::{Access, Durability, Error, Format, Options, default_path};
+use serde_json::Value;
+
+use super::{Config, devices};
+use crate::option::{Kind, OptionSpec, Parsed, absolute};
+use crate::tier::{DAX, NVME, Sort};
+
+/// The settings of a tier of arenas: mapped ones (`dax`), or by calls (`nvme`).
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct ArenaConfig {
+    /// Device or file; by default in the user's cache directory.
+    pub path: Option<PathBuf>,
+    /// Bytes of the medium.
+    pub capacity: Option<u64>,
+    /// Entries of a new arena's record table.
+    pub records: Option<u64>,
+    /// What acknowledged blocks outlive.
+    pub durability: Durability,
+    /// Whether to make a new arena of what is there.
+    pub format: Format,
+    /// Several media as one tier; empty with `path` and `capacity`.
+    pub devices: Vec<DeviceConfig>,
+}
+
+impl Config {
+    /// The tiers of arenas that last, with their positions in the pipeline.
+    pub(crate) fn arenas(&self) -> impl Iterator<Item = (usize, Sort)> {
+        let sort = |name: &String| [DAX, NVME].into_iter().find(|sort| sort.name == name);
+        let each = self.pipeline.iter().enumerate();
+        each.filter_map(move |(at, name)| Some((at, sort(name)?)))
+    }
+
+    /// What stands in a tier's section.
+    pub(crate) fn section(&self, sort: Sort) -> &ArenaConfig {
+        match sort.access {
+            Access::Direct => &self.nvme,
+            _ => &self.dax,
+        }
+    }
+
+    /// Where a tier lies that is not several devices: its `path`, or the default for the instance.
+    ///
+    /// # Errors
+    /// [`Error::Host`] when the user has no cache directory, or not alone.
+    pub(crate) fn path_of(&self, sort: Sort) -> Result<PathBuf, Error> {
+        match &self.section(sort).path {
+            Some(path) => Ok(path.clone()),
+            None => default_path(sort.stem, self.instance.as_deref()),
+        }
+    }
+}
+
+impl ArenaConfig {
+    pub(super) fn set(
+        &mut self,
+        field: &str,
+        spec: &OptionSpec,
+        value: &Value,
+    ) -> Result<(), Error> {
+        if spec.kind == Kind::Devices {
+            self.devices = devices::parse(field, value)?;
+            return Ok(());
+        }
+        let parsed = Parsed::new(field, spec.kind, value)?;
+        match spec.name {
+            "path" => self.path = Some(absolute(&parsed.text)),
+            "capacity" => self.capacity = Some(parsed.number),
+            "records" => self.records = Some(parsed.count(field, u64::from(u32::MAX) - 1)?),
+            "durability" => {
+                self.durability = match parsed.text.as_str() {
+                    "power" => Durability::Power,
+                    _ => Durability::Process,
+                };
+            }
+            _ => {
+                self.format = match parsed.text.as_str() {
+                    "true" => Format::Once,
+                    "force" => Format::Always,
+                    _ => Format::Never,
+                };
+            }
+        }
+        Ok(())
+    }
+
+    /// What holds for each of its media.
+    pub(crate) fn options(&self, access: Access) -> Options {
+        Options {
+            capacity: self.capacity,
+            records: self.records,
+            durability: self.durability,
+            format: self.format,
+            access,
+        }
+    }
+}
+
+/// One medium among several of a tier.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct DeviceConfig {
+    /// Device or file.
+    pub path: PathBuf,
+    /// Bytes of the medium.
+    pub capacity: Option<u64>,
+}
