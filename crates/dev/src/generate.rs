@@ -22,7 +22,7 @@ pub const PAGES: &[Page] = &[
     },
     Page {
         path: "docs/configuration.md",
-        content: || kvdepot_store::config::schema::reference(&kvdepot_store::Kinds::new()),
+        content: || kvdepot_store::config::schema::reference(&kvdepot_store::Kinds::standard()),
     },
 ];
 

@@ -3,6 +3,7 @@
 //! what is declared here.
 
 pub mod directory;
+pub mod file_header;
 pub mod layout;
 pub mod owner;
 pub mod record;

@@ -163,7 +163,7 @@ impl Config {
     /// # Errors
     /// [`Error::Config`] naming the option, the value and what is allowed.
     pub fn new(pipeline: &str, settings: &Value) -> Result<Config, Error> {
-        Config::with_kinds(&Kinds::new(), pipeline, settings)
+        Config::with_kinds(&Kinds::standard(), pipeline, settings)
     }
 
     /// As [`Config::new`], with tiers of these kinds too.
@@ -243,7 +243,7 @@ impl Config {
                 return Err(Error::config(
                     "pipeline",
                     other,
-                    pipeline_help(&Kinds::new()),
+                    pipeline_help(&Kinds::standard()),
                 ));
             }
         };

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use kvdepot_arena::Error;
 
 use super::contract::Tier;
+use super::posix;
 use crate::option::{OptionSpec, Section};
 
 /// Opens a tier with its settings, and the number that its placements bear.
@@ -31,6 +32,12 @@ impl Kinds {
     #[must_use]
     pub fn new() -> Kinds {
         Kinds::default()
+    }
+
+    /// Those of this crate.
+    #[must_use]
+    pub fn standard() -> Kinds {
+        Kinds::new().with(posix::kind())
     }
 
     /// These and one more, which takes the place of one of its name.

@@ -10,6 +10,7 @@ mod contract;
 mod file;
 mod kinds;
 mod late;
+mod posix;
 mod stage;
 
 pub(crate) use apart::{Answer, Apart};

@@ -1,0 +1,146 @@
+//! The header of a file that is one block: who it is, so that a file found anywhere can be verified
+//! alone. It fills whole pages, behind which the payload begins, so that direct I/O reads that.
+
+use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned, transmute, transmute_ref};
+
+use super::Sealed;
+use super::record::PARTS_MAX;
+use crate::key::{Identity, Key, NamespaceId};
+use kvdepot_media::{Checksum, PART_LEN_MAX};
+
+/// Bytes of a header: where the payload begins.
+pub const LEN: usize = 4096;
+/// First bytes of every block's file.
+pub const MAGIC: [u8; 8] = *b"KVDBLOCK";
+/// The version this release writes and reads.
+pub const VERSION: u32 = 1;
+
+/// What a header says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FileHeader {
+    /// Whose bytes they are.
+    pub identity: Identity,
+    /// Bytes of the payload, with the part table if there are several parts.
+    pub len: u64,
+    /// Parts of the payload.
+    pub parts: u16,
+    /// As in a record: of the payload, or of the part table at its end.
+    pub checksum: Checksum,
+    /// Unix seconds of the writing, by the clock of who wrote it: for people.
+    pub created: u64,
+}
+
+type Page = Sealed<Body>;
+
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub(super) struct Body {
+    magic: [u8; 8],
+    version: U32,
+    header_len: U32,
+    namespace: [u8; 16],
+    key: [u8; 32],
+    len: U64,
+    checksum: [u8; 16],
+    created: U64,
+    parts: U16,
+    unused: [u8; 3990],
+}
+
+impl FileHeader {
+    /// The page as it stands in the file.
+    #[must_use]
+    pub fn encode(&self) -> [u8; LEN] {
+        let body = Body {
+            magic: MAGIC,
+            version: VERSION.into(),
+            header_len: (LEN as u32).into(),
+            namespace: self.identity.namespace.0,
+            key: self.identity.key.0,
+            len: self.len.into(),
+            checksum: self.checksum.0,
+            created: self.created.into(),
+            parts: self.parts.into(),
+            unused: [0; _],
+        };
+        transmute!(Page::new(body, 0))
+    }
+
+    /// Reads a page; `None` for anything that this release did not write, or not like this.
+    #[must_use]
+    pub fn decode(page: &[u8; LEN]) -> Option<FileHeader> {
+        let page: &Page = transmute_ref!(page);
+        let body = page.verified(0)?;
+        let is_known = body.magic == MAGIC
+            && body.version == VERSION
+            && body.header_len == LEN as u32
+            && (1..=PARTS_MAX).contains(&body.parts.get())
+            && (1..=PART_LEN_MAX).contains(&body.len.get());
+        is_known.then(|| FileHeader {
+            identity: Identity {
+                namespace: NamespaceId(body.namespace),
+                key: Key(body.key),
+            },
+            len: body.len.get(),
+            parts: body.parts.get(),
+            checksum: Checksum(body.checksum),
+            created: body.created.get(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample() -> FileHeader {
+        FileHeader {
+            identity: Identity {
+                namespace: NamespaceId([1; 16]),
+                key: Key([2; 32]),
+            },
+            len: 1 << 20,
+            parts: 1,
+            checksum: Checksum([3; 16]),
+            created: 1_700_000_000,
+        }
+    }
+
+    #[test]
+    fn survives_a_round_trip() {
+        assert_eq!(FileHeader::decode(&sample().encode()), Some(sample()));
+    }
+
+    #[test]
+    fn any_flipped_byte_is_noticed() {
+        let page = sample().encode();
+        for at in 0..LEN {
+            let mut bad = page;
+            bad[at] ^= 0x10;
+            assert_eq!(FileHeader::decode(&bad), None, "byte {at}");
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused() {
+        for (len, parts) in [(0, 1), (PART_LEN_MAX + 1, 1), (1, 0), (1, PARTS_MAX + 1)] {
+            let forged = FileHeader {
+                len,
+                parts,
+                ..sample()
+            };
+            assert_eq!(FileHeader::decode(&forged.encode()), None, "{len} {parts}");
+        }
+    }
+
+    #[test]
+    fn it_is_what_the_page_says() {
+        crate::format::assert_documented!(
+            "## A block's file",
+            Body {
+                magic, version, header_len, namespace, key, len, checksum, created, parts
+            } unused { unused }
+        );
+    }
+}

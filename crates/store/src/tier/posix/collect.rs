@@ -1,0 +1,284 @@
+//! Collection: the oldest files go when the count comes near the capacity, by whichever of those who
+//! share the directory notices first.
+//!
+//! A look at every file says what is oldest, and what the count should be. It is not on anybody's
+//! way: one thread does it, and what it has found serves for several rounds. *Age* is the time of a
+//! file's last change, which a reader moves to now when it is old: so it is the time of last use, as
+//! exact as needed and as cheap as possible.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use kvdepot_arena::{Error, clock};
+use kvdepot_host::fork::Origin;
+use kvdepot_media::is_simulated;
+use parking_lot::{Condvar, Mutex};
+
+use super::folder::{Folder, identity_of, room_of};
+use super::usage::{BEGIN, Usage};
+
+/// Where a collection ends, in thousandths of the capacity.
+const END: u64 = 900;
+
+/// How much of the capacity one look remembers of the oldest files, in thousandths.
+const REMEMBERED: u64 = 250;
+
+/// How long what a look has found is believed.
+const BELIEVED: Duration = Duration::from_secs(300);
+
+/// How often a process says that it is there, and looks whether there is something to do.
+const TICK: Duration = Duration::from_secs(20);
+
+/// How often what others have left is swept.
+const SWEEP: Duration = Duration::from_secs(60);
+
+/// The collector of one process.
+pub(super) struct Collector {
+    work: Arc<Work>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+    origin: Origin,
+}
+
+struct Work {
+    folder: Arc<Folder>,
+    usage: Arc<Usage>,
+    state: Mutex<State>,
+    changed: Condvar,
+    ended: AtomicBool,
+    evicted: AtomicU64,
+    evicted_bytes: AtomicU64,
+}
+
+#[derive(Default)]
+struct State {
+    wanted: bool,
+    /// Rounds that have ended, so that who waits for one knows.
+    rounds: u64,
+}
+
+/// A file that may go.
+struct Old {
+    changed: i128,
+    folder: u32,
+    name: String,
+}
+
+/// What a look has found, the oldest last.
+#[derive(Default)]
+struct Found {
+    old: Vec<Old>,
+    at: Option<Instant>,
+}
+
+impl Collector {
+    pub(super) fn start(folder: &Arc<Folder>, usage: &Arc<Usage>) -> Result<Collector, Error> {
+        let work = Arc::new(Work {
+            folder: Arc::clone(folder),
+            usage: Arc::clone(usage),
+            state: Mutex::default(),
+            changed: Condvar::new(),
+            ended: AtomicBool::new(false),
+            evicted: AtomicU64::new(0),
+            evicted_bytes: AtomicU64::new(0),
+        });
+        let mut thread = None;
+        if !is_simulated() {
+            let work = Arc::clone(&work);
+            let started = std::thread::Builder::new().name("kvdepot-collect".into());
+            let started = started.spawn(move || work.run());
+            thread = Some(started.map_err(|source| Error::Io {
+                path: "thread".into(),
+                source,
+            })?);
+        }
+        Ok(Collector {
+            work,
+            thread: Mutex::new(thread),
+            origin: Origin::here()?,
+        })
+    }
+
+    /// Has a round begin soon.
+    pub(super) fn wake(&self) {
+        self.work.state.lock().wanted = true;
+        self.work.changed.notify_all();
+    }
+
+    /// Waits for the end of a round that begins now.
+    pub(super) fn wait(&self, patience: Duration) {
+        if self.thread.lock().is_none() {
+            return self.work.round(&mut Found::default(), false);
+        }
+        let deadline = clock::now() + patience;
+        let mut state = self.work.state.lock();
+        state.wanted = true;
+        self.work.changed.notify_all();
+        let until = state.rounds + 1;
+        while state.rounds < until && !self.work.ended.load(Ordering::Acquire) {
+            let waited = self.work.changed.wait_until(&mut state, deadline);
+            if waited.timed_out() {
+                return;
+            }
+        }
+    }
+
+    /// Blocks and bytes that this process has evicted.
+    pub(super) fn evicted(&self) -> (u64, u64) {
+        let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        (read(&self.work.evicted), read(&self.work.evicted_bytes))
+    }
+
+    pub(super) fn end(&self) {
+        self.work.ended.store(true, Ordering::Release);
+        self.work.changed.notify_all();
+        // A hung file system is left alone, as is a thread of another process.
+        let thread = self.thread.lock().take();
+        let deadline = clock::now() + Duration::from_secs(1);
+        if let Some(thread) = thread.filter(|_| self.origin.is_here()) {
+            while !thread.is_finished() && clock::now() < deadline {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+    }
+}
+
+impl Drop for Collector {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+impl Work {
+    fn run(&self) {
+        let mut found = Found::default();
+        let mut swept: Option<Instant> = None;
+        while !self.ended.load(Ordering::Acquire) {
+            let sweeps = swept.is_none_or(|at| at.elapsed() >= SWEEP);
+            if sweeps {
+                swept = Some(clock::now());
+            }
+            self.round(&mut found, sweeps);
+            let mut state = self.state.lock();
+            state.rounds += 1;
+            self.changed.notify_all();
+            if !state.wanted && !self.ended.load(Ordering::Acquire) {
+                let _waited = self.changed.wait_for(&mut state, TICK);
+            }
+            state.wanted = false;
+        }
+    }
+
+    fn round(&self, found: &mut Found, sweeps: bool) {
+        if let Err(error) = self.collect(found, sweeps) {
+            tracing::warn!(%error, path = %self.folder.path.display(), "cannot collect");
+        }
+    }
+
+    fn collect(&self, found: &mut Found, sweeps: bool) -> Result<(), Error> {
+        self.folder.still_here()?;
+        if sweeps {
+            let swept = self.folder.sweep()?;
+            if swept > 0 {
+                tracing::info!(
+                    bytes = swept,
+                    "swept what processes have left that are gone"
+                );
+                self.usage.freed(swept)?;
+            }
+        }
+        let part = |thousandths| self.usage.part(thousandths);
+        if self.usage.used()? < part(BEGIN) {
+            return Ok(());
+        }
+        let Some(_alone) = self.usage.collector() else {
+            return Ok(());
+        };
+        loop {
+            let used = self.usage.used()?;
+            if used <= part(END) || self.ended.load(Ordering::Acquire) {
+                return Ok(());
+            }
+            let fresh = found.at.is_some_and(|at| at.elapsed() < BELIEVED);
+            if found.old.is_empty() || !fresh {
+                *found = self.look(part(REMEMBERED))?;
+                if found.old.is_empty() {
+                    return Ok(());
+                }
+                continue;
+            }
+            let mut freed = 0;
+            while freed < used - part(END)
+                && let Some(old) = found.old.pop()
+            {
+                freed += self.evict(&old)?;
+            }
+            self.usage.freed(freed)?;
+        }
+    }
+
+    /// Removes a file, unless it has been used since it was looked at; its bytes.
+    fn evict(&self, old: &Old) -> Result<u64, Error> {
+        let Some(folder) = self.folder.folder(old.folder)? else {
+            return Ok(0);
+        };
+        let Some(seen) = folder.look(&old.name)? else {
+            return Ok(0);
+        };
+        if seen.changed != old.changed || !folder.remove(&old.name)? {
+            return Ok(0);
+        }
+        let bytes = room_of(seen.len);
+        self.evicted.fetch_add(1, Ordering::Relaxed);
+        self.evicted_bytes.fetch_add(bytes, Ordering::Relaxed);
+        Ok(bytes)
+    }
+
+    /// Looks at every file: what is oldest, as many as make `remembered` bytes, and how much there
+    /// is.
+    fn look(&self, remembered: u64) -> Result<Found, Error> {
+        let counted = self.usage.used()?;
+        let (mut all, mut sum) = (Vec::new(), self.folder.new_bytes()?);
+        for number in 0..self.folder.folders() {
+            if self.ended.load(Ordering::Acquire) {
+                return Ok(Found::default());
+            }
+            let Some(folder) = self.folder.folder(number)? else {
+                continue;
+            };
+            for name in folder.names()? {
+                // What else lies there is not ours.
+                let Some(_) = identity_of(&name) else {
+                    continue;
+                };
+                let Some(seen) = folder.look(&name)? else {
+                    continue;
+                };
+                let bytes = room_of(seen.len);
+                sum += bytes;
+                let old = Old {
+                    changed: seen.changed,
+                    folder: number,
+                    name,
+                };
+                all.push((old, bytes));
+            }
+        }
+        self.usage.found(counted, sum)?;
+        all.sort_unstable_by_key(|(old, _)| old.changed);
+        let mut bytes = 0;
+        let within = |(_, room): &(Old, u64)| {
+            let first = bytes < remembered;
+            bytes += room;
+            first
+        };
+        let old = all.into_iter().take_while(within).map(|(old, _)| old);
+        let mut old: Vec<Old> = old.collect();
+        old.reverse();
+        Ok(Found {
+            old,
+            at: Some(clock::now()),
+        })
+    }
+}

@@ -1,0 +1,207 @@
+//! Threads for what a file system takes its time for: to look, to open, to make, to rename.
+
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::Duration;
+
+use kvdepot_arena::{Error, clock};
+use kvdepot_host::cpu;
+use kvdepot_host::fork::Origin;
+use kvdepot_media::is_simulated;
+use parking_lot::{Condvar, Mutex, MutexGuard};
+
+/// What a thread does.
+type Job = Box<dyn FnOnce() + Send>;
+
+/// How long an end waits for threads that are at a file system. One that hangs is left to it: it
+/// holds nothing but what it asks for.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// Most jobs that wait: behind these nobody would wait any more.
+const WAITING_MAX: usize = 1 << 16;
+
+/// The threads of one tier. A simulation has none: jobs are done at once.
+pub(super) struct Desk {
+    queue: Arc<Queue>,
+    threads: usize,
+    origin: Origin,
+}
+
+#[derive(Default)]
+struct Queue {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    jobs: VecDeque<Job>,
+    threads: usize,
+    ended: bool,
+}
+
+impl Desk {
+    pub(super) fn new(threads: usize) -> Result<Desk, Error> {
+        let threads = if is_simulated() { 0 } else { threads };
+        let desk = Desk {
+            queue: Arc::default(),
+            threads,
+            origin: Origin::here()?,
+        };
+        for number in 0..threads {
+            let queue = Arc::clone(&desk.queue);
+            queue.state.lock().threads += 1;
+            let run = move || {
+                // Pinned ones still work; there is nobody to tell.
+                let _free = cpu::reset_affinity();
+                queue.run();
+            };
+            let thread = std::thread::Builder::new().name(format!("kvdepot-posix-{number}"));
+            // On failure, dropping `desk` ends those that run.
+            thread.spawn(run).map_err(|source| {
+                desk.queue.state.lock().threads -= 1;
+                Error::Io {
+                    path: "thread".into(),
+                    source,
+                }
+            })?;
+        }
+        Ok(desk)
+    }
+
+    pub(super) fn threads(&self) -> usize {
+        self.threads.max(1)
+    }
+
+    /// Has a job done; where too many wait, or all has ended, it is dropped.
+    pub(super) fn run(&self, job: impl FnOnce() + Send + 'static) {
+        if self.threads == 0 {
+            return job();
+        }
+        let mut state = self.queue.state.lock();
+        if state.ended || state.jobs.len() >= WAITING_MAX {
+            drop(state);
+            drop(job);
+            return;
+        }
+        state.jobs.push_back(Box::new(job));
+        self.queue.changed.notify_one();
+    }
+
+    /// Does what waits and ends. What a file system does not answer meanwhile is left alone.
+    pub(super) fn end(&self) {
+        if !self.origin.is_here() {
+            return;
+        }
+        let mut state = self.queue.state.lock();
+        state.ended = true;
+        self.queue.changed.notify_all();
+        let deadline = clock::now() + PATIENCE;
+        while state.threads > 0 {
+            if self
+                .queue
+                .changed
+                .wait_until(&mut state, deadline)
+                .timed_out()
+            {
+                tracing::warn!(
+                    threads = state.threads,
+                    "a file system does not answer: its threads are left alone"
+                );
+                let left = std::mem::take(&mut state.jobs);
+                drop(state);
+                drop(left);
+                return;
+            }
+        }
+    }
+}
+
+impl Drop for Desk {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+impl Queue {
+    fn run(&self) {
+        let mut state = self.state.lock();
+        loop {
+            if let Some(job) = state.jobs.pop_front() {
+                MutexGuard::unlocked(&mut state, || {
+                    if catch_unwind(AssertUnwindSafe(job)).is_err() {
+                        tracing::error!("a job at a file system has panicked");
+                    }
+                });
+                continue;
+            }
+            if state.ended {
+                state.threads -= 1;
+                self.changed.notify_all();
+                return;
+            }
+            self.changed.wait(&mut state);
+        }
+    }
+}
+
+/// Does `work` for each item, `grain` of them at a time, and then `done` with all that came of it,
+/// in order. Where a part of it was dropped, `done` is too.
+pub(super) fn each<I, T, W, D>(desk: &Desk, items: Vec<I>, grain: usize, work: W, done: D)
+where
+    I: Send + 'static,
+    T: Send + 'static,
+    W: Fn(I) -> T + Send + Sync + 'static,
+    D: FnOnce(Vec<T>) + Send + 'static,
+{
+    struct Sheet<T, D> {
+        answers: Vec<Option<T>>,
+        left: usize,
+        done: Option<D>,
+    }
+    let count = items.len();
+    if count == 0 {
+        return done(Vec::new());
+    }
+    let grain = grain
+        .max(count.div_ceil(desk.threads()).min(grain * 4))
+        .max(1);
+    let sheet = Arc::new(Mutex::new(Sheet {
+        answers: (0..count).map(|_| None).collect(),
+        left: count,
+        done: Some(done),
+    }));
+    let work = Arc::new(work);
+    let mut items = items.into_iter().enumerate();
+    loop {
+        let mine: Vec<(usize, I)> = items.by_ref().take(grain).collect();
+        if mine.is_empty() {
+            return;
+        }
+        let (sheet, work) = (Arc::clone(&sheet), Arc::clone(&work));
+        desk.run(move || {
+            let answers: Vec<(usize, T)> = mine
+                .into_iter()
+                .map(|(at, item)| (at, work(item)))
+                .collect();
+            let last = {
+                let mut sheet = sheet.lock();
+                sheet.left -= answers.len();
+                for (at, answer) in answers {
+                    sheet.answers[at] = Some(answer);
+                }
+                match sheet.left {
+                    0 => sheet
+                        .done
+                        .take()
+                        .zip(Some(std::mem::take(&mut sheet.answers))),
+                    _ => None,
+                }
+            };
+            if let Some((done, answers)) = last {
+                done(answers.into_iter().flatten().collect());
+            }
+        });
+    }
+}

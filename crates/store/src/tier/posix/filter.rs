@@ -1,0 +1,147 @@
+//! What is known of a directory without asking it: what this process has written or found there
+//! lately, and what it has missed.
+//!
+//! Others write and remove there too, so nothing is known for long: a block that was found is
+//! believed in for some seconds (one that is gone by then is a miss to its reader), one that was
+//! missed for a moment, as somebody may write it now.
+
+use std::collections::HashSet;
+use std::hash::{BuildHasherDefault, Hasher};
+use std::time::{Duration, Instant};
+
+use kvdepot_arena::{Identity, clock};
+use parking_lot::Mutex;
+
+const FOUND: Duration = Duration::from_secs(5);
+const MISSED: Duration = Duration::from_millis(250);
+
+/// Most names of a generation, some 100 bytes each.
+const NAMES_MAX: usize = 1 << 15;
+
+#[derive(Default)]
+pub(super) struct Filter(Mutex<State>);
+
+#[derive(Default)]
+struct State {
+    found: Generations,
+    missed: Generations,
+}
+
+impl Filter {
+    /// What is known of these: whether each is there.
+    pub(super) fn of(&self, names: impl Iterator<Item = Identity>) -> Vec<Option<bool>> {
+        let now = clock::now();
+        let mut state = self.0.lock();
+        state.found.age(now, FOUND);
+        state.missed.age(now, MISSED);
+        let known = |name| {
+            if state.found.has(&name) {
+                return Some(true);
+            }
+            state.missed.has(&name).then_some(false)
+        };
+        names.map(known).collect()
+    }
+
+    /// Notes what a look at the directory has shown, or a write.
+    pub(super) fn note(&self, names: impl Iterator<Item = (Identity, bool)>) {
+        let now = clock::now();
+        let mut state = self.0.lock();
+        state.found.age(now, FOUND);
+        state.missed.age(now, MISSED);
+        for (name, is_there) in names {
+            if is_there {
+                state.missed.remove(&name);
+                state.found.add(name);
+            } else {
+                state.found.remove(&name);
+                state.missed.add(name);
+            }
+        }
+    }
+}
+
+/// Names, each known for at most one time and a half.
+#[derive(Default)]
+struct Generations {
+    young: Names,
+    old: Names,
+    begun: Option<Instant>,
+}
+
+type Names = HashSet<Identity, BuildHasherDefault<Fold>>;
+
+impl Generations {
+    fn age(&mut self, now: Instant, time: Duration) {
+        let begun = *self.begun.get_or_insert(now);
+        let age = now.saturating_duration_since(begun);
+        if age >= time {
+            self.old.clear();
+            self.young.clear();
+            self.begun = Some(now);
+        } else if age >= time / 2 || self.young.len() >= NAMES_MAX {
+            self.old = std::mem::take(&mut self.young);
+            self.begun = Some(now);
+        }
+    }
+
+    fn has(&self, name: &Identity) -> bool {
+        self.young.contains(name) || self.old.contains(name)
+    }
+
+    fn add(&mut self, name: Identity) {
+        self.young.insert(name);
+    }
+
+    fn remove(&mut self, name: &Identity) {
+        self.young.remove(name);
+        self.old.remove(name);
+    }
+}
+
+/// Keys are hashes: folding them is enough.
+#[derive(Default)]
+struct Fold(u64);
+
+impl Hasher for Fold {
+    fn write(&mut self, bytes: &[u8]) {
+        let (words, rest) = bytes.as_chunks::<8>();
+        for word in words {
+            self.0 = (self.0.rotate_left(5) ^ u64::from_le_bytes(*word))
+                .wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        }
+        for byte in rest {
+            self.0 = (self.0.rotate_left(5) ^ u64::from(*byte)).wrapping_mul(0x100_0000_01B3);
+        }
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kvdepot_arena::{Key, NamespaceId};
+
+    use super::*;
+
+    fn name(byte: u8) -> Identity {
+        Identity {
+            namespace: NamespaceId([1; 16]),
+            key: Key([byte; 32]),
+        }
+    }
+
+    #[test]
+    fn the_last_look_counts_and_what_was_missed_is_soon_forgotten() {
+        let filter = Filter::default();
+        filter.note([(name(1), true), (name(2), false)].into_iter());
+        let known = || filter.of((1..4).map(name));
+        assert_eq!(known(), [Some(true), Some(false), None]);
+        filter.note([(name(1), false), (name(2), true)].into_iter());
+        assert_eq!(known(), [Some(false), Some(true), None]);
+        std::thread::sleep(MISSED);
+        assert_eq!(known(), [None, Some(true), None]);
+    }
+}

@@ -1,0 +1,340 @@
+//! A directory of blocks: what lies where, and under which name.
+//!
+//! ```text
+//! usage              how much is used, for all who share it
+//! new/NAME/N         blocks that are being written, by the process that has `new/NAME`
+//! blocks/xxx/KEY-NS  published blocks, in as many folders as `fan_out` says
+//! ```
+
+use std::fs::DirBuilder;
+use std::hash::{BuildHasher, RandomState};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use kvdepot_arena::{Error, Identity, Key, NamespaceId};
+use kvdepot_host::dir::{Access, Dir, Seen, mark_used};
+use kvdepot_host::fork::LockFd;
+use kvdepot_host::lock::{self, Kind};
+use xxhash_rust::xxh3::xxh3_64;
+
+/// Where published blocks lie, and those that are written.
+const BLOCKS: &str = "blocks";
+const NEW: &str = "new";
+
+/// The file of a writer's folder that it has locked as long as it lives.
+const ALIVE: &str = "alive";
+const ALIVE_BYTE: u64 = 0;
+
+/// How long after its last word a process is not taken for gone: one that has just made its folder
+/// has not locked it yet; one of another host says every few minutes that it is there.
+const PATIENCE_HERE: Duration = Duration::from_secs(5);
+const PATIENCE_ELSEWHERE: Duration = Duration::from_secs(3600);
+
+/// In nanoseconds.
+const SECOND: i128 = 1_000_000_000;
+
+pub(super) struct Folder {
+    /// All of it, as other processes have it.
+    pub(super) dir: Arc<Dir>,
+    pub(super) path: PathBuf,
+    blocks: Dir,
+    fan_out: u32,
+    /// Where this process writes, and how that folder is called.
+    new: Dir,
+    mine: String,
+    alive: LockFd,
+    /// Seconds by the file system's clock when this process has said so last.
+    said: AtomicI64,
+    next: AtomicU64,
+}
+
+impl Folder {
+    /// The directory at a path, which is made where there is none.
+    pub(super) fn open(path: &Path, fan_out: u32) -> Result<Folder, Error> {
+        DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(path)
+            .map_err(|source| Error::Io {
+                path: path.into(),
+                source,
+            })?;
+        let dir = Dir::open(path)?;
+        let blocks = dir.make_folder(BLOCKS)?;
+        let all = dir.make_folder(NEW)?;
+        let pid = std::process::id();
+        let chosen = RandomState::new().hash_one(pid);
+        let mine = format!("{:08x}-{pid}-{chosen:016x}", boot());
+        let new = all.make_folder(&mine)?;
+        let alive = LockFd::open(|| new.create(ALIVE, false))?;
+        alive.try_lock(ALIVE_BYTE, Kind::Exclusive)?;
+        Ok(Folder {
+            dir: Arc::new(dir),
+            path: path.into(),
+            blocks,
+            fan_out,
+            new,
+            mine,
+            alive,
+            said: AtomicI64::new(0),
+            next: AtomicU64::new(0),
+        })
+    }
+
+    /// A new file that nobody looks for, and its name for other processes.
+    pub(super) fn create(&self, direct: bool) -> Result<(String, OwnedFd), Error> {
+        let name = self.next.fetch_add(1, Ordering::Relaxed).to_string();
+        let file = self.new.create(&name, direct)?;
+        Ok((format!("{NEW}/{}/{name}", self.mine), file))
+    }
+
+    /// Removes what [`Folder::create`] has made.
+    pub(super) fn drop_new(&self, name: &str) {
+        let name = name.rsplit('/').next().unwrap_or(name);
+        if let Err(error) = self.new.remove(name) {
+            tracing::warn!(%error, "a file that is not published cannot be removed");
+        }
+    }
+
+    /// Publishes what [`Folder::create`] has made; durably if `lasts`.
+    pub(super) fn publish(
+        &self,
+        name: &str,
+        identity: &Identity,
+        lasts: bool,
+    ) -> Result<(), Error> {
+        let name = name.rsplit('/').next().unwrap_or(name);
+        let folder = self.folder_of(identity);
+        let folder = match self.blocks.folder(&folder)? {
+            Some(folder) => folder,
+            None => {
+                let made = self.blocks.make_folder(&folder)?;
+                if lasts {
+                    self.blocks.sync()?;
+                }
+                made
+            }
+        };
+        self.new.move_to(name, &folder, &file_of(identity))?;
+        if lasts {
+            folder.sync()?;
+        }
+        Ok(())
+    }
+
+    /// Where a block's file is, in the directory.
+    pub(super) fn name_of(&self, identity: &Identity) -> String {
+        format!(
+            "{BLOCKS}/{}/{}",
+            self.folder_of(identity),
+            file_of(identity)
+        )
+    }
+
+    fn folder_of(&self, identity: &Identity) -> String {
+        folder_name(spread(identity) % self.fan_out)
+    }
+
+    pub(super) fn has(&self, identity: &Identity) -> Result<bool, Error> {
+        Ok(self.dir.has(&self.name_of(identity))?)
+    }
+
+    /// Opens a block's file.
+    pub(super) fn find(&self, identity: &Identity) -> Result<Option<OwnedFd>, Error> {
+        Ok(self.dir.open_at(&self.name_of(identity), Access::Read)?)
+    }
+
+    /// Removes a block's file, if it is the one of that number, or whichever it is; its bytes.
+    pub(super) fn remove(
+        &self,
+        identity: &Identity,
+        inode: Option<u64>,
+    ) -> Result<Option<u64>, Error> {
+        let Some(folder) = self.blocks.folder(&self.folder_of(identity))? else {
+            return Ok(None);
+        };
+        let name = file_of(identity);
+        let seen = folder.look(&name)?;
+        if let Some(wanted) = inode
+            && seen.is_none_or(|seen| seen.inode != wanted)
+        {
+            return Ok(None);
+        }
+        let bytes = seen.map_or(0, |seen| room_of(seen.len));
+        Ok(folder.remove(&name)?.then_some(bytes))
+    }
+
+    /// The folder of that number, where there is one.
+    pub(super) fn folder(&self, number: u32) -> Result<Option<Dir>, Error> {
+        Ok(self.blocks.folder(&folder_name(number))?)
+    }
+
+    pub(super) fn folders(&self) -> u32 {
+        self.fan_out
+    }
+
+    /// Says that this process is there still; the time by the file system's clock.
+    pub(super) fn still_here(&self) -> Result<i128, Error> {
+        let fd = self.alive.fd()?;
+        mark_used(fd)?;
+        let now = Seen::of(fd)?.map_or(0, |seen| seen.changed);
+        self.said.store((now / SECOND) as i64, Ordering::Relaxed);
+        Ok(now)
+    }
+
+    /// When it has said so last, as nanoseconds by that clock: not long ago.
+    pub(super) fn still_here_at(&self) -> i128 {
+        i128::from(self.said.load(Ordering::Relaxed)) * SECOND
+    }
+
+    /// Removes what processes have left that are gone; how many bytes. One of this host's lifetime
+    /// is gone when nobody has its lock, any other when it has said nothing for long: not every
+    /// file system knows the locks of other hosts.
+    pub(super) fn sweep(&self) -> Result<u64, Error> {
+        let now = self.still_here()?;
+        let Some(all) = self.dir.folder(NEW)? else {
+            return Ok(0);
+        };
+        let here = format!("{:08x}-", boot());
+        let mut swept = 0;
+        for name in all.names()? {
+            let Some(folder) = all.folder(&name)?.filter(|_| name != self.mine) else {
+                continue;
+            };
+            let (said, locked) = match folder.open_at(ALIVE, Access::Write)? {
+                Some(fd) => (Seen::of(&fd)?, lock::is_locked(&fd, ALIVE_BYTE)?),
+                // Whoever makes the folder now has made no file in it.
+                None => (None, folder.names()?.is_empty()),
+            };
+            let age = now - said.map_or(0, |said| said.changed);
+            let patience = match name.starts_with(&here) {
+                true => PATIENCE_HERE,
+                false => PATIENCE_ELSEWHERE,
+            };
+            if locked || age < patience.as_nanos() as i128 {
+                continue;
+            }
+            for file in folder.names()? {
+                let bytes = folder.look(&file)?.map_or(0, |seen| room_of(seen.len));
+                if folder.remove(&file)? && file != ALIVE {
+                    swept += bytes;
+                }
+            }
+            all.remove_folder(&name)?;
+        }
+        Ok(swept)
+    }
+
+    /// What those files take that are being written, by anybody.
+    pub(super) fn new_bytes(&self) -> Result<u64, Error> {
+        let Some(all) = self.dir.folder(NEW)? else {
+            return Ok(0);
+        };
+        let mut sum = 0;
+        for name in all.names()? {
+            let Some(folder) = all.folder(&name)? else {
+                continue;
+            };
+            for file in folder.names()? {
+                sum += folder.look(&file)?.map_or(0, |seen| room_of(seen.len));
+            }
+        }
+        Ok(sum)
+    }
+
+    /// Nothing of this process is left.
+    pub(super) fn close(&self) {
+        let gone = self.new.names().and_then(|names| {
+            for name in names {
+                self.new.remove(&name)?;
+            }
+            match self.dir.folder(NEW)? {
+                Some(all) => all.remove_folder(&self.mine),
+                None => Ok(true),
+            }
+        });
+        if let Err(error) = gone {
+            tracing::debug!(%error, "what this process has written stays until somebody sweeps");
+        }
+    }
+}
+
+/// This lifetime of this host, as a number.
+fn boot() -> u32 {
+    static BOOT: OnceLock<u32> = OnceLock::new();
+    *BOOT.get_or_init(|| {
+        let id = std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+        xxh3_64(&id) as u32
+    })
+}
+
+/// What a file of so many bytes takes.
+pub(super) fn room_of(len: u64) -> u64 {
+    len.next_multiple_of(kvdepot_arena::format::GRANULE)
+}
+
+/// Keys are hashes mostly, and not always: each byte has its weight.
+fn spread(identity: &Identity) -> u32 {
+    let bytes = identity.namespace.0.iter().chain(&identity.key.0);
+    let weighted = (0u32..)
+        .zip(bytes)
+        .map(|(at, byte)| (2 * at + 1).wrapping_mul(u32::from(*byte)));
+    weighted.fold(0, u32::wrapping_add)
+}
+
+fn folder_name(number: u32) -> String {
+    format!("{number:03x}")
+}
+
+fn file_of(identity: &Identity) -> String {
+    format!("{}-{}", identity.key, identity.namespace)
+}
+
+/// Whose file has this name.
+pub(super) fn identity_of(name: &str) -> Option<Identity> {
+    let (key, namespace) = name.split_once('-')?;
+    Some(Identity {
+        namespace: NamespaceId(bytes_of(namespace)?),
+        key: Key(bytes_of(key)?),
+    })
+}
+
+/// Lower-case hexadecimal digits, as they are written.
+fn bytes_of<const LEN: usize>(text: &str) -> Option<[u8; LEN]> {
+    let digits = text.as_bytes();
+    if digits.len() != 2 * LEN {
+        return None;
+    }
+    let digit = |at: usize| match digits[at] {
+        digit @ b'0'..=b'9' => Some(digit - b'0'),
+        digit @ b'a'..=b'f' => Some(digit - b'a' + 10),
+        _ => None,
+    };
+    let mut bytes = [0; LEN];
+    for (at, byte) in bytes.iter_mut().enumerate() {
+        *byte = digit(2 * at)? * 16 + digit(2 * at + 1)?;
+    }
+    Some(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_says_whose_file_it_is() {
+        let identity = Identity {
+            namespace: NamespaceId([0x1f; 16]),
+            key: Key(std::array::from_fn(|at| at as u8 * 8)),
+        };
+        let name = file_of(&identity);
+        assert_eq!(identity_of(&name), Some(identity));
+        assert_eq!(identity_of(&name.to_uppercase()), None);
+        assert_eq!(identity_of(&name[1..]), None);
+        assert_eq!(identity_of("alive"), None);
+    }
+}

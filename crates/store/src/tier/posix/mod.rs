@@ -1,0 +1,413 @@
+//! The tier `Posix`: one file a block in a directory of any file system, which any number of
+//! processes and hosts share without a server.
+//!
+//! Guarantees: a block is written once, under a name that nobody looks for, and published whole by
+//! one rename; what a file does not prove to be, by its header and its length, is a miss; no more
+//! than the capacity is in use, whoever writes. A pin is an open file: removal takes the name alone.
+//!
+//! `folder` says what lies where, `usage` counts for all, `collect` makes room, `filter` knows what
+//! was looked at lately, `desk` has the threads that wait for the file system.
+
+mod collect;
+mod desk;
+mod filter;
+mod folder;
+mod open;
+mod options;
+mod usage;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use kvdepot_arena::format::file_header::LEN;
+use kvdepot_arena::{
+    Cause, Durability, Error, Full, Identity, Key, NamespaceId, Place, Refused, Reserved,
+    TierStats, Token, Wanted,
+};
+use kvdepot_media::{Checksum, PART_LEN_MAX};
+
+use super::contract::{Ends, Page, Tier};
+use super::late::Reply;
+use collect::Collector;
+use desk::{Desk, each};
+use filter::Filter;
+use folder::{Folder, identity_of, room_of};
+use open::Open;
+use options::Options;
+pub(super) use options::kind;
+use usage::Usage;
+
+/// The tier's name.
+const NAME: &str = "Posix";
+
+/// Threads that wait for the file system: so many files are made or opened at a time.
+const THREADS: usize = 16;
+
+/// Keys that one thread takes at a time: to be looked for, to be opened, to be made or published.
+const LOOKS: usize = 64;
+const OPENS: usize = 8;
+const MAKES: usize = 4;
+
+/// How long a put waits for room that a collection makes.
+const FOR_ROOM: Duration = Duration::from_secs(1);
+
+/// The tier.
+pub(super) struct Posix {
+    desk: Desk,
+    common: Arc<Common>,
+}
+
+/// What its threads use.
+struct Common {
+    number: u32,
+    durability: Durability,
+    folder: Arc<Folder>,
+    usage: Arc<Usage>,
+    collector: Collector,
+    filter: Filter,
+    open: Arc<Open>,
+    stored: [AtomicU64; 2],
+    full: AtomicU64,
+}
+
+impl Posix {
+    fn new(options: &Options, number: u32) -> Result<Posix, Error> {
+        let folder = Arc::new(Folder::open(&options.path, options.fan_out)?);
+        let usage = Arc::new(Usage::open(&folder.dir, options.capacity)?);
+        let collector = Collector::start(&folder, &usage)?;
+        let open = Open::new(number, &folder, &usage, options.direct)?;
+        Ok(Posix {
+            desk: Desk::new(THREADS)?,
+            common: Arc::new(Common {
+                number,
+                durability: options.durability,
+                folder,
+                usage,
+                collector,
+                filter: Filter::default(),
+                open,
+                stored: Default::default(),
+                full: AtomicU64::new(0),
+            }),
+        })
+    }
+
+    /// Does `work` for each item by the threads, and answers with what comes of it.
+    fn answer<I: Send + 'static, T: Send + 'static>(
+        &self,
+        items: Vec<I>,
+        grain: usize,
+        reply: Reply<Vec<T>>,
+        work: impl Fn(&Common, I) -> T + Send + Sync + 'static,
+    ) {
+        let common = Arc::clone(&self.common);
+        let done = |answers| {
+            reply.answer(answers);
+        };
+        each(
+            &self.desk,
+            items,
+            grain,
+            move |item| work(&common, item),
+            done,
+        );
+    }
+}
+
+fn identities(namespace: NamespaceId, keys: &[Key]) -> Vec<Identity> {
+    let identity = |key: &Key| Identity {
+        namespace,
+        key: *key,
+    };
+    keys.iter().map(identity).collect()
+}
+
+impl Tier for Posix {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn lasts(&self) -> bool {
+        true
+    }
+
+    fn block_max(&self) -> u64 {
+        (self.common.usage.capacity() / 8).min(PART_LEN_MAX)
+    }
+
+    fn probe(&self, namespace: NamespaceId, keys: &[Key], reply: Reply<Vec<bool>>) {
+        let names = identities(namespace, keys);
+        let known = self.common.filter.of(names.iter().copied());
+        let asked = names
+            .into_iter()
+            .zip(&known)
+            .filter(|(_, known)| known.is_none());
+        let asked: Vec<Identity> = asked.map(|(name, _)| name).collect();
+        let common = Arc::clone(&self.common);
+        let look = {
+            let common = Arc::clone(&self.common);
+            move |name: Identity| (name, common.has(&name))
+        };
+        let done = move |answers: Vec<(Identity, bool)>| {
+            common.filter.note(answers.iter().copied());
+            let mut looked = answers.into_iter().map(|(_, is_there)| is_there);
+            let each = known.into_iter();
+            let each = each.map(|known| known.or_else(|| looked.next()).unwrap_or(false));
+            reply.answer(each.collect());
+        };
+        each(&self.desk, asked, LOOKS, look, done);
+    }
+
+    fn pin(&self, namespace: NamespaceId, keys: &[Key], reply: Reply<Vec<Option<Place>>>) {
+        let names = identities(namespace, keys);
+        self.answer(names, OPENS, reply, |common, name| common.find(&name));
+    }
+
+    fn unpin(&self, places: &[Place]) {
+        self.common.open.unpin(places);
+    }
+
+    fn discard(&self, places: &[Place]) {
+        let names = places.iter().map(|place| {
+            let file = self.common.open.file(place);
+            (place.identity, file.map(|file| file.inode))
+        });
+        let names: Vec<(Identity, Option<u64>)> = names.collect();
+        let common = Arc::clone(&self.common);
+        self.desk.run(move || {
+            for (name, inode) in names {
+                common.remove(&name, inode);
+            }
+        });
+    }
+
+    fn reserve(
+        &self,
+        namespace: NamespaceId,
+        blocks: &[Wanted],
+        reply: Reply<Vec<Result<Reserved, Refused>>>,
+    ) {
+        self.answer(blocks.to_vec(), MAKES, reply, move |common, wanted| {
+            common.make(namespace, &wanted)
+        });
+    }
+
+    fn commit(&self, written: Vec<(Reserved, Checksum)>, pinned: bool, reply: Reply<Vec<bool>>) {
+        self.answer(
+            written,
+            MAKES,
+            reply,
+            move |common, (reserved, checksum)| common.publish(reserved, checksum, pinned),
+        );
+    }
+
+    fn remove(&self, namespace: NamespaceId, keys: &[Key], reply: Reply<usize>) {
+        self.common.open.forget_copies(namespace, Some(keys));
+        let common = Arc::clone(&self.common);
+        let done = |gone: Vec<bool>| {
+            reply.answer(gone.into_iter().filter(|gone| *gone).count());
+        };
+        let remove = move |name| common.remove(&name, None);
+        each(&self.desk, identities(namespace, keys), MAKES, remove, done);
+    }
+
+    fn clear(&self, namespace: NamespaceId, reply: Reply<usize>) {
+        self.common.open.forget_copies(namespace, None);
+        let common = Arc::clone(&self.common);
+        self.desk.run(move || {
+            let mut count = 0;
+            for number in 0..common.folder.folders() {
+                let Ok(names) = common.names(number, namespace) else {
+                    return;
+                };
+                let gone = names
+                    .into_iter()
+                    .map(|(name, _)| common.remove(&name, None));
+                count += gone.filter(|gone| *gone).count();
+            }
+            reply.answer(count);
+        });
+    }
+
+    /// A mark is the number of a folder.
+    fn list(&self, namespace: NamespaceId, from: u64, limit: usize, reply: Reply<Page>) {
+        let common = Arc::clone(&self.common);
+        self.desk.run(move || {
+            let mut page = Vec::new();
+            let mut next = from as u32;
+            while next < common.folder.folders() && page.len() < limit {
+                let Ok(names) = common.names(next, namespace) else {
+                    return;
+                };
+                let each = names.into_iter();
+                page.extend(each.map(|(name, len)| (name.key, len.saturating_sub(LEN as u64))));
+                next += 1;
+            }
+            let is_last = next >= common.folder.folders();
+            reply.answer((page, (!is_last).then_some(u64::from(next))));
+        });
+    }
+
+    fn describe(&self, _namespace: NamespaceId, _description: &str) {}
+
+    fn stats(&self) -> TierStats {
+        let common = &self.common;
+        let (used, capacity) = (common.usage.seen(), common.usage.capacity());
+        let mut stats = TierStats::new(NAME);
+        stats.capacity_bytes = capacity;
+        stats.live_bytes = used;
+        stats.free_bytes = capacity.saturating_sub(used);
+        stats.largest_free_bytes = stats.free_bytes;
+        (stats.pinned_blocks, stats.reserved_blocks) = common.open.counts();
+        (stats.evicted_blocks, stats.evicted_bytes) = common.collector.evicted();
+        stats.full = common.full.load(Ordering::Relaxed);
+        stats.stored_blocks = common.stored[0].load(Ordering::Relaxed);
+        stats.stored_bytes = common.stored[1].load(Ordering::Relaxed);
+        stats
+    }
+
+    fn ends(&self) -> Arc<dyn Ends> {
+        Arc::clone(&self.common.open) as _
+    }
+
+    fn close(&self) {
+        self.desk.end();
+        self.common.collector.end();
+        self.common.open.close();
+        self.common.usage.close();
+        self.common.folder.close();
+    }
+}
+
+impl Common {
+    /// Whether a file has the block's name; what it holds is seen when it is read.
+    fn has(&self, name: &Identity) -> bool {
+        self.folder.has(name).unwrap_or_else(|error| {
+            tracing::debug!(%error, "a directory does not tell what it has");
+            false
+        })
+    }
+
+    /// Opens a block's file and pins it.
+    fn find(&self, name: &Identity) -> Option<Place> {
+        let found = self.folder.find(name).and_then(|fd| match fd {
+            Some(fd) => self.open.adopt(name, fd),
+            None => Ok(None),
+        });
+        let place = found.unwrap_or_else(|error| {
+            tracing::debug!(%error, key = %name.key, "a block's file cannot be read");
+            None
+        });
+        self.filter.note([(*name, place.is_some())].into_iter());
+        place
+    }
+
+    /// Makes room for a block, and its file.
+    fn make(&self, namespace: NamespaceId, wanted: &Wanted) -> Result<Reserved, Refused> {
+        let name = Identity {
+            namespace,
+            key: wanted.key,
+        };
+        let nowhere = Token {
+            device: self.number,
+            slot: 0,
+            sequence: 0,
+        };
+        if self.has(&name) {
+            return Err(Refused::Present(nowhere));
+        }
+        let Some(making) = self.open.begin(name) else {
+            return Err(Refused::Reserved(nowhere));
+        };
+        let bytes = room_of(LEN as u64 + wanted.len);
+        let taken = self.usage.take(bytes).and_then(|taken| match taken {
+            true => Ok(true),
+            false => {
+                self.collector.wait(FOR_ROOM);
+                self.usage.take(bytes)
+            }
+        });
+        match taken {
+            Ok(true) => {}
+            Ok(false) => {
+                self.full.fetch_add(1, Ordering::Relaxed);
+                let capacity = self.usage.capacity();
+                return Err(Refused::Full(Full {
+                    tier: NAME,
+                    requested: wanted.len,
+                    cause: Cause::Space {
+                        free: capacity.saturating_sub(self.usage.seen()),
+                        capacity,
+                    },
+                }));
+            }
+            Err(error) => return Err(self.refuse(&error)),
+        }
+        if self.usage.is_nearly_full() {
+            self.collector.wake();
+        }
+        let made = making.create(wanted);
+        made.map_err(|error| {
+            self.usage.give_back(bytes);
+            self.refuse(&error)
+        })
+    }
+
+    fn refuse(&self, error: &Error) -> Refused {
+        tracing::warn!(%error, path = %self.folder.path.display(), "a block cannot be stored");
+        Refused::Declined
+    }
+
+    fn publish(&self, reserved: Reserved, checksum: Checksum, pinned: bool) -> bool {
+        let (name, len) = (reserved.identity, reserved.len);
+        let lasts = self.durability == Durability::Power;
+        match self.open.publish(reserved, checksum, pinned, lasts) {
+            Ok(true) => {
+                self.filter.note([(name, true)].into_iter());
+                self.stored[0].fetch_add(1, Ordering::Relaxed);
+                self.stored[1].fetch_add(len, Ordering::Relaxed);
+                true
+            }
+            Ok(false) => false,
+            Err(error) => {
+                let path = self.folder.path.display();
+                tracing::warn!(%error, %path, "a block is not stored");
+                false
+            }
+        }
+    }
+
+    /// Removes a block's file: the one of that number, or whichever has its name.
+    fn remove(&self, name: &Identity, inode: Option<u64>) -> bool {
+        let gone = self.folder.remove(name, inode);
+        let gone = gone.unwrap_or_else(|error| {
+            tracing::warn!(%error, key = %name.key, "a block's file cannot be removed");
+            None
+        });
+        self.filter.note([(*name, false)].into_iter());
+        if let Some(bytes) = gone
+            && let Err(error) = self.usage.freed(bytes)
+        {
+            tracing::debug!(%error, "the count learns of it by the next collection");
+        }
+        gone.is_some()
+    }
+
+    /// The blocks of a namespace in a folder, with the lengths of their files.
+    fn names(&self, number: u32, namespace: NamespaceId) -> Result<Vec<(Identity, u64)>, Error> {
+        let Some(folder) = self.folder.folder(number)? else {
+            return Ok(Vec::new());
+        };
+        let mut found = Vec::new();
+        for name in folder.names()? {
+            let identity = identity_of(&name).filter(|one| one.namespace == namespace);
+            if let Some(identity) = identity
+                && let Some(seen) = folder.look(&name)?
+            {
+                found.push((identity, seen.len));
+            }
+        }
+        Ok(found)
+    }
+}

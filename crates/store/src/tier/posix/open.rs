@@ -1,0 +1,448 @@
+//! Files that are pinned or written now.
+
+use std::collections::{HashMap, HashSet};
+use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use kvdepot_arena::clock::unix_seconds;
+use kvdepot_arena::format::file_header::{FileHeader, LEN};
+use kvdepot_arena::parts::Part;
+use kvdepot_arena::{Error, Identity, Key, NamespaceId, Place, Reserved, TakesBack, Token, Wanted};
+use kvdepot_host::dir::{Dir, Seen, mark_used};
+use kvdepot_media::file::Hands;
+use kvdepot_media::{Buffer, Checksum};
+use parking_lot::Mutex;
+use rustix::fs::{FallocateFlags, OFlags};
+use rustix::io::Errno;
+
+use super::folder::{Folder, room_of};
+use super::options::DirectIo;
+use super::usage::Usage;
+use crate::tier::{BlockFile, Ends, FileAt};
+
+/// Reads and writes under way at a time where there is no ring.
+const THREADS: usize = 8;
+
+/// A reader moves the time of last use where it is older than this: nanoseconds.
+const USED_AGAIN: i128 = 3_600_000_000_000;
+
+pub(super) struct Open {
+    number: u32,
+    folder: Arc<Folder>,
+    usage: Arc<Usage>,
+    hands: Arc<Hands>,
+    direct: bool,
+    next: AtomicU64,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// By sequence.
+    files: HashMap<u64, Opened>,
+    /// Blocks that this process writes.
+    writing: HashSet<Identity>,
+    closed: bool,
+}
+
+struct Opened {
+    file: Arc<BlockFile>,
+    /// In the directory.
+    name: String,
+    place: Place,
+    /// A reservation, and else a pin.
+    new: bool,
+    holds: u32,
+    /// A copy, while it is written, and whether its block was removed meanwhile.
+    copy: bool,
+    removed: bool,
+}
+
+impl Open {
+    pub(super) fn new(
+        number: u32,
+        folder: &Arc<Folder>,
+        usage: &Arc<Usage>,
+        direct: DirectIo,
+    ) -> Result<Arc<Open>, Error> {
+        let hands = Hands::new(THREADS)?;
+        let direct = match direct {
+            DirectIo::No => false,
+            DirectIo::Yes | DirectIo::Auto => {
+                let takes = takes_direct(folder)?;
+                if !takes && direct == DirectIo::Yes {
+                    let allowed = "auto or false: its file system has no direct I/O";
+                    return Err(Error::config("posix.direct", "true", allowed));
+                }
+                takes
+            }
+        };
+        let way = match (direct, hands.refused()) {
+            (true, None) => "direct I/O by io_uring".to_owned(),
+            (true, Some(why)) => format!("direct I/O by threads ({why})"),
+            (false, _) => "the page cache, by threads".to_owned(),
+        };
+        tracing::info!(path = %folder.path.display(), way, "blocks are read and written");
+        Ok(Arc::new(Open {
+            number,
+            folder: Arc::clone(folder),
+            usage: Arc::clone(usage),
+            hands,
+            direct,
+            next: AtomicU64::new(0),
+            state: Mutex::default(),
+        }))
+    }
+
+    /// Pins the block in a file, if it is the one of that name, whole, and its user's own.
+    pub(super) fn adopt(&self, name: &Identity, fd: OwnedFd) -> Result<Option<Place>, Error> {
+        let Some(seen) = Seen::of(&fd)? else {
+            return Ok(None);
+        };
+        if seen.owner != rustix::process::geteuid().as_raw() {
+            tracing::warn!(key = %name.key, owner = seen.owner, "a block's file is another user's");
+            return Ok(None);
+        }
+        let file = self.block_file(fd)?;
+        let mut page = [0; LEN];
+        let read = match seen.len >= LEN as u64 {
+            true => file
+                .raw()
+                .read_exact_at(0, &mut page)
+                .map_err(|source| Error::Io {
+                    path: self.folder.path.clone(),
+                    source,
+                }),
+            false => Ok(()),
+        };
+        read?;
+        let header = FileHeader::decode(&page);
+        let header = header.filter(|header| {
+            header.identity == *name && seen.len == room_of(LEN as u64 + header.len)
+        });
+        let Some(header) = header else {
+            tracing::warn!(key = %name.key, "a file is not the block that its name says");
+            // The next put writes it again.
+            if let Some(bytes) = self.folder.remove(name, Some(seen.inode))? {
+                self.usage.freed(bytes)?;
+            }
+            return Ok(None);
+        };
+        self.mark_used(&file, &seen);
+        let place = Place {
+            len: header.len,
+            parts: header.parts,
+            checksum: header.checksum,
+            ..Place::of(*name)
+        };
+        Ok(self.hold(self.folder.name_of(name), file, place, false, false))
+    }
+
+    /// The time of its last use is moved at most once an hour, as far as that is possible.
+    fn mark_used(&self, file: &BlockFile, seen: &Seen) {
+        let now = self.folder.still_here_at();
+        if now - seen.changed > USED_AGAIN
+            && let Ok(fd) = file.raw().fd()
+        {
+            let _best_effort = mark_used(fd);
+        }
+    }
+
+    fn block_file(&self, fd: OwnedFd) -> Result<BlockFile, Error> {
+        if self.direct {
+            set_direct(&fd);
+        }
+        BlockFile::new(File::from(fd), LEN as u64, &self.hands)
+    }
+
+    fn hold(
+        &self,
+        name: String,
+        file: BlockFile,
+        mut place: Place,
+        new: bool,
+        copy: bool,
+    ) -> Option<Place> {
+        let sequence = self.next.fetch_add(1, Ordering::Relaxed) + 1;
+        place.token = Token {
+            device: self.number,
+            slot: 0,
+            sequence,
+        };
+        let opened = Opened {
+            file: Arc::new(file),
+            name,
+            place,
+            new,
+            holds: 1,
+            copy,
+            removed: false,
+        };
+        let mut state = self.state.lock();
+        if state.closed {
+            return None;
+        }
+        state.files.insert(sequence, opened);
+        Some(place)
+    }
+
+    pub(super) fn unpin(&self, places: &[Place]) {
+        // Closed when the lock is free: that may take its time.
+        let mut closed = Vec::new();
+        let mut state = self.state.lock();
+        for place in places {
+            let Some(opened) = state.files.get_mut(&place.token.sequence) else {
+                continue;
+            };
+            opened.holds -= 1;
+            if opened.holds == 0 {
+                closed.extend(state.files.remove(&place.token.sequence));
+            }
+        }
+        drop(state);
+    }
+
+    /// Begins to write a block, unless this process does already.
+    pub(super) fn begin(self: &Arc<Open>, name: Identity) -> Option<Making> {
+        let is_first = self.state.lock().writing.insert(name);
+        is_first.then(|| Making {
+            open: Arc::clone(self),
+            name,
+            made: false,
+        })
+    }
+
+    /// Copies of these that are being written are not published.
+    pub(super) fn forget_copies(&self, namespace: NamespaceId, keys: Option<&[Key]>) {
+        let mut state = self.state.lock();
+        for opened in state.files.values_mut().filter(|opened| opened.copy) {
+            let name = opened.place.identity;
+            let is_one = keys.is_none_or(|keys| keys.contains(&name.key));
+            opened.removed |= name.namespace == namespace && is_one;
+        }
+    }
+
+    /// Publishes what is written; whether it is stored.
+    pub(super) fn publish(
+        &self,
+        mut reserved: Reserved,
+        checksum: Checksum,
+        pinned: bool,
+        lasts: bool,
+    ) -> Result<bool, Error> {
+        let place = reserved.hand_out();
+        let sequence = place.token.sequence;
+        let (file, name) = {
+            let state = self.state.lock();
+            let Some(opened) = state.files.get(&sequence) else {
+                return Ok(false);
+            };
+            (Arc::clone(&opened.file), opened.name.clone())
+        };
+        let header = FileHeader {
+            identity: place.identity,
+            len: place.len,
+            parts: place.parts,
+            checksum,
+            created: unix_seconds().into(),
+        };
+        let io = |source| Error::Io {
+            path: self.folder.path.clone(),
+            source,
+        };
+        let written = file.raw().write_all_at(0, &header.encode()).map_err(io);
+        let synced = written.and_then(|()| match lasts {
+            true => {
+                let fd = file.raw().fd().map_err(io)?;
+                rustix::fs::fdatasync(fd).map_err(|errno| io(errno.into()))
+            }
+            false => Ok(()),
+        });
+        // Who removes it looks at what is written, and then at what is published.
+        let stays = |state: &State| state.files.get(&sequence).is_some_and(|one| !one.removed);
+        let published = synced.and_then(|()| {
+            let stays = stays(&self.state.lock());
+            if stays {
+                self.folder.publish(&name, &place.identity, lasts)?;
+            }
+            Ok(stays)
+        });
+        let stored = matches!(published, Ok(true));
+        let mut state = self.state.lock();
+        state.writing.remove(&place.identity);
+        let removed = state.files.get(&sequence).is_some_and(|one| one.removed);
+        let mut ended = None;
+        match state.files.get_mut(&sequence) {
+            Some(opened) if stored && pinned => {
+                opened.new = false;
+                opened.copy = false;
+                opened.place.checksum = checksum;
+                opened.name = self.folder.name_of(&place.identity);
+            }
+            _ => ended = state.files.remove(&sequence),
+        }
+        drop(state);
+        if !stored {
+            self.folder.drop_new(&name);
+            self.usage.give_back(room_of(LEN as u64 + place.len));
+        } else if removed {
+            // It was, while it was being published.
+            if let Some(bytes) = self.folder.remove(&place.identity, Some(file.inode()))? {
+                self.usage.freed(bytes)?;
+            }
+        }
+        drop(ended);
+        published.map(|stored| stored && !removed)
+    }
+
+    /// How many are pinned, and how many written.
+    pub(super) fn counts(&self) -> (u64, u64) {
+        let state = self.state.lock();
+        let new = state.files.values().filter(|opened| opened.new).count() as u64;
+        (state.files.len() as u64 - new, new)
+    }
+
+    /// Nothing is pinned or written any more.
+    pub(super) fn close(&self) {
+        let left = {
+            let mut state = self.state.lock();
+            state.closed = true;
+            std::mem::take(&mut state.files)
+        };
+        drop(left);
+    }
+
+    fn get<R>(&self, place: &Place, read: impl FnOnce(&Opened) -> R) -> Result<R, Error> {
+        let state = self.state.lock();
+        let opened = state.files.get(&place.token.sequence);
+        opened.map(read).ok_or(Error::Closed("a file is closed"))
+    }
+
+    fn file_of(&self, place: &Place) -> Result<Arc<BlockFile>, Error> {
+        self.get(place, |opened| Arc::clone(&opened.file))
+    }
+}
+
+impl TakesBack for Open {
+    fn take_back(&self, token: Token) {
+        let opened = {
+            let mut state = self.state.lock();
+            let opened = state.files.remove(&token.sequence);
+            if let Some(opened) = &opened {
+                state.writing.remove(&opened.place.identity);
+            }
+            opened
+        };
+        if let Some(opened) = opened {
+            self.folder.drop_new(&opened.name);
+            self.usage.give_back(room_of(LEN as u64 + opened.place.len));
+        }
+    }
+}
+
+/// A block that this process has begun to write.
+pub(super) struct Making {
+    open: Arc<Open>,
+    name: Identity,
+    made: bool,
+}
+
+impl Making {
+    /// Makes its file, with its space.
+    pub(super) fn create(mut self, wanted: &Wanted) -> Result<Reserved, Error> {
+        let open = Arc::clone(&self.open);
+        let (name, fd) = open.folder.create(open.direct)?;
+        let made = (|| {
+            let bytes = room_of(LEN as u64 + wanted.len);
+            allocate(&fd, bytes).map_err(|errno| Error::Io {
+                path: open.folder.path.clone(),
+                source: errno.into(),
+            })?;
+            let file = open.block_file(fd)?;
+            let place = Place {
+                len: wanted.len,
+                parts: wanted.parts,
+                ..Place::of(self.name)
+            };
+            let held = open.hold(name.clone(), file, place, true, wanted.copy);
+            held.ok_or(Error::Closed("the tier is closed"))
+        })();
+        match made {
+            Ok(place) => {
+                self.made = true;
+                Ok(Reserved::new(open as _, place))
+            }
+            Err(error) => {
+                open.folder.drop_new(&name);
+                Err(error)
+            }
+        }
+    }
+}
+
+impl Drop for Making {
+    fn drop(&mut self) {
+        if !self.made {
+            self.open.state.lock().writing.remove(&self.name);
+        }
+    }
+}
+
+impl Ends for Open {
+    fn buffers(
+        &self,
+        place: &Place,
+        offset: u64,
+        len: u64,
+        ends: &mut Vec<Buffer>,
+    ) -> Result<(), Error> {
+        self.file_of(place)?.buffers(place, offset, len, ends)
+    }
+
+    fn parts(&self, place: &Place) -> Result<Option<Vec<Part>>, Error> {
+        self.file_of(place)?.parts(place)
+    }
+
+    fn write_parts(&self, place: &Place, found: &[Part]) -> Result<(), Error> {
+        self.file_of(place)?.write_parts(place, found)
+    }
+
+    fn directory(&self) -> Option<Arc<Dir>> {
+        Some(Arc::clone(&self.folder.dir))
+    }
+
+    fn file(&self, place: &Place) -> Option<FileAt> {
+        let file = |opened: &Opened| FileAt {
+            name: opened.name.clone(),
+            inode: opened.file.inode(),
+            offset: LEN as u64,
+        };
+        self.get(place, file).ok()
+    }
+}
+
+/// Whether files there take direct I/O.
+fn takes_direct(folder: &Folder) -> Result<bool, Error> {
+    let (name, fd) = folder.create(true)?;
+    let flags = rustix::fs::fcntl_getfl(&fd);
+    folder.drop_new(&name);
+    Ok(flags.is_ok_and(|flags| flags.contains(OFlags::DIRECT)))
+}
+
+fn set_direct(fd: &OwnedFd) {
+    if let Ok(flags) = rustix::fs::fcntl_getfl(fd.as_fd()) {
+        // Where it is refused, the page cache serves.
+        let _best_effort = rustix::fs::fcntl_setfl(fd, flags | OFlags::DIRECT);
+    }
+}
+
+/// Gives a file its space, where the file system can; else what is missing shows when it is written.
+fn allocate(fd: &OwnedFd, bytes: u64) -> rustix::io::Result<()> {
+    let flags = FallocateFlags::empty();
+    match rustix::io::retry_on_intr(|| rustix::fs::fallocate(fd, flags, 0, bytes)) {
+        Err(Errno::OPNOTSUPP | Errno::NOSYS) => rustix::fs::ftruncate(fd, bytes),
+        answer => answer,
+    }
+}

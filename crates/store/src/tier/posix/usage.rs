@@ -1,0 +1,251 @@
+//! How much of its capacity a directory has: one count for all who share it.
+//!
+//! The count is of bytes that are there or promised. Who wants to write takes a grant from it, a
+//! small part of the capacity, and writes from that without asking again; so what lies there is
+//! never more than the count, and the count never more than the capacity. Grants of processes that
+//! were killed stay in it until the next [collection](super::collect) has looked at every file.
+
+use std::os::fd::AsFd;
+use std::time::Duration;
+
+use kvdepot_arena::Error;
+use kvdepot_host::dir::{Access, Dir};
+use kvdepot_host::fork::LockFd;
+use kvdepot_host::lock::{self, Kind};
+use parking_lot::Mutex;
+use xxhash_rust::xxh3::xxh3_64;
+use zerocopy::little_endian::{U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// The count's file.
+const NAME: &str = "usage";
+
+/// Its bytes that are locked: while the count is read and written, and by who collects.
+const COUNT_BYTE: u64 = 0;
+const COLLECTOR_BYTE: u64 = 1;
+
+/// How long the count is waited for: whoever has it reads and writes a few bytes.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// A grant, of the capacity: so that some dozen processes promise less than 5 % of it together.
+const GRANT_PART: u64 = 512;
+
+/// Where a collection begins, in thousandths of the capacity.
+pub(super) const BEGIN: u64 = 940;
+
+/// A count as it stands in the file.
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct Count {
+    magic: [u8; 8],
+    version: U32,
+    unused: U32,
+    used: U64,
+    checksum: U64,
+}
+
+const MAGIC: [u8; 8] = *b"KVDUSAGE";
+const VERSION: u32 = 1;
+
+impl Count {
+    fn new(used: u64) -> Count {
+        let mut count = Count {
+            magic: MAGIC,
+            version: VERSION.into(),
+            unused: 0.into(),
+            used: used.into(),
+            checksum: 0.into(),
+        };
+        count.checksum = count.sum().into();
+        count
+    }
+
+    fn sum(&self) -> u64 {
+        let bytes = self.as_bytes();
+        xxh3_64(&bytes[..bytes.len() - size_of::<U64>()])
+    }
+
+    fn read(bytes: &[u8; size_of::<Count>()]) -> Option<u64> {
+        let count = Count::ref_from_bytes(bytes).ok()?;
+        let is_whole = count.magic == MAGIC && count.version == VERSION;
+        (is_whole && count.checksum == count.sum()).then(|| count.used.get())
+    }
+}
+
+/// The count, as one process uses it.
+pub(super) struct Usage {
+    file: LockFd,
+    capacity: u64,
+    grant: u64,
+    mine: Mutex<Mine>,
+}
+
+#[derive(Default)]
+struct Mine {
+    /// Granted, and not written.
+    left: u64,
+    /// The count when it was read last.
+    seen: u64,
+}
+
+impl Usage {
+    /// The count of a directory; one that has none, or a broken one, is full until it has been
+    /// looked at.
+    pub(super) fn open(dir: &Dir, capacity: u64) -> Result<Usage, Error> {
+        let file = match dir.open_at(NAME, Access::Write)? {
+            Some(file) => file,
+            // Somebody else may have made it meanwhile.
+            None => match dir.create(NAME, false) {
+                Ok(file) => file,
+                Err(error) => dir.open_at(NAME, Access::Write)?.ok_or(error)?,
+            },
+        };
+        Ok(Usage {
+            file: LockFd::adopt(file)?,
+            capacity,
+            grant: (capacity / GRANT_PART).max(1),
+            mine: Mutex::default(),
+        })
+    }
+
+    pub(super) fn capacity(&self) -> u64 {
+        self.capacity
+    }
+
+    /// The count when it was read last.
+    pub(super) fn seen(&self) -> u64 {
+        self.mine.lock().seen
+    }
+
+    /// Whether a collection is to begin.
+    pub(super) fn is_nearly_full(&self) -> bool {
+        self.seen() >= self.part(BEGIN)
+    }
+
+    /// So many thousandths of the capacity.
+    pub(super) fn part(&self, thousandths: u64) -> u64 {
+        (u128::from(self.capacity) * u128::from(thousandths) / 1000) as u64
+    }
+
+    /// Takes so many bytes, if there are.
+    pub(super) fn take(&self, bytes: u64) -> Result<bool, Error> {
+        let mut mine = self.mine.lock();
+        if mine.left < bytes {
+            let least = bytes - mine.left;
+            let mut granted = 0;
+            let used = self.change(|used| {
+                let room = self.capacity.saturating_sub(used);
+                granted = match room {
+                    _ if room >= least + self.grant => least + self.grant,
+                    _ if room >= least => least,
+                    _ => 0,
+                };
+                used + granted
+            })?;
+            mine.seen = used;
+            mine.left += granted;
+            if granted == 0 {
+                return Ok(false);
+            }
+        }
+        mine.left -= bytes;
+        Ok(true)
+    }
+
+    /// Gives bytes back that were taken and not written.
+    pub(super) fn give_back(&self, bytes: u64) {
+        self.mine.lock().left += bytes;
+    }
+
+    /// Notes that files have gone.
+    pub(super) fn freed(&self, bytes: u64) -> Result<(), Error> {
+        let mut mine = self.mine.lock();
+        // What was granted and is not used goes with it.
+        let spare = mine.left.saturating_sub(self.grant);
+        let used = self.change(|used| used.saturating_sub(bytes + spare))?;
+        mine.left -= spare;
+        mine.seen = used;
+        Ok(())
+    }
+
+    /// Puts what was found in the place of a count that differs from it by more than grants do.
+    pub(super) fn found(&self, counted_before: u64, found: u64) -> Result<(), Error> {
+        let tolerated = self.capacity / 50;
+        let mut mine = self.mine.lock();
+        let used = self.change(|used| {
+            let lost = counted_before.saturating_sub(found);
+            let more = found.saturating_sub(counted_before);
+            match lost.max(more) > tolerated {
+                true => (used + more).saturating_sub(lost),
+                false => used,
+            }
+        })?;
+        mine.seen = used;
+        Ok(())
+    }
+
+    /// The count now.
+    pub(super) fn used(&self) -> Result<u64, Error> {
+        let used = self.change(|used| used)?;
+        self.mine.lock().seen = used;
+        Ok(used)
+    }
+
+    /// Whoever collects, until the answer is dropped; `None` where another one does.
+    pub(super) fn collector(&self) -> Option<Collector<'_>> {
+        let fd = self.file.fd().ok()?;
+        let taken = lock::try_lock(fd, COLLECTOR_BYTE, Kind::Exclusive);
+        taken.unwrap_or(false).then_some(Collector(self))
+    }
+
+    /// What is left of the grants goes back.
+    pub(super) fn close(&self) {
+        let left = std::mem::take(&mut self.mine.lock().left);
+        if let Err(error) = self.change(|used| used.saturating_sub(left)) {
+            tracing::debug!(%error, "grants stay in the count");
+        }
+    }
+
+    /// Reads the count and writes what `change` makes of it.
+    fn change(&self, change: impl FnOnce(u64) -> u64) -> Result<u64, Error> {
+        let fd = self.file.fd()?;
+        if !lock::lock_timeout(fd, COUNT_BYTE, Kind::Exclusive, PATIENCE)? {
+            return Err(failed(rustix::io::Errno::TIMEDOUT));
+        }
+        let changed = (|| {
+            let mut bytes = [0; size_of::<Count>()];
+            let read = rustix::io::pread(fd, &mut bytes, 0).map_err(failed)?;
+            // Nobody has counted yet, or it is broken: all of it may be in use.
+            let used = match read == bytes.len() {
+                true => Count::read(&bytes),
+                false => None,
+            };
+            let before = used.unwrap_or(self.capacity);
+            let after = change(before);
+            if used != Some(after) {
+                rustix::io::pwrite(fd, Count::new(after).as_bytes(), 0).map_err(failed)?;
+            }
+            Ok(after)
+        })();
+        lock::unlock(fd, COUNT_BYTE)?;
+        changed
+    }
+}
+
+/// The one who collects.
+pub(super) struct Collector<'a>(&'a Usage);
+
+impl Drop for Collector<'_> {
+    fn drop(&mut self) {
+        if let Ok(fd) = self.0.file.fd() {
+            let _unlocked = lock::unlock(fd.as_fd(), COLLECTOR_BYTE);
+        }
+    }
+}
+
+fn failed(errno: rustix::io::Errno) -> Error {
+    Error::Io {
+        path: NAME.into(),
+        source: errno.into(),
+    }
+}
