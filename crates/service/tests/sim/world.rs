@@ -455,13 +455,22 @@ impl World {
             let devices: Vec<Value> = here
                 .map(|medium| json!({"path": medium.path, "capacity": medium.kib << 10}))
                 .collect();
-            settings["dax"] = json!({
+            settings[self.far().to_ascii_lowercase()] = json!({
                 "devices": devices,
                 "records": shape.records,
                 "durability": if shape.power { "power" } else { "process" },
             });
         }
-        Config::new(shape.pipeline, &settings).unwrap()
+        let pipeline = shape.pipeline.replace("Dax", self.far());
+        Config::new(&pipeline, &settings).unwrap()
+    }
+
+    /// The name of the tier that lasts.
+    pub fn far(&self) -> &'static str {
+        match self.shape.disk {
+            true => "Nvme",
+            false => "Dax",
+        }
     }
 
     pub fn socket(&self) -> PathBuf {

@@ -37,7 +37,7 @@ impl World {
                 (Some(pin), Some(live)) => {
                     law!(!gap || !prefix, "{id:?} was pinned behind a gap");
                     let near = seen.near.contains(&id);
-                    let tier = if near { "Cache" } else { "Dax" };
+                    let tier = if near { "Cache" } else { self.far() };
                     law!(
                         !sure || pin.tier() == tier,
                         "{id:?} was pinned in {}",

@@ -67,15 +67,13 @@ impl World {
         let device = |path: &&Path| json!({"path": path, "capacity": self.shape.dax << 10});
         let devices: Vec<Value> = paths.iter().map(device).collect();
         let socket = socket.map_or_else(|| "off".into(), |path| path.display().to_string());
-        let mut settings = json!({
-            "socket": socket,
-            "lock_wait": "5s",
-            "lanes": 1,
-            "dax": {"devices": devices, "records": self.shape.records},
-        });
+        let mut settings = json!({"socket": socket, "lock_wait": "5s", "lanes": 1});
+        settings[self.far().to_ascii_lowercase()] =
+            json!({"devices": devices, "records": self.shape.records});
         if self.shape.pipeline.contains("Cache") {
             settings["cache"] = json!({"capacity": "64KiB"});
         }
-        Config::new(self.shape.pipeline, &settings).unwrap()
+        let pipeline = self.shape.pipeline.replace("Dax", self.far());
+        Config::new(&pipeline, &settings).unwrap()
     }
 }

@@ -175,7 +175,7 @@ impl World {
             let expected = match there {
                 false => None,
                 true if near.contains(&(ns, *number)) => Some("Cache"),
-                true => Some("Dax"),
+                true => Some(self.far()),
             };
             law!(
                 tier == expected,

@@ -172,14 +172,15 @@ impl Crowd {
             settings["cache"] = json!({"capacity": kib << 10});
         }
         if self.has_far() {
-            settings["dax"] = json!({
+            settings[if shape.disk { "nvme" } else { "dax" }] = json!({
                 "path": self.arena(),
                 "capacity": self.kib << 10,
                 "records": if shape.roomy { 256 } else { 16 },
                 "durability": if shape.power { "power" } else { "process" },
             });
         }
-        json!([shape.pipeline, settings]).to_string()
+        let far = if shape.disk { "Nvme" } else { "Dax" };
+        json!([shape.pipeline.replace("Dax", far), settings]).to_string()
     }
 
     /// Starts all of them.

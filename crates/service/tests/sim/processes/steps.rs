@@ -20,6 +20,8 @@ pub struct Shape {
     pub drop: bool,
     /// The arena's file is cut.
     pub truncates: bool,
+    /// `Nvme` in the place of `Dax`: the same, by calls.
+    pub disk: bool,
 }
 
 /// What happens to whoever was asked, in the middle of what it does.
@@ -122,6 +124,7 @@ pub fn shape(rng: &mut Rng) -> Shape {
         },
         power: rng.once_in(8),
         drop: rng.once_in(3),
+        disk: rng.once_in(3),
     }
 }
 

@@ -35,6 +35,8 @@ pub struct Shape {
     pub largest: u64,
     /// As tiers behave at first.
     pub mood: Mood,
+    /// `Nvme` in the place of `Dax`: the same, by calls.
+    pub disk: bool,
 }
 
 /// One thing that happens.
@@ -170,6 +172,7 @@ pub fn shape(rng: &mut Rng) -> Shape {
         second: rng.pick::<&str>(&["", "", "", "Far", "Mid", "Dax"]),
         largest: *rng.pick(&[2000, 9000, 30_000]),
         mood: mood(rng),
+        disk: rng.once_in(3),
     }
 }
 

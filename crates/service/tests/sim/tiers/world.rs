@@ -212,13 +212,20 @@ impl World {
         if shape.pipeline.contains("Dax") {
             let path = self.dir.path().join("arena");
             let capacity = shape.dax << 10;
-            settings["dax"] = json!({"path": path, "capacity": capacity, "records": 64});
+            let section = json!({"path": path, "capacity": capacity, "records": 64});
+            settings[if shape.disk { "nvme" } else { "dax" }] = section;
         }
         let mut behind = shape.pipeline.split('|').skip(1);
         if let Some(second) = behind.find(|tier| *tier == shape.second) {
-            settings[second.to_ascii_lowercase()]["admission"] = json!("second");
+            let section = match second {
+                "Dax" if shape.disk => "nvme".to_owned(),
+                other => other.to_ascii_lowercase(),
+            };
+            settings[section]["admission"] = json!("second");
         }
-        Config::with_kinds(&kinds(&self.shelves), shape.pipeline, &settings).unwrap()
+        let far = if shape.disk { "Nvme" } else { "Dax" };
+        let pipeline = shape.pipeline.replace("Dax", far);
+        Config::with_kinds(&kinds(&self.shelves), &pipeline, &settings).unwrap()
     }
 
     pub fn socket(&self) -> PathBuf {
