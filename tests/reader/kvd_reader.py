@@ -240,6 +240,45 @@ class Arena:
         return None
 
 
+class BlockFile(Arena):
+    """A file of the tier `Posix`: one block behind its header."""
+
+    def __init__(self, medium: BinaryIO) -> None:
+        self.medium = medium
+        page = self.read(0, PAGE)
+        sealed = len(page) == PAGE and xxh3_64(page[:4088]) == int.from_bytes(page[4088:], "little")
+        if not sealed or page[:8] != b"KVDBLOCK":
+            raise NotAnArenaError("no block's file")
+        version, header = struct.unpack_from("<II", page, 8)
+        if (version, header) != (1, PAGE):
+            raise NotAnArenaError(f"version {version}")
+        length, checksum, created, parts = struct.unpack_from("<Q16sQH", page, 64)
+        room = round_up(PAGE + length, GRANULE)
+        if medium.seek(0, 2) != room:
+            raise NotAnArenaError("longer or shorter than its header says")
+        self.record = Record(
+            slot=0,
+            live=True,
+            parts=parts,
+            created=created,
+            sequence=0,
+            namespace=page[16:32],
+            key=page[32:64],
+            extents=((PAGE, room - PAGE),),
+            length=length,
+            checksum=checksum,
+        )
+
+    def blocks(self) -> list[Record]:
+        return [self.record]
+
+
+def open_medium(medium: BinaryIO) -> Arena:
+    """What the medium begins like."""
+    begins = medium.read(8)
+    return BlockFile(medium) if begins == b"KVDBLOCK" else Arena(medium)
+
+
 def keyed(record: Record, part: int, length: int, digests: list[bytes]) -> bytes:
     """Digests under an identity: the form that part and table checksums share."""
     head = record.namespace + record.key + struct.pack("<IIQ", part, record.parts, length)
@@ -253,12 +292,12 @@ def part_checksum(record: Record, part: int, data: bytes) -> bytes:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Reads a kvdepot arena by its documentation.")
-    parser.add_argument("path", type=Path, help="a file that holds an arena")
+    parser.add_argument("path", type=Path, help="a file that holds an arena, or a block")
     parser.add_argument("--verify", action="store_true", help="check every payload")
     options = parser.parse_args(arguments)
     with options.path.open("rb") as medium:
         try:
-            arena = Arena(medium)
+            arena = open_medium(medium)
         except NotAnArenaError as error:
             print(f"{options.path}: {error}", file=sys.stderr)
             return 2

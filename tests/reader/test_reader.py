@@ -12,7 +12,7 @@ from random import Random
 import kvdepot
 import pytest
 from kvd_forge import Forge
-from kvd_reader import LEAF, PAGE, RECORD, TABLE, Arena, Record
+from kvd_reader import LEAF, PAGE, RECORD, TABLE, Arena, Record, open_medium
 
 pytestmark = pytest.mark.integration
 
@@ -277,3 +277,33 @@ def test_a_rotted_part_table_is_named(forge: Forge, seed: int) -> None:
     block = forge.add_block(newest(forge), random.randbytes(32), [b"left", b"right"])
     forge.flip(block.extents[0][0] + block.length - 3)
     assert agree_on_payloads(forge.path) == {block.key.hex()}
+
+
+def test_a_reader_of_block_files_finds_what_posix_stores(tmp_path: Path) -> None:
+    lengths = {bytes([number] * 32): length for number, length in enumerate(LENGTHS)}
+    settings = {"posix": {"path": str(tmp_path / "blocks"), "capacity": "64MiB"}}
+    contents = {key: Random(key).randbytes(length) for key, length in lengths.items()}
+    with kvdepot.open("Posix", settings) as depot:
+        ns = depot.namespace(model="model-a", dtype="float32", block_tokens=16)
+        stored = ns.put(list(contents), [bytearray(data) for data in contents.values()])
+        assert all(stored.wait(60))
+    seen = {}
+    for path in (tmp_path / "blocks/blocks").glob("*/*"):
+        with path.open("rb") as medium:
+            file = open_medium(medium)
+            (record,) = file.blocks()
+            assert file.fault(record) is None
+            seen[record.key] = file.payload(record)
+            assert path.name == f"{record.key.hex()}-{record.namespace.hex()}"
+            weighed = sum(
+                (2 * at + 1) * byte for at, byte in enumerate(record.namespace + record.key)
+            )
+            assert path.parent.name == f"{weighed % 2**32 % 256:03x}"
+        assert lines(sys.executable, READER, path, "--verify") == [{"blocks": 1, "bad": 0}]
+    assert seen == contents
+    damaged = bytearray(path.read_bytes())
+    damaged[PAGE] ^= 1
+    path.write_bytes(damaged)
+    *bad, totals = lines(sys.executable, READER, path, "--verify")
+    assert totals == {"blocks": 1, "bad": 1}
+    assert bad[0]["fault"] == "payload checksum"
