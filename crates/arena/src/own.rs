@@ -69,6 +69,7 @@ impl Arena {
             self.close_orphans();
             drop(table.fresh.lock().take());
             let _described = table.describing.lock();
+            self.medium.load().unlock_writes();
             drop(table.lock.lock().take());
         }
     }

@@ -324,7 +324,9 @@ fn a_truncated_arena_serves_what_it_has_left() {
         // It goes on working in what is left.
         let ns = namespace(&depot);
         let fresh: Vec<u64> = (1000..1004).collect();
-        assert_eq!(put(&ns, &fresh, 30_000), [true; 4]);
+        // A put that meets what is lost fails, and is not led there again.
+        let stored = (0..BLOCKS).any(|_| put(&ns, &fresh, 30_000) == [true; 4]);
+        assert!(stored, "cut at {cut}");
         assert!(has(&ns, &[1000], 30_000), "the head of the last prompt");
         depot.close();
     }

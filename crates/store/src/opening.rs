@@ -31,6 +31,7 @@ impl Opened {
         if has("Cache") {
             Arena::check_volatile("Cache", config.cache_capacity()?)?;
         }
+        check_twins(config)?;
         let mut promised = Promised::default();
         for (_, sort) in config.arenas() {
             let section = config.section(sort);
@@ -55,6 +56,9 @@ impl Opened {
             alarm: None,
         };
         let mut all: Option<Opening> = None;
+        // There must be something left.
+        let mut missing = None;
+        check_twins(config)?;
         for (at, sort) in config.arenas() {
             let first = opened.next;
             opened.next += config.section(sort).devices.len().max(1) as u32;
@@ -67,7 +71,10 @@ impl Opened {
                 }
                 Err(error) if may_go_without(config, sort, &error) => {
                     tracing::warn!(%error, "opening without the default arena");
-                    opened.without = Some(error.to_string());
+                    let why = opened.without.take();
+                    let why = why.map_or_else(String::new, |before| before + "; ");
+                    opened.without = Some(format!("{why}{error}"));
+                    missing = Some(error);
                 }
                 Err(error) => {
                     opened.close();
@@ -83,6 +90,9 @@ impl Opened {
             let arena = arena.inspect_err(|_| opened.close())?;
             let tier = Arenas::new("Cache", vec![Arc::new(arena)]);
             opened.tiers.push((at, Stage::Here(tier)));
+        }
+        if let Some(error) = missing.filter(|_| opened.tiers.is_empty()) {
+            return Err(error);
         }
         opened.tiers.sort_by_key(|(at, _)| *at);
         Ok(opened)
@@ -163,7 +173,6 @@ fn media(config: &Config, sort: Sort) -> Result<Vec<(PathBuf, Options)>, Error> 
     if section.devices.is_empty() {
         return Ok(vec![(config.path_of(sort)?, options)]);
     }
-    check_twins(section, sort)?;
     let each = section.devices.iter().map(|device| {
         let capacity = device.capacity;
         let options = Options {
@@ -183,20 +192,24 @@ fn field_of(section: &ArenaConfig, sort: Sort, index: usize, option: &str) -> St
 }
 
 /// Refuses a medium that is listed twice, whatever it is called.
-fn check_twins(section: &ArenaConfig, sort: Sort) -> Result<(), Error> {
-    for (index, named) in section.devices.iter().enumerate() {
-        let (inode, place) = (Inode::of(&named.path), place_of(&named.path));
-        let before = section.devices[..index].iter();
-        let mut before = before.map(|device| device.path.as_path());
-        let is_twin =
-            |path: &&Path| place_of(path) == place || (inode.is_some() && Inode::of(path) == inode);
-        if let Some(twin) = before.find(is_twin) {
-            let allowed = format!(
-                "another medium than {}: a device is listed once",
-                twin.display()
-            );
-            let field = field_of(section, sort, index, "path");
-            return Err(Error::config(field, named.path.display(), allowed));
+fn check_twins(config: &Config) -> Result<(), Error> {
+    let mut before: Vec<PathBuf> = Vec::new();
+    for (_, sort) in config.arenas() {
+        let section = config.section(sort);
+        for (index, (path, _)) in (0..).zip(media(config, sort)?) {
+            let (inode, place) = (Inode::of(&path), place_of(&path));
+            let is_twin = |other: &&PathBuf| {
+                place_of(other) == place || (inode.is_some() && Inode::of(other) == inode)
+            };
+            if let Some(twin) = before.iter().find(is_twin) {
+                let allowed = format!(
+                    "another medium than {}: a device is listed once",
+                    twin.display()
+                );
+                let field = field_of(section, sort, index, "path");
+                return Err(Error::config(field, path.display(), allowed));
+            }
+            before.push(path);
         }
     }
     Ok(())

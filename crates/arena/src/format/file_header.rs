@@ -90,6 +90,15 @@ impl FileHeader {
     }
 }
 
+impl FileHeader {
+    /// Whether a page is the header of a later release: not to be understood, and not damaged.
+    #[must_use]
+    pub fn is_newer(page: &[u8; LEN]) -> bool {
+        let page: &Page = transmute_ref!(page);
+        page.body.magic == MAGIC && page.body.version.get() > VERSION
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -7,7 +7,6 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use kvdepot_host::fds;
 use kvdepot_host::fork::LockFd;
 use kvdepot_media::file::{Aligned, File, Hands, Losses, PAGE};
 use kvdepot_media::{Buffer, Error, Kind, Opened, Result};
@@ -31,8 +30,8 @@ const THREADS: usize = 8;
 #[derive(Debug)]
 pub(super) struct Direct {
     opened: Opened,
-    /// A description of its own, which a forked child does not have.
-    fd: LockFd,
+    /// A description of its own, or the one that it was handed, which a forked child does not have.
+    fd: Arc<LockFd>,
     /// Of all values that the file has while it grows.
     common: Arc<Common>,
 }
@@ -62,6 +61,21 @@ struct Payloads {
     lock: Option<Lock>,
 }
 
+impl Common {
+    fn new(name: String) -> Common {
+        let lost = Lost {
+            name,
+            pages: Mutex::default(),
+            count: AtomicU64::new(0),
+        };
+        Common {
+            groups: Groups::default(),
+            lost: Arc::new(lost),
+            payloads: Mutex::default(),
+        }
+    }
+}
+
 impl Losses for Lost {
     fn lost(&self, at: u64, len: u64, error: &io::Error) {
         let page = PAGE as u64;
@@ -76,29 +90,33 @@ impl Losses for Lost {
 
 impl Direct {
     pub(super) fn new(opened: Opened) -> Result<Direct> {
-        let lost = Lost {
-            name: opened.name(),
-            pages: Mutex::default(),
-            count: AtomicU64::new(0),
-        };
-        let common = Common {
-            groups: Groups::default(),
-            lost: Arc::new(lost),
-            payloads: Mutex::default(),
-        };
+        let common = Common::new(opened.name());
         Direct::with(opened, Arc::new(common))
     }
 
-    /// What another process has handed over: its description has the lock, or will have it.
-    pub(super) fn adopted(opened: Opened) -> Result<Direct> {
-        let direct = Direct::new(opened)?;
-        let fail = |error| direct.fail("use", io::Error::other(error));
-        let twin = LockFd::open(|| fds::twin(direct.opened.fd()?)).map_err(fail)?;
-        direct.common.payloads.lock().carrier = Some(direct.carry_by(twin)?);
+    /// What another process has handed over: that description has the lock, or will have it, and
+    /// all that is done here is done by it.
+    pub(super) fn adopted(fd: LockFd, len: u64) -> Result<Direct> {
+        let fd = Arc::new(fd);
+        let opened = Opened::from_fd(Arc::clone(&fd), len)?;
+        let common = Arc::new(Common::new(opened.name()));
+        let direct = Direct::by(opened, Arc::clone(&fd), common)?;
+        direct.common.payloads.lock().carrier = Some(direct.carry_by(fd)?);
         Ok(direct)
     }
 
     fn with(opened: Opened, common: Arc<Common>) -> Result<Direct> {
+        let fail = |error| Error::Io {
+            operation: "open",
+            subject: opened.name(),
+            source: io::Error::other(error),
+        };
+        let fd = opened.fd().and_then(|fd| LockFd::reopen(fd, false));
+        let fd = Arc::new(fd.map_err(fail)?);
+        Direct::by(opened, fd, common)
+    }
+
+    fn by(opened: Opened, fd: Arc<LockFd>, common: Arc<Common>) -> Result<Direct> {
         let fail = |source: io::Error| Error::Io {
             operation: "open",
             subject: opened.name(),
@@ -108,11 +126,6 @@ impl Direct {
             let kind = "only a regular file is read and written by calls; a device is mapped";
             return Err(fail(io::Error::new(io::ErrorKind::Unsupported, kind)));
         }
-        let given = opened.fd().map_err(|error| fail(io::Error::other(error)))?;
-        let mode = rustix::fs::fcntl_getfl(given).map_err(|errno| fail(errno.into()))?;
-        let reads_only = mode & OFlags::RWMODE == OFlags::RDONLY;
-        let fd = LockFd::reopen(given, reads_only);
-        let fd = fd.map_err(|error| fail(io::Error::other(error)))?;
         let io = fd.fd().map_err(|error| fail(io::Error::other(error)))?;
         // A file system that knows no direct I/O says so; its page cache serves as well.
         match rustix::fs::fcntl_getfl(io)
@@ -272,7 +285,7 @@ impl Direct {
         }
         let fail = |error: kvdepot_host::Error| self.fail("open", io::Error::other(error));
         let fd = LockFd::reopen(self.fd.fd().map_err(fail)?, false).map_err(fail)?;
-        let file = self.carry_by(fd)?;
+        let file = self.carry_by(Arc::new(fd))?;
         if let Some(lock) = payloads.lock {
             self.lock(&file, lock);
         }
@@ -280,7 +293,7 @@ impl Direct {
     }
 
     /// As it is with the file system that may have refused direct I/O before.
-    fn carry_by(&self, fd: LockFd) -> Result<Arc<File>> {
+    fn carry_by(&self, fd: Arc<LockFd>) -> Result<Arc<File>> {
         let fail = |error: kvdepot_host::Error| self.fail("open", io::Error::other(error));
         let flags = rustix::fs::fcntl_getfl(self.fd.fd().map_err(fail)?);
         let direct = flags
@@ -388,6 +401,15 @@ impl Medium for Direct {
         }
     }
 
+    fn unlock_writes(&self) {
+        let mut payloads = self.common.payloads.lock();
+        payloads.lock = None;
+        // Who still reads or writes by it keeps it, with its lock.
+        let carrier = payloads.carrier.take();
+        drop(payloads);
+        drop(carrier);
+    }
+
     fn grown(&self, len: u64) -> Result<Arc<dyn Medium>> {
         let common = Arc::clone(&self.common);
         let grown = self
@@ -410,6 +432,43 @@ mod tests {
     use kvdepot_media::{Copier, CopierConfig};
 
     use super::*;
+
+    #[test]
+    fn the_writers_lock_lives_as_long_as_what_may_write() {
+        use kvdepot_host::lock::{self, Kind as Lock};
+        const BYTE: u64 = 1;
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        drop(Opened::create(&path, 1 << 20, Direct::new).unwrap());
+        let open = || {
+            let file = std::fs::File::options().read(true).write(true).open(&path);
+            file.unwrap()
+        };
+        let other = open();
+        let alone = || lock::try_lock(&other, BYTE, Lock::Exclusive).unwrap();
+        // As a worker has it: locked by who has handed it over.
+        let handed = LockFd::open(|| Ok(open().into())).unwrap();
+        assert!(handed.try_lock(BYTE, Lock::Shared).unwrap());
+        let medium = Direct::adopted(handed, 1 << 20).unwrap();
+        let buffer = medium.buffer(0, 4096).unwrap();
+        drop(medium);
+        assert!(!alone(), "a batch may still write");
+        drop(buffer);
+        assert!(alone());
+        lock::unlock(&other, BYTE).unwrap();
+        // As an owner has it: from when it may write.
+        let medium = Direct::new(Opened::open(&path, kvdepot_media::Access::ReadWrite).unwrap());
+        let medium = medium.unwrap();
+        let buffer = medium.buffer(0, 4096).unwrap();
+        assert!(alone());
+        lock::unlock(&other, BYTE).unwrap();
+        medium.lock_writes(|fd| lock::try_lock(fd, BYTE, Lock::Shared).unwrap());
+        assert!(!alone());
+        medium.unlock_writes();
+        assert!(!alone(), "a batch may still write");
+        drop(buffer);
+        assert!(alone());
+    }
 
     #[test]
     fn a_payload_that_is_gone_does_not_verify_and_its_room_is_lost() {

@@ -18,7 +18,8 @@ use std::os::fd::BorrowedFd;
 use std::path::Path;
 use std::sync::Arc;
 
-use kvdepot_media::{Buffer, Descriptor, Error, Mapping, Opened, Result};
+use kvdepot_host::fork::LockFd;
+use kvdepot_media::{Buffer, Error, Mapping, Opened, Result};
 
 use crate::format::record;
 use crate::options::Access;
@@ -69,6 +70,9 @@ pub trait Medium: fmt::Debug + Send + Sync {
     /// This process may write from now on: writes that go on when it has been killed are to keep
     /// this lock until they have ended.
     fn lock_writes(&self, _lock: Lock) {}
+
+    /// Nothing is written any more, but for what is under way.
+    fn unlock_writes(&self) {}
 
     /// The same medium with more bytes.
     ///
@@ -132,19 +136,14 @@ pub(crate) fn open(path: &Path, access: Access) -> Result<Shared> {
 ///
 /// # Errors
 /// As opening it.
-pub fn adopt(
-    fd: impl Into<Descriptor>,
-    len: u64,
-    writes: bool,
-    access: Access,
-) -> Result<Arc<dyn Medium>> {
+pub fn adopt(fd: LockFd, len: u64, writes: bool, access: Access) -> Result<Arc<dyn Medium>> {
     let mode = match writes {
         true => kvdepot_media::Access::ReadWrite,
         false => kvdepot_media::Access::ReadOnly,
     };
     Ok(match access {
         Access::Mapped => Arc::new(Mapping::from_fd(fd, len, mode)?),
-        Access::Direct => Arc::new(Direct::adopted(Opened::from_fd(fd, len)?)?),
+        Access::Direct => Arc::new(Direct::adopted(fd, len)?),
     })
 }
 

@@ -67,6 +67,10 @@ impl<W: Watcher> Medium for Watched<W> {
         self.0.lock_writes(lock);
     }
 
+    fn unlock_writes(&self) {
+        self.0.unlock_writes();
+    }
+
     fn grown(&self, len: u64) -> Result<Arc<dyn Medium>> {
         self.0.grown(len)
     }

@@ -32,7 +32,7 @@ impl Seen {
         is_file.then_some(Seen {
             inode: stat.st_ino,
             len: stat.st_size as u64,
-            changed: i128::from(stat.st_mtime) * 1_000_000_000 + i128::from(stat.st_mtime_nsec),
+            changed: changed(stat),
             owner: stat.st_uid,
         })
     }
@@ -46,6 +46,10 @@ impl Seen {
         let stat = rustix::fs::fstat(fd).map_err(Error::os("look at a file"))?;
         Ok(Seen::new(&stat))
     }
+}
+
+fn changed(stat: &Stat) -> i128 {
+    i128::from(stat.st_mtime) * 1_000_000_000 + i128::from(stat.st_mtime_nsec)
 }
 
 /// Marks an open file as used now, by its file system's clock.
@@ -68,8 +72,8 @@ impl Dir {
     ///
     /// # Errors
     ///
-    /// [`Error::Input`] for what is no plain name; [`Error::Os`] for a link or another thing that is
-    /// no folder, and when the system refuses.
+    /// [`Error::Input`] for what is no plain name; [`Error::Os`] for a link or another thing that
+    /// is no folder, and when the system refuses.
     pub fn folder(&self, name: &str) -> Result<Option<Dir>> {
         check(name)?;
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -158,6 +162,16 @@ impl Dir {
             .map_err(Error::os("move a file"))
     }
 
+    /// When a name in it was last made or removed: nanoseconds by the file system's clock.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Os`] when the system refuses to tell.
+    pub fn changed(&self) -> Result<i128> {
+        let stat = rustix::fs::fstat(&self.fd).map_err(Error::os("look at a folder"))?;
+        Ok(changed(&stat))
+    }
+
     /// Removes an empty folder; whether it is gone.
     ///
     /// # Errors
@@ -215,7 +229,11 @@ impl Dir {
     ///
     /// [`Error::Os`] when the system refuses.
     pub fn sync(&self) -> Result<()> {
-        retry_on_intr(|| rustix::fs::fsync(&self.fd)).map_err(Error::os("sync a folder"))
+        match retry_on_intr(|| rustix::fs::fsync(&self.fd)) {
+            // The file system knows no such thing, and keeps names by itself.
+            Ok(()) | Err(Errno::INVAL) => Ok(()),
+            Err(errno) => Err(Error::os("sync a folder")(errno)),
+        }
     }
 }
 

@@ -1,7 +1,8 @@
 //! Who reads and writes files.
 
+use super::job::Job;
 use super::ring::Ring;
-use super::threads::{Job, Threads};
+use super::threads::Threads;
 use crate::error::Result;
 use crate::simulated::is_simulated;
 use std::sync::Arc;

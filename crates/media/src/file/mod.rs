@@ -7,11 +7,13 @@
 
 mod aligned;
 mod hands;
+mod job;
 mod ring;
 mod threads;
 
 pub use aligned::{Aligned, PAGE};
 pub use hands::Hands;
+use job::Performs;
 
 use crate::buffer::Buffer;
 use crate::carrier::{Alignment, Carrier, Op, Receipt};
@@ -177,7 +179,30 @@ impl File {
         Buffer::carried(carrier, offset, len, self.writable)
     }
 
-    /// Does what a receipt asks for; how many bytes, fewer at the end of the file.
+    /// Reads or writes some of what a receipt asks for; how many bytes, or the system's error.
+    fn call(&self, receipt: &Receipt, done: usize, len: usize) -> std::result::Result<usize, i32> {
+        let fd = self.fd().map_err(|_| libc::EBADF)?.as_raw_fd();
+        let memory = receipt.memory().wrapping_add(done).cast::<libc::c_void>();
+        let at = libc::off_t::try_from(receipt.at() + done as u64);
+        let at = at.map_err(|_| libc::EOVERFLOW)?;
+        // SAFETY: the memory is `receipt.len()` bytes long and, to be read into, writable for
+        // as long as the receipt lives; the system returns an error where it is gone.
+        let moved = unsafe {
+            match receipt.op() {
+                Op::Read => libc::pread(fd, memory, len, at),
+                Op::Write => libc::pwrite(fd, memory, len, at),
+            }
+        };
+        let errno = |_| io::Error::last_os_error().raw_os_error();
+        usize::try_from(moved).map_err(|error| errno(error).unwrap_or(libc::EIO))
+    }
+}
+
+impl Performs for File {
+    fn fd(&self) -> io::Result<BorrowedFd<'_>> {
+        File::fd(self)
+    }
+
     fn perform(&self, receipt: &Receipt) -> std::result::Result<usize, Failure> {
         let (mut done, mut most) = (0, usize::MAX);
         while done < receipt.len() {
@@ -212,24 +237,6 @@ impl File {
         }
         Ok(done)
     }
-
-    /// Reads or writes some of what a receipt asks for; how many bytes, or the system's error.
-    fn call(&self, receipt: &Receipt, done: usize, len: usize) -> std::result::Result<usize, i32> {
-        let fd = self.fd().map_err(|_| libc::EBADF)?.as_raw_fd();
-        let memory = receipt.memory().wrapping_add(done).cast::<libc::c_void>();
-        let at = libc::off_t::try_from(receipt.at() + done as u64);
-        let at = at.map_err(|_| libc::EOVERFLOW)?;
-        // SAFETY: the memory is `receipt.len()` bytes long and, to be read into, writable for
-        // as long as the receipt lives; the system returns an error where it is gone.
-        let moved = unsafe {
-            match receipt.op() {
-                Op::Read => libc::pread(fd, memory, len, at),
-                Op::Write => libc::pwrite(fd, memory, len, at),
-            }
-        };
-        let errno = |_| io::Error::last_os_error().raw_os_error();
-        usize::try_from(moved).map_err(|error| errno(error).unwrap_or(libc::EIO))
-    }
 }
 
 impl Carrier for File {
@@ -244,7 +251,10 @@ impl Carrier for File {
     fn carry(self: Arc<Self>, receipts: Vec<Receipt>) {
         let (hands, direct) = (Arc::clone(&self.hands), self.alignment != Alignment::NONE);
         let jobs = receipts.into_iter();
-        hands.push(direct, jobs.map(|receipt| (Arc::clone(&self), receipt)));
+        hands.push(
+            direct,
+            jobs.map(|receipt| (Arc::clone(&self) as _, receipt)),
+        );
     }
 }
 

@@ -1,12 +1,13 @@
 //! A ring of the kernel (io_uring): reads and writes that are under way without a thread each.
 //!
-//! Whoever asks puts its requests on the ring and enters the kernel once for all of them; one thread
-//! waits for completions and reports them. A request, with its file and its receipt, lies in the
-//! ring's table until the kernel has completed it, so that no memory is let go which the kernel may
-//! still touch. What it completes otherwise than asked (an error, fewer bytes) is done anew by a
-//! thread, which knows what each of these means.
+//! Whoever asks puts its requests on the ring and enters the kernel once for all of them; one
+//! thread waits for completions and reports them. A request, with its file and its receipt, lies
+//! in the ring's table until the kernel has completed it, so that no memory is let go which the
+//! kernel may still touch. What it completes otherwise than asked (an error, fewer bytes) is done
+//! anew by a thread, which knows what each of these means.
 
-use super::threads::{Job, Threads};
+use super::job::Job;
+use super::threads::Threads;
 use crate::carrier::Op;
 use crate::error::{Error, Result};
 use io_uring::{IoUring, cqueue, opcode, squeue, types};
@@ -75,6 +76,8 @@ impl Ring {
                 return Err(fail(io::ErrorKind::Unsupported.into()));
             }
         }
+        let origin = Origin::here();
+        let origin = origin.map_err(|e| Error::io("start", "ring", io::Error::other(e)))?;
         let count = DEPTH as usize;
         let inner = Arc::new(Inner {
             ring,
@@ -94,8 +97,6 @@ impl Ring {
                 reaper.run();
             })
             .map_err(|error| Error::io("start a thread", "ring", error))?;
-        let origin = Origin::here();
-        let origin = origin.map_err(|e| Error::io("start", "ring", io::Error::other(e)))?;
         Ok(Self { inner, origin })
     }
 
@@ -130,10 +131,12 @@ impl Inner {
     /// Gives the kernel what waits, as far as it may have it.
     fn submit(&self, mut table: MutexGuard<'_, Table>) {
         let mut given = false;
+        // What follows them is others' code, which may come here.
+        let mut cancelled = Vec::new();
         while let Some(number) = table.free.pop() {
             let next = loop {
                 match table.waiting.pop_front() {
-                    Some((_, receipt)) if receipt.is_cancelled() => {}
+                    Some(job) if job.1.is_cancelled() => cancelled.push(job),
                     next => break next,
                 }
             };
@@ -157,6 +160,7 @@ impl Inner {
             true => self.enter(table),
             false => drop(table),
         }
+        drop(cancelled);
     }
 
     /// Puts a request on the ring.

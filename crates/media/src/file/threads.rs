@@ -1,7 +1,6 @@
 //! Threads that do for files what would keep a lane waiting.
 
-use super::File;
-use crate::carrier::Receipt;
+use super::job::Job;
 use crate::error::{Error, Result};
 use crate::simulated::is_simulated;
 use kvdepot_host::cpu;
@@ -15,9 +14,6 @@ const THREADS_MAX: usize = 256;
 
 /// The threads' stacks: they call the system and report.
 const STACK_BYTES: usize = 256 << 10;
-
-/// What a thread does next.
-pub(super) type Job = (Arc<File>, Receipt);
 
 /// A bounded set of threads, for any number of files. They end with the last one of these.
 #[derive(Debug)]

@@ -4,6 +4,7 @@
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use super::mapping::Access;
 use super::medium::{
@@ -23,6 +24,8 @@ pub enum Descriptor {
     Plain(OwnedFd),
     /// One whose description carries a lock, which a forked child must not keep.
     Locked(LockFd),
+    /// The same, of several who use it: the lock goes with the last of them.
+    Shared(Arc<LockFd>),
 }
 
 impl From<OwnedFd> for Descriptor {
@@ -37,6 +40,12 @@ impl From<std::fs::File> for Descriptor {
     }
 }
 
+impl From<Arc<LockFd>> for Descriptor {
+    fn from(fd: Arc<LockFd>) -> Self {
+        Self::Shared(fd)
+    }
+}
+
 impl From<LockFd> for Descriptor {
     fn from(fd: LockFd) -> Self {
         Self::Locked(fd)
@@ -48,6 +57,7 @@ impl Descriptor {
         match self {
             Self::Plain(fd) => Ok(fd.as_fd()),
             Self::Locked(fd) => fd.fd(),
+            Self::Shared(fd) => fd.fd(),
         }
     }
 }

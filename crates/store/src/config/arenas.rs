@@ -7,6 +7,7 @@ use serde_json::Value;
 
 use super::{Config, devices};
 use crate::option::{Kind, OptionSpec, Parsed, absolute};
+use crate::placement::MEDIA_MAX;
 use crate::tier::{DAX, NVME, Sort};
 
 /// The settings of a tier of arenas: mapped ones (`dax`), or by calls (`nvme`).
@@ -33,6 +34,20 @@ impl Config {
         let sort = |name: &String| [DAX, NVME].into_iter().find(|sort| sort.name == name);
         let each = self.pipeline.iter().enumerate();
         each.filter_map(move |(at, name)| Some((at, sort(name)?)))
+    }
+
+    /// All media together are handed to other processes in one message.
+    pub(super) fn check_media(&self) -> Result<(), Error> {
+        let each = self
+            .arenas()
+            .map(|(_, sort)| self.section(sort).devices.len().max(1));
+        let count: usize = each.sum();
+        // Beside them there may be a `Cache`.
+        if count >= MEDIA_MAX {
+            let allowed = format!("at most {} devices in all tiers together", MEDIA_MAX - 1);
+            return Err(Error::config("devices", count, allowed));
+        }
+        Ok(())
     }
 
     /// What stands in a tier's section.

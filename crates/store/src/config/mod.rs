@@ -189,6 +189,7 @@ impl Config {
         config.apply(settings)?;
         config.dax.check_devices("dax")?;
         config.nvme.check_devices("nvme")?;
+        config.check_media()?;
         // How many there are unless it is said depends on the machine that it is opened on.
         config.check_slab(config.staging_regions.unwrap_or(1))?;
         Ok(config)

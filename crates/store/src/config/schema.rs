@@ -222,8 +222,8 @@ pub const OPTIONS: &[OptionSpec] = &[
         Kind::Devices,
         "one, at `path`",
         "Several media as one tier, instead of `path` and `capacity`: \
-        `[{path: /mnt/a/kv, capacity: 1TiB}, {path: /mnt/b/kv, capacity: 1TiB}]`. Each is an arena of its \
-        own, and all must open.",
+        `[{path: /mnt/a/kv, capacity: 1TiB}, {path: /mnt/b/kv, capacity: 1TiB}]`. Each is an arena \
+        of its own, and all must open.",
     ),
     OptionSpec::new(
         "nvme",

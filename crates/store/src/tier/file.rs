@@ -80,8 +80,8 @@ impl BlockFile {
         &self.file
     }
 
-    /// `len` bytes of the payload from `offset` on: a part, or all. Parts begin at pages, and what is
-    /// behind the last one in its page is of no meaning.
+    /// `len` bytes of the payload from `offset` on: a part, or all. Parts begin at pages, and what
+    /// is behind the last one in its page is of no meaning.
     #[must_use]
     pub fn payload(&self, offset: u64, len: u64) -> Buffer {
         let at = (self.offset + offset) as usize;

@@ -1,10 +1,10 @@
-//! Collection: the oldest files go when the count comes near the capacity, by whichever of those who
-//! share the directory notices first.
+//! Collection: the oldest files go when the count comes near the capacity, by whichever of those
+//! who share the directory notices first.
 //!
 //! A look at every file says what is oldest, and what the count should be. It is not on anybody's
-//! way: one thread does it, and what it has found serves for several rounds. *Age* is the time of a
-//! file's last change, which a reader moves to now when it is old: so it is the time of last use, as
-//! exact as needed and as cheap as possible.
+//! way: one thread does it, and what it has found serves for several rounds. *Age* is the time of
+//! a file's last change, which a reader moves to now when it is old: so it is the time of last use,
+//! as exact as needed and as cheap as possible.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -16,7 +16,7 @@ use kvdepot_host::fork::Origin;
 use kvdepot_media::is_simulated;
 use parking_lot::{Condvar, Mutex};
 
-use super::folder::{Folder, identity_of, room_of};
+use super::folder::{Folder, LEN_MAX, identity_of, room_of};
 use super::usage::{BEGIN, Usage};
 
 /// Where a collection ends, in thousandths of the capacity.
@@ -24,6 +24,9 @@ const END: u64 = 900;
 
 /// How much of the capacity one look remembers of the oldest files, in thousandths.
 const REMEMBERED: u64 = 250;
+
+/// Files that go before the count is told.
+const EVICTIONS: usize = 256;
 
 /// How long what a look has found is believed.
 const BELIEVED: Duration = Duration::from_secs(300);
@@ -54,7 +57,10 @@ struct Work {
 #[derive(Default)]
 struct State {
     wanted: bool,
-    /// Rounds that have ended, so that who waits for one knows.
+    /// What somebody wants to write, and finds no room for.
+    needed: u64,
+    /// A round is under way, and how many have ended: who waits for one knows.
+    running: bool,
     rounds: u64,
 }
 
@@ -106,16 +112,18 @@ impl Collector {
         self.work.changed.notify_all();
     }
 
-    /// Waits for the end of a round that begins now.
-    pub(super) fn wait(&self, patience: Duration) {
+    /// Waits for the end of a round that begins now, and makes room for so many bytes.
+    pub(super) fn make_room(&self, needed: u64, patience: Duration) {
         if self.thread.lock().is_none() {
-            return self.work.round(&mut Found::default(), false);
+            return self.work.round(&mut Found::default(), needed, false);
         }
         let deadline = clock::now() + patience;
         let mut state = self.work.state.lock();
         state.wanted = true;
+        state.needed = state.needed.max(needed);
         self.work.changed.notify_all();
-        let until = state.rounds + 1;
+        // One that is under way has looked already.
+        let until = state.rounds + 1 + u64::from(state.running);
         while state.rounds < until && !self.work.ended.load(Ordering::Acquire) {
             let waited = self.work.changed.wait_until(&mut state, deadline);
             if waited.timed_out() {
@@ -159,27 +167,32 @@ impl Work {
             if sweeps {
                 swept = Some(clock::now());
             }
-            self.round(&mut found, sweeps);
+            let needed = {
+                let mut state = self.state.lock();
+                (state.running, state.wanted) = (true, false);
+                std::mem::take(&mut state.needed)
+            };
+            self.round(&mut found, needed, sweeps);
             let mut state = self.state.lock();
+            state.running = false;
             state.rounds += 1;
             self.changed.notify_all();
             if !state.wanted && !self.ended.load(Ordering::Acquire) {
                 let _waited = self.changed.wait_for(&mut state, TICK);
             }
-            state.wanted = false;
         }
     }
 
-    fn round(&self, found: &mut Found, sweeps: bool) {
-        if let Err(error) = self.collect(found, sweeps) {
+    fn round(&self, found: &mut Found, needed: u64, sweeps: bool) {
+        if let Err(error) = self.collect(found, needed, sweeps) {
             tracing::warn!(%error, path = %self.folder.path.display(), "cannot collect");
         }
     }
 
-    fn collect(&self, found: &mut Found, sweeps: bool) -> Result<(), Error> {
+    fn collect(&self, found: &mut Found, needed: u64, sweeps: bool) -> Result<(), Error> {
         self.folder.still_here()?;
         if sweeps {
-            let swept = self.folder.sweep()?;
+            let swept = self.folder.sweep();
             if swept > 0 {
                 tracing::info!(
                     bytes = swept,
@@ -188,8 +201,11 @@ impl Work {
                 self.usage.freed(swept)?;
             }
         }
-        let part = |thousandths| self.usage.part(thousandths);
-        if self.usage.used()? < part(BEGIN) {
+        let capacity = self.usage.capacity();
+        let lacks = |used: u64| needed > 0 && used + needed > capacity;
+        let end = self.usage.part(END).min(capacity.saturating_sub(needed));
+        let used = self.usage.used()?;
+        if used < self.usage.part(BEGIN) && !lacks(used) {
             return Ok(());
         }
         let Some(_alone) = self.usage.collector() else {
@@ -197,24 +213,31 @@ impl Work {
         };
         loop {
             let used = self.usage.used()?;
-            if used <= part(END) || self.ended.load(Ordering::Acquire) {
+            if used <= end || self.ended.load(Ordering::Acquire) {
                 return Ok(());
             }
             let fresh = found.at.is_some_and(|at| at.elapsed() < BELIEVED);
             if found.old.is_empty() || !fresh {
-                *found = self.look(part(REMEMBERED))?;
+                *found = self.look(self.usage.part(REMEMBERED))?;
                 if found.old.is_empty() {
                     return Ok(());
                 }
                 continue;
             }
-            let mut freed = 0;
-            while freed < used - part(END)
+            let (mut freed, mut count) = (0, 0);
+            while freed < used - end
+                && count < EVICTIONS
                 && let Some(old) = found.old.pop()
             {
-                freed += self.evict(&old)?;
+                count += 1;
+                // What cannot be removed stays, and others go.
+                freed += self.evict(&old).unwrap_or_else(|error| {
+                    tracing::debug!(%error, name = old.name, "a file cannot be removed");
+                    0
+                });
             }
             self.usage.freed(freed)?;
+            self.folder.still_here()?;
         }
     }
 
@@ -239,24 +262,25 @@ impl Work {
     /// is.
     fn look(&self, remembered: u64) -> Result<Found, Error> {
         let counted = self.usage.used()?;
-        let (mut all, mut sum) = (Vec::new(), self.folder.new_bytes()?);
+        let (sharers, mut sum) = self.folder.new_bytes()?;
+        let mut all = Vec::new();
         for number in 0..self.folder.folders() {
             if self.ended.load(Ordering::Acquire) {
                 return Ok(Found::default());
             }
-            let Some(folder) = self.folder.folder(number)? else {
+            // What cannot be looked at is no reason to collect nothing.
+            let Ok(Some(folder)) = self.folder.folder(number) else {
                 continue;
             };
-            for name in folder.names()? {
+            self.folder.still_here()?;
+            for name in folder.names().unwrap_or_default() {
                 // What else lies there is not ours.
-                let Some(_) = identity_of(&name) else {
-                    continue;
-                };
-                let Some(seen) = folder.look(&name)? else {
+                let seen = identity_of(&name).and_then(|_| folder.look(&name).ok()?);
+                let Some(seen) = seen.filter(|seen| seen.len <= LEN_MAX) else {
                     continue;
                 };
                 let bytes = room_of(seen.len);
-                sum += bytes;
+                sum = sum.saturating_add(bytes);
                 let old = Old {
                     changed: seen.changed,
                     folder: number,
@@ -265,7 +289,7 @@ impl Work {
                 all.push((old, bytes));
             }
         }
-        self.usage.found(counted, sum)?;
+        self.usage.found(counted, sum, sharers)?;
         all.sort_unstable_by_key(|(old, _)| old.changed);
         let mut bytes = 0;
         let within = |(_, room): &(Old, u64)| {

@@ -42,7 +42,7 @@ struct State {
 }
 
 impl Desk {
-    pub(super) fn new(threads: usize) -> Result<Desk, Error> {
+    pub(super) fn new(what: &str, threads: usize) -> Result<Desk, Error> {
         let threads = if is_simulated() { 0 } else { threads };
         let desk = Desk {
             queue: Arc::default(),
@@ -57,7 +57,7 @@ impl Desk {
                 let _free = cpu::reset_affinity();
                 queue.run();
             };
-            let thread = std::thread::Builder::new().name(format!("kvdepot-posix-{number}"));
+            let thread = std::thread::Builder::new().name(format!("kvdepot-{what}-{number}"));
             // On failure, dropping `desk` ends those that run.
             thread.spawn(run).map_err(|source| {
                 desk.queue.state.lock().threads -= 1;

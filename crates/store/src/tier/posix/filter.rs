@@ -5,7 +5,7 @@
 //! believed in for some seconds (one that is gone by then is a miss to its reader), one that was
 //! missed for a moment, as somebody may write it now.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::time::{Duration, Instant};
 
@@ -25,11 +25,14 @@ pub(super) struct Filter(Mutex<State>);
 struct State {
     found: Generations,
     missed: Generations,
+    /// Counts what was written and removed.
+    turn: u64,
 }
 
 impl Filter {
-    /// What is known of these: whether each is there.
-    pub(super) fn of(&self, names: impl Iterator<Item = Identity>) -> Vec<Option<bool>> {
+    /// What is known of these: whether each is there. Who asks the directory for the others says
+    /// with the answers which question this was.
+    pub(super) fn of(&self, names: impl Iterator<Item = Identity>) -> (Vec<Option<bool>>, u64) {
         let now = clock::now();
         let mut state = self.0.lock();
         state.found.age(now, FOUND);
@@ -40,11 +43,22 @@ impl Filter {
             }
             state.missed.has(&name).then_some(false)
         };
-        names.map(known).collect()
+        (names.map(known).collect(), state.turn)
     }
 
-    /// Notes what a look at the directory has shown, or a write.
-    pub(super) fn note(&self, names: impl Iterator<Item = (Identity, bool)>) {
+    /// Notes what was written or removed.
+    pub(super) fn note(&self, name: Identity, is_there: bool) {
+        let turn = {
+            let mut state = self.0.lock();
+            state.turn += 1;
+            state.turn
+        };
+        self.note_answers([(name, is_there)].into_iter(), turn);
+    }
+
+    /// Notes what a look at the directory has shown that began with question `turn`: what was
+    /// written since is there all the same.
+    pub(super) fn note_answers(&self, names: impl Iterator<Item = (Identity, bool)>, turn: u64) {
         let now = clock::now();
         let mut state = self.0.lock();
         state.found.age(now, FOUND);
@@ -52,10 +66,10 @@ impl Filter {
         for (name, is_there) in names {
             if is_there {
                 state.missed.remove(&name);
-                state.found.add(name);
-            } else {
+                state.found.add(name, turn);
+            } else if state.found.turn(&name).is_none_or(|found| found <= turn) {
                 state.found.remove(&name);
-                state.missed.add(name);
+                state.missed.add(name, turn);
             }
         }
     }
@@ -69,7 +83,8 @@ struct Generations {
     begun: Option<Instant>,
 }
 
-type Names = HashSet<Identity, BuildHasherDefault<Fold>>;
+/// With the turns in which they were noted.
+type Names = HashMap<Identity, u64, BuildHasherDefault<Fold>>;
 
 impl Generations {
     fn age(&mut self, now: Instant, time: Duration) {
@@ -86,11 +101,15 @@ impl Generations {
     }
 
     fn has(&self, name: &Identity) -> bool {
-        self.young.contains(name) || self.old.contains(name)
+        self.turn(name).is_some()
     }
 
-    fn add(&mut self, name: Identity) {
-        self.young.insert(name);
+    fn turn(&self, name: &Identity) -> Option<u64> {
+        self.young.get(name).or_else(|| self.old.get(name)).copied()
+    }
+
+    fn add(&mut self, name: Identity, turn: u64) {
+        self.young.insert(name, turn);
     }
 
     fn remove(&mut self, name: &Identity) {
@@ -136,11 +155,17 @@ mod tests {
     #[test]
     fn the_last_look_counts_and_what_was_missed_is_soon_forgotten() {
         let filter = Filter::default();
-        filter.note([(name(1), true), (name(2), false)].into_iter());
-        let known = || filter.of((1..4).map(name));
+        filter.note_answers([(name(1), true), (name(2), false)].into_iter(), 0);
+        let known = || filter.of((1..4).map(name)).0;
         assert_eq!(known(), [Some(true), Some(false), None]);
-        filter.note([(name(1), false), (name(2), true)].into_iter());
-        assert_eq!(known(), [Some(false), Some(true), None]);
+        let (_, asked) = filter.of(std::iter::empty());
+        filter.note(name(2), true);
+        filter.note_answers([(name(1), false), (name(2), false)].into_iter(), asked);
+        assert_eq!(
+            known(),
+            [Some(false), Some(true), None],
+            "it was written since"
+        );
         std::thread::sleep(MISSED);
         assert_eq!(known(), [None, Some(true), None]);
     }

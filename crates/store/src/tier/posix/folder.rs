@@ -6,6 +6,7 @@
 //! blocks/xxx/KEY-NS  published blocks, in as many folders as `fan_out` says
 //! ```
 
+use std::collections::HashSet;
 use std::fs::DirBuilder;
 use std::hash::{BuildHasher, RandomState};
 use std::os::fd::OwnedFd;
@@ -15,10 +16,13 @@ use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use kvdepot_arena::format::GRANULE;
 use kvdepot_arena::{Error, Identity, Key, NamespaceId};
 use kvdepot_host::dir::{Access, Dir, Seen, mark_used};
 use kvdepot_host::fork::LockFd;
 use kvdepot_host::lock::{self, Kind};
+use kvdepot_media::PART_LEN_MAX;
+use parking_lot::Mutex;
 use xxhash_rust::xxh3::xxh3_64;
 
 /// Where published blocks lie, and those that are written.
@@ -50,11 +54,13 @@ pub(super) struct Folder {
     /// Seconds by the file system's clock when this process has said so last.
     said: AtomicI64,
     next: AtomicU64,
+    /// Folders of blocks that are known to outlive a power cut.
+    durable: Mutex<HashSet<String>>,
 }
 
 impl Folder {
     /// The directory at a path, which is made where there is none.
-    pub(super) fn open(path: &Path, fan_out: u32) -> Result<Folder, Error> {
+    pub(super) fn open(path: &Path, fan_out: u32, lasts: bool) -> Result<Folder, Error> {
         DirBuilder::new()
             .recursive(true)
             .mode(0o700)
@@ -65,12 +71,21 @@ impl Folder {
             })?;
         let dir = Dir::open(path)?;
         let blocks = dir.make_folder(BLOCKS)?;
+        if lasts {
+            dir.sync()?;
+            if let Some(parent) = path.parent() {
+                Dir::open(parent)?.sync()?;
+            }
+        }
         let all = dir.make_folder(NEW)?;
         let pid = std::process::id();
         let chosen = RandomState::new().hash_one(pid);
         let mine = format!("{:08x}-{pid}-{chosen:016x}", boot());
         let new = all.make_folder(&mine)?;
-        let alive = LockFd::open(|| new.create(ALIVE, false))?;
+        let alive = LockFd::open(|| match new.open_at(ALIVE, Access::Write)? {
+            Some(file) => Ok(file),
+            None => new.create(ALIVE, false),
+        })?;
         alive.try_lock(ALIVE_BYTE, Kind::Exclusive)?;
         Ok(Folder {
             dir: Arc::new(dir),
@@ -82,6 +97,7 @@ impl Folder {
             alive,
             said: AtomicI64::new(0),
             next: AtomicU64::new(0),
+            durable: Mutex::default(),
         })
     }
 
@@ -108,17 +124,13 @@ impl Folder {
         lasts: bool,
     ) -> Result<(), Error> {
         let name = name.rsplit('/').next().unwrap_or(name);
-        let folder = self.folder_of(identity);
-        let folder = match self.blocks.folder(&folder)? {
-            Some(folder) => folder,
-            None => {
-                let made = self.blocks.make_folder(&folder)?;
-                if lasts {
-                    self.blocks.sync()?;
-                }
-                made
-            }
-        };
+        let number = self.folder_of(identity);
+        let folder = self.blocks.make_folder(&number)?;
+        // Whoever has made it may not have synced it yet.
+        if lasts && !self.durable.lock().contains(&number) {
+            self.blocks.sync()?;
+            self.durable.lock().insert(number);
+        }
         self.new.move_to(name, &folder, &file_of(identity))?;
         if lasts {
             folder.sync()?;
@@ -139,8 +151,34 @@ impl Folder {
         folder_name(spread(identity) % self.fan_out)
     }
 
+    /// Whether something has a block's name; what it is shows when it is opened.
     pub(super) fn has(&self, identity: &Identity) -> Result<bool, Error> {
         Ok(self.dir.has(&self.name_of(identity))?)
+    }
+
+    /// Whether a block's file is there, and durable if it shall last.
+    pub(super) fn keeps(&self, identity: &Identity, lasts: bool) -> Result<bool, Error> {
+        let Some(folder) = self.blocks.folder(&self.folder_of(identity))? else {
+            return Ok(false);
+        };
+        let name = file_of(identity);
+        // Anything else makes way for a file.
+        if folder.look(&name)?.is_none() {
+            return Ok(false);
+        }
+        if lasts {
+            let Some(file) = folder.open_at(&name, Access::Read)? else {
+                return Ok(false);
+            };
+            let synced = rustix::fs::fdatasync(&file);
+            synced.map_err(|errno| Error::Io {
+                path: self.path.clone(),
+                source: errno.into(),
+            })?;
+            folder.sync()?;
+            self.blocks.sync()?;
+        }
+        Ok(true)
     }
 
     /// Opens a block's file.
@@ -194,56 +232,72 @@ impl Folder {
     /// Removes what processes have left that are gone; how many bytes. One of this host's lifetime
     /// is gone when nobody has its lock, any other when it has said nothing for long: not every
     /// file system knows the locks of other hosts.
-    pub(super) fn sweep(&self) -> Result<u64, Error> {
-        let now = self.still_here()?;
-        let Some(all) = self.dir.folder(NEW)? else {
+    pub(super) fn sweep(&self) -> u64 {
+        let swept = |error: Error| {
+            tracing::debug!(%error, "cannot look at what processes have left");
+            0
+        };
+        let now = match self.still_here() {
+            Ok(now) => now,
+            Err(error) => return swept(error),
+        };
+        let Ok(Some(all)) = self.dir.folder(NEW) else {
+            return 0;
+        };
+        let names = all.names().unwrap_or_default().into_iter();
+        let others = names.filter(|name| *name != self.mine);
+        let each = others.map(|name| self.sweep_one(&all, &name, now).unwrap_or_else(swept));
+        each.sum()
+    }
+
+    fn sweep_one(&self, all: &Dir, name: &str, now: i128) -> Result<u64, Error> {
+        let Some(folder) = all.folder(name)? else {
             return Ok(0);
         };
-        let here = format!("{:08x}-", boot());
-        let mut swept = 0;
-        for name in all.names()? {
-            let Some(folder) = all.folder(&name)?.filter(|_| name != self.mine) else {
-                continue;
-            };
-            let (said, locked) = match folder.open_at(ALIVE, Access::Write)? {
-                Some(fd) => (Seen::of(&fd)?, lock::is_locked(&fd, ALIVE_BYTE)?),
-                // Whoever makes the folder now has made no file in it.
-                None => (None, folder.names()?.is_empty()),
-            };
-            let age = now - said.map_or(0, |said| said.changed);
-            let patience = match name.starts_with(&here) {
-                true => PATIENCE_HERE,
-                false => PATIENCE_ELSEWHERE,
-            };
-            if locked || age < patience.as_nanos() as i128 {
-                continue;
+        let (said, locked) = match folder.open_at(ALIVE, Access::Write)? {
+            Some(fd) => {
+                let said = Seen::of(&fd)?.map_or(0, |seen| seen.changed);
+                (said, lock::is_locked(&fd, ALIVE_BYTE)?)
             }
-            for file in folder.names()? {
-                let bytes = folder.look(&file)?.map_or(0, |seen| room_of(seen.len));
-                if folder.remove(&file)? && file != ALIVE {
-                    swept += bytes;
-                }
-            }
-            all.remove_folder(&name)?;
+            None => (folder.changed()?, false),
+        };
+        let age = now - said;
+        let patience = match name.starts_with(&format!("{:08x}-", boot())) {
+            true => PATIENCE_HERE,
+            false => PATIENCE_ELSEWHERE,
+        };
+        if locked || age < patience.as_nanos() as i128 {
+            return Ok(0);
         }
+        let mut swept = 0;
+        for file in folder.names()? {
+            let bytes = folder.look(&file)?.map_or(0, |seen| room_of(seen.len));
+            if folder.remove(&file)? && file != ALIVE {
+                swept += bytes;
+            }
+        }
+        all.remove_folder(name)?;
         Ok(swept)
     }
 
-    /// What those files take that are being written, by anybody.
-    pub(super) fn new_bytes(&self) -> Result<u64, Error> {
+    /// How many processes write here, and what those files take that they are writing.
+    pub(super) fn new_bytes(&self) -> Result<(u64, u64), Error> {
         let Some(all) = self.dir.folder(NEW)? else {
-            return Ok(0);
+            return Ok((0, 0));
         };
-        let mut sum = 0;
+        let (mut sharers, mut sum) = (0, 0_u64);
         for name in all.names()? {
-            let Some(folder) = all.folder(&name)? else {
+            let Ok(Some(folder)) = all.folder(&name) else {
                 continue;
             };
-            for file in folder.names()? {
-                sum += folder.look(&file)?.map_or(0, |seen| room_of(seen.len));
+            sharers += 1;
+            for file in folder.names().unwrap_or_default() {
+                let seen = folder.look(&file).ok().flatten();
+                let seen = seen.filter(|seen| seen.len <= LEN_MAX);
+                sum = sum.saturating_add(seen.map_or(0, |seen| room_of(seen.len)));
             }
         }
-        Ok(sum)
+        Ok((sharers, sum))
     }
 
     /// Nothing of this process is left.
@@ -272,9 +326,12 @@ fn boot() -> u32 {
     })
 }
 
+/// The longest file of a block.
+pub(super) const LEN_MAX: u64 = PART_LEN_MAX + 2 * GRANULE;
+
 /// What a file of so many bytes takes.
 pub(super) fn room_of(len: u64) -> u64 {
-    len.next_multiple_of(kvdepot_arena::format::GRANULE)
+    len.next_multiple_of(GRANULE)
 }
 
 /// Keys are hashes mostly, and not always: each byte has its weight.

@@ -3,7 +3,8 @@
 //!
 //! Guarantees: a block is written once, under a name that nobody looks for, and published whole by
 //! one rename; what a file does not prove to be, by its header and its length, is a miss; no more
-//! than the capacity is in use, whoever writes. A pin is an open file: removal takes the name alone.
+//! than the capacity is in use, whoever writes. A pin is an open file: removal takes the name
+//! alone.
 //!
 //! `folder` says what lies where, `usage` counts for all, `collect` makes room, `filter` knows what
 //! was looked at lately, `desk` has the threads that wait for the file system.
@@ -28,21 +29,21 @@ use kvdepot_arena::{
 use kvdepot_media::{Checksum, PART_LEN_MAX};
 
 use super::contract::{Ends, Page, Tier};
+use super::kinds::TierKind;
 use super::late::Reply;
 use collect::Collector;
 use desk::{Desk, each};
 use filter::Filter;
 use folder::{Folder, identity_of, room_of};
 use open::Open;
-use options::Options;
-pub(super) use options::kind;
+use options::{OPTIONS, Options};
 use usage::Usage;
 
 /// The tier's name.
 const NAME: &str = "Posix";
 
-/// Threads that wait for the file system: so many files are made or opened at a time.
-const THREADS: usize = 16;
+/// Threads that wait for the file system: so many files are opened at a time, and so many made.
+const THREADS: usize = 8;
 
 /// Keys that one thread takes at a time: to be looked for, to be opened, to be made or published.
 const LOOKS: usize = 64;
@@ -52,9 +53,24 @@ const MAKES: usize = 4;
 /// How long a put waits for room that a collection makes.
 const FOR_ROOM: Duration = Duration::from_secs(1);
 
+/// The kind `Posix`, with its section.
+#[must_use]
+pub(super) fn kind() -> TierKind {
+    TierKind {
+        name: NAME,
+        options: OPTIONS,
+        open: Arc::new(|section, number| {
+            let tier = Posix::new(&Options::read(section)?, number)?;
+            Ok(Arc::new(tier) as Arc<dyn Tier>)
+        }),
+    }
+}
+
 /// The tier.
-pub(super) struct Posix {
-    desk: Desk,
+struct Posix {
+    /// What is looked for and read does not wait for what is written.
+    reads: Desk,
+    writes: Desk,
     common: Arc<Common>,
 }
 
@@ -73,12 +89,17 @@ struct Common {
 
 impl Posix {
     fn new(options: &Options, number: u32) -> Result<Posix, Error> {
-        let folder = Arc::new(Folder::open(&options.path, options.fan_out)?);
+        let folder = Arc::new(Folder::open(
+            &options.path,
+            options.fan_out,
+            options.durability == Durability::Power,
+        )?);
         let usage = Arc::new(Usage::open(&folder.dir, options.capacity)?);
         let collector = Collector::start(&folder, &usage)?;
         let open = Open::new(number, &folder, &usage, options.direct)?;
         Ok(Posix {
-            desk: Desk::new(THREADS)?,
+            reads: Desk::new("read", THREADS)?,
+            writes: Desk::new("write", THREADS)?,
             common: Arc::new(Common {
                 number,
                 durability: options.durability,
@@ -96,8 +117,8 @@ impl Posix {
     /// Does `work` for each item by the threads, and answers with what comes of it.
     fn answer<I: Send + 'static, T: Send + 'static>(
         &self,
-        items: Vec<I>,
-        grain: usize,
+        desk: &Desk,
+        (items, grain): (Vec<I>, usize),
         reply: Reply<Vec<T>>,
         work: impl Fn(&Common, I) -> T + Send + Sync + 'static,
     ) {
@@ -105,13 +126,7 @@ impl Posix {
         let done = |answers| {
             reply.answer(answers);
         };
-        each(
-            &self.desk,
-            items,
-            grain,
-            move |item| work(&common, item),
-            done,
-        );
+        each(desk, items, grain, move |item| work(&common, item), done);
     }
 }
 
@@ -138,7 +153,7 @@ impl Tier for Posix {
 
     fn probe(&self, namespace: NamespaceId, keys: &[Key], reply: Reply<Vec<bool>>) {
         let names = identities(namespace, keys);
-        let known = self.common.filter.of(names.iter().copied());
+        let (known, turn) = self.common.filter.of(names.iter().copied());
         let asked = names
             .into_iter()
             .zip(&known)
@@ -150,18 +165,20 @@ impl Tier for Posix {
             move |name: Identity| (name, common.has(&name))
         };
         let done = move |answers: Vec<(Identity, bool)>| {
-            common.filter.note(answers.iter().copied());
+            common.filter.note_answers(answers.iter().copied(), turn);
             let mut looked = answers.into_iter().map(|(_, is_there)| is_there);
             let each = known.into_iter();
             let each = each.map(|known| known.or_else(|| looked.next()).unwrap_or(false));
             reply.answer(each.collect());
         };
-        each(&self.desk, asked, LOOKS, look, done);
+        each(&self.reads, asked, LOOKS, look, done);
     }
 
     fn pin(&self, namespace: NamespaceId, keys: &[Key], reply: Reply<Vec<Option<Place>>>) {
         let names = identities(namespace, keys);
-        self.answer(names, OPENS, reply, |common, name| common.find(&name));
+        self.answer(&self.reads, (names, OPENS), reply, |common, name| {
+            common.find(&name)
+        });
     }
 
     fn unpin(&self, places: &[Place]) {
@@ -169,15 +186,16 @@ impl Tier for Posix {
     }
 
     fn discard(&self, places: &[Place]) {
-        let names = places.iter().map(|place| {
-            let file = self.common.open.file(place);
-            (place.identity, file.map(|file| file.inode))
+        // Open files: no other gets their numbers meanwhile.
+        let files = places.iter().filter_map(|place| {
+            let file = self.common.open.file_of(place).ok()?;
+            Some((place.identity, file))
         });
-        let names: Vec<(Identity, Option<u64>)> = names.collect();
+        let files: Vec<_> = files.collect();
         let common = Arc::clone(&self.common);
-        self.desk.run(move || {
-            for (name, inode) in names {
-                common.remove(&name, inode);
+        self.writes.run(move || {
+            for (name, file) in files {
+                common.remove(&name, Some(file.inode()));
             }
         });
     }
@@ -188,15 +206,18 @@ impl Tier for Posix {
         blocks: &[Wanted],
         reply: Reply<Vec<Result<Reserved, Refused>>>,
     ) {
-        self.answer(blocks.to_vec(), MAKES, reply, move |common, wanted| {
-            common.make(namespace, &wanted)
-        });
+        self.answer(
+            &self.writes,
+            (blocks.to_vec(), MAKES),
+            reply,
+            move |common, wanted| common.make(namespace, &wanted),
+        );
     }
 
     fn commit(&self, written: Vec<(Reserved, Checksum)>, pinned: bool, reply: Reply<Vec<bool>>) {
         self.answer(
-            written,
-            MAKES,
+            &self.writes,
+            (written, MAKES),
             reply,
             move |common, (reserved, checksum)| common.publish(reserved, checksum, pinned),
         );
@@ -209,13 +230,19 @@ impl Tier for Posix {
             reply.answer(gone.into_iter().filter(|gone| *gone).count());
         };
         let remove = move |name| common.remove(&name, None);
-        each(&self.desk, identities(namespace, keys), MAKES, remove, done);
+        each(
+            &self.writes,
+            identities(namespace, keys),
+            MAKES,
+            remove,
+            done,
+        );
     }
 
     fn clear(&self, namespace: NamespaceId, reply: Reply<usize>) {
         self.common.open.forget_copies(namespace, None);
         let common = Arc::clone(&self.common);
-        self.desk.run(move || {
+        self.writes.run(move || {
             let mut count = 0;
             for number in 0..common.folder.folders() {
                 let Ok(names) = common.names(number, namespace) else {
@@ -233,7 +260,7 @@ impl Tier for Posix {
     /// A mark is the number of a folder.
     fn list(&self, namespace: NamespaceId, from: u64, limit: usize, reply: Reply<Page>) {
         let common = Arc::clone(&self.common);
-        self.desk.run(move || {
+        self.writes.run(move || {
             let mut page = Vec::new();
             let mut next = from as u32;
             while next < common.folder.folders() && page.len() < limit {
@@ -272,7 +299,8 @@ impl Tier for Posix {
     }
 
     fn close(&self) {
-        self.desk.end();
+        self.reads.end();
+        self.writes.end();
         self.common.collector.end();
         self.common.open.close();
         self.common.usage.close();
@@ -291,6 +319,7 @@ impl Common {
 
     /// Opens a block's file and pins it.
     fn find(&self, name: &Identity) -> Option<Place> {
+        let (_, turn) = self.filter.of(std::iter::empty());
         let found = self.folder.find(name).and_then(|fd| match fd {
             Some(fd) => self.open.adopt(name, fd),
             None => Ok(None),
@@ -299,7 +328,8 @@ impl Common {
             tracing::debug!(%error, key = %name.key, "a block's file cannot be read");
             None
         });
-        self.filter.note([(*name, place.is_some())].into_iter());
+        self.filter
+            .note_answers([(*name, place.is_some())].into_iter(), turn);
         place
     }
 
@@ -314,8 +344,11 @@ impl Common {
             slot: 0,
             sequence: 0,
         };
-        if self.has(&name) {
-            return Err(Refused::Present(nowhere));
+        let lasts = self.durability == Durability::Power;
+        match self.folder.keeps(&name, lasts) {
+            Ok(false) => {}
+            Ok(true) => return Err(Refused::Present(nowhere)),
+            Err(error) => return Err(self.refuse(&error)),
         }
         let Some(making) = self.open.begin(name) else {
             return Err(Refused::Reserved(nowhere));
@@ -324,7 +357,7 @@ impl Common {
         let taken = self.usage.take(bytes).and_then(|taken| match taken {
             true => Ok(true),
             false => {
-                self.collector.wait(FOR_ROOM);
+                self.collector.make_room(bytes, FOR_ROOM);
                 self.usage.take(bytes)
             }
         });
@@ -364,7 +397,7 @@ impl Common {
         let lasts = self.durability == Durability::Power;
         match self.open.publish(reserved, checksum, pinned, lasts) {
             Ok(true) => {
-                self.filter.note([(name, true)].into_iter());
+                self.filter.note(name, true);
                 self.stored[0].fetch_add(1, Ordering::Relaxed);
                 self.stored[1].fetch_add(len, Ordering::Relaxed);
                 true
@@ -385,7 +418,7 @@ impl Common {
             tracing::warn!(%error, key = %name.key, "a block's file cannot be removed");
             None
         });
-        self.filter.note([(*name, false)].into_iter());
+        self.filter.note(*name, false);
         if let Some(bytes) = gone
             && let Err(error) = self.usage.freed(bytes)
         {

@@ -34,6 +34,8 @@ pub(super) struct Open {
     usage: Arc<Usage>,
     hands: Arc<Hands>,
     direct: bool,
+    /// Other hosts see what this one has in its page cache when it is synced.
+    far: bool,
     next: AtomicU64,
     state: Mutex<State>,
 }
@@ -91,6 +93,7 @@ impl Open {
             usage: Arc::clone(usage),
             hands,
             direct,
+            far: !direct && is_far(folder),
             next: AtomicU64::new(0),
             state: Mutex::default(),
         }))
@@ -118,14 +121,15 @@ impl Open {
             false => Ok(()),
         };
         read?;
+        let newer = FileHeader::is_newer(&page);
         let header = FileHeader::decode(&page);
         let header = header.filter(|header| {
             header.identity == *name && seen.len == room_of(LEN as u64 + header.len)
         });
         let Some(header) = header else {
             tracing::warn!(key = %name.key, "a file is not the block that its name says");
-            // The next put writes it again.
-            if let Some(bytes) = self.folder.remove(name, Some(seen.inode))? {
+            // The next put writes it again, unless it is one of a later release.
+            if !newer && let Some(bytes) = self.folder.remove(name, Some(seen.inode))? {
                 self.usage.freed(bytes)?;
             }
             return Ok(None);
@@ -253,7 +257,7 @@ impl Open {
             source,
         };
         let written = file.raw().write_all_at(0, &header.encode()).map_err(io);
-        let synced = written.and_then(|()| match lasts {
+        let synced = written.and_then(|()| match lasts || self.far {
             true => {
                 let fd = file.raw().fd().map_err(io)?;
                 rustix::fs::fdatasync(fd).map_err(|errno| io(errno.into()))
@@ -285,8 +289,12 @@ impl Open {
         }
         drop(state);
         if !stored {
+            // It may have been published, and then not been synced.
+            let undone = self.folder.remove(&place.identity, Some(file.inode()));
             self.folder.drop_new(&name);
-            self.usage.give_back(room_of(LEN as u64 + place.len));
+            if undone.is_ok() {
+                self.usage.give_back(room_of(LEN as u64 + place.len));
+            }
         } else if removed {
             // It was, while it was being published.
             if let Some(bytes) = self.folder.remove(&place.identity, Some(file.inode()))? {
@@ -311,7 +319,9 @@ impl Open {
             state.closed = true;
             std::mem::take(&mut state.files)
         };
-        drop(left);
+        for opened in left.into_values().filter(|opened| opened.new) {
+            self.usage.give_back(room_of(LEN as u64 + opened.place.len));
+        }
     }
 
     fn get<R>(&self, place: &Place, read: impl FnOnce(&Opened) -> R) -> Result<R, Error> {
@@ -320,7 +330,7 @@ impl Open {
         opened.map(read).ok_or(Error::Closed("a file is closed"))
     }
 
-    fn file_of(&self, place: &Place) -> Result<Arc<BlockFile>, Error> {
+    pub(super) fn file_of(&self, place: &Place) -> Result<Arc<BlockFile>, Error> {
         self.get(place, |opened| Arc::clone(&opened.file))
     }
 }
@@ -423,6 +433,22 @@ impl Ends for Open {
     }
 }
 
+/// Whether the file system may be another host's: none of those that are known to be here.
+fn is_far(folder: &Folder) -> bool {
+    /// ext, XFS, btrfs, tmpfs, overlay, F2FS, ZFS.
+    const HERE: [i64; 7] = [
+        0xEF53,
+        0x5846_5342,
+        0x9123_683E,
+        0x0102_1994,
+        0x794C_7630,
+        0xF2F5_2010,
+        0x2FC1_2FC1,
+    ];
+    let found = rustix::fs::fstatfs(folder.dir.as_ref());
+    found.map_or(true, |found| !HERE.contains(&(found.f_type as i64)))
+}
+
 /// Whether files there take direct I/O.
 fn takes_direct(folder: &Folder) -> Result<bool, Error> {
     let (name, fd) = folder.create(true)?;
@@ -438,7 +464,8 @@ fn set_direct(fd: &OwnedFd) {
     }
 }
 
-/// Gives a file its space, where the file system can; else what is missing shows when it is written.
+/// Gives a file its space, where the file system can; else what is missing shows when it is
+/// written.
 fn allocate(fd: &OwnedFd, bytes: u64) -> rustix::io::Result<()> {
     let flags = FallocateFlags::empty();
     match rustix::io::retry_on_intr(|| rustix::fs::fallocate(fd, flags, 0, bytes)) {

@@ -1,15 +1,12 @@
 //! The section `posix`, and who opens the tier.
 
 use std::path::PathBuf;
-use std::sync::Arc;
 
 use kvdepot_arena::{Durability, Error, size};
 
-use super::Posix;
 use crate::option::{Kind, OptionSpec, Section};
-use crate::tier::{Tier, TierKind};
 
-const OPTIONS: &[OptionSpec] = &[
+pub(super) const OPTIONS: &[OptionSpec] = &[
     OptionSpec::new(
         "posix",
         "path",
@@ -72,7 +69,7 @@ pub(super) struct Options {
 }
 
 impl Options {
-    fn read(section: &Section) -> Result<Options, Error> {
+    pub(super) fn read(section: &Section) -> Result<Options, Error> {
         let missing = |field: &str, allowed: &str| Error::config(field, "missing", allowed);
         let path = section.path("path");
         let path = path.ok_or_else(|| missing("posix.path", "a directory"))?;
@@ -105,18 +102,5 @@ impl Options {
             },
             fan_out: fan_out as u32,
         })
-    }
-}
-
-/// The kind `Posix`, with its section.
-#[must_use]
-pub(in crate::tier) fn kind() -> TierKind {
-    TierKind {
-        name: super::NAME,
-        options: OPTIONS,
-        open: Arc::new(|section, number| {
-            let tier = Posix::new(&Options::read(section)?, number)?;
-            Ok(Arc::new(tier) as Arc<dyn Tier>)
-        }),
     }
 }

@@ -5,7 +5,6 @@
 //! never more than the count, and the count never more than the capacity. Grants of processes that
 //! were killed stay in it until the next [collection](super::collect) has looked at every file.
 
-use std::os::fd::AsFd;
 use std::time::Duration;
 
 use kvdepot_arena::Error;
@@ -74,9 +73,14 @@ impl Count {
 
 /// The count, as one process uses it.
 pub(super) struct Usage {
-    file: LockFd,
+    /// Its locks keep other processes away, and not other threads of this one: whoever reads or
+    /// writes it has this.
+    file: Mutex<LockFd>,
+    /// The one who collects has a description of its own.
+    collector: LockFd,
     capacity: u64,
     grant: u64,
+    /// Never held while the file is read or written.
     mine: Mutex<Mine>,
 }
 
@@ -92,16 +96,17 @@ impl Usage {
     /// The count of a directory; one that has none, or a broken one, is full until it has been
     /// looked at.
     pub(super) fn open(dir: &Dir, capacity: u64) -> Result<Usage, Error> {
-        let file = match dir.open_at(NAME, Access::Write)? {
-            Some(file) => file,
+        let open = || {
+            if let Some(file) = dir.open_at(NAME, Access::Write)? {
+                return Ok(file);
+            }
             // Somebody else may have made it meanwhile.
-            None => match dir.create(NAME, false) {
-                Ok(file) => file,
-                Err(error) => dir.open_at(NAME, Access::Write)?.ok_or(error)?,
-            },
+            let made = dir.create(NAME, false);
+            made.or_else(|error| dir.open_at(NAME, Access::Write)?.ok_or(error))
         };
         Ok(Usage {
-            file: LockFd::adopt(file)?,
+            file: Mutex::new(LockFd::open(open)?),
+            collector: LockFd::open(open)?,
             capacity,
             grant: (capacity / GRANT_PART).max(1),
             mine: Mutex::default(),
@@ -129,9 +134,15 @@ impl Usage {
 
     /// Takes so many bytes, if there are.
     pub(super) fn take(&self, bytes: u64) -> Result<bool, Error> {
-        let mut mine = self.mine.lock();
-        if mine.left < bytes {
-            let least = bytes - mine.left;
+        loop {
+            let least = {
+                let mut mine = self.mine.lock();
+                if mine.left >= bytes {
+                    mine.left -= bytes;
+                    return Ok(true);
+                }
+                bytes - mine.left
+            };
             let mut granted = 0;
             let used = self.change(|used| {
                 let room = self.capacity.saturating_sub(used);
@@ -142,14 +153,13 @@ impl Usage {
                 };
                 used + granted
             })?;
+            let mut mine = self.mine.lock();
             mine.seen = used;
             mine.left += granted;
             if granted == 0 {
                 return Ok(false);
             }
         }
-        mine.left -= bytes;
-        Ok(true)
     }
 
     /// Gives bytes back that were taken and not written.
@@ -157,30 +167,38 @@ impl Usage {
         self.mine.lock().left += bytes;
     }
 
-    /// Notes that files have gone.
+    /// Notes that files have gone, and gives back what was granted beyond what a put needs soon.
     pub(super) fn freed(&self, bytes: u64) -> Result<(), Error> {
-        let mut mine = self.mine.lock();
-        // What was granted and is not used goes with it.
-        let spare = mine.left.saturating_sub(self.grant);
-        let used = self.change(|used| used.saturating_sub(bytes + spare))?;
-        mine.left -= spare;
-        mine.seen = used;
+        let spare = {
+            let mut mine = self.mine.lock();
+            let spare = mine.left.saturating_sub(self.grant);
+            mine.left -= spare;
+            spare
+        };
+        match self.change(|used| used.saturating_sub(bytes + spare)) {
+            Ok(used) => self.mine.lock().seen = used,
+            Err(error) => {
+                self.give_back(spare);
+                return Err(error);
+            }
+        }
         Ok(())
     }
 
-    /// Puts what was found in the place of a count that differs from it by more than grants do.
-    pub(super) fn found(&self, counted_before: u64, found: u64) -> Result<(), Error> {
-        let tolerated = self.capacity / 50;
-        let mut mine = self.mine.lock();
+    /// Puts what was found in the place of a count that differs from it by more than what `sharers`
+    /// processes are granted. What others have changed since it was `counted` is no difference.
+    pub(super) fn found(&self, counted: u64, found: u64, sharers: u64) -> Result<(), Error> {
+        let granted = 2 * self.grant.saturating_mul(sharers);
+        let tolerated = granted.max(self.capacity / 50);
         let used = self.change(|used| {
-            let lost = counted_before.saturating_sub(found);
-            let more = found.saturating_sub(counted_before);
+            let lost = counted.min(used).saturating_sub(found);
+            let more = found.saturating_sub(counted.max(used));
             match lost.max(more) > tolerated {
                 true => (used + more).saturating_sub(lost),
                 false => used,
             }
         })?;
-        mine.seen = used;
+        self.mine.lock().seen = used;
         Ok(())
     }
 
@@ -193,7 +211,7 @@ impl Usage {
 
     /// Whoever collects, until the answer is dropped; `None` where another one does.
     pub(super) fn collector(&self) -> Option<Collector<'_>> {
-        let fd = self.file.fd().ok()?;
+        let fd = self.collector.fd().ok()?;
         let taken = lock::try_lock(fd, COLLECTOR_BYTE, Kind::Exclusive);
         taken.unwrap_or(false).then_some(Collector(self))
     }
@@ -208,7 +226,8 @@ impl Usage {
 
     /// Reads the count and writes what `change` makes of it.
     fn change(&self, change: impl FnOnce(u64) -> u64) -> Result<u64, Error> {
-        let fd = self.file.fd()?;
+        let file = self.file.lock();
+        let fd = file.fd()?;
         if !lock::lock_timeout(fd, COUNT_BYTE, Kind::Exclusive, PATIENCE)? {
             return Err(failed(rustix::io::Errno::TIMEDOUT));
         }
@@ -237,8 +256,8 @@ pub(super) struct Collector<'a>(&'a Usage);
 
 impl Drop for Collector<'_> {
     fn drop(&mut self) {
-        if let Ok(fd) = self.0.file.fd() {
-            let _unlocked = lock::unlock(fd.as_fd(), COLLECTOR_BYTE);
+        if let Ok(fd) = self.0.collector.fd() {
+            let _unlocked = lock::unlock(fd, COLLECTOR_BYTE);
         }
     }
 }
