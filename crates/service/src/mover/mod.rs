@@ -52,10 +52,13 @@ pub struct Mover {
     pub(crate) socket: UnixStream,
 }
 
+/// A medium, and its number.
+type Numbered = (u32, Arc<dyn arena::Medium>);
+
 /// The owner's media as they are open here, and its directories.
 struct Media {
     /// By their numbers, near to far.
-    open: RwLock<Vec<(u32, Arc<dyn arena::Medium>)>>,
+    open: RwLock<Vec<Numbered>>,
     files: Files,
     /// The owner is gone, and they were let go with it.
     ended: AtomicBool,
@@ -81,7 +84,7 @@ fn open(
     media: Vec<(Medium, LockFd)>,
     role: Role,
     known: &[(u32, u64)],
-) -> Result<Vec<(u32, Arc<dyn arena::Medium>)>, Error> {
+) -> Result<Vec<Numbered>, Error> {
     let new = media
         .into_iter()
         .filter(|(Medium { number, len, .. }, _)| !known.contains(&(*number, *len)));

@@ -14,7 +14,7 @@ use kvdepot_host::dir::{Dir, Seen, mark_used};
 use kvdepot_media::file::Hands;
 use kvdepot_media::{Buffer, Checksum};
 use parking_lot::Mutex;
-use rustix::fs::{FallocateFlags, OFlags};
+use rustix::fs::{FallocateFlags, FsWord, OFlags};
 use rustix::io::Errno;
 
 use super::folder::{Folder, room_of};
@@ -436,7 +436,7 @@ impl Ends for Open {
 /// Whether the file system may be another host's: none of those that are known to be here.
 fn is_far(folder: &Folder) -> bool {
     /// ext, XFS, btrfs, tmpfs, overlay, F2FS, ZFS.
-    const HERE: [i64; 7] = [
+    const HERE: [FsWord; 7] = [
         0xEF53,
         0x5846_5342,
         0x9123_683E,
@@ -446,7 +446,7 @@ fn is_far(folder: &Folder) -> bool {
         0x2FC1_2FC1,
     ];
     let found = rustix::fs::fstatfs(folder.dir.as_ref());
-    found.map_or(true, |found| !HERE.contains(&(found.f_type as i64)))
+    found.map_or(true, |found| !HERE.contains(&found.f_type))
 }
 
 /// Whether files there take direct I/O.
