@@ -163,13 +163,7 @@ pub const OPTIONS: &[OptionSpec] = &[
          its space really allocated, but never in `/dev`; one in a file system of memory \
          (`/dev/shm`) is gone at the next boot, which the log says.",
     ),
-    OptionSpec::new(
-        "dax",
-        "capacity",
-        Kind::Size,
-        "what the arena has; for a new file 20 % of the free disk, at most 64 GiB",
-        "The whole medium. An existing arena of another capacity is refused.",
-    ),
+    capacity_of("dax"),
     OptionSpec::new(
         "dax",
         "devices",
@@ -179,28 +173,9 @@ pub const OPTIONS: &[OptionSpec] = &[
         `[{path: /dev/dax0.0}, {path: /mnt/pmem/kv, capacity: 64GiB}]`. Each is an arena of its \
         own, and all must open.",
     ),
-    OptionSpec::new(
-        "dax",
-        "records",
-        Kind::Count,
-        "one for each 4 KiB of the first 4 GiB, and one for each 32 KiB beyond",
-        "Entries of the record table of a new arena: the most blocks it can hold.",
-    ),
-    OptionSpec::new(
-        "dax",
-        "durability",
-        Kind::Choice(&["process", "power"]),
-        "process",
-        "What an acknowledged block outlives: the `process`, or a `power` cut too (slower).",
-    ),
-    OptionSpec::new(
-        "dax",
-        "format",
-        Kind::Choice(&["false", "true", "force"]),
-        "false",
-        "Make a new arena of what the path holds, which is lost: `true`, unless it is a sound \
-         arena; `force`, whatever it is, at each start. A medium of zeros needs neither.",
-    ),
+    records_of("dax"),
+    durability_of("dax"),
+    format_of("dax"),
     OptionSpec::new(
         "nvme",
         "path",
@@ -209,13 +184,7 @@ pub const OPTIONS: &[OptionSpec] = &[
         "A file on a disk, which is read and written past the page cache where its file system \
         lets it. A missing one is created with its space really allocated.",
     ),
-    OptionSpec::new(
-        "nvme",
-        "capacity",
-        Kind::Size,
-        "what the arena has; for a new file 20 % of the free disk, at most 64 GiB",
-        "The whole medium. An existing arena of another capacity is refused.",
-    ),
+    capacity_of("nvme"),
     OptionSpec::new(
         "nvme",
         "devices",
@@ -225,29 +194,53 @@ pub const OPTIONS: &[OptionSpec] = &[
         `[{path: /mnt/a/kv, capacity: 1TiB}, {path: /mnt/b/kv, capacity: 1TiB}]`. Each is an arena \
         of its own, and all must open.",
     ),
+    records_of("nvme"),
+    durability_of("nvme"),
+    format_of("nvme"),
+];
+
+// What the sections of all tiers of arenas take.
+
+const fn capacity_of(section: &'static str) -> OptionSpec {
     OptionSpec::new(
-        "nvme",
+        section,
+        "capacity",
+        Kind::Size,
+        "what the arena has; for a new file 20 % of the free disk, at most 64 GiB",
+        "The whole medium. An existing arena of another capacity is refused.",
+    )
+}
+
+const fn records_of(section: &'static str) -> OptionSpec {
+    OptionSpec::new(
+        section,
         "records",
         Kind::Count,
         "one for each 4 KiB of the first 4 GiB, and one for each 32 KiB beyond",
         "Entries of the record table of a new arena: the most blocks it can hold.",
-    ),
+    )
+}
+
+const fn durability_of(section: &'static str) -> OptionSpec {
     OptionSpec::new(
-        "nvme",
+        section,
         "durability",
         Kind::Choice(&["process", "power"]),
         "process",
         "What an acknowledged block outlives: the `process`, or a `power` cut too (slower).",
-    ),
+    )
+}
+
+const fn format_of(section: &'static str) -> OptionSpec {
     OptionSpec::new(
-        "nvme",
+        section,
         "format",
         Kind::Choice(&["false", "true", "force"]),
         "false",
         "Make a new arena of what the path holds, which is lost: `true`, unless it is a sound \
          arena; `force`, whatever it is, at each start. A medium of zeros needs neither.",
-    ),
-];
+    )
+}
 
 /// What the section of any tier takes that stands behind another one.
 pub const EDGE: &[OptionSpec] = &[OptionSpec::new(
