@@ -24,7 +24,10 @@ def main() -> int:
         print(f"[{time.monotonic() - start:6.1f} s] {line}", flush=True)
 
     plan = Plan(
-        work=arguments.work.resolve(), python=arguments.python, sizes=dict(arguments.prompts)
+        work=arguments.work.resolve(),
+        python=arguments.python,
+        sizes=dict(arguments.prompts),
+        pipeline=arguments.pipeline,
     )
     plan.work.mkdir(parents=True, exist_ok=True)
     try:
@@ -69,6 +72,9 @@ def _arguments() -> argparse.Namespace:
         action="store_const",
         const=[(8000, 7), (16040, 3)],
         help="as --prompts 8000:7 16040:3, which takes a quarter of an hour on two cores",
+    )
+    parser.add_argument(
+        "--pipeline", default=Plan.pipeline, help="tiers near to far (default: %(default)s)"
     )
     parser.add_argument("--work", type=Path, default=Path("build/demo"), help="model, arena, logs")
     parser.add_argument("--json", type=Path, default=Path("build/demo.json"), help="the figures")

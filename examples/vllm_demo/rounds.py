@@ -13,6 +13,7 @@ measures both.
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -43,7 +44,9 @@ class Plan:
     arguments: list[str] = field(default_factory=list)
     """More arguments for every server."""
     settings: dict | None = None
-    """kv_connector_extra_config; None: an arena under `work` sized for the prompts."""
+    """kv_connector_extra_config; None: tiers under `work` sized for the prompts."""
+    pipeline: str = "Cache|Dax"
+    """Those tiers, near to far."""
 
     def prompts(self) -> dict[int, list[list[int]]]:
         """The prompts of each length."""
@@ -79,11 +82,12 @@ class Demo:
         self.say = say
         self.rounds = {n: Round() for n in plan.sizes}
         self._prompts = plan.prompts()
-        self._arena = plan.work / "depot.arena"
+        self._depot = plan.work / "depot"
 
     def run(self) -> dict[int, Round]:
         """All rounds, in order."""
-        self._arena.unlink(missing_ok=True)
+        shutil.rmtree(self._depot, ignore_errors=True)
+        self._depot.mkdir(parents=True)
         self.say("starting two servers: vLLM with its own prefix cache, and vLLM with kvdepot")
         self.say("  (a minute and a half on two cores)")
         own = self._launch("vLLM, own prefix cache", ["--enable-prefix-caching"], cache=True)
@@ -174,10 +178,12 @@ class Demo:
         settings = self.plan.settings
         if settings is None:
             capacity = int(self.plan.kv_bytes() * 1.25) + 2**28
-            settings = {
-                "cache": {"capacity": capacity},
-                "dax": {"path": str(self._arena), "capacity": capacity},
-            }
+            settings = {"pipeline": self.plan.pipeline}
+            for tier in self.plan.pipeline.split("|"):
+                section = {"capacity": capacity}
+                if tier != "Cache":
+                    section["path"] = str(self._depot / tier)
+                settings[tier.lower()] = section
         transfer = {
             "kv_connector": "KvdepotConnector",
             "kv_connector_module_path": "kvdepot.vllm",

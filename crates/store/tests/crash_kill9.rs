@@ -142,8 +142,10 @@ fn kill_in_a_loop(pipeline: &str, test: &str) {
         }
         checked += check(&place, &said);
     }
+    // A disk stores less in the time.
+    let each = if section == "nvme" { 1 } else { 5 };
     assert!(
-        checked > 5 * kills,
+        checked > each * kills,
         "only {checked} acknowledged blocks were checked"
     );
 }

@@ -231,8 +231,9 @@ fn a_directory_holds_its_capacity_whoever_stores() {
                     let first = writer * 10_000 + call * 8;
                     let numbers: Vec<u64> = (first..first + 8).collect();
                     stored += put(&ns, &numbers, LEN).iter().filter(|ok| **ok).count();
-                    let taken = taken(path);
-                    assert!(taken <= CAPACITY * 105 / 100, "{taken} bytes");
+                    // What comes and goes while it is counted may be counted too.
+                    let counted = (0..20).map(|_| taken(path)).min().unwrap_or(0);
+                    assert!(counted <= CAPACITY * 105 / 100, "{counted} bytes");
                 }
                 stored
             })
@@ -288,6 +289,7 @@ fn crash_kill9_loses_no_acknowledged_block_and_leaves_nothing_unswept() {
         let dir = PathBuf::from(child::value("dir"));
         let depot = open(&child::value("pipeline"), &dir);
         let ns = namespace(&depot);
+        child::say("open");
         let first: u64 = child::value("first").parse().unwrap();
         for number in first.. {
             if put(&ns, &[number], LEN) == [true] {
@@ -307,14 +309,19 @@ fn crash_kill9_loses_no_acknowledged_block_and_leaves_nothing_unswept() {
             ];
             // Two at once: they share the directory.
             let mut writers = [0, 1].map(|_| Child::start(TEST, "writer", &values));
+            // Some are killed while they open.
+            if !rng.once_in(4) {
+                writers.iter_mut().for_each(|writer| writer.expect("open"));
+            }
             std::thread::sleep(Duration::from_micros(rng.between(5_000, 60_000)));
             for writer in &mut writers {
                 writer.kill();
             }
             for writer in &mut writers {
                 while let Some(line) = writer.line() {
-                    let number = line.strip_prefix("ack ").unwrap();
-                    acknowledged.push(number.parse::<u64>().unwrap());
+                    if let Some(number) = line.strip_prefix("ack ") {
+                        acknowledged.push(number.parse::<u64>().unwrap());
+                    }
                 }
             }
         }
