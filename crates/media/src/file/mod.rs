@@ -113,19 +113,25 @@ impl File {
     pub fn read_exact_at(&self, at: u64, out: &mut [u8]) -> io::Result<()> {
         let (begin, mut pages, skip) = self.pages(at, out.len());
         let enough = skip + out.len();
+        if self.fill(begin, &mut pages, enough)? < enough {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        out.copy_from_slice(&pages[skip..enough]);
+        Ok(())
+    }
+
+    /// Reads until there is enough, or the file's end; how many bytes.
+    fn fill(&self, begin: u64, pages: &mut [u8], enough: usize) -> io::Result<usize> {
         let mut done = 0;
         while done < enough {
-            let (more, from) = (&mut pages[done..], begin + done as u64);
-            match rustix::io::pread(self.fd()?, more, from) {
-                // Behind a part of a page comes the file's end.
-                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            match rustix::io::pread(self.fd()?, &mut pages[done..], begin + done as u64) {
+                Ok(0) => break,
                 Ok(read) => done += read,
                 Err(Errno::INTR) => {}
                 Err(errno) => return Err(errno.into()),
             }
         }
-        out.copy_from_slice(&pages[skip..enough]);
-        Ok(())
+        Ok(done)
     }
 
     /// Writes it. What direct I/O does not take goes with what else is in its pages, where nobody
@@ -137,16 +143,9 @@ impl File {
     pub fn write_all_at(&self, at: u64, bytes: &[u8]) -> io::Result<()> {
         let (begin, mut pages, skip) = self.pages(at, bytes.len());
         if pages.len() != bytes.len() {
-            let mut done = 0;
-            while done < pages.len() {
-                let from = begin + done as u64;
-                match rustix::io::pread(self.fd()?, &mut pages[done..], from) {
-                    Ok(0) => break,
-                    Ok(read) => done += read,
-                    Err(Errno::INTR) => {}
-                    Err(errno) => return Err(errno.into()),
-                }
-            }
+            let all = pages.len();
+            // What is behind the end is zeros.
+            self.fill(begin, &mut pages, all)?;
         }
         pages[skip..skip + bytes.len()].copy_from_slice(bytes);
         let mut done = 0;

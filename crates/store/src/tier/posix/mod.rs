@@ -17,8 +17,8 @@ mod open;
 mod options;
 mod usage;
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use kvdepot_arena::format::file_header::LEN;
@@ -26,7 +26,7 @@ use kvdepot_arena::{
     Cause, Durability, Error, Full, Identity, Key, NamespaceId, Place, Refused, Reserved,
     TierStats, Token, Wanted,
 };
-use kvdepot_media::{Checksum, PART_LEN_MAX};
+use kvdepot_media::{Checksum, PART_LEN_MAX, is_simulated};
 
 use super::contract::{Ends, Page, Tier};
 use super::kinds::TierKind;
@@ -49,6 +49,9 @@ const THREADS: usize = 8;
 const LOOKS: usize = 64;
 const OPENS: usize = 8;
 const MAKES: usize = 4;
+
+/// How long a close waits for a file system that may hang.
+const TO_CLOSE: Duration = Duration::from_secs(1);
 
 /// How long a put waits for room that a collection makes.
 const FOR_ROOM: Duration = Duration::from_secs(1);
@@ -302,9 +305,21 @@ impl Tier for Posix {
         self.reads.end();
         self.writes.end();
         self.common.collector.end();
-        self.common.open.close();
-        self.common.usage.close();
-        self.common.folder.close();
+        let (common, (done, closed)) = (Arc::clone(&self.common), mpsc::channel::<()>());
+        let close = move || {
+            common.open.close();
+            common.usage.close();
+            common.folder.close();
+            drop(done);
+        };
+        if is_simulated() {
+            return close();
+        }
+        // A file system that hangs is left alone. What has no thread is swept by others.
+        let thread = std::thread::Builder::new().name("kvdepot-close".into());
+        if thread.spawn(close).is_ok() {
+            let _closed = closed.recv_timeout(TO_CLOSE);
+        }
     }
 }
 
