@@ -268,3 +268,48 @@ fn failed(errno: rustix::io::Errno) -> Error {
         source: errno.into(),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_who_take_at_once_get_no_more_than_there_is_and_nearly_all_of_it() {
+        const CAPACITY: u64 = 8 << 20;
+        const BLOCK: u64 = 5000;
+        let root = tempfile::tempdir().unwrap();
+        let dir = Dir::open(root.path()).unwrap();
+        // As two processes have it, each with threads.
+        let sharers = [0, 1].map(|_| Usage::open(&dir, CAPACITY).unwrap());
+        assert!(
+            !sharers[0].take(BLOCK).unwrap(),
+            "full until it was looked at"
+        );
+        sharers[0].found(CAPACITY, 0, 2).unwrap();
+        let fill = |usage: &Usage| {
+            let mut taken = 0;
+            while usage.take(BLOCK).unwrap() {
+                taken += BLOCK;
+            }
+            taken
+        };
+        let all = || -> u64 {
+            std::thread::scope(|scope| {
+                let each = [0, 1, 0, 1].map(|at: usize| {
+                    let usage = &sharers[at];
+                    scope.spawn(move || fill(usage))
+                });
+                each.into_iter().map(|one| one.join().unwrap()).sum()
+            })
+        };
+        let taken = all();
+        let nearly_all = CAPACITY * 99 / 100..=CAPACITY;
+        assert!(nearly_all.contains(&taken), "{taken}");
+        sharers[0].freed(taken / 2).unwrap();
+        let again = all();
+        assert!(taken / 2 + again <= CAPACITY && again > 0, "{again}");
+        sharers.iter().for_each(Usage::close);
+        let counted = sharers[0].used().unwrap();
+        assert_eq!(counted, taken - taken / 2 + again, "grants go back");
+    }
+}
