@@ -121,6 +121,21 @@ pub(crate) enum Bench {
     /// are judged (in processor time of all threads, the median of puts into two full arenas in
     /// turns). The limit is exact least recently used order over as many blocks.
     Churn(Churn),
+    /// Blocks to and from a disk by the tiers Posix and Nvme, against raw files of the same sizes.
+    ///
+    /// As many blocks as --depth says are under way at a time, in up to four calls, in no order of
+    /// the medium; the limit is the best plain program with as many requests under way: by
+    /// io_uring, direct, from and to memory of huge pages, by one thread or two, with registered
+    /// memory or without; one file for each block beside Posix, one for all beside Nvme. With
+    /// --direct false the tier goes through the page cache, and so do plain programs beside those.
+    /// What lies below the file system, as the cache of a virtual machine's host, serves both, and
+    /// is not emptied. Metrics: dump, load_cold and, through the page cache, load_warm; commit_us,
+    /// of one block of 4 KiB until it is acknowledged, against the same writes, renames and syncs;
+    /// lookup_hit and lookup_miss, the time of a key of 256 beyond a system call for each, and
+    /// lookup_filter, what a key takes that was asked for just before; cpu_s_per_gib, the processor
+    /// time of a cold load, against the plain program's and one pass of hashing; and
+    /// hot_through_pipeline, gets of what is in Cache through Cache|Posix, over Cache alone.
+    Files(Files),
     /// Lookups, against a bare hash table.
     ///
     /// Metric: lookups, in keys a second; every key is found, in random order.
@@ -290,6 +305,46 @@ pub(crate) struct Churn {
     #[arg(long, value_name = "FILE")]
     pub(crate) trace: Option<PathBuf>,
     /// Where the arena is made, and removed again; the directory for temporary files unless given.
+    #[arg(long, value_name = "PATH")]
+    pub(crate) dir: Option<PathBuf>,
+}
+
+/// Options of `files`.
+#[derive(clap::Args)]
+pub(crate) struct Files {
+    /// 256MiB of blocks of 64KiB and 1MiB, 8 under way, in 3 rounds.
+    #[arg(long)]
+    pub(crate) quick: bool,
+    /// Only this; all unless given.
+    #[arg(long = "metric", value_name = "NAME", value_parser = [
+        "dump", "load_cold", "load_warm", "commit_us", "lookup_hit", "lookup_miss",
+        "lookup_filter", "cpu_s_per_gib", "hot_through_pipeline",
+    ])]
+    pub(crate) metrics: Vec<String>,
+    /// Posix or Nvme; both unless given.
+    #[arg(long = "tier", value_name = "TIER", value_parser = ["Posix", "Nvme"])]
+    pub(crate) tiers: Vec<String>,
+    /// Bytes of a block; 64KiB, 256KiB, 1MiB and 4MiB unless given.
+    #[arg(long = "block", value_name = "SIZE", value_parser = bytes)]
+    pub(crate) blocks: Vec<u64>,
+    /// Blocks under way at a time; 1, 8 and 32 unless given.
+    #[arg(long = "depth", value_name = "COUNT", value_parser = count)]
+    pub(crate) depths: Vec<usize>,
+    /// Whether Posix bypasses the page cache, which Nvme always does; both unless given.
+    #[arg(long = "direct", value_name = "BOOL")]
+    pub(crate) directs: Vec<bool>,
+    /// Bytes of the blocks that are loaded; 2GiB unless given. There is room for twice as much and
+    /// some more, or it says how much is needed.
+    #[arg(long, value_name = "SIZE", value_parser = bytes)]
+    pub(crate) size: Option<u64>,
+    /// Bytes that are moved in a round; 256MiB unless given.
+    #[arg(long, value_name = "SIZE", value_parser = bytes)]
+    pub(crate) batch: Option<u64>,
+    /// Rounds that count; 7 unless given.
+    #[arg(long, value_name = "COUNT")]
+    pub(crate) rounds: Option<usize>,
+    /// A directory on the disk that is meant, where files are made and removed again; the directory
+    /// for temporary files unless given.
     #[arg(long, value_name = "PATH")]
     pub(crate) dir: Option<PathBuf>,
 }

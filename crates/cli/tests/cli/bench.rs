@@ -128,11 +128,12 @@ fn bench_memory_refuses_what_cannot_be_measured() {
 #[test]
 fn a_benchmark_makes_nothing_beside_the_nodes_of_devices() {
     let home = Home::new();
-    for bench in ["memory", "restore", "reopen", "churn", "scale"] {
+    for bench in ["memory", "restore", "reopen", "churn", "files", "scale"] {
         let mut args = vec!["bench", bench, "--dir", "/dev"];
         match bench {
             "memory" => args.extend(["--size", "16MiB", "--batch", "4MiB", "--rounds", "1"]),
             "restore" => args.extend(["--blocks", "64", "--block", "64KiB"]),
+            "files" => args.extend(["--size", "1MiB", "--batch", "1MiB", "--block", "64KiB"]),
             "reopen" | "scale" => args.extend(["--blocks", "9000", "--rounds", "1"]),
             _ => args.extend(["--requests", "10"]),
         }
@@ -152,6 +153,72 @@ fn a_benchmark_makes_nothing_beside_the_nodes_of_devices() {
             .into_iter()
             .any(|name| name.to_string_lossy().starts_with("kvdepot-bench-"))
     );
+}
+
+#[test]
+fn bench_files_measures_every_tier_against_raw_files() {
+    let home = Home::new();
+    let dir = home.dir.path().to_str().unwrap();
+    let (status, rows) = home.json(&[
+        "bench", "files", "--dir", dir, "--size", "4MiB", "--batch", "1MiB", "--block", "64KiB",
+        "--depth", "1", "--depth", "8", "--rounds", "1",
+    ]);
+    assert_eq!(status, 0);
+    check_fields(&rows, "files");
+    let of = |metric: &'static str| rows.iter().filter(move |row| row["metric"] == metric);
+    let moved = |metric: &'static str| -> Vec<Value> {
+        let case = |row: &Value| {
+            let case = &row["case"];
+            assert_eq!(case["block"], 65536, "{row}");
+            assert!(
+                row["limit"].is_number() && row["ratio"].is_number(),
+                "{row}"
+            );
+            json!([case["tier"], case["direct"], case["depth"]])
+        };
+        of(metric).map(case).collect()
+    };
+    let (cached, direct) = ([false], [true, false]);
+    let posix = |directs: &[bool]| -> Vec<Value> {
+        let each = directs.iter();
+        each.flat_map(|direct| [1, 8].map(|depth| json!(["Posix", direct, depth])))
+            .collect()
+    };
+    let mut all = posix(&direct);
+    all.extend([1, 8].map(|depth| json!(["Nvme", true, depth])));
+    for metric in ["dump", "load_cold", "cpu_s_per_gib"] {
+        assert_eq!(moved(metric), all, "{metric}");
+    }
+    assert_eq!(moved("load_warm"), posix(&cached));
+    let commits: Vec<_> = of("commit_us")
+        .map(|row| &row["case"]["durability"])
+        .collect();
+    assert_eq!(commits, ["process", "power", "process", "power"]);
+    for (metric, count) in [("lookup_hit", 1), ("lookup_miss", 1), ("lookup_filter", 2)] {
+        assert_eq!(of(metric).count(), count, "{metric}");
+    }
+    assert_eq!(of("hot_through_pipeline").count(), 1);
+    assert_eq!(left(&home), Vec::<String>::new());
+}
+
+#[test]
+fn bench_files_says_how_much_room_it_needs() {
+    let home = Home::new();
+    let dir = home.dir.path().to_str().unwrap();
+    for (args, says) in [
+        (["--size", "1024TiB", "--block", "64KiB"], " needed, "),
+        (
+            ["--size", "1MiB", "--block", "1MiB"],
+            "at least 2MiB: two blocks",
+        ),
+        (["--rounds", "0", "--block", "64KiB"], "--rounds"),
+        (["--size", "1MiB", "--block", "1000"], "a multiple of 4096"),
+    ] {
+        let ran = home.run(&[&["bench", "files", "--dir", dir], &args[..]].concat());
+        assert_eq!((ran.status, ran.stdout.as_str()), (2, ""), "{args:?}");
+        assert!(ran.stderr.contains(says), "{args:?}: {}", ran.stderr);
+    }
+    assert_eq!(left(&home), Vec::<String>::new());
 }
 
 #[test]

@@ -8,6 +8,7 @@
 mod aligned;
 mod hands;
 mod job;
+pub mod plain;
 mod ring;
 mod threads;
 

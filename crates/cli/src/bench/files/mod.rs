@@ -1,0 +1,75 @@
+//! `kvdepot bench files`: what the tiers on files reach, against raw reads and writes of the same
+//! sizes.
+//!
+//! `store` has the medium of one case, `moves` times loads and dumps of it, and the others have a
+//! metric each.
+
+mod commit;
+mod hot;
+mod lookup;
+mod moves;
+mod plan;
+mod raw;
+mod store;
+
+use super::media::Region;
+use super::random::Random;
+use super::report::Report;
+use crate::args::Files;
+use crate::error::Error;
+use plan::{Cell, Plan};
+use store::Store;
+
+pub(super) fn cases(args: &Files) -> usize {
+    let plan = Plan::new(args);
+    let moves = plan.cells.iter().map(|cell| cell.depths.len()).sum();
+    let others = ["commit_us", "lookup_hit", "hot_through_pipeline"];
+    let others = others.iter().filter(|metric| plan.wants(metric)).count();
+    others + if plan.moves() { moves } else { 0 }
+}
+
+pub(super) fn run(args: &Files, report: &mut Report<'_>) -> Result<(), Error> {
+    let plan = Plan::new(args);
+    plan.check(args)?;
+    let region = filled(plan.batch)?;
+    if plan.moves() {
+        for cell in &plan.cells {
+            let mut store = Store::open(&plan, cell, &region, &report.interrupt)?;
+            for depth in cell.depths.iter().copied() {
+                moves::run(&plan, cell, depth, &region, &mut store, report)?;
+                let Cell { tier, block, .. } = cell;
+                report.case_done(&format!("{tier}, {block} bytes, {depth} under way"));
+            }
+        }
+    }
+    if plan.wants("commit_us") {
+        commit::run(&plan, report)?;
+        report.case_done("commits");
+    }
+    if lookup::METRICS.iter().any(|metric| plan.wants(metric)) {
+        lookup::run(&plan, report)?;
+        report.case_done("lookups");
+    }
+    if plan.wants("hot_through_pipeline") {
+        hot::run(&plan, &region, report)?;
+        report.case_done("what is near");
+    }
+    Ok(())
+}
+
+/// Memory of the caller that no disk compresses.
+fn filled(bytes: usize) -> Result<Region, Error> {
+    const PIECE: usize = 1 << 20;
+    let region = Region::new(bytes)?;
+    let mut random = Random(23);
+    let mut piece = vec![0; PIECE];
+    for at in (0..bytes).step_by(PIECE) {
+        for word in piece.chunks_exact_mut(8) {
+            word.copy_from_slice(&random.next().to_le_bytes());
+        }
+        region
+            .whole()
+            .write_at(at, &piece[..PIECE.min(bytes - at)])?;
+    }
+    Ok(region)
+}

@@ -1,0 +1,152 @@
+//! What is measured, and whether there is room for it.
+
+use std::path::PathBuf;
+
+use kvdepot_host::limits;
+use kvdepot_store::config::size::show;
+use serde_json::{Value, json};
+
+use crate::args::Files;
+use crate::error::Error;
+
+const TIERS: [&str; 2] = ["Posix", "Nvme"];
+const BLOCKS: [u64; 4] = [64 << 10, 256 << 10, 1 << 20, 4 << 20];
+const DEPTHS: [usize; 3] = [1, 8, 32];
+
+/// Metrics that are figures of blocks that are moved.
+const MOVES: [&str; 4] = ["dump", "load_cold", "load_warm", "cpu_s_per_gib"];
+
+/// What is measured, and how much of it.
+pub(super) struct Plan {
+    pub(super) cells: Vec<Cell>,
+    pub(super) metrics: Vec<String>,
+    pub(super) blocks: Vec<usize>,
+    pub(super) tiers: Vec<String>,
+    pub(super) size: usize,
+    pub(super) batch: usize,
+    pub(super) rounds: usize,
+    pub(super) dir: PathBuf,
+}
+
+/// One medium, and the blocks in it.
+pub(super) struct Cell {
+    pub(super) tier: String,
+    pub(super) direct: bool,
+    pub(super) block: usize,
+    pub(super) depths: Vec<usize>,
+}
+
+impl Cell {
+    pub(super) fn case(&self, depth: usize) -> Value {
+        json!({
+            "tier": self.tier, "block": self.block, "depth": depth, "direct": self.direct,
+        })
+    }
+}
+
+impl Plan {
+    pub(super) fn new(args: &Files) -> Plan {
+        fn or<T: Clone>(given: &[T], quick: Option<&[T]>, all: &[T]) -> Vec<T> {
+            match given {
+                [] => quick.unwrap_or(all).to_vec(),
+                given => given.to_vec(),
+            }
+        }
+        let quick = args.quick;
+        let tiers = or(&args.tiers, None, &TIERS.map(str::to_owned));
+        let blocks = or(&args.blocks, quick.then_some(&[64 << 10, 1 << 20]), &BLOCKS);
+        let blocks: Vec<usize> = blocks.into_iter().map(|block| block as usize).collect();
+        let depths = or(&args.depths, quick.then_some(&[8]), &DEPTHS);
+        let directs = or(&args.directs, None, &[true, false]);
+        let mut cells = Vec::new();
+        for tier in &tiers {
+            for direct in &directs {
+                if tier == "Nvme" && !direct {
+                    continue;
+                }
+                for block in blocks.iter().copied() {
+                    cells.push(Cell {
+                        tier: tier.clone(),
+                        direct: *direct,
+                        block,
+                        depths: depths.clone(),
+                    });
+                }
+            }
+        }
+        let (size, batch, rounds) = match quick {
+            true => (256 << 20, 64 << 20, 3),
+            false => (2 << 30, 256 << 20, 7),
+        };
+        let size = args.size.unwrap_or(size) as usize;
+        Plan {
+            cells,
+            metrics: args.metrics.clone(),
+            blocks,
+            tiers,
+            size,
+            batch: args.batch.map_or(batch, |batch| batch as usize).min(size),
+            rounds: args.rounds.unwrap_or(rounds),
+            dir: args.dir.clone().unwrap_or_else(std::env::temp_dir),
+        }
+    }
+
+    pub(super) fn wants(&self, metric: &str) -> bool {
+        self.metrics.is_empty() || self.metrics.iter().any(|name| name == metric)
+    }
+
+    pub(super) fn moves(&self) -> bool {
+        MOVES.iter().any(|metric| self.wants(metric))
+    }
+
+    pub(super) fn check(&self, args: &Files) -> Result<(), Error> {
+        let refuse = |field, value: String, allowed: String| {
+            Err(Error::Usage {
+                field,
+                value,
+                allowed,
+            })
+        };
+        if let Some(block) = self.blocks.iter().find(|block| **block % 4096 != 0) {
+            return refuse("--block", block.to_string(), "a multiple of 4096".into());
+        }
+        let most = args.depths.iter().copied().max().unwrap_or(32).max(8);
+        let largest = self.blocks.iter().copied().max().unwrap_or(0);
+        if largest.saturating_mul(2) > self.batch {
+            let allowed = format!("at least {}: two blocks", show(2 * largest as u64));
+            return refuse("--batch, --size", show(self.batch as u64), allowed);
+        }
+        if most > 1024 {
+            return refuse("--depth", most.to_string(), "1 to 1024".into());
+        }
+        if self.rounds == 0 {
+            return refuse("--rounds", "0".into(), "1 or more".into());
+        }
+        self.check_room()
+    }
+
+    /// Refuses what the directory, or this machine's memory, has no room for.
+    fn check_room(&self) -> Result<(), Error> {
+        let refuse = |needed: u64, free: u64, whence: String, or: &str| {
+            let (needed, free) = (show(needed), show(free));
+            Err(Error::Usage {
+                field: "--size",
+                value: show(self.size as u64),
+                allowed: format!("what fits {whence}: {needed} needed, {free} free{or}"),
+            })
+        };
+        // Kvdepot's blocks and as many plain ones, each with what a round writes anew.
+        let needed = 2 * (self.size + 2 * self.batch) as u64 + (256 << 20);
+        let free = limits::disk_free(&self.dir)?;
+        if needed > free {
+            let whence = format!("into {}", self.dir.display());
+            return refuse(needed, free, whence, "; name another --dir");
+        }
+        let needed = 4 * self.batch as u64 + (256 << 20);
+        let memory = limits::memory_allowed()?;
+        if needed > memory / 4 * 3 {
+            return refuse(needed, memory, "into memory with its --batch".into(), "");
+        }
+        Ok(())
+    }
+}
