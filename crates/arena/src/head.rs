@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 use std::path::Path;
 
+use crate::device;
 use crate::error::Error;
 use crate::format::layout;
 use crate::format::superblock::{self, Refusal, Superblock};
@@ -57,7 +58,11 @@ pub fn read_superblock(path: &Path, medium: &dyn Medium) -> Result<Superblock, E
         (Err(Refusal::Damaged), _) | (_, Err(Refusal::Damaged)) => {
             format!("both superblocks are damaged; {hint}")
         }
-        _ => format!("it is not a kvdepot arena; name another path, or {hint}"),
+        _ => {
+            let found = device::found(medium)?;
+            let found = found.map_or_else(String::new, |found| format!(": it holds {found}"));
+            format!("it is not a kvdepot arena{found}; name another path, or {hint}")
+        }
     }))
 }
 

@@ -39,10 +39,12 @@ pub(crate) fn metadata(path: &Path, medium: &dyn Medium) -> Result<Metadata, Err
 impl From<&Metadata> for Inode {
     fn from(data: &Metadata) -> Inode {
         // One device may have several nodes.
-        let is_device = data.file_type().is_char_device();
-        Inode {
-            device: if is_device { data.rdev() } else { data.dev() },
-            inode: if is_device { 0 } else { data.ino() },
-        }
+        let kind = data.file_type();
+        let (device, inode) = match (kind.is_char_device(), kind.is_block_device()) {
+            (true, _) => (data.rdev(), 0),
+            (_, true) => (data.rdev(), u64::MAX),
+            _ => (data.dev(), data.ino()),
+        };
+        Inode { device, inode }
     }
 }

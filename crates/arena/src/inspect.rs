@@ -109,10 +109,10 @@ impl Inspection {
         self.mapping.len()
     }
 
-    /// Whether it lies on a DAX device and not in a file.
+    /// What it lies on.
     #[must_use]
-    pub fn is_device(&self) -> bool {
-        self.mapping.kind() == Kind::Dax
+    pub fn kind(&self) -> Kind {
+        self.mapping.kind()
     }
 
     /// The superblock in force.

@@ -9,6 +9,7 @@ mod bind;
 mod body;
 mod bury;
 pub mod clock;
+mod device;
 mod error;
 mod evict;
 pub mod format;

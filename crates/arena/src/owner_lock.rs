@@ -32,6 +32,8 @@ const LOOK: Duration = Duration::from_millis(200);
 /// child does not inherit them.
 #[derive(Debug)]
 pub(crate) struct OwnerLock {
+    /// Of a block device: nobody mounts it meanwhile. Goes before the lock.
+    pub(crate) claim: Option<LockFd>,
     /// Held for its lock alone.
     _owner: LockFd,
     writers: LockFd,
@@ -86,6 +88,7 @@ impl OwnerLock {
             });
         }
         Ok(OwnerLock {
+            claim: None,
             _owner: owner,
             writers,
             alone: AtomicBool::new(false),

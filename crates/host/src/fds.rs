@@ -208,7 +208,16 @@ pub fn twin(fd: impl AsFd) -> Result<OwnedFd> {
 /// [`Error::Input`] when `fd` is neither a regular file nor a character or block device,
 /// [`Error::Os`] when the system refuses, for example for lack of permission or of `/proc`.
 pub fn reopen(fd: impl AsFd, read_only: bool) -> Result<OwnedFd> {
-    let fd = fd.as_fd();
+    let access = if read_only {
+        OFlags::RDONLY
+    } else {
+        OFlags::RDWR
+    };
+    reopen_with(fd.as_fd(), access)
+}
+
+/// As [`reopen`], with these flags.
+pub(crate) fn reopen_with(fd: BorrowedFd<'_>, flags: OFlags) -> Result<OwnedFd> {
     let stat = rustix::fs::fstat(fd).map_err(Error::os("examine a descriptor"))?;
     let file_type = FileType::from_raw_mode(stat.st_mode);
     if !matches!(
@@ -221,16 +230,11 @@ pub fn reopen(fd: impl AsFd, read_only: bool) -> Result<OwnedFd> {
             allowed: "a regular file, a character device or a block device".to_owned(),
         });
     }
-    let access = if read_only {
-        OFlags::RDONLY
-    } else {
-        OFlags::RDWR
-    };
     let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
     retry_on_intr(|| {
         rustix::fs::open(
             &path,
-            access | OFlags::CLOEXEC | OFlags::NOCTTY,
+            flags | OFlags::CLOEXEC | OFlags::NOCTTY,
             Mode::empty(),
         )
     })

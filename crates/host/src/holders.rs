@@ -69,6 +69,7 @@ fn holds(folder: &Path, medium: &fs::Metadata, byte: u64) -> bool {
 }
 
 fn is_same(a: &fs::Metadata, b: &fs::Metadata) -> bool {
+    // One device may have several nodes; a lock on a block device is its node's.
     match a.file_type().is_char_device() {
         true => b.file_type().is_char_device() && a.rdev() == b.rdev(),
         false => (a.dev(), a.ino()) == (b.dev(), b.ino()),

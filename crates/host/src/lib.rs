@@ -8,6 +8,7 @@
 //!   whose credentials the kernel vouches for ([`peer`]);
 //! * a reservation ends with the death of its process, never by a broken connection alone
 //!   ([`peer::Process`]);
+//! * a block device is one program's alone ([`block`]);
 //! * a forked child owns nothing ([`fork`]);
 //! * defaults fit what the machine *and* its control group allow ([`limits`], [`cpu`], [`dirs`]).
 //!
@@ -24,6 +25,7 @@
     reason = "this crate calls the system where no safe wrapper exists"
 )]
 
+pub mod block;
 pub mod cpu;
 pub mod dir;
 pub mod dirs;

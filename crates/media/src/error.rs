@@ -19,8 +19,8 @@ pub enum Error {
         /// What the operating system answered.
         source: io::Error,
     },
-    /// The path exists but is not something that can be mapped.
-    #[error("{path} is {found}: allowed are regular files and device DAX (/dev/daxX.Y)", path = path.display())]
+    /// The path exists but is no medium, or none for this use.
+    #[error("{path} is {found}: allowed are regular files, device DAX (/dev/daxX.Y) and, for Nvme, block devices", path = path.display())]
     WrongKind {
         /// The path that was opened.
         path: PathBuf,
@@ -60,6 +60,14 @@ pub enum Error {
         requested: u64,
         /// The length that is there.
         available: u64,
+    },
+    /// A block device that cannot be read and written in pages.
+    #[error("{path} has logical blocks of {sector} bytes: allowed are at most 4096", path = path.display())]
+    Sector {
+        /// The device.
+        path: PathBuf,
+        /// Bytes of its logical blocks.
+        sector: u32,
     },
     /// A length or an offset that cannot be used.
     #[error("{field} is {value}: {allowed}")]

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use kvdepot_host::{dirs, limits};
 
+use crate::device;
 use crate::error::Error;
 use crate::format::GRANULE;
 use crate::format::layout::{self, Layout};
@@ -261,7 +262,7 @@ pub(crate) fn path_error(
 ) -> Error {
     let allowed = match error {
         kvdepot_media::Error::Io { source, .. } => usable(&source),
-        other => format!("a device or file that can be mapped ({other})"),
+        other => format!("a device or file of the kinds that this tier takes ({other})"),
     };
     Error::config(field("path"), path.display(), allowed)
 }
@@ -329,7 +330,10 @@ pub(crate) fn format(
         // The end of a hole: a file system of memory looks for it page by page, at each opening,
         // and need not go on to what is not written yet.
         true => medium.write_at(layout.data - GRANULE, &[0; GRANULE as usize])?,
-        false => wipe(medium, layout)?,
+        false => {
+            wipe(medium, layout)?;
+            device::wipe(medium)?;
+        }
     }
     let superblock = Superblock {
         uuid: random_uuid(),

@@ -1,11 +1,13 @@
 //! Removing an arena as a whole.
 
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use kvdepot_media::Kind;
 
 use crate::clock;
+use crate::device;
 use crate::error::Error;
 use crate::format::{layout, superblock};
 use crate::inode::Inode;
@@ -25,7 +27,14 @@ pub fn erase(path: &Path) -> Result<u64, Error> {
         path: path.into(),
         reason: "it is not a kvdepot arena, and stays".into(),
     };
-    let medium = medium::open(path, Access::Mapped).map_err(|error| match error {
+    let is_block = path
+        .metadata()
+        .is_ok_and(|found| found.file_type().is_block_device());
+    let access = match is_block {
+        true => Access::Direct,
+        false => Access::Mapped,
+    };
+    let medium = medium::open(path, access).map_err(|error| match error {
         kvdepot_media::Error::TooSmall { .. } => stays(),
         other => other.into(),
     })?;
@@ -33,6 +42,8 @@ pub fn erase(path: &Path) -> Result<u64, Error> {
         return Err(stays());
     }
     let lock = OwnerLock::acquire(path, medium.as_ref(), (clock::now(), Duration::ZERO))?;
+    let used = |allowed| Error::input("path", path.display(), allowed);
+    let _claim = device::claim(path, medium.as_ref(), &used)?;
     // A start that failed has removed it just now, and another may have made one there since.
     if !begins_like_an_arena(medium.as_ref())? {
         return Err(stays());
@@ -60,7 +71,7 @@ pub(crate) fn unmake(path: &Path, medium: &dyn Medium) -> Result<(), Error> {
     // Nobody who removes a file by other means asks for our lock, and what is there now may be
     // somebody else's.
     let is_there = Inode::of(path) == Some(Inode::behind(path, medium)?);
-    if medium.opened().kind() != Kind::Dax && is_there {
+    if medium.opened().kind() == Kind::File && is_there {
         std::fs::remove_file(path).map_err(|source| Error::Io {
             path: path.into(),
             source,

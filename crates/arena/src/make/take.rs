@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use super::create::{create, open_error};
 use crate::clock;
+use crate::device;
 use crate::error::Error;
 use crate::inode::{Inode, metadata};
 use crate::medium::{self, Medium, Shared};
@@ -42,7 +43,9 @@ pub(crate) fn take(
                 Err(error) => return Err(open_error(path, error, field)),
             }
         };
-        let lock = OwnerLock::acquire(path, medium.as_ref(), (begun, lock_wait))?;
+        let mut lock = OwnerLock::acquire(path, medium.as_ref(), (begun, lock_wait))?;
+        let used = |allowed| Error::config(field("path"), path.display(), allowed);
+        lock.claim = device::claim(path, medium.as_ref(), &used)?;
         if !is_removed(path, medium.as_ref())? {
             return Ok(Taken {
                 medium,

@@ -1,12 +1,14 @@
 //! What becomes of a medium that is there: it is opened, or an arena is made of it.
 //!
 //! A device of silicon or a file that `truncate` made holds zeros only: where no arena could have
-//! left anything, nobody has to say that it may be formatted. Whatever else lies there is lost only
+//! left anything, nobody has to say that it may be formatted; on a block device, where nobody else
+//! could have, either. Whatever else lies there is lost only
 //! to somebody who says so, and an arena that could be opened only to somebody who insists: the
 //! option that made it often stays in a configuration.
 
 use std::path::Path;
 
+use crate::device;
 use crate::error::Error;
 use crate::format::GRANULE;
 use crate::format::layout::{self, Layout};
@@ -36,7 +38,9 @@ pub(crate) fn treatment(
     config: &Options,
     field: &impl Fn(&str) -> String,
 ) -> Result<Treatment, Error> {
-    if is_new(medium, config)? {
+    let used = |allowed| Error::config(field("path"), path.display(), allowed);
+    device::check(medium, &used)?;
+    if is_new(medium, config)? && device::found(medium)?.is_none() {
         return Ok(Treatment::Blank);
     }
     match config.format {

@@ -1,6 +1,6 @@
-//! A file that is read and written by calls and has no address here. The calls bypass the page
-//! cache where the file system lets them (`O_DIRECT`), so they are of whole pages: a record is
-//! written with the others of its page, by whoever is at a [group](super::group).
+//! A file or block device that is read and written by calls and has no address here. The calls
+//! bypass the page cache where the file system lets them (`O_DIRECT`), so they are of whole pages:
+//! a record is written with the others of its page, by whoever is at a [group](super::group).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -26,7 +26,7 @@ const CALL_MAX: usize = 1 << 20;
 /// for one that hangs.
 const THREADS: usize = 8;
 
-/// A regular file without an address.
+/// A regular file, or a block device, without an address.
 #[derive(Debug)]
 pub(super) struct Direct {
     opened: Opened,
@@ -122,8 +122,9 @@ impl Direct {
             subject: opened.name(),
             source,
         };
-        if opened.kind() != Kind::File {
-            let kind = "only a regular file is read and written by calls; a device is mapped";
+        if !matches!(opened.kind(), Kind::File | Kind::Block) {
+            let kind =
+                "files and block devices are read and written by calls; a device DAX is mapped";
             return Err(fail(io::Error::new(io::ErrorKind::Unsupported, kind)));
         }
         let io = fd.fd().map_err(|error| fail(io::Error::other(error)))?;

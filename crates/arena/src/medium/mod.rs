@@ -19,7 +19,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use kvdepot_host::fork::LockFd;
-use kvdepot_media::{Buffer, Error, Mapping, Opened, Result};
+use kvdepot_media::{Buffer, Error, Kind, Mapping, Opened, Result};
 
 use crate::format::record;
 use crate::options::Access;
@@ -126,9 +126,16 @@ impl dyn Medium + '_ {
 /// Opens what is at a path.
 pub(crate) fn open(path: &Path, access: Access) -> Result<Shared> {
     let mode = kvdepot_media::Access::ReadWrite;
+    let opened = Opened::open(path, mode)?;
+    let is_block = opened.kind() == Kind::Block;
     Ok(match access {
-        Access::Mapped => Arc::new(Mapping::open(path, mode)?),
-        Access::Direct => Arc::new(Direct::new(Opened::open(path, mode)?)?),
+        Access::Direct => Arc::new(Direct::new(opened)?),
+        // A mapping of its page cache would do, but none that says what power cuts leave of it.
+        Access::Mapped if is_block => {
+            let (path, found) = (path.into(), "a block device");
+            return Err(Error::WrongKind { path, found });
+        }
+        Access::Mapped => Arc::new(Mapping::of(opened, mode)?),
     })
 }
 

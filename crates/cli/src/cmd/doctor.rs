@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use kvdepot_host::{dirs, limits, socket};
+use kvdepot_host::{block, dirs, limits, socket};
 use kvdepot_media::{Copier, CopierConfig, Mapping};
 use kvdepot_store::Config;
 use kvdepot_store::inspect::Inspection;
@@ -59,6 +59,7 @@ impl Check {
 pub(crate) fn run(output: &mut Output) -> Result<i32, Error> {
     let mut checks = vec![kernels()?, processors(), memory(), cache()];
     checks.extend(dax(Path::new("/sys/bus/dax/devices")));
+    checks.extend(disks(Path::new("/sys/class/block")));
     checks.push(huge_pages(
         Path::new("/sys/kernel/mm/transparent_hugepage"),
         &fs::read_to_string("/proc/meminfo").unwrap_or_default(),
@@ -183,6 +184,54 @@ fn dax(devices: &Path) -> Vec<Check> {
             }
         })
         .collect()
+}
+
+/// The block devices under a sysfs folder that nobody uses: an `nvme.path` could name them.
+fn disks(devices: &Path) -> Vec<Check> {
+    let read = |path: &Path| fs::read_to_string(path).unwrap_or_default();
+    let mut names: Vec<_> = fs::read_dir(devices)
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|entry| entry.path())
+        .collect();
+    names.sort();
+    let check = |device: &PathBuf| {
+        let uses = block::uses_of(device);
+        // Memory, and drives of media that come and go.
+        let is_no_disk = ["loop", "ram", "zram", "sr", "fd"]
+            .iter()
+            .any(|kind| uses.name.starts_with(kind));
+        let sectors: u64 = read(&device.join("size")).trim().parse().unwrap_or(0);
+        if is_no_disk || sectors == 0 || uses.is_used() || !uses.partitions.is_empty() {
+            return None;
+        }
+        let node = Path::new("/dev").join(&uses.name);
+        let value = format!("{}: {}, not in use", node.display(), bytes(sectors * 512));
+        let sector: u32 = read(&device.join("queue/logical_block_size"))
+            .trim()
+            .parse()
+            .unwrap_or(512);
+        if sector > 4096 {
+            let hint = format!("its logical blocks have {sector} bytes: Nvme takes at most 4096");
+            return Some(Check::advice("block device", value, hint));
+        }
+        match fs::File::options().read(true).write(true).open(&node) {
+            Ok(_) => Some(Check::ok("block device", value)),
+            Err(error) => {
+                let hint = format!("{}: {error}; give this user access", node.display());
+                Some(Check::advice("block device", value, hint))
+            }
+        }
+    };
+    let found: Vec<Check> = names.iter().filter_map(check).collect();
+    match found.is_empty() {
+        true => vec![Check::ok(
+            "block device",
+            "none that nobody uses; Nvme takes files as well",
+        )],
+        false => found,
+    }
 }
 
 /// What the system says of huge pages, and what it gives when it is asked.
@@ -387,6 +436,35 @@ mod tests {
         assert!(found[0].hint.as_ref().unwrap().contains("/dev/dax9.9"));
         assert!(used[0].hint.as_ref().unwrap().contains("daxctl"));
         assert_eq!(dax(&root)[0].status, "ok");
+    }
+
+    #[test]
+    fn block_devices_are_listed_unless_somebody_uses_them() {
+        let root = tempfile::tempdir().unwrap();
+        let none = disks(root.path());
+        assert_eq!((none.len(), none[0].status), (1, "ok"));
+        for (name, sectors) in [
+            ("sdx", 16),
+            ("sdy", 16),
+            ("sdz", 16),
+            ("sr9", 16),
+            ("sdv", 0),
+        ] {
+            let device = root.path().join(name);
+            fs::create_dir_all(device.join("queue")).unwrap();
+            fs::write(device.join("size"), sectors.to_string()).unwrap();
+        }
+        let within = |path: &str| root.path().join(path);
+        fs::create_dir_all(within("sdy/holders/dm-0")).unwrap();
+        fs::create_dir_all(within("sdz/sdz1")).unwrap();
+        fs::write(within("sdz/sdz1/partition"), "1\n").unwrap();
+        let found = disks(root.path());
+        assert_eq!(found.len(), 1);
+        assert_eq!(found[0].value, "/dev/sdx: 8 KiB, not in use");
+        assert!(found[0].hint.as_ref().unwrap().contains("/dev/sdx"));
+        fs::write(within("sdx/queue/logical_block_size"), "16384\n").unwrap();
+        let found = disks(root.path());
+        assert!(found[0].hint.as_ref().unwrap().contains("at most 4096"));
     }
 
     #[test]

@@ -5,6 +5,7 @@ use std::path::Path;
 use serde::Serialize;
 
 use kvdepot_host::peer;
+use kvdepot_media::Kind;
 use kvdepot_store::format::owner::Owner;
 use kvdepot_store::format::superblock::VERSION;
 use kvdepot_store::inspect::Inspection;
@@ -104,10 +105,10 @@ impl Summary {
             .collect();
         Ok(Summary {
             path: inspection.path().display().to_string(),
-            kind: if inspection.is_device() {
-                "dax"
-            } else {
-                "file"
+            kind: match inspection.kind() {
+                Kind::Dax => "dax",
+                Kind::Block => "block",
+                _ => "file",
             },
             capacity_bytes: superblock.capacity,
             medium_bytes: inspection.medium_bytes(),

@@ -124,6 +124,15 @@ impl Mapping {
         Self::map(Opened::from_fd(fd, len)?, access)
     }
 
+    /// What is open already.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Io`], [`Error::Dax`].
+    pub fn of(medium: Opened, access: Access) -> Result<Arc<Self>> {
+        Self::map(medium, access)
+    }
+
     fn map(medium: Opened, access: Access) -> Result<Arc<Self>> {
         let protection = match access {
             Access::ReadOnly => ProtFlags::READ,
@@ -135,7 +144,7 @@ impl Mapping {
         let from = medium.fd_to("map")?;
         let page = match kind {
             Kind::Dax => alignment_of(from, &subject())?,
-            Kind::Anonymous | Kind::File => page_size(),
+            Kind::Anonymous | Kind::File | Kind::Block => page_size(),
         };
         let mapped = len.next_multiple_of(page as u64);
         let bytes = usize::try_from(mapped).map_err(|_| Error::Invalid {
@@ -150,7 +159,7 @@ impl Mapping {
                 let flags = MapFlags::SHARED;
                 rustix::mm::mmap(std::ptr::null_mut(), bytes, protection, flags, from, 0)
             },
-            Kind::Anonymous | Kind::File => huge::map(from, bytes, protection),
+            Kind::Anonymous | Kind::File | Kind::Block => huge::map(from, bytes, protection),
         };
         let at = mapped.map_err(|errno| Error::io("map", subject(), errno))?;
         let addr = at.expose_provenance();
@@ -171,7 +180,7 @@ impl Mapping {
         }
         let file = match kind {
             Kind::File => Some(mapping.medium.fd_to("watch")?),
-            Kind::Anonymous | Kind::Dax => None,
+            Kind::Anonymous | Kind::Dax | Kind::Block => None,
         };
         let watch = Watch::new(addr, bytes, page, file);
         mapping.watch = Some(watch.map_err(|error| Error::io("watch", mapping.name(), error))?);
@@ -376,7 +385,7 @@ impl Mapping {
                 unsafe { flush::write_back(at, len as usize) };
                 Ok(())
             }
-            Kind::File => {
+            Kind::File | Kind::Block => {
                 let (at, bytes) = self.pages(offset, len)?;
                 let at = std::ptr::with_exposed_provenance_mut(at);
                 // SAFETY: the range is part of this mapping; syncing changes no byte of it.

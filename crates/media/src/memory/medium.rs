@@ -2,9 +2,11 @@
 
 use super::dax::{self, Geometry};
 use crate::error::{Error, Result};
+use kvdepot_host::block;
 use rustix::fs::{FallocateFlags, FileType, Mode, SealFlags, SeekFrom, Stat};
 use rustix::io::Errno;
 use std::fs::File;
+use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::Path;
 
@@ -18,6 +20,8 @@ pub enum Kind {
     File,
     /// A device DAX character device: memory without a page cache in between.
     Dax,
+    /// A block device: a file without a file system.
+    Block,
 }
 
 /// A path as it stands in errors.
@@ -25,17 +29,16 @@ pub(super) fn shown(path: &Path) -> String {
     path.display().to_string()
 }
 
-/// Refuses what cannot be mapped.
+/// Refuses what is no medium.
 pub(super) fn check_kind(path: &Path, stat: &Stat) -> Result<()> {
     let found = match FileType::from_raw_mode(stat.st_mode) {
-        FileType::RegularFile | FileType::CharacterDevice => return Ok(()),
+        FileType::RegularFile | FileType::CharacterDevice | FileType::BlockDevice => return Ok(()),
         FileType::Symlink => {
             return Err(Error::SymbolicLink {
                 path: path.to_path_buf(),
             });
         }
         FileType::Directory => "a directory",
-        FileType::BlockDevice => "a block device",
         FileType::Fifo => "a FIFO",
         FileType::Socket => "a socket",
         _ => "of an unknown kind",
@@ -91,9 +94,29 @@ pub(super) fn extent_of(
         let Geometry { size, align } = dax::probe(Path::new("/sys"), device, stat.st_rdev)?;
         return Ok((Kind::Dax, size / align * align));
     }
+    if FileType::from_raw_mode(stat.st_mode) == FileType::BlockDevice {
+        return Ok((Kind::Block, block_extent(fd, path)?));
+    }
     let sealed = rustix::fs::fcntl_get_seals(fd).is_ok_and(|s| s.contains(SealFlags::SHRINK));
     let kind = if sealed { Kind::Anonymous } else { Kind::File };
     Ok((kind, u64::try_from(stat.st_size).unwrap_or(0)))
+}
+
+/// What is read and written at a time.
+const PAGE: u64 = 4096;
+
+/// The bytes of the whole pages of a block device.
+fn block_extent(fd: BorrowedFd<'_>, path: Option<&Path>) -> Result<u64> {
+    let path = path.unwrap_or_else(|| Path::new("a block device"));
+    let found = block::geometry(fd);
+    let found = found.map_err(|error| Error::io("ask", shown(path), io::Error::other(error)))?;
+    if u64::from(found.sector) > PAGE {
+        return Err(Error::Sector {
+            path: path.to_path_buf(),
+            sector: found.sector,
+        });
+    }
+    Ok(found.bytes / PAGE * PAGE)
 }
 
 /// What parts of a device DAX can be mapped by themselves.

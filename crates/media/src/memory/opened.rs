@@ -1,8 +1,9 @@
-//! A medium that is open: a regular file, a DAX device, anonymous memory. Mapping it is one way to
-//! use it; a file can be read and written by calls as well.
+//! A medium that is open: a regular file, a device, anonymous memory. Mapping it is one way to
+//! use it; files and block devices can be read and written by calls as well.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -98,13 +99,25 @@ impl Opened {
         made
     }
 
-    /// An existing regular file, or a DAX device.
+    /// An existing regular file, or a device. The links to block devices below `/dev` are followed:
+    /// only they name a disk, or a logical volume, the same after each start of the machine.
     ///
     /// # Errors
     ///
     /// [`Error::Io`], [`Error::WrongKind`], [`Error::SymbolicLink`], [`Error::ForeignOwner`],
-    /// [`Error::OpenMode`], [`Error::TooSmall`] for an empty file, [`Error::Dax`].
+    /// [`Error::OpenMode`], [`Error::TooSmall`] for an empty file, [`Error::Dax`],
+    /// [`Error::Sector`].
     pub fn open(path: &Path, access: Access) -> Result<Self> {
+        match behind_link(path) {
+            Some(device) => Ok(Self {
+                path: Some(path.into()),
+                ..Self::open_itself(&device, access)?
+            }),
+            None => Self::open_itself(path, access),
+        }
+    }
+
+    fn open_itself(path: &Path, access: Access) -> Result<Self> {
         // Looked at before it is opened: opening a FIFO or a tape drive has effects of its own.
         let io = |operation| move |errno: Errno| Error::io(operation, shown(path), errno);
         check_kind(path, &rustix::fs::lstat(path).map_err(io("open"))?)?;
@@ -126,7 +139,8 @@ impl Opened {
         check_kind(path, &stat)?;
         check_system(path, fd.as_fd())?;
         let (kind, len) = extent_of(fd.as_fd(), &stat, Some(path))?;
-        if kind != Kind::Dax {
+        // Who may use a device is its node's affair.
+        if !matches!(kind, Kind::Dax | Kind::Block) {
             check_owner(path, &stat)?;
         }
         if len == 0 {
@@ -302,6 +316,18 @@ impl Opened {
         let range = |(begin, end)| (begin, end - begin);
         Ok(ranges.into_iter().map(range).collect())
     }
+}
+
+/// The block device that a link below `/dev` leads to.
+fn behind_link(path: &Path) -> Option<PathBuf> {
+    let nodes = Path::new("/dev");
+    let is_link = path.starts_with(nodes) && path.is_symlink();
+    let device = is_link.then(|| path.canonicalize().ok()).flatten()?;
+    let is_block = |device: &PathBuf| {
+        let found = device.metadata();
+        found.is_ok_and(|found| found.file_type().is_block_device())
+    };
+    Some(device).filter(|device| device.starts_with(nodes) && is_block(device))
 }
 
 pub(super) fn check_len(len: u64) -> Result<()> {

@@ -181,8 +181,9 @@ pub const OPTIONS: &[OptionSpec] = &[
         "path",
         Kind::Text,
         "kvdepot/nvme.kvd in the user's cache directory",
-        "A file on a disk, which is read and written past the page cache where its file system \
-        lets it. A missing one is created with its space really allocated.",
+        "A block device (`/dev/disk/by-id/…`), or a file on a disk; both are read and written past \
+        the page cache, where a file's system lets it. A missing file is created with its space \
+        really allocated.",
     ),
     capacity_of("nvme"),
     OptionSpec::new(
