@@ -71,6 +71,22 @@ impl Child {
     /// When it cannot be started.
     #[must_use]
     pub fn start(test: &str, role: &str, values: &[(&str, &str)]) -> Child {
+        Child::try_start(test, role, values, |_| ()).unwrap()
+    }
+
+    /// The same, after `prepare` has had the command.
+    ///
+    /// # Errors
+    /// What the system says where it cannot be started.
+    ///
+    /// # Panics
+    /// When this binary is not to be found.
+    pub fn try_start(
+        test: &str,
+        role: &str,
+        values: &[(&str, &str)],
+        prepare: impl FnOnce(&mut Command),
+    ) -> std::io::Result<Child> {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command
             .args([test, "--exact", "--nocapture", "--include-ignored"])
@@ -80,9 +96,10 @@ impl Child {
         for (name, value) in values {
             command.env(format!("{VALUE}{name}"), value);
         }
-        let mut process = command.spawn().unwrap();
+        prepare(&mut command);
+        let mut process = command.spawn()?;
         let lines = BufReader::new(process.stdout.take().unwrap());
-        Child { process, lines }
+        Ok(Child { process, lines })
     }
 
     /// The next thing it said; `None` when it has ended.

@@ -138,12 +138,11 @@ impl Collector {
         (read(&self.work.evicted), read(&self.work.evicted_bytes))
     }
 
-    pub(super) fn end(&self) {
+    pub(super) fn end(&self, deadline: Instant) {
         self.work.ended.store(true, Ordering::Release);
         self.work.changed.notify_all();
         // A hung file system is left alone, as is a thread of another process.
         let thread = self.thread.lock().take();
-        let deadline = clock::now() + Duration::from_secs(1);
         if let Some(thread) = thread.filter(|_| self.origin.is_here()) {
             while !thread.is_finished() && clock::now() < deadline {
                 std::thread::sleep(Duration::from_millis(1));
@@ -154,7 +153,7 @@ impl Collector {
 
 impl Drop for Collector {
     fn drop(&mut self) {
-        self.end();
+        self.end(clock::now() + Duration::from_secs(1));
     }
 }
 

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use kvdepot_arena::{Error, clock};
 use kvdepot_host::cpu;
@@ -14,8 +14,7 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 /// What a thread does.
 type Job = Box<dyn FnOnce() + Send>;
 
-/// How long an end waits for threads that are at a file system. One that hangs is left to it: it
-/// holds nothing but what it asks for.
+/// How long an end waits for threads that are at a file system.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Most jobs that wait: behind these nobody would wait any more.
@@ -89,15 +88,17 @@ impl Desk {
         self.queue.changed.notify_one();
     }
 
-    /// Does what waits and ends. What a file system does not answer meanwhile is left alone.
-    pub(super) fn end(&self) {
+    /// Does what waits and ends. What a file system does not answer by then is left alone: its
+    /// thread holds nothing but what it asks for.
+    pub(super) fn end(&self, deadline: Instant) {
         if !self.origin.is_here() {
             return;
         }
         let mut state = self.queue.state.lock();
-        state.ended = true;
+        if std::mem::replace(&mut state.ended, true) {
+            return;
+        }
         self.queue.changed.notify_all();
-        let deadline = clock::now() + PATIENCE;
         while state.threads > 0 {
             if self
                 .queue
@@ -120,7 +121,7 @@ impl Desk {
 
 impl Drop for Desk {
     fn drop(&mut self) {
-        self.end();
+        self.end(clock::now() + PATIENCE);
     }
 }
 

@@ -24,7 +24,7 @@ use std::time::Duration;
 use kvdepot_arena::format::file_header::LEN;
 use kvdepot_arena::{
     Cause, Durability, Error, Full, Identity, Key, NamespaceId, Place, Refused, Reserved,
-    TierStats, Token, Wanted,
+    TierStats, Token, Wanted, clock,
 };
 use kvdepot_media::{Checksum, PART_LEN_MAX, is_simulated};
 
@@ -50,8 +50,8 @@ const LOOKS: usize = 64;
 const OPENS: usize = 8;
 const MAKES: usize = 4;
 
-/// How long a close waits for a file system that may hang.
-const TO_CLOSE: Duration = Duration::from_secs(1);
+/// How long a close waits for a file system that may hang: all of it ends within a second.
+const TO_CLOSE: Duration = Duration::from_millis(900);
 
 /// How long a put waits for room that a collection makes.
 const FOR_ROOM: Duration = Duration::from_secs(1);
@@ -73,7 +73,7 @@ pub(super) fn kind() -> TierKind {
 struct Posix {
     /// What is looked for and read does not wait for what is written.
     reads: Desk,
-    writes: Desk,
+    writes: Arc<Desk>,
     common: Arc<Common>,
 }
 
@@ -99,10 +99,11 @@ impl Posix {
         )?);
         let usage = Arc::new(Usage::open(&folder.dir, options.capacity)?);
         let collector = Collector::start(&folder, &usage)?;
-        let open = Open::new(number, &folder, &usage, options.direct)?;
+        let writes = Arc::new(Desk::new("write", THREADS)?);
+        let open = Open::new(number, (&folder, &usage), &writes, options.direct)?;
         Ok(Posix {
             reads: Desk::new("read", THREADS)?,
-            writes: Desk::new("write", THREADS)?,
+            writes,
             common: Arc::new(Common {
                 number,
                 durability: options.durability,
@@ -281,6 +282,10 @@ impl Tier for Posix {
 
     fn describe(&self, _namespace: NamespaceId, _description: &str) {}
 
+    fn limit(&self, patience: Duration) {
+        self.common.open.limit(patience);
+    }
+
     fn stats(&self) -> TierStats {
         let common = &self.common;
         let (used, capacity) = (common.usage.seen(), common.usage.capacity());
@@ -302,9 +307,10 @@ impl Tier for Posix {
     }
 
     fn close(&self) {
-        self.reads.end();
-        self.writes.end();
-        self.common.collector.end();
+        let deadline = clock::now() + TO_CLOSE;
+        self.reads.end(deadline);
+        self.writes.end(deadline);
+        self.common.collector.end(deadline);
         let (common, (done, closed)) = (Arc::clone(&self.common), mpsc::channel::<()>());
         let close = move || {
             common.open.close();
@@ -318,7 +324,7 @@ impl Tier for Posix {
         // A file system that hangs is left alone. What has no thread is swept by others.
         let thread = std::thread::Builder::new().name("kvdepot-close".into());
         if thread.spawn(close).is_ok() {
-            let _closed = closed.recv_timeout(TO_CLOSE);
+            let _closed = closed.recv_timeout(deadline.saturating_duration_since(clock::now()));
         }
     }
 }

@@ -5,18 +5,20 @@ use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use kvdepot_arena::clock::unix_seconds;
 use kvdepot_arena::format::file_header::{FileHeader, LEN};
 use kvdepot_arena::parts::Part;
 use kvdepot_arena::{Error, Identity, Key, NamespaceId, Place, Reserved, TakesBack, Token, Wanted};
 use kvdepot_host::dir::{Dir, Seen, mark_used};
-use kvdepot_media::file::Hands;
+use kvdepot_media::file::{Hands, Limit};
 use kvdepot_media::{Buffer, Checksum};
 use parking_lot::Mutex;
 use rustix::fs::{FallocateFlags, FsWord, OFlags};
 use rustix::io::Errno;
 
+use super::desk::Desk;
 use super::folder::{Folder, room_of};
 use super::options::DirectIo;
 use super::usage::Usage;
@@ -24,6 +26,9 @@ use crate::tier::{BlockFile, Ends, FileAt};
 
 /// Reads and writes under way at a time where there is no ring.
 const THREADS: usize = 8;
+
+/// How long payloads may take until somebody says otherwise.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A reader moves the time of last use where it is older than this: nanoseconds.
 const USED_AGAIN: i128 = 3_600_000_000_000;
@@ -35,7 +40,11 @@ pub(super) struct Open {
     hands: Arc<Hands>,
     direct: bool,
     /// Other hosts see what this one has in its page cache when it is synced.
-    far: bool,
+    syncs: bool,
+    /// How long payloads may take, where the file system is one that may hang.
+    limit: Option<Arc<Limit>>,
+    /// Has threads for what the file system may take its time for.
+    desk: Arc<Desk>,
     next: AtomicU64,
     state: Mutex<State>,
 }
@@ -65,8 +74,8 @@ struct Opened {
 impl Open {
     pub(super) fn new(
         number: u32,
-        folder: &Arc<Folder>,
-        usage: &Arc<Usage>,
+        (folder, usage): (&Arc<Folder>, &Arc<Usage>),
+        desk: &Arc<Desk>,
         direct: DirectIo,
     ) -> Result<Arc<Open>, Error> {
         let hands = Hands::new(THREADS)?;
@@ -87,13 +96,16 @@ impl Open {
             (false, _) => "the page cache, by threads".to_owned(),
         };
         tracing::info!(path = %folder.path.display(), way, "blocks are read and written");
+        let far = is_far(folder);
         Ok(Arc::new(Open {
             number,
             folder: Arc::clone(folder),
             usage: Arc::clone(usage),
             hands,
             direct,
-            far: !direct && is_far(folder),
+            syncs: !direct && far,
+            limit: far.then(|| Limit::new(PATIENCE)).transpose()?,
+            desk: Arc::clone(desk),
             next: AtomicU64::new(0),
             state: Mutex::default(),
         }))
@@ -158,7 +170,11 @@ impl Open {
         if self.direct {
             set_direct(&fd);
         }
-        BlockFile::new(File::from(fd), LEN as u64, &self.hands)
+        let file = BlockFile::new(File::from(fd), LEN as u64, &self.hands)?;
+        Ok(match &self.limit {
+            Some(limit) => file.within(limit),
+            None => file,
+        })
     }
 
     fn hold(
@@ -206,6 +222,22 @@ impl Open {
             }
         }
         drop(state);
+        self.let_go(closed);
+    }
+
+    /// Closes files; where that may take its time, in a thread of its own.
+    fn let_go(&self, files: Vec<Opened>) {
+        match self.limit {
+            Some(_) if !files.is_empty() => self.desk.run(move || drop(files)),
+            _ => drop(files),
+        }
+    }
+
+    /// How long the bytes of a payload may take, where the file system is one that may hang.
+    pub(super) fn limit(&self, patience: Duration) {
+        if let Some(limit) = &self.limit {
+            limit.set(patience);
+        }
     }
 
     /// Begins to write a block, unless this process does already.
@@ -257,7 +289,7 @@ impl Open {
             source,
         };
         let written = file.raw().write_all_at(0, &header.encode()).map_err(io);
-        let synced = written.and_then(|()| match lasts || self.far {
+        let synced = written.and_then(|()| match lasts || self.syncs {
             true => {
                 let fd = file.raw().fd().map_err(io)?;
                 rustix::fs::fdatasync(fd).map_err(|errno| io(errno.into()))
@@ -346,9 +378,30 @@ impl TakesBack for Open {
             opened
         };
         if let Some(opened) = opened {
-            self.folder.drop_new(&opened.name);
-            self.usage.give_back(room_of(LEN as u64 + opened.place.len));
+            let left = Left {
+                folder: Arc::clone(&self.folder),
+                usage: Arc::clone(&self.usage),
+                opened,
+            };
+            // Whoever drops a reservation does not wait for the file system. What is not removed
+            // when all ends goes with the folder.
+            self.desk
+                .run(move || left.folder.drop_new(&left.opened.name));
         }
+    }
+}
+
+/// A file that is not published, and its bytes, which go back whatever becomes of it.
+struct Left {
+    folder: Arc<Folder>,
+    usage: Arc<Usage>,
+    opened: Opened,
+}
+
+impl Drop for Left {
+    fn drop(&mut self) {
+        let bytes = room_of(LEN as u64 + self.opened.place.len);
+        self.usage.give_back(bytes);
     }
 }
 

@@ -1,0 +1,177 @@
+//! A test of this binary in a child that has a user and a mount namespace of its own: it mounts
+//! what it likes, and nobody else sees it. Most systems let any user have that.
+
+#![allow(
+    dead_code,
+    clippy::allow_attributes,
+    reason = "each test binary uses its own part of this"
+)]
+#![expect(
+    unsafe_code,
+    reason = "no safe call makes a namespace, mounts, or filters calls"
+)]
+
+use std::ffi::CString;
+use std::io;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use kvdepot_testkit::child::{self, Child};
+
+/// What is mounted before the child begins.
+#[derive(Clone)]
+pub(crate) struct Mount {
+    pub(crate) kind: &'static str,
+    pub(crate) at: PathBuf,
+    pub(crate) how: String,
+}
+
+/// Who the child is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum User {
+    /// May mount, and look into every folder of its user.
+    Root,
+    /// Has no rights but its user's.
+    Plain,
+}
+
+/// Why there is no child.
+pub(crate) const NO_NAMESPACE: &str =
+    "this system lets this user have no namespaces, or no such mount";
+
+/// The first of what a child says that could not begin.
+pub(crate) const SKIP: &str = "skip";
+
+/// Starts a role of a test; `None` where the system has no namespace or no such file system.
+pub(crate) fn start(
+    test: &str,
+    role: &str,
+    values: &[(&str, &str)],
+    user: User,
+    mounts: &[Mount],
+) -> Option<Child> {
+    // SAFETY: these two calls only ask.
+    let (uid, gid) = unsafe { (libc::geteuid(), libc::getegid()) };
+    let inner = if user == User::Root { 0 } else { 1000 };
+    let text = |text: &str| CString::new(text).unwrap();
+    let maps = [
+        (text("/proc/self/setgroups"), "deny".to_owned()),
+        (text("/proc/self/uid_map"), format!("{inner} {uid} 1")),
+        (text("/proc/self/gid_map"), format!("{inner} {gid} 1")),
+    ];
+    let mounts: Vec<_> = mounts
+        .iter()
+        .map(|mount| {
+            let at = text(mount.at.to_str().unwrap());
+            (text(mount.kind), at, text(&mount.how))
+        })
+        .collect();
+    let apart = move || {
+        let done = |answer: i32| match answer {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        };
+        // SAFETY: the child of a fork has one thread.
+        done(unsafe { libc::unshare(libc::CLONE_NEWUSER | libc::CLONE_NEWNS) })?;
+        for (file, line) in &maps {
+            // SAFETY: strings that end, and bytes of that length.
+            unsafe {
+                let fd = libc::open(file.as_ptr(), libc::O_WRONLY);
+                let all = line.len() as isize;
+                let written = libc::write(fd, line.as_ptr().cast(), line.len());
+                libc::close(fd);
+                done(i32::from(written != all))?;
+            }
+        }
+        for (kind, at, how) in &mounts {
+            let how = how.as_ptr().cast();
+            // SAFETY: strings that end.
+            done(unsafe { libc::mount(kind.as_ptr(), at.as_ptr(), kind.as_ptr(), 0, how) })?;
+        }
+        Ok(())
+    };
+    let prepare = |command: &mut Command| {
+        // SAFETY: it makes system calls, of what was made before the fork.
+        unsafe { command.pre_exec(apart) };
+    };
+    Child::try_start(test, role, values, prepare).ok()
+}
+
+/// Mounts, or mounts again with other options (`MS_REMOUNT`, `MS_RDONLY`).
+pub(crate) fn mount(kind: &str, at: &Path, flags: libc::c_ulong, how: &str) -> io::Result<()> {
+    let text = |text: &str| CString::new(text).unwrap();
+    let (kind, at, how) = (text(kind), text(at.to_str().unwrap()), text(how));
+    let (kind, how) = (kind.as_ptr(), how.as_ptr().cast());
+    // SAFETY: strings that end, and live until it has returned.
+    match unsafe { libc::mount(kind, at.as_ptr(), kind, flags, how) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Runs `body` in a namespace of its own, with a file system of that kind at `Path`; skips where
+/// there is none.
+pub(crate) fn on(test: &str, user: User, kind: &'static str, how: &str, body: impl FnOnce(&Path)) {
+    if let Some(role) = child::role() {
+        assert_eq!(role, "inside");
+        body(Path::new(&child::value("at")));
+        child::say("done");
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let mount = Mount {
+        kind,
+        at: dir.path().into(),
+        how: how.into(),
+    };
+    let at = [("at", dir.path().to_str().unwrap())];
+    match start(test, "inside", &at, user, &[mount]) {
+        Some(mut child) => child.expect("done"),
+        None => println!("skipped: {NO_NAMESPACE}"),
+    }
+}
+
+/// Has the system refuse a call from now on, in this process's later children.
+pub(crate) fn refusing(command: &mut Command, call: i64, errno: i32) {
+    let ins = |code: u32, jt: u8, jf: u8, k: u32| libc::sock_filter {
+        code: code as u16,
+        jt,
+        jf,
+        k,
+    };
+    let (load, equal, answer) = (
+        libc::BPF_LD | libc::BPF_W | libc::BPF_ABS,
+        libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K,
+        libc::BPF_RET | libc::BPF_K,
+    );
+    let refused = libc::SECCOMP_RET_ERRNO | errno as u32;
+    let filter = [
+        ins(load, 0, 0, 0),
+        ins(equal, 0, 1, call as u32),
+        ins(answer, 0, 0, refused),
+        ins(answer, 0, 0, libc::SECCOMP_RET_ALLOW),
+    ];
+    let install = move || {
+        let mut filter = filter;
+        let program = libc::sock_fprog {
+            len: filter.len() as u16,
+            filter: filter.as_mut_ptr(),
+        };
+        // SAFETY: the program and its instructions live until the call has returned.
+        let set = unsafe {
+            libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+                | libc::prctl(
+                    libc::PR_SET_SECCOMP,
+                    libc::SECCOMP_MODE_FILTER,
+                    &raw const program,
+                )
+        };
+        match set {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
+    };
+    // SAFETY: it makes system calls, of what was made before the fork.
+    unsafe { command.pre_exec(install) };
+}
