@@ -57,19 +57,21 @@ impl Filter {
     }
 
     /// Notes what a look at the directory has shown that began with question `turn`: what was
-    /// written since is there all the same.
+    /// written since is there all the same, and what was removed since is not.
     pub(super) fn note_answers(&self, names: impl Iterator<Item = (Identity, bool)>, turn: u64) {
         let now = clock::now();
         let mut state = self.0.lock();
         state.found.age(now, FOUND);
         state.missed.age(now, MISSED);
         for (name, is_there) in names {
-            if is_there {
-                state.missed.remove(&name);
-                state.found.add(name, turn);
-            } else if state.found.turn(&name).is_none_or(|found| found <= turn) {
-                state.found.remove(&name);
-                state.missed.add(name, turn);
+            let State { found, missed, .. } = &mut *state;
+            let (known, other) = match is_there {
+                true => (found, missed),
+                false => (missed, found),
+            };
+            if other.turn(&name).is_none_or(|noted| noted <= turn) {
+                other.remove(&name);
+                known.add(name, turn);
             }
         }
     }
@@ -163,7 +165,9 @@ mod tests {
             let before = known();
             let (_, asked) = filter.of(std::iter::empty());
             filter.note(name(2), true);
-            filter.note_answers([(name(1), false), (name(2), false)].into_iter(), asked);
+            filter.note(name(3), false);
+            let answers = [(name(1), false), (name(2), false), (name(3), true)];
+            filter.note_answers(answers.into_iter(), asked);
             let after = known();
             if begun.elapsed() >= MISSED / 2 {
                 return false;
@@ -171,8 +175,8 @@ mod tests {
             assert_eq!(before, [Some(true), Some(false), None]);
             assert_eq!(
                 after,
-                [Some(false), Some(true), None],
-                "it was written since"
+                [Some(false), Some(true), Some(false)],
+                "one was written since, and one removed"
             );
             std::thread::sleep(MISSED);
             assert_eq!(known()[0], None);

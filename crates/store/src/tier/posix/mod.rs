@@ -56,6 +56,9 @@ const TO_CLOSE: Duration = Duration::from_millis(900);
 /// How long a put waits for room that a collection makes.
 const FOR_ROOM: Duration = Duration::from_secs(1);
 
+/// Most collections that it waits for: each looks at all files.
+const COLLECTIONS: usize = 16;
+
 /// The kind `Posix`, with its section.
 #[must_use]
 pub(super) fn kind() -> TierKind {
@@ -377,10 +380,7 @@ impl Common {
         let bytes = room_of(LEN as u64 + wanted.len);
         let taken = self.usage.take(bytes).and_then(|taken| match taken {
             true => Ok(true),
-            false => {
-                self.collector.make_room(bytes, FOR_ROOM);
-                self.usage.take(bytes)
-            }
+            false => self.take_when_collected(bytes),
         });
         match taken {
             Ok(true) => {}
@@ -406,6 +406,21 @@ impl Common {
             self.usage.give_back(bytes);
             self.refuse(&error)
         })
+    }
+
+    /// Takes room that a collection makes. Others take of it too, so that it may need several.
+    fn take_when_collected(&self, bytes: u64) -> Result<bool, Error> {
+        let until = clock::now() + FOR_ROOM;
+        let mut taken = false;
+        for _ in 0..COLLECTIONS {
+            let left = until.saturating_duration_since(clock::now());
+            if taken || left.is_zero() {
+                break;
+            }
+            self.collector.make_room(bytes, left);
+            taken = self.usage.take(bytes)?;
+        }
+        Ok(taken)
     }
 
     fn refuse(&self, error: &Error) -> Refused {
