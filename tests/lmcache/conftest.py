@@ -25,25 +25,36 @@ from lmcache.v1.metadata import LMCacheMetadata
 from lmcache.v1.storage_backend.local_cpu_backend import LocalCPUBackend
 from lmcache.v1.storage_backend.storage_manager import StorageManager
 
+from . import pipelines
+
 # A chunk of 64 tokens is 64 KiB.
 LAYERS, HEADS, HEAD, TOKENS = 2, 4, 32, 64
 DTYPE = torch.float16
+ARENA_BYTES = 64 << 20
 CHUNK_BYTES = 2 * LAYERS * TOKENS * HEADS * HEAD * DTYPE.itemsize
 
 
 class Engine:
     """What a process of LMCache's in-process mode has, with kvdepot as its plug-in."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, pipeline: str = pipelines.DEFAULT) -> None:
         self.folder = folder
+        self.pipeline = pipeline
         self._open: list[Any] = []
+
+    def tiers(self) -> dict[str, Any]:
+        """Where chunks are: for the default as LMCache's own backend has it."""
+        if self.pipeline == pipelines.DEFAULT:
+            path = str(self.folder / "arena")
+            return {"dax.device_path": path, "dax.max_dax_size": ARENA_BYTES / (1 << 30)}
+        found = pipelines.settings(self.pipeline, self.folder, ARENA_BYTES)
+        return {f"kvdepot.{name}": value for name, value in found.items()}
 
     def config(self, name: str = "dax", cpu_mib: int = 32, **options: Any) -> LMCacheEngineConfig:
         extra = {
             f"storage_plugin.{name}.module_path": "kvdepot.lmcache",
             f"storage_plugin.{name}.class_name": "KvdepotBackend",
-            "dax.device_path": str(self.folder / "arena"),
-            "dax.max_dax_size": 0.0625,
+            **self.tiers(),
             "kvdepot.socket": str(self.folder / "socket"),
             "kvdepot.lock_wait": 0,
             **options.pop("extra", {}),
@@ -95,9 +106,15 @@ class Engine:
                 opened.close()
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "pipeline" in metafunc.fixturenames:
+        only = metafunc.definition.get_closest_marker("pipelines")
+        metafunc.parametrize("pipeline", only.args if only else pipelines.PIPELINES)
+
+
 @pytest.fixture
-def engine(tmp_path: Path) -> Iterator[Engine]:
-    engine = Engine(tmp_path)
+def engine(tmp_path: Path, pipeline: str) -> Iterator[Engine]:
+    engine = Engine(tmp_path, pipeline)
     yield engine
     engine.close()
 

@@ -22,6 +22,8 @@ from lmcache.v1.distributed.l2_adapters.config import (
 from lmcache.v1.memory_management import MemoryFormat, MemoryObjMetadata, TensorMemoryObj
 from lmcache.v1.platform import consume_fd
 
+from . import pipelines
+
 CHUNK_BYTES = 64 << 10
 ARENA_BYTES = 32 << 20
 PATIENCE_MS = 60_000
@@ -35,14 +37,21 @@ T = TypeVar("T")
 torch.set_num_threads(1)
 
 
-def spec(surface: str, folder: Path, outer: dict[str, Any] | None = None, **params: Any) -> str:
-    """What `--l2-adapter` is given."""
-    given = {
+def spec(
+    surface: str,
+    folder: Path,
+    outer: dict[str, Any] | None = None,
+    pipeline: str = pipelines.DEFAULT,
+    **params: Any,
+) -> str:
+    """What `--l2-adapter` is given: for the default by the names of LMCache's own adapter."""
+    tiers: dict[str, Any] = {
         "device_path": str(folder / "arena"),
         "max_dax_size": ARENA_BYTES / (1 << 30),
-        "socket": str(folder / "socket"),
-        "lock_wait": 0,
     }
+    if pipeline != pipelines.DEFAULT:
+        tiers = pipelines.settings(pipeline, folder, ARENA_BYTES)
+    given = {**tiers, "socket": str(folder / "socket"), "lock_wait": 0}
     given = {name: value for name, value in (given | params).items() if value is not None}
     adapter = SURFACES[surface] | {"module_path": "kvdepot.lmcache", "adapter_params": given}
     return json.dumps(adapter | (outer or {}))
@@ -181,13 +190,15 @@ class Caller:
 class Host:
     """Makes adapters in a folder, and closes them."""
 
-    def __init__(self, surface: str, folder: Path) -> None:
+    def __init__(self, surface: str, folder: Path, pipeline: str = pipelines.DEFAULT) -> None:
         self.surface = surface
         self.folder = folder
+        self.pipeline = pipeline
         self._open: list[Any] = []
 
     def adapter(self, **params: Any) -> Caller:
-        config = configs(spec(self.surface, self.folder, **params)).adapters[0]
+        given = spec(self.surface, self.folder, pipeline=self.pipeline, **params)
+        config = configs(given).adapters[0]
         adapter = create_l2_adapter(config)
         self._open.append(adapter)
         return Caller(adapter)

@@ -118,8 +118,8 @@ def opened() -> Iterator[Opened]:
 
 
 @pytest.fixture(params=list(mp.SURFACES))
-def spec(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    return mp.spec(request.param, tmp_path)
+def spec(request: pytest.FixtureRequest, tmp_path: Path, pipeline: str) -> str:
+    return mp.spec(request.param, tmp_path, pipeline=pipeline)
 
 
 def test_chunks_written_come_back_after_dram_is_emptied(opened: Opened, spec: str):

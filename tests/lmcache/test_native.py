@@ -15,6 +15,8 @@ import pytest
 from kvdepot.lmcache import KvdepotNative
 from kvdepot.lmcache import keys as lmcache_keys
 
+from . import pipelines
+
 SIZE = 64 << 10
 ARENA_BYTES = 32 << 20
 
@@ -22,11 +24,9 @@ ARENA_BYTES = 32 << 20
 class Client:
     """Submits and drains as `NativeConnectorL2Adapter` does."""
 
-    def __init__(self, folder: Path, **params: Any) -> None:
-        path = params.pop("device_path", str(folder / "arena"))
+    def __init__(self, folder: Path, pipeline: str, **params: Any) -> None:
         self.native = KvdepotNative(
-            device_path=path,
-            max_dax_size=ARENA_BYTES / (1 << 30),
+            **pipelines.settings(pipeline, folder, ARENA_BYTES),
             socket=str(folder / "socket"),
             lock_wait=0,
             **params,
@@ -36,7 +36,10 @@ class Client:
         poll = select.poll()
         poll.register(self.native.event_fd(), select.POLLIN)
         assert poll.poll(60_000)
-        [(answered, ok, error, bools)] = self.native.drain_completions()
+        # Nothing, while another part of the batch is under way.
+        while not (completions := self.native.drain_completions()):
+            assert poll.poll(60_000)
+        [(answered, ok, error, bools)] = completions
         assert answered == number
         assert bools is not None
         return ok, error, bools
@@ -52,8 +55,8 @@ class Client:
 
 
 @pytest.fixture
-def client(tmp_path: Path) -> Iterator[Client]:
-    client = Client(tmp_path)
+def client(tmp_path: Path, pipeline: str) -> Iterator[Client]:
+    client = Client(tmp_path, pipeline)
     yield client
     client.native.close()
 
@@ -175,10 +178,12 @@ def test_wrong_arguments_are_refused_and_close_ends_it(client: Client):
         client.native.submit_batch_exists([name(1)])
 
 
-def test_a_salt_of_the_operators_keeps_deployments_apart(tmp_path: Path, client: Client):
+def test_a_salt_of_the_operators_keeps_deployments_apart(
+    tmp_path: Path, client: Client, pipeline: str
+):
     client.set([name(1)], [view(b"a" * SIZE)])
     client.native.close()
-    other = Client(tmp_path, salt="fp8")
+    other = Client(tmp_path, pipeline, salt="fp8")
     assert other.exists([name(1)]) == [False]
     other.native.close()
 

@@ -91,6 +91,26 @@ def test_kvdepots_own_schema_is_passed_on(given: dict[str, Any]):
     assert lmcache_settings.translate(given) == ("Cache|Dax", own)
 
 
+@pytest.mark.parametrize(
+    ("given", "pipeline"),
+    [
+        ({"posix.path": "/x"}, "Posix"),
+        ({"nvme": {"path": "/x"}, "cache": {"capacity": "1GiB"}}, "Cache|Nvme"),
+        ({"posix.path": "/x", "nvme.path": "/y", "cache.capacity": "1GiB"}, "Cache|Nvme|Posix"),
+        ({"device_path": "/x", "posix.path": "/y"}, "Dax|Posix"),
+        ({"cache.capacity": "1GiB"}, "Cache|Dax"),
+    ],
+)
+def test_the_sections_choose_the_tiers(given: dict[str, Any], pipeline: str):
+    assert lmcache_settings.translate(given)[0] == pipeline
+    assert lmcache_settings.read({**given, "persist_enabled": True}).pipeline == pipeline
+
+
+def test_small_slots_of_another_arena_get_a_table_too():
+    _, depot = lmcache_settings.translate({"nvme.capacity": GIB, "slot_bytes": 4096})
+    assert depot["nvme"]["records"] == GIB // 4096
+
+
 def test_small_slots_get_a_record_table_for_all_of_them():
     _, depot = lmcache_settings.translate({"max_dax_size_gb": 1, "slot_bytes": 4096})
     assert depot["dax"]["records"] == GIB // 4096

@@ -15,6 +15,7 @@ import pytest
 import torch
 from lmcache.v1.memory_management import MemoryFormat
 
+from . import pipelines
 from .conftest import Chunks, Engine
 
 InUse = Callable[[Any], int]
@@ -189,6 +190,7 @@ def test_what_it_cannot_work_without_is_named(engine: Engine):
         KvdepotBackend(config=config, metadata=metadata, local_cpu_backend=object())
 
 
+@pytest.mark.pipelines(*pipelines.ARENAS)  # a directory is open while its depot is an object
 def test_a_failed_construction_keeps_no_descriptor(engine: Engine, monkeypatch: Any):
     from kvdepot.lmcache import storage as lmcache_storage
 
@@ -206,6 +208,7 @@ def test_a_failed_construction_keeps_no_descriptor(engine: Engine, monkeypatch: 
     engine.backend()  # the arena is free again
 
 
+@pytest.mark.pipelines(pipelines.DEFAULT)  # of the settings that LMCache's own backend has
 @pytest.mark.parametrize(
     ("extra", "named"),
     [
@@ -326,18 +329,21 @@ def test_positions_that_would_be_lost_are_not_stored(
 # ---- removal and pins ------------------------------------------------------------------------
 
 
-def test_what_is_removed_is_a_miss_and_its_space_is_used_again(backend: Any, chunks: Chunks):
+def test_what_is_removed_is_a_miss_and_its_space_is_used_again(
+    engine: Engine, backend: Any, chunks: Chunks
+):
     keys = chunks.keys(8)
     chunks.put(backend, keys)
-    used = backend._depot.stats()["tiers"]["Dax"]["used_bytes"]
+    used = backend._depot.stats()["tiers"][pipelines.last(engine.pipeline)]["used_bytes"]
     assert backend.remove(keys[0])
     assert not backend.remove(keys[0])
     assert backend.batched_remove(keys) == 7
     assert backend.batched_get_blocking(keys) == [None] * 8
     chunks.put(backend, keys)
-    assert backend._depot.stats()["tiers"]["Dax"]["used_bytes"] == used
+    assert backend._depot.stats()["tiers"][pipelines.last(engine.pipeline)]["used_bytes"] == used
 
 
+@pytest.mark.pipelines(*pipelines.ARENAS)  # a pin is an open file there, whose name may go
 def test_pins_are_counted_and_outlive_a_flood(engine: Engine, chunks: Chunks):
     backend = engine.backend()
     pinned, plain = chunks.keys(2)

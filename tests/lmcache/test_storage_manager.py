@@ -17,6 +17,7 @@ import pytest
 from lmcache.v1.event_manager import EventManager, EventType
 from lmcache.v1.storage_backend.storage_manager import StorageManager
 
+from . import pipelines
 from .conftest import Chunks, Engine
 
 
@@ -126,6 +127,7 @@ def test_lookup_and_prefetch_answer_the_prefix(engine: Engine, chunks: Chunks):
     assert manager.storage_backends["dax"].batched_remove(keys, force=False) == 3
 
 
+@pytest.mark.pipelines(pipelines.DEFAULT)  # of the settings that LMCache's own backend has
 def test_wrong_settings_are_in_lmcaches_log(engine: Engine, caplog: pytest.LogCaptureFixture):
     manager = engine.manager(extra={"dax.restore_worker": 2})
     assert "dax" not in manager.list_backends()
@@ -154,6 +156,7 @@ def test_closing_at_once_waits_for_what_is_being_put(engine: Engine, chunks: Chu
     check_all(engine.manager(cpu_mib=64), chunks, keys)
 
 
+@pytest.mark.pipelines(pipelines.DEFAULT)  # of the settings that LMCache's own backend has
 def test_plug_ins_beside_each_other_have_names_and_settings_of_their_own(
     engine: Engine, chunks: Chunks, tmp_path: Path
 ):
@@ -184,8 +187,8 @@ PUT_AND_DIE = """
     from pathlib import Path
     from lmcache_tests.conftest import Chunks, Engine
 
-    folder, count = Path(sys.argv[1]), int(sys.argv[2])
-    manager, chunks = Engine(folder).manager(), Chunks()
+    folder, pipeline, count = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+    manager, chunks = Engine(folder, pipeline).manager(), Chunks()
     keys = chunks.keys(count)
     manager.batched_put(keys, [chunks.chunk(manager.allocator_backend, key) for key in keys])
     while any(map(manager.storage_backends["dax"].exists_in_put_tasks, keys)):
@@ -194,14 +197,14 @@ PUT_AND_DIE = """
 """
 
 
-def put_and_die(folder: Path, count: int) -> None:
+def put_and_die(folder: Path, pipeline: str, count: int) -> None:
     """Another process stores the first chunks and is killed."""
     packages = folder / "packages"
     packages.mkdir()
     (packages / "lmcache_tests").symlink_to(Path(__file__).parent)
     program = f"import sys; sys.path.insert(0, {str(packages)!r})\n{textwrap.dedent(PUT_AND_DIE)}"
     died = subprocess.run(
-        [sys.executable, "-c", program, str(folder), str(count)],
+        [sys.executable, "-c", program, str(folder), pipeline, str(count)],
         capture_output=True,
         text=True,
         timeout=120,
@@ -212,10 +215,11 @@ def put_and_die(folder: Path, count: int) -> None:
 def test_a_killed_process_loses_no_chunk_that_was_stored(
     engine: Engine, chunks: Chunks, tmp_path: Path
 ):
-    put_and_die(tmp_path, 100)
+    put_and_die(tmp_path, engine.pipeline, 100)
     check_all(engine.manager(), chunks, chunks.keys(100))
 
 
+@pytest.mark.pipelines(*pipelines.ARENAS)  # any number may open a directory
 def test_a_second_opener_is_told_of_the_first(
     engine: Engine, chunks: Chunks, caplog: pytest.LogCaptureFixture
 ):
@@ -260,10 +264,11 @@ def test_another_process_may_die_in_the_middle(engine: Engine, chunks: Chunks, t
     first = engine.manager()
     keys = chunks.keys(100)
     put(first, chunks, keys[:50])
-    put_and_die(tmp_path, 100)
+    put_and_die(tmp_path, engine.pipeline, 100)
     check_all(first, chunks, keys)
 
 
+@pytest.mark.pipelines(pipelines.DEFAULT)  # the service has its own
 def test_a_running_service_serves_every_rank(engine: Engine, chunks: Chunks, tmp_path: Path):
     socket, dax = str(tmp_path / "service"), {"path": str(tmp_path / "own"), "capacity": "64MiB"}
     # The keys that `Engine.config` has for an arena of its own are the service's here.
@@ -293,6 +298,7 @@ def test_the_scheduler_looks_up_without_memory(engine: Engine, chunks: Chunks):
     assert scheduler.get(keys[0]) is None
 
 
+@pytest.mark.pipelines(pipelines.DEFAULT)  # of the settings that LMCache's own backend has
 def test_two_devices_are_one_tier_and_both_are_there_again(engine: Engine, chunks: Chunks):
     devices = [
         {"device_path": str(engine.folder / name), "max_dax_size_gb": 0.03125} for name in "ab"

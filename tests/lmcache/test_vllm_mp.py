@@ -21,7 +21,7 @@ from vllm_demo import measure
 from vllm_demo.measure import Answer
 from vllm_demo.server import Server, no_survivors
 
-from . import mp
+from . import mp, pipelines
 
 pytestmark = [
     pytest.mark.engine,
@@ -32,27 +32,56 @@ pytestmark = [
     ),
 ]
 
+ARENA_BYTES = 512 << 20
 CHUNK = 256
 TOKENS = 1000
 CACHED = TOKENS // CHUNK * CHUNK
 
 
 class LMCache(LMCacheServer):
-    """LMCache's server over an arena, with either of the two surfaces."""
+    """LMCache's server over a pipeline, with either of the two surfaces."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, pipeline: str) -> None:
         super().__init__(folder, l1_gib=0.5)
-        self.arena = folder / "arena"
+        self.pipeline = pipeline
 
     def start_with(self, surface: str) -> None:
-        self.start(mp.spec(surface, self.folder, max_dax_size=0.5))
+        tiers = pipelines.settings(self.pipeline, self.folder, ARENA_BYTES)
+        if self.pipeline != pipelines.DEFAULT:
+            tiers["cache.capacity"] = "64MiB"  # A chunk has 4 MiB.
+        given = {"device_path": None, "max_dax_size": None, **tiers}
+        self.start(mp.spec(surface, self.folder, **given))
+
+    def rot(self) -> int:
+        """Damage chunks of the second prompt; how many before them are whole."""
+        blocks = [
+            (record, path) for path in pipelines.media(self.folder) for record in chunks_of(path)
+        ]
+        assert len(blocks) == 2 * CACHED // CHUNK
+        if self.pipeline in pipelines.ARENAS:
+            # Sequences fall along a prompt: this is the middle one of the second prompt's three.
+            rotten, whole = blocks[-2:-1], 1
+        else:
+            blocks.sort(key=lambda block: block[0].created)
+            rotten, whole = blocks[CACHED // CHUNK :], 0
+        for record, path in rotten:
+            flip(path, record.extents[0][0] + 1234)
+        return whole
 
 
-@pytest.fixture(scope="module")
-def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LMCache, Server]]:
+@pytest.fixture(
+    scope="module",
+    params=[
+        pipelines.DEFAULT,
+        *(pytest.param(one, marks=pytest.mark.stress) for one in pipelines.PIPELINES[1:]),
+    ],
+)
+def both(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[LMCache, Server]]:
     """LMCache's server and vLLM, which start at the same time."""
     make_models([("qwen3",)])
-    lmcache = LMCache(tmp_path_factory.mktemp("lmcache"))
+    lmcache = LMCache(tmp_path_factory.mktemp("lmcache"), request.param)
     transfer = json.loads(lmcache.transfer())
     # The test waits until vLLM has noticed that the server went and came; else every 10 s.
     transfer["kv_connector_extra_config"]["lmcache.mp.heartbeat_interval"] = 3.0
@@ -74,10 +103,11 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LMCache, Se
         lmcache.stop()
 
 
-def chunks_of(arena: Path) -> list[kvd_reader.Record]:
-    """LMCache's chunks in an arena, oldest first; the names beside them are far smaller."""
-    with arena.open("rb") as medium:
-        blocks = [block for block in kvd_reader.Arena(medium).blocks() if block.length > 4096]
+def chunks_of(path: Path) -> list[kvd_reader.Record]:
+    """LMCache's chunks in a file, oldest first; the names beside them are far smaller."""
+    with path.open("rb") as medium:
+        found = kvd_reader.open_medium(medium).blocks()
+        blocks = [block for block in found if block.length > 4096]
     return sorted(blocks, key=lambda block: block.sequence)
 
 
@@ -112,11 +142,7 @@ def test_hits_come_out_of_kvdepot_also_after_a_restart_and_beside_rot(
 
     lmcache.empty_dram()
     lmcache.stop()
-    blocks = chunks_of(lmcache.arena)
-    assert len(blocks) == 2 * CACHED // CHUNK
-    # Sequences fall along a prompt: this is the middle one of the second prompt's three.
-    rotten = blocks[-2]
-    flip(lmcache.arena, rotten.extents[0][0] + 1234)
+    whole = lmcache.rot()
     # A restart between two heartbeats would go unnoticed, and nobody would register anew.
     wait_until_degraded(vllm, 2)
     lmcache.start_with("adapter")
@@ -127,7 +153,7 @@ def test_hits_come_out_of_kvdepot_also_after_a_restart_and_beside_rot(
 
     # Its load fails; what lies before it is kept, the rest is computed again.
     served = ask(second)
-    assert served.cached_tokens == CHUNK
+    assert served.cached_tokens == whole * CHUNK
     assert_same(served, computed[1])
     lmcache.empty_dram()
     served = ask(second)

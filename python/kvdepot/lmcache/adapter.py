@@ -229,9 +229,7 @@ class KvdepotAdapter(L2AdapterInterface):
         """What the depot holds. The total is what is allocated: blocks being written and blocks
         that a reader still holds count as used."""
         by_salt: dict[str, int] = {}
-        rows = {digest: size for digest, _, _, size in self._store.depot.namespaces()}
-        for space in self._store.spaces():
-            size = rows.get(space.digest, 0)
+        for space, size in self._store.held():
             if size and space.name is not None:
                 by_salt[space.name.salt] = by_salt.get(space.name.salt, 0) + size
         tier = self._tier()

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import kvdepot
 from kvdepot.lmcache import keys as lmcache_keys
 from kvdepot.lmcache import settings as lmcache_settings
+from kvdepot.lmcache import small as lmcache_small
 from kvdepot.lmcache.keys import Name
 
 # A name is stored again with a store that comes so much later: used, it is not evicted.
@@ -72,8 +73,12 @@ class Store:
         self._by_name: dict[Name | None, Space] = {}
         self._by_prefix: dict[tuple[Any, ...], Space] = {}
         self._by_digest: dict[bytes, Space] = {}
+        self._listed: list[tuple[Space, int]] = []
+        self._listing = lmcache_small.Pause()
         try:
             self._names = self.depot.namespace(**lmcache_keys.names(self.settings.salt))
+            # What a directory of blocks holds is others' too, and its tier keeps no count by name.
+            self.counts = self.depot.tiers[-1] in lmcache_settings.ARENAS + ("Cache",)
         except BaseException:
             self.depot.close()
             raise
@@ -133,15 +138,10 @@ class Store:
 
     def spaces(self) -> list[Space]:
         """Every namespace that has a name, also from before a restart; in the digests' order."""
-        rows = self._names.blocks()
-        known = [(key, size) for key, size in rows if key[:16] not in self._by_digest]
-        buffers = [bytearray(size) for _, size in known]
-        found = self._names.get([key for key, _ in known], buffers).wait() if known else []
-        for (key, _), text, ok in zip(known, buffers, found, strict=True):
-            if not ok:
-                continue
+        new = lmcache_small.read(self._names, lambda key: key[:16] not in self._by_digest)
+        for key, text in new:
             try:
-                space = self._space(Name.decode(bytes(text)))
+                space = self._space(Name.decode(text))
             except (ValueError, TypeError, KeyError):
                 continue
             if lmcache_keys.key(space.digest) == key:
@@ -154,6 +154,19 @@ class Store:
         with self._lock:
             named = [space for space in self._by_digest.values() if space.name is not None]
         return sorted(named, key=lambda space: space.digest)
+
+    def held(self) -> list[tuple[Space, int]]:
+        """The namespaces that have a name, with the bytes of their blocks."""
+        if self.counts:
+            rows = {digest: size for digest, _, _, size in self.depot.namespaces()}
+            return [(space, rows.get(space.digest, 0)) for space in self.spaces()]
+        with self._listing.over() as is_over, contextlib.suppress(kvdepot.Error):
+            if is_over:
+                self._listed = [
+                    (space, sum(size for _, size in space.namespace.blocks()))
+                    for space in self.spaces()
+                ]
+        return self._listed
 
     def spaces_of(self, digests: Iterable[bytes]) -> Mapping[bytes, Space]:
         """The namespaces by digest; the stored names are read when one of `digests` is new."""

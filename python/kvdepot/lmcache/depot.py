@@ -1,7 +1,8 @@
 """Opens the depot of LMCache's in-process mode, which has a process for each rank.
 
 An arena has one owner. The first process that opens it is the owner, and serves
-the others at a socket whose name follows from the arena's.
+the others at a socket whose name follows from the arena's. A directory of blocks
+has none: each process opens it, unless a socket is named.
 """
 
 from __future__ import annotations
@@ -10,11 +11,13 @@ import hashlib
 import os
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import kvdepot
 from kvdepot._settings import SERVICE
+from kvdepot.lmcache.settings import ARENAS, tiers_of
 
 # As long as kvdepot itself waits for another owner to go.
 PATIENCE_SECONDS = 10.0
@@ -27,14 +30,24 @@ def open_shared(pipeline: str, settings: dict[str, Any]) -> kvdepot.Depot:
     Raises `kvdepot.LockedError` where the owner of the arena does not serve it
     there: it was opened by something else, or with a socket of its own.
     """
-    if pipeline.startswith(SERVICE) or "Dax" not in pipeline or settings.get("socket") == "off":
-        return kvdepot.open(pipeline, settings)
     socket = settings.get("socket")
-    if socket in (None, "auto"):
-        socket = str(_folder() / f"lmcache-{_arena(settings)}.sock")
+    arenas = tiers_of(pipeline, ARENAS)
+    named = socket not in (None, "auto")
+    if pipeline.startswith(SERVICE) or socket == "off" or not (arenas or named):
+        return kvdepot.open(pipeline, settings)
+    if not named:
+        socket = str(_folder() / f"lmcache-{_arena(settings, arenas)}.sock")
     mine: dict[str, Any] = {
         name: settings[name] for name in ("lanes", "timeout") if name in settings
     }
+    if not arenas:
+        # Whoever listens there serves; no lock says that somebody is about to.
+        for _ in range(2):
+            with suppress(kvdepot.Error):
+                return kvdepot.open(f"{SERVICE}{socket}", mine)
+            with suppress(kvdepot.ConfigError):
+                return kvdepot.open(pipeline, settings)
+        return kvdepot.open(pipeline, settings)
     # While the owner of a moment ago goes, or the one of this moment opens.
     deadline = time.monotonic() + PATIENCE_SECONDS
     while True:
@@ -51,10 +64,11 @@ def open_shared(pipeline: str, settings: dict[str, Any]) -> kvdepot.Depot:
         time.sleep(PAUSE_SECONDS)
 
 
-def _arena(settings: dict[str, Any]) -> str:
-    """Names the arena, by whatever path it is given."""
-    dax = settings.get("dax", {})
-    paths = [dax.get("path"), *(device["path"] for device in dax.get("devices", []))]
+def _arena(settings: dict[str, Any], tiers: list[str]) -> str:
+    """Names the arenas, by whatever paths they are given."""
+    sections = [settings.get(tier.lower(), {}) for tier in tiers]
+    devices = [device for section in sections for device in section.get("devices", [])]
+    paths = [one.get("path") for one in [*sections, *devices]]
     names = [os.path.realpath(path) for path in paths if path] or [
         f"default {settings.get('instance')}"
     ]

@@ -18,7 +18,11 @@ from kvdepot._settings import COUNT, FLAG, GIBS, SERVICE, SIZE, WORD, Kind, Sche
 # LMCache keeps hot chunks in memory itself; a second copy there would serve nobody.
 DEFAULT_PIPELINE = "Dax"
 
-SECTIONS = ("cache", "dax")
+SECTIONS = ("cache", "dax", "nvme", "posix")
+
+# Tiers whose blocks outlive the process, near to far, and those of them that are arenas.
+LASTING = ("Dax", "Nvme", "Posix")
+ARENAS = ("Dax", "Nvme")
 
 # The block size that the record table of a new arena is made for; smaller ones need a larger table.
 RECORD_BYTES = 32 << 10
@@ -112,7 +116,7 @@ KNOBS = Schema(
     Setting(
         ("persist_enabled",),
         FLAG,
-        "true needs a tier that lasts, such as `Dax`; blocks there are kept either way",
+        "true needs a tier that lasts (`Dax`, `Nvme`, `Posix`); blocks there are kept either way",
     ),
     Setting(
         ("eviction",),
@@ -127,8 +131,8 @@ PLACES = Schema(
     Setting(
         ("pipeline",),
         _settings.text("a text such as 'Cache|Dax'"),
-        "the tiers: `Dax`, because LMCache keeps hot chunks in memory itself, and `Cache|Dax` with "
-        "a `cache` section",
+        "the tiers: those that have a section, near to far, and `Dax` where no lasting one has; "
+        "without a `cache` section none in memory, because LMCache keeps hot chunks there itself",
         option="pipeline",
     ),
     Setting(
@@ -250,8 +254,15 @@ def _service(options: dict[str, Any]) -> str | None:
 
 
 def _pipeline(options: dict[str, Any]) -> str:
-    with_cache = any(name.startswith("cache.") for name in options)
-    return str(options.pop("pipeline", f"Cache|{DEFAULT_PIPELINE}" if with_cache else "Dax"))
+    given = {name.partition(".")[0] for name in options if "." in name}
+    lasting = [tier for tier in LASTING if tier.lower() in given] or [DEFAULT_PIPELINE]
+    near = ["Cache"] if "cache" in given else []
+    return str(options.pop("pipeline", "|".join([*near, *lasting])))
+
+
+def tiers_of(pipeline: str, tiers: tuple[str, ...]) -> list[str]:
+    """Those of a pipeline's tiers that are among `tiers`."""
+    return [tier for tier in pipeline.split("|") if tier in tiers]
 
 
 def _one_device(options: dict[str, Any]) -> dict[str, Any]:
@@ -272,19 +283,21 @@ def _check_pairs(
     pipeline: str, options: dict[str, Any], knobs: dict[str, Any], origin: dict[str, str]
 ) -> None:
     """Refuse what contradicts each other, as LMCache does, and size the record table."""
-    if knobs.get("persist_enabled") and "Dax" not in pipeline:
+    if knobs.get("persist_enabled") and not tiers_of(pipeline, LASTING):
         allowed = f"false with the pipeline {pipeline!r}, which has no tier that lasts"
         raise wrong("persist_enabled", True, allowed)
     slot = knobs.get("slot_bytes")
     if slot is None:
         return
-    devices = options.get("dax.devices", [{"capacity": options.get("dax.capacity")}])
-    sizes = [_bytes(entry.get("capacity")) for entry in devices]
-    for size in sizes:
-        if size is not None and size < slot:
-            raise wrong("slot_bytes", slot, f"at most the capacity, {size} bytes")
-    if slot < RECORD_BYTES and None not in sizes:
-        options.setdefault("dax.records", sum(size or 0 for size in sizes) // slot)
+    for section in map(str.lower, tiers_of(pipeline, ARENAS)):
+        whole = [{"capacity": options.get(f"{section}.capacity")}]
+        devices = options.get(f"{section}.devices", whole)
+        sizes = [_bytes(entry.get("capacity")) for entry in devices]
+        for size in sizes:
+            if size is not None and size < slot:
+                raise wrong("slot_bytes", slot, f"at most the capacity, {size} bytes")
+        if slot < RECORD_BYTES and None not in sizes:
+            options.setdefault(f"{section}.records", sum(size or 0 for size in sizes) // slot)
     slab, regions = _bytes(options.get("staging_slab")), options.get("staging_regions", 1)
     if slab is not None and isinstance(regions, int) and slab < regions * slot:
         name = origin["staging_slab"]

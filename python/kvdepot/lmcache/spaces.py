@@ -15,6 +15,7 @@ from typing import Any
 from lmcache.logging import init_logger
 
 import kvdepot
+from kvdepot.lmcache import small as lmcache_small
 from kvdepot.lmcache.layout import Layout
 
 logger: logging.Logger = init_logger(__name__)
@@ -43,7 +44,7 @@ class Spaces:
         self._layouts = depot.namespace(dtype="opaque", layout="lmcache layouts", **self._fields)
         self._spaces: dict[Layout, kvdepot.Namespace] = {}
         self._kept: dict[Layout, tuple[float, kvdepot.Task]] = {}
-        self._learnt_at = float("-inf")
+        self._learning = lmcache_small.Pause(LEARN_SECONDS)
         if not self._learn():
             self._guess(config, metadata)
 
@@ -121,23 +122,24 @@ class Spaces:
 
     def _learn(self) -> bool:
         """Read the layouts that were noted; whether there are new ones."""
-        now = time.monotonic()
-        with self._lock:
-            if now - self._learnt_at < LEARN_SECONDS:
+        with self._learning.over() as is_over:
+            if not is_over:
                 return False
-            self._learnt_at = now
-            known = {layout.key() for layout in self._spaces}
-        rows = [(key, size) for key, size in self._layouts.blocks() if key not in known]
-        buffers = [bytearray(size) for _, size in rows]
-        found = self._layouts.get([key for key, _ in rows], buffers).wait() if rows else []
-        new = False
-        for text, ok in zip(buffers, found, strict=True):
-            if not ok:
-                continue
+            with self._lock:
+                known = {layout.key() for layout in self._spaces}
             try:
-                layout = Layout.parse(bytes(text))
+                found = lmcache_small.read(self._layouts, lambda key: key not in known)
+            except kvdepot.ClosedError:
+                raise
+            except kvdepot.Error as error:
+                logger.debug("the layouts cannot be read: %s", error)
+                return False
+        new = False
+        for _, text in found:
+            try:
+                layout = Layout.parse(text)
             except (ValueError, TypeError, KeyError, AttributeError):
-                logger.warning("%r is not the layout of a chunk", bytes(text))
+                logger.warning("%r is not the layout of a chunk", text)
                 continue
             self.of(layout)
             new = True
