@@ -274,6 +274,9 @@ class TestEngineConfiguration:
         from kvdepot.vllm.spec import with_own_arena
 
         assert with_own_arena({"dax": {"path": "/a"}}, 1)["dax"]["path"] == "/a.dp1"
+        assert with_own_arena({"nvme": {"path": "/a"}}, 1)["nvme"]["path"] == "/a.dp1"
+        shared = {"posix": {"path": "/a"}}
+        assert with_own_arena(shared, 1)["posix"] == shared["posix"], "a directory is for all"
         assert with_own_arena({}, 1) != with_own_arena({}, 2)
         assert with_own_arena({"instance": "mine"}, 1)["instance"] == "mine-dp1"
         with pytest.raises(kvdepot.ConfigError, match=r"/dev/dax0\.0.*one device"):

@@ -52,7 +52,7 @@ from kvdepot.vllm.jobs import (
 from kvdepot.vllm.messages import RETRY_SECONDS, Placements
 from kvdepot.vllm.metrics import Collector
 from kvdepot.vllm.questions import Question, Questions
-from kvdepot.vllm.tiers import is_memory, say_smaller
+from kvdepot.vllm.tiers import INDEXED, SOURCES, is_memory, say_smaller
 
 logger = init_logger("vllm.kvdepot.manager")
 
@@ -62,8 +62,6 @@ STALLED_SECONDS = 5.0
 
 # Reports come one or two steps after the one that they are about.
 STEPS_WITHOUT_GROUPS = 1000
-
-SOURCES = {"Cache": CacheHitSource.HOST, "Dax": CacheHitSource.DISK}
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -106,7 +104,7 @@ class KvdepotManager(OffloadingManager):
         self.collector = Collector(self.depot)
         self._near = depot.tiers[0]
         # Who has the index, or a tier, is asked without waiting for the answer.
-        self._late = shared or any(tier not in SOURCES for tier in depot.tiers)
+        self._late = shared or any(tier not in INDEXED for tier in depot.tiers)
         self._questions = Questions(self.faults)
         self._socket = depot.socket
         # Tiers that are files come into memory as they are read.

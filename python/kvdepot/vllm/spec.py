@@ -139,14 +139,17 @@ def _open_service(settings: Settings) -> kvdepot.Depot:
 def with_own_arena(depot: dict[str, Any], index: int) -> dict[str, Any]:
     """The settings of the data-parallel engine `index`: an arena has one owner."""
     changed = dict(depot)
-    dax = dict(changed.get("dax") or {})
-    path = dax.get("path")
-    if path is None:
-        return changed | {"instance": f"{changed.get('instance', 'vllm')}-dp{index}"}
-    if str(path).startswith("/dev/"):
-        raise kvdepot.ConfigError(
-            f"dax.path: {path!r} is one device, but each data-parallel engine needs an arena of "
-            "its own; give a file, or start the engines one by one with a device each"
-        )
-    changed["dax"] = dax | {"path": f"{path}.dp{index}"}
-    return changed
+    for tier in ("dax", "nvme"):
+        section = dict(changed.get(tier) or {})
+        path = section.get("path")
+        if path is None:
+            continue
+        if str(path).startswith("/dev/"):
+            raise kvdepot.ConfigError(
+                f"{tier}.path: {path!r} is one device, but each data-parallel engine needs an "
+                "arena of its own; give a file, or start the engines one by one with a device each"
+            )
+        changed[tier] = section | {"path": f"{path}.dp{index}"}
+    if changed != depot:
+        return changed
+    return depot | {"instance": f"{changed.get('instance', 'vllm')}-dp{index}"}

@@ -8,8 +8,20 @@ import stat
 from typing import Any
 
 from vllm.logger import init_logger
+from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 import kvdepot
+
+# What vLLM counts their hits under.
+SOURCES = {
+    "Cache": CacheHitSource.HOST,
+    "Dax": CacheHitSource.DISK,
+    "Nvme": CacheHitSource.DISK,
+    "Posix": CacheHitSource.DISK,
+}
+
+# Tiers whose index is in the memory of their owner: it answers at once.
+INDEXED = ("Cache", "Dax", "Nvme")
 
 logger = init_logger("vllm.kvdepot.tiers")
 
