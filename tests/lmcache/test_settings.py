@@ -92,7 +92,7 @@ def test_kvdepots_own_schema_is_passed_on(given: dict[str, Any]):
 
 
 @pytest.mark.parametrize(
-    ("given", "pipeline"),
+    ("given", "tiers"),
     [
         ({"posix.path": "/x"}, "Posix"),
         ({"nvme": {"path": "/x"}, "cache": {"capacity": "1GiB"}}, "Cache|Nvme"),
@@ -101,9 +101,9 @@ def test_kvdepots_own_schema_is_passed_on(given: dict[str, Any]):
         ({"cache.capacity": "1GiB"}, "Cache|Dax"),
     ],
 )
-def test_the_sections_choose_the_tiers(given: dict[str, Any], pipeline: str):
-    assert lmcache_settings.translate(given)[0] == pipeline
-    assert lmcache_settings.read({**given, "persist_enabled": True}).pipeline == pipeline
+def test_the_sections_choose_the_tiers(given: dict[str, Any], tiers: str):
+    assert lmcache_settings.translate(given)[0] == tiers
+    assert lmcache_settings.read({**given, "persist_enabled": True}).pipeline == tiers
 
 
 def test_small_slots_of_another_arena_get_a_table_too():
