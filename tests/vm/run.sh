@@ -1,10 +1,13 @@
 #!/usr/bin/env bash
-# kvdepot on a device DAX and on a DAX file system, in a small virtual machine without KVM.
+# kvdepot on devices that few machines have, in a small virtual machine without KVM.
 #
-# A Debian kernel with two emulated NVDIMMs boots twice, each time with tests/vm/init as its first
-# process, which runs crates/service/tests/device_dax.rs and the kvdepot command. The NVDIMMs are
-# files here, so what is on them is there again at the second boot; the first one stops without a
-# word to its file systems. The exit status of the guest is the result.
+# A Debian kernel boots with tests/vm/init as its first process, which runs tests of
+# crates/service/tests and the kvdepot command. The exit status of the guest is the result.
+#
+#   first, second  device_dax.rs, on two emulated NVDIMMs. They are files here, so what is on them is
+#                  there again at the second boot; the first one stops without a word to its file
+#                  systems
+#   disks          block_device.rs, on an emulated disk; power_cuts.rs, on three
 #
 # What is missing is installed where that is possible, by root with apt-get; else this is skipped,
 # with the reason, as are other systems and processors. Everything lies in build/vm.
@@ -15,7 +18,8 @@ PATH=$PATH:/usr/sbin:/sbin
 here=tests/vm work=build/vm
 root=$work/root
 nvdimm_size=130M # of which labels and the namespace's own tables take some
-patience=300 # seconds for one boot
+patience=1200 # seconds for one boot, on a machine that does other things too
+programs=(device_dax block_device power_cuts)
 faster='nokaslr mitigations=off random.trust_cpu=on no_timer_check cryptomgr.notests'
 
 skip() {
@@ -27,7 +31,7 @@ skip() {
 
 declare -A package_of=(
     [qemu-system-x86_64]=qemu-system-x86 [busybox]=busybox-static [cpio]=cpio [modprobe]=kmod
-    [xz]=xz-utils [ndctl]=ndctl [mkfs.ext4]=e2fsprogs
+    [xz]=xz-utils [ndctl]=ndctl [mkfs.ext4]=e2fsprogs [dmsetup]=dmsetup
 )
 
 find_tools() {
@@ -70,14 +74,21 @@ find_kernel() {
     touch "$kernel/complete"
 }
 
-# Sets `command` and `test` to the programs under test.
+# Sets `command` to the command, and `tests` to the programs of tests, by their names.
+declare -A tests
 build_programs() {
-    local target=${CARGO_TARGET_DIR:-target} name='s/.*Executable .*device_dax.rs (\(.*\))$/\1/p'
-    local build=(cargo test -p kvdepot-service --test device_dax --no-run)
+    local target=${CARGO_TARGET_DIR:-target} program built
+    local build=(cargo test -p kvdepot-service --no-run)
+    for program in "${programs[@]}"; do
+        build+=(--test "$program")
+    done
     cargo build --quiet -p kvdepot-cli --no-default-features
     "${build[@]}" --quiet
     command=$target/debug/kvdepot
-    test=$("${build[@]}" 2>&1 | sed -n "$name")
+    built=$("${build[@]}" 2>&1)
+    for program in "${programs[@]}"; do
+        tests[$program]=$(sed -n "s/.*Executable .*$program.rs (\(.*\))$/\1/p" <<<"$built")
+    done
 }
 
 # ---- the guest's files ----
@@ -117,15 +128,18 @@ build_guest() {
     for applet in $(busybox --list); do
         ln -s busybox "$root/bin/$applet" 2>/dev/null || true # busybox itself is there
     done
-    for program in ndctl mkfs.ext4; do
+    for program in ndctl mkfs.ext4 dmsetup; do
         rm -f "$root/bin/$program"
         add_program "$program"
     done
     add_program "$command" kvdepot
-    add_program "$test" device_dax
     # What a debugger wants of them is more than the guest's memory takes.
-    strip --strip-debug "$root"/bin/{kvdepot,device_dax}
-    add_modules nfit nd_pmem dax_pmem device_dax ext4
+    strip --strip-debug "$root/bin/kvdepot"
+    for program in "${programs[@]}"; do
+        add_program "${tests[$program]}" "$program"
+        strip --strip-debug "$root/bin/$program"
+    done
+    add_modules nfit nd_pmem dax_pmem device_dax ext4 virtio_pci virtio_blk dm_log_writes
     cp "$here/init" "$root/init"
     (cd "$root" && find . | cpio --create --format newc --owner 0:0 --quiet) \
         | gzip -1 >"$work/initrd.gz"
@@ -133,19 +147,39 @@ build_guest() {
 
 # ---- the machine ----
 
-# boot NAME CPU: boots once; fails unless the guest's checks all held.
-boot() {
-    local name=$1 cpu=$2 log=$work/$1.log begun=$SECONDS status=0 medium
-    local backend=memory-backend-file,share=on,align=2M,size=$nvdimm_size media=()
+# Sets `media` to two NVDIMMs, which keep what they hold.
+with_nvdimms() {
+    local backend=memory-backend-file,share=on,align=2M,size=$nvdimm_size medium
+    media=()
     for medium in device files; do
         media+=(
             -object "$backend,id=$medium,mem-path=$work/$medium.nvdimm"
             -device "nvdimm,id=nvdimm-$medium,memdev=$medium,label-size=128K"
         )
     done
+}
+
+# Sets `media` to new disks. The first has logical blocks of 4 KiB.
+with_disks() {
+    local number=0 size drive
+    media=()
+    for size in 80M 48M 1G 48M; do
+        rm -f "$work/$number.disk"
+        truncate --size "$size" "$work/$number.disk"
+        drive=file=$work/$number.disk,format=raw,if=none,cache=unsafe,discard=unmap
+        media+=(-drive "$drive,id=disk$number")
+        media+=(-device "virtio-blk-pci,drive=disk$number$( ((number)) \
+            || echo ,logical_block_size=4096,physical_block_size=4096)")
+        number=$((number + 1))
+    done
+}
+
+# boot NAME CPU: boots once with `media`; fails unless the guest's checks all held.
+boot() {
+    local name=$1 cpu=$2 log=$work/$1.log begun=$SECONDS status=0
     echo "$name boot, processor $cpu"
     timeout "$patience" qemu-system-x86_64 -accel tcg,thread=multi -cpu "$cpu" -smp 2 \
-        -machine q35,nvdimm=on -m 512M,slots=4,maxmem=4G -nodefaults -no-user-config \
+        -machine q35,nvdimm=on -m 1G,slots=4,maxmem=4G -nodefaults -no-user-config \
         -display none -no-reboot -serial "file:$log" \
         -kernel "$kernel/boot/vmlinuz-$version" -initrd "$work/initrd.gz" \
         -append "console=ttyS0 quiet panic=-1 kvdepot.boot=$name $faster" \
@@ -170,5 +204,8 @@ build_programs
 build_guest
 rm -f "$work"/*.nvdimm
 truncate --size "$nvdimm_size" "$work"/{device,files}.nvdimm
+with_nvdimms
 boot first max
 boot second qemu64 # what knows neither AVX2 nor CLWB
+with_disks
+boot disks max

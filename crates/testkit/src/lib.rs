@@ -7,6 +7,7 @@
 //! * [`bytes`]: the content of a block from its number, checked without keeping it.
 //! * [`rot`]: bytes of a file flipped, zeroed, swapped, cut off.
 //! * [`model`]: what a depot may answer, as a plain map.
+//! * [`write_log`]: what a disk may hold after a power cut.
 //! * [`runs`]: files that are mostly zeros, as fixtures.
 //!
 //! It knows nothing of the crates under test.
@@ -26,5 +27,6 @@ pub mod runs;
 pub mod seed;
 pub mod sim;
 pub mod worker;
+pub mod write_log;
 
 pub use seed::{Rng, rounds};
