@@ -5,7 +5,7 @@
 //! `make test-vm` runs this in a virtual machine. `KVDEPOT_TEST_DISKS` names three disks, of
 //! which everything is lost: the one that is written, the one for the log, and the one that is
 //! made again. `KVDEPOT_TEST_CUTS` is how often the power fails at flushes of each case,
-//! and how often elsewhere.
+//! and how often before one has ended.
 
 #![expect(
     clippy::unwrap_used,
@@ -231,15 +231,19 @@ impl Disks {
             found.unwrap().0
         };
         let (begin, end) = (at("begin"), at("end"));
-        let cuts: usize = std::env::var("KVDEPOT_TEST_CUTS").map_or(12, |n| n.parse().unwrap());
+        let cuts: usize = std::env::var("KVDEPOT_TEST_CUTS").map_or(16, |n| n.parse().unwrap());
         let mut chosen: Vec<(usize, bool)> = Vec::new();
         let boundaries = log.boundaries();
-        let within = |count: &usize| (begin..=end + 1).contains(count);
+        let within = |count: &usize| (begin + 2..=end + 1).contains(count);
         let boundaries: Vec<usize> = boundaries.into_iter().filter(within).collect();
-        for _ in 0..cuts {
+        for cut in 0..cuts {
             chosen.push((*rng.pick(&boundaries), false));
-            let anywhere = rng.between(begin as u64, end as u64 + 1) as usize;
-            chosen.push((anywhere, rng.once_in(2)));
+            // All that the flush is for is under way: a record, too, whose payload was not synced.
+            chosen.push((*rng.pick(&boundaries) - 1, true));
+            if cut % 4 == 0 {
+                let anywhere = rng.between(begin as u64, end as u64 + 1) as usize;
+                chosen.push((anywhere, false));
+            }
         }
         // The last moment of all has everything.
         chosen.push((end + 1, false));
