@@ -235,7 +235,9 @@ impl Disks {
         let mut chosen: Vec<(usize, bool)> = Vec::new();
         let boundaries = log.boundaries();
         let within = |count: &usize| (begin + 2..=end + 1).contains(count);
-        let boundaries: Vec<usize> = boundaries.into_iter().filter(within).collect();
+        let mut boundaries: Vec<usize> = boundaries.into_iter().filter(within).collect();
+        // Without `power` there may be none but the end, which has everything.
+        boundaries.push(end + 1);
         for cut in 0..cuts {
             chosen.push((*rng.pick(&boundaries), false));
             // All that the flush is for is under way: a record, too, whose payload was not synced.
@@ -245,7 +247,6 @@ impl Disks {
                 chosen.push((anywhere, false));
             }
         }
-        // The last moment of all has everything.
         chosen.push((end + 1, false));
         chosen.sort_unstable();
         let mut replay = Replay::new(&log, DISK);
@@ -266,7 +267,7 @@ impl Disks {
             "ok: {}: {} entries, {} flushes, power cut {} times, {lost} acknowledged blocks lost",
             case.name,
             log.len(),
-            boundaries.len(),
+            boundaries.len() - 1,
             chosen.len()
         );
         Ok(lost)
