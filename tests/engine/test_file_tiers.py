@@ -132,6 +132,7 @@ def test_servers_share_a_directory_and_those_of_another_layout_never_meet(fleet:
     assert later.external_hits() == CACHED
     assert later.metric("kvdepot_moved_blocks_total", op="load", tier="Posix") == TOKENS // BLOCK
     assert later.failed_loads() == 0
+    assert later.metric("vllm:prompt_tokens_cached_by_source_total", source="disk") > 0
 
     # The other way round, too: what the later one stores the first one finds.
     answers.append(later.ask(two))
