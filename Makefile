@@ -125,6 +125,11 @@ bench-long-doc-qa: package $(VENV)/.vllm ## Long documents on real vLLM, restore
 bench-churn: package $(VENV)/.vllm ## Prompts that come again on real vLLM, with a depot too small for them
 	PYTHONPATH=bench $(BIN)/python -m churn $(BENCH_FLAGS)
 
+# --quick ends in some five minutes; all of it takes half an hour on two cores.
+.PHONY: bench-vllm
+bench-vllm: package $(VENV)/.vllm ## vLLM's own serving benchmark: full compute, its cache, kvdepot
+	PYTHONPATH=bench $(BIN)/python -m vllm_serve $(BENCH_FLAGS)
+
 # ---- test -----------------------------------------------------------------------------------
 
 .PHONY: test test-rust test-python test-all
