@@ -9,6 +9,7 @@ import random
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import kvd_reader
@@ -40,8 +41,24 @@ def sharing(number: int, name: str = "directory", *arguments: str) -> Plan:
 FIRST = sharing(0)
 LATER = sharing(1)
 OTHER_LAYOUT = sharing(2, "directory", "--block-size", "64")
+RANKS = Plan(
+    "directory-of-ranks",
+    lambda arena: {
+        "pipeline": "Cache|Posix",
+        # Eight blocks, or one prompt.
+        "cache": {"capacity": "17MiB"},
+        "posix": {"path": str(arena), "capacity": CAPACITY},
+        "overload": "wait",
+    },
+    (
+        "--no-enable-prefix-caching",
+        *("--tensor-parallel-size", "2"),
+        *("--max-num-batched-tokens", "512"),
+    ),
+    environment={"VLLM_CPU_OMP_THREADS_BIND": "0|1"},
+)
 # The others are not ahead: they start when the first one has stored something.
-SERVERS = [FIRST]
+SERVERS = [FIRST, RANKS]
 
 
 class Load:
@@ -78,6 +95,13 @@ class Load:
 def files(directory: Path) -> Iterator[Path]:
     """The blocks' files; those that are evicted meanwhile come or not."""
     yield from (path for path in (directory / "blocks").glob("*/*") if path.is_file())
+
+
+def parts(path: Path) -> int:
+    """How many ranks have contributed to a block."""
+    with path.open("rb") as medium:
+        (record,) = kvd_reader.BlockFile(medium).blocks()
+        return record.parts
 
 
 def fault(path: Path) -> str | None:
@@ -177,6 +201,41 @@ def test_killed_under_load_they_leave_whole_blocks_alone(fleet: Fleet, seed: int
         time.sleep(chance.uniform(0, 1.5))
         load.kill()
     assert acknowledged <= check_after_kills(directory)
+
+
+def test_the_parts_of_two_ranks_join_in_one_file(fleet: Fleet, seed: int) -> None:
+    engine, directory = fleet.take(RANKS), fleet.arena(RANKS)
+    prompt, between, other = prompts(3, TOKENS, seed=91)
+    first = engine.ask(prompt)
+    engine.settle()
+    of_prompt = {path: parts(path) for path in files(directory)}
+    assert list(of_prompt.values()) == [2] * (TOKENS // BLOCK)
+    engine.ask(between)
+    engine.settle()
+    served = engine.ask(prompt)
+    assert served.cached_tokens == CACHED
+    assert_same(served, first)
+    assert engine.metric("kvdepot_moved_blocks_total", op="load", tier="Posix") > 0
+    assert engine.failed_loads() == 0
+
+    # A worker is killed while blocks are stored, chunk by chunk; vLLM ends the server.
+    workers = [
+        pid
+        for pid in engine.server.processes()
+        if Path(f"/proc/{pid}/comm").read_text().startswith("VLLM::Worker")
+    ]
+    with ThreadPoolExecutor(1) as thread:
+        lost = thread.submit(engine.ask, other * 3)
+        while not engine.metric("kvdepot_pending_bytes"):
+            assert not lost.done(), "answered before anything was seen to be stored"
+        time.sleep(random.Random(seed).uniform(0, 0.5))
+        engine.server.kill_one(workers[1])
+        assert lost.exception() is not None
+    engine.kill()
+    left = check_after_kills(directory)
+    assert {path.name for path in of_prompt} <= left
+    assert {parts(path) for path in files(directory)} == {2}, "never one rank's alone"
+    assert len(left) < 2 * len(of_prompt) + 3 * TOKENS // BLOCK, "and not all that came"
 
 
 @pytest.mark.stress
