@@ -33,7 +33,8 @@ impl Hot {
         plan: &Plan,
         region: &Region,
     ) -> Result<Hot, Error> {
-        let capacity = plan.batch + (4 << 20);
+        // With room to spare: nothing is evicted.
+        let capacity = 2 * plan.batch + (4 << 20);
         let mut settings = json!({"socket": "off", "cache": {"capacity": capacity}});
         if pipeline != "Cache" {
             let path = scratch.path().join(format!("tier-{block}"));
@@ -49,7 +50,12 @@ impl Hot {
             &ns.put(keys.clone(), region.buffers(block, 0..count)?)?,
             "stored",
         )?;
-        Ok(Hot { depot, ns, keys })
+        let hot = Hot { depot, ns, keys };
+        let near = hot.ns.nearest(&hot.keys)?;
+        match near.iter().all(|tier| *tier == Some("Cache")) {
+            true => Ok(hot),
+            false => Err(Error::Bench("not all blocks are in Cache".into())),
+        }
     }
 }
 
