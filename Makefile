@@ -113,6 +113,10 @@ bench-late: ## What a tier that answers after 50 ms costs the calls that do not 
 bench-lmcache: package $(VENV)/.lmcache ## Beside LMCache's DAX backends, on the same kind of file
 	$(BIN)/python bench/lmcache/run.py $(BENCH_FLAGS)
 
+.PHONY: bench-files
+bench-files: package $(VENV)/.lmcache ## Beside vLLM's fs tier and LMCache's disk, on the same disk
+	$(BIN)/python bench/files/run.py $(BENCH_FLAGS)
+
 .PHONY: bench-lmcache-ttft
 bench-lmcache-ttft: package $(VENV)/.lmcache ## Hits of vLLM through LMCache, beside its own DRAM's
 	$(BIN)/python bench/lmcache/ttft.py $(BENCH_FLAGS)
