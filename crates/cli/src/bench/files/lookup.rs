@@ -9,11 +9,11 @@ use std::path::Path;
 use std::time::Instant;
 
 use kvdepot_media::file::plain::is_there;
-use kvdepot_store::{Key, Namespace};
+use kvdepot_store::{Config, Key, Namespace};
 use serde_json::json;
 
 use super::plan::Plan;
-use super::store::{done, open};
+use super::store::done;
 use crate::bench::media::{Region, spec};
 use crate::bench::random::Random;
 use crate::bench::report::{Report, Row};
@@ -36,23 +36,18 @@ struct Batch {
 
 pub(super) fn run(plan: &Plan, report: &mut Report<'_>) -> Result<(), Error> {
     let rounds = plan.rounds * TIMES;
-    let small = Plan {
-        cells: Vec::new(),
-        metrics: Vec::new(),
-        blocks: Vec::new(),
-        tiers: Vec::new(),
-        size: (rounds + 1) * KEYS * 2 * BLOCK,
-        batch: BLOCK,
-        rounds,
-        dir: plan.dir.clone(),
-    };
     let scratch = Scratch::new(&plan.dir)?;
     let path = scratch.path().join("tier");
     let mut random = Random(31);
     let mut keys = |count: usize| -> Vec<Key> { (0..count).map(|_| random.key()).collect() };
     let hits: Vec<Vec<Key>> = (0..=rounds).map(|_| keys(KEYS)).collect();
     let misses: Vec<Vec<Key>> = (0..=rounds).map(|_| keys(KEYS)).collect();
-    let open = || open(&path, "Posix", true, "process", &small, BLOCK);
+    // One folder: all names are known then, of what is there and of what is not.
+    let settings = json!({
+        "socket": "off", "lock_wait": "0s",
+        "posix": {"path": &path, "capacity": "4GiB", "fan_out": 1},
+    });
+    let open = || Ok::<_, Error>(kvdepot_service::open(&Config::new("Posix", &settings)?)?);
     let region = Region::new(2 << 20)?;
     let depot = open()?;
     let ns = depot.namespace(&spec())?;
@@ -64,7 +59,7 @@ pub(super) fn run(plan: &Plan, report: &mut Report<'_>) -> Result<(), Error> {
     depot.close();
     let dir = File::open(&path).map_err(Error::io(&path))?;
     let hits = named(&path, &hits)?;
-    let misses = unnamed(&path, misses)?;
+    let misses = unnamed(&hits[0], misses)?;
     // The system has looked at all of them once.
     for batch in hits.iter().chain(&misses) {
         raw(&dir, batch)?;
@@ -162,21 +157,19 @@ fn named(path: &Path, batches: &[Vec<Key>]) -> Result<Vec<Batch>, Error> {
     batches.iter().map(batch).collect()
 }
 
-/// Names of the same length that nothing has, in folders that are there.
-fn unnamed(path: &Path, batches: Vec<Vec<Key>>) -> Result<Vec<Batch>, Error> {
-    let blocks = path.join("blocks");
-    let mut folders = Vec::new();
-    for folder in std::fs::read_dir(&blocks).map_err(Error::io(&blocks))? {
-        let folder = folder.map_err(Error::io(&blocks))?;
-        folders.push(folder.file_name().to_string_lossy().into_owned());
-    }
-    let text = |(number, key): (usize, &Key)| {
-        let folder = &folders[number % folders.len()];
-        let name = format!("blocks/{folder}/{key}-{:032x}", 0);
+/// The names that the tier would give to blocks that are not there.
+fn unnamed(named: &Batch, batches: Vec<Vec<Key>>) -> Result<Vec<Batch>, Error> {
+    let one = named.names.first();
+    let one = one.map(|name| name.to_string_lossy().into_owned());
+    let one = one.unwrap_or_default();
+    let (folder, name) = one.rsplit_once('/').unwrap_or_default();
+    let (_, namespace) = name.split_once('-').unwrap_or_default();
+    let text = |key: &Key| {
+        let name = format!("{folder}/{key}-{namespace}");
         CString::new(name).map_err(|error| Error::Bench(error.to_string()))
     };
     let batch = |keys: Vec<Key>| {
-        let names: Result<Vec<CString>, Error> = keys.iter().enumerate().map(text).collect();
+        let names: Result<Vec<CString>, Error> = keys.iter().map(text).collect();
         Ok(Batch {
             names: names?,
             keys,

@@ -20,7 +20,7 @@ use crate::leftovers::Scratch;
 
 /// Calls that are under way at a time: each has its share of the depth, so that there is always
 /// more to do when one of them ends.
-const CALLS: usize = 4;
+const CALLS: usize = 2;
 
 /// Bytes of a call while a store is filled.
 const FILL: usize = 32 << 20;
