@@ -2,7 +2,7 @@
 //! bypass the page cache where the file system lets them (`O_DIRECT`), so they are of whole pages:
 //! a record is written with the others of its page, by whoever is at a [group](super::group).
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -39,9 +39,17 @@ pub(super) struct Direct {
 #[derive(Debug)]
 struct Common {
     groups: Groups,
+    written: Mutex<Pages>,
     lost: Arc<Lost>,
     payloads: Mutex<Payloads>,
 }
+
+/// Pages that were written lately, by their number: nobody else writes them, so that the next
+/// record of one need not read it first.
+type Pages = HashMap<u64, Box<[u8]>>;
+
+/// Most of them, a megabyte.
+const PAGES_MAX: usize = 256;
 
 /// What the medium has failed under. The carrier has it too, which is let go with the medium.
 #[derive(Debug)]
@@ -70,6 +78,7 @@ impl Common {
         };
         Common {
             groups: Groups::default(),
+            written: Mutex::default(),
             lost: Arc::new(lost),
             payloads: Mutex::default(),
         }
@@ -216,6 +225,7 @@ impl Direct {
 
     /// Writes pages, as [`Direct::read_pages`] reads them.
     fn write_pages(&self, at: u64, pages: &[u8]) -> io::Result<()> {
+        self.forget(at, pages.len());
         if self.write(at, pages).is_ok() {
             return Ok(());
         }
@@ -251,12 +261,14 @@ impl Direct {
         let mut page = Aligned::new(PAGE);
         for (number, pieces) in touched {
             let begin = number * PAGE as u64;
-            let written = self.read_pages(begin, &mut page).and_then(|()| {
+            let written = self.page(number, &mut page).and_then(|()| {
                 for (order, piece) in &pieces {
                     let (at, bytes) = &group[*order].1.pieces[*piece];
                     page[(at - begin) as usize..][..bytes.len()].copy_from_slice(bytes);
                 }
-                self.write_pages(begin, &page)
+                self.write_pages(begin, &page)?;
+                self.keep(number, &page);
+                Ok(())
             });
             for (order, piece) in pieces {
                 done[order].written[piece] = written.is_ok();
@@ -267,6 +279,35 @@ impl Direct {
             done.iter_mut().for_each(|done| done.synced = synced);
         }
         done
+    }
+
+    /// A page as it is on the medium.
+    fn page(&self, number: u64, page: &mut [u8]) -> io::Result<()> {
+        if let Some(written) = self.common.written.lock().get(&number) {
+            page.copy_from_slice(written);
+            return Ok(());
+        }
+        self.read_pages(number * PAGE as u64, page)
+    }
+
+    fn keep(&self, number: u64, page: &[u8]) {
+        let mut written = self.common.written.lock();
+        if written.len() >= PAGES_MAX {
+            written.clear();
+        }
+        written.insert(number, page.into());
+    }
+
+    /// What is written now is not known before it has been.
+    fn forget(&self, at: u64, len: usize) {
+        let mut written = self.common.written.lock();
+        if !written.is_empty() {
+            let pages = at / PAGE as u64..(at + len as u64).div_ceil(PAGE as u64);
+            match pages.end - pages.start > PAGES_MAX as u64 {
+                true => written.clear(),
+                false => pages.for_each(|page| drop(written.remove(&page))),
+            }
+        }
     }
 
     fn fdatasync(&self) -> bool {
