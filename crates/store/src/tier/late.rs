@@ -302,8 +302,13 @@ impl Alarm {
             return question.expire();
         }
         let question = Arc::downgrade(question);
+        // It sleeps until the first of them ends.
+        let first = state.questions.peek();
+        let is_first = first.is_none_or(|Reverse(first)| end < first.end);
         state.questions.push(Reverse(Watch { end, question }));
-        self.clock.changed.notify_one();
+        if is_first {
+            self.clock.changed.notify_one();
+        }
     }
 
     /// Ends all questions that have a limit, and those that are still to come.
