@@ -214,6 +214,35 @@ fn what_is_not_the_block_that_its_name_says_is_a_miss_and_is_written_again() {
 }
 
 #[test]
+fn a_file_is_judged_by_its_header_where_its_attribute_is_gone_or_anothers() {
+    const NAME: &str = "user.kvdepot";
+    let dir = tempfile::tempdir().unwrap();
+    let depot = open("Posix", dir.path());
+    let ns = namespace(&depot);
+    assert_eq!(put(&ns, &[1], LEN), [true]);
+    let file = files(dir.path()).remove(0);
+    assert_eq!(put(&ns, &[2], LEN), [true]);
+    let other = files(dir.path()).into_iter().find(|other| *other != file);
+    let note = |path: &Path| {
+        let mut note = [0; 64];
+        let len = rustix::fs::getxattr(path, NAME, &mut note[..]);
+        len.map(|len| note[..len].to_vec())
+    };
+    // A file system that keeps none has the header read for each.
+    if let Ok(others) = note(&other.unwrap()) {
+        let set = rustix::fs::XattrFlags::empty();
+        rustix::fs::setxattr(&file, NAME, &others, set).unwrap();
+        assert_eq!(get(&ns, &[1], LEN), [Outcome::Done]);
+        rustix::fs::removexattr(&file, NAME).unwrap();
+    }
+    assert_eq!(get(&ns, &[1], LEN), [Outcome::Done]);
+    let header = fs::File::options().write(true).open(&file).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&header, &[0; 4096], 0).unwrap();
+    assert_eq!(get(&ns, &[1], LEN), [Outcome::Miss]);
+    depot.close();
+}
+
+#[test]
 fn a_directory_holds_its_capacity_whoever_stores() {
     const CAPACITY: u64 = 16 << 20;
     let dir = tempfile::tempdir().unwrap();

@@ -4,6 +4,7 @@
 
 pub mod directory;
 pub mod file_header;
+pub mod file_note;
 pub mod layout;
 pub mod owner;
 pub mod record;

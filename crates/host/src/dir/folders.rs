@@ -67,6 +67,21 @@ pub fn mark_used(fd: impl AsFd) -> Result<()> {
     rustix::fs::futimens(fd, &times).map_err(Error::os("mark a file as used"))
 }
 
+/// Notes a few bytes beside an open file, in an attribute of its own; false where the file system
+/// keeps none.
+pub fn annotate(fd: impl AsFd, name: &str, bytes: &[u8]) -> bool {
+    rustix::fs::fsetxattr(fd, name, bytes, rustix::fs::XattrFlags::empty()).is_ok()
+}
+
+/// What [`annotate`] has noted; `None` where there is nothing, or not so many bytes.
+pub fn annotation<const LEN: usize>(fd: impl AsFd, name: &str) -> Option<[u8; LEN]> {
+    let mut bytes = [0; LEN];
+    match rustix::fs::fgetxattr(fd, name, &mut bytes[..]) {
+        Ok(len) if len == LEN => Some(bytes),
+        _ => None,
+    }
+}
+
 impl Dir {
     /// A folder of this name; `None` where nothing has it.
     ///

@@ -9,9 +9,10 @@ use std::time::Duration;
 
 use kvdepot_arena::clock::unix_seconds;
 use kvdepot_arena::format::file_header::{FileHeader, LEN};
+use kvdepot_arena::format::file_note::{self, FileNote};
 use kvdepot_arena::parts::Part;
 use kvdepot_arena::{Error, Identity, Key, NamespaceId, Place, Reserved, TakesBack, Token, Wanted};
-use kvdepot_host::dir::{Dir, Seen, mark_used};
+use kvdepot_host::dir::{Dir, Seen, annotate, annotation, mark_used};
 use kvdepot_media::file::{Hands, Limit};
 use kvdepot_media::{Buffer, Checksum};
 use parking_lot::Mutex;
@@ -41,6 +42,8 @@ pub(super) struct Open {
     direct: bool,
     /// Other hosts see what this one has in its page cache when it is synced.
     syncs: bool,
+    /// A file's attribute is at hand when it is open, sooner than its header.
+    notes: bool,
     /// How long payloads may take, where the file system is one that may hang.
     limit: Option<Arc<Limit>>,
     /// Has threads for what the file system may take its time for.
@@ -104,6 +107,7 @@ impl Open {
             hands,
             direct,
             syncs: !direct && far,
+            notes: !far,
             limit: far.then(|| Limit::new(PATIENCE)).transpose()?,
             desk: Arc::clone(desk),
             next: AtomicU64::new(0),
@@ -120,7 +124,39 @@ impl Open {
             tracing::warn!(key = %name.key, owner = seen.owner, "a block's file is another user's");
             return Ok(None);
         }
+        let note = match self.notes {
+            true => annotation(&fd, file_note::NAME),
+            false => None,
+        };
+        let note = note.and_then(|bytes| FileNote::decode(&bytes, name));
         let file = self.block_file(fd)?;
+        // One that says what is not so is found out when the payload is verified.
+        let fits = |len: u64| seen.len == room_of(LEN as u64 + len);
+        let Some(FileNote {
+            len,
+            parts,
+            checksum,
+        }) = note.filter(|note| fits(note.len))
+        else {
+            return self.adopt_unseen(name, file, &seen);
+        };
+        self.mark_used(&file, &seen);
+        let place = Place {
+            len,
+            parts,
+            checksum,
+            ..Place::of(*name)
+        };
+        Ok(self.hold(self.folder.name_of(name), file, place, false, false))
+    }
+
+    /// As [`Open::adopt`], of a file whose header has to be read.
+    fn adopt_unseen(
+        &self,
+        name: &Identity,
+        file: BlockFile,
+        seen: &Seen,
+    ) -> Result<Option<Place>, Error> {
         let mut page = [0; LEN];
         let read = match seen.len >= LEN as u64 {
             true => file
@@ -146,7 +182,7 @@ impl Open {
             }
             return Ok(None);
         };
-        self.mark_used(&file, &seen);
+        self.mark_used(&file, seen);
         let place = Place {
             len: header.len,
             parts: header.parts,
@@ -288,6 +324,17 @@ impl Open {
             path: self.folder.path.clone(),
             source,
         };
+        if self.notes
+            && let Ok(fd) = file.raw().fd()
+        {
+            let note = FileNote {
+                len: place.len,
+                parts: place.parts,
+                checksum,
+            };
+            // Where it is not kept, the header is read.
+            let _kept = annotate(fd, file_note::NAME, &note.encode(&place.identity));
+        }
         let written = file.raw().write_all_at(0, &header.encode()).map_err(io);
         let synced = written.and_then(|()| match lasts || self.syncs {
             true => {

@@ -1,0 +1,110 @@
+//! What an attribute of a block's file repeats of its header: enough to read the payload, so that
+//! the header, which is a read of its own, need not be read first. The header alone counts: a file
+//! without the attribute, or with one that does not fit its name, is judged by that.
+
+use kvdepot_media::{Checksum, PART_LEN_MAX};
+use xxhash_rust::xxh3::xxh3_64;
+use zerocopy::little_endian::{U16, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned, transmute, transmute_ref};
+
+use super::record::PARTS_MAX;
+use crate::key::Identity;
+
+/// The attribute's name.
+pub const NAME: &str = "user.kvdepot";
+/// Its bytes: few enough that file systems keep them beside what they know of the file anyway.
+pub const LEN: usize = 40;
+/// The version this release writes and reads.
+const VERSION: u8 = 1;
+
+/// What it says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FileNote {
+    /// Bytes of the payload.
+    pub len: u64,
+    /// Parts of the payload.
+    pub parts: u16,
+    /// As in the header.
+    pub checksum: Checksum,
+}
+
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct Body {
+    len: U64,
+    checksum: [u8; 16],
+    parts: U16,
+    version: u8,
+    unused: [u8; 5],
+    seal: U64,
+}
+
+impl Body {
+    /// Over the identity too, so that no other file's note is taken for one of this block.
+    fn seal(&self, identity: &Identity) -> u64 {
+        let mut bytes = [0; 80];
+        bytes[..16].copy_from_slice(&identity.namespace.0);
+        bytes[16..48].copy_from_slice(&identity.key.0);
+        bytes[48..].copy_from_slice(&self.as_bytes()[..32]);
+        xxh3_64(&bytes)
+    }
+}
+
+impl FileNote {
+    /// As it stands in the attribute of the block with this identity.
+    #[must_use]
+    pub fn encode(&self, identity: &Identity) -> [u8; LEN] {
+        let mut body = Body {
+            len: self.len.into(),
+            checksum: self.checksum.0,
+            parts: self.parts.into(),
+            version: VERSION,
+            unused: [0; _],
+            seal: 0.into(),
+        };
+        body.seal = body.seal(identity).into();
+        transmute!(body)
+    }
+
+    /// Reads an attribute; `None` for what is not this block's, or of another version.
+    #[must_use]
+    pub fn decode(bytes: &[u8; LEN], identity: &Identity) -> Option<FileNote> {
+        let body: &Body = transmute_ref!(bytes);
+        let is_known = body.seal.get() == body.seal(identity)
+            && body.version == VERSION
+            && (1..=PARTS_MAX).contains(&body.parts.get())
+            && (1..=PART_LEN_MAX).contains(&body.len.get());
+        is_known.then(|| FileNote {
+            len: body.len.get(),
+            parts: body.parts.get(),
+            checksum: Checksum(body.checksum),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::key::{Key, NamespaceId};
+
+    #[test]
+    fn a_note_is_one_blocks_and_any_flipped_byte_is_noticed() {
+        let identity = |byte| Identity {
+            namespace: NamespaceId([1; 16]),
+            key: Key([byte; 32]),
+        };
+        let note = FileNote {
+            len: 1 << 20,
+            parts: 2,
+            checksum: Checksum([3; 16]),
+        };
+        let bytes = note.encode(&identity(2));
+        assert_eq!(FileNote::decode(&bytes, &identity(2)), Some(note));
+        assert_eq!(FileNote::decode(&bytes, &identity(4)), None);
+        for at in 0..LEN {
+            let mut bad = bytes;
+            bad[at] ^= 0x10;
+            assert_eq!(FileNote::decode(&bad, &identity(2)), None, "byte {at}");
+        }
+    }
+}
