@@ -28,6 +28,11 @@ pub trait Carrier: Any + Send + Sync + fmt::Debug {
         std::ptr::from_ref(self).cast::<()>().addr()
     }
 
+    /// Whether it takes longer than a lane would look out for what it does, as disks do.
+    fn is_slow(&self) -> bool {
+        false
+    }
+
     /// Makes memory known to it that much will go through, for as long as the answer lives, which
     /// is less long than the memory. `None` when there is nothing to do, or it is refused: carrying
     /// is slower then, and right. Carriers of one type share what one of them has registered.

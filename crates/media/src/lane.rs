@@ -18,6 +18,11 @@ const SPINS_PER_LOOK: u32 = 64;
 /// What a lane does at once. A panic in it ends it, and not the lane; dropping it unrun is to tell
 /// whoever waits for it.
 pub(crate) trait Task {
+    /// Whether more comes only once a disk has done something: a lane need not look out for it.
+    fn is_slow(&self) -> bool {
+        false
+    }
+
     fn run(self, mover: Mover);
 }
 
@@ -110,11 +115,13 @@ impl<T: Task> Queues<T> {
     pub(crate) fn run(&self, lane: usize, spin: Duration) {
         // The first thing the thread does, before anybody can find it parked.
         self.lanes[lane].thread.get_or_init(std::thread::current);
+        let mut looks_out = true;
         loop {
             while let Some(task) = self.take(lane) {
+                looks_out = !task.is_slow();
                 execute(task, self.mover);
             }
-            if self.spin(spin) {
+            if looks_out && self.spin(spin) {
                 continue;
             }
             if self.stop.load(Ordering::SeqCst) {

@@ -310,6 +310,10 @@ pub(crate) struct Slice {
 }
 
 impl Task for Errand {
+    fn is_slow(&self) -> bool {
+        matches!(self, Self::Trip(trip) if trip.is_slow())
+    }
+
     fn run(self, mover: Mover) {
         match self {
             Self::Slice(slice) => slice.begin(mover),

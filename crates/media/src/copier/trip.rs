@@ -119,6 +119,12 @@ impl Trip {
         self.guard.is_cancelled() || self.guard.payload().shared().has_given_up()
     }
 
+    /// Whether one of its carriers takes long for a leg.
+    pub(super) fn is_slow(&self) -> bool {
+        let mut carriers = self.from.iter().chain(&self.to);
+        carriers.any(|carrier| carrier.is_slow())
+    }
+
     /// Gives the trip to the lanes, from any thread.
     fn go_on(self: Box<Self>) {
         let shared = Arc::clone(self.guard.payload().shared());

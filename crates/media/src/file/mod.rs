@@ -250,6 +250,10 @@ impl Carrier for File {
         Arc::as_ptr(&self.hands).addr()
     }
 
+    fn is_slow(&self) -> bool {
+        true
+    }
+
     fn carry(self: Arc<Self>, receipts: Vec<Receipt>) {
         let (hands, direct) = (Arc::clone(&self.hands), self.alignment != Alignment::NONE);
         let jobs = receipts.into_iter();

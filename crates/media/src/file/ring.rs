@@ -52,6 +52,8 @@ struct Table {
     jobs: Vec<Option<Job>>,
     free: Vec<usize>,
     waiting: VecDeque<Job>,
+    /// Whether a thread enters the kernel.
+    entering: bool,
     ended: bool,
 }
 
@@ -129,7 +131,7 @@ impl Drop for Ring {
 
 impl Inner {
     /// Gives the kernel what waits, as far as it may have it.
-    fn submit(&self, mut table: MutexGuard<'_, Table>) {
+    fn submit<'a>(&'a self, mut table: MutexGuard<'a, Table>) {
         let mut given = false;
         // What follows them is others' code, which may come here.
         let mut cancelled = Vec::new();
@@ -177,21 +179,26 @@ impl Inner {
         debug_assert!(put.is_ok(), "the ring has room for all of the table");
     }
 
-    /// Enters the kernel until it has taken all that is on the ring.
-    fn enter(&self, table: MutexGuard<'_, Table>) {
-        let mut table = table;
+    /// Enters the kernel until it has taken all that is on the ring. One thread does at a time, and
+    /// without the lock, which a call would hold for as long as a disk takes to be told: what others
+    /// put on the ring meanwhile goes with its next call.
+    fn enter<'a>(&'a self, mut table: MutexGuard<'a, Table>) {
+        if table.entering {
+            return;
+        }
+        table.entering = true;
         loop {
+            drop(table);
             let entered = self.ring.submit();
+            if entered.is_err_and(|error| error.kind() != io::ErrorKind::Interrupted) {
+                // It has no memory for them now, or completions that are to be heard first.
+                std::thread::sleep(AGAIN);
+            }
+            table = self.table();
             // SAFETY: the lock is held, as in `put`.
             if unsafe { self.ring.submission_shared() }.is_empty() {
+                table.entering = false;
                 return;
-            }
-            let Err(error) = entered else { continue };
-            if error.kind() != io::ErrorKind::Interrupted {
-                // It has no memory for them now, or completions that are to be heard first.
-                drop(table);
-                std::thread::sleep(AGAIN);
-                table = self.table();
             }
         }
     }
