@@ -180,8 +180,8 @@ impl Inner {
     }
 
     /// Enters the kernel until it has taken all that is on the ring. One thread does at a time, and
-    /// without the lock, which a call would hold for as long as a disk takes to be told: what others
-    /// put on the ring meanwhile goes with its next call.
+    /// without the lock, which it would hold as long as it takes to tell a disk: what others put on
+    /// the ring meanwhile goes with its next call.
     fn enter<'a>(&'a self, mut table: MutexGuard<'a, Table>) {
         if table.entering {
             return;
