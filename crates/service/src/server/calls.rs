@@ -230,10 +230,11 @@ impl Calls<'_> {
             .iter()
             .flatten()
             .map(|one| PlaceRow::from(&one.place));
+        let files = reserved.iter().flatten().map(|one| one.file().cloned());
         let grant = Grant {
             tiers: marks.collect(),
             places: places.collect(),
-            files: Files::default(),
+            files: Files::of(files),
         };
         *granted = Granted::Reservations(reserved.into_iter().flatten().collect());
         Ok(grant)

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kvdepot_arena::held::{Guard, Mutex};
-use kvdepot_arena::{Identity, Place, Token, clock};
+use kvdepot_arena::{Identity, Place, Reserved, Token, clock};
 use parking_lot::Condvar;
 
 use super::budget::Share;
@@ -71,6 +71,15 @@ pub(super) struct OnItsWay {
     pub(super) waiters: Vec<Waiter>,
 }
 
+/// What goes with a reservation of somebody of whom nobody knows when it ends.
+#[derive(Default)]
+pub(super) struct Held {
+    /// What it has of the queue, in the near tier.
+    pub(super) share: Option<Share>,
+    /// Itself, in a tier that may answer late: others know it by its token.
+    pub(super) reserved: Option<Reserved>,
+}
+
 /// What waits at an edge.
 #[derive(Default)]
 pub(super) struct Queues {
@@ -93,9 +102,8 @@ pub(super) struct State {
     pub(super) edges: Vec<Queues>,
     /// Blocks in the queues or being copied to the next tier, and who waits for them.
     pub(super) waiting: HashMap<Token, OnItsWay>,
-    /// Reservations of callers of the two-phase verbs, by tier: nobody knows when they end. Those
-    /// of the near tier with what they have of the queue.
-    pub(super) held: HashMap<(usize, Token), Option<Share>>,
+    /// Reservations of callers of the two-phase verbs, by tier: nobody knows when they end.
+    pub(super) held: HashMap<(usize, Token), Held>,
     /// No call begins any more, and so no held reservation is committed any more.
     pub(super) closing: bool,
     pub(super) stop: bool,
@@ -199,9 +207,19 @@ impl Ledger {
         let joiners: Vec<Joiner> = {
             let mut state = self.state.lock();
             state.closing = true;
-            let State { joiners, held, .. } = &mut *state;
+            let State {
+                joiners,
+                written,
+                held,
+                ..
+            } = &mut *state;
+            let late = held.iter().filter_map(|((tier, _), held)| {
+                let reserved = held.reserved.as_ref()?;
+                written.remove(&(*tier, reserved.identity))
+            });
+            let late: Vec<Joiner> = late.flat_map(|written| written.joiners).collect();
             let ended = held.keys().filter_map(|name| joiners.remove(name));
-            ended.flatten().collect()
+            ended.flatten().chain(late).collect()
         };
         for joiner in joiners {
             joiner.call.refuse(joiner.index, Outcome::Closed);
@@ -212,10 +230,11 @@ impl Ledger {
     /// still pinned, each in its tier.
     pub(crate) fn stop(&self) -> Vec<(usize, Place)> {
         let mut left = Vec::new();
+        let held;
         let waiters: Vec<Waiter> = {
             let mut state = self.state.lock();
             state.stop = true;
-            state.held.clear();
+            held = std::mem::take(&mut state.held);
             let mut near = Vec::new();
             for (tier, queues) in state.edges.iter_mut().enumerate() {
                 left.extend(queues.outward.drain(..).map(|place| (tier, place)));
@@ -226,6 +245,7 @@ impl Ledger {
             far.chain(near.into_iter().filter_map(|one| one.waiter))
                 .collect()
         };
+        drop(held);
         self.work.iter().for_each(|work| {
             work.notify_all();
         });

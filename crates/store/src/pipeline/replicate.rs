@@ -71,7 +71,7 @@ impl Core {
 
     /// Reserves in a tier that may answer late, and waits for that. Puts that want the same blocks
     /// there join; what one of them is writing is busy.
-    fn reserve_written(
+    pub(super) fn reserve_written(
         &self,
         (tier, apart): (usize, &Apart),
         namespace: NamespaceId,

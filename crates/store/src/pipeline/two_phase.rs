@@ -2,20 +2,22 @@
 //! `reserve → move → commit | abort`; `pins` is the way back. A reservation belongs to the process
 //! that made it; it ends by its verb or with that, never by time.
 
+mod ending;
+
 use std::sync::Arc;
 
 use kvdepot_arena::parts::{self, Parts};
 use kvdepot_arena::{
-    Cause, Error, Full, Identity, Key, NamespaceId, Place, Refused, Token, Wanted,
+    Cause, Error, Full, Identity, Key, NamespaceId, Place, Refused, Reserved, Wanted,
 };
 use kvdepot_media::Checksum;
 
 use super::Core;
 use super::budget::Share;
-use super::ledger::State;
+use super::ledger::{Held, State};
 use crate::config::Overload;
 use crate::placement::{self, Holder};
-use crate::tier::{Ends, FileAt, Stage};
+use crate::tier::{Apart, FileAt, Stage};
 
 /// Room for a block that nobody sees before it is committed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -55,23 +57,42 @@ pub(crate) enum Way {
     Through,
     /// Into the near tier alone: the queue to the far one is full.
     NearOnly,
-    /// Round the near tier.
-    Far,
+    /// Round the near tier, into this one.
+    Far(usize),
+}
+
+impl Way {
+    /// The tier that it leads to first.
+    fn tier(self) -> usize {
+        match self {
+            Way::Far(tier) => tier,
+            Way::Through | Way::NearOnly => 0,
+        }
+    }
 }
 
 impl Core {
-    /// The first tier behind the near one that other processes can write.
-    fn far_arenas(&self) -> Option<usize> {
-        let mut arenas = self.arenas().map(|(at, _)| at);
-        arenas.find(|at| *at > 0)
+    /// The first tier behind the near one that other processes can write and that takes a block of
+    /// so many bytes; or none takes it, and the first of those says why.
+    fn far_reached(&self, len: u64) -> Option<usize> {
+        let reached = |at: &usize| self.takes_puts(*at) && is_reached(&self.tiers[*at]);
+        let far = (1..self.tiers.len()).filter(reached);
+        let takes = |at: &usize| !self.bypasses(*at, len);
+        far.clone().find(takes).or_else(|| far.clone().next())
     }
 
-    /// The tier that a way leads to first.
-    fn tier_by(&self, way: Way) -> usize {
-        match way {
-            Way::Far => self.far_arenas().unwrap_or(1),
-            _ => 0,
-        }
+    /// All ways, with those that lead to the same tier side by side.
+    fn ways(&self) -> impl Iterator<Item = Way> {
+        let far = (1..self.tiers.len()).map(Way::Far);
+        [Way::Through, Way::NearOnly].into_iter().chain(far)
+    }
+}
+
+/// Whether other processes can write into a tier.
+fn is_reached(tier: &Stage) -> bool {
+    match tier {
+        Stage::Here(_) => true,
+        Stage::Apart(apart) => apart.directory().is_some(),
     }
 }
 
@@ -99,6 +120,12 @@ impl Reservation {
     #[must_use]
     pub fn placement(&self) -> Vec<u8> {
         placement::encode(self.holder, &self.place, &self.parts, self.file.as_ref())
+    }
+
+    /// The file that is to have its bytes, where they go into one.
+    #[must_use]
+    pub fn file(&self) -> Option<&FileAt> {
+        self.file.as_ref()
     }
 
     /// The block's key.
@@ -165,7 +192,7 @@ impl Core {
                 }
             }
         }
-        for way in [Way::Through, Way::NearOnly, Way::Far] {
+        for way in self.ways() {
             let mine = ways.extract_if(.., |(_, other, _)| *other == way);
             let mine: Vec<(usize, _)> = mine.map(|(index, _, share)| (index, share)).collect();
             if mine.is_empty() {
@@ -180,25 +207,22 @@ impl Core {
                 evict: true,
             });
             let wanted: Vec<Wanted> = wanted.collect();
-            let tier = self.tier_by(way);
-            let Some(arenas) = self.tiers.get(tier).and_then(Stage::here) else {
-                // Other processes write to arenas only.
-                for ((index, _), wanted) in mine.into_iter().zip(&wanted) {
-                    answers[index] = Some(Err(self.unreachable(tier, wanted.len)));
+            let tier = way.tier();
+            let (mut ledger, places) = match &self.tiers[tier] {
+                Stage::Here(arenas) => self.reserve_locked(tier, arenas, namespace, &wanted),
+                Stage::Apart(apart) => {
+                    let answers = self.hold_late((tier, apart), namespace, &wanted);
+                    (self.ledger.lock(), answers)
                 }
-                continue;
             };
-            let (mut ledger, places) = self.reserve_locked(tier, arenas, namespace, &wanted);
             for ((index, share), place) in mine.into_iter().zip(places) {
-                // It is the caller's, and as long as the caller's process.
-                let place = place.map(|mut reserved| reserved.hand_out());
                 if matches!(place, Err(Refused::Present(_))) && share.is_none() {
                     again.push(blocks[index].0);
                 }
                 let place = self.note(&mut ledger, way, share, place);
                 answers[index] = Some(place.map(|place| Reservation {
                     way,
-                    tier: self.tier_by(way),
+                    tier,
                     place,
                     parts: parts::blank(&blocks[index].1).into(),
                     file: None,
@@ -207,8 +231,11 @@ impl Core {
             }
         }
         self.touch(namespace, &again);
-        for answer in answers.iter().flatten() {
+        for answer in answers.iter_mut().flatten() {
             match answer {
+                Ok(reservation) => {
+                    reservation.file = self.file_at(reservation.tier, &reservation.place);
+                }
                 Err(Refused::Present(_)) => self.metrics.reserve_present(),
                 Err(Refused::Reserved(_)) => self.metrics.reserve_pending(),
                 _ => {}
@@ -236,11 +263,14 @@ impl Core {
             return Err(Refused::Present(place.token));
         }
         let len = parts::payload_len(lengths);
-        let far = self.far_arenas().is_some();
+        let far = self.far_reached(len);
         if self.bypasses(0, len) {
-            let mut over = self.edges[..self.tier_by(Way::Far)].iter();
+            let Some(tier) = far else {
+                return Err(self.unreachable(1, len));
+            };
+            let mut over = self.edges[..tier].iter();
             if over.all(|edge| edge.lets_by(identity, len)) {
-                return Ok((Way::Far, None));
+                return Ok((Way::Far(tier), None));
             }
             self.metrics.put_outcome(crate::Outcome::Declined);
             return Err(Refused::Declined);
@@ -251,11 +281,11 @@ impl Core {
         }
         Ok(match self.edges[0].budget.admit(seat, len) {
             Some(share) => (Way::Through, Some(share)),
-            None if self.overload == Overload::Wait && far => (Way::Far, None),
             // Where nothing further away can be written by others, a full queue delays nobody.
-            None if self.overload == Overload::Wait => {
-                (Way::Through, Some(self.edges[0].budget.take(seat, len)))
-            }
+            None if self.overload == Overload::Wait => match far {
+                Some(tier) => (Way::Far(tier), None),
+                None => (Way::Through, Some(self.edges[0].budget.take(seat, len))),
+            },
             None => {
                 self.metrics.put_outcome(crate::Outcome::Dropped);
                 (Way::NearOnly, None)
@@ -272,149 +302,59 @@ impl Core {
         })
     }
 
+    /// Reserves in a tier that may answer late, and waits for that. Puts of this process that want
+    /// the same blocks join.
+    fn hold_late(
+        &self,
+        (tier, apart): (usize, &Apart),
+        namespace: NamespaceId,
+        wanted: &[Wanted],
+    ) -> Vec<Result<Reserved, Refused>> {
+        if !is_reached(&self.tiers[tier]) {
+            let each = wanted.iter();
+            return each
+                .map(|one| Err(self.unreachable(tier, one.len)))
+                .collect();
+        }
+        let answers = self.reserve_written((tier, apart), namespace, wanted);
+        answers.unwrap_or_else(|| wanted.iter().map(|_| Err(Refused::Declined)).collect())
+    }
+
     /// Enters what a tier has answered for a block.
     fn note(
         &self,
         ledger: &mut State,
         way: Way,
         share: Option<Share>,
-        answer: Result<Place, Refused>,
+        answer: Result<Reserved, Refused>,
     ) -> Result<Place, Refused> {
-        match &answer {
-            Ok(place) => {
-                ledger.held.insert((self.tier_by(way), place.token), share);
-                return answer;
-            }
-            Err(Refused::Present(token)) if share.is_some() => {
-                // Unless it is gone again, in which case the next store writes it anew.
-                let _sent = self.send_on(ledger, self.tier_by(way), *token, Vec::new());
-            }
-            _ => {}
-        }
+        let tier = way.tier();
         match answer {
+            Ok(mut reserved) => {
+                // It is the caller's, and as long as the caller's process.
+                let (place, reserved) = match self.tiers[tier] {
+                    Stage::Here(_) => (reserved.hand_out(), None),
+                    Stage::Apart(_) => (*reserved, Some(reserved)),
+                };
+                ledger
+                    .held
+                    .insert((tier, place.token), Held { share, reserved });
+                Ok(place)
+            }
+            Err(Refused::Present(token)) => {
+                if share.is_some() {
+                    // Unless it is gone again, in which case the next store writes it anew.
+                    let _sent = self.send_on(ledger, tier, token, Vec::new());
+                }
+                Err(Refused::Present(token))
+            }
             Err(Refused::Full(full)) if way == Way::NearOnly => Err(Refused::Full(Full {
                 cause: Cause::Queue {
                     depth: self.edges[0].budget.depth(),
                 },
                 ..full
             })),
-            answer => answer,
-        }
-    }
-
-    /// Publishes reservations whose parts are all in place; `checksums` has one a part. False for
-    /// one that is no reservation any more.
-    pub fn commit(
-        &self,
-        reservations: &[Reservation],
-        checksums: &[Vec<Checksum>],
-    ) -> Result<Vec<bool>, Error> {
-        let _pass = self.gate.enter()?;
-        for (reservation, checksums) in reservations.iter().zip(checksums) {
-            reservation.check(checksums)?;
-        }
-        let mut stored = vec![false; reservations.len()];
-        for way in [Way::Through, Way::NearOnly, Way::Far] {
-            let tier = self.tier_by(way);
-            let mine: Vec<usize> = (0..reservations.len())
-                .filter(|index| reservations[*index].way == way)
-                .collect();
-            if mine.is_empty() {
-                continue;
-            }
-            let ended = mine.clone().into_iter();
-            let ended = ended.map(|index| reservations[index].place);
-            let tokens: Vec<Token> = mine
-                .iter()
-                .map(|index| reservations[*index].place.token)
-                .collect();
-            // From here on nobody can end these: the part tables go into room that is theirs.
-            let Some(arenas) = self.tiers[tier].here() else {
-                continue;
-            };
-            let claims = arenas.claim(&tokens);
-            let mine = mine.into_iter().zip(claims);
-            let mine: Vec<usize> = mine
-                .filter_map(|(index, claimed)| claimed.then_some(index))
-                .collect();
-            // Another call may have claimed the others.
-            let of = |index: &usize| reservations[*index].place.token;
-            let claimed: Vec<Token> = mine.iter().map(of).collect();
-            let mut written = Vec::with_capacity(mine.len());
-            for index in &mine {
-                let Reservation { place, parts, .. } = &reservations[*index];
-                let mut parts = parts.to_vec();
-                for (part, checksum) in parts.iter_mut().zip(&checksums[*index]) {
-                    part.checksum = *checksum;
-                }
-                if parts.len() > 1 {
-                    let ends = arenas.devices();
-                    ends.write_parts(place, &parts)
-                        .inspect_err(|_| arenas.unclaim(&claimed))?;
-                }
-                written.push((place.token, parts::record_checksum(&place.identity, &parts)));
-            }
-            let goes_on = way != Way::NearOnly && self.goes_on(tier);
-            let committed = arenas.commit_claimed(&written, goes_on);
-            let mut stay = Vec::new();
-            let mut ledger = self.ledger.lock();
-            for ((index, (_, checksum)), ok) in mine.iter().zip(&written).zip(&committed) {
-                stored[*index] = *ok;
-                let Identity { namespace, key } = &reservations[*index].place.identity;
-                if *ok {
-                    self.note_stored(*namespace, key, reservations[*index].place.len);
-                }
-                let place = Place {
-                    checksum: *checksum,
-                    ..reservations[*index].place
-                };
-                let share = ledger.held.remove(&(tier, place.token)).flatten();
-                if goes_on && *ok && !self.edges[tier].admits(&place.identity, place.len) {
-                    stay.push(place);
-                } else if goes_on && *ok {
-                    let share = share.or_else(|| self.share_of(tier, place.len));
-                    stay.extend(match share {
-                        Some(share) => self.send_later(&mut ledger, tier, place, share, Vec::new()),
-                        None => Some(place),
-                    });
-                }
-            }
-            for token in &tokens {
-                ledger.held.remove(&(tier, *token));
-            }
-            drop(ledger);
-            self.tiers[tier].unpin(stay.iter());
-            let ended: Vec<Place> = ended.collect();
-            self.resolve(tier, &ended);
-        }
-        Ok(stored)
-    }
-
-    /// Gives reservations back. Every mover that had one of their placements must have stopped.
-    pub fn abort(&self, reservations: &[Reservation]) {
-        if self.gate.forked() {
-            return;
-        }
-        for way in [Way::Through, Way::NearOnly, Way::Far] {
-            let tier = self.tier_by(way);
-            let mine = reservations
-                .iter()
-                .filter(|reservation| reservation.way == way);
-            let places: Vec<Place> = mine.map(|reservation| reservation.place).collect();
-            if places.is_empty() {
-                continue;
-            }
-            let tokens: Vec<_> = places.iter().map(|place| place.token).collect();
-            let arenas = self.tiers[tier].here();
-            arenas.iter().for_each(|arenas| {
-                arenas.abort(&tokens);
-            });
-            let mut ledger = self.ledger.lock();
-            for token in &tokens {
-                ledger.held.remove(&(tier, *token));
-            }
-            drop(ledger);
-            self.resolve(tier, &places);
+            Err(refused) => Err(refused),
         }
     }
 }

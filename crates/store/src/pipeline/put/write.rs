@@ -10,6 +10,7 @@ use super::Put;
 use crate::metrics::Op;
 use crate::pipeline::budget::Share;
 use crate::pipeline::caller::{Caller, Errand, Lanes};
+use crate::pipeline::ledger::Held;
 use crate::task::Outcome;
 use crate::tier::Stage;
 
@@ -72,7 +73,7 @@ impl Put {
         });
         let blocks: Vec<Errand> = handed.collect();
         let held: Vec<_> = blocks.iter().map(|(_, at, _)| (tier, at.token)).collect();
-        let names = held.iter().map(|name| (*name, None));
+        let names = held.iter().map(|name| (*name, Held::default()));
         self.core.ledger.lock().held.extend(names);
         let started = clock::now();
         let put = Arc::clone(self);

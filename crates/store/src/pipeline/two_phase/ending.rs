@@ -1,0 +1,207 @@
+//! How reservations end: published, or given back.
+
+use kvdepot_arena::parts;
+use kvdepot_arena::{Error, Place, Reserved, Token};
+use kvdepot_media::Checksum;
+
+use super::{Core, Reservation, Way};
+use crate::pipeline::budget::Share;
+use crate::pipeline::ledger::Held;
+use crate::tier::{Apart, Arenas, Ends, Stage};
+
+/// A reservation that a commit has ended: its number in the call, where the block is, what it has
+/// of the queue, and whether it is stored.
+type Ended = (usize, Place, Option<Share>, bool);
+
+/// A reservation with the checksum of each of its parts.
+type Filled<'a> = (usize, &'a Reservation, &'a [Checksum]);
+
+impl Core {
+    /// Publishes reservations whose parts are all in place; `checksums` has one a part. False for
+    /// one that is no reservation any more.
+    pub fn commit(
+        &self,
+        reservations: &[Reservation],
+        checksums: &[Vec<Checksum>],
+    ) -> Result<Vec<bool>, Error> {
+        let _pass = self.gate.enter()?;
+        for (reservation, checksums) in reservations.iter().zip(checksums) {
+            reservation.check(checksums)?;
+        }
+        let mut stored = vec![false; reservations.len()];
+        for way in self.ways() {
+            let each = reservations.iter().zip(checksums).enumerate();
+            let mine = each.filter(|(_, (one, _))| one.way == way);
+            let mine: Vec<Filled<'_>> =
+                mine.map(|(at, (one, sums))| (at, one, &sums[..])).collect();
+            if mine.is_empty() {
+                continue;
+            }
+            let tier = way.tier();
+            let goes_on = way != Way::NearOnly && self.goes_on(tier);
+            let ended = match &self.tiers[tier] {
+                Stage::Here(arenas) => self.commit_here((tier, arenas), &mine, goes_on)?,
+                Stage::Apart(apart) => self.commit_late((tier, apart), &mine, goes_on),
+            };
+            for (at, _, _, is_stored) in &ended {
+                stored[*at] = *is_stored;
+            }
+            self.committed(tier, goes_on, ended);
+            let places: Vec<Place> = mine.iter().map(|(_, one, _)| one.place).collect();
+            self.resolve(tier, &places);
+        }
+        Ok(stored)
+    }
+
+    fn commit_here(
+        &self,
+        (tier, arenas): (usize, &Arenas),
+        mine: &[Filled<'_>],
+        pinned: bool,
+    ) -> Result<Vec<Ended>, Error> {
+        let tokens: Vec<Token> = mine.iter().map(|(_, one, _)| one.place.token).collect();
+        // From here on nobody can end these: the part tables go into room that is theirs. Another
+        // call may have claimed the others.
+        let claims = arenas.claim(&tokens);
+        let mine = mine.iter().zip(claims).filter(|(_, claimed)| *claimed);
+        let mine: Vec<&Filled<'_>> = mine.map(|(one, _)| one).collect();
+        let claimed: Vec<Token> = mine.iter().map(|(_, one, _)| one.place.token).collect();
+        let mut written = Vec::with_capacity(mine.len());
+        for (_, reservation, sums) in &mine {
+            let checksum = seal(arenas.devices().as_ref(), reservation, sums)
+                .inspect_err(|_| arenas.unclaim(&claimed))?;
+            written.push((reservation.place.token, checksum));
+        }
+        let committed = arenas.commit_claimed(&written, pinned);
+        let mut ledger = self.ledger.lock();
+        let each = mine.iter().zip(&written).zip(committed);
+        let ended = each.map(|(((at, one, _), (token, checksum)), stored)| {
+            let place = Place {
+                checksum: *checksum,
+                ..one.place
+            };
+            let held = ledger.held.remove(&(tier, *token));
+            (*at, place, held.and_then(|held| held.share), stored)
+        });
+        let ended = ended.collect();
+        for token in &tokens {
+            ledger.held.remove(&(tier, *token));
+        }
+        Ok(ended)
+    }
+
+    /// The same in a tier that may answer late: waits for its answer.
+    fn commit_late(
+        &self,
+        (tier, apart): (usize, &Apart),
+        mine: &[Filled<'_>],
+        pinned: bool,
+    ) -> Vec<Ended> {
+        // From here on nobody else can end these.
+        let taken: Vec<Option<Held>> = {
+            let mut ledger = self.ledger.lock();
+            let names = mine.iter().map(|(_, one, _)| (tier, one.place.token));
+            names.map(|name| ledger.held.remove(&name)).collect()
+        };
+        let ends = apart.tier().ends();
+        let (mut written, mut ended) = (Vec::new(), Vec::new());
+        for ((at, one, sums), held) in mine.iter().zip(taken) {
+            let Some((reserved, share)) = held.and_then(|held| Some((held.reserved?, held.share)))
+            else {
+                continue;
+            };
+            match seal(ends.as_ref(), one, sums) {
+                Ok(checksum) => {
+                    let place = Place {
+                        checksum,
+                        ..one.place
+                    };
+                    ended.push((*at, place, share, false));
+                    written.push((reserved, checksum));
+                }
+                Err(error) => {
+                    tracing::warn!(%error, key = %one.key(), "a block's parts cannot be joined");
+                }
+            }
+        }
+        if written.is_empty() {
+            return ended;
+        }
+        self.publishes(tier, written.iter().map(|(one, _)| one.identity));
+        let answers = apart.commit(written, pinned).wait().unwrap_or_default();
+        for (one, answer) in ended.iter_mut().zip(answers) {
+            one.3 = answer;
+        }
+        let stored = ended.iter().filter(|(.., stored)| *stored);
+        self.share_done(tier, stored.map(|(_, place, ..)| place.identity));
+        ended
+    }
+
+    /// Sends on what has been stored, where it goes on.
+    fn committed(&self, tier: usize, goes_on: bool, ended: Vec<Ended>) {
+        let mut stay = Vec::new();
+        {
+            let mut ledger = self.ledger.lock();
+            for (_, place, share, _) in ended.into_iter().filter(|(.., stored)| *stored) {
+                self.note_stored(place.identity.namespace, &place.identity.key, place.len);
+                if !goes_on {
+                    continue;
+                }
+                if !self.edges[tier].admits(&place.identity, place.len) {
+                    stay.push(place);
+                    continue;
+                }
+                let share = share.or_else(|| self.share_of(tier, place.len));
+                stay.extend(match share {
+                    Some(share) => self.send_later(&mut ledger, tier, place, share, Vec::new()),
+                    None => Some(place),
+                });
+            }
+        }
+        self.tiers[tier].unpin(stay.iter());
+    }
+
+    /// Gives reservations back. Every mover that had one of their placements must have stopped.
+    pub fn abort(&self, reservations: &[Reservation]) {
+        if self.gate.forked() {
+            return;
+        }
+        for way in self.ways() {
+            let tier = way.tier();
+            let mine = reservations.iter().filter(|one| one.way == way);
+            let places: Vec<Place> = mine.map(|one| one.place).collect();
+            if places.is_empty() {
+                continue;
+            }
+            let tokens = places.iter().map(|place| place.token);
+            if let Some(arenas) = self.tiers[tier].here() {
+                arenas.abort(&tokens.clone().collect::<Vec<_>>());
+            }
+            let given_back: Vec<Option<Reserved>> = {
+                let mut ledger = self.ledger.lock();
+                let held = tokens.filter_map(|token| ledger.held.remove(&(tier, token)));
+                held.map(|held| held.reserved).collect()
+            };
+            // Before those who joined begin anew, and without a lock: it may be a file's end.
+            drop(given_back);
+            self.resolve(tier, &places);
+        }
+    }
+}
+
+/// Writes the part table of a block that has one; the checksum of its record.
+fn seal(
+    ends: &dyn Ends,
+    reservation: &Reservation,
+    checksums: &[Checksum],
+) -> Result<Checksum, Error> {
+    let Reservation { place, parts, .. } = reservation;
+    let mut parts = parts.to_vec();
+    for (part, checksum) in parts.iter_mut().zip(checksums) {
+        part.checksum = *checksum;
+    }
+    if parts.len() > 1 {
+        ends.write_parts(place, &parts)?;
+    }
+    Ok(parts::record_checksum(&place.identity, &parts))
+}
