@@ -9,6 +9,7 @@ use crate::error::Failure;
 use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Something that carries bytes.
 pub trait Carrier: Any + Send + Sync + fmt::Debug {
@@ -31,6 +32,15 @@ pub trait Carrier: Any + Send + Sync + fmt::Debug {
     /// Whether it takes longer than a lane would look out for what it does, as disks do.
     fn is_slow(&self) -> bool {
         false
+    }
+
+    /// How long it is waited for, from when it is asked for some bytes: what it does not report by
+    /// then fails, and it is asked for nothing else meanwhile when it reports nothing at all. What
+    /// it may still touch is a region of the slab, which nobody else gets before it has reported:
+    /// all bytes of such a carrier go through the slab. What it may still write at its own end must
+    /// be nobody else's by then. `None`: as long as it takes.
+    fn patience(&self) -> Option<Duration> {
+        None
     }
 
     /// Makes memory known to it that much will go through, for as long as the answer lives, which

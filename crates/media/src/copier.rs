@@ -10,6 +10,7 @@ mod batch;
 mod cargo;
 mod config;
 mod outcome;
+mod patience;
 mod shared;
 mod trip;
 
@@ -163,7 +164,8 @@ impl Copier {
         if foreign || threads.iter().any(|thread| thread.thread().id() == current) {
             return;
         }
-        for thread in threads {
+        // Behind the last batch: nothing is waited for any more.
+        for thread in threads.into_iter().chain(self.shared.watch.end()) {
             // A lane catches what its tasks throw; there is no result to look at.
             drop(thread.join());
         }

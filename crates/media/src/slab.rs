@@ -12,6 +12,7 @@ use crate::memory::Mapping;
 use std::any::{Any, TypeId};
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 /// Regions begin at pages, and have whole ones.
 const REGION_ALIGN: u64 = 4096;
@@ -31,9 +32,18 @@ pub(crate) struct Slab {
 struct Pool {
     free: Vec<usize>,
     waiting: VecDeque<(Hands, Box<dyn Waits>)>,
-    with: HashMap<usize, usize>,
+    with: HashMap<usize, With>,
     /// The most regions that are with one carrier.
     most: usize,
+}
+
+/// What a carrier has of the regions.
+struct With {
+    count: usize,
+    /// When it has taken the first, or given one back.
+    heard: Instant,
+    /// It has given none back for as long as it is waited for: nobody waits for one of its own.
+    stalled: bool,
 }
 
 /// The carriers that something goes through, by their [`Carrier::hands`].
@@ -50,15 +60,26 @@ pub(crate) trait Waits: Send {
 
 impl Pool {
     fn may_have(&self, hands: Hands) -> bool {
-        let with = |hand: &usize| self.with.get(hand).copied().unwrap_or(0);
+        let with = |hand: &usize| self.with.get(hand).map_or(0, |with| with.count);
         hands.iter().flatten().all(|hand| with(hand) < self.most)
+    }
+
+    /// Whether what has no region yet for `hands` gets none soon.
+    fn is_stalled(&self, hands: Hands) -> bool {
+        let stalled = |hand: &usize| self.with.get(hand).is_some_and(|with| with.stalled);
+        hands.iter().flatten().any(stalled)
     }
 
     /// A region for `hands`.
     fn take(&mut self, hands: Hands) -> Option<usize> {
         let number = self.free.pop()?;
         for hand in hands.into_iter().flatten() {
-            *self.with.entry(hand).or_default() += 1;
+            let with = self.with.entry(hand).or_insert_with(|| With {
+                count: 0,
+                heard: Instant::now(),
+                stalled: false,
+            });
+            with.count += 1;
         }
         Some(number)
     }
@@ -77,8 +98,9 @@ impl Pool {
     fn give_back(&mut self, hands: Hands, number: usize) {
         for hand in hands.into_iter().flatten() {
             if let Some(with) = self.with.get_mut(&hand) {
-                *with -= 1;
-                if *with == 0 {
+                with.count -= 1;
+                (with.heard, with.stalled) = (Instant::now(), false);
+                if with.count == 0 {
                     self.with.remove(&hand);
                 }
             }
@@ -141,7 +163,7 @@ impl Slab {
             return Some((task, self.region(hands, number)));
         }
         // Under the lock: whoever cancels looks at what waits afterwards.
-        if !task.is_cancelled() {
+        if !task.is_cancelled() && !pool.is_stalled(hands) {
             pool.waiting.push_back((hands, Box::new(task)));
             return None;
         }
@@ -161,6 +183,25 @@ impl Slab {
             cancelled
         };
         drop(cancelled);
+    }
+
+    /// A region has not come back for so long. Where none has of that carrier's, what waits for
+    /// one is let go.
+    fn is_late(&self, hands: Hands, patience: Duration) {
+        let stalled: VecDeque<_> = {
+            let mut pool = self.pool();
+            for hand in hands.into_iter().flatten() {
+                if let Some(with) = pool.with.get_mut(&hand) {
+                    with.stalled |= with.heard.elapsed() >= patience;
+                }
+            }
+            let (stalled, waiting) = std::mem::take(&mut pool.waiting)
+                .into_iter()
+                .partition(|(hands, _)| pool.is_stalled(*hands));
+            pool.waiting = waiting;
+            stalled
+        };
+        drop(stalled);
     }
 
     fn region(self: &Arc<Self>, hands: Hands, number: usize) -> Region {
@@ -202,6 +243,11 @@ pub(crate) struct Region {
 impl Region {
     pub(crate) fn as_mut_ptr(&self) -> *mut u8 {
         std::ptr::with_exposed_provenance_mut(self.slab.at + self.number * self.slab.region)
+    }
+
+    /// Its carriers have been waited for so long.
+    pub(crate) fn is_late(&self, patience: Duration) {
+        self.slab.is_late(self.hands, patience);
     }
 
     /// Its length in bytes, a multiple of 4096.

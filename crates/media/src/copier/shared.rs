@@ -3,17 +3,20 @@
 use super::cargo::Cargo;
 use super::config::CopierConfig;
 use super::outcome::Done;
-use super::trip::Trip;
+use super::patience::Watch;
+use super::trip::{Trip, UnderWay};
 use crate::carrier::{Carrier, Receipt};
 use crate::error::Result;
 use crate::lane::{Queues, Task};
 use crate::memory::mover::Mover;
+use crate::simulated::is_simulated;
 use crate::slab::{Region, Slab, Waits};
 use crate::way::Way;
 use kvdepot_host::fork::Origin;
 use kvdepot_plan::{Ending, Guard, Join, Limits, Planner, Ready};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 /// The least bytes of a slice: below, handing it over costs more than moving it.
 const SLICE_MIN: u64 = 128 << 10;
@@ -36,6 +39,7 @@ pub(crate) struct Shared {
     spares: Mutex<Vec<Cargo>>,
     planners: Mutex<Vec<Planner>>,
     slab: Mutex<Option<Arc<Slab>>>,
+    pub(super) watch: Watch,
     /// Batches submitted and not ended.
     in_flight: AtomicUsize,
     pub(super) closing: AtomicBool,
@@ -54,6 +58,7 @@ impl Shared {
             spares: Mutex::new(Vec::new()),
             planners: Mutex::new(Vec::new()),
             slab: Mutex::new(None),
+            watch: Watch::default(),
             in_flight: AtomicUsize::new(0),
             closing: AtomicBool::new(false),
             given_up: AtomicBool::new(false),
@@ -91,6 +96,17 @@ impl Shared {
     pub(super) fn give_up(&self) {
         self.given_up.store(true, Ordering::SeqCst);
         self.drop_cancelled();
+        self.watch.abandon_all();
+    }
+
+    /// Waits so long for a leg's carrier; not in a simulation, whose carriers answer.
+    pub(super) fn expect(&self, leg: &Arc<UnderWay>, patience: Duration) {
+        if !is_simulated() {
+            self.watch.expect(leg, patience);
+        }
+        if self.has_given_up() {
+            self.watch.abandon_all();
+        }
     }
 
     pub(super) fn has_given_up(&self) -> bool {

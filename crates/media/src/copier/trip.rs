@@ -18,6 +18,7 @@ use crate::slab::{Region, Waits};
 use crate::way::Way;
 use kvdepot_plan::{Guard, Span};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 /// Units of one route that go the same way.
 pub(crate) struct Trip {
@@ -44,6 +45,8 @@ pub(crate) struct Trip {
     /// What the carrier was asked for, and what it failed at.
     leg: Option<Op>,
     failures: Vec<(usize, Failure)>,
+    /// Its carrier was waited for, and did not answer.
+    late: bool,
     guard: Guard<Flight>,
 }
 
@@ -79,6 +82,7 @@ impl Trip {
             digests: Vec::new(),
             leg: None,
             failures: Vec::new(),
+            late: false,
             guard,
         });
         if way != Way::Region {
@@ -116,7 +120,7 @@ impl Trip {
 
     /// Whether nobody waits for it any more, or the copier for what carriers have.
     fn is_given_up(&self) -> bool {
-        self.guard.is_cancelled() || self.guard.payload().shared().has_given_up()
+        self.late || self.guard.is_cancelled() || self.guard.payload().shared().has_given_up()
     }
 
     /// Whether one of its carriers takes long for a leg.
@@ -303,10 +307,15 @@ impl Trip {
             .map(|run| Order::new(op, run, base, at))
             .collect();
         self.leg = Some(op);
+        let patience = carrier.patience();
         let leg = Arc::new(UnderWay {
             trip: Mutex::new(Some(self)),
             failures: Mutex::default(),
+            region: Mutex::default(),
         });
+        if let Some(patience) = patience {
+            shared.expect(&leg, patience);
+        }
         let receipt = |(number, order): (usize, Order)| {
             let leg = Arc::clone(&leg) as Arc<dyn Leg>;
             // SAFETY: the trip, which the leg holds, has the region, and the guard of the batch,
@@ -357,9 +366,29 @@ impl Order {
 }
 
 /// A leg that a carrier has.
-struct UnderWay {
+pub(crate) struct UnderWay {
     trip: Mutex<Option<Box<Trip>>>,
     failures: Mutex<Vec<(usize, Failure)>>,
+    /// Of a trip that went on without its carrier, which may still touch it.
+    region: Mutex<Option<Region>>,
+}
+
+impl UnderWay {
+    /// Waits for its carrier no longer: the trip's parts fail, and its region stays with what the
+    /// carrier still has. Only for a leg that touches nothing else.
+    pub(super) fn abandon(&self, patience: Duration) {
+        let Some(mut trip) = lock(&self.trip).take() else {
+            return;
+        };
+        let Some(region) = trip.region.take() else {
+            *lock(&self.trip) = Some(trip);
+            return;
+        };
+        region.is_late(patience);
+        *lock(&self.region) = Some(region);
+        trip.late = true;
+        trip.go_on();
+    }
 }
 
 impl Leg for UnderWay {
@@ -369,7 +398,7 @@ impl Leg for UnderWay {
 
     fn is_cancelled(&self) -> bool {
         let trip = lock(&self.trip);
-        trip.as_ref().is_some_and(|trip| trip.is_given_up())
+        trip.as_ref().is_none_or(|trip| trip.is_given_up())
     }
 }
 

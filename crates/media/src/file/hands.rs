@@ -6,6 +6,7 @@ use super::threads::Threads;
 use crate::error::Result;
 use crate::simulated::is_simulated;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// A ring of the kernel for files that bypass its page cache, and threads for the others: of these
 /// the kernel would copy the bytes in the thread that asks. Where it has no ring for this process,
@@ -16,6 +17,7 @@ pub struct Hands {
     threads: Arc<Threads>,
     /// Why there is no ring.
     refused: Option<String>,
+    patience: Option<Duration>,
 }
 
 impl Hands {
@@ -26,6 +28,20 @@ impl Hands {
     /// [`Error::Invalid`](crate::Error::Invalid) for no thread or more than 256,
     /// [`Error::Io`](crate::Error::Io) when one cannot be started.
     pub fn new(threads: usize) -> Result<Arc<Self>> {
+        Self::waited(threads, None)
+    }
+
+    /// As [`Hands::new`], for a file system that may hang: what it does not answer within
+    /// `patience` fails ([`Carrier::patience`](crate::Carrier::patience)).
+    ///
+    /// # Errors
+    ///
+    /// As [`Hands::new`].
+    pub fn patient(threads: usize, patience: Duration) -> Result<Arc<Self>> {
+        Self::waited(threads, Some(patience))
+    }
+
+    fn waited(threads: usize, patience: Option<Duration>) -> Result<Arc<Self>> {
         let threads = Threads::new(threads)?;
         let (ring, refused) = match is_simulated() {
             true => (None, None),
@@ -38,6 +54,7 @@ impl Hands {
             ring,
             threads,
             refused,
+            patience,
         }))
     }
 
@@ -52,6 +69,7 @@ impl Hands {
             ring: None,
             threads: Threads::new(count)?,
             refused: None,
+            patience: None,
         }))
     }
 
@@ -59,6 +77,11 @@ impl Hands {
     #[must_use]
     pub fn refused(&self) -> Option<&str> {
         self.refused.as_deref()
+    }
+
+    /// How long what they are asked for is waited for.
+    pub(super) fn patience(&self) -> Option<Duration> {
+        self.patience
     }
 
     /// Has jobs done that are all of `direct` files, or all of others.

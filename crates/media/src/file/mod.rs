@@ -27,6 +27,7 @@ use rustix::io::Errno;
 use std::ops::{Deref, DerefMut};
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::Arc;
+use std::time::Duration;
 use std::{fmt, io};
 
 /// Who hears what a file has lost.
@@ -40,6 +41,7 @@ pub trait Losses: fmt::Debug + Send + Sync {
 pub struct File {
     fd: Descriptor,
     writable: bool,
+    is_direct: bool,
     alignment: Alignment,
     hands: Arc<Hands>,
     losses: Option<Arc<dyn Losses>>,
@@ -86,13 +88,18 @@ impl File {
                 problem,
             ));
         }
-        let alignment = match flags.contains(OFlags::DIRECT) {
+        let is_direct = flags.contains(OFlags::DIRECT);
+        let mut alignment = match is_direct {
             true => direct(fd),
             false => Alignment::NONE,
         };
+        if hands.patience().is_some() {
+            alignment.memory = None;
+        }
         Ok(Arc::new(Self {
             fd: owned,
             writable: flags & OFlags::RWMODE != OFlags::RDONLY,
+            is_direct,
             alignment,
             hands: Arc::clone(hands),
             losses,
@@ -166,7 +173,7 @@ impl File {
     /// Memory for a range with what direct I/O takes around it: where that begins in the file, and
     /// the range in it.
     fn pages(&self, at: u64, len: usize) -> (u64, Pages, usize) {
-        if self.alignment == Alignment::NONE {
+        if !self.is_direct {
             return (at, Pages::Any(vec![0; len]), 0);
         }
         let skip = at % PAGE as u64;
@@ -254,8 +261,12 @@ impl Carrier for File {
         true
     }
 
+    fn patience(&self) -> Option<Duration> {
+        self.hands.patience()
+    }
+
     fn carry(self: Arc<Self>, receipts: Vec<Receipt>) {
-        let (hands, direct) = (Arc::clone(&self.hands), self.alignment != Alignment::NONE);
+        let (hands, direct) = (Arc::clone(&self.hands), self.is_direct);
         let jobs = receipts.into_iter();
         hands.push(
             direct,

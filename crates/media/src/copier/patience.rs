@@ -1,0 +1,266 @@
+//! Legs whose carriers are waited for so long and no longer.
+//!
+//! One thread for a copier, started by the first such leg. Legs mostly end long before; what is
+//! left of them goes when later ones come.
+
+use super::shared::lock;
+use super::trip::UnderWay;
+use std::collections::VecDeque;
+use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// Who looks at the clock.
+#[derive(Default)]
+pub(super) struct Watch {
+    shared: Arc<Watched>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+#[derive(Default)]
+struct Watched {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    legs: VecDeque<(Instant, Duration, Weak<UnderWay>)>,
+    started: bool,
+    ended: bool,
+}
+
+impl Watch {
+    /// Abandons a leg when its time is over.
+    pub(super) fn expect(&self, leg: &Arc<UnderWay>, patience: Duration) {
+        let Some(end) = Instant::now().checked_add(patience) else {
+            return;
+        };
+        let start = {
+            let mut state = lock(&self.shared.state);
+            while state
+                .legs
+                .front()
+                .is_some_and(|(.., leg)| leg.strong_count() == 0)
+            {
+                state.legs.pop_front();
+            }
+            // Mostly it is the last one.
+            let after = state.legs.iter().rposition(|(other, ..)| *other <= end);
+            let at = after.map_or(0, |at| at + 1);
+            state.legs.insert(at, (end, patience, Arc::downgrade(leg)));
+            if at == 0 {
+                self.shared.changed.notify_one();
+            }
+            !std::mem::replace(&mut state.started, true) && !state.ended
+        };
+        if !start {
+            return;
+        }
+        let watched = Arc::clone(&self.shared);
+        let thread = std::thread::Builder::new().name("kvdepot-patience".into());
+        match thread.spawn(move || watched.run()) {
+            Ok(thread) => *lock(&self.thread) = Some(thread),
+            // The next leg tries again.
+            Err(_) => lock(&self.shared.state).started = false,
+        }
+    }
+
+    /// Abandons all legs that are under way now.
+    pub(super) fn abandon_all(&self) {
+        let legs = std::mem::take(&mut lock(&self.shared.state).legs);
+        for (_, patience, leg) in legs {
+            abandon(&leg, patience);
+        }
+    }
+
+    /// Ends the thread; nothing is under way.
+    pub(super) fn end(&self) -> Option<JoinHandle<()>> {
+        lock(&self.shared.state).ended = true;
+        self.shared.changed.notify_one();
+        lock(&self.thread).take()
+    }
+}
+
+impl Watched {
+    fn run(&self) {
+        let mut state = lock(&self.state);
+        while !state.ended {
+            let now = Instant::now();
+            state = match state.legs.front().map(|(end, ..)| *end) {
+                None => self
+                    .changed
+                    .wait(state)
+                    .unwrap_or_else(PoisonError::into_inner),
+                Some(end) if end > now => {
+                    let waited = self.changed.wait_timeout(state, end - now);
+                    waited.unwrap_or_else(PoisonError::into_inner).0
+                }
+                Some(_) => {
+                    let overdue = state.legs.pop_front();
+                    drop(state);
+                    if let Some((_, patience, leg)) = overdue {
+                        abandon(&leg, patience);
+                    }
+                    lock(&self.state)
+                }
+            };
+        }
+    }
+}
+
+fn abandon(leg: &Weak<UnderWay>, patience: Duration) {
+    if let Some(leg) = leg.upgrade() {
+        leg.abandon(patience);
+    }
+}
+
+impl std::fmt::Debug for Watch {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Watch").finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::sync::mpsc;
+
+    use super::*;
+    use crate::buffer::Buffer;
+    use crate::carrier::{Alignment, Carrier, Op, Receipt};
+    use crate::checksum::{self, PartId};
+    use crate::copier::{Copier, CopierConfig};
+
+    const LEN: usize = 64 << 10;
+
+    /// Answers at once with sevens, or keeps what it is asked for.
+    #[derive(Debug)]
+    struct Slow {
+        patience: Duration,
+        hangs: AtomicBool,
+        kept: Mutex<Vec<Receipt>>,
+    }
+
+    impl Slow {
+        fn new(patience: Duration) -> Arc<Slow> {
+            Arc::new(Slow {
+                patience,
+                hangs: AtomicBool::new(true),
+                kept: Mutex::default(),
+            })
+        }
+
+        fn answer(receipts: Vec<Receipt>) {
+            for mut receipt in receipts {
+                let len = receipt.len();
+                if receipt.op() == Op::Read {
+                    receipt.fill(0, &vec![7; len]);
+                }
+                receipt.carried(len);
+            }
+        }
+    }
+
+    impl Carrier for Slow {
+        fn alignment(&self) -> Alignment {
+            Alignment {
+                at: 1,
+                memory: None,
+            }
+        }
+
+        fn patience(&self) -> Option<Duration> {
+            Some(self.patience)
+        }
+
+        fn carry(self: Arc<Self>, receipts: Vec<Receipt>) {
+            match self.hangs.load(Ordering::SeqCst) {
+                true => lock(&self.kept).extend(receipts),
+                false => Slow::answer(receipts),
+            }
+        }
+    }
+
+    fn copier() -> Copier {
+        let config = CopierConfig {
+            lanes: 2,
+            inline_max: 0,
+            staging_slab: Some(4 * LEN as u64),
+            staging_regions: Some(4),
+            ..CopierConfig::default()
+        };
+        Copier::new(config).unwrap()
+    }
+
+    /// Reads so many parts, or writes them: how many verified, and how many of the destinations
+    /// nobody has any more.
+    fn run(copier: &Copier, slow: &Arc<Slow>, count: usize, op: Op) -> (usize, Vec<Buffer>) {
+        let mut batch = copier.batch();
+        let id = PartId::whole([1; 16], [2; 32]);
+        let sum = checksum::of(&id, &[7; LEN]);
+        let mut memory = Vec::new();
+        for number in 0..count {
+            let carrier = Arc::clone(slow) as Arc<dyn Carrier>;
+            let there = Buffer::carried(carrier, number * LEN, LEN, true);
+            let here = Buffer::from_vec(vec![7 * u8::from(op == Op::Write); LEN]);
+            let (from, to) = match op {
+                Op::Read => (there, here.clone()),
+                Op::Write => (here.clone(), there),
+            };
+            memory.push(here);
+            batch.part(&id, &[from], &[to], Some(sum), 0).unwrap();
+        }
+        let (sender, ended) = mpsc::channel();
+        let ticket = copier.submit(batch, move |done| {
+            let good = done
+                .parts()
+                .filter(|(_, part)| part.as_ref().is_ok_and(|part| part.matches == Some(true)));
+            sender.send(good.count()).unwrap();
+        });
+        assert!(ticket.wait(Some(Duration::from_secs(60))), "a batch hangs");
+        (ended.recv().unwrap(), memory)
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "Miri knows no memory files, which a slab is made of")]
+    fn what_does_not_answer_fails_and_keeps_nothing_but_its_regions() {
+        for op in [Op::Read, Op::Write] {
+            let (copier, slow) = (copier(), Slow::new(Duration::from_millis(30)));
+            // More than its share of the regions: what waits for one of them fails too.
+            let (good, memory) = run(&copier, &slow, 9, op);
+            assert_eq!(good, 0);
+            let free = copier.free_regions();
+            assert!(free >= 1, "others find a region");
+            // At once, by now.
+            assert_eq!(run(&copier, &slow, 9, op).0, 0);
+            let other = Slow::new(Duration::from_secs(60));
+            other.hangs.store(false, Ordering::SeqCst);
+            assert_eq!(run(&copier, &other, 9, op).0, 9);
+            // What comes after all is written into regions alone.
+            slow.hangs.store(false, Ordering::SeqCst);
+            Slow::answer(std::mem::take(&mut *lock(&slow.kept)));
+            let untouched = vec![7 * u8::from(op == Op::Write); LEN];
+            assert!(memory.iter().all(|one| one.to_vec() == untouched));
+            assert_eq!(copier.free_regions(), 4, "every region is back");
+            assert_eq!(run(&copier, &slow, 9, op).0, 9);
+        }
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "Miri knows no memory files, which a slab is made of")]
+    fn who_gives_up_waits_for_no_carrier() {
+        let (copier, slow) = (Arc::new(copier()), Slow::new(Duration::from_secs(3600)));
+        let reader = {
+            let (copier, slow) = (Arc::clone(&copier), Arc::clone(&slow));
+            std::thread::spawn(move || run(&copier, &slow, 9, Op::Read).0)
+        };
+        while lock(&slow.kept).is_empty() {
+            std::thread::yield_now();
+        }
+        copier.give_up();
+        assert_eq!(reader.join().unwrap(), 0);
+        copier.close();
+        drop(std::mem::take(&mut *lock(&slow.kept)));
+    }
+}
