@@ -56,4 +56,6 @@ pub use pipeline::{
     plan,
 };
 pub use task::{Mirror, Outcome, Task};
-pub use tier::{BlockFile, Ends, FileAt, Kinds, Opener, Page, Pending, Reply, Tier, TierKind, ask};
+pub use tier::{
+    BlockFile, Ends, FileAt, Kinds, Opener, Page, Pending, Reply, Terms, Tier, TierKind, ask,
+};

@@ -9,7 +9,7 @@ use kvdepot_arena::{Arena, Error, Inode, Opening, Options, Promised, Uses};
 
 use crate::config::{ArenaConfig, Config};
 use crate::option::Section;
-use crate::tier::{Alarm, Apart, Arenas, Sort, Stage};
+use crate::tier::{Alarm, Apart, Arenas, Sort, Stage, Terms};
 
 /// What opening the tiers has come to.
 pub(crate) struct Opened {
@@ -106,14 +106,15 @@ impl Opened {
             };
             let none = Section::default();
             let section = config.sections.get(kind.name).unwrap_or(&none);
-            let tier = ((kind.open)(section, self.next)?, self.next);
+            let limits = config.patience(name);
+            let terms = Terms::new(self.next, limits.1);
+            let tier = ((kind.open)(section, terms)?, self.next);
             self.next += 1;
             let alarm = match &self.alarm {
                 Some(alarm) => Arc::clone(alarm),
                 None => Arc::new(Alarm::start()?),
             };
             self.alarm = Some(Arc::clone(&alarm));
-            let limits = (config.lookup_timeout, config.tier_timeout);
             let apart = Apart::new(tier, limits, alarm);
             self.tiers.push((at, Stage::Apart(apart)));
         }

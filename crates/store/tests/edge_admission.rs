@@ -42,6 +42,8 @@ fn open_in(
     settings: Value,
 ) -> Depot {
     let mut all = settings;
+    let edges = all["edges"].take();
+    all.as_object_mut().unwrap().remove("edges");
     all["lanes"] = json!(2);
     for tier in pipeline.split('|') {
         let path = dir.join(tier);
@@ -53,6 +55,9 @@ fn open_in(
         };
         if second.contains(&tier) {
             all[&section]["admission"] = json!("second");
+        }
+        for (name, value) in edges[&section].as_object().into_iter().flatten() {
+            all[&section][name] = value.clone();
         }
     }
     let kinds = late::kinds("Further", further(), mood).with(files::kind());
@@ -96,6 +101,51 @@ fn what_is_put_twice_goes_on_and_what_was_put_once_stays_near() {
     ns.remove(&keys([1])).unwrap();
     assert_eq!(outcomes(&ns, &[1]), [Outcome::Declined], "it was forgotten");
     depot.close();
+}
+
+#[test]
+fn what_is_too_short_or_too_long_stays_near() {
+    let dir = tempfile::tempdir().unwrap();
+    let edges = json!({"files": {"block_min": "64KiB", "block_max": "100KiB"}});
+    let depot = open(dir.path(), "Cache|Files", &[], json!({"edges": edges}));
+    let ns = namespace(&depot);
+    for (number, len, goes_on) in [(1, 1000, false), (2, LEN, true), (3, 200_000, false)] {
+        assert_eq!(put(&ns, &[number], len), [goes_on]);
+        assert!(has(&ns, &[number], len), "it is near");
+        assert_eq!(is_in(dir.path(), "Files", &ns, number), goes_on);
+    }
+    // One that the near tier cannot have is nowhere.
+    assert_eq!(put(&ns, &[4], 2 << 20), [false]);
+    assert!(!has(&ns, &[4], 2 << 20));
+    assert_eq!(depot.stats().tiers[1].declined, 3);
+    depot.close();
+}
+
+#[test]
+fn no_more_is_written_than_the_budget_allows() {
+    for pipeline in ["Cache|Files", "Dax|Files"] {
+        let dir = tempfile::tempdir().unwrap();
+        let (hour, day) = (3 * LEN as u64, 10 * LEN as u64);
+        let edges = json!({"files": {"write_budget_hour": hour, "write_budget_day": day}});
+        let depot = open(dir.path(), pipeline, &[], json!({"edges": edges}));
+        let ns = namespace(&depot);
+        // What is there already costs nothing.
+        assert_eq!(put(&ns, &[1], LEN), [true]);
+        assert_eq!(put(&ns, &[1], LEN), [true]);
+        let last = match pipeline {
+            "Cache|Files" => Outcome::Declined,
+            // It is acknowledged before.
+            _ => Outcome::Done,
+        };
+        let outcomes = outcomes(&ns, &[2, 3, 4, 5]);
+        assert_eq!(outcomes, [Outcome::Done, Outcome::Done, last, last]);
+        assert!(depot.drain(PATIENCE));
+        let there = (1..=5).filter(|number| is_in(dir.path(), "Files", &ns, *number));
+        assert_eq!(there.count(), 3, "{pipeline}");
+        assert!(has(&ns, &[1, 2, 3, 4, 5], LEN), "what stays is served");
+        assert_eq!(depot.stats().tiers[1].declined, 2);
+        depot.close();
+    }
 }
 
 #[test]

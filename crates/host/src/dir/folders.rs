@@ -3,7 +3,7 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat};
+use rustix::fs::{AtFlags, FileType, FsWord, Mode, OFlags, Stat};
 use rustix::io::{Errno, retry_on_intr};
 
 use super::{Dir, check};
@@ -249,6 +249,24 @@ impl Dir {
             Ok(()) | Err(Errno::INVAL) => Ok(()),
             Err(errno) => Err(Error::os("sync a folder")(errno)),
         }
+    }
+
+    /// Whether its file system may be served by another host or another process, and so may hang:
+    /// it is none of those that are known to be this system's own.
+    #[must_use]
+    pub fn may_be_far(&self) -> bool {
+        /// ext, XFS, btrfs, tmpfs, overlay, F2FS, ZFS.
+        const HERE: [FsWord; 7] = [
+            0xEF53,
+            0x5846_5342,
+            0x9123_683E,
+            0x0102_1994,
+            0x794C_7630,
+            0xF2F5_2010,
+            0x2FC1_2FC1,
+        ];
+        let found = rustix::fs::fstatfs(&self.fd);
+        found.map_or(true, |found| !HERE.contains(&found.f_type))
     }
 }
 

@@ -28,20 +28,6 @@ impl Hands {
     /// [`Error::Invalid`](crate::Error::Invalid) for no thread or more than 256,
     /// [`Error::Io`](crate::Error::Io) when one cannot be started.
     pub fn new(threads: usize) -> Result<Arc<Self>> {
-        Self::waited(threads, None)
-    }
-
-    /// As [`Hands::new`], for a file system that may hang: what it does not answer within
-    /// `patience` fails ([`Carrier::patience`](crate::Carrier::patience)).
-    ///
-    /// # Errors
-    ///
-    /// As [`Hands::new`].
-    pub fn patient(threads: usize, patience: Duration) -> Result<Arc<Self>> {
-        Self::waited(threads, Some(patience))
-    }
-
-    fn waited(threads: usize, patience: Option<Duration>) -> Result<Arc<Self>> {
         let threads = Threads::new(threads)?;
         let (ring, refused) = match is_simulated() {
             true => (None, None),
@@ -54,7 +40,7 @@ impl Hands {
             ring,
             threads,
             refused,
-            patience,
+            patience: None,
         }))
     }
 
@@ -65,11 +51,26 @@ impl Hands {
     /// [`Error::Invalid`](crate::Error::Invalid) for no thread or more than 256,
     /// [`Error::Io`](crate::Error::Io) when one cannot be started.
     pub fn threads(count: usize) -> Result<Arc<Self>> {
+        Self::waited(count, None)
+    }
+
+    /// Threads alone, for a file system that may hang: some keep who asks by a ring waiting in the
+    /// call itself. What is not answered within `patience` fails
+    /// ([`Carrier::patience`](crate::Carrier::patience)).
+    ///
+    /// # Errors
+    ///
+    /// As [`Hands::threads`].
+    pub fn patient(count: usize, patience: Duration) -> Result<Arc<Self>> {
+        Self::waited(count, Some(patience))
+    }
+
+    fn waited(count: usize, patience: Option<Duration>) -> Result<Arc<Self>> {
         Ok(Arc::new(Self {
             ring: None,
             threads: Threads::new(count)?,
             refused: None,
-            patience: None,
+            patience,
         }))
     }
 

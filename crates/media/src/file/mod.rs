@@ -8,7 +8,6 @@
 mod aligned;
 mod hands;
 mod job;
-mod limit;
 pub mod plain;
 mod ring;
 mod threads;
@@ -16,7 +15,6 @@ mod threads;
 pub use aligned::{Aligned, PAGE};
 pub use hands::Hands;
 use job::Performs;
-pub use limit::{Limit, Limited};
 
 use crate::buffer::Buffer;
 use crate::carrier::{Alignment, Carrier, Op, Receipt};

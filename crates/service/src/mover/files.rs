@@ -2,6 +2,7 @@
 //! as long as it is read or written. What is not the file that was meant is nothing.
 
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use kvdepot_arena::Error;
 use kvdepot_host::dir::{Access, Dir};
@@ -15,17 +16,20 @@ use crate::frame::hello::{Kind, Medium};
 /// The owner's directories, by their numbers.
 pub(crate) struct Files {
     directories: RwLock<Vec<(u32, Arc<Dir>)>>,
-    /// They read and write; started by the first file.
-    hands: OnceLock<Arc<Hands>>,
+    /// They read and write, in file systems of this host and in others; started by the first file.
+    hands: [OnceLock<Arc<Hands>>; 2],
     lanes: usize,
 }
+
+/// How long a file system that may hang is waited for: as an owner waits by default.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 impl Files {
     /// With as many threads as there are lanes, where there is no ring.
     pub(crate) fn new(lanes: usize) -> Files {
         Files {
             directories: RwLock::default(),
-            hands: OnceLock::new(),
+            hands: Default::default(),
             lanes,
         }
     }
@@ -58,7 +62,7 @@ impl Files {
             Arc::clone(&known?.1)
         };
         let opened = self
-            .hands()
+            .hands(dir.may_be_far())
             .and_then(|hands| BlockFile::open(&dir, at, access, hands));
         opened.unwrap_or_else(|error| {
             tracing::warn!(%error, number, "a block's file cannot be opened");
@@ -66,11 +70,15 @@ impl Files {
         })
     }
 
-    fn hands(&self) -> Result<&Arc<Hands>, Error> {
-        if let Some(hands) = self.hands.get() {
+    fn hands(&self, far: bool) -> Result<&Arc<Hands>, Error> {
+        let hands = &self.hands[usize::from(far)];
+        if let Some(hands) = hands.get() {
             return Ok(hands);
         }
-        let started = Hands::new(self.lanes)?;
-        Ok(self.hands.get_or_init(|| started))
+        let started = match far {
+            true => Hands::patient(self.lanes, PATIENCE),
+            false => Hands::new(self.lanes),
+        }?;
+        Ok(hands.get_or_init(|| started))
     }
 }

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 pub use arenas::{ArenaConfig, DeviceConfig};
-pub use edges::{EdgeConfig, Touch};
+pub use edges::{EdgeConfig, LateConfig, Touch};
 pub use file::read_yaml;
 use kvdepot_arena::Error;
 use kvdepot_arena::format::GRANULE;
@@ -125,6 +125,8 @@ pub struct Config {
     pub sections: BTreeMap<&'static str, Section>,
     /// What goes on into a tier, by its name.
     pub edges: BTreeMap<&'static str, EdgeConfig>,
+    /// How long a tier that may answer late is waited for, where its section says so.
+    pub late: BTreeMap<&'static str, LateConfig>,
 }
 
 impl Default for Config {
@@ -153,6 +155,7 @@ impl Default for Config {
             kinds: Kinds::default(),
             sections: BTreeMap::new(),
             edges: BTreeMap::new(),
+            late: BTreeMap::new(),
         }
     }
 }
@@ -276,10 +279,10 @@ impl Config {
                 }
                 for (inner, value) in object(name, value)? {
                     let options = kinds.find(tier).map(|kind| kind.options);
+                    let field = format!("{name}.{inner}");
                     match (edges::find(inner), options) {
-                        (Some(spec), _) => {
-                            self.set_of_edge(tier, spec, &format!("{name}.{inner}"), value)?;
-                        }
+                        (Some(spec), _) => self.set_of_edge(tier, spec, &field, value)?,
+                        (_, Some(_)) if self.set_late(tier, inner, &field, value)? => {}
                         (_, Some(options)) => {
                             self.set_of_kind((tier, options), name, inner, value)?;
                         }
@@ -456,7 +459,12 @@ fn unknown(options: &[OptionSpec], section: &str, field: &str, name: &str) -> Er
         "" => known.extend(["cache", "dax", "nvme"]),
         // Which is never behind another tier.
         "cache" => {}
-        _ => known.extend(schema::EDGE.iter().map(|option| option.name)),
+        _ => {
+            let late = schema::LATE
+                .iter()
+                .filter(|_| !["dax", "nvme"].contains(&section));
+            known.extend(schema::EDGE.iter().chain(late).map(|option| option.name));
+        }
     }
     let near = known
         .iter()

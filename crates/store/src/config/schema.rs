@@ -244,16 +244,66 @@ const fn format_of(section: &'static str) -> OptionSpec {
 }
 
 /// What the section of any tier takes that stands behind another one.
-pub const EDGE: &[OptionSpec] = &[OptionSpec::new(
-    "",
-    "admission",
-    Kind::Choice(&["first", "second"]),
-    "first",
-    "When a block goes on into this tier from the one before it: at its `first` put, or at the \
-     `second` touch: once it is put again, or asked for (a lookup, a get, a pin), while it is \
-     there. Where this tier, or one behind it, is what acknowledges, a put of a block that stays \
-     is false (`declined`).",
-)];
+pub const EDGE: &[OptionSpec] = &[
+    OptionSpec::new(
+        "",
+        "admission",
+        Kind::Choice(&["first", "second"]),
+        "first",
+        "When a block goes on into this tier from the one before it: at its `first` put, or at \
+         the `second` touch: once it is put again, or asked for (a lookup, a get, a pin), while it \
+         is there. Where this tier, or one behind it, is what acknowledges, a put of a block that \
+         stays is false (`declined`); so it is with the next four options.",
+    ),
+    OptionSpec::new(
+        "",
+        "block_min",
+        Kind::Size,
+        "none",
+        "Blocks of fewer bytes stay in the tier before.",
+    ),
+    OptionSpec::new(
+        "",
+        "block_max",
+        Kind::Size,
+        "none",
+        "Blocks of more bytes stay in the tier before.",
+    ),
+    OptionSpec::new(
+        "",
+        "write_budget_hour",
+        Kind::Size,
+        "none",
+        "Most bytes that go on into this tier in any hour, for disks that wear out: what comes \
+         beyond it stays in the tier before, until it is put again. Counted from the start of the \
+         process.",
+    ),
+    OptionSpec::new(
+        "",
+        "write_budget_day",
+        Kind::Size,
+        "none",
+        "The same for any 24 hours.",
+    ),
+];
+
+/// What the section of any tier takes that may answer late.
+pub const LATE: &[OptionSpec] = &[
+    OptionSpec::new(
+        "",
+        "lookup_timeout",
+        Kind::Duration,
+        "the depot's",
+        "How long a lookup here may take; it is a miss then.",
+    ),
+    OptionSpec::new(
+        "",
+        "timeout",
+        Kind::Duration,
+        "the depot's `tier_timeout`",
+        "How long anything else here may take.",
+    ),
+];
 
 /// The option of that name in that section.
 #[must_use]
@@ -300,7 +350,8 @@ pub fn reference(kinds: &Kinds) -> String {
         let own = options.iter().filter(|option| option.section == key);
         // Nothing stands before a `Cache`.
         let edge = EDGE.iter().filter(|_| !["", "Cache"].contains(&section));
-        for option in own.chain(edge) {
+        let late = LATE.iter().filter(|_| kinds.find(section).is_some());
+        for option in own.chain(late).chain(edge) {
             let kind = match option.kind {
                 Kind::Size => "size".to_owned(),
                 Kind::Duration => "duration".to_owned(),

@@ -144,7 +144,7 @@ impl Core {
         let mut admitted = places;
         let behind = self.edges.get(edge + 1);
         admitted.retain(|place| {
-            let goes_on = behind.filter(|behind| !behind.is_first(&place.identity));
+            let goes_on = behind.filter(|behind| !behind.declines(&place.identity, place.len));
             let share = goes_on.and_then(|_| self.share_of(edge + 1, place.len));
             let fits = |edge: &Edge| place.len <= edge.budget.depth();
             let is_late = share.is_none() && waits && goes_on.is_some_and(fits);

@@ -1,11 +1,13 @@
 //! Edges: what is between two neighbouring tiers, and which blocks go over it.
 
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use kvdepot_arena::{Identity, Key, NamespaceId};
 
 use super::budget::Budget;
+use super::spending::Spending;
 use crate::chances::UNKNOWN;
 use crate::config::{Config, Touch};
 use crate::ghosts::Ghosts;
@@ -24,6 +26,9 @@ pub(crate) struct Edge {
     /// What was touched in the nearer tier, *done* once it has gone on; `None` where the first
     /// touch is enough. Twice as many blocks as that tier may have.
     touched: Option<Ghosts>,
+    /// Bytes of the blocks that go over it.
+    lens: RangeInclusive<u64>,
+    spending: Spending,
     declined: AtomicU64,
 }
 
@@ -50,6 +55,8 @@ impl Edge {
                 budget: Budget::new(depth.unwrap_or_else(|| near.block_max() / 2)),
                 batches: far.apart().map_or(1, |_| BATCHES_LATE),
                 touched: (into.admission == Touch::Second).then(touched),
+                lens: into.block_min..=into.block_max,
+                spending: Spending::new(into.write_budget_hour, into.write_budget_day),
                 declined: AtomicU64::new(0),
             }
         };
@@ -64,11 +71,27 @@ impl Edge {
     /// Whether a block goes on that has come to the nearer tier. A first touch is noted; that the
     /// block has gone on is noted once it is in the queue.
     pub(super) fn admits(&self, identity: &Identity, len: u64) -> bool {
-        let is_first = self.is_first(identity);
+        let is_touched = !self.is_first(identity);
         self.note(identity, len, false);
+        let admitted = is_touched && self.lens.contains(&len) && self.spending.take(len);
         self.declined
-            .fetch_add(u64::from(is_first), Ordering::Relaxed);
-        !is_first
+            .fetch_add(u64::from(!admitted), Ordering::Relaxed);
+        admitted
+    }
+
+    /// Whether a block would stay in the nearer tier now.
+    pub(super) fn declines(&self, identity: &Identity, len: u64) -> bool {
+        self.is_first(identity) || !self.lens.contains(&len) || !self.spending.allows(len)
+    }
+
+    /// Whether a block that was touched often enough may go on; it is written then.
+    pub(super) fn lets_touched(&self, len: u64) -> bool {
+        self.lens.contains(&len) && self.spending.take(len)
+    }
+
+    /// So many bytes were let over it, and not written.
+    pub(super) fn unspent(&self, len: u64) {
+        self.spending.give_back(len);
     }
 
     /// The same of a block that passes the nearer tier by, and needs no queue.
@@ -81,7 +104,7 @@ impl Edge {
     }
 
     /// Whether a touch of this block is the first one, and not enough.
-    pub(super) fn is_first(&self, identity: &Identity) -> bool {
+    fn is_first(&self, identity: &Identity) -> bool {
         let touched = self.touched.as_ref();
         touched.is_some_and(|touched| touched.noted(identity.namespace, &identity.key).is_none())
     }
@@ -118,7 +141,7 @@ impl Edge {
         self.touched.iter().for_each(Ghosts::clear);
     }
 
-    /// How often a block did not go on for its first touch.
+    /// How often a block did not go on.
     pub(super) fn declined(&self) -> u64 {
         self.declined.load(Ordering::Relaxed)
     }

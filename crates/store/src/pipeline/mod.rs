@@ -6,7 +6,7 @@
 //! move, `lookup` asks the index, `grouped` what belongs together, `two_phase` and `pins` the same
 //! verbs for engines whose scheduler and workers are different processes, `background` the thread
 //! that writes back and promotes, `evictor` the one that evicts ahead of need, `replicate` the copy
-//! between two tiers that both use.
+//! between two tiers that both use, `spending` how much may be written over an edge.
 
 mod admission;
 mod ask;
@@ -27,6 +27,7 @@ mod pins;
 mod prefetch;
 mod put;
 mod replicate;
+mod spending;
 mod two_phase;
 
 use std::ops::Range;

@@ -16,7 +16,7 @@ use crate::tier::Stage;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Sent {
     OnItsWay,
-    /// It stays where it is: this was its first touch.
+    /// It stays where it is: its edge does not let it.
     Stays,
     /// It is not there any more.
     Gone,
@@ -82,6 +82,7 @@ impl Core {
             let mut ledger = self.ledger.lock();
             for place in places {
                 let share = edge.budget.admit(0, place.len).filter(|_| !ledger.stop);
+                let share = share.filter(|_| edge.lets_touched(place.len));
                 let Some(share) = share else {
                     stay.push(place);
                     continue;
@@ -160,7 +161,7 @@ impl Core {
                 continue;
             }
             // It stays here, and needs nothing of the queue.
-            if edge.is_first(identity) {
+            if edge.declines(identity, len) {
                 return Ok((tier, None));
             }
             match edge.budget.admit(seat, len) {

@@ -154,7 +154,14 @@ impl Core {
             for (index, answer) in (begin..end).zip(answers.into_iter().flatten()) {
                 match answer {
                     Ok(target) => copies.push((index, target)),
-                    Err(refused) => replicas[index] = arrival_of(refused),
+                    Err(refused) => {
+                        replicas[index] = arrival_of(refused);
+                        // What is tried again is still to be written.
+                        let again = matches!(replicas[index].0, Replica::Busy | Replica::Orphans);
+                        if tier > from && !again {
+                            self.edges[tier - 1].unspent(places[index].len);
+                        }
+                    }
                 }
                 // It need not wait for who writes the key anew.
                 let waits = matches!(replicas[index].0, Replica::Busy | Replica::Orphans);

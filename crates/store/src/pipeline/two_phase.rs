@@ -276,7 +276,7 @@ impl Core {
             return Err(Refused::Declined);
         }
         // It stays near, and needs nothing of the queue.
-        if self.edges[0].is_first(identity) {
+        if self.edges[0].declines(identity, len) {
             return Ok((Way::Through, None));
         }
         Ok(match self.edges[0].budget.admit(seat, len) {

@@ -106,7 +106,6 @@ impl Apart {
         (lookup, patience): (Duration, Duration),
         alarm: Arc<Alarm>,
     ) -> Apart {
-        tier.limit(patience);
         Apart {
             breaker: Arc::new(Breaker::new(tier.name())),
             tier,
@@ -161,7 +160,6 @@ impl Apart {
     /// Ends all questions, and those that are still to come: nobody has the time to wait for them.
     pub(crate) fn hurry(&self) {
         self.alarm.hurry();
-        self.tier.limit(Duration::ZERO);
     }
 
     /// Nobody asks any more.

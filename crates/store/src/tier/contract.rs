@@ -1,7 +1,6 @@
 //! What a tier that is not made of arenas of this process is asked, and what it says of its bytes.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use kvdepot_arena::parts::{self, Part};
 use kvdepot_arena::{
@@ -73,10 +72,6 @@ pub trait Tier: Send + Sync {
     /// those that were named so before, and leave by that class; with `None` it is no group any
     /// more. A tier may rank its blocks otherwise.
     fn group(&self, _number: u64, _namespace: NamespaceId, _keys: &[Key], _class: Option<Class>) {}
-
-    /// From now on nobody waits longer than this for what it is asked, nor for the bytes of what
-    /// is pinned or reserved there, those that are under way among them.
-    fn limit(&self, _patience: Duration) {}
 
     /// Its fill and what it has counted.
     fn stats(&self) -> TierStats;

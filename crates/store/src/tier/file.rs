@@ -12,7 +12,7 @@ use kvdepot_arena::parts::{self, Part};
 use kvdepot_arena::{Error, Place};
 use kvdepot_host::dir::{Access, Dir};
 use kvdepot_media::Buffer;
-use kvdepot_media::file::{File, Hands, Limit, Limited};
+use kvdepot_media::file::{File, Hands};
 
 use super::contract::Ends;
 
@@ -32,8 +32,6 @@ pub struct BlockFile {
     file: Arc<File>,
     inode: u64,
     offset: u64,
-    /// Who carries payloads, where that may take no longer than a limit.
-    limited: Option<Arc<Limited>>,
 }
 
 impl BlockFile {
@@ -48,15 +46,7 @@ impl BlockFile {
             file,
             inode,
             offset,
-            limited: None,
         })
-    }
-
-    /// The same file, whose payloads take no longer than a limit.
-    #[must_use]
-    pub fn within(mut self, limit: &Arc<Limit>) -> BlockFile {
-        self.limited = Some(Limited::new(Arc::clone(&self.file), Arc::clone(limit)));
-        self
     }
 
     /// Opens what `at` names; `None` where it is gone, or another file has its name.
@@ -95,11 +85,7 @@ impl BlockFile {
     #[must_use]
     pub fn payload(&self, offset: u64, len: u64) -> Buffer {
         let at = (self.offset + offset) as usize;
-        let buffer = match &self.limited {
-            Some(limited) => limited.buffer(at, len as usize),
-            None => self.file.buffer(at, len as usize),
-        };
-        buffer.padded()
+        self.file.buffer(at, len as usize).padded()
     }
 
     /// Where the table of a block in so many parts begins in its payload, and room for it.

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use kvdepot_arena::Error;
 
@@ -9,15 +10,32 @@ use super::contract::Tier;
 use super::posix;
 use crate::option::{OptionSpec, Section};
 
-/// Opens a tier with its settings, and the number that its placements bear.
-pub type Opener = dyn Fn(&Section, u32) -> Result<Arc<dyn Tier>, Error> + Send + Sync;
+/// Opens a tier with its settings.
+pub type Opener = dyn Fn(&Section, Terms) -> Result<Arc<dyn Tier>, Error> + Send + Sync;
+
+/// What a tier is told beside its settings.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct Terms {
+    /// The number that its placements bear.
+    pub number: u32,
+    /// How long its answers are waited for, but those to lookups.
+    pub timeout: Duration,
+}
+
+impl Terms {
+    pub(crate) fn new(number: u32, timeout: Duration) -> Terms {
+        Terms { number, timeout }
+    }
+}
 
 /// A kind of tier.
 #[derive(Clone)]
 pub struct TierKind {
     /// As a pipeline names it. Its section has the same name in lower case.
     pub name: &'static str,
-    /// What may stand there, beside what [every section](crate::config::schema::EDGE) may have.
+    /// What may stand there, beside what [every section](crate::config::schema::EDGE) may have,
+    /// and those of [tiers that may answer late](crate::config::schema::LATE).
     pub options: &'static [OptionSpec],
     /// Opens one.
     pub open: Arc<Opener>,

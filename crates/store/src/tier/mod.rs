@@ -17,7 +17,7 @@ pub(crate) use apart::{Answer, Apart};
 pub(crate) use arenas::{Arenas, DAX, NVME, Sort};
 pub use contract::{Ends, Page, Tier};
 pub use file::{BlockFile, FileAt};
-pub use kinds::{Kinds, Opener, TierKind};
+pub use kinds::{Kinds, Opener, Terms, TierKind};
 pub(crate) use late::Alarm;
 pub use late::{Pending, Reply, ask};
 pub(crate) use stage::Stage;

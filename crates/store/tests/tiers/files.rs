@@ -41,10 +41,10 @@ pub fn kind_that(lasts: bool) -> TierKind {
     TierKind {
         name: "Files",
         options: OPTIONS,
-        open: Arc::new(move |section, number| {
+        open: Arc::new(move |section, terms| {
             let path = section.path("path");
             let path = path.ok_or(Error::Closed("files.path is missing"))?;
-            Ok(Files::open(&path, number, lasts)?)
+            Ok(Files::open(&path, terms.number, lasts)?)
         }),
     }
 }

@@ -45,8 +45,8 @@ pub fn kinds(name: &'static str, inner: TierKind, mood: &Arc<Mood>) -> Kinds {
     Kinds::new().with(TierKind {
         name,
         options: inner.options,
-        open: Arc::new(move |section, number| {
-            let tier = (inner.open)(section, number)?;
+        open: Arc::new(move |section, terms| {
+            let tier = (inner.open)(section, terms)?;
             Ok(Late::new(name, tier, Arc::clone(&mood)) as Arc<dyn Tier>)
         }),
     })

@@ -20,8 +20,8 @@ pub fn kinds(shelves: &[Arc<Shelf>]) -> Kinds {
         kinds.with(TierKind {
             name,
             options: &[],
-            open: Arc::new(move |_, number| {
-                shelf.opened(number);
+            open: Arc::new(move |_, terms| {
+                shelf.opened(terms.number);
                 Ok(Arc::new(Apart(Arc::clone(&shelf))))
             }),
         })

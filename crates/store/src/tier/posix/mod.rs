@@ -29,7 +29,7 @@ use kvdepot_arena::{
 use kvdepot_media::{Checksum, PART_LEN_MAX, is_simulated};
 
 use super::contract::{Ends, Page, Tier};
-use super::kinds::TierKind;
+use super::kinds::{Terms, TierKind};
 use super::late::Reply;
 use collect::Collector;
 use desk::{Desk, each};
@@ -65,8 +65,8 @@ pub(super) fn kind() -> TierKind {
     TierKind {
         name: NAME,
         options: OPTIONS,
-        open: Arc::new(|section, number| {
-            let tier = Posix::new(&Options::read(section)?, number)?;
+        open: Arc::new(|section, terms| {
+            let tier = Posix::new(&Options::read(section)?, terms)?;
             Ok(Arc::new(tier) as Arc<dyn Tier>)
         }),
     }
@@ -94,7 +94,7 @@ struct Common {
 }
 
 impl Posix {
-    fn new(options: &Options, number: u32) -> Result<Posix, Error> {
+    fn new(options: &Options, terms: Terms) -> Result<Posix, Error> {
         let folder = Arc::new(Folder::open(
             &options.path,
             options.fan_out,
@@ -103,12 +103,12 @@ impl Posix {
         let usage = Arc::new(Usage::open(&folder.dir, options.capacity)?);
         let collector = Collector::start(&folder, &usage)?;
         let writes = Arc::new(Desk::new("write", THREADS)?);
-        let open = Open::new(number, (&folder, &usage), &writes, options.direct)?;
+        let open = Open::new(terms, (&folder, &usage), &writes, options.direct)?;
         Ok(Posix {
             reads: Desk::new("read", THREADS)?,
             writes,
             common: Arc::new(Common {
-                number,
+                number: terms.number,
                 durability: options.durability,
                 folder,
                 usage,
@@ -284,10 +284,6 @@ impl Tier for Posix {
     }
 
     fn describe(&self, _namespace: NamespaceId, _description: &str) {}
-
-    fn limit(&self, patience: Duration) {
-        self.common.open.limit(patience);
-    }
 
     fn stats(&self) -> TierStats {
         let common = &self.common;

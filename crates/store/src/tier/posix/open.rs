@@ -5,7 +5,6 @@ use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
 
 use kvdepot_arena::clock::unix_seconds;
 use kvdepot_arena::format::file_header::{FileHeader, LEN};
@@ -13,23 +12,20 @@ use kvdepot_arena::format::file_note::{self, FileNote};
 use kvdepot_arena::parts::Part;
 use kvdepot_arena::{Error, Identity, Key, NamespaceId, Place, Reserved, TakesBack, Token, Wanted};
 use kvdepot_host::dir::{Dir, Seen, annotate, annotation, mark_used};
-use kvdepot_media::file::{Hands, Limit};
+use kvdepot_media::file::Hands;
 use kvdepot_media::{Buffer, Checksum};
 use parking_lot::Mutex;
-use rustix::fs::{FallocateFlags, FsWord, OFlags};
+use rustix::fs::{FallocateFlags, OFlags};
 use rustix::io::Errno;
 
 use super::desk::Desk;
 use super::folder::{Folder, room_of};
 use super::options::DirectIo;
 use super::usage::Usage;
-use crate::tier::{BlockFile, Ends, FileAt};
+use crate::tier::{BlockFile, Ends, FileAt, Terms};
 
 /// Reads and writes under way at a time where there is no ring.
 const THREADS: usize = 8;
-
-/// How long payloads may take until somebody says otherwise.
-const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A reader moves the time of last use where it is older than this: nanoseconds.
 const USED_AGAIN: i128 = 3_600_000_000_000;
@@ -42,10 +38,9 @@ pub(super) struct Open {
     direct: bool,
     /// Other hosts see what this one has in its page cache when it is synced.
     syncs: bool,
-    /// A file's attribute is at hand when it is open, sooner than its header.
-    notes: bool,
-    /// How long payloads may take, where the file system is one that may hang.
-    limit: Option<Arc<Limit>>,
+    /// The file system is one that may hang. Of others a file's attribute is at hand when it is open,
+    /// sooner than its header.
+    far: bool,
     /// Has threads for what the file system may take its time for.
     desk: Arc<Desk>,
     next: AtomicU64,
@@ -76,12 +71,17 @@ struct Opened {
 
 impl Open {
     pub(super) fn new(
-        number: u32,
+        terms: Terms,
         (folder, usage): (&Arc<Folder>, &Arc<Usage>),
         desk: &Arc<Desk>,
         direct: DirectIo,
     ) -> Result<Arc<Open>, Error> {
-        let hands = Hands::new(THREADS)?;
+        let far = folder.dir.may_be_far();
+        // A disk of this host fails or answers.
+        let hands = match far {
+            true => Hands::patient(THREADS, terms.timeout),
+            false => Hands::new(THREADS),
+        }?;
         let direct = match direct {
             DirectIo::No => false,
             DirectIo::Yes | DirectIo::Auto => {
@@ -99,16 +99,14 @@ impl Open {
             (false, _) => "the page cache, by threads".to_owned(),
         };
         tracing::info!(path = %folder.path.display(), way, "blocks are read and written");
-        let far = is_far(folder);
         Ok(Arc::new(Open {
-            number,
+            number: terms.number,
             folder: Arc::clone(folder),
             usage: Arc::clone(usage),
             hands,
             direct,
             syncs: !direct && far,
-            notes: !far,
-            limit: far.then(|| Limit::new(PATIENCE)).transpose()?,
+            far,
             desk: Arc::clone(desk),
             next: AtomicU64::new(0),
             state: Mutex::default(),
@@ -124,7 +122,7 @@ impl Open {
             tracing::warn!(key = %name.key, owner = seen.owner, "a block's file is another user's");
             return Ok(None);
         }
-        let note = match self.notes {
+        let note = match !self.far {
             true => annotation(&fd, file_note::NAME),
             false => None,
         };
@@ -206,11 +204,7 @@ impl Open {
         if self.direct {
             set_direct(&fd);
         }
-        let file = BlockFile::new(File::from(fd), LEN as u64, &self.hands)?;
-        Ok(match &self.limit {
-            Some(limit) => file.within(limit),
-            None => file,
-        })
+        BlockFile::new(File::from(fd), LEN as u64, &self.hands)
     }
 
     fn hold(
@@ -263,16 +257,9 @@ impl Open {
 
     /// Closes files; where that may take its time, in a thread of its own.
     fn let_go(&self, files: Vec<Opened>) {
-        match self.limit {
-            Some(_) if !files.is_empty() => self.desk.run(move || drop(files)),
-            _ => drop(files),
-        }
-    }
-
-    /// How long the bytes of a payload may take, where the file system is one that may hang.
-    pub(super) fn limit(&self, patience: Duration) {
-        if let Some(limit) = &self.limit {
-            limit.set(patience);
+        match self.far && !files.is_empty() {
+            true => self.desk.run(move || drop(files)),
+            false => drop(files),
         }
     }
 
@@ -324,7 +311,7 @@ impl Open {
             path: self.folder.path.clone(),
             source,
         };
-        if self.notes
+        if !self.far
             && let Ok(fd) = file.raw().fd()
         {
             let note = FileNote {
@@ -531,22 +518,6 @@ impl Ends for Open {
         };
         self.get(place, file).ok()
     }
-}
-
-/// Whether the file system may be another host's: none of those that are known to be here.
-fn is_far(folder: &Folder) -> bool {
-    /// ext, XFS, btrfs, tmpfs, overlay, F2FS, ZFS.
-    const HERE: [FsWord; 7] = [
-        0xEF53,
-        0x5846_5342,
-        0x9123_683E,
-        0x0102_1994,
-        0x794C_7630,
-        0xF2F5_2010,
-        0x2FC1_2FC1,
-    ];
-    let found = rustix::fs::fstatfs(folder.dir.as_ref());
-    found.map_or(true, |found| !HERE.contains(&found.f_type))
 }
 
 /// Whether files there take direct I/O.
