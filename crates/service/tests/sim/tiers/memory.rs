@@ -17,6 +17,8 @@ pub enum Bytes {
     Carried,
     /// Movers reach them too.
     Files,
+    /// The last tier is `Posix` itself.
+    Posix,
 }
 
 /// The bytes of one block.

@@ -7,6 +7,7 @@
 mod deeds;
 mod laws;
 mod memory;
+mod posix;
 mod shelf;
 mod steps;
 mod two_phase;

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use kvdepot_arena::parts::{self, Part};
-use kvdepot_arena::{Place, Reserved, TakesBack, Token, Wanted};
+use kvdepot_arena::{Place, Refused, Reserved, TakesBack, Token, Wanted};
 use kvdepot_host::dir::Dir;
 use kvdepot_media::{Buffer, Checksum, checksum};
 use kvdepot_store::sim::{Schedule, current};
@@ -19,6 +19,7 @@ use kvdepot_testkit::Rng;
 use kvdepot_testkit::sim::run::wrong;
 
 use super::memory::{Bytes, Folder, Memory};
+use super::posix::{self, OnDisk};
 
 /// How a tier behaves: each of these so often in a hundred.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -46,6 +47,8 @@ pub struct Shelf {
     /// Where files would lie, and those that do.
     path: PathBuf,
     folder: OnceLock<Folder>,
+    /// `Posix` has it all, while it is open.
+    disk: Mutex<Option<Arc<OnDisk>>>,
     state: Mutex<State>,
 }
 
@@ -136,12 +139,33 @@ impl Shelf {
             bytes,
             path: dir.join(name),
             folder: OnceLock::new(),
+            disk: Mutex::default(),
             state: Mutex::new(state),
         })
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// It is `Posix` that has it.
+    pub fn opened_on(&self, disk: OnDisk) {
+        *self.disk.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(disk));
+    }
+
+    pub fn disk(&self) -> Option<Arc<OnDisk>> {
+        let disk = self.disk.lock().unwrap_or_else(PoisonError::into_inner);
+        disk.clone()
+    }
+
+    /// Whether it is `Posix`, open or not.
+    fn is_posix(&self) -> bool {
+        self.bytes == Bytes::Posix
+    }
+
+    /// Where `Posix` has its directory.
+    pub fn path(&self) -> &Path {
+        &self.path
     }
 
     /// It is open under that number.
@@ -165,6 +189,21 @@ impl Shelf {
             (std::mem::take(&mut state.kept), held)
         };
         drop(kept);
+        let disk = self
+            .disk
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        if let Some(disk) = disk {
+            if disk.held() != (0, 0) {
+                wrong(format!(
+                    "{} is closed, and holds {:?}",
+                    self.name,
+                    disk.held()
+                ));
+            }
+            disk.tier.close();
+        }
         for held in held.values() {
             let what = if held.reserved { "reserved" } else { "pinned" };
             let key = held.place.identity.key;
@@ -186,6 +225,10 @@ impl Shelf {
 
     /// What it has, where it is sound.
     pub fn has(&self, identity: &Identity) -> bool {
+        if self.is_posix() {
+            let stored = posix::read(&self.path, identity);
+            return stored.is_some_and(|stored| stored.is_sound(identity));
+        }
         let name = (identity.namespace, identity.key);
         let stored = self.state().blocks.get(&name).cloned();
         stored.is_some_and(|stored| stored.is_sound(identity))
@@ -193,6 +236,9 @@ impl Shelf {
 
     /// Blocks of a namespace with their bytes.
     pub fn all(&self, namespace: NamespaceId) -> Vec<(Key, u64)> {
+        if let Some(disk) = self.disk() {
+            return disk.all(namespace);
+        }
         let state = self.state();
         let here = state.blocks.iter().filter(|((id, _), _)| *id == namespace);
         here.map(|((_, key), stored)| (*key, stored.len)).collect()
@@ -200,6 +246,9 @@ impl Shelf {
 
     /// Turns a byte of a block over; false where it is not there.
     pub fn rot(&self, identity: &Identity, at: u64) -> bool {
+        if self.is_posix() {
+            return posix::rot(&self.path, identity, at);
+        }
         let name = (identity.namespace, identity.key);
         let stored = self.state().blocks.get(&name).cloned();
         stored.is_some_and(|stored| {
@@ -216,6 +265,9 @@ impl Shelf {
 
     /// Pins, and reservations.
     pub fn held(&self) -> (u64, u64) {
+        if let Some(disk) = self.disk() {
+            return disk.held();
+        }
         let state = self.state();
         let reserved = state.held.values().filter(|held| held.reserved).count();
         let pinned = state.held.len() - reserved;
@@ -377,6 +429,15 @@ impl Shelf {
 }
 
 impl Stored {
+    pub fn new(memory: Memory, len: u64, parts: u16, checksum: Checksum) -> Stored {
+        Stored {
+            memory,
+            len,
+            parts,
+            checksum,
+        }
+    }
+
     fn is_sound(&self, identity: &Identity) -> bool {
         let (bytes, count) = (self.memory.to_vec(), self.parts);
         let found = self.table(identity, &bytes).unwrap_or_default();
@@ -407,6 +468,12 @@ impl Stored {
 /// What the verbs do, whenever that is.
 impl Shelf {
     pub fn find(self: &Arc<Shelf>, namespace: NamespaceId, key: Key) -> Option<Place> {
+        if let Some(disk) = self.disk() {
+            return match self.refuses() {
+                true => None,
+                false => disk.pin(namespace, key),
+            };
+        }
         let stored = self.state().blocks.get(&(namespace, key)).cloned()?;
         if self.refuses() {
             return None;
@@ -421,6 +488,9 @@ impl Shelf {
     }
 
     pub fn knows(&self, namespace: NamespaceId, key: Key) -> bool {
+        if self.is_posix() {
+            return posix::file_of(&self.path, &Identity { namespace, key }).is_some();
+        }
         self.state().blocks.contains_key(&(namespace, key))
     }
 
@@ -433,7 +503,14 @@ impl Shelf {
         }
     }
 
-    pub fn make(self: &Arc<Shelf>, identity: Identity, wanted: &Wanted) -> Reserved {
+    pub fn make(
+        self: &Arc<Shelf>,
+        identity: Identity,
+        wanted: &Wanted,
+    ) -> Result<Reserved, Refused> {
+        if let Some(disk) = self.disk() {
+            return disk.reserve(identity.namespace, wanted);
+        }
         let Wanted {
             len, parts, copy, ..
         } = *wanted;
@@ -454,7 +531,7 @@ impl Shelf {
         };
         let place = self.hold(stored, place, copy, true);
         self.say(format_args!("reserves {}, a copy: {copy}", identity.key));
-        Reserved::new(Arc::clone(self) as _, place)
+        Ok(Reserved::new(Arc::clone(self) as _, place))
     }
 
     /// Asked for a publication: from now on a removal ends it.
@@ -468,6 +545,9 @@ impl Shelf {
     }
 
     pub fn publish(&self, mut reserved: Reserved, sum: Checksum, pinned: bool) -> bool {
+        if let Some(disk) = self.disk() {
+            return !self.refuses() && disk.commit(reserved, sum, pinned);
+        }
         let place = reserved.hand_out();
         let refuses = self.refuses();
         let mut state = self.state();
@@ -492,6 +572,10 @@ impl Shelf {
 
     pub fn unpin(&self, tokens: impl Iterator<Item = Token>) {
         for token in tokens {
+            if let Some(disk) = self.disk() {
+                disk.unpin(token);
+                continue;
+            }
             let pin = self.state().held.remove(&token.sequence);
             if pin.is_none_or(|pin| pin.reserved) {
                 wrong(format!("{} unpins what is not pinned", self.name));
@@ -501,6 +585,9 @@ impl Shelf {
 
     /// A block that was pinned did not verify.
     pub fn discard(&self, place: &Place) {
+        if let Some(disk) = self.disk() {
+            return disk.tier.discard(&[*place]);
+        }
         let mut state = self.state();
         let Some(pin) = state.held.get(&place.token.sequence) else {
             return wrong(format!("{} discards what is not pinned", self.name));
@@ -517,6 +604,9 @@ impl Shelf {
     }
 
     pub fn clear(&self, namespace: NamespaceId) -> usize {
+        if let Some(disk) = self.disk() {
+            return disk.clear(namespace);
+        }
         let mut keys: BTreeSet<Key> = self
             .all(namespace)
             .into_iter()
@@ -533,6 +623,16 @@ impl Shelf {
     }
 
     pub fn remove(&self, namespace: NamespaceId, keys: &[Key]) -> usize {
+        if let Some(disk) = self.disk() {
+            let removable = self.state().removable.clone();
+            let all = keys
+                .iter()
+                .all(|key| removable.contains(&(namespace, *key)));
+            if !all {
+                wrong(format!("{keys:?} are removed, which nobody has asked for"));
+            }
+            return disk.remove(namespace, keys);
+        }
         let mut state = self.state();
         let State {
             held,
@@ -587,6 +687,9 @@ impl Ends for Shelf {
             return Err(Error::Closed(": its medium is broken"));
         }
         drop(state);
+        if let Some(disk) = self.disk() {
+            return disk.tier.ends().buffers(place, offset, len, into);
+        }
         let memory = self.holds(place)?.memory.buffer();
         into.clear();
         into.push(memory.slice(offset as usize, len as usize)?);
@@ -594,6 +697,9 @@ impl Ends for Shelf {
     }
 
     fn parts(&self, place: &Place) -> Result<Option<Vec<Part>>, Error> {
+        if let Some(disk) = self.disk() {
+            return disk.tier.ends().parts(place);
+        }
         let stored = self.holds(place)?;
         if let Some(file) = stored.memory.block_file() {
             return file.parts(place);
@@ -602,6 +708,9 @@ impl Ends for Shelf {
     }
 
     fn write_parts(&self, place: &Place, found: &[Part]) -> Result<(), Error> {
+        if let Some(disk) = self.disk() {
+            return disk.tier.ends().write_parts(place, found);
+        }
         let stored = self.holds(place)?;
         if let Some(file) = stored.memory.block_file() {
             return file.write_parts(place, found);
@@ -614,10 +723,16 @@ impl Ends for Shelf {
     }
 
     fn directory(&self) -> Option<Arc<Dir>> {
+        if let Some(disk) = self.disk() {
+            return disk.tier.ends().directory();
+        }
         Some(Arc::clone(&self.folder.get()?.dir))
     }
 
     fn file(&self, place: &Place) -> Option<FileAt> {
+        if let Some(disk) = self.disk() {
+            return disk.tier.ends().file(place);
+        }
         self.holds(place).ok()?.memory.file()
     }
 }

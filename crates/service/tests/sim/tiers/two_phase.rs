@@ -1,12 +1,15 @@
 //! The two-phase verbs, by a mover: reservations of blocks in parts, which go on to the tiers that
 //! stand apart, and pins of blocks that lie there in files.
 
+use std::sync::Arc;
+
 use kvdepot_service::Mover;
 use kvdepot_store::{BlockBuffers, Buffer, Checksum, Pin, Reservation};
 use kvdepot_testkit::bytes::content;
 use kvdepot_testkit::sim::twin::Id;
 
 use super::memory::Bytes;
+use super::shelf::Shelf;
 use super::world::{Expect, World};
 use crate::world::{Law, PATIENCE, key, law};
 
@@ -130,18 +133,37 @@ impl World {
             return Ok(());
         };
         self.door("commit");
+        let was_calm = self.calm.get();
         let namespace = self.namespace(*ns)?;
         let (ids, reservations): (Vec<Id>, Vec<Reservation>) = ready.into_iter().unzip();
         let stored = namespace.commit(&reservations, &sums);
         let stored = stored.map_err(|error| format!("commit: {error}"))?;
-        let keeps = self.shape.pipeline.starts_with("Dax") && self.keeps_all();
+        let calm = self.calm.get() && was_calm;
         for (held, stored) in self.ended(&ids).into_iter().zip(stored) {
-            law!(stored, "{:?} was reserved, and not committed", held.id);
-            self.change(held.id, |block| {
-                block.lasting |= keeps && held.safe && block.disturbed < held.since;
-            });
+            let apart = self.apart_at(held.reservation.tier);
+            let disturbed = self.block(held.id).disturbed >= held.since || !held.safe;
+            law!(
+                stored || apart.is_some() && (!calm || disturbed),
+                "{:?} was reserved, and not committed",
+                held.id
+            );
+            let first = self.shape.pipeline.split('|').nth(held.reservation.tier);
+            let lasts = apart.map_or(first == Some("Dax"), |shelf| shelf.lasts);
+            let keeps = stored && lasts && self.keeps_all() && !disturbed;
+            self.change(held.id, |block| block.lasting |= keeps);
         }
         Ok(())
+    }
+
+    /// The tier at a position, if it stands apart.
+    fn apart_at(&self, tier: usize) -> Option<&Arc<Shelf>> {
+        let here = ["Cache", "Dax"];
+        let names = self.shape.pipeline.split('|').take(tier + 1);
+        let before = names.clone().filter(|name| !here.contains(name)).count();
+        let is_apart = names.last().is_some_and(|name| !here.contains(&name));
+        self.shelves
+            .get(before.checked_sub(1)?)
+            .filter(|_| is_apart)
     }
 
     /// Moves the parts of a reservation; `None` where a lane failed.
@@ -202,7 +224,7 @@ impl World {
         for (((id, expect), near), pin) in ids.into_iter().zip(expect).zip(near).zip(pins) {
             let Some(pin) = pin else {
                 // Others' lanes reach what is mapped, or lies in a file.
-                let reached = near || self.shape.bytes == Bytes::Files;
+                let reached = near || matches!(self.shape.bytes, Bytes::Files | Bytes::Posix);
                 let behind = gap && prefix;
                 let expect = match alone && reached && !behind {
                     true => expect,
@@ -273,8 +295,11 @@ impl World {
                 return Ok(false);
             }
             if job.checksums()[0].is_none() {
+                // A mover opens it by its name, which goes with the block.
+                let block = self.block(id);
+                let gone = block.removing > 0 || block.disturbed >= since;
                 law!(
-                    self.faults() > faults,
+                    self.faults() > faults || gone && self.shape.bytes == Bytes::Posix,
                     "part {number} of {id:?}, which is pinned, was not loaded"
                 );
                 continue;

@@ -8,6 +8,7 @@ use kvdepot_store::{
     Ends, Identity, Key, Kinds, NamespaceId, Page, Reply, Tier, TierKind, TierStats,
 };
 
+use super::posix::OnDisk;
 use super::shelf::Shelf;
 
 /// Blocks of a page of a listing.
@@ -15,13 +16,20 @@ const PAGE: usize = 7;
 
 /// The kinds of these shelves.
 pub fn kinds(shelves: &[Arc<Shelf>]) -> Kinds {
+    let standard = Kinds::standard();
     shelves.iter().fold(Kinds::new(), |kinds, shelf| {
         let (name, shelf) = (shelf.name, Arc::clone(shelf));
+        let inner = standard.find(name).cloned();
         kinds.with(TierKind {
             name,
-            options: &[],
-            open: Arc::new(move |_, terms| {
+            options: inner.as_ref().map_or(&[], |inner| inner.options),
+            open: Arc::new(move |section, terms| {
                 shelf.opened(terms.number);
+                if let Some(inner) = &inner {
+                    shelf.opened_on(OnDisk {
+                        tier: (inner.open)(section, terms)?,
+                    });
+                }
                 Ok(Arc::new(Apart(Arc::clone(&shelf))))
             }),
         })
@@ -49,6 +57,9 @@ impl Tier for Apart {
     fn probe(&self, namespace: NamespaceId, keys: &[Key], reply: Reply<Vec<bool>>) {
         let keys = keys.to_vec();
         let does = move |shelf: &Arc<Shelf>| {
+            if let Some(disk) = shelf.disk() {
+                return disk.probe(namespace, &keys);
+            }
             let each = keys.iter().map(|key| shelf.knows(namespace, *key));
             each.collect()
         };
@@ -176,5 +187,5 @@ fn make(shelf: &Arc<Shelf>, namespace: NamespaceId, one: &Wanted) -> Result<Rese
             _ => Refused::Full(full),
         });
     }
-    Ok(shelf.make(identity, one))
+    shelf.make(identity, one)
 }

@@ -15,6 +15,8 @@ use kvdepot_testkit::sim::tally::Tally;
 use kvdepot_testkit::sim::twin::Id;
 use serde_json::json;
 
+use super::memory::Bytes;
+use super::posix::FAN_OUT;
 use super::shelf::{Mood, Shelf};
 use super::steps::{KEYS, NAMESPACES, Shape};
 use super::two_phase::{Held, Pinned};
@@ -126,18 +128,27 @@ impl World {
             .prefix("kvsim")
             .tempdir_in(crate::disk::dir())
             .unwrap();
-        let bytes = (shape.bytes, dir.path());
-        let mid = Shelf::new("Mid", shape.mid_lasts, shape.mid << 10, bytes);
-        let far = Shelf::new("Far", true, 1 << 30, bytes);
-        let shelves = [mid, far].into_iter();
-        let shelves = shelves.filter(|shelf| shape.pipeline.contains(shelf.name));
+        // The last one alone is `Posix`.
+        let (before, last) = match shape.bytes {
+            Bytes::Posix => (Bytes::Files, "Posix"),
+            other => (other, "Far"),
+        };
+        let mid = Shelf::new(
+            "Mid",
+            shape.mid_lasts,
+            shape.mid << 10,
+            (before, dir.path()),
+        );
+        let far = Shelf::new(last, true, 1 << 30, (shape.bytes, dir.path()));
+        let shelves = [("Mid", mid), ("Far", far)].into_iter();
+        let shelves = shelves.filter(|(name, _)| shape.pipeline.contains(name));
         World {
             shape: shape.clone(),
             dir,
             schedule,
             entered: RefCell::default(),
             turns,
-            shelves: shelves.collect(),
+            shelves: shelves.map(|(_, shelf)| shelf).collect(),
             depot: RefCell::default(),
             blocks: RefCell::default(),
             flying: RefCell::default(),
@@ -215,16 +226,30 @@ impl World {
             let section = json!({"path": path, "capacity": capacity, "records": 64});
             settings[if shape.disk { "nvme" } else { "dax" }] = section;
         }
+        if shape.bytes == Bytes::Posix
+            && let Some(shelf) = self.shelves.last()
+        {
+            settings["posix"] = json!({
+                "path": shelf.path(),
+                "capacity": "64MiB",
+                "fan_out": FAN_OUT,
+                "direct": if shape.disk { "auto" } else { "false" },
+            });
+        }
         let mut behind = shape.pipeline.split('|').skip(1);
         if let Some(second) = behind.find(|tier| *tier == shape.second) {
             let section = match second {
                 "Dax" if shape.disk => "nvme".to_owned(),
+                "Far" if shape.bytes == Bytes::Posix => "posix".to_owned(),
                 other => other.to_ascii_lowercase(),
             };
             settings[section]["admission"] = json!("second");
         }
         let far = if shape.disk { "Nvme" } else { "Dax" };
-        let pipeline = shape.pipeline.replace("Dax", far);
+        let mut pipeline = shape.pipeline.replace("Dax", far);
+        if shape.bytes == Bytes::Posix {
+            pipeline = pipeline.replace("Far", "Posix");
+        }
         Config::with_kinds(&kinds(&self.shelves), &pipeline, &settings).unwrap()
     }
 

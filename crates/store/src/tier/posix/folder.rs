@@ -7,16 +7,17 @@
 //! ```
 
 use std::collections::HashSet;
-use std::fs::DirBuilder;
+use std::fs::{DirBuilder, File};
 use std::hash::{BuildHasher, RandomState};
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, FileExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use kvdepot_arena::format::GRANULE;
+use kvdepot_arena::format::file_header::{FileHeader, LEN};
 use kvdepot_arena::{Error, Identity, Key, NamespaceId};
 use kvdepot_host::dir::{Access, Dir, Seen, mark_used};
 use kvdepot_host::fork::LockFd;
@@ -184,6 +185,14 @@ impl Folder {
     /// Opens a block's file.
     pub(super) fn find(&self, identity: &Identity) -> Result<Option<OwnedFd>, Error> {
         Ok(self.dir.open_at(&self.name_of(identity), Access::Read)?)
+    }
+
+    /// What a block's file says of itself, if it is the one that its name says.
+    pub(super) fn header(&self, identity: &Identity) -> Option<FileHeader> {
+        let file = File::from(self.find(identity).ok()??);
+        let mut page = [0; LEN];
+        file.read_exact_at(&mut page, 0).ok()?;
+        FileHeader::decode(&page).filter(|header| header.identity == *identity)
     }
 
     /// Removes a block's file, if it is the one of that number, or whichever it is; its bytes.

@@ -255,9 +255,7 @@ impl Tier for Posix {
                 let Ok(names) = common.names(number, namespace) else {
                     return;
                 };
-                let gone = names
-                    .into_iter()
-                    .map(|(name, _)| common.remove(&name, None));
+                let gone = names.iter().map(|name| common.remove(name, None));
                 count += gone.filter(|gone| *gone).count();
             }
             reply.answer(count);
@@ -274,8 +272,10 @@ impl Tier for Posix {
                 let Ok(names) = common.names(next, namespace) else {
                     return;
                 };
-                let each = names.into_iter();
-                page.extend(each.map(|(name, len)| (name.key, len.saturating_sub(LEN as u64))));
+                for name in names {
+                    let header = common.folder.header(&name);
+                    page.extend(header.map(|header| (name.key, header.len)));
+                }
                 next += 1;
             }
             let is_last = next >= common.folder.folders();
@@ -460,18 +460,14 @@ impl Common {
     }
 
     /// The blocks of a namespace in a folder, with the lengths of their files.
-    fn names(&self, number: u32, namespace: NamespaceId) -> Result<Vec<(Identity, u64)>, Error> {
+    fn names(&self, number: u32, namespace: NamespaceId) -> Result<Vec<Identity>, Error> {
         let Some(folder) = self.folder.folder(number)? else {
             return Ok(Vec::new());
         };
         let mut found = Vec::new();
         for name in folder.names()? {
             let identity = identity_of(&name).filter(|one| one.namespace == namespace);
-            if let Some(identity) = identity
-                && let Some(seen) = folder.look(&name)?
-            {
-                found.push((identity, seen.len));
-            }
+            found.extend(identity);
         }
         Ok(found)
     }

@@ -1,0 +1,134 @@
+//! The tier `Posix` in the place of a shelf's own storage: it answers at once here, and the shelf
+//! says when that is heard.
+
+use std::fs;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use kvdepot_arena::format::file_header::{FileHeader, LEN};
+use kvdepot_arena::{Place, Refused, Reserved, Token, Wanted};
+use kvdepot_media::{Buffer, Checksum};
+use kvdepot_store::{Identity, Key, NamespaceId, Reply, Tier, ask};
+
+use super::memory::Memory;
+use super::shelf::Stored;
+
+/// Folders of the directory.
+pub const FAN_OUT: u32 = 3;
+
+/// The tier, while it is open.
+pub struct OnDisk {
+    pub tier: Arc<dyn Tier>,
+}
+
+impl OnDisk {
+    /// What the tier answers, which has no threads here.
+    fn ask<T: Send + 'static>(&self, put: impl FnOnce(&dyn Tier, Reply<T>)) -> Option<T> {
+        let (reply, pending) = ask();
+        put(self.tier.as_ref(), reply);
+        let heard = Arc::new(Mutex::new(None));
+        let says = Arc::clone(&heard);
+        pending.then(None, move |answer| {
+            *says.lock().unwrap_or_else(PoisonError::into_inner) = answer;
+        });
+        heard.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    pub fn probe(&self, namespace: NamespaceId, keys: &[Key]) -> Vec<bool> {
+        let found = self.ask(|tier, reply| tier.probe(namespace, keys, reply));
+        found.unwrap_or_else(|| vec![false; keys.len()])
+    }
+
+    pub fn pin(&self, namespace: NamespaceId, key: Key) -> Option<Place> {
+        let pinned = self.ask(|tier, reply| tier.pin(namespace, &[key], reply));
+        pinned?.pop()?
+    }
+
+    pub fn unpin(&self, token: Token) {
+        let nobody = Identity {
+            namespace: NamespaceId([0; 16]),
+            key: Key([0; 32]),
+        };
+        let place = Place {
+            token,
+            ..Place::of(nobody)
+        };
+        self.tier.unpin(&[place]);
+    }
+
+    pub fn reserve(&self, namespace: NamespaceId, one: &Wanted) -> Result<Reserved, Refused> {
+        let reserved = self.ask(|tier, reply| tier.reserve(namespace, &[*one], reply));
+        let reserved = reserved.and_then(|mut all| all.pop());
+        reserved.unwrap_or(Err(Refused::Declined))
+    }
+
+    pub fn commit(&self, reserved: Reserved, sum: Checksum, pinned: bool) -> bool {
+        let stored = self.ask(|tier, reply| tier.commit(vec![(reserved, sum)], pinned, reply));
+        stored.is_some_and(|stored| stored == [true])
+    }
+
+    pub fn remove(&self, namespace: NamespaceId, keys: &[Key]) -> usize {
+        let removed = self.ask(|tier, reply| tier.remove(namespace, keys, reply));
+        removed.unwrap_or(0)
+    }
+
+    pub fn clear(&self, namespace: NamespaceId) -> usize {
+        let cleared = self.ask(|tier, reply| tier.clear(namespace, reply));
+        cleared.unwrap_or(0)
+    }
+
+    pub fn all(&self, namespace: NamespaceId) -> Vec<(Key, u64)> {
+        let (mut all, mut from) = (Vec::new(), Some(0));
+        while let Some(at) = from {
+            let page = self.ask(|tier, reply| tier.list(namespace, at, 100, reply));
+            let (blocks, next) = page.unwrap_or_default();
+            all.extend(blocks);
+            from = next;
+        }
+        all
+    }
+
+    /// Pins, and reservations.
+    pub fn held(&self) -> (u64, u64) {
+        let stats = self.tier.stats();
+        (stats.pinned_blocks, stats.reserved_blocks)
+    }
+}
+
+/// Where a directory has a block.
+pub fn file_of(path: &Path, identity: &Identity) -> Option<PathBuf> {
+    let name = format!("{}-{}", identity.key, identity.namespace);
+    let mut folders = (0..FAN_OUT).map(|number| path.join(format!("blocks/{number:03x}")));
+    let file = folders.find_map(|folder| Some(folder.join(&name)).filter(|file| file.exists()));
+    file
+}
+
+/// What a block's file says, and its payload.
+pub fn read(path: &Path, identity: &Identity) -> Option<Stored> {
+    let bytes = fs::read(file_of(path, identity)?).ok()?;
+    let (header, payload) = bytes.split_first_chunk::<LEN>()?;
+    let header = FileHeader::decode(header).filter(|header| header.identity == *identity)?;
+    let payload = payload.get(..header.len as usize)?;
+    let memory = Memory::Here(Buffer::from_vec(payload.to_vec()));
+    Some(Stored::new(
+        memory,
+        header.len,
+        header.parts,
+        header.checksum,
+    ))
+}
+
+/// Turns a byte of a payload over; false where it is not there.
+pub fn rot(path: &Path, identity: &Identity, at: u64) -> bool {
+    let (Some(file), Some(stored)) = (file_of(path, identity), read(path, identity)) else {
+        return false;
+    };
+    let at = LEN as u64 + at % stored.len;
+    let file = fs::File::options().read(true).write(true).open(file);
+    let file = file.unwrap();
+    let mut byte = [0];
+    file.read_exact_at(&mut byte, at).unwrap();
+    file.write_all_at(&[byte[0] ^ 1], at).unwrap();
+    true
+}
