@@ -3,12 +3,16 @@
 //! One thread for a copier, started by the first such leg. Legs mostly end long before; what is
 //! left of them goes when later ones come.
 
-use super::shared::lock;
-use super::trip::UnderWay;
 use std::collections::VecDeque;
-use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+
+/// Something that a carrier is at, and that is waited for so long.
+pub(super) trait Expected: Send + Sync {
+    /// Waits no longer.
+    fn abandon(&self, patience: Duration);
+}
 
 /// Who looks at the clock.
 #[derive(Default)]
@@ -25,14 +29,14 @@ struct Watched {
 
 #[derive(Default)]
 struct State {
-    legs: VecDeque<(Instant, Duration, Weak<UnderWay>)>,
+    legs: VecDeque<(Instant, Duration, Weak<dyn Expected>)>,
     started: bool,
     ended: bool,
 }
 
 impl Watch {
     /// Abandons a leg when its time is over.
-    pub(super) fn expect(&self, leg: &Arc<UnderWay>, patience: Duration) {
+    pub(super) fn expect(&self, leg: Weak<dyn Expected>, patience: Duration) {
         let Some(end) = Instant::now().checked_add(patience) else {
             return;
         };
@@ -48,7 +52,7 @@ impl Watch {
             // Mostly it is the last one.
             let after = state.legs.iter().rposition(|(other, ..)| *other <= end);
             let at = after.map_or(0, |at| at + 1);
-            state.legs.insert(at, (end, patience, Arc::downgrade(leg)));
+            state.legs.insert(at, (end, patience, leg));
             if at == 0 {
                 self.shared.changed.notify_one();
             }
@@ -109,7 +113,12 @@ impl Watched {
     }
 }
 
-fn abandon(leg: &Weak<UnderWay>, patience: Duration) {
+/// No code that runs under these locks can panic half way, so poison means nothing.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn abandon(leg: &Weak<dyn Expected>, patience: Duration) {
     if let Some(leg) = leg.upgrade() {
         leg.abandon(patience);
     }

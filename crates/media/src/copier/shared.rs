@@ -3,8 +3,8 @@
 use super::cargo::Cargo;
 use super::config::CopierConfig;
 use super::outcome::Done;
-use super::patience::Watch;
-use super::trip::{Trip, UnderWay};
+use super::patience::{Expected, Watch};
+use super::trip::Trip;
 use crate::carrier::{Carrier, Receipt};
 use crate::error::Result;
 use crate::lane::{Queues, Task};
@@ -15,7 +15,7 @@ use crate::way::Way;
 use kvdepot_host::fork::Origin;
 use kvdepot_plan::{Ending, Guard, Join, Limits, Planner, Ready};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 /// The least bytes of a slice: below, handing it over costs more than moving it.
@@ -100,7 +100,7 @@ impl Shared {
     }
 
     /// Waits so long for a leg's carrier; not in a simulation, whose carriers answer.
-    pub(super) fn expect(&self, leg: &Arc<UnderWay>, patience: Duration) {
+    pub(super) fn expect(&self, leg: Weak<dyn Expected>, patience: Duration) {
         if !is_simulated() {
             self.watch.expect(leg, patience);
         }

@@ -8,6 +8,7 @@
 
 use super::area::{Area, Run};
 use super::cargo::{Cargo, Route};
+use super::patience::Expected;
 use super::shared::{Errand, Flight, Shared, lock};
 use crate::carrier::{Carrier, Leg, Op, Receipt};
 use crate::error::Failure;
@@ -17,7 +18,7 @@ use crate::memory::mover::{Mover, Units};
 use crate::slab::{Region, Waits};
 use crate::way::Way;
 use kvdepot_plan::{Guard, Span};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 /// Units of one route that go the same way.
@@ -314,7 +315,8 @@ impl Trip {
             region: Mutex::default(),
         });
         if let Some(patience) = patience {
-            shared.expect(&leg, patience);
+            let leg: Weak<UnderWay> = Arc::downgrade(&leg);
+            shared.expect(leg, patience);
         }
         let receipt = |(number, order): (usize, Order)| {
             let leg = Arc::clone(&leg) as Arc<dyn Leg>;
@@ -366,17 +368,17 @@ impl Order {
 }
 
 /// A leg that a carrier has.
-pub(crate) struct UnderWay {
+struct UnderWay {
     trip: Mutex<Option<Box<Trip>>>,
     failures: Mutex<Vec<(usize, Failure)>>,
     /// Of a trip that went on without its carrier, which may still touch it.
     region: Mutex<Option<Region>>,
 }
 
-impl UnderWay {
-    /// Waits for its carrier no longer: the trip's parts fail, and its region stays with what the
-    /// carrier still has. Only for a leg that touches nothing else.
-    pub(super) fn abandon(&self, patience: Duration) {
+impl Expected for UnderWay {
+    /// The trip's parts fail, and its region stays with what the carrier still has. Only for a leg
+    /// that touches nothing else.
+    fn abandon(&self, patience: Duration) {
         let Some(mut trip) = lock(&self.trip).take() else {
             return;
         };

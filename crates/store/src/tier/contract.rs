@@ -1,6 +1,7 @@
 //! What a tier that is not made of arenas of this process is asked, and what it says of its bytes.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use kvdepot_arena::parts::{self, Part};
 use kvdepot_arena::{
@@ -11,6 +12,22 @@ use kvdepot_media::{Buffer, Checksum};
 
 use super::file::FileAt;
 use super::late::Reply;
+
+/// What a tier is told beside its settings.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct Terms {
+    /// The number that its placements bear.
+    pub number: u32,
+    /// How long its answers are waited for, but those to lookups.
+    pub timeout: Duration,
+}
+
+impl Terms {
+    pub(crate) fn new(number: u32, timeout: Duration) -> Terms {
+        Terms { number, timeout }
+    }
+}
 
 /// One place that blocks live in, which may answer late. Its verbs return at once; what takes time
 /// is answered by the [`Reply`], from any thread, or not at all: that is a miss, or a block that is

@@ -2,32 +2,15 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::Duration;
 
 use kvdepot_arena::Error;
 
-use super::contract::Tier;
+use super::contract::{Terms, Tier};
 use super::posix;
 use crate::option::{OptionSpec, Section};
 
 /// Opens a tier with its settings.
 pub type Opener = dyn Fn(&Section, Terms) -> Result<Arc<dyn Tier>, Error> + Send + Sync;
-
-/// What a tier is told beside its settings.
-#[derive(Clone, Copy, Debug)]
-#[non_exhaustive]
-pub struct Terms {
-    /// The number that its placements bear.
-    pub number: u32,
-    /// How long its answers are waited for, but those to lookups.
-    pub timeout: Duration,
-}
-
-impl Terms {
-    pub(crate) fn new(number: u32, timeout: Duration) -> Terms {
-        Terms { number, timeout }
-    }
-}
 
 /// A kind of tier.
 #[derive(Clone)]

@@ -28,8 +28,8 @@ use kvdepot_arena::{
 };
 use kvdepot_media::{Checksum, PART_LEN_MAX, is_simulated};
 
-use super::contract::{Ends, Page, Tier};
-use super::kinds::{Terms, TierKind};
+use super::contract::{Ends, Page, Terms, Tier};
+use super::kinds::TierKind;
 use super::late::Reply;
 use collect::Collector;
 use desk::{Desk, each};
