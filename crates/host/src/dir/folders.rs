@@ -3,7 +3,7 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 
-use rustix::fs::{AtFlags, FileType, FsWord, Mode, OFlags, Stat};
+use rustix::fs::{AtFlags, FileType, FsWord, Mode, OFlags, RenameFlags, Stat};
 use rustix::io::{Errno, retry_on_intr};
 
 use super::{Dir, check};
@@ -177,6 +177,50 @@ impl Dir {
             .map_err(Error::os("move a file"))
     }
 
+    /// Moves a file to a folder where nothing has that name; false where something has, or the
+    /// file system knows no such move.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Input`] for what is no plain name, [`Error::Os`] when the system refuses.
+    pub fn move_to_new(&self, name: &str, folder: &Dir, new: &str) -> Result<bool> {
+        self.rename(name, folder, new, RenameFlags::NOREPLACE)
+    }
+
+    /// Exchanges a file with the one that has a name in a folder, in one step; false where there is
+    /// none, or the file system knows no exchange.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Input`] for what is no plain name, [`Error::Os`] when the system refuses.
+    pub fn exchange(&self, name: &str, folder: &Dir, other: &str) -> Result<bool> {
+        self.rename(name, folder, other, RenameFlags::EXCHANGE)
+    }
+
+    fn rename(&self, name: &str, folder: &Dir, new: &str, how: RenameFlags) -> Result<bool> {
+        check(name)?;
+        check(new)?;
+        let moved =
+            retry_on_intr(|| rustix::fs::renameat_with(&self.fd, name, &folder.fd, new, how));
+        match moved {
+            Ok(()) => Ok(true),
+            // A name that is not there is told by whoever asks for it next.
+            Err(Errno::EXIST | Errno::NOENT | Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => {
+                Ok(false)
+            }
+            Err(errno) => Err(Error::os("move a file")(errno)),
+        }
+    }
+
+    /// Whether somebody has removed it, here or where it is another host's, while it was open.
+    #[must_use]
+    pub fn is_removed(&self) -> bool {
+        match rustix::fs::fstat(&self.fd) {
+            Ok(stat) => stat.st_nlink == 0,
+            Err(errno) => errno == Errno::STALE,
+        }
+    }
+
     /// When a name in it was last made or removed: nanoseconds by the file system's clock.
     ///
     /// # Errors
@@ -291,8 +335,21 @@ mod tests {
         assert!(dir.has("b/name").unwrap() && !dir.has("a/new").unwrap());
         assert!(!dir.has("none/name").unwrap() && !dir.has("b/name/name").unwrap());
         assert_eq!(b.names().unwrap(), ["name"]);
+        drop(a.create("other", false).unwrap());
+        assert!(
+            !a.exchange("other", &b, "none").unwrap(),
+            "nothing is there"
+        );
+        assert!(!a.move_to_new("other", &b, "name").unwrap(), "it is taken");
+        fs::write(root.path().join("b/name"), "before").unwrap();
+        assert!(a.exchange("other", &b, "name").unwrap());
+        assert_eq!(fs::read(root.path().join("a/other")).unwrap(), b"before");
+        assert!(a.move_to_new("other", &b, "third").unwrap());
+        b.remove("third").unwrap();
         assert!(!dir.remove_folder("b").unwrap(), "it has a file");
+        assert!(!a.is_removed());
         assert!(dir.remove_folder("a").unwrap() && dir.remove_folder("a").unwrap());
+        assert!(a.is_removed());
         b.sync().unwrap();
     }
 

@@ -110,11 +110,17 @@ pub(crate) fn mount(kind: &str, at: &Path, flags: libc::c_ulong, how: &str) -> i
     }
 }
 
-/// Runs `body` in a namespace of its own, with a file system of that kind at `Path`; skips where
-/// there is none.
-pub(crate) fn on(test: &str, user: User, kind: &'static str, how: &str, body: impl FnOnce(&Path)) {
-    if let Some(role) = child::role() {
-        assert_eq!(role, "inside");
+/// Runs `body` in a namespace of its own, in a role of a test, with a file system of that kind where
+/// it is told; skips where there is none.
+pub(crate) fn on(
+    (test, role): (&str, &str),
+    user: User,
+    kind: &'static str,
+    how: &str,
+    body: impl FnOnce(&Path),
+) {
+    if let Some(own) = child::role() {
+        assert_eq!(own, role);
         body(Path::new(&child::value("at")));
         child::say("done");
         return;
@@ -126,7 +132,7 @@ pub(crate) fn on(test: &str, user: User, kind: &'static str, how: &str, body: im
         how: how.into(),
     };
     let at = [("at", dir.path().to_str().unwrap())];
-    match start(test, "inside", &at, user, &[mount]) {
+    match start(test, role, &at, user, &[mount]) {
         Some(mut child) => child.expect("done"),
         None => println!("skipped: {NO_NAMESPACE}"),
     }

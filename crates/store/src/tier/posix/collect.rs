@@ -6,6 +6,7 @@
 //! a file's last change, which a reader moves to now when it is old: so it is the time of last use,
 //! as exact as needed and as cheap as possible.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
@@ -16,8 +17,9 @@ use kvdepot_host::fork::Origin;
 use kvdepot_media::is_simulated;
 use parking_lot::{Condvar, Mutex};
 
+use super::agree::agree;
 use super::folder::{Folder, LEN_MAX, identity_of, room_of};
-use super::usage::{BEGIN, Usage};
+use super::usage::{self, BEGIN, Usage};
 
 /// Where a collection ends, in thousandths of the capacity.
 const END: u64 = 900;
@@ -33,6 +35,18 @@ const BELIEVED: Duration = Duration::from_secs(300);
 
 /// How often a process says that it is there, and looks whether there is something to do.
 const TICK: Duration = Duration::from_secs(20);
+
+/// How much of what is used goes at least where the file system is full.
+const SPACE_PART: u64 = 64;
+
+/// How often it is said that it is.
+const SAID_AGAIN: Duration = Duration::from_secs(60);
+
+/// How long others who collect may be without success, how lately one has to have said that it is
+/// there, and how often is looked.
+const STALLED: Duration = Duration::from_millis(300);
+const ACTIVE: Duration = Duration::from_secs(2);
+const PAUSE: Duration = Duration::from_millis(5);
 
 /// How often what others have left is swept.
 const SWEEP: Duration = Duration::from_secs(60);
@@ -50,6 +64,8 @@ struct Work {
     state: Mutex<State>,
     changed: Condvar,
     ended: AtomicBool,
+    /// When it was said last that the file system is full.
+    said: Mutex<Option<Instant>>,
     evicted: AtomicU64,
     evicted_bytes: AtomicU64,
 }
@@ -57,11 +73,39 @@ struct Work {
 #[derive(Default)]
 struct State {
     wanted: bool,
-    /// What somebody wants to write, and finds no room for.
-    needed: u64,
+    wants: Wants,
     /// A round is under way, and how many have ended: who waits for one knows.
     running: bool,
     rounds: u64,
+}
+
+/// What somebody wants to write.
+#[derive(Clone, Copy, Default)]
+struct Wants {
+    /// And finds no room for in the capacity.
+    needed: u64,
+    /// And the file system has no room for, however little of the capacity is in use.
+    lacking: u64,
+}
+
+impl Wants {
+    fn add(&mut self, other: Wants) {
+        self.needed = self.needed.max(other.needed);
+        self.lacking = self.lacking.max(other.lacking);
+    }
+
+    fn nothing(self) -> bool {
+        self.needed == 0 && self.lacking == 0
+    }
+}
+
+/// Whose turn it is to collect.
+enum Turn {
+    /// This process's, until it is dropped.
+    Mine(#[expect(dead_code, reason = "it is held")] usage::Collector),
+    /// Somebody has it who does nothing.
+    PassedBy,
+    Others,
 }
 
 /// A file that may go.
@@ -69,6 +113,32 @@ struct Old {
     changed: i128,
     folder: u32,
     name: String,
+}
+
+/// Marks of a folder that is not there, and of one that was changed just now: no times of any.
+const NO_FOLDER: i128 = -1;
+const UNSURE: i128 = -2;
+
+/// What is just now, in nanoseconds.
+const RECENT: i128 = 20_000_000;
+
+/// What a look has seen until now.
+#[derive(Default)]
+struct Looked {
+    all: Vec<(Old, u64)>,
+    sum: u64,
+    /// A file is counted once, wherever it is met.
+    inodes: HashSet<u64>,
+}
+
+impl Looked {
+    fn count(&mut self, inode: u64, bytes: u64) -> bool {
+        let is_new = self.inodes.insert(inode);
+        if is_new {
+            self.sum = self.sum.saturating_add(bytes);
+        }
+        is_new
+    }
 }
 
 /// What a look has found, the oldest last.
@@ -86,6 +156,7 @@ impl Collector {
             state: Mutex::default(),
             changed: Condvar::new(),
             ended: AtomicBool::new(false),
+            said: Mutex::default(),
             evicted: AtomicU64::new(0),
             evicted_bytes: AtomicU64::new(0),
         });
@@ -114,13 +185,27 @@ impl Collector {
 
     /// Waits for the end of a round that begins now, and makes room for so many bytes.
     pub(super) fn make_room(&self, needed: u64, patience: Duration) {
+        self.ask(Wants { needed, lacking: 0 }, patience);
+    }
+
+    /// The same where it is the file system that is full.
+    pub(super) fn make_space(&self, lacking: u64, patience: Duration) {
+        self.ask(Wants { needed: 0, lacking }, patience);
+    }
+
+    /// Opens the directory again, if somebody has removed it.
+    pub(super) fn open_again(&self) {
+        self.work.open_again();
+    }
+
+    fn ask(&self, wants: Wants, patience: Duration) {
         if self.thread.lock().is_none() {
-            return self.work.round(&mut Found::default(), needed, false);
+            return self.work.round(&mut Found::default(), wants, false);
         }
         let deadline = clock::now() + patience;
         let mut state = self.work.state.lock();
         state.wanted = true;
-        state.needed = state.needed.max(needed);
+        state.wants.add(wants);
         self.work.changed.notify_all();
         // One that is under way has looked already.
         let until = state.rounds + 1 + u64::from(state.running);
@@ -166,12 +251,12 @@ impl Work {
             if sweeps {
                 swept = Some(clock::now());
             }
-            let needed = {
+            let wants = {
                 let mut state = self.state.lock();
                 (state.running, state.wanted) = (true, false);
-                std::mem::take(&mut state.needed)
+                std::mem::take(&mut state.wants)
             };
-            self.round(&mut found, needed, sweeps);
+            self.round(&mut found, wants, sweeps);
             let mut state = self.state.lock();
             state.running = false;
             state.rounds += 1;
@@ -182,13 +267,32 @@ impl Work {
         }
     }
 
-    fn round(&self, found: &mut Found, needed: u64, sweeps: bool) {
-        if let Err(error) = self.collect(found, needed, sweeps) {
+    fn open_again(&self) {
+        let again = self.folder.open_again().and_then(|again| {
+            if again {
+                self.usage.open_again(&self.folder.dir())?;
+                agree(&self.folder, self.usage.capacity())?;
+            }
+            Ok(again)
+        });
+        let path = self.folder.path.display();
+        match again {
+            Ok(true) => tracing::warn!(%path, "the directory was removed, and is opened again"),
+            Ok(false) => {}
+            Err(error) => {
+                tracing::warn!(%error, %path, "the directory was removed, and cannot be opened");
+            }
+        }
+    }
+
+    fn round(&self, found: &mut Found, wants: Wants, sweeps: bool) {
+        self.open_again();
+        if let Err(error) = self.collect(found, wants, sweeps) {
             tracing::warn!(%error, path = %self.folder.path.display(), "cannot collect");
         }
     }
 
-    fn collect(&self, found: &mut Found, needed: u64, sweeps: bool) -> Result<(), Error> {
+    fn collect(&self, found: &mut Found, wants: Wants, sweeps: bool) -> Result<(), Error> {
         self.folder.still_here()?;
         if sweeps {
             let swept = self.folder.sweep();
@@ -201,15 +305,25 @@ impl Work {
             }
         }
         let capacity = self.usage.capacity();
+        let Wants { needed, lacking } = wants;
         let lacks = |used: u64| needed > 0 && used + needed > capacity;
-        let end = self.usage.part(END).min(capacity.saturating_sub(needed));
         let used = self.usage.used()?;
-        if used < self.usage.part(BEGIN) && !lacks(used) {
+        if used < self.usage.part(BEGIN) && !lacks(used) && lacking == 0 {
             return Ok(());
         }
-        let Some(_alone) = self.usage.collector() else {
-            return Ok(());
+        let end = self.usage.part(END).min(capacity.saturating_sub(needed));
+        let end = match lacking {
+            0 => end,
+            // Enough for some, so that not each of them has to ask.
+            _ => end.min(used.saturating_sub(lacking.max(used / SPACE_PART))),
         };
+        if lacking > 0 {
+            self.warn_of_space(used);
+        }
+        let alone = self.alone(end, wants)?;
+        if matches!(alone, Turn::Others) {
+            return Ok(());
+        }
         loop {
             let used = self.usage.used()?;
             if used <= end || self.ended.load(Ordering::Acquire) {
@@ -240,6 +354,46 @@ impl Work {
         }
     }
 
+    /// Waits for the turn to collect, where somebody needs it; others may do it meanwhile. One who
+    /// has the turn and does nothing, because its process is stopped, is passed by: two who collect
+    /// at once only do some of it twice.
+    fn alone(&self, end: u64, wants: Wants) -> Result<Turn, Error> {
+        let (mut least, mut since) = (u64::MAX, clock::now());
+        loop {
+            if let Some(collector) = self.usage.collector() {
+                return Ok(Turn::Mine(collector));
+            }
+            let used = self.usage.used()?;
+            if wants.nothing() || used <= end || self.ended.load(Ordering::Acquire) {
+                return Ok(Turn::Others);
+            }
+            if used < least {
+                (least, since) = (used, clock::now());
+            } else if since.elapsed() >= STALLED {
+                if self.folder.others_act(ACTIVE)? {
+                    return Ok(Turn::Others);
+                }
+                tracing::warn!("a process that collects does nothing: it is passed by");
+                return Ok(Turn::PassedBy);
+            }
+            std::thread::sleep(PAUSE);
+        }
+    }
+
+    /// Says, once in a while, that the file system is full.
+    fn warn_of_space(&self, used: u64) {
+        let mut said = self.said.lock();
+        if said.is_none_or(|at| at.elapsed() >= SAID_AGAIN) {
+            *said = Some(clock::now());
+            tracing::warn!(
+                path = %self.folder.path.display(),
+                used,
+                capacity = self.usage.capacity(),
+                "the file system is full before the directory is: its oldest blocks go"
+            );
+        }
+    }
+
     /// Removes a file, unless it has been used since it was looked at; its bytes.
     fn evict(&self, old: &Old) -> Result<u64, Error> {
         let Some(folder) = self.folder.folder(old.folder)? else {
@@ -261,34 +415,31 @@ impl Work {
     /// is.
     fn look(&self, remembered: u64) -> Result<Found, Error> {
         let counted = self.usage.used()?;
-        let (sharers, mut sum) = self.folder.new_bytes()?;
-        let mut all = Vec::new();
+        let mut looked = Looked::default();
+        let mut marks = Vec::new();
         for number in 0..self.folder.folders() {
-            if self.ended.load(Ordering::Acquire) {
-                return Ok(Found::default());
-            }
-            // What cannot be looked at is no reason to collect nothing.
-            let Ok(Some(folder)) = self.folder.folder(number) else {
-                continue;
-            };
-            self.folder.still_here()?;
-            for name in folder.names().unwrap_or_default() {
-                // What else lies there is not ours.
-                let seen = identity_of(&name).and_then(|_| folder.look(&name).ok()?);
-                let Some(seen) = seen.filter(|seen| seen.len <= LEN_MAX) else {
-                    continue;
-                };
-                let bytes = room_of(seen.len);
-                sum = sum.saturating_add(bytes);
-                let old = Old {
-                    changed: seen.changed,
-                    folder: number,
-                    name,
-                };
-                all.push((old, bytes));
+            marks.push(self.look_in(number, &mut looked)?);
+        }
+        // What is in no file yet is in one that is found from now on.
+        let promised = self.usage.promised();
+        let (sharers, new) = self.folder.new_files()?;
+        for (inode, bytes) in new {
+            looked.count(inode, bytes);
+        }
+        // What was published meanwhile, and is new no more.
+        for (number, mark) in (0..).zip(marks) {
+            let folder = self.folder.folder(number).unwrap_or_default();
+            let now = folder.map_or(Ok(NO_FOLDER), |folder| folder.changed());
+            if now.is_ok_and(|now| now != mark) {
+                self.look_in(number, &mut looked)?;
             }
         }
+        if self.ended.load(Ordering::Acquire) {
+            return Ok(Found::default());
+        }
+        let sum = looked.sum.saturating_add(promised);
         self.usage.found(counted, sum, sharers)?;
+        let mut all = looked.all;
         all.sort_unstable_by_key(|(old, _)| old.changed);
         let mut bytes = 0;
         let within = |(_, room): &(Old, u64)| {
@@ -303,5 +454,37 @@ impl Work {
             old,
             at: Some(clock::now()),
         })
+    }
+
+    /// Looks at the files of a folder that are not known yet; a mark that is another one when
+    /// something has been published there since.
+    fn look_in(&self, number: u32, looked: &mut Looked) -> Result<i128, Error> {
+        if self.ended.load(Ordering::Acquire) {
+            return Ok(NO_FOLDER);
+        }
+        // What cannot be looked at is no reason to collect nothing.
+        let Ok(Some(folder)) = self.folder.folder(number) else {
+            return Ok(NO_FOLDER);
+        };
+        let now = self.folder.still_here()?;
+        let mark = folder.changed()?;
+        for name in folder.names().unwrap_or_default() {
+            // What else lies there is not ours.
+            let seen = identity_of(&name).and_then(|_| folder.look(&name).ok()?);
+            let Some(seen) = seen.filter(|seen| seen.len <= LEN_MAX) else {
+                continue;
+            };
+            let bytes = room_of(seen.len);
+            if looked.count(seen.inode, bytes) {
+                let old = Old {
+                    changed: seen.changed,
+                    folder: number,
+                    name,
+                };
+                looked.all.push((old, bytes));
+            }
+        }
+        // The clock of a file system stands still for some milliseconds.
+        Ok(if now - mark < RECENT { UNSURE } else { mark })
     }
 }

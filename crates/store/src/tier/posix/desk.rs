@@ -148,18 +148,34 @@ impl Queue {
 }
 
 /// Does `work` for each item, `grain` of them at a time, and then `done` with all that came of it,
-/// in order. Where a part of it was dropped, `done` is too.
-pub(super) fn each<I, T, W, D>(desk: &Desk, items: Vec<I>, grain: usize, work: W, done: D)
-where
+/// in order. Where a part of it was dropped, `done` is too, and what came of the others is `undone`.
+pub(super) fn each<I, T, W, D, U>(
+    desk: &Desk,
+    (items, grain): (Vec<I>, usize),
+    work: W,
+    done: D,
+    undone: U,
+) where
     I: Send + 'static,
     T: Send + 'static,
     W: Fn(I) -> T + Send + Sync + 'static,
     D: FnOnce(Vec<T>) + Send + 'static,
+    U: Fn(Vec<T>) + Send + Sync + 'static,
 {
-    struct Sheet<T, D> {
+    struct Sheet<T, D, U: Fn(Vec<T>)> {
         answers: Vec<Option<T>>,
         left: usize,
         done: Option<D>,
+        undone: U,
+    }
+    impl<T, D, U: Fn(Vec<T>)> Drop for Sheet<T, D, U> {
+        fn drop(&mut self) {
+            let some = std::mem::take(&mut self.answers);
+            let some: Vec<T> = some.into_iter().flatten().collect();
+            if !some.is_empty() {
+                (self.undone)(some);
+            }
+        }
     }
     let count = items.len();
     if count == 0 {
@@ -172,6 +188,7 @@ where
         answers: (0..count).map(|_| None).collect(),
         left: count,
         done: Some(done),
+        undone,
     }));
     let work = Arc::new(work);
     let mut items = items.into_iter().enumerate();
@@ -204,5 +221,30 @@ where
                 done(answers.into_iter().flatten().collect());
             }
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+
+    #[test]
+    fn what_came_of_items_whose_others_were_dropped_is_undone() {
+        let desk = Desk::new("test", 4).unwrap();
+        let (undo, undone) = mpsc::channel();
+        let (begin, begun) = mpsc::channel();
+        let work = move |item: u32| {
+            begin.send(()).unwrap();
+            assert!(item < 2, "one that breaks");
+            item
+        };
+        let done = |_: Vec<u32>| panic!("not all is done");
+        let undone_by = move |some: Vec<u32>| undo.send(some).unwrap();
+        each(&desk, (vec![1, 7, 0], 1), work, done, undone_by);
+        desk.end(clock::now() + Duration::from_secs(60));
+        assert_eq!(undone.recv(), Ok(vec![1, 0]));
+        assert_eq!(begun.iter().count(), 3);
     }
 }

@@ -16,6 +16,7 @@ use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use arc_swap::ArcSwap;
 use kvdepot_arena::format::GRANULE;
 use kvdepot_arena::format::file_header::{FileHeader, LEN};
 use kvdepot_arena::{Error, Identity, Key, NamespaceId};
@@ -43,15 +44,13 @@ const PATIENCE_ELSEWHERE: Duration = Duration::from_secs(3600);
 const SECOND: i128 = 1_000_000_000;
 
 pub(super) struct Folder {
-    /// All of it, as other processes have it.
-    pub(super) dir: Arc<Dir>,
     pub(super) path: PathBuf,
-    blocks: Dir,
     fan_out: u32,
-    /// Where this process writes, and how that folder is called.
-    new: Dir,
+    /// Names are made durable.
+    lasts: bool,
+    /// How the folder is called in which this process writes.
     mine: String,
-    alive: LockFd,
+    at: ArcSwap<At>,
     /// Seconds by the file system's clock when this process has said so last.
     said: AtomicI64,
     next: AtomicU64,
@@ -59,17 +58,19 @@ pub(super) struct Folder {
     durable: Mutex<HashSet<String>>,
 }
 
-impl Folder {
-    /// The directory at a path, which is made where there is none.
-    pub(super) fn open(path: &Path, fan_out: u32, lasts: bool) -> Result<Folder, Error> {
-        DirBuilder::new()
-            .recursive(true)
-            .mode(0o700)
-            .create(path)
-            .map_err(|source| Error::Io {
-                path: path.into(),
-                source,
-            })?;
+/// The directory, as it was opened last.
+struct At {
+    /// All of it, as other processes have it.
+    dir: Arc<Dir>,
+    blocks: Dir,
+    /// Where this process writes.
+    new: Dir,
+    alive: LockFd,
+}
+
+impl At {
+    /// The directory at a path, with this process's own folder. It is made where there is none.
+    fn open(path: &Path, mine: &str, lasts: bool) -> Result<At, Error> {
         let dir = Dir::open(path)?;
         let blocks = dir.make_folder(BLOCKS)?;
         if lasts {
@@ -78,65 +79,109 @@ impl Folder {
                 Dir::open(parent)?.sync()?;
             }
         }
-        let all = dir.make_folder(NEW)?;
-        let pid = std::process::id();
-        let chosen = RandomState::new().hash_one(pid);
-        let mine = format!("{:08x}-{pid}-{chosen:016x}", boot());
-        let new = all.make_folder(&mine)?;
+        let new = dir.make_folder(NEW)?.make_folder(mine)?;
         let alive = LockFd::open(|| match new.open_at(ALIVE, Access::Write)? {
             Some(file) => Ok(file),
             None => new.create(ALIVE, false),
         })?;
         alive.try_lock(ALIVE_BYTE, Kind::Exclusive)?;
-        Ok(Folder {
+        Ok(At {
             dir: Arc::new(dir),
-            path: path.into(),
             blocks,
-            fan_out,
             new,
-            mine,
             alive,
+        })
+    }
+}
+
+fn make(path: &Path, recursive: bool) -> Result<(), Error> {
+    let made = DirBuilder::new()
+        .recursive(recursive)
+        .mode(0o700)
+        .create(path);
+    match made {
+        Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => Err(Error::Io {
+            path: path.into(),
+            source: error,
+        }),
+        _ => Ok(()),
+    }
+}
+
+impl Folder {
+    /// The directory at a path, which is made where there is none.
+    pub(super) fn open(path: &Path, fan_out: u32, lasts: bool) -> Result<Folder, Error> {
+        make(path, true)?;
+        let pid = std::process::id();
+        let chosen = RandomState::new().hash_one(pid);
+        let mine = format!("{:08x}-{pid}-{chosen:016x}", boot());
+        Ok(Folder {
+            at: ArcSwap::from_pointee(At::open(path, &mine, lasts)?),
+            path: path.into(),
+            fan_out,
+            lasts,
+            mine,
             said: AtomicI64::new(0),
             next: AtomicU64::new(0),
             durable: Mutex::default(),
         })
     }
 
+    /// All of it, as other processes have it.
+    pub(super) fn dir(&self) -> Arc<Dir> {
+        Arc::clone(&self.at.load().dir)
+    }
+
+    /// Opens again what somebody has removed meanwhile; whether there was need.
+    pub(super) fn open_again(&self) -> Result<bool, Error> {
+        if !self.at.load().dir.is_removed() {
+            return Ok(false);
+        }
+        // Whatever is above it is not this tier's to make.
+        make(&self.path, false)?;
+        let at = At::open(&self.path, &self.mine, self.lasts)?;
+        self.durable.lock().clear();
+        self.at.store(Arc::new(at));
+        Ok(true)
+    }
+
     /// A new file that nobody looks for, and its name for other processes.
     pub(super) fn create(&self, direct: bool) -> Result<(String, OwnedFd), Error> {
         let name = self.next.fetch_add(1, Ordering::Relaxed).to_string();
-        let file = self.new.create(&name, direct)?;
+        let file = self.at.load().new.create(&name, direct)?;
         Ok((format!("{NEW}/{}/{name}", self.mine), file))
     }
 
     /// Removes what [`Folder::create`] has made.
     pub(super) fn drop_new(&self, name: &str) {
         let name = name.rsplit('/').next().unwrap_or(name);
-        if let Err(error) = self.new.remove(name) {
+        if let Err(error) = self.at.load().new.remove(name) {
             tracing::warn!(%error, "a file that is not published cannot be removed");
         }
     }
 
-    /// Publishes what [`Folder::create`] has made; durably if `lasts`.
+    /// Publishes what [`Folder::create`] has made; durably if `lasts`. How many bytes of a file went
+    /// that had its name.
     pub(super) fn publish(
         &self,
         name: &str,
         identity: &Identity,
         lasts: bool,
-    ) -> Result<(), Error> {
+    ) -> Result<u64, Error> {
+        let at = self.at.load();
         let name = name.rsplit('/').next().unwrap_or(name);
         let number = self.folder_of(identity);
-        let folder = self.blocks.make_folder(&number)?;
+        let folder = at.blocks.make_folder(&number)?;
         // Whoever has made it may not have synced it yet.
         if lasts && !self.durable.lock().contains(&number) {
-            self.blocks.sync()?;
+            at.blocks.sync()?;
             self.durable.lock().insert(number);
         }
-        self.new.move_to(name, &folder, &file_of(identity))?;
+        let replaced = replace(&at.new, name, &folder, &file_of(identity))?;
         if lasts {
             folder.sync()?;
         }
-        Ok(())
+        Ok(replaced)
     }
 
     /// Where a block's file is, in the directory.
@@ -154,12 +199,12 @@ impl Folder {
 
     /// Whether something has a block's name; what it is shows when it is opened.
     pub(super) fn has(&self, identity: &Identity) -> Result<bool, Error> {
-        Ok(self.dir.has(&self.name_of(identity))?)
+        Ok(self.at.load().dir.has(&self.name_of(identity))?)
     }
 
     /// Whether a block's file is there, and durable if it shall last.
     pub(super) fn keeps(&self, identity: &Identity, lasts: bool) -> Result<bool, Error> {
-        let Some(folder) = self.blocks.folder(&self.folder_of(identity))? else {
+        let Some(folder) = self.at.load().blocks.folder(&self.folder_of(identity))? else {
             return Ok(false);
         };
         let name = file_of(identity);
@@ -177,14 +222,18 @@ impl Folder {
                 source: errno.into(),
             })?;
             folder.sync()?;
-            self.blocks.sync()?;
+            self.at.load().blocks.sync()?;
         }
         Ok(true)
     }
 
     /// Opens a block's file.
     pub(super) fn find(&self, identity: &Identity) -> Result<Option<OwnedFd>, Error> {
-        Ok(self.dir.open_at(&self.name_of(identity), Access::Read)?)
+        Ok(self
+            .at
+            .load()
+            .dir
+            .open_at(&self.name_of(identity), Access::Read)?)
     }
 
     /// What a block's file says of itself, if it is the one that its name says.
@@ -201,7 +250,7 @@ impl Folder {
         identity: &Identity,
         inode: Option<u64>,
     ) -> Result<Option<u64>, Error> {
-        let Some(folder) = self.blocks.folder(&self.folder_of(identity))? else {
+        let Some(folder) = self.at.load().blocks.folder(&self.folder_of(identity))? else {
             return Ok(None);
         };
         let name = file_of(identity);
@@ -217,7 +266,7 @@ impl Folder {
 
     /// The folder of that number, where there is one.
     pub(super) fn folder(&self, number: u32) -> Result<Option<Dir>, Error> {
-        Ok(self.blocks.folder(&folder_name(number))?)
+        Ok(self.at.load().blocks.folder(&folder_name(number))?)
     }
 
     pub(super) fn folders(&self) -> u32 {
@@ -226,7 +275,8 @@ impl Folder {
 
     /// Says that this process is there still; the time by the file system's clock.
     pub(super) fn still_here(&self) -> Result<i128, Error> {
-        let fd = self.alive.fd()?;
+        let at = self.at.load();
+        let fd = at.alive.fd()?;
         mark_used(fd)?;
         let now = Seen::of(fd)?.map_or(0, |seen| seen.changed);
         self.said.store((now / SECOND) as i64, Ordering::Relaxed);
@@ -250,7 +300,7 @@ impl Folder {
             Ok(now) => now,
             Err(error) => return swept(error),
         };
-        let Ok(Some(all)) = self.dir.folder(NEW) else {
+        let Ok(Some(all)) = self.at.load().dir.folder(NEW) else {
             return 0;
         };
         let names = all.names().unwrap_or_default().into_iter();
@@ -289,12 +339,31 @@ impl Folder {
         Ok(swept)
     }
 
-    /// How many processes write here, and what those files take that they are writing.
-    pub(super) fn new_bytes(&self) -> Result<(u64, u64), Error> {
-        let Some(all) = self.dir.folder(NEW)? else {
-            return Ok((0, 0));
+    /// Whether another process has said that it is there within this time.
+    pub(super) fn others_act(&self, within: Duration) -> Result<bool, Error> {
+        let now = self.still_here()?;
+        let Some(all) = self.at.load().dir.folder(NEW)? else {
+            return Ok(false);
         };
-        let (mut sharers, mut sum) = (0, 0_u64);
+        for name in all.names()?.into_iter().filter(|name| *name != self.mine) {
+            let alive = match all.folder(&name)? {
+                Some(folder) => folder.look(ALIVE)?,
+                None => None,
+            };
+            if alive.is_some_and(|alive| now - alive.changed < within.as_nanos() as i128) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// How many processes write here, and the files that they are writing: their numbers, and what
+    /// they take.
+    pub(super) fn new_files(&self) -> Result<(u64, Vec<(u64, u64)>), Error> {
+        let Some(all) = self.at.load().dir.folder(NEW)? else {
+            return Ok((0, Vec::new()));
+        };
+        let (mut sharers, mut files) = (0, Vec::new());
         for name in all.names()? {
             let Ok(Some(folder)) = all.folder(&name) else {
                 continue;
@@ -303,19 +372,19 @@ impl Folder {
             for file in folder.names().unwrap_or_default() {
                 let seen = folder.look(&file).ok().flatten();
                 let seen = seen.filter(|seen| seen.len <= LEN_MAX);
-                sum = sum.saturating_add(seen.map_or(0, |seen| room_of(seen.len)));
+                files.extend(seen.map(|seen| (seen.inode, room_of(seen.len))));
             }
         }
-        Ok((sharers, sum))
+        Ok((sharers, files))
     }
 
     /// Nothing of this process is left.
     pub(super) fn close(&self) {
-        let gone = self.new.names().and_then(|names| {
+        let gone = self.at.load().new.names().and_then(|names| {
             for name in names {
-                self.new.remove(&name)?;
+                self.at.load().new.remove(&name)?;
             }
-            match self.dir.folder(NEW)? {
+            match self.at.load().dir.folder(NEW)? {
                 Some(all) => all.remove_folder(&self.mine),
                 None => Ok(true),
             }
@@ -324,6 +393,22 @@ impl Folder {
             tracing::debug!(%error, "what this process has written stays until somebody sweeps");
         }
     }
+}
+
+/// Moves a file to where another one may be; how many bytes of that have gone. Who has it open keeps
+/// it.
+fn replace(new: &Dir, name: &str, folder: &Dir, to: &str) -> Result<u64, Error> {
+    if new.move_to_new(name, folder, to)? {
+        return Ok(0);
+    }
+    // Whose bytes go is known only of what is taken out: another process may replace it, too.
+    let before = folder.look(to)?;
+    if before.is_some() && new.exchange(name, folder, to)? {
+        let gone = new.look(name)?.map_or(0, |seen| room_of(seen.len));
+        return Ok(if new.remove(name)? { gone } else { 0 });
+    }
+    new.move_to(name, folder, to)?;
+    Ok(before.map_or(0, |seen| room_of(seen.len)))
 }
 
 /// This lifetime of this host, as a number.

@@ -6,9 +6,10 @@
 //! than the capacity is in use, whoever writes. A pin is an open file: removal takes the name
 //! alone.
 //!
-//! `folder` says what lies where, `usage` counts for all, `collect` makes room, `filter` knows what
+//! `folder` says what lies where, `agree` what all have to name alike, `usage` counts for all, `collect` makes room, `filter` knows what
 //! was looked at lately, `desk` has the threads that wait for the file system.
 
+mod agree;
 mod collect;
 mod desk;
 mod filter;
@@ -17,6 +18,7 @@ mod open;
 mod options;
 mod usage;
 
+use std::io::ErrorKind;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
@@ -100,17 +102,26 @@ impl Posix {
             options.fan_out,
             options.durability == Durability::Power,
         )?);
-        let usage = Arc::new(Usage::open(&folder.dir, options.capacity)?);
-        let collector = Collector::start(&folder, &usage)?;
+        let tier = Posix::of(&folder, options, terms);
+        if tier.is_err() {
+            folder.close();
+        }
+        tier
+    }
+
+    fn of(folder: &Arc<Folder>, options: &Options, terms: Terms) -> Result<Posix, Error> {
+        agree::agree(folder, options.capacity)?;
+        let usage = Arc::new(Usage::open(&folder.dir(), options.capacity)?);
+        let collector = Collector::start(folder, &usage)?;
         let writes = Arc::new(Desk::new("write", THREADS)?);
-        let open = Open::new(terms, (&folder, &usage), &writes, options.direct)?;
+        let open = Open::new(terms, (folder, &usage), &writes, options.direct)?;
         Ok(Posix {
             reads: Desk::new("read", THREADS)?,
             writes,
             common: Arc::new(Common {
                 number: terms.number,
                 durability: options.durability,
-                folder,
+                folder: Arc::clone(folder),
                 usage,
                 collector,
                 filter: Filter::default(),
@@ -128,12 +139,15 @@ impl Posix {
         (items, grain): (Vec<I>, usize),
         reply: Reply<Vec<T>>,
         work: impl Fn(&Common, I) -> T + Send + Sync + 'static,
+        undone: impl Fn(&Common, Vec<T>) + Send + Sync + 'static,
     ) {
-        let common = Arc::clone(&self.common);
+        let [common, other] = [0, 1].map(|_| Arc::clone(&self.common));
         let done = |answers| {
             reply.answer(answers);
         };
-        each(desk, items, grain, move |item| work(&common, item), done);
+        let work = move |item| work(&common, item);
+        let undone = move |answers| undone(&other, answers);
+        each(desk, (items, grain), work, done, undone);
     }
 }
 
@@ -178,14 +192,17 @@ impl Tier for Posix {
             let each = each.map(|known| known.or_else(|| looked.next()).unwrap_or(false));
             reply.answer(each.collect());
         };
-        each(&self.reads, asked, LOOKS, look, done);
+        each(&self.reads, (asked, LOOKS), look, done, drop);
     }
 
     fn pin(&self, namespace: NamespaceId, keys: &[Key], reply: Reply<Vec<Option<Place>>>) {
         let names = identities(namespace, keys);
-        self.answer(&self.reads, (names, OPENS), reply, |common, name| {
-            common.find(&name)
-        });
+        let find = |common: &Common, name| common.find(&name);
+        let unpin = |common: &Common, found: Vec<Option<Place>>| {
+            let found: Vec<Place> = found.into_iter().flatten().collect();
+            common.open.unpin(&found);
+        };
+        self.answer(&self.reads, (names, OPENS), reply, find, unpin);
     }
 
     fn unpin(&self, places: &[Place]) {
@@ -218,16 +235,27 @@ impl Tier for Posix {
             (blocks.to_vec(), MAKES),
             reply,
             move |common, wanted| common.make(namespace, &wanted),
+            // A reservation gives itself back.
+            |_, made| drop(made),
         );
     }
 
     fn commit(&self, written: Vec<(Reserved, Checksum)>, pinned: bool, reply: Reply<Vec<bool>>) {
-        self.answer(
-            &self.writes,
-            (written, MAKES),
-            reply,
-            move |common, (reserved, checksum)| common.publish(reserved, checksum, pinned),
-        );
+        let [common, other] = [0, 1].map(|_| Arc::clone(&self.common));
+        let publish = move |(reserved, checksum): (Reserved, Checksum)| {
+            let place = *reserved;
+            (place, common.publish(reserved, checksum, pinned))
+        };
+        let done = |answers: Vec<(Place, bool)>| {
+            reply.answer(answers.into_iter().map(|(_, stored)| stored).collect());
+        };
+        let unpin = move |answers: Vec<(Place, bool)>| {
+            let pins = answers.into_iter().filter(|(_, stored)| pinned && *stored);
+            other
+                .open
+                .unpin(&pins.map(|(place, _)| place).collect::<Vec<_>>());
+        };
+        each(&self.writes, (written, MAKES), publish, done, unpin);
     }
 
     fn remove(&self, namespace: NamespaceId, keys: &[Key], reply: Reply<usize>) {
@@ -237,13 +265,8 @@ impl Tier for Posix {
             reply.answer(gone.into_iter().filter(|gone| *gone).count());
         };
         let remove = move |name| common.remove(&name, None);
-        each(
-            &self.writes,
-            identities(namespace, keys),
-            MAKES,
-            remove,
-            done,
-        );
+        let names = identities(namespace, keys);
+        each(&self.writes, (names, MAKES), remove, done, drop);
     }
 
     fn clear(&self, namespace: NamespaceId, reply: Reply<usize>) {
@@ -328,6 +351,19 @@ impl Tier for Posix {
     }
 }
 
+/// Whether a file system has no room for what was asked.
+fn is_full(error: &Error) -> bool {
+    let kind = match error {
+        Error::Io { source, .. } => Some(source.kind()),
+        Error::Host(error) => error.io_kind(),
+        _ => None,
+    };
+    matches!(
+        kind,
+        Some(ErrorKind::StorageFull | ErrorKind::QuotaExceeded)
+    )
+}
+
 impl Common {
     /// Whether a file has the block's name; what it holds is seen when it is read.
     fn has(&self, name: &Identity) -> bool {
@@ -368,9 +404,9 @@ impl Common {
         match self.folder.keeps(&name, lasts) {
             Ok(false) => {}
             Ok(true) => return Err(Refused::Present(nowhere)),
-            Err(error) => return Err(self.refuse(&error)),
+            Err(error) => return Err(self.fails(&error)),
         }
-        let Some(making) = self.open.begin(name) else {
+        let Some(mut making) = self.open.begin(name) else {
             return Err(Refused::Reserved(nowhere));
         };
         let bytes = room_of(LEN as u64 + wanted.len);
@@ -394,13 +430,21 @@ impl Common {
             }
             Err(error) => return Err(self.refuse(&error)),
         }
+        let mut made = making.create(wanted);
+        if let Err(error) = &made
+            && is_full(error)
+        {
+            // The file system is, before the directory has its capacity.
+            self.collector.make_space(bytes, FOR_ROOM);
+            made = making.create(wanted);
+        }
+        self.usage.settle(bytes);
         if self.usage.is_nearly_full() {
             self.collector.wake();
         }
-        let made = making.create(wanted);
         made.map_err(|error| {
             self.usage.give_back(bytes);
-            self.refuse(&error)
+            self.fails(&error)
         })
     }
 
@@ -417,6 +461,12 @@ impl Common {
             taken = self.usage.take(bytes)?;
         }
         Ok(taken)
+    }
+
+    /// What cannot be stored now can be later, where somebody has removed the directory.
+    fn fails(&self, error: &Error) -> Refused {
+        self.collector.open_again();
+        self.refuse(error)
     }
 
     fn refuse(&self, error: &Error) -> Refused {

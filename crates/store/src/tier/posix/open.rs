@@ -41,6 +41,8 @@ pub(super) struct Open {
     /// The file system is one that may hang. Of others a file's attribute is at hand when it is open,
     /// sooner than its header.
     far: bool,
+    /// Most files that are open at a time, so that the process has some for other things.
+    files_max: usize,
     /// Has threads for what the file system may take its time for.
     desk: Arc<Desk>,
     next: AtomicU64,
@@ -76,7 +78,7 @@ impl Open {
         desk: &Arc<Desk>,
         direct: DirectIo,
     ) -> Result<Arc<Open>, Error> {
-        let far = folder.dir.may_be_far();
+        let far = folder.dir().may_be_far();
         // A disk of this host fails or answers.
         let hands = match far {
             true => Hands::patient(THREADS, terms.timeout),
@@ -107,6 +109,7 @@ impl Open {
             direct,
             syncs: !direct && far,
             far,
+            files_max: files_max(),
             desk: Arc::clone(desk),
             next: AtomicU64::new(0),
             state: Mutex::default(),
@@ -231,7 +234,7 @@ impl Open {
             removed: false,
         };
         let mut state = self.state.lock();
-        if state.closed {
+        if state.closed || state.files.len() >= self.files_max {
             return None;
         }
         state.files.insert(sequence, opened);
@@ -335,7 +338,10 @@ impl Open {
         let published = synced.and_then(|()| {
             let stays = stays(&self.state.lock());
             if stays {
-                self.folder.publish(&name, &place.identity, lasts)?;
+                let replaced = self.folder.publish(&name, &place.identity, lasts)?;
+                if replaced > 0 && self.usage.freed(replaced).is_err() {
+                    tracing::debug!("the count learns of a replaced file by the next collection");
+                }
             }
             Ok(stays)
         });
@@ -448,8 +454,14 @@ pub(super) struct Making {
 
 impl Making {
     /// Makes its file, with its space.
-    pub(super) fn create(mut self, wanted: &Wanted) -> Result<Reserved, Error> {
+    pub(super) fn create(&mut self, wanted: &Wanted) -> Result<Reserved, Error> {
         let open = Arc::clone(&self.open);
+        if open.state.lock().files.len() >= open.files_max {
+            return Err(Error::Io {
+                path: open.folder.path.clone(),
+                source: Errno::MFILE.into(),
+            });
+        }
         let (name, fd) = open.folder.create(open.direct)?;
         let made = (|| {
             let bytes = room_of(LEN as u64 + wanted.len);
@@ -507,7 +519,7 @@ impl Ends for Open {
     }
 
     fn directory(&self) -> Option<Arc<Dir>> {
-        Some(Arc::clone(&self.folder.dir))
+        Some(self.folder.dir())
     }
 
     fn file(&self, place: &Place) -> Option<FileAt> {
@@ -518,6 +530,12 @@ impl Ends for Open {
         };
         self.get(place, file).ok()
     }
+}
+
+/// Half of what the process may have.
+fn files_max() -> usize {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+    limit.current.map_or(usize::MAX, |most| (most / 2) as usize)
 }
 
 /// Whether files there take direct I/O.
@@ -540,7 +558,18 @@ fn set_direct(fd: &OwnedFd) {
 fn allocate(fd: &OwnedFd, bytes: u64) -> rustix::io::Result<()> {
     let flags = FallocateFlags::empty();
     match rustix::io::retry_on_intr(|| rustix::fs::fallocate(fd, flags, 0, bytes)) {
-        Err(Errno::OPNOTSUPP | Errno::NOSYS) => rustix::fs::ftruncate(fd, bytes),
+        Err(Errno::OPNOTSUPP | Errno::NOSYS) => {
+            let about = rustix::fs::fstatvfs(fd);
+            // One that knows no end says that it has no blocks at all.
+            let free = |about: rustix::fs::StatVfs| match about.f_blocks {
+                0 => u64::MAX,
+                _ => about.f_bavail.saturating_mul(about.f_frsize),
+            };
+            if about.is_ok_and(|about| free(about) < bytes) {
+                return Err(Errno::NOSPC);
+            }
+            rustix::fs::ftruncate(fd, bytes)
+        }
         answer => answer,
     }
 }

@@ -5,6 +5,8 @@
 //! never more than the count, and the count never more than the capacity. Grants of processes that
 //! were killed stay in it until the next [collection](super::collect) has looked at every file.
 
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::time::Duration;
 
 use kvdepot_arena::Error;
@@ -77,7 +79,7 @@ pub(super) struct Usage {
     /// writes it has this.
     file: Mutex<LockFd>,
     /// The one who collects has a description of its own.
-    collector: LockFd,
+    collector: Mutex<Arc<LockFd>>,
     capacity: u64,
     grant: u64,
     /// Never held while the file is read or written.
@@ -88,6 +90,8 @@ pub(super) struct Usage {
 struct Mine {
     /// Granted, and not written.
     left: u64,
+    /// Taken for files that are not there yet.
+    promised: u64,
     /// The count when it was read last.
     seen: u64,
 }
@@ -96,21 +100,24 @@ impl Usage {
     /// The count of a directory; one that has none, or a broken one, is full until it has been
     /// looked at.
     pub(super) fn open(dir: &Dir, capacity: u64) -> Result<Usage, Error> {
-        let open = || {
-            if let Some(file) = dir.open_at(NAME, Access::Write)? {
-                return Ok(file);
-            }
-            // Somebody else may have made it meanwhile.
-            let made = dir.create(NAME, false);
-            made.or_else(|error| dir.open_at(NAME, Access::Write)?.ok_or(error))
-        };
+        let open = || LockFd::open(|| file_of(dir));
         Ok(Usage {
-            file: Mutex::new(LockFd::open(open)?),
-            collector: LockFd::open(open)?,
+            file: Mutex::new(open()?),
+            collector: Mutex::new(Arc::new(open()?)),
             capacity,
             grant: (capacity / GRANT_PART).max(1),
             mine: Mutex::default(),
         })
+    }
+
+    /// The count of a directory that has taken the place of one which was removed.
+    pub(super) fn open_again(&self, dir: &Dir) -> Result<(), Error> {
+        let open = || LockFd::open(|| file_of(dir));
+        let (file, collector) = (open()?, open()?);
+        *self.file.lock() = file;
+        *self.collector.lock() = Arc::new(collector);
+        *self.mine.lock() = Mine::default();
+        Ok(())
     }
 
     pub(super) fn capacity(&self) -> u64 {
@@ -132,13 +139,15 @@ impl Usage {
         (u128::from(self.capacity) * u128::from(thousandths) / 1000) as u64
     }
 
-    /// Takes so many bytes, if there are.
+    /// Takes so many bytes, if there are: until they are [settled](Usage::settle) they are in no
+    /// file that a look could find.
     pub(super) fn take(&self, bytes: u64) -> Result<bool, Error> {
         loop {
             let least = {
                 let mut mine = self.mine.lock();
                 if mine.left >= bytes {
                     mine.left -= bytes;
+                    mine.promised += bytes;
                     return Ok(true);
                 }
                 bytes - mine.left
@@ -160,6 +169,17 @@ impl Usage {
                 return Ok(false);
             }
         }
+    }
+
+    /// Notes that a file has what was taken for it, or will not be made.
+    pub(super) fn settle(&self, bytes: u64) {
+        let mut mine = self.mine.lock();
+        mine.promised = mine.promised.saturating_sub(bytes);
+    }
+
+    /// What this process has taken for files that are not there yet.
+    pub(super) fn promised(&self) -> u64 {
+        self.mine.lock().promised
     }
 
     /// Gives bytes back that were taken and not written.
@@ -210,10 +230,10 @@ impl Usage {
     }
 
     /// Whoever collects, until the answer is dropped; `None` where another one does.
-    pub(super) fn collector(&self) -> Option<Collector<'_>> {
-        let fd = self.collector.fd().ok()?;
-        let taken = lock::try_lock(fd, COLLECTOR_BYTE, Kind::Exclusive);
-        taken.unwrap_or(false).then_some(Collector(self))
+    pub(super) fn collector(&self) -> Option<Collector> {
+        let file = Arc::clone(&self.collector.lock());
+        let taken = lock::try_lock(file.fd().ok()?, COLLECTOR_BYTE, Kind::Exclusive);
+        taken.unwrap_or(false).then_some(Collector(file))
     }
 
     /// What is left of the grants goes back.
@@ -252,14 +272,24 @@ impl Usage {
 }
 
 /// The one who collects.
-pub(super) struct Collector<'a>(&'a Usage);
+pub(super) struct Collector(Arc<LockFd>);
 
-impl Drop for Collector<'_> {
+impl Drop for Collector {
     fn drop(&mut self) {
-        if let Ok(fd) = self.0.collector.fd() {
+        if let Ok(fd) = self.0.fd() {
             let _unlocked = lock::unlock(fd, COLLECTOR_BYTE);
         }
     }
+}
+
+/// The count's file, which is made where there is none.
+fn file_of(dir: &Dir) -> kvdepot_host::Result<OwnedFd> {
+    if let Some(file) = dir.open_at(NAME, Access::Write)? {
+        return Ok(file);
+    }
+    // Somebody else may have made it meanwhile.
+    let made = dir.create(NAME, false);
+    made.or_else(|error| dir.open_at(NAME, Access::Write)?.ok_or(error))
 }
 
 fn failed(errno: rustix::io::Errno) -> Error {

@@ -1,0 +1,133 @@
+//! What all who share a directory have to name alike, in a file of it.
+//!
+//! Another `fan_out` would look for blocks in other folders, and leave some of them to nobody: it is
+//! refused. Of several capacities the smallest counts, as its process collects first: that is said.
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::fd::AsFd;
+use std::time::Duration;
+
+use kvdepot_arena::{Error, size};
+use kvdepot_host::dir::{Access, Before, Dir};
+
+use super::folder::Folder;
+
+/// The file's name.
+const NAME: &str = "settings";
+
+/// Its first line.
+const KIND: &str = "kvdepot posix 1";
+
+/// More than it ever has.
+const LEN_MAX: u64 = 4096;
+
+/// How lately one who shares the directory has said that it is there.
+const HERE: Duration = Duration::from_secs(60);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Settings {
+    capacity: u64,
+    fan_out: u32,
+}
+
+impl Settings {
+    fn text(self) -> String {
+        let Settings { capacity, fan_out } = self;
+        format!("{KIND}\ncapacity {capacity}\nfan_out {fan_out}\n")
+    }
+
+    fn parse(text: &str) -> Option<Settings> {
+        let mut lines = text.lines();
+        (lines.next()? == KIND).then_some(())?;
+        let mut number = |name: &str| lines.next()?.strip_prefix(name)?.parse().ok();
+        Some(Settings {
+            capacity: number("capacity ")?,
+            fan_out: u32::try_from(number("fan_out ")?).ok()?,
+        })
+    }
+
+    fn read(dir: &Dir) -> Result<Option<Settings>, Error> {
+        let mut text = String::new();
+        if let Some(fd) = dir.open_at(NAME, Access::Read)? {
+            // What is no text is no settings.
+            let _read = File::from(fd).take(LEN_MAX).read_to_string(&mut text);
+        }
+        Ok(Settings::parse(&text))
+    }
+
+    fn write(self, dir: &Dir, before: Before) -> Result<bool, Error> {
+        let temporary = dir.temporary()?;
+        let fd = temporary.as_fd().try_clone_to_owned();
+        let written = fd.and_then(|fd| File::from(fd).write_all(self.text().as_bytes()));
+        written.map_err(|source| Error::Io {
+            path: NAME.into(),
+            source,
+        })?;
+        Ok(temporary.publish(NAME, before)?)
+    }
+}
+
+/// Compares what this process names with what the others do.
+pub(super) fn agree(folder: &Folder, capacity: u64) -> Result<(), Error> {
+    let (dir, path) = (folder.dir(), folder.path.display());
+    let mine = Settings {
+        capacity,
+        fan_out: folder.folders(),
+    };
+    let mut theirs = Settings::read(&dir)?;
+    if theirs.is_none() {
+        // It may be a broken one.
+        let before = match dir.has(NAME)? {
+            true => Before::Goes,
+            false => Before::Stays,
+        };
+        match mine.write(&dir, before) {
+            // Somebody else was first.
+            Ok(false) => theirs = Settings::read(&dir)?,
+            Ok(true) => {}
+            Err(error) => tracing::debug!(%error, %path, "settings are not written"),
+        }
+    }
+    let Some(theirs) = theirs.filter(|theirs| *theirs != mine) else {
+        return Ok(());
+    };
+    if theirs.fan_out != mine.fan_out {
+        let allowed = format!(
+            "{}, which all who share {path} have (its file `{NAME}` says so)",
+            theirs.fan_out
+        );
+        return Err(Error::config("posix.fan_out", mine.fan_out, allowed));
+    }
+    if folder.others_act(HERE)? {
+        tracing::warn!(
+            %path,
+            here = size::show(mine.capacity),
+            others = size::show(theirs.capacity),
+            "others who share the directory name another posix.capacity: the smallest counts"
+        );
+        return Ok(());
+    }
+    if let Err(error) = mine.write(&dir, Before::Goes) {
+        tracing::debug!(%error, %path, "settings are not written");
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_are_read_as_they_are_written_and_nothing_else_is() {
+        let settings = Settings {
+            capacity: 1 << 40,
+            fan_out: 256,
+        };
+        let text = settings.text();
+        assert_eq!(Settings::parse(&text), Some(settings));
+        assert_eq!(Settings::parse(&text.replace("posix 1", "posix 2")), None);
+        assert_eq!(Settings::parse(&text.replace("256", "x")), None);
+        assert_eq!(Settings::parse(""), None);
+    }
+}
