@@ -110,8 +110,8 @@ pub(crate) fn mount(kind: &str, at: &Path, flags: libc::c_ulong, how: &str) -> i
     }
 }
 
-/// Runs `body` in a namespace of its own, in a role of a test, with a file system of that kind where
-/// it is told; skips where there is none.
+/// Runs `body` in a namespace of its own, in a role of a test, with a file system of that kind
+/// where it is told; skips where there is none.
 pub(crate) fn on(
     (test, role): (&str, &str),
     user: User,

@@ -1,7 +1,8 @@
 //! What all who share a directory have to name alike, in a file of it.
 //!
-//! Another `fan_out` would look for blocks in other folders, and leave some of them to nobody: it is
-//! refused. Of several capacities the smallest counts, as its process collects first: that is said.
+//! Another `fan_out` would look for blocks in other folders, and leave some of them to nobody: it
+//! is refused. Of several capacities the smallest counts, as its process collects first: that is
+//! said.
 
 use std::fs::File;
 use std::io::{Read, Write};

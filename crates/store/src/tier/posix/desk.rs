@@ -148,7 +148,8 @@ impl Queue {
 }
 
 /// Does `work` for each item, `grain` of them at a time, and then `done` with all that came of it,
-/// in order. Where a part of it was dropped, `done` is too, and what came of the others is `undone`.
+/// in order. Where a part of it was dropped, `done` is too, and what came of the others is
+/// `undone`.
 pub(super) fn each<I, T, W, D, U>(
     desk: &Desk,
     (items, grain): (Vec<I>, usize),

@@ -160,8 +160,8 @@ impl Folder {
         }
     }
 
-    /// Publishes what [`Folder::create`] has made; durably if `lasts`. How many bytes of a file went
-    /// that had its name.
+    /// Publishes what [`Folder::create`] has made; durably if `lasts`. How many bytes of a file
+    /// went that had its name.
     pub(super) fn publish(
         &self,
         name: &str,
@@ -395,8 +395,8 @@ impl Folder {
     }
 }
 
-/// Moves a file to where another one may be; how many bytes of that have gone. Who has it open keeps
-/// it.
+/// Moves a file to where another one may be; how many bytes of that have gone. Who has it open
+/// keeps it.
 fn replace(new: &Dir, name: &str, folder: &Dir, to: &str) -> Result<u64, Error> {
     if new.move_to_new(name, folder, to)? {
         return Ok(0);

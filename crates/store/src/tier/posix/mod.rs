@@ -6,8 +6,9 @@
 //! than the capacity is in use, whoever writes. A pin is an open file: removal takes the name
 //! alone.
 //!
-//! `folder` says what lies where, `agree` what all have to name alike, `usage` counts for all, `collect` makes room, `filter` knows what
-//! was looked at lately, `desk` has the threads that wait for the file system.
+//! `folder` says what lies where, `agree` what all have to name alike, `usage` counts for all,
+//! `collect` makes room, `filter` knows what was looked at lately, `desk` has the threads that wait
+//! for the file system.
 
 mod agree;
 mod collect;
