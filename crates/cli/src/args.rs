@@ -60,7 +60,7 @@ pub(crate) enum Command {
     /// A line with `warn` names what keeps kvdepot from working or storing, or is damaged, and
     /// makes the exit status 1. One with `advice` names what would make it faster or larger, or
     /// what is left over: the exit status stays 0.
-    Doctor,
+    Doctor(DoctorArgs),
     /// This machine's limits, what kvdepot reaches, and the ratio.
     #[command(subcommand)]
     Bench(Bench),
@@ -427,6 +427,13 @@ pub(crate) struct ArenaArgs {
     /// The default arena of this instance.
     #[arg(long, value_name = "NAME", conflicts_with = "path")]
     pub(crate) instance: Option<String>,
+}
+
+/// What `doctor` looks at besides the machine.
+#[derive(clap::Args)]
+pub(crate) struct DoctorArgs {
+    /// Where an `nvme.path` or `posix.path` shall lie: says whether direct I/O is to be had there.
+    pub(crate) path: Option<PathBuf>,
 }
 
 /// Options of `ls`.

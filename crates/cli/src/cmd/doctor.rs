@@ -7,7 +7,9 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use kvdepot_host::dir::Dir;
 use kvdepot_host::{block, dirs, limits, socket};
+use kvdepot_media::file::Hands;
 use kvdepot_media::{Copier, CopierConfig, Mapping};
 use kvdepot_store::Config;
 use kvdepot_store::inspect::Inspection;
@@ -16,6 +18,7 @@ use serde_json::json;
 
 use super::served;
 use super::stat::{Summary, orphans_of};
+use crate::args::DoctorArgs;
 use crate::error::Error;
 use crate::leftovers;
 use crate::output::{Output, Table, bytes, count, some};
@@ -56,7 +59,7 @@ impl Check {
     }
 }
 
-pub(crate) fn run(output: &mut Output) -> Result<i32, Error> {
+pub(crate) fn run(args: &DoctorArgs, output: &mut Output) -> Result<i32, Error> {
     let mut checks = vec![kernels()?, processors(), memory(), cache()];
     checks.extend(dax(Path::new("/sys/bus/dax/devices")));
     checks.extend(disks(Path::new("/sys/class/block")));
@@ -66,6 +69,8 @@ pub(crate) fn run(output: &mut Output) -> Result<i32, Error> {
         huge_bytes_given(),
     ));
     checks.push(shared_memory());
+    checks.push(ring());
+    checks.extend(args.path.as_deref().map(direct));
     checks.extend(disk_and_arena()?);
     checks.push(runtime());
     checks.extend(sockets());
@@ -291,6 +296,38 @@ fn shared_memory() -> Check {
     match limits::disk_free(Path::new("/dev/shm")) {
         Ok(free) => Check::ok("/dev/shm", format!("{} free (benchmarks)", bytes(free))),
         Err(error) => Check::advice("/dev/shm", error.to_string(), "benchmarks need --dir"),
+    }
+}
+
+/// Whether this process has a ring of the kernel, by which `Nvme` and `Posix` read and write.
+fn ring() -> Check {
+    match Hands::new(1).map(|hands| hands.refused().map(str::to_owned)) {
+        Ok(None) => Check::ok("io_uring", "Nvme and Posix read and write by it"),
+        Ok(Some(why)) => {
+            let hint = "threads do it; allow io_uring_setup, io_uring_enter and io_uring_register \
+                        in the container, and set kernel.io_uring_disabled to 0";
+            Check::advice("io_uring", why, hint)
+        }
+        Err(error) => Check::advice("io_uring", error.to_string(), "Nvme and Posix need threads"),
+    }
+}
+
+/// Whether files in a directory, or that of a file, bypass the page cache.
+fn direct(path: &Path) -> Check {
+    let is_there = |path: &&Path| path.is_dir();
+    let dir = path.ancestors().find(is_there).unwrap_or(Path::new("."));
+    let shown = dir.display();
+    match Dir::open(dir).and_then(|dir| dir.takes_direct()) {
+        Ok(true) => Check::ok("direct I/O", format!("in {shown}")),
+        Ok(false) => {
+            let value = format!("none in {shown}");
+            let hint = "Nvme and Posix go through the page cache there; direct: true is refused";
+            Check::advice("direct I/O", value, hint)
+        }
+        Err(error) => {
+            let hint = format!("Nvme and Posix make files there: give this user {shown}");
+            Check::warn("direct I/O", error.to_string(), hint)
+        }
     }
 }
 

@@ -23,6 +23,7 @@ fn doctor_reports_on_every_thing() {
         "DAX",
         "huge pages",
         "/dev/shm",
+        "io_uring",
         "disk",
         "default arena",
         "runtime directory",
@@ -36,6 +37,14 @@ fn doctor_reports_on_every_thing() {
     }
     let arena = check(&rows, "default arena")["value"].as_str().unwrap();
     assert!(arena.starts_with("none yet; would have "), "{arena}");
+    // A path that is not there yet lies where the nearest folder above it does.
+    let there = std::env::temp_dir().join("kvdepot-doctor/none/yet");
+    let (_, rows) = home.json(&["doctor", there.to_str().unwrap()]);
+    let direct = check(&rows, "direct I/O")["value"].as_str().unwrap();
+    assert!(
+        direct.ends_with(&*std::env::temp_dir().to_string_lossy()),
+        "{direct}"
+    );
     let ran = home.run(&["doctor"]);
     // Its own: live depots of other tests come and go meanwhile, and are looked at as well.
     let amiss = ran.stdout.lines().any(|line| line.starts_with("warn "));

@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use rustix::fs::{AtFlags, FileType, FsWord, Mode, OFlags, RenameFlags, Stat};
 use rustix::io::{Errno, retry_on_intr};
 
-use super::{Dir, check};
+use super::{Dir, check, spare_name};
 use crate::{Error, Result};
 
 /// A folder is its user's alone, as the files in it are.
@@ -145,6 +145,19 @@ impl Dir {
             false => open(OFlags::empty()),
         };
         made.map_err(Error::os("make a file"))
+    }
+
+    /// Whether its file system lets files bypass the page cache: one is made and removed for it.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Os`] when the system refuses.
+    pub fn takes_direct(&self) -> Result<bool> {
+        let name = spare_name();
+        let file = self.create(&name, true)?;
+        let flags = rustix::fs::fcntl_getfl(&file);
+        self.unlink(&name)?;
+        Ok(flags.is_ok_and(|flags| flags.contains(OFlags::DIRECT)))
     }
 
     /// Whether something has this name, which may lie in folders. A link on the way is followed:
@@ -347,7 +360,8 @@ mod tests {
         assert!(a.move_to_new("other", &b, "third").unwrap());
         b.remove("third").unwrap();
         assert!(!dir.remove_folder("b").unwrap(), "it has a file");
-        assert!(!a.is_removed());
+        assert!(!a.is_removed() && a.takes_direct().is_ok());
+        assert_eq!(a.names().unwrap().len(), 0, "nothing of it is left");
         assert!(dir.remove_folder("a").unwrap() && dir.remove_folder("a").unwrap());
         assert!(a.is_removed());
         b.sync().unwrap();
