@@ -315,7 +315,8 @@ fn ring() -> Check {
 /// Whether files in a directory, or that of a file, bypass the page cache.
 fn direct(path: &Path) -> Check {
     let is_there = |path: &&Path| path.is_dir();
-    let dir = path.ancestors().find(is_there).unwrap_or(Path::new("."));
+    let dir = path.ancestors().find(is_there);
+    let dir = dir.unwrap_or_else(|| Path::new("."));
     let shown = dir.display();
     match Dir::open(dir).and_then(|dir| dir.takes_direct()) {
         Ok(true) => Check::ok("direct I/O", format!("in {shown}")),

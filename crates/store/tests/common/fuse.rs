@@ -4,7 +4,8 @@
 #![allow(
     dead_code,
     clippy::allow_attributes,
-    reason = "each test binary uses its own part of this"
+    clippy::print_stdout,
+    reason = "each test binary uses its own part of this, and says why it is skipped"
 )]
 
 use std::collections::{BTreeMap, HashMap};
@@ -247,8 +248,8 @@ impl Server {
             Err(errno) => (Vec::new(), errno),
         };
         let mut all = Vec::with_capacity(16 + bytes.len());
-        all.extend_from_slice(&(16 + bytes.len() as u32).to_ne_bytes());
-        all.extend_from_slice(&(-errno).to_ne_bytes());
+        all.extend_from_slice(&(16 + bytes.len() as u32).to_le_bytes());
+        all.extend_from_slice(&(-errno).to_le_bytes());
         all.extend_from_slice(&request.0[8..16]);
         all.extend_from_slice(&bytes);
         // Whoever has asked may be gone.
@@ -290,11 +291,11 @@ struct Request<'a>(&'a [u8]);
 
 impl Request<'_> {
     fn u32(&self, at: usize) -> u32 {
-        u32::from_ne_bytes(self.0[at..at + 4].try_into().unwrap())
+        u32::from_le_bytes(self.0[at..at + 4].try_into().unwrap())
     }
 
     fn u64(&self, at: usize) -> u64 {
-        u64::from_ne_bytes(self.0[at..at + 8].try_into().unwrap())
+        u64::from_le_bytes(self.0[at..at + 8].try_into().unwrap())
     }
 
     fn node(&self) -> u64 {
@@ -316,7 +317,7 @@ fn now() -> (u64, u32) {
 }
 
 fn words(words: &[u64]) -> Vec<u8> {
-    words.iter().flat_map(|word| word.to_ne_bytes()).collect()
+    words.iter().flat_map(|word| word.to_le_bytes()).collect()
 }
 
 impl State {
@@ -374,7 +375,7 @@ impl State {
         let mut all = words(&[number, len, len.div_ceil(512), seconds, seconds, seconds]);
         let links = 1;
         for half in [nanos, nanos, nanos, node.mode, links, 0, 0, 0, 4096, 0] {
-            all.extend_from_slice(&half.to_ne_bytes());
+            all.extend_from_slice(&half.to_le_bytes());
         }
         Ok(all)
     }
@@ -408,7 +409,7 @@ impl State {
                 let queue = 64_u32 | (48 << 16);
                 let mut all = Vec::new();
                 for half in [major, minor, ahead, flags, queue, WRITE_MAX as u32, 1] {
-                    all.extend_from_slice(&half.to_ne_bytes());
+                    all.extend_from_slice(&half.to_le_bytes());
                 }
                 all.resize(64, 0);
                 Ok(all)
@@ -512,8 +513,8 @@ impl State {
             }
             let mode = self.nodes.get(node).map_or(0, |node| node.mode);
             let mut entry = words(&[*node, at as u64 + 1]);
-            entry.extend_from_slice(&(name.len() as u32).to_ne_bytes());
-            entry.extend_from_slice(&(mode >> 12).to_ne_bytes());
+            entry.extend_from_slice(&(name.len() as u32).to_le_bytes());
+            entry.extend_from_slice(&(mode >> 12).to_le_bytes());
             entry.extend_from_slice(name.as_bytes());
             entry.resize(len, 0);
             all.extend(entry);

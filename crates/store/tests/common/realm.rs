@@ -4,7 +4,8 @@
 #![allow(
     dead_code,
     clippy::allow_attributes,
-    reason = "each test binary uses its own part of this"
+    clippy::print_stdout,
+    reason = "each test binary uses its own part of this, and says why it is skipped"
 )]
 #![expect(
     unsafe_code,

@@ -100,8 +100,7 @@ impl OnDisk {
 pub fn file_of(path: &Path, identity: &Identity) -> Option<PathBuf> {
     let name = format!("{}-{}", identity.key, identity.namespace);
     let mut folders = (0..FAN_OUT).map(|number| path.join(format!("blocks/{number:03x}")));
-    let file = folders.find_map(|folder| Some(folder.join(&name)).filter(|file| file.exists()));
-    file
+    folders.find_map(|folder| Some(folder.join(&name)).filter(|file| file.exists()))
 }
 
 /// What a block's file says, and its payload.

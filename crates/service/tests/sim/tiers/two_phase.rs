@@ -148,7 +148,7 @@ impl World {
                 held.id
             );
             let first = self.shape.pipeline.split('|').nth(held.reservation.tier);
-            let lasts = apart.map_or(first == Some("Dax"), |shelf| shelf.lasts);
+            let lasts = apart.map_or_else(|| first == Some("Dax"), |shelf| shelf.lasts);
             let keeps = stored && lasts && self.keeps_all() && !disturbed;
             self.change(held.id, |block| block.lasting |= keeps);
         }

@@ -38,8 +38,8 @@ pub(super) struct Open {
     direct: bool,
     /// Other hosts see what this one has in its page cache when it is synced.
     syncs: bool,
-    /// The file system is one that may hang. Of others a file's attribute is at hand when it is open,
-    /// sooner than its header.
+    /// The file system is one that may hang. Of others a file's attribute is at hand when it is
+    /// open, sooner than its header.
     far: bool,
     /// Most files that are open at a time, so that the process has some for other things.
     files_max: usize,
