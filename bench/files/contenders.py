@@ -253,7 +253,7 @@ class LmcacheDisk(Contender):
             max_local_cpu_size=(2 * count * block + (64 << 20)) / 2**30,
             local_disk=f"{folder}/",
             max_local_disk_size=1024,
-            extra_config={"use_odirect": True},
+            extra_config={"use_odirect": True, "disk_io_threads": len(contest.jobs)},
         )
         self.cpu = LocalCPUBackend(config, metadata, "cpu")
         self.disk = LocalDiskBackend(config, self.loop, self.cpu, "cpu", metadata=metadata)

@@ -105,8 +105,8 @@ def show(evaluation: Evaluation, as_json: bool) -> None:
     print()
     for row in found:
         print(
-            f"{row['metric']}: {row['value']} ms over {row['limit']} ms = {row['ratio']} "
-            f"(target {row['target']}); {row['over_full']} times faster than full compute"
+            f"{row['metric']}: {row['limit']} ms over {row['value']} ms = {row['ratio']} "
+            f"(target at least {row['target']}); {row['over_full']} times faster than full compute"
         )
 
 

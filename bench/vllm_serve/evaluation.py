@@ -198,7 +198,8 @@ class Evaluation:
         loads, turn = Loads(), max(TURN, concurrency)
         for at in range(0, count, turn):
             some = asked[at : at + turn]
-            for name, server in ((OWN, self._own), (DEPOT, self._depot)):
+            both = [(OWN, self._own), (DEPOT, self._depot)]
+            for name, server in both if at // turn % 2 == 0 else reversed(both):
                 with server.running():
                     before = self._before(name, server, loads)
                     found = self._client.ask(server, some, concurrency)

@@ -65,7 +65,7 @@ fn corrupt_bytes_are_no_hit_in_any_stage() {
 
 #[test]
 fn a_block_without_all_of_its_parts_is_never_committed() {
-    for pipeline in ["Nvme", "Cache|Nvme"] {
+    for pipeline in ["Nvme", "Cache|Nvme", "Posix", "Cache|Posix"] {
         let dir = tempfile::tempdir().unwrap();
         let depot = cold(pipeline, dir.path());
         let ns = namespace(&depot);
@@ -75,7 +75,7 @@ fn a_block_without_all_of_its_parts_is_never_committed() {
             [false],
             "not before its commit"
         );
-        // The last part alone was written.
+        // Of one part nobody knows anything.
         let committed = ns.commit(&[reserved.unwrap()], &[vec![Checksum([7; 16])]]);
         assert!(
             committed.is_err() || committed.unwrap() == [false],

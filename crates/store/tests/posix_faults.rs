@@ -266,7 +266,10 @@ fn links_in_the_fan_out_lead_nowhere_and_files_of_others_are_misses() {
         return;
     }
     let depot = open(at);
-    assert_eq!(get(&namespace(&depot), &[1], LEN), [Outcome::Miss]);
+    let ns = namespace(&depot);
+    assert_eq!(get(&ns, &[1], LEN), [Outcome::Miss]);
+    // It is not there to be replaced, and nobody is told that the block is stored.
+    assert_eq!(put(&ns, &[1], LEN), [false]);
     depot.close();
 }
 

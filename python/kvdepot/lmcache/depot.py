@@ -70,7 +70,7 @@ def _arena(settings: dict[str, Any], tiers: list[str]) -> str:
     devices = [device for section in sections for device in section.get("devices", [])]
     paths = [one.get("path") for one in [*sections, *devices]]
     names = [os.path.realpath(path) for path in paths if path] or [
-        f"default {settings.get('instance')}"
+        f"default {settings.get('instance')}" + "".join(f" {tier}" for tier in tiers if tier != "Dax")
     ]
     return hashlib.sha256("\n".join(sorted(names)).encode()).hexdigest()[:16]
 

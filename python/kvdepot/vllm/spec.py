@@ -150,6 +150,5 @@ def with_own_arena(depot: dict[str, Any], index: int) -> dict[str, Any]:
                 "arena of its own; give a file, or start the engines one by one with a device each"
             )
         changed[tier] = section | {"path": f"{path}.dp{index}"}
-    if changed != depot:
-        return changed
-    return depot | {"instance": f"{changed.get('instance', 'vllm')}-dp{index}"}
+    # The arenas without a path have one by the instance's name.
+    return changed | {"instance": f"{changed.get('instance', 'vllm')}-dp{index}"}

@@ -23,34 +23,34 @@ pub(super) struct Way {
 
 /// All ways that may be the limit.
 pub(super) fn ways(op: Op, direct: bool, depth: usize, memory: &Buffer) -> Result<Vec<Way>, Error> {
-    let mut ways: Vec<(&str, usize, bool, bool)> = match op {
-        Op::Read => vec![
-            ("1 thread", 1, true, false),
-            ("1 thread, registered", 1, true, true),
-            ("2 threads", 2, true, false),
-            ("2 threads, registered", 2, true, true),
-        ],
-        // The last word is whether files get their space first.
-        Op::Write => vec![
-            ("1 thread", 1, true, false),
-            ("1 thread, allocated", 1, true, true),
-            ("2 threads", 2, true, false),
-            ("2 threads, allocated", 2, true, true),
-        ],
+    // Threads, whether the page cache is passed by, and whether memory is registered, and files get
+    // their space first.
+    const WAYS: [(&str, usize, bool, bool); 12] = [
+        ("1 thread", 1, true, false),
+        ("1 thread, prepared", 1, true, true),
+        ("1 thread, page cache", 1, false, false),
+        ("2 threads", 2, true, false),
+        ("2 threads, prepared", 2, true, true),
+        ("2 threads, page cache", 2, false, false),
+        ("4 threads", 4, true, false),
+        ("4 threads, prepared", 4, true, true),
+        ("4 threads, page cache", 4, false, false),
+        ("8 threads", 8, true, false),
+        ("8 threads, prepared", 8, true, true),
+        ("8 threads, page cache", 8, false, false),
+    ];
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    let is_fit = |(_, threads, past, prepared): &(&str, usize, bool, bool)| {
+        let few = *threads <= depth && *threads <= processors.max(2);
+        few && if direct { *past } else { !*prepared }
     };
-    if !direct {
-        ways.retain(|(.., special)| !special);
-        ways.push(("1 thread, page cache", 1, false, false));
-        ways.push(("2 threads, page cache", 2, false, false));
-    }
-    ways.retain(|(_, threads, ..)| *threads <= depth);
-    let way = |(name, threads, direct, special)| {
+    let way = |(name, threads, direct, prepared)| {
         let way = PlainFiles {
             threads,
             depth,
             direct,
-            registered: special && op == Op::Read,
-            allocated: special && op == Op::Write,
+            registered: prepared,
+            allocated: prepared && op == Op::Write,
         };
         Ok(Way {
             name,
@@ -58,7 +58,7 @@ pub(super) fn ways(op: Op, direct: bool, depth: usize, memory: &Buffer) -> Resul
             direct,
         })
     };
-    ways.into_iter().map(way).collect()
+    WAYS.into_iter().filter(is_fit).map(way).collect()
 }
 
 /// Plain blocks.

@@ -71,7 +71,8 @@ impl Filter {
             };
             if other.turn(&name).is_none_or(|noted| noted <= turn) {
                 other.remove(&name);
-                known.add(name, turn);
+                let noted = known.turn(&name).unwrap_or(0);
+                known.add(name, turn.max(noted));
             }
         }
     }
@@ -178,6 +179,12 @@ mod tests {
                 [Some(false), Some(true), Some(false)],
                 "one was written since, and one removed"
             );
+            // Answers that are later still, of looks that began before.
+            let (_, now) = filter.of(std::iter::empty());
+            filter.note(name(2), true);
+            filter.note_answers([(name(2), true)].into_iter(), now - 1);
+            filter.note_answers([(name(2), false)].into_iter(), now);
+            assert_eq!(known()[1], Some(true), "it was written after both");
             std::thread::sleep(MISSED);
             assert_eq!(known()[0], None);
             true

@@ -202,19 +202,26 @@ impl Folder {
         Ok(self.at.load().dir.has(&self.name_of(identity))?)
     }
 
-    /// Whether a block's file is there, and durable if it shall last.
-    pub(super) fn keeps(&self, identity: &Identity, lasts: bool) -> Result<bool, Error> {
+    /// What has a block's name; a block is durable then if it shall last.
+    pub(super) fn keeps(&self, identity: &Identity, lasts: bool) -> Result<Kept, Error> {
         let Some(folder) = self.at.load().blocks.folder(&self.folder_of(identity))? else {
-            return Ok(false);
+            return Ok(Kept::Nothing);
         };
         let name = file_of(identity);
-        // Anything else makes way for a file.
-        if folder.look(&name)?.is_none() {
-            return Ok(false);
+        let Some(seen) = folder.look(&name)? else {
+            return Ok(Kept::Nothing);
+        };
+        if seen.owner != rustix::process::geteuid().as_raw() {
+            return Ok(Kept::Strange);
+        }
+        match self.page(identity) {
+            Some(page) if FileHeader::is_newer(&page) => return Ok(Kept::Strange),
+            Some(page) if whose(&page, identity).is_some() => {}
+            _ => return Ok(Kept::Nothing),
         }
         if lasts {
             let Some(file) = folder.open_at(&name, Access::Read)? else {
-                return Ok(false);
+                return Ok(Kept::Nothing);
             };
             let synced = rustix::fs::fdatasync(&file);
             synced.map_err(|errno| Error::Io {
@@ -224,7 +231,7 @@ impl Folder {
             folder.sync()?;
             self.at.load().blocks.sync()?;
         }
-        Ok(true)
+        Ok(Kept::Block)
     }
 
     /// Opens a block's file.
@@ -238,10 +245,14 @@ impl Folder {
 
     /// What a block's file says of itself, if it is the one that its name says.
     pub(super) fn header(&self, identity: &Identity) -> Option<FileHeader> {
+        whose(&self.page(identity)?, identity)
+    }
+
+    fn page(&self, identity: &Identity) -> Option<[u8; LEN]> {
         let file = File::from(self.find(identity).ok()??);
         let mut page = [0; LEN];
         file.read_exact_at(&mut page, 0).ok()?;
-        FileHeader::decode(&page).filter(|header| header.identity == *identity)
+        Some(page)
     }
 
     /// Removes a block's file, if it is the one of that number, or whichever it is; its bytes.
@@ -409,6 +420,20 @@ fn replace(new: &Dir, name: &str, folder: &Dir, to: &str) -> Result<u64, Error> 
     }
     new.move_to(name, folder, to)?;
     Ok(before.map_or(0, |seen| room_of(seen.len)))
+}
+
+/// What has the name of a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kept {
+    Block,
+    /// Nothing, or what makes way for a block.
+    Nothing,
+    /// Another user's file, or a later release's: it stays, and is of no use here.
+    Strange,
+}
+
+fn whose(page: &[u8; LEN], identity: &Identity) -> Option<FileHeader> {
+    FileHeader::decode(page).filter(|header| header.identity == *identity)
 }
 
 /// This lifetime of this host, as a number.

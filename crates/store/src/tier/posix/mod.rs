@@ -37,7 +37,7 @@ use super::late::Reply;
 use collect::Collector;
 use desk::{Desk, each};
 use filter::Filter;
-use folder::{Folder, identity_of, room_of};
+use folder::{Folder, Kept, identity_of, room_of};
 use open::Open;
 use options::{OPTIONS, Options};
 use usage::Usage;
@@ -403,8 +403,9 @@ impl Common {
         };
         let lasts = self.durability == Durability::Power;
         match self.folder.keeps(&name, lasts) {
-            Ok(false) => {}
-            Ok(true) => return Err(Refused::Present(nowhere)),
+            Ok(Kept::Nothing) => {}
+            Ok(Kept::Block) => return Err(Refused::Present(nowhere)),
+            Ok(Kept::Strange) => return Err(Refused::Declined),
             Err(error) => return Err(self.fails(&error)),
         }
         let Some(mut making) = self.open.begin(name) else {
