@@ -125,12 +125,12 @@ pub(crate) enum Bench {
     ///
     /// As many blocks as --depth says are under way at a time, in two calls, in no order of the
     /// medium; the limit is the best plain program with as many requests under way: by
-    /// io_uring, direct, from and to memory of huge pages, by up to 8 threads, with registered memory
-    /// or without; one file for each block beside Posix, one for all beside Nvme. With
+    /// io_uring, direct, from and to memory of huge pages, by up to 8 threads, with registered
+    /// memory or without; one file for each block beside Posix, one for all beside Nvme. With
     /// --direct false the tier goes through the page cache, and so do plain programs beside those.
     /// What lies below the file system, as the cache of a virtual machine's host, serves both, and
     /// is not emptied. Metrics: dump, load_cold and, through the page cache, load_warm; commit_us,
-    /// of one block of 4 KiB until it is acknowledged, against one page written, renamed and synced;
+    /// of one block of 4 KiB until it is acknowledged, against a page written, renamed, synced;
     /// lookup_hit and lookup_miss, the time of a key of 256 beyond a system call for each, and
     /// lookup_filter, what a key takes that was asked for just before; cpu_s_per_gib, the processor
     /// time of a cold load, against the plain program's and one pass of hashing; and

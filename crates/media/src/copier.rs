@@ -161,14 +161,16 @@ impl Copier {
         let current = std::thread::current().id();
         // A forked child has no lanes, and a lane cannot wait for itself.
         let foreign = !self.shared.origin.is_here();
-        if foreign || threads.iter().any(|thread| thread.thread().id() == current) {
+        let is_ours = |thread: &JoinHandle<()>| thread.thread().id() == current;
+        if foreign || threads.iter().any(is_ours) || self.shared.watch.is_here() {
             return;
         }
-        // Behind the last batch: nothing is waited for any more.
-        for thread in threads.into_iter().chain(self.shared.watch.end()) {
+        for thread in threads {
             // A lane catches what its tasks throw; there is no result to look at.
             drop(thread.join());
         }
+        // Behind the last batch: nothing is waited for any more.
+        self.shared.watch.end();
     }
 }
 

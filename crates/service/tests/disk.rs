@@ -176,3 +176,36 @@ fn reservations_in_files_end_with_whoever_has_them() {
     assert!(has(&namespace(&owner), &[1, 2, 3, 4], LEN));
     owner.close();
 }
+
+#[test]
+fn a_directory_that_was_removed_is_opened_again_by_clients_too() {
+    for whole in [true, false] {
+        let dir = tempfile::tempdir().unwrap();
+        let home = dir.path();
+        let owner = serve(home, "Posix");
+        let client = kvdepot_service::connect(&home.join("s"), Some(1)).unwrap();
+        let (there, here) = (namespace(&client), namespace(&owner));
+        assert_eq!(put(&there, &[1], LEN), [true]);
+        let path = home.join("Posix");
+        if whole {
+            std::fs::remove_dir_all(&path).unwrap();
+        } else {
+            for entry in std::fs::read_dir(&path).unwrap() {
+                let entry = entry.unwrap().path();
+                match entry.is_dir() {
+                    true => std::fs::remove_dir_all(entry).unwrap(),
+                    false => std::fs::remove_file(entry).unwrap(),
+                }
+            }
+        }
+        eventually("a put", || put(&here, &[2], LEN) == [true]);
+        eventually("a client's put", || put(&there, &[3], LEN) == [true]);
+        assert!(has(&there, &[2, 3], LEN) && has(&here, &[2, 3], LEN));
+        assert_eq!(get(&there, &[1], LEN), [Outcome::Miss]);
+        client.close();
+        owner.close();
+        let owner = serve(home, "Posix");
+        assert!(has(&namespace(&owner), &[2, 3], LEN));
+        owner.close();
+    }
+}

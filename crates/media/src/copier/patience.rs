@@ -78,11 +78,22 @@ impl Watch {
         }
     }
 
+    /// Whether this is its thread.
+    pub(super) fn is_here(&self) -> bool {
+        let current = std::thread::current().id();
+        let thread = lock(&self.thread);
+        thread
+            .as_ref()
+            .is_some_and(|thread| thread.thread().id() == current)
+    }
+
     /// Ends the thread; nothing is under way.
-    pub(super) fn end(&self) -> Option<JoinHandle<()>> {
+    pub(super) fn end(&self) {
         lock(&self.shared.state).ended = true;
         self.shared.changed.notify_one();
-        lock(&self.thread).take()
+        let thread = lock(&self.thread).take();
+        // It panics nowhere; there is no result to look at.
+        thread.map(JoinHandle::join).map(drop).unwrap_or_default();
     }
 }
 

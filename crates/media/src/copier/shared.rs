@@ -383,7 +383,7 @@ impl Slice {
 
 impl Waits for Slice {
     fn is_cancelled(&self) -> bool {
-        self.guard.is_cancelled()
+        self.guard.is_cancelled() || self.guard.payload().shared().has_given_up()
     }
 
     /// As soon as a lane is free.

@@ -31,8 +31,9 @@ pub(crate) struct Trip {
     /// runs lie in the caller's memory.
     read: Area,
     write: Area,
-    /// What is planned next.
+    /// What is planned next, and where it began.
     next: Cursor,
+    first: u32,
     end: u32,
     /// What is hashed next, and how much of its unit is left.
     hashed: u32,
@@ -75,6 +76,7 @@ impl Trip {
             read: Area::default(),
             write: Area::default(),
             next: Cursor::at(first),
+            first,
             end,
             hashed: first,
             left: 0,
@@ -143,6 +145,11 @@ impl Trip {
         let Some(cargo) = guard.payload().cargo() else {
             return;
         };
+        if self.late {
+            let errno = libc::ETIMEDOUT;
+            let left = self.first..self.end;
+            left.for_each(|unit| cargo.fail(unit, Failure::Os { errno }));
+        }
         if self.is_given_up() {
             return;
         }

@@ -49,6 +49,13 @@ impl Files {
         Ok(())
     }
 
+    /// Whether somebody has removed a directory.
+    pub(crate) fn is_removed(&self, number: u32) -> bool {
+        let directories = self.directories.read();
+        let known = directories.iter().find(|(known, _)| *known == number);
+        known.is_some_and(|(_, dir)| dir.is_removed())
+    }
+
     /// The owner is gone.
     pub(crate) fn let_go(&self) {
         self.directories.write().clear();

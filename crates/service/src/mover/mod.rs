@@ -309,13 +309,24 @@ impl Mover {
     ) -> Option<Reached> {
         let number = place.token.device;
         match file {
-            Some(file) => self
-                .media
-                .files
-                .open(number, file, access)
-                .map(Reached::File),
+            Some(file) => self.file(number, file, access).map(Reached::File),
             None => self.medium(number, &place.extents).map(Reached::Medium),
         }
+    }
+
+    /// A block's file, where it is what the owner means. A directory that was removed is asked for
+    /// anew: the owner has opened it again.
+    fn file(&self, number: u32, at: &FileAt, access: dir::Access) -> Option<BlockFile> {
+        let files = &self.media.files;
+        files.open(number, at, access).or_else(|| {
+            if !files.is_removed(number) || self.has_ended() {
+                return None;
+            }
+            if let Err(error) = self.ask_for_media() {
+                tracing::warn!(%error, number, "a directory could not be opened again");
+            }
+            files.open(number, at, access)
+        })
     }
 
     /// A medium by its number, with all of these extents in it: one that is not open here yet, or
@@ -359,10 +370,7 @@ impl Mover {
             return Ok(());
         }
         self.held.learn(&welcome.media);
-        // Its directories are those that it had.
-        welcome
-            .media
-            .retain(|(medium, _)| medium.kind != Kind::Directory);
+        self.media.files.learn(&mut welcome.media)?;
         let mut media = self.media.open.write();
         if self.has_ended() {
             return Ok(());
@@ -412,7 +420,7 @@ impl Mover {
                 true => dir::Access::Write,
                 false => dir::Access::Read,
             };
-            let file = self.media.files.open(placement.medium, at, access);
+            let file = self.file(placement.medium, at, access);
             ends.clear();
             ends.extend(file.map(|file| file.payload(part.offset, part.len)));
             return Ok(!ends.is_empty());

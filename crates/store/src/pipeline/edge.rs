@@ -94,13 +94,19 @@ impl Edge {
         self.spending.give_back(len);
     }
 
-    /// The same of a block that passes the nearer tier by, and needs no queue.
+    /// The same of a block that passes the nearer tier by, and needs no queue. It is
+    /// [spent](Edge::spend) when the other tier has made room for it.
     pub(super) fn lets_by(&self, identity: &Identity, len: u64) -> bool {
-        let admitted = self.admits(identity, len);
-        if admitted {
-            self.note(identity, len, true);
-        }
+        let admitted = !self.declines(identity, len);
+        self.note(identity, len, admitted);
+        self.declined
+            .fetch_add(u64::from(!admitted), Ordering::Relaxed);
         admitted
+    }
+
+    /// So many bytes are written that have passed the nearer tier by.
+    pub(super) fn spend(&self, len: u64) {
+        self.spending.add(len);
     }
 
     /// Whether a touch of this block is the first one, and not enough.

@@ -67,6 +67,12 @@ impl Core {
         }
     }
 
+    /// So many bytes of a put go into a tier past those before it.
+    pub(super) fn spend(&self, tier: usize, len: u64) {
+        let over = tier.checked_sub(1).and_then(|over| self.edges.get(over));
+        over.iter().for_each(|edge| edge.spend(len));
+    }
+
     /// Notes that a block of a tier was touched, where it was not known.
     pub(super) fn note_touch(&self, tier: usize, identity: &Identity, len: u64) {
         if let Some(edge) = self.edges.get(tier) {
@@ -134,6 +140,9 @@ impl Core {
     ) -> Option<Place> {
         self.edges[tier].note(&place.identity, place.len, true);
         let queued = self.ledger.enqueue(ledger, tier, place, share, waiters);
+        if !queued {
+            self.edges[tier].unspent(place.len);
+        }
         (!queued).then_some(place)
     }
 

@@ -240,6 +240,7 @@ impl Put {
             for (index, share) in mine {
                 match answers.next() {
                     Some(Ok(reserved)) => {
+                        put.core.spend(tier, reserved.len);
                         routes.copies.push((tier, (index, reserved, share)));
                         continue;
                     }
@@ -401,7 +402,10 @@ impl Put {
         let (mut ledger, answers) = core.reserve_locked(tier, arenas, self.namespace, blocks);
         for ((index, share), answer) in wanted.into_iter().zip(answers) {
             match answer {
-                Ok(place) => routes.copies.push((tier, (index, place, share))),
+                Ok(place) => {
+                    core.spend(tier, place.len);
+                    routes.copies.push((tier, (index, place, share)));
+                }
                 Err(Refused::Present(token)) if through => {
                     let waiters = vec![self.waiter(index)];
                     match core.send_on(&mut ledger, tier, token, waiters) {

@@ -153,12 +153,18 @@ impl Core {
             self.evict_ahead(tier);
             for (index, answer) in (begin..end).zip(answers.into_iter().flatten()) {
                 match answer {
-                    Ok(target) => copies.push((index, target)),
+                    Ok(target) => {
+                        // It has passed a tier by: nothing was taken for it yet.
+                        if tier > from + 1 {
+                            self.edges[tier - 1].spend(places[index].len);
+                        }
+                        copies.push((index, target));
+                    }
                     Err(refused) => {
                         replicas[index] = arrival_of(refused);
                         // What is tried again is still to be written.
                         let again = matches!(replicas[index].0, Replica::Busy | Replica::Orphans);
-                        if tier > from && !again {
+                        if tier == from + 1 && !again {
                             self.edges[tier - 1].unspent(places[index].len);
                         }
                     }

@@ -57,6 +57,13 @@ impl Spending {
         allowed
     }
 
+    /// Notes that so many bytes are written, whether there are as many or not.
+    pub(super) fn add(&self, bytes: u64) {
+        let mut windows = self.0.lock();
+        let now = clock::now();
+        windows.iter_mut().for_each(|window| window.add(now, bytes));
+    }
+
     /// Gives back what was taken lately, and not written.
     pub(super) fn give_back(&self, bytes: u64) {
         for window in self.0.lock().iter_mut() {

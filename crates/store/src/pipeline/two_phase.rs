@@ -215,11 +215,15 @@ impl Core {
                     (self.ledger.lock(), answers)
                 }
             };
+            let mut given_up = Vec::new();
             for ((index, share), place) in mine.into_iter().zip(places) {
                 if matches!(place, Err(Refused::Present(_))) && share.is_none() {
                     again.push(blocks[index].0);
                 }
-                let place = self.note(&mut ledger, way, share, place);
+                if place.is_ok() {
+                    self.spend(tier, parts::payload_len(&blocks[index].1));
+                }
+                let place = self.note(&mut ledger, way, share, place, &mut given_up);
                 answers[index] = Some(place.map(|place| Reservation {
                     way,
                     tier,
@@ -229,6 +233,10 @@ impl Core {
                     holder,
                 }));
             }
+            drop(ledger);
+            let ended: Vec<Identity> = given_up.iter().map(|one| one.identity).collect();
+            drop(given_up);
+            self.resolve_late(tier, &ended);
         }
         self.touch(namespace, &again);
         for answer in answers.iter_mut().flatten() {
@@ -320,16 +328,23 @@ impl Core {
         answers.unwrap_or_else(|| wanted.iter().map(|_| Err(Refused::Declined)).collect())
     }
 
-    /// Enters what a tier has answered for a block.
+    /// Enters what a tier has answered for a block. What is given up is to be dropped without the
+    /// ledger.
     fn note(
         &self,
         ledger: &mut State,
         way: Way,
         share: Option<Share>,
         answer: Result<Reserved, Refused>,
+        given_up: &mut Vec<Reserved>,
     ) -> Result<Place, Refused> {
         let tier = way.tier();
         match answer {
+            // Nobody may commit it any more, and who has joined it would wait for ever.
+            Ok(reserved) if ledger.closing && self.tiers[tier].apart().is_some() => {
+                given_up.push(reserved);
+                Err(Refused::Declined)
+            }
             Ok(mut reserved) => {
                 // It is the caller's, and as long as the caller's process.
                 let (place, reserved) = match self.tiers[tier] {

@@ -189,7 +189,10 @@ impl Put {
                         let waiters = waiters.into_iter().collect();
                         passed.extend(core.send_later(ledger, tier, place, share, waiters));
                     }
-                    None => passed.push(place),
+                    None => {
+                        core.edges[tier].unspent(place.len);
+                        passed.push(place);
+                    }
                 }
             }
         }

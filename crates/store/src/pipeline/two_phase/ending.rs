@@ -154,7 +154,10 @@ impl Core {
                 let share = share.or_else(|| self.share_of(tier, place.len));
                 stay.extend(match share {
                     Some(share) => self.send_later(&mut ledger, tier, place, share, Vec::new()),
-                    None => Some(place),
+                    None => {
+                        self.edges[tier].unspent(place.len);
+                        Some(place)
+                    }
                 });
             }
         }

@@ -351,6 +351,10 @@ impl Work {
             }
             self.usage.freed(freed)?;
             self.folder.still_here()?;
+            // Of a whole look: it would find the same again.
+            if freed == 0 && found.old.is_empty() {
+                return Ok(());
+            }
         }
     }
 

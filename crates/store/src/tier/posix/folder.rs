@@ -51,6 +51,8 @@ pub(super) struct Folder {
     /// How the folder is called in which this process writes.
     mine: String,
     at: ArcSwap<At>,
+    /// Held by who opens it again.
+    again: Mutex<()>,
     /// Seconds by the file system's clock when this process has said so last.
     said: AtomicI64,
     next: AtomicU64,
@@ -65,12 +67,13 @@ struct At {
     blocks: Dir,
     /// Where this process writes.
     new: Dir,
-    alive: LockFd,
+    alive: Arc<LockFd>,
 }
 
 impl At {
     /// The directory at a path, with this process's own folder. It is made where there is none.
-    fn open(path: &Path, mine: &str, lasts: bool) -> Result<At, Error> {
+    /// `before` is the same where it was, of which some may be there still.
+    fn open(path: &Path, mine: &str, lasts: bool, before: Option<&At>) -> Result<At, Error> {
         let dir = Dir::open(path)?;
         let blocks = dir.make_folder(BLOCKS)?;
         if lasts {
@@ -80,17 +83,31 @@ impl At {
             }
         }
         let new = dir.make_folder(NEW)?.make_folder(mine)?;
-        let alive = LockFd::open(|| match new.open_at(ALIVE, Access::Write)? {
-            Some(file) => Ok(file),
-            None => new.create(ALIVE, false),
-        })?;
-        alive.try_lock(ALIVE_BYTE, Kind::Exclusive)?;
+        let alive = match before.filter(|before| !before.new.is_removed()) {
+            // Its lock is this process's.
+            Some(before) => Arc::clone(&before.alive),
+            None => {
+                let alive = LockFd::open(|| match new.open_at(ALIVE, Access::Write)? {
+                    Some(file) => Ok(file),
+                    None => new.create(ALIVE, false),
+                })?;
+                alive.try_lock(ALIVE_BYTE, Kind::Exclusive)?;
+                Arc::new(alive)
+            }
+        };
         Ok(At {
             dir: Arc::new(dir),
             blocks,
             new,
             alive,
         })
+    }
+
+    /// Whether somebody has removed it, or what this process needs of it.
+    fn is_removed(&self) -> bool {
+        [self.dir.as_ref(), &self.blocks, &self.new]
+            .into_iter()
+            .any(Dir::is_removed)
     }
 }
 
@@ -116,13 +133,14 @@ impl Folder {
         let chosen = RandomState::new().hash_one(pid);
         let mine = format!("{:08x}-{pid}-{chosen:016x}", boot());
         Ok(Folder {
-            at: ArcSwap::from_pointee(At::open(path, &mine, lasts)?),
+            at: ArcSwap::from_pointee(At::open(path, &mine, lasts, None)?),
             path: path.into(),
             fan_out,
             lasts,
             mine,
             said: AtomicI64::new(0),
             next: AtomicU64::new(0),
+            again: Mutex::default(),
             durable: Mutex::default(),
         })
     }
@@ -134,12 +152,15 @@ impl Folder {
 
     /// Opens again what somebody has removed meanwhile; whether there was need.
     pub(super) fn open_again(&self) -> Result<bool, Error> {
-        if !self.at.load().dir.is_removed() {
+        // By one thread at a time: the last one's lock is kept.
+        let _alone = self.again.lock();
+        let before = self.at.load();
+        if !before.is_removed() {
             return Ok(false);
         }
         // Whatever is above it is not this tier's to make.
         make(&self.path, false)?;
-        let at = At::open(&self.path, &self.mine, self.lasts)?;
+        let at = At::open(&self.path, &self.mine, self.lasts, Some(&before))?;
         self.durable.lock().clear();
         self.at.store(Arc::new(at));
         Ok(true)
