@@ -69,8 +69,9 @@ def _arena(settings: dict[str, Any], tiers: list[str]) -> str:
     sections = [settings.get(tier.lower(), {}) for tier in tiers]
     devices = [device for section in sections for device in section.get("devices", [])]
     paths = [one.get("path") for one in [*sections, *devices]]
+    others = "".join(f" {tier}" for tier in tiers if tier != "Dax")
     names = [os.path.realpath(path) for path in paths if path] or [
-        f"default {settings.get('instance')}" + "".join(f" {tier}" for tier in tiers if tier != "Dax")
+        f"default {settings.get('instance')}{others}"
     ]
     return hashlib.sha256("\n".join(sorted(names)).encode()).hexdigest()[:16]
 
