@@ -140,6 +140,14 @@ fn cache() -> Check {
     }
 }
 
+/// What is in a directory, in order.
+fn listed(dir: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+    let mut paths: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
+    paths.sort();
+    paths
+}
+
 /// The DAX devices under a sysfs folder.
 fn dax(devices: &Path) -> Vec<Check> {
     let read = |path: &Path| {
@@ -148,13 +156,7 @@ fn dax(devices: &Path) -> Vec<Check> {
             .trim()
             .to_owned()
     };
-    let mut names: Vec<_> = fs::read_dir(devices)
-        .into_iter()
-        .flatten()
-        .flatten()
-        .map(|entry| entry.path())
-        .collect();
-    names.sort();
+    let names = listed(devices);
     if names.is_empty() {
         return vec![Check::ok(
             "DAX",
@@ -194,13 +196,7 @@ fn dax(devices: &Path) -> Vec<Check> {
 /// The block devices under a sysfs folder that nobody uses: an `nvme.path` could name them.
 fn disks(devices: &Path) -> Vec<Check> {
     let read = |path: &Path| fs::read_to_string(path).unwrap_or_default();
-    let mut names: Vec<_> = fs::read_dir(devices)
-        .into_iter()
-        .flatten()
-        .flatten()
-        .map(|entry| entry.path())
-        .collect();
-    names.sort();
+    let names = listed(devices);
     let check = |device: &PathBuf| {
         let uses = block::uses_of(device);
         // Memory, and drives of media that come and go.
