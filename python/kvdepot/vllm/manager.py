@@ -57,8 +57,9 @@ from kvdepot.vllm.tiers import INDEXED, SOURCES, is_memory, say_smaller
 logger = init_logger("vllm.kvdepot.manager")
 
 # While the write-back queue drains, the engine is kept stepping so that the
-# metric follows it. A far tier that stands still must not keep it for ever.
-STALLED_SECONDS = 5.0
+# metric follows it. A far tier that stands still must not keep it for ever;
+# one whose files are written beside others' work may take this long for a batch.
+STALLED_SECONDS = 30.0
 
 # Reports come one or two steps after the one that they are about.
 STEPS_WITHOUT_GROUPS = 1000
