@@ -34,7 +34,8 @@ pub(super) struct Open {
     number: u32,
     folder: Arc<Folder>,
     usage: Arc<Usage>,
-    hands: Arc<Hands>,
+    /// `None` once it is closed: with the last file their threads end.
+    hands: Mutex<Option<Arc<Hands>>>,
     direct: bool,
     /// Other hosts see what this one has in its page cache when it is synced.
     syncs: bool,
@@ -105,7 +106,7 @@ impl Open {
             number: terms.number,
             folder: Arc::clone(folder),
             usage: Arc::clone(usage),
-            hands,
+            hands: Mutex::new(Some(hands)),
             direct,
             syncs: !direct && far,
             far,
@@ -207,7 +208,9 @@ impl Open {
         if self.direct {
             set_direct(&fd);
         }
-        BlockFile::new(File::from(fd), LEN as u64, &self.hands)
+        let hands = self.hands.lock().clone();
+        let hands = hands.ok_or(Error::Closed("the tier is closed"))?;
+        BlockFile::new(File::from(fd), LEN as u64, &hands)
     }
 
     fn hold(
@@ -394,6 +397,8 @@ impl Open {
         for opened in left.into_values().filter(|opened| opened.new) {
             self.usage.give_back(room_of(LEN as u64 + opened.place.len));
         }
+        let hands = self.hands.lock().take();
+        drop(hands);
     }
 
     fn get<R>(&self, place: &Place, read: impl FnOnce(&Opened) -> R) -> Result<R, Error> {
