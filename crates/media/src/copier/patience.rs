@@ -92,8 +92,10 @@ impl Watch {
         lock(&self.shared.state).ended = true;
         self.shared.changed.notify_one();
         let thread = lock(&self.thread).take();
-        // It panics nowhere; there is no result to look at.
-        thread.map(JoinHandle::join).map(drop).unwrap_or_default();
+        if let Some(thread) = thread {
+            // It panics nowhere; there is no result to look at.
+            drop(thread.join());
+        }
     }
 }
 
@@ -213,8 +215,7 @@ mod tests {
         Copier::new(config).unwrap()
     }
 
-    /// Reads so many parts, or writes them: how many verified, and how many of the destinations
-    /// nobody has any more.
+    /// Reads so many parts, or writes them: how many verified, and this process's memory of each.
     fn run(copier: &Copier, slow: &Arc<Slow>, count: usize, op: Op) -> (usize, Vec<Buffer>) {
         let mut batch = copier.batch();
         let id = PartId::whole([1; 16], [2; 32]);

@@ -13,7 +13,8 @@ const HOUR: Duration = Duration::from_secs(3600);
 const DAY: Duration = Duration::from_secs(24 * 3600);
 
 /// What may be written, and what was lately. Nothing of it is kept over a restart.
-pub(super) struct Spending(Mutex<Vec<Window>>);
+/// `None` where nothing is bounded: then no put takes a lock or looks at the clock.
+pub(super) struct Spending(Option<Mutex<Vec<Window>>>);
 
 /// The bytes of the last hour, or of the last day.
 struct Window {
@@ -36,20 +37,23 @@ impl Spending {
             })
         };
         let windows = [(hour, HOUR), (day, DAY)];
-        Spending(Mutex::new(windows.into_iter().filter_map(window).collect()))
+        let windows: Vec<Window> = windows.into_iter().filter_map(window).collect();
+        Spending((!windows.is_empty()).then(|| Mutex::new(windows)))
     }
 
     /// Whether so many bytes may be written now.
     pub(super) fn allows(&self, bytes: u64) -> bool {
-        let mut windows = self.0.lock();
+        let Some(windows) = &self.0 else { return true };
         let now = clock::now();
+        let mut windows = windows.lock();
         windows.iter_mut().all(|window| window.left(now) >= bytes)
     }
 
     /// Takes so many bytes of what may be written now, if there are as many.
     pub(super) fn take(&self, bytes: u64) -> bool {
-        let mut windows = self.0.lock();
+        let Some(windows) = &self.0 else { return true };
         let now = clock::now();
+        let mut windows = windows.lock();
         let allowed = windows.iter_mut().all(|window| window.left(now) >= bytes);
         if allowed {
             windows.iter_mut().for_each(|window| window.add(now, bytes));
@@ -59,14 +63,16 @@ impl Spending {
 
     /// Notes that so many bytes are written, whether there are as many or not.
     pub(super) fn add(&self, bytes: u64) {
-        let mut windows = self.0.lock();
+        let Some(windows) = &self.0 else { return };
         let now = clock::now();
+        let mut windows = windows.lock();
         windows.iter_mut().for_each(|window| window.add(now, bytes));
     }
 
     /// Gives back what was taken lately, and not written.
     pub(super) fn give_back(&self, bytes: u64) {
-        for window in self.0.lock().iter_mut() {
+        let Some(windows) = &self.0 else { return };
+        for window in windows.lock().iter_mut() {
             if let Some((_, last)) = window.parts.back_mut() {
                 let back = bytes.min(*last);
                 *last -= back;
