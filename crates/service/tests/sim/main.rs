@@ -22,6 +22,7 @@ mod faults;
 mod history;
 mod laws;
 mod log;
+mod opening;
 mod peer;
 mod processes;
 mod tiers;

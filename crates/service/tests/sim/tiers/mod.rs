@@ -7,9 +7,11 @@
 mod deeds;
 mod laws;
 mod memory;
+mod own;
 mod posix;
 mod shelf;
 mod steps;
+mod stored;
 mod two_phase;
 mod verbs;
 mod world;

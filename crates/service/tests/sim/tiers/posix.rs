@@ -12,7 +12,7 @@ use kvdepot_media::{Buffer, Checksum};
 use kvdepot_store::{Identity, Key, NamespaceId, Reply, Tier, ask};
 
 use super::memory::Memory;
-use super::shelf::Stored;
+use super::stored::Stored;
 
 /// Folders of the directory.
 pub const FAN_OUT: u32 = 3;

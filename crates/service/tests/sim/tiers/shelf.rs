@@ -3,22 +3,23 @@
 //! or never, as the seed has it. What is stored stays when it is closed.
 
 use std::any::Any;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fmt::Arguments;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use kvdepot_arena::parts::{self, Part};
-use kvdepot_arena::{Place, Refused, Reserved, TakesBack, Token, Wanted};
+use kvdepot_arena::parts::Part;
+use kvdepot_arena::{Place, Refused, Reserved, Token, Wanted};
 use kvdepot_host::dir::Dir;
-use kvdepot_media::{Buffer, Checksum, checksum};
+use kvdepot_media::{Buffer, Checksum};
 use kvdepot_store::sim::{Schedule, current};
 use kvdepot_store::{Ends, Error, FileAt, Identity, Key, NamespaceId, Reply};
 use kvdepot_testkit::Rng;
 use kvdepot_testkit::sim::run::wrong;
 
-use super::memory::{Bytes, Folder, Memory};
+use super::memory::Bytes;
+use super::own::Own;
 use super::posix::{self, OnDisk};
 
 /// How a tier behaves: each of these so often in a hundred.
@@ -44,41 +45,16 @@ pub struct Shelf {
     pub lasts: bool,
     pub block_max: u64,
     bytes: Bytes,
-    /// Where files would lie, and those that do.
     path: PathBuf,
-    folder: OnceLock<Folder>,
-    /// `Posix` has it all, while it is open.
+    own: Arc<Own>,
+    /// `Posix` has it all in the place of that, while it is open.
     disk: Mutex<Option<Arc<OnDisk>>>,
     state: Mutex<State>,
-}
-
-/// A block that is stored.
-#[derive(Clone)]
-pub struct Stored {
-    pub memory: Memory,
-    pub len: u64,
-    parts: u16,
-    pub checksum: Checksum,
-}
-
-/// What is pinned or reserved.
-struct Held {
-    stored: Stored,
-    place: Place,
-    /// Of a copy.
-    copy: bool,
-    reserved: bool,
-    /// Its block was removed, and is not published any more.
-    removed: bool,
 }
 
 struct State {
     rng: Rng,
     mood: Mood,
-    blocks: BTreeMap<(NamespaceId, Key), Stored>,
-    held: BTreeMap<u64, Held>,
-    next: u64,
-    device: u32,
     /// Replies that never come.
     kept: Vec<Box<dyn Any + Send>>,
     asked: u64,
@@ -119,10 +95,6 @@ impl Shelf {
         let state = State {
             rng: Rng::new(0),
             mood: Mood::default(),
-            blocks: BTreeMap::new(),
-            held: BTreeMap::new(),
-            next: 0,
-            device: 0,
             kept: Vec::new(),
             asked: 0,
             unheard: 0,
@@ -132,13 +104,14 @@ impl Shelf {
             removals: Vec::new(),
             removable: BTreeSet::new(),
         };
+        let path = dir.join(name);
         Arc::new(Shelf {
             name,
             lasts,
             block_max,
             bytes,
-            path: dir.join(name),
-            folder: OnceLock::new(),
+            own: Own::new(name, bytes, &path),
+            path,
             disk: Mutex::default(),
             state: Mutex::new(state),
         })
@@ -170,24 +143,15 @@ impl Shelf {
 
     /// It is open under that number.
     pub fn opened(&self, number: u32) {
-        if self.bytes == Bytes::Files {
-            self.folder.get_or_init(|| Folder::new(self.path.clone()));
-        }
+        self.own.opened(number, self.lasts);
         let mut state = self.state();
-        (state.device, state.asked, state.unheard) = (number, 0, 0);
+        (state.asked, state.unheard) = (0, 0);
         (state.silences, state.alone_until, state.was_late) = (0, None, false);
-        if !self.lasts {
-            state.blocks.clear();
-        }
     }
 
     /// Nobody asks any more, and nothing is held.
     pub fn closed(&self) {
-        let (kept, held) = {
-            let mut state = self.state();
-            let held = std::mem::take(&mut state.held);
-            (std::mem::take(&mut state.kept), held)
-        };
+        let kept = std::mem::take(&mut self.state().kept);
         drop(kept);
         let disk = self
             .disk
@@ -204,11 +168,7 @@ impl Shelf {
             }
             disk.tier.close();
         }
-        for held in held.values() {
-            let what = if held.reserved { "reserved" } else { "pinned" };
-            let key = held.place.identity.key;
-            wrong(format!("{} is closed, and {key} is {what}", self.name));
-        }
+        self.own.closed();
     }
 
     pub fn reseed(&self, rng: Rng) {
@@ -225,36 +185,27 @@ impl Shelf {
 
     /// What it has, where it is sound.
     pub fn has(&self, identity: &Identity) -> bool {
-        if self.is_posix() {
-            let stored = posix::read(&self.path, identity);
-            return stored.is_some_and(|stored| stored.is_sound(identity));
-        }
-        let name = (identity.namespace, identity.key);
-        let stored = self.state().blocks.get(&name).cloned();
+        let stored = match self.is_posix() {
+            true => posix::read(&self.path, identity),
+            false => self.own.get(identity.namespace, identity.key),
+        };
         stored.is_some_and(|stored| stored.is_sound(identity))
     }
 
     /// Blocks of a namespace with their bytes.
     pub fn all(&self, namespace: NamespaceId) -> Vec<(Key, u64)> {
-        if let Some(disk) = self.disk() {
-            return disk.all(namespace);
+        match self.disk() {
+            Some(disk) => disk.all(namespace),
+            None => self.own.all(namespace),
         }
-        let state = self.state();
-        let here = state.blocks.iter().filter(|((id, _), _)| *id == namespace);
-        here.map(|((_, key), stored)| (*key, stored.len)).collect()
     }
 
     /// Turns a byte of a block over; false where it is not there.
     pub fn rot(&self, identity: &Identity, at: u64) -> bool {
-        if self.is_posix() {
-            return posix::rot(&self.path, identity, at);
+        match self.is_posix() {
+            true => posix::rot(&self.path, identity, at),
+            false => self.own.rot(identity, at),
         }
-        let name = (identity.namespace, identity.key);
-        let stored = self.state().blocks.get(&name).cloned();
-        stored.is_some_and(|stored| {
-            stored.memory.flip((at % stored.len) as usize);
-            true
-        })
     }
 
     /// Questions so far, and those that were not answered in time.
@@ -265,13 +216,10 @@ impl Shelf {
 
     /// Pins, and reservations.
     pub fn held(&self) -> (u64, u64) {
-        if let Some(disk) = self.disk() {
-            return disk.held();
+        match self.disk() {
+            Some(disk) => disk.held(),
+            None => self.own.held(),
         }
-        let state = self.state();
-        let reserved = state.held.values().filter(|held| held.reserved).count();
-        let pinned = state.held.len() - reserved;
-        (pinned as u64, reserved as u64)
     }
 
     /// Somebody may remove these from now on.
@@ -405,271 +353,100 @@ impl Shelf {
         let refuses = state.mood.refuses;
         state.rng.below(100) < refuses
     }
-
-    fn hold(&self, stored: Stored, place: Place, copy: bool, reserved: bool) -> Place {
-        let mut state = self.state();
-        state.next += 1;
-        let token = Token {
-            device: state.device,
-            slot: 0,
-            sequence: state.next,
-        };
-        let place = Place { token, ..place };
-        let held = Held {
-            stored,
-            place,
-            copy,
-            reserved,
-            removed: false,
-        };
-        let name = state.next;
-        state.held.insert(name, held);
-        place
-    }
-}
-
-impl Stored {
-    pub fn new(memory: Memory, len: u64, parts: u16, checksum: Checksum) -> Stored {
-        Stored {
-            memory,
-            len,
-            parts,
-            checksum,
-        }
-    }
-
-    fn is_sound(&self, identity: &Identity) -> bool {
-        let (bytes, count) = (self.memory.to_vec(), self.parts);
-        let found = self.table(identity, &bytes).unwrap_or_default();
-        let sound = |(number, part): (usize, &Part)| {
-            let id = parts::part_id(identity, number as u32, count);
-            let range = part.offset as usize..(part.offset + part.len) as usize;
-            checksum::of(&id, &bytes[range]) == part.checksum
-        };
-        !found.is_empty() && found.iter().enumerate().all(sound)
-    }
-
-    /// The parts, where their table verifies.
-    fn table(&self, identity: &Identity, bytes: &[u8]) -> Option<Vec<Part>> {
-        let place = Place {
-            len: self.len,
-            parts: self.parts,
-            checksum: self.checksum,
-            ..Place::of(*identity)
-        };
-        if let Some(parts) = parts::single(&place) {
-            return Some(parts.to_vec());
-        }
-        let begin = self.len - u64::from(self.parts) * parts::ENTRY;
-        parts::of_table(identity, &bytes[begin as usize..], begin, self.checksum)
-    }
 }
 
 /// What the verbs do, whenever that is.
 impl Shelf {
-    pub fn find(self: &Arc<Shelf>, namespace: NamespaceId, key: Key) -> Option<Place> {
-        if let Some(disk) = self.disk() {
-            return match self.refuses() {
-                true => None,
-                false => disk.pin(namespace, key),
-            };
-        }
-        let stored = self.state().blocks.get(&(namespace, key)).cloned()?;
+    pub fn find(&self, namespace: NamespaceId, key: Key) -> Option<Place> {
         if self.refuses() {
             return None;
         }
-        let place = Place {
-            len: stored.len,
-            parts: stored.parts,
-            checksum: stored.checksum,
-            ..Place::of(Identity { namespace, key })
-        };
-        Some(self.hold(stored, place, false, false))
+        match self.disk() {
+            Some(disk) => disk.pin(namespace, key),
+            None => self.own.pin(namespace, key),
+        }
     }
 
     pub fn knows(&self, namespace: NamespaceId, key: Key) -> bool {
-        if self.is_posix() {
-            return posix::file_of(&self.path, &Identity { namespace, key }).is_some();
+        match self.is_posix() {
+            true => posix::file_of(&self.path, &Identity { namespace, key }).is_some(),
+            false => self.own.get(namespace, key).is_some(),
         }
-        self.state().blocks.contains_key(&(namespace, key))
     }
 
     /// A name of what it has anyhow.
     pub fn nowhere(&self) -> Token {
-        Token {
-            device: self.state().device,
-            slot: 0,
-            sequence: 0,
-        }
+        self.own.nowhere()
     }
 
-    pub fn make(
-        self: &Arc<Shelf>,
-        identity: Identity,
-        wanted: &Wanted,
-    ) -> Result<Reserved, Refused> {
-        if let Some(disk) = self.disk() {
-            return disk.reserve(identity.namespace, wanted);
+    pub fn make(&self, namespace: NamespaceId, wanted: &Wanted) -> Result<Reserved, Refused> {
+        let (key, copy) = (wanted.key, wanted.copy);
+        self.say(format_args!("reserves {key}, a copy: {copy}"));
+        match self.disk() {
+            Some(disk) => disk.reserve(namespace, wanted),
+            None => self.own.reserve(namespace, wanted),
         }
-        let Wanted {
-            len, parts, copy, ..
-        } = *wanted;
-        let memory = match self.folder.get() {
-            Some(folder) => folder.file(len as usize),
-            None => Memory::new(len as usize, self.bytes == Bytes::Carried),
-        };
-        let stored = Stored {
-            memory,
-            len,
-            parts,
-            checksum: Checksum([0; 16]),
-        };
-        let place = Place {
-            len,
-            parts,
-            ..Place::of(identity)
-        };
-        let place = self.hold(stored, place, copy, true);
-        self.say(format_args!("reserves {}, a copy: {copy}", identity.key));
-        Ok(Reserved::new(Arc::clone(self) as _, place))
     }
 
     /// Asked for a publication: from now on a removal ends it.
     pub fn publishes(&self, written: &[(Reserved, Checksum)]) {
-        let mut state = self.state();
-        for (reserved, _) in written {
-            if let Some(held) = state.held.get_mut(&reserved.token.sequence) {
-                held.copy = true;
-            }
-        }
+        self.own.publishes(written);
     }
 
-    pub fn publish(&self, mut reserved: Reserved, sum: Checksum, pinned: bool) -> bool {
-        if let Some(disk) = self.disk() {
-            return !self.refuses() && disk.commit(reserved, sum, pinned);
-        }
-        let place = reserved.hand_out();
-        let refuses = self.refuses();
-        let mut state = self.state();
-        let Some(mut held) = state.held.remove(&place.token.sequence) else {
-            wrong(format!("{} publishes what is not reserved", self.name));
-            return false;
+    pub fn publish(&self, reserved: Reserved, sum: Checksum, pinned: bool) -> bool {
+        let (key, refuses) = (reserved.identity.key, self.refuses());
+        let stored = match self.disk() {
+            Some(disk) => !refuses && disk.commit(reserved, sum, pinned),
+            None => self.own.commit(reserved, sum, pinned, refuses),
         };
-        if held.removed || refuses {
-            return false;
-        }
-        self.say(format_args!("publishes {} {sum:?}", place.identity.key));
-        held.stored.checksum = sum;
-        held.place.checksum = sum;
-        held.reserved = false;
-        let Identity { namespace, key } = place.identity;
-        state.blocks.insert((namespace, key), held.stored.clone());
-        if pinned {
-            state.held.insert(place.token.sequence, held);
-        }
-        true
+        self.say(format_args!("publishes {key} {sum:?}: {stored}"));
+        stored
     }
 
     pub fn unpin(&self, tokens: impl Iterator<Item = Token>) {
-        for token in tokens {
-            if let Some(disk) = self.disk() {
-                disk.unpin(token);
-                continue;
-            }
-            let pin = self.state().held.remove(&token.sequence);
-            if pin.is_none_or(|pin| pin.reserved) {
-                wrong(format!("{} unpins what is not pinned", self.name));
-            }
-        }
+        let disk = self.disk();
+        tokens.for_each(|token| match &disk {
+            Some(disk) => disk.unpin(token),
+            None => self.own.unpin(token),
+        });
     }
 
     /// A block that was pinned did not verify.
     pub fn discard(&self, place: &Place) {
-        if let Some(disk) = self.disk() {
-            return disk.tier.discard(&[*place]);
-        }
-        let mut state = self.state();
-        let Some(pin) = state.held.get(&place.token.sequence) else {
-            return wrong(format!("{} discards what is not pinned", self.name));
-        };
-        let (pinned, identity) = (pin.stored.clone(), pin.place.identity);
-        if pinned.is_sound(&identity) {
-            wrong(format!("{} discards a block that is sound", self.name));
-        }
-        let name = (identity.namespace, identity.key);
-        let same = state.blocks.get(&name);
-        if same.is_some_and(|stored| stored.memory.is(&pinned.memory)) {
-            state.blocks.remove(&name);
+        match self.disk() {
+            Some(disk) => disk.tier.discard(&[*place]),
+            None => self.own.discard(place),
         }
     }
 
     pub fn clear(&self, namespace: NamespaceId) -> usize {
-        if let Some(disk) = self.disk() {
-            return disk.clear(namespace);
+        match self.disk() {
+            Some(disk) => disk.clear(namespace),
+            None => self.remove(namespace, &self.own.clears(namespace)),
         }
-        let mut keys: BTreeSet<Key> = self
-            .all(namespace)
-            .into_iter()
-            .map(|(key, _)| key)
-            .collect();
-        let held = self.state();
-        let here = held.held.values().map(|held| held.place.identity);
-        keys.extend(
-            here.filter(|one| one.namespace == namespace)
-                .map(|one| one.key),
-        );
-        drop(held);
-        self.remove(namespace, &keys.into_iter().collect::<Vec<_>>())
     }
 
     pub fn remove(&self, namespace: NamespaceId, keys: &[Key]) -> usize {
-        if let Some(disk) = self.disk() {
-            let removable = self.state().removable.clone();
-            let all = keys
-                .iter()
-                .all(|key| removable.contains(&(namespace, *key)));
-            if !all {
-                wrong(format!("{keys:?} are removed, which nobody has asked for"));
-            }
-            return disk.remove(namespace, keys);
+        let all = {
+            let removable = &self.state().removable;
+            let mut keys = keys.iter();
+            keys.all(|key| removable.contains(&(namespace, *key)))
+        };
+        if !all {
+            wrong(format!("{keys:?} are removed, which nobody has asked for"));
         }
-        let mut state = self.state();
-        let State {
-            held,
-            blocks,
-            removable,
-            ..
-        } = &mut *state;
-        for held in held.values_mut().filter(|held| held.copy) {
-            let identity = &held.place.identity;
-            held.removed |= identity.namespace == namespace && keys.contains(&identity.key);
-        }
-        let mut removed = 0;
-        for key in keys {
-            if !removable.contains(&(namespace, *key)) {
-                wrong(format!("{key} is removed, which nobody has asked for"));
-            }
-            removed += usize::from(blocks.remove(&(namespace, *key)).is_some());
-        }
-        removed
-    }
-}
-
-impl TakesBack for Shelf {
-    fn take_back(&self, token: Token) {
-        if self.state().held.remove(&token.sequence).is_none() {
-            wrong(format!("{} is given back what is not reserved", self.name));
+        match self.disk() {
+            Some(disk) => disk.remove(namespace, keys),
+            None => self.own.remove(namespace, keys),
         }
     }
-}
 
-impl Shelf {
-    /// What a pin or a reservation holds.
-    fn holds(&self, place: &Place) -> Result<Stored, Error> {
-        let state = self.state();
-        let held = state.held.get(&place.token.sequence);
-        let held = held.ok_or(Error::Closed(": it is not held"))?;
-        Ok(held.stored.clone())
+    /// Who has the bytes.
+    fn medium(&self) -> Arc<dyn Ends> {
+        match self.disk() {
+            Some(disk) => disk.tier.ends(),
+            None => Arc::clone(&self.own) as _,
+        }
     }
 }
 
@@ -681,58 +458,30 @@ impl Ends for Shelf {
         len: u64,
         into: &mut Vec<Buffer>,
     ) -> Result<(), Error> {
-        let mut state = self.state();
-        let broken = state.mood.broken;
-        if state.rng.below(100) < broken {
+        let broken = {
+            let mut state = self.state();
+            let broken = state.mood.broken;
+            state.rng.below(100) < broken
+        };
+        if broken {
             return Err(Error::Closed(": its medium is broken"));
         }
-        drop(state);
-        if let Some(disk) = self.disk() {
-            return disk.tier.ends().buffers(place, offset, len, into);
-        }
-        let memory = self.holds(place)?.memory.buffer();
-        into.clear();
-        into.push(memory.slice(offset as usize, len as usize)?);
-        Ok(())
+        self.medium().buffers(place, offset, len, into)
     }
 
     fn parts(&self, place: &Place) -> Result<Option<Vec<Part>>, Error> {
-        if let Some(disk) = self.disk() {
-            return disk.tier.ends().parts(place);
-        }
-        let stored = self.holds(place)?;
-        if let Some(file) = stored.memory.block_file() {
-            return file.parts(place);
-        }
-        Ok(stored.table(&place.identity, &stored.memory.to_vec()))
+        self.medium().parts(place)
     }
 
     fn write_parts(&self, place: &Place, found: &[Part]) -> Result<(), Error> {
-        if let Some(disk) = self.disk() {
-            return disk.tier.ends().write_parts(place, found);
-        }
-        let stored = self.holds(place)?;
-        if let Some(file) = stored.memory.block_file() {
-            return file.write_parts(place, found);
-        }
-        let table = parts::encode(found);
-        stored
-            .memory
-            .write(stored.len as usize - table.len(), &table);
-        Ok(())
+        self.medium().write_parts(place, found)
     }
 
     fn directory(&self) -> Option<Arc<Dir>> {
-        if let Some(disk) = self.disk() {
-            return disk.tier.ends().directory();
-        }
-        Some(Arc::clone(&self.folder.get()?.dir))
+        self.medium().directory()
     }
 
     fn file(&self, place: &Place) -> Option<FileAt> {
-        if let Some(disk) = self.disk() {
-            return disk.tier.ends().file(place);
-        }
-        self.holds(place).ok()?.memory.file()
+        self.medium().file(place)
     }
 }

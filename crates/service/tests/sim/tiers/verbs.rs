@@ -4,9 +4,7 @@ use std::sync::Arc;
 
 use kvdepot_arena::{Cause, Full, Place, Refused, Reserved, Token, Wanted};
 use kvdepot_media::Checksum;
-use kvdepot_store::{
-    Ends, Identity, Key, Kinds, NamespaceId, Page, Reply, Tier, TierKind, TierStats,
-};
+use kvdepot_store::{Ends, Key, Kinds, NamespaceId, Page, Reply, Tier, TierKind, TierStats};
 
 use super::posix::OnDisk;
 use super::shelf::Shelf;
@@ -169,10 +167,6 @@ impl Tier for Apart {
 }
 
 fn make(shelf: &Arc<Shelf>, namespace: NamespaceId, one: &Wanted) -> Result<Reserved, Refused> {
-    let identity = Identity {
-        namespace,
-        key: one.key,
-    };
     if shelf.knows(namespace, one.key) {
         return Err(Refused::Present(shelf.nowhere()));
     }
@@ -187,5 +181,5 @@ fn make(shelf: &Arc<Shelf>, namespace: NamespaceId, one: &Wanted) -> Result<Rese
             _ => Refused::Full(full),
         });
     }
-    shelf.make(identity, one)
+    shelf.make(namespace, one)
 }
