@@ -1,6 +1,6 @@
 //! The one place that reads clocks.
 
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// Seconds since 1970, as records keep them.
 pub fn unix_seconds() -> u32 {
@@ -17,4 +17,9 @@ pub fn now() -> Instant {
         return now;
     }
     Instant::now()
+}
+
+/// How long ago that was, by the same clock.
+pub fn since(then: Instant) -> Duration {
+    now().saturating_duration_since(then)
 }

@@ -247,7 +247,7 @@ impl Work {
         let mut found = Found::default();
         let mut swept: Option<Instant> = None;
         while !self.ended.load(Ordering::Acquire) {
-            let sweeps = swept.is_none_or(|at| at.elapsed() >= SWEEP);
+            let sweeps = swept.is_none_or(|at| clock::since(at) >= SWEEP);
             if sweeps {
                 swept = Some(clock::now());
             }
@@ -329,7 +329,7 @@ impl Work {
             if used <= end || self.ended.load(Ordering::Acquire) {
                 return Ok(());
             }
-            let fresh = found.at.is_some_and(|at| at.elapsed() < BELIEVED);
+            let fresh = found.at.is_some_and(|at| clock::since(at) < BELIEVED);
             if found.old.is_empty() || !fresh {
                 *found = self.look(self.usage.part(REMEMBERED))?;
                 if found.old.is_empty() {
@@ -373,7 +373,7 @@ impl Work {
             }
             if used < least {
                 (least, since) = (used, clock::now());
-            } else if since.elapsed() >= STALLED {
+            } else if clock::since(since) >= STALLED {
                 if self.folder.others_act(ACTIVE)? {
                     return Ok(Turn::Others);
                 }
@@ -387,7 +387,7 @@ impl Work {
     /// Says, once in a while, that the file system is full.
     fn warn_of_space(&self, used: u64) {
         let mut said = self.said.lock();
-        if said.is_none_or(|at| at.elapsed() >= SAID_AGAIN) {
+        if said.is_none_or(|at| clock::since(at) >= SAID_AGAIN) {
             *said = Some(clock::now());
             tracing::warn!(
                 path = %self.folder.path.display(),
