@@ -104,9 +104,13 @@ impl Edge {
         admitted
     }
 
-    /// So many bytes are written that have passed the nearer tier by.
-    pub(super) fn spend(&self, len: u64) {
-        self.spending.add(len);
+    /// Whether so many bytes may be written that pass the nearer tier by: others may have been since
+    /// they were let by.
+    pub(super) fn spend(&self, len: u64) -> bool {
+        let spent = self.spending.take(len);
+        self.declined
+            .fetch_add(u64::from(!spent), Ordering::Relaxed);
+        spent
     }
 
     /// Whether a touch of this block is the first one, and not enough.

@@ -67,10 +67,11 @@ impl Core {
         }
     }
 
-    /// So many bytes of a put go into a tier past those before it.
-    pub(super) fn spend(&self, tier: usize, len: u64) {
+    /// Whether so many bytes of a put may go into a tier past those before it, now that there is
+    /// room for them.
+    pub(super) fn spend(&self, tier: usize, len: u64) -> bool {
         let over = tier.checked_sub(1).and_then(|over| self.edges.get(over));
-        over.iter().for_each(|edge| edge.spend(len));
+        over.is_none_or(|edge| edge.spend(len))
     }
 
     /// Notes that a block of a tier was touched, where it was not known.

@@ -239,11 +239,11 @@ impl Put {
             let (mut refused, mut ended) = (Vec::new(), Vec::new());
             for (index, share) in mine {
                 match answers.next() {
-                    Some(Ok(reserved)) => {
-                        put.core.spend(tier, reserved.len);
+                    Some(Ok(reserved)) if put.core.spend(tier, reserved.len) => {
                         routes.copies.push((tier, (index, reserved, share)));
                         continue;
                     }
+                    Some(Ok(_)) => routes.settled.push((index, Outcome::Declined)),
                     // It is acknowledged further away.
                     Some(Err(Refused::Present(_))) if tier < put.core.ack => refused.push(index),
                     Some(Err(Refused::Present(_))) => routes.settled.push((index, Outcome::Done)),
@@ -402,10 +402,10 @@ impl Put {
         let (mut ledger, answers) = core.reserve_locked(tier, arenas, self.namespace, blocks);
         for ((index, share), answer) in wanted.into_iter().zip(answers) {
             match answer {
-                Ok(place) => {
-                    core.spend(tier, place.len);
+                Ok(place) if core.spend(tier, place.len) => {
                     routes.copies.push((tier, (index, place, share)));
                 }
+                Ok(_) => routes.settled.push((index, Outcome::Declined)),
                 Err(Refused::Present(token)) if through => {
                     let waiters = vec![self.waiter(index)];
                     match core.send_on(&mut ledger, tier, token, waiters) {

@@ -135,6 +135,8 @@ impl Core {
     ) -> Vec<Arrival> {
         let mut replicas: Vec<Arrival> = vec![(Replica::Failed, None); places.len()];
         let mut copies: Vec<(usize, Reserved)> = Vec::new();
+        // What others may have joined, and no budget is left for.
+        let mut unspent: Vec<Reserved> = Vec::new();
         let mut begin = 0;
         // Runs of one namespace: a prompt's blocks are reserved together, and lie together.
         while begin < places.len() {
@@ -153,13 +155,12 @@ impl Core {
             self.evict_ahead(tier);
             for (index, answer) in (begin..end).zip(answers.into_iter().flatten()) {
                 match answer {
-                    Ok(target) => {
-                        // It has passed a tier by: nothing was taken for it yet.
-                        if tier > from + 1 {
-                            self.edges[tier - 1].spend(places[index].len);
-                        }
-                        copies.push((index, target));
+                    // One that passes a tier by: nothing was taken for it yet.
+                    Ok(target) if tier > from + 1 && !self.edges[tier - 1].spend(target.len) => {
+                        replicas[index] = arrival_of(Refused::Declined);
+                        unspent.push(target);
                     }
+                    Ok(target) => copies.push((index, target)),
                     Err(refused) => {
                         replicas[index] = arrival_of(refused);
                         // What is tried again is still to be written.
@@ -178,7 +179,8 @@ impl Core {
             begin = end;
         }
         // Who removes a block looks at its source first, and then finds the reservation.
-        let mut ended: Vec<Place> = Vec::new();
+        let mut ended: Vec<Place> = unspent.iter().map(|target| **target).collect();
+        drop(unspent);
         let gone = self.removed(from, places, &copies);
         let mut is_gone = gone.into_iter();
         copies.retain(|(index, target)| {

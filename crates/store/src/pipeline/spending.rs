@@ -61,14 +61,6 @@ impl Spending {
         allowed
     }
 
-    /// Notes that so many bytes are written, whether there are as many or not.
-    pub(super) fn add(&self, bytes: u64) {
-        let Some(windows) = &self.0 else { return };
-        let now = clock::now();
-        let mut windows = windows.lock();
-        windows.iter_mut().for_each(|window| window.add(now, bytes));
-    }
-
     /// Gives back what was taken lately, and not written.
     pub(super) fn give_back(&self, bytes: u64) {
         let Some(windows) = &self.0 else { return };

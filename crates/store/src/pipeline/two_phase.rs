@@ -220,9 +220,15 @@ impl Core {
                 if matches!(place, Err(Refused::Present(_))) && share.is_none() {
                     again.push(blocks[index].0);
                 }
-                if place.is_ok() {
-                    self.spend(tier, parts::payload_len(&blocks[index].1));
-                }
+                let len = parts::payload_len(&blocks[index].1);
+                let place = match place {
+                    Ok(reserved) if !self.spend(tier, len) => {
+                        self.metrics.put_outcome(crate::Outcome::Declined);
+                        given_up.push(reserved);
+                        Err(Refused::Declined)
+                    }
+                    other => other,
+                };
                 let place = self.note(&mut ledger, way, share, place, &mut given_up);
                 answers[index] = Some(place.map(|place| Reservation {
                     way,
