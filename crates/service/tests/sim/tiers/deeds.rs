@@ -86,11 +86,16 @@ impl World {
             return;
         }
         self.fault("time-out");
+        let waits = !self.flying.borrow().is_empty() || !self.held.borrow().is_empty();
+        let waits = waits || self.owner().stats().write_back_bytes > 0;
         match span {
             Some(span) => self.schedule.pass(span),
             None => {
                 self.schedule.ring();
             }
+        }
+        if waits {
+            self.offers.borrow_mut().are_late();
         }
     }
 
@@ -154,6 +159,8 @@ impl World {
             since: self.now.get(),
             storms: self.storms.get(),
             is_near: false,
+            idle: false,
+            inner: self.inner.get(),
         }
     }
 
@@ -170,9 +177,10 @@ impl World {
             let bytes = content(self.block(*id).content, self.len(*id));
             buffers.push(vec![Buffer::from_vec(bytes)]);
             self.change(*id, |block| block.begun = Some(now));
+            self.offers(self.payload(*id));
         }
         let safe = ids.iter().map(|id| self.is_safe(*id)).collect();
-        let asked = self.asked();
+        let (asked, inner) = (self.asked(), self.inner.get());
         let bytes: usize = ids.iter().map(|id| self.len(*id)).sum();
         let idle = self.is_idle(bytes as u64);
         let put = namespace.put(keys.iter().map(|number| key(*number)).collect(), buffers);
@@ -184,6 +192,8 @@ impl World {
         let is_near = first_lasts && idle && self.asked() == asked;
         let flying = Flying {
             is_near,
+            idle,
+            inner,
             safe,
             ..self.fly(task, Asked::Put, ids)
         };

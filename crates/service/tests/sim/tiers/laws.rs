@@ -22,6 +22,7 @@ impl World {
                 waits.map(|one| one.task.outcomes())
             );
         }
+        self.within_terms()?;
         self.lasting()
     }
 
@@ -86,7 +87,10 @@ impl World {
         match outcome {
             Outcome::Done => counts.stored += 1,
             Outcome::Full => counts.full += 1,
-            Outcome::Declined => counts.declined += 1,
+            Outcome::Declined => {
+                counts.declined += 1;
+                self.declined(one, id)?;
+            }
             Outcome::Dropped | Outcome::Corrupt => counts.dropped += 1,
             Outcome::Closed => {}
             _ => return Err(format!("a put of {id:?} ended as {outcome:?}")),

@@ -12,6 +12,7 @@ mod posix;
 mod shelf;
 mod steps;
 mod stored;
+mod terms;
 mod two_phase;
 mod verbs;
 mod world;

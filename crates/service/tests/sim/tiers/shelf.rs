@@ -21,6 +21,7 @@ use kvdepot_testkit::sim::run::wrong;
 use super::memory::Bytes;
 use super::own::Own;
 use super::posix::{self, OnDisk};
+use super::terms::{LIMITS, Limits};
 
 /// How a tier behaves: each of these so often in a hundred.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -63,6 +64,13 @@ struct State {
     alone_until: Option<Instant>,
     /// Whether an answer came late: who waits for it may hear of it after what came later.
     was_late: bool,
+    limits: Limits,
+    /// Whether it has refused anything, and the bytes of each block that was published, since it
+    /// was opened.
+    refused: bool,
+    arrived: Vec<u64>,
+    /// Nobody hears what it answers any more.
+    closing: bool,
     /// Removals that were asked for, and not done yet.
     removals: Vec<Weak<Removal>>,
     /// What somebody may remove now.
@@ -73,6 +81,13 @@ struct State {
 pub struct Removal {
     namespace: NamespaceId,
     keys: Option<Vec<Key>>,
+}
+
+/// What is asked: each has its time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Lookup,
+    Other,
 }
 
 /// What becomes of a question.
@@ -101,6 +116,10 @@ impl Shelf {
             silences: 0,
             alone_until: None,
             was_late: false,
+            limits: LIMITS,
+            refused: false,
+            arrived: Vec::new(),
+            closing: false,
             removals: Vec::new(),
             removable: BTreeSet::new(),
         };
@@ -147,6 +166,8 @@ impl Shelf {
         let mut state = self.state();
         (state.asked, state.unheard) = (0, 0);
         (state.silences, state.alone_until, state.was_late) = (0, None, false);
+        (state.refused, state.closing) = (false, false);
+        state.arrived.clear();
     }
 
     /// Nobody asks any more, and nothing is held.
@@ -173,6 +194,24 @@ impl Shelf {
 
     pub fn reseed(&self, rng: Rng) {
         self.state().rng = rng;
+    }
+
+    /// How long its answers are waited for.
+    pub fn answers_within(&self, limits: Limits) {
+        self.state().limits = limits;
+    }
+
+    /// From now on they are waited for no longer.
+    pub fn closes(&self) {
+        self.state().closing = true;
+    }
+
+    pub fn arrived(&self) -> Vec<u64> {
+        self.state().arrived.clone()
+    }
+
+    pub fn has_refused(&self) -> bool {
+        self.state().refused
     }
 
     pub fn set_mood(&self, mood: Mood) {
@@ -282,14 +321,15 @@ impl Shelf {
     /// Answers a question as the mood is. `undo` ends what an answer holds that nobody gets.
     pub fn answer<T: Send + 'static>(
         self: &Arc<Shelf>,
-        reply: Reply<T>,
+        (reply, kind): (Reply<T>, Kind),
         does: impl FnOnce(&Arc<Shelf>) -> T + Send + 'static,
         undo: impl FnOnce(&Arc<Shelf>, T) + Send + 'static,
     ) {
         let (fate, is_eager) = self.fate();
+        let asked = (kvdepot_media::sim::now(), kind);
         self.say(format_args!("answers {fate:?}, eager: {is_eager}"));
         match fate {
-            Fate::Now => self.deliver(reply, does(self)),
+            Fate::Now => self.deliver(reply, asked, does(self)),
             Fate::Dropped | Fate::Kept => {
                 if is_eager {
                     undo(self, does(self));
@@ -310,7 +350,7 @@ impl Shelf {
                 schedule.push(move |runs| {
                     let answer = done.or_else(|| does.map(|does| does(&shelf)));
                     match (answer, runs) {
-                        (Some(answer), true) => shelf.deliver(reply, answer),
+                        (Some(answer), true) => shelf.deliver(reply, asked, answer),
                         (answer, _) => {
                             shelf.state().unheard += 1;
                             if let Some(answer) = answer {
@@ -324,7 +364,7 @@ impl Shelf {
         }
     }
 
-    fn deliver<T>(&self, reply: Reply<T>, answer: T) {
+    fn deliver<T>(&self, reply: Reply<T>, asked: (Option<Instant>, Kind), answer: T) {
         let before = {
             let mut state = self.state();
             // What follows the answer may ask again, and hear nothing.
@@ -335,10 +375,31 @@ impl Shelf {
             } = &mut *state;
             (std::mem::take(silences), alone_until.take())
         };
-        if !reply.answer(answer) {
+        let heard = reply.answer(answer);
+        self.judge(asked, heard);
+        if !heard {
             let mut state = self.state();
             state.unheard += 1;
             (state.silences, state.alone_until) = before;
+        }
+    }
+
+    /// An answer is heard if and only if it comes in time.
+    fn judge(&self, (asked, kind): (Option<Instant>, Kind), heard: bool) {
+        let (limits, closing) = {
+            let state = self.state();
+            (state.limits, state.closing)
+        };
+        let limit = match kind {
+            Kind::Lookup => limits.lookup,
+            Kind::Other => limits.other,
+        };
+        let since = asked.map(kvdepot_arena::clock::since).unwrap_or_default();
+        if heard && since > limit || !heard && since < limit && !closing {
+            wrong(format!(
+                "{} has answered a {kind:?} after {since:?}, with {limit:?} for it; heard: {heard}",
+                self.name
+            ));
         }
     }
 
@@ -351,7 +412,9 @@ impl Shelf {
     pub fn refuses(&self) -> bool {
         let mut state = self.state();
         let refuses = state.mood.refuses;
-        state.rng.below(100) < refuses
+        let refuses = state.rng.below(100) < refuses;
+        state.refused |= refuses;
+        refuses
     }
 }
 
@@ -394,12 +457,15 @@ impl Shelf {
     }
 
     pub fn publish(&self, reserved: Reserved, sum: Checksum, pinned: bool) -> bool {
-        let (key, refuses) = (reserved.identity.key, self.refuses());
+        let (key, len, refuses) = (reserved.identity.key, reserved.len, self.refuses());
         let stored = match self.disk() {
             Some(disk) => !refuses && disk.commit(reserved, sum, pinned),
             None => self.own.commit(reserved, sum, pinned, refuses),
         };
         self.say(format_args!("publishes {key} {sum:?}: {stored}"));
+        if stored {
+            self.state().arrived.push(len);
+        }
         stored
     }
 

@@ -5,6 +5,7 @@ use kvdepot_testkit::sim::shrink::{changed, one_less};
 
 use super::memory::Bytes;
 use super::shelf::Mood;
+use super::terms::{self, Limits, Terms};
 
 /// Keys of a namespace.
 pub const KEYS: u64 = 16;
@@ -31,6 +32,9 @@ pub struct Shape {
     pub write_back: u64,
     /// A tier that blocks go on into at their second touch.
     pub second: &'static str,
+    /// What goes on into one of the tiers, and how long the last one may take.
+    pub terms: Terms,
+    pub limits: Option<Limits>,
     /// Bytes of the largest block.
     pub largest: u64,
     /// As tiers behave at first.
@@ -119,7 +123,7 @@ pub enum Step {
     /// Time passes until a question's is over.
     Ring,
     Pass {
-        ms: u16,
+        ms: u32,
     },
     /// All is done that can be.
     Settle,
@@ -178,6 +182,8 @@ pub fn shape(rng: &mut Rng) -> Shape {
         promote: !rng.once_in(4),
         write_back: *rng.pick(&[0, 16, 16, 32]),
         second: rng.pick::<&str>(&["", "", "", "Far", "Mid", "Dax"]),
+        terms: terms::terms(rng),
+        limits: terms::limits(rng),
         largest: *rng.pick(&[2000, 9000, 30_000]),
         mood: mood(rng),
         disk: rng.once_in(3),
@@ -208,6 +214,9 @@ fn keys(rng: &mut Rng, most: u64) -> Vec<u16> {
     keys.retain(|key| seen.insert(*key));
     keys
 }
+
+/// An hour and some minutes.
+const HOUR: u32 = 3_900_000;
 
 /// How often each kind of step is drawn in one history: some not at all.
 const WEIGHTS: [u64; 28] = [
@@ -259,7 +268,7 @@ fn of_kind(rng: &mut Rng, kind: usize) -> Step {
         13 => Step::Background { count },
         14 => Step::Ring,
         15 => Step::Pass {
-            ms: *rng.pick(&[1, 100, 600, 2000, 30_000]),
+            ms: *rng.pick(&[1, 100, 600, 2000, 30_000, HOUR]),
         },
         16 => Step::Settle,
         17 => Step::Fail { count },
@@ -367,6 +376,10 @@ pub fn plainer(shape: &Shape) -> Vec<Shape> {
             |shape| shape.moved = false,
             |shape| shape.drop = false,
             |shape| shape.second = "",
+            |shape| shape.terms = Terms::default(),
+            |shape| (shape.terms.hour, shape.terms.day) = (0, 0),
+            |shape| (shape.terms.block_min, shape.terms.block_max) = (0, 0),
+            |shape| shape.limits = None,
             |shape| shape.write_back = 0,
             |shape| shape.mood = Mood::default(),
             |shape| shape.mood.broken = 0,

@@ -74,6 +74,7 @@ impl World {
         let since = self.now.get();
         let ids: Vec<Id> = keys.iter().take(3).map(|key| (ns, *key)).collect();
         let safe: Vec<bool> = ids.iter().map(|id| self.is_safe(*id)).collect();
+        ids.iter().for_each(|id| self.offers(self.payload(*id)));
         let parts = ids.iter().map(|id| (key(id.1), self.parts(*id)));
         let reserved = self.namespace(ns)?.reserve(&parts.collect::<Vec<_>>());
         let reserved = reserved.map_err(|error| format!("reserve: {error}"))?;

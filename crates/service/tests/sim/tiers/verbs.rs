@@ -7,7 +7,7 @@ use kvdepot_media::Checksum;
 use kvdepot_store::{Ends, Key, Kinds, NamespaceId, Page, Reply, Tier, TierKind, TierStats};
 
 use super::posix::OnDisk;
-use super::shelf::Shelf;
+use super::shelf::{Kind, Shelf};
 
 /// Blocks of a page of a listing.
 const PAGE: usize = 7;
@@ -61,7 +61,7 @@ impl Tier for Apart {
             let each = keys.iter().map(|key| shelf.knows(namespace, *key));
             each.collect()
         };
-        self.0.answer(reply, does, nothing);
+        self.0.answer((reply, Kind::Lookup), does, nothing);
     }
 
     fn pin(&self, namespace: NamespaceId, keys: &[Key], reply: Reply<Vec<Option<Place>>>) {
@@ -70,10 +70,11 @@ impl Tier for Apart {
             let each = keys.iter().map(|key| shelf.find(namespace, *key));
             each.collect()
         };
-        self.0.answer(reply, does, |shelf, places: Vec<_>| {
-            let places = places.iter().flatten();
-            shelf.unpin(places.map(|place: &Place| place.token));
-        });
+        self.0
+            .answer((reply, Kind::Lookup), does, |shelf, places: Vec<_>| {
+                let places = places.iter().flatten();
+                shelf.unpin(places.map(|place: &Place| place.token));
+            });
     }
 
     fn unpin(&self, places: &[Place]) {
@@ -95,7 +96,7 @@ impl Tier for Apart {
             let each = blocks.iter().map(|one| make(shelf, namespace, one));
             each.collect()
         };
-        self.0.answer(reply, does, nothing);
+        self.0.answer((reply, Kind::Other), does, nothing);
     }
 
     fn commit(&self, written: Vec<(Reserved, Checksum)>, pinned: bool, reply: Reply<Vec<bool>>) {
@@ -107,11 +108,15 @@ impl Tier for Apart {
             let each = each.map(|(reserved, sum)| shelf.publish(reserved, sum, pinned));
             each.collect()
         };
-        self.0.answer(reply, does, move |shelf, stored: Vec<bool>| {
-            let pins = tokens.into_iter().zip(stored);
-            let pins = pins.filter(|(_, stored)| pinned && *stored);
-            shelf.unpin(pins.map(|(token, _)| token));
-        });
+        self.0.answer(
+            (reply, Kind::Other),
+            does,
+            move |shelf, stored: Vec<bool>| {
+                let pins = tokens.into_iter().zip(stored);
+                let pins = pins.filter(|(_, stored)| pinned && *stored);
+                shelf.unpin(pins.map(|(token, _)| token));
+            },
+        );
     }
 
     fn remove(&self, namespace: NamespaceId, keys: &[Key], reply: Reply<usize>) {
@@ -122,7 +127,7 @@ impl Tier for Apart {
             drop(removal);
             removed
         };
-        self.0.answer(reply, does, nothing);
+        self.0.answer((reply, Kind::Other), does, nothing);
     }
 
     fn clear(&self, namespace: NamespaceId, reply: Reply<usize>) {
@@ -132,7 +137,7 @@ impl Tier for Apart {
             drop(removal);
             cleared
         };
-        self.0.answer(reply, does, nothing);
+        self.0.answer((reply, Kind::Other), does, nothing);
     }
 
     fn list(&self, namespace: NamespaceId, from: u64, limit: usize, reply: Reply<Page>) {
@@ -146,7 +151,7 @@ impl Tier for Apart {
                 Some(next).filter(|next| *next < all.len() as u64),
             )
         };
-        self.0.answer(reply, does, nothing);
+        self.0.answer((reply, Kind::Other), does, nothing);
     }
 
     fn describe(&self, _: NamespaceId, _: &str) {}

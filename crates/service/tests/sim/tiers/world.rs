@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use kvdepot_arena::parts;
 use kvdepot_service::Mover;
@@ -19,6 +20,7 @@ use super::memory::Bytes;
 use super::posix::FAN_OUT;
 use super::shelf::{Mood, Shelf};
 use super::steps::{KEYS, NAMESPACES, Shape};
+use super::terms::{LIMITS, Offers};
 use super::two_phase::{Held, Pinned};
 use super::verbs::kinds;
 use crate::world::{Law, Turns, key, law, spec};
@@ -71,6 +73,10 @@ pub struct Flying {
     pub storms: u64,
     /// It has asked no tier apart, and waits for none.
     pub is_near: bool,
+    /// Nothing was under way that it had to wait for when it began, and how often calls had been
+    /// inside of others.
+    pub idle: bool,
+    pub inner: u64,
 }
 
 /// What the depot was asked since it was opened, and what has ended.
@@ -114,6 +120,7 @@ pub struct World {
     pub rng: RefCell<Rng>,
     pub tally: RefCell<Tally>,
     pub broken: RefCell<Option<String>>,
+    pub offers: RefCell<Offers>,
     numbers: Cell<u64>,
     seed: u64,
 }
@@ -140,6 +147,7 @@ impl World {
             (before, dir.path()),
         );
         let far = Shelf::new(last, true, 1 << 30, (shape.bytes, dir.path()));
+        far.answers_within(shape.limits.unwrap_or(LIMITS));
         let shelves = [("Mid", mid), ("Far", far)].into_iter();
         let shelves = shelves.filter(|(name, _)| shape.pipeline.contains(name));
         World {
@@ -165,6 +173,7 @@ impl World {
             rng: RefCell::new(Rng::new(seed)),
             tally: RefCell::default(),
             broken: RefCell::default(),
+            offers: RefCell::default(),
             numbers: Cell::new(seed << 20),
             seed,
         }
@@ -236,14 +245,24 @@ impl World {
                 "direct": if shape.disk { "auto" } else { "false" },
             });
         }
-        let mut behind = shape.pipeline.split('|').skip(1);
-        if let Some(second) = behind.find(|tier| *tier == shape.second) {
-            let section = match second {
-                "Dax" if shape.disk => "nvme".to_owned(),
-                "Far" if shape.bytes == Bytes::Posix => "posix".to_owned(),
-                other => other.to_ascii_lowercase(),
-            };
-            settings[section]["admission"] = json!("second");
+        let section = |tier: &str| match tier {
+            "Dax" if shape.disk => "nvme".to_owned(),
+            "Far" if shape.bytes == Bytes::Posix => "posix".to_owned(),
+            other => other.to_ascii_lowercase(),
+        };
+        for behind in shape.pipeline.split('|').skip(1) {
+            if behind == shape.second {
+                settings[section(behind)]["admission"] = json!("second");
+            }
+            if behind == shape.terms.tier {
+                shape.terms.put_into(&mut settings[section(behind)]);
+            }
+        }
+        if let Some(limits) = shape.limits {
+            let ms = |limit: Duration| format!("{}ms", limit.as_millis());
+            let settings = &mut settings[section("Far")];
+            settings["lookup_timeout"] = json!(ms(limits.lookup));
+            settings["timeout"] = json!(ms(limits.other));
         }
         let far = if shape.disk { "Nvme" } else { "Dax" };
         let mut pipeline = shape.pipeline.replace("Dax", far);
@@ -264,6 +283,10 @@ impl World {
         let depot = depot.map_err(|error| format!("open: {error}"))?;
         *self.depot.borrow_mut() = Some(depot);
         self.counts.set(Counts::default());
+        *self.offers.borrow_mut() = Offers {
+            opened: kvdepot_media::sim::now(),
+            ..Offers::default()
+        };
         Ok(())
     }
 
@@ -280,6 +303,7 @@ impl World {
     pub fn close(&self) -> Law {
         self.door("close");
         drop(self.mover.take());
+        self.shelves.iter().for_each(|shelf| shelf.closes());
         let depot = self.depot.borrow_mut().take().unwrap();
         // Nobody calls what is being closed.
         self.alone(|| depot.close());
@@ -442,7 +466,7 @@ impl World {
         self.turns.fail.store(0, Ordering::Relaxed);
         self.settle()?;
         // The longest that one is left alone.
-        self.schedule.pass(std::time::Duration::from_secs(61));
+        self.schedule.pass(Duration::from_secs(61));
         let namespace = self.namespace(0)?;
         let unknown = [key(KEYS as u16 + 100)];
         let found = self.alone(|| namespace.contains(&unknown));
