@@ -104,8 +104,8 @@ impl Edge {
         admitted
     }
 
-    /// Whether so many bytes may be written that pass the nearer tier by: others may have been since
-    /// they were let by.
+    /// Whether so many bytes may be written that pass the nearer tier by: others may have been
+    /// since they were let by.
     pub(super) fn spend(&self, len: u64) -> bool {
         let spent = self.spending.take(len);
         self.declined
