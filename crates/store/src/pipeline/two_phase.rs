@@ -278,12 +278,12 @@ impl Core {
         }
         let len = parts::payload_len(lengths);
         let far = self.far_reached(len);
+        let over = |tier: usize| self.edges[..tier].iter();
         if self.bypasses(0, len) {
             let Some(tier) = far else {
                 return Err(self.unreachable(1, len));
             };
-            let mut over = self.edges[..tier].iter();
-            if over.all(|edge| edge.lets_by(identity, len)) {
+            if over(tier).all(|edge| edge.lets_by(identity, len)) {
                 return Ok((Way::Far(tier), None));
             }
             self.metrics.put_outcome(crate::Outcome::Declined);
@@ -296,9 +296,12 @@ impl Core {
         Ok(match self.edges[0].budget.admit(seat, len) {
             Some(share) => (Way::Through, Some(share)),
             // Where nothing further away can be written by others, a full queue delays nobody.
+            // Nor where it does not go so far.
             None if self.overload == Overload::Wait => match far {
-                Some(tier) => (Way::Far(tier), None),
-                None => (Way::Through, Some(self.edges[0].budget.take(seat, len))),
+                Some(tier) if over(tier).all(|edge| edge.lets_by(identity, len)) => {
+                    (Way::Far(tier), None)
+                }
+                _ => (Way::Through, Some(self.edges[0].budget.take(seat, len))),
             },
             None => {
                 self.metrics.put_outcome(crate::Outcome::Dropped);
