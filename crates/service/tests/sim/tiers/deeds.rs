@@ -77,6 +77,7 @@ impl World {
             }
             Step::Calm => self.calm_down(),
             Step::Reopen => self.reopen(),
+            Step::Share { deed } => self.share(deed),
         }
     }
 
@@ -110,6 +111,8 @@ impl World {
         let shelf = &self.shelves[usize::from(tier) % self.shelves.len()];
         if shelf.rot(&World::identity(id), at) {
             self.fault("rot");
+            self.freed.set(true);
+            self.rotted.borrow_mut().insert(id);
             let now = self.now.get();
             self.change(id, |block| (block.lasting, block.disturbed) = (false, now));
         }
@@ -148,7 +151,7 @@ impl World {
         Ok((answer, is_near))
     }
 
-    fn fly(&self, task: Task, asked: Asked, ids: Vec<Id>) -> Flying {
+    pub fn fly(&self, task: Task, asked: Asked, ids: Vec<Id>) -> Flying {
         Flying {
             expect: vec![Expect::Any; ids.len()],
             safe: Vec::new(),
@@ -159,6 +162,7 @@ impl World {
             since: self.now.get(),
             storms: self.storms.get(),
             is_near: false,
+            foreign: false,
             idle: false,
             inner: self.inner.get(),
         }
@@ -299,8 +303,12 @@ impl World {
     pub fn found(&self, id: Id, found: bool, expect: Expect, since: u64) -> Law {
         let block = self.block(id);
         let may_be = block.begun.is_some() || block.past.iter().any(|(_, until)| *until >= since);
-        law!(may_be || !found, "{id:?} is found, which nobody has put");
-        let expect = if block.disturbed >= since {
+        let is_foreign = self.was_foreign(id);
+        law!(
+            may_be || !found || is_foreign,
+            "{id:?} is found, which nobody has put"
+        );
+        let expect = if block.disturbed >= since || is_foreign {
             Expect::Any
         } else {
             expect
@@ -372,6 +380,7 @@ impl World {
     /// What was removed, and is met by no put, does not come back.
     fn removed(&self, ids: &[Id], remove: impl FnOnce() -> Result<usize, Error>) -> Law {
         let since = self.now.get();
+        self.freed.set(true);
         let undisturbed: Vec<bool> = ids.iter().map(|id| !self.is_written(*id)).collect();
         for id in ids {
             self.change(*id, |block| {

@@ -23,6 +23,7 @@ impl World {
             );
         }
         self.within_terms()?;
+        self.within_room()?;
         self.lasting()
     }
 
@@ -53,7 +54,8 @@ impl World {
         } else {
             usize::MAX
         };
-        first("Dax") > mid.min(first("Far")) || self.shape.dax >= 2048
+        let ahead = first("Dax") > mid.min(first("Far"));
+        !self.collects() && (ahead || self.shape.dax >= 2048)
     }
 
     /// Judges the tasks that have ended.
@@ -83,6 +85,10 @@ impl World {
 
     fn put_ended(&self, one: &Flying, index: usize, outcome: Outcome) -> Law {
         let id = one.ids[index];
+        if one.foreign {
+            self.is_foreign(id);
+            return self.sharer_put_ended(one, index, outcome);
+        }
         let mut counts = self.counts.get();
         match outcome {
             Outcome::Done => counts.stored += 1,
@@ -96,10 +102,30 @@ impl World {
             _ => return Err(format!("a put of {id:?} ended as {outcome:?}")),
         }
         self.counts.set(counts);
+        self.acknowledged(one, index, outcome);
+        Ok(())
+    }
+
+    fn acknowledged(&self, one: &Flying, index: usize, outcome: Outcome) {
         let keeps = self.keeps_all() && one.safe[index];
-        self.change(id, |block| {
+        self.change(one.ids[index], |block| {
             block.lasting |= outcome == Outcome::Done && block.disturbed < one.since && keeps;
         });
+    }
+
+    /// It has one tier, and nothing fails there but lanes.
+    fn sharer_put_ended(&self, one: &Flying, index: usize, outcome: Outcome) -> Law {
+        let fits = match outcome {
+            Outcome::Done | Outcome::Dropped | Outcome::Closed => true,
+            Outcome::Full => self.collects(),
+            _ => false,
+        };
+        law!(
+            fits,
+            "a sharer's put of {:?} ended as {outcome:?}",
+            one.ids[index]
+        );
+        self.acknowledged(one, index, outcome);
         Ok(())
     }
 
@@ -110,9 +136,11 @@ impl World {
             law!(fits, "a get of {id:?} ended as {outcome:?}");
             return self.missed(one, index);
         }
-        let mut counts = self.counts.get();
-        counts.hits += 1;
-        self.counts.set(counts);
+        if !one.foreign {
+            let mut counts = self.counts.get();
+            counts.hits += 1;
+            self.counts.set(counts);
+        }
         let bytes = one.buffers[index].to_vec();
         let block = self.block(id);
         let readable = World::readable(&block, one.since);
@@ -189,6 +217,11 @@ impl World {
                 "{} did not answer {unheard} questions in time, and {counted} are counted",
                 shelf.name
             );
+        }
+        if let Some(sharer) = self.sharer.borrow().as_ref() {
+            let tier = &sharer.stats().tiers[0];
+            let held = (tier.pinned_blocks, tier.reserved_blocks);
+            law!(held == (0, 0), "a sharer has pinned and reserved {held:?}");
         }
         self.counted(&stats)
     }

@@ -5,10 +5,12 @@
 //! its time.
 
 mod deeds;
+mod directory;
 mod laws;
 mod memory;
 mod own;
 mod posix;
+mod sharer;
 mod shelf;
 mod steps;
 mod stored;
@@ -76,6 +78,7 @@ impl World {
     fn run(&self, steps: &[(u64, Step)]) -> Law {
         self.reseed(0);
         self.open()?;
+        self.open_sharer()?;
         for shelf in &self.shelves {
             shelf.set_mood(self.shape.mood);
         }
@@ -128,12 +131,16 @@ impl World {
         if reads {
             self.read_all()?;
         }
+        if reads {
+            self.end_sharer(false)?;
+        }
         self.close()?;
         self.open()?;
         self.calm_down()?;
         self.read_all()?;
         self.bring_one()?;
         self.rest()?;
+        self.end_sharer(false)?;
         self.close()
     }
 
@@ -184,7 +191,8 @@ impl World {
     fn abandon(&self) {
         self.nested.set(9);
         let held = (self.mover.take(), self.held.take(), self.pins.take());
-        let all = (held, self.depot.take(), self.flying.take());
+        let depots = (self.depot.take(), self.sharer.take());
+        let all = (held, depots, self.flying.take());
         let _broken = catch_unwind(AssertUnwindSafe(|| drop(all)));
     }
 }

@@ -96,9 +96,14 @@ impl OnDisk {
     }
 }
 
+/// How a block's file is called.
+pub fn name_of(identity: &Identity) -> String {
+    format!("{}-{}", identity.key, identity.namespace)
+}
+
 /// Where a directory has a block.
 pub fn file_of(path: &Path, identity: &Identity) -> Option<PathBuf> {
-    let name = format!("{}-{}", identity.key, identity.namespace);
+    let name = name_of(identity);
     let mut folders = (0..FAN_OUT).map(|number| path.join(format!("blocks/{number:03x}")));
     folders.find_map(|folder| Some(folder.join(&name)).filter(|file| file.exists()))
 }

@@ -4,6 +4,7 @@ use kvdepot_testkit::Rng;
 use kvdepot_testkit::sim::shrink::{changed, one_less};
 
 use super::memory::Bytes;
+use super::sharer::Deed;
 use super::shelf::Mood;
 use super::terms::{self, Limits, Terms};
 
@@ -35,6 +36,10 @@ pub struct Shape {
     /// What goes on into one of the tiers, and how long the last one may take.
     pub terms: Terms,
     pub limits: Option<Limits>,
+    /// Whether there is a second depot over the directory of `Posix`, and its KiB; 0 where there
+    /// is room for all.
+    pub shared: bool,
+    pub room: u64,
     /// Bytes of the largest block.
     pub largest: u64,
     /// As tiers behave at first.
@@ -145,6 +150,10 @@ pub enum Step {
     /// Every tier answers, until the next mood: then all has to be there.
     Calm,
     Reopen,
+    /// The second depot over the same directory does something.
+    Share {
+        deed: Deed,
+    },
 }
 
 /// A shape.
@@ -162,21 +171,26 @@ pub fn shape(rng: &mut Rng) -> Shape {
         "Dax|Mid|Far",
         "Cache|Dax|Mid|Far",
     ];
+    let bytes = *rng.pick(&[
+        Bytes::Memory,
+        Bytes::Carried,
+        Bytes::Files,
+        Bytes::Files,
+        Bytes::Posix,
+        Bytes::Posix,
+        Bytes::Posix,
+        Bytes::Posix,
+    ]);
+    let is_small = bytes == Bytes::Posix && rng.once_in(2);
+    let room = if is_small { 1024 } else { 0 };
+    let largest = *rng.pick(&[2000, 9000, 30_000]);
     Shape {
         pipeline: rng.pick::<&str>(PIPELINES),
         cache: *rng.pick(&[32, 64, 128, 1024]),
         dax: *rng.pick(&[256, 384, 2048, 2048]),
         mid_lasts: rng.once_in(2),
         mid: *rng.pick(&[16, 64, 256]),
-        bytes: *rng.pick(&[
-            Bytes::Memory,
-            Bytes::Carried,
-            Bytes::Files,
-            Bytes::Files,
-            Bytes::Posix,
-            Bytes::Posix,
-            Bytes::Posix,
-        ]),
+        bytes,
         moved: rng.once_in(2),
         drop: rng.once_in(3),
         promote: !rng.once_in(4),
@@ -184,7 +198,13 @@ pub fn shape(rng: &mut Rng) -> Shape {
         second: rng.pick::<&str>(&["", "", "", "Far", "Mid", "Dax"]),
         terms: terms::terms(rng),
         limits: terms::limits(rng),
-        largest: *rng.pick(&[2000, 9000, 30_000]),
+        shared: rng.once_in(2),
+        room,
+        largest: match room {
+            0 => largest,
+            // So that it is full soon.
+            _ => 110_000,
+        },
         mood: mood(rng),
         disk: rng.once_in(3),
     }
@@ -219,8 +239,8 @@ fn keys(rng: &mut Rng, most: u64) -> Vec<u16> {
 const HOUR: u32 = 3_900_000;
 
 /// How often each kind of step is drawn in one history: some not at all.
-const WEIGHTS: [u64; 28] = [
-    20, 18, 4, 3, 3, 2, 5, 5, 1, 2, 1, 1, 14, 6, 4, 3, 3, 2, 4, 3, 2, 1, 7, 5, 1, 9, 9, 4,
+const WEIGHTS: [u64; 29] = [
+    20, 18, 4, 3, 3, 2, 5, 5, 1, 2, 1, 1, 14, 6, 4, 3, 3, 2, 4, 3, 2, 1, 7, 5, 1, 9, 9, 4, 30,
 ];
 
 /// The steps of a history.
@@ -293,17 +313,35 @@ fn of_kind(rng: &mut Rng, kind: usize) -> Step {
             prefix: rng.once_in(3),
         },
         26 => Step::Load { pin: count },
-        _ => Step::Unpin {
+        27 => Step::Unpin {
             pin: tier,
             count,
             served: rng.once_in(2),
+        },
+        _ => Step::Share {
+            deed: deed(rng, ns, keys),
+        },
+    }
+}
+
+fn deed(rng: &mut Rng, ns: u8, keys: Vec<u16>) -> Deed {
+    match rng.below(10) {
+        0..5 => Deed::Put { ns, keys },
+        5..7 => Deed::Get { ns, keys },
+        7..9 => Deed::Remove {
+            ns,
+            keys,
+            quiet: rng.once_in(2),
+        },
+        _ => Deed::End {
+            dies: rng.once_in(2),
         },
     }
 }
 
 /// Something that happens while a call waits.
 pub fn nested(rng: &mut Rng) -> Step {
-    match rng.below(20) {
+    match rng.below(22) {
         0..3 => of_kind(rng, 0),
         3..6 => of_kind(rng, 1),
         6..9 => of_kind(rng, 7),
@@ -315,6 +353,7 @@ pub fn nested(rng: &mut Rng) -> Step {
         16 => of_kind(rng, 23),
         17 => of_kind(rng, 25),
         18 => of_kind(rng, 27),
+        19..21 => of_kind(rng, 28),
         _ => Step::Ring,
     }
 }
@@ -322,7 +361,10 @@ pub fn nested(rng: &mut Rng) -> Step {
 /// Steps that do less.
 pub fn simpler(step: &Step) -> Vec<Step> {
     let named = |step: &Step| match step {
-        Step::Put { keys, .. }
+        Step::Share {
+            deed: Deed::Put { keys, .. } | Deed::Get { keys, .. } | Deed::Remove { keys, .. },
+        }
+        | Step::Put { keys, .. }
         | Step::Get { keys, .. }
         | Step::Lookup { keys, .. }
         | Step::Prefetch { keys, .. }
@@ -332,7 +374,10 @@ pub fn simpler(step: &Step) -> Vec<Step> {
         _ => 0,
     };
     let leave_out = |step: &mut Step, at| match step {
-        Step::Put { keys, .. }
+        Step::Share {
+            deed: Deed::Put { keys, .. } | Deed::Get { keys, .. } | Deed::Remove { keys, .. },
+        }
+        | Step::Put { keys, .. }
         | Step::Get { keys, .. }
         | Step::Lookup { keys, .. }
         | Step::Prefetch { keys, .. }
@@ -380,6 +425,8 @@ pub fn plainer(shape: &Shape) -> Vec<Shape> {
             |shape| (shape.terms.hour, shape.terms.day) = (0, 0),
             |shape| (shape.terms.block_min, shape.terms.block_max) = (0, 0),
             |shape| shape.limits = None,
+            |shape| shape.shared = false,
+            |shape| shape.room = 0,
             |shape| shape.write_back = 0,
             |shape| shape.mood = Mood::default(),
             |shape| shape.mood.broken = 0,

@@ -199,6 +199,7 @@ impl World {
             return Ok(());
         };
         self.door("abort");
+        self.freed.set(true);
         let namespace = self.namespace(*ns)?;
         let (ids, reservations): (Vec<Id>, Vec<Reservation>) = held.into_iter().unzip();
         namespace.abort(&reservations);
@@ -296,9 +297,11 @@ impl World {
                 return Ok(false);
             }
             if job.checksums()[0].is_none() {
-                // A mover opens it by its name, which goes with the block.
+                // A mover opens it by its name, which goes with the block, also where another
+                // depot stores it once more.
                 let block = self.block(id);
-                let gone = block.removing > 0 || block.disturbed >= since;
+                let gone = block.removing > 0 || block.disturbed >= since || self.collects();
+                let gone = gone || self.was_foreign(id);
                 law!(
                     self.faults() > faults || gone && self.shape.bytes == Bytes::Posix,
                     "part {number} of {id:?}, which is pinned, was not loaded"

@@ -1,11 +1,11 @@
 //! A depot over tiers that stand apart, what may be in it, and what is under way.
 
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use kvdepot_arena::parts;
 use kvdepot_service::Mover;
@@ -14,8 +14,9 @@ use kvdepot_store::{Buffer, Config, Depot, Identity, Namespace, Task, at_once};
 use kvdepot_testkit::Rng;
 use kvdepot_testkit::sim::tally::Tally;
 use kvdepot_testkit::sim::twin::Id;
-use serde_json::json;
+use serde_json::{Value, json};
 
+use super::directory::Seen;
 use super::memory::Bytes;
 use super::posix::FAN_OUT;
 use super::shelf::{Mood, Shelf};
@@ -73,6 +74,8 @@ pub struct Flying {
     pub storms: u64,
     /// It has asked no tier apart, and waits for none.
     pub is_near: bool,
+    /// The second depot was asked.
+    pub foreign: bool,
     /// Nothing was under way that it had to wait for when it began, and how often calls had been
     /// inside of others.
     pub idle: bool,
@@ -121,6 +124,17 @@ pub struct World {
     pub tally: RefCell<Tally>,
     pub broken: RefCell<Option<String>>,
     pub offers: RefCell<Offers>,
+    /// A second depot over the directory of `Posix`, and how many have died.
+    pub sharer: RefCell<Option<Depot>>,
+    pub deaths: Cell<u32>,
+    /// When something was done to a block by one depot of which the other may not know.
+    pub foreign: RefCell<BTreeMap<Id, Instant>>,
+    /// What lay in that directory at the last look, and whether something was given up since
+    /// that had room.
+    pub seen: RefCell<Option<Seen>>,
+    pub freed: Cell<bool>,
+    /// Blocks that have rotted.
+    pub rotted: RefCell<BTreeSet<Id>>,
     numbers: Cell<u64>,
     seed: u64,
 }
@@ -174,6 +188,12 @@ impl World {
             tally: RefCell::default(),
             broken: RefCell::default(),
             offers: RefCell::default(),
+            sharer: RefCell::default(),
+            deaths: Cell::new(0),
+            foreign: RefCell::default(),
+            seen: RefCell::default(),
+            freed: Cell::new(false),
+            rotted: RefCell::default(),
             numbers: Cell::new(seed << 20),
             seed,
         }
@@ -235,15 +255,8 @@ impl World {
             let section = json!({"path": path, "capacity": capacity, "records": 64});
             settings[if shape.disk { "nvme" } else { "dax" }] = section;
         }
-        if shape.bytes == Bytes::Posix
-            && let Some(shelf) = self.shelves.last()
-        {
-            settings["posix"] = json!({
-                "path": shelf.path(),
-                "capacity": "64MiB",
-                "fan_out": FAN_OUT,
-                "direct": if shape.disk { "auto" } else { "false" },
-            });
+        if shape.bytes == Bytes::Posix {
+            settings["posix"] = self.posix_section();
         }
         let section = |tier: &str| match tier {
             "Dax" if shape.disk => "nvme".to_owned(),
@@ -272,6 +285,15 @@ impl World {
         Config::with_kinds(&kinds(&self.shelves), &pipeline, &settings).unwrap()
     }
 
+    pub fn posix_section(&self) -> Value {
+        json!({
+            "path": self.shelves.last().map(|shelf| shelf.path()),
+            "capacity": self.room(),
+            "fan_out": FAN_OUT,
+            "direct": if self.shape.disk { "auto" } else { "false" },
+        })
+    }
+
     pub fn socket(&self) -> PathBuf {
         self.dir.path().join(format!("s{}", self.openings.get()))
     }
@@ -279,6 +301,7 @@ impl World {
     pub fn open(&self) -> Law {
         self.door("open");
         self.openings.set(self.openings.get() + 1);
+        self.forget_seen();
         let depot = kvdepot_service::open(&self.config());
         let depot = depot.map_err(|error| format!("open: {error}"))?;
         *self.depot.borrow_mut() = Some(depot);
@@ -303,6 +326,7 @@ impl World {
     pub fn close(&self) -> Law {
         self.door("close");
         drop(self.mover.take());
+        self.forget_seen();
         self.shelves.iter().for_each(|shelf| shelf.closes());
         let depot = self.depot.borrow_mut().take().unwrap();
         // Nobody calls what is being closed.
@@ -395,14 +419,18 @@ impl World {
     /// What a question has to answer now, if all tiers answer it.
     pub fn expect(&self, id: Id) -> Law<Expect> {
         let identity = World::identity(id);
-        if !self.calm.get() || !self.is_safe(id) || self.is_written(id) {
+        let known = self.is_safe(id) && !self.is_written(id) && !self.was_foreign(id);
+        if !self.calm.get() || !known {
             return Ok(Expect::Any);
         }
-        let apart = self.shelves.iter().any(|shelf| shelf.has(&identity));
-        let is_there = apart || self.are_near(id.0, &[id.1])?[0];
-        Ok(match is_there {
-            true => Expect::There,
-            false => Expect::Absent,
+        let at = self.shelves.iter().position(|shelf| shelf.has(&identity));
+        let is_near = self.are_near(id.0, &[id.1])?[0];
+        // It may go for want of room before anybody looks for it there.
+        let goes = self.collects() && at == Some(self.shelves.len() - 1);
+        Ok(match (is_near || at.is_some(), goes && !is_near) {
+            (_, true) => Expect::Any,
+            (true, _) => Expect::There,
+            (false, _) => Expect::Absent,
         })
     }
 
@@ -451,6 +479,7 @@ impl World {
     /// From now on tiers and lanes may fail.
     pub fn storm(&self) {
         self.calm.set(false);
+        self.freed.set(true);
         self.storms.set(self.storms.get() + 1);
     }
 
