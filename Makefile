@@ -136,6 +136,9 @@ bench-vllm: package $(VENV)/.vllm ## vLLM's own serving benchmark: full compute,
 
 # ---- test -----------------------------------------------------------------------------------
 
+# What these tests need of the system is had by most users; 0 where it is not.
+KVDEPOT_NO_SKIPS ?= 1
+
 .PHONY: test test-rust test-python test-all
 test: test-rust test-python ## All tests with fixed seeds, the end-to-end ones on real vLLM too
 
@@ -164,7 +167,7 @@ else
 endif
 
 test-all: ## The same with many more rounds, and with fresh seeds, which are printed
-	KVDEPOT_TEST_ALL=1 $(MAKE) test
+	KVDEPOT_TEST_ALL=1 KVDEPOT_NO_SKIPS=$(KVDEPOT_NO_SKIPS) $(MAKE) test
 	$(MAKE) test-unsafe
 	$(MAKE) test-vm
 

@@ -3,72 +3,21 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod common;
+#[path = "common/folder.rs"]
+mod folder;
 
-use std::collections::HashSet;
 use std::fs;
-use std::os::unix::fs::{MetadataExt, symlink};
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use common::{PATIENCE, get, has, keys, namespace, namespace_of, put};
+use folder::{LEN, ROOM, at_once, files, open, open_with, used};
 use kvdepot_arena::format::file_header::FileHeader;
 use kvdepot_store::{Config, Depot, Outcome};
 use kvdepot_testkit::child::{self, Child};
 use kvdepot_testkit::{Rng, rounds};
 use serde_json::{Value, json};
-
-const LEN: usize = 70_001;
-
-/// What a block of that length takes.
-const ROOM: u64 = (4096 + 70_001_u64).next_multiple_of(4096);
-
-fn open_with(pipeline: &str, dir: &Path, posix: Value) -> Depot {
-    let mut settings = json!({"lanes": 2, "close_timeout": "10s", "posix": {
-        "path": dir.join("posix"), "capacity": "64MiB",
-    }});
-    for (name, value) in posix.as_object().unwrap() {
-        settings["posix"][name] = value.clone();
-    }
-    for tier in pipeline.split('|') {
-        match tier {
-            "Cache" => settings["cache"] = json!({"capacity": "1MiB"}),
-            "Dax" => settings["dax"] = json!({"path": dir.join("dax"), "capacity": "2MiB"}),
-            "Nvme" => settings["nvme"] = json!({"path": dir.join("nvme"), "capacity": "4MiB"}),
-            _ => {}
-        }
-    }
-    Depot::open(&Config::new(pipeline, &settings).unwrap()).unwrap()
-}
-
-fn open(pipeline: &str, dir: &Path) -> Depot {
-    open_with(pipeline, dir, json!({}))
-}
-
-/// The published files.
-fn files(dir: &Path) -> Vec<PathBuf> {
-    let folders = fs::read_dir(dir.join("posix/blocks")).unwrap();
-    let files = folders.flat_map(|folder| fs::read_dir(folder.unwrap().path()).unwrap());
-    let mut files: Vec<PathBuf> = files.map(|file| file.unwrap().path()).collect();
-    files.sort();
-    files
-}
-
-/// What its blocks take, whoever writes them. One that is published meanwhile is counted once.
-fn taken(dir: &Path) -> u64 {
-    let (mut sum, mut seen) = (0, HashSet::new());
-    let mut folders = vec![dir.join("posix/blocks"), dir.join("posix/new")];
-    while let Some(folder) = folders.pop() {
-        for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
-            let Ok(meta) = entry.metadata() else { continue };
-            match meta.is_dir() {
-                true => folders.push(entry.path()),
-                false if seen.insert(meta.ino()) => sum += meta.blocks() * 512,
-                false => {}
-            }
-        }
-    }
-    sum
-}
 
 #[test]
 fn blocks_live_in_files_alone_and_behind_others_and_outlive_the_depot() {
@@ -85,7 +34,7 @@ fn blocks_live_in_files_alone_and_behind_others_and_outlive_the_depot() {
             assert_eq!(ns.prefix(&keys(0..50)).unwrap(), 40);
             depot.close();
             assert_eq!(files(dir.path()).len(), 40, "{pipeline}");
-            let depot = open(pipeline, dir.path());
+            let depot = open_with(pipeline, dir.path(), json!({}));
             let ns = namespace(&depot);
             assert!(has(&ns, &all, LEN), "{pipeline}, opened again");
             assert_eq!(ns.remove(&keys([1, 2, 99])).unwrap(), 2);
@@ -110,7 +59,7 @@ fn blocks_live_in_files_alone_and_behind_others_and_outlive_the_depot() {
 #[test]
 fn blocks_of_any_length_come_back() {
     let dir = tempfile::tempdir().unwrap();
-    let depot = open("Posix", dir.path());
+    let depot = open(dir.path());
     let ns = namespace(&depot);
     let lens = [
         1,
@@ -135,7 +84,10 @@ fn blocks_of_any_length_come_back() {
 #[test]
 fn who_shares_the_directory_finds_what_others_have_stored_and_never_another_namespace() {
     let dir = tempfile::tempdir().unwrap();
-    let (one, two) = (open("Posix", dir.path()), open("Cache|Posix", dir.path()));
+    let (one, two) = (
+        open(dir.path()),
+        open_with("Cache|Posix", dir.path(), json!({})),
+    );
     let (first, second) = (namespace(&one), namespace(&two));
     assert_eq!(put(&first, &[1, 2], LEN), [true; 2]);
     assert!(has(&second, &[1, 2], LEN));
@@ -192,7 +144,7 @@ fn what_is_not_the_block_that_its_name_says_is_a_miss_and_is_written_again() {
     ];
     for (what, deed) in deeds {
         let dir = tempfile::tempdir().unwrap();
-        let depot = open("Posix", dir.path());
+        let depot = open(dir.path());
         let ns = namespace(&depot);
         assert_eq!(put(&ns, &[1], LEN), [true]);
         let file = files(dir.path()).remove(0);
@@ -217,7 +169,7 @@ fn what_is_not_the_block_that_its_name_says_is_a_miss_and_is_written_again() {
 fn a_file_is_judged_by_its_header_where_its_attribute_is_gone_or_anothers() {
     const NAME: &str = "user.kvdepot";
     let dir = tempfile::tempdir().unwrap();
-    let depot = open("Posix", dir.path());
+    let depot = open(dir.path());
     let ns = namespace(&depot);
     assert_eq!(put(&ns, &[1], LEN), [true]);
     let file = files(dir.path()).remove(0);
@@ -261,7 +213,7 @@ fn a_directory_holds_its_capacity_whoever_stores() {
                     let numbers: Vec<u64> = (first..first + 8).collect();
                     stored += put(&ns, &numbers, LEN).iter().filter(|ok| **ok).count();
                     // What comes and goes while it is counted may be counted too.
-                    let counted = (0..20).map(|_| taken(path)).min().unwrap_or(0);
+                    let counted = at_once(path);
                     assert!(counted <= CAPACITY * 105 / 100, "{counted} bytes");
                 }
                 stored
@@ -271,7 +223,7 @@ fn a_directory_holds_its_capacity_whoever_stores() {
         let stored: usize = writers.into_iter().map(|one| one.join().unwrap()).sum();
         assert!(stored as u64 * ROOM > CAPACITY, "{stored} were stored");
     });
-    let full = taken(path);
+    let full = used(path);
     assert!(full >= CAPACITY * 80 / 100, "{full} of {CAPACITY}");
     assert!(
         depots[0].stats().tiers[0].evicted_blocks > 0
@@ -285,7 +237,7 @@ fn a_directory_holds_its_capacity_whoever_stores() {
 #[test]
 fn what_a_process_has_left_behind_is_swept() {
     let dir = tempfile::tempdir().unwrap();
-    let depot = open("Posix", dir.path());
+    let depot = open(dir.path());
     assert_eq!(put(&namespace(&depot), &[1], LEN), [true]);
     let new = dir.path().join("posix/new");
     let mine = fs::read_dir(&new).unwrap().next().unwrap().unwrap();
@@ -300,7 +252,7 @@ fn what_a_process_has_left_behind_is_swept() {
         let then = std::time::SystemTime::now() - Duration::from_secs(age);
         alive.set_modified(then).unwrap();
     }
-    let depot = open("Posix", dir.path());
+    let depot = open(dir.path());
     common::eventually("the sweep", || fs::read_dir(&new).unwrap().count() == 2);
     assert!(
         new.join(format!("{boot}-1-2")).exists(),
@@ -357,7 +309,7 @@ fn crash_kill9_loses_no_acknowledged_block_and_leaves_nothing_unswept() {
             }
         }
         assert!(acknowledged.len() > 20, "{} blocks", acknowledged.len());
-        let depot = open(pipeline, dir.path());
+        let depot = open_with(pipeline, dir.path(), json!({}));
         let ns = namespace(&depot);
         for number in &acknowledged {
             assert!(has(&ns, &[*number], LEN), "{number} is lost");

@@ -27,6 +27,7 @@ pub(crate) fn try_open(pipeline: &str, dir: &Path, posix: Value) -> Result<Depot
     for tier in pipeline.split('|') {
         match tier {
             "Cache" => settings["cache"] = json!({"capacity": "1MiB"}),
+            "Dax" => settings["dax"] = json!({"path": dir.join("dax"), "capacity": "2MiB"}),
             "Nvme" => settings["nvme"] = json!({"path": dir.join("nvme"), "capacity": "4MiB"}),
             _ => {
                 settings["posix"] = json!({"path": dir.join("posix"), "capacity": "64MiB"});

@@ -10,7 +10,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
@@ -19,11 +19,14 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use kvdepot_testkit::child::{self, Child};
 
-use crate::realm::{self, NO_NAMESPACE, SKIP, User};
+use crate::realm::{self, User};
 
 /// The most bytes of one write, and what stands before them.
 const WRITE_MAX: usize = 128 << 10;
 const REQUEST_MAX: usize = WRITE_MAX + 4096;
+
+/// What the server's process says where it cannot mount, with the error's number.
+const NO_FUSE: &str = "no FUSE: ";
 
 /// Longer than any body takes on a busy machine.
 const LONGEST: Duration = Duration::from_secs(150);
@@ -130,16 +133,17 @@ pub(crate) fn over(test: &str, body: impl FnOnce(&Mounted)) {
     }
     let dir = tempfile::tempdir().unwrap();
     let home = [("home", dir.path().to_str().unwrap())];
-    let Some(mut world) = realm::start(test, "world", &home, User::Root, &[]) else {
-        return println!("skipped: {NO_NAMESPACE}");
+    let mut world = match realm::start(test, "world", &home, User::Root, &[]) {
+        Ok(world) => world,
+        Err(error) => return realm::skip("a namespace", &error),
     };
-    match world.line() {
-        Some(line) if line == "done" => {}
-        Some(line) => {
-            assert!(line.starts_with(SKIP), "{line}");
-            println!("{line}");
-        }
-        None => panic!("the body has failed"),
+    let line = world.line().expect("the body has failed");
+    if line != "done" {
+        let errno = line
+            .strip_prefix(NO_FUSE)
+            .and_then(|errno| errno.parse().ok());
+        let errno = errno.unwrap_or_else(|| panic!("{line}"));
+        realm::skip("FUSE for this user", &io::Error::from_raw_os_error(errno));
     }
 }
 
@@ -157,7 +161,13 @@ fn world(test: &str) {
     });
     let device = match mounted {
         Ok(device) => device,
-        Err(error) => return child::say(&format!("{SKIP}ped: no FUSE for this user: {error}")),
+        Err(error) => {
+            let errno = match error.kind() {
+                io::ErrorKind::NotFound => libc::ENODEV,
+                _ => error.raw_os_error().unwrap_or(0),
+            };
+            return child::say(&format!("{NO_FUSE}{errno}"));
+        }
     };
     let server = Arc::new(Server {
         device,

@@ -35,32 +35,59 @@ pub(crate) enum User {
     Root,
     /// Has no rights but its user's.
     Plain,
+    /// Stays who it is, with mounts of its own: who may not make them gets none.
+    Same,
 }
 
-/// Why there is no child.
-pub(crate) const NO_NAMESPACE: &str =
-    "this system lets this user have no namespaces, or no such mount";
+/// What a system says that lets this user have no namespace, or has no such call, device or file
+/// system, or has no more of them. Anything else is a failure.
+const NOT_HAD: [i32; 5] = [
+    libc::EPERM,
+    libc::EACCES,
+    libc::ENOSYS,
+    libc::ENODEV,
+    libc::ENOSPC,
+];
 
-/// The first of what a child says that could not begin.
-pub(crate) const SKIP: &str = "skip";
+/// A test is passed over, as the system does not have what it needs; `make test-all` lets none be.
+///
+/// # Panics
+/// When that is no reason, or `KVDEPOT_NO_SKIPS` is set.
+pub(crate) fn skip(needed: &str, error: &io::Error) {
+    let had = !error
+        .raw_os_error()
+        .is_some_and(|errno| NOT_HAD.contains(&errno));
+    assert!(!had, "{needed}: {error}");
+    let strict = std::env::var_os("KVDEPOT_NO_SKIPS").is_some_and(|value| value != "0");
+    assert!(!strict, "KVDEPOT_NO_SKIPS: {needed}: {error}");
+    println!("skipped: {needed}: {error}");
+}
 
-/// Starts a role of a test; `None` where the system has no namespace or no such file system.
+/// Starts a role of a test.
+///
+/// # Errors
+/// What the system says where it has no namespace for this user, or no such file system.
 pub(crate) fn start(
     test: &str,
     role: &str,
     values: &[(&str, &str)],
     user: User,
     mounts: &[Mount],
-) -> Option<Child> {
+) -> io::Result<Child> {
     // SAFETY: these two calls only ask.
     let (uid, gid) = unsafe { (libc::geteuid(), libc::getegid()) };
     let inner = if user == User::Root { 0 } else { 1000 };
     let text = |text: &str| CString::new(text).unwrap();
-    let maps = [
+    let mut maps = vec![
         (text("/proc/self/setgroups"), "deny".to_owned()),
         (text("/proc/self/uid_map"), format!("{inner} {uid} 1")),
         (text("/proc/self/gid_map"), format!("{inner} {gid} 1")),
     ];
+    let mut spaces = libc::CLONE_NEWUSER | libc::CLONE_NEWNS;
+    if user == User::Same {
+        maps.clear();
+        spaces = libc::CLONE_NEWNS;
+    }
     let mounts: Vec<_> = mounts
         .iter()
         .map(|mount| {
@@ -74,7 +101,7 @@ pub(crate) fn start(
             _ => Err(io::Error::last_os_error()),
         };
         // SAFETY: the child of a fork has one thread.
-        done(unsafe { libc::unshare(libc::CLONE_NEWUSER | libc::CLONE_NEWNS) })?;
+        done(unsafe { libc::unshare(spaces) })?;
         for (file, line) in &maps {
             // SAFETY: strings that end, and bytes of that length.
             unsafe {
@@ -96,7 +123,7 @@ pub(crate) fn start(
         // SAFETY: it makes system calls, of what was made before the fork.
         unsafe { command.pre_exec(apart) };
     };
-    Child::try_start(test, role, values, prepare).ok()
+    Child::try_start(test, role, values, prepare)
 }
 
 /// Mounts, or mounts again with other options (`MS_REMOUNT`, `MS_RDONLY`).
@@ -134,8 +161,8 @@ pub(crate) fn on(
     };
     let at = [("at", dir.path().to_str().unwrap())];
     match start(test, role, &at, user, &[mount]) {
-        Some(mut child) => child.expect("done"),
-        None => println!("skipped: {NO_NAMESPACE}"),
+        Ok(mut child) => child.expect("done"),
+        Err(error) => skip(&format!("a namespace with a {kind}"), &error),
     }
 }
 
