@@ -149,6 +149,22 @@ fn no_more_is_written_than_the_budget_allows() {
 }
 
 #[test]
+fn what_passes_the_near_tier_by_keeps_the_budget_too() {
+    const LONG: usize = 2 << 20;
+    let dir = tempfile::tempdir().unwrap();
+    let edges = json!({"files": {"write_budget_hour": 2 * LONG}});
+    let depot = open(dir.path(), "Cache|Files", &[], json!({"edges": edges}));
+    let ns = namespace(&depot);
+    // Too large for the near tier: all of one call find the budget as it is before any is written.
+    let stored = put(&ns, &[1, 2, 3, 4], LONG);
+    assert_eq!(stored.iter().filter(|stored| **stored).count(), 2);
+    assert_eq!(put(&ns, &[5], LONG), [false]);
+    let there = (1..=5).filter(|number| is_in(dir.path(), "Files", &ns, *number));
+    assert_eq!(there.count(), 2);
+    depot.close();
+}
+
+#[test]
 fn whoever_asks_for_a_block_touches_it() {
     type Ask = fn(&Namespace);
     let asks: [(&str, Ask); 6] = [
