@@ -124,6 +124,11 @@ def in_use(directory: Path) -> int:
     return found
 
 
+def acknowledged(engine: Engine) -> float:
+    """Bytes of the blocks that a server has published, and been told so."""
+    return engine.metric("kvdepot_stored_bytes_total", tier="Posix")
+
+
 def check_after_kills(directory: Path) -> set[str]:
     """Everything is whole and within bounds, and the next opener sweeps what was begun."""
     assert in_use(directory) <= CAPACITY * 1.05
@@ -188,19 +193,31 @@ def test_killed_under_load_they_leave_whole_blocks_alone(fleet: Fleet, seed: int
     engines = [fleet.take(plan) for plan in (FIRST, LATER)]
     for engine in engines:
         engine.settle()
-    # Nothing is evicted: all that was acknowledged has to be there.
-    acknowledged = {path.name for path in files(directory)}
-    assert acknowledged
+    before = {path.name for path in files(directory)}
+    assert before
+    counted = [acknowledged(engine) for engine in engines]
     chance = random.Random(seed)
     loads = [Load(engine, seed=chance.randrange(1 << 30)) for engine in engines]
     deadline = time.monotonic() + 60
     while not all(load.answered for load in loads):
         assert time.monotonic() < deadline
         time.sleep(0.05)
+    stored, published = 0.0, set[str]()
     for load in chance.sample(loads, len(loads)):
         time.sleep(chance.uniform(0, 1.5))
+        # What it says last before it is killed; what it has published is there for all.
+        number = loads.index(load)
+        stored += acknowledged(engines[number]) - counted[number]
+        published |= {path.name for path in files(directory)}
         load.kill()
-    assert acknowledged <= check_after_kills(directory)
+    assert stored > 0, "killed before anything was stored under the load"
+    # Nothing is evicted: all that was acknowledged has to be there, before and under the load.
+    assert in_use(directory) < CAPACITY * 0.9
+    left = check_after_kills(directory)
+    assert before | published <= left
+    # Their prompts differ, so that nobody is told of another's block.
+    new = (path for path in files(directory) if path.name not in before)
+    assert sum(path.stat().st_size for path in new) >= stored
 
 
 def test_the_parts_of_two_ranks_join_in_one_file(fleet: Fleet, seed: int) -> None:
