@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use kvdepot_arena::parts::{self, Part};
-use kvdepot_arena::{Place, Refused, Reserved, TakesBack, Token, Wanted};
+use kvdepot_arena::{Place, Reserved, TakesBack, Token, Wanted};
 use kvdepot_host::dir::Dir;
 use kvdepot_media::{Buffer, Checksum};
 use kvdepot_store::{Ends, Error, FileAt, Identity, Key, NamespaceId};
@@ -149,11 +149,7 @@ impl Own {
         Some(self.hold(stored, place, false, false))
     }
 
-    pub fn reserve(
-        self: &Arc<Own>,
-        namespace: NamespaceId,
-        wanted: &Wanted,
-    ) -> Result<Reserved, Refused> {
+    pub fn reserve(self: &Arc<Own>, namespace: NamespaceId, wanted: &Wanted) -> Reserved {
         let Wanted {
             key,
             len,
@@ -172,7 +168,7 @@ impl Own {
             ..Place::of(Identity { namespace, key })
         };
         let place = self.hold(stored, place, copy, true);
-        Ok(Reserved::new(Arc::clone(self) as _, place))
+        Reserved::new(Arc::clone(self) as _, place)
     }
 
     /// Asked for a publication: from now on a removal ends it.

@@ -291,7 +291,7 @@ fn folders(path: &Path) -> Writers {
             let name = file.file_name().into_string().unwrap();
             (name, file.metadata().unwrap().len())
         });
-        (folder.clone(), files.collect())
+        (folder, files.collect())
     });
     each.collect()
 }

@@ -447,7 +447,7 @@ impl Shelf {
         self.say(format_args!("reserves {key}, a copy: {copy}"));
         match self.disk() {
             Some(disk) => disk.reserve(namespace, wanted),
-            None => self.own.reserve(namespace, wanted),
+            None => Ok(self.own.reserve(namespace, wanted)),
         }
     }
 
