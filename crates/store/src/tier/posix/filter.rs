@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::time::{Duration, Instant};
 
-use kvdepot_arena::{Identity, clock};
+use kvdepot_arena::{Identity, NamespaceId, clock};
 use parking_lot::Mutex;
 
 const FOUND: Duration = Duration::from_secs(5);
@@ -54,6 +54,17 @@ impl Filter {
             state.turn
         };
         self.note_answers([(name, is_there)].into_iter(), turn);
+    }
+
+    /// Forgets what was found of a namespace, which is cleared: collectors say nothing of what they
+    /// remove.
+    pub(super) fn clear(&self, namespace: NamespaceId) {
+        let mut state = self.0.lock();
+        state.turn += 1;
+        let Generations { young, old, .. } = &mut state.found;
+        for names in [young, old] {
+            names.retain(|name, _| name.namespace != namespace);
+        }
     }
 
     /// Notes what a look at the directory has shown that began with question `turn`: what was
@@ -144,7 +155,7 @@ impl Hasher for Fold {
 
 #[cfg(test)]
 mod tests {
-    use kvdepot_arena::{Key, NamespaceId};
+    use kvdepot_arena::Key;
 
     use super::*;
 

@@ -282,6 +282,7 @@ impl Tier for Posix {
                 let gone = names.iter().map(|name| common.remove(name, None));
                 count += gone.filter(|gone| *gone).count();
             }
+            common.filter.clear(namespace);
             reply.answer(count);
         });
     }

@@ -182,9 +182,13 @@ impl Usage {
         self.mine.lock().promised
     }
 
-    /// Gives bytes back that were taken and not written.
+    /// Gives bytes back that were taken and not written; to the count what a put does not need
+    /// soon. Who looks at all files would take it for lost, and it would be granted twice.
     pub(super) fn give_back(&self, bytes: u64) {
         self.mine.lock().left += bytes;
+        if let Err(error) = self.freed(0) {
+            tracing::debug!(%error, "what was not written stays granted");
+        }
     }
 
     /// Notes that files have gone, and gives back what was granted beyond what a put needs soon.
@@ -195,10 +199,13 @@ impl Usage {
             mine.left -= spare;
             spare
         };
+        if bytes + spare == 0 {
+            return Ok(());
+        }
         match self.change(|used| used.saturating_sub(bytes + spare)) {
             Ok(used) => self.mine.lock().seen = used,
             Err(error) => {
-                self.give_back(spare);
+                self.mine.lock().left += spare;
                 return Err(error);
             }
         }
