@@ -1,7 +1,11 @@
 //! The tier `Posix` on file systems of disks: full before the capacity is, and read-only all at
 //! once. They lie on loop devices, which only a privileged user has.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![expect(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    reason = "a test fails by panicking, and says why it is skipped"
+)]
 
 mod common;
 #[path = "common/folder.rs"]
@@ -30,8 +34,8 @@ fn run(program: &str, arguments: &[&str]) -> Result<(), String> {
     done.status.success().then_some(()).ok_or_else(said)
 }
 
-/// Runs `body` where such a file system is mounted, of so many MiB, in a child whose mounts end with
-/// it; skips where there is none.
+/// Runs `body` where such a file system is mounted, of so many MiB, in a child whose mounts end
+/// with it; skips where there is none.
 fn on_disk(test: &str, kind: &str, mib: u64, body: impl FnOnce(&Path)) {
     if let Some(role) = child::role() {
         assert_eq!(role, kind);
@@ -73,9 +77,7 @@ fn fills_up(at: &Path, mib: u64) {
     let roomy = || json!({"capacity": "4GiB", "fan_out": 16});
     let depot = open_with("Posix", at, roomy());
     let ns = namespace(&depot);
-    let all = 0..mib + mib / 2;
-    let stored: Vec<u64> = all
-        .clone()
+    let stored: Vec<u64> = (0..mib + mib / 2)
         .filter(|number| put(&ns, &[*number], LEN) == [true])
         .collect();
     // One may find that others have taken what was made free for it.

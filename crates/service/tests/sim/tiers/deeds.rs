@@ -303,7 +303,7 @@ impl World {
     pub fn found(&self, id: Id, found: bool, expect: Expect, since: u64) -> Law {
         let block = self.block(id);
         let may_be = block.begun.is_some() || block.past.iter().any(|(_, until)| *until >= since);
-        let is_foreign = self.was_foreign(id);
+        let is_foreign = self.was_foreign(id, since);
         law!(
             may_be || !found || is_foreign,
             "{id:?} is found, which nobody has put"

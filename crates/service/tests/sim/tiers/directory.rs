@@ -1,5 +1,5 @@
-//! What lies in the directory of `Posix`: nothing but whole blocks that somebody has put, within the
-//! capacity, and none goes for want of room that is there.
+//! What lies in the directory of `Posix`: nothing but whole blocks that somebody has put, within
+//! the capacity, and none goes for want of room that is there.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

@@ -219,10 +219,13 @@ impl World {
         }
     }
 
-    /// Whether that was lately.
-    pub fn was_foreign(&self, id: Id) -> bool {
+    /// Whether that was lately for who has asked at `since`, or later.
+    pub fn was_foreign(&self, id: Id, since: u64) -> bool {
         let when = self.foreign.borrow().get(&id).copied();
-        when.is_some_and(|when| kvdepot_arena::clock::since(when) < UNKNOWN)
+        let times = self.times.borrow();
+        let asked = times.range(..=since).next_back().map(|(_, at)| *at);
+        when.zip(asked)
+            .is_some_and(|(when, asked)| asked.saturating_duration_since(when) < UNKNOWN)
     }
 
     /// Closes it. If it `dies`, what lies in the directory then is what a killed process leaves:

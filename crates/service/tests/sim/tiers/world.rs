@@ -129,6 +129,8 @@ pub struct World {
     pub deaths: Cell<u32>,
     /// When something was done to a block by one depot of which the other may not know.
     pub foreign: RefCell<BTreeMap<Id, Instant>>,
+    /// The schedule's time of each step.
+    pub times: RefCell<BTreeMap<u64, Instant>>,
     /// What lay in that directory at the last look, and whether something was given up since
     /// that had room.
     pub seen: RefCell<Option<Seen>>,
@@ -191,6 +193,7 @@ impl World {
             sharer: RefCell::default(),
             deaths: Cell::new(0),
             foreign: RefCell::default(),
+            times: RefCell::default(),
             seen: RefCell::default(),
             freed: Cell::new(false),
             rotted: RefCell::default(),
@@ -228,6 +231,9 @@ impl World {
 
     pub fn tick(&self) -> u64 {
         self.now.set(self.now.get() + 1);
+        if let Some(now) = kvdepot_media::sim::now() {
+            self.times.borrow_mut().insert(self.now.get(), now);
+        }
         self.now.get()
     }
 
@@ -419,7 +425,8 @@ impl World {
     /// What a question has to answer now, if all tiers answer it.
     pub fn expect(&self, id: Id) -> Law<Expect> {
         let identity = World::identity(id);
-        let known = self.is_safe(id) && !self.is_written(id) && !self.was_foreign(id);
+        let known =
+            self.is_safe(id) && !self.is_written(id) && !self.was_foreign(id, self.now.get());
         if !self.calm.get() || !known {
             return Ok(Expect::Any);
         }
