@@ -430,14 +430,13 @@ impl World {
         if !self.calm.get() || !known {
             return Ok(Expect::Any);
         }
-        let at = self.shelves.iter().position(|shelf| shelf.has(&identity));
+        let apart = self.shelves.iter().any(|shelf| shelf.has(&identity));
         let is_near = self.are_near(id.0, &[id.1])?[0];
-        // It may go for want of room before anybody looks for it there.
-        let goes = self.collects() && at == Some(self.shelves.len() - 1);
-        Ok(match (is_near || at.is_some(), goes && !is_near) {
-            (_, true) => Expect::Any,
-            (true, _) => Expect::There,
-            (false, _) => Expect::Absent,
+        Ok(match is_near || apart {
+            // It may go for want of room before anybody looks for it there, and be remembered.
+            _ if self.collects() && !is_near => Expect::Any,
+            true => Expect::There,
+            false => Expect::Absent,
         })
     }
 
