@@ -100,14 +100,36 @@ impl Dir {
     /// [`Error::Input`] for what is not made of plain names, and where a link or another thing that
     /// is no regular file, or no folder, lies; [`Error::Os`] when the system refuses.
     pub fn open_at(&self, name: &str, access: Access) -> Result<Option<OwnedFd>> {
-        name.split('/').try_for_each(check)?;
         let access = match access {
             Access::Read => OFlags::RDONLY,
             Access::Write => OFlags::RDWR,
         };
+        let file = self.look_at(name, access, false)?;
+        Ok(file.map(|(file, _)| file))
+    }
+
+    /// As [`Dir::open_at`] to read, with what the file is; past the page cache with `direct`, where
+    /// the file system has that.
+    ///
+    /// # Errors
+    ///
+    /// As [`Dir::open_at`].
+    pub fn open_seen(&self, name: &str, direct: bool) -> Result<Option<(OwnedFd, Seen)>> {
+        self.look_at(name, OFlags::RDONLY, direct)
+    }
+
+    fn look_at(&self, name: &str, access: OFlags, direct: bool) -> Result<Option<(OwnedFd, Seen)>> {
+        name.split('/').try_for_each(check)?;
         // A pipe that somebody has put there must not stop this.
         let flags = access | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        let fd = match self.resolve(name, flags) {
+        let fd = match direct {
+            true => match self.resolve(name, flags | OFlags::DIRECT) {
+                Err(Errno::INVAL) => self.resolve(name, flags),
+                fd => fd,
+            },
+            false => self.resolve(name, flags),
+        };
+        let fd = match fd {
             Ok(fd) => fd,
             Err(Errno::NOENT) => return Ok(None),
             Err(Errno::LOOP | Errno::XDEV | Errno::ISDIR | Errno::NOTDIR | Errno::NXIO) => {
@@ -115,9 +137,9 @@ impl Dir {
             }
             Err(errno) => return Err(Error::os("open a file in a directory")(errno)),
         };
-        match FileType::from_raw_mode(stat_of(&fd)?.st_mode) {
-            FileType::RegularFile => Ok(Some(fd)),
-            _ => Err(other(name)),
+        match Seen::of(&fd)? {
+            Some(seen) => Ok(Some((fd, seen))),
+            None => Err(other(name)),
         }
     }
 
@@ -158,15 +180,11 @@ impl Dir {
     ///
     /// [`Error::Os`] when the system refuses.
     pub fn temporary(&self) -> Result<Temporary<'_>> {
+        if let Some(file) = self.unnamed(false)? {
+            return Ok(self.holds(file, None));
+        }
         let mode = Mode::RUSR | Mode::WUSR;
         let flags = OFlags::RDWR | OFlags::CLOEXEC;
-        let unnamed = || rustix::fs::openat(&self.fd, ".", flags | OFlags::TMPFILE, mode);
-        match retry_on_intr(unnamed) {
-            Ok(file) => return Ok(self.holds(file, None)),
-            // The file system has none.
-            Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::NOENT | Errno::INVAL) => {}
-            Err(errno) => return Err(Error::os("make a file in a directory")(errno)),
-        }
         let flags = flags | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW;
         for _ in 0..TEMPORARY_TRIES {
             let name = spare_name();
@@ -177,6 +195,45 @@ impl Dir {
             }
         }
         Err(Error::os("find a free name in a directory")(Errno::EXIST))
+    }
+
+    /// A new file without a name, mode 0600, to be read and written; past the page cache with
+    /// `direct`. `None` where the file system has no such files, or not such direct ones.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Os`] when the system refuses.
+    pub fn unnamed(&self, direct: bool) -> Result<Option<OwnedFd>> {
+        let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::TMPFILE;
+        let flags = if direct {
+            flags | OFlags::DIRECT
+        } else {
+            flags
+        };
+        let mode = Mode::RUSR | Mode::WUSR;
+        match retry_on_intr(|| rustix::fs::openat(&self.fd, ".", flags, mode)) {
+            Ok(file) => Ok(Some(file)),
+            Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::NOENT | Errno::INVAL) => Ok(None),
+            Err(errno) => Err(Error::os("make a file in a directory")(errno)),
+        }
+    }
+
+    /// Gives an open file a name here that nothing has; false where something has. By the
+    /// descriptor: no name of it can be taken for another's meanwhile.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Input`] for what is no plain name, [`Error::Os`] when the system refuses: where
+    /// `/proc` is not there, too.
+    pub fn link(&self, file: impl AsFd, name: &str) -> Result<bool> {
+        check(name)?;
+        let own = format!("/proc/self/fd/{}", file.as_fd().as_raw_fd());
+        let link = || rustix::fs::linkat(CWD, &*own, &self.fd, name, AtFlags::SYMLINK_FOLLOW);
+        match retry_on_intr(link) {
+            Ok(()) => Ok(true),
+            Err(Errno::EXIST) => Ok(false),
+            Err(errno) => Err(Error::os("publish a file in a directory")(errno)),
+        }
     }
 
     fn holds(&self, file: OwnedFd, name: Option<String>) -> Temporary<'_> {
@@ -230,8 +287,7 @@ impl Temporary<'_> {
     ///
     /// [`Error::Input`] for what is no plain name, [`Error::Os`] when the system refuses.
     pub fn publish(self, name: &str, before: Before) -> Result<bool> {
-        check(name)?;
-        if self.link(name)? {
+        if self.dir.link(&self.file, name)? {
             return Ok(true);
         }
         if before == Before::Stays {
@@ -239,7 +295,7 @@ impl Temporary<'_> {
         }
         // A link does not replace, and a rename takes a name.
         let spare = spare_name();
-        if !self.link(&spare)? {
+        if !self.dir.link(&self.file, &spare)? {
             return Err(Error::os("find a free name in a directory")(Errno::EXIST));
         }
         let dir = &self.dir.fd;
@@ -249,17 +305,6 @@ impl Temporary<'_> {
             return Err(Error::os("rename a file in a directory")(errno));
         }
         Ok(true)
-    }
-
-    /// By the descriptor: no name of it can be taken for another's meanwhile.
-    fn link(&self, name: &str) -> Result<bool> {
-        let own = format!("/proc/self/fd/{}", self.file.as_raw_fd());
-        let link = || rustix::fs::linkat(CWD, &*own, &self.dir.fd, name, AtFlags::SYMLINK_FOLLOW);
-        match retry_on_intr(link) {
-            Ok(()) => Ok(true),
-            Err(Errno::EXIST) => Ok(false),
-            Err(errno) => Err(Error::os("publish a file in a directory")(errno)),
-        }
     }
 }
 

@@ -232,6 +232,19 @@ impl Cargo {
         !self.carriers.is_empty() && self.route(unit) != Route::default()
     }
 
+    /// Whether all of it is read first by who takes long for it.
+    pub(super) fn waits_for_reads(&self) -> bool {
+        let slow = |number: u32| {
+            let known = self.carriers.get(number as usize);
+            known.is_some_and(|known| known.carrier.is_slow())
+        };
+        !self.carriers.is_empty()
+            && self
+                .parts
+                .iter()
+                .all(|part| part.route.from.is_some_and(slow))
+    }
+
     /// The first unit after `first` that has another route.
     pub(super) fn route_end(&self, first: u32) -> u32 {
         let count = self.units.len() as u32;

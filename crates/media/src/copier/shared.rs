@@ -24,6 +24,10 @@ const SLICE_MIN: u64 = 128 << 10;
 /// Slices that a batch should have for each lane, so that lanes end at about the same time.
 const SLICES_PER_LANE: u64 = 4;
 
+/// Reads of so many bytes are asked for by who submits them, without a lane between: that takes
+/// some hundred microseconds at most, and there is nothing to hash before they have come.
+const READS_MAX: u64 = 8 << 20;
+
 /// Batches whose memory is kept for later ones, and how much of it each may keep.
 const SPARES_MAX: usize = 8;
 const SPARE_BYTES_MAX: usize = 64 << 20;
@@ -157,10 +161,11 @@ impl Shared {
         };
         let (mut first, mut next) = (0, 0);
         let mut route_end = cargo.route_end(0);
+        let here = cargo.bytes <= self.reads_max() && cargo.waits_for_reads();
         for unit in &cargo.units {
             if next == route_end {
                 route_end = cargo.route_end(next);
-                self.hand_out(join, &mut first, planner.finish());
+                self.hand_out(join, (&mut first, here), planner.finish());
             }
             next += 1;
             // Never refused: units come from `zip_units`, which makes none of no bytes and at most
@@ -168,13 +173,14 @@ impl Shared {
             let Ok(ready) = planner.push_unit(*unit) else {
                 break;
             };
-            self.hand_out(join, &mut first, ready);
+            self.hand_out(join, (&mut first, here), ready);
         }
-        self.hand_out(join, &mut first, planner.finish());
+        self.hand_out(join, (&mut first, here), planner.finish());
         lock(&self.planners).push(planner);
     }
 
-    fn hand_out(&self, join: &Join<Flight>, first: &mut u32, ready: Ready<'_>) {
+    /// Gives slices to the lanes, or begins them `here`.
+    fn hand_out(&self, join: &Join<Flight>, (first, here): (&mut u32, bool), ready: Ready<'_>) {
         let Some(slice) = ready.slices().first() else {
             return;
         };
@@ -186,9 +192,14 @@ impl Shared {
                 count: pieces.len() as u32,
             };
             *first += next.count;
-            self.push(slice.lane, Errand::Slice(next));
+            match here {
+                true => self.queues.execute(Errand::Slice(next)),
+                false => self.push(slice.lane, Errand::Slice(next)),
+            }
         }
-        self.queues.wake(lane, count);
+        if !here {
+            self.queues.wake(lane, count);
+        }
     }
 
     /// A planner for a batch of so many bytes.
@@ -234,6 +245,12 @@ impl Shared {
     #[cfg(not(feature = "sim"))]
     fn inline_max(&self) -> u64 {
         self.config.inline_max
+    }
+
+    #[cfg(not(feature = "sim"))]
+    #[expect(clippy::unused_self, reason = "a schedule may come between")]
+    fn reads_max(&self) -> u64 {
+        READS_MAX
     }
 
     #[cfg(not(feature = "sim"))]
@@ -298,6 +315,10 @@ impl Shared {
     /// All goes to the schedule.
     fn inline_max(&self) -> u64 {
         self.schedule.as_ref().map_or(self.config.inline_max, |_| 0)
+    }
+
+    fn reads_max(&self) -> u64 {
+        self.schedule.as_ref().map_or(READS_MAX, |_| 0)
     }
 
     /// Small histories shall have many slices too.

@@ -34,6 +34,55 @@ pub trait Losses: fmt::Debug + Send + Sync {
     fn lost(&self, at: u64, len: u64, error: &io::Error);
 }
 
+/// How a file is read and written. It is the same of all that are opened alike on a file system,
+/// so that only one has to be asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Manner {
+    is_direct: bool,
+    alignment: Alignment,
+}
+
+impl Manner {
+    /// Through the page cache.
+    pub const CACHED: Manner = Manner {
+        is_direct: false,
+        alignment: Alignment::NONE,
+    };
+
+    /// That of a file which is open.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Io`] when its flags cannot be read.
+    pub fn of(fd: BorrowedFd<'_>) -> Result<Manner> {
+        Ok(Manner::with(fd, flags(fd)?))
+    }
+
+    fn with(fd: BorrowedFd<'_>, flags: OFlags) -> Manner {
+        match flags.contains(OFlags::DIRECT) {
+            true => Manner {
+                is_direct: true,
+                alignment: direct(fd),
+            },
+            false => Manner::CACHED,
+        }
+    }
+
+    /// Whether the page cache is passed by.
+    #[must_use]
+    pub fn is_direct(self) -> bool {
+        self.is_direct
+    }
+}
+
+fn flags(fd: BorrowedFd<'_>) -> Result<OFlags> {
+    rustix::fs::fcntl_getfl(fd).map_err(|errno| look(errno.into()))
+}
+
+fn look(source: io::Error) -> Error {
+    Error::io("look at", "file", source)
+}
+
 /// A file whose bytes batches move.
 #[derive(Debug)]
 pub struct File {
@@ -75,9 +124,8 @@ impl File {
         losses: Option<Arc<dyn Losses>>,
     ) -> Result<Arc<Self>> {
         let owned = fd.into();
-        let look = |source: io::Error| Error::io("look at", "file", source);
         let fd = owned.get().map_err(|error| look(io::Error::other(error)))?;
-        let flags = rustix::fs::fcntl_getfl(fd).map_err(|errno| look(errno.into()))?;
+        let flags = flags(fd)?;
         if flags.contains(OFlags::APPEND) {
             let problem = io::Error::from(io::ErrorKind::InvalidInput);
             return Err(Error::io(
@@ -86,22 +134,42 @@ impl File {
                 problem,
             ));
         }
-        let is_direct = flags.contains(OFlags::DIRECT);
-        let mut alignment = match is_direct {
-            true => direct(fd),
-            false => Alignment::NONE,
-        };
+        let manner = Manner::with(fd, flags);
+        let writable = flags & OFlags::RWMODE != OFlags::RDONLY;
+        Ok(Self::made((owned, writable), hands, manner, losses))
+    }
+
+    /// A file that is open, to be written too if it is `writable`, of which all is known. What is
+    /// not so shows as errors of reads and writes.
+    pub fn known(
+        (fd, writable): (impl Into<Descriptor>, bool),
+        hands: &Arc<Hands>,
+        manner: Manner,
+    ) -> Arc<Self> {
+        Self::made((fd.into(), writable), hands, manner, None)
+    }
+
+    fn made(
+        (fd, writable): (Descriptor, bool),
+        hands: &Arc<Hands>,
+        manner: Manner,
+        losses: Option<Arc<dyn Losses>>,
+    ) -> Arc<Self> {
+        let Manner {
+            is_direct,
+            mut alignment,
+        } = manner;
         if hands.patience().is_some() {
             alignment.memory = None;
         }
-        Ok(Arc::new(Self {
-            fd: owned,
-            writable: flags & OFlags::RWMODE != OFlags::RDONLY,
+        Arc::new(Self {
+            fd,
+            writable,
             is_direct,
             alignment,
             hands: Arc::clone(hands),
             losses,
-        }))
+        })
     }
 
     /// The file itself.
@@ -156,9 +224,31 @@ impl File {
             self.fill(begin, &mut pages, all)?;
         }
         pages[skip..skip + bytes.len()].copy_from_slice(bytes);
+        self.put_all(begin, &pages)
+    }
+
+    /// The same through the page cache, whatever else goes past it: nobody else may have the file
+    /// yet, and what it has here goes to the medium later, or when it is synced.
+    ///
+    /// # Errors
+    ///
+    /// The system's.
+    pub fn write_cached_at(&self, at: u64, bytes: &[u8]) -> io::Result<()> {
+        if !self.is_direct {
+            return self.put_all(at, bytes);
+        }
+        let fd = self.fd()?;
+        let flags = rustix::fs::fcntl_getfl(fd)?;
+        rustix::fs::fcntl_setfl(fd, flags - OFlags::DIRECT)?;
+        let written = self.put_all(at, bytes);
+        let again = rustix::fs::fcntl_setfl(fd, flags);
+        written.and(again.map_err(io::Error::from))
+    }
+
+    fn put_all(&self, at: u64, bytes: &[u8]) -> io::Result<()> {
         let mut done = 0;
-        while done < pages.len() {
-            match rustix::io::pwrite(self.fd()?, &pages[done..], begin + done as u64) {
+        while done < bytes.len() {
+            match rustix::io::pwrite(self.fd()?, &bytes[done..], at + done as u64) {
                 Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
                 Ok(written) => done += written,
                 Err(Errno::INTR) => {}

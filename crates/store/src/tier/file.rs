@@ -35,18 +35,14 @@ pub struct BlockFile {
 }
 
 impl BlockFile {
-    /// One that is open, whose payload begins at `offset`, and who reads and writes it.
-    ///
-    /// # Errors
-    /// [`Error::Media`] when the system refuses.
-    pub fn new(raw: fs::File, offset: u64, hands: &Arc<Hands>) -> Result<BlockFile, Error> {
-        let inode = raw.metadata().map_or(0, |file| file.ino());
-        let file = File::new(raw, hands)?;
-        Ok(BlockFile {
+    /// One that is open, which number it has, and where its payload begins.
+    #[must_use]
+    pub fn new(file: Arc<File>, inode: u64, offset: u64) -> BlockFile {
+        BlockFile {
             file,
             inode,
             offset,
-        })
+        }
     }
 
     /// Opens what `at` names; `None` where it is gone, or another file has its name.
@@ -63,9 +59,11 @@ impl BlockFile {
             return Ok(None);
         };
         let raw = fs::File::from(fd);
-        let same = raw.metadata().is_ok_and(|file| file.ino() == at.inode);
-        same.then(|| BlockFile::new(raw, at.offset, hands))
-            .transpose()
+        if !raw.metadata().is_ok_and(|file| file.ino() == at.inode) {
+            return Ok(None);
+        }
+        let file = File::new(raw, hands)?;
+        Ok(Some(BlockFile::new(file, at.inode, at.offset)))
     }
 
     /// The number that [`FileAt`] names it by; 0 where the system does not tell.

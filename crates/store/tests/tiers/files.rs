@@ -4,7 +4,7 @@
 
 use std::collections::HashMap;
 use std::fs;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex};
 use kvdepot_arena::parts::Part;
 use kvdepot_arena::{Place, Refused, Reserved, TakesBack, Token, Wanted};
 use kvdepot_host::dir::{Access, Dir};
-use kvdepot_media::file::Hands;
+use kvdepot_media::file::{File, Hands};
 use kvdepot_media::{Buffer, Checksum};
 use kvdepot_store::option::{Kind, OptionSpec};
 use kvdepot_store::{
@@ -113,8 +113,10 @@ impl Files {
             slot: 0,
             sequence,
         };
+        let inode = raw.metadata().ok()?.ino();
+        let file = File::new(raw, &self.hands).ok()?;
         let opened = Opened {
-            file: Arc::new(BlockFile::new(raw, HEADER, &self.hands).ok()?),
+            file: Arc::new(BlockFile::new(file, inode, HEADER)),
             name,
             place,
             holds: 1,

@@ -1,12 +1,13 @@
 //! Where a tier's bytes lie: memory, what only a carrier reaches, or a file.
 
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use kvdepot_host::dir::Dir;
-use kvdepot_media::file::Hands;
+use kvdepot_media::file::{File, Hands};
 use kvdepot_media::{Alignment, Buffer, Carrier, Op, Receipt};
 use kvdepot_store::{BlockFile, FileAt};
 
@@ -68,7 +69,8 @@ impl Folder {
         let raw = options.read(true).write(true).create_new(true).open(&path);
         let raw = raw.unwrap();
         raw.set_len(len as u64).unwrap();
-        let file = BlockFile::new(raw, 0, &self.hands).unwrap();
+        let inode = raw.metadata().unwrap().ino();
+        let file = BlockFile::new(File::new(raw, &self.hands).unwrap(), inode, 0);
         Memory::File(Arc::new(InFile {
             file,
             path,

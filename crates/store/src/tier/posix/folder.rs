@@ -5,11 +5,17 @@
 //! new/NAME/N         blocks that are being written, by the process that has `new/NAME`
 //! blocks/xxx/KEY-NS  published blocks, in as many folders as `fan_out` says
 //! ```
+//!
+//! Where the file system has files without a name, a block is written into one, near those of its
+//! folder, until it is published or another process is to write it: eight writers do not wait for
+//! each other in one folder, and nothing is left of a process that is killed. How much is in such
+//! files at a time is bounded ([`Unnamed`](super::usage::Unnamed)): no look finds them.
 
 use std::collections::HashSet;
 use std::fs::{DirBuilder, File};
 use std::hash::{BuildHasher, RandomState};
-use std::os::fd::OwnedFd;
+use std::io::ErrorKind;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, FileExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
@@ -24,6 +30,7 @@ use kvdepot_host::dir::{Access, Dir, Seen, mark_used};
 use kvdepot_host::fork::LockFd;
 use kvdepot_host::lock::{self, Kind};
 use kvdepot_media::PART_LEN_MAX;
+use kvdepot_media::file::Manner;
 use parking_lot::Mutex;
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -68,6 +75,10 @@ struct At {
     /// Where this process writes.
     new: Dir,
     alive: Arc<LockFd>,
+    /// How its files are read and written past the page cache, where they can be.
+    direct: Option<Manner>,
+    /// Whether there are files without a name, which can be given one.
+    unnamed: bool,
 }
 
 impl At {
@@ -95,11 +106,15 @@ impl At {
                 Arc::new(alive)
             }
         };
+        let direct = takes_direct(&new)?;
+        let unnamed = !dir.may_be_far() && takes_unnamed(&new, direct.is_some());
         Ok(At {
             dir: Arc::new(dir),
             blocks,
             new,
             alive,
+            direct,
+            unnamed,
         })
     }
 
@@ -111,13 +126,31 @@ impl At {
     }
 }
 
+/// A name that no block has while it is written.
+const PROBE: &str = "probe";
+
+/// How files in a folder are read and written past the page cache; `None` where they cannot be.
+fn takes_direct(folder: &Dir) -> Result<Option<Manner>, Error> {
+    let file = folder.create(PROBE, true)?;
+    let manner = Manner::of(file.as_fd());
+    folder.remove(PROBE)?;
+    Ok(Some(manner?).filter(|manner| manner.is_direct()))
+}
+
+/// Whether a file can be made without a name, and given one later.
+fn takes_unnamed(folder: &Dir, direct: bool) -> bool {
+    let made = folder.unnamed(direct).ok().flatten();
+    let named = made.is_some_and(|file| folder.link(&file, PROBE).unwrap_or(false));
+    named && folder.remove(PROBE).is_ok()
+}
+
 fn make(path: &Path, recursive: bool) -> Result<(), Error> {
     let made = DirBuilder::new()
         .recursive(recursive)
         .mode(0o700)
         .create(path);
     match made {
-        Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => Err(Error::Io {
+        Err(error) if error.kind() != ErrorKind::AlreadyExists => Err(Error::Io {
             path: path.into(),
             source: error,
         }),
@@ -166,17 +199,53 @@ impl Folder {
         Ok(true)
     }
 
-    /// A new file that nobody looks for, and its name for other processes.
-    pub(super) fn create(&self, direct: bool) -> Result<(String, OwnedFd), Error> {
-        let name = self.next.fetch_add(1, Ordering::Relaxed).to_string();
-        let file = self.at.load().new.create(&name, direct)?;
-        Ok((format!("{NEW}/{}/{name}", self.mine), file))
+    /// How files are read and written past the page cache; `None` where they cannot be.
+    pub(super) fn direct(&self) -> Option<Manner> {
+        self.at.load().direct
     }
 
-    /// Removes what [`Folder::create`] has made.
-    pub(super) fn drop_new(&self, name: &str) {
-        let name = name.rsplit('/').next().unwrap_or(name);
-        if let Err(error) = self.at.load().new.remove(name) {
+    /// A new file that nobody looks for, and its name, which it needs not have if it may be
+    /// `unnamed`.
+    pub(super) fn create(
+        &self,
+        identity: &Identity,
+        unnamed: bool,
+        direct: bool,
+    ) -> Result<(Option<String>, OwnedFd), Error> {
+        let at = self.at.load();
+        if unnamed && at.unnamed {
+            // Near those that it will lie with, and where nobody else makes one just now.
+            let folder = at.blocks.make_folder(&self.folder_of(identity))?;
+            if let Some(file) = folder.unnamed(direct)? {
+                return Ok((None, file));
+            }
+        }
+        let name = self.spare();
+        let file = at.new.create(&name, direct)?;
+        Ok((Some(name), file))
+    }
+
+    fn spare(&self) -> String {
+        self.next.fetch_add(1, Ordering::Relaxed).to_string()
+    }
+
+    /// Names a new file that has no name, so that other processes find it.
+    pub(super) fn name(&self, file: BorrowedFd<'_>) -> Result<String, Error> {
+        let name = self.spare();
+        match self.at.load().new.link(file, &name)? {
+            true => Ok(name),
+            false => Err(Error::Io {
+                path: self.path.join(NEW).join(&self.mine).join(name),
+                source: ErrorKind::AlreadyExists.into(),
+            }),
+        }
+    }
+
+    /// Removes the name of what [`Folder::create`] has made.
+    pub(super) fn drop_new(&self, name: Option<&str>) {
+        if let Some(name) = name
+            && let Err(error) = self.at.load().new.remove(name)
+        {
             tracing::warn!(%error, "a file that is not published cannot be removed");
         }
     }
@@ -185,12 +254,11 @@ impl Folder {
     /// went that had its name.
     pub(super) fn publish(
         &self,
-        name: &str,
+        (new, file): (Option<&str>, BorrowedFd<'_>),
         identity: &Identity,
         lasts: bool,
     ) -> Result<u64, Error> {
         let at = self.at.load();
-        let name = name.rsplit('/').next().unwrap_or(name);
         let number = self.folder_of(identity);
         let folder = at.blocks.make_folder(&number)?;
         // Whoever has made it may not have synced it yet.
@@ -198,11 +266,26 @@ impl Folder {
             at.blocks.sync()?;
             self.durable.lock().insert(number);
         }
-        let replaced = replace(&at.new, name, &folder, &file_of(identity))?;
+        let name = file_of(identity);
+        let replaced = match new {
+            Some(new) => replace(&at.new, new, &folder, &name)?,
+            None if folder.link(file, &name)? => 0,
+            // A link takes nobody's name, and a rename does.
+            None => {
+                let new = self.name(file)?;
+                let replaced = replace(&at.new, &new, &folder, &name);
+                replaced.inspect_err(|_| self.drop_new(Some(&new)))?
+            }
+        };
         if lasts {
             folder.sync()?;
         }
         Ok(replaced)
+    }
+
+    /// Where a new file of that name is, in the directory.
+    pub(super) fn path_of(&self, new: &str) -> String {
+        format!("{NEW}/{}/{new}", self.mine)
     }
 
     /// Where a block's file is, in the directory.
@@ -225,6 +308,10 @@ impl Folder {
 
     /// What has a block's name; a block is durable then if it shall last.
     pub(super) fn keeps(&self, identity: &Identity, lasts: bool) -> Result<Kept, Error> {
+        // Mostly nothing has.
+        if !self.has(identity)? {
+            return Ok(Kept::Nothing);
+        }
         let Some(folder) = self.at.load().blocks.folder(&self.folder_of(identity))? else {
             return Ok(Kept::Nothing);
         };
@@ -255,13 +342,14 @@ impl Folder {
         Ok(Kept::Block)
     }
 
-    /// Opens a block's file.
-    pub(super) fn find(&self, identity: &Identity) -> Result<Option<OwnedFd>, Error> {
-        Ok(self
-            .at
-            .load()
-            .dir
-            .open_at(&self.name_of(identity), Access::Read)?)
+    /// Opens a block's file, and says what it is.
+    pub(super) fn find(
+        &self,
+        identity: &Identity,
+        direct: bool,
+    ) -> Result<Option<(OwnedFd, Seen)>, Error> {
+        let name = self.name_of(identity);
+        Ok(self.at.load().dir.open_seen(&name, direct)?)
     }
 
     /// What a block's file says of itself, if it is the one that its name says.
@@ -270,7 +358,8 @@ impl Folder {
     }
 
     fn page(&self, identity: &Identity) -> Option<[u8; LEN]> {
-        let file = File::from(self.find(identity).ok()??);
+        let (file, _) = self.find(identity, false).ok()??;
+        let file = File::from(file);
         let mut page = [0; LEN];
         file.read_exact_at(&mut page, 0).ok()?;
         Some(page)

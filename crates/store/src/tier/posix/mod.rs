@@ -378,10 +378,7 @@ impl Common {
     /// Opens a block's file and pins it.
     fn find(&self, name: &Identity) -> Option<Place> {
         let (_, turn) = self.filter.of(std::iter::empty());
-        let found = self.folder.find(name).and_then(|fd| match fd {
-            Some(fd) => self.open.adopt(name, fd),
-            None => Ok(None),
-        });
+        let found = self.open.adopt(name);
         let place = found.unwrap_or_else(|error| {
             tracing::debug!(%error, key = %name.key, "a block's file cannot be read");
             None

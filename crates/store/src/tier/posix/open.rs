@@ -1,8 +1,7 @@
 //! Files that are pinned or written now.
 
 use std::collections::{HashMap, HashSet};
-use std::fs::File;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -12,16 +11,16 @@ use kvdepot_arena::format::file_note::{self, FileNote};
 use kvdepot_arena::parts::Part;
 use kvdepot_arena::{Error, Identity, Key, NamespaceId, Place, Reserved, TakesBack, Token, Wanted};
 use kvdepot_host::dir::{Dir, Seen, annotate, annotation, mark_used};
-use kvdepot_media::file::Hands;
+use kvdepot_media::file::{File, Hands, Manner};
 use kvdepot_media::{Buffer, Checksum};
 use parking_lot::Mutex;
-use rustix::fs::{FallocateFlags, OFlags};
+use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
 
 use super::desk::Desk;
 use super::folder::{Folder, room_of};
 use super::options::DirectIo;
-use super::usage::Usage;
+use super::usage::{Unnamed, Usage};
 use crate::tier::{BlockFile, Ends, FileAt, Terms};
 
 /// Reads and writes under way at a time where there is no ring.
@@ -36,7 +35,8 @@ pub(super) struct Open {
     usage: Arc<Usage>,
     /// `None` once it is closed: with the last file their threads end.
     hands: Mutex<Option<Arc<Hands>>>,
-    direct: bool,
+    /// How its files are read and written.
+    manner: Manner,
     /// Other hosts see what this one has in its page cache when it is synced.
     syncs: bool,
     /// The file system is one that may hang. Of others a file's attribute is at hand when it is
@@ -61,8 +61,9 @@ struct State {
 
 struct Opened {
     file: Arc<BlockFile>,
-    /// In the directory.
-    name: String,
+    /// In the directory; one that is new may have none.
+    name: Option<String>,
+    unnamed: Option<Unnamed>,
     place: Place,
     /// A reservation, and else a pin.
     new: bool,
@@ -85,18 +86,15 @@ impl Open {
             true => Hands::patient(THREADS, terms.timeout),
             false => Hands::new(THREADS),
         }?;
-        let direct = match direct {
-            DirectIo::No => false,
-            DirectIo::Yes | DirectIo::Auto => {
-                let takes = takes_direct(folder)?;
-                if !takes && direct == DirectIo::Yes {
-                    let allowed = "auto or false: its file system has no direct I/O";
-                    return Err(Error::config("posix.direct", "true", allowed));
-                }
-                takes
+        let manner = match (direct, folder.direct()) {
+            (DirectIo::Yes, None) => {
+                let allowed = "auto or false: its file system has no direct I/O";
+                return Err(Error::config("posix.direct", "true", allowed));
             }
+            (DirectIo::Yes | DirectIo::Auto, Some(manner)) => manner,
+            (DirectIo::No, _) | (DirectIo::Auto, None) => Manner::CACHED,
         };
-        let way = match (direct, hands.refused()) {
+        let way = match (manner.is_direct(), hands.refused()) {
             (true, None) => "direct I/O by io_uring".to_owned(),
             (true, Some(why)) => format!("direct I/O by threads ({why})"),
             (false, _) => "the page cache, by threads".to_owned(),
@@ -107,8 +105,8 @@ impl Open {
             folder: Arc::clone(folder),
             usage: Arc::clone(usage),
             hands: Mutex::new(Some(hands)),
-            direct,
-            syncs: !direct && far,
+            manner,
+            syncs: !manner.is_direct() && far,
             far,
             files_max: files_max(),
             desk: Arc::clone(desk),
@@ -118,8 +116,9 @@ impl Open {
     }
 
     /// Pins the block in a file, if it is the one of that name, whole, and its user's own.
-    pub(super) fn adopt(&self, name: &Identity, fd: OwnedFd) -> Result<Option<Place>, Error> {
-        let Some(seen) = Seen::of(&fd)? else {
+    pub(super) fn adopt(&self, name: &Identity) -> Result<Option<Place>, Error> {
+        let found = self.folder.find(name, self.manner.is_direct())?;
+        let Some((fd, seen)) = found else {
             return Ok(None);
         };
         if seen.owner != rustix::process::geteuid().as_raw() {
@@ -131,7 +130,7 @@ impl Open {
             false => None,
         };
         let note = note.and_then(|bytes| FileNote::decode(&bytes, name));
-        let file = self.block_file(fd)?;
+        let file = self.block_file((fd, false), seen.inode)?;
         // One that says what is not so is found out when the payload is verified.
         let fits = |len: u64| seen.len == room_of(LEN as u64 + len);
         let Some(FileNote {
@@ -149,7 +148,7 @@ impl Open {
             checksum,
             ..Place::of(*name)
         };
-        Ok(self.hold(self.folder.name_of(name), file, place, false, false))
+        Ok(self.hold((Some(self.folder.name_of(name)), None), file, place, None))
     }
 
     /// As [`Open::adopt`], of a file whose header has to be read.
@@ -191,7 +190,7 @@ impl Open {
             checksum: header.checksum,
             ..Place::of(*name)
         };
-        Ok(self.hold(self.folder.name_of(name), file, place, false, false))
+        Ok(self.hold((Some(self.folder.name_of(name)), None), file, place, None))
     }
 
     /// The time of its last use is moved at most once an hour, as far as that is possible.
@@ -204,22 +203,21 @@ impl Open {
         }
     }
 
-    fn block_file(&self, fd: OwnedFd) -> Result<BlockFile, Error> {
-        if self.direct {
-            set_direct(&fd);
-        }
+    /// A file that was opened, to be written too or not.
+    fn block_file(&self, fd: (OwnedFd, bool), inode: u64) -> Result<BlockFile, Error> {
         let hands = self.hands.lock().clone();
         let hands = hands.ok_or(Error::Closed("the tier is closed"))?;
-        BlockFile::new(File::from(fd), LEN as u64, &hands)
+        let file = File::known(fd, &hands, self.manner);
+        Ok(BlockFile::new(file, inode, LEN as u64))
     }
 
+    /// Keeps a file open: a `new` one, which may be a copy, or one that is pinned.
     fn hold(
         &self,
-        name: String,
+        (name, unnamed): (Option<String>, Option<Unnamed>),
         file: BlockFile,
         mut place: Place,
-        new: bool,
-        copy: bool,
+        new: Option<bool>,
     ) -> Option<Place> {
         let sequence = self.next.fetch_add(1, Ordering::Relaxed) + 1;
         place.token = Token {
@@ -230,10 +228,11 @@ impl Open {
         let opened = Opened {
             file: Arc::new(file),
             name,
+            unnamed,
             place,
-            new,
+            new: new.is_some(),
             holds: 1,
-            copy,
+            copy: new == Some(true),
             removed: false,
         };
         let mut state = self.state.lock();
@@ -328,7 +327,13 @@ impl Open {
             // Where it is not kept, the header is read.
             let _kept = annotate(fd, file_note::NAME, &note.encode(&place.identity));
         }
-        let written = file.raw().write_all_at(0, &header.encode()).map_err(io);
+        // What is not to outlive a power cut need not be on the medium now; others on this host
+        // see it.
+        let written = match self.far {
+            true => file.raw().write_all_at(0, &header.encode()),
+            false => file.raw().write_cached_at(0, &header.encode()),
+        };
+        let written = written.map_err(io);
         let synced = written.and_then(|()| match lasts || self.syncs {
             true => {
                 let fd = file.raw().fd().map_err(io)?;
@@ -341,7 +346,8 @@ impl Open {
         let published = synced.and_then(|()| {
             let stays = stays(&self.state.lock());
             if stays {
-                let replaced = self.folder.publish(&name, &place.identity, lasts)?;
+                let new = (name.as_deref(), file.raw().fd().map_err(io)?);
+                let replaced = self.folder.publish(new, &place.identity, lasts)?;
                 if replaced > 0 && self.usage.freed(replaced).is_err() {
                     tracing::debug!("the count learns of a replaced file by the next collection");
                 }
@@ -358,7 +364,8 @@ impl Open {
                 opened.new = false;
                 opened.copy = false;
                 opened.place.checksum = checksum;
-                opened.name = self.folder.name_of(&place.identity);
+                opened.name = Some(self.folder.name_of(&place.identity));
+                opened.unnamed = None;
             }
             _ => ended = state.files.remove(&sequence),
         }
@@ -366,7 +373,7 @@ impl Open {
         if !stored {
             // It may have been published, and then not been synced.
             let undone = self.folder.remove(&place.identity, Some(file.inode()));
-            self.folder.drop_new(&name);
+            self.folder.drop_new(name.as_deref());
             if undone.is_ok() {
                 self.usage.give_back(room_of(LEN as u64 + place.len));
             }
@@ -407,6 +414,31 @@ impl Open {
         opened.map(read).ok_or(Error::Closed("a file is closed"))
     }
 
+    /// Names a new file.
+    fn name(&self, place: &Place, file: &BlockFile) -> Option<String> {
+        let named = file.raw().fd().map_err(|source| Error::Io {
+            path: self.folder.path.clone(),
+            source,
+        });
+        let named = named.and_then(|fd| self.folder.name(fd));
+        let name = named.inspect_err(|error| {
+            tracing::warn!(%error, "a file cannot be named for another process");
+        });
+        let name = name.ok()?;
+        let mut state = self.state.lock();
+        let opened = state.files.get_mut(&place.token.sequence);
+        // Two who ask at once name it twice, and one of the names goes.
+        let kept = match opened {
+            Some(opened) => Some(opened.name.get_or_insert_with(|| name.clone()).clone()),
+            None => None,
+        };
+        drop(state);
+        if kept.as_ref() != Some(&name) {
+            self.folder.drop_new(Some(&name));
+        }
+        kept
+    }
+
     pub(super) fn file_of(&self, place: &Place) -> Result<Arc<BlockFile>, Error> {
         self.get(place, |opened| Arc::clone(&opened.file))
     }
@@ -431,7 +463,7 @@ impl TakesBack for Open {
             // Whoever drops a reservation does not wait for the file system. What is not removed
             // when all ends goes with the folder.
             self.desk
-                .run(move || left.folder.drop_new(&left.opened.name));
+                .run(move || left.folder.drop_new(left.opened.name.as_deref()));
         }
     }
 }
@@ -467,20 +499,25 @@ impl Making {
                 source: Errno::MFILE.into(),
             });
         }
-        let (name, fd) = open.folder.create(open.direct)?;
+        let bytes = room_of(LEN as u64 + wanted.len);
+        let unnamed = open.usage.unnamed(bytes);
+        let direct = open.manner.is_direct();
+        let (name, fd) = open.folder.create(&self.name, unnamed.is_some(), direct)?;
+        // One that has a name is found.
+        let unnamed = unnamed.filter(|_| name.is_none());
         let made = (|| {
-            let bytes = room_of(LEN as u64 + wanted.len);
             allocate(&fd, bytes).map_err(|errno| Error::Io {
                 path: open.folder.path.clone(),
                 source: errno.into(),
             })?;
-            let file = open.block_file(fd)?;
+            let inode = Seen::of(&fd)?.map_or(0, |seen| seen.inode);
+            let file = open.block_file((fd, true), inode)?;
             let place = Place {
                 len: wanted.len,
                 parts: wanted.parts,
                 ..Place::of(self.name)
             };
-            let held = open.hold(name.clone(), file, place, true, wanted.copy);
+            let held = open.hold((name.clone(), unnamed), file, place, Some(wanted.copy));
             held.ok_or(Error::Closed("the tier is closed"))
         })();
         match made {
@@ -489,7 +526,7 @@ impl Making {
                 Ok(Reserved::new(open as _, place))
             }
             Err(error) => {
-                open.folder.drop_new(&name);
+                open.folder.drop_new(name.as_deref());
                 Err(error)
             }
         }
@@ -527,13 +564,23 @@ impl Ends for Open {
         Some(self.folder.dir())
     }
 
+    /// One without a name gets one here.
     fn file(&self, place: &Place) -> Option<FileAt> {
-        let file = |opened: &Opened| FileAt {
-            name: opened.name.clone(),
-            inode: opened.file.inode(),
-            offset: LEN as u64,
+        let seen = |opened: &Opened| (Arc::clone(&opened.file), opened.name.clone(), opened.new);
+        let (file, name, new) = self.get(place, seen).ok()?;
+        let name = match name {
+            Some(name) => name,
+            None => self.name(place, &file)?,
         };
-        self.get(place, file).ok()
+        Some(FileAt {
+            name: if new {
+                self.folder.path_of(&name)
+            } else {
+                name
+            },
+            inode: file.inode(),
+            offset: LEN as u64,
+        })
     }
 }
 
@@ -541,21 +588,6 @@ impl Ends for Open {
 fn files_max() -> usize {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
     limit.current.map_or(usize::MAX, |most| (most / 2) as usize)
-}
-
-/// Whether files there take direct I/O.
-fn takes_direct(folder: &Folder) -> Result<bool, Error> {
-    let (name, fd) = folder.create(true)?;
-    let flags = rustix::fs::fcntl_getfl(&fd);
-    folder.drop_new(&name);
-    Ok(flags.is_ok_and(|flags| flags.contains(OFlags::DIRECT)))
-}
-
-fn set_direct(fd: &OwnedFd) {
-    if let Ok(flags) = rustix::fs::fcntl_getfl(fd.as_fd()) {
-        // Where it is refused, the page cache serves.
-        let _best_effort = rustix::fs::fcntl_setfl(fd, flags | OFlags::DIRECT);
-    }
 }
 
 /// Gives a file its space, where the file system can; else what is missing shows when it is

@@ -31,6 +31,9 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// A grant, of the capacity: so that some dozen processes promise less than 5 % of it together.
 const GRANT_PART: u64 = 512;
 
+/// What one process may have in files without a name, as grants.
+const UNNAMED_GRANTS: u64 = 2;
+
 /// Where a collection begins, in thousandths of the capacity.
 pub(super) const BEGIN: u64 = 940;
 
@@ -92,8 +95,22 @@ struct Mine {
     left: u64,
     /// Taken for files that are not there yet.
     promised: u64,
+    /// In files without a name.
+    unnamed: u64,
     /// The count when it was read last.
     seen: u64,
+}
+
+/// A file without a name: its bytes are in the count, and no look finds them.
+pub(super) struct Unnamed {
+    usage: Arc<Usage>,
+    bytes: u64,
+}
+
+impl Drop for Unnamed {
+    fn drop(&mut self) {
+        self.usage.mine.lock().unnamed -= self.bytes;
+    }
 }
 
 impl Usage {
@@ -116,7 +133,13 @@ impl Usage {
         let (file, collector) = (open()?, open()?);
         *self.file.lock() = file;
         *self.collector.lock() = Arc::new(collector);
-        *self.mine.lock() = Mine::default();
+        let mut mine = self.mine.lock();
+        let unnamed = mine.unnamed;
+        *mine = Mine {
+            unnamed,
+            ..Mine::default()
+        };
+        drop(mine);
         Ok(())
     }
 
@@ -171,6 +194,17 @@ impl Usage {
         }
     }
 
+    /// Room for a file without a name, if it is little enough for a look to miss.
+    pub(super) fn unnamed(self: &Arc<Usage>, bytes: u64) -> Option<Unnamed> {
+        let mut mine = self.mine.lock();
+        if mine.unnamed + bytes > UNNAMED_GRANTS * self.grant {
+            return None;
+        }
+        mine.unnamed += bytes;
+        let usage = Arc::clone(self);
+        Some(Unnamed { usage, bytes })
+    }
+
     /// Notes that a file has what was taken for it, or will not be made.
     pub(super) fn settle(&self, bytes: u64) {
         let mut mine = self.mine.lock();
@@ -213,9 +247,9 @@ impl Usage {
     }
 
     /// Puts what was found in the place of a count that differs from it by more than what `sharers`
-    /// processes are granted. What others have changed since it was `counted` is no difference.
+    /// processes are granted, and may have in files without a name. What others have changed since it was `counted` is no difference.
     pub(super) fn found(&self, counted: u64, found: u64, sharers: u64) -> Result<(), Error> {
-        let granted = 2 * self.grant.saturating_mul(sharers);
+        let granted = (2 + UNNAMED_GRANTS) * self.grant.saturating_mul(sharers);
         let tolerated = granted.max(self.capacity / 50);
         let used = self.change(|used| {
             let lost = counted.min(used).saturating_sub(found);
