@@ -100,25 +100,26 @@ impl Dir {
     /// [`Error::Input`] for what is not made of plain names, and where a link or another thing that
     /// is no regular file, or no folder, lies; [`Error::Os`] when the system refuses.
     pub fn open_at(&self, name: &str, access: Access) -> Result<Option<OwnedFd>> {
-        let access = match access {
-            Access::Read => OFlags::RDONLY,
-            Access::Write => OFlags::RDWR,
-        };
-        let file = self.look_at(name, access, false)?;
+        let file = self.open_seen(name, access, false)?;
         Ok(file.map(|(file, _)| file))
     }
 
-    /// As [`Dir::open_at`] to read, with what the file is; past the page cache with `direct`, where
+    /// As [`Dir::open_at`], with what the file is; past the page cache with `direct`, where
     /// the file system has that.
     ///
     /// # Errors
     ///
     /// As [`Dir::open_at`].
-    pub fn open_seen(&self, name: &str, direct: bool) -> Result<Option<(OwnedFd, Seen)>> {
-        self.look_at(name, OFlags::RDONLY, direct)
-    }
-
-    fn look_at(&self, name: &str, access: OFlags, direct: bool) -> Result<Option<(OwnedFd, Seen)>> {
+    pub fn open_seen(
+        &self,
+        name: &str,
+        access: Access,
+        direct: bool,
+    ) -> Result<Option<(OwnedFd, Seen)>> {
+        let access = match access {
+            Access::Read => OFlags::RDONLY,
+            Access::Write => OFlags::RDWR,
+        };
         name.split('/').try_for_each(check)?;
         // A pipe that somebody has put there must not stop this.
         let flags = access | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;

@@ -26,6 +26,9 @@ use realm::User;
 use rustix::process::{Resource, Rlimit};
 use serde_json::json;
 
+/// More than a process may have in files without a name.
+const LONG: usize = 512 << 10;
+
 /// That nothing is held in a depot, and after its end counted, but what is there.
 fn close(depot: &Depot, at: &Path) {
     at_rest(depot);
@@ -209,15 +212,17 @@ fn without_the_right_to_enter_it_the_directory_is_left_alone_until_that_is_back(
             let mine = fs::read_dir(at.join("posix/new")).unwrap().next();
             let mine = mine.unwrap().unwrap().path();
             let blocks = at.join("posix/blocks");
-            for (number, folder, mode) in [(10, blocks, 0), (11, mine, 0o500)] {
+            // Long ones are written there under a name.
+            let cases = [(10, blocks, 0, LEN), (11, mine, 0o500, LONG)];
+            for (number, folder, mode, len) in cases {
                 let rights =
                     |mode| fs::set_permissions(&folder, Permissions::from_mode(mode)).unwrap();
                 rights(mode);
-                assert_eq!(put(&ns, &[number], LEN), [false]);
-                assert_eq!(get(&ns, &[number], LEN), [Outcome::Miss]);
+                assert_eq!(put(&ns, &[number], len), [false]);
+                assert_eq!(get(&ns, &[number], len), [Outcome::Miss]);
                 rights(0o700);
-                assert_eq!(put(&ns, &[number], LEN), [true]);
-                assert!(has(&ns, &[1, number], LEN));
+                assert_eq!(put(&ns, &[number], len), [true]);
+                assert!(has(&ns, &[1], LEN) && has(&ns, &[number], len));
             }
             close(&depot, at);
         },

@@ -93,8 +93,9 @@ pub(crate) struct Medium {
 pub(crate) enum Kind {
     /// Bytes that can be mapped.
     Mapped,
-    /// A directory, in whose files the blocks of a tier lie.
-    Directory,
+    /// A directory, in whose files the blocks of a tier lie, which are opened past the page cache
+    /// or not.
+    Directory { direct: bool },
     /// Bytes that are read and written by calls.
     Called,
 }
@@ -138,8 +139,8 @@ struct Offer {
 }
 
 /// A [`Medium`]. `held` is 1 when nobody gives its room to other blocks while the asking process
-/// has it mapped; `kind` is 0 for what is mapped, 1 for a directory, which has no length,
-/// and 2 for what is read and written by calls.
+/// has it mapped; `kind` is 0 for what is mapped, 1 for a directory, whose `len` is 1 where its files
+/// are opened past the page cache, and 2 for what is read and written by calls.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 struct MediumRow {
@@ -151,11 +152,16 @@ struct MediumRow {
 
 impl From<&Medium> for MediumRow {
     fn from(medium: &Medium) -> MediumRow {
+        let (kind, len) = match medium.kind {
+            Kind::Mapped => (0u16, medium.len),
+            Kind::Directory { direct } => (1, direct.into()),
+            Kind::Called => (2, medium.len),
+        };
         MediumRow {
             number: medium.number.into(),
-            kind: (medium.kind as u16).into(),
+            kind: kind.into(),
             held: u16::from(medium.held).into(),
-            len: medium.len.into(),
+            len: len.into(),
         }
     }
 }
@@ -166,7 +172,9 @@ impl TryFrom<&MediumRow> for Medium {
     fn try_from(row: &MediumRow) -> Result<Medium, Error> {
         let kind = match row.kind.get() {
             0 => Kind::Mapped,
-            1 => Kind::Directory,
+            1 => Kind::Directory {
+                direct: row.len.get() == 1,
+            },
             2 => Kind::Called,
             other => return Err(broken(format!("a medium of kind {other} is unknown"))),
         };

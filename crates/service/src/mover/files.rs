@@ -8,14 +8,14 @@ use kvdepot_arena::Error;
 use kvdepot_host::dir::{Access, Dir};
 use kvdepot_host::fork::LockFd;
 use kvdepot_media::file::Hands;
-use kvdepot_store::{BlockFile, FileAt};
+use kvdepot_store::{BlockFile, Directory, FileAt};
 use parking_lot::RwLock;
 
 use crate::frame::hello::{Kind, Medium};
 
 /// The owner's directories, by their numbers.
 pub(crate) struct Files {
-    directories: RwLock<Vec<(u32, Arc<Dir>)>>,
+    directories: RwLock<Vec<(u32, Directory)>>,
     /// They read and write, in file systems of this host and in others; started by the first file.
     hands: [OnceLock<Arc<Hands>>; 2],
     lanes: usize,
@@ -36,13 +36,17 @@ impl Files {
 
     /// Takes the directories out of what a welcome has brought.
     pub(crate) fn learn(&self, media: &mut Vec<(Medium, LockFd)>) -> Result<(), Error> {
-        let directories = media.extract_if(.., |(medium, _)| medium.kind == Kind::Directory);
+        let directories = media.extract_if(.., |(medium, _)| {
+            matches!(medium.kind, Kind::Directory { .. })
+        });
         let open = |(medium, fd): (Medium, LockFd)| {
+            let direct = medium.kind == Kind::Directory { direct: true };
             let twin = fd.fd()?.try_clone_to_owned().map_err(|source| Error::Io {
                 path: "directory".into(),
                 source,
             })?;
-            Ok((medium.number, Arc::new(Dir::adopt(twin)?)))
+            let dir = Arc::new(Dir::adopt(twin)?);
+            Ok((medium.number, Directory { dir, direct }))
         };
         let all = directories.map(open).collect::<Result<Vec<_>, Error>>()?;
         *self.directories.write() = all;
@@ -53,7 +57,7 @@ impl Files {
     pub(crate) fn is_removed(&self, number: u32) -> bool {
         let directories = self.directories.read();
         let known = directories.iter().find(|(known, _)| *known == number);
-        known.is_some_and(|(_, dir)| dir.is_removed())
+        known.is_some_and(|(_, directory)| directory.dir.is_removed())
     }
 
     /// The owner is gone.
@@ -63,14 +67,14 @@ impl Files {
 
     /// Opens a block's file; `None` where it is gone, or is not what the owner meant.
     pub(crate) fn open(&self, number: u32, at: &FileAt, access: Access) -> Option<BlockFile> {
-        let dir = {
+        let directory = {
             let directories = self.directories.read();
             let known = directories.iter().find(|(known, _)| *known == number);
-            Arc::clone(&known?.1)
+            known?.1.clone()
         };
         let opened = self
-            .hands(dir.may_be_far())
-            .and_then(|hands| BlockFile::open(&dir, at, access, hands));
+            .hands(directory.dir.may_be_far())
+            .and_then(|hands| BlockFile::open(&directory, at, access, hands));
         opened.unwrap_or_else(|error| {
             tracing::warn!(%error, number, "a block's file cannot be opened");
             None

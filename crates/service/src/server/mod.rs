@@ -23,14 +23,13 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use kvdepot_arena::{Arena, Error, clock};
-use kvdepot_host::dir::Dir;
 use kvdepot_host::fork::LentFd;
 use kvdepot_host::peer::{Credentials, Process};
 use kvdepot_host::socket::{self, Bound};
 use kvdepot_host::{cpu, dirs, limits, peer};
 use kvdepot_store::config::{Config, Socket};
 use kvdepot_store::placement::Holder;
-use kvdepot_store::{About, Core, Serves};
+use kvdepot_store::{About, Core, Directory, Serves};
 use parking_lot::Mutex;
 
 use crate::frame::Out;
@@ -426,10 +425,10 @@ impl Owner {
             };
             Ok((medium, descriptor))
         };
-        let directory = |(number, dir): &(u32, Arc<Dir>)| {
+        let directory = |(number, Directory { dir, direct }): &(u32, Directory)| {
             let medium = Medium {
                 number: *number,
-                kind: Kind::Directory,
+                kind: Kind::Directory { direct: *direct },
                 len: 0,
                 held: true,
             };

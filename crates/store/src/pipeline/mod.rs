@@ -46,7 +46,6 @@ pub use get::{GetOptions, plan};
 pub use grouped::Grouped;
 use kvdepot_arena::gate::Gate;
 use kvdepot_arena::{Arena, Place, Uses};
-use kvdepot_host::dir::Dir;
 use kvdepot_media::Copier;
 pub(crate) use ledger::Ledger;
 pub(crate) use lookup::heard;
@@ -57,7 +56,7 @@ use crate::config::{Config, Overload};
 use crate::journal::Journal;
 use crate::metrics::{Metrics, Op};
 use crate::task::{Mirror, Task};
-use crate::tier::{Apart, Arenas, FileAt, Stage};
+use crate::tier::{Apart, Arenas, Directory, FileAt, Stage};
 
 /// What all calls of a depot share.
 pub struct Core {
@@ -153,7 +152,7 @@ impl Core {
 
     /// The directories of those tiers apart whose blocks other processes' lanes reach, with the
     /// numbers by which placements name them.
-    pub fn directories(&self) -> Vec<(u32, Arc<Dir>)> {
+    pub fn directories(&self) -> Vec<(u32, Directory)> {
         let apart = self.tiers.iter().filter_map(Stage::apart);
         apart.filter_map(Apart::directory).collect()
     }

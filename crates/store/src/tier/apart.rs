@@ -11,11 +11,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use kvdepot_arena::{Key, NamespaceId, Place, Refused, Reserved, TierStats, Token, Wanted, clock};
-use kvdepot_host::dir::Dir;
 use kvdepot_media::{Checksum, is_simulated};
 use parking_lot::{Mutex, RwLock};
 
 use super::contract::{Page, Tier};
+use super::file::Directory;
 use super::late::{Alarm, Pending, Reply, ask, ask_or};
 
 /// Questions in a row without an answer that open the breaker.
@@ -124,7 +124,7 @@ impl Apart {
 
     /// The directory by which other processes' lanes reach what it has, and its number; `None`
     /// where they do not.
-    pub(crate) fn directory(&self) -> Option<(u32, Arc<Dir>)> {
+    pub(crate) fn directory(&self) -> Option<(u32, Directory)> {
         Some((self.number, self.tier.ends().directory()?))
     }
 

@@ -7,10 +7,9 @@ use kvdepot_arena::parts::{self, Part};
 use kvdepot_arena::{
     Class, Error, Key, Medium, NamespaceId, Place, Refused, Reserved, TierStats, Wanted,
 };
-use kvdepot_host::dir::Dir;
 use kvdepot_media::{Buffer, Checksum};
 
-use super::file::FileAt;
+use super::file::{Directory, FileAt};
 use super::late::Reply;
 
 /// What a tier is told beside its settings.
@@ -129,7 +128,7 @@ pub trait Ends: Send + Sync {
 
     /// The directory that has the payloads, where they lie in files of one: it is handed to other
     /// processes, whose lanes open there what is pinned or reserved. Without it they reach nothing.
-    fn directory(&self) -> Option<Arc<Dir>> {
+    fn directory(&self) -> Option<Directory> {
         None
     }
 

@@ -4,7 +4,6 @@
 //! Whoever has opened a file keeps it: it may be replaced or removed, and its bytes stay. So an
 //! open file is a pin; but who opens it by its name must see that it is the one that was meant.
 
-use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 use std::{fs, io};
 
@@ -25,6 +24,15 @@ pub struct FileAt {
     pub inode: u64,
     /// Where the payload begins, bytes.
     pub offset: u64,
+}
+
+/// A directory that other processes have too.
+#[derive(Clone, Debug)]
+pub struct Directory {
+    /// The directory.
+    pub dir: Arc<Dir>,
+    /// Whether its files are opened past the page cache.
+    pub direct: bool,
 }
 
 /// A block's file, open.
@@ -48,21 +56,18 @@ impl BlockFile {
     /// Opens what `at` names; `None` where it is gone, or another file has its name.
     ///
     /// # Errors
-    /// Those of [`Dir::open_at`].
+    /// Those of [`Dir::open_seen`].
     pub fn open(
-        dir: &Dir,
+        Directory { dir, direct }: &Directory,
         at: &FileAt,
         access: Access,
         hands: &Arc<Hands>,
     ) -> Result<Option<BlockFile>, Error> {
-        let Some(fd) = dir.open_at(&at.name, access)? else {
+        let opened = dir.open_seen(&at.name, access, *direct)?;
+        let Some((fd, _)) = opened.filter(|(_, seen)| seen.inode == at.inode) else {
             return Ok(None);
         };
-        let raw = fs::File::from(fd);
-        if !raw.metadata().is_ok_and(|file| file.ino() == at.inode) {
-            return Ok(None);
-        }
-        let file = File::new(raw, hands)?;
+        let file = File::new(fs::File::from(fd), hands)?;
         Ok(Some(BlockFile::new(file, at.inode, at.offset)))
     }
 

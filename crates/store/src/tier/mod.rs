@@ -16,7 +16,7 @@ mod stage;
 pub(crate) use apart::{Answer, Apart};
 pub(crate) use arenas::{Arenas, DAX, NVME, Sort};
 pub use contract::{Ends, Page, Terms, Tier};
-pub use file::{BlockFile, FileAt};
+pub use file::{BlockFile, Directory, FileAt};
 pub use kinds::{Kinds, Opener, TierKind};
 pub(crate) use late::Alarm;
 pub use late::{Pending, Reply, ask};

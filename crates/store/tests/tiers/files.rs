@@ -16,8 +16,8 @@ use kvdepot_media::file::{File, Hands};
 use kvdepot_media::{Buffer, Checksum};
 use kvdepot_store::option::{Kind, OptionSpec};
 use kvdepot_store::{
-    BlockFile, Ends, Error, FileAt, Identity, Key, Kinds, NamespaceId, Page, Reply, Tier, TierKind,
-    TierStats,
+    BlockFile, Directory, Ends, Error, FileAt, Identity, Key, Kinds, NamespaceId, Page, Reply,
+    Tier, TierKind, TierStats,
 };
 
 /// Bytes before the payload: length, parts, checksum.
@@ -379,8 +379,11 @@ impl Ends for Open {
         self.file_of(place)?.write_parts(place, found)
     }
 
-    fn directory(&self) -> Option<Arc<Dir>> {
-        Some(Arc::clone(&self.dir))
+    fn directory(&self) -> Option<Directory> {
+        Some(Directory {
+            dir: Arc::clone(&self.dir),
+            direct: false,
+        })
     }
 
     fn file(&self, place: &Place) -> Option<FileAt> {

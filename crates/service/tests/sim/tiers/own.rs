@@ -6,9 +6,8 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use kvdepot_arena::parts::{self, Part};
 use kvdepot_arena::{Place, Reserved, TakesBack, Token, Wanted};
-use kvdepot_host::dir::Dir;
 use kvdepot_media::{Buffer, Checksum};
-use kvdepot_store::{Ends, Error, FileAt, Identity, Key, NamespaceId};
+use kvdepot_store::{Directory, Ends, Error, FileAt, Identity, Key, NamespaceId};
 use kvdepot_testkit::sim::run::wrong;
 
 use super::memory::{Bytes, Folder, Memory};
@@ -307,8 +306,11 @@ impl Ends for Own {
         Ok(())
     }
 
-    fn directory(&self) -> Option<Arc<Dir>> {
-        Some(Arc::clone(&self.folder.get()?.dir))
+    fn directory(&self) -> Option<Directory> {
+        Some(Directory {
+            dir: Arc::clone(&self.folder.get()?.dir),
+            direct: false,
+        })
     }
 
     fn file(&self, place: &Place) -> Option<FileAt> {

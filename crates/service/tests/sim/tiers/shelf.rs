@@ -11,10 +11,9 @@ use std::time::{Duration, Instant};
 
 use kvdepot_arena::parts::Part;
 use kvdepot_arena::{Place, Refused, Reserved, Token, Wanted};
-use kvdepot_host::dir::Dir;
 use kvdepot_media::{Buffer, Checksum};
 use kvdepot_store::sim::{Schedule, current};
-use kvdepot_store::{Ends, Error, FileAt, Identity, Key, NamespaceId, Reply};
+use kvdepot_store::{Directory, Ends, Error, FileAt, Identity, Key, NamespaceId, Reply};
 use kvdepot_testkit::Rng;
 use kvdepot_testkit::sim::run::wrong;
 
@@ -543,7 +542,7 @@ impl Ends for Shelf {
         self.medium().write_parts(place, found)
     }
 
-    fn directory(&self) -> Option<Arc<Dir>> {
+    fn directory(&self) -> Option<Directory> {
         self.medium().directory()
     }
 

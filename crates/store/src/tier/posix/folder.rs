@@ -349,7 +349,7 @@ impl Folder {
         direct: bool,
     ) -> Result<Option<(OwnedFd, Seen)>, Error> {
         let name = self.name_of(identity);
-        Ok(self.at.load().dir.open_seen(&name, direct)?)
+        Ok(self.at.load().dir.open_seen(&name, Access::Read, direct)?)
     }
 
     /// What a block's file says of itself, if it is the one that its name says.

@@ -10,7 +10,7 @@ use kvdepot_arena::format::file_header::{FileHeader, LEN};
 use kvdepot_arena::format::file_note::{self, FileNote};
 use kvdepot_arena::parts::Part;
 use kvdepot_arena::{Error, Identity, Key, NamespaceId, Place, Reserved, TakesBack, Token, Wanted};
-use kvdepot_host::dir::{Dir, Seen, annotate, annotation, mark_used};
+use kvdepot_host::dir::{Seen, annotate, annotation, mark_used};
 use kvdepot_media::file::{File, Hands, Manner};
 use kvdepot_media::{Buffer, Checksum};
 use parking_lot::Mutex;
@@ -21,7 +21,7 @@ use super::desk::Desk;
 use super::folder::{Folder, room_of};
 use super::options::DirectIo;
 use super::usage::{Unnamed, Usage};
-use crate::tier::{BlockFile, Ends, FileAt, Terms};
+use crate::tier::{BlockFile, Directory, Ends, FileAt, Terms};
 
 /// Reads and writes under way at a time where there is no ring.
 const THREADS: usize = 8;
@@ -560,8 +560,11 @@ impl Ends for Open {
         self.file_of(place)?.write_parts(place, found)
     }
 
-    fn directory(&self) -> Option<Arc<Dir>> {
-        Some(self.folder.dir())
+    fn directory(&self) -> Option<Directory> {
+        Some(Directory {
+            dir: self.folder.dir(),
+            direct: self.manner.is_direct(),
+        })
     }
 
     /// One without a name gets one here.
