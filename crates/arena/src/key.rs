@@ -131,8 +131,11 @@ pub struct Identity {
     pub key: Key,
 }
 
-fn write_hex(f: &mut fmt::Formatter<'_>, bytes: &[u8]) -> fmt::Result {
-    bytes.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+/// At once: digit by digit it takes longer than to ask a file system for the name.
+fn write_hex<const LEN: usize>(f: &mut fmt::Formatter<'_>, bytes: &[u8; LEN]) -> fmt::Result {
+    const DIGITS: &[u8; 16] = b"0123456789abcdef";
+    let text = bytes.map(|byte| [byte >> 4, byte & 15].map(|digit| DIGITS[usize::from(digit)]));
+    f.write_str(str::from_utf8(text.as_flattened()).map_err(|_| fmt::Error)?)
 }
 
 #[cfg(test)]

@@ -290,15 +290,16 @@ impl Folder {
 
     /// Where a block's file is, in the directory.
     pub(super) fn name_of(&self, identity: &Identity) -> String {
-        format!(
-            "{BLOCKS}/{}/{}",
-            self.folder_of(identity),
-            file_of(identity)
-        )
+        let (number, Identity { namespace, key }) = (self.number_of(identity), identity);
+        format!("{BLOCKS}/{number:03x}/{key}-{namespace}")
     }
 
     fn folder_of(&self, identity: &Identity) -> String {
-        folder_name(spread(identity) % self.fan_out)
+        folder_name(self.number_of(identity))
+    }
+
+    fn number_of(&self, identity: &Identity) -> u32 {
+        spread(identity) % self.fan_out
     }
 
     /// Whether something has a block's name; what it is shows when it is opened.
