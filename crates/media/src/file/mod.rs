@@ -242,7 +242,7 @@ impl File {
         rustix::fs::fcntl_setfl(fd, flags - OFlags::DIRECT)?;
         let written = self.put_all(at, bytes);
         let again = rustix::fs::fcntl_setfl(fd, flags);
-        written.and(again.map_err(io::Error::from))
+        written.and_then(|()| again.map_err(io::Error::from))
     }
 
     fn put_all(&self, at: u64, bytes: &[u8]) -> io::Result<()> {
