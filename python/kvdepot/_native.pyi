@@ -218,6 +218,8 @@ class _Stats(TypedDict):
     put_bytes: int
     get_bytes: int
     missed_blocks: int
+    joined_blocks: int
+    loading_blocks: int
     promoted_blocks: int
     promoted_bytes: int
     put_acknowledged_blocks: int

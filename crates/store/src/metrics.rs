@@ -45,6 +45,7 @@ pub(crate) struct Metrics {
     hits: [AtomicU64; TIERS_MAX],
     hit_bytes: [AtomicU64; TIERS_MAX],
     missed: AtomicU64,
+    joined: AtomicU64,
     promoted_blocks: AtomicU64,
     promoted_bytes: AtomicU64,
     put_done: AtomicU64,
@@ -94,6 +95,12 @@ pub struct Stats {
     /// Keys that a `get` or a pin asked for and no tier had. Who only looks is not counted, nor a
     /// prefetch: the call that takes the bytes is.
     pub missed_blocks: u64,
+    /// Keys of gets that waited while another call brought their blocks near.
+    #[serde(default)]
+    pub joined_blocks: u64,
+    /// Blocks that are being brought from a far tier, for which others wait.
+    #[serde(default)]
+    pub loading_blocks: u64,
     /// Blocks copied to the near tier after a far hit.
     pub promoted_blocks: u64,
     /// Bytes copied to the near tier after far hits.
@@ -151,6 +158,10 @@ impl Metrics {
         add(&self.missed, blocks);
     }
 
+    pub(crate) fn joined(&self, blocks: u64) {
+        add(&self.joined, blocks);
+    }
+
     pub(crate) fn promoted(&self, bytes: u64) {
         add(&self.promoted_blocks, 1);
         add(&self.promoted_bytes, bytes);
@@ -178,7 +189,7 @@ impl Metrics {
         &self,
         tiers: Vec<TierStats>,
         devices: Vec<DeviceStats>,
-        write_back_bytes: u64,
+        (loading_blocks, write_back_bytes): (u64, u64),
     ) -> Stats {
         let count = tiers.len();
         let each = |counters: &[AtomicU64]| counters.iter().take(count).map(read).collect();
@@ -198,6 +209,8 @@ impl Metrics {
             hit_blocks: each(&self.hits),
             hit_bytes: each(&self.hit_bytes),
             missed_blocks: read(&self.missed),
+            joined_blocks: read(&self.joined),
+            loading_blocks,
             promoted_blocks: read(&self.promoted_blocks),
             promoted_bytes: read(&self.promoted_bytes),
             put_acknowledged_blocks: read(&self.put_done),
@@ -357,6 +370,8 @@ impl Stats {
         );
         let plain = |value| vec![(String::new(), value)];
         metric("missed_blocks_total", "counter", &plain(self.missed_blocks));
+        metric("joined_blocks_total", "counter", &plain(self.joined_blocks));
+        metric("loading_blocks", "gauge", &plain(self.loading_blocks));
         metric(
             "promoted_bytes_total",
             "counter",

@@ -21,7 +21,7 @@ pub(crate) struct Opened {
     /// The number of the next medium.
     pub(crate) next: u32,
     /// For tiers that may answer late; `None` where there is none.
-    alarm: Option<Arc<Alarm>>,
+    pub(crate) alarm: Option<Arc<Alarm>>,
 }
 
 impl Opened {

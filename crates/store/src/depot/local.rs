@@ -17,8 +17,8 @@ use crate::listing::{BlockPage, Cursor, Gone, NamespaceUsage};
 use crate::metrics::{Metrics, Stats};
 use crate::opening::Opened;
 use crate::pipeline::{
-    Background, Bell, Core, Drained, Edge, Evictor, GetOptions, Grouped, Learned, Ledger, NoRoom,
-    Pin, Reservation,
+    Background, Bell, Core, Drained, Edge, Evictor, GetOptions, Grouped, Learned, Ledger, Loads,
+    NoRoom, Pin, Reservation,
 };
 use crate::placement::Holder;
 use crate::populate;
@@ -60,7 +60,7 @@ impl Local {
             opening,
             without,
             next,
-            ..
+            alarm,
         } = Opened::open(config, &uses)?;
         let tiers: Vec<Stage> = tiers.into_iter().map(|(_, tier)| tier).collect();
         // What a tier apart has is not known without asking it.
@@ -68,6 +68,7 @@ impl Local {
         let learns = known && config.admission == Admission::Learned;
         let learned = learns.then(|| Learned::new(&tiers));
         let session = new_session();
+        let loads = Loads::new(&tiers, config, alarm)?;
         let copier = config.copier()?;
         let mut idle = copier.clone();
         idle.nice = 19;
@@ -75,6 +76,7 @@ impl Local {
             copier: Copier::new(copier)?,
             idle_copier: (tiers.len() > 1).then(|| Copier::new(idle)).transpose()?,
             ledger: Ledger::new(tiers.len() - 1),
+            loads,
             bell: Bell::default(),
             gate: Gate::new()?,
             metrics: Metrics::default(),
@@ -180,6 +182,7 @@ impl Local {
         let hurry = || {
             let apart = core.tiers.iter().filter_map(Stage::apart);
             apart.for_each(Apart::hurry);
+            core.loads.hurry();
             core.copier.give_up();
             core.idle_copier.iter().for_each(Copier::give_up);
         };
@@ -209,6 +212,7 @@ impl Local {
             server.stop();
         }
         core.tiers.iter().for_each(Stage::close);
+        core.loads.close();
     }
 }
 

@@ -14,9 +14,10 @@
 //!
 //! *Read once.* A block of the far tier is brought near when it was read there lately before.
 
-use kvdepot_arena::{Key, NamespaceId, Place};
+use kvdepot_arena::{Key, NamespaceId};
 
 use super::Core;
+use super::ledger::Promotion;
 use crate::chances::{Chances, UNKNOWN};
 use crate::ghosts::{Ghosts, ROUND};
 use crate::tier::Stage;
@@ -175,13 +176,16 @@ impl Core {
     }
 
     /// Those of these blocks of a far tier that are to be brought near, and the others.
-    pub(super) fn worth_promoting(&self, places: Vec<Place>) -> (Vec<Place>, Vec<Place>) {
+    pub(super) fn worth_promoting(
+        &self,
+        blocks: Vec<Promotion>,
+    ) -> (Vec<Promotion>, Vec<Promotion>) {
         let read_far = self.learned.as_ref();
         let Some(read_far) = read_far.and_then(|learned| learned.read_far.as_ref()) else {
-            return (places, Vec::new());
+            return (blocks, Vec::new());
         };
         let (mut bytes, mut records) = self.spare(0);
-        places.into_iter().partition(|place| {
+        blocks.into_iter().partition(|Promotion { place, .. }| {
             let (id, key) = (place.identity.namespace, &place.identity.key);
             let before = read_far.take(id, key);
             read_far.offered(id, key, place.len, UNKNOWN, true);

@@ -12,6 +12,7 @@ use parking_lot::Mutex;
 
 use super::budget::Share;
 use super::ledger::{Promotion, Queues};
+use super::loads::Load;
 use super::replicate::{Arrival, Replica, There};
 use super::{Core, Edge};
 use crate::config::Overload;
@@ -317,19 +318,14 @@ impl Core {
 
     /// Asks for far blocks, pinned there, to be copied near, as far as there is room on the way.
     /// Ends their pins in time.
-    pub(super) fn promote_later(&self, tier: usize, places: Vec<Place>) {
-        if !self.promote {
-            return self.tiers[tier].unpin(places.iter());
-        }
-        let (wanted, passed): (Vec<Place>, Vec<Place>) = self.worth_promoting(places);
-        self.tiers[tier].unpin(passed.iter());
-        let blocks = wanted.into_iter().map(|place| Promotion {
-            tier,
-            place,
-            waiter: None,
-        });
-        let refused = self.enqueue_promotions(blocks, self.near().block_max() / 8);
-        self.tiers[tier].unpin(refused.iter().map(|one| &one.place));
+    pub(super) fn promote_later(&self, tier: usize, blocks: Vec<Promotion>) {
+        let (wanted, mut passed) = match self.promote {
+            true => self.worth_promoting(blocks),
+            false => (Vec::new(), blocks),
+        };
+        let limit = self.near().block_max() / 8;
+        passed.extend(self.enqueue_promotions(wanted.into_iter(), limit));
+        self.tiers[tier].unpin(passed.iter().map(|one| &one.place));
     }
 
     /// Puts blocks on their way to the near tier, up to `limit` bytes on the way; the rest is
@@ -362,7 +358,13 @@ impl Core {
         };
         let (tier, from) = (first.tier, &self.tiers[first.tier]);
         // What was read is with its reader already; only what was asked for is waited for.
-        let idle = self.idle_copier.as_ref().filter(|_| first.waiter.is_none());
+        let idle = self.idle_copier.as_ref();
+        let idle = idle.filter(|_| !blocks.iter().any(Promotion::is_awaited));
+        if idle.is_some() {
+            // Nobody waits for what may take its time.
+            let loads = blocks.iter().filter_map(|block| block.load.as_ref());
+            loads.for_each(Load::turn_away);
+        }
         let places: Vec<Place> = blocks.iter().map(|block| block.place).collect();
         let replicas = self.replicate(tier, 0, &places, idle.unwrap_or(&self.copier));
         for (place, (replica, _)) in places.iter().zip(&replicas) {
@@ -388,8 +390,11 @@ impl Core {
             let queues = &mut ledger.edges[tier - 1];
             queues.promotion_bytes = queues.promotion_bytes.saturating_sub(bytes);
         }
-        for (block, (replica, _)) in blocks.into_iter().zip(replicas) {
-            if let Some(waiter) = block.waiter {
+        for (block, (replica, _)) in blocks.iter().zip(replicas) {
+            if let Some(load) = block.load.as_ref().filter(|_| replica == Replica::Stored) {
+                load.arrived();
+            }
+            if let Some(waiter) = &block.waiter {
                 waiter.task.acknowledge(waiter.index, arrival(replica));
             }
         }
@@ -400,7 +405,11 @@ impl Queues {
     /// What is to be done next; what goes on only when those that could not be written have
     /// `rested`.
     fn take_work(&mut self, rested: bool) -> Option<Work> {
-        if rested && !self.outward.is_empty() {
+        // What gets wait for and what goes on take turns.
+        let joined = self.promotions.iter().position(Promotion::is_joined);
+        let went_on = std::mem::take(&mut self.went_on);
+        if rested && !self.outward.is_empty() && !(went_on && joined.is_some()) {
+            self.went_on = true;
             let mut bytes = 0;
             let fits = |place: &&Place| {
                 bytes += place.len;
@@ -412,18 +421,24 @@ impl Queues {
                 self.outward.drain(..count.max(1)).collect(),
             ));
         }
-        let first = self.promotions.pop_front()?;
-        let (tier, awaited) = (first.tier, first.waiter.is_some());
+        let at = joined.unwrap_or(0);
+        let first = self.promotions.get(at)?;
+        let (tier, awaited) = (first.tier, first.is_awaited());
         let most = if awaited { BATCH_BYTES } else { PROMOTE_BYTES };
         let mut bytes = first.place.len;
-        let mut blocks = vec![first];
         let fits = |next: &&Promotion| {
             bytes += next.place.len;
-            next.tier == tier && next.waiter.is_some() == awaited && bytes <= most
+            next.tier == tier && next.is_awaited() == awaited && bytes <= most
         };
-        let more = self.promotions.iter().take_while(fits).count();
-        blocks.extend(self.promotions.drain(..more));
-        Some(Work::Promote(blocks))
+        let more = self.promotions.iter().skip(at + 1).take_while(fits);
+        let end = at + 1 + more.count();
+        Some(Work::Promote(self.promotions.drain(at..end).collect()))
+    }
+}
+
+impl Promotion {
+    fn is_awaited(&self) -> bool {
+        self.waiter.is_some() || self.is_joined()
     }
 }
 

@@ -1,20 +1,27 @@
 //! Gets: pin, copy and verify, unpin. The nearest tier that has a block serves it; one that does
 //! not verify is unpublished there, and the next tier is asked.
 
+mod plan;
+
+use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
 use kvdepot_arena::gate::Pass;
+use kvdepot_arena::held::Mutex;
 use kvdepot_arena::verdict::{Bytes, Moved, Verdicts};
 use kvdepot_arena::{Error, Identity, Key, NamespaceId, Place, Stamps, clock, parts};
 use kvdepot_media::Done;
 
 use super::caller::{Caller, Errand, Lanes};
+use super::ledger::Promotion;
+use super::loads::{Joining, Load};
 use super::{Core, STEP_MAX, steps};
 use crate::buffers::BlockBuffers;
 use crate::metrics::Op;
 use crate::task::{Outcome, Task};
-use crate::tier::{Answer, Apart, Ends, Stage};
+use crate::tier::{Answer, Apart, Stage};
+pub use plan::plan;
 
 /// How blocks are brought back.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -36,6 +43,8 @@ struct Get {
     task: Task,
     stamps: Stamps,
     staged: bool,
+    /// Of keys that it loads from tiers that are slow to read.
+    loads: Mutex<HashMap<usize, Load>>,
     _pass: Pass,
 }
 
@@ -80,21 +89,31 @@ impl Core {
             caller,
             task: task.clone(),
             staged: options.staged,
+            loads: Mutex::default(),
             _pass: pass,
         };
         let get = Arc::new(get);
         if options.prefix {
             get.start_hits(0);
         } else {
-            steps(count).for_each(|step| get.start(step.collect(), 0));
+            steps(count).for_each(|step| get.start(step.collect(), 0, Joining::Each));
         }
     }
 }
 
 impl Get {
     /// Serves these keys from the tiers from `first` on.
-    fn start(self: &Arc<Get>, mut indices: Vec<usize>, first: usize) {
+    fn start(self: &Arc<Get>, mut indices: Vec<usize>, first: usize, joining: Joining) {
+        let arrived = self.core.loads.arrived();
         for tier in first..self.core.tiers.len() {
+            if self.core.loads.begin_at(tier) && !indices.is_empty() {
+                let get = Arc::clone(self);
+                let restart = move |joined| move || get.start(joined, 0, Joining::Never);
+                indices = self.begin_loads(indices, joining, restart);
+                let (near, rest) = self.arrived_since(arrived, indices);
+                indices = rest;
+                self.serve(0, near);
+            }
             if indices.is_empty() {
                 return;
             }
@@ -105,7 +124,7 @@ impl Get {
                 let get = Arc::clone(self);
                 return self.ask(apart, indices, move |pinned, rest| {
                     get.serve(tier, pinned);
-                    get.start(rest, tier + 1);
+                    get.start(rest, tier + 1, joining);
                 });
             }
             let (pinned, rest) = self.pin(tier, &indices);
@@ -113,6 +132,63 @@ impl Get {
             self.serve(tier, pinned);
         }
         self.miss(indices.into_iter().map(|index| (index, Outcome::Miss)));
+    }
+
+    /// Begins to load what no nearer tier has, but for what others load: that waits for them, and
+    /// then begins anew by what `restart` makes.
+    fn begin_loads<T: FnOnce() + Send + Sync + 'static>(
+        &self,
+        mut indices: Vec<usize>,
+        joining: Joining,
+        restart: impl FnOnce(Vec<usize>) -> T,
+    ) -> Vec<usize> {
+        let core = &self.core;
+        let near_max = core.near().block_max();
+        let named = |at: &&usize| self.caller.bytes(**at) <= near_max;
+        let identity = |at: &usize| Identity {
+            namespace: self.namespace,
+            key: self.keys[*at],
+        };
+        let names = indices.iter().filter(named).map(|at| (*at, identity(at)));
+        let names: Vec<(usize, Identity)> = names.collect();
+        let reaches = |tier: &Stage| tier.apart().is_none_or(|apart| self.caller.reaches(apart));
+        let reaches = core.tiers[1..].iter().any(reaches);
+        let mut begun = core.loads.begin(&names, joining, reaches);
+        self.loads.lock().extend(begun.loads.drain(..));
+        let joined = std::mem::take(&mut begun.joined);
+        if joined.is_empty() {
+            return indices;
+        }
+        core.metrics.joined(joined.len() as u64);
+        let mut others = joined.iter().peekable();
+        indices.retain(|at| others.next_if_eq(&at).is_none());
+        if joining == Joining::First {
+            indices.clear();
+        }
+        core.loads.wait(begun, restart(joined));
+        indices
+    }
+
+    /// Pins what the near tier has got of these since it was looked at, and answers the rest.
+    fn arrived_since(&self, before: u64, indices: Vec<usize>) -> (Vec<(usize, Place)>, Vec<usize>) {
+        if self.core.loads.arrived() == before {
+            return (Vec::new(), indices);
+        }
+        let (near, rest) = self.pin(0, &indices);
+        self.end_loads(near.iter().map(|(index, _)| *index));
+        (near, rest)
+    }
+
+    /// Nobody waits for these any more. Who did goes on.
+    fn end_loads(&self, indices: impl Iterator<Item = usize>) {
+        let ended: Vec<Load> = {
+            let mut loads = self.loads.lock();
+            match loads.is_empty() {
+                true => return,
+                false => indices.filter_map(|index| loads.remove(&index)).collect(),
+            }
+        };
+        drop(ended);
     }
 
     /// Asks a tier that may answer late to pin these, and goes on with what it has and what not.
@@ -172,8 +248,7 @@ impl Get {
             let end = short.map_or(begin + STEP_MAX, |step| step.end);
             let step = begin..end.min(self.keys.len());
             begin = step.end;
-            let found = Vec::with_capacity(self.core.tiers.len());
-            match self.find_hits(step.clone(), step.collect(), found) {
+            match self.find_hits(step, Joining::First) {
                 Some(true) => {}
                 // It goes on when the answer has come, or is over.
                 Some(false) | None => return,
@@ -181,15 +256,51 @@ impl Get {
         }
     }
 
-    /// Pins a step in those tiers that `found` has nothing of yet, and serves it. Whether it had
-    /// no gap; `None` where a tier answers later, which goes on with what follows.
-    fn find_hits(
+    /// Pins a step, and serves it. Whether it had no gap; `None` where a tier answers later, which
+    /// goes on with what follows.
+    fn find_hits(self: &Arc<Get>, step: Range<usize>, joining: Joining) -> Option<bool> {
+        let found = Vec::with_capacity(self.core.tiers.len());
+        self.find_further(step.clone(), step.collect(), found, joining)
+    }
+
+    /// What comes after a step that was pinned later.
+    fn go_on(self: &Arc<Get>, found: Option<bool>, end: usize) {
+        if found == Some(true) {
+            self.start_hits(end);
+        }
+    }
+
+    /// The same in those tiers that `found` has nothing of yet.
+    fn find_further(
         self: &Arc<Get>,
         step: Range<usize>,
         mut rest: Vec<usize>,
         mut found: Vec<Vec<(usize, Place)>>,
+        joining: Joining,
     ) -> Option<bool> {
+        let arrived = self.core.loads.arrived();
         while let Some(tier) = self.core.tiers.get(found.len()) {
+            if self.core.loads.begin_at(found.len()) && !rest.is_empty() {
+                let (get, again) = (Arc::clone(self), step.clone());
+                let restart = |_| {
+                    // It holds nothing while it waits.
+                    for (tier, pinned) in self.core.tiers.iter().zip(&found) {
+                        tier.unpin(pinned.iter().map(|(_, place)| place));
+                    }
+                    move || {
+                        let end = again.end;
+                        let found = get.find_hits(again, Joining::Never);
+                        get.go_on(found, end);
+                    }
+                };
+                rest = self.begin_loads(rest, joining, restart);
+                if rest.is_empty() {
+                    return None;
+                }
+                let (near, missing) = self.arrived_since(arrived, rest);
+                found[0].extend(near);
+                rest = missing;
+            }
             if let Stage::Apart(apart) = tier
                 && !rest.is_empty()
                 && self.caller.reaches(apart)
@@ -209,9 +320,8 @@ impl Get {
                     let (pinned, rest) = get.sort_out(rest, places);
                     found.push(pinned);
                     let end = step.end;
-                    if get.find_hits(step, rest, found) == Some(true) {
-                        get.start_hits(end);
-                    }
+                    let found = get.find_further(step, rest, found, joining);
+                    get.go_on(found, end);
                 });
                 return None;
             }
@@ -283,7 +393,10 @@ impl Get {
     fn miss(&self, ended: impl ExactSizeIterator<Item = (usize, Outcome)>) {
         if ended.len() > 0 {
             self.core.metrics.missed(ended.len() as u64);
+            let ended: Vec<(usize, Outcome)> = ended.collect();
+            let indices: Vec<usize> = ended.iter().map(|(index, _)| *index).collect();
             self.task.settle(ended);
+            self.end_loads(indices.into_iter());
         }
     }
 
@@ -414,8 +527,17 @@ impl Get {
                 .zip(outcomes)
                 .partition(|(_, outcome)| served(outcome));
             from.unpin(rest.into_iter().map(|((_, place), _)| place));
-            let places = promoted.into_iter().map(|((_, place), _)| *place).collect();
-            core.promote_later(tier, places);
+            let blocks: Vec<Promotion> = {
+                let mut loads = self.loads.lock();
+                let each = promoted.into_iter().map(|((index, place), _)| Promotion {
+                    tier,
+                    place: *place,
+                    waiter: None,
+                    load: loads.remove(index),
+                });
+                each.collect()
+            };
+            core.promote_later(tier, blocks);
         } else {
             from.unpin(pinned.iter().map(|(_, place)| place));
         }
@@ -434,11 +556,12 @@ impl Get {
         let settled = pinned
             .iter()
             .zip(outcomes)
-            .filter(|(_, o)| last || **o != Outcome::Corrupt);
-        self.task
-            .settle(settled.map(|((index, _), outcome)| (*index, *outcome)));
+            .filter(|(_, o)| last || **o != Outcome::Corrupt)
+            .map(|((index, _), outcome)| (*index, *outcome));
+        self.task.settle(settled.clone());
+        self.end_loads(settled.map(|(index, _)| index));
         if !retry.is_empty() {
-            self.start(retry, tier + 1);
+            self.start(retry, tier + 1, Joining::Each);
         }
     }
 }
@@ -449,70 +572,4 @@ fn outcome_of(moved: Moved) -> Outcome {
         Moved::Corrupt => Outcome::Corrupt,
         Moved::Failed | Moved::Abandoned => Outcome::Miss,
     }
-}
-
-/// Plans one block's way into the caller's memory; `Done` when its bytes will decide. `source` is
-/// for one block after the other.
-pub fn plan(
-    batch: &mut kvdepot_media::Batch,
-    (ends, source): (&dyn Ends, &mut Vec<kvdepot_media::Buffer>),
-    place: &Place,
-    buffers: &BlockBuffers,
-    index: usize,
-    tag: u32,
-) -> Result<Outcome, Error> {
-    let identity = &place.identity;
-    if place.parts == 1 {
-        if place.len != buffers.bytes(index) {
-            return Ok(Outcome::Length);
-        }
-        ends.buffers(place, 0, place.len, source)?;
-        let id = parts::part_id(identity, 0, 1);
-        batch.part(
-            &id,
-            source,
-            buffers.pieces(index),
-            Some(place.checksum),
-            tag,
-        )?;
-        return Ok(Outcome::Done);
-    }
-    let Some(found) = ends.parts(place)? else {
-        return Ok(Outcome::Corrupt);
-    };
-    if parts::bytes(&found) != buffers.bytes(index) {
-        return Ok(Outcome::Length);
-    }
-    let mut pieces = buffers.pieces(index).to_vec();
-    for (number, part) in found.iter().enumerate() {
-        ends.buffers(place, part.offset, part.len, source)?;
-        let rest = split(&mut pieces, part.len as usize)?;
-        let id = parts::part_id(identity, number as u32, place.parts);
-        batch.part(&id, source, &pieces, Some(part.checksum), tag)?;
-        pieces = rest;
-    }
-    Ok(Outcome::Done)
-}
-
-/// Cuts the first `len` bytes off a list of buffers: they stay, the rest is returned.
-fn split(
-    pieces: &mut Vec<kvdepot_media::Buffer>,
-    len: usize,
-) -> Result<Vec<kvdepot_media::Buffer>, Error> {
-    let mut left = len;
-    let Some(at) = pieces.iter().position(|piece| {
-        let here = left < piece.len();
-        if !here {
-            left -= piece.len();
-        }
-        here
-    }) else {
-        return Ok(Vec::new());
-    };
-    let mut rest = pieces.split_off(at);
-    if left > 0 {
-        pieces.push(rest[0].slice(0, left)?);
-        rest[0] = rest[0].slice(left, rest[0].len() - left)?;
-    }
-    Ok(rest)
 }

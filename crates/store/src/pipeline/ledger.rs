@@ -15,6 +15,7 @@ use kvdepot_arena::{Identity, Place, Reserved, Token, clock};
 use parking_lot::Condvar;
 
 use super::budget::Share;
+use super::loads::Load;
 use crate::task::{Outcome, Task};
 
 /// Work in both directions and who waits for it.
@@ -63,6 +64,15 @@ pub(super) struct Promotion {
     pub(super) place: Place,
     /// Who waits for it, if anybody does.
     pub(super) waiter: Option<Waiter>,
+    /// By which gets that want it wait for it.
+    pub(super) load: Option<Load>,
+}
+
+impl Promotion {
+    /// Whether gets wait for it.
+    pub(super) fn is_joined(&self) -> bool {
+        self.load.as_ref().is_some_and(Load::is_joined)
+    }
 }
 
 /// A block on its way to the next tier.
@@ -90,6 +100,8 @@ pub(super) struct Queues {
     /// Blocks of the other tier on their way to the nearest one.
     pub(super) promotions: VecDeque<Promotion>,
     pub(super) promotion_bytes: u64,
+    /// It was the turn of what goes on.
+    pub(super) went_on: bool,
 }
 
 #[derive(Default)]
@@ -229,23 +241,23 @@ impl Ledger {
     /// Tells the background threads to end, and answers everybody who still waits. What waited is
     /// still pinned, each in its tier.
     pub(crate) fn stop(&self) -> Vec<(usize, Place)> {
-        let mut left = Vec::new();
+        let (mut left, mut near) = (Vec::new(), Vec::new());
         let held;
         let waiters: Vec<Waiter> = {
             let mut state = self.state.lock();
             state.stop = true;
             held = std::mem::take(&mut state.held);
-            let mut near = Vec::new();
             for (tier, queues) in state.edges.iter_mut().enumerate() {
                 left.extend(queues.outward.drain(..).map(|place| (tier, place)));
                 near.extend(queues.promotions.drain(..));
             }
             left.extend(near.iter().map(|one| (one.tier, one.place)));
             let far = state.waiting.drain().flat_map(|(_, ended)| ended.waiters);
-            far.chain(near.into_iter().filter_map(|one| one.waiter))
+            far.chain(near.iter_mut().filter_map(|one| one.waiter.take()))
                 .collect()
         };
-        drop(held);
+        // Who joined them goes on.
+        drop((held, near));
         self.work.iter().for_each(|work| {
             work.notify_all();
         });

@@ -178,8 +178,8 @@ impl Core {
         }
         let media = self.media();
         let devices = media.iter().filter_map(|arena| DeviceStats::of(arena));
-        let queued = self.queued_bytes();
-        self.metrics.read(tiers, devices.collect(), queued)
+        let under_way = (self.loads.under_way() as u64, self.queued_bytes());
+        self.metrics.read(tiers, devices.collect(), under_way)
     }
 
     /// Pins blocks where they are nearest; with `prefix` nothing behind the first miss.

@@ -1,7 +1,8 @@
 //! Tiers chained near to far: the near one answers first, far hits are promoted in the
 //! background, puts go on from tier to tier by bounded queues, one at each `edge`.
 //!
-//! `admission` says what is not stored, `ledger` holds what is under way, `budget` says how much of
+//! `admission` says what is not stored, `ledger` holds what is under way, `loads` whom others wait
+//! for that want the same, `budget` says how much of
 //! it may wait and whose it is, `put` and `get` are the calls, `caller` says whose memory they
 //! move, `lookup` asks the index, `grouped` what belongs together, `two_phase` and `pins` the same
 //! verbs for engines whose scheduler and workers are different processes, `background` the thread
@@ -21,6 +22,7 @@ mod get;
 mod grouped;
 mod joins;
 mod ledger;
+mod loads;
 mod lookup;
 mod onward;
 mod pins;
@@ -48,6 +50,7 @@ use kvdepot_arena::gate::Gate;
 use kvdepot_arena::{Arena, Place, Uses};
 use kvdepot_media::Copier;
 pub(crate) use ledger::Ledger;
+pub(crate) use loads::Loads;
 pub(crate) use lookup::heard;
 pub use pins::Pin;
 pub use two_phase::{NoRoom, Reservation};
@@ -72,6 +75,7 @@ pub struct Core {
     /// several tiers.
     pub(crate) idle_copier: Option<Copier>,
     pub(crate) ledger: Ledger,
+    pub(crate) loads: Arc<Loads>,
     /// Of the thread that evicts ahead of need.
     pub(crate) bell: Bell,
     /// Calls go in here, and closing waits for them.

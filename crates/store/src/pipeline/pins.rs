@@ -7,6 +7,7 @@ use kvdepot_arena::parts::{self, Parts};
 use kvdepot_arena::{Error, Identity, Key, NamespaceId, Place, held};
 
 use super::Core;
+use super::ledger::Promotion;
 use crate::placement::{self, Holder};
 use crate::tier::{Apart, FileAt, Stage};
 
@@ -125,7 +126,13 @@ impl Core {
                 self.metrics.hit(tier, places.len() as u64, bytes);
             }
             if tier > 0 && served {
-                self.promote_later(tier, places);
+                let blocks = places.into_iter().map(|place| Promotion {
+                    tier,
+                    place,
+                    waiter: None,
+                    load: self.loads.claim(tier, place.identity),
+                });
+                self.promote_later(tier, blocks.collect());
             } else {
                 self.tiers[tier].unpin(places.iter());
             }

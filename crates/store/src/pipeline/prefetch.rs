@@ -64,6 +64,7 @@ impl Core {
                     tier,
                     place,
                     waiter,
+                    load: self.loads.claim(tier, place.identity),
                 });
                 continue;
             }

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use kvdepot_media::{Copier, CopierConfig};
 use kvdepot_store::inspect::{Inspection, Verified};
 use kvdepot_store::{
-    BlockBuffers, Buffer, Config, Depot, Key, Namespace, NamespaceSpec, Outcome, Task,
+    BlockBuffers, Buffer, Config, Depot, Key, Namespace, NamespaceSpec, Outcome, Task, TierStats,
 };
 use kvdepot_testkit::bytes::content;
 use serde_json::{Value, json};
@@ -237,17 +237,16 @@ pub fn assert_at_rest(depot: &Depot) {
     // Promotions that nobody waits for hold pins and room until they are done.
     let begun = Instant::now();
     let held = |depot: &Depot| {
-        depot
-            .stats()
-            .tiers
-            .iter()
-            .any(|tier| tier.pinned_blocks + tier.reserved_blocks > 0)
+        let stats = depot.stats();
+        let held = |tier: &TierStats| tier.pinned_blocks + tier.reserved_blocks > 0;
+        stats.loading_blocks > 0 || stats.tiers.iter().any(held)
     };
     while held(depot) && begun.elapsed() < PATIENCE {
         std::thread::sleep(Duration::from_millis(1));
     }
     let stats = depot.stats();
     assert_eq!(stats.write_back_bytes, 0, "bytes still counted as queued");
+    assert_eq!(stats.loading_blocks, 0, "loads that nobody ended");
     for tier in &stats.tiers {
         assert_eq!(tier.pinned_blocks, 0, "pins left in {}", tier.tier);
         assert_eq!(

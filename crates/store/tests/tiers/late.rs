@@ -5,11 +5,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
+use kvdepot_arena::parts::Part;
 use kvdepot_arena::{Place, Refused, Reserved, Wanted};
-use kvdepot_media::Checksum;
+use kvdepot_host::dir::Dir;
+use kvdepot_media::{Buffer, Checksum};
 use kvdepot_store::option::{Kind as OptionKind, OptionSpec};
 use kvdepot_store::{
-    Ends, Error, Key, Kinds, NamespaceId, Page, Reply, Tier, TierKind, TierStats, ask,
+    Ends, Error, FileAt, Key, Kinds, NamespaceId, Page, Reply, Tier, TierKind, TierStats, ask,
 };
 
 /// How a tier behaves, as a test changes it.
@@ -26,6 +28,8 @@ pub struct Mood {
     pub silent: AtomicBool,
     seed: AtomicU64,
     pub asked: AtomicU64,
+    /// Blocks that somebody was about to read, or to write.
+    pub reached: AtomicU64,
 }
 
 impl Mood {
@@ -292,7 +296,7 @@ impl Tier for Late {
     }
 
     fn ends(&self) -> Arc<dyn Ends> {
-        self.inner.ends()
+        Arc::new(Counted(self.inner.ends(), Arc::clone(&self.mood)))
     }
 
     fn close(&self) {
@@ -304,6 +308,39 @@ impl Tier for Late {
             std::thread::sleep(Duration::from_millis(1));
         }
         self.inner.close();
+    }
+}
+
+/// Says how often somebody wants to know where a block's bytes are, or which file has them.
+struct Counted(Arc<dyn Ends>, Arc<Mood>);
+
+impl Ends for Counted {
+    fn buffers(
+        &self,
+        place: &Place,
+        offset: u64,
+        len: u64,
+        ends: &mut Vec<Buffer>,
+    ) -> Result<(), Error> {
+        self.1.reached.fetch_add(1, Ordering::Relaxed);
+        self.0.buffers(place, offset, len, ends)
+    }
+
+    fn parts(&self, place: &Place) -> Result<Option<Vec<Part>>, Error> {
+        self.0.parts(place)
+    }
+
+    fn write_parts(&self, place: &Place, found: &[Part]) -> Result<(), Error> {
+        self.0.write_parts(place, found)
+    }
+
+    fn directory(&self) -> Option<Arc<Dir>> {
+        self.0.directory()
+    }
+
+    fn file(&self, place: &Place) -> Option<FileAt> {
+        self.1.reached.fetch_add(1, Ordering::Relaxed);
+        self.0.file(place)
     }
 }
 

@@ -224,6 +224,8 @@ impl World {
         let names = keys.iter().map(|number| key(*number)).collect();
         let mut options = GetOptions::default();
         options.prefix = prefix;
+        let joined = || self.owner().stats().joined_blocks;
+        let before = joined();
         let (task, is_near) = self.ask_near(ns, keys, || {
             let got = namespace.get_with(names, BlockBuffers::whole(buffers.clone()), options);
             got.map_err(|error| format!("get: {error}"))
@@ -234,7 +236,8 @@ impl World {
         let flying = Flying {
             buffers,
             expect,
-            is_near,
+            // Who joins another's load waits for that.
+            is_near: is_near && joined() == before,
             ..self.fly(task, Asked::Get, ids)
         };
         self.flying.borrow_mut().push(flying);
