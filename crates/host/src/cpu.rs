@@ -28,6 +28,12 @@ pub fn time_of_this_thread() -> Duration {
     Duration::new(now.tv_sec.unsigned_abs(), now.tv_nsec.unsigned_abs() as u32)
 }
 
+/// The calling thread's number, as the system's tools have it.
+#[must_use]
+pub fn this_thread() -> i32 {
+    rustix::thread::gettid().as_raw_nonzero().get()
+}
+
 /// Asks the processor to have a value in its caches soon. Unlike a read, nothing waits for it.
 #[inline]
 pub fn prefetch<T>(value: &T) {

@@ -8,7 +8,7 @@ use kvdepot_arena::{Error, clock};
 use kvdepot_host::fork;
 use parking_lot::{Condvar, Mutex};
 
-use crate::journal::Journal;
+use crate::journal::{Journal, Stages};
 
 /// What became of one key of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,6 +72,7 @@ struct Shared {
     /// Of the process whose lanes work on it.
     epoch: u64,
     journal: Journal,
+    stages: Stages,
     mirror: Option<Mirror>,
 }
 
@@ -107,6 +108,7 @@ impl Task {
                 changed: Condvar::new(),
                 epoch: fork::epoch(),
                 journal,
+                stages: Stages::default(),
                 mirror,
             }),
         }
@@ -242,6 +244,19 @@ impl Task {
         });
     }
 
+    /// Notes that blocks are handed to the lanes, from or to a tier.
+    pub(crate) fn begins_at(&self, tier: &'static str, blocks: usize, bytes: u64) {
+        let Shared {
+            journal, stages, ..
+        } = &*self.shared;
+        stages.begin(journal, tier, blocks, bytes);
+    }
+
+    /// Notes that the copies of blocks have ended, so many of them well.
+    pub(crate) fn ends_at(&self, tier: &'static str, done: usize) {
+        self.shared.stages.end(tier, done);
+    }
+
     fn change(&self, settled: &[(usize, Outcome)], released: usize) {
         if settled.is_empty() && released == 0 {
             return;
@@ -259,11 +274,14 @@ impl Task {
 
     fn update(&self, update: impl FnOnce(&mut State)) {
         let mut state = self.shared.state.lock();
-        let before = state.is_done();
+        let (before, held) = (state.is_done(), state.held);
         update(&mut state);
         // Both milestones are reached by counting down to zero.
         if state.held == 0 {
             self.shared.changed.notify_all();
+            if held > 0 {
+                self.shared.stages.finish();
+            }
         }
         if state.is_done() && !before {
             let done = state.outcomes.iter().filter(|o| **o == Outcome::Done);

@@ -416,6 +416,9 @@ impl Get {
 
     fn copy(self: &Arc<Get>, tier: usize, pinned: Vec<(usize, Place)>) {
         let core = &self.core;
+        let bytes = pinned.iter().map(|(_, place)| place.len).sum();
+        let name = core.tiers[tier].name();
+        self.task.begins_at(name, pinned.len(), bytes);
         let buffers = match &self.caller {
             Caller::Here(buffers) => buffers,
             Caller::There { lanes, .. } => return self.copy_there(lanes.as_ref(), tier, pinned),
@@ -546,7 +549,9 @@ impl Get {
             .zip(outcomes)
             .filter(|(_, outcome)| served(outcome));
         let bytes = hits.clone().map(|((_, place), _)| place.len).sum();
-        core.metrics.hit(tier, hits.count() as u64, bytes);
+        let hits = hits.count();
+        core.metrics.hit(tier, hits as u64, bytes);
+        self.task.ends_at(from.name(), hits);
         let last = tier + 1 == core.tiers.len();
         let retry: Vec<usize> = corrupt
             .iter()

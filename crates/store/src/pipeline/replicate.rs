@@ -1,5 +1,6 @@
 //! Copies of published blocks from one tier to another, verified on the way.
 
+use std::cmp::Ordering::{Equal, Greater, Less};
 use std::collections::hash_map::Entry;
 
 use kvdepot_arena::verdict::{Bytes, Moved, Verdicts};
@@ -10,6 +11,7 @@ use kvdepot_media::Copier;
 
 use super::Core;
 use super::ledger::Written;
+use crate::journal::Journal;
 use crate::tier::{Apart, Ends, Stage};
 
 /// What became of one block.
@@ -205,6 +207,7 @@ impl Core {
                 Err(error) => tracing::error!(%error, "a copy could not be planned"),
             }
         }
+        let journal = self.journal((from, tier), places, &copies);
         let moved = verdicts.of_batch(batch, copier);
         // Puts of these keys may have joined the copies.
         ended.extend(copies.iter().map(|(_, target)| **target));
@@ -249,12 +252,30 @@ impl Core {
                 replicas[*index].0 = Replica::Removed;
             }
         }
-        let stored = copied
-            .into_iter()
-            .filter(|index| replicas[*index].0 == Replica::Stored);
+        let stored = copied.into_iter();
+        let stored = stored.filter(|index| replicas[*index].0 == Replica::Stored);
+        if let Some(journal) = journal {
+            journal.finished(stored.clone().count());
+        }
         self.share_done(tier, stored.map(|index| places[index].identity));
         self.resolve(tier, &ended);
         replicas
+    }
+
+    /// Logs that blocks are about to be copied, if any are.
+    fn journal(
+        &self,
+        (from, tier): (usize, usize),
+        places: &[Place],
+        copies: &[(usize, Reserved)],
+    ) -> Option<Journal> {
+        let (op, name) = match from.cmp(&tier) {
+            Less => ("write_back", self.tier_name(tier)),
+            Equal => ("drain", self.tier_name(tier)),
+            Greater => ("promote", self.tier_name(from)),
+        };
+        let bytes = copies.iter().map(|(index, _)| places[*index].len).sum();
+        (!copies.is_empty()).then(|| Journal::in_background(op, name, copies.len(), bytes))
     }
 
     /// When a block that is pinned in a tier was used last, and whether it was removed since.

@@ -24,6 +24,9 @@ type Written = (usize, Place, Option<Share>, Option<Checksum>);
 impl Put {
     pub(super) fn copy(self: &Arc<Put>, tier: usize, copies: Vec<Copy>) {
         let core = &self.core;
+        let bytes = copies.iter().map(|(_, reserved, _)| reserved.len).sum();
+        let name = core.tiers[tier].name();
+        self.task.begins_at(name, copies.len(), bytes);
         let buffers = match &self.caller {
             Caller::Here(buffers) => buffers,
             Caller::There { lanes, .. } => return self.copy_there(lanes.as_ref(), tier, copies),
@@ -196,6 +199,10 @@ impl Put {
                 }
             }
         }
+        let lost = settled.iter();
+        let lost = lost.filter(|(_, outcome)| *outcome == Outcome::Dropped);
+        let name = core.tiers[tier].name();
+        self.task.ends_at(name, ended.len() - lost.count());
         core.tiers[tier].unpin(passed.iter());
         let released = ended.len() - settled.len();
         for (_, outcome) in &settled {
