@@ -1,6 +1,6 @@
-//! The log's lines about tasks: one when a task is dispatched and one when it is finished, with task
-//! id, operation, number of subtasks (blocks), bytes and milliseconds, process and thread. Between
-//! them are two more for each stage: what one tier does of it.
+//! The log's lines about tasks: one when a task is dispatched and one when it is finished, with
+//! task id, operation, number of subtasks (blocks), bytes and milliseconds, process and thread.
+//! Between them are two more for each stage: what one tier does of it.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};

@@ -118,7 +118,8 @@ impl Loads {
         self.from == Some(tier)
     }
 
-    /// How many blocks the near tier has got: who sees another number than before looks there again.
+    /// How many blocks the near tier has got: who sees another number than before looks there
+    /// again.
     pub(super) fn arrived(&self) -> u64 {
         self.arrived.load(Ordering::Acquire)
     }
