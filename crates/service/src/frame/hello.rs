@@ -139,8 +139,8 @@ struct Offer {
 }
 
 /// A [`Medium`]. `held` is 1 when nobody gives its room to other blocks while the asking process
-/// has it mapped; `kind` is 0 for what is mapped, 1 for a directory, whose `len` is 1 where its files
-/// are opened past the page cache, and 2 for what is read and written by calls.
+/// has it mapped; `kind` is 0 for what is mapped, 1 for a directory, whose `len` is 1 where its
+/// files are opened past the page cache, and 2 for what is read and written by calls.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 struct MediumRow {

@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 
 use kvdepot_arena::parts::Part;
 use kvdepot_arena::{Place, Refused, Reserved, Wanted};
-use kvdepot_host::dir::Dir;
 use kvdepot_media::{Buffer, Checksum};
 use kvdepot_store::option::{Kind as OptionKind, OptionSpec};
 use kvdepot_store::{
-    Ends, Error, FileAt, Key, Kinds, NamespaceId, Page, Reply, Tier, TierKind, TierStats, ask,
+    Directory, Ends, Error, FileAt, Key, Kinds, NamespaceId, Page, Reply, Tier, TierKind,
+    TierStats, ask,
 };
 
 /// How a tier behaves, as a test changes it.
@@ -334,7 +334,7 @@ impl Ends for Counted {
         self.0.write_parts(place, found)
     }
 
-    fn directory(&self) -> Option<Arc<Dir>> {
+    fn directory(&self) -> Option<Directory> {
         self.0.directory()
     }
 

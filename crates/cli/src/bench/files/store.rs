@@ -18,8 +18,8 @@ use crate::error::Error;
 use crate::interrupt::Interrupt;
 use crate::leftovers::Scratch;
 
-/// Calls that are under way at a time, as far as the depth has blocks for them: a call ends with its
-/// last block, and with few of them much less than the depth would be under way mostly.
+/// Calls that are under way at a time, as far as the depth has blocks for them: a call ends with
+/// its last block, and with few of them much less than the depth would be under way mostly.
 const CALLS: usize = 8;
 
 /// Bytes of a call while a store is filled.

@@ -18,7 +18,8 @@ use kvdepot_media::is_simulated;
 use parking_lot::{Condvar, Mutex};
 
 use super::agree::agree;
-use super::folder::{Folder, LEN_MAX, identity_of, room_of};
+use super::folder::Folder;
+use super::name::{LEN_MAX, identity_of, room_of};
 use super::usage::{self, BEGIN, Usage};
 
 /// Where a collection ends, in thousandths of the capacity.

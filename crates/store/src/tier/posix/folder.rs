@@ -23,19 +23,18 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
-use kvdepot_arena::format::GRANULE;
 use kvdepot_arena::format::file_header::{FileHeader, LEN};
-use kvdepot_arena::{Error, Identity, Key, NamespaceId};
+use kvdepot_arena::{Error, Identity};
 use kvdepot_host::dir::{Access, Dir, Seen, mark_used};
 use kvdepot_host::fork::LockFd;
 use kvdepot_host::lock::{self, Kind};
-use kvdepot_media::PART_LEN_MAX;
 use kvdepot_media::file::Manner;
 use parking_lot::Mutex;
 use xxhash_rust::xxh3::xxh3_64;
 
-/// Where published blocks lie, and those that are written.
-const BLOCKS: &str = "blocks";
+use super::name::{self, BLOCKS, LEN_MAX, file_of, folder_name, room_of};
+
+/// Where blocks lie that are written.
 const NEW: &str = "new";
 
 /// The file of a writer's folder that it has locked as long as it lives.
@@ -290,8 +289,7 @@ impl Folder {
 
     /// Where a block's file is, in the directory.
     pub(super) fn name_of(&self, identity: &Identity) -> String {
-        let (number, Identity { namespace, key }) = (self.number_of(identity), identity);
-        format!("{BLOCKS}/{number:03x}/{key}-{namespace}")
+        name::path_of(identity, self.number_of(identity))
     }
 
     fn folder_of(&self, identity: &Identity) -> String {
@@ -299,7 +297,7 @@ impl Folder {
     }
 
     fn number_of(&self, identity: &Identity) -> u32 {
-        spread(identity) % self.fan_out
+        name::spread(identity) % self.fan_out
     }
 
     /// Whether something has a block's name; what it is shows when it is opened.
@@ -554,74 +552,4 @@ fn boot() -> u32 {
         let id = std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default();
         xxh3_64(&id) as u32
     })
-}
-
-/// The longest file of a block.
-pub(super) const LEN_MAX: u64 = PART_LEN_MAX + 2 * GRANULE;
-
-/// What a file of so many bytes takes.
-pub(super) fn room_of(len: u64) -> u64 {
-    len.next_multiple_of(GRANULE)
-}
-
-/// Keys are hashes mostly, and not always: each byte has its weight.
-fn spread(identity: &Identity) -> u32 {
-    let bytes = identity.namespace.0.iter().chain(&identity.key.0);
-    let weighted = (0u32..)
-        .zip(bytes)
-        .map(|(at, byte)| (2 * at + 1).wrapping_mul(u32::from(*byte)));
-    weighted.fold(0, u32::wrapping_add)
-}
-
-fn folder_name(number: u32) -> String {
-    format!("{number:03x}")
-}
-
-fn file_of(identity: &Identity) -> String {
-    format!("{}-{}", identity.key, identity.namespace)
-}
-
-/// Whose file has this name.
-pub(super) fn identity_of(name: &str) -> Option<Identity> {
-    let (key, namespace) = name.split_once('-')?;
-    Some(Identity {
-        namespace: NamespaceId(bytes_of(namespace)?),
-        key: Key(bytes_of(key)?),
-    })
-}
-
-/// Lower-case hexadecimal digits, as they are written.
-fn bytes_of<const LEN: usize>(text: &str) -> Option<[u8; LEN]> {
-    let digits = text.as_bytes();
-    if digits.len() != 2 * LEN {
-        return None;
-    }
-    let digit = |at: usize| match digits[at] {
-        digit @ b'0'..=b'9' => Some(digit - b'0'),
-        digit @ b'a'..=b'f' => Some(digit - b'a' + 10),
-        _ => None,
-    };
-    let mut bytes = [0; LEN];
-    for (at, byte) in bytes.iter_mut().enumerate() {
-        *byte = digit(2 * at)? * 16 + digit(2 * at + 1)?;
-    }
-    Some(bytes)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_name_says_whose_file_it_is() {
-        let identity = Identity {
-            namespace: NamespaceId([0x1f; 16]),
-            key: Key(std::array::from_fn(|at| at as u8 * 8)),
-        };
-        let name = file_of(&identity);
-        assert_eq!(identity_of(&name), Some(identity));
-        assert_eq!(identity_of(&name.to_uppercase()), None);
-        assert_eq!(identity_of(&name[1..]), None);
-        assert_eq!(identity_of("alive"), None);
-    }
 }

@@ -1,5 +1,7 @@
 //! Files that are pinned or written now.
 
+mod making;
+
 use std::collections::{HashMap, HashSet};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -9,19 +11,19 @@ use kvdepot_arena::clock::unix_seconds;
 use kvdepot_arena::format::file_header::{FileHeader, LEN};
 use kvdepot_arena::format::file_note::{self, FileNote};
 use kvdepot_arena::parts::Part;
-use kvdepot_arena::{Error, Identity, Key, NamespaceId, Place, Reserved, TakesBack, Token, Wanted};
+use kvdepot_arena::{Error, Identity, Key, NamespaceId, Place, Reserved, TakesBack, Token};
 use kvdepot_host::dir::{Seen, annotate, annotation, mark_used};
 use kvdepot_media::file::{File, Hands, Manner};
 use kvdepot_media::{Buffer, Checksum};
 use parking_lot::Mutex;
-use rustix::fs::FallocateFlags;
-use rustix::io::Errno;
 
 use super::desk::Desk;
-use super::folder::{Folder, room_of};
+use super::folder::Folder;
+use super::name::room_of;
 use super::options::DirectIo;
 use super::usage::{Unnamed, Usage};
 use crate::tier::{BlockFile, Directory, Ends, FileAt, Terms};
+use making::Making;
 
 /// Reads and writes under way at a time where there is no ring.
 const THREADS: usize = 8;
@@ -271,11 +273,7 @@ impl Open {
     /// Begins to write a block, unless this process does already.
     pub(super) fn begin(self: &Arc<Open>, name: Identity) -> Option<Making> {
         let is_first = self.state.lock().writing.insert(name);
-        is_first.then(|| Making {
-            open: Arc::clone(self),
-            name,
-            made: false,
-        })
+        is_first.then(|| Making::new(self, name))
     }
 
     /// Copies of these that are being written are not published.
@@ -482,65 +480,6 @@ impl Drop for Left {
     }
 }
 
-/// A block that this process has begun to write.
-pub(super) struct Making {
-    open: Arc<Open>,
-    name: Identity,
-    made: bool,
-}
-
-impl Making {
-    /// Makes its file, with its space.
-    pub(super) fn create(&mut self, wanted: &Wanted) -> Result<Reserved, Error> {
-        let open = Arc::clone(&self.open);
-        if open.state.lock().files.len() >= open.files_max {
-            return Err(Error::Io {
-                path: open.folder.path.clone(),
-                source: Errno::MFILE.into(),
-            });
-        }
-        let bytes = room_of(LEN as u64 + wanted.len);
-        let unnamed = open.usage.unnamed(bytes);
-        let direct = open.manner.is_direct();
-        let (name, fd) = open.folder.create(&self.name, unnamed.is_some(), direct)?;
-        // One that has a name is found.
-        let unnamed = unnamed.filter(|_| name.is_none());
-        let made = (|| {
-            allocate(&fd, bytes).map_err(|errno| Error::Io {
-                path: open.folder.path.clone(),
-                source: errno.into(),
-            })?;
-            let inode = Seen::of(&fd)?.map_or(0, |seen| seen.inode);
-            let file = open.block_file((fd, true), inode)?;
-            let place = Place {
-                len: wanted.len,
-                parts: wanted.parts,
-                ..Place::of(self.name)
-            };
-            let held = open.hold((name.clone(), unnamed), file, place, Some(wanted.copy));
-            held.ok_or(Error::Closed("the tier is closed"))
-        })();
-        match made {
-            Ok(place) => {
-                self.made = true;
-                Ok(Reserved::new(open as _, place))
-            }
-            Err(error) => {
-                open.folder.drop_new(name.as_deref());
-                Err(error)
-            }
-        }
-    }
-}
-
-impl Drop for Making {
-    fn drop(&mut self) {
-        if !self.made {
-            self.open.state.lock().writing.remove(&self.name);
-        }
-    }
-}
-
 impl Ends for Open {
     fn buffers(
         &self,
@@ -591,25 +530,4 @@ impl Ends for Open {
 fn files_max() -> usize {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
     limit.current.map_or(usize::MAX, |most| (most / 2) as usize)
-}
-
-/// Gives a file its space, where the file system can; else what is missing shows when it is
-/// written.
-fn allocate(fd: &OwnedFd, bytes: u64) -> rustix::io::Result<()> {
-    let flags = FallocateFlags::empty();
-    match rustix::io::retry_on_intr(|| rustix::fs::fallocate(fd, flags, 0, bytes)) {
-        Err(Errno::OPNOTSUPP | Errno::NOSYS) => {
-            let about = rustix::fs::fstatvfs(fd);
-            // One that knows no end says that it has no blocks at all.
-            let free = |about: rustix::fs::StatVfs| match about.f_blocks {
-                0 => u64::MAX,
-                _ => about.f_bavail.saturating_mul(about.f_frsize),
-            };
-            if about.is_ok_and(|about| free(about) < bytes) {
-                return Err(Errno::NOSPC);
-            }
-            rustix::fs::ftruncate(fd, bytes)
-        }
-        answer => answer,
-    }
 }

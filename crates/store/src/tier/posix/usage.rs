@@ -247,7 +247,8 @@ impl Usage {
     }
 
     /// Puts what was found in the place of a count that differs from it by more than what `sharers`
-    /// processes are granted, and may have in files without a name. What others have changed since it was `counted` is no difference.
+    /// processes are granted, and may have in files without a name. What others have changed since
+    /// it was `counted` is no difference.
     pub(super) fn found(&self, counted: u64, found: u64, sharers: u64) -> Result<(), Error> {
         let granted = (2 + UNNAMED_GRANTS) * self.grant.saturating_mul(sharers);
         let tolerated = granted.max(self.capacity / 50);

@@ -1,0 +1,101 @@
+//! A block's file, from the decision to write it until it is reserved.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use kvdepot_arena::format::file_header::LEN;
+use kvdepot_arena::{Error, Identity, Place, Reserved, Wanted};
+use kvdepot_host::dir::Seen;
+use rustix::fs::FallocateFlags;
+use rustix::io::Errno;
+
+use super::Open;
+use crate::tier::posix::name::room_of;
+
+/// A block that this process has begun to write.
+pub(crate) struct Making {
+    open: Arc<Open>,
+    name: Identity,
+    made: bool,
+}
+
+impl Making {
+    pub(super) fn new(open: &Arc<Open>, name: Identity) -> Making {
+        Making {
+            open: Arc::clone(open),
+            name,
+            made: false,
+        }
+    }
+
+    /// Makes its file, with its space.
+    pub(crate) fn create(&mut self, wanted: &Wanted) -> Result<Reserved, Error> {
+        let open = Arc::clone(&self.open);
+        if open.state.lock().files.len() >= open.files_max {
+            return Err(Error::Io {
+                path: open.folder.path.clone(),
+                source: Errno::MFILE.into(),
+            });
+        }
+        let bytes = room_of(LEN as u64 + wanted.len);
+        let unnamed = open.usage.unnamed(bytes);
+        let direct = open.manner.is_direct();
+        let (name, fd) = open.folder.create(&self.name, unnamed.is_some(), direct)?;
+        // One that has a name is found.
+        let unnamed = unnamed.filter(|_| name.is_none());
+        let made = (|| {
+            allocate(&fd, bytes).map_err(|errno| Error::Io {
+                path: open.folder.path.clone(),
+                source: errno.into(),
+            })?;
+            let inode = Seen::of(&fd)?.map_or(0, |seen| seen.inode);
+            let file = open.block_file((fd, true), inode)?;
+            let place = Place {
+                len: wanted.len,
+                parts: wanted.parts,
+                ..Place::of(self.name)
+            };
+            let held = open.hold((name.clone(), unnamed), file, place, Some(wanted.copy));
+            held.ok_or(Error::Closed("the tier is closed"))
+        })();
+        match made {
+            Ok(place) => {
+                self.made = true;
+                Ok(Reserved::new(open as _, place))
+            }
+            Err(error) => {
+                open.folder.drop_new(name.as_deref());
+                Err(error)
+            }
+        }
+    }
+}
+
+impl Drop for Making {
+    fn drop(&mut self) {
+        if !self.made {
+            self.open.state.lock().writing.remove(&self.name);
+        }
+    }
+}
+
+/// Gives a file its space, where the file system can; else what is missing shows when it is
+/// written.
+fn allocate(fd: &OwnedFd, bytes: u64) -> rustix::io::Result<()> {
+    let flags = FallocateFlags::empty();
+    match rustix::io::retry_on_intr(|| rustix::fs::fallocate(fd, flags, 0, bytes)) {
+        Err(Errno::OPNOTSUPP | Errno::NOSYS) => {
+            let about = rustix::fs::fstatvfs(fd);
+            // One that knows no end says that it has no blocks at all.
+            let free = |about: rustix::fs::StatVfs| match about.f_blocks {
+                0 => u64::MAX,
+                _ => about.f_bavail.saturating_mul(about.f_frsize),
+            };
+            if about.is_ok_and(|about| free(about) < bytes) {
+                return Err(Errno::NOSPC);
+            }
+            rustix::fs::ftruncate(fd, bytes)
+        }
+        answer => answer,
+    }
+}
