@@ -137,6 +137,7 @@ impl World {
         let ids: Vec<Id> = numbers.iter().map(|number| (ns, *number)).collect();
         let stamps = self.twin.borrow_mut().stamps(ids.len());
         let (mut expects, mut pinned, mut buffers) = (Vec::new(), Vec::new(), Vec::new());
+        let before = self.owner().stats();
         let mut gap = false;
         let mut bytes = 0;
         for (index, id) in ids.iter().enumerate() {
@@ -169,8 +170,9 @@ impl World {
             }
             {
                 let mut twin = self.twin.borrow_mut();
-                // Behind a gap, blocks are pinned for a moment, or not.
-                match gap && !ends {
+                // Behind a gap, blocks are pinned for a moment, or not; and where others load some
+                // it may wait for those, and pin then.
+                match gap && !ends || before.loading_blocks > 0 {
                     true => twin.maybe_used(*id, stamps[index]),
                     false => twin.used(*id, stamps[index]),
                 }
@@ -202,6 +204,11 @@ impl World {
         let keys = numbers.iter().map(|number| key(*number)).collect();
         let task = namespace.get_with(keys, blocks, options);
         let task = task.map_err(|error| format!("get: {error}"))?;
+        if self.owner().stats().joined_blocks > before.joined_blocks {
+            self.door("joined");
+            expects.iter_mut().for_each(|expect| *expect = Expect::Any);
+            pinned.iter_mut().for_each(|pin| *pin = None);
+        }
         {
             let mut counts = self.counts.borrow_mut();
             counts.get_tasks += 1;
