@@ -110,13 +110,15 @@ impl Arena {
     /// A block has been evicted: what is in a group with it leaves as well.
     pub(crate) fn break_groups(&self, state: &mut State, slot: u32) {
         for group in self.index.loosen(slot) {
-            if !group.break_up() {
+            if group.break_up() {
+                self.counters.evicted_groups.fetch_add(1, Ordering::Relaxed);
+                if group.is_spread() {
+                    state.groups.fallen.push(Arc::clone(&group));
+                }
+            } else if state.groups.is_falling(&group) {
                 continue;
             }
-            self.counters.evicted_groups.fetch_add(1, Ordering::Relaxed);
-            if group.is_spread() {
-                state.groups.fallen.push(Arc::clone(&group));
-            }
+            // Of one that broke long ago, what was pinned then goes now.
             state.groups.falling.push_back((group, 0));
         }
     }

@@ -189,6 +189,12 @@ impl Groups {
         self.parts.is_empty()
     }
 
+    /// Whether what it has left is about to leave.
+    pub(crate) fn is_falling(&self, group: &Arc<Group>) -> bool {
+        let mut falling = self.falling.iter();
+        falling.any(|(one, _)| Arc::ptr_eq(one, group))
+    }
+
     pub(crate) fn of(&self, namespace: NamespaceId, key: &Key) -> &[Arc<Group>] {
         let part = self.parts.get(&key.0[0]);
         let groups = part.and_then(|part| part.get(&(namespace, *key)));
