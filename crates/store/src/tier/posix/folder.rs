@@ -106,7 +106,8 @@ impl At {
             }
         };
         let direct = takes_direct(&new)?;
-        let unnamed = !dir.may_be_far() && takes_unnamed(&new, direct.is_some());
+        // A sync of the folder makes a new name last, not everywhere a file's first one.
+        let unnamed = !lasts && !dir.may_be_far() && takes_unnamed(&new, direct.is_some());
         Ok(At {
             dir: Arc::new(dir),
             blocks,
