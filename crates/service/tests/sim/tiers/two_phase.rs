@@ -110,10 +110,10 @@ impl World {
         chosen.into_iter().map(&mut take).collect()
     }
 
-    /// They have ended. A key is reserved once.
-    fn ended(&self, ids: &[Id]) -> Vec<Held> {
+    /// They have ended. Others of the same keys, in another tier, have not.
+    fn ended(&self, reservations: &[Reservation]) -> Vec<Held> {
         let mut all = self.held.borrow_mut();
-        all.extract_if(.., |one| one.busy && ids.contains(&one.id))
+        all.extract_if(.., |one| reservations.contains(&one.reservation))
             .collect()
     }
 
@@ -136,11 +136,11 @@ impl World {
         self.door("commit");
         let was_calm = self.calm.get();
         let namespace = self.namespace(*ns)?;
-        let (ids, reservations): (Vec<Id>, Vec<Reservation>) = ready.into_iter().unzip();
+        let reservations: Vec<Reservation> = ready.into_iter().map(|(_, one)| one).collect();
         let stored = namespace.commit(&reservations, &sums);
         let stored = stored.map_err(|error| format!("commit: {error}"))?;
         let calm = self.calm.get() && was_calm;
-        for (held, stored) in self.ended(&ids).into_iter().zip(stored) {
+        for (held, stored) in self.ended(&reservations).into_iter().zip(stored) {
             let apart = self.apart_at(held.reservation.tier);
             let disturbed = self.block(held.id).disturbed >= held.since || !held.safe;
             law!(
@@ -201,9 +201,9 @@ impl World {
         self.door("abort");
         self.freed.set(true);
         let namespace = self.namespace(*ns)?;
-        let (ids, reservations): (Vec<Id>, Vec<Reservation>) = held.into_iter().unzip();
+        let reservations: Vec<Reservation> = held.into_iter().map(|(_, one)| one).collect();
         namespace.abort(&reservations);
-        drop(self.ended(&ids));
+        drop(self.ended(&reservations));
         Ok(())
     }
 
