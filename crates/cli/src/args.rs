@@ -123,8 +123,8 @@ pub(crate) enum Bench {
     Churn(Churn),
     /// Blocks to and from a disk by the tiers Posix and Nvme, against raw files of the same sizes.
     ///
-    /// As many blocks as --depth says are under way at a time, in up to eight calls, in no order of the
-    /// medium; the limit is the best plain program with as many requests under way: by
+    /// As many blocks as --depth says are under way at a time, in up to eight calls, in no order of
+    /// the medium; the limit is the best plain program with as many requests under way: by
     /// io_uring, direct, from and to memory of huge pages, by up to 8 threads, with registered
     /// memory or without; one file for each block beside Posix, one for all beside Nvme. With
     /// --direct false the tier goes through the page cache, and so do plain programs beside those.
