@@ -11,7 +11,9 @@ use std::time::{Duration, Instant};
 
 use common::{PATIENCE, eventually, get, has, key, keys, namespace, put};
 use kvdepot_store::sim::{Schedule, Turn};
-use kvdepot_store::{BlockBuffers, Buffer, Config, Depot, Error, Kinds, Namespace, Outcome};
+use kvdepot_store::{
+    BlockBuffers, Buffer, Checksum, Config, Depot, Error, Kinds, Namespace, Outcome,
+};
 use serde_json::{Value, json};
 use tiers::files;
 use tiers::late::{self, Mood, slow_files, slow_kind};
@@ -307,6 +309,50 @@ fn all_who_join_a_put_to_a_late_tier_have_its_answer() {
     }
     // For room and to publish, by the first of them.
     assert_eq!(mood.asked.load(Ordering::Relaxed), 2);
+    depot.close();
+}
+
+#[test]
+fn an_end_of_what_has_its_end_already_lets_nobody_begin_anew() {
+    let mood = Arc::new(Mood::default());
+    let dir = tempfile::tempdir().unwrap();
+    let depot = open(&slow_files(&mood), "Slow", &dir);
+    let ns = namespace(&depot);
+    let reserve = || {
+        let reserved = ns.reserve(&[(key(1), vec![LEN as u64])]).unwrap();
+        reserved.into_iter().next().flatten().unwrap()
+    };
+    let commits = || mood.commits.load(Ordering::Relaxed);
+    let sums = [vec![Checksum([7; 16])]];
+    // It is being published.
+    let first = reserve();
+    let joined = common::start_put(&ns, &[1], LEN);
+    mood.commit_delay.store(300_000, Ordering::Relaxed);
+    std::thread::scope(|scope| {
+        let commit = scope.spawn(|| ns.commit(std::slice::from_ref(&first), &sums));
+        eventually("the tier is asked to publish it", || commits() == 1);
+        ns.abort(std::slice::from_ref(&first));
+        assert_eq!(joined.wait(Some(PATIENCE)).unwrap(), [true]);
+        assert_eq!(commit.join().unwrap().unwrap(), [true]);
+    });
+    // For room and to publish.
+    assert_eq!(mood.asked.load(Ordering::Relaxed), 2);
+    // It was published, and others write its block now.
+    assert_eq!(ns.remove(&[key(1)]).unwrap(), 1);
+    let second = reserve();
+    let joined = common::start_put(&ns, &[1], LEN);
+    ns.abort(std::slice::from_ref(&first));
+    assert_eq!(
+        ns.commit(std::slice::from_ref(&first), &sums).unwrap(),
+        [false]
+    );
+    assert_eq!(
+        ns.commit(std::slice::from_ref(&second), &sums).unwrap(),
+        [true]
+    );
+    assert_eq!(joined.wait(Some(PATIENCE)).unwrap(), [true]);
+    assert_eq!(commits(), 2);
+    common::assert_at_rest(&depot);
     depot.close();
 }
 

@@ -46,8 +46,12 @@ impl Core {
             for (at, _, _, is_stored) in &ended {
                 stored[*at] = *is_stored;
             }
+            let places: Vec<Place> = match self.tiers[tier] {
+                Stage::Here(_) => mine.iter().map(|(_, one, _)| one.place).collect(),
+                // They are joined by their identities: what others have ended, others may write.
+                Stage::Apart(_) => ended.iter().map(|(_, place, ..)| *place).collect(),
+            };
             self.committed(tier, goes_on, ended);
-            let places: Vec<Place> = mine.iter().map(|(_, one, _)| one.place).collect();
             self.resolve(tier, &places);
         }
         Ok(stored)
@@ -104,7 +108,7 @@ impl Core {
             names.map(|name| ledger.held.remove(&name)).collect()
         };
         let ends = apart.tier().ends();
-        let (mut written, mut ended) = (Vec::new(), Vec::new());
+        let (mut written, mut ended, mut failed) = (Vec::new(), Vec::new(), Vec::new());
         for ((at, one, sums), held) in mine.iter().zip(taken) {
             let Some((reserved, share)) = held.and_then(|held| Some((held.reserved?, held.share)))
             else {
@@ -121,11 +125,12 @@ impl Core {
                 }
                 Err(error) => {
                     tracing::warn!(%error, key = %one.key(), "a block's parts cannot be joined");
+                    failed.push((*at, one.place, share, false));
                 }
             }
         }
         if written.is_empty() {
-            return ended;
+            return failed;
         }
         self.publishes(tier, written.iter().map(|(one, _)| one.identity));
         let answers = apart.commit(written, pinned).wait().unwrap_or_default();
@@ -134,6 +139,7 @@ impl Core {
         }
         let stored = ended.iter().filter(|(.., stored)| *stored);
         self.share_done(tier, stored.map(|(_, place, ..)| place.identity));
+        ended.extend(failed);
         ended
     }
 
@@ -172,19 +178,26 @@ impl Core {
         for way in self.ways() {
             let tier = way.tier();
             let mine = reservations.iter().filter(|one| one.way == way);
-            let places: Vec<Place> = mine.map(|one| one.place).collect();
+            let mut places: Vec<Place> = mine.map(|one| one.place).collect();
             if places.is_empty() {
                 continue;
             }
-            let tokens = places.iter().map(|place| place.token);
-            if let Some(arenas) = self.tiers[tier].here() {
-                arenas.abort(&tokens.clone().collect::<Vec<_>>());
+            let here = self.tiers[tier].here();
+            if let Some(arenas) = here {
+                let tokens = places.iter().map(|place| place.token);
+                arenas.abort(&tokens.collect::<Vec<_>>());
             }
-            let given_back: Vec<Option<Reserved>> = {
+            let mut given_back: Vec<Option<Reserved>> = Vec::new();
+            {
                 let mut ledger = self.ledger.lock();
-                let held = tokens.filter_map(|token| ledger.held.remove(&(tier, token)));
-                held.map(|held| held.reserved).collect()
-            };
+                places.retain(|place| {
+                    let held = ledger.held.remove(&(tier, place.token));
+                    // What others have ended, or publish now, is not ended once more.
+                    let is_mine = here.is_some() || held.is_some();
+                    given_back.extend(held.map(|held| held.reserved));
+                    is_mine
+                });
+            }
             // Before those who joined begin anew, and without a lock: it may be a file's end.
             drop(given_back);
             self.resolve(tier, &places);
