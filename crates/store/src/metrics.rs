@@ -95,10 +95,10 @@ pub struct Stats {
     /// Keys that a `get` or a pin asked for and no tier had. Who only looks is not counted, nor a
     /// prefetch: the call that takes the bytes is.
     pub missed_blocks: u64,
-    /// Keys of gets that waited while another call brought their blocks near.
+    /// Keys of gets that waited while another call loaded their blocks.
     #[serde(default)]
     pub joined_blocks: u64,
-    /// Blocks that are being brought from a far tier, for which others wait.
+    /// Keys that are being looked for, loaded or brought near from a tier that is slow to read.
     #[serde(default)]
     pub loading_blocks: u64,
     /// Blocks copied to the near tier after a far hit.

@@ -165,6 +165,31 @@ fn what_passes_the_near_tier_by_keeps_the_budget_too() {
 }
 
 #[test]
+fn a_key_that_comes_twice_in_a_call_beyond_the_budget_is_declined_twice() {
+    const LONG: usize = 2 << 20;
+    for far in ["Dax", "Files"] {
+        let dir = tempfile::tempdir().unwrap();
+        let mut edge = json!({"write_budget_hour": 3 << 20});
+        if far == "Dax" {
+            edge["capacity"] = json!("16MiB");
+        }
+        let edges = json!({far.to_ascii_lowercase(): edge});
+        let depot = open(
+            dir.path(),
+            &format!("Cache|{far}"),
+            &[],
+            json!({"edges": edges}),
+        );
+        let ns = namespace(&depot);
+        let stored = put(&ns, &[1, 2, 2, 1], LONG);
+        assert_eq!(stored, [true, false, false, true], "{far}");
+        // Nobody joins what was given up.
+        assert_eq!(put(&ns, &[2], LONG), [false], "{far}");
+        depot.close();
+    }
+}
+
+#[test]
 fn whoever_asks_for_a_block_touches_it() {
     type Ask = fn(&Namespace);
     let asks: [(&str, Ask); 6] = [

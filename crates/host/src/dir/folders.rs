@@ -9,6 +9,11 @@ use rustix::io::{Errno, retry_on_intr};
 use super::{Dir, check, spare_name};
 use crate::{Error, Result};
 
+/// File systems, as they name themselves.
+const EXT: FsWord = 0xEF53;
+const XFS: FsWord = 0x5846_5342;
+const TMPFS: FsWord = 0x0102_1994;
+
 /// A folder is its user's alone, as the files in it are.
 const PRIVATE: Mode = Mode::RWXU;
 
@@ -167,11 +172,16 @@ impl Dir {
     ///
     /// [`Error::Os`] when the system refuses to tell.
     pub fn has(&self, name: &str) -> Result<bool> {
-        let look = || {
-            let flags = AtFlags::SYMLINK_NOFOLLOW;
-            rustix::fs::accessat(&self.fd, name, rustix::fs::Access::EXISTS, flags)
+        let flags = AtFlags::SYMLINK_NOFOLLOW;
+        let look = || rustix::fs::accessat(&self.fd, name, rustix::fs::Access::EXISTS, flags);
+        let seen = match retry_on_intr(look) {
+            // Kernels before 5.8 and some filters of system calls know no such flag.
+            Err(Errno::NOSYS | Errno::PERM | Errno::INVAL) => {
+                retry_on_intr(|| rustix::fs::statat(&self.fd, name, flags)).map(drop)
+            }
+            seen => seen,
         };
-        match retry_on_intr(look) {
+        match seen {
             Ok(()) => Ok(true),
             Err(Errno::NOENT | Errno::NOTDIR) => Ok(false),
             Err(errno) => Err(Error::os("look for a file")(errno)),
@@ -308,16 +318,24 @@ impl Dir {
         }
     }
 
+    /// Whether its file system is one of those of which it is known that a file without a name costs
+    /// no more than others, and gets one at once: it waits for the whole pool on ZFS.
+    #[must_use]
+    pub fn links_unnamed(&self) -> bool {
+        let found = rustix::fs::fstatfs(&self.fd);
+        found.is_ok_and(|found| [EXT, XFS, TMPFS].contains(&found.f_type))
+    }
+
     /// Whether its file system may be served by another host or another process, and so may hang:
     /// it is none of those that are known to be this system's own.
     #[must_use]
     pub fn may_be_far(&self) -> bool {
-        /// ext, XFS, btrfs, tmpfs, overlay, F2FS, ZFS.
+        /// The others: btrfs, overlay, F2FS, ZFS.
         const HERE: [FsWord; 7] = [
-            0xEF53,
-            0x5846_5342,
+            EXT,
+            XFS,
             0x9123_683E,
-            0x0102_1994,
+            TMPFS,
             0x794C_7630,
             0xF2F5_2010,
             0x2FC1_2FC1,

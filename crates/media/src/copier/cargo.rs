@@ -19,6 +19,9 @@ pub const PARTS_MAX: usize = 1 << 20;
 /// The longest part, in bytes (16 GiB): a limit of the format.
 pub const PART_LEN_MAX: u64 = 1 << 34;
 
+/// The most units that are read without a lane between: each takes some microseconds to ask for.
+const READS_MAX: usize = 64;
+
 pub(super) const SOURCE: usize = 0;
 pub(super) const DESTINATION: usize = 1;
 
@@ -232,17 +235,17 @@ impl Cargo {
         !self.carriers.is_empty() && self.route(unit) != Route::default()
     }
 
-    /// Whether all of it is read first by who takes long for it.
+    /// Whether all of it is read first by who takes long for it, in few pieces.
     pub(super) fn waits_for_reads(&self) -> bool {
         let slow = |number: u32| {
             let known = self.carriers.get(number as usize);
             known.is_some_and(|known| known.carrier.is_slow())
         };
-        !self.carriers.is_empty()
-            && self
-                .parts
-                .iter()
-                .all(|part| part.route.from.is_some_and(slow))
+        let few = self.units.len() <= READS_MAX && !self.carriers.is_empty();
+        few && self
+            .parts
+            .iter()
+            .all(|part| part.route.from.is_some_and(slow))
     }
 
     /// The first unit after `first` that has another route.

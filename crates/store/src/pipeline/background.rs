@@ -103,7 +103,12 @@ impl Core {
             // One that tries the same again and again keeps the others from nothing.
             let (turn, count) = (ledger.turn, ledger.edges.len());
             let mut edges = (0..count).map(|at| (turn + at) % count);
-            let next = edges.find_map(|at| Some((at, ledger.edges[at].take_work(true)?)));
+            let next = edges.find_map(|at| {
+                Some((
+                    at,
+                    ledger.edges[at].take_work(true, self.loads.any_joined())?,
+                ))
+            });
             ledger.turn = next.as_ref().map_or(0, |(at, _)| at + 1);
             next
         };
@@ -123,7 +128,7 @@ impl Core {
             }
             let queues = &mut ledger.edges[edge];
             let rested = queues.rest_until.is_none_or(|end| end <= clock::now());
-            if let Some(work) = queues.take_work(rested) {
+            if let Some(work) = queues.take_work(rested, self.loads.any_joined()) {
                 return Some(work);
             }
             match queues.rest_until.filter(|_| !rested) {
@@ -403,10 +408,11 @@ impl Core {
 
 impl Queues {
     /// What is to be done next; what goes on only when those that could not be written have
-    /// `rested`.
-    fn take_work(&mut self, rested: bool) -> Option<Work> {
+    /// `rested`. Promotions are many: whether any is joined is known before.
+    fn take_work(&mut self, rested: bool, any_joined: bool) -> Option<Work> {
         // What gets wait for and what goes on take turns.
-        let joined = self.promotions.iter().position(Promotion::is_joined);
+        let mut promotions = self.promotions.iter();
+        let joined = promotions.position(|one| any_joined && one.is_joined());
         let went_on = std::mem::take(&mut self.went_on);
         if rested && !self.outward.is_empty() && !(went_on && joined.is_some()) {
             self.went_on = true;

@@ -90,6 +90,13 @@ impl Core {
         start_over(joiners);
     }
 
+    /// Reservations that nothing is written to end, and who has joined them begins anew.
+    pub(super) fn give_up(&self, tier: usize, reserved: Vec<Reserved>) {
+        let ended: Vec<Place> = reserved.iter().map(|one| **one).collect();
+        drop(reserved);
+        self.resolve(tier, &ended);
+    }
+
     /// A tier that may answer late is about to be asked to publish these.
     pub(super) fn publishes(&self, tier: usize, written: impl Iterator<Item = Identity>) {
         let mut ledger = self.ledger.lock();

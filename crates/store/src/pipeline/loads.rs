@@ -7,12 +7,12 @@
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use kvdepot_arena::held::Mutex;
-use kvdepot_arena::{Error, Identity};
+use kvdepot_arena::{Error, Identity, clock};
 
 use crate::config::Config;
 use crate::tier::{Alarm, Reply, Stage, ask};
@@ -27,6 +27,8 @@ pub(crate) struct Loads {
     state: Mutex<State>,
     /// Blocks that the near tier has got.
     arrived: AtomicU64,
+    /// Loads that somebody has joined.
+    joined: AtomicUsize,
 }
 
 #[derive(Default)]
@@ -37,6 +39,7 @@ struct State {
 
 struct Loading {
     number: u64,
+    begun: Instant,
     is_joined: Arc<AtomicBool>,
     /// It may take its time: who wants it loads it without a word.
     is_slow: bool,
@@ -110,6 +113,7 @@ impl Loads {
             alarm,
             state: Mutex::default(),
             arrived: AtomicU64::new(0),
+            joined: AtomicUsize::new(0),
         }))
     }
 
@@ -122,6 +126,11 @@ impl Loads {
     /// again.
     pub(super) fn arrived(&self) -> u64 {
         self.arrived.load(Ordering::Acquire)
+    }
+
+    /// Whether somebody waits for a load.
+    pub(super) fn any_joined(&self) -> bool {
+        self.joined.load(Ordering::Relaxed) > 0
     }
 
     /// Blocks that are being loaded.
@@ -156,7 +165,7 @@ impl Loads {
         let mut begun = Begun::default();
         let mut state = self.state.lock();
         if joining != Joining::Never {
-            begun.join(&mut state, names);
+            begun.join(self, &mut state, names);
         }
         if begun.joined.is_empty() || joining != Joining::First {
             // Both are in the order of the keys.
@@ -220,6 +229,7 @@ impl State {
         let (number, is_joined) = (self.begun, Arc::default());
         vacant.insert(Loading {
             number,
+            begun: clock::now(),
             is_joined: Arc::clone(&is_joined),
             is_slow: false,
             waits: Vec::new(),
@@ -243,10 +253,12 @@ impl State {
 }
 
 impl Begun {
-    fn join(&mut self, state: &mut State, names: &[(usize, Identity)]) {
+    fn join(&mut self, loads: &Loads, state: &mut State, names: &[(usize, Identity)]) {
         for (index, identity) in names {
             let loading = state.loading.get_mut(identity);
-            let Some(loading) = loading.filter(|loading| !loading.is_slow) else {
+            // One that has taken too long already is waited for by nobody.
+            let is_fit = |one: &&mut Loading| !one.is_slow && clock::since(one.begun) < loads.limit;
+            let Some(loading) = loading.filter(is_fit) else {
                 continue;
             };
             let wait = self.wait.get_or_insert_with(|| {
@@ -258,7 +270,9 @@ impl Begun {
                 })
             });
             loading.waits.push(Arc::clone(wait));
-            loading.is_joined.store(true, Ordering::Relaxed);
+            if !loading.is_joined.swap(true, Ordering::Relaxed) {
+                loads.joined.fetch_add(1, Ordering::Relaxed);
+            }
             self.names.push((*identity, loading.number));
             self.joined.push(*index);
         }
@@ -294,6 +308,10 @@ impl Load {
 impl Drop for Load {
     fn drop(&mut self) {
         let over = self.loads.state.lock().end(&self.identity, self.number);
+        // Nobody joins it any more.
+        if self.is_joined() {
+            self.loads.joined.fetch_sub(1, Ordering::Relaxed);
+        }
         drop(over);
     }
 }

@@ -400,12 +400,17 @@ impl Put {
         let core = &self.core;
         let through = tier < core.ack;
         let (mut ledger, answers) = core.reserve_locked(tier, arenas, self.namespace, blocks);
+        // The same key may come again in this call, and join.
+        let mut given_up = Vec::new();
         for ((index, share), answer) in wanted.into_iter().zip(answers) {
             match answer {
                 Ok(place) if core.spend(tier, place.len) => {
                     routes.copies.push((tier, (index, place, share)));
                 }
-                Ok(_) => routes.settled.push((index, Outcome::Declined)),
+                Ok(reserved) => {
+                    routes.settled.push((index, Outcome::Declined));
+                    given_up.push(reserved);
+                }
                 Err(Refused::Present(token)) if through => {
                     let waiters = vec![self.waiter(index)];
                     match core.send_on(&mut ledger, tier, token, waiters) {
@@ -428,6 +433,8 @@ impl Put {
                 Err(Refused::Full(_)) => refused.push(index),
             }
         }
+        drop(ledger);
+        core.give_up(tier, given_up);
     }
 
     fn waiter(&self, index: usize) -> Waiter {

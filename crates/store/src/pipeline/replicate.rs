@@ -155,6 +155,10 @@ impl Core {
             });
             let answers = room(namespace, &wanted.collect::<Vec<_>>());
             self.evict_ahead(tier);
+            if answers.is_none() && tier == from + 1 {
+                let all = places[begin..end].iter().map(|place| place.len).sum();
+                self.edges[tier - 1].unspent(all);
+            }
             for (index, answer) in (begin..end).zip(answers.into_iter().flatten()) {
                 match answer {
                     // One that passes a tier by: nothing was taken for it yet.
@@ -176,6 +180,9 @@ impl Core {
                 let waits = matches!(replicas[index].0, Replica::Busy | Replica::Orphans);
                 if waits && self.since(from, places[index].token).1 {
                     replicas[index].0 = Replica::Removed;
+                    if tier == from + 1 {
+                        self.edges[tier - 1].unspent(places[index].len);
+                    }
                 }
             }
             begin = end;
@@ -192,6 +199,9 @@ impl Core {
                 None => Replica::Failed,
             };
             ended.push(**target);
+            if tier > from {
+                self.edges[tier - 1].unspent(target.len);
+            }
             false
         });
         let (sources, targets) = (self.tiers[from].ends(), self.tiers[tier].ends());

@@ -240,9 +240,7 @@ impl Core {
                 }));
             }
             drop(ledger);
-            let ended: Vec<Identity> = given_up.iter().map(|one| one.identity).collect();
-            drop(given_up);
-            self.resolve_late(tier, &ended);
+            self.give_up(tier, given_up);
         }
         self.touch(namespace, &again);
         for answer in answers.iter_mut().flatten() {

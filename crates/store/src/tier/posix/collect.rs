@@ -426,7 +426,7 @@ impl Work {
             marks.push(self.look_in(number, &mut looked)?);
         }
         // What is in no file yet is in one that is found from now on.
-        let promised = self.usage.promised();
+        let unseen = self.usage.unseen();
         let (sharers, new) = self.folder.new_files()?;
         for (inode, bytes) in new {
             looked.count(inode, bytes);
@@ -442,7 +442,7 @@ impl Work {
         if self.ended.load(Ordering::Acquire) {
             return Ok(Found::default());
         }
-        let sum = looked.sum.saturating_add(promised);
+        let sum = looked.sum.saturating_add(unseen);
         self.usage.found(counted, sum, sharers)?;
         let mut all = looked.all;
         all.sort_unstable_by_key(|(old, _)| old.changed);

@@ -14,11 +14,11 @@
 use std::collections::HashSet;
 use std::fs::{DirBuilder, File};
 use std::hash::{BuildHasher, RandomState};
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, FileExt};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -76,8 +76,10 @@ struct At {
     alive: Arc<LockFd>,
     /// How its files are read and written past the page cache, where they can be.
     direct: Option<Manner>,
+    /// Whether its file system may be another host's.
+    far: bool,
     /// Whether there are files without a name, which can be given one.
-    unnamed: bool,
+    unnamed: AtomicBool,
 }
 
 impl At {
@@ -107,15 +109,30 @@ impl At {
         };
         let direct = takes_direct(&new)?;
         // A sync of the folder makes a new name last, not everywhere a file's first one.
-        let unnamed = !lasts && !dir.may_be_far() && takes_unnamed(&new, direct.is_some());
+        let unnamed = !lasts && dir.links_unnamed() && takes_unnamed(&new, direct.is_some());
+        let dir_is_far = dir.may_be_far();
         Ok(At {
             dir: Arc::new(dir),
             blocks,
             new,
             alive,
+            far: dir_is_far,
             direct,
-            unnamed,
+            unnamed: AtomicBool::new(unnamed),
         })
+    }
+
+    /// Names a file that has none. Where that fails by itself, no more are made.
+    fn link(&self, folder: &Dir, file: BorrowedFd<'_>, name: &str) -> Result<bool, Error> {
+        let linked = folder.link(file, name);
+        Ok(linked.inspect_err(|error| {
+            let because = error.io_kind();
+            if because.is_some_and(|kind| {
+                matches!(kind, ErrorKind::NotFound | ErrorKind::PermissionDenied)
+            }) {
+                self.unnamed.store(false, Ordering::Relaxed);
+            }
+        })?)
     }
 
     /// Whether somebody has removed it, or what this process needs of it.
@@ -131,6 +148,8 @@ const PROBE: &str = "probe";
 
 /// How files in a folder are read and written past the page cache; `None` where they cannot be.
 fn takes_direct(folder: &Dir) -> Result<Option<Manner>, Error> {
+    // What an earlier attempt could not remove.
+    folder.remove(PROBE)?;
     let file = folder.create(PROBE, true)?;
     let manner = Manner::of(file.as_fd());
     folder.remove(PROBE)?;
@@ -194,6 +213,14 @@ impl Folder {
         // Whatever is above it is not this tier's to make.
         make(&self.path, false)?;
         let at = At::open(&self.path, &self.mine, self.lasts, Some(&before))?;
+        if (at.far, at.direct) != (before.far, before.direct) {
+            return Err(Error::Io {
+                path: self.path.clone(),
+                source: io::Error::other(
+                    "it lies on a file system of another kind: open the depot again",
+                ),
+            });
+        }
         self.durable.lock().clear();
         self.at.store(Arc::new(at));
         Ok(true)
@@ -213,7 +240,7 @@ impl Folder {
         direct: bool,
     ) -> Result<(Option<String>, OwnedFd), Error> {
         let at = self.at.load();
-        if unnamed && at.unnamed {
+        if unnamed && at.unnamed.load(Ordering::Relaxed) {
             // Near those that it will lie with, and where nobody else makes one just now.
             let folder = at.blocks.make_folder(&self.folder_of(identity))?;
             if let Some(file) = folder.unnamed(direct)? {
@@ -269,7 +296,7 @@ impl Folder {
         let name = file_of(identity);
         let replaced = match new {
             Some(new) => replace(&at.new, new, &folder, &name)?,
-            None if folder.link(file, &name)? => 0,
+            None if at.link(&folder, file, &name)? => 0,
             // A link takes nobody's name, and a rename does.
             None => {
                 let new = self.name(file)?;

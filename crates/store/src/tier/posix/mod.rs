@@ -1,8 +1,8 @@
 //! The tier `Posix`: one file a block in a directory of any file system, which any number of
 //! processes and hosts share without a server.
 //!
-//! Guarantees: a block is written once, under a name that nobody looks for, and published whole by
-//! one rename; what a file does not prove to be, by its header and its length, is a miss; no more
+//! Guarantees: a block is written once, where nobody looks for it, and published whole by one rename
+//! or link; what a file does not prove to be, by its header and its length, is a miss; no more
 //! than the capacity is in use, whoever writes. A pin is an open file: removal takes the name
 //! alone.
 //!
@@ -412,6 +412,7 @@ impl Common {
             return Err(Refused::Reserved(nowhere));
         };
         let bytes = room_of(LEN as u64 + wanted.len);
+        let epoch = self.usage.epoch();
         let taken = self.usage.take(bytes).and_then(|taken| match taken {
             true => Ok(true),
             false => self.take_when_collected(bytes),
@@ -432,20 +433,20 @@ impl Common {
             }
             Err(error) => return Err(self.refuse(&error)),
         }
-        let mut made = making.create(wanted);
+        let mut made = making.create(wanted, epoch);
         if let Err(error) = &made
             && is_full(error)
         {
             // The file system is, before the directory has its capacity.
             self.collector.make_space(bytes, FOR_ROOM);
-            made = making.create(wanted);
+            made = making.create(wanted, epoch);
         }
         self.usage.settle(bytes);
         if self.usage.is_nearly_full() {
             self.collector.wake();
         }
         made.map_err(|error| {
-            self.usage.give_back(bytes);
+            self.usage.give_back(bytes, epoch);
             self.fails(&error)
         })
     }

@@ -66,6 +66,8 @@ struct Opened {
     /// In the directory; one that is new may have none.
     name: Option<String>,
     unnamed: Option<Unnamed>,
+    /// Of the count that has its bytes, where it is new.
+    epoch: u64,
     place: Place,
     /// A reservation, and else a pin.
     new: bool,
@@ -150,7 +152,12 @@ impl Open {
             checksum,
             ..Place::of(*name)
         };
-        Ok(self.hold((Some(self.folder.name_of(name)), None), file, place, None))
+        Ok(self.hold(
+            (Some(self.folder.name_of(name)), None, 0),
+            file,
+            place,
+            None,
+        ))
     }
 
     /// As [`Open::adopt`], of a file whose header has to be read.
@@ -192,7 +199,12 @@ impl Open {
             checksum: header.checksum,
             ..Place::of(*name)
         };
-        Ok(self.hold((Some(self.folder.name_of(name)), None), file, place, None))
+        Ok(self.hold(
+            (Some(self.folder.name_of(name)), None, 0),
+            file,
+            place,
+            None,
+        ))
     }
 
     /// The time of its last use is moved at most once an hour, as far as that is possible.
@@ -216,7 +228,7 @@ impl Open {
     /// Keeps a file open: a `new` one, which may be a copy, or one that is pinned.
     fn hold(
         &self,
-        (name, unnamed): (Option<String>, Option<Unnamed>),
+        (name, unnamed, epoch): (Option<String>, Option<Unnamed>, u64),
         file: BlockFile,
         mut place: Place,
         new: Option<bool>,
@@ -231,6 +243,7 @@ impl Open {
             file: Arc::new(file),
             name,
             unnamed,
+            epoch,
             place,
             new: new.is_some(),
             holds: 1,
@@ -296,12 +309,13 @@ impl Open {
     ) -> Result<bool, Error> {
         let place = reserved.hand_out();
         let sequence = place.token.sequence;
-        let (file, name) = {
+        let (file, name, epoch) = {
             let state = self.state.lock();
             let Some(opened) = state.files.get(&sequence) else {
                 return Ok(false);
             };
-            (Arc::clone(&opened.file), opened.name.clone())
+            let file = Arc::clone(&opened.file);
+            (file, opened.name.clone(), opened.epoch)
         };
         let header = FileHeader {
             identity: place.identity,
@@ -342,7 +356,8 @@ impl Open {
         // Who removes it looks at what is written, and then at what is published.
         let stays = |state: &State| state.files.get(&sequence).is_some_and(|one| !one.removed);
         let published = synced.and_then(|()| {
-            let stays = stays(&self.state.lock());
+            // What was taken of a directory that is gone has no room in the one at its place.
+            let stays = stays(&self.state.lock()) && self.usage.epoch() == epoch;
             if stays {
                 let new = (name.as_deref(), file.raw().fd().map_err(io)?);
                 let replaced = self.folder.publish(new, &place.identity, lasts)?;
@@ -373,7 +388,7 @@ impl Open {
             let undone = self.folder.remove(&place.identity, Some(file.inode()));
             self.folder.drop_new(name.as_deref());
             if undone.is_ok() {
-                self.usage.give_back(room_of(LEN as u64 + place.len));
+                self.usage.give_back(room_of(LEN as u64 + place.len), epoch);
             }
         } else if removed {
             // It was, while it was being published.
@@ -400,7 +415,8 @@ impl Open {
             std::mem::take(&mut state.files)
         };
         for opened in left.into_values().filter(|opened| opened.new) {
-            self.usage.give_back(room_of(LEN as u64 + opened.place.len));
+            let bytes = room_of(LEN as u64 + opened.place.len);
+            self.usage.give_back(bytes, opened.epoch);
         }
         let hands = self.hands.lock().take();
         drop(hands);
@@ -476,7 +492,7 @@ struct Left {
 impl Drop for Left {
     fn drop(&mut self) {
         let bytes = room_of(LEN as u64 + self.opened.place.len);
-        self.usage.give_back(bytes);
+        self.usage.give_back(bytes, self.opened.epoch);
     }
 }
 

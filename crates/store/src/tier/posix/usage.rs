@@ -99,6 +99,8 @@ struct Mine {
     unnamed: u64,
     /// The count when it was read last.
     seen: u64,
+    /// How often the directory was removed and opened again: what was taken before is in no count.
+    epoch: u64,
 }
 
 /// A file without a name: its bytes are in the count, and no look finds them.
@@ -134,9 +136,9 @@ impl Usage {
         *self.file.lock() = file;
         *self.collector.lock() = Arc::new(collector);
         let mut mine = self.mine.lock();
-        let unnamed = mine.unnamed;
         *mine = Mine {
-            unnamed,
+            unnamed: mine.unnamed,
+            epoch: mine.epoch + 1,
             ..Mine::default()
         };
         drop(mine);
@@ -211,15 +213,27 @@ impl Usage {
         mine.promised = mine.promised.saturating_sub(bytes);
     }
 
-    /// What this process has taken for files that are not there yet.
-    pub(super) fn promised(&self) -> u64 {
-        self.mine.lock().promised
+    /// What this process has of the count and is in no file that a look could find.
+    pub(super) fn unseen(&self) -> u64 {
+        let mine = self.mine.lock();
+        mine.left + mine.promised + mine.unnamed
     }
 
-    /// Gives bytes back that were taken and not written; to the count what a put does not need
-    /// soon. Who looks at all files would take it for lost, and it would be granted twice.
-    pub(super) fn give_back(&self, bytes: u64) {
-        self.mine.lock().left += bytes;
+    /// Which of the counts this is that have been at its place: whoever takes of it notes it.
+    pub(super) fn epoch(&self) -> u64 {
+        self.mine.lock().epoch
+    }
+
+    /// Gives bytes back that were taken in that epoch and not written; to the count what a put does
+    /// not need soon. Who looks at all files would take it for lost, and it would be granted twice.
+    pub(super) fn give_back(&self, bytes: u64, epoch: u64) {
+        {
+            let mut mine = self.mine.lock();
+            if mine.epoch != epoch {
+                return;
+            }
+            mine.left += bytes;
+        }
         if let Err(error) = self.freed(0) {
             tracing::debug!(%error, "what was not written stays granted");
         }
@@ -246,18 +260,21 @@ impl Usage {
         Ok(())
     }
 
-    /// Puts what was found in the place of a count that differs from it by more than what `sharers`
-    /// processes are granted, and may have in files without a name. What others have changed since
-    /// it was `counted` is no difference.
+    /// Corrects a count that differs by much from what was found, with what is
+    /// [unseen](Usage::unseen). What the other of `sharers` processes are granted, and may have in
+    /// files without a name, is nowhere to be found, and stays counted. What others have changed
+    /// since it was `counted` is no difference.
     pub(super) fn found(&self, counted: u64, found: u64, sharers: u64) -> Result<(), Error> {
-        let granted = (2 + UNNAMED_GRANTS) * self.grant.saturating_mul(sharers);
-        let tolerated = granted.max(self.capacity / 50);
+        let others = sharers.saturating_sub(1);
+        let granted = (2 + UNNAMED_GRANTS) * self.grant.saturating_mul(others);
+        let tolerated = self.capacity / 50;
         let used = self.change(|used| {
             let lost = counted.min(used).saturating_sub(found);
             let more = found.saturating_sub(counted.max(used));
-            match lost.max(more) > tolerated {
-                true => (used + more).saturating_sub(lost),
-                false => used,
+            match () {
+                () if lost > tolerated.max(granted) => used - (lost - granted),
+                () if more > tolerated => used + more,
+                () => used,
             }
         })?;
         self.mine.lock().seen = used;
@@ -346,6 +363,33 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_correction_leaves_counted_what_nobody_can_find() {
+        const CAPACITY: u64 = 64 << 20;
+        let root = tempfile::tempdir().unwrap();
+        let dir = Dir::open(root.path()).unwrap();
+        let [mine, others] = [0, 1].map(|_| Arc::new(Usage::open(&dir, CAPACITY).unwrap()));
+        mine.found(CAPACITY, 0, 1).unwrap();
+        assert!(mine.take(1 << 20).unwrap() && others.take(1 << 20).unwrap());
+        others.settle(1 << 20);
+        // All that was promised to one that has died is lost; of the others' is nothing found.
+        let died = Usage::open(&dir, CAPACITY).unwrap();
+        assert!(died.take(16 << 20).unwrap());
+        let counted = mine.used().unwrap();
+        mine.found(counted, mine.unseen() + (1 << 20), 2).unwrap();
+        let real = (2 << 20) + 2 * mine.grant;
+        let used = mine.used().unwrap();
+        assert!(
+            used >= real && used < real + (2 << 20),
+            "{used}, and {real} are in use"
+        );
+        // Of a directory that is gone nothing goes into the count of the next one.
+        let before = mine.epoch();
+        mine.open_again(&dir).unwrap();
+        mine.give_back(8 << 20, before);
+        assert_eq!((mine.used().unwrap(), mine.unseen()), (used, 0));
+    }
+
+    #[test]
     fn all_who_take_at_once_get_no_more_than_there_is_and_nearly_all_of_it() {
         const CAPACITY: u64 = 8 << 20;
         const BLOCK: u64 = 5000;
@@ -357,7 +401,7 @@ mod tests {
             !sharers[0].take(BLOCK).unwrap(),
             "full until it was looked at"
         );
-        sharers[0].found(CAPACITY, 0, 2).unwrap();
+        sharers[0].found(CAPACITY, 0, 1).unwrap();
         let fill = |usage: &Usage| {
             let mut taken = 0;
             while usage.take(BLOCK).unwrap() {

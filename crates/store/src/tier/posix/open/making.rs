@@ -28,8 +28,8 @@ impl Making {
         }
     }
 
-    /// Makes its file, with its space.
-    pub(crate) fn create(&mut self, wanted: &Wanted) -> Result<Reserved, Error> {
+    /// Makes its file, with its space, which was taken in that epoch of the count.
+    pub(crate) fn create(&mut self, wanted: &Wanted, epoch: u64) -> Result<Reserved, Error> {
         let open = Arc::clone(&self.open);
         if open.state.lock().files.len() >= open.files_max {
             return Err(Error::Io {
@@ -55,7 +55,12 @@ impl Making {
                 parts: wanted.parts,
                 ..Place::of(self.name)
             };
-            let held = open.hold((name.clone(), unnamed), file, place, Some(wanted.copy));
+            let held = open.hold(
+                (name.clone(), unnamed, epoch),
+                file,
+                place,
+                Some(wanted.copy),
+            );
             held.ok_or(Error::Closed("the tier is closed"))
         })();
         match made {
