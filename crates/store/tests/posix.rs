@@ -309,7 +309,7 @@ fn crash_kill9_loses_no_acknowledged_block_and_leaves_nothing_unswept() {
             }
         }
         assert!(acknowledged.len() > 20, "{} blocks", acknowledged.len());
-        let depot = open_with(pipeline, dir.path(), json!({}));
+        let depot = open(pipeline, dir.path());
         let ns = namespace(&depot);
         for number in &acknowledged {
             assert!(has(&ns, &[*number], LEN), "{number} is lost");

@@ -461,19 +461,7 @@ impl Folder {
         let Some(folder) = all.folder(name)? else {
             return Ok(0);
         };
-        let (said, locked) = match folder.open_at(ALIVE, Access::Write)? {
-            Some(fd) => {
-                let said = Seen::of(&fd)?.map_or(0, |seen| seen.changed);
-                (said, lock::is_locked(&fd, ALIVE_BYTE)?)
-            }
-            None => (folder.changed()?, false),
-        };
-        let age = now - said;
-        let patience = match name.starts_with(&format!("{:08x}-", boot())) {
-            true => PATIENCE_HERE,
-            false => PATIENCE_ELSEWHERE,
-        };
-        if locked || age < patience.as_nanos() as i128 {
+        if lives(&folder, name, now, PATIENCE_HERE)? {
             return Ok(0);
         }
         let mut swept = 0;
@@ -505,18 +493,19 @@ impl Folder {
         Ok(false)
     }
 
-    /// How many processes write here, and the files that they are writing: their numbers, and what
+    /// How many processes live that write here, and the files that they are writing: their numbers, and what
     /// they take.
     pub(super) fn new_files(&self) -> Result<(u64, Vec<(u64, u64)>), Error> {
         let Some(all) = self.at.load().dir.folder(NEW)? else {
             return Ok((0, Vec::new()));
         };
+        let now = self.still_here()?;
         let (mut sharers, mut files) = (0, Vec::new());
         for name in all.names()? {
             let Ok(Some(folder)) = all.folder(&name) else {
                 continue;
             };
-            sharers += 1;
+            sharers += u64::from(lives(&folder, &name, now, Duration::ZERO).unwrap_or(true));
             for file in folder.names().unwrap_or_default() {
                 let seen = folder.look(&file).ok().flatten();
                 let seen = seen.filter(|seen| seen.len <= LEN_MAX);
@@ -541,6 +530,24 @@ impl Folder {
             tracing::debug!(%error, "what this process has written stays until somebody sweeps");
         }
     }
+}
+
+/// Whether the process whose folder this is may live: of this lifetime of this host one that has its
+/// lock, or has said less than `patience` ago that it is there; of others one that has not been silent
+/// for long.
+fn lives(folder: &Dir, name: &str, now: i128, patience: Duration) -> Result<bool, Error> {
+    let (said, locked) = match folder.open_at(ALIVE, Access::Write)? {
+        Some(fd) => {
+            let said = Seen::of(&fd)?.map_or(0, |seen| seen.changed);
+            (said, lock::is_locked(&fd, ALIVE_BYTE)?)
+        }
+        None => (folder.changed()?, false),
+    };
+    let patience = match name.starts_with(&format!("{:08x}-", boot())) {
+        true => patience,
+        false => PATIENCE_ELSEWHERE,
+    };
+    Ok(locked || now - said < patience.as_nanos() as i128)
 }
 
 /// Moves a file to where another one may be; how many bytes of that have gone. Who has it open
