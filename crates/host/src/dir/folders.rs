@@ -318,8 +318,8 @@ impl Dir {
         }
     }
 
-    /// Whether its file system is one of those of which it is known that a file without a name costs
-    /// no more than others, and gets one at once: it waits for the whole pool on ZFS.
+    /// Whether its file system is one of those of which it is known that a file without a name
+    /// costs no more than others, and gets one at once: on ZFS it waits for the whole pool.
     #[must_use]
     pub fn links_unnamed(&self) -> bool {
         let found = rustix::fs::fstatfs(&self.fd);

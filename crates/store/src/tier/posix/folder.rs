@@ -493,8 +493,8 @@ impl Folder {
         Ok(false)
     }
 
-    /// How many processes live that write here, and the files that they are writing: their numbers, and what
-    /// they take.
+    /// How many processes live that write here, and the files that are written: their numbers, and
+    /// what they take.
     pub(super) fn new_files(&self) -> Result<(u64, Vec<(u64, u64)>), Error> {
         let Some(all) = self.at.load().dir.folder(NEW)? else {
             return Ok((0, Vec::new()));
@@ -532,9 +532,9 @@ impl Folder {
     }
 }
 
-/// Whether the process whose folder this is may live: of this lifetime of this host one that has its
-/// lock, or has said less than `patience` ago that it is there; of others one that has not been silent
-/// for long.
+/// Whether the process whose folder this is may live: of this lifetime of this host one that has
+/// its lock, or has said less than `patience` ago that it is there; of others one that has not been
+/// silent for long.
 fn lives(folder: &Dir, name: &str, now: i128, patience: Duration) -> Result<bool, Error> {
     let (said, locked) = match folder.open_at(ALIVE, Access::Write)? {
         Some(fd) => {

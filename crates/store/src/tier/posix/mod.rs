@@ -1,9 +1,9 @@
 //! The tier `Posix`: one file a block in a directory of any file system, which any number of
 //! processes and hosts share without a server.
 //!
-//! Guarantees: a block is written once, where nobody looks for it, and published whole by one rename
-//! or link; what a file does not prove to be, by its header and its length, is a miss; no more
-//! than the capacity is in use, whoever writes. A pin is an open file: removal takes the name
+//! Guarantees: a block is written once, where nobody looks for it, and published whole by one
+//! rename or link; what a file does not prove to be, by its header and its length, is a miss; no
+//! more than the capacity is in use, whoever writes. A pin is an open file: removal takes the name
 //! alone.
 //!
 //! `folder` says what lies where, `agree` what all have to name alike, `usage` counts for all,
