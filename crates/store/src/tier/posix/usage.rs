@@ -268,7 +268,12 @@ impl Usage {
         let others = sharers.saturating_sub(1);
         let granted = (2 + UNNAMED_GRANTS) * self.grant.saturating_mul(others);
         let tolerated = self.capacity / 50;
-        let used = self.change(|used| {
+        let used = self.change_from(|used| {
+            let used = match used {
+                Some(used) => used,
+                // Nobody has been granted anything.
+                None => return found,
+            };
             let lost = counted.min(used).saturating_sub(found);
             let more = found.saturating_sub(counted.max(used));
             match () {
@@ -303,8 +308,14 @@ impl Usage {
         }
     }
 
-    /// Reads the count and writes what `change` makes of it.
+    /// Reads the count and writes what `change` makes of it. Where nobody has counted yet, all of it
+    /// may be in use.
     fn change(&self, change: impl FnOnce(u64) -> u64) -> Result<u64, Error> {
+        self.change_from(|used| change(used.unwrap_or(self.capacity)))
+    }
+
+    /// The same from `None` where nobody has counted yet.
+    fn change_from(&self, change: impl FnOnce(Option<u64>) -> u64) -> Result<u64, Error> {
         let file = self.file.lock();
         let fd = file.fd()?;
         if !lock::lock_timeout(fd, COUNT_BYTE, Kind::Exclusive, PATIENCE)? {
@@ -313,14 +324,16 @@ impl Usage {
         let changed = (|| {
             let mut bytes = [0; size_of::<Count>()];
             let read = rustix::io::pread(fd, &mut bytes, 0).map_err(failed)?;
-            // Nobody has counted yet, or it is broken: all of it may be in use.
             let used = match read == bytes.len() {
                 true => Count::read(&bytes),
                 false => None,
             };
-            let before = used.unwrap_or(self.capacity);
+            // All of it may be in use where it is broken.
+            let before = used.or((read > 0).then_some(self.capacity));
             let after = change(before);
-            if used != Some(after) {
+            // One that is not known is full, and stays unknown by that.
+            let is_known = used.is_some() || after != self.capacity;
+            if used != Some(after) && is_known {
                 rustix::io::pwrite(fd, Count::new(after).as_bytes(), 0).map_err(failed)?;
             }
             Ok(after)
