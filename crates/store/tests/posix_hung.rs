@@ -11,7 +11,7 @@ mod realm;
 
 use std::time::{Duration, Instant};
 
-use common::{eventually, get, has, namespace, put};
+use common::{eventually, get, has, key, namespace, put};
 use fuse::Mounted;
 use kvdepot_store::{Config, Depot, Namespace, Outcome};
 use serde_json::json;
@@ -151,6 +151,31 @@ fn a_write_that_hangs_is_not_stored_and_a_close_ends() {
                 there.extend([next, next + 1]);
                 whole(mounted, &there);
             }
+        },
+    );
+}
+
+#[test]
+fn a_block_that_is_removed_while_its_publication_hangs_does_not_come_back() {
+    fuse::over(
+        "a_block_that_is_removed_while_its_publication_hangs_does_not_come_back",
+        |mounted| {
+            let depot = open(mounted, "Posix", "true");
+            let ns = namespace(&depot);
+            for (number, clears) in [(1, false), (2, true)] {
+                mounted.hang("fsync");
+                assert_eq!(put(&ns, &[number], LEN), [false]);
+                assert!(mounted.hanging() > 0, "nothing hangs");
+                let removed = match clears {
+                    true => ns.clear(),
+                    false => ns.remove(&[key(number)]),
+                };
+                assert_eq!(removed.unwrap(), 0);
+                mounted.calm();
+                at_rest(&depot);
+                assert_eq!(ns.contains(&[key(number)]).unwrap(), [false]);
+            }
+            depot.close();
         },
     );
 }

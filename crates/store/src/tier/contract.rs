@@ -71,7 +71,8 @@ pub trait Tier: Send + Sync {
     fn commit(&self, written: Vec<(Reserved, Checksum)>, pinned: bool, reply: Reply<Vec<bool>>);
 
     /// Removes blocks; how many there were. What was reserved for a copy of them before
-    /// ([`Wanted::copy`]) is not published any more: its commit answers that it is not stored.
+    /// ([`Wanted::copy`]), or is being committed, is not published any more: its commit answers
+    /// that it is not stored.
     fn remove(&self, namespace: NamespaceId, keys: &[Key], reply: Reply<usize>);
 
     /// Removes every block of a namespace; how many there were.

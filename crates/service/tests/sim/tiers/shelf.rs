@@ -72,6 +72,8 @@ struct State {
     closing: bool,
     /// Removals that were asked for, and not done yet.
     removals: Vec<Weak<Removal>>,
+    /// What it was asked to publish, and has not been asked to remove since.
+    publishing: Vec<(Token, Identity)>,
     /// What somebody may remove now.
     removable: BTreeSet<(NamespaceId, Key)>,
 }
@@ -120,6 +122,7 @@ impl Shelf {
             arrived: Vec::new(),
             closing: false,
             removals: Vec::new(),
+            publishing: Vec::new(),
             removable: BTreeSet::new(),
         };
         let path = dir.join(name);
@@ -167,6 +170,7 @@ impl Shelf {
         (state.silences, state.alone_until, state.was_late) = (0, None, false);
         (state.refused, state.closing) = (false, false);
         state.arrived.clear();
+        state.publishing.clear();
     }
 
     /// Nobody asks any more, and nothing is held.
@@ -453,12 +457,31 @@ impl Shelf {
     /// Asked for a publication: from now on a removal ends it.
     pub fn publishes(&self, written: &[(Reserved, Checksum)]) {
         self.own.publishes(written);
+        // `Posix` hears of it when it answers, which it does at once.
+        let asked = written.iter().map(|(one, _)| (one.token, one.identity));
+        self.state().publishing.extend(asked);
+    }
+
+    /// Whether what was asked to be published is to be still.
+    fn is_awaited(&self, reserved: &Reserved) -> bool {
+        let publishing = &mut self.state().publishing;
+        let before = publishing.len();
+        publishing.retain(|(token, _)| *token != reserved.token);
+        publishing.len() < before
+    }
+
+    /// These are removed.
+    fn forget(&self, namespace: NamespaceId, keys: Option<&[Key]>) {
+        self.state().publishing.retain(|(_, one)| {
+            one.namespace != namespace || keys.is_some_and(|keys| !keys.contains(&one.key))
+        });
     }
 
     pub fn publish(&self, reserved: Reserved, sum: Checksum, pinned: bool) -> bool {
         let (key, len, refuses) = (reserved.identity.key, reserved.len, self.refuses());
+        let is_awaited = self.is_awaited(&reserved);
         let stored = match self.disk() {
-            Some(disk) => !refuses && disk.commit(reserved, sum, pinned),
+            Some(disk) => is_awaited && !refuses && disk.commit(reserved, sum, pinned),
             None => self.own.commit(reserved, sum, pinned, refuses),
         };
         self.say(format_args!("publishes {key} {sum:?}: {stored}"));
@@ -485,6 +508,7 @@ impl Shelf {
     }
 
     pub fn clear(&self, namespace: NamespaceId) -> usize {
+        self.forget(namespace, None);
         match self.disk() {
             Some(disk) => disk.clear(namespace),
             None => self.remove(namespace, &self.own.clears(namespace)),
@@ -500,6 +524,7 @@ impl Shelf {
         if !all {
             wrong(format!("{keys:?} are removed, which nobody has asked for"));
         }
+        self.forget(namespace, Some(keys));
         match self.disk() {
             Some(disk) => disk.remove(namespace, keys),
             None => self.own.remove(namespace, keys),

@@ -244,6 +244,7 @@ impl Tier for Posix {
     }
 
     fn commit(&self, written: Vec<(Reserved, Checksum)>, pinned: bool, reply: Reply<Vec<bool>>) {
+        self.common.open.publishes(&written);
         let [common, other] = [0, 1].map(|_| Arc::clone(&self.common));
         let publish = move |(reserved, checksum): (Reserved, Checksum)| {
             let place = *reserved;

@@ -72,7 +72,8 @@ struct Opened {
     /// A reservation, and else a pin.
     new: bool,
     holds: u32,
-    /// A copy, while it is written, and whether its block was removed meanwhile.
+    /// A copy while it is written, or what is to be published; and whether its block was removed
+    /// since.
     copy: bool,
     removed: bool,
 }
@@ -289,7 +290,18 @@ impl Open {
         is_first.then(|| Making::new(self, name))
     }
 
-    /// Copies of these that are being written are not published.
+    /// From now on a removal ends these, however long they take: who put them may have heard that
+    /// they are not stored.
+    pub(super) fn publishes(&self, written: &[(Reserved, Checksum)]) {
+        let mut state = self.state.lock();
+        for (reserved, _) in written {
+            if let Some(opened) = state.files.get_mut(&reserved.token.sequence) {
+                opened.copy = true;
+            }
+        }
+    }
+
+    /// Copies of these that are being written are not published, nor is what waits for that.
     pub(super) fn forget_copies(&self, namespace: NamespaceId, keys: Option<&[Key]>) {
         let mut state = self.state.lock();
         for opened in state.files.values_mut().filter(|opened| opened.copy) {

@@ -308,8 +308,8 @@ impl Usage {
         }
     }
 
-    /// Reads the count and writes what `change` makes of it. Where nobody has counted yet, all of it
-    /// may be in use.
+    /// Reads the count and writes what `change` makes of it. Where nobody has counted yet, all of
+    /// it may be in use.
     fn change(&self, change: impl FnOnce(u64) -> u64) -> Result<u64, Error> {
         self.change_from(|used| change(used.unwrap_or(self.capacity)))
     }
