@@ -156,6 +156,9 @@ impl Ghosts {
             let product = u128::from(a) * u128::from(b);
             hash = hash.rotate_left(23) ^ product as u64 ^ (product >> 64) as u64;
         }
+        // Keys that count up shall not lie in few places, whatever the secret is (splitmix64).
+        hash = (hash ^ (hash >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        hash ^= hash >> 27;
         let count = self.buckets.len() as u64;
         let at = ((u128::from(hash) * u128::from(count)) >> 64) as usize;
         // The low bits, which do not choose the bucket.

@@ -269,10 +269,9 @@ impl Usage {
         let granted = (2 + UNNAMED_GRANTS) * self.grant.saturating_mul(others);
         let tolerated = self.capacity / 50;
         let used = self.change_from(|used| {
-            let used = match used {
-                Some(used) => used,
+            let Some(used) = used else {
                 // Nobody has been granted anything.
-                None => return found,
+                return found;
             };
             let lost = counted.min(used).saturating_sub(found);
             let more = found.saturating_sub(counted.max(used));
