@@ -328,7 +328,7 @@ impl Usage {
                 false => None,
             };
             // All of it may be in use where it is broken.
-            let before = used.or((read > 0).then_some(self.capacity));
+            let before = used.or_else(|| (read > 0).then_some(self.capacity));
             let after = change(before);
             // One that is not known is full, and stays unknown by that.
             let is_known = used.is_some() || after != self.capacity;
