@@ -126,7 +126,9 @@ class InMemory(Contender):
 
     def __init__(self, contest: Contest) -> None:
         self.contest = contest
-        self.memory = mmap.mmap(-1, contest.count * contest.block)
+        # Private: shared memory has no huge pages in most systems.
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        self.memory = mmap.mmap(-1, contest.count * contest.block, flags=flags)
         self.memory.madvise(mmap.MADV_HUGEPAGE)
         self.array = np.frombuffer(self.memory, dtype=np.uint8).reshape(contest.content.shape)
         self.array[:] = contest.content
