@@ -20,7 +20,7 @@ pub const PARTS_MAX: usize = 1 << 20;
 pub const PART_LEN_MAX: u64 = 1 << 34;
 
 /// The most units that are read without a lane between: each takes some microseconds to ask for.
-const READS_MAX: usize = 64;
+const READ_UNITS_MAX: usize = 64;
 
 pub(super) const SOURCE: usize = 0;
 pub(super) const DESTINATION: usize = 1;
@@ -241,7 +241,7 @@ impl Cargo {
             let known = self.carriers.get(number as usize);
             known.is_some_and(|known| known.carrier.is_slow())
         };
-        let few = self.units.len() <= READS_MAX && !self.carriers.is_empty();
+        let few = self.units.len() <= READ_UNITS_MAX && !self.carriers.is_empty();
         few && self
             .parts
             .iter()

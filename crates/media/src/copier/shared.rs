@@ -24,9 +24,9 @@ const SLICE_MIN: u64 = 128 << 10;
 /// Slices that a batch should have for each lane, so that lanes end at about the same time.
 const SLICES_PER_LANE: u64 = 4;
 
-/// Reads of so many bytes are asked for by who submits them, without a lane between: that takes
-/// some hundred microseconds at most, and there is nothing to hash before they have come.
-const READS_MAX: u64 = 8 << 20;
+/// Reads of so many bytes are asked for by who submits them, without a lane between: of few pieces
+/// that takes some hundred microseconds, and there is nothing to hash before they have come.
+const READ_BYTES_MAX: u64 = 8 << 20;
 
 /// Batches whose memory is kept for later ones, and how much of it each may keep.
 const SPARES_MAX: usize = 8;
@@ -250,7 +250,7 @@ impl Shared {
     #[cfg(not(feature = "sim"))]
     #[expect(clippy::unused_self, reason = "a schedule may come between")]
     fn reads_max(&self) -> u64 {
-        READS_MAX
+        READ_BYTES_MAX
     }
 
     #[cfg(not(feature = "sim"))]
@@ -318,7 +318,7 @@ impl Shared {
     }
 
     fn reads_max(&self) -> u64 {
-        self.schedule.as_ref().map_or(READS_MAX, |_| 0)
+        self.schedule.as_ref().map_or(READ_BYTES_MAX, |_| 0)
     }
 
     /// Small histories shall have many slices too.

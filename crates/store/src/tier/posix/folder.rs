@@ -110,13 +110,12 @@ impl At {
         let direct = takes_direct(&new)?;
         // A sync of the folder makes a new name last, not everywhere a file's first one.
         let unnamed = !lasts && dir.links_unnamed() && takes_unnamed(&new, direct.is_some());
-        let dir_is_far = dir.may_be_far();
         Ok(At {
+            far: dir.may_be_far(),
             dir: Arc::new(dir),
             blocks,
             new,
             alive,
-            far: dir_is_far,
             direct,
             unnamed: AtomicBool::new(unnamed),
         })
