@@ -190,6 +190,127 @@ fn a_key_that_comes_twice_in_a_call_beyond_the_budget_is_declined_twice() {
 }
 
 #[test]
+fn what_is_reserved_and_not_written_costs_nothing() {
+    const LONG: usize = 2 << 20;
+    for far in ["Dax", "Files"] {
+        let dir = tempfile::tempdir().unwrap();
+        let mut edge = json!({"write_budget_hour": 3 << 20});
+        if far == "Dax" {
+            edge["capacity"] = json!("16MiB");
+        }
+        let edges = json!({far.to_ascii_lowercase(): edge});
+        let settings = json!({"edges": edges});
+        let depot = open(dir.path(), &format!("Cache|{far}"), &[], settings);
+        let ns = namespace(&depot);
+        let reserve = |number| ns.reserve(&[(key(number), vec![LONG as u64])]).unwrap();
+        for _ in 0..3 {
+            let mine: Vec<_> = reserve(1).into_iter().flatten().collect();
+            assert_eq!(mine.len(), 1, "{far}");
+            assert!(reserve(2)[0].is_none(), "{far}: beyond the budget");
+            ns.abort(&mine);
+            // Another time it is nobody's.
+            ns.abort(&mine);
+        }
+        assert_eq!(put(&ns, &[1, 2], LONG), [true, false], "{far}");
+        depot.close();
+    }
+}
+
+#[test]
+fn what_a_silent_tier_was_to_be_given_costs_nothing() {
+    const LONG: usize = 2 << 20;
+    for (pipeline, len) in [("Cache|Further", LEN), ("Cache|Further", LONG)] {
+        let dir = tempfile::tempdir().unwrap();
+        let mood = Arc::<Mood>::default();
+        let edges = json!({"further": {
+            "write_budget_hour": 2 * len, "timeout": "50ms", "lookup_timeout": "50ms",
+        }});
+        let depot = open_in(&mood, dir.path(), pipeline, &[], json!({"edges": edges}));
+        let ns = namespace(&depot);
+        mood.lost.store(1000, Relaxed);
+        for _ in 0..2 {
+            assert_eq!(put(&ns, &[1, 2], len), [false; 2]);
+        }
+        mood.lost.store(0, Relaxed);
+        eventually("an answer", || put(&ns, &[1, 2], len) == [true; 2]);
+        assert_eq!(put(&ns, &[3], len), [false], "{len}");
+        depot.close();
+    }
+}
+
+#[test]
+fn what_finds_no_room_on_its_way_and_no_budget_behind_is_declined() {
+    const LONG: usize = 2 << 20;
+    let dir = tempfile::tempdir().unwrap();
+    let edges = json!({"cache": {"capacity": "8MiB"}, "files": {"write_budget_hour": LEN}});
+    let depot = open(dir.path(), "Cache|Dax|Files", &[], json!({"edges": edges}));
+    let ns = namespace(&depot);
+    assert_eq!(outcomes(&ns, &[1]), [Outcome::Done]);
+    let task = start_put(&ns, &[2], LONG);
+    assert_eq!(task.wait(Some(PATIENCE)).unwrap(), [false]);
+    assert_eq!(task.outcomes(), [Outcome::Declined]);
+    assert!(has(&ns, &[2], LONG), "it stays near");
+    common::assert_at_rest(&depot);
+    depot.close();
+}
+
+#[test]
+fn what_is_stored_already_needs_no_budget() {
+    const LONG: usize = 2 << 20;
+    let dir = tempfile::tempdir().unwrap();
+    let edges = json!({"files": {"write_budget_hour": LONG + 2 * LEN, "block_max": "3MiB"}});
+    let depot = open(dir.path(), "Cache|Files", &[], json!({"edges": edges}));
+    let ns = namespace(&depot);
+    assert_eq!(put(&ns, &[1, 2], LEN), [true; 2]);
+    assert_eq!(put(&ns, &[3], LONG), [true]);
+    assert_eq!(outcomes(&ns, &[1, 9, 2]), {
+        [Outcome::Done, Outcome::Declined, Outcome::Done]
+    });
+    assert_eq!(put(&ns, &[3, 4], LONG), [true, false]);
+    // They leave the near tier.
+    let others: Vec<u64> = (100..140).collect();
+    assert_eq!(put(&ns, &others, LEN), [false; 40]);
+    assert_eq!(ns.nearest(&keys([1])).unwrap(), [Some("Files")]);
+    assert_eq!(put(&ns, &[1, 8, 2], LEN), [true, false, true]);
+    ns.remove(&keys([1])).unwrap();
+    assert_eq!(put(&ns, &[1], LEN), [false]);
+    common::assert_at_rest(&depot);
+    depot.close();
+}
+
+#[test]
+fn what_finds_the_queue_full_and_no_budget_behind_stays_near() {
+    for pipeline in ["Cache|Dax", "Cache|Files", "Dax|Files", "Files|Further"] {
+        let dir = tempfile::tempdir().unwrap();
+        let far = pipeline
+            .split('|')
+            .next_back()
+            .unwrap()
+            .to_ascii_lowercase();
+        let edges = json!({far: {"write_budget_hour": 2 * LEN}});
+        let settings = json!({"write_back_depth": "80KiB", "edges": edges});
+        let depot = open(dir.path(), pipeline, &[], settings);
+        let ns = namespace(&depot);
+        let some: Vec<u64> = (0..8).collect();
+        let outcomes = outcomes(&ns, &some);
+        let far = |one: &&Outcome| **one == Outcome::Declined;
+        let near = if pipeline.starts_with("Cache") { 6 } else { 0 };
+        assert_eq!(outcomes.iter().filter(far).count(), near, "{pipeline}");
+        assert!(has(&ns, &some, LEN), "{pipeline}: {outcomes:?}");
+        // Nor does a reservation need it.
+        let more: Vec<_> = (10..14)
+            .map(|number| (key(number), vec![LEN as u64]))
+            .collect();
+        let mine: Vec<_> = ns.reserve(&more).unwrap().into_iter().flatten().collect();
+        assert_eq!(mine.len(), 4, "{pipeline}");
+        ns.abort(&mine);
+        assert!(depot.drain(PATIENCE));
+        common::assert_at_rest(&depot);
+        depot.close();
+    }
+}
+
+#[test]
 fn whoever_asks_for_a_block_touches_it() {
     type Ask = fn(&Namespace);
     let asks: [(&str, Ask); 6] = [

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use common::{PATIENCE, eventually, get, has, key, keys, namespace, put};
+use common::{PATIENCE, eventually, get, has, key, keys, namespace, put, start_put};
 use kvdepot_store::sim::{Schedule, Turn};
 use kvdepot_store::{
     BlockBuffers, Buffer, Checksum, Config, Depot, Error, Kinds, Namespace, Outcome,
@@ -208,7 +208,7 @@ fn only_the_calls_that_ask_a_late_tier_wait_for_it() {
     assert!(ns.lookup(&keys([1, 2])).unwrap().is_done());
     // A put returns at once, and its caller goes on.
     let begun = Instant::now();
-    let task = common::start_put(&ns, &[3], LEN);
+    let task = start_put(&ns, &[3], LEN);
     task.wait_released(Some(PATIENCE)).unwrap();
     assert!(!task.is_done() || begun.elapsed() >= Duration::from_millis(50));
     assert_eq!(task.wait(Some(PATIENCE)).unwrap(), [true]);
@@ -256,7 +256,7 @@ fn a_close_has_no_time_for_a_tier_that_does_not_answer() {
             }
             "put" => {
                 mood.delay.store(NEVER, Ordering::Relaxed);
-                Some(common::start_put(&ns, &[1], LEN))
+                Some(start_put(&ns, &[1], LEN))
             }
             _ => {
                 let asked = mood.asked.load(Ordering::Relaxed);
@@ -285,10 +285,10 @@ fn a_put_joins_who_writes_its_block_to_a_late_tier() {
     let depot = open_with(&kinds, "Cache|Slow", &dir, settings);
     let ns = namespace(&depot);
     mood.delay.store(200_000, Ordering::Relaxed);
-    let first = common::start_put(&ns, &[1], LEN);
+    let first = start_put(&ns, &[1], LEN);
     let asked = || mood.asked.load(Ordering::Relaxed);
     eventually("the block is on its way", || asked() > 0);
-    let second = common::start_put(&ns, &[1], LEN);
+    let second = start_put(&ns, &[1], LEN);
     assert_eq!(first.wait(Some(PATIENCE)).unwrap(), [true]);
     assert_eq!(second.wait(Some(PATIENCE)).unwrap(), [true]);
     assert_eq!(mood.commits.load(Ordering::Relaxed), 1);
@@ -302,7 +302,7 @@ fn all_who_join_a_put_to_a_late_tier_have_its_answer() {
     let depot = open(&slow_files(&mood), "Slow", &dir);
     let ns = namespace(&depot);
     mood.silent.store(true, Ordering::Relaxed);
-    let puts: Vec<_> = (0..20).map(|_| common::start_put(&ns, &[1], LEN)).collect();
+    let puts: Vec<_> = (0..20).map(|_| start_put(&ns, &[1], LEN)).collect();
     mood.silent.store(false, Ordering::Relaxed);
     for put in puts {
         assert_eq!(put.wait(Some(PATIENCE)).unwrap(), [true]);
@@ -326,7 +326,7 @@ fn an_end_of_what_has_its_end_already_lets_nobody_begin_anew() {
     let sums = [vec![Checksum([7; 16])]];
     // It is being published.
     let first = reserve();
-    let joined = common::start_put(&ns, &[1], LEN);
+    let joined = start_put(&ns, &[1], LEN);
     mood.commit_delay.store(300_000, Ordering::Relaxed);
     std::thread::scope(|scope| {
         let commit = scope.spawn(|| ns.commit(std::slice::from_ref(&first), &sums));
@@ -340,7 +340,7 @@ fn an_end_of_what_has_its_end_already_lets_nobody_begin_anew() {
     // It was published, and others write its block now.
     assert_eq!(ns.remove(&[key(1)]).unwrap(), 1);
     let second = reserve();
-    let joined = common::start_put(&ns, &[1], LEN);
+    let joined = start_put(&ns, &[1], LEN);
     ns.abort(std::slice::from_ref(&first));
     assert_eq!(
         ns.commit(std::slice::from_ref(&first), &sums).unwrap(),
@@ -420,7 +420,7 @@ fn a_tier_that_does_not_answer_is_a_miss_and_is_left_alone_until_it_does() {
     let stats = |tier: usize| depot.stats().tiers[tier].clone();
     assert!(stats(1).left_alone >= 1 && stats(1).unanswered >= 3);
     assert!(has(&ns, &[1], LEN), "what is near is served");
-    let put = common::start_put(&ns, &[5], LEN);
+    let put = start_put(&ns, &[5], LEN);
     assert_eq!(put.wait(Some(PATIENCE)).unwrap(), [false]);
     assert!(matches!(ns.remove(&keys([1])), Err(Error::Silent { .. })));
     mood.lost.store(0, Ordering::Relaxed);
@@ -491,4 +491,29 @@ fn nonsense_is_refused_with_the_reason() {
     let config = Config::with_kinds(&kinds, "Dax|Broken", &settings).unwrap();
     assert!(Depot::open(&config).is_err());
     assert!(!arena.exists());
+}
+
+#[test]
+fn what_is_being_written_near_is_not_reserved_further_away_too() {
+    let dir = tempfile::tempdir().unwrap();
+    let settings = json!({"write_back_depth": "80KiB"});
+    let depot = open_with(&files::kinds(), "Cache|Files", &dir, settings);
+    let ns = namespace(&depot);
+    let block = [(key(1), vec![LEN as u64])];
+    let mine: Vec<_> = ns.reserve(&block).unwrap().into_iter().flatten().collect();
+    assert_eq!(mine[0].tier, 0);
+    // The queue has no room for another one.
+    assert!(ns.reserve(&block).unwrap()[0].is_none());
+    let other = ns.reserve(&[(key(2), vec![LEN as u64])]).unwrap();
+    let other: Vec<_> = other.into_iter().flatten().collect();
+    assert_eq!(other[0].tier, 1);
+    let joins = start_put(&ns, &[1], LEN);
+    let waits = joins.wait(Some(Duration::from_millis(100)));
+    assert!(matches!(waits, Err(Error::Timeout { .. })), "{waits:?}");
+    ns.abort(&mine);
+    assert_eq!(joins.wait(Some(PATIENCE)).unwrap(), [true]);
+    ns.abort(&other);
+    assert!(depot.drain(PATIENCE) && has(&ns, &[1], LEN));
+    common::assert_at_rest(&depot);
+    depot.close();
 }

@@ -275,8 +275,8 @@ pub const EDGE: &[OptionSpec] = &[
         Kind::Size,
         "none",
         "Most bytes that go on into this tier in any hour, for disks that wear out: what comes \
-         beyond it stays in the tier before, until it is put again; a put says so also where it \
-         has gone on earlier. Counted from the start of the process.",
+         beyond it stays in the tier before, until it is put again. What is reserved here counts \
+         until it is given up. Counted from the start of the process.",
     ),
     OptionSpec::new(
         "",

@@ -14,6 +14,7 @@ use super::budget::Share;
 use super::ledger::{Promotion, Queues};
 use super::loads::Load;
 use super::replicate::{Arrival, Replica, There};
+use super::spending::Spent;
 use super::{Core, Edge};
 use crate::config::Overload;
 use crate::task::Outcome;
@@ -150,7 +151,8 @@ impl Core {
         let mut admitted = places;
         let behind = self.edges.get(edge + 1);
         admitted.retain(|place| {
-            let goes_on = behind.filter(|behind| !behind.declines(&place.identity, place.len));
+            let goes_on =
+                behind.filter(|behind| behind.keeps(&place.identity, place.len).is_none());
             let share = goes_on.and_then(|_| self.share_of(edge + 1, place.len));
             let fits = |edge: &Edge| place.len <= edge.budget.depth();
             let is_late = share.is_none() && waits && goes_on.is_some_and(fits);
@@ -168,6 +170,7 @@ impl Core {
                 // Whoever put it did so before it was removed.
                 Replica::Stored | Replica::Removed => Outcome::Done,
                 Replica::Full => Outcome::Full,
+                Replica::Declined => Outcome::Declined,
                 Replica::Failed => Outcome::Dropped,
                 Replica::Corrupt => {
                     near.discard(&[*place]);
@@ -191,12 +194,14 @@ impl Core {
         for (place, outcome, to, there, share) in ended {
             let there = there.and_then(|there| self.keep(to, &place, there));
             let behind = self.edges.get(to);
-            let stays =
-                |_: &Place| behind.is_some_and(|edge| !edge.admits(&place.identity, place.len));
-            let stays = there.as_ref().is_some_and(stays);
+            let passage = behind.filter(|_| there.is_some());
+            let passage = passage.map(|edge| edge.admits(&place.identity, place.len));
+            let stays = matches!(passage, Some(Err(_)));
             let share = share.or_else(|| self.share_of(to, place.len));
-            match there.zip(share).filter(|_| !stays) {
-                Some((there, share)) => self.arrive((edge, to), &place, there, share),
+            match there.zip(share).zip(passage.and_then(Result::ok)) {
+                Some(((there, share), spent)) => {
+                    self.arrive((edge, to), &place, there, (share, spent));
+                }
                 None => {
                     self.tiers[to].unpin(there.iter());
                     let outcome = match to < self.ack && outcome == Outcome::Done {
@@ -229,14 +234,21 @@ impl Core {
         let arrived = self.replicate(edge, edge + 1, places, &self.copier);
         let mut arrived: Vec<_> = arrived.into_iter().map(|one| (edge + 1, one)).collect();
         let refused = |(_, (replica, _)): &(usize, Arrival)| {
-            matches!(replica, Replica::Full | Replica::Failed)
+            matches!(replica, Replica::Full | Replica::Failed | Replica::Declined)
         };
         let mut passing: Vec<usize> = (0..places.len()).collect();
         for to in edge + 2..self.tiers.len() {
             let over = &self.edges[to - 1];
             passing.retain(|at| {
                 let place = &places[*at];
-                refused(&arrived[*at]) && over.lets_by(&place.identity, place.len)
+                if !refused(&arrived[*at]) {
+                    return false;
+                }
+                let passes = over.lets_by(&place.identity, place.len).is_ok();
+                if !passes {
+                    arrived[*at].1.0 = Replica::Declined;
+                }
+                passes
             });
             if passing.is_empty() {
                 break;
@@ -286,7 +298,13 @@ impl Core {
     }
 
     /// A block has come over an edge to a tier from which it goes on, and is pinned there.
-    fn arrive(&self, (edge, tier): (usize, usize), place: &Place, there: Place, share: Share) {
+    fn arrive(
+        &self,
+        (edge, tier): (usize, usize),
+        place: &Place,
+        there: Place,
+        paid: (Share, Spent),
+    ) {
         let waits = tier < self.ack;
         // Used when it was used where it comes from.
         let there = Place {
@@ -306,7 +324,7 @@ impl Core {
                     if !waits {
                         ended = std::mem::take(&mut waiters);
                     }
-                    self.send_later(&mut ledger, tier, there, share, waiters)
+                    self.send_later(&mut ledger, tier, there, paid, waiters)
                 }
             }
         };
@@ -454,6 +472,7 @@ fn arrival(replica: Replica) -> Outcome {
         Replica::Stored => Outcome::Done,
         Replica::Corrupt => Outcome::Corrupt,
         Replica::Full => Outcome::Full,
+        Replica::Declined => Outcome::Declined,
         Replica::Removed => Outcome::Miss,
         Replica::Busy | Replica::Orphans | Replica::Failed => Outcome::Dropped,
     }

@@ -148,7 +148,7 @@ impl Core {
         arena.hand_over(&moved);
         arena.discard(&corrupt);
         arena.unpin(places.iter().map(|place| place.token));
-        let evicted = arena.evict_these(&of(&[Replica::Full])) as u64;
+        let evicted = arena.evict_these(&of(&[Replica::Full, Replica::Declined])) as u64;
         tier.tell_fallen();
         let gone = places.iter().zip(&replicas);
         let gone = gone.filter(|(_, replica)| **replica == Replica::Stored);

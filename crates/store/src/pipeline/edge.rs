@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use kvdepot_arena::{Identity, Key, NamespaceId};
 
 use super::budget::Budget;
-use super::spending::Spending;
+use super::spending::{Spending, Spent};
 use crate::chances::UNKNOWN;
 use crate::config::{Config, Touch};
 use crate::ghosts::Ghosts;
@@ -30,6 +30,15 @@ pub(crate) struct Edge {
     lens: RangeInclusive<u64>,
     spending: Spending,
     declined: AtomicU64,
+}
+
+/// Why a block stays in the nearer tier.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stays {
+    /// It was touched for the first time.
+    First,
+    /// Its size, or what may be written, keeps it.
+    Kept,
 }
 
 impl Edge {
@@ -70,47 +79,53 @@ impl Edge {
 
     /// Whether a block goes on that has come to the nearer tier. A first touch is noted; that the
     /// block has gone on is noted once it is in the queue.
-    pub(super) fn admits(&self, identity: &Identity, len: u64) -> bool {
-        let is_touched = !self.is_first(identity);
+    pub(super) fn admits(&self, identity: &Identity, len: u64) -> Result<Spent, Stays> {
+        let is_first = self.is_first(identity);
         self.note(identity, len, false);
-        let admitted = is_touched && self.lens.contains(&len) && self.spending.take(len);
-        self.declined
-            .fetch_add(u64::from(!admitted), Ordering::Relaxed);
-        admitted
+        let spent = match is_first {
+            true => Err(Stays::First),
+            false => self.lets_touched(len).ok_or(Stays::Kept),
+        };
+        spent.inspect_err(|_| self.declines())
     }
 
     /// Whether a block would stay in the nearer tier now.
-    pub(super) fn declines(&self, identity: &Identity, len: u64) -> bool {
-        self.is_first(identity) || !self.lens.contains(&len) || !self.spending.allows(len)
+    pub(super) fn keeps(&self, identity: &Identity, len: u64) -> Option<Stays> {
+        if self.is_first(identity) {
+            return Some(Stays::First);
+        }
+        let goes = self.lens.contains(&len) && self.spending.allows(len);
+        (!goes).then_some(Stays::Kept)
     }
 
     /// Whether a block that was touched often enough may go on; it is written then.
-    pub(super) fn lets_touched(&self, len: u64) -> bool {
-        self.lens.contains(&len) && self.spending.take(len)
-    }
-
-    /// So many bytes were let over it, and not written.
-    pub(super) fn unspent(&self, len: u64) {
-        self.spending.give_back(len);
+    pub(super) fn lets_touched(&self, len: u64) -> Option<Spent> {
+        let fits = self.lens.contains(&len);
+        fits.then(|| self.spending.take(len)).flatten()
     }
 
     /// The same of a block that passes the nearer tier by, and needs no queue. It is
     /// [spent](Edge::spend) when the other tier has made room for it.
-    pub(super) fn lets_by(&self, identity: &Identity, len: u64) -> bool {
-        let admitted = !self.declines(identity, len);
-        self.note(identity, len, admitted);
-        self.declined
-            .fetch_add(u64::from(!admitted), Ordering::Relaxed);
-        admitted
+    pub(super) fn lets_by(&self, identity: &Identity, len: u64) -> Result<(), Stays> {
+        let kept = self.keeps(identity, len);
+        self.note(identity, len, kept.is_none());
+        kept.map_or(Ok(()), Err).inspect_err(|_| self.declines())
     }
 
-    /// Whether so many bytes may be written that pass the nearer tier by: others may have been
-    /// since they were let by.
-    pub(super) fn spend(&self, len: u64) -> bool {
-        let spent = self.spending.take(len);
-        self.declined
-            .fetch_add(u64::from(!spent), Ordering::Relaxed);
-        spent
+    /// Takes what may be written for a block that passes the nearer tier by: others may have taken
+    /// it since that was let by.
+    pub(super) fn spend(&self, len: u64) -> Option<Spent> {
+        self.spending.take(len)
+    }
+
+    /// Whether what goes over it is counted.
+    pub(super) fn is_bounded(&self) -> bool {
+        self.spending.is_bounded()
+    }
+
+    /// Counts a block that does not go on.
+    pub(super) fn declines(&self) {
+        self.declined.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Whether a touch of this block is the first one, and not enough.

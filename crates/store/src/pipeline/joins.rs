@@ -51,7 +51,7 @@ impl Core {
     }
 
     /// Which of these blocks are being written to a nearer tier than this one.
-    fn reserved_nearer(
+    pub(super) fn reserved_nearer(
         &self,
         tier: usize,
         namespace: NamespaceId,

@@ -16,6 +16,7 @@ use parking_lot::Condvar;
 
 use super::budget::Share;
 use super::loads::Load;
+use super::spending::Spent;
 use crate::task::{Outcome, Task};
 
 /// Work in both directions and who waits for it.
@@ -78,14 +79,24 @@ impl Promotion {
 /// A block on its way to the next tier.
 pub(super) struct OnItsWay {
     share: Share,
+    /// Until the next tier is asked to publish it.
+    spent: Spent,
     pub(super) waiters: Vec<Waiter>,
+}
+
+/// What goes with room for a block, until that is published.
+#[derive(Default)]
+pub(super) struct Dues {
+    /// What it has of the queue behind its tier.
+    pub(super) share: Option<Share>,
+    /// Where it passes the tier before by: what it takes of what may be written.
+    pub(super) spent: Spent,
 }
 
 /// What goes with a reservation of somebody of whom nobody knows when it ends.
 #[derive(Default)]
 pub(super) struct Held {
-    /// What it has of the queue, in the near tier.
-    pub(super) share: Option<Share>,
+    pub(super) dues: Dues,
     /// Itself, in a tier that may answer late: others know it by its token.
     pub(super) reserved: Option<Reserved>,
 }
@@ -147,7 +158,7 @@ impl Ledger {
         state: &mut State,
         edge: usize,
         place: Place,
-        share: Share,
+        (share, spent): (Share, Spent),
         waiters: Vec<Waiter>,
     ) -> bool {
         match state.waiting.entry(place.token) {
@@ -156,10 +167,24 @@ impl Ledger {
                 false
             }
             Entry::Vacant(vacant) => {
-                vacant.insert(OnItsWay { share, waiters });
+                vacant.insert(OnItsWay {
+                    share,
+                    spent,
+                    waiters,
+                });
                 state.edges[edge].outward.push_back(place);
                 self.work[edge].notify_one();
                 true
+            }
+        }
+    }
+
+    /// The next tier has been asked to publish these.
+    pub(super) fn written(&self, tokens: impl Iterator<Item = Token>) {
+        let mut state = self.state.lock();
+        for token in tokens {
+            if let Some(one) = state.waiting.get_mut(&token) {
+                one.spent.written();
             }
         }
     }
@@ -170,9 +195,9 @@ impl Ledger {
             let mut state = self.state.lock();
             let ended = state.waiting.remove(&place.token);
             // Before anybody learns that nothing waits.
-            let ended = ended.map(|OnItsWay { share, waiters }| {
-                drop(share);
-                waiters
+            let ended = ended.map(|ended| {
+                drop((ended.share, ended.spent));
+                ended.waiters
             });
             if state.waiting.is_empty() {
                 self.drained.notify_all();

@@ -7,7 +7,9 @@ use kvdepot_arena::{Identity, Key, NamespaceId, Place, Token, held};
 use super::Core;
 use super::budget::Share;
 use super::caller::Caller;
+use super::edge::Stays;
 use super::ledger::{State, Waiter};
+use super::spending::Spent;
 use crate::config::Overload;
 use crate::task::Outcome;
 use crate::tier::Stage;
@@ -17,9 +19,17 @@ use crate::tier::Stage;
 pub(super) enum Sent {
     OnItsWay,
     /// It stays where it is: its edge does not let it.
-    Stays,
+    Stays(Stays),
     /// It is not there any more.
     Gone,
+}
+
+/// Why a block of a put enters no tier.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Shut {
+    /// It would pass a tier by whose edge does not let it.
+    Stays(Stays),
+    Out(Outcome),
 }
 
 impl Core {
@@ -67,11 +77,10 @@ impl Core {
         }
     }
 
-    /// Whether so many bytes of a put may go into a tier past those before it, now that there is
-    /// room for them.
-    pub(super) fn spend(&self, tier: usize, len: u64) -> bool {
+    /// Takes what may be written into a tier past those before it, now that there is room there.
+    pub(super) fn spend(&self, tier: usize, len: u64) -> Option<Spent> {
         let over = tier.checked_sub(1).and_then(|over| self.edges.get(over));
-        over.is_none_or(|edge| edge.spend(len))
+        over.map_or_else(|| Some(Spent::default()), |edge| edge.spend(len))
     }
 
     /// Notes that a block of a tier was touched, where it was not known.
@@ -89,12 +98,12 @@ impl Core {
             let mut ledger = self.ledger.lock();
             for place in places {
                 let share = edge.budget.admit(0, place.len).filter(|_| !ledger.stop);
-                let share = share.filter(|_| edge.lets_touched(place.len));
-                let Some(share) = share else {
+                let paid = share.and_then(|share| Some((share, edge.lets_touched(place.len)?)));
+                let Some(paid) = paid else {
                     stay.push(place);
                     continue;
                 };
-                stay.extend(self.send_later(&mut ledger, tier, place, share, Vec::new()));
+                stay.extend(self.send_later(&mut ledger, tier, place, paid, Vec::new()));
             }
         }
         self.tiers[tier].unpin(stay.iter());
@@ -118,60 +127,60 @@ impl Core {
         let Some(place) = place.and_then(|arenas| arenas.pin_token(token)) else {
             return Sent::Gone;
         };
-        if !self.edges[tier].admits(&place.identity, place.len) {
-            self.tiers[tier].unpin([place].iter());
-            return Sent::Stays;
-        }
+        let spent = match self.edges[tier].admits(&place.identity, place.len) {
+            Ok(spent) => spent,
+            Err(stays) => {
+                self.tiers[tier].unpin([place].iter());
+                return Sent::Stays(stays);
+            }
+        };
         // Whoever put it, it goes on by itself.
         let share = self.edges[tier].budget.take(0, place.len);
-        let twice = self.send_later(ledger, tier, place, share, waiters);
+        let twice = self.send_later(ledger, tier, place, (share, spent), waiters);
         self.tiers[tier].unpin(twice.iter());
         Sent::OnItsWay
     }
 
-    /// Puts a pinned block of a tier on its way to the next one, with what it has of the queue.
-    /// Answers its pin, which is not needed, when it is on its way already.
+    /// Puts a pinned block of a tier on its way to the next one, with what it has of the queue, and
+    /// of what may be written. Answers its pin, which is not needed, when it is on its way already.
     pub(super) fn send_later(
         &self,
         ledger: &mut State,
         tier: usize,
         place: Place,
-        share: Share,
+        paid: (Share, Spent),
         waiters: Vec<Waiter>,
     ) -> Option<Place> {
         self.edges[tier].note(&place.identity, place.len, true);
-        let queued = self.ledger.enqueue(ledger, tier, place, share, waiters);
-        if !queued {
-            self.edges[tier].unspent(place.len);
-        }
+        let queued = self.ledger.enqueue(ledger, tier, place, paid, waiters);
         (!queued).then_some(place)
     }
 
-    /// The tier that a block of a put enters, with its share of the queue behind that; an outcome
-    /// where it enters none. A tier can take it, and so can its queue: a full one delays, by
-    /// sending what comes to the next tier, at whose speed that goes. It is one that the caller's
-    /// lanes reach.
+    /// Whether a block of a put may enter a tier whose bytes the caller's lanes move.
+    pub(super) fn is_entered(&self, caller: &Caller, tier: usize) -> bool {
+        let apart = self.tiers[tier].apart();
+        self.takes_puts(tier) && apart.is_none_or(|apart| caller.reaches(apart))
+    }
+
+    /// The tier that a block of a put enters, with its share of the queue behind that; why, where
+    /// it enters none. A tier can take it, and so can its queue: a full one delays, by sending what
+    /// comes to the next tier, at whose speed that goes. It is one that the caller's lanes reach.
     pub(super) fn entrance(
         &self,
         caller: &Caller,
         identity: &Identity,
         len: u64,
-    ) -> Result<(usize, Option<Share>), Outcome> {
+    ) -> Result<(usize, Option<Share>), Shut> {
         let seat = caller.seat();
-        let reaches = |tier: usize| {
-            let apart = self.tiers[tier].apart();
-            self.takes_puts(tier) && apart.is_none_or(|apart| caller.reaches(apart))
-        };
+        let reaches = |tier: usize| self.is_entered(caller, tier);
         let mut stays = None;
         for (tier, edge) in self.edges.iter().enumerate() {
             if self.bypasses(tier, len) || !reaches(tier) {
-                if !edge.lets_by(identity, len) {
-                    return Err(Outcome::Declined);
-                }
+                edge.lets_by(identity, len).map_err(Shut::Stays)?;
                 continue;
             }
             // It stays here, and needs nothing of the queue.
-            if edge.declines(identity, len) {
+            if edge.keeps(identity, len).is_some() {
                 return Ok((tier, None));
             }
             match edge.budget.admit(seat, len) {
@@ -181,7 +190,7 @@ impl Core {
                 }
                 // It stays where it is acknowledged, and goes no further.
                 None if tier >= self.ack => return Ok((tier, None)),
-                None => return Err(Outcome::Dropped),
+                None => return Err(Shut::Out(Outcome::Dropped)),
             }
         }
         let last = self.edges.len();
@@ -193,7 +202,7 @@ impl Core {
         }
         // Where nothing further away can be written, a full queue delays nobody.
         let mut near = self.arenas().filter(|(_, tier)| len <= tier.block_max());
-        let (near, _) = near.next().ok_or(Outcome::Dropped)?;
+        let (near, _) = near.next().ok_or(Shut::Out(Outcome::Dropped))?;
         Ok((near, self.share_of(near, len)))
     }
 

@@ -1,17 +1,20 @@
 //! Puts: admit, reserve, copy, commit, and on to the far tier.
 
+mod kept;
 mod write;
 
 use std::collections::hash_map::Entry;
 use std::sync::Arc;
 
 use kvdepot_arena::gate::Pass;
-use kvdepot_arena::{Error, Identity, Key, NamespaceId, Refused, Stamps, Wanted};
+use kvdepot_arena::{Error, Identity, Key, NamespaceId, Refused, Stamps, Token, Wanted};
 
 use super::budget::Share;
 use super::caller::Caller;
-use super::ledger::{Joiner, Joins, Waiter, Written};
-use super::onward::Sent;
+use super::edge::Stays;
+use super::ledger::{Dues, Joiner, Joins, State, Waiter, Written};
+use super::onward::{Sent, Shut};
+use super::spending::Spent;
 use super::{Core, Edge, steps};
 use crate::buffers::BlockBuffers;
 use crate::config::Overload;
@@ -43,6 +46,19 @@ struct Routes {
     settled: Vec<(usize, Outcome)>,
     /// Indices that wait for the far tier; their buffers are not needed any more.
     released: usize,
+    /// Indices that an edge keeps in the tier before it, where they are if they are there.
+    kept: Vec<usize>,
+    /// Tiers and indices that found room there, and nothing that may be written.
+    unpaid: Vec<(usize, usize)>,
+}
+
+impl Routes {
+    fn stay(&mut self, index: usize, stays: Stays) {
+        match stays {
+            Stays::First => self.settled.push((index, Outcome::Declined)),
+            Stays::Kept => self.kept.push(index),
+        }
+    }
 }
 
 impl Core {
@@ -130,7 +146,11 @@ impl Put {
     }
 
     /// Starts what is routed.
-    fn run(self: &Arc<Put>, routes: Routes) {
+    fn run(self: &Arc<Put>, mut routes: Routes) {
+        // Each goes into a nearer tier.
+        while !routes.unpaid.is_empty() {
+            self.keep_near(&mut routes);
+        }
         for (_, outcome) in &routes.settled {
             self.core.metrics.put_outcome(*outcome);
         }
@@ -142,7 +162,8 @@ impl Put {
             self.core.touch(self.namespace, &stored);
         }
         self.task.settle(routes.settled);
-        self.task.release(routes.released);
+        self.task.release(routes.released + routes.kept.len());
+        self.end_kept(routes.kept, self.core.ack);
         let mut copies = routes.copies.into_iter().peekable();
         while let Some((tier, _)) = copies.peek() {
             let tier = *tier;
@@ -174,7 +195,7 @@ impl Put {
                 wanted.into_iter().map(|(index, _)| index).collect()
             }
             Stage::Apart(apart) => {
-                self.reserve_late(tier, apart, wanted);
+                self.reserve_late(tier, apart, wanted, true);
                 return Vec::new();
             }
         };
@@ -189,12 +210,14 @@ impl Put {
     /// Those that go over the edge behind a tier which does not take them; the others are settled.
     fn pass_by(&self, tier: usize, refused: Vec<usize>, routes: &mut Routes) -> Vec<Admitted> {
         let edge = &self.core.edges[tier];
-        let (further, first): (Vec<usize>, Vec<usize>) = refused
-            .into_iter()
-            .partition(|at| edge.lets_by(&self.identity(*at), self.caller.bytes(*at)));
-        let first = first.into_iter().map(|index| (index, Outcome::Declined));
-        routes.settled.extend(first);
-        further.into_iter().map(|index| (index, None)).collect()
+        let mut further = Vec::with_capacity(refused.len());
+        for index in refused {
+            match edge.lets_by(&self.identity(index), self.caller.bytes(index)) {
+                Ok(()) => further.push((index, None)),
+                Err(stays) => routes.stay(index, stays),
+            }
+        }
+        further
     }
 
     fn wanted(&self, index: usize) -> Wanted {
@@ -209,12 +232,26 @@ impl Put {
     }
 
     /// Reserves in a tier that may answer late. Calls of this process that want the same keys there
-    /// join the first; of other processes the tier sees to it.
-    fn reserve_late(self: &Arc<Put>, tier: usize, apart: &Apart, wanted: Vec<Admitted>) {
+    /// join the first, or whoever writes them nearer; of other processes the tier sees to it. What
+    /// it does not take goes `further`, or not.
+    fn reserve_late(
+        self: &Arc<Put>,
+        tier: usize,
+        apart: &Apart,
+        wanted: Vec<Admitted>,
+        further: bool,
+    ) {
         let mut mine = Vec::with_capacity(wanted.len());
+        let mut closed = Vec::new();
         {
+            let blocks: Vec<Wanted> = wanted.iter().map(|(at, _)| self.wanted(*at)).collect();
             let mut ledger = self.core.ledger.lock();
-            for (index, share) in wanted {
+            let nearer = self.core.reserved_nearer(tier, self.namespace, &blocks);
+            for ((index, share), nearer) in wanted.into_iter().zip(nearer) {
+                if let Some(Refused::Reserved(token)) = nearer {
+                    closed.extend(self.join(&mut ledger, tier, token, index));
+                    continue;
+                }
                 let name = (tier, self.identity(index));
                 match ledger.written.entry(name) {
                     Entry::Occupied(mut others) => {
@@ -227,6 +264,9 @@ impl Put {
                 }
             }
         }
+        closed
+            .into_iter()
+            .for_each(|index| self.refuse(index, Outcome::Closed));
         if mine.is_empty() {
             return;
         }
@@ -234,23 +274,33 @@ impl Put {
         let put = Arc::clone(self);
         apart.reserve(self.namespace, &blocks).then(move |answers| {
             let mut routes = Routes::default();
+            let goes_on = further && put.core.goes_on(tier);
             let answered = answers.is_some();
             let mut answers = answers.unwrap_or_default().into_iter();
             let (mut refused, mut ended) = (Vec::new(), Vec::new());
             for (index, share) in mine {
                 match answers.next() {
-                    Some(Ok(reserved)) if put.core.spend(tier, reserved.len) => {
-                        routes.copies.push((tier, (index, reserved, share)));
-                        continue;
-                    }
-                    Some(Ok(_)) => routes.settled.push((index, Outcome::Declined)),
+                    Some(Ok(reserved)) => match put.core.spend(tier, reserved.len) {
+                        Some(spent) => {
+                            let dues = Dues { share, spent };
+                            routes.copies.push((tier, (index, reserved, dues)));
+                            continue;
+                        }
+                        None => routes.unpaid.push((tier, index)),
+                    },
                     // It is acknowledged further away.
-                    Some(Err(Refused::Present(_))) if tier < put.core.ack => refused.push(index),
+                    Some(Err(Refused::Present(_))) if goes_on && tier < put.core.ack => {
+                        refused.push(index);
+                    }
+                    Some(Err(Refused::Present(_))) if tier < put.core.ack => {
+                        routes.settled.push((index, Outcome::Declined));
+                    }
                     Some(Err(Refused::Present(_))) => routes.settled.push((index, Outcome::Done)),
                     Some(Err(Refused::Declined)) => {
                         routes.settled.push((index, Outcome::Declined));
                     }
-                    _ if put.core.goes_on(tier) => refused.push(index),
+                    _ if goes_on => refused.push(index),
+                    _ if !further => routes.settled.push((index, Outcome::Declined)),
                     // Another process writes it, which may fail.
                     Some(Err(Refused::Reserved(_))) => {
                         routes.settled.push((index, Outcome::Dropped));
@@ -261,7 +311,7 @@ impl Put {
                 ended.push(put.identity(index));
             }
             put.core.resolve_late(tier, &ended);
-            let refused = match put.core.goes_on(tier) {
+            let refused = match goes_on {
                 true => put.pass_by(tier, refused, &mut routes),
                 false => Vec::new(),
             };
@@ -324,7 +374,8 @@ impl Put {
             let (identity, len) = (self.identity(index), self.caller.bytes(index));
             match core.entrance(&self.caller, &identity, len) {
                 Ok((tier, share)) => wanted[tier].push((index, share)),
-                Err(outcome) => routes.settled.push((index, outcome)),
+                Err(Shut::Stays(stays)) => routes.stay(index, stays),
+                Err(Shut::Out(outcome)) => routes.settled.push((index, outcome)),
             }
         }
         wanted
@@ -371,7 +422,11 @@ impl Put {
         let each = wanted.into_iter().zip(answers).zip(&*blocks);
         for (((index, share), answer), block) in each {
             match answer {
-                Ok(place) => routes.copies.push((0, (index, place, share))),
+                Ok(place) => {
+                    let spent = Spent::default();
+                    let dues = Dues { share, spent };
+                    routes.copies.push((0, (index, place, dues)));
+                }
                 Err(Refused::Present(_)) if !through => {
                     core.note_touch(0, &self.identity(index), block.len);
                     routes.settled.push((index, Outcome::Done));
@@ -404,30 +459,29 @@ impl Put {
         let mut given_up = Vec::new();
         for ((index, share), answer) in wanted.into_iter().zip(answers) {
             match answer {
-                Ok(place) if core.spend(tier, place.len) => {
-                    routes.copies.push((tier, (index, place, share)));
-                }
-                Ok(reserved) => {
-                    routes.settled.push((index, Outcome::Declined));
-                    given_up.push(reserved);
-                }
+                Ok(reserved) => match core.spend(tier, reserved.len) {
+                    Some(spent) => {
+                        let dues = Dues { share, spent };
+                        routes.copies.push((tier, (index, reserved, dues)));
+                    }
+                    None => {
+                        routes.unpaid.push((tier, index));
+                        given_up.push(reserved);
+                    }
+                },
                 Err(Refused::Present(token)) if through => {
                     let waiters = vec![self.waiter(index)];
                     match core.send_on(&mut ledger, tier, token, waiters) {
                         Sent::OnItsWay => routes.released += 1,
-                        Sent::Stays => routes.settled.push((index, Outcome::Declined)),
+                        Sent::Stays(stays) => routes.stay(index, stays),
                         Sent::Gone => refused.push(index),
                     }
                 }
                 Err(Refused::Present(_)) => routes.settled.push((index, Outcome::Done)),
                 Err(Refused::Reserved(token)) => {
-                    let name = (core.tier_of(token).unwrap_or(tier), token);
-                    if ledger.closing && ledger.held.contains_key(&name) {
-                        routes.settled.push((index, Outcome::Closed));
-                        continue;
-                    }
-                    let joiners = ledger.joiners.entry(name).or_default();
-                    joiners.push(self.joiner(index));
+                    let closed = self.join(&mut ledger, tier, token, index);
+                    let closed = closed.map(|index| (index, Outcome::Closed));
+                    routes.settled.extend(closed);
                 }
                 Err(Refused::Declined) => routes.settled.push((index, Outcome::Declined)),
                 Err(Refused::Full(_)) => refused.push(index),
@@ -435,6 +489,24 @@ impl Put {
         }
         drop(ledger);
         core.give_up(tier, given_up);
+    }
+
+    /// Joins whoever has reserved a block in this tier or a nearer one; answers the index where
+    /// nobody can commit that any more.
+    fn join(
+        self: &Arc<Put>,
+        ledger: &mut State,
+        tier: usize,
+        token: Token,
+        index: usize,
+    ) -> Option<usize> {
+        let name = (self.core.tier_of(token).unwrap_or(tier), token);
+        if ledger.closing && ledger.held.contains_key(&name) {
+            return Some(index);
+        }
+        let joiners = ledger.joiners.entry(name).or_default();
+        joiners.push(self.joiner(index));
+        None
     }
 
     fn waiter(&self, index: usize) -> Waiter {

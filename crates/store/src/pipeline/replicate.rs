@@ -11,6 +11,7 @@ use kvdepot_media::Copier;
 
 use super::Core;
 use super::ledger::Written;
+use super::spending::Spent;
 use crate::journal::Journal;
 use crate::tier::{Apart, Ends, Stage};
 
@@ -23,6 +24,8 @@ pub(super) enum Replica {
     Corrupt,
     /// There was no room.
     Full,
+    /// It is not to go there.
+    Declined,
     /// Somebody else is writing it there.
     Busy,
     /// Nothing is written there before those are gone who worked for the tier's last owner.
@@ -137,8 +140,12 @@ impl Core {
     ) -> Vec<Arrival> {
         let mut replicas: Vec<Arrival> = vec![(Replica::Failed, None); places.len()];
         let mut copies: Vec<(usize, Reserved)> = Vec::new();
-        // What others may have joined, and no budget is left for.
-        let mut unspent: Vec<Reserved> = Vec::new();
+        // Of what passes a tier by nothing was taken before; and what others may have joined, where
+        // nothing is left for it.
+        let mut spent: Vec<Spent> = Vec::new();
+        spent.resize_with(places.len(), Spent::default);
+        let passes = tier > from + 1;
+        let mut unpaid: Vec<Reserved> = Vec::new();
         let mut begin = 0;
         // Runs of one namespace: a prompt's blocks are reserved together, and lie together.
         while begin < places.len() {
@@ -155,41 +162,33 @@ impl Core {
             });
             let answers = room(namespace, &wanted.collect::<Vec<_>>());
             self.evict_ahead(tier);
-            if answers.is_none() && tier == from + 1 {
-                let all = places[begin..end].iter().map(|place| place.len).sum();
-                self.edges[tier - 1].unspent(all);
-            }
             for (index, answer) in (begin..end).zip(answers.into_iter().flatten()) {
                 match answer {
-                    // One that passes a tier by: nothing was taken for it yet.
-                    Ok(target) if tier > from + 1 && !self.edges[tier - 1].spend(target.len) => {
-                        replicas[index] = arrival_of(Refused::Declined);
-                        unspent.push(target);
-                    }
-                    Ok(target) => copies.push((index, target)),
-                    Err(refused) => {
-                        replicas[index] = arrival_of(refused);
-                        // What is tried again is still to be written.
-                        let again = matches!(replicas[index].0, Replica::Busy | Replica::Orphans);
-                        if tier == from + 1 && !again {
-                            self.edges[tier - 1].unspent(places[index].len);
+                    Ok(target) if passes => match self.spend(tier, target.len) {
+                        Some(taken) => {
+                            spent[index] = taken;
+                            copies.push((index, target));
                         }
-                    }
+                        None => {
+                            self.edges[tier - 1].declines();
+                            replicas[index] = arrival_of(Refused::Declined);
+                            unpaid.push(target);
+                        }
+                    },
+                    Ok(target) => copies.push((index, target)),
+                    Err(refused) => replicas[index] = arrival_of(refused),
                 }
                 // It need not wait for who writes the key anew.
                 let waits = matches!(replicas[index].0, Replica::Busy | Replica::Orphans);
                 if waits && self.since(from, places[index].token).1 {
                     replicas[index].0 = Replica::Removed;
-                    if tier == from + 1 {
-                        self.edges[tier - 1].unspent(places[index].len);
-                    }
                 }
             }
             begin = end;
         }
         // Who removes a block looks at its source first, and then finds the reservation.
-        let mut ended: Vec<Place> = unspent.iter().map(|target| **target).collect();
-        drop(unspent);
+        let mut ended: Vec<Place> = unpaid.iter().map(|target| **target).collect();
+        drop(unpaid);
         let gone = self.removed(from, places, &copies);
         let mut is_gone = gone.into_iter();
         copies.retain(|(index, target)| {
@@ -199,9 +198,6 @@ impl Core {
                 None => Replica::Failed,
             };
             ended.push(**target);
-            if tier > from {
-                self.edges[tier - 1].unspent(target.len);
-            }
             false
         });
         let (sources, targets) = (self.tiers[from].ends(), self.tiers[tier].ends());
@@ -248,6 +244,16 @@ impl Core {
                 apart.commit(commits, false).wait()
             }
         };
+        // What a tier does not answer for may be there.
+        let mut answers = stored.iter().flatten();
+        let paid = written.iter();
+        let paid = paid.filter(|_| answers.next() != Some(&false));
+        let paid = paid.map(|(index, _)| *index);
+        if passes {
+            paid.for_each(|index| spent[index].written());
+        } else if tier > from && self.edges[from].is_bounded() {
+            self.ledger.written(paid.map(|index| places[index].token));
+        }
         for ((index, place), stored) in written.iter().zip(stored.into_iter().flatten()) {
             let (stamp, removed) = self.since(from, places[*index].token);
             if stored {
@@ -335,7 +341,8 @@ fn arrival_of(refused: Refused) -> Arrival {
             cause: Cause::Orphans { .. },
             ..
         }) => (Replica::Orphans, None),
-        Refused::Full(_) | Refused::Declined => (Replica::Full, None),
+        Refused::Full(_) => (Replica::Full, None),
+        Refused::Declined => (Replica::Declined, None),
     }
 }
 

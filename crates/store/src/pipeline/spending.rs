@@ -1,6 +1,7 @@
 //! How many bytes may be written over an edge in an hour and in a day: disks wear out.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kvdepot_arena::clock;
@@ -14,7 +15,19 @@ const DAY: Duration = Duration::from_secs(24 * 3600);
 
 /// What may be written, and what was lately. Nothing of it is kept over a restart.
 /// `None` where nothing is bounded: then no put takes a lock or looks at the clock.
-pub(super) struct Spending(Option<Mutex<Vec<Window>>>);
+pub(super) struct Spending(Option<Arc<Mutex<Vec<Window>>>>);
+
+/// Bytes that may be written. Given back when it is dropped before they are
+/// [written](Spent::written), or may have been.
+#[derive(Default)]
+#[must_use = "dropped, it is given back"]
+pub(super) struct Spent(Option<Taken>);
+
+struct Taken {
+    windows: Arc<Mutex<Vec<Window>>>,
+    at: Instant,
+    bytes: u64,
+}
 
 /// The bytes of the last hour, or of the last day.
 struct Window {
@@ -38,7 +51,12 @@ impl Spending {
         };
         let windows = [(hour, HOUR), (day, DAY)];
         let windows: Vec<Window> = windows.into_iter().filter_map(window).collect();
-        Spending((!windows.is_empty()).then(|| Mutex::new(windows)))
+        Spending((!windows.is_empty()).then(|| Arc::new(Mutex::new(windows))))
+    }
+
+    /// Whether there is a bound.
+    pub(super) fn is_bounded(&self) -> bool {
+        self.0.is_some()
     }
 
     /// Whether so many bytes may be written now.
@@ -50,26 +68,34 @@ impl Spending {
     }
 
     /// Takes so many bytes of what may be written now, if there are as many.
-    pub(super) fn take(&self, bytes: u64) -> bool {
-        let Some(windows) = &self.0 else { return true };
-        let now = clock::now();
-        let mut windows = windows.lock();
-        let allowed = windows.iter_mut().all(|window| window.left(now) >= bytes);
-        if allowed {
-            windows.iter_mut().for_each(|window| window.add(now, bytes));
+    pub(super) fn take(&self, bytes: u64) -> Option<Spent> {
+        let Some(shared) = &self.0 else {
+            return Some(Spent::default());
+        };
+        let mut windows = shared.lock();
+        // Under the lock: the parts are in order.
+        let at = clock::now();
+        if windows.iter_mut().any(|window| window.left(at) < bytes) {
+            return None;
         }
-        allowed
+        windows.iter_mut().for_each(|window| window.add(at, bytes));
+        let windows = Arc::clone(shared);
+        Some(Spent(Some(Taken { windows, at, bytes })))
     }
+}
 
-    /// Gives back what was taken lately, and not written.
-    pub(super) fn give_back(&self, bytes: u64) {
-        let Some(windows) = &self.0 else { return };
-        for window in windows.lock().iter_mut() {
-            if let Some((_, last)) = window.parts.back_mut() {
-                let back = bytes.min(*last);
-                *last -= back;
-                window.sum -= back;
-            }
+impl Spent {
+    /// It is not given back any more.
+    pub(super) fn written(&mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for Spent {
+    fn drop(&mut self) {
+        if let Some(Taken { windows, at, bytes }) = self.0.take() {
+            let mut windows = windows.lock();
+            windows.iter_mut().for_each(|window| window.less(at, bytes));
         }
     }
 }
@@ -95,6 +121,15 @@ impl Window {
                 *part += bytes;
             }
             _ => self.parts.push_back((now, bytes)),
+        }
+    }
+
+    /// Takes out what was added then, where it counts still.
+    fn less(&mut self, then: Instant, bytes: u64) {
+        let mut parts = self.parts.iter_mut().rev();
+        if let Some((_, part)) = parts.find(|(begun, _)| *begun <= then) {
+            *part -= bytes;
+            self.sum -= bytes;
         }
     }
 }
@@ -131,10 +166,32 @@ mod tests {
     #[test]
     fn what_is_not_written_is_given_back() {
         let spending = Spending::new(Some(100), None);
-        assert!(spending.take(60) && !spending.take(60) && spending.allows(40));
-        spending.give_back(60);
-        assert!(spending.take(100) && !spending.allows(1));
-        assert!(Spending::new(None, None).take(u64::MAX));
-        assert!(!Spending::new(Some(100), Some(10)).take(11));
+        let some = spending.take(60);
+        assert!(some.is_some() && spending.take(60).is_none() && spending.allows(40));
+        drop(some);
+        spending.take(100).unwrap().written();
+        assert!(!spending.allows(1));
+        assert!(Spending::new(None, None).take(u64::MAX).is_some());
+        assert!(Spending::new(Some(100), Some(10)).take(11).is_none());
+    }
+
+    #[test]
+    fn what_is_given_back_late_counts_as_taken_when_it_was() {
+        let begun = clock::now();
+        let at = |minutes: u64| begun + Duration::from_secs(60 * minutes);
+        let mut hour = Window {
+            most: 100,
+            part: HOUR / PARTS,
+            parts: VecDeque::new(),
+            sum: 0,
+        };
+        hour.add(at(0), 40);
+        hour.add(at(0), 10);
+        hour.add(at(50), 50);
+        hour.less(at(0), 40);
+        assert_eq!((hour.left(at(50)), hour.left(at(62))), (40, 50));
+        // What is over already is not given back once more.
+        hour.less(at(0), 10);
+        assert_eq!(hour.left(at(62)), 50);
     }
 }

@@ -14,7 +14,8 @@ use kvdepot_media::Checksum;
 
 use super::Core;
 use super::budget::Share;
-use super::ledger::{Held, State};
+use super::ledger::{Dues, Held, State};
+use super::spending::Spent;
 use crate::config::Overload;
 use crate::placement::{self, Holder};
 use crate::tier::{Apart, FileAt, Stage};
@@ -192,7 +193,8 @@ impl Core {
                 }
             }
         }
-        for way in self.ways() {
+        // What may not be written further away any more is reserved near after all.
+        for way in self.ways().chain([Way::Through]) {
             let mine = ways.extract_if(.., |(_, other, _)| *other == way);
             let mine: Vec<(usize, _)> = mine.map(|(index, _, share)| (index, share)).collect();
             if mine.is_empty() {
@@ -221,15 +223,24 @@ impl Core {
                     again.push(blocks[index].0);
                 }
                 let len = parts::payload_len(&blocks[index].1);
-                let place = match place {
-                    Ok(reserved) if !self.spend(tier, len) => {
-                        self.metrics.put_outcome(crate::Outcome::Declined);
-                        given_up.push(reserved);
-                        Err(Refused::Declined)
-                    }
-                    other => other,
+                let spent = match &place {
+                    Ok(_) => self.spend(tier, len),
+                    Err(_) => Some(Spent::default()),
                 };
-                let place = self.note(&mut ledger, way, share, place, &mut given_up);
+                let Some(spent) = spent else {
+                    given_up.extend(place);
+                    if !self.bypasses(0, len) {
+                        let share = self.edges[0].budget.take(holder.seat, len);
+                        ways.push((index, Way::Through, Some(share)));
+                        continue;
+                    }
+                    self.edges[tier - 1].declines();
+                    self.metrics.put_outcome(crate::Outcome::Declined);
+                    answers[index] = Some(Err(Refused::Declined));
+                    continue;
+                };
+                let dues = Dues { share, spent };
+                let place = self.note(&mut ledger, way, dues, place, &mut given_up);
                 answers[index] = Some(place.map(|place| Reservation {
                     way,
                     tier,
@@ -281,14 +292,14 @@ impl Core {
             let Some(tier) = far else {
                 return Err(self.unreachable(1, len));
             };
-            if over(tier).all(|edge| edge.lets_by(identity, len)) {
+            if over(tier).all(|edge| edge.lets_by(identity, len).is_ok()) {
                 return Ok((Way::Far(tier), None));
             }
             self.metrics.put_outcome(crate::Outcome::Declined);
             return Err(Refused::Declined);
         }
         // It stays near, and needs nothing of the queue.
-        if self.edges[0].declines(identity, len) {
+        if self.edges[0].keeps(identity, len).is_some() {
             return Ok((Way::Through, None));
         }
         Ok(match self.edges[0].budget.admit(seat, len) {
@@ -296,7 +307,7 @@ impl Core {
             // Where nothing further away can be written by others, a full queue delays nobody.
             // Nor where it does not go so far.
             None if self.overload == Overload::Wait => match far {
-                Some(tier) if over(tier).all(|edge| edge.lets_by(identity, len)) => {
+                Some(tier) if over(tier).all(|edge| edge.lets_by(identity, len).is_ok()) => {
                     (Way::Far(tier), None)
                 }
                 _ => (Way::Through, Some(self.edges[0].budget.take(seat, len))),
@@ -318,7 +329,7 @@ impl Core {
     }
 
     /// Reserves in a tier that may answer late, and waits for that. Puts of this process that want
-    /// the same blocks join.
+    /// the same blocks join; what is being written to a nearer tier is not written here, too.
     fn hold_late(
         &self,
         (tier, apart): (usize, &Apart),
@@ -331,8 +342,21 @@ impl Core {
                 .map(|one| Err(self.unreachable(tier, one.len)))
                 .collect();
         }
-        let answers = self.reserve_written((tier, apart), namespace, wanted);
-        answers.unwrap_or_else(|| wanted.iter().map(|_| Err(Refused::Declined)).collect())
+        let nearer = {
+            let _ledger = self.ledger.lock();
+            self.reserved_nearer(tier, namespace, wanted)
+        };
+        let asked = wanted
+            .iter()
+            .zip(&nearer)
+            .filter(|(_, nearer)| nearer.is_none());
+        let asked: Vec<Wanted> = asked.map(|(one, _)| *one).collect();
+        let answers = self.reserve_written((tier, apart), namespace, &asked);
+        let mut answers = answers.unwrap_or_default().into_iter();
+        let mut next = || answers.next().unwrap_or(Err(Refused::Declined));
+        let each = nearer.into_iter();
+        each.map(|nearer| nearer.map_or_else(&mut next, Err))
+            .collect()
     }
 
     /// Enters what a tier has answered for a block. What is given up is to be dropped without the
@@ -341,7 +365,7 @@ impl Core {
         &self,
         ledger: &mut State,
         way: Way,
-        share: Option<Share>,
+        dues: Dues,
         answer: Result<Reserved, Refused>,
         given_up: &mut Vec<Reserved>,
     ) -> Result<Place, Refused> {
@@ -360,11 +384,11 @@ impl Core {
                 };
                 ledger
                     .held
-                    .insert((tier, place.token), Held { share, reserved });
+                    .insert((tier, place.token), Held { dues, reserved });
                 Ok(place)
             }
             Err(Refused::Present(token)) => {
-                if share.is_some() {
+                if dues.share.is_some() {
                     // Unless it is gone again, in which case the next store writes it anew.
                     let _sent = self.send_on(ledger, tier, token, Vec::new());
                 }

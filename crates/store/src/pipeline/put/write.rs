@@ -8,18 +8,18 @@ use kvdepot_media::{Checksum, Done};
 
 use super::Put;
 use crate::metrics::Op;
-use crate::pipeline::budget::Share;
 use crate::pipeline::caller::{Caller, Errand, Lanes};
-use crate::pipeline::ledger::Held;
+use crate::pipeline::edge::Stays;
+use crate::pipeline::ledger::{Dues, Held};
 use crate::task::Outcome;
 use crate::tier::Stage;
 
-/// Room for a block of the call, its index, and in a near tier what it has of the queue.
-pub(super) type Copy = (usize, Reserved, Option<Share>);
+/// Room for a block of the call, its index, and what goes with it.
+pub(super) type Copy = (usize, Reserved, Dues);
 
-/// Index of a block, where it lies, what it has of the queue, and its bytes' checksum if they are
-/// all there.
-type Written = (usize, Place, Option<Share>, Option<Checksum>);
+/// Index of a block, where it lies, what goes with it, and its bytes' checksum if they are all
+/// there.
+type Written = (usize, Place, Dues, Option<Checksum>);
 
 impl Put {
     pub(super) fn copy(self: &Arc<Put>, tier: usize, copies: Vec<Copy>) {
@@ -99,7 +99,7 @@ impl Put {
         let mut written = Vec::new();
         let mut failed = Vec::new();
         let mut places: Vec<Written> = Vec::with_capacity(copies.len());
-        for ((index, mut reserved, share), moved) in copies.into_iter().zip(moved) {
+        for ((index, mut reserved, mut dues), moved) in copies.into_iter().zip(moved) {
             let place = *reserved;
             let checksum = match moved {
                 Moved::Done(checksum) => {
@@ -116,11 +116,12 @@ impl Put {
                     None
                 }
                 Moved::Abandoned => {
+                    dues.spent.written();
                     reserved.hand_out();
                     None
                 }
             };
-            places.push((index, place, share, checksum));
+            places.push((index, place, dues, checksum));
         }
         // On its way further, a block must not go.
         let pinned = core.goes_on(tier);
@@ -154,7 +155,7 @@ impl Put {
         // What the medium could not take failed too.
         let mut stored = stored.into_iter();
         let mut settled = Vec::new();
-        let mut passed = Vec::new();
+        let (mut passed, mut kept) = (Vec::new(), Vec::new());
         core.fetch_known(
             self.namespace,
             ended.iter().map(|place| &place.identity.key),
@@ -163,39 +164,44 @@ impl Put {
         {
             let is_queued = waits || core.goes_on(tier);
             let mut ledger = is_queued.then(|| core.ledger.lock());
-            for (index, place, share, checksum) in places {
-                let checksum = checksum.filter(|_| stored.next() == Some(true));
-                let Some(checksum) = checksum else {
+            for (index, place, mut dues, checksum) in places {
+                let answer = checksum.and_then(|_| stored.next());
+                // What a tier does not answer for may be there.
+                if checksum.is_some() && answer != Some(false) {
+                    dues.spent.written();
+                }
+                let Some(checksum) = checksum.filter(|_| answer == Some(true)) else {
                     settled.push((index, Outcome::Dropped));
                     continue;
                 };
                 core.note_stored(self.namespace, &place.identity.key, place.len);
-                let edge = ledger.as_ref().map(|_| &core.edges[tier]);
-                let goes_on = edge.is_some_and(|edge| edge.admits(&place.identity, place.len));
-                match (waits, goes_on) {
-                    (true, true) => {}
-                    (true, false) => settled.push((index, Outcome::Declined)),
-                    (false, _) => settled.push((index, Outcome::Done)),
+                if !waits {
+                    settled.push((index, Outcome::Done));
                 }
                 let Some(ledger) = ledger.as_mut() else {
                     continue;
                 };
                 let place = Place { checksum, ..place };
-                if !goes_on {
-                    passed.push(place);
-                    continue;
-                }
-                let share = share.or_else(|| core.share_of(tier, place.len));
+                let spent = match core.edges[tier].admits(&place.identity, place.len) {
+                    Ok(spent) => spent,
+                    Err(stays) => {
+                        match stays {
+                            _ if !waits => {}
+                            Stays::First => settled.push((index, Outcome::Declined)),
+                            Stays::Kept => kept.push(index),
+                        }
+                        passed.push(place);
+                        continue;
+                    }
+                };
+                let share = dues.share.or_else(|| core.share_of(tier, place.len));
                 let waiters = waits.then(|| self.waiter(index));
                 match share {
                     Some(share) => {
-                        let waiters = waiters.into_iter().collect();
-                        passed.extend(core.send_later(ledger, tier, place, share, waiters));
+                        let (paid, waiters) = ((share, spent), waiters.into_iter().collect());
+                        passed.extend(core.send_later(ledger, tier, place, paid, waiters));
                     }
-                    None => {
-                        core.edges[tier].unspent(place.len);
-                        passed.push(place);
-                    }
+                    None => passed.push(place),
                 }
             }
         }
@@ -216,5 +222,6 @@ impl Put {
         self.task.release(released);
         core.share_done(tier, done.into_iter());
         core.resolve(tier, &ended);
+        self.end_kept(kept, core.ack);
     }
 }

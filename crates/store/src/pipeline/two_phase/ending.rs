@@ -5,13 +5,12 @@ use kvdepot_arena::{Error, Place, Reserved, Token};
 use kvdepot_media::Checksum;
 
 use super::{Core, Reservation, Way};
-use crate::pipeline::budget::Share;
-use crate::pipeline::ledger::Held;
+use crate::pipeline::ledger::{Dues, Held};
 use crate::tier::{Apart, Arenas, Ends, Stage};
 
-/// A reservation that a commit has ended: its number in the call, where the block is, what it has
-/// of the queue, and whether it is stored.
-type Ended = (usize, Place, Option<Share>, bool);
+/// A reservation that a commit has ended: its number in the call, where the block is, what went
+/// with it, and whether it is stored.
+type Ended = (usize, Place, Dues, bool);
 
 /// A reservation with the checksum of each of its parts.
 type Filled<'a> = (usize, &'a Reservation, &'a [Checksum]);
@@ -85,7 +84,7 @@ impl Core {
                 ..one.place
             };
             let held = ledger.held.remove(&(tier, *token));
-            (*at, place, held.and_then(|held| held.share), stored)
+            (*at, place, held.unwrap_or_default().dues, stored)
         });
         let ended = ended.collect();
         for token in &tokens {
@@ -110,7 +109,7 @@ impl Core {
         let ends = apart.tier().ends();
         let (mut written, mut ended, mut failed) = (Vec::new(), Vec::new(), Vec::new());
         for ((at, one, sums), held) in mine.iter().zip(taken) {
-            let Some((reserved, share)) = held.and_then(|held| Some((held.reserved?, held.share)))
+            let Some((reserved, dues)) = held.and_then(|held| Some((held.reserved?, held.dues)))
             else {
                 continue;
             };
@@ -120,12 +119,12 @@ impl Core {
                         checksum,
                         ..one.place
                     };
-                    ended.push((*at, place, share, false));
+                    ended.push((*at, place, dues, false));
                     written.push((reserved, checksum));
                 }
                 Err(error) => {
                     tracing::warn!(%error, key = %one.key(), "a block's parts cannot be joined");
-                    failed.push((*at, one.place, share, false));
+                    failed.push((*at, one.place, dues, false));
                 }
             }
         }
@@ -133,9 +132,14 @@ impl Core {
             return failed;
         }
         self.publishes(tier, written.iter().map(|(one, _)| one.identity));
-        let answers = apart.commit(written, pinned).wait().unwrap_or_default();
-        for (one, answer) in ended.iter_mut().zip(answers) {
-            one.3 = answer;
+        let answers = apart.commit(written, pinned).wait();
+        let mut answers = answers.unwrap_or_default().into_iter();
+        for (_, _, dues, stored) in &mut ended {
+            match answers.next() {
+                Some(answer) => *stored = answer,
+                // It may be there.
+                None => dues.spent.written(),
+            }
         }
         let stored = ended.iter().filter(|(.., stored)| *stored);
         self.share_done(tier, stored.map(|(_, place, ..)| place.identity));
@@ -148,22 +152,17 @@ impl Core {
         let mut stay = Vec::new();
         {
             let mut ledger = self.ledger.lock();
-            for (_, place, share, _) in ended.into_iter().filter(|(.., stored)| *stored) {
+            for (_, place, mut dues, _) in ended.into_iter().filter(|(.., stored)| *stored) {
+                dues.spent.written();
                 self.note_stored(place.identity.namespace, &place.identity.key, place.len);
                 if !goes_on {
                     continue;
                 }
-                if !self.edges[tier].admits(&place.identity, place.len) {
-                    stay.push(place);
-                    continue;
-                }
-                let share = share.or_else(|| self.share_of(tier, place.len));
-                stay.extend(match share {
-                    Some(share) => self.send_later(&mut ledger, tier, place, share, Vec::new()),
-                    None => {
-                        self.edges[tier].unspent(place.len);
-                        Some(place)
-                    }
+                let spent = self.edges[tier].admits(&place.identity, place.len).ok();
+                let share = dues.share.or_else(|| self.share_of(tier, place.len));
+                stay.extend(match share.zip(spent) {
+                    Some(paid) => self.send_later(&mut ledger, tier, place, paid, Vec::new()),
+                    None => Some(place),
                 });
             }
         }

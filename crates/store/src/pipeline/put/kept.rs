@@ -1,0 +1,74 @@
+//! What edges keep from going on: it stays where it is, and is stored all the same where a tier
+//! further away has it already.
+
+use std::sync::Arc;
+
+use kvdepot_arena::Key;
+
+use super::{Admitted, Put, Routes};
+use crate::task::Outcome;
+use crate::tier::Stage;
+
+impl Put {
+    /// Ends keys that an edge keeps, and whose buffers are released. Asks the tiers that may answer
+    /// late, from `from` on: what arenas have was seen before.
+    pub(super) fn end_kept(self: &Arc<Put>, kept: Vec<usize>, from: usize) {
+        if kept.is_empty() {
+            return;
+        }
+        let core = &self.core;
+        let mut behind = core.tiers.iter().enumerate().skip(from);
+        let late = behind.find_map(|(tier, stage)| {
+            let apart = stage.apart().filter(|_| core.takes_puts(tier))?;
+            Some((tier, apart))
+        });
+        let Some((tier, apart)) = late else {
+            return self.end(kept, Outcome::Declined);
+        };
+        let keys: Vec<Key> = kept.iter().map(|index| self.keys[*index]).collect();
+        let put = Arc::clone(self);
+        apart.probe(self.namespace, &keys).then(move |there| {
+            let mut there = there.unwrap_or_default().into_iter();
+            let (stored, kept) = kept.into_iter().partition(|_| there.next() == Some(true));
+            put.end(stored, Outcome::Done);
+            put.end_kept(kept, tier + 1);
+        });
+    }
+
+    fn end(&self, indices: Vec<usize>, outcome: Outcome) {
+        for index in indices {
+            self.core.metrics.put_outcome(outcome);
+            self.task.acknowledge(index, outcome);
+        }
+    }
+
+    /// Finds room in a nearer tier for what may not be written further away any more, and went
+    /// there because a queue was full; what was too large for those is declined.
+    pub(super) fn keep_near(self: &Arc<Put>, routes: &mut Routes) {
+        let core = &self.core;
+        let mut unpaid = std::mem::take(&mut routes.unpaid);
+        for (near, stage) in core.tiers.iter().enumerate() {
+            let takes = |(tier, index): &mut (usize, usize)| {
+                let len = self.caller.bytes(*index);
+                near < *tier && !core.bypasses(near, len) && core.is_entered(&self.caller, near)
+            };
+            let here = unpaid.extract_if(.., takes);
+            let here: Vec<Admitted> = here.map(|(_, index)| (index, None)).collect();
+            if here.is_empty() {
+                continue;
+            }
+            let refused = match stage {
+                Stage::Here(arenas) => self.reserve(near, arenas, here, routes),
+                Stage::Apart(apart) => {
+                    self.reserve_late(near, apart, here, false);
+                    continue;
+                }
+            };
+            unpaid.extend(refused.into_iter().map(|index| (near + 1, index)));
+        }
+        for (tier, index) in unpaid {
+            core.edges[tier - 1].declines();
+            routes.settled.push((index, Outcome::Declined));
+        }
+    }
+}
