@@ -53,6 +53,9 @@ def test_a_block_whose_other_rank_never_arrived_is_in_no_file(
         reader = kvd_reader.BlockFile(medium)
         (record,) = reader.blocks()
         assert (record.key, record.parts, reader.fault(record)) == (whole, 2, None)
+        # The one that is written behind has its leaves, part for part.
+        parts = [bytes([part + 1]) * PART for part in (0, 1)]
+        assert reader.leaves == [kvd_reader.xxh3_128(part) for part in parts]
 
     # Another instance, with nothing in its memory.
     with kvdepot.open("Cache|Posix", settings(tmp_path)) as depot:

@@ -15,6 +15,7 @@ import struct
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
 
@@ -27,6 +28,7 @@ DIRECTORY, DIRECTORY_ENTRY, DIRECTORY_ENTRIES = 16 << 10, 512, 96
 TABLE, RECORD = 64 << 10, 128
 LEAF = 1 << 20
 PARTS_MAX = 4096
+LEAVES_MAX = 249
 TABLE_PART = 0xFFFF_FFFF
 LIVE, DEAD = 1, 2
 
@@ -232,7 +234,7 @@ class Arena:
         table = payload[begin:]
         if keyed(record, TABLE_PART, len(table), [xxh3_128(table)]) != record.checksum:
             return "part table checksum"
-        for index, (offset, length, checksum) in enumerate(struct.iter_unpack("<QQ16s", table)):
+        for index, (offset, length, checksum) in enumerate(part_table(table)):
             if offset + length > begin:
                 return f"part {index} lies outside the payload"
             if part_checksum(record, index, payload[offset : offset + length]) != checksum:
@@ -268,15 +270,56 @@ class BlockFile(Arena):
             length=length,
             checksum=checksum,
         )
+        (count,) = struct.unpack_from("<I", page, 100)
+        if count > LEAVES_MAX:
+            raise NotAnArenaError(f"{count} leaves, and room for {LEAVES_MAX}")
+        self.leaves = [page[at : at + 16] for at in range(104, 104 + 16 * count, 16)]
+        self.check_leaves()
 
     def blocks(self) -> list[Record]:
         return [self.record]
+
+    def parts(self) -> list[tuple[int, int, bytes]]:
+        """Offset, length and checksum of each part, from a table that verifies."""
+        record = self.record
+        if record.parts == 1:
+            return [(0, record.length, record.checksum)]
+        table = self.payload(record)[-32 * record.parts :]
+        sum_of_table = keyed(record, TABLE_PART, len(table), [xxh3_128(table)])
+        return part_table(table) if sum_of_table == record.checksum else []
+
+    def check_leaves(self) -> None:
+        """Recorded leaves are as many as the payload has, and compose to its checksums."""
+        parts = self.parts()
+        if not self.leaves or not parts:
+            return
+        counts = [-(-length // LEAF) for _, length, _ in parts]
+        if len(self.leaves) != sum(counts):
+            raise NotAnArenaError(f"{len(self.leaves)} leaves are recorded of {sum(counts)}")
+        rest = iter(self.leaves)
+        for index, ((_, length, checksum), count) in enumerate(zip(parts, counts, strict=True)):
+            if keyed(self.record, index, length, list(islice(rest, count))) != checksum:
+                raise NotAnArenaError("the leaves do not compose to the payload's checksum")
+
+    def fault(self, record: Record) -> str | None:
+        """As of an arena's block, with the first rotten leaf where leaves are recorded."""
+        payload, rest = self.payload(record), iter(self.leaves)
+        for offset, length, _ in self.parts():
+            for at in range(offset, offset + length, LEAF):
+                leaf = payload[at : min(at + LEAF, offset + length)]
+                if xxh3_128(leaf) != next(rest, xxh3_128(leaf)):
+                    return f"leaf at {at}"
+        return super().fault(record)
 
 
 def open_medium(medium: BinaryIO) -> Arena:
     """What the medium begins like."""
     begins = medium.read(8)
     return BlockFile(medium) if begins == b"KVDBLOCK" else Arena(medium)
+
+
+def part_table(table: bytes) -> list[tuple[int, int, bytes]]:
+    return list(struct.iter_unpack("<QQ16s", table))
 
 
 def keyed(record: Record, part: int, length: int, digests: list[bytes]) -> bytes:

@@ -11,8 +11,19 @@ from random import Random
 
 import kvdepot
 import pytest
+import xxhash
 from kvd_forge import Forge
-from kvd_reader import LEAF, PAGE, RECORD, TABLE, Arena, Record, open_medium
+from kvd_reader import (
+    LEAF,
+    PAGE,
+    RECORD,
+    TABLE,
+    Arena,
+    NotAnArenaError,
+    Record,
+    open_medium,
+    xxh3_64,
+)
 
 pytestmark = pytest.mark.integration
 
@@ -279,14 +290,114 @@ def test_a_rotted_part_table_is_named(forge: Forge, seed: int) -> None:
     assert agree_on_payloads(forge.path) == {block.key.hex()}
 
 
-def test_a_reader_of_block_files_finds_what_posix_stores(tmp_path: Path) -> None:
-    lengths = {bytes([number] * 32): length for number, length in enumerate(LENGTHS)}
+def block_files(tmp_path: Path, pipeline: str = "Posix") -> dict[bytes, bytes]:
+    """What is stored in files of `tmp_path/blocks`: a block of each of the lengths."""
+    keys = {bytes([number] * 32): length for number, length in enumerate(LENGTHS)}
+    contents = {key: Random(key).randbytes(length) for key, length in keys.items()}
     settings = {"posix": {"path": str(tmp_path / "blocks"), "capacity": "64MiB"}}
-    contents = {key: Random(key).randbytes(length) for key, length in lengths.items()}
-    with kvdepot.open("Posix", settings) as depot:
+    if "Cache" in pipeline:
+        settings["cache"] = {"capacity": "16MiB"}
+    with kvdepot.open(pipeline, settings) as depot:
         ns = depot.namespace(model="model-a", dtype="float32", block_tokens=16)
         stored = ns.put(list(contents), [bytearray(data) for data in contents.values()])
         assert all(stored.wait(60))
+        assert depot.drain(60)
+    return contents
+
+
+def file_of(tmp_path: Path, key: bytes) -> Path:
+    (path,) = (tmp_path / "blocks/blocks").glob(f"*/{key.hex()}-*")
+    return path
+
+
+def write_header(path: Path, count: int, digests: bytes) -> None:
+    """Has a block's file record these leaves."""
+    damaged = bytearray(path.read_bytes())
+    damaged[100:104] = count.to_bytes(4, "little")
+    damaged[104:4088] = digests.ljust(3984, b"\0")
+    damaged[4088:PAGE] = xxh3_64(bytes(damaged[:4088])).to_bytes(8, "little")
+    path.write_bytes(damaged)
+
+
+@pytest.mark.parametrize("pipeline", ["Posix", "Cache|Posix"])
+def test_leaves_of_a_block_file_are_recorded_and_the_rotten_one_is_named(
+    tmp_path: Path, pipeline: str
+) -> None:
+    contents = block_files(tmp_path, pipeline)
+    for key, data in contents.items():
+        path = file_of(tmp_path, key)
+        leaves = [data[at : at + LEAF] for at in range(0, len(data), LEAF)]
+        digests = [xxhash.xxh3_128_intdigest(leaf).to_bytes(16, "little") for leaf in leaves]
+        page = path.read_bytes()[:PAGE]
+        assert int.from_bytes(page[100:104], "little") == len(leaves)
+        assert page[104:4088] == b"".join(digests).ljust(3984, b"\0")
+        assert lines(COMMAND, "verify", path, "--json")[-1]["sound"] == 1
+    # Its second MiB, and its last byte.
+    damaged = bytearray(path.read_bytes())
+    assert len(leaves) == 3
+    damaged[PAGE + LEAF + 99] ^= 4
+    damaged[PAGE + len(data) - 1] ^= 4
+    path.write_bytes(damaged)
+    for place in (path, tmp_path / "blocks"):
+        (bad, totals) = lines(COMMAND, "verify", place, "--json")
+        assert bad["key"] == key.hex()
+        assert bad["rotten"] == [[LEAF, LEAF], [2 * LEAF, 777]]
+        assert f"bytes {LEAF} to {2 * LEAF - 1} of the payload" in str(bad["fault"])
+        assert totals["bad"] == 1
+    assert totals["blocks"] == len(LENGTHS)
+    (bad, _) = lines(sys.executable, READER, path, "--verify")
+    assert bad["fault"] == f"leaf at {LEAF}"
+
+
+def test_a_block_file_without_leaves_is_whole_and_one_with_wrong_ones_is_none(
+    tmp_path: Path,
+) -> None:
+    contents = block_files(tmp_path)
+    key, data = list(contents.items())[-1]
+    path = file_of(tmp_path, key)
+    right = path.read_bytes()[104 : 104 + 48]
+    write_header(path, 0, b"")
+    (totals,) = lines(COMMAND, "verify", path, "--json")
+    assert totals["sound"] == 1
+    assert lines(sys.executable, READER, path, "--verify") == [{"blocks": 1, "bad": 0}]
+    wrong = {
+        "records 2 leaves, and the payload has 3": (2, right[:32]),
+        "records 250 leaves, and has room for 249": (250, right),
+        "do not compose": (3, right[16:] + right[:16]),
+    }
+    for says, (count, digests) in wrong.items():
+        write_header(path, count, digests)
+        (bad, totals) = lines(COMMAND, "verify", path, "--json")
+        assert totals["bad"] == 1
+        assert says in str(bad["fault"])
+        assert bad["rotten"] == []
+        with path.open("rb") as medium, pytest.raises(NotAnArenaError, match="leaves"):
+            open_medium(medium)
+    # Its payload is what was put, and who loads it looks at nothing else.
+    settings = {"posix": {"path": str(tmp_path / "blocks"), "capacity": "64MiB"}}
+    with kvdepot.open("Posix", settings) as depot:
+        ns = depot.namespace(model="model-a", dtype="float32", block_tokens=16)
+        buffer = bytearray(len(data))
+        assert ns.get([key], [buffer]).wait(30) == [True]
+        assert bytes(buffer) == data
+
+
+def test_verify_names_what_is_no_block_in_a_directory(tmp_path: Path) -> None:
+    keys = list(block_files(tmp_path))
+    one, two, three = (file_of(tmp_path, key) for key in keys[:3])
+    one.write_bytes(two.read_bytes())
+    two.write_bytes(b"KVDBLOCK")
+    three.write_bytes(three.read_bytes() + bytes(PAGE))
+    *bad, totals = lines(COMMAND, "verify", tmp_path / "blocks", "--json")
+    assert (totals["blocks"], totals["bad"]) == (len(LENGTHS), 3)
+    faults = {str(block["path"]): str(block["fault"]) for block in bad}
+    assert "another block" in faults[str(one)]
+    assert "no header" in faults[str(two)]
+    assert "by its header" in faults[str(three)]
+
+
+def test_a_reader_of_block_files_finds_what_posix_stores(tmp_path: Path) -> None:
+    contents = block_files(tmp_path)
     seen = {}
     for path in (tmp_path / "blocks/blocks").glob("*/*"):
         with path.open("rb") as medium:
@@ -306,4 +417,4 @@ def test_a_reader_of_block_files_finds_what_posix_stores(tmp_path: Path) -> None
     path.write_bytes(damaged)
     *bad, totals = lines(sys.executable, READER, path, "--verify")
     assert totals == {"blocks": 1, "bad": 1}
-    assert bad[0]["fault"] == "payload checksum"
+    assert bad[0]["fault"] == "leaf at 0"

@@ -1,6 +1,8 @@
 //! Reading an arena without owning it: what `kvdepot ls`, `stat`, `verify` and `doctor` see,
 //! also while another process owns it.
 
+mod file;
+
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,6 +22,8 @@ use crate::owner_lock::orphans_of;
 use crate::recover::{is_inside, judge, survey};
 use crate::verdict::{Bytes, Moved, Verdicts};
 use crate::{parts, size};
+
+pub use file::{Judged, block_files, is_block_file, judge_file};
 
 /// When something is looked at again that a running owner may have been writing.
 const PAUSES: [Duration; 3] = [
@@ -271,7 +275,7 @@ impl Inspection {
                 verdicts.planned(tag, block.record.parts.into());
             }
         }
-        let moved = verdicts.of_batch(batch, copier);
+        let moved = verdicts.of_batch(batch, copier).all();
         let sound = moved.iter().map(|moved| matches!(moved, Moved::Done(_)));
         for (block, sound) in blocks.iter().zip(sound) {
             if sound {

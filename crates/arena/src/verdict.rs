@@ -42,6 +42,8 @@ pub struct Verdicts {
     bytes: Bytes,
     blocks: Vec<Block>,
     failure: Option<Failure>,
+    /// Digests of leaves with the tags of their parts, in the order of the batch.
+    leaves: Vec<(u32, u128)>,
 }
 
 #[derive(Clone, Copy, Default)]
@@ -68,6 +70,7 @@ impl Verdicts {
             bytes,
             blocks: vec![Block::default(); blocks],
             failure: None,
+            leaves: Vec::new(),
         }
     }
 
@@ -83,7 +86,11 @@ impl Verdicts {
 
     /// The batch has ended.
     pub fn count(&mut self, done: &Done<'_>) {
-        done.parts().for_each(|(tag, part)| self.part(tag, part));
+        for (index, (tag, part)) in done.parts().enumerate() {
+            self.part(tag, part);
+            self.leaves
+                .extend(done.leaves(index).map(|leaf| (tag, leaf)));
+        }
     }
 
     fn part(&mut self, tag: u32, part: Result<Outcome, Failure>) {
@@ -124,24 +131,32 @@ impl Verdicts {
         }
     }
 
+    /// The digests of the leaves of block `tag`, part for part, where the batch kept them, and its
+    /// blocks were planned in the order of their tags.
+    pub fn leaves(&self, tag: usize) -> Vec<u128> {
+        let before = |of: usize| self.leaves.partition_point(|(tag, _)| (*tag as usize) < of);
+        let found = &self.leaves[before(tag)..before(tag + 1)];
+        found.iter().map(|(_, leaf)| *leaf).collect()
+    }
+
     /// What became of each.
     pub fn all(&self) -> Vec<Moved> {
         (0..self.blocks.len()).map(|tag| self.of(tag)).collect()
     }
 
-    /// Has the batch of these blocks done, and waits for it: what became of each.
-    pub fn of_batch(mut self, batch: Batch, copier: &Copier) -> Vec<Moved> {
-        let blocks = self.blocks.len();
+    /// Has the batch of these blocks done, and waits for it.
+    pub fn of_batch(mut self, batch: Batch, copier: &Copier) -> Verdicts {
+        let (bytes, blocks) = (self.bytes, self.blocks.len());
         let (sender, receiver) = mpsc::sync_channel(1);
         let ticket = copier.submit(batch, move |done: &mut Done<'_>| {
             self.count(done);
             // The receiver waits below.
-            let _sent = sender.send(self.all());
+            let _sent = sender.send(self);
         });
         let _done = ticket.wait(None);
         // Where nobody has looked, nothing was moved.
         let moved = receiver.recv();
-        moved.unwrap_or_else(|_| vec![Moved::Failed; blocks])
+        moved.unwrap_or_else(|_| Verdicts::new(bytes, blocks))
     }
 
     /// Why the first part that was not moved was not.

@@ -38,7 +38,9 @@ pub(crate) enum Command {
     /// Reads every payload and names the blocks that do not verify; exit status 1 if any.
     ///
     /// Works while another process owns the arena: blocks that it replaces meanwhile do not count
-    /// as bad. Ctrl-C ends it with what was checked so far.
+    /// as bad. Ctrl-C ends it with what was checked so far. PATH may also be a directory of the
+    /// tier Posix, or one block's file, wherever that was found: of one that does not verify, the
+    /// MiB of the payload that have rotted are named where its header tells.
     Verify(Verify),
     /// Removes blocks, an arena, or everything that kvdepot made.
     ///

@@ -13,8 +13,11 @@ use std::time::Duration;
 
 use common::{PATIENCE, get, has, keys, namespace, namespace_of, put};
 use folder::{LEN, ROOM, at_once, files, open, open_with, used};
-use kvdepot_arena::format::file_header::FileHeader;
+use kvdepot_arena::format::file_header::{self, FileHeader};
+use kvdepot_arena::inspect::judge_file;
+use kvdepot_media::checksum;
 use kvdepot_store::{Config, Depot, Outcome};
+use kvdepot_testkit::bytes::content;
 use kvdepot_testkit::child::{self, Child};
 use kvdepot_testkit::{Rng, rounds};
 use serde_json::{Value, json};
@@ -321,6 +324,53 @@ fn crash_kill9_loses_no_acknowledged_block_and_leaves_nothing_unswept() {
             assert!(has(&ns, &[number], LEN), "{number}: whole or absent");
         }
         depot.close();
+    }
+}
+
+#[test]
+fn a_rotten_leaf_is_told_from_the_others_however_its_block_came() {
+    const MIB: usize = 1 << 20;
+    for pipeline in ["Posix", "Cache|Posix"] {
+        let dir = tempfile::tempdir().unwrap();
+        let mut settings = json!({
+            "lanes": 2, "socket": "off",
+            "posix": {"path": dir.path().join("posix"), "capacity": "64MiB"},
+        });
+        if pipeline != "Posix" {
+            settings["cache"] = json!({"capacity": "16MiB"});
+        }
+        let depot = Depot::open(&Config::new(pipeline, &settings).unwrap()).unwrap();
+        let ns = namespace(&depot);
+        let lens = [1, MIB, MIB + 1, 3 * MIB];
+        for (number, len) in (0..).zip(lens) {
+            assert_eq!(put(&ns, &[number], len), [true]);
+        }
+        assert!(depot.drain(PATIENCE));
+        depot.close();
+        for file in files(dir.path()) {
+            let bytes = fs::read(&file).unwrap();
+            let header: &[u8; 4096] = bytes.first_chunk().unwrap();
+            let number = common::number(&FileHeader::decode(header).unwrap().identity.key);
+            let len = lens[number as usize];
+            let payload = content(number, len);
+            let digests = payload.chunks(MIB).map(checksum::digest);
+            let digests: Vec<u128> = digests.collect();
+            assert_eq!(file_header::leaves(header), Ok(digests), "{pipeline} {len}");
+            let sound = judge_file(&file, true).unwrap();
+            assert_eq!(
+                (sound.fault, sound.rotten),
+                (None, vec![]),
+                "{pipeline} {len}"
+            );
+            // The last byte.
+            let mut rotten = bytes.clone();
+            rotten[4096 + len - 1] ^= 1;
+            fs::write(&file, rotten).unwrap();
+            let bad = judge_file(&file, true).unwrap();
+            let leaf = ((len - 1) / MIB * MIB) as u64;
+            assert_eq!(bad.rotten, [(leaf, len as u64 - leaf)], "{pipeline} {len}");
+            assert!(bad.fault.unwrap().contains(&format!("bytes {leaf} to")));
+        }
     }
 }
 

@@ -15,6 +15,8 @@ pub const LEN: usize = 4096;
 pub const MAGIC: [u8; 8] = *b"KVDBLOCK";
 /// The version this release writes and reads.
 pub const VERSION: u32 = 1;
+/// Digests of leaves that a header has room for; it records none of a payload with more.
+pub const LEAVES_MAX: usize = 249;
 
 /// What a header says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,13 +47,22 @@ pub(super) struct Body {
     checksum: [u8; 16],
     created: U64,
     parts: U16,
-    unused: [u8; 3990],
+    unused: [u8; 2],
+    leaves: U32,
+    digests: [[u8; 16]; LEAVES_MAX],
 }
 
 impl FileHeader {
-    /// The page as it stands in the file.
+    /// The page as it stands in the file, with the digests of these leaves; without any, where
+    /// there is no room for all.
     #[must_use]
-    pub fn encode(&self) -> [u8; LEN] {
+    pub fn encode(&self, leaves: &[u128]) -> [u8; LEN] {
+        let leaves = Some(leaves).filter(|all| all.len() <= LEAVES_MAX);
+        let leaves = leaves.unwrap_or_default();
+        let mut digests = [[0; 16]; LEAVES_MAX];
+        for (room, digest) in digests.iter_mut().zip(leaves) {
+            *room = digest.to_le_bytes();
+        }
         let body = Body {
             magic: MAGIC,
             version: VERSION.into(),
@@ -63,11 +74,14 @@ impl FileHeader {
             created: self.created.into(),
             parts: self.parts.into(),
             unused: [0; _],
+            leaves: (leaves.len() as u32).into(),
+            digests,
         };
         transmute!(Page::new(body, 0))
     }
 
-    /// Reads a page; `None` for anything that this release did not write, or not like this.
+    /// Reads a page; `None` for anything that this release did not write, or not like this. What
+    /// it says of leaves is for whoever asks for [`leaves`].
     #[must_use]
     pub fn decode(page: &[u8; LEN]) -> Option<FileHeader> {
         let page: &Page = transmute_ref!(page);
@@ -99,6 +113,18 @@ impl FileHeader {
     }
 }
 
+/// The digests of leaves in a page that is a header: none where they are not recorded. Who reads
+/// compares their number with the payload's, and what they compose to with its checksums.
+///
+/// # Errors
+/// Their number, where a page has no room for so many.
+pub fn leaves(page: &[u8; LEN]) -> Result<Vec<u128>, u32> {
+    let page: &Page = transmute_ref!(page);
+    let count = page.body.leaves.get();
+    let found = page.body.digests.get(..count as usize).ok_or(count)?;
+    Ok(found.iter().map(|one| u128::from_le_bytes(*one)).collect())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -118,12 +144,26 @@ mod tests {
 
     #[test]
     fn survives_a_round_trip() {
-        assert_eq!(FileHeader::decode(&sample().encode()), Some(sample()));
+        assert_eq!(FileHeader::decode(&sample().encode(&[])), Some(sample()));
+    }
+
+    #[test]
+    fn leaves_are_recorded_where_all_fit() {
+        for count in [0, 1, 2, LEAVES_MAX, LEAVES_MAX + 1, 16_384] {
+            let digests: Vec<u128> = (0..count).map(|one| (one as u128) << 70 | 5).collect();
+            let page = sample().encode(&digests);
+            let kept = if count > LEAVES_MAX { &[] } else { &*digests };
+            assert_eq!(leaves(&page).as_deref(), Ok(kept), "{count}");
+            assert_eq!(FileHeader::decode(&page), Some(sample()), "{count}");
+        }
+        let mut page = sample().encode(&[]);
+        page[100..104].copy_from_slice(&250_u32.to_le_bytes());
+        assert_eq!(leaves(&page), Err(250));
     }
 
     #[test]
     fn any_flipped_byte_is_noticed() {
-        let page = sample().encode();
+        let page = sample().encode(&[1 << 90, 7]);
         for at in 0..LEN {
             let mut bad = page;
             bad[at] ^= 0x10;
@@ -139,7 +179,11 @@ mod tests {
                 parts,
                 ..sample()
             };
-            assert_eq!(FileHeader::decode(&forged.encode()), None, "{len} {parts}");
+            assert_eq!(
+                FileHeader::decode(&forged.encode(&[])),
+                None,
+                "{len} {parts}"
+            );
         }
     }
 
@@ -148,7 +192,8 @@ mod tests {
         crate::format::assert_documented!(
             "## A block's file",
             Body {
-                magic, version, header_len, namespace, key, len, checksum, created, parts
+                magic, version, header_len, namespace, key, len, checksum, created, parts,
+                leaves, digests
             } unused { unused }
         );
     }

@@ -1,5 +1,7 @@
 //! `kvdepot verify`: reads every payload and names what does not verify.
 
+mod files;
+
 use std::time::Instant;
 
 use kvdepot_media::{Copier, CopierConfig};
@@ -47,6 +49,9 @@ struct Totals {
 const FAULT: &str = "the payload does not match its checksum";
 
 pub(crate) fn run(args: &Verify, output: &mut Output) -> Result<i32, Error> {
+    if let Some((files, named)) = args.arena.path.as_deref().map_or(Ok(None), files::of)? {
+        return files::run((&files, named), args.threads, output);
+    }
     let interrupt = Interrupt::catch()?;
     let inspection = args.arena.inspect()?;
     let mut config = CopierConfig::default();
@@ -93,13 +98,7 @@ pub(crate) fn run(args: &Verify, output: &mut Output) -> Result<i32, Error> {
         print(&verified, &totals, started, output)?;
     }
     if !totals.complete {
-        output.flush()?;
-        note(&format!(
-            "interrupted: {} of {} checked",
-            count(checked),
-            some(totals.blocks, "block")
-        ));
-        return Ok(crate::status::FAILED);
+        return interrupted(checked, totals.blocks, output);
     }
     if totals.bad > 0 && !output.is_json() {
         output.flush()?;
@@ -118,6 +117,14 @@ pub(crate) fn run(args: &Verify, output: &mut Output) -> Result<i32, Error> {
     } else {
         crate::status::PROBLEMS
     })
+}
+
+/// Not all was checked.
+fn interrupted(checked: u64, blocks: u64, output: &mut Output) -> Result<i32, Error> {
+    output.flush()?;
+    let (checked, blocks) = (count(checked), some(blocks, "block"));
+    note(&format!("interrupted: {checked} of {blocks} checked"));
+    Ok(crate::status::FAILED)
 }
 
 fn print(

@@ -1,5 +1,8 @@
 //! `ls`, `stat` and `verify`: reading an arena that may belong to another process.
 
+use kvdepot_store::Config;
+use serde_json::json;
+
 use crate::home::{Home, arena, flip, key, open, put, spec};
 
 #[test]
@@ -412,5 +415,54 @@ fn usage_is_refused_with_status_two_and_help_is_data() {
     assert_eq!(
         ran.stdout,
         concat!("kvdepot ", env!("CARGO_PKG_VERSION"), "\n")
+    );
+}
+
+#[test]
+fn verify_reads_blocks_in_files_and_names_the_rotten_mib() {
+    const MIB: usize = 1 << 20;
+    let home = Home::new();
+    let path = home.path("blocks");
+    let settings = json!({"socket": "off", "posix": {"path": path, "capacity": "64MiB"}});
+    let depot = kvdepot_service::open(&Config::new("Posix", &settings).unwrap()).unwrap();
+    put(&depot.namespace(&spec("a")).unwrap(), 0..2, 3 * MIB);
+    depot.close();
+    let text = path.to_str().unwrap();
+    let ran = home.run(&["verify", text]);
+    assert_eq!((ran.status, ran.stderr.as_str()), (0, ""));
+    assert!(
+        ran.stdout.starts_with("2 files checked, 6 MiB in "),
+        "{}",
+        ran.stdout
+    );
+    let folders = std::fs::read_dir(path.join("blocks")).unwrap();
+    let files = folders.flat_map(|folder| std::fs::read_dir(folder.unwrap().path()).unwrap());
+    let file = files.map(|file| file.unwrap().path()).next().unwrap();
+    flip(&file, 4096 + MIB as u64 + 9);
+    for place in [text, file.to_str().unwrap()] {
+        let ran = home.run(&["verify", place]);
+        let says = "bytes 1048576 to 2097151 of the payload";
+        assert!(
+            ran.status == 1 && ran.stdout.contains(says),
+            "{}",
+            ran.stdout
+        );
+        assert!(
+            ran.stdout.contains(file.to_str().unwrap()),
+            "{}",
+            ran.stdout
+        );
+        let (status, rows) = home.json(&["verify", place]);
+        assert_eq!((status, rows.len()), (1, 2));
+        assert_eq!(rows[0]["rotten"], json!([[MIB, MIB]]));
+        assert_eq!(rows[1]["bad"], 1);
+    }
+    // A header that has rotted.
+    flip(&file, 40);
+    let ran = home.run(&["verify", file.to_str().unwrap()]);
+    assert!(
+        ran.status == 1 && ran.stdout.contains("its header is damaged"),
+        "{}",
+        ran.stdout
     );
 }

@@ -100,6 +100,12 @@ impl Batch {
         Ok(())
     }
 
+    /// Keeps the digests of leaves for whoever looks at what became of it
+    /// ([`Done::leaves`](super::Done::leaves)).
+    pub fn keep_leaves(&mut self) {
+        self.cargo().keeps_leaves = true;
+    }
+
     /// The number of parts.
     #[must_use]
     pub fn len(&self) -> usize {

@@ -33,8 +33,11 @@ pub(crate) struct Cargo {
     pub(super) units: Vec<Unit>,
     pub(super) spans: Vec<Span>,
     pub(super) bytes: u64,
-    /// The digest of every unit of a part with several, low and high half.
+    /// The digest of every unit of a part with several, low and high half; of every unit where
+    /// they are kept.
     digests: Vec<[AtomicU64; 2]>,
+    /// Whether whoever submits the batch wants the digests of leaves too.
+    pub(super) keeps_leaves: bool,
     owners: Vec<Owner>,
     /// The last owners of a source and of a destination, by position: many buffers in a row have
     /// the same owner, and counting references is not free.
@@ -173,6 +176,14 @@ impl Cargo {
             })
     }
 
+    /// The digests of a part's leaves, in order, where they are kept.
+    pub(super) fn leaves(&self, part: usize) -> impl Iterator<Item = u128> + use<'_> {
+        let units = self.parts.get(part).map_or(0..0, |part| {
+            part.first_unit as usize..(part.first_unit + part.units) as usize
+        });
+        self.digests.get(units).unwrap_or(&[]).iter().map(load)
+    }
+
     /// Makes room for the lanes' results.
     pub(super) fn prepare(&mut self) {
         self.digests.resize_with(self.units.len(), Default::default);
@@ -186,6 +197,7 @@ impl Cargo {
         self.units.clear();
         self.spans.clear();
         self.digests.clear();
+        self.keeps_leaves = false;
         self.slab = None;
         self.staged = false;
         self.carriers.clear();
@@ -327,11 +339,13 @@ impl Units for Cargo {
     /// Whoever brings the last digest of a part seals the part.
     fn report(&self, number: u32, digest: u128) {
         let part = &self.parts[self.units[number as usize].tag as usize];
+        if part.units > 1 || self.keeps_leaves {
+            store(&self.digests[number as usize], digest);
+        }
         if part.units == 1 {
             part.seal(std::iter::once(digest));
             return;
         }
-        store(&self.digests[number as usize], digest);
         // Release what was just stored, acquire what the others have stored.
         if part.units_left.fetch_sub(1, Ordering::AcqRel) == 1 {
             let all = &self.digests[part.first_unit as usize..][..part.units as usize];

@@ -69,6 +69,14 @@ impl<'a> Done<'a> {
         Some((part.tag, outcome))
     }
 
+    /// The digests of the leaves of the part at position `index`, in order, where the batch was to
+    /// [keep](super::Batch::keep_leaves) them and the part has an outcome; else none. They compose
+    /// to its checksum.
+    pub fn leaves(&self, index: usize) -> impl Iterator<Item = u128> + use<'_> {
+        let is_whole = self.cargo.keeps_leaves && matches!(self.part(index), Some((_, Ok(_))));
+        self.cargo.leaves(index).filter(move |_| is_whole)
+    }
+
     /// All parts in the order in which they were added.
     pub fn parts(&self) -> impl Iterator<Item = (u32, Result<Outcome, Failure>)> + use<'_> {
         (0..self.len()).filter_map(|index| self.part(index))

@@ -202,6 +202,10 @@ impl Core {
         });
         let (sources, targets) = (self.tiers[from].ends(), self.tiers[tier].ends());
         let mut batch = copier.batch();
+        let is_apart = self.tiers[tier].apart().is_some();
+        if is_apart {
+            batch.keep_leaves();
+        }
         let mut verdicts = Verdicts::new(Bytes::Verified, copies.len());
         for (tag, (index, target)) in copies.iter().enumerate() {
             let source = &places[*index];
@@ -214,14 +218,17 @@ impl Core {
             }
         }
         let journal = self.journal((from, tier), places, &copies);
-        let moved = verdicts.of_batch(batch, copier);
+        let verdicts = verdicts.of_batch(batch, copier);
         // Puts of these keys may have joined the copies.
         ended.extend(copies.iter().map(|(_, target)| **target));
         let copied: Vec<usize> = copies.iter().map(|(index, _)| *index).collect();
         let (mut written, mut commits) = (Vec::new(), Vec::new());
-        for ((index, target), moved) in copies.into_iter().zip(moved) {
-            match moved {
+        for (tag, (index, target)) in copies.into_iter().enumerate() {
+            match verdicts.of(tag) {
                 Moved::Done(_) => {
+                    if is_apart {
+                        targets.note_leaves(&target, verdicts.leaves(tag));
+                    }
                     let checksum = places[index].checksum;
                     written.push((
                         index,

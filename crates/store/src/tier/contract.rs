@@ -127,6 +127,11 @@ pub trait Ends: Send + Sync {
     /// As [`Ends::buffers`].
     fn write_parts(&self, place: &Place, found: &[Part]) -> Result<(), Error>;
 
+    /// Notes the digests of the leaves of a block that is reserved and written now, part for part,
+    /// for a tier that has room for them beside the payload. A block that lanes of another process
+    /// have written is committed without.
+    fn note_leaves(&self, _place: &Place, _leaves: Vec<u128>) {}
+
     /// The directory that has the payloads, where they lie in files of one: it is handed to other
     /// processes, whose lanes open there what is pinned or reserved. Without it they reach nothing.
     fn directory(&self) -> Option<Directory> {

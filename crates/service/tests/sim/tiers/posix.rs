@@ -6,8 +6,9 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use kvdepot_arena::format::file_header::{FileHeader, LEN};
-use kvdepot_arena::{Place, Refused, Reserved, Token, Wanted};
+use kvdepot_arena::format::file_header::{self, FileHeader, LEN};
+use kvdepot_arena::{Place, Refused, Reserved, Token, Wanted, parts};
+use kvdepot_media::checksum::compose;
 use kvdepot_media::{Buffer, Checksum};
 use kvdepot_store::{Identity, Key, NamespaceId, Reply, Tier, ask};
 
@@ -111,8 +112,14 @@ pub fn file_of(path: &Path, identity: &Identity) -> Option<PathBuf> {
 /// What a block's file says, and its payload.
 pub fn read(path: &Path, identity: &Identity) -> Option<Stored> {
     let bytes = fs::read(file_of(path, identity)?).ok()?;
-    let (header, payload) = bytes.split_first_chunk::<LEN>()?;
-    let header = FileHeader::decode(header).filter(|header| header.identity == *identity)?;
+    let (page, payload) = bytes.split_first_chunk::<LEN>()?;
+    let header = FileHeader::decode(page).filter(|header| header.identity == *identity)?;
+    // What rots is payload.
+    let leaves = file_header::leaves(page).unwrap();
+    if header.parts == 1 && !leaves.is_empty() {
+        let id = parts::part_id(identity, 0, 1);
+        assert_eq!(compose(&id, header.len, leaves), header.checksum);
+    }
     let payload = payload.get(..header.len as usize)?;
     let memory = Memory::Here(Buffer::from_vec(payload.to_vec()));
     Some(Stored::new(

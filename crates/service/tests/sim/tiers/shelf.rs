@@ -567,6 +567,10 @@ impl Ends for Shelf {
         self.medium().write_parts(place, found)
     }
 
+    fn note_leaves(&self, place: &Place, leaves: Vec<u128>) {
+        self.medium().note_leaves(place, leaves);
+    }
+
     fn directory(&self) -> Option<Directory> {
         self.medium().directory()
     }

@@ -33,6 +33,10 @@ impl Put {
         };
         let ends = core.tiers[tier].ends();
         let mut batch = core.copier.batch();
+        let is_apart = core.tiers[tier].apart().is_some();
+        if is_apart {
+            batch.keep_leaves();
+        }
         let mut verdicts = Verdicts::new(Bytes::New, copies.len());
         let mut target = Vec::new();
         let planned = copies
@@ -55,6 +59,11 @@ impl Put {
         let put = Arc::clone(self);
         let done = move |done: &mut Done<'_>| {
             verdicts.count(done);
+            if is_apart {
+                for (tag, (_, place, _)) in copies.iter().enumerate() {
+                    ends.note_leaves(place, verdicts.leaves(tag));
+                }
+            }
             put.core.metrics.moved(Op::Put, tier, started);
             put.finish(tier, copies, &verdicts.all());
         };

@@ -10,9 +10,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use kvdepot_arena::clock::unix_seconds;
 use kvdepot_arena::format::file_header::{FileHeader, LEN};
 use kvdepot_arena::format::file_note::{self, FileNote};
-use kvdepot_arena::parts::Part;
+use kvdepot_arena::parts::{self, Part};
 use kvdepot_arena::{Error, Identity, Key, NamespaceId, Place, Reserved, TakesBack, Token};
 use kvdepot_host::dir::{Seen, annotate, annotation, mark_used};
+use kvdepot_media::checksum::compose;
 use kvdepot_media::file::{File, Hands, Manner};
 use kvdepot_media::{Buffer, Checksum};
 use parking_lot::Mutex;
@@ -69,6 +70,8 @@ struct Opened {
     /// Of the count that has its bytes, where it is new.
     epoch: u64,
     place: Place,
+    /// The digests of its leaves, where they are known when it is written.
+    leaves: Vec<u128>,
     /// A reservation, and else a pin.
     new: bool,
     holds: u32,
@@ -246,6 +249,7 @@ impl Open {
             unnamed,
             epoch,
             place,
+            leaves: Vec::new(),
             new: new.is_some(),
             holds: 1,
             copy: new == Some(true),
@@ -321,14 +325,15 @@ impl Open {
     ) -> Result<bool, Error> {
         let place = reserved.hand_out();
         let sequence = place.token.sequence;
-        let (file, name, epoch) = {
-            let state = self.state.lock();
-            let Some(opened) = state.files.get(&sequence) else {
+        let (file, name, epoch, leaves) = {
+            let mut state = self.state.lock();
+            let Some(opened) = state.files.get_mut(&sequence) else {
                 return Ok(false);
             };
-            let file = Arc::clone(&opened.file);
-            (file, opened.name.clone(), opened.epoch)
+            let (file, leaves) = (Arc::clone(&opened.file), std::mem::take(&mut opened.leaves));
+            (file, opened.name.clone(), opened.epoch, leaves)
         };
+        debug_assert!(leaves.is_empty() || place.parts > 1 || sum_of(&place, &leaves) == checksum);
         let header = FileHeader {
             identity: place.identity,
             len: place.len,
@@ -353,9 +358,10 @@ impl Open {
         }
         // What is not to outlive a power cut need not be on the medium now; others on this host
         // see it.
+        let header = header.encode(&leaves);
         let written = match self.far {
-            true => file.raw().write_all_at(0, &header.encode()),
-            false => file.raw().write_cached_at(0, &header.encode()),
+            true => file.raw().write_all_at(0, &header),
+            false => file.raw().write_cached_at(0, &header),
         };
         let written = written.map_err(io);
         let synced = written.and_then(|()| match lasts || self.syncs {
@@ -527,6 +533,12 @@ impl Ends for Open {
         self.file_of(place)?.write_parts(place, found)
     }
 
+    fn note_leaves(&self, place: &Place, leaves: Vec<u128>) {
+        if let Some(opened) = self.state.lock().files.get_mut(&place.token.sequence) {
+            opened.leaves = leaves;
+        }
+    }
+
     fn directory(&self) -> Option<Directory> {
         Some(Directory {
             dir: self.folder.dir(),
@@ -552,6 +564,12 @@ impl Ends for Open {
             offset: LEN as u64,
         })
     }
+}
+
+/// What a block of one part has these leaves for.
+fn sum_of(place: &Place, leaves: &[u128]) -> Checksum {
+    let id = parts::part_id(&place.identity, 0, 1);
+    compose(&id, place.len, leaves.iter().copied())
 }
 
 /// Half of what the process may have.

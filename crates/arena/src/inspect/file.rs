@@ -1,0 +1,214 @@
+//! Files of the tier `Posix`, each judged alone: what `kvdepot verify` sees of a directory of
+//! blocks, or of a file that was found anywhere.
+
+use std::fs::{self, File};
+use std::io::{self, ErrorKind, Read};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use kvdepot_media::checksum::{LEAF, compose, digest, leaves};
+
+use crate::error::Error;
+use crate::format::GRANULE;
+use crate::format::file_header::{self, FileHeader, LEN, MAGIC};
+use crate::parts::{self, Part};
+
+/// What a block's file is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Judged {
+    /// What it says of itself; `None` where that is no header.
+    pub header: Option<FileHeader>,
+    /// Why it is no block, or does not verify; `None` of a sound one.
+    pub fault: Option<String>,
+    /// The leaves that are not what was written, where the header tells: the offset of each in the
+    /// payload, and its length.
+    pub rotten: Vec<(u64, u64)>,
+}
+
+/// Whether a file begins like a block's.
+#[must_use]
+pub fn is_block_file(path: &Path) -> bool {
+    let mut begins = [0; MAGIC.len()];
+    let is_file = fs::metadata(path).is_ok_and(|about| about.is_file());
+    let read = is_file.then(|| File::open(path).and_then(|mut file| file.read_exact(&mut begins)));
+    matches!(read, Some(Ok(()))) && begins == MAGIC
+}
+
+/// What has a block's name in a directory of `Posix`, in the order of the names; `None` where the
+/// directory is none.
+///
+/// # Errors
+/// [`Error::Io`] where it cannot be read.
+pub fn block_files(directory: &Path) -> Result<Option<Vec<PathBuf>>, Error> {
+    let blocks = directory.join("blocks");
+    if !directory.join("settings").is_file() || !blocks.is_dir() {
+        return Ok(None);
+    }
+    let mut files = Vec::new();
+    for folder in entries(&blocks)? {
+        files.extend(entries(&folder)?);
+    }
+    Ok(Some(files))
+}
+
+fn entries(folder: &Path) -> Result<Vec<PathBuf>, Error> {
+    let read = fs::read_dir(folder).and_then(|all| {
+        let paths = all.map(|entry| entry.map(|entry| entry.path()));
+        paths.collect::<io::Result<Vec<PathBuf>>>()
+    });
+    let mut paths = read.map_err(|source| Error::Io {
+        path: folder.into(),
+        source,
+    })?;
+    paths.sort_unstable();
+    Ok(paths)
+}
+
+/// Reads a block's file, all of it, in the calling thread. `named`: it lies in a directory of
+/// `Posix`, and its name says whose it is. `None` where there is none (any more).
+#[must_use]
+pub fn judge_file(path: &Path, named: bool) -> Option<Judged> {
+    let judged = match fs::metadata(path) {
+        Ok(about) if about.is_file() => File::open(path).and_then(|file| judge(&file)),
+        Ok(_) => Ok(refused("it is no regular file")),
+        Err(error) => Err(error),
+    };
+    let mut judged = match judged {
+        Ok(judged) => judged,
+        Err(error) if error.kind() == ErrorKind::NotFound => return None,
+        Err(error) => refused(format!("it cannot be read: {error}")),
+    };
+    let name = judged.header.filter(|_| named).map(|header| {
+        let (key, namespace) = (header.identity.key, header.identity.namespace);
+        format!("{key}-{namespace}")
+    });
+    if name.is_some_and(|name| path.file_name() != Some(name.as_ref())) {
+        judged.fault = Some("its header names another block than the file".into());
+    }
+    Some(judged)
+}
+
+fn refused(why: impl Into<String>) -> Judged {
+    Judged {
+        header: None,
+        fault: Some(why.into()),
+        rotten: Vec::new(),
+    }
+}
+
+fn judge(file: &File) -> io::Result<Judged> {
+    let len = file.metadata()?.len();
+    let mut page = [0; LEN];
+    if len < LEN as u64 {
+        return Ok(refused(format!("it has {len} bytes, and no header")));
+    }
+    file.read_exact_at(&mut page, 0)?;
+    let Some(header) = FileHeader::decode(&page) else {
+        return Ok(match FileHeader::is_newer(&page) {
+            true => refused("its header is one of a later release"),
+            false => refused("its header is damaged"),
+        });
+    };
+    let (fault, rotten) = match fault_of(file, len, &page, &header)? {
+        Ok(rotten) => (named_first(&rotten), rotten),
+        Err(fault) => (Some(fault), Vec::new()),
+    };
+    Ok(Judged {
+        header: Some(header),
+        fault,
+        rotten,
+    })
+}
+
+fn named_first(rotten: &[(u64, u64)]) -> Option<String> {
+    let ((at, len), others) = (rotten.first()?, rotten.len() - 1);
+    let last = at + len - 1;
+    let more = match others {
+        0 => String::new(),
+        _ => format!(", nor do {others} others"),
+    };
+    Some(format!(
+        "the leaf at bytes {at} to {last} of the payload does not match its digest{more}"
+    ))
+}
+
+/// The leaves that are not what was written, or what else is wrong.
+fn fault_of(
+    file: &File,
+    len: u64,
+    page: &[u8; LEN],
+    header: &FileHeader,
+) -> io::Result<Result<Vec<(u64, u64)>, String>> {
+    let room = (LEN as u64 + header.len).next_multiple_of(GRANULE);
+    if len != room {
+        return Ok(Err(format!("it has {len} bytes, and {room} by its header")));
+    }
+    let recorded = match file_header::leaves(page) {
+        Ok(recorded) => recorded,
+        Err(count) => {
+            let most = file_header::LEAVES_MAX;
+            let why = format!("its header records {count} leaves, and has room for {most}");
+            return Ok(Err(why));
+        }
+    };
+    let Some(found) = parts_of(file, header)? else {
+        return Ok(Err("the part table does not match its checksum".into()));
+    };
+    let count: u64 = found.iter().map(|part| leaves(part.len)).sum();
+    if !recorded.is_empty() && recorded.len() as u64 != count {
+        let wrong = recorded.len();
+        return Ok(Err(format!(
+            "its header records {wrong} leaves, and the payload has {count}"
+        )));
+    }
+    let (mut rotten, mut rest) = (Vec::new(), recorded.as_slice());
+    let mut leaf = Vec::new();
+    for (number, part) in found.iter().enumerate() {
+        let id = parts::part_id(&header.identity, number as u32, header.parts);
+        let sum = |digests: &[u128]| compose(&id, part.len, digests.iter().copied());
+        let mut digests = Vec::new();
+        for at in (0..part.len).step_by(LEAF as usize) {
+            leaf.resize((part.len - at).min(LEAF) as usize, 0);
+            file.read_exact_at(&mut leaf, LEN as u64 + part.offset + at)?;
+            digests.push(digest(&leaf));
+        }
+        let expected = rest.split_off(..digests.len()).unwrap_or_default();
+        if !expected.is_empty() && sum(expected) != part.checksum {
+            let why =
+                "the digests of leaves in its header do not compose to the payload's checksum";
+            return Ok(Err(why.into()));
+        }
+        if expected.is_empty() && sum(&digests) != part.checksum {
+            return Ok(Err(match header.parts {
+                1 => "the payload does not match its checksum".into(),
+                _ => format!("part {number} does not match its checksum"),
+            }));
+        }
+        let differ = (0..).zip(digests.iter().zip(expected));
+        let differ = differ.filter(|(_, (is, expected))| is != expected);
+        rotten.extend(differ.map(|(leaf, _)| {
+            let at = leaf * LEAF;
+            (part.offset + at, (part.len - at).min(LEAF))
+        }));
+    }
+    Ok(Ok(rotten))
+}
+
+/// The parts of a payload; `None` where their table does not verify.
+fn parts_of(file: &File, header: &FileHeader) -> io::Result<Option<Vec<Part>>> {
+    if header.parts == 1 {
+        return Ok(Some(vec![Part {
+            offset: 0,
+            len: header.len,
+            checksum: header.checksum,
+        }]));
+    }
+    let mut table = vec![0; usize::from(header.parts) * parts::ENTRY as usize];
+    let Some(begin) = header.len.checked_sub(table.len() as u64) else {
+        return Ok(None);
+    };
+    file.read_exact_at(&mut table, LEN as u64 + begin)?;
+    let (identity, sum) = (&header.identity, header.checksum);
+    Ok(parts::of_table(identity, &table, begin, sum))
+}
