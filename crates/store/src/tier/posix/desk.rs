@@ -148,35 +148,19 @@ impl Queue {
 }
 
 /// Does `work` for each item, `grain` of them at a time, and then `done` with all that came of it,
-/// in order. Where a part of it was dropped, `done` is too, and what came of the others is
-/// `undone`.
-pub(super) fn each<I, T, W, D, U>(
-    desk: &Desk,
-    (items, grain): (Vec<I>, usize),
-    work: W,
-    done: D,
-    undone: U,
-) where
+/// in order. Where a part of it was dropped, or has panicked, `done` is dropped too, and so is what
+/// came of the others: it gives back by itself what it holds.
+pub(super) fn each<I, T, W, D>(desk: &Desk, (items, grain): (Vec<I>, usize), work: W, done: D)
+where
     I: Send + 'static,
     T: Send + 'static,
     W: Fn(I) -> T + Send + Sync + 'static,
     D: FnOnce(Vec<T>) + Send + 'static,
-    U: Fn(Vec<T>) + Send + Sync + 'static,
 {
-    struct Sheet<T, D, U: Fn(Vec<T>)> {
+    struct Sheet<T, D> {
         answers: Vec<Option<T>>,
         left: usize,
         done: Option<D>,
-        undone: U,
-    }
-    impl<T, D, U: Fn(Vec<T>)> Drop for Sheet<T, D, U> {
-        fn drop(&mut self) {
-            let some = std::mem::take(&mut self.answers);
-            let some: Vec<T> = some.into_iter().flatten().collect();
-            if !some.is_empty() {
-                (self.undone)(some);
-            }
-        }
     }
     let count = items.len();
     if count == 0 {
@@ -189,7 +173,6 @@ pub(super) fn each<I, T, W, D, U>(
         answers: (0..count).map(|_| None).collect(),
         left: count,
         done: Some(done),
-        undone,
     }));
     let work = Arc::new(work);
     let mut items = items.into_iter().enumerate();
@@ -232,20 +215,27 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_came_of_items_whose_others_were_dropped_is_undone() {
-        let desk = Desk::new("test", 4).unwrap();
-        let (undo, undone) = mpsc::channel();
-        let (begin, begun) = mpsc::channel();
-        let work = move |item: u32| {
-            begin.send(()).unwrap();
-            assert!(item < 2, "one that breaks");
-            item
-        };
-        let done = |_: Vec<u32>| panic!("not all is done");
-        let undone_by = move |some: Vec<u32>| undo.send(some).unwrap();
-        each(&desk, (vec![1, 7, 0], 1), work, done, undone_by);
-        desk.end(clock::now() + Duration::from_secs(60));
-        assert_eq!(undone.recv(), Ok(vec![1, 0]));
-        assert_eq!(begun.iter().count(), 3);
+    fn what_came_of_items_whose_others_broke_is_dropped() {
+        struct Came(u32, mpsc::Sender<u32>);
+        impl Drop for Came {
+            fn drop(&mut self) {
+                self.1.send(self.0).unwrap();
+            }
+        }
+        for (threads, grain, begins) in [(4, 1, 3), (1, 3, 2)] {
+            let desk = Desk::new("test", threads).unwrap();
+            let (undo, undone) = mpsc::channel();
+            let (begin, begun) = mpsc::channel();
+            let work = move |item: u32| {
+                begin.send(()).unwrap();
+                assert!(item < 2, "one that breaks");
+                Came(item, undo.clone())
+            };
+            let done = |_: Vec<Came>| panic!("not all is done");
+            each(&desk, (vec![1, 7, 0], grain), work, done);
+            desk.end(clock::now() + Duration::from_secs(60));
+            assert_eq!(begun.iter().count(), begins);
+            assert_eq!(undone.iter().count(), begins - 1);
+        }
     }
 }

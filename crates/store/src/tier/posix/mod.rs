@@ -7,8 +7,8 @@
 //! alone.
 //!
 //! `folder` says what lies where, `agree` what all have to name alike, `usage` counts for all,
-//! `collect` makes room, `filter` knows what was looked at lately, `desk` has the threads that wait
-//! for the file system.
+//! `collect` makes room, `filter` knows what was looked at lately, `pinned` holds what is pinned
+//! until somebody is told, `desk` has the threads that wait for the file system.
 
 mod agree;
 mod collect;
@@ -18,6 +18,7 @@ mod folder;
 mod name;
 mod open;
 mod options;
+mod pinned;
 mod usage;
 
 use std::io::ErrorKind;
@@ -42,6 +43,7 @@ use folder::{Folder, Kept};
 use name::{identity_of, room_of};
 use open::Open;
 use options::{OPTIONS, Options};
+use pinned::Pinned;
 use usage::Usage;
 
 /// The tier's name.
@@ -142,15 +144,12 @@ impl Posix {
         (items, grain): (Vec<I>, usize),
         reply: Reply<Vec<T>>,
         work: impl Fn(&Common, I) -> T + Send + Sync + 'static,
-        undone: impl Fn(&Common, Vec<T>) + Send + Sync + 'static,
     ) {
-        let [common, other] = [0, 1].map(|_| Arc::clone(&self.common));
+        let common = Arc::clone(&self.common);
         let done = |answers| {
             reply.answer(answers);
         };
-        let work = move |item| work(&common, item);
-        let undone = move |answers| undone(&other, answers);
-        each(desk, (items, grain), work, done, undone);
+        each(desk, (items, grain), move |item| work(&common, item), done);
     }
 }
 
@@ -195,17 +194,18 @@ impl Tier for Posix {
             let each = each.map(|known| known.or_else(|| looked.next()).unwrap_or(false));
             reply.answer(each.collect());
         };
-        each(&self.reads, (asked, LOOKS), look, done, drop);
+        each(&self.reads, (asked, LOOKS), look, done);
     }
 
     fn pin(&self, namespace: NamespaceId, keys: &[Key], reply: Reply<Vec<Option<Place>>>) {
         let names = identities(namespace, keys);
-        let find = |common: &Common, name| common.find(&name);
-        let unpin = |common: &Common, found: Vec<Option<Place>>| {
-            let found: Vec<Place> = found.into_iter().flatten().collect();
-            common.open.unpin(&found);
+        let common = Arc::clone(&self.common);
+        let find = move |name| common.find(&name);
+        let done = |found: Vec<Option<Pinned>>| {
+            let found = found.into_iter();
+            reply.answer(found.map(|one| one.and_then(Pinned::hand_out)).collect());
         };
-        self.answer(&self.reads, (names, OPENS), reply, find, unpin);
+        each(&self.reads, (names, OPENS), find, done);
     }
 
     fn unpin(&self, places: &[Place]) {
@@ -238,28 +238,26 @@ impl Tier for Posix {
             (blocks.to_vec(), MAKES),
             reply,
             move |common, wanted| common.make(namespace, &wanted),
-            // A reservation gives itself back.
-            |_, made| drop(made),
         );
     }
 
     fn commit(&self, written: Vec<(Reserved, Checksum)>, pinned: bool, reply: Reply<Vec<bool>>) {
         self.common.open.publishes(&written);
-        let [common, other] = [0, 1].map(|_| Arc::clone(&self.common));
+        let common = Arc::clone(&self.common);
         let publish = move |(reserved, checksum): (Reserved, Checksum)| {
             let place = *reserved;
-            (place, common.publish(reserved, checksum, pinned))
+            let stored = common.publish(reserved, checksum, pinned);
+            let pin = (stored && pinned).then(|| Pinned::new(&common.open, place));
+            (stored, pin)
         };
-        let done = |answers: Vec<(Place, bool)>| {
-            reply.answer(answers.into_iter().map(|(_, stored)| stored).collect());
+        let done = |answers: Vec<(bool, Option<Pinned>)>| {
+            let told = answers.into_iter().map(|(stored, pin)| {
+                let _place = pin.and_then(Pinned::hand_out);
+                stored
+            });
+            reply.answer(told.collect());
         };
-        let unpin = move |answers: Vec<(Place, bool)>| {
-            let pins = answers.into_iter().filter(|(_, stored)| pinned && *stored);
-            other
-                .open
-                .unpin(&pins.map(|(place, _)| place).collect::<Vec<_>>());
-        };
-        each(&self.writes, (written, MAKES), publish, done, unpin);
+        each(&self.writes, (written, MAKES), publish, done);
     }
 
     fn remove(&self, namespace: NamespaceId, keys: &[Key], reply: Reply<usize>) {
@@ -270,7 +268,7 @@ impl Tier for Posix {
         };
         let remove = move |name| common.remove(&name, None);
         let names = identities(namespace, keys);
-        each(&self.writes, (names, MAKES), remove, done, drop);
+        each(&self.writes, (names, MAKES), remove, done);
     }
 
     fn clear(&self, namespace: NamespaceId, reply: Reply<usize>) {
@@ -379,16 +377,17 @@ impl Common {
     }
 
     /// Opens a block's file and pins it.
-    fn find(&self, name: &Identity) -> Option<Place> {
+    fn find(&self, name: &Identity) -> Option<Pinned> {
         let (_, turn) = self.filter.of(std::iter::empty());
         let found = self.open.adopt(name);
         let place = found.unwrap_or_else(|error| {
             tracing::debug!(%error, key = %name.key, "a block's file cannot be read");
             None
         });
+        let pin = place.map(|place| Pinned::new(&self.open, place));
         self.filter
-            .note_answers([(*name, place.is_some())].into_iter(), turn);
-        place
+            .note_answers([(*name, pin.is_some())].into_iter(), turn);
+        pin
     }
 
     /// Makes room for a block, and its file.
