@@ -27,6 +27,8 @@ const BATCH_BYTES: u64 = 64 << 20;
 /// wait for the batch under way.
 const PROMOTE_BYTES: u64 = 4 << 20;
 const BATCH_BLOCKS: usize = 1024;
+/// After so many batches of others the promotion that has waited longest has its turn.
+const PASSED_MAX: u32 = 8;
 /// Pause before a block is tried again that somebody else is writing to the far tier.
 const RETRY: Duration = Duration::from_millis(1);
 /// Pause before the far tier is asked again while processes of its last owner may still write
@@ -430,10 +432,16 @@ impl Queues {
     fn take_work(&mut self, rested: bool, any_joined: bool) -> Option<Work> {
         // What gets wait for and what goes on take turns.
         let mut promotions = self.promotions.iter();
+        let is_due = self.passed >= PASSED_MAX && !self.promotions.is_empty();
         let joined = promotions.position(|one| any_joined && one.is_joined());
+        let joined = joined.filter(|_| !is_due);
         let went_on = std::mem::take(&mut self.went_on);
-        if rested && !self.outward.is_empty() && !(went_on && joined.is_some()) {
+        if rested && !self.outward.is_empty() && !(is_due || went_on && joined.is_some()) {
             self.went_on = true;
+            self.passed = match self.promotions.is_empty() {
+                true => 0,
+                false => self.passed + 1,
+            };
             let mut bytes = 0;
             let fits = |place: &&Place| {
                 bytes += place.len;
@@ -446,6 +454,7 @@ impl Queues {
             ));
         }
         let at = joined.unwrap_or(0);
+        self.passed = if at > 0 { self.passed + 1 } else { 0 };
         let first = self.promotions.get(at)?;
         let (tier, awaited) = (first.tier, first.is_awaited());
         let most = if awaited { BATCH_BYTES } else { PROMOTE_BYTES };
@@ -475,5 +484,57 @@ fn arrival(replica: Replica) -> Outcome {
         Replica::Declined => Outcome::Declined,
         Replica::Removed => Outcome::Miss,
         Replica::Busy | Replica::Orphans | Replica::Failed => Outcome::Dropped,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kvdepot_arena::{Key, NamespaceId};
+
+    use super::*;
+    use crate::pipeline::Loads;
+
+    fn promotion(number: u8, load: Option<Load>) -> Promotion {
+        let place = Place::of(Identity {
+            namespace: NamespaceId([0; 16]),
+            key: Key([number; 32]),
+        });
+        Promotion {
+            tier: 1,
+            place,
+            waiter: None,
+            load,
+        }
+    }
+
+    #[test]
+    fn no_promotion_waits_for_ever_behind_others() {
+        let loads = Loads::of_one_tier();
+        for joins in [false, true] {
+            let mut queues = Queues::default();
+            queues.promotions.push_back(promotion(0, None));
+            let mut batches = 0;
+            let first = loop {
+                batches += 1;
+                assert!(batches < 100, "others come first for ever");
+                queues.outward.push_back(promotion(1, None).place);
+                if joins {
+                    let load = loads.joined(promotion(batches, None).place.identity);
+                    queues.promotions.push_back(promotion(batches, Some(load)));
+                }
+                match queues.take_work(true, joins) {
+                    Some(Work::Promote(blocks)) if blocks[0].place.identity.key.0 == [0; 32] => {
+                        break blocks;
+                    }
+                    other => assert!(other.is_some()),
+                }
+            };
+            assert_eq!(
+                first.len(),
+                1,
+                "those that are waited for have their own batches"
+            );
+            assert_eq!(u32::from(batches), PASSED_MAX + 1);
+        }
     }
 }

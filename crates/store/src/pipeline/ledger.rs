@@ -113,6 +113,8 @@ pub(super) struct Queues {
     pub(super) promotion_bytes: u64,
     /// It was the turn of what goes on.
     pub(super) went_on: bool,
+    /// Batches since the first promotion might have had its turn.
+    pub(super) passed: u32,
 }
 
 #[derive(Default)]

@@ -205,6 +205,29 @@ impl Loads {
     }
 }
 
+#[cfg(test)]
+impl Loads {
+    /// Of a pipeline whose second tier is slow to read.
+    pub(super) fn of_one_tier() -> Arc<Loads> {
+        Arc::new(Loads {
+            from: Some(1),
+            limit: Duration::MAX,
+            alarm: None,
+            state: Mutex::default(),
+            arrived: AtomicU64::new(0),
+            joined: AtomicUsize::new(0),
+        })
+    }
+
+    /// A load that somebody has joined.
+    pub(super) fn joined(self: &Arc<Loads>, identity: Identity) -> Load {
+        let load = self.claim(1, identity).unwrap();
+        let begun = self.begin(&[(0, identity)], Joining::First, false);
+        assert_eq!(begun.joined, [0]);
+        load
+    }
+}
+
 /// Nobody waits any longer for these, nor joins them.
 fn forsake(loads: &Weak<Loads>, waits: &Weak<Wait>, names: &[(Identity, u64)]) {
     // They are over, where nobody waits.
