@@ -35,9 +35,9 @@ pub(crate) struct Edge {
 /// Why a block stays in the nearer tier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stays {
-    /// It was touched for the first time.
-    First,
-    /// Its size, or what may be written, keeps it.
+    /// It was touched for the first time, or has not the size: nobody expects it to be there.
+    Barred,
+    /// No more may be written now.
     Kept,
 }
 
@@ -80,22 +80,21 @@ impl Edge {
     /// Whether a block goes on that has come to the nearer tier. A first touch is noted; that the
     /// block has gone on is noted once it is in the queue.
     pub(super) fn admits(&self, identity: &Identity, len: u64) -> Result<Spent, Stays> {
-        let is_first = self.is_first(identity);
+        let is_barred = self.bars(identity, len);
         self.note(identity, len, false);
-        let spent = match is_first {
-            true => Err(Stays::First),
-            false => self.lets_touched(len).ok_or(Stays::Kept),
+        let spent = match is_barred {
+            true => Err(Stays::Barred),
+            false => self.spending.take(len).ok_or(Stays::Kept),
         };
         spent.inspect_err(|_| self.declines())
     }
 
     /// Whether a block would stay in the nearer tier now.
     pub(super) fn keeps(&self, identity: &Identity, len: u64) -> Option<Stays> {
-        if self.is_first(identity) {
-            return Some(Stays::First);
+        if self.bars(identity, len) {
+            return Some(Stays::Barred);
         }
-        let goes = self.lens.contains(&len) && self.spending.allows(len);
-        (!goes).then_some(Stays::Kept)
+        (!self.spending.allows(len)).then_some(Stays::Kept)
     }
 
     /// Whether a block that was touched often enough may go on; it is written then.
@@ -126,6 +125,10 @@ impl Edge {
     /// Counts a block that does not go on.
     pub(super) fn declines(&self) {
         self.declined.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn bars(&self, identity: &Identity, len: u64) -> bool {
+        self.is_first(identity) || !self.lens.contains(&len)
     }
 
     /// Whether a touch of this block is the first one, and not enough.

@@ -55,7 +55,7 @@ struct Routes {
 impl Routes {
     fn stay(&mut self, index: usize, stays: Stays) {
         match stays {
-            Stays::First => self.settled.push((index, Outcome::Declined)),
+            Stays::Barred => self.settled.push((index, Outcome::Declined)),
             Stays::Kept => self.kept.push(index),
         }
     }

@@ -196,7 +196,7 @@ impl Put {
                     Err(stays) => {
                         match stays {
                             _ if !waits => {}
-                            Stays::First => settled.push((index, Outcome::Declined)),
+                            Stays::Barred => settled.push((index, Outcome::Declined)),
                             Stays::Kept => kept.push(index),
                         }
                         passed.push(place);
