@@ -28,12 +28,14 @@ struct Far {
 
 impl Far {
     fn new(settings: Value) -> Far {
+        Far::of(10, settings)
+    }
+
+    fn of(count: u64, settings: Value) -> Far {
         let (home, mood) = (tempfile::tempdir().unwrap(), Arc::new(Mood::default()));
         let depot = open(&home, &mood, json!({}));
-        assert_eq!(
-            put(&namespace(&depot), &(0..10).collect::<Vec<_>>(), LEN),
-            [true; 10]
-        );
+        let all: Vec<u64> = (0..count).collect();
+        assert!(!put(&namespace(&depot), &all, LEN).contains(&false));
         depot.close();
         let depot = open(&home, &mood, settings);
         mood.delay.store(DELAY, Ordering::Relaxed);
@@ -255,6 +257,42 @@ fn a_load_that_fails_keeps_nobody() {
     );
     assert_at_rest(&far.depot);
     far.depot.close();
+}
+
+#[test]
+fn a_get_of_consecutive_hits_goes_on_beside_a_load_of_many_steps_that_stalls() {
+    for ends in [true, false] {
+        let limit = if ends { "30s" } else { "300ms" };
+        let limits = json!({"lookup_timeout": limit, "tier_timeout": limit});
+        let far = Far::of(100, limits);
+        far.mood.delay.store(0, Ordering::Relaxed);
+        let near: Vec<u64> = (90..100).collect();
+        assert_eq!(
+            far.ns
+                .prefetch(&keys(90..100))
+                .unwrap()
+                .wait(Some(PATIENCE))
+                .unwrap(),
+            [true; 10]
+        );
+        far.mood.silent.store(true, Ordering::Relaxed);
+        let long: Vec<u64> = (0..90).collect();
+        let long = Got::begin(&far.ns, &long, false);
+        let begun = Instant::now();
+        let both = Got::begin(&far.ns, &[90, 91, 40, 41], true);
+        assert_eq!(Got::begin(&far.ns, &near, true).end(), [Outcome::Done; 10]);
+        assert!(begun.elapsed() < Duration::from_secs(10));
+        if ends {
+            far.mood.silent.store(false, Ordering::Relaxed);
+        }
+        let tail = if ends { Outcome::Done } else { Outcome::Miss };
+        assert_eq!(both.end(), [Outcome::Done, Outcome::Done, tail, tail]);
+        assert_eq!(long.end(), [tail; 90]);
+        assert!(begun.elapsed() < Duration::from_secs(20));
+        far.mood.silent.store(false, Ordering::Relaxed);
+        assert_at_rest(&far.depot);
+        far.depot.close();
+    }
 }
 
 #[test]

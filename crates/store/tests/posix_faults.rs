@@ -175,6 +175,57 @@ fn what_fails_on_its_way_is_not_stored_and_the_tier_works_once_the_fault_has_end
 }
 
 #[test]
+fn what_gets_no_name_is_not_stored_and_nothing_of_it_stays() {
+    const TEST: &str = "what_gets_no_name_is_not_stored_and_nothing_of_it_stays";
+    if child::role().is_none() {
+        for errno in [libc::ENOSPC, libc::EDQUOT, libc::EIO, libc::EACCES] {
+            let dir = tempfile::tempdir().unwrap();
+            let plain = Dir::open(dir.path()).unwrap();
+            if !plain.links_unnamed() || plain.unnamed(false).unwrap().is_none() {
+                println!("skipped: there are no files without a name");
+                return;
+            }
+            let (at, errno) = (dir.path().to_str().unwrap(), errno.to_string());
+            let mut child = Child::start(TEST, "refused", &[("at", at), ("errno", &errno)]);
+            let said = child.line().expect("the body has failed");
+            if let Some(number) = said.strip_prefix("no filter: ") {
+                let error = std::io::Error::from_raw_os_error(number.parse().unwrap());
+                return realm::skip("a filter of calls", &error);
+            }
+            assert_eq!(said, "done");
+            let depot = open(dir.path());
+            let ns = namespace(&depot);
+            assert!(has(&ns, &[1], LEN) && has(&ns, &[3], LONG), "{errno}");
+            assert_eq!(put(&ns, &[2], LEN), [true], "{errno}");
+            close(&depot, dir.path());
+        }
+        return;
+    }
+    let at = child::value("at");
+    let (at, errno) = (Path::new(&at), child::value("errno").parse().unwrap());
+    let depot = open(at);
+    let ns = namespace(&depot);
+    assert_eq!(put(&ns, &[1], LEN), [true]);
+    if let Err(error) = realm::refuse(libc::SYS_linkat, errno) {
+        let number = error.raw_os_error().unwrap();
+        return child::say(&format!("no filter: {number}"));
+    }
+    assert_eq!(put(&ns, &[2], LEN), [false]);
+    assert_eq!(get(&ns, &[2], LEN), [Outcome::Miss]);
+    // Where it fails by itself, files have names from then on.
+    assert_eq!(put(&ns, &[2], LEN), [errno == libc::EACCES]);
+    assert!(has(&ns, &[1], LEN));
+    assert_eq!(
+        put(&ns, &[3], LONG),
+        [true],
+        "it has a name while it is written"
+    );
+    ns.remove(&keys([2])).unwrap();
+    close(&depot, at);
+    child::say("done");
+}
+
+#[test]
 fn a_read_that_fails_is_a_miss_and_the_block_stays() {
     let test = "a_read_that_fails_is_a_miss_and_the_block_stays";
     fuse::over(test, |mounted| {

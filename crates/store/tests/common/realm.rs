@@ -168,6 +168,17 @@ pub(crate) fn on(
 
 /// Has the system refuse a call from now on, in this process's later children.
 pub(crate) fn refusing(command: &mut Command, call: i64, errno: i32) {
+    let filter = filter_of(call, errno);
+    // SAFETY: it makes system calls, of what was made before the fork.
+    unsafe { command.pre_exec(move || install(filter)) };
+}
+
+/// The same, in all threads of this process.
+pub(crate) fn refuse(call: i64, errno: i32) -> io::Result<()> {
+    install(filter_of(call, errno))
+}
+
+fn filter_of(call: i64, errno: i32) -> [libc::sock_filter; 4] {
     let ins = |code: u32, jt: u8, jf: u8, k: u32| libc::sock_filter {
         code: code as u16,
         jt,
@@ -180,32 +191,31 @@ pub(crate) fn refusing(command: &mut Command, call: i64, errno: i32) {
         libc::BPF_RET | libc::BPF_K,
     );
     let refused = libc::SECCOMP_RET_ERRNO | errno as u32;
-    let filter = [
+    [
         ins(load, 0, 0, 0),
         ins(equal, 0, 1, call as u32),
         ins(answer, 0, 0, refused),
         ins(answer, 0, 0, libc::SECCOMP_RET_ALLOW),
-    ];
-    let install = move || {
-        let mut filter = filter;
-        let program = libc::sock_fprog {
-            len: filter.len() as u16,
-            filter: filter.as_mut_ptr(),
-        };
-        // SAFETY: the program and its instructions live until the call has returned.
-        let set = unsafe {
-            libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-                | libc::prctl(
-                    libc::PR_SET_SECCOMP,
-                    libc::SECCOMP_MODE_FILTER,
-                    &raw const program,
-                )
-        };
-        match set {
-            0 => Ok(()),
-            _ => Err(io::Error::last_os_error()),
-        }
+    ]
+}
+
+fn install(mut filter: [libc::sock_filter; 4]) -> io::Result<()> {
+    let program = libc::sock_fprog {
+        len: filter.len() as u16,
+        filter: filter.as_mut_ptr(),
     };
-    // SAFETY: it makes system calls, of what was made before the fork.
-    unsafe { command.pre_exec(install) };
+    // SAFETY: the program and its instructions live until the call has returned.
+    let set = unsafe {
+        i64::from(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
+            | libc::syscall(
+                libc::SYS_seccomp,
+                libc::SECCOMP_SET_MODE_FILTER,
+                libc::SECCOMP_FILTER_FLAG_TSYNC,
+                &raw const program,
+            )
+    };
+    match set {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
 }
