@@ -8,6 +8,7 @@
 use crate::error::Failure;
 use std::any::Any;
 use std::fmt;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -49,6 +50,11 @@ pub trait Carrier: Any + Send + Sync + fmt::Debug {
     fn register(self: Arc<Self>, _memory: &SlabMemory) -> Option<Registration> {
         None
     }
+
+    /// Who registers memory for it, as a number that nobody else has while a registration lives.
+    fn registrar(&self) -> usize {
+        0
+    }
 }
 
 /// Undoes a registration when it is dropped.
@@ -59,14 +65,20 @@ pub type Registration = Box<dyn Any + Send>;
 pub struct SlabMemory {
     at: usize,
     len: usize,
+    file: Option<Arc<OwnedFd>>,
 }
 
 impl SlabMemory {
     /// # Safety
     ///
     /// The memory is mapped for as long as what a carrier answers for it.
-    pub(crate) unsafe fn new(at: usize, len: usize) -> Self {
-        Self { at, len }
+    pub(crate) unsafe fn new(at: usize, len: usize, file: Option<Arc<OwnedFd>>) -> Self {
+        Self { at, len, file }
+    }
+
+    /// The file in `/dev/shm` that the memory is, from its beginning on, if it is one.
+    pub(crate) fn file(&self) -> Option<&Arc<OwnedFd>> {
+        self.file.as_ref()
     }
 
     /// The address of its first byte.

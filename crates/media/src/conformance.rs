@@ -9,9 +9,11 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod doubles;
 mod faults;
 mod media;
 
+pub use doubles::double;
 pub use faults::{Fault, Faulty, Keeping};
 pub use media::{InMemory, Late, Store};
 

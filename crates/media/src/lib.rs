@@ -17,6 +17,7 @@ mod end;
 mod error;
 pub mod file;
 mod lane;
+mod library;
 mod memory;
 mod once;
 #[cfg(feature = "sim")]

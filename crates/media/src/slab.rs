@@ -8,9 +8,11 @@
 
 use crate::carrier::{Carrier, Registration, SlabMemory};
 use crate::error::Result;
-use crate::memory::Mapping;
+use crate::file;
+use crate::memory::{Access, Mapping};
 use std::any::{Any, TypeId};
 use std::collections::{HashMap, VecDeque};
+use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -19,8 +21,11 @@ const REGION_ALIGN: u64 = 4096;
 
 /// Memory cut into regions of equal length.
 pub(crate) struct Slab {
-    /// What was registered for carriers, which goes before the memory: one for all of a type.
-    registered: Mutex<Vec<(TypeId, Registration)>>,
+    /// What was registered for carriers, which goes before the memory: one for all of a type and a
+    /// registrar.
+    registered: Mutex<Vec<((TypeId, usize), Registration)>>,
+    /// What the memory is, where it can have a name.
+    file: Option<Arc<OwnedFd>>,
     mapping: Arc<Mapping>,
     at: usize,
     region: usize,
@@ -114,7 +119,14 @@ impl Slab {
     /// Takes `len` bytes for so many regions, present from now on and kept from being swapped where
     /// the system allows that.
     pub(crate) fn new(len: u64, regions: usize) -> Result<Self> {
-        let mapping = Mapping::anonymous("kvdepot-staging", len)?;
+        let named = match file::uses_3fs() {
+            true => nameable(len),
+            false => None,
+        };
+        let (mapping, file) = match named {
+            Some((mapping, file)) => (mapping, Some(Arc::new(file))),
+            None => (Mapping::anonymous("kvdepot-staging", len)?, None),
+        };
         mapping.populate_write(0, len)?;
         // More than the user may lock: then it may be swapped, as everything else.
         let _locked = mapping.lock_in_memory();
@@ -123,6 +135,7 @@ impl Slab {
             at: mapping.at(0, len)?,
             mapping,
             registered: Mutex::default(),
+            file,
             region: region as usize,
             pool: Mutex::new(Pool {
                 free: (0..regions).rev().collect(),
@@ -136,16 +149,17 @@ impl Slab {
     /// Makes the slab known to a carrier, unless it is.
     pub(crate) fn register(&self, carrier: &Arc<dyn Carrier>) {
         let any: &dyn Any = &**carrier;
-        let kind = any.type_id();
+        let whose = (any.type_id(), carrier.registrar());
         let mut registered = self
             .registered
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        if registered.iter().all(|(known, _)| *known != kind) {
+        if registered.iter().all(|(known, _)| *known != whose) {
             // SAFETY: what is registered goes before the mapping.
-            let memory = unsafe { SlabMemory::new(self.at, self.mapping.len() as usize) };
+            let memory =
+                unsafe { SlabMemory::new(self.at, self.mapping.len() as usize, self.file.clone()) };
             let new = Arc::clone(carrier).register(&memory);
-            registered.extend(new.map(|new| (kind, new)));
+            registered.extend(new.map(|new| (whose, new)));
         }
     }
 
@@ -222,6 +236,16 @@ impl Slab {
     fn pool(&self) -> MutexGuard<'_, Pool> {
         self.pool.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Memory that can have a name for a moment, which 3FS needs; `None` where `/dev/shm` has no room
+/// or is not to be had.
+fn nameable(len: u64) -> Option<(Arc<Mapping>, OwnedFd)> {
+    let mapping = Mapping::nameable(len).ok()?;
+    // Pages that are there now are so later.
+    mapping.populate_write(0, len).ok()?;
+    let file = mapping.try_clone_fd(Access::ReadWrite).ok()?;
+    Some((mapping, file))
 }
 
 impl std::fmt::Debug for Slab {

@@ -1,7 +1,8 @@
 //! CUDA's driver, found at run time: nothing of it is needed to build or to load this crate.
 
 use crate::error::{Error, Result};
-use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
+use crate::library::Library;
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::io;
 use std::path::Path;
 
@@ -43,9 +44,6 @@ pub(super) struct Driver {
     pub(super) cuEventRecord: unsafe extern "C" fn(Handle, Handle) -> Code,
     pub(super) cuEventSynchronize: unsafe extern "C" fn(Handle) -> Code,
     cuGetErrorName: unsafe extern "C" fn(Code, *mut *const c_char) -> Code,
-    /// The library, which is never closed: its threads may run as long as the process.
-    #[cfg_attr(not(test), expect(dead_code, reason = "held, not read"))]
-    pub(super) library: usize,
 }
 
 impl Driver {
@@ -60,23 +58,11 @@ impl Driver {
     }
 
     pub(super) fn load(path: &Path) -> Result<Self> {
-        let name = CString::new(path.as_os_str().as_encoded_bytes())
-            .map_err(|error| Error::io("load", path.display().to_string(), error))?;
-        // SAFETY: `name` is a string; the driver's initialisers are trusted like the system's.
-        let library = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
-        if library.is_null() {
-            let problem = io::Error::other("no CUDA driver could be loaded");
-            return Err(Error::io("load", path.display().to_string(), problem));
-        }
+        let library = Library::load(path)?;
         macro_rules! function {
             ($name:ident) => {{
-                let name = concat!(stringify!($name), "\0");
-                // SAFETY: the library is loaded, the name ends in a zero.
-                let at = unsafe { libc::dlsym(library, name.as_ptr().cast()) };
-                if at.is_null() {
-                    let problem = io::Error::other(concat!("no ", stringify!($name)));
-                    return Err(Error::io("load", path.display().to_string(), problem));
-                }
+                let name = concat!(stringify!($name), "\0").as_bytes();
+                let at = library.function(CStr::from_bytes_with_nul(name).unwrap_or_default())?;
                 // SAFETY: cuda.h declares the function of that name as the field's type does, and a
                 // pointer to it is as wide as any.
                 unsafe { std::mem::transmute_copy(&at) }
@@ -101,7 +87,6 @@ impl Driver {
             cuEventRecord: function!(cuEventRecord),
             cuEventSynchronize: function!(cuEventSynchronize),
             cuGetErrorName: function!(cuGetErrorName),
-            library: library.expose_provenance(),
         };
         // SAFETY: the flags must be zero.
         driver.check("cuInit", unsafe { (driver.cuInit)(0) })?;

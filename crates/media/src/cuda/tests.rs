@@ -3,11 +3,10 @@
 use super::*;
 use crate::buffer::{Buffer, Owner};
 use crate::checksum::{self, PartId};
-use crate::conformance::{InMemory, Medium, Room, every_pair};
+use crate::conformance::{self, InMemory, Medium, Room, every_pair};
 use crate::copier::{Copier, CopierConfig};
 use crate::error::{Error, Failure};
 use std::path::PathBuf;
-use std::process::Command;
 use std::sync::mpsc;
 
 /// The bit that tells the double's device addresses from host ones.
@@ -18,34 +17,14 @@ static TURN: Mutex<()> = Mutex::new(());
 
 fn library() -> PathBuf {
     static BUILT: std::sync::OnceLock<PathBuf> = std::sync::OnceLock::new();
-    let build = || {
-        let source = concat!(env!("CARGO_MANIFEST_DIR"), "/../testkit/cuda/double.c");
-        // Beside this binary, where it is built anew like it.
-        let made = std::env::current_exe().unwrap().with_extension("double.so");
-        let built = Command::new("cc")
-            .args([
-                "-shared", "-fPIC", "-O1", "-pthread", "-Wall", "-Werror", "-o",
-            ])
-            .args([made.as_os_str(), source.as_ref()])
-            .status()
-            .unwrap();
-        assert!(built.success(), "the double was not built");
-        made
-    };
-    BUILT.get_or_init(build).clone()
+    BUILT
+        .get_or_init(|| kvdepot_testkit::double::build("cuda"))
+        .clone()
 }
 
-/// A function of the double, which takes at most one number and answers one.
-fn double(device: &Device, name: &str, argument: i64) -> i64 {
-    let name = std::ffi::CString::new(name).unwrap();
-    let library = std::ptr::with_exposed_provenance_mut(device.context.driver.library);
-    // SAFETY: the library is loaded; the double's functions fit this type on x86-64 and AArch64.
-    unsafe {
-        let at = libc::dlsym(library, name.as_ptr());
-        assert!(!at.is_null(), "{name:?}");
-        let function: unsafe extern "C" fn(i64) -> i32 = std::mem::transmute(at);
-        i64::from(function(argument))
-    }
+/// A function of the double, which takes at most one number and answers an `int`.
+fn double(_device: &Device, name: &str, argument: i64) -> i64 {
+    i64::from(conformance::double(&library(), name, argument) as i32)
 }
 
 fn content(number: usize, len: usize) -> Vec<u8> {

@@ -3,6 +3,7 @@
 use super::job::Job;
 use super::ring::Ring;
 use super::threads::Threads;
+use super::usrbio::{Usrbio, UsrbioConfig};
 use crate::error::Result;
 use crate::simulated::is_simulated;
 use std::sync::Arc;
@@ -13,11 +14,21 @@ use std::time::Duration;
 /// as in most containers, threads do everything.
 #[derive(Debug)]
 pub struct Hands {
-    ring: Option<Ring>,
-    threads: Arc<Threads>,
+    who: Who,
     /// Why there is no ring.
     refused: Option<String>,
     patience: Option<Duration>,
+}
+
+#[derive(Debug)]
+enum Who {
+    /// This host's kernel.
+    Here {
+        ring: Option<Ring>,
+        threads: Arc<Threads>,
+    },
+    /// A 3FS.
+    Usrbio(Arc<Usrbio>),
 }
 
 impl Hands {
@@ -37,8 +48,7 @@ impl Hands {
             },
         };
         Ok(Arc::new(Self {
-            ring,
-            threads,
+            who: Who::Here { ring, threads },
             refused,
             patience: None,
         }))
@@ -67,11 +77,45 @@ impl Hands {
 
     fn waited(count: usize, patience: Option<Duration>) -> Result<Arc<Self>> {
         Ok(Arc::new(Self {
-            ring: None,
-            threads: Threads::new(count)?,
+            who: Who::Here {
+                ring: None,
+                threads: Threads::new(count)?,
+            },
             refused: None,
             patience,
         }))
+    }
+
+    /// The rings of a 3FS, for files below its mount. All bytes of them go through the slab, and
+    /// what is not answered within `patience` fails; the mount itself is asked by threads. Slabs
+    /// that are made from now on are told to 3FS, which so needs no copy of its own.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Io`](crate::Error::Io) when the library cannot be loaded (it says what the loader
+    /// said), the path is on no 3FS, or that has no rings for this process;
+    /// [`Error::Invalid`](crate::Error::Invalid) for a number out of its bounds.
+    pub fn usrbio(config: &UsrbioConfig) -> Result<Arc<Self>> {
+        let usrbio = Usrbio::open(config)?;
+        Ok(Arc::new(Self {
+            patience: Some(usrbio.patience()),
+            who: Who::Usrbio(usrbio),
+            refused: None,
+        }))
+    }
+
+    /// How many receipts were copied once more on their way to or from a 3FS, because it does not
+    /// know the slab.
+    #[must_use]
+    pub fn bounced(&self) -> u64 {
+        self.of_3fs().map_or(0, |usrbio| usrbio.bounced())
+    }
+
+    pub(super) fn of_3fs(&self) -> Option<&Arc<Usrbio>> {
+        match &self.who {
+            Who::Here { .. } => None,
+            Who::Usrbio(usrbio) => Some(usrbio),
+        }
     }
 
     /// Why the kernel has no ring for this process; `None` where it has, or nobody asked for one.
@@ -87,9 +131,12 @@ impl Hands {
 
     /// Has jobs done that are all of `direct` files, or all of others.
     pub(super) fn push(&self, direct: bool, jobs: impl ExactSizeIterator<Item = Job>) {
-        match &self.ring {
-            Some(ring) if direct => ring.push(jobs),
-            _ => self.threads.push(jobs),
+        match &self.who {
+            Who::Here {
+                ring: Some(ring), ..
+            } if direct => ring.push(jobs),
+            Who::Here { threads, .. } => threads.push(jobs),
+            Who::Usrbio(usrbio) => usrbio.push(jobs),
         }
     }
 }

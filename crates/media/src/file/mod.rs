@@ -1,4 +1,5 @@
-//! Files, read and written at offsets: by a ring of the kernel, or a bounded set of threads.
+//! Files, read and written at offsets: by a ring of the kernel, a bounded set of threads, or the
+//! rings of a 3FS.
 //!
 //! A file that was opened with `O_DIRECT` says what positions, lengths and memory it takes, and
 //! what does not fit goes through the slab. Calls that are interrupted or do less than was asked go
@@ -11,13 +12,16 @@ mod job;
 pub mod plain;
 mod ring;
 mod threads;
+mod usrbio;
 
 pub use aligned::{Aligned, PAGE};
 pub use hands::Hands;
-use job::Performs;
+use job::{Enlisted, Performs};
+pub use usrbio::UsrbioConfig;
+pub(crate) use usrbio::is_used as uses_3fs;
 
 use crate::buffer::Buffer;
-use crate::carrier::{Alignment, Carrier, Op, Receipt};
+use crate::carrier::{Alignment, Carrier, Op, Receipt, Registration, SlabMemory};
 use crate::error::{Error, Failure, Result};
 use crate::memory::Descriptor;
 use rustix::fs::{AtFlags, OFlags, StatxFlags};
@@ -86,7 +90,9 @@ fn look(source: io::Error) -> Error {
 /// A file whose bytes batches move.
 #[derive(Debug)]
 pub struct File {
-    fd: Descriptor,
+    /// There until the drop.
+    fd: Option<Descriptor>,
+    enlisted: Enlisted,
     writable: bool,
     is_direct: bool,
     alignment: Alignment,
@@ -159,11 +165,15 @@ impl File {
             is_direct,
             mut alignment,
         } = manner;
+        if hands.of_3fs().is_some() {
+            alignment = Alignment::NONE;
+        }
         if hands.patience().is_some() {
             alignment.memory = None;
         }
         Arc::new(Self {
-            fd,
+            fd: Some(fd),
+            enlisted: Enlisted::default(),
             writable,
             is_direct,
             alignment,
@@ -178,7 +188,8 @@ impl File {
     ///
     /// The host's, in a forked child that has it no more.
     pub fn fd(&self) -> io::Result<BorrowedFd<'_>> {
-        self.fd.get().map_err(io::Error::other)
+        let fd = self.fd.as_ref().ok_or(Errno::BADF)?;
+        fd.get().map_err(io::Error::other)
     }
 
     /// Reads what stands beside what batches move, in this thread.
@@ -300,6 +311,10 @@ impl Performs for File {
         File::fd(self)
     }
 
+    fn enlisted(&self) -> &Enlisted {
+        &self.enlisted
+    }
+
     fn perform(&self, receipt: &Receipt) -> std::result::Result<usize, Failure> {
         let (mut done, mut most) = (0, usize::MAX);
         while done < receipt.len() {
@@ -336,6 +351,14 @@ impl Performs for File {
     }
 }
 
+impl Drop for File {
+    fn drop(&mut self) {
+        if let (Some(usrbio), Some(fd)) = (self.hands.of_3fs(), self.fd.take()) {
+            usrbio.close(fd, &self.enlisted);
+        }
+    }
+}
+
 impl Carrier for File {
     fn alignment(&self) -> Alignment {
         self.alignment
@@ -351,6 +374,15 @@ impl Carrier for File {
 
     fn patience(&self) -> Option<Duration> {
         self.hands.patience()
+    }
+
+    fn registrar(&self) -> usize {
+        let usrbio = self.hands.of_3fs();
+        usrbio.map_or(0, |usrbio| Arc::as_ptr(usrbio).addr())
+    }
+
+    fn register(self: Arc<Self>, memory: &SlabMemory) -> Option<Registration> {
+        self.hands.of_3fs()?.register(memory)
     }
 
     fn carry(self: Arc<Self>, receipts: Vec<Receipt>) {

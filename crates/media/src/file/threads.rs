@@ -15,27 +15,41 @@ const THREADS_MAX: usize = 256;
 /// The threads' stacks: they call the system and report.
 const STACK_BYTES: usize = 256 << 10;
 
+/// Something that a thread does.
+pub(super) trait Work: Send + 'static {
+    fn run(self);
+}
+
+impl Work for Job {
+    fn run(self) {
+        perform(self);
+    }
+}
+
+impl Work for Box<dyn FnOnce() + Send> {
+    fn run(self) {
+        self();
+    }
+}
+
 /// A bounded set of threads, for any number of files. They end with the last one of these.
-#[derive(Debug)]
-pub(super) struct Threads {
-    queue: Arc<Queue>,
+pub(super) struct Threads<J: Work = Job> {
+    queue: Arc<Queue<J>>,
     threads: Vec<JoinHandle<()>>,
     origin: Origin,
 }
 
-#[derive(Debug, Default)]
-struct Queue {
-    work: Mutex<Work>,
+struct Queue<J> {
+    state: Mutex<State<J>>,
     changed: Condvar,
 }
 
-#[derive(Debug, Default)]
-struct Work {
-    jobs: VecDeque<Job>,
+struct State<J> {
+    jobs: VecDeque<J>,
     ended: bool,
 }
 
-impl Threads {
+impl<J: Work> Threads<J> {
     /// Starts `count` threads named `kvdepot-file-N`; so many reads and writes are under way at a
     /// time. A simulation's does everything in the thread that asks for it.
     ///
@@ -54,7 +68,13 @@ impl Threads {
         let origin =
             origin.map_err(|e| Error::io("start", "file threads", std::io::Error::other(e)))?;
         let mut threads = Self {
-            queue: Arc::default(),
+            queue: Arc::new(Queue {
+                state: Mutex::new(State {
+                    jobs: VecDeque::new(),
+                    ended: false,
+                }),
+                changed: Condvar::new(),
+            }),
             threads: Vec::new(),
             origin,
         };
@@ -75,12 +95,12 @@ impl Threads {
         Ok(Arc::new(threads))
     }
 
-    pub(super) fn push(&self, jobs: impl ExactSizeIterator<Item = Job>) {
+    pub(super) fn push(&self, jobs: impl ExactSizeIterator<Item = J>) {
         if self.threads.is_empty() {
-            return jobs.for_each(perform);
+            return jobs.for_each(J::run);
         }
         let count = jobs.len();
-        self.queue.work().jobs.extend(jobs);
+        self.queue.state().jobs.extend(jobs);
         match count {
             1 => self.queue.changed.notify_one(),
             _ => self.queue.changed.notify_all(),
@@ -88,9 +108,9 @@ impl Threads {
     }
 }
 
-impl Drop for Threads {
+impl<J: Work> Drop for Threads<J> {
     fn drop(&mut self) {
-        self.queue.work().ended = true;
+        self.queue.state().ended = true;
         self.queue.changed.notify_all();
         let current = std::thread::current().id();
         // A forked child has none, and a thread cannot wait for itself.
@@ -110,33 +130,39 @@ impl Drop for Threads {
     }
 }
 
-impl Queue {
+impl<J: Work> Queue<J> {
     fn run(&self) {
         while let Some(job) = self.next() {
-            perform(job);
+            job.run();
         }
     }
 
     /// Waits for a job; none when all is done and the set has ended.
-    fn next(&self) -> Option<Job> {
-        let mut work = self.work();
+    fn next(&self) -> Option<J> {
+        let mut state = self.state();
         loop {
-            if let Some(job) = work.jobs.pop_front() {
+            if let Some(job) = state.jobs.pop_front() {
                 return Some(job);
             }
-            if work.ended {
+            if state.ended {
                 return None;
             }
-            work = self
+            state = self
                 .changed
-                .wait(work)
+                .wait(state)
                 .unwrap_or_else(PoisonError::into_inner);
         }
     }
 
     /// No code that runs under this lock can panic half way, so poison means nothing.
-    fn work(&self) -> MutexGuard<'_, Work> {
-        self.work.lock().unwrap_or_else(PoisonError::into_inner)
+    fn state(&self) -> MutexGuard<'_, State<J>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<J: Work> std::fmt::Debug for Threads<J> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Threads").finish_non_exhaustive()
     }
 }
 

@@ -19,7 +19,7 @@ use crate::buffer::{Buffer, Owner, check_range};
 use crate::error::{Error, Result};
 use crate::once;
 use kvdepot_host::{self, fork::Origin};
-use rustix::fs::{MemfdFlags, Mode, SealFlags};
+use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, MsyncFlags, ProtFlags};
 use std::io;
@@ -91,6 +91,23 @@ impl Mapping {
         // A system without huge pages does not know the advice; ordinary ones serve as well.
         let _known = memory.advise(memory.addr, memory.mapped, pages.advice());
         Ok(memory)
+    }
+
+    /// Anonymous shared memory of `len` bytes that is a file in `/dev/shm`, without a name: it can
+    /// be given one. Its length is not sealed.
+    ///
+    /// # Errors
+    ///
+    /// As [`Mapping::anonymous`].
+    pub(crate) fn nameable(len: u64) -> Result<Arc<Self>> {
+        check_len(len)?;
+        let fail = |operation| move |errno: Errno| Error::io(operation, "/dev/shm", errno);
+        let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+        let fd = rustix::fs::open("/dev/shm", flags, Mode::RUSR | Mode::WUSR)
+            .map_err(fail("create memory"))?;
+        rustix::fs::ftruncate(&fd, len).map_err(fail("size memory"))?;
+        let medium = Opened::new(fd, len, Kind::Anonymous, None);
+        Self::map(medium, Access::ReadWrite)
     }
 
     /// A new file of `len` bytes with its space allocated, mode 0600, synced with its directory.

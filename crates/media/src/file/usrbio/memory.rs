@@ -1,0 +1,301 @@
+//! Memory that 3FS knows: slabs as a whole, and some of its own for what lies elsewhere.
+//!
+//! A slab that can have a name gets one for a moment, so that the daemon can map it: a link in the
+//! mount's `3fs-virt/iovs` names it, and the daemon has the memory when the link is made. The link
+//! stays as long as the memory is used. All of this asks the daemon, which may hang, so it is done
+//! by the thread that needs it first.
+
+use super::api::{Api, Ended, Iov as Raw};
+use crate::carrier::SlabMemory;
+use kvdepot_host::fork::Origin;
+use rustix::fs::{AtFlags, CWD, FlockOperation};
+use std::cell::UnsafeCell;
+use std::ffi::{CString, c_void};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::{fmt, io};
+
+/// Where names of memory are, for 3FS.
+const SHM: &str = "/dev/shm";
+
+/// What names of slabs begin with.
+const PREFIX: &str = "kvdepot-3fs-";
+
+/// One piece of memory that is the library's own: what is copied at once.
+pub(super) const SLOT: usize = 1 << 20;
+
+/// Where a 3FS is mounted, and what it knows of this process's memory.
+#[derive(Debug)]
+pub(super) struct Memory {
+    pub(super) api: Arc<Api>,
+    pub(super) mount: PathBuf,
+    origin: Origin,
+    known: Mutex<Vec<Arc<Known>>>,
+    own: OnceLock<Ended<Arc<Own>>>,
+}
+
+/// A slab, and what 3FS knows it by.
+#[derive(Debug)]
+pub(super) struct Known {
+    at: usize,
+    len: usize,
+    file: Arc<OwnedFd>,
+    /// None where it was refused.
+    iov: OnceLock<Option<Arc<Iov>>>,
+}
+
+/// Memory by which the library knows it; it is forgotten when this is dropped.
+pub(super) struct Iov {
+    api: Arc<Api>,
+    raw: Box<UnsafeCell<Raw>>,
+    /// What names a slab to the daemon; none of the library's own memory.
+    link: Option<PathBuf>,
+    origin: Origin,
+}
+
+// SAFETY: the library only reads it from when it was made until it is dropped.
+unsafe impl Send for Iov {}
+// SAFETY: as above.
+unsafe impl Sync for Iov {}
+
+/// Memory of the library's own, in slots.
+#[derive(Debug)]
+pub(super) struct Own {
+    iov: Arc<Iov>,
+    free: Mutex<Vec<usize>>,
+}
+
+/// A slot that nobody else uses. Dropping it gives it back.
+#[derive(Debug)]
+pub(super) struct Slot {
+    own: Arc<Own>,
+    number: usize,
+}
+
+impl Memory {
+    pub(super) fn new(api: Arc<Api>, mount: PathBuf, origin: Origin) -> Self {
+        Self {
+            api,
+            mount,
+            origin,
+            known: Mutex::default(),
+            own: OnceLock::new(),
+        }
+    }
+
+    /// Notes a slab, which is told to 3FS when something first goes through it; whether it can be.
+    pub(super) fn note(&self, memory: &SlabMemory) -> bool {
+        let Some(file) = memory.file() else {
+            return false;
+        };
+        let known = Known {
+            at: memory.at(),
+            len: memory.len(),
+            file: Arc::clone(file),
+            iov: OnceLock::new(),
+        };
+        lock(&self.known).push(Arc::new(known));
+        true
+    }
+
+    /// No longer knows the slab at an address, which is all of it that is left.
+    pub(super) fn forget(&self, at: usize) -> Option<Arc<Known>> {
+        let mut known = lock(&self.known);
+        let number = known.iter().position(|known| known.at == at)?;
+        Some(known.swap_remove(number))
+    }
+
+    fn slab(&self, at: usize, len: usize) -> Option<Arc<Known>> {
+        let known = lock(&self.known);
+        let has = |known: &&Arc<Known>| known.at <= at && at + len <= known.at + known.len;
+        known.iter().find(has).cloned()
+    }
+
+    /// What 3FS knows memory by, if that need not be asked.
+    pub(super) fn iov_at_once(&self, at: usize, len: usize) -> Option<Arc<Iov>> {
+        self.slab(at, len)?.iov.get()?.clone()
+    }
+
+    /// What 3FS knows memory by; it is told now, where it has not been.
+    pub(super) fn iov(&self, at: usize, len: usize) -> Option<Arc<Iov>> {
+        let known = self.slab(at, len)?;
+        let wrap = || Iov::wrap(self, &known).ok().map(Arc::new);
+        known.iov.get_or_init(wrap).clone()
+    }
+
+    /// A slot of the library's own memory, of which there are `count`; or an error number.
+    pub(super) fn slot(&self, count: usize) -> Ended<Slot> {
+        let create = || Own::create(self, count).map(Arc::new);
+        let own = self.own.get_or_init(create).as_ref();
+        let own = own.map_err(|errno| *errno)?;
+        let number = lock(&own.free).pop();
+        // All of them are with what has not completed in time.
+        let number = number.ok_or(libc::ETIMEDOUT)?;
+        Ok(Slot {
+            own: Arc::clone(own),
+            number,
+        })
+    }
+}
+
+impl Iov {
+    fn wrap(memory: &Memory, slab: &Known) -> io::Result<Self> {
+        let ((name, id), mount) = (number()?, mount(&memory.mount)?);
+        let file = Path::new(SHM).join(format!("{PREFIX}{name}"));
+        let link = memory.mount.join("3fs-virt/iovs").join(&name);
+        sweep();
+        // Who finds a name without its lock may take it away.
+        rustix::fs::flock(&slab.file, FlockOperation::NonBlockingLockShared)?;
+        let open = format!("/proc/self/fd/{}", slab.file.as_raw_fd());
+        rustix::fs::linkat(CWD, open, CWD, &file, AtFlags::SYMLINK_FOLLOW)?;
+        let linked = std::os::unix::fs::symlink(&file, &link);
+        let base = std::ptr::with_exposed_provenance_mut::<c_void>(slab.at);
+        let mut raw = Box::new(UnsafeCell::new(Raw::EMPTY));
+        // SAFETY: `raw` is writable, `mount` a string and `id` 16 bytes; the memory is mapped for
+        // as long as the slab is registered, and nothing goes through it afterwards.
+        let wrapped = linked.and_then(|()| unsafe {
+            let (id, mount) = (id.as_ptr(), mount.as_ptr());
+            answer((memory.api.iovwrap)(
+                raw.get_mut(),
+                base,
+                id,
+                mount,
+                slab.len,
+                0,
+                -1,
+            ))
+        });
+        let unnamed = std::fs::remove_file(&file);
+        let iov = Self {
+            api: Arc::clone(&memory.api),
+            raw,
+            link: Some(link),
+            origin: memory.origin,
+        };
+        // On an error the link goes with `iov`.
+        wrapped.and(unnamed).map(|()| iov)
+    }
+
+    /// What the library's functions take.
+    pub(super) fn raw(&self) -> *const Raw {
+        self.raw.get()
+    }
+}
+
+impl Drop for Iov {
+    fn drop(&mut self) {
+        if !self.origin.is_here() {
+            return;
+        }
+        match &self.link {
+            // Of an error nobody could make anything: the daemon forgets it with this process.
+            Some(link) => drop(std::fs::remove_file(link)),
+            // SAFETY: the library made it, and nothing goes through it any more.
+            None => unsafe { (self.api.iovdestroy)(self.raw.get()) },
+        }
+    }
+}
+
+impl Own {
+    fn create(memory: &Memory, count: usize) -> Ended<Self> {
+        let errno = |error: io::Error| error.raw_os_error().unwrap_or(libc::EIO);
+        let mount = mount(&memory.mount).map_err(errno)?;
+        let mut raw = Box::new(UnsafeCell::new(Raw::EMPTY));
+        // SAFETY: `raw` is writable, and `mount` a string.
+        let created =
+            unsafe { (memory.api.iovcreate)(raw.get_mut(), mount.as_ptr(), count * SLOT, 0, -1) };
+        answer(created).map_err(errno)?;
+        // Its name would outlive a process that is killed; the daemon has the memory.
+        // SAFETY: the library just made it.
+        unsafe { (memory.api.iovunlink)(raw.get_mut()) };
+        let iov = Iov {
+            api: Arc::clone(&memory.api),
+            raw,
+            link: None,
+            origin: memory.origin,
+        };
+        Ok(Self {
+            iov: Arc::new(iov),
+            free: Mutex::new((0..count).collect()),
+        })
+    }
+}
+
+impl Slot {
+    pub(super) fn iov(&self) -> Arc<Iov> {
+        Arc::clone(&self.own.iov)
+    }
+
+    /// Its first byte, of [`SLOT`].
+    pub(super) fn memory(&self) -> *mut u8 {
+        // SAFETY: nobody changes it any more.
+        let base = unsafe { (*self.own.iov.raw()).base() };
+        std::ptr::with_exposed_provenance_mut(base + self.number * SLOT)
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        lock(&self.own.free).push(self.number);
+    }
+}
+
+impl fmt::Debug for Iov {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Iov")
+            .field("link", &self.link)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What the library said, which says errors below zero.
+pub(super) fn answer(answered: i32) -> io::Result<()> {
+    match answered {
+        errno @ ..0 => Err(io::Error::from_raw_os_error(-errno)),
+        _ => Ok(()),
+    }
+}
+
+pub(super) fn mount(path: &Path) -> io::Result<CString> {
+    Ok(CString::new(path.as_os_str().as_bytes())?)
+}
+
+/// A new name, and the number that it stands for.
+fn number() -> io::Result<(String, [u8; 16])> {
+    let name = std::fs::read_to_string("/proc/sys/kernel/random/uuid")?;
+    let name = name.trim_ascii_end().to_owned();
+    let digits = name.replace('-', "");
+    let number = u128::from_str_radix(&digits, 16).map_err(io::Error::other)?;
+    // They stand in the name in their order.
+    let mut id = [0; 16];
+    for (at, byte) in id.iter_mut().rev().enumerate() {
+        *byte = (number >> (8 * at)) as u8;
+    }
+    Ok((name, id))
+}
+
+/// Takes away the names of slabs whose processes were killed while they had one.
+fn sweep() {
+    let names = std::fs::read_dir(SHM).into_iter().flatten().flatten();
+    for name in names {
+        if !name
+            .file_name()
+            .as_encoded_bytes()
+            .starts_with(PREFIX.as_bytes())
+        {
+            continue;
+        }
+        let lock = FlockOperation::NonBlockingLockExclusive;
+        let abandoned = std::fs::File::open(name.path()).map(|file| rustix::fs::flock(file, lock));
+        if matches!(abandoned, Ok(Ok(()))) {
+            drop(std::fs::remove_file(name.path()));
+        }
+    }
+}
+
+/// No code that runs under these locks can panic half way, so poison means nothing.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
