@@ -70,6 +70,24 @@ class TestSettings:
         with pytest.raises(kvdepot.ConfigError, match="pipeline: given both"):
             self.read(config_file=str(file), pipeline="Dax")
 
+    def test_a_file_of_ucms_is_read_by_its_own_name(self, tmp_path: Path) -> None:
+        file = tmp_path / "ucm_config.yaml"
+        file.write_text(
+            'ucm_connectors:\n  - ucm_connector_name: "UcmPipelineStore"\n'
+            "    ucm_connector_config:\n"
+            '      store_pipeline: "Cache|Posix"\n      storage_backends: "/mnt/test"\n'
+            "      io_direct: false\n      cache_buffer_capacity_gb: 1\n"
+            "load_only_first_rank: false\n"
+        )
+        settings = self.read(UCM_CONFIG_FILE=str(file), lanes=2)
+        assert settings.pipeline == "Cache|Posix"
+        assert settings.depot["posix"] == {"path": "/mnt/test", "direct": "false"}
+        assert settings.depot["cache"] == {"capacity": 1 << 30}
+        assert settings.depot["lanes"] == 2
+        file.write_text(file.read_text() + "use_lite: true\n")
+        with pytest.raises(kvdepot.ConfigError, match=r"UCM_CONFIG_FILE: .*use_lite"):
+            self.read(UCM_CONFIG_FILE=str(file))
+
     @pytest.mark.parametrize(
         ("extra", "words"),
         [

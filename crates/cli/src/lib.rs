@@ -21,6 +21,7 @@ use std::io::{ErrorKind, Write};
 use args::{Args, Command};
 use clap::{CommandFactory, Parser};
 use error::Error;
+use kvdepot_store::config::ucm::log_level;
 use output::Output;
 use status::{FAILED, OK};
 use tracing_subscriber::filter::LevelFilter;
@@ -91,7 +92,8 @@ fn usual_level(command: &Command) -> LevelFilter {
 /// Logs go to stderr from the level that `KVDEPOT_LOG` names, or from `usual`. A process that has
 /// its own subscriber keeps it.
 fn log(usual: LevelFilter) -> Result<(), Error> {
-    let given = std::env::var("KVDEPOT_LOG").unwrap_or_default();
+    let given = std::env::var("KVDEPOT_LOG");
+    let given = given.unwrap_or_else(|_| log_level().unwrap_or_default().to_owned());
     let level = match given.trim().to_ascii_lowercase().as_str() {
         "" => usual,
         "warn" => LevelFilter::WARN,

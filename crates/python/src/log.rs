@@ -2,6 +2,7 @@
 
 use std::sync::OnceLock;
 
+use kvdepot_store::config::ucm::log_level;
 use pyo3::prelude::*;
 use tracing_subscriber::filter::LevelFilter;
 
@@ -13,7 +14,8 @@ const VARIABLE: &str = "KVDEPOT_LOG";
 pub(crate) fn start(py: Python<'_>) -> PyResult<()> {
     static STARTED: OnceLock<Result<(), String>> = OnceLock::new();
     let started = STARTED.get_or_init(|| {
-        let text = std::env::var(VARIABLE).unwrap_or_default();
+        let text = std::env::var(VARIABLE);
+        let text = text.unwrap_or_else(|_| log_level().unwrap_or_default().to_owned());
         let level = match text.trim().to_ascii_lowercase().as_str() {
             "" => LevelFilter::WARN,
             "off" => LevelFilter::OFF,

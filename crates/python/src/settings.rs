@@ -144,6 +144,16 @@ fn config(pipeline: &Bound<'_, PyAny>, settings: Option<&Bound<'_, PyAny>>) -> P
     })
 }
 
+/// The options of a configuration file, as JSON; one of UCM's becomes kvdepot's.
+///
+/// Raises ConfigError for a file that cannot be read, and for what it says.
+#[pyfunction]
+#[pyo3(name = "_options_of_file")]
+pub(crate) fn options_of_file(py: Python<'_>, path: PathBuf) -> PyResult<String> {
+    let options = read_yaml(&path).map_err(|error| errors::raise(py, error))?;
+    Ok(options.to_string())
+}
+
 /// The path, where the first argument is one.
 fn file(pipeline: &Bound<'_, PyAny>) -> PyResult<Option<PathBuf>> {
     if let Ok(given) = pipeline.cast::<PyString>() {

@@ -375,6 +375,32 @@ fn a_rotten_leaf_is_told_from_the_others_however_its_block_came() {
 }
 
 #[test]
+fn a_capacity_that_nobody_names_is_the_directorys_or_of_its_file_system() {
+    let capacity = |path: &Path, settings: Value| {
+        let config = Config::new("Posix", &json!({ "posix": settings })).unwrap();
+        let depot = Depot::open(&config).unwrap();
+        let said = fs::read_to_string(path.join("settings")).unwrap();
+        let capacity = depot.stats().tiers[0].capacity_bytes;
+        assert!(said.contains(&format!("capacity {capacity}\n")), "{said}");
+        depot.close();
+        capacity
+    };
+    let dir = tempfile::tempdir().unwrap();
+    let named = dir.path().join("named");
+    let settings = json!({"path": named, "capacity": "3MiB"});
+    assert_eq!(capacity(&named, settings), 3 << 20);
+    assert_eq!(capacity(&named, json!({ "path": named })), 3 << 20);
+    let unnamed = dir.path().join("unnamed");
+    let about = rustix::fs::statvfs(dir.path()).unwrap();
+    let all = about.f_blocks * about.f_frsize;
+    let taken = capacity(&unnamed, json!({ "path": unnamed }));
+    assert!(
+        taken > all / 4 * 3 && taken <= all / 5 * 4,
+        "{taken} of {all}"
+    );
+}
+
+#[test]
 fn settings_that_cannot_be_name_the_field() {
     let refused = |posix: Value| {
         let settings = json!({ "posix": posix });
@@ -386,7 +412,6 @@ fn settings_that_cannot_be_name_the_field() {
     let path = dir.path().join("posix");
     for (posix, said) in [
         (json!({"capacity": "1GiB"}), "posix.path"),
-        (json!({"path": path}), "posix.capacity"),
         (json!({"path": path, "capacity": "1KiB"}), "posix.capacity"),
         (
             json!({"path": path, "capacity": "1GiB", "fan_out": 5000}),

@@ -7,13 +7,13 @@ declared below). A `config_file` is a YAML file with the same keys.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import kvdepot
-from kvdepot import _settings
+from kvdepot import _native, _settings
 from kvdepot._settings import SERVICE, Schema, Setting
 
 # Stored blocks outlive what a reset is for: sleep, a pause, other weights. So they are kept, and
@@ -29,9 +29,9 @@ SETTINGS = Schema(
         default="Cache|Dax",
     ),
     Setting(
-        ("config_file",),
+        ("config_file", "UCM_CONFIG_FILE"),
         _settings.optional(_settings.text("the path of a YAML file")),
-        "the same keys, in a file",
+        "the same keys, in a file; or [one of UCM's](../ucm.md)",
     ),
     Setting(
         ("salt",),
@@ -120,27 +120,23 @@ def read(extra_config: Mapping[str, Any]) -> Settings:
 def _with_file(extra_config: Mapping[str, Any]) -> dict[str, Any]:
     """The keys, and those of the file that `config_file` names."""
     merged = dict(extra_config)
-    kind = SETTINGS.by_name["config_file"].kind
-    file = kind.read("config_file", merged.pop("config_file", None))
-    for key, value in _read_file(file).items() if file is not None else ():
-        if key in merged:
-            raise kvdepot.ConfigError(
-                f"{key}: given both in kv_connector_extra_config and in {file}; give it once"
-            )
-        merged[key] = value
+    setting = SETTINGS.by_name["config_file"]
+    for name in [name for name in setting.names if name in merged]:
+        file = setting.kind.read(name, merged.pop(name))
+        for key, value in _read_file(name, file).items() if file is not None else ():
+            if key in merged:
+                raise kvdepot.ConfigError(
+                    f"{key}: given both in kv_connector_extra_config and in {file}; give it once"
+                )
+            merged[key] = value
     return merged
 
 
-def _read_file(path: str) -> dict[str, Any]:
-    import yaml  # a dependency of vLLM
-
+def _read_file(name: str, path: str) -> dict[str, Any]:
     try:
-        content = yaml.safe_load(Path(path).read_text())
-    except (OSError, yaml.YAMLError) as error:
-        raise kvdepot.ConfigError(f"config_file: cannot read {path!r}: {error}") from error
-    if content is None:
-        return {}
-    if not isinstance(content, dict) or "config_file" in content:
-        allowed = "a YAML file with a mapping, without config_file in it"
-        raise _settings.wrong("config_file", path, allowed)
-    return content
+        content = json.loads(_native._options_of_file(path))
+    except (kvdepot.Error, OSError) as error:
+        raise kvdepot.ConfigError(f"{name}: cannot read {path!r}: {error}") from error
+    if any(name in content for name in SETTINGS.by_name["config_file"].names):
+        raise _settings.wrong(name, path, "a YAML file without another file's name in it")
+    return dict(content)

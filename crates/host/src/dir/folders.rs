@@ -326,6 +326,17 @@ impl Dir {
         found.is_ok_and(|found| [EXT, XFS, TMPFS].contains(&found.f_type))
     }
 
+    /// Bytes of the file system that it lies on, used and free ones.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Os`] when the system does not tell.
+    pub fn file_system_bytes(&self) -> Result<u64> {
+        let about = retry_on_intr(|| rustix::fs::fstatvfs(&self.fd));
+        let about = about.map_err(Error::os("ask for the size of a file system"))?;
+        Ok(about.f_blocks.saturating_mul(about.f_frsize))
+    }
+
     /// Whether its file system may be served by another host or another process, and so may hang:
     /// it is none of those that are known to be this system's own.
     #[must_use]

@@ -5,7 +5,9 @@ use std::path::Path;
 use kvdepot_arena::Error;
 use serde_json::Value;
 
-/// Reads a YAML file into a neutral value.
+use super::ucm;
+
+/// Reads a YAML file into a neutral value. One of UCM's becomes the options that do the same.
 ///
 /// # Errors
 /// [`Error::Io`] and [`Error::Config`].
@@ -36,7 +38,8 @@ pub fn read_yaml(path: &Path) -> Result<Value, Error> {
             "a YAML mapping of options to their values",
         ));
     }
-    serde_json::to_value(read).map_err(|error| refused(unreadable(&error), once))
+    let read = serde_json::to_value(read).map_err(|error| refused(unreadable(&error), once))?;
+    Ok(ucm::translate(&read)?.unwrap_or(read))
 }
 
 fn unreadable(error: &dyn std::error::Error) -> String {

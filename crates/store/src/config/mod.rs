@@ -5,6 +5,8 @@ mod devices;
 mod edges;
 mod file;
 pub mod schema;
+pub mod ucm;
+mod words;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -19,6 +21,7 @@ pub use kvdepot_arena::{Durability, Format, size};
 use kvdepot_host::limits;
 use kvdepot_media::CopierConfig;
 use serde_json::{Map, Value};
+use words::{nearest, object};
 
 use crate::option::{OptionSpec, Parsed, Section, absolute};
 use crate::tier::{Kinds, TIERS_MAX};
@@ -440,15 +443,6 @@ fn pipeline_help(kinds: &Kinds) -> String {
     )
 }
 
-fn object<'a>(field: &str, value: &'a Value) -> Result<&'a Map<String, Value>, Error> {
-    static EMPTY: std::sync::LazyLock<Map<String, Value>> = std::sync::LazyLock::new(Map::new);
-    match value {
-        Value::Null => Ok(&EMPTY),
-        Value::Object(map) => Ok(map),
-        other => Err(Error::config(field, other, "a mapping of options")),
-    }
-}
-
 fn unknown(options: &[OptionSpec], section: &str, field: &str, name: &str) -> Error {
     let mut known: Vec<&str> = options
         .iter()
@@ -466,12 +460,8 @@ fn unknown(options: &[OptionSpec], section: &str, field: &str, name: &str) -> Er
             known.extend(schema::EDGE.iter().chain(late).map(|option| option.name));
         }
     }
-    let near = known
-        .iter()
-        .copied()
-        .min_by_key(|word| distance(word, name));
-    let hint = match near {
-        Some(word) if distance(word, name) <= 2 => format!("did you mean {word:?}? "),
+    let hint = match nearest(known.iter().copied(), name) {
+        Some((word, distance)) if distance <= 2 => format!("did you mean {word:?}? "),
         _ => String::new(),
     };
     Error::config(
@@ -479,22 +469,6 @@ fn unknown(options: &[OptionSpec], section: &str, field: &str, name: &str) -> Er
         "an unknown option",
         format!("{hint}known are {}", known.join(", ")),
     )
-}
-
-/// Edit distance (Levenshtein), for the suggestion only.
-fn distance(a: &str, b: &str) -> usize {
-    let b: Vec<char> = b.chars().collect();
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, from) in a.chars().enumerate() {
-        let mut diagonal = row[0];
-        row[0] = i + 1;
-        for (j, to) in b.iter().enumerate() {
-            let change = diagonal + usize::from(from != *to);
-            diagonal = row[j + 1];
-            row[j + 1] = change.min(row[j] + 1).min(diagonal + 1);
-        }
-    }
-    row.last().copied().unwrap_or_default()
 }
 
 #[cfg(test)]

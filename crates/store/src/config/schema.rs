@@ -377,6 +377,7 @@ pub fn reference(kinds: &Kinds) -> String {
 const ENVIRONMENT: &str = "\n## Environment\n\n| variable | what it does |\n| --- | --- |\n\
     | `KVDEPOT_LOG` | From which level on is logged, to stderr: `off`, `error`, `warn` (the \
     default), `info`, `debug`, `trace`. |\n\
+    | `UC_LOGGER_LEVEL` | The same where `KVDEPOT_LOG` is not set, in UCM's words. |\n\
     | `XDG_RUNTIME_DIR` | Sockets are in its `kvdepot`; in `/tmp/kvdepot-UID` where it is no \
     directory of the user. |\n\
     | `XDG_CACHE_HOME` | Default arenas are in its `kvdepot`; `~/.cache/kvdepot` where it is not \

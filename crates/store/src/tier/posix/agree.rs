@@ -69,14 +69,26 @@ impl Settings {
     }
 }
 
-/// Compares what this process names with what the others do.
-pub(super) fn agree(folder: &Folder, capacity: u64) -> Result<(), Error> {
+/// What is taken of a file system where nobody says how much: hundredths.
+const SHARE: u64 = 80;
+
+/// Compares what this process names with what the others do; the capacity that it goes by, which is
+/// theirs where it names none.
+pub(super) fn agree(folder: &Folder, capacity: Option<u64>) -> Result<u64, Error> {
     let (dir, path) = (folder.dir(), folder.path.display());
+    let mut theirs = Settings::read(&dir)?;
+    let named = capacity.or_else(|| theirs.map(|theirs| theirs.capacity));
     let mine = Settings {
-        capacity,
+        capacity: match named {
+            Some(named) => named,
+            None => dir.file_system_bytes()? / 100 * SHARE,
+        },
         fan_out: folder.folders(),
     };
-    let mut theirs = Settings::read(&dir)?;
+    if named.is_none() {
+        let taken = size::show(mine.capacity);
+        tracing::info!(%path, taken, "no posix.capacity is given: four fifths of the file system");
+    }
     if theirs.is_none() {
         // It may be a broken one.
         let before = match dir.has(NAME)? {
@@ -90,8 +102,16 @@ pub(super) fn agree(folder: &Folder, capacity: u64) -> Result<(), Error> {
             Err(error) => tracing::debug!(%error, %path, "settings are not written"),
         }
     }
+    // Who was first has named it for those who do not.
+    let mine = Settings {
+        capacity: match (capacity, theirs) {
+            (None, Some(theirs)) => theirs.capacity,
+            _ => mine.capacity,
+        },
+        ..mine
+    };
     let Some(theirs) = theirs.filter(|theirs| *theirs != mine) else {
-        return Ok(());
+        return Ok(mine.capacity);
     };
     if theirs.fan_out != mine.fan_out {
         let allowed = format!(
@@ -107,12 +127,12 @@ pub(super) fn agree(folder: &Folder, capacity: u64) -> Result<(), Error> {
             others = size::show(theirs.capacity),
             "others who share the directory name another posix.capacity: the smallest counts"
         );
-        return Ok(());
+        return Ok(mine.capacity);
     }
     if let Err(error) = mine.write(&dir, Before::Goes) {
         tracing::debug!(%error, %path, "settings are not written");
     }
-    Ok(())
+    Ok(mine.capacity)
 }
 
 #[cfg(test)]

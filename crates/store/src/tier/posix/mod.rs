@@ -115,8 +115,8 @@ impl Posix {
     }
 
     fn of(folder: &Arc<Folder>, options: &Options, terms: Terms) -> Result<Posix, Error> {
-        agree::agree(folder, options.capacity)?;
-        let usage = Arc::new(Usage::open(&folder.dir(), options.capacity)?);
+        let capacity = agree::agree(folder, options.capacity)?;
+        let usage = Arc::new(Usage::open(&folder.dir(), capacity)?);
         let collector = Collector::start(folder, &usage)?;
         let writes = Arc::new(Desk::new("write", THREADS)?);
         let open = Open::new(terms, (folder, &usage), &writes, options.direct)?;

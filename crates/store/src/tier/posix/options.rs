@@ -19,7 +19,7 @@ pub(super) const OPTIONS: &[OptionSpec] = &[
         "posix",
         "capacity",
         Kind::Size,
-        "none: it must be given",
+        "what the directory has been shared with; for a new one 80 % of its file system",
         "Most bytes of all its files together, whoever writes them: at least 1MiB. The oldest go \
          from 94 % on.",
     ),
@@ -62,7 +62,7 @@ pub(super) enum DirectIo {
 
 pub(super) struct Options {
     pub(super) path: PathBuf,
-    pub(super) capacity: u64,
+    pub(super) capacity: Option<u64>,
     pub(super) direct: DirectIo,
     pub(super) durability: Durability,
     pub(super) fan_out: u32,
@@ -70,18 +70,12 @@ pub(super) struct Options {
 
 impl Options {
     pub(super) fn read(section: &Section) -> Result<Options, Error> {
-        let missing = |field: &str, allowed: &str| Error::config(field, "missing", allowed);
         let path = section.path("path");
-        let path = path.ok_or_else(|| missing("posix.path", "a directory"))?;
+        let path = path.ok_or_else(|| Error::config("posix.path", "missing", "a directory"))?;
         let capacity = section.number("capacity");
-        let capacity = capacity.ok_or_else(|| missing("posix.capacity", "a size, such as 1TiB"))?;
-        if capacity < CAPACITY_MIN {
+        if let Some(given) = capacity.filter(|given| *given < CAPACITY_MIN) {
             let allowed = "at least 1MiB";
-            return Err(Error::config(
-                "posix.capacity",
-                size::show(capacity),
-                allowed,
-            ));
+            return Err(Error::config("posix.capacity", size::show(given), allowed));
         }
         let fan_out = section.number("fan_out").unwrap_or(FAN_OUT);
         if fan_out > FAN_OUT_MAX {
