@@ -38,7 +38,7 @@ impl Kinds {
     /// Those of this crate.
     #[must_use]
     pub fn standard() -> Kinds {
-        Kinds::new().with(posix::kind())
+        Kinds::new().with(posix::kind()).with(posix::kind_of_3fs())
     }
 
     /// These and one more, which takes the place of one of its name.

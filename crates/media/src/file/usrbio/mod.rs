@@ -37,6 +37,10 @@ const THREADS: usize = 8;
 const STREAMS_MAX: usize = 64;
 const REQUESTS_MAX: usize = 1 << 16;
 
+/// The most entries of a ring, whatever may be under way: as many as 3FS's own examples have, and
+/// more than any slab has regions.
+const ENTRIES_MAX: usize = 1024;
+
 /// Whether slabs that are made now may be asked for a name.
 static IS_USED: AtomicBool = AtomicBool::new(false);
 
@@ -55,8 +59,8 @@ pub struct UsrbioConfig {
     pub path: PathBuf,
     /// How many rings there are for reads, and as many for writes: 1 to 64.
     pub streams: usize,
-    /// Requests that may be under way: entries of all rings together, at least one of each. At most
-    /// 65536.
+    /// Requests that may be under way: entries of all rings together, at least one of each and at
+    /// most 1024. At most 65536.
     pub running: usize,
     /// Requests that may wait beside them, in each direction. What is more fails.
     pub waiting: usize,
@@ -124,7 +128,7 @@ impl Usrbio {
         let origin = origin.map_err(|e| Error::io("use", "a 3FS", io::Error::other(e)))?;
         let mount = api.mount_point(&config.path)?;
         let memory = Memory::new(api, mount, origin);
-        let entries = (config.running / 2 / config.streams).max(1);
+        let entries = (config.running / 2 / config.streams).clamp(1, ENTRIES_MAX);
         let way = |op| {
             let bounds = (config.waiting, config.patience);
             Way::new(&memory, op, (config.streams, entries), bounds, origin)

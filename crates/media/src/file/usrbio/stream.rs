@@ -215,6 +215,10 @@ impl Way {
                 }
             }
         }
+        if given.contains(&true) {
+            // Of those that slept another's thread may have asked just now.
+            self.changed.notify_all();
+        }
         for (ring, _) in self.rings.iter().zip(&given).filter(|(_, given)| **given) {
             // It only wakes the daemon, which looks by itself too.
             // SAFETY: the ring is there, and this way's lock is held.

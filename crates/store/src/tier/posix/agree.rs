@@ -87,7 +87,7 @@ pub(super) fn agree(folder: &Folder, capacity: Option<u64>) -> Result<u64, Error
     };
     if named.is_none() {
         let taken = size::show(mine.capacity);
-        tracing::info!(%path, taken, "no posix.capacity is given: four fifths of the file system");
+        tracing::info!(%path, taken, "no capacity is given: four fifths of the file system");
     }
     if theirs.is_none() {
         // It may be a broken one.
@@ -118,14 +118,18 @@ pub(super) fn agree(folder: &Folder, capacity: Option<u64>) -> Result<u64, Error
             "{}, which all who share {path} have (its file `{NAME}` says so)",
             theirs.fan_out
         );
-        return Err(Error::config("posix.fan_out", mine.fan_out, allowed));
+        return Err(Error::config(
+            format!("{}.fan_out", folder.section),
+            mine.fan_out,
+            allowed,
+        ));
     }
     if folder.others_act(HERE)? {
         tracing::warn!(
             %path,
             here = size::show(mine.capacity),
             others = size::show(theirs.capacity),
-            "others who share the directory name another posix.capacity: the smallest counts"
+            "others who share the directory name another capacity: the smallest counts"
         );
         return Ok(mine.capacity);
     }

@@ -11,28 +11,32 @@
 //! each other in one folder, and nothing is left of a process that is killed. How much is in such
 //! files at a time is bounded ([`Unnamed`](super::usage::Unnamed)): no look finds them.
 
+mod at;
+
 use std::collections::HashSet;
-use std::fs::{DirBuilder, File};
+use std::fs::File;
 use std::hash::{BuildHasher, RandomState};
 use std::io::{self, ErrorKind};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::{DirBuilderExt, FileExt};
-use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use kvdepot_arena::format::file_header::{FileHeader, LEN};
-use kvdepot_arena::{Error, Identity};
+use kvdepot_arena::{Durability, Error, Identity};
 use kvdepot_host::dir::{Access, Dir, Seen, mark_used};
-use kvdepot_host::fork::LockFd;
-use kvdepot_host::lock::{self, Kind};
+use kvdepot_host::lock::{self};
 use kvdepot_media::file::Manner;
 use parking_lot::Mutex;
 use xxhash_rust::xxh3::xxh3_64;
 
+use at::{At, make};
+
 use super::name::{self, BLOCKS, LEN_MAX, file_of, folder_name, room_of};
+use super::options::Options;
 
 /// Where blocks lie that are written.
 const NEW: &str = "new";
@@ -51,9 +55,12 @@ const SECOND: i128 = 1_000_000_000;
 
 pub(super) struct Folder {
     pub(super) path: PathBuf,
+    /// Of the configuration.
+    pub(super) section: &'static str,
     fan_out: u32,
     /// Names are made durable.
     lasts: bool,
+    is_far: bool,
     /// How the folder is called in which this process writes.
     mine: String,
     at: ArcSwap<At>,
@@ -66,128 +73,22 @@ pub(super) struct Folder {
     durable: Mutex<HashSet<String>>,
 }
 
-/// The directory, as it was opened last.
-struct At {
-    /// All of it, as other processes have it.
-    dir: Arc<Dir>,
-    blocks: Dir,
-    /// Where this process writes.
-    new: Dir,
-    alive: Arc<LockFd>,
-    /// How its files are read and written past the page cache, where they can be.
-    direct: Option<Manner>,
-    /// Whether its file system may be another host's.
-    far: bool,
-    /// Whether there are files without a name, which can be given one.
-    unnamed: AtomicBool,
-}
-
-impl At {
-    /// The directory at a path, with this process's own folder. It is made where there is none.
-    /// `before` is the same where it was, of which some may be there still.
-    fn open(path: &Path, mine: &str, lasts: bool, before: Option<&At>) -> Result<At, Error> {
-        let dir = Dir::open(path)?;
-        let blocks = dir.make_folder(BLOCKS)?;
-        if lasts {
-            dir.sync()?;
-            if let Some(parent) = path.parent() {
-                Dir::open(parent)?.sync()?;
-            }
-        }
-        let new = dir.make_folder(NEW)?.make_folder(mine)?;
-        let alive = match before.filter(|before| !before.new.is_removed()) {
-            // Its lock is this process's.
-            Some(before) => Arc::clone(&before.alive),
-            None => {
-                let alive = LockFd::open(|| match new.open_at(ALIVE, Access::Write)? {
-                    Some(file) => Ok(file),
-                    None => new.create(ALIVE, false),
-                })?;
-                alive.try_lock(ALIVE_BYTE, Kind::Exclusive)?;
-                Arc::new(alive)
-            }
-        };
-        let direct = takes_direct(&new)?;
-        // A sync of the folder makes a new name last, not everywhere a file's first one.
-        let unnamed = !lasts && dir.links_unnamed() && takes_unnamed(&new, direct.is_some());
-        Ok(At {
-            far: dir.may_be_far(),
-            dir: Arc::new(dir),
-            blocks,
-            new,
-            alive,
-            direct,
-            unnamed: AtomicBool::new(unnamed),
-        })
-    }
-
-    /// Names a file that has none. Where that fails by itself, no more are made.
-    fn link(&self, folder: &Dir, file: BorrowedFd<'_>, name: &str) -> Result<bool, Error> {
-        let linked = folder.link(file, name);
-        Ok(linked.inspect_err(|error| {
-            let because = error.io_kind();
-            if because.is_some_and(|kind| {
-                matches!(kind, ErrorKind::NotFound | ErrorKind::PermissionDenied)
-            }) {
-                self.unnamed.store(false, Ordering::Relaxed);
-            }
-        })?)
-    }
-
-    /// Whether somebody has removed it, or what this process needs of it.
-    fn is_removed(&self) -> bool {
-        [self.dir.as_ref(), &self.blocks, &self.new]
-            .into_iter()
-            .any(Dir::is_removed)
-    }
-}
-
-/// A name that no block has while it is written.
-const PROBE: &str = "probe";
-
-/// How files in a folder are read and written past the page cache; `None` where they cannot be.
-fn takes_direct(folder: &Dir) -> Result<Option<Manner>, Error> {
-    // What an earlier attempt could not remove.
-    folder.remove(PROBE)?;
-    let file = folder.create(PROBE, true)?;
-    let manner = Manner::of(file.as_fd());
-    folder.remove(PROBE)?;
-    Ok(Some(manner?).filter(|manner| manner.is_direct()))
-}
-
-/// Whether a file can be made without a name, and given one later.
-fn takes_unnamed(folder: &Dir, direct: bool) -> bool {
-    let made = folder.unnamed(direct).ok().flatten();
-    let named = made.is_some_and(|file| folder.link(&file, PROBE).unwrap_or(false));
-    named && folder.remove(PROBE).is_ok()
-}
-
-fn make(path: &Path, recursive: bool) -> Result<(), Error> {
-    let made = DirBuilder::new()
-        .recursive(recursive)
-        .mode(0o700)
-        .create(path);
-    match made {
-        Err(error) if error.kind() != ErrorKind::AlreadyExists => Err(Error::Io {
-            path: path.into(),
-            source: error,
-        }),
-        _ => Ok(()),
-    }
-}
-
 impl Folder {
     /// The directory at a path, which is made where there is none.
-    pub(super) fn open(path: &Path, fan_out: u32, lasts: bool) -> Result<Folder, Error> {
+    pub(super) fn open(options: &Options) -> Result<Folder, Error> {
+        let (path, is_far) = (&options.path, options.is_far);
+        let lasts = options.durability == Durability::Power;
         make(path, true)?;
         let pid = std::process::id();
         let chosen = RandomState::new().hash_one(pid);
         let mine = format!("{:08x}-{pid}-{chosen:016x}", boot());
         Ok(Folder {
-            at: ArcSwap::from_pointee(At::open(path, &mine, lasts, None)?),
-            path: path.into(),
-            fan_out,
+            at: ArcSwap::from_pointee(At::open(path, &mine, (lasts, is_far), None)?),
+            path: path.clone(),
+            section: options.section,
+            fan_out: options.fan_out,
             lasts,
+            is_far,
             mine,
             said: AtomicI64::new(0),
             next: AtomicU64::new(0),
@@ -211,7 +112,12 @@ impl Folder {
         }
         // Whatever is above it is not this tier's to make.
         make(&self.path, false)?;
-        let at = At::open(&self.path, &self.mine, self.lasts, Some(&before))?;
+        let at = At::open(
+            &self.path,
+            &self.mine,
+            (self.lasts, self.is_far),
+            Some(&before),
+        )?;
         if (at.far, at.direct) != (before.far, before.direct) {
             return Err(Error::Io {
                 path: self.path.clone(),
@@ -223,6 +129,11 @@ impl Folder {
         self.durable.lock().clear();
         self.at.store(Arc::new(at));
         Ok(true)
+    }
+
+    /// Whether its file system may hang.
+    pub(super) fn is_far(&self) -> bool {
+        self.at.load().far
     }
 
     /// How files are read and written past the page cache; `None` where they cannot be.

@@ -1,5 +1,6 @@
 //! The tier `Posix`: one file a block in a directory of any file system, which any number of
-//! processes and hosts share without a server.
+//! processes and hosts share without a server. `Ds3fs` is the same on a 3FS, whose rings carry the
+//! bytes.
 //!
 //! Guarantees: a block is written once, where nobody looks for it, and published whole by one
 //! rename or link; what a file does not prove to be, by its header and its length, is a miss; no
@@ -19,6 +20,7 @@ mod name;
 mod open;
 mod options;
 mod pinned;
+mod reach;
 mod usage;
 
 use std::io::ErrorKind;
@@ -42,12 +44,9 @@ use filter::Filter;
 use folder::{Folder, Kept};
 use name::{identity_of, room_of};
 use open::Open;
-use options::{OPTIONS, Options};
+use options::Options;
 use pinned::Pinned;
 use usage::Usage;
-
-/// The tier's name.
-const NAME: &str = "Posix";
 
 /// Threads that wait for the file system: so many files are opened at a time, and so many made.
 const THREADS: usize = 8;
@@ -70,10 +69,23 @@ const COLLECTIONS: usize = 16;
 #[must_use]
 pub(super) fn kind() -> TierKind {
     TierKind {
-        name: NAME,
-        options: OPTIONS,
+        name: "Posix",
+        options: options::POSIX,
         open: Arc::new(|section, terms| {
-            let tier = Posix::new(&Options::read(section)?, terms)?;
+            let tier = Posix::new(&Options::posix(section)?, terms)?;
+            Ok(Arc::new(tier) as Arc<dyn Tier>)
+        }),
+    }
+}
+
+/// The kind `Ds3fs`: the same on a 3FS, whose rings carry the bytes.
+#[must_use]
+pub(super) fn kind_of_3fs() -> TierKind {
+    TierKind {
+        name: "Ds3fs",
+        options: options::DS3FS,
+        open: Arc::new(|section, terms| {
+            let tier = Posix::new(&Options::ds3fs(section)?, terms)?;
             Ok(Arc::new(tier) as Arc<dyn Tier>)
         }),
     }
@@ -89,6 +101,7 @@ struct Posix {
 
 /// What its threads use.
 struct Common {
+    name: &'static str,
     number: u32,
     durability: Durability,
     folder: Arc<Folder>,
@@ -102,11 +115,7 @@ struct Common {
 
 impl Posix {
     fn new(options: &Options, terms: Terms) -> Result<Posix, Error> {
-        let folder = Arc::new(Folder::open(
-            &options.path,
-            options.fan_out,
-            options.durability == Durability::Power,
-        )?);
+        let folder = Arc::new(Folder::open(options)?);
         let tier = Posix::of(&folder, options, terms);
         if tier.is_err() {
             folder.close();
@@ -119,11 +128,12 @@ impl Posix {
         let usage = Arc::new(Usage::open(&folder.dir(), capacity)?);
         let collector = Collector::start(folder, &usage)?;
         let writes = Arc::new(Desk::new("write", THREADS)?);
-        let open = Open::new(terms, (folder, &usage), &writes, options.direct)?;
+        let open = Open::new(terms, (folder, &usage), &writes, options)?;
         Ok(Posix {
             reads: Desk::new("read", THREADS)?,
             writes,
             common: Arc::new(Common {
+                name: options.name,
                 number: terms.number,
                 durability: options.durability,
                 folder: Arc::clone(folder),
@@ -163,7 +173,7 @@ fn identities(namespace: NamespaceId, keys: &[Key]) -> Vec<Identity> {
 
 impl Tier for Posix {
     fn name(&self) -> &'static str {
-        NAME
+        self.common.name
     }
 
     fn lasts(&self) -> bool {
@@ -314,7 +324,7 @@ impl Tier for Posix {
     fn stats(&self) -> TierStats {
         let common = &self.common;
         let (used, capacity) = (common.usage.seen(), common.usage.capacity());
-        let mut stats = TierStats::new(NAME);
+        let mut stats = TierStats::new(common.name);
         stats.capacity_bytes = capacity;
         stats.live_bytes = used;
         stats.free_bytes = capacity.saturating_sub(used);
@@ -423,7 +433,7 @@ impl Common {
                 self.full.fetch_add(1, Ordering::Relaxed);
                 let capacity = self.usage.capacity();
                 return Err(Refused::Full(Full {
-                    tier: NAME,
+                    tier: self.name,
                     requested: wanted.len,
                     cause: Cause::Space {
                         free: capacity.saturating_sub(self.usage.seen()),

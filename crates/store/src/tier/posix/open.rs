@@ -21,13 +21,11 @@ use parking_lot::Mutex;
 use super::desk::Desk;
 use super::folder::Folder;
 use super::name::room_of;
-use super::options::DirectIo;
+use super::options::Options;
+use super::reach::reach;
 use super::usage::{Unnamed, Usage};
 use crate::tier::{BlockFile, Directory, Ends, FileAt, Terms};
 use making::Making;
-
-/// Reads and writes under way at a time where there is no ring.
-const THREADS: usize = 8;
 
 /// A reader moves the time of last use where it is older than this: nanoseconds.
 const USED_AGAIN: i128 = 3_600_000_000_000;
@@ -86,27 +84,10 @@ impl Open {
         terms: Terms,
         (folder, usage): (&Arc<Folder>, &Arc<Usage>),
         desk: &Arc<Desk>,
-        direct: DirectIo,
+        options: &Options,
     ) -> Result<Arc<Open>, Error> {
-        let far = folder.dir().may_be_far();
-        // A disk of this host fails or answers.
-        let hands = match far {
-            true => Hands::patient(THREADS, terms.timeout),
-            false => Hands::new(THREADS),
-        }?;
-        let manner = match (direct, folder.direct()) {
-            (DirectIo::Yes, None) => {
-                let allowed = "auto or false: its file system has no direct I/O";
-                return Err(Error::config("posix.direct", "true", allowed));
-            }
-            (DirectIo::Yes | DirectIo::Auto, Some(manner)) => manner,
-            (DirectIo::No, _) | (DirectIo::Auto, None) => Manner::CACHED,
-        };
-        let way = match (manner.is_direct(), hands.refused()) {
-            (true, None) => "direct I/O by io_uring".to_owned(),
-            (true, Some(why)) => format!("direct I/O by threads ({why})"),
-            (false, _) => "the page cache, by threads".to_owned(),
-        };
+        let far = folder.is_far();
+        let (hands, manner, way) = reach(options, folder, terms.timeout)?;
         tracing::info!(path = %folder.path.display(), way, "blocks are read and written");
         Ok(Arc::new(Open {
             number: terms.number,

@@ -1,4 +1,4 @@
-//! The section `posix`, and who opens the tier.
+//! The sections `posix` and `ds3fs`: one layout, reached in two ways.
 
 use std::path::PathBuf;
 
@@ -6,7 +6,7 @@ use kvdepot_arena::{Durability, Error, size};
 
 use crate::option::{Kind, OptionSpec, Section};
 
-pub(super) const OPTIONS: &[OptionSpec] = &[
+pub(super) const POSIX: &[OptionSpec] = &[
     OptionSpec::new(
         "posix",
         "path",
@@ -15,14 +15,7 @@ pub(super) const OPTIONS: &[OptionSpec] = &[
         "A directory on any POSIX file system, which any number of processes and hosts may share; \
          made where there is none. All who share it name the same `capacity` and `fan_out`.",
     ),
-    OptionSpec::new(
-        "posix",
-        "capacity",
-        Kind::Size,
-        "what the directory has been shared with; for a new one 80 % of its file system",
-        "Most bytes of all its files together, whoever writes them: at least 1MiB. The oldest go \
-         from 94 % on.",
-    ),
+    capacity_of("posix"),
     OptionSpec::new(
         "posix",
         "direct",
@@ -30,27 +23,105 @@ pub(super) const OPTIONS: &[OptionSpec] = &[
         "auto",
         "Whether files are read and written past the page cache: `auto` where the file system can.",
     ),
+    durability_of("posix"),
+    fan_out_of("posix"),
+];
+
+pub(super) const DS3FS: &[OptionSpec] = &[
     OptionSpec::new(
-        "posix",
+        "ds3fs",
+        "path",
+        Kind::Text,
+        "none: it must be given",
+        "A directory below the mount of a 3FS, which any number of processes and hosts may share; \
+         made where there is none. All who share it name the same `capacity` and `fan_out`.",
+    ),
+    capacity_of("ds3fs"),
+    OptionSpec::new(
+        "ds3fs",
+        "library",
+        Kind::Text,
+        "libhf3fs_api_shared.so, as the system's loader finds it",
+        "3FS's library for I/O beside its mount (USRBIO): a path or a name. `posix`: none, and all \
+         goes through the mount.",
+    ),
+    OptionSpec::new(
+        "ds3fs",
+        "stream_number",
+        Kind::Count,
+        "one for each processor, at most 32",
+        "Rings for reads, and as many for writes: at most 64.",
+    ),
+    OptionSpec::new(
+        "ds3fs",
+        "waiting_queue_depth",
+        Kind::Count,
+        "1024",
+        "Requests that wait beside those that are under way, in each direction: one more fails, \
+         which is a miss or a block that is not stored.",
+    ),
+    OptionSpec::new(
+        "ds3fs",
+        "running_queue_depth",
+        Kind::Count,
+        "32768",
+        "Requests that are under way at a time, at most 65536.",
+    ),
+    durability_of("ds3fs"),
+    fan_out_of("ds3fs"),
+];
+
+// What both take.
+
+const fn capacity_of(section: &'static str) -> OptionSpec {
+    OptionSpec::new(
+        section,
+        "capacity",
+        Kind::Size,
+        "what the directory has been shared with; for a new one 80 % of its file system",
+        "Most bytes of all its files together, whoever writes them: at least 1MiB. The oldest go \
+         from 94 % on.",
+    )
+}
+
+const fn durability_of(section: &'static str) -> OptionSpec {
+    OptionSpec::new(
+        section,
         "durability",
         Kind::Choice(&["process", "power"]),
         "process",
         "What an acknowledged block outlives: the `process`, or a `power` cut too (slower).",
-    ),
+    )
+}
+
+const fn fan_out_of(section: &'static str) -> OptionSpec {
     OptionSpec::new(
-        "posix",
+        section,
         "fan_out",
         Kind::Count,
         "256",
         "Folders that the files are spread over, at most 4096: for millions of files, more.",
-    ),
-];
+    )
+}
 
 /// Fewest bytes of a directory: some blocks, and the grants of a few processes.
 const CAPACITY_MIN: u64 = 1 << 20;
 
 const FAN_OUT: u64 = 256;
 const FAN_OUT_MAX: u64 = 4096;
+
+/// 3FS's library.
+const LIBRARY: &str = "libhf3fs_api_shared.so";
+
+/// In its place: none.
+const NO_LIBRARY: &str = "posix";
+
+/// As UCM has them.
+const STREAMS: usize = 32;
+const STREAMS_MAX: u64 = 64;
+const WAITING: u64 = 1024;
+const RUNNING: u64 = 32_768;
+const RUNNING_MAX: u64 = 65_536;
 
 /// Whether files bypass the page cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,36 +131,94 @@ pub(super) enum DirectIo {
     No,
 }
 
+/// How the bytes of blocks are reached. Names always are through the file system.
+#[derive(Clone, Debug)]
+pub(super) enum Reach {
+    /// By reads and writes of files.
+    Files(DirectIo),
+    /// By the rings of a 3FS.
+    Rings(Rings),
+}
+
+/// What rings there are.
+#[derive(Clone, Debug)]
+pub(super) struct Rings {
+    pub(super) library: PathBuf,
+    pub(super) streams: usize,
+    pub(super) waiting: usize,
+    pub(super) running: usize,
+}
+
 pub(super) struct Options {
+    /// The tier's name, and that of its section.
+    pub(super) name: &'static str,
+    pub(super) section: &'static str,
     pub(super) path: PathBuf,
     pub(super) capacity: Option<u64>,
-    pub(super) direct: DirectIo,
+    pub(super) reach: Reach,
+    /// It is on another host's medium, whatever its file system looks like.
+    pub(super) is_far: bool,
     pub(super) durability: Durability,
     pub(super) fan_out: u32,
 }
 
 impl Options {
-    pub(super) fn read(section: &Section) -> Result<Options, Error> {
+    pub(super) fn posix(section: &Section) -> Result<Options, Error> {
+        let direct = match section.text("direct") {
+            Some("true") => DirectIo::Yes,
+            Some("false") => DirectIo::No,
+            _ => DirectIo::Auto,
+        };
+        Options::read(("Posix", "posix"), section, Reach::Files(direct))
+    }
+
+    pub(super) fn ds3fs(section: &Section) -> Result<Options, Error> {
+        let bounded = |name: &str, usual: u64, most: u64| match section.number(name) {
+            Some(given) if given > most => {
+                let field = format!("ds3fs.{name}");
+                Err(Error::config(field, given, format!("at most {most}")))
+            }
+            given => Ok(given.unwrap_or(usual) as usize),
+        };
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        let rings = Rings {
+            library: section.text("library").unwrap_or(LIBRARY).into(),
+            streams: bounded("stream_number", processors.min(STREAMS) as u64, STREAMS_MAX)?,
+            waiting: bounded("waiting_queue_depth", WAITING, RUNNING_MAX)?,
+            running: bounded("running_queue_depth", RUNNING, RUNNING_MAX)?,
+        };
+        let reach = match section.text("library") {
+            Some(NO_LIBRARY) => Reach::Files(DirectIo::Auto),
+            _ => Reach::Rings(rings),
+        };
+        Options::read(("Ds3fs", "ds3fs"), section, reach)
+    }
+
+    fn read(
+        (name, key): (&'static str, &'static str),
+        section: &Section,
+        reach: Reach,
+    ) -> Result<Options, Error> {
+        let field = |option: &str| format!("{key}.{option}");
         let path = section.path("path");
-        let path = path.ok_or_else(|| Error::config("posix.path", "missing", "a directory"))?;
+        let path = path.ok_or_else(|| Error::config(field("path"), "missing", "a directory"))?;
         let capacity = section.number("capacity");
         if let Some(given) = capacity.filter(|given| *given < CAPACITY_MIN) {
-            let allowed = "at least 1MiB";
-            return Err(Error::config("posix.capacity", size::show(given), allowed));
+            let (given, allowed) = (size::show(given), "at least 1MiB");
+            return Err(Error::config(field("capacity"), given, allowed));
         }
         let fan_out = section.number("fan_out").unwrap_or(FAN_OUT);
         if fan_out > FAN_OUT_MAX {
             let allowed = format!("at most {FAN_OUT_MAX}");
-            return Err(Error::config("posix.fan_out", fan_out, allowed));
+            return Err(Error::config(field("fan_out"), fan_out, allowed));
         }
         Ok(Options {
+            name,
+            section: key,
             path,
             capacity,
-            direct: match section.text("direct") {
-                Some("true") => DirectIo::Yes,
-                Some("false") => DirectIo::No,
-                _ => DirectIo::Auto,
-            },
+            is_far: name == "Ds3fs",
+            reach,
             durability: match section.text("durability") {
                 Some("power") => Durability::Power,
                 _ => Durability::Process,
