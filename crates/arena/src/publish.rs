@@ -198,20 +198,20 @@ impl Arena {
         true
     }
 
-    /// Gives reservations back; how many bytes of payload they were for. Whoever wrote into them
-    /// must have stopped.
-    pub fn abort(&self, tokens: &[Token]) -> u64 {
+    /// Gives reservations back; which of them were some still. Whoever wrote into them must have
+    /// stopped.
+    pub fn abort(&self, tokens: &[Token]) -> Vec<bool> {
         let mut state = self.state.lock();
-        let mut freed = 0;
-        for (at, token) in tokens.iter().enumerate() {
+        let each = tokens.iter().enumerate();
+        let each = each.map(|(at, token)| {
             state.take_turns(at);
-            if !self.is_reserved(*token) {
-                continue;
+            let ends = self.is_reserved(*token);
+            if ends {
+                self.give_up(&mut state, token.slot);
             }
-            freed += self.index.get(token.slot).len;
-            self.give_up(&mut state, token.slot);
-        }
-        freed
+            ends
+        });
+        each.collect()
     }
 
     /// Frees a reservation. Nothing of it is on the medium: the slot still holds an empty or a

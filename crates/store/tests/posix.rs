@@ -14,7 +14,7 @@ use std::time::Duration;
 use common::{PATIENCE, get, has, keys, namespace, namespace_of, put};
 use folder::{LEN, ROOM, at_once, files, open, open_with, used};
 use kvdepot_arena::format::file_header::{self, FileHeader};
-use kvdepot_arena::inspect::judge_file;
+use kvdepot_arena::inspect::{block_files, judge_file};
 use kvdepot_media::checksum;
 use kvdepot_store::{Config, Depot, Outcome};
 use kvdepot_testkit::bytes::content;
@@ -372,6 +372,17 @@ fn a_rotten_leaf_is_told_from_the_others_however_its_block_came() {
             assert!(bad.fault.unwrap().contains(&format!("bytes {leaf} to")));
         }
     }
+}
+
+#[test]
+fn a_file_among_the_folders_hides_no_block_from_who_verifies() {
+    let dir = tempfile::tempdir().unwrap();
+    let depot = open(dir.path());
+    assert_eq!(put(&namespace(&depot), &[1, 2], LEN), [true; 2]);
+    depot.close();
+    fs::write(dir.path().join("posix/blocks/stray"), "x").unwrap();
+    let found = block_files(&dir.path().join("posix")).unwrap().unwrap();
+    assert_eq!(found.len(), 2);
 }
 
 #[test]

@@ -47,7 +47,16 @@ pub fn block_files(directory: &Path) -> Result<Option<Vec<PathBuf>>, Error> {
     }
     let mut files = Vec::new();
     for folder in entries(&blocks)? {
-        files.extend(entries(&folder)?);
+        match entries(&folder) {
+            Ok(found) => files.extend(found),
+            // What somebody has put there, or taken away meanwhile, holds no blocks.
+            Err(Error::Io { source, .. })
+                if matches!(
+                    source.kind(),
+                    ErrorKind::NotADirectory | ErrorKind::NotFound
+                ) => {}
+            Err(error) => return Err(error),
+        }
     }
     Ok(Some(files))
 }

@@ -206,6 +206,12 @@ impl Core {
         Ok((near, self.share_of(near, len)))
     }
 
+    /// What a block has of the queue behind a tier where it has come to stay, because an edge kept
+    /// it or the queue was full: some if there is room now.
+    pub(super) fn room_in(&self, tier: usize, len: u64) -> Option<Share> {
+        self.edges.get(tier)?.budget.admit(0, len)
+    }
+
     /// What a block has of the queue behind a tier that it was not admitted to: room where a put
     /// waits for it, and else only where there is some.
     pub(super) fn share_of(&self, tier: usize, len: u64) -> Option<Share> {

@@ -15,18 +15,23 @@ const DAY: Duration = Duration::from_secs(24 * 3600);
 
 /// What may be written, and what was lately. Nothing of it is kept over a restart.
 /// `None` where nothing is bounded: then no put takes a lock or looks at the clock.
-pub(super) struct Spending(Option<Arc<Mutex<Vec<Window>>>>);
+pub(super) struct Spending(Option<Arc<Mutex<Account>>>);
 
-/// Bytes that may be written. Given back when it is dropped before they are
+/// Bytes that may be written, whenever that is. Given back when it is dropped before they are
 /// [written](Spent::written), or may have been.
 #[derive(Default)]
 #[must_use = "dropped, it is given back"]
 pub(super) struct Spent(Option<Taken>);
 
 struct Taken {
-    windows: Arc<Mutex<Vec<Window>>>,
-    at: Instant,
+    account: Arc<Mutex<Account>>,
     bytes: u64,
+}
+
+struct Account {
+    /// Bytes that may be written and are not yet.
+    held: u64,
+    windows: Vec<Window>,
 }
 
 /// The bytes of the last hour, or of the last day.
@@ -41,17 +46,11 @@ struct Window {
 impl Spending {
     /// At most so many bytes in any hour and in any day; without a bound where none is given.
     pub(super) fn new(hour: Option<u64>, day: Option<u64>) -> Spending {
-        let window = |(most, span): (Option<u64>, Duration)| {
-            Some(Window {
-                most: most?,
-                part: span / PARTS,
-                parts: VecDeque::new(),
-                sum: 0,
-            })
-        };
-        let windows = [(hour, HOUR), (day, DAY)];
-        let windows: Vec<Window> = windows.into_iter().filter_map(window).collect();
-        Spending((!windows.is_empty()).then(|| Arc::new(Mutex::new(windows))))
+        let windows = [(hour, HOUR), (day, DAY)].into_iter();
+        let windows = windows.filter_map(|(most, span)| Some(Window::new(most?, span)));
+        let windows: Vec<Window> = windows.collect();
+        let is_bounded = !windows.is_empty();
+        Spending(is_bounded.then(|| Arc::new(Mutex::new(Account { held: 0, windows }))))
     }
 
     /// Whether there is a bound.
@@ -61,10 +60,8 @@ impl Spending {
 
     /// Whether so many bytes may be written now.
     pub(super) fn allows(&self, bytes: u64) -> bool {
-        let Some(windows) = &self.0 else { return true };
-        let now = clock::now();
-        let mut windows = windows.lock();
-        windows.iter_mut().all(|window| window.left(now) >= bytes)
+        let account = self.0.as_ref();
+        account.is_none_or(|account| account.lock().left(clock::now()) >= bytes)
     }
 
     /// Takes so many bytes of what may be written now, if there are as many.
@@ -72,35 +69,59 @@ impl Spending {
         let Some(shared) = &self.0 else {
             return Some(Spent::default());
         };
-        let mut windows = shared.lock();
-        // Under the lock: the parts are in order.
-        let at = clock::now();
-        if windows.iter_mut().any(|window| window.left(at) < bytes) {
+        let mut account = shared.lock();
+        if account.left(clock::now()) < bytes {
             return None;
         }
-        windows.iter_mut().for_each(|window| window.add(at, bytes));
-        let windows = Arc::clone(shared);
-        Some(Spent(Some(Taken { windows, at, bytes })))
+        account.held += bytes;
+        let account = Arc::clone(shared);
+        Some(Spent(Some(Taken { account, bytes })))
     }
 }
 
 impl Spent {
-    /// It is not given back any more.
+    /// It counts from now on, and is not given back any more.
     pub(super) fn written(&mut self) {
-        self.0 = None;
+        if let Some(Taken { account, bytes }) = self.0.take() {
+            account.lock().write(bytes);
+        }
     }
 }
 
 impl Drop for Spent {
     fn drop(&mut self) {
-        if let Some(Taken { windows, at, bytes }) = self.0.take() {
-            let mut windows = windows.lock();
-            windows.iter_mut().for_each(|window| window.less(at, bytes));
+        if let Some(Taken { account, bytes }) = self.0.take() {
+            account.lock().held -= bytes;
         }
     }
 }
 
+impl Account {
+    fn left(&mut self, now: Instant) -> u64 {
+        let left = self.windows.iter_mut().map(|window| window.left(now));
+        left.min().unwrap_or(u64::MAX).saturating_sub(self.held)
+    }
+
+    /// Under the lock the clock is looked at, so that the parts are in order.
+    fn write(&mut self, bytes: u64) {
+        let now = clock::now();
+        self.held -= bytes;
+        self.windows
+            .iter_mut()
+            .for_each(|window| window.add(now, bytes));
+    }
+}
+
 impl Window {
+    fn new(most: u64, span: Duration) -> Window {
+        Window {
+            most,
+            part: span / PARTS,
+            parts: VecDeque::new(),
+            sum: 0,
+        }
+    }
+
     /// One part more than the span has is counted, so that the bound holds for any span.
     fn left(&mut self, now: Instant) -> u64 {
         let span = self.part * (PARTS + 1);
@@ -123,15 +144,6 @@ impl Window {
             _ => self.parts.push_back((now, bytes)),
         }
     }
-
-    /// Takes out what was added then, where it counts still.
-    fn less(&mut self, then: Instant, bytes: u64) {
-        let mut parts = self.parts.iter_mut().rev();
-        if let Some((_, part)) = parts.find(|(begun, _)| *begun <= then) {
-            *part -= bytes;
-            self.sum -= bytes;
-        }
-    }
 }
 
 #[cfg(test)]
@@ -141,12 +153,7 @@ mod tests {
     #[test]
     fn no_hour_has_more_than_it_may() {
         let start = clock::now();
-        let mut hour = Window {
-            most: 1000,
-            part: HOUR / PARTS,
-            parts: VecDeque::new(),
-            sum: 0,
-        };
+        let mut hour = Window::new(1000, HOUR);
         let mut written: Vec<(u64, u64)> = Vec::new();
         for second in (0..30_000).step_by(7) {
             let now = start + Duration::from_secs(second);
@@ -176,22 +183,16 @@ mod tests {
     }
 
     #[test]
-    fn what_is_given_back_late_counts_as_taken_when_it_was() {
+    fn what_is_held_long_still_counts_when_it_is_written() {
         let begun = clock::now();
         let at = |minutes: u64| begun + Duration::from_secs(60 * minutes);
-        let mut hour = Window {
-            most: 100,
-            part: HOUR / PARTS,
-            parts: VecDeque::new(),
-            sum: 0,
-        };
-        hour.add(at(0), 40);
-        hour.add(at(0), 10);
-        hour.add(at(50), 50);
-        hour.less(at(0), 40);
-        assert_eq!((hour.left(at(50)), hour.left(at(62))), (40, 50));
-        // What is over already is not given back once more.
-        hour.less(at(0), 10);
-        assert_eq!(hour.left(at(62)), 50);
+        let windows = vec![Window::new(100, HOUR)];
+        let mut account = Account { held: 0, windows };
+        account.held += 60;
+        assert_eq!((account.left(at(0)), account.left(at(62))), (40, 40));
+        // Written now, which is later than `begun`: it leaves an hour from now.
+        account.write(60);
+        assert_eq!((account.held, account.left(at(59))), (0, 40));
+        assert_eq!(account.left(at(63)), 100);
     }
 }

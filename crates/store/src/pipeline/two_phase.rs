@@ -229,9 +229,9 @@ impl Core {
                 };
                 let Some(spent) = spent else {
                     given_up.extend(place);
+                    // It stays there, and needs nothing of the queue, which is full.
                     if !self.bypasses(0, len) {
-                        let share = self.edges[0].budget.take(holder.seat, len);
-                        ways.push((index, Way::Through, Some(share)));
+                        ways.push((index, Way::Through, None));
                         continue;
                     }
                     self.edges[tier - 1].declines();

@@ -70,7 +70,8 @@ pub(super) fn run(
     let started = Instant::now();
     let threads = threads.unwrap_or_else(|| CopierConfig::default().lanes);
     let (next, read) = (AtomicUsize::new(0), AtomicU64::new(0));
-    let judged = Mutex::new(Vec::new());
+    let (sound, changed) = (AtomicU64::new(0), AtomicU64::new(0));
+    let bad = Mutex::new(Vec::new());
     let progress = Progress::steps("verifying", files.len() as u64);
     let work = || {
         while let Some((index, path)) = {
@@ -82,9 +83,15 @@ pub(super) fn run(
             if let Some(header) = one.as_ref().and_then(|one| one.header) {
                 read.fetch_add(header.len, Relaxed);
             }
-            let kept = judged.lock();
-            kept.unwrap_or_else(|poisoned| poisoned.into_inner())
-                .push((index, one));
+            match one {
+                None => drop(changed.fetch_add(1, Relaxed)),
+                Some(Judged { fault: None, .. }) => drop(sound.fetch_add(1, Relaxed)),
+                Some(judged) => {
+                    let kept = bad.lock();
+                    let mut kept = kept.unwrap_or_else(|poisoned| poisoned.into_inner());
+                    kept.push((index, judged));
+                }
+            }
             progress.step("");
         }
     };
@@ -94,29 +101,23 @@ pub(super) fn run(
         }
     });
     drop(progress);
-    let mut judged = judged
-        .into_inner()
-        .unwrap_or_else(|poisoned| poisoned.into_inner());
-    judged.sort_unstable_by_key(|(index, _)| *index);
+    let bad = bad.into_inner();
+    let mut bad = bad.unwrap_or_else(|poisoned| poisoned.into_inner());
+    bad.sort_unstable_by_key(|(index, _)| *index);
+    let (sound, changed) = (sound.into_inner(), changed.into_inner());
+    let checked = sound + changed + bad.len() as u64;
     let mut totals = Totals {
         blocks: files.len() as u64,
-        checked: judged.len() as u64,
-        sound: 0,
-        bad: 0,
-        changed: 0,
+        checked,
+        sound,
+        bad: bad.len() as u64,
+        changed,
         bytes: read.into_inner(),
-        complete: judged.len() == files.len(),
+        complete: checked == files.len() as u64,
         seconds: 0.0,
     };
-    for (index, judged) in judged {
-        match judged {
-            None => totals.changed += 1,
-            Some(Judged { fault: None, .. }) => totals.sound += 1,
-            Some(judged) => {
-                totals.bad += 1;
-                tell(&files[index], judged, output)?;
-            }
-        }
+    for (index, judged) in bad {
+        tell(&files[index], judged, output)?;
     }
     totals.seconds = started.elapsed().as_secs_f64();
     match output.is_json() {

@@ -52,19 +52,20 @@ impl Put {
                 let len = self.caller.bytes(*index);
                 near < *tier && !core.bypasses(near, len) && core.is_entered(&self.caller, near)
             };
-            let here = unpaid.extract_if(.., takes);
-            let here: Vec<Admitted> = here.map(|(_, index)| (index, None)).collect();
+            let here: Vec<(usize, usize)> = unpaid.extract_if(.., takes).collect();
             if here.is_empty() {
                 continue;
             }
+            let wanted: Vec<Admitted> = here.iter().map(|(_, index)| (*index, None)).collect();
             let refused = match stage {
-                Stage::Here(arenas) => self.reserve(near, arenas, here, routes),
+                Stage::Here(arenas) => self.reserve(near, arenas, wanted, routes),
                 Stage::Apart(apart) => {
-                    self.reserve_late(near, apart, here, false);
+                    self.reserve_late(near, apart, wanted, false);
                     continue;
                 }
             };
-            unpaid.extend(refused.into_iter().map(|index| (near + 1, index)));
+            // The next tier may have room.
+            unpaid.extend(here.iter().filter(|(_, index)| refused.contains(index)));
         }
         for (tier, index) in unpaid {
             core.edges[tier - 1].declines();

@@ -203,15 +203,16 @@ impl Put {
                         continue;
                     }
                 };
-                let share = dues.share.or_else(|| core.share_of(tier, place.len));
-                let waiters = waits.then(|| self.waiter(index));
-                match share {
-                    Some(share) => {
-                        let (paid, waiters) = ((share, spent), waiters.into_iter().collect());
-                        passed.extend(core.send_later(ledger, tier, place, paid, waiters));
+                let Some(share) = dues.share.or_else(|| core.room_in(tier, place.len)) else {
+                    if waits {
+                        kept.push(index);
                     }
-                    None => passed.push(place),
-                }
+                    passed.push(place);
+                    continue;
+                };
+                let waiters = waits.then(|| self.waiter(index)).into_iter();
+                let (paid, waiters) = ((share, spent), waiters.collect());
+                passed.extend(core.send_later(ledger, tier, place, paid, waiters));
             }
         }
         let lost = settled.iter();

@@ -1,7 +1,7 @@
 //! How reservations end: published, or given back.
 
 use kvdepot_arena::parts;
-use kvdepot_arena::{Error, Place, Reserved, Token};
+use kvdepot_arena::{Error, Place, Token};
 use kvdepot_media::Checksum;
 
 use super::{Core, Reservation, Way};
@@ -86,11 +86,7 @@ impl Core {
             let held = ledger.held.remove(&(tier, *token));
             (*at, place, held.unwrap_or_default().dues, stored)
         });
-        let ended = ended.collect();
-        for token in &tokens {
-            ledger.held.remove(&(tier, *token));
-        }
-        Ok(ended)
+        Ok(ended.collect())
     }
 
     /// The same in a tier that may answer late: waits for its answer.
@@ -159,7 +155,7 @@ impl Core {
                     continue;
                 }
                 let spent = self.edges[tier].admits(&place.identity, place.len).ok();
-                let share = dues.share.or_else(|| self.share_of(tier, place.len));
+                let share = dues.share.or_else(|| self.room_in(tier, place.len));
                 stay.extend(match share.zip(spent) {
                     Some(paid) => self.send_later(&mut ledger, tier, place, paid, Vec::new()),
                     None => Some(place),
@@ -181,19 +177,21 @@ impl Core {
             if places.is_empty() {
                 continue;
             }
-            let here = self.tiers[tier].here();
-            if let Some(arenas) = here {
-                let tokens = places.iter().map(|place| place.token);
-                arenas.abort(&tokens.collect::<Vec<_>>());
+            // What others have ended, or publish now, is not ended once more: what went with it is
+            // theirs.
+            if let Some(arenas) = self.tiers[tier].here() {
+                let tokens: Vec<Token> = places.iter().map(|place| place.token).collect();
+                let mut ended = arenas.abort(&tokens).into_iter();
+                places.retain(|_| ended.next() == Some(true));
             }
-            let mut given_back: Vec<Option<Reserved>> = Vec::new();
+            let mut given_back: Vec<Held> = Vec::new();
             {
                 let mut ledger = self.ledger.lock();
+                let apart = self.tiers[tier].apart().is_some();
                 places.retain(|place| {
                     let held = ledger.held.remove(&(tier, place.token));
-                    // What others have ended, or publish now, is not ended once more.
-                    let is_mine = here.is_some() || held.is_some();
-                    given_back.extend(held.map(|held| held.reserved));
+                    let is_mine = held.is_some() || !apart;
+                    given_back.extend(held);
                     is_mine
                 });
             }

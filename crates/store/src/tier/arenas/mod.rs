@@ -388,16 +388,18 @@ impl Arenas {
         stored
     }
 
-    pub(crate) fn abort(&self, tokens: &[Token]) -> u64 {
-        let mut freed = 0;
+    /// As [`Arena::abort`].
+    pub(crate) fn abort(&self, tokens: &[Token]) -> Vec<bool> {
+        let mut ended = vec![false; tokens.len()];
         self.share_out(
             tokens,
             |token| *token,
-            |arena, _, share| {
-                freed += arena.abort(share);
+            |arena, mine, share| {
+                let answers = mine.iter().zip(arena.abort(share));
+                answers.for_each(|(at, answer)| ended[*at] = answer);
             },
         );
-        freed
+        ended
     }
 
     pub(crate) fn discard(&self, tokens: &[Token]) -> usize {
