@@ -28,6 +28,7 @@ __all__ = [
     "__version__",
     "_close_all",
     "_duration",
+    "_options_of_file",
     "_size",
     "attach",
     "check",
