@@ -375,6 +375,17 @@ fn a_rotten_leaf_is_told_from_the_others_however_its_block_came() {
 }
 
 #[test]
+fn a_block_larger_than_the_directory_costs_no_other_its_place() {
+    let dir = tempfile::tempdir().unwrap();
+    let depot = open_with("Posix", dir.path(), json!({"capacity": "4MiB"}));
+    let ns = namespace(&depot);
+    assert_eq!(put(&ns, &[1, 2], LEN), [true; 2]);
+    assert_eq!(put(&ns, &[3], 5 << 20), [false]);
+    assert!(has(&ns, &[1, 2], LEN));
+    depot.close();
+}
+
+#[test]
 fn a_file_among_the_folders_hides_no_block_from_who_verifies() {
     let dir = tempfile::tempdir().unwrap();
     let depot = open(dir.path());
