@@ -424,7 +424,8 @@ pub(crate) enum Task {
 /// Which arena.
 #[derive(clap::Args)]
 pub(crate) struct ArenaArgs {
-    /// File or DAX device, the default arena unless given; or unix:SOCKET, a live depot.
+    /// File, DAX or block device, the default arena unless given (that of Nvme where Dax has none);
+    /// or unix:SOCKET, a live depot.
     pub(crate) path: Option<PathBuf>,
     /// The default arena of this instance.
     #[arg(long, value_name = "NAME", conflicts_with = "path")]

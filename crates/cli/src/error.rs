@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use kvdepot_store::inspect::block_files;
+
 /// Errors of the command line. Each has one line for people; [`Error::hint`] adds what to do.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -115,6 +117,14 @@ impl Error {
                 found: "a socket",
             })) => Some(format!(
                 "unix:{} asks the process that listens there",
+                path.display()
+            )),
+            Error::Store(kvdepot_store::Error::Media(kvdepot_media::Error::WrongKind {
+                path,
+                found: "a directory",
+            })) if matches!(block_files(path), Ok(Some(_))) => Some(format!(
+                "it has the blocks of a tier of files: kvdepot verify {} reads them, and unix:SOCKET \
+                 asks a process that has it open",
                 path.display()
             )),
             Error::Host(kvdepot_host::Error::NotPrivate { path, .. }) => Some(format!(

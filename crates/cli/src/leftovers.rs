@@ -80,7 +80,13 @@ pub(crate) fn default_arenas() -> Result<Vec<PathBuf>, Error> {
 
 /// Whether a default arena has this name.
 fn is_default(name: &str) -> bool {
-    name == "arena.kvd" || (name.starts_with("arena-") && name.ends_with(".kvd"))
+    let stem = name.strip_suffix(".kvd").unwrap_or_default();
+    let of = |default: &str| {
+        let instance = stem.strip_prefix(default);
+        instance.is_some_and(|instance| instance.is_empty() || instance.starts_with('-'))
+    };
+    // Those of `Dax` and of `Nvme`.
+    of("arena") || of("nvme")
 }
 
 /// Removes the directories that are empty now.

@@ -72,6 +72,7 @@ pub(crate) fn run(args: &DoctorArgs, output: &mut Output) -> Result<i32, Error> 
     checks.push(ring());
     checks.extend(args.path.as_deref().map(direct));
     checks.extend(disk_and_arena()?);
+    checks.extend(nvme_arena());
     checks.push(runtime());
     checks.extend(sockets());
     checks.extend(orphans());
@@ -362,29 +363,44 @@ fn disk_and_arena() -> Result<Vec<Check>, Error> {
         let arena = Check::ok("default arena", format!("none yet; would have {size}"));
         return Ok(vec![disk, arena]);
     }
-    let arena = match Inspection::open(&path)
-        .map_err(Error::from)
-        .and_then(|i| Summary::of(&i))
-    {
+    Ok(vec![disk, arena_at("default arena", &path, would_open)])
+}
+
+/// The default arena of `Nvme`, where there is one.
+fn nvme_arena() -> Option<Check> {
+    let path = Config::default().nvme_path().ok()?;
+    let would_open = Config::new("Nvme", &json!({"socket": "off"})).and_then(|nvme| nvme.check());
+    path.exists()
+        .then(|| arena_at("default Nvme arena", &path, would_open))
+}
+
+/// What an arena holds, and whether it is sound.
+fn arena_at(
+    name: &'static str,
+    path: &Path,
+    would_open: Result<(), kvdepot_store::Error>,
+) -> Check {
+    let shown = path.display();
+    let found = Inspection::open(path).map_err(Error::from);
+    match found.and_then(|found| Summary::of(&found)) {
         Ok(summary) => {
             let blocks = some(summary.blocks, "block");
             let (live, of) = (bytes(summary.live_bytes), bytes(summary.capacity_bytes));
             let value = format!("{blocks}, {live} of {of}, owner: {}", summary.owner());
             if summary.damaged_records > 0 || !summary.damaged_superblocks.is_empty() {
                 let hint = format!("damaged records or superblocks: kvdepot verify {shown}");
-                Check::warn("default arena", value, hint)
+                Check::warn(name, value, hint)
             } else if let Err(error) = would_open {
-                Check::warn("default arena", value, format!("a start fails: {error}"))
+                Check::warn(name, value, format!("a start fails: {error}"))
             } else {
-                Check::ok("default arena", value)
+                Check::ok(name, value)
             }
         }
         Err(error) => {
             let hint = format!("kvdepot rm {shown}, or format: true, starts anew");
-            Check::warn("default arena", error.to_string(), hint)
+            Check::warn(name, error.to_string(), hint)
         }
-    };
-    Ok(vec![disk, arena])
+    }
 }
 
 fn runtime() -> Check {

@@ -138,7 +138,7 @@ impl ArenaArgs {
         text.strip_prefix("unix:").map(Into::into)
     }
 
-    /// Where the arena is: PATH, or the default of the instance.
+    /// Where the arena is: PATH, or the default of the instance, of `Nvme` where only that has one.
     pub(crate) fn path(&self) -> Result<std::path::PathBuf, Error> {
         if let Some(socket) = self.socket() {
             return Err(Error::Usage {
@@ -156,7 +156,13 @@ impl ArenaArgs {
             Some(instance) => serde_json::json!({ "instance": instance }),
             None => serde_json::Value::Null,
         };
-        Ok(Config::new("Dax", &settings)?.arena_path()?)
+        let config = Config::new("Dax", &settings)?;
+        let (dax, nvme) = (config.arena_path()?, config.nvme_path()?);
+        Ok(if !dax.exists() && nvme.exists() {
+            nvme
+        } else {
+            dax
+        })
     }
 
     /// Opens it for reading, whoever owns it.

@@ -210,3 +210,39 @@ fn private(dir: &std::path::Path) {
     use std::os::unix::fs::PermissionsExt;
     std::fs::set_permissions(dir, std::fs::Permissions::from_mode(0o700)).unwrap();
 }
+
+#[test]
+fn the_default_arena_of_nvme_is_looked_at_checked_and_removed_like_that_of_dax() {
+    let home = Home::new();
+    home.run(&["doctor"]);
+    let path = home.default_arena().with_file_name("nvme.kvd");
+    assert_eq!(home.run(&["stat"]).status, 2);
+    arena(&path);
+    let shown = path.to_str().unwrap();
+    let (status, rows) = home.json(&["stat"]);
+    assert_eq!((status, &rows[0]["path"]), (0, &shown.into()), "{rows:?}");
+    assert_eq!(home.json(&["ls", "--blocks"]).1.len(), 7);
+    let checks = || {
+        let (_, rows) = home.json(&["doctor"]);
+        let all = rows.into_iter();
+        let mut mine = all.filter(|row| row["check"] == "default Nvme arena");
+        mine.next().unwrap()
+    };
+    let check = checks();
+    assert_eq!(check["status"], "ok", "{check}");
+    assert!(
+        check["value"].as_str().unwrap().starts_with("7 blocks"),
+        "{check}"
+    );
+    std::fs::write(&path, "no arena").unwrap();
+    assert_eq!(checks()["status"], "warn");
+    std::fs::remove_file(&path).unwrap();
+    arena(&path);
+    arena(&path.with_file_name("nvme-x.kvd"));
+    assert_eq!(home.json(&["stat", "--instance", "x"]).0, 0);
+    let (status, rows) = home.json(&["rm", "--all", "--yes"]);
+    assert_eq!(status, 0, "{rows:?}");
+    let gone = rows.iter().any(|row| row["path"] == shown);
+    assert!(gone && !path.exists(), "{rows:?}");
+    assert!(!path.with_file_name("nvme-x.kvd").exists());
+}

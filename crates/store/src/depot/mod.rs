@@ -26,7 +26,7 @@ use crate::listing::{Gone, NamespaceUsage};
 use crate::metrics::Stats;
 use crate::opening::Opened;
 use crate::pipeline::{Core, Drained};
-use crate::tier::DAX;
+use crate::tier::{DAX, NVME};
 
 /// A pipeline of tiers, opened by this process or by another one of the host. Clones share it.
 #[derive(Clone)]
@@ -285,6 +285,14 @@ impl Config {
     /// [`Error::Host`] when the user has no cache directory, or not alone.
     pub fn arena_path(&self) -> Result<PathBuf, Error> {
         self.path_of(DAX)
+    }
+
+    /// Where the arena of the `Nvme` tier lies: `nvme.path`, or the default for the instance.
+    ///
+    /// # Errors
+    /// As [`Config::arena_path`].
+    pub fn nvme_path(&self) -> Result<PathBuf, Error> {
+        self.path_of(NVME)
     }
 
     /// Bytes that a new arena would get: `dax.capacity`, or 20 % of the free disk, at most 64 GiB.
