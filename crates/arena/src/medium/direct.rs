@@ -338,11 +338,18 @@ impl Direct {
     fn carry_by(&self, fd: Arc<LockFd>) -> Result<Arc<File>> {
         let fail = |error: kvdepot_host::Error| self.fail("open", io::Error::other(error));
         let flags = rustix::fs::fcntl_getfl(self.fd.fd().map_err(fail)?);
-        let direct = flags
-            .and_then(|flags| rustix::fs::fcntl_setfl(fd.fd().map_err(|_| Errno::BADF)?, flags));
-        direct.map_err(|errno| self.fail("open", errno))?;
+        let flags = flags.map_err(|errno| self.fail("open", errno))?;
+        let set = rustix::fs::fcntl_setfl(fd.fd().map_err(fail)?, flags);
+        set.map_err(|errno| self.fail("open", errno))?;
         let losses = Arc::clone(&self.common.lost) as _;
-        File::heard(fd, &Hands::new(THREADS)?, losses)
+        let hands = Hands::new(THREADS)?;
+        let way = hands.way(flags.contains(OFlags::DIRECT));
+        tracing::info!(
+            path = self.opened.name(),
+            way,
+            "blocks are read and written"
+        );
+        File::heard(fd, &hands, losses)
     }
 
     fn lock(&self, file: &File, lock: Lock) {

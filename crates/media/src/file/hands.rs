@@ -124,6 +124,16 @@ impl Hands {
         self.refused.as_deref()
     }
 
+    /// How files are read and written, in words: past the page cache or not.
+    #[must_use]
+    pub fn way(&self, direct: bool) -> String {
+        match (direct, self.refused()) {
+            (true, None) => "direct I/O by io_uring".to_owned(),
+            (true, Some(why)) => format!("direct I/O by threads ({why})"),
+            (false, _) => "the page cache, by threads".to_owned(),
+        }
+    }
+
     /// How long what they are asked for is waited for.
     pub(super) fn patience(&self) -> Option<Duration> {
         self.patience

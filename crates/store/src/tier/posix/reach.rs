@@ -40,11 +40,7 @@ pub(super) fn reach(
                 (DirectIo::Yes | DirectIo::Auto, Some(manner)) => manner,
                 (DirectIo::No, _) | (DirectIo::Auto, None) => Manner::CACHED,
             };
-            let way = match (manner.is_direct(), hands.refused()) {
-                (true, None) => "direct I/O by io_uring".to_owned(),
-                (true, Some(why)) => format!("direct I/O by threads ({why})"),
-                (false, _) => "the page cache, by threads".to_owned(),
-            };
+            let way = hands.way(manner.is_direct());
             (hands, manner, way)
         }
     })
