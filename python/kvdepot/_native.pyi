@@ -183,7 +183,7 @@ class _Tier(TypedDict):
     live_bytes: int
     free_bytes: int
     largest_free_bytes: int
-    blocks: int
+    blocks: int | None  # None where it is not known: of Posix and Ds3fs
     blocks_max: int
     pinned_blocks: int
     reserved_blocks: int

@@ -67,7 +67,7 @@ class World:
         return {0: Group(0, namespace, [PART] * self.writers)}
 
     def blocks(self) -> int:
-        return self.depot.stats()["tiers"]["Cache"]["blocks"]
+        return self.depot.stats()["tiers"]["Cache"]["blocks"] or 0
 
     def close(self) -> None:
         self.mover.close()

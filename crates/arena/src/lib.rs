@@ -71,6 +71,6 @@ pub use place::{Place, Token, Wanted};
 pub use recover::{Opening, Survey, is_inside, judge, survey};
 pub use refused::{Cause, Full, Refused};
 pub use reserved::{Reserved, TakesBack};
-pub use roll::Departed;
+pub use roll::{Departed, Notes};
 pub use space::Space;
 pub use stats::TierStats;

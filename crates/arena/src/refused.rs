@@ -45,6 +45,11 @@ pub enum Cause {
         /// Bytes that there are.
         capacity: u64,
     },
+    /// The block is larger than any that is taken there.
+    Large {
+        /// Bytes of the largest that is.
+        most: u64,
+    },
     /// Each record of the table has a block that nothing may evict.
     Records {
         /// How many there are.
@@ -81,6 +86,7 @@ impl From<Full> for Error {
             Cause::Space { free, capacity } => {
                 format!("{free} are free of {capacity}, the rest is pinned or reserved")
             }
+            Cause::Large { most } => format!("it takes blocks of at most {most} bytes"),
             Cause::Records { records } => format!(
                 "each of its {records} records has a block that is pinned or reserved; a new arena \
                  has more with dax.records"

@@ -37,15 +37,20 @@ pub(crate) struct Roll {
 }
 
 /// What one listener has not been told yet.
-pub(crate) struct Notes {
-    pub(crate) listener: u64,
-    pub(crate) blocks: VecDeque<(Identity, u64)>,
-    pub(crate) limit: usize,
-    pub(crate) overflowed: bool,
+#[derive(Debug)]
+pub struct Notes {
+    /// Who listens.
+    pub listener: u64,
+    /// Most blocks that are kept: the last ones.
+    pub limit: usize,
+    blocks: VecDeque<(Identity, u64)>,
+    overflowed: bool,
 }
 
 impl Notes {
-    pub(crate) fn of(listener: u64, limit: usize) -> Notes {
+    /// None yet.
+    #[must_use]
+    pub fn of(listener: u64, limit: usize) -> Notes {
         Notes {
             listener,
             blocks: VecDeque::new(),
@@ -54,7 +59,17 @@ impl Notes {
         }
     }
 
-    pub(crate) fn take(&mut self) -> Departed {
+    /// Notes a block that has left, with its bytes.
+    pub fn push(&mut self, identity: Identity, bytes: u64) {
+        if self.blocks.len() >= self.limit {
+            self.blocks.pop_front();
+            self.overflowed = true;
+        }
+        self.blocks.push_back((identity, bytes));
+    }
+
+    /// What was noted since the last call.
+    pub fn take(&mut self) -> Departed {
         Departed {
             blocks: std::mem::take(&mut self.blocks).into(),
             overflowed: std::mem::take(&mut self.overflowed),
@@ -99,11 +114,7 @@ impl Roll {
             *share = (share.0 - 1, share.1 - bytes);
         }
         for notes in self.notes.iter_mut().filter(|_| !self.moving) {
-            if notes.blocks.len() >= notes.limit {
-                notes.blocks.pop_front();
-                notes.overflowed = true;
-            }
-            notes.blocks.push_back((identity, bytes));
+            notes.push(identity, bytes);
         }
     }
 }

@@ -23,14 +23,18 @@ pub struct TierStats {
     pub tier: String,
     /// Bytes of data it can hold.
     pub capacity_bytes: u64,
-    /// Bytes of payload published.
+    /// Bytes of payload published; of a tier of files what all who share it have there: whole
+    /// files, headers too, and what is granted to who writes.
     pub live_bytes: u64,
     /// Bytes not allocated.
     pub free_bytes: u64,
     /// The longest free extent.
     pub largest_free_bytes: u64,
-    /// Blocks published.
+    /// Blocks published; 0 where they are [uncounted](TierStats::uncounted).
     pub blocks: u64,
+    /// Whether it is not known how many blocks there are: others store and remove some, too.
+    #[serde(default)]
+    pub uncounted: bool,
     /// Blocks that the record table can hold.
     pub blocks_max: u64,
     /// Blocks pinned by readers.
@@ -39,7 +43,7 @@ pub struct TierStats {
     pub reserved_blocks: u64,
     /// Blocks evicted since it was opened.
     pub evicted_blocks: u64,
-    /// Bytes evicted since it was opened.
+    /// Bytes evicted since it was opened: payloads, or whole files.
     pub evicted_bytes: u64,
     /// Blocks that did not verify.
     pub corrupt_blocks: u64,
@@ -49,7 +53,7 @@ pub struct TierStats {
     pub full: u64,
     /// Blocks published since it was opened.
     pub stored_blocks: u64,
-    /// Bytes published since it was opened.
+    /// Bytes published since it was opened: payloads, or whole files.
     pub stored_bytes: u64,
     /// Questions that the tier did not answer in time.
     #[serde(default)]
@@ -103,6 +107,7 @@ impl TierStats {
             free_bytes: self.free_bytes + other.free_bytes,
             largest_free_bytes: self.largest_free_bytes.max(other.largest_free_bytes),
             blocks: self.blocks + other.blocks,
+            uncounted: self.uncounted || other.uncounted,
             blocks_max: self.blocks_max + other.blocks_max,
             pinned_blocks: self.pinned_blocks + other.pinned_blocks,
             reserved_blocks: self.reserved_blocks + other.reserved_blocks,

@@ -128,7 +128,7 @@ impl Depot {
     /// Counters and fill. `tiers` has a dictionary a tier; `pending_bytes` wait for the far tier.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let depot = self.handle.depot(py)?;
-        let stats = serde_json::to_value(wait::call(py, || depot.stats())?).unwrap_or_default();
+        let stats = wait::call(py, || depot.stats())?.shown();
         settings::to_python(py, &by_tier(stats))
     }
 

@@ -57,6 +57,6 @@ pub use pipeline::{
 };
 pub use task::{Mirror, Outcome, Task};
 pub use tier::{
-    BlockFile, Directory, Ends, FileAt, Kinds, Opener, Page, Pending, Reply, Terms, Tier, TierKind,
-    ask,
+    BlockFile, Directory, Ends, FileAt, Kinds, NamespacePage, Opener, Page, Pending, Reply, Terms,
+    Tier, TierKind, ask,
 };

@@ -7,17 +7,30 @@ use kvdepot_arena::{Error, Identity, Key, NamespaceId};
 use crate::pipeline::{Core, heard};
 use crate::tier::{Arenas, Stage};
 
-/// A namespace of a depot, and what it has in the last tier.
+/// A namespace of a depot, and what it has in the last tier that has some of it and can tell.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NamespaceUsage {
     /// Its digest.
     pub id: NamespaceId,
-    /// What the medium's directory says of it; the directory may be full.
+    /// What the medium says of it, where that has room for it.
     pub description: Option<String>,
     /// Blocks published.
     pub blocks: u64,
-    /// Bytes of their payloads.
+    /// Bytes of their payloads; of a tier of files, of the files behind their headers.
     pub bytes: u64,
+}
+
+impl NamespaceUsage {
+    /// One that has nothing.
+    #[must_use]
+    pub fn described(id: NamespaceId, description: Option<String>) -> NamespaceUsage {
+        NamespaceUsage {
+            id,
+            description,
+            blocks: 0,
+            bytes: 0,
+        }
+    }
 }
 
 /// Most blocks, or namespaces, of a page: 0.7 MB on a socket, and nothing that a lock is held for.
@@ -86,35 +99,45 @@ pub struct Gone {
 }
 
 impl Core {
-    /// The namespaces that have or had blocks in the last tier since it was opened, and those that
-    /// its directory describes.
+    /// The namespaces that have or had blocks in the last tier of arenas since it was opened, those
+    /// that its directory describes, and what tiers that may answer late tell.
     pub(crate) fn namespaces(&self) -> Result<Vec<NamespaceUsage>, Error> {
         let _pass = self.gate.enter()?;
-        let Some((_, last)) = self.arenas().last() else {
-            return Ok(Vec::new());
-        };
-        let mut shares = HashMap::<NamespaceId, (u64, u64)>::new();
-        let mut texts = HashMap::new();
-        for device in last.arenas() {
+        let mut found = HashMap::new();
+        for device in self
+            .arenas()
+            .last()
+            .iter()
+            .flat_map(|(_, last)| last.arenas())
+        {
             for (id, (blocks, bytes)) in device.shares() {
-                let share = shares.entry(id).or_default();
-                *share = (share.0 + blocks, share.1 + bytes);
+                let mut usage = NamespaceUsage::described(id, None);
+                (usage.blocks, usage.bytes) = (blocks, bytes);
+                note(&mut found, usage);
             }
-            texts.extend(device.descriptions()?);
+            for (id, text) in device.descriptions()? {
+                note(&mut found, NamespaceUsage::described(id, Some(text)));
+            }
         }
-        let mut ids: Vec<NamespaceId> = shares.keys().chain(texts.keys()).copied().collect();
-        ids.sort_unstable();
-        ids.dedup();
-        let of = |id| {
-            let (blocks, bytes) = shares.get(&id).copied().unwrap_or_default();
-            NamespaceUsage {
-                id,
-                description: texts.remove(&id),
-                blocks,
-                bytes,
+        for tier in &self.tiers {
+            let Some(apart) = tier.apart() else { continue };
+            let (mut behind, mut mark) = (HashMap::new(), Some(0));
+            while let Some(from) = mark {
+                let (page, next) = heard(tier, apart.namespaces(from).wait())?;
+                page.into_iter().for_each(|usage| note(&mut behind, usage));
+                mark = next;
             }
-        };
-        Ok(ids.into_iter().map(of).collect())
+            for (id, usage) in behind {
+                // What is there too is counted once: further away.
+                if let Some(nearer) = found.get_mut(&id).filter(|_| usage.blocks > 0) {
+                    (nearer.blocks, nearer.bytes) = (0, 0);
+                }
+                note(&mut found, usage);
+            }
+        }
+        let mut found: Vec<NamespaceUsage> = found.into_values().collect();
+        found.sort_unstable_by_key(|usage| usage.id);
+        Ok(found)
     }
 
     /// The first of those behind one of them, in the order of their digests.
@@ -137,6 +160,11 @@ impl Core {
         let mut gone = Gone::default();
         for (_, tier) in self.arenas() {
             let departed = tier.departed(listener, limit);
+            gone.blocks.extend(departed.blocks);
+            gone.overflowed |= departed.overflowed;
+        }
+        for tier in self.tiers.iter().filter_map(Stage::apart) {
+            let departed = tier.tier().departed(listener, limit);
             gone.blocks.extend(departed.blocks);
             gone.overflowed |= departed.overflowed;
         }
@@ -163,6 +191,9 @@ impl Core {
     pub fn forget_listener(&self, listener: u64) {
         for (_, tier) in self.arenas() {
             tier.forget_listener(listener);
+        }
+        for tier in self.tiers.iter().filter_map(Stage::apart) {
+            tier.tier().forget_listener(listener);
         }
     }
 
@@ -266,6 +297,15 @@ impl Core {
             ..Cursor::default()
         }
     }
+}
+
+/// Adds what a namespace has to what is known of it.
+fn note(found: &mut HashMap<NamespaceId, NamespaceUsage>, usage: NamespaceUsage) {
+    let none = || NamespaceUsage::described(usage.id, None);
+    let known = found.entry(usage.id).or_insert_with(none);
+    known.description = known.description.take().or(usage.description);
+    known.blocks += usage.blocks;
+    known.bytes += usage.bytes;
 }
 
 /// How many blocks of a page are in one of these tiers.

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use kvdepot_arena::TierStats;
+use serde_json::Value;
 
 use crate::devices::{DeviceState, DeviceStats};
 use crate::task::Outcome;
@@ -240,6 +241,19 @@ impl Stats {
         }
     }
 
+    /// All of it as people and programs are shown it: a number that is not known is null.
+    #[must_use]
+    pub fn shown(&self) -> Value {
+        let mut all = serde_json::to_value(self).unwrap_or_default();
+        let tiers = all.get_mut("tiers").and_then(Value::as_array_mut);
+        for tier in tiers.into_iter().flatten().filter_map(Value::as_object_mut) {
+            if tier.remove("uncounted") == Some(Value::Bool(true)) {
+                tier.insert("blocks".into(), Value::Null);
+            }
+        }
+        all
+    }
+
     /// The counters in the Prometheus text format.
     #[must_use]
     pub fn prometheus(&self) -> String {
@@ -265,7 +279,14 @@ impl Stats {
             &by_tier(&|_, tier| tier.capacity_bytes),
         );
         metric("live_bytes", "gauge", &by_tier(&|_, tier| tier.live_bytes));
-        metric("live_blocks", "gauge", &by_tier(&|_, tier| tier.blocks));
+        // How many others have stored is not known.
+        let counted = |rows: Vec<(String, u64)>| -> Vec<(String, u64)> {
+            let tiers = self.tiers.iter().zip(rows);
+            let rows = tiers.filter(|(tier, _)| !tier.uncounted);
+            rows.map(|(_, row)| row).collect()
+        };
+        let blocks = counted(by_tier(&|_, tier| tier.blocks));
+        metric("live_blocks", "gauge", &blocks);
         metric(
             "pinned_blocks",
             "gauge",

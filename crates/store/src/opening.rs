@@ -25,13 +25,21 @@ pub(crate) struct Opened {
 }
 
 impl Opened {
-    /// Refuses what [`Opened::open`] would of the tiers of arenas, and opens nothing.
+    /// Refuses what [`Opened::open`] would of settings and of arenas, and opens nothing.
     pub(crate) fn check(config: &Config) -> Result<(), Error> {
         let has = |name: &str| config.pipeline.iter().any(|tier| tier == name);
         if has("Cache") {
             Arena::check_volatile("Cache", config.cache_capacity()?)?;
         }
         check_twins(config)?;
+        for kind in config
+            .pipeline
+            .iter()
+            .filter_map(|name| config.kinds.find(name))
+        {
+            let section = config.sections.get(kind.name).cloned().unwrap_or_default();
+            (kind.check)(&section)?;
+        }
         let mut promised = Promised::default();
         for (_, sort) in config.arenas() {
             let section = config.section(sort);

@@ -427,8 +427,13 @@ fn settings_that_cannot_be_name_the_field() {
     let refused = |posix: Value| {
         let settings = json!({ "posix": posix });
         let config = Config::new("Posix", &settings);
-        let opened = config.and_then(|config| Depot::open(&config).map(drop));
-        opened.unwrap_err().to_string()
+        let Ok(config) = config else {
+            return config.unwrap_err().to_string();
+        };
+        // Who only asks hears the same.
+        let checked = config.check().unwrap_err().to_string();
+        assert_eq!(Depot::open(&config).err().unwrap().to_string(), checked);
+        checked
     };
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("posix");

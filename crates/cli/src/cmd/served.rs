@@ -37,7 +37,8 @@ pub(crate) fn connect(socket: &Path) -> Result<Depot, Error> {
 #[derive(Serialize)]
 struct Live {
     depot: String,
-    blocks: u64,
+    /// `None` where nobody knows.
+    blocks: Option<u64>,
     bytes: u64,
     capacity_bytes: u64,
     tiers: Vec<String>,
@@ -51,7 +52,7 @@ impl Live {
     fn of(socket: &Path) -> Live {
         let mut live = Live {
             depot: format!("unix:{}", socket.display()),
-            blocks: 0,
+            blocks: None,
             bytes: 0,
             capacity_bytes: 0,
             tiers: Vec::new(),
@@ -63,7 +64,7 @@ impl Live {
                 live.tiers = depot.tiers().into_iter().map(str::to_owned).collect();
                 live.description = depot.description().to_owned();
                 if let Some(last) = depot.stats().tiers.last() {
-                    live.blocks = last.blocks;
+                    live.blocks = (!last.uncounted).then_some(last.blocks);
                     live.bytes = last.live_bytes;
                     live.capacity_bytes = last.capacity_bytes;
                 }
@@ -73,6 +74,11 @@ impl Live {
         }
         live
     }
+}
+
+/// In the place of a number that is not known.
+fn unknown() -> String {
+    "-".to_owned()
 }
 
 /// Lists the depots that processes of this user have open.
@@ -91,7 +97,7 @@ pub(crate) fn live(output: &mut Output) -> Result<i32, Error> {
             let about = live.problem.as_ref().unwrap_or(&live.description);
             table.row([
                 live.depot.clone(),
-                count(live.blocks),
+                live.blocks.map_or_else(unknown, count),
                 bytes(live.bytes),
                 one_line(about),
             ]);
@@ -234,7 +240,7 @@ pub(crate) fn stat(args: &Stat, socket: &Path, output: &mut Output) -> Result<i3
             "depot": shown,
             "description": depot.description(),
             "path": depot.path(),
-            "stats": stats,
+            "stats": stats.shown(),
         }))?;
     } else {
         let mut table = Table::pairs();
@@ -246,7 +252,11 @@ pub(crate) fn stat(args: &Stat, socket: &Path, output: &mut Output) -> Result<i3
             let fill = percent(used, tier.capacity_bytes);
             let of = bytes(tier.capacity_bytes);
             row(&tier.tier, format!("{} of {of} ({fill})", bytes(used)));
-            let live = format!("{}, {}", count(tier.blocks), bytes(tier.live_bytes));
+            let blocks = match tier.uncounted {
+                true => unknown(),
+                false => count(tier.blocks),
+            };
+            let live = format!("{blocks}, {}", bytes(tier.live_bytes));
             row("  blocks", live);
             row("  evicted", count(tier.evicted_blocks));
             let hits = stats.hit_blocks.get(index).copied().unwrap_or_default();

@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 use kvdepot_store::Depot;
 use serde_json::Value;
 
-use crate::home::{Home, Ran, get, put, spec};
+use crate::home::{Home, Ran, get, key, put, spec};
 
 /// A running service. Killed when dropped.
 pub(crate) struct Service {
@@ -88,6 +88,53 @@ fn serve_keeps_the_blocks_of_its_clients_over_a_restart() {
     let client = service.connect();
     assert_eq!(client.opening().blocks, 20);
     get(&client.namespace(&spec("a")).unwrap(), 0..20, 5000);
+}
+
+#[test]
+fn a_directory_is_looked_at_through_the_service_that_has_it_open_also_after_a_restart() {
+    let home = Home::new();
+    let at = format!("posix.path={}", home.path("blocks").display());
+    let args = ["Posix", "-o", &at, "-o", "posix.capacity=64MiB"];
+    let service = Service::start(&home, &args);
+    put(
+        &service.connect().namespace(&spec("a")).unwrap(),
+        0..7,
+        5000,
+    );
+    put(&service.connect().namespace(&spec("b")).unwrap(), 0..2, 300);
+    assert_eq!(service.end(), 0);
+    let service = Service::start(&home, &args);
+    let shown = format!("unix:{}", service.socket);
+    let (status, rows) = home.json(&["ls", &shown]);
+    assert_eq!((status, rows.len()), (0, 2), "{rows:?}");
+    assert_eq!(rows[0]["blocks"], 7);
+    assert_eq!(rows[0]["description"], spec("a").describe());
+    assert_eq!(home.json(&["ls", &shown, "--blocks"]).1.len(), 9);
+    let (_, rows) = home.json(&["stat", &shown]);
+    let tier = &rows[0]["stats"]["tiers"][0];
+    assert!(
+        tier["blocks"].is_null() && tier["live_bytes"].as_u64() > Some(0),
+        "{tier}"
+    );
+    let ran = home.run(&["stat", &shown]);
+    let about = format!("Posix 64 MiB at {}", home.path("blocks").display());
+    assert!(ran.stdout.contains(&about), "{}", ran.stdout);
+    let line = ran.stdout.lines().find(|line| line.contains("blocks  "));
+    assert!(line.unwrap().contains(" -, "), "{}", ran.stdout);
+    let (_, rows) = home.json(&["ls"]);
+    assert!(rows[0]["blocks"].is_null(), "{rows:?}");
+    let b = spec("b").id().unwrap().to_string();
+    let (status, rows) = home.json(&["rm", &shown, "--namespace", &b]);
+    assert_eq!((status, &rows[0]["blocks"]), (0, &2.into()));
+    let one = key(3).to_string();
+    let (status, rows) = home.json(&["rm", &shown, "--key", &one]);
+    assert_eq!((status, &rows[0]["blocks"]), (0, &1.into()));
+    let (_, rows) = home.json(&["ls", &shown]);
+    assert_eq!(rows[0]["blocks"], 6);
+    // The directory itself says where else to ask.
+    let ran = home.run(&["ls", home.path("blocks").to_str().unwrap()]);
+    assert_eq!(ran.status, 2);
+    assert!(ran.stderr.contains("unix:SOCKET"), "{}", ran.stderr);
 }
 
 #[test]
@@ -266,7 +313,7 @@ fn a_live_depot_is_listed_described_and_cleared_by_digest() {
     assert!(rows.iter().all(|row| row["blocks"] == 0), "{rows:?}");
     // By the arena's path too: its owner does it.
     let arena = path.to_str().unwrap();
-    let key = crate::home::key(1).to_string();
+    let key = key(1).to_string();
     let ran = home.run(&["rm", arena, "--key", &key]);
     let says = format!("removed 1 block, 300 B, of {at}\n");
     assert_eq!((ran.status, ran.stdout), (0, says));

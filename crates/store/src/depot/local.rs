@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use kvdepot_arena::gate::Gate;
-use kvdepot_arena::{Class, Error, Key, NamespaceId, Opening, Uses, clock, size};
+use kvdepot_arena::{Arena, Class, Error, Key, NamespaceId, Opening, Uses, clock, size};
 use kvdepot_media::{Checksum, Copier};
 
 use super::verbs::{About, Together, Verbs};
@@ -433,8 +433,7 @@ impl Drop for Local {
 }
 
 fn describe(core: &Core, config: &Config, without: Option<&str>) -> String {
-    let media = core.media();
-    let each = media.iter().map(|tier| {
+    let arena = |tier: &Arena| {
         let size = size::show(tier.layout().capacity);
         match tier.path() {
             Some(path) if tier.is_a_share() => {
@@ -447,6 +446,10 @@ fn describe(core: &Core, config: &Config, without: Option<&str>) -> String {
             }
             None => format!("{} {size}", tier.name()),
         }
+    };
+    let each = core.tiers.iter().flat_map(|tier| match tier {
+        Stage::Here(arenas) => arenas.arenas().iter().map(|one| arena(one)).collect(),
+        Stage::Apart(apart) => vec![apart.tier().about()],
     });
     let tiers = each.collect::<Vec<_>>().join(" | ");
     match without {

@@ -14,7 +14,7 @@ use kvdepot_arena::{Key, NamespaceId, Place, Refused, Reserved, TierStats, Token
 use kvdepot_media::{Checksum, is_simulated};
 use parking_lot::{Mutex, RwLock};
 
-use super::contract::{Page, Tier};
+use super::contract::{NamespacePage, Page, Tier};
 use super::file::Directory;
 use super::late::{Alarm, Pending, Reply, ask, ask_or};
 
@@ -265,6 +265,10 @@ impl Apart {
 
     pub(crate) fn clear(&self, id: NamespaceId) -> Answer<usize> {
         self.ask(self.patience, |reply| self.tier.clear(id, reply))
+    }
+
+    pub(crate) fn namespaces(&self, from: u64) -> Answer<NamespacePage> {
+        self.ask(self.patience, |reply| self.tier.namespaces(from, reply))
     }
 
     pub(crate) fn list(&self, id: NamespaceId, from: u64, limit: usize) -> Answer<Page> {

@@ -5,12 +5,13 @@ use std::time::Duration;
 
 use kvdepot_arena::parts::{self, Part};
 use kvdepot_arena::{
-    Class, Error, Key, Medium, NamespaceId, Place, Refused, Reserved, TierStats, Wanted,
+    Class, Departed, Error, Key, Medium, NamespaceId, Place, Refused, Reserved, TierStats, Wanted,
 };
 use kvdepot_media::{Buffer, Checksum};
 
 use super::file::{Directory, FileAt};
 use super::late::Reply;
+use crate::listing::NamespaceUsage;
 
 /// What a tier is told beside its settings.
 #[derive(Clone, Copy, Debug)]
@@ -85,6 +86,27 @@ pub trait Tier: Send + Sync {
     /// Notes what a namespace is, for people.
     fn describe(&self, namespace: NamespaceId, description: &str);
 
+    /// Some namespaces that have blocks here, or were described, from the mark where the page
+    /// before ended; the first mark is 0. One may be on several pages, each with other blocks of
+    /// it. A tier that does not tell has none.
+    fn namespaces(&self, _from: u64, reply: Reply<NamespacePage>) {
+        reply.answer(NamespacePage::default());
+    }
+
+    /// Its name, size and place, for people.
+    fn about(&self) -> String {
+        self.name().to_owned()
+    }
+
+    /// Blocks that have left since this listener asked last, as far as this process knows; noted
+    /// from its first call on, at most the last `limit`.
+    fn departed(&self, _listener: u64, _limit: usize) -> Departed {
+        Departed::default()
+    }
+
+    /// Notes nothing for this listener any more.
+    fn forget_listener(&self, _listener: u64) {}
+
     /// These blocks, which are there or may come, are kept and evicted as one from now on with
     /// those that were named so before, and leave by that class; with `None` it is no group any
     /// more. A tier may rank its blocks otherwise.
@@ -99,6 +121,9 @@ pub trait Tier: Send + Sync {
     /// Ends what is under way, and lets its medium go. Nothing is pinned or reserved any more.
     fn close(&self);
 }
+
+/// Some namespaces with what they have, and the mark where the next page begins.
+pub type NamespacePage = (Vec<NamespaceUsage>, Option<u64>);
 
 /// Some blocks with their bytes, and the mark where the next page begins.
 pub type Page = (Vec<(Key, u64)>, Option<u64>);

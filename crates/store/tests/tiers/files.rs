@@ -41,6 +41,7 @@ pub fn kind_that(lasts: bool) -> TierKind {
     TierKind {
         name: "Files",
         options: OPTIONS,
+        check: |_| Ok(()),
         open: Arc::new(move |section, terms| {
             let path = section.path("path");
             let path = path.ok_or(Error::Closed("files.path is missing"))?;

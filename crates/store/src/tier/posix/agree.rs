@@ -133,8 +133,12 @@ pub(super) fn agree(folder: &Folder, capacity: Option<u64>) -> Result<u64, Error
         );
         return Ok(mine.capacity);
     }
-    if let Err(error) = mine.write(&dir, Before::Goes) {
-        tracing::debug!(%error, %path, "settings are not written");
+    match mine.write(&dir, Before::Goes) {
+        Ok(_) => {
+            let (before, now) = (size::show(theirs.capacity), size::show(mine.capacity));
+            tracing::info!(%path, before, now, "nobody else is there: its capacity is another one");
+        }
+        Err(error) => tracing::debug!(%error, %path, "settings are not written"),
     }
     Ok(mine.capacity)
 }

@@ -8,7 +8,7 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -19,6 +19,7 @@ use parking_lot::{Condvar, Mutex};
 
 use super::agree::agree;
 use super::folder::Folder;
+use super::losses::{Losses, Why};
 use super::name::{LEN_MAX, identity_of, room_of};
 use super::usage::{self, BEGIN, Usage};
 
@@ -67,8 +68,7 @@ struct Work {
     ended: AtomicBool,
     /// When it was said last that the file system is full.
     said: Mutex<Option<Instant>>,
-    evicted: AtomicU64,
-    evicted_bytes: AtomicU64,
+    losses: Arc<Losses>,
 }
 
 #[derive(Default)]
@@ -150,7 +150,11 @@ struct Found {
 }
 
 impl Collector {
-    pub(super) fn start(folder: &Arc<Folder>, usage: &Arc<Usage>) -> Result<Collector, Error> {
+    pub(super) fn start(
+        folder: &Arc<Folder>,
+        usage: &Arc<Usage>,
+        losses: &Arc<Losses>,
+    ) -> Result<Collector, Error> {
         let work = Arc::new(Work {
             folder: Arc::clone(folder),
             usage: Arc::clone(usage),
@@ -158,8 +162,7 @@ impl Collector {
             changed: Condvar::new(),
             ended: AtomicBool::new(false),
             said: Mutex::default(),
-            evicted: AtomicU64::new(0),
-            evicted_bytes: AtomicU64::new(0),
+            losses: Arc::clone(losses),
         });
         let mut thread = None;
         if !is_simulated() {
@@ -216,12 +219,6 @@ impl Collector {
                 return;
             }
         }
-    }
-
-    /// Blocks and bytes that this process has evicted.
-    pub(super) fn evicted(&self) -> (u64, u64) {
-        let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
-        (read(&self.work.evicted), read(&self.work.evicted_bytes))
     }
 
     pub(super) fn end(&self, deadline: Instant) {
@@ -407,12 +404,15 @@ impl Work {
         let Some(seen) = folder.look(&old.name)? else {
             return Ok(0);
         };
-        if seen.changed != old.changed || !folder.remove(&old.name)? {
+        let Some(name) = identity_of(&old.name).filter(|_| seen.changed == old.changed) else {
+            return Ok(0);
+        };
+        let len = self.losses.len_of(&self.folder, &name);
+        if !folder.remove(&old.name)? {
             return Ok(0);
         }
         let bytes = room_of(seen.len);
-        self.evicted.fetch_add(1, Ordering::Relaxed);
-        self.evicted_bytes.fetch_add(bytes, Ordering::Relaxed);
+        self.losses.went(&name, Why::Evicted, bytes, len);
         Ok(bytes)
     }
 

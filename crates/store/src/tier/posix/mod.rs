@@ -8,14 +8,17 @@
 //! alone.
 //!
 //! `folder` says what lies where, `agree` what all have to name alike, `usage` counts for all,
-//! `collect` makes room, `filter` knows what was looked at lately, `pinned` holds what is pinned
+//! `collect` makes room, `filter` knows what was looked at lately, `losses` what has gone,
+//! `described` what namespaces are, `pinned` holds what is pinned
 //! until somebody is told, `desk` has the threads that wait for the file system.
 
 mod agree;
 mod collect;
+mod described;
 mod desk;
 mod filter;
 mod folder;
+mod losses;
 mod name;
 mod open;
 mod options;
@@ -23,6 +26,7 @@ mod pinned;
 mod reach;
 mod usage;
 
+use std::collections::HashMap;
 use std::io::ErrorKind;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
@@ -30,23 +34,28 @@ use std::time::Duration;
 
 use kvdepot_arena::format::file_header::LEN;
 use kvdepot_arena::{
-    Cause, Durability, Error, Full, Identity, Key, NamespaceId, Place, Refused, Reserved,
-    TierStats, Token, Wanted, clock,
+    Cause, Departed, Durability, Error, Full, Identity, Key, NamespaceId, Place, Refused, Reserved,
+    TierStats, Token, Wanted, clock, size,
 };
 use kvdepot_media::{Checksum, PART_LEN_MAX, is_simulated};
 
-use super::contract::{Ends, Page, Terms, Tier};
+use super::contract::{Ends, NamespacePage, Page, Terms, Tier};
 use super::kinds::TierKind;
 use super::late::Reply;
+use crate::listing::NamespaceUsage;
 use collect::Collector;
 use desk::{Desk, each};
 use filter::Filter;
 use folder::{Folder, Kept};
+use losses::{Losses, Why};
 use name::{identity_of, room_of};
 use open::Open;
 use options::Options;
 use pinned::Pinned;
 use usage::Usage;
+
+/// Files that are looked at for one page of namespaces: far ones take some milliseconds each.
+const PAGE_LOOKS: usize = 1024;
 
 /// Threads that wait for the file system: so many files are opened at a time, and so many made.
 const THREADS: usize = 8;
@@ -71,6 +80,7 @@ pub(super) fn kind() -> TierKind {
     TierKind {
         name: "Posix",
         options: options::POSIX,
+        check: |section| Options::posix(section).map(drop),
         open: Arc::new(|section, terms| {
             let tier = Posix::new(&Options::posix(section)?, terms)?;
             Ok(Arc::new(tier) as Arc<dyn Tier>)
@@ -84,6 +94,7 @@ pub(super) fn kind_of_3fs() -> TierKind {
     TierKind {
         name: "Ds3fs",
         options: options::DS3FS,
+        check: |section| Options::ds3fs(section).map(drop),
         open: Arc::new(|section, terms| {
             let tier = Posix::new(&Options::ds3fs(section)?, terms)?;
             Ok(Arc::new(tier) as Arc<dyn Tier>)
@@ -107,7 +118,8 @@ struct Common {
     folder: Arc<Folder>,
     usage: Arc<Usage>,
     collector: Collector,
-    filter: Filter,
+    filter: Arc<Filter>,
+    losses: Arc<Losses>,
     open: Arc<Open>,
     stored: [AtomicU64; 2],
     full: AtomicU64,
@@ -126,9 +138,11 @@ impl Posix {
     fn of(folder: &Arc<Folder>, options: &Options, terms: Terms) -> Result<Posix, Error> {
         let capacity = agree::agree(folder, options.capacity)?;
         let usage = Arc::new(Usage::open(&folder.dir(), capacity)?);
-        let collector = Collector::start(folder, &usage)?;
+        let filter = Arc::new(Filter::default());
+        let losses = Arc::new(Losses::new(&filter));
+        let collector = Collector::start(folder, &usage, &losses)?;
         let writes = Arc::new(Desk::new("write", THREADS)?);
-        let open = Open::new(terms, (folder, &usage), &writes, options)?;
+        let open = Open::new(terms, (folder, &usage, &losses), &writes, options)?;
         Ok(Posix {
             reads: Desk::new("read", THREADS)?,
             writes,
@@ -139,7 +153,8 @@ impl Posix {
                 folder: Arc::clone(folder),
                 usage,
                 collector,
-                filter: Filter::default(),
+                filter,
+                losses,
                 open,
                 stored: Default::default(),
                 full: AtomicU64::new(0),
@@ -181,7 +196,7 @@ impl Tier for Posix {
     }
 
     fn block_max(&self) -> u64 {
-        (self.common.usage.capacity() / 8).min(PART_LEN_MAX)
+        self.common.block_max()
     }
 
     fn probe(&self, namespace: NamespaceId, keys: &[Key], reply: Reply<Vec<bool>>) {
@@ -232,7 +247,7 @@ impl Tier for Posix {
         let common = Arc::clone(&self.common);
         self.writes.run(move || {
             for (name, file) in files {
-                common.remove(&name, Some(file.inode()));
+                common.remove(&name, Some(file.inode()), Why::Rotten);
             }
         });
     }
@@ -276,7 +291,7 @@ impl Tier for Posix {
         let done = |gone: Vec<bool>| {
             reply.answer(gone.into_iter().filter(|gone| *gone).count());
         };
-        let remove = move |name| common.remove(&name, None);
+        let remove = move |name| common.remove(&name, None, Why::Removed);
         let names = identities(namespace, keys);
         each(&self.writes, (names, MAKES), remove, done);
     }
@@ -290,7 +305,9 @@ impl Tier for Posix {
                 let Ok(names) = common.names(number, namespace) else {
                     return;
                 };
-                let gone = names.iter().map(|name| common.remove(name, None));
+                let gone = names
+                    .iter()
+                    .map(|name| common.remove(name, None, Why::Removed));
                 count += gone.filter(|gone| *gone).count();
             }
             common.filter.clear(namespace);
@@ -319,7 +336,41 @@ impl Tier for Posix {
         });
     }
 
-    fn describe(&self, _namespace: NamespaceId, _description: &str) {}
+    fn describe(&self, namespace: NamespaceId, description: &str) {
+        let (common, description) = (Arc::clone(&self.common), description.to_owned());
+        self.writes.run(move || {
+            let described = described::describe(&common.folder.dir(), namespace, &description);
+            if let Err(error) = described {
+                let path = common.folder.path.display();
+                tracing::debug!(%error, %path, "a namespace is not described");
+            }
+        });
+    }
+
+    /// A mark is the number of a folder.
+    fn namespaces(&self, from: u64, reply: Reply<NamespacePage>) {
+        let common = Arc::clone(&self.common);
+        self.writes.run(move || match common.shares(from as u32) {
+            Ok(page) => {
+                reply.answer(page);
+            }
+            Err(error) => tracing::debug!(%error, "a directory does not tell what it has"),
+        });
+    }
+
+    fn about(&self) -> String {
+        let common = &self.common;
+        let (capacity, path) = (common.usage.capacity(), common.folder.path.display());
+        format!("{} {} at {path}", common.name, size::show(capacity))
+    }
+
+    fn departed(&self, listener: u64, limit: usize) -> Departed {
+        self.common.losses.departed(listener, limit)
+    }
+
+    fn forget_listener(&self, listener: u64) {
+        self.common.losses.forget(listener);
+    }
 
     fn stats(&self) -> TierStats {
         let common = &self.common;
@@ -330,7 +381,10 @@ impl Tier for Posix {
         stats.free_bytes = capacity.saturating_sub(used);
         stats.largest_free_bytes = stats.free_bytes;
         (stats.pinned_blocks, stats.reserved_blocks) = common.open.counts();
-        (stats.evicted_blocks, stats.evicted_bytes) = common.collector.evicted();
+        let (evicted, rotten) = common.losses.counts();
+        (stats.evicted_blocks, stats.evicted_bytes) = evicted;
+        stats.corrupt_blocks = rotten;
+        stats.uncounted = true;
         stats.full = common.full.load(Ordering::Relaxed);
         stats.stored_blocks = common.stored[0].load(Ordering::Relaxed);
         stats.stored_bytes = common.stored[1].load(Ordering::Relaxed);
@@ -411,6 +465,11 @@ impl Common {
             slot: 0,
             sequence: 0,
         };
+        if wanted.len > self.block_max() {
+            // Nothing goes for what can never be stored.
+            let most = self.block_max();
+            return Err(self.full(wanted, Cause::Large { most }));
+        }
         let lasts = self.durability == Durability::Power;
         match self.folder.keeps(&name, lasts) {
             Ok(Kept::Nothing) => {}
@@ -436,16 +495,9 @@ impl Common {
         match taken {
             Ok(true) => {}
             Ok(false) => {
-                self.full.fetch_add(1, Ordering::Relaxed);
                 let capacity = self.usage.capacity();
-                return Err(Refused::Full(Full {
-                    tier: self.name,
-                    requested: wanted.len,
-                    cause: Cause::Space {
-                        free: capacity.saturating_sub(self.usage.seen()),
-                        capacity,
-                    },
-                }));
+                let free = capacity.saturating_sub(self.usage.seen());
+                return Err(self.full(wanted, Cause::Space { free, capacity }));
             }
             Err(error) => return Err(self.refuse(&error)),
         }
@@ -464,6 +516,20 @@ impl Common {
         made.map_err(|error| {
             self.usage.give_back(bytes, epoch);
             self.fails(&error)
+        })
+    }
+
+    /// A block takes no more than a part of the capacity, so that what goes for one is bounded.
+    fn block_max(&self) -> u64 {
+        (self.usage.capacity() / 8).min(PART_LEN_MAX)
+    }
+
+    fn full(&self, wanted: &Wanted, cause: Cause) -> Refused {
+        self.full.fetch_add(1, Ordering::Relaxed);
+        Refused::Full(Full {
+            tier: self.name,
+            requested: wanted.len,
+            cause,
         })
     }
 
@@ -500,7 +566,8 @@ impl Common {
             Ok(true) => {
                 self.filter.note(name, true);
                 self.stored[0].fetch_add(1, Ordering::Relaxed);
-                self.stored[1].fetch_add(len, Ordering::Relaxed);
+                let room = room_of(LEN as u64 + len);
+                self.stored[1].fetch_add(room, Ordering::Relaxed);
                 true
             }
             Ok(false) => false,
@@ -513,19 +580,57 @@ impl Common {
     }
 
     /// Removes a block's file: the one of that number, or whichever has its name.
-    fn remove(&self, name: &Identity, inode: Option<u64>) -> bool {
+    fn remove(&self, name: &Identity, inode: Option<u64>, why: Why) -> bool {
+        let len = self.losses.len_of(&self.folder, name);
         let gone = self.folder.remove(name, inode);
         let gone = gone.unwrap_or_else(|error| {
             tracing::warn!(%error, key = %name.key, "a block's file cannot be removed");
             None
         });
-        self.filter.note(*name, false);
-        if let Some(bytes) = gone
-            && let Err(error) = self.usage.freed(bytes)
-        {
+        let Some(bytes) = gone else {
+            self.filter.note(*name, false);
+            return false;
+        };
+        self.losses.went(name, why, bytes, len);
+        if let Err(error) = self.usage.freed(bytes) {
             tracing::debug!(%error, "the count learns of it by the next collection");
         }
-        gone.is_some()
+        true
+    }
+
+    /// What some folders have of each namespace, by the lengths of files; with the first of them
+    /// what namespaces are.
+    fn shares(&self, first: u32) -> Result<NamespacePage, Error> {
+        let mut found = HashMap::<NamespaceId, NamespaceUsage>::new();
+        if first == 0 {
+            for (id, text) in described::descriptions(&self.folder.dir())? {
+                let usage = NamespaceUsage::described(id, Some(text));
+                found.insert(id, usage);
+            }
+        }
+        let (mut next, mut looks) = (first, 0);
+        while next < self.folder.folders() && looks < PAGE_LOOKS {
+            let folder = self.folder.folder(next)?;
+            next += 1;
+            let Some(folder) = folder else { continue };
+            for name in folder.names()? {
+                looks += 1;
+                let Some(id) = identity_of(&name).map(|one| one.namespace) else {
+                    continue;
+                };
+                if let Some(seen) = folder.look(&name)? {
+                    let usage = found.entry(id);
+                    let usage = usage.or_insert_with(|| NamespaceUsage::described(id, None));
+                    usage.blocks += 1;
+                    usage.bytes += seen.len.saturating_sub(LEN as u64);
+                }
+            }
+        }
+        let is_last = next >= self.folder.folders();
+        Ok((
+            found.into_values().collect(),
+            (!is_last).then_some(u64::from(next)),
+        ))
     }
 
     /// The blocks of a namespace in a folder, with the lengths of their files.

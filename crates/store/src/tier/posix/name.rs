@@ -48,6 +48,11 @@ pub(super) fn identity_of(name: &str) -> Option<Identity> {
     })
 }
 
+/// The namespace whose digest this is.
+pub(super) fn namespace_of(name: &str) -> Option<NamespaceId> {
+    bytes_of(name).map(NamespaceId)
+}
+
 /// Lower-case hexadecimal digits, as they are written.
 fn bytes_of<const LEN: usize>(text: &str) -> Option<[u8; LEN]> {
     let digits = text.as_bytes();

@@ -20,6 +20,7 @@ use parking_lot::Mutex;
 
 use super::desk::Desk;
 use super::folder::Folder;
+use super::losses::{Losses, Why};
 use super::name::room_of;
 use super::options::Options;
 use super::reach::reach;
@@ -34,6 +35,7 @@ pub(super) struct Open {
     number: u32,
     folder: Arc<Folder>,
     usage: Arc<Usage>,
+    losses: Arc<Losses>,
     /// `None` once it is closed: with the last file their threads end.
     hands: Mutex<Option<Arc<Hands>>>,
     /// How its files are read and written.
@@ -82,7 +84,7 @@ struct Opened {
 impl Open {
     pub(super) fn new(
         terms: Terms,
-        (folder, usage): (&Arc<Folder>, &Arc<Usage>),
+        (folder, usage, losses): (&Arc<Folder>, &Arc<Usage>, &Arc<Losses>),
         desk: &Arc<Desk>,
         options: &Options,
     ) -> Result<Arc<Open>, Error> {
@@ -93,6 +95,7 @@ impl Open {
             number: terms.number,
             folder: Arc::clone(folder),
             usage: Arc::clone(usage),
+            losses: Arc::clone(losses),
             hands: Mutex::new(Some(hands)),
             manner,
             syncs: !manner.is_direct() && far,
@@ -164,15 +167,19 @@ impl Open {
             false => Ok(()),
         };
         read?;
-        let newer = FileHeader::is_newer(&page);
+        if FileHeader::is_newer(&page) {
+            tracing::warn!(key = %name.key, "a block's file is of a later release");
+            return Ok(None);
+        }
         let header = FileHeader::decode(&page);
         let header = header.filter(|header| {
             header.identity == *name && seen.len == room_of(LEN as u64 + header.len)
         });
         let Some(header) = header else {
             tracing::warn!(key = %name.key, "a file is not the block that its name says");
-            // The next put writes it again, unless it is one of a later release.
-            if !newer && let Some(bytes) = self.folder.remove(name, Some(seen.inode))? {
+            // The next put writes it again.
+            if let Some(bytes) = self.folder.remove(name, Some(seen.inode))? {
+                self.losses.went(name, Why::Rotten, bytes, None);
                 self.usage.freed(bytes)?;
             }
             return Ok(None);

@@ -1,0 +1,58 @@
+//! What the namespaces of a directory are, for people: a small text for each, beside the blocks.
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::fd::AsFd;
+
+use kvdepot_arena::{Error, NamespaceId};
+use kvdepot_host::dir::{Access, Before, Dir};
+
+use super::name::namespace_of;
+
+/// The folder that has them, by their digests.
+const FOLDER: &str = "namespaces";
+
+/// The first line; the description follows.
+const KIND: &str = "kvdepot namespace 1\n";
+
+/// Most bytes of one, and most of them: they are in no capacity.
+const LEN_MAX: usize = 4096;
+const MOST: usize = 4096;
+
+/// Writes a description where there is none.
+pub(super) fn describe(dir: &Dir, id: NamespaceId, description: &str) -> Result<(), Error> {
+    let (folder, name) = (dir.make_folder(FOLDER)?, id.to_string());
+    if folder.has(&name)? || folder.names()?.len() >= MOST {
+        return Ok(());
+    }
+    let end = description.floor_char_boundary(LEN_MAX - KIND.len() - 1);
+    let text = format!("{KIND}{}\n", &description[..end]);
+    let temporary = folder.temporary()?;
+    let fd = temporary.as_fd().try_clone_to_owned();
+    let written = fd.and_then(|fd| File::from(fd).write_all(text.as_bytes()));
+    written.map_err(|source| Error::Io {
+        path: FOLDER.into(),
+        source,
+    })?;
+    temporary.publish(&name, Before::Stays)?;
+    Ok(())
+}
+
+/// All of them, but those that cannot be read.
+pub(super) fn descriptions(dir: &Dir) -> Result<Vec<(NamespaceId, String)>, Error> {
+    let Some(folder) = dir.folder(FOLDER)? else {
+        return Ok(Vec::new());
+    };
+    let each = folder.names()?.into_iter().take(MOST);
+    let read = |name: String| Some((namespace_of(&name)?, read(&folder, &name)?));
+    Ok(each.filter_map(read).collect())
+}
+
+fn read(folder: &Dir, name: &str) -> Option<String> {
+    let file = File::from(folder.open_at(name, Access::Read).ok()??);
+    let mut text = String::new();
+    let read = file.take(LEN_MAX as u64).read_to_string(&mut text);
+    let description = text.strip_prefix(KIND)?;
+    let description = description.strip_suffix('\n').unwrap_or(description);
+    read.ok().map(|_| description.to_owned())
+}
