@@ -482,15 +482,9 @@ impl Common {
         };
         let bytes = room_of(LEN as u64 + wanted.len);
         let epoch = self.usage.epoch();
-        // Not for one that has no room in an empty directory: all others would go for nothing.
-        let fits = bytes <= self.usage.capacity();
-        let taken = match fits {
-            true => self.usage.take(bytes),
-            false => Ok(false),
-        };
-        let taken = taken.and_then(|taken| match taken {
-            false if fits => self.take_when_collected(bytes),
-            taken => Ok(taken),
+        let taken = self.usage.take(bytes).and_then(|taken| match taken {
+            true => Ok(true),
+            false => self.take_when_collected(bytes),
         });
         match taken {
             Ok(true) => {}
