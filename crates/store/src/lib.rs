@@ -48,7 +48,7 @@ pub use kvdepot_arena::{
 pub use kvdepot_host::fork::Origin;
 pub use kvdepot_media::cuda::Device;
 pub use kvdepot_media::{Buffer, Checksum};
-pub use listing::{BlockPage, Cursor, Gone, NamespaceUsage, PAGE_MAX};
+pub use listing::{BlockPage, Cursor, Gone, PAGE_MAX};
 pub use metrics::{Op, Stats};
 pub use namespace::NamespaceSpec;
 pub use pipeline::{
@@ -57,6 +57,6 @@ pub use pipeline::{
 };
 pub use task::{Mirror, Outcome, Task};
 pub use tier::{
-    BlockFile, Directory, Ends, FileAt, Kinds, NamespacePage, Opener, Page, Pending, Reply, Terms,
-    Tier, TierKind, ask,
+    BlockFile, Directory, Ends, FileAt, Kinds, NamespacePage, NamespaceUsage, Opener, Page,
+    Pending, Reply, Terms, Tier, TierKind, ask,
 };

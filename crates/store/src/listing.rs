@@ -5,33 +5,7 @@ use std::collections::{HashMap, HashSet};
 use kvdepot_arena::{Error, Identity, Key, NamespaceId};
 
 use crate::pipeline::{Core, heard};
-use crate::tier::{Arenas, Stage};
-
-/// A namespace of a depot, and what it has in the last tier that has some of it and can tell.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct NamespaceUsage {
-    /// Its digest.
-    pub id: NamespaceId,
-    /// What the medium says of it, where that has room for it.
-    pub description: Option<String>,
-    /// Blocks published.
-    pub blocks: u64,
-    /// Bytes of their payloads; of a tier of files, of the files behind their headers.
-    pub bytes: u64,
-}
-
-impl NamespaceUsage {
-    /// One that has nothing.
-    #[must_use]
-    pub fn described(id: NamespaceId, description: Option<String>) -> NamespaceUsage {
-        NamespaceUsage {
-            id,
-            description,
-            blocks: 0,
-            bytes: 0,
-        }
-    }
-}
+use crate::tier::{Arenas, NamespaceUsage, Stage};
 
 /// Most blocks, or namespaces, of a page: 0.7 MB on a socket, and nothing that a lock is held for.
 pub const PAGE_MAX: usize = 16_384;

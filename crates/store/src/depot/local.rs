@@ -13,7 +13,7 @@ use super::verbs::{About, Together, Verbs};
 use crate::buffers::BlockBuffers;
 use crate::config::{Admission, Config};
 use crate::devices::{DeviceStats, DrainTo};
-use crate::listing::{BlockPage, Cursor, Gone, NamespaceUsage};
+use crate::listing::{BlockPage, Cursor, Gone};
 use crate::metrics::{Metrics, Stats};
 use crate::opening::Opened;
 use crate::pipeline::{
@@ -23,6 +23,7 @@ use crate::pipeline::{
 use crate::placement::Holder;
 use crate::populate;
 use crate::task::Task;
+use crate::tier::NamespaceUsage;
 use crate::tier::{Apart, Stage};
 
 /// This process among those that ask what left; others have their numbers.

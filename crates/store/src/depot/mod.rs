@@ -22,10 +22,11 @@ pub use verbs::{About, Together, Verbs};
 use crate::NamespaceSpec;
 use crate::config::Config;
 use crate::devices::{DeviceStats, DrainTo};
-use crate::listing::{Gone, NamespaceUsage};
+use crate::listing::Gone;
 use crate::metrics::Stats;
 use crate::opening::Opened;
 use crate::pipeline::{Core, Drained};
+use crate::tier::NamespaceUsage;
 use crate::tier::{DAX, NVME};
 
 /// A pipeline of tiers, opened by this process or by another one of the host. Clones share it.

@@ -9,10 +9,11 @@ use kvdepot_media::Checksum;
 
 use crate::buffers::BlockBuffers;
 use crate::devices::{DeviceStats, DrainTo};
-use crate::listing::{BlockPage, Cursor, Gone, NamespaceUsage};
+use crate::listing::{BlockPage, Cursor, Gone};
 use crate::metrics::Stats;
 use crate::pipeline::{Drained, GetOptions, NoRoom, Pin, Reservation};
 use crate::task::Task;
+use crate::tier::NamespaceUsage;
 
 /// What a depot says of itself.
 #[derive(Clone, Debug, Default, serde::Serialize, serde::Deserialize)]

@@ -11,7 +11,32 @@ use kvdepot_media::{Buffer, Checksum};
 
 use super::file::{Directory, FileAt};
 use super::late::Reply;
-use crate::listing::NamespaceUsage;
+
+/// A namespace of a depot, and what it has in the last tier that has some of it and can tell.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NamespaceUsage {
+    /// Its digest.
+    pub id: NamespaceId,
+    /// What the medium says of it, where that has room for it.
+    pub description: Option<String>,
+    /// Blocks published.
+    pub blocks: u64,
+    /// Bytes of their payloads; of a tier of files, of the files behind their headers.
+    pub bytes: u64,
+}
+
+impl NamespaceUsage {
+    /// One that has nothing.
+    #[must_use]
+    pub fn described(id: NamespaceId, description: Option<String>) -> NamespaceUsage {
+        NamespaceUsage {
+            id,
+            description,
+            blocks: 0,
+            bytes: 0,
+        }
+    }
+}
 
 /// What a tier is told beside its settings.
 #[derive(Clone, Copy, Debug)]

@@ -25,8 +25,10 @@ pub(super) fn describe(dir: &Dir, id: NamespaceId, description: &str) -> Result<
     if folder.has(&name)? || folder.names()?.len() >= MOST {
         return Ok(());
     }
-    let end = description.floor_char_boundary(LEN_MAX - KIND.len() - 1);
-    let text = format!("{KIND}{}\n", &description[..end]);
+    let room = LEN_MAX - KIND.len() - 1;
+    let ends = (0..=room).rev();
+    let mut kept = ends.filter_map(|end| description.get(..end.min(description.len())));
+    let text = format!("{KIND}{}\n", kept.next().unwrap_or_default());
     let temporary = folder.temporary()?;
     let fd = temporary.as_fd().try_clone_to_owned();
     let written = fd.and_then(|fd| File::from(fd).write_all(text.as_bytes()));

@@ -59,7 +59,7 @@ impl Losses {
             }
             Why::Removed => {}
         }
-        let len = len.unwrap_or(room.saturating_sub(LEN as u64));
+        let len = len.unwrap_or_else(|| room.saturating_sub(LEN as u64));
         for notes in &mut *self.notes.lock() {
             notes.push(*name, len);
         }

@@ -1,0 +1,280 @@
+//! Blocks of a directory: found, made, published and removed, by threads that may wait for the
+//! file system.
+
+use std::collections::HashMap;
+use std::io::ErrorKind;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use kvdepot_arena::format::file_header::LEN;
+use kvdepot_arena::{
+    Cause, Durability, Error, Full, Identity, NamespaceId, Refused, Reserved, Token, Wanted, clock,
+};
+use kvdepot_media::{Checksum, PART_LEN_MAX};
+
+use super::collect::Collector;
+use super::described;
+use super::filter::Filter;
+use super::folder::{Folder, Kept};
+use super::losses::{Losses, Why};
+use super::name::{identity_of, room_of};
+use super::open::Open;
+use super::pinned::Pinned;
+use super::usage::Usage;
+use crate::tier::contract::{NamespacePage, NamespaceUsage};
+
+/// Files that are looked at for one page of namespaces: far ones take some milliseconds each.
+const PAGE_LOOKS: usize = 1024;
+
+/// How long a put waits for room that a collection makes.
+const FOR_ROOM: Duration = Duration::from_secs(1);
+
+/// Most collections that it waits for: each looks at all files.
+const COLLECTIONS: usize = 16;
+
+/// What its threads use.
+pub(super) struct Common {
+    pub(super) name: &'static str,
+    pub(super) number: u32,
+    pub(super) durability: Durability,
+    pub(super) folder: Arc<Folder>,
+    pub(super) usage: Arc<Usage>,
+    pub(super) collector: Collector,
+    pub(super) filter: Arc<Filter>,
+    pub(super) losses: Arc<Losses>,
+    pub(super) open: Arc<Open>,
+    pub(super) stored: [AtomicU64; 2],
+    pub(super) full: AtomicU64,
+}
+
+/// Whether a file system has no room for what was asked.
+fn is_full(error: &Error) -> bool {
+    let kind = match error {
+        Error::Io { source, .. } => Some(source.kind()),
+        Error::Host(error) => error.io_kind(),
+        _ => None,
+    };
+    matches!(
+        kind,
+        Some(ErrorKind::StorageFull | ErrorKind::QuotaExceeded)
+    )
+}
+
+impl Common {
+    /// Whether a file has the block's name; what it holds is seen when it is read.
+    pub(super) fn has(&self, name: &Identity) -> bool {
+        self.folder.has(name).unwrap_or_else(|error| {
+            tracing::debug!(%error, "a directory does not tell what it has");
+            false
+        })
+    }
+
+    /// Opens a block's file and pins it.
+    pub(super) fn find(&self, name: &Identity) -> Option<Pinned> {
+        let (_, turn) = self.filter.of(std::iter::empty());
+        let found = self.open.adopt(name);
+        let place = found.unwrap_or_else(|error| {
+            tracing::debug!(%error, key = %name.key, "a block's file cannot be read");
+            None
+        });
+        let pin = place.map(|place| Pinned::new(&self.open, place));
+        self.filter
+            .note_answers([(*name, pin.is_some())].into_iter(), turn);
+        pin
+    }
+
+    /// Makes room for a block, and its file.
+    pub(super) fn make(
+        &self,
+        namespace: NamespaceId,
+        wanted: &Wanted,
+    ) -> Result<Reserved, Refused> {
+        let name = Identity {
+            namespace,
+            key: wanted.key,
+        };
+        let nowhere = Token {
+            device: self.number,
+            slot: 0,
+            sequence: 0,
+        };
+        if wanted.len > self.block_max() {
+            // Nothing goes for what can never be stored.
+            let most = self.block_max();
+            return Err(self.full(wanted, Cause::Large { most }));
+        }
+        let lasts = self.durability == Durability::Power;
+        match self.folder.keeps(&name, lasts) {
+            Ok(Kept::Nothing) => {}
+            Ok(Kept::Block) => return Err(Refused::Present(nowhere)),
+            Ok(Kept::Strange) => return Err(Refused::Declined),
+            Err(error) => return Err(self.fails(&error)),
+        }
+        let Some(mut making) = self.open.begin(name) else {
+            return Err(Refused::Reserved(nowhere));
+        };
+        let bytes = room_of(LEN as u64 + wanted.len);
+        let epoch = self.usage.epoch();
+        let taken = self.usage.take(bytes).and_then(|taken| match taken {
+            true => Ok(true),
+            false => self.take_when_collected(bytes),
+        });
+        match taken {
+            Ok(true) => {}
+            Ok(false) => {
+                let capacity = self.usage.capacity();
+                let free = capacity.saturating_sub(self.usage.seen());
+                return Err(self.full(wanted, Cause::Space { free, capacity }));
+            }
+            Err(error) => return Err(self.refuse(&error)),
+        }
+        let mut made = making.create(wanted, epoch);
+        if let Err(error) = &made
+            && is_full(error)
+        {
+            // The file system is, before the directory has its capacity.
+            self.collector.make_space(bytes, FOR_ROOM);
+            made = making.create(wanted, epoch);
+        }
+        self.usage.settle(bytes);
+        if self.usage.is_nearly_full() {
+            self.collector.wake();
+        }
+        made.map_err(|error| {
+            self.usage.give_back(bytes, epoch);
+            self.fails(&error)
+        })
+    }
+
+    /// A block takes no more than a part of the capacity, so that what goes for one is bounded.
+    pub(super) fn block_max(&self) -> u64 {
+        (self.usage.capacity() / 8).min(PART_LEN_MAX)
+    }
+
+    pub(super) fn full(&self, wanted: &Wanted, cause: Cause) -> Refused {
+        self.full.fetch_add(1, Ordering::Relaxed);
+        Refused::Full(Full {
+            tier: self.name,
+            requested: wanted.len,
+            cause,
+        })
+    }
+
+    /// Takes room that a collection makes. Others take of it too, so that it may need several.
+    fn take_when_collected(&self, bytes: u64) -> Result<bool, Error> {
+        let until = clock::now() + FOR_ROOM;
+        let mut taken = false;
+        for _ in 0..COLLECTIONS {
+            let left = until.saturating_duration_since(clock::now());
+            if taken || left.is_zero() {
+                break;
+            }
+            self.collector.make_room(bytes, left);
+            taken = self.usage.take(bytes)?;
+        }
+        Ok(taken)
+    }
+
+    /// What cannot be stored now can be later, where somebody has removed the directory.
+    pub(super) fn fails(&self, error: &Error) -> Refused {
+        self.collector.open_again();
+        self.refuse(error)
+    }
+
+    pub(super) fn refuse(&self, error: &Error) -> Refused {
+        tracing::warn!(%error, path = %self.folder.path.display(), "a block cannot be stored");
+        Refused::Declined
+    }
+
+    pub(super) fn publish(&self, reserved: Reserved, checksum: Checksum, pinned: bool) -> bool {
+        let (name, len) = (reserved.identity, reserved.len);
+        let lasts = self.durability == Durability::Power;
+        match self.open.publish(reserved, checksum, pinned, lasts) {
+            Ok(true) => {
+                self.filter.note(name, true);
+                self.stored[0].fetch_add(1, Ordering::Relaxed);
+                let room = room_of(LEN as u64 + len);
+                self.stored[1].fetch_add(room, Ordering::Relaxed);
+                true
+            }
+            Ok(false) => false,
+            Err(error) => {
+                let path = self.folder.path.display();
+                tracing::warn!(%error, %path, "a block is not stored");
+                false
+            }
+        }
+    }
+
+    /// Removes a block's file: the one of that number, or whichever has its name.
+    pub(super) fn remove(&self, name: &Identity, inode: Option<u64>, why: Why) -> bool {
+        let len = self.losses.len_of(&self.folder, name);
+        let gone = self.folder.remove(name, inode);
+        let gone = gone.unwrap_or_else(|error| {
+            tracing::warn!(%error, key = %name.key, "a block's file cannot be removed");
+            None
+        });
+        let Some(bytes) = gone else {
+            self.filter.note(*name, false);
+            return false;
+        };
+        self.losses.went(name, why, bytes, len);
+        if let Err(error) = self.usage.freed(bytes) {
+            tracing::debug!(%error, "the count learns of it by the next collection");
+        }
+        true
+    }
+
+    /// What some folders have of each namespace, by the lengths of files; with the first of them
+    /// what namespaces are.
+    pub(super) fn shares(&self, first: u32) -> Result<NamespacePage, Error> {
+        let mut found = HashMap::<NamespaceId, NamespaceUsage>::new();
+        if first == 0 {
+            for (id, text) in described::descriptions(&self.folder.dir())? {
+                let usage = NamespaceUsage::described(id, Some(text));
+                found.insert(id, usage);
+            }
+        }
+        let (mut next, mut looks) = (first, 0);
+        while next < self.folder.folders() && looks < PAGE_LOOKS {
+            let folder = self.folder.folder(next)?;
+            next += 1;
+            let Some(folder) = folder else { continue };
+            for name in folder.names()? {
+                looks += 1;
+                let Some(id) = identity_of(&name).map(|one| one.namespace) else {
+                    continue;
+                };
+                if let Some(seen) = folder.look(&name)? {
+                    let usage = found.entry(id);
+                    let usage = usage.or_insert_with(|| NamespaceUsage::described(id, None));
+                    usage.blocks += 1;
+                    usage.bytes += seen.len.saturating_sub(LEN as u64);
+                }
+            }
+        }
+        let is_last = next >= self.folder.folders();
+        Ok((
+            found.into_values().collect(),
+            (!is_last).then_some(u64::from(next)),
+        ))
+    }
+
+    /// The blocks of a namespace in a folder, with the lengths of their files.
+    pub(super) fn names(
+        &self,
+        number: u32,
+        namespace: NamespaceId,
+    ) -> Result<Vec<Identity>, Error> {
+        let Some(folder) = self.folder.folder(number)? else {
+            return Ok(Vec::new());
+        };
+        let mut found = Vec::new();
+        for name in folder.names()? {
+            let identity = identity_of(&name).filter(|one| one.namespace == namespace);
+            found.extend(identity);
+        }
+        Ok(found)
+    }
+}
