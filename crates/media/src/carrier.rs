@@ -6,9 +6,9 @@
 //! none of it is let go or used again before the receipt is reported or dropped.
 
 use crate::error::Failure;
+use crate::shm::Shm;
 use std::any::Any;
 use std::fmt;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -65,20 +65,20 @@ pub type Registration = Box<dyn Any + Send>;
 pub struct SlabMemory {
     at: usize,
     len: usize,
-    file: Option<Arc<OwnedFd>>,
+    shm: Option<Arc<Shm>>,
 }
 
 impl SlabMemory {
     /// # Safety
     ///
     /// The memory is mapped for as long as what a carrier answers for it.
-    pub(crate) unsafe fn new(at: usize, len: usize, file: Option<Arc<OwnedFd>>) -> Self {
-        Self { at, len, file }
+    pub(crate) unsafe fn new(at: usize, len: usize, shm: Option<Arc<Shm>>) -> Self {
+        Self { at, len, shm }
     }
 
-    /// The file in `/dev/shm` that the memory is, from its beginning on, if it is one.
-    pub(crate) fn file(&self) -> Option<&Arc<OwnedFd>> {
-        self.file.as_ref()
+    /// What gives it a name, if it can have one.
+    pub(crate) fn shm(&self) -> Option<&Arc<Shm>> {
+        self.shm.as_ref()
     }
 
     /// The address of its first byte.

@@ -20,6 +20,7 @@ mod lane;
 mod library;
 mod memory;
 mod once;
+mod shm;
 #[cfg(feature = "sim")]
 #[doc(hidden)]
 pub mod sim;

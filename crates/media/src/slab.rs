@@ -10,9 +10,9 @@ use crate::carrier::{Carrier, Registration, SlabMemory};
 use crate::error::Result;
 use crate::file;
 use crate::memory::{Access, Mapping};
+use crate::shm::{self, Shm};
 use std::any::{Any, TypeId};
 use std::collections::{HashMap, VecDeque};
-use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -25,7 +25,7 @@ pub(crate) struct Slab {
     /// registrar.
     registered: Mutex<Vec<((TypeId, usize), Registration)>>,
     /// What the memory is, where it can have a name.
-    file: Option<Arc<OwnedFd>>,
+    shm: Option<Arc<Shm>>,
     mapping: Arc<Mapping>,
     at: usize,
     region: usize,
@@ -119,12 +119,13 @@ impl Slab {
     /// Takes `len` bytes for so many regions, present from now on and kept from being swapped where
     /// the system allows that.
     pub(crate) fn new(len: u64, regions: usize) -> Result<Self> {
+        // Elsewhere it would only take room in `/dev/shm`, which may be small and others'.
         let named = match file::uses_3fs() {
-            true => nameable(len),
+            true => nameable(len).ok(),
             false => None,
         };
-        let (mapping, file) = match named {
-            Some((mapping, file)) => (mapping, Some(Arc::new(file))),
+        let (mapping, shm) = match named {
+            Some((mapping, shm)) => (mapping, Some(shm)),
             None => (Mapping::anonymous("kvdepot-staging", len)?, None),
         };
         mapping.populate_write(0, len)?;
@@ -135,7 +136,7 @@ impl Slab {
             at: mapping.at(0, len)?,
             mapping,
             registered: Mutex::default(),
-            file,
+            shm,
             region: region as usize,
             pool: Mutex::new(Pool {
                 free: (0..regions).rev().collect(),
@@ -157,7 +158,7 @@ impl Slab {
         if registered.iter().all(|(known, _)| *known != whose) {
             // SAFETY: what is registered goes before the mapping.
             let memory =
-                unsafe { SlabMemory::new(self.at, self.mapping.len() as usize, self.file.clone()) };
+                unsafe { SlabMemory::new(self.at, self.mapping.len() as usize, self.shm.clone()) };
             let new = Arc::clone(carrier).register(&memory);
             registered.extend(new.map(|new| (whose, new)));
         }
@@ -238,14 +239,12 @@ impl Slab {
     }
 }
 
-/// Memory that can have a name for a moment, which 3FS needs; `None` where `/dev/shm` has no room
-/// or is not to be had.
-fn nameable(len: u64) -> Option<(Arc<Mapping>, OwnedFd)> {
-    let mapping = Mapping::nameable(len).ok()?;
-    // Pages that are there now are so later.
-    mapping.populate_write(0, len).ok()?;
-    let file = mapping.try_clone_fd(Access::ReadWrite).ok()?;
-    Some((mapping, file))
+/// Memory that can have a name, all of it present.
+fn nameable(len: u64) -> Result<(Arc<Mapping>, Arc<Shm>)> {
+    let mapping = Mapping::nameable(shm::FOLDER, len)?;
+    mapping.populate_write(0, len)?;
+    let shm = Shm::new(mapping.try_clone_fd(Access::ReadWrite)?)?;
+    Ok((mapping, shm))
 }
 
 impl std::fmt::Debug for Slab {

@@ -93,17 +93,17 @@ impl Mapping {
         Ok(memory)
     }
 
-    /// Anonymous shared memory of `len` bytes that is a file in `/dev/shm`, without a name: it can
-    /// be given one. Its length is not sealed.
+    /// Anonymous shared memory of `len` bytes that is a file of a folder in memory, without a
+    /// name: it can be given one. Its length is not sealed.
     ///
     /// # Errors
     ///
     /// As [`Mapping::anonymous`].
-    pub(crate) fn nameable(len: u64) -> Result<Arc<Self>> {
+    pub(crate) fn nameable(folder: &str, len: u64) -> Result<Arc<Self>> {
         check_len(len)?;
-        let fail = |operation| move |errno: Errno| Error::io(operation, "/dev/shm", errno);
+        let fail = |operation| move |errno: Errno| Error::io(operation, folder, errno);
         let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
-        let fd = rustix::fs::open("/dev/shm", flags, Mode::RUSR | Mode::WUSR)
+        let fd = rustix::fs::open(folder, flags, Mode::RUSR | Mode::WUSR)
             .map_err(fail("create memory"))?;
         rustix::fs::ftruncate(&fd, len).map_err(fail("size memory"))?;
         let medium = Opened::new(fd, len, Kind::Anonymous, None);

@@ -1,27 +1,19 @@
 //! Memory that 3FS knows: slabs as a whole, and some of its own for what lies elsewhere.
 //!
-//! A slab that can have a name gets one for a moment, so that the daemon can map it: a link in the
-//! mount's `3fs-virt/iovs` names it, and the daemon has the memory when the link is made. The link
-//! stays as long as the memory is used. All of this asks the daemon, which may hang, so it is done
-//! by the thread that needs it first.
+//! A slab that can have a name gets one, so that the daemon can map it: a link in the mount's
+//! `3fs-virt/iovs` leads there, and stays as long as the memory is used. All of this asks the
+//! daemon, which may hang, so it is done by the thread that needs it first.
 
 use super::api::{Api, Ended, Iov as Raw};
 use crate::carrier::SlabMemory;
+use crate::shm::{self, Shm};
 use kvdepot_host::fork::Origin;
-use rustix::fs::{AtFlags, CWD, FlockOperation};
 use std::cell::UnsafeCell;
 use std::ffi::{CString, c_void};
-use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::{fmt, io};
-
-/// Where names of memory are, for 3FS.
-const SHM: &str = "/dev/shm";
-
-/// What names of slabs begin with.
-const PREFIX: &str = "kvdepot-3fs-";
 
 /// One piece of memory that is the library's own: what is copied at once.
 pub(super) const SLOT: usize = 1 << 20;
@@ -41,7 +33,7 @@ pub(super) struct Memory {
 pub(super) struct Known {
     at: usize,
     len: usize,
-    file: Arc<OwnedFd>,
+    shm: Arc<Shm>,
     /// None where it was refused.
     iov: OnceLock<Option<Arc<Iov>>>,
 }
@@ -87,13 +79,13 @@ impl Memory {
 
     /// Notes a slab, which is told to 3FS when something first goes through it; whether it can be.
     pub(super) fn note(&self, memory: &SlabMemory) -> bool {
-        let Some(file) = memory.file() else {
+        let Some(shm) = memory.shm() else {
             return false;
         };
         let known = Known {
             at: memory.at(),
             len: memory.len(),
-            file: Arc::clone(file),
+            shm: Arc::clone(shm),
             iov: OnceLock::new(),
         };
         lock(&self.known).push(Arc::new(known));
@@ -142,40 +134,24 @@ impl Memory {
 
 impl Iov {
     fn wrap(memory: &Memory, slab: &Known) -> io::Result<Self> {
+        let file = slab.shm.name().ok_or(io::ErrorKind::Unsupported)?;
         let ((name, id), mount) = (number()?, mount(&memory.mount)?);
-        let file = Path::new(SHM).join(format!("{PREFIX}{name}"));
-        let link = memory.mount.join("3fs-virt/iovs").join(&name);
-        sweep();
-        // Who finds a name without its lock may take it away.
-        rustix::fs::flock(&slab.file, FlockOperation::NonBlockingLockShared)?;
-        let open = format!("/proc/self/fd/{}", slab.file.as_raw_fd());
-        rustix::fs::linkat(CWD, open, CWD, &file, AtFlags::SYMLINK_FOLLOW)?;
-        let linked = std::os::unix::fs::symlink(&file, &link);
+        let link = memory.mount.join("3fs-virt/iovs").join(name);
+        std::os::unix::fs::symlink(file, &link)?;
         let base = std::ptr::with_exposed_provenance_mut::<c_void>(slab.at);
-        let mut raw = Box::new(UnsafeCell::new(Raw::EMPTY));
-        // SAFETY: `raw` is writable, `mount` a string and `id` 16 bytes; the memory is mapped for
-        // as long as the slab is registered, and nothing goes through it afterwards.
-        let wrapped = linked.and_then(|()| unsafe {
-            let (id, mount) = (id.as_ptr(), mount.as_ptr());
-            answer((memory.api.iovwrap)(
-                raw.get_mut(),
-                base,
-                id,
-                mount,
-                slab.len,
-                0,
-                -1,
-            ))
-        });
-        let unnamed = std::fs::remove_file(&file);
-        let iov = Self {
+        let mut iov = Self {
             api: Arc::clone(&memory.api),
-            raw,
+            raw: Box::new(UnsafeCell::new(Raw::EMPTY)),
             link: Some(link),
             origin: memory.origin,
         };
-        // On an error the link goes with `iov`.
-        wrapped.and(unnamed).map(|()| iov)
+        let (raw, id) = (iov.raw.get_mut(), id.as_ptr());
+        // SAFETY: `raw` is writable, `mount` a string and `id` 16 bytes; the memory is mapped for
+        // as long as the slab is registered, and nothing goes through it afterwards.
+        let wrapped =
+            unsafe { (memory.api.iovwrap)(raw, base, id, mount.as_ptr(), slab.len, 0, -1) };
+        // On an error the link goes with it.
+        answer(wrapped).map(|()| iov)
     }
 
     /// What the library's functions take.
@@ -264,35 +240,14 @@ pub(super) fn mount(path: &Path) -> io::Result<CString> {
 
 /// A new name, and the number that it stands for.
 fn number() -> io::Result<(String, [u8; 16])> {
-    let name = std::fs::read_to_string("/proc/sys/kernel/random/uuid")?;
-    let name = name.trim_ascii_end().to_owned();
-    let digits = name.replace('-', "");
-    let number = u128::from_str_radix(&digits, 16).map_err(io::Error::other)?;
+    let name = shm::uuid()?;
+    let number = u128::from_str_radix(&name.replace('-', ""), 16).map_err(io::Error::other)?;
     // They stand in the name in their order.
     let mut id = [0; 16];
     for (at, byte) in id.iter_mut().rev().enumerate() {
         *byte = (number >> (8 * at)) as u8;
     }
     Ok((name, id))
-}
-
-/// Takes away the names of slabs whose processes were killed while they had one.
-fn sweep() {
-    let names = std::fs::read_dir(SHM).into_iter().flatten().flatten();
-    for name in names {
-        if !name
-            .file_name()
-            .as_encoded_bytes()
-            .starts_with(PREFIX.as_bytes())
-        {
-            continue;
-        }
-        let lock = FlockOperation::NonBlockingLockExclusive;
-        let abandoned = std::fs::File::open(name.path()).map(|file| rustix::fs::flock(file, lock));
-        if matches!(abandoned, Ok(Ok(()))) {
-            drop(std::fs::remove_file(name.path()));
-        }
-    }
 }
 
 /// No code that runs under these locks can panic half way, so poison means nothing.

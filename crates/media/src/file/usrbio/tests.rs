@@ -1,7 +1,10 @@
 //! Against the double of 3FS's library in `crates/testkit/usrbio`, which is compiled here.
 
 use super::*;
+use crate::buffer::Buffer;
+use crate::checksum::{self, PartId};
 use crate::conformance::{InMemory, Medium, Room, double, every_pair};
+use crate::copier::{Copier, CopierConfig};
 use crate::file::{File, Hands};
 use std::os::unix::fs::FileExt;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
@@ -29,6 +32,23 @@ impl Mounted {
             _turn: turn,
         };
         let path = std::ffi::CString::new(mounted.folder.path().to_str().unwrap()).unwrap();
+        // One that failed has left them as they were.
+        for knob in [
+            "hang",
+            "refuse",
+            "short",
+            "short_all",
+            "lose",
+            "lose_all",
+            "fail",
+            "fail_with",
+            "full",
+            "delay",
+            "reorder",
+            "answer",
+        ] {
+            mounted.say(&format!("double_{knob}"), 0);
+        }
         mounted.say("double_mount", path.as_ptr().expose_provenance() as i64);
         mounted
     }
@@ -131,4 +151,335 @@ fn files_of_a_3fs_keep_the_contract_in_both_directions() {
         mounted.is_left();
     }
     mounted.say("double_reorder", 0);
+}
+
+fn copier(slab: u64, regions: usize) -> Copier {
+    let config = CopierConfig {
+        lanes: 2,
+        inline_max: 0,
+        staging_slab: Some(slab),
+        staging_regions: Some(regions),
+        ..CopierConfig::default()
+    };
+    Copier::new(config).unwrap()
+}
+
+fn content(number: usize, len: usize) -> Vec<u8> {
+    let byte = |at: usize| (number * 131 + at * 7 + at / 251) as u8;
+    (0..len).map(byte).collect()
+}
+
+/// Parts between memory and a file, each of so many bytes: what became of them, and the memory.
+fn run(copier: &Copier, there: &There, op: Op, lens: &[usize]) -> (Vec<Answer>, Vec<Buffer>) {
+    let mut batch = copier.batch();
+    let mut memory = Vec::new();
+    for (number, len) in lens.iter().enumerate() {
+        let id = PartId::whole([1; 16], [number as u8; 32]);
+        let bytes = content(number, *len);
+        let sum = checksum::of(&id, &bytes);
+        let room = there.room(*len);
+        let here = match op {
+            Op::Read => {
+                (room.fill)(&bytes);
+                Buffer::from_vec(vec![0; *len])
+            }
+            Op::Write => Buffer::from_vec(bytes),
+        };
+        let (from, to) = match op {
+            Op::Read => (room.buffer, here.clone()),
+            Op::Write => (here.clone(), room.buffer),
+        };
+        memory.push(here);
+        batch.part(&id, &[from], &[to], Some(sum), 0).unwrap();
+    }
+    let (sender, ended) = mpsc::channel();
+    let ticket = copier.submit(batch, move |done| {
+        let parts = done.parts().map(|(_, part)| part.map(|part| part.matches));
+        sender.send(parts.collect()).unwrap();
+    });
+    assert!(ticket.wait(Some(LONG)), "a batch hangs");
+    (ended.recv().unwrap(), memory)
+}
+
+type Answer = std::result::Result<Option<bool>, Failure>;
+
+const LENS: [usize; 6] = [1, 5000, 70_001, 1 << 20, (3 << 20) + 77, 4096];
+
+fn errno(errno: i32) -> Answer {
+    Err(Failure::Os { errno })
+}
+
+/// All of it, both ways, by what is in the file and in memory.
+fn moves(copier: &Copier, there: &There) {
+    for op in [Op::Read, Op::Write] {
+        let (parts, memory) = run(copier, there, op, &LENS);
+        assert_eq!(parts, [Ok(Some(true)); LENS.len()], "{op:?}");
+        for (number, (memory, len)) in memory.iter().zip(LENS).enumerate() {
+            assert!(memory.to_vec() == content(number, len), "{op:?} {len}");
+        }
+        if op == Op::Write {
+            let mut end = *there.end.lock().unwrap();
+            for (number, len) in LENS.iter().enumerate().rev() {
+                end -= len;
+                let mut bytes = vec![0; *len];
+                there.plain.read_exact_at(&mut bytes, end as u64).unwrap();
+                assert!(bytes == content(number, *len), "{len}");
+            }
+        }
+    }
+}
+
+#[test]
+fn what_goes_through_the_slab_is_not_copied_again() {
+    let mounted = Mounted::new();
+    let hands = mounted.hands(LONG);
+    let there = There::new(&mounted, &hands);
+    let before = mounted.links();
+    let copier = copier(8 << 20, 2);
+    moves(&copier, &there);
+    assert_eq!(hands.bounced(), 0);
+    assert_eq!(mounted.links(), before + 1, "the slab, once");
+    let others = mounted.hands(LONG);
+    moves(&copier, &There::new(&mounted, &others));
+    assert_eq!(others.bounced(), 0);
+    drop((copier, there, hands, others));
+    mounted.is_left();
+}
+
+#[test]
+fn memory_that_3fs_does_not_know_is_copied_through_some_that_it_does() {
+    let mounted = Mounted::new();
+    for (refused, reads_short) in [(1, 0), (1, 1)] {
+        mounted.say("double_refuse", refused);
+        mounted.say("double_short_all", reads_short);
+        let hands = mounted.hands(LONG);
+        let there = There::new(&mounted, &hands);
+        let copier = copier(8 << 20, 2);
+        moves(&copier, &there);
+        assert!(hands.bounced() >= 2 * LENS.len() as u64);
+        mounted.say("double_short_all", 0);
+        drop((copier, there, hands));
+        mounted.is_left();
+    }
+    // And none of its own.
+    mounted.say("double_refuse", 3);
+    let hands = mounted.hands(LONG);
+    let there = There::new(&mounted, &hands);
+    let (parts, _) = run(&copier(1 << 20, 4), &there, Op::Read, &[5000; 3]);
+    assert_eq!(parts, [errno(libc::ENOMEM); 3]);
+    mounted.say("double_refuse", 0);
+}
+
+#[test]
+fn an_error_costs_the_parts_that_had_it_and_what_is_short_goes_on() {
+    let mounted = Mounted::new();
+    let hands = mounted.hands(LONG);
+    let there = There::new(&mounted, &hands);
+    let copier = copier(1 << 20, 4);
+    for (op, error) in [(Op::Read, libc::EIO), (Op::Write, libc::ENOSPC)] {
+        mounted.say("double_fail_with", i64::from(error));
+        mounted.say("double_fail", 3);
+        let (parts, _) = run(&copier, &there, op, &[200_000; 9]);
+        assert!(parts.contains(&errno(error)), "{parts:?}");
+        let good = parts.iter().filter(|part| **part == Ok(Some(true)));
+        let good = good.count();
+        let bad = parts.iter().filter(|part| **part == errno(error)).count();
+        assert!(good > 0 && good + bad == 9, "{parts:?}");
+        mounted.say("double_fail", 0);
+    }
+    mounted.say("double_short_all", 1);
+    moves(&copier, &there);
+    mounted.say("double_short_all", 0);
+    // Where the file ends, nobody has more.
+    let room = there.room(5000);
+    there
+        .plain
+        .set_len(*there.end.lock().unwrap() as u64 - 1000)
+        .unwrap();
+    let (mut batch, to) = (copier.batch(), Buffer::from_vec(vec![0; 5000]));
+    let id = PartId::whole([0; 16], [0; 32]);
+    batch.part(&id, &[room.buffer], &[to], None, 0).unwrap();
+    let (sender, ended) = mpsc::channel();
+    let ticket = copier.submit(batch, move |done| {
+        let (_, part) = done.part(0).unwrap();
+        sender.send(part.map(|_| ())).unwrap();
+    });
+    assert!(ticket.wait(Some(LONG)));
+    let (carried, asked) = (4000, 5000);
+    assert_eq!(
+        ended.recv().unwrap(),
+        Err(Failure::Short { carried, asked })
+    );
+}
+
+#[test]
+fn what_does_not_complete_is_waited_for_so_long_and_keeps_its_region() {
+    let mounted = Mounted::new();
+    for refused in [0, 1] {
+        mounted.say("double_refuse", refused);
+        let patience = Duration::from_millis(500);
+        let hands = mounted.hands(patience);
+        let there = There::new(&mounted, &hands);
+        let copier = copier(1 << 20, 4);
+        moves(&copier, &there);
+        mounted.say("double_lose_all", 1);
+        for op in [Op::Read, Op::Write] {
+            let (parts, memory) = run(&copier, &there, op, &[200_000; 9]);
+            assert!(parts.iter().all(|part| part.is_err()), "{parts:?}");
+            assert!(mounted.ask("double_lost") > 0);
+            assert!(copier.free_regions() < 4 || refused == 1);
+            // What comes after all is not the caller's any more.
+            let now = memory.iter().map(Buffer::to_vec).collect::<Vec<_>>();
+            mounted.say("double_lose_all", 0);
+            mounted.ask("double_answer");
+            let end = Instant::now() + LONG;
+            while copier.free_regions() < 4 {
+                assert!(Instant::now() < end, "its regions do not come back");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            assert!(memory.iter().map(Buffer::to_vec).eq(now), "{op:?}");
+            moves(&copier, &there);
+            mounted.say("double_lose_all", 1);
+        }
+        // Two rings that do not answer are all there are of a direction: what comes fails at once.
+        run(&copier, &there, Op::Read, &[200_000; 9]);
+        std::thread::sleep(patience);
+        let fresh = self::copier(1 << 20, 4);
+        let asked = mounted.ask("double_ios");
+        let (parts, _) = run(&fresh, &there, Op::Read, &[5000; 3]);
+        assert_eq!(parts, [errno(libc::ETIMEDOUT); 3]);
+        assert_eq!(mounted.ask("double_ios"), asked);
+        mounted.say("double_lose_all", 0);
+        mounted.ask("double_answer");
+        drop((copier, fresh, there, hands));
+        mounted.is_left();
+    }
+    mounted.say("double_refuse", 0);
+}
+
+#[test]
+fn a_ring_without_room_lets_so_many_wait() {
+    let mounted = Mounted::new();
+    let config = UsrbioConfig {
+        streams: 1,
+        running: 2,
+        ..mounted.config(LONG)
+    };
+    let hands = Hands::usrbio(&config).unwrap();
+    let there = There::new(&mounted, &hands);
+    let copier = copier(1 << 20, 8);
+    moves(&copier, &there);
+    // It is full though it should not be, with nothing under way to tell when it is not.
+    mounted.say("double_full", 20);
+    moves(&copier, &there);
+    assert_eq!(mounted.ask("double_misused"), 0);
+    let waiting = 0;
+    let hands = Hands::usrbio(&UsrbioConfig { waiting, ..config }).unwrap();
+    let there = There::new(&mounted, &hands);
+    mounted.say("double_delay", 20_000);
+    let (parts, _) = run(&copier, &there, Op::Read, &[100_000; 12]);
+    mounted.say("double_delay", 0);
+    assert!(parts.contains(&errno(libc::EBUSY)), "{parts:?}");
+    assert!(parts.contains(&Ok(Some(true))), "{parts:?}");
+}
+
+#[test]
+fn a_file_that_3fs_does_not_take_says_why_and_a_number_it_still_has_is_taken_anew() {
+    let mounted = Mounted::new();
+    let (hands, copier) = (mounted.hands(LONG), copier(1 << 20, 4));
+    mounted.say("double_refuse", 8);
+    let there = There::new(&mounted, &hands);
+    let (parts, _) = run(&copier, &there, Op::Read, &[5000; 3]);
+    assert_eq!(parts, [errno(libc::EBADF); 3]);
+    mounted.say("double_refuse", 0);
+    drop(there);
+    // Somebody closes a file that is registered; what is opened next has its number.
+    let path = mounted.folder.path().join("closed");
+    let closed = std::fs::File::create(&path).unwrap();
+    mounted.say("hf3fs_reg_fd", i64::from(closed.as_raw_fd()));
+    drop(closed);
+    let many = (0..20).map(|_| There::new(&mounted, &hands));
+    for there in many.collect::<Vec<_>>() {
+        moves(&copier, &there);
+    }
+    drop((copier, hands));
+    mounted.is_left();
+}
+
+#[test]
+fn a_mount_that_hangs_keeps_nobody_else() {
+    let mounted = Mounted::new();
+    let hands = mounted.hands(Duration::from_millis(60));
+    let (there, copier) = (There::new(&mounted, &hands), copier(1 << 20, 4));
+    mounted.say("double_hang", 1);
+    let (parts, _) = run(&copier, &there, Op::Read, &[5000; 9]);
+    assert!(parts.iter().all(|part| part.is_err()), "{parts:?}");
+    let late = Hands::usrbio(&mounted.config(Duration::from_millis(20)));
+    assert!(late.unwrap_err().to_string().contains("timed out"));
+    // Closing a file asks the mount too.
+    drop(there);
+    mounted.say("double_hang", 0);
+    drop((copier, hands));
+    mounted.is_left();
+}
+
+#[test]
+fn what_is_under_way_when_all_is_let_go_is_done() {
+    let mounted = Mounted::new();
+    mounted.say("double_delay", 5000);
+    for _ in 0..5 {
+        let hands = mounted.hands(LONG);
+        let (there, copier) = (There::new(&mounted, &hands), copier(1 << 20, 4));
+        let mut batch = copier.batch();
+        for number in 0..9 {
+            let id = PartId::whole([1; 16], [number; 32]);
+            let (room, to) = (there.room(100_000), Buffer::from_vec(vec![0; 100_000]));
+            batch.part(&id, &[room.buffer], &[to], None, 0).unwrap();
+        }
+        let ticket = copier.submit(batch, |done| assert!(done.is_clean()));
+        drop((there, hands));
+        assert!(ticket.wait(Some(LONG)));
+        drop(copier);
+        mounted.is_left();
+    }
+    mounted.say("double_delay", 0);
+}
+
+#[test]
+fn what_is_missing_is_named() {
+    let mounted = Mounted::new();
+    let refusal = |config: UsrbioConfig| Hands::usrbio(&config).unwrap_err().to_string();
+    let with = mounted.config(LONG);
+    let library = PathBuf::from("/nonexistent/libhf3fs_api_shared.so");
+    let message = refusal(UsrbioConfig {
+        library,
+        ..with.clone()
+    });
+    assert!(
+        message.contains("/nonexistent/libhf3fs_api_shared.so: cannot open"),
+        "{message}"
+    );
+    let library = PathBuf::from("libc.so.6");
+    let message = refusal(UsrbioConfig {
+        library,
+        ..with.clone()
+    });
+    assert!(message.contains("no hf3fs_iovcreate"), "{message}");
+    let path = PathBuf::from("/proc");
+    let message = refusal(UsrbioConfig {
+        path,
+        ..with.clone()
+    });
+    assert!(
+        message.contains("3FS (fuse.hf3fs) that has /proc"),
+        "{message}"
+    );
+    let message = refusal(UsrbioConfig {
+        streams: 0,
+        ..with.clone()
+    });
+    assert!(message.contains("stream_number is 0: 1 to 64"), "{message}");
+    mounted.say("double_refuse", 4);
+    assert!(refusal(with).contains("hf3fs_iorcreate4"));
+    mounted.say("double_refuse", 0);
 }
