@@ -109,6 +109,21 @@ impl Buffer {
         }
     }
 
+    /// The bytes of a buffer that owns them, whatever part of them it is; the buffer itself where
+    /// another one of them is left, or they are no such bytes.
+    ///
+    /// # Errors
+    ///
+    /// The buffer.
+    pub fn into_vec(self) -> std::result::Result<Vec<u8>, Self> {
+        // Where this is the only owner, nothing moves them any more.
+        if !self.owner.is::<Heap>() || Arc::strong_count(&self.owner) > 1 {
+            return Err(self);
+        }
+        let heap = self.owner.downcast::<Heap>().map(Arc::into_inner);
+        Ok(heap.ok().flatten().map(Heap::into_vec).unwrap_or_default())
+    }
+
     /// The part of this buffer from `offset` on, `len` bytes long.
     ///
     /// # Errors
@@ -303,6 +318,14 @@ impl Heap {
     }
 }
 
+impl Heap {
+    fn into_vec(self) -> Vec<u8> {
+        let heap = std::mem::ManuallyDrop::new(self);
+        // SAFETY: as in `drop`, which is not called.
+        unsafe { Vec::from_raw_parts(heap.at, heap.len, heap.capacity) }
+    }
+}
+
 impl Drop for Heap {
     fn drop(&mut self) {
         // SAFETY: the three came from a vector that was not dropped, and this is the last owner.
@@ -336,6 +359,20 @@ mod tests {
             })
         ));
         assert!(part.slice(usize::MAX, 2).is_err());
+    }
+
+    #[test]
+    fn who_owns_bytes_alone_gets_them_back() {
+        let buffer = Buffer::from_vec(vec![1, 2, 3]);
+        let part = buffer.slice(1, 1).unwrap();
+        let buffer = buffer.into_vec().unwrap_err();
+        drop(buffer);
+        part.write_at(0, &[9]).unwrap();
+        assert_eq!(part.into_vec().unwrap(), [1, 9, 3]);
+        let owner: Owner = Arc::new([4_u8; 2]);
+        // SAFETY: nobody reads it.
+        let other = unsafe { Buffer::from_raw(0x1000, 2, false, owner) };
+        assert!(other.into_vec().is_err());
     }
 
     #[test]
