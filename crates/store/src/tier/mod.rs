@@ -8,6 +8,7 @@ mod apart;
 mod arenas;
 mod contract;
 mod file;
+mod filter;
 mod kinds;
 mod late;
 mod posix;

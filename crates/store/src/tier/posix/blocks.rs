@@ -15,7 +15,6 @@ use kvdepot_media::{Checksum, PART_LEN_MAX};
 
 use super::collect::Collector;
 use super::described;
-use super::filter::Filter;
 use super::folder::{Folder, Kept};
 use super::losses::{Losses, Why};
 use super::name::{identity_of, room_of};
@@ -23,6 +22,7 @@ use super::open::Open;
 use super::pinned::Pinned;
 use super::usage::Usage;
 use crate::tier::contract::{NamespacePage, NamespaceUsage};
+use crate::tier::filter::Filter;
 
 /// Files that are looked at for one page of namespaces: far ones take some milliseconds each.
 const PAGE_LOOKS: usize = 1024;
@@ -41,7 +41,7 @@ pub(super) struct Common {
     pub(super) folder: Arc<Folder>,
     pub(super) usage: Arc<Usage>,
     pub(super) collector: Collector,
-    pub(super) filter: Arc<Filter>,
+    pub(super) filter: Arc<Filter<()>>,
     pub(super) losses: Arc<Losses>,
     pub(super) open: Arc<Open>,
     pub(super) stored: [AtomicU64; 2],
@@ -79,8 +79,8 @@ impl Common {
             None
         });
         let pin = place.map(|place| Pinned::new(&self.open, place));
-        self.filter
-            .note_answers([(*name, pin.is_some())].into_iter(), turn);
+        let found = pin.as_ref().map(|_| ());
+        self.filter.note_answers([(*name, found)].into_iter(), turn);
         pin
     }
 
@@ -192,7 +192,7 @@ impl Common {
         let lasts = self.durability == Durability::Power;
         match self.open.publish(reserved, checksum, pinned, lasts) {
             Ok(true) => {
-                self.filter.note(name, true);
+                self.filter.note(name, Some(()));
                 self.stored[0].fetch_add(1, Ordering::Relaxed);
                 let room = room_of(LEN as u64 + len);
                 self.stored[1].fetch_add(room, Ordering::Relaxed);
@@ -216,7 +216,7 @@ impl Common {
             None
         });
         let Some(bytes) = gone else {
-            self.filter.note(*name, false);
+            self.filter.note(*name, None);
             return false;
         };
         self.losses.went(name, why, bytes, len);

@@ -8,8 +8,8 @@ use kvdepot_arena::format::file_header::LEN;
 use kvdepot_arena::{Departed, Identity, Notes};
 use parking_lot::Mutex;
 
-use super::filter::Filter;
 use super::folder::Folder;
+use crate::tier::filter::Filter;
 
 /// Why a block has gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,7 +23,7 @@ pub(super) enum Why {
 }
 
 pub(super) struct Losses {
-    filter: Arc<Filter>,
+    filter: Arc<Filter<()>>,
     /// Files, and what they took.
     evicted: [AtomicU64; 2],
     rotten: AtomicU64,
@@ -31,7 +31,7 @@ pub(super) struct Losses {
 }
 
 impl Losses {
-    pub(super) fn new(filter: &Arc<Filter>) -> Losses {
+    pub(super) fn new(filter: &Arc<Filter<()>>) -> Losses {
         Losses {
             filter: Arc::clone(filter),
             evicted: Default::default(),
@@ -48,7 +48,7 @@ impl Losses {
 
     /// Notes that a block's file is gone, which took so many bytes, and had a payload of these.
     pub(super) fn went(&self, name: &Identity, why: Why, room: u64, len: Option<u64>) {
-        self.filter.note(*name, false);
+        self.filter.note(*name, None);
         match why {
             Why::Evicted => {
                 self.evicted[0].fetch_add(1, Ordering::Relaxed);

@@ -17,10 +17,9 @@ mod blocks;
 mod collect;
 mod described;
 mod desk;
-mod filter;
 mod folder;
 mod losses;
-mod name;
+pub(super) mod name;
 mod open;
 mod options;
 mod pinned;
@@ -38,12 +37,12 @@ use kvdepot_arena::{
 use kvdepot_media::{Checksum, is_simulated};
 
 use super::contract::{Ends, NamespacePage, Page, Terms, Tier};
+use super::filter::Filter;
 use super::kinds::TierKind;
 use super::late::Reply;
 use blocks::Common;
 use collect::Collector;
 use desk::{Desk, each};
-use filter::Filter;
 use folder::Folder;
 use losses::{Losses, Why};
 use open::Open;
@@ -186,9 +185,15 @@ impl Tier for Posix {
             move |name: Identity| (name, common.has(&name))
         };
         let done = move |answers: Vec<(Identity, bool)>| {
-            common.filter.note_answers(answers.iter().copied(), turn);
+            let found = |is_there: bool| is_there.then_some(());
+            let noted = answers
+                .iter()
+                .map(|(name, is_there)| (*name, found(*is_there)));
+            common.filter.note_answers(noted, turn);
             let mut looked = answers.into_iter().map(|(_, is_there)| is_there);
-            let each = known.into_iter();
+            let each = known
+                .into_iter()
+                .map(|known| known.map(|found| found.is_some()));
             let each = each.map(|known| known.or_else(|| looked.next()).unwrap_or(false));
             reply.answer(each.collect());
         };

@@ -5,7 +5,7 @@ use kvdepot_arena::{Identity, Key, NamespaceId};
 use kvdepot_media::PART_LEN_MAX;
 
 /// The folder that has those of published blocks.
-pub(super) const BLOCKS: &str = "blocks";
+pub(in crate::tier) const BLOCKS: &str = "blocks";
 
 /// The longest file of a block.
 pub(super) const LEN_MAX: u64 = PART_LEN_MAX + 2 * GRANULE;
@@ -16,7 +16,7 @@ pub(super) fn room_of(len: u64) -> u64 {
 }
 
 /// Keys are hashes mostly, and not always: each byte has its weight.
-pub(super) fn spread(identity: &Identity) -> u32 {
+pub(in crate::tier) fn spread(identity: &Identity) -> u32 {
     let bytes = identity.namespace.0.iter().chain(&identity.key.0);
     let weighted = (0u32..)
         .zip(bytes)
@@ -33,14 +33,14 @@ pub(super) fn file_of(identity: &Identity) -> String {
 }
 
 /// The path of a block's file in the directory.
-pub(super) fn path_of(identity: &Identity, folder: u32) -> String {
+pub(in crate::tier) fn path_of(identity: &Identity, folder: u32) -> String {
     // At once, as it is needed for each key of a lookup.
     let Identity { namespace, key } = identity;
     format!("{BLOCKS}/{folder:03x}/{key}-{namespace}")
 }
 
 /// Whose file has this name.
-pub(super) fn identity_of(name: &str) -> Option<Identity> {
+pub(in crate::tier) fn identity_of(name: &str) -> Option<Identity> {
     let (key, namespace) = name.split_once('-')?;
     Some(Identity {
         namespace: NamespaceId(bytes_of(namespace)?),
@@ -54,7 +54,7 @@ pub(super) fn namespace_of(name: &str) -> Option<NamespaceId> {
 }
 
 /// Lower-case hexadecimal digits, as they are written.
-fn bytes_of<const LEN: usize>(text: &str) -> Option<[u8; LEN]> {
+pub(in crate::tier) fn bytes_of<const LEN: usize>(text: &str) -> Option<[u8; LEN]> {
     let digits = text.as_bytes();
     if digits.len() != 2 * LEN {
         return None;

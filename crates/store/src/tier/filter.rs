@@ -1,5 +1,5 @@
-//! What is known of a directory without asking it: what this process has written or found there
-//! lately, and what it has missed.
+//! What is known of a place that others share without asking it: what this process has written or
+//! found there lately, and what it has missed.
 //!
 //! Others write and remove there too, so nothing is known for long: a block that was found is
 //! believed in for some seconds (one that is gone by then is a miss to its reader), one that was
@@ -18,42 +18,61 @@ const MISSED: Duration = Duration::from_millis(250);
 /// Most names of a generation, some 100 bytes each.
 const NAMES_MAX: usize = 1 << 15;
 
-#[derive(Default)]
-pub(super) struct Filter(Mutex<State>);
+/// With `V` of each that was found.
+pub(super) struct Filter<V>(Mutex<State<V>>);
 
-#[derive(Default)]
-struct State {
-    found: Generations,
-    missed: Generations,
+struct State<V> {
+    found: Generations<V>,
+    missed: Generations<()>,
     /// Counts what was written and removed.
     turn: u64,
 }
 
-impl Filter {
-    /// What is known of these: whether each is there. Who asks the directory for the others says
-    /// with the answers which question this was.
-    pub(super) fn of(&self, names: impl Iterator<Item = Identity>) -> (Vec<Option<bool>>, u64) {
+impl<V> Default for Filter<V> {
+    fn default() -> Filter<V> {
+        Filter(Mutex::new(State {
+            found: Generations::default(),
+            missed: Generations::default(),
+            turn: 0,
+        }))
+    }
+}
+
+impl<V: Clone> Filter<V> {
+    /// What is known of these: what was found of each, or that nothing was. Who asks the place for
+    /// the others says with the answers which question this was.
+    #[expect(clippy::option_option, reason = "known, and found")]
+    pub(super) fn of(
+        &self,
+        names: impl Iterator<Item = Identity>,
+    ) -> (Vec<Option<Option<V>>>, u64) {
         let now = clock::now();
         let mut state = self.0.lock();
         state.found.age(now, FOUND);
         state.missed.age(now, MISSED);
         let known = |name| {
-            if state.found.has(&name) {
-                return Some(true);
+            if let Some((_, found)) = state.found.get(&name) {
+                return Some(Some(found.clone()));
             }
-            state.missed.has(&name).then_some(false)
+            state.missed.get(&name).map(|_| None)
         };
         (names.map(known).collect(), state.turn)
     }
 
     /// Notes what was written or removed.
-    pub(super) fn note(&self, name: Identity, is_there: bool) {
+    pub(super) fn note(&self, name: Identity, found: Option<V>) {
         let turn = {
             let mut state = self.0.lock();
             state.turn += 1;
             state.turn
         };
-        self.note_answers([(name, is_there)].into_iter(), turn);
+        self.note_answers([(name, found)].into_iter(), turn);
+    }
+
+    /// Forgets what was found of a name: it is not what is there now.
+    #[cfg(feature = "s3")]
+    pub(super) fn forget(&self, name: &Identity) {
+        self.0.lock().found.remove(name);
     }
 
     /// Forgets what was found of a namespace, which is cleared: collectors say nothing of what they
@@ -67,40 +86,57 @@ impl Filter {
         }
     }
 
-    /// Notes what a look at the directory has shown that began with question `turn`: what was
-    /// written since is there all the same, and what was removed since is not.
-    pub(super) fn note_answers(&self, names: impl Iterator<Item = (Identity, bool)>, turn: u64) {
+    /// Notes what a look at the place has shown that began with question `turn`: what was written
+    /// since is there all the same, and what was removed since is not.
+    pub(super) fn note_answers(
+        &self,
+        names: impl Iterator<Item = (Identity, Option<V>)>,
+        turn: u64,
+    ) {
         let now = clock::now();
         let mut state = self.0.lock();
         state.found.age(now, FOUND);
         state.missed.age(now, MISSED);
-        for (name, is_there) in names {
-            let State { found, missed, .. } = &mut *state;
-            let (known, other) = match is_there {
-                true => (found, missed),
-                false => (missed, found),
-            };
-            if other.turn(&name).is_none_or(|noted| noted <= turn) {
-                other.remove(&name);
-                let noted = known.turn(&name).unwrap_or(0);
-                known.add(name, turn.max(noted));
+        let State { found, missed, .. } = &mut *state;
+        for (name, answer) in names {
+            match answer {
+                Some(value) => found.learn(missed, name, value, turn),
+                None => missed.learn(found, name, (), turn),
             }
         }
     }
 }
 
 /// Names, each known for at most one time and a half.
-#[derive(Default)]
-struct Generations {
-    young: Names,
-    old: Names,
+struct Generations<V> {
+    young: Names<V>,
+    old: Names<V>,
     begun: Option<Instant>,
 }
 
 /// With the turns in which they were noted.
-type Names = HashMap<Identity, u64, BuildHasherDefault<Fold>>;
+type Names<V> = HashMap<Identity, (u64, V), BuildHasherDefault<Fold>>;
 
-impl Generations {
+impl<V> Default for Generations<V> {
+    fn default() -> Generations<V> {
+        Generations {
+            young: Names::default(),
+            old: Names::default(),
+            begun: None,
+        }
+    }
+}
+
+impl<V> Generations<V> {
+    /// Notes a name, and forgets what the `other` ones say of it, unless they know it better.
+    fn learn<W>(&mut self, other: &mut Generations<W>, name: Identity, value: V, turn: u64) {
+        if other.turn(&name).is_none_or(|noted| noted <= turn) {
+            other.remove(&name);
+            let turn = turn.max(self.turn(&name).unwrap_or(0));
+            self.young.insert(name, (turn, value));
+        }
+    }
+
     fn age(&mut self, now: Instant, time: Duration) {
         let begun = *self.begun.get_or_insert(now);
         let age = now.saturating_duration_since(begun);
@@ -114,16 +150,12 @@ impl Generations {
         }
     }
 
-    fn has(&self, name: &Identity) -> bool {
-        self.turn(name).is_some()
+    fn get(&self, name: &Identity) -> Option<&(u64, V)> {
+        self.young.get(name).or_else(|| self.old.get(name))
     }
 
     fn turn(&self, name: &Identity) -> Option<u64> {
-        self.young.get(name).or_else(|| self.old.get(name)).copied()
-    }
-
-    fn add(&mut self, name: Identity, turn: u64) {
-        self.young.insert(name, turn);
+        self.get(name).map(|(turn, _)| *turn)
     }
 
     fn remove(&mut self, name: &Identity) {
@@ -159,6 +191,8 @@ mod tests {
 
     use super::*;
 
+    const HERE: Option<()> = Some(());
+
     fn name(byte: u8) -> Identity {
         Identity {
             namespace: NamespaceId([1; 16]),
@@ -171,31 +205,31 @@ mod tests {
         // On a busy machine all of it may be forgotten meanwhile: then once more.
         let in_time = |_| {
             let begun = clock::now();
-            let filter = Filter::default();
-            filter.note_answers([(name(1), true), (name(2), false)].into_iter(), 0);
+            let filter = Filter::<()>::default();
+            filter.note_answers([(name(1), HERE), (name(2), None)].into_iter(), 0);
             let known = || filter.of((1..4).map(name)).0;
             let before = known();
             let (_, asked) = filter.of(std::iter::empty());
-            filter.note(name(2), true);
-            filter.note(name(3), false);
-            let answers = [(name(1), false), (name(2), false), (name(3), true)];
+            filter.note(name(2), HERE);
+            filter.note(name(3), None);
+            let answers = [(name(1), None), (name(2), None), (name(3), HERE)];
             filter.note_answers(answers.into_iter(), asked);
             let after = known();
             if begun.elapsed() >= MISSED / 2 {
                 return false;
             }
-            assert_eq!(before, [Some(true), Some(false), None]);
+            assert_eq!(before, [Some(HERE), Some(None), None]);
             assert_eq!(
                 after,
-                [Some(false), Some(true), Some(false)],
+                [Some(None), Some(HERE), Some(None)],
                 "one was written since, and one removed"
             );
             // Answers that are later still, of looks that began before.
             let (_, now) = filter.of(std::iter::empty());
-            filter.note(name(2), true);
-            filter.note_answers([(name(2), true)].into_iter(), now - 1);
-            filter.note_answers([(name(2), false)].into_iter(), now);
-            assert_eq!(known()[1], Some(true), "it was written after both");
+            filter.note(name(2), HERE);
+            filter.note_answers([(name(2), HERE)].into_iter(), now - 1);
+            filter.note_answers([(name(2), None)].into_iter(), now);
+            assert_eq!(known()[1], Some(HERE), "it was written after both");
             std::thread::sleep(MISSED);
             assert_eq!(known()[0], None);
             true
