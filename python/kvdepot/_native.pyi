@@ -196,6 +196,9 @@ class _Tier(TypedDict):
     stored_bytes: int
     unanswered: int
     left_alone: int
+    requests: int
+    retries: int
+    faults: dict[str, int]
     declined: int
     grouped_blocks: int
     evicted_groups: int

@@ -1,5 +1,6 @@
 //! What an arena counts, and how full it is.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::AtomicU64;
 
 /// What an arena counts; read by statistics only.
@@ -70,6 +71,15 @@ pub struct TierStats {
     /// Blocks that stayed in the tier before, because they were touched for the first time.
     #[serde(default)]
     pub declined: u64,
+    /// Requests to an object store.
+    #[serde(default)]
+    pub requests: u64,
+    /// Those that were made again.
+    #[serde(default)]
+    pub retries: u64,
+    /// Requests that came to nothing, by cause.
+    #[serde(default)]
+    pub faults: BTreeMap<String, u64>,
 }
 
 impl TierStats {
@@ -123,6 +133,9 @@ impl TierStats {
             grouped_blocks: self.grouped_blocks + other.grouped_blocks,
             evicted_groups: self.evicted_groups + other.evicted_groups,
             declined: self.declined + other.declined,
+            requests: self.requests + other.requests,
+            retries: self.retries + other.retries,
+            faults: self.faults,
         }
     }
 }

@@ -343,6 +343,24 @@ impl Stats {
             &by_tier(&|_, tier| tier.left_alone),
         );
         metric(
+            "requests_total",
+            "counter",
+            &by_tier(&|_, tier| tier.requests),
+        );
+        metric(
+            "retries_total",
+            "counter",
+            &by_tier(&|_, tier| tier.retries),
+        );
+        let faults = self.tiers.iter().flat_map(|tier| {
+            let row = |(cause, count): (&String, &u64)| {
+                let labels = format!("{{tier=\"{}\",cause=\"{cause}\"}}", tier.tier);
+                (labels, *count)
+            };
+            tier.faults.iter().map(row)
+        });
+        metric("faults_total", "counter", &faults.collect::<Vec<_>>());
+        metric(
             "stayed_blocks_total",
             "counter",
             &by_tier(&|_, tier| tier.declined),

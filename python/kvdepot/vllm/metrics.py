@@ -45,6 +45,8 @@ TIER_COUNTERS = {
     "lost_bytes": ("lost_bytes", "Bytes not used again: the medium failed under them."),
     "unanswered": ("unanswered", "Questions that the tier did not answer in time."),
     "left_alone": ("left_alone", "How often it was not asked for a while because of that."),
+    "requests": ("requests", "Requests to an object store."),
+    "retries": ("retries", "Those that were made again."),
     "declined": ("stayed_blocks", "Blocks that stayed in the tier before: a first touch."),
     "evicted_groups": ("evicted_groups", "Groups that left as one."),
     "full": ("refused_blocks", "Reservations that found no room."),

@@ -40,7 +40,10 @@ impl Kinds {
     /// Those of this crate.
     #[must_use]
     pub fn standard() -> Kinds {
-        Kinds::new().with(posix::kind()).with(posix::kind_of_3fs())
+        let kinds = Kinds::new().with(posix::kind()).with(posix::kind_of_3fs());
+        #[cfg(feature = "s3")]
+        let kinds = kinds.with(super::s3::kind());
+        kinds
     }
 
     /// These and one more, which takes the place of one of its name.

@@ -12,6 +12,8 @@ mod filter;
 mod kinds;
 mod late;
 mod posix;
+#[cfg(feature = "s3")]
+mod s3;
 mod stage;
 
 pub(crate) use apart::{Answer, Apart};

@@ -1,0 +1,382 @@
+//! Blocks that are pinned or written now.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use kvdepot_arena::format::file_header::LEN;
+use kvdepot_arena::parts::{self, Part};
+use kvdepot_arena::{Error, Identity, Key, NamespaceId, Place, Reserved, TakesBack, Token};
+use kvdepot_media::{Buffer, Carrier, Checksum};
+use parking_lot::Mutex;
+
+use super::object::Object;
+use super::staging::Staged;
+use super::usage::Promise;
+use crate::tier::Ends;
+
+/// Most blocks that are pinned at a time: some hundred bytes each.
+const HELD_MAX: usize = 1 << 20;
+
+pub(super) struct Held {
+    number: u32,
+    next: AtomicU64,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// By sequence.
+    blocks: HashMap<u64, Block>,
+    /// Blocks that this process writes.
+    writing: HashSet<Identity>,
+    closed: bool,
+}
+
+struct Block {
+    place: Place,
+    holds: u32,
+    what: What,
+}
+
+enum What {
+    Pinned(Arc<Object>),
+    New(New),
+}
+
+/// What a reservation has.
+#[derive(Default)]
+struct New {
+    /// `None` once it is on its way.
+    memory: Option<(Staged, Promise)>,
+    leaves: Vec<u128>,
+    /// A copy while it is written, or what is to be published; and whether its block was removed
+    /// since.
+    copy: bool,
+    removed: bool,
+}
+
+/// A block that this process has begun to write.
+pub(super) struct Making {
+    held: Arc<Held>,
+    name: Identity,
+    made: bool,
+}
+
+/// A block was removed while it was on its way.
+pub(super) struct Removed;
+
+/// A pin of which nobody has been told yet; dropped, it is ended.
+pub(super) struct Pinned {
+    held: Arc<Held>,
+    place: Place,
+    told: bool,
+}
+
+impl Pinned {
+    /// Whoever is told of it ends the pin.
+    pub(super) fn hand_out(mut self) -> Place {
+        self.told = true;
+        self.place
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        if !self.told {
+            self.held.unpin(&[self.place]);
+        }
+    }
+}
+
+/// What is to be published.
+pub(super) struct Written {
+    pub(super) place: Place,
+    pub(super) memory: Staged,
+    pub(super) promise: Promise,
+    pub(super) leaves: Vec<u128>,
+}
+
+impl Held {
+    pub(super) fn new(number: u32) -> Arc<Held> {
+        Arc::new(Held {
+            number,
+            next: AtomicU64::new(0),
+            state: Mutex::default(),
+        })
+    }
+
+    /// The token of no block.
+    pub(super) fn nowhere(&self) -> Token {
+        Token {
+            device: self.number,
+            slot: 0,
+            sequence: 0,
+        }
+    }
+
+    fn add(&self, mut place: Place, what: What) -> Option<Place> {
+        let sequence = self.next.fetch_add(1, Ordering::Relaxed) + 1;
+        place.token = Token {
+            sequence,
+            ..self.nowhere()
+        };
+        let block = Block {
+            place,
+            holds: 1,
+            what,
+        };
+        let mut state = self.state.lock();
+        if state.closed || state.blocks.len() >= HELD_MAX {
+            return None;
+        }
+        state.blocks.insert(sequence, block);
+        Some(place)
+    }
+
+    /// Pins an object.
+    pub(super) fn pin(self: &Arc<Held>, name: Identity, object: Object) -> Option<Pinned> {
+        let note = object.found.note;
+        let place = Place {
+            len: note.len,
+            parts: note.parts,
+            checksum: note.checksum,
+            ..Place::of(name)
+        };
+        let place = self.add(place, What::Pinned(Arc::new(object)))?;
+        Some(self.pinned(place))
+    }
+
+    fn pinned(self: &Arc<Held>, place: Place) -> Pinned {
+        Pinned {
+            held: Arc::clone(self),
+            place,
+            told: false,
+        }
+    }
+
+    pub(super) fn unpin(&self, places: &[Place]) {
+        let mut state = self.state.lock();
+        for place in places {
+            let sequence = place.token.sequence;
+            let Some(block) = state.blocks.get_mut(&sequence) else {
+                continue;
+            };
+            block.holds -= 1;
+            if block.holds == 0 {
+                state.blocks.remove(&sequence);
+            }
+        }
+    }
+
+    /// Begins to write a block, unless this process does already.
+    pub(super) fn begin(self: &Arc<Held>, name: Identity) -> Option<Making> {
+        let is_first = self.state.lock().writing.insert(name);
+        is_first.then(|| Making {
+            held: Arc::clone(self),
+            name,
+            made: false,
+        })
+    }
+
+    /// From now on a removal ends these, however long they take.
+    pub(super) fn publishes(&self, written: &[(Reserved, Checksum)]) {
+        let mut state = self.state.lock();
+        for (reserved, _) in written {
+            if let Some(new) = state.new_of(reserved) {
+                new.copy = true;
+            }
+        }
+    }
+
+    /// Copies of these that are being written are not published, nor is what waits for that.
+    pub(super) fn forget_copies(&self, namespace: NamespaceId, keys: Option<&[Key]>) {
+        let mut state = self.state.lock();
+        for block in state.blocks.values_mut() {
+            let name = block.place.identity;
+            if let What::New(new) = &mut block.what {
+                let is_one = keys.is_none_or(|keys| keys.contains(&name.key));
+                new.removed |= new.copy && name.namespace == namespace && is_one;
+            }
+        }
+    }
+
+    /// Whether its block was removed since.
+    pub(super) fn is_removed(&self, place: &Place) -> bool {
+        let mut state = self.state.lock();
+        state.new_of(place).is_none_or(|new| new.removed)
+    }
+
+    /// What a reservation has, which is still one until [`Held::published`].
+    pub(super) fn take(&self, mut reserved: Reserved) -> Option<Written> {
+        let place = reserved.hand_out();
+        let mut state = self.state.lock();
+        let new = state.new_of(&place)?;
+        let (memory, promise) = new.memory.take()?;
+        let leaves = std::mem::take(&mut new.leaves);
+        Some(Written {
+            place,
+            memory,
+            promise,
+            leaves,
+        })
+    }
+
+    /// Ends a reservation: what was stored is pinned, where there is its object. An error where it
+    /// was removed meanwhile.
+    pub(super) fn published(
+        self: &Arc<Held>,
+        place: &Place,
+        object: Option<Object>,
+    ) -> Result<Option<Pinned>, Removed> {
+        let mut state = self.state.lock();
+        state.writing.remove(&place.identity);
+        let removed = state.new_of(place).is_none_or(|new| new.removed);
+        let block = state.blocks.get_mut(&place.token.sequence);
+        if let Some((object, block)) = object.filter(|_| !removed).zip(block) {
+            block.place.checksum = object.found.note.checksum;
+            block.what = What::Pinned(Arc::new(object));
+            return Ok(Some(self.pinned(*place)));
+        }
+        let ended = state.blocks.remove(&place.token.sequence);
+        drop(state);
+        drop(ended);
+        if removed { Err(Removed) } else { Ok(None) }
+    }
+
+    /// What is pinned.
+    pub(super) fn object_of(&self, place: &Place) -> Result<Arc<Object>, Error> {
+        let state = self.state.lock();
+        match state.blocks.get(&place.token.sequence) {
+            Some(Block {
+                what: What::Pinned(object),
+                ..
+            }) => Ok(Arc::clone(object)),
+            _ => Err(Error::Closed("an object is not pinned")),
+        }
+    }
+
+    /// How many are pinned, and how many written.
+    pub(super) fn counts(&self) -> (u64, u64) {
+        let state = self.state.lock();
+        let new = |block: &&Block| matches!(block.what, What::New(_));
+        let new = state.blocks.values().filter(new).count() as u64;
+        (state.blocks.len() as u64 - new, new)
+    }
+
+    pub(super) fn close(&self) {
+        let left = {
+            let mut state = self.state.lock();
+            state.closed = true;
+            std::mem::take(&mut state.blocks)
+        };
+        drop(left);
+    }
+}
+
+impl State {
+    fn new_of(&mut self, place: &Place) -> Option<&mut New> {
+        match &mut self.blocks.get_mut(&place.token.sequence)?.what {
+            What::New(new) => Some(new),
+            What::Pinned(_) => None,
+        }
+    }
+}
+
+impl Making {
+    /// Keeps what was taken for a block that may be a `copy`.
+    pub(super) fn reserve(
+        mut self,
+        (memory, promise): (Staged, Promise),
+        (len, parts, copy): (u64, u16, bool),
+    ) -> Option<Reserved> {
+        let place = Place {
+            len,
+            parts,
+            ..Place::of(self.name)
+        };
+        let new = New {
+            memory: Some((memory, promise)),
+            copy,
+            ..New::default()
+        };
+        let place = self.held.add(place, What::New(new))?;
+        self.made = true;
+        Some(Reserved::new(Arc::clone(&self.held) as _, place))
+    }
+}
+
+impl Drop for Making {
+    fn drop(&mut self) {
+        if !self.made {
+            self.held.state.lock().writing.remove(&self.name);
+        }
+    }
+}
+
+impl TakesBack for Held {
+    fn take_back(&self, token: Token) {
+        let block = {
+            let mut state = self.state.lock();
+            let block = state.blocks.remove(&token.sequence);
+            if let Some(block) = &block {
+                state.writing.remove(&block.place.identity);
+            }
+            block
+        };
+        drop(block);
+    }
+}
+
+impl Ends for Held {
+    fn buffers(
+        &self,
+        place: &Place,
+        offset: u64,
+        len: u64,
+        ends: &mut Vec<Buffer>,
+    ) -> Result<(), Error> {
+        let mut state = self.state.lock();
+        let block = state.blocks.get_mut(&place.token.sequence);
+        let buffer = match block.map(|block| &block.what) {
+            Some(What::Pinned(object)) => {
+                let carrier = Arc::clone(object) as Arc<dyn Carrier>;
+                Buffer::carried(carrier, offset as usize, len as usize, false)
+            }
+            Some(What::New(New {
+                memory: Some((memory, _)),
+                ..
+            })) => memory.part(LEN as u64 + offset, len)?,
+            _ => return Err(Error::Closed("an object is neither pinned nor written")),
+        };
+        ends.clear();
+        ends.push(buffer);
+        Ok(())
+    }
+
+    fn parts(&self, place: &Place) -> Result<Option<Vec<Part>>, Error> {
+        if let Some(parts) = parts::single(place) {
+            return Ok(Some(parts.to_vec()));
+        }
+        let object = self.object_of(place)?;
+        let begin = place.len.checked_sub(object.table.len() as u64);
+        let (identity, sum) = (&place.identity, place.checksum);
+        Ok(begin.and_then(|begin| parts::of_table(identity, &object.table, begin, sum)))
+    }
+
+    fn write_parts(&self, place: &Place, found: &[Part]) -> Result<(), Error> {
+        let table = parts::encode(found);
+        let begin = place.len.saturating_sub(table.len() as u64);
+        let mut state = self.state.lock();
+        match state.new_of(place).and_then(|new| new.memory.as_ref()) {
+            Some((memory, _)) => memory.write(LEN as u64 + begin, &table),
+            None => Err(Error::Closed("an object is not written")),
+        }
+    }
+
+    fn note_leaves(&self, place: &Place, leaves: Vec<u128>) {
+        if let Some(new) = self.state.lock().new_of(place) {
+            new.leaves = leaves;
+        }
+    }
+}

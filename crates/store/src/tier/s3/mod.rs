@@ -1,0 +1,505 @@
+//! The tier `S3`: one object a block in a bucket of any object store, which any number of processes
+//! and hosts share.
+//!
+//! Guarantees: a block is there whole or not at all, as an object is; it is acknowledged when the
+//! store has answered that it has it; what is read is of the one version that was looked at, and
+//! anything else is a miss; every wait for the store has an end.
+//!
+//! `bucket` asks the store, `object` is what is read, `staging` what is written, `held` what is
+//! pinned or reserved, `usage` counts for all and `collect` makes room.
+
+mod bucket;
+mod collect;
+mod credentials;
+mod held;
+mod object;
+mod options;
+mod staging;
+mod usage;
+mod write;
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
+
+use futures_util::future::try_join_all;
+use kvdepot_arena::format::file_header::LEN;
+use kvdepot_arena::{
+    Error, Identity, Key, NamespaceId, Place, Refused, Reserved, TierStats, Wanted, clock, parts,
+    size,
+};
+use kvdepot_host::cpu;
+use kvdepot_host::fork::Origin;
+use kvdepot_media::{Checksum, PART_LEN_MAX};
+use object_store::path::Path;
+use parking_lot::Mutex;
+use tokio::runtime::{Builder, Handle, Runtime};
+
+use super::contract::{Ends, Page, Terms, Tier};
+use super::filter::Filter;
+use super::kinds::TierKind;
+use super::late::Reply;
+use super::posix::name::{BLOCKS, identity_of, path_of, spread};
+use bucket::{Bucket, Fault, Way};
+use collect::Collector;
+use held::{Held, Pinned};
+use object::{Found, Object, Seen, look, read};
+use options::{OPTIONS, Options};
+use staging::Staging;
+use usage::Usage;
+
+/// The tier's name.
+const NAME: &str = "S3";
+
+/// Threads that sign and send requests and copy what comes.
+const THREADS: usize = 4;
+
+/// Folders that the objects are spread over.
+const FOLDERS: u32 = 256;
+
+/// Of these, those that are listed at a time.
+const LISTED: u32 = 32;
+
+/// How long a close waits for the store.
+const TO_CLOSE: Duration = Duration::from_millis(900);
+
+/// The kind `S3`, with its section.
+#[must_use]
+pub(super) fn kind() -> TierKind {
+    TierKind {
+        name: NAME,
+        options: OPTIONS,
+        check: |section| Options::read(section).map(drop),
+        open: Arc::new(|section, terms| {
+            let tier = S3::new(&Options::read(section)?, terms)?;
+            Ok(Arc::new(tier) as Arc<dyn Tier>)
+        }),
+    }
+}
+
+/// The tier.
+struct S3 {
+    common: Arc<Common>,
+    runtime: Mutex<Option<Runtime>>,
+    origin: Origin,
+}
+
+/// What its threads use.
+struct Common {
+    bucket: Arc<Bucket>,
+    runtime: Handle,
+    staging: Arc<Staging>,
+    /// `None` where the bucket has rules.
+    fleet: Option<(Arc<Usage>, Arc<Collector>)>,
+    held: Arc<Held>,
+    filter: Arc<Filter<Found>>,
+    /// The bucket and the prefix, for people.
+    place: String,
+    block_max: u64,
+    stored: [AtomicU64; 2],
+    full: AtomicU64,
+}
+
+impl S3 {
+    fn new(options: &Options, terms: Terms) -> Result<S3, Error> {
+        let bucket = Arc::new(Bucket::open(options, terms.timeout)?);
+        let runtime = Builder::new_multi_thread()
+            .worker_threads(THREADS)
+            .thread_name("kvdepot-s3")
+            .on_thread_start(|| {
+                // Pinned ones still work; there is nobody to tell.
+                let _free = cpu::reset_affinity();
+            })
+            .enable_all()
+            .build();
+        let runtime = runtime.map_err(|source| Error::Io {
+            path: "thread".into(),
+            source,
+        })?;
+        let fleet = options.capacity.map(|capacity| {
+            let usage = Usage::new(&bucket, capacity);
+            let collector = Collector::new(&bucket, &usage);
+            let _detached = runtime.spawn(Arc::clone(&collector).run());
+            (usage, collector)
+        });
+        let common = Arc::new(Common {
+            bucket,
+            runtime: runtime.handle().clone(),
+            staging: Staging::new(options.staging),
+            fleet,
+            held: Held::new(terms.number),
+            filter: Arc::default(),
+            place: format!("s3://{}/{}", options.bucket, options.prefix),
+            block_max: options.block_max().min(PART_LEN_MAX),
+            stored: Default::default(),
+            full: AtomicU64::new(0),
+        });
+        Ok(S3 {
+            common,
+            runtime: Mutex::new(Some(runtime)),
+            origin: Origin::here()?,
+        })
+    }
+
+    /// Does `work` for each item, all at a time, and answers with what comes of it.
+    fn answer<I, T, F>(
+        &self,
+        items: Vec<I>,
+        work: impl Fn(Arc<Common>, I) -> F + Send + 'static,
+        done: impl FnOnce(Vec<T>) + Send + 'static,
+    ) where
+        I: Send + 'static,
+        T: Send + 'static,
+        F: Future<Output = T> + Send + 'static,
+    {
+        let common = Arc::clone(&self.common);
+        let _detached = self.common.runtime.spawn(async move {
+            let runtime = common.runtime.clone();
+            let tasks = items.into_iter();
+            let tasks: Vec<_> = tasks
+                .map(|item| runtime.spawn(work(Arc::clone(&common), item)))
+                .collect();
+            let mut answers = Vec::with_capacity(tasks.len());
+            for task in tasks {
+                let Ok(answer) = task.await else {
+                    return;
+                };
+                answers.push(answer);
+            }
+            done(answers);
+        });
+    }
+}
+
+fn identities(namespace: NamespaceId, keys: &[Key]) -> Vec<Identity> {
+    let identity = |key: &Key| Identity {
+        namespace,
+        key: *key,
+    };
+    keys.iter().map(identity).collect()
+}
+
+impl Tier for S3 {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn lasts(&self) -> bool {
+        true
+    }
+
+    fn block_max(&self) -> u64 {
+        self.common.block_max
+    }
+
+    fn probe(&self, namespace: NamespaceId, keys: &[Key], reply: Reply<Vec<bool>>) {
+        let names = identities(namespace, keys);
+        let (known, _) = self.common.filter.of(names.iter().copied());
+        if known.iter().all(Option::is_some) {
+            let known = known.into_iter().flatten();
+            reply.answer(known.map(|found| found.is_some()).collect());
+            return;
+        }
+        let has = |common: Arc<Common>, name| async move {
+            matches!(common.find(&name, Way::Read).await, Ok(Seen::Block(_)))
+        };
+        self.answer(names, has, |found| {
+            reply.answer(found);
+        });
+    }
+
+    fn pin(&self, namespace: NamespaceId, keys: &[Key], reply: Reply<Vec<Option<Place>>>) {
+        let names = identities(namespace, keys);
+        let pin = |common: Arc<Common>, name| async move { common.pin(name).await };
+        self.answer(names, pin, |found: Vec<Option<Pinned>>| {
+            let told = found.into_iter().map(|pin| pin.map(Pinned::hand_out));
+            reply.answer(told.collect());
+        });
+    }
+
+    fn unpin(&self, places: &[Place]) {
+        self.common.held.unpin(places);
+    }
+
+    fn discard(&self, places: &[Place]) {
+        let objects = places.iter().filter_map(|place| {
+            let object = self.common.held.object_of(place).ok()?;
+            self.common.bucket.count(Fault::Strange);
+            Some((place.identity, object.found.e_tag.clone()))
+        });
+        let discard = |common: Arc<Common>, (name, e_tag): (Identity, Arc<str>)| async move {
+            let _gone = common.remove(&name, Some(&e_tag)).await;
+        };
+        self.answer(objects.collect(), discard, drop);
+    }
+
+    fn reserve(
+        &self,
+        namespace: NamespaceId,
+        blocks: &[Wanted],
+        reply: Reply<Vec<Result<Reserved, Refused>>>,
+    ) {
+        let (common, blocks) = (Arc::clone(&self.common), blocks.to_vec());
+        let _detached = self.common.runtime.spawn(async move {
+            let made = common.reserve(namespace, blocks).await;
+            reply.answer(made);
+        });
+    }
+
+    fn commit(&self, written: Vec<(Reserved, Checksum)>, pinned: bool, reply: Reply<Vec<bool>>) {
+        self.common.held.publishes(&written);
+        let publish = move |common: Arc<Common>, (reserved, checksum)| async move {
+            common.publish(reserved, checksum, pinned).await
+        };
+        self.answer(written, publish, |stored: Vec<Option<Option<Pinned>>>| {
+            let told = stored.into_iter().map(|stored| {
+                let pin = stored.as_ref().map(|_| ());
+                let _pinned = stored.flatten().map(Pinned::hand_out);
+                pin.is_some()
+            });
+            reply.answer(told.collect());
+        });
+    }
+
+    fn remove(&self, namespace: NamespaceId, keys: &[Key], reply: Reply<usize>) {
+        self.common.held.forget_copies(namespace, Some(keys));
+        let names = identities(namespace, keys);
+        let remove = |common: Arc<Common>, name| async move { common.remove(&name, None).await };
+        self.answer(names, remove, |gone: Vec<Result<bool, Fault>>| {
+            // What is not known to be gone is not said to be.
+            if gone.iter().all(Result::is_ok) {
+                let gone = gone.into_iter().flatten();
+                reply.answer(gone.filter(|gone| *gone).count());
+            }
+        });
+    }
+
+    fn clear(&self, namespace: NamespaceId, reply: Reply<usize>) {
+        self.common.held.forget_copies(namespace, None);
+        let common = Arc::clone(&self.common);
+        let _detached = self.common.runtime.spawn(async move {
+            if let Ok(count) = common.clear(namespace).await {
+                reply.answer(count);
+            }
+        });
+    }
+
+    /// A mark is the number of a folder.
+    fn list(&self, namespace: NamespaceId, from: u64, limit: usize, reply: Reply<Page>) {
+        let common = Arc::clone(&self.common);
+        let _detached = self.common.runtime.spawn(async move {
+            let (mut page, mut next) = (Vec::new(), from);
+            while next < FOLDERS.into() && page.len() < limit {
+                let some = next as u32..FOLDERS.min(next as u32 + LISTED);
+                next = some.end.into();
+                let Ok(names) = common.names(some, namespace).await else {
+                    return;
+                };
+                let blocks = names.into_iter().map(|(name, _, len)| (name.key, len));
+                page.extend(blocks);
+            }
+            reply.answer((page, (next < FOLDERS.into()).then_some(next)));
+        });
+    }
+
+    fn describe(&self, _namespace: NamespaceId, _description: &str) {}
+
+    fn about(&self) -> String {
+        let place = &self.common.place;
+        match &self.common.fleet {
+            Some((usage, _)) => format!("{NAME} {} at {place}", size::show(usage.capacity())),
+            None => format!("{NAME} at {place}"),
+        }
+    }
+
+    fn stats(&self) -> TierStats {
+        let common = &self.common;
+        let mut stats = TierStats::new(NAME);
+        stats.uncounted = true;
+        if let Some((usage, collector)) = &common.fleet {
+            let (used, capacity) = (usage.seen(), usage.capacity());
+            stats.capacity_bytes = capacity;
+            stats.live_bytes = used;
+            stats.free_bytes = capacity.saturating_sub(used);
+            stats.largest_free_bytes = stats.free_bytes;
+            (stats.evicted_blocks, stats.evicted_bytes) = collector.evicted();
+        }
+        (stats.pinned_blocks, stats.reserved_blocks) = common.held.counts();
+        stats.full = common.full.load(Ordering::Relaxed);
+        stats.stored_blocks = common.stored[0].load(Ordering::Relaxed);
+        stats.stored_bytes = common.stored[1].load(Ordering::Relaxed);
+        (stats.requests, stats.retries, stats.faults) = common.bucket.counts();
+        stats.corrupt_blocks = common.bucket.counted(Fault::Strange);
+        stats
+    }
+
+    fn ends(&self) -> Arc<dyn Ends> {
+        Arc::clone(&self.common.held) as _
+    }
+
+    fn close(&self) {
+        let Some(runtime) = self.runtime.lock().take() else {
+            return;
+        };
+        if !self.origin.is_here() {
+            return leave(runtime);
+        }
+        self.common.held.close();
+        let deadline = clock::now() + TO_CLOSE;
+        let (common, (done, closed)) = (Arc::clone(&self.common), mpsc::channel::<()>());
+        let close = move || {
+            if let Some((usage, _)) = &common.fleet {
+                let said = async { tokio::time::timeout(TO_CLOSE / 2, usage.close()).await };
+                let _or_not = runtime.block_on(said);
+            }
+            runtime.shutdown_timeout(deadline.saturating_duration_since(clock::now()));
+            drop(done);
+        };
+        // The caller may be one of the threads that end.
+        let thread = std::thread::Builder::new().name("kvdepot-close".into());
+        if thread.spawn(close).is_ok() {
+            let _closed = closed.recv_timeout(TO_CLOSE);
+        }
+    }
+}
+
+impl Drop for S3 {
+    fn drop(&mut self) {
+        match self.runtime.lock().take() {
+            Some(runtime) if self.origin.is_here() => runtime.shutdown_background(),
+            Some(runtime) => leave(runtime),
+            None => {}
+        }
+    }
+}
+
+/// In a forked child there is no thread of it that could end.
+fn leave(runtime: Runtime) {
+    let _left = std::mem::ManuallyDrop::new(runtime);
+}
+
+impl Common {
+    fn path_of(&self, name: &Identity) -> Path {
+        self.bucket.path(&path_of(name, spread(name) % FOLDERS))
+    }
+
+    /// What is at a block's name, if that is not known.
+    async fn find(&self, name: &Identity, way: Way) -> Result<Seen, Fault> {
+        let (known, turn) = self.filter.of(std::iter::once(*name));
+        match known.into_iter().next().flatten() {
+            Some(Some(found)) => return Ok(Seen::Block(found)),
+            Some(None) => return Ok(Seen::Nothing),
+            None => {}
+        }
+        let seen = look(&self.bucket, way, &self.path_of(name), name).await?;
+        let found = match &seen {
+            Seen::Block(found) => Some(found.clone()),
+            Seen::Nothing | Seen::Strange { .. } => None,
+        };
+        self.filter.note_answers([(*name, found)].into_iter(), turn);
+        Ok(seen)
+    }
+
+    async fn pin(&self, name: Identity) -> Option<Pinned> {
+        let (_, turn) = self.filter.of(std::iter::empty());
+        let found = match self.find(&name, Way::Read).await.ok()? {
+            Seen::Block(found) => found,
+            Seen::Nothing => return None,
+            Seen::Strange { e_tag, newer } => {
+                tracing::warn!(key = %name.key, "an object is not the block that its name says");
+                self.bucket.count(Fault::Strange);
+                // The next put writes it again, unless it is one of a later release.
+                if !newer {
+                    let _gone = self.remove(&name, Some(&e_tag)).await;
+                }
+                return None;
+            }
+        };
+        let path = self.path_of(&name);
+        let table = match usize::from(found.note.parts) {
+            1 => Vec::new(),
+            parts => {
+                let bytes = parts as u64 * parts::ENTRY;
+                let begin = (LEN as u64 + found.note.len).checked_sub(bytes)?;
+                let mut table = Vec::with_capacity(bytes as usize);
+                let whole = (&path, &*found.e_tag);
+                let take = |_, bytes: &[u8]| {
+                    table.extend_from_slice(bytes);
+                    true
+                };
+                let taken = read(&self.bucket, Way::Read, whole, begin, bytes, take).await;
+                if taken.is_err() {
+                    self.filter.note_answers([(name, None)].into_iter(), turn);
+                    return None;
+                }
+                table
+            }
+        };
+        let object = self.object(name, (path, found), table);
+        self.held.pin(name, object)
+    }
+
+    fn object(&self, name: Identity, (path, found): (Path, Found), table: Vec<u8>) -> Object {
+        Object {
+            bucket: Arc::clone(&self.bucket),
+            runtime: self.runtime.clone(),
+            filter: Arc::clone(&self.filter),
+            name,
+            path,
+            found,
+            table,
+        }
+    }
+
+    /// Removes a block's object: the one of that version, or whichever has its name. Whether there
+    /// was one.
+    async fn remove(&self, name: &Identity, e_tag: Option<&str>) -> Result<bool, Fault> {
+        let path = self.path_of(name);
+        let seen = look(&self.bucket, Way::Write, &path, name).await?;
+        let is_one = match &seen {
+            Seen::Nothing => false,
+            Seen::Block(Found { e_tag: other, .. }) | Seen::Strange { e_tag: other, .. } => {
+                e_tag.is_none_or(|e_tag| e_tag == &**other)
+            }
+        };
+        if is_one {
+            self.bucket.remove(&path).await?;
+        }
+        if is_one || e_tag.is_none() {
+            self.filter.note(*name, None);
+        }
+        Ok(is_one)
+    }
+
+    /// The blocks of a namespace in some folders, with their bytes.
+    async fn names(
+        &self,
+        folders: Range<u32>,
+        namespace: NamespaceId,
+    ) -> Result<Vec<(Identity, Path, u64)>, Fault> {
+        let listed = folders.map(|folder| async move {
+            let path = format!("{BLOCKS}/{folder:03x}");
+            self.bucket.list_all(&path).await
+        });
+        let mut found = Vec::new();
+        for meta in try_join_all(listed).await?.into_iter().flatten() {
+            let name = meta.location.filename().and_then(identity_of);
+            let name = name.filter(|name| name.namespace == namespace);
+            let len = meta.size.saturating_sub(LEN as u64);
+            found.extend(name.map(|name| (name, meta.location, len)));
+        }
+        Ok(found)
+    }
+
+    async fn clear(&self, namespace: NamespaceId) -> Result<usize, Fault> {
+        let mut count = 0;
+        for begin in (0..FOLDERS).step_by(LISTED as usize) {
+            let names = self.names(begin..begin + LISTED, namespace).await?;
+            let paths = names.into_iter().map(|(_, path, _)| (path, ()));
+            count += self.bucket.remove_all(paths.collect()).await.len();
+        }
+        self.filter.clear(namespace);
+        Ok(count)
+    }
+}

@@ -1,0 +1,449 @@
+//! How much of its capacity a bucket has, by objects of this fleet's own.
+//!
+//! Each process that writes has an object below `usage/` that says how many bytes it may have
+//! written since it began (*announced*) and how many it surely has (*settled*). One more, `count`,
+//! has what a listing found, and what each process had settled when the listing began. What is in
+//! use is at most that count and what has been announced beyond it.
+//!
+//! Who wants to write announces first, looks at the others' announcements then, and takes its own
+//! back where all together are too much: of two who announce at once at least one sees the other.
+//! Announcements are a small part of the capacity, and written from without asking again. All of
+//! it holds where the store shows what was written to whoever looks later, as S3 does.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::FutureExt;
+use kvdepot_arena::clock;
+use object_store::path::Path;
+use object_store::{
+    GetOptions, ObjectMeta, ObjectStore, ObjectStoreExt, PutMode, PutOptions, UpdateVersion,
+};
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+
+use super::bucket::{Bucket, Fault, Way};
+
+/// The folder, and in it the count and the one who collects.
+pub(super) const FOLDER: &str = "usage";
+const COUNT: &str = "count";
+const LEASE: &str = "lease";
+
+/// What all processes together announce before they need it, of the capacity; and for how many at
+/// least, as others may come.
+const GRANTS_PART: u64 = 16;
+const GRANTS_LEAST: u64 = 4;
+
+/// Where a collection begins and ends, in thousandths of the capacity.
+pub(super) const BEGIN: u64 = 940;
+pub(super) const END: u64 = 900;
+
+/// How long one who collects is believed to, and one who has said nothing to live.
+const LEASE_TIME: Duration = Duration::from_secs(300);
+const SILENT: Duration = Duration::from_secs(1800);
+
+/// How often a process says that it is there.
+const BEAT: Duration = Duration::from_secs(600);
+
+/// What one process says.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+struct Said {
+    announced: u64,
+    settled: u64,
+}
+
+/// What a listing has found.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(super) struct Count {
+    bytes: u64,
+    settled: HashMap<String, u64>,
+    /// Seconds of its end, by the store's clock.
+    at: i64,
+}
+
+/// The count, as one process uses it.
+pub(super) struct Usage {
+    bucket: Arc<Bucket>,
+    me: String,
+    capacity: u64,
+    mine: Mutex<Mine>,
+    /// One announcement at a time; what others have said, by the version of their objects.
+    others: tokio::sync::Mutex<HashMap<String, (String, Said)>>,
+}
+
+#[derive(Default)]
+struct Mine {
+    said: Said,
+    /// Of what was announced, what the others leave room for.
+    granted: u64,
+    /// Written or to be written, and surely written.
+    taken: u64,
+    settled: u64,
+    said_at: Option<std::time::Instant>,
+    /// What is in use, when that was looked at last.
+    seen: u64,
+}
+
+/// What is in use.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Used {
+    pub(super) bytes: u64,
+    /// How old the count is; `None` where nobody has counted.
+    pub(super) counted: Option<Duration>,
+}
+
+/// Room for one object. Dropped, it is given back.
+pub(super) struct Promise(Option<(Arc<Usage>, u64)>);
+
+impl Promise {
+    /// Where nobody counts.
+    pub(super) fn nothing() -> Promise {
+        Promise(None)
+    }
+
+    /// It was written.
+    pub(super) fn settle(mut self) {
+        if let Some((usage, bytes)) = self.0.take() {
+            usage.mine.lock().settled += bytes;
+        }
+    }
+
+    /// It may have been written.
+    pub(super) fn keep(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for Promise {
+    fn drop(&mut self) {
+        if let Some((usage, bytes)) = self.0.take() {
+            let mut mine = usage.mine.lock();
+            mine.taken = mine.taken.saturating_sub(bytes);
+        }
+    }
+}
+
+/// All that is said of the usage, at one moment.
+struct Look {
+    count: Option<Count>,
+    all: Vec<(String, Said, ObjectMeta)>,
+    lease: Option<ObjectMeta>,
+    /// The store's time: of this process's own object, or else of the newest.
+    now: i64,
+}
+
+impl Look {
+    /// How old an object is. The store's clock may have been set back since.
+    fn age_of(&self, meta: &ObjectMeta) -> Duration {
+        Duration::from_secs(self.now.abs_diff(meta.last_modified.timestamp()))
+    }
+}
+
+impl Usage {
+    pub(super) fn new(bucket: &Arc<Bucket>, capacity: u64) -> Arc<Usage> {
+        let seed = format!("{:?} {:?}", clock::now(), std::time::SystemTime::now());
+        let random = xxhash_rust::xxh3::xxh3_64(seed.as_bytes());
+        let host = rustix::system::uname();
+        let host = host.nodename().to_string_lossy();
+        let plain = |letter: char| match letter.is_ascii_alphanumeric() {
+            true => letter,
+            false => '-',
+        };
+        let host: String = host.chars().take(64).map(plain).collect();
+        Arc::new(Usage {
+            bucket: Arc::clone(bucket),
+            me: format!("{host}-{}-{random:016x}", std::process::id()),
+            capacity,
+            mine: Mutex::default(),
+            others: tokio::sync::Mutex::default(),
+        })
+    }
+
+    pub(super) fn capacity(&self) -> u64 {
+        self.capacity
+    }
+
+    pub(super) fn seen(&self) -> u64 {
+        self.mine.lock().seen
+    }
+
+    /// So many thousandths of the capacity.
+    pub(super) fn part(&self, thousandths: u64) -> u64 {
+        (u128::from(self.capacity) * u128::from(thousandths) / 1000) as u64
+    }
+
+    /// Takes so many bytes, and announces those of a call that are `beyond` them with these; `None`
+    /// where there are not so many, or nobody has counted yet.
+    pub(super) async fn take(
+        self: &Arc<Usage>,
+        bytes: u64,
+        beyond: u64,
+    ) -> Result<Option<Promise>, Fault> {
+        if let Some(promise) = self.take_granted(bytes) {
+            return Ok(Some(promise));
+        }
+        let mut others = self.others.lock().await;
+        if let Some(promise) = self.take_granted(bytes) {
+            return Ok(Some(promise));
+        }
+        // A whole grant, or what is needed now.
+        let ahead = self.grant(others.len() as u64 + 1).max(beyond);
+        for more in [bytes.saturating_add(ahead), bytes] {
+            let (granted, announced) = {
+                let mine = self.mine.lock();
+                let announced = mine.taken.saturating_add(more);
+                (mine.granted, announced.max(mine.granted))
+            };
+            self.say(announced).await?;
+            let look = self.look(&mut others).await?;
+            let used = self.used_of(&look);
+            if used.counted.is_some() && used.bytes <= self.capacity {
+                self.mine.lock().granted = announced;
+                if let Some(promise) = self.take_granted(bytes) {
+                    return Ok(Some(promise));
+                }
+                continue;
+            }
+            self.say(granted).await?;
+            self.mine.lock().seen = used.bytes.saturating_sub(announced - granted);
+        }
+        Ok(None)
+    }
+
+    /// What one of so many processes announces in advance.
+    fn grant(&self, processes: u64) -> u64 {
+        self.capacity / GRANTS_PART / processes.max(GRANTS_LEAST)
+    }
+
+    fn take_granted(self: &Arc<Usage>, bytes: u64) -> Option<Promise> {
+        let mut mine = self.mine.lock();
+        let taken = mine.taken.checked_add(bytes)?;
+        // The others forget whoever is silent.
+        let is_known = mine.said_at.is_some_and(|at| clock::since(at) < SILENT / 2);
+        if taken > mine.granted || !is_known {
+            return None;
+        }
+        mine.taken = taken;
+        Some(Promise(Some((Arc::clone(self), bytes))))
+    }
+
+    /// What is in use now. A process says at times that it is there.
+    pub(super) async fn used(&self) -> Result<Used, Fault> {
+        let mut others = self.others.lock().await;
+        let is_late = |at: std::time::Instant| clock::since(at) >= BEAT;
+        let announced = {
+            let mine = self.mine.lock();
+            let beats = mine.said_at.is_none_or(is_late) || mine.said.announced != mine.granted;
+            beats.then_some(mine.granted)
+        };
+        if let Some(announced) = announced {
+            self.say(announced).await?;
+        }
+        let look = self.look(&mut others).await?;
+        Ok(self.used_of(&look))
+    }
+
+    fn used_of(&self, look: &Look) -> Used {
+        let count = look.count.clone().unwrap_or_default();
+        let beyond = look.all.iter().map(|(name, said, _)| {
+            let settled = count.settled.get(name).copied().unwrap_or(0);
+            said.announced.saturating_sub(settled)
+        });
+        let bytes = beyond.fold(count.bytes, u64::saturating_add);
+        self.mine.lock().seen = bytes;
+        let counted = look
+            .count
+            .as_ref()
+            .map(|count| Duration::from_secs(look.now.abs_diff(count.at)));
+        Used { bytes, counted }
+    }
+
+    /// Says what this process may have written.
+    async fn say(&self, announced: u64) -> Result<(), Fault> {
+        let said = Said {
+            announced,
+            settled: self.mine.lock().settled,
+        };
+        self.put(&self.me, &said, PutMode::Overwrite).await?;
+        let mut mine = self.mine.lock();
+        (mine.said, mine.said_at) = (said, Some(clock::now()));
+        Ok(())
+    }
+
+    /// Begins to collect, unless another one does; what this process has settled is said before.
+    pub(super) async fn collect(&self) -> Result<Option<Collecting>, Fault> {
+        let mut others = self.others.lock().await;
+        let granted = self.mine.lock().granted;
+        self.say(granted).await?;
+        let look = self.look(&mut others).await?;
+        let mode = match &look.lease {
+            None => PutMode::Create,
+            Some(lease) => {
+                if look.age_of(lease) < LEASE_TIME {
+                    return Ok(None);
+                }
+                let head = || self.bucket.store().head(&lease.location).boxed();
+                match self.bucket.ask_for(Way::Write, head).await? {
+                    Some(lease) => PutMode::Update(UpdateVersion {
+                        e_tag: lease.e_tag,
+                        version: None,
+                    }),
+                    None => PutMode::Create,
+                }
+            }
+        };
+        match self.put(LEASE, &self.me, mode).await {
+            Ok(()) => {}
+            Err(Fault::Taken | Fault::Changed) => return Ok(None),
+            // A store without conditions: two who collect at once find the same.
+            Err(Fault::Unknown) => self.put(LEASE, &self.me, PutMode::Overwrite).await?,
+            Err(fault) => return Err(fault),
+        }
+        let settled = look.all.iter();
+        let settled = settled.map(|(name, said, _)| (name.clone(), said.settled));
+        // One of the future lives: what it has is used.
+        let long_ago = look.now.saturating_sub_unsigned(SILENT.as_secs());
+        let is_silent = |meta: &ObjectMeta| meta.last_modified.timestamp() < long_ago;
+        let (silent, live): (Vec<_>, Vec<_>) = look
+            .all
+            .iter()
+            .partition(|(name, _, meta)| *name != self.me && is_silent(meta));
+        let left = live.iter();
+        let left = left.map(|(_, said, _)| said.announced.saturating_sub(said.settled));
+        Ok(Some(Collecting {
+            left: left.fold(0, u64::saturating_add),
+            settled: settled.collect(),
+            silent: silent.iter().map(|(name, ..)| name.clone()).collect(),
+            now: look.now,
+        }))
+    }
+
+    /// Says what has been found, and is there no more; what has ended long ago is forgotten.
+    pub(super) async fn found(&self, by: Collecting, bytes: u64) -> Result<(), Fault> {
+        let mut count = Count {
+            bytes,
+            settled: by.settled,
+            at: by.now,
+        };
+        // What they have written was found.
+        for name in &by.silent {
+            let path = self.path(name);
+            let gone = self.remove(&path).await;
+            if gone.is_ok() {
+                count.settled.remove(name);
+            }
+        }
+        self.put(COUNT, &count, PutMode::Overwrite).await?;
+        self.mine.lock().seen = bytes;
+        Ok(())
+    }
+
+    /// Lets others collect.
+    pub(super) async fn ended(&self) {
+        let _others_wait_until_it_is_old = self.remove(&self.path(LEASE)).await;
+    }
+
+    /// Nothing is written any more: what was announced beyond that is taken back.
+    pub(super) async fn close(&self) {
+        let _others = self.others.lock().await;
+        let (taken, is_said) = {
+            let mine = self.mine.lock();
+            (mine.taken, mine.said_at.is_some())
+        };
+        if is_said {
+            let _a_count_finds_it = self.say(taken).await;
+        }
+    }
+
+    fn path(&self, name: &str) -> Path {
+        self.bucket.path(FOLDER).join(name)
+    }
+
+    async fn put(&self, name: &str, what: &impl Serialize, mode: PutMode) -> Result<(), Fault> {
+        let text = serde_json::to_vec(what).unwrap_or_default();
+        let path = self.path(name);
+        let options = PutOptions::from(mode);
+        let put = || {
+            let store = self.bucket.store();
+            store
+                .put_opts(&path, text.clone().into(), options.clone())
+                .boxed()
+        };
+        self.bucket.ask(Way::Write, put).await.map(drop)
+    }
+
+    async fn remove(&self, path: &Path) -> Result<(), Fault> {
+        let bucket = &self.bucket;
+        bucket.remove(path).await
+    }
+
+    async fn get<T: for<'a> Deserialize<'a>>(&self, path: &Path) -> Result<Option<T>, Fault> {
+        let get = || {
+            let got = async {
+                let store = self.bucket.store();
+                store.get_opts(path, GetOptions::new()).await?.bytes().await
+            };
+            got.boxed()
+        };
+        let bytes = self.bucket.ask_for(Way::Write, get).await?;
+        Ok(bytes.and_then(|bytes| serde_json::from_slice(&bytes).ok()))
+    }
+
+    /// Reads what has changed.
+    async fn look(&self, others: &mut HashMap<String, (String, Said)>) -> Result<Look, Fault> {
+        let listed = self.bucket.list_all(FOLDER).await?;
+        let mut look = Look {
+            count: None,
+            all: Vec::new(),
+            lease: None,
+            now: 0,
+        };
+        let mut known = HashMap::new();
+        let mut now = None;
+        for meta in listed {
+            let Some(name) = meta.location.filename().map(str::to_owned) else {
+                continue;
+            };
+            look.now = look.now.max(meta.last_modified.timestamp());
+            match &*name {
+                // Not those of the list: it is as new as what is said beside it.
+                COUNT => look.count = self.get(&meta.location).await?,
+                LEASE => look.lease = Some(meta),
+                _ if name == self.me => {
+                    now = Some(meta.last_modified.timestamp());
+                    let said = self.mine.lock().said;
+                    look.all.push((name, said, meta));
+                }
+                _ => {
+                    // Lists of some stores have none, and times are of seconds.
+                    let version = meta.e_tag.clone().unwrap_or_default();
+                    let is_it = |of: &str| *of == version && !of.is_empty();
+                    let said = match others.remove(&name).filter(|(of, _)| is_it(of)) {
+                        Some((_, said)) => Some(said),
+                        None => self.get(&meta.location).await?,
+                    };
+                    // What cannot be read may be anything.
+                    let said = said.unwrap_or_else(|| Said {
+                        announced: self.grant(GRANTS_LEAST),
+                        settled: 0,
+                    });
+                    known.insert(name.clone(), (version, said));
+                    look.all.push((name, said, meta));
+                }
+            }
+        }
+        *others = known;
+        look.now = now.unwrap_or(look.now);
+        Ok(look)
+    }
+}
+
+/// Whoever collects: what was settled when that began.
+pub(super) struct Collecting {
+    /// What was announced beyond that.
+    pub(super) left: u64,
+    settled: HashMap<String, u64>,
+    silent: Vec<String>,
+    now: i64,
+}

@@ -1,0 +1,160 @@
+//! The tier `S3` over a real server: objects that several processes share.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+#[path = "common/bucket.rs"]
+mod bucket;
+mod common;
+
+use std::fs;
+
+use bucket::{LEN, Server};
+use common::{PATIENCE, get, has, keys, namespace, namespace_of, put};
+use kvdepot_arena::format::file_header::{self, FileHeader};
+use kvdepot_media::Buffer;
+use kvdepot_store::Outcome;
+use serde_json::json;
+
+#[test]
+fn blocks_live_in_objects_alone_and_behind_others_and_outlive_the_depot() {
+    for pipeline in ["S3", "Cache|S3", "Dax|S3"] {
+        let server = Server::start();
+        let all: Vec<u64> = (0..40).collect();
+        let depot = server.open_with(pipeline, &json!({}));
+        let ns = namespace(&depot);
+        assert!(put(&ns, &all, LEN).iter().all(|ok| *ok), "{pipeline}");
+        assert!(put(&ns, &all, LEN).iter().all(|ok| *ok), "again");
+        assert!(depot.drain(PATIENCE));
+        assert!(has(&ns, &all, LEN), "{pipeline}");
+        assert_eq!(ns.prefix(&keys(0..50)).unwrap(), 40);
+        depot.close();
+        assert_eq!(server.objects().len(), 40, "{pipeline}");
+        let depot = server.open_with(pipeline, &json!({}));
+        let ns = namespace(&depot);
+        assert!(has(&ns, &all, LEN), "{pipeline}, opened again");
+        assert_eq!(ns.remove(&keys([1, 2, 99])).unwrap(), 2);
+        assert_eq!(get(&ns, &[1, 3], LEN), [Outcome::Miss, Outcome::Done]);
+        let mut listed: Vec<u64> = ns
+            .blocks()
+            .unwrap()
+            .iter()
+            .map(|(key, _)| common::number(key))
+            .collect();
+        listed.sort_unstable();
+        let left: Vec<u64> = [0].into_iter().chain(3..40).collect();
+        assert_eq!(listed, left, "{pipeline}");
+        // One that is promoted meanwhile may count twice.
+        assert!(ns.clear().unwrap() >= 38);
+        depot.close();
+        assert_eq!(server.objects().len(), 0);
+    }
+}
+
+#[test]
+fn a_large_block_goes_in_pieces_and_comes_back_in_several() {
+    const LONG: usize = (21 << 20) + 5;
+    let server = Server::start();
+    let depot = server.open_with("S3", &json!({"capacity": "1GiB"}));
+    let ns = namespace(&depot);
+    assert_eq!(put(&ns, &[1, 2], LONG), [true; 2]);
+    let pieces = server.seen();
+    let pieces = pieces.iter().filter(|line| line.starts_with("PUT")).count();
+    assert!(pieces >= 6, "{pieces} requests");
+    assert!(has(&ns, &[1, 2], LONG));
+    depot.close();
+    let depot = server.open();
+    assert!(has(&namespace(&depot), &[1], LONG));
+    assert_eq!(server.objects().len(), 2);
+    depot.close();
+}
+
+#[test]
+fn an_object_says_what_it_is_as_a_file_of_posix_does() {
+    let server = Server::start();
+    let depot = server.open();
+    let ns = namespace(&depot);
+    assert_eq!(put(&ns, &[7], LEN), [true]);
+    let objects = server.objects();
+    let bytes = fs::read(&objects[0]).unwrap();
+    let header = FileHeader::decode(bytes[..file_header::LEN].try_into().unwrap()).unwrap();
+    assert_eq!((header.len, header.parts), (LEN as u64, 1));
+    assert_eq!(bytes.len(), file_header::LEN + LEN);
+    assert_eq!(header.identity.key, common::key(7));
+    let content = Buffer::from_vec(bytes[file_header::LEN..].to_vec());
+    assert_eq!(content.to_vec(), common::block(7, LEN).to_vec());
+    // Without its attributes, as other tools leave it, it is read all the same.
+    depot.close();
+    let folder = server.path();
+    for file in fs::read_dir(folder).unwrap().map(|file| file.unwrap()) {
+        let name = file.file_name().into_string().unwrap();
+        if name.ends_with(".json") {
+            fs::remove_file(file.path()).unwrap();
+        }
+    }
+    let depot = server.open();
+    assert!(has(&namespace(&depot), &[7], LEN));
+    depot.close();
+}
+
+#[test]
+fn several_depots_share_a_bucket_and_namespaces_never_meet() {
+    let server = Server::start();
+    let depots = [0; 2].map(|_| server.open());
+    let [one, other] = [0, 1].map(|at: usize| namespace(&depots[at]));
+    assert_eq!(put(&one, &[1, 2], LEN), [true; 2]);
+    assert!(has(&other, &[1, 2], LEN));
+    let stranger = namespace_of(&depots[1], "other");
+    assert_eq!(get(&stranger, &[1], LEN), [Outcome::Miss]);
+    assert_eq!(put(&stranger, &[1], LEN), [true]);
+    assert_eq!(other.remove(&keys([1])).unwrap(), 1);
+    // Whoever has looked lately believes in it, and reads a miss.
+    assert_eq!(get(&one, &[1, 2], LEN), [Outcome::Miss, Outcome::Done]);
+    assert!(has(&stranger, &[1], LEN));
+    assert_eq!(stranger.clear().unwrap(), 1);
+    assert!(has(&one, &[2], LEN));
+    depots.iter().for_each(kvdepot_store::Depot::close);
+}
+
+#[test]
+fn what_was_looked_for_is_read_by_one_request() {
+    let server = Server::start();
+    let depot = server.open();
+    let ns = namespace(&depot);
+    let all: Vec<u64> = (0..8).collect();
+    assert!(put(&ns, &all, LEN).iter().all(|ok| *ok));
+    depot.close();
+    let depot = server.open();
+    let ns = namespace(&depot);
+    assert_eq!(ns.prefix(&keys(0..8)).unwrap(), 8);
+    server.seen();
+    assert!(has(&ns, &all, LEN));
+    let blocks = server.seen();
+    let blocks = blocks.iter().filter(|line| line.contains("/blocks/"));
+    assert_eq!(blocks.count(), 8);
+    depot.close();
+}
+
+#[test]
+fn settings_that_cannot_be_are_refused_by_their_names() {
+    let server = Server::start();
+    for (settings, field) in [
+        (json!({"url": null}), "s3.url"),
+        (json!({"url": "s3://bucket"}), "s3.url"),
+        (json!({"capacity": null}), "s3.capacity"),
+        (json!({"capacity": "1KiB"}), "s3.capacity"),
+        (json!({"lifecycle": "bucket"}), "s3.capacity"),
+        (json!({"allow_http": false}), "s3.endpoint"),
+        (json!({"endpoint": "host"}), "s3.endpoint"),
+        (json!({"requests": 1}), "s3.requests"),
+        (json!({"staging": "4KiB"}), "s3.staging"),
+        (json!({"credentials": "/nowhere"}), "s3.credentials"),
+        (json!({"bucket": "b"}), "s3.bucket"),
+    ] {
+        let opened = server.try_open("S3", &settings);
+        let error = opened.err().unwrap().to_string();
+        assert!(error.contains(field), "{settings}: {error}");
+    }
+    let depot = server.open_with("S3", &json!({"capacity": null, "lifecycle": "bucket"}));
+    assert_eq!(put(&namespace(&depot), &[1], LEN), [true]);
+    depot.close();
+}
