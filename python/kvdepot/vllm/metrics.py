@@ -190,7 +190,9 @@ class Collector:
             return
         for tier, values in state["tiers"].items():
             for field, (name, _) in TIER_GAUGES.items():
-                self._stats.set_gauge(f"kvdepot_{name}", values[field], (tier,))
+                # How many blocks all who share a directory have there is not known.
+                if values[field] is not None:
+                    self._stats.set_gauge(f"kvdepot_{name}", values[field], (tier,))
             for field, (name, _) in TIER_COUNTERS.items():
                 self._count(f"kvdepot_{name}", values[field], tier)
         for field, (name, _) in DEPOT_COUNTERS.items():
