@@ -22,6 +22,7 @@ from vllm.distributed.kv_transfer import kv_transfer_state
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
 from vllm.engine.arg_utils import EngineArgs
+from vllm.lora.request import LoRARequest
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import (
@@ -132,6 +133,8 @@ class EngineDouble:
             self.connector.set_xfer_handshake_metadata_pp_aware({(0, 0): geometry})
         init_none_hash(sha256)
         self._hasher = get_request_block_hasher(hash_block_size, sha256)
+        self.lora: LoRARequest | None = None
+        """The adapter of the requests that come."""
         self._count = 0
         self._counters: Counter[tuple[str, tuple[str, ...]]] = Counter()
         self.between_steps: Callable[[], None] = lambda: None
@@ -167,7 +170,12 @@ class EngineDouble:
         sampling = SamplingParams(max_tokens=output_tokens, ignore_eos=True)
         sampling.update_from_generation_config({}, 1)
         request = Request(
-            f"request-{self._count}", list(prompt), sampling, None, block_hasher=self._hasher
+            f"request-{self._count}",
+            list(prompt),
+            sampling,
+            None,
+            block_hasher=self._hasher,
+            lora_request=self.lora,
         )
         self.scheduler.add_request(request)
         return request.request_id

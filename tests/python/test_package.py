@@ -66,6 +66,8 @@ def test_an_import_is_quick_and_brings_no_engine() -> None:
     [
         ("vllm", "KvdepotConnector"),
         ("vllm", "KvdepotSpec"),
+        ("vllm", "KvdepotTier"),
+        ("vllm", "KvdepotTieringConnector"),
         ("lmcache", "KvdepotAdapter"),
         ("lmcache", "KvdepotBackend"),
     ],

@@ -11,9 +11,11 @@ from typing import Any
 _WHERE = {
     "KvdepotConnector": "kvdepot.vllm.connector",
     "KvdepotSpec": "kvdepot.vllm.spec",
+    "KvdepotTier": "kvdepot.vllm.tier",
+    "KvdepotTieringConnector": "kvdepot.vllm.tiering",
 }
 
-__all__ = ["KvdepotConnector", "KvdepotSpec"]
+__all__ = ["KvdepotConnector", "KvdepotSpec", "KvdepotTier", "KvdepotTieringConnector"]
 
 
 def __getattr__(name: str) -> Any:

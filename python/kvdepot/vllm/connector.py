@@ -16,7 +16,6 @@ checksums to the process that owns the index.
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Collection
 from typing import Any
 
@@ -160,9 +159,7 @@ class KvdepotConnector(OffloadingConnector):
             raise RuntimeError("ranks and scheduler disagree on whether their KV is the same bytes")
 
         def groups(epoch: str | None) -> Groups:
-            salt = self._fields["salt"]
-            if epoch is not None:
-                salt = json.dumps({"salt": salt, "epoch": epoch})
+            salt = vllm_namespace.with_epoch(self._fields["salt"], epoch)
             return self._groups(self._fields | {"salt": salt}, geometries)
 
         self.manager.set_groups(groups(self.manager.epoch), groups)
@@ -339,7 +336,7 @@ def _say_policy(vllm_config: Any) -> None:
 
 def _refuse(vllm_config: Any, kv_cache_config: Any) -> None:
     """`kvdepot.ConfigError` for what would not work, or would be wrong."""
-    vllm_namespace.keys(vllm_config)
+    vllm_namespace.refuse_unknowable(vllm_config)
     parallel = vllm_config.parallel_config
     if parallel.nnodes > 1 or parallel.distributed_executor_backend == "ray":
         raise kvdepot.ConfigError(
@@ -354,13 +351,6 @@ def _refuse(vllm_config: Any, kv_cache_config: Any) -> None:
     ):
         if size > 1:
             raise kvdepot.ConfigError(f"{option}: {size} is not supported by kvdepot; use 1")
-    if vllm_config.weight_transfer_config is not None:
-        raise kvdepot.ConfigError(
-            f"--weight-transfer-config: {vllm_config.weight_transfer_config!r} is not allowed with "
-            "kvdepot, which knows weights by their files: blocks computed with weights that are "
-            "updated at run time would be served for others; leave it out"
-        )
-    _refuse_counted_images(vllm_config)
     extra = vllm_config.kv_transfer_config.kv_connector_extra_config
     groups = get_offloading_group_ids(kv_cache_config)
     several = len(groups) > 1 or len(kv_cache_config.kv_cache_groups) > 1
@@ -370,26 +360,6 @@ def _refuse(vllm_config: Any, kv_cache_config: Any) -> None:
             f"{key}: {extra[key]!r} is not allowed for a model with "
             f"{len(kv_cache_config.kv_cache_groups)} KV groups (sliding windows, Mamba): a stored "
             "block is one vLLM block there; leave it out"
-        )
-
-
-def _refuse_counted_images(vllm_config: Any) -> None:
-    """Without both of its caches vLLM numbers images instead of hashing them.
-
-    The numbers start again with the server, so that a prompt would hit the KV of another image.
-    """
-    multimodal = vllm_config.model_config.multimodal_config
-    if (
-        multimodal is not None
-        and not multimodal.language_model_only
-        and multimodal.mm_processor_cache_gb == 0
-        and not vllm_config.cache_config.enable_prefix_caching
-    ):
-        raise kvdepot.ConfigError(
-            "--mm-processor-cache-gb: 0 with --no-enable-prefix-caching is not allowed with "
-            "kvdepot for a multimodal model: vLLM then tells images apart by numbers that start "
-            "again with each server, and kvdepot keeps blocks for longer; leave one of the two "
-            "caches on, or use --language-model-only"
         )
 
 

@@ -135,6 +135,14 @@ class SafeNamespace:
         lookup = self._namespace.lookup
         return self._faults.attempt_unless_paused("lookup", None, lookup, keys)
 
+    def put(self, keys: Sequence[bytes], blocks: kvdepot.Spans) -> kvdepot.Task | None:
+        """The namespace's, or none."""
+        return self._faults.attempt_unless_paused("put", None, self._namespace.put, keys, blocks)
+
+    def get(self, keys: Sequence[bytes], blocks: kvdepot.Spans) -> kvdepot.Task | None:
+        """The namespace's, or none."""
+        return self._faults.attempt_unless_paused("get", None, self._namespace.get, keys, blocks)
+
     def pin(self, keys: Sequence[bytes], *, prefix: bool = False) -> list[kvdepot.Pin | None]:
         """The namespace's, or no pin."""
         nothing: list[kvdepot.Pin | None] = [None] * len(keys)

@@ -88,6 +88,14 @@ class AdapterFingerprints:
         return known[1] or secrets.token_hex(32)
 
 
+def key_under(block_hash: bytes, adapter: bytes | None) -> bytes:
+    """The key of a block that was computed under an adapter with this fingerprint, or none.
+
+    vLLM's hash covers the adapter's name and path, not its files.
+    """
+    return block_hash if adapter is None else hashlib.sha256(block_hash + adapter).digest()
+
+
 _State: TypeAlias = tuple[str, tuple[tuple[str, int, int], ...]]
 """A directory, and name, size and time of its files."""
 

@@ -14,7 +14,6 @@ The two-phase protocol under vLLM's calls:
 from __future__ import annotations
 
 import functools
-import hashlib
 import itertools
 import secrets
 import time
@@ -39,6 +38,7 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 import kvdepot
 from kvdepot.vllm import settings as vllm_settings
 from kvdepot.vllm.faults import ERRORS, Faults, SafeDepot
+from kvdepot.vllm.fingerprint import key_under
 from kvdepot.vllm.jobs import (
     Group,
     GroupPlacements,
@@ -51,15 +51,10 @@ from kvdepot.vllm.jobs import (
 )
 from kvdepot.vllm.messages import RETRY_SECONDS, Placements
 from kvdepot.vllm.metrics import Collector
-from kvdepot.vllm.questions import Question, Questions
+from kvdepot.vllm.questions import Question, Questions, keys_behind
 from kvdepot.vllm.tiers import INDEXED, SOURCES, is_memory, say_smaller
 
 logger = init_logger("vllm.kvdepot.manager")
-
-# While the write-back queue drains, the engine is kept stepping so that the
-# metric follows it. A far tier that stands still must not keep it for ever;
-# one whose files are written beside others' work may take this long for a batch.
-STALLED_SECONDS = 30.0
 
 # Reports come one or two steps after the one that they are about.
 STEPS_WITHOUT_GROUPS = 1000
@@ -132,7 +127,6 @@ class KvdepotManager(OffloadingManager):
         self._ends: dict[str, int] = {}
         self._next_ticket = 0
         self._lookups_after = 0.0
-        self._pending = (0, 0.0)
 
     # ---- set up by the connector ---------------------------------------------------------
 
@@ -432,13 +426,7 @@ class KvdepotManager(OffloadingManager):
         """Whether the engine must keep stepping: jobs to finish, a metric to bring up to date."""
         if self._tickets or self._steps_without_groups is not None:
             return True
-        pending = self._queued_bytes()
-        now = time.monotonic()
-        if pending != self._pending[0]:
-            self._pending = (pending, now)
-        if pending:
-            return now - self._pending[1] < STALLED_SECONDS
-        return self.collector.published_pending not in (None, 0)
+        return self.collector.outdated(self._queued_bytes())
 
     def reset_cache(self) -> None:
         """As `on_reset` says, what was stored before is not served again, or is."""
@@ -505,12 +493,8 @@ class KvdepotManager(OffloadingManager):
         return Placements(ticket, self._socket, groups, self._memory)
 
     def _ident(self, key: OffloadKey, req_context: ReqContext) -> Ident:
-        block_hash = get_offload_block_hash(key)
         adapter = self._adapters.get(req_context.req_id)
-        if adapter is not None:
-            # vLLM's hash covers the adapter's name and path, not its files.
-            block_hash = hashlib.sha256(block_hash + adapter).digest()
-        return get_offload_group_idx(key), block_hash
+        return get_offload_group_idx(key), key_under(get_offload_block_hash(key), adapter)
 
     def _ahead(self, key: OffloadKey, req_context: ReqContext) -> list[Ident]:
         """The request's keys after `key` in the same group, once a step.
@@ -518,14 +502,11 @@ class KvdepotManager(OffloadingManager):
         vLLM asks key by key. One call for the whole prefix is faster, and it
         tells the depot the order of the blocks, which decides what is evicted.
         """
-        suffix = key[-4:]
-        asked = (req_context.req_id, suffix)
+        asked = (req_context.req_id, key[-4:])
         if asked in self._looked_ahead:
             return []
         self._looked_ahead.add(asked)
-        behind = itertools.dropwhile(lambda other: other != key, req_context._offload_key_positions)
-        next(behind, None)
-        idents = (self._ident(other, req_context) for other in behind if other[-4:] == suffix)
+        idents = (self._ident(other, req_context) for other in keys_behind(key, req_context))
         return list(itertools.takewhile(lambda ident: ident not in self._held, idents))
 
     def _ask_others(self, key: OffloadKey, req_context: ReqContext) -> None:

@@ -123,6 +123,11 @@ DEFINITIONS: dict[str, OffloadingMetricMetadata] = {
     f"kvdepot_{WRITE_BACK[0]}": OffloadingGaugeMetadata(documentation=WRITE_BACK[1]),
 }
 
+# While the write-back queue drains, the engine is kept stepping so that the
+# metric follows it. A far tier that stands still must not keep it for ever;
+# one whose files are written beside others' work may take this long for a batch.
+STALLED_SECONDS = 30.0
+
 # The depot's figures are for people and dashboards, which look once in a few
 # seconds; a step may take a millisecond.
 DEPOT_SECONDS = 0.5
@@ -131,12 +136,14 @@ DEPOT_SECONDS = 0.5
 class Collector:
     """Gathers the connector's figures between two of vLLM's collections."""
 
-    def __init__(self, depot: SafeDepot) -> None:
+    def __init__(self, depot: SafeDepot | None) -> None:
+        """Without a depot there are no figures of one."""
         self._depot = depot
         self._stats = OffloadingConnectorStats()
         self._next_depot = 0.0
         self._changed = True
         self._counted: dict[tuple[str, str], int] = {}
+        self._queued = (0, 0.0)
         self.published_pending: int | None = None
         """The value of `kvdepot_pending_bytes` that vLLM was last given."""
 
@@ -164,6 +171,16 @@ class Collector:
             self._changed = True
             self._stats.increase_counter(FAILED_CALLS, count, (source, call))
 
+    def outdated(self, queued: int) -> bool:
+        """Whether the engine must keep stepping: of so many bytes in the write-back queue the
+        metric does not tell yet."""
+        now = time.monotonic()
+        if queued != self._queued[0]:
+            self._queued = (queued, now)
+        if queued:
+            return now - self._queued[1] < STALLED_SECONDS
+        return self.published_pending not in (None, 0)
+
     def take(self, pending: int, *, idle: bool) -> OffloadingConnectorStats | None:
         """What happened since the last call, and the gauges; None if nothing changed.
 
@@ -184,8 +201,8 @@ class Collector:
         return stats
 
     def _add_depot(self) -> None:
-        state = self._depot.stats()
-        if state is None or not self._depot.connected:
+        state = self._depot and self._depot.stats()
+        if not self._depot or state is None or not self._depot.connected:
             # Without a service all is zero, and counters would begin again when it is back.
             return
         for tier, values in state["tiers"].items():

@@ -10,13 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import vllm
+from vllm.platforms import current_platform
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core.kv_cache_utils import resolve_none_hash_seed
 from vllm.v1.kv_cache_interface import AttentionSpec, UniformTypeKVCacheSpecs
+from vllm.v1.kv_offload.config import OffloadingConfig
 
 import kvdepot
 from kvdepot.vllm import fingerprint as vllm_fingerprint
 from kvdepot.vllm.messages import RankGeometry
+from kvdepot.vllm.settings import TierSettings
 
 HASH_ALGORITHMS = ("sha256", "sha256_cbor")
 
@@ -30,17 +33,87 @@ def fields(vllm_config: Any, salt: str | None) -> dict[str, Any]:
         "model": vllm_config.model_config.model,
         "dtype": str(dtype).removeprefix("torch."),
         "weights": weights(vllm_config),
-        "world": json.dumps(
-            {
-                "tensor": parallel.tensor_parallel_size,
-                "pipeline": parallel.pipeline_parallel_size,
-                "decode_context": parallel.decode_context_parallel_size,
-                "prefill_context": parallel.prefill_context_parallel_size,
-            }
+        "world": _world(
+            parallel.tensor_parallel_size,
+            parallel.pipeline_parallel_size,
+            parallel.decode_context_parallel_size,
+            parallel.prefill_context_parallel_size,
         ),
         "hash": keys(vllm_config)[0],
         "salt": salt,
     }
+
+
+def fields_of_chunks(config: OffloadingConfig, settings: TierSettings) -> dict[str, Any]:
+    """The same for the chunks of vLLM's CPU tier, of which a tier below knows less."""
+    parallel = config.parallel
+    return {
+        "model": config.model.name,
+        "dtype": config.model.dtype,
+        "weights": json.dumps({"given": settings.weights, "engine": settings.engine}),
+        "world": _world(parallel.tp_size, parallel.pp_size, parallel.dcp_size, parallel.pcp_size),
+        "salt": settings.salt,
+    }
+
+
+def of_engine(vllm_config: Any, kv_cache_config: Any) -> str:
+    """Fingerprint of what fills the chunks of vLLM's CPU tier, and is not in `OffloadingConfig`."""
+    groups = kv_cache_config.kv_cache_groups
+    parts = {
+        "weights": weights(vllm_config),
+        "hash": keys(vllm_config)[0],
+        "backend": str(vllm_config.attention_config.backend),
+        "groups": [layout_of_group(vllm_config, group, {}, "") for group in groups],
+    }
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def with_epoch(salt: str | None, epoch: str | None) -> str | None:
+    """The salt of what is stored after a reset; before the first, the epoch is None."""
+    return salt if epoch is None else json.dumps({"salt": salt, "epoch": epoch})
+
+
+def _world(tensor: int, pipeline: int, decode_context: int, prefill_context: int) -> str:
+    return json.dumps(
+        {
+            "tensor": tensor,
+            "pipeline": pipeline,
+            "decode_context": decode_context,
+            "prefill_context": prefill_context,
+        }
+    )
+
+
+def refuse_unknowable(vllm_config: Any) -> None:
+    """`kvdepot.ConfigError` where blocks could not be told from others that they must not be."""
+    keys(vllm_config)
+    if vllm_config.weight_transfer_config is not None:
+        raise kvdepot.ConfigError(
+            f"--weight-transfer-config: {vllm_config.weight_transfer_config!r} is not allowed with "
+            "kvdepot, which knows weights by their files: blocks computed with weights that are "
+            "updated at run time would be served for others; leave it out"
+        )
+    _refuse_counted_images(vllm_config)
+
+
+def _refuse_counted_images(vllm_config: Any) -> None:
+    """Without both of its caches vLLM numbers images instead of hashing them.
+
+    The numbers start again with the server, so that a prompt would hit the KV of another image.
+    """
+    multimodal = vllm_config.model_config.multimodal_config
+    if (
+        multimodal is not None
+        and not multimodal.language_model_only
+        and multimodal.mm_processor_cache_gb == 0
+        and not vllm_config.cache_config.enable_prefix_caching
+    ):
+        raise kvdepot.ConfigError(
+            "--mm-processor-cache-gb: 0 with --no-enable-prefix-caching is not allowed with "
+            "kvdepot for a multimodal model: vLLM then tells images apart by numbers that start "
+            "again with each server, and kvdepot keeps blocks for longer; leave one of the two "
+            "caches on, or use --language-model-only"
+        )
 
 
 def keys(vllm_config: Any) -> tuple[str, bool]:
@@ -153,7 +226,7 @@ def _packing(vllm_config: Any, layer: Any) -> list[str]:
         return []
     backend = getattr(layer, "attn_backend", None) or getattr(layer, "backend", None)
     isa = getattr(layer, "isa", None)
-    if isa is None and vllm.platforms.current_platform.is_cpu() and hasattr(layer, "head_size"):
+    if isa is None and current_platform.is_cpu() and hasattr(layer, "head_size"):
         from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
 
         isa = _get_attn_isa(
@@ -163,6 +236,27 @@ def _packing(vllm_config: Any, layer: Any) -> list[str]:
             vllm_config.cache_config.cache_dtype,
         )
     return [getattr(backend, "__name__", str(backend)), str(isa)]
+
+
+def layout_of_chunks(config: OffloadingConfig, chunk_bytes: int) -> str:
+    """Describes the bytes of a chunk of vLLM's CPU tier, in which all ranks have theirs."""
+    platform = current_platform
+    return json.dumps(
+        {
+            "vllm": vllm.__version__,
+            # Which attention backend packs the keys is chosen by the device.
+            "device": [platform.device_type, platform.get_device_name()],
+            "kv_cache_layout": config.kv_cache_layout,
+            "canonical": config.canonical_layout,
+            "replicated": config.replicated_layout,
+            "workers": config.parallel.world_size,
+            "worker_bytes": config.worker_kv_bytes_per_block,
+            "chunk_bytes": chunk_bytes,
+            "blocks_per_chunk": config.cache.blocks_per_chunk,
+            "tokens_per_hash": config.cache.tokens_per_hash,
+        },
+        sort_keys=True,
+    )
 
 
 def layout_of_ranks(geometries: Sequence[RankGeometry], group: int) -> str:

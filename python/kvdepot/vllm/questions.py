@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+
+from vllm.v1.kv_offload.base import OffloadKey, ReqContext
 
 import kvdepot
 from kvdepot.vllm.faults import Faults
@@ -52,6 +54,13 @@ class Questions:
     def clear(self) -> None:
         """What was asked means nothing any more."""
         self._asked.clear()
+
+
+def keys_behind(key: OffloadKey, req_context: ReqContext) -> Iterator[OffloadKey]:
+    """The keys of a request that come after this one in its KV group."""
+    behind = itertools.dropwhile(lambda other: other != key, req_context._offload_key_positions)
+    next(behind, None)
+    return (other for other in behind if other[-4:] == key[-4:])
 
 
 def _answer(task: kvdepot.Task, seconds: float) -> list[bool] | None:

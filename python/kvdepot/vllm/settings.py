@@ -1,8 +1,8 @@
-"""The connector's settings: what `kv_connector_extra_config` may hold.
+"""The settings: what `kv_connector_extra_config` may hold, and an entry of its `secondary_tiers`.
 
-One dictionary carries three kinds of keys: the connector's own, vLLM's (which its
-OffloadingConnector reads from the same place), and the depot's (everything that is not
-declared below). A `config_file` is a YAML file with the same keys.
+One dictionary carries three kinds of keys: the connector's or the tier's own, vLLM's (which reads
+them from the same place), and the depot's (everything that is not declared below). A `config_file`
+is a YAML file with the same keys.
 """
 
 from __future__ import annotations
@@ -20,6 +20,23 @@ from kvdepot._settings import SERVICE, Schema, Setting
 # nothing that was stored before is served again until the engine starts anew, with known weights.
 DEFAULT_ON_RESET = "epoch"
 
+CONFIG_FILE = Setting(
+    ("config_file", "UCM_CONFIG_FILE"),
+    _settings.optional(_settings.text("the path of a YAML file")),
+    "the same keys, in a file; or [one of UCM's](../ucm.md)",
+)
+SALT = Setting(
+    ("salt",),
+    _settings.optional(_settings.text()),
+    "keeps tenants with the same model apart",
+)
+ON_RESET = Setting(
+    ("on_reset",),
+    _settings.one_of(("epoch", "keep", "clear")),
+    "what a reset of vLLM's cache means for stored blocks, see [below](#resets)",
+    default=DEFAULT_ON_RESET,
+)
+
 SETTINGS = Schema(
     Setting(
         ("pipeline",),
@@ -28,16 +45,8 @@ SETTINGS = Schema(
         "[one depot for all engines](#one-depot-for-all-engines-of-a-host)",
         default="Cache|Dax",
     ),
-    Setting(
-        ("config_file", "UCM_CONFIG_FILE"),
-        _settings.optional(_settings.text("the path of a YAML file")),
-        "the same keys, in a file; or [one of UCM's](../ucm.md)",
-    ),
-    Setting(
-        ("salt",),
-        _settings.optional(_settings.text()),
-        "keeps tenants with the same model apart",
-    ),
+    CONFIG_FILE,
+    SALT,
     Setting(
         ("lookup_wait",),
         _settings.DURATION,
@@ -46,12 +55,7 @@ SETTINGS = Schema(
         # not wait for a slow one: after this it computes.
         default="1s",
     ),
-    Setting(
-        ("on_reset",),
-        _settings.one_of(("epoch", "keep", "clear")),
-        "what a reset of vLLM's cache means for stored blocks, see [below](#resets)",
-        default=DEFAULT_ON_RESET,
-    ),
+    ON_RESET,
     Setting(
         ("offload_prompt_only",),
         _settings.TRUE_OR_FALSE,
@@ -68,10 +72,42 @@ SETTINGS = Schema(
     Setting(("self_describing_kv_events",), _settings.left_out("kvdepot publishes no KV events")),
 )
 
+TIER_SETTINGS = Schema(
+    Setting(
+        ("pipeline",),
+        _settings.text("a text such as 'Cache|Posix'"),
+        "the tiers behind vLLM's own, near to far; or `unix:` and a service's socket. Has to be "
+        "given",
+    ),
+    CONFIG_FILE,
+    SALT,
+    Setting(
+        ("weights",),
+        _settings.optional(_settings.WORD),
+        "names the weights and whatever else of the engine its keys and values depend on; has to "
+        "be given under vLLM's own `OffloadingConnector`, which does not say them",
+    ),
+    Setting(
+        ("lookup_wait",),
+        _settings.DURATION,
+        "how long a request waits for a tier to say what it has",
+        default="1s",
+    ),
+    ON_RESET,
+    Setting(
+        ("locality",),
+        _settings.optional(_settings.one_of(("LOCAL", "REMOTE"))),
+        "vLLM's: by what a request may leave the tier out",
+    ),
+    # The connector of `kvdepot.vllm.tiering` writes it.
+    Setting(("engine",), _settings.optional(_settings.text())),
+    Setting(("enable_kv_events",), _settings.left_out("kvdepot publishes no KV events")),
+)
+
 
 @dataclass(frozen=True)
-class Settings:
-    """The settings, checked as far as this can be done without opening a depot."""
+class DepotSettings:
+    """What every use of a depot by vLLM is told."""
 
     pipeline: str
     depot: dict[str, Any]
@@ -79,10 +115,6 @@ class Settings:
     salt: str | None
     lookup_wait_seconds: float
     on_reset: str
-    offload_prompt_only: bool
-    """Whether generated tokens are left out; here they are stored by default."""
-    merged: dict[str, Any]
-    """All keys in one dictionary, those of the file too."""
 
     @property
     def shared(self) -> bool:
@@ -90,43 +122,89 @@ class Settings:
         return self.pipeline.startswith(SERVICE)
 
 
+@dataclass(frozen=True)
+class Settings(DepotSettings):
+    """The connector's settings, checked as far as this can be done without opening a depot."""
+
+    offload_prompt_only: bool
+    """Whether generated tokens are left out; here they are stored by default."""
+    merged: dict[str, Any]
+    """All keys in one dictionary, those of the file too."""
+
+
+@dataclass(frozen=True)
+class TierSettings(DepotSettings):
+    """The same of a tier under vLLM's own."""
+
+    weights: str | None
+    engine: str | None
+    """The fingerprint of weights and engine that kvdepot's connector has made."""
+    locality: str | None
+
+
 def read(extra_config: Mapping[str, Any]) -> Settings:
     """Check the dictionary; `kvdepot.ConfigError` names key, value and what is allowed."""
-    merged = _with_file(extra_config)
-    depot = dict(merged)
-    own = SETTINGS.take(depot)
-    settings = Settings(
-        pipeline=own["pipeline"],
-        depot=depot,
-        salt=own["salt"],
-        lookup_wait_seconds=own["lookup_wait"],
-        on_reset=own["on_reset"],
-        offload_prompt_only=own["offload_prompt_only"],
-        merged=merged,
+    where = "kv_connector_extra_config"
+    merged = _with_file(extra_config, where)
+    # What vLLM serves from its own cache is offered again and again, and never asked for.
+    own, common = _read(SETTINGS, merged, where, admission="learned")
+    return Settings(**common, offload_prompt_only=own["offload_prompt_only"], merged=merged)
+
+
+def read_tier(config: Mapping[str, Any]) -> TierSettings:
+    """As `read`, of an entry of `secondary_tiers`, without what vLLM takes out of it."""
+    where = "secondary_tiers"
+    own, common = _read(TIER_SETTINGS, _with_file(config, where), where)
+    if own["weights"] is None and own["engine"] is None:
+        raise kvdepot.ConfigError(
+            "weights: has to be given in secondary_tiers under 'OffloadingConnector', which does "
+            "not say which weights and options the engine runs with; give a text that names them, "
+            'or use "kv_connector": "KvdepotTieringConnector", "kv_connector_module_path": '
+            '"kvdepot.vllm"'
+        )
+    return TierSettings(
+        **common, weights=own["weights"], engine=own["engine"], locality=own["locality"]
     )
-    if not settings.shared:
+
+
+def _read(
+    schema: Schema, merged: Mapping[str, Any], where: str, **defaults: object
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The schema's own values, and the fields of `DepotSettings`; `defaults` are the depot's."""
+    depot = dict(merged)
+    own = schema.take(depot)
+    if own["pipeline"] is None:
+        allowed = schema.by_name["pipeline"].kind.allowed
+        raise kvdepot.ConfigError(f"pipeline: has to be given in {where}: {allowed}")
+    common = {
+        "pipeline": own["pipeline"],
+        "depot": depot,
+        "salt": own["salt"],
+        "lookup_wait_seconds": own["lookup_wait"],
+        "on_reset": own["on_reset"],
+    }
+    if not own["pipeline"].startswith(SERVICE):
         # A store that waits for a slow far tier would hold up the engine's step. (What a service
         # does is set there.)
         depot.setdefault("overload", "drop")
-        # What vLLM serves from its own cache is offered again and again, and never asked for.
-        depot.setdefault("admission", "learned")
-    elif settings.on_reset == "clear":
+        for name, value in defaults.items():
+            depot.setdefault(name, value)
+    elif own["on_reset"] == "clear":
         allowed = "'epoch' or 'keep' where other engines share the depot"
-        raise _settings.wrong("on_reset", settings.on_reset, allowed)
-    _settings.check(SETTINGS, settings.pipeline, depot, where="kv_connector_extra_config")
-    return settings
+        raise _settings.wrong("on_reset", own["on_reset"], allowed)
+    _settings.check(schema, own["pipeline"], depot, where=where)
+    return own, common
 
 
-def _with_file(extra_config: Mapping[str, Any]) -> dict[str, Any]:
+def _with_file(given: Mapping[str, Any], where: str) -> dict[str, Any]:
     """The keys, and those of the file that `config_file` names."""
-    merged = dict(extra_config)
-    setting = SETTINGS.by_name["config_file"]
-    for name in [name for name in setting.names if name in merged]:
-        file = setting.kind.read(name, merged.pop(name))
+    merged = dict(given)
+    for name in [name for name in CONFIG_FILE.names if name in merged]:
+        file = CONFIG_FILE.kind.read(name, merged.pop(name))
         for key, value in _read_file(name, file).items() if file is not None else ():
             if key in merged:
                 raise kvdepot.ConfigError(
-                    f"{key}: given both in kv_connector_extra_config and in {file}; give it once"
+                    f"{key}: given both in {where} and in {file}; give it once"
                 )
             merged[key] = value
     return merged
@@ -137,6 +215,6 @@ def _read_file(name: str, path: str) -> dict[str, Any]:
         content = json.loads(_native._options_of_file(path))
     except (kvdepot.Error, OSError) as error:
         raise kvdepot.ConfigError(f"{name}: cannot read {path!r}: {error}") from error
-    if any(name in content for name in SETTINGS.by_name["config_file"].names):
+    if any(name in content for name in CONFIG_FILE.names):
         raise _settings.wrong(name, path, "a YAML file without another file's name in it")
     return dict(content)

@@ -24,7 +24,7 @@ import kvdepot
 from kvdepot.vllm import settings as vllm_settings
 from kvdepot.vllm.manager import KvdepotManager
 from kvdepot.vllm.metrics import DEFINITIONS
-from kvdepot.vllm.settings import Settings
+from kvdepot.vllm.settings import DepotSettings, Settings
 from kvdepot.vllm.worker import KvdepotWorker
 
 logger = init_logger("vllm.kvdepot")
@@ -97,7 +97,19 @@ class KvdepotSpec(OffloadingSpec):
 def open_depot(settings: Settings, config: OffloadingConfig) -> kvdepot.Depot:
     """Open the depot of this engine and say in one line what it is."""
     if settings.shared:
-        return _open_service(settings)
+        # No byte is moved from the scheduler's process.
+        return open_service(settings.pipeline, settings.depot | {"lanes": 1})
+    depot = open_own(settings, config)
+    if depot.socket is None:
+        depot.close()
+        raise kvdepot.ConfigError(
+            "socket: 'off' is not allowed with vLLM, whose workers attach there; leave it out"
+        )
+    return depot
+
+
+def open_own(settings: DepotSettings, config: OffloadingConfig) -> kvdepot.Depot:
+    """Open a depot that no other engine has, and say what it is."""
     wanted = settings.depot
     # Of data-parallel engines, vLLM leaves each its index alone: those of a dense model have a
     # size of 1. The first keeps the names that it has without data parallelism.
@@ -105,33 +117,26 @@ def open_depot(settings: Settings, config: OffloadingConfig) -> kvdepot.Depot:
     if index > 0:
         wanted = with_own_arena(wanted, index)
     depot = kvdepot.open(settings.pipeline, wanted)
-    if depot.socket is None:
-        depot.close()
-        raise kvdepot.ConfigError(
-            "socket: 'off' is not allowed with vLLM, whose workers attach there; leave it out"
-        )
     logger.info("kvdepot: %s", depot.description)
     return depot
 
 
-def _open_service(settings: Settings) -> kvdepot.Depot:
+def open_service(pipeline: str, wanted: dict[str, Any]) -> kvdepot.Depot:
     """The depot of a service; both may have been started at once."""
     deadline = time.monotonic() + SERVICE_SECONDS
-    # No byte is moved from the scheduler's process.
-    wanted = settings.depot | {"lanes": 1}
     while True:
         try:
-            depot = kvdepot.open(settings.pipeline, wanted)
+            depot = kvdepot.open(pipeline, wanted)
         except kvdepot.ConfigError:
             raise
         except kvdepot.Error as error:
             if time.monotonic() > deadline:
                 raise kvdepot.ConfigError(
-                    f"pipeline: {settings.pipeline!r}: {error}; start the service first "
+                    f"pipeline: {pipeline!r}: {error}; start the service first "
                     "('kvdepot serve'), or name the tiers here"
                 ) from error
         else:
-            logger.info("kvdepot: %s: %s", settings.pipeline, depot.description)
+            logger.info("kvdepot: %s: %s", pipeline, depot.description)
             return depot
         time.sleep(SERVICE_PAUSE_SECONDS)
 

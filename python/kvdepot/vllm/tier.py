@@ -1,0 +1,358 @@
+"""A depot under vLLM's own CPU tier: an entry of `secondary_tiers` of its `TieringOffloadingSpec`.
+
+vLLM asks in the scheduler's thread, so nothing here waits but a reset and the end: a tier that
+answers late is asked again in a later step, and puts and gets are looked at when vLLM polls. Bytes
+go between the rows of vLLM's CPU tier and the depot, with no copy in between. A chunk that does not
+arrive whole is reported as failed; vLLM then frees its row, and the request computes it.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby, takewhile
+from typing import Any, ClassVar
+
+import numpy as np
+from vllm.logger import init_logger
+from vllm.v1.kv_offload.base import (
+    Locality,
+    LookupResult,
+    Medium,
+    OffloadingMetricMetadata,
+    OffloadKey,
+    ReqContext,
+    RequestOffloadingContext,
+    get_offload_block_hash,
+    get_offload_group_idx,
+)
+from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, TransferJob
+
+import kvdepot
+from kvdepot.vllm import namespace as vllm_namespace
+from kvdepot.vllm import settings as vllm_settings
+from kvdepot.vllm.faults import ERRORS, Faults, SafeDepot, SafeNamespace
+from kvdepot.vllm.fingerprint import key_under
+from kvdepot.vllm.metrics import DEFINITIONS, Collector
+from kvdepot.vllm.questions import keys_behind
+from kvdepot.vllm.spec import open_own, open_service
+
+logger = init_logger("vllm.kvdepot.tier")
+
+# What is still moving when the depot is closed is a thread that hangs in the kernel.
+CLOSE_SECONDS = 1.0
+
+
+@dataclass
+class _Question:
+    """Which of these chunks are stored; the answer may be late."""
+
+    keys: list[OffloadKey]
+    task: kvdepot.Task
+    since: float
+
+
+@dataclass
+class _Request:
+    """What is known for a request that vLLM serves."""
+
+    answers: dict[OffloadKey, _Question | bool] = field(default_factory=dict)
+    adapter: bytes | None = None
+    """Fingerprint of the files of its LoRA adapter."""
+    stores: bool = True
+    """Not what it had before a reset."""
+
+
+@dataclass
+class _Job:
+    """A job of vLLM's under way, with the task of each run of keys of one KV group."""
+
+    metadata: TransferJob
+    moves: list[tuple[list[OffloadKey], kvdepot.Task | None]]
+
+    def ended(self) -> bool:
+        """Whether no row of vLLM's is read or written for it any more."""
+        return all(task is None or self._ended(task) for _, task in self.moves)
+
+    def wait(self, seconds: float | None = None) -> None:
+        """Until it has ended; `kvdepot.TimeoutError` after so many seconds."""
+        for _, task in self.moves:
+            if task is not None and self.metadata.is_promotion:
+                task.wait(seconds)
+            elif task is not None:
+                task.wait_released(seconds)
+
+    def reasons(self) -> Iterator[tuple[OffloadKey, str | None]]:
+        """Why each key failed; None for those that have not."""
+        for keys, task in self.moves:
+            yield from zip(keys, task.errors if task else ["refused"] * len(keys), strict=True)
+
+    def _ended(self, task: kvdepot.Task) -> bool:
+        if task.done or self.metadata.is_promotion:
+            return task.done
+        try:
+            # What the near tier has is written on from there.
+            task.wait_released(0)
+        except kvdepot.TimeoutError:
+            return False
+        return True
+
+
+class KvdepotTier(SecondaryTierManager):
+    """vLLM's secondary tier over a depot. docs/engines/vllm.md says how it is configured."""
+
+    medium: ClassVar[Medium] = Medium.STORAGE
+
+    @classmethod
+    def build_metric_definitions(
+        cls, extra_config: dict[str, Any]
+    ) -> dict[str, OffloadingMetricMetadata]:
+        """The metrics that the tier may report."""
+        return dict(DEFINITIONS)
+
+    def __init__(
+        self,
+        offloading_spec: Any,
+        primary_kv_view: memoryview,
+        tier_type: str,
+        backpressure_detector: Any = None,
+        **config: Any,
+    ) -> None:
+        """Open the depot that `config` describes; `kvdepot.ConfigError` for what it cannot be."""
+        super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
+        self.settings = vllm_settings.read_tier(config)
+        if self.settings.locality is not None:
+            self.locality = Locality(self.settings.locality)
+        self.faults = Faults(logger)
+        # While this is there vLLM cannot unmap the rows.
+        self._rows: Any = np.asarray(primary_kv_view)
+        self._requests: dict[str, _Request] = {}
+        self._jobs: dict[int, _Job] = {}
+        self._epoch: str | None = None
+        self._depot = _open(self.settings, offloading_spec.config)
+        self.depot = SafeDepot(self._depot, self.faults)
+        # Nobody waits for a service's figures, which it has itself.
+        self.collector = Collector(None if self.settings.shared else self.depot)
+        try:
+            self._namespaces = self._named(None)
+        except Exception:
+            self._depot.close()
+            raise
+
+    def set_adapter(self, request: str, fingerprint: str) -> None:
+        """The request runs under a LoRA adapter with these files."""
+        self._request(request).adapter = fingerprint.encode()
+
+    # ---- reading ---------------------------------------------------------------------------
+
+    def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
+        """RETRY while nobody has answered, and the request may wait."""
+        request = self._requests[req_context.req_id]
+        answer = request.answers.get(key)
+        if answer is None:
+            answer = self._ask(key, req_context, request)
+        if isinstance(answer, _Question):
+            if not answer.task.done:
+                waited = time.monotonic() - answer.since
+                late = waited >= self.settings.lookup_wait_seconds
+                return LookupResult.MISS if late else LookupResult.RETRY
+            stored = answer.task.wait(0)
+            request.answers.update(zip(answer.keys, stored, strict=True))
+            answer = request.answers[key]
+        return LookupResult.HIT if answer else LookupResult.MISS
+
+    def _ask(self, key: OffloadKey, req_context: ReqContext, request: _Request) -> _Question | None:
+        """Ask for the chunk and those behind it, which vLLM asks for next: one call is faster, and
+        tells the depot their order."""
+        namespace = self._namespaces.get(get_offload_group_idx(key))
+        if namespace is None:
+            return None
+        behind = takewhile(lambda each: each not in request.answers, keys_behind(key, req_context))
+        keys = [key, *behind]
+        task = namespace.lookup([_key(each, request) for each in keys])
+        if task is None:
+            return None
+        question = _Question(keys, task, time.monotonic())
+        request.answers.update(dict.fromkeys(keys, question))
+        return question
+
+    def submit_load(self, job_metadata: TransferJob) -> None:
+        """Fill rows; `get_finished_jobs` says which are whole."""
+        self._submit(job_metadata)
+
+    # ---- writing ---------------------------------------------------------------------------
+
+    def submit_store(self, job_metadata: TransferJob) -> None:
+        """Store rows, those that the depot does not have."""
+        self._submit(job_metadata)
+
+    def _submit(self, job: TransferJob) -> None:
+        request = self._requests[job.req_context.req_id]
+        moves: list[tuple[list[OffloadKey], kvdepot.Task | None]] = []
+        # Rows are moved in prefix order, whatever group comes first.
+        pairs = zip(job.keys, map(int, job.chunk_ids), strict=True)
+        for group, run in groupby(pairs, lambda pair: get_offload_group_idx(pair[0])):
+            keys, rows = map(list, zip(*run, strict=True))
+            namespace = self._namespaces.get(group)
+            task = None
+            if namespace is not None and (job.is_promotion or request.stores):
+                move = namespace.get if job.is_promotion else namespace.put
+                task = move([_key(key, request) for key in keys], self._spans(rows))
+            moves.append((keys, task))
+        self._jobs[job.job_id] = _Job(job, moves)
+
+    def _spans(self, rows: Sequence[int]) -> kvdepot.Spans:
+        """Rows of vLLM's CPU tier, where they are."""
+        size = self.block_size_bytes
+        return kvdepot.Spans(
+            ranges=[(self._rows.ctypes.data, size, size)],
+            rows=[[row] for row in rows],
+            owner=self._rows,
+        )
+
+    # ---- jobs ------------------------------------------------------------------------------
+
+    def get_finished_jobs(self) -> Iterable[JobResult]:
+        """Loads whose rows are filled, and stores whose rows may be used again: what the near tier
+        has got of a store is written on from there."""
+        ended = [job for job in self._jobs.values() if job.ended()]
+        for job in ended:
+            del self._jobs[job.metadata.job_id]
+        return [self._result(job) for job in ended]
+
+    def _result(self, job: _Job) -> JobResult:
+        metadata = job.metadata
+        failed: dict[OffloadKey, str] = {}
+        for key, reason in job.reasons():
+            # A store whose row is free may still be on its way to the last tier.
+            if reason is not None and (metadata.is_promotion or reason != "pending"):
+                failed[key] = reason
+        moved = tuple(key for key in metadata.keys if key not in failed)
+        request = self._requests.get(metadata.req_context.req_id)
+        if request is not None and metadata.is_promotion:
+            # Looked up again, they would be loaded again, and fail without end.
+            request.answers.update(dict.fromkeys(failed, False))
+        elif request is not None:
+            for key in moved:
+                request.answers.pop(key, None)
+        if failed and set(failed.values()) != {"declined"}:
+            operation = "load" if metadata.is_promotion else "store"
+            self.collector.failed(operation, len(failed))
+            logger.warning(
+                "request %s: of %d chunks to %s, %d failed (%s)%s",
+                metadata.req_context.req_id, len(metadata.keys), operation, len(failed),
+                ", ".join(f"{reason} {n}" for reason, n in Counter(failed.values()).items()),
+                "; they will be computed" if metadata.is_promotion else "",
+            )  # fmt: skip
+        return JobResult(
+            metadata.job_id,
+            success=not failed,
+            successful_keys=moved if metadata.is_promotion and failed else None,
+            transfer_time=time.monotonic() - metadata.submit_time,
+            transfer_bytes=len(moved) * self.block_size_bytes,
+        )
+
+    def drain_jobs(self) -> None:
+        """Wait until no row is touched. vLLM calls this for a reset alone, so it is one."""
+        for job in self._jobs.values():
+            job.wait()
+        self._reset()
+
+    def _reset(self) -> None:
+        """As `on_reset` says, what was stored before is not served again, or is."""
+        on_reset = self.settings.on_reset
+        logger.info("kvdepot: the cache was reset; on_reset is %r", on_reset)
+        if on_reset == "keep":
+            return
+        for request in self._requests.values():
+            request.answers.clear()
+            # It may go on with what was computed before, and vLLM offers all of that again.
+            request.stores = False
+        before, of_an_epoch = self._namespaces, self._epoch is not None
+        if on_reset == "epoch":
+            self._epoch = secrets.token_hex(16)
+            self._namespaces = {}
+            try:
+                self._namespaces = self._named(self._epoch)
+            except ERRORS as error:
+                self.faults.note("namespace", error)
+        if on_reset == "clear" or of_an_epoch:
+            # Nobody else knows an epoch that has ended: its chunks would only take up room.
+            for namespace in before.values():
+                namespace.clear()
+
+    # ---- the life of requests and of the tier -------------------------------------------------
+
+    def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
+        """New chunks are offered as they are computed."""
+        self._request(req_context.req_id)
+        return RequestOffloadingContext()
+
+    def on_request_finished(self, req_context: ReqContext) -> None:
+        """Forget what was asked for the request; its jobs may still be on their way."""
+        self._requests.pop(req_context.req_id, None)
+
+    def has_pending_work(self) -> bool:
+        """Whether the engine must keep stepping, to bring a metric up to date."""
+        return self.collector.outdated(self._queued_bytes())
+
+    def get_stats(self) -> Any:
+        """What happened since the last call."""
+        self.collector.failed_calls("scheduler", self.faults.take())
+        queued = self._queued_bytes()
+        return self.collector.take(queued, idle=not self._jobs and not queued)
+
+    def shutdown(self) -> None:
+        """Close the depot: it drains what is queued for the far tier.
+
+        Raises `kvdepot.Error` when rows are still touched; vLLM then leaves them mapped.
+        """
+        self._requests.clear()
+        self._depot.close()
+        try:
+            for job in self._jobs.values():
+                job.wait(CLOSE_SECONDS)
+        except kvdepot.TimeoutError as error:
+            raise kvdepot.Error(
+                "a tier does not let go of rows of vLLM's CPU tier: they stay mapped"
+            ) from error
+        self._jobs.clear()
+        # vLLM unmaps them now.
+        self._rows = None
+
+    # ---- helpers -----------------------------------------------------------------------------
+
+    def _request(self, name: str) -> _Request:
+        return self._requests.setdefault(name, _Request())
+
+    def _queued_bytes(self) -> int:
+        return 0 if self.settings.shared else int(self.depot.pending_bytes())
+
+    def _named(self, epoch: str | None) -> dict[int, SafeNamespace]:
+        """The namespace of each KV group, by vLLM's number of it."""
+        config = self._offloading_spec.config
+        fields = vllm_namespace.fields_of_chunks(config, self.settings)
+        fields["salt"] = vllm_namespace.with_epoch(fields["salt"], epoch)
+        layout = vllm_namespace.layout_of_chunks(config, self.block_size_bytes)
+        return {
+            group.group_id: self.depot.namespace(
+                **fields,
+                block_tokens=group.tokens_per_block * config.cache.blocks_per_chunk,
+                layout=layout,
+                group=f"{group.group_id}: {' '.join(group.layer_names)}",
+            )
+            for group in config.groups
+        }
+
+
+def _key(key: OffloadKey, request: _Request) -> bytes:
+    return key_under(get_offload_block_hash(key), request.adapter)
+
+
+def _open(settings: vllm_settings.TierSettings, config: Any) -> kvdepot.Depot:
+    if settings.shared:
+        return open_service(settings.pipeline, settings.depot)
+    return open_own(settings, config)

@@ -1,0 +1,207 @@
+"""vLLM's scheduler, its CPU tier and kvdepot's behind it, with a model whose KV is all checked.
+
+A stand-in does vLLM's copies between the device and the CPU tier, in host memory.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import kvdepot
+import pytest
+
+pytest.importorskip("vllm")
+
+from engine_double import BLOCK, EngineDouble, full, vllm_config, window
+from engine_harness import ROOT, flip
+from kvdepot.vllm import namespace as vllm_namespace
+from kvdepot.vllm.tier import KvdepotTier
+from kvdepot.vllm.tiering import KvdepotTieringConnector
+from test_worker import HostHandler
+from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
+from vllm.lora.request import LoRARequest
+from vllm.v1.kv_cache_interface import KVCacheGroupSpec
+from vllm.v1.kv_offload.cpu import gpu_worker
+from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
+
+pytestmark = pytest.mark.integration
+
+OURS = {"kv_connector": "KvdepotTieringConnector", "kv_connector_module_path": "kvdepot.vllm"}
+VLLMS = {"kv_connector": "OffloadingConnector"}
+
+Start = Callable[..., EngineDouble]
+
+
+class StandIn(HostHandler):
+    def __init__(self, *, canonical_layout: bool, **others: Any) -> None:
+        assert not canonical_layout
+        super().__init__(**others)
+
+    def shutdown(self) -> None:
+        # The tensors are views of what vLLM unmaps.
+        self.sides.clear()
+
+
+@pytest.fixture
+def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
+    """Starts one engine after the other over one directory."""
+    monkeypatch.setenv("VLLM_CACHE_ROOT", str(ROOT / "build" / "vllm-cache"))
+    monkeypatch.setattr(gpu_worker, "SingleDirectionOffloadingHandler", StandIn)
+    monkeypatch.setattr(TieringOffloadingSpec, "get_worker", TieringOffloadingSpec.create_worker)
+    started: list[EngineDouble] = []
+
+    def one(
+        groups: Any, connector: dict[str, str] = OURS, chunks: int = 64, **settings: Any
+    ) -> EngineDouble:
+        while started:
+            started.pop().close()
+        place = {"path": str(tmp_path / "kv"), "capacity": "64MiB"}
+        tier = {"type": "KvdepotTier", "module_path": "kvdepot.vllm", "pipeline": "Posix"}
+        extra = {
+            "spec_name": "TieringOffloadingSpec",
+            "cpu_bytes_to_use": chunks * 4096,
+            "offload_prompt_only": False,
+            "secondary_tiers": [tier | {"posix": place} | settings],
+        }
+        transfer = connector | {"kv_role": "kv_both", "kv_connector_extra_config": extra}
+        started.append(EngineDouble(tmp_path, groups, transfer))
+        return started[-1]
+
+    yield one
+    for engine in started:
+        engine.close()
+
+
+def tier(engine: EngineDouble) -> KvdepotTier:
+    (found,) = engine.connector.scheduler.manager.secondary_tiers
+    assert isinstance(found, KvdepotTier)
+    return found
+
+
+def prompt(seed: int, tokens: int) -> list[int]:
+    return random.Random(seed).choices(range(3, 500), k=tokens)
+
+
+def files(folder: Path) -> list[Path]:
+    return [path for path in (folder / "kv" / "blocks").glob("*/*") if path.is_file()]
+
+
+@pytest.mark.parametrize("connector", [OURS, VLLMS], ids=["ours", "vllm's"])
+@pytest.mark.parametrize("groups", [[full()], [window(4 * BLOCK)]], ids=["full", "window"])
+def test_a_restarted_engine_serves_what_the_last_one_has_stored(
+    start: Start, connector: dict[str, str], groups: Any
+) -> None:
+    named = {} if connector is OURS else {"weights": "w"}
+    asked = prompt(1, 200)
+    engine = start(groups, connector, **named)
+    assert engine.ask(asked) == [0]
+    engine = start(groups, connector, **named)
+    assert engine.ask(asked) == [200 // BLOCK * BLOCK]
+    assert engine.faults == []
+
+
+def test_a_rotten_chunk_is_computed_and_stored_again(tmp_path: Path, start: Start) -> None:
+    asked = prompt(2, 200)
+    start([full()]).ask(asked)
+    stored = len(files(tmp_path))
+    rotten = random.Random(3).sample(files(tmp_path), 3)
+    for path in rotten:
+        flip(path, path.stat().st_size - 10)
+    engine = start([full()])
+    (cached,) = engine.ask(asked)
+    assert cached < 200 // BLOCK * BLOCK
+    assert engine.faults == []
+    assert len(files(tmp_path)) == stored
+    engine = start([full()])
+    assert engine.ask(asked) == [200 // BLOCK * BLOCK]
+    assert engine.faults == []
+
+
+def test_in_a_crowd_every_byte_is_that_of_its_tokens(
+    tmp_path: Path, start: Start, seed: int
+) -> None:
+    """A CPU tier for little more than a prompt, common beginnings, rot, resets, new weights."""
+    chance = random.Random(seed)
+    engine = start([full()], chunks=16, pipeline="Cache|Posix", cache={"capacity": "1MiB"})
+    known = [prompt(n, 160) for n in range(4)]
+    hits = 0
+    for _ in range(40):
+        some = [
+            chance.choice(known)[: chance.randrange(20, 160)] + prompt(chance.randrange(9), 20)
+            for _ in range(chance.randrange(1, 5))
+        ]
+        hits += sum(engine.ask(*some))
+        what = chance.randrange(5)
+        if what == 0 and (found := files(tmp_path)):
+            path = chance.choice(found)
+            flip(path, path.stat().st_size - 10)
+        elif what == 1:
+            engine.reset(external=False)
+        elif what == 2:
+            engine.settle()
+            assert engine.change_weights()
+        assert engine.faults == []
+    assert hits > 0
+
+
+def test_other_weights_and_options_are_other_names(start: Start, tmp_path: Path) -> None:
+    def digests(connector: dict[str, str] = OURS, **settings: Any) -> list[bytes]:
+        engine = start([full()], connector, **settings)
+        return [namespace.digest for namespace in tier(engine)._namespaces.values()]
+
+    first = digests()
+    assert first == digests()
+    assert first != digests(salt="s")
+    given = digests(VLLMS, weights="w")
+    assert given != first
+    assert digests(weights="w") not in (first, given)
+
+
+def test_the_fingerprint_of_an_engine_is_of_its_files_too(start: Start, tmp_path: Path) -> None:
+    config = vllm_config(tmp_path, OURS | {"kv_role": "kv_both"}, 64, True)
+    config.load_config.load_format = "auto"
+    found = set()
+    for content in (b"x", b"y"):
+        (tmp_path / "model" / "pytorch_model.bin").write_bytes(content * 1000)
+        for spec in (full(), window(32)):
+            groups = [KVCacheGroupSpec(["layer.0"], spec)]
+            found.add(vllm_namespace.of_engine(config, SimpleNamespace(kv_cache_groups=groups)))
+    assert len(found) == 4
+
+
+def test_an_adapter_whose_files_have_changed_finds_nothing(start: Start, tmp_path: Path) -> None:
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    asked = prompt(5, 200)
+    whole = 200 // BLOCK * BLOCK
+    for rank, cached in ((8, 0), (8, whole), (16, 0)):
+        (adapter / "adapter_config.json").write_text(json.dumps({"r": rank}))
+        engine = start([full()])
+        engine.lora = LoRARequest("a", 1, str(adapter))
+        assert engine.ask(asked) == [cached]
+        assert engine.faults == []
+
+
+@pytest.mark.parametrize("tiers", [None, [], [{"type": "fs", "root_dir": "/x"}]], ids=str)
+def test_the_connector_without_its_tier_is_refused(tmp_path: Path, tiers: Any) -> None:
+    extra = {"cpu_bytes_to_use": 1 << 20, "secondary_tiers": tiers}
+    transfer = OURS | {"kv_role": "kv_both", "kv_connector_extra_config": extra}
+    config = vllm_config(tmp_path, transfer, 64, True)
+    with pytest.raises(kvdepot.ConfigError, match=r"secondary_tiers: .*KvdepotTier"):
+        KvdepotTieringConnector(config, KVConnectorRole.SCHEDULER, None)
+    with pytest.raises(kvdepot.ConfigError, match=r"secondary_tiers: .*KvdepotTier"):
+        KvdepotTieringConnector.build_prom_metrics(config)
+
+
+def test_hashes_that_may_collide_are_refused(tmp_path: Path) -> None:
+    extra = {"cpu_bytes_to_use": 1 << 20, "secondary_tiers": [{"type": "KvdepotTier"}]}
+    transfer = OURS | {"kv_role": "kv_both", "kv_connector_extra_config": extra}
+    config = vllm_config(tmp_path, transfer, 64, True)
+    config.cache_config.prefix_caching_hash_algo = "xxhash"
+    with pytest.raises(kvdepot.ConfigError, match="--prefix-caching-hash-algo: 'xxhash'"):
+        KvdepotTieringConnector(config, KVConnectorRole.SCHEDULER, None)
