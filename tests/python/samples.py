@@ -277,7 +277,12 @@ def check_settings(found: Any) -> None:
             check_settings(one)
     if not isinstance(found, dict):
         return
-    if "pipeline" in found:
+    if found.get("type") == "KvdepotTier":
+        vllms = ("type", "module_path", "backpressure")
+        own = {name: value for name, value in found.items() if name not in vllms}
+        # With kvdepot's connector, which writes this, `weights` need not be given.
+        vllm_settings.read_tier({"engine": ""} | own)
+    elif "pipeline" in found:
         vllm_settings.read(found)
     elif "kvdepot.lmcache" in map(str, found.values()):
         lmcache_settings.read(found.get("adapter_params", {}))

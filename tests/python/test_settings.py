@@ -21,6 +21,7 @@ DOCS = Path(__file__).parents[2] / "docs/engines"
     ("page", "schema"),
     [
         ("vllm.md", vllm_settings.SETTINGS),
+        ("vllm.md", vllm_settings.TIER_SETTINGS),
         ("lmcache.md", lmcache_settings.KNOBS),
         ("lmcache.md", lmcache_settings.PLACES),
     ],

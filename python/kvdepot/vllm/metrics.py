@@ -201,8 +201,10 @@ class Collector:
         return stats
 
     def _add_depot(self) -> None:
-        state = self._depot and self._depot.stats()
-        if not self._depot or state is None or not self._depot.connected:
+        if self._depot is None:
+            return
+        state = self._depot.stats()
+        if state is None or not self._depot.connected:
             # Without a service all is zero, and counters would begin again when it is back.
             return
         for tier, values in state["tiers"].items():
