@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -37,7 +38,7 @@ def offloading_config(
             "cpu_bytes_to_use": chunks * CHUNK,
             "secondary_tiers": [TIER | tier],
         },
-        engine_id=f"test-{uuid.uuid4()}",
+        engine_id=f"test-{os.getpid()}-{uuid.uuid4()}",
         model=OffloadingModelConfig(**{"name": "m", "dtype": "float32"} | changes),
         cache=OffloadingCacheConfig(tokens_per_hash=16, blocks_per_chunk=1),
         parallel=OffloadingParallelConfig(

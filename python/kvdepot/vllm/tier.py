@@ -127,8 +127,6 @@ class KvdepotTier(SecondaryTierManager):
         if self.settings.locality is not None:
             self.locality = Locality(self.settings.locality)
         self.faults = Faults(logger)
-        # While this is there vLLM cannot unmap the rows.
-        self._rows: Any = np.asarray(primary_kv_view)
         self._requests: dict[str, _Request] = {}
         self._jobs: dict[int, _Job] = {}
         self._epoch: str | None = None
@@ -141,6 +139,8 @@ class KvdepotTier(SecondaryTierManager):
         except Exception:
             self._depot.close()
             raise
+        # While this is there vLLM cannot unmap the rows.
+        self._rows: Any = np.asarray(primary_kv_view)
 
     def set_adapter(self, request: str, fingerprint: str) -> None:
         """The request runs under a LoRA adapter with these files."""
