@@ -378,6 +378,7 @@ def test_after_a_reset_nothing_from_before_it_is_served(tmp_path: Path, start: S
     engine = start(posix(tmp_path))
     engine.store(*before)
     running = engine.begin(*before)
+    engine.forget()
     while engine.look(running, before)[0] is not HIT:
         time.sleep(0.001)
     engine.manager.reset_cache()
