@@ -108,7 +108,6 @@ def test_a_restarted_engine_serves_what_the_last_one_has_stored(
 def test_a_rotten_chunk_is_computed_and_stored_again(tmp_path: Path, start: Start) -> None:
     asked = prompt(2, 200)
     start([full()]).ask(asked)
-    stored = len(files(tmp_path))
     rotten = random.Random(3).sample(files(tmp_path), 3)
     for path in rotten:
         flip(path, path.stat().st_size - 10)
@@ -116,7 +115,9 @@ def test_a_rotten_chunk_is_computed_and_stored_again(tmp_path: Path, start: Star
     (cached,) = engine.ask(asked)
     assert cached < 200 // BLOCK * BLOCK
     assert engine.faults == []
-    assert len(files(tmp_path)) == stored
+    # A file that did not verify goes in the background: a put just behind the load may still be
+    # told that it is there. So one more request may compute it.
+    start([full()]).ask(asked)
     engine = start([full()])
     assert engine.ask(asked) == [200 // BLOCK * BLOCK]
     assert engine.faults == []
