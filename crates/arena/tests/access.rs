@@ -89,7 +89,10 @@ fn an_arena_without_addresses_is_never_mapped_and_grows() {
         assert_eq!(is_mapped(&site.path()), access == Access::Mapped);
         assert_eq!(open.arena.mapping().is_ok(), access == Access::Mapped);
         assert_eq!(open.put(&[(1, 50_000)]), [1]);
-        assert_eq!(open.put(&[(2, 1 << 20)]), [], "larger than all of it");
+        assert!(
+            open.put(&[(2, 1 << 20)]).is_empty(),
+            "larger than all of it"
+        );
         open.arena.grow(3 << 20).unwrap();
         assert_eq!(open.put(&[(2, 1 << 20)]), [2]);
         assert_eq!(is_mapped(&site.path()), access == Access::Mapped);

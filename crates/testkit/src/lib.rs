@@ -10,6 +10,7 @@
 //! * [`model`]: what a depot may answer, as a plain map.
 //! * [`write_log`]: what a disk may hold after a power cut.
 //! * [`runs`]: files that are mostly zeros, as fixtures.
+//! * `s3`, with the feature of that name: an object store over a directory.
 //!
 //! It knows nothing of the crates under test.
 
@@ -26,6 +27,8 @@ pub mod double;
 pub mod model;
 pub mod rot;
 pub mod runs;
+#[cfg(feature = "s3")]
+pub mod s3;
 pub mod seed;
 pub mod sim;
 pub mod worker;

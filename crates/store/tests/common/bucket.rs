@@ -8,10 +8,9 @@
 
 use std::fs;
 use std::io;
-use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, mpsc};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -19,12 +18,10 @@ use futures_util::stream::{self, StreamExt};
 use http_body_util::{BodyExt, StreamBody};
 use hyper::body::{Frame, Incoming};
 use hyper::header::{CONTENT_LENGTH, ETAG};
-use hyper::service::service_fn;
 use hyper::{Method, Request, Response};
-use hyper_util::rt::TokioIo;
 use kvdepot_store::{Config, Depot, Error};
-use s3s::auth::SimpleAuth;
-use s3s::service::{S3Service, S3ServiceBuilder};
+use kvdepot_testkit::s3::{self, Answer};
+use s3s::service::S3Service;
 use s3s::{Body, StdError};
 use serde_json::{Value, json};
 
@@ -71,10 +68,10 @@ struct Shared {
 }
 
 pub(crate) struct Server {
-    root: tempfile::TempDir,
-    at: SocketAddr,
+    server: s3::Server,
     shared: Arc<Shared>,
-    runtime: Option<tokio::runtime::Runtime>,
+    /// Goes last.
+    root: tempfile::TempDir,
 }
 
 impl Server {
@@ -86,37 +83,14 @@ impl Server {
             "aws_access_key_id = me\naws_secret_access_key = secret\n",
         )
         .unwrap();
-        let store = s3s_fs::FileSystem::new(root.path()).unwrap();
-        let mut service = S3ServiceBuilder::new(store);
-        service.set_auth(SimpleAuth::from_single("me", "secret"));
-        let service = service.build();
         let shared = Arc::new(Shared::default());
-        let runtime = tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(2)
-            .enable_all()
-            .build()
-            .unwrap();
-        let (tell, told) = mpsc::channel();
-        let served = Arc::clone(&shared);
-        runtime.spawn(async move {
-            let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-            tell.send(listener.local_addr().unwrap()).unwrap();
-            while let Ok((socket, _)) = listener.accept().await {
-                let (service, shared) = (service.clone(), Arc::clone(&served));
-                tokio::spawn(async move {
-                    let answer = service_fn(|request| answer(&shared, &service, request));
-                    let connection = hyper::server::conn::http1::Builder::new();
-                    let _ended = connection
-                        .serve_connection(TokioIo::new(socket), answer)
-                        .await;
-                });
-            }
-        });
+        let asked = Arc::clone(&shared);
+        let answer = move |service, request| answer(Arc::clone(&asked), service, request);
+        let server = s3::Server::start_with(root.path(), ("me", "secret"), 2, answer);
         Server {
-            root,
-            at: told.recv().unwrap(),
+            server,
             shared,
-            runtime: Some(runtime),
+            root,
         }
     }
 
@@ -160,7 +134,7 @@ impl Server {
     pub(crate) fn settings(&self) -> Value {
         json!({
             "url": "s3://bucket/kv/test",
-            "endpoint": format!("http://{}", self.at),
+            "endpoint": self.server.endpoint(),
             "allow_http": true,
             "credentials": self.credentials(),
             "capacity": "64MiB",
@@ -259,14 +233,6 @@ fn base64(text: &str) -> String {
     text.as_bytes().chunks(3).flat_map(digits).collect()
 }
 
-impl Drop for Server {
-    fn drop(&mut self) {
-        if let Some(runtime) = self.runtime.take() {
-            runtime.shutdown_background();
-        }
-    }
-}
-
 impl Shared {
     fn take(&self, request: &Request<Incoming>) -> Option<Trouble> {
         let mut cases = self.cases.lock().unwrap();
@@ -283,11 +249,7 @@ impl Shared {
     }
 }
 
-async fn answer(
-    shared: &Shared,
-    service: &S3Service,
-    request: Request<Incoming>,
-) -> Result<Response<Body>, io::Error> {
+async fn answer(shared: Arc<Shared>, service: S3Service, request: Request<Incoming>) -> Answer {
     shared.requests.fetch_add(1, Ordering::Relaxed);
     let line = format!("{} {}", request.method(), request.uri().path());
     shared.seen.lock().unwrap().push(line);
@@ -303,8 +265,7 @@ async fn answer(
         Some(Trouble::Slow(time)) => tokio::time::sleep(*time).await,
         _ => {}
     }
-    let response = service.call(request.map(Body::from)).await;
-    let mut response = response.map_err(|error| io::Error::other(format!("{error:?}")))?;
+    let mut response = s3::pass(&service, request).await?;
     match trouble {
         Some(Trouble::Unanswered) => {
             std::future::pending::<()>().await;
