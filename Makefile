@@ -109,6 +109,14 @@ bench-paired: ## The tree beside BASE=<commit>, in pairs: ratios with intervals,
 bench-late: ## What a tier that answers after 50 ms costs the calls that do not ask it
 	cargo bench --quiet -p kvdepot-store --bench late
 
+# The server's files are in memory: its disk would be what is measured.
+.PHONY: bench-shared
+bench-shared: command ## Tiers that fleets share, over a server of this machine
+	cargo build --release --quiet -p kvdepot-testkit --features s3 --bin s3-server
+	TMPDIR=/dev/shm $(CARGO_TARGET_DIR)/release/s3-server bucket \
+		$(CARGO_TARGET_DIR)/release/kvdepot bench files --tier S3 --url s3://bucket/kv \
+		--block 1MiB --block 4MiB --depth 16 --size 1GiB $(BENCH_FLAGS)
+
 .PHONY: bench-lmcache
 bench-lmcache: package $(VENV)/.lmcache ## Beside LMCache's DAX backends, on the same kind of file
 	$(BIN)/python bench/lmcache/run.py $(BENCH_FLAGS)

@@ -137,6 +137,11 @@ pub(crate) enum Bench {
     /// lookup_filter, what a key takes that was asked for just before; cpu_s_per_gib, the processor
     /// time of a cold load, against the plain program's and one pass of hashing; and
     /// hot_through_pipeline, gets of what is in Cache through Cache|Posix, over Cache alone.
+    ///
+    /// With --tier S3 blocks are objects, and the limit is the crate object_store used as it is, by
+    /// one thread or four, with as many requests under way, which hashes nothing. Metrics: dump,
+    /// load_cold (of what no lookup has asked for before), cpu_s_per_gib of this process, and
+    /// requests_per_block, of which the plain client needs one.
     Files(Files),
     /// Lookups, against a bare hash table.
     ///
@@ -320,12 +325,19 @@ pub(crate) struct Files {
     /// Only this; all unless given.
     #[arg(long = "metric", value_name = "NAME", value_parser = [
         "dump", "load_cold", "load_warm", "commit_us", "lookup_hit", "lookup_miss",
-        "lookup_filter", "cpu_s_per_gib", "hot_through_pipeline",
+        "lookup_filter", "cpu_s_per_gib", "hot_through_pipeline", "requests_per_block",
     ])]
     pub(crate) metrics: Vec<String>,
-    /// Posix or Nvme; both unless given.
-    #[arg(long = "tier", value_name = "TIER", value_parser = ["Posix", "Nvme"])]
+    /// Posix or Nvme; both unless given. Or S3, with --url.
+    #[arg(long = "tier", value_name = "TIER", value_parser = ["Posix", "Nvme", "S3"])]
     pub(crate) tiers: Vec<String>,
+    /// s3://BUCKET/PREFIX below which objects are made and removed again. Credentials and the
+    /// region are the environment's.
+    #[arg(long, value_name = "URL")]
+    pub(crate) url: Option<String>,
+    /// The bucket's server; what AWS_ENDPOINT says unless given, or AWS.
+    #[arg(long, value_name = "URL")]
+    pub(crate) endpoint: Option<String>,
     /// Bytes of a block; 64KiB, 256KiB, 1MiB and 4MiB unless given.
     #[arg(long = "block", value_name = "SIZE", value_parser = bytes)]
     pub(crate) blocks: Vec<u64>,

@@ -1,6 +1,9 @@
 //! `bench`: rows with the fields that tools rely on, and nothing left behind.
 
-use crate::home::Home;
+use std::path::Path;
+
+use crate::home::{Home, Ran};
+use kvdepot_testkit::s3::Server;
 use serde_json::{Value, json};
 
 const FIELDS: [&str; 8] = [
@@ -199,6 +202,66 @@ fn bench_files_measures_every_tier_against_raw_files() {
     }
     assert_eq!(of("hot_through_pipeline").count(), 1);
     assert_eq!(left(&home), Vec::<String>::new());
+}
+
+/// How many there are below a folder.
+fn files(path: &Path) -> usize {
+    let Ok(names) = std::fs::read_dir(path) else {
+        return 1;
+    };
+    names.map(|name| files(&name.unwrap().path())).sum()
+}
+
+#[test]
+fn bench_files_measures_a_bucket_against_a_plain_client_and_leaves_it_empty() {
+    const KEY: (&str, &str) = ("me", "secret");
+    let home = Home::new();
+    let root = home.path("objects");
+    std::fs::create_dir_all(root.join("bucket")).unwrap();
+    let server = Server::start(&root, KEY, 2);
+    let args = [
+        "bench",
+        "files",
+        "--tier",
+        "S3",
+        "--url",
+        "s3://bucket/kv",
+        "--size",
+        "2MiB",
+        "--batch",
+        "1MiB",
+        "--block",
+        "64KiB",
+        "--depth",
+        "4",
+        "--rounds",
+        "1",
+        "--json",
+    ];
+    let mut command = home.command(&args);
+    command
+        .env("AWS_ENDPOINT", server.endpoint())
+        .env("AWS_ACCESS_KEY_ID", KEY.0)
+        .env("AWS_SECRET_ACCESS_KEY", KEY.1);
+    let ran = Ran::of(command.output().unwrap());
+    assert_eq!(ran.status, 0, "{}", ran.stderr);
+    let rows = ran.rows();
+    check_fields(&rows, "files");
+    let metrics: Vec<_> = rows.iter().map(|row| &row["metric"]).collect();
+    let of_both = ["cpu_s_per_gib", "requests_per_block"];
+    let wanted = [["load_cold"].as_slice(), &of_both, &["dump"], &of_both].concat();
+    assert_eq!(metrics, wanted);
+    for row in &rows {
+        assert_eq!(row["case"]["tier"], "S3");
+        assert!(
+            row["limit"].is_number() && row["ratio"].is_number(),
+            "{row}"
+        );
+    }
+    assert_eq!(files(&root.join("bucket")), 0, "objects are left");
+    let ran = home.run(&["bench", "files", "--tier", "S3"]);
+    assert_eq!(ran.status, 2);
+    assert!(ran.stderr.contains("--url"), "{}", ran.stderr);
 }
 
 #[test]

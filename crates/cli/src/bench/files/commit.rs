@@ -10,8 +10,9 @@ use std::time::Instant;
 use kvdepot_media::file::plain::{self, DIRECT, commit, publish};
 use serde_json::json;
 
-use super::plan::Plan;
-use super::store::{done, open};
+use super::blocks::done;
+use super::plan::{OBJECTS, Plan};
+use super::store::open;
 use crate::bench::media::{Region, spec};
 use crate::bench::random::Random;
 use crate::bench::report::{Report, Row};
@@ -32,12 +33,14 @@ pub(super) fn run(plan: &Plan, report: &mut Report<'_>) -> Result<(), Error> {
         metrics: Vec::new(),
         blocks: Vec::new(),
         tiers: Vec::new(),
+        url: None,
+        endpoint: None,
         size: ROOM,
         batch: BLOCK,
         rounds,
         dir: plan.dir.clone(),
     };
-    for tier in &plan.tiers {
+    for tier in plan.tiers.iter().filter(|tier| *tier != OBJECTS) {
         for durability in ["process", "power"] {
             let lasts = durability == "power";
             let scratch = Scratch::new(&plan.dir)?;

@@ -6,8 +6,8 @@ use std::time::Instant;
 use kvdepot_store::{Config, Depot, Key, Namespace};
 use serde_json::json;
 
+use super::blocks::done;
 use super::plan::Plan;
-use super::store::done;
 use crate::bench::media::{Region, spec};
 use crate::bench::random::Random;
 use crate::bench::report::{Report, Row};

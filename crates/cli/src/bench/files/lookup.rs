@@ -12,8 +12,8 @@ use kvdepot_media::file::plain::is_there;
 use kvdepot_store::{Config, Key, Namespace};
 use serde_json::json;
 
+use super::blocks::done;
 use super::plan::Plan;
-use super::store::done;
 use crate::bench::media::{Region, spec};
 use crate::bench::random::Random;
 use crate::bench::report::{Report, Row};

@@ -1,13 +1,18 @@
 //! `kvdepot bench files`: what the tiers on files reach, against raw reads and writes of the same
 //! sizes.
 //!
-//! `store` has the medium of one case, `moves` times loads and dumps of it, and the others have a
-//! metric each.
+//! `store` has the medium of one case with its `blocks`, `moves` times loads and dumps of it,
+//! `objects` those of a bucket, and the others have a metric each.
 
+#[cfg(feature = "s3")]
+mod bare;
+mod blocks;
 mod commit;
 mod hot;
 mod lookup;
 mod moves;
+#[cfg(feature = "s3")]
+mod objects;
 mod plan;
 mod raw;
 mod store;
@@ -17,15 +22,17 @@ use super::random::Random;
 use super::report::Report;
 use crate::args::Files;
 use crate::error::Error;
-use plan::{Cell, Plan};
+use plan::{Cell, OBJECTS, Plan};
 use store::Store;
 
 pub(super) fn cases(args: &Files) -> usize {
     let plan = Plan::new(args);
     let moves = plan.cells.iter().map(|cell| cell.depths.len()).sum();
     let others = ["commit_us", "lookup_hit", "hot_through_pipeline"];
-    let others = others.iter().filter(|metric| plan.wants(metric)).count();
-    others + if plan.moves() { moves } else { 0 }
+    let others = others
+        .iter()
+        .filter(|metric| plan.has_files() && plan.wants(metric));
+    others.count() + if plan.moves() { moves } else { 0 }
 }
 
 pub(super) fn run(args: &Files, report: &mut Report<'_>) -> Result<(), Error> {
@@ -34,6 +41,10 @@ pub(super) fn run(args: &Files, report: &mut Report<'_>) -> Result<(), Error> {
     let region = filled(plan.batch)?;
     if plan.moves() {
         for cell in &plan.cells {
+            if cell.tier == OBJECTS {
+                objects(&plan, cell, &region, report)?;
+                continue;
+            }
             let mut store = Store::open(&plan, cell, &region, &report.interrupt)?;
             for depth in cell.depths.iter().copied() {
                 moves::run(&plan, cell, depth, &region, &mut store, report)?;
@@ -41,6 +52,9 @@ pub(super) fn run(args: &Files, report: &mut Report<'_>) -> Result<(), Error> {
                 report.case_done(&format!("{tier}, {block} bytes, {depth} under way"));
             }
         }
+    }
+    if !plan.has_files() {
+        return Ok(());
     }
     if plan.wants("commit_us") {
         commit::run(&plan, report)?;
@@ -55,6 +69,25 @@ pub(super) fn run(args: &Files, report: &mut Report<'_>) -> Result<(), Error> {
         report.case_done("what is near");
     }
     Ok(())
+}
+
+#[cfg(feature = "s3")]
+fn objects(
+    plan: &Plan,
+    cell: &Cell,
+    region: &Region,
+    report: &mut Report<'_>,
+) -> Result<(), Error> {
+    objects::run(plan, cell, region, report)
+}
+
+#[cfg(not(feature = "s3"))]
+fn objects(_: &Plan, _: &Cell, _: &Region, _: &mut Report<'_>) -> Result<(), Error> {
+    Err(Error::Usage {
+        field: "--tier",
+        value: OBJECTS.into(),
+        allowed: "Posix, Nvme: this command was built without s3".into(),
+    })
 }
 
 /// Memory of the caller that no disk compresses.

@@ -97,12 +97,13 @@ impl Moves<'_> {
                     (before, start.elapsed().as_secs_f64())
                 }
                 None => {
-                    let keys = &self.store.keys[range];
+                    let keys = &self.store.blocks.keys[range];
                     if cold {
                         self.store.cool(keys)?;
                     }
                     let before = process_time();
-                    let load = self.store.load(keys, &self.slots, self.region, self.depth);
+                    let blocks = &self.store.blocks;
+                    let load = blocks.load(keys, &self.slots, self.region, self.depth);
                     (before, load?)
                 }
             };
@@ -137,10 +138,9 @@ impl Moves<'_> {
                         Ok(written.seconds)
                     }
                     None => {
-                        let keys = self.store.new_keys(self.slots.len());
-                        let taken = self
-                            .store
-                            .dump(&keys, &self.slots, self.region, self.depth)?;
+                        let blocks = &mut self.store.blocks;
+                        let keys = blocks.new_keys(self.slots.len());
+                        let taken = blocks.dump(&keys, &self.slots, self.region, self.depth)?;
                         self.store.remove(&keys)?;
                         Ok(taken)
                     }

@@ -10,11 +10,20 @@ use crate::args::Files;
 use crate::error::Error;
 
 const TIERS: [&str; 2] = ["Posix", "Nvme"];
+
+/// The tier that has no files, and is measured only where it is named.
+pub(super) const OBJECTS: &str = "S3";
 const BLOCKS: [u64; 4] = [64 << 10, 256 << 10, 1 << 20, 4 << 20];
 const DEPTHS: [usize; 3] = [1, 8, 32];
 
 /// Metrics that are figures of blocks that are moved.
-const MOVES: [&str; 4] = ["dump", "load_cold", "load_warm", "cpu_s_per_gib"];
+const MOVES: [&str; 5] = [
+    "dump",
+    "load_cold",
+    "load_warm",
+    "cpu_s_per_gib",
+    "requests_per_block",
+];
 
 /// What is measured, and how much of it.
 pub(super) struct Plan {
@@ -26,6 +35,9 @@ pub(super) struct Plan {
     pub(super) batch: usize,
     pub(super) rounds: usize,
     pub(super) dir: PathBuf,
+    /// Where objects are, as `s3://BUCKET/PREFIX`, and the server if it is not AWS.
+    pub(super) url: Option<String>,
+    pub(super) endpoint: Option<String>,
 }
 
 /// One medium, and the blocks in it.
@@ -38,9 +50,11 @@ pub(super) struct Cell {
 
 impl Cell {
     pub(super) fn case(&self, depth: usize) -> Value {
-        json!({
-            "tier": self.tier, "block": self.block, "depth": depth, "direct": self.direct,
-        })
+        let mut case = json!({"tier": self.tier, "block": self.block, "depth": depth});
+        if self.tier != OBJECTS {
+            case["direct"] = self.direct.into();
+        }
+        case
     }
 }
 
@@ -61,7 +75,7 @@ impl Plan {
         let mut cells = Vec::new();
         for tier in &tiers {
             for direct in &directs {
-                if tier == "Nvme" && !direct {
+                if tier != "Posix" && !direct {
                     continue;
                 }
                 for block in blocks.iter().copied() {
@@ -88,11 +102,21 @@ impl Plan {
             batch: args.batch.map_or(batch, |batch| batch as usize).min(size),
             rounds: args.rounds.unwrap_or(rounds),
             dir: args.dir.clone().unwrap_or_else(std::env::temp_dir),
+            url: args.url.clone(),
+            endpoint: args.endpoint.clone().or_else(|| {
+                let endpoint = std::env::var("AWS_ENDPOINT");
+                endpoint.ok()
+            }),
         }
     }
 
     pub(super) fn wants(&self, metric: &str) -> bool {
         self.metrics.is_empty() || self.metrics.iter().any(|name| name == metric)
+    }
+
+    /// Whether there is a tier of files.
+    pub(super) fn has_files(&self) -> bool {
+        self.tiers.iter().any(|tier| tier != OBJECTS)
     }
 
     pub(super) fn moves(&self) -> bool {
@@ -122,6 +146,16 @@ impl Plan {
         if self.rounds == 0 {
             return refuse("--rounds", "0".into(), "1 or more".into());
         }
+        let objects = self.tiers.iter().any(|tier| tier == OBJECTS);
+        if objects && self.url.is_none() {
+            let allowed = "s3://BUCKET/PREFIX, which S3 is measured in";
+            return refuse("--url", "nothing".into(), allowed.into());
+        }
+        let is_url = |text: &&String| text.starts_with("http://") || text.starts_with("https://");
+        if let Some(endpoint) = self.endpoint.as_ref().filter(|one| objects && !is_url(one)) {
+            let allowed = "https://HOST:PORT, or http:// where all may read it";
+            return refuse("--endpoint", endpoint.clone(), allowed.into());
+        }
         self.check_room()
     }
 
@@ -138,7 +172,7 @@ impl Plan {
         // Kvdepot's blocks and as many plain ones, each with what a round writes anew.
         let needed = 2 * (self.size + 2 * self.batch) as u64 + (256 << 20);
         let free = limits::disk_free(&self.dir)?;
-        if needed > free {
+        if self.has_files() && needed > free {
             let whence = format!("into {}", self.dir.display());
             return refuse(needed, free, whence, "; name another --dir");
         }

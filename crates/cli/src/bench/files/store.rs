@@ -1,38 +1,26 @@
 //! The depot of one case, and the plain files beside it.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::fs::File;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
-use std::time::Instant;
 
 use kvdepot_media::file::plain::{cool, settle};
-use kvdepot_store::{Config, Depot, Key, Namespace, Task};
+use kvdepot_store::{Config, Depot, Key};
 use serde_json::json;
 
+use super::blocks::Blocks;
 use super::plan::{Cell, Plan};
 use super::raw::Raw;
-use crate::bench::media::{Region, spec};
-use crate::bench::random::Random;
+use crate::bench::media::Region;
 use crate::error::Error;
 use crate::interrupt::Interrupt;
 use crate::leftovers::Scratch;
 
-/// Calls that are under way at a time, as far as the depth has blocks for them: a call ends with
-/// its last block, and with few of them much less than the depth would be under way mostly.
-const CALLS: usize = 8;
-
-/// Bytes of a call while a store is filled.
-const FILL: usize = 32 << 20;
-
 /// A depot of one tier that is full of blocks, and as many plain ones.
 pub(super) struct Store {
-    ns: Namespace,
-    depot: Depot,
+    pub(super) blocks: Blocks,
     pub(super) raw: Raw,
-    random: Random,
-    pub(super) keys: Vec<Key>,
-    block: usize,
     /// Where the tier's files go through the page cache.
     cached: Option<HashMap<String, PathBuf>>,
     path: PathBuf,
@@ -56,51 +44,22 @@ impl Store {
         let in_one = cell.tier == "Nvme";
         let raw = Raw::new(&raw, in_one, block, count, region.whole())?;
         let mut store = Store {
-            ns: depot.namespace(&spec())?,
-            depot,
+            blocks: Blocks::new(depot, block)?,
             raw,
-            random: Random(7),
-            keys: Vec::new(),
-            block,
             cached: None,
             path,
             _scratch: scratch,
         };
         // What is written in the rounds goes where something was before.
         let spare = plan.batch / block;
-        let mut all = store.fill(count + spare, region, interrupt)?;
+        let mut all = store.blocks.fill(count + spare, region, interrupt)?;
         let gone = all.split_off(count);
         store.remove(&gone)?;
-        // In no order of the medium: nothing is a neighbour of what is asked for next.
-        store.random.shuffle(&mut all);
-        store.keys = all;
+        store.blocks.keep(all);
         if !cell.direct {
             store.cached = Some(store.files()?);
         }
         Ok(store)
-    }
-
-    fn fill(
-        &mut self,
-        count: usize,
-        region: &Region,
-        interrupt: &Interrupt,
-    ) -> Result<Vec<Key>, Error> {
-        let mut all = Vec::with_capacity(count);
-        let call = (FILL / self.block).max(1);
-        while all.len() < count {
-            interrupt.check()?;
-            let keys = self.new_keys(call.min(count - all.len()));
-            let slots = (all.len()..).map(|number| number % region.blocks(self.block));
-            let buffers = region.buffers(self.block, slots.take(keys.len()))?;
-            done(&self.ns.put(keys.clone(), buffers)?, "stored")?;
-            all.extend(keys);
-        }
-        Ok(all)
-    }
-
-    pub(super) fn new_keys(&mut self, count: usize) -> Vec<Key> {
-        (0..count).map(|_| self.random.key()).collect()
     }
 
     /// Blocks in the files of a tier, by their key.
@@ -134,78 +93,13 @@ impl Store {
         Ok(())
     }
 
-    /// Gets blocks into slots of the region, `depth` of them at a time; seconds.
-    pub(super) fn load(
-        &self,
-        keys: &[Key],
-        slots: &[usize],
-        region: &Region,
-        depth: usize,
-    ) -> Result<f64, Error> {
-        let start = Instant::now();
-        self.keep_going(keys, slots, depth, "got", |keys, slots| {
-            let buffers = region.buffers(self.block, slots.iter().copied())?;
-            Ok(self.ns.get(keys.to_vec(), buffers)?)
-        })?;
-        Ok(start.elapsed().as_secs_f64())
-    }
-
-    /// Puts slots of the region as new blocks, `depth` of them at a time; seconds.
-    pub(super) fn dump(
-        &self,
-        keys: &[Key],
-        slots: &[usize],
-        region: &Region,
-        depth: usize,
-    ) -> Result<f64, Error> {
-        let start = Instant::now();
-        self.keep_going(keys, slots, depth, "stored", |keys, slots| {
-            let buffers = region.buffers(self.block, slots.iter().copied())?;
-            Ok(self.ns.put(keys.to_vec(), buffers)?)
-        })?;
-        Ok(start.elapsed().as_secs_f64())
-    }
-
-    fn keep_going(
-        &self,
-        keys: &[Key],
-        slots: &[usize],
-        depth: usize,
-        what: &str,
-        begin: impl Fn(&[Key], &[usize]) -> Result<Task, Error>,
-    ) -> Result<(), Error> {
-        let call = (depth / CALLS).max(1);
-        let mut under_way: VecDeque<Task> = VecDeque::new();
-        for (keys, slots) in keys.chunks(call).zip(slots.chunks(call)) {
-            if under_way.len() * call >= depth
-                && let Some(first) = under_way.pop_front()
-            {
-                done(&first, what)?;
-            }
-            under_way.push_back(begin(keys, slots)?);
-        }
-        under_way.iter().try_for_each(|task| done(task, what))
-    }
-
     /// Removes what a dump has stored, once it is on the disk.
     pub(super) fn remove(&self, keys: &[Key]) -> Result<(), Error> {
         if self.path.is_dir() {
             let dir = File::open(&self.path).map_err(Error::io(&self.path))?;
             settle(dir.as_fd())?;
         }
-        match self.ns.remove(keys)? {
-            removed if removed == keys.len() => Ok(()),
-            removed => Err(Error::Bench(format!(
-                "{removed} of {} blocks were removed",
-                keys.len()
-            ))),
-        }
-    }
-}
-
-impl Drop for Store {
-    fn drop(&mut self) {
-        self.depot.close();
+        self.blocks.remove(keys)
     }
 }
 
@@ -236,17 +130,4 @@ pub(super) fn open(
         });
     }
     Ok(kvdepot_service::open(&Config::new(tier, &settings)?)?)
-}
-
-/// Waits until all blocks of a call are there.
-pub(super) fn done(task: &Task, what: &str) -> Result<(), Error> {
-    let all = task.wait(None)?;
-    let missing = all.iter().filter(|ok| !**ok).count();
-    match missing {
-        0 => Ok(()),
-        _ => Err(Error::Bench(format!(
-            "{missing} of {} blocks were not {what}",
-            all.len()
-        ))),
-    }
 }
