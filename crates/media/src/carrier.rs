@@ -35,6 +35,12 @@ pub trait Carrier: Any + Send + Sync + fmt::Debug {
         false
     }
 
+    /// Whether each request costs so much that neighbours are better asked for by one, as with a
+    /// service that is paid by requests, than side by side.
+    fn asks_seldom(&self) -> bool {
+        false
+    }
+
     /// How long it is waited for, from when it is asked for some bytes: what it does not report by
     /// then fails, and it is asked for nothing else meanwhile when it reports nothing at all. What
     /// it may still touch is a region of the slab, which nobody else gets before it has reported:

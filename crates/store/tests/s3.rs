@@ -117,21 +117,23 @@ fn several_depots_share_a_bucket_and_namespaces_never_meet() {
 
 #[test]
 fn what_was_looked_for_is_read_by_one_request() {
-    let server = Server::start();
-    let depot = server.open();
-    let ns = namespace(&depot);
-    let all: Vec<u64> = (0..8).collect();
-    assert!(put(&ns, &all, LEN).iter().all(|ok| *ok));
-    depot.close();
-    let depot = server.open();
-    let ns = namespace(&depot);
-    assert_eq!(ns.prefix(&keys(0..8)).unwrap(), 8);
-    server.seen();
-    assert!(has(&ns, &all, LEN));
-    let blocks = server.seen();
-    let blocks = blocks.iter().filter(|line| line.contains("/blocks/"));
-    assert_eq!(blocks.count(), 8);
-    depot.close();
+    for len in [LEN, 4 << 20] {
+        let server = Server::start();
+        let depot = server.open();
+        let ns = namespace(&depot);
+        let all: Vec<u64> = (0..8).collect();
+        assert!(put(&ns, &all, len).iter().all(|ok| *ok));
+        depot.close();
+        let depot = server.open();
+        let ns = namespace(&depot);
+        assert_eq!(ns.prefix(&keys(0..8)).unwrap(), 8);
+        server.seen();
+        assert!(has(&ns, &all, len));
+        let blocks = server.seen();
+        let blocks = blocks.iter().filter(|line| line.contains("/blocks/"));
+        assert_eq!(blocks.count(), 8, "blocks of {len} bytes");
+        depot.close();
+    }
 }
 
 #[test]

@@ -247,6 +247,16 @@ impl Cargo {
         !self.carriers.is_empty() && self.route(unit) != Route::default()
     }
 
+    /// Whether neighbours of a unit are asked for with it.
+    pub(super) fn asks_seldom(&self, unit: u32) -> bool {
+        let Route { from, to } = self.route(unit);
+        let seldom = |side: Option<u32>| {
+            let known = side.and_then(|number| self.carriers.get(number as usize));
+            known.is_some_and(|known| known.carrier.asks_seldom())
+        };
+        seldom(from) || seldom(to)
+    }
+
     /// Whether all of it is read first by who takes long for it, in few pieces.
     pub(super) fn waits_for_reads(&self) -> bool {
         let slow = |number: u32| {

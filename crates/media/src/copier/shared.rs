@@ -376,13 +376,14 @@ impl Slice {
         }
     }
 
-    /// Units that go straight travel alone, so that they do so side by side; neighbours that go
-    /// through a region share it.
+    /// Units that go straight travel alone, so that they do so side by side, unless their carrier
+    /// would rather not; neighbours that go through a region share it.
     fn travel(&self, cargo: &Cargo, mover: Mover) {
         let (mut first, end) = (self.first, self.first + self.count);
         while first < end && !self.guard.is_cancelled() {
             let way = cargo.way(first);
-            let alike = |unit: &u32| way == Way::Region && cargo.way(*unit) == way;
+            let together = way == Way::Region || cargo.asks_seldom(first);
+            let alike = |unit: &u32| together && cargo.way(*unit) == way;
             let next = first + 1 + (first + 1..end).take_while(alike).count() as u32;
             Trip::begin(self.guard.clone(), (first, next), way, mover);
             first = next;

@@ -271,6 +271,10 @@ impl Carrier for Object {
     fn is_slow(&self) -> bool {
         true
     }
+
+    fn asks_seldom(&self) -> bool {
+        true
+    }
 }
 
 impl std::fmt::Debug for Object {
