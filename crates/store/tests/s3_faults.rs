@@ -353,6 +353,31 @@ fn many_writers_keep_to_the_capacity_and_the_oldest_go() {
 }
 
 #[test]
+fn what_is_announced_is_not_used_before_the_others_were_looked_at() {
+    const CAPACITY: u64 = 1 << 20;
+    let server = Server::start();
+    let depot = server.open_with("S3", &json!({"capacity": "1MiB"}));
+    let ns = namespace(&depot);
+    assert_eq!(put(&ns, &[0], LEN), [true]);
+    // Somebody else collects from now on, and makes no room.
+    let lease = server.path().join("bucket/kv/test/usage/lease");
+    eventually("the end of the first count", || !lease.exists());
+    fs::write(lease, "\"somebody\"").unwrap();
+    assert!((1..20).any(|number| put(&ns, &[number], LEN) == [false]));
+    let slow = Trouble::Slow(Duration::from_millis(200));
+    server.trouble(Some(Method::GET), "/usage/count", ALWAYS, slow);
+    std::thread::scope(|scope| {
+        for number in 100..108 {
+            let ns = &ns;
+            scope.spawn(move || put(ns, &[number], LEN));
+        }
+    });
+    let used = server.used();
+    assert!(used <= CAPACITY, "{used} bytes");
+    depot.close();
+}
+
+#[test]
 fn what_a_killed_process_has_acknowledged_is_there_and_what_it_promised_comes_back() {
     const TEST: &str =
         "what_a_killed_process_has_acknowledged_is_there_and_what_it_promised_comes_back";
