@@ -13,12 +13,17 @@
 //!
 //! Everything is little-endian; a digest is written as its low half, then its high half. Right
 //! bytes under a wrong key, in a wrong place of a split block or of another length do not match.
-//! Leaves can be hashed by different lanes. The hash finds faults, it does not stop an adversary.
+//! Leaves can be hashed by different lanes. The hash finds faults, it does not stop an adversary;
+//! a [MAC](MacKey) does.
+
+mod mac;
 
 use crate::buffer::Buffer;
 use crate::memory::kernel::Isa;
 use crate::memory::leaf::{Leaf, Plan};
 use crate::memory::xxh3::SHORT_MAX;
+pub(crate) use mac::LeafMac;
+pub use mac::{Mac, MacKey};
 use xxhash_rust::xxh3::{Xxh3, xxh3_128};
 
 /// Bytes in a leaf: big enough that its digest costs nothing beside it, small enough that the

@@ -18,7 +18,10 @@ pub use faults::{Fault, Faulty, Keeping};
 pub use media::{InMemory, Late, Store};
 
 use crate::checksum::{self, LEAF};
-use crate::{Batch, Buffer, Carrier, Checksum, Copier, CopierConfig, Failure, Op, Outcome, PartId};
+use crate::{
+    Batch, Buffer, Carrier, Checksum, Copier, CopierConfig, Failure, Mac, MacKey, Op, Outcome,
+    PartId,
+};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
@@ -99,6 +102,10 @@ fn content(number: usize, len: usize) -> Vec<u8> {
     (0..len).map(byte).collect()
 }
 
+fn secret() -> MacKey {
+    MacKey::derive(&[3; 32], &[1; 16])
+}
+
 type Parts = Vec<Result<Outcome, Failure>>;
 
 fn run(copier: &Copier, batch: Batch) -> Parts {
@@ -122,6 +129,7 @@ struct Shaped {
     from: Vec<Buffer>,
     to: Vec<Buffer>,
     sum: Checksum,
+    mac: Mac,
     look: Box<dyn Fn() -> Vec<u8>>,
     expected: Vec<u8>,
 }
@@ -149,14 +157,15 @@ impl Shaped {
             from: cut(&source.buffer.slice(shift, len).unwrap(), each(number)),
             to: cut(&place, each(number / 2 + 1).next_multiple_of(grain)),
             sum: checksum::of(&id(number), &bytes[shift..shift + len]),
+            mac: secret().of(&id(number), &bytes[shift..shift + len]),
             look: target.look,
             expected,
         }
     }
 
-    fn add(&self, batch: &mut Batch, number: usize, sum: Checksum) {
+    fn add(&self, batch: &mut Batch, number: usize, sum: Checksum) -> usize {
         let (from, to) = (&self.from, &self.to);
-        batch.part(&id(number), from, to, Some(sum), 0).unwrap();
+        batch.part(&id(number), from, to, Some(sum), 0).unwrap()
     }
 
     /// Whether bytes of it were in a carry.
@@ -198,18 +207,29 @@ fn moves(from: &dyn Medium, to: &dyn Medium) {
         copier(2, 0, 2 << 20, 4),
         copier(2, u64::MAX, 256 << 10, 2),
     ];
+    let secret = Arc::new(secret());
     for (turn, copier) in copiers.iter().enumerate() {
         let number = |at: usize| 7 * turn + at;
         let shape = |(at, len): (usize, &usize)| Shaped::new(from, to, number(at), *len);
         let parts: Vec<Shaped> = LENS.iter().enumerate().map(shape).collect();
         let mut batch = copier.batch();
         for (at, part) in parts.iter().enumerate() {
-            part.add(&mut batch, number(at), part.sum);
+            let moved = part.add(&mut batch, number(at), part.sum);
             let (from, sum) = (&part.from, Some(part.sum));
-            batch.hash_only(&id(number(at)), from, sum, 0).unwrap();
+            let hashed = batch.hash_only(&id(number(at)), from, sum, 0).unwrap();
+            // Some have a MAC beside the checksum, which is compared or new.
+            let compared = (at % 3 == 0).then_some(part.mac);
+            if (at + turn) % 4 > 0 {
+                batch.authenticate(moved, &secret, compared);
+                batch.authenticate(hashed, &secret, Some(part.mac));
+            }
         }
+        let forged = Shaped::new(from, to, 98, LEAF_LEN + 5000);
+        let at = forged.add(&mut batch, 98, forged.sum);
+        batch.authenticate(at, &secret, Some(Mac([1; 16])));
         let odd = Shaped::new(from, to, 99, 5000);
-        odd.add(&mut batch, 99, Checksum([1; 16]));
+        let at = odd.add(&mut batch, 99, Checksum([1; 16]));
+        batch.authenticate(at, &secret, Some(odd.mac));
         let mut outcomes = run(copier, batch);
         let last = outcomes.pop().unwrap().unwrap();
         assert_eq!(
@@ -217,8 +237,16 @@ fn moves(from: &dyn Medium, to: &dyn Medium) {
             (odd.sum, Some(false)),
             "{pair}"
         );
+        let last = outcomes.pop().unwrap().unwrap();
+        assert_eq!(
+            (last.checksum, last.mac, last.matches),
+            (forged.sum, Some(forged.mac), Some(false)),
+            "{pair}"
+        );
         for (at, outcome) in outcomes.iter().enumerate() {
-            let len = LENS[at / 2];
+            let (len, part) = (LENS[at / 2], &parts[at / 2]);
+            let mac = outcome.map(|outcome| outcome.mac.unwrap_or(part.mac));
+            assert_eq!(mac, Ok(part.mac), "{pair}, {len} bytes, turn {turn}");
             let matches = outcome.map(|outcome| outcome.matches);
             assert_eq!(matches, Ok(Some(true)), "{pair}, {len} bytes, turn {turn}");
         }

@@ -3,7 +3,7 @@
 use super::cargo::{Cargo, DESTINATION, Part, Route, SOURCE};
 use super::shared::Shared;
 use crate::buffer::Buffer;
-use crate::checksum::{Checksum, PartId};
+use crate::checksum::{Checksum, Mac, MacKey, PartId};
 use crate::error::{Error, Result};
 use kvdepot_plan::Range;
 use std::sync::Arc;
@@ -85,6 +85,12 @@ impl Batch {
             to: None,
         };
         self.add_buffers(Part::new(id, expected, tag, (route, false)), src, None)
+    }
+
+    /// Has the part at position `index` authenticated too: its MAC by this key is computed on the
+    /// way, and compared if one is `expected`. A part whose bytes or MAC differ does not match.
+    pub fn authenticate(&mut self, index: usize, key: &Arc<MacKey>, expected: Option<Mac>) {
+        self.cargo().authenticate(index, key, expected);
     }
 
     /// Has copies in memory go through the staging slab: bytes are read into a region of it, hashed

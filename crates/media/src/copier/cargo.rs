@@ -2,7 +2,7 @@
 
 use crate::buffer::Owner;
 use crate::carrier::{Alignment, Carrier};
-use crate::checksum::{Checksum, LEAF, PartId, compose};
+use crate::checksum::{Checksum, LEAF, LeafMac, Mac, MacKey, PartId, compose};
 use crate::end::End;
 use crate::error::{Error, Failure, Result};
 use crate::memory::staged::{Desks, Direct};
@@ -36,6 +36,8 @@ pub(crate) struct Cargo {
     /// The digest of every unit of a part with several, low and high half; of every unit where
     /// they are kept.
     digests: Vec<[AtomicU64; 2]>,
+    /// The same of units whose parts have a MAC, where any has.
+    macs: Vec<[AtomicU64; 2]>,
     /// Whether whoever submits the batch wants the digests of leaves too.
     pub(super) keeps_leaves: bool,
     owners: Vec<Owner>,
@@ -73,6 +75,9 @@ pub(crate) struct Part {
     id: PartId,
     len: u64,
     pub(super) expected: Option<Checksum>,
+    /// What it is authenticated with, and the MAC that is expected.
+    key: Option<Arc<MacKey>>,
+    pub(super) mac_expected: Option<Mac>,
     pub(super) tag: u32,
     copies: bool,
     route: Route,
@@ -81,7 +86,8 @@ pub(crate) struct Part {
     units: u32,
     units_left: AtomicU32,
     checksum: [AtomicU64; 2],
-    /// Whether `checksum` holds.
+    mac: [AtomicU64; 2],
+    /// Whether both hold.
     done: AtomicBool,
     /// What became of a piece of it that a carrier did not carry.
     failure: OnceLock<Failure>,
@@ -99,6 +105,8 @@ impl Part {
             id: *id,
             len: 0,
             expected,
+            key: None,
+            mac_expected: None,
             tag,
             copies,
             route,
@@ -106,6 +114,7 @@ impl Part {
             units: 0,
             units_left: AtomicU32::new(0),
             checksum: [const { AtomicU64::new(0) }; 2],
+            mac: [const { AtomicU64::new(0) }; 2],
             done: AtomicBool::new(false),
             failure: OnceLock::new(),
         }
@@ -118,6 +127,12 @@ impl Part {
     pub(super) fn checksum(&self) -> Option<Checksum> {
         let done = self.done.load(Ordering::Relaxed);
         done.then(|| Checksum::from_u128(load(&self.checksum)))
+    }
+
+    /// What [`Part::checksum`] goes with, of a part that is authenticated.
+    pub(super) fn mac(&self) -> Option<Mac> {
+        self.key.as_ref()?;
+        Some(Mac(load(&self.mac).to_le_bytes()))
     }
 }
 
@@ -155,6 +170,14 @@ impl Cargo {
         Ok(index)
     }
 
+    /// Has a part authenticated too, and its MAC compared if one is expected.
+    pub(super) fn authenticate(&mut self, part: usize, key: &Arc<MacKey>, expected: Option<Mac>) {
+        if let Some(part) = self.parts.get_mut(part) {
+            part.key = Some(Arc::clone(key));
+            part.mac_expected = expected;
+        }
+    }
+
     pub(super) fn hold_once(&mut self, owner: &Owner, side: usize) {
         let same = |at: &usize| Arc::as_ptr(&self.owners[*at]).addr() == Arc::as_ptr(owner).addr();
         if self.last[side].filter(same).is_none() {
@@ -187,6 +210,9 @@ impl Cargo {
     /// Makes room for the lanes' results.
     pub(super) fn prepare(&mut self) {
         self.digests.resize_with(self.units.len(), Default::default);
+        if self.parts.iter().any(|part| part.key.is_some()) {
+            self.macs.resize_with(self.units.len(), Default::default);
+        }
     }
 
     /// Lets the owners go and forgets the batch.
@@ -197,6 +223,7 @@ impl Cargo {
         self.units.clear();
         self.spans.clear();
         self.digests.clear();
+        self.macs.clear();
         self.keeps_leaves = false;
         self.slab = None;
         self.staged = false;
@@ -292,10 +319,56 @@ impl Cargo {
         self.part_of(unit).copies
     }
 
+    /// What a unit is authenticated with, as its bytes pass.
+    pub(super) fn mac_of(&self, unit: u32) -> Option<LeafMac> {
+        Some(LeafMac::new(self.part_of(unit).key.as_ref()?))
+    }
+
+    /// All bytes of a unit are in place: their digest, and their MAC if they have one.
+    pub(super) fn seal(&self, unit: u32, digest: u128, mac: Option<u128>) {
+        if let Some((cell, mac)) = self.macs.get(unit as usize).zip(mac) {
+            store(cell, mac);
+        }
+        self.sealed(unit, digest);
+    }
+
+    /// The MAC of a unit that lies in memory where it went, or was read.
+    fn mac_in_memory(&self, unit: u32) -> Option<u128> {
+        let mut mac = self.mac_of(unit)?;
+        let (spans, _, copies) = self.unit(unit);
+        for span in spans {
+            let at = if copies { span.dst } else { span.src };
+            let at = std::ptr::with_exposed_provenance::<u8>(at as usize);
+            // SAFETY: this lane has just read or written it, and whoever submitted the batch has
+            // promised that it stays; no other part writes there.
+            mac.update(unsafe { std::slice::from_raw_parts(at, span.len as usize) });
+        }
+        Some(mac.finish())
+    }
+
     /// Notes that some bytes of a unit were not carried.
     pub(super) fn fail(&self, unit: u32, failure: Failure) {
         // The first failure is the part's.
         let _first = self.part_of(unit).failure.set(failure);
+    }
+
+    /// Whoever brings the last digest of a part seals the part.
+    fn sealed(&self, number: u32, digest: u128) {
+        let part = self.part_of(number);
+        let units = part.first_unit as usize..(part.first_unit + part.units) as usize;
+        let macs = || self.macs.get(units.clone()).unwrap_or(&[]).iter().map(load);
+        if part.units > 1 || self.keeps_leaves {
+            store(&self.digests[number as usize], digest);
+        }
+        if part.units == 1 {
+            part.seal(std::iter::once(digest), macs());
+            return;
+        }
+        // Release what was just stored, acquire what the others have stored.
+        if part.units_left.fetch_sub(1, Ordering::AcqRel) == 1 {
+            let digests = self.digests[units.clone()].iter().map(load);
+            part.seal(digests, macs());
+        }
     }
 
     fn part_of(&self, unit: u32) -> &Part {
@@ -346,26 +419,17 @@ impl Units for Cargo {
             .map_or(0, |span| span.src)
     }
 
-    /// Whoever brings the last digest of a part seals the part.
     fn report(&self, number: u32, digest: u128) {
-        let part = &self.parts[self.units[number as usize].tag as usize];
-        if part.units > 1 || self.keeps_leaves {
-            store(&self.digests[number as usize], digest);
-        }
-        if part.units == 1 {
-            part.seal(std::iter::once(digest));
-            return;
-        }
-        // Release what was just stored, acquire what the others have stored.
-        if part.units_left.fetch_sub(1, Ordering::AcqRel) == 1 {
-            let all = &self.digests[part.first_unit as usize..][..part.units as usize];
-            part.seal(all.iter().map(load));
-        }
+        self.seal(number, digest, self.mac_in_memory(number));
     }
 }
 
 impl Part {
-    fn seal(&self, digests: impl Iterator<Item = u128>) {
+    fn seal(&self, digests: impl Iterator<Item = u128>, macs: impl Iterator<Item = u128>) {
+        if let Some(key) = &self.key {
+            let mac = key.compose(&self.id, self.len, macs);
+            store(&self.mac, u128::from_le_bytes(mac.0));
+        }
         store(
             &self.checksum,
             compose(&self.id, self.len, digests).to_u128(),

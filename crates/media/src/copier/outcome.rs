@@ -1,7 +1,7 @@
 //! What became of a batch.
 
 use super::cargo::Cargo;
-use crate::checksum::Checksum;
+use crate::checksum::{Checksum, Mac};
 use crate::error::Failure;
 use kvdepot_plan::Ending;
 
@@ -11,7 +11,9 @@ use kvdepot_plan::Ending;
 pub struct Outcome {
     /// The checksum of the bytes that were read, and that were stored if the part was copied.
     pub checksum: Checksum,
-    /// Whether it is the expected one; none was expected if `None`.
+    /// Its MAC, where it was to be authenticated.
+    pub mac: Option<Mac>,
+    /// Whether both are the expected ones; none was expected if `None`.
     pub matches: Option<bool>,
 }
 
@@ -58,10 +60,16 @@ impl<'a> Done<'a> {
         let outcome = match (part.failure(), part.checksum()) {
             (Some(failure), _) => Err(failure),
             (None, Some(_)) if self.cargo.is_lost(index) => Err(Failure::MemoryLost),
-            (None, Some(checksum)) => Ok(Outcome {
-                checksum,
-                matches: part.expected.map(|expected| expected == checksum),
-            }),
+            (None, Some(checksum)) => {
+                let mac = part.mac();
+                let sums = part.expected.map(|expected| expected == checksum);
+                let macs = part.mac_expected.map(|expected| Some(expected) == mac);
+                Ok(Outcome {
+                    checksum,
+                    mac,
+                    matches: sums.map(|sums| sums && macs.unwrap_or(true)).or(macs),
+                })
+            }
             _ if self.refused => Err(Failure::Closed),
             _ if self.ending.panicked => Err(Failure::LanePanicked),
             _ => Err(Failure::Cancelled),

@@ -11,6 +11,7 @@ use super::cargo::{Cargo, Route};
 use super::patience::Expected;
 use super::shared::{Errand, Flight, Shared, lock};
 use crate::carrier::{Carrier, Leg, Op, Receipt};
+use crate::checksum::LeafMac;
 use crate::error::Failure;
 use crate::memory::kernel::{self, Store};
 use crate::memory::leaf::{Leaf, Plan};
@@ -20,6 +21,10 @@ use crate::way::Way;
 use kvdepot_plan::{Guard, Span};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
+
+/// Bytes that are hashed and then authenticated: they fit a near cache, and are many enough for all
+/// that a processor computes at once.
+const MAC_PIECE: usize = 64 << 10;
 
 /// Units of one route that go the same way.
 pub(crate) struct Trip {
@@ -39,11 +44,13 @@ pub(crate) struct Trip {
     hashed: u32,
     left: u64,
     leaf: Leaf,
+    /// Of a unit whose part is authenticated.
+    mac: Option<LeafMac>,
     /// What a lane does with the bytes of this leg, as addresses: copies or, from a span to itself,
     /// only hashes them.
     steps: Vec<Span>,
     /// Digests of what has not yet arrived.
-    digests: Vec<(u32, u128)>,
+    digests: Vec<(u32, u128, Option<u128>)>,
     /// What the carrier was asked for, and what it failed at.
     leg: Option<Op>,
     failures: Vec<(usize, Failure)>,
@@ -81,6 +88,7 @@ impl Trip {
             hashed: first,
             left: 0,
             leaf: Leaf::EMPTY,
+            mac: None,
             steps: Vec::new(),
             digests: Vec::new(),
             leg: None,
@@ -257,6 +265,7 @@ impl Trip {
             if self.left == 0 {
                 self.left = cargo.units[self.hashed as usize].bytes;
                 self.leaf = Leaf::new(self.left);
+                self.mac = cargo.mac_of(self.hashed);
                 #[cfg(test)]
                 crate::memory::fault::strike(self.left);
             }
@@ -274,13 +283,11 @@ impl Trip {
             // promised, or lie in the region, which is this trip's alone while no leg is under way;
             // `Area` lays out nothing beyond its end. They do not overlap: areas are apart, regions
             // are in nobody's buffer, and a step from memory to memory there is none.
-            unsafe {
-                self.leaf
-                    .feed(mover.isa, src, dst, step.len as usize, Plan { store, next })
-            };
+            unsafe { self.feed(mover, (src, dst, step.len as usize), Plan { store, next }) };
             self.left -= step.len;
             if self.left == 0 {
-                self.digests.push((self.hashed, self.leaf.finish()));
+                let mac = self.mac.take().map(|mac| mac.finish());
+                self.digests.push((self.hashed, self.leaf.finish(), mac));
                 self.hashed += 1;
             }
         }
@@ -290,10 +297,39 @@ impl Trip {
         }
     }
 
+    /// Hashes some bytes, and copies them as `plan` says; while the processor has them at hand
+    /// their MAC goes on too.
+    ///
+    /// # Safety
+    ///
+    /// As [`Leaf::feed`].
+    unsafe fn feed(
+        &mut self,
+        mover: Mover,
+        (mut src, mut dst, len): (*const u8, *mut u8, usize),
+        plan: Plan,
+    ) {
+        let piece = match self.mac {
+            Some(_) => MAC_PIECE,
+            None => len,
+        };
+        let mut left = len;
+        while left > 0 {
+            let now = left.min(piece);
+            // SAFETY: the caller's promise, of a part of it.
+            unsafe { self.leaf.feed(mover.isa, src, dst, now, plan) };
+            if let Some(mac) = &mut self.mac {
+                // SAFETY: readable, by the caller's promise; what is copied does not overlap it.
+                mac.update(unsafe { std::slice::from_raw_parts(src, now) });
+            }
+            (src, dst, left) = (src.wrapping_add(now), dst.wrapping_add(now), left - now);
+        }
+    }
+
     /// Units that are where they go.
     fn report(&mut self, cargo: &Cargo) {
-        for (unit, digest) in self.digests.drain(..) {
-            cargo.report(unit, digest);
+        for (unit, digest, mac) in self.digests.drain(..) {
+            cargo.seal(unit, digest, mac);
         }
     }
 
