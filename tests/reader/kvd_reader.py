@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 import xxhash
+from blake3 import blake3
 
 GRANULE = 4096
 PAGE = 4096
@@ -28,7 +29,7 @@ DIRECTORY, DIRECTORY_ENTRY, DIRECTORY_ENTRIES = 16 << 10, 512, 96
 TABLE, RECORD = 64 << 10, 128
 LEAF = 1 << 20
 PARTS_MAX = 4096
-LEAVES_MAX = 249
+SUMS_MAX = 249
 TABLE_PART = 0xFFFF_FFFF
 LIVE, DEAD = 1, 2
 
@@ -270,10 +271,13 @@ class BlockFile(Arena):
             length=length,
             checksum=checksum,
         )
-        (count,) = struct.unpack_from("<I", page, 100)
-        if count > LEAVES_MAX:
-            raise NotAnArenaError(f"{count} leaves, and room for {LEAVES_MAX}")
-        self.leaves = [page[at : at + 16] for at in range(104, 104 + 16 * count, 16)]
+        macs, count = struct.unpack_from("<HI", page, 98)
+        if macs not in {0, parts}:
+            raise NotAnArenaError(f"{macs} MACs of {parts} parts")
+        if macs + count > SUMS_MAX:
+            raise NotAnArenaError(f"{count} leaves, and room for {SUMS_MAX - macs}")
+        sums = [page[at : at + 16] for at in range(104, 104 + 16 * (macs + count), 16)]
+        self.macs, self.leaves = sums[:macs], sums[macs:]
         self.check_leaves()
 
     def blocks(self) -> list[Record]:
@@ -301,6 +305,12 @@ class BlockFile(Arena):
             if keyed(self.record, index, length, list(islice(rest, count))) != checksum:
                 raise NotAnArenaError("the leaves do not compose to the payload's checksum")
 
+    def is_proven(self, secret: bytes) -> bool:
+        """Whether each part has the MAC that this secret gives it."""
+        payload, each = self.payload(self.record), enumerate(self.parts())
+        parts = [(part, payload[at : at + length]) for part, (at, length, _) in each]
+        return self.macs == [mac(self.record, part, data, secret) for part, data in parts]
+
     def fault(self, record: Record) -> str | None:
         """As of an arena's block, with the first rotten leaf where leaves are recorded."""
         payload, rest = self.payload(record), iter(self.leaves)
@@ -326,6 +336,19 @@ def keyed(record: Record, part: int, length: int, digests: list[bytes]) -> bytes
     """Digests under an identity: the form that part and table checksums share."""
     head = record.namespace + record.key + struct.pack("<IIQ", part, record.parts, length)
     return xxh3_128(head + b"".join(digests))
+
+
+def mac(record: Record, part: int, data: bytes, secret: bytes) -> bytes:
+    """The keyed checksum of a part."""
+
+    def key(what: str) -> bytes:
+        derived = blake3(derive_key_context=f"kvdepot mac 1 {what}")
+        return derived.update(secret + record.namespace).digest()
+
+    leaves = [data[at : at + LEAF] for at in range(0, len(data), LEAF)]
+    sums = [blake3(leaf, key=key("leaf")).digest()[:16] for leaf in leaves]
+    head = record.namespace + record.key + struct.pack("<IIQ", part, record.parts, len(data))
+    return blake3(head + b"".join(sums), key=key("part")).digest()[:16]
 
 
 def part_checksum(record: Record, part: int, data: bytes) -> bytes:

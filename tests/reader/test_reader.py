@@ -19,6 +19,7 @@ from kvd_reader import (
     RECORD,
     TABLE,
     Arena,
+    BlockFile,
     NotAnArenaError,
     Record,
     open_medium,
@@ -418,3 +419,29 @@ def test_a_reader_of_block_files_finds_what_posix_stores(tmp_path: Path) -> None
     *bad, totals = lines(sys.executable, READER, path, "--verify")
     assert totals == {"blocks": 1, "bad": 1}
     assert bad[0]["fault"] == "leaf at 0"
+
+
+@pytest.mark.parametrize("salt", [None, "ours"])
+def test_macs_of_a_block_file_are_what_its_page_says(tmp_path: Path, salt: str | None) -> None:
+    secret = bytes(range(32))
+    keys = tmp_path / "keys"
+    keys.write_text(f"{salt or '-'} {secret.hex()}\n")
+    keys.chmod(0o600)
+    settings = {
+        "posix": {"path": str(tmp_path / "blocks"), "capacity": "64MiB"},
+        "mac_key_file": str(keys),
+    }
+    data = Random(1).randbytes(2 * LEAF + 777)
+    with kvdepot.open("Posix", settings) as depot:
+        ns = depot.namespace(model="model-a", dtype="float32", block_tokens=16, salt=salt)
+        assert ns.put([bytes(32)], [bytearray(data)]).wait(60) == [True]
+        with pytest.raises(kvdepot.InputError, match="salt"):
+            depot.namespace(model="model-a", dtype="float32", block_tokens=16, salt="theirs")
+    path = file_of(tmp_path, bytes(32))
+    with path.open("rb") as medium:
+        block = open_medium(medium)
+        assert isinstance(block, BlockFile)
+        assert block.is_proven(secret)
+        assert not block.is_proven(bytes(32))
+        assert block.fault(block.record) is None
+    assert lines(COMMAND, "verify", path, "--json")[-1]["sound"] == 1

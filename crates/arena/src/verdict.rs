@@ -4,7 +4,7 @@
 
 use std::sync::mpsc;
 
-use kvdepot_media::{Batch, Checksum, Copier, Done, Failure, Outcome};
+use kvdepot_media::{Batch, Checksum, Copier, Done, Failure, Mac, Outcome};
 
 /// What became of one block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,6 +44,8 @@ pub struct Verdicts {
     failure: Option<Failure>,
     /// Digests of leaves with the tags of their parts, in the order of the batch.
     leaves: Vec<(u32, u128)>,
+    /// MACs of parts, likewise.
+    macs: Vec<(u32, Mac)>,
 }
 
 #[derive(Clone, Copy, Default)]
@@ -71,6 +73,7 @@ impl Verdicts {
             blocks: vec![Block::default(); blocks],
             failure: None,
             leaves: Vec::new(),
+            macs: Vec::new(),
         }
     }
 
@@ -88,6 +91,8 @@ impl Verdicts {
     pub fn count(&mut self, done: &Done<'_>) {
         for (index, (tag, part)) in done.parts().enumerate() {
             self.part(tag, part);
+            let mac = part.ok().and_then(|part| part.mac);
+            self.macs.extend(mac.map(|mac| (tag, mac)));
             self.leaves
                 .extend(done.leaves(index).map(|leaf| (tag, leaf)));
         }
@@ -134,9 +139,13 @@ impl Verdicts {
     /// The digests of the leaves of block `tag`, part for part, where the batch kept them, and its
     /// blocks were planned in the order of their tags.
     pub fn leaves(&self, tag: usize) -> Vec<u128> {
-        let before = |of: usize| self.leaves.partition_point(|(tag, _)| (*tag as usize) < of);
-        let found = &self.leaves[before(tag)..before(tag + 1)];
-        found.iter().map(|(_, leaf)| *leaf).collect()
+        of_tag(&self.leaves, tag)
+    }
+
+    /// The MACs of the parts of block `tag` that were authenticated, part for part, where the
+    /// blocks of the batch were planned in the order of their tags.
+    pub fn macs(&self, tag: usize) -> Vec<Mac> {
+        of_tag(&self.macs, tag)
     }
 
     /// What became of each.
@@ -163,6 +172,13 @@ impl Verdicts {
     pub fn failure(&self) -> Option<Failure> {
         self.failure
     }
+}
+
+/// What is there of one block, of what is in the order of tags.
+fn of_tag<T: Copy>(all: &[(u32, T)], tag: usize) -> Vec<T> {
+    let before = |of: usize| all.partition_point(|(tag, _)| (*tag as usize) < of);
+    let found = &all[before(tag)..before(tag + 1)];
+    found.iter().map(|(_, one)| *one).collect()
 }
 
 impl Block {

@@ -19,6 +19,7 @@ mod depot;
 mod devices;
 mod ghosts;
 mod journal;
+mod keyring;
 mod listing;
 mod metrics;
 mod namespace;
@@ -39,6 +40,7 @@ pub use config::Config;
 pub use depot::{About, Depot, Group, Namespace, Serves, Started, Together, Verbs};
 pub use devices::{DeviceState, DeviceStats, DrainTo};
 pub use journal::Journal;
+pub use keyring::Keyring;
 pub use kvdepot_arena::held::{at_once, longest_hold};
 pub use kvdepot_arena::patience::interruptible;
 pub use kvdepot_arena::{
@@ -58,5 +60,5 @@ pub use pipeline::{
 pub use task::{Mirror, Outcome, Task};
 pub use tier::{
     BlockFile, Directory, Ends, FileAt, Kinds, NamespacePage, NamespaceUsage, Opener, Page,
-    Pending, Reply, Terms, Tier, TierKind, ask,
+    Pending, Proof, Reply, Terms, Tier, TierKind, ask,
 };

@@ -8,6 +8,7 @@ use std::thread;
 use kvdepot_arena::{Arena, Error, Inode, Opening, Options, Promised, Uses};
 
 use crate::config::{ArenaConfig, Config};
+use crate::keyring::Keyring;
 use crate::option::Section;
 use crate::tier::{Alarm, Apart, Arenas, Sort, Stage, Terms};
 
@@ -22,6 +23,8 @@ pub(crate) struct Opened {
     pub(crate) next: u32,
     /// For tiers that may answer late; `None` where there is none.
     pub(crate) alarm: Option<Arc<Alarm>>,
+    /// What blocks are authenticated with, where tiers do that.
+    pub(crate) keys: Option<Arc<Keyring>>,
 }
 
 impl Opened {
@@ -32,6 +35,7 @@ impl Opened {
             Arena::check_volatile("Cache", config.cache_capacity()?)?;
         }
         check_twins(config)?;
+        keys_of(config)?;
         for kind in config
             .pipeline
             .iter()
@@ -62,6 +66,7 @@ impl Opened {
             // Media are numbered near to far; tiers that are no arenas come behind those that are.
             next: u32::from(config.pipeline.iter().any(|tier| tier == "Cache")),
             alarm: None,
+            keys: keys_of(config)?,
         };
         let mut all: Option<Opening> = None;
         // There must be something left.
@@ -115,7 +120,7 @@ impl Opened {
             let none = Section::default();
             let section = config.sections.get(kind.name).unwrap_or(&none);
             let limits = config.patience(name);
-            let terms = Terms::new(self.next, limits.1);
+            let terms = Terms::new(self.next, limits.1, self.keys.clone());
             let tier = ((kind.open)(section, terms)?, self.next);
             self.next += 1;
             let alarm = match &self.alarm {
@@ -132,6 +137,19 @@ impl Opened {
     fn close(&self) {
         self.tiers.iter().for_each(|(_, tier)| tier.close());
     }
+}
+
+/// The keys that a configuration names. Tiers of arenas are this host's own.
+fn keys_of(config: &Config) -> Result<Option<Arc<Keyring>>, Error> {
+    let Some(path) = &config.mac_key_file else {
+        return Ok(None);
+    };
+    let mut tiers = config.pipeline.iter();
+    if !tiers.any(|name| config.kinds.find(name).is_some()) {
+        let allowed = "a pipeline with a tier that others may write, such as Posix";
+        return Err(Error::config("mac_key_file", path.display(), allowed));
+    }
+    Keyring::read(path).map(|keys| Some(Arc::new(keys)))
 }
 
 /// Whether a pipeline can do without the arena that gave this error: nobody asked for it by name.

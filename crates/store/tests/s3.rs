@@ -7,11 +7,13 @@ mod bucket;
 mod common;
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 
 use bucket::{LEN, Server};
 use common::{PATIENCE, get, has, keys, namespace, namespace_of, put};
 use kvdepot_arena::format::file_header::{self, FileHeader};
-use kvdepot_media::Buffer;
+use kvdepot_arena::parts;
+use kvdepot_media::{Buffer, checksum};
 use kvdepot_store::Outcome;
 use serde_json::json;
 
@@ -159,4 +161,55 @@ fn settings_that_cannot_be_are_refused_by_their_names() {
     let depot = server.open_with("S3", &json!({"capacity": null, "lifecycle": "bucket"}));
     assert_eq!(put(&namespace(&depot), &[1], LEN), [true]);
     depot.close();
+}
+
+#[test]
+fn with_a_key_what_others_have_written_is_none_and_written_again() {
+    // Several leaves, and several pieces.
+    for len in [LEN, (17 << 20) + 5] {
+        let server = Server::start();
+        let keys = server.path().join("keys");
+        fs::write(&keys, format!("- {}\n", "7".repeat(64))).unwrap();
+        fs::set_permissions(&keys, fs::Permissions::from_mode(0o600)).unwrap();
+        let keyed = || server.open_keyed("Cache|S3", &json!({"capacity": "1GiB"}), &keys);
+        let depot = keyed();
+        assert_eq!(put(&namespace(&depot), &[1, 2], len), [true; 2]);
+        assert!(depot.drain(PATIENCE));
+        depot.close();
+        let depot = keyed();
+        assert!(has(&namespace(&depot), &[1, 2], len));
+        depot.close();
+        // Who has no key reads it, and writes one without a MAC.
+        let trusting = server.open_with("S3", &json!({"capacity": "1GiB"}));
+        let ns = namespace(&trusting);
+        assert!(has(&ns, &[1, 2], len));
+        assert_eq!(ns.remove(&common::keys([1])).unwrap(), 1);
+        assert_eq!(put(&ns, &[1], len), [true]);
+        trusting.close();
+        // A byte of another one, with all that does not take a key.
+        let objects = server.objects();
+        let second = objects
+            .iter()
+            .find(|object| server.is_of(object, 2))
+            .unwrap();
+        let mut bytes = fs::read(second).unwrap();
+        let (page, payload) = bytes
+            .split_first_chunk_mut::<{ file_header::LEN }>()
+            .unwrap();
+        let header = FileHeader::decode(page).unwrap();
+        payload[len / 2] ^= 1;
+        let checksum = checksum::of(&parts::part_id(&header.identity, 0, 1), payload);
+        let forged = FileHeader { checksum, ..header };
+        *page = forged.encode(&file_header::macs(page), &[]);
+        server.replace(second, &bytes, None);
+        let depot = keyed();
+        let ns = namespace(&depot);
+        let outcomes = get(&ns, &[1, 2], len);
+        assert!(!outcomes.contains(&Outcome::Done), "{outcomes:?}");
+        common::eventually("the end of both", || server.objects().is_empty());
+        assert_eq!(put(&ns, &[1, 2], len), [true; 2]);
+        assert!(depot.drain(PATIENCE));
+        assert!(has(&ns, &[1, 2], len));
+        depot.close();
+    }
 }

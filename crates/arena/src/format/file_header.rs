@@ -7,7 +7,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned, transmut
 use super::Sealed;
 use super::record::PARTS_MAX;
 use crate::key::{Identity, Key, NamespaceId};
-use kvdepot_media::{Checksum, PART_LEN_MAX};
+use kvdepot_media::{Checksum, Mac, PART_LEN_MAX};
 
 /// Bytes of a header: where the payload begins.
 pub const LEN: usize = 4096;
@@ -15,8 +15,8 @@ pub const LEN: usize = 4096;
 pub const MAGIC: [u8; 8] = *b"KVDBLOCK";
 /// The version this release writes and reads.
 pub const VERSION: u32 = 1;
-/// Digests of leaves that a header has room for; it records none of a payload with more.
-pub const LEAVES_MAX: usize = 249;
+/// MACs and digests of leaves that a header has room for; it records no digests where not all fit.
+pub const SUMS_MAX: usize = 249;
 
 /// What a header says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,21 +47,23 @@ pub(super) struct Body {
     checksum: [u8; 16],
     created: U64,
     parts: U16,
-    unused: [u8; 2],
+    macs: U16,
     leaves: U32,
-    digests: [[u8; 16]; LEAVES_MAX],
+    sums: [[u8; 16]; SUMS_MAX],
 }
 
 impl FileHeader {
-    /// The page as it stands in the file, with the digests of these leaves; without any, where
-    /// there is no room for all.
+    /// The page as it stands in the file, with the MACs of its parts, at most [`SUMS_MAX`], where
+    /// it has any, and the digests of these leaves; without those where there is no room for all.
     #[must_use]
-    pub fn encode(&self, leaves: &[u128]) -> [u8; LEN] {
-        let leaves = Some(leaves).filter(|all| all.len() <= LEAVES_MAX);
+    pub fn encode(&self, macs: &[Mac], leaves: &[u128]) -> [u8; LEN] {
+        let leaves = Some(leaves).filter(|all| macs.len() + all.len() <= SUMS_MAX);
         let leaves = leaves.unwrap_or_default();
-        let mut digests = [[0; 16]; LEAVES_MAX];
-        for (room, digest) in digests.iter_mut().zip(leaves) {
-            *room = digest.to_le_bytes();
+        let mut sums = [[0; 16]; SUMS_MAX];
+        let digests = leaves.iter().map(|digest| digest.to_le_bytes());
+        let each = macs.iter().map(|mac| mac.0).chain(digests);
+        for (room, sum) in sums.iter_mut().zip(each) {
+            *room = sum;
         }
         let body = Body {
             magic: MAGIC,
@@ -73,9 +75,9 @@ impl FileHeader {
             checksum: self.checksum.0,
             created: self.created.into(),
             parts: self.parts.into(),
-            unused: [0; _],
+            macs: (macs.len() as u16).into(),
             leaves: (leaves.len() as u32).into(),
-            digests,
+            sums,
         };
         transmute!(Page::new(body, 0))
     }
@@ -90,6 +92,7 @@ impl FileHeader {
             && body.version == VERSION
             && body.header_len == LEN as u32
             && (1..=PARTS_MAX).contains(&body.parts.get())
+            && (body.macs == 0 || body.macs == body.parts)
             && (1..=PART_LEN_MAX).contains(&body.len.get());
         is_known.then(|| FileHeader {
             identity: Identity {
@@ -121,8 +124,18 @@ impl FileHeader {
 pub fn leaves(page: &[u8; LEN]) -> Result<Vec<u128>, u32> {
     let page: &Page = transmute_ref!(page);
     let count = page.body.leaves.get();
-    let found = page.body.digests.get(..count as usize).ok_or(count)?;
+    let behind = page.body.sums.get(page.body.macs.get() as usize..);
+    let found = behind.and_then(|behind| behind.get(..count as usize));
+    let found = found.ok_or(count)?;
     Ok(found.iter().map(|one| u128::from_le_bytes(*one)).collect())
+}
+
+/// The MACs of its parts in a page that is a header: none where the block is not authenticated.
+#[must_use]
+pub fn macs(page: &[u8; LEN]) -> Vec<Mac> {
+    let page: &Page = transmute_ref!(page);
+    let found = page.body.sums.iter().take(page.body.macs.get() as usize);
+    found.map(|one| Mac(*one)).collect()
 }
 
 #[cfg(test)]
@@ -144,26 +157,35 @@ mod tests {
 
     #[test]
     fn survives_a_round_trip() {
-        assert_eq!(FileHeader::decode(&sample().encode(&[])), Some(sample()));
+        assert_eq!(
+            FileHeader::decode(&sample().encode(&[], &[])),
+            Some(sample())
+        );
     }
 
     #[test]
     fn leaves_are_recorded_where_all_fit() {
-        for count in [0, 1, 2, LEAVES_MAX, LEAVES_MAX + 1, 16_384] {
+        for count in [0, 1, 2, SUMS_MAX, SUMS_MAX + 1, 16_384] {
             let digests: Vec<u128> = (0..count).map(|one| (one as u128) << 70 | 5).collect();
-            let page = sample().encode(&digests);
-            let kept = if count > LEAVES_MAX { &[] } else { &*digests };
-            assert_eq!(leaves(&page).as_deref(), Ok(kept), "{count}");
-            assert_eq!(FileHeader::decode(&page), Some(sample()), "{count}");
+            for proofs in [&[] as &[Mac], &[Mac([9; 16])]] {
+                let page = sample().encode(proofs, &digests);
+                let fits = proofs.len() + count <= SUMS_MAX;
+                let kept = if fits { &*digests } else { &[] };
+                assert_eq!(leaves(&page).as_deref(), Ok(kept), "{count}");
+                assert_eq!(macs(&page), proofs, "{count}");
+                assert_eq!(FileHeader::decode(&page), Some(sample()), "{count}");
+            }
         }
-        let mut page = sample().encode(&[]);
+        let two = sample().encode(&[Mac([9; 16]); 2], &[]);
+        assert_eq!(FileHeader::decode(&two), None, "one part has one MAC");
+        let mut page = sample().encode(&[], &[]);
         page[100..104].copy_from_slice(&250_u32.to_le_bytes());
         assert_eq!(leaves(&page), Err(250));
     }
 
     #[test]
     fn any_flipped_byte_is_noticed() {
-        let page = sample().encode(&[1 << 90, 7]);
+        let page = sample().encode(&[Mac([8; 16])], &[1 << 90, 7]);
         for at in 0..LEN {
             let mut bad = page;
             bad[at] ^= 0x10;
@@ -180,7 +202,7 @@ mod tests {
                 ..sample()
             };
             assert_eq!(
-                FileHeader::decode(&forged.encode(&[])),
+                FileHeader::decode(&forged.encode(&[], &[])),
                 None,
                 "{len} {parts}"
             );
@@ -193,8 +215,8 @@ mod tests {
             "## A block's file",
             Body {
                 magic, version, header_len, namespace, key, len, checksum, created, parts,
-                leaves, digests
-            } unused { unused }
+                macs, leaves, sums
+            } unused {}
         );
     }
 }

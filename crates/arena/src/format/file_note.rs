@@ -2,7 +2,7 @@
 //! the header, which is a read of its own, need not be read first. The header alone counts: a file
 //! without the attribute, or with one that does not fit its name, is judged by that.
 
-use kvdepot_media::{Checksum, PART_LEN_MAX};
+use kvdepot_media::{Checksum, Mac, PART_LEN_MAX};
 use xxhash_rust::xxh3::xxh3_64;
 use zerocopy::little_endian::{U16, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned, transmute, transmute_ref};
@@ -13,9 +13,9 @@ use crate::key::Identity;
 /// The attribute's name.
 pub const NAME: &str = "user.kvdepot";
 /// Its bytes: few enough that file systems keep them beside what they know of the file anyway.
-pub const LEN: usize = 40;
+pub const LEN: usize = 56;
 /// The version this release writes and reads.
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
 
 /// What it says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,6 +26,8 @@ pub struct FileNote {
     pub parts: u16,
     /// As in the header.
     pub checksum: Checksum,
+    /// The MAC of the only part, where it has one: never zeros.
+    pub mac: Option<Mac>,
 }
 
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -36,16 +38,17 @@ struct Body {
     parts: U16,
     version: u8,
     unused: [u8; 5],
+    mac: [u8; 16],
     seal: U64,
 }
 
 impl Body {
     /// Over the identity too, so that no other file's note is taken for one of this block.
     fn seal(&self, identity: &Identity) -> u64 {
-        let mut bytes = [0; 80];
+        let mut bytes = [0; 96];
         bytes[..16].copy_from_slice(&identity.namespace.0);
         bytes[16..48].copy_from_slice(&identity.key.0);
-        bytes[48..].copy_from_slice(&self.as_bytes()[..32]);
+        bytes[48..].copy_from_slice(&self.as_bytes()[..48]);
         xxh3_64(&bytes)
     }
 }
@@ -60,6 +63,7 @@ impl FileNote {
             parts: self.parts.into(),
             version: VERSION,
             unused: [0; _],
+            mac: self.mac.map_or([0; 16], |mac| mac.0),
             seal: 0.into(),
         };
         body.seal = body.seal(identity).into();
@@ -78,6 +82,7 @@ impl FileNote {
             len: body.len.get(),
             parts: body.parts.get(),
             checksum: Checksum(body.checksum),
+            mac: Some(Mac(body.mac)).filter(|_| body.mac != [0; 16]),
         })
     }
 }
@@ -93,11 +98,15 @@ mod tests {
             namespace: NamespaceId([1; 16]),
             key: Key([byte; 32]),
         };
-        let note = FileNote {
+        let mut note = FileNote {
             len: 1 << 20,
             parts: 2,
             checksum: Checksum([3; 16]),
+            mac: None,
         };
+        let bytes = note.encode(&identity(2));
+        assert_eq!(FileNote::decode(&bytes, &identity(2)), Some(note));
+        note.mac = Some(Mac([4; 16]));
         let bytes = note.encode(&identity(2));
         assert_eq!(FileNote::decode(&bytes, &identity(2)), Some(note));
         assert_eq!(FileNote::decode(&bytes, &identity(4)), None);

@@ -156,7 +156,7 @@ fn fault_of(
     let recorded = match file_header::leaves(page) {
         Ok(recorded) => recorded,
         Err(count) => {
-            let most = file_header::LEAVES_MAX;
+            let most = file_header::SUMS_MAX;
             let why = format!("its header records {count} leaves, and has room for {most}");
             return Ok(Err(why));
         }

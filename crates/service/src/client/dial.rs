@@ -75,7 +75,7 @@ struct State {
 /// What a process says of a namespace.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) enum Told {
-    Description(NamespaceId, String),
+    Description(NamespaceId, String, Option<String>),
     /// Its blocks are to stay in one piece.
     Contiguous(NamespaceId),
 }
@@ -88,10 +88,12 @@ impl Told {
                 let namespace = *namespace;
                 link.call(&KeepContiguous { namespace }, Ok)
             }
-            Told::Description(namespace, description) => {
+            Told::Description(namespace, description, salt) => {
                 let call = Namespace {
                     namespace: *namespace,
                     description,
+                    salted: salt.is_some(),
+                    salt: salt.as_deref().unwrap_or_default(),
                 };
                 link.call(&call, Ok)
             }

@@ -149,8 +149,14 @@ impl Verbs for Client {
         Some(self.dial.socket().into())
     }
 
-    fn describe(&self, id: NamespaceId, description: &str) -> Result<(), Error> {
-        self.tell_all(&Told::Description(id, description.to_owned()))
+    fn describe(
+        &self,
+        id: NamespaceId,
+        description: &str,
+        salt: Option<&str>,
+    ) -> Result<(), Error> {
+        let salt = salt.map(str::to_owned);
+        self.tell_all(&Told::Description(id, description.to_owned(), salt))
     }
 
     fn populate_aside(&self) -> Result<(), Error> {

@@ -108,8 +108,10 @@ macro_rules! frames {
 
 // Calls, then tasks from the client, calls that may take long, and tasks from the owner.
 frames! {
-    /// Describes a namespace.
-    1 Namespace<'a> { namespace: NamespaceId, description: &'a str } => ();
+    /// Names a namespace: what it is for people, and its salt, which picks its key.
+    1 Namespace<'a> {
+        namespace: NamespaceId, description: &'a str, salted: bool, salt: &'a str
+    } => ();
     /// Which of the keys are there.
     2 Contains<'a> { namespace: NamespaceId, keys: Keys<'a> } => Marks<'b>;
     /// How many of the keys are there, from the first on.

@@ -79,7 +79,8 @@ impl Calls<'_> {
         }
         match request.verb {
             Verb::Namespace => reply(request, |call: say::Namespace<'_>| {
-                core.describe(call.namespace, call.description)
+                let salt = call.salted.then_some(call.salt);
+                core.describe(call.namespace, call.description, salt)
             }),
             Verb::Contains => reply(request, |call: say::Contains<'_>| {
                 let found = core.contains(call.namespace, call.keys.allowed()?)?;

@@ -92,6 +92,8 @@ pub struct Config {
     pub staging_slab: Option<u64>,
     /// Regions of the staging slab.
     pub staging_regions: Option<usize>,
+    /// What blocks are authenticated with on media that others may write.
+    pub mac_key_file: Option<PathBuf>,
     /// How long opening waits for the lock.
     pub lock_wait: Duration,
     /// What a put does when the write-back queue is full.
@@ -140,6 +142,7 @@ impl Default for Config {
             slice_size: 4 << 20,
             staging_slab: None,
             staging_regions: None,
+            mac_key_file: None,
             lock_wait: Duration::from_secs(10),
             overload: Overload::default(),
             write_back_depth: None,
@@ -344,6 +347,7 @@ impl Config {
             ("", "staging_regions") => {
                 self.staging_regions = Some(parsed.count(&field, 4096)? as usize);
             }
+            ("", "mac_key_file") => self.mac_key_file = Some(absolute(&parsed.text)),
             ("", "lock_wait") => self.lock_wait = parsed.duration,
             ("", "overload") => {
                 self.overload = if parsed.text == "drop" {

@@ -62,6 +62,7 @@ impl Local {
             without,
             next,
             alarm,
+            keys,
         } = Opened::open(config, &uses)?;
         let tiers: Vec<Stage> = tiers.into_iter().map(|(_, tier)| tier).collect();
         // What a tier apart has is not known without asking it.
@@ -87,6 +88,7 @@ impl Local {
             promote: config.promote,
             learned,
             uses,
+            keys,
             next_medium: AtomicU32::new(next),
             next_group: AtomicU64::new(1),
             config: config.clone(),
@@ -328,8 +330,13 @@ impl Verbs for Local {
         self.core.step_evictor()
     }
 
-    fn describe(&self, id: NamespaceId, description: &str) -> Result<(), Error> {
-        self.core.describe(id, description)
+    fn describe(
+        &self,
+        id: NamespaceId,
+        description: &str,
+        salt: Option<&str>,
+    ) -> Result<(), Error> {
+        self.core.describe(id, description, salt)
     }
 
     fn stats(&self) -> Stats {

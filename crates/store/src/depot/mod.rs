@@ -91,7 +91,8 @@ impl Depot {
     pub fn namespace(&self, spec: &NamespaceSpec) -> Result<Namespace, Error> {
         let id = spec.id()?;
         let description = spec.describe();
-        self.verbs.describe(id, &description)?;
+        self.verbs
+            .describe(id, &description, spec.salt.as_deref())?;
         Ok(self.namespace_by_id(id))
     }
 

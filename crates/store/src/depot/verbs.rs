@@ -66,7 +66,8 @@ pub trait Verbs: Send + Sync {
     fn is_connected(&self) -> bool;
     fn is_busy(&self) -> bool;
     fn socket(&self) -> Option<PathBuf>;
-    fn describe(&self, id: NamespaceId, description: &str) -> Result<(), Error>;
+    fn describe(&self, id: NamespaceId, description: &str, salt: Option<&str>)
+    -> Result<(), Error>;
     fn populate_aside(&self) -> Result<(), Error>;
     fn stats(&self) -> Stats;
     fn namespaces(&self) -> Result<Vec<NamespaceUsage>, Error>;

@@ -157,9 +157,20 @@ impl Core {
         tiers.try_for_each(|tier| tier.keep_contiguous(id))
     }
 
-    /// Notes on the media what a namespace is.
-    pub fn describe(&self, id: NamespaceId, description: &str) -> Result<(), Error> {
+    /// Notes on the media what a namespace is, and has its key at hand where there are keys.
+    ///
+    /// # Errors
+    /// [`Error::Input`] where its salt has none; [`Error::Closed`].
+    pub fn describe(
+        &self,
+        id: NamespaceId,
+        description: &str,
+        salt: Option<&str>,
+    ) -> Result<(), Error> {
         let _pass = self.gate.enter()?;
+        if let Some(keys) = &self.keys {
+            keys.name(id, salt)?;
+        }
         self.tiers
             .iter()
             .for_each(|tier| tier.describe(id, description));

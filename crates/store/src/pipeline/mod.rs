@@ -57,6 +57,7 @@ pub use two_phase::{NoRoom, Reservation};
 
 use crate::config::{Config, Overload};
 use crate::journal::Journal;
+use crate::keyring::Keyring;
 use crate::metrics::{Metrics, Op};
 use crate::task::{Mirror, Task};
 use crate::tier::{Apart, Arenas, Directory, FileAt, Stage};
@@ -86,6 +87,8 @@ pub struct Core {
     /// What is known of the blocks that pass by; `None` where everything is stored.
     pub(crate) learned: Option<Learned>,
     pub(crate) uses: Uses,
+    /// What blocks are authenticated with.
+    pub(crate) keys: Option<Arc<Keyring>>,
     pub(crate) next_medium: AtomicU32,
     pub(crate) next_group: AtomicU64,
     pub(crate) config: Config,

@@ -228,6 +228,7 @@ impl Core {
                 Moved::Done(_) => {
                     if is_apart {
                         targets.note_leaves(&target, verdicts.leaves(tag));
+                        targets.note_macs(&target, verdicts.macs(tag));
                     }
                     let checksum = places[index].checksum;
                     written.push((
@@ -365,11 +366,17 @@ fn plan(
         return Ok(false);
     };
     let (mut src, mut dst) = (Vec::new(), Vec::new());
+    // Both have the key of one namespace.
+    let (proven, proof) = (from.proof(source), to.proof(target));
     for (number, part) in found.iter().enumerate() {
         let id = parts::part_id(&source.identity, number as u32, source.parts);
         from.buffers(source, part.offset, part.len, &mut src)?;
         to.buffers(target, part.offset, part.len, &mut dst)?;
-        batch.part(&id, &src, &dst, Some(part.checksum), tag)?;
+        let index = batch.part(&id, &src, &dst, Some(part.checksum), tag)?;
+        if let Some(proof) = proven.as_ref().or(proof.as_ref()) {
+            let mac = proof.macs.get(number).copied();
+            batch.authenticate(index, &proof.key, mac);
+        }
     }
     if source.parts > 1 {
         to.write_parts(target, &found)?;

@@ -7,10 +7,11 @@ use kvdepot_arena::parts::{self, Part};
 use kvdepot_arena::{
     Class, Departed, Error, Key, Medium, NamespaceId, Place, Refused, Reserved, TierStats, Wanted,
 };
-use kvdepot_media::{Buffer, Checksum};
+use kvdepot_media::{Buffer, Checksum, Mac, MacKey};
 
 use super::file::{Directory, FileAt};
 use super::late::Reply;
+use crate::keyring::Keyring;
 
 /// A namespace of a depot, and what it has in the last tier that has some of it and can tell.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -39,18 +40,43 @@ impl NamespaceUsage {
 }
 
 /// What a tier is told beside its settings.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Terms {
     /// The number that its placements bear.
     pub number: u32,
     /// How long its answers are waited for, but those to lookups.
     pub timeout: Duration,
+    /// What blocks are authenticated with, where others may write its medium and the depot has
+    /// keys. Who takes no notice trusts its medium.
+    pub keys: Option<Arc<Keyring>>,
 }
 
 impl Terms {
-    pub(crate) fn new(number: u32, timeout: Duration) -> Terms {
-        Terms { number, timeout }
+    pub(crate) fn new(number: u32, timeout: Duration, keys: Option<Arc<Keyring>>) -> Terms {
+        Terms {
+            number,
+            timeout,
+            keys,
+        }
+    }
+}
+
+/// What the parts of a block are authenticated with.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Proof {
+    /// The key of its namespace.
+    pub key: Arc<MacKey>,
+    /// The MAC that each part has to have; none of a block that is reserved.
+    pub macs: Vec<Mac>,
+}
+
+impl Proof {
+    /// By this key, with the MACs of its parts.
+    #[must_use]
+    pub fn new(key: Arc<MacKey>, macs: Vec<Mac>) -> Proof {
+        Proof { key, macs }
     }
 }
 
@@ -181,6 +207,15 @@ pub trait Ends: Send + Sync {
     /// for a tier that has room for them beside the payload. A block that lanes of another process
     /// have written is committed without.
     fn note_leaves(&self, _place: &Place, _leaves: Vec<u128>) {}
+
+    /// What a block that is pinned or reserved is authenticated with, where its tier has keys.
+    fn proof(&self, _place: &Place) -> Option<Proof> {
+        None
+    }
+
+    /// Notes the MACs of a block that is reserved and written now, part for part, as far as its
+    /// tier has keys. One without is not committed there.
+    fn note_macs(&self, _place: &Place, _macs: Vec<Mac>) {}
 
     /// The directory that has the payloads, where they lie in files of one: it is handed to other
     /// processes, whose lanes open there what is pinned or reserved. Without it they reach nothing.

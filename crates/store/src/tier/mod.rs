@@ -18,7 +18,7 @@ mod stage;
 
 pub(crate) use apart::{Answer, Apart};
 pub(crate) use arenas::{Arenas, DAX, NVME, Sort};
-pub use contract::{Ends, NamespacePage, NamespaceUsage, Page, Terms, Tier};
+pub use contract::{Ends, NamespacePage, NamespaceUsage, Page, Proof, Terms, Tier};
 pub use file::{BlockFile, Directory, FileAt};
 pub use kinds::{Kinds, Opener, TierKind};
 pub(crate) use late::Alarm;

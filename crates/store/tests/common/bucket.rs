@@ -144,7 +144,19 @@ impl Server {
     }
 
     pub(crate) fn try_open(&self, pipeline: &str, s3: &Value) -> Result<Depot, Error> {
-        let mut settings = json!({"lanes": 2, "close_timeout": "10s", "socket": "off"});
+        self.open_of(pipeline, s3, json!({}))
+    }
+
+    /// With a file of keys.
+    pub(crate) fn open_keyed(&self, pipeline: &str, s3: &Value, keys: &Path) -> Depot {
+        let keyed = self.open_of(pipeline, s3, json!({"mac_key_file": keys}));
+        keyed.unwrap()
+    }
+
+    fn open_of(&self, pipeline: &str, s3: &Value, mut settings: Value) -> Result<Depot, Error> {
+        settings["lanes"] = json!(2);
+        settings["close_timeout"] = json!("10s");
+        settings["socket"] = json!("off");
         for tier in pipeline.split('|') {
             match tier {
                 "Cache" => settings["cache"] = json!({"capacity": "1MiB"}),

@@ -107,9 +107,11 @@ impl World {
         fail.store(count.into(), std::sync::atomic::Ordering::Relaxed);
     }
 
-    fn rot(&self, tier: u8, id: Id, at: u64) {
+    /// Of this block or the next one that is there.
+    fn rot(&self, tier: u8, (ns, first): Id, at: u64) {
         let shelf = &self.shelves[usize::from(tier) % self.shelves.len()];
-        if shelf.rot(&World::identity(id), at) {
+        let mut all = (0..KEYS).map(|next| (ns, ((u64::from(first) + next) % KEYS) as u16));
+        if let Some(id) = all.find(|id| shelf.rot(&World::identity(*id), at)) {
             self.fault("rot");
             self.freed.set(true);
             self.rotted.borrow_mut().insert(id);

@@ -60,12 +60,15 @@ impl World {
         }
         self.door("open sharer");
         self.forget_seen();
-        let settings = json!({
+        let mut settings = json!({
             "socket": "off",
             "lanes": 2,
             "close_timeout": "0s",
             "posix": self.posix_section(),
         });
+        if self.shape.keyed {
+            settings["mac_key_file"] = json!(self.keys());
+        }
         let config = Config::new("Posix", &settings).unwrap();
         let depot = Depot::open(&config).map_err(|error| format!("a sharer: {error}"))?;
         *self.sharer.borrow_mut() = Some(depot);

@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 
 use kvdepot_arena::parts::Part;
 use kvdepot_arena::{Place, Refused, Reserved, Token, Wanted};
-use kvdepot_media::{Buffer, Checksum};
+use kvdepot_media::{Buffer, Checksum, Mac};
 use kvdepot_store::sim::{Schedule, current};
-use kvdepot_store::{Directory, Ends, Error, FileAt, Identity, Key, NamespaceId, Reply};
+use kvdepot_store::{Directory, Ends, Error, FileAt, Identity, Key, NamespaceId, Proof, Reply};
 use kvdepot_testkit::Rng;
 use kvdepot_testkit::sim::run::wrong;
 
@@ -231,7 +231,8 @@ impl Shelf {
             true => posix::read(&self.path, identity),
             false => self.own.get(identity.namespace, identity.key),
         };
-        stored.is_some_and(|stored| stored.is_sound(identity))
+        let forged = || self.is_posix() && posix::is_forged(&self.path, identity);
+        stored.is_some_and(|stored| stored.is_sound(identity)) && !forged()
     }
 
     /// Blocks of a namespace with their bytes.
@@ -569,6 +570,14 @@ impl Ends for Shelf {
 
     fn note_leaves(&self, place: &Place, leaves: Vec<u128>) {
         self.medium().note_leaves(place, leaves);
+    }
+
+    fn proof(&self, place: &Place) -> Option<Proof> {
+        self.medium().proof(place)
+    }
+
+    fn note_macs(&self, place: &Place, macs: Vec<Mac>) {
+        self.medium().note_macs(place, macs);
     }
 
     fn directory(&self) -> Option<Directory> {

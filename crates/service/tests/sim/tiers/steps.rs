@@ -46,6 +46,8 @@ pub struct Shape {
     pub mood: Mood,
     /// `Nvme` in the place of `Dax`: the same, by calls.
     pub disk: bool,
+    /// Whether blocks of `Posix` are authenticated. What rots there is forged then.
+    pub keyed: bool,
 }
 
 /// One thing that happens.
@@ -184,6 +186,7 @@ pub fn shape(rng: &mut Rng) -> Shape {
     let is_small = bytes == Bytes::Posix && rng.once_in(2);
     let room = if is_small { 1024 } else { 0 };
     let largest = *rng.pick(&[2000, 9000, 30_000]);
+    let moved = rng.once_in(2);
     Shape {
         pipeline: rng.pick::<&str>(PIPELINES),
         cache: *rng.pick(&[32, 64, 128, 1024]),
@@ -191,7 +194,7 @@ pub fn shape(rng: &mut Rng) -> Shape {
         mid_lasts: rng.once_in(2),
         mid: *rng.pick(&[16, 64, 256]),
         bytes,
-        moved: rng.once_in(2),
+        moved,
         drop: rng.once_in(3),
         promote: !rng.once_in(4),
         write_back: *rng.pick(&[0, 16, 16, 32]),
@@ -207,6 +210,8 @@ pub fn shape(rng: &mut Rng) -> Shape {
         },
         mood: mood(rng),
         disk: rng.once_in(3),
+        // Lanes of other processes have no keys, and find nothing there.
+        keyed: bytes == Bytes::Posix && !moved && rng.once_in(2),
     }
 }
 
@@ -419,6 +424,7 @@ pub fn plainer(shape: &Shape) -> Vec<Shape> {
         &[
             |shape| shape.bytes = Bytes::Memory,
             |shape| shape.moved = false,
+            |shape| shape.keyed = false,
             |shape| shape.drop = false,
             |shape| shape.second = "",
             |shape| shape.terms = Terms::default(),

@@ -301,7 +301,7 @@ impl World {
                 // depot stores it once more.
                 let block = self.block(id);
                 let gone = block.removing > 0 || block.disturbed >= since || self.collects();
-                let gone = gone || self.was_foreign(id, since);
+                let gone = gone || self.was_foreign(id, since) || self.has_rotted(id);
                 law!(
                     self.faults() > faults || gone && self.shape.bytes == Bytes::Posix,
                     "part {number} of {id:?}, which is pinned, was not loaded"

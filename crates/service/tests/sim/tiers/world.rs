@@ -2,6 +2,8 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -18,7 +20,7 @@ use serde_json::{Value, json};
 
 use super::directory::Seen;
 use super::memory::Bytes;
-use super::posix::FAN_OUT;
+use super::posix::{FAN_OUT, SECRET};
 use super::shelf::{Mood, Shelf};
 use super::steps::{KEYS, NAMESPACES, Shape};
 use super::terms::{LIMITS, Offers};
@@ -264,6 +266,9 @@ impl World {
         if shape.bytes == Bytes::Posix {
             settings["posix"] = self.posix_section();
         }
+        if shape.keyed {
+            settings["mac_key_file"] = json!(self.keys());
+        }
         let section = |tier: &str| match tier {
             "Dax" if shape.disk => "nvme".to_owned(),
             "Far" if shape.bytes == Bytes::Posix => "posix".to_owned(),
@@ -289,6 +294,17 @@ impl World {
             pipeline = pipeline.replace("Far", "Posix");
         }
         Config::with_kinds(&kinds(&self.shelves), &pipeline, &settings).unwrap()
+    }
+
+    /// A file of keys.
+    pub fn keys(&self) -> PathBuf {
+        let path = self.dir.path().join("keys");
+        if !path.exists() {
+            let digits: String = SECRET.iter().map(|byte| format!("{byte:02x}")).collect();
+            std::fs::write(&path, format!("- {digits}\n")).unwrap();
+            std::fs::set_permissions(&path, Permissions::from_mode(0o600)).unwrap();
+        }
+        path
     }
 
     pub fn posix_section(&self) -> Value {
@@ -445,6 +461,11 @@ impl World {
         let identity = World::identity(id);
         let goes = self.shelves.iter().any(|shelf| shelf.may_go(&identity));
         !goes && self.block(id).removing == 0 && !self.is_rotten(id)
+    }
+
+    /// Whether somebody may have discarded it since.
+    pub fn has_rotted(&self, id: Id) -> bool {
+        self.rotted.borrow().contains(&id)
     }
 
     /// Whether some tier has it, and its bytes are no longer what they were.

@@ -17,19 +17,21 @@ pub fn plan(
     tag: u32,
 ) -> Result<Outcome, Error> {
     let identity = &place.identity;
+    let proof = ends.proof(place);
+    let authenticate = |batch: &mut kvdepot_media::Batch, index, number: usize| {
+        if let Some(proof) = &proof {
+            batch.authenticate(index, &proof.key, proof.macs.get(number).copied());
+        }
+    };
     if place.parts == 1 {
         if place.len != buffers.bytes(index) {
             return Ok(Outcome::Length);
         }
         ends.buffers(place, 0, place.len, source)?;
         let id = parts::part_id(identity, 0, 1);
-        batch.part(
-            &id,
-            source,
-            buffers.pieces(index),
-            Some(place.checksum),
-            tag,
-        )?;
+        let (pieces, sum) = (buffers.pieces(index), Some(place.checksum));
+        let part = batch.part(&id, source, pieces, sum, tag)?;
+        authenticate(batch, part, 0);
         return Ok(Outcome::Done);
     }
     let Some(found) = ends.parts(place)? else {
@@ -43,7 +45,8 @@ pub fn plan(
         ends.buffers(place, part.offset, part.len, source)?;
         let rest = split(&mut pieces, part.len as usize)?;
         let id = parts::part_id(identity, number as u32, place.parts);
-        batch.part(&id, source, &pieces, Some(part.checksum), tag)?;
+        let index = batch.part(&id, source, &pieces, Some(part.checksum), tag)?;
+        authenticate(batch, index, number);
         pieces = rest;
     }
     Ok(Outcome::Done)

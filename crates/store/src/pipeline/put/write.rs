@@ -45,7 +45,10 @@ impl Put {
             .try_for_each(|(tag, (index, place, _))| {
                 ends.buffers(place, 0, place.len, &mut target)?;
                 let id = parts::part_id(&place.identity, 0, 1);
-                batch.part(&id, buffers.pieces(*index), &target, None, tag as u32)?;
+                let part = batch.part(&id, buffers.pieces(*index), &target, None, tag as u32)?;
+                if let Some(proof) = ends.proof(place) {
+                    batch.authenticate(part, &proof.key, None);
+                }
                 verdicts.planned(tag, 1);
                 Ok::<(), Error>(())
             });
@@ -62,6 +65,7 @@ impl Put {
             if is_apart {
                 for (tag, (_, place, _)) in copies.iter().enumerate() {
                     ends.note_leaves(place, verdicts.leaves(tag));
+                    ends.note_macs(place, verdicts.macs(tag));
                 }
             }
             put.core.metrics.moved(Op::Put, tier, started);

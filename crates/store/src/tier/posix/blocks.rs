@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use kvdepot_arena::format::file_header::LEN;
+use kvdepot_arena::format::file_header::{LEN, SUMS_MAX};
 use kvdepot_arena::{
     Cause, Durability, Error, Full, Identity, NamespaceId, Refused, Reserved, Token, Wanted, clock,
 };
@@ -105,7 +105,12 @@ impl Common {
             return Err(self.full(wanted, Cause::Large { most }));
         }
         let lasts = self.durability == Durability::Power;
-        match self.folder.keeps(&name, lasts) {
+        let proven = self.open.has_keys();
+        if proven && (!self.open.proves(namespace) || usize::from(wanted.parts) > SUMS_MAX) {
+            // There would be no MACs, or no room for them.
+            return Err(Refused::Declined);
+        }
+        match self.folder.keeps(&name, (lasts, proven)) {
             Ok(Kept::Nothing) => {}
             Ok(Kept::Block) => return Err(Refused::Present(nowhere)),
             Ok(Kept::Strange) => return Err(Refused::Declined),

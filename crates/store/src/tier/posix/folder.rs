@@ -25,7 +25,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
-use kvdepot_arena::format::file_header::{FileHeader, LEN};
+use kvdepot_arena::format::file_header::{FileHeader, LEN, macs};
 use kvdepot_arena::{Durability, Error, Identity};
 use kvdepot_host::dir::{Access, Dir, Seen, mark_used};
 use kvdepot_host::lock::{self};
@@ -243,8 +243,13 @@ impl Folder {
         Ok(self.at.load().dir.has(&self.name_of(identity))?)
     }
 
-    /// What has a block's name; a block is durable then if it shall last.
-    pub(super) fn keeps(&self, identity: &Identity, lasts: bool) -> Result<Kept, Error> {
+    /// What has a block's name; a block is durable then if it shall last, and none that shall be
+    /// `proven` and is not.
+    pub(super) fn keeps(
+        &self,
+        identity: &Identity,
+        (lasts, proven): (bool, bool),
+    ) -> Result<Kept, Error> {
         // Mostly nothing has.
         if !self.has(identity)? {
             return Ok(Kept::Nothing);
@@ -261,6 +266,7 @@ impl Folder {
         }
         match self.page(identity) {
             Some(page) if FileHeader::is_newer(&page) => return Ok(Kept::Strange),
+            Some(page) if proven && macs(&page).is_empty() => return Ok(Kept::Nothing),
             Some(page) if whose(&page, identity).is_some() => {}
             _ => return Ok(Kept::Nothing),
         }

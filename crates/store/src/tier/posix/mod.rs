@@ -114,13 +114,14 @@ impl Posix {
         let losses = Arc::new(Losses::new(&filter));
         let collector = Collector::start(folder, &usage, &losses)?;
         let writes = Arc::new(Desk::new("write", THREADS)?);
+        let number = terms.number;
         let open = Open::new(terms, (folder, &usage, &losses), &writes, options)?;
         Ok(Posix {
             reads: Desk::new("read", THREADS)?,
             writes,
             common: Arc::new(Common {
                 name: options.name,
-                number: terms.number,
+                number,
                 durability: options.durability,
                 folder: Arc::clone(folder),
                 usage,

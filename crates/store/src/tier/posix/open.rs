@@ -1,5 +1,6 @@
 //! Files that are pinned or written now.
 
+mod left;
 mod making;
 
 use std::collections::{HashMap, HashSet};
@@ -8,14 +9,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use kvdepot_arena::clock::unix_seconds;
-use kvdepot_arena::format::file_header::{FileHeader, LEN};
+use kvdepot_arena::format::file_header::{self, FileHeader, LEN};
 use kvdepot_arena::format::file_note::{self, FileNote};
 use kvdepot_arena::parts::{self, Part};
 use kvdepot_arena::{Error, Identity, Key, NamespaceId, Place, Reserved, TakesBack, Token};
 use kvdepot_host::dir::{Seen, annotate, annotation, mark_used};
 use kvdepot_media::checksum::compose;
 use kvdepot_media::file::{File, Hands, Manner};
-use kvdepot_media::{Buffer, Checksum};
+use kvdepot_media::{Buffer, Checksum, Mac};
 use parking_lot::Mutex;
 
 use super::desk::Desk;
@@ -25,7 +26,9 @@ use super::name::room_of;
 use super::options::Options;
 use super::reach::reach;
 use super::usage::{Unnamed, Usage};
-use crate::tier::{BlockFile, Directory, Ends, FileAt, Terms};
+use crate::keyring::Keyring;
+use crate::tier::{BlockFile, Directory, Ends, FileAt, Proof, Terms};
+use left::Left;
 use making::Making;
 
 /// A reader moves the time of last use where it is older than this: nanoseconds.
@@ -45,6 +48,8 @@ pub(super) struct Open {
     /// The file system is one that may hang. Of others a file's attribute is at hand when it is
     /// open, sooner than its header.
     far: bool,
+    /// What blocks are authenticated with.
+    keys: Option<Arc<Keyring>>,
     /// Most files that are open at a time, so that the process has some for other things.
     files_max: usize,
     /// Has threads for what the file system may take its time for.
@@ -72,6 +77,8 @@ struct Opened {
     place: Place,
     /// The digests of its leaves, where they are known when it is written.
     leaves: Vec<u128>,
+    /// The MACs of its parts: of one that is new when it is written.
+    macs: Vec<Mac>,
     /// A reservation, and else a pin.
     new: bool,
     holds: u32,
@@ -100,6 +107,7 @@ impl Open {
             manner,
             syncs: !manner.is_direct() && far,
             far,
+            keys: terms.keys,
             files_max: files_max(),
             desk: Arc::clone(desk),
             next: AtomicU64::new(0),
@@ -107,8 +115,24 @@ impl Open {
         }))
     }
 
+    /// Whether blocks of a namespace can be authenticated, or need not be.
+    pub(super) fn proves(&self, namespace: NamespaceId) -> bool {
+        self.keys
+            .as_ref()
+            .is_none_or(|keys| keys.of(namespace).is_some())
+    }
+
+    /// Whether blocks have to be.
+    pub(super) fn has_keys(&self) -> bool {
+        self.keys.is_some()
+    }
+
     /// Pins the block in a file, if it is the one of that name, whole, and its user's own.
     pub(super) fn adopt(&self, name: &Identity) -> Result<Option<Place>, Error> {
+        if !self.proves(name.namespace) {
+            tracing::warn!(namespace = %name.namespace, "a namespace has no key here: a miss");
+            return Ok(None);
+        }
         let found = self.folder.find(name, self.manner.is_direct())?;
         let Some((fd, seen)) = found else {
             return Ok(None);
@@ -122,6 +146,8 @@ impl Open {
             false => None,
         };
         let note = note.and_then(|bytes| FileNote::decode(&bytes, name));
+        // What is not proven is for the header to say.
+        let note = note.filter(|note| self.keys.is_none() || note.mac.is_some());
         let file = self.block_file((fd, false), seen.inode)?;
         // One that says what is not so is found out when the payload is verified.
         let fits = |len: u64| seen.len == room_of(LEN as u64 + len);
@@ -129,6 +155,7 @@ impl Open {
             len,
             parts,
             checksum,
+            mac,
         }) = note.filter(|note| fits(note.len))
         else {
             return self.adopt_unseen(name, file, &seen);
@@ -140,12 +167,8 @@ impl Open {
             checksum,
             ..Place::of(*name)
         };
-        Ok(self.hold(
-            (Some(self.folder.name_of(name)), None, 0),
-            file,
-            place,
-            None,
-        ))
+        let (named, macs) = (Some(self.folder.name_of(name)), mac.into_iter().collect());
+        Ok(self.hold((named, None, 0), file, (place, macs), None))
     }
 
     /// As [`Open::adopt`], of a file whose header has to be read.
@@ -175,8 +198,14 @@ impl Open {
         let header = header.filter(|header| {
             header.identity == *name && seen.len == room_of(LEN as u64 + header.len)
         });
-        let Some(header) = header else {
-            tracing::warn!(key = %name.key, "a file is not the block that its name says");
+        let macs = file_header::macs(&page);
+        let proven = self.keys.is_none() || !macs.is_empty();
+        let Some(header) = header.filter(|_| proven) else {
+            let why = match proven {
+                true => "a file is not the block that its name says",
+                false => "a block is not authenticated",
+            };
+            tracing::warn!(key = %name.key, "{why}");
             // The next put writes it again.
             if let Some(bytes) = self.folder.remove(name, Some(seen.inode))? {
                 self.losses.went(name, Why::Rotten, bytes, None);
@@ -191,12 +220,8 @@ impl Open {
             checksum: header.checksum,
             ..Place::of(*name)
         };
-        Ok(self.hold(
-            (Some(self.folder.name_of(name)), None, 0),
-            file,
-            place,
-            None,
-        ))
+        let named = Some(self.folder.name_of(name));
+        Ok(self.hold((named, None, 0), file, (place, macs), None))
     }
 
     /// The time of its last use is moved at most once an hour, as far as that is possible.
@@ -222,7 +247,7 @@ impl Open {
         &self,
         (name, unnamed, epoch): (Option<String>, Option<Unnamed>, u64),
         file: BlockFile,
-        mut place: Place,
+        (mut place, macs): (Place, Vec<Mac>),
         new: Option<bool>,
     ) -> Option<Place> {
         let sequence = self.next.fetch_add(1, Ordering::Relaxed) + 1;
@@ -238,6 +263,7 @@ impl Open {
             epoch,
             place,
             leaves: Vec::new(),
+            macs,
             new: new.is_some(),
             holds: 1,
             copy: new == Some(true),
@@ -313,14 +339,16 @@ impl Open {
     ) -> Result<bool, Error> {
         let place = reserved.hand_out();
         let sequence = place.token.sequence;
-        let (file, name, epoch, leaves) = {
+        let (file, name, epoch, leaves, macs) = {
             let mut state = self.state.lock();
             let Some(opened) = state.files.get_mut(&sequence) else {
                 return Ok(false);
             };
             let (file, leaves) = (Arc::clone(&opened.file), std::mem::take(&mut opened.leaves));
-            (file, opened.name.clone(), opened.epoch, leaves)
+            let macs = opened.macs.clone();
+            (file, opened.name.clone(), opened.epoch, leaves, macs)
         };
+        let proven = self.keys.is_none() || macs.len() == usize::from(place.parts);
         debug_assert!(leaves.is_empty() || place.parts > 1 || sum_of(&place, &leaves) == checksum);
         let header = FileHeader {
             identity: place.identity,
@@ -340,13 +368,14 @@ impl Open {
                 len: place.len,
                 parts: place.parts,
                 checksum,
+                mac: macs.first().copied().filter(|_| place.parts == 1),
             };
             // Where it is not kept, the header is read.
             let _kept = annotate(fd, file_note::NAME, &note.encode(&place.identity));
         }
         // What is not to outlive a power cut need not be on the medium now; others on this host
         // see it.
-        let header = header.encode(&leaves);
+        let header = header.encode(&macs, &leaves);
         let written = match self.far {
             true => file.raw().write_all_at(0, &header),
             false => file.raw().write_cached_at(0, &header),
@@ -363,7 +392,7 @@ impl Open {
         let stays = |state: &State| state.files.get(&sequence).is_some_and(|one| !one.removed);
         let published = synced.and_then(|()| {
             // What was taken of a directory that is gone has no room in the one at its place.
-            let stays = stays(&self.state.lock()) && self.usage.epoch() == epoch;
+            let stays = stays(&self.state.lock()) && self.usage.epoch() == epoch && proven;
             if stays {
                 let new = (name.as_deref(), file.raw().fd().map_err(io)?);
                 let replaced = self.folder.publish(new, &place.identity, lasts)?;
@@ -488,20 +517,6 @@ impl TakesBack for Open {
     }
 }
 
-/// A file that is not published, and its bytes, which go back whatever becomes of it.
-struct Left {
-    folder: Arc<Folder>,
-    usage: Arc<Usage>,
-    opened: Opened,
-}
-
-impl Drop for Left {
-    fn drop(&mut self) {
-        let bytes = room_of(LEN as u64 + self.opened.place.len);
-        self.usage.give_back(bytes, self.opened.epoch);
-    }
-}
-
 impl Ends for Open {
     fn buffers(
         &self,
@@ -527,7 +542,23 @@ impl Ends for Open {
         }
     }
 
+    fn proof(&self, place: &Place) -> Option<Proof> {
+        let key = self.keys.as_ref()?.of(place.identity.namespace)?;
+        let macs = self.get(place, |opened| opened.macs.clone());
+        Some(Proof::new(key, macs.unwrap_or_default()))
+    }
+
+    fn note_macs(&self, place: &Place, macs: Vec<Mac>) {
+        if let Some(opened) = self.state.lock().files.get_mut(&place.token.sequence) {
+            opened.macs = macs;
+        }
+    }
+
+    /// Lanes of other processes have no keys.
     fn directory(&self) -> Option<Directory> {
+        if self.keys.is_some() {
+            return None;
+        }
         Some(Directory {
             dir: self.folder.dir(),
             direct: self.manner.is_direct(),

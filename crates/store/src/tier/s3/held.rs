@@ -7,19 +7,22 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use kvdepot_arena::format::file_header::LEN;
 use kvdepot_arena::parts::{self, Part};
 use kvdepot_arena::{Error, Identity, Key, NamespaceId, Place, Reserved, TakesBack, Token};
-use kvdepot_media::{Buffer, Carrier, Checksum};
+use kvdepot_media::{Buffer, Carrier, Checksum, Mac};
 use parking_lot::Mutex;
 
 use super::object::Object;
 use super::staging::Staged;
 use super::usage::Promise;
-use crate::tier::Ends;
+use crate::keyring::Keyring;
+use crate::tier::{Ends, Proof};
 
 /// Most blocks that are pinned at a time: some hundred bytes each.
 const HELD_MAX: usize = 1 << 20;
 
 pub(super) struct Held {
     number: u32,
+    /// What blocks are authenticated with.
+    keys: Option<Arc<Keyring>>,
     next: AtomicU64,
     state: Mutex<State>,
 }
@@ -50,6 +53,7 @@ struct New {
     /// `None` once it is on its way.
     memory: Option<(Staged, Promise)>,
     leaves: Vec<u128>,
+    macs: Vec<Mac>,
     /// A copy while it is written, or what is to be published; and whether its block was removed
     /// since.
     copy: bool,
@@ -95,15 +99,28 @@ pub(super) struct Written {
     pub(super) memory: Staged,
     pub(super) promise: Promise,
     pub(super) leaves: Vec<u128>,
+    pub(super) macs: Vec<Mac>,
 }
 
 impl Held {
-    pub(super) fn new(number: u32) -> Arc<Held> {
+    pub(super) fn new(number: u32, keys: Option<Arc<Keyring>>) -> Arc<Held> {
         Arc::new(Held {
             number,
+            keys,
             next: AtomicU64::new(0),
             state: Mutex::default(),
         })
+    }
+
+    /// Whether blocks have to be authenticated.
+    pub(super) fn has_keys(&self) -> bool {
+        self.keys.is_some()
+    }
+
+    /// Whether those of a namespace can be, or need not.
+    pub(super) fn proves(&self, namespace: NamespaceId) -> bool {
+        let keys = self.keys.as_ref();
+        keys.is_none_or(|keys| keys.of(namespace).is_some())
     }
 
     /// The token of no block.
@@ -214,11 +231,13 @@ impl Held {
         let new = state.new_of(&place)?;
         let (memory, promise) = new.memory.take()?;
         let leaves = std::mem::take(&mut new.leaves);
+        let macs = std::mem::take(&mut new.macs);
         Some(Written {
             place,
             memory,
             promise,
             leaves,
+            macs,
         })
     }
 
@@ -371,6 +390,20 @@ impl Ends for Held {
         match state.new_of(place).and_then(|new| new.memory.as_ref()) {
             Some((memory, _)) => memory.write(LEN as u64 + begin, &table),
             None => Err(Error::Closed("an object is not written")),
+        }
+    }
+
+    fn proof(&self, place: &Place) -> Option<Proof> {
+        let key = self.keys.as_ref()?.of(place.identity.namespace)?;
+        let macs = self
+            .object_of(place)
+            .map(|object| object.found.macs.to_vec());
+        Some(Proof::new(key, macs.unwrap_or_default()))
+    }
+
+    fn note_macs(&self, place: &Place, macs: Vec<Mac>) {
+        if let Some(new) = self.state.lock().new_of(place) {
+            new.macs = macs;
         }
     }
 

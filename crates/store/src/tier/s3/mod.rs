@@ -128,7 +128,7 @@ impl S3 {
             runtime: runtime.handle().clone(),
             staging: Staging::new(options.staging),
             fleet,
-            held: Held::new(terms.number),
+            held: Held::new(terms.number, terms.keys),
             filter: Arc::default(),
             place: format!("s3://{}/{}", options.bucket, options.prefix),
             block_max: options.block_max().min(PART_LEN_MAX),
@@ -392,7 +392,8 @@ impl Common {
             Some(None) => return Ok(Seen::Nothing),
             None => {}
         }
-        let seen = look(&self.bucket, way, &self.path_of(name), name).await?;
+        let path = self.path_of(name);
+        let seen = look(&self.bucket, way, &path, (name, self.held.has_keys())).await?;
         let found = match &seen {
             Seen::Block(found) => Some(found.clone()),
             Seen::Nothing | Seen::Strange { .. } => None,
@@ -402,6 +403,9 @@ impl Common {
     }
 
     async fn pin(&self, name: Identity) -> Option<Pinned> {
+        if !self.held.proves(name.namespace) {
+            return None;
+        }
         let (_, turn) = self.filter.of(std::iter::empty());
         let found = match self.find(&name, Way::Read).await.ok()? {
             Seen::Block(found) => found,
@@ -456,7 +460,7 @@ impl Common {
     /// was one.
     async fn remove(&self, name: &Identity, e_tag: Option<&str>) -> Result<bool, Fault> {
         let path = self.path_of(name);
-        let seen = look(&self.bucket, Way::Write, &path, name).await?;
+        let seen = look(&self.bucket, Way::Write, &path, (name, false)).await?;
         let is_one = match &seen {
             Seen::Nothing => false,
             Seen::Block(Found { e_tag: other, .. }) | Seen::Strange { e_tag: other, .. } => {

@@ -8,9 +8,9 @@ use std::sync::Arc;
 use futures_util::future::FutureExt;
 use futures_util::stream::StreamExt;
 use kvdepot_arena::Identity;
-use kvdepot_arena::format::file_header::{FileHeader, LEN};
+use kvdepot_arena::format::file_header::{FileHeader, LEN, macs};
 use kvdepot_arena::format::file_note::FileNote;
-use kvdepot_media::{Alignment, Carrier, Failure, Receipt};
+use kvdepot_media::{Alignment, Carrier, Failure, Mac, Receipt};
 use object_store::path::Path;
 use object_store::{Attribute, GetOptions, GetRange, GetResult, ObjectStore};
 use tokio::runtime::Handle;
@@ -29,6 +29,8 @@ const REQUEST_MAX: u64 = 8 << 20;
 pub(super) struct Found {
     pub(super) note: FileNote,
     pub(super) e_tag: Arc<str>,
+    /// The MACs of its parts.
+    pub(super) macs: Arc<[Mac]>,
 }
 
 /// What is at a block's name.
@@ -55,12 +57,13 @@ pub(super) struct Object {
     pub(super) table: Vec<u8>,
 }
 
-/// Looks at an object without reading it, if it says what it is.
+/// Looks at an object without reading it, if it says what it is. One without MACs is strange if it
+/// shall be `proven`.
 pub(super) async fn look(
     bucket: &Bucket,
     way: Way,
     path: &Path,
-    name: &Identity,
+    (name, proven): (&Identity, bool),
 ) -> Result<Seen, Fault> {
     let head = || GetOptions::new().with_head(true);
     let asked = bucket.ask_for(way, || bucket.store().get_opts(path, head()).boxed());
@@ -74,10 +77,12 @@ pub(super) async fn look(
     };
     let note = result.attributes.get(&Attribute::Metadata(NOTE.into()));
     let note = note.and_then(|note| note_of(note, name));
-    if let Some(note) = note.filter(|note| size == LEN as u64 + note.len) {
-        return Ok(Seen::Block(Found { note, e_tag }));
+    let note = note.filter(|note| size == LEN as u64 + note.len);
+    if let Some(note) = note.filter(|note| !proven || note.mac.is_some()) {
+        let macs = note.mac.into_iter().collect();
+        return Ok(Seen::Block(Found { note, e_tag, macs }));
     }
-    look_inside(bucket, way, (path, e_tag, size), name).await
+    look_inside(bucket, way, (path, e_tag, size), (name, proven)).await
 }
 
 /// The same for one that does not say: somebody has copied it here by other means.
@@ -85,7 +90,7 @@ async fn look_inside(
     bucket: &Bucket,
     way: Way,
     (path, e_tag, size): (&Path, Arc<str>, u64),
-    name: &Identity,
+    (name, proven): (&Identity, bool),
 ) -> Result<Seen, Fault> {
     let strange = |newer| Seen::Strange {
         e_tag: Arc::clone(&e_tag),
@@ -104,14 +109,17 @@ async fn look_inside(
     let header = FileHeader::decode(&page);
     let header =
         header.filter(|header| header.identity == *name && size == LEN as u64 + header.len);
-    Ok(match header {
+    let macs: Arc<[Mac]> = macs(&page).into();
+    Ok(match header.filter(|_| !proven || !macs.is_empty()) {
         Some(header) => Seen::Block(Found {
             note: FileNote {
                 len: header.len,
                 parts: header.parts,
                 checksum: header.checksum,
+                mac: macs.first().copied().filter(|_| header.parts == 1),
             },
             e_tag,
+            macs,
         }),
         None => strange(FileHeader::is_newer(&page)),
     })

@@ -7,7 +7,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::future::{FutureExt, join_all, try_join_all};
 use kvdepot_arena::clock::unix_seconds;
-use kvdepot_arena::format::file_header::{FileHeader, LEN};
+use kvdepot_arena::format::file_header::{FileHeader, LEN, SUMS_MAX};
 use kvdepot_arena::format::file_note::FileNote;
 use kvdepot_arena::{Cause, Full, Identity, NamespaceId, Refused, Reserved, Wanted, parts};
 use kvdepot_media::Checksum;
@@ -73,6 +73,11 @@ impl Common {
         name: Identity,
         until: Option<Instant>,
     ) -> Result<Reserved, Refused> {
+        let has_room = !self.held.has_keys() || usize::from(wanted.parts) <= SUMS_MAX;
+        if !has_room || !self.held.proves(name.namespace) {
+            // There would be no MACs, or no room for them.
+            return Err(Refused::Declined);
+        }
         let Some(making) = self.held.begin(name) else {
             return Err(Refused::Reserved(self.held.nowhere()));
         };
@@ -149,6 +154,7 @@ impl Common {
             memory,
             promise,
             leaves,
+            macs,
         } = self.held.take(reserved)?;
         let name = place.identity;
         let header = FileHeader {
@@ -162,10 +168,12 @@ impl Common {
             len: place.len,
             parts: place.parts,
             checksum,
+            mac: macs.first().copied().filter(|_| place.parts == 1),
         };
+        let proven = !self.held.has_keys() || macs.len() == usize::from(place.parts);
         let path = self.path_of(&name);
-        let sent = match memory.write(0, &header.encode(&leaves)) {
-            Ok(()) if !self.held.is_removed(&place) => {
+        let sent = match memory.write(0, &header.encode(&macs, &leaves)) {
+            Ok(()) if proven && !self.held.is_removed(&place) => {
                 let bytes = memory.into_bytes();
                 let sent = self.send(&path, &name, &note, bytes.clone()).await;
                 sent.map(|e_tag| (e_tag, bytes))
@@ -180,6 +188,7 @@ impl Common {
                 let found = Found {
                     note,
                     e_tag: e_tag.as_str().into(),
+                    macs: macs.into(),
                 };
                 self.filter.note(name, Some(found.clone()));
                 let table = match usize::from(place.parts) {
@@ -250,7 +259,7 @@ impl Common {
 
     /// A store that tells no ETag with its answer is asked for it.
     async fn e_tag_of(&self, path: &Path, name: &Identity) -> Result<Option<String>, Fault> {
-        let seen = look(&self.bucket, Way::Write, path, name).await?;
+        let seen = look(&self.bucket, Way::Write, path, (name, false)).await?;
         Ok(match seen {
             Seen::Block(found) => Some(found.e_tag.to_string()),
             Seen::Nothing | Seen::Strange { .. } => None,

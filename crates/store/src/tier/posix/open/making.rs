@@ -58,7 +58,7 @@ impl Making {
             let held = open.hold(
                 (name.clone(), unnamed, epoch),
                 file,
-                place,
+                (place, Vec::new()),
                 Some(wanted.copy),
             );
             held.ok_or(Error::Closed("the tier is closed"))
