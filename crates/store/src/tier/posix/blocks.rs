@@ -221,7 +221,10 @@ impl Common {
             None
         });
         let Some(bytes) = gone else {
-            self.filter.note(*name, None);
+            // Another file than that one may have its name by now.
+            if inode.is_none() {
+                self.filter.note(*name, None);
+            }
             return false;
         };
         self.losses.went(name, why, bytes, len);
