@@ -4,6 +4,10 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod common;
+#[path = "../../store/tests/common/folder.rs"]
+mod folder;
+#[path = "../../store/tests/common/rotten.rs"]
+mod rotten;
 #[path = "../../store/tests/tiers/mod.rs"]
 mod tiers;
 
@@ -177,6 +181,47 @@ fn a_file_that_rots_is_a_miss_for_clients_and_is_written_anew() {
     assert!(has(&ns, &[1], LEN));
     client.close();
     owner.close();
+}
+
+#[test]
+fn what_a_client_puts_behind_what_was_corrupt_is_stored() {
+    use rotten::{BLOCKS, Finder, LEN, find_and_put, rot};
+    let all: Vec<u64> = (0..BLOCKS).collect();
+    for (pipeline, finders) in [
+        ("Posix", &[Finder::Get, Finder::Discard][..]),
+        ("Cache|Posix", &[Finder::Get, Finder::Prefetch]),
+    ] {
+        let home = Home::new();
+        let serve = || {
+            let mut settings = json!({
+                "lanes": 2,
+                "close_timeout": "10s",
+                "socket": home.socket(),
+                "posix": {"path": home.0.path().join("posix"), "capacity": "64MiB"},
+            });
+            if pipeline.contains("Cache") {
+                settings["cache"] = json!({"capacity": "1MiB"});
+            }
+            let config = Config::new(pipeline, &settings).unwrap();
+            kvdepot_service::open(&config).unwrap()
+        };
+        let owner = serve();
+        assert!(put(&namespace(&owner), &all, LEN).iter().all(|ok| *ok));
+        assert!(owner.drain(PATIENCE));
+        owner.close();
+        folder::files(home.0.path())
+            .iter()
+            .for_each(|file| rot(file));
+        let owner = serve();
+        let client = home.connect();
+        find_and_put(&namespace(&client), finders);
+        client.close();
+        assert!(owner.drain(PATIENCE));
+        owner.close();
+        let owner = serve();
+        assert!(has(&namespace(&owner), &all, LEN), "{pipeline}");
+        owner.close();
+    }
 }
 
 #[test]

@@ -165,7 +165,7 @@ impl Core {
             !is_late
         });
         let places = &admitted;
-        let mut ended = Vec::new();
+        let (mut ended, mut corrupt) = (Vec::new(), Vec::new());
         let arrivals = self.send_over(edge, places);
         for ((place, share), (to, (replica, there))) in places.iter().zip(shares).zip(arrivals) {
             let outcome = match replica {
@@ -175,10 +175,10 @@ impl Core {
                 Replica::Declined => Outcome::Declined,
                 Replica::Failed => Outcome::Dropped,
                 Replica::Corrupt => {
-                    near.discard(&[*place]);
                     tracing::warn!(key = %place.identity.key, tier = near.name(),
                         "a block did not verify on its way to the far tier");
-                    Outcome::Corrupt
+                    corrupt.push(*place);
+                    continue;
                 }
                 Replica::Busy | Replica::Orphans => {
                     if replica == Replica::Orphans {
@@ -217,16 +217,25 @@ impl Core {
             }
         }
         if !again.is_empty() {
-            let mut ledger = self.ledger.lock();
-            if ledger.stop {
-                drop(ledger);
-                return near.unpin(again.iter());
-            }
-            let queues = &mut ledger.edges[edge];
-            queues.outward.extend(again);
-            // Promotions have their turn meanwhile.
-            queues.rest_until = clock::now().checked_add(pause);
+            self.try_again(edge, again, pause);
         }
+        near.discard_and_unpin(&corrupt);
+        for place in corrupt {
+            self.come_to_rest(edge, &place, Outcome::Corrupt);
+        }
+    }
+
+    /// Puts blocks back into the queue of an edge, which rests for that long.
+    fn try_again(&self, edge: usize, again: Vec<Place>, pause: Duration) {
+        let mut ledger = self.ledger.lock();
+        if ledger.stop {
+            drop(ledger);
+            return self.tiers[edge].unpin(again.iter());
+        }
+        let queues = &mut ledger.edges[edge];
+        queues.outward.extend(again);
+        // Promotions have their turn meanwhile.
+        queues.rest_until = clock::now().checked_add(pause);
     }
 
     /// Copies blocks over an edge, each with the tier that it came to. What passes a tier by,
@@ -401,26 +410,39 @@ impl Core {
                     over.for_each(|edge| edge.note(&place.identity, place.len, true));
                 }
                 Replica::Corrupt => {
-                    from.discard(&[*place]);
                     tracing::warn!(key = %place.identity.key, tier = from.name(),
                         "a block did not verify on its way to the near tier");
                 }
                 _ => {}
             }
         }
-        from.unpin(places.iter());
-        let bytes: u64 = places.iter().map(|place| place.len).sum();
+        let ended = blocks.into_iter().zip(replicas);
+        let ended = ended.map(|(block, (replica, _))| (block, replica));
+        let (corrupt, ended): (Vec<_>, Vec<_>) =
+            ended.partition(|(_, replica)| *replica == Replica::Corrupt);
+        let places = |of: &[(Promotion, Replica)]| -> Vec<Place> {
+            of.iter().map(|(block, _)| block.place).collect()
+        };
+        from.unpin(places(&ended).iter());
+        self.promoted(tier, ended);
+        from.discard_and_unpin(&places(&corrupt));
+        self.promoted(tier, corrupt);
+    }
+
+    /// Blocks are on their way near no more, nor pinned.
+    fn promoted(&self, tier: usize, blocks: Vec<(Promotion, Replica)>) {
+        let bytes: u64 = blocks.iter().map(|(block, _)| block.place.len).sum();
         {
             let mut ledger = self.ledger.lock();
             let queues = &mut ledger.edges[tier - 1];
             queues.promotion_bytes = queues.promotion_bytes.saturating_sub(bytes);
         }
-        for (block, (replica, _)) in blocks.iter().zip(replicas) {
-            if let Some(load) = block.load.as_ref().filter(|_| replica == Replica::Stored) {
+        for (block, replica) in &blocks {
+            if let Some(load) = block.load.as_ref().filter(|_| *replica == Replica::Stored) {
                 load.arrived();
             }
             if let Some(waiter) = &block.waiter {
-                waiter.task.acknowledge(waiter.index, arrival(replica));
+                waiter.task.acknowledge(waiter.index, arrival(*replica));
             }
         }
     }

@@ -1,6 +1,7 @@
 //! Gets: pin, copy and verify, unpin. The nearest tier that has a block serves it; one that does
 //! not verify is unpublished there, and the next tier is asked.
 
+mod finish;
 mod plan;
 
 use std::collections::HashMap;
@@ -14,7 +15,6 @@ use kvdepot_arena::{Error, Identity, Key, NamespaceId, Place, Stamps, clock, par
 use kvdepot_media::Done;
 
 use super::caller::{Caller, Errand, Lanes};
-use super::ledger::Promotion;
 use super::loads::{Joining, Load};
 use super::{Core, STEP_MAX, steps};
 use crate::buffers::BlockBuffers;
@@ -502,72 +502,6 @@ impl Get {
             get.finish(tier, &pinned, &outcomes);
         };
         lanes.move_blocks(&blocks, Box::new(done));
-    }
-
-    /// All copies from one tier have stopped.
-    fn finish(self: &Arc<Get>, tier: usize, pinned: &[(usize, Place)], outcomes: &[Outcome]) {
-        let core = &self.core;
-        let from = &core.tiers[tier];
-        let corrupt: Vec<&(usize, Place)> = pinned
-            .iter()
-            .zip(outcomes)
-            .filter(|(_, outcome)| **outcome == Outcome::Corrupt)
-            .map(|(pinned, _)| pinned)
-            .collect();
-        if !corrupt.is_empty() {
-            let places: Vec<Place> = corrupt.iter().map(|(_, place)| *place).collect();
-            from.discard(&places);
-            for (_, place) in &corrupt {
-                tracing::warn!(key = %place.identity.key, tier = from.name(),
-                    "a block did not verify and was unpublished");
-            }
-        }
-        let served = |outcome: &Outcome| *outcome == Outcome::Done;
-        if tier > 0 {
-            // Promotion keeps the pins of what it takes over.
-            let (promoted, rest): (Vec<_>, Vec<_>) = pinned
-                .iter()
-                .zip(outcomes)
-                .partition(|(_, outcome)| served(outcome));
-            from.unpin(rest.into_iter().map(|((_, place), _)| place));
-            let blocks: Vec<Promotion> = {
-                let mut loads = self.loads.lock();
-                let each = promoted.into_iter().map(|((index, place), _)| Promotion {
-                    tier,
-                    place: *place,
-                    waiter: None,
-                    load: loads.remove(index),
-                });
-                each.collect()
-            };
-            core.promote_later(tier, blocks);
-        } else {
-            from.unpin(pinned.iter().map(|(_, place)| place));
-        }
-        let hits = pinned
-            .iter()
-            .zip(outcomes)
-            .filter(|(_, outcome)| served(outcome));
-        let bytes = hits.clone().map(|((_, place), _)| place.len).sum();
-        let hits = hits.count();
-        core.metrics.hit(tier, hits as u64, bytes);
-        self.task.ends_at(from.name(), hits);
-        let last = tier + 1 == core.tiers.len();
-        let retry: Vec<usize> = corrupt
-            .iter()
-            .filter(|_| !last)
-            .map(|(index, _)| *index)
-            .collect();
-        let settled = pinned
-            .iter()
-            .zip(outcomes)
-            .filter(|(_, o)| last || **o != Outcome::Corrupt)
-            .map(|((index, _), outcome)| (*index, *outcome));
-        self.task.settle(settled.clone());
-        self.end_loads(settled.map(|(index, _)| index));
-        if !retry.is_empty() {
-            self.start(retry, tier + 1, Joining::Each);
-        }
     }
 }
 

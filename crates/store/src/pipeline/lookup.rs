@@ -5,7 +5,6 @@ use std::sync::Arc;
 use kvdepot_arena::gate::Pass;
 use kvdepot_arena::{Error, Key, NamespaceId, Place, Refused, TierStats, held};
 
-use super::pins::open;
 use super::two_phase::NoRoom;
 use super::{Core, Edge, Pin, Reservation};
 use crate::devices::DeviceStats;
@@ -201,15 +200,13 @@ impl Core {
         keys: &[Key],
         prefix: bool,
     ) -> Result<Vec<Option<Pin>>, Error> {
-        let mut pins = self.pin_as(id, keys, |tier, here, place| {
-            Some(Pin {
-                tier,
-                tier_name: here.name(),
-                parts: open(here, &place)?,
-                file: self.file_at(tier, &place),
-                place,
-                holder,
-            })
+        let mut pins = self.pin_as(id, keys, |(tier, here), place, parts| Pin {
+            tier,
+            tier_name: here.name(),
+            parts,
+            file: self.file_at(tier, &place),
+            place,
+            holder,
         })?;
         if prefix {
             self.unpin(&behind_gap(&mut pins), false);
@@ -225,8 +222,7 @@ impl Core {
         keys: &[Key],
         prefix: bool,
     ) -> Result<Vec<Option<(usize, Place)>>, Error> {
-        let make = |tier, here: &Stage, place| open(here, &place).map(|_| (tier, place));
-        let mut pins = self.pin_as(id, keys, make)?;
+        let mut pins = self.pin_as(id, keys, |(tier, _), place, _| (tier, place))?;
         if prefix {
             for (tier, place) in behind_gap(&mut pins) {
                 self.tiers[tier].unpin([place].iter());

@@ -9,7 +9,7 @@ use kvdepot_arena::{Error, Identity, Key, NamespaceId, Place, held};
 use super::Core;
 use super::ledger::Promotion;
 use crate::placement::{self, Holder};
-use crate::tier::{Apart, FileAt, Stage};
+use crate::tier::{Answer, Apart, FileAt, Stage};
 
 /// A published block that stays where it is until it is unpinned.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -72,13 +72,12 @@ impl Pin {
 }
 
 impl Core {
-    /// Pins blocks where they are nearest, each as `make` has it; `None` for a miss, also where
-    /// `make` answers that the block does not verify.
+    /// Pins blocks where they are nearest, each with its parts as `make` has it; `None` for a miss.
     pub(super) fn pin_as<T: Clone>(
         self: &Arc<Core>,
         namespace: NamespaceId,
         keys: &[Key],
-        make: impl Fn(usize, &Stage, Place) -> Option<T>,
+        make: impl Fn((usize, &Stage), Place, Parts) -> T,
     ) -> Result<Vec<Option<T>>, Error> {
         let _pass = self.gate.enter()?;
         self.asked(namespace, keys);
@@ -88,24 +87,28 @@ impl Core {
             let mut places = Vec::with_capacity(keys.len());
             let each = |index: usize, place| places.push((index, place));
             let mut found: Vec<bool> = pins.iter().map(Option::is_some).collect();
-            let arenas = match here {
-                Stage::Here(arenas) => arenas,
-                Stage::Apart(apart) => {
-                    for (index, place) in pin_apart(apart, namespace, keys, &found) {
-                        let stamp = stamps.of(index);
-                        pins[index] = make(tier, here, Place { stamp, ..place });
+            match here {
+                Stage::Here(arenas) => {
+                    arenas.pin(namespace, keys, &mut found, |index| stamps.of(index), each);
+                    let used = (0..keys.len()).filter(|index| pins[*index].is_some());
+                    arenas.touch(namespace, used.map(|at| (&keys[at], stamps.of(at))));
+                    for (_, place) in &places {
+                        self.note_touch(tier, &place.identity, place.len);
                     }
-                    continue;
                 }
-            };
-            arenas.pin(namespace, keys, &mut found, |index| stamps.of(index), each);
-            let used = (0..keys.len()).filter(|index| pins[*index].is_some());
-            arenas.touch(namespace, used.map(|at| (&keys[at], stamps.of(at))));
-            for (index, place) in places {
-                self.note_touch(tier, &place.identity, place.len);
-                // One whose part table does not verify is asked of the next tier.
-                pins[index] = make(tier, here, place);
+                Stage::Apart(apart) => {
+                    let pinned = pin_apart(apart, namespace, keys, &found).into_iter();
+                    let stamped = |(index, place)| {
+                        let stamp = stamps.of(index);
+                        (index, Place { stamp, ..place })
+                    };
+                    places.extend(pinned.map(stamped));
+                }
             }
+            // One whose part table does not verify is asked of the next tier.
+            open(here, places, |index, place, parts| {
+                pins[index] = Some(make((tier, here), place, parts));
+            });
         }
         Ok(pins)
     }
@@ -144,15 +147,21 @@ impl Core {
         self.tiers[tier].unpin([place].iter());
     }
 
-    /// Unpublishes blocks that a mover found not to verify, in the tiers where they are pinned.
+    /// Unpublishes blocks that a mover found not to verify, in the tiers where they are pinned; how
+    /// many. Waits for the answers.
     pub fn discard(&self, pins: &[Pin]) -> usize {
         // Once closed the medium may have another owner.
         let Ok(_pass) = self.gate.enter() else {
             return 0;
         };
-        pins.iter()
-            .map(|pin| self.tiers[pin.tier].discard(&[pin.place]))
-            .sum()
+        let all = self.tiers.iter().enumerate();
+        let asked = all.filter_map(|(number, tier)| {
+            let here = pins.iter().filter(|pin| pin.tier == number);
+            let places: Vec<Place> = here.map(|pin| pin.place).collect();
+            (!places.is_empty()).then(|| tier.discard(&places))
+        });
+        let asked: Vec<Answer<usize>> = asked.collect();
+        asked.into_iter().filter_map(Answer::wait).sum()
     }
 }
 
@@ -183,22 +192,24 @@ fn pin_apart(
     pinned
 }
 
-/// A pinned block's parts; `None`, and unpinned, when their table cannot be read, and unpublished
-/// too when it does not verify.
-pub(super) fn open(from: &Stage, place: &Place) -> Option<Parts> {
-    if let Some(parts) = parts::single(place) {
-        return Some(parts);
-    }
-    let found = from.ends().parts(place);
-    match found {
-        Ok(Some(parts)) => return Some(Parts::from(parts)),
-        Ok(None) => {
-            from.discard(&[*place]);
+/// Says the parts of blocks that were pinned in a tier. Those whose table cannot be read are
+/// unpinned, and unpublished too when it does not verify: waits for that.
+fn open(from: &Stage, pinned: Vec<(usize, Place)>, mut each: impl FnMut(usize, Place, Parts)) {
+    let (mut corrupt, mut unread) = (Vec::new(), Vec::new());
+    for (index, place) in pinned {
+        if let Some(parts) = parts::single(&place) {
+            each(index, place, parts);
+            continue;
         }
-        Err(error) => {
-            tracing::warn!(%error, key = %place.identity.key, "a part table cannot be read");
+        match from.ends().parts(&place) {
+            Ok(Some(parts)) => each(index, place, Parts::from(parts)),
+            Ok(None) => corrupt.push(place),
+            Err(error) => {
+                tracing::warn!(%error, key = %place.identity.key, "a part table cannot be read");
+                unread.push(place);
+            }
         }
     }
-    from.unpin([place].into_iter());
-    None
+    from.unpin(unread.iter());
+    from.discard_and_unpin(&corrupt);
 }

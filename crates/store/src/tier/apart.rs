@@ -200,9 +200,18 @@ impl Apart {
         (reply, pending): (Reply<T>, Pending<T>),
         put: impl FnOnce(Reply<T>),
     ) -> Answer<T> {
-        if !self.breaker.lets_through() {
-            return Answer::Now(None);
+        match self.breaker.lets_through() {
+            true => self.put_through(limit, (reply, pending), put),
+            false => Answer::Now(None),
         }
+    }
+
+    fn put_through<T: Send + 'static>(
+        &self,
+        limit: Duration,
+        (reply, pending): (Reply<T>, Pending<T>),
+        put: impl FnOnce(Reply<T>),
+    ) -> Answer<T> {
         put(reply);
         match pending.now() {
             Ok(answer) => {
@@ -228,6 +237,19 @@ impl Apart {
             |reply| self.tier.pin(id, keys, reply),
             |tier, places| tier.unpin(&places.into_iter().flatten().collect::<Vec<_>>()),
         )
+    }
+
+    /// One that is left alone hears of it all the same, and nobody waits.
+    pub(crate) fn discard(&self, places: &[Place]) -> Answer<usize> {
+        let waits = self.breaker.lets_through();
+        let answer = self.put_through(self.patience, ask(), |reply| {
+            self.tier.discard(places, reply);
+        });
+        if waits {
+            return answer;
+        }
+        answer.then(drop);
+        Answer::Now(None)
     }
 
     pub(crate) fn reserve(

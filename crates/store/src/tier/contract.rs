@@ -106,8 +106,10 @@ pub trait Tier: Send + Sync {
     /// Ends pins.
     fn unpin(&self, places: &[Place]);
 
-    /// Unpublishes blocks that are pinned and did not verify.
-    fn discard(&self, places: &[Place]);
+    /// Unpublishes blocks that are pinned and did not verify; how many there were. Their pins may
+    /// end before the answer. Once it has come a reservation of such a key is not answered by the
+    /// block, and nothing that was put since goes for it.
+    fn discard(&self, places: &[Place], reply: Reply<usize>);
 
     /// Makes room for blocks, in prefix order, under names that nobody sees. What it evicts for
     /// them is its own choice.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use kvdepot_arena::{Error, NamespaceId, Place, TierStats};
 
-use super::apart::Apart;
+use super::apart::{Answer, Apart};
 use super::arenas::Arenas;
 use super::contract::Ends;
 
@@ -81,17 +81,23 @@ impl Stage {
         }
     }
 
-    /// Unpublishes pinned blocks that did not verify; how many it could tell.
-    pub(crate) fn discard(&self, places: &[Place]) -> usize {
+    /// Unpublishes pinned blocks that did not verify; how many. Who has found that out says so, and
+    /// ends the pins, behind the answer: a put that comes then is none of a block that goes.
+    pub(crate) fn discard(&self, places: &[Place]) -> Answer<usize> {
         match self {
             Stage::Here(arenas) => {
                 let tokens: Vec<_> = places.iter().map(|place| place.token).collect();
-                arenas.discard(&tokens)
+                Answer::Now(Some(arenas.discard(&tokens)))
             }
-            Stage::Apart(apart) => {
-                apart.tier().discard(places);
-                places.len()
-            }
+            Stage::Apart(apart) => apart.discard(places),
+        }
+    }
+
+    /// As [`Stage::discard`], and ends the pins. Waits for the answer.
+    pub(crate) fn discard_and_unpin(&self, places: &[Place]) {
+        if !places.is_empty() {
+            let _or_not = self.discard(places).wait();
+            self.unpin(places.iter());
         }
     }
 

@@ -242,10 +242,9 @@ impl Tier for Files {
         }
     }
 
-    fn discard(&self, places: &[Place]) {
-        for place in places {
-            let _gone = fs::remove_file(self.path_of(&place.identity));
-        }
+    fn discard(&self, places: &[Place], reply: Reply<usize>) {
+        let gone = |place: &&Place| fs::remove_file(self.path_of(&place.identity)).is_ok();
+        reply.answer(places.iter().filter(gone).count());
     }
 
     fn reserve(

@@ -21,6 +21,8 @@ pub struct Mood {
     pub delay: AtomicU64,
     /// The same of commits, in their place.
     pub commit_delay: AtomicU64,
+    /// The same of discards.
+    pub discard_delay: AtomicU64,
     pub commits: AtomicU64,
     /// Answers that are dropped, in a thousand.
     pub lost: AtomicU64,
@@ -228,8 +230,14 @@ impl Tier for Late {
         self.inner.unpin(places);
     }
 
-    fn discard(&self, places: &[Place]) {
-        self.inner.discard(places);
+    fn discard(&self, places: &[Place], reply: Reply<usize>) {
+        let delay = self.mood.discard_delay.load(Ordering::Relaxed);
+        self.pass_after(
+            delay,
+            |inner| self.inner.discard(places, inner),
+            reply,
+            drop,
+        );
     }
 
     fn reserve(

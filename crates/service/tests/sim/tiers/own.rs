@@ -215,21 +215,30 @@ impl Own {
         }
     }
 
-    /// A block that was pinned did not verify.
-    pub fn discard(&self, place: &Place) {
-        let mut state = self.state();
+    /// A block that is pinned and did not verify.
+    pub fn rotten(&self, place: &Place) -> Option<(Identity, Stored)> {
+        let state = self.state();
         let Some(pin) = state.held.get(&place.token.sequence) else {
-            return wrong(format!("{} discards what is not pinned", self.name));
+            wrong(format!("{} discards what is not pinned", self.name));
+            return None;
         };
         let (pinned, identity) = (pin.stored.clone(), pin.place.identity);
         if pinned.is_sound(&identity) {
             wrong(format!("{} discards a block that is sound", self.name));
         }
-        let name = (identity.namespace, identity.key);
-        let same = state.blocks.get(&name);
-        if same.is_some_and(|stored| stored.memory.is(&pinned.memory)) {
-            state.blocks.remove(&name);
-        }
+        Some((identity, pinned))
+    }
+
+    /// Unpublishes these, but for what was put since; how many.
+    pub fn discard(&self, rotten: &[(Identity, Stored)]) -> usize {
+        let mut state = self.state();
+        let gone = rotten.iter().filter(|(identity, rotten)| {
+            let name = (identity.namespace, identity.key);
+            let here = state.blocks.get(&name);
+            let is_it = here.is_some_and(|stored| stored.memory.is(&rotten.memory));
+            is_it && state.blocks.remove(&name).is_some()
+        });
+        gone.count()
     }
 
     /// What a clear of a namespace removes: what is there, or on its way.

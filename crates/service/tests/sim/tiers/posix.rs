@@ -76,6 +76,11 @@ impl OnDisk {
         removed.unwrap_or(0)
     }
 
+    pub fn discard(&self, places: &[Place]) -> usize {
+        let gone = self.ask(|tier, reply| tier.discard(places, reply));
+        gone.unwrap_or(0)
+    }
+
     pub fn clear(&self, namespace: NamespaceId) -> usize {
         let cleared = self.ask(|tier, reply| tier.clear(namespace, reply));
         cleared.unwrap_or(0)

@@ -89,6 +89,8 @@ pub struct Removal {
 pub enum Kind {
     Lookup,
     Other,
+    /// Said to one that is left alone, too.
+    Discard,
 }
 
 /// What becomes of a question.
@@ -292,12 +294,13 @@ impl Shelf {
         })
     }
 
-    fn fate(&self) -> (Fate, bool) {
+    fn fate(&self, kind: Kind) -> (Fate, bool) {
         let mut state = self.state();
         state.asked += 1;
         let now = kvdepot_media::sim::now();
         let alone = state.alone_until.filter(|_| !state.was_late);
-        if alone.is_some_and(|until| now < Some(until)) {
+        let is_alone = alone.is_some_and(|until| now < Some(until));
+        if is_alone && kind != Kind::Discard {
             wrong(format!("{} is asked, which is to be left alone", self.name));
         }
         let (mood, rolled) = (state.mood, state.rng.below(100));
@@ -312,7 +315,7 @@ impl Shelf {
         if matches!(fate, Fate::Dropped | Fate::Kept) {
             state.unheard += 1;
         }
-        if fate == Fate::Dropped {
+        if fate == Fate::Dropped && !is_alone {
             state.silences += 1;
             if state.silences >= FAILURES {
                 state.alone_until = now.and_then(|now| now.checked_add(ALONE));
@@ -329,7 +332,7 @@ impl Shelf {
         does: impl FnOnce(&Arc<Shelf>) -> T + Send + 'static,
         undo: impl FnOnce(&Arc<Shelf>, T) + Send + 'static,
     ) {
-        let (fate, is_eager) = self.fate();
+        let (fate, is_eager) = self.fate(kind);
         let asked = (kvdepot_media::sim::now(), kind);
         self.say(format_args!("answers {fate:?}, eager: {is_eager}"));
         match fate {
@@ -396,7 +399,7 @@ impl Shelf {
         };
         let limit = match kind {
             Kind::Lookup => limits.lookup,
-            Kind::Other => limits.other,
+            Kind::Other | Kind::Discard => limits.other,
         };
         let since = asked.map(kvdepot_arena::clock::since).unwrap_or_default();
         if heard && since > limit || !heard && since < limit && !closing {
@@ -500,11 +503,14 @@ impl Shelf {
         });
     }
 
-    /// A block that was pinned did not verify.
-    pub fn discard(&self, place: &Place) {
-        match self.disk() {
-            Some(disk) => disk.tier.discard(&[*place]),
-            None => self.own.discard(place),
+    /// Blocks that are pinned did not verify: what is to be done, and how many it unpublishes.
+    pub fn discards(&self, places: &[Place]) -> impl FnOnce(&Arc<Shelf>) -> usize + use<> {
+        let (disk, places) = (self.disk(), places.to_vec());
+        let own = places.iter().filter(|_| disk.is_none());
+        let rotten: Vec<_> = own.filter_map(|one| self.own.rotten(one)).collect();
+        move |shelf| match disk {
+            Some(disk) => disk.discard(&places),
+            None => shelf.own.discard(&rotten),
         }
     }
 

@@ -82,8 +82,10 @@ impl Tier for Apart {
         self.0.unpin(places.iter().map(|place| place.token));
     }
 
-    fn discard(&self, places: &[Place]) {
-        places.iter().for_each(|place| self.0.discard(place));
+    fn discard(&self, places: &[Place], reply: Reply<usize>) {
+        // What is pinned now, whenever it goes.
+        let does = self.0.discards(places);
+        self.0.answer((reply, Kind::Discard), does, nothing);
     }
 
     fn reserve(

@@ -37,6 +37,7 @@ use kvdepot_arena::{
 use kvdepot_media::{Checksum, is_simulated};
 
 use super::contract::{Ends, NamespacePage, Page, Terms, Tier};
+use super::file::BlockFile;
 use super::filter::Filter;
 use super::kinds::TierKind;
 use super::late::Reply;
@@ -159,6 +160,13 @@ fn identities(namespace: NamespaceId, keys: &[Key]) -> Vec<Identity> {
     keys.iter().map(identity).collect()
 }
 
+/// Answers how many are gone.
+fn count_of(reply: Reply<usize>) -> impl FnOnce(Vec<bool>) + Send {
+    |gone| {
+        reply.answer(gone.into_iter().filter(|gone| *gone).count());
+    }
+}
+
 impl Tier for Posix {
     fn name(&self) -> &'static str {
         self.common.name
@@ -216,7 +224,7 @@ impl Tier for Posix {
         self.common.open.unpin(places);
     }
 
-    fn discard(&self, places: &[Place]) {
+    fn discard(&self, places: &[Place], reply: Reply<usize>) {
         // Open files: no other gets their numbers meanwhile.
         let files = places.iter().filter_map(|place| {
             let file = self.common.open.file_of(place).ok()?;
@@ -224,11 +232,10 @@ impl Tier for Posix {
         });
         let files: Vec<_> = files.collect();
         let common = Arc::clone(&self.common);
-        self.writes.run(move || {
-            for (name, file) in files {
-                common.remove(&name, Some(file.inode()), Why::Rotten);
-            }
-        });
+        let remove = move |(name, file): (Identity, Arc<BlockFile>)| {
+            common.remove(&name, Some(file.inode()), Why::Rotten)
+        };
+        each(&self.writes, (files, MAKES), remove, count_of(reply));
     }
 
     fn reserve(
@@ -267,12 +274,9 @@ impl Tier for Posix {
     fn remove(&self, namespace: NamespaceId, keys: &[Key], reply: Reply<usize>) {
         self.common.open.forget_copies(namespace, Some(keys));
         let common = Arc::clone(&self.common);
-        let done = |gone: Vec<bool>| {
-            reply.answer(gone.into_iter().filter(|gone| *gone).count());
-        };
         let remove = move |name| common.remove(&name, None, Why::Removed);
         let names = identities(namespace, keys);
-        each(&self.writes, (names, MAKES), remove, done);
+        each(&self.writes, (names, MAKES), remove, count_of(reply));
     }
 
     fn clear(&self, namespace: NamespaceId, reply: Reply<usize>) {

@@ -180,6 +180,16 @@ fn identities(namespace: NamespaceId, keys: &[Key]) -> Vec<Identity> {
     keys.iter().map(identity).collect()
 }
 
+/// Answers how many are gone, unless one is not known to be.
+fn count_of(reply: Reply<usize>) -> impl FnOnce(Vec<Result<bool, Fault>>) + Send {
+    |gone| {
+        if gone.iter().all(Result::is_ok) {
+            let gone = gone.into_iter().flatten();
+            reply.answer(gone.filter(|gone| *gone).count());
+        }
+    }
+}
+
 impl Tier for S3 {
     fn name(&self) -> &'static str {
         NAME
@@ -222,16 +232,16 @@ impl Tier for S3 {
         self.common.held.unpin(places);
     }
 
-    fn discard(&self, places: &[Place]) {
+    fn discard(&self, places: &[Place], reply: Reply<usize>) {
         let objects = places.iter().filter_map(|place| {
             let object = self.common.held.object_of(place).ok()?;
             self.common.bucket.count(Fault::Strange);
             Some((place.identity, object.found.e_tag.clone()))
         });
         let discard = |common: Arc<Common>, (name, e_tag): (Identity, Arc<str>)| async move {
-            let _gone = common.remove(&name, Some(&e_tag)).await;
+            common.remove(&name, Some(&e_tag)).await
         };
-        self.answer(objects.collect(), discard, drop);
+        self.answer(objects.collect(), discard, count_of(reply));
     }
 
     fn reserve(
@@ -266,13 +276,7 @@ impl Tier for S3 {
         self.common.held.forget_copies(namespace, Some(keys));
         let names = identities(namespace, keys);
         let remove = |common: Arc<Common>, name| async move { common.remove(&name, None).await };
-        self.answer(names, remove, |gone: Vec<Result<bool, Fault>>| {
-            // What is not known to be gone is not said to be.
-            if gone.iter().all(Result::is_ok) {
-                let gone = gone.into_iter().flatten();
-                reply.answer(gone.filter(|gone| *gone).count());
-            }
-        });
+        self.answer(names, remove, count_of(reply));
     }
 
     fn clear(&self, namespace: NamespaceId, reply: Reply<usize>) {
