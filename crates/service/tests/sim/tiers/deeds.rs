@@ -163,6 +163,7 @@ impl World {
             buffers: Vec::new(),
             since: self.now.get(),
             storms: self.storms.get(),
+            calm: self.calm.get(),
             is_near: false,
             foreign: false,
             idle: false,

@@ -76,7 +76,9 @@ impl World {
                         let expect = self.expected(&one, index);
                         self.found(one.ids[index], found, expect, one.since)?;
                     }
-                    Asked::Prefetch => {}
+                    // It has read the nearest copy alone.
+                    Asked::Prefetch if self.shelves.len() > 1 => {}
+                    Asked::Prefetch => self.rid_of(&one, index, *outcome)?,
                 }
             }
         }
@@ -134,6 +136,7 @@ impl World {
         if outcome != Outcome::Done {
             let fits = matches!(outcome, Outcome::Miss | Outcome::Corrupt);
             law!(fits, "a get of {id:?} ended as {outcome:?}");
+            self.rid_of(one, index, outcome)?;
             return self.missed(one, index);
         }
         if !one.foreign {
@@ -153,6 +156,20 @@ impl World {
             readable.len()
         );
         self.found(id, true, self.expected(one, index), one.since)
+    }
+
+    /// Who hears that a block did not verify puts it again: none of the tiers that were asked has
+    /// it then, and takes that for what is there. The first key of a get is asked of all.
+    fn rid_of(&self, one: &Flying, index: usize, outcome: Outcome) -> Law {
+        let (id, is_first) = (one.ids[index], one.asked == Asked::Get && index == 0);
+        let answered = one.calm && self.storms.get() == one.storms && !one.foreign;
+        let known = answered && self.block(id).disturbed < one.since;
+        let is_heard = outcome == Outcome::Corrupt || outcome == Outcome::Miss && is_first;
+        law!(
+            !known || !is_heard || !self.is_rotten(id),
+            "{id:?} ended as {outcome:?}, and a tier has it still"
+        );
+        Ok(())
     }
 
     fn expected(&self, one: &Flying, index: usize) -> Expect {

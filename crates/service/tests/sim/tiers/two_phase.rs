@@ -293,7 +293,14 @@ impl World {
                 self.door("discard");
                 // A tier says whether it was sound.
                 let namespace = self.namespace(id.0)?;
+                let (calm, storms) = (self.calm.get(), self.storms.get());
                 namespace.discard(std::slice::from_ref(pin));
+                let answered = calm && self.storms.get() == storms;
+                let known = answered && self.block(id).disturbed < since;
+                law!(
+                    !known || self.shelves.len() > 1 || !self.is_rotten(id),
+                    "{id:?} was discarded, and a tier has it still"
+                );
                 return Ok(false);
             }
             if job.checksums()[0].is_none() {

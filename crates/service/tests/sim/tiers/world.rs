@@ -72,8 +72,9 @@ pub struct Flying {
     /// Which blocks of a put nothing endangered when it began.
     pub safe: Vec<bool>,
     pub since: u64,
-    /// How often tiers had begun to fail.
+    /// How often tiers had begun to fail, and whether all of them answered.
     pub storms: u64,
+    pub calm: bool,
     /// It has asked no tier apart, and waits for none.
     pub is_near: bool,
     /// The second depot was asked.
