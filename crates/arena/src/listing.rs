@@ -74,15 +74,7 @@ impl Arena {
     /// most the last `limit` of them.
     pub fn departed(&self, listener: u64, limit: usize) -> Departed {
         let mut state = self.state.lock();
-        let all = &mut state.roll.notes;
-        let known = all.iter().position(|notes| notes.listener == listener);
-        let at = known.unwrap_or_else(|| {
-            all.push(Notes::of(listener, limit));
-            all.len() - 1
-        });
-        let notes = &mut all[at];
-        notes.limit = limit;
-        notes.take()
+        Notes::ask(&mut state.roll.notes, listener, limit)
     }
 
     /// Notes what leaves from now on for whoever listens to another device of the tier.

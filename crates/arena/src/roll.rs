@@ -76,6 +76,18 @@ impl Notes {
         }
     }
 
+    /// What was noted for a listener since it asked last; from its first call on there are notes
+    /// for it, of at most the last `limit` blocks.
+    pub fn ask(all: &mut Vec<Notes>, listener: u64, limit: usize) -> Departed {
+        let known = all.iter().position(|notes| notes.listener == listener);
+        let at = known.unwrap_or_else(|| {
+            all.push(Notes::of(listener, limit));
+            all.len() - 1
+        });
+        all[at].limit = limit;
+        all[at].take()
+    }
+
     /// As if they had been noted here, too.
     pub(crate) fn join(&mut self, others: Notes) {
         self.blocks.extend(others.blocks);

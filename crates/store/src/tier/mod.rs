@@ -16,6 +16,8 @@ mod posix;
 mod s3;
 mod stage;
 
+use kvdepot_arena::{Identity, Key, NamespaceId};
+
 pub(crate) use apart::{Answer, Apart};
 pub(crate) use arenas::{Arenas, DAX, NVME, Sort};
 pub use contract::{Ends, NamespacePage, NamespaceUsage, Page, Proof, Terms, Tier};
@@ -24,6 +26,15 @@ pub use kinds::{Kinds, Opener, TierKind};
 pub(crate) use late::Alarm;
 pub use late::{Pending, Reply, ask};
 pub(crate) use stage::Stage;
+
+/// The names of blocks.
+fn identities(namespace: NamespaceId, keys: &[Key]) -> Vec<Identity> {
+    let identity = |key: &Key| Identity {
+        namespace,
+        key: *key,
+    };
+    keys.iter().map(identity).collect()
+}
 
 /// The most tiers of a pipeline: statistics have a place for each.
 pub(crate) const TIERS_MAX: usize = 8;

@@ -74,14 +74,7 @@ impl Losses {
 
     /// What has gone since this listener asked last.
     pub(super) fn departed(&self, listener: u64, limit: usize) -> Departed {
-        let mut all = self.notes.lock();
-        let known = all.iter().position(|notes| notes.listener == listener);
-        let at = known.unwrap_or_else(|| {
-            all.push(Notes::of(listener, limit));
-            all.len() - 1
-        });
-        all[at].limit = limit;
-        all[at].take()
+        Notes::ask(&mut self.notes.lock(), listener, limit)
     }
 
     pub(super) fn forget(&self, listener: u64) {

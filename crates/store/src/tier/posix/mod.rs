@@ -39,6 +39,7 @@ use kvdepot_media::{Checksum, is_simulated};
 use super::contract::{Ends, NamespacePage, Page, Terms, Tier};
 use super::file::BlockFile;
 use super::filter::Filter;
+use super::identities;
 use super::kinds::TierKind;
 use super::late::Reply;
 use blocks::Common;
@@ -150,14 +151,6 @@ impl Posix {
         };
         each(desk, (items, grain), move |item| work(&common, item), done);
     }
-}
-
-fn identities(namespace: NamespaceId, keys: &[Key]) -> Vec<Identity> {
-    let identity = |key: &Key| Identity {
-        namespace,
-        key: *key,
-    };
-    keys.iter().map(identity).collect()
 }
 
 /// Answers how many are gone.

@@ -38,6 +38,7 @@ use tokio::runtime::{Builder, Handle, Runtime};
 
 use super::contract::{Ends, Page, Terms, Tier};
 use super::filter::Filter;
+use super::identities;
 use super::kinds::TierKind;
 use super::late::Reply;
 use super::posix::name::{BLOCKS, identity_of, path_of, spread};
@@ -170,14 +171,6 @@ impl S3 {
             done(answers);
         });
     }
-}
-
-fn identities(namespace: NamespaceId, keys: &[Key]) -> Vec<Identity> {
-    let identity = |key: &Key| Identity {
-        namespace,
-        key: *key,
-    };
-    keys.iter().map(identity).collect()
 }
 
 /// Answers how many are gone, unless one is not known to be.
