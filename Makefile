@@ -109,13 +109,19 @@ bench-paired: ## The tree beside BASE=<commit>, in pairs: ratios with intervals,
 bench-late: ## What a tier that answers after 50 ms costs the calls that do not ask it
 	cargo bench --quiet -p kvdepot-store --bench late
 
-# The server's files are in memory: its disk would be what is measured.
+# The server's files are in memory: its disk would be what is measured. Those of the double of 3FS
+# are on the disk of TMPDIR, past its page cache, with threads for as much as Posix has under way.
 .PHONY: bench-shared
-bench-shared: command ## Tiers that fleets share, over a server of this machine
-	cargo build --release --quiet -p kvdepot-testkit --features s3 --bin s3-server
+bench-shared: command ## Tiers that fleets share, over a server and a 3FS's double of this machine
+	cargo build --release --quiet -p kvdepot-testkit --features s3 --bin s3-server --bin usrbio-double
 	TMPDIR=/dev/shm $(CARGO_TARGET_DIR)/release/s3-server bucket \
 		$(CARGO_TARGET_DIR)/release/kvdepot bench files --tier S3 --url s3://bucket/kv \
 		--block 1MiB --block 4MiB --depth 16 --size 1GiB $(BENCH_FLAGS)
+	mount=$$(mktemp -d) && trap 'rm -rf "$$mount"' EXIT && \
+		KVDEPOT_DOUBLE_3FS_DIRECT=1 KVDEPOT_DOUBLE_3FS_WORKERS=16 \
+		$(CARGO_TARGET_DIR)/release/usrbio-double "$$mount" \
+		$(CARGO_TARGET_DIR)/release/kvdepot bench files --tier Ds3fs --path "$$mount" \
+		--block 256KiB --block 1MiB --block 4MiB --depth 8 --depth 32 --size 1GiB $(BENCH_FLAGS)
 
 .PHONY: bench-lmcache
 bench-lmcache: package $(VENV)/.lmcache ## Beside LMCache's DAX backends, on the same kind of file

@@ -30,6 +30,8 @@
 #define EXPORT __attribute__((visibility("default")))
 #define FDS_MAX 65536
 #define ENTRIES_MAX 4096
+/* What any file system takes past the page cache. */
+#define PAGE 4096
 
 struct hf3fs_iov {
     uint8_t *base;
@@ -59,9 +61,9 @@ _Static_assert(sizeof(struct hf3fs_iov) == 312, "as in 3FS's header");
 _Static_assert(sizeof(struct hf3fs_ior) == 600, "as in 3FS's header");
 _Static_assert(sizeof(struct hf3fs_cqe) == 24, "as in 3FS's header");
 
-/* A file that is registered: the double's own descriptor of it. */
+/* A file that is registered: the double's own descriptor of it, and one past the page cache. */
 struct file {
-    int fd, own, status, users;
+    int fd, own, past, status, users;
 };
 
 struct io {
@@ -95,7 +97,7 @@ static char mount[256];
 static long started;
 
 static long ios, fail_at, fail_errno, short_at, short_all, lose_at, lose_all, full, delay_us;
-static long reorder, refuse, hang, registered, iovs, rings, misused, workers = 4;
+static long reorder, direct, refuse, hang, registered, iovs, rings, misused, workers = 4;
 
 /* The counts begin anew with each of these; numbers are from 1, and 0 is for none. */
 EXPORT void double_fail(long number) { ios = 0, fail_at = number; }
@@ -110,6 +112,8 @@ EXPORT void double_lose_all(long all) { lose_all = all; }
 EXPORT void double_full(long count) { full = count; }
 EXPORT void double_delay(long us) { delay_us = us; }
 EXPORT void double_reorder(long on) { reorder = on; }
+/* Past the page cache of the file system below, as far as it takes what was asked for. */
+EXPORT void double_direct(long on) { direct = on; }
 /* The sum of 1: memory of others, 2: memory of its own, 4: rings, 8: descriptors. */
 EXPORT void double_refuse(long what) { refuse = what; }
 /* The mount hangs: whatever asks the daemon waits until it no longer does. */
@@ -157,9 +161,11 @@ __attribute__((constructor)) static void configure(void) {
     short_at = number("KVDEPOT_DOUBLE_3FS_SHORT");
     short_all = number("KVDEPOT_DOUBLE_3FS_SHORT_ALL");
     lose_at = number("KVDEPOT_DOUBLE_3FS_LOSE");
+    lose_all = number("KVDEPOT_DOUBLE_3FS_LOSE_ALL");
     full = number("KVDEPOT_DOUBLE_3FS_FULL");
     delay_us = number("KVDEPOT_DOUBLE_3FS_DELAY_US");
     reorder = number("KVDEPOT_DOUBLE_3FS_REORDER");
+    direct = number("KVDEPOT_DOUBLE_3FS_DIRECT");
     refuse = number("KVDEPOT_DOUBLE_3FS_REFUSE");
     if (number("KVDEPOT_DOUBLE_3FS_WORKERS") > 0)
         workers = number("KVDEPOT_DOUBLE_3FS_WORKERS");
@@ -376,6 +382,8 @@ EXPORT void hf3fs_iordestroy(struct hf3fs_ior *ior) {
 static void locked_let_go(struct file *file) {
     if (--file->users == 0) {
         close(file->own);
+        if (file->past >= 0)
+            close(file->past);
         free(file);
     }
 }
@@ -393,7 +401,12 @@ EXPORT int hf3fs_reg_fd(int fd, uint64_t flags) {
     }
     if (own >= 0) {
         struct file *file = malloc(sizeof *file);
-        *file = (struct file){.fd = fd, .own = own, .status = fcntl(fd, F_GETFL), .users = 1};
+        int status = fcntl(fd, F_GETFL);
+        char name[64];
+        snprintf(name, sizeof name, "/proc/self/fd/%d", fd);
+        *file = (struct file){.fd = fd, .own = own, .past = -1, .status = status, .users = 1};
+        if (direct)
+            file->past = open(name, (status & O_ACCMODE) | O_DIRECT | O_CLOEXEC);
         files[fd] = files[own] = file;
         registered++;
     }
@@ -424,10 +437,12 @@ static int64_t perform(struct io *io, long half) {
         return -EINVAL;
     size_t done = 0, len = half && io->len > 1 ? io->len / 2 : io->len;
     while (done < len) {
-        int fd = io->file->own;
         off_t off = io->off + (off_t)done;
-        ssize_t moved = io->ring->for_read ? pread(fd, io->at + done, len - done, off)
-                                           : pwrite(fd, io->at + done, len - done, off);
+        uint8_t *at = io->at + done;
+        size_t rest = len - done;
+        bool past = io->file->past >= 0 && !(((uintptr_t)at | (size_t)off | rest) % PAGE);
+        int fd = past ? io->file->past : io->file->own;
+        ssize_t moved = io->ring->for_read ? pread(fd, at, rest, off) : pwrite(fd, at, rest, off);
         if (moved < 0)
             return -errno;
         if (!moved)
@@ -468,7 +483,10 @@ static void *worker(void *none) {
         pthread_mutex_unlock(&lock);
         if (loses)
             continue;
-        usleep((useconds_t)(delay_us ? delay_us : 50) * (useconds_t)(reorder ? 1 + number % 3 : 1));
+        /* A disk takes its time by itself. */
+        long us = delay_us || direct ? delay_us : 50;
+        if (us)
+            usleep((useconds_t)us * (useconds_t)(reorder ? 1 + number % 3 : 1));
         complete(io, error ? -error : perform(io, half));
     }
     return none;
@@ -552,11 +570,11 @@ EXPORT int hf3fs_submit_ios(const struct hf3fs_ior *ior) {
             io->next = NULL;
             *last = io;
             last = &io->next;
+            pthread_cond_signal(&work);
         }
     }
     if (!ring->first)
         ring->last = &ring->first;
-    pthread_cond_broadcast(&work);
     pthread_mutex_unlock(&lock);
     return 0;
 }

@@ -1,16 +1,13 @@
 //! `bench`: rows with the fields that tools rely on, and nothing left behind.
 
-use std::path::Path;
-
-use crate::home::{Home, Ran};
-use kvdepot_testkit::s3::Server;
+use crate::home::Home;
 use serde_json::{Value, json};
 
 const FIELDS: [&str; 8] = [
     "bench", "case", "metric", "unit", "value", "limit", "ratio", "rounds",
 ];
 
-fn check_fields(rows: &[Value], bench: &str) {
+pub(crate) fn check_fields(rows: &[Value], bench: &str) {
     for row in rows {
         for field in FIELDS {
             assert!(row.get(field).is_some(), "{field} in {row}");
@@ -156,132 +153,6 @@ fn a_benchmark_makes_nothing_beside_the_nodes_of_devices() {
             .into_iter()
             .any(|name| name.to_string_lossy().starts_with("kvdepot-bench-"))
     );
-}
-
-#[test]
-fn bench_files_measures_every_tier_against_raw_files() {
-    let home = Home::new();
-    let dir = home.dir.path().to_str().unwrap();
-    let (status, rows) = home.json(&[
-        "bench", "files", "--dir", dir, "--size", "4MiB", "--batch", "1MiB", "--block", "64KiB",
-        "--depth", "1", "--depth", "8", "--rounds", "1",
-    ]);
-    assert_eq!(status, 0);
-    check_fields(&rows, "files");
-    let of = |metric: &'static str| rows.iter().filter(move |row| row["metric"] == metric);
-    let moved = |metric: &'static str| -> Vec<Value> {
-        let case = |row: &Value| {
-            let case = &row["case"];
-            assert_eq!(case["block"], 65536, "{row}");
-            assert!(
-                row["limit"].is_number() && row["ratio"].is_number(),
-                "{row}"
-            );
-            json!([case["tier"], case["direct"], case["depth"]])
-        };
-        of(metric).map(case).collect()
-    };
-    let (cached, direct) = ([false], [true, false]);
-    let posix = |directs: &[bool]| -> Vec<Value> {
-        let each = directs.iter();
-        each.flat_map(|direct| [1, 8].map(|depth| json!(["Posix", direct, depth])))
-            .collect()
-    };
-    let mut all = posix(&direct);
-    all.extend([1, 8].map(|depth| json!(["Nvme", true, depth])));
-    for metric in ["dump", "load_cold", "cpu_s_per_gib"] {
-        assert_eq!(moved(metric), all, "{metric}");
-    }
-    assert_eq!(moved("load_warm"), posix(&cached));
-    let commits: Vec<_> = of("commit_us")
-        .map(|row| &row["case"]["durability"])
-        .collect();
-    assert_eq!(commits, ["process", "power", "process", "power"]);
-    for (metric, count) in [("lookup_hit", 1), ("lookup_miss", 1), ("lookup_filter", 2)] {
-        assert_eq!(of(metric).count(), count, "{metric}");
-    }
-    assert_eq!(of("hot_through_pipeline").count(), 1);
-    assert_eq!(left(&home), Vec::<String>::new());
-}
-
-/// How many there are below a folder.
-fn files(path: &Path) -> usize {
-    let Ok(names) = std::fs::read_dir(path) else {
-        return 1;
-    };
-    names.map(|name| files(&name.unwrap().path())).sum()
-}
-
-#[test]
-fn bench_files_measures_a_bucket_against_a_plain_client_and_leaves_it_empty() {
-    const KEY: (&str, &str) = ("me", "secret");
-    let home = Home::new();
-    let root = home.path("objects");
-    std::fs::create_dir_all(root.join("bucket")).unwrap();
-    let server = Server::start(&root, KEY, 2);
-    let args = [
-        "bench",
-        "files",
-        "--tier",
-        "S3",
-        "--url",
-        "s3://bucket/kv",
-        "--size",
-        "2MiB",
-        "--batch",
-        "1MiB",
-        "--block",
-        "64KiB",
-        "--depth",
-        "4",
-        "--rounds",
-        "1",
-        "--json",
-    ];
-    let mut command = home.command(&args);
-    command
-        .env("AWS_ENDPOINT", server.endpoint())
-        .env("AWS_ACCESS_KEY_ID", KEY.0)
-        .env("AWS_SECRET_ACCESS_KEY", KEY.1);
-    let ran = Ran::of(command.output().unwrap());
-    assert_eq!(ran.status, 0, "{}", ran.stderr);
-    let rows = ran.rows();
-    check_fields(&rows, "files");
-    let metrics: Vec<_> = rows.iter().map(|row| &row["metric"]).collect();
-    let of_both = ["cpu_s_per_gib", "requests_per_block"];
-    let wanted = [["load_cold"].as_slice(), &of_both, &["dump"], &of_both].concat();
-    assert_eq!(metrics, wanted);
-    for row in &rows {
-        assert_eq!(row["case"]["tier"], "S3");
-        assert!(
-            row["limit"].is_number() && row["ratio"].is_number(),
-            "{row}"
-        );
-    }
-    assert_eq!(files(&root.join("bucket")), 0, "objects are left");
-    let ran = home.run(&["bench", "files", "--tier", "S3"]);
-    assert_eq!(ran.status, 2);
-    assert!(ran.stderr.contains("--url"), "{}", ran.stderr);
-}
-
-#[test]
-fn bench_files_says_how_much_room_it_needs() {
-    let home = Home::new();
-    let dir = home.dir.path().to_str().unwrap();
-    for (args, says) in [
-        (["--size", "1024TiB", "--block", "64KiB"], " needed, "),
-        (
-            ["--size", "1MiB", "--block", "1MiB"],
-            "at least 2 MiB: two blocks",
-        ),
-        (["--rounds", "0", "--block", "64KiB"], "--rounds"),
-        (["--size", "1MiB", "--block", "1000"], "a multiple of 4096"),
-    ] {
-        let ran = home.run(&[&["bench", "files", "--dir", dir], &args[..]].concat());
-        assert_eq!((ran.status, ran.stdout.as_str()), (2, ""), "{args:?}");
-        assert!(ran.stderr.contains(says), "{args:?}: {}", ran.stderr);
-    }
-    assert_eq!(left(&home), Vec::<String>::new());
 }
 
 #[test]
@@ -524,7 +395,7 @@ fn ctrl_c_ends_a_benchmark_and_leaves_nothing() {
 }
 
 /// What benchmarks left in the home.
-fn left(home: &Home) -> Vec<String> {
+pub(crate) fn left(home: &Home) -> Vec<String> {
     let entries = std::fs::read_dir(home.dir.path()).unwrap();
     let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
     names

@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod bench;
+mod bench_files;
 mod doctor;
 mod home;
 mod read;

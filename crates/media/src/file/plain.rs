@@ -384,11 +384,11 @@ pub fn settle(dir: BorrowedFd<'_>) -> Result<()> {
     rustix::fs::syncfs(dir).map_err(fail)
 }
 
-/// Empties the page cache of a file.
+/// Empties the page cache of a file, from this byte on.
 ///
 /// # Errors
 ///
 /// [`Error::Io`] where the system refuses.
-pub fn cool(file: &std::fs::File) -> Result<()> {
-    rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::DontNeed).map_err(fail)
+pub fn cool(file: &std::fs::File, from: u64) -> Result<()> {
+    rustix::fs::fadvise(file, from, None, rustix::fs::Advice::DontNeed).map_err(fail)
 }

@@ -1,5 +1,6 @@
 //! `object_store` as it is: what is straightforward for blocks in a bucket.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -11,9 +12,12 @@ use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt};
 use tokio::runtime::{Builder, Runtime};
 
+use super::beside::Contender;
 use super::plan::Plan;
 use crate::bench::media::Region;
+use crate::bench::random::Random;
 use crate::error::Error;
+use crate::interrupt::Interrupt;
 
 /// Where objects are.
 #[derive(Clone, Debug)]
@@ -157,14 +161,77 @@ impl Bare {
     }
 }
 
-/// Slots of a region as objects.
-pub(super) fn contents(
-    region: &Region,
-    block: usize,
-    slots: &[usize],
-) -> Result<Vec<Bytes>, Error> {
-    let content = |slot: &usize| Ok(region.whole().slice(slot * block, block)?.to_vec().into());
-    slots.iter().map(content).collect()
+/// Plain objects of a run, and what is in them.
+pub(super) struct Objects {
+    /// Those that are loaded, in no order.
+    numbers: Vec<usize>,
+    /// Those that are stored anew.
+    new: Vec<usize>,
+    slots: Vec<Buffer>,
+    contents: Vec<Bytes>,
+}
+
+impl Objects {
+    pub(super) fn new(
+        count: usize,
+        region: &Region,
+        block: usize,
+        slots: &[usize],
+    ) -> Result<Objects, Error> {
+        let slot = |slot: &usize| Ok(region.whole().slice(slot * block, block)?);
+        let buffers: Result<Vec<Buffer>, Error> = slots.iter().map(slot).collect();
+        let buffers = buffers?;
+        let content = |slot: &Buffer| Bytes::from(slot.to_vec());
+        let mut numbers: Vec<usize> = (0..count).collect();
+        Random(17).shuffle(&mut numbers);
+        Ok(Objects {
+            numbers,
+            new: (count..count + slots.len()).collect(),
+            contents: buffers.iter().map(content).collect(),
+            slots: buffers,
+        })
+    }
+
+    /// Stores those that are loaded.
+    pub(super) fn fill(&self, client: &Bare, interrupt: &Interrupt) -> Result<(), Error> {
+        for some in self.numbers.chunks(self.contents.len()) {
+            interrupt.check()?;
+            client.put(some, &self.contents, 8)?;
+        }
+        Ok(())
+    }
+}
+
+/// One that moves such objects.
+pub(super) struct Client<'a> {
+    bare: Bare,
+    objects: &'a Objects,
+}
+
+impl<'a> Client<'a> {
+    pub(super) fn new(bare: Bare, objects: &'a Objects) -> Client<'a> {
+        Client { bare, objects }
+    }
+}
+
+impl Contender for Client<'_> {
+    fn name(&self) -> &'static str {
+        self.bare.name
+    }
+
+    fn load(&mut self, which: Range<usize>, depth: usize) -> Result<f64, Error> {
+        let Objects { numbers, slots, .. } = self.objects;
+        self.bare.get(&numbers[which], slots, depth)
+    }
+
+    fn dump(&mut self, depth: usize) -> Result<f64, Error> {
+        let Objects { new, contents, .. } = self.objects;
+        self.bare.put(new, contents, depth)
+    }
+
+    fn remove(&mut self) -> Result<(), Error> {
+        self.bare.remove(&self.objects.new)
+    }
 }
 
 fn failed(error: impl std::fmt::Display) -> Error {

@@ -37,7 +37,6 @@ impl Blocks {
         })
     }
 
-    #[cfg(feature = "s3")]
     pub(super) fn depot(&self) -> &Depot {
         &self.depot
     }

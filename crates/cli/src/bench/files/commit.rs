@@ -11,8 +11,8 @@ use kvdepot_media::file::plain::{self, DIRECT, commit, publish};
 use serde_json::json;
 
 use super::blocks::done;
-use super::plan::{OBJECTS, Plan};
-use super::store::open;
+use super::plan::Plan;
+use super::tier::{open, settings};
 use crate::bench::media::{Region, spec};
 use crate::bench::random::Random;
 use crate::bench::report::{Report, Row};
@@ -29,23 +29,17 @@ const ROOM: usize = 64 << 20;
 pub(super) fn run(plan: &Plan, report: &mut Report<'_>) -> Result<(), Error> {
     let rounds = plan.rounds * TIMES;
     let small = Plan {
-        cells: Vec::new(),
-        metrics: Vec::new(),
-        blocks: Vec::new(),
-        tiers: Vec::new(),
-        url: None,
-        endpoint: None,
         size: ROOM,
         batch: BLOCK,
-        rounds,
-        dir: plan.dir.clone(),
+        ..plan.clone()
     };
-    for tier in plan.tiers.iter().filter(|tier| *tier != OBJECTS) {
+    for tier in plan.on_disk() {
         for durability in ["process", "power"] {
             let lasts = durability == "power";
             let scratch = Scratch::new(&plan.dir)?;
             let path = scratch.path().join("tier");
-            let depot = open(&path, tier, true, durability, &small, BLOCK)?;
+            let settings = settings(&path, tier, true, durability, &small, BLOCK);
+            let depot = open(tier, &settings)?;
             let ns = depot.namespace(&spec())?;
             let region = Region::new(2 << 20)?;
             let mut random = Random(29);

@@ -1,11 +1,13 @@
 //! `kvdepot bench files`: what the tiers on files reach, against raw reads and writes of the same
 //! sizes.
 //!
-//! `store` has the medium of one case with its `blocks`, `moves` times loads and dumps of it,
-//! `objects` those of a bucket, and the others have a metric each.
+//! `tier` is a depot with its `blocks`. `store` has one and plain files, and `moves` times loads
+//! and dumps of both. `beside` does so for depots beside anything else: `objects` for those of a
+//! bucket, `rings` for those of a 3FS. The others have a metric each.
 
 #[cfg(feature = "s3")]
 mod bare;
+mod beside;
 mod blocks;
 mod commit;
 mod hot;
@@ -15,14 +17,16 @@ mod moves;
 mod objects;
 mod plan;
 mod raw;
+mod rings;
 mod store;
+mod tier;
 
 use super::media::Region;
 use super::random::Random;
 use super::report::Report;
 use crate::args::Files;
 use crate::error::Error;
-use plan::{Cell, OBJECTS, Plan};
+use plan::{Cell, OBJECTS, Plan, RINGS};
 use store::Store;
 
 pub(super) fn cases(args: &Files) -> usize {
@@ -41,15 +45,10 @@ pub(super) fn run(args: &Files, report: &mut Report<'_>) -> Result<(), Error> {
     let region = filled(plan.batch)?;
     if plan.moves() {
         for cell in &plan.cells {
-            if cell.tier == OBJECTS {
-                objects(&plan, cell, &region, report)?;
-                continue;
-            }
-            let mut store = Store::open(&plan, cell, &region, &report.interrupt)?;
-            for depth in cell.depths.iter().copied() {
-                moves::run(&plan, cell, depth, &region, &mut store, report)?;
-                let Cell { tier, block, .. } = cell;
-                report.case_done(&format!("{tier}, {block} bytes, {depth} under way"));
+            match cell.tier.as_str() {
+                OBJECTS => objects(&plan, cell, &region, report)?,
+                RINGS => rings::run(&plan, cell, &region, report)?,
+                _ => on_disk(&plan, cell, &region, report)?,
             }
         }
     }
@@ -71,6 +70,21 @@ pub(super) fn run(args: &Files, report: &mut Report<'_>) -> Result<(), Error> {
     Ok(())
 }
 
+fn on_disk(
+    plan: &Plan,
+    cell: &Cell,
+    region: &Region,
+    report: &mut Report<'_>,
+) -> Result<(), Error> {
+    let mut store = Store::open(plan, cell, region, &report.interrupt)?;
+    for depth in cell.depths.iter().copied() {
+        moves::run(plan, cell, depth, region, &mut store, report)?;
+        let Cell { tier, block, .. } = cell;
+        report.case_done(&format!("{tier}, {block} bytes, {depth} under way"));
+    }
+    Ok(())
+}
+
 #[cfg(feature = "s3")]
 fn objects(
     plan: &Plan,
@@ -86,7 +100,7 @@ fn objects(_: &Plan, _: &Cell, _: &Region, _: &mut Report<'_>) -> Result<(), Err
     Err(Error::Usage {
         field: "--tier",
         value: OBJECTS.into(),
-        allowed: "Posix, Nvme: this command was built without s3".into(),
+        allowed: "Posix, Nvme, Ds3fs: this command was built without s3".into(),
     })
 }
 

@@ -97,12 +97,12 @@ impl Moves<'_> {
                     (before, start.elapsed().as_secs_f64())
                 }
                 None => {
-                    let keys = &self.store.blocks.keys[range];
+                    let keys = &self.store.tier.blocks.keys[range];
                     if cold {
-                        self.store.cool(keys)?;
+                        self.store.tier.cool(keys)?;
                     }
                     let before = process_time();
-                    let blocks = &self.store.blocks;
+                    let blocks = &self.store.tier.blocks;
                     let load = blocks.load(keys, &self.slots, self.region, self.depth);
                     (before, load?)
                 }
@@ -138,10 +138,10 @@ impl Moves<'_> {
                         Ok(written.seconds)
                     }
                     None => {
-                        let blocks = &mut self.store.blocks;
+                        let blocks = &mut self.store.tier.blocks;
                         let keys = blocks.new_keys(self.slots.len());
                         let taken = blocks.dump(&keys, &self.slots, self.region, self.depth)?;
-                        self.store.remove(&keys)?;
+                        self.store.tier.remove(&keys)?;
                         Ok(taken)
                     }
                 },

@@ -1,6 +1,6 @@
 //! What is measured, and whether there is room for it.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use kvdepot_host::limits;
 use kvdepot_store::config::size::show;
@@ -11,8 +11,11 @@ use crate::error::Error;
 
 const TIERS: [&str; 2] = ["Posix", "Nvme"];
 
-/// The tier that has no files, and is measured only where it is named.
+/// The tiers that are measured only where they are named: one has no files, and the other needs
+/// a 3FS.
 pub(super) const OBJECTS: &str = "S3";
+pub(super) const RINGS: &str = "Ds3fs";
+
 const BLOCKS: [u64; 4] = [64 << 10, 256 << 10, 1 << 20, 4 << 20];
 const DEPTHS: [usize; 3] = [1, 8, 32];
 
@@ -26,6 +29,7 @@ const MOVES: [&str; 5] = [
 ];
 
 /// What is measured, and how much of it.
+#[derive(Clone)]
 pub(super) struct Plan {
     pub(super) cells: Vec<Cell>,
     pub(super) metrics: Vec<String>,
@@ -38,9 +42,13 @@ pub(super) struct Plan {
     /// Where objects are, as `s3://BUCKET/PREFIX`, and the server if it is not AWS.
     pub(super) url: Option<String>,
     pub(super) endpoint: Option<String>,
+    /// A directory below the mount of a 3FS, and its library if it is not where the loader looks.
+    pub(super) path: Option<PathBuf>,
+    pub(super) library: Option<PathBuf>,
 }
 
 /// One medium, and the blocks in it.
+#[derive(Clone)]
 pub(super) struct Cell {
     pub(super) tier: String,
     pub(super) direct: bool,
@@ -51,7 +59,7 @@ pub(super) struct Cell {
 impl Cell {
     pub(super) fn case(&self, depth: usize) -> Value {
         let mut case = json!({"tier": self.tier, "block": self.block, "depth": depth});
-        if self.tier != OBJECTS {
+        if TIERS.contains(&self.tier.as_str()) {
             case["direct"] = self.direct.into();
         }
         case
@@ -107,6 +115,8 @@ impl Plan {
                 let endpoint = std::env::var("AWS_ENDPOINT");
                 endpoint.ok()
             }),
+            path: args.path.clone(),
+            library: args.library.clone(),
         }
     }
 
@@ -114,9 +124,24 @@ impl Plan {
         self.metrics.is_empty() || self.metrics.iter().any(|name| name == metric)
     }
 
-    /// Whether there is a tier of files.
+    /// The tiers on files of a disk.
+    pub(super) fn on_disk(&self) -> impl Iterator<Item = &String> {
+        let on_disk = |tier: &&String| TIERS.contains(&tier.as_str());
+        self.tiers.iter().filter(on_disk)
+    }
+
     pub(super) fn has_files(&self) -> bool {
-        self.tiers.iter().any(|tier| tier != OBJECTS)
+        self.on_disk().next().is_some()
+    }
+
+    /// Where the files of a tier are made.
+    pub(super) fn dir_of(&self, tier: &str) -> &Path {
+        let elsewhere = self.path.as_deref().filter(|_| tier == RINGS);
+        elsewhere.unwrap_or(&self.dir)
+    }
+
+    fn has(&self, tier: &str) -> bool {
+        self.tiers.iter().any(|one| one == tier)
     }
 
     pub(super) fn moves(&self) -> bool {
@@ -146,7 +171,11 @@ impl Plan {
         if self.rounds == 0 {
             return refuse("--rounds", "0".into(), "1 or more".into());
         }
-        let objects = self.tiers.iter().any(|tier| tier == OBJECTS);
+        if self.has(RINGS) && self.path.is_none() {
+            let allowed = "a directory below the mount of a 3FS, in which Ds3fs is measured";
+            return refuse("--path", "nothing".into(), allowed.into());
+        }
+        let objects = self.has(OBJECTS);
         if objects && self.url.is_none() {
             let allowed = "s3://BUCKET/PREFIX, which S3 is measured in";
             return refuse("--url", "nothing".into(), allowed.into());
@@ -169,12 +198,17 @@ impl Plan {
                 allowed: format!("what fits {whence}: {needed} needed, {free} free{or}"),
             })
         };
-        // Kvdepot's blocks and as many plain ones, each with what a round writes anew.
+        // Kvdepot's blocks and as many others, each with what a round writes anew.
         let needed = 2 * (self.size + 2 * self.batch) as u64 + (256 << 20);
-        let free = limits::disk_free(&self.dir)?;
-        if self.has_files() && needed > free {
-            let whence = format!("into {}", self.dir.display());
-            return refuse(needed, free, whence, "; name another --dir");
+        for tier in self.tiers.iter().filter(|tier| *tier != OBJECTS) {
+            let dir = self.dir_of(tier);
+            let free = limits::disk_free(dir)?;
+            if needed > free {
+                let whence = format!("into {}", dir.display());
+                let option = if tier == RINGS { "--path" } else { "--dir" };
+                let or = format!("; name another {option}");
+                return refuse(needed, free, whence, &or);
+            }
         }
         let needed = 4 * self.batch as u64 + (256 << 20);
         let memory = limits::memory_allowed()?;

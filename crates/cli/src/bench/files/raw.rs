@@ -170,7 +170,7 @@ impl Raw {
         }
         for number in numbers {
             let path = self.path.join(name(*number));
-            cool(&File::open(&path).map_err(Error::io(&path))?)?;
+            cool(&File::open(&path).map_err(Error::io(&path))?, 0)?;
         }
         Ok(())
     }
