@@ -17,7 +17,7 @@ use bytes::Bytes;
 use futures_util::stream::{self, StreamExt};
 use http_body_util::{BodyExt, StreamBody};
 use hyper::body::{Frame, Incoming};
-use hyper::header::{CONTENT_LENGTH, ETAG};
+use hyper::header::{CONTENT_LENGTH, ETAG, IF_NONE_MATCH};
 use hyper::{Method, Request, Response};
 use kvdepot_store::{Config, Depot, Error};
 use kvdepot_testkit::s3::{self, Answer};
@@ -50,6 +50,10 @@ pub(crate) enum Trouble {
     Rot,
     /// It is done, and the answer does not come.
     Unanswered,
+    /// It is done, and the connection is closed.
+    Lost,
+    /// The server does not know conditions, and says so.
+    NoConditions,
 }
 
 /// Which requests, and how many of them.
@@ -265,7 +269,11 @@ async fn answer(shared: Arc<Shared>, service: S3Service, request: Request<Incomi
     shared.requests.fetch_add(1, Ordering::Relaxed);
     let line = format!("{} {}", request.method(), request.uri().path());
     shared.seen.lock().unwrap().push(line);
-    let trouble = shared.take(&request);
+    let mut trouble = shared.take(&request);
+    let conditions = request.headers().contains_key(IF_NONE_MATCH);
+    if conditions && trouble == Some(Trouble::NoConditions) {
+        trouble = Some(Trouble::Answer(501, "NotImplemented"));
+    }
     match &trouble {
         Some(Trouble::Answer(status, code)) => {
             let text = format!("<?xml version=\"1.0\"?><Error><Code>{code}</Code></Error>");
@@ -282,6 +290,7 @@ async fn answer(shared: Arc<Shared>, service: S3Service, request: Request<Incomi
         Some(Trouble::Unanswered) => {
             std::future::pending::<()>().await;
         }
+        Some(Trouble::Lost) => return Err(io::Error::other("closed")),
         Some(Trouble::OtherVersion) => {
             let other = "\"00000000000000000000000000000000\"".parse().unwrap();
             response.headers_mut().insert(ETAG, other);

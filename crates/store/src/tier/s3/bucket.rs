@@ -7,7 +7,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use futures_util::future::{BoxFuture, FutureExt};
@@ -24,7 +24,7 @@ use super::credentials::FromFile;
 use super::options::Options;
 
 /// The first pause, and the longest.
-const PAUSE: Duration = Duration::from_millis(50);
+pub(super) const PAUSE: Duration = Duration::from_millis(50);
 const PAUSE_MOST: Duration = Duration::from_secs(2);
 
 /// What one request is worth of one more, and how many are kept for bad times: in hundredths.
@@ -132,6 +132,8 @@ pub(super) struct Bucket {
     requests: AtomicU64,
     retries: AtomicU64,
     faults: [AtomicU64; Fault::ALL.len()],
+    /// Whether it knows conditions for what is written, as far as is known.
+    conditions: AtomicBool,
     saved: Mutex<u64>,
     dice: AtomicU64,
 }
@@ -214,6 +216,7 @@ impl Bucket {
             requests: AtomicU64::new(0),
             retries: AtomicU64::new(0),
             faults: Default::default(),
+            conditions: AtomicBool::new(true),
             saved: Mutex::new(SAVED),
             dice: AtomicU64::new(u64::from(std::process::id())),
         })
@@ -221,6 +224,17 @@ impl Bucket {
 
     pub(super) fn store(&self) -> &AmazonS3 {
         &self.store
+    }
+
+    pub(super) fn has_conditions(&self) -> bool {
+        self.conditions.load(Ordering::Relaxed)
+    }
+
+    /// It does not know them.
+    pub(super) fn forget_conditions(&self) {
+        if self.conditions.swap(false, Ordering::Relaxed) {
+            tracing::info!("the object store knows no conditional writes: it is asked before each");
+        }
     }
 
     /// A path below the prefix.

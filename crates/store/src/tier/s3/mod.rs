@@ -5,7 +5,7 @@
 //! store has answered that it has it; what is read is of the one version that was looked at, and
 //! anything else is a miss; every wait for the store has an end.
 //!
-//! `bucket` asks the store, `object` is what is read, `staging` what is written, `held` what is
+//! `bucket` asks the store, `object` is what is read, `staging` what is written and `send` how, `held` what is
 //! pinned or reserved, `usage` counts for all and `collect` makes room.
 
 mod bucket;
@@ -14,6 +14,7 @@ mod credentials;
 mod held;
 mod object;
 mod options;
+mod send;
 mod staging;
 mod usage;
 mod write;
@@ -381,13 +382,19 @@ impl Common {
         self.bucket.path(&path_of(name, spread(name) % FOLDERS))
     }
 
-    /// What is at a block's name, if that is not known.
-    async fn find(&self, name: &Identity, way: Way) -> Result<Seen, Fault> {
+    /// What is known to be at a block's name, and the turn of the question.
+    fn known(&self, name: &Identity) -> (Option<Seen>, u64) {
         let (known, turn) = self.filter.of(std::iter::once(*name));
-        match known.into_iter().next().flatten() {
-            Some(Some(found)) => return Ok(Seen::Block(found)),
-            Some(None) => return Ok(Seen::Nothing),
-            None => {}
+        let seen = known.into_iter().next().flatten();
+        let seen = seen.map(|found| found.map_or(Seen::Nothing, Seen::Block));
+        (seen, turn)
+    }
+
+    /// What is at a block's name, which the store is asked for unless it is known.
+    async fn find(&self, name: &Identity, way: Way) -> Result<Seen, Fault> {
+        let (known, turn) = self.known(name);
+        if let Some(seen) = known {
+            return Ok(seen);
         }
         let path = self.path_of(name);
         let seen = look(&self.bucket, way, &path, (name, self.held.has_keys())).await?;

@@ -1,32 +1,22 @@
-//! How a block becomes an object: memory is reserved for it, lanes write it, and one request, or
-//! several for a large one, stores it.
+//! How a block becomes an object: memory is reserved for it, lanes write it, and `send` stores it.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use bytes::Bytes;
-use futures_util::future::{FutureExt, join_all, try_join_all};
+use futures_util::future::join_all;
 use kvdepot_arena::clock::unix_seconds;
 use kvdepot_arena::format::file_header::{FileHeader, LEN, SUMS_MAX};
 use kvdepot_arena::format::file_note::FileNote;
 use kvdepot_arena::{Cause, Full, Identity, NamespaceId, Refused, Reserved, Wanted, parts};
 use kvdepot_media::Checksum;
-use object_store::multipart::MultipartStore;
-use object_store::path::Path;
-use object_store::{
-    Attribute, Attributes, ObjectStore, PutMultipartOptions, PutOptions, PutPayload,
-};
 use tokio::time::{Instant, timeout_at};
 
-use super::bucket::{Fault, Way};
+use super::bucket::Way;
 use super::held::{Pinned, Written};
-use super::object::{Found, NOTE, Seen, look, write_note};
+use super::object::{Found, Seen};
+use super::send::Sent;
 use super::usage::Promise;
 use super::{Common, NAME};
-
-/// Objects of more bytes go in pieces of so many, several at a time.
-const WHOLE_MAX: usize = 16 << 20;
-const PIECE: usize = 8 << 20;
 
 /// How long a put waits for room that a collection makes, or for memory.
 const FOR_ROOM: Duration = Duration::from_secs(1);
@@ -45,7 +35,13 @@ impl Common {
         };
         let names: Vec<Identity> = blocks.iter().map(name).collect();
         let deadline = self.bucket.deadline();
-        let seen = join_all(names.iter().map(|name| self.find(name, Way::Write))).await;
+        let looks = names.iter().zip(&blocks).map(async |(name, wanted)| {
+            match self.looks_first(LEN + wanted.len as usize) {
+                true => self.find(name, Way::Write).await,
+                false => Ok(self.known(name).0.unwrap_or(Seen::Nothing)),
+            }
+        });
+        let seen = join_all(looks).await;
         let until = deadline.min(Instant::now() + FOR_ROOM);
         let mut made: Vec<Result<Reserved, Refused>> = Vec::with_capacity(blocks.len());
         let object = |wanted: &Wanted| LEN as u64 + wanted.len;
@@ -59,7 +55,14 @@ impl Common {
                 Ok(Seen::Nothing | Seen::Strange { .. }) => {
                     let make = self.make((wanted, beyond), name, waits.then_some(until));
                     let made = timeout_at(deadline, make).await;
-                    made.unwrap_or(Err(Refused::Declined))
+                    match made.unwrap_or(Err(Refused::Declined)) {
+                        // What is there needs no room.
+                        Err(full @ Refused::Full(_)) => match self.find(&name, Way::Write).await {
+                            Ok(Seen::Block(_)) => Err(Refused::Present(self.held.nowhere())),
+                            _ => Err(full),
+                        },
+                        made => made,
+                    }
                 }
             };
             made.push(one);
@@ -176,7 +179,7 @@ impl Common {
             Ok(()) if proven && !self.held.is_removed(&place) => {
                 let bytes = memory.into_bytes();
                 let sent = self.send(&path, &name, &note, bytes.clone()).await;
-                sent.map(|e_tag| (e_tag, bytes))
+                sent.map(|sent| (sent, bytes))
             }
             _ => {
                 let _ended = self.held.published(&place, None);
@@ -184,7 +187,7 @@ impl Common {
             }
         };
         let object = match &sent {
-            Ok((Some(e_tag), bytes)) => {
+            Ok((Sent::Stored(e_tag) | Sent::There { e_tag, .. }, bytes)) => {
                 let found = Found {
                     note,
                     e_tag: e_tag.as_str().into(),
@@ -202,108 +205,31 @@ impl Common {
             }
             _ => None,
         };
-        let stored = match &sent {
-            Ok((Some(_), _)) => {
-                promise.settle();
-                true
-            }
-            Ok((None, _)) => {
-                promise.keep();
-                false
-            }
+        let (is_stored, is_there) = match &sent {
+            Ok((Sent::Stored(_), _)) => (true, true),
+            Ok((Sent::There { .. }, _)) => (false, true),
+            Ok((Sent::Kept, _)) => (false, false),
             Err(fault) => {
                 tracing::warn!(?fault, key = %name.key, "a block is not stored");
-                match fault.is_doubtful() {
-                    true => promise.keep(),
-                    false => drop(promise),
-                }
-                false
+                (false, false)
             }
         };
+        match sent {
+            Ok((Sent::Stored(_), _)) => promise.settle(),
+            Ok((Sent::There { doubtful, .. }, _)) if !doubtful => drop(promise),
+            Ok((Sent::There { .. } | Sent::Kept, _)) => promise.keep(),
+            Err(fault) if fault.is_doubtful() => promise.keep(),
+            Err(_) => drop(promise),
+        }
         let Ok(pin) = self.held.published(&place, object) else {
             self.filter.note(name, None);
             let _gone = self.bucket.remove(&path).await;
             return None;
         };
-        if stored {
+        if is_stored {
             self.stored[0].fetch_add(1, Ordering::Relaxed);
             self.stored[1].fetch_add(place.len, Ordering::Relaxed);
         }
-        stored.then_some(pin)
-    }
-
-    /// Stores an object; its ETag, if the store has the bytes that were sent.
-    async fn send(
-        &self,
-        path: &Path,
-        name: &Identity,
-        note: &FileNote,
-        bytes: Bytes,
-    ) -> Result<Option<String>, Fault> {
-        let attributes =
-            Attributes::from_iter([(Attribute::Metadata(NOTE.into()), write_note(note, name))]);
-        if bytes.len() > WHOLE_MAX {
-            return self.send_in_pieces(path, attributes, bytes).await;
-        }
-        let put = || {
-            let options = PutOptions::from(attributes.clone());
-            let payload = PutPayload::from_bytes(bytes.clone());
-            self.bucket.store().put_opts(path, payload, options).boxed()
-        };
-        let stored = self.bucket.ask(Way::Write, put).await?;
-        match stored.e_tag {
-            Some(e_tag) => Ok(Some(e_tag)),
-            None => self.e_tag_of(path, name).await,
-        }
-    }
-
-    /// A store that tells no ETag with its answer is asked for it.
-    async fn e_tag_of(&self, path: &Path, name: &Identity) -> Result<Option<String>, Fault> {
-        let seen = look(&self.bucket, Way::Write, path, (name, false)).await?;
-        Ok(match seen {
-            Seen::Block(found) => Some(found.e_tag.to_string()),
-            Seen::Nothing | Seen::Strange { .. } => None,
-        })
-    }
-
-    async fn send_in_pieces(
-        &self,
-        path: &Path,
-        attributes: Attributes,
-        bytes: Bytes,
-    ) -> Result<Option<String>, Fault> {
-        let (bucket, store) = (&self.bucket, self.bucket.store());
-        let begin = || {
-            let options = PutMultipartOptions::from(attributes.clone());
-            store.create_multipart_opts(path, options).boxed()
-        };
-        let id = bucket.ask(Way::Write, begin).await?;
-        let pieces = (0..bytes.len()).step_by(PIECE).enumerate();
-        let pieces = pieces.map(|(number, at)| {
-            let piece = bytes.slice(at..(at + PIECE).min(bytes.len()));
-            let id = &id;
-            async move {
-                let put = || {
-                    let payload = PutPayload::from_bytes(piece.clone());
-                    store.put_part(path, id, number, payload).boxed()
-                };
-                bucket.ask(Way::Write, put).await
-            }
-            .boxed()
-        });
-        let sent = try_join_all(pieces.collect::<Vec<_>>()).await;
-        let sent = match sent {
-            Ok(parts) => {
-                let end = || store.complete_multipart(path, &id, parts.clone()).boxed();
-                bucket.ask(Way::Write, end).await
-            }
-            Err(fault) => Err(fault),
-        };
-        if sent.is_err() {
-            // What is not ended stays, and is paid for.
-            let abort = store.abort_multipart(path, &id);
-            let _best_effort = tokio::time::timeout(FOR_ROOM, abort).await;
-        }
-        Ok(sent?.e_tag)
+        is_there.then_some(pin)
     }
 }
