@@ -10,7 +10,7 @@ mod common;
 use std::fs;
 
 use bucket::{LEN, Server, Trouble};
-use common::{has, namespace, put};
+use common::{eventually, has, keys, namespace, put};
 use hyper::Method;
 use kvdepot_arena::format::file_header;
 use kvdepot_store::Depot;
@@ -45,10 +45,15 @@ fn a_block_costs_one_request_and_what_another_one_wrote_is_there() {
     );
     assert_eq!((stored(&one), stored(&other)), (1, 0));
     assert!(has(&namespace(&other), &[1], LEN));
-    // What is known to be there is not sent.
+    // What was found lately is looked at, and not sent.
     asked(&server);
     assert_eq!(put(&namespace(&other), &[1], LEN), [true]);
-    assert!(asked(&server).is_empty());
+    assert_eq!(asked(&server), ["HEAD"]);
+    // It may have been removed by another one.
+    namespace(&one).remove(&keys([1])).unwrap();
+    assert_eq!(put(&namespace(&other), &[1], LEN), [true]);
+    // Who has removed it remembers that for a moment.
+    eventually("the block", || has(&namespace(&one), &[1], LEN));
     one.close();
     other.close();
 }

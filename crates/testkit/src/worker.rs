@@ -68,8 +68,19 @@ impl Worker {
     /// When it cannot be started.
     #[must_use]
     pub fn start(role: &str) -> Worker {
+        Worker::start_with(role, &[])
+    }
+
+    /// The same, with variables in its environment.
+    ///
+    /// # Panics
+    /// When it cannot be started.
+    #[must_use]
+    pub fn start_with(role: &str, variables: &[(String, String)]) -> Worker {
+        let variables = variables.iter().map(|(name, value)| (name, value));
         let mut process = Command::new(std::env::current_exe().unwrap())
             .env(ROLE, role)
+            .envs(variables)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()

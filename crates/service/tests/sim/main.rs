@@ -25,6 +25,7 @@ mod log;
 mod opening;
 mod peer;
 mod processes;
+mod shared;
 mod tiers;
 mod world;
 
@@ -38,6 +39,7 @@ use kvdepot_testkit::sim::tally::Tally;
 use kvdepot_testkit::sim::{History, Subject, watch};
 use kvdepot_testkit::{Rng, worker};
 use processes::Processes;
+use shared::Shared;
 use tiers::Tiers;
 use world::{Cause, Law, World};
 
@@ -271,6 +273,7 @@ fn main() {
         served.name(),
         Processes.name(),
         Tiers.name(),
+        Shared.name(),
     ];
     if std::env::args().any(|arg| arg == "--list") || !names.iter().any(|name| chosen(name)) {
         return;
@@ -297,9 +300,10 @@ fn main() {
     };
     let mut tally = Tally::default();
     let sound = (!chosen(names[3]) || run(&Tiers, &plan(0.15, 20), &mut tally))
-        && (!chosen(names[0]) || run(&scheduled, &plan(0.3, 20), &mut tally))
-        && (!chosen(names[1]) || run(&served, &plan(0.25, 20), &mut tally))
-        && (!chosen(names[2]) || run(&Processes, &plan(0.3, 120), &mut tally));
+        && (!chosen(names[0]) || run(&scheduled, &plan(0.25, 20), &mut tally))
+        && (!chosen(names[1]) || run(&served, &plan(0.2, 20), &mut tally))
+        && (!chosen(names[4]) || run(&Shared, &plan(0.15, 240), &mut tally))
+        && (!chosen(names[2]) || run(&Processes, &plan(0.25, 120), &mut tally));
     println!("sim: seed {seed}, {seconds} s: {tally}");
     if !sound {
         std::process::exit(1);

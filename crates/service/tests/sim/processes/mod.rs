@@ -11,6 +11,7 @@ mod signal;
 mod steps;
 
 use crowd::Crowd;
+pub use crowd::heard;
 use kvdepot_testkit::Rng;
 use kvdepot_testkit::sim::tally::Tally;
 use kvdepot_testkit::sim::{History, Subject, watch};

@@ -13,7 +13,7 @@ use kvdepot_service::Mover;
 use kvdepot_store::format::layout::CAPACITY_MIN;
 use kvdepot_store::{
     BlockBuffers, Buffer, Checksum, Depot, GetOptions, Key, Namespace, Outcome, Pin, Reservation,
-    Task,
+    Task, TierStats,
 };
 use kvdepot_testkit::bytes::content;
 use kvdepot_testkit::sim::run::{note_panics, take_wrong};
@@ -62,6 +62,7 @@ pub fn play(role: &str, commands: &Receiver<String>) {
     let mut perform: Player = match role {
         "owner" => owner(&format!("{first} {rest}")),
         "client" => client(first.into(), rest.parse().unwrap()),
+        "sharer" => sharer(&format!("{first} {rest}")),
         _ => mover(first.into()),
     };
     for command in commands {
@@ -117,13 +118,7 @@ fn client(socket: PathBuf, patience: u64) -> Player {
             let patience = Some(Duration::from_millis(patience));
             return match kvdepot_service::connect_within(&socket, Some(2), patience) {
                 Ok(depot) => {
-                    client = Some(Client {
-                        depot,
-                        reserved: BTreeMap::new(),
-                        pinned: BTreeMap::new(),
-                        number: 0,
-                        cut: None,
-                    });
+                    client = Some(Client::new(depot));
                     "open".into()
                 }
                 Err(error) => format!("failed: {error}"),
@@ -134,6 +129,29 @@ fn client(socket: PathBuf, patience: u64) -> Player {
             Ok(answer) => answer,
             Err(error) => format!("failed: {error}").replace('\n', " "),
         }
+    })
+}
+
+/// A depot of its own over what others share.
+fn sharer(spec: &str) -> Player {
+    let config = config_of(spec.trim_end());
+    let mut client = None;
+    Box::new(move |words| {
+        let said = match words[0] {
+            "open" => kvdepot_service::open(&config).map(|depot| {
+                client = Some(Client::new(depot));
+                "open".to_owned()
+            }),
+            "close" => {
+                client
+                    .take()
+                    .into_iter()
+                    .for_each(|client: Client| client.depot.close());
+                Ok("closed".into())
+            }
+            _ => client.as_mut().unwrap().perform(words),
+        };
+        said.unwrap_or_else(|error| format!("failed: {error}").replace('\n', " "))
     })
 }
 
@@ -151,6 +169,16 @@ fn key_of(word: &str) -> Key {
 }
 
 impl Client {
+    fn new(depot: Depot) -> Client {
+        Client {
+            depot,
+            reserved: BTreeMap::new(),
+            pinned: BTreeMap::new(),
+            number: 0,
+            cut: None,
+        }
+    }
+
     fn perform(&mut self, words: &[&str]) -> Result<String, kvdepot_store::Error> {
         let namespace = || self.depot.namespace(&spec(words[1].parse().unwrap()));
         Ok(match words[0] {
@@ -159,6 +187,13 @@ impl Client {
             "prefetch" => {
                 let keys: Vec<Key> = words[2..].iter().map(|word| key_of(word)).collect();
                 ended(&namespace()?.prefetch(&keys)?)
+            }
+            "clear" => format!("removed {}", namespace()?.clear()?),
+            "held" => {
+                let stats = self.depot.stats();
+                let held = |tier: &TierStats| tier.pinned_blocks + tier.reserved_blocks;
+                let held: u64 = stats.tiers.iter().map(held).sum();
+                format!("held {} {}", held, stats.write_back_bytes)
             }
             "remove" => {
                 let keys: Vec<Key> = words[2..].iter().map(|word| key_of(word)).collect();

@@ -9,7 +9,7 @@ mod directory;
 mod laws;
 mod memory;
 mod own;
-mod posix;
+pub mod posix;
 mod sharer;
 mod shelf;
 mod steps;

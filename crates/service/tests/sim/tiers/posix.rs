@@ -112,8 +112,9 @@ pub fn name_of(identity: &Identity) -> String {
 /// Where a directory has a block.
 pub fn file_of(path: &Path, identity: &Identity) -> Option<PathBuf> {
     let name = name_of(identity);
-    let mut folders = (0..FAN_OUT).map(|number| path.join(format!("blocks/{number:03x}")));
-    folders.find_map(|folder| Some(folder.join(&name)).filter(|file| file.exists()))
+    let folders = fs::read_dir(path.join("blocks")).ok()?;
+    let mut files = folders.flatten().map(|folder| folder.path().join(&name));
+    files.find(|file| file.exists())
 }
 
 /// What a block's file says, and its payload.

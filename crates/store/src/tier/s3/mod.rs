@@ -382,20 +382,24 @@ impl Common {
         self.bucket.path(&path_of(name, spread(name) % FOLDERS))
     }
 
-    /// What is known to be at a block's name, and the turn of the question.
-    fn known(&self, name: &Identity) -> (Option<Seen>, u64) {
-        let (known, turn) = self.filter.of(std::iter::once(*name));
-        let seen = known.into_iter().next().flatten();
-        let seen = seen.map(|found| found.map_or(Seen::Nothing, Seen::Block));
-        (seen, turn)
+    /// What is known to be at a block's name.
+    fn known(&self, name: &Identity) -> Option<Seen> {
+        let (known, _) = self.filter.of(std::iter::once(*name));
+        let found = known.into_iter().next().flatten();
+        found.map(|found| found.map_or(Seen::Nothing, Seen::Block))
     }
 
     /// What is at a block's name, which the store is asked for unless it is known.
     async fn find(&self, name: &Identity, way: Way) -> Result<Seen, Fault> {
-        let (known, turn) = self.known(name);
-        if let Some(seen) = known {
-            return Ok(seen);
+        match self.known(name) {
+            Some(seen) => Ok(seen),
+            None => self.look(name, way).await,
         }
+    }
+
+    /// The same of the store itself, which others write to and remove from.
+    async fn look(&self, name: &Identity, way: Way) -> Result<Seen, Fault> {
+        let (_, turn) = self.filter.of(std::iter::empty());
         let path = self.path_of(name);
         let seen = look(&self.bucket, way, &path, (name, self.held.has_keys())).await?;
         let found = match &seen {

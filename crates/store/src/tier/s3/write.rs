@@ -36,9 +36,11 @@ impl Common {
         let names: Vec<Identity> = blocks.iter().map(name).collect();
         let deadline = self.bucket.deadline();
         let looks = names.iter().zip(&blocks).map(async |(name, wanted)| {
-            match self.looks_first(LEN + wanted.len as usize) {
-                true => self.find(name, Way::Write).await,
-                false => Ok(self.known(name).0.unwrap_or(Seen::Nothing)),
+            // Somebody may have removed what was found lately, and a put has to be right.
+            let is_there = matches!(self.known(name), Some(Seen::Block(_)));
+            match is_there || self.looks_first(LEN + wanted.len as usize) {
+                true => self.look(name, Way::Write).await,
+                false => Ok(Seen::Nothing),
             }
         });
         let seen = join_all(looks).await;
@@ -57,7 +59,7 @@ impl Common {
                     let made = timeout_at(deadline, make).await;
                     match made.unwrap_or(Err(Refused::Declined)) {
                         // What is there needs no room.
-                        Err(full @ Refused::Full(_)) => match self.find(&name, Way::Write).await {
+                        Err(full @ Refused::Full(_)) => match self.look(&name, Way::Write).await {
                             Ok(Seen::Block(_)) => Err(Refused::Present(self.held.nowhere())),
                             _ => Err(full),
                         },

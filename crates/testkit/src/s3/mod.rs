@@ -1,5 +1,7 @@
 //! A real object store over a directory, which checks signatures.
 
+mod troubled;
+
 use std::future::Future;
 use std::net::SocketAddr;
 use std::path::Path;
@@ -14,6 +16,8 @@ use s3s::auth::SimpleAuth;
 use s3s::service::{S3Service, S3ServiceBuilder};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::{Builder, Runtime};
+
+pub use troubled::{Trouble, Troubled};
 
 /// A server at a port of this host, with threads of its own. It ends when it is dropped.
 #[derive(Debug)]
