@@ -1,5 +1,5 @@
-//! Blocks of the tier `S3` are written on the condition that nothing has their names: by one request,
-//! without a look before it, and over nothing that ought to stay.
+//! Blocks of the tier `S3` are written on the condition that nothing has their names: by one
+//! request, without a look before it, and over nothing that ought to stay.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 

@@ -1,6 +1,6 @@
-//! Histories of a medium that several processes share without a server of kvdepot's: a directory, a
-//! directory of 3FS by its rings (over the double), a bucket of a real object store. They do the
-//! same to the same blocks at the same time, and are killed; the medium fails, and its bytes change.
+//! Histories of a medium that several processes share without a server of kvdepot's: a directory,
+//! a directory of 3FS by its rings (over the double), a bucket of a real object store. They do the
+//! same to the same blocks at the same time, and are killed; the medium fails, its bytes change.
 //!
 //! A key's bytes never change here, so that what anybody reads is known; what is there is known
 //! where nobody met anybody.

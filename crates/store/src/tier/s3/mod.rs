@@ -5,8 +5,8 @@
 //! store has answered that it has it; what is read is of the one version that was looked at, and
 //! anything else is a miss; every wait for the store has an end.
 //!
-//! `bucket` asks the store, `object` is what is read, `staging` what is written and `send` how, `held` what is
-//! pinned or reserved, `usage` counts for all and `collect` makes room.
+//! `bucket` asks the store, `object` is what is read, `staging` what is written and `send` how,
+//! `held` what is pinned or reserved, `usage` counts for all and `collect` makes room.
 
 mod bucket;
 mod collect;
