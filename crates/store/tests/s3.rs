@@ -213,3 +213,35 @@ fn with_a_key_what_others_have_written_is_none_and_written_again() {
         depot.close();
     }
 }
+
+#[test]
+fn a_bucket_says_what_it_has_and_what_has_gone() {
+    let server = Server::start();
+    let depot = server.open();
+    let (ns, other) = (namespace(&depot), namespace_of(&depot, "other"));
+    assert_eq!(put(&ns, &[1, 2, 3], LEN), [true; 3]);
+    assert_eq!(put(&other, &[1], LEN), [true]);
+    let none = depot.gone(10).unwrap();
+    assert!(none.blocks.is_empty());
+    assert_eq!(ns.remove(&keys([2])).unwrap(), 1);
+    let gone = depot.gone(10).unwrap().blocks;
+    let gone: Vec<_> = gone.iter().map(|(name, len)| (name.key, *len)).collect();
+    assert_eq!(gone, [(common::key(2), LEN as u64)]);
+    depot.close();
+    // Nobody but the bucket knows it now.
+    let depot = server.open();
+    let usage = || {
+        let mut all = depot.namespaces().unwrap();
+        all.sort_by_key(|one| one.blocks);
+        let described = all.iter().all(|one| one.description.is_some());
+        let counts = all.iter().map(|one| (one.blocks, one.bytes)).collect();
+        (described, counts)
+    };
+    let expected: Vec<_> = [1, 2].map(|blocks| (blocks, blocks * LEN as u64)).into();
+    // What they are is written in the background.
+    common::eventually("what namespaces are", || {
+        usage() == (true, expected.clone())
+    });
+    assert_eq!(depot.namespaces().unwrap().len(), 2);
+    depot.close();
+}

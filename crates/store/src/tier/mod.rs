@@ -7,6 +7,8 @@
 mod apart;
 mod arenas;
 mod contract;
+mod departures;
+mod description;
 mod file;
 mod filter;
 mod kinds;

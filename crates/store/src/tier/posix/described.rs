@@ -1,4 +1,4 @@
-//! What the namespaces of a directory are, for people: a small text for each, beside the blocks.
+//! What the namespaces of a directory are.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -8,16 +8,7 @@ use kvdepot_arena::{Error, NamespaceId};
 use kvdepot_host::dir::{Access, Before, Dir};
 
 use super::name::namespace_of;
-
-/// The folder that has them, by their digests.
-const FOLDER: &str = "namespaces";
-
-/// The first line; the description follows.
-const KIND: &str = "kvdepot namespace 1\n";
-
-/// Most bytes of one, and most of them: they are in no capacity.
-const LEN_MAX: usize = 4096;
-const MOST: usize = 4096;
+use crate::tier::description::{FOLDER, LEN_MAX, MOST, decode, encode};
 
 /// Writes a description where there is none.
 pub(super) fn describe(dir: &Dir, id: NamespaceId, description: &str) -> Result<(), Error> {
@@ -25,13 +16,9 @@ pub(super) fn describe(dir: &Dir, id: NamespaceId, description: &str) -> Result<
     if folder.has(&name)? || folder.names()?.len() >= MOST {
         return Ok(());
     }
-    let room = LEN_MAX - KIND.len() - 1;
-    let ends = (0..=room).rev();
-    let mut kept = ends.filter_map(|end| description.get(..end.min(description.len())));
-    let text = format!("{KIND}{}\n", kept.next().unwrap_or_default());
     let temporary = folder.temporary()?;
     let fd = temporary.as_fd().try_clone_to_owned();
-    let written = fd.and_then(|fd| File::from(fd).write_all(text.as_bytes()));
+    let written = fd.and_then(|fd| File::from(fd).write_all(encode(description).as_bytes()));
     written.map_err(|source| Error::Io {
         path: FOLDER.into(),
         source,
@@ -54,7 +41,5 @@ fn read(folder: &Dir, name: &str) -> Option<String> {
     let file = File::from(folder.open_at(name, Access::Read).ok()??);
     let mut text = String::new();
     let read = file.take(LEN_MAX as u64).read_to_string(&mut text);
-    let description = text.strip_prefix(KIND)?;
-    let description = description.strip_suffix('\n').unwrap_or(description);
-    read.ok().map(|_| description.to_owned())
+    read.ok().and_then(|_| decode(&text))
 }

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use kvdepot_arena::format::file_header::LEN;
-use kvdepot_arena::{Departed, Identity, Notes};
-use parking_lot::Mutex;
+use kvdepot_arena::{Departed, Identity};
 
 use super::folder::Folder;
+use crate::tier::departures::Departures;
 use crate::tier::filter::Filter;
 
 /// Why a block has gone.
@@ -27,7 +27,7 @@ pub(super) struct Losses {
     /// Files, and what they took.
     evicted: [AtomicU64; 2],
     rotten: AtomicU64,
-    notes: Mutex<Vec<Notes>>,
+    departures: Departures,
 }
 
 impl Losses {
@@ -36,14 +36,14 @@ impl Losses {
             filter: Arc::clone(filter),
             evicted: Default::default(),
             rotten: AtomicU64::new(0),
-            notes: Mutex::default(),
+            departures: Departures::default(),
         }
     }
 
     /// The length of a block's payload, while its file is there and if anybody wants to know.
     pub(super) fn len_of(&self, folder: &Folder, name: &Identity) -> Option<u64> {
-        let listens = !self.notes.lock().is_empty();
-        listens.then(|| folder.header(name))?.map(|at| at.len)
+        let wanted = self.departures.are_wanted();
+        wanted.then(|| folder.header(name))?.map(|at| at.len)
     }
 
     /// Notes that a block's file is gone, which took so many bytes, and had a payload of these.
@@ -60,9 +60,7 @@ impl Losses {
             Why::Removed => {}
         }
         let len = len.unwrap_or_else(|| room.saturating_sub(LEN as u64));
-        for notes in &mut *self.notes.lock() {
-            notes.push(*name, len);
-        }
+        self.departures.note(name, len);
     }
 
     /// Blocks and bytes that were evicted, and blocks that did not verify.
@@ -74,10 +72,10 @@ impl Losses {
 
     /// What has gone since this listener asked last.
     pub(super) fn departed(&self, listener: u64, limit: usize) -> Departed {
-        Notes::ask(&mut self.notes.lock(), listener, limit)
+        self.departures.since(listener, limit)
     }
 
     pub(super) fn forget(&self, listener: u64) {
-        self.notes.lock().retain(|notes| notes.listener != listener);
+        self.departures.forget(listener);
     }
 }

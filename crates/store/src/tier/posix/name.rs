@@ -49,7 +49,7 @@ pub(in crate::tier) fn identity_of(name: &str) -> Option<Identity> {
 }
 
 /// The namespace whose digest this is.
-pub(super) fn namespace_of(name: &str) -> Option<NamespaceId> {
+pub(in crate::tier) fn namespace_of(name: &str) -> Option<NamespaceId> {
     bytes_of(name).map(NamespaceId)
 }
 

@@ -9,13 +9,15 @@ use std::time::Duration;
 
 use futures_util::stream::StreamExt;
 use kvdepot_arena::clock;
+use kvdepot_arena::format::file_header::LEN;
 use object_store::path::Path;
 use tokio::sync::{Notify, watch};
 use tokio::time::{sleep, timeout};
 
 use super::bucket::{Bucket, Fault};
 use super::usage::{BEGIN, END, Usage, Used};
-use crate::tier::posix::name::BLOCKS;
+use crate::tier::departures::Departures;
+use crate::tier::posix::name::{BLOCKS, identity_of};
 
 /// How often a process looks whether there is something to do, and how old a count may be.
 const TICK: Duration = Duration::from_secs(60);
@@ -38,6 +40,7 @@ pub(super) struct Collector {
     needed: AtomicU64,
     rounds: watch::Sender<u64>,
     evicted: [AtomicU64; 2],
+    departures: Arc<Departures>,
 }
 
 /// An object that may go; the newest is the greatest.
@@ -69,7 +72,11 @@ impl Oldest {
 }
 
 impl Collector {
-    pub(super) fn new(bucket: &Arc<Bucket>, usage: &Arc<Usage>) -> Arc<Collector> {
+    pub(super) fn new(
+        bucket: &Arc<Bucket>,
+        usage: &Arc<Usage>,
+        departures: &Arc<Departures>,
+    ) -> Arc<Collector> {
         Arc::new(Collector {
             bucket: Arc::clone(bucket),
             usage: Arc::clone(usage),
@@ -77,6 +84,7 @@ impl Collector {
             needed: AtomicU64::new(0),
             rounds: watch::Sender::new(0),
             evicted: Default::default(),
+            departures: Arc::clone(departures),
         })
     }
 
@@ -176,10 +184,17 @@ impl Collector {
                 break;
             }
             left -= old.bytes;
-            gone.push((Path::from(old.path), old.bytes));
+            let path = Path::from(old.path);
+            let name = path.filename().and_then(identity_of);
+            gone.push((path, (name, old.bytes)));
         }
         let removed = self.bucket.remove_all(gone).await;
-        let bytes: u64 = removed.iter().sum();
+        let bytes: u64 = removed.iter().map(|(_, bytes)| bytes).sum();
+        for (name, bytes) in &removed {
+            if let Some(name) = name {
+                self.departures.note(name, bytes.saturating_sub(LEN as u64));
+            }
+        }
         self.evicted[0].fetch_add(removed.len() as u64, Ordering::Relaxed);
         self.evicted[1].fetch_add(bytes, Ordering::Relaxed);
         tracing::debug!(

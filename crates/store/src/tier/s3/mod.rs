@@ -11,6 +11,7 @@
 mod bucket;
 mod collect;
 mod credentials;
+mod described;
 mod held;
 mod object;
 mod options;
@@ -19,16 +20,14 @@ mod staging;
 mod usage;
 mod write;
 
-use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-use futures_util::future::try_join_all;
 use kvdepot_arena::format::file_header::LEN;
 use kvdepot_arena::{
-    Error, Identity, Key, NamespaceId, Place, Refused, Reserved, TierStats, Wanted, clock, parts,
-    size,
+    Departed, Error, Identity, Key, NamespaceId, Place, Refused, Reserved, TierStats, Wanted,
+    clock, parts, size,
 };
 use kvdepot_host::cpu;
 use kvdepot_host::fork::Origin;
@@ -37,12 +36,13 @@ use object_store::path::Path;
 use parking_lot::Mutex;
 use tokio::runtime::{Builder, Handle, Runtime};
 
-use super::contract::{Ends, Page, Terms, Tier};
+use super::contract::{Ends, NamespacePage, Page, Terms, Tier};
+use super::departures::Departures;
 use super::filter::Filter;
 use super::identities;
 use super::kinds::TierKind;
 use super::late::Reply;
-use super::posix::name::{BLOCKS, identity_of, path_of, spread};
+use super::posix::name::{path_of, spread};
 use bucket::{Bucket, Fault, Way};
 use collect::Collector;
 use held::{Held, Pinned};
@@ -96,6 +96,7 @@ struct Common {
     fleet: Option<(Arc<Usage>, Arc<Collector>)>,
     held: Arc<Held>,
     filter: Arc<Filter<Found>>,
+    departures: Arc<Departures>,
     /// The bucket and the prefix, for people.
     place: String,
     block_max: u64,
@@ -119,9 +120,10 @@ impl S3 {
             path: "thread".into(),
             source,
         })?;
+        let departures = Arc::<Departures>::default();
         let fleet = options.capacity.map(|capacity| {
             let usage = Usage::new(&bucket, capacity);
-            let collector = Collector::new(&bucket, &usage);
+            let collector = Collector::new(&bucket, &usage, &departures);
             let _detached = runtime.spawn(Arc::clone(&collector).run());
             (usage, collector)
         });
@@ -132,6 +134,7 @@ impl S3 {
             fleet,
             held: Held::new(terms.number, terms.keys),
             filter: Arc::default(),
+            departures,
             place: format!("s3://{}/{}", options.bucket, options.prefix),
             block_max: options.block_max().min(PART_LEN_MAX),
             stored: Default::default(),
@@ -301,7 +304,33 @@ impl Tier for S3 {
         });
     }
 
-    fn describe(&self, _namespace: NamespaceId, _description: &str) {}
+    fn describe(&self, namespace: NamespaceId, description: &str) {
+        let (common, description) = (Arc::clone(&self.common), description.to_owned());
+        let _detached = self.common.runtime.spawn(async move {
+            common.describe(namespace, &description).await;
+        });
+    }
+
+    /// A mark is the number of a folder.
+    fn namespaces(&self, from: u64, reply: Reply<NamespacePage>) {
+        let common = Arc::clone(&self.common);
+        let _detached = self.common.runtime.spawn(async move {
+            match common.shares(from as u32).await {
+                Ok(page) => {
+                    reply.answer(page);
+                }
+                Err(fault) => tracing::debug!(?fault, "a bucket does not tell what it has"),
+            }
+        });
+    }
+
+    fn departed(&self, listener: u64, limit: usize) -> Departed {
+        self.common.departures.since(listener, limit)
+    }
+
+    fn forget_listener(&self, listener: u64) {
+        self.common.departures.forget(listener);
+    }
 
     fn about(&self) -> String {
         let place = &self.common.place;
@@ -469,14 +498,16 @@ impl Common {
     async fn remove(&self, name: &Identity, e_tag: Option<&str>) -> Result<bool, Fault> {
         let path = self.path_of(name);
         let seen = look(&self.bucket, Way::Write, &path, (name, false)).await?;
-        let is_one = match &seen {
-            Seen::Nothing => false,
-            Seen::Block(Found { e_tag: other, .. }) | Seen::Strange { e_tag: other, .. } => {
-                e_tag.is_none_or(|e_tag| e_tag == &**other)
-            }
+        let (len, is_one) = match &seen {
+            Seen::Nothing => (0, false),
+            Seen::Block(Found {
+                e_tag: other, note, ..
+            }) => (note.len, e_tag.is_none_or(|e_tag| e_tag == &**other)),
+            Seen::Strange { e_tag: other, .. } => (0, e_tag.is_none_or(|e_tag| e_tag == &**other)),
         };
         if is_one {
             self.bucket.remove(&path).await?;
+            self.departures.note(name, len);
         }
         if is_one || e_tag.is_none() {
             self.filter.note(*name, None);
@@ -484,32 +515,18 @@ impl Common {
         Ok(is_one)
     }
 
-    /// The blocks of a namespace in some folders, with their bytes.
-    async fn names(
-        &self,
-        folders: Range<u32>,
-        namespace: NamespaceId,
-    ) -> Result<Vec<(Identity, Path, u64)>, Fault> {
-        let listed = folders.map(|folder| async move {
-            let path = format!("{BLOCKS}/{folder:03x}");
-            self.bucket.list_all(&path).await
-        });
-        let mut found = Vec::new();
-        for meta in try_join_all(listed).await?.into_iter().flatten() {
-            let name = meta.location.filename().and_then(identity_of);
-            let name = name.filter(|name| name.namespace == namespace);
-            let len = meta.size.saturating_sub(LEN as u64);
-            found.extend(name.map(|name| (name, meta.location, len)));
-        }
-        Ok(found)
-    }
-
     async fn clear(&self, namespace: NamespaceId) -> Result<usize, Fault> {
         let mut count = 0;
         for begin in (0..FOLDERS).step_by(LISTED as usize) {
             let names = self.names(begin..begin + LISTED, namespace).await?;
-            let paths = names.into_iter().map(|(_, path, _)| (path, ()));
-            count += self.bucket.remove_all(paths.collect()).await.len();
+            let paths = names
+                .into_iter()
+                .map(|(name, path, len)| (path, (name, len)));
+            let gone = self.bucket.remove_all(paths.collect()).await;
+            for (name, len) in &gone {
+                self.departures.note(name, *len);
+            }
+            count += gone.len();
         }
         self.filter.clear(namespace);
         Ok(count)
