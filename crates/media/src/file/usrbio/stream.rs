@@ -80,7 +80,8 @@ struct State {
     tables: Vec<Table>,
     /// The ring that is looked at first.
     next: usize,
-    started: bool,
+    /// So many of the first rings have a thread, and the others nothing.
+    started: usize,
     ended: bool,
 }
 
@@ -125,7 +126,7 @@ impl Way {
                 waiting: VecDeque::new(),
                 tables,
                 next: 0,
-                started: false,
+                started: 0,
                 ended: false,
             }),
             changed: Condvar::new(),
@@ -136,16 +137,23 @@ impl Way {
     pub(super) fn push(self: &Arc<Self>, requests: impl IntoIterator<Item = Request>) {
         let mut state = self.state();
         let started = self.start(&mut state);
-        let stalled = state.tables.iter().all(|table| self.is_stalled(table));
+        // Of one that has nothing under way nothing else would say that it has room again.
+        let idle = state
+            .tables
+            .iter_mut()
+            .filter(|table| table.under_way() == 0);
+        idle.for_each(|table| table.full = false);
+        let mut tables = state.tables.iter().take(started);
+        let stalled = tables.all(|table| self.is_stalled(table));
         let now = Instant::now();
         let new = requests.into_iter().map(|request| (now, request));
         state.waiting.extend(new);
         let mut over = Over::new();
         self.submit(&mut state, &mut over);
         let (most, refused) = match (started, stalled) {
-            (false, _) => (0, libc::EAGAIN),
-            (true, true) => (0, libc::ETIMEDOUT),
-            (true, false) => (self.waiting_max, libc::EBUSY),
+            (0, _) => (0, libc::EAGAIN),
+            (_, true) => (0, libc::ETIMEDOUT),
+            (_, false) => (self.waiting_max, libc::EBUSY),
         };
         while state.waiting.len() > most {
             let last = state.waiting.pop_back();
@@ -162,21 +170,18 @@ impl Way {
         self.changed.notify_all();
     }
 
-    /// Starts the threads, by the first who asks; whether there are any.
-    fn start(self: &Arc<Self>, state: &mut State) -> bool {
-        if state.started {
-            return true;
-        }
-        for number in 0..self.rings.len() {
-            let way = Arc::clone(self);
+    /// Starts the threads, by the first who asks; how many there are.
+    fn start(self: &Arc<Self>, state: &mut State) -> usize {
+        while state.started < self.rings.len() {
+            let (way, number) = (Arc::clone(self), state.started);
             let name = format!("kvdepot-3fs-{number}");
             if cpu::spawn(&name, move || way.run(number)).is_err() {
-                // Those that run end, and the next who asks tries again.
-                return false;
+                // The next who asks tries again.
+                break;
             }
+            state.started += 1;
         }
-        state.started = true;
-        true
+        state.started
     }
 
     fn is_stalled(&self, table: &Table) -> bool {
@@ -228,7 +233,7 @@ impl Way {
 
     /// A ring with room.
     fn room(&self, state: &State) -> Option<usize> {
-        let count = state.tables.len();
+        let count = state.started;
         let mut rings = (0..count).map(|at| (state.next + at) % count);
         rings.find(|number| {
             let table = &state.tables[*number];

@@ -376,6 +376,12 @@ fn a_ring_without_room_lets_so_many_wait() {
     let waiting = 0;
     let hands = Hands::usrbio(&UsrbioConfig { waiting, ..config }).unwrap();
     let there = There::new(&mounted, &hands);
+    // What was full with nothing under way is asked again.
+    mounted.say("double_full", 1);
+    let (parts, _) = run(&copier, &there, Op::Read, &[5000]);
+    assert_eq!(parts, [errno(libc::EBUSY)]);
+    let (parts, _) = run(&copier, &there, Op::Read, &[5000]);
+    assert_eq!(parts, [Ok(Some(true))]);
     mounted.say("double_delay", 20_000);
     let (parts, _) = run(&copier, &there, Op::Read, &[100_000; 12]);
     mounted.say("double_delay", 0);
