@@ -6,7 +6,7 @@
 
 use crate::error::{Error, Result};
 use kvdepot_host::fork::Origin;
-use rustix::fs::{AtFlags, CWD, FlockOperation};
+use rustix::fs::{AtFlags, CWD, FlockOperation, Mode, OFlags};
 use std::ffi::OsStr;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -75,8 +75,10 @@ pub(crate) fn uuid() -> io::Result<String> {
     Ok(uuid.trim_ascii_end().to_owned())
 }
 
-/// Takes away the names of those who were killed.
+/// Takes away the names of those who were killed. Anybody may put there what they like: nothing is
+/// waited for, and no link followed.
 fn sweep() {
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let names = std::fs::read_dir(FOLDER).into_iter().flatten().flatten();
     for name in names {
         let is_ours = |name: &OsStr| name.as_encoded_bytes().starts_with(PREFIX.as_bytes());
@@ -84,7 +86,8 @@ fn sweep() {
             continue;
         }
         let lock = FlockOperation::NonBlockingLockExclusive;
-        let left = std::fs::File::open(name.path()).map(|file| rustix::fs::flock(file, lock));
+        let file = rustix::fs::open(name.path(), flags, Mode::empty());
+        let left = file.map(|file| rustix::fs::flock(file, lock));
         if matches!(left, Ok(Ok(()))) {
             drop(std::fs::remove_file(name.path()));
         }
@@ -107,10 +110,14 @@ mod tests {
     fn a_name_goes_with_its_memory_and_that_of_a_killed_process_with_the_next() {
         let left = Path::new(FOLDER).join(format!("{PREFIX}left-by-a-test"));
         std::fs::write(&left, [1]).unwrap();
+        // Others may put there what they like.
+        let pipe = Path::new(FOLDER).join(format!("{PREFIX}pipe-{}", std::process::id()));
+        let mode = Mode::RUSR;
+        rustix::fs::mknodat(CWD, &pipe, rustix::fs::FileType::Fifo, mode, 0).unwrap();
         let (mapping, shm) = create(8192);
         mapping.write_from(4096, &[7; 10]).unwrap();
         let name = shm.name().unwrap().to_owned();
-        assert!(!left.exists());
+        assert!(!left.exists() && !pipe.exists());
         assert_eq!(std::fs::read(&name).unwrap()[4096..4106], [7; 10]);
         let (_, other) = create(4096);
         other.name().unwrap();
