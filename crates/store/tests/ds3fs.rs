@@ -14,6 +14,7 @@ use common::{block, get, has, keys, namespace};
 use kvdepot_store::{BlockBuffers, Config, Depot, Outcome};
 use kvdepot_testkit::child::{self, Child};
 use kvdepot_testkit::double;
+use rustix::process::{Resource, getrlimit, setrlimit};
 use serde_json::{Value, json};
 
 const TEST: &str = "what_is_acknowledged_is_whole_whatever_the_rings_do";
@@ -21,6 +22,9 @@ const TEST: &str = "what_is_acknowledged_is_whole_whatever_the_rings_do";
 /// Blocks of a scenario, and their lengths in turn.
 const BLOCKS: u64 = 24;
 const LENS: [usize; 6] = [1, 4096, 70_001, (1 << 20) + 3, 5 << 20, 8191];
+
+/// Descriptors that a process may have, where there are few.
+const FEW: u64 = 256;
 
 fn len(number: u64) -> usize {
     LENS[number as usize % LENS.len()]
@@ -42,8 +46,9 @@ fn try_open(mount: &Path, options: Value) -> Result<Depot, kvdepot_store::Error>
     Depot::open(&Config::new("Ds3fs", &settings)?)
 }
 
-/// What a child does: `write` says which blocks are acknowledged, `read` which are whole, and
-/// `churn` writes until it is killed.
+/// What a child does: `write` says which blocks are acknowledged, `read` which are whole,
+/// `few` how many descriptors it has at most where it may have few, and `churn` writes until it is
+/// killed.
 fn work(role: &str) {
     let mount = PathBuf::from(child::value("mount"));
     let more = json!({"library": child::value("library")});
@@ -53,6 +58,11 @@ fn work(role: &str) {
         found.map_or(0, Iterator::count)
     };
     let before = links();
+    if role == "few" {
+        let mut limit = getrlimit(Resource::Nofile);
+        limit.current = Some(FEW);
+        setrlimit(Resource::Nofile, limit).unwrap();
+    }
     let depot = try_open(&mount, more).unwrap();
     let ns = namespace(&depot);
     let numbers: Vec<u64> = (0..BLOCKS).collect();
@@ -76,6 +86,17 @@ fn work(role: &str) {
             let is_whole = |number: &&u64| get(&ns, &[**number], len(**number)) == [Outcome::Done];
             let whole: Vec<u64> = numbers.iter().filter(is_whole).copied().collect();
             child::say(&list(&whole));
+        }
+        "few" => {
+            let blocks = BlockBuffers::whole((0..200).map(|number| block(number, 70_001)));
+            let task = ns.put(keys(0..200), blocks).unwrap();
+            let mut most = 0;
+            while !task.is_done() {
+                // None could be had to count them.
+                let open = std::fs::read_dir("/proc/self/fd").map_or(FEW as usize, Iterator::count);
+                most = most.max(open);
+            }
+            child::say(&most.to_string());
         }
         _ => {
             for number in 100.. {
@@ -178,6 +199,15 @@ fn what_is_acknowledged_is_whole_whatever_the_rings_do() {
             "after reads with {faults:?}"
         );
     }
+}
+
+/// 3FS's library has a descriptor of its own of each file.
+#[test]
+fn files_take_half_of_the_descriptors_that_the_process_may_have() {
+    let mount = tempfile::tempdir().unwrap();
+    let most = said(mount.path(), "few", &[("DELAY_US", "3000")]);
+    // And a few that have nothing to do with files.
+    assert!(most[0] < FEW * 3 / 4, "{most:?} of {FEW}");
 }
 
 #[test]

@@ -24,7 +24,7 @@ use super::folder::Folder;
 use super::losses::{Losses, Why};
 use super::name::room_of;
 use super::options::Options;
-use super::reach::reach;
+use super::reach::{files_max, reach, syncs};
 use super::usage::{Unnamed, Usage};
 use crate::keyring::Keyring;
 use crate::tier::{BlockFile, Directory, Ends, FileAt, Proof, Terms};
@@ -43,7 +43,7 @@ pub(super) struct Open {
     hands: Mutex<Option<Arc<Hands>>>,
     /// How its files are read and written.
     manner: Manner,
-    /// Other hosts see what this one has in its page cache when it is synced.
+    /// Files are synced before they are named, whatever they are to outlive.
     syncs: bool,
     /// The file system is one that may hang. Of others a file's attribute is at hand when it is
     /// open, sooner than its header.
@@ -105,10 +105,10 @@ impl Open {
             losses: Arc::clone(losses),
             hands: Mutex::new(Some(hands)),
             manner,
-            syncs: !manner.is_direct() && far,
+            syncs: syncs(far, options, manner.is_direct()),
             far,
             keys: terms.keys,
-            files_max: files_max(),
+            files_max: files_max(&options.reach),
             desk: Arc::clone(desk),
             next: AtomicU64::new(0),
             state: Mutex::default(),
@@ -589,10 +589,4 @@ impl Ends for Open {
 fn sum_of(place: &Place, leaves: &[u128]) -> Checksum {
     let id = parts::part_id(&place.identity, 0, 1);
     compose(&id, place.len, leaves.iter().copied())
-}
-
-/// Half of what the process may have.
-fn files_max() -> usize {
-    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
-    limit.current.map_or(usize::MAX, |most| (most / 2) as usize)
 }

@@ -64,3 +64,56 @@ fn hands_of(rings: &Rings, options: &Options, patience: Duration) -> Result<Arc<
         Error::config("ds3fs.library", rings.library.display(), allowed)
     })
 }
+
+/// Most files that are open at a time: they take half of the descriptors that the process may
+/// have. Of each that moves through rings 3FS's library has one too.
+pub(super) fn files_max(reach: &Reach) -> usize {
+    let each = match reach {
+        Reach::Files(_) => 1,
+        Reach::Rings(_) => 2,
+    };
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+    limit
+        .current
+        .map_or(usize::MAX, |most| (most / 2 / each) as usize)
+}
+
+/// Whether others see all of a file only when it is synced: what is in this host's page cache, and
+/// on a 3FS how long the file is.
+pub(super) fn syncs(far: bool, options: &Options, direct: bool) -> bool {
+    far && (!direct || options.is_far)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::option::{Kind, Parsed, Section};
+
+    #[test]
+    fn what_others_would_not_see_is_synced() {
+        let mut section = Section::default();
+        for (name, value) in [("path", "/mnt/kv"), ("library", "posix")] {
+            let value = Parsed::new(name, Kind::Text, &json!(value)).unwrap();
+            section.set(name, value);
+        }
+        let of_3fs = Options::ds3fs(&section).unwrap();
+        let others = Options::posix(&section).unwrap();
+        for (options, far, direct, is_synced) in [
+            (&others, false, false, false),
+            (&others, false, true, false),
+            (&others, true, false, true),
+            (&others, true, true, false),
+            (&of_3fs, true, false, true),
+            (&of_3fs, true, true, true),
+        ] {
+            let name = options.name;
+            assert_eq!(
+                syncs(far, options, direct),
+                is_synced,
+                "{name} {far} {direct}"
+            );
+        }
+    }
+}
