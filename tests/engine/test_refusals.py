@@ -69,6 +69,10 @@ class TestSettings:
         assert "config_file" not in settings.merged
         with pytest.raises(kvdepot.ConfigError, match="pipeline: given both"):
             self.read(config_file=str(file), pipeline="Dax")
+        with pytest.raises(kvdepot.ConfigError, match=r"dax.path: given both"):
+            self.read(config_file=str(file), dax={"path": "/y"})
+        settings = self.read(config_file=str(file), dax={"capacity": "2GiB"})
+        assert settings.depot["dax"] == {"path": "/x", "capacity": "2GiB"}
 
     def test_a_file_of_ucms_is_read_by_its_own_name(self, tmp_path: Path) -> None:
         file = tmp_path / "ucm_config.yaml"
@@ -84,6 +88,13 @@ class TestSettings:
         assert settings.depot["posix"] == {"path": "/mnt/test", "direct": "false"}
         assert settings.depot["cache"] == {"capacity": 1 << 30}
         assert settings.depot["lanes"] == 2
+        # What stands beside it holds.
+        beside = {"cache": {"capacity": "2GiB"}, "posix": {"fan_out": 16}, "tier_timeout": "5s"}
+        settings = self.read(UCM_CONFIG_FILE=str(file), **beside)
+        assert settings.depot["posix"] == {"path": "/mnt/test", "direct": "false", "fan_out": 16}
+        assert settings.depot["cache"] == {"capacity": "2GiB"}
+        assert settings.depot["tier_timeout"] == "5s"
+        assert beside["posix"] == {"fan_out": 16}
         file.write_text(file.read_text() + "use_lite: true\n")
         with pytest.raises(kvdepot.ConfigError, match=r"UCM_CONFIG_FILE: .*use_lite"):
             self.read(UCM_CONFIG_FILE=str(file))

@@ -20,8 +20,11 @@ from kvdepot._settings import SERVICE, Schema, Setting
 # nothing that was stored before is served again until the engine starts anew, with known weights.
 DEFAULT_ON_RESET = "epoch"
 
+# What UCM calls it.
+UCM_CONFIG_FILE = "UCM_CONFIG_FILE"
+
 CONFIG_FILE = Setting(
-    ("config_file", "UCM_CONFIG_FILE"),
+    ("config_file", UCM_CONFIG_FILE),
     _settings.optional(_settings.text("the path of a YAML file")),
     "the same keys, in a file; or [one of UCM's](../ucm.md)",
 )
@@ -201,13 +204,33 @@ def _with_file(given: Mapping[str, Any], where: str) -> dict[str, Any]:
     merged = dict(given)
     for name in [name for name in CONFIG_FILE.names if name in merged]:
         file = CONFIG_FILE.kind.read(name, merged.pop(name))
-        for key, value in _read_file(name, file).items() if file is not None else ():
-            if key in merged:
-                raise kvdepot.ConfigError(
-                    f"{key}: given both in {where} and in {file}; give it once"
-                )
-            merged[key] = value
+        if file is not None:
+            # What UCM's file says is another program's: what stands beside it is meant.
+            _merge(merged, _read_file(name, file), (where, file), override=name == UCM_CONFIG_FILE)
     return merged
+
+
+def _merge(
+    into: dict[str, Any],
+    options: Mapping[str, Any],
+    places: tuple[str, str],
+    *,
+    override: bool,
+    section: str = "",
+) -> None:
+    """Add a file's options to those that are given, section by section."""
+    for key, value in options.items():
+        known = into.get(key)
+        if isinstance(known, Mapping) and isinstance(value, Mapping):
+            into[key] = dict(known)
+            _merge(into[key], value, places, override=override, section=f"{key}.")
+        elif key not in into:
+            into[key] = value
+        elif not override:
+            where, file = places
+            raise kvdepot.ConfigError(
+                f"{section}{key}: given both in {where} and in {file}; give it once"
+            )
 
 
 def _read_file(name: str, path: str) -> dict[str, Any]:
