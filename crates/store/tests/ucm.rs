@@ -62,6 +62,12 @@ fn keys_keep_their_meaning() {
     let options = translated(&connector(given)).unwrap();
     assert_eq!(options["posix"], json!({"path": "/m", "direct": "false"}));
     assert_eq!(options["cache"]["capacity"], GIB);
+    let alone = "{store_pipeline: Posix, storage_backends: /m, buffer_size: 64GB}";
+    assert_eq!(
+        translated(&connector(alone)).unwrap().get("cache"),
+        None,
+        "it has none"
+    );
     let older = "ucm_connectors: [{ucm_connector_name: UcmNfsStore, ucm_connector_config: \
                  {storage_backends: /mnt/test, use_direct: true}}]";
     let options = translated(older).unwrap();
@@ -91,8 +97,20 @@ fn what_cannot_be_done_as_it_says_is_refused_by_name() {
         (with("use_gdr: true"), "use_gdr"),
         (with("buffer_size: much"), "buffer_size"),
         (
+            with("buffer_size: 1GiB, cache_buffer_capacity_gb: 1"),
+            "buffer_size or cache_buffer_capacity_gb",
+        ),
+        (
+            with("io_direct: true, use_direct: true"),
+            "io_direct or use_direct",
+        ),
+        (
             with("posix_capacity_gb: 99999999999999"),
             "posix_capacity_gb",
+        ),
+        (
+            connector("{store_pipeline: Posix, storage_backends: /m, buffer_size: much}"),
+            "64GiB",
         ),
         (
             connector("{store_pipeline: Cache|Tape}"),

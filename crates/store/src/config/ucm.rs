@@ -3,6 +3,8 @@
 //!
 //! `docs/ucm.md` has the table, which a test compares with this one.
 
+use std::collections::BTreeMap;
+
 use kvdepot_arena::{Error, size};
 use kvdepot_host::limits;
 use serde_json::{Map, Value, json};
@@ -237,23 +239,31 @@ pub(super) fn translate(file: &Value) -> Result<Option<Value>, Error> {
     if has_cache {
         set(&mut options, "cache", "capacity", clamped(BUFFER, None));
     }
+    let mut said = BTreeMap::new();
     for (key, value) in keys {
         let Some(option) = judge(CONNECTOR, CONFIG, key, value)? else {
             continue;
         };
         let field = format!("{CONFIG}.{key}");
+        // An older name and a newer one: which of them UCM takes is nothing to be guessed.
+        if let Some(other) = said.insert(option, key) {
+            let allowed = format!("{other} or {key}: they say the same");
+            return Err(Error::config(field, value, allowed));
+        }
         match option.split_once('.').unwrap_or(("", option)) {
             ("", "tier_timeout") => {
                 let ms = number(&field, value)?;
                 options.insert("tier_timeout".into(), format!("{ms}ms").into());
             }
             ("", _) => {}
-            ("cache", name) if has_cache => {
+            ("cache", name) => {
                 let bytes = match key.ends_with("_gb") {
                     true => gigabytes(&field, value)?,
                     false => bytes(&field, value)?,
                 };
-                set(&mut options, "cache", name, clamped(bytes, Some(&field)));
+                if has_cache {
+                    set(&mut options, "cache", name, clamped(bytes, Some(&field)));
+                }
             }
             ("posix", "path") => {
                 let path = backend(&field, value)?;
