@@ -218,6 +218,27 @@ def test_a_removed_file_is_a_failed_load_for_the_request_that_was_told_of_it(
     engine.manager.on_request_finished(request)
 
 
+def test_a_request_that_ends_in_the_step_that_finds_its_chunks_costs_nothing(
+    tmp_path: Path, start: Start
+) -> None:
+    """vLLM's P2P tier gives up one of a peer's before the loads of the step are handed out."""
+    engine = start(posix(tmp_path))
+    keys = names("a", 3)
+    engine.store(*keys)
+    engine.forget()
+    request = engine.begin(*keys)
+    end = time.monotonic() + 10
+    while engine.manager.lookup(keys[0], request) is RETRY:
+        assert time.monotonic() < end
+        time.sleep(0.001)
+        engine.step()
+    engine.manager.on_request_finished(request)
+    engine.step()
+    engine.settle()
+    assert engine.manager.primary_tier._num_write_pending_chunks == 0
+    assert engine.load(*keys) == [content(each) for each in keys]
+
+
 def test_a_full_directory_evicts_and_a_chunk_too_large_for_it_costs_nothing_else(
     tmp_path: Path, start: Start
 ) -> None:

@@ -190,7 +190,9 @@ class KvdepotTier(SecondaryTierManager):
         self._submit(job_metadata)
 
     def _submit(self, job: TransferJob) -> None:
-        request = self._requests[job.req_context.req_id]
+        # vLLM may have ended it in the step that found its chunks: under what names they are is not
+        # known any more.
+        request = self._requests.get(job.req_context.req_id)
         moves: list[tuple[list[OffloadKey], kvdepot.Task | None]] = []
         # Rows are moved in prefix order, whatever group comes first.
         pairs = zip(job.keys, map(int, job.chunk_ids), strict=True)
@@ -198,7 +200,7 @@ class KvdepotTier(SecondaryTierManager):
             keys, rows = map(list, zip(*run, strict=True))
             namespace = self._namespaces.get(group)
             task = None
-            if namespace is not None and (job.is_promotion or request.stores):
+            if namespace and request and (job.is_promotion or request.stores):
                 move = namespace.get if job.is_promotion else namespace.put
                 task = move([_key(key, request) for key in keys], self._spans(rows))
             moves.append((keys, task))
