@@ -155,6 +155,37 @@ def test_logs_are_asked_for() -> None:
     assert "off, error, warn, info, debug or trace" in wrong.stderr
 
 
+def test_ucms_level_holds_where_kvdepots_is_not_given() -> None:
+    told = python("-c", OPENS, UC_LOGGER_LEVEL="INFO")
+    assert "depot open" in told.stderr
+    for level in ("warning", "critical", "its own word"):
+        quiet = python("-c", OPENS, UC_LOGGER_LEVEL=level)
+        assert (quiet.returncode, quiet.stderr) == (0, "")
+    quiet = python("-c", OPENS, UC_LOGGER_LEVEL="debug", KVDEPOT_LOG="error")
+    assert (quiet.returncode, quiet.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    "reads",
+    [
+        "kvdepot.open(PATH, {'cache': {'capacity': '1MiB'}, 'socket': 'off'}).close()",
+        # As connectors do.
+        "kvdepot._native._options_of_file(PATH)",
+    ],
+)
+def test_what_becomes_of_ucms_keys_is_logged(tmp_path: Path, reads: str) -> None:
+    path = tmp_path / "ucm.yaml"
+    path.write_text(
+        "ucm_connectors: [{ucm_connector_name: UcmPipelineStore, ucm_connector_config: "
+        "{store_pipeline: Cache|Empty, buffer_size: 900TiB, unique_id: x}}]\n"
+    )
+    program = f"import kvdepot; {reads.replace('PATH', repr(str(path)))}"
+    run = python("-c", program, UC_LOGGER_LEVEL="info")
+    assert run.returncode == 0
+    assert 'asked="900 TiB"' in run.stderr
+    assert 'key="unique_id"' in run.stderr
+
+
 def test_a_task_is_logged_twice() -> None:
     program = OPENS.replace(
         ".close()", ".namespace('m', 'f', 1).put([bytes(32)], [b'abc']).wait(30)"

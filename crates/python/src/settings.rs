@@ -11,7 +11,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDict, PyFloat, PyInt, PyList, PyMapping, PyString, PyTuple};
 use serde_json::{Map, Value};
 
-use crate::{arguments, errors};
+use crate::{arguments, errors, log};
 
 /// Endings that make a text without a separator a file's name.
 const ENDINGS: [&str; 3] = [".yaml", ".yml", ".json"];
@@ -150,6 +150,8 @@ fn config(pipeline: &Bound<'_, PyAny>, settings: Option<&Bound<'_, PyAny>>) -> P
 #[pyfunction]
 #[pyo3(name = "_options_of_file")]
 pub(crate) fn options_of_file(py: Python<'_>, path: PathBuf) -> PyResult<String> {
+    // What becomes of UCM's keys is said there.
+    log::start(py)?;
     let options = read_yaml(&path).map_err(|error| errors::raise(py, error))?;
     Ok(options.to_string())
 }
