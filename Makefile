@@ -118,10 +118,12 @@ bench-shared: command ## Tiers that fleets share, over a server and a 3FS's doub
 		$(CARGO_TARGET_DIR)/release/kvdepot bench files --tier S3 --url s3://bucket/kv \
 		--block 1MiB --block 4MiB --depth 16 --size 1GiB $(BENCH_FLAGS)
 	mount=$$(mktemp -d) && trap 'rm -rf "$$mount"' EXIT && \
-		KVDEPOT_DOUBLE_3FS_DIRECT=1 KVDEPOT_DOUBLE_3FS_WORKERS=16 \
-		$(CARGO_TARGET_DIR)/release/usrbio-double "$$mount" \
-		$(CARGO_TARGET_DIR)/release/kvdepot bench files --tier Ds3fs --path "$$mount" \
-		--block 256KiB --block 1MiB --block 4MiB --depth 8 --depth 32 --size 1GiB $(BENCH_FLAGS)
+		measure=("$(CARGO_TARGET_DIR)/release/usrbio-double" "$$mount" \
+			"$(CARGO_TARGET_DIR)/release/kvdepot" bench files --tier Ds3fs --path "$$mount") && \
+		KVDEPOT_DOUBLE_3FS_DIRECT=1 KVDEPOT_DOUBLE_3FS_WORKERS=16 "$${measure[@]}" \
+		--block 256KiB --block 1MiB --block 4MiB --depth 8 --depth 32 --size 1GiB $(BENCH_FLAGS) && \
+		KVDEPOT_DOUBLE_3FS_LOSE_ALL=1 "$${measure[@]}" \
+		--block 64KiB --block 1MiB --metric hung_over_cache $(BENCH_FLAGS)
 
 .PHONY: bench-lmcache
 bench-lmcache: package $(VENV)/.lmcache ## Beside LMCache's DAX backends, on the same kind of file

@@ -139,16 +139,20 @@ pub(crate) enum Bench {
     /// of one block of 4 KiB until it is acknowledged, against a page written, renamed, synced;
     /// lookup_hit and lookup_miss, the time of a key of 256 beyond a system call for each, and
     /// lookup_filter, what a key takes that was asked for just before; cpu_s_per_gib, the processor
-    /// time of a cold load, against the plain program's and one pass of hashing; and
-    /// hot_through_pipeline, gets of what is in Cache through Cache|Posix, over Cache alone.
+    /// time of a cold load, against the plain program's and one pass of hashing;
+    /// hot_through_pipeline, gets of what is in Cache through Cache|Posix, over Cache alone;
+    /// keyed_over_plain, cold loads of 1 MiB from Posix with a key in mac_key_file, against those
+    /// without, and keyed_cpu_s_per_gib, the processor time of both.
     ///
     /// With --tier S3 blocks are objects, and the limit is the crate object_store used as it is, by
     /// one thread or four, with as many requests under way, which hashes nothing. Metrics: dump,
-    /// load_cold (of what no lookup has asked for before), cpu_s_per_gib of this process, and
-    /// requests_per_block, of which the plain client needs one.
+    /// load_cold (of what no lookup has asked for before), cpu_s_per_gib of this process,
+    /// requests_per_block, of which the plain client needs one, and hung_over_cache, a lookup and a
+    /// get of a block in Cache, with a server behind it that never answers, over Cache alone.
     ///
     /// With --tier Ds3fs files are moved by the rings of a 3FS, and the limit is Posix with direct
-    /// I/O through its mount. Metrics: dump, load_cold, and cpu_s_per_gib of this process.
+    /// I/O through its mount. Metrics: dump, load_cold, cpu_s_per_gib of this process, and, where it
+    /// is asked for of a 3FS that never answers, hung_over_cache.
     Files(Files),
     /// Lookups, against a bare hash table.
     ///

@@ -14,6 +14,7 @@ pub(crate) struct Files {
     #[arg(long = "metric", value_name = "NAME", value_parser = [
         "dump", "load_cold", "load_warm", "commit_us", "lookup_hit", "lookup_miss",
         "lookup_filter", "cpu_s_per_gib", "hot_through_pipeline", "requests_per_block",
+        "keyed_over_plain", "keyed_cpu_s_per_gib", "hung_over_cache",
     ])]
     pub(crate) metrics: Vec<String>,
     /// Posix or Nvme; both unless given. Or S3, with --url, or Ds3fs, with --path.

@@ -53,6 +53,17 @@ fn bench_files_measures_every_tier_against_raw_files() {
         assert_eq!(of(metric).count(), count, "{metric}");
     }
     assert_eq!(of("hot_through_pipeline").count(), 1);
+    for (metric, unit) in [("keyed_over_plain", "GB/s"), ("keyed_cpu_s_per_gib", "s")] {
+        let told = of(metric).map(|row| {
+            assert!(
+                row["limit"].is_number() && row["ratio"].is_number(),
+                "{row}"
+            );
+            json!([row["case"]["block"], row["case"]["depth"], row["unit"]])
+        });
+        let expected = [1, 8].map(|depth| json!([1 << 20, depth, unit]));
+        assert_eq!(told.collect::<Vec<_>>(), expected, "{metric}");
+    }
     assert_eq!(left(&home), Vec::<String>::new());
 }
 
@@ -101,10 +112,22 @@ fn bench_files_measures_a_bucket_against_a_plain_client_and_leaves_it_empty() {
     check_fields(&rows, "files");
     let metrics: Vec<_> = rows.iter().map(|row| &row["metric"]).collect();
     let of_both = ["cpu_s_per_gib", "requests_per_block"];
-    let wanted = [["load_cold"].as_slice(), &of_both, &["dump"], &of_both].concat();
+    let hung = ["hung_over_cache"; 2];
+    let wanted = [
+        ["load_cold"].as_slice(),
+        &of_both,
+        &["dump"],
+        &of_both,
+        &hung,
+    ]
+    .concat();
     assert_eq!(metrics, wanted);
+    check_hung(&rows[6..], "Cache|S3");
     for row in &rows {
-        assert_eq!(row["case"]["tier"], "S3");
+        assert!(
+            row["metric"] == hung[0] || row["case"]["tier"] == "S3",
+            "{row}"
+        );
         assert!(
             row["limit"].is_number() && row["ratio"].is_number(),
             "{row}"
@@ -114,6 +137,20 @@ fn bench_files_measures_a_bucket_against_a_plain_client_and_leaves_it_empty() {
     let ran = home.run(&["bench", "files", "--tier", "S3"]);
     assert_eq!(ran.status, 2);
     assert!(ran.stderr.contains("--url"), "{}", ran.stderr);
+}
+
+/// Hits that wait for nothing: none takes a time-out.
+fn check_hung(rows: &[Value], pipeline: &str) {
+    let hits: Vec<_> = rows.iter().map(|row| &row["case"]["hits"]).collect();
+    assert_eq!(hits, ["median", "p99"]);
+    for row in rows {
+        assert_eq!([&row["case"]["pipeline"], &row["unit"]], [pipeline, "us"]);
+        assert!(
+            row["limit"].is_number() && row["ratio"].is_number(),
+            "{row}"
+        );
+        assert!(row["value"].as_f64().unwrap() < 100_000.0, "{row}");
+    }
 }
 
 /// The command over the double of 3FS's library, of which a folder of this home is the mount.
@@ -177,6 +214,27 @@ fn bench_files_measures_a_3fs_against_posix_on_its_file_system() {
             ran.stderr
         );
     }
+    assert_eq!(left(&home), Vec::<String>::new());
+}
+
+#[test]
+fn bench_files_measures_hits_before_a_3fs_that_hangs_and_no_other() {
+    let home = Home::new();
+    let small = ["--size", "2MiB", "--batch", "1MiB", "--rounds", "1"];
+    let case = ["--block", "64KiB", "--metric", "hung_over_cache"];
+    let args = [small.as_slice(), &case].concat();
+    let (mut command, _) = over_3fs(&home, &args);
+    let ran = Ran::of(command.output().unwrap());
+    assert!(
+        ran.status != 0 && ran.stderr.contains("Ds3fs answers"),
+        "{}",
+        ran.stderr
+    );
+    command.env("KVDEPOT_DOUBLE_3FS_LOSE_ALL", "1");
+    let ran = Ran::of(command.output().unwrap());
+    assert_eq!(ran.status, 0, "{}", ran.stderr);
+    check_fields(&ran.rows(), "files");
+    check_hung(&ran.rows(), "Cache|Ds3fs");
     assert_eq!(left(&home), Vec::<String>::new());
 }
 

@@ -3,8 +3,8 @@
 
 use std::time::Instant;
 
-use kvdepot_store::{Config, Depot, Key, Namespace};
-use serde_json::json;
+use kvdepot_store::{Config, Depot, Key, Namespace, Task};
+use serde_json::{Value, json};
 
 use super::blocks::done;
 use super::plan::Plan;
@@ -18,39 +18,43 @@ use crate::leftovers::Scratch;
 /// Rounds for each of the others: they are short.
 const TIMES: usize = 3;
 
-/// A depot whose `Cache` has all blocks.
-struct Hot {
+/// A depot whose `Cache` has all blocks, which may be on their way to a stage behind it.
+pub(super) struct Hot {
     depot: Depot,
-    ns: Namespace,
-    keys: Vec<Key>,
+    pub(super) ns: Namespace,
+    pub(super) keys: Vec<Key>,
+    pub(super) put: Task,
 }
 
 impl Hot {
-    fn new(
+    /// With so many blocks, and the section of the stage if there is one.
+    pub(super) fn open(
         pipeline: &str,
-        scratch: &Scratch,
-        block: usize,
-        plan: &Plan,
+        stage: Option<(&str, &Value)>,
+        (block, count): (usize, usize),
         region: &Region,
     ) -> Result<Hot, Error> {
         // With room to spare: nothing is evicted.
-        let capacity = 2 * plan.batch + (4 << 20);
-        let mut settings = json!({"socket": "off", "cache": {"capacity": capacity}});
-        if pipeline != "Cache" {
-            let path = scratch.path().join(format!("tier-{block}"));
-            let capacity = 4 * plan.batch + (1 << 30);
-            settings["posix"] = json!({"path": path, "capacity": capacity});
+        let capacity = 2 * region.whole().len() + (4 << 20);
+        // A stage that hangs has not got what was put, and never will.
+        let mut settings = json!({
+            "socket": "off", "close_timeout": "100ms", "cache": {"capacity": capacity},
+        });
+        if let Some((name, section)) = stage {
+            settings[name] = section.clone();
         }
         let depot = kvdepot_service::open(&Config::new(pipeline, &settings)?)?;
         let ns = depot.namespace(&spec())?;
         let mut random = Random(37);
-        let count = region.blocks(block);
         let keys: Vec<Key> = (0..count).map(|_| random.key()).collect();
-        done(
-            &ns.put(keys.clone(), region.buffers(block, 0..count)?)?,
-            "stored",
-        )?;
-        let hot = Hot { depot, ns, keys };
+        let put = ns.put(keys.clone(), region.buffers(block, 0..count)?)?;
+        put.wait_released(None)?;
+        let hot = Hot {
+            depot,
+            ns,
+            keys,
+            put,
+        };
         let near = hot.ns.nearest(&hot.keys)?;
         match near.iter().all(|tier| *tier == Some("Cache")) {
             true => Ok(hot),
@@ -70,8 +74,14 @@ pub(super) fn run(plan: &Plan, region: &Region, report: &mut Report<'_>) -> Resu
     let scratch = Scratch::new(&plan.dir)?;
     for block in plan.blocks.iter().copied() {
         report.interrupt.check()?;
-        let depot = |pipeline| Hot::new(pipeline, &scratch, block, plan, region);
-        let both = [depot("Cache")?, depot("Cache|Posix")?];
+        let path = scratch.path().join(format!("tier-{block}"));
+        let posix = json!({"path": path, "capacity": 4 * plan.batch + (1 << 30)});
+        let of = (block, region.blocks(block));
+        let both = [
+            Hot::open("Cache", None, of, region)?,
+            Hot::open("Cache|Posix", Some(("posix", &posix)), of, region)?,
+        ];
+        both.iter().try_for_each(|hot| done(&hot.put, "stored"))?;
         let seconds = Rounds::run(rounds, 1, &report.interrupt, |contender| {
             let Hot { ns, keys, .. } = &both[contender];
             let buffers = region.buffers(block, 0..keys.len())?;

@@ -11,6 +11,8 @@ mod beside;
 mod blocks;
 mod commit;
 mod hot;
+mod hung;
+mod keyed;
 mod lookup;
 mod moves;
 #[cfg(feature = "s3")]
@@ -32,11 +34,16 @@ use store::Store;
 pub(super) fn cases(args: &Files) -> usize {
     let plan = Plan::new(args);
     let moves = plan.cells.iter().map(|cell| cell.depths.len()).sum();
-    let others = ["commit_us", "lookup_hit", "hot_through_pipeline"];
+    let others = [
+        "commit_us",
+        "lookup_hit",
+        "hot_through_pipeline",
+        keyed::METRICS[0],
+    ];
     let others = others
         .iter()
         .filter(|metric| plan.has_files() && plan.wants(metric));
-    others.count() + if plan.moves() { moves } else { 0 }
+    others.count() + if plan.moves() { moves } else { 0 } + plan.hung().count()
 }
 
 pub(super) fn run(args: &Files, report: &mut Report<'_>) -> Result<(), Error> {
@@ -52,6 +59,13 @@ pub(super) fn run(args: &Files, report: &mut Report<'_>) -> Result<(), Error> {
             }
         }
     }
+    for tier in plan.hung() {
+        match tier.as_str() {
+            RINGS => hung::rings(&plan, &region, report)?,
+            _ => hung_objects(&plan, &region, report)?,
+        }
+        report.case_done("what is near, with what hangs behind it");
+    }
     if !plan.has_files() {
         return Ok(());
     }
@@ -66,6 +80,13 @@ pub(super) fn run(args: &Files, report: &mut Report<'_>) -> Result<(), Error> {
     if plan.wants("hot_through_pipeline") {
         hot::run(&plan, &region, report)?;
         report.case_done("what is near");
+    }
+    let posix = plan.cells.iter().find(|cell| cell.tier == "Posix");
+    if let Some(cell) = posix
+        && keyed::METRICS.iter().any(|metric| plan.wants(metric))
+    {
+        keyed::run(&plan, cell, &region, report)?;
+        report.case_done("what has keys");
     }
     Ok(())
 }
@@ -95,8 +116,23 @@ fn objects(
     objects::run(plan, cell, region, report)
 }
 
+#[cfg(feature = "s3")]
+fn hung_objects(plan: &Plan, region: &Region, report: &mut Report<'_>) -> Result<(), Error> {
+    hung::objects(plan, region, report)
+}
+
 #[cfg(not(feature = "s3"))]
 fn objects(_: &Plan, _: &Cell, _: &Region, _: &mut Report<'_>) -> Result<(), Error> {
+    without_s3()
+}
+
+#[cfg(not(feature = "s3"))]
+fn hung_objects(_: &Plan, _: &Region, _: &mut Report<'_>) -> Result<(), Error> {
+    without_s3()
+}
+
+#[cfg(not(feature = "s3"))]
+fn without_s3() -> Result<(), Error> {
     Err(Error::Usage {
         field: "--tier",
         value: OBJECTS.into(),

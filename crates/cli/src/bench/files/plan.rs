@@ -6,6 +6,7 @@ use kvdepot_host::limits;
 use kvdepot_store::config::size::show;
 use serde_json::{Value, json};
 
+use super::hung::METRIC as HUNG;
 use crate::args::Files;
 use crate::error::Error;
 
@@ -132,6 +133,17 @@ impl Plan {
 
     pub(super) fn has_files(&self) -> bool {
         self.on_disk().next().is_some()
+    }
+
+    /// The tiers that shall hang behind `Cache`. A server that does is easily had; a 3FS has to be
+    /// made to, and is asked for.
+    pub(super) fn hung(&self) -> impl Iterator<Item = &String> {
+        let is_named = self.metrics.iter().any(|name| name == HUNG);
+        let hangs = move |tier: &&String| match tier.as_str() {
+            OBJECTS => self.wants(HUNG),
+            tier => tier == RINGS && is_named,
+        };
+        self.tiers.iter().filter(hangs)
     }
 
     /// Where the files of a tier are made.
