@@ -100,13 +100,13 @@ impl Contender for Ours<'_> {
 
 /// The contenders over one medium, kvdepot last.
 pub(super) struct Beside<'a> {
-    pub(super) plan: &'a Plan,
-    pub(super) cell: &'a Cell,
-    pub(super) contenders: Vec<Box<dyn Contender + 'a>>,
+    plan: &'a Plan,
+    cell: &'a Cell,
+    contenders: Vec<Box<dyn Contender + 'a>>,
     /// Blocks of each, and of a round.
-    pub(super) count: usize,
-    pub(super) batch: usize,
-    pub(super) at: usize,
+    count: usize,
+    batch: usize,
+    at: usize,
 }
 
 /// What the rounds of one metric have taken.
@@ -117,8 +117,35 @@ pub(super) struct Taken {
     blocks: u64,
 }
 
-impl Beside<'_> {
-    pub(super) fn measure(&mut self, depth: usize, report: &mut Report<'_>) -> Result<(), Error> {
+impl<'a> Beside<'a> {
+    /// Each has all blocks of the plan; a round has as many as there are slots.
+    pub(super) fn new(
+        plan: &'a Plan,
+        cell: &'a Cell,
+        contenders: Vec<Box<dyn Contender + 'a>>,
+        slots: &[usize],
+    ) -> Beside<'a> {
+        Beside {
+            plan,
+            cell,
+            contenders,
+            count: plan.size / cell.block,
+            batch: slots.len(),
+            at: 0,
+        }
+    }
+
+    /// With as many under way as the case says, one number after the other.
+    pub(super) fn measure_all(&mut self, report: &mut Report<'_>) -> Result<(), Error> {
+        let Cell { tier, block, .. } = self.cell;
+        for depth in self.cell.depths.iter().copied() {
+            self.measure(depth, report)?;
+            report.case_done(&format!("{tier}, {block} bytes, {depth} under way"));
+        }
+        Ok(())
+    }
+
+    fn measure(&mut self, depth: usize, report: &mut Report<'_>) -> Result<(), Error> {
         let both = ["cpu_s_per_gib", "requests_per_block"];
         let both = both.iter().any(|metric| self.plan.wants(metric));
         if self.plan.wants("load_cold") || both {

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use kvdepot_media::file::plain::{self, DIRECT, commit, publish};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::blocks::done;
 use super::plan::Plan;
@@ -57,20 +57,33 @@ pub(super) fn run(plan: &Plan, report: &mut Report<'_>) -> Result<(), Error> {
             });
             depot.close();
             let seconds = seconds?;
-            report.row(Row {
-                bench: "files",
-                case: json!({"tier": tier, "block": BLOCK, "durability": durability}),
-                metric: "commit_us",
-                unit: "us",
-                value: seconds.value() * 1e6,
-                limit: seconds.best().map(|(_, seconds)| seconds * 1e6),
-                ratio: seconds.ratio(),
-                rounds,
-                limit_name: Some("the same writes, renames and syncs"),
-            })?;
+            let case = json!({"tier": tier, "block": BLOCK, "durability": durability});
+            let limit = "the same writes, renames and syncs";
+            report.row(micros(case, "commit_us", &seconds, rounds, limit))?;
         }
     }
     Ok(())
+}
+
+/// A row of times, against those of `limit_name`.
+pub(super) fn micros(
+    case: Value,
+    metric: &'static str,
+    seconds: &Rounds,
+    rounds: usize,
+    limit_name: &'static str,
+) -> Row {
+    Row {
+        bench: "files",
+        case,
+        metric,
+        unit: "us",
+        value: seconds.value() * 1e6,
+        limit: seconds.best().map(|(_, seconds)| seconds * 1e6),
+        ratio: seconds.ratio(),
+        rounds,
+        limit_name: Some(limit_name),
+    }
 }
 
 /// What a commit writes, renames and syncs at the least.

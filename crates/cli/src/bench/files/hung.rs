@@ -7,11 +7,12 @@ use kvdepot_store::{Key, Task};
 use serde_json::{Value, json};
 
 use super::blocks::done;
+use super::commit::micros;
 use super::hot::Hot;
 use super::plan::{Plan, RINGS};
 use crate::bench::media::Region;
 use crate::bench::random::Random;
-use crate::bench::report::{Report, Row};
+use crate::bench::report::Report;
 use crate::bench::rounds::{Rounds, median};
 use crate::error::Error;
 use crate::leftovers::Scratch;
@@ -85,17 +86,8 @@ fn run(
             Ok(slowest[contender].next().unwrap_or_default())
         })?;
         for (of, seconds) in [("median", &seconds), ("p99", &slowest)] {
-            report.row(Row {
-                bench: "files",
-                case: json!({"pipeline": pipeline, "block": block, "hits": of}),
-                metric: METRIC,
-                unit: "us",
-                value: seconds.value() * 1e6,
-                limit: seconds.best().map(|(_, seconds)| seconds * 1e6),
-                ratio: seconds.ratio(),
-                rounds,
-                limit_name: Some("Cache alone"),
-            })?;
+            let case = json!({"pipeline": pipeline, "block": block, "hits": of});
+            report.row(micros(case, METRIC, seconds, rounds, "Cache alone"))?;
         }
     }
     Ok(())

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::json;
 
-use super::beside::{Beside, Ours, shuffled};
+use super::beside::{Beside, Contender, Ours, shuffled};
 use super::filled;
 use super::plan::{Cell, Plan};
 use super::tier::{Tier, open, settings};
@@ -54,16 +54,10 @@ pub(super) fn run(
         let interrupt = &report.interrupt;
         let tier = Tier::filled(depot, Some(path), (BLOCK, count), region, interrupt)?;
         let tier = if cell.direct { tier } else { tier.cached()? };
-        Ok::<_, Error>(Box::new(Ours::new(name, tier, region, &slots)))
+        Ok::<_, Error>(Box::new(Ours::new(name, tier, region, &slots)) as Box<dyn Contender>)
     };
-    let mut all = Beside {
-        plan,
-        cell,
-        contenders: vec![ours("without a key", false)?, ours("with a key", true)?],
-        count,
-        batch: slots.len(),
-        at: 0,
-    };
+    let both = vec![ours("without a key", false)?, ours("with a key", true)?];
+    let mut all = Beside::new(plan, cell, both, &slots);
     let [rate, cpu] = METRICS;
     for depth in cell.depths.iter().copied() {
         let taken = all.load(depth, &report.interrupt)?;

@@ -50,19 +50,7 @@ fn measure(
     let client = |bare| Box::new(bare::Client::new(bare, &objects)) as Box<dyn Contender>;
     let mut contenders: Vec<_> = clients.into_iter().map(client).collect();
     contenders.push(Box::new(Ours::new(OBJECTS, tier, region, &slots)));
-    let mut all = Beside {
-        plan,
-        cell,
-        contenders,
-        count,
-        batch: slots.len(),
-        at: 0,
-    };
-    for depth in cell.depths.iter().copied() {
-        all.measure(depth, report)?;
-        report.case_done(&format!("{OBJECTS}, {block} bytes, {depth} under way"));
-    }
-    Ok(())
+    Beside::new(plan, cell, contenders, &slots).measure_all(report)
 }
 
 /// A depot of the tier alone, with room for what is measured.

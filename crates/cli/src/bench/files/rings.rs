@@ -1,6 +1,6 @@
 //! The tier `Ds3fs` beside `Posix` on the same file system.
 
-use super::beside::{Beside, Ours, shuffled};
+use super::beside::{Beside, Contender, Ours, shuffled};
 use super::plan::{Cell, Plan, RINGS};
 use super::tier::{Tier, open, settings};
 use crate::bench::media::Region;
@@ -28,19 +28,8 @@ pub(super) fn run(
         } else {
             tier
         };
-        Ok::<_, Error>(Box::new(Ours::new(name, tier, region, &slots)))
+        Ok::<_, Error>(Box::new(Ours::new(name, tier, region, &slots)) as Box<dyn Contender>)
     };
-    let mut all = Beside {
-        plan,
-        cell,
-        contenders: vec![ours("Posix")?, ours(RINGS)?],
-        count,
-        batch: slots.len(),
-        at: 0,
-    };
-    for depth in cell.depths.iter().copied() {
-        all.measure(depth, report)?;
-        report.case_done(&format!("{RINGS}, {block} bytes, {depth} under way"));
-    }
-    Ok(())
+    let both = vec![ours("Posix")?, ours(RINGS)?];
+    Beside::new(plan, cell, both, &slots).measure_all(report)
 }

@@ -287,6 +287,14 @@ impl Tier for S3 {
     }
 
     /// A mark is the number of a folder.
+    fn describe(&self, namespace: NamespaceId, description: &str) {
+        let (common, description) = (Arc::clone(&self.common), description.to_owned());
+        let _detached = self.common.runtime.spawn(async move {
+            common.describe(namespace, &description).await;
+        });
+    }
+
+    /// A mark is the number of a folder.
     fn list(&self, namespace: NamespaceId, from: u64, limit: usize, reply: Reply<Page>) {
         let common = Arc::clone(&self.common);
         let _detached = self.common.runtime.spawn(async move {
@@ -304,14 +312,6 @@ impl Tier for S3 {
         });
     }
 
-    fn describe(&self, namespace: NamespaceId, description: &str) {
-        let (common, description) = (Arc::clone(&self.common), description.to_owned());
-        let _detached = self.common.runtime.spawn(async move {
-            common.describe(namespace, &description).await;
-        });
-    }
-
-    /// A mark is the number of a folder.
     fn namespaces(&self, from: u64, reply: Reply<NamespacePage>) {
         let common = Arc::clone(&self.common);
         let _detached = self.common.runtime.spawn(async move {
