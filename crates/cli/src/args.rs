@@ -151,8 +151,8 @@ pub(crate) enum Bench {
     /// get of a block in Cache, with a server behind it that never answers, over Cache alone.
     ///
     /// With --tier Ds3fs files are moved by the rings of a 3FS, and the limit is Posix with direct
-    /// I/O through its mount. Metrics: dump, load_cold, cpu_s_per_gib of this process, and, where it
-    /// is asked for of a 3FS that never answers, hung_over_cache.
+    /// I/O through its mount. Metrics: dump, load_cold, cpu_s_per_gib of this process, and, where
+    /// it is asked for of a 3FS that never answers, hung_over_cache.
     Files(Files),
     /// Lookups, against a bare hash table.
     ///

@@ -9,15 +9,13 @@ use serde_json::{Value, json};
 use super::blocks::done;
 use super::commit::micros;
 use super::hot::Hot;
-use super::plan::{Plan, RINGS};
+use super::plan::{HUNG, Plan, RINGS};
 use crate::bench::media::Region;
 use crate::bench::random::Random;
 use crate::bench::report::Report;
 use crate::bench::rounds::{Rounds, median};
 use crate::error::Error;
 use crate::leftovers::Scratch;
-
-pub(super) const METRIC: &str = "hung_over_cache";
 
 /// Blocks that are hit, in turns; all of them are on their way to the stage, too.
 const BLOCKS: usize = 64;
@@ -87,7 +85,7 @@ fn run(
         })?;
         for (of, seconds) in [("median", &seconds), ("p99", &slowest)] {
             let case = json!({"pipeline": pipeline, "block": block, "hits": of});
-            report.row(micros(case, METRIC, seconds, rounds, "Cache alone"))?;
+            report.row(micros(case, HUNG, seconds, rounds, "Cache alone"))?;
         }
     }
     Ok(())

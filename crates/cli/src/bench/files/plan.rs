@@ -6,7 +6,6 @@ use kvdepot_host::limits;
 use kvdepot_store::config::size::show;
 use serde_json::{Value, json};
 
-use super::hung::METRIC as HUNG;
 use crate::args::Files;
 use crate::error::Error;
 
@@ -16,6 +15,8 @@ const TIERS: [&str; 2] = ["Posix", "Nvme"];
 /// a 3FS.
 pub(super) const OBJECTS: &str = "S3";
 pub(super) const RINGS: &str = "Ds3fs";
+/// The metric of hits before a stage that answers nothing.
+pub(super) const HUNG: &str = "hung_over_cache";
 
 const BLOCKS: [u64; 4] = [64 << 10, 256 << 10, 1 << 20, 4 << 20];
 const DEPTHS: [usize; 3] = [1, 8, 32];
