@@ -83,11 +83,17 @@ $(VENV)/.warm: $(VENV)/.vllm
 		>/dev/null 2>&1 || true # whoever needs them says what is wrong
 	@touch $@
 
+# $(call over_3fs,FLAGS,FOLDER,OPTION): what a command begins with, whose flags name the tier Ds3fs,
+# and not by OPTION a folder of a real 3FS: the double of its library, below FOLDER.
+over_3fs = $(if $(findstring Ds3fs,$(1)),$(if $(findstring $(3),$(1)),,cargo run --release --quiet \
+	-p kvdepot-testkit --bin usrbio-double -- $(2)))
+
 .PHONY: demo bench
 demo: $(VENV)/.dev ## Real vLLM with and without kvdepot, before and after a restart
 	@$(MAKE) --no-print-directory -j2 package $(VENV)/.warm
 	$(call say,the demo (4 minutes on two cores; DEMO_FLAGS=--full takes a quarter of an hour))
-	PYTHONPATH=examples $(BIN)/python -m vllm_demo $(DEMO_FLAGS)
+	PYTHONPATH=examples $(call over_3fs,$(DEMO_FLAGS),build/demo,--work) \
+		$(BIN)/python -m vllm_demo $(DEMO_FLAGS)
 
 bench: build ## This machine's limits, what kvdepot reaches, and the ratio
 	$(CARGO_TARGET_DIR)/release/kvdepot bench memory $(BENCH_FLAGS)
@@ -148,7 +154,8 @@ bench-churn: package $(VENV)/.vllm ## Prompts that come again on real vLLM, with
 # --quick ends in some five minutes; all of it takes half an hour on two cores.
 .PHONY: bench-vllm
 bench-vllm: package $(VENV)/.vllm ## vLLM's own serving benchmark: full compute, its cache, kvdepot
-	PYTHONPATH=bench $(BIN)/python -m vllm_serve $(BENCH_FLAGS)
+	PYTHONPATH=bench $(call over_3fs,$(BENCH_FLAGS),build/bench-vllm,--folder) \
+		$(BIN)/python -m vllm_serve $(BENCH_FLAGS)
 
 # ---- test -----------------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ BENCH = Path(__file__).resolve().parent.parent
 EXAMPLES = BENCH.parent / "examples"
 sys.path.insert(0, str(EXAMPLES))
 
-from vllm_demo.server import ServerError, no_survivors  # noqa: E402
+from vllm_demo.server import ServerError, double_of_3fs, no_survivors  # noqa: E402
 
 from vllm_serve import table  # noqa: E402
 from vllm_serve.evaluation import Evaluation, Plan  # noqa: E402
@@ -49,7 +49,10 @@ def options_of(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=3, help="times that whole hits are asked")
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
     parser.add_argument(
-        "--folder", type=Path, default=Path("build/bench-vllm"), help="on the disk to measure"
+        "--folder",
+        type=Path,
+        default=Path("build/bench-vllm"),
+        help="on the disk to measure; with Ds3fs on a 3FS, or make runs a double of its library",
     )
     options = parser.parse_args(arguments)
     counts = [options.rounds, options.num_prompts or 1, *(options.concurrency or ())]
@@ -128,6 +131,8 @@ def main() -> int:
                 check=True,
                 stderr=subprocess.DEVNULL,
             )
+            if double := double_of_3fs():
+                say(double)
             evaluation = Evaluation(plan, say)
             evaluation.run()
     except ServerError as error:

@@ -78,7 +78,7 @@ class Loads:
         time.sleep(1.1)
         return {
             tier: measure.metric(server, "kvdepot_moved_bytes_total", op="load", tier=tier)
-            for tier in ("Cache", "Dax", "Nvme", "Posix")
+            for tier in ("Cache", "Dax", "Nvme", "Posix", "Ds3fs")
         }
 
     def begin(self, server: Server) -> None:
@@ -138,10 +138,7 @@ class Evaluation:
             self._compute(tokens)
         for tokens in self.plan.sizes:
             self._store(tokens)
-        self.say("restarting the server with kvdepot: nothing is in its memory")
-        self._depot.stop()
-        self._depot = self._launch_depot("vLLM with kvdepot, restarted")
-        self._ready(self._depot)
+        self._restart()
         self.raw = raw.rate(self._last_tier())
         self.say(f"the disk reads what was stored at {self.raw / 1e9:.2f} GB/s, 8 at a time")
         for tokens in self.plan.sizes:
@@ -152,6 +149,13 @@ class Evaluation:
                 self._partly(tokens, concurrency)
         self._depot.stop()
         self._own.stop()
+
+    def _restart(self) -> None:
+        """Nothing is in its memory."""
+        self.say("restarting the server with kvdepot: its Cache is empty")
+        self._depot.stop()
+        self._depot = self._launch_depot("vLLM with kvdepot, restarted")
+        self._ready(self._depot)
 
     def _compute(self, tokens: int) -> None:
         """Full compute. What is asked again comes last, so that it stays in vLLM's cache."""
@@ -198,6 +202,7 @@ class Evaluation:
         loads, turn = Loads(), max(TURN, concurrency)
         for at in range(0, count, turn):
             some = asked[at : at + turn]
+            self._restart()
             both = [(OWN, self._own), (DEPOT, self._depot)]
             for name, server in both if at // turn % 2 == 0 else reversed(both):
                 with server.running():

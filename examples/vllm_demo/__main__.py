@@ -10,7 +10,7 @@ from pathlib import Path
 
 from . import report
 from .rounds import BLOCK_TOKENS, Demo, Plan
-from .server import ServerError, no_survivors
+from .server import ServerError, double_of_3fs, no_survivors
 
 EXAMPLES = Path(__file__).resolve().parent.parent
 
@@ -30,6 +30,8 @@ def main() -> int:
         pipeline=arguments.pipeline,
     )
     plan.work.mkdir(parents=True, exist_ok=True)
+    if double := double_of_3fs():
+        say(double)
     try:
         with no_survivors():
             say("making a small model with random weights (less than half a minute)")
@@ -49,6 +51,8 @@ def main() -> int:
     report.write(rounds, arguments.json)
     say("done")
     print(f"\n{report.table(rounds)}\nwritten to {arguments.json}")
+    if double:
+        print(double)
     failures = report.failures(rounds)
     for failure in failures:
         print(f"FAILED: {failure}", file=sys.stderr)
@@ -74,7 +78,10 @@ def _arguments() -> argparse.Namespace:
         help="as --prompts 8000:7 16040:3, which takes a quarter of an hour on two cores",
     )
     parser.add_argument(
-        "--pipeline", default=Plan.pipeline, help="tiers near to far (default: %(default)s)"
+        "--pipeline",
+        default=Plan.pipeline,
+        help="tiers near to far (default: %(default)s); with Ds3fs --work is a folder of a 3FS, or "
+        "make demo runs a double of its library",
     )
     parser.add_argument("--work", type=Path, default=Path("build/demo"), help="model, arena, logs")
     parser.add_argument("--json", type=Path, default=Path("build/demo.json"), help="the figures")

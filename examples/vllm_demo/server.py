@@ -33,6 +33,15 @@ class ServerError(RuntimeError):
     """A server that did not start, died, or answered with an error."""
 
 
+def double_of_3fs() -> str | None:
+    """What to say where the tier `Ds3fs` would run over a double of 3FS's library
+    (`usrbio-double`)."""
+    mount = os.environ.get("KVDEPOT_DOUBLE_3FS")
+    if mount is None:
+        return None
+    return f"a double of 3FS's library stands for 3FS: its files are in {mount}, on a local disk"
+
+
 def free_port() -> int:
     """A port of 127.0.0.1 that was free a moment ago."""
     with socket.socket() as probe:
