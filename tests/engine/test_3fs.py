@@ -42,7 +42,11 @@ def test_blocks_come_back_by_the_rings(fleet: Fleet, tmp_path: Path, library: Pa
     plan = Plan(
         "3fs",
         # Eight blocks, or one prompt.
-        lambda _: {"UCM_CONFIG_FILE": str(file), "cache": {"capacity": "17MiB"}},
+        lambda _: {
+            "UCM_CONFIG_FILE": str(file),
+            "cache": {"capacity": "17MiB"},
+            "overload": "wait",
+        },
         ("--no-enable-prefix-caching",),
         environment={"KVDEPOT_DOUBLE_3FS": str(mount), "LD_LIBRARY_PATH": str(library)},
     )
