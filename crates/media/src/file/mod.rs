@@ -182,6 +182,14 @@ impl File {
         })
     }
 
+    /// Has a 3FS know the file now, in this thread, which may hang as long as the mount does; else
+    /// its first bytes wait for a thread that does. Whether it does is seen when they move.
+    pub fn enlist(&self) {
+        if let Some(usrbio) = self.hands.of_3fs() {
+            let _seen_later = usrbio.enlist(self);
+        }
+    }
+
     /// The file itself.
     ///
     /// # Errors

@@ -3,8 +3,8 @@
 //!
 //! Bytes move between a file and memory that 3FS knows, without a copy on the way: all of them go
 //! through the slab, which is told to 3FS once. Where that is refused they are copied once more,
-//! through memory of the library's own. What asks the daemon beside the rings (the first request of
-//! a file registers it) is done by threads, because the mount may hang.
+//! through memory of the library's own. What asks the daemon beside the rings (a file is registered
+//! once, by its first request unless before) is done by threads, because the mount may hang.
 
 mod api;
 mod memory;
@@ -187,9 +187,7 @@ impl Usrbio {
         if receipt.is_cancelled() {
             return;
         }
-        let fd = file.fd().map(|fd| fd.as_raw_fd());
-        let register = || self.memory.api.register(fd.map_err(|_| libc::EBADF)?);
-        if let Err(errno) = *file.enlisted().0.get_or_init(register) {
+        if let Err(errno) = self.enlist(&*file) {
             drop(file);
             return receipt.failed(Failure::Os { errno });
         }
@@ -199,6 +197,16 @@ impl Usrbio {
                 .push([Request::new(file, receipt, iov)]),
             None => self.bounce((file, receipt)),
         }
+    }
+
+    /// Has 3FS know a file, in this thread; or why it does not.
+    pub(super) fn enlist(&self, file: &dyn Performs) -> Ended<()> {
+        if !self.origin.is_here() {
+            return Err(libc::EBADF);
+        }
+        let fd = || file.fd().map_err(|_| libc::EBADF);
+        let register = || self.memory.api.register(fd()?.as_raw_fd());
+        *file.enlisted().0.get_or_init(register)
     }
 
     fn way(&self, op: Op) -> &Arc<Way> {

@@ -59,7 +59,8 @@ pub(super) struct Way {
     waiting_max: usize,
     patience: Duration,
     state: Mutex<State>,
-    changed: Condvar,
+    /// One for each ring's thread.
+    changed: Vec<Condvar>,
 }
 
 /// The library's part of a ring.
@@ -116,6 +117,7 @@ impl Way {
             full: false,
         };
         let tables = rings.iter().map(table).collect();
+        let changed = rings.iter().map(|_| Condvar::new()).collect();
         Ok(Arc::new(Self {
             api: Arc::clone(&memory.api),
             op,
@@ -129,7 +131,7 @@ impl Way {
                 started: 0,
                 ended: false,
             }),
-            changed: Condvar::new(),
+            changed,
         }))
     }
 
@@ -159,15 +161,26 @@ impl Way {
             let last = state.waiting.pop_back();
             over.extend(last.map(|(_, request)| (request, Err(refused))));
         }
+        // Somebody looks for room again; who has something under way does so anyway.
+        let waits = !state.waiting.is_empty();
         drop(state);
-        self.changed.notify_all();
+        if waits {
+            self.wake(|_| true);
+        }
         report(over);
     }
 
     /// Lets the threads end. Nothing is under way.
     pub(super) fn end(&self) {
         self.state().ended = true;
-        self.changed.notify_all();
+        self.wake(|_| true);
+    }
+
+    /// Wakes the threads of some rings.
+    fn wake(&self, which: impl Fn(usize) -> bool) {
+        let some = self.changed.iter().enumerate();
+        some.filter(|(number, _)| which(*number))
+            .for_each(|(_, changed)| changed.notify_one());
     }
 
     /// Starts the threads, by the first who asks; how many there are.
@@ -220,10 +233,8 @@ impl Way {
                 }
             }
         }
-        if given.contains(&true) {
-            // Of those that slept another's thread may have asked just now.
-            self.changed.notify_all();
-        }
+        // Of those that slept another's thread may have asked just now.
+        self.wake(|number| given[number]);
         for (ring, _) in self.rings.iter().zip(&given).filter(|(_, given)| **given) {
             // It only wakes the daemon, which looks by itself too.
             // SAFETY: the ring is there, and this way's lock is held.
@@ -303,13 +314,12 @@ impl Way {
                 return Some(pause == Some(STEP));
             }
             state = match pause {
-                None => self
-                    .changed
+                None => self.changed[number]
                     .wait(state)
                     .unwrap_or_else(PoisonError::into_inner),
                 Some(pause) => {
                     rested = true;
-                    let slept = self.changed.wait_timeout(state, pause);
+                    let slept = self.changed[number].wait_timeout(state, pause);
                     slept.unwrap_or_else(PoisonError::into_inner).0
                 }
             };

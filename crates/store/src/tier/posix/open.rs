@@ -239,6 +239,8 @@ impl Open {
         let hands = self.hands.lock().clone();
         let hands = hands.ok_or(Error::Closed("the tier is closed"))?;
         let file = File::known(fd, &hands, self.manner);
+        // This thread has just waited for the file system anyway.
+        file.enlist();
         Ok(BlockFile::new(file, inode, LEN as u64))
     }
 
