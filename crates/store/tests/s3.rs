@@ -70,6 +70,22 @@ fn a_large_block_goes_in_pieces_and_comes_back_in_several() {
     depot.close();
 }
 
+/// However many are got at a time.
+#[test]
+fn a_block_of_a_slice_is_one_request() {
+    const SLICE: usize = 4 << 20;
+    let server = Server::start();
+    let depot = server.open_with("S3", &json!({"capacity": "1GiB"}));
+    let ns = namespace(&depot);
+    assert_eq!(put(&ns, &[1, 2, 3], SLICE), [true; 3]);
+    server.seen();
+    assert!(has(&ns, &[1, 2, 3], SLICE));
+    let asked = server.seen();
+    let gets = asked.iter().filter(|line| line.starts_with("GET")).count();
+    assert_eq!(gets, 3, "{asked:#?}");
+    depot.close();
+}
+
 #[test]
 fn an_object_says_what_it_is_as_a_file_of_posix_does() {
     let server = Server::start();

@@ -284,6 +284,12 @@ impl Cargo {
         seldom(from) || seldom(to)
     }
 
+    /// Whether it has a carrier that is better asked seldom.
+    pub(super) fn has_seldom_asked(&self) -> bool {
+        let mut carriers = self.carriers.iter();
+        carriers.any(|known| known.carrier.asks_seldom())
+    }
+
     /// Whether all of it is read first by who takes long for it, in few pieces.
     pub(super) fn waits_for_reads(&self) -> bool {
         let slow = |number: u32| {

@@ -156,7 +156,7 @@ impl Shared {
     /// Plans the batch and gives its slices to the lanes, wave by wave. All units of a slice have
     /// the same route.
     fn dispatch(&self, join: &Join<Flight>, cargo: &Cargo) {
-        let Some(mut planner) = self.planner(cargo.bytes) else {
+        let Some(mut planner) = self.planner(cargo) else {
             return;
         };
         let (mut first, mut next) = (0, 0);
@@ -202,10 +202,14 @@ impl Shared {
         }
     }
 
-    /// A planner for a batch of so many bytes.
-    fn planner(&self, bytes: u64) -> Option<Planner> {
+    /// A planner for a batch: lanes get shares of it, but for carriers that rather get few large
+    /// requests.
+    fn planner(&self, cargo: &Cargo) -> Option<Planner> {
         let lanes = self.config.lanes;
-        let fair = bytes / (lanes as u64 * SLICES_PER_LANE);
+        let fair = match cargo.has_seldom_asked() {
+            true => self.config.slice_size,
+            false => cargo.bytes / (lanes as u64 * SLICES_PER_LANE),
+        };
         let slice_size = fair.max(self.slice_min()).min(self.config.slice_size);
         let limits = Limits {
             slice_size,
