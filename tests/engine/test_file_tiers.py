@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import os
 import random
 import threading
 import time
@@ -118,10 +119,15 @@ def fault(path: Path) -> str | None:
 def in_use(directory: Path) -> int:
     """Bytes that the directory's files have, those that are being written among them."""
     found = 0
-    for path in directory.rglob("*"):
+    for path in below(directory):
         with contextlib.suppress(FileNotFoundError):
             found += path.stat().st_blocks * 512
     return found
+
+
+def below(folder: Path) -> list[Path]:
+    """All files below a folder; `rglob` ends with an error where a folder goes meanwhile."""
+    return [Path(root) / name for root, _, names in os.walk(folder) for name in names]
 
 
 def acknowledged(engine: Engine) -> float:
@@ -139,7 +145,7 @@ def check_after_kills(directory: Path) -> set[str]:
     with kvdepot.open("Posix", settings):
         deadline = time.monotonic() + 150
         # This opener's own folder, with nothing but the file that says that it lives.
-        while len(left := [path for path in (directory / "new").rglob("*") if path.is_file()]) > 1:
+        while len(left := below(directory / "new")) > 1:
             assert time.monotonic() < deadline, left
             time.sleep(0.5)
     assert in_use(directory) <= CAPACITY * 1.05
