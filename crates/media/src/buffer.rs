@@ -179,6 +179,12 @@ impl Buffer {
         }
     }
 
+    /// Whether it is memory of this process, at [`Buffer::addr`].
+    #[must_use]
+    pub fn is_host(&self) -> bool {
+        self.check_host().is_ok()
+    }
+
     pub(crate) fn end(&self) -> &End {
         &self.end
     }

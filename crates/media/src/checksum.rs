@@ -175,6 +175,41 @@ pub fn digest(bytes: &[u8]) -> u128 {
     leaf.finish()
 }
 
+/// XXH3-128, seed 0, default secret, of bytes that lie in several places.
+pub struct Sum(Leaf);
+
+impl Sum {
+    /// Of `len` bytes in all.
+    #[must_use]
+    pub fn new(len: u64) -> Self {
+        Self(Leaf::new(len))
+    }
+
+    /// Adds the next `len` bytes, at `at`.
+    ///
+    /// # Safety
+    ///
+    /// They are readable, and no more bytes come in all than were announced. Others may change them
+    /// meanwhile: the sum is then of any mixture.
+    pub unsafe fn feed(&mut self, at: *const u8, len: usize) {
+        // SAFETY: the caller's promise; nothing is stored.
+        unsafe {
+            self.0
+                .feed(Isa::best(), at, std::ptr::null_mut(), len, Plan::HASH);
+        }
+    }
+
+    /// The sum. All bytes that were announced have come.
+    ///
+    /// # Panics
+    ///
+    /// When some are missing.
+    #[must_use]
+    pub fn finish(&self) -> Checksum {
+        Checksum::from_u128(self.0.finish())
+    }
+}
+
 /// The leaves of a part that comes in pieces.
 struct PartHash {
     len: u64,

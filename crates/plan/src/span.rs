@@ -36,7 +36,7 @@ impl Span {
     }
 
     /// Whether `next` goes on exactly where this span ends, on both sides.
-    pub(crate) fn continues_in(&self, next: &Span) -> bool {
+    pub fn continues_in(&self, next: &Span) -> bool {
         self.src.checked_add(self.len) == Some(next.src)
             && self.dst.checked_add(self.len) == Some(next.dst)
     }

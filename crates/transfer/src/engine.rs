@@ -1,0 +1,444 @@
+//! One process's part in moving bytes: what it registers, publishes, opens and submits.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use kvdepot_host::fork::Origin;
+use kvdepot_media::Buffer;
+use kvdepot_plan::Limits;
+use parking_lot::Mutex;
+
+use crate::batch::{Plan, Request};
+use crate::config::{Config, Options};
+use crate::error::{Error, Fault};
+use crate::grant::{Grant, Names, Rights};
+use crate::memory::Memory;
+use crate::peer::{Core, Dialer, Peer, random};
+use crate::remote::Remote;
+use crate::serve::{Answers, Server, Terms};
+use crate::task::{Progress, Task, Then, begin};
+use crate::watch::Watch;
+use crate::wire::{BYTES_MAX, Bytes, Key, Verb};
+
+/// Most requests of a batch.
+pub const REQUESTS_MAX: usize = 1_000_000;
+
+/// An engine. Dropping it closes it.
+pub struct Engine {
+    config: Config,
+    id: [u8; 16],
+    memory: Arc<Memory>,
+    names: Arc<Names>,
+    server: Option<Server>,
+    peers: Arc<Mutex<HashMap<SocketAddr, Arc<Peer>>>>,
+    watch: Watch,
+    origin: Origin,
+    is_closed: AtomicBool,
+    requests: AtomicU64,
+    bytes: AtomicU64,
+}
+
+/// What an engine has done so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Stats {
+    /// Requests submitted.
+    pub requests: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Frames sent to peers.
+    pub frames: u64,
+    /// Peers that it knows.
+    pub peers: u64,
+    /// Connections that others have to it.
+    pub connections: u64,
+    /// Connections that were not greeted: another token, too many, or no engine.
+    pub refused_greetings: u64,
+    /// Slices, names and calls that were refused.
+    pub refused_grants: u64,
+    /// Connections ended because a frame broke a rule.
+    pub malformed_frames: u64,
+}
+
+impl Engine {
+    /// Starts one.
+    ///
+    /// # Errors
+    /// [`Error::Input`] for a wrong configuration, [`Error::Io`] where it cannot listen.
+    pub fn start(config: Config) -> Result<Engine, Error> {
+        Engine::answering(config, None)
+    }
+
+    /// Starts one that answers calls.
+    ///
+    /// # Errors
+    /// As [`Engine::start`].
+    pub fn answering(config: Config, answers: Option<Arc<dyn Answers>>) -> Result<Engine, Error> {
+        config.check()?;
+        let origin = Origin::here()
+            .map_err(std::io::Error::other)
+            .map_err(Error::io("start"))?;
+        let id = random()?;
+        let names = Arc::new(Names::default());
+        let peers: Arc<Mutex<HashMap<SocketAddr, Arc<Peer>>>> = Arc::default();
+        let watched = Arc::clone(&peers);
+        let look = move |now| {
+            let peers: Vec<Arc<Peer>> = watched.lock().values().cloned().collect();
+            // Each of them, whatever the others say.
+            let busy = peers.iter().filter(|peer| peer.expire(now));
+            busy.count() > 0
+        };
+        let watch = Watch::start(look).map_err(Error::io("start a thread"))?;
+        let mut engine = Engine {
+            id,
+            memory: Arc::default(),
+            names: Arc::clone(&names),
+            server: None,
+            peers,
+            watch,
+            origin,
+            is_closed: AtomicBool::new(false),
+            requests: AtomicU64::new(0),
+            bytes: AtomicU64::new(0),
+            config,
+        };
+        if let Some(address) = engine.config.listen {
+            let terms = Terms {
+                engine: id,
+                key: Key::of(&engine.config.token),
+                credit: engine.config.window as u32,
+                connections_max: engine.config.connections_max,
+                timeout: engine.config.timeout,
+                answers,
+            };
+            engine.server = Some(Server::start(address, names, terms)?);
+        }
+        Ok(engine)
+    }
+
+    /// Where it listens.
+    #[must_use]
+    pub fn address(&self) -> Option<SocketAddr> {
+        self.server.as_ref().map(Server::address)
+    }
+
+    /// What this engine is known by at those that it connects to.
+    #[must_use]
+    pub fn id(&self) -> [u8; 16] {
+        self.id
+    }
+
+    fn check(&self) -> Result<(), Error> {
+        match self.is_closed.load(Ordering::Acquire) || !self.origin.is_here() {
+            true => Err(Error::Closed),
+            false => Ok(()),
+        }
+    }
+
+    /// Lets batches use memory of this process, until what is returned is dropped; batches that
+    /// use it then keep it until they end.
+    ///
+    /// # Errors
+    /// [`Error::Input`] where some of it is registered already, or is no memory of this process;
+    /// nothing is registered then.
+    pub fn register(&self, buffers: &[Buffer]) -> Result<Registered, Error> {
+        self.check()?;
+        let regions = self.memory.register(buffers)?;
+        Ok(Registered {
+            memory: Arc::clone(&self.memory),
+            regions,
+        })
+    }
+
+    /// Lets peers use memory of this process under a name, in the order of the buffers, until what
+    /// is returned is dropped, or for as long as `lasts`.
+    ///
+    /// # Errors
+    /// [`Error::Input`] where the name is taken, or the memory does not allow it.
+    pub fn publish(
+        self: &Arc<Self>,
+        name: &[u8],
+        buffers: &[Buffer],
+        rights: Rights,
+        lasts: Option<Duration>,
+    ) -> Result<Published, Error> {
+        self.check()?;
+        let grant = self.names.publish(name, buffers, rights, lasts)?;
+        Ok(Published {
+            engine: Arc::clone(self),
+            name: name.to_vec(),
+            grant,
+        })
+    }
+
+    /// As [`Engine::publish`], under a name that nobody can guess: who is told it has the right.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn grant(
+        self: &Arc<Self>,
+        buffers: &[Buffer],
+        rights: Rights,
+        lasts: Option<Duration>,
+    ) -> Result<Published, Error> {
+        self.publish(&random::<32>()?, buffers, rights, lasts)
+    }
+
+    /// Opens what a peer has published under a name.
+    ///
+    /// # Errors
+    /// [`Error::Unreachable`], [`Error::Refused`].
+    pub fn open(&self, peer: SocketAddr, name: &[u8]) -> Result<Remote, Error> {
+        self.check()?;
+        Remote::open(&self.peer(peer)?, name, self.config.timeout)
+    }
+
+    /// Asks what a peer's [`Answers`] answer.
+    ///
+    /// # Errors
+    /// [`Error::Unreachable`], [`Error::Refused`].
+    pub fn call(&self, peer: SocketAddr, call: Vec<u8>) -> Result<Vec<u8>, Error> {
+        self.check()?;
+        if call.len() as u64 > BYTES_MAX {
+            return Err(Error::input(
+                "call",
+                format!("{} bytes", call.len()),
+                "at most 64MiB",
+            ));
+        }
+        let peer = self.peer(peer)?;
+        let (_, answer) = peer.ask(
+            Verb::Call,
+            call,
+            Bytes::Upto(BYTES_MAX),
+            self.config.timeout,
+        )?;
+        Ok(answer)
+    }
+
+    /// Whether a peer is there.
+    ///
+    /// # Errors
+    /// As [`Engine::open`].
+    pub fn ping(&self, peer: SocketAddr) -> Result<(), Error> {
+        self.check()?;
+        let peer = self.peer(peer)?;
+        peer.ask(Verb::Ping, Vec::new(), Bytes::Just(0), self.config.timeout)
+            .map(drop)
+    }
+
+    fn peer(&self, address: SocketAddr) -> Result<Arc<Peer>, Error> {
+        let mut peers = self.peers.lock();
+        if let Some(peer) = peers.get(&address) {
+            return Ok(Arc::clone(peer));
+        }
+        self.check()?;
+        let dialer = Dialer {
+            address,
+            engine: self.id,
+            key: Key::of(&self.config.token),
+            timeout: self.config.timeout,
+        };
+        let (window, retries) = (self.config.window, self.config.retries);
+        let core = Core::new(dialer, window, retries, self.config.checksum);
+        let peer = Arc::new(Peer::new(core, self.config.streams)?);
+        peers.insert(address, Arc::clone(&peer));
+        Ok(peer)
+    }
+
+    /// Forgets a peer: what is under way for it fails, and its connections end.
+    pub fn forget(&self, peer: SocketAddr) {
+        let peer = self.peers.lock().remove(&peer);
+        if let Some(peer) = peer {
+            peer.close();
+        }
+    }
+
+    /// Moves all of these; see [`Task`].
+    ///
+    /// # Errors
+    /// [`Error::Input`] for too many, [`Error::Closed`]. What is wrong with single requests is
+    /// their own [`Status`](crate::Status).
+    pub fn submit<'r>(
+        &self,
+        requests: impl ExactSizeIterator<Item = Request<'r>>,
+        options: Options,
+    ) -> Result<Task, Error> {
+        self.launch(requests, options, None, false)
+    }
+
+    /// The same, and calls `then` when nothing moves any more, in the thread that finishes last. It
+    /// must not wait for anything.
+    ///
+    /// # Errors
+    /// As [`Engine::submit`]; `then` is not called.
+    pub fn submit_then<'r>(
+        &self,
+        requests: impl ExactSizeIterator<Item = Request<'r>>,
+        options: Options,
+        then: impl FnOnce() + Send + 'static,
+    ) -> Result<Task, Error> {
+        self.launch(requests, options, Some(Box::new(move |_| then())), false)
+    }
+
+    /// Moves all of these, and waits. A small batch is carried by this thread, without waking
+    /// another.
+    ///
+    /// # Errors
+    /// As [`Engine::submit`].
+    pub fn run<'r>(
+        &self,
+        requests: impl ExactSizeIterator<Item = Request<'r>>,
+        options: Options,
+    ) -> Result<Task, Error> {
+        let task = self.launch(requests, options, None, true)?;
+        let _over = task.wait(None);
+        Ok(task)
+    }
+
+    fn launch<'r>(
+        &self,
+        requests: impl ExactSizeIterator<Item = Request<'r>>,
+        options: Options,
+        then: Option<Then>,
+        waits: bool,
+    ) -> Result<Task, Error> {
+        self.check()?;
+        let count = requests.len();
+        if count > REQUESTS_MAX {
+            return Err(Error::input("requests", count, "at most 1000000"));
+        }
+        // A time beyond the clock's range is an hour: it is looked at again and again.
+        let now = Instant::now();
+        let hour = now + Duration::from_secs(3600);
+        let deadline = now.checked_add(options.timeout).unwrap_or(hour);
+        let (join, task) = begin(Progress::new(count, deadline, options.priority), then);
+        self.watch.begin();
+        let limits = Limits {
+            slice_size: self.config.slice_size,
+            tail_merge: self.config.tail_merge,
+            lanes: self.config.streams,
+            watermark: self.config.watermark,
+        };
+        let mut plan = Plan::new(&join, limits, waits);
+        let mut bytes = 0;
+        self.memory.look(|memory| {
+            for (number, request) in requests.enumerate() {
+                bytes += request.len;
+                plan.add(number as u32, &request, memory);
+            }
+        });
+        self.requests.fetch_add(count as u64, Ordering::Relaxed);
+        self.bytes.fetch_add(bytes, Ordering::Relaxed);
+        if let Some((remote, lane, flight)) = plan.finish()
+            && let Err(flight) = remote.peer.carry(flight)
+        {
+            remote.peer.submit(lane, flight);
+        }
+        Ok(task)
+    }
+
+    /// Ends a task before it is over, and waits for that: nothing touches its memory then. What was
+    /// done stays done.
+    pub fn cancel(&self, task: &Task) {
+        task.progress.end(Fault::Cancelled);
+        let peers: Vec<Arc<Peer>> = self.peers.lock().values().cloned().collect();
+        // A slice that was between two queues is found when it comes to rest.
+        while !task.wait(Some(Duration::ZERO)) {
+            peers.iter().for_each(|peer| peer.cancel(&task.progress));
+            let _over = task.wait(Some(Duration::from_millis(1)));
+        }
+    }
+
+    /// What it has done so far.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        let peers = self.peers.lock();
+        let mut stats = Stats {
+            requests: self.requests.load(Ordering::Relaxed),
+            bytes: self.bytes.load(Ordering::Relaxed),
+            frames: peers.values().map(|peer| peer.sent()).sum(),
+            peers: peers.len() as u64,
+            ..Stats::default()
+        };
+        if let Some(server) = &self.server {
+            let counts = server.counts();
+            stats.connections = server.connections() as u64;
+            stats.refused_greetings = counts.greetings.load(Ordering::Relaxed);
+            stats.refused_grants = counts.grants.load(Ordering::Relaxed);
+            stats.malformed_frames = counts.frames.load(Ordering::Relaxed);
+        }
+        stats
+    }
+
+    /// Ends all that is under way, of this engine and of others with it. When this returns no
+    /// thread of it is left, and nothing touches memory.
+    pub fn close(&self) {
+        if !self.origin.is_here() || self.is_closed.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let peers: Vec<Arc<Peer>> = self.peers.lock().drain().map(|(_, peer)| peer).collect();
+        peers.iter().for_each(|peer| peer.close());
+        if let Some(server) = &self.server {
+            server.close();
+        }
+        self.watch.close();
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+impl std::fmt::Debug for Engine {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Engine")
+            .field("address", &self.address())
+            .finish_non_exhaustive()
+    }
+}
+
+/// Memory that batches may use. Dropping it is the end of that.
+#[derive(Debug)]
+pub struct Registered {
+    memory: Arc<Memory>,
+    regions: Vec<u64>,
+}
+
+impl Drop for Registered {
+    fn drop(&mut self) {
+        self.memory.forget(&self.regions);
+    }
+}
+
+/// Memory that peers may use. Dropping it withdraws it: when that returns no peer touches it.
+#[derive(Debug)]
+pub struct Published {
+    engine: Arc<Engine>,
+    name: Vec<u8>,
+    grant: Arc<Grant>,
+}
+
+impl Published {
+    /// What peers open it by.
+    #[must_use]
+    pub fn name(&self) -> &[u8] {
+        &self.name
+    }
+}
+
+impl Drop for Published {
+    fn drop(&mut self) {
+        let server = self.engine.server.as_ref();
+        self.engine.names.withdraw(&self.name, &self.grant, || {
+            if let Some(server) = server {
+                server.end_users_of(&self.grant);
+            }
+        });
+    }
+}

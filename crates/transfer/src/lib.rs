@@ -1,0 +1,37 @@
+//! Batched transfer between processes and hosts: thousands of small pieces at the speed of one
+//! large one.
+//!
+//! An [`Engine`] registers memory of its process, publishes some of it, opens what others have
+//! published, and submits batches of reads and writes. What goes over the wire, and what may be
+//! relied on, is written down in `docs/transfer.md`.
+
+#![expect(
+    unsafe_code,
+    reason = "bytes go between sockets and memory that others may change meanwhile"
+)]
+
+mod batch;
+mod config;
+mod engine;
+mod error;
+mod flight;
+mod grant;
+mod memory;
+mod peer;
+mod remote;
+mod serve;
+mod socket;
+mod task;
+mod watch;
+mod window;
+mod wire;
+
+pub use batch::Request;
+pub use config::{Config, Options};
+pub use engine::{Engine, Published, REQUESTS_MAX, Registered, Stats};
+pub use error::{Error, Fault};
+pub use flight::Op;
+pub use grant::Rights;
+pub use remote::Remote;
+pub use serve::Answers;
+pub use task::{Priority, Status, Task};

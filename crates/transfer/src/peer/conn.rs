@@ -1,0 +1,59 @@
+//! One connection of a lane: who may send on it, who may receive, and its end.
+
+use std::net::{Shutdown, TcpStream};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use parking_lot::{Condvar, Mutex};
+
+/// A connection that was greeted.
+pub(super) struct Conn {
+    socket: TcpStream,
+    /// Held while something is put into the row of what flies, and sent.
+    pub(super) sending: Mutex<()>,
+    /// Held by who receives answers: the lane's thread, or a caller that carries its own request.
+    pub(super) receiving: Mutex<()>,
+    /// Something flies for the lane's thread, or has been sent, or the connection is dead. With the
+    /// lane's lock.
+    pub(super) arrived: Condvar,
+    is_dead: AtomicBool,
+    sent: AtomicU64,
+    /// Requests that may be unanswered.
+    pub(super) window: usize,
+}
+
+impl Conn {
+    pub(super) fn new(socket: TcpStream, window: usize) -> Conn {
+        Conn {
+            socket,
+            sending: Mutex::new(()),
+            receiving: Mutex::new(()),
+            arrived: Condvar::new(),
+            is_dead: AtomicBool::new(false),
+            sent: AtomicU64::new(0),
+            window,
+        }
+    }
+
+    /// The number of the next request. Under `sending`.
+    pub(super) fn next_number(&self) -> u64 {
+        self.sent.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    pub(super) fn is_dead(&self) -> bool {
+        self.is_dead.load(Ordering::Acquire)
+    }
+
+    /// Ends it: nobody waits in it any more. Its thread sees to the rest.
+    pub(super) fn kill(&self) {
+        self.is_dead.store(true, Ordering::Release);
+        // It may be gone already, which is as good.
+        drop(self.socket.shutdown(Shutdown::Both));
+    }
+}
+
+impl AsFd for Conn {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}

@@ -1,0 +1,463 @@
+//! A lane: a queue, the connection it goes over, and the thread that sends.
+
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex, MutexGuard};
+use zerocopy::IntoBytes;
+
+use super::Core;
+use super::answers::Answers;
+use super::conn::Conn;
+use super::queue::{Ask, Down, Flying, Item, Sent, State, Wants};
+use crate::error::{Error, Fault};
+use crate::flight::{Flight, Op};
+use crate::socket::Ranges;
+use crate::window::Number;
+use crate::wire::{Bytes, Head, Row, SUM, Verb};
+
+/// First pause between two attempts to connect; each is twice as long.
+const PAUSE_MIN: Duration = Duration::from_millis(10);
+
+/// First time that a peer which cannot be reached is left alone, and the longest.
+const DOWN_MIN: Duration = Duration::from_millis(100);
+const DOWN_MAX: Duration = Duration::from_secs(5);
+
+pub(super) struct Lane {
+    pub(super) number: u32,
+    pub(super) core: Arc<Core>,
+    pub(super) state: Mutex<State>,
+    /// There is something to send, or room for it; or the lane ends.
+    pub(super) wake: Condvar,
+    /// The thread that receives from the present connection.
+    receiver: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Lane {
+    pub(super) fn new(number: u32, core: Arc<Core>) -> Lane {
+        Lane {
+            number,
+            core,
+            state: Mutex::default(),
+            wake: Condvar::new(),
+            receiver: Mutex::new(None),
+        }
+    }
+
+    /// Queues something; false where the lane has ended.
+    pub(super) fn push(&self, item: Item) {
+        let mut state = self.state.lock();
+        if state.is_closing {
+            drop(state);
+            item.end(Fault::Closed);
+            return;
+        }
+        state.push(item);
+        drop(state);
+        self.wake.notify_one();
+    }
+
+    /// What the lane's thread does.
+    pub(super) fn run(self: Arc<Self>) {
+        loop {
+            let mut state = self.state.lock();
+            let conn = loop {
+                if state.is_closing {
+                    let left = state.drain();
+                    drop(state);
+                    left.into_iter().for_each(|item| item.end(Fault::Closed));
+                    self.join_receiver();
+                    return;
+                }
+                let fences = self.core.fences();
+                match &state.conn {
+                    Some(conn) if state.is_ready(conn.window, fences) => {
+                        break Some(Arc::clone(conn));
+                    }
+                    Some(_) => self.wake.wait(&mut state),
+                    None if state.has_work() => break None,
+                    None if state.is_fenced => match state.down.as_ref().map(|down| down.until) {
+                        Some(until) if Instant::now() < until => {
+                            self.wake.wait_until(&mut state, until);
+                        }
+                        _ => break None,
+                    },
+                    None => self.wake.wait(&mut state),
+                }
+            };
+            drop(state);
+            match conn {
+                Some(conn) => self.send_next(&conn),
+                None => self.connect(),
+            }
+        }
+    }
+
+    fn send_next(&self, conn: &Arc<Conn>) {
+        let _sending = conn.sending.lock();
+        let mut state = self.state.lock();
+        let fences = self.core.fences();
+        let is_current = state
+            .conn
+            .as_ref()
+            .is_some_and(|one| Arc::ptr_eq(one, conn));
+        if !is_current || !state.is_ready(conn.window, fences) {
+            return;
+        }
+        let Some(item) = state.pop() else { return };
+        match self.numbered(item, &mut state) {
+            Some(item) => self.send(conn, state, item, false),
+            None => return,
+        };
+    }
+
+    /// The item with its grant's number; where that has to be asked for, the question.
+    fn numbered(&self, item: Item, state: &mut MutexGuard<'_, State>) -> Option<Item> {
+        let Item::Flight(mut flight) = item else {
+            return Some(item);
+        };
+        match flight.window.number() {
+            Number::Known(grant) => {
+                flight.grant = grant;
+                Some(Item::Flight(flight))
+            }
+            Number::Asked => {
+                state.push_front(Item::Flight(flight));
+                None
+            }
+            Number::ToAsk => {
+                let ask = open(
+                    &flight.window.name,
+                    Wants::Number(Arc::clone(&flight.window)),
+                );
+                state.push_front(Item::Flight(flight));
+                Some(Item::Ask(ask))
+            }
+            Number::Gone => {
+                MutexGuard::unlocked(state, || flight.end(Err(Fault::Unknown)));
+                None
+            }
+        }
+    }
+
+    /// Sends an item. Under `sending`, which says in which order they are answered. Whether all of
+    /// it was sent.
+    fn send(
+        &self,
+        conn: &Conn,
+        mut state: MutexGuard<'_, State>,
+        item: Item,
+        is_inline: bool,
+    ) -> bool {
+        let number = conn.next_number();
+        let mut frame = Frame::default();
+        // SAFETY: what flies is not let go before it is sent: whoever ends it waits for `is_sent`,
+        // or for the lock that is held here. The frame is gone by then.
+        unsafe { frame.fill(&item, number, self.core.is_summed) };
+        let what = Sent::Item(item);
+        let flying = Flying {
+            number,
+            what,
+            is_sent: false,
+            is_touched: false,
+            is_inline,
+        };
+        state.flying.push_back(flying);
+        drop(state);
+        if !is_inline {
+            conn.arrived.notify_one();
+        }
+        let result = frame.send(conn);
+        let mut state = self.state.lock();
+        if let Some(flying) = state.flying.iter_mut().rfind(|one| one.number == number) {
+            flying.is_sent = true;
+        }
+        drop(state);
+        if !is_inline {
+            conn.arrived.notify_one();
+        }
+        self.core.count_sent();
+        if result.is_err() {
+            self.end(conn);
+        }
+        result.is_ok()
+    }
+
+    /// Ends a connection.
+    pub(super) fn end(&self, conn: &Conn) {
+        conn.kill();
+        // Under the lock, so that nobody who has just looked misses it.
+        let state = self.state.lock();
+        conn.arrived.notify_all();
+        drop(state);
+    }
+
+    /// Sends a slice and receives its answer in this thread, where nothing else is under way;
+    /// otherwise it is given back.
+    pub(super) fn carry(&self, flight: Flight) -> Result<(), Flight> {
+        let state = self.state.lock();
+        let Some(conn) = state.conn.clone().filter(|_| state.is_idle()) else {
+            return Err(flight);
+        };
+        drop(state);
+        let Some(_receiving) = conn.receiving.try_lock() else {
+            return Err(flight);
+        };
+        let Some(sending) = conn.sending.try_lock() else {
+            return Err(flight);
+        };
+        let mut state = self.state.lock();
+        let is_current = state
+            .conn
+            .as_ref()
+            .is_some_and(|one| Arc::ptr_eq(one, &conn));
+        let held_back = flight.op == Op::Write && self.core.fences() > 0;
+        if !is_current || !state.is_idle() || held_back || state.is_closing {
+            return Err(flight);
+        }
+        if flight.window.known().is_none() {
+            return Err(flight);
+        }
+        let Some(item) = self.numbered(Item::Flight(flight), &mut state) else {
+            return Ok(());
+        };
+        let is_sent = self.send(&conn, state, item, true);
+        drop(sending);
+        let mut answers = Answers::new(self, &conn);
+        while is_sent && answers.has_inline() {
+            if answers.receive().is_err() {
+                self.end(&conn);
+                break;
+            }
+        }
+        // What came behind it is the thread's.
+        let state = self.state.lock();
+        if !state.flying.is_empty() {
+            conn.arrived.notify_one();
+        }
+        Ok(())
+    }
+
+    /// Connects, or says to all that wait that it cannot be done.
+    fn connect(self: &Arc<Self>) {
+        self.join_receiver();
+        let state = self.state.lock();
+        let is_down = state
+            .down
+            .as_ref()
+            .is_some_and(|down| Instant::now() < down.until);
+        drop(state);
+        if is_down {
+            self.refuse_all();
+            return;
+        }
+        match self.core.dialer.dial(self.number) {
+            Ok(greeted) => {
+                let window = greeted.credit.min(self.core.window);
+                let conn = Arc::new(Conn::new(greeted.socket, window));
+                self.connected(conn);
+            }
+            Err(error) => self.failed(&error),
+        }
+    }
+
+    fn connected(self: &Arc<Self>, conn: Arc<Conn>) {
+        let (lane, its) = (Arc::clone(self), Arc::clone(&conn));
+        let name = format!("kvdepot-recv-{}", self.number);
+        let receiver = kvdepot_host::cpu::spawn(&name, move || {
+            Answers::new(&lane, &its).run();
+            lane.bury(&its);
+        });
+        let Ok(receiver) = receiver else {
+            self.failed(&Error::Closed);
+            return;
+        };
+        *self.receiver.lock() = Some(receiver);
+        let mut state = self.state.lock();
+        state.failures = 0;
+        state.down = None;
+        if std::mem::take(&mut state.is_fenced) {
+            self.core.lift();
+        }
+        if state.is_closing {
+            conn.kill();
+            conn.arrived.notify_all();
+        }
+        state.conn = Some(conn);
+        drop(state);
+        self.core.wake_all();
+    }
+
+    fn failed(&self, error: &Error) {
+        tracing::debug!(peer = %self.core.dialer.address, lane = self.number, %error, "not connected");
+        let mut state = self.state.lock();
+        state.failures += 1;
+        let is_final = matches!(error, Error::Refused { .. });
+        if is_final || state.failures > self.core.retries {
+            let last = state.down.take().map_or(DOWN_MIN / 2, |down| down.pause);
+            let pause = (last * 2).min(DOWN_MAX);
+            state.down = Some(Down {
+                until: Instant::now() + jittered(pause),
+                pause,
+            });
+            state.failures = 0;
+            drop(state);
+            self.refuse_all();
+            return;
+        }
+        let pause = jittered(PAUSE_MIN * 2_u32.pow(state.failures.min(10) - 1));
+        let until = Instant::now() + pause;
+        while !state.is_closing && Instant::now() < until {
+            self.wake.wait_until(&mut state, until);
+        }
+    }
+
+    fn refuse_all(&self) {
+        let mut state = self.state.lock();
+        let all = state.drain();
+        drop(state);
+        all.into_iter().for_each(|item| item.end(Fault::Lost));
+    }
+
+    /// A connection has ended, and nobody but this thread is in it any more.
+    fn bury(&self, conn: &Arc<Conn>) {
+        self.end(conn);
+        let sending = conn.sending.lock();
+        let receiving = conn.receiving.lock();
+        let mut state = self.state.lock();
+        let (over, wrote) = state.lose(self.core.retries);
+        if wrote && !state.is_fenced {
+            state.is_fenced = true;
+            self.core.fence();
+        }
+        state.conn = None;
+        drop(state);
+        drop((sending, receiving));
+        over.into_iter().for_each(|(item, fault)| item.end(fault));
+        self.wake.notify_one();
+    }
+
+    /// Ends slices, as far as these `ends` say.
+    pub(super) fn cancel(&self, ends: impl Fn(&Flight) -> bool) {
+        let mut state = self.state.lock();
+        let (ended, stuck) = state.cancel(ends);
+        let conn = state.conn.clone().filter(|_| stuck);
+        drop(state);
+        for flight in ended {
+            Item::Flight(flight).end(Fault::Cancelled);
+        }
+        if let Some(conn) = conn {
+            self.end(&conn);
+        }
+    }
+
+    /// Ends the lane, whose thread is waited for by whoever has it.
+    pub(super) fn close(&self) {
+        let mut state = self.state.lock();
+        state.is_closing = true;
+        let conn = state.conn.clone();
+        drop(state);
+        self.wake.notify_one();
+        if let Some(conn) = conn {
+            self.end(&conn);
+        }
+    }
+
+    fn join_receiver(&self) {
+        let receiver = self.receiver.lock().take();
+        // It catches nothing, and has nothing to say.
+        drop(receiver.map(JoinHandle::join));
+    }
+}
+
+/// A question for the grant of a name.
+pub(super) fn open(name: &[u8], wants: Wants) -> Ask {
+    let most = Bytes::Just(size_of::<crate::wire::Opened>() as u64);
+    Ask {
+        verb: Verb::Open,
+        first: Row::default(),
+        body: name.to_vec(),
+        most,
+        wants,
+    }
+}
+
+/// Between half of a pause and all of it, so that many do not come back at once.
+fn jittered(pause: Duration) -> Duration {
+    let word = super::dial::random::<1>().map_or(0, |[byte]| byte);
+    pause / 2 + pause / 512 * u32::from(word)
+}
+
+/// A frame that is about to be sent.
+#[derive(Default)]
+struct Frame {
+    head: Vec<u8>,
+    rows: Vec<u8>,
+    body: Vec<u8>,
+    sum: [u8; SUM],
+    ranges: Ranges,
+    /// Bytes whose sum follows them, and the first of their ranges.
+    summed: Option<(u64, usize)>,
+}
+
+impl Frame {
+    /// # Safety
+    ///
+    /// The frame goes before the item's memory, and is not moved before.
+    unsafe fn fill(&mut self, item: &Item, number: u64, summed: bool) {
+        let (head, written) = match item {
+            Item::Ask(ask) => {
+                self.body.clone_from(&ask.body);
+                let (rows, bytes) = (usize::from(ask.verb == Verb::Close), ask.body.len() as u64);
+                (
+                    Head::request(ask.verb, rows, number, bytes, false).with(ask.first),
+                    None,
+                )
+            }
+            Item::Flight(flight) => {
+                let written = Some(flight).filter(|flight| flight.op == Op::Write);
+                let (verb, bytes) = match written {
+                    Some(flight) => (Verb::Write, flight.bytes),
+                    None => (Verb::Read, 0),
+                };
+                let first = flight.rows(&mut self.rows);
+                let head = Head::request(verb, flight.pieces.len(), number, bytes, summed);
+                (head.with(first), written)
+            }
+        };
+        self.head.extend_from_slice(head.as_bytes());
+        // SAFETY: the frame's own bytes stay where they are until it has been sent; the rest is
+        // passed on.
+        unsafe {
+            self.ranges.push_bytes(&self.head);
+            self.ranges.push_bytes(&self.rows);
+            self.ranges.push_bytes(&self.body);
+            if let Some(flight) = written {
+                self.summed = summed.then_some((flight.bytes, self.ranges.len()));
+                flight.add_to(&mut self.ranges);
+            }
+        }
+    }
+
+    fn send(&mut self, conn: &Conn) -> std::io::Result<()> {
+        if let Some((bytes, first)) = self.summed {
+            self.sum = self.ranges.sum(first, bytes).0;
+            // SAFETY: as in `fill`.
+            unsafe { self.ranges.push_bytes(&self.sum) };
+        }
+        self.ranges.send(conn.as_fd())
+    }
+}
+
+/// The number of a window, for whoever lets it go.
+pub(super) fn close_of(grant: u32) -> Ask {
+    Ask {
+        verb: Verb::Close,
+        first: Row::new(grant, 0, 0),
+        body: Vec::new(),
+        most: Bytes::Just(0),
+        wants: Wants::Nobody,
+    }
+}

@@ -1,0 +1,242 @@
+//! A target as its initiator sees it: lanes to one address.
+
+mod answers;
+mod conn;
+mod dial;
+mod lane;
+mod queue;
+
+pub(crate) use dial::{Dialer, prepare, random};
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::channel;
+use std::sync::{Arc, OnceLock, Weak};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+use crate::error::{Error, Fault};
+use crate::flight::Flight;
+use crate::task::Progress;
+use crate::wire::{Bytes, Row, Verb};
+use lane::Lane;
+use queue::{Ask, Item, Wants};
+
+/// What all lanes to a target share.
+#[derive(Debug)]
+pub(crate) struct Core {
+    pub(crate) dialer: Dialer,
+    /// Requests of a lane that may be unanswered.
+    pub(crate) window: usize,
+    pub(crate) retries: u32,
+    pub(crate) is_summed: bool,
+    /// Lanes whose lost connection may still carry writes.
+    fences: AtomicUsize,
+    lanes: OnceLock<Vec<Weak<Lane>>>,
+    sent: AtomicU64,
+}
+
+impl Core {
+    pub(crate) fn new(dialer: Dialer, window: usize, retries: u32, is_summed: bool) -> Core {
+        Core {
+            dialer,
+            window,
+            retries,
+            is_summed,
+            fences: AtomicUsize::new(0),
+            lanes: OnceLock::new(),
+            sent: AtomicU64::new(0),
+        }
+    }
+
+    fn fences(&self) -> usize {
+        self.fences.load(Ordering::Acquire)
+    }
+
+    fn fence(&self) {
+        self.fences.fetch_add(1, Ordering::AcqRel);
+    }
+
+    fn lift(&self) {
+        self.fences.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    fn count_sent(&self) {
+        self.sent.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Has all lanes look again.
+    fn wake_all(&self) {
+        for lane in self.lanes.get().into_iter().flatten() {
+            if let Some(lane) = lane.upgrade() {
+                // With the lock, so that nobody who has just looked misses it.
+                drop(lane.state.lock());
+                lane.wake.notify_one();
+            }
+        }
+    }
+}
+
+/// A target.
+pub(crate) struct Peer {
+    core: Arc<Core>,
+    lanes: Vec<Arc<Lane>>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+    turn: AtomicUsize,
+}
+
+impl Peer {
+    /// With so many lanes, which connect when they have something to do.
+    pub(crate) fn new(core: Core, lanes: usize) -> Result<Peer, Error> {
+        let core = Arc::new(core);
+        let lane = |number| Arc::new(Lane::new(number as u32, Arc::clone(&core)));
+        let lanes: Vec<Arc<Lane>> = (0..lanes).map(lane).collect();
+        let _first = core.lanes.set(lanes.iter().map(Arc::downgrade).collect());
+        let peer = Peer {
+            core,
+            lanes,
+            threads: Mutex::default(),
+            turn: AtomicUsize::new(0),
+        };
+        for lane in &peer.lanes {
+            let its = Arc::clone(lane);
+            let name = format!("kvdepot-send-{}", lane.number);
+            let thread = kvdepot_host::cpu::spawn(&name, move || its.run());
+            match thread {
+                Ok(thread) => peer.threads.lock().push(thread),
+                Err(error) => {
+                    peer.close();
+                    return Err(Error::io("start a thread")(error));
+                }
+            }
+        }
+        Ok(peer)
+    }
+
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.core.dialer.address
+    }
+
+    pub(crate) fn lanes(&self) -> usize {
+        self.lanes.len()
+    }
+
+    /// A lane, another one each time.
+    pub(crate) fn turn(&self) -> usize {
+        self.turn.fetch_add(1, Ordering::Relaxed) % self.lanes.len()
+    }
+
+    /// Gives a lane a slice.
+    pub(crate) fn submit(&self, lane: usize, flight: Flight) {
+        self.lanes[lane % self.lanes.len()].push(Item::Flight(flight));
+    }
+
+    /// Carries a slice in this thread, where a lane is idle; otherwise it is given back.
+    pub(crate) fn carry(&self, mut flight: Flight) -> Result<(), Flight> {
+        for lane in &self.lanes {
+            match lane.carry(flight) {
+                Ok(()) => return Ok(()),
+                Err(back) => flight = back,
+            }
+        }
+        Err(flight)
+    }
+
+    /// Asks something else, and waits for the answer as long as `timeout`.
+    pub(crate) fn ask(
+        &self,
+        verb: Verb,
+        body: Vec<u8>,
+        most: Bytes,
+        timeout: Duration,
+    ) -> Result<(Row, Vec<u8>), Error> {
+        let (reply, answer) = channel();
+        let wants = Wants::Caller(reply);
+        let ask = Ask {
+            verb,
+            first: Row::default(),
+            body,
+            most,
+            wants,
+        };
+        self.lanes[self.turn()].push(Item::Ask(ask));
+        let peer = || self.address().to_string();
+        let lost = |reason: String| Error::Unreachable {
+            peer: peer(),
+            reason,
+        };
+        match answer.recv_timeout(timeout) {
+            Ok(Ok(answer)) => Ok(answer),
+            Ok(Err(Fault::Unknown)) => {
+                let reason = "nothing is published under that name".to_owned();
+                Err(Error::Refused {
+                    peer: peer(),
+                    reason,
+                })
+            }
+            Ok(Err(Fault::Failed)) => Err(Error::Refused {
+                peer: peer(),
+                reason: "the call failed there".to_owned(),
+            }),
+            Ok(Err(Fault::Closed)) => Err(Error::Closed),
+            Ok(Err(_)) => Err(lost("it cannot be reached".to_owned())),
+            Err(_) => Err(lost(format!("no answer within {timeout:?}"))),
+        }
+    }
+
+    /// A grant's number is not used any more.
+    pub(crate) fn let_go(&self, grant: u32) {
+        let lane = &self.lanes[self.turn()];
+        // One that has lost its connection has nothing to say: the target forgets by itself.
+        if lane.state.lock().conn.is_some() {
+            lane.push(Item::Ask(lane::close_of(grant)));
+        }
+    }
+
+    /// Ends what is under way for a batch.
+    pub(crate) fn cancel(&self, progress: &Arc<Progress>) {
+        let is_of = |flight: &Flight| {
+            flight
+                .progress()
+                .is_some_and(|one| Arc::ptr_eq(one, progress))
+        };
+        self.lanes.iter().for_each(|lane| lane.cancel(is_of));
+    }
+
+    /// Ends what has taken too long by now; whether anything is under way.
+    pub(crate) fn expire(&self, now: Instant) -> bool {
+        let is_late = |flight: &Flight| {
+            let late = flight
+                .progress()
+                .filter(|progress| progress.deadline <= now);
+            late.inspect(|progress| progress.end(Fault::TimedOut))
+                .is_some()
+        };
+        self.lanes.iter().for_each(|lane| lane.cancel(is_late));
+        self.lanes.iter().any(|lane| !lane.state.lock().is_idle())
+    }
+
+    /// Frames sent so far.
+    pub(crate) fn sent(&self) -> u64 {
+        self.core.sent.load(Ordering::Relaxed)
+    }
+
+    /// Ends all that is under way. When this returns no thread is left.
+    pub(crate) fn close(&self) {
+        self.lanes.iter().for_each(|lane| lane.close());
+        for thread in std::mem::take(&mut *self.threads.lock()) {
+            // It catches nothing, and has nothing to say.
+            drop(thread.join());
+        }
+    }
+}
+
+impl std::fmt::Debug for Peer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Peer")
+            .field("address", &self.address())
+            .finish_non_exhaustive()
+    }
+}

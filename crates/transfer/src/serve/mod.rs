@@ -1,0 +1,216 @@
+//! The target's side: who may connect, what each initiator has opened, and its connections.
+
+mod frames;
+mod greet;
+mod served;
+mod session;
+
+use std::collections::HashMap;
+use std::net::{SocketAddr, TcpListener};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+use crate::error::Error;
+use crate::grant::{Grant, Names};
+use crate::wire::Key;
+use served::Served;
+use session::Session;
+
+/// How long what an initiator has opened outlives its last connection.
+const SESSION_KEPT: Duration = Duration::from_secs(60);
+
+/// Pause of the listener when the system has no descriptors, or no threads, for one more.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// Answers calls, for whoever uses the engine.
+pub trait Answers: Send + Sync {
+    /// The answer to a call of an initiator, which is known by what its engine drew when it
+    /// started; `None` where there is none. Calls of one lane come one after the other.
+    fn answer(&self, initiator: [u8; 16], call: &[u8]) -> Option<Vec<u8>>;
+
+    /// All connections of an initiator have ended, and nothing moves for it any more.
+    fn left(&self, _initiator: [u8; 16]) {}
+}
+
+/// What a server is told.
+pub(crate) struct Terms {
+    pub(crate) engine: [u8; 16],
+    pub(crate) key: Key,
+    /// Requests that may be unanswered on a connection.
+    pub(crate) credit: u32,
+    pub(crate) connections_max: usize,
+    /// How long a greeting may take.
+    pub(crate) timeout: Duration,
+    pub(crate) answers: Option<Arc<dyn Answers>>,
+}
+
+/// What has been refused, or has come to nothing.
+#[derive(Debug, Default)]
+pub(crate) struct Counts {
+    pub(crate) greetings: AtomicU64,
+    pub(crate) grants: AtomicU64,
+    pub(crate) frames: AtomicU64,
+}
+
+/// What all threads of a server share.
+pub(crate) struct House {
+    pub(crate) terms: Terms,
+    pub(crate) names: Arc<Names>,
+    pub(crate) counts: Counts,
+    sessions: Mutex<HashMap<[u8; 16], Arc<Session>>>,
+    /// Connections, also those that are not greeted yet.
+    served: Mutex<Vec<Arc<Served>>>,
+    connections: AtomicUsize,
+    is_closing: AtomicBool,
+}
+
+impl House {
+    /// The session of an initiator.
+    fn session(&self, engine: [u8; 16]) -> Arc<Session> {
+        let mut sessions = self.sessions.lock();
+        let now = Instant::now();
+        sessions.retain(|_, session| !session.is_left(now, SESSION_KEPT));
+        let new = || Arc::new(Session::new(engine));
+        Arc::clone(sessions.entry(engine).or_insert_with(new))
+    }
+
+    /// Ends the connections that move bytes of a grant.
+    fn end_users_of(&self, grant: &Arc<Grant>) {
+        for served in self.served.lock().iter() {
+            if served.uses(grant) {
+                served.kill();
+            }
+        }
+    }
+
+    fn serve(&self, served: &Arc<Served>) {
+        let greeted = greet::greet(self, served);
+        if let Some((session, lane)) = &greeted {
+            frames::serve(self, session, served);
+            served.end();
+            if session.leave(*lane, served)
+                && let Some(answers) = &self.terms.answers
+            {
+                answers.left(session.engine);
+            }
+        }
+        served.end();
+        served.kill();
+        self.served.lock().retain(|one| !Arc::ptr_eq(one, served));
+        self.connections.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// A listening engine.
+pub(crate) struct Server {
+    house: Arc<House>,
+    address: SocketAddr,
+    listener: Arc<TcpListener>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Server {
+    /// Listens.
+    pub(crate) fn start(
+        address: SocketAddr,
+        names: Arc<Names>,
+        terms: Terms,
+    ) -> Result<Server, Error> {
+        let listener =
+            TcpListener::bind(address).map_err(Error::io(format!("listen at {address}")))?;
+        let address = listener.local_addr().map_err(Error::io("listen"))?;
+        let house = Arc::new(House {
+            terms,
+            names,
+            counts: Counts::default(),
+            sessions: Mutex::default(),
+            served: Mutex::default(),
+            connections: AtomicUsize::new(0),
+            is_closing: AtomicBool::new(false),
+        });
+        let listener = Arc::new(listener);
+        let (its, theirs) = (Arc::clone(&listener), Arc::clone(&house));
+        let thread = kvdepot_host::cpu::spawn("kvdepot-listen", move || accept(&its, &theirs));
+        let thread = Mutex::new(Some(thread.map_err(Error::io("start a thread"))?));
+        Ok(Server {
+            house,
+            address,
+            listener,
+            thread,
+        })
+    }
+
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    pub(crate) fn counts(&self) -> &Counts {
+        &self.house.counts
+    }
+
+    pub(crate) fn connections(&self) -> usize {
+        self.house.connections.load(Ordering::Acquire)
+    }
+
+    /// Ends the connections that move bytes of a grant.
+    pub(crate) fn end_users_of(&self, grant: &Arc<Grant>) {
+        self.house.end_users_of(grant);
+    }
+
+    /// Ends all connections. When this returns no thread is left.
+    pub(crate) fn close(&self) {
+        self.house.is_closing.store(true, Ordering::Release);
+        // Whoever accepts returns from it.
+        let _listens = rustix::net::shutdown(&*self.listener, rustix::net::Shutdown::Both);
+        let thread = self.thread.lock().take();
+        drop(thread.map(JoinHandle::join));
+        loop {
+            let Some(served) = self.house.served.lock().first().cloned() else {
+                break;
+            };
+            served.kill();
+            served.wait();
+            self.house
+                .served
+                .lock()
+                .retain(|one| !Arc::ptr_eq(one, &served));
+        }
+        while self.house.connections.load(Ordering::Acquire) > 0 {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+fn accept(listener: &TcpListener, house: &Arc<House>) {
+    loop {
+        let accepted = listener.accept();
+        if house.is_closing.load(Ordering::Acquire) {
+            return;
+        }
+        let Ok((socket, _)) = accepted else {
+            // A connection that went again, or no descriptors: others are served all the same.
+            std::thread::sleep(ACCEPT_PAUSE);
+            continue;
+        };
+        let before = house.connections.fetch_add(1, Ordering::AcqRel);
+        let served = Arc::new(Served::new(socket));
+        if before >= house.terms.connections_max {
+            house.counts.greetings.fetch_add(1, Ordering::Relaxed);
+            greet::refuse(house, &served);
+            house.connections.fetch_sub(1, Ordering::AcqRel);
+            continue;
+        }
+        house.served.lock().push(Arc::clone(&served));
+        let (its, theirs) = (Arc::clone(&served), Arc::clone(house));
+        let thread = kvdepot_host::cpu::spawn("kvdepot-serve", move || theirs.serve(&its));
+        if thread.is_err() {
+            house.served.lock().retain(|one| !Arc::ptr_eq(one, &served));
+            house.connections.fetch_sub(1, Ordering::AcqRel);
+            std::thread::sleep(ACCEPT_PAUSE);
+        }
+    }
+}

@@ -1,0 +1,52 @@
+//! One connection that is served: what it uses, and when it is over.
+
+use std::net::{Shutdown, TcpStream};
+use std::sync::Arc;
+
+use parking_lot::{Condvar, Mutex};
+
+use crate::grant::{Grant, Use};
+
+/// One connection that is served.
+pub(super) struct Served {
+    pub(super) socket: TcpStream,
+    /// What the frame that is at work uses.
+    pub(super) using: Mutex<Vec<Use>>,
+    is_over: Mutex<bool>,
+    over: Condvar,
+}
+
+impl Served {
+    pub(super) fn new(socket: TcpStream) -> Served {
+        Served {
+            socket,
+            using: Mutex::default(),
+            is_over: Mutex::new(false),
+            over: Condvar::new(),
+        }
+    }
+
+    pub(super) fn kill(&self) {
+        // It may be gone already, which is as good.
+        drop(self.socket.shutdown(Shutdown::Both));
+    }
+
+    /// Whether it moves bytes of a grant.
+    pub(super) fn uses(&self, grant: &Arc<Grant>) -> bool {
+        self.using.lock().iter().any(|one| one.is_of(grant))
+    }
+
+    /// Nothing of it touches memory any more.
+    pub(super) fn end(&self) {
+        self.using.lock().clear();
+        *self.is_over.lock() = true;
+        self.over.notify_all();
+    }
+
+    pub(super) fn wait(&self) {
+        let mut is_over = self.is_over.lock();
+        while !*is_over {
+            self.over.wait(&mut is_over);
+        }
+    }
+}

@@ -1,0 +1,109 @@
+//! What an initiator has here: the numbers of its grants, and its connections.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+use super::served::Served;
+use crate::grant::Grant;
+
+/// Most grants that an initiator may have open.
+const GRANTS_MAX: usize = 1 << 20;
+
+pub(super) struct Session {
+    pub(super) engine: [u8; 16],
+    opened: Mutex<Opened>,
+    lanes: Mutex<Lanes>,
+}
+
+#[derive(Default)]
+struct Opened {
+    grants: HashMap<u32, Arc<Grant>>,
+    last: u32,
+}
+
+#[derive(Default)]
+struct Lanes {
+    all: HashMap<u32, Arc<Served>>,
+    /// Since when there is none.
+    left: Option<Instant>,
+}
+
+impl Session {
+    pub(super) fn new(engine: [u8; 16]) -> Session {
+        let lanes = Lanes {
+            left: Some(Instant::now()),
+            ..Lanes::default()
+        };
+        Session {
+            engine,
+            opened: Mutex::default(),
+            lanes: Mutex::new(lanes),
+        }
+    }
+
+    /// A number for a grant; `None` where there are too many.
+    pub(super) fn open(&self, grant: Arc<Grant>) -> Option<u32> {
+        let mut opened = self.opened.lock();
+        if opened.grants.len() >= GRANTS_MAX {
+            // What does not hold any more is of no use to anybody.
+            opened.grants.retain(|_, grant| grant.holds());
+        }
+        if opened.grants.len() >= GRANTS_MAX {
+            return None;
+        }
+        while {
+            opened.last = opened.last.wrapping_add(1);
+            opened.grants.contains_key(&opened.last)
+        } {}
+        let number = opened.last;
+        opened.grants.insert(number, grant);
+        Some(number)
+    }
+
+    pub(super) fn find(&self, number: u32) -> Option<Arc<Grant>> {
+        self.opened.lock().grants.get(&number).cloned()
+    }
+
+    pub(super) fn close(&self, number: u32) {
+        self.opened.lock().grants.remove(&number);
+    }
+
+    /// A connection is the lane's from now on. The one before has ended when this returns.
+    pub(super) fn enter(&self, lane: u32, served: &Arc<Served>) {
+        let before = {
+            let mut lanes = self.lanes.lock();
+            lanes.left = None;
+            lanes.all.insert(lane, Arc::clone(served))
+        };
+        if let Some(before) = before {
+            before.kill();
+            before.wait();
+        }
+    }
+
+    /// A connection has ended; whether it was the last one.
+    pub(super) fn leave(&self, lane: u32, served: &Arc<Served>) -> bool {
+        let mut lanes = self.lanes.lock();
+        if lanes
+            .all
+            .get(&lane)
+            .is_some_and(|one| Arc::ptr_eq(one, served))
+        {
+            lanes.all.remove(&lane);
+        }
+        let is_last = lanes.all.is_empty();
+        if is_last {
+            lanes.left = Some(Instant::now());
+        }
+        is_last
+    }
+
+    /// Whether it has had no connection for so long.
+    pub(super) fn is_left(&self, now: Instant, long: Duration) -> bool {
+        let left = self.lanes.lock().left;
+        left.is_some_and(|left| now.saturating_duration_since(left) >= long)
+    }
+}

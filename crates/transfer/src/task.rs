@@ -1,0 +1,256 @@
+//! A batch under way: what each of its requests has come to, and how it is waited for.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use kvdepot_media::Owner;
+use kvdepot_plan::{Guard, Join, Waiter};
+use parking_lot::Mutex;
+
+use crate::error::Fault;
+
+/// Status of a request that nothing is known of yet, and of one that is done. A [`Fault`] is any
+/// other.
+const PENDING: u8 = 0;
+const DONE: u8 = 1;
+
+/// What is waited for first where there is more than goes at once.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[expect(clippy::exhaustive_enums, reason = "lanes have a queue for each")]
+pub enum Priority {
+    /// A model waits for it: it overtakes everything.
+    Urgent = 0,
+    /// The usual.
+    #[default]
+    Normal = 1,
+    /// Nobody waits for it.
+    Background = 2,
+}
+
+/// How many priorities there are.
+pub(crate) const PRIORITIES: usize = 3;
+
+/// What one request has come to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(clippy::exhaustive_enums, reason = "there is no fourth")]
+pub enum Status {
+    /// It is not over.
+    Pending,
+    /// All its bytes were moved.
+    Done,
+    /// It was not done; some of its bytes may have been moved.
+    Failed(Fault),
+}
+
+impl Status {
+    fn of(byte: u8) -> Status {
+        match byte {
+            PENDING => Status::Pending,
+            DONE => Status::Done,
+            fault => {
+                let named = Fault::ALL.into_iter().find(|one| *one as u8 == fault);
+                Status::Failed(named.unwrap_or(Fault::Failed))
+            }
+        }
+    }
+}
+
+/// Requests of a batch that continue each other, and are moved as one.
+#[derive(Debug, Default)]
+struct Run {
+    first: AtomicU32,
+    count: AtomicU32,
+    left: AtomicU64,
+    fault: AtomicU8,
+}
+
+/// What is known of a batch while it is under way, and after.
+#[derive(Debug)]
+pub(crate) struct Progress {
+    statuses: Vec<AtomicU8>,
+    runs: Vec<Run>,
+    /// Why it was ended before it was over: a [`Fault`], or nought.
+    cause: AtomicU8,
+    pub(crate) deadline: Instant,
+    pub(crate) priority: Priority,
+}
+
+impl Progress {
+    pub(crate) fn new(requests: usize, deadline: Instant, priority: Priority) -> Progress {
+        let mut statuses = Vec::new();
+        statuses.resize_with(requests, || AtomicU8::new(PENDING));
+        let mut runs = Vec::new();
+        runs.resize_with(requests, Run::default);
+        Progress {
+            statuses,
+            runs,
+            cause: AtomicU8::new(0),
+            deadline,
+            priority,
+        }
+    }
+
+    /// Notes that requests are moved as one, under the number of the first.
+    pub(crate) fn run(&self, first: u32, count: u32, bytes: u64) {
+        let run = &self.runs[first as usize];
+        run.first.store(first, Ordering::Relaxed);
+        run.count.store(count, Ordering::Relaxed);
+        run.left.store(bytes, Ordering::Release);
+    }
+
+    /// Notes that bytes of a run are over, one way or the other.
+    pub(crate) fn moved(&self, run: u32, bytes: u64, fault: Option<Fault>) {
+        let run = &self.runs[run as usize];
+        if let Some(fault) = fault {
+            // Whoever comes first says why.
+            let _earlier =
+                run.fault
+                    .compare_exchange(0, fault as u8, Ordering::AcqRel, Ordering::Acquire);
+        }
+        if run.left.fetch_sub(bytes, Ordering::AcqRel) == bytes {
+            let status = match run.fault.load(Ordering::Acquire) {
+                0 => DONE,
+                fault => fault,
+            };
+            let first = run.first.load(Ordering::Relaxed) as usize;
+            let count = run.count.load(Ordering::Relaxed) as usize;
+            for one in &self.statuses[first..first + count] {
+                one.store(status, Ordering::Release);
+            }
+        }
+    }
+
+    /// Notes that a request is not even begun.
+    pub(crate) fn refuse(&self, request: usize, fault: Fault) {
+        self.statuses[request].store(fault as u8, Ordering::Release);
+    }
+
+    /// Ends it for a reason, of which the first counts.
+    pub(crate) fn end(&self, fault: Fault) {
+        let order = Ordering::AcqRel;
+        let _earlier = self
+            .cause
+            .compare_exchange(0, fault as u8, order, Ordering::Acquire);
+    }
+
+    /// Why it was ended, where it was.
+    pub(crate) fn cause(&self) -> Option<Fault> {
+        match Status::of(self.cause.load(Ordering::Acquire)) {
+            Status::Failed(fault) => Some(fault),
+            _ => None,
+        }
+    }
+
+    fn status(&self, request: usize) -> Status {
+        Status::of(self.statuses[request].load(Ordering::Acquire))
+    }
+}
+
+/// What a batch holds until its last byte has stopped moving.
+#[derive(Debug)]
+pub(crate) struct Load {
+    pub(crate) progress: Arc<Progress>,
+    /// Memory that it uses.
+    owners: Mutex<Vec<Owner>>,
+}
+
+impl Load {
+    /// Keeps memory until the batch is over.
+    pub(crate) fn hold(&self, owner: &Owner) {
+        let mut owners = self.owners.lock();
+        if !owners.iter().any(|held| Arc::ptr_eq(held, owner)) {
+            owners.push(Arc::clone(owner));
+        }
+    }
+}
+
+/// What a slice of a batch has while it is under way.
+pub(crate) type Hold = Guard<Load>;
+
+/// What is called when a batch is over.
+pub(crate) type Then = Box<dyn FnOnce(&Progress) + Send>;
+
+/// A batch that is being planned.
+pub(crate) fn begin(progress: Progress, then: Option<Then>) -> (Join<Load>, Task) {
+    let progress = Arc::new(progress);
+    let load = Load {
+        progress: Arc::clone(&progress),
+        owners: Mutex::default(),
+    };
+    let join = Join::new(load, |load, _| {
+        load.owners.get_mut().clear();
+        if let Some(then) = then {
+            then(&load.progress);
+        }
+    });
+    let waiter = join.waiter();
+    (join, Task { progress, waiter })
+}
+
+/// A batch that was submitted. Dropping it changes nothing for the batch.
+#[derive(Clone, Debug)]
+pub struct Task {
+    pub(crate) progress: Arc<Progress>,
+    waiter: Waiter,
+}
+
+impl Task {
+    /// Waits until nothing of the batch moves any more; false when `timeout` passed first. The
+    /// batch has a time of its own ([`Options::timeout`](crate::Options::timeout)), so `None` waits
+    /// no longer than that.
+    #[must_use]
+    pub fn wait(&self, timeout: Option<Duration>) -> bool {
+        self.waiter.wait(timeout)
+    }
+
+    /// Whether nothing of it moves any more.
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        self.waiter.is_done()
+    }
+
+    /// How many requests it has.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.progress.statuses.len()
+    }
+
+    /// Whether it has none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// What a request has come to, by its position; also while others are under way.
+    ///
+    /// # Panics
+    ///
+    /// There are not so many.
+    #[must_use]
+    pub fn status(&self, request: usize) -> Status {
+        self.progress.status(request)
+    }
+
+    /// What all of them have come to.
+    pub fn statuses(&self) -> impl ExactSizeIterator<Item = Status> + '_ {
+        (0..self.len()).map(|request| self.progress.status(request))
+    }
+
+    /// The first that was not done, and why; `None` while some are pending and none has failed.
+    #[must_use]
+    pub fn fault(&self) -> Option<(usize, Fault)> {
+        self.statuses()
+            .enumerate()
+            .find_map(|(request, status)| match status {
+                Status::Failed(fault) => Some((request, fault)),
+                _ => None,
+            })
+    }
+
+    /// Whether all are done.
+    #[must_use]
+    pub fn is_done(&self) -> bool {
+        self.statuses().all(|status| status == Status::Done)
+    }
+}

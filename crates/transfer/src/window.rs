@@ -1,0 +1,90 @@
+//! What was opened, as lanes need it: the number of its grant, which may have to be asked for anew.
+
+use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
+
+use crate::grant::Rights;
+
+/// What is known of a grant's number.
+const KNOWN: u8 = 0;
+const UNKNOWN: u8 = 1;
+/// It is being asked for.
+const ASKED: u8 = 2;
+/// Nothing is granted under its name.
+const GONE: u8 = 3;
+
+/// What was opened, as lanes need it.
+#[derive(Debug)]
+pub(crate) struct Window {
+    pub(crate) name: Vec<u8>,
+    grant: AtomicU32,
+    state: AtomicU8,
+    pub(crate) len: u64,
+    pub(crate) rights: Rights,
+}
+
+/// The number of a grant, or what is to be done about it.
+pub(crate) enum Number {
+    Known(u32),
+    /// Its name is to be opened again, by who was told so.
+    ToAsk,
+    Asked,
+    Gone,
+}
+
+impl Window {
+    pub(crate) fn new(name: &[u8], grant: u32, len: u64, rights: Rights) -> Window {
+        Window {
+            name: name.to_vec(),
+            grant: AtomicU32::new(grant),
+            state: AtomicU8::new(KNOWN),
+            len,
+            rights,
+        }
+    }
+
+    /// The number, for a request that is sent now.
+    pub(crate) fn number(&self) -> Number {
+        let (order, failed) = (Ordering::AcqRel, Ordering::Acquire);
+        match self.state.compare_exchange(UNKNOWN, ASKED, order, failed) {
+            Ok(_) => Number::ToAsk,
+            Err(KNOWN) => Number::Known(self.grant.load(Ordering::Relaxed)),
+            Err(ASKED) => Number::Asked,
+            Err(_) => Number::Gone,
+        }
+    }
+
+    /// Whether its number is being asked for.
+    pub(crate) fn is_asked_for(&self) -> bool {
+        self.state.load(Ordering::Acquire) == ASKED
+    }
+
+    /// The target does not know this number.
+    pub(crate) fn forget(&self, grant: u32) {
+        if self.grant.load(Ordering::Relaxed) == grant {
+            let (order, failed) = (Ordering::AcqRel, Ordering::Acquire);
+            let _other = self.state.compare_exchange(KNOWN, UNKNOWN, order, failed);
+        }
+    }
+
+    /// The number by which it is known from now on.
+    pub(crate) fn renew(&self, grant: u32) {
+        self.grant.store(grant, Ordering::Relaxed);
+        self.state.store(KNOWN, Ordering::Release);
+    }
+
+    /// The question was lost.
+    pub(crate) fn ask_again(&self) {
+        self.state.store(UNKNOWN, Ordering::Release);
+    }
+
+    /// Nothing is granted under its name.
+    pub(crate) fn note_gone(&self) {
+        self.state.store(GONE, Ordering::Release);
+    }
+
+    /// The number, where one is known.
+    pub(crate) fn known(&self) -> Option<u32> {
+        let known = self.state.load(Ordering::Acquire) == KNOWN;
+        known.then(|| self.grant.load(Ordering::Relaxed))
+    }
+}
