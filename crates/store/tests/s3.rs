@@ -7,6 +7,7 @@ mod bucket;
 mod common;
 
 use std::fs;
+use std::ops::Deref;
 use std::os::unix::fs::PermissionsExt;
 
 use bucket::{LEN, Server};
@@ -259,5 +260,23 @@ fn a_bucket_says_what_it_has_and_what_has_gone() {
         usage() == (true, expected.clone())
     });
     assert_eq!(depot.namespaces().unwrap().len(), 2);
+    depot.close();
+}
+
+#[test]
+fn a_prefix_may_have_any_letters() {
+    let server = Server::start();
+    let settings = json!({"url": "s3://bucket/~me/a%20b", "capacity": "1MiB"});
+    let depot = server.open_with("S3", &settings);
+    let ns = namespace(&depot);
+    for number in 0..40 {
+        common::eventually("room", || put(&ns, &[number], LEN) == [true]);
+        let objects = server.deref().objects("~me/a%20b/blocks");
+        let used = objects
+            .iter()
+            .map(|one| fs::metadata(one).map_or(0, |one| one.len()));
+        let used: u64 = used.sum();
+        assert!(used <= 1 << 20, "{used} bytes");
+    }
     depot.close();
 }
