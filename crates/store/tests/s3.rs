@@ -10,8 +10,9 @@ use std::fs;
 use std::ops::Deref;
 use std::os::unix::fs::PermissionsExt;
 
-use bucket::{LEN, Server};
+use bucket::{LEN, Server, Trouble};
 use common::{PATIENCE, get, has, keys, namespace, namespace_of, put};
+use hyper::Method;
 use kvdepot_arena::format::file_header::{self, FileHeader};
 use kvdepot_arena::parts;
 use kvdepot_media::{Buffer, checksum};
@@ -278,5 +279,20 @@ fn a_prefix_may_have_any_letters() {
         let used: u64 = used.sum();
         assert!(used <= 1 << 20, "{used} bytes");
     }
+    depot.close();
+}
+
+#[test]
+fn a_clear_that_has_failed_says_so() {
+    let server = Server::start();
+    let depot = server.open();
+    let ns = namespace(&depot);
+    assert_eq!(put(&ns, &[1, 2], LEN), [true; 2]);
+    let trouble = Trouble::Answer(503, "SlowDown");
+    server.trouble(Some(Method::POST), "", usize::MAX, trouble);
+    ns.clear().unwrap_err();
+    assert_eq!(server.objects().len(), 2);
+    server.calm();
+    assert_eq!(ns.clear().unwrap(), 2);
     depot.close();
 }

@@ -522,13 +522,17 @@ impl Common {
             let paths = names
                 .into_iter()
                 .map(|(name, path, len)| (path, (name, len)));
-            let gone = self.bucket.remove_all(paths.collect()).await;
+            let paths: Vec<_> = paths.collect();
+            let asked = paths.len();
+            let gone = self.bucket.remove_all(paths).await;
+            all &= gone.len() == asked;
             for (name, len) in &gone {
                 self.departures.note(name, *len);
             }
             count += gone.len();
         }
         self.filter.clear(namespace);
-        Ok(count)
+        // Why is counted.
+        all.then_some(count).ok_or(Fault::Lost)
     }
 }
