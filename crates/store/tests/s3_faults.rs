@@ -497,3 +497,28 @@ fn a_clock_that_was_set_stops_no_collection() {
     assert!(has(&ns, &[149], LEN));
     depot.close();
 }
+
+/// What one call asks of the store bounds no other one.
+#[test]
+fn a_long_lookup_does_not_delay_who_gets() {
+    let server = Server::start();
+    let depot = server.open_with("S3", &json!({"requests": 8}));
+    let ns = namespace(&depot);
+    assert_eq!(put(&ns, &[1], LEN), [true]);
+    let slow = Trouble::Slow(Duration::from_millis(50));
+    server.trouble(Some(Method::HEAD), "/blocks/", ALWAYS, slow);
+    let looking = {
+        let ns = ns.clone();
+        std::thread::spawn(move || ns.contains(&keys(1000..5000)))
+    };
+    eventually("the lookup", || {
+        server.seen().iter().any(|line| line.starts_with("HEAD"))
+    });
+    let begun = Instant::now();
+    let outcome = get(&ns, &[1], LEN);
+    let took = begun.elapsed();
+    assert_eq!(outcome, [Outcome::Done], "after {took:?}");
+    assert!(took < Duration::from_secs(1), "{took:?}");
+    let _found = looking.join().unwrap();
+    depot.close();
+}
