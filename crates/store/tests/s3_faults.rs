@@ -498,6 +498,22 @@ fn a_clock_that_was_set_stops_no_collection() {
     depot.close();
 }
 
+#[test]
+fn what_may_have_been_written_comes_back_in_the_end() {
+    let server = Server::start();
+    let settings = json!({"timeout": "300ms", "lookup_timeout": "300ms", "capacity": "1MiB"});
+    let depot = server.open_with("S3", &settings);
+    let ns = namespace(&depot);
+    eventually("the first count", || put(&ns, &[0], LEN) == [true]);
+    for number in 1..20 {
+        server.trouble(Some(Method::PUT), "/blocks/", ALWAYS, Trouble::Silence);
+        assert_eq!(put(&ns, &[number], LEN), [false]);
+        server.calm();
+    }
+    eventually("room", || put(&ns, &[50], LEN) == [true]);
+    depot.close();
+}
+
 /// What one call asks of the store bounds no other one.
 #[test]
 fn a_long_lookup_does_not_delay_who_gets() {

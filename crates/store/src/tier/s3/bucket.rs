@@ -250,6 +250,11 @@ impl Bucket {
         self.at_once
     }
 
+    /// How long an answer is waited for.
+    pub(super) fn timeout(&self) -> Duration {
+        self.timeout
+    }
+
     /// When what begins now has to have ended.
     pub(super) fn deadline(&self) -> Instant {
         Instant::now() + self.timeout
