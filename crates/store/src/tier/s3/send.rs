@@ -17,7 +17,7 @@ use tokio::time::{Instant, sleep};
 
 use super::Common;
 use super::bucket::{Fault, PAUSE, Way};
-use super::object::{NOTE, Seen, look, write_note};
+use super::object::{Found, NOTE, Seen, look, write_note};
 
 /// Objects of more bytes go in pieces of so many, several at a time.
 pub(super) const WHOLE_MAX: usize = 16 << 20;
@@ -31,9 +31,9 @@ const TO_ABORT: Duration = Duration::from_secs(1);
 pub(super) enum Sent {
     /// It is there, as the version of that ETag.
     Stored(String),
-    /// The same block was there, or came before: by another process, or by a request whose answer
-    /// was lost, which is `doubtful`.
-    There { e_tag: String, doubtful: bool },
+    /// A block of that name was there, or came before: by another process, or by a request whose
+    /// answer was lost, which is `doubtful`.
+    There { found: Found, doubtful: bool },
     /// Something else is there, and stays.
     Kept,
 }
@@ -86,14 +86,11 @@ impl Common {
                 }
                 let proven = self.held.has_keys();
                 match look(&self.bucket, Way::Write, path, (name, proven)).await? {
-                    Seen::Block(found) if found.note == *note => {
-                        let e_tag = found.e_tag.to_string();
-                        return Ok(Sent::There {
-                            e_tag,
-                            doubtful: again,
-                        });
+                    Seen::Block(found) => {
+                        let doubtful = again && found.note == *note;
+                        return Ok(Sent::There { found, doubtful });
                     }
-                    Seen::Block(_) | Seen::Strange { newer: true, .. } => return Ok(Sent::Kept),
+                    Seen::Strange { newer: true, .. } => return Ok(Sent::Kept),
                     Seen::Strange { .. } => {
                         self.bucket.count(Fault::Strange);
                         mode = PutMode::Overwrite;

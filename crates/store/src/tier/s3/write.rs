@@ -188,13 +188,19 @@ impl Common {
                 return None;
             }
         };
-        let object = match &sent {
-            Ok((Sent::Stored(e_tag) | Sent::There { e_tag, .. }, bytes)) => {
-                let found = Found {
-                    note,
-                    e_tag: e_tag.as_str().into(),
-                    macs: macs.into(),
-                };
+        let found = match &sent {
+            Ok((Sent::Stored(e_tag), _)) => Some(Found {
+                note,
+                e_tag: e_tag.as_str().into(),
+                macs: macs.into(),
+            }),
+            Ok((Sent::There { found, .. }, _)) => Some(found.clone()),
+            _ => None,
+        };
+        // A pin is of these very bytes.
+        let is_other = found.as_ref().is_some_and(|found| found.note != note);
+        let object = match (&sent, found) {
+            (Ok((_, bytes)), Some(found)) => {
                 self.filter.note(name, Some(found.clone()));
                 let table = match usize::from(place.parts) {
                     1 => Vec::new(),
@@ -203,13 +209,14 @@ impl Common {
                         bytes[begin..].to_vec()
                     }
                 };
-                pinned.then(|| self.object(name, (path.clone(), found), table))
+                let of_these = pinned && !is_other;
+                of_these.then(|| self.object(name, (path.clone(), found), table))
             }
             _ => None,
         };
         let (is_stored, is_there) = match &sent {
             Ok((Sent::Stored(_), _)) => (true, true),
-            Ok((Sent::There { .. }, _)) => (false, true),
+            Ok((Sent::There { .. }, _)) => (false, !(pinned && is_other)),
             Ok((Sent::Kept, _)) => (false, false),
             Err(fault) => {
                 tracing::warn!(?fault, key = %name.key, "a block is not stored");
