@@ -514,6 +514,26 @@ fn what_may_have_been_written_comes_back_in_the_end() {
     depot.close();
 }
 
+#[test]
+fn a_large_block_whose_last_answer_was_lost_is_there() {
+    const LONG: usize = 17 << 20;
+    let server = Server::start();
+    let settings = json!({"capacity": "1GiB"});
+    let depot = server.open_with("S3", &settings);
+    let ns = namespace(&depot);
+    // One begins it, and one ends it.
+    server.trouble(
+        Some(Method::POST),
+        "/blocks/",
+        1,
+        Trouble::Slow(Duration::ZERO),
+    );
+    server.trouble(Some(Method::POST), "/blocks/", 1, Trouble::Lost);
+    assert_eq!(put(&ns, &[1], LONG), [true], "{:?}", server.seen());
+    assert!(has(&ns, &[1], LONG));
+    depot.close();
+}
+
 /// What one call asks of the store bounds no other one.
 #[test]
 fn a_long_lookup_does_not_delay_who_gets() {

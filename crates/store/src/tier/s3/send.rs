@@ -56,7 +56,10 @@ impl Common {
         let text = write_note(note, name);
         let attributes = Attributes::from_iter([(Attribute::Metadata(NOTE.into()), text)]);
         let stored = if bytes.len() > WHOLE_MAX {
-            self.send_in_pieces(path, attributes, bytes).await?
+            match self.send_in_pieces(path, attributes, bytes).await {
+                Err(Fault::Gone) => return self.sent_before(path, name, note).await,
+                sent => sent?,
+            }
         } else {
             let deadline = self.bucket.deadline();
             let mut is_known = true;
@@ -116,6 +119,24 @@ impl Common {
         }
     }
 
+    /// An upload is not there any more: somebody has ended it, or a request to end it whose answer
+    /// was lost.
+    async fn sent_before(
+        &self,
+        path: &Path,
+        name: &Identity,
+        note: &FileNote,
+    ) -> Result<Sent, Fault> {
+        let proven = self.held.has_keys();
+        match look(&self.bucket, Way::Write, path, (name, proven)).await? {
+            Seen::Block(found) if found.note == *note => Ok(Sent::There {
+                found,
+                doubtful: true,
+            }),
+            _ => Err(Fault::Gone),
+        }
+    }
+
     /// One request to store an object, until it succeeds; whether there was more than one.
     async fn put(
         &self,
@@ -168,8 +189,20 @@ impl Common {
         let sent = try_join_all(pieces.collect::<Vec<_>>()).await;
         let sent = match sent {
             Ok(parts) => {
-                let end = || store.complete_multipart(path, &id, parts.clone()).boxed();
-                bucket.ask(Way::Write, end).await
+                let mut turn = bucket.turn(Way::Write, bucket.deadline()).await?;
+                let mut again = false;
+                loop {
+                    let end = store.complete_multipart(path, &id, parts.clone());
+                    let noted = async { end.await.map_err(|error| bucket.note(&error)) };
+                    match turn.once(noted).await {
+                        // It may have been ended by the request whose answer was lost.
+                        Some(Err(fault)) if again && !fault.is_doubtful() => {
+                            break Err(Fault::Gone);
+                        }
+                        Some(answer) => break answer,
+                        None => again = true,
+                    }
+                }
             }
             Err(fault) => Err(fault),
         };
