@@ -534,6 +534,27 @@ fn a_large_block_whose_last_answer_was_lost_is_there() {
     depot.close();
 }
 
+#[test]
+fn a_put_without_room_waits_a_second() {
+    let server = Server::start();
+    let settings = json!({"capacity": "1MiB", "timeout": "10s"});
+    let depot = server.open_with("S3", &settings);
+    let ns = namespace(&depot);
+    assert_eq!(put(&ns, &[0], LEN), [true]);
+    // Somebody else collects from now on, and makes no room.
+    let lease = server.path().join("bucket/kv/test/usage/lease");
+    eventually("the end of the first count", || !lease.exists());
+    fs::write(lease, "\"somebody\"").unwrap();
+    let all: Vec<u64> = (1..40).collect();
+    let begun = Instant::now();
+    let stored = put(&ns, &all, LEN);
+    let took = begun.elapsed();
+    let count = stored.iter().filter(|one| **one).count();
+    assert!(count > 5, "{count} stored in {took:?}");
+    assert!(took < Duration::from_secs(4), "{took:?}");
+    depot.close();
+}
+
 /// What one call asks of the store bounds no other one.
 #[test]
 fn a_long_lookup_does_not_delay_who_gets() {

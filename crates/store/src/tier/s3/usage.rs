@@ -223,7 +223,8 @@ impl Usage {
         self.capacity / GRANTS_PART / processes.max(GRANTS_LEAST)
     }
 
-    fn take_granted(self: &Arc<Usage>, bytes: u64) -> Option<Promise> {
+    /// The same of what was announced before.
+    pub(super) fn take_granted(self: &Arc<Usage>, bytes: u64) -> Option<Promise> {
         let mut mine = self.mine.lock();
         let taken = mine.taken.checked_add(bytes)?;
         // The others forget whoever is silent.
