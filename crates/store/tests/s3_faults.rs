@@ -555,6 +555,21 @@ fn a_put_without_room_waits_a_second() {
     depot.close();
 }
 
+#[test]
+fn what_comes_from_a_nearer_tier_waits_for_memory() {
+    let server = Server::start();
+    let mut settings = json!({"lanes": 2, "socket": "off", "s3": server.settings()});
+    settings["s3"]["staging"] = "1MiB".into();
+    settings["dax"] = json!({"path": server.path().join("dax"), "capacity": "16MiB"});
+    let depot = Depot::open(&kvdepot_store::Config::new("Dax|S3", &settings).unwrap()).unwrap();
+    let ns = namespace(&depot);
+    let all: Vec<u64> = (0..60).collect();
+    assert!(put(&ns, &all, LEN).iter().all(|one| *one));
+    assert!(depot.drain(common::PATIENCE));
+    assert_eq!(server.objects().len(), all.len());
+    depot.close();
+}
+
 /// What one call asks of the store bounds no other one.
 #[test]
 fn a_long_lookup_does_not_delay_who_gets() {

@@ -109,6 +109,10 @@ impl Common {
         }
         let until = patience.for_memory.then_some(patience.until);
         let Some(memory) = self.staging.take(bytes as usize, until).await else {
+            if wanted.copy {
+                // It stays where it is until others are sent.
+                return Err(Refused::Reserved(self.held.nowhere()));
+            }
             let staging = &self.staging;
             return Err(self.full(wanted.len, (staging.free(), staging.capacity())));
         };
