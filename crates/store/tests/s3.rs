@@ -296,3 +296,44 @@ fn a_clear_that_has_failed_says_so() {
     assert_eq!(ns.clear().unwrap(), 2);
     depot.close();
 }
+
+/// Also in a tier that it would go on from.
+#[test]
+fn what_is_removed_while_it_is_published_is_not_pinned() {
+    let server = Server::start();
+    let mut settings = json!({"lanes": 2, "socket": "off", "s3": server.settings()});
+    settings["posix"] = json!({
+        "path": server.path().join("posix"), "capacity": "64MiB", "durability": "power",
+    });
+    let config = kvdepot_store::Config::new("Posix|S3", &settings).unwrap();
+    let depot = kvdepot_store::Depot::open(&config).unwrap();
+    let over = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for thread in 0..4 {
+            let (ns, over) = (namespace(&depot), &over);
+            scope.spawn(move || {
+                for round in 0..150 {
+                    put(&ns, &[thread * 1000 + round], 5000);
+                }
+                over.store(true, std::sync::atomic::Ordering::Relaxed);
+            });
+        }
+        for _ in 0..2 {
+            let (ns, over) = (namespace(&depot), &over);
+            scope.spawn(move || {
+                while !over.load(std::sync::atomic::Ordering::Relaxed) {
+                    ns.clear().unwrap();
+                }
+            });
+        }
+    });
+    assert!(depot.drain(PATIENCE));
+    common::eventually("the end of all pins", || {
+        depot
+            .stats()
+            .tiers
+            .iter()
+            .all(|tier| tier.pinned_blocks == 0)
+    });
+    depot.close();
+}
