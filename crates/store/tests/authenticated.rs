@@ -16,7 +16,7 @@ use kvdepot_arena::format::file_header::{self, FileHeader, LEN};
 use kvdepot_arena::format::file_note::{self, FileNote};
 use kvdepot_arena::{Identity, parts};
 use kvdepot_host::dir::annotate;
-use kvdepot_media::{Mac, checksum};
+use kvdepot_media::{Mac, MacKey, checksum};
 use kvdepot_store::{BlockBuffers, Config, Depot, Error, Namespace, NamespaceSpec, Outcome};
 use kvdepot_testkit::bytes::content;
 use serde_json::json;
@@ -180,6 +180,62 @@ fn what_nobody_with_the_key_has_written_is_a_miss_and_written_again() {
             at_rest(&depot);
             depot.close();
         }
+    }
+}
+
+/// The note has room for one MAC alone: a block of several parts is not judged by that.
+#[test]
+fn no_part_of_several_goes_without_its_mac() {
+    const PART: usize = 5000;
+    for pipeline in ["Posix", "Cache|Posix"] {
+        let dir = tempfile::tempdir().unwrap();
+        let keys = keys_in(dir.path(), "keys", '7');
+        let depot = open(pipeline, dir.path(), Some(&keys));
+        assert_eq!(put(&namespace(&depot), &[1], PART), [true]);
+        assert!(depot.drain(PATIENCE));
+        depot.close();
+        let (path, FileHeader { identity, .. }, _) = only(dir.path());
+        // Of two parts the first one is as somebody with the key has written it.
+        let secret = MacKey::derive(&[0x77; 32], &identity.namespace.0);
+        let lens = [PART as u64; 2];
+        let (mut found, mut bytes) = (parts::blank(&lens), Vec::new());
+        for (number, part) in (0..).zip(&mut found) {
+            let id = parts::part_id(&identity, number, 2);
+            bytes.resize(part.offset as usize, 0);
+            bytes.extend(content(number.into(), PART));
+            part.checksum = checksum::of(&id, &bytes[part.offset as usize..]);
+        }
+        let first = secret.of(&parts::part_id(&identity, 0, 2), &bytes[..PART]);
+        let len = parts::payload_len(&lens);
+        bytes.resize(len as usize - 2 * parts::ENTRY as usize, 0);
+        bytes.extend(parts::encode(&found));
+        let header = FileHeader {
+            identity,
+            len,
+            parts: 2,
+            checksum: parts::record_checksum(&identity, &found),
+            created: 0,
+        };
+        let note = FileNote {
+            len,
+            parts: 2,
+            checksum: header.checksum,
+            mac: Some(first),
+        };
+        let file = fs::File::options().write(true).open(path).unwrap();
+        let _where_it_is_kept = annotate(&file, file_note::NAME, &note.encode(&identity));
+        file.write_all_at(&header.encode(&[first, Mac([9; 16])], &[]), 0)
+            .unwrap();
+        file.write_all_at(&bytes, LEN as u64).unwrap();
+        let room = (LEN as u64 + len).next_multiple_of(4096);
+        file.set_len(room).unwrap();
+        let depot = open(pipeline, dir.path(), Some(&keys));
+        let ns = namespace(&depot);
+        assert_ne!(get(&ns, &[1], 2 * PART), [Outcome::Done], "{pipeline}");
+        eventually("the end of what is forged", || files(dir.path()).is_empty());
+        assert_eq!(corrupt(&depot), 1, "{pipeline}");
+        at_rest(&depot);
+        depot.close();
     }
 }
 

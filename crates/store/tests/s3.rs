@@ -7,10 +7,12 @@ mod bucket;
 mod common;
 
 use std::fs;
+use std::ops::Deref;
 use std::os::unix::fs::PermissionsExt;
 
-use bucket::{LEN, Server};
+use bucket::{LEN, Server, Trouble};
 use common::{PATIENCE, get, has, keys, namespace, namespace_of, put};
+use hyper::Method;
 use kvdepot_arena::format::file_header::{self, FileHeader};
 use kvdepot_arena::parts;
 use kvdepot_media::{Buffer, checksum};
@@ -259,5 +261,79 @@ fn a_bucket_says_what_it_has_and_what_has_gone() {
         usage() == (true, expected.clone())
     });
     assert_eq!(depot.namespaces().unwrap().len(), 2);
+    depot.close();
+}
+
+#[test]
+fn a_prefix_may_have_any_letters() {
+    let server = Server::start();
+    let settings = json!({"url": "s3://bucket/~me/a%20b", "capacity": "1MiB"});
+    let depot = server.open_with("S3", &settings);
+    let ns = namespace(&depot);
+    for number in 0..40 {
+        common::eventually("room", || put(&ns, &[number], LEN) == [true]);
+        let objects = server.deref().objects("~me/a%20b/blocks");
+        let used = objects
+            .iter()
+            .map(|one| fs::metadata(one).map_or(0, |one| one.len()));
+        let used: u64 = used.sum();
+        assert!(used <= 1 << 20, "{used} bytes");
+    }
+    depot.close();
+}
+
+#[test]
+fn a_clear_that_has_failed_says_so() {
+    let server = Server::start();
+    let depot = server.open();
+    let ns = namespace(&depot);
+    assert_eq!(put(&ns, &[1, 2], LEN), [true; 2]);
+    let trouble = Trouble::Answer(503, "SlowDown");
+    server.trouble(Some(Method::POST), "", usize::MAX, trouble);
+    ns.clear().unwrap_err();
+    assert_eq!(server.objects().len(), 2);
+    server.calm();
+    assert_eq!(ns.clear().unwrap(), 2);
+    depot.close();
+}
+
+/// Also in a tier that it would go on from.
+#[test]
+fn what_is_removed_while_it_is_published_is_not_pinned() {
+    let server = Server::start();
+    let mut settings = json!({"lanes": 2, "socket": "off", "s3": server.settings()});
+    settings["posix"] = json!({
+        "path": server.path().join("posix"), "capacity": "64MiB", "durability": "power",
+    });
+    let config = kvdepot_store::Config::new("Posix|S3", &settings).unwrap();
+    let depot = kvdepot_store::Depot::open(&config).unwrap();
+    let over = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for thread in 0..4 {
+            let (ns, over) = (namespace(&depot), &over);
+            scope.spawn(move || {
+                for round in 0..150 {
+                    put(&ns, &[thread * 1000 + round], 5000);
+                }
+                over.store(true, std::sync::atomic::Ordering::Relaxed);
+            });
+        }
+        for _ in 0..2 {
+            let (ns, over) = (namespace(&depot), &over);
+            scope.spawn(move || {
+                while !over.load(std::sync::atomic::Ordering::Relaxed) {
+                    ns.clear().unwrap();
+                }
+            });
+        }
+    });
+    assert!(depot.drain(PATIENCE));
+    common::eventually("the end of all pins", || {
+        depot
+            .stats()
+            .tiers
+            .iter()
+            .all(|tier| tier.pinned_blocks == 0)
+    });
     depot.close();
 }

@@ -146,3 +146,22 @@ fn what_is_there_needs_no_room() {
     one.close();
     little.close();
 }
+
+#[test]
+fn another_ones_block_of_that_key_is_there() {
+    let server = Server::start();
+    let (one, other) = (server.open(), server.open());
+    assert_eq!(put(&namespace(&one), &[1], LEN), [true]);
+    // The same tokens, computed otherwise.
+    let put_other = |number: u64| {
+        let bytes = common::block(number, LEN);
+        let task = namespace(&other).put(keys([1]), kvdepot_store::BlockBuffers::whole([bytes]));
+        task.unwrap().wait(Some(common::PATIENCE)).unwrap()
+    };
+    let first = put_other(2);
+    let second = put_other(2);
+    assert_eq!((first, second), (vec![true], vec![true]));
+    assert!(has(&namespace(&other), &[1], LEN));
+    one.close();
+    other.close();
+}

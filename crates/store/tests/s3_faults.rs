@@ -497,3 +497,100 @@ fn a_clock_that_was_set_stops_no_collection() {
     assert!(has(&ns, &[149], LEN));
     depot.close();
 }
+
+#[test]
+fn what_may_have_been_written_comes_back_in_the_end() {
+    let server = Server::start();
+    let settings = json!({"timeout": "300ms", "lookup_timeout": "300ms", "capacity": "1MiB"});
+    let depot = server.open_with("S3", &settings);
+    let ns = namespace(&depot);
+    eventually("the first count", || put(&ns, &[0], LEN) == [true]);
+    for number in 1..20 {
+        server.trouble(Some(Method::PUT), "/blocks/", ALWAYS, Trouble::Silence);
+        assert_eq!(put(&ns, &[number], LEN), [false]);
+        server.calm();
+    }
+    eventually("room", || put(&ns, &[50], LEN) == [true]);
+    depot.close();
+}
+
+#[test]
+fn a_large_block_whose_last_answer_was_lost_is_there() {
+    const LONG: usize = 17 << 20;
+    let server = Server::start();
+    let settings = json!({"capacity": "1GiB"});
+    let depot = server.open_with("S3", &settings);
+    let ns = namespace(&depot);
+    // One begins it, and one ends it.
+    server.trouble(
+        Some(Method::POST),
+        "/blocks/",
+        1,
+        Trouble::Slow(Duration::ZERO),
+    );
+    server.trouble(Some(Method::POST), "/blocks/", 1, Trouble::Lost);
+    assert_eq!(put(&ns, &[1], LONG), [true], "{:?}", server.seen());
+    assert!(has(&ns, &[1], LONG));
+    depot.close();
+}
+
+#[test]
+fn a_put_without_room_waits_a_second() {
+    let server = Server::start();
+    let settings = json!({"capacity": "1MiB", "timeout": "10s"});
+    let depot = server.open_with("S3", &settings);
+    let ns = namespace(&depot);
+    assert_eq!(put(&ns, &[0], LEN), [true]);
+    // Somebody else collects from now on, and makes no room.
+    let lease = server.path().join("bucket/kv/test/usage/lease");
+    eventually("the end of the first count", || !lease.exists());
+    fs::write(lease, "\"somebody\"").unwrap();
+    let all: Vec<u64> = (1..40).collect();
+    let begun = Instant::now();
+    let stored = put(&ns, &all, LEN);
+    let took = begun.elapsed();
+    let count = stored.iter().filter(|one| **one).count();
+    assert!(count > 5, "{count} stored in {took:?}");
+    assert!(took < Duration::from_secs(4), "{took:?}");
+    depot.close();
+}
+
+#[test]
+fn what_comes_from_a_nearer_tier_waits_for_memory() {
+    let server = Server::start();
+    let mut settings = json!({"lanes": 2, "socket": "off", "s3": server.settings()});
+    settings["s3"]["staging"] = "1MiB".into();
+    settings["dax"] = json!({"path": server.path().join("dax"), "capacity": "16MiB"});
+    let depot = Depot::open(&kvdepot_store::Config::new("Dax|S3", &settings).unwrap()).unwrap();
+    let ns = namespace(&depot);
+    let all: Vec<u64> = (0..60).collect();
+    assert!(put(&ns, &all, LEN).iter().all(|one| *one));
+    assert!(depot.drain(common::PATIENCE));
+    assert_eq!(server.objects().len(), all.len());
+    depot.close();
+}
+
+/// What one call asks of the store bounds no other one.
+#[test]
+fn a_long_lookup_does_not_delay_who_gets() {
+    let server = Server::start();
+    let depot = server.open_with("S3", &json!({"requests": 8}));
+    let ns = namespace(&depot);
+    assert_eq!(put(&ns, &[1], LEN), [true]);
+    let slow = Trouble::Slow(Duration::from_millis(50));
+    server.trouble(Some(Method::HEAD), "/blocks/", ALWAYS, slow);
+    let looking = {
+        let ns = ns.clone();
+        std::thread::spawn(move || ns.contains(&keys(1000..5000)))
+    };
+    eventually("the lookup", || {
+        server.seen().iter().any(|line| line.starts_with("HEAD"))
+    });
+    let begun = Instant::now();
+    let outcome = get(&ns, &[1], LEN);
+    let took = begun.elapsed();
+    assert_eq!(outcome, [Outcome::Done], "after {took:?}");
+    assert!(took < Duration::from_secs(1), "{took:?}");
+    let _found = looking.join().unwrap();
+    depot.close();
+}

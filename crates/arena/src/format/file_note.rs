@@ -77,6 +77,7 @@ impl FileNote {
         let is_known = body.seal.get() == body.seal(identity)
             && body.version == VERSION
             && (1..=PARTS_MAX).contains(&body.parts.get())
+            && (body.parts.get() == 1 || body.mac == [0; 16])
             && (1..=PART_LEN_MAX).contains(&body.len.get());
         is_known.then(|| FileNote {
             len: body.len.get(),
@@ -107,6 +108,13 @@ mod tests {
         let bytes = note.encode(&identity(2));
         assert_eq!(FileNote::decode(&bytes, &identity(2)), Some(note));
         note.mac = Some(Mac([4; 16]));
+        let several = note.encode(&identity(2));
+        assert_eq!(
+            FileNote::decode(&several, &identity(2)),
+            None,
+            "one MAC of two"
+        );
+        note.parts = 1;
         let bytes = note.encode(&identity(2));
         assert_eq!(FileNote::decode(&bytes, &identity(2)), Some(note));
         assert_eq!(FileNote::decode(&bytes, &identity(4)), None);

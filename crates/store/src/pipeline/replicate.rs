@@ -354,7 +354,7 @@ fn arrival_of(refused: Refused) -> Arrival {
     }
 }
 
-/// Plans one block's parts; false when its part table does not verify.
+/// Plans one block's parts; false when its part table does not verify, or not each has its MAC.
 fn plan(
     batch: &mut kvdepot_media::Batch,
     (from, to): (&dyn Ends, &dyn Ends),
@@ -368,6 +368,9 @@ fn plan(
     let (mut src, mut dst) = (Vec::new(), Vec::new());
     // Both have the key of one namespace.
     let (proven, proof) = (from.proof(source), to.proof(target));
+    if proven.as_ref().is_some_and(|proof| !proof.is_of(source)) {
+        return Ok(false);
+    }
     for (number, part) in found.iter().enumerate() {
         let id = parts::part_id(&source.identity, number as u32, source.parts);
         from.buffers(source, part.offset, part.len, &mut src)?;

@@ -78,6 +78,11 @@ impl Proof {
     pub fn new(key: Arc<MacKey>, macs: Vec<Mac>) -> Proof {
         Proof { key, macs }
     }
+
+    /// Whether each part of a block that is pinned has its MAC.
+    pub(crate) fn is_of(&self, place: &Place) -> bool {
+        self.macs.len() == usize::from(place.parts)
+    }
 }
 
 /// One place that blocks live in, which may answer late. Its verbs return at once; what takes time

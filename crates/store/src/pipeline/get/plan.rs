@@ -18,6 +18,9 @@ pub fn plan(
 ) -> Result<Outcome, Error> {
     let identity = &place.identity;
     let proof = ends.proof(place);
+    if proof.as_ref().is_some_and(|proof| !proof.is_of(place)) {
+        return Ok(Outcome::Corrupt);
+    }
     let authenticate = |batch: &mut kvdepot_media::Batch, index, number: usize| {
         if let Some(proof) = &proof {
             batch.authenticate(index, &proof.key, proof.macs.get(number).copied());

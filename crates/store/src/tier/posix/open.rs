@@ -410,7 +410,7 @@ impl Open {
         let removed = state.files.get(&sequence).is_some_and(|one| one.removed);
         let mut ended = None;
         match state.files.get_mut(&sequence) {
-            Some(opened) if stored && pinned => {
+            Some(opened) if stored && pinned && !removed => {
                 opened.new = false;
                 opened.copy = false;
                 opened.place.checksum = checksum;

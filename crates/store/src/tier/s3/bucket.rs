@@ -129,6 +129,8 @@ pub(super) struct Bucket {
     prefix: Path,
     timeout: Duration,
     ways: [Semaphore; 2],
+    /// Questions of one call that are asked at a time: others have their turn between them.
+    at_once: usize,
     requests: AtomicU64,
     retries: AtomicU64,
     faults: [AtomicU64; Fault::ALL.len()],
@@ -213,6 +215,7 @@ impl Bucket {
             prefix: options.prefix.clone(),
             timeout,
             ways: [options.requests - writes, writes].map(Semaphore::new),
+            at_once: options.requests,
             requests: AtomicU64::new(0),
             retries: AtomicU64::new(0),
             faults: Default::default(),
@@ -241,6 +244,15 @@ impl Bucket {
     pub(super) fn path(&self, name: &str) -> Path {
         name.split('/')
             .fold(self.prefix.clone(), |path, part| path.join(part))
+    }
+
+    pub(super) fn at_once(&self) -> usize {
+        self.at_once
+    }
+
+    /// How long an answer is waited for.
+    pub(super) fn timeout(&self) -> Duration {
+        self.timeout
     }
 
     /// When what begins now has to have ended.

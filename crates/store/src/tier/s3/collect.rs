@@ -183,8 +183,11 @@ impl Collector {
             if left <= end {
                 break;
             }
+            // As it was listed: its prefix may have letters that would be escaped.
+            let Ok(path) = Path::parse(old.path) else {
+                continue;
+            };
             left -= old.bytes;
-            let path = Path::from(old.path);
             let name = path.filename().and_then(identity_of);
             gone.push((path, (name, old.bytes)));
         }

@@ -24,6 +24,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
+use futures_util::stream::{self, StreamExt, TryStreamExt};
 use kvdepot_arena::format::file_header::LEN;
 use kvdepot_arena::{
     Departed, Error, Identity, Key, NamespaceId, Place, Refused, Reserved, TierStats, Wanted,
@@ -35,6 +36,7 @@ use kvdepot_media::{Checksum, PART_LEN_MAX};
 use object_store::path::Path;
 use parking_lot::Mutex;
 use tokio::runtime::{Builder, Handle, Runtime};
+use tokio::time::timeout_at;
 
 use super::contract::{Ends, NamespacePage, Page, Terms, Tier};
 use super::departures::Departures;
@@ -147,7 +149,8 @@ impl S3 {
         })
     }
 
-    /// Does `work` for each item, all at a time, and answers with what comes of it.
+    /// Does `work` for each item, some at a time, and answers with what comes of it, unless nobody
+    /// waits for it any more.
     fn answer<I, T, F>(
         &self,
         items: Vec<I>,
@@ -160,19 +163,13 @@ impl S3 {
     {
         let common = Arc::clone(&self.common);
         let _detached = self.common.runtime.spawn(async move {
+            let (at_once, deadline) = (common.bucket.at_once(), common.bucket.deadline());
             let runtime = common.runtime.clone();
-            let tasks = items.into_iter();
-            let tasks: Vec<_> = tasks
-                .map(|item| runtime.spawn(work(Arc::clone(&common), item)))
-                .collect();
-            let mut answers = Vec::with_capacity(tasks.len());
-            for task in tasks {
-                let Ok(answer) = task.await else {
-                    return;
-                };
-                answers.push(answer);
+            let begin = move |item| runtime.spawn(work(Arc::clone(&common), item));
+            let each = stream::iter(items).map(begin).buffered(at_once);
+            if let Ok(Ok(answers)) = timeout_at(deadline, each.try_collect()).await {
+                done(answers);
             }
-            done(answers);
         });
     }
 }
@@ -516,19 +513,23 @@ impl Common {
     }
 
     async fn clear(&self, namespace: NamespaceId) -> Result<usize, Fault> {
-        let mut count = 0;
+        let (mut count, mut all) = (0, true);
         for begin in (0..FOLDERS).step_by(LISTED as usize) {
             let names = self.names(begin..begin + LISTED, namespace).await?;
             let paths = names
                 .into_iter()
                 .map(|(name, path, len)| (path, (name, len)));
-            let gone = self.bucket.remove_all(paths.collect()).await;
+            let paths: Vec<_> = paths.collect();
+            let asked = paths.len();
+            let gone = self.bucket.remove_all(paths).await;
+            all &= gone.len() == asked;
             for (name, len) in &gone {
                 self.departures.note(name, *len);
             }
             count += gone.len();
         }
         self.filter.clear(namespace);
-        Ok(count)
+        // Why is counted.
+        all.then_some(count).ok_or(Fault::Lost)
     }
 }

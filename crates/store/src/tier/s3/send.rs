@@ -17,7 +17,7 @@ use tokio::time::{Instant, sleep};
 
 use super::Common;
 use super::bucket::{Fault, PAUSE, Way};
-use super::object::{NOTE, Seen, look, write_note};
+use super::object::{Found, NOTE, Seen, look, write_note};
 
 /// Objects of more bytes go in pieces of so many, several at a time.
 pub(super) const WHOLE_MAX: usize = 16 << 20;
@@ -31,9 +31,9 @@ const TO_ABORT: Duration = Duration::from_secs(1);
 pub(super) enum Sent {
     /// It is there, as the version of that ETag.
     Stored(String),
-    /// The same block was there, or came before: by another process, or by a request whose answer
-    /// was lost, which is `doubtful`.
-    There { e_tag: String, doubtful: bool },
+    /// A block of that name was there, or came before: by another process, or by a request whose
+    /// answer was lost, which is `doubtful`.
+    There { found: Found, doubtful: bool },
     /// Something else is there, and stays.
     Kept,
 }
@@ -56,7 +56,10 @@ impl Common {
         let text = write_note(note, name);
         let attributes = Attributes::from_iter([(Attribute::Metadata(NOTE.into()), text)]);
         let stored = if bytes.len() > WHOLE_MAX {
-            self.send_in_pieces(path, attributes, bytes).await?
+            match self.send_in_pieces(path, attributes, bytes).await {
+                Err(Fault::Gone) => return self.sent_before(path, name, note).await,
+                sent => sent?,
+            }
         } else {
             let deadline = self.bucket.deadline();
             let mut is_known = true;
@@ -86,14 +89,11 @@ impl Common {
                 }
                 let proven = self.held.has_keys();
                 match look(&self.bucket, Way::Write, path, (name, proven)).await? {
-                    Seen::Block(found) if found.note == *note => {
-                        let e_tag = found.e_tag.to_string();
-                        return Ok(Sent::There {
-                            e_tag,
-                            doubtful: again,
-                        });
+                    Seen::Block(found) => {
+                        let doubtful = again && found.note == *note;
+                        return Ok(Sent::There { found, doubtful });
                     }
-                    Seen::Block(_) | Seen::Strange { newer: true, .. } => return Ok(Sent::Kept),
+                    Seen::Strange { newer: true, .. } => return Ok(Sent::Kept),
                     Seen::Strange { .. } => {
                         self.bucket.count(Fault::Strange);
                         mode = PutMode::Overwrite;
@@ -116,6 +116,24 @@ impl Common {
         match look(&self.bucket, Way::Write, path, (name, false)).await? {
             Seen::Block(found) => Ok(Sent::Stored(found.e_tag.to_string())),
             Seen::Nothing | Seen::Strange { .. } => Ok(Sent::Kept),
+        }
+    }
+
+    /// An upload is not there any more: somebody has ended it, or a request to end it whose answer
+    /// was lost.
+    async fn sent_before(
+        &self,
+        path: &Path,
+        name: &Identity,
+        note: &FileNote,
+    ) -> Result<Sent, Fault> {
+        let proven = self.held.has_keys();
+        match look(&self.bucket, Way::Write, path, (name, proven)).await? {
+            Seen::Block(found) if found.note == *note => Ok(Sent::There {
+                found,
+                doubtful: true,
+            }),
+            _ => Err(Fault::Gone),
         }
     }
 
@@ -171,8 +189,20 @@ impl Common {
         let sent = try_join_all(pieces.collect::<Vec<_>>()).await;
         let sent = match sent {
             Ok(parts) => {
-                let end = || store.complete_multipart(path, &id, parts.clone()).boxed();
-                bucket.ask(Way::Write, end).await
+                let mut turn = bucket.turn(Way::Write, bucket.deadline()).await?;
+                let mut again = false;
+                loop {
+                    let end = store.complete_multipart(path, &id, parts.clone());
+                    let noted = async { end.await.map_err(|error| bucket.note(&error)) };
+                    match turn.once(noted).await {
+                        // It may have been ended by the request whose answer was lost.
+                        Some(Err(fault)) if again && !fault.is_doubtful() => {
+                            break Err(Fault::Gone);
+                        }
+                        Some(answer) => break answer,
+                        None => again = true,
+                    }
+                }
             }
             Err(fault) => Err(fault),
         };

@@ -10,7 +10,7 @@
 //! Announcements are a small part of the capacity, and written from without asking again. All of
 //! it holds where the store shows what was written to whoever looks later, as S3 does.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -42,6 +42,9 @@ pub(super) const END: u64 = 900;
 /// How long one who collects is believed to, and one who has said nothing to live.
 const LEASE_TIME: Duration = Duration::from_secs(300);
 const SILENT: Duration = Duration::from_secs(1800);
+
+/// How many times as long as it is waited for a write may be under way.
+const UNDER_WAY: u32 = 30;
 
 /// How often a process says that it is there.
 const BEAT: Duration = Duration::from_secs(600);
@@ -80,6 +83,8 @@ struct Mine {
     /// Written or to be written, and surely written.
     taken: u64,
     settled: u64,
+    /// Of what was taken, what may have been written, since when that is so.
+    doubts: VecDeque<(std::time::Instant, u64)>,
     said_at: Option<std::time::Instant>,
     /// What is in use, when that was looked at last.
     seen: u64,
@@ -109,9 +114,11 @@ impl Promise {
         }
     }
 
-    /// It may have been written.
+    /// It may have been written. The next count says so, once it cannot be on its way any more.
     pub(super) fn keep(mut self) {
-        self.0 = None;
+        if let Some((usage, bytes)) = self.0.take() {
+            usage.mine.lock().doubts.push_back((clock::now(), bytes));
+        }
     }
 }
 
@@ -216,7 +223,8 @@ impl Usage {
         self.capacity / GRANTS_PART / processes.max(GRANTS_LEAST)
     }
 
-    fn take_granted(self: &Arc<Usage>, bytes: u64) -> Option<Promise> {
+    /// The same of what was announced before.
+    pub(super) fn take_granted(self: &Arc<Usage>, bytes: u64) -> Option<Promise> {
         let mut mine = self.mine.lock();
         let taken = mine.taken.checked_add(bytes)?;
         // The others forget whoever is silent.
@@ -263,12 +271,25 @@ impl Usage {
     async fn say(&self, announced: u64) -> Result<(), Fault> {
         let said = Said {
             announced,
-            settled: self.mine.lock().settled,
+            settled: self.settled(),
         };
         self.put(&self.me, &said, PutMode::Overwrite).await?;
         let mut mine = self.mine.lock();
         (mine.said, mine.said_at) = (said, Some(clock::now()));
         Ok(())
+    }
+
+    /// What is written, or will not be any more: a listing that begins now has all of it.
+    fn settled(&self) -> u64 {
+        let over = self.bucket.timeout() * UNDER_WAY;
+        let mut mine = self.mine.lock();
+        while let Some((since, bytes)) = mine.doubts.front().copied()
+            && clock::since(since) >= over
+        {
+            mine.doubts.pop_front();
+            mine.settled += bytes;
+        }
+        mine.settled
     }
 
     /// Begins to collect, unless another one does; what this process has settled is said before.

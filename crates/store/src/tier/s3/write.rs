@@ -21,9 +21,18 @@ use super::{Common, NAME};
 /// How long a put waits for room that a collection makes, or for memory.
 const FOR_ROOM: Duration = Duration::from_secs(1);
 
+/// What one call waits for with this block.
+#[derive(Clone, Copy)]
+struct Patience {
+    until: Instant,
+    for_memory: bool,
+    for_room: bool,
+}
+
 impl Common {
     /// Makes room for blocks. Of memory a call waits for its first block alone: with more in its
-    /// hands it would wait for itself. What is not made in time is declined.
+    /// hands it would wait for itself. For room in the bucket it waits once: what there is none for
+    /// then finds what was announced before. What is not made in time is declined.
     pub(super) async fn reserve(
         &self,
         namespace: NamespaceId,
@@ -48,27 +57,35 @@ impl Common {
         let mut made: Vec<Result<Reserved, Refused>> = Vec::with_capacity(blocks.len());
         let object = |wanted: &Wanted| LEN as u64 + wanted.len;
         let mut beyond: u64 = blocks.iter().map(object).sum();
-        for ((wanted, name), seen) in blocks.iter().zip(names).zip(seen) {
+        let mut lacks_room = false;
+        for ((wanted, name), seen) in blocks.iter().zip(names.iter().copied()).zip(seen) {
             beyond -= object(wanted);
-            let waits = !made.iter().any(Result::is_ok);
+            let patience = Patience {
+                until,
+                for_memory: !made.iter().any(Result::is_ok),
+                for_room: !lacks_room,
+            };
             let one = match seen {
                 Ok(Seen::Block(_)) => Err(Refused::Present(self.held.nowhere())),
                 Ok(Seen::Strange { newer: true, .. }) | Err(_) => Err(Refused::Declined),
                 Ok(Seen::Nothing | Seen::Strange { .. }) => {
-                    let make = self.make((wanted, beyond), name, waits.then_some(until));
+                    let make = self.make((wanted, beyond), name, patience);
                     let made = timeout_at(deadline, make).await;
-                    match made.unwrap_or(Err(Refused::Declined)) {
-                        // What is there needs no room.
-                        Err(full @ Refused::Full(_)) => match self.look(&name, Way::Write).await {
-                            Ok(Seen::Block(_)) => Err(Refused::Present(self.held.nowhere())),
-                            _ => Err(full),
-                        },
-                        made => made,
-                    }
+                    made.unwrap_or(Err(Refused::Declined))
                 }
             };
+            lacks_room |= matches!(&one, Err(Refused::Full(_))) && Instant::now() >= until;
             made.push(one);
         }
+        let full = made.iter_mut().zip(&names);
+        let full = full.filter(|(one, _)| matches!(one, Err(Refused::Full(_))));
+        // What is there needs no room.
+        let looks = full.map(async |(one, name)| {
+            if let Ok(Seen::Block(_)) = self.look(name, Way::Write).await {
+                *one = Err(Refused::Present(self.held.nowhere()));
+            }
+        });
+        join_all(looks).await;
         made
     }
 
@@ -76,7 +93,7 @@ impl Common {
         &self,
         (wanted, beyond): (&Wanted, u64),
         name: Identity,
-        until: Option<Instant>,
+        patience: Patience,
     ) -> Result<Reserved, Refused> {
         let has_room = !self.held.has_keys() || usize::from(wanted.parts) <= SUMS_MAX;
         if !has_room || !self.held.proves(name.namespace) {
@@ -90,7 +107,12 @@ impl Common {
         if wanted.len > self.block_max {
             return Err(self.full(wanted.len, (0, self.block_max)));
         }
+        let until = patience.for_memory.then_some(patience.until);
         let Some(memory) = self.staging.take(bytes as usize, until).await else {
+            if wanted.copy {
+                // It stays where it is until others are sent.
+                return Err(Refused::Reserved(self.held.nowhere()));
+            }
             let staging = &self.staging;
             return Err(self.full(wanted.len, (staging.free(), staging.capacity())));
         };
@@ -104,7 +126,7 @@ impl Common {
                     .map_err(|_| Refused::Declined)?;
             }
         }
-        let promise = self.promise(bytes, beyond).await?;
+        let promise = self.promise((bytes, beyond), patience).await?;
         let about = (wanted.len, wanted.parts, wanted.copy);
         making
             .reserve((memory, promise), about)
@@ -112,13 +134,22 @@ impl Common {
     }
 
     /// Room in the bucket, which a collection may make.
-    async fn promise(&self, bytes: u64, beyond: u64) -> Result<Promise, Refused> {
+    async fn promise(
+        &self,
+        (bytes, beyond): (u64, u64),
+        Patience {
+            until, for_room, ..
+        }: Patience,
+    ) -> Result<Promise, Refused> {
         let Some((usage, collector)) = &self.fleet else {
             return Ok(Promise::nothing());
         };
-        let until = Instant::now() + FOR_ROOM;
         loop {
-            match usage.take(bytes, beyond).await {
+            let taken = match for_room {
+                true => usage.take(bytes, beyond).await,
+                false => Ok(usage.take_granted(bytes)),
+            };
+            match taken {
                 Ok(Some(promise)) => {
                     if usage.seen() >= usage.part(super::usage::BEGIN) {
                         collector.wake();
@@ -129,7 +160,7 @@ impl Common {
                 Err(_) => return Err(Refused::Declined),
             }
             let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() {
+            if left.is_zero() || !for_room {
                 let capacity = usage.capacity();
                 let free = capacity.saturating_sub(usage.seen());
                 return Err(self.full(bytes - LEN as u64, (free, capacity)));
@@ -188,13 +219,19 @@ impl Common {
                 return None;
             }
         };
-        let object = match &sent {
-            Ok((Sent::Stored(e_tag) | Sent::There { e_tag, .. }, bytes)) => {
-                let found = Found {
-                    note,
-                    e_tag: e_tag.as_str().into(),
-                    macs: macs.into(),
-                };
+        let found = match &sent {
+            Ok((Sent::Stored(e_tag), _)) => Some(Found {
+                note,
+                e_tag: e_tag.as_str().into(),
+                macs: macs.into(),
+            }),
+            Ok((Sent::There { found, .. }, _)) => Some(found.clone()),
+            _ => None,
+        };
+        // A pin is of these very bytes.
+        let is_other = found.as_ref().is_some_and(|found| found.note != note);
+        let object = match (&sent, found) {
+            (Ok((_, bytes)), Some(found)) => {
                 self.filter.note(name, Some(found.clone()));
                 let table = match usize::from(place.parts) {
                     1 => Vec::new(),
@@ -203,13 +240,14 @@ impl Common {
                         bytes[begin..].to_vec()
                     }
                 };
-                pinned.then(|| self.object(name, (path.clone(), found), table))
+                let of_these = pinned && !is_other;
+                of_these.then(|| self.object(name, (path.clone(), found), table))
             }
             _ => None,
         };
         let (is_stored, is_there) = match &sent {
             Ok((Sent::Stored(_), _)) => (true, true),
-            Ok((Sent::There { .. }, _)) => (false, true),
+            Ok((Sent::There { .. }, _)) => (false, !(pinned && is_other)),
             Ok((Sent::Kept, _)) => (false, false),
             Err(fault) => {
                 tracing::warn!(?fault, key = %name.key, "a block is not stored");
