@@ -4,6 +4,7 @@
 //! * [`seed`]: random numbers from a printed seed, and how many rounds a test runs.
 //! * [`child`]: the running test binary once more, as a process that can be killed.
 //! * [`worker`]: the same, as a process that is told line by line what to do.
+//! * [`command`]: a command that one of ours runs, and clears up behind.
 //! * [`double`]: doubles of libraries, which are built for a test.
 //! * [`bytes`]: the content of a block from its number, checked without keeping it.
 //! * [`rot`]: bytes of a file flipped, zeroed, swapped, cut off.
@@ -23,6 +24,7 @@
 
 pub mod bytes;
 pub mod child;
+pub mod command;
 pub mod double;
 pub mod model;
 pub mod rot;

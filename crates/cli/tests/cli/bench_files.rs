@@ -137,6 +137,12 @@ fn bench_files_measures_a_bucket_against_a_plain_client_and_leaves_it_empty() {
     let ran = home.run(&["bench", "files", "--tier", "S3"]);
     assert_eq!(ran.status, 2);
     assert!(ran.stderr.contains("--url"), "{}", ran.stderr);
+    let ran = home.run(&["bench", "files", "--url", "s3://bucket/kv"]);
+    assert_eq!(ran.status, 2);
+    assert!(ran.stderr.contains("with --tier S3"), "{}", ran.stderr);
+    let ran = home.run(&["bench", "files", "--tier", "S3", "--url", "bucket/kv"]);
+    assert_eq!(ran.status, 2);
+    assert!(ran.stderr.contains("s3.url"), "{}", ran.stderr);
 }
 
 /// Hits that wait for nothing: none takes a time-out.

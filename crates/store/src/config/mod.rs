@@ -271,8 +271,7 @@ impl Config {
     fn apply(&mut self, settings: &Map<String, Value>) -> Result<(), Error> {
         let kinds = self.kinds.clone();
         for (name, value) in settings {
-            let mut known = schema::TIERS.iter().copied().chain(kinds.names());
-            if let Some(tier) = known.find(|tier| tier.to_ascii_lowercase() == *name) {
+            if let Some(tier) = tiers(&kinds).find(|tier| tier.to_ascii_lowercase() == *name) {
                 if !self.pipeline.iter().any(|known| known == tier) {
                     return Err(Error::config(
                         name,
@@ -311,7 +310,7 @@ impl Config {
     ) -> Result<(), Error> {
         let field = format!("{section}.{name}");
         let spec = schema::find_among(options, section, name);
-        let spec = spec.ok_or_else(|| unknown(options, section, &field, name))?;
+        let spec = spec.ok_or_else(|| unknown(&self.kinds, options, section, &field, name))?;
         let parsed = Parsed::new(&field, spec.kind, value)?;
         self.sections
             .entry(tier)
@@ -327,7 +326,7 @@ impl Config {
             format!("{section}.{name}")
         };
         let spec = schema::find(section, name)
-            .ok_or_else(|| unknown(schema::OPTIONS, section, &field, name))?;
+            .ok_or_else(|| unknown(&self.kinds, schema::OPTIONS, section, &field, name))?;
         match section {
             "dax" => return self.dax.set(&field, spec, value),
             "nvme" => return self.nvme.set(&field, spec, value),
@@ -404,7 +403,10 @@ impl Config {
                 }
                 self.cache.capacity = Some(parsed.number);
             }
-            _ => return Err(unknown(schema::OPTIONS, section, &field, name)),
+            _ => {
+                let options = schema::OPTIONS;
+                return Err(unknown(&self.kinds, options, section, &field, name));
+            }
         }
         Ok(())
     }
@@ -438,23 +440,27 @@ fn parse_pipeline(kinds: &Kinds, text: &str) -> Result<Vec<String>, Error> {
     Ok(tiers)
 }
 
+fn tiers(kinds: &Kinds) -> impl Iterator<Item = &'static str> {
+    schema::TIERS.iter().copied().chain(kinds.names())
+}
+
 fn pipeline_help(kinds: &Kinds) -> String {
-    let known = schema::TIERS.iter().copied().chain(kinds.names());
-    let known: Vec<&str> = known.collect();
+    let known: Vec<&str> = tiers(kinds).collect();
     format!(
         "tiers among {} chained near to far with |, each once, such as \"Cache|Dax\"",
         known.join(", ")
     )
 }
 
-fn unknown(options: &[OptionSpec], section: &str, field: &str, name: &str) -> Error {
+fn unknown(kinds: &Kinds, options: &[OptionSpec], section: &str, field: &str, name: &str) -> Error {
+    let sections: Vec<String> = tiers(kinds).map(str::to_ascii_lowercase).collect();
     let mut known: Vec<&str> = options
         .iter()
         .filter(|option| option.section == section)
         .map(|option| option.name)
         .collect();
     match section {
-        "" => known.extend(["cache", "dax", "nvme"]),
+        "" => known.extend(sections.iter().map(String::as_str)),
         // Which is never behind another tier.
         "cache" => {}
         _ => {
@@ -535,6 +541,8 @@ mod tests {
             let text = error("Cache", small);
             assert!(text.contains("at least "), "{text}");
         }
+        let section = error("Cache|Ds3fs", json!({"d3fs": {"path": "/x"}}));
+        assert!(section.contains("did you mean \"ds3fs\"?"), "{section}");
         let section = error("Cache", json!({"dax": {"path": "/x"}}));
         assert!(section.contains("dax"), "{section}");
     }

@@ -236,9 +236,6 @@ pub(super) fn translate(file: &Value) -> Result<Option<Value>, Error> {
     let far = pipeline.rsplit('|').next().filter(|far| *far != "Cache");
     let far = far.map(str::to_ascii_lowercase);
     let has_cache = pipeline.starts_with("Cache");
-    if has_cache {
-        set(&mut options, "cache", "capacity", clamped(BUFFER, None));
-    }
     let mut said = BTreeMap::new();
     for (key, value) in keys {
         let Some(option) = judge(CONNECTOR, CONFIG, key, value)? else {
@@ -294,6 +291,9 @@ pub(super) fn translate(file: &Value) -> Result<Option<Value>, Error> {
                 }
             }
         }
+    }
+    if has_cache && !said.contains_key("cache.capacity") {
+        set(&mut options, "cache", "capacity", clamped(BUFFER, None));
     }
     Ok(Some(Value::Object(options)))
 }

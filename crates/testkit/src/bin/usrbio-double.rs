@@ -10,19 +10,12 @@
 )]
 
 use std::ffi::OsString;
-use std::io::{self, Read};
-use std::os::unix::net::UnixStream;
-use std::os::unix::process::ExitStatusExt;
+use std::io;
 use std::path::Path;
 use std::process::{Command, ExitCode, ExitStatus};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
+use kvdepot_testkit::command::{Caught, code};
 use kvdepot_testkit::double;
-use rustix::process::{Pid, Signal, kill_process};
-use signal_hook::consts::{SIGINT, SIGTERM};
-use signal_hook::flag;
-use signal_hook::low_level::pipe;
 
 const USAGE: &str = "usage: usrbio-double DIR COMMAND [ARGUMENT...]";
 
@@ -36,11 +29,7 @@ fn main() -> ExitCode {
         return ExitCode::from(2);
     };
     match run(dir.as_ref(), Command::new(program).args(more)) {
-        Ok(status) => {
-            // As shells say it of a command that a signal has ended.
-            let killed = 128 + status.signal().unwrap_or_default();
-            ExitCode::from(status.code().unwrap_or(killed) as u8)
-        }
+        Ok(status) => code(status),
         Err(error) => {
             eprintln!("usrbio-double: {error}");
             ExitCode::FAILURE
@@ -50,7 +39,7 @@ fn main() -> ExitCode {
 
 fn run(dir: &Path, command: &mut Command) -> Result<ExitStatus, String> {
     let told = |what: String| move |error: io::Error| format!("{what}: {error}");
-    let (interrupted, terminated) = caught().map_err(told("signals".into()))?;
+    let caught = Caught::new().map_err(told("signals".into()))?;
     let named = dir.display().to_string();
     let made = std::fs::create_dir_all(dir).and_then(|()| dir.canonicalize());
     let mount = made.map_err(told(named))?;
@@ -61,33 +50,12 @@ fn run(dir: &Path, command: &mut Command) -> Result<ExitStatus, String> {
         found.push(":");
         found.push(more);
     }
-    if interrupted.load(Ordering::Relaxed) {
+    if caught.is_interrupted() {
         return Err("interrupted".into());
     }
     let name = command.get_program().display().to_string();
     let command = command
         .env("KVDEPOT_DOUBLE_3FS", mount)
         .env("LD_LIBRARY_PATH", found);
-    let mut child = command.spawn().map_err(told(name.clone()))?;
-    let pid = Pid::from_child(&child);
-    let _detached = std::thread::spawn(move || pass_on(terminated, pid));
-    child.wait().map_err(told(name))
-}
-
-/// Ctrl-C is the command's, which the terminal tells itself; what ends this process alone can be
-/// read from the socket. So the folder goes in each case.
-fn caught() -> io::Result<(Arc<AtomicBool>, UnixStream)> {
-    let interrupted = Arc::new(AtomicBool::new(false));
-    flag::register(SIGINT, Arc::clone(&interrupted))?;
-    let (terminated, write) = UnixStream::pair()?;
-    pipe::register(SIGTERM, write)?;
-    Ok((interrupted, terminated))
-}
-
-fn pass_on(mut terminated: UnixStream, pid: Pid) {
-    let mut one = [0];
-    while terminated.read_exact(&mut one).is_ok() {
-        // It may have ended meanwhile.
-        let _ended = kill_process(pid, Signal::TERM);
-    }
+    caught.run(command).map_err(told(name))
 }

@@ -7,7 +7,7 @@ use std::time::Instant;
 use bytes::Bytes;
 use futures_util::stream::{self, StreamExt, TryStreamExt};
 use kvdepot_media::Buffer;
-use object_store::aws::{AmazonS3, AmazonS3Builder};
+use object_store::aws::{AmazonS3, AmazonS3Builder, AmazonS3ConfigKey};
 use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt};
 use tokio::runtime::{Builder, Runtime};
@@ -63,7 +63,7 @@ impl Bare {
         let mut builder = AmazonS3Builder::from_env().with_url(&bucket.url);
         if let Some(endpoint) = &bucket.endpoint {
             builder = builder
-                .with_endpoint(endpoint)
+                .with_config(AmazonS3ConfigKey::S3Endpoint, endpoint)
                 .with_allow_http(endpoint.starts_with("http://"));
         }
         let place = bucket.url.strip_prefix("s3://").unwrap_or_default();

@@ -21,7 +21,9 @@ pub(super) fn run(
         return Ok(());
     };
     let run = format!("kvdepot-bench-{}", std::process::id());
-    let measured = measure(plan, cell, bucket, &run, region, report);
+    // Before the others: it chooses who encrypts in this process.
+    let depot = depot(plan, cell, bucket, &run)?;
+    let measured = measure(plan, cell, bucket, (&run, depot), region, report);
     // Its depot is closed.
     let clients = bare::clients(bucket, &run)?;
     let cleared = clients.first().map_or(Ok(()), Bare::clear);
@@ -32,15 +34,13 @@ fn measure(
     plan: &Plan,
     cell: &Cell,
     bucket: &Bucket,
-    run: &str,
+    (run, depot): (&str, Depot),
     region: &Region,
     report: &mut Report<'_>,
 ) -> Result<(), Error> {
     let block = cell.block;
     let count = plan.size / block;
     let slots = shuffled(region, block);
-    // Before the others: it chooses who encrypts in this process.
-    let depot = depot(plan, cell, bucket, run)?;
     let tier = Tier::filled(depot, None, (block, count), region, &report.interrupt)?;
     let objects = Objects::new(count, region, block, &slots)?;
     let clients = bare::clients(bucket, run)?;

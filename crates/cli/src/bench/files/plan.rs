@@ -193,6 +193,23 @@ impl Plan {
             let allowed = "s3://BUCKET/PREFIX, which S3 is measured in";
             return refuse("--url", "nothing".into(), allowed.into());
         }
+        // What they name would not be measured, and something else would.
+        let meant = [
+            ("--url", &args.url.clone().map(PathBuf::from), OBJECTS),
+            (
+                "--endpoint",
+                &args.endpoint.clone().map(PathBuf::from),
+                OBJECTS,
+            ),
+            ("--path", &args.path, RINGS),
+            ("--library", &args.library, RINGS),
+        ];
+        for (option, value, tier) in meant {
+            if let Some(value) = value.as_ref().filter(|_| !self.has(tier)) {
+                let allowed = format!("with --tier {tier}");
+                return refuse(option, value.display().to_string(), allowed);
+            }
+        }
         let is_url = |text: &&String| text.starts_with("http://") || text.starts_with("https://");
         if let Some(endpoint) = self.endpoint.as_ref().filter(|one| objects && !is_url(one)) {
             let allowed = "https://HOST:PORT, or http:// where all may read it";

@@ -21,7 +21,7 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::{Instant, sleep, timeout_at};
 
 use super::credentials::FromFile;
-use super::options::Options;
+use super::options::{Options, check_endpoint};
 
 /// The first pause, and the longest.
 pub(super) const PAUSE: Duration = Duration::from_millis(50);
@@ -196,7 +196,9 @@ impl Bucket {
                 ..RetryConfig::default()
             });
         if let Some(endpoint) = &options.endpoint {
-            builder = builder.with_endpoint(endpoint.trim_end_matches('/'));
+            // By the name that goes before all that the environment has.
+            let endpoint = endpoint.trim_end_matches('/');
+            builder = builder.with_config(AmazonS3ConfigKey::S3Endpoint, endpoint);
         }
         if let Some(region) = &options.region {
             builder = builder.with_region(region);
@@ -204,6 +206,12 @@ impl Bucket {
         if let Some(path) = &options.credentials {
             let file: AwsCredentialProvider = Arc::new(FromFile::open(path)?);
             builder = builder.with_credentials(file);
+        }
+        // The environment's, too.
+        let endpoint = [AmazonS3ConfigKey::S3Endpoint, AmazonS3ConfigKey::Endpoint];
+        let mut endpoint = endpoint.iter();
+        if let Some(endpoint) = endpoint.find_map(|key| builder.get_config_value(key)) {
+            check_endpoint(&endpoint, options.allow_http)?;
         }
         let store = builder.build().map_err(|error| {
             let allowed = "what object_store takes, with the environment's AWS_* variables";

@@ -108,13 +108,13 @@ impl Options {
         let missing = |field: &str, allowed: &str| Error::config(field, "missing", allowed);
         let url = section.text("url");
         let url = url.ok_or_else(|| missing("s3.url", "s3://BUCKET/PREFIX"))?;
-        let (bucket, prefix) = place_of(url)
-            .ok_or_else(|| Error::config("s3.url", url, "s3://BUCKET/PREFIX, both of them"))?;
-        let allow_http = section.flag("allow_http").unwrap_or(false);
-        let endpoint = section.text("endpoint").map(str::to_owned);
-        if let Some(endpoint) = &endpoint {
-            check_endpoint(endpoint, allow_http)?;
-        }
+        let (bucket, prefix) = place_of(url).ok_or_else(|| {
+            Error::config(
+                "s3.url",
+                url,
+                "s3://BUCKET/PREFIX: a name of 3 to 63 small letters, digits, - . _, and a prefix",
+            )
+        })?;
         let capacity = match (section.text("lifecycle"), section.number("capacity")) {
             (Some("bucket"), None) => None,
             (Some("bucket"), Some(capacity)) => {
@@ -137,13 +137,13 @@ impl Options {
         Ok(Options {
             bucket,
             prefix,
-            endpoint,
+            endpoint: section.text("endpoint").map(str::to_owned),
             region: section.text("region").map(str::to_owned),
             credentials: section.path("credentials"),
             capacity,
             requests: requests as usize,
             staging: at_least("staging", staging, STAGING_MIN)?,
-            allow_http,
+            allow_http: section.flag("allow_http").unwrap_or(false),
         })
     }
 
@@ -175,7 +175,7 @@ fn place_of(url: &str) -> Option<(String, Path)> {
     (is_bucket && !prefix.as_ref().is_empty()).then(|| (bucket.to_owned(), prefix))
 }
 
-fn check_endpoint(endpoint: &str, allow_http: bool) -> Result<(), Error> {
+pub(super) fn check_endpoint(endpoint: &str, allow_http: bool) -> Result<(), Error> {
     let refuse = |allowed: &str| Err(Error::config("s3.endpoint", endpoint, allowed));
     let host = match endpoint.split_once("://") {
         Some(("https", host)) => host,
