@@ -4,6 +4,7 @@ use crate::carrier::Carrier;
 use crate::cuda::Device;
 use crate::end::End;
 use crate::error::{Error, Result};
+use crate::memory::Mapping;
 use crate::once;
 use std::any::Any;
 use std::sync::Arc;
@@ -183,6 +184,14 @@ impl Buffer {
     #[must_use]
     pub fn is_host(&self) -> bool {
         self.check_host().is_ok()
+    }
+
+    /// The mapping that has it, and where in that; `None` for memory of any other kind.
+    #[must_use]
+    pub fn mapping(&self) -> Option<(Arc<Mapping>, u64)> {
+        let mapping = Arc::clone(&self.owner).downcast::<Mapping>().ok()?;
+        let offset = mapping.offset_of(self.addr, self.len)?;
+        Some((mapping, offset))
     }
 
     pub(crate) fn end(&self) -> &End {

@@ -6,6 +6,7 @@ use kvdepot_plan::{Join, Limits, Piece as Planned, Planner, Ready, Span};
 
 use crate::error::Fault;
 use crate::flight::{Flight, Op, Piece};
+use crate::local::Movers;
 use crate::memory::{Lookup, Region};
 use crate::remote::{Opened, Remote};
 use crate::task::{Load, Progress};
@@ -48,6 +49,7 @@ struct Run {
 /// A batch that is being planned.
 pub(crate) struct Plan<'a> {
     join: &'a Join<Load>,
+    movers: &'a Movers,
     limits: Limits,
     streams: Vec<Stream>,
     run: Option<Run>,
@@ -61,9 +63,15 @@ pub(crate) struct Plan<'a> {
 
 impl<'a> Plan<'a> {
     /// Of a batch; with `holds_first` one that has a single slice gives it back at the end.
-    pub(crate) fn new(join: &'a Join<Load>, limits: Limits, holds_first: bool) -> Plan<'a> {
+    pub(crate) fn new(
+        join: &'a Join<Load>,
+        movers: &'a Movers,
+        limits: Limits,
+        holds_first: bool,
+    ) -> Plan<'a> {
         Plan {
             join,
+            movers,
             limits,
             streams: Vec::new(),
             run: None,
@@ -184,13 +192,17 @@ impl<'a> Plan<'a> {
                 continue;
             }
             self.release_first();
-            self.streams[stream].remote.peer.submit(lane, flight);
+            self.submit(stream, lane, flight);
         }
+    }
+
+    fn submit(&self, stream: usize, lane: usize, flight: Flight) {
+        submit(&self.streams[stream].remote, self.movers, lane, flight);
     }
 
     fn release_first(&mut self) {
         if let Some((stream, lane, flight)) = self.only.take() {
-            self.streams[stream].remote.peer.submit(lane, flight);
+            self.submit(stream, lane, flight);
         }
     }
 
@@ -210,6 +222,14 @@ impl<'a> Plan<'a> {
         }
         let (stream, lane, flight) = self.only.take()?;
         Some((Arc::clone(&self.streams[stream].remote), lane, flight))
+    }
+}
+
+/// Gives a slice to whoever moves it: from here where that can be, and else a lane of the peer.
+pub(crate) fn submit(remote: &Arc<Opened>, movers: &Movers, lane: usize, flight: Flight) {
+    match remote.is_near() {
+        true => movers.submit(flight, remote),
+        false => remote.peer.submit(lane, flight),
     }
 }
 

@@ -27,7 +27,9 @@ pub struct Config {
     pub watermark: usize,
     /// Slices of a connection that may be unanswered, 1 to 1024. What is urgent waits behind them.
     pub window: usize,
-    /// Whether each slice is under a checksum.
+    /// Whether memory of this host, of processes of the same user, is reached without a connection.
+    pub local: bool,
+    /// Whether each slice that goes over a connection is under a checksum.
     pub checksum: bool,
     /// How often what failed on the way is tried again.
     pub retries: u32,
@@ -48,6 +50,7 @@ impl Default for Config {
             tail_merge: 64 << 10,
             watermark: 4,
             window: 8,
+            local: true,
             checksum: false,
             retries: 4,
             timeout: Duration::from_secs(5),

@@ -11,12 +11,13 @@ use kvdepot_media::Buffer;
 use kvdepot_plan::Limits;
 use parking_lot::Mutex;
 
-use crate::batch::{Plan, Request};
+use crate::batch::{Plan, Request, submit};
 use crate::config::{Config, Options};
 use crate::error::{Error, Fault};
 use crate::grant::{Grant, Names, Rights};
+use crate::local::{Door, Movers, Neighbours};
 use crate::memory::Memory;
-use crate::peer::{Core, Dialer, Peer, random};
+use crate::peer::{Core, Dialer, Peer, Shake, random};
 use crate::remote::Remote;
 use crate::serve::{Answers, Server, Terms};
 use crate::task::{Progress, Task, Then, begin};
@@ -33,6 +34,9 @@ pub struct Engine {
     memory: Arc<Memory>,
     names: Arc<Names>,
     server: Option<Server>,
+    door: Option<Door>,
+    movers: Arc<Movers>,
+    neighbours: Neighbours,
     peers: Arc<Mutex<HashMap<SocketAddr, Arc<Peer>>>>,
     watch: Watch,
     origin: Origin,
@@ -84,12 +88,14 @@ impl Engine {
         let id = random()?;
         let names = Arc::new(Names::default());
         let peers: Arc<Mutex<HashMap<SocketAddr, Arc<Peer>>>> = Arc::default();
-        let watched = Arc::clone(&peers);
+        let movers = Arc::new(Movers::new(config.streams));
+        let (watched, near) = (Arc::clone(&peers), Arc::clone(&movers));
         let look = move |now| {
             let peers: Vec<Arc<Peer>> = watched.lock().values().cloned().collect();
+            near.cancel(|flight| flight.is_late(now));
             // Each of them, whatever the others say.
             let busy = peers.iter().filter(|peer| peer.expire(now));
-            busy.count() > 0
+            busy.count() > 0 || !near.is_idle()
         };
         let watch = Watch::start(look).map_err(Error::io("start a thread"))?;
         let mut engine = Engine {
@@ -97,6 +103,9 @@ impl Engine {
             memory: Arc::default(),
             names: Arc::clone(&names),
             server: None,
+            door: None,
+            movers,
+            neighbours: Neighbours::default(),
             peers,
             watch,
             origin,
@@ -106,17 +115,28 @@ impl Engine {
             config,
         };
         if let Some(address) = engine.config.listen {
+            let shake = engine.shake();
+            if engine.config.local {
+                // Without one, neighbours come by the network.
+                engine.door = Door::open(shake.clone(), Arc::clone(&names)).ok();
+            }
             let terms = Terms {
-                engine: id,
-                key: Key::of(&engine.config.token),
+                shake,
                 credit: engine.config.window as u32,
                 connections_max: engine.config.connections_max,
-                timeout: engine.config.timeout,
                 answers,
             };
             engine.server = Some(Server::start(address, names, terms)?);
         }
         Ok(engine)
+    }
+
+    fn shake(&self) -> Shake {
+        Shake {
+            engine: self.id,
+            key: Key::of(&self.config.token),
+            timeout: self.config.timeout,
+        }
     }
 
     /// Where it listens.
@@ -193,7 +213,8 @@ impl Engine {
     /// [`Error::Unreachable`], [`Error::Refused`].
     pub fn open(&self, peer: SocketAddr, name: &[u8]) -> Result<Remote, Error> {
         self.check()?;
-        Remote::open(&self.peer(peer)?, name, self.config.timeout)
+        let neighbours = Some(&self.neighbours).filter(|_| self.config.local);
+        Remote::open(&self.peer(peer)?, name, self.config.timeout, neighbours)
     }
 
     /// Asks what a peer's [`Answers`] answer.
@@ -238,9 +259,7 @@ impl Engine {
         self.check()?;
         let dialer = Dialer {
             address,
-            engine: self.id,
-            key: Key::of(&self.config.token),
-            timeout: self.config.timeout,
+            shake: self.shake(),
         };
         let (window, retries) = (self.config.window, self.config.retries);
         let core = Core::new(dialer, window, retries, self.config.checksum);
@@ -323,7 +342,7 @@ impl Engine {
             lanes: self.config.streams,
             watermark: self.config.watermark,
         };
-        let mut plan = Plan::new(&join, limits, waits);
+        let mut plan = Plan::new(&join, &self.movers, limits, waits);
         let mut bytes = 0;
         self.memory.look(|memory| {
             for (number, request) in requests.enumerate() {
@@ -333,10 +352,14 @@ impl Engine {
         });
         self.requests.fetch_add(count as u64, Ordering::Relaxed);
         self.bytes.fetch_add(bytes, Ordering::Relaxed);
-        if let Some((remote, lane, flight)) = plan.finish()
-            && let Err(flight) = remote.peer.carry(flight)
-        {
-            remote.peer.submit(lane, flight);
+        if let Some((remote, lane, flight)) = plan.finish() {
+            let carried = match remote.is_near() {
+                true => remote.carry(flight),
+                false => remote.peer.carry(flight),
+            };
+            if let Err(flight) = carried {
+                submit(&remote, &self.movers, lane, flight);
+            }
         }
         Ok(task)
     }
@@ -348,6 +371,7 @@ impl Engine {
         let peers: Vec<Arc<Peer>> = self.peers.lock().values().cloned().collect();
         // A slice that was between two queues is found when it comes to rest.
         while !task.wait(Some(Duration::ZERO)) {
+            self.movers.cancel(|flight| flight.is_of(&task.progress));
             peers.iter().for_each(|peer| peer.cancel(&task.progress));
             let _over = task.wait(Some(Duration::from_millis(1)));
         }
@@ -382,6 +406,11 @@ impl Engine {
         }
         let peers: Vec<Arc<Peer>> = self.peers.lock().drain().map(|(_, peer)| peer).collect();
         peers.iter().for_each(|peer| peer.close());
+        self.movers.close();
+        self.neighbours.close();
+        if let Some(door) = &self.door {
+            door.close();
+        }
         if let Some(server) = &self.server {
             server.close();
         }
@@ -434,10 +463,12 @@ impl Published {
 
 impl Drop for Published {
     fn drop(&mut self) {
-        let server = self.engine.server.as_ref();
         self.engine.names.withdraw(&self.name, &self.grant, || {
-            if let Some(server) = server {
+            if let Some(server) = &self.engine.server {
                 server.end_users_of(&self.grant);
+            }
+            if let Some(door) = &self.engine.door {
+                door.take_back(&self.grant);
             }
         });
     }

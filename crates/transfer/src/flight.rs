@@ -1,6 +1,7 @@
 //! A slice on its way: which bytes, and what is told when it is over.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use zerocopy::IntoBytes;
 
@@ -64,6 +65,17 @@ impl Flight {
     /// Its batch.
     pub(crate) fn progress(&self) -> Option<&Arc<Progress>> {
         self.hold.as_ref().map(|hold| &hold.payload().progress)
+    }
+
+    /// Whether it is of this batch.
+    pub(crate) fn is_of(&self, batch: &Arc<Progress>) -> bool {
+        self.progress().is_some_and(|one| Arc::ptr_eq(one, batch))
+    }
+
+    /// Whether its time is over, which is said to its batch.
+    pub(crate) fn is_late(&self, now: Instant) -> bool {
+        let late = self.progress().filter(|batch| batch.deadline <= now);
+        late.inspect(|batch| batch.end(Fault::TimedOut)).is_some()
     }
 
     /// Why it is not to go on, where its batch was ended.

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use kvdepot_media::Buffer;
-use parking_lot::{Condvar, Mutex, RwLock};
+use parking_lot::{Condvar, Mutex, RwLock, RwLockReadGuard};
 
 use crate::error::Error;
 use crate::socket::Ranges;
@@ -83,6 +83,11 @@ impl Grant {
             users: Mutex::new(0),
             unused: Condvar::new(),
         }
+    }
+
+    /// Its memory, in its order.
+    pub(crate) fn buffers(&self) -> RwLockReadGuard<'_, Vec<Buffer>> {
+        self.buffers.read()
     }
 
     /// How many bytes it has.

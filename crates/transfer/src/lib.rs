@@ -2,8 +2,9 @@
 //! large one.
 //!
 //! An [`Engine`] registers memory of its process, publishes some of it, opens what others have
-//! published, and submits batches of reads and writes. What goes over the wire, and what may be
-//! relied on, is written down in `docs/transfer.md`.
+//! published, and submits batches of reads and writes. Processes of one host copy by themselves,
+//! others over connections. What goes over the wire, and what may be relied on, is written down in
+//! `docs/transfer.md`.
 
 #![expect(
     unsafe_code,
@@ -16,6 +17,7 @@ mod engine;
 mod error;
 mod flight;
 mod grant;
+mod local;
 mod memory;
 mod peer;
 mod remote;

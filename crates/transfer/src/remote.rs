@@ -6,7 +6,9 @@ use std::time::Duration;
 use zerocopy::FromBytes;
 
 use crate::error::Error;
+use crate::flight::Flight;
 use crate::grant::Rights;
+use crate::local::{Mapped, Neighbour, Neighbours};
 use crate::peer::Peer;
 use crate::window::Window;
 use crate::wire::{self, Bytes, NAME_MAX, Verb};
@@ -20,11 +22,42 @@ pub(crate) struct Opened {
     pub(crate) peer: Arc<Peer>,
     pub(crate) window: Arc<Window>,
     pub(crate) lasts: Option<Duration>,
+    /// The same memory, where this process reaches it by itself.
+    near: Option<Near>,
+}
+
+#[derive(Debug)]
+struct Near {
+    neighbour: Arc<Neighbour>,
+    number: u32,
+    mapped: Arc<Mapped>,
+}
+
+impl Opened {
+    /// Whether this process reaches it by itself.
+    pub(crate) fn is_near(&self) -> bool {
+        self.near
+            .as_ref()
+            .is_some_and(|near| near.mapped.is_there())
+    }
+
+    /// Copies a slice; it is given back where that cannot be done from here.
+    pub(crate) fn carry(&self, flight: Flight) -> Result<(), Flight> {
+        match &self.near {
+            Some(near) => near.mapped.carry(flight),
+            None => Err(flight),
+        }
+    }
 }
 
 impl Remote {
     /// Opens what is published under a name.
-    pub(crate) fn open(peer: &Arc<Peer>, name: &[u8], timeout: Duration) -> Result<Remote, Error> {
+    pub(crate) fn open(
+        peer: &Arc<Peer>,
+        name: &[u8],
+        timeout: Duration,
+        neighbours: Option<&Neighbours>,
+    ) -> Result<Remote, Error> {
         if name.is_empty() || name.len() > NAME_MAX {
             let shown = String::from_utf8_lossy(name).into_owned();
             return Err(Error::input("name", shown, "1 to 1024 bytes"));
@@ -39,7 +72,17 @@ impl Remote {
         let rights = Rights::of(opened.rights.get());
         let window = Window::new(name, row.grant.get(), opened.len.get(), rights);
         let lasts = Some(opened.lasts_ms.get()).filter(|ms| *ms != u64::MAX);
+        let neighbour = neighbours.and_then(|all| all.find(peer));
+        let near = neighbour.and_then(|neighbour| {
+            let (number, mapped) = neighbour.map(name)?;
+            Some(Near {
+                neighbour,
+                number,
+                mapped,
+            })
+        });
         Ok(Remote(Arc::new(Opened {
+            near,
             peer: Arc::clone(peer),
             window: Arc::new(window),
             lasts: lasts.map(Duration::from_millis),
@@ -65,6 +108,12 @@ impl Remote {
         self.0.lasts
     }
 
+    /// Whether its bytes are copied by this process, without a connection.
+    #[must_use]
+    pub fn is_near(&self) -> bool {
+        self.0.is_near()
+    }
+
     /// The address of its peer.
     #[must_use]
     pub fn peer(&self) -> std::net::SocketAddr {
@@ -74,6 +123,9 @@ impl Remote {
 
 impl Drop for Opened {
     fn drop(&mut self) {
+        if let Some(near) = &self.near {
+            near.neighbour.let_go(near.number);
+        }
         if let Some(grant) = self.window.known() {
             self.peer.let_go(grant);
         }

@@ -14,6 +14,14 @@ use kvdepot_transfer::{
     Config, Engine, Error, Fault, Op, Options, Remote, Request, Rights, Status, Task,
 };
 
+/// Over connections, also on one host.
+fn config() -> Config {
+    Config {
+        local: false,
+        ..Config::default()
+    }
+}
+
 fn engine(config: Config) -> Arc<Engine> {
     Arc::new(Engine::start(config).unwrap())
 }
@@ -57,9 +65,9 @@ fn what_is_written_in_pieces_is_read_back_in_others() {
         let (one, other) = (
             engine(Config {
                 checksum,
-                ..Config::default()
+                ..config()
             }),
-            engine(Config::default()),
+            engine(config()),
         );
         let len = 8 << 20;
         let home = Buffer::from_vec(vec![0; len]);
@@ -104,7 +112,7 @@ fn what_is_written_in_pieces_is_read_back_in_others() {
 
 #[test]
 fn small_requests_are_carried_by_who_asks() {
-    let (one, other) = (engine(Config::default()), engine(Config::default()));
+    let (one, other) = (engine(config()), engine(config()));
     let home = Buffer::from_vec(bytes(1 << 20, 2));
     let _published = other
         .publish(b"home", std::slice::from_ref(&home), Rights::BOTH, None)
@@ -127,7 +135,7 @@ fn small_requests_are_carried_by_who_asks() {
 
 #[test]
 fn each_request_that_cannot_be_fails_alone() {
-    let (one, other) = (engine(Config::default()), engine(Config::default()));
+    let (one, other) = (engine(config()), engine(config()));
     let home = Buffer::from_vec(vec![0; 4096]);
     let _published = other
         .publish(b"read", std::slice::from_ref(&home), Rights::READ, None)
@@ -187,7 +195,7 @@ fn each_request_that_cannot_be_fails_alone() {
 
 #[test]
 fn what_is_withdrawn_is_unknown_and_what_is_over_too() {
-    let (one, other) = (engine(Config::default()), engine(Config::default()));
+    let (one, other) = (engine(config()), engine(config()));
     let home = Buffer::from_vec(vec![7; 4096]);
     let published = other
         .publish(b"home", std::slice::from_ref(&home), Rights::READ, None)
@@ -227,8 +235,8 @@ fn what_is_withdrawn_is_unknown_and_what_is_over_too() {
 
 #[test]
 fn a_peer_that_starts_anew_is_found_again() {
-    let one = engine(Config::default());
-    let mut other = engine(Config::default());
+    let one = engine(config());
+    let mut other = engine(config());
     let address = other.address().unwrap();
     let home = Buffer::from_vec(vec![1; 4096]);
     let mut published = other.publish(b"home", &[home], Rights::READ, None).unwrap();
@@ -240,7 +248,7 @@ fn a_peer_that_starts_anew_is_found_again() {
         other.close();
         other = engine(Config {
             listen: Some(address),
-            ..Config::default()
+            ..config()
         });
         let home = Buffer::from_vec(vec![round; 4096]);
         published = other.publish(b"home", &[home], Rights::READ, None).unwrap();
@@ -257,7 +265,7 @@ fn a_peer_that_starts_anew_is_found_again() {
 fn nobody_without_the_token_gets_anything() {
     let token = |token: &[u8]| Config {
         token: token.to_vec(),
-        ..Config::default()
+        ..config()
     };
     let other = engine(token(b"right"));
     let address = other.address().unwrap();
@@ -276,7 +284,7 @@ fn nobody_without_the_token_gets_anything() {
     assert_eq!(other.stats().refused_greetings, 2);
     let everywhere = Config {
         listen: Some("0.0.0.0:0".parse().unwrap()),
-        ..Config::default()
+        ..config()
     };
     let refused = Engine::start(everywhere.clone()).unwrap_err();
     assert!(
@@ -294,8 +302,8 @@ fn nobody_without_the_token_gets_anything() {
 
 #[test]
 fn a_peer_that_is_gone_fails_at_once_and_again_and_again() {
-    let one = engine(Config::default());
-    let other = engine(Config::default());
+    let one = engine(config());
+    let other = engine(config());
     let address = other.address().unwrap();
     let home = Buffer::from_vec(vec![1; 4096]);
     let published = other.publish(b"home", &[home], Rights::BOTH, None).unwrap();
@@ -317,7 +325,7 @@ fn a_peer_that_is_gone_fails_at_once_and_again_and_again() {
 
 #[test]
 fn a_batch_of_every_size_is_taken_and_its_callback_called_once() {
-    let (one, other) = (engine(Config::default()), engine(Config::default()));
+    let (one, other) = (engine(config()), engine(config()));
     let home = Buffer::from_vec(vec![0; 1 << 20]);
     let _published = other
         .publish(b"home", std::slice::from_ref(&home), Rights::BOTH, None)

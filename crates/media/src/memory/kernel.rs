@@ -168,9 +168,24 @@ impl Isa {
     }
 }
 
+/// The shortest copy that goes past the caches: what is shorter is likely to be read soon, and the
+/// lines at its ends cost more.
+const STREAM_MIN: usize = 16 << 10;
+
+/// Copies `len` bytes, past the caches where there are many. [`fence`] before anybody is told.
+///
+/// # Safety
+///
+/// `src` is readable and `dst` writable for `len` bytes, and they do not overlap. Others may change
+/// them meanwhile: what arrives is then any mixture.
+pub unsafe fn copy(src: *const u8, dst: *mut u8, len: usize) {
+    // SAFETY: the caller's promise; the machine has the best of its instruction sets.
+    unsafe { Isa::best().carry(src, dst, len, len >= STREAM_MIN, std::ptr::null()) }
+}
+
 /// Makes streaming stores of this thread visible before anything it does later.
 #[inline]
-pub(crate) fn fence() {
+pub fn fence() {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     // SAFETY: `sfence` is part of SSE, which every x86-64 processor has.
     unsafe {

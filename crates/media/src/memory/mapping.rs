@@ -418,6 +418,13 @@ impl Mapping {
         Ok(self.addr + offset as usize)
     }
 
+    /// Where a range of addresses begins in it, if all of it lies inside.
+    pub(crate) fn offset_of(&self, addr: usize, len: usize) -> Option<u64> {
+        let offset = addr.checked_sub(self.addr)? as u64;
+        check_range(offset, len as u64, self.len()).ok()?;
+        Some(offset)
+    }
+
     /// The whole pages around a range: system calls take nothing less.
     pub(super) fn pages(&self, offset: u64, len: u64) -> Result<(usize, usize)> {
         let at = self.at(offset, len)?;

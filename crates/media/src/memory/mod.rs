@@ -20,6 +20,7 @@ pub(crate) mod staged;
 pub(crate) mod xxh3;
 
 pub use huge::Pages;
+pub use kernel::{copy, fence};
 pub use mapping::{Access, Flush, Mapping, page_size};
 pub use medium::Kind;
 pub use opened::{Descriptor, Opened};

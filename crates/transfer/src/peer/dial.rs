@@ -1,8 +1,8 @@
-//! How a connection to a target is made.
+//! How a connection is made, on both sides.
 
 use std::io;
 use std::net::{SocketAddr, TcpStream};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
 use rustix::net::sockopt;
@@ -10,20 +10,112 @@ use zerocopy::{FromZeros, IntoBytes};
 
 use crate::error::Error;
 use crate::socket;
-use crate::wire::{Challenge, Hello, Key, MAC, Proof, Turn};
+use crate::wire::{Challenge, Greeting, Hello, Key, MAC, Malformed, Proof, Turn};
 
 /// Pause after which a silent connection is asked whether its peer is there, between two such
 /// questions, and how many go unanswered before it ends: half a minute in all, less than it takes
 /// anybody to wonder.
 const KEEPALIVE: (Duration, Duration, u32) = (Duration::from_secs(10), Duration::from_secs(5), 4);
 
-/// Who dials, and what it may take.
-#[derive(Debug)]
-pub(crate) struct Dialer {
-    pub(crate) address: SocketAddr,
+/// What an initiator greets with.
+#[derive(Clone, Debug)]
+pub(crate) struct Shake {
     pub(crate) engine: [u8; 16],
     pub(crate) key: Key,
     pub(crate) timeout: Duration,
+}
+
+/// Why a greeting came to nothing.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Cold {
+    /// It says no; another attempt is of no use.
+    #[error("{0}")]
+    Refused(String),
+    /// It did not come to that.
+    #[error(transparent)]
+    Lost(#[from] io::Error),
+}
+
+impl From<Malformed> for Cold {
+    fn from(error: Malformed) -> Cold {
+        Cold::Refused(error.to_string())
+    }
+}
+
+impl Shake {
+    /// Greets a target as this lane, and makes sure that it has the same token.
+    pub(crate) fn greet(&self, fd: BorrowedFd<'_>, lane: u32) -> Result<Challenge, Cold> {
+        let nonce = random().map_err(|_| io::Error::from(io::ErrorKind::Interrupted))?;
+        let hello = Hello::new(lane, self.engine, nonce);
+        socket::send(fd, hello.as_bytes())?;
+        let mut challenge = Challenge::new_zeroed();
+        socket::receive(fd, challenge.as_mut_bytes())?;
+        if let Some(reason) = challenge.refusal()? {
+            return Err(Cold::Refused(reason));
+        }
+        let proof = Proof {
+            key: &self.key,
+            hello: &hello,
+            challenge: &challenge,
+        };
+        let mine = proof.mac(Turn::Initiator, &[]);
+        socket::send(fd, &mine)?;
+        let mut theirs = [0; MAC];
+        match socket::receive(fd, &mut theirs) {
+            Ok(()) if proof.proves(Turn::Target, &mine, theirs) => Ok(challenge),
+            Ok(()) => Err(Cold::Refused("it has another token".to_owned())),
+            // It ends the connection of who does not know its token.
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Err(Cold::Refused(
+                "it has another token, or has ended".to_owned(),
+            )),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+/// Greets an initiator: its hello is shown to `enter` once it has proved itself, and it is welcomed
+/// when that returns.
+pub(crate) fn greeted<T>(
+    fd: BorrowedFd<'_>,
+    shake: &Shake,
+    (greeting, credit): (Greeting, u32),
+    enter: impl FnOnce(&Hello) -> T,
+) -> io::Result<T> {
+    let mut hello = Hello::new_zeroed();
+    socket::receive(fd, hello.as_mut_bytes())?;
+    let told = hello
+        .greet()
+        .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
+    let greeting = match greeting {
+        Greeting::GoOn => told,
+        other => other,
+    };
+    let nonce = random().map_err(io::Error::other)?;
+    let challenge = Challenge::new(greeting, credit, shake.engine, nonce);
+    socket::send(fd, challenge.as_bytes())?;
+    if greeting != Greeting::GoOn {
+        return Err(io::ErrorKind::ConnectionRefused.into());
+    }
+    let proof = Proof {
+        key: &shake.key,
+        hello: &hello,
+        challenge: &challenge,
+    };
+    let mut theirs = [0; MAC];
+    socket::receive(fd, &mut theirs)?;
+    if !proof.proves(Turn::Initiator, &[], theirs) {
+        return Err(io::ErrorKind::PermissionDenied.into());
+    }
+    let entered = enter(&hello);
+    socket::send(fd, &proof.mac(Turn::Target, &theirs))?;
+    Ok(entered)
+}
+
+/// Who dials.
+#[derive(Debug)]
+pub(crate) struct Dialer {
+    pub(crate) address: SocketAddr,
+    pub(crate) shake: Shake,
 }
 
 /// A connection that was greeted.
@@ -31,6 +123,7 @@ pub(crate) struct Greeted {
     pub(crate) socket: TcpStream,
     /// Requests that may be unanswered.
     pub(crate) credit: usize,
+    pub(crate) target: [u8; 16],
 }
 
 impl Dialer {
@@ -39,60 +132,32 @@ impl Dialer {
     /// # Errors
     /// [`Error::Refused`] where trying again is of no use, [`Error::Unreachable`] otherwise.
     pub(crate) fn dial(&self, lane: u32) -> Result<Greeted, Error> {
-        let lost = |error: io::Error| self.unreachable(error.to_string());
-        let stream = TcpStream::connect_timeout(&self.address, self.timeout).map_err(lost)?;
-        prepare(&stream).map_err(lost)?;
-        stream.set_read_timeout(Some(self.timeout)).map_err(lost)?;
-        stream.set_write_timeout(Some(self.timeout)).map_err(lost)?;
-        let hello = Hello::new(lane, self.engine, random()?);
-        let fd = stream.as_fd();
-        socket::send(fd, hello.as_bytes()).map_err(lost)?;
-        let mut challenge = Challenge::new_zeroed();
-        socket::receive(fd, challenge.as_mut_bytes()).map_err(lost)?;
-        let refusal = challenge
-            .refusal()
-            .map_err(|error| self.refused(error.to_string()))?;
-        if let Some(reason) = refusal {
-            return Err(self.refused(reason));
-        }
-        let proof = Proof {
-            key: &self.key,
-            hello: &hello,
-            challenge: &challenge,
-        };
-        let mine = proof.mac(Turn::Initiator, &[]);
-        socket::send(fd, &mine).map_err(lost)?;
-        let mut theirs = [0; MAC];
-        match socket::receive(fd, &mut theirs) {
-            Ok(()) if proof.proves(Turn::Target, &mine, theirs) => {}
-            // It ends the connection of who does not know its token.
-            Ok(()) => return Err(self.refused("it has another token".to_owned())),
-            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
-                return Err(self.refused("it has another token, or has ended".to_owned()));
+        self.try_dial(lane).map_err(|error| {
+            let peer = self.address.to_string();
+            match error {
+                Cold::Refused(reason) => Error::Refused { peer, reason },
+                Cold::Lost(error) => Error::Unreachable {
+                    peer,
+                    reason: error.to_string(),
+                },
             }
-            Err(error) => return Err(lost(error)),
-        }
-        stream.set_read_timeout(None).map_err(lost)?;
-        stream.set_write_timeout(None).map_err(lost)?;
-        let credit = challenge.credit.get() as usize;
-        Ok(Greeted {
-            socket: stream,
-            credit,
         })
     }
 
-    fn unreachable(&self, reason: String) -> Error {
-        Error::Unreachable {
-            peer: self.address.to_string(),
-            reason,
-        }
-    }
-
-    fn refused(&self, reason: String) -> Error {
-        Error::Refused {
-            peer: self.address.to_string(),
-            reason,
-        }
+    fn try_dial(&self, lane: u32) -> Result<Greeted, Cold> {
+        let timeout = Some(self.shake.timeout);
+        let stream = TcpStream::connect_timeout(&self.address, self.shake.timeout)?;
+        prepare(&stream)?;
+        stream.set_read_timeout(timeout)?;
+        stream.set_write_timeout(timeout)?;
+        let challenge = self.shake.greet(stream.as_fd(), lane)?;
+        stream.set_read_timeout(None)?;
+        stream.set_write_timeout(None)?;
+        Ok(Greeted {
+            socket: stream,
+            credit: challenge.credit.get() as usize,
+            target: challenge.engine,
+        })
     }
 }
 

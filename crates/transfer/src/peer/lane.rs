@@ -255,6 +255,7 @@ impl Lane {
         }
         match self.core.dialer.dial(self.number) {
             Ok(greeted) => {
+                *self.core.target.lock() = Some(greeted.target);
                 let window = greeted.credit.min(self.core.window);
                 let conn = Arc::new(Conn::new(greeted.socket, window));
                 self.connected(conn);

@@ -6,7 +6,7 @@ mod dial;
 mod lane;
 mod queue;
 
-pub(crate) use dial::{Dialer, prepare, random};
+pub(crate) use dial::{Dialer, Shake, greeted, prepare, random};
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -36,6 +36,8 @@ pub(crate) struct Core {
     fences: AtomicUsize,
     lanes: OnceLock<Vec<Weak<Lane>>>,
     sent: AtomicU64,
+    /// Who was there when a lane connected last.
+    target: Mutex<Option<[u8; 16]>>,
 }
 
 impl Core {
@@ -48,6 +50,7 @@ impl Core {
             fences: AtomicUsize::new(0),
             lanes: OnceLock::new(),
             sent: AtomicU64::new(0),
+            target: Mutex::new(None),
         }
     }
 
@@ -117,6 +120,15 @@ impl Peer {
 
     pub(crate) fn address(&self) -> SocketAddr {
         self.core.dialer.address
+    }
+
+    /// The engine that was there when a lane connected last.
+    pub(crate) fn target(&self) -> Option<[u8; 16]> {
+        *self.core.target.lock()
+    }
+
+    pub(crate) fn shake(&self) -> &Shake {
+        &self.core.dialer.shake
     }
 
     pub(crate) fn lanes(&self) -> usize {
@@ -197,23 +209,13 @@ impl Peer {
 
     /// Ends what is under way for a batch.
     pub(crate) fn cancel(&self, progress: &Arc<Progress>) {
-        let is_of = |flight: &Flight| {
-            flight
-                .progress()
-                .is_some_and(|one| Arc::ptr_eq(one, progress))
-        };
+        let is_of = |flight: &Flight| flight.is_of(progress);
         self.lanes.iter().for_each(|lane| lane.cancel(is_of));
     }
 
     /// Ends what has taken too long by now; whether anything is under way.
     pub(crate) fn expire(&self, now: Instant) -> bool {
-        let is_late = |flight: &Flight| {
-            let late = flight
-                .progress()
-                .filter(|progress| progress.deadline <= now);
-            late.inspect(|progress| progress.end(Fault::TimedOut))
-                .is_some()
-        };
+        let is_late = |flight: &Flight| flight.is_late(now);
         self.lanes.iter().for_each(|lane| lane.cancel(is_late));
         self.lanes.iter().any(|lane| !lane.state.lock().is_idle())
     }

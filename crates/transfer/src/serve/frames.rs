@@ -74,6 +74,9 @@ impl Frames<'_> {
             }
             Verb::Ping => self.tell(head.answer(Status::Done, 0)),
             Verb::Call => self.call(&head, asked),
+            Verb::Map | Verb::Unmap | Verb::Withdraw => {
+                Err(broken(Malformed("a neighbour's verb")))
+            }
         }
     }
 

@@ -6,14 +6,11 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use zerocopy::{FromZeros, IntoBytes};
-
 use super::House;
 use super::served::Served;
 use super::session::Session;
-use crate::peer::{prepare, random};
-use crate::socket;
-use crate::wire::{Challenge, Greeting, Hello, MAC, Proof, Turn};
+use crate::peer::{greeted, prepare};
+use crate::wire::Greeting;
 
 /// How long a connection that is one too many is listened to.
 const REFUSAL: Duration = Duration::from_millis(100);
@@ -30,53 +27,38 @@ pub(super) fn greet(house: &House, served: &Arc<Served>) -> Option<(Arc<Session>
 fn exchange(house: &House, served: &Arc<Served>) -> Option<(Arc<Session>, u32)> {
     let socket = &served.socket;
     prepare(socket).ok()?;
-    socket.set_read_timeout(Some(house.terms.timeout)).ok()?;
-    socket.set_write_timeout(Some(house.terms.timeout)).ok()?;
-    let mut hello = Hello::new_zeroed();
-    socket::receive(socket.as_fd(), hello.as_mut_bytes()).ok()?;
-    let mut greeting = hello.greet().ok()?;
-    if house.is_closing.load(Ordering::Acquire) {
-        greeting = Greeting::Closing;
-    }
-    let challenge = challenge(house, greeting)?;
-    socket::send(socket.as_fd(), challenge.as_bytes()).ok()?;
-    if greeting != Greeting::GoOn {
-        return None;
-    }
-    let proof = Proof {
-        key: &house.terms.key,
-        hello: &hello,
-        challenge: &challenge,
+    socket
+        .set_read_timeout(Some(house.terms.shake.timeout))
+        .ok()?;
+    socket
+        .set_write_timeout(Some(house.terms.shake.timeout))
+        .ok()?;
+    let greeting = match house.is_closing.load(Ordering::Acquire) {
+        true => Greeting::Closing,
+        false => Greeting::GoOn,
     };
-    let mut theirs = [0; MAC];
-    socket::receive(socket.as_fd(), &mut theirs).ok()?;
-    if !proof.proves(Turn::Initiator, &[], theirs) {
-        tracing::warn!(peer = ?socket.peer_addr().ok(), "a connection with another token is refused");
-        return None;
-    }
-    let session = house.session(hello.engine);
-    let lane = hello.lane.get();
-    session.enter(lane, served);
-    let mine = proof.mac(Turn::Target, &theirs);
-    let ready = socket::send(socket.as_fd(), &mine).and_then(|()| {
+    let mut entered = None;
+    let terms = (greeting, house.terms.credit);
+    let welcomed = greeted(socket.as_fd(), &house.terms.shake, terms, |hello| {
+        let session = house.session(hello.engine);
+        let lane = hello.lane.get();
+        session.enter(lane, served);
+        entered = Some((session, lane));
+    });
+    let ready = welcomed.and_then(|()| {
         socket.set_read_timeout(None)?;
         socket.set_write_timeout(None)
     });
-    if ready.is_err() {
-        session.leave(lane, served);
-        return None;
+    match ready {
+        Ok(()) => entered,
+        Err(error) => {
+            if let Some((session, lane)) = entered {
+                session.leave(lane, served);
+            }
+            tracing::warn!(peer = ?socket.peer_addr().ok(), %error, "a connection is not greeted");
+            None
+        }
     }
-    Some((session, lane))
-}
-
-fn challenge(house: &House, greeting: Greeting) -> Option<Challenge> {
-    let nonce = random().ok()?;
-    Some(Challenge::new(
-        greeting,
-        house.terms.credit,
-        house.terms.engine,
-        nonce,
-    ))
 }
 
 /// Tells a connection that it is one too many. In the listener's thread: it waits for next to
@@ -86,12 +68,8 @@ pub(super) fn refuse(house: &House, served: &Served) {
         let socket = &served.socket;
         socket.set_read_timeout(Some(REFUSAL))?;
         socket.set_write_timeout(Some(REFUSAL))?;
-        let mut hello = Hello::new_zeroed();
-        socket::receive(socket.as_fd(), hello.as_mut_bytes())?;
-        match challenge(house, Greeting::TooMany) {
-            Some(challenge) => socket::send(socket.as_fd(), challenge.as_bytes()),
-            None => Ok(()),
-        }
+        let terms = (Greeting::TooMany, house.terms.credit);
+        greeted(socket.as_fd(), &house.terms.shake, terms, |_| ())
     };
     // Who does not hear it sees the connection end.
     drop(tell());

@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 
 use crate::error::Error;
 use crate::grant::{Grant, Names};
-use crate::wire::Key;
+use crate::peer::Shake;
 use served::Served;
 use session::Session;
 
@@ -38,13 +38,10 @@ pub trait Answers: Send + Sync {
 
 /// What a server is told.
 pub(crate) struct Terms {
-    pub(crate) engine: [u8; 16],
-    pub(crate) key: Key,
+    pub(crate) shake: Shake,
     /// Requests that may be unanswered on a connection.
     pub(crate) credit: u32,
     pub(crate) connections_max: usize,
-    /// How long a greeting may take.
-    pub(crate) timeout: Duration,
     pub(crate) answers: Option<Arc<dyn Answers>>,
 }
 

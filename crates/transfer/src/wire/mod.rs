@@ -48,20 +48,20 @@ pub(crate) enum Verb {
     Ping = 5,
     /// Whatever the user of the engine asks.
     Call = 6,
+    /// A neighbour: for the memory of a name.
+    Map = 7,
+    /// A neighbour: it has let go of that.
+    Unmap = 8,
+    /// To a neighbour: that it lets go.
+    Withdraw = 9,
 }
 
 impl Verb {
     fn of(number: u8) -> Option<Verb> {
-        [
-            Verb::Open,
-            Verb::Read,
-            Verb::Write,
-            Verb::Close,
-            Verb::Ping,
-            Verb::Call,
-        ]
-        .into_iter()
-        .find(|verb| *verb as u8 == number)
+        use Verb::{Call, Close, Map, Open, Ping, Read, Unmap, Withdraw, Write};
+        [Open, Read, Write, Close, Ping, Call, Map, Unmap, Withdraw]
+            .into_iter()
+            .find(|verb| *verb as u8 == number)
     }
 }
 
@@ -187,11 +187,33 @@ impl Head {
             Verb::Ping => rows == 0 && bytes == 0,
             Verb::Open => rows == 0 && (1..=NAME_MAX as u64).contains(&bytes),
             Verb::Call => rows == 0 && bytes <= BYTES_MAX,
+            // Those come over a socket of this host.
+            Verb::Map | Verb::Unmap | Verb::Withdraw => false,
         };
         match fits {
             true => Ok(Asked { verb, rows, bytes }),
             false => Err(Malformed("rows or bytes that its verb does not have")),
         }
+    }
+
+    /// What a neighbour asks.
+    pub(crate) fn asks_neighbour(&self) -> Result<Asked, Malformed> {
+        let verb = Verb::of(self.verb).ok_or(Malformed("an unknown verb"))?;
+        let (rows, bytes) = (self.rows.get() as usize, self.bytes.get());
+        let fits = match verb {
+            Verb::Map => rows == 0 && (1..=NAME_MAX as u64).contains(&bytes),
+            Verb::Unmap => rows == 1 && bytes == 0,
+            _ => false,
+        };
+        match fits && self.flags == 0 && self.status.get() == 0 {
+            true => Ok(Asked { verb, rows, bytes }),
+            false => Err(Malformed("nothing that a neighbour asks")),
+        }
+    }
+
+    /// Whether a neighbour is to let go of what is in its first row.
+    pub(crate) fn withdraws(&self) -> bool {
+        self.verb == Verb::Withdraw as u8
     }
 
     /// An answer to the request of this verb and number, for which so many bytes were expected.

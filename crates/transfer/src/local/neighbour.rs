@@ -1,0 +1,210 @@
+//! A target of this host, as its initiator sees it: a socket over which memory is lent.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::Shutdown;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+use super::mapped::Mapped;
+use super::words;
+use crate::peer::{Peer, Shake};
+use crate::wire::{Bytes, Head, Malformed, Row, Status, Verb};
+
+/// Most bytes of an answer: 65,536 ranges, and what leads them.
+const ANSWER_MAX: u64 = (1 << 16) * 32 + 16;
+
+/// The neighbours of an engine, by what their engines drew.
+#[derive(Default)]
+pub(crate) struct Neighbours {
+    all: Mutex<HashMap<[u8; 16], Option<Arc<Neighbour>>>>,
+}
+
+impl Neighbours {
+    /// The one that this peer is, if it is one.
+    pub(crate) fn find(&self, peer: &Peer) -> Option<Arc<Neighbour>> {
+        let target = peer.target()?;
+        let mut all = self.all.lock();
+        let known = all.entry(target).or_insert_with(|| {
+            let knocked = Neighbour::knock(peer.shake(), target);
+            let knocked = knocked.inspect_err(|error| {
+                tracing::debug!(peer = %peer.address(), %error, "no neighbour");
+            });
+            knocked.ok().map(Arc::new)
+        });
+        known.clone()
+    }
+
+    /// Lets go of all of them.
+    pub(crate) fn close(&self) {
+        let all: Vec<_> = self.all.lock().drain().collect();
+        for (_, neighbour) in all {
+            if let Some(neighbour) = neighbour {
+                neighbour.close();
+            }
+        }
+    }
+}
+
+/// What was lent, and its number; `None` where it cannot be reached from here.
+type Lent = Option<(u32, Arc<Mapped>)>;
+
+struct Shared {
+    socket: UnixStream,
+    /// What was lent, by its numbers.
+    lent: Mutex<HashMap<u32, Arc<Mapped>>>,
+    answers: Sender<Lent>,
+    process: i32,
+}
+
+/// A neighbour.
+pub(crate) struct Neighbour {
+    shared: Arc<Shared>,
+    /// Whoever asks, and the answer to it.
+    asking: Mutex<(u64, Receiver<Lent>)>,
+    timeout: Duration,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Neighbour {
+    /// Knocks at a target; an error where it is on another host, or another user's.
+    pub(crate) fn knock(shake: &Shake, target: [u8; 16]) -> io::Result<Neighbour> {
+        let socket = UnixStream::connect_addr(&words::address(target)?)?;
+        socket.set_read_timeout(Some(shake.timeout))?;
+        socket.set_write_timeout(Some(shake.timeout))?;
+        let process = words::process(&socket).filter(|_| words::is_ours(&socket));
+        let process = process.ok_or(io::ErrorKind::PermissionDenied)?;
+        let challenge = shake.greet(socket.as_fd(), 0).map_err(io::Error::other)?;
+        if challenge.engine != target {
+            return Err(io::ErrorKind::ConnectionRefused.into());
+        }
+        socket.set_read_timeout(None)?;
+        let (answers, answer) = channel();
+        let shared = Arc::new(Shared {
+            socket,
+            lent: Mutex::default(),
+            answers,
+            process,
+        });
+        let its = Arc::clone(&shared);
+        let thread = kvdepot_host::cpu::spawn("kvdepot-near", move || its.listen())?;
+        Ok(Neighbour {
+            shared,
+            asking: Mutex::new((0, answer)),
+            timeout: shake.timeout,
+            thread: Mutex::new(Some(thread)),
+        })
+    }
+
+    /// What a name grants, where this process can reach it by itself.
+    pub(crate) fn map(&self, name: &[u8]) -> Lent {
+        let mut asking = self.asking.lock();
+        asking.0 += 1;
+        let head = Head::request(Verb::Map, 0, asking.0, name.len() as u64, false);
+        words::send(&self.shared.socket, &head, name, &[]).ok()?;
+        let answer = asking.1.recv_timeout(self.timeout);
+        if answer.is_err() {
+            // An answer that comes later would be taken for another one's.
+            drop(self.shared.socket.shutdown(Shutdown::Both));
+        }
+        answer.ok().flatten()
+    }
+
+    /// A range is not used any more.
+    pub(crate) fn let_go(&self, number: u32) {
+        self.shared.end(number);
+    }
+
+    /// Lets go of everything.
+    pub(crate) fn close(&self) {
+        drop(self.shared.socket.shutdown(Shutdown::Read));
+        let thread = self.thread.lock().take();
+        drop(thread.map(JoinHandle::join));
+    }
+}
+
+impl std::fmt::Debug for Neighbour {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Neighbour")
+            .field("process", &self.shared.process)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Drop for Neighbour {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+impl Shared {
+    /// Hears answers, and what is wanted back, until the target or this engine ends. The socket
+    /// ends when nothing of the target is used any more, and not before: that is what it goes by.
+    fn listen(&self) {
+        while self.hear().is_ok() {}
+        let lent: Vec<_> = self.lent.lock().drain().collect();
+        for (_, mapped) in lent {
+            mapped.end();
+        }
+        // Whoever waits for an answer hears that there is none.
+        drop(self.answers.send(None));
+        drop(self.socket.shutdown(Shutdown::Both));
+    }
+
+    fn hear(&self) -> io::Result<()> {
+        let (head, descriptors) = words::receive_head(&self.socket)?;
+        if head.withdraws() {
+            self.end(head.first.grant.get());
+            return Ok(());
+        }
+        let number = head.number.get();
+        let status = head
+            .answers(Verb::Map, number, Bytes::Upto(ANSWER_MAX))
+            .map_err(broken)?;
+        if status != Status::Done {
+            drop(self.answers.send(None));
+            return Ok(());
+        }
+        let mut body = vec![0; head.bytes.get() as usize];
+        words::fill(&self.socket, &mut body)?;
+        let grant = head.first.grant.get();
+        let answer = match Mapped::new(&body, descriptors, self.process) {
+            Ok(mapped) => {
+                let mapped = Arc::new(mapped);
+                self.lent.lock().insert(grant, Arc::clone(&mapped));
+                Some((grant, mapped))
+            }
+            Err(error) => {
+                tracing::debug!(%error, "memory of this host is reached by the network");
+                self.unmapped(grant);
+                None
+            }
+        };
+        drop(self.answers.send(answer));
+        Ok(())
+    }
+
+    fn end(&self, number: u32) {
+        let mapped = self.lent.lock().remove(&number);
+        if let Some(mapped) = mapped {
+            mapped.end();
+            self.unmapped(number);
+        }
+    }
+
+    fn unmapped(&self, number: u32) {
+        let head = Head::request(Verb::Unmap, 1, 0, 0, false).with(Row::new(number, 0, 0));
+        // Who does not hear it has ended.
+        drop(words::send(&self.socket, &head, &[], &[]));
+    }
+}
+
+fn broken(error: Malformed) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, error)
+}
