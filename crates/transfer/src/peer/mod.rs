@@ -70,12 +70,11 @@ impl Core {
         self.sent.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Has all lanes look again.
+    /// The target is there: all lanes look again, also those that would not have for a while.
     fn wake_all(&self) {
         for lane in self.lanes.get().into_iter().flatten() {
             if let Some(lane) = lane.upgrade() {
-                // With the lock, so that nobody who has just looked misses it.
-                drop(lane.state.lock());
+                lane.state.lock().down = None;
                 lane.wake.notify_one();
             }
         }
