@@ -1,4 +1,5 @@
-//! Queues, lanes and regions over a double of the library (`double.rs`).
+//! Queues, lanes and regions over a double of the library (`double.rs`), and over real devices where
+//! the virtual machine has some (`guest.rs`).
 
 use super::*;
 use kvdepot_media::{Buffer, Owner};
@@ -8,6 +9,7 @@ use std::time::{Duration, Instant};
 
 mod absent;
 mod double;
+mod guest;
 mod lanes;
 mod regions;
 
