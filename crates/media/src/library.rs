@@ -1,4 +1,5 @@
-//! Libraries that are found at run time: nothing of them is needed to build or to load what uses them.
+//! Libraries that are found at run time: nothing of them is needed to build or to load what uses
+//! them.
 
 use crate::error::{Error, Result};
 use std::ffi::{CStr, CString, c_void};

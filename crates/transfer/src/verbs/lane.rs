@@ -6,16 +6,16 @@ use super::region::Piece;
 use super::request::{Chain, Completion, Op, Remote};
 use std::time::{Duration, Instant};
 
-/// How long a device has, at an end, to say what it has carried and what it gave up: it does at once
-/// or never. What it has not said then is reported as not carried.
+/// How long a device has, at an end, to say what it has carried and what it gave up: it does at
+/// once or never. What it has not said then is reported as not carried.
 const GRACE: Duration = Duration::from_millis(100);
 
 /// Slices over one queue pair, each of them reported once: as carried, as failed, or as not carried
 /// at the deadline. Nobody waits for another lane's.
 ///
-/// They wait until there is a watermark of them, or [`Lane::wait`] is called, and are then posted at
-/// once, as many as the send queue has room for. Once one has failed the connection carries nothing
-/// more: the others are reported too, and the lane is over.
+/// They wait until there is a watermark of them, or [`Lane::wait`] is called, and are then posted
+/// at once, as many as the send queue has room for. Once one has failed the connection carries
+/// nothing more: the others are reported too, and the lane is over.
 #[derive(Debug)]
 pub(crate) struct Lane {
     queue: QueuePair,
@@ -55,8 +55,8 @@ impl Lane {
         })
     }
 
-    /// Takes a slice: as many bytes as its pieces have, between them in their order and what lies at
-    /// the peer from `remote` on. `id` is the caller's; it comes back with the report.
+    /// Takes a slice: as many bytes as its pieces have, between them in their order and what lies
+    /// at the peer from `remote` on. `id` is the caller's; it comes back with the report.
     ///
     /// # Errors
     ///
@@ -109,8 +109,8 @@ impl Lane {
         self.end(Failure::Flushed, out);
     }
 
-    /// Reports all slices, at the deadline at the latest: what is not carried by then has failed, and
-    /// the lane is over. Afterwards no device touches what any of them named.
+    /// Reports all slices, at the deadline at the latest: what is not carried by then has failed,
+    /// and the lane is over. Afterwards no device touches what any of them named.
     pub(crate) fn finish(&mut self, deadline: Instant, out: &mut Vec<Completion>) {
         while self.pending() > 0 {
             if Instant::now() >= deadline {

@@ -148,9 +148,9 @@ fn types_of(sysfs: &Path, device: &str, port: u8) -> PathBuf {
     ports.join(port.to_string()).join("gid_attrs/types")
 }
 
-/// How well an address serves, the smallest best; nothing for one that does not. On Ethernet RoCE v2
-/// goes through routers and v1 does not, and IPv4 is what networks are usually set up for; one of
-/// the link alone goes nowhere else. InfiniBand's own are as good as each other.
+/// How well an address serves, the smallest best; nothing for one that does not. On Ethernet RoCE
+/// v2 goes through routers and v1 does not, and IPv4 is what networks are usually set up for; one
+/// of the link alone goes nowhere else. InfiniBand's own are as good as each other.
 fn rank(is_ethernet: bool, kind: Option<&str>, gid: [u8; 16]) -> Option<u8> {
     if gid == [0; 16] {
         return None;

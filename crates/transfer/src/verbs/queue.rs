@@ -181,8 +181,8 @@ impl QueuePair {
         })
     }
 
-    /// Connects it to the peer's, whose [`QueuePair::local`] this is. The peer connects to this one;
-    /// what is posted before it has is sent again until then.
+    /// Connects it to the peer's, whose [`QueuePair::local`] this is. The peer connects to this
+    /// one; what is posted before it has is sent again until then.
     ///
     /// # Errors
     ///
@@ -450,7 +450,8 @@ impl QueuePair {
 
     /// Ends it: after this no device touches what was posted, and each work request has been
     /// reported. Those that do not complete by `until`, which the device is first asked to give up,
-    /// are reported with `failure`. Their regions are let go once the queue pair has been destroyed.
+    /// are reported with `failure`. Their regions are let go once the queue pair has been
+    /// destroyed.
     pub(crate) fn shut(&mut self, until: Instant, failure: Failure, out: &mut Vec<Completion>) {
         if self.state == State::Shut {
             return;

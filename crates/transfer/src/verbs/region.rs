@@ -46,8 +46,8 @@ impl Region {
     /// this is dropped.
     ///
     /// What a device writes there it writes as the lanes of `media` do, and on the terms of
-    /// [`Buffer::from_raw`]: nobody has a Rust reference to it. Memory of before Linux 5.12 must not be
-    /// shared with children of a fork; what `media` maps never is.
+    /// [`Buffer::from_raw`]: nobody has a Rust reference to it. Before Linux 5.12 a process that
+    /// forks must not register memory that its children inherit; what `media` maps they never do.
     ///
     /// # Errors
     ///

@@ -1,5 +1,5 @@
-//! On real verbs: two Soft-RoCE devices at the ends of a virtual cable. `make test-vm` runs these in
-//! a virtual machine, whose kernel has `rdma_rxe`, `veth` and `sch_netem`; they need root, and a
+//! On real verbs: two Soft-RoCE devices at the ends of a virtual cable. `make test-vm` runs these
+//! in a virtual machine, whose kernel has `rdma_rxe`, `veth` and `sch_netem`; they need root, and a
 //! machine of their own, as they change how it routes. `KVDEPOT_TEST_DAX` names a DAX device and
 //! `KVDEPOT_TEST_FILE` a file on a DAX file system; everything on them is lost.
 

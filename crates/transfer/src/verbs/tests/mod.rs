@@ -1,5 +1,5 @@
-//! Queues, lanes and regions over a double of the library (`double.rs`), and over real devices where
-//! the virtual machine has some (`guest.rs`).
+//! Queues, lanes and regions over a double of the library (`double.rs`), and over real devices
+//! where the virtual machine has some (`guest.rs`).
 
 use super::*;
 use kvdepot_media::{Buffer, Owner};

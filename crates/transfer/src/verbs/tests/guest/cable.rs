@@ -1,4 +1,5 @@
-//! Two Soft-RoCE devices of one machine that reach each other by a virtual cable, and not within it.
+//! Two Soft-RoCE devices of one machine that reach each other by a virtual cable, and not within
+//! it.
 
 use std::fs;
 use std::process::Command;
