@@ -2,12 +2,17 @@
 # kvdepot on devices that few machines have, in a small virtual machine without KVM.
 #
 # A Debian kernel boots with tests/vm/init as its first process, which runs tests of
-# crates/service/tests and the kvdepot command. The exit status of the guest is the result.
+# crates/service/tests and of crates/transfer, and the kvdepot command. The exit status of the guest
+# is the result.
 #
 #   first, second  device_dax.rs, on two emulated NVDIMMs. They are files here, so what is on them is
 #                  there again at the second boot; the first one stops without a word to its file
 #                  systems
 #   disks          block_device.rs, on an emulated disk; power_cuts.rs, on three
+#   rdma           the unit tests of crates/transfer, those of verbs/tests/guest.rs too, on two
+#                  Soft-RoCE devices at the ends of a virtual cable, and the two NVDIMMs
+#
+# Boots to run alone may be named: `tests/vm/run.sh rdma`.
 #
 # What is missing is installed where that is possible, by root with apt-get; else this is skipped,
 # with the reason, as are other systems and processors. Everything lies in build/vm.
@@ -20,6 +25,7 @@ root=$work/root
 nvdimm_size=130M # of which labels and the namespace's own tables take some
 patience=1200 # seconds for one boot, on a machine that does other things too
 programs=(device_dax block_device power_cuts)
+boots=${*:-first second disks rdma}
 faster='nokaslr mitigations=off random.trust_cpu=on no_timer_check cryptomgr.notests'
 
 skip() {
@@ -32,13 +38,18 @@ skip() {
 declare -A package_of=(
     [qemu-system-x86_64]=qemu-system-x86 [busybox]=busybox-static [cpio]=cpio [modprobe]=kmod
     [xz]=xz-utils [ndctl]=ndctl [mkfs.ext4]=e2fsprogs [dmsetup]=dmsetup
+    [ip]=iproute2 [tc]=iproute2 [rdma]=iproute2
 )
+
+# Of libibverbs that of Soft-RoCE is needed, and where the library finds it.
+verbs_driver=/etc/libibverbs.d/rxe.driver
 
 find_tools() {
     local tool packages=()
     for tool in "${!package_of[@]}"; do
         command -v "$tool" >/dev/null || packages+=("${package_of[$tool]}")
     done
+    [ -e $verbs_driver ] || packages+=(libibverbs1 ibverbs-providers)
     ((${#packages[@]})) || return 0
     [ "$(id -u)" = 0 ] || skip "needs the packages ${packages[*]}, and only root installs some"
     echo "installing ${packages[*]}"
@@ -82,26 +93,48 @@ build_programs() {
     for program in "${programs[@]}"; do
         build+=(--test "$program")
     done
+    local unit=(cargo test -p kvdepot-transfer --no-run --lib)
     cargo build --quiet -p kvdepot-cli --no-default-features
     "${build[@]}" --quiet
+    "${unit[@]}" --quiet
     command=$target/debug/kvdepot
     built=$("${build[@]}" 2>&1)
     for program in "${programs[@]}"; do
         tests[$program]=$(sed -n "s/.*Executable .*$program.rs (\(.*\))$/\1/p" <<<"$built")
     done
+    built=$("${unit[@]}" 2>&1)
+    tests[transfer]=$(sed -n "s/.*Executable .*lib.rs (\(.*\))$/\1/p" <<<"$built")
 }
 
 # ---- the guest's files ----
 
 # Copies a program to the guest's /bin, and the libraries it is linked with to where they are here.
 add_program() {
-    local path library
+    local path
     path=$(command -v "$1")
     cp --dereference "$path" "$root/bin/${2:-${1##*/}}"
-    for library in $(ldd "$path" 2>/dev/null | grep -o '/[^ ]*\.so[^ ]*'); do
+    add_libraries_of "$path"
+}
+
+add_libraries_of() {
+    local library
+    for library in $(ldd "$1" 2>/dev/null | grep -o '/[^ ]*\.so[^ ]*'); do
         mkdir -p "$root${library%/*}"
         cp --dereference "$library" "$root$library"
     done
+}
+
+# Copies libibverbs, which nothing is linked with, and its driver for Soft-RoCE.
+add_verbs() {
+    local library folder
+    library=$(ldconfig -p | sed -n 's/.*libibverbs\.so\.1 .*=> //p' | head -n 1)
+    # It looks for drivers beside where it really is.
+    folder=$(dirname "$(realpath "$library")")
+    mkdir -p "$root/${verbs_driver%/*}" "$root$folder/libibverbs"
+    cp $verbs_driver "$root$verbs_driver"
+    cp --dereference "$library" "$root$folder/${library##*/}"
+    add_libraries_of "$library"
+    cp "$folder"/libibverbs/librxe-*.so "$root$folder/libibverbs/"
 }
 
 # Copies kernel modules with what they need, and writes down the order to insert them in.
@@ -128,24 +161,31 @@ build_guest() {
     for applet in $(busybox --list); do
         ln -s busybox "$root/bin/$applet" 2>/dev/null || true # busybox itself is there
     done
-    for program in ndctl mkfs.ext4 dmsetup; do
+    for program in ndctl mkfs.ext4 dmsetup ip tc rdma; do
         rm -f "$root/bin/$program"
         add_program "$program"
     done
     add_program "$command" kvdepot
     # What a debugger wants of them is more than the guest's memory takes.
     strip --strip-debug "$root/bin/kvdepot"
-    for program in "${programs[@]}"; do
+    for program in "${!tests[@]}"; do
         add_program "${tests[$program]}" "$program"
         strip --strip-debug "$root/bin/$program"
     done
-    add_modules nfit nd_pmem dax_pmem device_dax ext4 virtio_pci virtio_blk dm_log_writes
+    add_verbs
+    add_modules nfit nd_pmem dax_pmem device_dax ext4 virtio_pci virtio_blk dm_log_writes \
+        crc32_generic rdma_rxe veth sch_netem
     cp "$here/init" "$root/init"
     (cd "$root" && find . | cpio --create --format newc --owner 0:0 --quiet) \
         | gzip -1 >"$work/initrd.gz"
 }
 
 # ---- the machine ----
+
+new_nvdimms() {
+    rm -f "$work"/*.nvdimm
+    truncate --size "$nvdimm_size" "$work"/{device,files}.nvdimm
+}
 
 # Sets `media` to two NVDIMMs, which keep what they hold.
 with_nvdimms() {
@@ -202,10 +242,12 @@ find_tools
 find_kernel
 build_programs
 build_guest
-rm -f "$work"/*.nvdimm
-truncate --size "$nvdimm_size" "$work"/{device,files}.nvdimm
-with_nvdimms
-boot first max
-boot second qemu64 # what knows neither AVX2 nor CLWB
-with_disks
-boot disks max
+for name in $boots; do
+    case $name in
+        first | second | rdma) [ "$name" = second ] || new_nvdimms; with_nvdimms ;;
+        disks) with_disks ;;
+        *) echo "no boot is named $name"; exit 2 ;;
+    esac
+    # The second one is on what knows neither AVX2 nor CLWB.
+    boot "$name" "$([ "$name" = second ] && echo qemu64 || echo max)"
+done

@@ -171,6 +171,12 @@ impl Buffer {
         self.writable
     }
 
+    /// Whether it is memory of this process, and neither a device's nor what a carrier reaches.
+    #[must_use]
+    pub fn is_memory(&self) -> bool {
+        matches!(self.end, End::Memory)
+    }
+
     /// The device whose memory it is; none for anything else.
     #[must_use]
     pub fn device(&self) -> Option<&Arc<Device>> {
@@ -178,12 +184,6 @@ impl Buffer {
             End::Device(device) => Some(device),
             _ => None,
         }
-    }
-
-    /// Whether it is memory of this process, at [`Buffer::addr`].
-    #[must_use]
-    pub fn is_host(&self) -> bool {
-        self.check_host().is_ok()
     }
 
     /// The mapping that has it, and where in that; `None` for memory of any other kind.
@@ -211,9 +211,9 @@ impl Buffer {
 
     /// Refuses memory that this process cannot touch.
     pub(crate) fn check_host(&self) -> Result<()> {
-        match self.end {
-            End::Memory => Ok(()),
-            _ => Err(Error::Elsewhere { addr: self.addr }),
+        match self.is_memory() {
+            true => Ok(()),
+            false => Err(Error::Elsewhere { addr: self.addr }),
         }
     }
 

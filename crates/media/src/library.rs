@@ -1,4 +1,5 @@
-//! Libraries that are found at run time: nothing of them is needed to build or to load this crate.
+//! Libraries that are found at run time: nothing of them is needed to build or to load what uses
+//! them.
 
 use crate::error::{Error, Result};
 use std::ffi::{CStr, CString, c_void};
@@ -6,14 +7,19 @@ use std::io;
 use std::path::Path;
 
 /// A library, which is never closed: its threads may run as long as the process.
-pub(crate) struct Library<'a> {
+#[derive(Debug)]
+pub struct Library<'a> {
     at: *mut c_void,
     path: &'a Path,
 }
 
 impl<'a> Library<'a> {
     /// Loads one by its path, or by a name that the system's loader searches for.
-    pub(crate) fn load(path: &'a Path) -> Result<Self> {
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Io`], with what the loader says.
+    pub fn load(path: &'a Path) -> Result<Self> {
         let fail = |problem: io::Error| Error::io("load", path.display().to_string(), problem);
         let name = CString::new(path.as_os_str().as_encoded_bytes());
         let name = name.map_err(|error| fail(error.into()))?;
@@ -26,7 +32,11 @@ impl<'a> Library<'a> {
     }
 
     /// The address of a function.
-    pub(crate) fn function(&self, name: &CStr) -> Result<*mut c_void> {
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Io`] where it has none of the name.
+    pub fn function(&self, name: &CStr) -> Result<*mut c_void> {
         // SAFETY: the library is loaded, and `name` a string.
         let at = unsafe { libc::dlsym(self.at, name.as_ptr()) };
         if at.is_null() {

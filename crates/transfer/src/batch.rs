@@ -227,9 +227,10 @@ impl<'a> Plan<'a> {
 
 /// Gives a slice to whoever moves it: from here where that can be, and else a lane of the peer.
 pub(crate) fn submit(remote: &Arc<Opened>, movers: &Movers, lane: usize, flight: Flight) {
-    match remote.is_near() {
-        true => movers.submit(flight, remote),
-        false => remote.peer.submit(lane, flight),
+    if remote.is_near() {
+        movers.submit(flight, remote);
+    } else if let Err(flight) = remote.post(lane, flight) {
+        remote.peer.submit(lane, flight);
     }
 }
 

@@ -29,6 +29,8 @@ pub struct Config {
     pub window: usize,
     /// Whether memory of this host, of processes of the same user, is reached without a connection.
     pub local: bool,
+    /// RDMA devices that are used, by their names, such as `mlx5_0`; `None`: all that are found.
+    pub rdma: Option<Vec<String>>,
     /// Whether each slice that goes over a connection is under a checksum.
     pub checksum: bool,
     /// How often what failed on the way is tried again.
@@ -51,6 +53,7 @@ impl Default for Config {
             watermark: 4,
             window: 8,
             local: true,
+            rdma: None,
             checksum: false,
             retries: 4,
             timeout: Duration::from_secs(5),

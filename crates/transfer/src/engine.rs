@@ -18,6 +18,7 @@ use crate::grant::{Grant, Names, Rights};
 use crate::local::{Door, Movers, Neighbours};
 use crate::memory::Memory;
 use crate::peer::{Core, Dialer, Peer, Shake, random};
+use crate::rdma::Fabric;
 use crate::remote::Remote;
 use crate::serve::{Answers, Server, Terms};
 use crate::task::{Progress, Task, Then, begin};
@@ -37,6 +38,7 @@ pub struct Engine {
     door: Option<Door>,
     movers: Arc<Movers>,
     neighbours: Neighbours,
+    fabric: Option<Arc<Fabric>>,
     peers: Arc<Mutex<HashMap<SocketAddr, Arc<Peer>>>>,
     watch: Watch,
     origin: Origin,
@@ -55,6 +57,10 @@ pub struct Stats {
     pub bytes: u64,
     /// Frames sent to peers.
     pub frames: u64,
+    /// How often RDMA devices were told of work requests.
+    pub posts: u64,
+    /// Of how many.
+    pub work_requests: u64,
     /// Peers that it knows.
     pub peers: u64,
     /// Connections that others have to it.
@@ -88,6 +94,10 @@ impl Engine {
         let id = random()?;
         let names = Arc::new(Names::default());
         let peers: Arc<Mutex<HashMap<SocketAddr, Arc<Peer>>>> = Arc::default();
+        let fabric = Fabric::open(config.rdma.as_deref()).map_err(|error| {
+            Error::input("rdma", error, "RDMA devices that can be used, or none")
+        })?;
+        let fabric = fabric.map(Arc::new);
         let movers = Arc::new(Movers::new(config.streams));
         let (watched, near) = (Arc::clone(&peers), Arc::clone(&movers));
         let look = move |now| {
@@ -106,6 +116,7 @@ impl Engine {
             door: None,
             movers,
             neighbours: Neighbours::default(),
+            fabric: fabric.clone(),
             peers,
             watch,
             origin,
@@ -125,6 +136,7 @@ impl Engine {
                 credit: engine.config.window as u32,
                 connections_max: engine.config.connections_max,
                 answers,
+                fabric,
             };
             engine.server = Some(Server::start(address, names, terms)?);
         }
@@ -169,6 +181,7 @@ impl Engine {
         let regions = self.memory.register(buffers)?;
         Ok(Registered {
             memory: Arc::clone(&self.memory),
+            fabric: self.fabric.clone(),
             regions,
         })
     }
@@ -213,8 +226,15 @@ impl Engine {
     /// [`Error::Unreachable`], [`Error::Refused`].
     pub fn open(&self, peer: SocketAddr, name: &[u8]) -> Result<Remote, Error> {
         self.check()?;
+        let fabric = self.fabric.as_ref().map(|fabric| (fabric, &self.memory));
         let neighbours = Some(&self.neighbours).filter(|_| self.config.local);
-        Remote::open(&self.peer(peer)?, name, self.config.timeout, neighbours)
+        Remote::open(
+            &self.peer(peer)?,
+            name,
+            self.config.timeout,
+            neighbours,
+            fabric,
+        )
     }
 
     /// Asks what a peer's [`Answers`] answer.
@@ -355,6 +375,7 @@ impl Engine {
         if let Some((remote, lane, flight)) = plan.finish() {
             let carried = match remote.is_near() {
                 true => remote.carry(flight),
+                false if remote.is_far() => Err(flight),
                 false => remote.peer.carry(flight),
             };
             if let Err(flight) = carried {
@@ -388,6 +409,10 @@ impl Engine {
             peers: peers.len() as u64,
             ..Stats::default()
         };
+        for (posts, work_requests) in peers.values().map(|peer| peer.posted()) {
+            stats.posts += posts;
+            stats.work_requests += work_requests;
+        }
         if let Some(server) = &self.server {
             let counts = server.counts();
             stats.connections = server.connections() as u64;
@@ -436,12 +461,16 @@ impl std::fmt::Debug for Engine {
 #[derive(Debug)]
 pub struct Registered {
     memory: Arc<Memory>,
+    fabric: Option<Arc<Fabric>>,
     regions: Vec<u64>,
 }
 
 impl Drop for Registered {
     fn drop(&mut self) {
         self.memory.forget(&self.regions);
+        if let Some(fabric) = &self.fabric {
+            fabric.forget(&self.regions);
+        }
     }
 }
 

@@ -190,7 +190,7 @@ impl Names {
         if name.is_empty() || name.len() > NAME_MAX {
             return Err(Error::input("name", shown(), "1 to 1024 bytes"));
         }
-        if buffers.is_empty() || buffers.iter().any(|one| one.is_empty() || !one.is_host()) {
+        if buffers.is_empty() || buffers.iter().any(|one| one.is_empty() || !one.is_memory()) {
             let allowed = "memory of this process, of at least one byte each";
             return Err(Error::input(
                 "buffers",

@@ -2,8 +2,8 @@
 //! large one.
 //!
 //! An [`Engine`] registers memory of its process, publishes some of it, opens what others have
-//! published, and submits batches of reads and writes. Processes of one host copy by themselves,
-//! others over connections. What goes over the wire, and what may be relied on, is written down in
+//! published, and submits batches of reads and writes. Processes of one host copy by themselves;
+//! others go by RDMA devices where both ends have some, or over connections. What goes over the wire, and what may be relied on, is written down in
 //! `docs/transfer.md`.
 
 #![expect(
@@ -20,10 +20,12 @@ mod grant;
 mod local;
 mod memory;
 mod peer;
+mod rdma;
 mod remote;
 mod serve;
 mod socket;
 mod task;
+mod verbs;
 mod watch;
 mod window;
 mod wire;

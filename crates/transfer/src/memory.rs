@@ -24,6 +24,13 @@ impl Region {
         at >= self.at && len <= self.len && at - self.at <= self.len - len
     }
 
+    /// It, as batches and devices use it.
+    pub(crate) fn buffer(&self) -> Buffer {
+        let (at, len) = (self.at as usize, self.len as usize);
+        // SAFETY: it was made of a buffer of this memory and these rights, whose owner it has.
+        unsafe { Buffer::from_raw(at, len, self.writable, Arc::clone(&self.owner)) }
+    }
+
     /// Whether reads may go there.
     pub(crate) fn is_writable(&self) -> bool {
         self.writable
@@ -40,7 +47,7 @@ impl Memory {
     /// Registers all of these or none.
     pub(crate) fn register(&self, buffers: &[Buffer]) -> Result<Vec<u64>, Error> {
         for buffer in buffers {
-            if !buffer.is_host() || buffer.is_empty() {
+            if !buffer.is_memory() || buffer.is_empty() {
                 let value = format!("{buffer:?}");
                 let allowed = "memory of this process, of at least one byte";
                 return Err(Error::input("buffers", value, allowed));

@@ -9,9 +9,11 @@ use crate::error::Error;
 use crate::flight::Flight;
 use crate::grant::Rights;
 use crate::local::{Mapped, Neighbour, Neighbours};
+use crate::memory::Memory;
 use crate::peer::Peer;
+use crate::rdma::{Fabric, Known, Link, Ranges};
 use crate::window::Window;
-use crate::wire::{self, Bytes, NAME_MAX, Verb};
+use crate::wire::{self, BYTES_MAX, Bytes, NAME_MAX, Verb};
 
 /// Memory of a peer that was opened. The peer is told when the last clone is dropped.
 #[derive(Clone, Debug)]
@@ -24,6 +26,14 @@ pub(crate) struct Opened {
     pub(crate) lasts: Option<Duration>,
     /// The same memory, where this process reaches it by itself.
     near: Option<Near>,
+    /// The same memory, as devices of both ends know it.
+    far: Option<Far>,
+}
+
+#[derive(Debug)]
+struct Far {
+    link: Arc<Link>,
+    ranges: Ranges,
 }
 
 #[derive(Debug)]
@@ -41,12 +51,53 @@ impl Opened {
             .is_some_and(|near| near.mapped.is_there())
     }
 
+    /// Whether devices of both ends reach it.
+    pub(crate) fn is_far(&self) -> bool {
+        self.far.as_ref().is_some_and(|far| far.link.is_up())
+    }
+
+    /// Gives a device of this end a slice; it is given back where there is none.
+    pub(crate) fn post(self: &Arc<Self>, lane: usize, flight: Flight) -> Result<(), Flight> {
+        match self.far.as_ref().filter(|far| far.link.is_up()) {
+            Some(far) => {
+                far.link.submit(lane, flight, self);
+                Ok(())
+            }
+            None => Err(flight),
+        }
+    }
+
+    /// Where its ranges are, as devices of the target know them.
+    pub(crate) fn ranges(&self) -> Option<&Ranges> {
+        self.far.as_ref().map(|far| &far.ranges)
+    }
+
     /// Copies a slice; it is given back where that cannot be done from here.
     pub(crate) fn carry(&self, flight: Flight) -> Result<(), Flight> {
         match &self.near {
             Some(near) => near.mapped.carry(flight),
             None => Err(flight),
         }
+    }
+}
+
+impl Far {
+    /// What devices of the target know of a grant, where there are such.
+    fn reach(
+        peer: &Arc<Peer>,
+        (fabric, memory): (&Arc<Fabric>, &Arc<Memory>),
+        (row, len): (&wire::Row, u64),
+    ) -> Option<Far> {
+        let link = peer.link(fabric, memory)?;
+        let timeout = peer.shake().timeout;
+        let first = wire::Row::new(row.grant.get(), 0, 0);
+        let most = Bytes::Upto(BYTES_MAX);
+        let (_, body) = peer
+            .ask_of(Verb::Expose, first, Vec::new(), most, timeout)
+            .ok()?;
+        let known = <[Known]>::ref_from_bytes(&body).ok()?;
+        let ranges = Ranges::new(known, link.devices(), len)?;
+        Some(Far { link, ranges })
     }
 }
 
@@ -57,6 +108,7 @@ impl Remote {
         name: &[u8],
         timeout: Duration,
         neighbours: Option<&Neighbours>,
+        fabric: Option<(&Arc<Fabric>, &Arc<Memory>)>,
     ) -> Result<Remote, Error> {
         if name.is_empty() || name.len() > NAME_MAX {
             let shown = String::from_utf8_lossy(name).into_owned();
@@ -81,8 +133,13 @@ impl Remote {
                 mapped,
             })
         });
+        let far = match &near {
+            Some(_) => None,
+            None => fabric.and_then(|fabric| Far::reach(peer, fabric, (&row, opened.len.get()))),
+        };
         Ok(Remote(Arc::new(Opened {
             near,
+            far,
             peer: Arc::clone(peer),
             window: Arc::new(window),
             lasts: lasts.map(Duration::from_millis),
@@ -106,6 +163,12 @@ impl Remote {
     #[must_use]
     pub fn lasts(&self) -> Option<Duration> {
         self.0.lasts
+    }
+
+    /// Whether its bytes go by RDMA devices.
+    #[must_use]
+    pub fn is_rdma(&self) -> bool {
+        self.0.is_far()
     }
 
     /// Whether its bytes are copied by this process, without a connection.

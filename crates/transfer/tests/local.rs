@@ -157,19 +157,22 @@ fn memory_of_another_process_is_read_and_written_whatever_kind_it_is() {
         ("mapped", rotated(&pattern(LEN, 1))),
         ("process", pattern(LEN, 2)),
     ];
-    for (name, bytes) in wanted {
-        let remote = engine.open(other.address, name.as_bytes()).unwrap();
+    // Letting one go is a frame, too.
+    let open = |name: &str| engine.open(other.address, name.as_bytes()).unwrap();
+    let remotes = wanted.each_ref().map(|(name, _)| open(name));
+    engine.ping(other.address).unwrap();
+    for ((name, bytes), remote) in wanted.into_iter().zip(&remotes) {
         assert!(remote.is_near(), "{name}");
         let frames = engine.stats().frames;
         let task = engine.submit(
-            requests(Op::Read, at, &remote).into_iter(),
+            requests(Op::Read, at, remote).into_iter(),
             Options::default(),
         );
         assert!(task.unwrap().wait(None));
         assert!(local.to_vec() == bytes, "{name}");
         local.write_at(0, &pattern(LEN, 9)).unwrap();
         let task = engine.run(
-            requests(Op::Write, at, &remote).into_iter(),
+            requests(Op::Write, at, remote).into_iter(),
             Options::default(),
         );
         assert!(task.unwrap().is_done());
@@ -178,7 +181,6 @@ fn memory_of_another_process_is_read_and_written_whatever_kind_it_is() {
             frames,
             "nothing went over the connection"
         );
-        drop(remote);
     }
     let sum = |bytes: &[u8]| kvdepot_media::checksum::digest(bytes);
     let (mapped, process) = (sum(&rotated(&pattern(LEN, 9))), sum(&pattern(LEN, 9)));

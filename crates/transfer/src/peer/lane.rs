@@ -411,7 +411,8 @@ impl Frame {
         let (head, written) = match item {
             Item::Ask(ask) => {
                 self.body.clone_from(&ask.body);
-                let (rows, bytes) = (usize::from(ask.verb == Verb::Close), ask.body.len() as u64);
+                let names_one = matches!(ask.verb, Verb::Close | Verb::Expose);
+                let (rows, bytes) = (usize::from(names_one), ask.body.len() as u64);
                 (
                     Head::request(ask.verb, rows, number, bytes, false).with(ask.first),
                     None,

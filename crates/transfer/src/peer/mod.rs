@@ -19,6 +19,8 @@ use parking_lot::Mutex;
 
 use crate::error::{Error, Fault};
 use crate::flight::Flight;
+use crate::memory::Memory;
+use crate::rdma::{Asks, Fabric, Link};
 use crate::task::Progress;
 use crate::wire::{Bytes, Row, Verb};
 use lane::Lane;
@@ -87,6 +89,19 @@ pub(crate) struct Peer {
     lanes: Vec<Arc<Lane>>,
     threads: Mutex<Vec<JoinHandle<()>>>,
     turn: AtomicUsize,
+    /// Devices that both ends have, once somebody has looked.
+    link: Mutex<Option<Option<Arc<Link>>>>,
+}
+
+/// A target that may be gone when it is asked.
+struct Weakly(Weak<Peer>);
+
+impl Asks for Weakly {
+    fn ask(&self, verb: Verb, body: Vec<u8>, most: Bytes, timeout: Duration) -> Option<Vec<u8>> {
+        let peer = self.0.upgrade()?;
+        let (_, answer) = peer.ask(verb, body, most, timeout).ok()?;
+        Some(answer)
+    }
 }
 
 impl Peer {
@@ -101,6 +116,7 @@ impl Peer {
             lanes,
             threads: Mutex::default(),
             turn: AtomicUsize::new(0),
+            link: Mutex::new(None),
         };
         for lane in &peer.lanes {
             let its = Arc::clone(lane);
@@ -155,6 +171,24 @@ impl Peer {
         Err(flight)
     }
 
+    /// The devices that both ends have, joined now or before; anew where they have failed.
+    pub(crate) fn link(
+        self: &Arc<Self>,
+        fabric: &Arc<Fabric>,
+        memory: &Arc<Memory>,
+    ) -> Option<Arc<Link>> {
+        let mut link = self.link.lock();
+        match link.as_ref() {
+            Some(Some(known)) if !known.is_up() => {}
+            Some(known) => return known.clone(),
+            None => {}
+        }
+        let asks = Arc::new(Weakly(Arc::downgrade(self)));
+        let joined = Link::join(fabric, memory, asks, self.shake().timeout).map(Arc::new);
+        *link = Some(joined.clone());
+        joined
+    }
+
     /// Asks something else, and waits for the answer as long as `timeout`.
     pub(crate) fn ask(
         &self,
@@ -163,11 +197,23 @@ impl Peer {
         most: Bytes,
         timeout: Duration,
     ) -> Result<(Row, Vec<u8>), Error> {
+        self.ask_of(verb, Row::default(), body, most, timeout)
+    }
+
+    /// As [`Peer::ask`], about what is in a row.
+    pub(crate) fn ask_of(
+        &self,
+        verb: Verb,
+        first: Row,
+        body: Vec<u8>,
+        most: Bytes,
+        timeout: Duration,
+    ) -> Result<(Row, Vec<u8>), Error> {
         let (reply, answer) = channel();
         let wants = Wants::Caller(reply);
         let ask = Ask {
             verb,
-            first: Row::default(),
+            first,
             body,
             most,
             wants,
@@ -219,6 +265,12 @@ impl Peer {
         self.lanes.iter().any(|lane| !lane.state.lock().is_idle())
     }
 
+    /// How often devices were told of work requests, and of how many.
+    pub(crate) fn posted(&self) -> (u64, u64) {
+        let link = self.link.lock().clone().flatten();
+        link.map_or((0, 0), |link| link.counts())
+    }
+
     /// Frames sent so far.
     pub(crate) fn sent(&self) -> u64 {
         self.core.sent.load(Ordering::Relaxed)
@@ -226,6 +278,10 @@ impl Peer {
 
     /// Ends all that is under way. When this returns no thread is left.
     pub(crate) fn close(&self) {
+        let link = self.link.lock().replace(None);
+        if let Some(link) = link.flatten() {
+            link.close();
+        }
         self.lanes.iter().for_each(|lane| lane.close());
         for thread in std::mem::take(&mut *self.threads.lock()) {
             // It catches nothing, and has nothing to say.

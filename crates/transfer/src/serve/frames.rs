@@ -13,6 +13,7 @@ use super::House;
 use super::served::Served;
 use super::session::Session;
 use crate::grant::{Grant, Use};
+use crate::rdma::Fabric;
 use crate::socket::{self, Ranges};
 use crate::wire::{
     Asked, BYTES_MAX, HEAD, Head, Malformed, Opened, ROW, Row, SUM, Status, Verb, total,
@@ -74,6 +75,11 @@ impl Frames<'_> {
             }
             Verb::Ping => self.tell(head.answer(Status::Done, 0)),
             Verb::Call => self.call(&head, asked),
+            Verb::Join => self.join(&head, asked),
+            Verb::Expose => {
+                let number = head.first.grant.get();
+                self.far(&head, |fabric, session| session.expose(fabric, number))
+            }
             Verb::Map | Verb::Unmap | Verb::Withdraw => {
                 Err(broken(Malformed("a neighbour's verb")))
             }
@@ -226,6 +232,24 @@ impl Frames<'_> {
         match answer.filter(|answer| answer.len() as u64 <= BYTES_MAX) {
             Some(answer) => self.say(&head.answer(Status::Done, answer.len() as u64), &answer),
             None => self.tell(head.answer(Status::Failed, 0)),
+        }
+    }
+
+    fn join(&self, head: &Head, asked: Asked) -> io::Result<()> {
+        let ends = self.hear_body(asked)?;
+        self.far(head, |fabric, session| session.join(fabric, &ends))
+    }
+
+    /// Answers what devices of this end are asked, where there are any.
+    fn far(
+        &self,
+        head: &Head,
+        work: impl FnOnce(&Fabric, &Session) -> Option<Vec<u8>>,
+    ) -> io::Result<()> {
+        let fabric = self.house.terms.fabric.as_ref();
+        match fabric.and_then(|fabric| work(fabric, self.session)) {
+            Some(said) => self.say(&head.answer(Status::Done, said.len() as u64), &said),
+            None => self.tell(head.answer(Status::Unknown, 0)),
         }
     }
 

@@ -17,6 +17,7 @@ use parking_lot::Mutex;
 use crate::error::Error;
 use crate::grant::{Grant, Names};
 use crate::peer::Shake;
+use crate::rdma::Fabric;
 use served::Served;
 use session::Session;
 
@@ -43,6 +44,8 @@ pub(crate) struct Terms {
     pub(crate) credit: u32,
     pub(crate) connections_max: usize,
     pub(crate) answers: Option<Arc<dyn Answers>>,
+    /// Devices of this end.
+    pub(crate) fabric: Option<Arc<Fabric>>,
 }
 
 /// What has been refused, or has come to nothing.
@@ -77,6 +80,9 @@ impl House {
 
     /// Ends the connections that move bytes of a grant.
     fn end_users_of(&self, grant: &Arc<Grant>) {
+        for session in self.sessions.lock().values() {
+            session.unexpose(grant);
+        }
         for served in self.served.lock().iter() {
             if served.uses(grant) {
                 served.kill();

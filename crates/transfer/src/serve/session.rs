@@ -8,6 +8,7 @@ use parking_lot::Mutex;
 
 use super::served::Served;
 use crate::grant::Grant;
+use crate::rdma::{Exposed, Fabric, Joined};
 
 /// Most grants that an initiator may have open.
 const GRANTS_MAX: usize = 1 << 20;
@@ -15,6 +16,7 @@ const GRANTS_MAX: usize = 1 << 20;
 pub(super) struct Session {
     pub(super) engine: [u8; 16],
     opened: Mutex<Opened>,
+    far: Mutex<Far>,
     lanes: Mutex<Lanes>,
 }
 
@@ -22,6 +24,13 @@ pub(super) struct Session {
 struct Opened {
     grants: HashMap<u32, Arc<Grant>>,
     last: u32,
+}
+
+/// What devices do for it.
+#[derive(Default)]
+struct Far {
+    joined: Option<Joined>,
+    exposed: HashMap<u32, Exposed>,
 }
 
 #[derive(Default)]
@@ -40,6 +49,7 @@ impl Session {
         Session {
             engine,
             opened: Mutex::default(),
+            far: Mutex::default(),
             lanes: Mutex::new(lanes),
         }
     }
@@ -69,6 +79,39 @@ impl Session {
 
     pub(super) fn close(&self, number: u32) {
         self.opened.lock().grants.remove(&number);
+        self.far.lock().exposed.remove(&number);
+    }
+
+    /// Connects devices of both ends, in the place of those that were before; what the initiator
+    /// has to know.
+    pub(super) fn join(&self, fabric: &Fabric, ends: &[u8]) -> Option<Vec<u8>> {
+        let mut far = self.far.lock();
+        // Nothing that was asked of them before arrives any more.
+        far.joined = None;
+        if ends.is_empty() {
+            return Some(Vec::new());
+        }
+        let joined = Joined::new(fabric, ends);
+        let joined = joined.inspect_err(|error| tracing::warn!(%error, "devices are not joined"));
+        let (joined, said) = joined.ok()?;
+        far.joined = Some(joined);
+        Some(said)
+    }
+
+    /// Lets the devices that are joined know a grant; what the initiator has to know.
+    pub(super) fn expose(&self, fabric: &Fabric, number: u32) -> Option<Vec<u8>> {
+        let grant = self.find(number)?;
+        let mut far = self.far.lock();
+        let devices = far.joined.as_ref().map(Joined::devices)?;
+        let (exposed, said) = Exposed::new(fabric, devices, &grant)?;
+        far.exposed.insert(number, exposed);
+        Some(said)
+    }
+
+    /// Devices know a grant no more.
+    pub(super) fn unexpose(&self, grant: &Arc<Grant>) {
+        let mut far = self.far.lock();
+        far.exposed.retain(|_, exposed| !exposed.is_of(grant));
     }
 
     /// A connection is the lane's from now on. The one before has ended when this returns.
@@ -97,6 +140,11 @@ impl Session {
         let is_last = lanes.all.is_empty();
         if is_last {
             lanes.left = Some(Instant::now());
+            let far = std::mem::take(&mut *self.far.lock());
+            drop(lanes);
+            // First what reaches the memory, then what is known of it.
+            drop(far.joined);
+            drop(far.exposed);
         }
         is_last
     }

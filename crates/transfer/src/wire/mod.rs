@@ -30,6 +30,9 @@ pub(crate) const BYTES_MAX: u64 = 64 << 20;
 /// Most bytes of a name.
 pub(crate) const NAME_MAX: usize = 1024;
 
+/// Most bytes of a Join: ends of eight devices.
+const JOIN_MAX: u64 = 8 * 64;
+
 /// The flag of a frame whose bytes are followed by their checksum, or that wants it of its answer.
 const SUMMED: u8 = 1;
 
@@ -54,14 +57,20 @@ pub(crate) enum Verb {
     Unmap = 8,
     /// To a neighbour: that it lets go.
     Withdraw = 9,
+    /// That devices of both are connected, and those that were before are not.
+    Join = 10,
+    /// For a grant's memory as devices of the target know it.
+    Expose = 11,
 }
 
 impl Verb {
     fn of(number: u8) -> Option<Verb> {
-        use Verb::{Call, Close, Map, Open, Ping, Read, Unmap, Withdraw, Write};
-        [Open, Read, Write, Close, Ping, Call, Map, Unmap, Withdraw]
-            .into_iter()
-            .find(|verb| *verb as u8 == number)
+        use Verb::{Call, Close, Expose, Join, Map, Open, Ping, Read, Unmap, Withdraw, Write};
+        [
+            Open, Read, Write, Close, Ping, Call, Map, Unmap, Withdraw, Join, Expose,
+        ]
+        .into_iter()
+        .find(|verb| *verb as u8 == number)
     }
 }
 
@@ -187,6 +196,8 @@ impl Head {
             Verb::Ping => rows == 0 && bytes == 0,
             Verb::Open => rows == 0 && (1..=NAME_MAX as u64).contains(&bytes),
             Verb::Call => rows == 0 && bytes <= BYTES_MAX,
+            Verb::Join => rows == 0 && bytes <= JOIN_MAX,
+            Verb::Expose => rows == 1 && bytes == 0,
             // Those come over a socket of this host.
             Verb::Map | Verb::Unmap | Verb::Withdraw => false,
         };
