@@ -204,11 +204,10 @@ impl<'a> Answers<'a> {
         Ok(())
     }
 
-    /// A question is answered: what waited for a number may go on.
+    /// A question is answered: what waited for a number may go on, in any lane.
     fn answered(&self, ask: Ask, answer: Answer) {
         ask.end(answer);
-        drop(self.lane.state.lock());
-        self.lane.wake.notify_one();
+        self.lane.core.wake_all();
     }
 
     /// One row was refused, and nothing was moved: the others go again.

@@ -2,6 +2,7 @@
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -70,6 +71,15 @@ impl Lane {
                     left.into_iter().for_each(|item| item.end(Fault::Closed));
                     self.join_receiver();
                     return;
+                }
+                if !state.is_fenced && self.core.refuses_writes() {
+                    let writes = state.take_writes();
+                    if !writes.is_empty() {
+                        MutexGuard::unlocked(&mut state, || {
+                            writes.into_iter().for_each(|item| item.end(Fault::Lost));
+                        });
+                        continue;
+                    }
                 }
                 let fences = self.core.fences();
                 match &state.conn {
@@ -281,6 +291,9 @@ impl Lane {
         if std::mem::take(&mut state.is_fenced) {
             self.core.lift();
         }
+        if std::mem::take(&mut state.has_given_up) {
+            self.core.given_up.fetch_sub(1, Ordering::AcqRel);
+        }
         if state.is_closing {
             conn.kill();
             conn.arrived.notify_all();
@@ -303,8 +316,14 @@ impl Lane {
                 pause,
             });
             state.failures = 0;
+            let waits = state.is_fenced && !std::mem::replace(&mut state.has_given_up, true);
             drop(state);
             self.refuse_all();
+            if waits {
+                // What the others have to write would wait for this lane until its time is over.
+                self.core.given_up.fetch_add(1, Ordering::AcqRel);
+                self.core.wake_all();
+            }
             return;
         }
         let pause = jittered(PAUSE_MIN * 2_u32.pow(state.failures.min(10) - 1));
@@ -336,7 +355,8 @@ impl Lane {
         drop(state);
         drop((sending, receiving));
         over.into_iter().for_each(|(item, fault)| item.end(fault));
-        self.wake.notify_one();
+        // Others may have waited for the number that was asked for over this connection.
+        self.core.wake_all();
     }
 
     /// Ends slices, as far as these `ends` say.

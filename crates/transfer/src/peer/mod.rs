@@ -34,6 +34,8 @@ pub(crate) struct Core {
     pub(crate) is_summed: bool,
     /// Lanes whose lost connection may still carry writes.
     fences: AtomicUsize,
+    /// Those of them that do not get another connection.
+    given_up: AtomicUsize,
     lanes: OnceLock<Vec<Weak<Lane>>>,
     sent: AtomicU64,
 }
@@ -46,6 +48,7 @@ impl Core {
             retries,
             is_summed,
             fences: AtomicUsize::new(0),
+            given_up: AtomicUsize::new(0),
             lanes: OnceLock::new(),
             sent: AtomicU64::new(0),
         }
@@ -61,6 +64,11 @@ impl Core {
 
     fn lift(&self) {
         self.fences.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    /// Whether writes wait for a lane that cannot connect: they fail instead.
+    fn refuses_writes(&self) -> bool {
+        self.given_up.load(Ordering::Acquire) > 0
     }
 
     fn count_sent(&self) {

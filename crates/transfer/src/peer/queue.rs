@@ -146,6 +146,8 @@ pub(super) struct State {
     pub(super) conn: Option<Arc<Conn>>,
     /// Writes that nobody has answered may still lie in the connection that was lost.
     pub(super) is_fenced: bool,
+    /// It was fenced when it gave up connecting, and has not connected since.
+    pub(super) has_given_up: bool,
     pub(super) is_closing: bool,
     /// Attempts to connect that failed one after the other.
     pub(super) failures: u32,
@@ -196,6 +198,18 @@ impl State {
     /// All that waits.
     pub(super) fn drain(&mut self) -> Vec<Item> {
         self.queues.iter_mut().flat_map(std::mem::take).collect()
+    }
+
+    /// Takes out the writes that wait.
+    pub(super) fn take_writes(&mut self) -> Vec<Item> {
+        let is_write = |item: &Item| matches!(item, Item::Flight(one) if one.op == Op::Write);
+        let mut writes = Vec::new();
+        for queue in &mut self.queues {
+            let (out, left) = std::mem::take(queue).into_iter().partition(&is_write);
+            writes.extend::<VecDeque<Item>>(out);
+            *queue = left;
+        }
+        writes
     }
 
     /// Takes out the slices that are to end and can at once; whether others can only where the
