@@ -30,14 +30,14 @@ impl Remote {
             return Err(Error::input("name", shown, "1 to 1024 bytes"));
         }
         let most = Bytes::Just(size_of::<wire::Opened>() as u64);
-        let (row, body) = peer.ask(Verb::Open, name.to_vec(), most, timeout)?;
+        let (grant, body) = peer.ask(Verb::Open, name.to_vec(), most, timeout)?;
         let opened = wire::Opened::read_from_bytes(&body);
         let opened = opened.map_err(|_| Error::Unreachable {
             peer: peer.address().to_string(),
             reason: "it answered with something else".to_owned(),
         })?;
         let rights = Rights::of(opened.rights.get());
-        let window = Window::new(name, row.grant.get(), opened.len.get(), rights);
+        let window = Window::new(name, grant, opened.len.get(), rights);
         let lasts = Some(opened.lasts_ms.get()).filter(|ms| *ms != u64::MAX);
         Ok(Remote(Arc::new(Opened {
             peer: Arc::clone(peer),

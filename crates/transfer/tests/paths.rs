@@ -276,6 +276,53 @@ fn a_peer_that_was_idle_and_starts_anew_serves_all_lanes() {
 }
 
 #[test]
+fn what_a_peer_had_before_it_started_anew_is_not_taken_for_something_else() {
+    let one = engine();
+    let mut other = engine();
+    let address = other.address().unwrap();
+    let names: Vec<Vec<u8>> = (0..8).map(|n| format!("home {n}").into_bytes()).collect();
+    let publish = |engine: &Arc<Engine>| -> Vec<Home> {
+        let home = |(n, name): (usize, &Vec<u8>)| Home::of(engine, name, vec![n as u8 + 1; 4096]);
+        names.iter().enumerate().map(home).collect()
+    };
+    let mut homes = publish(&other);
+    let remotes: Vec<_> = names
+        .iter()
+        .map(|name| one.open(address, name).unwrap())
+        .collect();
+    let local = Local::zeros(&one, 4096);
+    let mut rng =
+        Rng::for_test("what_a_peer_had_before_it_started_anew_is_not_taken_for_something_else");
+    for round in 0..6 {
+        drop(homes);
+        other.close();
+        other = engine_of(Config {
+            listen: Some(address),
+            ..config()
+        });
+        homes = publish(&other);
+        // In another order than they were opened in.
+        for _ in 0..12 {
+            let n = rng.below(8) as usize;
+            done(&one, Op::Read, &local, &remotes[n], &[(0, 0, 4096)]);
+            assert!(
+                local.get() == vec![n as u8 + 1; 4096],
+                "round {round}: {n} is {}",
+                local.get()[0]
+            );
+            let mine = Local::of(&one, vec![n as u8 + 1; 4096]);
+            done(&one, Op::Write, &mine, &remotes[n], &[(0, 0, 4096)]);
+        }
+        for (n, home) in homes.iter().enumerate() {
+            assert!(
+                home.get() == vec![n as u8 + 1; 4096],
+                "round {round}: {n} was overwritten"
+            );
+        }
+    }
+}
+
+#[test]
 fn a_thousand_lost_connections_leave_nothing_behind() {
     match child::role() {
         None => Child::start(

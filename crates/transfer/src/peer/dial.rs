@@ -29,6 +29,8 @@ pub(crate) struct Dialer {
 /// A connection that was greeted.
 pub(crate) struct Greeted {
     pub(crate) socket: TcpStream,
+    /// What the target drew when its engine started.
+    pub(crate) target: [u8; 16],
     /// Requests that may be unanswered.
     pub(crate) credit: usize,
 }
@@ -77,6 +79,7 @@ impl Dialer {
         let credit = challenge.credit.get() as usize;
         Ok(Greeted {
             socket: stream,
+            target: challenge.engine,
             credit,
         })
     }

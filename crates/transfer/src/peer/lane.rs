@@ -16,7 +16,7 @@ use super::queue::{Ask, Down, Flying, Item, Sent, State, Wants};
 use crate::error::{Error, Fault};
 use crate::flight::{Flight, Op};
 use crate::socket::Ranges;
-use crate::window::Number;
+use crate::window::{Granted, Number};
 use crate::wire::{Bytes, Head, Row, SUM, Verb};
 
 /// First pause between two attempts to connect; each is twice as long.
@@ -117,18 +117,19 @@ impl Lane {
             return;
         }
         let Some(item) = state.pop() else { return };
-        match self.numbered(item, &mut state) {
+        match self.numbered(item, conn, &mut state) {
             Some(item) => self.send(conn, state, item, false),
             None => return,
         };
     }
 
     /// The item with its grant's number; where that has to be asked for, the question.
-    fn numbered(&self, item: Item, state: &mut MutexGuard<'_, State>) -> Option<Item> {
-        let Item::Flight(mut flight) = item else {
-            return Some(item);
+    fn numbered(&self, item: Item, conn: &Conn, state: &mut MutexGuard<'_, State>) -> Option<Item> {
+        let mut flight = match item {
+            Item::Flight(flight) => flight,
+            Item::Ask(ask) => return ask.is_for(conn.target).then_some(Item::Ask(ask)),
         };
-        match flight.window.number() {
+        match flight.window.number(conn.target) {
             Number::Known(grant) => {
                 flight.grant = grant;
                 Some(Item::Flight(flight))
@@ -227,10 +228,10 @@ impl Lane {
         if !is_current || !state.is_idle() || held_back || state.is_closing {
             return Err(flight);
         }
-        if flight.window.known().is_none() {
+        if flight.window.known().map(|grant| grant.target) != Some(conn.target) {
             return Err(flight);
         }
-        let Some(item) = self.numbered(Item::Flight(flight), &mut state) else {
+        let Some(item) = self.numbered(Item::Flight(flight), &conn, &mut state) else {
             return Ok(());
         };
         let is_sent = self.send(&conn, state, item, true);
@@ -266,7 +267,8 @@ impl Lane {
         match self.core.dialer.dial(self.number) {
             Ok(greeted) => {
                 let window = greeted.credit.min(self.core.window);
-                let conn = Arc::new(Conn::new(greeted.socket, window));
+                let target = self.core.target(greeted.target);
+                let conn = Arc::new(Conn::new(greeted.socket, target, window));
                 self.connected(conn);
             }
             Err(error) => self.failed(&error),
@@ -472,12 +474,12 @@ impl Frame {
 }
 
 /// The number of a window, for whoever lets it go.
-pub(super) fn close_of(grant: u32) -> Ask {
+pub(super) fn close_of(grant: Granted) -> Ask {
     Ask {
         verb: Verb::Close,
-        first: Row::new(grant, 0, 0),
+        first: Row::new(grant.number, 0, 0),
         body: Vec::new(),
         most: Bytes::Just(0),
-        wants: Wants::Nobody,
+        wants: Wants::Nobody(grant.target),
     }
 }

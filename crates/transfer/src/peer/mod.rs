@@ -20,6 +20,7 @@ use parking_lot::Mutex;
 use crate::error::{Error, Fault};
 use crate::flight::Flight;
 use crate::task::Progress;
+use crate::window::Granted;
 use crate::wire::{Bytes, Row, Verb};
 use lane::Lane;
 use queue::{Ask, Item, Wants};
@@ -37,6 +38,8 @@ pub(crate) struct Core {
     /// Those of them that do not get another connection.
     given_up: AtomicUsize,
     lanes: OnceLock<Vec<Weak<Lane>>>,
+    /// The engine that was met last at the address, and how many there have been so far.
+    target: Mutex<([u8; 16], u32)>,
     sent: AtomicU64,
 }
 
@@ -50,6 +53,7 @@ impl Core {
             fences: AtomicUsize::new(0),
             given_up: AtomicUsize::new(0),
             lanes: OnceLock::new(),
+            target: Mutex::default(),
             sent: AtomicU64::new(0),
         }
     }
@@ -69,6 +73,16 @@ impl Core {
     /// Whether writes wait for a lane that cannot connect: they fail instead.
     fn refuses_writes(&self) -> bool {
         self.given_up.load(Ordering::Acquire) > 0
+    }
+
+    /// The number of an engine that is there now: another one than before gives its grants' numbers
+    /// anew.
+    fn target(&self, engine: [u8; 16]) -> u32 {
+        let mut target = self.target.lock();
+        if target.1 == 0 || target.0 != engine {
+            *target = (engine, target.1 + 1);
+        }
+        target.1
     }
 
     fn count_sent(&self) {
@@ -159,7 +173,7 @@ impl Peer {
         body: Vec<u8>,
         most: Bytes,
         timeout: Duration,
-    ) -> Result<(Row, Vec<u8>), Error> {
+    ) -> Result<(Granted, Vec<u8>), Error> {
         let (reply, answer) = channel();
         let wants = Wants::Caller(reply);
         let ask = Ask {
@@ -195,7 +209,7 @@ impl Peer {
     }
 
     /// A grant's number is not used any more.
-    pub(crate) fn let_go(&self, grant: u32) {
+    pub(crate) fn let_go(&self, grant: Granted) {
         let lane = &self.lanes[self.turn()];
         // One that has lost its connection has nothing to say: the target forgets by itself.
         if lane.state.lock().conn.is_some() {

@@ -209,7 +209,7 @@ impl Frames<'_> {
             rights: grant.rights.bits().into(),
             zero: 0.into(),
         };
-        let Some(number) = self.session.open(grant) else {
+        let Some(number) = self.session.open(grant, &self.house.numbers) else {
             return self.refuse(head, (Status::Failed, 0));
         };
         let answer = head.answer(Status::Done, size_of::<Opened>() as u64);
