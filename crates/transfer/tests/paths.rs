@@ -97,6 +97,80 @@ fn a_slow_way_only_costs_time() {
 }
 
 #[test]
+fn bits_that_flip_are_found_wherever_they_are() {
+    let len = 2 << 20;
+    let all = pieces(len as u64, 9_000);
+    let mut rng = Rng::for_test("bits_that_flip_are_found_wherever_they_are");
+    let Pair {
+        one, home, proxy, ..
+    } = pair(
+        Config {
+            checksum: true,
+            retries: 20,
+            ..config()
+        },
+        len,
+    );
+    let remote = one.open(proxy.address, NAME).unwrap();
+    let flips = Arc::new(AtomicU64::new(0));
+    for round in 0..kvdepot_testkit::rounds(60) {
+        let op = [Op::Read, Op::Write][(round % 2) as usize];
+        let way = *rng.pick(&[Way::There, Way::Back]);
+        // Often among heads and rows, which are a small part of all.
+        let early = rng.once_in(2);
+        let at = if early {
+            rng.below(200)
+        } else {
+            rng.below(1 << 20)
+        };
+        let (mut seen, bit) = (0, rng.bits() >> 8);
+        let its = Arc::clone(&flips);
+        proxy.rule(move |chunk, some| {
+            if chunk.way != way || seen > at {
+                return Act::Pass;
+            }
+            seen += some.len() as u64;
+            if seen <= at {
+                return Act::Pass;
+            }
+            its.fetch_add(1, Ordering::Relaxed);
+            let near = if early {
+                bit % (some.len() as u64).min(700)
+            } else {
+                bit
+            };
+            Act::Flip(near * 8 + (bit >> 40) % 8)
+        });
+        let content = bytes(len, 100 + round);
+        let local = match op {
+            Op::Write => Local::of(&one, content.clone()),
+            Op::Read => {
+                home.buffer.write_at(0, &content).unwrap();
+                Local::zeros(&one, len)
+            }
+        };
+        let task = submit(&one, op, &local, &remote, &all, within(ms(10_000)));
+        ended(&task);
+        proxy.rule(|_, _| Act::Pass);
+        // A flip may look like a refusal; it never looks like success.
+        let (from, to) = match op {
+            Op::Write => (local.get(), home.get()),
+            Op::Read => (home.get(), local.get()),
+        };
+        for (status, (at, _, size)) in task.statuses().zip(&all) {
+            let range = *at as usize..(at + size) as usize;
+            let same = from[range.clone()] == to[range];
+            assert!(
+                same || status != Status::Done,
+                "round {round}: {op:?} {way:?} at {at}"
+            );
+        }
+        assert!(home.get().len() == len && from == content, "round {round}");
+    }
+    assert!(flips.load(Ordering::Relaxed) >= 40);
+}
+
+#[test]
 fn a_write_that_arrives_late_overwrites_nothing_that_came_after() {
     let len = 256 << 10;
     for streams in [1, 2, 4] {

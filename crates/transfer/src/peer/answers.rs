@@ -141,6 +141,11 @@ impl<'a> Answers<'a> {
 
     /// Receives the bytes of a read.
     fn fill(&mut self, head: &Head) -> io::Result<()> {
+        if head.is_summed() != self.lane.core.is_summed {
+            return Err(broken(Malformed(
+                "a checksum that nobody asked for, or none",
+            )));
+        }
         let summed = head.is_summed().then_some(head.bytes.get());
         let sum = self.ranges.receive(self.conn.as_fd(), summed);
         self.ranges.clear();

@@ -17,7 +17,7 @@ use crate::error::{Error, Fault};
 use crate::flight::{Flight, Op};
 use crate::socket::Ranges;
 use crate::window::{Granted, Number};
-use crate::wire::{Bytes, Head, Row, SUM, Verb};
+use crate::wire::{Bytes, Head, Row, SUM, Verb, rows_sum};
 
 /// First pause between two attempts to connect; each is twice as long.
 const PAUSE_MIN: Duration = Duration::from_millis(10);
@@ -450,6 +450,10 @@ impl Frame {
             }
         };
         self.head.extend_from_slice(head.as_bytes());
+        if head.is_summed() {
+            let sum = rows_sum(&self.head, &self.rows);
+            self.rows.extend_from_slice(&sum);
+        }
         // SAFETY: the frame's own bytes stay where they are until it has been sent; the rest is
         // passed on.
         unsafe {

@@ -15,7 +15,7 @@ use super::session::Session;
 use crate::grant::{Grant, Use};
 use crate::socket::{self, Ranges};
 use crate::wire::{
-    Asked, BYTES_MAX, HEAD, Head, Malformed, Opened, ROW, Row, SUM, Status, Verb, total,
+    Asked, BYTES_MAX, HEAD, Head, Malformed, Opened, ROW, Row, SUM, Status, Verb, rows_sum, total,
 };
 
 /// Answers until the connection ends, or breaks a rule.
@@ -90,9 +90,19 @@ impl Frames<'_> {
     fn hear_rows(&mut self, head: &Head, asked: Asked) -> io::Result<u64> {
         self.rows.clear();
         self.rows.push(head.first);
-        self.bytes.resize((asked.rows - 1) * ROW, 0);
+        let (rows, sum) = (
+            (asked.rows - 1) * ROW,
+            if head.is_summed() { SUM } else { 0 },
+        );
+        self.bytes.resize(rows + sum, 0);
         socket::receive(self.served.socket.as_fd(), &mut self.bytes)?;
-        let rest = <[Row]>::ref_from_bytes(&self.bytes);
+        let (rest, said) = self.bytes.split_at(rows);
+        if head.is_summed() && said != rows_sum(head.as_bytes(), rest) {
+            return Err(broken(Malformed(
+                "a head or rows that do not match their checksum",
+            )));
+        }
+        let rest = <[Row]>::ref_from_bytes(rest);
         let rest = rest.map_err(|_| broken(Malformed("rows of another length")))?;
         self.rows.extend_from_slice(rest);
         total(&self.rows).map_err(broken)

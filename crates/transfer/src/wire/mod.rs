@@ -5,6 +5,7 @@ mod greeting;
 
 pub(crate) use greeting::{Challenge, Greeting, Hello, Key, MAC, Proof, Turn};
 
+use kvdepot_media::checksum::digest;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -30,7 +31,8 @@ pub(crate) const BYTES_MAX: u64 = 64 << 20;
 /// Most bytes of a name.
 pub(crate) const NAME_MAX: usize = 1024;
 
-/// The flag of a frame whose bytes are followed by their checksum, or that wants it of its answer.
+/// The flag of a frame whose bytes are followed by their checksum, or that wants it of its answer. In
+/// a request another one, of head and rows, is in front of the bytes.
 const SUMMED: u8 = 1;
 
 /// What is asked.
@@ -177,7 +179,11 @@ impl Head {
     pub(crate) fn asks(&self) -> Result<Asked, Malformed> {
         let verb = Verb::of(self.verb).ok_or(Malformed("an unknown verb"))?;
         let (rows, bytes) = (self.rows.get() as usize, self.bytes.get());
-        if self.flags & !SUMMED != 0 || self.status.get() != 0 {
+        let flags = match verb {
+            Verb::Read | Verb::Write => SUMMED,
+            _ => 0,
+        };
+        if self.flags & !flags != 0 || self.status.get() != 0 {
             return Err(Malformed("flags or a status that a request does not have"));
         }
         let fits = match verb {
@@ -231,6 +237,12 @@ pub(crate) struct Asked {
     pub(crate) verb: Verb,
     pub(crate) rows: usize,
     pub(crate) bytes: u64,
+}
+
+/// The checksum of a head and the rows behind it. What moves to or from a wrong place is not found by
+/// a checksum of its bytes.
+pub(crate) fn rows_sum(head: &[u8], rows: &[u8]) -> [u8; SUM] {
+    digest(&[head, rows].concat()).to_le_bytes()
 }
 
 /// The bytes of rows together, which a frame has or asks for.
@@ -295,6 +307,10 @@ mod tests {
             Head {
                 flags: 2,
                 ..head(Verb::Ping, 0, 0)
+            },
+            Head {
+                flags: 1,
+                ..head(Verb::Open, 0, 1)
             },
             Head {
                 status: 1.into(),
