@@ -112,7 +112,9 @@ impl Frames<'_> {
     /// behind the lead of a read, and stays until [`Frames::over`].
     fn begin(&mut self, writes: bool) -> Result<(), Refused> {
         let mut last: Option<(u32, Arc<Grant>)> = None;
-        let mut uses: Vec<Use> = Vec::new();
+        // Under the lock until all are there: who withdraws one either comes first, or finds this
+        // connection by it.
+        let mut uses = self.served.using.lock();
         self.ranges.clear();
         if !writes {
             // SAFETY: the lead stays as it is until the ranges are cleared.
@@ -135,7 +137,6 @@ impl Frames<'_> {
             unsafe { grant.add_to(row, &mut self.ranges) };
             last = Some((name, grant));
         }
-        *self.served.using.lock() = uses;
         Ok(())
     }
 
