@@ -3,8 +3,10 @@
 //! All memory is given as raw ranges, since others may change it at any time: no reference to it is
 //! ever made.
 
-use std::io::{self, ErrorKind};
+use std::io::{self, ErrorKind, Read};
+use std::net::TcpStream;
 use std::os::fd::{AsRawFd, BorrowedFd};
+use std::time::Instant;
 
 use kvdepot_media::Checksum;
 use kvdepot_media::checksum::Sum;
@@ -203,6 +205,35 @@ pub(crate) fn receive(socket: BorrowedFd<'_>, bytes: &mut [u8]) -> io::Result<()
     // SAFETY: the ranges go before the bytes, which nobody else has meanwhile.
     unsafe { ranges.push(bytes.as_mut_ptr().expose_provenance(), bytes.len()) };
     ranges.receive(socket, None).map(drop)
+}
+
+/// Receives exactly these bytes before a moment, however slowly they come. The socket has a timeout
+/// then.
+///
+/// # Errors
+/// As [`Ranges::receive`]; [`ErrorKind::TimedOut`] where they have not all come.
+pub(crate) fn receive_by(
+    mut socket: &TcpStream,
+    mut bytes: &mut [u8],
+    by: Instant,
+) -> io::Result<()> {
+    while !bytes.is_empty() {
+        let left = by.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(ErrorKind::TimedOut.into());
+        }
+        socket.set_read_timeout(Some(left))?;
+        match socket.read(bytes) {
+            Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
+            Ok(got) => bytes = &mut bytes[got..],
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                return Err(ErrorKind::TimedOut.into());
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
 }
 
 /// Receives so many bytes, of which nothing becomes.

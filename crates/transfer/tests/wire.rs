@@ -4,6 +4,8 @@ mod common;
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use common::peer::NAME;
@@ -234,6 +236,73 @@ fn any_bytes_at_all_end_one_connection_at_most() {
     let (one, local) = (engine(), Buffer::from_vec(vec![0; 4096]));
     let _registered = one.register(std::slice::from_ref(&local)).unwrap();
     one.open(other.address().unwrap(), NAME).unwrap();
+}
+
+#[test]
+fn a_flood_of_greetings_costs_nobody_his_connection_and_ends() {
+    let other = engine_of(Config {
+        connections_max: 20,
+        timeout: ms(600),
+        ..config()
+    });
+    let home = Home::of(&other, NAME, bytes(1 << 20, 4));
+    let one = engine();
+    let address = other.address().unwrap();
+    let remote = one.open(address, NAME).unwrap();
+    let local = Local::zeros(&one, 1 << 20);
+    done(&one, Op::Read, &local, &remote, &pieces(1 << 20, 4096));
+    let is_over = Arc::new(AtomicBool::new(false));
+    // Some say nothing, some a part, some a byte now and then, which never ends.
+    let flood = |kind: usize| {
+        let is_over = Arc::clone(&is_over);
+        std::thread::spawn(move || {
+            while !is_over.load(Ordering::Acquire) {
+                let Ok(mut stream) = TcpStream::connect(address) else {
+                    continue;
+                };
+                let hello = hello(kind as u32, [kind as u8; 16]);
+                match kind % 3 {
+                    0 => drop(stream.write_all(&hello[..30])),
+                    1 => drop(stream.write_all(&hello)),
+                    _ => {
+                        for byte in hello {
+                            if stream.write_all(&[byte]).is_err() {
+                                break;
+                            }
+                            std::thread::sleep(ms(40));
+                        }
+                    }
+                }
+                std::thread::sleep(ms(5));
+            }
+        })
+    };
+    let floods: Vec<_> = (0..30).map(flood).collect();
+    let begun = Instant::now();
+    while begun.elapsed() < ms(1500) {
+        done(&one, Op::Read, &local, &remote, &pieces(1 << 20, 4096));
+        assert!(other.stats().connections <= 21);
+    }
+    assert!(local.get() == home.get());
+    is_over.store(true, Ordering::Release);
+    floods.into_iter().for_each(|flood| flood.join().unwrap());
+    until("those of the flood have ended", || {
+        other.stats().connections <= 2
+    });
+    // A byte now and then does not make a greeting last longer than it may.
+    let before = other.stats().refused_greetings;
+    let mut slow = TcpStream::connect(address).unwrap();
+    let begun = Instant::now();
+    for byte in hello(9, [9; 16]) {
+        if slow.write_all(&[byte]).is_err() || other.stats().refused_greetings > before {
+            break;
+        }
+        std::thread::sleep(ms(100));
+    }
+    let lasted = begun.elapsed();
+    assert!(lasted < Duration::from_secs(2), "{lasted:?}");
+    let late = engine();
+    until("there is room again", || late.open(address, NAME).is_ok());
 }
 
 #[test]

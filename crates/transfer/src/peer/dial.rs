@@ -3,7 +3,7 @@
 use std::io;
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::AsFd;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::net::sockopt;
 use zerocopy::{FromZeros, IntoBytes};
@@ -44,13 +44,13 @@ impl Dialer {
         let lost = |error: io::Error| self.unreachable(error.to_string());
         let stream = TcpStream::connect_timeout(&self.address, self.timeout).map_err(lost)?;
         prepare(&stream).map_err(lost)?;
-        stream.set_read_timeout(Some(self.timeout)).map_err(lost)?;
+        let by = Instant::now() + self.timeout;
         stream.set_write_timeout(Some(self.timeout)).map_err(lost)?;
         let hello = Hello::new(lane, self.engine, random()?);
         let fd = stream.as_fd();
         socket::send(fd, hello.as_bytes()).map_err(lost)?;
         let mut challenge = Challenge::new_zeroed();
-        socket::receive(fd, challenge.as_mut_bytes()).map_err(lost)?;
+        socket::receive_by(&stream, challenge.as_mut_bytes(), by).map_err(lost)?;
         let refusal = challenge
             .refusal()
             .map_err(|error| self.refused(error.to_string()))?;
@@ -65,7 +65,7 @@ impl Dialer {
         let mine = proof.mac(Turn::Initiator, &[]);
         socket::send(fd, &mine).map_err(lost)?;
         let mut theirs = [0; MAC];
-        match socket::receive(fd, &mut theirs) {
+        match socket::receive_by(&stream, &mut theirs, by) {
             Ok(()) if proof.proves(Turn::Target, &mine, theirs) => {}
             // It ends the connection of who does not know its token.
             Ok(()) => return Err(self.refused("it has another token".to_owned())),

@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use zerocopy::{FromZeros, IntoBytes};
 
@@ -30,10 +30,10 @@ pub(super) fn greet(house: &House, served: &Arc<Served>) -> Option<(Arc<Session>
 fn exchange(house: &House, served: &Arc<Served>) -> Option<(Arc<Session>, u32)> {
     let socket = &served.socket;
     prepare(socket).ok()?;
-    socket.set_read_timeout(Some(house.terms.timeout)).ok()?;
+    let by = Instant::now() + house.terms.timeout;
     socket.set_write_timeout(Some(house.terms.timeout)).ok()?;
     let mut hello = Hello::new_zeroed();
-    socket::receive(socket.as_fd(), hello.as_mut_bytes()).ok()?;
+    socket::receive_by(socket, hello.as_mut_bytes(), by).ok()?;
     let mut greeting = hello.greet().ok()?;
     if house.is_closing.load(Ordering::Acquire) {
         greeting = Greeting::Closing;
@@ -49,7 +49,7 @@ fn exchange(house: &House, served: &Arc<Served>) -> Option<(Arc<Session>, u32)> 
         challenge: &challenge,
     };
     let mut theirs = [0; MAC];
-    socket::receive(socket.as_fd(), &mut theirs).ok()?;
+    socket::receive_by(socket, &mut theirs, by).ok()?;
     if !proof.proves(Turn::Initiator, &[], theirs) {
         tracing::warn!(peer = ?socket.peer_addr().ok(), "a connection with another token is refused");
         return None;
@@ -84,10 +84,10 @@ fn challenge(house: &House, greeting: Greeting) -> Option<Challenge> {
 pub(super) fn refuse(house: &House, served: &Served) {
     let tell = || -> io::Result<()> {
         let socket = &served.socket;
-        socket.set_read_timeout(Some(REFUSAL))?;
         socket.set_write_timeout(Some(REFUSAL))?;
         let mut hello = Hello::new_zeroed();
-        socket::receive(socket.as_fd(), hello.as_mut_bytes())?;
+        let by = Instant::now() + REFUSAL;
+        socket::receive_by(socket, hello.as_mut_bytes(), by)?;
         match challenge(house, Greeting::TooMany) {
             Some(challenge) => socket::send(socket.as_fd(), challenge.as_bytes()),
             None => Ok(()),
