@@ -8,7 +8,7 @@ use zerocopy::IntoBytes;
 use crate::error::Fault;
 use crate::socket::Ranges;
 use crate::task::{Hold, Progress};
-use crate::window::Window;
+use crate::window::{Granted, Window};
 use crate::wire::Row;
 
 /// Which way bytes go, as the initiator sees it.
@@ -41,7 +41,7 @@ pub(crate) struct Flight {
     /// How often it was tried before.
     pub(crate) tries: u32,
     /// The grant's number that it was sent with.
-    pub(crate) grant: u32,
+    pub(crate) grant: Granted,
     /// Whether the name was opened again for it.
     pub(crate) renewed: bool,
     hold: Option<Hold>,
@@ -56,7 +56,7 @@ impl Flight {
             pieces,
             bytes,
             tries: 0,
-            grant: 0,
+            grant: Granted::default(),
             renewed: false,
             hold: Some(hold),
         }
@@ -104,7 +104,7 @@ impl Flight {
 
     /// The bytes of all rows but the first, and that one.
     pub(crate) fn rows(&self, rest: &mut Vec<u8>) -> Row {
-        let row = |piece: &Piece| Row::new(self.grant, piece.offset, piece.len);
+        let row = |piece: &Piece| Row::new(self.grant.number, piece.offset, piece.len);
         let mut rows = self.pieces.iter().map(row);
         let first = rows.next().unwrap_or_default();
         rest.clear();

@@ -12,7 +12,7 @@ use crate::local::{Mapped, Neighbour, Neighbours};
 use crate::memory::Memory;
 use crate::peer::Peer;
 use crate::rdma::{Fabric, Known, Link, Ranges};
-use crate::window::Window;
+use crate::window::{Granted, Window};
 use crate::wire::{self, BYTES_MAX, Bytes, NAME_MAX, Verb};
 
 /// Memory of a peer that was opened. The peer is told when the last clone is dropped.
@@ -86,15 +86,17 @@ impl Far {
     fn reach(
         peer: &Arc<Peer>,
         (fabric, memory): (&Arc<Fabric>, &Arc<Memory>),
-        (row, len): (&wire::Row, u64),
+        (grant, len): (Granted, u64),
     ) -> Option<Far> {
         let link = peer.link(fabric, memory)?;
         let timeout = peer.shake().timeout;
-        let first = wire::Row::new(row.grant.get(), 0, 0);
+        let first = wire::Row::new(grant.number, 0, 0);
         let most = Bytes::Upto(BYTES_MAX);
-        let (_, body) = peer
-            .ask_of(Verb::Expose, first, Vec::new(), most, timeout)
-            .ok()?;
+        let asked = peer.ask_of(Verb::Expose, first, Vec::new(), most, timeout);
+        // Another engine that is there by now has other grants under its numbers.
+        let (_, body) = asked
+            .ok()
+            .filter(|(answer, _)| answer.target == grant.target)?;
         let known = <[Known]>::ref_from_bytes(&body).ok()?;
         let ranges = Ranges::new(known, link.devices(), len)?;
         Some(Far { link, ranges })
@@ -115,14 +117,14 @@ impl Remote {
             return Err(Error::input("name", shown, "1 to 1024 bytes"));
         }
         let most = Bytes::Just(size_of::<wire::Opened>() as u64);
-        let (row, body) = peer.ask(Verb::Open, name.to_vec(), most, timeout)?;
+        let (grant, body) = peer.ask(Verb::Open, name.to_vec(), most, timeout)?;
         let opened = wire::Opened::read_from_bytes(&body);
         let opened = opened.map_err(|_| Error::Unreachable {
             peer: peer.address().to_string(),
             reason: "it answered with something else".to_owned(),
         })?;
         let rights = Rights::of(opened.rights.get());
-        let window = Window::new(name, row.grant.get(), opened.len.get(), rights);
+        let window = Window::new(name, grant, opened.len.get(), rights);
         let lasts = Some(opened.lasts_ms.get()).filter(|ms| *ms != u64::MAX);
         let neighbour = neighbours.and_then(|all| all.find(peer));
         let near = neighbour.and_then(|neighbour| {
@@ -135,7 +137,7 @@ impl Remote {
         });
         let far = match &near {
             Some(_) => None,
-            None => fabric.and_then(|fabric| Far::reach(peer, fabric, (&row, opened.len.get()))),
+            None => fabric.and_then(|fabric| Far::reach(peer, fabric, (grant, opened.len.get()))),
         };
         Ok(Remote(Arc::new(Opened {
             near,

@@ -5,10 +5,14 @@
 
 use std::io::{self, ErrorKind};
 use std::os::fd::{AsRawFd, BorrowedFd};
+use std::time::Instant;
 
 use kvdepot_media::Checksum;
 use kvdepot_media::checksum::Sum;
 use libc::iovec;
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::io::Errno;
+use rustix::net::RecvFlags;
 
 /// Most ranges that the kernel takes in a call.
 const RANGES_MAX: usize = 1024;
@@ -203,6 +207,37 @@ pub(crate) fn receive(socket: BorrowedFd<'_>, bytes: &mut [u8]) -> io::Result<()
     // SAFETY: the ranges go before the bytes, which nobody else has meanwhile.
     unsafe { ranges.push(bytes.as_mut_ptr().expose_provenance(), bytes.len()) };
     ranges.receive(socket, None).map(drop)
+}
+
+/// Receives exactly these bytes before a moment, however slowly they come.
+///
+/// # Errors
+/// As [`Ranges::receive`]; [`ErrorKind::TimedOut`] where they have not all come.
+pub(crate) fn receive_by(
+    socket: BorrowedFd<'_>,
+    mut bytes: &mut [u8],
+    by: Instant,
+) -> io::Result<()> {
+    while !bytes.is_empty() {
+        let left = by.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(ErrorKind::TimedOut.into());
+        }
+        let limit = Timespec::try_from(left).ok();
+        let mut polled = [PollFd::from_borrowed_fd(socket, PollFlags::IN)];
+        match rustix::event::poll(&mut polled, limit.as_ref()) {
+            Ok(0) | Err(Errno::INTR) => continue,
+            Ok(_) => {}
+            Err(error) => return Err(error.into()),
+        }
+        match rustix::net::recv(socket, &mut *bytes, RecvFlags::DONTWAIT) {
+            Ok((_, 0)) => return Err(ErrorKind::UnexpectedEof.into()),
+            Ok((_, got)) => bytes = &mut bytes[got..],
+            Err(Errno::INTR | Errno::AGAIN) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
 }
 
 /// Receives so many bytes, of which nothing becomes.

@@ -1,5 +1,6 @@
 //! A batch under way: what each of its requests has come to, and how it is waited for.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -151,17 +152,16 @@ impl Progress {
 #[derive(Debug)]
 pub(crate) struct Load {
     pub(crate) progress: Arc<Progress>,
-    /// Memory that it uses.
-    owners: Mutex<Vec<Owner>>,
+    /// Memory that it uses, by where its owner lies: each buffer may have one of its own.
+    owners: Mutex<HashMap<usize, Owner>>,
 }
 
 impl Load {
     /// Keeps memory until the batch is over.
     pub(crate) fn hold(&self, owner: &Owner) {
+        let at = Arc::as_ptr(owner).addr();
         let mut owners = self.owners.lock();
-        if !owners.iter().any(|held| Arc::ptr_eq(held, owner)) {
-            owners.push(Arc::clone(owner));
-        }
+        owners.entry(at).or_insert_with(|| Arc::clone(owner));
     }
 }
 

@@ -1,6 +1,6 @@
 //! What was opened, as lanes need it: the number of its grant, which may have to be asked for anew.
 
-use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 use crate::grant::Rights;
 
@@ -12,11 +12,33 @@ const ASKED: u8 = 2;
 /// Nothing is granted under its name.
 const GONE: u8 = 3;
 
+/// A grant's number, and which of the engines at its peer's address has given it: to the next one it
+/// is nothing, or something else.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Granted {
+    pub(crate) target: u32,
+    pub(crate) number: u32,
+}
+
+impl Granted {
+    fn bits(self) -> u64 {
+        u64::from(self.target) << 32 | u64::from(self.number)
+    }
+
+    fn of(bits: u64) -> Granted {
+        Granted {
+            target: (bits >> 32) as u32,
+            number: bits as u32,
+        }
+    }
+}
+
 /// What was opened, as lanes need it.
 #[derive(Debug)]
 pub(crate) struct Window {
     pub(crate) name: Vec<u8>,
-    grant: AtomicU32,
+    /// A [`Granted`].
+    grant: AtomicU64,
     state: AtomicU8,
     pub(crate) len: u64,
     pub(crate) rights: Rights,
@@ -24,7 +46,7 @@ pub(crate) struct Window {
 
 /// The number of a grant, or what is to be done about it.
 pub(crate) enum Number {
-    Known(u32),
+    Known(Granted),
     /// Its name is to be opened again, by who was told so.
     ToAsk,
     Asked,
@@ -32,25 +54,32 @@ pub(crate) enum Number {
 }
 
 impl Window {
-    pub(crate) fn new(name: &[u8], grant: u32, len: u64, rights: Rights) -> Window {
+    pub(crate) fn new(name: &[u8], grant: Granted, len: u64, rights: Rights) -> Window {
         Window {
             name: name.to_vec(),
-            grant: AtomicU32::new(grant),
+            grant: AtomicU64::new(grant.bits()),
             state: AtomicU8::new(KNOWN),
             len,
             rights,
         }
     }
 
-    /// The number, for a request that is sent now.
-    pub(crate) fn number(&self) -> Number {
+    /// The number, for a request that is sent to this target now.
+    pub(crate) fn number(&self, target: u32) -> Number {
         let (order, failed) = (Ordering::AcqRel, Ordering::Acquire);
+        if let Some(other) = self.known().filter(|grant| grant.target != target) {
+            self.forget(other);
+        }
         match self.state.compare_exchange(UNKNOWN, ASKED, order, failed) {
             Ok(_) => Number::ToAsk,
-            Err(KNOWN) => Number::Known(self.grant.load(Ordering::Relaxed)),
+            Err(KNOWN) => Number::Known(self.grant()),
             Err(ASKED) => Number::Asked,
             Err(_) => Number::Gone,
         }
+    }
+
+    fn grant(&self) -> Granted {
+        Granted::of(self.grant.load(Ordering::Acquire))
     }
 
     /// Whether its number is being asked for.
@@ -59,16 +88,16 @@ impl Window {
     }
 
     /// The target does not know this number.
-    pub(crate) fn forget(&self, grant: u32) {
-        if self.grant.load(Ordering::Relaxed) == grant {
+    pub(crate) fn forget(&self, grant: Granted) {
+        if self.grant() == grant {
             let (order, failed) = (Ordering::AcqRel, Ordering::Acquire);
             let _other = self.state.compare_exchange(KNOWN, UNKNOWN, order, failed);
         }
     }
 
     /// The number by which it is known from now on.
-    pub(crate) fn renew(&self, grant: u32) {
-        self.grant.store(grant, Ordering::Relaxed);
+    pub(crate) fn renew(&self, grant: Granted) {
+        self.grant.store(grant.bits(), Ordering::Release);
         self.state.store(KNOWN, Ordering::Release);
     }
 
@@ -83,8 +112,8 @@ impl Window {
     }
 
     /// The number, where one is known.
-    pub(crate) fn known(&self) -> Option<u32> {
+    pub(crate) fn known(&self) -> Option<Granted> {
         let known = self.state.load(Ordering::Acquire) == KNOWN;
-        known.then(|| self.grant.load(Ordering::Relaxed))
+        known.then(|| self.grant())
     }
 }

@@ -29,7 +29,7 @@ pub(crate) struct Neighbours {
 impl Neighbours {
     /// The one that this peer is, if it is one.
     pub(crate) fn find(&self, peer: &Peer) -> Option<Arc<Neighbour>> {
-        let target = peer.target()?;
+        let target = peer.engine()?;
         let mut all = self.all.lock();
         let known = all.entry(target).or_insert_with(|| {
             let knocked = Neighbour::knock(peer.shake(), target);
@@ -76,7 +76,6 @@ impl Neighbour {
     /// Knocks at a target; an error where it is on another host, or another user's.
     pub(crate) fn knock(shake: &Shake, target: [u8; 16]) -> io::Result<Neighbour> {
         let socket = UnixStream::connect_addr(&words::address(target)?)?;
-        socket.set_read_timeout(Some(shake.timeout))?;
         socket.set_write_timeout(Some(shake.timeout))?;
         let process = words::process(&socket).filter(|_| words::is_ours(&socket));
         let process = process.ok_or(io::ErrorKind::PermissionDenied)?;
@@ -84,7 +83,6 @@ impl Neighbour {
         if challenge.engine != target {
             return Err(io::ErrorKind::ConnectionRefused.into());
         }
-        socket.set_read_timeout(None)?;
         let (answers, answer) = channel();
         let shared = Arc::new(Shared {
             socket,

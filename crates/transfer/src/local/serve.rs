@@ -8,7 +8,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use kvdepot_media::{Access, Kind};
 use parking_lot::Mutex;
@@ -142,11 +142,10 @@ impl House {
     }
 
     fn greet(&self, socket: &UnixStream) -> io::Result<()> {
-        socket.set_read_timeout(Some(self.shake.timeout))?;
-        socket.set_write_timeout(Some(self.shake.timeout))?;
-        greeted(socket.as_fd(), &self.shake, (Greeting::GoOn, 1), |_| ())?;
         // What is said is said at once, or the neighbour does not listen.
-        socket.set_read_timeout(None)
+        socket.set_write_timeout(Some(self.shake.timeout))?;
+        let by = Instant::now() + self.shake.timeout;
+        greeted(socket.as_fd(), &self.shake, (Greeting::GoOn, 1), by, |_| ())
     }
 
     fn answer(&self, guest: &Guest) -> io::Result<()> {

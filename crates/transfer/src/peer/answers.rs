@@ -11,6 +11,7 @@ use super::queue::{Answer, Ask, Item, Sent};
 use crate::error::Fault;
 use crate::flight::{Flight, Op};
 use crate::socket::{self, Ranges};
+use crate::window::Granted;
 use crate::wire::{Bytes, HEAD, Head, Malformed, SUM, Status};
 
 /// Who receives from a connection. Under `receiving`.
@@ -93,7 +94,8 @@ impl<'a> Answers<'a> {
                 let mut body = vec![0; head.bytes.get() as usize];
                 socket::receive(self.conn.as_fd(), &mut body)?;
                 if let Some(Item::Ask(ask)) = self.take() {
-                    self.answered(ask, Ok((head.first, body)));
+                    let grant = self.granted(&head);
+                    self.answered(ask, Ok((grant, body)));
                 }
                 Ok(())
             }
@@ -139,6 +141,11 @@ impl<'a> Answers<'a> {
 
     /// Receives the bytes of a read.
     fn fill(&mut self, head: &Head) -> io::Result<()> {
+        if head.is_summed() != self.lane.core.is_summed {
+            return Err(broken(Malformed(
+                "a checksum that nobody asked for, or none",
+            )));
+        }
         let summed = head.is_summed().then_some(head.bytes.get());
         let sum = self.ranges.receive(self.conn.as_fd(), summed);
         self.ranges.clear();
@@ -185,7 +192,7 @@ impl<'a> Answers<'a> {
             Some(Item::Ask(ask)) => self.answered(
                 ask,
                 match status {
-                    Status::Done => Ok((head.first, Vec::new())),
+                    Status::Done => Ok((self.granted(head), Vec::new())),
                     Status::Unknown => Err(Fault::Unknown),
                     Status::Closing => Err(Fault::Lost),
                     _ => Err(Fault::Failed),
@@ -204,11 +211,17 @@ impl<'a> Answers<'a> {
         Ok(())
     }
 
-    /// A question is answered: what waited for a number may go on.
+    fn granted(&self, head: &Head) -> Granted {
+        Granted {
+            target: self.conn.target,
+            number: head.first.grant.get(),
+        }
+    }
+
+    /// A question is answered: what waited for a number may go on, in any lane.
     fn answered(&self, ask: Ask, answer: Answer) {
         ask.end(answer);
-        drop(self.lane.state.lock());
-        self.lane.wake.notify_one();
+        self.lane.core.wake_all();
     }
 
     /// One row was refused, and nothing was moved: the others go again.

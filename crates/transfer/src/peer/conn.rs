@@ -18,12 +18,14 @@ pub(super) struct Conn {
     pub(super) arrived: Condvar,
     is_dead: AtomicBool,
     sent: AtomicU64,
+    /// Which of the engines that were there one after the other it leads to.
+    pub(super) target: u32,
     /// Requests that may be unanswered.
     pub(super) window: usize,
 }
 
 impl Conn {
-    pub(super) fn new(socket: TcpStream, window: usize) -> Conn {
+    pub(super) fn new(socket: TcpStream, target: u32, window: usize) -> Conn {
         Conn {
             socket,
             sending: Mutex::new(()),
@@ -31,6 +33,7 @@ impl Conn {
             arrived: Condvar::new(),
             is_dead: AtomicBool::new(false),
             sent: AtomicU64::new(0),
+            target,
             window,
         }
     }

@@ -3,7 +3,7 @@
 use std::io;
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::net::sockopt;
 use zerocopy::{FromZeros, IntoBytes};
@@ -49,7 +49,8 @@ impl Shake {
         let hello = Hello::new(lane, self.engine, nonce);
         socket::send(fd, hello.as_bytes())?;
         let mut challenge = Challenge::new_zeroed();
-        socket::receive(fd, challenge.as_mut_bytes())?;
+        let by = Instant::now() + self.timeout;
+        socket::receive_by(fd, challenge.as_mut_bytes(), by)?;
         if let Some(reason) = challenge.refusal()? {
             return Err(Cold::Refused(reason));
         }
@@ -61,7 +62,7 @@ impl Shake {
         let mine = proof.mac(Turn::Initiator, &[]);
         socket::send(fd, &mine)?;
         let mut theirs = [0; MAC];
-        match socket::receive(fd, &mut theirs) {
+        match socket::receive_by(fd, &mut theirs, by) {
             Ok(()) if proof.proves(Turn::Target, &mine, theirs) => Ok(challenge),
             Ok(()) => Err(Cold::Refused("it has another token".to_owned())),
             // It ends the connection of who does not know its token.
@@ -73,16 +74,17 @@ impl Shake {
     }
 }
 
-/// Greets an initiator: its hello is shown to `enter` once it has proved itself, and it is welcomed
+/// Greets an initiator, which has until `by`: its hello is shown to `enter` once it has proved itself, and it is welcomed
 /// when that returns.
 pub(crate) fn greeted<T>(
     fd: BorrowedFd<'_>,
     shake: &Shake,
     (greeting, credit): (Greeting, u32),
+    by: Instant,
     enter: impl FnOnce(&Hello) -> T,
 ) -> io::Result<T> {
     let mut hello = Hello::new_zeroed();
-    socket::receive(fd, hello.as_mut_bytes())?;
+    socket::receive_by(fd, hello.as_mut_bytes(), by)?;
     let told = hello
         .greet()
         .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
@@ -102,7 +104,7 @@ pub(crate) fn greeted<T>(
         challenge: &challenge,
     };
     let mut theirs = [0; MAC];
-    socket::receive(fd, &mut theirs)?;
+    socket::receive_by(fd, &mut theirs, by)?;
     if !proof.proves(Turn::Initiator, &[], theirs) {
         return Err(io::ErrorKind::PermissionDenied.into());
     }
@@ -121,9 +123,10 @@ pub(crate) struct Dialer {
 /// A connection that was greeted.
 pub(crate) struct Greeted {
     pub(crate) socket: TcpStream,
+    /// What the target drew when its engine started.
+    pub(crate) target: [u8; 16],
     /// Requests that may be unanswered.
     pub(crate) credit: usize,
-    pub(crate) target: [u8; 16],
 }
 
 impl Dialer {
@@ -148,10 +151,8 @@ impl Dialer {
         let timeout = Some(self.shake.timeout);
         let stream = TcpStream::connect_timeout(&self.address, self.shake.timeout)?;
         prepare(&stream)?;
-        stream.set_read_timeout(timeout)?;
         stream.set_write_timeout(timeout)?;
         let challenge = self.shake.greet(stream.as_fd(), lane)?;
-        stream.set_read_timeout(None)?;
         stream.set_write_timeout(None)?;
         Ok(Greeted {
             socket: stream,

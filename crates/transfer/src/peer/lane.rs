@@ -2,6 +2,7 @@
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -15,8 +16,8 @@ use super::queue::{Ask, Down, Flying, Item, Sent, State, Wants};
 use crate::error::{Error, Fault};
 use crate::flight::{Flight, Op};
 use crate::socket::Ranges;
-use crate::window::Number;
-use crate::wire::{Bytes, Head, Row, SUM, Verb};
+use crate::window::{Granted, Number};
+use crate::wire::{Bytes, Head, Row, SUM, Verb, rows_sum};
 
 /// First pause between two attempts to connect; each is twice as long.
 const PAUSE_MIN: Duration = Duration::from_millis(10);
@@ -71,6 +72,15 @@ impl Lane {
                     self.join_receiver();
                     return;
                 }
+                if !state.is_fenced && self.core.refuses_writes() {
+                    let writes = state.take_writes();
+                    if !writes.is_empty() {
+                        MutexGuard::unlocked(&mut state, || {
+                            writes.into_iter().for_each(|item| item.end(Fault::Lost));
+                        });
+                        continue;
+                    }
+                }
                 let fences = self.core.fences();
                 match &state.conn {
                     Some(conn) if state.is_ready(conn.window, fences) => {
@@ -107,18 +117,19 @@ impl Lane {
             return;
         }
         let Some(item) = state.pop() else { return };
-        match self.numbered(item, &mut state) {
+        match self.numbered(item, conn, &mut state) {
             Some(item) => self.send(conn, state, item, false),
             None => return,
         };
     }
 
     /// The item with its grant's number; where that has to be asked for, the question.
-    fn numbered(&self, item: Item, state: &mut MutexGuard<'_, State>) -> Option<Item> {
-        let Item::Flight(mut flight) = item else {
-            return Some(item);
+    fn numbered(&self, item: Item, conn: &Conn, state: &mut MutexGuard<'_, State>) -> Option<Item> {
+        let mut flight = match item {
+            Item::Flight(flight) => flight,
+            Item::Ask(ask) => return ask.is_for(conn.target).then_some(Item::Ask(ask)),
         };
-        match flight.window.number() {
+        match flight.window.number(conn.target) {
             Number::Known(grant) => {
                 flight.grant = grant;
                 Some(Item::Flight(flight))
@@ -217,10 +228,10 @@ impl Lane {
         if !is_current || !state.is_idle() || held_back || state.is_closing {
             return Err(flight);
         }
-        if flight.window.known().is_none() {
+        if flight.window.known().map(|grant| grant.target) != Some(conn.target) {
             return Err(flight);
         }
-        let Some(item) = self.numbered(Item::Flight(flight), &mut state) else {
+        let Some(item) = self.numbered(Item::Flight(flight), &conn, &mut state) else {
             return Ok(());
         };
         let is_sent = self.send(&conn, state, item, true);
@@ -255,9 +266,9 @@ impl Lane {
         }
         match self.core.dialer.dial(self.number) {
             Ok(greeted) => {
-                *self.core.target.lock() = Some(greeted.target);
                 let window = greeted.credit.min(self.core.window);
-                let conn = Arc::new(Conn::new(greeted.socket, window));
+                let target = self.core.target(greeted.target);
+                let conn = Arc::new(Conn::new(greeted.socket, target, window));
                 self.connected(conn);
             }
             Err(error) => self.failed(&error),
@@ -282,6 +293,9 @@ impl Lane {
         if std::mem::take(&mut state.is_fenced) {
             self.core.lift();
         }
+        if std::mem::take(&mut state.has_given_up) {
+            self.core.given_up.fetch_sub(1, Ordering::AcqRel);
+        }
         if state.is_closing {
             conn.kill();
             conn.arrived.notify_all();
@@ -304,8 +318,14 @@ impl Lane {
                 pause,
             });
             state.failures = 0;
+            let waits = state.is_fenced && !std::mem::replace(&mut state.has_given_up, true);
             drop(state);
             self.refuse_all();
+            if waits {
+                // What the others have to write would wait for this lane until its time is over.
+                self.core.given_up.fetch_add(1, Ordering::AcqRel);
+                self.core.wake_all();
+            }
             return;
         }
         let pause = jittered(PAUSE_MIN * 2_u32.pow(state.failures.min(10) - 1));
@@ -337,7 +357,8 @@ impl Lane {
         drop(state);
         drop((sending, receiving));
         over.into_iter().for_each(|(item, fault)| item.end(fault));
-        self.wake.notify_one();
+        // Others may have waited for the number that was asked for over this connection.
+        self.core.wake_all();
     }
 
     /// Ends slices, as far as these `ends` say.
@@ -430,6 +451,10 @@ impl Frame {
             }
         };
         self.head.extend_from_slice(head.as_bytes());
+        if head.is_summed() {
+            let sum = rows_sum(&self.head, &self.rows);
+            self.rows.extend_from_slice(&sum);
+        }
         // SAFETY: the frame's own bytes stay where they are until it has been sent; the rest is
         // passed on.
         unsafe {
@@ -454,12 +479,12 @@ impl Frame {
 }
 
 /// The number of a window, for whoever lets it go.
-pub(super) fn close_of(grant: u32) -> Ask {
+pub(super) fn close_of(grant: Granted) -> Ask {
     Ask {
         verb: Verb::Close,
-        first: Row::new(grant, 0, 0),
+        first: Row::new(grant.number, 0, 0),
         body: Vec::new(),
         most: Bytes::Just(0),
-        wants: Wants::Nobody,
+        wants: Wants::Nobody(grant.target),
     }
 }

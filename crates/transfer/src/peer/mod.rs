@@ -22,6 +22,7 @@ use crate::flight::Flight;
 use crate::memory::Memory;
 use crate::rdma::{Asks, Fabric, Link};
 use crate::task::Progress;
+use crate::window::Granted;
 use crate::wire::{Bytes, Row, Verb};
 use lane::Lane;
 use queue::{Ask, Item, Wants};
@@ -36,10 +37,12 @@ pub(crate) struct Core {
     pub(crate) is_summed: bool,
     /// Lanes whose lost connection may still carry writes.
     fences: AtomicUsize,
+    /// Those of them that do not get another connection.
+    given_up: AtomicUsize,
     lanes: OnceLock<Vec<Weak<Lane>>>,
+    /// The engine that was met last at the address, and how many there have been so far.
+    target: Mutex<([u8; 16], u32)>,
     sent: AtomicU64,
-    /// Who was there when a lane connected last.
-    target: Mutex<Option<[u8; 16]>>,
 }
 
 impl Core {
@@ -50,9 +53,10 @@ impl Core {
             retries,
             is_summed,
             fences: AtomicUsize::new(0),
+            given_up: AtomicUsize::new(0),
             lanes: OnceLock::new(),
+            target: Mutex::default(),
             sent: AtomicU64::new(0),
-            target: Mutex::new(None),
         }
     }
 
@@ -66,6 +70,21 @@ impl Core {
 
     fn lift(&self) {
         self.fences.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    /// Whether writes wait for a lane that cannot connect: they fail instead.
+    fn refuses_writes(&self) -> bool {
+        self.given_up.load(Ordering::Acquire) > 0
+    }
+
+    /// The number of an engine that is there now: another one than before gives its grants' numbers
+    /// anew.
+    fn target(&self, engine: [u8; 16]) -> u32 {
+        let mut target = self.target.lock();
+        if target.1 == 0 || target.0 != engine {
+            *target = (engine, target.1 + 1);
+        }
+        target.1
     }
 
     fn count_sent(&self) {
@@ -137,9 +156,10 @@ impl Peer {
         self.core.dialer.address
     }
 
-    /// The engine that was there when a lane connected last.
-    pub(crate) fn target(&self) -> Option<[u8; 16]> {
-        *self.core.target.lock()
+    /// The engine that was met last at the address.
+    pub(crate) fn engine(&self) -> Option<[u8; 16]> {
+        let (engine, count) = *self.core.target.lock();
+        (count > 0).then_some(engine)
     }
 
     pub(crate) fn shake(&self) -> &Shake {
@@ -196,7 +216,7 @@ impl Peer {
         body: Vec<u8>,
         most: Bytes,
         timeout: Duration,
-    ) -> Result<(Row, Vec<u8>), Error> {
+    ) -> Result<(Granted, Vec<u8>), Error> {
         self.ask_of(verb, Row::default(), body, most, timeout)
     }
 
@@ -208,7 +228,7 @@ impl Peer {
         body: Vec<u8>,
         most: Bytes,
         timeout: Duration,
-    ) -> Result<(Row, Vec<u8>), Error> {
+    ) -> Result<(Granted, Vec<u8>), Error> {
         let (reply, answer) = channel();
         let wants = Wants::Caller(reply);
         let ask = Ask {
@@ -244,7 +264,7 @@ impl Peer {
     }
 
     /// A grant's number is not used any more.
-    pub(crate) fn let_go(&self, grant: u32) {
+    pub(crate) fn let_go(&self, grant: Granted) {
         let lane = &self.lanes[self.turn()];
         // One that has lost its connection has nothing to say: the target forgets by itself.
         if lane.state.lock().conn.is_some() {

@@ -9,18 +9,19 @@ use super::conn::Conn;
 use crate::error::Fault;
 use crate::flight::{Flight, Op};
 use crate::task::PRIORITIES;
-use crate::window::Window;
+use crate::window::{Granted, Window};
 use crate::wire::{Bytes, Row, Verb};
 
 /// What a question was answered with, or that nobody answers.
-pub(crate) type Answer = Result<(Row, Vec<u8>), Fault>;
+pub(crate) type Answer = Result<(Granted, Vec<u8>), Fault>;
 
 /// Who wants the answer to a question.
 pub(super) enum Wants {
     Caller(Sender<Answer>),
     /// The number of a grant that was unknown.
     Number(Arc<Window>),
-    Nobody,
+    /// Nobody, and only this target has to hear it.
+    Nobody(u32),
 }
 
 /// A question that is no slice.
@@ -33,17 +34,22 @@ pub(super) struct Ask {
 }
 
 impl Ask {
+    /// Whether it is of use to this target.
+    pub(super) fn is_for(&self, target: u32) -> bool {
+        !matches!(self.wants, Wants::Nobody(its) if its != target)
+    }
+
     /// It is over.
     pub(super) fn end(self, answer: Answer) {
         match self.wants {
             // Who does not wait any more does not miss it.
             Wants::Caller(reply) => drop(reply.send(answer)),
             Wants::Number(window) => match answer {
-                Ok((row, _)) => window.renew(row.grant.get()),
+                Ok((grant, _)) => window.renew(grant),
                 Err(Fault::Unknown) => window.note_gone(),
                 Err(_) => window.ask_again(),
             },
-            Wants::Nobody => {}
+            Wants::Nobody(_) => {}
         }
     }
 }
@@ -146,6 +152,8 @@ pub(super) struct State {
     pub(super) conn: Option<Arc<Conn>>,
     /// Writes that nobody has answered may still lie in the connection that was lost.
     pub(super) is_fenced: bool,
+    /// It was fenced when it gave up connecting, and has not connected since.
+    pub(super) has_given_up: bool,
     pub(super) is_closing: bool,
     /// Attempts to connect that failed one after the other.
     pub(super) failures: u32,
@@ -196,6 +204,18 @@ impl State {
     /// All that waits.
     pub(super) fn drain(&mut self) -> Vec<Item> {
         self.queues.iter_mut().flat_map(std::mem::take).collect()
+    }
+
+    /// Takes out the writes that wait.
+    pub(super) fn take_writes(&mut self) -> Vec<Item> {
+        let is_write = |item: &Item| matches!(item, Item::Flight(one) if one.op == Op::Write);
+        let mut writes = Vec::new();
+        for queue in &mut self.queues {
+            let (out, left) = std::mem::take(queue).into_iter().partition(&is_write);
+            writes.extend::<VecDeque<Item>>(out);
+            *queue = left;
+        }
+        writes
     }
 
     /// Takes out the slices that are to end and can at once; whether others can only where the

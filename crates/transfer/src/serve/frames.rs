@@ -16,7 +16,7 @@ use crate::grant::{Grant, Use};
 use crate::rdma::Fabric;
 use crate::socket::{self, Ranges};
 use crate::wire::{
-    Asked, BYTES_MAX, HEAD, Head, Malformed, Opened, ROW, Row, SUM, Status, Verb, total,
+    Asked, BYTES_MAX, HEAD, Head, Malformed, Opened, ROW, Row, SUM, Status, Verb, rows_sum, total,
 };
 
 /// Answers until the connection ends, or breaks a rule.
@@ -99,9 +99,19 @@ impl Frames<'_> {
     fn hear_rows(&mut self, head: &Head, asked: Asked) -> io::Result<u64> {
         self.rows.clear();
         self.rows.push(head.first);
-        self.bytes.resize((asked.rows - 1) * ROW, 0);
+        let (rows, sum) = (
+            (asked.rows - 1) * ROW,
+            if head.is_summed() { SUM } else { 0 },
+        );
+        self.bytes.resize(rows + sum, 0);
         socket::receive(self.served.socket.as_fd(), &mut self.bytes)?;
-        let rest = <[Row]>::ref_from_bytes(&self.bytes);
+        let (rest, said) = self.bytes.split_at(rows);
+        if head.is_summed() && said != rows_sum(head.as_bytes(), rest) {
+            return Err(broken(Malformed(
+                "a head or rows that do not match their checksum",
+            )));
+        }
+        let rest = <[Row]>::ref_from_bytes(rest);
         let rest = rest.map_err(|_| broken(Malformed("rows of another length")))?;
         self.rows.extend_from_slice(rest);
         total(&self.rows).map_err(broken)
@@ -111,7 +121,9 @@ impl Frames<'_> {
     /// behind the lead of a read, and stays until [`Frames::over`].
     fn begin(&mut self, writes: bool) -> Result<(), Refused> {
         let mut last: Option<(u32, Arc<Grant>)> = None;
-        let mut uses: Vec<Use> = Vec::new();
+        // Under the lock until all are there: who withdraws one either comes first, or finds this
+        // connection by it.
+        let mut uses = self.served.using.lock();
         self.ranges.clear();
         if !writes {
             // SAFETY: the lead stays as it is until the ranges are cleared.
@@ -134,7 +146,6 @@ impl Frames<'_> {
             unsafe { grant.add_to(row, &mut self.ranges) };
             last = Some((name, grant));
         }
-        *self.served.using.lock() = uses;
         Ok(())
     }
 
@@ -218,7 +229,7 @@ impl Frames<'_> {
             rights: grant.rights.bits().into(),
             zero: 0.into(),
         };
-        let Some(number) = self.session.open(grant) else {
+        let Some(number) = self.session.open(grant, &self.house.numbers) else {
             return self.refuse(head, (Status::Failed, 0));
         };
         let answer = head.answer(Status::Done, size_of::<Opened>() as u64);

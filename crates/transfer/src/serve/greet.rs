@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::House;
 use super::served::Served;
@@ -27,28 +27,22 @@ pub(super) fn greet(house: &House, served: &Arc<Served>) -> Option<(Arc<Session>
 fn exchange(house: &House, served: &Arc<Served>) -> Option<(Arc<Session>, u32)> {
     let socket = &served.socket;
     prepare(socket).ok()?;
-    socket
-        .set_read_timeout(Some(house.terms.shake.timeout))
-        .ok()?;
-    socket
-        .set_write_timeout(Some(house.terms.shake.timeout))
-        .ok()?;
+    let timeout = house.terms.shake.timeout;
+    socket.set_write_timeout(Some(timeout)).ok()?;
     let greeting = match house.is_closing.load(Ordering::Acquire) {
         true => Greeting::Closing,
         false => Greeting::GoOn,
     };
     let mut entered = None;
     let terms = (greeting, house.terms.credit);
-    let welcomed = greeted(socket.as_fd(), &house.terms.shake, terms, |hello| {
+    let (fd, by) = (socket.as_fd(), Instant::now() + timeout);
+    let welcomed = greeted(fd, &house.terms.shake, terms, by, |hello| {
         let session = house.session(hello.engine);
         let lane = hello.lane.get();
         session.enter(lane, served);
         entered = Some((session, lane));
     });
-    let ready = welcomed.and_then(|()| {
-        socket.set_read_timeout(None)?;
-        socket.set_write_timeout(None)
-    });
+    let ready = welcomed.and_then(|()| socket.set_write_timeout(None));
     match ready {
         Ok(()) => entered,
         Err(error) => {
@@ -66,10 +60,10 @@ fn exchange(house: &House, served: &Arc<Served>) -> Option<(Arc<Session>, u32)> 
 pub(super) fn refuse(house: &House, served: &Served) {
     let tell = || -> io::Result<()> {
         let socket = &served.socket;
-        socket.set_read_timeout(Some(REFUSAL))?;
         socket.set_write_timeout(Some(REFUSAL))?;
         let terms = (Greeting::TooMany, house.terms.credit);
-        greeted(socket.as_fd(), &house.terms.shake, terms, |_| ())
+        let by = Instant::now() + REFUSAL;
+        greeted(socket.as_fd(), &house.terms.shake, terms, by, |_| ())
     };
     // Who does not hear it sees the connection end.
     drop(tell());

@@ -8,7 +8,7 @@ mod session;
 use std::collections::HashMap;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -62,6 +62,9 @@ pub(crate) struct House {
     pub(crate) names: Arc<Names>,
     pub(crate) counts: Counts,
     sessions: Mutex<HashMap<[u8; 16], Arc<Session>>>,
+    /// Numbers of grants, of all initiators: one that comes back after its session was forgotten
+    /// may have old ones, which shall be nothing then, and not something else.
+    numbers: AtomicU32,
     /// Connections, also those that are not greeted yet.
     served: Mutex<Vec<Arc<Served>>>,
     connections: AtomicUsize,
@@ -131,6 +134,7 @@ impl Server {
             names,
             counts: Counts::default(),
             sessions: Mutex::default(),
+            numbers: AtomicU32::new(1),
             served: Mutex::default(),
             connections: AtomicUsize::new(0),
             is_closing: AtomicBool::new(false),

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -15,15 +16,9 @@ const GRANTS_MAX: usize = 1 << 20;
 
 pub(super) struct Session {
     pub(super) engine: [u8; 16],
-    opened: Mutex<Opened>,
+    opened: Mutex<HashMap<u32, Arc<Grant>>>,
     far: Mutex<Far>,
     lanes: Mutex<Lanes>,
-}
-
-#[derive(Default)]
-struct Opened {
-    grants: HashMap<u32, Arc<Grant>>,
-    last: u32,
 }
 
 /// What devices do for it.
@@ -54,31 +49,28 @@ impl Session {
         }
     }
 
-    /// A number for a grant; `None` where there are too many.
-    pub(super) fn open(&self, grant: Arc<Grant>) -> Option<u32> {
+    /// The next of `numbers` for a grant; `None` where there are too many.
+    pub(super) fn open(&self, grant: Arc<Grant>, numbers: &AtomicU32) -> Option<u32> {
         let mut opened = self.opened.lock();
-        if opened.grants.len() >= GRANTS_MAX {
+        if opened.len() >= GRANTS_MAX {
             // What does not hold any more is of no use to anybody.
-            opened.grants.retain(|_, grant| grant.holds());
+            opened.retain(|_, grant| grant.holds());
         }
-        if opened.grants.len() >= GRANTS_MAX {
+        if opened.len() >= GRANTS_MAX {
             return None;
         }
-        while {
-            opened.last = opened.last.wrapping_add(1);
-            opened.grants.contains_key(&opened.last)
-        } {}
-        let number = opened.last;
-        opened.grants.insert(number, grant);
+        let number = std::iter::repeat_with(|| numbers.fetch_add(1, Ordering::Relaxed))
+            .find(|number| !opened.contains_key(number))?;
+        opened.insert(number, grant);
         Some(number)
     }
 
     pub(super) fn find(&self, number: u32) -> Option<Arc<Grant>> {
-        self.opened.lock().grants.get(&number).cloned()
+        self.opened.lock().get(&number).cloned()
     }
 
     pub(super) fn close(&self, number: u32) {
-        self.opened.lock().grants.remove(&number);
+        self.opened.lock().remove(&number);
         self.far.lock().exposed.remove(&number);
     }
 

@@ -5,6 +5,7 @@ mod greeting;
 
 pub(crate) use greeting::{Challenge, Greeting, Hello, Key, MAC, Proof, Turn};
 
+use kvdepot_media::checksum::digest;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -33,7 +34,8 @@ pub(crate) const NAME_MAX: usize = 1024;
 /// Most bytes of a Join: ends of eight devices.
 const JOIN_MAX: u64 = 8 * 64;
 
-/// The flag of a frame whose bytes are followed by their checksum, or that wants it of its answer.
+/// The flag of a frame whose bytes are followed by their checksum, or that wants it of its answer. In
+/// a request another one, of head and rows, is in front of the bytes.
 const SUMMED: u8 = 1;
 
 /// What is asked.
@@ -186,7 +188,11 @@ impl Head {
     pub(crate) fn asks(&self) -> Result<Asked, Malformed> {
         let verb = Verb::of(self.verb).ok_or(Malformed("an unknown verb"))?;
         let (rows, bytes) = (self.rows.get() as usize, self.bytes.get());
-        if self.flags & !SUMMED != 0 || self.status.get() != 0 {
+        let flags = match verb {
+            Verb::Read | Verb::Write => SUMMED,
+            _ => 0,
+        };
+        if self.flags & !flags != 0 || self.status.get() != 0 {
             return Err(Malformed("flags or a status that a request does not have"));
         }
         let fits = match verb {
@@ -266,6 +272,12 @@ pub(crate) struct Asked {
     pub(crate) bytes: u64,
 }
 
+/// The checksum of a head and the rows behind it. What moves to or from a wrong place is not found by
+/// a checksum of its bytes.
+pub(crate) fn rows_sum(head: &[u8], rows: &[u8]) -> [u8; SUM] {
+    digest(&[head, rows].concat()).to_le_bytes()
+}
+
 /// The bytes of rows together, which a frame has or asks for.
 pub(crate) fn total(rows: &[Row]) -> Result<u64, Malformed> {
     let bytes = rows.iter().map(|row| u64::from(row.len.get())).sum();
@@ -328,6 +340,10 @@ mod tests {
             Head {
                 flags: 2,
                 ..head(Verb::Ping, 0, 0)
+            },
+            Head {
+                flags: 1,
+                ..head(Verb::Open, 0, 1)
             },
             Head {
                 status: 1.into(),
