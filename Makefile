@@ -13,6 +13,7 @@ export CARGO_TARGET_DIR
 
 VENV := .venv
 BIN := $(VENV)/bin
+UCM := build/ucm
 INSTALL := $(BIN)/uv pip install --quiet --python $(BIN)/python
 PACKAGE_SOURCES := $(shell find crates python -name '*.rs' -o -name '*.toml' -o -name '*.py' \
 	-o -name '*.pyi' -o -name py.typed) Cargo.toml Cargo.lock pyproject.toml
@@ -55,6 +56,29 @@ $(VENV)/.package: $(PACKAGE_SOURCES) $(VENV)/.dev
 	@rm -rf build/wheels
 	$(BIN)/maturin build --release --quiet --interpreter $(BIN)/python --out build/wheels
 	$(INSTALL) --no-deps --reinstall build/wheels/kvdepot-*.whl
+	@touch $@
+
+# A name on the PATH may be a shim with nothing behind it that runs; pyenv's own folders have no shims.
+UCM_PYTHON ?= python3.12 $${PYENV_ROOT:-$$HOME/.pyenv}/versions/3.12.*/bin/python3.12
+
+$(UCM)/.installed: requirements/ucm.txt $(BIN)/uv
+	$(call say,installing UCM and NIXL (100 MB$(,) once))
+	@for python in $(UCM_PYTHON); do \
+		found=$$("$$python" -c 'import sys; sys.version_info[:2] == (3, 12) and print(sys.executable)' \
+			2>/dev/null) || true; \
+		[ -z "$$found" ] || break; \
+	done; \
+	[ -n "$$found" ] || { \
+		echo "no CPython 3.12 runs here, which is what UCM's wheel is for: UCM_PYTHON=<path> names one"; \
+		exit 1; \
+	}; \
+	$(BIN)/uv venv --quiet --clear --python "$$found" $(UCM)
+	$(BIN)/uv pip install --quiet --python $(UCM)/bin/python --no-deps -r requirements/ucm.txt
+	@touch $@
+
+$(UCM)/.package: $(UCM)/.installed $(VENV)/.package
+	$(BIN)/uv pip install --quiet --python $(UCM)/bin/python --no-deps --reinstall \
+		build/wheels/kvdepot-*.whl
 	@touch $@
 
 # rustup adds a missing component; where it cannot, the check is skipped and says so.
@@ -138,6 +162,11 @@ bench-lmcache: package $(VENV)/.lmcache ## Beside LMCache's DAX backends, on the
 .PHONY: bench-files
 bench-files: package $(VENV)/.lmcache ## Beside vLLM's fs tier and LMCache's disk, on the same disk
 	$(BIN)/python bench/files/run.py $(BENCH_FLAGS)
+
+.PHONY: bench-ucm
+bench-ucm: $(UCM)/.package ## Beside UCM's Posix and NIXL's, on the same disk; needs CPython 3.12
+	UCM_LOG_LEVEL=error UCM_LOG_TO_FILE=0 NIXL_LOG_LEVEL=ERROR \
+		$(UCM)/bin/python bench/files/run_ucm.py $(BENCH_FLAGS)
 
 .PHONY: bench-lmcache-ttft
 bench-lmcache-ttft: package $(VENV)/.lmcache ## Hits of vLLM through LMCache, beside its own DRAM's

@@ -16,132 +16,27 @@ os.environ["LMCACHE_TRACK_USAGE"] = "false"
 os.environ.setdefault("LMCACHE_LOG_LEVEL", "ERROR")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 
-import argparse
-import json
 import logging
-import re
-import shutil
-import statistics
 import sys
-import tempfile
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Mapping, Sequence
 
-BLOCKS = "64KiB,256KiB,1MiB,4MiB"
-UNITS = {"KiB": 10, "MiB": 20, "GiB": 30}
-METRICS = {"vllm": "over_vllm_fs", "lmcache": "over_lmcache_disk"}
-OPS = ("store", "load")
+from command import Comparison, run
+from contest import Kind
 
 
-def size(text: str) -> int:
-    """Bytes of a text such as 256KiB."""
-    found = re.fullmatch(r"([1-9]\d*)(KiB|MiB|GiB)", text)
-    if found is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a size such as 256KiB")
-    return int(found[1]) << UNITS[found[2]]
+def kinds() -> Mapping[str, Kind]:
+    """Who is beside kvdepot."""
+    logging.disable(logging.WARNING)
+    from contenders import LmcacheDisk, VllmFs
 
-
-def median_ratio(over: Sequence[float], under: Sequence[float]) -> float:
-    """The median of the ratios of each round."""
-    return statistics.median(a / b for a, b in zip(over, under, strict=True))
-
-
-def rows(
-    block: int, moved: int, rounds: int, runs: dict[tuple[str, str], list[tuple[float, float]]]
-) -> list[dict[str, Any]]:
-    """What `runs`, seconds and processor seconds by contender and op, come to."""
-
-    def column(name: str, op: str, which: int) -> list[float]:
-        return [run[which] for run in runs[name, op]]
-
-    def row(metric: str, case: dict[str, Any], unit: str, **figures: float) -> dict[str, Any]:
-        shown = {name: round(value, 3) for name, value in figures.items()}
-        return {"bench": "files", "case": case, "metric": metric, "unit": unit} | shown
-
-    found = []
-    for name, metric in METRICS.items():
-        for op in OPS:
-            ours, theirs = column("kvdepot", op, 0), column(name, op, 0)
-            found.append(
-                row(
-                    metric,
-                    {"op": op, "block": block},
-                    "GB/s",
-                    value=moved / statistics.median(ours) / 1e9,
-                    limit=moved / statistics.median(theirs) / 1e9,
-                    ratio=median_ratio(theirs, ours),
-                    rounds=rounds,
-                )
-            )
-    ours, theirs = column("kvdepot", "load", 1), column("vllm", "load", 1)
-    hashing = column("hashing", "load", 1)
-    limit = [one + other for one, other in zip(theirs, hashing, strict=True)]
-    gib = moved / (1 << 30)
-    found.append(
-        row(
-            "cpu_s_per_gib",
-            {"op": "load", "block": block, "limit": "vLLM's fs tier, and one pass of hashing"},
-            "s",
-            value=statistics.median(ours) / gib,
-            limit=statistics.median(limit) / gib,
-            ratio=median_ratio(limit, ours),
-            rounds=rounds,
-        )
-    )
-    return found
-
-
-def show(row: dict[str, Any]) -> None:
-    """One line a figure."""
-    case = row["case"]
-    print(
-        f"{row['metric']:<20}{case['op']:<7}{case['block'] >> 10:>6} KiB"
-        f"{row['value']:>9.3f}{row['limit']:>9.3f}{row['ratio']:>8.2f}  {row['unit']}",
-        flush=True,
-    )
+    return {"vllm": VllmFs, "lmcache": LmcacheDisk}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure each size of block."""
-    parser = argparse.ArgumentParser(prog="bench/files/run.py", description=__doc__)
-    parser.add_argument("--json", action="store_true", help="one JSON object a line")
-    parser.add_argument("--quick", action="store_true", help="64MiB a round, 3 rounds")
-    parser.add_argument("--rounds", type=int, help="rounds, of which the median counts (7)")
-    parser.add_argument("--blocks", default=BLOCKS, help=f"sizes of blocks ({BLOCKS})")
-    parser.add_argument("--batch", type=size, help="bytes that are moved in a round (256MiB)")
-    parser.add_argument("--jobs", type=int, default=16, help="calls under way at a time (16)")
-    parser.add_argument(
-        "--dir", type=Path, default=Path("/var/tmp"), help="a directory on the disk that is meant"
-    )
-    options = parser.parse_args(arguments)
-    rounds = options.rounds or (3 if options.quick else 7)
-    batch = options.batch or (64 << 20 if options.quick else 256 << 20)
-    blocks = [size(text) for text in options.blocks.split(",")]
-    if rounds < 1 or options.jobs < 1 or batch < max(blocks):
-        parser.error("--rounds and --jobs are at least 1, --batch at least a block")
-    # Three contenders, each with all that its rounds store.
-    needed, free = 3 * (rounds + 1) * batch, shutil.disk_usage(options.dir).free
-    if needed > free:
-        parser.error(f"{options.dir} has {free >> 20} MiB free, {needed >> 20} MiB are needed")
-    logging.disable(logging.WARNING)
-    from contenders import Contest
-
-    if not options.json:
-        print(f"{'':<37}{'kvdepot':>9}{'limit':>9}{'ratio':>8}")
-    for block in blocks:
-        with tempfile.TemporaryDirectory(prefix="kvdepot-", dir=options.dir) as folder:
-            contest = Contest(Path(folder), batch // block, block, options.jobs)
-            try:
-                runs = contest.measure(rounds)
-            finally:
-                contest.close()
-        for row in rows(block, batch // block * block, rounds, runs):
-            if options.json:
-                print(json.dumps(row), flush=True)
-            else:
-                show(row)
-    return 0
+    metrics = {"vllm": "over_vllm_fs", "lmcache": "over_lmcache_disk"}
+    comparison = Comparison(metrics, kinds, frugal=("vllm", "vLLM's fs tier"))
+    return run("bench/files/run.py", __doc__, comparison, arguments)
 
 
 if __name__ == "__main__":
