@@ -75,13 +75,23 @@ pub(crate) fn uuid() -> io::Result<String> {
     Ok(uuid.trim_ascii_end().to_owned())
 }
 
+fn is_ours(name: &OsStr) -> bool {
+    name.as_encoded_bytes().starts_with(PREFIX.as_bytes())
+}
+
+/// Whether a path was the name of such memory, and is nobody's any more.
+pub(crate) fn is_gone(path: &Path) -> bool {
+    let name = path.strip_prefix(FOLDER).ok().map(Path::as_os_str);
+    let looked = path.symlink_metadata();
+    name.is_some_and(is_ours) && looked.is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
+}
+
 /// Takes away the names of those who were killed. Anybody may put there what they like: nothing is
 /// waited for, and no link followed.
 fn sweep() {
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let names = std::fs::read_dir(FOLDER).into_iter().flatten().flatten();
     for name in names {
-        let is_ours = |name: &OsStr| name.as_encoded_bytes().starts_with(PREFIX.as_bytes());
         if !is_ours(&name.file_name()) {
             continue;
         }

@@ -136,7 +136,9 @@ impl Iov {
     fn wrap(memory: &Memory, slab: &Known) -> io::Result<Self> {
         let file = slab.shm.name().ok_or(io::ErrorKind::Unsupported)?;
         let ((name, id), mount) = (number()?, mount(&memory.mount)?);
-        let link = memory.mount.join("3fs-virt/iovs").join(name);
+        let links = memory.mount.join("3fs-virt/iovs");
+        sweep(&links);
+        let link = links.join(name);
         std::os::unix::fs::symlink(file, &link)?;
         let base = std::ptr::with_exposed_provenance_mut::<c_void>(slab.at);
         let mut iov = Self {
@@ -223,6 +225,19 @@ impl fmt::Debug for Iov {
         f.debug_struct("Iov")
             .field("link", &self.link)
             .finish_non_exhaustive()
+    }
+}
+
+/// Takes away the links of those who were killed, which lead nowhere since their slabs' names went.
+/// As long the daemon has their memory: of a process that is gone it forgets only what was linked by
+/// the thread that had opened the folder, which the library's calls do.
+fn sweep(links: &Path) {
+    for link in std::fs::read_dir(links).into_iter().flatten().flatten() {
+        let file = std::fs::read_link(link.path());
+        if file.is_ok_and(|file| shm::is_gone(&file)) {
+            // Somebody else may have done so.
+            drop(std::fs::remove_file(link.path()));
+        }
     }
 }
 
