@@ -6,6 +6,7 @@ use crate::checksum::{self, PartId};
 use crate::conformance::{InMemory, Medium, Room, double, every_pair};
 use crate::copier::{Copier, CopierConfig};
 use crate::file::{File, Hands};
+use crate::tried::PAUSE;
 use std::os::unix::fs::FileExt;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
@@ -268,6 +269,27 @@ fn memory_that_3fs_does_not_know_is_copied_through_some_that_it_does() {
     let (parts, _) = run(&copier(1 << 20, 4), &there, Op::Read, &[5000; 3]);
     assert_eq!(parts, [errno(libc::ENOMEM); 3]);
     mounted.say("double_refuse", 0);
+}
+
+#[test]
+fn memory_that_was_refused_for_a_moment_is_taken_a_moment_later() {
+    let mounted = Mounted::new();
+    mounted.say("double_refuse", 3);
+    let hands = mounted.hands(LONG);
+    let there = There::new(&mounted, &hands);
+    let copier = copier(8 << 20, 2);
+    let (parts, _) = run(&copier, &there, Op::Read, &[5000; 3]);
+    assert_eq!(parts, [errno(libc::ENOMEM); 3]);
+    // Some of its own, and then that of the slab.
+    for (refused, is_copied) in [(1, true), (0, false)] {
+        mounted.say("double_refuse", refused);
+        std::thread::sleep(PAUSE);
+        let before = hands.bounced();
+        moves(&copier, &there);
+        assert_eq!(hands.bounced() > before, is_copied);
+    }
+    drop((copier, there, hands));
+    mounted.is_left();
 }
 
 #[test]
