@@ -74,7 +74,8 @@ class TestSettings:
         settings = self.read(config_file=str(file), dax={"capacity": "2GiB"})
         assert settings.depot["dax"] == {"path": "/x", "capacity": "2GiB"}
 
-    def test_a_file_of_ucms_is_read_by_its_own_name(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("name", ["UCM_CONFIG_FILE", "config_file"])
+    def test_a_file_of_ucms_is_read_by_either_name(self, tmp_path: Path, name: str) -> None:
         file = tmp_path / "ucm_config.yaml"
         file.write_text(
             'ucm_connectors:\n  - ucm_connector_name: "UcmPipelineStore"\n'
@@ -83,21 +84,30 @@ class TestSettings:
             "      io_direct: false\n      cache_buffer_capacity_gb: 1\n"
             "load_only_first_rank: false\n"
         )
-        settings = self.read(UCM_CONFIG_FILE=str(file), lanes=2)
+        settings = self.read(**{name: str(file)}, lanes=2)
         assert settings.pipeline == "Cache|Posix"
         assert settings.depot["posix"] == {"path": "/mnt/test", "direct": "false"}
         assert settings.depot["cache"] == {"capacity": 1 << 30}
         assert settings.depot["lanes"] == 2
         # What stands beside it holds.
         beside = {"cache": {"capacity": "2GiB"}, "posix": {"fan_out": 16}, "tier_timeout": "5s"}
-        settings = self.read(UCM_CONFIG_FILE=str(file), **beside)
+        settings = self.read(**{name: str(file)}, **beside)
         assert settings.depot["posix"] == {"path": "/mnt/test", "direct": "false", "fan_out": 16}
         assert settings.depot["cache"] == {"capacity": "2GiB"}
         assert settings.depot["tier_timeout"] == "5s"
         assert beside["posix"] == {"fan_out": 16}
+        # Of another pipeline only the options of its tiers.
+        settings = self.read(**{name: str(file)}, pipeline="Posix")
+        assert settings.depot["posix"] == {"path": "/mnt/test", "direct": "false"}
+        assert "cache" not in settings.depot
+        settings = self.read(**{name: str(file)}, pipeline="unix:/run/kvdepot.sock", lanes=2)
+        assert settings.depot == {"lanes": 2}
         file.write_text(file.read_text() + "use_lite: true\n")
-        with pytest.raises(kvdepot.ConfigError, match=r"UCM_CONFIG_FILE: .*use_lite"):
-            self.read(UCM_CONFIG_FILE=str(file))
+        with pytest.raises(kvdepot.ConfigError, match=rf"{name}: .*use_lite"):
+            self.read(**{name: str(file)})
+        file.write_text("pipeline: Dax\n")
+        with pytest.raises(kvdepot.ConfigError, match="pipeline: given both"):
+            self.read(**{name: str(file)}, pipeline="Dax")
 
     @pytest.mark.parametrize(
         ("extra", "words"),

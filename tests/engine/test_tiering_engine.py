@@ -196,6 +196,16 @@ def test_the_connector_without_its_tier_is_refused(tmp_path: Path, tiers: Any) -
         KvdepotTieringConnector.build_prom_metrics(config)
 
 
+@pytest.mark.parametrize("spec", ["CPUOffloadingSpec", "Mine", None], ids=str)
+def test_a_spec_without_tiers_behind_it_is_refused(tmp_path: Path, spec: Any) -> None:
+    tiers = [{"type": "KvdepotTier", "module_path": "kvdepot.vllm"}]
+    extra = {"cpu_bytes_to_use": 1 << 20, "secondary_tiers": tiers, "spec_name": spec}
+    transfer = OURS | {"kv_role": "kv_both", "kv_connector_extra_config": extra}
+    config = vllm_config(tmp_path, transfer, 64, True)
+    with pytest.raises(kvdepot.ConfigError, match=rf"spec_name: '?{spec}.*'TieringOffloadingSpec'"):
+        KvdepotTieringConnector(config, KVConnectorRole.SCHEDULER, None)
+
+
 def test_hashes_that_may_collide_are_refused(tmp_path: Path) -> None:
     extra = {"cpu_bytes_to_use": 1 << 20, "secondary_tiers": [{"type": "KvdepotTier"}]}
     transfer = OURS | {"kv_role": "kv_both", "kv_connector_extra_config": extra}

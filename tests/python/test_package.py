@@ -166,14 +166,14 @@ def test_ucms_level_holds_where_kvdepots_is_not_given() -> None:
 
 
 @pytest.mark.parametrize(
-    "reads",
+    ("reads", "says"),
     [
-        "kvdepot.open(PATH, {'cache': {'capacity': '1MiB'}, 'socket': 'off'}).close()",
+        ("kvdepot.open(PATH, {'cache': {'capacity': '1MiB'}, 'socket': 'off'}).close()", ""),
         # As connectors do.
-        "kvdepot._native._options_of_file(PATH)",
+        ("kvdepot._native._options_of_file(PATH)", 'asked="900 TiB"'),
     ],
 )
-def test_what_becomes_of_ucms_keys_is_logged(tmp_path: Path, reads: str) -> None:
+def test_what_becomes_of_ucms_keys_is_logged(tmp_path: Path, reads: str, says: str) -> None:
     path = tmp_path / "ucm.yaml"
     path.write_text(
         "ucm_connectors: [{ucm_connector_name: UcmPipelineStore, ucm_connector_config: "
@@ -182,8 +182,29 @@ def test_what_becomes_of_ucms_keys_is_logged(tmp_path: Path, reads: str) -> None
     program = f"import kvdepot; {reads.replace('PATH', repr(str(path)))}"
     run = python("-c", program, UC_LOGGER_LEVEL="info")
     assert run.returncode == 0
-    assert 'asked="900 TiB"' in run.stderr
+    assert says in run.stderr
     assert 'key="unique_id"' in run.stderr
+
+
+@pytest.mark.parametrize(
+    "reads",
+    [
+        "kvdepot.open(PATH, {'cache': {'capacity': '1MiB'}, 'socket': 'off'}).close()",
+        "kvdepot._native._options_of_file(PATH, {'cache': {'capacity': '1MiB'}})",
+    ],
+)
+def test_a_capacity_beside_ucms_file_is_not_compared_with_the_memory(
+    tmp_path: Path, reads: str
+) -> None:
+    path = tmp_path / "ucm.yaml"
+    path.write_text(
+        "ucm_connectors: [{ucm_connector_name: UcmPipelineStore, ucm_connector_config: "
+        "{store_pipeline: Cache|Empty, buffer_size: 900TiB}}]\n"
+    )
+    program = f"import kvdepot; {reads.replace('PATH', repr(str(path)))}"
+    run = python("-c", program, UC_LOGGER_LEVEL="info")
+    assert run.returncode == 0
+    assert "quarter of the memory" not in run.stderr
 
 
 def test_a_task_is_logged_twice() -> None:

@@ -26,6 +26,7 @@ mod shm;
 pub mod sim;
 mod simulated;
 mod slab;
+mod tried;
 mod way;
 
 pub use buffer::{Buffer, Owner, first_overlap};

@@ -5,13 +5,14 @@
 //! who lives holds a lock.
 
 use crate::error::{Error, Result};
+use crate::tried::Tried;
 use kvdepot_host::fork::Origin;
 use rustix::fs::{AtFlags, CWD, FlockOperation, Mode, OFlags};
 use std::ffi::OsStr;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 pub(crate) const FOLDER: &str = "/dev/shm";
 
@@ -23,7 +24,7 @@ const PREFIX: &str = "kvdepot-slab-";
 pub(crate) struct Shm {
     fd: OwnedFd,
     origin: Origin,
-    name: OnceLock<Option<PathBuf>>,
+    name: Tried<PathBuf, ()>,
 }
 
 impl Shm {
@@ -38,13 +39,14 @@ impl Shm {
         Ok(Arc::new(Self {
             fd,
             origin,
-            name: OnceLock::new(),
+            name: Tried::new(),
         }))
     }
 
-    /// Its name, which it is given now if it has none; none where the system refuses.
+    /// Its name, which it is given now if it has none; none while the system refuses.
     pub(crate) fn name(&self) -> Option<&Path> {
-        self.name.get_or_init(|| self.link().ok()).as_deref()
+        let name = self.name.get_or_make(|| self.link().map_err(drop));
+        name.ok().map(PathBuf::as_path)
     }
 
     fn link(&self) -> io::Result<PathBuf> {
@@ -60,7 +62,7 @@ impl Shm {
 impl Drop for Shm {
     fn drop(&mut self) {
         // In a forked child it is its parent's.
-        if let Some(Some(name)) = self.name.get()
+        if let Some(name) = self.name.get()
             && self.origin.is_here()
         {
             // Of an error nobody could make anything: the next process takes it away.
@@ -75,13 +77,23 @@ pub(crate) fn uuid() -> io::Result<String> {
     Ok(uuid.trim_ascii_end().to_owned())
 }
 
+fn is_ours(name: &OsStr) -> bool {
+    name.as_encoded_bytes().starts_with(PREFIX.as_bytes())
+}
+
+/// Whether a path was the name of such memory, and is nobody's any more.
+pub(crate) fn is_gone(path: &Path) -> bool {
+    let name = path.strip_prefix(FOLDER).ok().map(Path::as_os_str);
+    let looked = path.symlink_metadata();
+    name.is_some_and(is_ours) && looked.is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
+}
+
 /// Takes away the names of those who were killed. Anybody may put there what they like: nothing is
 /// waited for, and no link followed.
 fn sweep() {
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let names = std::fs::read_dir(FOLDER).into_iter().flatten().flatten();
     for name in names {
-        let is_ours = |name: &OsStr| name.as_encoded_bytes().starts_with(PREFIX.as_bytes());
         if !is_ours(&name.file_name()) {
             continue;
         }

@@ -243,6 +243,7 @@ impl Slab {
 fn nameable(len: u64) -> Result<(Arc<Mapping>, Arc<Shm>)> {
     let mapping = Mapping::nameable(shm::FOLDER, len)?;
     mapping.populate_write(0, len)?;
+    mapping.take_space()?;
     let shm = Shm::new(mapping.try_clone_fd(Access::ReadWrite)?)?;
     Ok((mapping, shm))
 }
@@ -289,5 +290,29 @@ impl Drop for Region {
             task.go_on(self.slab.region(hands, number));
             pool = self.slab.pool();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    #[cfg_attr(miri, ignore = "Miri knows no memory files")]
+    fn memory_that_its_folder_has_no_room_for_is_refused_before_it_is_touched() {
+        let found = rustix::fs::statvfs(shm::FOLDER).unwrap();
+        // Of one without a limit there is no such length.
+        if found.f_blocks > 0 {
+            let room = found.f_blocks * found.f_frsize;
+            let mapping = Mapping::nameable(shm::FOLDER, room + (1 << 30)).unwrap();
+            assert!(mapping.take_space().unwrap_err().is_no_space());
+        }
+        let (mapping, _) = nameable(3 << 20).unwrap();
+        mapping.take_space().unwrap();
+        // What never was populated.
+        let mapping = Mapping::nameable(shm::FOLDER, 3 << 20).unwrap();
+        mapping.take_space().unwrap();
+        let fd = mapping.try_clone_fd(Access::ReadWrite).unwrap();
+        assert_eq!(rustix::fs::fstat(&fd).unwrap().st_blocks * 512, 3 << 20);
     }
 }

@@ -5,7 +5,7 @@ use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use kvdepot_store::config::{read_yaml, size};
+use kvdepot_store::config::{read_below, read_beside, size};
 use kvdepot_store::{Config, Error};
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDict, PyFloat, PyInt, PyList, PyMapping, PyString, PyTuple};
@@ -118,10 +118,7 @@ fn config(pipeline: &Bound<'_, PyAny>, settings: Option<&Bound<'_, PyAny>>) -> P
             let allowed = format!("unix:{}, for the depot that listens there", path.display());
             return Err(errors::config(py, "pipeline", path.display(), allowed));
         }
-        Some(path) => read_yaml(&path).and_then(|mut all| {
-            override_with(&mut all, given);
-            Config::from_value(&all)
-        }),
+        Some(path) => read_below(&path, given).and_then(|all| Config::from_value(&all)),
         None => {
             let Ok(named) = pipeline.cast::<PyString>() else {
                 let allowed = "a pipeline such as \"Cache|Dax\", or the path of a YAML file";
@@ -144,16 +141,25 @@ fn config(pipeline: &Bound<'_, PyAny>, settings: Option<&Bound<'_, PyAny>>) -> P
     })
 }
 
-/// The options of a configuration file, as JSON; one of UCM's becomes kvdepot's.
+/// The options of a configuration file, as JSON, and whether it is UCM's, whose become kvdepot's.
+/// Those of `beside` will hold in place of them.
 ///
 /// Raises ConfigError for a file that cannot be read, and for what it says.
 #[pyfunction]
-#[pyo3(name = "_options_of_file")]
-pub(crate) fn options_of_file(py: Python<'_>, path: PathBuf) -> PyResult<String> {
+#[pyo3(name = "_options_of_file", signature = (path, beside = None))]
+pub(crate) fn options_of_file(
+    py: Python<'_>,
+    path: PathBuf,
+    beside: Option<&Bound<'_, PyAny>>,
+) -> PyResult<(String, bool)> {
     // What becomes of UCM's keys is said there.
     log::start(py)?;
-    let options = read_yaml(&path).map_err(|error| errors::raise(py, error))?;
-    Ok(options.to_string())
+    let beside = match beside {
+        None => Value::Null,
+        Some(beside) => value("settings", beside, 0)?,
+    };
+    let read = read_beside(&path, &beside).map_err(|error| errors::raise(py, error))?;
+    Ok((read.options.to_string(), read.is_ucms))
 }
 
 /// The path, where the first argument is one.
@@ -171,27 +177,6 @@ fn file(pipeline: &Bound<'_, PyAny>) -> PyResult<Option<PathBuf>> {
 
 fn is_socket(path: &Path) -> bool {
     path.metadata().is_ok_and(|at| at.file_type().is_socket())
-}
-
-/// Options of `given` take the place of those in `all`, section by section.
-fn override_with(all: &mut Value, given: Value) {
-    match (all, given) {
-        (Value::Object(all), Value::Object(given)) => {
-            for (name, value) in given {
-                match all.get_mut(&name) {
-                    Some(known) if known.is_object() && value.is_object() => {
-                        override_with(known, value);
-                    }
-                    _ => {
-                        all.insert(name, value);
-                    }
-                }
-            }
-        }
-        (all @ Value::Null, given) => *all = given,
-        // Not a mapping: the schema's refusal says so.
-        _ => {}
-    }
 }
 
 fn value(field: &str, given: &Bound<'_, PyAny>, depth: usize) -> PyResult<Value> {

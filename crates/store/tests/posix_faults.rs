@@ -20,7 +20,7 @@ use common::{eventually, get, has, keys, namespace, put};
 use folder::{LEN, ROOM, at_rest, counted, files, open, open_with, try_open, used};
 use kvdepot_host::dir::{Access, Dir};
 use kvdepot_host::lock::{self, Kind};
-use kvdepot_store::{Depot, Outcome};
+use kvdepot_store::{Config, Depot, Outcome};
 use kvdepot_testkit::child::{self, Child};
 use realm::User;
 use rustix::process::{Resource, Rlimit};
@@ -505,6 +505,29 @@ fn a_file_system_without_direct_io_is_refused_it_and_serves_without() {
                 has(&namespace(&depot), &stored, LEN) && stored.len() == 20,
                 "{pipeline}"
             );
+            depot.close();
+        }
+    });
+}
+
+#[test]
+fn a_3fs_is_told_to_settle_lengths_too() {
+    const TEST: &str = "a_3fs_is_told_to_settle_lengths_too";
+    fuse::over(TEST, |mounted| {
+        mounted.fail("fdatasync", libc::EIO);
+        for durability in ["process", "power"] {
+            let section = json!({
+                "path": mounted.dir.join(durability), "library": "posix", "capacity": "64MiB",
+                "durability": durability,
+            });
+            let settings = json!({"ds3fs": section, "socket": "off"});
+            let depot = Depot::open(&Config::new("Ds3fs", &settings).unwrap()).unwrap();
+            let ns = namespace(&depot);
+            for _ in 0..2 {
+                // The second time it is there, and made to last by who did not write it.
+                assert_eq!(put(&ns, &[1], LEN), [true], "{durability}");
+            }
+            assert!(has(&ns, &[1], LEN));
             depot.close();
         }
     });

@@ -7,8 +7,8 @@ mod common;
 use std::path::{Path, PathBuf};
 
 use common::{has, namespace, put};
-use kvdepot_store::config::read_yaml;
 use kvdepot_store::config::ucm::{CONNECTOR, Fate, TOP};
+use kvdepot_store::config::{read_below, read_beside, read_yaml};
 use kvdepot_store::{Config, Depot};
 use serde_json::{Value, json};
 
@@ -84,6 +84,43 @@ fn a_cache_beyond_the_memory_is_made_smaller() {
     let options = translated(&connector(given)).unwrap();
     let taken = options["cache"]["capacity"].as_u64().unwrap();
     assert!(taken > 0 && taken < 900 << 40);
+}
+
+#[test]
+fn what_is_given_beside_it_holds_and_only_its_tiers_are_told_of() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = "{store_pipeline: Cache|Ds3fs, storage_backends: /m, stream_number: 8, \
+                  buffer_size: 900TiB, timeout_ms: 1500}";
+    let path = written(dir.path(), &connector(config));
+    let with = |given: Value| read_below(&path, given).unwrap();
+    let given = json!({"cache": {"capacity": "2GiB"}, "ds3fs": {"fan_out": 16}});
+    let options = with(given);
+    assert_eq!(options["cache"], json!({"capacity": "2GiB"}));
+    assert_eq!(options["ds3fs"]["fan_out"], 16);
+    assert_eq!(options["ds3fs"]["path"], "/m");
+    for (pipeline, expected) in [
+        (
+            "Ds3fs",
+            json!({"ds3fs": {"path": "/m", "stream_number": 8}, "tier_timeout": "1500ms"}),
+        ),
+        (
+            "Posix",
+            json!({"posix": {"path": "/m"}, "tier_timeout": "1500ms"}),
+        ),
+        ("Dax", json!({"tier_timeout": "1500ms"})),
+        ("unix:/run/kvdepot.sock", json!({})),
+    ] {
+        let mut options = with(json!({"pipeline": pipeline}));
+        let given = options.as_object_mut().unwrap().remove("pipeline");
+        assert_eq!(given, Some(pipeline.into()));
+        assert_eq!(options, expected, "{pipeline}");
+    }
+    // Given before, it is not said how much of it there could be.
+    let given = json!({"cache": {"capacity": "2GiB"}});
+    let read = read_beside(&path, &given).unwrap();
+    assert!(read.is_ucms && read.options.get("cache").is_none());
+    std::fs::write(&path, "lanes: 2").unwrap();
+    assert!(!read_beside(&path, &given).unwrap().is_ucms);
 }
 
 #[test]

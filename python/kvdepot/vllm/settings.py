@@ -205,8 +205,9 @@ def _with_file(given: Mapping[str, Any], where: str) -> dict[str, Any]:
     for name in [name for name in CONFIG_FILE.names if name in merged]:
         file = CONFIG_FILE.kind.read(name, merged.pop(name))
         if file is not None:
+            options, is_ucms = _read_file(name, file, merged)
             # What UCM's file says is another program's: what stands beside it is meant.
-            _merge(merged, _read_file(name, file), (where, file), override=name == UCM_CONFIG_FILE)
+            _merge(merged, options, (where, file), override=is_ucms)
     return merged
 
 
@@ -233,11 +234,15 @@ def _merge(
             )
 
 
-def _read_file(name: str, path: str) -> dict[str, Any]:
+def _read_file(name: str, path: str, beside: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
+    """The keys of a file that do not have to give way, and whether it is UCM's."""
+    # By these it is told what UCM's file is read for.
+    known = {key: beside[key] for key in ("pipeline", "cache") if key in beside}
     try:
-        content = json.loads(_native._options_of_file(path))
+        options, is_ucms = _native._options_of_file(path, known)
+        content = json.loads(options)
     except (kvdepot.Error, OSError) as error:
         raise kvdepot.ConfigError(f"{name}: cannot read {path!r}: {error}") from error
     if any(name in content for name in CONFIG_FILE.names):
         raise _settings.wrong(name, path, "a YAML file without another file's name in it")
-    return dict(content)
+    return dict(content), is_ucms

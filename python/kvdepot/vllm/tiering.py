@@ -21,6 +21,9 @@ from kvdepot.vllm import namespace as vllm_namespace
 from kvdepot.vllm.fingerprint import AdapterFingerprints
 from kvdepot.vllm.tier import KvdepotTier
 
+# vLLM's spec whose manager has secondary tiers.
+TIERING_SPEC = "TieringOffloadingSpec"
+
 
 class KvdepotTieringConnector(OffloadingConnector):
     """OffloadingConnector with vLLM's CPU tier, and kvdepot's among those behind it."""
@@ -65,7 +68,12 @@ with contextlib.suppress(ValueError):  # registered already
 def _prepare(vllm_config: Any) -> list[dict[str, Any]]:
     """The entries of kvdepot's tiers; vLLM's spec is named where it is not."""
     extra = vllm_config.kv_transfer_config.kv_connector_extra_config
-    extra.setdefault("spec_name", "TieringOffloadingSpec")
+    spec = extra.setdefault("spec_name", TIERING_SPEC)
+    if spec != TIERING_SPEC:
+        raise kvdepot.ConfigError(
+            f"spec_name: {spec!r} is not allowed with KvdepotTieringConnector, which needs tiers "
+            f"behind vLLM's CPU tier; it must be {TIERING_SPEC!r}, or be left out"
+        )
     entries = [
         entry
         for entry in extra.get("secondary_tiers") or ()

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use kvdepot_host::dirs;
 use kvdepot_store::Config;
-use kvdepot_store::config::read_yaml;
+use kvdepot_store::config::read_below;
 use kvdepot_store::config::schema;
 use kvdepot_store::option::Kind;
 use serde_json::{Map, Value, json};
@@ -62,13 +62,7 @@ pub(crate) fn run(args: &Serve, output: &mut Output) -> Result<i32, Error> {
 
 /// The options of the file, with those of the command line in their place.
 fn config(args: &Serve) -> Result<Config, Error> {
-    let mut all = match &args.config {
-        Some(path) => read_yaml(path)?,
-        None => Value::Null,
-    };
-    if all.is_null() {
-        all = Value::Object(Map::new());
-    }
+    let mut given = Value::Object(Map::new());
     for option in &args.options {
         let Some((name, value)) = option.split_once('=').filter(|(name, _)| !name.is_empty())
         else {
@@ -87,11 +81,16 @@ fn config(args: &Serve) -> Result<Config, Error> {
             let allowed = format!("the {name} once: {beside} is given beside it");
             return Err(refused("--option", option, &allowed));
         }
-        set(&mut all, name, read(name, value));
+        set(&mut given, name, read(name, value));
     }
     if let Some(pipeline) = &args.pipeline {
-        set(&mut all, "pipeline", pipeline.clone().into());
-    } else if all.get("pipeline").is_none() {
+        set(&mut given, "pipeline", pipeline.clone().into());
+    }
+    let mut all = match &args.config {
+        Some(path) => read_below(path, given)?,
+        None => given,
+    };
+    if all.get("pipeline").is_none() {
         set(&mut all, "pipeline", PIPELINE.into());
     }
     let socket = match (&args.socket, all.get("socket")) {

@@ -4,7 +4,7 @@
 use std::io;
 
 use super::mapping::{Access, Mapping, page_size};
-use super::medium::Kind;
+use super::medium::{self, Kind};
 use crate::error::{Error, Result};
 use rustix::io::Errno;
 use rustix::mm::Advice;
@@ -93,6 +93,20 @@ impl Mapping {
         // SAFETY: the range is this mapping; no byte of it changes.
         unsafe { rustix::mm::mlock(at, bytes) }
             .map_err(|errno| Error::io("lock", self.name(), errno))
+    }
+
+    /// Allocates what is not yet of memory that is a file of a folder in memory.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Io`] when the folder has no room, instead of the `SIGBUS` that touching it would
+    /// be: before Linux 5.14 populating says nothing.
+    pub(crate) fn take_space(&self) -> Result<()> {
+        let fd = self.opened().fd_to("allocate")?;
+        match medium::has_no_holes(fd) {
+            true => Ok(()),
+            false => medium::allocate(fd, &self.name(), self.len(), medium::fill_holes),
+        }
     }
 
     fn populate(&self, offset: u64, len: u64, advice: Advice) -> Result<()> {

@@ -7,11 +7,40 @@ use serde_json::Value;
 
 use super::ucm;
 
+/// The options of a configuration file.
+#[derive(Clone, Debug)]
+#[expect(clippy::exhaustive_structs, reason = "plain values")]
+pub struct OfFile {
+    /// By their names and sections, as the schema takes them.
+    pub options: Value,
+    /// It is UCM's, and these are the options that do what it says.
+    pub is_ucms: bool,
+}
+
 /// Reads a YAML file into a neutral value. One of UCM's becomes the options that do the same.
 ///
 /// # Errors
 /// [`Error::Io`] and [`Error::Config`].
 pub fn read_yaml(path: &Path) -> Result<Value, Error> {
+    Ok(read_beside(path, &Value::Null)?.options)
+}
+
+/// The options of a file, with those of `given` in their place, section by section.
+///
+/// # Errors
+/// As [`read_yaml`].
+pub fn read_below(path: &Path, given: Value) -> Result<Value, Error> {
+    let mut all = read_beside(path, &given)?.options;
+    override_with(&mut all, given);
+    Ok(all)
+}
+
+/// The options of a file beside which others are given, which will hold: one of UCM's comes to
+/// those of the tiers of a pipeline that is among them.
+///
+/// # Errors
+/// As [`read_yaml`].
+pub fn read_beside(path: &Path, given: &Value) -> Result<OfFile, Error> {
     let text = std::fs::read_to_string(path).map_err(|source| Error::Io {
         path: path.into(),
         source,
@@ -39,7 +68,32 @@ pub fn read_yaml(path: &Path) -> Result<Value, Error> {
         ));
     }
     let read = serde_json::to_value(read).map_err(|error| refused(unreadable(&error), once))?;
-    Ok(ucm::translate(&read)?.unwrap_or(read))
+    let translated = ucm::translate(&read, given)?;
+    Ok(OfFile {
+        is_ucms: translated.is_some(),
+        options: translated.unwrap_or(read),
+    })
+}
+
+/// Options of `given` take the place of those in `all`, section by section.
+fn override_with(all: &mut Value, given: Value) {
+    match (all, given) {
+        (Value::Object(all), Value::Object(given)) => {
+            for (name, value) in given {
+                match all.get_mut(&name) {
+                    Some(known) if known.is_object() && value.is_object() => {
+                        override_with(known, value);
+                    }
+                    _ => {
+                        all.insert(name, value);
+                    }
+                }
+            }
+        }
+        (all @ Value::Null, given) => *all = given,
+        // Not a mapping: the schema's refusal says so.
+        _ => {}
+    }
 }
 
 fn unreadable(error: &dyn std::error::Error) -> String {

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 pub use arenas::{ArenaConfig, DeviceConfig};
 pub use edges::{EdgeConfig, LateConfig, Touch};
-pub use file::read_yaml;
+pub use file::{OfFile, read_below, read_beside, read_yaml};
 use kvdepot_arena::Error;
 use kvdepot_arena::format::GRANULE;
 pub use kvdepot_arena::{Durability, Format, size};

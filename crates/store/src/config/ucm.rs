@@ -206,11 +206,15 @@ pub fn log_level() -> Option<&'static str> {
     })
 }
 
-/// The options that a file of UCM's comes to; `None` for any other file.
+/// What begins a pipeline whose tiers another process has.
+const SERVICE: &str = "unix:";
+
+/// The options that a file of UCM's comes to, as far as those of `given` do not take their place;
+/// `None` for any other file.
 ///
 /// # Errors
 /// [`Error::Config`] for what cannot be done as it says, and for a key that UCM does not have.
-pub(super) fn translate(file: &Value) -> Result<Option<Value>, Error> {
+pub(super) fn translate(file: &Value, given: &Value) -> Result<Option<Value>, Error> {
     let Some(connectors) = file.get(MARK) else {
         return Ok(None);
     };
@@ -232,10 +236,8 @@ pub(super) fn translate(file: &Value) -> Result<Option<Value>, Error> {
     let pipeline = pipeline(one.get(NAME), keys)?;
     let mut options = Map::new();
     options.insert("pipeline".into(), pipeline.into());
-    options.insert("tier_timeout".into(), format!("{TIMEOUT_MS}ms").into());
-    let far = pipeline.rsplit('|').next().filter(|far| *far != "Cache");
-    let far = far.map(str::to_ascii_lowercase);
-    let has_cache = pipeline.starts_with("Cache");
+    let Tiers { ours, cache, far } = Tiers::of(pipeline, given);
+    let (mut buffer, mut timeout) = ((BUFFER, None), TIMEOUT_MS);
     let mut said = BTreeMap::new();
     for (key, value) in keys {
         let Some(option) = judge(CONNECTOR, CONFIG, key, value)? else {
@@ -248,19 +250,14 @@ pub(super) fn translate(file: &Value) -> Result<Option<Value>, Error> {
             return Err(Error::config(field, value, allowed));
         }
         match option.split_once('.').unwrap_or(("", option)) {
-            ("", "tier_timeout") => {
-                let ms = number(&field, value)?;
-                options.insert("tier_timeout".into(), format!("{ms}ms").into());
-            }
+            ("", "tier_timeout") => timeout = number(&field, value)?,
             ("", _) => {}
-            ("cache", name) => {
+            ("cache", _) => {
                 let bytes = match key.ends_with("_gb") {
                     true => gigabytes(&field, value)?,
                     false => bytes(&field, value)?,
                 };
-                if has_cache {
-                    set(&mut options, "cache", name, clamped(bytes, Some(&field)));
-                }
+                buffer = (bytes, Some(field));
             }
             ("posix", "path") => {
                 let path = backend(&field, value)?;
@@ -292,10 +289,40 @@ pub(super) fn translate(file: &Value) -> Result<Option<Value>, Error> {
             }
         }
     }
-    if has_cache && !said.contains_key("cache.capacity") {
-        set(&mut options, "cache", "capacity", clamped(BUFFER, None));
+    if ours {
+        options.insert("tier_timeout".into(), format!("{timeout}ms").into());
+    }
+    if cache {
+        let taken = clamped(buffer.0, buffer.1.as_deref());
+        set(&mut options, "cache", "capacity", taken);
     }
     Ok(Some(Value::Object(options)))
+}
+
+/// What tiers there will be that the file says something of.
+struct Tiers {
+    /// They are this process's.
+    ours: bool,
+    /// There is a cache, and nobody has said how large.
+    cache: bool,
+    /// The section of the one that keeps a file a block.
+    far: Option<String>,
+}
+
+impl Tiers {
+    /// Of the file's pipeline, or the one that is given.
+    fn of(pipeline: &str, given: &Value) -> Tiers {
+        let beside = given.get("pipeline").and_then(Value::as_str);
+        let pipeline = beside.unwrap_or(pipeline);
+        let mut tiers = pipeline.split('|').map(str::trim);
+        let has_cache = tiers.clone().any(|tier| tier == "Cache");
+        let far = tiers.rfind(|tier| ["Posix", "Ds3fs"].contains(tier));
+        Tiers {
+            ours: !pipeline.starts_with(SERVICE),
+            cache: has_cache && given.pointer("/cache/capacity").is_none(),
+            far: far.map(str::to_ascii_lowercase),
+        }
+    }
 }
 
 /// What a key becomes; `None` where nothing follows from it.

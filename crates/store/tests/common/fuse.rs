@@ -32,7 +32,7 @@ const NO_FUSE: &str = "no FUSE: ";
 const LONGEST: Duration = Duration::from_secs(150);
 
 /// What the kernel asks for, by its numbers.
-const CALLS: [(&str, u32); 23] = [
+const CALLS: [(&str, u32); 24] = [
     ("lookup", 1),
     ("forget", 2),
     ("getattr", 3),
@@ -47,6 +47,8 @@ const CALLS: [(&str, u32); 23] = [
     ("statfs", 17),
     ("release", 18),
     ("fsync", 20),
+    // Of those, the ones that are for bytes alone; no number of a call.
+    ("fdatasync", u32::MAX),
     ("flush", 25),
     ("init", 26),
     ("opendir", 27),
@@ -233,7 +235,13 @@ impl Server {
         let request = Request(request);
         let name = name_of(request.u32(4));
         let mut state = self.state.lock().unwrap();
-        match state.faults.get_mut(name) {
+        let fault = match name {
+            "fsync" if request.u32(48) & 1 > 0 && state.faults.contains_key("fdatasync") => {
+                "fdatasync"
+            }
+            name => name,
+        };
+        match state.faults.get_mut(fault) {
             Some((_, passed)) if *passed > 0 => *passed -= 1,
             Some((0, _)) => return state.held.push(request.0.to_vec()),
             Some((errno, _)) => {

@@ -7,12 +7,13 @@
 use super::api::{Api, Ended, Iov as Raw};
 use crate::carrier::SlabMemory;
 use crate::shm::{self, Shm};
+use crate::tried::Tried;
 use kvdepot_host::fork::Origin;
 use std::cell::UnsafeCell;
 use std::ffi::{CString, c_void};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::{fmt, io};
 
 /// One piece of memory that is the library's own: what is copied at once.
@@ -25,7 +26,7 @@ pub(super) struct Memory {
     pub(super) mount: PathBuf,
     origin: Origin,
     known: Mutex<Vec<Arc<Known>>>,
-    own: OnceLock<Ended<Arc<Own>>>,
+    own: Tried<Arc<Own>, i32>,
 }
 
 /// A slab, and what 3FS knows it by.
@@ -34,8 +35,7 @@ pub(super) struct Known {
     at: usize,
     len: usize,
     shm: Arc<Shm>,
-    /// None where it was refused.
-    iov: OnceLock<Option<Arc<Iov>>>,
+    iov: Tried<Arc<Iov>, ()>,
 }
 
 /// Memory by which the library knows it; it is forgotten when this is dropped.
@@ -73,7 +73,7 @@ impl Memory {
             mount,
             origin,
             known: Mutex::default(),
-            own: OnceLock::new(),
+            own: Tried::new(),
         }
     }
 
@@ -86,7 +86,7 @@ impl Memory {
             at: memory.at(),
             len: memory.len(),
             shm: Arc::clone(shm),
-            iov: OnceLock::new(),
+            iov: Tried::new(),
         };
         lock(&self.known).push(Arc::new(known));
         true
@@ -107,21 +107,20 @@ impl Memory {
 
     /// What 3FS knows memory by, if that need not be asked.
     pub(super) fn iov_at_once(&self, at: usize, len: usize) -> Option<Arc<Iov>> {
-        self.slab(at, len)?.iov.get()?.clone()
+        self.slab(at, len)?.iov.get().cloned()
     }
 
-    /// What 3FS knows memory by; it is told now, where it has not been.
+    /// What 3FS knows memory by; it is told now, unless it has been, or has refused just before.
     pub(super) fn iov(&self, at: usize, len: usize) -> Option<Arc<Iov>> {
         let known = self.slab(at, len)?;
-        let wrap = || Iov::wrap(self, &known).ok().map(Arc::new);
-        known.iov.get_or_init(wrap).clone()
+        let wrap = || Iov::wrap(self, &known).map(Arc::new).map_err(drop);
+        known.iov.get_or_make(wrap).ok().cloned()
     }
 
     /// A slot of the library's own memory, of which there are `count`; or an error number.
     pub(super) fn slot(&self, count: usize) -> Ended<Slot> {
         let create = || Own::create(self, count).map(Arc::new);
-        let own = self.own.get_or_init(create).as_ref();
-        let own = own.map_err(|errno| *errno)?;
+        let own = self.own.get_or_make(create)?;
         let number = lock(&own.free).pop();
         // All of them are with what has not completed in time.
         let number = number.ok_or(libc::ETIMEDOUT)?;
@@ -136,7 +135,9 @@ impl Iov {
     fn wrap(memory: &Memory, slab: &Known) -> io::Result<Self> {
         let file = slab.shm.name().ok_or(io::ErrorKind::Unsupported)?;
         let ((name, id), mount) = (number()?, mount(&memory.mount)?);
-        let link = memory.mount.join("3fs-virt/iovs").join(name);
+        let links = memory.mount.join("3fs-virt/iovs");
+        sweep(&links);
+        let link = links.join(name);
         std::os::unix::fs::symlink(file, &link)?;
         let base = std::ptr::with_exposed_provenance_mut::<c_void>(slab.at);
         let mut iov = Self {
@@ -223,6 +224,19 @@ impl fmt::Debug for Iov {
         f.debug_struct("Iov")
             .field("link", &self.link)
             .finish_non_exhaustive()
+    }
+}
+
+/// Takes away the links of those who were killed, which lead nowhere since their slabs' names went.
+/// As long the daemon has their memory: of a process that is gone it forgets only what was linked
+/// by the thread that had opened the folder, which the library's calls do.
+fn sweep(links: &Path) {
+    for link in std::fs::read_dir(links).into_iter().flatten().flatten() {
+        let file = std::fs::read_link(link.path());
+        if file.is_ok_and(|file| shm::is_gone(&file)) {
+            // Somebody else may have done so.
+            drop(std::fs::remove_file(link.path()));
+        }
     }
 }
 

@@ -4,7 +4,10 @@
 //! its ring has nothing under way. What finds no room waits here, in order and bounded. A request
 //! stays in its ring's table, with its memory and its file, until it has completed, however late:
 //! so nothing is let go that 3FS may still touch. Of a ring that has completed nothing for as long
-//! as is waited, nothing more is asked before it has; where all are so, requests fail at once.
+//! as is waited, nothing more is asked before it has, but for a probe: what it has may be lost for
+//! ever, and it may answer all the same. The probe is a request as any other, one at a time and as
+//! often as answers are waited for, as long as half of the ring's entries are free. Where all rings
+//! are silent, requests fail at once.
 
 use super::api::{Api, Cqe, Ended, Ior};
 use super::memory::{Iov, Memory, Slot, answer, mount};
@@ -92,6 +95,8 @@ struct Table {
     free: Vec<usize>,
     /// When it has completed one, or got the first.
     heard: Instant,
+    /// When it was asked last while it was silent.
+    probed: Option<Instant>,
     /// The library found no room in it.
     full: bool,
 }
@@ -114,6 +119,7 @@ impl Way {
             requests: (0..entries).map(|_| None).collect(),
             free: (0..entries).rev().collect(),
             heard: Instant::now(),
+            probed: None,
             full: false,
         };
         let tables = rings.iter().map(table).collect();
@@ -145,14 +151,12 @@ impl Way {
             .iter_mut()
             .filter(|table| table.under_way() == 0);
         idle.for_each(|table| table.full = false);
-        let mut tables = state.tables.iter().take(started);
-        let stalled = tables.all(|table| self.is_stalled(table));
         let now = Instant::now();
         let new = requests.into_iter().map(|request| (now, request));
         state.waiting.extend(new);
         let mut over = Over::new();
         self.submit(&mut state, &mut over);
-        let (most, refused) = match (started, stalled) {
+        let (most, refused) = match (started, self.is_silent(&state)) {
             (0, _) => (0, libc::EAGAIN),
             (_, true) => (0, libc::ETIMEDOUT),
             (_, false) => (self.waiting_max, libc::EBUSY),
@@ -201,6 +205,24 @@ impl Way {
         table.under_way() > 0 && table.heard.elapsed() >= self.patience
     }
 
+    /// Whether a ring was probed so lately, and has not answered.
+    fn is_probed(&self, table: &Table, lately: Duration) -> bool {
+        self.is_stalled(table) && table.probed.is_some_and(|probed| probed.elapsed() < lately)
+    }
+
+    /// Whether a stalled ring may be asked whether it answers: what is asked stays with it if not.
+    fn may_probe(&self, state: &State, table: &Table) -> bool {
+        let mut tables = state.tables.iter();
+        table.under_way() * 2 <= table.requests.len()
+            && !tables.any(|table| self.is_probed(table, self.patience))
+    }
+
+    /// Whether no ring answers, nor may just now.
+    fn is_silent(&self, state: &State) -> bool {
+        let mut tables = state.tables.iter().take(state.started);
+        tables.all(|table| self.is_stalled(table) && !self.is_probed(table, STEP))
+    }
+
     /// Gives the rings what waits, as far as they have room.
     fn submit(&self, state: &mut State, over: &mut Over) {
         let mut given = vec![false; self.rings.len()];
@@ -213,11 +235,15 @@ impl Way {
                 continue;
             }
             let table = &mut state.tables[number];
+            let probes = self.is_stalled(table);
             let Some(entry) = table.free.pop() else { break };
             match self.prepare(number, entry, &request) {
                 Ok(()) => {
                     if table.free.len() + 1 == table.requests.len() {
                         table.heard = Instant::now();
+                    }
+                    if probes {
+                        table.probed = Some(Instant::now());
                     }
                     table.requests[entry] = Some(request);
                     given[number] = true;
@@ -248,7 +274,8 @@ impl Way {
         let mut rings = (0..count).map(|at| (state.next + at) % count);
         rings.find(|number| {
             let table = &state.tables[*number];
-            !table.free.is_empty() && !table.full && !self.is_stalled(table)
+            let has_room = !table.free.is_empty() && !table.full;
+            has_room && (!self.is_stalled(table) || self.may_probe(state, table))
         })
     }
 
@@ -285,8 +312,9 @@ impl Way {
             let mut state = self.state();
             self.take(&mut state, number, &cqes[..count], &mut over);
             self.submit(&mut state, &mut over);
+            let silent = self.is_silent(&state);
             while let Some((since, _)) = state.waiting.front()
-                && since.elapsed() >= self.patience
+                && (silent || since.elapsed() >= self.patience)
             {
                 let late = state.waiting.pop_front();
                 over.extend(late.map(|(_, request)| (request, Err(libc::ETIMEDOUT))));
@@ -302,7 +330,8 @@ impl Way {
         let mut rested = false;
         loop {
             let table = &state.tables[number];
-            let pause = match (table.under_way(), self.is_stalled(table)) {
+            let stalled = self.is_stalled(table) && !self.is_probed(table, STEP);
+            let pause = match (table.under_way(), stalled) {
                 _ if state.ended => return None,
                 (0, _) if state.waiting.is_empty() => None,
                 (0, _) => Some(AGAIN),

@@ -6,6 +6,7 @@ use crate::checksum::{self, PartId};
 use crate::conformance::{InMemory, Medium, Room, double, every_pair};
 use crate::copier::{Copier, CopierConfig};
 use crate::file::{File, Hands};
+use crate::tried::PAUSE;
 use std::os::unix::fs::FileExt;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
@@ -271,6 +272,27 @@ fn memory_that_3fs_does_not_know_is_copied_through_some_that_it_does() {
 }
 
 #[test]
+fn memory_that_was_refused_for_a_moment_is_taken_a_moment_later() {
+    let mounted = Mounted::new();
+    mounted.say("double_refuse", 3);
+    let hands = mounted.hands(LONG);
+    let there = There::new(&mounted, &hands);
+    let copier = copier(8 << 20, 2);
+    let (parts, _) = run(&copier, &there, Op::Read, &[5000; 3]);
+    assert_eq!(parts, [errno(libc::ENOMEM); 3]);
+    // Some of its own, and then that of the slab.
+    for (refused, is_copied) in [(1, true), (0, false)] {
+        mounted.say("double_refuse", refused);
+        std::thread::sleep(PAUSE);
+        let before = hands.bounced();
+        moves(&copier, &there);
+        assert_eq!(hands.bounced() > before, is_copied);
+    }
+    drop((copier, there, hands));
+    mounted.is_left();
+}
+
+#[test]
 fn an_error_costs_the_parts_that_had_it_and_what_is_short_goes_on() {
     let mounted = Mounted::new();
     let hands = mounted.hands(LONG);
@@ -341,20 +363,76 @@ fn what_does_not_complete_is_waited_for_so_long_and_keeps_its_region() {
             moves(&copier, &there);
             mounted.say("double_lose_all", 1);
         }
-        // Two rings that do not answer are all there are of a direction: what comes fails at once.
+        // Two rings that do not answer are all there are of a direction: one request is to find out
+        // whether they do again, and what comes beside it fails at once.
         run(&copier, &there, Op::Read, &[200_000; 9]);
         std::thread::sleep(patience);
-        let fresh = self::copier(1 << 20, 4);
+        let fresh = [(); 2].map(|()| self::copier(1 << 20, 4));
         let asked = mounted.ask("double_ios");
-        let (parts, _) = run(&fresh, &there, Op::Read, &[5000; 3]);
-        assert_eq!(parts, [errno(libc::ETIMEDOUT); 3]);
-        assert_eq!(mounted.ask("double_ios"), asked);
+        std::thread::scope(|scope| {
+            let probe = scope.spawn(|| run(&fresh[0], &there, Op::Read, &[5000]).0);
+            std::thread::sleep(patience / 2);
+            let began = Instant::now();
+            let (parts, _) = run(&fresh[1], &there, Op::Read, &[5000; 3]);
+            assert_eq!(parts, [errno(libc::ETIMEDOUT); 3]);
+            assert!(began.elapsed() < patience / 2);
+            assert!(probe.join().unwrap()[0].is_err());
+        });
+        assert_eq!(mounted.ask("double_ios"), asked + 1);
         mounted.say("double_lose_all", 0);
         mounted.ask("double_answer");
         drop((copier, fresh, there, hands));
         mounted.is_left();
     }
     mounted.say("double_refuse", 0);
+}
+
+#[test]
+fn a_ring_that_has_lost_requests_is_asked_again_as_long_as_half_of_it_is_free() {
+    let mounted = Mounted::new();
+    let patience = Duration::from_millis(300);
+    // Eight entries of one ring.
+    let config = UsrbioConfig {
+        streams: 1,
+        running: 16,
+        ..mounted.config(patience)
+    };
+    let hands = Hands::usrbio(&config).unwrap();
+    let there = There::new(&mounted, &hands);
+    for op in [Op::Read, Op::Write] {
+        for lost in 1..=3 {
+            mounted.say("double_lose", 1);
+            let (parts, _) = run(&copier(1 << 20, 4), &there, op, &[5000]);
+            assert!(parts[0].is_err());
+            assert_eq!(mounted.ask("double_lost"), lost);
+            mounted.say("double_lose", 0);
+            for _ in 0..2 {
+                std::thread::sleep(patience);
+                // What comes with the probe waits for its answer.
+                let (parts, _) = run(&copier(1 << 20, 4), &there, op, &[5000; 9]);
+                assert_eq!(parts, [Ok(Some(true)); 9], "{op:?}, {lost} lost");
+            }
+        }
+        // Probes are lost too, until half of the entries are.
+        mounted.say("double_lose_all", 1);
+        for lost in [4, 5, 5] {
+            std::thread::sleep(patience);
+            let (parts, _) = run(&copier(1 << 20, 4), &there, op, &[5000]);
+            assert!(parts[0].is_err());
+            assert_eq!(mounted.ask("double_lost"), lost);
+        }
+        mounted.say("double_lose_all", 0);
+        mounted.ask("double_answer");
+        let end = Instant::now() + LONG;
+        while run(&copier(1 << 20, 4), &there, op, &[5000]).0 != [Ok(Some(true))] {
+            assert!(
+                Instant::now() < end,
+                "what was lost has come, and it is not asked"
+            );
+        }
+    }
+    drop((there, hands));
+    mounted.is_left();
 }
 
 #[test]

@@ -17,7 +17,7 @@ use std::collections::HashSet;
 use std::fs::File;
 use std::hash::{BuildHasher, RandomState};
 use std::io::{self, ErrorKind};
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
@@ -274,15 +274,24 @@ impl Folder {
             let Some(file) = folder.open_at(&name, Access::Read)? else {
                 return Ok(Kept::Nothing);
             };
-            let synced = rustix::fs::fdatasync(&file);
-            synced.map_err(|errno| Error::Io {
-                path: self.path.clone(),
-                source: errno.into(),
-            })?;
+            self.sync_file(file.as_fd())?;
             folder.sync()?;
             self.at.load().blocks.sync()?;
         }
         Ok(Kept::Block)
+    }
+
+    /// Puts a file's bytes on its medium, and its length.
+    pub(super) fn sync_file(&self, file: BorrowedFd<'_>) -> Result<(), Error> {
+        let synced = match self.is_far {
+            // `fdatasync` leaves the length that others see as it was, unless a 3FS is told not to.
+            true => rustix::fs::fsync(file),
+            false => rustix::fs::fdatasync(file),
+        };
+        synced.map_err(|errno| Error::Io {
+            path: self.path.clone(),
+            source: errno.into(),
+        })
     }
 
     /// Opens a block's file, and says what it is.

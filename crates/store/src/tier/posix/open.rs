@@ -386,7 +386,7 @@ impl Open {
         let synced = written.and_then(|()| match lasts || self.syncs {
             true => {
                 let fd = file.raw().fd().map_err(io)?;
-                rustix::fs::fdatasync(fd).map_err(|errno| io(errno.into()))
+                self.folder.sync_file(fd)
             }
             false => Ok(()),
         });
