@@ -124,6 +124,7 @@ bench: build ## This machine's limits, what kvdepot reaches, and the ratio
 	$(CARGO_TARGET_DIR)/release/kvdepot bench restore $(BENCH_FLAGS)
 	$(CARGO_TARGET_DIR)/release/kvdepot bench alloc $(BENCH_FLAGS)
 	$(CARGO_TARGET_DIR)/release/kvdepot bench churn $(BENCH_FLAGS)
+	$(CARGO_TARGET_DIR)/release/kvdepot bench cluster $(BENCH_FLAGS)
 	$(CARGO_TARGET_DIR)/release/kvdepot bench files $(BENCH_FLAGS)
 	$(CARGO_TARGET_DIR)/release/kvdepot bench index $(BENCH_FLAGS)
 	$(CARGO_TARGET_DIR)/release/kvdepot bench reopen $(BENCH_FLAGS)

@@ -1,5 +1,6 @@
 //! The command line, declared once: what parses it also writes its help and its reference page.
 
+mod cluster;
 mod files;
 
 use std::path::PathBuf;
@@ -8,6 +9,7 @@ use clap::{Parser, Subcommand};
 use kvdepot_store::Key;
 use kvdepot_store::config::size;
 
+pub(crate) use cluster::Cluster;
 pub(crate) use files::Files;
 
 /// Looks after kvdepot's arenas and measures this machine.
@@ -127,6 +129,20 @@ pub(crate) enum Bench {
     /// are judged (in processor time of all threads, the median of puts into two full arenas in
     /// turns). The limit is exact least recently used order over as many blocks.
     Churn(Churn),
+    /// Where keys live in clusters of 3 and of 1,000 hosts, and what changes of their hosts move.
+    ///
+    /// The hosts are only imagined, with capacities as 1 to 4; the keys are a sample of 10^9
+    /// blocks. Metrics: least_over_share and most_over_share, what the hosts with the least and
+    /// the most of their share by capacity hold over it (with fewer keys chance alone makes these
+    /// differ: 20,000,000 keys leave 8,000 to the smallest of 1,000 hosts); moved_over_ideal, the
+    /// copies that move when a host joins, dies, or gets another capacity, over those that must
+    /// (by capacity, or with ideal=held, where no placement is by capacity, by what hosts hold);
+    /// hosts_asked, how many a look-up asks until one has the block, and hosts_asked_max, and
+    /// found_before_moving, the part of the blocks of which a copy is left that it finds, all
+    /// after the change and before anything has moved; bytes_per_host, what a host remembers for
+    /// each; and lookup_ns, the time of a look-up of one home, whose limit is a race for which
+    /// every host's logarithm is taken.
+    Cluster(Cluster),
     /// Blocks to and from a disk by the tiers Posix and Nvme, against raw files of the same sizes.
     ///
     /// As many blocks as --depth says are under way at a time, in up to eight calls, in no order of

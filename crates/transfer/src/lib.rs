@@ -3,8 +3,10 @@
 //!
 //! An [`Engine`] registers memory of its process, publishes some of it, opens what others have
 //! published, and submits batches of reads and writes. Processes of one host copy by themselves;
-//! others go by RDMA devices where both ends have some, or over connections. What goes over the wire, and what may be relied on, is written down in
-//! `docs/transfer.md`.
+//! others go by RDMA devices where both ends have some, or over connections. What goes over the
+//! wire, and what may be relied on, is written down in `docs/transfer.md`.
+//!
+//! [`membership`] knows which hosts there are, and [`homes`] on which of them a key's block lives.
 
 #![expect(
     unsafe_code,
@@ -17,7 +19,9 @@ mod engine;
 mod error;
 mod flight;
 mod grant;
+pub mod homes;
 mod local;
+pub mod membership;
 mod memory;
 mod peer;
 mod rdma;

@@ -220,7 +220,7 @@ fn a_socket_without_a_greeting_reads_nothing() {
         let mut got = Vec::new();
         // It may be reset instead, since not all was read.
         let _end = stream.read_to_end(&mut got);
-        assert_eq!(got, [], "{} bytes came", got.len());
+        assert_eq!(got, [0_u8; 0], "{} bytes came", got.len());
     }
     until("all were counted", || other.stats().refused_greetings == 3);
     assert!(home.get() == bytes(4096, 7));

@@ -2,6 +2,7 @@
 
 mod alloc;
 mod churn;
+mod cluster;
 mod files;
 mod index;
 mod media;
@@ -44,6 +45,7 @@ pub(crate) fn run(args: &Bench, program: &OsStr, output: &mut Output) -> Result<
         Bench::Restore(args) => ("bench restore", restore::cases(args)),
         Bench::Alloc(args) => ("bench alloc", alloc::cases(args)),
         Bench::Churn(args) => ("bench churn", churn::cases(args)),
+        Bench::Cluster(_) => ("bench cluster", cluster::CASES),
         Bench::Files(args) => ("bench files", files::cases(args)),
         Bench::Index(_) => ("bench index", index::CASES),
         Bench::Reopen(_) => ("bench reopen", reopen::CASES),
@@ -60,6 +62,7 @@ pub(crate) fn run(args: &Bench, program: &OsStr, output: &mut Output) -> Result<
         Bench::Restore(args) => restore::run(args, program, &mut report),
         Bench::Alloc(args) => alloc::run(args, &mut report),
         Bench::Churn(args) => churn::run(args, &mut report),
+        Bench::Cluster(args) => cluster::run(args, &mut report),
         Bench::Files(args) => files::run(args, &mut report),
         Bench::Index(args) => index::run(args, &mut report),
         Bench::Reopen(args) => reopen::run(args, program, &mut report),

@@ -312,6 +312,42 @@ fn bench_index_finds_every_key_with_both_verbs() {
 }
 
 #[test]
+fn bench_cluster_moves_what_must_and_asks_two_hosts() {
+    let home = Home::new();
+    let args = ["bench", "cluster", "--keys", "20000", "--rounds", "1"];
+    let (status, rows) = home.json(&args);
+    assert_eq!(status, 0);
+    check_fields(&rows, "cluster");
+    let of = |metric: &str, hosts: u64| -> Vec<f64> {
+        let rows = rows.iter();
+        rows.filter(|row| row["metric"] == metric && row["case"]["hosts"] == hosts)
+            .map(|row| row["value"].as_f64().unwrap())
+            .collect()
+    };
+    for hosts in [3, 1000] {
+        let moved = of("moved_over_ideal", hosts);
+        // Of 1,000 hosts one that changes has few of so few keys.
+        let most = if hosts == 3 { 1.1 } else { 3.0 };
+        assert!(
+            moved.len() == 6 && moved.iter().all(|moved| *moved < most),
+            "{moved:?}"
+        );
+        assert!(
+            of("hosts_asked_max", hosts)
+                .iter()
+                .all(|asked| *asked <= 2.0)
+        );
+        assert_eq!(of("found_before_moving", hosts), [1.0; 3]);
+        assert!(of("bytes_per_host", hosts)[0] < 400.0);
+        assert_eq!(of("lookup_ns", hosts).len(), 1);
+    }
+    let [least, most] = ["least_over_share", "most_over_share"].map(|metric| of(metric, 3));
+    assert!(least[0] > 0.9 && most[0] < 1.1, "{least:?} {most:?}");
+    let ran = home.run(&["bench", "cluster", "--keys", "0"]);
+    assert_eq!(ran.status, 2, "{}", ran.stderr);
+}
+
+#[test]
 fn bench_reopen_serves_a_block_after_each_kill() {
     let home = Home::new();
     let dir = home.dir.path().to_str().unwrap();
