@@ -15,6 +15,9 @@ mod config;
 mod engine;
 mod error;
 mod flight;
+#[cfg(any(test, fuzzing))]
+#[doc(hidden)]
+pub mod fuzz;
 mod grant;
 mod memory;
 mod peer;
