@@ -48,6 +48,8 @@ struct Run {
 /// A batch that is being planned.
 pub(crate) struct Plan<'a> {
     join: &'a Join<Load>,
+    /// Whose it is.
+    engine: [u8; 16],
     limits: Limits,
     streams: Vec<Stream>,
     run: Option<Run>,
@@ -61,9 +63,15 @@ pub(crate) struct Plan<'a> {
 
 impl<'a> Plan<'a> {
     /// Of a batch; with `holds_first` one that has a single slice gives it back at the end.
-    pub(crate) fn new(join: &'a Join<Load>, limits: Limits, holds_first: bool) -> Plan<'a> {
+    pub(crate) fn new(
+        join: &'a Join<Load>,
+        engine: [u8; 16],
+        limits: Limits,
+        holds_first: bool,
+    ) -> Plan<'a> {
         Plan {
             join,
+            engine,
             limits,
             streams: Vec::new(),
             run: None,
@@ -106,6 +114,10 @@ impl<'a> Plan<'a> {
     }
 
     fn check(&mut self, request: &Request<'_>, memory: &Lookup<'_>) -> Result<(), Fault> {
+        // Another engine's lanes would carry it, whose time this one does not watch.
+        if request.remote.0.peer.initiator() != self.engine {
+            return Err(Fault::Unknown);
+        }
         let window = &request.remote.0.window;
         let (local, len) = (request.local, request.len);
         let known = self
