@@ -50,6 +50,8 @@ struct Run {
 pub(crate) struct Plan<'a> {
     join: &'a Join<Load>,
     movers: &'a Movers,
+    /// Whose it is.
+    engine: [u8; 16],
     limits: Limits,
     streams: Vec<Stream>,
     run: Option<Run>,
@@ -66,12 +68,14 @@ impl<'a> Plan<'a> {
     pub(crate) fn new(
         join: &'a Join<Load>,
         movers: &'a Movers,
+        engine: [u8; 16],
         limits: Limits,
         holds_first: bool,
     ) -> Plan<'a> {
         Plan {
             join,
             movers,
+            engine,
             limits,
             streams: Vec::new(),
             run: None,
@@ -114,6 +118,10 @@ impl<'a> Plan<'a> {
     }
 
     fn check(&mut self, request: &Request<'_>, memory: &Lookup<'_>) -> Result<(), Fault> {
+        // Another engine's lanes would carry it, whose time this one does not watch.
+        if request.remote.0.peer.initiator() != self.engine {
+            return Err(Fault::Unknown);
+        }
         let window = &request.remote.0.window;
         let (local, len) = (request.local, request.len);
         let known = self

@@ -40,6 +40,8 @@ pub struct Engine {
     neighbours: Neighbours,
     fabric: Option<Arc<Fabric>>,
     peers: Arc<Mutex<HashMap<SocketAddr, Arc<Peer>>>>,
+    /// Lanes of peers that were forgotten with writes that nobody has answered.
+    fenced: Mutex<HashMap<SocketAddr, Vec<usize>>>,
     watch: Watch,
     origin: Origin,
     is_closed: AtomicBool,
@@ -118,6 +120,7 @@ impl Engine {
             neighbours: Neighbours::default(),
             fabric: fabric.clone(),
             peers,
+            fenced: Mutex::default(),
             watch,
             origin,
             is_closed: AtomicBool::new(false),
@@ -282,17 +285,27 @@ impl Engine {
             shake: self.shake(),
         };
         let (window, retries) = (self.config.window, self.config.retries);
-        let core = Core::new(dialer, window, retries, self.config.checksum);
-        let peer = Arc::new(Peer::new(core, self.config.streams)?);
+        let limits = (window, retries);
+        let core = Core::new(dialer, self.origin, limits, self.config.checksum);
+        let mut fenced = self.fenced.lock();
+        let lanes = fenced.get(&address).map_or(&[][..], Vec::as_slice);
+        let peer = Arc::new(Peer::new(core, self.config.streams, lanes)?);
+        fenced.remove(&address);
         peers.insert(address, Arc::clone(&peer));
         Ok(peer)
     }
 
     /// Forgets a peer: what is under way for it fails, and its connections end.
     pub fn forget(&self, peer: SocketAddr) {
-        let peer = self.peers.lock().remove(&peer);
-        if let Some(peer) = peer {
-            peer.close();
+        let Some(known) = self.peers.lock().get(&peer).cloned() else {
+            return;
+        };
+        known.close();
+        let mut peers = self.peers.lock();
+        if peers.get(&peer).is_some_and(|one| Arc::ptr_eq(one, &known)) {
+            peers.remove(&peer);
+            // Whoever meets it again ends what was written to it before.
+            self.fenced.lock().insert(peer, known.fenced());
         }
     }
 
@@ -362,7 +375,7 @@ impl Engine {
             lanes: self.config.streams,
             watermark: self.config.watermark,
         };
-        let mut plan = Plan::new(&join, &self.movers, limits, waits);
+        let mut plan = Plan::new(&join, &self.movers, self.id, limits, waits);
         let mut bytes = 0;
         self.memory.look(|memory| {
             for (number, request) in requests.enumerate() {
@@ -372,6 +385,8 @@ impl Engine {
         });
         self.requests.fetch_add(count as u64, Ordering::Relaxed);
         self.bytes.fetch_add(bytes, Ordering::Relaxed);
+        // Again: whoever made the requests may have taken longer than it stays awake for.
+        self.watch.begin();
         if let Some((remote, lane, flight)) = plan.finish() {
             let carried = match remote.is_near() {
                 true => remote.carry(flight),
@@ -492,6 +507,10 @@ impl Published {
 
 impl Drop for Published {
     fn drop(&mut self) {
+        // In a forked child nobody moves anything, and what did has left its locks and counts.
+        if !self.engine.origin.is_here() {
+            return;
+        }
         self.engine.names.withdraw(&self.name, &self.grant, || {
             if let Some(server) = &self.engine.server {
                 server.end_users_of(&self.grant);

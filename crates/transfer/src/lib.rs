@@ -18,6 +18,9 @@ mod config;
 mod engine;
 mod error;
 mod flight;
+#[cfg(any(test, fuzzing))]
+#[doc(hidden)]
+pub mod fuzz;
 mod grant;
 pub mod homes;
 mod local;

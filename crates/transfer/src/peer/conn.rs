@@ -17,6 +17,8 @@ pub(super) struct Conn {
     /// lane's lock.
     pub(super) arrived: Condvar,
     is_dead: AtomicBool,
+    /// This side ends it, for a slice that is not to go on.
+    is_given_up: AtomicBool,
     sent: AtomicU64,
     /// Which of the engines that were there one after the other it leads to.
     pub(super) target: u32,
@@ -32,6 +34,7 @@ impl Conn {
             receiving: Mutex::new(()),
             arrived: Condvar::new(),
             is_dead: AtomicBool::new(false),
+            is_given_up: AtomicBool::new(false),
             sent: AtomicU64::new(0),
             target,
             window,
@@ -45,6 +48,15 @@ impl Conn {
 
     pub(super) fn is_dead(&self) -> bool {
         self.is_dead.load(Ordering::Acquire)
+    }
+
+    /// Notes that this side is about to end it: nothing has failed.
+    pub(super) fn give_up(&self) {
+        self.is_given_up.store(true, Ordering::Release);
+    }
+
+    pub(super) fn is_given_up(&self) -> bool {
+        self.is_given_up.load(Ordering::Acquire)
     }
 
     /// Ends it: nobody waits in it any more. Its thread sees to the rest.

@@ -348,7 +348,7 @@ impl Lane {
         let sending = conn.sending.lock();
         let receiving = conn.receiving.lock();
         let mut state = self.state.lock();
-        let (over, wrote) = state.lose(self.core.retries);
+        let (over, wrote) = state.lose(self.core.retries, !conn.is_given_up());
         if wrote && !state.is_fenced {
             state.is_fenced = true;
             self.core.fence();
@@ -371,16 +371,20 @@ impl Lane {
             Item::Flight(flight).end(Fault::Cancelled);
         }
         if let Some(conn) = conn {
+            conn.give_up();
             self.end(&conn);
         }
     }
 
-    /// Ends the lane, whose thread is waited for by whoever has it.
+    /// Ends the lane, whose thread is waited for by whoever has it. What waits is over at once: the
+    /// thread may be connecting.
     pub(super) fn close(&self) {
         let mut state = self.state.lock();
         state.is_closing = true;
         let conn = state.conn.clone();
+        let left = state.drain();
         drop(state);
+        left.into_iter().for_each(|item| item.end(Fault::Closed));
         self.wake.notify_one();
         if let Some(conn) = conn {
             self.end(&conn);

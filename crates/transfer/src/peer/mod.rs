@@ -15,6 +15,7 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use kvdepot_host::fork::Origin;
 use parking_lot::Mutex;
 
 use crate::error::{Error, Fault};
@@ -31,6 +32,8 @@ use queue::{Ask, Item, Wants};
 #[derive(Debug)]
 pub(crate) struct Core {
     pub(crate) dialer: Dialer,
+    /// The process that has the threads.
+    origin: Origin,
     /// Requests of a lane that may be unanswered.
     pub(crate) window: usize,
     pub(crate) retries: u32,
@@ -46,9 +49,15 @@ pub(crate) struct Core {
 }
 
 impl Core {
-    pub(crate) fn new(dialer: Dialer, window: usize, retries: u32, is_summed: bool) -> Core {
+    pub(crate) fn new(
+        dialer: Dialer,
+        origin: Origin,
+        (window, retries): (usize, u32),
+        is_summed: bool,
+    ) -> Core {
         Core {
             dialer,
+            origin,
             window,
             retries,
             is_summed,
@@ -125,10 +134,15 @@ impl Asks for Weakly {
 
 impl Peer {
     /// With so many lanes, which connect when they have something to do.
-    pub(crate) fn new(core: Core, lanes: usize) -> Result<Peer, Error> {
+    /// `fenced` are those that writes of an earlier [`Peer`] may still lie in.
+    pub(crate) fn new(core: Core, lanes: usize, fenced: &[usize]) -> Result<Peer, Error> {
         let core = Arc::new(core);
         let lane = |number| Arc::new(Lane::new(number as u32, Arc::clone(&core)));
         let lanes: Vec<Arc<Lane>> = (0..lanes).map(lane).collect();
+        for lane in fenced.iter().filter_map(|number| lanes.get(*number)) {
+            lane.state.lock().is_fenced = true;
+            core.fence();
+        }
         let _first = core.lanes.set(lanes.iter().map(Arc::downgrade).collect());
         let peer = Peer {
             core,
@@ -164,6 +178,11 @@ impl Peer {
 
     pub(crate) fn shake(&self) -> &Shake {
         &self.core.dialer.shake
+    }
+
+    /// The engine whose peer it is.
+    pub(crate) fn initiator(&self) -> [u8; 16] {
+        self.core.dialer.shake.engine
     }
 
     pub(crate) fn lanes(&self) -> usize {
@@ -265,6 +284,9 @@ impl Peer {
 
     /// A grant's number is not used any more.
     pub(crate) fn let_go(&self, grant: Granted) {
+        if !self.core.origin.is_here() {
+            return;
+        }
         let lane = &self.lanes[self.turn()];
         // One that has lost its connection has nothing to say: the target forgets by itself.
         if lane.state.lock().conn.is_some() {
@@ -294,6 +316,12 @@ impl Peer {
     /// Frames sent so far.
     pub(crate) fn sent(&self) -> u64 {
         self.core.sent.load(Ordering::Relaxed)
+    }
+
+    /// The lanes that writes may still lie in, once it is closed.
+    pub(crate) fn fenced(&self) -> Vec<usize> {
+        let is_fenced = |number: &usize| self.lanes[*number].state.lock().is_fenced;
+        (0..self.lanes.len()).filter(is_fenced).collect()
     }
 
     /// Ends all that is under way. When this returns no thread is left.

@@ -243,8 +243,9 @@ impl State {
     }
 
     /// The connection is lost: what was under way waits again, or is given back because it is not
-    /// to be tried any more. Whether a write was among it.
-    pub(super) fn lose(&mut self, retries: u32) -> (Vec<(Item, Fault)>, bool) {
+    /// to be tried any more. Whether a write was among it. It `counts` as a try, but for what another
+    /// slice's end has cut off.
+    pub(super) fn lose(&mut self, retries: u32, counts: bool) -> (Vec<(Item, Fault)>, bool) {
         let wrote = self.flying.iter().any(Flying::is_write);
         let mut over = Vec::new();
         let closing = self.is_closing;
@@ -253,7 +254,7 @@ impl State {
                 Sent::Orphan(_) => {}
                 Sent::Item(Item::Ask(ask)) => over.push((Item::Ask(ask), Fault::Lost)),
                 Sent::Item(Item::Flight(mut flight)) => {
-                    flight.tries += 1;
+                    flight.tries += u32::from(counts);
                     let spent = flight.tries > retries;
                     if closing || spent || flight.cause().is_some() {
                         let fault = if closing { Fault::Closed } else { Fault::Lost };
