@@ -1,0 +1,146 @@
+//! Peers that do what they should not, or at the wrong moment.
+
+#![expect(
+    clippy::unwrap_used,
+    reason = "a test may stop where nothing can be started"
+)]
+
+mod raw;
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::channel;
+use std::time::{Duration, Instant};
+
+use kvdepot_media::{Buffer, Mapping};
+use kvdepot_transfer::{
+    Answers, Config, Engine, Fault, Op, Options, Remote, Request, Rights, Status,
+};
+
+/// Over connections, also on one host.
+fn config() -> Config {
+    Config {
+        local: false,
+        ..Config::default()
+    }
+}
+
+fn engine(config: Config) -> Arc<Engine> {
+    Arc::new(Engine::start(config).unwrap())
+}
+
+/// What `run` says, if it ends soon.
+fn soon<T: Send + 'static>(run: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+    let (tell, told) = channel();
+    std::thread::spawn(move || tell.send(run()));
+    told.recv_timeout(Duration::from_secs(5)).ok()
+}
+
+fn pause(time: Duration) {
+    let begun = Instant::now();
+    while begun.elapsed() < time {
+        std::hint::spin_loop();
+    }
+}
+
+fn one<'a>(op: Op, local: &Buffer, remote: &'a Remote, offset: u64, len: u64) -> Request<'a> {
+    Request {
+        op,
+        local: local.addr() as u64,
+        remote,
+        offset,
+        len,
+    }
+}
+
+/// A target that is no engine: each connection of a lane is served by `serve`, after `enter`.
+fn target(
+    enter: impl Fn(u32) + Clone + Send + 'static,
+    serve: impl Fn(u32, TcpStream) + Clone + Send + 'static,
+) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    std::thread::spawn(move || {
+        for socket in listener.incoming() {
+            let (enter, serve, mut socket) = (enter.clone(), serve.clone(), socket.unwrap());
+            std::thread::spawn(move || {
+                let mut lane = 0;
+                raw::welcome(&mut socket, |number| {
+                    lane = number;
+                    enter(number);
+                });
+                serve(lane, socket);
+            });
+        }
+    });
+    address
+}
+
+#[test]
+fn what_is_lent_is_used_as_long_as_it_is_granted() {
+    let (target, engine) = (engine(Config::default()), engine(Config::default()));
+    let lasts = Duration::from_millis(300);
+    let mapping = Mapping::anonymous("home", 4096).unwrap();
+    let home = mapping.buffer(0, 4096).unwrap();
+    let _published = target
+        .publish(b"home", &[home], Rights::BOTH, Some(lasts))
+        .unwrap();
+    let local = Buffer::from_vec(vec![7; 4096]);
+    let _registered = engine.register(std::slice::from_ref(&local)).unwrap();
+    let remote = engine.open(target.address().unwrap(), b"home").unwrap();
+    let write = |offset| {
+        let write = one(Op::Write, &local, &remote, offset, 10);
+        let task = engine.run([write].into_iter(), Options::default());
+        task.unwrap().status(0)
+    };
+    assert!(remote.is_near());
+    assert_eq!(write(0), Status::Done);
+    std::thread::sleep(lasts);
+    assert!(!remote.is_near());
+    assert_eq!(write(100), Status::Failed(Fault::Unknown));
+    let mut there = [0; 200];
+    mapping.read_into(0, &mut there).unwrap();
+    assert!(there[..10] == [7; 10] && there[100..] == [0; 100]);
+}
+
+#[test]
+fn what_is_lent_is_what_was_opened() {
+    let (target, engine) = (engine(Config::default()), engine(Config::default()));
+    let address = target.address().unwrap();
+    let stop = Arc::new(AtomicBool::new(false));
+    let stops = Arc::clone(&stop);
+    let publisher = std::thread::spawn(move || {
+        let of = |len| Mapping::anonymous("home", len).unwrap();
+        let both = [(of(4 << 20), Rights::BOTH), (of(4096), Rights::READ)];
+        while !stops.load(Ordering::Relaxed) {
+            for (mapping, rights) in &both {
+                let home = mapping.buffer(0, mapping.len()).unwrap();
+                let published = target.publish(b"home", &[home], *rights, None);
+                pause(Duration::from_micros(200));
+                drop(published.unwrap());
+            }
+        }
+    });
+    let local = Buffer::from_vec(vec![0; 4096]);
+    let _registered = engine.register(std::slice::from_ref(&local)).unwrap();
+    let begun = Instant::now();
+    while begun.elapsed() < Duration::from_secs(3) {
+        let Ok(remote) = engine.open(address, b"home") else {
+            continue;
+        };
+        let op = if remote.rights().write {
+            Op::Write
+        } else {
+            Op::Read
+        };
+        let last = one(op, &local, &remote, remote.len() - 8, 8);
+        let task = engine.run([last].into_iter(), Options::default()).unwrap();
+        assert!(task.is_over());
+    }
+    stop.store(true, Ordering::Relaxed);
+    publisher.join().unwrap();
+}
