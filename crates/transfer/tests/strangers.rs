@@ -144,3 +144,70 @@ fn what_is_lent_is_what_was_opened() {
     stop.store(true, Ordering::Relaxed);
     publisher.join().unwrap();
 }
+
+#[test]
+fn what_is_withdrawn_while_it_is_lent_is_given_back() {
+    let (target, engine) = (engine(Config::default()), engine(Config::default()));
+    let address = target.address().unwrap();
+    let mapping = Mapping::anonymous("home", 4096).unwrap();
+    let stop = Arc::new(AtomicBool::new(false));
+    let stops = Arc::clone(&stop);
+    let opener = std::thread::spawn(move || {
+        let mut kept = Vec::new();
+        while !stops.load(Ordering::Relaxed) {
+            let opened = engine.open(address, b"home");
+            kept.extend(opened.ok().filter(Remote::is_near));
+        }
+    });
+    let hangs = |round| {
+        let home = mapping.buffer(0, 4096).unwrap();
+        let published = target.publish(b"home", &[home], Rights::BOTH, None);
+        let published = published.unwrap();
+        pause(Duration::from_micros(round % 400));
+        soon(move || drop(published)).is_none()
+    };
+    let hung = (0..2000_u64).find(|round| hangs(*round));
+    stop.store(true, Ordering::Relaxed);
+    opener.join().unwrap();
+    assert_eq!(hung, None);
+}
+
+#[test]
+fn a_neighbour_that_does_not_listen_still_has_what_it_was_lent() {
+    let timeout = Duration::from_millis(300);
+    let target = engine(Config {
+        timeout,
+        ..Config::default()
+    });
+    let mapping = Mapping::anonymous("home", 4096).unwrap();
+    let home = mapping.buffer(0, 4096).unwrap();
+    let published = target.publish(b"home", &[home], Rights::BOTH, None);
+    let published = published.unwrap();
+    // More than a socket holds.
+    let heap = Buffer::from_vec(vec![0; 1 << 16]);
+    let many: Vec<_> = (0..1 << 16).map(|at| heap.slice(at, 1).unwrap()).collect();
+    let _many = target.publish(b"many", &many, Rights::BOTH, None).unwrap();
+
+    let name = u128::from_le_bytes(target.id());
+    let name = format!("kvdepot-transfer-{name:032x}");
+    let door = std::os::unix::net::SocketAddr::from_abstract_name(name).unwrap();
+    let mut socket = UnixStream::connect_addr(&door).unwrap();
+    raw::greet(&mut socket, 0);
+    let mut map = |name: &[u8; 4]| {
+        let asked = raw::ask(raw::MAP, 0, 4, raw::row(0, 0, 0));
+        socket.write_all(&asked).unwrap();
+        socket.write_all(name).unwrap();
+    };
+    map(b"home");
+    map(b"many");
+    std::thread::sleep(3 * timeout);
+    let (tell, told) = channel();
+    std::thread::spawn(move || {
+        drop(published);
+        tell.send(()).unwrap();
+    });
+    let given_back = told.recv_timeout(2 * timeout);
+    assert!(given_back.is_err(), "it may be written to at any time");
+    drop(socket);
+    told.recv_timeout(Duration::from_secs(5)).unwrap();
+}

@@ -108,8 +108,9 @@ impl Neighbour {
         words::send(&self.shared.socket, &head, name, &[]).ok()?;
         let answer = asking.1.recv_timeout(self.timeout);
         if answer.is_err() {
-            // An answer that comes later would be taken for another one's.
-            drop(self.shared.socket.shutdown(Shutdown::Both));
+            // An answer that comes later would be taken for another one's. Its thread ends the rest
+            // of the socket, once nothing of the target is used any more.
+            drop(self.shared.socket.shutdown(Shutdown::Read));
         }
         answer.ok().flatten()
     }
