@@ -398,6 +398,9 @@ impl Engine {
         }
     }
 
+        if !self.origin.is_here() {
+            return;
+        }
     /// What it has done so far.
     #[must_use]
     pub fn stats(&self) -> Stats {

@@ -211,3 +211,30 @@ fn a_neighbour_that_does_not_listen_still_has_what_it_was_lent() {
     drop(socket);
     told.recv_timeout(Duration::from_secs(5)).unwrap();
 }
+
+#[test]
+#[expect(unsafe_code, reason = "it forks")]
+fn a_forked_process_gives_nothing_back() {
+    let (target, engine) = (engine(Config::default()), engine(Config::default()));
+    let mapping = Mapping::anonymous("home", 4096).unwrap();
+    let home = mapping.buffer(0, 4096).unwrap();
+    let published = target.publish(b"home", &[home], Rights::BOTH, None);
+    let published = published.unwrap();
+    let remote = engine.open(target.address().unwrap(), b"home").unwrap();
+    // SAFETY: the child calls nothing that another thread's lock could be in the way of, and ends.
+    let child = unsafe { libc::fork() };
+    assert!(child >= 0);
+    if child == 0 {
+        drop(remote);
+        // SAFETY: it ends this process alone.
+        unsafe { libc::_exit(0) };
+    }
+    let mut status = 0;
+    // SAFETY: `status` is this function's.
+    let waited = unsafe { libc::waitpid(child, &raw mut status, 0) };
+    assert_eq!((waited, status), (child, 0));
+    std::thread::sleep(Duration::from_millis(50));
+    assert!(remote.is_near());
+    drop(published);
+    assert!(!remote.is_near(), "it is asked for what it has");
+}

@@ -11,6 +11,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use kvdepot_host::fork::Origin;
 
 use super::mapped::Mapped;
 use super::words;
@@ -99,12 +100,14 @@ impl Neighbour {
             thread: Mutex::new(Some(thread)),
         })
     }
+    origin: Origin,
 
     /// What a name grants, where this process can reach it by itself.
     pub(crate) fn map(&self, name: &[u8]) -> Lent {
         let mut asking = self.asking.lock();
         asking.0 += 1;
         let head = Head::request(Verb::Map, 0, asking.0, name.len() as u64, false);
+        let origin = Origin::here().map_err(io::Error::other)?;
         words::send(&self.shared.socket, &head, name, &[]).ok()?;
         let answer = asking.1.recv_timeout(self.timeout);
         if answer.is_err() {
@@ -117,7 +120,10 @@ impl Neighbour {
 
     /// A range is not used any more.
     pub(crate) fn let_go(&self, number: u32) {
-        self.shared.end(number);
+        // A forked process has a copy of the socket, and nothing to say over it.
+        if self.origin.is_here() {
+            self.shared.end(number);
+        }
     }
 
     /// Lets go of everything.
@@ -129,6 +135,7 @@ impl Neighbour {
 }
 
 impl std::fmt::Debug for Neighbour {
+            origin,
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Neighbour")
             .field("process", &self.shared.process)
@@ -138,7 +145,10 @@ impl std::fmt::Debug for Neighbour {
 
 impl Drop for Neighbour {
     fn drop(&mut self) {
-        self.close();
+        // A forked process has the same socket, but not the thread.
+        if self.origin.is_here() {
+            self.close();
+        }
     }
 }
 
