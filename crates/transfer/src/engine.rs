@@ -53,7 +53,7 @@ pub struct Engine {
 pub struct Stats {
     /// Requests submitted.
     pub requests: u64,
-    /// Their bytes.
+    /// Their bytes, but for those of requests that cannot be.
     pub bytes: u64,
     /// Frames sent to peers.
     pub frames: u64,
@@ -363,11 +363,12 @@ impl Engine {
             watermark: self.config.watermark,
         };
         let mut plan = Plan::new(&join, &self.movers, limits, waits);
-        let mut bytes = 0;
+        let mut bytes = 0_u64;
         self.memory.look(|memory| {
             for (number, request) in requests.enumerate() {
-                bytes += request.len;
-                plan.add(number as u32, &request, memory);
+                if plan.add(number as u32, &request, memory) {
+                    bytes = bytes.saturating_add(request.len);
+                }
             }
         });
         self.requests.fetch_add(count as u64, Ordering::Relaxed);

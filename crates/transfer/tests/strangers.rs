@@ -238,3 +238,19 @@ fn a_forked_process_gives_nothing_back() {
     drop(published);
     assert!(!remote.is_near(), "it is asked for what it has");
 }
+
+#[test]
+fn a_length_that_cannot_be_is_out_of_range_alone() {
+    let (target, engine) = (engine(config()), engine(config()));
+    let home = Buffer::from_vec(vec![0; 4096]);
+    let _published = target.publish(b"home", &[home], Rights::BOTH, None);
+    let local = Buffer::from_vec(vec![0; 4096]);
+    let _registered = engine.register(std::slice::from_ref(&local)).unwrap();
+    let remote = engine.open(target.address().unwrap(), b"home").unwrap();
+    let all = [u64::MAX, 10, u64::MAX].map(|len| one(Op::Read, &local, &remote, 0, len));
+    let task = engine.run(all.into_iter(), Options::default()).unwrap();
+    let statuses: Vec<_> = task.statuses().collect();
+    let refused = Status::Failed(Fault::Local);
+    assert_eq!(statuses, [refused, Status::Done, refused]);
+    assert_eq!(engine.stats().bytes, 10);
+}
