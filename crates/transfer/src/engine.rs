@@ -40,6 +40,9 @@ pub struct Engine {
     neighbours: Neighbours,
     fabric: Option<Arc<Fabric>>,
     peers: Arc<Mutex<HashMap<SocketAddr, Arc<Peer>>>>,
+    /// The first lane of each address, also of those that were forgotten. Under the lock of the
+    /// peers.
+    first_lanes: Mutex<HashMap<SocketAddr, u32>>,
     watch: Watch,
     origin: Origin,
     is_closed: AtomicBool,
@@ -118,6 +121,7 @@ impl Engine {
             neighbours: Neighbours::default(),
             fabric: fabric.clone(),
             peers,
+            first_lanes: Mutex::default(),
             watch,
             origin,
             is_closed: AtomicBool::new(false),
@@ -283,7 +287,12 @@ impl Engine {
         };
         let (window, retries) = (self.config.window, self.config.retries);
         let core = Core::new(dialer, window, retries, self.config.checksum);
-        let peer = Arc::new(Peer::new(core, self.config.streams)?);
+        // Two addresses may lead to one target, where lanes of one number take each other's place.
+        let mut known = self.first_lanes.lock();
+        let next = (known.len() * self.config.streams) as u32;
+        let first = *known.entry(address).or_insert(next);
+        let lanes = (first, self.config.streams);
+        let peer = Arc::new(Peer::new(core, lanes)?);
         peers.insert(address, Arc::clone(&peer));
         Ok(peer)
     }
@@ -389,6 +398,9 @@ impl Engine {
     /// Ends a task before it is over, and waits for that: nothing touches its memory then. What was
     /// done stays done.
     pub fn cancel(&self, task: &Task) {
+        if !self.origin.is_here() {
+            return;
+        }
         task.progress.end(Fault::Cancelled);
         let peers: Vec<Arc<Peer>> = self.peers.lock().values().cloned().collect();
         // A slice that was between two queues is found when it comes to rest.
@@ -399,9 +411,6 @@ impl Engine {
         }
     }
 
-        if !self.origin.is_here() {
-            return;
-        }
     /// What it has done so far.
     #[must_use]
     pub fn stats(&self) -> Stats {

@@ -254,3 +254,34 @@ fn a_length_that_cannot_be_is_out_of_range_alone() {
     assert_eq!(statuses, [refused, Status::Done, refused]);
     assert_eq!(engine.stats().bytes, 10);
 }
+
+#[test]
+fn a_target_of_two_addresses_is_reached_at_both() {
+    let target = engine(Config {
+        listen: Some("0.0.0.0:0".parse().unwrap()),
+        allow_unauthenticated: true,
+        ..config()
+    });
+    let engine = engine(config());
+    let len = 8 << 20;
+    let home = Buffer::from_vec(vec![0; len as usize]);
+    let _published = target
+        .publish(b"home", &[home], Rights::BOTH, None)
+        .unwrap();
+    let local = Buffer::from_vec(vec![0; len as usize]);
+    let _registered = engine.register(std::slice::from_ref(&local)).unwrap();
+    let port = target.address().unwrap().port();
+    let at = |host| engine.open(([127, 0, 0, host], port).into(), b"home");
+    let both = [at(1).unwrap(), at(2).unwrap()];
+    for _ in 0..20 {
+        let tasks = both.each_ref().map(|remote| {
+            let read = one(Op::Read, &local, remote, 0, len);
+            engine.submit([read].into_iter(), Options::default())
+        });
+        for task in tasks {
+            let task = task.unwrap();
+            assert!(task.wait(None) && task.is_done(), "{:?}", task.fault());
+        }
+    }
+    assert_eq!(target.stats().connections, 4);
+}

@@ -124,11 +124,11 @@ impl Asks for Weakly {
 }
 
 impl Peer {
-    /// With so many lanes, which connect when they have something to do.
-    pub(crate) fn new(core: Core, lanes: usize) -> Result<Peer, Error> {
+    /// With so many lanes from a number on, which connect when they have something to do.
+    pub(crate) fn new(core: Core, (first, count): (u32, usize)) -> Result<Peer, Error> {
         let core = Arc::new(core);
-        let lane = |number| Arc::new(Lane::new(number as u32, Arc::clone(&core)));
-        let lanes: Vec<Arc<Lane>> = (0..lanes).map(lane).collect();
+        let lane = |number| Arc::new(Lane::new(number, Arc::clone(&core)));
+        let lanes: Vec<Arc<Lane>> = (first..).take(count).map(lane).collect();
         let _first = core.lanes.set(lanes.iter().map(Arc::downgrade).collect());
         let peer = Peer {
             core,
