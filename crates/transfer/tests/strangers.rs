@@ -285,3 +285,55 @@ fn a_target_of_two_addresses_is_reached_at_both() {
     }
     assert_eq!(target.stats().connections, 4);
 }
+
+#[test]
+fn what_is_behind_a_slice_that_ends_before_its_turn_goes_on() {
+    // It knows nothing of the first name's number, and does not say which one it has now.
+    let opened = Arc::new(AtomicBool::new(false));
+    let address = target(
+        |_| (),
+        move |_, mut socket| {
+            let mut head = [0; 40];
+            while socket.read_exact(&mut head).is_ok() {
+                match head[0] {
+                    raw::OPEN if opened.load(Ordering::Relaxed) => {
+                        let _name: [u8; 4] = raw::get(&mut socket);
+                    }
+                    raw::OPEN => drop(raw::opened(&mut socket, &head, 1 + u32::from(head[8]))),
+                    _ if raw::grant(&head) == 2 => {
+                        opened.store(true, Ordering::Relaxed);
+                        let unknown = raw::answer(&head, 1, 0, raw::row(0, 0, 0));
+                        socket.write_all(&unknown).unwrap();
+                    }
+                    _ => {
+                        let done = raw::answer(&head, 0, 10, raw::row(0, 0, 0));
+                        socket.write_all(&done).unwrap();
+                        socket.write_all(&[5; 10]).unwrap();
+                    }
+                }
+            }
+        },
+    );
+    let engine = engine(Config {
+        streams: 1,
+        ..config()
+    });
+    let local = Buffer::from_vec(vec![0; 4096]);
+    let _registered = engine.register(std::slice::from_ref(&local)).unwrap();
+    let [first, second] = [b"here", b"home"].map(|name| engine.open(address, name).unwrap());
+    let read = |remote, timeout_ms| {
+        let options = Options {
+            timeout: Duration::from_millis(timeout_ms),
+            ..Options::default()
+        };
+        let read = one(Op::Read, &local, remote, 0, 10);
+        engine.submit([read].into_iter(), options).unwrap()
+    };
+    let waits = read(&first, 500);
+    std::thread::sleep(Duration::from_millis(100));
+    let behind = read(&second, 5_000);
+    assert!(waits.wait(None));
+    assert_eq!(waits.status(0), Status::Failed(Fault::TimedOut));
+    assert!(behind.wait(None));
+    assert_eq!(behind.status(0), Status::Done);
+}
