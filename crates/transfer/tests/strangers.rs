@@ -337,3 +337,26 @@ fn what_is_behind_a_slice_that_ends_before_its_turn_goes_on() {
     assert!(behind.wait(None));
     assert_eq!(behind.status(0), Status::Done);
 }
+
+#[test]
+fn who_answers_may_panic() {
+    struct Panics;
+    impl Answers for Panics {
+        fn answer(&self, _: [u8; 16], call: &[u8]) -> Option<Vec<u8>> {
+            assert!(call.is_empty());
+            Some(vec![1])
+        }
+
+        fn left(&self, _: [u8; 16]) {
+            panic!("nothing to say");
+        }
+    }
+    let target = Arc::new(Engine::answering(config(), Some(Arc::new(Panics))).unwrap());
+    let engine = engine(config());
+    let address = target.address().unwrap();
+    let refused = engine.call(address, vec![0]).unwrap_err();
+    assert!(refused.to_string().contains("failed there"), "{refused}");
+    assert_eq!(engine.call(address, Vec::new()).unwrap(), [1]);
+    engine.close();
+    assert!(soon(move || target.close()).is_some());
+}
