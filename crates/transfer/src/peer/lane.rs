@@ -304,7 +304,7 @@ impl Lane {
         }
         state.conn = Some(conn);
         drop(state);
-        self.core.wake_all();
+        self.core.note_there();
     }
 
     fn failed(&self, error: &Error) {

@@ -25,7 +25,7 @@ use crate::task::Progress;
 use crate::window::Granted;
 use crate::wire::{Bytes, Row, Verb};
 use lane::Lane;
-use queue::{Ask, Item, Wants};
+use queue::{Ask, Item, State, Wants};
 
 /// What all lanes to a target share.
 #[derive(Debug)]
@@ -91,11 +91,21 @@ impl Core {
         self.sent.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// The target is there: all lanes look again, also those that would not have for a while.
+    /// Has all lanes look again.
     fn wake_all(&self) {
+        self.tell_all(|_| ());
+    }
+
+    /// The target is there: all lanes look again, also those that would not have for a while.
+    fn note_there(&self) {
+        self.tell_all(|state| state.down = None);
+    }
+
+    fn tell_all(&self, tell: impl Fn(&mut State)) {
         for lane in self.lanes.get().into_iter().flatten() {
             if let Some(lane) = lane.upgrade() {
-                lane.state.lock().down = None;
+                // With the lock, so that nobody who has just looked misses it.
+                tell(&mut lane.state.lock());
                 lane.wake.notify_one();
             }
         }
