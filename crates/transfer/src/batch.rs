@@ -90,11 +90,11 @@ impl<'a> Plan<'a> {
         &self.join.payload().progress
     }
 
-    /// Adds a request. Those that cannot be fail at once, and alone.
-    pub(crate) fn add(&mut self, number: u32, request: &Request<'_>, memory: &Lookup<'_>) {
+    /// Adds a request. Those that cannot be fail at once, and alone: false.
+    pub(crate) fn add(&mut self, number: u32, request: &Request<'_>, memory: &Lookup<'_>) -> bool {
         if let Err(fault) = self.check(request, memory) {
             self.progress().refuse(number as usize, fault);
-            return;
+            return false;
         }
         let (local, offset, len) = (request.local, request.offset, request.len);
         let span = Span::new(local, offset, len);
@@ -104,7 +104,7 @@ impl<'a> Plan<'a> {
             if same && run.first + run.count == number && run.span.continues_in(&span) {
                 run.span.len += len;
                 run.count += 1;
-                return;
+                return true;
             }
         }
         self.end_run();
@@ -115,6 +115,7 @@ impl<'a> Plan<'a> {
             count: 1,
             span,
         });
+        true
     }
 
     fn check(&mut self, request: &Request<'_>, memory: &Lookup<'_>) -> Result<(), Fault> {

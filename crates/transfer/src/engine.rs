@@ -42,6 +42,9 @@ pub struct Engine {
     peers: Arc<Mutex<HashMap<SocketAddr, Arc<Peer>>>>,
     /// Lanes of peers that were forgotten with writes that nobody has answered.
     fenced: Mutex<HashMap<SocketAddr, Vec<usize>>>,
+    /// The first lane of each address, also of those that were forgotten. Under the lock of the
+    /// peers.
+    first_lanes: Mutex<HashMap<SocketAddr, u32>>,
     watch: Watch,
     origin: Origin,
     is_closed: AtomicBool,
@@ -55,7 +58,7 @@ pub struct Engine {
 pub struct Stats {
     /// Requests submitted.
     pub requests: u64,
-    /// Their bytes.
+    /// Their bytes, but for those of requests that cannot be.
     pub bytes: u64,
     /// Frames sent to peers.
     pub frames: u64,
@@ -121,6 +124,7 @@ impl Engine {
             fabric: fabric.clone(),
             peers,
             fenced: Mutex::default(),
+            first_lanes: Mutex::default(),
             watch,
             origin,
             is_closed: AtomicBool::new(false),
@@ -287,9 +291,14 @@ impl Engine {
         let (window, retries) = (self.config.window, self.config.retries);
         let limits = (window, retries);
         let core = Core::new(dialer, self.origin, limits, self.config.checksum);
+        // Two addresses may lead to one target, where lanes of one number take each other's place.
+        let mut known = self.first_lanes.lock();
+        let next = (known.len() * self.config.streams) as u32;
+        let first = *known.entry(address).or_insert(next);
         let mut fenced = self.fenced.lock();
-        let lanes = fenced.get(&address).map_or(&[][..], Vec::as_slice);
-        let peer = Arc::new(Peer::new(core, self.config.streams, lanes)?);
+        let behind = fenced.get(&address).map_or(&[][..], Vec::as_slice);
+        let lanes = (first, self.config.streams);
+        let peer = Arc::new(Peer::new(core, lanes, behind)?);
         fenced.remove(&address);
         peers.insert(address, Arc::clone(&peer));
         Ok(peer)
@@ -376,11 +385,12 @@ impl Engine {
             watermark: self.config.watermark,
         };
         let mut plan = Plan::new(&join, &self.movers, self.id, limits, waits);
-        let mut bytes = 0;
+        let mut bytes = 0_u64;
         self.memory.look(|memory| {
             for (number, request) in requests.enumerate() {
-                bytes += request.len;
-                plan.add(number as u32, &request, memory);
+                if plan.add(number as u32, &request, memory) {
+                    bytes = bytes.saturating_add(request.len);
+                }
             }
         });
         self.requests.fetch_add(count as u64, Ordering::Relaxed);
@@ -403,6 +413,9 @@ impl Engine {
     /// Ends a task before it is over, and waits for that: nothing touches its memory then. What was
     /// done stays done.
     pub fn cancel(&self, task: &Task) {
+        if !self.origin.is_here() {
+            return;
+        }
         task.progress.end(Fault::Cancelled);
         let peers: Vec<Arc<Peer>> = self.peers.lock().values().cloned().collect();
         // A slice that was between two queues is found when it comes to rest.

@@ -155,6 +155,12 @@ impl Use {
         Some(Use(Arc::clone(grant)))
     }
 
+    /// Whether it is wanted back. Who has put a use where those that withdraw look for it asks this
+    /// behind that: they have looked before, or they find it.
+    pub(crate) fn is_wanted_back(&self) -> bool {
+        self.0.withdrawn.load(Ordering::Acquire)
+    }
+
     /// Whose it is.
     pub(crate) fn is_of(&self, grant: &Arc<Grant>) -> bool {
         Arc::ptr_eq(&self.0, grant)

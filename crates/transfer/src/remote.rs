@@ -1,7 +1,7 @@
 //! Memory of a peer that was opened by its name.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use zerocopy::FromBytes;
 
@@ -41,14 +41,37 @@ struct Near {
     neighbour: Arc<Neighbour>,
     number: u32,
     mapped: Arc<Mapped>,
+    /// When what was granted is over: nobody says so to those that have it mapped.
+    until: Option<Instant>,
+}
+
+impl Near {
+    /// What a neighbour lends under a name, if that is what was opened: another may have got the
+    /// name meanwhile, with other memory.
+    fn find(neighbour: Arc<Neighbour>, window: &Window, until: Option<Instant>) -> Option<Near> {
+        let (number, mapped) = neighbour.map(&window.name)?;
+        if !mapped.is_like(window.len, window.rights) {
+            neighbour.let_go(number);
+            return None;
+        }
+        Some(Near {
+            neighbour,
+            number,
+            mapped,
+            until,
+        })
+    }
+
+    fn is_there(&self) -> bool {
+        let over = self.until.is_some_and(|until| Instant::now() >= until);
+        !over && self.mapped.is_there()
+    }
 }
 
 impl Opened {
     /// Whether this process reaches it by itself.
     pub(crate) fn is_near(&self) -> bool {
-        self.near
-            .as_ref()
-            .is_some_and(|near| near.mapped.is_there())
+        self.near.as_ref().is_some_and(Near::is_there)
     }
 
     /// Whether devices of both ends reach it.
@@ -75,8 +98,8 @@ impl Opened {
     /// Copies a slice; it is given back where that cannot be done from here.
     pub(crate) fn carry(&self, flight: Flight) -> Result<(), Flight> {
         match &self.near {
-            Some(near) => near.mapped.carry(flight),
-            None => Err(flight),
+            Some(near) if near.is_there() => near.mapped.carry(flight),
+            _ => Err(flight),
         }
     }
 }
@@ -117,6 +140,8 @@ impl Remote {
             return Err(Error::input("name", shown, "1 to 1024 bytes"));
         }
         let most = Bytes::Just(size_of::<wire::Opened>() as u64);
+        // The answer is made later, so that this end does not take it for longer than it lasts.
+        let asked = Instant::now();
         let (grant, body) = peer.ask(Verb::Open, name.to_vec(), most, timeout)?;
         let opened = wire::Opened::read_from_bytes(&body);
         let opened = opened.map_err(|_| Error::Unreachable {
@@ -126,15 +151,10 @@ impl Remote {
         let rights = Rights::of(opened.rights.get());
         let window = Window::new(name, grant, opened.len.get(), rights);
         let lasts = Some(opened.lasts_ms.get()).filter(|ms| *ms != u64::MAX);
+        let lasts = lasts.map(Duration::from_millis);
+        let until = lasts.and_then(|lasts| asked.checked_add(lasts));
         let neighbour = neighbours.and_then(|all| all.find(peer));
-        let near = neighbour.and_then(|neighbour| {
-            let (number, mapped) = neighbour.map(name)?;
-            Some(Near {
-                neighbour,
-                number,
-                mapped,
-            })
-        });
+        let near = neighbour.and_then(|neighbour| Near::find(neighbour, &window, until));
         let far = match &near {
             Some(_) => None,
             None => fabric.and_then(|fabric| Far::reach(peer, fabric, (grant, opened.len.get()))),
@@ -144,7 +164,7 @@ impl Remote {
             far,
             peer: Arc::clone(peer),
             window: Arc::new(window),
-            lasts: lasts.map(Duration::from_millis),
+            lasts,
         })))
     }
 

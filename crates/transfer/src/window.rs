@@ -67,14 +67,21 @@ impl Window {
     /// The number, for a request that is sent to this target now.
     pub(crate) fn number(&self, target: u32) -> Number {
         let (order, failed) = (Ordering::AcqRel, Ordering::Acquire);
-        if let Some(other) = self.known().filter(|grant| grant.target != target) {
-            self.forget(other);
-        }
-        match self.state.compare_exchange(UNKNOWN, ASKED, order, failed) {
-            Ok(_) => Number::ToAsk,
-            Err(KNOWN) => Number::Known(self.grant()),
-            Err(ASKED) => Number::Asked,
-            Err(_) => Number::Gone,
+        loop {
+            return match self.state.compare_exchange(UNKNOWN, ASKED, order, failed) {
+                Ok(_) => Number::ToAsk,
+                Err(KNOWN) => {
+                    let grant = self.grant();
+                    // Looked at where it is taken: another lane may have just asked another one.
+                    if grant.target != target {
+                        self.forget(grant);
+                        continue;
+                    }
+                    Number::Known(grant)
+                }
+                Err(ASKED) => Number::Asked,
+                Err(_) => Number::Gone,
+            };
         }
     }
 

@@ -27,6 +27,7 @@ struct Range {
 /// What was mapped.
 pub(crate) struct Mapped {
     ranges: Vec<Range>,
+    len: u64,
     /// The neighbour's process, where its memory is not mapped here.
     process: Option<i32>,
     rights: Rights,
@@ -65,6 +66,7 @@ impl Mapped {
         let rights = Rights::of(lead.rights.get());
         let mut mapped = Mapped {
             ranges: Vec::with_capacity(places.len()),
+            len: lead.len.get(),
             process: (reach == Reach::Process).then_some(process),
             rights,
             users: Mutex::default(),
@@ -75,7 +77,7 @@ impl Mapped {
             Reach::Process => Vec::new(),
             Reach::Mapping => map_all(descriptors, places, rights)?,
         };
-        let mut start = 0;
+        let mut start = 0_u64;
         for place in places {
             let len = place.len.get();
             let at = match reach {
@@ -90,7 +92,9 @@ impl Mapped {
                 }
             };
             mapped.ranges.push(Range { start, len, at });
-            start += len;
+            start = start
+                .checked_add(len)
+                .ok_or_else(|| broken("ranges of more than all"))?;
         }
         if start != lead.len.get() || places.is_empty() {
             return Err(broken("ranges of another length"));
@@ -124,6 +128,11 @@ impl Mapped {
         users.count += 1;
         drop(users);
         Some(Use(self))
+    }
+
+    /// Whether it has this length and these rights: plans are checked against those.
+    pub(crate) fn is_like(&self, len: u64, rights: Rights) -> bool {
+        self.len == len && self.rights == rights
     }
 
     /// Whether it may be used.

@@ -137,6 +137,8 @@ impl Shared {
                 // The neighbour wants its memory back: what is left goes by the network.
                 opened.peer.submit(0, flight);
             }
+            // The last one unmaps it, and tells the neighbour: not under the lock.
+            drop(opened);
             state = self.state.lock();
             state.busy -= 1;
         }

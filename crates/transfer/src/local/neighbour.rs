@@ -6,10 +6,12 @@ use std::net::Shutdown;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use kvdepot_host::fork::Origin;
 use parking_lot::Mutex;
 
 use super::mapped::Mapped;
@@ -20,32 +22,61 @@ use crate::wire::{Bytes, Head, Malformed, Row, Status, Verb};
 /// Most bytes of an answer: 65,536 ranges, and what leads them.
 const ANSWER_MAX: u64 = (1 << 16) * 32 + 16;
 
+/// How long nobody knocks again where nobody has opened: most targets are on other hosts.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// What is known of a target.
+enum Known {
+    Lives(Arc<Neighbour>),
+    IsNone { until: Instant },
+}
+
+impl Known {
+    fn is_so(&self, now: Instant) -> bool {
+        match self {
+            Known::Lives(neighbour) => !neighbour.shared.is_over.load(Ordering::Acquire),
+            Known::IsNone { until } => now < *until,
+        }
+    }
+}
+
 /// The neighbours of an engine, by what their engines drew.
 #[derive(Default)]
 pub(crate) struct Neighbours {
-    all: Mutex<HashMap<[u8; 16], Option<Arc<Neighbour>>>>,
+    all: Mutex<HashMap<[u8; 16], Known>>,
 }
 
 impl Neighbours {
     /// The one that this peer is, if it is one.
     pub(crate) fn find(&self, peer: &Peer) -> Option<Arc<Neighbour>> {
-        let target = peer.engine()?;
+        self.known(peer.shake(), peer.engine()?)
+    }
+
+    fn known(&self, shake: &Shake, target: [u8; 16]) -> Option<Arc<Neighbour>> {
         let mut all = self.all.lock();
+        let now = Instant::now();
+        all.retain(|_, known| known.is_so(now));
         let known = all.entry(target).or_insert_with(|| {
-            let knocked = Neighbour::knock(peer.shake(), target);
-            let knocked = knocked.inspect_err(|error| {
-                tracing::debug!(peer = %peer.address(), %error, "no neighbour");
-            });
-            knocked.ok().map(Arc::new)
+            let knocked = Neighbour::knock(shake, target);
+            let knocked = knocked.inspect_err(|error| tracing::debug!(%error, "no neighbour"));
+            match knocked {
+                Ok(neighbour) => Known::Lives(Arc::new(neighbour)),
+                Err(_) => Known::IsNone {
+                    until: Instant::now() + PAUSE,
+                },
+            }
         });
-        known.clone()
+        match known {
+            Known::Lives(neighbour) => Some(Arc::clone(neighbour)),
+            Known::IsNone { .. } => None,
+        }
     }
 
     /// Lets go of all of them.
     pub(crate) fn close(&self) {
         let all: Vec<_> = self.all.lock().drain().collect();
-        for (_, neighbour) in all {
-            if let Some(neighbour) = neighbour {
+        for (_, known) in all {
+            if let Known::Lives(neighbour) = known {
                 neighbour.close();
             }
         }
@@ -61,6 +92,8 @@ struct Shared {
     lent: Mutex<HashMap<u32, Arc<Mapped>>>,
     answers: Sender<Lent>,
     process: i32,
+    /// Nothing is lent any more.
+    is_over: AtomicBool,
 }
 
 /// A neighbour.
@@ -69,12 +102,14 @@ pub(crate) struct Neighbour {
     /// Whoever asks, and the answer to it.
     asking: Mutex<(u64, Receiver<Lent>)>,
     timeout: Duration,
+    origin: Origin,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl Neighbour {
     /// Knocks at a target; an error where it is on another host, or another user's.
     pub(crate) fn knock(shake: &Shake, target: [u8; 16]) -> io::Result<Neighbour> {
+        let origin = Origin::here().map_err(io::Error::other)?;
         let socket = UnixStream::connect_addr(&words::address(target)?)?;
         socket.set_write_timeout(Some(shake.timeout))?;
         let process = words::process(&socket).filter(|_| words::is_ours(&socket));
@@ -89,6 +124,7 @@ impl Neighbour {
             lent: Mutex::default(),
             answers,
             process,
+            is_over: AtomicBool::new(false),
         });
         let its = Arc::clone(&shared);
         let thread = kvdepot_host::cpu::spawn("kvdepot-near", move || its.listen())?;
@@ -96,6 +132,7 @@ impl Neighbour {
             shared,
             asking: Mutex::new((0, answer)),
             timeout: shake.timeout,
+            origin,
             thread: Mutex::new(Some(thread)),
         })
     }
@@ -108,15 +145,19 @@ impl Neighbour {
         words::send(&self.shared.socket, &head, name, &[]).ok()?;
         let answer = asking.1.recv_timeout(self.timeout);
         if answer.is_err() {
-            // An answer that comes later would be taken for another one's.
-            drop(self.shared.socket.shutdown(Shutdown::Both));
+            // An answer that comes later would be taken for another one's. Its thread ends the rest
+            // of the socket, once nothing of the target is used any more.
+            drop(self.shared.socket.shutdown(Shutdown::Read));
         }
         answer.ok().flatten()
     }
 
     /// A range is not used any more.
     pub(crate) fn let_go(&self, number: u32) {
-        self.shared.end(number);
+        // A forked process has a copy of the socket, and nothing to say over it.
+        if self.origin.is_here() {
+            self.shared.end(number);
+        }
     }
 
     /// Lets go of everything.
@@ -137,7 +178,10 @@ impl std::fmt::Debug for Neighbour {
 
 impl Drop for Neighbour {
     fn drop(&mut self) {
-        self.close();
+        // A forked process has the same socket, but not the thread.
+        if self.origin.is_here() {
+            self.close();
+        }
     }
 }
 
@@ -150,6 +194,7 @@ impl Shared {
         for (_, mapped) in lent {
             mapped.end();
         }
+        self.is_over.store(true, Ordering::Release);
         // Whoever waits for an answer hears that there is none.
         drop(self.answers.send(None));
         drop(self.socket.shutdown(Shutdown::Both));
@@ -205,4 +250,38 @@ impl Shared {
 
 fn broken(error: Malformed) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, error)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::grant::Names;
+    use crate::local::Door;
+    use crate::peer::random;
+    use crate::wire::Key;
+
+    #[test]
+    fn who_opens_later_is_found_and_who_is_gone_is_forgotten() {
+        let shake = || Shake {
+            engine: random().unwrap(),
+            key: Key::of(b""),
+            timeout: Duration::from_secs(5),
+        };
+        let (mine, theirs) = (shake(), shake());
+        let neighbours = Neighbours::default();
+        let find = || neighbours.known(&mine, theirs.engine);
+        assert!(find().is_none());
+        let door = Door::open(theirs.clone(), Arc::new(Names::default())).unwrap();
+        std::thread::sleep(PAUSE);
+        let known = find().unwrap();
+        assert!(Arc::ptr_eq(&known, &find().unwrap()));
+        door.close();
+        while !known.shared.is_over.load(Ordering::Acquire) {
+            std::thread::yield_now();
+        }
+        let weak = Arc::downgrade(&known);
+        drop((known, door));
+        assert!(find().is_none() && weak.upgrade().is_none());
+        neighbours.close();
+    }
 }

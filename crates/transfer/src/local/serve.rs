@@ -76,8 +76,10 @@ impl Door {
             for (number, _) in theirs {
                 let head = Head::request(Verb::Withdraw, 1, 0, 0, false);
                 let head = head.with(Row::new(*number, 0, 0));
-                // Who does not hear it is gone, and its thread sees that.
-                drop(words::send(&guest.socket, &head, &[], &[]));
+                if words::send(&guest.socket, &head, &[], &[]).is_err() {
+                    // It hears this instead, and lets go of everything.
+                    drop(guest.socket.shutdown(Shutdown::Write));
+                }
             }
         }
     }
@@ -134,7 +136,10 @@ impl House {
             }
             while self.answer(&guest).is_ok() {}
             // A neighbour ends its side when it has let go of all that it had, and so does the
-            // kernel when its process is gone.
+            // kernel when its process is gone. One that breaks a rule, or does not listen, still
+            // has it until then.
+            drop(guest.socket.shutdown(Shutdown::Write));
+            words::drain(&guest.socket);
             self.guests.lock().retain(|one| !Arc::ptr_eq(one, &guest));
             guest.mapped.lock().clear();
         }
@@ -177,11 +182,18 @@ impl House {
             number = number.wrapping_add(1);
         }
         mapped.insert(number, used);
-        drop(mapped);
+        // Who withdraws it from now on finds it there.
+        if mapped.get(&number).is_some_and(Use::is_wanted_back) {
+            mapped.remove(&number);
+            return words::send(&guest.socket, &head.answer(Status::Unknown, 0), &[], &[]);
+        }
         let answer = head.answer(Status::Done, layout.body.len() as u64);
         let answer = answer.with(Row::new(number, 0, 0));
         let descriptors: Vec<_> = layout.descriptors.iter().map(AsFd::as_fd).collect();
-        words::send(&guest.socket, &answer, &layout.body, &descriptors)
+        // Under the lock, so that nothing is wanted back before it was lent, or amid the answer.
+        let sent = words::send(&guest.socket, &answer, &layout.body, &descriptors);
+        drop(mapped);
+        sent
     }
 }
 

@@ -1,6 +1,6 @@
 //! What neighbours say to each other, and how descriptors come with it.
 
-use std::io;
+use std::io::{self, Read};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixStream};
@@ -86,6 +86,19 @@ pub(super) fn receive_head(socket: &UnixStream) -> io::Result<(Head, Vec<OwnedFd
     let mut bytes = [0; HEAD];
     let descriptors = fill(socket, &mut bytes)?;
     Ok((Head::read(&bytes), descriptors))
+}
+
+/// Receives what nobody wants any more, until the other end has ended.
+pub(super) fn drain(socket: &UnixStream) {
+    let mut bytes = [0; 4096];
+    let mut socket = socket;
+    loop {
+        match socket.read(&mut bytes) {
+            Ok(count) if count > 0 => {}
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            _ => return,
+        }
+    }
 }
 
 /// Receives all of these bytes.

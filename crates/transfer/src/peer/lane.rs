@@ -232,6 +232,8 @@ impl Lane {
             return Err(flight);
         }
         let Some(item) = self.numbered(Item::Flight(flight), &conn, &mut state) else {
+            drop(state);
+            self.wake.notify_one();
             return Ok(());
         };
         let is_sent = self.send(&conn, state, item, true);
@@ -302,7 +304,7 @@ impl Lane {
         }
         state.conn = Some(conn);
         drop(state);
-        self.core.wake_all();
+        self.core.note_there();
     }
 
     fn failed(&self, error: &Error) {
@@ -367,6 +369,8 @@ impl Lane {
         let (ended, stuck) = state.cancel(ends);
         let conn = state.conn.clone().filter(|_| stuck);
         drop(state);
+        // What was behind them may be ready.
+        self.wake.notify_one();
         for flight in ended {
             Item::Flight(flight).end(Fault::Cancelled);
         }

@@ -26,7 +26,7 @@ use crate::task::Progress;
 use crate::window::Granted;
 use crate::wire::{Bytes, Row, Verb};
 use lane::Lane;
-use queue::{Ask, Item, Wants};
+use queue::{Ask, Item, State, Wants};
 
 /// What all lanes to a target share.
 #[derive(Debug)]
@@ -100,11 +100,21 @@ impl Core {
         self.sent.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// The target is there: all lanes look again, also those that would not have for a while.
+    /// Has all lanes look again.
     fn wake_all(&self) {
+        self.tell_all(|_| ());
+    }
+
+    /// The target is there: all lanes look again, also those that would not have for a while.
+    fn note_there(&self) {
+        self.tell_all(|state| state.down = None);
+    }
+
+    fn tell_all(&self, tell: impl Fn(&mut State)) {
         for lane in self.lanes.get().into_iter().flatten() {
             if let Some(lane) = lane.upgrade() {
-                lane.state.lock().down = None;
+                // With the lock, so that nobody who has just looked misses it.
+                tell(&mut lane.state.lock());
                 lane.wake.notify_one();
             }
         }
@@ -133,12 +143,16 @@ impl Asks for Weakly {
 }
 
 impl Peer {
-    /// With so many lanes, which connect when they have something to do.
-    /// `fenced` are those that writes of an earlier [`Peer`] may still lie in.
-    pub(crate) fn new(core: Core, lanes: usize, fenced: &[usize]) -> Result<Peer, Error> {
+    /// With so many lanes from a number on, which connect when they have something to do.
+    /// `fenced` are those, by their positions, that writes of an earlier [`Peer`] may still lie in.
+    pub(crate) fn new(
+        core: Core,
+        (first, count): (u32, usize),
+        fenced: &[usize],
+    ) -> Result<Peer, Error> {
         let core = Arc::new(core);
-        let lane = |number| Arc::new(Lane::new(number as u32, Arc::clone(&core)));
-        let lanes: Vec<Arc<Lane>> = (0..lanes).map(lane).collect();
+        let lane = |number| Arc::new(Lane::new(number, Arc::clone(&core)));
+        let lanes: Vec<Arc<Lane>> = (first..).take(count).map(lane).collect();
         for lane in fenced.iter().filter_map(|number| lanes.get(*number)) {
             lane.state.lock().is_fenced = true;
             core.fence();

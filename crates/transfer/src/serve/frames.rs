@@ -2,6 +2,7 @@
 
 use std::io;
 use std::os::fd::AsFd;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
@@ -239,7 +240,9 @@ impl Frames<'_> {
     fn call(&self, head: &Head, asked: Asked) -> io::Result<()> {
         let call = self.hear_body(asked)?;
         let answers = self.house.terms.answers.as_ref();
-        let answer = answers.and_then(|answers| answers.answer(self.session.engine, &call));
+        let answer = AssertUnwindSafe(|| answers?.answer(self.session.engine, &call));
+        // Who panics has no answer, and nobody waits for this connection's end in vain.
+        let answer = catch_unwind(answer).unwrap_or_default();
         match answer.filter(|answer| answer.len() as u64 <= BYTES_MAX) {
             Some(answer) => self.say(&head.answer(Status::Done, answer.len() as u64), &answer),
             None => self.tell(head.answer(Status::Failed, 0)),

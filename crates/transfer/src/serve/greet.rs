@@ -47,7 +47,7 @@ fn exchange(house: &House, served: &Arc<Served>) -> Option<(Arc<Session>, u32)> 
         Ok(()) => entered,
         Err(error) => {
             if let Some((session, lane)) = entered {
-                session.leave(lane, served);
+                house.leave(&session, lane, served);
             }
             tracing::warn!(peer = ?socket.peer_addr().ok(), %error, "a connection is not greeted");
             None

@@ -7,6 +7,7 @@ mod session;
 
 use std::collections::HashMap;
 use std::net::{SocketAddr, TcpListener};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
@@ -78,7 +79,22 @@ impl House {
         let now = Instant::now();
         sessions.retain(|_, session| !session.is_left(now, SESSION_KEPT));
         let new = || Arc::new(Session::new(engine));
-        Arc::clone(sessions.entry(engine).or_insert_with(new))
+        let session = Arc::clone(sessions.entry(engine).or_insert_with(new));
+        // Under the lock: a connection that is about to be in it would be in none if it were
+        // forgotten before.
+        session.expect();
+        session
+    }
+
+    /// A connection of a session has ended.
+    fn leave(&self, session: &Session, lane: u32, served: &Arc<Served>) {
+        if session.leave(lane, served)
+            && let Some(answers) = &self.terms.answers
+        {
+            // Who panics has nothing to say, and the connection ends all the same.
+            let left = AssertUnwindSafe(|| answers.left(session.engine));
+            drop(catch_unwind(left));
+        }
     }
 
     /// Ends the connections that move bytes of a grant.
@@ -98,11 +114,7 @@ impl House {
         if let Some((session, lane)) = &greeted {
             frames::serve(self, session, served);
             served.end();
-            if session.leave(*lane, served)
-                && let Some(answers) = &self.terms.answers
-            {
-                answers.left(session.engine);
-            }
+            self.leave(session, *lane, served);
         }
         served.end();
         served.kill();

@@ -106,6 +106,11 @@ impl Session {
         far.exposed.retain(|_, exposed| !exposed.is_of(grant));
     }
 
+    /// A connection is about to be in it.
+    pub(super) fn expect(&self) {
+        self.lanes.lock().left = None;
+    }
+
     /// A connection is the lane's from now on. The one before has ended when this returns.
     pub(super) fn enter(&self, lane: u32, served: &Arc<Served>) {
         let before = {
