@@ -248,6 +248,43 @@ fn a_write_that_arrives_late_overwrites_nothing_that_came_after() {
 }
 
 #[test]
+fn another_lane_writes_nothing_before_a_lost_ones_bytes_are_over() {
+    let len = 60_000;
+    let Pair {
+        one, home, proxy, ..
+    } = pair(config(), len);
+    let remote = one.open(proxy.address, NAME).unwrap();
+    let (old, new) = (Local::of(&one, vec![1; len]), Local::of(&one, vec![2; len]));
+    let whole = [(0, 0, len as u64)];
+    for round in 0..3 {
+        proxy.rule(|_, _| Act::Pass);
+        // A batch of one slice takes the next lane: both are there then.
+        for _ in 0..2 {
+            done(&one, Op::Write, &new, &remote, &whole);
+        }
+        let known = proxy.connections();
+        let mut is_late = false;
+        proxy.rule(move |chunk, some| {
+            if chunk.connection >= known {
+                // Who takes the lost one's place is welcomed behind its late bytes.
+                return Act::Delay(ms(150));
+            }
+            let is_write = chunk.way == Way::There && some.len() > 4096;
+            if is_write && !std::mem::replace(&mut is_late, true) {
+                return Act::Late(ms(120));
+            }
+            Act::Pass
+        });
+        let task = submit(&one, Op::Write, &old, &remote, &whole, within(ms(40)));
+        ended(&task);
+        done(&one, Op::Write, &new, &remote, &whole);
+        std::thread::sleep(ms(300));
+        let wrong = home.get().iter().filter(|byte| **byte != 2).count();
+        assert_eq!(wrong, 0, "round {round}: overwritten");
+    }
+}
+
+#[test]
 fn writes_fail_at_once_where_a_lane_with_unanswered_ones_cannot_come_back() {
     let len = 1 << 20;
     let Pair {
