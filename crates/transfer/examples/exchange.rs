@@ -35,6 +35,7 @@ fn config(token: &str) -> Config {
         token: token.as_bytes().to_vec(),
         checksum: true,
         streams: 1,
+        local: false,
         ..Config::default()
     }
 }

@@ -32,6 +32,7 @@ pub const REQUESTS_MAX: usize = 1_000_000;
 pub struct Engine {
     config: Config,
     id: [u8; 16],
+    initiator: [u8; 16],
     memory: Arc<Memory>,
     names: Arc<Names>,
     server: Option<Server>,
@@ -115,6 +116,7 @@ impl Engine {
         let watch = Watch::start(look).map_err(Error::io("start a thread"))?;
         let mut engine = Engine {
             id,
+            initiator: random()?,
             memory: Arc::default(),
             names: Arc::clone(&names),
             server: None,
@@ -153,6 +155,7 @@ impl Engine {
     fn shake(&self) -> Shake {
         Shake {
             engine: self.id,
+            initiator: self.initiator,
             key: Key::of(&self.config.token),
             timeout: self.config.timeout,
         }
@@ -164,7 +167,7 @@ impl Engine {
         self.server.as_ref().map(Server::address)
     }
 
-    /// What this engine is known by at those that it connects to.
+    /// What this engine is known by to those that connect to it.
     #[must_use]
     pub fn id(&self) -> [u8; 16] {
         self.id
@@ -306,6 +309,9 @@ impl Engine {
 
     /// Forgets a peer: what is under way for it fails, and its connections end.
     pub fn forget(&self, peer: SocketAddr) {
+        if !self.origin.is_here() {
+            return;
+        }
         let Some(known) = self.peers.lock().get(&peer).cloned() else {
             return;
         };
@@ -332,7 +338,7 @@ impl Engine {
     }
 
     /// The same, and calls `then` when nothing moves any more, in the thread that finishes last. It
-    /// must not wait for anything.
+    /// must not wait for anything, nor drop the last handle of the engine, whose threads that ends.
     ///
     /// # Errors
     /// As [`Engine::submit`]; `then` is not called.
@@ -384,7 +390,7 @@ impl Engine {
             lanes: self.config.streams,
             watermark: self.config.watermark,
         };
-        let mut plan = Plan::new(&join, &self.movers, self.id, limits, waits);
+        let mut plan = Plan::new(&join, &self.movers, self.initiator, limits, waits);
         let mut bytes = 0_u64;
         self.memory.look(|memory| {
             for (number, request) in requests.enumerate() {

@@ -1,6 +1,9 @@
 //! What was opened, as lanes need it: the number of its grant, which may have to be asked for anew.
 
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
 
 use crate::grant::Rights;
 
@@ -11,6 +14,10 @@ const UNKNOWN: u8 = 1;
 const ASKED: u8 = 2;
 /// Nothing is granted under its name.
 const GONE: u8 = 3;
+
+/// How long a name that is not found is not asked for again: a target that has just started has yet
+/// to publish.
+const GONE_KEPT: Duration = Duration::from_millis(500);
 
 /// A grant's number, and which of the engines at its peer's address has given it: to the next one it
 /// is nothing, or something else.
@@ -40,6 +47,8 @@ pub(crate) struct Window {
     /// A [`Granted`].
     grant: AtomicU64,
     state: AtomicU8,
+    /// When its name was not found.
+    gone: Mutex<Option<Instant>>,
     pub(crate) len: u64,
     pub(crate) rights: Rights,
 }
@@ -59,6 +68,7 @@ impl Window {
             name: name.to_vec(),
             grant: AtomicU64::new(grant.bits()),
             state: AtomicU8::new(KNOWN),
+            gone: Mutex::new(None),
             len,
             rights,
         }
@@ -80,9 +90,21 @@ impl Window {
                     Number::Known(grant)
                 }
                 Err(ASKED) => Number::Asked,
+                Err(_) if self.may_be_back() => continue,
                 Err(_) => Number::Gone,
             };
         }
+    }
+
+    /// Whether its name was not found so long ago that it is asked for again from now on.
+    fn may_be_back(&self) -> bool {
+        let mut gone = self.gone.lock();
+        if gone.is_none_or(|gone| gone.elapsed() < GONE_KEPT) {
+            return false;
+        }
+        *gone = None;
+        self.state.store(UNKNOWN, Ordering::Release);
+        true
     }
 
     fn grant(&self) -> Granted {
@@ -115,6 +137,8 @@ impl Window {
 
     /// Nothing is granted under its name.
     pub(crate) fn note_gone(&self) {
+        let mut gone = self.gone.lock();
+        *gone = Some(Instant::now());
         self.state.store(GONE, Ordering::Release);
     }
 

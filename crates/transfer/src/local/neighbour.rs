@@ -263,6 +263,7 @@ mod tests {
     #[test]
     fn who_opens_later_is_found_and_who_is_gone_is_forgotten() {
         let shake = || Shake {
+            initiator: [0; 16],
             engine: random().unwrap(),
             key: Key::of(b""),
             timeout: Duration::from_secs(5),

@@ -20,7 +20,10 @@ const KEEPALIVE: (Duration, Duration, u32) = (Duration::from_secs(10), Duration:
 /// What an initiator greets with.
 #[derive(Clone, Debug)]
 pub(crate) struct Shake {
+    /// What is said to who connects, before anything is proved.
     pub(crate) engine: [u8; 16],
+    /// What is said to whom this engine connects to; nobody else hears it.
+    pub(crate) initiator: [u8; 16],
     pub(crate) key: Key,
     pub(crate) timeout: Duration,
 }
@@ -46,7 +49,7 @@ impl Shake {
     /// Greets a target as this lane, and makes sure that it has the same token.
     pub(crate) fn greet(&self, fd: BorrowedFd<'_>, lane: u32) -> Result<Challenge, Cold> {
         let nonce = random().map_err(|_| io::Error::from(io::ErrorKind::Interrupted))?;
-        let hello = Hello::new(lane, self.engine, nonce);
+        let hello = Hello::new(lane, self.initiator, nonce);
         socket::send(fd, hello.as_bytes())?;
         let mut challenge = Challenge::new_zeroed();
         let by = Instant::now() + self.timeout;

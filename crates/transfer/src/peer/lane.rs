@@ -406,6 +406,8 @@ impl Lane {
 pub(super) fn open(name: &[u8], wants: Wants) -> Ask {
     let most = Bytes::Just(size_of::<crate::wire::Opened>() as u64);
     Ask {
+        until: None,
+        is_again: false,
         verb: Verb::Open,
         first: Row::default(),
         body: name.to_vec(),
@@ -489,6 +491,8 @@ impl Frame {
 /// The number of a window, for whoever lets it go.
 pub(super) fn close_of(grant: Granted) -> Ask {
     Ask {
+        until: None,
+        is_again: false,
         verb: Verb::Close,
         first: Row::new(grant.number, 0, 0),
         body: Vec::new(),

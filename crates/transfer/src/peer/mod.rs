@@ -196,7 +196,7 @@ impl Peer {
 
     /// The engine whose peer it is.
     pub(crate) fn initiator(&self) -> [u8; 16] {
-        self.core.dialer.shake.engine
+        self.core.dialer.shake.initiator
     }
 
     pub(crate) fn lanes(&self) -> usize {
@@ -265,6 +265,8 @@ impl Peer {
         let (reply, answer) = channel();
         let wants = Wants::Caller(reply);
         let ask = Ask {
+            until: Instant::now().checked_add(timeout),
+            is_again: false,
             verb,
             first,
             body,
@@ -316,6 +318,9 @@ impl Peer {
 
     /// Ends what has taken too long by now; whether anything is under way.
     pub(crate) fn expire(&self, now: Instant) -> bool {
+        for lane in &self.lanes {
+            lane.state.lock().forget_questions(now);
+        }
         let is_late = |flight: &Flight| flight.is_late(now);
         self.lanes.iter().for_each(|lane| lane.cancel(is_late));
         self.lanes.iter().any(|lane| !lane.state.lock().is_idle())

@@ -26,6 +26,10 @@ pub(super) enum Wants {
 
 /// A question that is no slice.
 pub(super) struct Ask {
+    /// Nobody waits for it any more then.
+    pub(super) until: Option<Instant>,
+    /// It was asked over a connection that was lost, and may be asked once more.
+    pub(super) is_again: bool,
     pub(super) verb: Verb,
     pub(super) first: Row,
     pub(super) body: Vec<u8>,
@@ -34,6 +38,11 @@ pub(super) struct Ask {
 }
 
 impl Ask {
+    /// Whether it does the same when it is asked once more.
+    fn may_go_again(&self) -> bool {
+        !self.is_again && matches!(self.verb, Verb::Open | Verb::Ping)
+    }
+
     /// Whether it is of use to this target.
     pub(super) fn is_for(&self, target: u32) -> bool {
         !matches!(self.wants, Wants::Nobody(its) if its != target)
@@ -242,6 +251,17 @@ impl State {
         (ended, stuck)
     }
 
+    /// Questions that nobody waits for any more go.
+    pub(super) fn forget_questions(&mut self, now: Instant) {
+        let is_late = |item: &Item| match item {
+            Item::Ask(ask) => ask.until.is_some_and(|until| until <= now),
+            Item::Flight(_) => false,
+        };
+        for queue in &mut self.queues {
+            queue.retain(|item| !is_late(item));
+        }
+    }
+
     /// The connection is lost: what was under way waits again, or is given back because it is not
     /// to be tried any more. Whether a write was among it. It `counts` as a try, but for what another
     /// slice's end has cut off.
@@ -252,6 +272,12 @@ impl State {
         for flying in std::mem::take(&mut self.flying).into_iter().rev() {
             match flying.what {
                 Sent::Orphan(_) => {}
+                // The connection of a target that has started anew is found to be dead by the first
+                // that uses it.
+                Sent::Item(Item::Ask(mut ask)) if ask.may_go_again() && !closing => {
+                    ask.is_again = true;
+                    self.push_front(Item::Ask(ask));
+                }
                 Sent::Item(Item::Ask(ask)) => over.push((Item::Ask(ask), Fault::Lost)),
                 Sent::Item(Item::Flight(mut flight)) => {
                     flight.tries += u32::from(counts);
