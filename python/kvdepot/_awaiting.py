@@ -2,8 +2,9 @@
 
 import asyncio
 import weakref
+from typing import Any, overload
 
-from kvdepot._native import Completions, Task
+from kvdepot._native import Completions, Task, TransferTask
 
 
 class _Waits:
@@ -21,8 +22,8 @@ class _Waits:
             if not future.done():
                 future.set_result(outcomes)
 
-    async def wait(self, task: Task) -> list[bool]:
-        future: asyncio.Future[list[bool]] = self._loop.create_future()
+    async def wait(self, task: Task | TransferTask) -> Any:
+        future: asyncio.Future[Any] = self._loop.create_future()
         self._count += 1
         try:
             self._ended.add(task, future)
@@ -42,12 +43,17 @@ class _Waits:
 _waits: weakref.WeakValueDictionary[int, _Waits] = weakref.WeakValueDictionary()
 
 
-async def wait(task: Task) -> list[bool]:
-    """Wait in the running loop until `task` has ended; its answer is that of `Task.wait`."""
+@overload
+async def wait(task: Task) -> list[bool]: ...
+@overload
+async def wait(task: TransferTask) -> bool: ...
+async def wait(task: Task | TransferTask) -> list[bool] | bool:
+    """Wait in the running loop until `task` has ended; its answer is that of its `wait`."""
     if task.done:
         return task.wait()
     loop = asyncio.get_running_loop()
     waits = _waits.get(id(loop))
     if waits is None:
         waits = _waits[id(loop)] = _Waits(loop)
-    return await waits.wait(task)
+    answer: list[bool] | bool = await waits.wait(task)
+    return answer

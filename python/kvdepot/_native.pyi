@@ -2,7 +2,7 @@
 
 import builtins
 import os
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from typing import Any, Literal, Protocol, Self, TypeAlias, TypedDict, final, type_check_only
 
 from typing_extensions import Buffer
@@ -21,10 +21,15 @@ __all__ = [
     "Mover",
     "Namespace",
     "Pin",
+    "Published",
+    "Registered",
     "Reservation",
     "Spans",
     "Task",
     "TimeoutError",
+    "TransferEngine",
+    "TransferRemote",
+    "TransferTask",
     "__version__",
     "_close_all",
     "_duration",
@@ -64,6 +69,32 @@ device as the destination of a get, or an (address, length) pair that the caller
 _Reason: TypeAlias = Literal[
     "pending", "miss", "corrupt", "length", "full", "dropped", "declined", "closed"
 ]
+
+_Fault: TypeAlias = Literal[
+    "local",
+    "range",
+    "rights",
+    "unknown",
+    "checksum",
+    "failed",
+    "lost",
+    "timed_out",
+    "cancelled",
+    "closed",
+]
+
+_Op: TypeAlias = Literal["read", "write"]
+
+_Rights: TypeAlias = Literal["read", "write", "both"]
+
+_Priority: TypeAlias = Literal["urgent", "normal", "background"]
+
+_Request: TypeAlias = tuple[_Op, int | Buffer, "TransferRemote", int, int]
+"""(op, local, remote, offset, length): an address in registered memory or an object that begins
+there, and where in the remote."""
+
+_Numbers: TypeAlias = int | Buffer | Iterable[int]
+"""One number for all requests, or one a request: 64-bit integers in an array, or a sequence."""
 
 class Error(Exception):
     """What every error of kvdepot is."""
@@ -491,15 +522,15 @@ class Completions:
     def fileno(self) -> int:
         """The descriptor to poll. It is this object's to close."""
 
-    def add(self, task: Task, tag: Any) -> None:
+    def add(self, task: Task | TransferTask, tag: Any) -> None:
         """Answer `tag` from `drain` once the task has all its outcomes."""
 
     def post(self, tag: Any, answer: Any) -> None:
         """Answer `tag` with `answer` from the next `drain`, for what needs no task."""
 
     def drain(self, clear: bool = True) -> list[tuple[Any, Any]]:
-        """What ended since the last call: its tag, and one bool a key as `Task.wait` answers.
-        With `clear` false the descriptor stays readable, for a caller that resets it before it
+        """What ended since the last call: its tag, and what the task's `wait` answers. With
+        `clear` false the descriptor stays readable, for a caller that resets it before it
         asks."""
 
     def close(self) -> None:
@@ -656,3 +687,228 @@ class MoveJob:
     @property
     def error(self) -> str | None:
         """Why something failed, for a log line; None when nothing did."""
+
+@type_check_only
+class _TransferStats(TypedDict):
+    requests: int
+    bytes: int
+    frames: int
+    posts: int
+    work_requests: int
+    peers: int
+    connections: int
+    refused_greetings: int
+    refused_grants: int
+    malformed_frames: int
+
+@final
+class TransferEngine:
+    """One process's part in moving bytes between processes and hosts. A context manager: leaving
+    it closes it.
+
+    `listen` is where peers connect to, "127.0.0.1:0" unless given; None: nobody can. The options
+    are those of docs/transfer.md.
+
+    Raises ConfigError for wrong options, and Error where it cannot listen.
+    """
+
+    def __new__(
+        cls,
+        listen: str | None = ...,
+        *,
+        token: str | bytes | None = None,
+        allow_unauthenticated: bool = False,
+        streams: int = 2,
+        slice_size: int | str = "512KiB",
+        tail_merge: int | str = "64KiB",
+        watermark: int = 4,
+        window: int = 8,
+        local: bool = True,
+        rdma: Iterable[str] | None = None,
+        checksum: bool = False,
+        retries: int = 4,
+        timeout: float | str = "5s",
+        connections_max: int = 1024,
+    ) -> Self: ...
+    @property
+    def address(self) -> str | None:
+        """Where peers connect to; None where nobody can."""
+
+    def register(self, buffers: _Buffers) -> Registered:
+        """Let batches use memory of this process. `buffers` is as in put; each range is
+        registered once at a time. The objects are kept as long as it is."""
+
+    def publish(
+        self,
+        name: str | bytes,
+        buffers: _Buffers,
+        rights: _Rights | None = None,
+        lasts: float | None = None,
+    ) -> Published:
+        """Let peers use memory of this process under a name, one buffer after the other as one
+        range, for `lasts` seconds or until it is closed. `rights` is what they may do: "read",
+        unless given, "write" or "both"."""
+
+    def grant(
+        self, buffers: _Buffers, rights: _Rights | None = None, lasts: float | None = None
+    ) -> Published:
+        """As `publish`, under a name that nobody can guess: who is told it has the right."""
+
+    def open(self, address: str, name: str | bytes) -> TransferRemote:
+        """Open what the engine at `address` has published under a name.
+
+        Raises Error where nobody answers there, or nothing is published under it.
+        """
+
+    def submit(
+        self,
+        requests: Iterable[_Request] | None = None,
+        *,
+        timeout: float = 30.0,
+        priority: _Priority | None = None,
+        callback: Callable[[TransferTask], object] | None = None,
+        op: _Op | Iterable[_Op] = ...,
+        local: _Numbers = ...,
+        remote: TransferRemote | Iterable[TransferRemote] = ...,
+        offset: _Numbers = ...,
+        length: _Numbers = ...,
+    ) -> TransferTask:
+        """Move bytes; answers at once. `requests` is a sequence of (op, local, remote, offset,
+        length): "read" or "write", an address in registered memory or an object that begins
+        there, a Remote, where in it, bytes. Or each of them is a column: one value for all
+        requests, or an array with one for each, `submit(op="read", local=…, remote=…, offset=…,
+        length=…)`.
+
+        What is not done after `timeout` seconds has failed. `priority` is "urgent", "normal",
+        unless given, or "background". `callback(task)` is called when it is over, in a thread of
+        the engine's.
+        """
+
+    def run(
+        self,
+        requests: Iterable[_Request] | None = None,
+        *,
+        timeout: float = 30.0,
+        priority: _Priority | None = None,
+        op: _Op | Iterable[_Op] = ...,
+        local: _Numbers = ...,
+        remote: TransferRemote | Iterable[TransferRemote] = ...,
+        offset: _Numbers = ...,
+        length: _Numbers = ...,
+    ) -> TransferTask:
+        """Move bytes, and wait until it is over; the arguments are those of `submit`. On Ctrl-C
+        it is cancelled."""
+
+    def cancel(self, task: TransferTask) -> None:
+        """End a task before it is over, and wait for that: nothing touches its memory then. What
+        was done stays done."""
+
+    def stats(self) -> _TransferStats:
+        """What it has done so far."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed, and calls are refused."""
+
+    def close(self) -> None:
+        """End all that is under way, of this engine and of others with it, and wait until
+        callbacks have been told. Closing again waits for the first."""
+
+    def __enter__(self) -> Self: ...
+    def __exit__(self, *_exception: object) -> None: ...
+
+@final
+class Registered:
+    """Memory that batches may use, until it is closed or this object is dropped; a batch that uses
+    it then keeps it until it is over. A context manager: leaving it closes it."""
+
+    def close(self) -> None:
+        """Let no more batches use it."""
+
+    def __enter__(self) -> Self: ...
+    def __exit__(self, *_exception: object) -> None: ...
+
+@final
+class Published:
+    """Memory that peers may use under a name, until it is closed or this object is dropped, or its
+    time is over. A context manager: leaving it closes it."""
+
+    @property
+    def name(self) -> bytes:
+        """What peers open it by."""
+
+    def close(self) -> None:
+        """Withdraw it: when this returns no peer touches the memory any more."""
+
+    def __enter__(self) -> Self: ...
+    def __exit__(self, *_exception: object) -> None: ...
+
+@final
+class TransferRemote:
+    """Memory of a peer, as it was opened. The peer is told when it is closed, or when this object
+    and the batches that use it are gone."""
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes it has."""
+
+    @property
+    def rights(self) -> Literal["read", "write", "both", "none"]:
+        """What it allows: "read", "write" or "both"."""
+
+    @property
+    def lasts(self) -> float | None:
+        """How many seconds it lasted when it was opened; None: until it is withdrawn."""
+
+    @property
+    def address(self) -> str:
+        """The address of its peer."""
+
+    def close(self) -> None:
+        """Let it go. Batches that use it go on."""
+
+    def __enter__(self) -> Self: ...
+    def __exit__(self, *_exception: object) -> None: ...
+
+@final
+class TransferTask:
+    """A batch under way. Dropping it does not cancel it, and registered memory stays alive until
+    it is no longer touched."""
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until nothing of it moves any more, and answer whether all requests are done;
+        `errors` says which are not. Works after `close`.
+
+        Raises TimeoutError after `timeout` seconds; the task goes on until it is over by its own
+        time.
+        """
+
+    def __await__(self) -> Generator[Any, None, bool]:
+        """`await task` in a coroutine of asyncio: as `wait`. What cancels the coroutine does not
+        cancel the task."""
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing of it moves any more."""
+
+    def poll(self) -> bool | None:
+        """What `wait` would answer; None while something moves."""
+
+    def status(self, index: int) -> Literal["pending", "done"] | _Fault:
+        """What request `index` has come to: "pending", "done", or why it failed. Also while others
+        are under way."""
+
+    @property
+    def statuses(self) -> bytes:
+        """A byte a request: 0 pending, 1 done, others as `STATUSES` of kvdepot.transfer names
+        them."""
+
+    @property
+    def errors(self) -> dict[int, _Fault]:
+        """Why requests failed, by their positions."""
+
+    def add_done_callback(self, callback: Callable[[TransferTask], object]) -> None:
+        """Call `callback(task)` when it is over, in a thread of the engine's for that; at once,
+        and here, where it is. What it raises goes to `sys.unraisablehook`."""
+
+    def __len__(self) -> int: ...

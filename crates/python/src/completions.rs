@@ -5,11 +5,11 @@ use std::collections::HashMap;
 use kvdepot_store::{Completions as Queue, Error, Origin};
 use parking_lot::Mutex;
 use pyo3::prelude::*;
-use pyo3::types::PyList;
+use pyo3::types::{PyBool, PyList};
 use pyo3::{PyTraverseError, PyVisit};
 
 use crate::task::Task;
-use crate::{errors, handle};
+use crate::{errors, handle, transfer};
 
 /// Tasks under way and what came of them, in the order in which they ended. `fileno` can be
 /// polled: it is readable while something waits for `drain`.
@@ -29,8 +29,40 @@ struct Added {
 }
 
 enum Answer {
-    Of(Py<Task>),
+    Of(Ending),
     Ready(Py<PyAny>),
+}
+
+/// Something that ends, of a depot or of a transfer engine.
+#[derive(FromPyObject)]
+enum Ending {
+    Task(Py<Task>),
+    Batch(Py<transfer::Task>),
+}
+
+impl Ending {
+    /// Enters `number` into `queue` at its end.
+    fn watch(&self, queue: &Queue, number: u64) {
+        match self {
+            Ending::Task(task) => task.get().watch(queue, number),
+            Ending::Batch(task) => task.get().watch(queue, number),
+        }
+    }
+
+    fn clone_ref(&self, py: Python<'_>) -> Ending {
+        match self {
+            Ending::Task(task) => Ending::Task(task.clone_ref(py)),
+            Ending::Batch(task) => Ending::Batch(task.clone_ref(py)),
+        }
+    }
+
+    /// What its `wait` answers.
+    fn answer<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        Ok(match self {
+            Ending::Task(task) => task.get().ended(py)?.into_any(),
+            Ending::Batch(task) => PyBool::new(py, task.get().answer()).to_owned().into_any(),
+        })
+    }
 }
 
 impl Completions {
@@ -78,9 +110,9 @@ impl Completions {
     }
 
     /// Answers `tag` from `drain` once the task has all its outcomes.
-    fn add(&self, py: Python<'_>, task: Py<Task>, tag: Py<PyAny>) -> PyResult<()> {
+    fn add(&self, py: Python<'_>, task: Ending, tag: Py<PyAny>) -> PyResult<()> {
         let number = self.insert(py, tag, Answer::Of(task.clone_ref(py)))?;
-        task.get().watch(&self.queue, number);
+        task.watch(&self.queue, number);
         Ok(())
     }
 
@@ -91,7 +123,7 @@ impl Completions {
         Ok(())
     }
 
-    /// What ended since the last call: its tag, and one bool a key as `Task.wait` answers. With
+    /// What ended since the last call: its tag, and what the task's `wait` answers. With
     /// `clear` false the descriptor stays readable, for a caller that resets it before it asks.
     #[pyo3(signature = (clear = true))]
     fn drain<'py>(&self, py: Python<'py>, clear: bool) -> PyResult<Bound<'py, PyList>> {
@@ -105,7 +137,7 @@ impl Completions {
         let mut answers = Vec::with_capacity(ended.len());
         for (tag, answer) in ended {
             let answer = match answer {
-                Answer::Of(task) => task.get().ended(py)?.into_any(),
+                Answer::Of(task) => task.answer(py)?,
                 Answer::Ready(answer) => answer.into_bound(py),
             };
             answers.push((tag, answer));
@@ -134,7 +166,8 @@ impl Completions {
         added.entries.values().try_for_each(|(tag, answer)| {
             visit.call(tag)?;
             match answer {
-                Answer::Of(task) => visit.call(task),
+                Answer::Of(Ending::Task(task)) => visit.call(task),
+                Answer::Of(Ending::Batch(task)) => visit.call(task),
                 Answer::Ready(answer) => visit.call(answer),
             }
         })

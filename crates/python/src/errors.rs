@@ -127,6 +127,12 @@ fn exception(py: Python<'_>, error: Error) -> PyResult<PyErr> {
     Ok(PyErr::from_value(value))
 }
 
+/// What no other class is for.
+pub(crate) fn other(py: Python<'_>, text: String) -> PyErr {
+    let made = classes(py).and_then(|classes| classes.error.bind(py).call1((text,)));
+    made.map_or_else(|while_making| while_making, PyErr::from_value)
+}
+
 /// An argument that is not allowed.
 pub(crate) fn input(
     py: Python<'_>,

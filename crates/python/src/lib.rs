@@ -32,6 +32,7 @@ mod settings;
 mod spans;
 mod storage;
 mod task;
+mod transfer;
 mod two_phase;
 mod view;
 mod wait;
@@ -68,6 +69,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(settings::options_of_file, module)?)?;
     module.add_function(wrap_pyfunction!(settings::seconds, module)?)?;
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    transfer::add(module)?;
     errors::add(module)
 }
 

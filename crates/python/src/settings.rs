@@ -179,6 +179,11 @@ fn is_socket(path: &Path) -> bool {
     path.metadata().is_ok_and(|at| at.file_type().is_socket())
 }
 
+/// The value of an option.
+pub(crate) fn neutral(field: &str, given: &Bound<'_, PyAny>) -> PyResult<Value> {
+    value(field, given, 0)
+}
+
 fn value(field: &str, given: &Bound<'_, PyAny>, depth: usize) -> PyResult<Value> {
     let refuse = || {
         let allowed = "a text, number, bool, path, list or mapping";

@@ -21,7 +21,8 @@ pub use kvdepot_arena::{Durability, Format, size};
 use kvdepot_host::limits;
 use kvdepot_media::CopierConfig;
 use serde_json::{Map, Value};
-use words::{nearest, object};
+pub use words::nearest;
+use words::object;
 
 use crate::option::{OptionSpec, Parsed, Section, absolute};
 use crate::tier::{Kinds, TIERS_MAX};

@@ -16,7 +16,7 @@ pub(super) fn object<'a>(field: &str, value: &'a Value) -> Result<&'a Map<String
 }
 
 /// The word that is most like `name`, and how many letters are other ones.
-pub(super) fn nearest<'a>(
+pub fn nearest<'a>(
     known: impl Iterator<Item = &'a str>,
     name: &str,
 ) -> Option<(&'a str, usize)> {

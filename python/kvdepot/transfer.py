@@ -1,0 +1,35 @@
+"""The transfer engine: batches of reads and writes between processes and hosts.
+
+    with Engine() as engine:
+        memory = engine.register([buffer])
+        remote = engine.open("10.0.0.2:7000", "pages")
+        task = engine.submit([("read", buffer, remote, 0, len(buffer))])
+        assert task.wait(), task.errors
+
+docs/transfer.md says what may be relied on.
+"""
+
+from typing import Final
+
+from kvdepot._native import Published, Registered
+from kvdepot._native import TransferEngine as Engine
+from kvdepot._native import TransferRemote as Remote
+from kvdepot._native import TransferTask as Task
+
+STATUSES: Final = (
+    "pending",
+    "done",
+    "local",
+    "range",
+    "rights",
+    "unknown",
+    "checksum",
+    "failed",
+    "lost",
+    "timed_out",
+    "cancelled",
+    "closed",
+)
+"""What the bytes of `Task.statuses` stand for."""
+
+__all__ = ["STATUSES", "Engine", "Published", "Registered", "Remote", "Task"]
