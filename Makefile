@@ -51,6 +51,11 @@ $(VENV)/.lmcache: requirements/lmcache.txt $(VENV)/.vllm
 	$(INSTALL) --no-deps -r requirements/lmcache.txt
 	@touch $@
 
+$(VENV)/.transfer: requirements/transfer.txt $(VENV)/.dev
+	$(call say,installing Mooncake's and NIXL's transfer engines)
+	$(INSTALL) --no-deps -r requirements/transfer.txt
+	@touch $@
+
 $(VENV)/.package: $(PACKAGE_SOURCES) $(VENV)/.dev
 	$(call say,building the wheel (2 to 3 minutes on two cores the first time))
 	@rm -rf build/wheels
@@ -128,6 +133,7 @@ bench: build ## This machine's limits, what kvdepot reaches, and the ratio
 	$(CARGO_TARGET_DIR)/release/kvdepot bench files $(BENCH_FLAGS)
 	$(CARGO_TARGET_DIR)/release/kvdepot bench index $(BENCH_FLAGS)
 	$(CARGO_TARGET_DIR)/release/kvdepot bench reopen $(BENCH_FLAGS)
+	$(CARGO_TARGET_DIR)/release/kvdepot bench transfer $(BENCH_FLAGS)
 	$(BIN)/python -m kvdepot.bench index $(BENCH_FLAGS)
 
 # BENCH_FLAGS: --rounds N, --command NAME, --json.
@@ -168,6 +174,10 @@ bench-files: package $(VENV)/.lmcache ## Beside vLLM's fs tier and LMCache's dis
 bench-ucm: $(UCM)/.package ## Beside UCM's Posix and NIXL's, on the same disk; needs CPython 3.12
 	UCM_LOG_LEVEL=error UCM_LOG_TO_FILE=0 NIXL_LOG_LEVEL=ERROR \
 		$(UCM)/bin/python bench/files/run_ucm.py $(BENCH_FLAGS)
+
+.PHONY: bench-transfer
+bench-transfer: command $(VENV)/.transfer ## Beside Mooncake's and NIXL's transfer engines, over TCP
+	$(BIN)/python bench/transfer/run.py --command $(CARGO_TARGET_DIR)/release/kvdepot $(BENCH_FLAGS)
 
 .PHONY: bench-lmcache-ttft
 bench-lmcache-ttft: package $(VENV)/.lmcache ## Hits of vLLM through LMCache, beside its own DRAM's

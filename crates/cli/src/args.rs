@@ -2,6 +2,8 @@
 
 mod cluster;
 mod files;
+mod scale;
+mod transfer;
 
 use std::path::PathBuf;
 
@@ -11,6 +13,8 @@ use kvdepot_store::config::size;
 
 pub(crate) use cluster::Cluster;
 pub(crate) use files::Files;
+pub(crate) use scale::{Scale, Task};
+pub(crate) use transfer::Transfer;
 
 /// Looks after kvdepot's arenas and measures this machine.
 #[derive(Parser)]
@@ -193,6 +197,24 @@ pub(crate) enum Bench {
     /// 64 KiB into one full arena, in calls of so many blocks, gain from more threads, beside what
     /// plain copies gain; and puts, in GB/s.
     Scale(Scale),
+    /// Batches of many small pieces between two processes, against plain sockets.
+    ///
+    /// The target is a process of this command, over loopback. Memory of both has huge pages where
+    /// the system gives them, and has been touched; pieces are in random order on both sides, so
+    /// that none continues another. The limit is the better of one and two plain TCP streams of as
+    /// many bytes in one piece, by sends of 1 MiB. Metrics: batch_over_tcp, checksums off and on;
+    /// cpu_s_per_gb, the processor time of both processes; over_memcpy, of batches over shared
+    /// memory, against the best plain copy; batch_over_one_by_one, beside the same pieces in
+    /// batches of one (500 of them, for all), and one_by_one_over_pingpong, what each of those
+    /// takes, beside as many bytes to and fro over a plain socket, by blocking calls;
+    /// total_on_over_off, with slices handed on at a watermark and tails merged, over without, and
+    /// first_byte_on_over_off, until the first slice of 20,000 pieces is given to the kernel;
+    /// messages_per_s, of batches of messages of one size, against plain streams of their bytes;
+    /// read_rtt_us and read_rtt_over_pingpong, a read of 4 KiB alone, over TCP and over shared
+    /// memory; submit_ns, of one of 100,000 requests, in the caller's processor time and by the
+    /// clock on the wall; register_s, of 100,000 ranges that are registered and published, and of
+    /// the first transfer to them.
+    Transfer(Transfer),
 }
 
 /// Options of `serve`.
@@ -377,40 +399,6 @@ pub(crate) struct Reopen {
     pub(crate) dir: Option<PathBuf>,
     #[arg(long, hide = true)]
     pub(crate) child: Option<PathBuf>,
-}
-
-/// Options of `scale`.
-#[derive(clap::Args)]
-pub(crate) struct Scale {
-    /// 65,536 blocks and 2 rounds.
-    #[arg(long)]
-    pub(crate) quick: bool,
-    /// Blocks in the arena, 4 KiB each; 1,000,000 and then 10,000,000 unless given.
-    #[arg(long, value_name = "COUNT")]
-    pub(crate) blocks: Vec<usize>,
-    /// Rounds that count; 5 unless given.
-    #[arg(long, value_name = "COUNT")]
-    pub(crate) rounds: Option<usize>,
-    /// Only what puts from several threads gain.
-    #[arg(long)]
-    pub(crate) puts: bool,
-    /// Where the arenas are made, and removed again; the directory for temporary files unless
-    /// given, and /dev/shm for puts from several threads. They take 4,224 bytes a block (at
-    /// most a million of them twice), and 1 GiB.
-    #[arg(long, visible_alias = "path", value_name = "PATH")]
-    pub(crate) dir: Option<PathBuf>,
-    #[arg(long, hide = true, requires = "task")]
-    pub(crate) child: Option<PathBuf>,
-    #[arg(long, hide = true)]
-    pub(crate) task: Option<Task>,
-}
-
-/// What a process of `scale` does.
-#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub(crate) enum Task {
-    Fill,
-    Beside,
-    Measure,
 }
 
 /// Which arena.

@@ -17,6 +17,9 @@ pub(crate) enum Error {
     /// The host refused.
     #[error(transparent)]
     Host(#[from] kvdepot_host::Error),
+    /// The transfer engine refused.
+    #[error(transparent)]
+    Transfer(#[from] kvdepot_transfer::Error),
     /// Nothing is where an arena was expected.
     #[error("{path}: there is no arena", path = path.display())]
     NoArena {

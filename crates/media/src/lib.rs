@@ -26,6 +26,7 @@ mod shm;
 pub mod sim;
 mod simulated;
 mod slab;
+pub mod stream;
 mod tried;
 mod way;
 

@@ -73,12 +73,16 @@ pub(crate) struct Progress {
     runs: Vec<Run>,
     /// Why it was ended before it was over: a [`Fault`], or nought.
     cause: AtomicU8,
+    began: Instant,
+    /// Nanoseconds from then until its first slice was given to the kernel; nought before.
+    sent: AtomicU64,
     pub(crate) deadline: Instant,
     pub(crate) priority: Priority,
 }
 
 impl Progress {
     pub(crate) fn new(requests: usize, deadline: Instant, priority: Priority) -> Progress {
+        let began = Instant::now();
         let mut statuses = Vec::new();
         statuses.resize_with(requests, || AtomicU8::new(PENDING));
         let mut runs = Vec::new();
@@ -87,6 +91,8 @@ impl Progress {
             statuses,
             runs,
             cause: AtomicU8::new(0),
+            began,
+            sent: AtomicU64::new(0),
             deadline,
             priority,
         }
@@ -125,6 +131,15 @@ impl Progress {
     /// Notes that a request is not even begun.
     pub(crate) fn refuse(&self, request: usize, fault: Fault) {
         self.statuses[request].store(fault as u8, Ordering::Release);
+    }
+
+    /// Notes that a slice of it is about to be given to the kernel.
+    pub(crate) fn note_sent(&self) {
+        if self.sent.load(Ordering::Relaxed) == 0 {
+            let after = self.began.elapsed().as_nanos() as u64;
+            let (relaxed, sent) = (Ordering::Relaxed, after.max(1));
+            let _earlier = self.sent.compare_exchange(0, sent, relaxed, relaxed);
+        }
     }
 
     /// Ends it for a reason, of which the first counts.
@@ -208,6 +223,13 @@ impl Task {
     #[must_use]
     pub fn is_over(&self) -> bool {
         self.waiter.is_done()
+    }
+
+    /// How long after it was submitted its first slice was given to the kernel; `None` before.
+    #[must_use]
+    pub fn first_sent(&self) -> Option<Duration> {
+        let after = self.progress.sent.load(Ordering::Relaxed);
+        (after > 0).then(|| Duration::from_nanos(after))
     }
 
     /// How many requests it has.

@@ -30,6 +30,21 @@ impl Region {
         Ok(Region { whole })
     }
 
+    /// With bytes that no disk compresses, and of which no two pieces are alike.
+    pub(super) fn filled(bytes: usize) -> Result<Region, Error> {
+        const PIECE: usize = 1 << 20;
+        let region = Region::new(bytes)?;
+        let mut random = Random(23);
+        let mut piece = vec![0; PIECE];
+        for at in (0..bytes).step_by(PIECE) {
+            for word in piece.chunks_exact_mut(8) {
+                word.copy_from_slice(&random.next().to_le_bytes());
+            }
+            region.whole.write_at(at, &piece[..PIECE.min(bytes - at)])?;
+        }
+        Ok(region)
+    }
+
     pub(super) fn whole(&self) -> &Buffer {
         &self.whole
     }

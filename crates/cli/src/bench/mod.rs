@@ -15,6 +15,7 @@ mod restore;
 mod rounds;
 mod scale;
 mod trace;
+mod transfer;
 
 use std::ffi::OsStr;
 
@@ -40,6 +41,14 @@ pub(crate) fn run(args: &Bench, program: &OsStr, output: &mut Output) -> Result<
     {
         return scale::child(dir, args, output);
     }
+    if let Bench::Transfer(args) = args {
+        if let Some(bytes) = args.child {
+            return transfer::child(bytes, args, output);
+        }
+        if let Some(bytes) = args.drive {
+            return transfer::drive(bytes, args, program, output);
+        }
+    }
     let (name, cases) = match args {
         Bench::Memory(args) => ("bench memory", memory::cases(args)),
         Bench::Restore(args) => ("bench restore", restore::cases(args)),
@@ -50,6 +59,7 @@ pub(crate) fn run(args: &Bench, program: &OsStr, output: &mut Output) -> Result<
         Bench::Index(_) => ("bench index", index::CASES),
         Bench::Reopen(_) => ("bench reopen", reopen::CASES),
         Bench::Scale(args) => ("bench scale", scale::cases(args)),
+        Bench::Transfer(args) => ("bench transfer", transfer::cases(args)),
     };
     let mut report = Report {
         output,
@@ -67,6 +77,7 @@ pub(crate) fn run(args: &Bench, program: &OsStr, output: &mut Output) -> Result<
         Bench::Index(args) => index::run(args, &mut report),
         Bench::Reopen(args) => reopen::run(args, program, &mut report),
         Bench::Scale(args) => scale::run(args, program, &mut report),
+        Bench::Transfer(args) => transfer::run(args, program, &mut report),
     };
     report.finish()?;
     result.map(|()| crate::status::OK)

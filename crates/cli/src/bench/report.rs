@@ -26,6 +26,25 @@ pub(super) struct Row {
     pub(super) limit_name: Option<&'static str>,
 }
 
+impl Row {
+    /// The same with these figures, beside a limit.
+    pub(super) fn with(
+        self,
+        value: f64,
+        limit: f64,
+        ratio: f64,
+        limit_name: Option<&'static str>,
+    ) -> Row {
+        Row {
+            value,
+            limit: Some(limit),
+            ratio: Some(ratio),
+            limit_name,
+            ..self
+        }
+    }
+}
+
 /// Takes figures as they are measured.
 pub(super) struct Report<'a> {
     pub(super) output: &'a mut Output,

@@ -333,7 +333,7 @@ fn numbers(field: &str, given: &Bound<'_, PyAny>) -> PyResult<Column<u64>> {
     if let Ok(array) = PyBuffer::<i64>::get(given) {
         let checked = |index: Option<usize>, number: i64| {
             u64::try_from(number).map_err(|_| {
-                let field = index.map_or(field.to_owned(), |at| format!("{field}[{at}]"));
+                let field = index.map_or_else(|| field.to_owned(), |at| format!("{field}[{at}]"));
                 errors::input(py, field, number, NUMBERS)
             })
         };

@@ -16,10 +16,7 @@ pub(super) fn object<'a>(field: &str, value: &'a Value) -> Result<&'a Map<String
 }
 
 /// The word that is most like `name`, and how many letters are other ones.
-pub fn nearest<'a>(
-    known: impl Iterator<Item = &'a str>,
-    name: &str,
-) -> Option<(&'a str, usize)> {
+pub fn nearest<'a>(known: impl Iterator<Item = &'a str>, name: &str) -> Option<(&'a str, usize)> {
     let with_distance = known.map(|word| (word, distance(word, name)));
     with_distance.min_by_key(|(_, distance)| *distance)
 }

@@ -167,6 +167,11 @@ impl Lane {
         // SAFETY: what flies is not let go before it is sent: whoever ends it waits for `is_sent`,
         // or for the lock that is held here. The frame is gone by then.
         unsafe { frame.fill(&item, number, self.core.is_summed) };
+        if let Item::Flight(flight) = &item
+            && let Some(progress) = flight.progress()
+        {
+            progress.note_sent();
+        }
         let what = Sent::Item(item);
         let flying = Flying {
             number,

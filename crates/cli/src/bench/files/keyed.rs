@@ -9,7 +9,6 @@ use std::path::{Path, PathBuf};
 use serde_json::json;
 
 use super::beside::{Beside, Contender, Ours, shuffled};
-use super::filled;
 use super::plan::{Cell, Plan};
 use super::tier::{Tier, open, settings};
 use crate::bench::media::Region;
@@ -29,7 +28,9 @@ pub(super) fn run(
     report: &mut Report<'_>,
 ) -> Result<(), Error> {
     // One block at least.
-    let few = (plan.batch < BLOCK).then(|| filled(BLOCK)).transpose()?;
+    let few = (plan.batch < BLOCK)
+        .then(|| Region::filled(BLOCK))
+        .transpose()?;
     let region = few.as_ref().unwrap_or(region);
     let plan = &Plan {
         size: plan.size.max(BLOCK),

@@ -24,7 +24,6 @@ mod store;
 mod tier;
 
 use super::media::Region;
-use super::random::Random;
 use super::report::Report;
 use crate::args::Files;
 use crate::error::Error;
@@ -49,7 +48,7 @@ pub(super) fn cases(args: &Files) -> usize {
 pub(super) fn run(args: &Files, report: &mut Report<'_>) -> Result<(), Error> {
     let plan = Plan::new(args);
     plan.check(args)?;
-    let region = filled(plan.batch)?;
+    let region = Region::filled(plan.batch)?;
     if plan.moves() {
         for cell in &plan.cells {
             match cell.tier.as_str() {
@@ -138,21 +137,4 @@ fn without_s3() -> Result<(), Error> {
         value: OBJECTS.into(),
         allowed: "Posix, Nvme, Ds3fs: this command was built without s3".into(),
     })
-}
-
-/// Memory of the caller that no disk compresses.
-fn filled(bytes: usize) -> Result<Region, Error> {
-    const PIECE: usize = 1 << 20;
-    let region = Region::new(bytes)?;
-    let mut random = Random(23);
-    let mut piece = vec![0; PIECE];
-    for at in (0..bytes).step_by(PIECE) {
-        for word in piece.chunks_exact_mut(8) {
-            word.copy_from_slice(&random.next().to_le_bytes());
-        }
-        region
-            .whole()
-            .write_at(at, &piece[..PIECE.min(bytes - at)])?;
-    }
-    Ok(region)
 }
