@@ -12,6 +12,8 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -27,13 +29,25 @@ HERE = Path(__file__).parent
 
 
 class Driver:
-    """A process that moves batches as lines tell it."""
+    """A process that moves batches as lines tell it, with its target.
+
+    Both stand still while others have their turn: some engines' threads never rest.
+    """
 
     def __init__(self, command: Sequence[str]) -> None:
         self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
         )
         self._expect("ready")
+        self._signal(signal.SIGSTOP)
+
+    def _signal(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, number)
 
     @property
     def _pipes(self) -> tuple[IO[str], IO[str]]:
@@ -51,20 +65,24 @@ class Driver:
     def run(self, op: str, chunk: int, chunks: int, checksum: str) -> tuple[float, float]:
         """Seconds, and processor seconds of both of its processes."""
         tell, hear = self._pipes
+        self._signal(signal.SIGCONT)
         print(op, chunk, chunks, checksum, file=tell, flush=True)
         for line in hear:
             with contextlib.suppress(ValueError):
                 seconds, spent = map(float, line.split())
+                self._signal(signal.SIGSTOP)
                 return seconds, spent
         raise RuntimeError(f"{self.process.args!r} has ended early")
 
     def close(self) -> None:
         """The end of its input ends it."""
+        self._signal(signal.SIGCONT)
         self._pipes[0].close()
         try:
             self.process.wait(timeout=20)
         except subprocess.TimeoutExpired:
-            self.process.kill()
+            self._signal(signal.SIGKILL)
+            self.process.wait()
 
 
 def batch(text: str) -> tuple[int, int]:
@@ -131,8 +149,9 @@ def rows(
 def show(row: dict[str, Any]) -> None:
     """One line a figure."""
     case = row["case"]
+    megabytes = round(case["bytes"] / 10**6)
     print(
-        f"{row['metric']:<20}{row['limit_name']:<10}{case['op']:<7}{case['bytes'] // 10**6:>4} MB /"
+        f"{row['metric']:<20}{row['limit_name']:<10}{case['op']:<7}{megabytes:>4} MB /"
         f"{case['chunks']:>6}  {case['checksum']:<4}{row['value']:>8.3f}{row['limit']:>8.3f}"
         f"{row['ratio']:>8.2f}  {row['unit']}",
         flush=True,
