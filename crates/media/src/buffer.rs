@@ -4,7 +4,6 @@ use crate::carrier::Carrier;
 use crate::cuda::Device;
 use crate::end::End;
 use crate::error::{Error, Result};
-use crate::memory::Mapping;
 use crate::once;
 use std::any::Any;
 use std::sync::Arc;
@@ -184,14 +183,6 @@ impl Buffer {
             End::Device(device) => Some(device),
             _ => None,
         }
-    }
-
-    /// The mapping that has it, and where in that; `None` for memory of any other kind.
-    #[must_use]
-    pub fn mapping(&self) -> Option<(Arc<Mapping>, u64)> {
-        let mapping = Arc::clone(&self.owner).downcast::<Mapping>().ok()?;
-        let offset = mapping.offset_of(self.addr, self.len)?;
-        Some((mapping, offset))
     }
 
     pub(crate) fn end(&self) -> &End {

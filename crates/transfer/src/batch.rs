@@ -237,7 +237,7 @@ impl<'a> Plan<'a> {
 /// Gives a slice to whoever moves it: from here where that can be, and else a lane of the peer.
 pub(crate) fn submit(remote: &Arc<Opened>, movers: &Movers, lane: usize, flight: Flight) {
     if remote.is_near() {
-        movers.submit(flight, remote);
+        remote.lend(movers, flight);
     } else if let Err(flight) = remote.post(lane, flight) {
         remote.peer.submit(lane, flight);
     }

@@ -15,7 +15,7 @@ use crate::batch::{Plan, Request, submit};
 use crate::config::{Config, Options};
 use crate::error::{Error, Fault};
 use crate::grant::{Grant, Names, Rights};
-use crate::local::{Door, Movers, Neighbours};
+use crate::local::{Door, Lends, Movers, Neighbours};
 use crate::memory::Memory;
 use crate::peer::{Core, Dialer, Peer, Shake, random};
 use crate::rdma::Fabric;
@@ -405,7 +405,7 @@ impl Engine {
         self.watch.begin();
         if let Some((remote, lane, flight)) = plan.finish() {
             let carried = match remote.is_near() {
-                true => remote.carry(flight),
+                true => Lends::carry(remote.as_ref(), flight),
                 false if remote.is_far() => Err(flight),
                 false => remote.peer.carry(flight),
             };

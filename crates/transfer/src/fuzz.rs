@@ -1,5 +1,5 @@
-//! Any bytes, as if a peer had said them: greetings, heads and rows are read or refused, and what was
-//! read is what the same bytes are written as.
+//! Any bytes, as if a peer had said them: greetings, heads and rows are read or refused, and what
+//! was read is what the same bytes are written as.
 
 use zerocopy::{FromBytes, IntoBytes};
 

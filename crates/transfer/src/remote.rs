@@ -8,10 +8,10 @@ use zerocopy::FromBytes;
 use crate::error::Error;
 use crate::flight::Flight;
 use crate::grant::Rights;
-use crate::local::{Mapped, Neighbour, Neighbours};
+use crate::local::{Lends, Mapped, Movers, Neighbour, Neighbours};
 use crate::memory::Memory;
 use crate::peer::Peer;
-use crate::rdma::{Fabric, Known, Link, Ranges};
+use crate::rdma::{Exposes, Fabric, Known, Link, Ranges};
 use crate::window::{Granted, Window};
 use crate::wire::{self, BYTES_MAX, Bytes, NAME_MAX, Verb};
 
@@ -34,6 +34,8 @@ pub(crate) struct Opened {
 struct Far {
     link: Arc<Link>,
     ranges: Ranges,
+    /// When the grant is over.
+    until: Option<Instant>,
 }
 
 #[derive(Debug)]
@@ -76,40 +78,63 @@ impl Opened {
 
     /// Whether devices of both ends reach it.
     pub(crate) fn is_far(&self) -> bool {
-        self.far.as_ref().is_some_and(|far| far.link.is_up())
+        self.far.as_ref().is_some_and(Far::is_there)
     }
 
     /// Gives a device of this end a slice; it is given back where there is none.
     pub(crate) fn post(self: &Arc<Self>, lane: usize, flight: Flight) -> Result<(), Flight> {
-        match self.far.as_ref().filter(|far| far.link.is_up()) {
+        match self.far.as_ref().filter(|far| far.is_there()) {
             Some(far) => {
-                far.link.submit(lane, flight, self);
+                let opened: Arc<dyn Exposes> = Arc::<Self>::clone(self);
+                far.link.submit(lane, flight, &opened);
                 Ok(())
             }
             None => Err(flight),
         }
     }
 
-    /// Where its ranges are, as devices of the target know them.
-    pub(crate) fn ranges(&self) -> Option<&Ranges> {
+    /// Queues a slice for the threads that copy.
+    pub(crate) fn lend(self: &Arc<Self>, movers: &Movers, flight: Flight) {
+        let opened: Arc<dyn Lends> = Arc::<Self>::clone(self);
+        movers.submit(flight, &opened);
+    }
+}
+
+impl Exposes for Opened {
+    fn ranges(&self) -> Option<&Ranges> {
         self.far.as_ref().map(|far| &far.ranges)
     }
 
-    /// Copies a slice; it is given back where that cannot be done from here.
-    pub(crate) fn carry(&self, flight: Flight) -> Result<(), Flight> {
+    fn by_connection(&self, flight: Flight) {
+        self.peer.submit(0, flight);
+    }
+}
+
+impl Lends for Opened {
+    fn carry(&self, flight: Flight) -> Result<(), Flight> {
         match &self.near {
             Some(near) if near.is_there() => near.mapped.carry(flight),
             _ => Err(flight),
         }
     }
+
+    fn by_connection(&self, flight: Flight) {
+        self.peer.submit(0, flight);
+    }
 }
 
 impl Far {
+    fn is_there(&self) -> bool {
+        let over = self.until.is_some_and(|until| Instant::now() >= until);
+        !over && self.link.is_up()
+    }
+
     /// What devices of the target know of a grant, where there are such.
     fn reach(
         peer: &Arc<Peer>,
         (fabric, memory): (&Arc<Fabric>, &Arc<Memory>),
         (grant, len): (Granted, u64),
+        until: Option<Instant>,
     ) -> Option<Far> {
         let link = peer.link(fabric, memory)?;
         let timeout = peer.shake().timeout;
@@ -122,7 +147,11 @@ impl Far {
             .filter(|(answer, _)| answer.target == grant.target)?;
         let known = <[Known]>::ref_from_bytes(&body).ok()?;
         let ranges = Ranges::new(known, link.devices(), len)?;
-        Some(Far { link, ranges })
+        Some(Far {
+            link,
+            ranges,
+            until,
+        })
     }
 }
 
@@ -157,7 +186,9 @@ impl Remote {
         let near = neighbour.and_then(|neighbour| Near::find(neighbour, &window, until));
         let far = match &near {
             Some(_) => None,
-            None => fabric.and_then(|fabric| Far::reach(peer, fabric, (grant, opened.len.get()))),
+            None => {
+                fabric.and_then(|fabric| Far::reach(peer, fabric, (grant, opened.len.get()), until))
+            }
         };
         Ok(Remote(Arc::new(Opened {
             near,

@@ -19,8 +19,8 @@ const GONE: u8 = 3;
 /// to publish.
 const GONE_KEPT: Duration = Duration::from_millis(500);
 
-/// A grant's number, and which of the engines at its peer's address has given it: to the next one it
-/// is nothing, or something else.
+/// A grant's number, and which of the engines at its peer's address has given it: to the next one
+/// it is nothing, or something else.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Granted {
     pub(crate) target: u32,

@@ -27,7 +27,8 @@ pub(crate) struct Files {
     /// The bucket's server; what AWS_ENDPOINT says unless given, or AWS.
     #[arg(long, value_name = "URL")]
     pub(crate) endpoint: Option<String>,
-    /// A directory that is there, below the mount of a 3FS, in which files are made and removed again.
+    /// A directory that is there, below the mount of a 3FS, in which files are made and removed
+    /// again.
     #[arg(long, value_name = "PATH")]
     pub(crate) path: Option<PathBuf>,
     /// 3FS's library, or posix for none; where the system's loader finds it unless given.

@@ -418,11 +418,14 @@ impl Mapping {
         Ok(self.addr + offset as usize)
     }
 
-    /// Where a range of addresses begins in it, if all of it lies inside.
-    pub(crate) fn offset_of(&self, addr: usize, len: usize) -> Option<u64> {
-        let offset = addr.checked_sub(self.addr)? as u64;
-        check_range(offset, len as u64, self.len()).ok()?;
-        Some(offset)
+    /// The mapping that has a buffer, and where in that it begins; `None` for memory of any other
+    /// kind.
+    #[must_use]
+    pub fn of_buffer(buffer: &Buffer) -> Option<(Arc<Self>, u64)> {
+        let mapping = Arc::clone(buffer.owner()).downcast::<Self>().ok()?;
+        let offset = buffer.addr().checked_sub(mapping.addr)? as u64;
+        check_range(offset, buffer.len() as u64, mapping.len()).ok()?;
+        Some((mapping, offset))
     }
 
     /// The whole pages around a range: system calls take nothing less.

@@ -8,11 +8,9 @@ use std::thread::{self, JoinHandle};
 use parking_lot::{Condvar, Mutex};
 use pyo3::prelude::*;
 
-use super::task::Task;
-
 /// Something to call with a task that is over.
 pub(super) struct Call {
-    pub(super) task: Py<Task>,
+    pub(super) task: Py<PyAny>,
     pub(super) callback: Py<PyAny>,
 }
 

@@ -116,7 +116,7 @@ impl Task {
         }
         let queue = task.shared.callbacks.queue()?;
         let call = Call {
-            task: slf.clone().unbind(),
+            task: slf.clone().into_any().unbind(),
             callback: callback.clone().unbind(),
         };
         let mut waiting = task.ended.0.lock();

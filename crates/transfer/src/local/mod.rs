@@ -8,6 +8,6 @@ mod serve;
 mod words;
 
 pub(crate) use mapped::Mapped;
-pub(crate) use movers::Movers;
+pub(crate) use movers::{Lends, Movers};
 pub(crate) use neighbour::{Neighbour, Neighbours};
 pub(crate) use serve::Door;

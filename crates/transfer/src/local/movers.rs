@@ -8,12 +8,20 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::error::{Error, Fault};
 use crate::flight::Flight;
-use crate::remote::Opened;
 use crate::task::PRIORITIES;
+
+/// Memory that a neighbour has lent.
+pub(crate) trait Lends: Send + Sync {
+    /// Copies a slice; it is given back where that cannot be done from here.
+    fn carry(&self, flight: Flight) -> Result<(), Flight>;
+
+    /// Moves a slice by a connection.
+    fn by_connection(&self, flight: Flight);
+}
 
 #[derive(Default)]
 struct State {
-    queues: [VecDeque<(Flight, Arc<Opened>)>; PRIORITIES],
+    queues: [VecDeque<(Flight, Arc<dyn Lends>)>; PRIORITIES],
     busy: usize,
     waiting: usize,
     is_closing: bool,
@@ -58,9 +66,9 @@ impl Movers {
     }
 
     /// Queues a slice of a window that is mapped.
-    pub(crate) fn submit(&self, flight: Flight, opened: &Arc<Opened>) {
+    pub(crate) fn submit(&self, flight: Flight, opened: &Arc<dyn Lends>) {
         if self.start().is_err() {
-            opened.peer.submit(0, flight);
+            opened.by_connection(flight);
             return;
         }
         let mut state = self.shared.state.lock();
@@ -135,7 +143,7 @@ impl Shared {
                 flight.end(Err(Fault::Closed));
             } else if let Err(flight) = opened.carry(flight) {
                 // The neighbour wants its memory back: what is left goes by the network.
-                opened.peer.submit(0, flight);
+                opened.by_connection(flight);
             }
             // The last one unmaps it, and tells the neighbour: not under the lock.
             drop(opened);

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use kvdepot_media::{Access, Kind};
+use kvdepot_media::{Access, Kind, Mapping};
 use parking_lot::Mutex;
 use zerocopy::IntoBytes;
 
@@ -225,7 +225,7 @@ impl Layout {
             return None;
         }
         for buffer in buffers.iter() {
-            let (mapping, at) = buffer.mapping()?;
+            let (mapping, at) = Mapping::of_buffer(buffer)?;
             // A file that somebody cuts short is the target's to notice; devices have a geometry.
             if mapping.kind() != Kind::Anonymous {
                 return None;

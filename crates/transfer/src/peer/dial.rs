@@ -77,8 +77,8 @@ impl Shake {
     }
 }
 
-/// Greets an initiator, which has until `by`: its hello is shown to `enter` once it has proved itself, and it is welcomed
-/// when that returns.
+/// Greets an initiator, which has until `by`: its hello is shown to `enter` once it has proved
+/// itself, and it is welcomed when that returns.
 pub(crate) fn greeted<T>(
     fd: BorrowedFd<'_>,
     shake: &Shake,

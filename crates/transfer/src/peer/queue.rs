@@ -263,8 +263,8 @@ impl State {
     }
 
     /// The connection is lost: what was under way waits again, or is given back because it is not
-    /// to be tried any more. Whether a write was among it. It `counts` as a try, but for what another
-    /// slice's end has cut off.
+    /// to be tried any more. Whether a write was among it. It `counts` as a try, but for what
+    /// another slice's end has cut off.
     pub(super) fn lose(&mut self, retries: u32, counts: bool) -> (Vec<(Item, Fault)>, bool) {
         let wrote = self.flying.iter().any(Flying::is_write);
         let mut over = Vec::new();

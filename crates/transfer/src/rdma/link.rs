@@ -12,7 +12,6 @@ use super::{Fabric, Known};
 use crate::error::Fault;
 use crate::flight::{Flight, Op, Piece};
 use crate::memory::Memory;
-use crate::remote::Opened;
 use crate::task::PRIORITIES;
 use crate::verbs::{self, Completion, ENDPOINT_LEN, Endpoint, QueuePair};
 use crate::wire::{Bytes, Verb};
@@ -26,6 +25,15 @@ const WATERMARK: usize = 16;
 /// What is asked of the target through its connections.
 pub(crate) trait Asks: Send + Sync {
     fn ask(&self, verb: Verb, body: Vec<u8>, most: Bytes, timeout: Duration) -> Option<Vec<u8>>;
+}
+
+/// Memory that devices of a target know.
+pub(crate) trait Exposes: Send + Sync {
+    /// Where its ranges are.
+    fn ranges(&self) -> Option<&Ranges>;
+
+    /// Moves a slice by a connection.
+    fn by_connection(&self, flight: Flight);
 }
 
 /// The devices between this process and a target, until something has failed on one of them.
@@ -48,7 +56,7 @@ struct Lane {
 
 #[derive(Default)]
 struct State {
-    queues: [VecDeque<(Flight, Arc<Opened>)>; PRIORITIES],
+    queues: [VecDeque<(Flight, Arc<dyn Exposes>)>; PRIORITIES],
 }
 
 impl Link {
@@ -126,13 +134,13 @@ impl Link {
     }
 
     /// Gives a device a slice.
-    pub(crate) fn submit(&self, lane: usize, flight: Flight, opened: &Arc<Opened>) {
+    pub(crate) fn submit(&self, lane: usize, flight: Flight, opened: &Arc<dyn Exposes>) {
         let lane = &self.lanes[lane % self.lanes.len()];
         let mut state = lane.state.lock();
         // Under the lock: whoever ends the lane has emptied it, or is still to.
         if lane.is_over.load(Ordering::Acquire) {
             drop(state);
-            opened.peer.submit(0, flight);
+            opened.by_connection(flight);
             return;
         }
         state.queues[flight.priority()].push_back((flight, Arc::clone(opened)));
@@ -171,7 +179,7 @@ impl Drop for Link {
 /// A slice that was posted, and how many of its work requests are not reported.
 struct Posted {
     flight: Flight,
-    opened: Arc<Opened>,
+    opened: Arc<dyn Exposes>,
     left: usize,
     failed: bool,
 }
@@ -216,7 +224,7 @@ impl Lane {
     }
 
     /// What comes next; with `idle` it is waited for.
-    fn next(&self, idle: bool) -> Option<(Flight, Arc<Opened>)> {
+    fn next(&self, idle: bool) -> Option<(Flight, Arc<dyn Exposes>)> {
         let mut state = self.state.lock();
         loop {
             let next = state.queues.iter_mut().find_map(VecDeque::pop_front);
@@ -230,13 +238,13 @@ impl Lane {
 
 impl Work<'_> {
     /// Posts a slice, as one work request for each of its ranges here and there.
-    fn post(&mut self, flight: Flight, opened: Arc<Opened>) {
+    fn post(&mut self, flight: Flight, opened: Arc<dyn Exposes>) {
         if let Some(cause) = flight.cause() {
             return flight.end(Err(cause));
         }
-        let Some(works) = self.works(&flight, &opened) else {
+        let Some(works) = self.works(&flight, opened.as_ref()) else {
             // Its memory is none that the device knows.
-            return opened.peer.submit(0, flight);
+            return opened.by_connection(flight);
         };
         self.last += 1;
         let id = self.last;
@@ -276,7 +284,7 @@ impl Work<'_> {
     fn works(
         &self,
         flight: &Flight,
-        opened: &Opened,
+        opened: &dyn Exposes,
     ) -> Option<Vec<(verbs::Remote, verbs::Piece)>> {
         let mut works = Vec::with_capacity(flight.pieces.len());
         for piece in &flight.pieces {
@@ -343,7 +351,7 @@ impl Work<'_> {
         self.lane.finish(Instant::now(), &mut self.out);
         self.lane.shut(&mut self.out);
         self.settle();
-        let mut left: Vec<(Flight, Arc<Opened>)> = Vec::new();
+        let mut left: Vec<(Flight, Arc<dyn Exposes>)> = Vec::new();
         left.extend(
             std::mem::take(&mut self.posted)
                 .into_values()
@@ -371,7 +379,7 @@ impl Work<'_> {
                 Some(cause) => flight.end(Err(cause)),
                 None if late => flight.end(Err(Fault::TimedOut)),
                 None if !apart => flight.end(Err(Fault::Lost)),
-                None => opened.peer.submit(0, flight),
+                None => opened.by_connection(flight),
             }
         }
     }

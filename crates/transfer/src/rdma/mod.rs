@@ -5,7 +5,7 @@ mod joined;
 mod link;
 
 pub(crate) use joined::{Exposed, Joined};
-pub(crate) use link::{Asks, Link, Ranges};
+pub(crate) use link::{Asks, Exposes, Link, Ranges};
 
 use std::collections::HashMap;
 use std::sync::Arc;

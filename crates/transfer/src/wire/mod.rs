@@ -34,8 +34,8 @@ pub(crate) const NAME_MAX: usize = 1024;
 /// Most bytes of a Join: ends of eight devices.
 const JOIN_MAX: u64 = 8 * 64;
 
-/// The flag of a frame whose bytes are followed by their checksum, or that wants it of its answer. In
-/// a request another one, of head and rows, is in front of the bytes.
+/// The flag of a frame whose bytes are followed by their checksum, or that wants it of its answer.
+/// In a request another one, of head and rows, is in front of the bytes.
 const SUMMED: u8 = 1;
 
 /// What is asked.
@@ -272,8 +272,8 @@ pub(crate) struct Asked {
     pub(crate) bytes: u64,
 }
 
-/// The checksum of a head and the rows behind it. What moves to or from a wrong place is not found by
-/// a checksum of its bytes.
+/// The checksum of a head and the rows behind it. What moves to or from a wrong place is not found
+/// by a checksum of its bytes.
 pub(crate) fn rows_sum(head: &[u8], rows: &[u8]) -> [u8; SUM] {
     digest(&[head, rows].concat()).to_le_bytes()
 }
