@@ -1,43 +1,16 @@
 //! What one engine promises to its user, and another to its peers.
 
-#![expect(
-    clippy::unwrap_used,
-    reason = "a test may stop where nothing can be started"
-)]
+mod common;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use common::{bytes, config, engine_of as engine};
 use kvdepot_media::Buffer;
 use kvdepot_transfer::{
     Config, Engine, Error, Fault, Op, Options, Remote, Request, Rights, Status, Task,
 };
-
-/// Over connections, also on one host.
-fn config() -> Config {
-    Config {
-        local: false,
-        ..Config::default()
-    }
-}
-
-fn engine(config: Config) -> Arc<Engine> {
-    Arc::new(Engine::start(config).unwrap())
-}
-
-fn bytes(len: usize, seed: u64) -> Vec<u8> {
-    let mut word = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
-    let mut out = Vec::with_capacity(len + 8);
-    while out.len() < len {
-        word ^= word << 13;
-        word ^= word >> 7;
-        word ^= word << 17;
-        out.extend_from_slice(&word.to_le_bytes());
-    }
-    out.truncate(len);
-    out
-}
 
 /// Ranges of `local` and of the remote, in this order.
 fn requests<'a>(
