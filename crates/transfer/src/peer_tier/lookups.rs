@@ -12,7 +12,7 @@ use super::Common;
 use super::desk::gather;
 use super::held::{Held, Own, Pinned, Site, Span, read_tail};
 use super::hosts::Whom;
-use super::messages::{Ask, KEYS_MAX, Keys, Said};
+use super::messages::{Ask, Id, KEYS_MAX, Keys, Said};
 use super::share::Share;
 use super::target::{Far, Target};
 use super::wire::{Line, Lines};
@@ -36,6 +36,9 @@ trait Question: Send + Sync + 'static {
         keys: &[Key],
     ) -> Option<Vec<Option<Self::Answer>>>;
 }
+
+/// What follows a lookup.
+type Done<T> = Box<dyn FnOnce(Vec<Option<T>>) + Send>;
 
 /// A lookup under way.
 struct Look<Q: Question> {
@@ -74,7 +77,7 @@ impl<Q: Question> Look<Q> {
     }
 
     /// Asks the hosts whose turn it is, and then the next ones for what is still missing.
-    fn round(mut self, turn: usize, done: Box<dyn FnOnce(Vec<Option<Q::Answer>>) + Send>) {
+    fn round(mut self, turn: usize, done: Done<Q::Answer>) {
         let mut groups: HashMap<usize, (Whom, Vec<usize>)> = HashMap::new();
         let mut has_more = false;
         for (at, whom) in self.whom.iter().enumerate() {
@@ -308,12 +311,12 @@ pub(super) fn pin(
 /// Where a pin that did not verify is.
 enum Wrong {
     Here(Token),
-    There(Arc<Target>, u64),
+    There(Arc<Target>, Id),
 }
 
 pub(super) fn discard(common: &Arc<Common>, places: &[Place], reply: Reply<usize>) {
-    let (mut own, mut far): (Vec<Token>, HashMap<usize, (Arc<Target>, Vec<u64>)>) =
-        (Vec::new(), HashMap::new());
+    let mut own: Vec<Token> = Vec::new();
+    let mut far: HashMap<usize, (Arc<Target>, Vec<Id>)> = HashMap::new();
     for place in places {
         let wrong = common.held.site(place, |site| match site {
             Site::Here(own) => Wrong::Here(own.place().token),

@@ -445,7 +445,7 @@ fn published_there(
     if stored.len() != part.len() {
         return None;
     }
-    let one = |(((_, copy, _), stored), len): (((usize, Copy, Written), Option<u32>), &u64)| {
+    let one = |(copy, stored, len): (Copy, Option<u32>, u64)| {
         let (Copy::There(mut far), Some(grant)) = (copy, stored) else {
             return (false, None);
         };
@@ -453,12 +453,14 @@ fn published_there(
             far.is_over();
             return (true, None);
         }
-        let remote = lender.lent(grant, *len, Rights::READ);
-        let lines = Lines::new(vec![Line::There(remote)], *len);
+        let remote = lender.lent(grant, len, Rights::READ);
+        let lines = Lines::new(vec![Line::There(remote)], len);
         let span = Span::new(&far.target.wire, lines);
         (true, Some(Site::There(span, far)))
     };
-    Some(part.into_iter().zip(stored).zip(lens).map(one).collect())
+    let each = part.into_iter().zip(stored).zip(lens);
+    let each = each.map(|(((_, copy, _), stored), len)| one((copy, stored, *len)));
+    Some(each.collect())
 }
 
 impl Committing {

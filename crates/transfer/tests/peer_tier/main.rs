@@ -1,8 +1,19 @@
 //! The tier `Peer` from outside: depots of several hosts over real sockets.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![expect(
+    unsafe_code,
+    clippy::unwrap_used,
+    reason = "a test fails by panicking, and sends signals"
+)]
 
+mod faults;
 mod hosts;
+#[path = "../common/proxy.rs"]
+#[expect(dead_code, reason = "other tests use more of it")]
+mod proxy;
+#[path = "../common/raw.rs"]
+#[expect(dead_code, reason = "other tests use more of it")]
+mod raw;
 
 use hosts::{
     Cluster, at_rest, config, count_done, eventually, get, has, keys, namespace, put, share,
