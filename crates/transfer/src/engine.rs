@@ -19,11 +19,10 @@ use crate::local::{Door, Lends, Movers, Neighbours};
 use crate::memory::{Memory, Region};
 use crate::peer::{Core, Dialer, Peer, Shake, random};
 use crate::rdma::Fabric;
-use crate::remote::Remote;
+use crate::remote::{Lender, Remote};
 use crate::serve::{Answers, Lent, Server, Terms};
 use crate::task::{Progress, Task, Then, begin};
 use crate::watch::Watch;
-use crate::window::Granted;
 use crate::wire::{BYTES_MAX, Bytes, Key, Verb};
 
 /// Most requests of a batch.
@@ -276,7 +275,7 @@ impl Engine {
         let most = Bytes::Upto(BYTES_MAX);
         let (granted, answer) = peer.ask(Verb::Call, call, most, within)?;
         let target = granted.target;
-        Ok((answer, Lender { peer, target }))
+        Ok((answer, Lender::new(peer, target)))
     }
 
     /// Grants memory to one initiator; see [`Lent`]. `None` where it is not connected.
@@ -535,20 +534,6 @@ impl std::fmt::Debug for Engine {
         f.debug_struct("Engine")
             .field("address", &self.address())
             .finish_non_exhaustive()
-    }
-}
-
-/// Who has answered a call.
-pub(crate) struct Lender {
-    peer: Arc<Peer>,
-    target: u32,
-}
-
-impl Lender {
-    /// What it has lent to this engine, by the number that its answer has told.
-    pub(crate) fn lent(&self, number: u32, len: u64, rights: Rights) -> Remote {
-        let target = self.target;
-        Remote::lent(&self.peer, Granted { target, number }, len, rights)
     }
 }
 

@@ -127,7 +127,8 @@ impl Grant {
         !over && !self.withdrawn.load(Ordering::Acquire)
     }
 
-    /// Nobody begins to use it any more. `end_users` ends what does; when this returns nothing does.
+    /// Nobody begins to use it any more. `end_users` ends what does; when this returns nothing
+    /// does.
     pub(crate) fn withdraw(&self, end_users: impl FnOnce()) {
         self.withdrawn.store(true, Ordering::Release);
         if *self.users.lock() > 0 {

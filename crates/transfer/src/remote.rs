@@ -257,6 +257,25 @@ impl Remote {
     }
 }
 
+/// Who has answered a call.
+pub(crate) struct Lender {
+    peer: Arc<Peer>,
+    target: u32,
+}
+
+impl Lender {
+    /// The engine that was met as `target` at a peer's address.
+    pub(crate) fn new(peer: Arc<Peer>, target: u32) -> Lender {
+        Lender { peer, target }
+    }
+
+    /// What it has lent to this engine, by the number that its answer has told.
+    pub(crate) fn lent(&self, number: u32, len: u64, rights: Rights) -> Remote {
+        let target = self.target;
+        Remote::lent(&self.peer, Granted { target, number }, len, rights)
+    }
+}
+
 impl Drop for Opened {
     fn drop(&mut self) {
         if let Some(near) = &self.near {

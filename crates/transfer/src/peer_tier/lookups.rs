@@ -16,8 +16,8 @@ use super::messages::{Ask, Id, KEYS_MAX, Keys, Said};
 use super::share::Share;
 use super::target::{Far, Target};
 use super::wire::{Line, Lines};
-use crate::engine::Lender;
 use crate::grant::Rights;
+use crate::remote::Lender;
 
 /// Something that hosts are asked of keys.
 trait Question: Send + Sync + 'static {

@@ -126,7 +126,7 @@ impl Peers {
                     name: options.name.clone(),
                     address: address.to_string(),
                     capacity: options.capacity,
-                    incarnation: kvdepot_arena::clock::unix_seconds().into(),
+                    incarnation: incarnation(),
                 };
                 Membership::etcd(settings, Some(host), Box::new(|_| ()))
             }
@@ -166,6 +166,14 @@ impl Peers {
             origin: Origin::here()?,
         })
     }
+}
+
+/// Of two processes of a name the later one has the higher number.
+fn incarnation() -> u64 {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    since.map_or(0, |since| {
+        u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
+    })
 }
 
 /// As the section's options name it.

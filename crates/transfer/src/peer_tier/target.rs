@@ -10,8 +10,9 @@ use parking_lot::Mutex;
 use super::desk::Desk;
 use super::messages::{Ask, Id, Said, decode, encode};
 use super::wire::Wire;
-use crate::engine::{Engine, Lender};
+use crate::engine::Engine;
 use crate::error::Error;
+use crate::remote::Lender;
 
 /// Threads that wait for one host.
 const THREADS: usize = 2;

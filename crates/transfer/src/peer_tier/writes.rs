@@ -18,9 +18,8 @@ use super::share::Share;
 use super::target::Far;
 use super::wire::{Line, Lines};
 use super::{Common, NAME};
-use crate::engine::Lender;
 use crate::grant::Rights;
-use crate::remote::Remote;
+use crate::remote::{Lender, Remote};
 
 /// How often other hosts are asked in the place of those that refuse or do not answer.
 const ROUNDS: usize = 3;

@@ -8,12 +8,16 @@
 
 mod faults;
 mod hosts;
+mod members;
 #[path = "../common/proxy.rs"]
 #[expect(dead_code, reason = "other tests use more of it")]
 mod proxy;
 #[path = "../common/raw.rs"]
 #[expect(dead_code, reason = "other tests use more of it")]
 mod raw;
+#[path = "../membership/server.rs"]
+#[expect(dead_code, reason = "other tests use more of it")]
+mod server;
 
 use hosts::{
     Cluster, at_rest, config, count_done, eventually, get, has, keys, namespace, put, share,
