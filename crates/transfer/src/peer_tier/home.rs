@@ -32,8 +32,15 @@ const FORGOTTEN_MAX: usize = 4096;
 #[derive(Default)]
 struct Guest {
     held: HashMap<Id, Hold>,
-    /// By the calls that made them, as long as these may be given up.
-    forgotten: VecDeque<u64>,
+    /// What it has given up that may still be made: calls, and names that are being published.
+    forgotten: VecDeque<Gone>,
+}
+
+/// What a guest has given up.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Gone {
+    Call(u64),
+    Name(Id),
 }
 
 /// One pin or reservation. What is lent goes first.
@@ -101,7 +108,7 @@ impl Home {
     fn keep(&self, guest: [u8; 16], hold: Hold) -> Option<Id> {
         let mut guests = self.guests.lock();
         let of = guests.entry(guest).or_default();
-        if of.held.len() >= HELD_MAX || of.forgotten.contains(&hold.call) {
+        if of.held.len() >= HELD_MAX || of.forgotten.contains(&Gone::Call(hold.call)) {
             drop(guests);
             drop(hold);
             return None;
@@ -187,11 +194,13 @@ impl Home {
         let number = lent.number();
         let hold = Hold { lent, what, call };
         let mut guests = self.guests.lock();
-        guests
-            .entry(guest)
-            .or_default()
-            .held
-            .insert(written.id, hold);
+        let of = guests.entry(guest).or_default();
+        if of.forgotten.contains(&Gone::Name(written.id)) {
+            drop(guests);
+            drop(hold);
+            return None;
+        }
+        of.held.insert(written.id, hold);
         Some(number)
     }
 
@@ -208,14 +217,20 @@ impl Home {
             let mut guests = self.guests.lock();
             // Also of a guest that has nothing yet: what it has given up may still be made.
             let of = guests.entry(guest).or_default();
-            ended.extend(ids.iter().filter_map(|id| of.held.remove(id)));
+            for id in ids {
+                match of.held.remove(id) {
+                    Some(hold) => ended.push(hold),
+                    None => of.forgotten.push_back(Gone::Name(*id)),
+                }
+            }
             if !calls.is_empty() {
                 let made = of.held.extract_if(|_, hold| calls.contains(&hold.call));
                 ended.extend(made.map(|(_, hold)| hold));
+                let calls = calls.iter().map(|call| Gone::Call(*call));
                 of.forgotten.extend(calls);
-                let over = of.forgotten.len().saturating_sub(FORGOTTEN_MAX);
-                of.forgotten.drain(..over);
             }
+            let over = of.forgotten.len().saturating_sub(FORGOTTEN_MAX);
+            of.forgotten.drain(..over);
         }
         drop(ended);
     }

@@ -111,7 +111,7 @@ impl Hosts {
         let mut maps = self.maps.lock();
         if let Some(known) = maps
             .as_ref()
-            .filter(|maps| maps.now.view().epoch() == view.epoch())
+            .filter(|maps| Arc::ptr_eq(maps.now.view(), &view))
         {
             return Arc::clone(known);
         }

@@ -323,9 +323,9 @@ fn bits_that_change_and_connections_that_are_cut_on_the_way_are_no_wrong_bytes()
     proxy.rule(move |chunk, bytes| {
         chunks += 1;
         match chunk.way {
-            Way::There if bytes.len() > 1000 && chunks % 5 == 0 => Act::Flip(777),
-            Way::Back if chunk.before > 3000 && chunks % 11 == 0 => Act::Flip(99),
-            _ if chunk.before > 400_000 && chunks % 13 == 0 => Act::Cut(bytes.len() / 2),
+            Way::There if bytes.len() > 1000 && chunks.is_multiple_of(5) => Act::Flip(777),
+            Way::Back if chunk.before > 3000 && chunks.is_multiple_of(11) => Act::Flip(99),
+            _ if chunk.before > 400_000 && chunks.is_multiple_of(13) => Act::Cut(bytes.len() / 2),
             _ => Act::Pass,
         }
     });
@@ -337,6 +337,39 @@ fn bits_that_change_and_connections_that_are_cut_on_the_way_are_no_wrong_bytes()
     proxy.rule(|_, _| Act::Pass);
     eventually("what was put", || put(&ns, &all, LEN).iter().all(|ok| *ok));
     eventually("what was stored", || has(&ns, &all, LEN));
+    at_rest(&[first, second]);
+}
+
+#[test]
+fn what_was_answered_too_late_is_not_held_for_ever() {
+    let mut cluster = Cluster::new(2);
+    let listen = addresses(1).remove(0);
+    let proxy = Proxy::plain(listen.parse().unwrap());
+    cluster.addresses[1] = proxy.address.to_string();
+    let first = open("Peer", &impatient(&cluster, "Peer", 0));
+    let mut behind = impatient(&cluster, "Peer", 1);
+    behind["peer"]["listen"] = json!(listen);
+    let second = open("Peer", &behind);
+    let ns = namespace(&first);
+    let all: Vec<u64> = (0..40).collect();
+    assert!(put(&ns, &all, LEN).iter().all(|ok| *ok));
+    let kept = share(&first).blocks as usize;
+    // Questions arrive and are answered; nobody hears the answers in time.
+    proxy.rule(|chunk, _| match chunk.way {
+        Way::Back => Act::Delay(Duration::from_millis(1500)),
+        Way::There => Act::Pass,
+    });
+    let (took, outcomes) = get_while(&ns, &all, || ());
+    assert!(took < TIMEOUT + BUSY, "{took:?}");
+    assert_eq!(count_done(&outcomes), kept);
+    assert!(
+        share(&second).pinned_blocks > 0,
+        "they were pinned for nobody"
+    );
+    let others: Vec<u64> = (100..140).collect();
+    let _some = put(&ns, &others, LEN);
+    proxy.rule(|_, _| Act::Pass);
+    eventually("all of them", || has(&ns, &all, LEN));
     at_rest(&[first, second]);
 }
 
