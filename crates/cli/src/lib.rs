@@ -29,6 +29,7 @@ use tracing_subscriber::filter::LevelFilter;
 /// Runs the command with these arguments, the first of which is the program's name, and returns
 /// the exit status.
 pub fn main(args: impl IntoIterator<Item = OsString>) -> i32 {
+    kvdepot_transfer::install();
     let args: Vec<OsString> = args.into_iter().collect();
     let program = args.first().cloned().unwrap_or_default();
     let args = match Args::try_parse_from(args) {

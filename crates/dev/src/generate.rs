@@ -22,9 +22,15 @@ pub const PAGES: &[Page] = &[
     },
     Page {
         path: "docs/configuration.md",
-        content: || kvdepot_store::config::schema::reference(&kvdepot_store::Kinds::standard()),
+        content: configuration,
     },
 ];
+
+/// The options of all tiers that the command and the package know.
+fn configuration() -> String {
+    let kinds = kvdepot_store::Kinds::standard().with(kvdepot_transfer::tier_kind());
+    kvdepot_store::config::schema::reference(&kinds)
+}
 
 /// Whether a file had to change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

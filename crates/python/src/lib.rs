@@ -50,6 +50,7 @@ const MAIN_INTERPRETER: i64 = 0;
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     // First of all: what the module makes is the interpreter's that makes it.
     refuse_subinterpreters()?;
+    kvdepot_transfer::install();
     module.add_class::<completions::Completions>()?;
     module.add_class::<depot::Depot>()?;
     module.add_class::<mover::MoveJob>()?;

@@ -120,7 +120,8 @@ impl Opened {
             let none = Section::default();
             let section = config.sections.get(kind.name).unwrap_or(&none);
             let limits = config.patience(name);
-            let terms = Terms::new(self.next, limits.1, self.keys.clone());
+            let is_last = at + 1 == config.pipeline.len();
+            let terms = Terms::new(self.next, limits, self.keys.clone(), is_last);
             let tier = ((kind.open)(section, terms)?, self.next);
             self.next += 1;
             let alarm = match &self.alarm {

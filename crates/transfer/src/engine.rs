@@ -16,11 +16,11 @@ use crate::config::{Config, Options};
 use crate::error::{Error, Fault};
 use crate::grant::{Grant, Names, Rights};
 use crate::local::{Door, Lends, Movers, Neighbours};
-use crate::memory::Memory;
+use crate::memory::{Memory, Region};
 use crate::peer::{Core, Dialer, Peer, Shake, random};
 use crate::rdma::Fabric;
-use crate::remote::Remote;
-use crate::serve::{Answers, Server, Terms};
+use crate::remote::{Lender, Remote};
+use crate::serve::{Answers, Lent, Server, Terms};
 use crate::task::{Progress, Task, Then, begin};
 use crate::watch::Watch;
 use crate::wire::{BYTES_MAX, Bytes, Key, Verb};
@@ -252,6 +252,17 @@ impl Engine {
     /// # Errors
     /// [`Error::Unreachable`], [`Error::Refused`].
     pub fn call(&self, peer: SocketAddr, call: Vec<u8>) -> Result<Vec<u8>, Error> {
+        self.converse(peer, call, self.config.timeout)
+            .map(|(answer, _)| answer)
+    }
+
+    /// As [`Engine::call`]; and who has answered, whose grants the answer may name.
+    pub(crate) fn converse(
+        &self,
+        peer: SocketAddr,
+        call: Vec<u8>,
+        within: Duration,
+    ) -> Result<(Vec<u8>, Lender), Error> {
         self.check()?;
         if call.len() as u64 > BYTES_MAX {
             return Err(Error::input(
@@ -261,13 +272,37 @@ impl Engine {
             ));
         }
         let peer = self.peer(peer)?;
-        let (_, answer) = peer.ask(
-            Verb::Call,
-            call,
-            Bytes::Upto(BYTES_MAX),
-            self.config.timeout,
-        )?;
-        Ok(answer)
+        let most = Bytes::Upto(BYTES_MAX);
+        let (granted, answer) = peer.ask(Verb::Call, call, most, within)?;
+        let target = granted.target;
+        Ok((answer, Lender::new(peer, target)))
+    }
+
+    /// Grants memory to one initiator; see [`Lent`]. `None` where it is not connected.
+    ///
+    /// # Errors
+    /// [`Error::Input`] where the memory does not allow it.
+    pub(crate) fn lend(
+        &self,
+        initiator: [u8; 16],
+        buffers: &[Buffer],
+        rights: Rights,
+    ) -> Result<Option<Lent>, Error> {
+        self.check()?;
+        let server = self.server.as_ref();
+        server.map_or(Ok(None), |server| server.lend(initiator, buffers, rights))
+    }
+
+    /// As [`Engine::submit_then`], of memory that is not registered: `region` has all that the
+    /// requests name. `then` is told what has become of them.
+    pub(crate) fn submit_of<'r>(
+        &self,
+        requests: impl ExactSizeIterator<Item = Request<'r>>,
+        options: Options,
+        region: Region,
+        then: Then,
+    ) -> Result<Task, Error> {
+        self.launch_of(&Memory::of(region), requests, options, Some(then), false)
     }
 
     /// Whether a peer is there.
@@ -373,6 +408,17 @@ impl Engine {
         then: Option<Then>,
         waits: bool,
     ) -> Result<Task, Error> {
+        self.launch_of(&self.memory, requests, options, then, waits)
+    }
+
+    fn launch_of<'r>(
+        &self,
+        memory: &Memory,
+        requests: impl ExactSizeIterator<Item = Request<'r>>,
+        options: Options,
+        then: Option<Then>,
+        waits: bool,
+    ) -> Result<Task, Error> {
         self.check()?;
         let count = requests.len();
         if count > REQUESTS_MAX {
@@ -392,7 +438,7 @@ impl Engine {
         };
         let mut plan = Plan::new(&join, &self.movers, self.initiator, limits, waits);
         let mut bytes = 0_u64;
-        self.memory.look(|memory| {
+        memory.look(|memory| {
             for (number, request) in requests.enumerate() {
                 if plan.add(number as u32, &request, memory) {
                     bytes = bytes.saturating_add(request.len);

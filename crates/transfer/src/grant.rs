@@ -85,6 +85,32 @@ impl Grant {
         }
     }
 
+    /// A grant of memory that may be granted so.
+    pub(crate) fn checked(
+        buffers: &[Buffer],
+        rights: Rights,
+        lasts: Option<Duration>,
+    ) -> Result<Arc<Grant>, Error> {
+        if buffers.is_empty() || buffers.iter().any(|one| one.is_empty() || !one.is_memory()) {
+            let allowed = "memory of this process, of at least one byte each";
+            return Err(Error::input(
+                "buffers",
+                format!("{} of them", buffers.len()),
+                allowed,
+            ));
+        }
+        if rights.write && buffers.iter().any(|buffer| !buffer.is_writable()) {
+            return Err(Error::input(
+                "rights",
+                "write",
+                "to read: memory is read-only",
+            ));
+        }
+        // A time beyond the clock's range never comes.
+        let until = lasts.and_then(|lasts| Instant::now().checked_add(lasts));
+        Ok(Arc::new(Grant::new(buffers, rights, until)))
+    }
+
     /// Its memory, in its order.
     pub(crate) fn buffers(&self) -> RwLockReadGuard<'_, Vec<Buffer>> {
         self.buffers.read()
@@ -99,6 +125,21 @@ impl Grant {
     pub(crate) fn holds(&self) -> bool {
         let over = self.until.is_some_and(|until| Instant::now() >= until);
         !over && !self.withdrawn.load(Ordering::Acquire)
+    }
+
+    /// Nobody begins to use it any more. `end_users` ends what does; when this returns nothing
+    /// does.
+    pub(crate) fn withdraw(&self, end_users: impl FnOnce()) {
+        self.withdrawn.store(true, Ordering::Release);
+        if *self.users.lock() > 0 {
+            end_users();
+        }
+        let mut users = self.users.lock();
+        while *users > 0 {
+            self.unused.wait(&mut users);
+        }
+        drop(users);
+        self.buffers.write().clear();
     }
 
     /// Whether a frame may read or write a range.
@@ -196,24 +237,7 @@ impl Names {
         if name.is_empty() || name.len() > NAME_MAX {
             return Err(Error::input("name", shown(), "1 to 1024 bytes"));
         }
-        if buffers.is_empty() || buffers.iter().any(|one| one.is_empty() || !one.is_memory()) {
-            let allowed = "memory of this process, of at least one byte each";
-            return Err(Error::input(
-                "buffers",
-                format!("{} of them", buffers.len()),
-                allowed,
-            ));
-        }
-        if rights.write && buffers.iter().any(|buffer| !buffer.is_writable()) {
-            return Err(Error::input(
-                "rights",
-                "write",
-                "to read: memory is read-only",
-            ));
-        }
-        // A time beyond the clock's range never comes.
-        let until = lasts.and_then(|lasts| Instant::now().checked_add(lasts));
-        let grant = Arc::new(Grant::new(buffers, rights, until));
+        let grant = Grant::checked(buffers, rights, lasts)?;
         let mut all = self.all.lock();
         if all.get(name).is_some_and(|other| other.holds()) {
             return Err(Error::input(
@@ -240,15 +264,6 @@ impl Names {
             all.remove(name);
         }
         drop(all);
-        grant.withdrawn.store(true, Ordering::Release);
-        if *grant.users.lock() > 0 {
-            end_users();
-        }
-        let mut users = grant.users.lock();
-        while *users > 0 {
-            grant.unused.wait(&mut users);
-        }
-        drop(users);
-        grant.buffers.write().clear();
+        grant.withdraw(end_users);
     }
 }

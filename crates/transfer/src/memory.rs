@@ -18,6 +18,21 @@ pub(crate) struct Region {
 }
 
 impl Region {
+    /// Any memory, which `owner` keeps.
+    ///
+    /// # Safety
+    ///
+    /// It is only used for ranges that `owner` keeps readable, and those that are read into
+    /// writable and nobody else's.
+    pub(crate) unsafe fn any(owner: Owner) -> Region {
+        Region {
+            at: 0,
+            len: u64::MAX,
+            writable: true,
+            owner,
+        }
+    }
+
     /// Whether all of this lies in it.
     pub(crate) fn has(&self, at: u64, len: u64) -> bool {
         // No region ends beyond the address space, so neither sum overflows where this holds.
@@ -82,6 +97,13 @@ impl Memory {
         let mut all = self.regions.write();
         for at in regions {
             all.remove(at);
+        }
+    }
+
+    /// What has this region alone.
+    pub(crate) fn of(region: Region) -> Memory {
+        Memory {
+            regions: RwLock::new(BTreeMap::from([(region.at, region)])),
         }
     }
 

@@ -15,6 +15,10 @@ use crate::rdma::{Exposes, Fabric, Known, Link, Ranges};
 use crate::window::{Granted, Window};
 use crate::wire::{self, BYTES_MAX, Bytes, NAME_MAX, Verb};
 
+/// A name that nothing is published under: names of engines of kvdepot's own are longer, and those
+/// of others are text.
+const NOWHERE: &[u8] = &[0];
+
 /// Memory of a peer that was opened. The peer is told when the last clone is dropped.
 #[derive(Clone, Debug)]
 pub struct Remote(pub(crate) Arc<Opened>);
@@ -24,6 +28,8 @@ pub(crate) struct Opened {
     pub(crate) peer: Arc<Peer>,
     pub(crate) window: Arc<Window>,
     pub(crate) lasts: Option<Duration>,
+    /// Whether the target has lent it by its number, and takes it back by itself.
+    is_lent: bool,
     /// The same memory, where this process reaches it by itself.
     near: Option<Near>,
     /// The same memory, as devices of both ends know it.
@@ -196,7 +202,21 @@ impl Remote {
             peer: Arc::clone(peer),
             window: Arc::new(window),
             lasts,
+            is_lent: false,
         })))
+    }
+
+    /// What a peer has lent under a number, which it has told by an answer of its `target`. Unknown
+    /// once the peer has taken it back: it has no name to be opened by again.
+    pub(crate) fn lent(peer: &Arc<Peer>, grant: Granted, len: u64, rights: Rights) -> Remote {
+        Remote(Arc::new(Opened {
+            near: None,
+            far: None,
+            peer: Arc::clone(peer),
+            window: Arc::new(Window::new(NOWHERE, grant, len, rights)),
+            lasts: None,
+            is_lent: true,
+        }))
     }
 
     /// How many bytes it has.
@@ -237,12 +257,31 @@ impl Remote {
     }
 }
 
+/// Who has answered a call.
+pub(crate) struct Lender {
+    peer: Arc<Peer>,
+    target: u32,
+}
+
+impl Lender {
+    /// The engine that was met as `target` at a peer's address.
+    pub(crate) fn new(peer: Arc<Peer>, target: u32) -> Lender {
+        Lender { peer, target }
+    }
+
+    /// What it has lent to this engine, by the number that its answer has told.
+    pub(crate) fn lent(&self, number: u32, len: u64, rights: Rights) -> Remote {
+        let target = self.target;
+        Remote::lent(&self.peer, Granted { target, number }, len, rights)
+    }
+}
+
 impl Drop for Opened {
     fn drop(&mut self) {
         if let Some(near) = &self.near {
             near.neighbour.let_go(near.number);
         }
-        if let Some(grant) = self.window.known() {
+        if let Some(grant) = self.window.known().filter(|_| !self.is_lent) {
             self.peer.let_go(grant);
         }
     }

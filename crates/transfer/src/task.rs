@@ -158,7 +158,7 @@ impl Progress {
         }
     }
 
-    fn status(&self, request: usize) -> Status {
+    pub(crate) fn status(&self, request: usize) -> Status {
         Status::of(self.statuses[request].load(Ordering::Acquire))
     }
 }

@@ -60,7 +60,7 @@ pub const OPTIONS: &[OptionSpec] = &[
         "mac_key_file",
         Kind::Text,
         "none: who can write a medium that is shared is trusted",
-        "A file of keys, of mode 0600, by which blocks of `Posix`, `Ds3fs` and `S3` are \
+        "A file of keys, of mode 0600, by which blocks of `Posix`, `Ds3fs`, `S3` and `Peer` are \
         authenticated: lines of a salt, or `-` for namespaces that have none, and 64 hexadecimal \
         digits. All who share a directory or a bucket have the same keys. A block there without a \
         MAC, or with another one, is a miss.",

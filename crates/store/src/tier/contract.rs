@@ -50,14 +50,25 @@ pub struct Terms {
     /// What blocks are authenticated with, where others may write its medium and the depot has
     /// keys. Who takes no notice trusts its medium.
     pub keys: Option<Arc<Keyring>>,
+    /// How long its answers to lookups are waited for.
+    pub lookup: Duration,
+    /// Whether no tier stands behind it.
+    pub is_last: bool,
 }
 
 impl Terms {
-    pub(crate) fn new(number: u32, timeout: Duration, keys: Option<Arc<Keyring>>) -> Terms {
+    pub(crate) fn new(
+        number: u32,
+        (lookup, timeout): (Duration, Duration),
+        keys: Option<Arc<Keyring>>,
+        is_last: bool,
+    ) -> Terms {
         Terms {
             number,
             timeout,
             keys,
+            lookup,
+            is_last,
         }
     }
 }

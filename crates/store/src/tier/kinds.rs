@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use kvdepot_arena::Error;
+use parking_lot::Mutex;
 
 use super::contract::{Terms, Tier};
 use super::posix;
@@ -26,6 +27,9 @@ pub struct TierKind {
     pub open: Arc<Opener>,
 }
 
+/// Kinds of crates above that this process was told of.
+static KNOWN: Mutex<Vec<TierKind>> = Mutex::new(Vec::new());
+
 /// The kinds that a program knows beside those of arenas.
 #[derive(Clone, Default)]
 pub struct Kinds(Vec<TierKind>);
@@ -37,9 +41,22 @@ impl Kinds {
         Kinds::default()
     }
 
-    /// Those of this crate.
+    /// Those of this crate, and those that this process was [told of](Kinds::know).
     #[must_use]
     pub fn standard() -> Kinds {
+        let known = KNOWN.lock().clone();
+        known.into_iter().fold(Kinds::own(), Kinds::with)
+    }
+
+    /// Has a kind of a crate above be one of the [standard](Kinds::standard) ones of this process:
+    /// a program says so before it reads a configuration.
+    pub fn know(kind: TierKind) {
+        let mut known = KNOWN.lock();
+        known.retain(|other| other.name != kind.name);
+        known.push(kind);
+    }
+
+    fn own() -> Kinds {
         let kinds = Kinds::new().with(posix::kind()).with(posix::kind_of_3fs());
         #[cfg(feature = "s3")]
         let kinds = kinds.with(super::s3::kind());

@@ -8,15 +8,16 @@ mod session;
 use std::collections::HashMap;
 use std::net::{SocketAddr, TcpListener};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use kvdepot_media::Buffer;
 use parking_lot::Mutex;
 
 use crate::error::Error;
-use crate::grant::{Grant, Names};
+use crate::grant::{Grant, Names, Rights};
 use crate::peer::Shake;
 use crate::rdma::Fabric;
 use served::Served;
@@ -180,6 +181,28 @@ impl Server {
         self.house.end_users_of(grant);
     }
 
+    /// Grants memory to one initiator, under a number that it is told, until what is returned is
+    /// dropped. `None` where it has no session, or too much.
+    pub(crate) fn lend(
+        &self,
+        initiator: [u8; 16],
+        buffers: &[Buffer],
+        rights: Rights,
+    ) -> Result<Option<Lent>, Error> {
+        let session = self.house.sessions.lock().get(&initiator).cloned();
+        let Some(session) = session else {
+            return Ok(None);
+        };
+        let grant = Grant::checked(buffers, rights, None)?;
+        let number = session.open(Arc::clone(&grant), &self.house.numbers);
+        Ok(number.map(|number| Lent {
+            house: Arc::downgrade(&self.house),
+            session,
+            grant,
+            number,
+        }))
+    }
+
     /// Ends all connections. When this returns no thread is left.
     pub(crate) fn close(&self) {
         self.house.is_closing.store(true, Ordering::Release);
@@ -201,6 +224,34 @@ impl Server {
         while self.house.connections.load(Ordering::Acquire) > 0 {
             std::thread::sleep(Duration::from_millis(1));
         }
+    }
+}
+
+/// Memory that one initiator may use. Dropping it withdraws it: when that returns nothing of that
+/// initiator touches it.
+pub(crate) struct Lent {
+    house: Weak<House>,
+    session: Arc<Session>,
+    grant: Arc<Grant>,
+    number: u32,
+}
+
+impl Lent {
+    /// What the initiator has to know.
+    pub(crate) fn number(&self) -> u32 {
+        self.number
+    }
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        self.session.close(self.number);
+        self.grant.withdraw(|| {
+            // Without a house there is no connection that could use it.
+            if let Some(house) = self.house.upgrade() {
+                house.end_users_of(&self.grant);
+            }
+        });
     }
 }
 

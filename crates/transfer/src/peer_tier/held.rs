@@ -1,0 +1,342 @@
+//! What this host's depot has pinned and reserved, here and at other hosts, by the tokens that the
+//! pipeline knows.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use kvdepot_arena::parts::{self, Part};
+use kvdepot_arena::{Error, NamespaceId, Place, Reserved, TakesBack, Token};
+use kvdepot_media::{Buffer, Carrier, Checksum, Mac};
+use kvdepot_store::{Ends, Keyring, Proof};
+use parking_lot::Mutex;
+
+use super::share::Share;
+use super::target::Far;
+use super::wire::{Lines, Wire};
+
+/// Bytes of a MAC.
+pub(super) const MAC: usize = 16;
+
+/// What is held, by token.
+pub(super) struct Held {
+    number: u32,
+    keys: Option<Arc<Keyring>>,
+    share: Arc<Share>,
+    entries: Mutex<HashMap<u64, What>>,
+    next: AtomicU64,
+}
+
+enum What {
+    Pinned(Pinned),
+    New(New),
+}
+
+/// A pinned block of this host's share.
+pub(super) struct Own {
+    share: Arc<Share>,
+    place: Place,
+}
+
+impl Own {
+    pub(super) fn new(share: &Arc<Share>, place: Place) -> Own {
+        Own {
+            share: Arc::clone(share),
+            place,
+        }
+    }
+
+    pub(super) fn place(&self) -> &Place {
+        &self.place
+    }
+}
+
+impl Drop for Own {
+    fn drop(&mut self) {
+        self.share.unpin(self.place.token);
+    }
+}
+
+/// Addresses of a carrier, as long as this lives.
+pub(super) struct Span {
+    wire: Arc<Wire>,
+    base: u64,
+    pub(super) lines: Arc<Lines>,
+}
+
+impl Span {
+    pub(super) fn new(wire: &Arc<Wire>, lines: Lines) -> Span {
+        let (base, lines) = wire.add(lines);
+        Span {
+            wire: Arc::clone(wire),
+            base,
+            lines,
+        }
+    }
+
+    fn buffer(&self, offset: u64, len: u64, writable: bool) -> Buffer {
+        let carrier = Arc::clone(&self.wire) as Arc<dyn Carrier>;
+        let at = (self.base + offset) as usize;
+        Buffer::carried(carrier, at, len as usize, writable)
+    }
+}
+
+impl Drop for Span {
+    fn drop(&mut self) {
+        self.wire.remove(self.base);
+    }
+}
+
+/// Where a pinned block is.
+pub(super) enum Site {
+    Here(Own),
+    There(Span, Far),
+}
+
+/// A pinned block, with what stands behind its payload.
+pub(super) struct Pinned {
+    pub(super) site: Site,
+    pub(super) table: Vec<u8>,
+    pub(super) macs: Vec<Mac>,
+}
+
+/// A copy of a block that is being written.
+pub(super) enum Copy {
+    Here(Reserved),
+    There(Far),
+}
+
+impl Copy {
+    /// The same for copies of the same host.
+    pub(super) fn whose(&self) -> usize {
+        match self {
+            Copy::Here(_) => 0,
+            Copy::There(far) => Arc::as_ptr(&far.target).addr(),
+        }
+    }
+
+    /// Its name at its home; nought for this host's own.
+    pub(super) fn id(&self) -> u64 {
+        match self {
+            Copy::Here(_) => 0,
+            Copy::There(far) => far.id,
+        }
+    }
+}
+
+/// A block that is being written.
+pub(super) struct New {
+    pub(super) copies: Vec<Copy>,
+    /// None where the only copy is this host's own.
+    pub(super) span: Option<Span>,
+    pub(super) table: Vec<u8>,
+    pub(super) macs: Vec<Mac>,
+}
+
+impl Held {
+    pub(super) fn new(number: u32, keys: Option<Arc<Keyring>>, share: &Arc<Share>) -> Arc<Held> {
+        Arc::new(Held {
+            number,
+            keys,
+            share: Arc::clone(share),
+            entries: Mutex::default(),
+            next: AtomicU64::new(1),
+        })
+    }
+
+    /// Bytes of MACs behind each part of a block of this namespace.
+    pub(super) fn macs_of(&self, namespace: NamespaceId) -> usize {
+        let keys = self.keys.as_ref();
+        keys.and_then(|keys| keys.of(namespace)).map_or(0, |_| MAC)
+    }
+
+    /// A token that names nothing.
+    pub(super) fn nowhere(&self) -> Token {
+        Token {
+            device: self.number,
+            slot: 0,
+            sequence: 0,
+        }
+    }
+
+    fn add(&self, mut place: Place, what: What) -> Place {
+        place.token = Token {
+            sequence: self.next.fetch_add(1, Ordering::Relaxed),
+            ..self.nowhere()
+        };
+        self.entries.lock().insert(place.token.sequence, what);
+        place
+    }
+
+    pub(super) fn pin(&self, place: Place, pinned: Pinned) -> Place {
+        self.add(place, What::Pinned(pinned))
+    }
+
+    pub(super) fn reserve(self: &Arc<Self>, place: Place, new: New) -> Reserved {
+        let place = self.add(place, What::New(new));
+        Reserved::new(Arc::clone(self) as Arc<dyn TakesBack>, place)
+    }
+
+    pub(super) fn unpin(&self, places: &[Place]) {
+        let mut ended = Vec::with_capacity(places.len());
+        {
+            let mut entries = self.entries.lock();
+            let gone = places.iter();
+            ended.extend(gone.filter_map(|place| entries.remove(&place.token.sequence)));
+        }
+        drop(ended);
+    }
+
+    /// What a reservation has, which ends.
+    pub(super) fn take(&self, place: &Place) -> Option<New> {
+        let mut entries = self.entries.lock();
+        match entries.remove(&place.token.sequence)? {
+            What::New(new) => Some(new),
+            What::Pinned(_) => None,
+        }
+    }
+
+    /// What was reserved is published, and pinned under the same token.
+    pub(super) fn published(&self, place: &Place, pinned: Pinned) {
+        let what = What::Pinned(pinned);
+        self.entries.lock().insert(place.token.sequence, what);
+    }
+
+    /// What a pin is of: a token of this host's share, or a name at another host.
+    pub(super) fn site<R>(&self, place: &Place, with: impl FnOnce(&Site) -> R) -> Option<R> {
+        let entries = self.entries.lock();
+        match entries.get(&place.token.sequence)? {
+            What::Pinned(pinned) => Some(with(&pinned.site)),
+            What::New(_) => None,
+        }
+    }
+
+    pub(super) fn close(&self) {
+        let left = std::mem::take(&mut *self.entries.lock());
+        drop(left);
+    }
+
+    fn note(&self, place: &Place, note: impl FnOnce(&mut New)) -> Result<(), Error> {
+        let mut entries = self.entries.lock();
+        match entries.get_mut(&place.token.sequence) {
+            Some(What::New(new)) => {
+                note(new);
+                Ok(())
+            }
+            _ => Err(Error::Closed("a block is not being written")),
+        }
+    }
+}
+
+impl TakesBack for Held {
+    fn take_back(&self, token: Token) {
+        let gone = self.entries.lock().remove(&token.sequence);
+        drop(gone);
+    }
+}
+
+impl Ends for Held {
+    fn buffers(
+        &self,
+        place: &Place,
+        offset: u64,
+        len: u64,
+        ends: &mut Vec<Buffer>,
+    ) -> Result<(), Error> {
+        let inside = offset.checked_add(len).is_some_and(|end| end <= place.len);
+        if !inside {
+            return Err(Error::input("len", len, "bytes of the block"));
+        }
+        ends.clear();
+        let entries = self.entries.lock();
+        let (own, span, writable) = match entries.get(&place.token.sequence) {
+            Some(What::Pinned(Pinned {
+                site: Site::Here(own),
+                ..
+            })) => (Some(&own.place), None, false),
+            Some(What::Pinned(Pinned {
+                site: Site::There(span, _),
+                ..
+            })) => (None, Some(span), false),
+            Some(What::New(new)) => match (&new.span, new.copies.first()) {
+                (Some(span), _) => (None, Some(span), true),
+                (None, Some(Copy::Here(reserved))) => (Some(&**reserved), None, true),
+                _ => (None, None, true),
+            },
+            None => (None, None, false),
+        };
+        if let Some(span) = span {
+            ends.push(span.buffer(offset, len, writable));
+            return Ok(());
+        }
+        let own = own.ok_or(Error::Closed("a block is neither pinned nor written"))?;
+        *ends = self.share.buffers(own, offset, len)?;
+        Ok(())
+    }
+
+    fn parts(&self, place: &Place) -> Result<Option<Vec<Part>>, Error> {
+        if let Some(parts) = parts::single(place) {
+            return Ok(Some(parts.to_vec()));
+        }
+        let entries = self.entries.lock();
+        let Some(What::Pinned(pinned)) = entries.get(&place.token.sequence) else {
+            return Err(Error::Closed("a block is not pinned"));
+        };
+        let begin = place.len.checked_sub(pinned.table.len() as u64);
+        let (name, sum) = (&place.identity, place.checksum);
+        Ok(begin.and_then(|begin| parts::of_table(name, &pinned.table, begin, sum)))
+    }
+
+    fn write_parts(&self, place: &Place, found: &[Part]) -> Result<(), Error> {
+        let table = parts::encode(found);
+        self.note(place, |new| new.table = table)
+    }
+
+    fn proof(&self, place: &Place) -> Option<Proof> {
+        let key = self.keys.as_ref()?.of(place.identity.namespace)?;
+        let entries = self.entries.lock();
+        let macs = match entries.get(&place.token.sequence)? {
+            What::Pinned(pinned) => pinned.macs.clone(),
+            What::New(_) => Vec::new(),
+        };
+        Some(Proof::new(key, macs))
+    }
+
+    fn note_macs(&self, place: &Place, macs: Vec<Mac>) {
+        let _gone = self.note(place, |new| new.macs = macs);
+    }
+}
+
+/// What stands behind a payload, as it is sent.
+pub(super) fn tail_of(new: &New) -> Vec<u8> {
+    let mut tail = new.table.clone();
+    tail.extend(new.macs.iter().flat_map(|mac| mac.0));
+    tail
+}
+
+/// A place, and what stands behind its payload, of what a home says: nothing is believed that does
+/// not fit.
+pub(super) fn read_tail(
+    place: &mut Place,
+    (stored, parts): (u64, u16),
+    checksum: Checksum,
+    tail: &[u8],
+    mac: usize,
+) -> Option<(Vec<u8>, Vec<Mac>)> {
+    let table = match parts {
+        0 => return None,
+        1 => 0,
+        many => usize::from(many) * parts::ENTRY as usize,
+    };
+    let macs = usize::from(parts) * mac;
+    if tail.len() != table + macs {
+        return None;
+    }
+    place.len = stored
+        .checked_sub(macs as u64)
+        .filter(|len| *len > table as u64)?;
+    (place.parts, place.checksum) = (parts, checksum);
+    let (table, macs) = tail.split_at(table);
+    let (macs, _) = macs.as_chunks::<MAC>();
+    Some((table.to_vec(), macs.iter().map(|mac| Mac(*mac)).collect()))
+}

@@ -1,0 +1,456 @@
+//! The tier `Peer`: one depot over many hosts.
+//!
+//! Each block has its home at some of the hosts, which rendezvous hashing says; each host gives an
+//! arena of its own, its *share*, and answers others for it without its pipeline. A lookup asks two
+//! hosts at most. Bytes go straight between the share of the home and the memory that the caller
+//! has, by what the home has lent for as long as the block is pinned or reserved.
+//!
+//! `share` is what this host gives and `home` answers others for it; `hosts` knows the others and
+//! `target` asks one of them, by `messages`; `wire` carries bytes, `held` has what is pinned or
+//! reserved; `lookups` and `writes` are the verbs.
+
+mod desk;
+mod held;
+mod home;
+mod hosts;
+mod lookups;
+mod messages;
+mod options;
+mod share;
+mod target;
+mod wire;
+mod writes;
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use kvdepot_arena::{
+    Departed, Error, Key, NamespaceId, Place, Refused, Reserved, TierStats, Wanted, size,
+};
+use kvdepot_host::fork::Origin;
+use kvdepot_media::Checksum;
+use kvdepot_store::{
+    Ends, Kinds, NamespacePage, NamespaceUsage, Page, Reply, Terms, Tier, TierKind,
+};
+use parking_lot::Mutex;
+
+use crate::config::Config;
+use crate::engine::Engine;
+use crate::homes::Host;
+use crate::membership::Membership;
+use desk::{Desk, gather};
+use held::Held;
+use home::Home;
+use hosts::{Hosts, Whom};
+use messages::{Ask, KEYS_MAX, Keys, Said};
+use options::{OPTIONS, Options, Source, half};
+use share::Share;
+use target::Net;
+
+/// The tier's name.
+const NAME: &str = "Peer";
+
+/// Threads for what this host's own share may take time for.
+const THREADS: usize = 4;
+
+/// How long a close waits for what is under way.
+const TO_CLOSE: Duration = Duration::from_millis(900);
+
+/// Connections that others may have to this host.
+const CONNECTIONS_MAX: usize = 65_536;
+
+/// The kind `Peer`, with its section.
+#[must_use]
+pub fn tier_kind() -> TierKind {
+    TierKind {
+        name: NAME,
+        options: OPTIONS,
+        check: |section| Options::read(section).map(drop),
+        open: Arc::new(|section, terms| {
+            let tier = Peers::open(&Options::read(section)?, &terms)?;
+            Ok(Arc::new(tier) as Arc<dyn Tier>)
+        }),
+    }
+}
+
+/// Has configurations of this process know the tier; a program says so before it reads one.
+pub fn install() {
+    Kinds::know(tier_kind());
+}
+
+/// The tier.
+struct Peers {
+    common: Arc<Common>,
+    watch: Mutex<Option<JoinHandle<()>>>,
+    origin: Origin,
+}
+
+/// What its threads use.
+struct Common {
+    share: Arc<Share>,
+    home: Arc<Home>,
+    hosts: Arc<Hosts>,
+    held: Arc<Held>,
+    engine: Arc<Engine>,
+    own: Arc<Desk>,
+    lasts: bool,
+    replicas: usize,
+}
+
+impl Peers {
+    fn open(options: &Options, terms: &Terms) -> Result<Peers, Error> {
+        let share = Arc::new(Share::open(NAME, options.path.clone(), options.capacity)?);
+        let home = Arc::new(Home::new(&share)?);
+        let config = Config {
+            listen: Some(options.listen),
+            token: options.token.clone(),
+            // What arrives is verified by who reads it; what is written is known to have come.
+            checksum: true,
+            local: false,
+            rdma: Some(Vec::new()),
+            timeout: half(terms.lookup),
+            connections_max: CONNECTIONS_MAX,
+            ..Config::default()
+        };
+        let engine = Engine::answering(config, Some(Arc::clone(&home) as _)).map_err(refused)?;
+        let engine = Arc::new(engine);
+        home.serve_by(&engine);
+        let membership = match &options.source {
+            Source::Fixed(hosts) => Membership::fixed(hosts.clone()),
+            Source::Etcd(settings) => {
+                let listens = engine.address();
+                let address = options.advertise.or(listens).unwrap_or(options.listen);
+                let host = Host {
+                    name: options.name.clone(),
+                    address: address.to_string(),
+                    capacity: options.capacity,
+                    incarnation: incarnation(),
+                };
+                Membership::etcd(settings, Some(host), Box::new(|_| ()))
+            }
+        };
+        let membership = membership
+            .map_err(|error| Error::config("peer", error.to_string(), "hosts that can be"))?;
+        let net = Net::new(Arc::clone(&engine), half(terms.lookup), half(terms.timeout));
+        let hosts = Hosts::new(
+            &options.name,
+            membership,
+            options.replicas,
+            Arc::new(net),
+            terms.timeout,
+        );
+        let hosts = Arc::new(hosts);
+        let held = Held::new(terms.number, terms.keys.clone(), &share);
+        let watched = Arc::clone(&hosts);
+        let watch = kvdepot_host::cpu::spawn("kvdepot-peers", move || watched.watch());
+        let watch = watch.map_err(|source| Error::Io {
+            path: "thread".into(),
+            source,
+        })?;
+        let common = Common {
+            share,
+            home,
+            hosts,
+            held,
+            engine,
+            own: Desk::new("kvdepot-share", THREADS),
+            lasts: options.path.is_some() || terms.is_last,
+            replicas: options.replicas,
+        };
+        common.share.arena().keep();
+        Ok(Peers {
+            common: Arc::new(common),
+            watch: Mutex::new(Some(watch)),
+            origin: Origin::here()?,
+        })
+    }
+}
+
+/// Of two processes of a name the later one has the higher number.
+fn incarnation() -> u64 {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    since.map_or(0, |since| {
+        u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
+    })
+}
+
+/// As the section's options name it.
+fn refused(error: crate::error::Error) -> Error {
+    match error {
+        crate::error::Error::Input {
+            field,
+            value,
+            allowed,
+        } => Error::config(format!("peer.{field}"), value, allowed),
+        crate::error::Error::Io { what, source } => Error::Io {
+            path: format!("peer: {what}").into(),
+            source,
+        },
+        other => Error::config("peer", other.to_string(), "an engine that starts"),
+    }
+}
+
+impl Common {
+    /// Asks every host the same, and has `then` run with what all have said; not, where one has
+    /// said nothing.
+    fn ask_all(
+        self: &Arc<Self>,
+        ask: impl Fn() -> Ask,
+        own: impl FnOnce(&Share) -> Said + Send + 'static,
+        then: impl FnOnce(Vec<Said>) + Send + 'static,
+    ) {
+        let all = self.hosts.all();
+        let done = |said: Vec<Option<Said>>| {
+            if let Some(said) = said.into_iter().collect() {
+                then(said);
+            }
+        };
+        let mut own = Some(own);
+        for (slot, whom) in gather(all.len(), done).into_iter().zip(all) {
+            match (whom, &own) {
+                (Some(Whom::Own), Some(_)) => {
+                    let (share, own) = (Arc::clone(&self.share), own.take());
+                    self.own.run(move || slot.say(own.map(|own| own(&share))));
+                }
+                (Some(Whom::Far(target)), _) => {
+                    target.ask(ask(), move |said| slot.say(said.map(|(said, _)| said)));
+                }
+                _ => drop(slot),
+            }
+        }
+    }
+}
+
+impl Tier for Peers {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn lasts(&self) -> bool {
+        self.common.lasts
+    }
+
+    fn block_max(&self) -> u64 {
+        // Of this host's share; another may have a larger one, and a smaller one refuses.
+        self.common.share.arena().layout().data_len()
+    }
+
+    fn probe(&self, namespace: NamespaceId, keys: &[Key], reply: Reply<Vec<bool>>) {
+        lookups::probe(&self.common, namespace, keys, reply);
+    }
+
+    fn pin(&self, namespace: NamespaceId, keys: &[Key], reply: Reply<Vec<Option<Place>>>) {
+        lookups::pin(&self.common, namespace, keys, reply);
+    }
+
+    fn unpin(&self, places: &[Place]) {
+        self.common.held.unpin(places);
+    }
+
+    fn discard(&self, places: &[Place], reply: Reply<usize>) {
+        lookups::discard(&self.common, places, reply);
+    }
+
+    fn reserve(
+        &self,
+        namespace: NamespaceId,
+        blocks: &[Wanted],
+        reply: Reply<Vec<Result<Reserved, Refused>>>,
+    ) {
+        writes::reserve(&self.common, namespace, blocks, reply);
+    }
+
+    fn commit(&self, written: Vec<(Reserved, Checksum)>, pinned: bool, reply: Reply<Vec<bool>>) {
+        writes::commit(&self.common, written, pinned, reply);
+    }
+
+    fn remove(&self, namespace: NamespaceId, keys: &[Key], reply: Reply<usize>) {
+        let count = keys.len();
+        // Each chunk of the keys by a question of its own.
+        let chunks: Vec<Vec<Key>> = keys.chunks(KEYS_MAX).map(<[Key]>::to_vec).collect();
+        let done = move |gone: Vec<Option<usize>>| {
+            if let Some(gone) = gone.into_iter().collect::<Option<Vec<_>>>() {
+                reply.answer(gone.into_iter().sum::<usize>().min(count));
+            }
+        };
+        for (slot, chunk) in gather(chunks.len(), done).into_iter().zip(chunks) {
+            let own = chunk.clone();
+            let count = chunk.len();
+            let asked = Keys::new(namespace, chunk.into_iter());
+            self.common.ask_all(
+                || Ask::Remove(asked.clone()),
+                move |share| Said::Flags(share.remove(namespace, &own)),
+                move |said| {
+                    let mut gone = vec![false; count];
+                    for said in said {
+                        let Said::Flags(flags) = said else {
+                            return;
+                        };
+                        gone.iter_mut()
+                            .zip(flags)
+                            .for_each(|(gone, flag)| *gone |= flag);
+                    }
+                    slot.say(Some(gone.into_iter().filter(|gone| *gone).count()));
+                },
+            );
+        }
+    }
+
+    /// Counts copies.
+    fn clear(&self, namespace: NamespaceId, reply: Reply<usize>) {
+        self.common.ask_all(
+            || Ask::Clear(namespace.0),
+            move |share| Said::Count(share.arena().clear(namespace) as u64),
+            move |said| {
+                let count = |said: &Said| match said {
+                    Said::Count(count) => Some(*count as usize),
+                    _ => None,
+                };
+                if let Some(counts) = said.iter().map(count).collect::<Option<Vec<_>>>() {
+                    reply.answer(counts.into_iter().sum());
+                }
+            },
+        );
+    }
+
+    /// A mark is a host of the view and a slot of its share. A block is named by each that has it.
+    fn list(&self, namespace: NamespaceId, from: u64, limit: usize, reply: Reply<Page>) {
+        let (host, slot) = ((from >> 32) as usize, from as u32);
+        let all = self.common.hosts.all();
+        let next = (host + 1 < all.len()).then_some((host as u64 + 1) << 32);
+        let mark = move |more: Option<u32>| match more {
+            Some(slot) => Some((host as u64) << 32 | u64::from(slot)),
+            None => next,
+        };
+        let page = move |reply: Reply<Page>, blocks: Vec<(Key, u64)>, more| {
+            reply.answer((blocks, mark(more)));
+        };
+        match all.get(host).cloned().flatten() {
+            None if all.is_empty() => page(reply, Vec::new(), None),
+            None => drop(reply),
+            Some(Whom::Own) => {
+                let (blocks, more) = self.common.share.list(namespace, slot, limit);
+                page(reply, blocks, more);
+            }
+            Some(Whom::Far(target)) => {
+                let ask = Ask::List {
+                    namespace: namespace.0,
+                    from: slot,
+                    limit: limit.min(KEYS_MAX) as u32,
+                };
+                target.ask(ask, move |said| {
+                    if let Some((Said::Page(blocks, more), _)) = said {
+                        let blocks = blocks.into_iter().map(|(key, len)| (Key(key), len));
+                        page(reply, blocks.collect(), more.filter(|more| *more > slot));
+                    }
+                });
+            }
+        }
+    }
+
+    fn describe(&self, namespace: NamespaceId, description: &str) {
+        let (own, text) = (description.to_owned(), description.to_owned());
+        let ask = move || Ask::Describe {
+            namespace: namespace.0,
+            text: text.clone(),
+        };
+        let describe = move |share: &Share| {
+            share.arena().describe(namespace, &own);
+            Said::Done
+        };
+        self.common.ask_all(ask, describe, drop);
+    }
+
+    /// A mark is a host of the view. One that does not answer has none.
+    fn namespaces(&self, from: u64, reply: Reply<NamespacePage>) {
+        let all = self.common.hosts.all();
+        let host = from as usize;
+        let next = (host + 1 < all.len()).then_some(from + 1);
+        match all.get(host).cloned().flatten() {
+            None => drop(reply.answer((Vec::new(), next))),
+            Some(Whom::Own) => drop(reply.answer((self.common.share.namespaces(), next))),
+            Some(Whom::Far(target)) => target.ask(Ask::Namespaces, move |said| {
+                let all = match said {
+                    Some((Said::Namespaces(all), _)) => all,
+                    _ => Vec::new(),
+                };
+                let usage = |(id, text, blocks, bytes)| {
+                    let mut usage = NamespaceUsage::described(NamespaceId(id), text);
+                    (usage.blocks, usage.bytes) = (blocks, bytes);
+                    usage
+                };
+                reply.answer((all.into_iter().map(usage).collect(), next));
+            }),
+        }
+    }
+
+    fn about(&self) -> String {
+        let common = &self.common;
+        let capacity = size::show(common.share.arena().stats().capacity_bytes);
+        let hosts = common.hosts.view().hosts().len();
+        let at = common.engine.address();
+        let at = at.map_or_else(String::new, |at| format!(" at {at}"));
+        let down = match common.hosts.down() {
+            0 => String::new(),
+            down => format!(", of which {down} do not answer"),
+        };
+        format!("{NAME} {capacity}{at}, one of {hosts} hosts{down}")
+    }
+
+    /// Of this host's share. With several homes another may still have them: nothing is said.
+    fn departed(&self, listener: u64, limit: usize) -> Departed {
+        match self.common.replicas {
+            1 => self.common.share.arena().departed(listener, limit),
+            _ => Departed::default(),
+        }
+    }
+
+    fn forget_listener(&self, listener: u64) {
+        self.common.share.arena().forget_listener(listener);
+    }
+
+    /// Of this host's share, but for what it asks others, and has pinned and reserved at all.
+    fn stats(&self) -> TierStats {
+        let common = &self.common;
+        let mut stats = common.share.arena().stats();
+        let net = common.hosts.net();
+        stats.requests = net.calls.load(Ordering::Relaxed);
+        let unheard = net.unheard.load(Ordering::Relaxed);
+        if unheard > 0 {
+            stats.faults.insert("unanswered".to_owned(), unheard);
+        }
+        stats
+    }
+
+    fn ends(&self) -> Arc<dyn Ends> {
+        Arc::clone(&self.common.held) as _
+    }
+
+    fn close(&self) {
+        if !self.origin.is_here() {
+            return;
+        }
+        let Some(watch) = self.watch.lock().take() else {
+            return;
+        };
+        let common = &self.common;
+        let deadline = Instant::now() + TO_CLOSE;
+        common.held.close();
+        common.hosts.begin_close();
+        drop(watch.join());
+        // Whoever waits for another host is told that there is nothing to wait for.
+        common.engine.close();
+        common.home.close();
+        common.hosts.close(deadline);
+        common.own.end(deadline);
+        common.share.close();
+    }
+}
+
+impl Drop for Peers {
+    fn drop(&mut self) {
+        self.close();
+    }
+}

@@ -1,0 +1,299 @@
+//! The section `peer`.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use kvdepot_arena::{Error, size};
+use kvdepot_store::option::{Kind, OptionSpec, Section};
+
+use crate::homes::{Host, REPLICAS_MAX, View};
+use crate::membership::Settings;
+
+pub(super) const OPTIONS: &[OptionSpec] = &[
+    OptionSpec::new(
+        "peer",
+        "name",
+        Kind::Text,
+        "none: it must be given",
+        "This host's name among the hosts: it stays when the address changes, and homes are drawn \
+         by it.",
+    ),
+    OptionSpec::new(
+        "peer",
+        "capacity",
+        Kind::Size,
+        "none: it must be given",
+        "Bytes that this host gives: memory of its own, or a medium with `path`. Homes are drawn in \
+         proportion to it.",
+    ),
+    OptionSpec::new(
+        "peer",
+        "hosts",
+        Kind::Text,
+        "none: `hosts` or `etcd` must be given",
+        "All hosts, this one too, where they do not change: `NAME IP:PORT CAPACITY`, separated by \
+         commas; all have the same list. Without a capacity one gives as much as this host.",
+    ),
+    OptionSpec::new(
+        "peer",
+        "etcd",
+        Kind::Text,
+        "none: `hosts` or `etcd` must be given",
+        "Endpoints of an etcd where hosts come and go, such as `http://10.0.0.1:2379`, separated by \
+         commas.",
+    ),
+    OptionSpec::new(
+        "peer",
+        "etcd_prefix",
+        Kind::Text,
+        "/kvdepot",
+        "What the keys of these hosts begin with.",
+    ),
+    OptionSpec::new(
+        "peer",
+        "etcd_ttl",
+        Kind::Duration,
+        "10s",
+        "How long a host that says nothing is believed to be there: whole seconds, from 2.",
+    ),
+    OptionSpec::new(
+        "peer",
+        "listen",
+        Kind::Text,
+        "this host's address in `hosts`; with `etcd`, `127.0.0.1:0`",
+        "Where other hosts connect to, as `IP:PORT`. Beyond loopback a token is needed.",
+    ),
+    OptionSpec::new(
+        "peer",
+        "advertise",
+        Kind::Text,
+        "`listen`",
+        "With `etcd`: the address that others are told, where it is another one.",
+    ),
+    OptionSpec::new(
+        "peer",
+        "token",
+        Kind::Text,
+        "none",
+        "What all hosts know, and nobody else: who has it is served.",
+    ),
+    OptionSpec::new(
+        "peer",
+        "token_file",
+        Kind::Text,
+        "none",
+        "A file, of mode 0600, that has the token.",
+    ),
+    OptionSpec::new(
+        "peer",
+        "path",
+        Kind::Text,
+        "none: what this host gives is memory, and gone with its process",
+        "A file that can be mapped, or a DAX device, which has what this host gives.",
+    ),
+    OptionSpec::new(
+        "peer",
+        "replicas",
+        Kind::Count,
+        "1",
+        "Homes of a block, at most 8: a put is stored here when so many have it, or all where fewer \
+         hosts answer.",
+    ),
+];
+
+/// What a section says.
+#[derive(Debug)]
+pub(super) struct Options {
+    pub(super) name: String,
+    pub(super) capacity: u64,
+    pub(super) listen: SocketAddr,
+    pub(super) advertise: Option<SocketAddr>,
+    pub(super) token: Vec<u8>,
+    pub(super) path: Option<PathBuf>,
+    pub(super) replicas: usize,
+    pub(super) source: Source,
+}
+
+/// Where hosts come from.
+#[derive(Debug)]
+pub(super) enum Source {
+    Fixed(Vec<Host>),
+    Etcd(Settings),
+}
+
+impl Options {
+    pub(super) fn read(section: &Section) -> Result<Options, Error> {
+        let missing = |field: &str, allowed: &str| Error::config(field, "missing", allowed);
+        let name = section.text("name");
+        let name = name.ok_or_else(|| missing("peer.name", "this host's name"))?;
+        let capacity = section.number("capacity");
+        let capacity = capacity.ok_or_else(|| missing("peer.capacity", size::SIZE_HELP))?;
+        let source = source(section, capacity)?;
+        let own = match &source {
+            Source::Fixed(hosts) => Some(own_of(hosts, name, capacity)?),
+            Source::Etcd(_) => None,
+        };
+        let listen = match (section.text("listen"), own) {
+            (Some(listen), _) => address("peer.listen", listen)?,
+            (None, Some(own)) => own,
+            (None, None) => (Ipv4Addr::LOCALHOST, 0).into(),
+        };
+        let advertise = section.text("advertise");
+        let advertise = advertise
+            .map(|text| address("peer.advertise", text))
+            .transpose()?;
+        if advertise.is_some() && own.is_some() {
+            let allowed = "none with peer.hosts, which has this host's address";
+            let value = section.text("advertise").unwrap_or_default();
+            return Err(Error::config("peer.advertise", value, allowed));
+        }
+        if own.is_none() && advertise.is_none() && listen.ip().is_unspecified() {
+            let allowed = "an address that others can connect to, as peer.listen is none";
+            return Err(Error::config("peer.advertise", "missing", allowed));
+        }
+        let token = token(section)?;
+        if token.is_empty() && !listen.ip().is_loopback() {
+            let allowed = "a loopback address, or a peer.token or peer.token_file";
+            return Err(Error::config("peer.listen", listen, allowed));
+        }
+        let replicas = section.number("replicas").unwrap_or(1);
+        if replicas > REPLICAS_MAX as u64 {
+            let allowed = format!("1 to {REPLICAS_MAX}");
+            return Err(Error::config("peer.replicas", replicas, allowed));
+        }
+        Ok(Options {
+            name: name.to_owned(),
+            capacity,
+            listen,
+            advertise,
+            token,
+            path: section.path("path"),
+            replicas: replicas as usize,
+            source,
+        })
+    }
+}
+
+fn source(section: &Section, capacity: u64) -> Result<Source, Error> {
+    match (section.text("hosts"), section.text("etcd")) {
+        (Some(hosts), None) => {
+            for field in ["etcd_prefix", "etcd_ttl"] {
+                let given = section.text(field).is_some() || section.duration(field).is_some();
+                if given {
+                    let (field, allowed) = (format!("peer.{field}"), "none without peer.etcd");
+                    return Err(Error::config(field, "given", allowed));
+                }
+            }
+            Ok(Source::Fixed(fixed(hosts, capacity)?))
+        }
+        (None, Some(endpoints)) => {
+            let endpoints = endpoints.split(',').map(|one| one.trim().to_owned());
+            let mut settings = Settings::new(endpoints.collect());
+            if let Some(prefix) = section.text("etcd_prefix") {
+                prefix.clone_into(&mut settings.prefix);
+            }
+            if let Some(ttl) = section.duration("etcd_ttl") {
+                let whole = ttl.subsec_nanos() == 0;
+                if !whole || !(2..=3600).contains(&ttl.as_secs()) {
+                    let value = format!("{ttl:?}");
+                    let allowed = "whole seconds, 2s to 3600s";
+                    return Err(Error::config("peer.etcd_ttl", value, allowed));
+                }
+                settings.ttl = ttl;
+            }
+            Ok(Source::Etcd(settings))
+        }
+        (Some(_), Some(etcd)) => {
+            let allowed = "one of peer.hosts and peer.etcd";
+            Err(Error::config("peer.etcd", etcd, allowed))
+        }
+        (None, None) => {
+            let allowed = "NAME IP:PORT CAPACITY of each host, or peer.etcd";
+            Err(Error::config("peer.hosts", "missing", allowed))
+        }
+    }
+}
+
+fn fixed(text: &str, capacity: u64) -> Result<Vec<Host>, Error> {
+    let host = |one: &str| {
+        let allowed = "NAME IP:PORT CAPACITY of each host, separated by commas";
+        let refuse = || Error::config("peer.hosts", one.trim(), allowed);
+        let words: Vec<&str> = one.split_whitespace().collect();
+        let (name, at, bytes) = match words.as_slice() {
+            [name, at] => (name, at, capacity),
+            [name, at, bytes] => (name, at, size::size(bytes).ok_or_else(refuse)?),
+            _ => return Err(refuse()),
+        };
+        at.parse::<SocketAddr>().map_err(|_| refuse())?;
+        Ok(Host {
+            name: (*name).to_owned(),
+            address: (*at).to_owned(),
+            capacity: bytes,
+            incarnation: 0,
+        })
+    };
+    let hosts = text.split(',').map(host).collect::<Result<Vec<_>, _>>()?;
+    let view = View::new(1, hosts.clone());
+    view.map_err(|error| Error::config("peer.hosts", text, error.to_string()))?;
+    Ok(hosts)
+}
+
+fn own_of(hosts: &[Host], name: &str, capacity: u64) -> Result<SocketAddr, Error> {
+    let own = hosts.iter().find(|host| host.name == name);
+    let own = own.ok_or_else(|| Error::config("peer.name", name, "a name in peer.hosts"))?;
+    if own.capacity != capacity {
+        let allowed = format!("{}, as peer.hosts has it", size::show(own.capacity));
+        return Err(Error::config(
+            "peer.capacity",
+            size::show(capacity),
+            allowed,
+        ));
+    }
+    address("peer.hosts", &own.address)
+}
+
+fn address(field: &str, text: &str) -> Result<SocketAddr, Error> {
+    text.parse()
+        .map_err(|_| Error::config(field, text, "IP:PORT"))
+}
+
+fn token(section: &Section) -> Result<Vec<u8>, Error> {
+    match (section.text("token"), section.path("token_file")) {
+        (Some(_), Some(path)) => {
+            let allowed = "one of peer.token and peer.token_file";
+            Err(Error::config("peer.token_file", path.display(), allowed))
+        }
+        (Some(token), None) => Ok(token.as_bytes().to_vec()),
+        (None, Some(path)) => token_of(&path),
+        (None, None) => Ok(Vec::new()),
+    }
+}
+
+fn token_of(path: &Path) -> Result<Vec<u8>, Error> {
+    use std::os::unix::fs::PermissionsExt;
+    let io = |source| Error::Io {
+        path: path.into(),
+        source,
+    };
+    let refuse = |allowed: &str| Error::config("peer.token_file", path.display(), allowed);
+    let meta = std::fs::metadata(path).map_err(io)?;
+    if meta.permissions().mode() & 0o077 != 0 {
+        return Err(refuse("a file that only its owner can read: mode 0600"));
+    }
+    if meta.len() > 4096 {
+        return Err(refuse("a file of at most 4096 bytes"));
+    }
+    let text = std::fs::read(path).map_err(io)?;
+    let token = text.trim_ascii();
+    match token.is_empty() {
+        true => Err(refuse("a file with a token")),
+        false => Ok(token.to_vec()),
+    }
+}
+
+/// Half of a limit, with a little room for what is behind: two hosts may be asked, one after the
+/// other.
+pub(super) fn half(limit: Duration) -> Duration {
+    (limit * 9 / 20).max(Duration::from_millis(1))
+}

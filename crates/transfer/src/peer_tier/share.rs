@@ -1,0 +1,205 @@
+//! What this host gives: an arena of its own, in memory or on a medium that outlives the process.
+
+use std::collections::HashSet;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use kvdepot_arena::{
+    Access, Arena, Error, Key, NamespaceId, Options, Place, Refused, Reserved, Token, Uses, Wanted,
+};
+use kvdepot_media::{Buffer, Checksum};
+use kvdepot_store::NamespaceUsage;
+
+use super::messages::TAIL_MAX;
+
+/// How long another owner of the medium is waited for.
+const LOCK_WAIT: Duration = Duration::from_secs(10);
+
+/// Slots that are looked at for a page.
+const GLANCE: u32 = 65_536;
+
+/// The arena and the order of its uses, which is this host's own.
+pub(super) struct Share {
+    arena: Arc<Arena>,
+    uses: Uses,
+}
+
+impl Share {
+    /// Opens it: in memory, or on a medium.
+    pub(super) fn open(
+        name: &'static str,
+        path: Option<PathBuf>,
+        capacity: u64,
+    ) -> Result<Share, Error> {
+        let uses = Uses::default();
+        let arena = match path {
+            None => Arena::volatile(name, 0, capacity)?,
+            Some(path) => {
+                let options = Options {
+                    capacity: Some(capacity),
+                    access: Access::Mapped,
+                    ..Options::default()
+                };
+                let field = |option: &str| format!("peer.{option}");
+                let (mut arena, _) = Arena::open((name, 0), &path, &options, &field, LOCK_WAIT)?;
+                arena.rank(&uses);
+                arena
+            }
+        };
+        Ok(Share {
+            arena: Arc::new(arena),
+            uses,
+        })
+    }
+
+    /// Closes it: blocks of a medium are there the next time.
+    pub(super) fn close(&self) {
+        self.arena.close();
+    }
+
+    pub(super) fn arena(&self) -> &Arc<Arena> {
+        &self.arena
+    }
+
+    pub(super) fn contains(&self, namespace: NamespaceId, keys: &[Key]) -> Vec<bool> {
+        let mut found = vec![false; keys.len()];
+        self.arena.contains(namespace, keys, &mut found);
+        found
+    }
+
+    pub(super) fn pin(&self, namespace: NamespaceId, keys: &[Key]) -> Vec<Option<Place>> {
+        let (mut found, mut places) = (vec![false; keys.len()], vec![None; keys.len()]);
+        let stamps = self.uses.call(keys.len());
+        self.arena.pin(
+            namespace,
+            keys,
+            &mut found,
+            |index| stamps.of(index),
+            |index, place| places[index] = Some(place),
+        );
+        places
+    }
+
+    pub(super) fn unpin(&self, token: Token) {
+        self.arena.unpin(std::iter::once(token));
+    }
+
+    /// Makes room for blocks, in prefix order. Waits for the medium.
+    pub(super) fn reserve(
+        &self,
+        namespace: NamespaceId,
+        mut blocks: Vec<Wanted>,
+    ) -> Vec<Result<Reserved, Refused>> {
+        let stamps = self.uses.call(blocks.len());
+        for (index, wanted) in blocks.iter_mut().enumerate() {
+            wanted.stamp = stamps.of(index);
+        }
+        let mut seen = HashSet::new();
+        let once = blocks.iter().all(|wanted| seen.insert(wanted.key));
+        if once && let Some(answers) = self.arena.reserve(namespace, &blocks) {
+            return answers;
+        }
+        blocks
+            .into_iter()
+            .map(|one| self.reserve_one(namespace, one))
+            .collect()
+    }
+
+    fn reserve_one(&self, namespace: NamespaceId, wanted: Wanted) -> Result<Reserved, Refused> {
+        let declined = Err(Refused::Declined);
+        if let Some(mut answer) = self.arena.reserve(namespace, &[wanted]) {
+            return answer.pop().unwrap_or(declined);
+        }
+        let space = self
+            .arena
+            .make_space(namespace, &wanted, Default::default())?;
+        let mut answer = self.arena.reserve_in(namespace, vec![(wanted, space)]);
+        answer.pop().unwrap_or(declined)
+    }
+
+    pub(super) fn commit(&self, mut reserved: Reserved, sum: Checksum, pinned: bool) -> bool {
+        let token = reserved.hand_out().token;
+        self.arena.commit(&[(token, sum)], pinned) == [true]
+    }
+
+    pub(super) fn buffers(
+        &self,
+        place: &Place,
+        offset: u64,
+        len: u64,
+    ) -> Result<Vec<Buffer>, Error> {
+        let mut buffers = Vec::new();
+        let end = offset.checked_add(len).filter(|end| *end <= place.len);
+        let end = end.ok_or_else(|| Error::input("len", len, "bytes of the block"))?;
+        self.arena.buffers(place, offset..end, &mut buffers)?;
+        Ok(buffers)
+    }
+
+    /// The last `len` bytes of a block that is pinned.
+    pub(super) fn tail(&self, place: &Place, len: u64) -> Option<Vec<u8>> {
+        if len == 0 {
+            return Some(Vec::new());
+        }
+        let begin = place
+            .len
+            .checked_sub(len)
+            .filter(|_| len <= TAIL_MAX.into())?;
+        let buffers = self.buffers(place, begin, len).ok()?;
+        Some(buffers.iter().flat_map(Buffer::to_vec).collect())
+    }
+
+    /// Writes the last bytes of a block that is reserved; whether they are there.
+    pub(super) fn write_tail(&self, place: &Place, tail: &[u8]) -> bool {
+        let len = tail.len() as u64;
+        let Some(begin) = place.len.checked_sub(len) else {
+            return false;
+        };
+        if tail.is_empty() {
+            return true;
+        }
+        let Ok(buffers) = self.buffers(place, begin, len) else {
+            return false;
+        };
+        let mut rest = tail;
+        buffers.iter().all(|buffer| {
+            let (now, later) = rest.split_at(buffer.len().min(rest.len()));
+            rest = later;
+            buffer.write_at(0, now).is_ok()
+        })
+    }
+
+    pub(super) fn remove(&self, namespace: NamespaceId, keys: &[Key]) -> Vec<bool> {
+        let remove = |key: &Key| self.arena.remove(namespace, &[*key]) > 0;
+        keys.iter().map(remove).collect()
+    }
+
+    /// Some blocks from a slot on, and the slot where the next page begins.
+    pub(super) fn list(
+        &self,
+        namespace: NamespaceId,
+        from: u32,
+        limit: usize,
+    ) -> (Vec<(Key, u64)>, Option<u32>) {
+        let mut blocks = Vec::new();
+        let next = self
+            .arena
+            .glance(namespace, from, GLANCE, limit, &mut blocks);
+        (blocks, next)
+    }
+
+    pub(super) fn namespaces(&self) -> Vec<NamespaceUsage> {
+        let described = self.arena.descriptions().unwrap_or_default();
+        let text = |id: NamespaceId| {
+            let mut all = described.iter();
+            all.find(|(other, _)| *other == id)
+                .map(|(_, text)| text.clone())
+        };
+        let usage = |(id, (blocks, bytes)): (NamespaceId, (u64, u64))| {
+            let mut usage = NamespaceUsage::described(id, text(id));
+            (usage.blocks, usage.bytes) = (blocks, bytes);
+            usage
+        };
+        self.arena.shares().into_iter().map(usage).collect()
+    }
+}

@@ -1,0 +1,273 @@
+//! Another host: what it is asked, whether it is there, and what it is owed.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+use super::desk::Desk;
+use super::messages::{Ask, Id, Said, decode, encode};
+use super::wire::Wire;
+use crate::engine::Engine;
+use crate::error::Error;
+use crate::remote::Lender;
+
+/// Threads that wait for one host.
+const THREADS: usize = 2;
+
+/// How long a host that does not answer is left alone at first, and at most.
+const PAUSE_FIRST: Duration = Duration::from_millis(200);
+const PAUSE_MOST: Duration = Duration::from_secs(10);
+
+/// Names in one word that something is over.
+const RELEASED_MAX: usize = 16_384;
+
+/// What all hosts are asked by.
+pub(super) struct Net {
+    pub(super) engine: Arc<Engine>,
+    /// Half of how long a lookup may take, as it may ask two hosts, and of anything else.
+    pub(super) lookup: Duration,
+    pub(super) patience: Duration,
+    pub(super) calls: AtomicU64,
+    pub(super) unheard: AtomicU64,
+    next: AtomicU64,
+}
+
+impl Net {
+    pub(super) fn new(engine: Arc<Engine>, lookup: Duration, patience: Duration) -> Net {
+        Net {
+            engine,
+            lookup,
+            patience,
+            calls: AtomicU64::new(0),
+            unheard: AtomicU64::new(0),
+            next: AtomicU64::new(1),
+        }
+    }
+
+    /// The number of a call that may pin or reserve something.
+    pub(super) fn number(&self) -> u64 {
+        self.next.fetch_add(1, Ordering::Relaxed)
+    }
+}
+
+#[derive(Default)]
+struct Down {
+    /// When it is asked again whether it is there; none while it is.
+    again: Option<Instant>,
+    pause: Duration,
+}
+
+#[derive(Default)]
+struct Owed {
+    ids: Vec<Id>,
+    calls: Vec<u64>,
+    is_on_its_way: bool,
+}
+
+/// Another host.
+pub(super) struct Target {
+    pub(super) name: String,
+    pub(super) address: SocketAddr,
+    pub(super) net: Arc<Net>,
+    pub(super) wire: Arc<Wire>,
+    desk: Arc<Desk>,
+    down: Mutex<Down>,
+    is_down: AtomicBool,
+    owed: Mutex<Owed>,
+}
+
+impl Target {
+    pub(super) fn new(name: &str, address: SocketAddr, net: &Arc<Net>, wire: Arc<Wire>) -> Target {
+        Target {
+            name: name.to_owned(),
+            address,
+            net: Arc::clone(net),
+            wire,
+            desk: Desk::new("kvdepot-peer", THREADS),
+            down: Mutex::default(),
+            is_down: AtomicBool::new(false),
+            owed: Mutex::default(),
+        }
+    }
+
+    pub(super) fn is_down(&self) -> bool {
+        self.is_down.load(Ordering::Acquire)
+    }
+
+    /// Asks, and has `then` run with the answer, in a thread of this host's; with none, at once
+    /// while it is left alone.
+    pub(super) fn ask(
+        self: &Arc<Self>,
+        ask: Ask,
+        then: impl FnOnce(Option<(Said, Lender)>) + Send + 'static,
+    ) {
+        if self.is_down() {
+            return then(None);
+        }
+        let target = Arc::clone(self);
+        self.desk.run(move || then(target.ask_now(&ask)));
+    }
+
+    fn ask_now(&self, ask: &Ask) -> Option<(Said, Lender)> {
+        if self.is_down() {
+            return None;
+        }
+        let limit = match ask {
+            Ask::Contains(_) | Ask::Pin { .. } => self.net.lookup,
+            _ => self.net.patience,
+        };
+        self.net.calls.fetch_add(1, Ordering::Relaxed);
+        let said = self.net.engine.converse(self.address, encode(ask)?, limit);
+        match said {
+            Ok((said, lender)) => Some((decode(&said)?, lender)),
+            Err(error) => {
+                self.net.unheard.fetch_add(1, Ordering::Relaxed);
+                // Its number may still be used by what it does later.
+                if let Ask::Pin { call, .. } | Ask::Reserve { call, .. } = ask {
+                    self.owed.lock().calls.push(*call);
+                }
+                if matches!(error, Error::Unreachable { .. }) {
+                    self.leave_alone(&error);
+                }
+                None
+            }
+        }
+    }
+
+    /// It does not answer: it is asked nothing until it does.
+    fn leave_alone(&self, error: &Error) {
+        let mut down = self.down.lock();
+        let was_there = down.again.is_none();
+        if was_there {
+            down.pause = PAUSE_FIRST;
+        }
+        down.again = Some(Instant::now() + jittered(down.pause));
+        self.is_down.store(true, Ordering::Release);
+        drop(down);
+        if was_there {
+            tracing::warn!(host = self.name, %error, "a host is left alone: it does not answer");
+        }
+    }
+
+    /// Looks whether it is back, where it is time for that, and says what it is owed.
+    pub(super) fn look(self: &Arc<Self>, now: Instant) {
+        {
+            let mut down = self.down.lock();
+            let Some(again) = down.again else {
+                drop(down);
+                return self.pay();
+            };
+            if now < again {
+                return;
+            }
+            // Not once more before the answer is there.
+            down.again = Some(now + PAUSE_MOST + self.net.patience);
+        }
+        let target = Arc::clone(self);
+        self.desk.run(move || {
+            let answer = target.net.engine.ping(target.address);
+            let mut down = target.down.lock();
+            match answer {
+                Ok(()) => {
+                    down.again = None;
+                    target.is_down.store(false, Ordering::Release);
+                    drop(down);
+                    tracing::info!(host = target.name, "a host answers again");
+                }
+                Err(_) => {
+                    down.pause = (down.pause * 2).min(PAUSE_MOST);
+                    down.again = Some(Instant::now() + jittered(down.pause));
+                }
+            }
+        });
+    }
+
+    /// A pin or a reservation is over.
+    pub(super) fn release(self: &Arc<Self>, id: Id) {
+        self.owed.lock().ids.push(id);
+        self.pay();
+    }
+
+    /// Says what is over. What it does not hear is said again; it needs no word when all
+    /// connections have ended, as it ends everything by itself then.
+    fn pay(self: &Arc<Self>) {
+        if self.is_down() {
+            return;
+        }
+        {
+            let mut owed = self.owed.lock();
+            let nothing = owed.ids.is_empty() && owed.calls.is_empty();
+            if nothing || std::mem::replace(&mut owed.is_on_its_way, true) {
+                return;
+            }
+        }
+        let target = Arc::clone(self);
+        self.desk.run(move || {
+            let (ids, calls) = {
+                let mut owed = target.owed.lock();
+                let most = owed.ids.len().min(RELEASED_MAX);
+                let rest = owed.ids.split_off(most);
+                let ids = std::mem::replace(&mut owed.ids, rest);
+                (ids, std::mem::take(&mut owed.calls))
+            };
+            let word = Ask::Release {
+                ids: ids.clone(),
+                calls: calls.clone(),
+            };
+            let heard = target.ask_now(&word).is_some();
+            let mut owed = target.owed.lock();
+            owed.is_on_its_way = false;
+            if !heard {
+                owed.ids.extend(ids);
+                owed.calls.extend(calls);
+            }
+            drop(owed);
+            if heard {
+                target.pay();
+            }
+        });
+    }
+
+    pub(super) fn end(&self, deadline: Instant) {
+        self.desk.end(deadline);
+    }
+}
+
+/// A pause, a quarter longer or shorter.
+fn jittered(pause: Duration) -> Duration {
+    let part = crate::peer::random::<1>().map_or(128, |byte| u32::from(byte[0]));
+    pause * 3 / 4 + pause * part / 512
+}
+
+/// What a host has pinned or reserved for this one; it is told when this is dropped.
+pub(super) struct Far {
+    pub(super) target: Arc<Target>,
+    pub(super) id: Id,
+    is_over: bool,
+}
+
+impl Far {
+    pub(super) fn new(target: &Arc<Target>, id: Id) -> Far {
+        Far {
+            target: Arc::clone(target),
+            id,
+            is_over: false,
+        }
+    }
+
+    /// It has ended there.
+    pub(super) fn is_over(&mut self) {
+        self.is_over = true;
+    }
+}
+
+impl Drop for Far {
+    fn drop(&mut self) {
+        if !self.is_over {
+            self.target.release(self.id);
+        }
+    }
+}
