@@ -62,6 +62,8 @@ struct Shared {
     cases: Mutex<Vec<Case>>,
     requests: AtomicU64,
     seen: Mutex<Vec<String>>,
+    /// Paths and queries of all requests.
+    asked: Mutex<Vec<String>>,
 }
 
 /// A server whose id is `me`, its secret `secret`, and its bucket `bucket`, with a directory of its
@@ -105,7 +107,7 @@ impl Troubled {
         self.server.endpoint()
     }
 
-    /// Of the next `count` requests of a method whose path has this in it.
+    /// Of the next `count` requests of a method whose path, or query as it is sent, has this in it.
     ///
     /// # Panics
     /// Where one of its threads has.
@@ -144,6 +146,16 @@ impl Troubled {
     /// Where one of its threads has.
     pub fn seen(&self) -> Vec<String> {
         std::mem::take(&mut self.shared.seen.lock().unwrap())
+    }
+
+    /// How many requests so far have had this in their path or query, as it is sent.
+    ///
+    /// # Panics
+    /// Where one of its threads has.
+    #[must_use]
+    pub fn asked(&self, within: &str) -> usize {
+        let asked = self.shared.asked.lock().unwrap();
+        asked.iter().filter(|one| one.contains(within)).count()
     }
 
     /// Its directory.
@@ -202,7 +214,8 @@ fn base64(text: &str) -> String {
 impl Shared {
     fn take(&self, request: &Request<Incoming>) -> Option<Trouble> {
         let mut cases = self.cases.lock().unwrap();
-        let path = request.uri().path();
+        let path = request.uri().path_and_query();
+        let path = path.map_or("/", |path| path.as_str());
         let case = cases.iter_mut().find(|case| {
             let is_one = case
                 .method
@@ -219,6 +232,8 @@ async fn answer(shared: Arc<Shared>, service: S3Service, request: Request<Incomi
     shared.requests.fetch_add(1, Ordering::Relaxed);
     let line = format!("{} {}", request.method(), request.uri().path());
     shared.seen.lock().unwrap().push(line);
+    let asked = request.uri().to_string();
+    shared.asked.lock().unwrap().push(asked);
     let mut trouble = shared.take(&request);
     let conditions = request.headers().contains_key(IF_NONE_MATCH);
     if conditions && trouble == Some(Trouble::NoConditions) {

@@ -11,9 +11,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use futures_util::future::{BoxFuture, FutureExt};
-use futures_util::stream::{self, BoxStream, StreamExt, TryStreamExt};
+use futures_util::stream::{self, StreamExt, TryStreamExt};
 use kvdepot_arena::Error;
 use object_store::aws::{AmazonS3, AmazonS3Builder, AmazonS3ConfigKey, AwsCredentialProvider};
+use object_store::list::{PaginatedListOptions, PaginatedListStore};
 use object_store::path::Path;
 use object_store::{ClientConfigKey, ObjectMeta, ObjectStore, ObjectStoreExt, RetryConfig};
 use parking_lot::Mutex;
@@ -22,6 +23,7 @@ use tokio::time::{Instant, sleep, timeout_at};
 
 use super::credentials::FromFile;
 use super::options::{Options, check_endpoint};
+use super::voice::Voice;
 
 /// The first pause, and the longest.
 pub(super) const PAUSE: Duration = Duration::from_millis(50);
@@ -32,14 +34,17 @@ const WORTH: u64 = 10;
 const SAVED: u64 = 1000;
 const ONCE_MORE: u64 = 100;
 
-/// Objects that one request removes.
-const MANY: usize = 1000;
+/// Objects that one request removes, or a page has.
+pub(super) const MANY: usize = 1000;
+
+/// How often a page of a long listing begins anew, beyond what each of its requests is repeated.
+const PAGE_TRIES: usize = 3;
 
 /// How long a connection is tried.
 const CONNECT: Duration = Duration::from_secs(5);
 
 /// Why a request came to nothing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Fault {
     /// There is no such object, or no such bucket.
     Gone,
@@ -136,6 +141,7 @@ pub(super) struct Bucket {
     faults: [AtomicU64; Fault::ALL.len()],
     /// Whether it knows conditions for what is written, as far as is known.
     conditions: AtomicBool,
+    voice: Voice,
     saved: Mutex<u64>,
     dice: AtomicU64,
 }
@@ -158,7 +164,10 @@ impl Turn<'_> {
         self.bucket.earn();
         let answer = timeout_at(self.deadline, request).await;
         let fault = match answer.unwrap_or(Err(Fault::Late)) {
-            Ok(answer) => return Some(Ok(answer)),
+            Ok(answer) => {
+                self.bucket.voice.answered();
+                return Some(Ok(answer));
+            }
             Err(fault) => fault,
         };
         let left = self.deadline.saturating_duration_since(Instant::now());
@@ -228,6 +237,7 @@ impl Bucket {
             retries: AtomicU64::new(0),
             faults: Default::default(),
             conditions: AtomicBool::new(true),
+            voice: Voice::default(),
             saved: Mutex::new(SAVED),
             dice: AtomicU64::new(u64::from(std::process::id())),
         })
@@ -321,19 +331,37 @@ impl Bucket {
         let fault = Fault::of(error);
         match fault {
             Fault::Gone | Fault::Changed | Fault::Taken => {}
-            Fault::Refused => tracing::warn!(%error, "the object store refuses a request"),
+            Fault::Refused => self.voice.refused(error),
             _ => tracing::debug!(%error, "a request to the object store has failed"),
         }
         fault
     }
 
-    /// Everything below a folder of the prefix, page by page.
-    pub(super) fn list(
+    /// A page of at most `most` of the objects below a folder of the prefix, and what to ask for
+    /// the next one with. One that fails is asked for again: what came before it is not lost.
+    pub(super) async fn page(
         &self,
         folder: &str,
-    ) -> BoxStream<'static, Result<ObjectMeta, object_store::Error>> {
-        self.earn();
-        self.store.list(Some(&self.path(folder)))
+        token: Option<&str>,
+        most: usize,
+    ) -> Result<(Vec<ObjectMeta>, Option<String>), Fault> {
+        let prefix = format!("{}/", self.path(folder));
+        let options = PaginatedListOptions {
+            max_keys: Some(most),
+            page_token: token.map(str::to_owned),
+            ..PaginatedListOptions::default()
+        };
+        let list = || self.store.list_paginated(Some(&prefix), options.clone());
+        let mut tries = PAGE_TRIES;
+        loop {
+            match self.ask(Way::Write, list).await {
+                Ok(page) => return Ok((page.result.objects, page.page_token)),
+                Err(fault) if fault.is_doubtful() && tries > 1 && self.spend() => tries -= 1,
+                Err(fault) => return Err(fault),
+            }
+            self.retries.fetch_add(1, Ordering::Relaxed);
+            sleep(PAUSE_MOST.mul_f64(self.chance())).await;
+        }
     }
 
     /// All of a small folder.
@@ -368,6 +396,11 @@ impl Bucket {
             }
         }
         gone
+    }
+
+    /// As [`Voice::may_say`].
+    pub(super) fn may_say(&self, kind: &'static str, fault: Fault) -> Option<u64> {
+        self.voice.may_say(kind, fault)
     }
 
     pub(super) fn count(&self, fault: Fault) {

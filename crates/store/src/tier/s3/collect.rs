@@ -7,14 +7,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use futures_util::stream::StreamExt;
 use kvdepot_arena::clock;
 use kvdepot_arena::format::file_header::LEN;
 use object_store::path::Path;
 use tokio::sync::{Notify, watch};
 use tokio::time::{sleep, timeout};
 
-use super::bucket::{Bucket, Fault};
+use super::bucket::{Bucket, Fault, MANY};
 use super::usage::{BEGIN, END, Usage, Used};
 use crate::tier::departures::Departures;
 use crate::tier::posix::name::{BLOCKS, identity_of};
@@ -114,8 +113,10 @@ impl Collector {
     pub(super) async fn run(self: Arc<Collector>) {
         loop {
             let needed = self.needed.swap(0, Ordering::Relaxed);
-            if let Err(fault) = self.round(needed).await {
-                tracing::warn!(?fault, "the bucket cannot be counted");
+            if let Err(fault) = self.round(needed).await
+                && let Some(unsaid) = self.bucket.may_say("count", fault)
+            {
+                tracing::warn!(?fault, unsaid, "the bucket cannot be counted");
             }
             self.rounds.send_modify(|rounds| *rounds += 1);
             let _woken = timeout(TICK, self.wake.notified()).await;
@@ -157,15 +158,21 @@ impl Collector {
             bytes: 0,
             enough: self.usage.part(REMEMBERED),
         };
-        let mut pages = self.bucket.list(BLOCKS);
-        while let Some(meta) = pages.next().await {
-            let meta = meta.map_err(|error| self.bucket.note(&error))?;
-            sum = sum.saturating_add(meta.size);
-            oldest.add(Old {
-                written: meta.last_modified.timestamp_micros(),
-                path: meta.location.into(),
-                bytes: meta.size,
-            });
+        let mut token = None;
+        loop {
+            let (page, next) = self.bucket.page(BLOCKS, token.as_deref(), MANY).await?;
+            for meta in page {
+                sum = sum.saturating_add(meta.size);
+                oldest.add(Old {
+                    written: meta.last_modified.timestamp_micros(),
+                    path: meta.location.into(),
+                    bytes: meta.size,
+                });
+            }
+            let Some(next) = next else {
+                break;
+            };
+            token = Some(next);
         }
         let capacity = self.usage.capacity();
         // Whatever is said, most of what is there stays.

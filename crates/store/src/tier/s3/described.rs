@@ -3,13 +3,16 @@
 use std::collections::HashMap;
 use std::ops::Range;
 
-use futures_util::future::{FutureExt, join_all, try_join_all};
+use futures_util::future::{FutureExt, try_join_all};
+use futures_util::stream::{self, StreamExt};
 use kvdepot_arena::format::file_header::LEN;
 use kvdepot_arena::{Identity, NamespaceId};
 use object_store::path::Path;
-use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload};
+use object_store::{
+    GetOptions, GetRange, ObjectMeta, ObjectStore, PutMode, PutOptions, PutPayload,
+};
 
-use super::bucket::{Fault, Way};
+use super::bucket::{Fault, MANY, Way};
 use super::{Common, FOLDERS, LISTED};
 use crate::tier::description::{FOLDER, LEN_MAX, MOST, decode, encode};
 use crate::tier::posix::name::{BLOCKS, identity_of, namespace_of};
@@ -37,19 +40,41 @@ impl Common {
         }
     }
 
+    /// The first ones: whoever may write the bucket may write as many as they like.
     async fn descriptions(&self) -> Result<Vec<(NamespaceId, String)>, Fault> {
-        let all = self.bucket.list_all(FOLDER).await?.into_iter();
-        let small = all.filter(|meta| meta.size <= LEN_MAX as u64).take(MOST);
-        let each = small.map(|meta: ObjectMeta| async move {
-            let id = namespace_of(meta.location.filename()?)?;
-            let get = || {
-                let get = self.bucket.store().get(&meta.location);
-                get.then(|found| async { found?.bytes().await }).boxed()
-            };
-            let bytes = self.bucket.ask(Way::Read, get).await.ok()?;
-            Some((id, decode(std::str::from_utf8(&bytes).ok()?)?))
-        });
-        Ok(join_all(each).await.into_iter().flatten().collect())
+        let (mut found, mut looked, mut token) = (Vec::new(), 0, None);
+        loop {
+            let most = MANY.min(MOST - looked);
+            let (page, next) = self.bucket.page(FOLDER, token.as_deref(), most).await?;
+            looked += page.len().max(1);
+            let small = page.into_iter().take(most);
+            let small = small.filter(|meta| meta.size <= LEN_MAX as u64);
+            let each = stream::iter(small).map(|meta| self.description(meta));
+            let some: Vec<_> = each.buffer_unordered(self.bucket.at_once()).collect().await;
+            found.extend(some.into_iter().flatten());
+            match next {
+                Some(next) if looked < MOST => token = Some(next),
+                _ => return Ok(found),
+            }
+        }
+    }
+
+    async fn description(&self, meta: ObjectMeta) -> Option<(NamespaceId, String)> {
+        let id = namespace_of(meta.location.filename()?)?;
+        // What has grown since it was listed is none.
+        let options = GetOptions::new().with_range(Some(GetRange::Bounded(0..LEN_MAX as u64 + 1)));
+        let get = || {
+            let get = self
+                .bucket
+                .store()
+                .get_opts(&meta.location, options.clone());
+            get.then(|found| async { found?.bytes().await }).boxed()
+        };
+        let bytes = self.bucket.ask(Way::Read, get).await.ok()?;
+        if bytes.len() > LEN_MAX {
+            return None;
+        }
+        Some((id, decode(std::str::from_utf8(&bytes).ok()?)?))
     }
 
     /// What namespaces have in some folders, from one on, and where the next ones begin.

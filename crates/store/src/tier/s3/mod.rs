@@ -18,6 +18,7 @@ mod options;
 mod send;
 mod staging;
 mod usage;
+mod voice;
 mod write;
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -445,8 +446,11 @@ impl Common {
             Seen::Block(found) => found,
             Seen::Nothing => return None,
             Seen::Strange { e_tag, newer } => {
-                tracing::warn!(key = %name.key, "an object is not the block that its name says");
                 self.bucket.count(Fault::Strange);
+                if let Some(unsaid) = self.bucket.may_say("object", Fault::Strange) {
+                    let key = &name.key;
+                    tracing::warn!(%key, unsaid, "an object is not the block that its name says");
+                }
                 // The next put writes it again, unless it is one of a later release.
                 if !newer {
                     let _gone = self.remove(&name, Some(&e_tag)).await;

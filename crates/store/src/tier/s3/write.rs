@@ -250,7 +250,9 @@ impl Common {
             Ok((Sent::There { .. }, _)) => (false, !(pinned && is_other)),
             Ok((Sent::Kept, _)) => (false, false),
             Err(fault) => {
-                tracing::warn!(?fault, key = %name.key, "a block is not stored");
+                if let Some(unsaid) = self.bucket.may_say("put", *fault) {
+                    tracing::warn!(?fault, unsaid, key = %name.key, "a block is not stored");
+                }
                 (false, false)
             }
         };
