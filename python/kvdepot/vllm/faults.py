@@ -135,6 +135,10 @@ class SafeNamespace:
         lookup = self._namespace.lookup
         return self._faults.attempt_unless_paused("lookup", None, lookup, keys)
 
+    def prefetch(self, keys: Sequence[bytes]) -> kvdepot.Task | None:
+        """The namespace's, or none."""
+        return self._faults.attempt_unless_paused("prefetch", None, self._namespace.prefetch, keys)
+
     def put(self, keys: Sequence[bytes], blocks: kvdepot.Spans) -> kvdepot.Task | None:
         """The namespace's, or none."""
         return self._faults.attempt_unless_paused("put", None, self._namespace.put, keys, blocks)

@@ -51,7 +51,7 @@ from kvdepot.vllm.jobs import (
 )
 from kvdepot.vllm.messages import RETRY_SECONDS, Placements
 from kvdepot.vllm.metrics import Collector
-from kvdepot.vllm.questions import Question, Questions, keys_behind
+from kvdepot.vllm.questions import Arrivals, Question, Questions, keys_behind
 from kvdepot.vllm.tiers import INDEXED, SOURCES, is_memory, say_smaller
 
 logger = init_logger("vllm.kvdepot.manager")
@@ -102,6 +102,7 @@ class KvdepotManager(OffloadingManager):
         # Who has the index, or a tier, is asked without waiting for the answer.
         self._late = shared or any(tier not in INDEXED for tier in depot.tiers)
         self._questions = Questions(self.faults)
+        self._arrivals = Arrivals()
         self._socket = depot.socket
         # Tiers that are files come into memory as they are read.
         self._memory = tuple(n for n, tier in enumerate(depot.tiers) if is_memory(depot, tier))
@@ -161,6 +162,9 @@ class KvdepotManager(OffloadingManager):
         ident = self._ident(key, req_context)
         if ident in self._held:
             return LookupResult.HIT
+        request = req_context.req_id
+        if self._arrivals.are_due(request, ident, lambda: self._may_wait(request)):
+            return LookupResult.RETRY
         group = self._groups.get(ident[0])
         if group is None:
             waits = self._steps_without_groups is not None and self._may_wait(req_context.req_id)
@@ -175,6 +179,8 @@ class KvdepotManager(OffloadingManager):
             self._hold(group, idents[:found])
             if ident in self._held:
                 return LookupResult.HIT
+            if self._late and self._fetch(group, idents[:found], request):
+                return LookupResult.RETRY
         else:
             self._ask_others(key, req_context)
         if ident in self._storing and self._may_wait(req_context.req_id):
@@ -196,6 +202,11 @@ class KvdepotManager(OffloadingManager):
             return idents, group.namespace.lookup([wanted for _, wanted in idents])
 
         return self._questions.found(request, ident, ask, lambda: self._may_wait(request))
+
+    def _fetch(self, group: Group, idents: list[Ident], request: str) -> bool:
+        """Have blocks that are stored where no worker reaches them brought near, once a request."""
+        keys = [key for _, key in idents]
+        return self._arrivals.fetch(request, idents, lambda: group.namespace.prefetch(keys))
 
     def _hold(self, group: Group, idents: list[Ident]) -> None:
         """Pin blocks, given in prefix order, up to the first miss."""
@@ -413,6 +424,7 @@ class KvdepotManager(OffloadingManager):
         for kept in (self._waiting_since, self._adapters, self._sources, self._ends):
             kept.pop(req_context.req_id, None)
         self._questions.forget(req_context.req_id)
+        self._arrivals.forget(req_context.req_id)
 
     @_on_path
     def on_schedule_end(self, context: ScheduleEndContext) -> None:
@@ -438,6 +450,7 @@ class KvdepotManager(OffloadingManager):
                 job.stale = True
         self._storing.clear()
         self._questions.clear()
+        self._arrivals.clear()
         self._let_go()
         # vLLM offers everything again.
         self._ends.clear()

@@ -56,6 +56,38 @@ class Questions:
         self._asked.clear()
 
 
+class Arrivals:
+    """Blocks that come into the near tier before they can be loaded: those of tiers that the
+    workers' lanes do not reach. Each is waited for once by a request."""
+
+    def __init__(self) -> None:
+        self._coming: dict[str, dict[Ident, kvdepot.Task | None]] = {}
+
+    def are_due(self, request: str, ident: Ident, may_wait: Callable[[], bool]) -> bool:
+        """Whether the request has fetched this block, and waits for it still."""
+        task = self._coming.get(request, {}).get(ident)
+        return task is not None and not task.done and may_wait()
+
+    def fetch(
+        self, request: str, idents: list[Ident], fetch: Callable[[], kvdepot.Task | None]
+    ) -> bool:
+        """Have blocks brought near, unless this request has; whether they come now."""
+        coming = self._coming.setdefault(request, {})
+        if idents[0] in coming:
+            return False
+        task = fetch()
+        coming.update((ident, task) for ident in idents if ident not in coming)
+        return task is not None
+
+    def forget(self, request: str) -> None:
+        """The request is over."""
+        self._coming.pop(request, None)
+
+    def clear(self) -> None:
+        """What was fetched means nothing any more."""
+        self._coming.clear()
+
+
 def keys_behind(key: OffloadKey, req_context: ReqContext) -> Iterator[OffloadKey]:
     """The keys of a request that come after this one in its KV group."""
     behind = itertools.dropwhile(lambda other: other != key, req_context._offload_key_positions)
