@@ -51,12 +51,21 @@ def why_not() -> str | None:
     return None
 
 
+def is_alive(pid: int) -> bool:
+    """Whether a process runs; one that is over, and that nobody has waited for, does not."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+    return "\nState:\tZ" not in status
+
+
 def sweep() -> list[str]:
     """Removes what processes have left that are no more; their names."""
     left = []
     for name in run("ip", "netns", "list").split():
         found = NAMES.fullmatch(name)
-        if found and not Path(f"/proc/{found[1]}").exists():
+        if found and not is_alive(int(found[1])):
             remove(name)
             left.append(name)
     return left
