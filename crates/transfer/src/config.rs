@@ -4,6 +4,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 use crate::error::Error;
+use crate::peer::Summed;
 use crate::task::Priority;
 
 /// How an engine works.
@@ -33,6 +34,9 @@ pub struct Config {
     pub rdma: Option<Vec<String>>,
     /// Whether each slice that goes over a connection is under a checksum.
     pub checksum: bool,
+    /// Whether whoever reads verifies what has come by itself: with `checksum` only what is written
+    /// is under one then.
+    pub verifies_reads: bool,
     /// How often what failed on the way is tried again.
     pub retries: u32,
     /// How long connecting, greeting, opening and calling may take.
@@ -55,6 +59,7 @@ impl Default for Config {
             local: true,
             rdma: None,
             checksum: false,
+            verifies_reads: false,
             retries: 4,
             timeout: Duration::from_secs(5),
             connections_max: 1024,
@@ -63,6 +68,14 @@ impl Default for Config {
 }
 
 impl Config {
+    /// What is under a checksum on the way.
+    pub(crate) fn summed(&self) -> Summed {
+        Summed {
+            writes: self.checksum,
+            reads: self.checksum && !self.verifies_reads,
+        }
+    }
+
     /// Refuses what cannot be.
     pub(crate) fn check(&self) -> Result<(), Error> {
         let within = |field, value: u64, least: u64, most: u64, allowed| match (least..=most)

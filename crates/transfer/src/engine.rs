@@ -328,7 +328,7 @@ impl Engine {
         };
         let (window, retries) = (self.config.window, self.config.retries);
         let limits = (window, retries);
-        let core = Core::new(dialer, self.origin, limits, self.config.checksum);
+        let core = Core::new(dialer, self.origin, limits, self.config.summed());
         // Two addresses may lead to one target, where lanes of one number take each other's place.
         let mut known = self.first_lanes.lock();
         let next = (known.len() * self.config.streams) as u32;

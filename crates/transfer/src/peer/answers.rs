@@ -141,7 +141,7 @@ impl<'a> Answers<'a> {
 
     /// Receives the bytes of a read.
     fn fill(&mut self, head: &Head) -> io::Result<()> {
-        if head.is_summed() != self.lane.core.is_summed {
+        if head.is_summed() != self.lane.core.summed.reads {
             return Err(broken(Malformed(
                 "a checksum that nobody asked for, or none",
             )));

@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use zerocopy::IntoBytes;
 
-use super::Core;
 use super::answers::Answers;
 use super::conn::Conn;
 use super::queue::{Ask, Down, Flying, Item, Sent, State, Wants};
+use super::{Core, Summed};
 use crate::error::{Error, Fault};
 use crate::flight::{Flight, Op};
 use crate::socket::Ranges;
@@ -166,7 +166,7 @@ impl Lane {
         let mut frame = Frame::default();
         // SAFETY: what flies is not let go before it is sent: whoever ends it waits for `is_sent`,
         // or for the lock that is held here. The frame is gone by then.
-        unsafe { frame.fill(&item, number, self.core.is_summed) };
+        unsafe { frame.fill(&item, number, self.core.summed) };
         if let Item::Flight(flight) = &item
             && let Some(progress) = flight.progress()
         {
@@ -443,7 +443,7 @@ impl Frame {
     /// # Safety
     ///
     /// The frame goes before the item's memory, and is not moved before.
-    unsafe fn fill(&mut self, item: &Item, number: u64, summed: bool) {
+    unsafe fn fill(&mut self, item: &Item, number: u64, summed: Summed) {
         let (head, written) = match item {
             Item::Ask(ask) => {
                 self.body.clone_from(&ask.body);
@@ -461,6 +461,7 @@ impl Frame {
                     None => (Verb::Read, 0),
                 };
                 let first = flight.rows(&mut self.rows);
+                let summed = summed.is(flight.op);
                 let head = Head::request(verb, flight.pieces.len(), number, bytes, summed);
                 (head.with(first), written)
             }
@@ -477,7 +478,7 @@ impl Frame {
             self.ranges.push_bytes(&self.rows);
             self.ranges.push_bytes(&self.body);
             if let Some(flight) = written {
-                self.summed = summed.then_some((flight.bytes, self.ranges.len()));
+                self.summed = summed.writes.then_some((flight.bytes, self.ranges.len()));
                 flight.add_to(&mut self.ranges);
             }
         }

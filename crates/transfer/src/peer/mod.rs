@@ -19,7 +19,7 @@ use kvdepot_host::fork::Origin;
 use parking_lot::Mutex;
 
 use crate::error::{Error, Fault};
-use crate::flight::Flight;
+use crate::flight::{Flight, Op};
 use crate::memory::Memory;
 use crate::rdma::{Asks, Fabric, Link};
 use crate::task::Progress;
@@ -27,6 +27,23 @@ use crate::window::Granted;
 use crate::wire::{Bytes, Row, Verb};
 use lane::Lane;
 use queue::{Ask, Item, State, Wants};
+
+/// What is under a checksum on the way.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Summed {
+    pub(crate) writes: bool,
+    pub(crate) reads: bool,
+}
+
+impl Summed {
+    /// Whether slices that go this way are.
+    pub(crate) fn is(self, op: Op) -> bool {
+        match op {
+            Op::Read => self.reads,
+            Op::Write => self.writes,
+        }
+    }
+}
 
 /// What all lanes to a target share.
 #[derive(Debug)]
@@ -37,7 +54,8 @@ pub(crate) struct Core {
     /// Requests of a lane that may be unanswered.
     pub(crate) window: usize,
     pub(crate) retries: u32,
-    pub(crate) is_summed: bool,
+    /// Whether what is written is under a checksum, and what is read.
+    pub(crate) summed: Summed,
     /// Lanes whose lost connection may still carry writes.
     fences: AtomicUsize,
     /// Those of them that do not get another connection.
@@ -53,14 +71,14 @@ impl Core {
         dialer: Dialer,
         origin: Origin,
         (window, retries): (usize, u32),
-        is_summed: bool,
+        summed: Summed,
     ) -> Core {
         Core {
             dialer,
             origin,
             window,
             retries,
-            is_summed,
+            summed,
             fences: AtomicUsize::new(0),
             given_up: AtomicUsize::new(0),
             lanes: OnceLock::new(),

@@ -108,6 +108,8 @@ impl Peers {
             token: options.token.clone(),
             // What arrives is verified by who reads it; what is written is known to have come.
             checksum: true,
+            // Blocks have checksums of their own.
+            verifies_reads: true,
             local: false,
             rdma: Some(Vec::new()),
             timeout: half(terms.lookup),

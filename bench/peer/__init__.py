@@ -1,0 +1,1 @@
+"""The tier `Peer` between network namespaces, beside plain TCP across them."""
