@@ -175,6 +175,10 @@ bench-ucm: $(UCM)/.package ## Beside UCM's Posix and NIXL's, on the same disk; n
 	UCM_LOG_LEVEL=error UCM_LOG_TO_FILE=0 NIXL_LOG_LEVEL=ERROR \
 		$(UCM)/bin/python bench/files/run_ucm.py $(BENCH_FLAGS)
 
+.PHONY: bench-peer
+bench-peer: package ## Hits on another host, beside plain TCP; network namespaces, so as root
+	PYTHONPATH=bench:tests/python $(BIN)/python -m peer $(BENCH_FLAGS)
+
 .PHONY: bench-transfer
 bench-transfer: command $(VENV)/.transfer ## Beside Mooncake's and NIXL's transfer engines, over TCP
 	$(BIN)/python bench/transfer/run.py --command $(CARGO_TARGET_DIR)/release/kvdepot $(BENCH_FLAGS)
