@@ -322,7 +322,8 @@ fn what_is_removed_while_it_is_published_is_not_pinned() {
             let (ns, over) = (namespace(&depot), &over);
             scope.spawn(move || {
                 while !over.load(std::sync::atomic::Ordering::Relaxed) {
-                    ns.clear().unwrap();
+                    // A busy machine may not answer one in its time, and it says so.
+                    let _cleared = ns.clear();
                 }
             });
         }
