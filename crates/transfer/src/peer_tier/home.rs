@@ -235,16 +235,21 @@ impl Home {
         drop(ended);
     }
 
+    /// What did not verify there goes, unless it does here: then only its way was at fault. What
+    /// has MACs behind it does not here, and goes, as only its readers know whether it is forged.
     fn discard(&self, guest: [u8; 16], ids: &[Id]) -> usize {
-        let tokens: Vec<_> = {
+        let places: Vec<Place> = {
             let guests = self.guests.lock();
             let held = guests.get(&guest).map(|of| &of.held);
             let pin = |id: &Id| match &held?.get(id)?.what {
-                What::Pin(pin) => Some(pin.place.token),
+                What::Pin(pin) => Some(pin.place),
                 What::New(_) => None,
             };
             ids.iter().filter_map(pin).collect()
         };
+        // One whose pin ends meanwhile is another by its token.
+        let wrong = places.iter().filter(|place| !self.share.verifies(place));
+        let tokens: Vec<_> = wrong.map(|place| place.token).collect();
         self.share.arena().discard(&tokens)
     }
 

@@ -5,10 +5,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use kvdepot_arena::parts::{self, Part};
 use kvdepot_arena::{
     Access, Arena, Error, Key, NamespaceId, Options, Place, Refused, Reserved, Token, Uses, Wanted,
 };
-use kvdepot_media::{Buffer, Checksum};
+use kvdepot_media::{Buffer, Checksum, checksum};
 use kvdepot_store::NamespaceUsage;
 
 use super::messages::TAIL_MAX;
@@ -134,6 +135,20 @@ impl Share {
         let end = end.ok_or_else(|| Error::input("len", len, "bytes of the block"))?;
         self.arena.buffers(place, offset..end, &mut buffers)?;
         Ok(buffers)
+    }
+
+    /// Whether all bytes of a block that is pinned are those that its record says.
+    pub(super) fn verifies(&self, place: &Place) -> bool {
+        let parts = match parts::single(place) {
+            Some(one) => Some(one.to_vec()),
+            None => self.arena.parts(place),
+        };
+        let is_right = |(number, part): (u32, Part)| {
+            let id = parts::part_id(&place.identity, number, place.parts);
+            let buffers = self.buffers(place, part.offset, part.len);
+            buffers.is_ok_and(|buffers| checksum::of_buffers(&id, &buffers) == part.checksum)
+        };
+        parts.is_some_and(|parts| (0..).zip(parts).all(is_right))
     }
 
     /// The last `len` bytes of a block that is pinned.

@@ -341,6 +341,33 @@ fn bits_that_change_and_connections_that_are_cut_on_the_way_are_no_wrong_bytes()
 }
 
 #[test]
+fn a_block_that_changed_only_on_its_way_stays_where_it_is() {
+    let mut cluster = Cluster::new(2);
+    let home = addresses(1).remove(0);
+    let proxy = Proxy::plain(home.parse().unwrap());
+    cluster.addresses[1] = proxy.address.to_string();
+    let first = cluster.open("Peer", 0);
+    let mut behind = cluster.settings("Peer", 1);
+    behind["peer"]["listen"] = json!(home);
+    let second = open("Peer", &behind);
+    let ns = namespace(&first);
+    let all: Vec<u64> = (0..40).collect();
+    assert!(put(&ns, &all, LEN).iter().all(|ok| *ok));
+    let kept = share(&second).blocks;
+    assert!(kept > 0);
+    proxy.rule(|chunk, bytes| match chunk.way {
+        Way::Back if bytes.len() > 4096 => Act::Flip(8 * (bytes.len() as u64 - 1000)),
+        _ => Act::Pass,
+    });
+    let outcomes = get(&ns, &all, LEN);
+    assert!(count_done(&outcomes) < all.len(), "some have changed");
+    proxy.rule(|_, _| Act::Pass);
+    assert_eq!(share(&second).blocks, kept, "nothing of it has gone");
+    assert!(has(&ns, &all, LEN));
+    at_rest(&[first, second]);
+}
+
+#[test]
 fn what_was_answered_too_late_is_not_held_for_ever() {
     let mut cluster = Cluster::new(2);
     let listen = addresses(1).remove(0);
