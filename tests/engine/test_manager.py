@@ -20,6 +20,7 @@ from vllm.v1.kv_offload.base import (
     LookupResult,
     ReqContext,
 )
+from vllm_demo.server import free_port
 
 pytestmark = pytest.mark.integration
 
@@ -298,6 +299,38 @@ def test_a_miss_in_one_group_asks_for_what_the_others_lack() -> None:
     end_step(world.manager)
     assert offer() == 8
     world.close()
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_what_workers_do_not_reach_comes_near_while_its_request_waits(ranks: int) -> None:
+    """A tier that has no files and no memory of this host for them, such as `Peer`."""
+    hosts = f"one 127.0.0.1:{free_port()}"
+    peer = {"name": "one", "hosts": hosts, "capacity": 32 << 20}
+    world = World(
+        ranks, kvdepot.open("Cache|Peer", {"cache": {"capacity": CAPACITY}, "peer": peer})
+    )
+    try:
+        a, b = key("a"), key("b")
+        assert world.store(a, b, fill=b"q") == 2
+        assert world.depot.drain(30)
+        world.fill_up()
+        request = context("r", a, b, key("c"))
+        answers = [world.manager.lookup(a, request)]
+        while answers[-1] is LookupResult.RETRY:
+            end_step(world.manager)
+            answers.append(world.manager.lookup(a, request))
+        assert answers[0] is LookupResult.RETRY
+        assert answers[-1] is LookupResult.HIT
+        assert world.manager.lookup(b, request) is LookupResult.HIT
+        spec = world.manager.prepare_load([a, b], request)
+        for rank in range(ranks):
+            report, data = world.read(spec, rank)
+            assert report.corrupt == []
+            assert data == b"q" * (2 * PART)
+            world.manager.apply({spec.ticket: {rank: report}})
+    finally:
+        world.close()
+        world.depot.close()
 
 
 def test_reports_of_unknown_tickets_change_nothing(world: World) -> None:

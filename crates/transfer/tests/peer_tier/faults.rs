@@ -115,6 +115,47 @@ fn a_host_that_is_killed_in_a_batch_costs_no_more_than_the_time_out_and_its_own_
 }
 
 #[test]
+fn what_two_hosts_have_acknowledged_outlives_one_that_is_killed_while_it_is_put() {
+    const TEST: &str =
+        "faults::what_two_hosts_have_acknowledged_outlives_one_that_is_killed_while_it_is_put";
+    if role().is_some() {
+        be_a_host();
+    }
+    let cluster = Cluster::new(3).with("replicas", 2);
+    let settings = |host| {
+        let mut settings = keyed(&cluster, host, '1');
+        settings["tier_timeout"] = json!("2s");
+        settings
+    };
+    let first = open("Peer", &settings(0));
+    let second = open("Peer", &settings(1));
+    let ns = namespace(&first);
+    for (round, pause) in [0, 1, 3, 10, 30].into_iter().enumerate() {
+        let mut third = start(TEST, &settings(2));
+        let probe = |at: u64| (at..at + 30).collect::<Vec<u64>>();
+        let mut at = 100_000 * (round as u64 + 1);
+        eventually("it is a home", || {
+            at += 100;
+            let before = share(&first).stored_blocks + share(&second).stored_blocks;
+            let all = put(&ns, &probe(at), 1000).iter().all(|ok| *ok);
+            let here = share(&first).stored_blocks + share(&second).stored_blocks - before;
+            all && here < 60
+        });
+        let some: Vec<u64> = (at + 1000..at + 1200).collect();
+        let blocks = some.iter().map(|one| Buffer::from_vec(content(*one, LEN)));
+        let task = ns.put(keys(&some), BlockBuffers::whole(blocks)).unwrap();
+        std::thread::sleep(Duration::from_millis(pause));
+        third.kill();
+        let stored = task.wait(Some(PATIENCE)).unwrap();
+        let stored = some.iter().zip(stored).filter(|(_, stored)| *stored);
+        let stored: Vec<u64> = stored.map(|(number, _)| *number).collect();
+        assert!(has(&ns, &stored, LEN), "round {round}");
+        assert!(has(&namespace(&second), &stored, LEN), "round {round}");
+    }
+    at_rest(&[first, second]);
+}
+
+#[test]
 fn a_host_that_is_stopped_is_a_miss_in_time_and_there_again_when_it_goes_on() {
     const TEST: &str =
         "faults::a_host_that_is_stopped_is_a_miss_in_time_and_there_again_when_it_goes_on";
