@@ -23,7 +23,7 @@ use crate::recover::{is_inside, judge, survey};
 use crate::verdict::{Bytes, Moved, Verdicts};
 use crate::{parts, size};
 
-pub use file::{Judged, block_files, is_block_file, judge_file};
+pub use file::{Judged, Keys, block_files, is_block_file, judge_file};
 
 /// When something is looked at again that a running owner may have been writing.
 const PAUSES: [Duration; 3] = [

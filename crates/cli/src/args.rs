@@ -466,6 +466,10 @@ pub(crate) struct Verify {
     /// Threads that read and hash; by default the processors of the process, at most 8.
     #[arg(long, value_name = "COUNT", value_parser = threads)]
     pub(crate) threads: Option<usize>,
+    /// Keys, as the setting `mac_key_file` names them: every block must have a MAC by one of them.
+    /// For blocks in files of their own.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) mac_key_file: Option<PathBuf>,
 }
 
 /// Options of `rm`.

@@ -106,6 +106,14 @@ impl Keyring {
         Ok(())
     }
 
+    /// The keys that a namespace may have, whatever its salt is: for who has only its digest.
+    #[must_use]
+    pub fn candidates(&self, id: NamespaceId) -> Vec<Arc<MacKey>> {
+        let each = self.secrets.values();
+        each.map(|secret| Arc::new(MacKey::derive(&secret.0, &id.0)))
+            .collect()
+    }
+
     /// The key of a namespace; none of one that nobody has named yet.
     #[must_use]
     pub fn of(&self, id: NamespaceId) -> Option<Arc<MacKey>> {

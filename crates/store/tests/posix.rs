@@ -356,7 +356,7 @@ fn a_rotten_leaf_is_told_from_the_others_however_its_block_came() {
             let digests = payload.chunks(MIB).map(checksum::digest);
             let digests: Vec<u128> = digests.collect();
             assert_eq!(file_header::leaves(header), Ok(digests), "{pipeline} {len}");
-            let sound = judge_file(&file, true).unwrap();
+            let sound = judge_file(&file, true, None).unwrap();
             assert_eq!(
                 (sound.fault, sound.rotten),
                 (None, vec![]),
@@ -366,7 +366,7 @@ fn a_rotten_leaf_is_told_from_the_others_however_its_block_came() {
             let mut rotten = bytes.clone();
             rotten[4096 + len - 1] ^= 1;
             fs::write(&file, rotten).unwrap();
-            let bad = judge_file(&file, true).unwrap();
+            let bad = judge_file(&file, true, None).unwrap();
             let leaf = ((len - 1) / MIB * MIB) as u64;
             assert_eq!(bad.rotten, [(leaf, len as u64 - leaf)], "{pipeline} {len}");
             assert!(bad.fault.unwrap().contains(&format!("bytes {leaf} to")));

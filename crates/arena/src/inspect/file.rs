@@ -5,12 +5,15 @@ use std::fs::{self, File};
 use std::io::{self, ErrorKind, Read};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use kvdepot_media::checksum::{LEAF, compose, digest, leaves};
+use kvdepot_media::{Mac, MacKey};
 
 use crate::error::Error;
 use crate::format::GRANULE;
 use crate::format::file_header::{self, FileHeader, LEN, MAGIC};
+use crate::key::NamespaceId;
 use crate::parts::{self, Part};
 
 /// What a block's file is.
@@ -25,6 +28,9 @@ pub struct Judged {
     /// payload, and its length.
     pub rotten: Vec<(u64, u64)>,
 }
+
+/// The keys that may have authenticated the blocks of a namespace.
+pub type Keys<'a> = &'a (dyn Fn(NamespaceId) -> Vec<Arc<MacKey>> + Sync);
 
 /// Whether a file begins like a block's.
 #[must_use]
@@ -75,11 +81,12 @@ fn entries(folder: &Path) -> Result<Vec<PathBuf>, Error> {
 }
 
 /// Reads a block's file, all of it, in the calling thread. `named`: it lies in a directory of
-/// `Posix`, and its name says whose it is. `None` where there is none (any more).
+/// `Posix`, and its name says whose it is. With `keys` it has to be authenticated by one of them.
+/// `None` where there is none (any more).
 #[must_use]
-pub fn judge_file(path: &Path, named: bool) -> Option<Judged> {
+pub fn judge_file(path: &Path, named: bool, keys: Option<Keys<'_>>) -> Option<Judged> {
     let judged = match fs::metadata(path) {
-        Ok(about) if about.is_file() => File::open(path).and_then(|file| judge(&file)),
+        Ok(about) if about.is_file() => File::open(path).and_then(|file| judge(&file, keys)),
         Ok(_) => Ok(refused("it is no regular file")),
         Err(error) => Err(error),
     };
@@ -106,7 +113,7 @@ fn refused(why: impl Into<String>) -> Judged {
     }
 }
 
-fn judge(file: &File) -> io::Result<Judged> {
+fn judge(file: &File, keys: Option<Keys<'_>>) -> io::Result<Judged> {
     let len = file.metadata()?.len();
     let mut page = [0; LEN];
     if len < LEN as u64 {
@@ -119,10 +126,14 @@ fn judge(file: &File) -> io::Result<Judged> {
             false => refused("its header is damaged"),
         });
     };
-    let (fault, rotten) = match fault_of(file, len, &page, &header)? {
+    let (mut fault, rotten) = match fault_of(file, len, &page, &header)? {
         Ok(rotten) => (named_first(&rotten), rotten),
         Err(fault) => (Some(fault), Vec::new()),
     };
+    if let (None, Some(keys)) = (&fault, keys) {
+        let keys = keys(header.identity.namespace);
+        fault = forged(file, &header, &file_header::macs(&page), keys)?;
+    }
     Ok(Judged {
         header: Some(header),
         fault,
@@ -202,6 +213,37 @@ fn fault_of(
         }));
     }
     Ok(Ok(rotten))
+}
+
+/// Why none of these keys has authenticated a payload whose other checksum is right.
+fn forged(
+    file: &File,
+    header: &FileHeader,
+    macs: &[Mac],
+    mut keys: Vec<Arc<MacKey>>,
+) -> io::Result<Option<String>> {
+    if macs.is_empty() {
+        return Ok(Some("it has no MAC".into()));
+    }
+    let mut leaf = Vec::new();
+    let found = parts_of(file, header)?.unwrap_or_default();
+    for ((number, part), mac) in (0..).zip(&found).zip(macs) {
+        let id = parts::part_id(&header.identity, number, header.parts);
+        let mut sums = vec![Vec::new(); keys.len()];
+        for at in (0..part.len).step_by(LEAF as usize) {
+            leaf.resize((part.len - at).min(LEAF) as usize, 0);
+            file.read_exact_at(&mut leaf, LEN as u64 + part.offset + at)?;
+            let each = keys.iter().zip(&mut sums);
+            each.for_each(|(key, sums)| sums.push(key.leaf(&leaf)));
+        }
+        let mut sums = sums.into_iter();
+        keys.retain(|key| {
+            let sums = sums.next().unwrap_or_default();
+            key.compose(&id, part.len, sums) == *mac
+        });
+    }
+    let all = found.len() == macs.len() && !keys.is_empty();
+    Ok((!all).then(|| "its MAC is by none of the keys given".into()))
 }
 
 /// The parts of a payload; `None` where their table does not verify.

@@ -3,6 +3,8 @@
 //! A script that starts something only where all is well asks for the exit status, so it is 1 for
 //! what keeps kvdepot from working or storing alone, and not for what would make it faster.
 
+mod shared;
+
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -73,6 +75,9 @@ pub(crate) fn run(args: &DoctorArgs, output: &mut Output) -> Result<i32, Error> 
     checks.extend(args.path.as_deref().map(direct));
     checks.extend(disk_and_arena()?);
     checks.extend(nvme_arena());
+    let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
+    checks.push(shared::threefs(&mounts));
+    checks.push(shared::objects(|name| std::env::var_os(name).is_some()));
     checks.push(runtime());
     checks.extend(sockets());
     checks.extend(orphans());

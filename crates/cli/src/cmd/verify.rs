@@ -50,7 +50,11 @@ const FAULT: &str = "the payload does not match its checksum";
 
 pub(crate) fn run(args: &Verify, output: &mut Output) -> Result<i32, Error> {
     if let Some((files, named)) = args.arena.path.as_deref().map_or(Ok(None), files::of)? {
-        return files::run((&files, named), args.threads, output);
+        return files::run((&files, named), args, output);
+    }
+    if let Some(path) = &args.mac_key_file {
+        let allowed = "a directory of the tier Posix, or one block's file: arenas have no MACs";
+        return Err(kvdepot_store::Error::config("mac_key_file", path.display(), allowed).into());
     }
     let interrupt = Interrupt::catch()?;
     let inspection = args.arena.inspect()?;

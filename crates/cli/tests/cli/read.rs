@@ -1,6 +1,9 @@
 //! `ls`, `stat` and `verify`: reading an arena that may belong to another process.
 
-use kvdepot_store::Config;
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
+
+use kvdepot_store::{Config, NamespaceSpec};
 use serde_json::json;
 
 use crate::home::{Home, arena, flip, key, open, put, spec};
@@ -464,5 +467,58 @@ fn verify_reads_blocks_in_files_and_names_the_rotten_mib() {
         ran.status == 1 && ran.stdout.contains("its header is damaged"),
         "{}",
         ran.stdout
+    );
+}
+
+#[test]
+fn verify_asks_for_macs_where_it_has_keys() {
+    let home = Home::new();
+    let path = home.path("blocks");
+    let keys = |name: &str, lines: &str| {
+        let file = home.path(name);
+        std::fs::write(&file, lines).unwrap();
+        std::fs::set_permissions(&file, Permissions::from_mode(0o600)).unwrap();
+        file.to_str().unwrap().to_owned()
+    };
+    let (ours, theirs) = ("1b".repeat(32), "2c".repeat(32));
+    let right = keys("right", &format!("- {theirs}\na {ours}\n"));
+    let other = keys("other", &format!("a {theirs}\n"));
+    let put_with = |name: &str, key_file: Option<&str>| {
+        let posix = json!({"path": path, "capacity": "64MiB"});
+        let mut settings = json!({"socket": "off", "posix": posix});
+        if let Some(file) = key_file {
+            settings["mac_key_file"] = json!(file);
+        }
+        let depot = kvdepot_service::open(&Config::new("Posix", &settings).unwrap()).unwrap();
+        let spec = NamespaceSpec {
+            salt: Some("a".into()),
+            ..spec(name)
+        };
+        put(&depot.namespace(&spec).unwrap(), 0..2, 3 << 20);
+        depot.close();
+    };
+    put_with("a", Some(&right));
+    let text = path.to_str().unwrap();
+    for (args, bad) in [
+        (&["verify", text][..], 0),
+        (&["verify", text, "--mac-key-file", &right], 0),
+        (&["verify", text, "--mac-key-file", &other], 2),
+    ] {
+        let (status, rows) = home.json(args);
+        let said = (status, rows.last().unwrap()["bad"].clone());
+        assert_eq!(said, (i32::from(bad > 0), json!(bad)), "{args:?}");
+    }
+    // Without a key anybody can write what only the other checksum covers.
+    put_with("b", None);
+    let ran = home.run(&["verify", text, "--mac-key-file", &right]);
+    let named = ran.stdout.matches("it has no MAC").count();
+    assert_eq!((ran.status, named), (1, 2), "{}", ran.stdout);
+    let at = home.path("arena");
+    arena(&at);
+    let ran = home.run(&["verify", at.to_str().unwrap(), "--mac-key-file", &right]);
+    assert!(
+        ran.status == 2 && ran.stderr.contains("arenas have no MACs"),
+        "{}",
+        ran.stderr
     );
 }

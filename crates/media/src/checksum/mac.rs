@@ -46,21 +46,21 @@ impl MacKey {
     /// The MAC of a part whose bytes are at hand.
     #[must_use]
     pub fn of(&self, id: &PartId, bytes: &[u8]) -> Mac {
-        let leaves = bytes.chunks(LEAF as usize).map(|leaf| {
-            let mut mac = LeafMac::new(self);
-            mac.update(leaf);
-            mac.finish()
-        });
+        let leaves = bytes.chunks(LEAF as usize).map(|leaf| self.leaf(leaf));
         self.compose(id, bytes.len() as u64, leaves)
     }
 
+    /// That of a leaf, for [`MacKey::compose`].
+    #[must_use]
+    pub fn leaf(&self, bytes: &[u8]) -> u128 {
+        let mut mac = LeafMac::new(self);
+        mac.update(bytes);
+        mac.finish()
+    }
+
     /// The MAC of a part of `len` bytes whose leaves have these, in order.
-    pub(crate) fn compose(
-        &self,
-        id: &PartId,
-        len: u64,
-        leaves: impl IntoIterator<Item = u128>,
-    ) -> Mac {
+    #[must_use]
+    pub fn compose(&self, id: &PartId, len: u64, leaves: impl IntoIterator<Item = u128>) -> Mac {
         let mut hasher = blake3::Hasher::new_keyed(&self.part);
         hasher.update(&id.prefix(len));
         for leaf in leaves {

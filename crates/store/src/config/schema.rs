@@ -340,8 +340,9 @@ pub fn reference(kinds: &Kinds) -> String {
          file (`kvdepot.open(\"FILE\")`, `kvdepot serve --config FILE`), a Python dictionary and \
          the command line, which takes all but lists. Sizes take units, in \
          either case: `64GiB`, `64Gi` and `64G` are 64 × 2³⁰ bytes, `64GB` is 64 × 10⁹; so it is \
-         with K, M and T. Durations take them too (`500ms`, `10s`). A name that is not in these \
-         tables is an error, never ignored.\n\n```yaml\npipeline: Cache|Dax\noverload: wait\n\
+         with K, M and T. Durations take them too: `500us`, `500ms`, `10s`, `2min` or \
+         `2m`, `1h`; a number alone is seconds. A name that is not in these tables is an error, \
+         never ignored.\n\n```yaml\npipeline: Cache|Dax\noverload: wait\n\
          cache:\n  capacity: 512MiB\ndax:\n  path: /var/tmp/kvdepot.arena  # or /dev/dax0.0\n\
          \x20 capacity: 4GiB\n```\n",
     );

@@ -6,10 +6,12 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::time::Instant;
 
 use kvdepot_media::CopierConfig;
-use kvdepot_store::inspect::{Judged, block_files, is_block_file, judge_file};
+use kvdepot_store::Keyring;
+use kvdepot_store::inspect::{Judged, Keys, block_files, is_block_file, judge_file};
 use serde::Serialize;
 
 use super::interrupted;
+use crate::args::Verify;
 use crate::error::Error;
 use crate::interrupt::Interrupt;
 use crate::output::{Output, Progress, bytes, count, some, span};
@@ -63,12 +65,21 @@ pub(super) fn of(path: &Path) -> Result<Option<(Vec<PathBuf>, bool)>, Error> {
 
 pub(super) fn run(
     (files, named): (&[PathBuf], bool),
-    threads: Option<usize>,
+    args: &Verify,
     output: &mut Output,
 ) -> Result<i32, Error> {
+    let keyring = args
+        .mac_key_file
+        .as_deref()
+        .map(Keyring::read)
+        .transpose()?;
+    let candidates = keyring.map(|keyring| move |id| keyring.candidates(id));
+    let keys = candidates.as_ref().map(|of| of as Keys<'_>);
     let interrupt = Interrupt::catch()?;
     let started = Instant::now();
-    let threads = threads.unwrap_or_else(|| CopierConfig::default().lanes);
+    let threads = args
+        .threads
+        .unwrap_or_else(|| CopierConfig::default().lanes);
     let (next, read) = (AtomicUsize::new(0), AtomicU64::new(0));
     let (sound, changed) = (AtomicU64::new(0), AtomicU64::new(0));
     let bad = Mutex::new(Vec::new());
@@ -79,7 +90,7 @@ pub(super) fn run(
             files.get(index).map(|path| (index, path))
         } && !interrupt.came()
         {
-            let one = judge_file(path, named);
+            let one = judge_file(path, named, keys);
             if let Some(header) = one.as_ref().and_then(|one| one.header) {
                 read.fetch_add(header.len, Relaxed);
             }

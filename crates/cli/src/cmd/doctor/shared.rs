@@ -1,0 +1,69 @@
+//! What fleets share: 3FS, and stores of objects.
+
+use std::path::Path;
+
+use kvdepot_media::Library;
+
+use super::Check;
+
+/// 3FS's library, as the loader finds it.
+const LIBRARY: &str = "libhf3fs_api_shared.so";
+
+/// Where 3FS is mounted, by a table of mounts, and whether its library is there.
+pub(super) fn threefs(mounts: &str) -> Check {
+    let columns = mounts.lines().map(|line| line.split(' '));
+    let found = columns.filter_map(|mut columns| {
+        let (at, kind) = (columns.nth(1)?, columns.next()?);
+        kind.contains("hf3fs").then_some(at)
+    });
+    let found: Vec<&str> = found.collect();
+    let at = found.join(", ");
+    match Library::load(Path::new(LIBRARY)) {
+        _ if found.is_empty() => Check::ok("3FS", "not mounted; Ds3fs needs it"),
+        Ok(_) => Check::ok("3FS", format!("at {at}, with {LIBRARY}")),
+        Err(error) => {
+            let hint = "install 3FS's client, name its library in ds3fs.library, or set that to \
+                        posix";
+            Check::advice("3FS", format!("at {at}: {error}"), hint)
+        }
+    }
+}
+
+/// Whose credentials `S3` takes where its section names none; `set` says what the environment has.
+pub(super) fn objects(set: impl Fn(&str) -> bool) -> Check {
+    const SOURCES: [&str; 4] = [
+        "AWS_ACCESS_KEY_ID",
+        "AWS_WEB_IDENTITY_TOKEN_FILE",
+        "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+        "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
+    ];
+    if cfg!(not(feature = "s3")) {
+        return Check::ok("S3", "not in this build");
+    }
+    let from = match SOURCES.into_iter().find(|name| set(name)) {
+        Some(name) => format!("credentials by {name}"),
+        None => "no credentials in the environment: s3.credentials, or the instance's role".into(),
+    };
+    Check::ok("S3", from)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_3fs_is_found_by_its_kind_and_its_library_is_named_where_it_is_not_there() {
+        assert_eq!(threefs("/dev/vda / ext4 rw 0 0\n").status, "ok");
+        let found = threefs("hf3fs.stage /3fs/stage fuse.hf3fs rw,nosuid 0 0\n");
+        assert!(found.value.starts_with("at /3fs/stage"), "{}", found.value);
+        assert!(found.value.contains(LIBRARY), "{}", found.value);
+    }
+
+    #[test]
+    #[cfg(feature = "s3")]
+    fn the_source_of_credentials_is_named_and_no_secret() {
+        let found = objects(|name| name == "AWS_ACCESS_KEY_ID");
+        assert_eq!(found.value, "credentials by AWS_ACCESS_KEY_ID");
+        assert!(objects(|_| false).value.starts_with("no credentials"));
+    }
+}
