@@ -9,10 +9,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
 use kvdepot_arena::parts::ENTRY;
-use kvdepot_arena::{Error, Key, NamespaceId, Place, Refused, Reserved, Wanted};
+use kvdepot_arena::{Error, Identity, Key, NamespaceId, Place, Refused, Reserved, Wanted};
 use kvdepot_media::Checksum;
 use parking_lot::Mutex;
 
+use super::hosts::Hosts;
 use super::messages::{
     Ask, Block, Id, KEYS_MAX, Keys, Pinned, Room, Said, Why, Written, decode, encode,
 };
@@ -71,6 +72,7 @@ impl Drop for Pin {
 pub(super) struct Home {
     share: Arc<Share>,
     engine: OnceLock<Weak<Engine>>,
+    hosts: OnceLock<Weak<Hosts>>,
     guests: Mutex<HashMap<[u8; 16], Guest>>,
     next: AtomicU64,
 }
@@ -82,6 +84,7 @@ impl Home {
         Ok(Home {
             share: Arc::clone(share),
             engine: OnceLock::new(),
+            hosts: OnceLock::new(),
             guests: Mutex::default(),
             next: AtomicU64::new(u64::from_le_bytes(first)),
         })
@@ -90,6 +93,11 @@ impl Home {
     /// By whom it lends.
     pub(super) fn serve_by(&self, engine: &Arc<Engine>) {
         let _once = self.engine.set(Arc::downgrade(engine));
+    }
+
+    /// By whom it knows what is to stay here.
+    pub(super) fn know(&self, hosts: &Arc<Hosts>) {
+        let _once = self.hosts.set(Arc::downgrade(hosts));
     }
 
     /// Ends all that is held.
@@ -253,6 +261,16 @@ impl Home {
         self.share.arena().discard(&tokens)
     }
 
+    /// Which of these blocks stay here: who asks will let go of its own.
+    fn keeps(&self, namespace: NamespaceId, keys: &[Key]) -> Vec<bool> {
+        let Some(hosts) = self.hosts.get().and_then(Weak::upgrade) else {
+            return vec![false; keys.len()];
+        };
+        self.share.keep(namespace, keys, |key| {
+            hosts.homes(&Identity { namespace, key }).is_own
+        })
+    }
+
     fn say(&self, guest: [u8; 16], ask: Ask) -> Option<Said> {
         Some(match ask {
             Ask::Contains(keys) => {
@@ -282,9 +300,7 @@ impl Home {
             }
             Ask::Discard(ids) => Said::Count(self.discard(guest, &ids) as u64),
             Ask::Remove(keys) => Said::Flags(self.share.remove(keys.id(), &keys.keys())),
-            Ask::Clear(namespace) => {
-                Said::Count(self.share.arena().clear(NamespaceId(namespace)) as u64)
-            }
+            Ask::Clear(namespace) => Said::Count(self.share.clear(NamespaceId(namespace)) as u64),
             Ask::List {
                 namespace,
                 from,
@@ -301,6 +317,10 @@ impl Home {
                     (one.id.0, one.description, one.blocks, one.bytes)
                 };
                 Said::Namespaces(all.map(row).collect())
+            }
+            Ask::Keeps(keys) => {
+                bounded(keys.keys.len())?;
+                Said::Flags(self.keeps(keys.id(), &keys.keys()))
             }
             Ask::Describe { namespace, text } => {
                 self.share.arena().describe(NamespaceId(namespace), &text);

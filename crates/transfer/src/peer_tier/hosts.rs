@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use kvdepot_arena::Identity;
@@ -36,6 +37,14 @@ impl Whom {
             Whom::Far(target) => Arc::as_ptr(target).addr(),
         }
     }
+}
+
+/// Where a block is to be.
+pub(super) struct Homes {
+    /// This host is one of its homes; so it is taken for one where it is in no view, or a home
+    /// cannot be reached as it is named: nothing goes from here then.
+    pub(super) is_own: bool,
+    pub(super) far: Vec<Arc<Target>>,
 }
 
 /// The homes as of a view.
@@ -145,6 +154,7 @@ impl Hosts {
             hosts,
         });
         *maps = Some(Arc::clone(&made));
+        self.net.changes.fetch_add(1, Ordering::AcqRel);
         drop(maps);
         for target in left {
             target.end(Instant::now());
@@ -175,7 +185,30 @@ impl Hosts {
         Some(Whom::Far(Arc::clone(target)))
     }
 
+    /// How often hosts have changed, or one has answered again, so far.
+    pub(super) fn changes(&self) -> u64 {
+        let _known = self.maps();
+        self.net.changes.load(Ordering::Acquire)
+    }
+
+    /// Where a block is to be, whether its homes answer or not.
+    pub(super) fn homes(&self, name: &Identity) -> Homes {
+        let maps = self.maps();
+        let mut homes = Homes {
+            is_own: maps.now.view().find(&self.own).is_none(),
+            far: Vec::new(),
+        };
+        for host in maps.now.homes(Point::of(&bytes_of(name))).iter() {
+            match &maps.hosts[*host as usize] {
+                Some(Whom::Far(target)) => homes.far.push(Arc::clone(target)),
+                Some(Whom::Own) | None => homes.is_own = true,
+            }
+        }
+        homes
+    }
+
     /// Hosts that a block may be put at, the best first: those that do not answer are passed over.
+    /// No more than are asked for it later, whoever of them has it.
     pub(super) fn to_put(&self, name: &Identity) -> Vec<Whom> {
         let maps = self.maps();
         let point = Point::of(&bytes_of(name));
@@ -183,7 +216,8 @@ impl Hosts {
         let homes = homes
             .iter()
             .filter_map(|host| maps.hosts[*host as usize].clone());
-        homes.filter(is_up).collect()
+        let most = self.replicas + ASKED_MAX - 1;
+        homes.filter(is_up).take(most).collect()
     }
 
     /// Hosts that are asked for blocks, at most two each: the first home, then the one that was it

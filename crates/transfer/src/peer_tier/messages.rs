@@ -19,7 +19,7 @@ pub(super) const TAIL_MAX: u32 = 4 << 20;
 pub(super) type Id = u64;
 
 /// A question.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) enum Ask {
     Contains(Keys),
     /// `macs`: bytes of MACs that stand behind each payload, for each of its parts.
@@ -56,6 +56,8 @@ pub(super) enum Ask {
         namespace: [u8; 16],
         text: String,
     },
+    /// Which blocks it has and, as it sees the hosts, is a home of.
+    Keeps(Keys),
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]

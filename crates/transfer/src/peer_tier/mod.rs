@@ -7,7 +7,7 @@
 //!
 //! `share` is what this host gives and `home` answers others for it; `hosts` knows the others and
 //! `target` asks one of them, by `messages`; `wire` carries bytes, `held` has what is pinned or
-//! reserved; `lookups` and `writes` are the verbs.
+//! reserved; `lookups` and `writes` are the verbs; `mover` brings blocks to their homes.
 
 mod desk;
 mod held;
@@ -15,6 +15,7 @@ mod home;
 mod hosts;
 mod lookups;
 mod messages;
+mod mover;
 mod options;
 mod share;
 mod target;
@@ -45,6 +46,7 @@ use held::Held;
 use home::Home;
 use hosts::{Hosts, Whom};
 use messages::{Ask, KEYS_MAX, Keys, Said};
+use mover::Mover;
 use options::{OPTIONS, Options, Source, half};
 use share::Share;
 use target::Net;
@@ -83,7 +85,9 @@ pub fn install() {
 /// The tier.
 struct Peers {
     common: Arc<Common>,
-    watch: Mutex<Option<JoinHandle<()>>>,
+    mover: Arc<Mover>,
+    /// Who watches the hosts, and who moves.
+    threads: Mutex<Vec<JoinHandle<()>>>,
     origin: Origin,
 }
 
@@ -145,13 +149,10 @@ impl Peers {
         );
         let hosts = Arc::new(hosts);
         let held = Held::new(terms.number, terms.keys.clone(), &share);
+        home.know(&hosts);
         let watched = Arc::clone(&hosts);
-        let watch = kvdepot_host::cpu::spawn("kvdepot-peers", move || watched.watch());
-        let watch = watch.map_err(|source| Error::Io {
-            path: "thread".into(),
-            source,
-        })?;
-        let common = Common {
+        let watch = spawn("kvdepot-peers", move || watched.watch())?;
+        let common = Arc::new(Common {
             share,
             home,
             hosts,
@@ -160,14 +161,25 @@ impl Peers {
             own: Desk::new("kvdepot-share", THREADS),
             lasts: options.path.is_some() || terms.is_last,
             replicas: options.replicas,
-        };
+        });
         common.share.arena().keep();
+        let mover = Arc::new(Mover::new(&common));
+        let moving = Arc::clone(&mover);
+        let moves = spawn("kvdepot-mover", move || moving.work())?;
         Ok(Peers {
-            common: Arc::new(common),
-            watch: Mutex::new(Some(watch)),
+            common,
+            mover,
+            threads: Mutex::new(vec![watch, moves]),
             origin: Origin::here()?,
         })
     }
+}
+
+fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, Error> {
+    kvdepot_host::cpu::spawn(name, work).map_err(|source| Error::Io {
+        path: "thread".into(),
+        source,
+    })
 }
 
 /// Of two processes of a name the later one has the higher number.
@@ -195,6 +207,26 @@ fn refused(error: crate::error::Error) -> Error {
 }
 
 impl Common {
+    /// Asks every host to remove something, and once more, as what was on its way from a host that
+    /// has been asked may have come to one that had been asked before. All answers go to `then`.
+    fn ask_twice(
+        self: &Arc<Self>,
+        ask: impl Fn() -> Ask + Send + 'static,
+        own: impl Fn(&Share) -> Said + Clone + Send + 'static,
+        then: impl FnOnce(Vec<Said>) + Send + 'static,
+    ) {
+        let (common, again) = (Arc::clone(self), own.clone());
+        let first = ask();
+        let once = move || first.clone();
+        self.ask_all(once, own, move |mut said| {
+            let all = move |more| {
+                said.extend(more);
+                then(said);
+            };
+            common.ask_all(ask, again, all);
+        });
+    }
+
     /// Asks every host the same, and has `then` run with what all have said; not, where one has
     /// said nothing.
     fn ask_all(
@@ -278,14 +310,12 @@ impl Tier for Peers {
             }
         };
         for (slot, chunk) in gather(chunks.len(), done).into_iter().zip(chunks) {
-            let own = chunk.clone();
-            let count = chunk.len();
-            let asked = Keys::new(namespace, chunk.into_iter());
-            self.common.ask_all(
-                || Ask::Remove(asked.clone()),
-                move |share| Said::Flags(share.remove(namespace, &own)),
+            let mut gone = vec![false; chunk.len()];
+            let asked = Keys::new(namespace, chunk.iter().copied());
+            self.common.ask_twice(
+                move || Ask::Remove(asked.clone()),
+                move |share| Said::Flags(share.remove(namespace, &chunk)),
                 move |said| {
-                    let mut gone = vec![false; count];
                     for said in said {
                         let Said::Flags(flags) = said else {
                             return;
@@ -302,9 +332,9 @@ impl Tier for Peers {
 
     /// Counts copies.
     fn clear(&self, namespace: NamespaceId, reply: Reply<usize>) {
-        self.common.ask_all(
-            || Ask::Clear(namespace.0),
-            move |share| Said::Count(share.arena().clear(namespace) as u64),
+        self.common.ask_twice(
+            move || Ask::Clear(namespace.0),
+            move |share| Said::Count(share.clear(namespace) as u64),
             move |said| {
                 let count = |said: &Said| match said {
                     Said::Count(count) => Some(*count as usize),
@@ -434,16 +464,18 @@ impl Tier for Peers {
         if !self.origin.is_here() {
             return;
         }
-        let Some(watch) = self.watch.lock().take() else {
+        let threads = std::mem::take(&mut *self.threads.lock());
+        if threads.is_empty() {
             return;
-        };
+        }
         let common = &self.common;
         let deadline = Instant::now() + TO_CLOSE;
         common.held.close();
         common.hosts.begin_close();
-        drop(watch.join());
+        self.mover.end();
         // Whoever waits for another host is told that there is nothing to wait for.
         common.engine.close();
+        threads.into_iter().for_each(|thread| drop(thread.join()));
         common.home.close();
         common.hosts.close(deadline);
         common.own.end(deadline);

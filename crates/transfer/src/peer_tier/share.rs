@@ -11,6 +11,7 @@ use kvdepot_arena::{
 };
 use kvdepot_media::{Buffer, Checksum, checksum};
 use kvdepot_store::NamespaceUsage;
+use parking_lot::{RwLock, RwLockWriteGuard};
 
 use super::messages::TAIL_MAX;
 
@@ -24,6 +25,8 @@ const GLANCE: u32 = 65_536;
 pub(super) struct Share {
     arena: Arc<Arena>,
     uses: Uses,
+    /// Held by removals, and alone by whoever has blocks of here published elsewhere.
+    removals: RwLock<()>,
 }
 
 impl Share {
@@ -51,6 +54,7 @@ impl Share {
         Ok(Share {
             arena: Arc::new(arena),
             uses,
+            removals: RwLock::new(()),
         })
     }
 
@@ -184,7 +188,42 @@ impl Share {
         })
     }
 
+    /// Nothing is removed as long as this is held.
+    pub(super) fn hold_removals(&self) -> RwLockWriteGuard<'_, ()> {
+        self.removals.write()
+    }
+
+    /// Whether a block that is pinned has not been removed or replaced since.
+    pub(super) fn is_there(&self, place: &Place) -> bool {
+        let here = self.arena.pin_token(place.token);
+        here.iter().for_each(|here| self.unpin(here.token));
+        here.is_some()
+    }
+
+    /// Which blocks are here and stay, by what `is_home` says: it is asked while nothing goes.
+    pub(super) fn keep(
+        &self,
+        namespace: NamespaceId,
+        keys: &[Key],
+        is_home: impl Fn(Key) -> bool,
+    ) -> Vec<bool> {
+        let _gate = self.removals.read();
+        let found = self.contains(namespace, keys).into_iter().zip(keys);
+        found.map(|(found, key)| found && is_home(*key)).collect()
+    }
+
+    /// Removes blocks that are elsewhere, where removals are held.
+    pub(super) fn leave(&self, namespace: NamespaceId, keys: &[Key]) {
+        self.arena.remove(namespace, keys);
+    }
+
+    pub(super) fn clear(&self, namespace: NamespaceId) -> usize {
+        let _gate = self.removals.read();
+        self.arena.clear(namespace)
+    }
+
     pub(super) fn remove(&self, namespace: NamespaceId, keys: &[Key]) -> Vec<bool> {
+        let _gate = self.removals.read();
         let remove = |key: &Key| self.arena.remove(namespace, &[*key]) > 0;
         keys.iter().map(remove).collect()
     }

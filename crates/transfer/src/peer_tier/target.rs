@@ -32,6 +32,8 @@ pub(super) struct Net {
     pub(super) patience: Duration,
     pub(super) calls: AtomicU64,
     pub(super) unheard: AtomicU64,
+    /// How often hosts have changed, or one has answered again.
+    pub(super) changes: AtomicU64,
     next: AtomicU64,
 }
 
@@ -43,6 +45,7 @@ impl Net {
             patience,
             calls: AtomicU64::new(0),
             unheard: AtomicU64::new(0),
+            changes: AtomicU64::new(0),
             next: AtomicU64::new(1),
         }
     }
@@ -108,15 +111,16 @@ impl Target {
             return then(None);
         }
         let target = Arc::clone(self);
-        self.desk.run(move || then(target.ask_now(&ask)));
+        self.desk.run(move || then(target.hear(&ask)));
     }
 
-    fn ask_now(&self, ask: &Ask) -> Option<(Said, Lender)> {
+    /// Asks, and waits for the answer.
+    pub(super) fn hear(&self, ask: &Ask) -> Option<(Said, Lender)> {
         if self.is_down() {
             return None;
         }
         let limit = match ask {
-            Ask::Contains(_) | Ask::Pin { .. } => self.net.lookup,
+            Ask::Contains(_) | Ask::Keeps(_) | Ask::Pin { .. } => self.net.lookup,
             _ => self.net.patience,
         };
         self.net.calls.fetch_add(1, Ordering::Relaxed);
@@ -174,6 +178,7 @@ impl Target {
                 Ok(()) => {
                     down.again = None;
                     target.is_down.store(false, Ordering::Release);
+                    target.net.changes.fetch_add(1, Ordering::AcqRel);
                     drop(down);
                     tracing::info!(host = target.name, "a host answers again");
                 }
@@ -217,7 +222,7 @@ impl Target {
                 ids: ids.clone(),
                 calls: calls.clone(),
             };
-            let heard = target.ask_now(&word).is_some();
+            let heard = target.hear(&word).is_some();
             let mut owed = target.owed.lock();
             owed.is_on_its_way = false;
             if !heard {

@@ -25,7 +25,7 @@ use crate::remote::{Lender, Remote};
 const ROUNDS: usize = 3;
 
 /// A copy that a block has room for, and its bytes' way there.
-type Room = (Copy, Option<Remote>);
+pub(super) type Room = (Copy, Option<Remote>);
 
 /// A block that is being given room.
 struct Making {
@@ -259,7 +259,7 @@ fn make(common: &Arc<Common>, namespace: NamespaceId, making: Making) -> Reserve
 }
 
 /// The rooms that a host has said it has; what makes no sense ends them.
-fn rooms_of(
+pub(super) fn rooms_of(
     (said, lender): (Said, Lender),
     lens: &[u64],
     far: impl Fn(u64) -> Far,

@@ -109,6 +109,49 @@ fn a_block_has_as_many_homes_as_replicas_and_outlives_one_of_them() {
 }
 
 #[test]
+fn blocks_whose_home_was_away_go_there_when_it_is_back() {
+    let cluster = Cluster::new(3);
+    let mut depots = cluster.open_all("Peer");
+    depots.pop().unwrap().close();
+    let all: Vec<u64> = (0..90).collect();
+    let first = namespace(&depots[0]);
+    eventually("puts that pass it over", || {
+        put(&first, &all, LEN).iter().all(|ok| *ok)
+    });
+    assert_eq!(depots.iter().map(|one| share(one).blocks).sum::<u64>(), 90);
+    depots.push(cluster.open("Peer", 2));
+    eventually("a share of the third", || share(&depots[2]).blocks > 12);
+    eventually("one home of each", || {
+        depots.iter().map(|one| share(one).blocks).sum::<u64>() == 90
+    });
+    for depot in &depots {
+        assert!(has(&namespace(depot), &all, LEN));
+    }
+    at_rest(&depots);
+    assert_eq!(namespace(&depots[1]).remove(&keys(&all)).unwrap(), 90);
+    assert_eq!(count_done(&get(&first, &all, LEN)), 0);
+}
+
+#[test]
+fn a_lost_copy_is_made_again() {
+    let cluster = Cluster::new(3).with("replicas", 2);
+    let mut depots = cluster.open_all("Peer");
+    let all: Vec<u64> = (0..60).collect();
+    assert!(put(&namespace(&depots[0]), &all, LEN).iter().all(|ok| *ok));
+    depots.pop().unwrap().close();
+    let left: u64 = depots.iter().map(|one| share(one).blocks).sum();
+    depots.push(cluster.open("Peer", 2));
+    let held = || depots.iter().map(|one| share(one).blocks).sum::<u64>();
+    assert!(left < 120);
+    // Whoever asks it for something notices that it was away.
+    eventually("two copies of all", || {
+        assert!(has(&namespace(&depots[0]), &all, LEN));
+        held() == 120
+    });
+    at_rest(&depots);
+}
+
+#[test]
 fn what_cannot_be_is_refused_by_field_value_and_what_may_be() {
     let cluster = Cluster::new(2);
     let refused = |name: &str, value: serde_json::Value| {
