@@ -11,9 +11,12 @@ use kvdepot_media::{Buffer, Carrier, Checksum, Mac};
 use kvdepot_store::{Ends, Keyring, Proof};
 use parking_lot::Mutex;
 
+use super::messages::{Said, Why};
 use super::share::Share;
 use super::target::Far;
 use super::wire::{Lines, Wire};
+use crate::grant::Rights;
+use crate::remote::{Lender, Remote};
 
 /// Bytes of a MAC.
 pub(super) const MAC: usize = 16;
@@ -105,6 +108,9 @@ pub(super) enum Copy {
     Here(Reserved),
     There(Far),
 }
+
+/// A copy that a block has room for, and its bytes' way there.
+pub(super) type Room = (Copy, Option<Remote>);
 
 impl Copy {
     /// The same for copies of the same host.
@@ -339,4 +345,28 @@ pub(super) fn read_tail(
     let (table, macs) = tail.split_at(table);
     let (macs, _) = macs.as_chunks::<MAC>();
     Some((table.to_vec(), macs.iter().map(|mac| Mac(*mac)).collect()))
+}
+
+/// The rooms that a host has said it has; what makes no sense ends them.
+pub(super) fn rooms_of(
+    (said, lender): (Said, Lender),
+    lens: &[u64],
+    far: impl Fn(u64) -> Far,
+) -> Option<Vec<Result<Room, Why>>> {
+    let Said::Reserved(rooms) = said else {
+        return None;
+    };
+    let held = rooms
+        .into_iter()
+        .map(|room| room.map(|room| (far(room.id), room.grant)));
+    let held: Vec<Result<(Far, u32), Why>> = held.collect();
+    if held.len() != lens.len() {
+        return None;
+    }
+    let room = |(room, len): (Result<(Far, u32), Why>, &u64)| {
+        let (far, grant) = room?;
+        let remote = lender.lent(grant, *len, Rights::WRITE);
+        Ok((Copy::There(far), Some(remote)))
+    };
+    Some(held.into_iter().zip(lens).map(room).collect())
 }

@@ -12,11 +12,10 @@ use kvdepot_media::Owner;
 use parking_lot::{Condvar, Mutex};
 
 use super::Common;
-use super::held::{Copy, Own};
+use super::held::{Copy, Own, rooms_of};
 use super::hosts::Homes;
 use super::messages::{Ask, Block, Keys, Said, Written};
 use super::target::{Far, Target};
-use super::writes::rooms_of;
 use crate::batch::Request;
 use crate::config::Options;
 use crate::flight::Op;

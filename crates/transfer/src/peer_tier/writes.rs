@@ -10,7 +10,7 @@ use kvdepot_media::{Checksum, Mac};
 use kvdepot_store::Reply;
 
 use super::desk::gather;
-use super::held::{Copy, MAC, New, Own, Pinned, Site, Span, tail_of};
+use super::held::{Copy, MAC, New, Own, Pinned, Room, Site, Span, rooms_of, tail_of};
 use super::home::{wanted_of, why_of};
 use super::hosts::Whom;
 use super::messages::{Ask, Block, KEYS_MAX, Said, Why, Written};
@@ -19,13 +19,10 @@ use super::target::Far;
 use super::wire::{Line, Lines};
 use super::{Common, NAME};
 use crate::grant::Rights;
-use crate::remote::{Lender, Remote};
+use crate::remote::Lender;
 
 /// How often other hosts are asked in the place of those that refuse or do not answer.
 const ROUNDS: usize = 3;
-
-/// A copy that a block has room for, and its bytes' way there.
-pub(super) type Room = (Copy, Option<Remote>);
 
 /// A block that is being given room.
 struct Making {
@@ -256,30 +253,6 @@ fn make(common: &Arc<Common>, namespace: NamespaceId, making: Making) -> Reserve
         macs: Vec::new(),
     };
     common.held.reserve(place, new)
-}
-
-/// The rooms that a host has said it has; what makes no sense ends them.
-pub(super) fn rooms_of(
-    (said, lender): (Said, Lender),
-    lens: &[u64],
-    far: impl Fn(u64) -> Far,
-) -> Option<Vec<Result<Room, Why>>> {
-    let Said::Reserved(rooms) = said else {
-        return None;
-    };
-    let held = rooms
-        .into_iter()
-        .map(|room| room.map(|room| (far(room.id), room.grant)));
-    let held: Vec<Result<(Far, u32), Why>> = held.collect();
-    if held.len() != lens.len() {
-        return None;
-    }
-    let room = |(room, len): (Result<(Far, u32), Why>, &u64)| {
-        let (far, grant) = room?;
-        let remote = lender.lent(grant, *len, Rights::WRITE);
-        Ok((Copy::There(far), Some(remote)))
-    };
-    Some(held.into_iter().zip(lens).map(room).collect())
 }
 
 /// A block that is being published.
