@@ -8,6 +8,8 @@
 //! * [`double`]: doubles of libraries, which are built for a test.
 //! * [`bytes`]: the content of a block from its number, checked without keeping it.
 //! * [`rot`]: bytes of a file flipped, zeroed, swapped, cut off.
+//! * [`etcd`]: a real one, started and killed.
+//! * [`proxy`]: a TCP connection's bytes late, changed, cut off.
 //! * [`model`]: what a depot may answer, as a plain map.
 //! * [`write_log`]: what a disk may hold after a power cut.
 //! * [`runs`]: files that are mostly zeros, as fixtures.
@@ -26,7 +28,9 @@ pub mod bytes;
 pub mod child;
 pub mod command;
 pub mod double;
+pub mod etcd;
 pub mod model;
+pub mod proxy;
 pub mod rot;
 pub mod runs;
 #[cfg(feature = "s3")]

@@ -10,13 +10,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use common::peer::NAME;
-use common::proxy::{Act, Proxy, Way};
 use common::{
     Home, Late, Local, bytes, config, done, ended, engine, engine_of, held, ms, pieces, submit,
     until, within,
 };
 use kvdepot_testkit::Rng;
 use kvdepot_testkit::child::{self, Child};
+use kvdepot_testkit::proxy::{Act, Proxy, Way};
 use kvdepot_transfer::{Config, Engine, Fault, Op, Options, Status};
 
 /// An engine, a target with `len` bytes, and what stands between them.

@@ -10,12 +10,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use common::peer::{NAME, Peer};
-use common::proxy::{Act, Proxy, Way};
 use common::{
     Home, Late, Local, bytes, config, done, ended, engine, engine_of, ms, pieces, submit, within,
 };
 use kvdepot_media::Buffer;
 use kvdepot_testkit::Rng;
+use kvdepot_testkit::proxy::{Act, Proxy, Way};
 use kvdepot_transfer::{Config, Error, Fault, Op, Options, Priority, Request, Status};
 
 #[test]

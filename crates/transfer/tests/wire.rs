@@ -423,7 +423,7 @@ fn an_answer_that_breaks_a_rule_fails_what_it_answers_and_nothing_hangs() {
     let mut rng =
         Rng::for_test("an_answer_that_breaks_a_rule_fails_what_it_answers_and_nothing_hangs");
     for _ in 0..kvdepot_testkit::rounds(12) {
-        let proxy = common::proxy::Proxy::plain(other.address().unwrap());
+        let proxy = kvdepot_testkit::proxy::Proxy::plain(other.address().unwrap());
         let one = engine();
         let remote = one.open(proxy.address, NAME).unwrap();
         let local = Local::zeros(&one, 1 << 16);
@@ -431,12 +431,13 @@ fn an_answer_that_breaks_a_rule_fails_what_it_answers_and_nothing_hangs() {
         // A head's first bytes: its verb, flags, status, rows, number, length.
         let bit = rng.below(24 * 8);
         proxy.rule(move |chunk, some| {
-            let is_head =
-                chunk.way == common::proxy::Way::Back && some.len() >= 40 && chunk.before > 96;
+            let is_head = chunk.way == kvdepot_testkit::proxy::Way::Back
+                && some.len() >= 40
+                && chunk.before > 96;
             if is_head {
-                common::proxy::Act::Flip(bit)
+                kvdepot_testkit::proxy::Act::Flip(bit)
             } else {
-                common::proxy::Act::Pass
+                kvdepot_testkit::proxy::Act::Pass
             }
         });
         for op in [Op::Read, Op::Write] {

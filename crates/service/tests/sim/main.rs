@@ -20,6 +20,7 @@ mod doors;
 mod ends;
 mod faults;
 mod history;
+mod hosts;
 mod laws;
 mod log;
 mod opening;
@@ -34,6 +35,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use history::{Shape, Step};
+use hosts::Hosts;
 use kvdepot_testkit::sim::run::{Plan, note_panics, run};
 use kvdepot_testkit::sim::tally::Tally;
 use kvdepot_testkit::sim::{History, Subject, watch};
@@ -274,6 +276,7 @@ fn main() {
         Processes.name(),
         Tiers.name(),
         Shared.name(),
+        Hosts.name(),
     ];
     if std::env::args().any(|arg| arg == "--list") || !names.iter().any(|name| chosen(name)) {
         return;
@@ -299,11 +302,12 @@ fn main() {
         command: "SIM_HISTORIES=1 cargo test -p kvdepot-service --test sim --".into(),
     };
     let mut tally = Tally::default();
-    let sound = (!chosen(names[3]) || run(&Tiers, &plan(0.15, 20), &mut tally))
+    let sound = (!chosen(names[3]) || run(&Tiers, &plan(0.1, 20), &mut tally))
         && (!chosen(names[0]) || run(&scheduled, &plan(0.25, 20), &mut tally))
         && (!chosen(names[1]) || run(&served, &plan(0.2, 20), &mut tally))
-        && (!chosen(names[4]) || run(&Shared, &plan(0.15, 240), &mut tally))
-        && (!chosen(names[2]) || run(&Processes, &plan(0.25, 120), &mut tally));
+        && (!chosen(names[4]) || run(&Shared, &plan(0.1, 240), &mut tally))
+        && (!chosen(names[5]) || run(&Hosts, &plan(0.15, 600), &mut tally))
+        && (!chosen(names[2]) || run(&Processes, &plan(0.2, 120), &mut tally));
     println!("sim: seed {seed}, {seconds} s: {tally}");
     if !sound {
         std::process::exit(1);

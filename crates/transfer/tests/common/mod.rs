@@ -9,7 +9,6 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 pub(crate) mod peer;
-pub(crate) mod proxy;
 pub(crate) mod raw;
 
 use std::sync::Arc;

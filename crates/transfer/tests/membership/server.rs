@@ -1,19 +1,17 @@
-//! A real etcd of one member, which can be killed, stopped, restarted, and lose its memory; and a
-//! way to it that can be cut.
+//! A real etcd, which is asked things of its own, and a way to it that can be cut.
 
 #![expect(clippy::print_stdout, reason = "says why a test is skipped")]
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use kvdepot_testkit::etcd::{Etcd, free_ports};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
-use tempfile::TempDir;
 
 /// What a busy machine may take for anything that is waited for.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
@@ -33,101 +31,20 @@ pub(crate) fn signal(pid: u32, signal: Signal) {
     kill_process(pid, signal).unwrap();
 }
 
-fn binary() -> Option<PathBuf> {
-    let folders = std::env::var_os("PATH")?;
-    let mut paths = std::env::split_paths(&folders).map(|folder| folder.join("etcd"));
-    paths.find(|path| path.is_file())
-}
-
 /// An etcd; killed when dropped.
-pub(crate) struct Server {
-    binary: PathBuf,
-    dir: TempDir,
-    ports: [u16; 2],
-    process: Option<std::process::Child>,
-}
+pub(crate) struct Server(Etcd);
 
 impl Server {
     /// Starts one. `None`, with a word, where there is no etcd to start, unless `KVDEPOT_NO_SKIPS`
     /// is set: then that is a failure.
     pub(crate) fn start() -> Option<Server> {
-        let Some(binary) = binary() else {
+        let etcd = Etcd::start();
+        if etcd.is_none() {
             let strict = std::env::var_os("KVDEPOT_NO_SKIPS").is_some_and(|value| value != "0");
             assert!(!strict, "KVDEPOT_NO_SKIPS: no etcd (Debian: etcd-server)");
             println!("skipped: no etcd on PATH (Debian: etcd-server)");
-            return None;
-        };
-        // Its every write is synced: a disk would be what is waited for.
-        let memory = Path::new("/dev/shm");
-        let dir = match memory.is_dir() {
-            true => tempfile::tempdir_in(memory),
-            false => tempfile::tempdir(),
-        };
-        let mut server = Server {
-            binary,
-            dir: dir.unwrap(),
-            ports: free_ports(),
-            process: None,
-        };
-        server.run();
-        Some(server)
-    }
-
-    /// Starts it, again where it had been killed, with what it remembers.
-    pub(crate) fn run(&mut self) {
-        assert!(self.process.is_none());
-        let [client, peer] = self.ports.map(|port| format!("http://127.0.0.1:{port}"));
-        let log = std::fs::File::create(self.dir.path().join("log")).unwrap();
-        let mut command = Command::new(&self.binary);
-        command
-            .arg("--data-dir")
-            .arg(self.dir.path().join("data"))
-            .args([
-                "--listen-client-urls",
-                &client,
-                "--advertise-client-urls",
-                &client,
-            ])
-            .args([
-                "--listen-peer-urls",
-                &peer,
-                "--initial-advertise-peer-urls",
-                &peer,
-            ])
-            .args(["--initial-cluster", &format!("default={peer}")])
-            // The least that a lease may take follows from these.
-            .args(["--heartbeat-interval", "100", "--election-timeout", "1000"])
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(log);
-        if cfg!(target_arch = "aarch64") {
-            command.env("ETCD_UNSUPPORTED_ARCH", "arm64");
         }
-        self.process = Some(command.spawn().unwrap());
-        until("etcd answers", || {
-            self.try_ask("kv/range", &json!({"key": "YQ=="})).is_some()
-        });
-    }
-
-    pub(crate) fn url(&self) -> String {
-        format!("http://127.0.0.1:{}", self.ports[0])
-    }
-
-    pub(crate) fn signal(&self, which: Signal) {
-        signal(self.process.as_ref().unwrap().id(), which);
-    }
-
-    pub(crate) fn kill(&mut self) {
-        if let Some(mut process) = self.process.take() {
-            process.kill().unwrap();
-            process.wait().unwrap();
-        }
-    }
-
-    /// Everything that it knew, while it does not run.
-    pub(crate) fn forget(&self) {
-        assert!(self.process.is_none());
-        std::fs::remove_dir_all(self.dir.path().join("data")).unwrap();
+        etcd.map(Server)
     }
 
     fn try_ask(&self, path: &str, body: &Value) -> Option<Value> {
@@ -149,16 +66,18 @@ impl Server {
     }
 }
 
-impl Drop for Server {
-    fn drop(&mut self) {
-        self.kill();
+impl Deref for Server {
+    type Target = Etcd;
+
+    fn deref(&self) -> &Etcd {
+        &self.0
     }
 }
 
-/// Ports that nobody has now.
-fn free_ports() -> [u16; 2] {
-    let listeners = [0, 1].map(|_| TcpListener::bind("127.0.0.1:0").unwrap());
-    listeners.map(|listener| listener.local_addr().unwrap().port())
+impl DerefMut for Server {
+    fn deref_mut(&mut self) -> &mut Etcd {
+        &mut self.0
+    }
 }
 
 /// An address that refuses all connections.
@@ -190,7 +109,7 @@ impl Way {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
         let state = Arc::new(Mutex::new(State::default()));
-        let (shared, port) = (Arc::clone(&state), server.ports[0]);
+        let (shared, port) = (Arc::clone(&state), server.port());
         // Ends with the process.
         thread::spawn(move || {
             for near in listener.incoming() {

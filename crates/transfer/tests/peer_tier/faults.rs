@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use kvdepot_store::{BlockBuffers, Buffer, Namespace, Outcome};
 use kvdepot_testkit::bytes::content;
 use kvdepot_testkit::child::{Child, role, say, sleep_until_killed, value};
+use kvdepot_testkit::proxy::{Act, Proxy, Way};
 use serde_json::{Value, json};
 
 use crate::LEN;
@@ -16,7 +17,6 @@ use crate::hosts::{
     Cluster, PATIENCE, addresses, at_rest, count_done, eventually, get, has, keys, namespace, open,
     put, share,
 };
-use crate::proxy::{Act, Proxy, Way};
 use crate::raw::{Head, Raw};
 
 /// How long a tier is waited for in these tests, and what a busy machine may add to that and to

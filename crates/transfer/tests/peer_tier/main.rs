@@ -9,9 +9,6 @@
 mod faults;
 mod hosts;
 mod members;
-#[path = "../common/proxy.rs"]
-#[expect(dead_code, reason = "other tests use more of it")]
-mod proxy;
 #[path = "../common/raw.rs"]
 #[expect(dead_code, reason = "other tests use more of it")]
 mod raw;

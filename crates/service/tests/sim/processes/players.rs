@@ -56,6 +56,7 @@ type Player = Box<dyn FnMut(&[&str]) -> String>;
 pub fn play(role: &str, commands: &Receiver<String>) {
     log::listen();
     note_panics();
+    kvdepot_transfer::install();
     let mut words = role.splitn(3, ' ');
     let (role, first) = (words.next().unwrap(), words.next().unwrap_or_default());
     let rest = words.next().unwrap_or_default();

@@ -16,26 +16,6 @@ use crate::processes::players::hash;
 use crate::tiers::posix;
 use crate::world::{Law, law};
 
-impl Step {
-    fn ids(&self) -> Vec<Id> {
-        match self {
-            Step::Put { ns, keys }
-            | Step::Get { ns, keys }
-            | Step::Prefetch { ns, keys }
-            | Step::Remove { ns, keys } => keys.iter().map(|key| (*ns, *key)).collect(),
-            Step::Clear { ns } => (0..KEYS as u16).map(|key| (*ns, key)).collect(),
-        }
-    }
-
-    fn writes(&self) -> bool {
-        matches!(self, Step::Put { .. })
-    }
-
-    fn removes(&self) -> bool {
-        matches!(self, Step::Remove { .. } | Step::Clear { .. })
-    }
-}
-
 impl Fleet {
     pub fn perform(&mut self, deed: &Deed) -> Law {
         match deed {
@@ -111,28 +91,7 @@ impl Fleet {
     }
 
     fn begin(&mut self, by: usize, step: &Step) {
-        let named = |fleet: &Fleet, keys: &[u16], ns: u8, verb: &str| {
-            let words = keys.iter().map(|key| match verb {
-                "put" => {
-                    let id = (ns, *key);
-                    format!(" {key}:{}:{}", fleet.content(id), fleet.len(id))
-                }
-                "get all" => format!(" {key}:{}", fleet.len((ns, *key))),
-                _ => format!(" {key}"),
-            });
-            let words: String = words.collect();
-            match verb {
-                "get all" => format!("get {ns} all{words}"),
-                verb => format!("{verb} {ns}{words}"),
-            }
-        };
-        let (door, command) = match step {
-            Step::Put { ns, keys } => ("put", named(self, keys, *ns, "put")),
-            Step::Get { ns, keys } => ("get", named(self, keys, *ns, "get all")),
-            Step::Prefetch { ns, keys } => ("prefetch", named(self, keys, *ns, "prefetch")),
-            Step::Remove { ns, keys } => ("remove", named(self, keys, *ns, "remove")),
-            Step::Clear { ns } => ("clear", format!("clear {ns}")),
-        };
+        let (door, command) = step.command(|id| (self.content(id), self.len(id)));
         self.tally.door(door);
         if step.writes() {
             for id in step.ids() {

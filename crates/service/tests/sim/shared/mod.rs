@@ -7,7 +7,7 @@
 
 mod deeds;
 mod fleet;
-mod steps;
+pub mod steps;
 
 use fleet::Fleet;
 use kvdepot_testkit::Rng;

@@ -2,6 +2,7 @@
 
 use kvdepot_testkit::Rng;
 use kvdepot_testkit::sim::shrink::changed;
+use kvdepot_testkit::sim::twin::Id;
 
 /// Keys of a namespace.
 pub const KEYS: u64 = 16;
@@ -37,6 +38,53 @@ pub enum Step {
     Prefetch { ns: u8, keys: Vec<u16> },
     Remove { ns: u8, keys: Vec<u16> },
     Clear { ns: u8 },
+}
+
+impl Step {
+    /// The blocks that it is about.
+    pub fn ids(&self) -> Vec<Id> {
+        match self {
+            Step::Put { ns, keys }
+            | Step::Get { ns, keys }
+            | Step::Prefetch { ns, keys }
+            | Step::Remove { ns, keys } => keys.iter().map(|key| (*ns, *key)).collect(),
+            Step::Clear { ns } => (0..KEYS as u16).map(|key| (*ns, key)).collect(),
+        }
+    }
+
+    pub fn writes(&self) -> bool {
+        matches!(self, Step::Put { .. })
+    }
+
+    pub fn removes(&self) -> bool {
+        matches!(self, Step::Remove { .. } | Step::Clear { .. })
+    }
+
+    /// Its door, and what a process is told, where blocks have this content and these lengths.
+    pub fn command(&self, of: impl Fn(Id) -> (u64, u64)) -> (&'static str, String) {
+        let words = |ns: &u8, keys: &[u16], word: &dyn Fn(u16, u64, u64) -> String| {
+            let each = keys.iter().map(|key| {
+                let (content, len) = of((*ns, *key));
+                word(*key, content, len)
+            });
+            each.collect::<String>()
+        };
+        let plain = |key: u16, _, _| format!(" {key}");
+        let sized = |key: u16, _, len| format!(" {key}:{len}");
+        let whole = |key: u16, content, len| format!(" {key}:{content}:{len}");
+        match self {
+            Step::Put { ns, keys } => ("put", format!("put {ns}{}", words(ns, keys, &whole))),
+            Step::Get { ns, keys } => ("get", format!("get {ns} all{}", words(ns, keys, &sized))),
+            Step::Prefetch { ns, keys } => {
+                let keys = words(ns, keys, &plain);
+                ("prefetch", format!("prefetch {ns}{keys}"))
+            }
+            Step::Remove { ns, keys } => {
+                ("remove", format!("remove {ns}{}", words(ns, keys, &plain)))
+            }
+            Step::Clear { ns } => ("clear", format!("clear {ns}")),
+        }
+    }
 }
 
 /// What happens to whoever was asked, in the middle of what it does.
@@ -93,7 +141,7 @@ pub fn deeds(rng: &mut Rng) -> Vec<Deed> {
     (0..count).map(|_| deed(rng)).collect()
 }
 
-fn step(rng: &mut Rng) -> Step {
+pub fn step(rng: &mut Rng) -> Step {
     let ns = u8::from(rng.once_in(4));
     match rng.below(20) {
         0..9 => Step::Put {

@@ -1,4 +1,4 @@
-//! What stands between two engines and does to their bytes whatever a test wants.
+//! What stands between two hosts and does to their bytes whatever a test wants.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -8,7 +8,8 @@ use std::time::Duration;
 
 /// Which way bytes go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Way {
+#[expect(clippy::exhaustive_enums, reason = "a plain list of a test")]
+pub enum Way {
     /// From the initiator.
     There,
     /// From the target.
@@ -17,17 +18,21 @@ pub(crate) enum Way {
 
 /// Some bytes of a connection that are about to be passed on.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Chunk {
+#[expect(clippy::exhaustive_structs, reason = "words of a test")]
+pub struct Chunk {
     /// Its connection, from 0 on.
-    pub(crate) connection: u64,
-    pub(crate) way: Way,
+    pub connection: u64,
+    /// Which way they go.
+    pub way: Way,
     /// How many went this way before.
-    pub(crate) before: u64,
+    pub before: u64,
 }
 
 /// What becomes of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Act {
+#[expect(clippy::exhaustive_enums, reason = "a plain list of a test")]
+pub enum Act {
+    /// They are passed on.
     Pass,
     /// The first so many are passed, then both sides see the connection end.
     Cut(usize),
@@ -50,17 +55,16 @@ struct Inner {
     open: Mutex<Vec<TcpStream>>,
 }
 
-pub(crate) struct Proxy {
+/// It listens, and passes on what it hears.
+pub struct Proxy {
     inner: Arc<Inner>,
-    pub(crate) address: SocketAddr,
+    /// Where it listens.
+    pub address: SocketAddr,
 }
 
 impl Proxy {
     /// In front of a target.
-    pub(crate) fn to(
-        target: SocketAddr,
-        rule: impl FnMut(Chunk, &[u8]) -> Act + Send + 'static,
-    ) -> Proxy {
+    pub fn to(target: SocketAddr, rule: impl FnMut(Chunk, &[u8]) -> Act + Send + 'static) -> Proxy {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let inner = Arc::new(Inner {
@@ -90,27 +94,27 @@ impl Proxy {
     }
 
     /// One that changes nothing.
-    pub(crate) fn plain(target: SocketAddr) -> Proxy {
+    pub fn plain(target: SocketAddr) -> Proxy {
         Proxy::to(target, |_, _| Act::Pass)
     }
 
     /// What is done from now on.
-    pub(crate) fn rule(&self, rule: impl FnMut(Chunk, &[u8]) -> Act + Send + 'static) {
+    pub fn rule(&self, rule: impl FnMut(Chunk, &[u8]) -> Act + Send + 'static) {
         *self.inner.rule.lock().unwrap() = Box::new(rule);
     }
 
     /// Where new connections go.
-    pub(crate) fn redirect(&self, target: SocketAddr) {
+    pub fn redirect(&self, target: SocketAddr) {
         *self.inner.to.lock().unwrap() = target;
     }
 
     /// Connections so far.
-    pub(crate) fn connections(&self) -> u64 {
+    pub fn connections(&self) -> u64 {
         self.inner.connections.load(Ordering::Acquire)
     }
 
     /// Ends all connections that there are.
-    pub(crate) fn cut_all(&self) {
+    pub fn cut_all(&self) {
         for stream in self.inner.open.lock().unwrap().drain(..) {
             let _gone = stream.shutdown(Shutdown::Both);
         }
