@@ -118,10 +118,16 @@ impl Get {
                 return;
             }
             if let Stage::Apart(apart) = &self.core.tiers[tier] {
+                let get = Arc::clone(self);
+                if self.comes_near(apart) {
+                    return self.bring_near(indices, move |near, rest| {
+                        get.serve(0, near);
+                        get.miss(rest.into_iter().map(|index| (index, Outcome::Miss)));
+                    });
+                }
                 if !self.caller.reaches(apart) {
                     continue;
                 }
-                let get = Arc::clone(self);
                 return self.ask(apart, indices, move |pinned, rest| {
                     get.serve(tier, pinned);
                     get.start(rest, tier + 1, joining);
@@ -132,6 +138,31 @@ impl Get {
             self.serve(tier, pinned);
         }
         self.miss(indices.into_iter().map(|index| (index, Outcome::Miss)));
+    }
+
+    /// Whether what a tier has is served from the near one: the caller's lanes do not reach it.
+    fn comes_near(&self, apart: &Apart) -> bool {
+        self.core.tiers[0].here().is_some() && !self.caller.reaches(apart)
+    }
+
+    /// Has these brought into the near tier from wherever they are, and goes on with what has come
+    /// and what not.
+    fn bring_near(
+        self: &Arc<Get>,
+        indices: Vec<usize>,
+        then: impl FnOnce(Vec<(usize, Place)>, Vec<usize>) + Send + 'static,
+    ) {
+        let keys: Vec<Key> = indices.iter().map(|index| self.keys[*index]).collect();
+        let get = Arc::clone(self);
+        let then = move || {
+            let (near, rest) = get.pin(0, &indices);
+            then(near, rest);
+        };
+        match self.core.fetch_each(self.namespace, &keys) {
+            Ok(task) => task.on_done(then),
+            // All closes.
+            Err(_) => then(),
+        }
     }
 
     /// Begins to load what no nearer tier has, but for what others load: that waits for them, and
@@ -300,6 +331,18 @@ impl Get {
                 let (near, missing) = self.arrived_since(arrived, rest);
                 found[0].extend(near);
                 rest = missing;
+            }
+            if let Stage::Apart(apart) = tier
+                && !rest.is_empty()
+                && self.comes_near(apart)
+            {
+                let get = Arc::clone(self);
+                self.bring_near(rest, move |near, rest| {
+                    found[0].extend(near);
+                    let whole = get.serve_hits(&step, rest.first().copied(), found);
+                    get.go_on(Some(whole), step.end);
+                });
+                return None;
             }
             if let Stage::Apart(apart) = tier
                 && !rest.is_empty()

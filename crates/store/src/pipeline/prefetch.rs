@@ -25,6 +25,31 @@ impl Core {
         // There are no buffers to hold.
         task.release(keys.len());
         self.asked(namespace, keys);
+        self.fetch((pass, Which::Prefix), namespace, keys, &task);
+        Ok(task)
+    }
+
+    /// Brings all of these blocks near that any tier has, for a call that goes on when the task is
+    /// over.
+    pub(super) fn fetch_each(
+        self: &Arc<Core>,
+        namespace: NamespaceId,
+        keys: &[Key],
+    ) -> Result<Task, Error> {
+        let pass = self.gate.enter()?;
+        let task = Task::new(keys.len(), Journal::dispatched("prefetch", keys.len(), 0));
+        task.release(keys.len());
+        self.fetch((pass, Which::Each), namespace, keys, &task);
+        Ok(task)
+    }
+
+    fn fetch(
+        self: &Arc<Core>,
+        (pass, which): (Pass, Which),
+        namespace: NamespaceId,
+        keys: &[Key],
+        task: &Task,
+    ) {
         let stamps = self.uses.call(keys.len());
         let mut found = vec![false; keys.len()];
         let mut pinned: Vec<(usize, usize, Place)> = Vec::with_capacity(keys.len());
@@ -40,19 +65,26 @@ impl Core {
                 namespace,
                 keys: keys.to_vec(),
                 task: task.clone(),
+                which,
                 stamps,
                 _pass: pass,
             };
-            call.ask(late, found, pinned);
-            return Ok(task);
+            return call.ask(late, found, pinned);
         }
-        self.bring(&task, &found, pinned);
-        Ok(task)
+        self.bring((task, which), &found, pinned);
     }
 
-    /// Brings the consecutive hits near, of which some were pinned in tiers, and ends the task.
-    fn bring(&self, task: &Task, found: &[bool], mut pinned: Vec<(usize, usize, Place)>) {
-        let hits = found.iter().take_while(|found| **found).count();
+    /// Brings hits near, of which some were pinned in tiers, and ends the task.
+    fn bring(
+        &self,
+        (task, which): (&Task, Which),
+        found: &[bool],
+        mut pinned: Vec<(usize, usize, Place)>,
+    ) {
+        let hits = match which {
+            Which::Prefix => found.iter().take_while(|found| **found).count(),
+            Which::Each => found.len(),
+        };
         pinned.sort_unstable_by_key(|(_, index, _)| *index);
         let mut ahead = Vec::new();
         let mut passed = Vec::new();
@@ -73,7 +105,8 @@ impl Core {
                 task.acknowledge(index, Outcome::Done);
             }
         }
-        (hits..found.len()).for_each(|index| task.acknowledge(index, Outcome::Miss));
+        let missed = (0..found.len()).filter(|index| *index >= hits || !found[*index]);
+        missed.for_each(|index| task.acknowledge(index, Outcome::Miss));
         let refused = self.enqueue_promotions(ahead.into_iter(), self.near().block_max() / 2);
         for block in refused {
             passed.push((block.tier, block.place));
@@ -88,12 +121,21 @@ impl Core {
     }
 }
 
+/// Which hits are brought near.
+#[derive(Clone, Copy)]
+enum Which {
+    /// The consecutive ones from the first key.
+    Prefix,
+    Each,
+}
+
 /// A prefetch that asks tiers which may answer late.
 struct Call {
     core: Arc<Core>,
     namespace: NamespaceId,
     keys: Vec<Key>,
     task: Task,
+    which: Which,
     stamps: Stamps,
     _pass: Pass,
 }
@@ -103,7 +145,7 @@ impl Call {
     fn ask(self, tier: usize, mut found: Vec<bool>, mut pinned: Vec<(usize, usize, Place)>) {
         let core = Arc::clone(&self.core);
         let Some((at, apart, missing)) = core.next_apart(tier, &found) else {
-            return core.bring(&self.task, &found, pinned);
+            return core.bring((&self.task, self.which), &found, pinned);
         };
         let keys: Vec<Key> = missing.iter().map(|index| self.keys[*index]).collect();
         apart.pin(self.namespace, &keys).then(move |places| {

@@ -80,7 +80,7 @@ impl Ring {
         fs::set_permissions(&keys, Permissions::from_mode(0o600)).unwrap();
         let count = usize::from(shape.hosts);
         // Addresses that no connection of anybody has for its own end while a host is away.
-        let [_, _, high, low] = std::process::id().to_be_bytes();
+        let [low, high, ..] = std::process::id().to_le_bytes();
         let listen = |host: usize| SocketAddr::from(([127, high | 128, low, host as u8 + 1], PORT));
         let listens: Vec<SocketAddr> = (0..count).map(listen).collect();
         let pairs = (0..count).flat_map(|from| (0..count).map(move |to| (from, to)));
