@@ -115,10 +115,15 @@ impl Arena {
         }
     }
 
+    /// Unpublishes blocks, if they are still what the tokens name.
+    pub fn drop_these(&self, tokens: &[Token]) -> usize {
+        self.drop_blocks(tokens, false)
+    }
+
     /// Unpublishes blocks that did not verify, if they are still what the tokens name, so that
     /// the next put writes them again instead of being told that they are there.
     pub fn discard(&self, tokens: &[Token]) -> usize {
-        let count = self.drop_blocks(tokens, false);
+        let count = self.drop_these(tokens);
         self.counters
             .corrupt_blocks
             .fetch_add(count as u64, Ordering::Relaxed);

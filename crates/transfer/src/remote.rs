@@ -269,6 +269,11 @@ impl Lender {
         Lender { peer, target }
     }
 
+    /// Which of the engines that were met at its address it is: another number is another process.
+    pub(crate) fn target(&self) -> u32 {
+        self.target
+    }
+
     /// What it has lent to this engine, by the number that its answer has told.
     pub(crate) fn lent(&self, number: u32, len: u64, rights: Rights) -> Remote {
         let target = self.target;

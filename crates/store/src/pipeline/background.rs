@@ -375,7 +375,10 @@ impl Core {
             let edge = block.tier - 1;
             let stop = ledger.stop;
             let queues = &mut ledger.edges[edge];
-            if stop || queues.promotion_bytes + block.place.len > limit {
+            let has_room = queues.promotion_bytes + block.place.len <= limit;
+            // One that somebody waits for finds room by itself, however large it is.
+            let is_alone = queues.promotion_bytes == 0 && block.is_awaited();
+            if stop || !(has_room || is_alone) {
                 refused.push(block);
             } else {
                 queues.promotion_bytes += block.place.len;

@@ -1,10 +1,11 @@
 //! Gets: pin, copy and verify, unpin. The nearest tier that has a block serves it; one that does
 //! not verify is unpublished there, and the next tier is asked.
 
+mod beyond;
 mod finish;
 mod plan;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -45,6 +46,10 @@ struct Get {
     staged: bool,
     /// Of keys that it loads from tiers that are slow to read.
     loads: Mutex<HashMap<usize, Load>>,
+    /// There are tiers that the caller's lanes do not reach, and a near one for what they have.
+    lies_beyond: bool,
+    /// Keys that have come near, or could not: they do so once.
+    brought: Mutex<HashSet<usize>>,
     _pass: Pass,
 }
 
@@ -81,6 +86,8 @@ impl Core {
         let count = keys.len();
         self.asked(namespace, &keys);
         let core = Arc::clone(self);
+        let mut apart = self.tiers.iter().filter_map(Stage::apart);
+        let lies_beyond = self.tiers[0].here().is_some() && apart.any(|one| !caller.reaches(one));
         let get = Get {
             stamps: core.uses.call(count),
             core,
@@ -90,6 +97,8 @@ impl Core {
             task: task.clone(),
             staged: options.staged,
             loads: Mutex::default(),
+            lies_beyond,
+            brought: Mutex::default(),
             _pass: pass,
         };
         let get = Arc::new(get);
@@ -119,12 +128,6 @@ impl Get {
             }
             if let Stage::Apart(apart) = &self.core.tiers[tier] {
                 let get = Arc::clone(self);
-                if self.comes_near(apart) {
-                    return self.bring_near(indices, move |near, rest| {
-                        get.serve(0, near);
-                        get.miss(rest.into_iter().map(|index| (index, Outcome::Miss)));
-                    });
-                }
                 if !self.caller.reaches(apart) {
                     continue;
                 }
@@ -137,32 +140,7 @@ impl Get {
             indices = rest;
             self.serve(tier, pinned);
         }
-        self.miss(indices.into_iter().map(|index| (index, Outcome::Miss)));
-    }
-
-    /// Whether what a tier has is served from the near one: the caller's lanes do not reach it.
-    fn comes_near(&self, apart: &Apart) -> bool {
-        self.core.tiers[0].here().is_some() && !self.caller.reaches(apart)
-    }
-
-    /// Has these brought into the near tier from wherever they are, and goes on with what has come
-    /// and what not.
-    fn bring_near(
-        self: &Arc<Get>,
-        indices: Vec<usize>,
-        then: impl FnOnce(Vec<(usize, Place)>, Vec<usize>) + Send + 'static,
-    ) {
-        let keys: Vec<Key> = indices.iter().map(|index| self.keys[*index]).collect();
-        let get = Arc::clone(self);
-        let then = move || {
-            let (near, rest) = get.pin(0, &indices);
-            then(near, rest);
-        };
-        match self.core.fetch_each(self.namespace, &keys) {
-            Ok(task) => task.on_done(then),
-            // All closes.
-            Err(_) => then(),
-        }
+        self.bring_each(indices);
     }
 
     /// Begins to load what no nearer tier has, but for what others load: that waits for them, and
@@ -183,8 +161,8 @@ impl Get {
         let names = indices.iter().filter(named).map(|at| (*at, identity(at)));
         let names: Vec<(usize, Identity)> = names.collect();
         let reaches = |tier: &Stage| tier.apart().is_none_or(|apart| self.caller.reaches(apart));
-        let reaches = core.tiers[1..].iter().any(reaches);
-        let mut begun = core.loads.begin(&names, joining, reaches);
+        let may_load = self.lies_beyond || core.tiers[1..].iter().any(reaches);
+        let mut begun = core.loads.begin(&names, joining, may_load);
         self.loads.lock().extend(begun.loads.drain(..));
         let joined = std::mem::take(&mut begun.joined);
         if joined.is_empty() {
@@ -334,18 +312,6 @@ impl Get {
             }
             if let Stage::Apart(apart) = tier
                 && !rest.is_empty()
-                && self.comes_near(apart)
-            {
-                let get = Arc::clone(self);
-                self.bring_near(rest, move |near, rest| {
-                    found[0].extend(near);
-                    let whole = get.serve_hits(&step, rest.first().copied(), found);
-                    get.go_on(Some(whole), step.end);
-                });
-                return None;
-            }
-            if let Stage::Apart(apart) = tier
-                && !rest.is_empty()
                 && self.caller.reaches(apart)
             {
                 let keys: Vec<Key> = rest.iter().map(|index| self.keys[*index]).collect();
@@ -374,6 +340,13 @@ impl Get {
             };
             found.push(pinned);
             rest = missing;
+        }
+        if rest.first().is_some_and(|first| self.may_bring(*first)) {
+            for (tier, pinned) in self.core.tiers.iter().zip(&found) {
+                tier.unpin(pinned.iter().map(|(_, place)| place));
+            }
+            self.bring_hits(step, rest);
+            return None;
         }
         Some(self.serve_hits(&step, rest.first().copied(), found))
     }

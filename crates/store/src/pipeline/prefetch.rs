@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use kvdepot_arena::gate::Pass;
-use kvdepot_arena::{Error, Key, NamespaceId, Place, Stamps};
+use kvdepot_arena::{Error, Identity, Key, NamespaceId, Place, Stamps};
 
 use super::Core;
 use super::ledger::{Promotion, Waiter};
@@ -29,17 +29,18 @@ impl Core {
         Ok(task)
     }
 
-    /// Brings all of these blocks near that any tier has, for a call that goes on when the task is
-    /// over.
-    pub(super) fn fetch_each(
+    /// Brings blocks near that any tier has, for a call that goes on when the task is over: those
+    /// that had no room on their way end as dropped.
+    pub(super) fn bring_near(
         self: &Arc<Core>,
         namespace: NamespaceId,
         keys: &[Key],
+        which: Which,
     ) -> Result<Task, Error> {
         let pass = self.gate.enter()?;
         let task = Task::new(keys.len(), Journal::dispatched("prefetch", keys.len(), 0));
         task.release(keys.len());
-        self.fetch((pass, Which::Each), namespace, keys, &task);
+        self.fetch((pass, which), namespace, keys, &task);
         Ok(task)
     }
 
@@ -123,7 +124,7 @@ impl Core {
 
 /// Which hits are brought near.
 #[derive(Clone, Copy)]
-enum Which {
+pub(super) enum Which {
     /// The consecutive ones from the first key.
     Prefix,
     Each,
@@ -152,8 +153,14 @@ impl Call {
             for (index, place) in missing.into_iter().zip(places.unwrap_or_default()) {
                 if let Some(place) = place {
                     found[index] = true;
-                    let stamp = self.stamps.of(index);
-                    pinned.push((at, index, Place { stamp, ..place }));
+                    // Whatever the tier says it is.
+                    let (namespace, key) = (self.namespace, self.keys[index]);
+                    let place = Place {
+                        identity: Identity { namespace, key },
+                        stamp: self.stamps.of(index),
+                        ..place
+                    };
+                    pinned.push((at, index, place));
                 }
             }
             self.ask(at + 1, found, pinned);

@@ -43,13 +43,14 @@ impl Desk {
         })
     }
 
-    /// Has a job done; where too many wait, there is no thread, or all has ended, it is dropped.
-    pub(super) fn run(self: &Arc<Self>, job: impl FnOnce() + Send + 'static) {
+    /// Has a job done; where too many wait, there is no thread, or all has ended, it is dropped:
+    /// false.
+    pub(super) fn run(self: &Arc<Self>, job: impl FnOnce() + Send + 'static) -> bool {
         let mut state = self.state.lock();
         if state.ended || state.jobs.len() >= WAITING_MAX {
             drop(state);
             drop(job);
-            return;
+            return false;
         }
         state.jobs.push_back(Box::new(job));
         if state.jobs.len() > state.idle && state.threads < self.most {
@@ -64,7 +65,7 @@ impl Desk {
         };
         self.changed.notify_one();
         drop(state);
-        drop(left);
+        left.is_empty()
     }
 
     fn work(&self) {

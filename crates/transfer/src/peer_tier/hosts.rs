@@ -41,9 +41,10 @@ impl Whom {
 
 /// Where a block is to be.
 pub(super) struct Homes {
-    /// This host is one of its homes; so it is taken for one where it is in no view, or a home
-    /// cannot be reached as it is named: nothing goes from here then.
+    /// This host is one of its homes.
     pub(super) is_own: bool,
+    /// It is not, and all of them can be reached as they are named.
+    pub(super) is_stray: bool,
     pub(super) far: Vec<Arc<Target>>,
 }
 
@@ -110,8 +111,15 @@ impl Hosts {
         while !*closing {
             self.closed.wait_for(&mut closing, LOOK);
             let now = Instant::now();
-            let all: Vec<_> = self.targets.lock().values().cloned().collect();
+            let (all, left) = {
+                let mut targets = self.targets.lock();
+                let is_left =
+                    |target: &Arc<Target>| Arc::strong_count(target) == 1 && target.owes_nothing();
+                let left: Vec<_> = targets.extract_if(|_, target| is_left(target)).collect();
+                (targets.values().cloned().collect::<Vec<_>>(), left)
+            };
             all.iter().for_each(|target| target.look(now));
+            left.iter().for_each(|(_, target)| target.end(now));
         }
     }
 
@@ -129,24 +137,16 @@ impl Hosts {
             .iter()
             .map(|host| self.whom(&host.name, &host.address));
         let hosts: Vec<_> = hosts.collect();
-        let left = {
-            let mut targets = self.targets.lock();
-            let is_there = |target: &Arc<Target>| {
-                let mut far = hosts.iter().flatten();
-                far.any(|whom| matches!(whom, Whom::Far(other) if Arc::ptr_eq(other, target)))
-            };
-            let left = targets.extract_if(|_, target| !is_there(target));
-            left.map(|(_, target)| target).collect::<Vec<_>>()
-        };
-        let before = maps
-            .take()
-            .filter(|maps| !maps.now.view().hosts().is_empty());
-        let before = before.map(|maps| {
-            Arc::new(Maps {
+        let last = maps.take();
+        let last = last.filter(|maps| !maps.now.view().hosts().is_empty());
+        let before = last.and_then(|maps| match are_same(maps.now.view(), &view) {
+            // Who was a home still is.
+            true => maps.before.clone(),
+            false => Some(Arc::new(Maps {
                 now: maps.now.clone(),
                 before: None,
                 hosts: maps.hosts.clone(),
-            })
+            })),
         });
         let made = Arc::new(Maps {
             now: HomeMap::new(view, self.replicas),
@@ -156,9 +156,6 @@ impl Hosts {
         *maps = Some(Arc::clone(&made));
         self.net.changes.fetch_add(1, Ordering::AcqRel);
         drop(maps);
-        for target in left {
-            target.end(Instant::now());
-        }
         made
     }
 
@@ -195,16 +192,24 @@ impl Hosts {
     pub(super) fn homes(&self, name: &Identity) -> Homes {
         let maps = self.maps();
         let mut homes = Homes {
-            is_own: maps.now.view().find(&self.own).is_none(),
+            is_own: false,
+            is_stray: maps.now.view().find(&self.own).is_some(),
             far: Vec::new(),
         };
         for host in maps.now.homes(Point::of(&bytes_of(name))).iter() {
             match &maps.hosts[*host as usize] {
                 Some(Whom::Far(target)) => homes.far.push(Arc::clone(target)),
-                Some(Whom::Own) | None => homes.is_own = true,
+                Some(Whom::Own) => homes.is_own = true,
+                None => homes.is_stray = false,
             }
         }
+        homes.is_stray &= !homes.is_own && !homes.far.is_empty();
         homes
+    }
+
+    /// Whether this host is one of those that all know.
+    pub(super) fn is_known(&self) -> bool {
+        self.maps().now.view().find(&self.own).is_some()
     }
 
     /// Hosts that a block may be put at, the best first: those that do not answer are passed over.
@@ -293,6 +298,17 @@ impl Hosts {
         let _or_not = self.membership.close(within);
         *self.maps.lock() = None;
     }
+}
+
+/// Whether homes are the same under two views.
+fn are_same(one: &View, other: &View) -> bool {
+    let named = |view: &View| -> Vec<(String, u64)> {
+        let hosts = view.hosts().iter();
+        hosts
+            .map(|host| (host.name.clone(), host.capacity))
+            .collect()
+    };
+    named(one) == named(other)
 }
 
 fn is_up(whom: &Whom) -> bool {

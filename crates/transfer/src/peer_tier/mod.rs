@@ -16,6 +16,7 @@ mod hosts;
 mod lookups;
 mod messages;
 mod mover;
+mod moving;
 mod options;
 mod share;
 mod target;
@@ -63,6 +64,12 @@ const TO_CLOSE: Duration = Duration::from_millis(900);
 /// Connections that others may have to this host.
 const CONNECTIONS_MAX: usize = 65_536;
 
+/// How often all hosts are asked for what is to be removed, where there is always more.
+const ROUNDS_MAX: usize = 8;
+
+/// What follows the answers of all hosts.
+type Heard = Box<dyn FnOnce(Vec<Said>) + Send>;
+
 /// The kind `Peer`, with its section.
 #[must_use]
 pub fn tier_kind() -> TierKind {
@@ -86,8 +93,8 @@ pub fn install() {
 struct Peers {
     common: Arc<Common>,
     mover: Arc<Mover>,
-    /// Who watches the hosts, and who moves.
-    threads: Mutex<Vec<JoinHandle<()>>>,
+    /// Who watches the hosts, and who moves; `None` once it is closed.
+    threads: Mutex<Option<Vec<JoinHandle<()>>>>,
     origin: Origin,
 }
 
@@ -150,8 +157,6 @@ impl Peers {
         let hosts = Arc::new(hosts);
         let held = Held::new(terms.number, terms.keys.clone(), &share);
         home.know(&hosts);
-        let watched = Arc::clone(&hosts);
-        let watch = spawn("kvdepot-peers", move || watched.watch())?;
         let common = Arc::new(Common {
             share,
             home,
@@ -163,15 +168,20 @@ impl Peers {
             replicas: options.replicas,
         });
         common.share.arena().keep();
-        let mover = Arc::new(Mover::new(&common));
-        let moving = Arc::clone(&mover);
-        let moves = spawn("kvdepot-mover", move || moving.work())?;
-        Ok(Peers {
+        // From here on dropping it ends all that was begun.
+        let peers = Peers {
+            mover: Arc::new(Mover::new(&common)),
             common,
-            mover,
-            threads: Mutex::new(vec![watch, moves]),
+            threads: Mutex::new(Some(Vec::new())),
             origin: Origin::here()?,
-        })
+        };
+        let hosts = Arc::clone(&peers.common.hosts);
+        let mover = Arc::clone(&peers.mover);
+        let watch = spawn("kvdepot-peers", move || hosts.watch())?;
+        peers.threads.lock().get_or_insert_default().push(watch);
+        let moves = spawn("kvdepot-mover", move || mover.work())?;
+        peers.threads.lock().get_or_insert_default().push(moves);
+        Ok(peers)
     }
 }
 
@@ -207,23 +217,30 @@ fn refused(error: crate::error::Error) -> Error {
 }
 
 impl Common {
-    /// Asks every host to remove something, and once more, as what was on its way from a host that
-    /// has been asked may have come to one that had been asked before. All answers go to `then`.
-    fn ask_twice(
+    /// Asks every host to remove something, again and again until no host has had any of it: what
+    /// was on its way from a host that had not been asked yet may have come to one that had been.
+    /// All answers go to `then`.
+    fn ask_to_remove(
         self: &Arc<Self>,
-        ask: impl Fn() -> Ask + Send + 'static,
+        ask: impl Fn() -> Ask + Clone + Send + 'static,
         own: impl Fn(&Share) -> Said + Clone + Send + 'static,
+        so_far: Vec<Said>,
         then: impl FnOnce(Vec<Said>) + Send + 'static,
     ) {
-        let (common, again) = (Arc::clone(self), own.clone());
-        let first = ask();
-        let once = move || first.clone();
-        self.ask_all(once, own, move |mut said| {
-            let all = move |more| {
-                said.extend(more);
-                then(said);
-            };
-            common.ask_all(ask, again, all);
+        let common = Arc::clone(self);
+        let (first, again, round) = (ask.clone(), own.clone(), so_far.len());
+        self.ask_all(first, own, move |mut said: Vec<Said>| {
+            let has_found = said.iter().any(|said| match said {
+                Said::Flags(flags) => flags.contains(&true),
+                Said::Count(count) => *count > 0,
+                _ => false,
+            });
+            let is_over = !has_found || round > ROUNDS_MAX * said.len();
+            said.extend(so_far);
+            match is_over {
+                true => then(said),
+                false => common.ask_to_remove(ask, again, said, Box::new(then) as Heard),
+            }
         });
     }
 
@@ -235,9 +252,11 @@ impl Common {
         own: impl FnOnce(&Share) -> Said + Send + 'static,
         then: impl FnOnce(Vec<Said>) + Send + 'static,
     ) {
-        let all = self.hosts.all();
-        let done = |said: Vec<Option<Said>>| {
-            if let Some(said) = said.into_iter().collect() {
+        let (all, is_known) = (self.hosts.all(), self.hosts.is_known());
+        let done = move |said: Vec<Option<Said>>| {
+            // Where this host is none of them its own share has not been asked.
+            let said: Option<Vec<Said>> = said.into_iter().collect();
+            if let Some(said) = said.filter(|_| is_known) {
                 then(said);
             }
         };
@@ -312,9 +331,10 @@ impl Tier for Peers {
         for (slot, chunk) in gather(chunks.len(), done).into_iter().zip(chunks) {
             let mut gone = vec![false; chunk.len()];
             let asked = Keys::new(namespace, chunk.iter().copied());
-            self.common.ask_twice(
+            self.common.ask_to_remove(
                 move || Ask::Remove(asked.clone()),
                 move |share| Said::Flags(share.remove(namespace, &chunk)),
+                Vec::new(),
                 move |said| {
                     for said in said {
                         let Said::Flags(flags) = said else {
@@ -332,9 +352,10 @@ impl Tier for Peers {
 
     /// Counts copies.
     fn clear(&self, namespace: NamespaceId, reply: Reply<usize>) {
-        self.common.ask_twice(
+        self.common.ask_to_remove(
             move || Ask::Clear(namespace.0),
             move |share| Said::Count(share.clear(namespace) as u64),
+            Vec::new(),
             move |said| {
                 let count = |said: &Said| match said {
                     Said::Count(count) => Some(*count as usize),
@@ -464,10 +485,9 @@ impl Tier for Peers {
         if !self.origin.is_here() {
             return;
         }
-        let threads = std::mem::take(&mut *self.threads.lock());
-        if threads.is_empty() {
+        let Some(threads) = self.threads.lock().take() else {
             return;
-        }
+        };
         let common = &self.common;
         let deadline = Instant::now() + TO_CLOSE;
         common.held.close();

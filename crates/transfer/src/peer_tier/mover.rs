@@ -2,19 +2,20 @@
 //! hosts came or went, and copies that a block lacks because a home was lost.
 //!
 //! It goes over the share page by page, behind all that somebody waits for: its batches have the
-//! lowest priority, and it rests after each for as long as that took.
+//! lowest priority, and it rests for as long as it works.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kvdepot_arena::{Identity, Key, NamespaceId, Place};
+use kvdepot_arena::{Identity, Key, NamespaceId, Place, Token};
 use kvdepot_media::Owner;
 use parking_lot::{Condvar, Mutex};
 
 use super::Common;
 use super::held::{Copy, Own, rooms_of};
 use super::hosts::Homes;
-use super::messages::{Ask, Block, Keys, Said, Written};
+use super::messages::{Ask, Block, Keys, Said, Why, Written};
 use super::target::{Far, Target};
 use crate::batch::Request;
 use crate::config::Options;
@@ -23,20 +24,22 @@ use crate::memory::Region;
 use crate::remote::Remote;
 use crate::task::{Priority, Status};
 
-/// How long hosts are left to settle when they have changed.
+/// How long hosts are left to settle when they have changed, and at most.
 const SETTLE: Duration = Duration::from_secs(1);
+const SETTLE_MOST: Duration = Duration::from_secs(30);
 
 /// How often blocks that are not at home are looked for at first, and at most, while no host
-/// changes.
+/// changes and none is found that goes.
 const STRAYS_FIRST: Duration = Duration::from_secs(5);
-const STRAYS_MOST: Duration = Duration::from_secs(600);
+const STRAYS_MOST: Duration = Duration::from_secs(60);
 
 /// How often it looks whether there is something to do.
 const LOOK: Duration = Duration::from_millis(200);
 
-/// Blocks that are looked at together, and bytes that go together.
+/// Blocks that are looked at together, bytes that go together, and how long they may take.
 const PAGE: usize = 512;
-const BATCH_BYTES: u64 = 16 << 20;
+const BATCH_BYTES: u64 = 4 << 20;
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The mover of a host.
 pub(super) struct Mover {
@@ -49,7 +52,7 @@ pub(super) struct Mover {
 #[derive(Default)]
 struct Pass {
     moved: u64,
-    /// Blocks that are still not at home.
+    /// Blocks that are still not at home, or lack a copy.
     left: u64,
 }
 
@@ -67,30 +70,40 @@ impl Mover {
 
     /// Works until it is told to end.
     pub(super) fn work(&self) {
-        let (mut seen, mut since) = (0, Instant::now());
-        let (mut done, mut pause, mut next) = (0, STRAYS_FIRST, Instant::now() + STRAYS_FIRST);
+        let begun = Instant::now();
+        let (mut seen, mut since, mut first) = (0, begun, begun);
+        let (mut done, mut pause, mut next) = (0, STRAYS_FIRST, begun + STRAYS_FIRST);
         while self.rest(LOOK) {
-            let changes = self.common.hosts.changes();
-            let now = Instant::now();
+            let hosts = &self.common.hosts;
+            let (changes, now) = (hosts.changes(), Instant::now());
             if changes != seen {
-                (seen, since) = (changes, now);
+                if seen == done {
+                    first = now;
+                }
+                (seen, since, next, pause) = (changes, now, now, STRAYS_FIRST);
             }
-            let all = seen != done && now.duration_since(since) >= SETTLE;
-            if !all && now < next {
+            let all = seen != done;
+            let settles = now.duration_since(since) < SETTLE;
+            let may_wait = now.duration_since(first) < SETTLE_MOST;
+            if now < next || (all && settles && may_wait) || !hosts.is_known() {
                 continue;
             }
-            let pass = self.pass(all);
-            if all {
-                (done, pause) = (seen, STRAYS_FIRST);
+            let pass = catch_unwind(AssertUnwindSafe(|| self.pass(all)));
+            let pass = pass.unwrap_or_else(|_| {
+                tracing::error!("blocks could not go to their homes: the mover has panicked");
+                Pass { moved: 0, left: 1 }
+            });
+            if pass.left == 0 {
+                done = seen;
             }
             if pass.moved > 0 {
                 let (blocks, left) = (pass.moved, pass.left);
                 tracing::info!(blocks, left, "blocks have gone to their homes");
             }
             // What nobody takes is offered again later and later.
-            pause = match pass.left > 0 && pass.moved == 0 {
-                true => (pause * 2).min(STRAYS_MOST),
-                false => STRAYS_FIRST,
+            pause = match pass.moved {
+                0 => (pause * 2).min(STRAYS_MOST),
+                _ => STRAYS_FIRST,
             };
             next = Instant::now() + pause;
         }
@@ -109,16 +122,19 @@ impl Mover {
         !*closing
     }
 
-    /// Goes over the share once: `all` asks for the copies of blocks that are at home, too.
+    /// Goes over the share once: `all` asks for the copies of blocks that are at home, too. It
+    /// rests after each page for as long as that took.
     fn pass(&self, all: bool) -> Pass {
         let mut pass = Pass::default();
         for (namespace, _) in self.common.share.arena().shares() {
             let mut from = Some(0);
             while let Some(slot) = from {
+                let begun = Instant::now();
                 let (blocks, next) = self.common.share.list(namespace, slot, PAGE);
                 from = next.filter(|next| *next > slot);
                 let keys = blocks.into_iter().map(|(key, _)| key);
-                if !self.page(namespace, keys, all, &mut pass) {
+                self.page(namespace, keys, all, &mut pass);
+                if !self.rest(begun.elapsed()) {
                     return pass;
                 }
             }
@@ -126,62 +142,109 @@ impl Mover {
         pass
     }
 
-    /// False where all is to end.
     fn page(
         &self,
         namespace: NamespaceId,
         keys: impl Iterator<Item = Key>,
         all: bool,
         pass: &mut Pass,
-    ) -> bool {
+    ) {
         let hosts = &self.common.hosts;
         let changes = hosts.changes();
         let home = |key: Key| (key, hosts.homes(&Identity { namespace, key }));
         let mut wanted: Vec<(Key, Homes)> = keys.map(home).collect();
-        wanted.retain(|(_, homes)| !homes.far.is_empty() && (all || !homes.is_own));
+        wanted.retain(|(_, homes)| homes.is_stray || (all && homes.is_own));
+        // Which lack it, by those who answer; and whether somebody has it but for this host.
+        let mut elsewhere = vec![false; wanted.len()];
+        let mut lacks: Vec<(Arc<Target>, Vec<usize>)> = Vec::new();
         for (target, mut its) in by_target(&wanted) {
-            let keys: Vec<Key> = its.iter().map(|at| wanted[*at].0).collect();
-            let ask = Ask::Contains(Keys::new(namespace, keys.into_iter()));
-            let Some(has) = flags(&target, &ask, its.len()) else {
+            let asked = Keys::new(namespace, its.iter().map(|at| wanted[*at].0));
+            let Some(has) = flags(&target, &Ask::Contains(asked), its.len()) else {
+                pass.left += its.len() as u64;
                 continue;
             };
             let mut has = has.into_iter();
-            its.retain(|_| has.next() == Some(false));
-            while !its.is_empty() {
-                let begun = Instant::now();
-                let keys = its.iter().map(|at| (wanted[*at].0, wanted[*at].1.is_own));
-                let keys: Vec<(Key, bool)> = keys.collect();
-                let stored = self.send(&target, namespace, &keys);
-                pass.moved += stored.iter().filter(|stored| **stored).count() as u64;
-                its.drain(..stored.len());
-                if !self.rest(begun.elapsed()) {
-                    return false;
-                }
+            its.retain(|at| {
+                let has = has.next() == Some(true);
+                elsewhere[*at] |= has;
+                !has
+            });
+            lacks.push((target, its));
+        }
+        for (target, its) in lacks {
+            let key = |at: &usize| (wanted[*at].0, wanted[*at].1.is_stray && !elsewhere[*at]);
+            let keys: Vec<(Key, bool)> = its.iter().map(key).collect();
+            let stored = self.send_all(&target, namespace, &keys);
+            for (at, stored) in its.into_iter().zip(stored) {
+                elsewhere[at] |= stored;
+                pass.moved += u64::from(stored);
+                pass.left += u64::from(!stored && wanted[at].1.is_own);
             }
         }
-        wanted.retain(|(_, homes)| !homes.is_own);
-        let mut lacks: Vec<usize> = wanted.iter().map(|(_, homes)| homes.far.len()).collect();
-        for (target, its) in by_target(&wanted) {
-            let keys = Keys::new(namespace, its.iter().map(|at| wanted[*at].0));
+        wanted.retain(|(_, homes)| homes.is_stray);
+        pass.left += self.let_go(namespace, &wanted, changes);
+    }
+
+    /// Lets go of blocks that all their homes keep; how many they do not.
+    fn let_go(&self, namespace: NamespaceId, strays: &[(Key, Homes)], changes: u64) -> u64 {
+        let share = &self.common.share;
+        // As they are now: what is put here from here on stays.
+        let held = strays.iter().map(|(key, _)| share.hold(namespace, *key));
+        let held: Vec<Option<Own>> = held
+            .map(|place| place.map(|place| Own::new(share, place)))
+            .collect();
+        let mut lacks: Vec<usize> = strays.iter().map(|(_, homes)| homes.far.len()).collect();
+        for (target, its) in by_target(strays) {
+            let keys = Keys::new(namespace, its.iter().map(|at| strays[*at].0));
             let keeps = flags(&target, &Ask::Keeps(keys), its.len()).unwrap_or_default();
             for (at, keeps) in its.into_iter().zip(keeps) {
                 lacks[at] -= usize::from(keeps);
             }
         }
-        let gone = wanted.iter().zip(&lacks).filter(|(_, lacks)| **lacks == 0);
-        let gone: Vec<Key> = gone.map(|((key, _), _)| *key).collect();
-        pass.left += (wanted.len() - gone.len()) as u64;
-        let share = &self.common.share;
-        // Whoever was told meanwhile that this host keeps them may have let go of theirs.
-        let _gate = share.hold_removals();
-        if hosts.changes() == changes {
-            share.leave(namespace, &gone);
+        let left = lacks.iter().filter(|lacks| **lacks > 0).count();
+        let gone = held
+            .iter()
+            .zip(&lacks)
+            .filter(|(_, lacks)| **lacks == 0)
+            .filter_map(|(own, _)| Some(own.as_ref()?.place().token));
+        let gone: Vec<Token> = gone.collect();
+        if !gone.is_empty() {
+            let hosts = &self.common.hosts;
+            // Whoever was told meanwhile that this host keeps them may have let go of theirs.
+            share.leave(&gone, || hosts.changes() == changes);
         }
-        self.rest(Duration::ZERO)
+        left as u64
     }
 
-    /// Sends the first of some blocks to a host: whether each is there now. Those that are at home
-    /// here, too, take nobody's room there.
+    /// Sends blocks to a host, as many at a time as go together: whether each is there now.
+    fn send_all(
+        &self,
+        target: &Arc<Target>,
+        namespace: NamespaceId,
+        keys: &[(Key, bool)],
+    ) -> Vec<bool> {
+        let mut stored = Vec::new();
+        while stored.len() < keys.len() && !target.is_down() {
+            let begun = Instant::now();
+            stored.extend(self.send(target, namespace, &keys[stored.len()..]));
+            if !self.rest(begun.elapsed()) {
+                break;
+            }
+        }
+        if stored.contains(&true)
+            && let Ok(texts) = self.common.share.arena().descriptions()
+            && let Some((_, text)) = texts.into_iter().find(|(id, _)| *id == namespace)
+        {
+            let namespace = namespace.0;
+            // Or it does not know what they are.
+            let _told = target.hear(&Ask::Describe { namespace, text });
+        }
+        stored.resize(keys.len(), false);
+        stored
+    }
+
+    /// Sends the first of some blocks to a host: whether each is there now. Those with `true` may
+    /// take others' room there.
     fn send(
         &self,
         target: &Arc<Target>,
@@ -189,26 +252,27 @@ impl Mover {
         keys: &[(Key, bool)],
     ) -> Vec<bool> {
         let share = &self.common.share;
-        let mut bytes = 0;
-        let mut pinned: Vec<Option<Own>> = Vec::new();
-        for (key, _) in keys {
-            let place = share.pin(namespace, &[*key]).pop().flatten();
-            bytes += place.map_or(0, |place| place.len);
-            if bytes > BATCH_BYTES && !pinned.is_empty() {
-                place.iter().for_each(|place| share.unpin(place.token));
+        let (mut bytes, mut count) = (0, 0);
+        let (mut at, mut owns, mut blocks) = (Vec::new(), Vec::new(), Vec::new());
+        for (key, evict) in keys {
+            let own = share
+                .hold(namespace, *key)
+                .map(|place| Own::new(share, place));
+            bytes += own.as_ref().map_or(0, |own| own.place().len);
+            if bytes > BATCH_BYTES && count > 0 {
                 break;
             }
-            pinned.push(place.map(|place| Own::new(share, place)));
+            if let Some(own) = own {
+                at.push(count);
+                blocks.push(block_of(own.place(), *evict));
+                owns.push(own);
+            }
+            count += 1;
         }
-        let mut stored = vec![false; pinned.len()];
-        let there = |(at, own): (usize, Option<Own>)| Some((at, own?));
-        let (at, owns): (Vec<usize>, Vec<Own>) =
-            pinned.into_iter().enumerate().filter_map(there).unzip();
-        let blocks: Vec<Block> = at
-            .iter()
-            .zip(&owns)
-            .map(|(at, own)| block_of(own.place(), !keys[*at].1))
-            .collect();
+        let mut stored = vec![false; count];
+        if blocks.is_empty() {
+            return stored;
+        }
         let lens: Vec<u64> = blocks.iter().map(|block| block.len).collect();
         let ask = Ask::Reserve {
             namespace: namespace.0,
@@ -222,10 +286,15 @@ impl Mover {
         };
         let (mut whose, mut far, mut going) = (Vec::new(), Vec::new(), Vec::new());
         for ((at, own), room) in at.into_iter().zip(owns).zip(rooms) {
-            if let Ok((Copy::There(its), Some(remote))) = room {
-                whose.push(at);
-                far.push(its);
-                going.push((own, remote));
+            match room {
+                Ok((Copy::There(its), Some(remote))) => {
+                    whose.push(at);
+                    far.push(its);
+                    going.push((own, remote));
+                }
+                // Somebody was first.
+                Err(Why::Present) => stored[at] = true,
+                _ => {}
             }
         }
         for (at, done) in whose.into_iter().zip(self.carry(target, going, far)) {
@@ -239,11 +308,13 @@ impl Mover {
         let mut done = vec![false; going.len()];
         let share = &self.common.share;
         let going = Arc::new(going);
+        let mut whole = vec![true; done.len()];
         let (mut whose, mut requests) = (Vec::new(), Vec::new());
         for (number, (own, remote)) in going.iter().enumerate() {
             let place = own.place();
             let Ok(buffers) = share.buffers(place, 0, place.len) else {
-                return done;
+                whole[number] = false;
+                continue;
             };
             let mut offset = 0;
             for buffer in buffers {
@@ -259,7 +330,7 @@ impl Mover {
             }
         }
         let options = Options {
-            timeout: self.common.hosts.net().patience,
+            timeout: TIMEOUT,
             priority: Priority::Background,
         };
         // SAFETY: all requests name memory of pinned blocks, and read it; the owner keeps the pins.
@@ -271,18 +342,24 @@ impl Mover {
         };
         // It has a deadline, and ends with the engine.
         let _over = task.wait(None);
-        let mut whole = vec![true; done.len()];
         for (number, status) in whose.into_iter().zip(task.statuses()) {
             whole[number] &= status == Status::Done;
         }
         drop(task);
+        let place = |number: usize| going[number].0.place();
+        let sent = (0..done.len()).filter(|number| whole[*number]);
         // What is removed from here on waits until it is known whether it is there.
-        let _gate = share.hold_removals();
-        let is_going = |number: &usize| whole[*number] && share.is_there(going[*number].0.place());
-        let all: Vec<usize> = (0..done.len()).filter(is_going).collect();
+        let moving = share
+            .moving
+            .begin(sent.clone().map(|number| place(number).identity));
+        let is_going = |at: &usize| moving.has(&place(*at).identity) && share.is_there(place(*at));
+        let all: Vec<usize> = sent.filter(is_going).collect();
+        if all.is_empty() {
+            return done;
+        }
         let written = |number: &usize| Written {
             id: far[*number].id,
-            checksum: going[*number].0.place().checksum.0,
+            checksum: place(*number).checksum.0,
             tail: Vec::new(),
         };
         let ask = Ask::Commit {

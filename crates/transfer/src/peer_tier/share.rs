@@ -11,9 +11,10 @@ use kvdepot_arena::{
 };
 use kvdepot_media::{Buffer, Checksum, checksum};
 use kvdepot_store::NamespaceUsage;
-use parking_lot::{RwLock, RwLockWriteGuard};
+use parking_lot::Mutex;
 
 use super::messages::TAIL_MAX;
+use super::moving::{Moving, Removal};
 
 /// How long another owner of the medium is waited for.
 const LOCK_WAIT: Duration = Duration::from_secs(10);
@@ -25,8 +26,9 @@ const GLANCE: u32 = 65_536;
 pub(super) struct Share {
     arena: Arc<Arena>,
     uses: Uses,
-    /// Held by removals, and alone by whoever has blocks of here published elsewhere.
-    removals: RwLock<()>,
+    pub(super) moving: Moving,
+    /// Held by whoever says what stays here, or lets something go.
+    keeping: Mutex<()>,
 }
 
 impl Share {
@@ -54,7 +56,8 @@ impl Share {
         Ok(Share {
             arena: Arc::new(arena),
             uses,
-            removals: RwLock::new(()),
+            moving: Moving::default(),
+            keeping: Mutex::new(()),
         })
     }
 
@@ -84,6 +87,14 @@ impl Share {
             |index, place| places[index] = Some(place),
         );
         places
+    }
+
+    /// Pins a block that nobody uses: it grows as old as if it had not been looked at.
+    pub(super) fn hold(&self, namespace: NamespaceId, key: Key) -> Option<Place> {
+        let mut held = None;
+        let hold = |_, place| held = Some(place);
+        self.arena.pin(namespace, &[key], &mut [false], |_| 0, hold);
+        held
     }
 
     pub(super) fn unpin(&self, token: Token) {
@@ -188,11 +199,6 @@ impl Share {
         })
     }
 
-    /// Nothing is removed as long as this is held.
-    pub(super) fn hold_removals(&self) -> RwLockWriteGuard<'_, ()> {
-        self.removals.write()
-    }
-
     /// Whether a block that is pinned has not been removed or replaced since.
     pub(super) fn is_there(&self, place: &Place) -> bool {
         let here = self.arena.pin_token(place.token);
@@ -207,25 +213,29 @@ impl Share {
         keys: &[Key],
         is_home: impl Fn(Key) -> bool,
     ) -> Vec<bool> {
-        let _gate = self.removals.read();
+        let _order = self.keeping.lock();
         let found = self.contains(namespace, keys).into_iter().zip(keys);
         found.map(|(found, key)| found && is_home(*key)).collect()
     }
 
-    /// Removes blocks that are elsewhere, where removals are held.
-    pub(super) fn leave(&self, namespace: NamespaceId, keys: &[Key]) {
-        self.arena.remove(namespace, keys);
+    /// Lets blocks go that are elsewhere, as they were when they were pinned, unless it `may` not any
+    /// more.
+    pub(super) fn leave(&self, tokens: &[Token], may: impl FnOnce() -> bool) {
+        let _order = self.keeping.lock();
+        if may() {
+            self.arena.drop_these(tokens);
+        }
     }
 
     pub(super) fn clear(&self, namespace: NamespaceId) -> usize {
-        let _gate = self.removals.read();
-        self.arena.clear(namespace)
+        let clear = || self.arena.clear(namespace);
+        self.moving.remove(Removal::All(namespace), clear)
     }
 
     pub(super) fn remove(&self, namespace: NamespaceId, keys: &[Key]) -> Vec<bool> {
-        let _gate = self.removals.read();
-        let remove = |key: &Key| self.arena.remove(namespace, &[*key]) > 0;
-        keys.iter().map(remove).collect()
+        let one = |key: &Key| self.arena.remove(namespace, &[*key]) > 0;
+        let what = Removal::Keys(namespace, keys.iter().copied().collect());
+        self.moving.remove(what, || keys.iter().map(one).collect())
     }
 
     /// Some blocks from a slot on, and the slot where the next page begins.

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -80,6 +80,8 @@ pub(super) struct Target {
     down: Mutex<Down>,
     is_down: AtomicBool,
     owed: Mutex<Owed>,
+    /// Which of the processes that were met there has answered last; 0 before any.
+    met: AtomicU32,
 }
 
 impl Target {
@@ -93,7 +95,16 @@ impl Target {
             down: Mutex::default(),
             is_down: AtomicBool::new(false),
             owed: Mutex::default(),
+            met: AtomicU32::new(0),
         }
+    }
+
+    /// Whether nothing is left that it has to be told.
+    pub(super) fn owes_nothing(&self) -> bool {
+        let owed = self.owed.lock();
+        // A process that has gone needs no word.
+        let nothing = owed.ids.is_empty() && owed.calls.is_empty();
+        !owed.is_on_its_way && (nothing || self.is_down())
     }
 
     pub(super) fn is_down(&self) -> bool {
@@ -126,7 +137,18 @@ impl Target {
         self.net.calls.fetch_add(1, Ordering::Relaxed);
         let said = self.net.engine.converse(self.address, encode(ask)?, limit);
         match said {
-            Ok((said, lender)) => Some((decode(&said)?, lender)),
+            Ok((said, lender)) => {
+                let last = self.met.swap(lender.target(), Ordering::AcqRel);
+                if last != 0 && last != lender.target() {
+                    // It may have lost what it had.
+                    self.net.changes.fetch_add(1, Ordering::AcqRel);
+                }
+                let heard = decode(&said);
+                if let (None, Ask::Pin { call, .. } | Ask::Reserve { call, .. }) = (&heard, ask) {
+                    self.owed.lock().calls.push(*call);
+                }
+                Some((heard?, lender))
+            }
             Err(error) => {
                 self.net.unheard.fetch_add(1, Ordering::Relaxed);
                 // Its number may still be used by what it does later.
@@ -210,7 +232,7 @@ impl Target {
             }
         }
         let target = Arc::clone(self);
-        self.desk.run(move || {
+        let runs = self.desk.run(move || {
             let (ids, calls) = {
                 let mut owed = target.owed.lock();
                 let most = owed.ids.len().min(RELEASED_MAX);
@@ -234,6 +256,9 @@ impl Target {
                 target.pay();
             }
         });
+        if !runs {
+            self.owed.lock().is_on_its_way = false;
+        }
     }
 
     pub(super) fn end(&self, deadline: Instant) {

@@ -67,7 +67,7 @@ pub fn shape(rng: &mut Rng) -> Shape {
     Shape {
         hosts: rng.between(2, 4) as u8,
         replicas: rng.between(1, 2) as u8,
-        etcd: rng.once_in(2),
+        etcd: rng.once_in(3),
         cached: rng.once_in(3),
         backed: rng.once_in(6),
         lasts: rng.once_in(2),
@@ -88,8 +88,8 @@ fn deed(rng: &mut Rng) -> Deed {
             by: who,
             step: step(rng),
             meanwhile: match rng.below(12) {
-                0 => Meanwhile::Killed(rng.below(4) as u8, rng.below(20_000) as u16),
-                1..5 => Meanwhile::Other(step(rng)),
+                0..3 => Meanwhile::Killed(rng.below(4) as u8, rng.below(10_000) as u16),
+                3..6 => Meanwhile::Other(step(rng)),
                 _ => Meanwhile::Nothing,
             },
         },
