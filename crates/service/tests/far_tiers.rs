@@ -1,5 +1,5 @@
-//! Clients and tiers that their lanes do not reach: what is only there comes into the near tier when
-//! a client gets it, and nobody waits for it who has everything nearer.
+//! Clients and tiers that their lanes do not reach: what is only there comes into the near tier
+//! when a client gets it, and nobody waits for it who has everything nearer.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -96,9 +96,20 @@ fn what_is_near_waits_for_no_far_tier_and_a_cache_that_is_too_small_is_no_end() 
     let hosts = Hosts::open(home.path(), "1MiB");
     let client = kvdepot_service::connect(&home.path().join("s"), Some(1)).unwrap();
     let ns = namespace(&client);
-    // Of what the near tier has no room for all at once, some may be misses; none is wrong.
+    // What has no room on its way at once comes by and by, also to two who want the same.
     let all: Vec<u64> = (0..40).collect();
-    assert_eq!(get(&ns, &all, LEN).len(), 40);
+    let other = kvdepot_service::connect(&home.path().join("s"), Some(1)).unwrap();
+    let there = namespace(&other);
+    let found = std::thread::scope(|scope| {
+        let second = scope.spawn(|| get(&there, &all, LEN));
+        [get(&ns, &all, LEN), second.join().unwrap()]
+    });
+    for found in found {
+        // Of a near tier for half of them some may have left again before their turn.
+        let done = found.iter().filter(|one| **one == Outcome::Done).count();
+        assert!(done >= 10, "{found:?}");
+    }
+    other.close();
     eventually("each by itself", || {
         all.iter().all(|one| has(&ns, &[*one], LEN))
     });

@@ -82,6 +82,7 @@ impl Etcd {
     fn is_healthy(&self) -> bool {
         let ask = || {
             let mut stream = TcpStream::connect(("127.0.0.1", self.port()))?;
+            stream.set_read_timeout(Some(PATIENCE))?;
             stream.write_all(b"GET /health HTTP/1.0\r\n\r\n")?;
             let mut answer = String::new();
             stream.read_to_string(&mut answer)?;

@@ -218,8 +218,8 @@ impl Share {
         found.map(|(found, key)| found && is_home(*key)).collect()
     }
 
-    /// Lets blocks go that are elsewhere, as they were when they were pinned, unless it `may` not any
-    /// more.
+    /// Lets blocks go that are elsewhere, as they were when they were pinned, unless it `may` not
+    /// any more.
     pub(super) fn leave(&self, tokens: &[Token], may: impl FnOnce() -> bool) {
         let _order = self.keeping.lock();
         if may() {

@@ -31,20 +31,29 @@ pub(super) fn threefs(mounts: &str) -> Check {
 
 /// Whose credentials `S3` takes where its section names none; `set` says what the environment has.
 pub(super) fn objects(set: impl Fn(&str) -> bool) -> Check {
-    const SOURCES: [&str; 4] = [
-        "AWS_ACCESS_KEY_ID",
-        "AWS_WEB_IDENTITY_TOKEN_FILE",
-        "AWS_CONTAINER_CREDENTIALS_FULL_URI",
-        "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
+    // In the order in which they are looked for; each needs all of its names.
+    const SOURCES: [&[&str]; 4] = [
+        &["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"],
+        &["AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_ROLE_ARN"],
+        &["AWS_CONTAINER_CREDENTIALS_RELATIVE_URI"],
+        &[
+            "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+            "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE",
+        ],
     ];
     if cfg!(not(feature = "s3")) {
         return Check::ok("S3", "not in this build");
     }
-    let from = match SOURCES.into_iter().find(|name| set(name)) {
-        Some(name) => format!("credentials by {name}"),
-        None => "no credentials in the environment: s3.credentials, or the instance's role".into(),
-    };
-    Check::ok("S3", from)
+    let count = |names: &[&str]| names.iter().filter(|name| set(name)).count();
+    if let Some(half) = SOURCES.iter().find(|names| !matches!(count(names), 0)) {
+        let missing = half.iter().find(|name| !set(name));
+        return match missing {
+            None => Check::ok("S3", format!("credentials by {}", half[0])),
+            Some(name) => Check::advice("S3", "half of its credentials", format!("set {name}")),
+        };
+    }
+    let none = "no credentials in the environment: s3.credentials, or the instance's role";
+    Check::ok("S3", none)
 }
 
 #[cfg(test)]
@@ -62,7 +71,9 @@ mod tests {
     #[test]
     #[cfg(feature = "s3")]
     fn the_source_of_credentials_is_named_and_no_secret() {
-        let found = objects(|name| name == "AWS_ACCESS_KEY_ID");
+        let half = objects(|name| name == "AWS_ACCESS_KEY_ID");
+        assert_eq!(half.hint.unwrap(), "set AWS_SECRET_ACCESS_KEY");
+        let found = objects(|name| name.contains("ACCESS_KEY"));
         assert_eq!(found.value, "credentials by AWS_ACCESS_KEY_ID");
         assert!(objects(|_| false).value.starts_with("no credentials"));
     }

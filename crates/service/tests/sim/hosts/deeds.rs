@@ -239,7 +239,9 @@ impl Ring {
             self.is_right(id, said)?;
             let known = self.known(id).clone();
             let done = said.starts_with("Done=");
-            let reached = known.copies > self.away();
+            // What a host had in memory was lost when it left.
+            let away = if self.shape.lasts { self.away() } else { 0 };
+            let reached = known.copies > away;
             if done {
                 law!(known.begun, "{id:?} was read, and nobody wrote it");
                 let hidden = self.shape.cached || self.shape.backed || met.contains(&id);
@@ -277,7 +279,7 @@ impl Ring {
         Ok(())
     }
 
-    /// Changes a bit of a block in a host's share, wherever that has it.
+    /// Changes a bit of a block in a host's share, where that has it first.
     fn rot(&mut self, host: usize, id: Id, at: u64) {
         let bytes = content(self.content(id), self.len(id) as usize);
         if !self.shape.lasts || bytes.len() < BEGIN || self.known(id).murky {

@@ -1,5 +1,5 @@
-//! Gets of callers whose lanes do not reach all tiers: what only those have comes into the near tier
-//! first, and is served from there.
+//! Gets of callers whose lanes do not reach all tiers: what only those have comes into the near
+//! tier first, and is served from there.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -18,8 +18,8 @@ impl Get {
         self.lies_beyond && !self.brought.lock().contains(&index)
     }
 
-    /// Serves keys that no tier has which the caller reaches: what comes near, and as it comes, where
-    /// not all of it finds room on its way at once.
+    /// Serves keys that no tier has which the caller reaches: what comes near, and as it comes,
+    /// where not all of it finds room on its way at once.
     pub(super) fn bring_each(self: &Arc<Get>, indices: Vec<usize>) {
         let (bring, over): (Vec<_>, Vec<_>) = indices
             .into_iter()
