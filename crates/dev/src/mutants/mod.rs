@@ -50,7 +50,7 @@ impl Set {
     #[must_use]
     pub fn wanted(self) -> usize {
         match self {
-            Set::Hand => 35,
+            Set::Hand => 45,
             Set::Drawn => 40,
         }
     }
