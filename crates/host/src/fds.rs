@@ -25,7 +25,7 @@ use super::{Error, Result};
 
 /// Most descriptors in one message. An owner hands out one for each of its media, one for each
 /// directory of a tier, and one more; the kernel's own limit is 253.
-pub const DESCRIPTORS_MAX: usize = 41;
+pub const DESCRIPTORS_MAX: usize = 49;
 
 /// An empty file in memory, without a name in any file system; `name` is for people who look at
 /// descriptors. Mode 0600.

@@ -59,7 +59,7 @@ fn places(frame: &Frame) {
 
 #[cfg(test)]
 mod tests {
-    use kvdepot_store::FileAt;
+    use kvdepot_store::Outside;
 
     use super::*;
     use crate::frame::rows::{Files, Rows};
@@ -73,9 +73,9 @@ mod tests {
             namespace: NamespaceId([1; 16]),
             keys: key.as_slice().into(),
         };
-        let file = FileAt {
+        let file = Outside {
             name: "ab/cd".into(),
-            inode: 7,
+            number: 7,
             offset: 4096,
         };
         let asked = Move {

@@ -59,6 +59,6 @@ pub use pipeline::{
 };
 pub use task::{Mirror, Outcome, Task};
 pub use tier::{
-    BlockFile, Directory, Ends, FileAt, Kinds, NamespacePage, NamespaceUsage, Opener, Page,
-    Pending, Proof, Reply, Terms, Tier, TierKind, ask,
+    BlockFile, Borrowed, Directory, Door, DoorKey, Ends, Kinds, NamespacePage, NamespaceUsage,
+    Opener, Outside, Page, Pending, Proof, Reply, Terms, Tier, TierKind, ask, know_door, open_door,
 };

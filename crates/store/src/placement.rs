@@ -3,18 +3,18 @@
 //! Little-endian: u32 version, u32 medium, u64 session, u64 seat, namespace 16, key 32, 4 × u64
 //! packed extents, u64 payload length, u32 parts, u32 length of a file's name, then 32 bytes a part
 //! (offset, length, checksum; the checksum is zero for a part about to be written). Where it lies
-//! in a file, there are no extents, and u64 inode, u64 offset and the name follow.
+//! outside of the media, there are no extents, and u64 number, u64 offset and the name follow.
 
 use kvdepot_arena::format::record::{PARTS_MAX, Packed};
 use kvdepot_arena::parts::{self, Part};
 use kvdepot_arena::{Error, Identity, Key, NamespaceId, Place};
 use kvdepot_host::fds;
 
-use crate::tier::{FileAt, TIERS_MAX};
+use crate::tier::{Outside, TIERS_MAX};
 
 /// Media of one depot that can be mapped, at most: one message over a socket carries descriptors of
-/// them, and of the directories of tiers.
-pub const MEDIA_MAX: usize = fds::DESCRIPTORS_MAX - 1 - TIERS_MAX;
+/// them, of the directories of tiers, and of a tier's door and arena.
+pub const MEDIA_MAX: usize = fds::DESCRIPTORS_MAX - 1 - 2 * TIERS_MAX;
 
 const VERSION: u32 = 3;
 const HEAD: usize = 120;
@@ -39,18 +39,19 @@ pub struct Placement {
     pub identity: Identity,
     /// Where it lies in the medium.
     pub extents: Packed,
-    pub(crate) len: u64,
+    /// Bytes of its payload.
+    pub len: u64,
     /// Its parts.
     pub parts: Vec<Part>,
-    /// The file that has it, where the medium is a directory.
-    pub file: Option<FileAt>,
+    /// Where it lies in a directory, or behind a door.
+    pub outside: Option<Outside>,
 }
 
 pub(crate) fn encode(
     holder: Holder,
     place: &Place,
     found: &[Part],
-    file: Option<&FileAt>,
+    file: Option<&Outside>,
 ) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(HEAD + found.len() * parts::ENTRY as usize);
     bytes.extend_from_slice(&VERSION.to_le_bytes());
@@ -70,7 +71,7 @@ pub(crate) fn encode(
     bytes.extend_from_slice(&(name.len() as u32).to_le_bytes());
     bytes.extend_from_slice(&parts::encode(found));
     if let Some(file) = file {
-        bytes.extend_from_slice(&file.inode.to_le_bytes());
+        bytes.extend_from_slice(&file.number.to_le_bytes());
         bytes.extend_from_slice(&file.offset.to_le_bytes());
         bytes.extend_from_slice(name.as_bytes());
     }
@@ -135,25 +136,25 @@ pub fn decode(bytes: &[u8]) -> Result<Placement, Error> {
         extents,
         len,
         parts,
-        file,
+        outside: file,
     })
 }
 
 /// What stands behind the parts: nothing, or a file whose name has so many bytes.
-fn file_of(bytes: &[u8], named: usize) -> Result<Option<FileAt>, &'static str> {
+fn file_of(bytes: &[u8], named: usize) -> Result<Option<Outside>, &'static str> {
     if named == 0 && bytes.is_empty() {
         return Ok(None);
     }
-    let (Some((inode, rest)), true) = (bytes.split_first_chunk(), named > 0) else {
+    let (Some((number, rest)), true) = (bytes.split_first_chunk(), named > 0) else {
         return Err("bytes behind the parts");
     };
     let Some((offset, name)) = rest.split_first_chunk() else {
         return Err("too few bytes");
     };
     match str::from_utf8(name) {
-        Ok(name) if name.len() == named => Ok(Some(FileAt {
+        Ok(name) if name.len() == named => Ok(Some(Outside {
             name: name.to_owned(),
-            inode: u64::from_le_bytes(*inode),
+            number: u64::from_le_bytes(*number),
             offset: u64::from_le_bytes(*offset),
         })),
         _ => Err("a name that is none"),
@@ -198,13 +199,13 @@ mod tests {
             (read.identity, read.extents, &read.parts),
             (identity, place.extents, &found)
         );
-        let file = FileAt {
+        let file = Outside {
             name: "ab/cd".into(),
-            inode: 7,
+            number: 7,
             offset: 4096,
         };
         let named = encode(holder, &place, &read.parts, Some(&file));
-        assert_eq!(decode(&named).unwrap().file, Some(file));
+        assert_eq!(decode(&named).unwrap().outside, Some(file));
         for bytes in [&bytes, &named] {
             for len in 0..bytes.len() {
                 assert!(decode(&bytes[..len]).is_err());

@@ -173,6 +173,11 @@ impl Engine {
         self.id
     }
 
+    /// What this engine is known by to those that it connects to.
+    pub(crate) fn initiator(&self) -> [u8; 16] {
+        self.initiator
+    }
+
     fn check(&self) -> Result<(), Error> {
         match self.is_closed.load(Ordering::Acquire) || !self.origin.is_here() {
             true => Err(Error::Closed),

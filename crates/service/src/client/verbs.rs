@@ -11,8 +11,8 @@ use kvdepot_host::dir::Access;
 use kvdepot_media::Checksum;
 use kvdepot_store::placement::Holder;
 use kvdepot_store::{
-    About, BlockBuffers, BlockPage, Cursor, DeviceStats, DrainTo, Drained, FileAt, GetOptions,
-    Gone, Journal, NamespaceUsage, NoRoom, Op, Outcome, Pin, Reservation, Stats, Task, Together,
+    About, BlockBuffers, BlockPage, Cursor, DeviceStats, DrainTo, Drained, GetOptions, Gone,
+    Journal, NamespaceUsage, NoRoom, Op, Outcome, Outside, Pin, Reservation, Stats, Task, Together,
     Verbs,
 };
 use zerocopy::little_endian::U32;
@@ -27,7 +27,7 @@ use crate::frame::rows::{NameRow, Rows, marked};
 use crate::frame::verbs::{self as say, Grant, Says};
 
 /// A block of a grant: its tier, its place, and its file if it has one.
-type Granted = (usize, Place, Option<FileAt>);
+type Granted = (usize, Place, Option<Outside>);
 
 /// How long closing waits for what the owner has to do for it.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(60);
@@ -416,7 +416,7 @@ impl Verbs for Client {
             let reserved = granted.zip(blocks).map(|(granted, (_, lens))| {
                 let (tier, place, file) = granted?;
                 let holder = link.mover.holder;
-                Some(Reservation::elsewhere(holder, tier, place, lens).in_file(file))
+                Some(Reservation::elsewhere(holder, tier, place, lens).outside(file))
             });
             Ok(reserved.collect())
         };
@@ -501,7 +501,7 @@ impl Verbs for Client {
                 }
                 let name = self.about.tiers.get(tier).map_or("", String::as_str);
                 let tier = (tier, tier_name(name));
-                parts.map(|parts| Pin::new(link.mover.holder, tier, place, parts).in_file(file))
+                parts.map(|parts| Pin::new(link.mover.holder, tier, place, parts).outside(file))
             };
             let granted = places(&grant, namespace, keys)?.into_iter();
             let pins = granted.map(|granted| granted.and_then(&mut pin)).collect();

@@ -20,7 +20,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 use crate::frame::refusal::broken;
 
 pub(crate) const MAGIC: [u8; 8] = *b"KVDATTCH";
-pub(crate) const VERSION: u32 = 8;
+pub(crate) const VERSION: u32 = 9;
 /// Bytes of a request.
 pub(crate) const REQUEST: usize = size_of::<Request>();
 /// Longest refusal.
@@ -98,6 +98,8 @@ pub(crate) enum Kind {
     Directory { direct: bool },
     /// Bytes that are read and written by calls.
     Called,
+    /// A file with the name of a tier, a new line, and the key to its door, `len` bytes in all.
+    Door,
 }
 
 /// What a process that attaches says.
@@ -140,7 +142,7 @@ struct Offer {
 
 /// A [`Medium`]. `held` is 1 when nobody gives its room to other blocks while the asking process
 /// has it mapped; `kind` is 0 for what is mapped, 1 for a directory, whose `len` is 1 where its
-/// files are opened past the page cache, and 2 for what is read and written by calls.
+/// files are opened past the page cache, 2 for what is read and written by calls, and 3 for a door.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 struct MediumRow {
@@ -156,6 +158,7 @@ impl From<&Medium> for MediumRow {
             Kind::Mapped => (0u16, medium.len),
             Kind::Directory { direct } => (1, direct.into()),
             Kind::Called => (2, medium.len),
+            Kind::Door => (3, medium.len),
         };
         MediumRow {
             number: medium.number.into(),
@@ -176,6 +179,7 @@ impl TryFrom<&MediumRow> for Medium {
                 direct: row.len.get() == 1,
             },
             2 => Kind::Called,
+            3 => Kind::Door,
             other => return Err(broken(format!("a medium of kind {other} is unknown"))),
         };
         Ok(Medium {

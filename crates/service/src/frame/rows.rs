@@ -10,7 +10,7 @@ use kvdepot_arena::format::record::Packed;
 use kvdepot_arena::verdict::Moved;
 use kvdepot_arena::{Error, Identity, Key, NamespaceId, Place, Token};
 use kvdepot_media::Checksum;
-use kvdepot_store::{FileAt, Outcome};
+use kvdepot_store::{Outcome, Outside};
 use serde::de::{Error as _, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use zerocopy::little_endian::{U16, U32, U64};
@@ -213,7 +213,7 @@ impl PlaceRow {
     }
 
     /// The place of this identity, in a file or in extents.
-    pub(crate) fn of(&self, identity: Identity, file: Option<&FileAt>) -> Result<Place, Error> {
+    pub(crate) fn of(&self, identity: Identity, file: Option<&Outside>) -> Result<Place, Error> {
         let extents = Packed(self.extents.map(U64::get));
         let (len, parts) = (self.len.get(), self.parts.get());
         // Lengths that do not fit would be copied beyond their extents.
@@ -241,29 +241,28 @@ impl PlaceRow {
 #[serde(bound(deserialize = "'de: 'a"))]
 pub(crate) struct Files<'a>(#[serde(borrow)] Vec<FileRow<'a>>);
 
-/// A file that has a place's payload, from `offset` on; its name has no links and leads nowhere
-/// else.
+/// Where a place lies that is in no medium: the name of a file has no links and leads nowhere else.
 #[derive(Debug, Serialize, Deserialize)]
 struct FileRow<'a> {
     at: u32,
-    inode: u64,
+    number: u64,
     offset: u64,
     name: Cow<'a, str>,
 }
 
 impl Files<'_> {
     /// Of those places that have one.
-    pub(crate) fn of(files: impl IntoIterator<Item = Option<FileAt>>) -> Files<'static> {
+    pub(crate) fn of(files: impl IntoIterator<Item = Option<Outside>>) -> Files<'static> {
         let each = files.into_iter().enumerate();
-        let row = |(at, file): (usize, Option<FileAt>)| {
-            let FileAt {
+        let row = |(at, file): (usize, Option<Outside>)| {
+            let Outside {
                 name,
-                inode,
+                number,
                 offset,
             } = file?;
             Some(FileRow {
                 at: at as u32,
-                inode,
+                number,
                 offset,
                 name: name.into(),
             })
@@ -272,13 +271,13 @@ impl Files<'_> {
     }
 
     /// The file of each place, in turn.
-    pub(crate) fn each(&self) -> impl Iterator<Item = Option<FileAt>> {
+    pub(crate) fn each(&self) -> impl Iterator<Item = Option<Outside>> {
         let mut rows = self.0.iter().peekable();
         (0..).map(move |at: u32| {
             let row = rows.next_if(|row| row.at == at)?;
-            Some(FileAt {
+            Some(Outside {
                 name: row.name.clone().into_owned(),
-                inode: row.inode,
+                number: row.number,
                 offset: row.offset,
             })
         })

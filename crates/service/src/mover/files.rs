@@ -8,7 +8,7 @@ use kvdepot_arena::Error;
 use kvdepot_host::dir::{Access, Dir};
 use kvdepot_host::fork::LockFd;
 use kvdepot_media::file::Hands;
-use kvdepot_store::{BlockFile, Directory, FileAt};
+use kvdepot_store::{BlockFile, Directory, Outside};
 use parking_lot::RwLock;
 
 use crate::frame::hello::{Kind, Medium};
@@ -66,7 +66,7 @@ impl Files {
     }
 
     /// Opens a block's file; `None` where it is gone, or is not what the owner meant.
-    pub(crate) fn open(&self, number: u32, at: &FileAt, access: Access) -> Option<BlockFile> {
+    pub(crate) fn open(&self, number: u32, at: &Outside, access: Access) -> Option<BlockFile> {
         let directory = {
             let directories = self.directories.read();
             let known = directories.iter().find(|(known, _)| *known == number);

@@ -2,6 +2,7 @@
 //! between them and the caller's memory.
 
 pub(crate) mod attach;
+mod doors;
 pub(crate) mod duty;
 mod files;
 mod held;
@@ -25,11 +26,12 @@ use kvdepot_host::fork::LockFd;
 use kvdepot_media::{Buffer, Copier, CopierConfig, Done, Mapping};
 use kvdepot_store::config::default_lanes;
 use kvdepot_store::placement::{self, Holder, Placement};
-use kvdepot_store::{BlockBuffers, BlockFile, Ends, FileAt, Journal, populate};
+use kvdepot_store::{BlockBuffers, BlockFile, Borrowed, Ends, Journal, Outside, populate};
 use parking_lot::{Mutex, RwLock};
 
 use crate::frame::hello::{Kind, Medium, Role, Welcome};
 use attach::{PATIENCE, shake_hands};
+use doors::Doors;
 use duty::{Duty, Shift};
 use files::Files;
 use held::Held;
@@ -60,6 +62,7 @@ struct Media {
     /// By their numbers, near to far.
     open: RwLock<Vec<Numbered>>,
     files: Files,
+    doors: Doors,
     /// The owner is gone, and they were let go with it.
     ended: AtomicBool,
 }
@@ -132,6 +135,8 @@ impl Mover {
         config.lanes = lanes.unwrap_or_else(default_lanes);
         let (files, mut media) = (Files::new(config.lanes), welcome.media);
         files.learn(&mut media)?;
+        let doors = Doors::default();
+        doors.learn(&mut media)?;
         let media = open(media, role, &[])?;
         config.slice_size = welcome.terms.slice_size;
         Ok(Mover {
@@ -143,6 +148,7 @@ impl Mover {
             media: Arc::new(Media {
                 open: RwLock::new(media),
                 files,
+                doors,
                 ended: AtomicBool::new(false),
             }),
             held,
@@ -178,6 +184,7 @@ impl Mover {
             media.ended.store(true, Ordering::SeqCst);
             media.open.write().clear();
             media.files.let_go();
+            media.doors.let_go();
         };
         let thread = std::thread::Builder::new().name("kvdepot-owner".into());
         thread.spawn(watch).map_err(io)?;
@@ -257,8 +264,8 @@ impl Mover {
             return Ok(Vec::new());
         };
         let session = self.holder.session;
-        // No device reads a file by its address.
-        if placement.file.is_some() || !self.held.has(placement.medium, &self.at, session) {
+        // No device reads a file, or another host, by its address.
+        if placement.outside.is_some() || !self.held.has(placement.medium, &self.at, session) {
             return Ok(Vec::new());
         }
         // The owner's own process needs no telling: all ends with it.
@@ -304,7 +311,7 @@ impl Mover {
     pub(crate) fn reach(
         &self,
         place: &Place,
-        file: Option<&FileAt>,
+        file: Option<&Outside>,
         access: dir::Access,
     ) -> Option<Reached> {
         let number = place.token.device;
@@ -316,7 +323,7 @@ impl Mover {
 
     /// A block's file, where it is what the owner means. A directory that was removed is asked for
     /// anew: the owner has opened it again.
-    fn file(&self, number: u32, at: &FileAt, access: dir::Access) -> Option<BlockFile> {
+    fn file(&self, number: u32, at: &Outside, access: dir::Access) -> Option<BlockFile> {
         let files = &self.media.files;
         files.open(number, at, access).or_else(|| {
             if !files.is_removed(number) || self.has_ended() {
@@ -371,6 +378,7 @@ impl Mover {
         }
         self.held.learn(&welcome.media);
         self.media.files.learn(&mut welcome.media)?;
+        self.media.doors.learn(&mut welcome.media)?;
         let mut media = self.media.open.write();
         if self.has_ended() {
             return Ok(());
@@ -411,11 +419,16 @@ impl Mover {
     fn buffers(
         &self,
         placement: &Placement,
-        part: &Part,
-        store: bool,
+        (part, store): (&Part, bool),
+        borrowed: Option<&dyn Borrowed>,
         ends: &mut Vec<Buffer>,
     ) -> Result<bool, Error> {
-        if let Some(at) = &placement.file {
+        if let Some(borrowed) = borrowed {
+            ends.clear();
+            ends.push(borrowed.buffer(part.offset, part.len));
+            return Ok(true);
+        }
+        if let Some(at) = &placement.outside {
             let access = match store {
                 true => dir::Access::Write,
                 false => dir::Access::Read,
@@ -457,8 +470,16 @@ impl Mover {
         };
         let mut verdicts = Verdicts::new(bytes, placements.len());
         let mut medium = Vec::new();
-        for (index, bytes) in placements.iter().enumerate() {
-            let Some(placement) = self.decode(bytes, part)? else {
+        let placements = placements.iter().map(|bytes| self.decode(bytes, part));
+        let placements = placements.collect::<Result<Vec<_>, Error>>()?;
+        let borrows = match store {
+            true => Vec::new(),
+            false => self.media.doors.borrow(&placements),
+        };
+        let mut borrowed = borrows.iter().peekable();
+        for (index, placement) in placements.iter().enumerate() {
+            let lent = borrowed.next_if(|(at, _)| *at == index);
+            let Some(placement) = placement else {
                 error = Some("a placement of another owner".to_owned());
                 continue;
             };
@@ -473,7 +494,8 @@ impl Mover {
                 }
             }
             let wanted = placement.parts[part as usize];
-            if !self.buffers(&placement, &wanted, store, &mut medium)? {
+            let lent = lent.map(|(_, lent)| lent.as_ref());
+            if !self.buffers(placement, (&wanted, store), lent, &mut medium)? {
                 error = Some("a medium that its owner has no more".to_owned());
                 continue;
             }
@@ -528,6 +550,7 @@ impl Mover {
             let done = report.moved.iter().flatten().count();
             drop(report);
             journal.finished(done);
+            drop(borrows);
             drop(shifts);
             drop(pass);
         });

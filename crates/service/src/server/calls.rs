@@ -185,16 +185,15 @@ impl Calls<'_> {
 
     fn pin(&self, call: &say::Pin<'_>, granted: &mut Granted) -> Result<Grant<'static>, Error> {
         let keys = call.keys.allowed()?;
-        let pins = self
-            .session
-            .core
-            .pin_places(call.namespace, keys, call.prefix)?;
+        // Others have no key to a door.
+        let through_doors = self.session.is_trusted;
+        let core = &self.session.core;
+        let pins = core.pin_places(call.namespace, keys, call.prefix, through_doors)?;
         let marks = pins.iter().map(|pin| mark(pin.as_ref().map(|pin| pin.0)));
         let places = pins.iter().flatten();
-        let core = &self.session.core;
         let files = places
             .clone()
-            .map(|(tier, place)| core.file_at(*tier, place));
+            .map(|(tier, place)| core.outside_at(*tier, place));
         let grant = Grant {
             tiers: marks.collect(),
             places: places.map(|(_, place)| place.into()).collect(),
@@ -231,7 +230,10 @@ impl Calls<'_> {
             .iter()
             .flatten()
             .map(|one| PlaceRow::from(&one.place));
-        let files = reserved.iter().flatten().map(|one| one.file().cloned());
+        let files = reserved
+            .iter()
+            .flatten()
+            .map(|one| one.place_outside().cloned());
         let grant = Grant {
             tiers: marks.collect(),
             places: places.collect(),

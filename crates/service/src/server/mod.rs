@@ -1,11 +1,12 @@
 //! The owner's end of the socket. `accept` is who knocks there, `session` a client as its owner
 //! sees it, which answers its calls (`calls`, and `slow` what may take minutes) and notes what it
-//! holds (`holding`). Whether it lives is `liveness`, and for whom movers are at work `roster`.
+//! holds (`holding`). What it gets to reach the bytes with is `media`. Whether it lives is `liveness`, and for whom movers are at work `roster`.
 
 mod accept;
 mod calls;
 mod holding;
 mod liveness;
+mod media;
 mod roster;
 mod session;
 mod slow;
@@ -22,18 +23,17 @@ use std::sync::mpsc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use kvdepot_arena::{Arena, Error, clock};
-use kvdepot_host::fork::LentFd;
+use kvdepot_arena::{Error, clock};
 use kvdepot_host::peer::{Credentials, Process};
 use kvdepot_host::socket::{self, Bound};
 use kvdepot_host::{cpu, dirs, limits, peer};
 use kvdepot_store::config::{Config, Socket};
 use kvdepot_store::placement::Holder;
-use kvdepot_store::{About, Core, Directory, Serves};
+use kvdepot_store::{About, Core, Serves};
 use parking_lot::Mutex;
 
 use crate::frame::Out;
-use crate::frame::hello::{self, Kind, Medium, Role, Terms};
+use crate::frame::hello::{self, Role, Terms};
 use crate::frame::verbs::Removed;
 use crate::line::credit::LIMITS;
 use holding::Ticket;
@@ -326,12 +326,13 @@ impl Owner {
         socket.set_nonblocking(false).map_err(io)?;
         socket.set_write_timeout(Some(PATIENCE)).map_err(io)?;
         let (pid, uid) = (from.pid, from.uid);
+        let asks = (role, uid == peer::own_uid());
         tracing::debug!(pid, uid, ?role, "a process attaches");
         let kept = socket.try_clone().map_err(io)?;
         match role {
             Role::Read | Role::Write => {
                 self.has_room(pid)?;
-                self.welcome(socket, role, 0, 0)?;
+                self.welcome(socket, asks, 0, 0)?;
                 self.connections.lock().push((pid, kept));
                 Ok(())
             }
@@ -354,7 +355,7 @@ impl Owner {
                     Some(session) => (former.number, session.holding.holder.seat),
                     None => (self.number(), self.roster.seat()),
                 };
-                self.welcome(socket, role, number, seat)?;
+                self.welcome(socket, asks, number, seat)?;
                 let half = Half {
                     calls: kept,
                     from,
@@ -375,7 +376,7 @@ impl Owner {
                     }
                 };
                 let process = Process::of_peer(socket)?;
-                self.welcome(socket, role, number, half.seat)?;
+                self.welcome(socket, asks, number, half.seat)?;
                 self.start(number, process, half, kept)
             }
         }
@@ -408,40 +409,13 @@ impl Owner {
     fn welcome(
         &self,
         socket: &UnixStream,
-        role: Role,
+        (role, is_trusted): (Role, bool),
         client: u64,
         seat: u64,
     ) -> Result<(), Error> {
-        let descriptor = |arena: &Arc<Arena>| {
-            let (descriptor, held) = arena.descriptor(role.writes())?;
-            let medium = Medium {
-                number: arena.number(),
-                kind: match arena.mapping() {
-                    Ok(_) => Kind::Mapped,
-                    Err(_) => Kind::Called,
-                },
-                len: arena.medium_len(),
-                held,
-            };
-            Ok((medium, descriptor))
-        };
-        let directory = |(number, Directory { dir, direct }): &(u32, Directory)| {
-            let medium = Medium {
-                number: *number,
-                kind: Kind::Directory { direct: *direct },
-                len: 0,
-                held: true,
-            };
-            Ok((medium, LentFd::open(|| dir.twin())?))
-        };
         let media = match role {
             Role::Tasks(_) => Vec::new(),
-            _ => {
-                let (media, directories) = (self.core.media(), self.core.directories());
-                let each = media.iter().map(descriptor);
-                let each = each.chain(directories.iter().map(directory));
-                each.collect::<Result<Vec<_>, Error>>()?
-            }
+            _ => media::offered(&self.core, role, is_trusted)?,
         };
         let terms = Terms {
             session: self.about.session,

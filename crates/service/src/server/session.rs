@@ -41,7 +41,7 @@ pub(crate) struct Session {
     pub(crate) client: Box<dyn Liveness>,
     pub(crate) holding: Arc<Holding>,
     /// Whether it runs as the owner's own user.
-    is_trusted: bool,
+    pub(crate) is_trusted: bool,
     moves: Mutex<Moves>,
     moved: Condvar,
     next_move: AtomicU64,

@@ -12,7 +12,6 @@ use parking_lot::Mutex;
 
 use super::budget::Share;
 use super::ledger::{Promotion, Queues};
-use super::loads::Load;
 use super::replicate::{Arrival, Replica, There};
 use super::spending::Spent;
 use super::{Core, Edge};
@@ -349,106 +348,6 @@ impl Core {
         // What has been sent from there since is not ended by this.
         self.ledger.look_drained();
     }
-
-    /// Asks for far blocks, pinned there, to be copied near, as far as there is room on the way.
-    /// Ends their pins in time.
-    pub(super) fn promote_later(&self, tier: usize, blocks: Vec<Promotion>) {
-        let (wanted, mut passed) = match self.promote {
-            true => self.worth_promoting(blocks),
-            false => (Vec::new(), blocks),
-        };
-        let limit = self.near().block_max() / 8;
-        passed.extend(self.enqueue_promotions(wanted.into_iter(), limit));
-        self.tiers[tier].unpin(passed.iter().map(|one| &one.place));
-    }
-
-    /// Puts blocks on their way to the near tier, up to `limit` bytes on the way; the rest is
-    /// answered, still pinned.
-    pub(super) fn enqueue_promotions(
-        &self,
-        blocks: impl Iterator<Item = Promotion>,
-        limit: u64,
-    ) -> Vec<Promotion> {
-        let mut refused = Vec::new();
-        let mut ledger = self.ledger.lock();
-        for block in blocks {
-            let edge = block.tier - 1;
-            let stop = ledger.stop;
-            let queues = &mut ledger.edges[edge];
-            let has_room = queues.promotion_bytes + block.place.len <= limit;
-            // One that somebody waits for finds room by itself, however large it is.
-            let is_alone = queues.promotion_bytes == 0 && block.is_awaited();
-            if stop || !(has_room || is_alone) {
-                refused.push(block);
-            } else {
-                queues.promotion_bytes += block.place.len;
-                queues.promotions.push_back(block);
-                self.ledger.work[edge].notify_one();
-            }
-        }
-        refused
-    }
-
-    fn promote_blocks(&self, blocks: Vec<Promotion>) {
-        let Some(first) = blocks.first() else {
-            return;
-        };
-        let (tier, from) = (first.tier, &self.tiers[first.tier]);
-        // What was read is with its reader already; only what was asked for is waited for.
-        let idle = self.idle_copier.as_ref();
-        let idle = idle.filter(|_| !blocks.iter().any(Promotion::is_awaited));
-        if idle.is_some() {
-            // Nobody waits for what may take its time.
-            let loads = blocks.iter().filter_map(|block| block.load.as_ref());
-            loads.for_each(Load::turn_away);
-        }
-        let places: Vec<Place> = blocks.iter().map(|block| block.place).collect();
-        let replicas = self.replicate(tier, 0, &places, idle.unwrap_or(&self.copier));
-        for (place, (replica, _)) in places.iter().zip(&replicas) {
-            match replica {
-                Replica::Stored => {
-                    self.metrics.promoted(place.len);
-                    // What it would go on to has it.
-                    let over = self.edges[..tier].iter();
-                    over.for_each(|edge| edge.note(&place.identity, place.len, true));
-                }
-                Replica::Corrupt => {
-                    tracing::warn!(key = %place.identity.key, tier = from.name(),
-                        "a block did not verify on its way to the near tier");
-                }
-                _ => {}
-            }
-        }
-        let ended = blocks.into_iter().zip(replicas);
-        let ended = ended.map(|(block, (replica, _))| (block, replica));
-        let (corrupt, ended): (Vec<_>, Vec<_>) =
-            ended.partition(|(_, replica)| *replica == Replica::Corrupt);
-        let places = |of: &[(Promotion, Replica)]| -> Vec<Place> {
-            of.iter().map(|(block, _)| block.place).collect()
-        };
-        from.unpin(places(&ended).iter());
-        self.promoted(tier, ended);
-        from.discard_and_unpin(&places(&corrupt));
-        self.promoted(tier, corrupt);
-    }
-
-    /// Blocks are on their way near no more, nor pinned.
-    fn promoted(&self, tier: usize, blocks: Vec<(Promotion, Replica)>) {
-        let bytes: u64 = blocks.iter().map(|(block, _)| block.place.len).sum();
-        {
-            let mut ledger = self.ledger.lock();
-            let queues = &mut ledger.edges[tier - 1];
-            queues.promotion_bytes = queues.promotion_bytes.saturating_sub(bytes);
-        }
-        for (block, replica) in &blocks {
-            if let Some(load) = block.load.as_ref().filter(|_| *replica == Replica::Stored) {
-                load.arrived();
-            }
-            if let Some(waiter) = &block.waiter {
-                waiter.task.acknowledge(waiter.index, arrival(*replica));
-            }
-        }
-    }
 }
 
 impl Queues {
@@ -494,24 +393,6 @@ impl Queues {
     }
 }
 
-impl Promotion {
-    fn is_awaited(&self) -> bool {
-        self.waiter.is_some() || self.is_joined()
-    }
-}
-
-/// What a prefetch is told of a block.
-fn arrival(replica: Replica) -> Outcome {
-    match replica {
-        Replica::Stored => Outcome::Done,
-        Replica::Corrupt => Outcome::Corrupt,
-        Replica::Full => Outcome::Full,
-        Replica::Declined => Outcome::Declined,
-        Replica::Removed => Outcome::Miss,
-        Replica::Busy | Replica::Orphans | Replica::Failed => Outcome::Dropped,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use kvdepot_arena::{Key, NamespaceId};
@@ -528,6 +409,7 @@ mod tests {
             tier: 1,
             place,
             waiter: None,
+            busy_until: None,
             load,
         }
     }

@@ -7,7 +7,7 @@ use kvdepot_arena::Place;
 use kvdepot_arena::verdict::Moved;
 
 use crate::buffers::BlockBuffers;
-use crate::tier::{Apart, FileAt};
+use crate::tier::{Apart, Outside};
 
 /// The memory of a call.
 #[expect(
@@ -36,7 +36,7 @@ pub trait Lanes: Send + Sync {
 }
 
 /// A block that other lanes are to move: its index in the call, and where it lies.
-pub type Errand = (usize, Place, Option<FileAt>);
+pub type Errand = (usize, Place, Option<Outside>);
 
 /// What follows when all moves of a request have stopped.
 pub type MovesDone = Box<dyn FnOnce(&[Moved]) + Send>;

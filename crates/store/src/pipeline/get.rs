@@ -502,7 +502,7 @@ impl Get {
             .collect();
         let blocks = sent.iter().map(|position| {
             let (index, place) = pinned[*position];
-            (index, place, ends.file(&place))
+            (index, place, ends.outside(&place))
         });
         let blocks: Vec<Errand> = blocks.collect();
         if blocks.is_empty() {

@@ -65,6 +65,8 @@ pub(super) struct Promotion {
     pub(super) place: Place,
     /// Who waits for it, if anybody does.
     pub(super) waiter: Option<Waiter>,
+    /// Somebody else is writing it near: when it is given up.
+    pub(super) busy_until: Option<Instant>,
     /// By which gets that want it wait for it.
     pub(super) load: Option<Load>,
 }

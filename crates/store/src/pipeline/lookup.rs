@@ -200,11 +200,11 @@ impl Core {
         keys: &[Key],
         prefix: bool,
     ) -> Result<Vec<Option<Pin>>, Error> {
-        let mut pins = self.pin_as(id, keys, |(tier, here), place, parts| Pin {
+        let mut pins = self.pin_as(id, keys, true, |(tier, here), place, parts| Pin {
             tier,
             tier_name: here.name(),
             parts,
-            file: self.file_at(tier, &place),
+            outside: self.outside_at(tier, &place),
             place,
             holder,
         })?;
@@ -215,14 +215,16 @@ impl Core {
         Ok(pins)
     }
 
-    /// Pins blocks for a client, which reads part tables itself: tiers and places.
+    /// Pins blocks for a client, which reads part tables itself: tiers and places. Those on other
+    /// hosts too where it goes `through_doors`.
     pub fn pin_places(
         self: &Arc<Core>,
         id: NamespaceId,
         keys: &[Key],
         prefix: bool,
+        through_doors: bool,
     ) -> Result<Vec<Option<(usize, Place)>>, Error> {
-        let mut pins = self.pin_as(id, keys, |(tier, _), place, _| (tier, place))?;
+        let mut pins = self.pin_as(id, keys, through_doors, |(tier, _), place, _| (tier, place))?;
         if prefix {
             for (tier, place) in behind_gap(&mut pins) {
                 self.tiers[tier].unpin([place].iter());

@@ -27,6 +27,7 @@ mod lookup;
 mod onward;
 mod pins;
 mod prefetch;
+mod promotions;
 mod put;
 mod replicate;
 mod spending;
@@ -60,7 +61,7 @@ use crate::journal::Journal;
 use crate::keyring::Keyring;
 use crate::metrics::{Metrics, Op};
 use crate::task::{Mirror, Task};
-use crate::tier::{Apart, Arenas, Directory, FileAt, Stage};
+use crate::tier::{Apart, Arenas, Directory, DoorKey, Outside, Stage};
 
 /// What all calls of a depot share.
 pub struct Core {
@@ -164,10 +165,25 @@ impl Core {
         apart.filter_map(Apart::directory).collect()
     }
 
-    /// The file of a block that is pinned or reserved in a tier, where it lies in one.
-    pub fn file_at(&self, tier: usize, place: &Place) -> Option<FileAt> {
+    /// What processes of this user need to reach blocks of tiers apart on other hosts, with the
+    /// numbers by which placements name those.
+    pub fn doors(&self) -> Vec<(u32, DoorKey)> {
+        let apart = self.tiers.iter().filter_map(Stage::apart);
+        apart.filter_map(Apart::door).collect()
+    }
+
+    /// Arenas of this process in which tiers apart have blocks.
+    pub fn arenas_apart(&self) -> Vec<Arc<Arena>> {
+        let apart = self.tiers.iter().filter_map(Stage::apart);
+        apart
+            .filter_map(|apart| apart.tier().ends().arena())
+            .collect()
+    }
+
+    /// Where a block lies that is pinned or reserved in a tier, where that is in no medium.
+    pub fn outside_at(&self, tier: usize, place: &Place) -> Option<Outside> {
         let apart = self.tiers.get(tier)?.apart()?;
-        apart.tier().ends().file(place)
+        apart.tier().ends().outside(place)
     }
 
     /// The tiers of arenas, with their positions.

@@ -9,7 +9,7 @@ use kvdepot_arena::{Error, Identity, Key, NamespaceId, Place, held};
 use super::Core;
 use super::ledger::Promotion;
 use crate::placement::{self, Holder};
-use crate::tier::{Answer, Apart, FileAt, Stage};
+use crate::tier::{Answer, Apart, Outside, Stage};
 
 /// A published block that stays where it is until it is unpinned.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,8 +21,8 @@ pub struct Pin {
     /// Where its bytes are.
     pub place: Place,
     pub(crate) parts: Parts,
-    /// The file that has them, where they lie in one.
-    pub(crate) file: Option<FileAt>,
+    /// Where they lie, where that is in no medium.
+    pub(crate) outside: Option<Outside>,
     /// Whose it is.
     pub holder: Holder,
 }
@@ -36,20 +36,20 @@ impl Pin {
             tier_name,
             place,
             parts,
-            file: None,
+            outside: None,
             holder,
         }
     }
 
-    /// The pin of a block that lies in a file, if it does.
-    pub fn in_file(self, file: Option<FileAt>) -> Pin {
-        Pin { file, ..self }
+    /// The pin of a block that lies in no medium, if it does not.
+    pub fn outside(self, outside: Option<Outside>) -> Pin {
+        Pin { outside, ..self }
     }
 
     /// Where the bytes are, for a mover: opaque, and valid while the pin is.
     #[must_use]
     pub fn placement(&self) -> Vec<u8> {
-        placement::encode(self.holder, &self.place, &self.parts, self.file.as_ref())
+        placement::encode(self.holder, &self.place, &self.parts, self.outside.as_ref())
     }
 
     /// The name of the tier that has the block.
@@ -73,10 +73,12 @@ impl Pin {
 
 impl Core {
     /// Pins blocks where they are nearest, each with its parts as `make` has it; `None` for a miss.
+    /// Those on other hosts are one where the caller does not go `through_doors`.
     pub(super) fn pin_as<T: Clone>(
         self: &Arc<Core>,
         namespace: NamespaceId,
         keys: &[Key],
+        through_doors: bool,
         make: impl Fn((usize, &Stage), Place, Parts) -> T,
     ) -> Result<Vec<Option<T>>, Error> {
         let _pass = self.gate.enter()?;
@@ -97,12 +99,12 @@ impl Core {
                     }
                 }
                 Stage::Apart(apart) => {
-                    let pinned = pin_apart(apart, namespace, keys, &found).into_iter();
+                    let pinned = pin_apart(apart, through_doors, namespace, keys, &found);
                     let stamped = |(index, place)| {
                         let stamp = stamps.of(index);
                         (index, Place { stamp, ..place })
                     };
-                    places.extend(pinned.map(stamped));
+                    places.extend(pinned.into_iter().map(stamped));
                 }
             }
             // One whose part table does not verify is asked of the next tier.
@@ -129,10 +131,13 @@ impl Core {
                 self.metrics.hit(tier, places.len() as u64, bytes);
             }
             if tier > 0 && served {
-                let blocks = places.into_iter().map(|place| Promotion {
+                let (again, places) = self.read_again(tier, places);
+                self.tiers[tier].unpin(places.iter());
+                let blocks = again.into_iter().map(|place| Promotion {
                     tier,
                     place,
                     waiter: None,
+                    busy_until: None,
                     load: self.loads.claim(tier, place.identity),
                 });
                 self.promote_later(tier, blocks.collect());
@@ -140,6 +145,15 @@ impl Core {
                 self.tiers[tier].unpin(places.iter());
             }
         }
+    }
+
+    /// Blocks that were read, those first that are worth being read once more to come near.
+    fn read_again(&self, tier: usize, places: Vec<Place>) -> (Vec<Place>, Vec<Place>) {
+        let apart = self.tiers[tier].apart();
+        let Some(apart) = apart.filter(|apart| apart.door().is_some()) else {
+            return (places, Vec::new());
+        };
+        places.into_iter().partition(|place| apart.was_read(place))
     }
 
     /// Ends a pin that nobody has heard of.
@@ -169,12 +183,14 @@ impl Core {
 /// themselves. Waits for its answer.
 fn pin_apart(
     apart: &Apart,
+    through_doors: bool,
     namespace: NamespaceId,
     keys: &[Key],
     found: &[bool],
 ) -> Vec<(usize, Place)> {
     let missing: Vec<usize> = (0..keys.len()).filter(|at| !found[*at]).collect();
-    if missing.is_empty() || apart.directory().is_none() || held::passes() {
+    let is_reached = apart.directory().is_some() || through_doors && apart.door().is_some();
+    if missing.is_empty() || !is_reached || held::passes() {
         return Vec::new();
     }
     let asked: Vec<Key> = missing.iter().map(|at| keys[*at]).collect();
@@ -187,7 +203,13 @@ fn pin_apart(
         };
         Some((at, Place { identity, ..place? }))
     });
-    let pinned: Vec<(usize, Place)> = pinned.collect();
+    let ends = apart.tier().ends();
+    // Not all that is behind a door can be reached there.
+    let is_somewhere =
+        |(_, place): &(usize, Place)| place.extents.room() > 0 || ends.outside(place).is_some();
+    let (pinned, nowhere): (Vec<_>, Vec<_>) = pinned.partition(is_somewhere);
+    let nowhere: Vec<Place> = nowhere.into_iter().map(|(_, place)| place).collect();
+    apart.unpin(&nowhere);
     apart.lend(pinned.iter().map(|(_, place)| place));
     pinned
 }

@@ -97,6 +97,7 @@ impl Core {
                     tier,
                     place,
                     waiter,
+                    busy_until: None,
                     load: self.loads.claim(tier, place.identity),
                 });
                 continue;

@@ -18,7 +18,7 @@ use super::ledger::{Dues, Held, State};
 use super::spending::Spent;
 use crate::config::Overload;
 use crate::placement::{self, Holder};
-use crate::tier::{Apart, FileAt, Stage};
+use crate::tier::{Apart, Outside, Stage};
 
 /// Room for a block that nobody sees before it is committed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,8 +30,8 @@ pub struct Reservation {
     /// Where its bytes are.
     pub place: Place,
     pub(crate) parts: Parts,
-    /// The file that is to have them, where they go into one.
-    pub(crate) file: Option<FileAt>,
+    /// Where they go, where that is in no medium.
+    pub(crate) outside: Option<Outside>,
     /// Whose it is.
     pub holder: Holder,
 }
@@ -107,26 +107,26 @@ impl Reservation {
             tier,
             place,
             parts: parts::blank(lens).into(),
-            file: None,
+            outside: None,
             holder,
         }
     }
 
-    /// The reservation of a block that goes into a file, if it does.
-    pub fn in_file(self, file: Option<FileAt>) -> Reservation {
-        Reservation { file, ..self }
+    /// The reservation of a block that goes into no medium, if it does not.
+    pub fn outside(self, outside: Option<Outside>) -> Reservation {
+        Reservation { outside, ..self }
     }
 
     /// Where the bytes go, for a mover: opaque, and valid until commit or abort.
     #[must_use]
     pub fn placement(&self) -> Vec<u8> {
-        placement::encode(self.holder, &self.place, &self.parts, self.file.as_ref())
+        placement::encode(self.holder, &self.place, &self.parts, self.outside.as_ref())
     }
 
-    /// The file that is to have its bytes, where they go into one.
+    /// Where its bytes go, where that is in no medium.
     #[must_use]
-    pub fn file(&self) -> Option<&FileAt> {
-        self.file.as_ref()
+    pub fn place_outside(&self) -> Option<&Outside> {
+        self.outside.as_ref()
     }
 
     /// The block's key.
@@ -246,7 +246,7 @@ impl Core {
                     tier,
                     place,
                     parts: parts::blank(&blocks[index].1).into(),
-                    file: None,
+                    outside: None,
                     holder,
                 }));
             }
@@ -257,7 +257,7 @@ impl Core {
         for answer in answers.iter_mut().flatten() {
             match answer {
                 Ok(reservation) => {
-                    reservation.file = self.file_at(reservation.tier, &reservation.place);
+                    reservation.outside = self.outside_at(reservation.tier, &reservation.place);
                 }
                 Err(Refused::Present(_)) => self.metrics.reserve_present(),
                 Err(Refused::Reserved(_)) => self.metrics.reserve_pending(),

@@ -6,8 +6,8 @@
 //! closes, and if not it stays open for twice as long, up to a minute.
 
 use std::collections::HashMap;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use kvdepot_arena::{Key, NamespaceId, Place, Refused, Reserved, TierStats, Token, Wanted, clock};
@@ -15,8 +15,11 @@ use kvdepot_media::{Checksum, is_simulated};
 use parking_lot::{Mutex, RwLock};
 
 use super::contract::{NamespacePage, Page, Tier};
+use super::door::DoorKey;
 use super::file::Directory;
 use super::late::{Alarm, Pending, Reply, ask, ask_or};
+use crate::chances::UNKNOWN;
+use crate::ghosts::Ghosts;
 
 /// Questions in a row without an answer that open the breaker.
 const FAILURES: u32 = 3;
@@ -24,6 +27,11 @@ const FAILURES: u32 = 3;
 /// How long it is open at first, and at most.
 const OPEN_FIRST: Duration = Duration::from_millis(500);
 const OPEN_MOST: Duration = Duration::from_secs(60);
+
+/// Blocks that were read through a door and are remembered, and their bytes: more than a tier of
+/// this host holds, in a table of a few megabytes.
+const READ_BLOCKS: u64 = 1 << 17;
+const READ_BYTES: u64 = 1 << 40;
 
 /// A tier that may answer late.
 pub(crate) struct Apart {
@@ -36,6 +44,8 @@ pub(crate) struct Apart {
     breaker: Arc<Breaker>,
     /// Pins that callers have, who end them when they like: closing ends what is left.
     lent: Mutex<HashMap<Token, Place>>,
+    /// What was read through its door.
+    read: OnceLock<Ghosts>,
     /// Nothing is pinned there any more, whoever ends a pin. Held while one is ended.
     closed: RwLock<bool>,
     alarm: Arc<Alarm>,
@@ -113,6 +123,7 @@ impl Apart {
             lookup,
             patience,
             lent: Mutex::default(),
+            read: OnceLock::new(),
             closed: RwLock::new(false),
             alarm,
         }
@@ -126,6 +137,21 @@ impl Apart {
     /// where they do not.
     pub(crate) fn directory(&self) -> Option<(u32, Directory)> {
         Some((self.number, self.tier.ends().directory()?))
+    }
+
+    /// What other processes of this user need to reach what it has on other hosts, and its number.
+    pub(crate) fn door(&self) -> Option<(u32, DoorKey)> {
+        Some((self.number, self.tier.ends().door()?))
+    }
+
+    /// Whether blocks that were read through its door are worth being read once more to be brought
+    /// near: those that have been read before. Notes those that have not.
+    pub(crate) fn was_read(&self, place: &Place) -> bool {
+        let read = self
+            .read
+            .get_or_init(|| Ghosts::new(READ_BLOCKS, READ_BYTES));
+        let (id, key) = (place.identity.namespace, &place.identity.key);
+        !read.offered(id, key, place.len, UNKNOWN, true)
     }
 
     /// What the tier counts, and what it did not answer.

@@ -5,11 +5,13 @@ use std::time::Duration;
 
 use kvdepot_arena::parts::{self, Part};
 use kvdepot_arena::{
-    Class, Departed, Error, Key, Medium, NamespaceId, Place, Refused, Reserved, TierStats, Wanted,
+    Arena, Class, Departed, Error, Key, Medium, NamespaceId, Place, Refused, Reserved, TierStats,
+    Wanted,
 };
 use kvdepot_media::{Buffer, Checksum, Mac, MacKey};
 
-use super::file::{Directory, FileAt};
+use super::door::DoorKey;
+use super::file::{Directory, Outside};
 use super::late::Reply;
 use crate::keyring::Keyring;
 
@@ -241,10 +243,23 @@ pub trait Ends: Send + Sync {
         None
     }
 
-    /// The file of what is pinned or reserved; each has one where there is a directory. Who has
-    /// opened it may be reading when its pin has ended, and writing when its reservation has: it
-    /// becomes no other block's.
-    fn file(&self, _place: &Place) -> Option<FileAt> {
+    /// What processes of this user need to read, by themselves, what is pinned and lies on other
+    /// hosts.
+    fn door(&self) -> Option<DoorKey> {
+        None
+    }
+
+    /// An arena of this process, with the tier's number, that has some of the blocks that are
+    /// pinned: those whose [`Place`] says where in it. Other processes map it.
+    fn arena(&self) -> Option<Arc<Arena>> {
+        None
+    }
+
+    /// Where other processes find what is pinned or reserved: each block has a file where there is
+    /// a directory, and some that are pinned something else where there is a door. Who has opened a
+    /// file may be reading when its pin has ended, and writing when its reservation has: it becomes
+    /// no other block's.
+    fn outside(&self, _place: &Place) -> Option<Outside> {
         None
     }
 }

@@ -15,13 +15,16 @@ use kvdepot_media::file::{File, Hands};
 
 use super::contract::Ends;
 
-/// A file that has a block's payload, or is to have it.
+/// Where processes that have the tier's directory, or its [door](super::Door), reach a block by
+/// themselves.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct FileAt {
-    /// In the tier's directory, and folders of it: `ab/cd/name`.
+pub struct Outside {
+    /// A file that has the block's payload, or is to have it, in the tier's directory and folders
+    /// of it: `ab/cd/name`. Behind a door, whatever it goes by there.
     pub name: String,
-    /// Which file it is: another one of that name is another attempt, or somebody else's.
-    pub inode: u64,
+    /// Which one it is of that name. Of a file its inode: another one is another attempt, or
+    /// somebody else's.
+    pub number: u64,
     /// Where the payload begins, bytes.
     pub offset: u64,
 }
@@ -59,19 +62,19 @@ impl BlockFile {
     /// Those of [`Dir::open_seen`].
     pub fn open(
         Directory { dir, direct }: &Directory,
-        at: &FileAt,
+        at: &Outside,
         access: Access,
         hands: &Arc<Hands>,
     ) -> Result<Option<BlockFile>, Error> {
         let opened = dir.open_seen(&at.name, access, *direct)?;
-        let Some((fd, _)) = opened.filter(|(_, seen)| seen.inode == at.inode) else {
+        let Some((fd, _)) = opened.filter(|(_, seen)| seen.inode == at.number) else {
             return Ok(None);
         };
         let file = File::new(fs::File::from(fd), hands)?;
-        Ok(Some(BlockFile::new(file, at.inode, at.offset)))
+        Ok(Some(BlockFile::new(file, at.number, at.offset)))
     }
 
-    /// The number that [`FileAt`] names it by; 0 where the system does not tell.
+    /// The number that [`Outside`] names it by; 0 where the system does not tell.
     #[must_use]
     pub fn inode(&self) -> u64 {
         self.inode

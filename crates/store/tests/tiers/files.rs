@@ -16,7 +16,7 @@ use kvdepot_media::file::{File, Hands};
 use kvdepot_media::{Buffer, Checksum};
 use kvdepot_store::option::{Kind, OptionSpec};
 use kvdepot_store::{
-    BlockFile, Directory, Ends, Error, FileAt, Identity, Key, Kinds, NamespaceId, Page, Reply,
+    BlockFile, Directory, Ends, Error, Identity, Key, Kinds, NamespaceId, Outside, Page, Reply,
     Tier, TierKind, TierStats,
 };
 
@@ -386,10 +386,10 @@ impl Ends for Open {
         })
     }
 
-    fn file(&self, place: &Place) -> Option<FileAt> {
-        let file = |opened: &Opened| FileAt {
+    fn outside(&self, place: &Place) -> Option<Outside> {
+        let file = |opened: &Opened| Outside {
             name: opened.name.clone(),
-            inode: opened.file.inode(),
+            number: opened.file.inode(),
             offset: HEADER,
         };
         self.get(place, file).ok()

@@ -10,7 +10,7 @@ use kvdepot_arena::{Place, Refused, Reserved, Wanted};
 use kvdepot_media::{Buffer, Checksum};
 use kvdepot_store::option::{Kind as OptionKind, OptionSpec};
 use kvdepot_store::{
-    Directory, Ends, Error, FileAt, Key, Kinds, NamespaceId, Page, Reply, Tier, TierKind,
+    Directory, Ends, Error, Key, Kinds, NamespaceId, Outside, Page, Reply, Tier, TierKind,
     TierStats, ask,
 };
 
@@ -347,7 +347,7 @@ impl Ends for Counted {
         self.0.directory()
     }
 
-    fn file(&self, place: &Place) -> Option<FileAt> {
+    fn outside(&self, place: &Place) -> Option<Outside> {
         self.1.reached.fetch_add(1, Ordering::Relaxed);
         self.0.file(place)
     }

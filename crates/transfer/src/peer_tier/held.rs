@@ -6,11 +6,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use kvdepot_arena::parts::{self, Part};
-use kvdepot_arena::{Error, NamespaceId, Place, Reserved, TakesBack, Token};
+use kvdepot_arena::{Arena, Error, NamespaceId, Place, Reserved, TakesBack, Token};
 use kvdepot_media::{Buffer, Carrier, Checksum, Mac};
-use kvdepot_store::{Ends, Keyring, Proof};
+use kvdepot_store::{DoorKey, Ends, Keyring, Outside, Proof};
 use parking_lot::Mutex;
 
+use super::door::Pass;
 use super::messages::{Said, Why};
 use super::share::Share;
 use super::target::Far;
@@ -26,6 +27,7 @@ pub(super) struct Held {
     number: u32,
     keys: Option<Arc<Keyring>>,
     share: Arc<Share>,
+    pass: Pass,
     entries: Mutex<HashMap<u64, What>>,
     next: AtomicU64,
 }
@@ -77,7 +79,8 @@ impl Span {
         }
     }
 
-    fn buffer(&self, offset: u64, len: u64, writable: bool) -> Buffer {
+    /// A range of them.
+    pub(super) fn buffer(&self, offset: u64, len: u64, writable: bool) -> Buffer {
         let carrier = Arc::clone(&self.wire) as Arc<dyn Carrier>;
         let at = (self.base + offset) as usize;
         Buffer::carried(carrier, at, len as usize, writable)
@@ -140,11 +143,17 @@ pub(super) struct New {
 }
 
 impl Held {
-    pub(super) fn new(number: u32, keys: Option<Arc<Keyring>>, share: &Arc<Share>) -> Arc<Held> {
+    pub(super) fn new(
+        number: u32,
+        keys: Option<Arc<Keyring>>,
+        share: &Arc<Share>,
+        pass: Pass,
+    ) -> Arc<Held> {
         Arc::new(Held {
             number,
             keys,
             share: Arc::clone(share),
+            pass,
             entries: Mutex::default(),
             next: AtomicU64::new(1),
         })
@@ -310,6 +319,26 @@ impl Ends for Held {
 
     fn note_macs(&self, place: &Place, macs: Vec<Mac>) {
         let _gone = self.note(place, |new| new.macs = macs);
+    }
+
+    /// None where there are keys: only this process knows them, and who reads has to verify.
+    fn door(&self) -> Option<DoorKey> {
+        self.keys.is_none().then(|| self.pass.key())
+    }
+
+    fn arena(&self) -> Option<Arc<Arena>> {
+        let arena = self.share.arena();
+        self.keys.is_none().then(|| Arc::clone(arena))
+    }
+
+    fn outside(&self, place: &Place) -> Option<Outside> {
+        if self.keys.is_some() {
+            return None;
+        }
+        self.site(place, |site| match site {
+            Site::Here(_) => None,
+            Site::There(_, far) => Some(self.pass.outside(far.target.address, far.id)),
+        })?
     }
 }
 

@@ -29,6 +29,9 @@ const HELD_MAX: usize = 262_144;
 /// Calls that a host has given up whose answers may still be made.
 const FORGOTTEN_MAX: usize = 4096;
 
+/// Most that read one pin: workers of one engine.
+const BORROWED_MAX: usize = 256;
+
 /// What one host has.
 #[derive(Default)]
 struct Guest {
@@ -47,6 +50,8 @@ enum Gone {
 /// One pin or reservation. What is lent goes first.
 struct Hold {
     lent: Lent,
+    /// To those that the guest has told of its pin.
+    borrowed: Vec<Lent>,
     what: What,
     call: u64,
 }
@@ -140,7 +145,13 @@ impl Home {
             let lent = self.lend(guest, &place, Rights::READ)?;
             let grant = lent.number();
             let what = What::Pin(pin);
-            let id = self.keep(guest, Hold { lent, what, call })?;
+            let hold = Hold {
+                lent,
+                borrowed: Vec::new(),
+                what,
+                call,
+            };
+            let id = self.keep(guest, hold)?;
             Some(Pinned {
                 id,
                 grant,
@@ -168,7 +179,12 @@ impl Home {
             let lent = lent.ok_or(Why::Declined)?;
             let grant = lent.number();
             let what = What::New(reserved);
-            let hold = Hold { lent, what, call };
+            let hold = Hold {
+                lent,
+                borrowed: Vec::new(),
+                what,
+                call,
+            };
             let id = self.keep(guest, hold).ok_or(Why::Declined)?;
             Ok(Room { id, grant })
         };
@@ -178,7 +194,9 @@ impl Home {
     /// Publishes what a guest has written; `Some` of what is there, with the grant to read it where
     /// it is pinned.
     fn commit(&self, guest: [u8; 16], written: &Written, pinned: bool) -> Option<u32> {
-        let Hold { lent, what, call } = self.take(guest, written.id)?;
+        let Hold {
+            lent, what, call, ..
+        } = self.take(guest, written.id)?;
         let What::New(reserved) = what else {
             return None;
         };
@@ -200,7 +218,12 @@ impl Home {
         let what = What::Pin(self.pinned(place));
         let lent = self.lend(guest, &place, Rights::READ)?;
         let number = lent.number();
-        let hold = Hold { lent, what, call };
+        let hold = Hold {
+            lent,
+            borrowed: Vec::new(),
+            what,
+            call,
+        };
         let mut guests = self.guests.lock();
         let of = guests.entry(guest).or_default();
         if of.forgotten.contains(&Gone::Name(written.id)) {
@@ -259,6 +282,27 @@ impl Home {
         let wrong = places.iter().filter(|place| !self.share.verifies(place));
         let tokens: Vec<_> = wrong.map(|place| place.token).collect();
         self.share.arena().discard(&tokens)
+    }
+
+    /// Lends a guest what another one has pinned and told it of. Under the lock, so that it is of
+    /// that pin and goes with it.
+    fn borrow(&self, guest: [u8; 16], holder: [u8; 16], ids: &[Id]) -> Vec<Option<u32>> {
+        let mut guests = self.guests.lock();
+        let mut held = guests.get_mut(&holder).map(|of| &mut of.held);
+        let mut one = |id: &Id| {
+            let hold = held.as_mut()?.get_mut(id)?;
+            let What::Pin(pin) = &hold.what else {
+                return None;
+            };
+            if hold.borrowed.len() >= BORROWED_MAX {
+                return None;
+            }
+            let lent = self.lend(guest, &pin.place, Rights::READ)?;
+            let number = lent.number();
+            hold.borrowed.push(lent);
+            Some(number)
+        };
+        ids.iter().map(&mut one).collect()
     }
 
     /// Which of these blocks stay here: who asks will let go of its own.
@@ -321,6 +365,10 @@ impl Home {
             Ask::Keeps(keys) => {
                 bounded(keys.keys.len())?;
                 Said::Flags(self.keeps(keys.id(), &keys.keys()))
+            }
+            Ask::Borrow { holder, ids } => {
+                bounded(ids.len())?;
+                Said::Lent(self.borrow(guest, holder, &ids))
             }
             Ask::Describe { namespace, text } => {
                 self.share.arena().describe(NamespaceId(namespace), &text);

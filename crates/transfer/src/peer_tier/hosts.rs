@@ -119,7 +119,14 @@ impl Hosts {
                 (targets.values().cloned().collect::<Vec<_>>(), left)
             };
             all.iter().for_each(|target| target.look(now));
-            left.iter().for_each(|(_, target)| target.end(now));
+            for ((_, address), target) in &left {
+                target.end(now);
+                // One that hangs still has what it was not told to end: it ends with the last
+                // connection.
+                if target.is_down() && all.iter().all(|other| other.address != *address) {
+                    self.net.engine.forget(*address);
+                }
+            }
         }
     }
 

@@ -222,6 +222,8 @@ pub(super) fn own_pin(
     };
     let len = u64::from(stored.parts) * (table + macs as u64);
     let tail = share.tail(own.place(), len)?;
+    // Other processes find it there.
+    place.extents = stored.extents;
     let (table, macs) = read_tail(
         &mut place,
         (stored.len, stored.parts),

@@ -58,6 +58,11 @@ pub(super) enum Ask {
     },
     /// Which blocks it has and, as it sees the hosts, is a home of.
     Keeps(Keys),
+    /// To be lent what an initiator has pinned, as long as that has it pinned.
+    Borrow {
+        holder: [u8; 16],
+        ids: Vec<Id>,
+    },
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -114,6 +119,8 @@ pub(super) enum Said {
     Count(u64),
     Page(Vec<([u8; 32], u64)>, Option<u32>),
     Namespaces(Vec<([u8; 16], Option<String>, u64, u64)>),
+    /// Grants to read, of what there is.
+    Lent(Vec<Option<u32>>),
     Done,
 }
 

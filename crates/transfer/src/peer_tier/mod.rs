@@ -7,12 +7,15 @@
 //!
 //! `share` is what this host gives and `home` answers others for it; `hosts` knows the others and
 //! `target` asks one of them, by `messages`; `wire` carries bytes, `held` has what is pinned or
-//! reserved; `lookups` and `writes` are the verbs; `mover` brings blocks to their homes.
+//! reserved; `lookups` and `writes` are the verbs; `mover` brings blocks to their homes. Through a
+//! `door` workers of this host read by themselves what its depot has pinned at another, as a `loan`.
 
 mod desk;
+mod door;
 mod held;
 mod home;
 mod hosts;
+mod loan;
 mod lookups;
 mod messages;
 mod mover;
@@ -34,7 +37,7 @@ use kvdepot_arena::{
 use kvdepot_host::fork::Origin;
 use kvdepot_media::Checksum;
 use kvdepot_store::{
-    Ends, Kinds, NamespacePage, NamespaceUsage, Page, Reply, Terms, Tier, TierKind,
+    Ends, Kinds, NamespacePage, NamespaceUsage, Page, Reply, Terms, Tier, TierKind, know_door,
 };
 use parking_lot::Mutex;
 
@@ -43,6 +46,7 @@ use crate::engine::Engine;
 use crate::homes::Host;
 use crate::membership::Membership;
 use desk::{Desk, gather};
+use door::{Pass, PeerDoor};
 use held::Held;
 use home::Home;
 use hosts::{Hosts, Whom};
@@ -87,6 +91,7 @@ pub fn tier_kind() -> TierKind {
 /// Has configurations of this process know the tier; a program says so before it reads one.
 pub fn install() {
     Kinds::know(tier_kind());
+    know_door(NAME, |key| Ok(Arc::new(PeerDoor::open(key)?) as _));
 }
 
 /// The tier.
@@ -112,7 +117,11 @@ struct Common {
 
 impl Peers {
     fn open(options: &Options, terms: &Terms) -> Result<Peers, Error> {
-        let share = Arc::new(Share::open(NAME, options.path.clone(), options.capacity)?);
+        let share = Arc::new(Share::open(
+            (NAME, terms.number),
+            options.path.clone(),
+            options.capacity,
+        )?);
         let home = Arc::new(Home::new(&share)?);
         let config = Config {
             listen: Some(options.listen),
@@ -155,7 +164,13 @@ impl Peers {
             terms.timeout,
         );
         let hosts = Arc::new(hosts);
-        let held = Held::new(terms.number, terms.keys.clone(), &share);
+        let pass = Pass {
+            holder: engine.initiator(),
+            token: options.token.clone(),
+            lookup: half(terms.lookup),
+            timeout: half(terms.timeout),
+        };
+        let held = Held::new(terms.number, terms.keys.clone(), &share, pass);
         home.know(&hosts);
         let common = Arc::new(Common {
             share,

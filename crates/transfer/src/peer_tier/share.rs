@@ -32,15 +32,15 @@ pub(super) struct Share {
 }
 
 impl Share {
-    /// Opens it: in memory, or on a medium.
+    /// Opens it: in memory, or on a medium, which bears that number.
     pub(super) fn open(
-        name: &'static str,
+        (name, number): (&'static str, u32),
         path: Option<PathBuf>,
         capacity: u64,
     ) -> Result<Share, Error> {
         let uses = Uses::default();
         let arena = match path {
-            None => Arena::volatile(name, 0, capacity)?,
+            None => Arena::volatile(name, number, capacity)?,
             Some(path) => {
                 let options = Options {
                     capacity: Some(capacity),
@@ -48,7 +48,8 @@ impl Share {
                     ..Options::default()
                 };
                 let field = |option: &str| format!("peer.{option}");
-                let (mut arena, _) = Arena::open((name, 0), &path, &options, &field, LOCK_WAIT)?;
+                let (mut arena, _) =
+                    Arena::open((name, number), &path, &options, &field, LOCK_WAIT)?;
                 arena.rank(&uses);
                 arena
             }

@@ -131,7 +131,9 @@ impl Target {
             return None;
         }
         let limit = match ask {
-            Ask::Contains(_) | Ask::Keeps(_) | Ask::Pin { .. } => self.net.lookup,
+            Ask::Contains(_) | Ask::Keeps(_) | Ask::Pin { .. } | Ask::Borrow { .. } => {
+                self.net.lookup
+            }
             _ => self.net.patience,
         };
         self.net.calls.fetch_add(1, Ordering::Relaxed);

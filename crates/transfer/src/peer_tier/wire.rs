@@ -12,6 +12,7 @@ use kvdepot_media::{Alignment, Buffer, Carrier, Failure, Op, Owner, Receipt};
 use parking_lot::Mutex;
 
 use super::desk::Desk;
+use super::loan::Loan;
 use crate::batch::Request;
 use crate::config::Options;
 use crate::engine::Engine;
@@ -31,6 +32,19 @@ pub(super) enum Line {
     /// This host's own.
     Here(Vec<Buffer>),
     There(Remote),
+    /// Another host's, as soon as it has said so.
+    Borrowed(Arc<Loan>, usize),
+}
+
+impl Line {
+    /// Where it is at another host, if it is.
+    fn remote(&self) -> Option<&Remote> {
+        match self {
+            Line::Here(_) => None,
+            Line::There(remote) => Some(remote),
+            Line::Borrowed(loan, at) => loan.remote(*at),
+        }
+    }
 }
 
 /// A block with all its copies, and whether each has failed.
@@ -57,6 +71,15 @@ impl Lines {
 
     fn fail(&self, copy: usize) {
         self.copies[copy].1.store(true, Ordering::Release);
+    }
+
+    /// What it waits for before a byte can be moved.
+    fn awaits(&self) -> Option<&Arc<Loan>> {
+        let mut copies = self.copies.iter();
+        copies.find_map(|(line, _)| match line {
+            Line::Borrowed(loan, _) if !loan.is_known() => Some(loan),
+            _ => None,
+        })
     }
 
     fn has_failed(&self) -> bool {
@@ -139,7 +162,11 @@ impl Wire {
                             item.lines.fail(copy);
                         }
                     }
-                    Line::There(remote) => {
+                    Line::There(_) | Line::Borrowed(..) => {
+                        let Some(remote) = line.remote() else {
+                            item.lines.fail(copy);
+                            continue;
+                        };
                         whose.push((number, copy));
                         requests.push(Request {
                             op,
@@ -185,7 +212,7 @@ fn finish(batch: &Mutex<Vec<Item>>, statuses: &[((usize, usize), Status)]) {
     }
     for (number, item) in items.into_iter().enumerate() {
         let failed = match item.receipt.op() {
-            Op::Read => read_failed[number],
+            Op::Read => read_failed[number] || item.lines.has_failed(),
             Op::Write => item.lines.has_failed(),
         };
         let len = item.receipt.len();
@@ -237,6 +264,16 @@ impl Carrier for Wire {
             } else {
                 receipt.failed(Failure::Unanswered);
             }
+        }
+        // Those that wait for the same go together.
+        while let Some(loan) = items.iter().find_map(|item| item.lines.awaits().cloned()) {
+            let waits = |item: &mut Item| {
+                let awaited = item.lines.awaits();
+                awaited.is_some_and(|other| Arc::ptr_eq(other, &loan))
+            };
+            let waiting: Vec<Item> = items.extract_if(.., waits).collect();
+            let wire = Arc::clone(&self);
+            loan.when_known(Box::new(move || wire.submit(waiting)));
         }
         if !items.is_empty() {
             self.submit(items);

@@ -14,7 +14,7 @@ use kvdepot_arena::{Error, Identity, parts};
 use kvdepot_host::cpu::spawn;
 use kvdepot_host::dir::Access;
 use kvdepot_media::{Batch, Buffer, Done, Ticket};
-use kvdepot_store::{Errand, FileAt, Op, Outcome, plan};
+use kvdepot_store::{Errand, Op, Outcome, Outside, plan};
 use parking_lot::Mutex;
 
 use super::{Call, Link};
@@ -77,7 +77,7 @@ impl Link {
         call: Arc<Call>,
         asked: &say::Move<'_>,
     ) -> Result<(), Error> {
-        let block = |(row, file): (&MoveRow, Option<FileAt>)| {
+        let block = |(row, file): (&MoveRow, Option<Outside>)| {
             let index = row.index.get() as usize;
             let Some(key) = call.keys.get(index).copied() else {
                 return Err(Error::input("index", index, "that of a key of the call"));

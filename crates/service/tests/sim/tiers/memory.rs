@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use kvdepot_host::dir::Dir;
 use kvdepot_media::file::{File, Hands};
 use kvdepot_media::{Alignment, Buffer, Carrier, Op, Receipt};
-use kvdepot_store::{BlockFile, FileAt};
+use kvdepot_store::{BlockFile, Outside};
 
 /// Where the bytes of the tiers of a history lie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -152,13 +152,13 @@ impl Memory {
     }
 
     /// The same for others.
-    pub fn file(&self) -> Option<FileAt> {
+    pub fn file(&self) -> Option<Outside> {
         let Memory::File(file) = self else {
             return None;
         };
-        Some(FileAt {
+        Some(Outside {
             name: file.name.clone(),
-            inode: file.file.inode(),
+            number: file.file.inode(),
             offset: 0,
         })
     }

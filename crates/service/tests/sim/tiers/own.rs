@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use kvdepot_arena::parts::{self, Part};
 use kvdepot_arena::{Place, Reserved, TakesBack, Token, Wanted};
 use kvdepot_media::{Buffer, Checksum};
-use kvdepot_store::{Directory, Ends, Error, FileAt, Identity, Key, NamespaceId};
+use kvdepot_store::{Directory, Ends, Error, Identity, Key, NamespaceId, Outside};
 use kvdepot_testkit::sim::run::wrong;
 
 use super::memory::{Bytes, Folder, Memory};
@@ -322,7 +322,7 @@ impl Ends for Own {
         })
     }
 
-    fn file(&self, place: &Place) -> Option<FileAt> {
+    fn outside(&self, place: &Place) -> Option<Outside> {
         self.holds(place).ok()?.memory.file()
     }
 }

@@ -13,7 +13,7 @@ use kvdepot_arena::parts::Part;
 use kvdepot_arena::{Place, Refused, Reserved, Token, Wanted};
 use kvdepot_media::{Buffer, Checksum, Mac};
 use kvdepot_store::sim::{Schedule, current};
-use kvdepot_store::{Directory, Ends, Error, FileAt, Identity, Key, NamespaceId, Proof, Reply};
+use kvdepot_store::{Directory, Ends, Error, Identity, Key, NamespaceId, Outside, Proof, Reply};
 use kvdepot_testkit::Rng;
 use kvdepot_testkit::sim::run::wrong;
 
@@ -590,7 +590,7 @@ impl Ends for Shelf {
         self.medium().directory()
     }
 
-    fn file(&self, place: &Place) -> Option<FileAt> {
-        self.medium().file(place)
+    fn outside(&self, place: &Place) -> Option<Outside> {
+        self.medium().outside(place)
     }
 }

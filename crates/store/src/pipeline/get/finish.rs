@@ -38,6 +38,7 @@ impl Get {
                     tier,
                     place,
                     waiter: None,
+                    busy_until: None,
                     load: loads.remove(&index),
                 });
                 each.collect()

@@ -85,7 +85,7 @@ impl Put {
                 Stage::Here(_) => reserved.hand_out(),
                 Stage::Apart(_) => **reserved,
             };
-            (*index, place, ends.file(&place))
+            (*index, place, ends.outside(&place))
         });
         let blocks: Vec<Errand> = handed.collect();
         let held: Vec<_> = blocks.iter().map(|(_, at, _)| (tier, at.token)).collect();

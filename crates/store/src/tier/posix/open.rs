@@ -27,7 +27,7 @@ use super::options::Options;
 use super::reach::{files_max, reach, syncs};
 use super::usage::{Unnamed, Usage};
 use crate::keyring::Keyring;
-use crate::tier::{BlockFile, Directory, Ends, FileAt, Proof, Terms};
+use crate::tier::{BlockFile, Directory, Ends, Outside, Proof, Terms};
 use left::Left;
 use making::Making;
 
@@ -568,20 +568,20 @@ impl Ends for Open {
     }
 
     /// One without a name gets one here.
-    fn file(&self, place: &Place) -> Option<FileAt> {
+    fn outside(&self, place: &Place) -> Option<Outside> {
         let seen = |opened: &Opened| (Arc::clone(&opened.file), opened.name.clone(), opened.new);
         let (file, name, new) = self.get(place, seen).ok()?;
         let name = match name {
             Some(name) => name,
             None => self.name(place, &file)?,
         };
-        Some(FileAt {
+        Some(Outside {
             name: if new {
                 self.folder.path_of(&name)
             } else {
                 name
             },
-            inode: file.inode(),
+            number: file.inode(),
             offset: LEN as u64,
         })
     }

@@ -1,0 +1,198 @@
+//! How workers of this host read, by themselves and straight into memory of their own, what its
+//! depot has pinned at another host.
+//!
+//! The pin stays the depot's. Its home lends it once more, to whoever can name the depot's engine
+//! and the pin: numbers that are told to nobody else. When the pin ends all that goes with it.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use kvdepot_arena::Error;
+use kvdepot_media::Buffer;
+use kvdepot_store::{Borrowed, Door, DoorKey, Outside};
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+
+use super::desk::Desk;
+use super::held::Span;
+use super::loan::Loan;
+use super::messages::{Ask, Id, KEYS_MAX, Said};
+use super::target::{Net, Target};
+use super::wire::{Line, Lines, Wire};
+use super::{NAME, TO_CLOSE, refused};
+use crate::config::Config;
+use crate::engine::Engine;
+use crate::grant::Rights;
+
+/// Threads that say what has come of batches.
+const THREADS: usize = 2;
+
+/// What the depot hands to its workers, and tells them of pins.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Pass {
+    /// Its engine, as homes know it.
+    pub(super) holder: [u8; 16],
+    pub(super) token: Vec<u8>,
+    /// How long a host is waited for that is asked, and that moves bytes.
+    pub(super) lookup: Duration,
+    pub(super) timeout: Duration,
+}
+
+impl Pass {
+    pub(super) fn key(&self) -> DoorKey {
+        DoorKey {
+            name: NAME,
+            bytes: postcard::to_allocvec(self).unwrap_or_default().into(),
+        }
+    }
+
+    /// Where a pin is, for the door: the home's address, and by whom and as what it is pinned.
+    pub(super) fn outside(&self, home: SocketAddr, id: Id) -> Outside {
+        let holder = u128::from_le_bytes(self.holder);
+        Outside {
+            name: format!("{home}/{holder:032x}"),
+            number: id,
+            offset: 0,
+        }
+    }
+}
+
+/// The home of a pin, and its holder.
+fn read(at: &Outside) -> Option<(SocketAddr, [u8; 16])> {
+    let (home, holder) = at.name.split_once('/')?;
+    let holder = u128::from_str_radix(holder, 16).ok()?;
+    Some((home.parse().ok()?, holder.to_le_bytes()))
+}
+
+/// A worker's door.
+pub(super) struct PeerDoor {
+    net: Arc<Net>,
+    timeout: Duration,
+    finisher: Arc<Desk>,
+    homes: Mutex<HashMap<SocketAddr, Arc<Target>>>,
+}
+
+/// A block that a home was asked for.
+struct Lent(Span);
+
+impl Borrowed for Lent {
+    fn buffer(&self, offset: u64, len: u64) -> Buffer {
+        self.0.buffer(offset, len, false)
+    }
+}
+
+impl PeerDoor {
+    /// Opens the door that a depot's key is to.
+    pub(super) fn open(key: &[u8]) -> Result<PeerDoor, Error> {
+        let pass: Pass = postcard::from_bytes(key)
+            .map_err(|_| Error::input("door", "bytes", "the key of this release's owner"))?;
+        let config = Config {
+            listen: None,
+            token: pass.token,
+            // Who reads verifies.
+            checksum: false,
+            local: false,
+            rdma: Some(Vec::new()),
+            timeout: pass.lookup,
+            ..Config::default()
+        };
+        let engine = Arc::new(Engine::start(config).map_err(refused)?);
+        Ok(PeerDoor {
+            net: Arc::new(Net::new(engine, pass.lookup, pass.timeout)),
+            timeout: pass.timeout,
+            finisher: Desk::new("kvdepot-carried", THREADS),
+            homes: Mutex::default(),
+        })
+    }
+
+    fn home(&self, address: SocketAddr) -> Arc<Target> {
+        let mut homes = self.homes.lock();
+        let new = || {
+            let wire = Wire::new(&self.net.engine, self.timeout, &self.finisher);
+            Arc::new(Target::new(&address.to_string(), address, &self.net, wire))
+        };
+        let home = Arc::clone(homes.entry(address).or_insert_with(new));
+        drop(homes);
+        // Nobody else looks whether one that was down is back.
+        home.look(Instant::now());
+        home
+    }
+}
+
+/// Asks a home for pins of one holder; where their bytes will be.
+fn ask(home: &Arc<Target>, holder: [u8; 16], wanted: &[(Id, u64)]) -> Vec<Box<dyn Borrowed>> {
+    let loan = Arc::new(Loan::new());
+    let lens: Vec<u64> = wanted.iter().map(|(_, len)| *len).collect();
+    let each = lens.iter().enumerate();
+    let spans = each.map(|(at, len)| {
+        let line = Line::Borrowed(Arc::clone(&loan), at);
+        let span = Span::new(&home.wire, Lines::new(vec![line], *len));
+        Box::new(Lent(span)) as Box<dyn Borrowed>
+    });
+    let spans = spans.collect();
+    let ids = wanted.iter().map(|(id, _)| *id).collect();
+    // Also where the question is dropped, those that wait hear of it.
+    let answered = Answered(loan);
+    home.ask(Ask::Borrow { holder, ids }, move |said| {
+        let Some((Said::Lent(grants), lender)) = said else {
+            return;
+        };
+        if grants.len() == lens.len() {
+            let each = grants.into_iter().zip(lens);
+            let each = each.map(|(grant, len)| Some(lender.lent(grant?, len, Rights::READ)));
+            answered.0.answer(each.collect());
+        }
+    });
+    spans
+}
+
+/// Nothing is lent where this is dropped before there was an answer.
+struct Answered(Arc<Loan>);
+
+impl Drop for Answered {
+    fn drop(&mut self) {
+        if !self.0.is_known() {
+            self.0.answer(Vec::new());
+        }
+    }
+}
+
+/// Blocks of one home and holder: index in the call, name, length.
+type Wanted = Vec<(usize, (Id, u64))>;
+
+impl Door for PeerDoor {
+    fn borrow(&self, blocks: &[(&Outside, u64)]) -> Vec<Option<Box<dyn Borrowed>>> {
+        let mut wanted: HashMap<(SocketAddr, [u8; 16]), Wanted> = HashMap::new();
+        for (index, (at, len)) in blocks.iter().enumerate() {
+            if let Some(whose) = read(at) {
+                let of = wanted.entry(whose).or_default();
+                of.push((index, (at.number, *len)));
+            }
+        }
+        let mut all: Vec<Option<Box<dyn Borrowed>>> = blocks.iter().map(|_| None).collect();
+        for ((address, holder), blocks) in wanted {
+            let home = self.home(address);
+            for some in blocks.chunks(KEYS_MAX) {
+                let (indices, some): (Vec<usize>, Vec<(Id, u64)>) = some.iter().copied().unzip();
+                let borrowed = ask(&home, holder, &some);
+                indices
+                    .into_iter()
+                    .zip(borrowed)
+                    .for_each(|(index, one)| all[index] = Some(one));
+            }
+        }
+        all
+    }
+}
+
+impl Drop for PeerDoor {
+    fn drop(&mut self) {
+        let deadline = Instant::now() + TO_CLOSE;
+        self.net.engine.close();
+        let homes: Vec<Arc<Target>> = self.homes.lock().drain().map(|(_, home)| home).collect();
+        homes.iter().for_each(|home| home.end(deadline));
+        self.finisher.end(deadline);
+    }
+}
