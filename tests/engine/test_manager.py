@@ -16,6 +16,7 @@ from engine_manager import CAPACITY, PART, World, context, end_step, key
 from kvdepot.vllm.jobs import Group, WorkerReport
 from kvdepot.vllm.manager import KvdepotManager
 from kvdepot.vllm.metrics import DEPOT_COUNTERS, TIER_COUNTERS, TIER_GAUGES, Collector
+from kvdepot.vllm.roles import Role
 from vllm.v1.kv_offload.base import (
     LookupResult,
     ReqContext,
@@ -301,14 +302,80 @@ def test_a_miss_in_one_group_asks_for_what_the_others_lack() -> None:
     world.close()
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_what_workers_do_not_reach_comes_near_while_its_request_waits(ranks: int) -> None:
-    """A tier that has no files and no memory of this host for them, such as `Peer`."""
+def over_peer(**settings: Any) -> kvdepot.Depot:
+    """A depot over the only host of a `Peer`."""
     hosts = f"one 127.0.0.1:{free_port()}"
     peer = {"name": "one", "hosts": hosts, "capacity": 32 << 20}
-    world = World(
-        ranks, kvdepot.open("Cache|Peer", {"cache": {"capacity": CAPACITY}, "peer": peer})
+    return kvdepot.open(
+        "Cache|Peer", {"cache": {"capacity": CAPACITY}, "peer": peer, **settings}
     )
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_what_lies_on_a_host_is_loaded_from_there(ranks: int) -> None:
+    world = World(ranks, over_peer())
+    try:
+        a, b = key("a"), key("b")
+        assert world.store(a, b, fill=b"q") == 2
+        assert world.depot.drain(30)
+        world.fill_up()
+        assert world.depot.drain(30)
+        request = context("r", a, b, key("c"))
+        assert soon(world, a, request) is LookupResult.HIT
+        assert world.manager.lookup(b, request) is LookupResult.HIT
+        spec = world.manager.prepare_load([a, b], request)
+        assert world.manager.tiers_of("r") == {"Peer": 2}
+        for rank in range(ranks):
+            report, data = world.read(spec, rank)
+            assert report.corrupt == []
+            assert data == b"q" * (2 * PART)
+            world.manager.apply({spec.ticket: {rank: report}})
+    finally:
+        world.close()
+        world.depot.close()
+
+
+def soon(world: World, each: OffloadKey, request: ReqContext) -> LookupResult:
+    """The answer, after steps in which it is not known yet."""
+    answer = world.manager.lookup(each, request)
+    while answer is LookupResult.RETRY:
+        end_step(world.manager)
+        answer = world.manager.lookup(each, request)
+    return answer
+
+
+def test_a_producer_loads_nothing_and_a_consumer_stores_nothing(world: World) -> None:
+    world.manager.role = Role(loads=False)
+    assert world.store(key("a")) == 1
+    assert world.lookup(key("a")) is LookupResult.MISS
+    world.manager.role = Role(stores=False)
+    assert world.lookup(key("a")) is LookupResult.HIT
+    assert world.store(key("b")) == 0
+
+
+def test_a_prompt_that_another_engine_computes_is_waited_for(world: World) -> None:
+    request = context("r", key("a"))
+    request.kv_transfer_params = {"do_remote_prefill": True}
+    assert world.manager.lookup(key("a"), request) is LookupResult.RETRY
+    assert world.store(key("a")) == 1
+    assert soon(world, key("a"), request) is LookupResult.HIT
+    # And no longer than that.
+    other = context("other", key("b"))
+    other.kv_transfer_params = {"do_remote_prefill": True}
+    begun = time.monotonic()
+    assert soon(world, key("b"), other) is LookupResult.MISS
+    assert 0.25 < time.monotonic() - begun < 5
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_what_workers_do_not_reach_comes_near_while_its_request_waits(
+    ranks: int, tmp_path: Path
+) -> None:
+    """Who reads verifies, and workers have no keys to authenticate a tier of others with."""
+    keys = tmp_path / "keys"
+    keys.write_text(f"- {'1' * 64}\n")
+    keys.chmod(0o600)
+    world = World(ranks, over_peer(mac_key_file=str(keys)))
     try:
         a, b = key("a"), key("b")
         assert world.store(a, b, fill=b"q") == 2

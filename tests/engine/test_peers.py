@@ -51,7 +51,9 @@ def inside(host: Host) -> Iterator[None]:
         os.close(own)
 
 
-def start(host: Host, hosts: list[Host], model: Path, work: Path) -> Server:
+def start(
+    host: Host, hosts: list[Host], model: Path, work: Path, role: str = "kv_both"
+) -> Server:
     peers = ",".join(f"{one.name} {one.address}:{PORT}" for one in hosts)
     settings = {
         "pipeline": "Cache|Peer",
@@ -66,7 +68,7 @@ def start(host: Host, hosts: list[Host], model: Path, work: Path) -> Server:
     transfer = {
         "kv_connector": "KvdepotConnector",
         "kv_connector_module_path": "kvdepot.vllm",
-        "kv_role": "kv_both",
+        "kv_role": role,
         "kv_connector_extra_config": settings,
     }
     python = work / f"python-{host.name}"
@@ -109,3 +111,57 @@ def test_what_one_host_has_computed_another_does_not_compute_again(
         for name, answers in (("computed", computed), ("far", far), ("near", near))
     }
     print(json.dumps({"tokens": tokens, **times}))
+
+
+def complete(server: Server, prompt: list[int], tokens: int, params: dict[str, object]) -> dict:
+    """As a proxy of disaggregated prefill asks."""
+    body = {
+        "model": "demo",
+        "prompt": prompt,
+        "max_tokens": tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+        "return_tokens_as_token_ids": True,
+        "logprobs": 1,
+        "kv_transfer_params": params,
+    }
+    with server.post("/v1/completions", body) as answer:
+        return json.loads(answer.read())
+
+
+def test_one_host_computes_prompts_and_another_goes_on_with_them(
+    fleet: Fleet, tmp_path: Path
+) -> None:
+    make_models([Plan("peers", lambda _: {}).model])
+    model = model_directory("qwen3")
+    prompts = measure.prompts(3, TOKENS, seed=2 * TOKENS)
+    with Hosts(2) as hosts:
+        roles = ("kv_producer", "kv_consumer")
+        servers = [
+            start(host, hosts, model, tmp_path, role)
+            for host, role in zip(hosts, roles, strict=True)
+        ]
+        producer, consumer = servers
+        try:
+            for host, server in zip(hosts, servers, strict=True):
+                with inside(host):
+                    server.wait_ready()
+            for prompt in prompts:
+                with inside(hosts[0]):
+                    first = complete(producer, prompt, 1, {"do_remote_decode": True})
+                params = first["kv_transfer_params"]
+                assert params["do_remote_prefill"] is True
+                # At once: what is on its way is waited for.
+                with inside(hosts[1]):
+                    second = complete(consumer, prompt, 8, params)
+                cached = second["usage"]["prompt_tokens_details"]["cached_tokens"]
+                assert cached >= TOKENS // 128 * 128 - 128
+                tokens = [one["choices"][0]["logprobs"]["tokens"] for one in (first, second)]
+                assert tokens[1][:1] == tokens[0]
+            # Who only produces computes again, and who only consumes stores nothing.
+            with inside(hosts[0]):
+                again = complete(producer, prompts[0], 1, {})
+            assert not (again["usage"]["prompt_tokens_details"] or {}).get("cached_tokens")
+        finally:
+            for server in servers:
+                server.stop()

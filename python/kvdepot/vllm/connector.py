@@ -35,6 +35,7 @@ from vllm.v1.kv_offload.base import OffloadKey, get_offload_group_idx
 
 import kvdepot
 from kvdepot.vllm import namespace as vllm_namespace
+from kvdepot.vllm import roles
 from kvdepot.vllm import settings as vllm_settings
 from kvdepot.vllm.fingerprint import AdapterFingerprints
 from kvdepot.vllm.jobs import Group, Groups
@@ -75,6 +76,7 @@ class KvdepotConnector(OffloadingConnector):
             self._logged: set[str] = set()
             self._geometries: dict[int, RankGeometry] = {}
             self.manager.set_whole(self._is_whole)
+            self.manager.role = roles.of(vllm_config.kv_transfer_config)
             _say_policy(vllm_config)
             if vllm_config.cache_config.enable_prefix_caching:
                 self.manager.say_sizes(kv_cache_config.num_blocks)
@@ -242,16 +244,18 @@ class KvdepotConnector(OffloadingConnector):
     def request_finished_all_groups(
         self, request: Any, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
-        """As vLLM does."""
+        """As vLLM does; and what a proxy sends on to another engine."""
         self._logged.discard(request.request_id)
-        return super().request_finished_all_groups(request, block_ids)
+        waits, params = super().request_finished_all_groups(request, block_ids)
+        return waits, params or roles.handed_on(request.kv_transfer_params, self.manager.role)
 
     def request_finished(
         self, request: Any, block_ids: list[int]
     ) -> tuple[bool, dict[str, Any] | None]:
         """As vLLM does; called in place of the other without the hybrid memory manager."""
         self._logged.discard(request.request_id)
-        return super().request_finished(request, block_ids)
+        waits, params = super().request_finished(request, block_ids)
+        return waits, params or roles.handed_on(request.kv_transfer_params, self.manager.role)
 
     @classmethod
     def build_prom_metrics(cls, vllm_config: Any, *args: Any, **kwargs: Any) -> Any:

@@ -52,6 +52,7 @@ from kvdepot.vllm.jobs import (
 from kvdepot.vllm.messages import RETRY_SECONDS, Placements
 from kvdepot.vllm.metrics import Collector
 from kvdepot.vllm.questions import Arrivals, Question, Questions, keys_behind
+from kvdepot.vllm.roles import Role, is_prefilled
 from kvdepot.vllm.tiers import INDEXED, SOURCES, is_memory, say_smaller
 
 logger = init_logger("vllm.kvdepot.manager")
@@ -113,6 +114,7 @@ class KvdepotManager(OffloadingManager):
         self._on_reset = on_reset
         self._groups: Groups = {}
         self._renew: Callable[[str], Groups] | None = None
+        self.role = Role()
         self._steps_without_groups: int | None = 0
         self._whole: Callable[[OffloadKey, str], bool] = lambda key, request: True
         self.epoch: str | None = None
@@ -157,7 +159,7 @@ class KvdepotManager(OffloadingManager):
     @_on_path
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
         """HIT for a block that stays pinned until it is loaded or the step ends."""
-        if time.monotonic() < self._lookups_after:
+        if not self.role.loads or time.monotonic() < self._lookups_after:
             return LookupResult.MISS
         ident = self._ident(key, req_context)
         if ident in self._held:
@@ -185,7 +187,9 @@ class KvdepotManager(OffloadingManager):
             self._ask_others(key, req_context)
         if ident in self._storing and self._may_wait(req_context.req_id):
             return LookupResult.HIT_PENDING
-        return LookupResult.MISS
+        # Blocks of a prompt that another engine has computed may still be on their way here.
+        comes = is_prefilled(req_context.kv_transfer_params) and self._may_wait(request)
+        return LookupResult.RETRY if comes else LookupResult.MISS
 
     def _found(
         self, group: Group, ident: Ident, key: OffloadKey, req_context: ReqContext
@@ -267,7 +271,8 @@ class KvdepotManager(OffloadingManager):
         chosen: list[OffloadKey] = []
         groups: list[GroupPlacements] = []
         # Of one that is partly out of a window, nobody knows what the missing bytes were.
-        whole = [key for key in keys if self._whole(key, req_context.req_id)]
+        stored = keys if self.role.stores else []
+        whole = [key for key in stored if self._whole(key, req_context.req_id)]
         for group, members in self._by_group(whole):
             members = self._before_end(members, req_context)
             if not members:

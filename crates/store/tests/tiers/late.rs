@@ -349,7 +349,7 @@ impl Ends for Counted {
 
     fn outside(&self, place: &Place) -> Option<Outside> {
         self.1.reached.fetch_add(1, Ordering::Relaxed);
-        self.0.file(place)
+        self.0.outside(place)
     }
 }
 
