@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use kvdepot_media::Buffer;
 use kvdepot_transfer::{Op, Options, Status, Task};
 
+use super::first;
 use super::near::{Layout, Near, Streams, done};
 use super::plan::{Batch, Plan};
 use super::target::{Site, Target};
@@ -25,11 +26,6 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A batch of fewer pieces is not caught in its middle.
 const LEAST: usize = 1000;
-/// The batch where there is no other.
-const BATCH: Batch = Batch {
-    chunks: 20_000,
-    chunk: 35_000,
-};
 /// How often a batch that was over too soon is moved again.
 const TRIES: usize = 10;
 
@@ -54,7 +50,7 @@ pub(super) fn batch(plan: &Plan) -> Batch {
     let many = plan.batches.iter().filter(|batch| batch.chunks >= LEAST);
     many.copied()
         .max_by_key(|batch| (batch.bytes(), batch.chunks))
-        .unwrap_or(BATCH)
+        .unwrap_or(first::BATCH)
 }
 
 /// What all rounds have.

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use kvdepot_media::Buffer;
 use kvdepot_transfer::{Config, Engine, Published, Rights};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, kill_process, set_parent_process_death_signal};
 
 use super::plain::{self, Order};
 use super::plan::{Place, Plan};
@@ -30,6 +30,8 @@ pub(super) const RANGE: usize = 2048;
 
 /// The child: serves until its input ends.
 pub(super) fn child(bytes: u64, args: &Transfer, output: &mut Output) -> Result<i32, Error> {
+    // The end of its input is not seen by a process that is stopped.
+    let _asked = set_parent_process_death_signal(Some(Signal::KILL));
     let memory = Region::new(bytes as usize)?;
     let own = IpAddr::from(args.listen.unwrap_or(Ipv4Addr::LOCALHOST));
     let engine = Arc::new(Engine::start(Config {
