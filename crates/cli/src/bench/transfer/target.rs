@@ -99,7 +99,7 @@ pub(super) struct Stopped<'a>(&'a Target);
 
 impl Drop for Stopped<'_> {
     fn drop(&mut self) {
-        // It is not waited for before, so it is still it.
+        // Its number is nobody else's before it has been waited for.
         let _goes_on = self.0.signal(Signal::CONT);
     }
 }
