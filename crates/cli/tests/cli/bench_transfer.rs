@@ -84,7 +84,8 @@ fn lines_tell_it_which_batches_to_move() {
     assert_eq!(json!([refused.status, refused.stdout]), json!([2, ""]));
 }
 
-/// What each end of a target comes to, with a batch that is large enough to be caught in its middle.
+/// What each end of a target comes to, with a batch that is large enough to be caught in its
+/// middle.
 const RESOLVE: [&str; 8] = [
     "bench",
     "transfer",

@@ -179,8 +179,8 @@ impl Ground<'_> {
         Ok(Some(seconds))
     }
 
-    /// Refuses a request that is said to be done and is not: its bytes have come to the first of the
-    /// two offsets, and were known at the other one.
+    /// Refuses a request that is said to be done and is not: its bytes have come to the first of
+    /// the two offsets, and were known at the other one.
     fn check(&self, task: &Task, ends: impl Fn((u64, u64)) -> (u64, u64)) -> Result<(), Error> {
         let len = self.layout.batch.chunk as usize;
         for (piece, status) in self.layout.pieces.iter().zip(task.statuses()) {

@@ -1,5 +1,5 @@
-//! Two network namespaces with a veth pair between them, as `ip` makes them: this thread enters one,
-//! the target runs in the other. The machine's own network is not touched.
+//! Two network namespaces with a veth pair between them, as `ip` makes them: this thread enters
+//! one, the target runs in the other. The machine's own network is not touched.
 
 use std::fs::File;
 use std::net::Ipv4Addr;
