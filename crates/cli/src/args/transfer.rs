@@ -1,5 +1,7 @@
 //! The options of `bench transfer`.
 
+use std::net::Ipv4Addr;
+
 use super::{bytes, count};
 
 /// Options of `transfer`.
@@ -13,8 +15,12 @@ pub(crate) struct Transfer {
         "batch_over_tcp", "over_memcpy", "batch_over_one_by_one", "one_by_one_over_pingpong",
         "first_byte_on_over_off", "total_on_over_off", "messages_per_s",
         "read_rtt_over_pingpong", "read_rtt_us", "submit_ns", "cpu_s_per_gb", "register_s",
+        "resolve_ms",
     ])]
     pub(crate) metrics: Vec<String>,
+    /// loopback, or veth: between two network namespaces, which root makes; loopback unless given.
+    #[arg(long = "where", value_name = "WHERE", value_parser = ["loopback", "veth"])]
+    pub(crate) places: Vec<String>,
     /// read or write; both unless given.
     #[arg(long = "op", value_name = "OP", value_parser = ["read", "write"])]
     pub(crate) ops: Vec<String>,
@@ -40,6 +46,9 @@ pub(crate) struct Transfer {
     /// Has so many bytes for others; what the target's process does.
     #[arg(long, hide = true)]
     pub(crate) child: Option<u64>,
+    /// Where the target's process listens; loopback unless given.
+    #[arg(long, hide = true)]
+    pub(crate) listen: Option<Ipv4Addr>,
     /// Moves batches of at most so many bytes as lines tell it; what `make bench-transfer` runs.
     #[arg(long, hide = true)]
     pub(crate) drive: Option<u64>,

@@ -9,8 +9,8 @@ use std::io::stdin;
 use kvdepot_transfer::{Config, Op};
 
 use super::near::{Layout, Near, Streams};
-use super::plan::{Batch, Plan, word};
-use super::target::Target;
+use super::plan::{Batch, Place, Plan, word};
+use super::target::{Site, Target};
 use crate::args::Transfer;
 use crate::bench::media::Region;
 use crate::error::Error;
@@ -47,8 +47,12 @@ pub(super) fn run(
     program: &OsStr,
     output: &mut Output,
 ) -> Result<i32, Error> {
-    let plan = Plan::new(args);
-    let target = Target::start(program, bytes, &plan)?;
+    let plan = Plan::new(args, Place::Loopback);
+    let site = Site {
+        program,
+        spaces: None,
+    };
+    let target = Target::start(&site, bytes, &plan)?;
     let memory = Region::filled(bytes as usize)?;
     let plain = Streams::new(1, memory.whole(), &target)?;
     let near = |checksum| {

@@ -41,9 +41,38 @@ impl Batch {
     }
 }
 
+/// What lies between the two processes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Place {
+    Loopback,
+    /// A veth pair: each has a network namespace of its own.
+    Veth,
+}
+
+impl Place {
+    pub(super) fn all_of(args: &Transfer) -> Vec<Place> {
+        let is_wanted = |place: &Place| match args.places.as_slice() {
+            [] => *place == Place::Loopback,
+            given => given.iter().any(|one| one == place.word()),
+        };
+        let both = [Place::Loopback, Place::Veth].into_iter();
+        both.filter(is_wanted).collect()
+    }
+
+    fn word(self) -> &'static str {
+        match self {
+            Place::Loopback => "loopback",
+            Place::Veth => "veth",
+        }
+    }
+}
+
 /// What is measured, and how much of it.
 pub(super) struct Plan {
+    pub(super) place: Place,
     metrics: Vec<String>,
+    /// Those that there are; all where it is not said.
+    only: Option<Vec<&'static str>>,
     pub(super) ops: Vec<Op>,
     pub(super) batches: Vec<Batch>,
     pub(super) messages: Vec<u64>,
@@ -54,7 +83,7 @@ pub(super) struct Plan {
 }
 
 impl Plan {
-    pub(super) fn new(args: &Transfer) -> Plan {
+    pub(super) fn new(args: &Transfer, place: Place) -> Plan {
         fn or<T: Clone>(given: &[T], quick: Option<&[T]>, all: &[T]) -> Vec<T> {
             match given {
                 [] => quick.unwrap_or(all).to_vec(),
@@ -62,7 +91,9 @@ impl Plan {
             }
         }
         let table: Vec<_> = TABLE.into_iter().chain([WHOLE]).collect();
-        let batches = or(&args.batches, args.quick.then_some(&QUICK), &table);
+        // Across a veth pair a few of the table say as much.
+        let few = args.quick || place == Place::Veth;
+        let batches = or(&args.batches, few.then_some(&QUICK), &table);
         let batch = |(megabytes, chunks): (u64, usize)| Batch {
             chunks,
             chunk: megabytes * 1_000_000 / chunks as u64,
@@ -70,7 +101,9 @@ impl Plan {
         let is_wanted =
             |op: &Op| args.ops.is_empty() || args.ops.iter().any(|one| one == word(*op));
         Plan {
+            place,
             metrics: args.metrics.clone(),
+            only: None,
             ops: [Op::Write, Op::Read]
                 .into_iter()
                 .filter(is_wanted)
@@ -88,7 +121,24 @@ impl Plan {
         }
     }
 
+    /// The same with none but these metrics.
+    pub(super) fn with_only(self, metrics: Vec<&'static str>) -> Plan {
+        Plan {
+            only: Some(metrics),
+            ..self
+        }
+    }
+
     pub(super) fn check(&self) -> Result<(), Error> {
+        if let Some(only) = &self.only
+            && !self.wants_any(only)
+        {
+            return Err(Error::Usage {
+                field: "--metric",
+                value: self.metrics.join(", "),
+                allowed: format!("{} with --where {}", only.join(", "), self.place.word()),
+            });
+        }
         if self.rounds == 0 {
             return Err(Error::Usage {
                 field: "--rounds",
@@ -100,7 +150,9 @@ impl Plan {
     }
 
     pub(super) fn wants(&self, metric: &str) -> bool {
-        self.metrics.is_empty() || self.metrics.iter().any(|name| name == metric)
+        let is_there = |only: &Vec<&str>| only.contains(&metric);
+        self.only.as_ref().is_none_or(is_there)
+            && (self.metrics.is_empty() || self.metrics.iter().any(|name| name == metric))
     }
 
     pub(super) fn wants_any(&self, metrics: &[&str]) -> bool {
@@ -143,7 +195,8 @@ impl Plan {
     pub(super) fn case(&self, op: Op, bytes: u64, chunks: usize) -> Value {
         json!({
             "op": word(op), "bytes": bytes, "chunks": chunks, "transport": "tcp",
-            "streams": self.config().streams, "checksum": "off", "where": "loopback", "plan": "on",
+            "streams": self.config().streams, "checksum": "off", "where": self.place.word(),
+            "plan": "on",
         })
     }
 }

@@ -3,16 +3,18 @@
 
 use std::ffi::OsStr;
 use std::io::{self, BufRead, BufReader, Read};
-use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use kvdepot_media::Buffer;
-use kvdepot_transfer::{Engine, Published, Rights};
+use kvdepot_transfer::{Config, Engine, Published, Rights};
+use rustix::process::{Pid, Signal, kill_process, set_parent_process_death_signal};
 
 use super::plain::{self, Order};
-use super::plan::Plan;
+use super::plan::{Place, Plan};
+use super::spaces::{self, Spaces};
 use crate::args::Transfer;
 use crate::bench::media::Region;
 use crate::bench::reopen::this_command;
@@ -28,11 +30,19 @@ pub(super) const RANGE: usize = 2048;
 
 /// The child: serves until its input ends.
 pub(super) fn child(bytes: u64, args: &Transfer, output: &mut Output) -> Result<i32, Error> {
+    // The end of its input is not seen by a process that is stopped.
+    let _asked = set_parent_process_death_signal(Some(Signal::KILL));
     let memory = Region::new(bytes as usize)?;
-    let engine = Arc::new(Engine::start(Plan::new(args).config_shared())?);
+    let own = IpAddr::from(args.listen.unwrap_or(Ipv4Addr::LOCALHOST));
+    let engine = Arc::new(Engine::start(Config {
+        listen: Some((own, 0).into()),
+        // Nobody else is in its namespace.
+        allow_unauthenticated: args.listen.is_some(),
+        ..Plan::new(args, Place::Loopback).config_shared()
+    })?);
     let whole = std::slice::from_ref(memory.whole());
     let _published = engine.publish(NAME, whole, Rights::BOTH, None)?;
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(Error::io("a socket"))?;
+    let listener = TcpListener::bind((own, 0)).map_err(Error::io("a socket"))?;
     let address = listener.local_addr().map_err(Error::io("a socket"))?;
     let listening = engine.address().ok_or_else(|| failed("no listener"))?;
     let (whole, its) = (memory.whole().clone(), Arc::clone(&engine));
@@ -77,6 +87,23 @@ fn failed(what: &str) -> Error {
     Error::Bench(format!("the target: {what}"))
 }
 
+/// What a target is started by, and where.
+pub(super) struct Site<'a> {
+    pub(super) program: &'a OsStr,
+    /// Where both ends have networks of their own.
+    pub(super) spaces: Option<&'a Spaces>,
+}
+
+/// A target that is stopped, until this is dropped.
+pub(super) struct Stopped<'a>(&'a Target);
+
+impl Drop for Stopped<'_> {
+    fn drop(&mut self) {
+        // Its number is nobody else's before it has been waited for.
+        let _goes_on = self.0.signal(Signal::CONT);
+    }
+}
+
 /// The target's process, as the other one has it.
 pub(super) struct Target {
     child: Child,
@@ -88,12 +115,20 @@ pub(super) struct Target {
 }
 
 impl Target {
-    pub(super) fn start(program: &OsStr, bytes: u64, plan: &Plan) -> Result<Target, Error> {
-        let program = this_command(program);
+    pub(super) fn start(site: &Site<'_>, bytes: u64, plan: &Plan) -> Result<Target, Error> {
+        let program = this_command(site.program);
         let config = plan.config();
-        let mut child = Command::new(&program)
+        let mut command = match site.spaces {
+            None => Command::new(&program),
+            Some(spaces) => spaces.far(&program),
+        };
+        command
             .args(["bench", "transfer", "--child", &bytes.to_string()])
-            .args(["--window", &config.window.to_string()])
+            .args(["--window", &config.window.to_string()]);
+        if site.spaces.is_some() {
+            command.args(["--listen", &spaces::FAR.to_string()]);
+        }
+        let mut child = command
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
@@ -129,6 +164,21 @@ impl Target {
     /// A plain connection.
     pub(super) fn connection(&self) -> Result<TcpStream, Error> {
         connect(self.plain)
+    }
+
+    /// Ends it in the middle of whatever it does.
+    pub(super) fn kill(&self) -> Result<(), Error> {
+        self.signal(Signal::KILL)
+    }
+
+    /// Has it do nothing for a while.
+    pub(super) fn stop(&self) -> Result<Stopped<'_>, Error> {
+        self.signal(Signal::STOP).map(|()| Stopped(self))
+    }
+
+    fn signal(&self, signal: Signal) -> Result<(), Error> {
+        let sent = kill_process(Pid::from_child(&self.child), signal);
+        sent.map_err(|error| Error::io("the target")(error.into()))
     }
 
     fn ask<const COUNT: usize>(&self, order: Order) -> Result<[u64; COUNT], Error> {

@@ -25,7 +25,7 @@ pub(super) const ALL: u64 = TRIPS as u64 * BYTES;
 pub(super) fn run(
     plan: &Plan,
     movers: &Movers<'_>,
-    shared: &Near,
+    shared: Option<&Near>,
     report: &mut Report<'_>,
 ) -> Result<(), Error> {
     let layout = Layout::new(Batch {
@@ -34,10 +34,11 @@ pub(super) fn run(
     });
     let (asked, said) = (HEAD, HEAD + BYTES as usize);
     let rounds = plan.rounds * SHORT;
-    let times = Rounds::run_ways(rounds, 1, 2, &report.interrupt, |contender| {
-        let each = match contender {
-            0 => movers.plain.ping_pong(asked, said, layout.pieces.len())?,
-            1 => shared.one_by_one(Op::Read, BYTES, &layout.pieces)?,
+    let ours = 1 + usize::from(shared.is_some());
+    let times = Rounds::run_ways(rounds, 1, ours, &report.interrupt, |contender| {
+        let each = match (contender, shared) {
+            (0, _) => movers.plain.ping_pong(asked, said, layout.pieces.len())?,
+            (1, Some(shared)) => shared.one_by_one(Op::Read, BYTES, &layout.pieces)?,
             _ => movers.near.one_by_one(Op::Read, BYTES, &layout.pieces)?,
         };
         Ok(median(each))
@@ -54,14 +55,16 @@ pub(super) fn run(
         rounds,
         limit_name: Some("a ping-pong of that size"),
     };
-    let mut near = row(METRICS[0], "us", times.median(1) * 1e6, pong * 1e6);
-    near.case["transport"] = "shared".into();
-    near.ratio = Some(times.quotient(0, 1));
-    let rows = [
+    let mut rows = vec![
         row(METRICS[0], "us", times.value() * 1e6, pong * 1e6),
-        near,
-        row(METRICS[1], "ratio", times.quotient(2, 0), 1.0),
+        row(METRICS[1], "ratio", times.quotient(ours, 0), 1.0),
     ];
+    if shared.is_some() {
+        let mut near = row(METRICS[0], "us", times.median(1) * 1e6, pong * 1e6);
+        near.case["transport"] = "shared".into();
+        near.ratio = Some(times.quotient(0, 1));
+        rows.insert(1, near);
+    }
     let wanted = rows.into_iter().filter(|row| plan.wants(row.metric));
     wanted.into_iter().try_for_each(|row| report.row(row))
 }
