@@ -34,12 +34,13 @@ impl Ring {
             Deed::Do {
                 by,
                 step,
+                loads,
                 meanwhile,
             } => match (0..count)
                 .map(|more| (host(*by) + more) % count)
                 .find(|host| self.hosts[*host].is_some())
             {
-                Some(by) => self.act(by, step, meanwhile),
+                Some(by) => self.act(by, step, *loads, meanwhile),
                 None => self.open(host(*by), false),
             },
             Deed::Trouble {
@@ -88,8 +89,8 @@ impl Ring {
         }
     }
 
-    fn act(&mut self, by: usize, step: &Step, meanwhile: &Meanwhile) -> Law {
-        self.begin(by, step);
+    fn act(&mut self, by: usize, step: &Step, loads: bool, meanwhile: &Meanwhile) -> Law {
+        self.begin(by, step, loads);
         match meanwhile {
             Meanwhile::Nothing => {
                 let said = self.hear(by)?;
@@ -143,7 +144,7 @@ impl Ring {
                     return self.judge(by, step, &said, &BTreeSet::new());
                 };
                 self.tally.door("two at once");
-                self.begin(next, other);
+                self.begin(next, other, !loads);
                 let met: BTreeSet<Id> = step.ids().into_iter().collect();
                 let met = other.ids().into_iter().filter(|id| met.contains(id));
                 let met: BTreeSet<Id> = met.collect();
@@ -155,8 +156,11 @@ impl Ring {
         }
     }
 
-    fn begin(&mut self, by: usize, step: &Step) {
-        let (door, command) = self.command(step);
+    fn begin(&mut self, by: usize, step: &Step, loads: bool) {
+        let (mut door, mut command) = self.command(step);
+        if loads && let Step::Get { .. } = step {
+            (door, command) = ("load", command.replacen("get", "load", 1));
+        }
         self.tally.door(door);
         if step.writes() {
             for id in step.ids() {
@@ -226,7 +230,7 @@ impl Ring {
 
     /// Gets blocks, and judges what comes.
     pub fn get(&mut self, by: usize, step: &Step) -> Law {
-        self.begin(by, step);
+        self.begin(by, step, false);
         let said = self.hear(by)?;
         self.judge_get(by, step, &said, &BTreeSet::new())
     }

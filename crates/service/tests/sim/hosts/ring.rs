@@ -126,7 +126,7 @@ impl Ring {
             format!("{} {address}", name(other))
         });
         let mut settings = json!({
-            "socket": "off", "lanes": 2, "close_timeout": "1s",
+            "socket": self.dir.path().join(format!("socket-{host}")), "lanes": 2, "close_timeout": "1s",
             "peer": {
                 "name": name(host),
                 "listen": self.listens[host].to_string(),

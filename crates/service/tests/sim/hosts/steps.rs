@@ -38,6 +38,8 @@ pub enum Deed {
     Do {
         by: u8,
         step: Step,
+        /// By a worker of its engine, where it gets something.
+        loads: bool,
         meanwhile: Meanwhile,
     },
     /// What is between two hosts does something to their bytes, every so often.
@@ -87,6 +89,7 @@ fn deed(rng: &mut Rng) -> Deed {
         0..14 => Deed::Do {
             by: who,
             step: step(rng),
+            loads: rng.once_in(2),
             meanwhile: match rng.below(12) {
                 0..3 => Meanwhile::Killed(rng.below(4) as u8, rng.below(10_000) as u16),
                 3..6 => Meanwhile::Other(step(rng)),
@@ -126,9 +129,12 @@ pub fn simpler(deed: &Deed) -> Vec<Deed> {
             meanwhile: Meanwhile::Nothing,
             ..
         } => Vec::new(),
-        Deed::Do { by, step, .. } => vec![Deed::Do {
+        Deed::Do {
+            by, step, loads, ..
+        } => vec![Deed::Do {
             by: *by,
             step: step.clone(),
+            loads: *loads,
             meanwhile: Meanwhile::Nothing,
         }],
         Deed::Leave { who, killed: true } => vec![Deed::Leave {

@@ -6,6 +6,7 @@
 
 mod crowd;
 mod deeds;
+mod lanes;
 pub mod players;
 mod signal;
 mod steps;

@@ -108,6 +108,7 @@ struct Client {
     reserved: BTreeMap<u64, Reservation>,
     pinned: BTreeMap<u64, Pin>,
     number: u64,
+    mover: Option<Mover>,
     /// Ends this process's connections.
     cut: Option<std::thread::JoinHandle<()>>,
 }
@@ -157,15 +158,15 @@ fn sharer(spec: &str) -> Player {
 }
 
 /// `a:b:c` as its words.
-fn fields(word: &str) -> Vec<&str> {
+pub fn fields(word: &str) -> Vec<&str> {
     word.split(':').collect()
 }
 
-fn number(word: &str) -> u64 {
+pub fn number(word: &str) -> u64 {
     word.parse().unwrap()
 }
 
-fn key_of(word: &str) -> Key {
+pub fn key_of(word: &str) -> Key {
     key(word.parse().unwrap())
 }
 
@@ -176,6 +177,7 @@ impl Client {
             reserved: BTreeMap::new(),
             pinned: BTreeMap::new(),
             number: 0,
+            mover: None,
             cut: None,
         }
     }
@@ -185,6 +187,10 @@ impl Client {
         Ok(match words[0] {
             "put" => put(&namespace()?, &words[2..])?,
             "get" => get(&namespace()?, words[2] == "prefix", &words[3..])?,
+            "load" => {
+                let ns = namespace()?;
+                super::lanes::load(&self.depot, &ns, &mut self.mover, &words[3..])?
+            }
             "prefetch" => {
                 let keys: Vec<Key> = words[2..].iter().map(|word| key_of(word)).collect();
                 ended(&namespace()?.prefetch(&keys)?)
