@@ -91,9 +91,9 @@ pub(super) const OPTIONS: &[OptionSpec] = &[
         "tls_certificate",
         Kind::Text,
         "none: connections go in the clear",
-        "With `tls_key` and `tls_ca`: hosts prove themselves by certificates, and all that goes over \
-         connections is encrypted. A PEM file, this host's certificate and those between it and the \
-         authority.",
+        "With `tls_key` and `tls_ca`: hosts prove themselves by certificates, and all that goes \
+         over connections is encrypted. A PEM file, this host's certificate and those between it \
+         and the authority.",
     ),
     OptionSpec::new(
         "peer",

@@ -15,7 +15,8 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
 use rustls::version::TLS13;
 use rustls::{
-    ClientConfig, ClientConnection, Connection, RootCertStore, ServerConfig, ServerConnection,
+    ClientConfig, ClientConnection, ConfigBuilder, ConfigSide, Connection, RootCertStore,
+    ServerConfig, ServerConnection, WantsVerifier, WantsVersions,
 };
 
 use super::ended::Ended;
@@ -133,13 +134,14 @@ fn client(
     roots: Arc<RootCertStore>,
 ) -> Result<ClientConfig, Error> {
     let verifier = WebPkiServerVerifier::builder_with_provider(roots, Arc::clone(provider));
-    let verifier = verifier.build().map_err(|error| no_authority(tls, error))?;
+    let verifier = verifier
+        .build()
+        .map_err(|error| no_authority(&tls.ca, error))?;
     let builder = ClientConfig::builder_with_provider(Arc::clone(provider));
-    let builder = builder.with_protocol_versions(&[&TLS13]);
-    let builder = builder.map_err(|error| no_authority(tls, error))?;
+    let builder = latest(builder)?;
     let builder = builder.with_webpki_verifier(verifier);
     let config = builder.with_client_auth_cert(chain(tls)?, key(tls)?);
-    let mut config = config.map_err(|error| no_pair(tls, error))?;
+    let mut config = config.map_err(|error| no_key(tls, error))?;
     // Certificates are looked at each time: one that is over is not good for another connection.
     config.resumption = Resumption::disabled();
     Ok(config)
@@ -151,25 +153,33 @@ fn server(
     roots: Arc<RootCertStore>,
 ) -> Result<ServerConfig, Error> {
     let verifier = WebPkiClientVerifier::builder_with_provider(roots, Arc::clone(provider));
-    let verifier = verifier.build().map_err(|error| no_authority(tls, error))?;
+    let verifier = verifier
+        .build()
+        .map_err(|error| no_authority(&tls.ca, error))?;
     let builder = ServerConfig::builder_with_provider(Arc::clone(provider));
-    let builder = builder.with_protocol_versions(&[&TLS13]);
-    let builder = builder.map_err(|error| no_authority(tls, error))?;
+    let builder = latest(builder)?;
     let builder = builder.with_client_cert_verifier(verifier);
     let config = builder.with_single_cert(chain(tls)?, key(tls)?);
-    let mut config = config.map_err(|error| no_pair(tls, error))?;
+    let mut config = config.map_err(|error| no_key(tls, error))?;
     // As for clients.
     config.session_storage = Arc::new(NoServerSessionStorage {});
     config.send_tls13_tickets = 0;
     Ok(config)
 }
 
+/// Speaks the latest version alone.
+fn latest<S: ConfigSide>(
+    builder: ConfigBuilder<S, WantsVersions>,
+) -> Result<ConfigBuilder<S, WantsVerifier>, Error> {
+    let builder = builder.with_protocol_versions(&[&TLS13]);
+    builder.map_err(|error| Error::io("start TLS")(std::io::Error::other(error)))
+}
+
 fn authorities(path: &Path) -> Result<RootCertStore, Error> {
     let mut roots = RootCertStore::empty();
     for one in certificates("tls_ca", path)? {
         let added = roots.add(one);
-        let allowed = "a PEM file of authorities' certificates";
-        added.map_err(|error| refused("tls_ca", path.display(), error, allowed))?;
+        added.map_err(|error| no_authority(path, error))?;
     }
     Ok(roots)
 }
@@ -179,10 +189,7 @@ fn chain(tls: &Tls) -> Result<Vec<CertificateDer<'static>>, Error> {
 }
 
 fn key(tls: &Tls) -> Result<PrivateKeyDer<'static>, Error> {
-    PrivateKeyDer::from_pem_file(&tls.key).map_err(|error| {
-        let allowed = "a PEM file with the key of tls_certificate";
-        refused("tls_key", tls.key.display(), error, allowed)
-    })
+    PrivateKeyDer::from_pem_file(&tls.key).map_err(|error| no_key(tls, error))
 }
 
 /// At least one.
@@ -196,12 +203,12 @@ fn certificates(field: &'static str, path: &Path) -> Result<Vec<CertificateDer<'
     all.map_err(|error| refused(field, path.display(), error, "a PEM file of certificates"))
 }
 
-fn no_authority(tls: &Tls, error: impl Display) -> Error {
+fn no_authority(path: &Path, error: impl Display) -> Error {
     let allowed = "a PEM file of authorities' certificates";
-    refused("tls_ca", tls.ca.display(), error, allowed)
+    refused("tls_ca", path.display(), error, allowed)
 }
 
-fn no_pair(tls: &Tls, error: impl Display) -> Error {
+fn no_key(tls: &Tls, error: impl Display) -> Error {
     let allowed = "a PEM file with the key of tls_certificate";
     refused("tls_key", tls.key.display(), error, allowed)
 }
