@@ -15,6 +15,8 @@ mod common;
 mod hosts;
 mod refused;
 
+use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -363,8 +365,12 @@ fn a_forked_process_keeps_no_connection_up() {
         let authority = Authority::new();
         let tls = authority.tls();
         let Pair { one, other, .. } = pair(under(&tls), 4096);
-        one.ping(other.address().unwrap()).unwrap();
-        assert!(other.stats().connections > 0);
+        let address = other.address().unwrap();
+        one.ping(address).unwrap();
+        let mut stranger = TcpStream::connect(address).unwrap();
+        let timeout = Some(Duration::from_secs(10));
+        stranger.set_read_timeout(timeout).unwrap();
+        until("all are accepted", || other.stats().connections > 1);
         // SAFETY: the child calls nothing that another thread's lock could be in the way of.
         let child = unsafe { libc::fork() };
         assert!(child >= 0);
@@ -376,6 +382,9 @@ fn a_forked_process_keeps_no_connection_up() {
             };
         }
         let begun = Instant::now();
+        // It is refused, and sees its connection end.
+        stranger.write_all(&[0; 64]).unwrap();
+        let ends = stranger.read_to_end(&mut Vec::new());
         one.close();
         until("the target has let all go", || {
             other.stats().connections == 0
@@ -388,7 +397,7 @@ fn a_forked_process_keeps_no_connection_up() {
             libc::kill(child, libc::SIGKILL);
             libc::waitpid(child, &raw mut status, 0);
         }
-        assert!(took < Duration::from_secs(5), "{took:?}");
+        assert!(took < Duration::from_secs(5), "{took:?}, {ends:?}");
     });
 }
 
