@@ -254,6 +254,9 @@ def test_who_has_another_token_is_refused() -> None:
         ({"timeout": "0s"}, "timeout"),
         ({"stream": 2}, "streams"),
         ({"rdma": ["no_such_device"]}, "rdma"),
+        ({"tls_key": "key.pem", "tls_ca": "ca.pem"}, "tls_certificate"),
+        ({"tls_certificate": "no", "tls_key": "such", "tls_ca": "file"}, "tls_ca"),
+        ({"tls_name": "depot.example"}, "tls_name"),
     ],
 )
 def test_wrong_options_name_what_is_allowed(options: dict[str, object], message: str) -> None:

@@ -6,6 +6,7 @@ use std::time::Duration;
 use crate::error::Error;
 use crate::peer::Summed;
 use crate::task::Priority;
+use crate::tls::Tls;
 
 /// How an engine works.
 #[derive(Clone, Debug)]
@@ -13,9 +14,12 @@ use crate::task::Priority;
 pub struct Config {
     /// Where peers connect to; port 0 is any that is free. `None`: nobody can.
     pub listen: Option<SocketAddr>,
-    /// What both sides have to know. Without it only loopback addresses are listened at.
+    /// What both sides have to know. Without it, and without `tls`, only loopback addresses are
+    /// listened at.
     pub token: Vec<u8>,
-    /// Listens at any address without a token all the same: whoever reaches it is trusted.
+    /// What protects connections and proves both sides to each other; `None`: they go in the clear.
+    pub tls: Option<Tls>,
+    /// Listens at any address without a token and TLS all the same: whoever reaches it is trusted.
     pub allow_unauthenticated: bool,
     /// Connections to a peer that slices go over, 1 to 64.
     pub streams: usize,
@@ -50,6 +54,7 @@ impl Default for Config {
         Config {
             listen: Some((Ipv4Addr::LOCALHOST, 0).into()),
             token: Vec::new(),
+            tls: None,
             allow_unauthenticated: false,
             streams: 2,
             slice_size: 512 << 10,
@@ -74,6 +79,11 @@ impl Config {
             writes: self.checksum,
             reads: self.checksum && !self.verifies_reads,
         }
+    }
+
+    /// Whether nothing is to be proved by who connects.
+    fn trusts_anybody(&self) -> bool {
+        self.token.is_empty() && self.tls.is_none()
     }
 
     /// Refuses what cannot be.
@@ -117,8 +127,8 @@ impl Config {
         )?;
         let open = self.listen.filter(|address| !address.ip().is_loopback());
         match open {
-            Some(address) if self.token.is_empty() && !self.allow_unauthenticated => {
-                let allowed = "a loopback address, or a token, or allow_unauthenticated";
+            Some(address) if self.trusts_anybody() && !self.allow_unauthenticated => {
+                let allowed = "a loopback address, or a token or TLS, or allow_unauthenticated";
                 Err(Error::input("listen", address, allowed))
             }
             _ => Ok(()),

@@ -22,6 +22,7 @@ use crate::rdma::Fabric;
 use crate::remote::{Lender, Remote};
 use crate::serve::{Answers, Lent, Server, Terms};
 use crate::task::{Progress, Task, Then, begin};
+use crate::tls::Secured;
 use crate::watch::Watch;
 use crate::wire::{BYTES_MAX, Bytes, Key, Verb};
 
@@ -32,7 +33,8 @@ pub const REQUESTS_MAX: usize = 1_000_000;
 pub struct Engine {
     config: Config,
     id: [u8; 16],
-    initiator: [u8; 16],
+    /// What it is known by to those that it connects to.
+    pub(crate) initiator: [u8; 16],
     memory: Arc<Memory>,
     names: Arc<Names>,
     server: Option<Server>,
@@ -40,6 +42,7 @@ pub struct Engine {
     movers: Arc<Movers>,
     neighbours: Neighbours,
     fabric: Option<Arc<Fabric>>,
+    secured: Option<Arc<Secured>>,
     peers: Arc<Mutex<HashMap<SocketAddr, Arc<Peer>>>>,
     /// Lanes of peers that were forgotten with writes that nobody has answered.
     fenced: Mutex<HashMap<SocketAddr, Vec<usize>>>,
@@ -97,7 +100,8 @@ impl Engine {
         let origin = Origin::here()
             .map_err(std::io::Error::other)
             .map_err(Error::io("start"))?;
-        let id = random()?;
+        let secured = config.tls.as_ref().map(|tls| Secured::read(tls, origin));
+        let secured = secured.transpose()?.map(Arc::new);
         let names = Arc::new(Names::default());
         let peers: Arc<Mutex<HashMap<SocketAddr, Arc<Peer>>>> = Arc::default();
         let fabric = Fabric::open(config.rdma.as_deref()).map_err(|error| {
@@ -115,7 +119,7 @@ impl Engine {
         };
         let watch = Watch::start(look).map_err(Error::io("start a thread"))?;
         let mut engine = Engine {
-            id,
+            id: random()?,
             initiator: random()?,
             memory: Arc::default(),
             names: Arc::clone(&names),
@@ -124,6 +128,7 @@ impl Engine {
             movers,
             neighbours: Neighbours::default(),
             fabric: fabric.clone(),
+            secured,
             peers,
             fenced: Mutex::default(),
             first_lanes: Mutex::default(),
@@ -157,6 +162,7 @@ impl Engine {
             engine: self.id,
             initiator: self.initiator,
             key: Key::of(&self.config.token),
+            secured: self.secured.clone(),
             timeout: self.config.timeout,
         }
     }
@@ -171,11 +177,6 @@ impl Engine {
     #[must_use]
     pub fn id(&self) -> [u8; 16] {
         self.id
-    }
-
-    /// What this engine is known by to those that it connects to.
-    pub(crate) fn initiator(&self) -> [u8; 16] {
-        self.initiator
     }
 
     fn check(&self) -> Result<(), Error> {
@@ -523,6 +524,9 @@ impl Engine {
         }
         if let Some(server) = &self.server {
             server.close();
+        }
+        if let Some(secured) = &self.secured {
+            secured.wait();
         }
         self.watch.close();
     }

@@ -1,9 +1,10 @@
 //! What an engine is told when it starts.
 
 use std::net::{SocketAddr, ToSocketAddrs};
+use std::path::PathBuf;
 
 use kvdepot_store::config::{nearest, size};
-use kvdepot_transfer::{Config, Error};
+use kvdepot_transfer::{Config, Error, Tls};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyString};
 use serde_json::Value;
@@ -12,8 +13,12 @@ use super::shared::refusal;
 use crate::{errors, settings};
 
 /// All options, `listen` aside.
-const NAMES: [&str; 13] = [
+const NAMES: [&str; 17] = [
     "token",
+    "tls_certificate",
+    "tls_key",
+    "tls_ca",
+    "tls_name",
     "allow_unauthenticated",
     "streams",
     "slice_size",
@@ -29,6 +34,10 @@ const NAMES: [&str; 13] = [
 ];
 
 const DEVICES: &str = "a list of device names such as [\"mlx5_0\"], or None: all that are found";
+
+const FILE: &str = "the path of a PEM file, or None";
+
+const NAME: &str = "a DNS name or an IP address, or None: the address that is connected to";
 
 const LISTEN: &str = "an address and a port such as \"127.0.0.1:0\", or None to listen nowhere";
 
@@ -63,6 +72,7 @@ pub(super) fn config(
             config.listen = Some(py.detach(|| resolve(&text)).ok_or_else(refuse)?);
         }
     }
+    let mut tls = Files::default();
     for (name, given) in options.into_iter().flatten() {
         let name: String = name.extract()?;
         if name == "token" {
@@ -70,9 +80,42 @@ pub(super) fn config(
             continue;
         }
         let value = settings::neutral(&name, &given)?;
-        set(&mut config, py, &name, &value)?;
+        if !tls.set(py, &name, &value)? {
+            set(&mut config, py, &name, &value)?;
+        }
     }
+    let tls = Tls::of(tls.certificate, tls.key, tls.ca, tls.name);
+    config.tls = tls.map_err(|error| not_started(py, error))?;
     Ok(config)
+}
+
+/// What is said of TLS, one by one.
+#[derive(Default)]
+struct Files {
+    certificate: Option<PathBuf>,
+    key: Option<PathBuf>,
+    ca: Option<PathBuf>,
+    name: Option<String>,
+}
+
+impl Files {
+    /// Whether the option was one of these.
+    fn set(&mut self, py: Python<'_>, name: &str, value: &Value) -> PyResult<bool> {
+        let text = |allowed: &str| match value {
+            Value::Null => Ok(None),
+            Value::String(text) if !text.is_empty() => Ok(Some(text.clone())),
+            other => Err(errors::config(py, name, other, allowed)),
+        };
+        let file = || text(FILE).map(|path| path.map(PathBuf::from));
+        match name {
+            "tls_certificate" => self.certificate = file()?,
+            "tls_key" => self.key = file()?,
+            "tls_ca" => self.ca = file()?,
+            "tls_name" => self.name = text(NAME)?,
+            _ => return Ok(false),
+        }
+        Ok(true)
+    }
 }
 
 /// The first address that a text stands for.

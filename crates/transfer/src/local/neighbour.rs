@@ -266,6 +266,7 @@ mod tests {
             initiator: [0; 16],
             engine: random().unwrap(),
             key: Key::of(b""),
+            secured: None,
             timeout: Duration::from_secs(5),
         };
         let (mine, theirs) = (shake(), shake());

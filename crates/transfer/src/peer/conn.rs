@@ -1,14 +1,15 @@
 //! One connection of a lane: who may send on it, who may receive, and its end.
 
-use std::net::{Shutdown, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::{Condvar, Mutex};
 
+use crate::line::Line;
+
 /// A connection that was greeted.
 pub(super) struct Conn {
-    socket: TcpStream,
+    line: Line,
     /// Held while something is put into the row of what flies, and sent.
     pub(super) sending: Mutex<()>,
     /// Held by who receives answers: the lane's thread, or a caller that carries its own request.
@@ -27,9 +28,9 @@ pub(super) struct Conn {
 }
 
 impl Conn {
-    pub(super) fn new(socket: TcpStream, target: u32, window: usize) -> Conn {
+    pub(super) fn new(line: Line, target: u32, window: usize) -> Conn {
         Conn {
-            socket,
+            line,
             sending: Mutex::new(()),
             receiving: Mutex::new(()),
             arrived: Condvar::new(),
@@ -62,13 +63,12 @@ impl Conn {
     /// Ends it: nobody waits in it any more. Its thread sees to the rest.
     pub(super) fn kill(&self) {
         self.is_dead.store(true, Ordering::Release);
-        // It may be gone already, which is as good.
-        drop(self.socket.shutdown(Shutdown::Both));
+        self.line.shutdown();
     }
 }
 
 impl AsFd for Conn {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.socket.as_fd()
+        self.line.as_fd()
     }
 }

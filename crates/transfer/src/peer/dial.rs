@@ -3,19 +3,19 @@
 use std::io;
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rustix::net::sockopt;
 use zerocopy::{FromZeros, IntoBytes};
 
 use crate::error::Error;
+use crate::line::Line;
 use crate::socket;
+use crate::tls::{Failure, Secured};
 use crate::wire::{Challenge, Greeting, Hello, Key, MAC, Malformed, Proof, Turn};
 
-/// Pause after which a silent connection is asked whether its peer is there, between two such
-/// questions, and how many go unanswered before it ends: half a minute in all, less than it takes
-/// anybody to wonder.
-const KEEPALIVE: (Duration, Duration, u32) = (Duration::from_secs(10), Duration::from_secs(5), 4);
+/// How what TLS says to who speaks none begins.
+const ALERT: [u8; 3] = [21, 3, 3];
 
 /// What an initiator greets with.
 #[derive(Clone, Debug)]
@@ -25,6 +25,8 @@ pub(crate) struct Shake {
     /// What is said to whom this engine connects to; nobody else hears it.
     pub(crate) initiator: [u8; 16],
     pub(crate) key: Key,
+    /// What protects connections; not those of neighbours.
+    pub(crate) secured: Option<Arc<Secured>>,
     pub(crate) timeout: Duration,
 }
 
@@ -53,7 +55,12 @@ impl Shake {
         socket::send(fd, hello.as_bytes())?;
         let mut challenge = Challenge::new_zeroed();
         let by = Instant::now() + self.timeout;
-        socket::receive_by(fd, challenge.as_mut_bytes(), by)?;
+        socket::receive_by(fd, challenge.as_mut_bytes(), by).map_err(|error| {
+            match challenge.as_bytes().starts_with(&ALERT) {
+                true => Cold::Refused("it speaks TLS".to_owned()),
+                false => error.into(),
+            }
+        })?;
         if let Some(reason) = challenge.refusal()? {
             return Err(Cold::Refused(reason));
         }
@@ -125,7 +132,7 @@ pub(crate) struct Dialer {
 
 /// A connection that was greeted.
 pub(crate) struct Greeted {
-    pub(crate) socket: TcpStream,
+    pub(crate) line: Line,
     /// What the target drew when its engine started.
     pub(crate) target: [u8; 16],
     /// Requests that may be unanswered.
@@ -153,32 +160,22 @@ impl Dialer {
     fn try_dial(&self, lane: u32) -> Result<Greeted, Cold> {
         let timeout = Some(self.shake.timeout);
         let stream = TcpStream::connect_timeout(&self.address, self.shake.timeout)?;
-        prepare(&stream)?;
-        stream.set_write_timeout(timeout)?;
-        let challenge = self.shake.greet(stream.as_fd(), lane)?;
-        stream.set_write_timeout(None)?;
+        let line = Line::to(stream, self.address, self.shake.secured.as_ref())?;
+        line.set_write_timeout(timeout)?;
+        let greeted = self.shake.greet(line.as_fd(), lane);
+        // Where TLS has ended it, that is why.
+        let challenge = greeted.map_err(|error| match (line.failure(), error) {
+            (Some(Failure::Refused(reason)), _) => Cold::Refused(reason),
+            (Some(Failure::Lost(reason)), Cold::Lost(_)) => io::Error::other(reason).into(),
+            (_, error) => error,
+        })?;
+        line.set_write_timeout(None)?;
         Ok(Greeted {
-            socket: stream,
+            line,
             credit: challenge.credit.get() as usize,
             target: challenge.engine,
         })
     }
-}
-
-/// What every connection has, at both ends.
-///
-/// # Errors
-/// What the system says.
-pub(crate) fn prepare(stream: &TcpStream) -> io::Result<()> {
-    let (idle, between, count) = KEEPALIVE;
-    sockopt::set_tcp_nodelay(stream, true)?;
-    sockopt::set_socket_keepalive(stream, true)?;
-    sockopt::set_tcp_keepidle(stream, idle)?;
-    sockopt::set_tcp_keepintvl(stream, between)?;
-    sockopt::set_tcp_keepcnt(stream, count)?;
-    let patience = idle + between * count;
-    sockopt::set_tcp_user_timeout(stream, patience.as_millis() as u32)?;
-    Ok(())
 }
 
 /// Bytes that nobody can guess.

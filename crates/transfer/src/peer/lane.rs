@@ -275,7 +275,7 @@ impl Lane {
             Ok(greeted) => {
                 let window = greeted.credit.min(self.core.window);
                 let target = self.core.target(greeted.target);
-                let conn = Arc::new(Conn::new(greeted.socket, target, window));
+                let conn = Arc::new(Conn::new(greeted.line, target, window));
                 self.connected(conn);
             }
             Err(error) => self.failed(&error),
@@ -314,6 +314,7 @@ impl Lane {
 
     fn failed(&self, error: &Error) {
         tracing::debug!(peer = %self.core.dialer.address, lane = self.number, %error, "not connected");
+        self.core.note_failure(error);
         let mut state = self.state.lock();
         state.failures += 1;
         let is_final = matches!(error, Error::Refused { .. });

@@ -6,7 +6,7 @@ mod dial;
 mod lane;
 mod queue;
 
-pub(crate) use dial::{Dialer, Shake, greeted, prepare, random};
+pub(crate) use dial::{Dialer, Shake, greeted, random};
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -63,6 +63,8 @@ pub(crate) struct Core {
     lanes: OnceLock<Vec<Weak<Lane>>>,
     /// The engine that was met last at the address, and how many there have been so far.
     target: Mutex<([u8; 16], u32)>,
+    /// Why it could not be connected to, the last time.
+    failure: Mutex<Option<String>>,
     sent: AtomicU64,
 }
 
@@ -83,6 +85,7 @@ impl Core {
             given_up: AtomicUsize::new(0),
             lanes: OnceLock::new(),
             target: Mutex::default(),
+            failure: Mutex::default(),
             sent: AtomicU64::new(0),
         }
     }
@@ -123,8 +126,19 @@ impl Core {
         self.tell_all(|_| ());
     }
 
+    /// The target is not there.
+    fn note_failure(&self, error: &Error) {
+        *self.failure.lock() = match error {
+            Error::Refused { reason, .. } | Error::Unreachable { reason, .. } => {
+                Some(reason.clone())
+            }
+            other => Some(other.to_string()),
+        };
+    }
+
     /// The target is there: all lanes look again, also those that would not have for a while.
     fn note_there(&self) {
+        *self.failure.lock() = None;
         self.tell_all(|state| state.down = None);
     }
 
@@ -311,7 +325,10 @@ impl Peer {
                 reason: "the call failed there".to_owned(),
             }),
             Ok(Err(Fault::Closed)) => Err(Error::Closed),
-            Ok(Err(_)) => Err(lost("it cannot be reached".to_owned())),
+            Ok(Err(_)) => Err(lost(match &*self.core.failure.lock() {
+                Some(why) => format!("it cannot be reached: {why}"),
+                None => "it cannot be reached".to_owned(),
+            })),
             Err(_) => Err(lost(format!("no answer within {timeout:?}"))),
         }
     }

@@ -25,6 +25,7 @@ use super::{NAME, TO_CLOSE, refused};
 use crate::config::Config;
 use crate::engine::Engine;
 use crate::grant::Rights;
+use crate::tls::Tls;
 
 /// Threads that say what has come of batches.
 const THREADS: usize = 2;
@@ -35,6 +36,7 @@ pub(super) struct Pass {
     /// Its engine, as homes know it.
     pub(super) holder: [u8; 16],
     pub(super) token: Vec<u8>,
+    pub(super) tls: Option<Tls>,
     /// How long a host is waited for that is asked, and that moves bytes.
     pub(super) lookup: Duration,
     pub(super) timeout: Duration,
@@ -91,6 +93,7 @@ impl PeerDoor {
         let config = Config {
             listen: None,
             token: pass.token,
+            tls: pass.tls,
             // Who reads verifies.
             checksum: false,
             local: false,

@@ -52,7 +52,7 @@ use home::Home;
 use hosts::{Hosts, Whom};
 use messages::{Ask, KEYS_MAX, Keys, Said};
 use mover::Mover;
-use options::{OPTIONS, Options, Source, half};
+use options::{OPTIONS, Options, Source, half, refused};
 use share::Share;
 use target::Net;
 
@@ -126,6 +126,7 @@ impl Peers {
         let config = Config {
             listen: Some(options.listen),
             token: options.token.clone(),
+            tls: options.tls.clone(),
             // What is written is known to have come before it is published. Who reads verifies, and
             // the home looks itself before a block goes, but for one that has MACs.
             checksum: true,
@@ -165,8 +166,9 @@ impl Peers {
         );
         let hosts = Arc::new(hosts);
         let pass = Pass {
-            holder: engine.initiator(),
+            holder: engine.initiator,
             token: options.token.clone(),
+            tls: options.tls.clone(),
             lookup: half(terms.lookup),
             timeout: half(terms.timeout),
         };
@@ -213,22 +215,6 @@ fn incarnation() -> u64 {
     since.map_or(0, |since| {
         u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
     })
-}
-
-/// As the section's options name it.
-fn refused(error: crate::error::Error) -> Error {
-    match error {
-        crate::error::Error::Input {
-            field,
-            value,
-            allowed,
-        } => Error::config(format!("peer.{field}"), value, allowed),
-        crate::error::Error::Io { what, source } => Error::Io {
-            path: format!("peer: {what}").into(),
-            source,
-        },
-        other => Error::config("peer", other.to_string(), "an engine that starts"),
-    }
 }
 
 impl Common {

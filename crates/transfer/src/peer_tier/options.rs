@@ -9,6 +9,7 @@ use kvdepot_store::option::{Kind, OptionSpec, Section};
 
 use crate::homes::{Host, REPLICAS_MAX, View};
 use crate::membership::Settings;
+use crate::tls::Tls;
 
 pub(super) const OPTIONS: &[OptionSpec] = &[
     OptionSpec::new(
@@ -62,7 +63,7 @@ pub(super) const OPTIONS: &[OptionSpec] = &[
         "listen",
         Kind::Text,
         "this host's address in `hosts`; with `etcd`, `127.0.0.1:0`",
-        "Where other hosts connect to, as `IP:PORT`. Beyond loopback a token is needed.",
+        "Where other hosts connect to, as `IP:PORT`. Beyond loopback a token or TLS is needed.",
     ),
     OptionSpec::new(
         "peer",
@@ -84,6 +85,36 @@ pub(super) const OPTIONS: &[OptionSpec] = &[
         Kind::Text,
         "none",
         "A file, of mode 0600, that has the token.",
+    ),
+    OptionSpec::new(
+        "peer",
+        "tls_certificate",
+        Kind::Text,
+        "none: connections go in the clear",
+        "With `tls_key` and `tls_ca`: hosts prove themselves by certificates, and all that goes \
+         over connections is encrypted. A PEM file, this host's certificate and those between it \
+         and the authority.",
+    ),
+    OptionSpec::new(
+        "peer",
+        "tls_key",
+        Kind::Text,
+        "none",
+        "A PEM file, the certificate's key.",
+    ),
+    OptionSpec::new(
+        "peer",
+        "tls_ca",
+        Kind::Text,
+        "none",
+        "A PEM file, the authorities that the certificates of all hosts are signed by.",
+    ),
+    OptionSpec::new(
+        "peer",
+        "tls_name",
+        Kind::Text,
+        "the address that is connected to",
+        "The name that certificates of other hosts are for, where they are not for addresses.",
     ),
     OptionSpec::new(
         "peer",
@@ -110,6 +141,7 @@ pub(super) struct Options {
     pub(super) listen: SocketAddr,
     pub(super) advertise: Option<SocketAddr>,
     pub(super) token: Vec<u8>,
+    pub(super) tls: Option<Tls>,
     pub(super) path: Option<PathBuf>,
     pub(super) replicas: usize,
     pub(super) source: Source,
@@ -152,9 +184,9 @@ impl Options {
             let allowed = "an address that others can connect to, as peer.listen is none";
             return Err(Error::config("peer.advertise", "missing", allowed));
         }
-        let token = token(section)?;
-        if token.is_empty() && !listen.ip().is_loopback() {
-            let allowed = "a loopback address, or a peer.token or peer.token_file";
+        let (token, tls) = (token(section)?, tls(section)?);
+        if token.is_empty() && tls.is_none() && !listen.ip().is_loopback() {
+            let allowed = "a loopback address, or a peer.token or peer.token_file, or peer.tls_ca";
             return Err(Error::config("peer.listen", listen, allowed));
         }
         let replicas = section.number("replicas").unwrap_or(1);
@@ -168,6 +200,7 @@ impl Options {
             listen,
             advertise,
             token,
+            tls,
             path: section.path("path"),
             replicas: replicas as usize,
             source,
@@ -289,6 +322,34 @@ fn token_of(path: &Path) -> Result<Vec<u8>, Error> {
     match token.is_empty() {
         true => Err(refuse("a file with a token")),
         false => Ok(token.to_vec()),
+    }
+}
+
+fn tls(section: &Section) -> Result<Option<Tls>, Error> {
+    let name = section.text("tls_name").map(str::to_owned);
+    let path = |field| section.path(field);
+    Tls::of(
+        path("tls_certificate"),
+        path("tls_key"),
+        path("tls_ca"),
+        name,
+    )
+    .map_err(refused)
+}
+
+/// As the section's options name it.
+pub(super) fn refused(error: crate::error::Error) -> Error {
+    match error {
+        crate::error::Error::Input {
+            field,
+            value,
+            allowed,
+        } => Error::config(format!("peer.{field}"), value, allowed),
+        crate::error::Error::Io { what, source } => Error::Io {
+            path: format!("peer: {what}").into(),
+            source,
+        },
+        other => Error::config("peer", other.to_string(), "an engine that starts"),
     }
 }
 

@@ -38,8 +38,8 @@ pub(super) fn serve(house: &House, session: &Session, served: &Served) {
         };
         if error.kind() == io::ErrorKind::InvalidData {
             house.counts.frames.fetch_add(1, Ordering::Relaxed);
-            let peer = served.socket.peer_addr().ok();
-            tracing::warn!(?peer, %error, "a connection ends");
+            let peer = served.line.peer();
+            tracing::warn!(%peer, %error, "a connection ends");
         }
         return;
     }
@@ -63,7 +63,7 @@ type Refused = (Status, usize);
 impl Frames<'_> {
     fn answer_one(&mut self) -> io::Result<()> {
         let mut head = [0; HEAD];
-        socket::receive(self.served.socket.as_fd(), &mut head)?;
+        socket::receive(self.served.line.as_fd(), &mut head)?;
         let head = Head::read(&head);
         let asked = head.asks().map_err(broken)?;
         match asked.verb {
@@ -88,7 +88,7 @@ impl Frames<'_> {
     }
 
     fn tell(&self, head: Head) -> io::Result<()> {
-        socket::send(self.served.socket.as_fd(), head.as_bytes())
+        socket::send(self.served.line.as_fd(), head.as_bytes())
     }
 
     fn refuse(&self, head: &Head, (status, row): Refused) -> io::Result<()> {
@@ -105,7 +105,7 @@ impl Frames<'_> {
             if head.is_summed() { SUM } else { 0 },
         );
         self.bytes.resize(rows + sum, 0);
-        socket::receive(self.served.socket.as_fd(), &mut self.bytes)?;
+        socket::receive(self.served.line.as_fd(), &mut self.bytes)?;
         let (rest, said) = self.bytes.split_at(rows);
         if head.is_summed() && said != rows_sum(head.as_bytes(), rest) {
             return Err(broken(Malformed(
@@ -169,7 +169,7 @@ impl Frames<'_> {
             // SAFETY: it stays as it is until the ranges are cleared.
             unsafe { self.ranges.push_bytes(&self.sum) };
         }
-        let sent = self.ranges.send(self.served.socket.as_fd());
+        let sent = self.ranges.send(self.served.line.as_fd());
         self.over();
         sent
     }
@@ -184,7 +184,7 @@ impl Frames<'_> {
         if let Err(refused) = self.begin(true) {
             self.over();
             let sum = if head.is_summed() { SUM as u64 } else { 0 };
-            socket::skip(self.served.socket.as_fd(), bytes + sum)?;
+            socket::skip(self.served.line.as_fd(), bytes + sum)?;
             return self.refuse(head, refused);
         }
         let status = self.receive_bytes(head, bytes);
@@ -193,7 +193,7 @@ impl Frames<'_> {
     }
 
     fn receive_bytes(&mut self, head: &Head, bytes: u64) -> io::Result<Status> {
-        let socket = self.served.socket.as_fd();
+        let socket = self.served.line.as_fd();
         let sum = self
             .ranges
             .receive(socket, head.is_summed().then_some(bytes))?;
@@ -210,7 +210,7 @@ impl Frames<'_> {
 
     fn hear_body(&self, asked: Asked) -> io::Result<Vec<u8>> {
         let mut body = vec![0; asked.bytes as usize];
-        socket::receive(self.served.socket.as_fd(), &mut body)?;
+        socket::receive(self.served.line.as_fd(), &mut body)?;
         Ok(body)
     }
 
@@ -274,7 +274,7 @@ impl Frames<'_> {
             ranges.push_bytes(head.as_bytes());
             ranges.push_bytes(body);
         }
-        ranges.send(self.served.socket.as_fd())
+        ranges.send(self.served.line.as_fd())
     }
 }
 

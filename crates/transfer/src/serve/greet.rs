@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 use super::House;
 use super::served::Served;
 use super::session::Session;
-use crate::peer::{greeted, prepare};
+use crate::peer::greeted;
+use crate::tls::Failure;
 use crate::wire::Greeting;
 
 /// How long a connection that is one too many is listened to.
@@ -25,31 +26,34 @@ pub(super) fn greet(house: &House, served: &Arc<Served>) -> Option<(Arc<Session>
 }
 
 fn exchange(house: &House, served: &Arc<Served>) -> Option<(Arc<Session>, u32)> {
-    let socket = &served.socket;
-    prepare(socket).ok()?;
+    let line = &served.line;
     let timeout = house.terms.shake.timeout;
-    socket.set_write_timeout(Some(timeout)).ok()?;
+    line.set_write_timeout(Some(timeout)).ok()?;
     let greeting = match house.is_closing.load(Ordering::Acquire) {
         true => Greeting::Closing,
         false => Greeting::GoOn,
     };
     let mut entered = None;
     let terms = (greeting, house.terms.credit);
-    let (fd, by) = (socket.as_fd(), Instant::now() + timeout);
+    let (fd, by) = (line.as_fd(), Instant::now() + timeout);
     let welcomed = greeted(fd, &house.terms.shake, terms, by, |hello| {
         let session = house.session(hello.engine);
         let lane = hello.lane.get();
         session.enter(lane, served);
         entered = Some((session, lane));
     });
-    let ready = welcomed.and_then(|()| socket.set_write_timeout(None));
+    let ready = welcomed.and_then(|()| line.set_write_timeout(None));
     match ready {
         Ok(()) => entered,
         Err(error) => {
             if let Some((session, lane)) = entered {
                 house.leave(&session, lane, served);
             }
-            tracing::warn!(peer = ?socket.peer_addr().ok(), %error, "a connection is not greeted");
+            let error = match line.failure() {
+                Some(Failure::Refused(why) | Failure::Lost(why)) => why,
+                None => error.to_string(),
+            };
+            tracing::warn!(peer = %line.peer(), %error, "a connection is not greeted");
             None
         }
     }
@@ -59,11 +63,11 @@ fn exchange(house: &House, served: &Arc<Served>) -> Option<(Arc<Session>, u32)> 
 /// nothing.
 pub(super) fn refuse(house: &House, served: &Served) {
     let tell = || -> io::Result<()> {
-        let socket = &served.socket;
-        socket.set_write_timeout(Some(REFUSAL))?;
+        let line = &served.line;
+        line.set_write_timeout(Some(REFUSAL))?;
         let terms = (Greeting::TooMany, house.terms.credit);
         let by = Instant::now() + REFUSAL;
-        greeted(socket.as_fd(), &house.terms.shake, terms, by, |_| ())
+        greeted(line.as_fd(), &house.terms.shake, terms, by, |_| ())
     };
     // Who does not hear it sees the connection end.
     drop(tell());

@@ -18,6 +18,7 @@ use parking_lot::Mutex;
 
 use crate::error::Error;
 use crate::grant::{Grant, Names, Rights};
+use crate::line::Line;
 use crate::peer::Shake;
 use crate::rdma::Fabric;
 use served::Served;
@@ -261,13 +262,17 @@ fn accept(listener: &TcpListener, house: &Arc<House>) {
         if house.is_closing.load(Ordering::Acquire) {
             return;
         }
-        let Ok((socket, _)) = accepted else {
+        let Ok((stream, peer)) = accepted else {
             // A connection that went again, or no descriptors: others are served all the same.
             std::thread::sleep(ACCEPT_PAUSE);
             continue;
         };
+        let Ok(line) = Line::from(stream, peer, house.terms.shake.secured.as_ref()) else {
+            house.counts.greetings.fetch_add(1, Ordering::Relaxed);
+            continue;
+        };
         let before = house.connections.fetch_add(1, Ordering::AcqRel);
-        let served = Arc::new(Served::new(socket));
+        let served = Arc::new(Served::new(line));
         if before >= house.terms.connections_max {
             house.counts.greetings.fetch_add(1, Ordering::Relaxed);
             greet::refuse(house, &served);

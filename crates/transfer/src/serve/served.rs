@@ -1,15 +1,15 @@
 //! One connection that is served: what it uses, and when it is over.
 
-use std::net::{Shutdown, TcpStream};
 use std::sync::Arc;
 
 use parking_lot::{Condvar, Mutex};
 
 use crate::grant::{Grant, Use};
+use crate::line::Line;
 
 /// One connection that is served.
 pub(super) struct Served {
-    pub(super) socket: TcpStream,
+    pub(super) line: Line,
     /// What the frame that is at work uses.
     pub(super) using: Mutex<Vec<Use>>,
     is_over: Mutex<bool>,
@@ -17,9 +17,9 @@ pub(super) struct Served {
 }
 
 impl Served {
-    pub(super) fn new(socket: TcpStream) -> Served {
+    pub(super) fn new(line: Line) -> Served {
         Served {
-            socket,
+            line,
             using: Mutex::default(),
             is_over: Mutex::new(false),
             over: Condvar::new(),
@@ -27,8 +27,7 @@ impl Served {
     }
 
     pub(super) fn kill(&self) {
-        // It may be gone already, which is as good.
-        drop(self.socket.shutdown(Shutdown::Both));
+        self.line.shutdown();
     }
 
     /// Whether it moves bytes of a grant.

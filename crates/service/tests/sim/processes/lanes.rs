@@ -56,7 +56,10 @@ pub fn load(
 }
 
 fn law_of_lengths(held: &[Pin], lens: &[usize]) -> Result<(), Error> {
-    let same = held.iter().zip(lens).all(|(pin, len)| pin.bytes() == *len as u64);
+    let same = held
+        .iter()
+        .zip(lens)
+        .all(|(pin, len)| pin.bytes() == *len as u64);
     match same {
         true => Ok(()),
         false => Err(Error::input("len", "of a pin", "that of the block")),
