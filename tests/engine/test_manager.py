@@ -19,6 +19,7 @@ from kvdepot.vllm.metrics import DEPOT_COUNTERS, TIER_COUNTERS, TIER_GAUGES, Col
 from kvdepot.vllm.roles import Role
 from vllm.v1.kv_offload.base import (
     LookupResult,
+    OffloadKey,
     ReqContext,
 )
 from vllm_demo.server import free_port
@@ -306,9 +307,7 @@ def over_peer(**settings: Any) -> kvdepot.Depot:
     """A depot over the only host of a `Peer`."""
     hosts = f"one 127.0.0.1:{free_port()}"
     peer = {"name": "one", "hosts": hosts, "capacity": 32 << 20}
-    return kvdepot.open(
-        "Cache|Peer", {"cache": {"capacity": CAPACITY}, "peer": peer, **settings}
-    )
+    return kvdepot.open("Cache|Peer", {"cache": {"capacity": CAPACITY}, "peer": peer, **settings})
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

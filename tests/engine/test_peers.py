@@ -51,18 +51,19 @@ def inside(host: Host) -> Iterator[None]:
         os.close(own)
 
 
-def start(
-    host: Host, hosts: list[Host], model: Path, work: Path, role: str = "kv_both"
-) -> Server:
+def start(host: Host, hosts: list[Host], model: Path, work: Path, role: str = "kv_both") -> Server:
     peers = ",".join(f"{one.name} {one.address}:{PORT}" for one in hosts)
     settings = {
         "pipeline": "Cache|Peer",
         "cache": {"capacity": "1GiB"},
+        # Both servers compute on the same few cores, and answer late.
+        "lookup_wait": "20s",
         "peer": {
             "name": host.name,
             "token": "shared",
             "hosts": peers,
             "capacity": "1GiB",
+            "lookup_timeout": "5s",
         },
     }
     transfer = {

@@ -77,6 +77,8 @@ class KvdepotConnector(OffloadingConnector):
             self._geometries: dict[int, RankGeometry] = {}
             self.manager.set_whole(self._is_whole)
             self.manager.role = roles.of(vllm_config.kv_transfer_config)
+            if not current_platform.is_cpu():
+                self.manager.reach_memory_alone()
             _say_policy(vllm_config)
             if vllm_config.cache_config.enable_prefix_caching:
                 self.manager.say_sizes(kv_cache_config.num_blocks)

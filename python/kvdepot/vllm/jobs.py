@@ -189,3 +189,15 @@ class Job:
             for block in row
             if block != SKIP
         }
+
+
+def unpin(
+    groups: Groups, pairs: Iterable[tuple[Ident, kvdepot.Pin | None]], *, served: bool
+) -> None:
+    """End pins; those that served a load are promoted to the near tier."""
+    by_group: dict[int, list[kvdepot.Pin]] = {}
+    for (group, _), pin in pairs:
+        if pin is not None:
+            by_group.setdefault(group, []).append(pin)
+    for group, pins in by_group.items():
+        groups[group].namespace.unpin(pins, served=served)

@@ -17,7 +17,7 @@ import functools
 import itertools
 import secrets
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, TypeVar, cast
 
 from vllm.logger import init_logger
@@ -48,8 +48,9 @@ from kvdepot.vllm.jobs import (
     Reports,
     StoreTicket,
     WorkerReport,
+    unpin,
 )
-from kvdepot.vllm.messages import RETRY_SECONDS, Placements
+from kvdepot.vllm.messages import HOST_RETRY_SECONDS, RETRY_SECONDS, Placements
 from kvdepot.vllm.metrics import Collector
 from kvdepot.vllm.questions import Arrivals, Question, Questions, keys_behind
 from kvdepot.vllm.roles import Role, is_prefilled
@@ -100,6 +101,8 @@ class KvdepotManager(OffloadingManager):
         self._engine_block_bytes = engine_block_bytes
         self.collector = Collector(self.depot)
         self._near = depot.tiers[0]
+        # A device's copies reach memory of this host alone.
+        self._is_reached: Callable[[str], bool] = lambda tier: True
         # Who has the index, or a tier, is asked without waiting for the answer.
         self._late = shared or any(tier not in INDEXED for tier in depot.tiers)
         self._questions = Questions(self.faults)
@@ -121,6 +124,8 @@ class KvdepotManager(OffloadingManager):
         """Random text that a reset has put into the namespaces; None before the first."""
         self._held: dict[Ident, kvdepot.Pin] = {}
         self._looked_ahead: set[tuple[str, bytes]] = set()
+        # Requests and groups that wait for a block in this step: nothing behind it is asked for.
+        self._gaps: set[tuple[str, int]] = set()
         self._tickets: dict[int, LoadTicket | StoreTicket] = {}
         self._storing: dict[Ident, int] = {}
         self._waiting_since: dict[str, float] = {}
@@ -146,6 +151,10 @@ class KvdepotManager(OffloadingManager):
         """`whole` says whether vLLM still has all its blocks of a request's stored block."""
         self._whole = whole
 
+    def reach_memory_alone(self) -> None:
+        """Workers load by copies of a device: what is elsewhere comes near first."""
+        self._is_reached = lambda tier: tier in INDEXED
+
     def set_adapter(self, request: str, fingerprint: str) -> None:
         """The request runs under a LoRA adapter with these files."""
         self._adapters[request] = fingerprint.encode()
@@ -165,6 +174,8 @@ class KvdepotManager(OffloadingManager):
         if ident in self._held:
             return LookupResult.HIT
         request = req_context.req_id
+        if (request, ident[0]) in self._gaps:
+            return LookupResult.MISS
         if self._arrivals.are_due(request, ident, lambda: self._may_wait(request)):
             return LookupResult.RETRY
         group = self._groups.get(ident[0])
@@ -188,8 +199,10 @@ class KvdepotManager(OffloadingManager):
         if ident in self._storing and self._may_wait(req_context.req_id):
             return LookupResult.HIT_PENDING
         # Blocks of a prompt that another engine has computed may still be on their way here.
-        comes = is_prefilled(req_context.kv_transfer_params) and self._may_wait(request)
-        return LookupResult.RETRY if comes else LookupResult.MISS
+        if is_prefilled(req_context.kv_transfer_params) and self._may_wait(request):
+            self._gaps.add((request, ident[0]))
+            return LookupResult.RETRY
+        return LookupResult.MISS
 
     def _found(
         self, group: Group, ident: Ident, key: OffloadKey, req_context: ReqContext
@@ -215,9 +228,11 @@ class KvdepotManager(OffloadingManager):
     def _hold(self, group: Group, idents: list[Ident]) -> None:
         """Pin blocks, given in prefix order, up to the first miss."""
         pins = group.namespace.pin([key for _, key in idents], prefix=True)
-        self._held.update(
-            (ident, pin) for ident, pin in zip(idents, pins, strict=True) if pin is not None
-        )
+        pinned = [(ident, pin) for ident, pin in zip(idents, pins, strict=True) if pin is not None]
+        # What lies behind one that workers do not reach is of no use either.
+        reached = list(itertools.takewhile(lambda one: self._is_reached(one[1].tier), pinned))
+        self._held.update(reached)
+        unpin(self._groups, pinned[len(reached) :], served=False)
 
     @_on_path
     def prepare_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> Placements:
@@ -348,13 +363,15 @@ class KvdepotManager(OffloadingManager):
         for rank, report in by_rank.items():
             load.heard.add(rank)
             load.failed.update(report.corrupt, report.undelivered)
-            there = any(load.pins[index] is not None for index in report.undelivered)
+            there = {pin.tier for index in report.undelivered if (pin := load.pins[index])}
             for index in report.corrupt:
                 namespace = load.groups[load.idents[index][0]].namespace
-                there |= namespace.discard([load.pins[index]]) is None
+                if namespace.discard([load.pins[index]]) is None:
+                    there.add(self._near)
             if there:
                 # Looked up again at once, they would fail in the same way without end.
-                self._lookups_after = time.monotonic() + RETRY_SECONDS
+                pause = RETRY_SECONDS if there & set(INDEXED) else HOST_RETRY_SECONDS
+                self._lookups_after = time.monotonic() + pause
             if report.corrupt or report.undelivered:
                 logger.warning(
                     "request %s: of %d blocks, %d did not verify and %d were not moved on rank %d; "
@@ -371,8 +388,8 @@ class KvdepotManager(OffloadingManager):
         pairs = list(zip(load.idents, load.pins, strict=True))
         good = (pair for n, pair in enumerate(pairs) if n not in load.failed)
         bad = (pair for n, pair in enumerate(pairs) if n in load.failed)
-        _unpin(load.groups, good, served=True)
-        _unpin(load.groups, bad, served=False)
+        unpin(load.groups, good, served=True)
+        unpin(load.groups, bad, served=False)
         return True
 
     def _apply_store(
@@ -435,6 +452,7 @@ class KvdepotManager(OffloadingManager):
     def on_schedule_end(self, context: ScheduleEndContext) -> None:
         """Let go of the pins that no load took over."""
         self._looked_ahead.clear()
+        self._gaps.clear()
         self._let_go()
         if self._steps_without_groups is not None:
             self._count_step_without_groups()
@@ -575,20 +593,8 @@ class KvdepotManager(OffloadingManager):
         """End the pins that no load took over."""
         if self._held:
             held, self._held = self._held, {}
-            _unpin(self._groups, held.items(), served=False)
+            unpin(self._groups, held.items(), served=False)
 
     def _may_wait(self, request: str) -> bool:
         since = self._waiting_since.setdefault(request, time.monotonic())
         return time.monotonic() - since < self._lookup_wait
-
-
-def _unpin(
-    groups: Groups, pairs: Iterable[tuple[Ident, kvdepot.Pin | None]], *, served: bool
-) -> None:
-    """End pins; those that served a load are promoted to the near tier."""
-    by_group: dict[int, list[kvdepot.Pin]] = {}
-    for (group, _), pin in pairs:
-        if pin is not None:
-            by_group.setdefault(group, []).append(pin)
-    for group, pins in by_group.items():
-        groups[group].namespace.unpin(pins, served=served)

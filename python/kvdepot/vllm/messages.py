@@ -25,6 +25,8 @@ from kvdepot.vllm.jobs import GroupPlacements, Reports
 # model. After a worker could move nothing, it does not try again for this long,
 # and nothing is looked up.
 RETRY_SECONDS = 30.0
+# Where only blocks of other hosts were not loaded: one that does not answer is left alone soon.
+HOST_RETRY_SECONDS = 1.0
 
 
 @dataclass

@@ -100,6 +100,8 @@ pub(crate) enum Kind {
     Called,
     /// A file with the name of a tier, a new line, and the key to its door, `len` bytes in all.
     Door,
+    /// Bytes that can be mapped, of which the owner's tier has more elsewhere: to be read.
+    Shown,
 }
 
 /// What a process that attaches says.
@@ -142,7 +144,8 @@ struct Offer {
 
 /// A [`Medium`]. `held` is 1 when nobody gives its room to other blocks while the asking process
 /// has it mapped; `kind` is 0 for what is mapped, 1 for a directory, whose `len` is 1 where its
-/// files are opened past the page cache, 2 for what is read and written by calls, and 3 for a door.
+/// files are opened past the page cache, 2 for what is read and written by calls, 3 for a door, and 4 for
+/// what is mapped to be read.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 struct MediumRow {
@@ -159,6 +162,7 @@ impl From<&Medium> for MediumRow {
             Kind::Directory { direct } => (1, direct.into()),
             Kind::Called => (2, medium.len),
             Kind::Door => (3, medium.len),
+            Kind::Shown => (4, medium.len),
         };
         MediumRow {
             number: medium.number.into(),
@@ -180,6 +184,7 @@ impl TryFrom<&MediumRow> for Medium {
             },
             2 => Kind::Called,
             3 => Kind::Door,
+            4 => Kind::Shown,
             other => return Err(broken(format!("a medium of kind {other} is unknown"))),
         };
         Ok(Medium {

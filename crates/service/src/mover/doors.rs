@@ -24,21 +24,20 @@ pub(crate) type Borrows = Vec<(usize, Box<dyn Borrowed>)>;
 
 impl Doors {
     /// Takes the keys out of what a welcome has brought, and opens what is not open yet.
-    pub(crate) fn learn(&self, media: &mut Vec<(Medium, LockFd)>) -> Result<(), Error> {
+    pub(crate) fn learn(&self, media: &mut Vec<(Medium, LockFd)>) {
         let keys = media.extract_if(.., |(medium, _)| medium.kind == Kind::Door);
         for (medium, fd) in keys {
             let mut doors = self.0.write();
             if doors.iter().any(|(number, _)| *number == medium.number) {
                 continue;
             }
-            match open(&medium, &fd)? {
-                Some(door) => doors.push((medium.number, door)),
-                None => {
-                    tracing::warn!("this process reaches no other hosts: what is there is a miss")
-                }
+            match open(&medium, &fd) {
+                Ok(Some(door)) => doors.push((medium.number, door)),
+                // Everything else is reached all the same.
+                Ok(None) => tracing::warn!("no way to other hosts: what is there is not loaded"),
+                Err(error) => tracing::warn!(%error, "what is on other hosts is not loaded"),
             }
         }
-        Ok(())
     }
 
     /// The owner is gone.

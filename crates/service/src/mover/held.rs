@@ -9,7 +9,7 @@ use kvdepot_arena::clock;
 use kvdepot_host::fork::LockFd;
 use parking_lot::Mutex;
 
-use crate::frame::hello::{Medium, Role};
+use crate::frame::hello::{Kind, Medium, Role};
 use crate::mover::attach::{PATIENCE, shake_hands};
 
 /// How long an owner that has not answered is not asked again: a call names many blocks.
@@ -26,7 +26,10 @@ pub(crate) struct Held {
 impl Held {
     /// Notes what a welcome says.
     pub(crate) fn learn(&self, media: &[(Medium, LockFd)]) {
-        let held = media.iter().filter(|(medium, _)| medium.held);
+        // A door has the number of its tier's arena.
+        let held = media
+            .iter()
+            .filter(|(medium, _)| medium.held && medium.kind != Kind::Door);
         self.media
             .lock()
             .extend(held.map(|(medium, _)| medium.number));

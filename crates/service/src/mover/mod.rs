@@ -7,13 +7,13 @@ pub(crate) mod duty;
 mod files;
 mod held;
 pub(crate) mod job;
+mod media;
 
 use std::io::{ErrorKind, Read};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use kvdepot_arena::format::record::Packed;
@@ -22,20 +22,18 @@ use kvdepot_arena::parts::{self, Part};
 use kvdepot_arena::verdict::{Bytes, Moved, Verdicts};
 use kvdepot_arena::{self as arena, Error, Place};
 use kvdepot_host::dir;
-use kvdepot_host::fork::LockFd;
-use kvdepot_media::{Buffer, Copier, CopierConfig, Done, Mapping};
+use kvdepot_media::{Buffer, Copier, CopierConfig, Done};
 use kvdepot_store::config::default_lanes;
 use kvdepot_store::placement::{self, Holder, Placement};
 use kvdepot_store::{BlockBuffers, BlockFile, Borrowed, Ends, Journal, Outside, populate};
-use parking_lot::{Mutex, RwLock};
+use parking_lot::Mutex;
 
-use crate::frame::hello::{Kind, Medium, Role, Welcome};
+use crate::frame::hello::{Role, Welcome};
 use attach::{PATIENCE, shake_hands};
-use doors::Doors;
 use duty::{Duty, Shift};
-use files::Files;
 use held::Held;
 use job::{MoveJob, Report};
+use media::Media;
 
 /// Moves bytes for an owner in another process of this host.
 pub struct Mover {
@@ -54,19 +52,6 @@ pub struct Mover {
     pub(crate) socket: UnixStream,
 }
 
-/// A medium, and its number.
-type Numbered = (u32, Arc<dyn arena::Medium>);
-
-/// The owner's media as they are open here, and its directories.
-struct Media {
-    /// By their numbers, near to far.
-    open: RwLock<Vec<Numbered>>,
-    files: Files,
-    doors: Doors,
-    /// The owner is gone, and they were let go with it.
-    ended: AtomicBool,
-}
-
 /// What has a block's bytes.
 pub(crate) enum Reached {
     Medium(Arc<dyn arena::Medium>),
@@ -80,26 +65,6 @@ impl Reached {
             Reached::File(file) => file,
         }
     }
-}
-
-/// Opens media, but those that are known by number and length.
-fn open(
-    media: Vec<(Medium, LockFd)>,
-    role: Role,
-    known: &[(u32, u64)],
-) -> Result<Vec<Numbered>, Error> {
-    let new = media
-        .into_iter()
-        .filter(|(Medium { number, len, .. }, _)| !known.contains(&(*number, *len)));
-    let open = |(medium, fd): (Medium, LockFd)| {
-        let access = match medium.kind {
-            Kind::Called => arena::Access::Direct,
-            _ => arena::Access::Mapped,
-        };
-        let opened = arena::adopt(fd, medium.len, role.writes(), access)?;
-        Ok((medium.number, opened))
-    };
-    new.map(open).collect()
 }
 
 impl Mover {
@@ -133,11 +98,7 @@ impl Mover {
         let mut config = CopierConfig::default();
         let lanes = lanes.or(welcome.terms.lanes);
         config.lanes = lanes.unwrap_or_else(default_lanes);
-        let (files, mut media) = (Files::new(config.lanes), welcome.media);
-        files.learn(&mut media)?;
-        let doors = Doors::default();
-        doors.learn(&mut media)?;
-        let media = open(media, role, &[])?;
+        let media = Media::new(welcome.media, role, config.lanes)?;
         config.slice_size = welcome.terms.slice_size;
         Ok(Mover {
             holder: Holder {
@@ -145,12 +106,7 @@ impl Mover {
                 seat: welcome.terms.seat,
             },
             duty: Duty::new(welcome.roster),
-            media: Arc::new(Media {
-                open: RwLock::new(media),
-                files,
-                doors,
-                ended: AtomicBool::new(false),
-            }),
+            media: Arc::new(media),
             held,
             at: at.into(),
             role,
@@ -181,10 +137,7 @@ impl Mover {
                     break;
                 }
             }
-            media.ended.store(true, Ordering::SeqCst);
-            media.open.write().clear();
-            media.files.let_go();
-            media.doors.let_go();
+            media.let_go();
         };
         let thread = std::thread::Builder::new().name("kvdepot-owner".into());
         thread.spawn(watch).map_err(io)?;
@@ -194,7 +147,7 @@ impl Mover {
     /// Whether it has ended with its owner.
     #[must_use]
     pub fn has_ended(&self) -> bool {
-        self.media.ended.load(Ordering::SeqCst)
+        self.media.has_ended()
     }
 
     /// Copies the caller's memory into reservations, part `part` of each. Nothing is moved for
@@ -277,7 +230,7 @@ impl Mover {
         }
         let wanted = placement.parts[part as usize];
         let ranges = parts::ranges(&placement.extents, wanted.offset, wanted.len);
-        let Some(medium) = self.position(placement.medium) else {
+        let Some(medium) = self.media.position(placement.medium) else {
             return Ok(Vec::new());
         };
         Ok(ranges.map(|(offset, len)| (medium, offset, len)).collect())
@@ -286,24 +239,9 @@ impl Mover {
     /// The owner's media that are mapped here, near to far.
     #[must_use]
     pub fn media(&self) -> Vec<Buffer> {
-        let media = self.mappings();
+        let media = self.media.mappings();
         let buffers = media.iter().map(|medium| medium.buffer(0, medium.len()));
         buffers.filter_map(Result::ok).collect()
-    }
-
-    fn mappings(&self) -> Vec<Arc<Mapping>> {
-        let media = self.media.open.read();
-        let mapped = media.iter().filter_map(|(_, medium)| medium.mapping());
-        mapped.map(Arc::clone).collect()
-    }
-
-    /// Where [`Mover::media`] has a medium; nowhere where it has no addresses.
-    fn position(&self, number: u32) -> Option<usize> {
-        let media = self.media.open.read();
-        let mut mapped = media
-            .iter()
-            .filter(|(_, medium)| medium.mapping().is_some());
-        mapped.position(|(known, _)| *known == number)
     }
 
     /// Where a block's bytes lie, to be read or to be written as `access` says of a file; `None`
@@ -340,13 +278,7 @@ impl Mover {
     /// has grown, is asked for.
     fn medium(&self, number: u32, extents: &Packed) -> Option<Arc<dyn arena::Medium>> {
         let end = extents.iter().map(|(at, len)| at + len).max().unwrap_or(0);
-        let known = || {
-            let media = self.media.open.read();
-            let found = media.iter().find(|(known, _)| *known == number);
-            found
-                .map(|(_, medium)| Arc::clone(medium))
-                .filter(|medium| medium.len() >= end)
-        };
+        let known = || self.media.find(number, end);
         known().or_else(|| {
             if self.has_ended() {
                 return None;
@@ -360,10 +292,7 @@ impl Mover {
 
     /// Lets a medium go, once no batch is at it.
     pub(crate) fn forget(&self, number: u32) {
-        self.media
-            .open
-            .write()
-            .retain(|(known, _)| *known != number);
+        self.media.forget(number);
     }
 
     fn ask_for_media(&self) -> Result<(), Error> {
@@ -372,31 +301,12 @@ impl Mover {
             false => Role::Read,
         };
         // The connection is only for the descriptors.
-        let (_socket, mut welcome) = shake_hands(&self.at, role, PATIENCE)?;
+        let (_socket, welcome) = shake_hands(&self.at, role, PATIENCE)?;
         if welcome.terms.session != self.holder.session {
             return Ok(());
         }
         self.held.learn(&welcome.media);
-        self.media.files.learn(&mut welcome.media)?;
-        self.media.doors.learn(&mut welcome.media)?;
-        let mut media = self.media.open.write();
-        if self.has_ended() {
-            return Ok(());
-        }
-        let listed: Vec<u32> = welcome
-            .media
-            .iter()
-            .map(|(medium, _)| medium.number)
-            .collect();
-        media.retain(|(number, _)| listed.contains(number));
-        let known: Vec<(u32, u64)> = media.iter().map(|(n, medium)| (*n, medium.len())).collect();
-        for (number, medium) in open(welcome.media, role, &known)? {
-            // Batches that use the smaller one keep it.
-            media.retain(|(known, _)| *known != number);
-            media.push((number, medium));
-        }
-        media.sort_by_key(|(number, _)| *number);
-        Ok(())
+        self.media.learn(welcome.media, role)
     }
 
     /// `None` for a placement of another owner.
@@ -569,7 +479,7 @@ impl Mover {
     /// # Errors
     /// [`Error::Closed`] when the mover is closed meanwhile, [`Error::Media`].
     pub fn populate(&self) -> Result<(), Error> {
-        populate::now(&self.mappings(), &self.gate)
+        populate::now(&self.media.mappings(), &self.gate)
     }
 
     /// As [`Mover::populate`], in a thread of its own that ends when the mover is closed.
@@ -577,7 +487,7 @@ impl Mover {
     /// # Errors
     /// [`Error::Io`] when the thread cannot be started.
     pub fn populate_aside(&self) -> Result<(), Error> {
-        populate::aside(self.mappings(), Arc::clone(&self.gate))
+        populate::aside(self.media.mappings(), Arc::clone(&self.gate))
     }
 
     /// Refuses new work, waits for what is under way, and ends the lanes. Every job is done then.

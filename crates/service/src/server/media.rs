@@ -14,14 +14,18 @@ use crate::frame::hello::{Kind, Medium, Role};
 /// A medium with its descriptor.
 type Offered = (Medium, LentFd);
 
-/// All that there is of a depot now; the keys to doors for who is trusted.
+/// All that there is of a depot now; what lies on other hosts, and of theirs here, for who is trusted.
 pub(super) fn offered(core: &Core, role: Role, is_trusted: bool) -> Result<Vec<Offered>, Error> {
-    let apart = core.arenas_apart();
-    let arenas = core.media().into_iter().chain(apart);
-    let arenas = arenas.map(|one| arena(&one, role));
+    let arenas = core.media().into_iter().map(|one| arena(&one, role));
+    let apart = core.arenas_apart().into_iter().filter(|_| is_trusted);
+    let apart = apart.map(|one| shown(&one));
     let directories = core.directories().into_iter().map(directory);
     let doors = core.doors().into_iter().filter(|_| is_trusted).map(door);
-    arenas.chain(directories).chain(doors).collect()
+    arenas
+        .chain(apart)
+        .chain(directories)
+        .chain(doors)
+        .collect()
 }
 
 fn arena(arena: &Arena, role: Role) -> Result<Offered, Error> {
@@ -34,6 +38,18 @@ fn arena(arena: &Arena, role: Role) -> Result<Offered, Error> {
         },
         len: arena.medium_len(),
         held,
+    };
+    Ok((medium, descriptor))
+}
+
+/// To be read alone, and whose later owner need not wait for who has it.
+fn shown(arena: &Arena) -> Result<Offered, Error> {
+    let (descriptor, _) = arena.descriptor(false)?;
+    let medium = Medium {
+        number: arena.number(),
+        kind: Kind::Shown,
+        len: arena.medium_len(),
+        held: false,
     };
     Ok((medium, descriptor))
 }

@@ -139,8 +139,11 @@ impl Core {
                 continue;
             }
             block.busy_until.get_or_insert(until);
-            let queues = &mut ledger.edges[block.tier - 1];
-            queues.promotions.push_back(block);
+            // Who else wants it need not wait as long.
+            block.load.iter().for_each(Load::turn_away);
+            let edge = block.tier - 1;
+            ledger.edges[edge].promotions.push_back(block);
+            self.ledger.work[edge].notify_one();
         }
         ended
     }

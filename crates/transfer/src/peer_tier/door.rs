@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kvdepot_arena::Error;
+use kvdepot_host::fork::Origin;
 use kvdepot_media::Buffer;
 use kvdepot_store::{Borrowed, Door, DoorKey, Outside};
 use parking_lot::Mutex;
@@ -30,8 +31,11 @@ use crate::tls::Tls;
 /// Threads that say what has come of batches.
 const THREADS: usize = 2;
 
+/// How long a home is known that nothing is read from: hosts come and go.
+const IDLE: Duration = Duration::from_secs(300);
+
 /// What the depot hands to its workers, and tells them of pins.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Serialize, Deserialize)]
 pub(super) struct Pass {
     /// Its engine, as homes know it.
     pub(super) holder: [u8; 16],
@@ -73,7 +77,8 @@ pub(super) struct PeerDoor {
     net: Arc<Net>,
     timeout: Duration,
     finisher: Arc<Desk>,
-    homes: Mutex<HashMap<SocketAddr, Arc<Target>>>,
+    homes: Mutex<HashMap<SocketAddr, (Arc<Target>, Instant)>>,
+    origin: Origin,
 }
 
 /// A block that a home was asked for.
@@ -107,19 +112,32 @@ impl PeerDoor {
             timeout: pass.timeout,
             finisher: Desk::new("kvdepot-carried", THREADS),
             homes: Mutex::default(),
+            origin: Origin::here()?,
         })
     }
 
     fn home(&self, address: SocketAddr) -> Arc<Target> {
-        let mut homes = self.homes.lock();
+        let now = Instant::now();
         let new = || {
             let wire = Wire::new(&self.net.engine, self.timeout, &self.finisher);
             Arc::new(Target::new(&address.to_string(), address, &self.net, wire))
         };
-        let home = Arc::clone(homes.entry(address).or_insert_with(new));
+        let mut homes = self.homes.lock();
+        let idle = homes.extract_if(|other, (home, used)| {
+            *other != address && Arc::strong_count(home) == 1 && now > *used + IDLE
+        });
+        let idle: Vec<SocketAddr> = idle.map(|(address, _)| address).collect();
+        let (home, used) = homes.entry(address).or_insert_with(|| (new(), now));
+        // The depot has just pinned something there: it answers.
+        if home.is_down() {
+            *home = new();
+        }
+        *used = now;
+        let home = Arc::clone(home);
         drop(homes);
-        // Nobody else looks whether one that was down is back.
-        home.look(Instant::now());
+        for address in idle {
+            self.net.engine.forget(address);
+        }
         home
     }
 }
@@ -192,10 +210,14 @@ impl Door for PeerDoor {
 
 impl Drop for PeerDoor {
     fn drop(&mut self) {
+        // In a forked child there are no threads to wait for.
+        if !self.origin.is_here() {
+            return;
+        }
         let deadline = Instant::now() + TO_CLOSE;
         self.net.engine.close();
-        let homes: Vec<Arc<Target>> = self.homes.lock().drain().map(|(_, home)| home).collect();
-        homes.iter().for_each(|home| home.end(deadline));
+        let homes: Vec<_> = self.homes.lock().drain().collect();
+        homes.iter().for_each(|(_, (home, _))| home.end(deadline));
         self.finisher.end(deadline);
     }
 }

@@ -28,6 +28,7 @@ pub(super) struct Held {
     keys: Option<Arc<Keyring>>,
     share: Arc<Share>,
     pass: Pass,
+    key: DoorKey,
     entries: Mutex<HashMap<u64, What>>,
     next: AtomicU64,
 }
@@ -153,6 +154,7 @@ impl Held {
             number,
             keys,
             share: Arc::clone(share),
+            key: pass.key(),
             pass,
             entries: Mutex::default(),
             next: AtomicU64::new(1),
@@ -323,7 +325,7 @@ impl Ends for Held {
 
     /// None where there are keys: only this process knows them, and who reads has to verify.
     fn door(&self) -> Option<DoorKey> {
-        self.keys.is_none().then(|| self.pass.key())
+        self.keys.is_none().then(|| self.key.clone())
     }
 
     fn arena(&self) -> Option<Arc<Arena>> {

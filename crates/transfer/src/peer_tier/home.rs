@@ -50,8 +50,8 @@ enum Gone {
 /// One pin or reservation. What is lent goes first.
 struct Hold {
     lent: Lent,
-    /// To those that the guest has told of its pin.
-    borrowed: Vec<Lent>,
+    /// To those that the guest has told of its pin, each once.
+    borrowed: Vec<([u8; 16], Lent)>,
     what: What,
     call: u64,
 }
@@ -294,12 +294,15 @@ impl Home {
             let What::Pin(pin) = &hold.what else {
                 return None;
             };
+            if let Some((_, lent)) = hold.borrowed.iter().find(|(who, _)| *who == guest) {
+                return Some(lent.number());
+            }
             if hold.borrowed.len() >= BORROWED_MAX {
                 return None;
             }
             let lent = self.lend(guest, &pin.place, Rights::READ)?;
             let number = lent.number();
-            hold.borrowed.push(lent);
+            hold.borrowed.push((guest, lent));
             Some(number)
         };
         ids.iter().map(&mut one).collect()
@@ -409,7 +412,17 @@ impl Answers for Home {
     }
 
     fn left(&self, initiator: [u8; 16]) {
-        let guest = self.guests.lock().remove(&initiator);
+        let (guest, borrowed) = {
+            let mut guests = self.guests.lock();
+            let guest = guests.remove(&initiator);
+            let holds = guests.values_mut().flat_map(|of| of.held.values_mut());
+            let left = |hold: &mut Hold| {
+                let mine = hold.borrowed.extract_if(.., |(who, _)| *who == initiator);
+                mine.collect::<Vec<_>>()
+            };
+            (guest, holds.flat_map(left).collect::<Vec<_>>())
+        };
+        drop(borrowed);
         drop(guest);
     }
 }

@@ -123,7 +123,14 @@ impl Hosts {
                 target.end(now);
                 // One that hangs still has what it was not told to end: it ends with the last
                 // connection.
-                if target.is_down() && all.iter().all(|other| other.address != *address) {
+                let mut known = self
+                    .targets
+                    .lock()
+                    .keys()
+                    .cloned()
+                    .collect::<Vec<_>>()
+                    .into_iter();
+                if known.all(|(_, other)| other != *address) {
                     self.net.engine.forget(*address);
                 }
             }

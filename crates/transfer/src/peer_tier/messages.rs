@@ -119,9 +119,9 @@ pub(super) enum Said {
     Count(u64),
     Page(Vec<([u8; 32], u64)>, Option<u32>),
     Namespaces(Vec<([u8; 16], Option<String>, u64, u64)>),
+    Done,
     /// Grants to read, of what there is.
     Lent(Vec<Option<u32>>),
-    Done,
 }
 
 /// A block that is pinned, and the grant to read it.
