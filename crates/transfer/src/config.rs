@@ -86,6 +86,20 @@ impl Config {
         self.token.is_empty() && self.tls.is_none()
     }
 
+    /// Devices that are used: with TLS those that are named alone, as bytes go by them in the clear.
+    pub(crate) fn devices(&self) -> Option<&[String]> {
+        match (&self.rdma, &self.tls) {
+            (None, Some(_)) => Some(&[]),
+            (named, _) => named.as_deref(),
+        }
+    }
+
+    /// Whether processes of this host reach memory without a connection. They prove the token, and
+    /// no certificate: without one that would let in who has none.
+    pub(crate) fn is_neighbourly(&self) -> bool {
+        self.local && !(self.tls.is_some() && self.token.is_empty())
+    }
+
     /// Refuses what cannot be.
     pub(crate) fn check(&self) -> Result<(), Error> {
         let within = |field, value: u64, least: u64, most: u64, allowed| match (least..=most)

@@ -104,7 +104,7 @@ impl Engine {
         let secured = secured.transpose()?.map(Arc::new);
         let names = Arc::new(Names::default());
         let peers: Arc<Mutex<HashMap<SocketAddr, Arc<Peer>>>> = Arc::default();
-        let fabric = Fabric::open(config.rdma.as_deref()).map_err(|error| {
+        let fabric = Fabric::open(config.devices()).map_err(|error| {
             Error::input("rdma", error, "RDMA devices that can be used, or none")
         })?;
         let fabric = fabric.map(Arc::new);
@@ -141,7 +141,7 @@ impl Engine {
         };
         if let Some(address) = engine.config.listen {
             let shake = engine.shake();
-            if engine.config.local {
+            if engine.config.is_neighbourly() {
                 // Without one, neighbours come by the network.
                 engine.door = Door::open(shake.clone(), Arc::clone(&names)).ok();
             }
@@ -243,7 +243,7 @@ impl Engine {
     pub fn open(&self, peer: SocketAddr, name: &[u8]) -> Result<Remote, Error> {
         self.check()?;
         let fabric = self.fabric.as_ref().map(|fabric| (fabric, &self.memory));
-        let neighbours = Some(&self.neighbours).filter(|_| self.config.local);
+        let neighbours = Some(&self.neighbours).filter(|_| self.config.is_neighbourly());
         Remote::open(
             &self.peer(peer)?,
             name,

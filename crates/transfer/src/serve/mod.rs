@@ -269,6 +269,7 @@ fn accept(listener: &TcpListener, house: &Arc<House>) {
         };
         let Ok(line) = Line::from(stream, peer, house.terms.shake.secured.as_ref()) else {
             house.counts.greetings.fetch_add(1, Ordering::Relaxed);
+            std::thread::sleep(ACCEPT_PAUSE);
             continue;
         };
         let before = house.connections.fetch_add(1, Ordering::AcqRel);

@@ -74,8 +74,9 @@ impl Pump {
     fn work(&mut self) -> Result<(), Failure> {
         loop {
             if let Err(error) = self.send() {
-                // The peer may have said why before it ended.
+                // The peer may have said why before it ended, and answers before that.
                 self.receive()?;
+                self.deliver();
                 return Err(self.lost(&error));
             }
             self.deliver();

@@ -122,7 +122,7 @@ fn run_at(plan: &Plan, site: &Site<'_>, report: &mut Report<'_>) -> Result<(), E
     let memory = Region::filled(most as usize)?;
     run_beside_one(plan, site, memory.whole(), report)?;
     if plan.wants(resolve::METRIC) {
-        resolve::run(plan, site, memory.whole(), report)?;
+        resolve::run(plan, site, report)?;
         report.case_done("targets that end");
     }
     Ok(())

@@ -1,5 +1,5 @@
-//! `resolve_ms`: how long after its target was killed, or stopped, each request of a batch has an
-//! outcome; those that are said to be done have been moved.
+//! `resolve_ms`: until when each request of a batch has an outcome, whose target was killed, or
+//! stopped, in its middle; those that are said to be done have been moved.
 
 use std::time::{Duration, Instant};
 
@@ -7,7 +7,7 @@ use kvdepot_media::Buffer;
 use kvdepot_transfer::{Op, Options, Status, Task};
 
 use super::first;
-use super::near::{Layout, Near, Streams, done};
+use super::near::{Layout, Near, Streams};
 use super::plan::{Batch, Plan};
 use super::target::{Site, Target};
 use crate::bench::media::Region;
@@ -59,24 +59,19 @@ struct Ground<'a> {
     site: &'a Site<'a>,
     layout: Layout,
     /// Bytes that are known.
-    known: Buffer,
+    known: Region,
     /// Memory for what comes.
     into: Region,
 }
 
-pub(super) fn run(
-    plan: &Plan,
-    site: &Site<'_>,
-    memory: &Buffer,
-    report: &mut Report<'_>,
-) -> Result<(), Error> {
+pub(super) fn run(plan: &Plan, site: &Site<'_>, report: &mut Report<'_>) -> Result<(), Error> {
     let layout = Layout::new(batch(plan));
     let bytes = layout.batch.bytes() as usize;
     let ground = Ground {
         plan,
         site,
         layout,
-        known: memory.slice(0, bytes)?,
+        known: Region::filled(bytes)?,
         into: Region::new(bytes)?,
     };
     let limit = (TIMEOUT + BEYOND).as_secs_f64() * 1e3;
@@ -111,7 +106,8 @@ pub(super) fn run(
 }
 
 impl Ground<'_> {
-    /// Seconds from the end of a target, of which each round has one of its own.
+    /// Seconds until all of a batch has an outcome, whose target ends in its middle: each round has
+    /// one of its own.
     fn round(&self, op: Op, end: End, interrupt: &Interrupt) -> Result<f64, Error> {
         for _ in 0..TRIES {
             interrupt.check()?;
@@ -121,8 +117,10 @@ impl Ground<'_> {
         }
         let pieces = self.layout.batch.chunks;
         Err(Error::Bench(format!(
-            "{pieces} pieces were moved before their target was {}",
-            end.word()
+            "a batch of {pieces} pieces was over before its target was {}: too few for this \
+             machine, or more than it moves in {} ms",
+            end.word(),
+            TIMEOUT.as_millis()
         )))
     }
 
@@ -132,11 +130,11 @@ impl Ground<'_> {
         let target = Target::start(self.site, batch.bytes(), self.plan)?;
         let plain = Streams::new(1, into, &target)?;
         let memory = match op {
-            Op::Write => &self.known,
+            Op::Write => self.known.whole(),
             Op::Read => {
                 // What was there before would look as if it had been moved.
                 wipe(into)?;
-                Streams::new(1, &self.known, &target)?.whole(Op::Write, batch.bytes(), 1)?;
+                Streams::new(1, self.known.whole(), &target)?.whole(Op::Write, batch.bytes(), 1)?;
                 into
             }
         };
@@ -146,11 +144,11 @@ impl Ground<'_> {
             timeout: TIMEOUT,
             ..Options::default()
         };
+        let start = Instant::now();
         let task = near.engine.submit(requests, options)?;
-        if !is_half_way(&task)? {
+        if !is_half_way(&task) {
             return Ok(None);
         }
-        let start = Instant::now();
         let stopped = match end {
             End::Killed => target.kill().map(|()| None)?,
             End::Stopped => Some(target.stop()?),
@@ -187,7 +185,7 @@ impl Ground<'_> {
             let (came, known) = ends(*piece);
             if status == Status::Done
                 && self.into.whole().slice(came as usize, len)?.to_vec()
-                    != self.known.slice(known as usize, len)?.to_vec()
+                    != self.known.whole().slice(known as usize, len)?.to_vec()
             {
                 return Err(Error::Bench(
                     "a request is said to be done, and is not".into(),
@@ -199,16 +197,12 @@ impl Ground<'_> {
 }
 
 /// Waits until a part of a batch is done; whether the rest is not.
-fn is_half_way(task: &Task) -> Result<bool, Error> {
+fn is_half_way(task: &Task) -> bool {
     loop {
         let over = task.is_over();
         let moved = task.statuses().filter(|status| *status == Status::Done);
         if moved.count() * 4 >= task.len() || over {
-            // Nothing has happened yet that a request could fail for.
-            if over || task.fault().is_some() {
-                done(task)?;
-            }
-            return Ok(!over);
+            return !over;
         }
         std::thread::sleep(Duration::from_micros(100));
     }

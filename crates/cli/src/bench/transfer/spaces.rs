@@ -3,6 +3,7 @@
 
 use std::fs::File;
 use std::net::Ipv4Addr;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
 
@@ -116,7 +117,8 @@ fn sweep() -> Result<(), Error> {
             .and_then(|rest| rest.split_once('-'));
         let pid = numbers.and_then(|(pid, _)| pid.parse::<u32>().ok());
         if pid.is_some_and(|pid| !Path::new(&format!("/proc/{pid}")).exists()) {
-            ip(&["netns", "delete", name])?;
+            // Another run may do the same.
+            let _or_gone = ip(&["netns", "delete", name]);
         }
     }
     Ok(())
@@ -128,7 +130,8 @@ fn ip(args: &[&str]) -> Result<(), Error> {
 
 /// What `ip` prints.
 fn said(args: &[&str]) -> Result<String, Error> {
-    let ran = Command::new("ip").args(args).output();
+    // Ctrl-C is for this process, which cleans up.
+    let ran = Command::new("ip").args(args).process_group(0).output();
     let ran = ran.map_err(|error| match error.kind() {
         std::io::ErrorKind::NotFound => refused("there is no ip (Debian: iproute2)"),
         _ => Error::io("ip")(error),
