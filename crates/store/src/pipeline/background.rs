@@ -399,6 +399,7 @@ mod tests {
 
     use super::*;
     use crate::pipeline::Loads;
+    use crate::pipeline::loads::Load;
 
     fn promotion(number: u8, load: Option<Load>) -> Promotion {
         let place = Place::of(Identity {
