@@ -1,0 +1,71 @@
+//! What can go wrong with a session.
+
+use kvdepot_store::Outcome;
+
+/// Why a session was not saved, found or restored.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A wrong argument, found before a byte moved.
+    #[error("{field}: {value} is not allowed: {allowed}")]
+    Input {
+        /// What was wrong.
+        field: String,
+        /// What it was.
+        value: String,
+        /// What it may be.
+        allowed: String,
+    },
+    /// The depot's.
+    #[error(transparent)]
+    Depot(#[from] kvdepot_store::Error),
+    /// A part of a session was not stored. The session is not there; what was stored of it are
+    /// blocks that the next save of the same tokens finds.
+    #[error("{what} was not stored: {}", .outcome.reason().unwrap_or("unknown"))]
+    NotStored {
+        /// Which part.
+        what: String,
+        /// What became of it.
+        outcome: Outcome,
+    },
+    /// No session has this name.
+    #[error("there is no session {0}")]
+    Unknown(String),
+    /// A manifest or an archive that is none, or not whole.
+    #[error("{what}: {reason}")]
+    Malformed {
+        /// Which.
+        what: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// A file.
+    #[error("{path}: {source}")]
+    Io {
+        /// Which.
+        path: String,
+        /// What the system says.
+        source: std::io::Error,
+    },
+}
+
+impl Error {
+    pub(crate) fn input(
+        field: impl Into<String>,
+        value: impl ToString,
+        allowed: impl Into<String>,
+    ) -> Error {
+        Error::Input {
+            field: field.into(),
+            value: value.to_string(),
+            allowed: allowed.into(),
+        }
+    }
+
+    pub(crate) fn malformed(what: impl Into<String>, reason: impl Into<String>) -> Error {
+        Error::Malformed {
+            what: what.into(),
+            reason: reason.into(),
+        }
+    }
+}

@@ -1,0 +1,192 @@
+//! ds4's files as sessions, and sessions that were ds4's as files again, byte for byte.
+//!
+//! What grows with the tokens (ids, compressed rows, index rows) is cut into pieces; all the rest of
+//! a payload is one object, and so are the file's head and its trailer.
+
+use std::fs::File;
+use std::io::{Cursor, Read, Seek, SeekFrom, Write};
+use std::ops::Range;
+use std::path::Path;
+
+use kvdepot_store::{BlockBuffers, Buffer};
+
+use crate::archive::{Imported, replace};
+use crate::ds4::{self, HEAD_LEN, Head, Layout, SHAPE_LEN, TEXT_AT};
+use crate::error::Error;
+use crate::index::Id;
+use crate::manifest::{Manifest, Reason};
+use crate::save::Checkpoint;
+use crate::store::{Sessions, read_all};
+
+/// Names of the objects.
+const HEAD: &str = "ds4 head";
+const REST: &str = "ds4 rest";
+const TRAILER: &str = "ds4 trailer";
+
+/// Longest text that is kept to be found by.
+const TEXT_MAX: u64 = 64 << 20;
+
+fn wrong(path: &Path) -> impl Fn(ds4::Error) -> Error + '_ {
+    move |error| match error {
+        ds4::Error::Io(source) => Error::Io {
+            path: path.display().to_string(),
+            source,
+        },
+        other => Error::malformed(path.display().to_string(), other.to_string()),
+    }
+}
+
+fn io(path: &Path) -> impl Fn(std::io::Error) -> Error + '_ {
+    move |source| Error::Io {
+        path: path.display().to_string(),
+        source,
+    }
+}
+
+/// Ranges of a payload that these tokens have completed, in their order.
+fn rows_of(layout: &Layout, run: &Range<usize>) -> Vec<Range<u64>> {
+    let run = run.start as u32..run.end as u32;
+    let each = layout.parts().iter();
+    each.filter_map(|part| part.rows_of(run.clone())).collect()
+}
+
+/// Ranges of a payload that do not grow. The first is what it says of itself.
+fn rest_of(layout: &Layout) -> Vec<Range<u64>> {
+    let parts = layout.parts().iter().filter(|part| part.row.is_none());
+    parts.map(|part| part.bytes.clone()).collect()
+}
+
+fn take(file: &mut File, base: u64, ranges: &[Range<u64>]) -> std::io::Result<Vec<u8>> {
+    let len: u64 = ranges.iter().map(|range| range.end - range.start).sum();
+    let mut bytes = Vec::with_capacity(len as usize);
+    for range in ranges {
+        file.seek(SeekFrom::Start(base + range.start))?;
+        file.take(range.end - range.start).read_to_end(&mut bytes)?;
+    }
+    match bytes.len() as u64 == len {
+        true => Ok(bytes),
+        false => Err(std::io::ErrorKind::UnexpectedEof.into()),
+    }
+}
+
+fn fill(file: &mut File, base: u64, ranges: &[Range<u64>], bytes: &[u8]) -> std::io::Result<()> {
+    let mut bytes = Cursor::new(bytes);
+    for range in ranges {
+        file.seek(SeekFrom::Start(base + range.start))?;
+        let mut some = bytes.by_ref().take(range.end - range.start);
+        std::io::copy(&mut some, file)?;
+    }
+    Ok(())
+}
+
+/// Saves a ds4 file as a session.
+///
+/// # Errors
+/// [`Error::Malformed`] for a file that is none, [`Error::NotStored`], and those of the file.
+pub fn import_ds4(sessions: &Sessions, from: &Path) -> Result<Imported, Error> {
+    let (wrong, io) = (wrong(from), io(from));
+    let mut file = File::open(from).map_err(&io)?;
+    let parts = ds4::parse(&mut file).map_err(&wrong)?;
+    if parts.text.end - parts.text.start > TEXT_MAX {
+        let reason = "its text is longer than 64MiB";
+        return Err(Error::malformed(from.display().to_string(), reason));
+    }
+    let text = parts.read_text(&mut file).map_err(&wrong)?;
+    let layout = Layout::read(&mut file, &parts).map_err(&wrong)?;
+    let count = layout.shape().tokens;
+    let tokens = layout.read_tokens(&mut file, 0..count).map_err(&wrong)?;
+    let base = parts.payload.start;
+    let rest = take(&mut file, base, &rest_of(&layout)).map_err(&io)?;
+    let mut trailer = Vec::new();
+    let mut stream = parts.trailer(&mut file);
+    stream.read_to_end(&mut trailer).map_err(&io)?;
+    let mut objects = vec![
+        (HEAD, parts.head.encode().to_vec()),
+        (REST, rest),
+        (TRAILER, trailer),
+    ];
+    objects.retain(|(_, bytes)| !bytes.is_empty());
+    let objects = objects.into_iter();
+    let objects = objects.map(|(name, bytes)| (name.to_owned(), Buffer::from_vec(bytes)));
+    let name = from.file_name().unwrap_or_default();
+    let checkpoint = Checkpoint {
+        tokens: &tokens,
+        text: &text,
+        reason: Reason::of_name(parts.head.reason.name()).unwrap_or(Reason::Asked),
+        context_tokens: parts.head.context,
+        objects: objects.collect(),
+        note: name.to_string_lossy().into_owned(),
+        created: parts.head.created,
+        exact: true,
+    };
+    let rows = |runs: &[Range<usize>]| {
+        let mut one = |run: &Range<usize>| {
+            let bytes = take(&mut file, base, &rows_of(&layout, run));
+            bytes.map(Buffer::from_vec).map_err(&io)
+        };
+        let blocks = runs
+            .iter()
+            .map(&mut one)
+            .collect::<Result<Vec<_>, Error>>()?;
+        Ok(BlockBuffers::whole(blocks))
+    };
+    let saved = sessions.save(checkpoint, Box::new(rows))?;
+    Ok(Imported {
+        id: saved.id,
+        tokens: tokens.len(),
+        bytes: parts.payload.end - parts.payload.start,
+    })
+}
+
+/// Writes a session that was ds4's as its file; its bytes. Nothing is left where that fails.
+///
+/// # Errors
+/// [`Error::Unknown`], [`Error::Malformed`] for a session of another engine or one that is not
+/// whole, and those of the file.
+pub fn export_ds4(sessions: &Sessions, id: Id, to: &Path) -> Result<u64, Error> {
+    let manifest = sessions.manifest(id)?;
+    let refused = |reason: &str| Error::malformed(format!("session {id}"), reason);
+    let part = |name: &str| object(sessions, &manifest, name);
+    let head = part(HEAD)?.ok_or_else(|| refused("it was not ds4's"))?;
+    let head: [u8; HEAD_LEN] = head.try_into().map_err(|_| refused("its head is none"))?;
+    let head = Head::decode(&head).map_err(wrong(to))?;
+    let rest = part(REST)?.ok_or_else(|| refused("it is not whole"))?;
+    let trailer = part(TRAILER)?.unwrap_or_default();
+    let base = TEXT_AT + manifest.text.len() as u64;
+    let shape = rest.first_chunk::<SHAPE_LEN>();
+    let shape = shape.ok_or_else(|| refused("it is not whole"))?;
+    let layout = Layout::known(shape, base..base + head.payload_len).map_err(wrong(to))?;
+    replace(to, |file, path| {
+        let io = io(path);
+        // The payload's place is nothing at first, and then filled.
+        let nothing = std::io::repeat(0).take(head.payload_len);
+        let written = ds4::write(&mut *file, &head, &manifest.text, nothing, &trailer[..]);
+        let written = written.map_err(wrong(path))?;
+        fill(file, base, &rest_of(&layout), &rest).map_err(&io)?;
+        let keys = manifest.keys().into_iter().zip(&manifest.piece_bytes);
+        let each = manifest.piece_tokens as usize;
+        for (at, (key, bytes)) in keys.enumerate() {
+            let block = read_all(&sessions.pieces, &[(key, *bytes)], sessions.timeout)?;
+            let block = block.into_iter().next().flatten();
+            let block = block.ok_or_else(|| refused("a piece is not there, or does not verify"))?;
+            let run = at * each..((at + 1) * each).min(manifest.tokens.len());
+            fill(file, base, &rows_of(&layout, &run), &block).map_err(&io)?;
+        }
+        file.flush().map_err(&io)?;
+        Ok(written)
+    })
+}
+
+fn object(sessions: &Sessions, of: &Manifest, name: &str) -> Result<Option<Vec<u8>>, Error> {
+    let keys = of.object_keys();
+    let found = of
+        .objects
+        .iter()
+        .zip(keys)
+        .find(|(one, _)| one.name == name);
+    let Some((one, key)) = found else {
+        return Ok(None);
+    };
+    let read = read_all(&sessions.objects, &[(key, one.bytes)], sessions.timeout)?;
+    Ok(read.into_iter().next().flatten())
+}

@@ -1,0 +1,224 @@
+//! Finding the longest usable beginning, and bringing it back.
+
+use std::ops::Range;
+
+use kvdepot_store::{BlockBuffers, Key, Namespace, Outcome, Task};
+
+use crate::error::Error;
+use crate::index::{Entry, Id};
+use crate::manifest::{Manifest, Named};
+use crate::store::Sessions;
+
+/// A session that a prompt begins with.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Found {
+    /// Its name.
+    pub id: Id,
+    /// Its tokens, which are trusted: what is rendered behind them is to be tokenized alone.
+    pub tokens: Vec<u32>,
+    /// Bytes of the rendered text that they stand for; 0 where it is not known.
+    pub text_bytes: usize,
+    /// Runs of tokens, and bytes of each piece.
+    pub pieces: Vec<(Range<usize>, u64)>,
+    /// What does not grow with the tokens.
+    pub objects: Vec<Named>,
+    /// Tokens that its engine had room for.
+    pub context_tokens: u32,
+    pub(crate) manifest: Manifest,
+}
+
+/// What was brought back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Restored {
+    /// Tokens whose rows have come, from the first on: all of them, where it is `whole`.
+    pub cached_tokens: usize,
+    /// All pieces and objects have come, and verified.
+    pub whole: bool,
+}
+
+impl Sessions {
+    /// Sessions whose tokens these begin with, the longest first, of which all is there. At most
+    /// `most` are looked at.
+    ///
+    /// # Errors
+    /// Those of the depot.
+    pub fn lookup(&self, tokens: &[u32], most: usize) -> Result<Vec<Found>, Error> {
+        let found = self.index.read().by_tokens(tokens);
+        self.usable(found, most)
+    }
+
+    /// The same by rendered text.
+    ///
+    /// # Errors
+    /// Those of the depot.
+    pub fn lookup_text(&self, text: &[u8], most: usize) -> Result<Vec<Found>, Error> {
+        let found = self.index.read().by_text(text);
+        self.usable(found, most)
+    }
+
+    /// How many of these tokens have their pieces here, from the first on, whatever session they
+    /// are of: whole pieces, of use to engines whose state has no objects.
+    ///
+    /// # Errors
+    /// Those of the depot.
+    pub fn prefix(&self, tokens: &[u32]) -> Result<usize, Error> {
+        let cut = crate::chain::Cut::of_tokens(self.piece_tokens);
+        let links = cut.links(&crate::chain::bytes_of(tokens));
+        let keys: Vec<Key> = links.iter().map(|link| link.key()).collect();
+        let pieces = self.pieces.prefix(&keys)?;
+        Ok((pieces * self.piece_tokens as usize).min(tokens.len()))
+    }
+
+    fn usable(&self, found: Vec<(Id, Entry)>, most: usize) -> Result<Vec<Found>, Error> {
+        let mut usable = Vec::new();
+        for (id, _) in found {
+            if usable.len() >= most {
+                break;
+            }
+            let manifest = match self.manifest(id) {
+                Ok(manifest) => manifest,
+                Err(Error::Unknown(_)) => continue,
+                Err(Error::Malformed { reason, .. }) => {
+                    self.suspect(id, &reason);
+                    continue;
+                }
+                Err(error) => return Err(error),
+            };
+            if self.is_there(&manifest)? {
+                usable.push(Found::new(id, manifest));
+            }
+        }
+        Ok(usable)
+    }
+
+    fn is_there(&self, manifest: &Manifest) -> Result<bool, Error> {
+        let keys = manifest.keys();
+        if self.pieces.prefix(&keys)? < keys.len() {
+            return Ok(false);
+        }
+        let keys = manifest.object_keys();
+        Ok(keys.is_empty() || self.objects.contains(&keys)?.iter().all(|there| *there))
+    }
+
+    /// Brings a session back: one block's buffers for each of its pieces, and for each object, in
+    /// their order. One that is not whole is found no more, and the depot has let go of what did
+    /// not verify; the next that [`lookup`](Sessions::lookup) has found may be.
+    ///
+    /// # Errors
+    /// [`Error::Input`] before a byte moves, and those of the depot.
+    pub fn restore(
+        &self,
+        found: &Found,
+        rows: BlockBuffers,
+        objects: BlockBuffers,
+    ) -> Result<Restored, Error> {
+        let fit = |what: &str, buffers: &BlockBuffers, wanted: &[u64]| {
+            let lens: Vec<u64> = (0..buffers.len()).map(|at| buffers.bytes(at)).collect();
+            match lens == wanted {
+                true => Ok(()),
+                false => Err(Error::input(
+                    what,
+                    format!("{} blocks, {} bytes", lens.len(), lens.iter().sum::<u64>()),
+                    format!(
+                        "{} blocks, {} bytes: as the session has them",
+                        wanted.len(),
+                        wanted.iter().sum::<u64>()
+                    ),
+                )),
+            }
+        };
+        let sizes: Vec<u64> = found.pieces.iter().map(|(_, bytes)| *bytes).collect();
+        fit("rows", &rows, &sizes)?;
+        let sizes: Vec<u64> = found.objects.iter().map(|one| one.bytes).collect();
+        fit("objects", &objects, &sizes)?;
+        let manifest = &found.manifest;
+        let rows = self.get(&self.pieces, manifest.keys(), rows)?;
+        let objects = match found.objects.is_empty() {
+            true => Vec::new(),
+            false => self.get(&self.objects, manifest.object_keys(), objects)?,
+        };
+        let come = rows.iter().take_while(|one| **one == Outcome::Done).count();
+        let whole = come == rows.len() && objects.iter().all(|one| *one == Outcome::Done);
+        if !whole {
+            let corrupt = rows
+                .iter()
+                .chain(&objects)
+                .any(|one| *one == Outcome::Corrupt);
+            let reason = match corrupt {
+                true => "a part of it does not verify",
+                false => "a part of it is not there",
+            };
+            self.suspect(found.id, reason);
+        }
+        let end = found
+            .pieces
+            .get(come.wrapping_sub(1))
+            .map_or(0, |(run, _)| run.end);
+        Ok(Restored {
+            cached_tokens: end,
+            whole,
+        })
+    }
+
+    fn suspect(&self, id: Id, reason: &str) {
+        tracing::warn!(session = %id, reason, "a session is not used any more");
+        self.index.write().quarantine(id);
+    }
+
+    fn get(
+        &self,
+        from: &Namespace,
+        keys: Vec<Key>,
+        buffers: BlockBuffers,
+    ) -> Result<Vec<Outcome>, Error> {
+        let task: Task = from.get(keys, buffers)?;
+        let waited = crate::store::wait(&task, self.timeout);
+        if waited.is_err() {
+            // Nothing may come into the caller's memory behind its back.
+            task.wait_released(None)?;
+        }
+        waited?;
+        Ok(task.outcomes())
+    }
+}
+
+impl Found {
+    pub(crate) fn new(id: Id, manifest: Manifest) -> Found {
+        let each = manifest.piece_tokens as usize;
+        let count = manifest.tokens.len();
+        let run = |(at, bytes): (usize, &u64)| (at * each..((at + 1) * each).min(count), *bytes);
+        Found {
+            id,
+            tokens: manifest.tokens.clone(),
+            text_bytes: manifest.text.len(),
+            pieces: manifest.piece_bytes.iter().enumerate().map(run).collect(),
+            objects: manifest.objects.clone(),
+            context_tokens: manifest.context_tokens,
+            manifest,
+        }
+    }
+}
+
+impl Manifest {
+    /// Keys of its pieces.
+    pub(crate) fn keys(&self) -> Vec<Key> {
+        let mut keys: Vec<Key> = self.links().iter().map(|link| link.key()).collect();
+        for (at, key) in &self.variants {
+            if let Some(one) = keys.get_mut(*at as usize) {
+                *one = Key(*key);
+            }
+        }
+        keys
+    }
+
+    /// Keys of its objects.
+    pub(crate) fn object_keys(&self) -> Vec<Key> {
+        let links = self.links();
+        let end = links.last();
+        let each = self.objects.iter();
+        each.filter_map(|one| Some(end?.object(&one.name, &one.sum)))
+            .collect()
+    }
+}

@@ -1,0 +1,213 @@
+//! The sessions of a depot.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use kvdepot_store::{BlockBuffers, Buffer, Depot, Key, Namespace, NamespaceSpec, Task};
+use parking_lot::RwLock;
+
+use crate::error::Error;
+use crate::index::{Id, Index};
+use crate::manifest::Manifest;
+
+/// What the description of a namespace of manifests has as its `group`.
+pub const GROUP: &str = "session manifests";
+
+/// Groups of the other two.
+const PIECES: &str = "session pieces";
+const OBJECTS: &str = "session objects";
+
+/// Tokens of a piece, at most: what a piece has is written again where it is not full.
+const PIECE_TOKENS_MAX: u32 = 1 << 20;
+
+/// Manifests that are read at a time.
+const BATCH: usize = 64;
+
+/// Longest manifest: some 60 million tokens.
+pub(crate) const MANIFEST_MAX: u64 = 256 << 20;
+
+/// What all sessions of a store have in common.
+#[derive(Clone, Debug)]
+#[expect(clippy::exhaustive_structs, reason = "made from its fields")]
+pub struct Spec {
+    /// What has to be the same for a state to be used again: model, weights, element types, layout,
+    /// tokenizer. `block_tokens` are those of a piece. Its `group` is not used.
+    pub namespace: NamespaceSpec,
+    /// How long a depot may take for one call.
+    pub timeout: Duration,
+}
+
+impl Spec {
+    /// With a minute for each call.
+    #[must_use]
+    pub fn new(namespace: NamespaceSpec) -> Spec {
+        Spec {
+            namespace,
+            timeout: Duration::from_secs(60),
+        }
+    }
+}
+
+/// Sessions in a depot.
+pub struct Sessions {
+    pub(crate) depot: Arc<Depot>,
+    pub(crate) pieces: Namespace,
+    pub(crate) objects: Namespace,
+    pub(crate) manifests: Namespace,
+    pub(crate) piece_tokens: u32,
+    pub(crate) timeout: Duration,
+    pub(crate) index: RwLock<Index>,
+}
+
+impl Sessions {
+    /// Those of a depot under these conditions; what is stored is read into an index.
+    ///
+    /// # Errors
+    /// [`Error::Input`] for pieces that cannot be, and those of the depot.
+    pub fn open(depot: Arc<Depot>, spec: &Spec) -> Result<Sessions, Error> {
+        let piece_tokens = u32::try_from(spec.namespace.block_tokens).ok();
+        let piece_tokens = piece_tokens.filter(|tokens| (1..=PIECE_TOKENS_MAX).contains(tokens));
+        let piece_tokens = piece_tokens.ok_or_else(|| {
+            let allowed = format!("tokens of a piece, 1 to {PIECE_TOKENS_MAX}");
+            Error::input("block_tokens", spec.namespace.block_tokens, allowed)
+        })?;
+        let namespace = |group: &str| {
+            depot.namespace(&NamespaceSpec {
+                group: Some(group.to_owned()),
+                ..spec.namespace.clone()
+            })
+        };
+        let sessions = Sessions {
+            pieces: namespace(PIECES)?,
+            objects: namespace(OBJECTS)?,
+            manifests: namespace(GROUP)?,
+            depot,
+            piece_tokens,
+            timeout: spec.timeout,
+            index: RwLock::new(Index::new(piece_tokens)),
+        };
+        sessions.refresh()?;
+        Ok(sessions)
+    }
+
+    /// The depot.
+    #[must_use]
+    pub fn depot(&self) -> &Arc<Depot> {
+        &self.depot
+    }
+
+    /// Tokens of a piece.
+    #[must_use]
+    pub fn piece_tokens(&self) -> u32 {
+        self.piece_tokens
+    }
+
+    /// Looks which sessions there are: others may have saved or removed some.
+    ///
+    /// # Errors
+    /// Those of the depot.
+    pub fn refresh(&self) -> Result<(), Error> {
+        let listed = self.manifests.blocks()?;
+        let gone: Vec<Id> = {
+            let there: std::collections::HashSet<Id> =
+                listed.iter().map(|(key, _)| Id::of(key)).collect();
+            let index = self.index.read();
+            let known = index.entries().map(|(id, _)| id);
+            known.filter(|id| !there.contains(id)).collect()
+        };
+        let new: Vec<(Key, u64)> = {
+            let index = self.index.read();
+            let is_new = |(key, len): &(Key, u64)| {
+                *len <= MANIFEST_MAX && index.entry(Id::of(key)).is_none()
+            };
+            listed.into_iter().filter(is_new).collect()
+        };
+        {
+            let mut index = self.index.write();
+            gone.into_iter().for_each(|id| index.forget(id));
+        }
+        for some in new.chunks(BATCH) {
+            let read = read_all(&self.manifests, some, self.timeout)?;
+            let mut index = self.index.write();
+            for ((key, len), bytes) in some.iter().zip(read) {
+                match bytes.as_deref().map(Manifest::decode) {
+                    Some(Ok(manifest)) if manifest.piece_tokens == self.piece_tokens => {
+                        index.add(*key, *len, &manifest);
+                    }
+                    Some(Err(error)) => tracing::warn!(%error, %key, "a session is passed over"),
+                    _ => {}
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// A session's manifest.
+    ///
+    /// # Errors
+    /// [`Error::Unknown`] where it is not there any more, or does not verify.
+    pub fn manifest(&self, id: Id) -> Result<Manifest, Error> {
+        let unknown = || Error::Unknown(id.to_string());
+        let (key, len) = {
+            let index = self.index.read();
+            let entry = index.entry(id).ok_or_else(unknown)?;
+            (entry.key, entry.len)
+        };
+        let read = read_all(&self.manifests, &[(key, len)], self.timeout)?;
+        let bytes = read.into_iter().next().flatten();
+        let Some(bytes) = bytes else {
+            self.index.write().forget(id);
+            return Err(unknown());
+        };
+        Manifest::decode(&bytes)
+    }
+
+    /// The session whose name begins with these hexadecimal digits.
+    ///
+    /// # Errors
+    /// [`Error::Unknown`] for none, [`Error::Input`] for several.
+    pub fn find(&self, digits: &str) -> Result<Id, Error> {
+        let digits = digits.to_ascii_lowercase();
+        let index = self.index.read();
+        let all = index.entries().map(|(id, _)| id);
+        let found: Vec<Id> = all
+            .filter(|id| id.to_string().starts_with(&digits))
+            .collect();
+        match found[..] {
+            [one] => Ok(one),
+            [] => Err(Error::Unknown(digits)),
+            _ => Err(Error::input(
+                "session",
+                digits,
+                "digits that only one session's name begins with",
+            )),
+        }
+    }
+}
+
+/// Blocks, whole, each of which may be missing.
+pub(crate) fn read_all(
+    from: &Namespace,
+    blocks: &[(Key, u64)],
+    timeout: Duration,
+) -> Result<Vec<Option<Vec<u8>>>, Error> {
+    let buffers: Vec<Buffer> = blocks
+        .iter()
+        .map(|(_, len)| Buffer::from_vec(vec![0; *len as usize]))
+        .collect();
+    if buffers.is_empty() {
+        return Ok(Vec::new());
+    }
+    let keys = blocks.iter().map(|(key, _)| *key).collect();
+    let task = from.get(keys, BlockBuffers::whole(buffers.clone()))?;
+    let there = wait(&task, timeout)?;
+    let each = there.into_iter().zip(buffers);
+    Ok(each
+        .map(|(there, buffer)| there.then(|| buffer.to_vec()))
+        .collect())
+}
+
+/// Waits for a task; which keys are done.
+pub(crate) fn wait(task: &Task, timeout: Duration) -> Result<Vec<bool>, Error> {
+    Ok(task.wait(Some(timeout))?)
+}

@@ -1,0 +1,160 @@
+//! Looking after sessions: what there is, whether it is sound, and what goes.
+
+use std::collections::HashSet;
+
+use kvdepot_store::Key;
+
+use crate::error::Error;
+use crate::index::Id;
+use crate::manifest::{Manifest, Reason};
+use crate::store::{Sessions, read_all};
+
+/// Bytes of pieces that are read at a time to be looked at.
+const LOOK_BYTES: u64 = 64 << 20;
+
+/// A session, for people.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Listed {
+    /// Its name.
+    pub id: Id,
+    /// Its tokens.
+    pub tokens: usize,
+    /// Bytes of its rendered text.
+    pub text_bytes: usize,
+    /// Bytes of all that it names; others may name some of it, too.
+    pub bytes: u64,
+    /// When it was saved, in Unix seconds.
+    pub created: u64,
+    /// Why.
+    pub reason: Reason,
+    /// What was noted.
+    pub note: String,
+    /// It did not verify, or was not whole, when it was last used.
+    pub is_bad: bool,
+}
+
+/// What a look at all bytes of a session has shown.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Checked {
+    /// Pieces and objects.
+    pub blocks: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Those that are not there, or do not verify.
+    pub missing: Vec<String>,
+}
+
+impl Sessions {
+    /// All sessions, the newest first.
+    #[must_use]
+    pub fn list(&self) -> Vec<Listed> {
+        let index = self.index.read();
+        let listed = index.entries().map(|(id, entry)| Listed {
+            id,
+            tokens: entry.tokens,
+            text_bytes: entry.text_bytes,
+            bytes: entry.bytes,
+            created: entry.created,
+            reason: entry.reason,
+            note: entry.note.clone(),
+            is_bad: entry.is_bad,
+        });
+        let mut listed: Vec<Listed> = listed.collect();
+        listed.sort_by_key(|one| (std::cmp::Reverse(one.created), one.id));
+        listed
+    }
+
+    /// Reads all of a session, and says what is not there or does not verify; that is found no more.
+    ///
+    /// # Errors
+    /// [`Error::Unknown`], and those of the depot.
+    pub fn verify(&self, id: Id) -> Result<Checked, Error> {
+        let manifest = self.manifest(id)?;
+        let mut checked = Checked::default();
+        let pieces = manifest
+            .keys()
+            .into_iter()
+            .zip(manifest.piece_bytes.iter().copied());
+        let named = pieces
+            .enumerate()
+            .map(|(at, block)| (format!("piece {at}"), block));
+        self.look(&self.pieces, named.collect(), &mut checked)?;
+        let objects = manifest.object_keys().into_iter().zip(&manifest.objects);
+        let named = objects.map(|(key, one)| (format!("object {:?}", one.name), (key, one.bytes)));
+        self.look(&self.objects, named.collect(), &mut checked)?;
+        if !checked.missing.is_empty() {
+            self.index.write().quarantine(id);
+        }
+        Ok(checked)
+    }
+
+    fn look(
+        &self,
+        from: &kvdepot_store::Namespace,
+        blocks: Vec<(String, (Key, u64))>,
+        checked: &mut Checked,
+    ) -> Result<(), Error> {
+        let mut rest = &blocks[..];
+        while !rest.is_empty() {
+            let mut bytes = 0;
+            let fits = |(_, (_, len)): &&(String, (Key, u64))| {
+                bytes += len;
+                bytes <= LOOK_BYTES
+            };
+            let count = rest.iter().take_while(fits).count().max(1);
+            let (some, later) = rest.split_at(count);
+            rest = later;
+            let wanted: Vec<(Key, u64)> = some.iter().map(|(_, block)| *block).collect();
+            let read = read_all(from, &wanted, self.timeout)?;
+            for ((name, (_, len)), read) in some.iter().zip(read) {
+                checked.blocks += 1;
+                match read {
+                    Some(_) => checked.bytes += len,
+                    None => checked.missing.push(name.clone()),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes a session: its manifest first, and then what no other session here names.
+    ///
+    /// # Errors
+    /// [`Error::Unknown`], and those of the depot.
+    pub fn remove(&self, id: Id) -> Result<(), Error> {
+        let manifest = self.manifest(id)?;
+        let (key, first) = {
+            let index = self.index.read();
+            let entry = index
+                .entry(id)
+                .ok_or_else(|| Error::Unknown(id.to_string()))?;
+            (entry.key, entry.first)
+        };
+        self.manifests.remove(&[key])?;
+        self.index.write().remove(id, &manifest);
+        // Pieces are shared by those alone that begin with the same one.
+        let others: Vec<Id> = {
+            let index = self.index.read();
+            let same = index.entries().filter(|(_, entry)| entry.first == first);
+            same.map(|(id, _)| id).collect()
+        };
+        let mut kept: HashSet<Key> = HashSet::new();
+        for other in others {
+            match self.manifest(other) {
+                Ok(manifest) => kept.extend(manifest.keys()),
+                Err(Error::Unknown(_) | Error::Malformed { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        let doomed = |manifest: &Manifest| -> Vec<Key> {
+            let mut keys = manifest.keys();
+            keys.retain(|key| !kept.contains(key));
+            keys
+        };
+        self.pieces.remove(&doomed(&manifest))?;
+        self.objects.remove(&manifest.object_keys())?;
+        Ok(())
+    }
+}
