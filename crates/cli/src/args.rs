@@ -3,6 +3,7 @@
 mod cluster;
 mod files;
 mod scale;
+mod session;
 mod transfer;
 
 use std::path::PathBuf;
@@ -14,6 +15,7 @@ use kvdepot_store::config::size;
 pub(crate) use cluster::Cluster;
 pub(crate) use files::Files;
 pub(crate) use scale::{Scale, Task};
+pub(crate) use session::{InDepot, Session, SessionCommand};
 pub(crate) use transfer::Transfer;
 
 /// Looks after kvdepot's arenas and measures this machine.
@@ -67,6 +69,8 @@ pub(crate) enum Command {
     /// loses its pins and reservations, nothing else. When the service ends, its clients find every
     /// block missing, and find them again when it is back.
     Serve(Serve),
+    /// Whole conversations of local engines, which are kept in a depot.
+    Session(Session),
     /// What this machine offers, what could be better, and what is amiss.
     ///
     /// A line with `warn` names what keeps kvdepot from working or storing, or is damaged, and

@@ -20,6 +20,9 @@ pub(crate) enum Error {
     /// The transfer engine refused.
     #[error(transparent)]
     Transfer(#[from] kvdepot_transfer::Error),
+    /// A session was refused.
+    #[error(transparent)]
+    Session(#[from] kvdepot_session::Error),
     /// Nothing is where an arena was expected.
     #[error("{path}: there is no arena", path = path.display())]
     NoArena {

@@ -76,6 +76,7 @@ fn run(command: Command, program: &OsStr, output: &mut Output) -> Result<i32, Er
         Command::Verify(args) => cmd::verify::run(&args, output),
         Command::Rm(args) => cmd::rm::run(&args, output),
         Command::Serve(args) => cmd::serve::run(&args, output),
+        Command::Session(args) => cmd::session::run(&args, output),
         Command::Doctor(args) => cmd::doctor::run(&args, output),
         Command::Bench(args) => bench::run(&args, program, output),
     }

@@ -5,7 +5,7 @@
 //! BLAKE3 of all before it. Little-endian. It is written once, to a temporary name, and renamed.
 
 use std::fs::File;
-use std::io::{BufReader, BufWriter, Read, Write};
+use std::io::{BufReader, BufWriter, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 use kvdepot_store::{BlockBuffers, Buffer, Key, Namespace};
@@ -144,56 +144,92 @@ fn one(sessions: &Sessions, from: &Namespace, block: (Key, u64), id: Id) -> Resu
     })
 }
 
-/// Reads a session from a file, and saves it. The file's sum is compared before it is there: until
-/// then its pieces are blocks that no session names.
+/// A file that is read, with all that is said before its pieces.
+struct Archive<'a> {
+    path: &'a Path,
+    input: Summed<BufReader<File>>,
+    manifest: Manifest,
+}
+
+impl Archive<'_> {
+    /// Opens one. All of it is read once first: nothing of a file that has changed is used.
+    fn open(path: &Path) -> Result<Archive<'_>, Error> {
+        let wrong = |reason: &str| Error::malformed(path.display().to_string(), reason);
+        let mut file = File::open(path).map_err(io(path))?;
+        let len = file.metadata().map_err(io(path))?.len();
+        let mut head = [0; HEAD];
+        let begin = file.read_exact(&mut head);
+        begin.map_err(|error| cut(path, error))?;
+        let u32_at =
+            |at: usize| u32::from_le_bytes(head[at..at + 4].try_into().unwrap_or_default());
+        if head[..8] != MAGIC[..] {
+            return Err(wrong("it is no session"));
+        }
+        if u32_at(8) != VERSION {
+            return Err(wrong(&format!(
+                "it is of version {}, this release reads {VERSION}",
+                u32_at(8)
+            )));
+        }
+        file.rewind().map_err(io(path))?;
+        if !is_whole(&file, len).map_err(|error| cut(path, error))? {
+            return Err(wrong("its bytes have changed, or it is cut"));
+        }
+        file.seek(SeekFrom::Start(HEAD as u64)).map_err(io(path))?;
+        let encoded = u64::from_le_bytes(head[16..].try_into().unwrap_or_default());
+        if encoded > MANIFEST_MAX.min(len) {
+            return Err(wrong("its manifest is longer than it may be"));
+        }
+        let mut input = Summed {
+            inner: BufReader::with_capacity(1 << 20, file),
+            hasher: blake3::Hasher::new(),
+        };
+        let mut bytes = vec![0; encoded as usize];
+        input.take(&mut bytes).map_err(|error| cut(path, error))?;
+        let manifest = Manifest::decode(&bytes)?;
+        if manifest.bytes() + encoded + (HEAD + SUM) as u64 != len {
+            return Err(wrong("its length is not that of its parts"));
+        }
+        Ok(Archive {
+            path,
+            input,
+            manifest,
+        })
+    }
+}
+
+fn cut(path: &Path, error: std::io::Error) -> Error {
+    match error.kind() {
+        std::io::ErrorKind::UnexpectedEof => {
+            Error::malformed(path.display().to_string(), "it is cut")
+        }
+        _ => io(path)(error),
+    }
+}
+
+/// What a file has, without saving it.
 ///
 /// # Errors
-/// [`Error::Malformed`] for what is none, is cut or has changed; [`Error::Input`] for one of another
-/// namespace; [`Error::NotStored`].
+/// [`Error::Malformed`] for what is none, is cut or has changed.
+pub fn look(from: &Path) -> Result<Manifest, Error> {
+    Ok(Archive::open(from)?.manifest)
+}
+
+/// Reads a session from a file, and saves it.
+///
+/// # Errors
+/// [`Error::Malformed`] for what is none, is cut or has changed; [`Error::Input`] for one that these
+/// sessions cannot use; [`Error::NotStored`].
 pub fn import(sessions: &Sessions, from: &Path) -> Result<Imported, Error> {
-    let wrong = |reason: &str| Error::malformed(from.display().to_string(), reason);
-    let cut = |error: std::io::Error| match error.kind() {
-        std::io::ErrorKind::UnexpectedEof => wrong("it is cut"),
-        _ => io(from)(error),
-    };
-    let file = File::open(from).map_err(io(from))?;
-    let len = file.metadata().map_err(io(from))?.len();
-    // First all of it is read once: nothing of a file that has changed gets into the depot.
-    let sum = sum_of(&file, len).map_err(cut)?;
-    let mut input = Summed {
-        inner: BufReader::with_capacity(1 << 20, &file),
-        hasher: blake3::Hasher::new(),
-    };
-    rewind(&file).map_err(io(from))?;
-    let mut head = [0; HEAD];
-    input.take(&mut head).map_err(cut)?;
-    let u32_at = |at: usize| u32::from_le_bytes(head[at..at + 4].try_into().unwrap_or_default());
-    if head[..8] != MAGIC[..] {
-        return Err(wrong("it is no session"));
-    }
-    if u32_at(8) != VERSION {
-        return Err(wrong(&format!(
-            "it is of version {}, this release reads {VERSION}",
-            u32_at(8)
-        )));
-    }
-    if !sum {
-        return Err(wrong("its bytes have changed, or it is cut"));
-    }
-    let encoded = u64::from_le_bytes(head[16..].try_into().unwrap_or_default());
-    if encoded > MANIFEST_MAX || encoded > len {
-        return Err(wrong("its manifest is longer than it may be"));
-    }
-    let mut bytes = vec![0; encoded as usize];
-    input.take(&mut bytes).map_err(cut)?;
-    let manifest = Manifest::decode(&bytes)?;
+    let Archive {
+        path,
+        mut input,
+        manifest,
+    } = Archive::open(from)?;
     refuse_others(sessions, &manifest)?;
-    if manifest.bytes() + encoded + (HEAD + SUM) as u64 != len {
-        return Err(wrong("its length is not that of its parts"));
-    }
     let mut put = |what: &str, space: &Namespace, key: Key, bytes: u64| {
         let mut block = vec![0; bytes as usize];
-        input.take(&mut block).map_err(cut)?;
+        input.take(&mut block).map_err(|error| cut(path, error))?;
         let buffers = BlockBuffers::whole([Buffer::from_vec(block)]);
         sessions.put(what, space, vec![key], buffers)
     };
@@ -204,7 +240,7 @@ pub fn import(sessions: &Sessions, from: &Path) -> Result<Imported, Error> {
         put("an object", &sessions.objects, key, object.bytes)?;
     }
     let end = manifest.links().last().copied();
-    let end = end.ok_or_else(|| wrong("no tokens"))?;
+    let end = end.ok_or_else(|| Error::malformed(path.display().to_string(), "no tokens"))?;
     let (id, _) = sessions.put_manifest(end, &manifest)?;
     Ok(Imported {
         id,
@@ -213,12 +249,8 @@ pub fn import(sessions: &Sessions, from: &Path) -> Result<Imported, Error> {
     })
 }
 
-fn rewind(mut file: &File) -> std::io::Result<()> {
-    std::io::Seek::rewind(&mut file)
-}
-
 /// Whether a file ends with the sum of what is before.
-fn sum_of(file: &File, len: u64) -> std::io::Result<bool> {
+fn is_whole(file: &File, len: u64) -> std::io::Result<bool> {
     let Some(body) = len.checked_sub(SUM as u64) else {
         return Ok(false);
     };

@@ -28,11 +28,11 @@ mod save;
 mod store;
 mod upkeep;
 
-pub use archive::{Imported, export, import};
+pub use archive::{Imported, export, import, look};
 pub use error::Error;
 pub use from_ds4::{export_ds4, import_ds4};
 pub use index::Id;
-pub use manifest::{Manifest, Named, Reason};
+pub use manifest::{Manifest, Named, Reason, Space};
 pub use restore::{Found, Restored};
 pub use save::{Checkpoint, Rows, Saved};
 pub use store::{GROUP, Sessions, Spec};

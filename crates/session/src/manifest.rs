@@ -3,7 +3,7 @@
 //! The block of a manifest is the eight bytes `kvsessn` and the version, and then the fields of
 //! [`Manifest`] in their order, as postcard writes them. Its bytes are under the checksum of a block.
 
-use kvdepot_store::NamespaceId;
+use kvdepot_store::{NamespaceId, NamespaceSpec};
 use serde::{Deserialize, Serialize};
 
 use crate::chain::{Cut, Link, bytes_of};
@@ -70,6 +70,56 @@ pub struct Named {
     pub sum: [u8; 32],
 }
 
+/// Under which conditions a state can be used again: a namespace's fields, but for its salt.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Space {
+    /// As in [`NamespaceSpec`].
+    pub model: String,
+    /// Likewise.
+    pub dtype: String,
+    /// Likewise.
+    pub weights: Option<String>,
+    /// Likewise.
+    pub layout: Option<String>,
+    /// Likewise.
+    pub world: Option<String>,
+    /// Likewise.
+    pub hash: Option<String>,
+    /// Whether there is a salt, which is not told.
+    pub is_salted: bool,
+}
+
+impl Space {
+    pub(crate) fn of(spec: &NamespaceSpec) -> Space {
+        Space {
+            model: spec.model.clone(),
+            dtype: spec.dtype.clone(),
+            weights: spec.weights.clone(),
+            layout: spec.layout.clone(),
+            world: spec.world.clone(),
+            hash: spec.hash.clone(),
+            is_salted: spec.salt.is_some(),
+        }
+    }
+
+    /// The namespace, with pieces of so many tokens and this salt.
+    #[must_use]
+    pub fn spec(&self, piece_tokens: u32, salt: Option<String>) -> NamespaceSpec {
+        NamespaceSpec {
+            model: self.model.clone(),
+            dtype: self.dtype.clone(),
+            block_tokens: piece_tokens.into(),
+            weights: self.weights.clone(),
+            layout: self.layout.clone(),
+            world: self.world.clone(),
+            hash: self.hash.clone(),
+            salt,
+            ..NamespaceSpec::default()
+        }
+    }
+}
+
 /// What a session is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
@@ -78,6 +128,8 @@ pub struct Manifest {
     pub pieces_in: [u8; 16],
     /// Of its objects.
     pub objects_in: [u8; 16],
+    /// Under which conditions it can be used.
+    pub space: Space,
     /// When it was saved, in Unix seconds.
     pub created: u64,
     /// Why.
@@ -192,6 +244,7 @@ mod tests {
         Manifest {
             pieces_in: [1; 16],
             objects_in: [2; 16],
+            space: Space::of(&NamespaceSpec::default()),
             created: 1_700_000_000,
             reason: Reason::Cold,
             context_tokens: 4096,

@@ -199,6 +199,7 @@ impl Sessions {
         Manifest {
             pieces_in: self.pieces.id().0,
             objects_in: self.objects.id().0,
+            space: self.space.clone(),
             created: checkpoint.created,
             reason: checkpoint.reason,
             context_tokens: checkpoint.context_tokens,

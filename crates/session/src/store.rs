@@ -8,7 +8,7 @@ use parking_lot::RwLock;
 
 use crate::error::Error;
 use crate::index::{Id, Index};
-use crate::manifest::Manifest;
+use crate::manifest::{Manifest, Space};
 
 /// What the description of a namespace of manifests has as its `group`.
 pub const GROUP: &str = "session manifests";
@@ -54,6 +54,7 @@ pub struct Sessions {
     pub(crate) pieces: Namespace,
     pub(crate) objects: Namespace,
     pub(crate) manifests: Namespace,
+    pub(crate) space: Space,
     pub(crate) piece_tokens: u32,
     pub(crate) timeout: Duration,
     pub(crate) index: RwLock<Index>,
@@ -82,12 +83,54 @@ impl Sessions {
             objects: namespace(OBJECTS)?,
             manifests: namespace(GROUP)?,
             depot,
+            space: Space::of(&spec.namespace),
             piece_tokens,
             timeout: spec.timeout,
             index: RwLock::new(Index::new(piece_tokens)),
         };
         sessions.refresh()?;
         Ok(sessions)
+    }
+
+    /// All sessions of a depot, by what they can be used with; those under a salt where it is this
+    /// one.
+    ///
+    /// # Errors
+    /// Those of the depot.
+    pub fn all(depot: &Arc<Depot>, salt: Option<&str>) -> Result<Vec<Sessions>, Error> {
+        let mut all: Vec<Sessions> = Vec::new();
+        let group = format!("group={GROUP}");
+        for namespace in depot.namespaces()? {
+            let description = namespace.description.unwrap_or_default();
+            if !description.contains(&group) {
+                continue;
+            }
+            let manifests = depot.namespace_by_id(namespace.id);
+            let timeout = Spec::new(NamespaceSpec::default()).timeout;
+            let mut some = manifests.blocks()?;
+            some.retain(|(_, len)| *len <= MANIFEST_MAX);
+            some.truncate(BATCH);
+            let read = read_all(&manifests, &some, timeout)?.into_iter().flatten();
+            let Some(known) = read
+                .filter_map(|bytes| Manifest::decode(&bytes).ok())
+                .next()
+            else {
+                continue;
+            };
+            let salt = salt.filter(|_| known.space.is_salted).map(str::to_owned);
+            let spec = Spec::new(known.space.spec(known.piece_tokens, salt));
+            let sessions = Sessions::open(Arc::clone(depot), &spec)?;
+            if sessions.manifests.id() == namespace.id {
+                all.push(sessions);
+            }
+        }
+        Ok(all)
+    }
+
+    /// What they can be used with.
+    #[must_use]
+    pub fn space(&self) -> &Space {
+        &self.space
     }
 
     /// The depot.

@@ -2,9 +2,11 @@
 
 pub(crate) mod doctor;
 pub(crate) mod ls;
+mod options;
 pub(crate) mod rm;
 pub(crate) mod serve;
 pub(crate) mod served;
+pub(crate) mod session;
 pub(crate) mod stat;
 pub(crate) mod verify;
 

@@ -5,11 +5,9 @@ use std::time::Duration;
 
 use kvdepot_host::dirs;
 use kvdepot_store::Config;
-use kvdepot_store::config::read_below;
-use kvdepot_store::config::schema;
-use kvdepot_store::option::Kind;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
+use super::options::{self, refused, set};
 use crate::args::Serve;
 use crate::error::Error;
 use crate::interrupt::Interrupt;
@@ -62,34 +60,13 @@ pub(crate) fn run(args: &Serve, output: &mut Output) -> Result<i32, Error> {
 
 /// The options of the file, with those of the command line in their place.
 fn config(args: &Serve) -> Result<Config, Error> {
-    let mut given = Value::Object(Map::new());
-    for option in &args.options {
-        let Some((name, value)) = option.split_once('=').filter(|(name, _)| !name.is_empty())
-        else {
-            return Err(refused(
-                "--option",
-                option,
-                "NAME=VALUE, such as cache.capacity=8GiB",
-            ));
-        };
-        let beside = match name {
-            "pipeline" => args.pipeline.clone(),
-            "socket" => args.socket.as_deref().map(text),
-            _ => None,
-        };
-        if let Some(beside) = beside.filter(|beside| beside != value) {
-            let allowed = format!("the {name} once: {beside} is given beside it");
-            return Err(refused("--option", option, &allowed));
-        }
-        set(&mut given, name, read(name, value));
-    }
-    if let Some(pipeline) = &args.pipeline {
-        set(&mut given, "pipeline", pipeline.clone().into());
-    }
-    let mut all = match &args.config {
-        Some(path) => read_below(path, given)?,
-        None => given,
+    let beside = |name: &str| match name {
+        "pipeline" => args.pipeline.clone(),
+        "socket" => args.socket.as_deref().map(text),
+        _ => None,
     };
+    let pipeline = args.pipeline.as_deref();
+    let mut all = options::read(args.config.as_deref(), &args.options, pipeline, beside)?;
     if all.get("pipeline").is_none() {
         set(&mut all, "pipeline", PIPELINE.into());
     }
@@ -124,51 +101,6 @@ fn name_for(all: &Value) -> String {
 
 fn text(path: &Path) -> String {
     path.to_string_lossy().into_owned()
-}
-
-/// Numbers and flags as such, all else as text, and all where the schema asks for one.
-fn read(name: &str, value: &str) -> Value {
-    let (section, option) = name.split_once('.').unwrap_or(("", name));
-    let kind = schema::find(section, option).map(|spec| spec.kind);
-    match (kind, value) {
-        (Some(Kind::Text | Kind::Mode), _) => value.into(),
-        (_, "true") => true.into(),
-        (_, "false") => false.into(),
-        _ => value
-            .parse::<u64>()
-            .map_or_else(|_| value.into(), Value::from),
-    }
-}
-
-/// Sets `section.name` or `name`; what is in the way is refused by the schema.
-fn set(all: &mut Value, name: &str, value: Value) {
-    let (section, name) = match name.split_once('.') {
-        Some((section, name)) => (Some(section), name),
-        None => (None, name),
-    };
-    let Some(all) = all.as_object_mut() else {
-        return;
-    };
-    let into = match section {
-        None => Some(all),
-        Some(section) => {
-            let inner = all
-                .entry(section)
-                .or_insert_with(|| Value::Object(Map::new()));
-            inner.as_object_mut()
-        }
-    };
-    if let Some(into) = into {
-        into.insert(name.to_owned(), value);
-    }
-}
-
-fn refused(field: &'static str, value: &str, allowed: &str) -> Error {
-    Error::Usage {
-        field,
-        value: value.into(),
-        allowed: allowed.into(),
-    }
 }
 
 /// Tells the service manager that started this process, where one asked to be told

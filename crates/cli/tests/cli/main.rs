@@ -10,3 +10,4 @@ mod home;
 mod read;
 mod rm;
 mod serve;
+mod session;

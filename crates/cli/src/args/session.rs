@@ -1,0 +1,109 @@
+use std::path::PathBuf;
+
+use clap::Subcommand;
+
+use super::count;
+
+/// Options of `session`.
+#[derive(clap::Args)]
+pub(crate) struct Session {
+    #[command(subcommand)]
+    pub(crate) command: SessionCommand,
+}
+
+/// Which depot's sessions.
+#[derive(clap::Args)]
+pub(crate) struct InDepot {
+    /// Tiers chained near to far, such as "Posix", with their options; or unix:SOCKET, a depot that
+    /// another process has open.
+    #[arg(value_name = "DEPOT")]
+    pub(crate) depot: String,
+    /// A YAML or JSON file with the options of docs/configuration.md.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+    /// One option, such as posix.path=/mnt/kv; as often as needed. It goes before that of --config.
+    #[arg(short = 'o', long = "option", value_name = "NAME=VALUE")]
+    pub(crate) options: Vec<String>,
+    /// The salt of the sessions' namespaces, where they have one.
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) salt: Option<String>,
+}
+
+#[derive(Subcommand)]
+pub(crate) enum SessionCommand {
+    /// The sessions of a depot, the newest first.
+    Ls {
+        #[command(flatten)]
+        depot: InDepot,
+    },
+    /// What one session is made of.
+    Show {
+        #[command(flatten)]
+        depot: InDepot,
+        /// As ls names it, or digits that only it begins with.
+        #[arg(value_name = "SESSION")]
+        session: String,
+    },
+    /// Reads all bytes of sessions and names what is not there or does not verify; exit status 1 if
+    /// anything.
+    Verify {
+        #[command(flatten)]
+        depot: InDepot,
+        /// As ls names it, or digits that only it begins with; all unless given.
+        #[arg(value_name = "SESSION")]
+        session: Option<String>,
+    },
+    /// Removes a session, and what no other one is made of.
+    Rm {
+        #[command(flatten)]
+        depot: InDepot,
+        /// As ls names it, or digits that only it begins with.
+        #[arg(value_name = "SESSION")]
+        session: String,
+    },
+    /// Writes a session to one file, to be copied and kept.
+    Export {
+        #[command(flatten)]
+        depot: InDepot,
+        /// As ls names it, or digits that only it begins with.
+        #[arg(value_name = "SESSION")]
+        session: String,
+        /// The file; one that is there is replaced.
+        #[arg(value_name = "FILE")]
+        file: PathBuf,
+        /// As ds4's own file, byte for byte, of a session that was imported from one.
+        #[arg(long)]
+        ds4: bool,
+    },
+    /// Saves sessions that export has written, or ds4's own files (.kv).
+    ///
+    /// What is changed or cut is refused before anything is stored. Files of ds4 do not say which
+    /// weights they are of: --weights names them, and sessions of other names are never mixed.
+    Import {
+        #[command(flatten)]
+        depot: InDepot,
+        /// The files.
+        #[arg(value_name = "FILE", required = true)]
+        files: Vec<PathBuf>,
+        /// Names the weights that ds4's files are of.
+        #[arg(long, value_name = "TEXT")]
+        weights: Option<String>,
+        /// Tokens of a piece of what comes from ds4's files; 512 unless given.
+        #[arg(long, value_name = "COUNT", value_parser = count)]
+        piece_tokens: Option<u64>,
+    },
+}
+
+impl SessionCommand {
+    /// The depot that it is about.
+    pub(crate) fn depot(&self) -> &InDepot {
+        match self {
+            SessionCommand::Ls { depot }
+            | SessionCommand::Show { depot, .. }
+            | SessionCommand::Verify { depot, .. }
+            | SessionCommand::Rm { depot, .. }
+            | SessionCommand::Export { depot, .. }
+            | SessionCommand::Import { depot, .. } => depot,
+        }
+    }
+}

@@ -1,0 +1,364 @@
+//! `kvdepot session`: whole conversations in a depot.
+
+use std::io::Read;
+use std::path::Path;
+use std::sync::Arc;
+
+use kvdepot_session::{
+    Checked, Error as SessionError, Id, Imported, Listed, Sessions, Spec, ds4, export, export_ds4,
+    import, import_ds4, look,
+};
+use kvdepot_store::{Config, Depot, NamespaceSpec};
+use serde::Serialize;
+
+use super::one_line;
+use super::options;
+use crate::args::{InDepot, Session, SessionCommand};
+use crate::error::Error;
+use crate::interrupt::Interrupt;
+use crate::output::{Output, Table, bytes, count, note, some, utc};
+
+/// Tokens of a piece of what comes from ds4: some 7 MB.
+const PIECE_TOKENS: u64 = 512;
+
+/// A session, for scripts.
+#[derive(Serialize)]
+struct Row<'a> {
+    session: String,
+    model: &'a str,
+    tokens: usize,
+    text_bytes: usize,
+    bytes: u64,
+    reason: &'static str,
+    created: u64,
+    note: &'a str,
+    bad: bool,
+}
+
+impl<'a> Row<'a> {
+    fn of(sessions: &'a Sessions, listed: &'a Listed) -> Row<'a> {
+        Row {
+            session: listed.id.to_string(),
+            model: &sessions.space().model,
+            tokens: listed.tokens,
+            text_bytes: listed.text_bytes,
+            bytes: listed.bytes,
+            reason: listed.reason.name(),
+            created: listed.created,
+            note: &listed.note,
+            bad: listed.is_bad,
+        }
+    }
+}
+
+pub(crate) fn run(args: &Session, output: &mut Output) -> Result<i32, Error> {
+    let interrupt = Interrupt::catch()?;
+    let depot = Arc::new(open(args.command.depot(), &interrupt)?);
+    let done = perform(args, &depot, &interrupt, output);
+    depot.close();
+    done
+}
+
+fn perform(
+    args: &Session,
+    depot: &Arc<Depot>,
+    interrupt: &Interrupt,
+    output: &mut Output,
+) -> Result<i32, Error> {
+    let salt = args.command.depot().salt.as_deref();
+    match &args.command {
+        SessionCommand::Ls { .. } => ls(&Sessions::all(depot, salt)?, output),
+        SessionCommand::Show { session, .. } => {
+            let all = Sessions::all(depot, salt)?;
+            let (sessions, id) = find(&all, session)?;
+            show(sessions, id, output)
+        }
+        SessionCommand::Verify { session, .. } => {
+            let all = Sessions::all(depot, salt)?;
+            let wanted = match session {
+                Some(session) => vec![find(&all, session)?],
+                None => all.iter().flat_map(of_all).collect(),
+            };
+            verify(&wanted, interrupt, output)
+        }
+        SessionCommand::Rm { session, .. } => {
+            let all = Sessions::all(depot, salt)?;
+            let (sessions, id) = find(&all, session)?;
+            sessions.remove(id)?;
+            say(output, "removed", id, 0)
+        }
+        SessionCommand::Export {
+            session, file, ds4, ..
+        } => {
+            let all = Sessions::all(depot, salt)?;
+            let (sessions, id) = find(&all, session)?;
+            let written = match ds4 {
+                true => export_ds4(sessions, id, file)?,
+                false => export(sessions, id, file)?,
+            };
+            say(output, "written", id, written)
+        }
+        SessionCommand::Import {
+            files,
+            weights,
+            piece_tokens,
+            ..
+        } => {
+            for file in files {
+                interrupt.check()?;
+                let piece_tokens = piece_tokens.unwrap_or(PIECE_TOKENS);
+                let ways = (weights.as_deref(), piece_tokens, salt);
+                let imported = bring(depot, file, ways)?;
+                say(output, "saved", imported.id, imported.bytes)?;
+            }
+            Ok(crate::status::OK)
+        }
+    }
+}
+
+fn open(args: &InDepot, interrupt: &Interrupt) -> Result<Depot, Error> {
+    if let Some(socket) = args.depot.strip_prefix("unix:") {
+        return Ok(kvdepot_service::connect(Path::new(socket), None)?);
+    }
+    let beside = |name: &str| (name == "pipeline").then(|| args.depot.clone());
+    let file = args.config.as_deref();
+    let mut all = options::read(file, &args.options, Some(&args.depot), beside)?;
+    // Nobody attaches to a command that ends at once.
+    options::set(&mut all, "socket", "off".into());
+    let config = Config::from_value(&all)?;
+    Ok(interrupt.during(|| kvdepot_service::open(&config))?)
+}
+
+fn of_all(sessions: &Sessions) -> Vec<(&Sessions, Id)> {
+    let each = sessions.list().into_iter();
+    each.map(|listed| (sessions, listed.id)).collect()
+}
+
+/// The session that digits name.
+fn find<'a>(all: &'a [Sessions], digits: &str) -> Result<(&'a Sessions, Id), Error> {
+    let mut found = all
+        .iter()
+        .filter_map(|sessions| match sessions.find(digits) {
+            Err(SessionError::Unknown(_)) => None,
+            other => Some(other.map(|id| (sessions, id))),
+        });
+    match (found.next(), found.next()) {
+        (Some(one), None) => Ok(one?),
+        (None, _) => Err(SessionError::Unknown(digits.to_owned()).into()),
+        (Some(_), Some(_)) => Err(Error::Usage {
+            field: "SESSION",
+            value: digits.to_owned(),
+            allowed: "digits that only one session's name begins with".into(),
+        }),
+    }
+}
+
+fn ls(all: &[Sessions], output: &mut Output) -> Result<i32, Error> {
+    let listed: Vec<(&Sessions, Vec<Listed>)> = all
+        .iter()
+        .map(|sessions| (sessions, sessions.list()))
+        .collect();
+    let rows = listed.iter();
+    let rows = rows.flat_map(|(sessions, some)| some.iter().map(|one| Row::of(sessions, one)));
+    if output.is_json() {
+        rows.into_iter().try_for_each(|row| output.object(&row))?;
+        return Ok(crate::status::OK);
+    }
+    let head = [
+        "session", "model", ">tokens", ">size", "saved", "why", "note",
+    ];
+    let mut table = Table::new(&head);
+    for row in rows {
+        let said = if row.bad { "not whole" } else { row.note };
+        table.row([
+            row.session[..16].to_owned(),
+            one_line(row.model),
+            count(row.tokens as u64),
+            bytes(row.bytes),
+            utc(row.created),
+            row.reason.to_owned(),
+            one_line(said),
+        ]);
+    }
+    output.table(&table)?;
+    Ok(crate::status::OK)
+}
+
+/// A session with its parts, for scripts.
+#[derive(Serialize)]
+struct Shown<'a> {
+    #[serde(flatten)]
+    row: Row<'a>,
+    dtype: &'a str,
+    weights: Option<&'a str>,
+    context_tokens: u32,
+    piece_tokens: u32,
+    pieces: usize,
+    objects: Vec<(String, u64)>,
+    text: String,
+}
+
+fn show(sessions: &Sessions, id: Id, output: &mut Output) -> Result<i32, Error> {
+    let manifest = sessions.manifest(id)?;
+    let listed = sessions.list();
+    let Some(listed) = listed.iter().find(|one| one.id == id) else {
+        return Err(SessionError::Unknown(id.to_string()).into());
+    };
+    let objects = manifest.objects.iter();
+    let shown = Shown {
+        row: Row::of(sessions, listed),
+        dtype: &manifest.space.dtype,
+        weights: manifest.space.weights.as_deref(),
+        context_tokens: manifest.context_tokens,
+        piece_tokens: manifest.piece_tokens,
+        pieces: manifest.piece_bytes.len(),
+        objects: objects.map(|one| (one.name.clone(), one.bytes)).collect(),
+        text: String::from_utf8_lossy(&manifest.text).into_owned(),
+    };
+    if output.is_json() {
+        output.object(&shown)?;
+        return Ok(crate::status::OK);
+    }
+    let weights = shown
+        .weights
+        .map_or_else(String::new, |name| format!(", weights {name}"));
+    let lines = [
+        format!("session {id}"),
+        format!("model {}, {}{weights}", shown.row.model, shown.dtype),
+        format!(
+            "{} of {} that there is room for, saved {} ({})",
+            some(shown.row.tokens as u64, "token"),
+            count(shown.context_tokens.into()),
+            utc(shown.row.created),
+            shown.row.reason
+        ),
+        format!(
+            "{} of {} each, {}",
+            some(shown.pieces as u64, "piece"),
+            some(shown.piece_tokens.into(), "token"),
+            bytes(shown.row.bytes)
+        ),
+    ];
+    for line in lines {
+        output.line(&line)?;
+    }
+    for (name, len) in &shown.objects {
+        output.line(&format!("object {name:?}, {}", bytes(*len)))?;
+    }
+    if !shown.text.is_empty() {
+        output.line(&format!("text {:?}", one_line(&shown.text)))?;
+    }
+    Ok(crate::status::OK)
+}
+
+/// What a look at all of a session has shown, for scripts.
+#[derive(Serialize)]
+struct Looked<'a> {
+    session: String,
+    blocks: u64,
+    bytes: u64,
+    missing: &'a [String],
+}
+
+fn verify(
+    wanted: &[(&Sessions, Id)],
+    interrupt: &Interrupt,
+    output: &mut Output,
+) -> Result<i32, Error> {
+    let mut bad = 0;
+    for (sessions, id) in wanted {
+        interrupt.check()?;
+        let checked: Checked = sessions.verify(*id)?;
+        bad += u64::from(!checked.missing.is_empty());
+        if output.is_json() {
+            output.object(&Looked {
+                session: id.to_string(),
+                blocks: checked.blocks,
+                bytes: checked.bytes,
+                missing: &checked.missing,
+            })?;
+            continue;
+        }
+        let verdict = match checked.missing.is_empty() {
+            true => "whole".to_owned(),
+            false => format!("not there, or not sound: {}", checked.missing.join(", ")),
+        };
+        let size = bytes(checked.bytes);
+        output.line(&format!(
+            "{id}: {}, {size}: {verdict}",
+            some(checked.blocks, "block")
+        ))?;
+    }
+    output.flush()?;
+    if bad > 0 {
+        note(&format!("{} not whole", some(bad, "session")));
+        return Ok(crate::status::PROBLEMS);
+    }
+    Ok(crate::status::OK)
+}
+
+/// What was done with a session, for scripts.
+#[derive(Serialize)]
+struct Done {
+    event: &'static str,
+    session: String,
+    bytes: u64,
+}
+
+fn say(output: &mut Output, event: &'static str, id: Id, len: u64) -> Result<i32, Error> {
+    let done = Done {
+        event,
+        session: id.to_string(),
+        bytes: len,
+    };
+    match output.is_json() {
+        true => output.object(&done)?,
+        false if len > 0 => output.line(&format!("{event} {id}, {}", bytes(len)))?,
+        false => output.line(&format!("{event} {id}"))?,
+    }
+    Ok(crate::status::OK)
+}
+
+/// Saves one file's session.
+fn bring(
+    depot: &Arc<Depot>,
+    file: &Path,
+    (weights, piece_tokens, salt): (Option<&str>, u64, Option<&str>),
+) -> Result<Imported, Error> {
+    let mut magic = [0; 3];
+    let read = std::fs::File::open(file).and_then(|mut file| file.read_exact(&mut magic));
+    read.map_err(Error::io(file))?;
+    if magic == ds4::MAGIC {
+        let mut opened = std::fs::File::open(file).map_err(Error::io(file))?;
+        let parts = ds4::parse(&mut opened).map_err(|error| malformed(file, &error))?;
+        let weights = weights.ok_or_else(|| Error::Usage {
+            field: "--weights",
+            value: "nothing".into(),
+            allowed: "a text that names the weights which ds4's files are of".into(),
+        })?;
+        let spec = NamespaceSpec {
+            model: format!("ds4 {}", parts.head.model),
+            dtype: format!("q{}", parts.head.quant_bits),
+            block_tokens: piece_tokens,
+            weights: Some(weights.to_owned()),
+            salt: salt.map(str::to_owned),
+            ..NamespaceSpec::default()
+        };
+        let sessions = Sessions::open(Arc::clone(depot), &Spec::new(spec))?;
+        return Ok(import_ds4(&sessions, file)?);
+    }
+    let manifest = look(file)?;
+    let salt = salt.filter(|_| manifest.space.is_salted);
+    let spec = manifest
+        .space
+        .spec(manifest.piece_tokens, salt.map(str::to_owned));
+    let sessions = Sessions::open(Arc::clone(depot), &Spec::new(spec))?;
+    Ok(import(&sessions, file)?)
+}
+
+fn malformed(file: &Path, error: &ds4::Error) -> SessionError {
+    SessionError::Malformed {
+        what: file.display().to_string(),
+        reason: error.to_string(),
+    }
+}

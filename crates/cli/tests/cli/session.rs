@@ -1,0 +1,102 @@
+//! `kvdepot session`: conversations in a depot, in and out.
+
+use std::fs;
+use std::path::PathBuf;
+
+use kvdepot_session::ds4;
+use serde_json::Value;
+
+use crate::home::{Home, Ran};
+
+/// A file as ds4 writes them, of so many tokens: no layers, and the ids and logits of its tokens.
+fn file_of_ds4(home: &Home, name: &str, tokens: u32) -> (PathBuf, Vec<u8>) {
+    let shape = [2, 4096, 128, 32, 16, 1024, tokens, 2, 8, 4, 50, 16];
+    let window = 2 * 16 * 8;
+    let mut words: Vec<u32> = shape.to_vec();
+    words.extend((0..tokens).map(|at| at * 7919 % 1000));
+    words.extend(0..50);
+    words.extend([0; 4]);
+    words.extend(0..window);
+    let mut payload = ds4::PAYLOAD_MAGIC.to_vec();
+    payload.extend(words.iter().flat_map(|word| word.to_le_bytes()));
+    let head = ds4::Head {
+        quant_bits: 2,
+        reason: ds4::Reason::CONTINUED,
+        flags: ds4::Flags(0),
+        model: 0,
+        tokens,
+        hits: 3,
+        context: 4096,
+        revision: 0,
+        reserved: [0; 3],
+        created: 1_780_000_000,
+        last_used: 1_780_000_001,
+        payload_len: payload.len() as u64,
+    };
+    let mut file = Vec::new();
+    ds4::write(&mut file, &head, b"a rendered text", &payload[..], &b""[..]).unwrap();
+    let path = home.path(name);
+    fs::write(&path, &file).unwrap();
+    (path, file)
+}
+
+fn session(home: &Home, command: &str, more: &[&str]) -> Ran {
+    let option = format!("posix.path={}", home.path("kv").display());
+    let depot = ["Posix", "-o", &option, "-o", "posix.capacity=64MiB"];
+    home.run(&[&["session", command][..], &depot, more].concat())
+}
+
+fn rows(ran: &Ran) -> Vec<Value> {
+    ran.rows()
+}
+
+#[test]
+fn conversations_move_in_and_out_and_are_looked_after() {
+    let home = Home::new();
+    let (path, whole) = file_of_ds4(&home, "a.kv", 1500);
+    let path = path.to_str().unwrap();
+    let unnamed = session(&home, "import", &[path]);
+    assert_eq!(unnamed.status, 2);
+    assert!(unnamed.stderr.contains("--weights"), "{}", unnamed.stderr);
+    let ran = session(&home, "import", &[path, "--weights", "mine", "--json"]);
+    assert_eq!(ran.status, 0, "{}", ran.stderr);
+    let id = rows(&ran)[0]["session"].as_str().unwrap().to_owned();
+    let listed = rows(&session(&home, "ls", &["--json"]));
+    assert_eq!(listed.len(), 1);
+    assert_eq!(listed[0]["tokens"], 1500);
+    assert_eq!(listed[0]["reason"], "continued");
+    let shown = session(&home, "show", &[&id[..8]]);
+    assert!(shown.stdout.contains("1,500 tokens"), "{}", shown.stdout);
+    assert!(shown.stdout.contains("a rendered text"), "{}", shown.stdout);
+    let verified = session(&home, "verify", &[]);
+    assert_eq!(verified.status, 0, "{}", verified.stdout);
+    let back = home.path("back.kv");
+    let out = session(&home, "export", &[&id, back.to_str().unwrap(), "--ds4"]);
+    assert_eq!(out.status, 0, "{}", out.stderr);
+    assert!(fs::read(&back).unwrap() == whole);
+    let archive = home.path("a.kvs");
+    let archive = archive.to_str().unwrap();
+    assert_eq!(session(&home, "export", &[&id, archive]).status, 0);
+    assert_eq!(session(&home, "rm", &[&id[..12]]).status, 0);
+    assert!(rows(&session(&home, "ls", &["--json"])).is_empty());
+    let gone = session(&home, "show", &[&id]);
+    assert_eq!(gone.status, 2);
+    assert!(gone.stderr.contains("no session"), "{}", gone.stderr);
+    assert_eq!(session(&home, "import", &[archive]).status, 0);
+    let out = session(&home, "export", &[&id, back.to_str().unwrap(), "--ds4"]);
+    assert_eq!(out.status, 0, "{}", out.stderr);
+    assert!(fs::read(&back).unwrap() == whole);
+}
+
+#[test]
+fn what_is_no_session_is_refused_by_its_name() {
+    let home = Home::new();
+    let path = home.path("nothing.kvs");
+    fs::write(&path, b"nothing of this kind").unwrap();
+    let refused = session(&home, "import", &[path.to_str().unwrap()]);
+    assert_eq!(refused.status, 2);
+    assert!(refused.stderr.contains("nothing.kvs"), "{}", refused.stderr);
+    let absent = session(&home, "import", &["/nowhere/a.kvs"]);
+    assert!(absent.stderr.contains("/nowhere/a.kvs"), "{}", absent.stderr);
+    assert_eq!(session(&home, "ls", &[]).status, 0);
+}
