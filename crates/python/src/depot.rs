@@ -78,6 +78,12 @@ pub(crate) struct Depot {
     handle: Arc<Handle>,
 }
 
+impl Depot {
+    pub(crate) fn handle(&self) -> &Arc<Handle> {
+        &self.handle
+    }
+}
+
 #[pymethods]
 impl Depot {
     /// A namespace: everything that must match for bytes to be reusable. `contiguous` keeps every

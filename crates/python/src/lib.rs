@@ -28,6 +28,7 @@ mod memory;
 mod mover;
 mod namespace;
 mod pages;
+mod sessions;
 mod settings;
 mod spans;
 mod storage;
@@ -70,6 +71,8 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(settings::options_of_file, module)?)?;
     module.add_function(wrap_pyfunction!(settings::seconds, module)?)?;
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    module.add("Sessions", module.py().get_type::<sessions::Sessions>())?;
+    module.add("SessionFound", module.py().get_type::<sessions::Found>())?;
     transfer::add(module)?;
     errors::add(module)
 }

@@ -1,6 +1,5 @@
 //! The sessions of a depot.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use kvdepot_store::{BlockBuffers, Buffer, Depot, Key, Namespace, NamespaceSpec, Task};
@@ -50,7 +49,7 @@ impl Spec {
 
 /// Sessions in a depot.
 pub struct Sessions {
-    pub(crate) depot: Arc<Depot>,
+    pub(crate) depot: Depot,
     pub(crate) pieces: Namespace,
     pub(crate) objects: Namespace,
     pub(crate) manifests: Namespace,
@@ -65,7 +64,7 @@ impl Sessions {
     ///
     /// # Errors
     /// [`Error::Input`] for pieces that cannot be, and those of the depot.
-    pub fn open(depot: Arc<Depot>, spec: &Spec) -> Result<Sessions, Error> {
+    pub fn open(depot: Depot, spec: &Spec) -> Result<Sessions, Error> {
         let piece_tokens = u32::try_from(spec.namespace.block_tokens).ok();
         let piece_tokens = piece_tokens.filter(|tokens| (1..=PIECE_TOKENS_MAX).contains(tokens));
         let piece_tokens = piece_tokens.ok_or_else(|| {
@@ -97,7 +96,7 @@ impl Sessions {
     ///
     /// # Errors
     /// Those of the depot.
-    pub fn all(depot: &Arc<Depot>, salt: Option<&str>) -> Result<Vec<Sessions>, Error> {
+    pub fn all(depot: &Depot, salt: Option<&str>) -> Result<Vec<Sessions>, Error> {
         let mut all: Vec<Sessions> = Vec::new();
         let group = format!("group={GROUP}");
         for namespace in depot.namespaces()? {
@@ -119,7 +118,7 @@ impl Sessions {
             };
             let salt = salt.filter(|_| known.space.is_salted).map(str::to_owned);
             let spec = Spec::new(known.space.spec(known.piece_tokens, salt));
-            let sessions = Sessions::open(Arc::clone(depot), &spec)?;
+            let sessions = Sessions::open(depot.clone(), &spec)?;
             if sessions.manifests.id() == namespace.id {
                 all.push(sessions);
             }
@@ -135,7 +134,7 @@ impl Sessions {
 
     /// The depot.
     #[must_use]
-    pub fn depot(&self) -> &Arc<Depot> {
+    pub fn depot(&self) -> &Depot {
         &self.depot
     }
 

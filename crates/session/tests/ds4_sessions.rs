@@ -5,7 +5,6 @@
 mod files;
 
 use std::path::Path;
-use std::sync::Arc;
 
 use kvdepot_session::{Error, Sessions, Spec, export, export_ds4, import, import_ds4};
 use kvdepot_store::{Config, NamespaceSpec};
@@ -17,7 +16,7 @@ fn sessions(home: &Path) -> Sessions {
         "posix": {"path": home.join("posix"), "capacity": "256MiB"},
     });
     let config = Config::new("Cache|Posix", &settings).unwrap();
-    let depot = Arc::new(kvdepot_service::open(&config).unwrap());
+    let depot = kvdepot_service::open(&config).unwrap();
     let spec = Spec::new(NamespaceSpec {
         model: "ds4".into(),
         dtype: "q2".into(),

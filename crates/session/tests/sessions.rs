@@ -4,7 +4,6 @@
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use kvdepot_session::{Checkpoint, Error, Found, Reason, Saved, Sessions, Spec, export, import};
 use kvdepot_store::{BlockBuffers, Buffer, Config, Depot, NamespaceSpec};
@@ -15,12 +14,12 @@ const PIECE: usize = 64;
 /// Bytes of a token's rows.
 const ROW: usize = 100;
 
-fn depot(home: &Path) -> Arc<Depot> {
+fn depot(home: &Path) -> Depot {
     let settings = json!({
         "socket": "off", "lanes": 1, "cache": {"capacity": "16MiB"},
         "posix": {"path": home.join("posix"), "capacity": "256MiB"},
     });
-    Arc::new(kvdepot_service::open(&Config::new("Cache|Posix", &settings).unwrap()).unwrap())
+    kvdepot_service::open(&Config::new("Cache|Posix", &settings).unwrap()).unwrap()
 }
 
 fn spec(weights: &str) -> Spec {
@@ -195,7 +194,7 @@ fn sessions_are_there_when_the_process_is_not_and_another_model_has_none() {
     let found = longest(&sessions, &prompt).unwrap();
     assert_eq!(restore(&sessions, &found), (true, 300));
     assert_eq!(found.context_tokens, 4096);
-    let others = Sessions::open(Arc::clone(sessions.depot()), &spec("other")).unwrap();
+    let others = Sessions::open(sessions.depot().clone(), &spec("other")).unwrap();
     assert!(longest(&others, &prompt).is_none());
     sessions.depot().close();
 }
@@ -326,7 +325,7 @@ fn a_session_goes_to_another_depot_as_a_file() {
     assert_eq!((imported.id, imported.tokens), (saved.id, 300));
     let found = longest(&other, &tokens(300, 1)).unwrap();
     assert_eq!(restore(&other, &found), (true, 300));
-    let strangers = Sessions::open(Arc::clone(other.depot()), &spec("other")).unwrap();
+    let strangers = Sessions::open(other.depot().clone(), &spec("other")).unwrap();
     let refused = import(&strangers, &file).unwrap_err().to_string();
     assert!(refused.contains("weights"), "{refused}");
     // Nothing is left beside it.

@@ -2,7 +2,6 @@
 
 use std::io::Read;
 use std::path::Path;
-use std::sync::Arc;
 
 use kvdepot_session::{
     Checked, Error as SessionError, Id, Imported, Listed, Sessions, Spec, ds4, export, export_ds4,
@@ -53,7 +52,7 @@ impl<'a> Row<'a> {
 
 pub(crate) fn run(args: &Session, output: &mut Output) -> Result<i32, Error> {
     let interrupt = Interrupt::catch()?;
-    let depot = Arc::new(open(args.command.depot(), &interrupt)?);
+    let depot = open(args.command.depot(), &interrupt)?;
     let done = perform(args, &depot, &interrupt, output);
     depot.close();
     done
@@ -61,7 +60,7 @@ pub(crate) fn run(args: &Session, output: &mut Output) -> Result<i32, Error> {
 
 fn perform(
     args: &Session,
-    depot: &Arc<Depot>,
+    depot: &Depot,
     interrupt: &Interrupt,
     output: &mut Output,
 ) -> Result<i32, Error> {
@@ -321,7 +320,7 @@ fn say(output: &mut Output, event: &'static str, id: Id, len: u64) -> Result<i32
 
 /// Saves one file's session.
 fn bring(
-    depot: &Arc<Depot>,
+    depot: &Depot,
     file: &Path,
     (weights, piece_tokens, salt): (Option<&str>, u64, Option<&str>),
 ) -> Result<Imported, Error> {
@@ -344,7 +343,7 @@ fn bring(
             salt: salt.map(str::to_owned),
             ..NamespaceSpec::default()
         };
-        let sessions = Sessions::open(Arc::clone(depot), &Spec::new(spec))?;
+        let sessions = Sessions::open(depot.clone(), &Spec::new(spec))?;
         return Ok(import_ds4(&sessions, file)?);
     }
     let manifest = look(file)?;
@@ -352,7 +351,7 @@ fn bring(
     let spec = manifest
         .space
         .spec(manifest.piece_tokens, salt.map(str::to_owned));
-    let sessions = Sessions::open(Arc::clone(depot), &Spec::new(spec))?;
+    let sessions = Sessions::open(depot.clone(), &Spec::new(spec))?;
     Ok(import(&sessions, file)?)
 }
 

@@ -97,6 +97,10 @@ fn what_is_no_session_is_refused_by_its_name() {
     assert_eq!(refused.status, 2);
     assert!(refused.stderr.contains("nothing.kvs"), "{}", refused.stderr);
     let absent = session(&home, "import", &["/nowhere/a.kvs"]);
-    assert!(absent.stderr.contains("/nowhere/a.kvs"), "{}", absent.stderr);
+    assert!(
+        absent.stderr.contains("/nowhere/a.kvs"),
+        "{}",
+        absent.stderr
+    );
     assert_eq!(session(&home, "ls", &[]).status, 0);
 }
