@@ -86,7 +86,7 @@ impl Config {
         self.token.is_empty() && self.tls.is_none()
     }
 
-    /// Devices that are used: with TLS those that are named alone, as bytes go by them in the clear.
+    /// Devices that are used: with TLS those that are named, as bytes go by them in the clear.
     pub(crate) fn devices(&self) -> Option<&[String]> {
         match (&self.rdma, &self.tls) {
             (None, Some(_)) => Some(&[]),

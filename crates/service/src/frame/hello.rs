@@ -144,8 +144,8 @@ struct Offer {
 
 /// A [`Medium`]. `held` is 1 when nobody gives its room to other blocks while the asking process
 /// has it mapped; `kind` is 0 for what is mapped, 1 for a directory, whose `len` is 1 where its
-/// files are opened past the page cache, 2 for what is read and written by calls, 3 for a door, and 4 for
-/// what is mapped to be read.
+/// files are opened past the page cache, 2 for what is read and written by calls, 3 for a door, and
+/// 4 for what is mapped to be read.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 struct MediumRow {

@@ -14,7 +14,7 @@ use crate::frame::hello::{Kind, Medium, Role};
 /// A medium with its descriptor.
 type Offered = (Medium, LentFd);
 
-/// All that there is of a depot now; what lies on other hosts, and of theirs here, for who is trusted.
+/// All that there is of a depot now; for who is trusted what it shares with other hosts, too.
 pub(super) fn offered(core: &Core, role: Role, is_trusted: bool) -> Result<Vec<Offered>, Error> {
     let arenas = core.media().into_iter().map(|one| arena(&one, role));
     let apart = core.arenas_apart().into_iter().filter(|_| is_trusted);

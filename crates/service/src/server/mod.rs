@@ -1,6 +1,7 @@
 //! The owner's end of the socket. `accept` is who knocks there, `session` a client as its owner
 //! sees it, which answers its calls (`calls`, and `slow` what may take minutes) and notes what it
-//! holds (`holding`). What it gets to reach the bytes with is `media`. Whether it lives is `liveness`, and for whom movers are at work `roster`.
+//! holds (`holding`). What it gets to reach the bytes with is `media`. Whether it lives is
+//! `liveness`, and for whom movers are at work `roster`.
 
 mod accept;
 mod calls;

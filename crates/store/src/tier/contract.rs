@@ -11,8 +11,9 @@ use kvdepot_arena::{
 use kvdepot_media::{Buffer, Checksum, Mac, MacKey};
 
 use super::door::DoorKey;
-use super::file::{Directory, Outside};
+use super::file::Directory;
 use super::late::Reply;
+use super::outside::Outside;
 use crate::keyring::Keyring;
 
 /// A namespace of a depot, and what it has in the last tier that has some of it and can tell.

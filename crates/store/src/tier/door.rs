@@ -11,7 +11,7 @@ use kvdepot_arena::Error;
 use kvdepot_media::Buffer;
 use parking_lot::Mutex;
 
-use super::file::Outside;
+use super::outside::Outside;
 
 /// What a process of the owner's user needs to reach blocks of a tier.
 #[derive(Clone)]

@@ -14,6 +14,7 @@ mod file;
 mod filter;
 mod kinds;
 mod late;
+mod outside;
 mod posix;
 #[cfg(feature = "s3")]
 mod s3;
@@ -25,10 +26,11 @@ pub(crate) use apart::{Answer, Apart};
 pub(crate) use arenas::{Arenas, DAX, NVME, Sort};
 pub use contract::{Ends, NamespacePage, NamespaceUsage, Page, Proof, Terms, Tier};
 pub use door::{Borrowed, Door, DoorKey, know_door, open_door};
-pub use file::{BlockFile, Directory, Outside};
+pub use file::{BlockFile, Directory};
 pub use kinds::{Kinds, Opener, TierKind};
 pub(crate) use late::Alarm;
 pub use late::{Pending, Reply, ask};
+pub use outside::Outside;
 pub(crate) use stage::Stage;
 
 /// The names of blocks.

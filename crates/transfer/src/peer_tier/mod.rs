@@ -7,8 +7,9 @@
 //!
 //! `share` is what this host gives and `home` answers others for it; `hosts` knows the others and
 //! `target` asks one of them, by `messages`; `wire` carries bytes, `held` has what is pinned or
-//! reserved; `lookups` and `writes` are the verbs; `mover` brings blocks to their homes. Through a
-//! `door` workers of this host read by themselves what its depot has pinned at another, as a `loan`.
+//! reserved; `lookups` and `writes` are the verbs; `mover` brings blocks to their homes. Through
+//! a `door` workers of this host read by themselves what its depot has pinned at another, as a
+//! `loan`.
 
 mod desk;
 mod door;
