@@ -24,6 +24,9 @@ __all__ = [
     "Published",
     "Registered",
     "Reservation",
+    "SessionFound",
+    "SessionPolicy",
+    "Sessions",
     "Spans",
     "Task",
     "TimeoutError",
@@ -916,3 +919,200 @@ class TransferTask:
         and here, where it is. What it raises goes to `sys.unraisablehook`."""
 
     def __len__(self) -> int: ...
+
+@final
+class SessionFound:
+    """A session that a prompt begins with."""
+
+    @property
+    def id(self) -> str:
+        """Its name."""
+
+    @property
+    def tokens(self) -> list[int]:
+        """Its tokens: what is rendered behind them is to be tokenized alone."""
+
+    @property
+    def text_bytes(self) -> int:
+        """Bytes of the rendered text that the tokens stand for; 0 where that is not known."""
+
+    @property
+    def context_tokens(self) -> int:
+        """Tokens that its engine had room for."""
+
+    @property
+    def pieces(self) -> list[tuple[int, int, int]]:
+        """Its pieces: first token, the one behind the last, bytes."""
+
+    @property
+    def objects(self) -> list[tuple[str, int]]:
+        """Its objects: name and bytes."""
+
+@type_check_only
+class _Saved(TypedDict):
+    id: str
+    cached_tokens: int
+    cache_write_tokens: int
+    bytes_written: int
+
+@type_check_only
+class _Restored(TypedDict):
+    cached_tokens: int
+    whole: bool
+
+@type_check_only
+class _Session(TypedDict):
+    id: str
+    tokens: int
+    text_bytes: int
+    bytes: int
+    created: int
+    reason: str
+    note: str
+    bad: bool
+
+@final
+class Sessions:
+    """The sessions of a depot for one model: what differs in a field is never found.
+    `piece_tokens` tokens' rows are one piece; `layout` names whatever else a state depends on,
+    such as element types, tokenizer and positions."""
+
+    def __new__(
+        cls,
+        depot: Depot,
+        *,
+        model: str | bytes | int,
+        dtype: str | bytes | int,
+        piece_tokens: int,
+        weights: str | bytes | int | None = None,
+        layout: str | bytes | int | None = None,
+        world: str | bytes | int | None = None,
+        hash: str | bytes | int | None = None,
+        salt: str | bytes | int | None = None,
+    ) -> Self: ...
+    def save(
+        self,
+        tokens: Iterable[int],
+        rows: Callable[[list[tuple[int, int]]], Any],
+        *,
+        text: bytes | None = None,
+        reason: str = "asked",
+        context_tokens: int = 0,
+        objects: dict[str, Any] | None = None,
+        note: str = "",
+        created: int | None = None,
+        exact: bool = False,
+    ) -> _Saved:
+        """Save a state. `rows` is called once, with the runs of tokens whose rows are not there yet
+        as (first, behind the last), and answers with a buffer for each, or one Spans; they are read
+        until this returns. `objects` are parts that do not grow with the tokens, by name. With
+        `exact` all rows are asked for, and those that differ from what is there are kept beside it.
+
+        Raises Error where something found no room: then there is no such session."""
+
+    def lookup(self, tokens: Iterable[int], most: int = 4) -> list[SessionFound]:
+        """Sessions whose tokens these begin with, the longest first, of which all is there; `most`
+        of them."""
+
+    def lookup_text(self, text: bytes, most: int = 4) -> list[SessionFound]:
+        """The same by rendered text."""
+
+    def prefix(self, tokens: Iterable[int]) -> int:
+        """How many of these tokens have their rows here, from the first on, whatever session they
+        are of."""
+
+    def restore(self, found: SessionFound, rows: Any, objects: Any | None = None) -> _Restored:
+        """Bring a session back into a buffer for each of its pieces, or one Spans, and one for each
+        of its objects, in their order. A session of which not all has come is not found any more;
+        the next that `lookup` has found may be."""
+
+    def list(self) -> builtins.list[_Session]:
+        """All sessions, the newest first."""
+
+    def refresh(self) -> None:
+        """Look which sessions there are: others may have saved or removed some."""
+
+    def remove(self, session: str) -> None:
+        """Remove a session, and what no other one here is made of."""
+
+    def verify(self, session: str) -> builtins.list[str]:
+        """Read all of a session; what is not there or does not verify."""
+
+    def export(self, session: str, path: str | os.PathLike[str], *, ds4: bool = False) -> int:
+        """Write a session to one file, or with `ds4` as the file of ds4 that it was; its bytes."""
+
+    def import_file(self, path: str | os.PathLike[str], *, ds4: bool = False) -> str:
+        """Save what `export` has written, or with `ds4` a file of ds4's; the session's name."""
+
+    def text(self, session: str) -> bytes:
+        """A session's rendered text."""
+
+@final
+class SessionPolicy:
+    """Says when a checkpoint is due: the engine tells what happens, in tokens. With ds4's names
+    and defaults. Sizes may be texts such as "64GiB"; budgets are of bytes written, none unless
+    given. `prefixes` is for engines that save and restore the first tokens of a state, `whole` for
+    those that write all of it each time."""
+
+    def __new__(
+        cls,
+        *,
+        disk_space: int | str | None = None,
+        min_tokens: int | None = None,
+        cold_max_tokens: int | None = None,
+        continued_interval_tokens: int | None = None,
+        boundary_trim_tokens: int | None = None,
+        boundary_align_tokens: int | None = None,
+        write_budget_hour: int | str | None = None,
+        write_budget_day: int | str | None = None,
+        token_bytes: int | None = None,
+        fixed_bytes: int | str | None = None,
+        prefixes: bool = False,
+        whole: bool = False,
+    ) -> Self: ...
+    def start(
+        self,
+        tokens: int,
+        *,
+        restored: int | None = None,
+        live: int | None = None,
+        anchor: int | None = None,
+        slot: int = 0,
+    ) -> None:
+        """A prompt of so many tokens starts, of which so many were `restored`, or stay as they are
+        (`live`). `anchor` are those before the last user's word that comes before the first
+        answer."""
+
+    def next_stop(self, *, slot: int = 0) -> int | None:
+        """The count of tokens at which prefill should next stop and tell; None for none."""
+
+    def prefill(
+        self, tokens: int, *, slot: int = 0, at: float | None = None
+    ) -> dict[str, Any] | None:
+        """Prefill has come so far. What is due: None, or a dictionary with `save`, `tokens`,
+        `base`, `reason` and `bytes`, or with `declined`."""
+
+    def decode(
+        self, tokens: int, *, slot: int = 0, at: float | None = None
+    ) -> dict[str, Any] | None:
+        """The same of decoding."""
+
+    def switch(
+        self, tokens: int, *, slot: int = 0, at: float | None = None
+    ) -> dict[str, Any] | None:
+        """Another conversation is about to take the place of these tokens."""
+
+    def shutdown(
+        self, tokens: int, *, slot: int = 0, at: float | None = None
+    ) -> dict[str, Any] | None:
+        """The engine ends with these tokens."""
+
+    def saved(self, save: int, bytes: int, *, at: float | None = None) -> None:
+        """A save that was due has written so many bytes."""
+
+    def failed(self, save: int, bytes: int = 0, *, at: float | None = None) -> None:
+        """It has failed, and written so many bytes before."""
+
+    @property
+    def write_amplification(self) -> float | None:
+        """Bytes that were written, over those of new tokens; None before there are any."""

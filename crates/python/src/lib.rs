@@ -28,6 +28,7 @@ mod memory;
 mod mover;
 mod namespace;
 mod pages;
+mod policy;
 mod sessions;
 mod settings;
 mod spans;
@@ -72,6 +73,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(settings::seconds, module)?)?;
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add("Sessions", module.py().get_type::<sessions::Sessions>())?;
+    module.add("SessionPolicy", module.py().get_type::<policy::Policy>())?;
     module.add("SessionFound", module.py().get_type::<sessions::Found>())?;
     transfer::add(module)?;
     errors::add(module)

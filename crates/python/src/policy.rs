@@ -1,0 +1,217 @@
+//! When to save: `kvdepot.sessions.Policy`.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use kvdepot_session::policy::{Answer, Error, Origin, Policy as Store, Prompt, Settings, Writes};
+use parking_lot::Mutex;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use crate::devices::capacity;
+use crate::errors;
+
+/// Says when a checkpoint is due: the engine tells what happens, in tokens.
+#[pyclass(frozen, module = "kvdepot.sessions")]
+pub(crate) struct Policy(Mutex<Store>);
+
+fn now(given: Option<f64>) -> Duration {
+    let clock = || {
+        let since = SystemTime::now().duration_since(UNIX_EPOCH);
+        since.unwrap_or_default()
+    };
+    let given = given.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+    given.unwrap_or_else(clock)
+}
+
+fn raise(py: Python<'_>, error: Error) -> PyErr {
+    match error {
+        Error::Setting {
+            field,
+            value,
+            allowed,
+        } => errors::config(py, field, value, allowed),
+        other => errors::other(py, other.to_string()),
+    }
+}
+
+fn shown(py: Python<'_>, answer: Answer) -> PyResult<Option<Bound<'_, PyDict>>> {
+    let said = PyDict::new(py);
+    match answer {
+        Answer::Save(save) => {
+            said.set_item("save", save.id)?;
+            said.set_item("tokens", save.tokens)?;
+            said.set_item("base", save.base)?;
+            said.set_item("reason", save.reason.name())?;
+            said.set_item("bytes", save.bytes)?;
+        }
+        Answer::Declined(why) => said.set_item("declined", why.name())?,
+        _ => return Ok(None),
+    }
+    Ok(Some(said))
+}
+
+fn size(value: Option<&Bound<'_, PyAny>>) -> PyResult<Option<u64>> {
+    value.map(capacity).transpose()
+}
+
+#[pymethods]
+impl Policy {
+    /// With ds4's names and defaults. Sizes may be texts such as "64GiB"; budgets are of bytes
+    /// written, none unless given. `prefixes` is for engines that save and restore the first tokens
+    /// of a state, `whole` for those that write all of it each time.
+    #[new]
+    #[pyo3(signature = (
+        *, disk_space = None, min_tokens = None, cold_max_tokens = None,
+        continued_interval_tokens = None, boundary_trim_tokens = None,
+        boundary_align_tokens = None, write_budget_hour = None, write_budget_day = None,
+        token_bytes = None, fixed_bytes = None, prefixes = false, whole = false
+    ))]
+    #[expect(clippy::too_many_arguments, reason = "one a setting")]
+    fn new(
+        py: Python<'_>,
+        disk_space: Option<&Bound<'_, PyAny>>,
+        min_tokens: Option<u64>,
+        cold_max_tokens: Option<u64>,
+        continued_interval_tokens: Option<u64>,
+        boundary_trim_tokens: Option<u64>,
+        boundary_align_tokens: Option<u64>,
+        write_budget_hour: Option<&Bound<'_, PyAny>>,
+        write_budget_day: Option<&Bound<'_, PyAny>>,
+        token_bytes: Option<u64>,
+        fixed_bytes: Option<&Bound<'_, PyAny>>,
+        prefixes: bool,
+        whole: bool,
+    ) -> PyResult<Policy> {
+        let usual = Settings::default();
+        let settings = Settings {
+            disk_space: size(disk_space)?.unwrap_or(usual.disk_space),
+            min_tokens: min_tokens.unwrap_or(usual.min_tokens),
+            cold_max_tokens: cold_max_tokens.unwrap_or(usual.cold_max_tokens),
+            continued_interval_tokens: continued_interval_tokens
+                .unwrap_or(usual.continued_interval_tokens),
+            boundary_trim_tokens: boundary_trim_tokens.unwrap_or(usual.boundary_trim_tokens),
+            boundary_align_tokens: boundary_align_tokens.unwrap_or(usual.boundary_align_tokens),
+            write_budget_hour: size(write_budget_hour)?,
+            write_budget_day: size(write_budget_day)?,
+            writes: if whole { Writes::Whole } else { Writes::Delta },
+            saves_prefixes: prefixes,
+            fixed_bytes: size(fixed_bytes)?.unwrap_or(usual.fixed_bytes),
+            token_bytes: token_bytes.unwrap_or(usual.token_bytes),
+        };
+        let made = Store::new(settings).map_err(|error| raise(py, error))?;
+        Ok(Policy(Mutex::new(made)))
+    }
+
+    /// A prompt of so many tokens starts, of which so many were `restored`, or stay as they are
+    /// (`live`). `anchor` are those before the last user's word that comes before the first answer.
+    #[pyo3(signature = (tokens, *, restored = None, live = None, anchor = None, slot = 0))]
+    fn start(
+        &self,
+        py: Python<'_>,
+        tokens: u64,
+        restored: Option<u64>,
+        live: Option<u64>,
+        anchor: Option<u64>,
+        slot: u32,
+    ) -> PyResult<()> {
+        let origin = match (restored, live) {
+            (None, None) => Origin::Empty,
+            (Some(tokens), None) => Origin::Restored(tokens),
+            (None, Some(tokens)) => Origin::Live(tokens),
+            (Some(tokens), Some(_)) => {
+                return Err(errors::input(
+                    py,
+                    "restored",
+                    tokens,
+                    "restored or live, not both",
+                ));
+            }
+        };
+        let prompt = Prompt {
+            tokens,
+            origin,
+            anchor,
+        };
+        self.0.lock().start(slot, &prompt);
+        Ok(())
+    }
+
+    /// The count of tokens at which prefill should next stop and tell; None for none.
+    #[pyo3(signature = (*, slot = 0))]
+    fn next_stop(&self, slot: u32) -> Option<u64> {
+        self.0.lock().next_stop(slot)
+    }
+
+    /// Prefill has come so far. What is due: None, or a dictionary with `save`, `tokens`, `base`,
+    /// `reason` and `bytes`, or with `declined`.
+    #[pyo3(signature = (tokens, *, slot = 0, at = None))]
+    fn prefill<'py>(
+        &self,
+        py: Python<'py>,
+        tokens: u64,
+        slot: u32,
+        at: Option<f64>,
+    ) -> PyResult<Option<Bound<'py, PyDict>>> {
+        let answer = self.0.lock().prefill(slot, tokens, now(at));
+        shown(py, answer)
+    }
+
+    /// The same of decoding.
+    #[pyo3(signature = (tokens, *, slot = 0, at = None))]
+    fn decode<'py>(
+        &self,
+        py: Python<'py>,
+        tokens: u64,
+        slot: u32,
+        at: Option<f64>,
+    ) -> PyResult<Option<Bound<'py, PyDict>>> {
+        let answer = self.0.lock().decode(slot, tokens, now(at));
+        shown(py, answer)
+    }
+
+    /// Another conversation is about to take the place of these tokens.
+    #[pyo3(signature = (tokens, *, slot = 0, at = None))]
+    fn switch<'py>(
+        &self,
+        py: Python<'py>,
+        tokens: u64,
+        slot: u32,
+        at: Option<f64>,
+    ) -> PyResult<Option<Bound<'py, PyDict>>> {
+        let answer = self.0.lock().switch(slot, tokens, now(at));
+        shown(py, answer)
+    }
+
+    /// The engine ends with these tokens.
+    #[pyo3(signature = (tokens, *, slot = 0, at = None))]
+    fn shutdown<'py>(
+        &self,
+        py: Python<'py>,
+        tokens: u64,
+        slot: u32,
+        at: Option<f64>,
+    ) -> PyResult<Option<Bound<'py, PyDict>>> {
+        let answer = self.0.lock().shutdown(slot, tokens, now(at));
+        shown(py, answer)
+    }
+
+    /// A save that was due has written so many bytes.
+    #[pyo3(signature = (save, bytes, *, at = None))]
+    fn saved(&self, py: Python<'_>, save: u64, bytes: u64, at: Option<f64>) -> PyResult<()> {
+        let told = self.0.lock().saved(save, bytes, now(at));
+        told.map_err(|error| raise(py, error))
+    }
+
+    /// It has failed, and written so many bytes before.
+    #[pyo3(signature = (save, bytes = 0, *, at = None))]
+    fn failed(&self, py: Python<'_>, save: u64, bytes: u64, at: Option<f64>) -> PyResult<()> {
+        let told = self.0.lock().failed(save, bytes, now(at));
+        told.map_err(|error| raise(py, error))
+    }
+
+    /// Bytes that were written, over those of new tokens; None before there are any.
+    #[getter]
+    fn write_amplification(&self) -> Option<f64> {
+        self.0.lock().metrics().write_amplification()
+    }
+}

@@ -1,0 +1,24 @@
+"""Whole conversations of engines that keep one state and go on with it.
+
+    depot = kvdepot.open("Posix", {"posix": {"path": "/mnt/kv", "capacity": "64GiB"}})
+    store = kvdepot.sessions.open(depot, model="m", dtype="f16", piece_tokens=256)
+    store.save(tokens, lambda runs: [rows_of(first, end) for first, end in runs])
+    for found in store.lookup(prompt):
+        ...
+
+docs/sessions.md says what may be relied on.
+"""
+
+from typing import Final
+
+from kvdepot._native import SessionFound as Found
+from kvdepot._native import SessionPolicy as Policy
+from kvdepot._native import Sessions
+
+REASONS: Final = ("cold", "continued", "evict", "shutdown", "asked")
+"""Why a checkpoint is made."""
+
+open = Sessions
+policy = Policy
+
+__all__ = ["REASONS", "Found", "Policy", "Sessions", "open", "policy"]
