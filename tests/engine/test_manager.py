@@ -356,6 +356,9 @@ def test_a_prompt_that_another_engine_computes_is_waited_for(world: World) -> No
     request = context("r", key("a"))
     request.kv_transfer_params = {"do_remote_prefill": True}
     assert world.manager.lookup(key("a"), request) is LookupResult.RETRY
+    # What lies behind it is of no use in this step.
+    assert world.manager.lookup(key("b"), request) is LookupResult.MISS
+    end_step(world.manager)
     assert world.store(key("a")) == 1
     assert soon(world, key("a"), request) is LookupResult.HIT
     # And no longer than that.

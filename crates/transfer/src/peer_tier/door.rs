@@ -12,65 +12,27 @@ use std::time::{Duration, Instant};
 use kvdepot_arena::Error;
 use kvdepot_host::fork::Origin;
 use kvdepot_media::Buffer;
-use kvdepot_store::{Borrowed, Door, DoorKey, Outside};
+use kvdepot_store::{Borrowed, Door, Outside};
 use parking_lot::Mutex;
-use serde::{Deserialize, Serialize};
 
+use super::TO_CLOSE;
 use super::desk::Desk;
 use super::held::Span;
 use super::loan::Loan;
 use super::messages::{Ask, Id, KEYS_MAX, Said};
+use super::options::refused;
+use super::pass::{Pass, home_of};
 use super::target::{Net, Target};
 use super::wire::{Line, Lines, Wire};
-use super::{NAME, TO_CLOSE, refused};
 use crate::config::Config;
 use crate::engine::Engine;
 use crate::grant::Rights;
-use crate::tls::Tls;
 
 /// Threads that say what has come of batches.
 const THREADS: usize = 2;
 
 /// How long a home is known that nothing is read from: hosts come and go.
 const IDLE: Duration = Duration::from_secs(300);
-
-/// What the depot hands to its workers, and tells them of pins.
-#[derive(Clone, Serialize, Deserialize)]
-pub(super) struct Pass {
-    /// Its engine, as homes know it.
-    pub(super) holder: [u8; 16],
-    pub(super) token: Vec<u8>,
-    pub(super) tls: Option<Tls>,
-    /// How long a host is waited for that is asked, and that moves bytes.
-    pub(super) lookup: Duration,
-    pub(super) timeout: Duration,
-}
-
-impl Pass {
-    pub(super) fn key(&self) -> DoorKey {
-        DoorKey {
-            name: NAME,
-            bytes: postcard::to_allocvec(self).unwrap_or_default().into(),
-        }
-    }
-
-    /// Where a pin is, for the door: the home's address, and by whom and as what it is pinned.
-    pub(super) fn outside(&self, home: SocketAddr, id: Id) -> Outside {
-        let holder = u128::from_le_bytes(self.holder);
-        Outside {
-            name: format!("{home}/{holder:032x}"),
-            number: id,
-            offset: 0,
-        }
-    }
-}
-
-/// The home of a pin, and its holder.
-fn read(at: &Outside) -> Option<(SocketAddr, [u8; 16])> {
-    let (home, holder) = at.name.split_once('/')?;
-    let holder = u128::from_str_radix(holder, 16).ok()?;
-    Some((home.parse().ok()?, holder.to_le_bytes()))
-}
 
 /// A worker's door.
 pub(super) struct PeerDoor {
@@ -187,7 +149,7 @@ impl Door for PeerDoor {
     fn borrow(&self, blocks: &[(&Outside, u64)]) -> Vec<Option<Box<dyn Borrowed>>> {
         let mut wanted: HashMap<(SocketAddr, [u8; 16]), Wanted> = HashMap::new();
         for (index, (at, len)) in blocks.iter().enumerate() {
-            if let Some(whose) = read(at) {
+            if let Some(whose) = home_of(at) {
                 let of = wanted.entry(whose).or_default();
                 of.push((index, (at.number, *len)));
             }

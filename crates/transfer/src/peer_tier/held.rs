@@ -11,8 +11,8 @@ use kvdepot_media::{Buffer, Carrier, Checksum, Mac};
 use kvdepot_store::{DoorKey, Ends, Keyring, Outside, Proof};
 use parking_lot::Mutex;
 
-use super::door::Pass;
 use super::messages::{Said, Why};
+use super::pass::Pass;
 use super::share::Share;
 use super::target::Far;
 use super::wire::{Lines, Wire};

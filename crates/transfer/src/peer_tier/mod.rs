@@ -22,6 +22,7 @@ mod messages;
 mod mover;
 mod moving;
 mod options;
+mod pass;
 mod share;
 mod target;
 mod wire;
@@ -47,18 +48,16 @@ use crate::engine::Engine;
 use crate::homes::Host;
 use crate::membership::Membership;
 use desk::{Desk, gather};
-use door::{Pass, PeerDoor};
+use door::PeerDoor;
 use held::Held;
 use home::Home;
 use hosts::{Hosts, Whom};
 use messages::{Ask, KEYS_MAX, Keys, Said};
 use mover::Mover;
-use options::{OPTIONS, Options, Source, half, refused};
+use options::{NAME, OPTIONS, Options, Source, half, refused};
+use pass::Pass;
 use share::Share;
 use target::Net;
-
-/// The tier's name.
-const NAME: &str = "Peer";
 
 /// Threads for what this host's own share may take time for.
 const THREADS: usize = 4;

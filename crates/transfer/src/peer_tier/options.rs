@@ -11,6 +11,9 @@ use crate::homes::{Host, REPLICAS_MAX, View};
 use crate::membership::Settings;
 use crate::tls::Tls;
 
+/// The tier's name.
+pub(super) const NAME: &str = "Peer";
+
 pub(super) const OPTIONS: &[OptionSpec] = &[
     OptionSpec::new(
         "peer",
