@@ -137,9 +137,9 @@ impl Sessions {
 
 #[pymethods]
 impl Sessions {
-    /// The sessions of a depot for one model: what differs in a field is never found. `piece_tokens`
-    /// tokens' rows are one piece; `layout` names whatever else a state depends on, such as element
-    /// types, tokenizer and positions.
+    /// The sessions of a depot for one model: what differs in a field is never found.
+    /// `piece_tokens` tokens' rows are one piece; `layout` names whatever else a state depends on,
+    /// such as element types, tokenizer and positions.
     #[new]
     #[pyo3(signature = (
         depot, *, model, dtype, piece_tokens, weights = None, layout = None, world = None,
@@ -274,9 +274,9 @@ impl Sessions {
         self.call(py, |store| store.prefix(&tokens))
     }
 
-    /// Brings a session back into a buffer for each of its pieces, or one Spans, and one for each of
-    /// its objects, in their order. A session of which not all has come is not found any more; the
-    /// next that `lookup` has found may be.
+    /// Brings a session back into a buffer for each of its pieces, or one Spans, and one for each
+    /// of its objects, in their order. A session of which not all has come is not found any more;
+    /// the next that `lookup` has found may be.
     #[pyo3(signature = (found, rows, objects = None))]
     fn restore<'py>(
         &self,

@@ -218,8 +218,8 @@ pub fn look(from: &Path) -> Result<Manifest, Error> {
 /// Reads a session from a file, and saves it.
 ///
 /// # Errors
-/// [`Error::Malformed`] for what is none, is cut or has changed; [`Error::Input`] for one that these
-/// sessions cannot use; [`Error::NotStored`].
+/// [`Error::Malformed`] for what is none, is cut or has changed; [`Error::Input`] for one that
+/// these sessions cannot use; [`Error::NotStored`].
 pub fn import(sessions: &Sessions, from: &Path) -> Result<Imported, Error> {
     let Archive {
         path,

@@ -1,8 +1,8 @@
 //! Chains: the name of a beginning of a text, or of a run of tokens, from piece to piece.
 //!
 //! A chain's link is BLAKE3 over the link before it and the bytes of its piece. Bytes are those of
-//! tokens as little-endian u32, or of rendered text. A last piece may be short: its link has another
-//! length of input than every full one, and so another name.
+//! tokens as little-endian u32, or of rendered text. A last piece may be short: its link has
+//! another length of input than every full one, and so another name.
 
 use kvdepot_store::Key;
 

@@ -1,7 +1,7 @@
 //! ds4's files as sessions, and sessions that were ds4's as files again, byte for byte.
 //!
-//! What grows with the tokens (ids, compressed rows, index rows) is cut into pieces; all the rest of
-//! a payload is one object, and so are the file's head and its trailer.
+//! What grows with the tokens (ids, compressed rows, index rows) is cut into pieces; all the rest
+//! of a payload is one object, and so are the file's head and its trailer.
 
 use std::fs::File;
 use std::io::{Cursor, Read, Seek, SeekFrom, Write};

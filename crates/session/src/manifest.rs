@@ -1,7 +1,8 @@
 //! A manifest: what a session is, and which blocks it is made of.
 //!
 //! The block of a manifest is the eight bytes `kvsessn` and the version, and then the fields of
-//! [`Manifest`] in their order, as postcard writes them. Its bytes are under the checksum of a block.
+//! [`Manifest`] in their order, as postcard writes them. Its bytes are under the checksum of a
+//! block.
 
 use kvdepot_store::{NamespaceId, NamespaceSpec};
 use serde::{Deserialize, Serialize};

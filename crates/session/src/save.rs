@@ -28,9 +28,9 @@ pub struct Checkpoint<'a> {
     pub note: String,
     /// When it is made, in Unix seconds.
     pub created: u64,
-    /// Whether it comes back to the bit. Engines that compute a prompt in other steps may have other
-    /// last bits for the same tokens, and any of those will do: what is there is not asked for. With
-    /// this, all is asked for, and what differs from what is there is stored beside it.
+    /// Whether it comes back to the bit. Engines that compute a prompt in other steps may have
+    /// other last bits for the same tokens, and any of those will do: what is there is not asked
+    /// for. With this, all is asked for, and what differs from what is there is stored beside it.
     pub exact: bool,
 }
 

@@ -66,7 +66,8 @@ impl Sessions {
         listed
     }
 
-    /// Reads all of a session, and says what is not there or does not verify; that is found no more.
+    /// Reads all of a session, and says what is not there or does not verify; that is found no
+    /// more.
     ///
     /// # Errors
     /// [`Error::Unknown`], and those of the depot.
