@@ -62,7 +62,7 @@ def test_a_conversation_is_saved_found_and_brought_back(
     assert store.text(saved["id"]) == b"what was said"
     assert {row["reason"] for row in store.list()} == {"asked", "continued"}
     assert store.verify(more["id"][:10]) == []
-    assert store.prefix(prompt) == 256
+    assert store.prefix(prompt) == 384
 
 
 def test_it_goes_to_a_file_and_comes_back(
@@ -109,7 +109,7 @@ def test_a_policy_says_when_a_checkpoint_is_due() -> None:
     policy.start(25_000)
     late = policy.switch(24_000, at=3.0)
     assert late == {"declined": "write budget"}
-    with pytest.raises(kvdepot.ConfigError, match="disk_space"):
+    with pytest.raises(kvdepot.InputError, match="disk_space"):
         kvdepot.sessions.policy(disk_space=0)
     with pytest.raises(kvdepot.Error):
         policy.saved(99, 1)

@@ -210,7 +210,9 @@ impl Depot {
         path: PathBuf,
         capacity: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let capacity = capacity.map(devices::capacity).transpose()?;
+        let capacity = capacity
+            .map(|capacity| devices::size_of("capacity", capacity))
+            .transpose()?;
         devices::add(py, self.handle.depot(py)?.clone(), path, capacity)
     }
 
@@ -248,7 +250,7 @@ impl Depot {
         path: PathBuf,
         capacity: &Bound<'_, PyAny>,
     ) -> PyResult<()> {
-        let capacity = devices::capacity(capacity)?;
+        let capacity = devices::size_of("capacity", capacity)?;
         devices::grow(py, self.handle.depot(py)?.clone(), path, capacity)
     }
 

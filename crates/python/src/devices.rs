@@ -74,7 +74,7 @@ pub(crate) fn grow(py: Python<'_>, depot: Depot, path: PathBuf, capacity: u64) -
 }
 
 /// A size as the configuration takes it: a number of bytes, or a text with a unit.
-pub(crate) fn capacity(given: &Bound<'_, PyAny>) -> PyResult<u64> {
+pub(crate) fn size_of(field: &'static str, given: &Bound<'_, PyAny>) -> PyResult<u64> {
     let text = given.extract::<String>().ok();
     let bytes = match &text {
         Some(text) => size::size(text),
@@ -84,12 +84,7 @@ pub(crate) fn capacity(given: &Bound<'_, PyAny>) -> PyResult<u64> {
         Some(bytes) => Ok(bytes),
         None => {
             let value = errors::shown(given);
-            Err(errors::input(
-                given.py(),
-                "capacity",
-                value,
-                size::SIZE_HELP,
-            ))
+            Err(errors::input(given.py(), field, value, size::SIZE_HELP))
         }
     }
 }

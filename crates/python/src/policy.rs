@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use crate::devices::capacity;
+use crate::devices::size_of;
 use crate::errors;
 
 /// Says when a checkpoint is due: the engine tells what happens, in tokens.
@@ -50,8 +50,8 @@ fn shown(py: Python<'_>, answer: Answer) -> PyResult<Option<Bound<'_, PyDict>>> 
     Ok(Some(said))
 }
 
-fn size(value: Option<&Bound<'_, PyAny>>) -> PyResult<Option<u64>> {
-    value.map(capacity).transpose()
+fn size(field: &'static str, value: Option<&Bound<'_, PyAny>>) -> PyResult<Option<u64>> {
+    value.map(|value| size_of(field, value)).transpose()
 }
 
 #[pymethods]
@@ -84,18 +84,18 @@ impl Policy {
     ) -> PyResult<Policy> {
         let usual = Settings::default();
         let settings = Settings {
-            disk_space: size(disk_space)?.unwrap_or(usual.disk_space),
+            disk_space: size("disk_space", disk_space)?.unwrap_or(usual.disk_space),
             min_tokens: min_tokens.unwrap_or(usual.min_tokens),
             cold_max_tokens: cold_max_tokens.unwrap_or(usual.cold_max_tokens),
             continued_interval_tokens: continued_interval_tokens
                 .unwrap_or(usual.continued_interval_tokens),
             boundary_trim_tokens: boundary_trim_tokens.unwrap_or(usual.boundary_trim_tokens),
             boundary_align_tokens: boundary_align_tokens.unwrap_or(usual.boundary_align_tokens),
-            write_budget_hour: size(write_budget_hour)?,
-            write_budget_day: size(write_budget_day)?,
+            write_budget_hour: size("write_budget_hour", write_budget_hour)?,
+            write_budget_day: size("write_budget_day", write_budget_day)?,
             writes: if whole { Writes::Whole } else { Writes::Delta },
             saves_prefixes: prefixes,
-            fixed_bytes: size(fixed_bytes)?.unwrap_or(usual.fixed_bytes),
+            fixed_bytes: size("fixed_bytes", fixed_bytes)?.unwrap_or(usual.fixed_bytes),
             token_bytes: token_bytes.unwrap_or(usual.token_bytes),
         };
         let made = Store::new(settings).map_err(|error| raise(py, error))?;
