@@ -77,7 +77,16 @@ def start(host: Host, hosts: list[Host], model: Path, work: Path, role: str = "k
     python.chmod(0o755)
     arguments = ["--no-enable-prefix-caching", "--kv-transfer-config", json.dumps(transfer)]
     log = work / f"{host.name}.log"
-    return Server(host.name, model, log=log, arguments=arguments, python=str(python))
+    return Server(
+        host.name,
+        model,
+        log=log,
+        arguments=arguments,
+        python=str(python),
+        # Where a step takes over a second, vLLM's processes lose each other's wake-ups now and then
+        # (vllm-project/vllm#45224), and look again after five seconds, or after this.
+        environment={"VLLM_RINGBUFFER_WARNING_INTERVAL": "1"},
+    )
 
 
 def test_what_one_host_has_computed_another_does_not_compute_again(
