@@ -1,9 +1,11 @@
 //! The command line, declared once: what parses it also writes its help and its reference page.
 
+mod alloc;
 mod cluster;
 mod files;
 mod scale;
 mod session;
+mod sessions;
 mod transfer;
 
 use std::path::PathBuf;
@@ -12,10 +14,12 @@ use clap::{Parser, Subcommand};
 use kvdepot_store::Key;
 use kvdepot_store::config::size;
 
+pub(crate) use alloc::Alloc;
 pub(crate) use cluster::Cluster;
 pub(crate) use files::Files;
 pub(crate) use scale::{Scale, Task};
 pub(crate) use session::{InDepot, Session, SessionCommand};
+pub(crate) use sessions::Sessions;
 pub(crate) use transfer::Transfer;
 
 /// Looks after kvdepot's arenas and measures this machine.
@@ -201,6 +205,20 @@ pub(crate) enum Bench {
     /// 64 KiB into one full arena, in calls of so many blocks, gain from more threads, beside what
     /// plain copies gain; and puts, in GB/s.
     Scale(Scale),
+    /// Saving and bringing back conversations, against plain files, and against the old way to save.
+    ///
+    /// States are in memory, in pieces of 4 MiB, and are kept by Posix. The limit is the fastest way
+    /// to write them to a new file, or to read one, by 8 requests of 1 MiB at a time, that makes no
+    /// checksum. The old way is a file of its own, which is read back into the final one: by the
+    /// same writer. Metrics: save_over_raw; save_over_staged, how many times as long the old way
+    /// takes, whose limit is two writes and a read over one write; disk_peak_over_payload, most of
+    /// the disk that a save takes; restore_over_raw, from the disk, and restore_warm_over_memcpy,
+    /// from the page cache and from Cache, verified and with the lookup; write_amplification, what
+    /// files grow by over the new tokens' rows, of 512 tokens behind 8,192 and of 20 saves at
+    /// any; checkpoint_save_ms, of states that grow as ds4's do, by the old way, whole, and what is
+    /// new, whose limit is the whole one's time by its share of bytes; restore_ms of the last of
+    /// these; and lookup_us, the longest beginning of a prompt among so many sessions.
+    Session(Sessions),
     /// Batches of many small pieces between two processes, against plain sockets.
     ///
     /// The target is a process of this command, over loopback. Memory of both has huge pages where
@@ -327,35 +345,6 @@ fn share(text: &str) -> Result<(usize, usize), String> {
     let (share, of) = text.split_once('/').ok_or("two numbers and a slash")?;
     let number = |text: &str| text.parse::<usize>().map_err(|error| error.to_string());
     Ok((number(share)?, number(of)?.max(1)))
-}
-
-/// Options of `alloc`.
-#[derive(clap::Args)]
-pub(crate) struct Alloc {
-    /// A fiftieth of the allocations, a ninth of the sizes, one round, a small paired pool.
-    #[arg(long)]
-    pub(crate) quick: bool,
-    /// Only this; all unless given.
-    #[arg(long = "workload", value_name = "NAME", value_parser = [
-        "uniform", "random", "paired", "trace", "threads", "rebuild", "spans",
-    ])]
-    pub(crate) workloads: Vec<String>,
-    /// Bytes of a block of the uniform workload; all sizes of the published benchmark unless given.
-    #[arg(long = "size", value_name = "SIZE", value_parser = bytes)]
-    pub(crate) sizes: Vec<u64>,
-    /// Objects that are allocated and counted, and extents of the rebuilt pool; 1,000,000 unless
-    /// given.
-    #[arg(long, value_name = "COUNT")]
-    pub(crate) operations: Option<usize>,
-    /// Rounds of timing that count; 3 unless given.
-    #[arg(long, value_name = "COUNT")]
-    pub(crate) rounds: Option<usize>,
-    /// Requests for `spans`, one JSON object a line: `hash_ids` has a number for each block of the
-    /// prompt, `timestamp` (which may be missing) the moment. Made-up conversations unless given. A
-    /// public one: FAST25-release/traces/conversation_trace.jsonl of
-    /// https://github.com/kvcache-ai/Mooncake.
-    #[arg(long, value_name = "FILE")]
-    pub(crate) trace: Option<PathBuf>,
 }
 
 /// Options of `churn`.

@@ -14,6 +14,7 @@ mod report;
 mod restore;
 mod rounds;
 mod scale;
+mod session;
 mod trace;
 mod transfer;
 
@@ -59,6 +60,7 @@ pub(crate) fn run(args: &Bench, program: &OsStr, output: &mut Output) -> Result<
         Bench::Index(_) => ("bench index", index::CASES),
         Bench::Reopen(_) => ("bench reopen", reopen::CASES),
         Bench::Scale(args) => ("bench scale", scale::cases(args)),
+        Bench::Session(args) => ("bench session", session::cases(args)),
         Bench::Transfer(args) => ("bench transfer", transfer::cases(args)),
     };
     let mut report = Report {
@@ -77,6 +79,7 @@ pub(crate) fn run(args: &Bench, program: &OsStr, output: &mut Output) -> Result<
         Bench::Index(args) => index::run(args, &mut report),
         Bench::Reopen(args) => reopen::run(args, program, &mut report),
         Bench::Scale(args) => scale::run(args, program, &mut report),
+        Bench::Session(args) => session::run(args, &mut report),
         Bench::Transfer(args) => transfer::run(args, program, &mut report),
     };
     report.finish()?;

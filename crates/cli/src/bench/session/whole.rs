@@ -1,0 +1,268 @@
+//! States that are saved and brought back whole, beside plain files of as many bytes.
+
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use kvdepot_host::limits;
+use kvdepot_media::{Buffer, Plain};
+use kvdepot_plan::Span;
+use serde_json::{Value, json};
+
+use super::kept::{CUT, Kept};
+use super::plan::{Io, Plan};
+use super::raw::{Raw, remove, staged};
+use crate::bench::media::Region;
+use crate::bench::plain::Crew;
+use crate::bench::report::{Report, Row};
+use crate::bench::rounds::Rounds;
+use crate::error::Error;
+use crate::leftovers::Scratch;
+
+pub(super) const SAVES: [&str; 3] = [
+    "save_over_raw",
+    "save_over_staged",
+    "disk_peak_over_payload",
+];
+
+/// What states are in, and come back into.
+pub(super) struct Memory {
+    pub(super) state: Region,
+    pub(super) into: Region,
+}
+
+impl Memory {
+    pub(super) fn new(bytes: usize) -> Result<Memory, Error> {
+        Ok(Memory {
+            state: Region::filled(bytes)?,
+            into: Region::new(bytes)?,
+        })
+    }
+
+    /// All of a state came back.
+    fn check(&self, bytes: usize) -> Result<(), Error> {
+        const STEP: usize = 1 << 20;
+        for at in (0..bytes).step_by(STEP) {
+            let of = |region: &Region| region.whole().slice(at, STEP.min(bytes - at));
+            if of(&self.state)?.to_vec() != of(&self.into)?.to_vec() {
+                return Err(Error::Bench(
+                    "a state has come back with other bytes".into(),
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A figure of so many bytes.
+fn row(plan: &Plan, case: &Value, metric: &'static str, unit: &'static str, value: f64) -> Row {
+    Row {
+        bench: "session",
+        case: case.clone(),
+        metric,
+        unit,
+        value,
+        limit: None,
+        ratio: None,
+        rounds: plan.rounds,
+        limit_name: None,
+    }
+}
+
+/// Saves of new states.
+pub(super) fn save(
+    plan: &Plan,
+    (bytes, io): (usize, Io),
+    memory: &Memory,
+    report: &mut Report<'_>,
+) -> Result<(), Error> {
+    let scratch = Scratch::new(&plan.dir)?;
+    let folder = scratch.path();
+    let mut kept = Kept::open(&folder.join("depot"), io, CUT, bytes)?;
+    let mut ways = Raw::ways(io, memory.state.whole())?;
+    let mut again = Raw::ways(io, memory.into.whole())?;
+    let base = folder.join("base");
+    ways[0].write(&base, bytes)?;
+    let limits = ways.len();
+    let mut file = 0;
+    let (stage, reads) = (limits, limits + 1);
+    let seconds = Rounds::run_ways(plan.rounds, limits, 3, &report.interrupt, |contender| {
+        file += 1;
+        let path = folder.join(format!("raw-{file}"));
+        if contender < limits {
+            let taken = ways[contender].write(&path, bytes)?;
+            remove(&path)?;
+            Ok(taken)
+        } else if contender == stage {
+            staged((&mut ways[0], &mut again[0]), folder, bytes)
+        } else if contender == reads {
+            again[0].read(&base, bytes)
+        } else {
+            let tokens = kept.conversation(bytes / CUT.row);
+            let (taken, saved) = kept.save(&tokens, &memory.state, Vec::new())?;
+            kept.remove(saved.id)?;
+            Ok(taken)
+        }
+    })?;
+    let case = |path: &str| json!({"bytes": bytes, "path": path, "io": io.name()});
+    let rate = |seconds: f64| bytes as f64 / seconds / 1e9;
+    if plan.wants("save_over_raw")
+        && let (Some((best, limit)), Some(ratio)) = (seconds.best(), seconds.ratio())
+    {
+        let row = row(
+            plan,
+            &case("direct"),
+            "save_over_raw",
+            "GB/s",
+            rate(seconds.value()),
+        );
+        let value = row.value;
+        report.row(row.with(value, rate(limit), ratio, Some(ways[best].name)))?;
+    }
+    if plan.wants("save_over_staged") {
+        let ours = limits + 2;
+        let (value, reading) = (seconds.quotient(stage, ours), seconds.quotient(reads, 0));
+        // Both writes and the read, over one write.
+        let limit = 2.0 + reading;
+        let row = row(plan, &case("direct"), "save_over_staged", "times", value);
+        report.row(row.with(value, limit, value / limit, Some("2 + w/r")))?;
+    }
+    if plan.wants("disk_peak_over_payload") {
+        let tokens = kept.conversation(bytes / CUT.row);
+        let ours = peak(folder, || {
+            kept.save(&tokens, &memory.state, Vec::new()).map(drop)
+        })?;
+        let theirs = peak(folder, || {
+            staged((&mut ways[0], &mut again[0]), folder, bytes).map(drop)
+        })?;
+        for (path, peak) in [("direct", ours), ("staged", theirs)] {
+            let value = peak as f64 / bytes as f64;
+            report.row(row(
+                plan,
+                &case(path),
+                "disk_peak_over_payload",
+                "times",
+                value,
+            ))?;
+        }
+    }
+    Ok(())
+}
+
+/// Most bytes of the disk that something takes while it runs.
+fn peak(folder: &Path, run: impl FnOnce() -> Result<(), Error>) -> Result<u64, Error> {
+    let before = limits::disk_free(folder)?;
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let look = scope.spawn(|| {
+            let mut least = before;
+            while !over.load(Ordering::Relaxed) {
+                least = least.min(limits::disk_free(folder).unwrap_or(least));
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            least.min(limits::disk_free(folder).unwrap_or(least))
+        });
+        let ran = run();
+        over.store(true, Ordering::Relaxed);
+        let least = look
+            .join()
+            .map_err(|_| Error::Bench("nobody looked".into()))?;
+        ran.map(|()| before.saturating_sub(least))
+    })
+}
+
+/// A state that comes back from the disk.
+pub(super) fn restore(
+    plan: &Plan,
+    (bytes, io): (usize, Io),
+    memory: &Memory,
+    report: &mut Report<'_>,
+) -> Result<(), Error> {
+    let scratch = Scratch::new(&plan.dir)?;
+    let mut kept = Kept::open(&scratch.path().join("depot"), io, CUT, bytes)?;
+    let tokens = kept.conversation(bytes / CUT.row);
+    kept.save(&tokens, &memory.state, Vec::new())?;
+    // Both past the page cache and through an empty one: the faster is the limit.
+    let mut ways = Raw::ways(Io::Fsync, memory.into.whole())?;
+    let base = scratch.path().join("base");
+    Raw::ways(Io::Direct, memory.state.whole())?[0].write(&base, bytes)?;
+    let limits = ways.len();
+    let seconds = Rounds::run(plan.rounds, limits, &report.interrupt, |contender| {
+        kept.cool()?;
+        match ways.get_mut(contender) {
+            Some(way) => {
+                let file = std::fs::File::open(&base).map_err(Error::io(&base))?;
+                kvdepot_media::file::plain::cool(&file, 0)?;
+                way.read(&base, bytes)
+            }
+            None => kept.restore(&tokens, &memory.into),
+        }
+    })?;
+    memory.check(bytes)?;
+    let rate = |seconds: f64| bytes as f64 / seconds / 1e9;
+    if let (Some((best, limit)), Some(ratio)) = (seconds.best(), seconds.ratio()) {
+        let case = json!({"bytes": bytes, "path": "direct", "io": io.name()});
+        let row = row(
+            plan,
+            &case,
+            "restore_over_raw",
+            "GB/s",
+            rate(seconds.value()),
+        );
+        let value = row.value;
+        report.row(row.with(value, rate(limit), ratio, Some(ways[best].name)))?;
+    }
+    Ok(())
+}
+
+/// A state that comes back from memory: the page cache's, or a tier's.
+pub(super) fn warm(
+    plan: &Plan,
+    bytes: usize,
+    memory: &Memory,
+    report: &mut Report<'_>,
+) -> Result<(), Error> {
+    const COPIES: [(&str, Plain, usize); 4] = [
+        ("memcpy, 1 thread", Plain::Memcpy, 1),
+        ("memcpy, 2 threads", Plain::Memcpy, 2),
+        ("streaming, 1 thread", Plain::Streaming, 1),
+        ("streaming, 2 threads", Plain::Streaming, 2),
+    ];
+    let pieces: Vec<Span> = (0..bytes as u64 >> 20)
+        .map(|at| Span::new(at << 20, at << 20, 1 << 20))
+        .collect();
+    let crews = [Crew::new(1)?, Crew::new(2)?];
+    for tier in ["Posix", "Cache"] {
+        let scratch = Scratch::new(&plan.dir)?;
+        let folder = scratch.path().join("depot");
+        let pipeline = if tier == "Cache" { "Cache|Posix" } else { tier };
+        let mut kept = Kept::of(pipeline, &folder, Io::Buffered, CUT, bytes)?;
+        let tokens = kept.conversation(bytes / CUT.row);
+        kept.save(&tokens, &memory.state, Vec::new())?;
+        kept.settle()?;
+        let copy = |(_, way, threads): (&str, Plain, usize)| -> Result<f64, Error> {
+            let (from, to): (&Buffer, &Buffer) = (memory.state.whole(), memory.into.whole());
+            crews[threads - 1].copy(way, from, to, &pieces)
+        };
+        let limits = COPIES.len();
+        let seconds = Rounds::run(
+            plan.rounds,
+            limits,
+            &report.interrupt,
+            |contender| match COPIES.get(contender) {
+                Some(way) => copy(*way),
+                None => kept.restore(&tokens, &memory.into),
+            },
+        )?;
+        memory.check(bytes)?;
+        let rate = |seconds: f64| bytes as f64 / seconds / 1e9;
+        if let (Some((best, limit)), Some(ratio)) = (seconds.best(), seconds.ratio()) {
+            let case = json!({"bytes": bytes, "path": "direct", "tier": tier});
+            let metric = "restore_warm_over_memcpy";
+            let row = row(plan, &case, metric, "GB/s", rate(seconds.value()));
+            let value = row.value;
+            report.row(row.with(value, rate(limit), ratio, Some(COPIES[best].0)))?;
+        }
+    }
+    Ok(())
+}
