@@ -205,19 +205,21 @@ pub(crate) enum Bench {
     /// 64 KiB into one full arena, in calls of so many blocks, gain from more threads, beside what
     /// plain copies gain; and puts, in GB/s.
     Scale(Scale),
-    /// Saving and bringing back conversations, against plain files, and against the old way to save.
+    /// Saving and bringing back conversations, against plain files, and against the old way to
+    /// save.
     ///
-    /// States are in memory, in pieces of 4 MiB, and are kept by Posix. The limit is the fastest way
-    /// to write them to a new file, or to read one, by 8 requests of 1 MiB at a time, that makes no
-    /// checksum. The old way is a file of its own, which is read back into the final one: by the
-    /// same writer. Metrics: save_over_raw; save_over_staged, how many times as long the old way
-    /// takes, whose limit is two writes and a read over one write; disk_peak_over_payload, most of
-    /// the disk that a save takes; restore_over_raw, from the disk, and restore_warm_over_memcpy,
-    /// from the page cache and from Cache, verified and with the lookup; write_amplification, what
-    /// files grow by over the new tokens' rows, of 512 tokens behind 8,192 and of 20 saves at
-    /// any; checkpoint_save_ms, of states that grow as ds4's do, by the old way, whole, and what is
-    /// new, whose limit is the whole one's time by its share of bytes; restore_ms of the last of
-    /// these; and lookup_us, the longest beginning of a prompt among so many sessions.
+    /// States are in memory, in pieces of 4 MiB, and are kept by Posix. The limit is the fastest
+    /// way to write them to a new file, or to read one, by 8 requests of 1 MiB at a time, that
+    /// makes no checksum. The old way is a file of its own, which is read back into the final one:
+    /// by the same writer. Metrics: save_over_raw; save_over_staged, how many times as long the old
+    /// way takes, whose limit is two writes and a read over one write; disk_peak_over_payload, most
+    /// of the disk that a save takes; restore_over_raw, from the disk, and
+    /// restore_warm_over_memcpy, from the page cache and from Cache, verified and with the lookup;
+    /// write_amplification, what files grow by over the new tokens' rows, of 512 tokens behind
+    /// 8,192 and of 20 saves at any; checkpoint_save_ms, of states that grow as ds4's do, by the
+    /// old way, whole, and what is new, whose limit is the whole one's time by its share of bytes;
+    /// restore_ms of the last of these; and lookup_us, the longest beginning of a prompt among so
+    /// many sessions.
     Session(Sessions),
     /// Batches of many small pieces between two processes, against plain sockets.
     ///

@@ -90,7 +90,7 @@ pub(crate) enum SessionCommand {
         weights: Option<String>,
         /// Tokens of a piece of what comes from ds4's files; 512 unless given.
         #[arg(long, value_name = "COUNT", value_parser = count)]
-        piece_tokens: Option<u64>,
+        piece_tokens: Option<usize>,
     },
 }
 

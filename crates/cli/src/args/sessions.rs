@@ -25,7 +25,7 @@ pub(crate) struct Sessions {
     pub(crate) ios: Vec<String>,
     /// Sessions that lookups are among; 100,000 unless given.
     #[arg(long, value_name = "COUNT", value_parser = count)]
-    pub(crate) sessions: Option<u64>,
+    pub(crate) sessions: Option<usize>,
     /// Rounds that count; 5 unless given.
     #[arg(long, value_name = "COUNT")]
     pub(crate) rounds: Option<usize>,

@@ -105,7 +105,7 @@ fn perform(
         } => {
             for file in files {
                 interrupt.check()?;
-                let piece_tokens = piece_tokens.unwrap_or(PIECE_TOKENS);
+                let piece_tokens = piece_tokens.map_or(PIECE_TOKENS, |count| count as u64);
                 let ways = (weights.as_deref(), piece_tokens, salt);
                 let imported = bring(depot, file, ways)?;
                 say(output, "saved", imported.id, imported.bytes)?;

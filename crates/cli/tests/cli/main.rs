@@ -4,6 +4,7 @@
 
 mod bench;
 mod bench_files;
+mod bench_session;
 mod bench_transfer;
 mod doctor;
 mod home;

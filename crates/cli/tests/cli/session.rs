@@ -68,6 +68,14 @@ fn conversations_move_in_and_out_and_are_looked_after() {
     let shown = session(&home, "show", &[&id[..8]]);
     assert!(shown.stdout.contains("1,500 tokens"), "{}", shown.stdout);
     assert!(shown.stdout.contains("a rendered text"), "{}", shown.stdout);
+    // The same cut otherwise is another session.
+    let other = ["--weights", "mine", "--piece-tokens", "100", "--json"];
+    let ran = session(&home, "import", &[&[path][..], &other].concat());
+    assert_eq!(ran.status, 0, "{}", ran.stderr);
+    let cut = rows(&ran)[0]["session"].as_str().unwrap().to_owned();
+    let shown = rows(&session(&home, "show", &[&cut, "--json"]));
+    assert_eq!(shown[0]["piece_tokens"], 100);
+    assert_eq!(session(&home, "rm", &[&cut]).status, 0);
     let verified = session(&home, "verify", &[]);
     assert_eq!(verified.status, 0, "{}", verified.stdout);
     let back = home.path("back.kv");

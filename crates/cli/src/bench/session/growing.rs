@@ -45,11 +45,9 @@ pub(super) fn amplification(
 ) -> Result<(), Error> {
     let piece = (CUT.row * CUT.tokens) as f64;
     let room = memory.state.whole().len() / CUT.row;
-    // 8,192 tokens and 512 more, or in the same proportion what there is memory for.
-    let (base, more) = match room {
-        8704.. => (8192, 512),
-        _ => (room / 34 * 32, room / 34 * 2),
-    };
+    // 512 behind 8,192 tokens, or behind as many whole pieces as there is memory for.
+    let more = 512.min(room / CUT.tokens / 2 * CUT.tokens);
+    let base = 8192.min(room / CUT.tokens * CUT.tokens - more);
     let mut random = Random(41);
     let most = (room / 21).min(2000);
     let steps: Vec<usize> = (0..20).map(|_| 1 + random.next() as usize % most).collect();

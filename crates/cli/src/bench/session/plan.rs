@@ -55,7 +55,7 @@ impl Plan {
             metrics: args.metrics.clone(),
             bytes: bytes.into_iter().map(|bytes| bytes as usize).collect(),
             ios: Io::ALL.into_iter().filter(is_meant).collect(),
-            sessions: args.sessions.unwrap_or(sessions) as usize,
+            sessions: args.sessions.unwrap_or(sessions),
             rounds: args.rounds.unwrap_or(rounds),
             dir: args.dir.clone().unwrap_or_else(std::env::temp_dir),
         }
