@@ -7,6 +7,8 @@
 use std::fs::File;
 use std::io::{BufReader, BufWriter, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use kvdepot_store::{BlockBuffers, Buffer, Key, Namespace};
 
@@ -80,8 +82,17 @@ pub(crate) fn replace(
     to: &Path,
     write: impl FnOnce(&mut File, &Path) -> Result<u64, Error>,
 ) -> Result<u64, Error> {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    if std::fs::metadata(to).is_ok_and(|there| !there.is_file()) {
+        let allowed = "a new name, or that of a file to be replaced";
+        return Err(Error::input("file", to.display(), allowed));
+    }
+    // Of no other thread or process, nor of one that had this number before.
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    let now = now.unwrap_or_default().as_nanos();
+    let next = NEXT.fetch_add(1, Ordering::Relaxed);
     let mut name = to.file_name().unwrap_or_default().to_os_string();
-    name.push(format!(".{}.tmp", std::process::id()));
+    name.push(format!(".{}-{now:x}-{next}.tmp", std::process::id()));
     let mut temporary = Temporary {
         path: to.with_file_name(name),
         kept: false,
@@ -136,7 +147,7 @@ fn one(sessions: &Sessions, from: &Namespace, block: (Key, u64), id: Id) -> Resu
     let read = read_all(from, &[block], sessions.timeout)?;
     let bytes = read.into_iter().next().flatten();
     bytes.ok_or_else(|| {
-        sessions.index.write().quarantine(id);
+        sessions.index.write().gone(id);
         Error::malformed(
             format!("session {id}"),
             "a part of it is not there, or does not verify",
@@ -184,6 +195,7 @@ impl Archive<'_> {
             inner: BufReader::with_capacity(1 << 20, file),
             hasher: blake3::Hasher::new(),
         };
+        input.hasher.update(&head);
         let mut bytes = vec![0; encoded as usize];
         input.take(&mut bytes).map_err(|error| cut(path, error))?;
         let manifest = Manifest::decode(&bytes)?;
@@ -215,7 +227,7 @@ pub fn look(from: &Path) -> Result<Manifest, Error> {
     Ok(Archive::open(from)?.manifest)
 }
 
-/// Reads a session from a file, and saves it.
+/// Reads a session from a file, and saves it, to the bit.
 ///
 /// # Errors
 /// [`Error::Malformed`] for what is none, is cut or has changed; [`Error::Input`] for one that
@@ -224,24 +236,50 @@ pub fn import(sessions: &Sessions, from: &Path) -> Result<Imported, Error> {
     let Archive {
         path,
         mut input,
-        manifest,
+        mut manifest,
     } = Archive::open(from)?;
+    let wrong = |reason: &str| Error::malformed(path.display().to_string(), reason);
     refuse_others(sessions, &manifest)?;
-    let mut put = |what: &str, space: &Namespace, key: Key, bytes: u64| {
+    let before = sessions.index.read().same(&manifest.tokens);
+    let links = manifest.links();
+    let end = links.last().copied().ok_or_else(|| wrong("no tokens"))?;
+    let mut take = |bytes: u64| {
         let mut block = vec![0; bytes as usize];
         input.take(&mut block).map_err(|error| cut(path, error))?;
-        let buffers = BlockBuffers::whole([Buffer::from_vec(block)]);
-        sessions.put(what, space, vec![key], buffers)
+        Ok::<_, Error>(block)
     };
-    for (key, bytes) in manifest.keys().into_iter().zip(&manifest.piece_bytes) {
-        put("a piece", &sessions.pieces, key, *bytes)?;
+    let mut variants = Vec::new();
+    for (at, bytes) in manifest.piece_bytes.iter().copied().enumerate() {
+        let block = take(bytes)?;
+        let said = manifest
+            .variants
+            .iter()
+            .find(|(other, _)| *other as usize == at);
+        let named = links[at].variant(blake3::hash(&block).as_bytes());
+        if said.is_some_and(|(_, key)| *key != named.0) {
+            return Err(wrong("a piece has another key than it says"));
+        }
+        if let Some(key) = sessions.put_piece(links[at], block)? {
+            variants.push((at as u32, key.0));
+        }
     }
+    manifest.variants = variants;
     for (key, object) in manifest.object_keys().into_iter().zip(&manifest.objects) {
-        put("an object", &sessions.objects, key, object.bytes)?;
+        let block = take(object.bytes)?;
+        if *blake3::hash(&block).as_bytes() != object.sum {
+            return Err(wrong("an object has other bytes than it says"));
+        }
+        let buffers = BlockBuffers::whole([Buffer::from_vec(block)]);
+        sessions.put("an object", &sessions.objects, vec![key], buffers)?;
     }
-    let end = manifest.links().last().copied();
-    let end = end.ok_or_else(|| Error::malformed(path.display().to_string(), "no tokens"))?;
-    let (id, _) = sessions.put_manifest(end, &manifest)?;
+    // What was read is what was looked at.
+    let mut said = [0; SUM];
+    let read = input.inner.read_exact(&mut said);
+    read.map_err(|error| cut(path, error))?;
+    if *input.hasher.finalize().as_bytes() != said {
+        return Err(wrong("it has changed while it was read"));
+    }
+    let (id, _) = sessions.put_manifest(end, &manifest, &before)?;
     Ok(Imported {
         id,
         tokens: manifest.tokens.len(),
@@ -273,6 +311,7 @@ fn is_whole(file: &File, len: u64) -> std::io::Result<bool> {
 fn refuse_others(sessions: &Sessions, manifest: &Manifest) -> Result<(), Error> {
     let same = manifest.pieces_in() == sessions.pieces.id()
         && manifest.objects_in() == sessions.objects.id()
+        && manifest.space == sessions.space
         && manifest.piece_tokens == sessions.piece_tokens;
     match same {
         true => Ok(()),

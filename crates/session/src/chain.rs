@@ -88,9 +88,10 @@ impl Link {
         Key(blake3::derive_key("kvdepot session object 1", &said))
     }
 
-    /// The key of the manifest of the checkpoint that ends here.
-    pub(crate) fn manifest(self) -> Key {
-        Key(blake3::derive_key("kvdepot session manifest 1", &self.0))
+    /// The key of a manifest, with bytes of this BLAKE3, of a checkpoint that ends here.
+    pub(crate) fn manifest(self, sum: &[u8; 32]) -> Key {
+        let said = [self.0, *sum].concat();
+        Key(blake3::derive_key("kvdepot session manifest 1", &said))
     }
 }
 
@@ -125,6 +126,6 @@ mod tests {
             one[0].object("a", &[0; 32]),
             one[0].object("b", &[0; 32]),
         ];
-        assert!(keys[0] != keys[1] && keys[1] != keys[2] && keys[0] != one[0].manifest());
+        assert!(keys[0] != keys[1] && keys[1] != keys[2] && keys[0] != one[0].manifest(&[0; 32]));
     }
 }

@@ -26,6 +26,9 @@ const TRAILER: &str = "ds4 trailer";
 /// Longest text that is kept to be found by.
 const TEXT_MAX: u64 = 64 << 20;
 
+/// Longest part that does not grow with the tokens.
+const PART: u64 = crate::manifest::PART_MAX;
+
 fn wrong(path: &Path) -> impl Fn(ds4::Error) -> Error + '_ {
     move |error| match error {
         ds4::Error::Io(source) => Error::Io {
@@ -58,6 +61,10 @@ fn rest_of(layout: &Layout) -> Vec<Range<u64>> {
 
 fn take(file: &mut File, base: u64, ranges: &[Range<u64>]) -> std::io::Result<Vec<u8>> {
     let len: u64 = ranges.iter().map(|range| range.end - range.start).sum();
+    if len > PART {
+        let reason = "a part that does not grow with the tokens, or a piece, is over 1GiB";
+        return Err(std::io::Error::new(std::io::ErrorKind::InvalidData, reason));
+    }
     let mut bytes = Vec::with_capacity(len as usize);
     for range in ranges {
         file.seek(SeekFrom::Start(base + range.start))?;
@@ -98,8 +105,12 @@ pub fn import_ds4(sessions: &Sessions, from: &Path) -> Result<Imported, Error> {
     let base = parts.payload.start;
     let rest = take(&mut file, base, &rest_of(&layout)).map_err(&io)?;
     let mut trailer = Vec::new();
-    let mut stream = parts.trailer(&mut file);
+    let mut stream = parts.trailer(&mut file).take(PART + 1);
     stream.read_to_end(&mut trailer).map_err(&io)?;
+    if trailer.len() as u64 > PART {
+        let reason = "its trailer is over 1GiB";
+        return Err(Error::malformed(from.display().to_string(), reason));
+    }
     let mut objects = vec![
         (HEAD, parts.head.encode().to_vec()),
         (REST, rest),

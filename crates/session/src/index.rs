@@ -43,8 +43,12 @@ pub(crate) struct Entry {
     pub(crate) note: String,
     /// Its first piece, for those that share some.
     pub(crate) first: Link,
-    /// It did not verify, or is not whole: it is found no more.
+    /// A part of it did not verify: it is found no more until it is saved again, or looked for.
     pub(crate) is_bad: bool,
+    /// When a part of it was not there.
+    gone_at: Option<u64>,
+    /// Behind which pieces of its tokens, and of its text, it is listed.
+    places: (Link, Option<Link>),
 }
 
 /// Where a beginning ends: behind a full piece, so many bytes of the next.
@@ -83,24 +87,31 @@ impl Beginnings {
         (boundary, end)
     }
 
-    fn add(&mut self, bytes: &[u8], id: Id) {
-        if bytes.is_empty() {
-            return;
-        }
+    /// Where it is listed.
+    fn add(&mut self, bytes: &[u8], id: Id) -> Link {
         let (boundary, end) = self.place(bytes, id);
         let ends = self.ends.entry(boundary).or_default();
         ends.retain(|other| other.id != id);
         ends.push(end);
+        boundary
     }
 
-    fn remove(&mut self, bytes: &[u8], id: Id) {
-        let (boundary, _) = self.place(bytes, id);
-        if let Some(ends) = self.ends.get_mut(&boundary) {
+    fn remove(&mut self, boundary: &Link, id: Id) {
+        if let Some(ends) = self.ends.get_mut(boundary) {
             ends.retain(|other| other.id != id);
             if ends.is_empty() {
-                self.ends.remove(&boundary);
+                self.ends.remove(boundary);
             }
         }
+    }
+
+    /// Sessions that end where these bytes do.
+    fn same(&self, bytes: &[u8]) -> Vec<Id> {
+        let (boundary, end) = self.place(bytes, Id([0; 16]));
+        let ends = self.ends.get(&boundary).into_iter().flatten();
+        ends.filter(|other| other.link == end.link)
+            .map(|other| other.id)
+            .collect()
     }
 
     /// Sessions that these bytes begin with, the longest first.
@@ -112,11 +123,18 @@ impl Beginnings {
                 continue;
             };
             let rest = &bytes[at * self.cut.piece..];
-            let begins = |end: &&End| {
-                let behind = rest.get(..end.behind);
-                behind.is_some_and(|behind| boundary.then(behind) == end.link)
-            };
-            let mut here: Vec<&End> = ends.iter().filter(begins).collect();
+            // Many may end alike far behind their last full piece.
+            let mut links: HashMap<usize, Option<Link>> = HashMap::new();
+            let mut here: Vec<&End> = Vec::new();
+            for end in ends {
+                let link = links.entry(end.behind).or_insert_with(|| {
+                    let behind = rest.get(..end.behind)?;
+                    Some(boundary.then(behind))
+                });
+                if *link == Some(end.link) {
+                    here.push(end);
+                }
+            }
             here.sort_by_key(|end| std::cmp::Reverse(end.behind));
             found.extend(here.into_iter().map(|end| end.id));
         }
@@ -129,6 +147,8 @@ pub(crate) struct Index {
     tokens: Beginnings,
     texts: Beginnings,
     entries: HashMap<Id, Entry>,
+    /// Counts what may have brought back what was gone.
+    epoch: u64,
 }
 
 impl Index {
@@ -137,13 +157,18 @@ impl Index {
             tokens: Beginnings::new(Cut::of_tokens(piece_tokens)),
             texts: Beginnings::new(Cut::of_text()),
             entries: HashMap::new(),
+            epoch: 0,
         }
     }
 
     pub(crate) fn add(&mut self, key: Key, len: u64, manifest: &Manifest) -> Id {
         let id = Id::of(&key);
-        self.tokens.add(&bytes_of(&manifest.tokens), id);
-        self.texts.add(&manifest.text, id);
+        self.epoch += 1;
+        let text = &manifest.text;
+        let places = (
+            self.tokens.add(&bytes_of(&manifest.tokens), id),
+            (!text.is_empty()).then(|| self.texts.add(text, id)),
+        );
         let first = manifest.links().first().copied();
         self.entries.insert(
             id,
@@ -158,27 +183,49 @@ impl Index {
                 note: manifest.note.clone(),
                 first: first.unwrap_or_else(|| manifest.cut().start()),
                 is_bad: false,
+                gone_at: None,
+                places,
             },
         );
         id
     }
 
-    pub(crate) fn remove(&mut self, id: Id, manifest: &Manifest) {
-        self.tokens.remove(&bytes_of(&manifest.tokens), id);
-        self.texts.remove(&manifest.text, id);
-        self.entries.remove(&id);
+    /// It is there no more.
+    pub(crate) fn remove(&mut self, id: Id) {
+        if let Some(entry) = self.entries.remove(&id) {
+            let (tokens, text) = entry.places;
+            self.tokens.remove(&tokens, id);
+            if let Some(text) = text {
+                self.texts.remove(&text, id);
+            }
+        }
     }
 
-    /// It is gone, and nobody knows what it was: it is found no more.
-    pub(crate) fn forget(&mut self, id: Id) {
-        self.entries.remove(&id);
-    }
-
-    /// It is found no more until it is saved again.
+    /// A part of it does not verify.
     pub(crate) fn quarantine(&mut self, id: Id) {
         if let Some(entry) = self.entries.get_mut(&id) {
             entry.is_bad = true;
         }
+    }
+
+    /// A part of it is not there: it is not asked for until something may have changed that.
+    pub(crate) fn gone(&mut self, id: Id) {
+        if let Some(entry) = self.entries.get_mut(&id) {
+            entry.gone_at = Some(self.epoch);
+        }
+    }
+
+    /// Others may have saved again what was bad, or gone.
+    pub(crate) fn doubt(&mut self) {
+        self.epoch += 1;
+        self.entries
+            .values_mut()
+            .for_each(|entry| entry.is_bad = false);
+    }
+
+    /// Sessions of just these tokens.
+    pub(crate) fn same(&self, tokens: &[u32]) -> Vec<Id> {
+        self.tokens.same(&bytes_of(tokens))
     }
 
     pub(crate) fn entry(&self, id: Id) -> Option<&Entry> {
@@ -191,19 +238,23 @@ impl Index {
 
     /// Sessions whose tokens these begin with, the longest first.
     pub(crate) fn by_tokens(&self, tokens: &[u32]) -> Vec<(Id, Entry)> {
-        self.good(self.tokens.find(&bytes_of(tokens)))
+        self.good(self.tokens.find(&bytes_of(tokens)), |entry| entry.tokens)
     }
 
     /// The same of rendered text.
     pub(crate) fn by_text(&self, text: &[u8]) -> Vec<(Id, Entry)> {
-        self.good(self.texts.find(text))
+        self.good(self.texts.find(text), |entry| entry.text_bytes)
     }
 
-    fn good(&self, found: Vec<Id>) -> Vec<(Id, Entry)> {
+    fn good(&self, found: Vec<Id>, len: impl Fn(&Entry) -> usize) -> Vec<(Id, Entry)> {
+        let is_good = |entry: &&Entry| !entry.is_bad && entry.gone_at != Some(self.epoch);
         let good = found.into_iter().filter_map(|id| {
-            let entry = self.entries.get(&id).filter(|entry| !entry.is_bad)?;
+            let entry = self.entries.get(&id).filter(is_good)?;
             Some((id, entry.clone()))
         });
-        good.collect()
+        let mut good: Vec<(Id, Entry)> = good.collect();
+        // Of those of the same tokens the newest: others may have saved them at the same time.
+        good.sort_by_key(|(_, entry)| std::cmp::Reverse((len(entry), entry.created)));
+        good
     }
 }

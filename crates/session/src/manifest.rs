@@ -14,7 +14,10 @@ const MAGIC: &[u8; 7] = b"kvsessn";
 const VERSION: u8 = 1;
 
 /// Most objects of a session.
-const OBJECTS_MAX: usize = 4096;
+pub(crate) const OBJECTS_MAX: usize = 4096;
+
+/// Most bytes of a piece, or of an object.
+pub(crate) const PART_MAX: u64 = 1 << 30;
 
 /// Why a checkpoint was made, in ds4's words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -193,14 +196,16 @@ impl Manifest {
             return wrong("no tokens");
         }
         let pieces = self.tokens.len().div_ceil(self.piece_tokens as usize);
-        if pieces != self.piece_bytes.len() || self.piece_bytes.contains(&0) {
+        let can_be = |bytes: u64| (1..=PART_MAX).contains(&bytes);
+        if pieces != self.piece_bytes.len() || !self.piece_bytes.iter().all(|len| can_be(*len)) {
             return wrong("pieces that do not fit its tokens");
         }
         let is_behind = |(at, _): &(u32, _)| *at as usize >= pieces;
         if self.variants.iter().any(is_behind) {
             return wrong("variants of pieces that it has not");
         }
-        if self.objects.len() > OBJECTS_MAX || self.objects.iter().any(|one| one.bytes == 0) {
+        let objects = &self.objects;
+        if objects.len() > OBJECTS_MAX || !objects.iter().all(|one| can_be(one.bytes)) {
             return wrong("objects that cannot be");
         }
         Ok(())
@@ -273,6 +278,9 @@ mod tests {
         let mut wrong = manifest();
         wrong.piece_bytes.pop();
         assert!(Manifest::decode(&wrong.encode().unwrap()).is_err());
+        let mut huge = manifest();
+        huge.piece_bytes = vec![1 << 63, 1 << 63, 4];
+        assert!(Manifest::decode(&huge.encode().unwrap()).is_err());
     }
 
     proptest! {

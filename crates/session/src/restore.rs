@@ -39,14 +39,14 @@ pub struct Restored {
 }
 
 impl Sessions {
-    /// Sessions whose tokens these begin with, the longest first, of which all is there. At most
-    /// `most` are looked at.
+    /// Sessions whose tokens these begin with, the longest first, of which all is there: so many
+    /// at most.
     ///
     /// # Errors
     /// Those of the depot.
     pub fn lookup(&self, tokens: &[u32], most: usize) -> Result<Vec<Found>, Error> {
         let found = self.index.read().by_tokens(tokens);
-        self.usable(found, most)
+        self.usable(found, most, |manifest| tokens.starts_with(&manifest.tokens))
     }
 
     /// The same by rendered text.
@@ -55,7 +55,7 @@ impl Sessions {
     /// Those of the depot.
     pub fn lookup_text(&self, text: &[u8], most: usize) -> Result<Vec<Found>, Error> {
         let found = self.index.read().by_text(text);
-        self.usable(found, most)
+        self.usable(found, most, |manifest| text.starts_with(&manifest.text))
     }
 
     /// How many of these tokens have their pieces here, from the first on, whatever session they
@@ -71,7 +71,12 @@ impl Sessions {
         Ok((pieces * self.piece_tokens as usize).min(tokens.len()))
     }
 
-    fn usable(&self, found: Vec<(Id, Entry)>, most: usize) -> Result<Vec<Found>, Error> {
+    fn usable(
+        &self,
+        found: Vec<(Id, Entry)>,
+        most: usize,
+        begins: impl Fn(&Manifest) -> bool,
+    ) -> Result<Vec<Found>, Error> {
         let mut usable = Vec::new();
         for (id, _) in found {
             if usable.len() >= most {
@@ -86,7 +91,9 @@ impl Sessions {
                 }
                 Err(error) => return Err(error),
             };
-            if self.is_there(&manifest)? {
+            if !self.is_there(&manifest)? {
+                self.index.write().gone(id);
+            } else if begins(&manifest) {
                 usable.push(Found::new(id, manifest));
             }
         }
@@ -103,8 +110,9 @@ impl Sessions {
     }
 
     /// Brings a session back: one block's buffers for each of its pieces, and for each object, in
-    /// their order. One that is not whole is found no more, and the depot has let go of what did
-    /// not verify; the next that [`lookup`](Sessions::lookup) has found may be.
+    /// their order. One that does not verify is found no more, until it is saved again, or
+    /// [`refresh`](Sessions::refresh) looks for it; the depot has let go of what did not verify.
+    /// The next that [`lookup`](Sessions::lookup) has found may be whole.
     ///
     /// # Errors
     /// [`Error::Input`] before a byte moves, and those of the depot.
@@ -141,16 +149,10 @@ impl Sessions {
         };
         let come = rows.iter().take_while(|one| **one == Outcome::Done).count();
         let whole = come == rows.len() && objects.iter().all(|one| *one == Outcome::Done);
-        if !whole {
-            let corrupt = rows
-                .iter()
-                .chain(&objects)
-                .any(|one| *one == Outcome::Corrupt);
-            let reason = match corrupt {
-                true => "a part of it does not verify",
-                false => "a part of it is not there",
-            };
-            self.suspect(found.id, reason);
+        // What has gone, or is late, is no fault of what is there.
+        let mut all = rows.iter().chain(&objects);
+        if all.any(|one| *one == Outcome::Corrupt) {
+            self.suspect(found.id, "a part of it does not verify");
         }
         let end = found
             .pieces
@@ -173,8 +175,9 @@ impl Sessions {
         keys: Vec<Key>,
         buffers: BlockBuffers,
     ) -> Result<Vec<Outcome>, Error> {
+        let bytes = (0..buffers.len()).map(|at| buffers.bytes(at)).sum();
         let task: Task = from.get(keys, buffers)?;
-        let waited = crate::store::wait(&task, self.timeout);
+        let waited = crate::store::wait(&task, self.timeout, bytes);
         if waited.is_err() {
             // Nothing may come into the caller's memory behind its back.
             task.wait_released(None)?;

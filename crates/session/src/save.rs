@@ -1,5 +1,6 @@
 //! Saving: what is not there yet, and then the manifest.
 
+use std::collections::HashSet;
 use std::ops::Range;
 
 use kvdepot_store::{BlockBuffers, Buffer, Key, Namespace, Outcome, Pin};
@@ -7,8 +8,11 @@ use kvdepot_store::{BlockBuffers, Buffer, Key, Namespace, Outcome, Pin};
 use crate::chain::{Link, bytes_of};
 use crate::error::Error;
 use crate::index::Id;
-use crate::manifest::{Manifest, Named, Reason};
+use crate::manifest::{Manifest, Named, OBJECTS_MAX, PART_MAX, Reason};
 use crate::store::{MANIFEST_MAX, Sessions, read_all};
+
+/// Bytes of pieces that are read again at a time, to be compared.
+const COMPARED: u64 = 64 << 20;
 
 /// A state that is to be kept.
 #[derive(Clone, Debug)]
@@ -66,6 +70,13 @@ impl Pieces {
     }
 }
 
+/// What was stored.
+#[derive(Default)]
+struct Written {
+    pieces: HashSet<usize>,
+    bytes: u64,
+}
+
 /// Pins that end with the save.
 struct Held<'a> {
     space: &'a Namespace,
@@ -78,6 +89,56 @@ impl Drop for Held<'_> {
     }
 }
 
+impl Checkpoint<'_> {
+    /// Refuses what cannot be, before a byte moves.
+    fn check(&self, piece_tokens: u32) -> Result<(), Error> {
+        if self.tokens.is_empty() {
+            return Err(Error::input("tokens", "none", "at least one"));
+        }
+        if self.objects.len() > OBJECTS_MAX {
+            let count = format!("{} objects", self.objects.len());
+            return Err(Error::input(
+                "objects",
+                count,
+                format!("{OBJECTS_MAX} at most"),
+            ));
+        }
+        for (name, bytes) in &self.objects {
+            let len = bytes.len() as u64;
+            if !(1..=PART_MAX).contains(&len) {
+                let field = format!("objects[{name:?}]");
+                return Err(Error::input(
+                    field,
+                    format!("{len} bytes"),
+                    "1 byte to 1GiB",
+                ));
+            }
+        }
+        let mut names: Vec<&str> = self.objects.iter().map(|(name, _)| name.as_str()).collect();
+        names.sort_unstable();
+        if let Some(twice) = names.windows(2).find(|two| two[0] == two[1]) {
+            let name = format!("{:?} twice", twice[0]);
+            return Err(Error::input("objects", name, "each name once"));
+        }
+        // A manifest has numbers of at most five and ten bytes.
+        let (tokens, pieces) = (
+            self.tokens.len(),
+            self.tokens.len() / piece_tokens as usize + 1,
+        );
+        let names: usize = names.iter().map(|name| name.len() + 64).sum();
+        let most = 5 * tokens + 48 * pieces + self.text.len() + self.note.len() + names + 4096;
+        if most as u64 > MANIFEST_MAX {
+            let value = format!("{tokens} tokens, {} bytes of text", self.text.len());
+            return Err(Error::input(
+                "tokens",
+                value,
+                "what a manifest of 256MiB has room for",
+            ));
+        }
+        Ok(())
+    }
+}
+
 impl Sessions {
     /// Saves a checkpoint. `rows` is asked once, for the pieces that are not there, in their order;
     /// it may give the engine's own memory, which is read until this returns. A session that is
@@ -87,28 +148,16 @@ impl Sessions {
     /// [`Error::NotStored`] where something found no room, or the depot lost it: then there is no
     /// session. [`Error::Input`] for what cannot be, before a byte moves.
     pub fn save(&self, checkpoint: Checkpoint<'_>, rows: Box<Rows<'_>>) -> Result<Saved, Error> {
+        checkpoint.check(self.piece_tokens)?;
         let count = checkpoint.tokens.len();
-        if count == 0 {
-            return Err(Error::input("tokens", "none", "at least one"));
-        }
-        let empty = checkpoint
-            .objects
-            .iter()
-            .find(|(_, bytes)| bytes.is_empty());
-        if let Some((name, _)) = empty {
-            return Err(Error::input(
-                format!("objects[{name:?}]"),
-                "0 bytes",
-                "at least one byte",
-            ));
-        }
+        let before = self.index.read().same(checkpoint.tokens);
         let cut = crate::chain::Cut::of_tokens(self.piece_tokens);
         let links = cut.links(&bytes_of(checkpoint.tokens));
         let Some(end) = links.last().copied() else {
             return Err(Error::input("tokens", "none", "at least one"));
         };
         let keys: Vec<Key> = links.iter().map(|link| link.key()).collect();
-        // What is there stays until the manifest names it.
+        // What is there stays until the manifest names it, where a tier can hold it.
         let pins = self.pieces.pin(&keys, false)?;
         let there = pins
             .iter()
@@ -123,71 +172,138 @@ impl Sessions {
             bytes: there,
             variants: Vec::new(),
         };
-        let missing = pieces.missing();
         let asked = match checkpoint.exact {
             true => (0..links.len()).collect(),
-            false => missing.clone(),
+            false => pieces.missing(),
         };
         let each = self.piece_tokens as usize;
         let run = |piece: &usize| piece * each..((piece + 1) * each).min(count);
-        let mut bytes_written = 0;
+        let mut written = Written::default();
         if !asked.is_empty() {
             let runs: Vec<Range<usize>> = asked.iter().map(run).collect();
             let buffers = rows(&runs)?;
-            if buffers.len() != asked.len() {
-                return Err(Error::input(
-                    "rows",
-                    format!("{} blocks", buffers.len()),
-                    format!("one for each of {} runs of tokens", asked.len()),
-                ));
+            check_rows(&buffers, asked.len())?;
+            if checkpoint.exact {
+                self.put_exactly(&mut pieces, &links, &buffers, &mut written)?;
+            } else {
+                self.put_missing(&mut pieces, &asked, buffers, &mut written)?;
             }
-            bytes_written = self.put_pieces(&mut pieces, &links, &asked, &buffers)?;
         }
-        let cache_write_tokens = missing.iter().map(|piece| run(piece).len()).sum();
-        let objects = self.put_objects(end, &checkpoint.objects)?;
-        bytes_written += objects.iter().map(|one| one.bytes).sum::<u64>();
+        let cache_write_tokens = written.pieces.iter().map(|piece| run(piece).len()).sum();
+        let objects = self.put_objects(end, &checkpoint.objects, &mut written)?;
         let manifest = self.describe(checkpoint, pieces, objects);
-        let (id, len) = self.put_manifest(end, &manifest)?;
+        let (id, len) = self.put_manifest(end, &manifest, &before)?;
         Ok(Saved {
             id,
             cached_tokens: count - cache_write_tokens,
             cache_write_tokens,
-            bytes_written: bytes_written + len,
+            bytes_written: written.bytes + len,
         })
     }
 
-    /// Stores pieces that are not there, or not so; their bytes.
-    fn put_pieces(
+    /// Stores pieces that are not there.
+    fn put_missing(
+        &self,
+        pieces: &mut Pieces,
+        asked: &[usize],
+        buffers: BlockBuffers,
+        written: &mut Written,
+    ) -> Result<(), Error> {
+        for (at, piece) in asked.iter().copied().enumerate() {
+            pieces.bytes[piece] = buffers.bytes(at);
+            written.bytes += buffers.bytes(at);
+            written.pieces.insert(piece);
+        }
+        let keys = asked.iter().map(|piece| pieces.keys[*piece]).collect();
+        self.put("a piece", &self.pieces, keys, buffers)
+    }
+
+    /// Stores all pieces, to the bit: those of which there are others are kept beside them.
+    fn put_exactly(
         &self,
         pieces: &mut Pieces,
         links: &[Link],
-        asked: &[usize],
         buffers: &BlockBuffers,
-    ) -> Result<u64, Error> {
-        let (mut keys, mut written, mut bytes) = (Vec::new(), BlockBuffers::default(), 0);
-        for (at, piece) in asked.iter().copied().enumerate() {
-            if pieces.bytes[piece] > 0 {
-                let block = (pieces.keys[piece], pieces.bytes[piece]);
-                let there = read_all(&self.pieces, &[block], self.timeout)?
-                    .pop()
-                    .flatten();
-                let new: Vec<u8> = buffers.pieces(at).iter().flat_map(Buffer::to_vec).collect();
-                if there.is_some_and(|there| there == new) {
+        written: &mut Written,
+    ) -> Result<(), Error> {
+        let mut rest = 0..links.len();
+        while !rest.is_empty() {
+            // What is compared is read again, so many bytes at a time.
+            let mut bytes = 0;
+            let fits = |piece: &usize| {
+                bytes += buffers.bytes(*piece);
+                bytes <= COMPARED
+            };
+            let count = rest.clone().take_while(fits).count().max(1);
+            let (some, later) = (rest.start..rest.start + count, rest.start + count..rest.end);
+            rest = later;
+            let new = |piece: usize| -> Vec<u8> {
+                let each = buffers.pieces(piece).iter();
+                each.flat_map(Buffer::to_vec).collect()
+            };
+            let missing = some.clone().filter(|piece| pieces.bytes[*piece] == 0);
+            let missing: Vec<usize> = missing.collect();
+            let mut put = BlockBuffers::default();
+            for piece in &missing {
+                put.push(buffers.pieces(*piece).iter().cloned());
+                pieces.bytes[*piece] = buffers.bytes(*piece);
+            }
+            if !missing.is_empty() {
+                let keys = missing.iter().map(|piece| pieces.keys[*piece]).collect();
+                self.put("a piece", &self.pieces, keys, put)?;
+            }
+            let named = some
+                .clone()
+                .map(|piece| (pieces.keys[piece], pieces.bytes[piece]));
+            let there = read_all(&self.pieces, &named.collect::<Vec<_>>(), self.timeout)?;
+            for (piece, there) in some.zip(there) {
+                let new = new(piece);
+                // What was missing another may have stored meanwhile.
+                if there.as_ref() == Some(&new) {
+                    if missing.contains(&piece) {
+                        written.pieces.insert(piece);
+                        written.bytes += new.len() as u64;
+                    }
                     continue;
                 }
-                let key = links[piece].variant(blake3::hash(&new).as_bytes());
+                let len = new.len() as u64;
+                let (key, is_new) = self.put_variant(links[piece], new)?;
                 pieces.variants.push((piece as u32, key.0));
-                pieces.keys[piece] = key;
+                (pieces.keys[piece], pieces.bytes[piece]) = (key, len);
+                if is_new {
+                    written.pieces.insert(piece);
+                    written.bytes += len;
+                }
             }
-            keys.push(pieces.keys[piece]);
-            written.push(buffers.pieces(at).iter().cloned());
-            pieces.bytes[piece] = buffers.bytes(at);
-            bytes += buffers.bytes(at);
         }
-        if !keys.is_empty() {
-            self.put("a piece", &self.pieces, keys, written)?;
+        Ok(())
+    }
+
+    /// Stores a piece beside others of the same tokens; its key, and whether it was not there.
+    fn put_variant(&self, link: Link, bytes: Vec<u8>) -> Result<(Key, bool), Error> {
+        let key = link.variant(blake3::hash(&bytes).as_bytes());
+        let is_new = !self.pieces.contains(&[key])?.contains(&true);
+        if is_new {
+            let block = BlockBuffers::whole([Buffer::from_vec(bytes)]);
+            self.put("a piece", &self.pieces, vec![key], block)?;
         }
-        Ok(bytes)
+        Ok((key, is_new))
+    }
+
+    /// Stores a piece to the bit: its key, where there is another of the same tokens.
+    pub(crate) fn put_piece(&self, link: Link, bytes: Vec<u8>) -> Result<Option<Key>, Error> {
+        let (key, len) = (link.key(), bytes.len() as u64);
+        let buffer = Buffer::from_vec(bytes);
+        let block = BlockBuffers::whole([buffer.clone()]);
+        self.put("a piece", &self.pieces, vec![key], block)?;
+        let there = read_all(&self.pieces, &[(key, len)], self.timeout)?
+            .pop()
+            .flatten();
+        let bytes = buffer.to_vec();
+        match there.is_some_and(|there| there == bytes) {
+            true => Ok(None),
+            false => Ok(Some(self.put_variant(link, bytes)?.0)),
+        }
     }
 
     fn describe(
@@ -213,7 +329,12 @@ impl Sessions {
         }
     }
 
-    fn put_objects(&self, end: Link, objects: &[(String, Buffer)]) -> Result<Vec<Named>, Error> {
+    fn put_objects(
+        &self,
+        end: Link,
+        objects: &[(String, Buffer)],
+        written: &mut Written,
+    ) -> Result<Vec<Named>, Error> {
         if objects.is_empty() {
             return Ok(Vec::new());
         }
@@ -223,31 +344,141 @@ impl Sessions {
             sum: *blake3::hash(&bytes.to_vec()).as_bytes(),
         });
         let named: Vec<Named> = named.collect();
-        let keys = named.iter().map(|one| end.object(&one.name, &one.sum));
-        let buffers = BlockBuffers::whole(objects.iter().map(|(_, bytes)| bytes.clone()));
-        self.put("an object", &self.objects, keys.collect(), buffers)?;
+        let keys: Vec<Key> = named
+            .iter()
+            .map(|one| end.object(&one.name, &one.sum))
+            .collect();
+        let there = self.objects.contains(&keys)?;
+        let (mut new, mut put) = (Vec::new(), BlockBuffers::default());
+        for ((key, there), (_, bytes)) in keys.into_iter().zip(there).zip(objects) {
+            if !there {
+                written.bytes += bytes.len() as u64;
+                new.push(key);
+                put.push([bytes.clone()]);
+            }
+        }
+        if !new.is_empty() {
+            self.put("an object", &self.objects, new, put)?;
+        }
         Ok(named)
     }
 
-    /// Commits a session, whose pieces and objects are there.
-    pub(crate) fn put_manifest(&self, end: Link, manifest: &Manifest) -> Result<(Id, u64), Error> {
+    /// Commits a session, whose pieces and objects were stored, in place of those `before` it of
+    /// the same tokens; its name, and bytes that were written.
+    pub(crate) fn put_manifest(
+        &self,
+        end: Link,
+        manifest: &Manifest,
+        before: &[Id],
+    ) -> Result<(Id, u64), Error> {
+        let mut replaced = Vec::new();
+        for id in before {
+            match self.manifest(*id) {
+                Ok(old) => replaced.push((*id, old)),
+                Err(Error::Unknown(_) | Error::Malformed { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        // Of those that say the same, whoever saves keeps the same one. When it was saved first
+        // is as true.
+        replaced.sort_by_key(|(id, _)| *id);
+        let same = replaced.iter().position(|(_, old)| {
+            let created = manifest.created;
+            *manifest
+                == Manifest {
+                    created,
+                    ..old.clone()
+                }
+        });
+        let (id, written) = match same {
+            Some(at) => {
+                let (id, old) = replaced.swap_remove(at);
+                self.check_there(&old)?;
+                let known = self
+                    .index
+                    .read()
+                    .entry(id)
+                    .map(|entry| (entry.key, entry.len));
+                if let Some((key, len)) = known {
+                    self.index.write().add(key, len, &old);
+                }
+                (id, 0)
+            }
+            None => self.put_new(end, manifest)?,
+        };
+        for (old, _) in &replaced {
+            let key = self.index.read().entry(*old).map(|entry| entry.key);
+            if let Some(key) = key {
+                self.manifests.remove(&[key])?;
+                self.index.write().remove(*old);
+            }
+        }
+        self.clear_replaced(manifest, replaced.into_iter().map(|(_, old)| old).collect())?;
+        Ok((id, written))
+    }
+
+    fn put_new(&self, end: Link, manifest: &Manifest) -> Result<(Id, u64), Error> {
         let bytes = manifest.encode()?;
         let len = bytes.len() as u64;
-        if len > MANIFEST_MAX {
-            return Err(Error::input(
-                "tokens",
-                manifest.tokens.len(),
-                "fewer: a manifest has at most 256MiB",
-            ));
-        }
-        let key = end.manifest();
+        let key = end.manifest(blake3::hash(&bytes).as_bytes());
         let buffers = BlockBuffers::whole([Buffer::from_vec(bytes)]);
-        // One that is there already may say something else of the same state: the new one holds.
-        if self.index.read().entry(Id::of(&key)).is_some() {
-            self.manifests.remove(&[key])?;
-        }
         self.put("the manifest", &self.manifests, vec![key], buffers)?;
+        // What was stored may have made room for what came behind it, or was removed.
+        if let Err(error) = self.check_there(manifest) {
+            self.manifests.remove(&[key])?;
+            return Err(error);
+        }
         Ok((self.index.write().add(key, len, manifest), len))
+    }
+
+    /// All that a manifest names is there, as long as it says.
+    fn check_there(&self, manifest: &Manifest) -> Result<(), Error> {
+        let objects = manifest.objects.iter().map(|one| one.bytes).collect();
+        for (what, space, keys, bytes) in [
+            (
+                "a piece",
+                &self.pieces,
+                manifest.keys(),
+                manifest.piece_bytes.clone(),
+            ),
+            ("an object", &self.objects, manifest.object_keys(), objects),
+        ] {
+            if keys.is_empty() {
+                continue;
+            }
+            let pins = space.pin(&keys, false)?;
+            let is_there = pins.iter().zip(&bytes).all(|(pin, bytes)| {
+                let there = pin.as_ref().map(Pin::bytes);
+                there == Some(*bytes)
+            });
+            space.unpin(&Vec::from_iter(pins.into_iter().flatten()), false);
+            if !is_there {
+                return Err(Error::NotStored {
+                    what: what.to_owned(),
+                    outcome: Outcome::Dropped,
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes what sessions that were replaced have named, and no other does.
+    fn clear_replaced(&self, by: &Manifest, mut gone: Vec<Manifest>) -> Result<(), Error> {
+        let (pieces, objects) = (by.keys(), by.object_keys());
+        gone.retain(|old| {
+            let is_left =
+                |keys: Vec<Key>, named: &[Key]| keys.iter().any(|key| !named.contains(key));
+            is_left(old.keys(), &pieces) || is_left(old.object_keys(), &objects)
+        });
+        let Some(first) = by.links().first().copied().filter(|_| !gone.is_empty()) else {
+            return Ok(());
+        };
+        let others: Vec<Id> = {
+            let index = self.index.read();
+            let same = index.entries().filter(|(_, other)| other.first == first);
+            same.map(|(id, _)| id).collect()
+        };
+        self.clear(&gone, &others)
     }
 
     pub(crate) fn put(
@@ -257,8 +488,9 @@ impl Sessions {
         keys: Vec<Key>,
         buffers: BlockBuffers,
     ) -> Result<(), Error> {
+        let bytes = (0..buffers.len()).map(|at| buffers.bytes(at)).sum();
         let task = into.put(keys, buffers)?;
-        let waited = crate::store::wait(&task, self.timeout);
+        let waited = crate::store::wait(&task, self.timeout, bytes);
         // The caller's memory is its own again when this returns, whatever has happened.
         task.wait_released(None)?;
         waited?;
@@ -272,6 +504,24 @@ impl Sessions {
                 what: what.to_owned(),
                 outcome,
             }),
+        }
+    }
+}
+
+fn check_rows(buffers: &BlockBuffers, asked: usize) -> Result<(), Error> {
+    if buffers.len() != asked {
+        return Err(Error::input(
+            "rows",
+            format!("{} blocks", buffers.len()),
+            format!("one for each of {asked} runs of tokens"),
+        ));
+    }
+    let wrong = (0..asked).find(|at| !(1..=PART_MAX).contains(&buffers.bytes(*at)));
+    match wrong {
+        None => Ok(()),
+        Some(at) => {
+            let value = format!("{} bytes", buffers.bytes(at));
+            Err(Error::input(format!("rows[{at}]"), value, "1 byte to 1GiB"))
         }
     }
 }

@@ -1,5 +1,6 @@
 //! The sessions of a depot.
 
+use std::collections::HashSet;
 use std::time::Duration;
 
 use kvdepot_store::{BlockBuffers, Buffer, Depot, Key, Namespace, NamespaceSpec, Task};
@@ -19,6 +20,9 @@ const OBJECTS: &str = "session objects";
 /// Tokens of a piece, at most: what a piece has is written again where it is not full.
 const PIECE_TOKENS_MAX: u32 = 1 << 20;
 
+/// Bytes a second that a slow medium moves: a large call may take longer.
+const SLOW: u64 = 16 << 20;
+
 /// Manifests that are read at a time.
 const BATCH: usize = 64;
 
@@ -32,7 +36,7 @@ pub struct Spec {
     /// What has to be the same for a state to be used again: model, weights, element types, layout,
     /// tokenizer. `block_tokens` are those of a piece. Its `group` is not used.
     pub namespace: NamespaceSpec,
-    /// How long a depot may take for one call.
+    /// How long a depot may take for one call, beside a second for each 16 MiB.
     pub timeout: Duration,
 }
 
@@ -110,17 +114,21 @@ impl Sessions {
             some.retain(|(_, len)| *len <= MANIFEST_MAX);
             some.truncate(BATCH);
             let read = read_all(&manifests, &some, timeout)?.into_iter().flatten();
-            let Some(known) = read
-                .filter_map(|bytes| Manifest::decode(&bytes).ok())
-                .next()
-            else {
-                continue;
-            };
-            let salt = salt.filter(|_| known.space.is_salted).map(str::to_owned);
-            let spec = Spec::new(known.space.spec(known.piece_tokens, salt));
-            let sessions = Sessions::open(depot.clone(), &spec)?;
-            if sessions.manifests.id() == namespace.id {
-                all.push(sessions);
+            // What one says of itself need not be so.
+            let mut tried: Vec<(Space, u32)> = Vec::new();
+            for known in read.filter_map(|bytes| Manifest::decode(&bytes).ok()) {
+                let of = (known.space, known.piece_tokens);
+                if tried.contains(&of) {
+                    continue;
+                }
+                let salt = salt.filter(|_| of.0.is_salted).map(str::to_owned);
+                let spec = Spec::new(of.0.spec(of.1, salt));
+                tried.push(of);
+                let sessions = Sessions::open(depot.clone(), &spec)?;
+                if sessions.manifests.id() == namespace.id {
+                    all.push(sessions);
+                    break;
+                }
             }
         }
         Ok(all)
@@ -149,14 +157,13 @@ impl Sessions {
     /// # Errors
     /// Those of the depot.
     pub fn refresh(&self) -> Result<(), Error> {
-        let listed = self.manifests.blocks()?;
-        let gone: Vec<Id> = {
-            let there: std::collections::HashSet<Id> =
-                listed.iter().map(|(key, _)| Id::of(key)).collect();
+        // Those that are saved meanwhile are not in the listing.
+        let known: Vec<Id> = {
             let index = self.index.read();
-            let known = index.entries().map(|(id, _)| id);
-            known.filter(|id| !there.contains(id)).collect()
+            index.entries().map(|(id, _)| id).collect()
         };
+        let listed = self.manifests.blocks()?;
+        let there: HashSet<Id> = listed.iter().map(|(key, _)| Id::of(key)).collect();
         let new: Vec<(Key, u64)> = {
             let index = self.index.read();
             let is_new = |(key, len): &(Key, u64)| {
@@ -166,7 +173,9 @@ impl Sessions {
         };
         {
             let mut index = self.index.write();
-            gone.into_iter().for_each(|id| index.forget(id));
+            index.doubt();
+            let gone = known.into_iter().filter(|id| !there.contains(id));
+            gone.for_each(|id| index.remove(id));
         }
         for some in new.chunks(BATCH) {
             let read = read_all(&self.manifests, some, self.timeout)?;
@@ -198,7 +207,7 @@ impl Sessions {
         let read = read_all(&self.manifests, &[(key, len)], self.timeout)?;
         let bytes = read.into_iter().next().flatten();
         let Some(bytes) = bytes else {
-            self.index.write().forget(id);
+            self.index.write().gone(id);
             return Err(unknown());
         };
         Manifest::decode(&bytes)
@@ -209,6 +218,9 @@ impl Sessions {
     /// # Errors
     /// [`Error::Unknown`] for none, [`Error::Input`] for several.
     pub fn find(&self, digits: &str) -> Result<Id, Error> {
+        if digits.is_empty() {
+            return Err(Error::input("session", "nothing", "digits of its name"));
+        }
         let digits = digits.to_ascii_lowercase();
         let index = self.index.read();
         let all = index.entries().map(|(id, _)| id);
@@ -241,15 +253,17 @@ pub(crate) fn read_all(
         return Ok(Vec::new());
     }
     let keys = blocks.iter().map(|(key, _)| *key).collect();
+    let bytes = blocks.iter().map(|(_, len)| len).sum();
     let task = from.get(keys, BlockBuffers::whole(buffers.clone()))?;
-    let there = wait(&task, timeout)?;
+    let there = wait(&task, timeout, bytes)?;
     let each = there.into_iter().zip(buffers);
     Ok(each
         .map(|(there, buffer)| there.then(|| buffer.to_vec()))
         .collect())
 }
 
-/// Waits for a task; which keys are done.
-pub(crate) fn wait(task: &Task, timeout: Duration) -> Result<Vec<bool>, Error> {
-    Ok(task.wait(Some(timeout))?)
+/// Waits for a task of so many bytes; which keys are done.
+pub(crate) fn wait(task: &Task, timeout: Duration, bytes: u64) -> Result<Vec<bool>, Error> {
+    let moving = Duration::from_secs(bytes / SLOW);
+    Ok(task.wait(Some(timeout.saturating_add(moving)))?)
 }

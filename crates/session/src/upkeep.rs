@@ -72,8 +72,15 @@ impl Sessions {
     /// # Errors
     /// [`Error::Unknown`], and those of the depot.
     pub fn verify(&self, id: Id) -> Result<Checked, Error> {
-        let manifest = self.manifest(id)?;
         let mut checked = Checked::default();
+        let manifest = match self.manifest(id) {
+            Ok(manifest) => manifest,
+            Err(Error::Unknown(_)) if self.index.read().entry(id).is_some() => {
+                checked.missing.push("its manifest".to_owned());
+                return Ok(checked);
+            }
+            Err(error) => return Err(error),
+        };
         let pieces = manifest
             .keys()
             .into_iter()
@@ -120,42 +127,53 @@ impl Sessions {
         Ok(())
     }
 
-    /// Removes a session: its manifest first, and then what no other session here names.
+    /// Removes a session: its manifest first, and then what no other session names. What another
+    /// process is saving meanwhile is not known: its save fails, or is whole.
     ///
     /// # Errors
     /// [`Error::Unknown`], and those of the depot.
     pub fn remove(&self, id: Id) -> Result<(), Error> {
         let manifest = self.manifest(id)?;
-        let (key, first) = {
-            let index = self.index.read();
-            let entry = index
-                .entry(id)
-                .ok_or_else(|| Error::Unknown(id.to_string()))?;
-            (entry.key, entry.first)
-        };
-        self.manifests.remove(&[key])?;
-        self.index.write().remove(id, &manifest);
+        let unknown = || Error::Unknown(id.to_string());
+        let entry = self.index.read().entry(id).cloned().ok_or_else(unknown)?;
+        self.manifests.remove(&[entry.key])?;
+        self.index.write().remove(id);
+        // Others may have saved some since.
+        self.refresh()?;
         // Pieces are shared by those alone that begin with the same one.
         let others: Vec<Id> = {
             let index = self.index.read();
-            let same = index.entries().filter(|(_, entry)| entry.first == first);
+            let same = index
+                .entries()
+                .filter(|(_, other)| other.first == entry.first);
             same.map(|(id, _)| id).collect()
         };
-        let mut kept: HashSet<Key> = HashSet::new();
+        self.clear(&[manifest], &others)
+    }
+
+    /// Removes what sessions that went have named, but for what these name.
+    pub(crate) fn clear(&self, gone: &[Manifest], others: &[Id]) -> Result<(), Error> {
+        let (mut pieces, mut objects) = (HashSet::<Key>::new(), HashSet::<Key>::new());
+        for manifest in gone {
+            pieces.extend(manifest.keys());
+            objects.extend(manifest.object_keys());
+        }
         for other in others {
-            match self.manifest(other) {
-                Ok(manifest) => kept.extend(manifest.keys()),
+            match self.manifest(*other) {
+                Ok(manifest) => {
+                    manifest.keys().iter().for_each(|key| {
+                        pieces.remove(key);
+                    });
+                    manifest.object_keys().iter().for_each(|key| {
+                        objects.remove(key);
+                    });
+                }
                 Err(Error::Unknown(_) | Error::Malformed { .. }) => {}
                 Err(error) => return Err(error),
             }
         }
-        let doomed = |manifest: &Manifest| -> Vec<Key> {
-            let mut keys = manifest.keys();
-            keys.retain(|key| !kept.contains(key));
-            keys
-        };
-        self.pieces.remove(&doomed(&manifest))?;
-        self.objects.remove(&manifest.object_keys())?;
+        self.pieces.remove(&Vec::from_iter(pieces))?;
+        self.objects.remove(&Vec::from_iter(objects))?;
         Ok(())
     }
 }
