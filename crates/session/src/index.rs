@@ -135,6 +135,8 @@ impl Beginnings {
                     here.push(end);
                 }
             }
+            // Those that were added last go first.
+            here.reverse();
             here.sort_by_key(|end| std::cmp::Reverse(end.behind));
             found.extend(here.into_iter().map(|end| end.id));
         }
@@ -221,6 +223,11 @@ impl Index {
         self.entries
             .values_mut()
             .for_each(|entry| entry.is_bad = false);
+    }
+
+    /// Changes with what there is.
+    pub(crate) fn epoch(&self) -> u64 {
+        self.epoch
     }
 
     /// Sessions of just these tokens.

@@ -5,9 +5,12 @@ use std::ops::Range;
 use kvdepot_store::{BlockBuffers, Key, Namespace, Outcome, Task};
 
 use crate::error::Error;
-use crate::index::{Entry, Id};
+use crate::index::{Entry, Id, Index};
 use crate::manifest::{Manifest, Named};
 use crate::store::Sessions;
+
+/// How often a lookup begins anew that sessions are replaced under.
+const TRIES: usize = 16;
 
 /// A session that a prompt begins with.
 #[derive(Clone, Debug)]
@@ -45,8 +48,8 @@ impl Sessions {
     /// # Errors
     /// Those of the depot.
     pub fn lookup(&self, tokens: &[u32], most: usize) -> Result<Vec<Found>, Error> {
-        let found = self.index.read().by_tokens(tokens);
-        self.usable(found, most, |manifest| tokens.starts_with(&manifest.tokens))
+        let begins = |manifest: &Manifest| tokens.starts_with(&manifest.tokens);
+        self.usable(|index| index.by_tokens(tokens), most, begins)
     }
 
     /// The same by rendered text.
@@ -54,8 +57,8 @@ impl Sessions {
     /// # Errors
     /// Those of the depot.
     pub fn lookup_text(&self, text: &[u8], most: usize) -> Result<Vec<Found>, Error> {
-        let found = self.index.read().by_text(text);
-        self.usable(found, most, |manifest| text.starts_with(&manifest.text))
+        let begins = |manifest: &Manifest| text.starts_with(&manifest.text);
+        self.usable(|index| index.by_text(text), most, begins)
     }
 
     /// How many of these tokens have their pieces here, from the first on, whatever session they
@@ -73,28 +76,42 @@ impl Sessions {
 
     fn usable(
         &self,
-        found: Vec<(Id, Entry)>,
+        find: impl Fn(&Index) -> Vec<(Id, Entry)>,
         most: usize,
         begins: impl Fn(&Manifest) -> bool,
     ) -> Result<Vec<Found>, Error> {
         let mut usable = Vec::new();
-        for (id, _) in found {
-            if usable.len() >= most {
-                break;
-            }
-            let manifest = match self.manifest(id) {
-                Ok(manifest) => manifest,
-                Err(Error::Unknown(_)) => continue,
-                Err(Error::Malformed { reason, .. }) => {
-                    self.suspect(id, &reason);
-                    continue;
-                }
-                Err(error) => return Err(error),
+        for _ in 0..TRIES {
+            let (found, epoch) = {
+                let index = self.index.read();
+                (find(&index), index.epoch())
             };
-            if !self.is_there(&manifest)? {
-                self.index.write().gone(id);
-            } else if begins(&manifest) {
-                usable.push(Found::new(id, manifest));
+            let mut is_gone = false;
+            for (id, _) in found {
+                if usable.len() >= most {
+                    break;
+                }
+                let manifest = match self.manifest(id) {
+                    Ok(manifest) => manifest,
+                    Err(Error::Unknown(_)) => {
+                        is_gone = true;
+                        continue;
+                    }
+                    Err(Error::Malformed { reason, .. }) => {
+                        self.suspect(id, &reason);
+                        continue;
+                    }
+                    Err(error) => return Err(error),
+                };
+                if !self.is_there(&manifest)? {
+                    self.index.write().gone(id);
+                } else if begins(&manifest) {
+                    usable.push(Found::new(id, manifest));
+                }
+            }
+            // One that was replaced meanwhile is there as another.
+            if !is_gone || !usable.is_empty() || self.index.read().epoch() == epoch {
+                break;
             }
         }
         Ok(usable)

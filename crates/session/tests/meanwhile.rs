@@ -138,11 +138,10 @@ fn what_goes_meanwhile_fails_the_save() {
     assert!(longest(&one, &longer).is_none());
     one.refresh().unwrap();
     assert!(one.list().is_empty());
-    assert_eq!(
-        fill(&one, &longer, 1, false, || ()).unwrap().cached_tokens,
-        0
-    );
-    assert_eq!(bytes(&one, &longer), Some(vec![1; 22_800]));
+    // What was stored behind what went is there.
+    let saved = fill(&one, &longer, 1, false, || ()).unwrap();
+    assert_eq!((saved.cached_tokens, saved.cache_write_tokens), (100, 128));
+    assert!(bytes(&one, &longer) == Some(vec![1; 22_800]));
 }
 
 #[test]
@@ -155,7 +154,7 @@ fn what_is_exact_comes_back_to_the_bit_whoever_was_first() {
     };
     let saved = fill(&sessions, &prompt, 1, true, meanwhile).unwrap();
     assert_eq!((saved.cached_tokens, saved.cache_write_tokens), (0, 200));
-    assert_eq!(bytes(&sessions, &prompt), Some(vec![1; 20_000]));
+    assert!(bytes(&sessions, &prompt) == Some(vec![1; 20_000]));
     let again = fill(&sessions, &prompt, 1, true, || ()).unwrap();
     assert_eq!((again.cached_tokens, again.bytes_written), (200, 0));
     assert_eq!(again.id, saved.id);
@@ -169,7 +168,7 @@ fn what_is_exact_comes_back_to_the_bit_whoever_was_first() {
             fill(&there, &prompt, 3, false, || ()).unwrap();
         }
         import(&there, &file).unwrap();
-        assert_eq!(bytes(&there, &prompt), Some(vec![1; 20_000]));
+        assert!(bytes(&there, &prompt) == Some(vec![1; 20_000]));
     }
 }
 
@@ -182,7 +181,7 @@ fn a_removal_leaves_what_others_have_saved_since() {
     let longer = [tokens(128, 1), tokens(100, 2)].concat();
     fill(&other, &longer, 1, false, || ()).unwrap();
     one.remove(base.id).unwrap();
-    assert_eq!(bytes(&one, &longer), Some(vec![1; 22_800]));
+    assert!(bytes(&one, &longer) == Some(vec![1; 22_800]));
 }
 
 /// Files of blocks.
