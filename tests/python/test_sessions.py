@@ -65,9 +65,7 @@ def test_a_conversation_is_saved_found_and_brought_back(
     assert store.prefix(prompt) == 384
 
 
-def test_it_goes_to_a_file_and_comes_back(
-    store: kvdepot.sessions.Sessions, tmp_path: Path
-) -> None:
+def test_it_goes_to_a_file_and_comes_back(store: kvdepot.sessions.Sessions, tmp_path: Path) -> None:
     saved = save(store, list(range(100)))
     path = tmp_path / "one.kvs"
     assert store.export(saved["id"], path) == path.stat().st_size
@@ -103,7 +101,8 @@ def test_a_policy_says_when_a_checkpoint_is_due() -> None:
     assert policy.next_stop() is not None
     assert policy.prefill(5000, at=0.0) is None
     due = policy.prefill(24_576, at=1.0)
-    assert due is not None and due["reason"] == "cold" and due["tokens"] == 24_576
+    assert due is not None
+    assert (due["reason"], due["tokens"]) == ("cold", 24_576)
     policy.saved(due["save"], due["bytes"], at=2.0)
     # Another conversation: the hour has no room for it.
     policy.start(25_000)
