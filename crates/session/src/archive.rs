@@ -34,7 +34,7 @@ pub struct Imported {
     pub bytes: u64,
 }
 
-fn io(path: &Path) -> impl Fn(std::io::Error) -> Error + '_ {
+pub(crate) fn io(path: &Path) -> impl Fn(std::io::Error) -> Error + '_ {
     move |source| Error::Io {
         path: path.display().to_string(),
         source,

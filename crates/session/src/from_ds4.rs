@@ -10,7 +10,7 @@ use std::path::Path;
 
 use kvdepot_store::{BlockBuffers, Buffer};
 
-use crate::archive::{Imported, replace};
+use crate::archive::{Imported, io, replace};
 use crate::ds4::{self, HEAD_LEN, Head, Layout, SHAPE_LEN, TEXT_AT};
 use crate::error::Error;
 use crate::index::Id;
@@ -36,13 +36,6 @@ fn wrong(path: &Path) -> impl Fn(ds4::Error) -> Error + '_ {
             source,
         },
         other => Error::malformed(path.display().to_string(), other.to_string()),
-    }
-}
-
-fn io(path: &Path) -> impl Fn(std::io::Error) -> Error + '_ {
-    move |source| Error::Io {
-        path: path.display().to_string(),
-        source,
     }
 }
 

@@ -5,7 +5,7 @@ use serde_json::json;
 use super::kept::{CUT, Cut, Kept};
 use super::plan::{Io, Plan};
 use super::raw::{Raw, staged};
-use super::whole::Memory;
+use super::whole::{Memory, row};
 use crate::bench::random::Random;
 use crate::bench::report::{Report, Row};
 use crate::bench::rounds::median;
@@ -20,21 +20,6 @@ const DS4: Cut = Cut {
     tokens: 512,
 };
 const FIXED: usize = 23 << 20;
-
-/// A figure without a limit.
-fn row(plan: &Plan, case: serde_json::Value, metric: &'static str, value: f64) -> Row {
-    Row {
-        bench: "session",
-        case,
-        metric,
-        unit: "times",
-        value,
-        limit: None,
-        ratio: None,
-        rounds: plan.rounds,
-        limit_name: None,
-    }
-}
 
 /// `write_amplification`: what the files grow by, over the rows of the tokens that are new.
 pub(super) fn amplification(

@@ -54,19 +54,35 @@ impl Memory {
     }
 }
 
-/// A figure of so many bytes.
-fn row(plan: &Plan, case: &Value, metric: &'static str, unit: &'static str, value: f64) -> Row {
+/// A figure without a limit.
+pub(super) fn row(plan: &Plan, case: Value, metric: &'static str, value: f64) -> Row {
     Row {
         bench: "session",
-        case: case.clone(),
+        case,
         metric,
-        unit,
+        unit: "times",
         value,
         limit: None,
         ratio: None,
         rounds: plan.rounds,
         limit_name: None,
     }
+}
+
+/// What so many bytes took, beside the best limit.
+fn rate(
+    row: Row,
+    bytes: usize,
+    seconds: &Rounds,
+    name: impl Fn(usize) -> &'static str,
+) -> Option<Row> {
+    let rate = |seconds: f64| bytes as f64 / seconds / 1e9;
+    let ((best, limit), ratio) = (seconds.best()?, seconds.ratio()?);
+    let row = Row {
+        unit: "GB/s",
+        ..row
+    };
+    Some(row.with(rate(seconds.value()), rate(limit), ratio, Some(name(best))))
 }
 
 /// Saves of new states.
@@ -105,26 +121,18 @@ pub(super) fn save(
         }
     })?;
     let case = |path: &str| json!({"bytes": bytes, "path": path, "io": io.name()});
-    let rate = |seconds: f64| bytes as f64 / seconds / 1e9;
-    if plan.wants("save_over_raw")
-        && let (Some((best, limit)), Some(ratio)) = (seconds.best(), seconds.ratio())
-    {
-        let row = row(
-            plan,
-            &case("direct"),
-            "save_over_raw",
-            "GB/s",
-            rate(seconds.value()),
-        );
-        let value = row.value;
-        report.row(row.with(value, rate(limit), ratio, Some(ways[best].name)))?;
+    if plan.wants("save_over_raw") {
+        let row = row(plan, case("direct"), "save_over_raw", 0.0);
+        if let Some(row) = rate(row, bytes, &seconds, |way| ways[way].name) {
+            report.row(row)?;
+        }
     }
     if plan.wants("save_over_staged") {
         let ours = limits + 2;
         let (value, reading) = (seconds.quotient(stage, ours), seconds.quotient(reads, 0));
         // Both writes and the read, over one write.
         let limit = 2.0 + reading;
-        let row = row(plan, &case("direct"), "save_over_staged", "times", value);
+        let row = row(plan, case("direct"), "save_over_staged", value);
         report.row(row.with(value, limit, value / limit, Some("2 + w/r")))?;
     }
     if plan.wants("disk_peak_over_payload") {
@@ -137,13 +145,7 @@ pub(super) fn save(
         })?;
         for (path, peak) in [("direct", ours), ("staged", theirs)] {
             let value = peak as f64 / bytes as f64;
-            report.row(row(
-                plan,
-                &case(path),
-                "disk_peak_over_payload",
-                "times",
-                value,
-            ))?;
+            report.row(row(plan, case(path), "disk_peak_over_payload", value))?;
         }
     }
     Ok(())
@@ -199,18 +201,10 @@ pub(super) fn restore(
         }
     })?;
     memory.check(bytes)?;
-    let rate = |seconds: f64| bytes as f64 / seconds / 1e9;
-    if let (Some((best, limit)), Some(ratio)) = (seconds.best(), seconds.ratio()) {
-        let case = json!({"bytes": bytes, "path": "direct", "io": io.name()});
-        let row = row(
-            plan,
-            &case,
-            "restore_over_raw",
-            "GB/s",
-            rate(seconds.value()),
-        );
-        let value = row.value;
-        report.row(row.with(value, rate(limit), ratio, Some(ways[best].name)))?;
+    let case = json!({"bytes": bytes, "path": "direct", "io": io.name()});
+    let row = row(plan, case, "restore_over_raw", 0.0);
+    if let Some(row) = rate(row, bytes, &seconds, |way| ways[way].name) {
+        report.row(row)?;
     }
     Ok(())
 }
@@ -255,13 +249,10 @@ pub(super) fn warm(
             },
         )?;
         memory.check(bytes)?;
-        let rate = |seconds: f64| bytes as f64 / seconds / 1e9;
-        if let (Some((best, limit)), Some(ratio)) = (seconds.best(), seconds.ratio()) {
-            let case = json!({"bytes": bytes, "path": "direct", "tier": tier});
-            let metric = "restore_warm_over_memcpy";
-            let row = row(plan, &case, metric, "GB/s", rate(seconds.value()));
-            let value = row.value;
-            report.row(row.with(value, rate(limit), ratio, Some(COPIES[best].0)))?;
+        let case = json!({"bytes": bytes, "path": "direct", "tier": tier});
+        let row = row(plan, case, "restore_warm_over_memcpy", 0.0);
+        if let Some(row) = rate(row, bytes, &seconds, |way| COPIES[way].0) {
+            report.row(row)?;
         }
     }
     Ok(())
