@@ -100,13 +100,11 @@ class Layout:
 
     def piece_bytes(self, tokens: int) -> int:
         """Bytes of a piece of so many tokens."""
-        elements = sum(layer.elements(tokens) for layer in self.full)
-        return elements * self.dtype.itemsize or tokens
+        return self._bytes(sum(layer.elements(tokens) for layer in self.full)) or tokens
 
     def windows_bytes(self, tokens: int) -> int:
         """Bytes of the windows behind so many tokens; 0 where no layer has one."""
-        elements = sum(layer.elements(layer.rows(tokens)) for layer in self.windowed)
-        return elements * self.dtype.itemsize
+        return self._bytes(sum(one.elements(one.rows(tokens)) for one in self.windowed))
 
     def check(self, cache: Any, tokens: int) -> None:
         """Refuse a cache of `tokens` tokens that is not this model's."""
@@ -129,12 +127,9 @@ class Layout:
         piece = torch.zeros(self.piece_bytes(end - first), dtype=torch.uint8)
         for layer in self.full:
             holds = cache.layers[layer.index]
-            for place, tensor in zip(
-                self._places(piece, self.full, layer, end - first),
-                (holds.keys, holds.values),
-                strict=True,
-            ):
-                place.copy_(tensor[0, :, first:end])
+            keys, values = self._places(piece, layer, end - first)
+            keys.copy_(holds.keys[0, :, first:end])
+            values.copy_(holds.values[0, :, first:end])
         return piece
 
     def windows_of(self, cache: Any, tokens: int) -> torch.Tensor:
@@ -161,20 +156,24 @@ class Layout:
             keys = torch.empty((1, layer.keys[0], tokens, layer.keys[1]), dtype=self.dtype)
             values = torch.empty((1, layer.values[0], tokens, layer.values[1]), dtype=self.dtype)
             for first, end, piece in pieces:
-                piece_keys, piece_values = self._places(piece, self.full, layer, end - first)
+                piece_keys, piece_values = self._places(piece, layer, end - first)
                 keys[0, :, first:end] = piece_keys
                 values[0, :, first:end] = piece_values
             _fill(cache.layers[layer.index], keys.to(device), values.to(device), tokens)
         for layer, keys, values in self._cut_windows(windows, tokens):
             # Copies, so that the whole object does not live as long as a layer of it.
-            own = (one[None].to(device, copy=True) for one in (keys, values))
-            _fill(cache.layers[layer.index], *own, tokens)
+            keys, values = (one[None].to(device, copy=True) for one in (keys, values))
+            _fill(cache.layers[layer.index], keys, values, tokens)
         return cache
 
+    def _bytes(self, elements: int) -> int:
+        size: int = self.dtype.itemsize
+        return elements * size
+
     def _places(
-        self, piece: torch.Tensor, among: tuple[LayerLayout, ...], layer: LayerLayout, rows: int
+        self, piece: torch.Tensor, layer: LayerLayout, rows: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        before = sum(one.elements(rows) for one in among if one.index < layer.index)
+        before = sum(one.elements(rows) for one in self.full if one.index < layer.index)
         return _views(piece.view(self.dtype), before, layer, rows)
 
     def _cut_windows(

@@ -172,7 +172,7 @@ class PrefixCache:
             found = self._best(store, tokens, most)
             if found is None:
                 break
-            if cache := self._restore(store, found):
+            if (cache := self._restore(store, found)) is not None:
                 if (over := len(found.tokens) - most) > 0:
                     cache.crop(-over)
                 return cache, cache.get_seq_length()
