@@ -144,8 +144,6 @@ def test_another_process_goes_on_to_the_bit(tmp_path: Path) -> None:
 def test_other_types_come_back_to_the_bit(depot: kvdepot.Depot, dtype: Any) -> None:
     prefixes = prefixes_of(depot, model_of("gemma3", dtype=dtype))
     cache, _ = prefixes.prefill(prompt_of(50))
-    loaded, cached = prefixes.load(prompt_of(60)[:, :50].tolist()[0] + [1])
-    assert cached in (0, 50)
     loaded, cached = prefixes.load(torch.cat([prompt_of(50), prompt_of(9)], dim=1))
     assert cached == 50
     for one, other in zip(cache.layers, loaded.layers, strict=True):
@@ -252,8 +250,9 @@ def flip(files: list[Path]) -> None:
 
 
 def files_of(tmp_path: Path, least: int) -> set[Path]:
+    """Files of blocks of at least so many bytes: each has a header of a page."""
     files = (file for file in (tmp_path / "kv").rglob("*") if file.is_file())
-    return {file for file in files if file.stat().st_size >= least}
+    return {file for file in files if file.stat().st_size >= 4096 + least}
 
 
 def test_what_does_not_verify_is_computed_again(tmp_path: Path) -> None:

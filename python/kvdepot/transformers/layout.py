@@ -107,8 +107,7 @@ class Layout:
         return self._bytes(sum(one.elements(one.rows(tokens)) for one in self.windowed))
 
     def check(self, cache: Any, tokens: int) -> None:
-        """Refuse a cache of `tokens` tokens that is not this model's."""
-        check_kinds(cache)
+        """Refuse a cache of `tokens` tokens, of layers that are handled, that is not this model's."""
         for layer in self.layers:
             field = f"cache.layers[{layer.index}]"
             if layer.index >= len(cache.layers) or not cache.layers[layer.index].is_initialized:

@@ -14,7 +14,7 @@ import kvdepot
 import kvdepot.sessions
 from kvdepot.transformers.arguments import check_generate, tokens_of
 from kvdepot.transformers.identity import Identity, check_model, config_of
-from kvdepot.transformers.layout import WINDOWS, Layout
+from kvdepot.transformers.layout import WINDOWS, Layout, check_kinds
 from kvdepot.transformers.refusal import refused
 
 logger = logging.getLogger("kvdepot.transformers")
@@ -92,7 +92,9 @@ class PrefixCache:
         handled, and kvdepot.Error where something found no room.
         """
         tokens = tokens_of(input_ids)
-        self._layout.check(cache, count := cache.get_seq_length())
+        check_kinds(cache)
+        count = cache.get_seq_length()
+        self._layout.check(cache, count)
         if not 0 < count <= len(tokens):
             raise refused("cache", f"of {count} tokens", f"1 to {len(tokens)}, as input_ids has")
         nothing = {"cached_tokens": 0, "cache_write_tokens": 0, "bytes_written": 0}
