@@ -107,7 +107,7 @@ class Layout:
         return self._bytes(sum(one.elements(one.rows(tokens)) for one in self.windowed))
 
     def check(self, cache: Any, tokens: int) -> None:
-        """Refuse a cache of `tokens` tokens, of layers that are handled, that is not this model's."""
+        """Refuse a cache of `tokens` tokens, of kinds that are handled, of another model."""
         for layer in self.layers:
             field = f"cache.layers[{layer.index}]"
             if layer.index >= len(cache.layers) or not cache.layers[layer.index].is_initialized:
