@@ -210,6 +210,21 @@ def test_other_weights_never_hit(depot: kvdepot.Depot) -> None:
     assert prefixes_of(depot, model, weights="two").load(prompt)[1] == 0
 
 
+def test_weights_are_those_of_a_directory(depot: kvdepot.Depot, tmp_path: Path) -> None:
+    prompt, loads = prompt_of(60), []
+    for seed in (0, 1, 0):
+        model = model_of("qwen3", seed=seed)
+        model.save_pretrained(tmp_path / f"model{seed}")
+        prefixes = prefixes_of(depot, model, weights=tmp_path / f"model{seed}")
+        loads.append(prefixes.load(prompt)[1])
+        prefixes.prefill(prompt)
+    assert loads == [0, 0, 59]
+    (tmp_path / "empty").mkdir()
+    for wrong in (tmp_path / "empty", ""):
+        with pytest.raises(kvdepot.InputError, match=r"weights is '.*'; allowed: "):
+            prefixes_of(depot, model, weights=wrong)
+
+
 class Adapter(torch.nn.Module):
     """What PEFT puts in the place of a linear layer."""
 
@@ -399,6 +414,10 @@ def test_models_are_refused(depot: kvdepot.Depot) -> None:
     for said, model in cases:
         with pytest.raises(kvdepot.InputError, match=rf"{said}; allowed: "):
             prefixes_of(depot, model)
+    prefixes = prefixes_of(depot, model := model_of("qwen3"))
+    model.train()
+    with pytest.raises(kvdepot.InputError, match="training is True"):
+        prefixes.generate(prompt_of(40))
     with pytest.raises(kvdepot.InputError, match="piece_tokens is 0; allowed: 1 or more"):
         prefixes_of(depot, model_of("qwen3"), piece_tokens=0)
 

@@ -18,8 +18,8 @@ import torch
 from kvdepot.transformers.refusal import refused
 from kvdepot.vllm import fingerprint
 
-# What is the same model under another name or version; the dtype has a field of its own.
-NOT_OF_THE_NUMBERS = ("_name_or_path", "transformers_version", "dtype")
+# What is the same model under another name or version; dtype and class have fields of their own.
+NOT_OF_THE_NUMBERS = ("_name_or_path", "architectures", "dtype", "transformers_version")
 # Frequencies that depend on the length of the whole sequence: the beginning of a longer prompt
 # would have other keys than it has alone.
 ROPE_OF_LENGTH = ("dynamic", "longrope")
@@ -54,7 +54,7 @@ class Identity:
 
     def __init__(self, model: Any, weights: str | Path | None) -> None:
         self._model = model
-        self._given = fingerprint.of_directory(weights) if isinstance(weights, Path) else weights
+        self._given = _given(weights)
         self._seen: object = None
         self._now = ("", "")
 
@@ -68,10 +68,22 @@ class Identity:
             [(name, _switches(module)) for name, module in adapters],
         )
         if state != self._seen:
-            weights = self._given or _hash(_tensors(self._model))
+            weights = _hash(_tensors(self._model)) if self._given is None else self._given
             self._now = (weights, _hash_of_adapters(adapters))
             self._seen = state
         return self._now
+
+
+def _given(weights: str | Path | None) -> str | None:
+    if isinstance(weights, Path):
+        suffixes = fingerprint.WEIGHT_SUFFIXES
+        if not any(file.suffix in suffixes for file in weights.iterdir()):
+            allowed = f"a directory with files of {', '.join(suffixes)}"
+            raise refused("weights", repr(str(weights)), allowed)
+        return fingerprint.of_directory(weights)
+    if weights is not None and not weights:
+        raise refused("weights", repr(weights), "a name, a pathlib.Path or None")
+    return weights
 
 
 def _rope_types(config: Any) -> Iterator[str]:

@@ -225,6 +225,8 @@ class PrefixCache:
         return self._layout.cache_of(self._model.config, pieces, windows, self._model.device)
 
     def _load_or_none(self, tokens: list[int], most: int) -> tuple[DynamicCache, int]:
+        # A model that is refused is no fault of the depot's.
+        self._identity.now()
         try:
             return self._load(tokens, most)
         except kvdepot.Error as error:
