@@ -1,0 +1,241 @@
+"""A prefix cache: what was computed of a prompt is stored, and not computed again."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from transformers import DynamicCache
+
+import kvdepot
+import kvdepot.sessions
+from kvdepot.transformers.arguments import check_generate, tokens_of
+from kvdepot.transformers.identity import Identity, check_model, config_of
+from kvdepot.transformers.layout import WINDOWS, Layout, check_kinds
+from kvdepot.transformers.refusal import refused
+
+logger = logging.getLogger("kvdepot.transformers")
+
+# Each try may read all of a session: what does not verify so often is a medium that is lost.
+TRIES = 4
+
+
+class Generated(NamedTuple):
+    """What `generate` answers."""
+
+    output: Any
+    """What `model.generate` has answered."""
+    cached_tokens: int
+    """Tokens of the prompt whose keys and values came from the depot."""
+    cache_write_tokens: int
+    """Tokens whose rows were written."""
+
+
+class PrefixCache:
+    """Keys and values of a model's prompts in a depot, as sessions (docs/sessions.md).
+
+    One sequence at a time, without padding. A piece of n tokens is, layer by layer, the keys and
+    then the values as contiguous [heads, n, head_dim]; layers with a sliding window are in an
+    object of each session (`kvdepot.transformers.layout`).
+    """
+
+    def __init__(
+        self,
+        depot: kvdepot.Depot,
+        model: Any,
+        *,
+        piece_tokens: int = 256,
+        weights: str | Path | None = None,
+        min_tokens: int | None = None,
+    ) -> None:
+        """A cache for `model`, a causal language model of transformers, in `depot`.
+
+        `piece_tokens` tokens are one piece. `weights` names the model's weights, or is the
+        directory they were loaded from, of which names, headers and samples are read; without it
+        all of them are hashed, once. Nothing shorter than `min_tokens` (a piece, if not given)
+        is stored or loaded.
+
+        Raises kvdepot.InputError for models whose state is not keys and values of full and
+        sliding attention in bfloat16, float16 or float32, on one device.
+        """
+        if piece_tokens < 1:
+            raise refused("piece_tokens", piece_tokens, "1 or more")
+        check_model(model)
+        self._depot, self._model = depot, model
+        self._identity = Identity(model, weights)
+        self._identity.now()
+        self._layout = Layout.of_model(model)
+        self._piece_tokens = piece_tokens
+        self._min_tokens = piece_tokens if min_tokens is None else max(1, min_tokens)
+        self._stores: dict[tuple[str, str], kvdepot.sessions.Sessions] = {}
+
+    def load(self, input_ids: Any) -> tuple[DynamicCache, int]:
+        """The stored beginning of a prompt, (tokens,) or (1, tokens): a cache that `generate` or
+        the model goes on with, and how many tokens it holds: never all, since the last one has to
+        be computed for its logits. An empty cache and 0 where nothing is stored.
+
+        What does not verify is not used: the next best is.
+        """
+        tokens = tokens_of(input_ids)
+        return self._load(tokens, len(tokens) - 1)
+
+    def save(self, input_ids: Any, cache: Any) -> dict[str, Any]:
+        """Store a cache with its tokens, (tokens,) or (1, tokens). `input_ids` may go on behind
+        what the cache holds, as the last token that was generated does. Only what is not stored
+        yet is written: `cache_write_tokens` of the answer, beside `cached_tokens` and
+        `bytes_written`. All are 0 for fewer than `min_tokens`.
+
+        Raises kvdepot.InputError for another model's cache and for kinds that are not
+        handled, and kvdepot.Error where something found no room.
+        """
+        tokens = tokens_of(input_ids)
+        check_kinds(cache)
+        count = cache.get_seq_length()
+        self._layout.check(cache, count)
+        if not 0 < count <= len(tokens):
+            raise refused("cache", f"of {count} tokens", f"1 to {len(tokens)}, as input_ids has")
+        nothing = {"cached_tokens": 0, "cache_write_tokens": 0, "bytes_written": 0}
+        if count < self._min_tokens:
+            return nothing
+        objects = {}
+        if self._layout.windowed:
+            objects[WINDOWS] = self._layout.windows_of(cache, count)
+        saved = self._store().save(
+            tokens[:count],
+            lambda runs: [self._layout.piece_of(cache, *run) for run in runs],
+            objects=objects,
+            context_tokens=getattr(self._model.config, "max_position_embeddings", None) or 0,
+        )
+        return {name: saved[name] for name in nothing}  # type: ignore[literal-required]
+
+    def prefill(self, input_ids: Any) -> tuple[DynamicCache, dict[str, int]]:
+        """Compute a prompt from where a stored one ends, and store it: the cache of all of its
+        tokens, `cached_tokens` and `cache_write_tokens`. For a beginning that prompts will share,
+        which a model with sliding windows can go on from only where it was stored."""
+        tokens = tokens_of(input_ids)
+        cache, cached = self._load_or_none(tokens, len(tokens))
+        if cached < len(tokens):
+            rest = torch.tensor([tokens[cached:]], device=self._model.device)
+            takes = inspect.signature(self._model.forward).parameters
+            # Logits of all tokens would be much memory for nothing.
+            options = {"logits_to_keep": 1} if "logits_to_keep" in takes else {}
+            with torch.no_grad():
+                self._model(rest, past_key_values=cache, use_cache=True, **options)
+        written = self._save_or_not(tokens, cache)
+        return cache, {"cached_tokens": cached, "cache_write_tokens": written}
+
+    def generate(self, input_ids: Any, **kwargs: Any) -> Generated:
+        """`model.generate` that begins where a stored prompt ends, and stores what it computed:
+        the prompt and all generated tokens but the last. A model with sliding windows stores the
+        prompt without its last token, too. A depot that fails is logged, and costs time only.
+
+        Raises kvdepot.InputError for arguments that keys and values depend on beside the tokens,
+        padding, and ways to generate that take tokens back or have several sequences.
+        """
+        tokens = tokens_of(input_ids)
+        check_generate(self._model, len(tokens), kwargs)
+        written = 0
+        if self._layout.windowed and len(tokens) > 1:
+            cache, said = self.prefill(tokens[:-1])
+            cached, written = said.values()
+        else:
+            cache, cached = self._load_or_none(tokens, len(tokens) - 1)
+        prompt = torch.tensor([tokens], device=self._model.device)
+        # Without a mask, generate would take the padding token in a prompt for padding.
+        kwargs |= {"attention_mask": torch.ones_like(prompt), "past_key_values": cache}
+        output = self._model.generate(prompt, **kwargs)
+        sequence = output if isinstance(output, torch.Tensor) else output.sequences
+        return Generated(output, cached, written + self._save_or_not(sequence, cache))
+
+    def _store(self) -> kvdepot.sessions.Sessions:
+        """The sessions of the weights and adapters that the model has now."""
+        weights, adapters = now = self._identity.now()
+        if now not in self._stores:
+            self._stores[now] = kvdepot.sessions.open(
+                self._depot,
+                model=config_of(self._model),
+                dtype=str(self._layout.dtype).removeprefix("torch."),
+                piece_tokens=self._piece_tokens,
+                weights=weights,
+                layout=self._layout.describe(),
+                salt=adapters or None,
+            )
+        return self._stores[now]
+
+    def _load(self, tokens: list[int], most: int) -> tuple[DynamicCache, int]:
+        """The stored beginning of a prompt, of at most so many of its tokens."""
+        store = self._store()
+        # Other processes may have stored some since.
+        store.refresh()
+        for _ in range(TRIES):
+            found = self._best(store, tokens, most)
+            if found is None:
+                break
+            if (cache := self._restore(store, found)) is not None:
+                if (over := len(found.tokens) - most) > 0:
+                    cache.crop(-over)
+                return cache, cache.get_seq_length()
+        return DynamicCache(config=self._model.config), 0
+
+    def _best(
+        self, store: kvdepot.sessions.Sessions, tokens: list[int], most: int
+    ) -> kvdepot.sessions.Found | None:
+        """The session with the most that is of use, if there is one."""
+        if self._layout.windowed:
+            # Nothing of a window can be taken back.
+            found = next(iter(store.lookup(tokens[:most], 1)), None)
+            return found if found and len(found.tokens) >= self._min_tokens else None
+        found = next(iter(store.lookup(tokens, 1)), None)
+        usable = min(len(found.tokens), most) if found else 0
+        # Pieces that another conversation, or a longer one, begins with are made a session of
+        # their own: that writes a manifest.
+        shared = store.prefix(tokens[:most])
+        if shared > usable and shared >= self._min_tokens:
+            other = self._session_of(store, tokens[:shared])
+            found, usable = (other, shared) if other else (found, usable)
+        return found if usable >= self._min_tokens else None
+
+    def _session_of(
+        self, store: kvdepot.sessions.Sessions, tokens: list[int]
+    ) -> kvdepot.sessions.Found | None:
+        def gone(runs: list[tuple[int, int]]) -> Any:
+            raise LookupError(runs)
+
+        try:
+            store.save(tokens, gone, note="shared beginning")
+        except (LookupError, kvdepot.Error) as error:
+            logger.info("a beginning of %d tokens is not used: %r", len(tokens), error)
+            return None
+        return next(iter(store.lookup(tokens, 1)), None)
+
+    def _restore(
+        self, store: kvdepot.sessions.Sessions, found: kvdepot.sessions.Found
+    ) -> DynamicCache | None:
+        pieces = [
+            (first, end, torch.empty(self._layout.piece_bytes(end - first), dtype=torch.uint8))
+            for first, end, _ in found.pieces
+        ]
+        windows = torch.empty(self._layout.windows_bytes(len(found.tokens)), dtype=torch.uint8)
+        objects = [windows] if self._layout.windowed else []
+        if not store.restore(found, [piece for _, _, piece in pieces], objects)["whole"]:
+            return None
+        return self._layout.cache_of(self._model.config, pieces, windows, self._model.device)
+
+    def _load_or_none(self, tokens: list[int], most: int) -> tuple[DynamicCache, int]:
+        # A model that is refused is no fault of the depot's.
+        self._identity.now()
+        try:
+            return self._load(tokens, most)
+        except kvdepot.Error as error:
+            logger.warning("the prompt is computed, nothing could be loaded: %s", error)
+            return DynamicCache(config=self._model.config), 0
+
+    def _save_or_not(self, tokens: Any, cache: DynamicCache) -> int:
+        try:
+            return int(self.save(tokens, cache)["cache_write_tokens"])
+        except kvdepot.Error as error:
+            logger.warning("nothing is stored: %s", error)
+            return 0
