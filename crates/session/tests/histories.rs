@@ -124,7 +124,8 @@ impl World {
                 Some(saved)
             }
             Err(Error::NotStored { .. }) => {
-                // What the other has removed lately this one may have taken for there: it knows now.
+                // What the other has removed lately this one may have taken for there: it knows
+                // now.
                 if self.roomy && meanwhile.is_none() && !self.has_rot {
                     assert!(simple(&self.stores[who], tokens, way).is_some());
                 }
