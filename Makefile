@@ -101,6 +101,21 @@ command:
 
 package: $(VENV)/.package
 
+PREFIX ?= /usr/local
+DESTDIR ?=
+
+.PHONY: capi
+capi: ## The C library, its header and its pkg-config file, below PREFIX
+	$(call say,building the C library)
+	cargo build --release -p kvdepot-capi --features s3
+	install -d "$(DESTDIR)$(PREFIX)/lib/pkgconfig" "$(DESTDIR)$(PREFIX)/include"
+	install -m 755 $(CARGO_TARGET_DIR)/release/libkvdepot.so "$(DESTDIR)$(PREFIX)/lib/libkvdepot.so"
+	install -m 644 $(CARGO_TARGET_DIR)/release/libkvdepot.a "$(DESTDIR)$(PREFIX)/lib/libkvdepot.a"
+	install -m 644 crates/capi/include/kvdepot.h "$(DESTDIR)$(PREFIX)/include/kvdepot.h"
+	version=$$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -1) && \
+		sed -e "s|@PREFIX@|$(PREFIX)|" -e "s|@VERSION@|$$version|" crates/capi/kvdepot.pc.in \
+		> "$(DESTDIR)$(PREFIX)/lib/pkgconfig/kvdepot.pc"
+
 # ---- try and measure ------------------------------------------------------------------------
 
 # What vLLM imports is compiled to bytecode by whoever imports it first: once, before several

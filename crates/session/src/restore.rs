@@ -117,6 +117,14 @@ impl Sessions {
         Ok(usable)
     }
 
+    /// A session by its name, which may not be whole: [`restore`](Sessions::restore) says so.
+    ///
+    /// # Errors
+    /// [`Error::Unknown`], and those of the depot.
+    pub fn named(&self, id: Id) -> Result<Found, Error> {
+        Ok(Found::new(id, self.manifest(id)?))
+    }
+
     fn is_there(&self, manifest: &Manifest) -> Result<bool, Error> {
         let keys = manifest.keys();
         if self.pieces.prefix(&keys)? < keys.len() {
@@ -205,6 +213,18 @@ impl Sessions {
 }
 
 impl Found {
+    /// The rendered text that its tokens stand for; empty where it is not known.
+    #[must_use]
+    pub fn text(&self) -> &[u8] {
+        &self.manifest.text
+    }
+
+    /// What was noted.
+    #[must_use]
+    pub fn note(&self) -> &str {
+        &self.manifest.note
+    }
+
     pub(crate) fn new(id: Id, manifest: Manifest) -> Found {
         let each = manifest.piece_tokens as usize;
         let count = manifest.tokens.len();

@@ -5,9 +5,10 @@ use std::time::Duration;
 
 use kvdepot_host::dirs;
 use kvdepot_store::Config;
+use kvdepot_store::config::set;
 use serde_json::{Value, json};
 
-use super::options::{self, refused, set};
+use super::options::{self, refused};
 use crate::args::Serve;
 use crate::error::Error;
 use crate::interrupt::Interrupt;

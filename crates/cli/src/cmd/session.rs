@@ -7,6 +7,7 @@ use kvdepot_session::{
     Checked, Error as SessionError, Id, Imported, Listed, Sessions, Spec, ds4, export, export_ds4,
     import, import_ds4, look,
 };
+use kvdepot_store::config::set;
 use kvdepot_store::{Config, Depot, NamespaceSpec};
 use serde::Serialize;
 
@@ -123,7 +124,7 @@ fn open(args: &InDepot, interrupt: &Interrupt) -> Result<Depot, Error> {
     let file = args.config.as_deref();
     let mut all = options::read(file, &args.options, Some(&args.depot), beside)?;
     // Nobody attaches to a command that ends at once.
-    options::set(&mut all, "socket", "off".into());
+    set(&mut all, "socket", "off".into());
     let config = Config::from_value(&all)?;
     Ok(interrupt.during(|| kvdepot_service::open(&config))?)
 }

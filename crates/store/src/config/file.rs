@@ -45,12 +45,26 @@ pub fn read_beside(path: &Path, given: &Value) -> Result<OfFile, Error> {
         path: path.into(),
         source,
     })?;
-    let refused =
-        |value: String, allowed| Error::config(path.display().to_string(), value, allowed);
+    of_text(&path.display().to_string(), &text, given)
+}
+
+/// The options of a text as a file would have it, which messages call `name`, with those of `given`
+/// in their place.
+///
+/// # Errors
+/// [`Error::Config`].
+pub fn read_text(name: &str, text: &str, given: Value) -> Result<Value, Error> {
+    let mut all = of_text(name, text, &given)?.options;
+    override_with(&mut all, given);
+    Ok(all)
+}
+
+fn of_text(name: &str, text: &str, given: &Value) -> Result<OfFile, Error> {
+    let refused = |value: String, allowed| Error::config(name, value, allowed);
     let once = "a YAML mapping in which each option stands once";
     // By YAML's own value, in which no name stands twice.
     let read: serde_yaml_ng::Value =
-        serde_yaml_ng::from_str(&text).map_err(|error| refused(unreadable(&error), once))?;
+        serde_yaml_ng::from_str(text).map_err(|error| refused(unreadable(&error), once))?;
     if read.is_null() {
         let allowed = "options such as pipeline: Cache|Dax (docs/configuration.md has them)";
         return Err(refused("a file without any".into(), allowed));

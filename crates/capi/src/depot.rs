@@ -1,0 +1,140 @@
+//! Depots: opening, closing, statistics.
+
+use std::path::Path;
+
+use kvdepot_store::config::{read_below, read_text, set, value_of};
+use kvdepot_store::{Config, Depot, Kinds};
+use serde_json::{Map, Value};
+
+use crate::given::{Given, In, Out, Plain, Text, span};
+use crate::guard::{Failure, Status};
+use crate::handle::{Made, Ref};
+
+/// Endings that make a text without a separator a file's name.
+const ENDINGS: [&str; 3] = [".yaml", ".yml", ".json"];
+
+/// What begins the place of a depot that another process serves.
+const SERVICE: &str = "unix:";
+
+/// What a process says of a depot that another one serves.
+const CLIENTS: [&str; 2] = ["lanes", "timeout"];
+
+/// `kvd_option`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct Setting {
+    /// Its name, with its section: `cache.capacity`.
+    pub name: Text,
+    /// Its value.
+    pub value: Text,
+}
+
+// SAFETY: pointers.
+unsafe impl Plain for Setting {}
+
+/// What options say, as the schema takes it.
+fn options(given: &[Setting]) -> Result<Value, Failure> {
+    let mut all = Value::Object(Map::new());
+    for (at, one) in given.iter().enumerate() {
+        let (name, value) = (
+            format!("options[{at}].name"),
+            format!("options[{at}].value"),
+        );
+        let (named, value) = (one.name.read(&name)?, one.value.read(&value)?);
+        if named.is_empty() {
+            let allowed = "the name of an option, such as cache.capacity";
+            return Err(Failure::input(name, "\"\"", allowed));
+        }
+        set(&mut all, named, value_of(named, value));
+    }
+    Ok(all)
+}
+
+/// A depot that another process serves; the rest is the owner's to say.
+fn served(socket: &str, given: &Value) -> Result<Depot, Failure> {
+    let refused = |value: &str, allowed: &str| {
+        let message = format!("where: {value} is not allowed; allowed: {allowed}");
+        Failure::new(Status::Config, message)
+    };
+    if socket.is_empty() {
+        return Err(refused(SERVICE, "unix: and the path of a socket"));
+    }
+    let mut names = given.as_object().into_iter().flat_map(Map::keys);
+    if let Some(name) = names.find(|name| !CLIENTS.contains(&name.as_str())) {
+        let allowed = "lanes and timeout, of a depot that another process serves";
+        return Err(refused(name, allowed));
+    }
+    let checked = Config::new("Cache", given)?;
+    let socket = Path::new(socket);
+    let depot = kvdepot_service::connect_within(socket, checked.lanes, checked.timeout);
+    Ok(depot?)
+}
+
+fn opened(config: &Config) -> Result<Depot, Failure> {
+    Ok(kvdepot_service::open(config)?)
+}
+
+exported! {
+    /// `kvd_depot_open`.
+    fn kvd_depot_open(
+        at: Text, given: In<Setting>, given_len: usize, depot: Made<Depot>,
+    ) {
+        let depot = depot.making("depot")?;
+        let at = at.read("where")?;
+        let given = options(given.slice("options", given_len)?)?;
+        Kinds::know(kvdepot_transfer::tier_kind());
+        let is_file = at.contains('/') || ENDINGS.iter().any(|ending| at.ends_with(ending));
+        depot.put(match at.strip_prefix(SERVICE) {
+            Some(socket) => served(socket, &given)?,
+            None if is_file => opened(&Config::from_value(&read_below(Path::new(at), given)?)?)?,
+            None => opened(&Config::new(at, &given)?)?,
+        });
+        Ok(())
+    }
+
+    /// `kvd_depot_open_text`.
+    fn kvd_depot_open_text(
+        text: Text, given: In<Setting>, given_len: usize, depot: Made<Depot>,
+    ) {
+        let depot = depot.making("depot")?;
+        let text = text.read("text")?;
+        let given = options(given.slice("options", given_len)?)?;
+        Kinds::know(kvdepot_transfer::tier_kind());
+        depot.put(opened(&Config::from_value(&read_text("text", text, given)?)?)?);
+        Ok(())
+    }
+
+    /// `kvd_depot_drain`.
+    fn kvd_depot_drain(depot: Ref<Depot>, timeout_ms: u64) {
+        let limit = span(timeout_ms).unwrap_or(std::time::Duration::MAX);
+        match depot.get("depot")?.drain(limit) {
+            true => Ok(()),
+            false => Err(Failure::new(
+                Status::Timeout,
+                format!("the far tier has not got everything within {timeout_ms} ms"),
+            )),
+        }
+    }
+
+    /// `kvd_depot_stats`.
+    fn kvd_depot_stats(depot: Ref<Depot>, json: Out<Given>) {
+        let json = json.place("json")?;
+        json.put(Given::new(&depot.get("depot")?.stats().shown().to_string()));
+        Ok(())
+    }
+
+    /// `kvd_depot_metrics`.
+    fn kvd_depot_metrics(depot: Ref<Depot>, text: Out<Given>) {
+        let text = text.place("text")?;
+        text.put(Given::new(&depot.get("depot")?.stats().prometheus()));
+        Ok(())
+    }
+
+    /// `kvd_depot_close`.
+    fn kvd_depot_close(depot: Ref<Depot>) {
+        if let Some(depot) = depot.end() {
+            depot.close();
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,126 @@
+//! The header and this crate say the same.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod programs;
+
+use std::mem::offset_of;
+
+use kvdepot::{blocks, depot, guard, memory, policy, save, sessions, task, upkeep};
+
+macro_rules! laid {
+    ($said:ident, $($type:ty as $name:literal { $($field:ident),* })*) => {$(
+        $said.push(format!("{} {}", $name, size_of::<$type>()));
+        $($said.push(format!(
+            "{}.{} {}", $name, stringify!($field), offset_of!($type, $field)
+        ));)*
+    )*};
+}
+
+fn of_rust() -> Vec<String> {
+    let mut said = Vec::new();
+    laid!(said,
+        depot::Setting as "kvd_option" { value }
+        memory::Piece as "kvd_buffer" { len }
+        memory::Block as "kvd_block" { pieces_len }
+        [u8; 32] as "kvd_key" {}
+        blocks::Space as "kvd_space" {
+            model, dtype, block_tokens, weights, layout, group, world, hash, salt
+        }
+        save::Run as "kvd_run" { end }
+        save::Object as "kvd_object" { bytes }
+        save::Given as "kvd_checkpoint" {
+            tokens, tokens_len, text, text_len, objects, objects_len, note, created, reason,
+            context_tokens, exact, reserved
+        }
+        save::Saved as "kvd_saved" { cached_tokens, cache_write_tokens, bytes_written, id }
+        sessions::Piece as "kvd_piece" { end, bytes }
+        sessions::Named as "kvd_named" { bytes }
+        sessions::About as "kvd_found_about" {
+            id, tokens, tokens_len, text, text_len, pieces, pieces_len, objects, objects_len, note,
+            context_tokens
+        }
+        sessions::Back as "kvd_restored" { cached_tokens, whole }
+        upkeep::Row as "kvd_listed" { id, note, tokens, text_bytes, bytes, created, reason, bad }
+        upkeep::Checked as "kvd_checked" { blocks, bytes, missing }
+        policy::Given as "kvd_policy_settings" {
+            disk_space, min_tokens, cold_max_tokens, continued_interval_tokens,
+            boundary_trim_tokens, boundary_align_tokens, write_budget_hour, write_budget_day,
+            fixed_bytes, token_bytes, saves_prefixes, writes_whole
+        }
+        policy::Due as "kvd_answer" { what, reason, save, tokens, base, bytes, declined }
+        guard::Status as "kvd_status" {}
+    );
+    for (name, number) in [
+        ("KVD_VERSION", guard::VERSION),
+        ("KVD_BUG", guard::Status::Bug as u32),
+        ("KVD_NOT_WHOLE", guard::Status::NotWhole as u32),
+        ("KVD_ABORTED", guard::Status::Aborted as u32),
+        ("KVD_OTHER", task::Became::Other as u32),
+        ("KVD_UNWANTED", task::Became::Declined as u32),
+        ("KVD_ID_LEN", save::ID_LEN as u32),
+        ("KVD_GET_PREFIX", blocks::GET_PREFIX),
+        ("KVD_GET_STAGED", blocks::GET_STAGED),
+    ] {
+        said.push(format!("{name} {number}"));
+    }
+    said
+}
+
+#[test]
+fn structs_lie_in_c_as_they_do_in_rust() {
+    let Some(program) = programs::build("tests/c/layout.c", programs::Link::Shared) else {
+        return;
+    };
+    let said = programs::answer(&mut program.command());
+    assert_eq!(said.lines().collect::<Vec<_>>(), of_rust());
+}
+
+/// Names of functions behind a word of a text.
+fn names(text: &str, before: &str) -> Vec<String> {
+    let each = text.split(before).skip(1);
+    let name = |rest: &str| {
+        let end = rest.find(|c: char| !c.is_alphanumeric() && c != '_');
+        let end = end.unwrap_or(rest.len());
+        let is_call = rest[end..].starts_with('(');
+        is_call.then(|| format!("kvd_{}", &rest[..end]))
+    };
+    let mut names: Vec<String> = each.filter_map(name).collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn every_function_is_declared_and_every_declaration_is_one() {
+    let root = programs::root();
+    let header = std::fs::read_to_string(root.join("include/kvdepot.h")).unwrap();
+    let mut code = String::new();
+    for file in std::fs::read_dir(root.join("src")).unwrap() {
+        code.push_str(&std::fs::read_to_string(file.unwrap().path()).unwrap());
+    }
+    // Declarations stand behind a type, comments name functions without a parenthesis of theirs.
+    let prose = header
+        .replace("kvd_last_error() ", "")
+        .replace("kvd_version() ", "");
+    let declared = names(&prose, " kvd_").into_iter();
+    let mut declared: Vec<String> = declared.chain(names(&prose, " *kvd_")).collect();
+    declared.sort();
+    assert_eq!(declared, names(&code, "fn kvd_"));
+    assert!(declared.len() > 40, "{declared:?}");
+}
+
+#[test]
+fn the_header_is_c_and_cpp() {
+    for (compiler, language, standard) in [("gcc", "c", "-std=c11"), ("g++", "c++", "-std=c++17")] {
+        if !programs::has(compiler) {
+            continue;
+        }
+        let mut command = std::process::Command::new(compiler);
+        command.args([standard, "-x", language, "-fsyntax-only"]);
+        command.args(programs::STRICT);
+        command
+            .arg("-include")
+            .arg(programs::root().join("include/kvdepot.h"));
+        programs::answer(command.arg("/dev/null"));
+    }
+}

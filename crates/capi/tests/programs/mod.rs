@@ -1,0 +1,113 @@
+//! Programs in C, built against the library that these tests are built with.
+
+#![allow(
+    dead_code,
+    clippy::allow_attributes,
+    clippy::print_stderr,
+    reason = "each test uses some of it, and says what it skips"
+)]
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// Warnings are errors.
+pub(crate) const STRICT: [&str; 4] = ["-Wall", "-Wextra", "-Werror", "-pedantic"];
+
+/// What the static library needs of the system.
+const SYSTEM: [&str; 5] = ["-lpthread", "-ldl", "-lm", "-lrt", "-lgcc_s"];
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Link {
+    Shared,
+    Static,
+    /// The shared one, with the compiler's look at what the program, and the memory of both, do.
+    Sanitized,
+}
+
+/// A program, and the directory that it goes with.
+pub(crate) struct Program {
+    directory: tempfile::TempDir,
+}
+
+impl Program {
+    pub(crate) fn command(&self) -> Command {
+        Command::new(self.directory.path().join("program"))
+    }
+}
+
+pub(crate) fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+pub(crate) fn has(command: &str) -> bool {
+    let mut command = Command::new(command);
+    let found = command.arg("--version").stdout(Stdio::null()).status();
+    found.is_ok_and(|status| status.success())
+}
+
+/// The library that was built last: beside this test's program, or a directory above, where Cargo
+/// puts what it was asked for by name.
+fn library(name: &str) -> PathBuf {
+    let program = std::env::current_exe().unwrap();
+    let deps = program.parent().unwrap();
+    let all = [deps, deps.parent().unwrap()].map(|at| at.join(name));
+    let built = all.into_iter().filter_map(|path| {
+        let modified = path.metadata().ok()?.modified().ok()?;
+        Some((modified, path))
+    });
+    built
+        .max()
+        .unwrap_or_else(|| panic!("Cargo has not built {name}"))
+        .1
+}
+
+fn has_sanitizer(directory: &Path) -> bool {
+    let source = directory.join("empty.c");
+    std::fs::write(&source, "int main(void) { return 0; }\n").unwrap();
+    let mut command = Command::new("gcc");
+    command.arg("-fsanitize=address,undefined").arg(&source);
+    let built = command.arg("-o").arg(directory.join("empty")).output();
+    built.is_ok_and(|output| output.status.success())
+}
+
+/// Builds a program, where there is a compiler.
+pub(crate) fn build(source: &str, link: Link) -> Option<Program> {
+    if !has("gcc") {
+        eprintln!("skipped: gcc is not installed");
+        return None;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    if link == Link::Sanitized && !has_sanitizer(directory.path()) {
+        eprintln!("skipped: gcc has no sanitizers");
+        return None;
+    }
+    let mut command = Command::new("gcc");
+    command.args(["-std=c11", "-g", "-pthread"]).args(STRICT);
+    command.arg("-I").arg(root().join("include"));
+    command.arg(root().join(source));
+    command.arg("-o").arg(directory.path().join("program"));
+    match link {
+        Link::Shared | Link::Sanitized => {
+            if link == Link::Sanitized {
+                command.arg("-fsanitize=address,undefined");
+            }
+            let path = library("libkvdepot.so");
+            command.arg(&path);
+            let at = path.parent().unwrap().display();
+            command.arg(format!("-Wl,-rpath,{at}"));
+        }
+        Link::Static => {
+            command.arg(library("libkvdepot.a")).args(SYSTEM);
+        }
+    }
+    answer(&mut command);
+    Some(Program { directory })
+}
+
+/// What a command prints; it has to succeed.
+pub(crate) fn answer(command: &mut Command) -> String {
+    let output = command.output().unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{command:?}: {errors}");
+    String::from_utf8(output.stdout).unwrap()
+}
