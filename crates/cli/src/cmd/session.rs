@@ -222,13 +222,16 @@ fn show(sessions: &Sessions, id: Id, output: &mut Output) -> Result<i32, Error> 
     let weights = shown
         .weights
         .map_or_else(String::new, |name| format!(", weights {name}"));
+    let room = match shown.context_tokens {
+        0 => String::new(),
+        tokens => format!(" of {} that there is room for", count(tokens.into())),
+    };
     let lines = [
         format!("session {id}"),
         format!("model {}, {}{weights}", shown.row.model, shown.dtype),
         format!(
-            "{} of {} that there is room for, saved {} ({})",
+            "{}{room}, saved {} ({})",
             some(shown.row.tokens as u64, "token"),
-            count(shown.context_tokens.into()),
             utc(shown.row.created),
             shown.row.reason
         ),
@@ -346,6 +349,13 @@ fn bring(
         };
         let sessions = Sessions::open(depot.clone(), &Spec::new(spec))?;
         return Ok(import_ds4(&sessions, file)?);
+    }
+    if let Some(weights) = weights {
+        return Err(Error::Usage {
+            field: "--weights",
+            value: weights.to_owned(),
+            allowed: "with files of ds4: a session that was exported says what it is of".into(),
+        });
     }
     let manifest = look(file)?;
     let salt = salt.filter(|_| manifest.space.is_salted);

@@ -90,6 +90,9 @@ fn conversations_move_in_and_out_and_are_looked_after() {
     let gone = session(&home, "show", &[&id]);
     assert_eq!(gone.status, 2);
     assert!(gone.stderr.contains("no session"), "{}", gone.stderr);
+    let named = session(&home, "import", &[archive, "--weights", "other"]);
+    assert_eq!(named.status, 2);
+    assert!(named.stderr.contains("of ds4"), "{}", named.stderr);
     assert_eq!(session(&home, "import", &[archive]).status, 0);
     let out = session(&home, "export", &[&id, back.to_str().unwrap(), "--ds4"]);
     assert_eq!(out.status, 0, "{}", out.stderr);
