@@ -263,7 +263,12 @@ mod tests {
             Slow::answer(std::mem::take(&mut *lock(&slow.kept)));
             let untouched = vec![7 * u8::from(op == Op::Write); LEN];
             assert!(memory.iter().all(|one| one.to_vec() == untouched));
-            assert_eq!(copier.free_regions(), 4, "every region is back");
+            // A lane lets go of its region behind the end of the batch.
+            let deadline = Instant::now() + Duration::from_secs(10);
+            while copier.free_regions() < 4 {
+                assert!(Instant::now() < deadline, "not every region is back");
+                std::thread::yield_now();
+            }
             assert_eq!(run(&copier, &slow, 9, op).0, 9);
         }
     }
