@@ -10,6 +10,7 @@ use kvdepot_session::{
 use kvdepot_store::config::set;
 use kvdepot_store::{Config, Depot, NamespaceSpec};
 use serde::Serialize;
+use serde_json::Value;
 
 use super::one_line;
 use super::options;
@@ -53,7 +54,8 @@ impl<'a> Row<'a> {
 
 pub(crate) fn run(args: &Session, output: &mut Output) -> Result<i32, Error> {
     let interrupt = Interrupt::catch()?;
-    let depot = open(args.command.depot(), &interrupt)?;
+    let makes = matches!(args.command, SessionCommand::Import { .. });
+    let depot = open(args.command.depot(), makes, &interrupt)?;
     let done = perform(args, &depot, &interrupt, output);
     depot.close();
     done
@@ -116,7 +118,23 @@ fn perform(
     }
 }
 
-fn open(args: &InDepot, interrupt: &Interrupt) -> Result<Depot, Error> {
+/// A path that nothing is at was mistyped: opened, it would be made, and have no sessions.
+fn refuse_absent(all: &Value) -> Result<(), Error> {
+    for (section, options) in all.as_object().into_iter().flatten() {
+        let path = options.get("path").and_then(Value::as_str);
+        if let Some(path) = path.filter(|path| !Path::new(path).exists()) {
+            return Err(options::refused(
+                "--option",
+                &format!("{section}.path={path}"),
+                "the path of a depot that is there",
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// Opens the depot; one that is not there only where something is to be saved.
+fn open(args: &InDepot, makes: bool, interrupt: &Interrupt) -> Result<Depot, Error> {
     if let Some(socket) = args.depot.strip_prefix("unix:") {
         return Ok(kvdepot_service::connect(Path::new(socket), None)?);
     }
@@ -125,6 +143,9 @@ fn open(args: &InDepot, interrupt: &Interrupt) -> Result<Depot, Error> {
     let mut all = options::read(file, &args.options, Some(&args.depot), beside)?;
     // Nobody attaches to a command that ends at once.
     set(&mut all, "socket", "off".into());
+    if !makes {
+        refuse_absent(&all)?;
+    }
     let config = Config::from_value(&all)?;
     Ok(interrupt.during(|| kvdepot_service::open(&config))?)
 }

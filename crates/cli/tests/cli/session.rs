@@ -53,6 +53,11 @@ fn rows(ran: &Ran) -> Vec<Value> {
 #[test]
 fn conversations_move_in_and_out_and_are_looked_after() {
     let home = Home::new();
+    // A path that is mistyped is no depot without sessions.
+    let absent = session(&home, "ls", &[]);
+    assert_eq!(absent.status, 2);
+    assert!(absent.stderr.contains("posix.path"), "{}", absent.stderr);
+    assert!(!home.path("kv").exists());
     let (path, whole) = file_of_ds4(&home, "a.kv", 1500);
     let path = path.to_str().unwrap();
     let unnamed = session(&home, "import", &[path]);
