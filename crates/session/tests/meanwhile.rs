@@ -228,3 +228,36 @@ fn what_no_manifest_has_room_for_is_refused_before_rows_are_asked_for() {
     let refused = export(&sessions, saved.id, Path::new("/dev/null")).unwrap_err();
     assert!(matches!(refused, Error::Input { .. }), "{refused}");
 }
+
+/// A file with other bytes at a place, and a sum that says so.
+fn forged(whole: &[u8], at: usize) -> Vec<u8> {
+    let body = whole.len() - 32;
+    let mut file = whole[..body].to_vec();
+    file[at] ^= 1;
+    let sum = blake3::hash(&file);
+    file.extend(sum.as_bytes());
+    file
+}
+
+#[test]
+fn a_file_is_held_against_what_it_says_of_its_parts() {
+    let home = tempfile::tempdir().unwrap();
+    let there = sessions(home.path());
+    let prompt = tokens(100, 1);
+    // The rows that are exact stand beside others: their key is made of their bytes.
+    fill(&there, &prompt, 2, false, || ()).unwrap();
+    let exact = fill(&there, &prompt, 1, true, || ()).unwrap();
+    let other = save(&there, &tokens(90, 3));
+    for (id, reason) in [(exact.id, "another key"), (other.id, "other bytes")] {
+        let file = home.path().join("one.kvs");
+        export(&there, id, &file).unwrap();
+        let whole = std::fs::read(&file).unwrap();
+        // The last byte is a piece's, or an object's where there is one.
+        std::fs::write(&file, forged(&whole, whole.len() - 33)).unwrap();
+        let away = tempfile::tempdir().unwrap();
+        let empty = of_files(away.path());
+        let refused = import(&empty, &file).unwrap_err().to_string();
+        assert!(refused.contains(reason), "{refused}");
+        assert!(empty.list().is_empty());
+    }
+}

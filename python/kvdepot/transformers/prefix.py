@@ -109,7 +109,11 @@ class PrefixCache:
             objects=objects,
             context_tokens=getattr(self._model.config, "max_position_embeddings", None) or 0,
         )
-        return {name: saved[name] for name in nothing}  # type: ignore[literal-required]
+        return {
+            "cached_tokens": saved["cached_tokens"],
+            "cache_write_tokens": saved["cache_write_tokens"],
+            "bytes_written": saved["bytes_written"],
+        }
 
     def prefill(self, input_ids: Any) -> tuple[DynamicCache, dict[str, int]]:
         """Compute a prompt from where a stored one ends, and store it: the cache of all of its
