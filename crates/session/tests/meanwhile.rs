@@ -7,10 +7,11 @@ mod common;
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use common::{longest, restore, save, save_with, sessions, spec, tokens};
 use kvdepot_session::{Checkpoint, Error, Reason, Saved, Sessions, export, import};
-use kvdepot_store::{BlockBuffers, Buffer, Config};
+use kvdepot_store::{BlockBuffers, Buffer, Config, NamespaceSpec};
 use kvdepot_testkit::bytes::content;
 use serde_json::json;
 
@@ -259,5 +260,35 @@ fn a_file_is_held_against_what_it_says_of_its_parts() {
         let refused = import(&empty, &file).unwrap_err().to_string();
         assert!(refused.contains(reason), "{refused}");
         assert!(empty.list().is_empty());
+    }
+}
+
+#[test]
+fn what_was_gone_is_found_again_once_another_has_saved_it() {
+    let home = tempfile::tempdir().unwrap();
+    let (one, other) = (of_files(home.path()), of_files(home.path()));
+    let prompt = tokens(128, 1);
+    let saved = fill(&one, &prompt, 1, false, || ()).unwrap();
+    other.refresh().unwrap();
+    // Its pieces go, and its manifest stays.
+    let pieces = NamespaceSpec {
+        group: Some("session pieces".into()),
+        ..spec("w").namespace
+    };
+    other.depot().namespace(&pieces).unwrap().clear().unwrap();
+    // Whoever took them for there knows now.
+    assert!(bytes(&one, &prompt).is_none());
+    assert!(longest(&one, &prompt).is_none());
+    let again = fill(&other, &prompt, 1, false, || ()).unwrap();
+    assert_eq!((again.id, again.cache_write_tokens), (saved.id, 128));
+    // A tier of files learns of others' files in its own time.
+    let deadline = Instant::now() + Duration::from_secs(20);
+    loop {
+        one.refresh().unwrap();
+        match bytes(&one, &prompt) {
+            Some(all) => break assert!(all == vec![1; 12_800]),
+            None => assert!(Instant::now() < deadline, "it is not found again"),
+        }
+        std::thread::sleep(Duration::from_millis(20));
     }
 }
