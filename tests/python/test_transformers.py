@@ -403,6 +403,30 @@ def test_a_cache_without_windows_is_cut_to_them(depot: kvdepot.Depot) -> None:
     assert same(logits(model, prompt[:, 50:], cache), logits(model, prompt)[:, 50:])
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_model_on_a_device_goes_on_there(depot: kvdepot.Depot, kind: str) -> None:
+    model = model_of(kind, dtype=torch.bfloat16).to("cuda")
+    prefixes = prefixes_of(depot, model)
+    prompt = prompt_of(130).to("cuda")
+    cache, said = prefixes.prefill(prompt[:, :100])
+    assert said == {"cached_tokens": 0, "cache_write_tokens": 100}
+    loaded, cached = prefixes.load(prompt)
+    assert cached == 100
+    for one, other in zip(cache.layers, loaded.layers, strict=True):
+        assert (one.keys.device, other.keys.device) == (prompt.device, prompt.device)
+        assert torch.equal(one.keys[:, :, -other.keys.shape[2] :], other.keys)
+        assert torch.equal(one.values[:, :, -other.values.shape[2] :], other.values)
+    rest = prompt[:, 100:]
+    assert torch.equal(logits(model, rest, cache), logits(model, rest, loaded))
+    generated = prefixes.generate(prompt, max_new_tokens=12, do_sample=False)
+    assert generated.cached_tokens in (96, 100)
+    assert generated.output.device == prompt.device
+    # Other kernels than the CPU's, same weights: another depot's pieces are of use all the same.
+    again = prefixes_of(depot, model_of(kind, dtype=torch.bfloat16))
+    assert again.load(prompt.cpu())[1] >= 100
+
+
 def test_models_are_refused(depot: kvdepot.Depot) -> None:
     long = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
     cases = [
