@@ -49,6 +49,18 @@ pub enum Error {
     },
 }
 
+impl From<kvdepot_media::Error> for Error {
+    fn from(error: kvdepot_media::Error) -> Error {
+        Error::Depot(error.into())
+    }
+}
+
+impl From<kvdepot_host::Error> for Error {
+    fn from(error: kvdepot_host::Error) -> Error {
+        Error::Depot(error.into())
+    }
+}
+
 impl Error {
     pub(crate) fn input(
         field: impl Into<String>,

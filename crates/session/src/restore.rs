@@ -147,21 +147,6 @@ impl Sessions {
         rows: BlockBuffers,
         objects: BlockBuffers,
     ) -> Result<Restored, Error> {
-        let fit = |what: &str, buffers: &BlockBuffers, wanted: &[u64]| {
-            let lens: Vec<u64> = (0..buffers.len()).map(|at| buffers.bytes(at)).collect();
-            match lens == wanted {
-                true => Ok(()),
-                false => Err(Error::input(
-                    what,
-                    format!("{} blocks, {} bytes", lens.len(), lens.iter().sum::<u64>()),
-                    format!(
-                        "{} blocks, {} bytes: as the session has them",
-                        wanted.len(),
-                        wanted.iter().sum::<u64>()
-                    ),
-                )),
-            }
-        };
         let sizes: Vec<u64> = found.pieces.iter().map(|(_, bytes)| *bytes).collect();
         fit("rows", &rows, &sizes)?;
         let sizes: Vec<u64> = found.objects.iter().map(|one| one.bytes).collect();
@@ -210,6 +195,23 @@ impl Sessions {
         waited?;
         Ok(task.outcomes())
     }
+}
+
+/// Refuses buffers that are not as a session has its parts.
+pub(crate) fn fit(what: &str, buffers: &BlockBuffers, wanted: &[u64]) -> Result<(), Error> {
+    let lens: Vec<u64> = (0..buffers.len()).map(|at| buffers.bytes(at)).collect();
+    if lens == wanted {
+        return Ok(());
+    }
+    let (value, allowed) = (
+        format!("{} blocks, {} bytes", lens.len(), lens.iter().sum::<u64>()),
+        format!(
+            "{} blocks, {} bytes: as the session has them",
+            wanted.len(),
+            wanted.iter().sum::<u64>()
+        ),
+    );
+    Err(Error::input(what, value, allowed))
 }
 
 impl Found {

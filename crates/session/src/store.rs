@@ -14,11 +14,11 @@ use crate::manifest::{Manifest, Space};
 pub const GROUP: &str = "session manifests";
 
 /// Groups of the other two.
-const PIECES: &str = "session pieces";
+pub(crate) const PIECES: &str = "session pieces";
 const OBJECTS: &str = "session objects";
 
 /// Tokens of a piece, at most: what a piece has is written again where it is not full.
-const PIECE_TOKENS_MAX: u32 = 1 << 20;
+pub(crate) const PIECE_TOKENS_MAX: u32 = 1 << 20;
 
 /// Bytes a second that a slow medium moves: a large call may take longer.
 const SLOW: u64 = 16 << 20;
