@@ -9,6 +9,7 @@ use std::fmt;
 use kvdepot_store::Key;
 
 use crate::chain::{Cut, Link, bytes_of};
+use crate::error::Error;
 use crate::manifest::{Manifest, Reason};
 
 /// The name of a session: the first half of its manifest's key.
@@ -237,6 +238,27 @@ impl Index {
 
     pub(crate) fn entry(&self, id: Id) -> Option<&Entry> {
         self.entries.get(&id)
+    }
+
+    /// The session whose name begins with these hexadecimal digits.
+    pub(crate) fn named(&self, digits: &str) -> Result<Id, Error> {
+        if digits.is_empty() {
+            return Err(Error::input("session", "nothing", "digits of its name"));
+        }
+        let digits = digits.to_ascii_lowercase();
+        let all = self.entries.keys().copied();
+        let found: Vec<Id> = all
+            .filter(|id| id.to_string().starts_with(&digits))
+            .collect();
+        match found[..] {
+            [one] => Ok(one),
+            [] => Err(Error::Unknown(digits)),
+            _ => Err(Error::input(
+                "session",
+                digits,
+                "digits that only one session's name begins with",
+            )),
+        }
     }
 
     pub(crate) fn entries(&self) -> impl Iterator<Item = (Id, &Entry)> {

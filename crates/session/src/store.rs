@@ -218,24 +218,7 @@ impl Sessions {
     /// # Errors
     /// [`Error::Unknown`] for none, [`Error::Input`] for several.
     pub fn find(&self, digits: &str) -> Result<Id, Error> {
-        if digits.is_empty() {
-            return Err(Error::input("session", "nothing", "digits of its name"));
-        }
-        let digits = digits.to_ascii_lowercase();
-        let index = self.index.read();
-        let all = index.entries().map(|(id, _)| id);
-        let found: Vec<Id> = all
-            .filter(|id| id.to_string().starts_with(&digits))
-            .collect();
-        match found[..] {
-            [one] => Ok(one),
-            [] => Err(Error::Unknown(digits)),
-            _ => Err(Error::input(
-                "session",
-                digits,
-                "digits that only one session's name begins with",
-            )),
-        }
+        self.index.read().named(digits)
     }
 }
 

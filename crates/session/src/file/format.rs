@@ -15,7 +15,7 @@ use crate::store::MANIFEST_MAX;
 pub(crate) const MAGIC: &[u8; 8] = b"kvsessar";
 
 /// The version that is written.
-pub(crate) const VERSION: u32 = 2;
+const VERSION: u32 = 2;
 
 /// Bytes of the head.
 pub(crate) const HEAD: usize = PAGE;
@@ -124,9 +124,9 @@ impl Head {
         }
     }
 
-    /// Bytes of the tail, of a head that was decoded.
+    /// Bytes from the tail to the end of the file, of a head that was decoded.
     pub(crate) fn tail_bytes(&self) -> usize {
-        self.tail_len().unwrap_or(0) as usize
+        self.len.saturating_sub(self.tail) as usize
     }
 }
 
@@ -159,12 +159,14 @@ pub(crate) fn sum_of(tail: &[u8]) -> Checksum {
     Checksum::from_u128(checksum::digest(tail))
 }
 
-/// Reads the tail of a head that was decoded.
+/// Reads the tail of a head that was decoded, and the zeros behind it.
 ///
 /// # Errors
 /// Why it does not fit.
 pub(crate) fn decode_tail(head: &Head, tail: &[u8]) -> Result<(About, Vec<Checksum>), String> {
-    if sum_of(tail) != head.sum {
+    let len = head.tail_len().unwrap_or(u64::MAX) as usize;
+    let (tail, zeros) = tail.split_at_checked(len).ok_or("it is cut")?;
+    if sum_of(tail) != head.sum || zeros.iter().any(|byte| *byte != 0) {
         return Err("what it says of itself has changed".to_owned());
     }
     let (about, table) = tail

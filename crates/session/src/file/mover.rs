@@ -7,7 +7,7 @@ use kvdepot_media::file::{File, Hands};
 use kvdepot_media::{Batch, Checksum, Copier, CopierConfig, Descriptor, Failure, Ticket};
 use kvdepot_store::Durability;
 
-use crate::error::Error;
+use crate::error::{Error, io};
 
 /// Most lanes that hash and copy unless configured: with the disk's requests under way besides,
 /// more of them do not make a file faster.
@@ -127,5 +127,5 @@ pub(super) fn failed(path: &std::path::Path, failure: Failure) -> Error {
         Failure::Os { errno } => std::io::Error::from_raw_os_error(errno),
         other => std::io::Error::other(other),
     };
-    crate::archive::io(path)(source)
+    io(path)(source)
 }

@@ -2,8 +2,9 @@
 
 use std::collections::VecDeque;
 use std::fs::OpenOptions;
-use std::io;
+use std::io::ErrorKind;
 use std::ops::Range;
+use std::os::fd::BorrowedFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -14,11 +15,12 @@ use kvdepot_store::BlockBuffers;
 use rustix::fs::OFlags;
 
 use super::about::About;
+use super::checkpoint::id_of;
 use super::cut::{Rest, Slot};
 use super::format::{HEAD, Head, Place, Places, decode_tail, part};
 use super::mover::{FileMover, Flight, Outcomes};
-use super::write::id_of;
-use crate::error::Error;
+use super::write::{Room, SessionWriter};
+use crate::error::{Error, io};
 use crate::index::Id;
 use crate::restore::{Restored, fit};
 use crate::upkeep::Checked;
@@ -49,7 +51,7 @@ impl SessionFile {
     /// [`Error::Io`].
     pub fn open(mover: &Arc<FileMover>, path: &Path) -> Result<SessionFile, Error> {
         let wrong = |reason: String| Error::malformed(path.display().to_string(), reason);
-        let io = crate::archive::io(path);
+        let io = io(path);
         let (file, len) = open_file(path, mover.options().direct)?;
         if len < HEAD as u64 {
             return Err(wrong("it is no session, or cut".to_owned()));
@@ -60,7 +62,7 @@ impl SessionFile {
             let done = file.read_exact_at(at, &mut read);
             match done {
                 Ok(()) => Ok(read),
-                Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
+                Err(error) if error.kind() == ErrorKind::UnexpectedEof => {
                     Err(wrong("it is cut".to_owned()))
                 }
                 Err(error) => Err(io(error)),
@@ -242,6 +244,39 @@ impl SessionFile {
         Ok(checked)
     }
 
+    /// Copies it to another file, verified on the way; its bytes. The copy is the same session.
+    ///
+    /// # Errors
+    /// [`Error::Malformed`] for what does not verify, and those of the file. Nothing is left then.
+    pub fn copy_to(&self, path: &Path) -> Result<u64, Error> {
+        self.copy(path, (false, None))
+    }
+
+    pub(super) fn copy(&self, path: &Path, place: (bool, Option<Box<Room>>)) -> Result<u64, Error> {
+        let mut about = self.about.clone();
+        (about.piece_bytes, about.objects) = (Vec::new(), Vec::new());
+        let mut writer = SessionWriter::at(&self.mover, path, (about, self.head.key), place)?;
+        let buffer = |place: &Place| self.file.buffer(place.at as usize, place.bytes as usize);
+        let mut members = self.places.members.iter().map(buffer);
+        let count = self.about.piece_bytes.len();
+        let pieces = BlockBuffers::whole(members.by_ref().take(count));
+        let names = self.about.objects.iter().map(|(name, _)| name.clone());
+        let objects: Vec<_> = names.zip(members).collect();
+        writer.put_all(&pieces, &objects)?;
+        Ok(writer.finish_as(Some(&self.sums))?.bytes_written)
+    }
+
+    pub(super) fn key(&self) -> [u8; 32] {
+        self.head.key
+    }
+
+    /// Has something done with the file itself, where it is this process's.
+    pub(super) fn with_fd(&self, run: impl FnOnce(BorrowedFd<'_>)) {
+        if let Ok(fd) = self.file.fd() {
+            run(fd);
+        }
+    }
+
     /// What a chunk is to be.
     fn expected(&self, chunk: u64) -> (kvdepot_media::PartId, Option<Checksum>) {
         let sum = self.sums.get(chunk as usize).copied();
@@ -291,8 +326,8 @@ impl SessionFile {
 }
 
 /// Opens what is a file, past the page cache where that is wanted and there is such a way.
-pub(super) fn open_file(path: &Path, direct: bool) -> Result<(std::fs::File, u64), Error> {
-    let io = crate::archive::io(path);
+pub(crate) fn open_file(path: &Path, direct: bool) -> Result<(std::fs::File, u64), Error> {
+    let io = io(path);
     // A pipe that somebody has put there must not stop this.
     let flags = OFlags::NONBLOCK.bits() as i32;
     let open = |flags: i32| {
@@ -301,7 +336,7 @@ pub(super) fn open_file(path: &Path, direct: bool) -> Result<(std::fs::File, u64
     };
     let file = match direct {
         true => match open(flags | plain::DIRECT) {
-            Err(error) if error.kind() == io::ErrorKind::InvalidInput => open(flags),
+            Err(error) if error.kind() == ErrorKind::InvalidInput => open(flags),
             file => file,
         },
         false => open(flags),

@@ -15,7 +15,7 @@ use kvdepot_host::lock::{self, Kind};
 use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
 
-use crate::error::Error;
+use crate::error::{Error, io};
 
 /// What names of temporary files begin and end with.
 const BEGIN: &str = ".kvdepot-session-";
@@ -76,8 +76,8 @@ pub(super) fn random<const LEN: usize>() -> Result<[u8; LEN], Error> {
     let got = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
     match got {
         Ok(count) if count == LEN => Ok(bytes),
-        Ok(_) => Err(crate::archive::io(Path::new("getrandom"))(Errno::IO.into())),
-        Err(errno) => Err(crate::archive::io(Path::new("getrandom"))(errno.into())),
+        Ok(_) => Err(io(Path::new("getrandom"))(Errno::IO.into())),
+        Err(errno) => Err(io(Path::new("getrandom"))(errno.into())),
     }
 }
 
@@ -109,7 +109,7 @@ impl Temporary {
             }
             target.dir.remove(&name)?;
         }
-        Err(crate::archive::io(&target.path)(Errno::EXIST.into()))
+        Err(io(&target.path)(Errno::EXIST.into()))
     }
 
     /// Its descriptor, which carries its lock.
@@ -118,7 +118,7 @@ impl Temporary {
     }
 
     fn io(&self, errno: Errno) -> Error {
-        crate::archive::io(&self.target.path)(errno.into())
+        io(&self.target.path)(errno.into())
     }
 
     /// Gives it space up to there, where the file system can; whether it has.
@@ -178,9 +178,9 @@ impl Drop for Temporary {
 }
 
 /// What the system said of a path.
-fn named(path: &Path, error: kvdepot_host::Error) -> Error {
+pub(super) fn named(path: &Path, error: kvdepot_host::Error) -> Error {
     match error {
-        kvdepot_host::Error::Os { source, .. } => crate::archive::io(path)(source),
+        kvdepot_host::Error::Os { source, .. } => io(path)(source),
         other => other.into(),
     }
 }
@@ -206,7 +206,7 @@ fn lock(fd: &LockFd) -> Result<bool, Error> {
 }
 
 /// Whether a name is one of a temporary file.
-pub(super) fn is_temporary(name: &str) -> bool {
+fn is_temporary(name: &str) -> bool {
     name.starts_with(BEGIN) && name.ends_with(END)
 }
 

@@ -4,24 +4,25 @@
 //! MiB many of which are under way, and are hashed on the way; or what a serializer says goes
 //! through a few buffers. The head, which makes a session of it, is written last.
 
+use std::any::Any;
 use std::collections::VecDeque;
-use std::io::{self, Read};
+use std::io::{ErrorKind, Read};
 use std::path::Path;
 use std::sync::Arc;
 
 use kvdepot_media::file::File;
 use kvdepot_media::{Batch, Buffer, Checksum, Descriptor};
-use kvdepot_store::{BlockBuffers, Durability, NamespaceSpec};
+use kvdepot_store::{BlockBuffers, Durability};
 
 use super::about::About;
+use super::checkpoint::{FileCheckpoint, FileSaved, Member, id_of};
 use super::cut::{Rest, Slot};
 use super::format::{CHUNK, Head, Place, Places, encode_tail, page_up, part, sum_of};
 use super::mover::{FileMover, Flight, failed};
 use super::temporary::{Target, Temporary, random};
-use crate::error::Error;
+use crate::error::{Error, io};
 use crate::index::Id;
-use crate::manifest::{OBJECTS_MAX, Reason, Space};
-use crate::store::{PIECES, PIECE_TOKENS_MAX};
+use crate::manifest::OBJECTS_MAX;
 
 /// Buffers that a serializer's bytes go through: 16 MiB, so that the disk has enough to do while
 /// one is filled.
@@ -33,51 +34,6 @@ const UNDER_WAY: u64 = 64 << 20;
 /// The first space of a file whose length nobody knows, and the most that it gets at a time.
 const GROW: (u64, u64) = (64 << 20, 1 << 30);
 
-/// A session that is to be a file.
-#[derive(Clone, Debug)]
-#[expect(clippy::exhaustive_structs, reason = "made from its fields")]
-pub struct FileCheckpoint<'a> {
-    /// What has to be the same for it to be used again. `block_tokens` are those of a piece; its
-    /// `group` is not used.
-    pub namespace: &'a NamespaceSpec,
-    /// Its tokens, all of them.
-    pub tokens: &'a [u32],
-    /// What they were rendered from, where the engine knows it.
-    pub text: &'a [u8],
-    /// Why it is made.
-    pub reason: Reason,
-    /// Tokens that the engine has room for.
-    pub context_tokens: u32,
-    /// What the engine, or who it is for, notes.
-    pub note: &'a str,
-    /// When it is made, in Unix seconds.
-    pub created: u64,
-}
-
-/// What became of a session that was saved as a file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct FileSaved {
-    /// The session's name.
-    pub id: Id,
-    /// Tokens whose rows were there already: none, a file has all of its session.
-    pub cached_tokens: usize,
-    /// Tokens whose rows were written: all.
-    pub cache_write_tokens: usize,
-    /// Bytes of the file.
-    pub bytes_written: u64,
-}
-
-/// What comes next into a file.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[expect(clippy::exhaustive_enums, reason = "a session has these")]
-pub enum Member {
-    /// The rows of the next `block_tokens` tokens.
-    Piece,
-    /// A part that does not grow with the tokens, or all of a state that is not cut: by its name.
-    Object(String),
-}
-
 /// A member that comes in parts.
 #[derive(Debug)]
 struct Coming {
@@ -87,8 +43,8 @@ struct Coming {
     written: u64,
 }
 
-/// Asks whether a file may have so many bytes on the disk.
-pub(super) type Room = dyn FnMut(u64) -> Result<(), Error> + Send;
+/// Asks whether a file may have so many bytes more; they are its own while the answer is kept.
+pub(super) type Room = dyn FnMut(u64) -> Result<Box<dyn Any>, Error> + Send;
 
 /// A session's file that is being written. Unless it is finished, nothing of it is left.
 pub struct SessionWriter {
@@ -125,19 +81,29 @@ impl SessionWriter {
         checkpoint: &FileCheckpoint<'_>,
         predicted: Option<u64>,
     ) -> Result<SessionWriter, Error> {
-        let mut writer = Self::begin_at(mover, path, checkpoint, (false, None))?;
+        let place = (false, None);
+        let mut writer = Self::at(mover, path, (checkpoint.about()?, random()?), place)?;
         writer.predict(predicted)?;
         Ok(writer)
     }
 
-    /// The same, `seen` by others as it grows, with who says how long it may be.
-    pub(super) fn begin_at(
+    /// A file of what says all but its members.
+    pub(crate) fn of(
         mover: &Arc<FileMover>,
         path: &Path,
-        checkpoint: &FileCheckpoint<'_>,
+        mut about: About,
+    ) -> Result<SessionWriter, Error> {
+        (about.piece_bytes, about.objects) = (Vec::new(), Vec::new());
+        Self::at(mover, path, (about, random()?), (false, None))
+    }
+
+    /// A file under a key, `seen` by others as it grows, with who says how long it may be.
+    pub(super) fn at(
+        mover: &Arc<FileMover>,
+        path: &Path,
+        (about, key): (About, [u8; 32]),
         (seen, room): (bool, Option<Box<Room>>),
     ) -> Result<SessionWriter, Error> {
-        let about = checkpoint.about()?;
         let target = Target::of(path)?;
         let temporary = Temporary::new(target, mover.options().direct, seen)?;
         let file = mover.file(Descriptor::Shared(temporary.fd()))?;
@@ -147,7 +113,7 @@ impl SessionWriter {
             temporary: Some(temporary),
             about,
             places: Places::none(),
-            key: random()?,
+            key,
             sums: Vec::new(),
             flights: VecDeque::new(),
             under_way: 0,
@@ -161,7 +127,7 @@ impl SessionWriter {
         })
     }
 
-    fn predict(&mut self, predicted: Option<u64>) -> Result<(), Error> {
+    pub(super) fn predict(&mut self, predicted: Option<u64>) -> Result<(), Error> {
         self.predicted = predicted;
         let Some(bytes) = predicted else {
             return Ok(());
@@ -280,7 +246,7 @@ impl SessionWriter {
                             writer.flush()?;
                         }
                     }
-                    Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                    Err(error) if error.kind() == ErrorKind::Interrupted => {}
                     Err(error) => return Err(writer.io(error)),
                 }
             }
@@ -308,13 +274,21 @@ impl SessionWriter {
     /// # Errors
     /// [`Error::Input`] where members are missing or fewer bytes have come than were predicted,
     /// [`Error::Io`]. Nothing is left then.
-    pub fn finish(mut self) -> Result<FileSaved, Error> {
+    pub fn finish(self) -> Result<FileSaved, Error> {
+        self.finish_as(None)
+    }
+
+    /// The same, where all chunks have these checksums.
+    pub(super) fn finish_as(mut self, sums: Option<&[Checksum]>) -> Result<FileSaved, Error> {
         self.guarded(|writer| {
             if writer.coming.is_some() {
                 return Err(Error::input("member", "open", "one that was ended"));
             }
             while !writer.flights.is_empty() {
                 writer.land()?;
+            }
+            if sums.is_some_and(|sums| sums != writer.sums) {
+                return Err(Error::malformed("a session's file", "it does not verify"));
             }
             if let Some(predicted) = writer.predicted.filter(|bytes| *bytes != writer.payload) {
                 return Err(other_length(writer.payload, predicted));
@@ -365,9 +339,9 @@ impl SessionWriter {
         done
     }
 
-    fn io(&self, error: io::Error) -> Error {
+    fn io(&self, error: std::io::Error) -> Error {
         let path = self.temporary.as_ref().map(|one| &*one.target.path);
-        crate::archive::io(path.unwrap_or(Path::new("a session's file")))(error)
+        io(path.unwrap_or(Path::new("a session's file")))(error)
     }
 
     /// Bytes that have come.
@@ -536,11 +510,14 @@ impl SessionWriter {
     }
 
     fn reserve(&mut self, end: u64) -> Result<(), Error> {
-        if let Some(room) = &mut self.room {
-            room(end)?;
-        }
-        if let Some(temporary) = &self.temporary {
-            temporary.allocate(end)?;
+        let more = end.saturating_sub(self.allocated);
+        let room = self.room.as_mut();
+        let until_it_is_seen = room.map(|room| room(more)).transpose()?;
+        if let Some(temporary) = &self.temporary
+            && !temporary.allocate(end)?
+            && until_it_is_seen.is_some()
+        {
+            temporary.set_len(end)?;
         }
         self.allocated = self.allocated.max(end);
         Ok(())
@@ -565,42 +542,6 @@ impl std::fmt::Debug for SessionWriter {
     }
 }
 
-impl FileCheckpoint<'_> {
-    fn about(&self) -> Result<About, Error> {
-        let piece_tokens = u32::try_from(self.namespace.block_tokens).ok();
-        let piece_tokens = piece_tokens.filter(|tokens| (1..=PIECE_TOKENS_MAX).contains(tokens));
-        let piece_tokens = piece_tokens.ok_or_else(|| {
-            let allowed = format!("tokens of a piece, 1 to {PIECE_TOKENS_MAX}");
-            Error::input("block_tokens", self.namespace.block_tokens, allowed)
-        })?;
-        if self.tokens.is_empty() {
-            return Err(Error::input("tokens", "none", "at least one"));
-        }
-        Ok(About {
-            namespace: namespace_of(self.namespace)?,
-            space: Space::of(self.namespace),
-            created: self.created,
-            reason: self.reason,
-            context_tokens: self.context_tokens,
-            piece_tokens,
-            tokens: self.tokens.to_vec(),
-            text: self.text.to_vec(),
-            piece_bytes: Vec::new(),
-            objects: Vec::new(),
-            note: self.note.to_owned(),
-        })
-    }
-}
-
-/// The namespace that a depot's pieces would have.
-pub(super) fn namespace_of(spec: &NamespaceSpec) -> Result<[u8; 16], Error> {
-    let spec = NamespaceSpec {
-        group: Some(PIECES.to_owned()),
-        ..spec.clone()
-    };
-    Ok(spec.id()?.0)
-}
-
 /// Saves a session as one file, straight from memory: its pieces, where it has any, each a block's
 /// buffers, and its objects. A file that has the name is replaced once the new one is there.
 ///
@@ -617,11 +558,6 @@ pub fn save_file(
     let mut writer = SessionWriter::new(mover, path, checkpoint, None)?;
     writer.put_all(pieces, objects)?;
     writer.finish()
-}
-
-/// A session is named by what is drawn for its file.
-pub(super) fn id_of(key: &[u8; 32]) -> Id {
-    Id::of(&kvdepot_store::Key(*key))
 }
 
 fn bytes_of(buffers: &[Buffer]) -> u64 {
