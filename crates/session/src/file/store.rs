@@ -25,7 +25,7 @@ use super::read::SessionFile;
 use super::temporary::{named, random, sweep};
 use super::write::{Room, SessionWriter};
 use crate::error::{Error, io};
-use crate::index::{Entry, Id, Index};
+use crate::index::{Hits, Id, Index};
 use crate::restore::Restored;
 use crate::upkeep::{Checked, Listed, listed};
 
@@ -312,14 +312,14 @@ impl SessionFiles {
 
     fn usable(
         &self,
-        find: impl Fn(&Index) -> Vec<(Id, Entry)>,
+        find: impl Fn(&Index) -> Hits,
         most: usize,
         begins: impl Fn(&SessionFile) -> bool,
     ) -> Result<Vec<SessionFile>, Error> {
         for _ in 0..TRIES {
             let (mut usable, mut is_gone) = (Vec::new(), false);
-            let found = find(&self.index.read());
-            for (id, _) in found {
+            let hits = find(&self.index.read());
+            for id in hits.found.iter().map(|hit| hit.id) {
                 if usable.len() >= most {
                     break;
                 }
