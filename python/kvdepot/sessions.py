@@ -11,6 +11,8 @@ docs/sessions.md says what may be relied on.
 
 from typing import Final
 
+from kvdepot._native import SessionFile
+from kvdepot._native import SessionFiles
 from kvdepot._native import SessionFound as Found
 from kvdepot._native import SessionPolicy as Policy
 from kvdepot._native import Sessions
@@ -19,6 +21,19 @@ REASONS: Final = ("cold", "continued", "evict", "shutdown", "asked")
 """Why a checkpoint is made."""
 
 open = Sessions
+open_file = SessionFile
+open_files = SessionFiles
 policy = Policy
 
-__all__ = ["REASONS", "Found", "Policy", "Sessions", "open", "policy"]
+__all__ = [
+    "REASONS",
+    "Found",
+    "Policy",
+    "SessionFile",
+    "SessionFiles",
+    "Sessions",
+    "open",
+    "open_file",
+    "open_files",
+    "policy",
+]

@@ -29,6 +29,7 @@ mod mover;
 mod namespace;
 mod pages;
 mod policy;
+mod session_files;
 mod sessions;
 mod settings;
 mod spans;
@@ -74,6 +75,14 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add("Sessions", module.py().get_type::<sessions::Sessions>())?;
     module.add("SessionPolicy", module.py().get_type::<policy::Policy>())?;
+    module.add(
+        "SessionFile",
+        module.py().get_type::<session_files::SessionFile>(),
+    )?;
+    module.add(
+        "SessionFiles",
+        module.py().get_type::<session_files::SessionFiles>(),
+    )?;
     module.add("SessionFound", module.py().get_type::<sessions::Found>())?;
     transfer::add(module)?;
     errors::add(module)

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use kvdepot_session::{
-    Checkpoint, Error, Found as StoreFound, Id, Reason, Sessions as Store, Spec, export,
+    Checkpoint, Error, Found as StoreFound, Id, Listed, Reason, Sessions as Store, Spec, export,
     export_ds4, import, import_ds4,
 };
 use kvdepot_store::{BlockBuffers, Buffer};
@@ -20,7 +20,7 @@ use crate::keep::{self, Keep};
 use crate::{buffers, errors, wait};
 
 /// What `reason` may be.
-const REASONS: &str = "cold, continued, evict, shutdown or asked";
+pub(crate) const REASONS: &str = "cold, continued, evict, shutdown or asked";
 
 /// The sessions of a depot under one model, weights and layout.
 #[pyclass(frozen, module = "kvdepot.sessions")]
@@ -77,7 +77,7 @@ impl Found {
     }
 }
 
-fn raise(py: Python<'_>, error: Error) -> PyErr {
+pub(crate) fn raise(py: Python<'_>, error: Error) -> PyErr {
     match error {
         Error::Depot(error) => errors::raise(py, error),
         Error::Input {
@@ -87,6 +87,30 @@ fn raise(py: Python<'_>, error: Error) -> PyErr {
         } => errors::input(py, field, value, allowed),
         other => errors::other(py, other.to_string()),
     }
+}
+
+/// Unix seconds.
+pub(crate) fn now() -> u64 {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    since.map_or(0, |since| since.as_secs())
+}
+
+/// Sessions, as dictionaries.
+pub(crate) fn list_of(py: Python<'_>, rows: Vec<Listed>) -> PyResult<Bound<'_, PyList>> {
+    let list = PyList::empty(py);
+    for row in rows {
+        let said = PyDict::new(py);
+        said.set_item("id", row.id.to_string())?;
+        said.set_item("tokens", row.tokens)?;
+        said.set_item("text_bytes", row.text_bytes)?;
+        said.set_item("bytes", row.bytes)?;
+        said.set_item("created", row.created)?;
+        said.set_item("reason", row.reason.name())?;
+        said.set_item("note", row.note)?;
+        said.set_item("bad", row.is_bad)?;
+        list.append(said)?;
+    }
+    Ok(list)
 }
 
 /// Memory that is asked for in the middle of a save, and what keeps it alive until that has ended.
@@ -218,10 +242,6 @@ impl Sessions {
                 names.into_iter().zip(buffers).collect()
             }
         };
-        let now = || {
-            let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-            since.map_or(0, |since| since.as_secs())
-        };
         let text = text.unwrap_or_default();
         let raised = Mutex::new(None);
         let saved = self.call(py, |store| {
@@ -304,21 +324,7 @@ impl Sessions {
 
     /// All sessions, the newest first, as dictionaries.
     fn list<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
-        let rows = self.call(py, |store| Ok(store.list()))?;
-        let list = PyList::empty(py);
-        for row in rows {
-            let said = PyDict::new(py);
-            said.set_item("id", row.id.to_string())?;
-            said.set_item("tokens", row.tokens)?;
-            said.set_item("text_bytes", row.text_bytes)?;
-            said.set_item("bytes", row.bytes)?;
-            said.set_item("created", row.created)?;
-            said.set_item("reason", row.reason.name())?;
-            said.set_item("note", row.note)?;
-            said.set_item("bad", row.is_bad)?;
-            list.append(said)?;
-        }
-        Ok(list)
+        list_of(py, self.call(py, |store| Ok(store.list()))?)
     }
 
     /// Looks which sessions there are: others may have saved or removed some.

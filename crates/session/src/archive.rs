@@ -1,23 +1,26 @@
-//! One session as one file, to be copied, mailed and kept.
+//! A session of a depot as one file, and back.
 //!
-//! The file: the eight bytes `kvsessar`, u32 version, u32 zero, u64 bytes of the manifest, the
-//! manifest; then each piece and each object, in its order, without anything between; and last the
-//! BLAKE3 of all before it. Little-endian. It is written once, to a temporary name, and renamed.
+//! `export` writes a file of version 2 ([`file`](crate::file)). Files of version 1 are read still:
+//! the eight bytes `kvsessar`, u32 version, u32 zero, u64 bytes of the manifest, the manifest; then
+//! each piece and each object, in its order, without anything between; and last the BLAKE3 of all
+//! before it. Little-endian.
 
 use std::fs::File;
-use std::io::{BufReader, BufWriter, Read, Seek, SeekFrom, Write};
+use std::io::{BufReader, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use kvdepot_store::{BlockBuffers, Buffer, Key, Namespace};
 
-use crate::error::Error;
+use crate::chain::Link;
+use crate::error::{Error, io};
+use crate::file::{About, FileMover, FileOptions, MAGIC, Member, SessionFile, SessionWriter};
 use crate::index::Id;
-use crate::manifest::Manifest;
+use crate::manifest::{Manifest, Named, PART_MAX};
 use crate::store::{MANIFEST_MAX, Sessions, read_all};
 
-const MAGIC: &[u8; 8] = b"kvsessar";
+/// The version that this file reads.
 const VERSION: u32 = 1;
 const HEAD: usize = 24;
 const SUM: usize = 32;
@@ -34,24 +37,10 @@ pub struct Imported {
     pub bytes: u64,
 }
 
-pub(crate) fn io(path: &Path) -> impl Fn(std::io::Error) -> Error + '_ {
-    move |source| Error::Io {
-        path: path.display().to_string(),
-        source,
-    }
-}
-
-/// What is written, and its sum.
-struct Summed<W> {
-    inner: W,
+/// What is read, and its sum.
+struct Summed<R> {
+    inner: R,
     hasher: blake3::Hasher,
-}
-
-impl<W: Write> Summed<W> {
-    fn put(&mut self, bytes: &[u8]) -> std::io::Result<()> {
-        self.hasher.update(bytes);
-        self.inner.write_all(bytes)
-    }
 }
 
 impl<R: Read> Summed<R> {
@@ -113,34 +102,23 @@ pub(crate) fn replace(
 /// the file.
 pub fn export(sessions: &Sessions, id: Id, to: &Path) -> Result<u64, Error> {
     let manifest = sessions.manifest(id)?;
-    replace(to, |file, at| {
-        let mut out = Summed {
-            inner: BufWriter::with_capacity(1 << 20, file),
-            hasher: blake3::Hasher::new(),
-        };
-        let encoded = manifest.encode()?;
-        let mut head = MAGIC.to_vec();
-        head.extend_from_slice(&VERSION.to_le_bytes());
-        head.extend_from_slice(&0_u32.to_le_bytes());
-        head.extend_from_slice(&(encoded.len() as u64).to_le_bytes());
-        out.put(&head).map_err(io(at))?;
-        out.put(&encoded).map_err(io(at))?;
-        let mut written = (HEAD + encoded.len() + SUM) as u64;
-        let pieces = manifest.keys().into_iter();
-        let pieces = pieces.zip(manifest.piece_bytes.iter().copied());
-        let objects = manifest.object_keys().into_iter();
-        let objects = objects.zip(manifest.objects.iter().map(|one| one.bytes));
-        let all = pieces.map(|block| (&sessions.pieces, block));
-        for (space, block) in all.chain(objects.map(|block| (&sessions.objects, block))) {
-            let bytes = one(sessions, space, block, id)?;
-            out.put(&bytes).map_err(io(at))?;
-            written += bytes.len() as u64;
-        }
-        let sum = *out.hasher.finalize().as_bytes();
-        out.inner.write_all(&sum).map_err(io(at))?;
-        out.inner.flush().map_err(io(at))?;
-        Ok(written)
-    })
+    let (mover, about) = (
+        FileMover::new(FileOptions::default())?,
+        About::from(manifest.clone()),
+    );
+    let mut writer = SessionWriter::of(&mover, to, about)?;
+    let pieces = manifest.keys().into_iter();
+    let pieces = pieces.zip(manifest.piece_bytes.iter().copied());
+    for block in pieces {
+        let bytes = one(sessions, &sessions.pieces, block, id)?;
+        writer.put(Member::Piece, &[Buffer::from_vec(bytes)])?;
+    }
+    for (key, object) in manifest.object_keys().into_iter().zip(&manifest.objects) {
+        let bytes = one(sessions, &sessions.objects, (key, object.bytes), id)?;
+        let member = Member::Object(object.name.clone());
+        writer.put(member, &[Buffer::from_vec(bytes)])?;
+    }
+    Ok(writer.finish()?.bytes_written)
 }
 
 fn one(sessions: &Sessions, from: &Namespace, block: (Key, u64), id: Id) -> Result<Vec<u8>, Error> {
@@ -177,10 +155,7 @@ impl Archive<'_> {
             return Err(wrong("it is no session"));
         }
         if u32_at(8) != VERSION {
-            return Err(wrong(&format!(
-                "it is of version {}, this release reads {VERSION}",
-                u32_at(8)
-            )));
+            return Err(wrong("it is of another version"));
         }
         file.rewind().map_err(io(path))?;
         if !is_whole(&file, len).map_err(|error| cut(path, error))? {
@@ -219,27 +194,115 @@ fn cut(path: &Path, error: std::io::Error) -> Error {
     }
 }
 
-/// What a file has, without saving it.
+/// Whether a file is one of version 1; any other is read as one of version 2, or refused.
+pub(crate) fn is_first_version(path: &Path) -> Result<bool, Error> {
+    let (mut file, _) = crate::file::open_file(path, false)?;
+    let mut begin = [0; 12];
+    match file.read_exact(&mut begin) {
+        Ok(()) => Ok(begin[..8] == MAGIC[..] && begin[8..] == VERSION.to_le_bytes()),
+        Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => Ok(false),
+        Err(error) => Err(io(path)(error)),
+    }
+}
+
+/// What a file of either version says of itself. One of version 1 is read whole for it.
 ///
 /// # Errors
 /// [`Error::Malformed`] for what is none, is cut or has changed.
-pub fn look(from: &Path) -> Result<Manifest, Error> {
-    Ok(Archive::open(from)?.manifest)
+pub fn look(from: &Path) -> Result<About, Error> {
+    if is_first_version(from)? {
+        return Ok(Archive::open(from)?.manifest.into());
+    }
+    let mover = FileMover::new(FileOptions::default())?;
+    Ok(SessionFile::open(&mover, from)?.about().clone())
 }
 
-/// Reads a session from a file, and saves it, to the bit.
+/// Reads a session from a file of either version, and saves it, to the bit.
 ///
 /// # Errors
 /// [`Error::Malformed`] for what is none, is cut or has changed; [`Error::Input`] for one that
 /// these sessions cannot use; [`Error::NotStored`].
 pub fn import(sessions: &Sessions, from: &Path) -> Result<Imported, Error> {
+    if is_first_version(from)? {
+        return import_first(sessions, from);
+    }
+    let mover = FileMover::new(FileOptions::default())?;
+    let file = SessionFile::open(&mover, from)?;
+    let about = file.about();
+    refuse_others(sessions, about)?;
+    if about.piece_bytes.is_empty() {
+        let allowed = "a session whose rows are cut by its tokens: others are kept as files";
+        return Err(Error::input("file", from.display(), allowed));
+    }
+    if let Some(bytes) = about.members().find(|bytes| *bytes > PART_MAX) {
+        let allowed = "pieces and objects of 1GiB at most";
+        return Err(Error::input(
+            "file",
+            format!("{bytes} bytes of a part"),
+            allowed,
+        ));
+    }
+    // All of it is looked at before a byte is stored.
+    if let Some(bad) = file.verify()?.missing.first() {
+        let reason = format!("{bad} does not verify");
+        return Err(Error::malformed(from.display().to_string(), reason));
+    }
+    let before = sessions.index.read().same(&about.tokens);
+    let mut manifest = about.as_manifest();
+    (manifest.pieces_in, manifest.objects_in) = (sessions.pieces.id().0, sessions.objects.id().0);
+    let links = manifest.links();
+    let take = |member: usize, bytes: u64| {
+        let mut block = Vec::with_capacity(bytes as usize);
+        file.read(member, &mut |some| {
+            block.extend_from_slice(some);
+            Ok(())
+        })?;
+        Ok::<_, Error>(block)
+    };
+    let pieces = manifest.piece_bytes.iter().copied().zip(&links);
+    for (at, (bytes, link)) in pieces.enumerate() {
+        if let Some(key) = sessions.put_piece(*link, take(at, bytes)?)? {
+            manifest.variants.push((at as u32, key.0));
+        }
+    }
+    let end = links.last().copied();
+    let end = end.ok_or_else(|| Error::malformed(from.display().to_string(), "no tokens"))?;
+    for (at, object) in manifest.objects.iter_mut().enumerate() {
+        let block = take(links.len() + at, object.bytes)?;
+        object.sum = *blake3::hash(&block).as_bytes();
+        put_object(sessions, end, object, block)?;
+    }
+    finish(sessions, end, &manifest, &before)
+}
+
+fn put_object(sessions: &Sessions, end: Link, object: &Named, block: Vec<u8>) -> Result<(), Error> {
+    let key = end.object(&object.name, &object.sum);
+    let buffers = BlockBuffers::whole([Buffer::from_vec(block)]);
+    sessions.put("an object", &sessions.objects, vec![key], buffers)
+}
+
+fn finish(
+    sessions: &Sessions,
+    end: Link,
+    manifest: &Manifest,
+    before: &[Id],
+) -> Result<Imported, Error> {
+    let (id, _) = sessions.put_manifest(end, manifest, before)?;
+    Ok(Imported {
+        id,
+        tokens: manifest.tokens.len(),
+        bytes: manifest.bytes(),
+    })
+}
+
+fn import_first(sessions: &Sessions, from: &Path) -> Result<Imported, Error> {
     let Archive {
         path,
         mut input,
         mut manifest,
     } = Archive::open(from)?;
     let wrong = |reason: &str| Error::malformed(path.display().to_string(), reason);
-    refuse_others(sessions, &manifest)?;
+    refuse_others(sessions, &About::from(manifest.clone()))?;
     let before = sessions.index.read().same(&manifest.tokens);
     let links = manifest.links();
     let end = links.last().copied().ok_or_else(|| wrong("no tokens"))?;
@@ -264,13 +327,12 @@ pub fn import(sessions: &Sessions, from: &Path) -> Result<Imported, Error> {
         }
     }
     manifest.variants = variants;
-    for (key, object) in manifest.object_keys().into_iter().zip(&manifest.objects) {
+    for object in &manifest.objects {
         let block = take(object.bytes)?;
         if *blake3::hash(&block).as_bytes() != object.sum {
             return Err(wrong("an object has other bytes than it says"));
         }
-        let buffers = BlockBuffers::whole([Buffer::from_vec(block)]);
-        sessions.put("an object", &sessions.objects, vec![key], buffers)?;
+        put_object(sessions, end, object, block)?;
     }
     // What was read is what was looked at.
     let mut said = [0; SUM];
@@ -279,12 +341,7 @@ pub fn import(sessions: &Sessions, from: &Path) -> Result<Imported, Error> {
     if *input.hasher.finalize().as_bytes() != said {
         return Err(wrong("it has changed while it was read"));
     }
-    let (id, _) = sessions.put_manifest(end, &manifest, &before)?;
-    Ok(Imported {
-        id,
-        tokens: manifest.tokens.len(),
-        bytes: manifest.bytes(),
-    })
+    finish(sessions, end, &manifest, &before)
 }
 
 /// Whether a file ends with the sum of what is before.
@@ -308,16 +365,15 @@ fn is_whole(file: &File, len: u64) -> std::io::Result<bool> {
 }
 
 /// A state of other weights, or another layout, is of no use.
-fn refuse_others(sessions: &Sessions, manifest: &Manifest) -> Result<(), Error> {
-    let same = manifest.pieces_in() == sessions.pieces.id()
-        && manifest.objects_in() == sessions.objects.id()
-        && manifest.space == sessions.space
-        && manifest.piece_tokens == sessions.piece_tokens;
+fn refuse_others(sessions: &Sessions, about: &About) -> Result<(), Error> {
+    let same = about.namespace() == sessions.pieces.id()
+        && about.space == sessions.space
+        && about.piece_tokens == sessions.piece_tokens;
     match same {
         true => Ok(()),
         false => Err(Error::input(
             "session",
-            format!("one of namespace {}", manifest.pieces_in()),
+            format!("one of namespace {}", about.namespace()),
             format!(
                 "those of {}: same model, weights, layout and piece",
                 sessions.pieces.id()

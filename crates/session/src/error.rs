@@ -1,5 +1,7 @@
 //! What can go wrong with a session.
 
+use std::path::Path;
+
 use kvdepot_store::Outcome;
 
 /// Why a session was not saved, found or restored.
@@ -49,6 +51,18 @@ pub enum Error {
     },
 }
 
+impl From<kvdepot_media::Error> for Error {
+    fn from(error: kvdepot_media::Error) -> Error {
+        Error::Depot(error.into())
+    }
+}
+
+impl From<kvdepot_host::Error> for Error {
+    fn from(error: kvdepot_host::Error) -> Error {
+        Error::Depot(error.into())
+    }
+}
+
 impl Error {
     pub(crate) fn input(
         field: impl Into<String>,
@@ -67,5 +81,13 @@ impl Error {
             what: what.into(),
             reason: reason.into(),
         }
+    }
+}
+
+/// What the system says of a file.
+pub(crate) fn io(path: &Path) -> impl Fn(std::io::Error) -> Error + '_ {
+    move |source| Error::Io {
+        path: path.display().to_string(),
+        source,
     }
 }

@@ -10,9 +10,9 @@ use std::path::Path;
 
 use kvdepot_store::{BlockBuffers, Buffer};
 
-use crate::archive::{Imported, io, replace};
+use crate::archive::{Imported, replace};
 use crate::ds4::{self, HEAD_LEN, Head, Layout, SHAPE_LEN, TEXT_AT};
-use crate::error::Error;
+use crate::error::{Error, io};
 use crate::index::Id;
 use crate::manifest::{Manifest, Reason};
 use crate::save::Checkpoint;

@@ -9,6 +9,7 @@ use std::fmt;
 use kvdepot_store::Key;
 
 use crate::chain::{Cut, Link, bytes_of};
+use crate::error::Error;
 use crate::manifest::{Manifest, Reason};
 
 /// The name of a session: the first half of its manifest's key.
@@ -114,8 +115,8 @@ impl Beginnings {
             .collect()
     }
 
-    /// Sessions that these bytes begin with, the longest first.
-    fn find(&self, bytes: &[u8]) -> Vec<Id> {
+    /// Sessions that these bytes begin with, the longest first, and the chain of these bytes.
+    fn find(&self, bytes: &[u8]) -> Hits {
         let boundaries = self.cut.boundaries(bytes);
         let mut found = Vec::new();
         for (at, boundary) in boundaries.iter().enumerate().rev() {
@@ -138,9 +139,38 @@ impl Beginnings {
             // Those that were added last go first.
             here.reverse();
             here.sort_by_key(|end| std::cmp::Reverse(end.behind));
-            found.extend(here.into_iter().map(|end| end.id));
+            found.extend(here.into_iter().map(|end| Hit {
+                id: end.id,
+                full: at,
+                last: (end.behind > 0).then_some(end.link),
+            }));
         }
-        found
+        Hits { boundaries, found }
+    }
+}
+
+/// A session that a prompt begins with, and where in the prompt's chain it ends.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Hit {
+    pub(crate) id: Id,
+    /// Its full pieces.
+    full: usize,
+    /// The link of the last one, which is not full.
+    last: Option<Link>,
+}
+
+/// What a query has found.
+#[derive(Debug, Default)]
+pub(crate) struct Hits {
+    boundaries: Vec<Link>,
+    pub(crate) found: Vec<Hit>,
+}
+
+impl Hits {
+    /// The links of a session's pieces: those of what was asked for, so nothing is hashed again.
+    pub(crate) fn links(&self, hit: &Hit) -> Vec<Link> {
+        let full = self.boundaries.iter().skip(1).take(hit.full);
+        full.copied().chain(hit.last).collect()
     }
 }
 
@@ -239,29 +269,51 @@ impl Index {
         self.entries.get(&id)
     }
 
+    /// The session whose name begins with these hexadecimal digits.
+    pub(crate) fn named(&self, digits: &str) -> Result<Id, Error> {
+        if digits.is_empty() {
+            return Err(Error::input("session", "nothing", "digits of its name"));
+        }
+        let digits = digits.to_ascii_lowercase();
+        let all = self.entries.keys().copied();
+        let found: Vec<Id> = all
+            .filter(|id| id.to_string().starts_with(&digits))
+            .collect();
+        match found[..] {
+            [one] => Ok(one),
+            [] => Err(Error::Unknown(digits)),
+            _ => Err(Error::input(
+                "session",
+                digits,
+                "digits that only one session's name begins with",
+            )),
+        }
+    }
+
     pub(crate) fn entries(&self) -> impl Iterator<Item = (Id, &Entry)> {
         self.entries.iter().map(|(id, entry)| (*id, entry))
     }
 
     /// Sessions whose tokens these begin with, the longest first.
-    pub(crate) fn by_tokens(&self, tokens: &[u32]) -> Vec<(Id, Entry)> {
+    pub(crate) fn by_tokens(&self, tokens: &[u32]) -> Hits {
         self.good(self.tokens.find(&bytes_of(tokens)), |entry| entry.tokens)
     }
 
-    /// The same of rendered text.
-    pub(crate) fn by_text(&self, text: &[u8]) -> Vec<(Id, Entry)> {
+    /// The same of rendered text. The links are those of the text.
+    pub(crate) fn by_text(&self, text: &[u8]) -> Hits {
         self.good(self.texts.find(text), |entry| entry.text_bytes)
     }
 
-    fn good(&self, found: Vec<Id>, len: impl Fn(&Entry) -> usize) -> Vec<(Id, Entry)> {
+    fn good(&self, mut hits: Hits, len: impl Fn(&Entry) -> usize) -> Hits {
         let is_good = |entry: &&Entry| !entry.is_bad && entry.gone_at != Some(self.epoch);
-        let good = found.into_iter().filter_map(|id| {
-            let entry = self.entries.get(&id).filter(is_good)?;
-            Some((id, entry.clone()))
+        let found = hits.found.iter().filter_map(|hit| {
+            let entry = self.entries.get(&hit.id).filter(is_good)?;
+            Some((std::cmp::Reverse((len(entry), entry.created)), *hit))
         });
-        let mut good: Vec<(Id, Entry)> = good.collect();
+        let mut found: Vec<_> = found.collect();
         // Of those of the same tokens the newest: others may have saved them at the same time.
-        good.sort_by_key(|(_, entry)| std::cmp::Reverse((len(entry), entry.created)));
-        good
+        found.sort_by_key(|(order, _)| *order);
+        hits.found = found.into_iter().map(|(_, hit)| hit).collect();
+        hits
     }
 }

@@ -18,6 +18,7 @@ mod archive;
 mod chain;
 pub mod ds4;
 mod error;
+pub mod file;
 mod from_ds4;
 mod index;
 mod manifest;

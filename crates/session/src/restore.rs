@@ -4,8 +4,9 @@ use std::ops::Range;
 
 use kvdepot_store::{BlockBuffers, Key, Namespace, Outcome, Task};
 
+use crate::chain::Link;
 use crate::error::Error;
-use crate::index::{Entry, Id, Index};
+use crate::index::{Hit, Hits, Id, Index};
 use crate::manifest::{Manifest, Named};
 use crate::store::Sessions;
 
@@ -29,6 +30,8 @@ pub struct Found {
     /// Tokens that its engine had room for.
     pub context_tokens: u32,
     pub(crate) manifest: Manifest,
+    /// The chain of its tokens, a link a piece.
+    links: Vec<Link>,
 }
 
 /// What was brought back.
@@ -49,7 +52,8 @@ impl Sessions {
     /// Those of the depot.
     pub fn lookup(&self, tokens: &[u32], most: usize) -> Result<Vec<Found>, Error> {
         let begins = |manifest: &Manifest| tokens.starts_with(&manifest.tokens);
-        self.usable(|index| index.by_tokens(tokens), most, begins)
+        let find = |index: &Index| index.by_tokens(tokens);
+        self.usable(find, Hits::links, most, begins)
     }
 
     /// The same by rendered text.
@@ -58,7 +62,9 @@ impl Sessions {
     /// Those of the depot.
     pub fn lookup_text(&self, text: &[u8], most: usize) -> Result<Vec<Found>, Error> {
         let begins = |manifest: &Manifest| text.starts_with(&manifest.text);
-        self.usable(|index| index.by_text(text), most, begins)
+        // What is hashed of a text says nothing of its tokens.
+        let links = |_: &Hits, _: &Hit| Vec::new();
+        self.usable(|index| index.by_text(text), links, most, begins)
     }
 
     /// How many of these tokens have their pieces here, from the first on, whatever session they
@@ -76,18 +82,20 @@ impl Sessions {
 
     fn usable(
         &self,
-        find: impl Fn(&Index) -> Vec<(Id, Entry)>,
+        find: impl Fn(&Index) -> Hits,
+        links: impl Fn(&Hits, &Hit) -> Vec<Link>,
         most: usize,
         begins: impl Fn(&Manifest) -> bool,
     ) -> Result<Vec<Found>, Error> {
         let mut usable = Vec::new();
         for _ in 0..TRIES {
-            let (found, epoch) = {
+            let (hits, epoch) = {
                 let index = self.index.read();
                 (find(&index), index.epoch())
             };
             let mut is_gone = false;
-            for (id, _) in found {
+            for hit in &hits.found {
+                let id = hit.id;
                 if usable.len() >= most {
                     break;
                 }
@@ -103,10 +111,13 @@ impl Sessions {
                     }
                     Err(error) => return Err(error),
                 };
-                if !self.is_there(&manifest)? {
-                    self.index.write().gone(id);
-                } else if begins(&manifest) {
-                    usable.push(Found::new(id, manifest));
+                if !begins(&manifest) {
+                    continue;
+                }
+                let found = Found::with(id, manifest, links(&hits, hit));
+                match self.is_there(&found)? {
+                    true => usable.push(found),
+                    false => self.index.write().gone(id),
                 }
             }
             // One that was replaced meanwhile is there as another.
@@ -125,12 +136,12 @@ impl Sessions {
         Ok(Found::new(id, self.manifest(id)?))
     }
 
-    fn is_there(&self, manifest: &Manifest) -> Result<bool, Error> {
-        let keys = manifest.keys();
+    fn is_there(&self, found: &Found) -> Result<bool, Error> {
+        let keys = found.manifest.keys_by(&found.links);
         if self.pieces.prefix(&keys)? < keys.len() {
             return Ok(false);
         }
-        let keys = manifest.object_keys();
+        let keys = found.manifest.object_keys_by(&found.links);
         Ok(keys.is_empty() || self.objects.contains(&keys)?.iter().all(|there| *there))
     }
 
@@ -147,30 +158,18 @@ impl Sessions {
         rows: BlockBuffers,
         objects: BlockBuffers,
     ) -> Result<Restored, Error> {
-        let fit = |what: &str, buffers: &BlockBuffers, wanted: &[u64]| {
-            let lens: Vec<u64> = (0..buffers.len()).map(|at| buffers.bytes(at)).collect();
-            match lens == wanted {
-                true => Ok(()),
-                false => Err(Error::input(
-                    what,
-                    format!("{} blocks, {} bytes", lens.len(), lens.iter().sum::<u64>()),
-                    format!(
-                        "{} blocks, {} bytes: as the session has them",
-                        wanted.len(),
-                        wanted.iter().sum::<u64>()
-                    ),
-                )),
-            }
-        };
         let sizes: Vec<u64> = found.pieces.iter().map(|(_, bytes)| *bytes).collect();
         fit("rows", &rows, &sizes)?;
         let sizes: Vec<u64> = found.objects.iter().map(|one| one.bytes).collect();
         fit("objects", &objects, &sizes)?;
         let manifest = &found.manifest;
-        let rows = self.get(&self.pieces, manifest.keys(), rows)?;
+        let rows = self.get(&self.pieces, manifest.keys_by(&found.links), rows)?;
         let objects = match found.objects.is_empty() {
             true => Vec::new(),
-            false => self.get(&self.objects, manifest.object_keys(), objects)?,
+            false => {
+                let keys = manifest.object_keys_by(&found.links);
+                self.get(&self.objects, keys, objects)?
+            }
         };
         let come = rows.iter().take_while(|one| **one == Outcome::Done).count();
         let whole = come == rows.len() && objects.iter().all(|one| *one == Outcome::Done);
@@ -212,6 +211,23 @@ impl Sessions {
     }
 }
 
+/// Refuses buffers that are not as a session has its parts.
+pub(crate) fn fit(what: &str, buffers: &BlockBuffers, wanted: &[u64]) -> Result<(), Error> {
+    let lens: Vec<u64> = (0..buffers.len()).map(|at| buffers.bytes(at)).collect();
+    if lens == wanted {
+        return Ok(());
+    }
+    let (value, allowed) = (
+        format!("{} blocks, {} bytes", lens.len(), lens.iter().sum::<u64>()),
+        format!(
+            "{} blocks, {} bytes: as the session has them",
+            wanted.len(),
+            wanted.iter().sum::<u64>()
+        ),
+    );
+    Err(Error::input(what, value, allowed))
+}
+
 impl Found {
     /// The rendered text that its tokens stand for; empty where it is not known.
     #[must_use]
@@ -226,6 +242,14 @@ impl Found {
     }
 
     pub(crate) fn new(id: Id, manifest: Manifest) -> Found {
+        Found::with(id, manifest, Vec::new())
+    }
+
+    /// With the links of its pieces, where they are known: as many as it has.
+    fn with(id: Id, manifest: Manifest, mut links: Vec<Link>) -> Found {
+        if links.len() != manifest.piece_bytes.len() {
+            links = manifest.links();
+        }
         let each = manifest.piece_tokens as usize;
         let count = manifest.tokens.len();
         let run = |(at, bytes): (usize, &u64)| (at * each..((at + 1) * each).min(count), *bytes);
@@ -237,6 +261,7 @@ impl Found {
             objects: manifest.objects.clone(),
             context_tokens: manifest.context_tokens,
             manifest,
+            links,
         }
     }
 }
@@ -244,7 +269,12 @@ impl Found {
 impl Manifest {
     /// Keys of its pieces.
     pub(crate) fn keys(&self) -> Vec<Key> {
-        let mut keys: Vec<Key> = self.links().iter().map(|link| link.key()).collect();
+        self.keys_by(&self.links())
+    }
+
+    /// The same, of which the links are known.
+    fn keys_by(&self, links: &[Link]) -> Vec<Key> {
+        let mut keys: Vec<Key> = links.iter().map(|link| link.key()).collect();
         for (at, key) in &self.variants {
             if let Some(one) = keys.get_mut(*at as usize) {
                 *one = Key(*key);
@@ -255,7 +285,13 @@ impl Manifest {
 
     /// Keys of its objects.
     pub(crate) fn object_keys(&self) -> Vec<Key> {
-        let links = self.links();
+        match self.objects.is_empty() {
+            true => Vec::new(),
+            false => self.object_keys_by(&self.links()),
+        }
+    }
+
+    fn object_keys_by(&self, links: &[Link]) -> Vec<Key> {
         let end = links.last();
         let each = self.objects.iter();
         each.filter_map(|one| Some(end?.object(&one.name, &one.sum)))

@@ -14,11 +14,11 @@ use crate::manifest::{Manifest, Space};
 pub const GROUP: &str = "session manifests";
 
 /// Groups of the other two.
-const PIECES: &str = "session pieces";
+pub(crate) const PIECES: &str = "session pieces";
 const OBJECTS: &str = "session objects";
 
 /// Tokens of a piece, at most: what a piece has is written again where it is not full.
-const PIECE_TOKENS_MAX: u32 = 1 << 20;
+pub(crate) const PIECE_TOKENS_MAX: u32 = 1 << 20;
 
 /// Bytes a second that a slow medium moves: a large call may take longer.
 const SLOW: u64 = 16 << 20;
@@ -218,24 +218,7 @@ impl Sessions {
     /// # Errors
     /// [`Error::Unknown`] for none, [`Error::Input`] for several.
     pub fn find(&self, digits: &str) -> Result<Id, Error> {
-        if digits.is_empty() {
-            return Err(Error::input("session", "nothing", "digits of its name"));
-        }
-        let digits = digits.to_ascii_lowercase();
-        let index = self.index.read();
-        let all = index.entries().map(|(id, _)| id);
-        let found: Vec<Id> = all
-            .filter(|id| id.to_string().starts_with(&digits))
-            .collect();
-        match found[..] {
-            [one] => Ok(one),
-            [] => Err(Error::Unknown(digits)),
-            _ => Err(Error::input(
-                "session",
-                digits,
-                "digits that only one session's name begins with",
-            )),
-        }
+        self.index.read().named(digits)
     }
 }
 

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use kvdepot_store::Key;
 
 use crate::error::Error;
-use crate::index::Id;
+use crate::index::{Id, Index};
 use crate::manifest::{Manifest, Reason};
 use crate::store::{Sessions, read_all};
 
@@ -46,24 +46,28 @@ pub struct Checked {
     pub missing: Vec<String>,
 }
 
+/// All that an index knows, the newest first.
+pub(crate) fn listed(index: &Index) -> Vec<Listed> {
+    let listed = index.entries().map(|(id, entry)| Listed {
+        id,
+        tokens: entry.tokens,
+        text_bytes: entry.text_bytes,
+        bytes: entry.bytes,
+        created: entry.created,
+        reason: entry.reason,
+        note: entry.note.clone(),
+        is_bad: entry.is_bad,
+    });
+    let mut listed: Vec<Listed> = listed.collect();
+    listed.sort_by_key(|one| (std::cmp::Reverse(one.created), one.id));
+    listed
+}
+
 impl Sessions {
     /// All sessions, the newest first.
     #[must_use]
     pub fn list(&self) -> Vec<Listed> {
-        let index = self.index.read();
-        let listed = index.entries().map(|(id, entry)| Listed {
-            id,
-            tokens: entry.tokens,
-            text_bytes: entry.text_bytes,
-            bytes: entry.bytes,
-            created: entry.created,
-            reason: entry.reason,
-            note: entry.note.clone(),
-            is_bad: entry.is_bad,
-        });
-        let mut listed: Vec<Listed> = listed.collect();
-        listed.sort_by_key(|one| (std::cmp::Reverse(one.created), one.id));
-        listed
+        listed(&self.index.read())
     }
 
     /// Reads all of a session, and says what is not there or does not verify; that is found no

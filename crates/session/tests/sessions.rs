@@ -205,7 +205,7 @@ fn a_session_goes_to_another_depot_as_a_file() {
     let other = sessions(away.path());
     // Nothing of a file that has changed is there.
     let whole = std::fs::read(&file).unwrap();
-    for at in [3, 9, 17, 40, whole.len() / 2, whole.len() - 1] {
+    for at in [3, 9, 17, 40, 4096 + 7, whole.len() / 2, whole.len() - 1] {
         let mut wrong = whole.clone();
         wrong[at] ^= 1;
         let path = away.path().join("wrong.kvs");

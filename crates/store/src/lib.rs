@@ -44,7 +44,7 @@ pub use keyring::Keyring;
 pub use kvdepot_arena::held::{at_once, longest_hold};
 pub use kvdepot_arena::patience::interruptible;
 pub use kvdepot_arena::{
-    Class, Error, Identity, Key, NamespaceId, Opening, TierStats, UNFINISHED, erase,
+    Class, Durability, Error, Identity, Key, NamespaceId, Opening, TierStats, UNFINISHED, erase,
     erase_unfinished, format, inspect, size,
 };
 pub use kvdepot_host::fork::Origin;

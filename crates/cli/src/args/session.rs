@@ -14,8 +14,9 @@ pub(crate) struct Session {
 /// Which depot's sessions.
 #[derive(clap::Args)]
 pub(crate) struct InDepot {
-    /// Tiers chained near to far, such as "Posix", with their options; or unix:SOCKET, a depot that
-    /// another process has open.
+    /// Tiers chained near to far, such as "Posix", with their options; unix:SOCKET, a depot that
+    /// another process has open; or a path with a / or a dot in it: a session's file, or a directory
+    /// of such files.
     #[arg(value_name = "DEPOT")]
     pub(crate) depot: String,
     /// A YAML or JSON file with the options of docs/configuration.md.
@@ -40,9 +41,9 @@ pub(crate) enum SessionCommand {
     Show {
         #[command(flatten)]
         depot: InDepot,
-        /// As ls names it, or digits that only it begins with.
+        /// As ls names it, or digits that only it begins with; not needed for a file.
         #[arg(value_name = "SESSION")]
-        session: String,
+        session: Option<String>,
     },
     /// Reads all bytes of sessions and names what is not there or does not verify; exit status 1 if
     /// anything.

@@ -48,6 +48,16 @@ impl Rounds {
         Ok(Rounds { seconds, limits })
     }
 
+    /// The limits, and this contender in the place of kvdepot.
+    pub(super) fn of(&self, contender: usize) -> Rounds {
+        let mut seconds = self.seconds[..self.limits].to_vec();
+        seconds.push(self.seconds[contender].clone());
+        Rounds {
+            seconds,
+            limits: self.limits,
+        }
+    }
+
     /// One contender's median, in seconds.
     pub(super) fn median(&self, contender: usize) -> f64 {
         median(self.seconds[contender].clone())
@@ -138,6 +148,7 @@ mod tests {
         assert_eq!(rounds.ratio(), Some(0.5));
         assert_eq!(rounds.beyond(), Some(2.0));
         assert_eq!(rounds.against(0), (5.0, 0.75));
+        assert_eq!(rounds.of(0).ratio(), Some(1.0 / 2.5));
         assert_eq!((rounds.median(0), rounds.quotient(1, 0)), (5.0, 0.4));
     }
 

@@ -1,4 +1,6 @@
-//! `kvdepot session`: whole conversations in a depot.
+//! `kvdepot session`: whole conversations in a depot, or in files.
+
+mod files;
 
 use std::io::Read;
 use std::path::Path;
@@ -54,6 +56,9 @@ impl<'a> Row<'a> {
 
 pub(crate) fn run(args: &Session, output: &mut Output) -> Result<i32, Error> {
     let interrupt = Interrupt::catch()?;
+    if let Some(path) = files::path_of(&args.command.depot().depot) {
+        return files::run(&args.command, path, &interrupt, output);
+    }
     let makes = matches!(args.command, SessionCommand::Import { .. });
     let depot = open(args.command.depot(), makes, &interrupt)?;
     let done = perform(args, &depot, &interrupt, output);
@@ -72,6 +77,11 @@ fn perform(
         SessionCommand::Ls { .. } => ls(&Sessions::all(depot, salt)?, output),
         SessionCommand::Show { session, .. } => {
             let all = Sessions::all(depot, salt)?;
+            let session = session.as_deref().ok_or_else(|| Error::Usage {
+                field: "SESSION",
+                value: "nothing".into(),
+                allowed: "digits of a session's name, but for a file of one".into(),
+            })?;
             let (sessions, id) = find(&all, session)?;
             show(sessions, id, output)
         }
@@ -185,6 +195,12 @@ fn ls(all: &[Sessions], output: &mut Output) -> Result<i32, Error> {
         rows.into_iter().try_for_each(|row| output.object(&row))?;
         return Ok(crate::status::OK);
     }
+    output.table(&session_table(rows))?;
+    Ok(crate::status::OK)
+}
+
+/// Sessions, for people.
+fn session_table<'a>(rows: impl Iterator<Item = Row<'a>>) -> Table {
     let head = [
         "session", "model", ">tokens", ">size", "saved", "why", "note",
     ];
@@ -201,8 +217,7 @@ fn ls(all: &[Sessions], output: &mut Output) -> Result<i32, Error> {
             one_line(said),
         ]);
     }
-    output.table(&table)?;
-    Ok(crate::status::OK)
+    table
 }
 
 /// A session with its parts, for scripts.
@@ -236,6 +251,10 @@ fn show(sessions: &Sessions, id: Id, output: &mut Output) -> Result<i32, Error> 
         objects: objects.map(|one| (one.name.clone(), one.bytes)).collect(),
         text: String::from_utf8_lossy(&manifest.text).into_owned(),
     };
+    shown_lines(shown, output)
+}
+
+fn shown_lines(shown: Shown<'_>, output: &mut Output) -> Result<i32, Error> {
     if output.is_json() {
         output.object(&shown)?;
         return Ok(crate::status::OK);
@@ -248,7 +267,7 @@ fn show(sessions: &Sessions, id: Id, output: &mut Output) -> Result<i32, Error> 
         tokens => format!(" of {} that there is room for", count(tokens.into())),
     };
     let lines = [
-        format!("session {id}"),
+        format!("session {}", shown.row.session),
         format!("model {}, {}{weights}", shown.row.model, shown.dtype),
         format!(
             "{}{room}, saved {} ({})",
@@ -294,24 +313,13 @@ fn verify(
         interrupt.check()?;
         let checked: Checked = sessions.verify(*id)?;
         bad += u64::from(!checked.missing.is_empty());
-        if output.is_json() {
-            output.object(&Looked {
-                session: id.to_string(),
-                blocks: checked.blocks,
-                bytes: checked.bytes,
-                missing: &checked.missing,
-            })?;
-            continue;
-        }
-        let verdict = match checked.missing.is_empty() {
-            true => "whole".to_owned(),
-            false => format!("not there, or not sound: {}", checked.missing.join(", ")),
+        let looked = Looked {
+            session: id.to_string(),
+            blocks: checked.blocks,
+            bytes: checked.bytes,
+            missing: &checked.missing,
         };
-        let size = bytes(checked.bytes);
-        output.line(&format!(
-            "{id}: {}, {size}: {verdict}",
-            some(checked.blocks, "block")
-        ))?;
+        verdict(&looked, output)?;
     }
     output.flush()?;
     if bad > 0 {
@@ -319,6 +327,19 @@ fn verify(
         return Ok(crate::status::PROBLEMS);
     }
     Ok(crate::status::OK)
+}
+
+fn verdict(looked: &Looked<'_>, output: &mut Output) -> Result<(), Error> {
+    if output.is_json() {
+        return output.object(looked);
+    }
+    let verdict = match looked.missing.is_empty() {
+        true => "whole".to_owned(),
+        false => format!("not there, or not sound: {}", looked.missing.join(", ")),
+    };
+    let (name, size) = (&looked.session, bytes(looked.bytes));
+    let blocks = some(looked.blocks, "block");
+    output.line(&format!("{name}: {blocks}, {size}: {verdict}"))
 }
 
 /// What was done with a session, for scripts.

@@ -26,10 +26,10 @@ fn bench_session_measures_saves_and_restores_against_plain_files() {
         rows.iter().filter(|row| row["metric"] == metric).collect()
     };
     for (metric, count) in [
-        ("save_over_raw", 3),
-        ("save_over_staged", 3),
-        ("restore_over_raw", 2),
-        ("restore_warm_over_memcpy", 2),
+        ("save_over_raw", 6),
+        ("save_over_staged", 6),
+        ("restore_over_raw", 4),
+        ("restore_warm_over_memcpy", 3),
         ("write_amplification", 2),
     ] {
         let rows = of(metric);
@@ -42,15 +42,15 @@ fn bench_session_measures_saves_and_restores_against_plain_files() {
         }
     }
     let peaks = of("disk_peak_over_payload");
-    assert_eq!(peaks.len(), 6);
+    assert_eq!(peaks.len(), 9);
     // What is written is what there is: nothing is written twice.
     for row in of("write_amplification") {
         assert!(row["value"].as_f64() < row["limit"].as_f64(), "{row}");
     }
-    // One step of 500 tokens fits, in three ways.
+    // One step of 500 tokens fits, in four ways.
     let saves = of("checkpoint_save_ms");
     let paths: Vec<&Value> = saves.iter().map(|row| &row["case"]["path"]).collect();
-    assert_eq!(paths, ["staged", "direct", "delta"]);
+    assert_eq!(paths, ["staged", "direct", "delta", "direct"]);
     assert_eq!(of("restore_ms").len(), 1);
     assert_eq!(of("lookup_us")[0]["case"]["sessions"], 20);
     assert!(left(&home).is_empty());

@@ -3,8 +3,9 @@
 use serde_json::json;
 
 use super::kept::{CUT, Cut, Kept};
+use super::one_file::OneFile;
 use super::plan::{Io, Plan};
-use super::raw::{Raw, staged};
+use super::raw::{Raw, remove, staged};
 use super::whole::{Memory, row};
 use crate::bench::random::Random;
 use crate::bench::report::{Report, Row};
@@ -84,7 +85,7 @@ fn bytes_at(tokens: usize) -> usize {
 }
 
 /// How a checkpoint is saved.
-const PATHS: [&str; 3] = ["staged", "direct", "delta"];
+const PATHS: [&str; 4] = ["staged", "direct", "delta", "one_file"];
 
 /// Milliseconds of each checkpoint, by way and round.
 struct Series<'a> {
@@ -92,7 +93,7 @@ struct Series<'a> {
     io: Io,
     memory: &'a Memory,
     steps: Vec<usize>,
-    saves: [Vec<Vec<f64>>; 3],
+    saves: [Vec<Vec<f64>>; 4],
     restores: Vec<f64>,
 }
 
@@ -162,7 +163,11 @@ impl Series<'_> {
             let fixed = self.memory.state.whole().slice(tokens * DS4.row, FIXED)?;
             let objects = vec![("window".to_owned(), fixed)];
             let state = &self.memory.state;
-            if path == "delta" {
+            if path == "one_file" {
+                let one = OneFile::new(scratch.path(), self.io)?;
+                taken.push(one.save(&all[..tokens], DS4, state, objects)?);
+                remove(one.path())?;
+            } else if path == "delta" {
                 taken.push(kept.save(&all[..tokens], state, objects)?.0);
             } else {
                 let new = kept.conversation(tokens);
@@ -185,15 +190,21 @@ impl Series<'_> {
         }
         for (path, all) in PATHS.iter().zip(&self.saves) {
             for (at, (tokens, times)) in self.steps.iter().copied().zip(all).enumerate() {
+                let (path, layout) = match *path {
+                    "one_file" => ("direct", "one_file"),
+                    "staged" => ("staged", "one_file"),
+                    path => (path, "pieces"),
+                };
                 let case = json!({
-                    "tokens": tokens, "bytes": bytes_at(tokens), "path": path, "io": self.io.name(),
+                    "tokens": tokens, "bytes": bytes_at(tokens), "path": path,
+                    "io": self.io.name(), "layout": layout,
                 });
                 let value = median(times.clone());
                 let row = Row {
                     unit: "ms",
                     ..row(self.plan, case, "checkpoint_save_ms", value)
                 };
-                report.row(match *path {
+                report.row(match path {
                     "delta" => {
                         let before = at.checked_sub(1).map_or(0, |before| self.steps[before]);
                         let new = FIXED + (tokens - before) * DS4.row;

@@ -1,12 +1,13 @@
 //! `kvdepot bench session`: saving and bringing back conversations, beside plain files and beside
 //! the old way to save.
 //!
-//! `raw` is a plain program, and the old way; `kept` a depot of sessions. `whole` moves all of a
+//! `raw` is a plain program, and the old way; `kept` a depot of sessions, `one_file` a file of one. `whole` moves all of a
 //! state, `growing` saves one again and again, and `lookup` finds one among many.
 
 mod growing;
 mod kept;
 mod lookup;
+mod one_file;
 mod plan;
 mod raw;
 mod whole;

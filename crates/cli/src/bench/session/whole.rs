@@ -10,6 +10,7 @@ use kvdepot_plan::Span;
 use serde_json::{Value, json};
 
 use super::kept::{CUT, Kept};
+use super::one_file::OneFile;
 use super::plan::{Io, Plan};
 use super::raw::{Raw, remove, staged};
 use crate::bench::media::Region;
@@ -101,51 +102,68 @@ pub(super) fn save(
     ways[0].write(&base, bytes)?;
     let limits = ways.len();
     let mut file = 0;
-    let (stage, reads) = (limits, limits + 1);
-    let seconds = Rounds::run_ways(plan.rounds, limits, 3, &report.interrupt, |contender| {
+    let [stage, reads, one_file, pieces] = [0, 1, 2, 3].map(|way| limits + way);
+    let one = OneFile::new(folder, io)?;
+    let seconds = Rounds::run_ways(plan.rounds, limits, 4, &report.interrupt, |contender| {
         file += 1;
         let path = folder.join(format!("raw-{file}"));
         if contender < limits {
             let taken = ways[contender].write(&path, bytes)?;
             remove(&path)?;
-            Ok(taken)
-        } else if contender == stage {
-            staged((&mut ways[0], &mut again[0]), folder, bytes)
-        } else if contender == reads {
-            again[0].read(&base, bytes)
-        } else {
-            let tokens = kept.conversation(bytes / CUT.row);
-            let (taken, saved) = kept.save(&tokens, &memory.state, Vec::new())?;
-            kept.remove(saved.id)?;
-            Ok(taken)
+            return Ok(taken);
         }
+        if contender == stage {
+            return staged((&mut ways[0], &mut again[0]), folder, bytes);
+        }
+        if contender == reads {
+            return again[0].read(&base, bytes);
+        }
+        let tokens = kept.conversation(bytes / CUT.row);
+        if contender == one_file {
+            let taken = one.save(&tokens, CUT, &memory.state, Vec::new())?;
+            remove(one.path())?;
+            return Ok(taken);
+        }
+        let (taken, saved) = kept.save(&tokens, &memory.state, Vec::new())?;
+        kept.remove(saved.id)?;
+        Ok(taken)
     })?;
-    let case = |path: &str| json!({"bytes": bytes, "path": path, "io": io.name()});
-    if plan.wants("save_over_raw") {
-        let row = row(plan, case("direct"), "save_over_raw", 0.0);
-        if let Some(row) = rate(row, bytes, &seconds, |way| ways[way].name) {
-            report.row(row)?;
+    for (layout, ours) in [("pieces", pieces), ("one_file", one_file)] {
+        let case = json!({"bytes": bytes, "path": "direct", "io": io.name(), "layout": layout});
+        if plan.wants("save_over_raw") {
+            let row = row(plan, case.clone(), "save_over_raw", 0.0);
+            if let Some(row) = rate(row, bytes, &seconds.of(ours), |way| ways[way].name) {
+                report.row(row)?;
+            }
         }
-    }
-    if plan.wants("save_over_staged") {
-        let ours = limits + 2;
-        let (value, reading) = (seconds.quotient(stage, ours), seconds.quotient(reads, 0));
-        // Both writes and the read, over one write.
-        let limit = 2.0 + reading;
-        let row = row(plan, case("direct"), "save_over_staged", value);
-        report.row(row.with(value, limit, value / limit, Some("2 + w/r")))?;
+        if plan.wants("save_over_staged") {
+            let (value, reading) = (seconds.quotient(stage, ours), seconds.quotient(reads, 0));
+            // Both writes and the read, over one write.
+            let limit = 2.0 + reading;
+            let row = row(plan, case, "save_over_staged", value);
+            report.row(row.with(value, limit, value / limit, Some("2 + w/r")))?;
+        }
     }
     if plan.wants("disk_peak_over_payload") {
         let tokens = kept.conversation(bytes / CUT.row);
         let ours = peak(folder, || {
             kept.save(&tokens, &memory.state, Vec::new()).map(drop)
         })?;
+        let single = peak(folder, || {
+            let saved = one.save(&tokens, CUT, &memory.state, Vec::new());
+            saved.map(drop)
+        })?;
         let theirs = peak(folder, || {
             staged((&mut ways[0], &mut again[0]), folder, bytes).map(drop)
         })?;
-        for (path, peak) in [("direct", ours), ("staged", theirs)] {
+        for (path, layout, peak) in [
+            ("direct", "pieces", ours),
+            ("direct", "one_file", single),
+            ("staged", "one_file", theirs),
+        ] {
             let value = peak as f64 / bytes as f64;
-            report.row(row(plan, case(path), "disk_peak_over_payload", value))?;
+            let case = json!({"bytes": bytes, "path": path, "io": io.name(), "layout": layout});
+            report.row(row(plan, case, "disk_peak_over_payload", value))?;
         }
     }
     Ok(())
@@ -184,27 +202,32 @@ pub(super) fn restore(
     let mut kept = Kept::open(&scratch.path().join("depot"), io, CUT, bytes)?;
     let tokens = kept.conversation(bytes / CUT.row);
     kept.save(&tokens, &memory.state, Vec::new())?;
+    let one = OneFile::new(scratch.path(), io)?;
+    one.save(&tokens, CUT, &memory.state, Vec::new())?;
     // Both past the page cache and through an empty one: the faster is the limit.
     let mut ways = Raw::ways(Io::Fsync, memory.into.whole())?;
     let base = scratch.path().join("base");
     Raw::ways(Io::Direct, memory.state.whole())?[0].write(&base, bytes)?;
     let limits = ways.len();
-    let seconds = Rounds::run(plan.rounds, limits, &report.interrupt, |contender| {
+    let seconds = Rounds::run_ways(plan.rounds, limits, 2, &report.interrupt, |contender| {
         kept.cool()?;
+        for path in [&*base, one.path()] {
+            let file = std::fs::File::open(path).map_err(Error::io(path))?;
+            kvdepot_media::file::plain::cool(&file, 0)?;
+        }
         match ways.get_mut(contender) {
-            Some(way) => {
-                let file = std::fs::File::open(&base).map_err(Error::io(&base))?;
-                kvdepot_media::file::plain::cool(&file, 0)?;
-                way.read(&base, bytes)
-            }
+            Some(way) => way.read(&base, bytes),
+            None if contender == limits => one.restore(&memory.into),
             None => kept.restore(&tokens, &memory.into),
         }
     })?;
     memory.check(bytes)?;
-    let case = json!({"bytes": bytes, "path": "direct", "io": io.name()});
-    let row = row(plan, case, "restore_over_raw", 0.0);
-    if let Some(row) = rate(row, bytes, &seconds, |way| ways[way].name) {
-        report.row(row)?;
+    for (layout, ours) in [("pieces", limits + 1), ("one_file", limits)] {
+        let case = json!({"bytes": bytes, "path": "direct", "io": io.name(), "layout": layout});
+        let row = row(plan, case, "restore_over_raw", 0.0);
+        if let Some(row) = rate(row, bytes, &seconds.of(ours), |way| ways[way].name) {
+            report.row(row)?;
+        }
     }
     Ok(())
 }
@@ -226,13 +249,21 @@ pub(super) fn warm(
         .map(|at| Span::new(at << 20, at << 20, 1 << 20))
         .collect();
     let crews = [Crew::new(1)?, Crew::new(2)?];
-    for tier in ["Posix", "Cache"] {
+    for tier in ["Posix", "Cache", "one_file"] {
         let scratch = Scratch::new(&plan.dir)?;
         let folder = scratch.path().join("depot");
-        let pipeline = if tier == "Cache" { "Cache|Posix" } else { tier };
+        let pipeline = if tier == "Cache" {
+            "Cache|Posix"
+        } else {
+            "Posix"
+        };
         let mut kept = Kept::of(pipeline, &folder, Io::Buffered, CUT, bytes)?;
         let tokens = kept.conversation(bytes / CUT.row);
-        kept.save(&tokens, &memory.state, Vec::new())?;
+        let one = OneFile::new(scratch.path(), Io::Buffered)?;
+        match tier {
+            "one_file" => drop(one.save(&tokens, CUT, &memory.state, Vec::new())?),
+            _ => drop(kept.save(&tokens, &memory.state, Vec::new())?),
+        }
         kept.settle()?;
         let copy = |(_, way, threads): (&str, Plain, usize)| -> Result<f64, Error> {
             let (from, to): (&Buffer, &Buffer) = (memory.state.whole(), memory.into.whole());
@@ -245,6 +276,7 @@ pub(super) fn warm(
             &report.interrupt,
             |contender| match COPIES.get(contender) {
                 Some(way) => copy(*way),
+                None if tier == "one_file" => one.restore(&memory.into),
                 None => kept.restore(&tokens, &memory.into),
             },
         )?;

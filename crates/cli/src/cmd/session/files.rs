@@ -1,0 +1,259 @@
+//! `kvdepot session` for sessions that are files: one, or a directory of them.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use kvdepot_session::Error as SessionError;
+use kvdepot_session::file::{
+    About, FileMover, FileOptions, FilesSpec, SessionFile, SessionFiles, files_of,
+};
+use serde::Serialize;
+
+use super::super::one_line;
+use super::{Looked, Row, Shown, say, session_table, shown_lines, verdict};
+use crate::args::SessionCommand;
+use crate::error::Error;
+use crate::interrupt::Interrupt;
+use crate::output::{Output, note, some};
+
+/// A session's file, for scripts.
+#[derive(Serialize)]
+struct FileRow<'a> {
+    file: String,
+    #[serde(flatten)]
+    row: Row<'a>,
+}
+
+/// A file that is opened, or why it is not.
+type Opened = (PathBuf, Result<SessionFile, SessionError>);
+
+/// The path of a file or a directory, which no pipeline and no socket looks like.
+pub(super) fn path_of(depot: &str) -> Option<&Path> {
+    let is_path = !depot.starts_with("unix:") && depot.contains(['/', '.']);
+    is_path.then(|| Path::new(depot))
+}
+
+pub(super) fn run(
+    command: &SessionCommand,
+    path: &Path,
+    interrupt: &Interrupt,
+    output: &mut Output,
+) -> Result<i32, Error> {
+    let mover = FileMover::new(FileOptions::default())?;
+    let all = |digits: Option<&str>| chosen(&mover, path, digits);
+    match command {
+        SessionCommand::Ls { .. } => ls(&all(None)?, output),
+        SessionCommand::Show { session, .. } => {
+            let file = only(all(session.as_deref())?, session.as_deref())?;
+            show(&file, output)
+        }
+        SessionCommand::Verify { session, .. } => {
+            verify(all(session.as_deref())?, interrupt, output)
+        }
+        SessionCommand::Rm { session, .. } => {
+            let file = only(all(Some(session))?, Some(session))?;
+            std::fs::remove_file(file.path()).map_err(Error::io(file.path()))?;
+            say(output, "removed", file.id(), 0)
+        }
+        SessionCommand::Export {
+            session, file, ds4, ..
+        } => {
+            if *ds4 {
+                let allowed = "with sessions of a depot: import the file into one first";
+                return Err(refused("--ds4", String::new(), allowed));
+            }
+            let from = only(all(Some(session))?, Some(session))?;
+            let written = from.copy_to(file)?;
+            say(output, "written", from.id(), written)
+        }
+        SessionCommand::Import { files, .. } => {
+            let salt = command.depot().salt.as_deref();
+            for file in files {
+                interrupt.check()?;
+                let (id, len) = bring(&mover, path, file, salt)?;
+                say(output, "saved", id, len)?;
+            }
+            Ok(crate::status::OK)
+        }
+    }
+}
+
+fn refused(field: &'static str, value: String, allowed: &str) -> Error {
+    Error::Usage {
+        field,
+        value,
+        allowed: allowed.into(),
+    }
+}
+
+/// The files that are meant: one, those of a directory, or of these the one that digits name.
+fn chosen(mover: &Arc<FileMover>, path: &Path, digits: Option<&str>) -> Result<Vec<Opened>, Error> {
+    if !path.is_dir() {
+        let one = SessionFile::open(mover, path)?;
+        if digits.is_some_and(|digits| !one.id().to_string().starts_with(digits)) {
+            return Err(SessionError::Unknown(digits.unwrap_or_default().to_owned()).into());
+        }
+        return Ok(vec![(path.to_owned(), Ok(one))]);
+    }
+    let mut all = files_of(mover, path)?;
+    if let Some(digits) = digits {
+        let digits = digits.to_ascii_lowercase();
+        all.retain(|(path, file)| match file {
+            Ok(file) => file.id().to_string().starts_with(&digits),
+            // What cannot be read has its name alone.
+            Err(_) => path
+                .file_name()
+                .is_some_and(|name| name.to_string_lossy().starts_with(&digits)),
+        });
+        if all.is_empty() {
+            return Err(SessionError::Unknown(digits).into());
+        }
+    }
+    Ok(all)
+}
+
+/// The one that is meant.
+fn only(all: Vec<Opened>, digits: Option<&str>) -> Result<SessionFile, Error> {
+    let mut all = all.into_iter();
+    match (all.next(), all.next()) {
+        (Some((_, file)), None) => Ok(file?),
+        _ => Err(refused(
+            "SESSION",
+            digits.unwrap_or_default().to_owned(),
+            "digits that only one session's name in the directory begins with",
+        )),
+    }
+}
+
+fn row_of<'a>(file: &'a SessionFile, about: &'a About) -> Row<'a> {
+    Row {
+        session: file.id().to_string(),
+        model: &about.space.model,
+        tokens: about.tokens.len(),
+        text_bytes: about.text.len(),
+        bytes: file.bytes(),
+        reason: about.reason.name(),
+        created: about.created,
+        note: &about.note,
+        bad: false,
+    }
+}
+
+fn ls(all: &[Opened], output: &mut Output) -> Result<i32, Error> {
+    let (mut bad, mut rows) = (0, Vec::new());
+    for (path, file) in all {
+        match file {
+            Ok(file) => rows.push(FileRow {
+                file: path.display().to_string(),
+                row: row_of(file, file.about()),
+            }),
+            Err(error) => {
+                bad += 1;
+                note(&one_line(&error.to_string()));
+            }
+        }
+    }
+    rows.sort_by_key(|one| std::cmp::Reverse(one.row.created));
+    match output.is_json() {
+        true => rows.iter().try_for_each(|row| output.object(row))?,
+        false => output.table(&session_table(rows.into_iter().map(|one| one.row)))?,
+    }
+    Ok(match bad {
+        0 => crate::status::OK,
+        _ => crate::status::PROBLEMS,
+    })
+}
+
+fn show(file: &SessionFile, output: &mut Output) -> Result<i32, Error> {
+    let about = file.about();
+    shown_lines(
+        Shown {
+            row: row_of(file, about),
+            dtype: &about.space.dtype,
+            weights: about.space.weights.as_deref(),
+            context_tokens: about.context_tokens,
+            piece_tokens: about.piece_tokens,
+            pieces: about.piece_bytes.len(),
+            objects: about.objects.clone(),
+            text: String::from_utf8_lossy(&about.text).into_owned(),
+        },
+        output,
+    )
+}
+
+fn verify(all: Vec<Opened>, interrupt: &Interrupt, output: &mut Output) -> Result<i32, Error> {
+    let mut bad = 0;
+    for (path, file) in all {
+        interrupt.check()?;
+        let (name, checked) = match file {
+            Ok(file) => (file.id().to_string(), file.verify()?),
+            Err(error) => {
+                bad += 1;
+                note(&one_line(&error.to_string()));
+                continue;
+            }
+        };
+        bad += u64::from(!checked.missing.is_empty());
+        let name = match output.is_json() {
+            true => name,
+            false => format!("{name} ({})", path.display()),
+        };
+        verdict(
+            &Looked {
+                session: name,
+                blocks: checked.blocks,
+                bytes: checked.bytes,
+                missing: &checked.missing,
+            },
+            output,
+        )?;
+    }
+    output.flush()?;
+    if bad > 0 {
+        note(&format!("{} not whole", some(bad, "session")));
+        return Ok(crate::status::PROBLEMS);
+    }
+    Ok(crate::status::OK)
+}
+
+/// Copies a file into the directory.
+fn bring(
+    mover: &Arc<FileMover>,
+    path: &Path,
+    file: &Path,
+    salt: Option<&str>,
+) -> Result<(kvdepot_session::Id, u64), Error> {
+    let opened = SessionFile::open(mover, file)?;
+    let about = opened.about();
+    let salt = salt.filter(|_| about.space.is_salted);
+    let spec = FilesSpec {
+        namespace: about.spec(salt.map(str::to_owned)),
+        // Whoever copies by hand sees to the space.
+        capacity: u64::MAX,
+        evicts: false,
+        options: FileOptions::default(),
+    };
+    let id = SessionFiles::open(path, spec)?.import(file)?;
+    Ok((id, opened.bytes()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_are_told_from_pipelines_and_sockets() {
+        for path in [
+            "/mnt/sessions",
+            "./sessions",
+            "a.kvs",
+            "sessions/a.kvs",
+            ".",
+        ] {
+            assert!(path_of(path).is_some(), "{path}");
+        }
+        for other in ["Posix", "Cache|Posix", "unix:/run/kvdepot.sock"] {
+            assert!(path_of(other).is_none(), "{other}");
+        }
+    }
+}

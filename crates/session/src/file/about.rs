@@ -1,0 +1,210 @@
+//! What a session's file says of itself.
+
+use std::ops::Range;
+
+use kvdepot_store::{NamespaceId, NamespaceSpec};
+use serde::{Deserialize, Serialize};
+
+use crate::error::Error;
+use crate::manifest::{Manifest, Named, OBJECTS_MAX, Reason, Space};
+
+/// What a session in a file is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct About {
+    /// The namespace that a depot's pieces of it would have: model, weights, layout, piece, salt.
+    pub namespace: [u8; 16],
+    /// Under which conditions it can be used.
+    pub space: Space,
+    /// When it was saved, in Unix seconds.
+    pub created: u64,
+    /// Why.
+    pub reason: Reason,
+    /// Tokens that the engine had room for.
+    pub context_tokens: u32,
+    /// Tokens of a piece, where it has pieces.
+    pub piece_tokens: u32,
+    /// The tokens.
+    pub tokens: Vec<u32>,
+    /// What they were rendered from, as far as the engine said it.
+    pub text: Vec<u8>,
+    /// Bytes of each piece; none of a state that is not cut by tokens.
+    pub piece_bytes: Vec<u64>,
+    /// What else it has, name and bytes: what does not grow with the tokens, or is not cut.
+    pub objects: Vec<(String, u64)>,
+    /// What the engine, or who it is for, notes.
+    pub note: String,
+}
+
+impl About {
+    /// As it is written.
+    pub(crate) fn encode(&self) -> Result<Vec<u8>, Error> {
+        postcard::to_allocvec(self)
+            .map_err(|error| Error::malformed("what a session's file says", error.to_string()))
+    }
+
+    /// Reads one; nothing is believed that does not fit.
+    pub(crate) fn decode(bytes: &[u8]) -> Result<About, String> {
+        let (about, rest) =
+            postcard::take_from_bytes::<About>(bytes).map_err(|error| error.to_string())?;
+        match rest.is_empty() {
+            true => about.check().map(|()| about),
+            false => Err("there are bytes behind what it says of itself".to_owned()),
+        }
+    }
+
+    /// What cannot be.
+    pub(crate) fn check(&self) -> Result<(), String> {
+        let wrong = |reason: &str| Err(reason.to_owned());
+        if self.tokens.is_empty() || self.piece_tokens == 0 {
+            return wrong("it has no tokens");
+        }
+        let pieces = self.tokens.len().div_ceil(self.piece_tokens as usize);
+        if !self.piece_bytes.is_empty() && self.piece_bytes.len() != pieces {
+            return wrong("its pieces are not those of its tokens");
+        }
+        if self.members().any(|bytes| bytes == 0) {
+            return wrong("a member of it has no bytes");
+        }
+        if self.members().next().is_none() {
+            return wrong("it has neither pieces nor objects");
+        }
+        let total = self.members().try_fold(0_u64, u64::checked_add);
+        if self.objects.len() > OBJECTS_MAX || total.is_none() {
+            return wrong("it has more than it can have");
+        }
+        let mut names: Vec<&str> = self.objects.iter().map(|(name, _)| &**name).collect();
+        names.sort_unstable();
+        match names.windows(2).any(|two| two[0] == two[1]) {
+            true => wrong("two of its objects have one name"),
+            false => Ok(()),
+        }
+    }
+
+    /// Bytes of all members, the pieces first.
+    pub(crate) fn members(&self) -> impl Iterator<Item = u64> + '_ {
+        let objects = self.objects.iter().map(|(_, bytes)| *bytes);
+        self.piece_bytes.iter().copied().chain(objects)
+    }
+
+    /// Bytes of all members.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.members().sum()
+    }
+
+    /// Runs of tokens, and bytes of each piece.
+    #[must_use]
+    pub fn pieces(&self) -> Vec<(Range<usize>, u64)> {
+        let (each, count) = (self.piece_tokens as usize, self.tokens.len());
+        let run = |(at, bytes): (usize, &u64)| (at * each..((at + 1) * each).min(count), *bytes);
+        self.piece_bytes.iter().enumerate().map(run).collect()
+    }
+
+    /// Its namespace.
+    #[must_use]
+    pub fn namespace(&self) -> NamespaceId {
+        NamespaceId(self.namespace)
+    }
+
+    /// What a namespace is that has this session's, under this salt.
+    #[must_use]
+    pub fn spec(&self, salt: Option<String>) -> NamespaceSpec {
+        self.space.spec(self.piece_tokens, salt)
+    }
+
+    /// As a depot's manifest. What objects hold is not known of it.
+    pub(crate) fn as_manifest(&self) -> Manifest {
+        let objects = self.objects.iter();
+        let named = |(name, bytes): &(String, u64)| Named {
+            name: name.clone(),
+            bytes: *bytes,
+            sum: [0; 32],
+        };
+        Manifest {
+            pieces_in: self.namespace,
+            objects_in: [0; 16],
+            space: self.space.clone(),
+            created: self.created,
+            reason: self.reason,
+            context_tokens: self.context_tokens,
+            piece_tokens: self.piece_tokens,
+            tokens: self.tokens.clone(),
+            text: self.text.clone(),
+            piece_bytes: self.piece_bytes.clone(),
+            variants: Vec::new(),
+            objects: objects.map(named).collect(),
+            note: self.note.clone(),
+        }
+    }
+}
+
+impl From<Manifest> for About {
+    fn from(manifest: Manifest) -> About {
+        let objects = manifest.objects.into_iter();
+        About {
+            namespace: manifest.pieces_in,
+            space: manifest.space,
+            created: manifest.created,
+            reason: manifest.reason,
+            context_tokens: manifest.context_tokens,
+            piece_tokens: manifest.piece_tokens,
+            tokens: manifest.tokens,
+            text: manifest.text,
+            piece_bytes: manifest.piece_bytes,
+            objects: objects.map(|one| (one.name, one.bytes)).collect(),
+            note: manifest.note,
+        }
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    pub(in super::super) fn about() -> About {
+        About {
+            namespace: [1; 16],
+            space: Space::of(&NamespaceSpec::default()),
+            created: 1_700_000_000,
+            reason: Reason::Cold,
+            context_tokens: 4096,
+            piece_tokens: 4,
+            tokens: (0..9).collect(),
+            text: b"some text".to_vec(),
+            piece_bytes: vec![400, 400, 100],
+            objects: vec![("logits".into(), 12), ("window".into(), 5 << 20)],
+            note: String::new(),
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused() {
+        assert_eq!(about().check(), Ok(()));
+        assert_eq!(about().pieces()[2], (8..9, 100));
+        let flat = About {
+            piece_bytes: Vec::new(),
+            ..about()
+        };
+        assert_eq!(flat.check(), Ok(()));
+        let wrong: [fn(&mut About); 7] = [
+            |about| about.tokens.clear(),
+            |about| about.piece_tokens = 0,
+            |about| drop(about.piece_bytes.pop()),
+            |about| about.piece_bytes[1] = 0,
+            |about| about.objects[1].0 = "logits".into(),
+            |about| about.objects[0].1 = u64::MAX,
+            |about| (about.piece_bytes, about.objects) = (Vec::new(), Vec::new()),
+        ];
+        for change in wrong {
+            let mut about = about();
+            change(&mut about);
+            assert!(about.check().is_err(), "{about:?}");
+            assert!(About::decode(&about.encode().unwrap()).is_err());
+        }
+        let bytes = about().encode().unwrap();
+        for end in 0..bytes.len() {
+            assert!(About::decode(&bytes[..end]).is_err());
+        }
+    }
+}
