@@ -15,9 +15,11 @@
 #![forbid(unsafe_code)]
 
 mod archive;
+pub mod background;
 mod chain;
 pub mod ds4;
 mod error;
+mod feed;
 mod from_ds4;
 mod index;
 mod manifest;
@@ -25,7 +27,9 @@ mod manifest;
 pub mod policy;
 mod restore;
 mod save;
+mod serialized;
 mod store;
+mod stream;
 mod upkeep;
 
 pub use archive::{Imported, export, import, look};
@@ -35,5 +39,7 @@ pub use index::Id;
 pub use manifest::{Manifest, Named, Reason, Space};
 pub use restore::{Found, Restored};
 pub use save::{Checkpoint, Rows, Saved};
+pub use serialized::Sink;
 pub use store::{GROUP, Sessions, Spec};
+pub use stream::{Ending, Stream};
 pub use upkeep::{Checked, Listed};
