@@ -8,6 +8,7 @@ use crate::chain::Link;
 use crate::error::Error;
 use crate::index::Id;
 use crate::manifest::{Manifest, Reason};
+use crate::save::step;
 use crate::store::{Sessions, read_all};
 
 /// Bytes of pieces that are read at a time to be looked at.
@@ -139,6 +140,7 @@ impl Sessions {
         let entry = self.index.read().entry(id).cloned().ok_or_else(unknown)?;
         self.manifests.remove(&[entry.key])?;
         self.index.write().remove(id);
+        step("the manifest is removed");
         // Others may have saved some since.
         self.refresh()?;
         self.clear(&[manifest], &self.beginning_with(entry.first))
@@ -207,6 +209,7 @@ impl Sessions {
 
     fn remove_parts(&self, parts: Parts) -> Result<usize, Error> {
         let pieces = self.pieces.remove(&Vec::from_iter(parts.pieces))?;
+        step("pieces are removed");
         Ok(pieces + self.objects.remove(&Vec::from_iter(parts.objects))?)
     }
 }
