@@ -11,9 +11,13 @@ docs/sessions.md says what may be relied on.
 
 from typing import Final
 
+from kvdepot._native import SessionCatalogue as Catalogue
 from kvdepot._native import SessionFound as Found
 from kvdepot._native import SessionPolicy as Policy
 from kvdepot._native import Sessions
+from kvdepot._native import SessionSaver as Saver
+from kvdepot._native import SessionSnapshot as Snapshot
+from kvdepot._native import SessionStream as Stream
 
 REASONS: Final = ("cold", "continued", "evict", "shutdown", "asked")
 """Why a checkpoint is made."""
@@ -21,4 +25,15 @@ REASONS: Final = ("cold", "continued", "evict", "shutdown", "asked")
 open = Sessions
 policy = Policy
 
-__all__ = ["REASONS", "Found", "Policy", "Sessions", "open", "policy"]
+__all__ = [
+    "REASONS",
+    "Catalogue",
+    "Found",
+    "Policy",
+    "Saver",
+    "Sessions",
+    "Snapshot",
+    "Stream",
+    "open",
+    "policy",
+]

@@ -13,6 +13,8 @@
 
 mod arguments;
 mod buffers;
+mod catalogue;
+mod checkpoint;
 mod command;
 mod completions;
 mod cuda_array;
@@ -29,10 +31,12 @@ mod mover;
 mod namespace;
 mod pages;
 mod policy;
+mod saver;
 mod sessions;
 mod settings;
 mod spans;
 mod storage;
+mod streams;
 mod task;
 mod transfer;
 mod two_phase;
@@ -75,6 +79,13 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("Sessions", module.py().get_type::<sessions::Sessions>())?;
     module.add("SessionPolicy", module.py().get_type::<policy::Policy>())?;
     module.add("SessionFound", module.py().get_type::<sessions::Found>())?;
+    module.add("SessionSaver", module.py().get_type::<saver::Saver>())?;
+    module.add("SessionSnapshot", module.py().get_type::<saver::Snapshot>())?;
+    module.add("SessionStream", module.py().get_type::<streams::Stream>())?;
+    module.add(
+        "SessionCatalogue",
+        module.py().get_type::<catalogue::Catalogue>(),
+    )?;
     transfer::add(module)?;
     errors::add(module)
 }

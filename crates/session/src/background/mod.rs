@@ -244,6 +244,13 @@ impl Saver {
         Ok(())
     }
 
+    /// Ends now: what has not ended is cancelled, and nothing is left of it. Waits for the piece that
+    /// is being written.
+    pub fn cancel(&self) {
+        self.shared.will(Will::Stop);
+        self.join();
+    }
+
     fn join(&self) {
         if let Some(thread) = self.thread.lock().take() {
             // It has told whoever waits, also where it has panicked.
@@ -254,7 +261,6 @@ impl Saver {
 
 impl Drop for Saver {
     fn drop(&mut self) {
-        self.shared.will(Will::Stop);
-        self.join();
+        self.cancel();
     }
 }
