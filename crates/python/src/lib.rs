@@ -13,6 +13,8 @@
 
 mod arguments;
 mod buffers;
+mod catalogue;
+mod checkpoint;
 mod command;
 mod completions;
 mod cuda_array;
@@ -30,10 +32,12 @@ mod namespace;
 mod pages;
 mod policy;
 mod session_files;
+mod saver;
 mod sessions;
 mod settings;
 mod spans;
 mod storage;
+mod streams;
 mod task;
 mod transfer;
 mod two_phase;
@@ -84,6 +88,13 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
         module.py().get_type::<session_files::SessionFiles>(),
     )?;
     module.add("SessionFound", module.py().get_type::<sessions::Found>())?;
+    module.add("SessionSaver", module.py().get_type::<saver::Saver>())?;
+    module.add("SessionSnapshot", module.py().get_type::<saver::Snapshot>())?;
+    module.add("SessionStream", module.py().get_type::<streams::Stream>())?;
+    module.add(
+        "SessionCatalogue",
+        module.py().get_type::<catalogue::Catalogue>(),
+    )?;
     transfer::add(module)?;
     errors::add(module)
 }

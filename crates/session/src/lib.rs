@@ -15,10 +15,12 @@
 #![forbid(unsafe_code)]
 
 mod archive;
+pub mod background;
 mod chain;
 pub mod ds4;
 mod error;
 pub mod file;
+mod feed;
 mod from_ds4;
 mod index;
 mod manifest;
@@ -26,7 +28,9 @@ mod manifest;
 pub mod policy;
 mod restore;
 mod save;
+mod serialized;
 mod store;
+mod stream;
 mod upkeep;
 
 pub use archive::{Imported, export, import, look};
@@ -36,5 +40,7 @@ pub use index::Id;
 pub use manifest::{Manifest, Named, Reason, Space};
 pub use restore::{Found, Restored};
 pub use save::{Checkpoint, Rows, Saved};
+pub use serialized::Sink;
 pub use store::{GROUP, Sessions, Spec};
+pub use stream::{Ending, Stream};
 pub use upkeep::{Checked, Listed};

@@ -1,6 +1,7 @@
 //! The sessions of a depot.
 
 use std::collections::HashSet;
+use std::sync::Arc;
 use std::time::Duration;
 
 use kvdepot_store::{BlockBuffers, Buffer, Depot, Key, Namespace, NamespaceSpec, Task};
@@ -51,7 +52,8 @@ impl Spec {
     }
 }
 
-/// Sessions in a depot.
+/// Sessions in a depot. A clone knows the same ones.
+#[derive(Clone)]
 pub struct Sessions {
     pub(crate) depot: Depot,
     pub(crate) pieces: Namespace,
@@ -60,7 +62,7 @@ pub struct Sessions {
     pub(crate) space: Space,
     pub(crate) piece_tokens: u32,
     pub(crate) timeout: Duration,
-    pub(crate) index: RwLock<Index>,
+    pub(crate) index: Arc<RwLock<Index>>,
 }
 
 impl Sessions {
@@ -89,7 +91,7 @@ impl Sessions {
             space: Space::of(&spec.namespace),
             piece_tokens,
             timeout: spec.timeout,
-            index: RwLock::new(Index::new(piece_tokens)),
+            index: Arc::new(RwLock::new(Index::new(piece_tokens))),
         };
         sessions.refresh()?;
         Ok(sessions)
