@@ -20,6 +20,7 @@ pub mod ds4;
 mod error;
 mod from_ds4;
 mod index;
+pub mod llama;
 mod manifest;
 
 pub mod policy;
