@@ -62,9 +62,7 @@ class Server:
         # The environment's is taken beside a file too.
         environment = os.environ | {"PORT": str(self.port)}
         with log.open("ab") as output:
-            self.process = subprocess.Popen(
-                command, stdout=output, stderr=output, env=environment
-            )
+            self.process = subprocess.Popen(command, stdout=output, stderr=output, env=environment)
 
     def __enter__(self) -> Server:
         deadline = time.monotonic() + START_S
@@ -156,7 +154,7 @@ class Server:
     def settle(self) -> None:
         """Wait until nothing waits to be written."""
         deadline = time.monotonic() + ANSWER_S
-        while self.cache()["waiting"]:
+        while self.cache()["waiting_bytes"]:
             assert time.monotonic() < deadline, f"still waiting: {self.cache()}"
             time.sleep(0.01)
 
@@ -183,7 +181,7 @@ class Conversation:
 
     def ask(self, server: Server, **options: Any) -> Answer:
         self.turns += 1
-        question = f"Question {self.turns} of {self.name}: what comes behind {self.turns ** 5}?"
+        question = f"Question {self.turns} of {self.name}: what comes behind {self.turns**5}?"
         self.messages.append({"role": "user", "content": question})
         answer = server.chat(self.messages, **options)
         self.messages.append({"role": "assistant", "content": answer.text})

@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("llama_cpp.server.app")
 
-from server_harness import (  # noqa: E402
+from server_harness import (
     Answer,
     Conversation,
     Server,
@@ -46,7 +46,7 @@ def test_interleaved_conversations_go_on_over_kills(
     server_model: Path, tmp_path: Path, expected: dict[tuple[str, int], Answer]
 ) -> None:
     talks = [Conversation(name) for name in NAMES]
-    first, last = 0, {name: 0 for name in NAMES}
+    first, last = 0, dict.fromkeys(NAMES, 0)
     for end in (*KILLS, TURNS):
         with Server(server_model, tmp_path / "log", tmp_path / "depot") as server:
             for turn in range(first, end):
@@ -199,6 +199,6 @@ def test_a_directory_holds_no_more_than_its_capacity(server_model: Path, tmp_pat
                 talk.ask(server)
                 server.settle()
                 assert disk_bytes(depot) <= capacity
-        written = server.cache()["written_bytes"]
+        written = server.cache()["bytes_written"]
         assert written > capacity, "too little was written to fill it"
         assert talk.ask(server).cached > 0

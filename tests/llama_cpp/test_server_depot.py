@@ -15,7 +15,7 @@ import pytest
 
 pytest.importorskip("llama_cpp.server.app")
 
-from server_harness import Conversation, Server, assert_same  # noqa: E402
+from server_harness import Conversation, Server, assert_same
 
 
 def blocks(depot: Path) -> Iterator[Path]:
@@ -124,7 +124,8 @@ def test_a_served_depot_keeps_states(server_model: Path, tmp_path: Path) -> None
     try:
         deadline = time.monotonic() + 60
         while not socket.exists():
-            assert owner.poll() is None and time.monotonic() < deadline, "it does not serve"
+            assert owner.poll() is None, "it does not serve"
+            assert time.monotonic() < deadline, "it does not serve"
             time.sleep(0.05)
         talk = Conversation("Ann")
         with Server(server_model, tmp_path / "log", f"unix:{socket}") as server:

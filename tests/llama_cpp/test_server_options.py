@@ -10,8 +10,8 @@ import pytest
 
 pytest.importorskip("llama_cpp.server.app")
 
-from kvdepot.llama_cpp import server_options  # noqa: E402
-from llama_cpp.server.settings import Settings  # noqa: E402
+from kvdepot.llama_cpp import server_options
+from llama_cpp.server.settings import Settings
 
 
 def run(*arguments: str, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess:

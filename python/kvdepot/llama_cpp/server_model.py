@@ -1,11 +1,13 @@
 """The server's models, with a cache of states attached to each.
 
-`Llama.set_cache` is llama-cpp-python's own seam, and the states go through it. Around it this module
-adds what the seam does not say, or what a server needs beside it:
+`Llama.set_cache` is llama-cpp-python's own seam, and the states go through it. Around it this
+module adds what the seam does not say, or what a server needs beside it:
 
 * how many tokens of a prompt were not computed: only `Llama.eval` sees that, which is called with
   those that are left of the prompt, whether the rest came from a depot or from the request before;
 * requests whose answer depends on more than a state has are answered without one;
+* an answer that nobody waited for is no completion, so the seam is not told of it: what was computed
+  of it is stored when the next request comes, which may take its place;
 * a model that makes way for another one writes what waits first.
 """
 
@@ -35,6 +37,7 @@ class ServedLlama(llama_cpp.Llama):
     _depot_cache: KvdepotCache
     _note: Note
     _prompt_is_left: bool
+    _is_unfinished: bool
 
     @classmethod
     def serve(cls, llama: llama_cpp.Llama, cache: KvdepotCache) -> ServedLlama:
@@ -44,18 +47,33 @@ class ServedLlama(llama_cpp.Llama):
         llama._depot_cache = cache
         llama._note = Note()
         llama._prompt_is_left = False
-        llama.set_cache(cache)
+        llama._is_unfinished = False
+        cache.attach()
         return llama
 
     def _create_completion(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
         self._note = current()
+        self._keep_unfinished("evict")
         if kwargs.get("echo") and kwargs.get("logprobs") is not None:
             # These are of the prompt's tokens too, and a state has no logits: all is computed.
             self.reset()
             self.set_cache(None)
         else:
             self.set_cache(self._depot_cache)
-        return super()._create_completion(*args, **kwargs)
+        return self._watched(super()._create_completion(*args, **kwargs))
+
+    def _watched(self, completion: Iterator[Any]) -> Iterator[Any]:
+        self._is_unfinished = True
+        for chunk in completion:
+            # One that is not streamed has this one chunk, which comes when its state was stored.
+            self._is_unfinished = "usage" not in chunk
+            yield chunk
+        self._is_unfinished = False
+
+    def _keep_unfinished(self, reason: str) -> None:
+        if self._is_unfinished and self.n_tokens > 0:
+            self._depot_cache._save(reason)
+        self._is_unfinished = False
 
     def generate(self, tokens: Any, *args: Any, **kwargs: Any) -> Iterator[int]:
         """As before; counts."""
@@ -78,12 +96,9 @@ class ServedLlama(llama_cpp.Llama):
         """Write what waits, and free the model."""
         cache = self.__dict__.pop("_depot_cache", None)
         if cache is not None:
-            self.set_cache(None)
-            try:
-                cache.close()
-            except Exception as error:
-                # The next model, or the end of the server, must not wait for a depot in trouble.
-                say(f"states that waited were not written: {error}")
+            if self._is_unfinished:
+                cache._save("shutdown")
+            cache.close()
         super().close()
 
 
@@ -114,13 +129,20 @@ class RememberingProxy(LlamaProxy):
 
     def statistics(self) -> dict[str, Any]:
         """What the loaded model's cache has done."""
-        llama = self._current_model
-        cache = getattr(llama, "_depot_cache", None)
+        cache = self._cache()
         return {
             "model": self._current_model_alias,
             "depot": self._depot.description,
             "cache": None if cache is None else cache.statistics(),
         }
+
+    def flush(self) -> None:
+        """Wait until what waits is written."""
+        if (cache := self._cache()) is not None:
+            cache.flush()
+
+    def _cache(self) -> KvdepotCache | None:
+        return getattr(self._current_model, "_depot_cache", None)
 
 
 def _not_remembered(settings: ModelSettings) -> str | None:

@@ -1,4 +1,4 @@
-"""What `python -m kvdepot.llama_cpp` takes: llama-cpp-python's own flags, and where to keep states."""
+"""What `python -m kvdepot.llama_cpp` takes: its server's own flags, and where states are kept."""
 
 from __future__ import annotations
 
@@ -62,6 +62,7 @@ def parser() -> argparse.ArgumentParser:
     """All flags, kvdepot's first."""
     made = argparse.ArgumentParser(
         prog="python -m kvdepot.llama_cpp",
+        usage="%(prog)s --model FILE [--depot DIR] [--capacity SIZE] [FLAG VALUE]...",
         description=DESCRIPTION,
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -77,11 +78,13 @@ def parser() -> argparse.ArgumentParser:
     own.add_argument(
         "--capacity",
         metavar="SIZE",
-        help="most bytes that the directory's files have together, such as 64GiB; what was not used "
-        f"for longest goes first (default: {CAPACITY} for a new directory, else what it was made "
-        "with; all who share one give the same)",
+        help="most bytes that the directory's files have together, such as 64GiB; what was not "
+        f"used for longest goes first (default: {CAPACITY} for a new directory, else what it was "
+        "made with; all who share one give the same)",
     )
-    theirs = made.add_argument_group("llama-cpp-python's own flags, all of `python -m llama_cpp.server`")
+    theirs = made.add_argument_group(
+        "llama-cpp-python's own flags, all of `python -m llama_cpp.server`"
+    )
     add_args_from_model(theirs, Settings)
     theirs.add_argument("--config_file", type=str, help="Path to a config file to load.")
     return made
@@ -142,8 +145,8 @@ def _check(models: list[ModelSettings], given: argparse.Namespace) -> None:
             raise StartError(f"--capacity: {given.capacity!r} is no size: such as 64GiB or 500MB")
         if given.depot is not None and _is_configured(given.depot):
             raise StartError(
-                f"--capacity: {given.capacity!r} beside --depot {given.depot!r}, which has its own: "
-                "--capacity is for a directory"
+                f"--capacity: {given.capacity!r} beside --depot {given.depot!r}, which has its "
+                "own: --capacity is for a directory"
             )
 
 
@@ -173,4 +176,5 @@ def open_depot(options: Options) -> kvdepot.Depot:
         posix = {"path": str(directory)} | ({"capacity": capacity} if capacity else {})
         return kvdepot.open("Posix", {"posix": posix, "socket": "off"})
     except (kvdepot.Error, OSError) as error:
-        raise StartError(f"--depot: {options.depot!r} cannot be opened: {error}") from error
+        hint = "; `kvdepot serve` opens one" if options.depot.startswith("unix:") else ""
+        raise StartError(f"--depot: {options.depot!r} cannot be opened: {error}{hint}") from error
