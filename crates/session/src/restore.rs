@@ -12,6 +12,9 @@ use crate::store::Sessions;
 /// How often a lookup begins anew that sessions are replaced under.
 const TRIES: usize = 16;
 
+/// Why a session is suspect.
+const ROTTEN: &str = "a part of it does not verify";
+
 /// A session that a prompt begins with.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
@@ -147,21 +150,6 @@ impl Sessions {
         rows: BlockBuffers,
         objects: BlockBuffers,
     ) -> Result<Restored, Error> {
-        let fit = |what: &str, buffers: &BlockBuffers, wanted: &[u64]| {
-            let lens: Vec<u64> = (0..buffers.len()).map(|at| buffers.bytes(at)).collect();
-            match lens == wanted {
-                true => Ok(()),
-                false => Err(Error::input(
-                    what,
-                    format!("{} blocks, {} bytes", lens.len(), lens.iter().sum::<u64>()),
-                    format!(
-                        "{} blocks, {} bytes: as the session has them",
-                        wanted.len(),
-                        wanted.iter().sum::<u64>()
-                    ),
-                )),
-            }
-        };
         let sizes: Vec<u64> = found.pieces.iter().map(|(_, bytes)| *bytes).collect();
         fit("rows", &rows, &sizes)?;
         let sizes: Vec<u64> = found.objects.iter().map(|one| one.bytes).collect();
@@ -177,7 +165,7 @@ impl Sessions {
         // What has gone, or is late, is no fault of what is there.
         let mut all = rows.iter().chain(&objects);
         if all.any(|one| *one == Outcome::Corrupt) {
-            self.suspect(found.id, "a part of it does not verify");
+            self.suspect(found.id, ROTTEN);
         }
         let end = found
             .pieces
@@ -187,6 +175,31 @@ impl Sessions {
             cached_tokens: end,
             whole,
         })
+    }
+
+    /// Brings one object back, by its place among them: false where it has not come. Engines ask so
+    /// for what they need to know before they say where the rest goes. One that does not verify is
+    /// treated as by [`restore`](Sessions::restore).
+    ///
+    /// # Errors
+    /// As [`restore`](Sessions::restore).
+    pub fn restore_object(
+        &self,
+        found: &Found,
+        at: usize,
+        into: BlockBuffers,
+    ) -> Result<bool, Error> {
+        let Some(object) = found.objects.get(at) else {
+            let allowed = format!("below {}", found.objects.len());
+            return Err(Error::input("object", at, allowed));
+        };
+        fit("object", &into, &[object.bytes])?;
+        let keys = found.manifest.object_keys().into_iter().skip(at).take(1);
+        let outcomes = self.get(&self.objects, keys.collect(), into)?;
+        if outcomes.contains(&Outcome::Corrupt) {
+            self.suspect(found.id, ROTTEN);
+        }
+        Ok(outcomes == [Outcome::Done])
     }
 
     fn suspect(&self, id: Id, reason: &str) {
@@ -209,6 +222,23 @@ impl Sessions {
         }
         waited?;
         Ok(task.outcomes())
+    }
+}
+
+/// Refuses buffers that are not as long as what is to come.
+fn fit(what: &str, buffers: &BlockBuffers, wanted: &[u64]) -> Result<(), Error> {
+    let lens: Vec<u64> = (0..buffers.len()).map(|at| buffers.bytes(at)).collect();
+    match lens == wanted {
+        true => Ok(()),
+        false => Err(Error::input(
+            what,
+            format!("{} blocks, {} bytes", lens.len(), lens.iter().sum::<u64>()),
+            format!(
+                "{} blocks, {} bytes: as the session has them",
+                wanted.len(),
+                wanted.iter().sum::<u64>()
+            ),
+        )),
     }
 }
 
