@@ -6,7 +6,7 @@ mod programs;
 
 use std::mem::offset_of;
 
-use kvdepot::{blocks, depot, guard, memory, policy, save, sessions, task, upkeep};
+use kvdepot::{batch, blocks, depot, engine, guard, memory, policy, save, sessions, task, upkeep};
 
 macro_rules! laid {
     ($said:ident, $($type:ty as $name:literal { $($field:ident),* })*) => {$(
@@ -49,6 +49,8 @@ fn of_rust() -> Vec<String> {
             fixed_bytes, token_bytes, saves_prefixes, writes_whole
         }
         policy::Due as "kvd_answer" { what, reason, save, tokens, base, bytes, declined }
+        batch::Given as "kvd_request" { reserved, local, remote, offset, len }
+        engine::About as "kvd_remote_about" { len, lasts_ms, rights, way }
         guard::Status as "kvd_status" {}
     );
     for (name, number) in [
@@ -61,6 +63,7 @@ fn of_rust() -> Vec<String> {
         ("KVD_ID_LEN", save::ID_LEN as u32),
         ("KVD_GET_PREFIX", blocks::GET_PREFIX),
         ("KVD_GET_STAGED", blocks::GET_STAGED),
+        ("KVD_ENDED", batch::MOVED_LAST.into()),
     ] {
         said.push(format!("{name} {number}"));
     }

@@ -89,3 +89,23 @@ fn what_is_opened_and_closed_leaves_no_memory() {
     };
     assert_eq!(answer(&mut program.command()).trim(), "done");
 }
+
+/// Whether a process may reach another's memory is the system's to say: where it may not, the same
+/// bytes go over connections.
+fn moves(link: Link) {
+    let Some(program) = build("tests/c/transfer.c", link) else {
+        return;
+    };
+    let said = answer(&mut program.command());
+    assert!(["done near", "done"].contains(&said.trim()), "{said}");
+}
+
+#[test]
+fn bytes_go_between_processes_both_ways() {
+    moves(Link::Shared);
+}
+
+#[test]
+fn engines_leave_no_memory() {
+    moves(Link::Sanitized);
+}

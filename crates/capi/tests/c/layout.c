@@ -46,8 +46,13 @@ int main(void) {
     SIZE(kvd_answer); AT(kvd_answer, what); AT(kvd_answer, reason); AT(kvd_answer, save);
     AT(kvd_answer, tokens); AT(kvd_answer, base); AT(kvd_answer, bytes);
     AT(kvd_answer, declined);
+    SIZE(kvd_request); AT(kvd_request, reserved); AT(kvd_request, local);
+    AT(kvd_request, remote); AT(kvd_request, offset); AT(kvd_request, len);
+    SIZE(kvd_remote_about); AT(kvd_remote_about, len); AT(kvd_remote_about, lasts_ms);
+    AT(kvd_remote_about, rights); AT(kvd_remote_about, way);
     SIZE(kvd_status);
     IS(KVD_VERSION); IS(KVD_BUG); IS(KVD_NOT_WHOLE); IS(KVD_ABORTED); IS(KVD_OTHER);
     IS(KVD_UNWANTED); IS(KVD_ID_LEN); IS(KVD_GET_PREFIX); IS(KVD_GET_STAGED);
+    IS(KVD_ENDED);
     return 0;
 }
