@@ -51,6 +51,15 @@ fn of_rust() -> Vec<String> {
         policy::Due as "kvd_answer" { what, reason, save, tokens, base, bytes, declined }
         batch::Given as "kvd_request" { reserved, local, remote, offset, len }
         engine::About as "kvd_remote_about" { len, lasts_ms, rights, way }
+        llama::About as "kvd_llama_about" {
+            tokens, state_len, rest, rest_len, token_len, pieces_len, sequence, layers, transposed
+        }
+        two_phase::Place as "kvd_place" { placement, placement_len, tier, bytes, key }
+        mover::Placed as "kvd_placement" { len }
+        [u8; 16] as "kvd_sum" {}
+        catalogue::Kept as "kvd_entry" {
+            id, parent, tokens, bytes, hits, used_ms, reason, pins
+        }
         guard::Status as "kvd_status" {}
     );
     for (name, number) in [
@@ -64,6 +73,10 @@ fn of_rust() -> Vec<String> {
         ("KVD_GET_PREFIX", blocks::GET_PREFIX),
         ("KVD_GET_STAGED", blocks::GET_STAGED),
         ("KVD_ENDED", batch::MOVED_LAST.into()),
+        ("KVD_DIGEST_LEN", digest::DIGEST_LEN as u32),
+        ("KVD_PIN_PREFIX", two_phase::PIN_PREFIX),
+        ("KVD_RESERVE_PREFIX", two_phase::RESERVE_PREFIX),
+        ("KVD_RESERVE_STRICT", two_phase::RESERVE_STRICT),
     ] {
         said.push(format!("{name} {number}"));
     }

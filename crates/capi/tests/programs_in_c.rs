@@ -109,3 +109,26 @@ fn bytes_go_between_processes_both_ways() {
 fn engines_leave_no_memory() {
     moves(Link::Sanitized);
 }
+
+/// A program that is given a directory of its own.
+fn is_done(source: &str, name: &str) {
+    for link in [Link::Shared, Link::Sanitized] {
+        let Some(program) = build(source, link) else {
+            return;
+        };
+        let directory = tempfile::tempdir().unwrap();
+        let mut command = program.command();
+        let said = answer(command.arg(directory.path().join(name)));
+        assert_eq!(said.trim(), "done");
+    }
+}
+
+#[test]
+fn blocks_are_reserved_and_pinned_by_one_and_moved_by_another() {
+    is_done("tests/c/two_phase.c", "socket");
+}
+
+#[test]
+fn what_stands_beside_depots_answers() {
+    is_done("tests/c/beside.c", "");
+}
