@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -97,13 +97,13 @@ def test_two_servers_share_one_directory(
 
 
 def test_other_weights_of_the_same_shape_reuse_nothing(
-    server_model: Path, other_server_model: Path, tmp_path: Path
+    model_files: Callable[..., Path], tmp_path: Path
 ) -> None:
     talk = Conversation("Dan")
-    with Server(server_model, tmp_path / "log", tmp_path / "depot") as server:
+    with Server(model_files("llama", 1), tmp_path / "log", tmp_path / "depot") as server:
         talk.ask(server)
         server.stop()
-    with Server(other_server_model, tmp_path / "log", tmp_path / "depot") as server:
+    with Server(model_files("llama", 2), tmp_path / "log", tmp_path / "depot") as server:
         assert talk.ask(server).cached == 0
 
 
