@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kvdepot.llama_cpp.states import PIECE_TOKENS
+
 START_S = 120
 ANSWER_S = 120
 N_CTX = 2048
@@ -33,6 +35,12 @@ class Answer:
     @property
     def cached(self) -> int:
         return int(self.usage["prompt_tokens_details"]["cached_tokens"])
+
+    @property
+    def whole_pieces(self) -> int:
+        """What a later prompt that begins with this one finds of it at least, whatever became of
+        its answer: text that is not its tokens' own is other tokens when it comes again."""
+        return (self.prompt - 1) // PIECE_TOKENS * PIECE_TOKENS
 
     @property
     def prompt(self) -> int:

@@ -3,11 +3,11 @@
 `Llama.set_cache` is llama-cpp-python's own seam, and the states go through it. Around it this
 module adds what the seam does not say, or what a server needs beside it:
 
-* how many tokens of a prompt were not computed: only `Llama.eval` sees that, which is called with
-  those that are left of the prompt, whether the rest came from a depot or from the request before;
+* how many tokens of a prompt were not computed, whether they came from a depot or were there since
+  the request before: only `Llama.eval` sees which are;
 * requests whose answer depends on more than a state has are answered without one;
-* an answer that nobody waited for is no completion, so the seam is not told of it: what was computed
-  of it is stored when the next request comes, which may take its place;
+* an answer that nobody waited for is no completion, so the seam is not told of it: what was
+  computed of it is stored when the next request comes, which may take its place;
 * a model that makes way for another one writes what waits first.
 """
 
@@ -36,7 +36,8 @@ class ServedLlama(llama_cpp.Llama):
 
     _depot_cache: KvdepotCache
     _note: Note
-    _prompt_is_left: bool
+    _computed: int | None
+    """Tokens of the prompt that were computed so far; None behind the prompt."""
     _is_unfinished: bool
 
     @classmethod
@@ -46,7 +47,7 @@ class ServedLlama(llama_cpp.Llama):
         llama.__class__ = cls
         llama._depot_cache = cache
         llama._note = Note()
-        llama._prompt_is_left = False
+        llama._computed = None
         llama._is_unfinished = False
         cache.attach()
         return llama
@@ -64,6 +65,8 @@ class ServedLlama(llama_cpp.Llama):
 
     def _watched(self, completion: Iterator[Any]) -> Iterator[Any]:
         self._is_unfinished = True
+        # A cache may compute a part of the prompt before `generate` does the rest.
+        self._computed = 0
         for chunk in completion:
             # One that is not streamed has this one chunk, which comes when its state was stored.
             self._is_unfinished = "usage" not in chunk
@@ -79,17 +82,19 @@ class ServedLlama(llama_cpp.Llama):
         """As before; counts."""
         note = self._note
         note.prompt_tokens = len(tokens)
-        self._prompt_is_left = True
         for token in super().generate(tokens, *args, **kwargs):
+            if self._computed is not None:
+                # What did not verify may have been computed twice.
+                note.cached_tokens = max(0, len(tokens) - self._computed)
+                self._computed = None
             if not llama_cpp.llama_vocab_is_eog(self._model.vocab, token):
                 note.completion_tokens += 1
             yield token
 
     def eval(self, tokens: Any) -> None:
-        """As before; the first one of a prompt has what is left of it."""
-        if self._prompt_is_left:
-            self._prompt_is_left = False
-            self._note.cached_tokens = self._note.prompt_tokens - len(tokens)
+        """As before; counts."""
+        if self._computed is not None:
+            self._computed += len(tokens)
         super().eval(tokens)
 
     def close(self) -> None:
