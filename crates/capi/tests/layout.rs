@@ -6,7 +6,10 @@ mod programs;
 
 use std::mem::offset_of;
 
-use kvdepot::{batch, blocks, depot, engine, guard, memory, policy, save, sessions, task, upkeep};
+use kvdepot::{
+    batch, blocks, catalogue, depot, digest, engine, guard, llama, memory, mover, policy, save,
+    sessions, task, two_phase, upkeep,
+};
 
 macro_rules! laid {
     ($said:ident, $($type:ty as $name:literal { $($field:ident),* })*) => {$(
