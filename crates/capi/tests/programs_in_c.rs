@@ -31,7 +31,7 @@ fn files(directory: &Path) -> Vec<PathBuf> {
 
 #[test]
 fn a_conversation_comes_back_in_another_process() {
-    for link in [Link::Shared, Link::Static] {
+    for link in [Link::Shared, Link::Static, Link::Versioned] {
         let Some(program) = build(EXAMPLE, link) else {
             return;
         };

@@ -7,6 +7,7 @@
     reason = "each test uses some of it, and says what it skips"
 )]
 
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -23,6 +24,8 @@ pub(crate) const SONAME: &str = "libkvdepot.so.1";
 pub(crate) enum Link {
     Shared,
     Static,
+    /// The shared one as it is installed: made of the static one, with versions of its names.
+    Versioned,
     /// The shared one, with the compiler's look at what the program, and the memory of both, do.
     Sanitized,
 }
@@ -100,6 +103,13 @@ pub(crate) fn build_cpp(source: &str, link: Link, beside: Vec<String>) -> Option
     build_in(&language, source, link)
 }
 
+/// Makes the library that `make capi` installs.
+pub(crate) fn link_versioned(into: &Path) {
+    let mut command = Command::new(root().join("link.sh"));
+    command.env("CC", "gcc").arg(library("libkvdepot.a"));
+    answer(command.arg(into));
+}
+
 fn build_in(language: &Language, source: &str, link: Link) -> Option<Program> {
     let compiler = language.compiler;
     if !has(compiler) {
@@ -120,13 +130,16 @@ fn build_in(language: &Language, source: &str, link: Link) -> Option<Program> {
     command.arg(root().join(source));
     command.arg("-o").arg(at.join("program"));
     match link {
-        Link::Shared | Link::Sanitized => {
+        Link::Shared | Link::Sanitized | Link::Versioned => {
             if link == Link::Sanitized {
                 command.arg("-fsanitize=address,undefined");
             }
             // As it is installed: a name to link by, which leads to the one that is loaded.
-            std::os::unix::fs::symlink(library("libkvdepot.so"), at.join(SONAME)).unwrap();
-            std::os::unix::fs::symlink(SONAME, at.join("libkvdepot.so")).unwrap();
+            match link {
+                Link::Versioned => link_versioned(&at.join(SONAME)),
+                _ => symlink(library("libkvdepot.so"), at.join(SONAME)).unwrap(),
+            }
+            symlink(SONAME, at.join("libkvdepot.so")).unwrap();
             command.arg(at.join("libkvdepot.so"));
             command.arg(format!("-Wl,-rpath,{}", at.display()));
         }
