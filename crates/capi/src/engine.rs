@@ -230,7 +230,7 @@ exported! {
     fn kvd_region_close(region: Ref<Region>) {
         if let Some(Region { registered, lent }) = region.end() {
             drop(registered);
-            drop(lent);
+            lent.take_back();
         }
         Ok(())
     }

@@ -118,7 +118,7 @@ impl Lent {
 
 impl Drop for Lent {
     fn drop(&mut self) {
-        if true || !thread::panicking() || self.unwound {
+        if !thread::panicking() || self.unwound {
             return;
         }
         let until = Instant::now() + self.patience;
