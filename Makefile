@@ -105,13 +105,16 @@ PREFIX ?= /usr/local
 DESTDIR ?=
 
 .PHONY: capi
-capi: ## The C library, its header and its pkg-config file, below PREFIX
+capi: ## The C library, its headers and its pkg-config file, below PREFIX
 	$(call say,building the C library)
 	cargo build --release -p kvdepot-capi --features s3
 	install -d "$(DESTDIR)$(PREFIX)/lib/pkgconfig" "$(DESTDIR)$(PREFIX)/include"
-	install -m 755 $(CARGO_TARGET_DIR)/release/libkvdepot.so "$(DESTDIR)$(PREFIX)/lib/libkvdepot.so"
+	crates/capi/link.sh $(CARGO_TARGET_DIR)/release/libkvdepot.a $(CARGO_TARGET_DIR)/release/libkvdepot.so.1
+	install -m 755 $(CARGO_TARGET_DIR)/release/libkvdepot.so.1 "$(DESTDIR)$(PREFIX)/lib/libkvdepot.so.1"
+	ln -sf libkvdepot.so.1 "$(DESTDIR)$(PREFIX)/lib/libkvdepot.so"
 	install -m 644 $(CARGO_TARGET_DIR)/release/libkvdepot.a "$(DESTDIR)$(PREFIX)/lib/libkvdepot.a"
-	install -m 644 crates/capi/include/kvdepot.h "$(DESTDIR)$(PREFIX)/include/kvdepot.h"
+	install -m 644 crates/capi/include/kvdepot.h crates/capi/include/kvdepot_llama.hpp \
+		"$(DESTDIR)$(PREFIX)/include"
 	version=$$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -1) && \
 		sed -e "s|@PREFIX@|$(PREFIX)|" -e "s|@VERSION@|$$version|" crates/capi/kvdepot.pc.in \
 		> "$(DESTDIR)$(PREFIX)/lib/pkgconfig/kvdepot.pc"

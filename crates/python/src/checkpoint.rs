@@ -53,10 +53,6 @@ impl Told {
                 names.into_iter().zip(buffers).collect()
             }
         };
-        let now = || {
-            let since = SystemTime::now().duration_since(UNIX_EPOCH);
-            since.map_or(0, |since| since.as_secs())
-        };
         Ok(Told {
             text: text.unwrap_or_default(),
             reason,
@@ -216,6 +212,12 @@ pub(crate) fn saved<'py>(py: Python<'py>, saved: &Saved) -> PyResult<Bound<'py, 
     said.set_item("cache_write_tokens", saved.cache_write_tokens)?;
     said.set_item("bytes_written", saved.bytes_written)?;
     Ok(said)
+}
+
+/// Unix seconds.
+pub(crate) fn now() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.map_or(0, |since| since.as_secs())
 }
 
 pub(crate) fn raise(py: Python<'_>, error: Error) -> PyErr {

@@ -23,6 +23,7 @@ pub mod file;
 mod feed;
 mod from_ds4;
 mod index;
+pub mod llama;
 mod manifest;
 
 pub mod policy;
