@@ -51,6 +51,21 @@ $(VENV)/.lmcache: requirements/lmcache.txt $(VENV)/.vllm
 	$(INSTALL) --no-deps -r requirements/lmcache.txt
 	@touch $@
 
+# Its sources are built for this machine, without what is for images; the wheel is kept.
+LLAMA := build/llama
+LLAMA_PIN = $(shell sed -n 's/^llama-cpp-python==//p' requirements/llama.txt)
+
+$(VENV)/.llama: requirements/llama.txt $(VENV)/.dev
+	@ls $(LLAMA)/llama_cpp_python-$(LLAMA_PIN)-*.whl >/dev/null 2>&1 || { \
+		printf '\n\033[1m==> %s\033[0m\n' \
+			"building llama.cpp (10 to 30 minutes on two cores, once; it is kept in $(LLAMA))"; \
+		CMAKE_ARGS="-DGGML_NATIVE=ON -DLLAVA_BUILD=OFF" $(BIN)/python -m pip wheel --quiet --no-deps \
+			--no-binary llama-cpp-python --wheel-dir $(LLAMA) llama-cpp-python==$(LLAMA_PIN); \
+	}
+	$(call say,installing llama-cpp-python)
+	$(INSTALL) -r requirements/llama.txt --find-links $(LLAMA) --no-build-package llama-cpp-python
+	@touch $@
+
 $(VENV)/.transfer: requirements/transfer.txt $(VENV)/.dev
 	$(call say,installing Mooncake's and NIXL's transfer engines)
 	$(INSTALL) --no-deps -r requirements/transfer.txt
@@ -100,6 +115,9 @@ command:
 	cargo build --release -p kvdepot-cli
 
 package: $(VENV)/.package
+
+.PHONY: llama
+llama: package $(VENV)/.llama ## llama-cpp-python beside the package, for its tests and its server
 
 PREFIX ?= /usr/local
 DESTDIR ?=
@@ -200,6 +218,10 @@ bench-peer: package ## Hits on another host, beside plain TCP; network namespace
 .PHONY: bench-transfer
 bench-transfer: command $(VENV)/.transfer ## Beside Mooncake's and NIXL's transfer engines, over TCP
 	$(BIN)/python bench/transfer/run.py --command $(CARGO_TARGET_DIR)/release/kvdepot $(BENCH_FLAGS)
+
+.PHONY: bench-session
+bench-session: package $(VENV)/.llama ## llama.cpp's prompts, restored beside computed
+	PYTHONPATH=bench:tests/llama_cpp $(BIN)/python -m llama_restore $(BENCH_FLAGS)
 
 .PHONY: bench-lmcache-ttft
 bench-lmcache-ttft: package $(VENV)/.lmcache ## Hits of vLLM through LMCache, beside its own DRAM's

@@ -925,6 +925,52 @@ class TransferTask:
     def __len__(self) -> int: ...
 
 @final
+class LlamaLayout:
+    """Where the rows of each token lie in a sequence state of llama.cpp, of so many tokens."""
+
+    @staticmethod
+    def read(state: Buffer) -> LlamaLayout:
+        """That of a whole state, as llama_state_seq_get_data has written it.
+
+        Raises InputError for what is torn, and for what cannot be cut: positions other than 0, 1, 2
+        and so on, several streams, M-RoPE.
+        """
+
+    def resized(self, tokens: int, rest_bytes: int = 0) -> LlamaLayout:
+        """That of a state of another number of tokens of the same context, with a rest of so many
+        bytes."""
+
+    def gather(self, state: Buffer, first: int, end: int, piece: Buffer) -> None:
+        """Take the rows of tokens from `first` to behind the last, `end`, out of a state into
+        `piece`, `token_bytes` for each. Other threads run meanwhile."""
+
+    def scatter(self, piece: Buffer, first: int, end: int, state: Buffer) -> None:
+        """Put the rows of tokens from `first` to behind the last, `end`, into a state."""
+
+    def write_head(self, state: Buffer) -> None:
+        """Write all of a state that is neither rows nor rest."""
+
+    @property
+    def tokens(self) -> int:
+        """Its tokens."""
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of a token's rows."""
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of the state."""
+
+    @property
+    def rest_bytes(self) -> int:
+        """Bytes at the state's end that do not grow by appending: a window, a recurrent state."""
+
+    @property
+    def shape(self) -> str:
+        """What states of one context have in common: element types, rows, their order."""
+
+@final
 class SessionFound:
     """A session that a prompt begins with."""
 

@@ -13,6 +13,7 @@ import pytest
 pytest.importorskip("llama_cpp.server.app")
 
 from server_harness import (
+    PIECE_TOKENS,
     Answer,
     Conversation,
     Server,
@@ -69,6 +70,40 @@ def test_what_waits_is_written_before_a_signal_ends_it(server_model: Path, tmp_p
             assert "Traceback" not in server.tail()
         with Server(server_model, tmp_path / "log", tmp_path / "depot") as server:
             assert talk.ask(server).cached >= before.whole_pieces
+
+
+def test_an_open_stream_is_kept_at_the_end(server_model: Path, tmp_path: Path) -> None:
+    messages = Conversation("Ann").messages
+    with Server(server_model, tmp_path / "log", tmp_path / "depot") as server:
+        wants = turn(messages, stream=True, logprobs=False, max_tokens=300)
+        events = server.events(wants)
+        next(events)
+        next(events)
+        assert server.stop() == 0, server.tail()
+        events.close()
+    with Server(server_model, tmp_path / "log", tmp_path / "depot") as server:
+        assert server.chat(messages).cached >= PIECE_TOKENS
+
+
+def test_the_second_interrupt_waits_for_no_answer(server_model: Path, tmp_path: Path) -> None:
+    talk = Conversation("Ann")
+    with (
+        Server(server_model, tmp_path / "log", tmp_path / "depot") as server,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        before = talk.ask(server)
+        # Neither of the tokens that end an answer.
+        wants = {"max_tokens": 1700, "logit_bias": {"2": -100, "4": -100}}
+        endless = pool.submit(server.chat, Conversation("Bob").messages, **wants)
+        while server.get("/extras/kvdepot")["cache"]["prompts"] < 2:
+            assert not endless.done()
+        server.process.send_signal(signal.SIGINT)
+        while "Shutting down" not in server.tail():
+            assert server.process.poll() is None
+        assert server.stop(signal.SIGINT) == 130, server.tail()
+        assert endless.exception() is not None
+    with Server(server_model, tmp_path / "log", tmp_path / "depot") as server:
+        assert talk.ask(server).cached >= before.whole_pieces
 
 
 def test_two_servers_share_one_directory(
@@ -146,15 +181,13 @@ def test_whoever_hangs_up_has_not_computed_in_vain(remembering: Server) -> None:
 
 def test_sampling_is_what_it_was_without_states(remembering: Server, plain: Server) -> None:
     talks = [Conversation(name) for name in ("Ida", "Jon")]
-    for seed in (7, 8, 7):
+    # Where a request gives none, the server draws a seed from that of the request before.
+    for seed in (7, None, 8, None):
+        given = {"temperature": 1.5} | ({} if seed is None else {"seed": seed})
         for talk in talks:
-            talk.turns = 0
-            del talk.messages[1:]
-            given = {"temperature": 1.5, "seed": seed}
-            ours = talk.ask(remembering, **given)
-            del talk.messages[1:]
-            talk.turns = 0
-            assert_same(ours, talk.ask(plain, **given))
+            asked = [*talk.messages, {"role": "user", "content": "What comes behind it?"}]
+            ours = remembering.chat(asked, **given)
+            assert_same(ours, plain.chat(asked, **given))
     assert ours.cached > 0
 
 

@@ -88,7 +88,9 @@ def test_a_directory_that_goes_away_fails_no_request(server_model: Path, tmp_pat
         assert server.stop() == 0
 
 
-@pytest.mark.parametrize("kind", ["gemma", "jamba", "mamba"])
+@pytest.mark.parametrize(
+    "kind", ["gemma", "jamba", pytest.param("mamba", marks=pytest.mark.stress)]
+)
 def test_windows_and_recurrent_states_come_back(
     model_files: Callable[..., Path], tmp_path: Path, kind: str
 ) -> None:

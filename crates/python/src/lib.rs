@@ -25,6 +25,7 @@ mod errors;
 mod handle;
 mod keep;
 mod keys;
+mod llama;
 mod log;
 mod memory;
 mod mover;
@@ -77,6 +78,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(settings::options_of_file, module)?)?;
     module.add_function(wrap_pyfunction!(settings::seconds, module)?)?;
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    module.add("LlamaLayout", module.py().get_type::<llama::LlamaLayout>())?;
     module.add("Sessions", module.py().get_type::<sessions::Sessions>())?;
     module.add("SessionPolicy", module.py().get_type::<policy::Policy>())?;
     module.add(

@@ -88,14 +88,13 @@ def serve(app: FastAPI, options: Options) -> None:
 
 
 def end() -> None:
-    """Write what waits and free the models, unless a request that was not waited for uses one."""
-    if llama_app.llama_inner_lock.locked():
-        # The second Ctrl-C: its thread computes on, and cannot be stopped.
-        _proxy().flush()
+    """Write what waits."""
+    if not _proxy().finish():
+        # The second Ctrl-C does not wait for an answer; the thread that computes it cannot be
+        # stopped, and would keep the process.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(130)
-    _proxy().free()
 
 
 def _proxy() -> RememberingProxy:

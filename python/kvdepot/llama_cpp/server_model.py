@@ -14,6 +14,7 @@ module adds what the seam does not say, or what a server needs beside it:
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -24,6 +25,9 @@ from llama_cpp.server.settings import ModelSettings
 import kvdepot
 from kvdepot.llama_cpp.cache import KvdepotCache
 from kvdepot.llama_cpp.server_usage import Note, current
+
+# A chunk of a stream takes less, and all of an answer that is none may take minutes.
+END_S = 1.0
 
 
 def say(line: str) -> None:
@@ -39,6 +43,8 @@ class ServedLlama(llama_cpp.Llama):
     _computed: int | None
     """Tokens of the prompt that were computed so far; None behind the prompt."""
     _is_unfinished: bool
+    _computing: threading.Lock
+    """Held while a chunk of an answer is computed."""
 
     @classmethod
     def serve(cls, llama: llama_cpp.Llama, cache: KvdepotCache) -> ServedLlama:
@@ -49,6 +55,7 @@ class ServedLlama(llama_cpp.Llama):
         llama._note = Note()
         llama._computed = None
         llama._is_unfinished = False
+        llama._computing = threading.Lock()
         cache.attach()
         return llama
 
@@ -67,7 +74,11 @@ class ServedLlama(llama_cpp.Llama):
         self._is_unfinished = True
         # A cache may compute a part of the prompt before `generate` does the rest.
         self._computed = 0
-        for chunk in completion:
+        while True:
+            with self._computing:
+                chunk = next(completion, None)
+            if chunk is None:
+                break
             # One that is not streamed has this one chunk, which comes when its state was stored.
             self._is_unfinished = "usage" not in chunk
             yield chunk
@@ -106,6 +117,15 @@ class ServedLlama(llama_cpp.Llama):
             cache.close()
         super().close()
 
+    def finish(self) -> bool:
+        """Write what waits, and close. False where a request computes that nobody waits for: then
+        the model stays, and what is computed just now is not stored."""
+        if self._computing.acquire(timeout=END_S):
+            self.close()
+            return True
+        self._depot_cache.flush()
+        return False
+
 
 class RememberingProxy(LlamaProxy):
     """The models of one server; one is loaded at a time, as llama-cpp-python has it."""
@@ -141,10 +161,10 @@ class RememberingProxy(LlamaProxy):
             "cache": None if cache is None else cache.statistics(),
         }
 
-    def flush(self) -> None:
-        """Wait until what waits is written."""
-        if (cache := self._cache()) is not None:
-            cache.flush()
+    def finish(self) -> bool:
+        """Write what waits, and close the model; False as `ServedLlama.finish` has it."""
+        llama = self._current_model
+        return llama.finish() if isinstance(llama, ServedLlama) else True
 
     def _cache(self) -> KvdepotCache | None:
         return getattr(self._current_model, "_depot_cache", None)
