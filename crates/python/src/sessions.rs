@@ -304,15 +304,22 @@ impl Sessions {
 
     /// All sessions, the newest first, as dictionaries.
     fn list<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
-        let rows = self.call(py, |store| Ok(store.list()))?;
+        let (rows, usage) = self.call(py, |store| {
+            let rows = store.list();
+            let ids: Vec<Id> = rows.iter().map(|row| row.id).collect();
+            let usage = store.usage(&ids)?;
+            Ok((rows, usage))
+        })?;
         let list = PyList::empty(py);
-        for row in rows {
+        for (row, usage) in rows.into_iter().zip(usage) {
             let said = PyDict::new(py);
             said.set_item("id", row.id.to_string())?;
             said.set_item("tokens", row.tokens)?;
             said.set_item("text_bytes", row.text_bytes)?;
             said.set_item("bytes", row.bytes)?;
             said.set_item("created", row.created)?;
+            said.set_item("hits", usage.hits)?;
+            said.set_item("used", usage.used)?;
             said.set_item("reason", row.reason.name())?;
             said.set_item("note", row.note)?;
             said.set_item("bad", row.is_bad)?;
@@ -330,6 +337,23 @@ impl Sessions {
     fn remove(&self, py: Python<'_>, session: &str) -> PyResult<()> {
         let id = self.id(py, session)?;
         self.call(py, |store| store.remove(id))
+    }
+
+    /// Removes sessions until all have `most` bytes, each block counted once: those first that save
+    /// the least compute a byte. Those of `keep` stay. The names of those that went.
+    #[pyo3(signature = (most, keep = Vec::new()))]
+    fn trim(
+        &self,
+        py: Python<'_>,
+        most: &Bound<'_, PyAny>,
+        keep: Vec<String>,
+    ) -> PyResult<Vec<String>> {
+        let most = crate::devices::size_of("most", most)?;
+        let keep = keep.iter().map(|digits| self.id(py, digits));
+        let keep = keep.collect::<PyResult<Vec<Id>>>()?;
+        let trimmed = self.call(py, |store| store.trim(most, &keep))?;
+        let removed = trimmed.removed.iter();
+        Ok(removed.map(ToString::to_string).collect())
     }
 
     /// Reads all of a session; what is not there or does not verify.

@@ -8,7 +8,7 @@
 //! not at all.
 //!
 //! `chain` makes keys, `manifest` is the format, `index` finds the longest usable beginning;
-//! [`Sessions`] is the public face, with its verbs in `save`, `restore` and `upkeep`; `archive` is
+//! [`Sessions`] is the public face, with its verbs in `save`, `restore`, `upkeep` and `trim`; `archive` is
 //! one session as one file. [`ds4`] is that engine's own format, and `from_ds4` the way in and out.
 //! [`policy`] says when to save, and what goes.
 
@@ -26,7 +26,9 @@ pub mod policy;
 mod restore;
 mod save;
 mod store;
+mod trim;
 mod upkeep;
+mod usage;
 
 pub use archive::{Imported, export, import, look};
 pub use error::Error;
@@ -36,4 +38,6 @@ pub use manifest::{Manifest, Named, Reason, Space};
 pub use restore::{Found, Restored};
 pub use save::{Checkpoint, Rows, Saved};
 pub use store::{GROUP, Sessions, Spec};
+pub use trim::Trimmed;
 pub use upkeep::{Checked, Listed};
+pub use usage::Usage;

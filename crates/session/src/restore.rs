@@ -179,6 +179,9 @@ impl Sessions {
         if all.any(|one| *one == Outcome::Corrupt) {
             self.suspect(found.id, "a part of it does not verify");
         }
+        if whole {
+            self.count_use(found.id);
+        }
         let end = found
             .pieces
             .get(come.wrapping_sub(1))

@@ -138,6 +138,7 @@ impl Sessions {
         let entry = self.index.read().entry(id).cloned().ok_or_else(unknown)?;
         self.manifests.remove(&[entry.key])?;
         self.index.write().remove(id);
+        self.forget_uses(&[id])?;
         // Others may have saved some since.
         self.refresh()?;
         // Pieces are shared by those alone that begin with the same one.
