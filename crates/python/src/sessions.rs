@@ -284,7 +284,18 @@ impl Sessions {
 
     /// All sessions, the newest first, as dictionaries.
     fn list<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
-        list_of(py, self.call(py, |store| Ok(store.list()))?)
+        let (rows, usage) = self.call(py, |store| {
+            let rows = store.list();
+            let ids: Vec<Id> = rows.iter().map(|row| row.id).collect();
+            let usage = store.usage(&ids)?;
+            Ok((rows, usage))
+        })?;
+        let list = list_of(py, rows)?;
+        for (said, usage) in list.iter().zip(usage) {
+            said.set_item("hits", usage.hits)?;
+            said.set_item("used", usage.used)?;
+        }
+        Ok(list)
     }
 
     /// Looks which sessions there are: others may have saved or removed some.
@@ -296,6 +307,23 @@ impl Sessions {
     fn remove(&self, py: Python<'_>, session: &str) -> PyResult<()> {
         let id = self.id(py, session)?;
         self.call(py, |store| store.remove(id))
+    }
+
+    /// Removes sessions until all have `most` bytes, each block counted once: those first that save
+    /// the least compute a byte. Those of `keep` stay. The names of those that went.
+    #[pyo3(signature = (most, keep = Vec::new()))]
+    fn trim(
+        &self,
+        py: Python<'_>,
+        most: &Bound<'_, PyAny>,
+        keep: Vec<String>,
+    ) -> PyResult<Vec<String>> {
+        let most = crate::devices::size_of("most", most)?;
+        let keep = keep.iter().map(|digits| self.id(py, digits));
+        let keep = keep.collect::<PyResult<Vec<Id>>>()?;
+        let trimmed = self.call(py, |store| store.trim(most, &keep))?;
+        let removed = trimmed.removed.iter();
+        Ok(removed.map(ToString::to_string).collect())
     }
 
     /// Reads all of a session; what is not there or does not verify.

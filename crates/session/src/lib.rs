@@ -8,7 +8,7 @@
 //! not at all.
 //!
 //! `chain` makes keys, `manifest` is the format, `index` finds the longest usable beginning;
-//! [`Sessions`] is the public face, with its verbs in `save`, `restore` and `upkeep`; `archive` is
+//! [`Sessions`] is the public face, with its verbs in `save`, `restore`, `upkeep` and `trim`; `archive` is
 //! one session as one file. [`ds4`] is that engine's own format, and `from_ds4` the way in and out.
 //! [`policy`] says when to save, and what goes.
 
@@ -19,8 +19,8 @@ pub mod background;
 mod chain;
 pub mod ds4;
 mod error;
-pub mod file;
 mod feed;
+pub mod file;
 mod from_ds4;
 mod index;
 pub mod llama;
@@ -32,7 +32,9 @@ mod save;
 mod serialized;
 mod store;
 mod stream;
+mod trim;
 mod upkeep;
+mod usage;
 
 pub use archive::{Imported, export, import, look};
 pub use error::Error;
@@ -44,4 +46,6 @@ pub use save::{Checkpoint, Rows, Saved};
 pub use serialized::Sink;
 pub use store::{GROUP, Sessions, Spec};
 pub use stream::{Ending, Stream};
+pub use trim::Trimmed;
 pub use upkeep::{Checked, Listed};
+pub use usage::Usage;

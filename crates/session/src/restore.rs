@@ -181,6 +181,9 @@ impl Sessions {
         if all.any(|one| *one == Outcome::Corrupt) {
             self.suspect(found.id, ROTTEN);
         }
+        if whole {
+            self.count_use(found.id);
+        }
         let end = found
             .pieces
             .get(come.wrapping_sub(1))

@@ -416,12 +416,7 @@ impl Sessions {
             Some(at) => {
                 let (id, old) = replaced.swap_remove(at);
                 self.check_there(&old)?;
-                let known = self
-                    .index
-                    .read()
-                    .entry(id)
-                    .map(|entry| (entry.key, entry.len));
-                if let Some((key, len)) = known {
+                if let Some((key, len)) = self.block_of(id) {
                     self.index.write().add(key, len, &old);
                 }
                 (id, 0)
@@ -429,10 +424,10 @@ impl Sessions {
             None => self.put_new(end, manifest)?,
         };
         for (old, _) in &replaced {
-            let key = self.index.read().entry(*old).map(|entry| entry.key);
-            if let Some(key) = key {
+            if let Some((key, _)) = self.block_of(*old) {
                 self.manifests.remove(&[key])?;
                 self.index.write().remove(*old);
+                self.forget_uses(&[*old])?;
             }
         }
         step("replaced manifests are removed");

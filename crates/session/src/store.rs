@@ -5,18 +5,20 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kvdepot_store::{BlockBuffers, Buffer, Depot, Key, Namespace, NamespaceSpec, Task};
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 
 use crate::error::Error;
 use crate::index::{Id, Index};
 use crate::manifest::{Manifest, Space};
+use crate::usage::Counted;
 
 /// What the description of a namespace of manifests has as its `group`.
 pub const GROUP: &str = "session manifests";
 
-/// Groups of the other two.
+/// Groups of the others.
 pub(crate) const PIECES: &str = "session pieces";
 const OBJECTS: &str = "session objects";
+const USES: &str = "session uses";
 
 /// Tokens of a piece, at most: what a piece has is written again where it is not full.
 pub(crate) const PIECE_TOKENS_MAX: u32 = 1 << 20;
@@ -59,10 +61,12 @@ pub struct Sessions {
     pub(crate) pieces: Namespace,
     pub(crate) objects: Namespace,
     pub(crate) manifests: Namespace,
+    pub(crate) uses: Namespace,
     pub(crate) space: Space,
     pub(crate) piece_tokens: u32,
     pub(crate) timeout: Duration,
     pub(crate) index: Arc<RwLock<Index>>,
+    pub(crate) counted: Arc<Mutex<Counted>>,
 }
 
 impl Sessions {
@@ -87,11 +91,13 @@ impl Sessions {
             pieces: namespace(PIECES)?,
             objects: namespace(OBJECTS)?,
             manifests: namespace(GROUP)?,
+            uses: namespace(USES)?,
             depot,
             space: Space::of(&spec.namespace),
             piece_tokens,
             timeout: spec.timeout,
             index: Arc::new(RwLock::new(Index::new(piece_tokens))),
+            counted: Arc::new(Mutex::new(Counted::default())),
         };
         sessions.refresh()?;
         Ok(sessions)
@@ -195,17 +201,19 @@ impl Sessions {
         Ok(())
     }
 
+    /// The block that is a session's manifest, and its bytes.
+    pub(crate) fn block_of(&self, id: Id) -> Option<(Key, u64)> {
+        let index = self.index.read();
+        index.entry(id).map(|entry| (entry.key, entry.len))
+    }
+
     /// A session's manifest.
     ///
     /// # Errors
     /// [`Error::Unknown`] where it is not there any more, or does not verify.
     pub fn manifest(&self, id: Id) -> Result<Manifest, Error> {
         let unknown = || Error::Unknown(id.to_string());
-        let (key, len) = {
-            let index = self.index.read();
-            let entry = index.entry(id).ok_or_else(unknown)?;
-            (entry.key, entry.len)
-        };
+        let (key, len) = self.block_of(id).ok_or_else(unknown)?;
         let read = read_all(&self.manifests, &[(key, len)], self.timeout)?;
         let bytes = read.into_iter().next().flatten();
         let Some(bytes) = bytes else {

@@ -145,6 +145,7 @@ impl Sessions {
         self.manifests.remove(&[entry.key])?;
         self.index.write().remove(id);
         step("the manifest is removed");
+        self.forget_uses(&[id])?;
         // Others may have saved some since.
         self.refresh()?;
         self.clear(&[manifest], &self.beginning_with(entry.first))
