@@ -19,6 +19,9 @@ mod chain;
 pub mod ds4;
 mod error;
 mod from_ds4;
+#[cfg(any(test, fuzzing))]
+#[doc(hidden)]
+pub mod fuzz;
 mod index;
 mod manifest;
 

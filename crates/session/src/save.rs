@@ -475,6 +475,11 @@ impl Sessions {
         let Some(first) = by.links().first().copied().filter(|_| !gone.is_empty()) else {
             return Ok(());
         };
+        // Others may have saved some since. Where that is not known all of it stays.
+        if let Err(error) = self.refresh() {
+            tracing::warn!(%error, "what a replaced session was made of stays");
+            return Ok(());
+        }
         let others: Vec<Id> = {
             let index = self.index.read();
             let same = index.entries().filter(|(_, other)| other.first == first);

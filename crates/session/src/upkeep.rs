@@ -151,7 +151,8 @@ impl Sessions {
         self.clear(&[manifest], &others)
     }
 
-    /// Removes what sessions that went have named, but for what these name.
+    /// Removes what sessions that went have named, but for what these name; nothing where one of
+    /// these cannot be read.
     pub(crate) fn clear(&self, gone: &[Manifest], others: &[Id]) -> Result<(), Error> {
         let (mut pieces, mut objects) = (HashSet::<Key>::new(), HashSet::<Key>::new());
         for manifest in gone {
@@ -168,7 +169,9 @@ impl Sessions {
                         objects.remove(key);
                     });
                 }
-                Err(Error::Unknown(_) | Error::Malformed { .. }) => {}
+                // It may name any of it, unless it went meanwhile: what is left then is found by the
+                // next save, or evicted.
+                Err(Error::Unknown(_) | Error::Malformed { .. }) => return Ok(()),
                 Err(error) => return Err(error),
             }
         }
