@@ -149,11 +149,13 @@ impl Sessions {
     ) -> Result<Restored, Error> {
         let fit = |what: &str, buffers: &BlockBuffers, wanted: &[u64]| {
             let lens: Vec<u64> = (0..buffers.len()).map(|at| buffers.bytes(at)).collect();
+            // What is no memory may have any length.
+            let all = lens.iter().fold(0_u64, |all, len| all.saturating_add(*len));
             match lens == wanted {
                 true => Ok(()),
                 false => Err(Error::input(
                     what,
-                    format!("{} blocks, {} bytes", lens.len(), lens.iter().sum::<u64>()),
+                    format!("{} blocks, {all} bytes", lens.len()),
                     format!(
                         "{} blocks, {} bytes: as the session has them",
                         wanted.len(),
