@@ -210,6 +210,24 @@ def test_other_weights_never_hit(depot: kvdepot.Depot) -> None:
     assert prefixes_of(depot, model, weights="two").load(prompt)[1] == 0
 
 
+def test_weights_that_lie_where_others_lay_are_others(depot: kvdepot.Depot) -> None:
+    prompt, model = prompt_of(60), model_of("qwen3")
+    prefixes = prefixes_of(depot, model)
+    prefixes.prefill(prompt)
+    layer = model.model.layers[1].mlp.down_proj
+    for _ in range(20):
+        # As whoever takes a weight away before the next one is there.
+        shape, was = layer.weight.shape, layer.weight.data_ptr()
+        del layer.weight
+        layer.weight = torch.nn.Parameter(torch.ones(shape))
+        assert prefixes.load(prompt)[1] == 0
+        if layer.weight.data_ptr() == was:
+            return
+        layer.weight = torch.nn.Parameter(torch.randn(shape))
+        prefixes.prefill(prompt)
+    pytest.skip("no tensor came to lie where another had lain")
+
+
 def test_weights_are_those_of_a_directory(depot: kvdepot.Depot, tmp_path: Path) -> None:
     prompt, loads = prompt_of(60), []
     for seed in (0, 1, 0):
@@ -359,6 +377,23 @@ def test_ways_to_generate_are_refused(
 ) -> None:
     with pytest.raises(kvdepot.InputError, match=rf"{said}.*; allowed: "):
         prefixes_of(depot, model_of("qwen3")).generate(prompt_of(40), **options)
+
+
+def test_what_a_model_asks_for_by_itself_is_refused_too(depot: kvdepot.Depot) -> None:
+    model, prompt = model_of("qwen3"), prompt_of(40)
+    prefixes = prefixes_of(depot, model)
+    model.generation_config.num_beams = 2
+    for options in ({}, {"generation_config": transformers.GenerationConfig(max_new_tokens=4)}):
+        with pytest.raises(kvdepot.InputError, match="num_beams is 2; allowed: "):
+            prefixes.generate(prompt, **options)
+    prefixes.generate(prompt, num_beams=1, max_new_tokens=4)
+
+
+def test_numbers_that_are_no_tokens_are_refused(depot: kvdepot.Depot) -> None:
+    prefixes = prefixes_of(depot, model_of("qwen3"))
+    for wrong in (-1, 1 << 32):
+        with pytest.raises(kvdepot.InputError, match=f"input_ids is {wrong}, one of them; allowed"):
+            prefixes.load([1, wrong, 2])
 
 
 def test_caches_and_batches_are_refused(depot: kvdepot.Depot) -> None:

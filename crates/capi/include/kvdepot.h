@@ -471,8 +471,8 @@ kvd_status kvd_found_free(kvd_found *found);
 
 /* Brings a session back: a block for each of its pieces and objects, in their order, of their
  * lengths. KVD_NOT_WHOLE where a part has not come or does not verify: restored, which may be NULL,
- * says how many tokens' rows are good then, and the session is found no more. What the other bytes
- * are nobody says. */
+ * says how many tokens' rows are good then. A session that does not verify is found no more. What
+ * the other bytes are nobody says. */
 kvd_status kvd_sessions_restore(kvd_sessions *sessions, const kvd_found *found,
                                 const kvd_block *rows, size_t rows_len, const kvd_block *objects,
                                 size_t objects_len, kvd_restored *restored);

@@ -22,6 +22,9 @@ mod error;
 mod feed;
 pub mod file;
 mod from_ds4;
+#[cfg(any(test, fuzzing))]
+#[doc(hidden)]
+pub mod fuzz;
 mod index;
 pub mod llama;
 mod manifest;

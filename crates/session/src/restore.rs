@@ -248,8 +248,10 @@ pub(crate) fn fit(what: &str, buffers: &BlockBuffers, wanted: &[u64]) -> Result<
     if lens == wanted {
         return Ok(());
     }
+    // What is no memory may have any length.
+    let all = lens.iter().fold(0_u64, |all, len| all.saturating_add(*len));
     let (value, allowed) = (
-        format!("{} blocks, {} bytes", lens.len(), lens.iter().sum::<u64>()),
+        format!("{} blocks, {all} bytes", lens.len()),
         format!(
             "{} blocks, {} bytes: as the session has them",
             wanted.len(),

@@ -492,6 +492,11 @@ impl Sessions {
         let Some(first) = by.links().first().copied().filter(|_| !gone.is_empty()) else {
             return Ok(());
         };
+        // Others may have saved some since. Where that is not known all of it stays.
+        if let Err(error) = self.refresh() {
+            tracing::warn!(%error, "what a replaced session was made of stays");
+            return Ok(());
+        }
         self.clear(&gone, &self.beginning_with(first))
     }
 

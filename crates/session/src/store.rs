@@ -165,11 +165,8 @@ impl Sessions {
     /// # Errors
     /// Those of the depot.
     pub fn refresh(&self) -> Result<(), Error> {
-        // Those that are saved meanwhile are not in the listing.
-        let known: Vec<Id> = {
-            let index = self.index.read();
-            index.entries().map(|(id, _)| id).collect()
-        };
+        // Those that are saved from now on need not be in the listing.
+        let begun = self.index.read().epoch();
         let listed = self.manifests.blocks()?;
         let there: HashSet<Id> = listed.iter().map(|(key, _)| Id::of(key)).collect();
         let new: Vec<(Key, u64)> = {
@@ -182,8 +179,7 @@ impl Sessions {
         {
             let mut index = self.index.write();
             index.doubt();
-            let gone = known.into_iter().filter(|id| !there.contains(id));
-            gone.for_each(|id| index.remove(id));
+            index.retain(&there, begun);
         }
         for some in new.chunks(BATCH) {
             let read = read_all(&self.manifests, some, self.timeout)?;

@@ -151,7 +151,8 @@ impl Sessions {
         self.clear(&[manifest], &self.beginning_with(entry.first))
     }
 
-    /// Removes what sessions that went have named, but for what these name.
+    /// Removes what sessions that went have named, but for what these name; nothing where one of
+    /// these cannot be read.
     pub(crate) fn clear(&self, gone: &[Manifest], others: &[Id]) -> Result<(), Error> {
         let mut parts = Parts::default();
         gone.iter().for_each(|manifest| parts.add(manifest));
@@ -205,7 +206,9 @@ impl Sessions {
         for other in others {
             match self.manifest(*other) {
                 Ok(manifest) => parts.keep(&manifest),
-                Err(Error::Unknown(_) | Error::Malformed { .. }) => {}
+                // It may name any of it, unless it went meanwhile: what is left then is found by the
+                // next save, or evicted.
+                Err(Error::Unknown(_) | Error::Malformed { .. }) => return Ok(()),
                 Err(error) => return Err(error),
             }
         }

@@ -177,6 +177,24 @@ fn a_removal_leaves_what_others_have_saved_since() {
 }
 
 #[test]
+fn what_is_replaced_leaves_what_others_have_saved_since() {
+    let home = tempfile::tempdir().unwrap();
+    let (one, other) = (of_files(home.path()), of_files(home.path()));
+    let prompt = tokens(192, 1);
+    let longer = [&prompt[..], &tokens(64, 2)].concat();
+    fill(&one, &prompt, 1, false, || ()).unwrap();
+    fill(&other, &longer, 1, false, || ()).unwrap();
+    // It begins with pieces that `one` has no more use for, and knows of no other use of.
+    fill(&one, &prompt, 2, true, || ()).unwrap();
+    for sessions in [&one, &other] {
+        sessions.refresh().unwrap();
+        assert!(bytes(sessions, &longer) == Some(vec![1; 25_600]));
+        assert!(bytes(sessions, &prompt) == Some(vec![2; 19_200]));
+        sessions.depot().close();
+    }
+}
+
+#[test]
 fn nothing_is_left_of_what_was_replaced() {
     let home = tempfile::tempdir().unwrap();
     let sessions = of_files(home.path());
