@@ -28,13 +28,13 @@ pub fn manifest(bytes: &[u8]) -> bool {
     assert_eq!(id, Id::of(&key));
     let mut prompt = read.tokens.clone();
     prompt.push(7);
-    assert_eq!(index.by_tokens(&prompt)[0].0, id);
+    assert_eq!(index.by_tokens(&prompt).found[0].id, id);
     assert_eq!(index.same(&read.tokens), [id]);
     if !read.text.is_empty() {
-        assert_eq!(index.by_text(&read.text)[0].0, id);
+        assert_eq!(index.by_text(&read.text).found[0].id, id);
     }
     index.remove(id);
-    assert!(index.by_tokens(&prompt).is_empty());
+    assert!(index.by_tokens(&prompt).found.is_empty());
     // The pieces' runs are all tokens, in their order.
     let count = read.tokens.len();
     let found = Found::new(id, read);
