@@ -143,6 +143,27 @@ def test_the_size_of_the_context_is_no_part_of_the_key_and_numbers_are(
         assert found(salt="steered") == 0
 
 
+def test_an_adapter_and_its_scale_are_part_of_the_key(
+    make_llama: Callable[..., Any], model_files: Callable[..., Path], tmp_path: Path
+) -> None:
+    tokens = tokens_of(200)
+    one, two = str(model_files("lora")), str(model_files("lora", 2))
+    with open_depot(str(tmp_path / "depot")) as depot:
+        llama = make_llama(lora_path=one)
+        llama.eval(tokens)
+        States(llama, depot).save()
+        logits = logits_after(llama)
+
+        def restored(**settings: Any) -> Any:
+            other = make_llama(**settings)
+            return States(other, depot).restore([*tokens, 7]) and logits_after(other)
+
+        assert restored(lora_path=one) == logits
+        assert restored(lora_path=two) == 0
+        assert restored(lora_path=one, lora_scale=0.5) == 0
+        assert restored() == 0
+
+
 def faults(draw: random.Random) -> dict[str, Callable[[Path], None]]:
     """What may happen to a block's file; all inside of its tensors."""
 
