@@ -68,6 +68,9 @@ def test_only_what_is_new_is_written(make_llama: Callable[..., Any], tmp_path: P
         row = first["bytes_written"] / 1024
         assert states.save() == {"cached_tokens": 1024, "cache_write_tokens": 0, "bytes_written": 0}
         llama.eval(tokens_of(1536)[1024:])
+        new = states.snapshot()
+        assert new is not None
+        assert new.nbytes == 512 * states.sequence.layout.token_bytes
         more = states.save()
         assert (more["cached_tokens"], more["cache_write_tokens"]) == (1024, 512)
         # With a manifest of five bytes a token at most.
@@ -223,6 +226,27 @@ def test_what_does_not_verify_is_not_used(
         llama.reset()
         llama.eval(tokens)
         assert logits_after(llama) == logits
+
+
+@pytest.mark.parametrize("kind", ["gemma", "mamba", "jamba"])
+def test_a_rest_that_does_not_verify_is_not_used(
+    kind: str, make_llama: Callable[..., Any], tmp_path: Path, seed: int
+) -> None:
+    llama = make_llama(kind)
+    tokens = tokens_of(300)
+    with open_depot(str(tmp_path / "depot")) as depot:
+        # Pieces are smaller.
+        states = States(llama, depot, piece_tokens=16)
+        llama.eval(tokens)
+        states.save()
+    flip = faults(random.Random(seed))["a flipped bit"]
+    flip(_blocks(tmp_path / "depot")[-1][1])
+    with open_depot(str(tmp_path / "depot")) as depot:
+        states = States(llama, depot, piece_tokens=16)
+        assert states.restore([*tokens, 7]) == 0
+        llama.eval(tokens)
+        states.save()
+        assert states.restore([*tokens, 7]) == 300
 
 
 def test_another_process_finds_what_was_saved_since(
