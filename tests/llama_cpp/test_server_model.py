@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("llama_cpp.server.app")
 
-from kvdepot.llama_cpp import KvdepotCache
+from kvdepot.llama_cpp import KvdepotCache, server_model
 from kvdepot.llama_cpp.server_model import ServedLlama
 
 PROMPT = list(range(5, 205))
@@ -74,12 +74,15 @@ def test_what_waits_is_written_before_a_model_goes(serve: Callable[..., Any]) ->
     assert complete(later, PROMPT) == len(PROMPT) // 128 * 128
 
 
-def test_a_model_that_computes_is_not_closed(serve: Callable[..., Any]) -> None:
+def test_a_model_that_computes_is_not_closed(
+    serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_model, "END_S", 0.05)
     llama, cache = serve()
     go = hold(cache)
     complete(llama, PROMPT)
     with llama._computing:
-        flushing = threading.Timer(0.1, go.set)
+        flushing = threading.Timer(0.5, go.set)
         flushing.start()
         assert not llama.finish()
         assert cache.statistics()["waiting_bytes"] == 0
