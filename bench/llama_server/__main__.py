@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import llama_models
-from server_harness import Server, turn
+from server_harness import TEXT, Server, turn
 
 TURNS = 10
 ANSWER_TOKENS = 24
@@ -65,7 +65,7 @@ def words(seed: object, letters: int) -> str:
 def ask(server: Server, messages: list[dict[str, str]]) -> tuple[float, float, str, int]:
     """Milliseconds to the first token and to the end of the stream, text, cached tokens."""
     wants: dict[str, Any] = {"stream": True, "logprobs": False, "max_tokens": ANSWER_TOKENS}
-    wants["stream_options"] = {"include_usage": True}
+    wants |= {"stream_options": {"include_usage": True}} | TEXT
     began, first, text, cached = time.perf_counter(), 0.0, "", -1
     for chunk in server.events(turn(messages, **wants)):
         for choice in chunk["choices"]:
@@ -161,7 +161,9 @@ def nothing_to_reuse(
 def flags(options: argparse.Namespace) -> list[str]:
     """Of both servers."""
     longest = max((TURNS + 2) * (options.turn_tokens + 2 * ANSWER_TOKENS + 64), options.fresh + 256)
-    return ["--n_ctx", str(longest), "--logits_all", "false", "--verbose", "false"]
+    given = {"n_ctx": longest, "logits_all": False, "verbose": False}
+    given["flash_attn"] = options.flash_attn
+    return [word for name, value in given.items() for word in (f"--{name}", str(value))]
 
 
 def row(metric: str, case: dict[str, Any], times: Times) -> dict[str, Any]:
@@ -199,6 +201,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--turn-tokens", type=int, default=200, help="that a user says in a turn")
     parser.add_argument("--fresh", type=int, default=2000, help="tokens of prompts to compute")
+    parser.add_argument("--flash-attn", action="store_true", help="of both servers")
     parser.add_argument("--model", type=Path, help="a GGUF; one of random weights unless given")
     parser.add_argument("--folder", type=Path, help="where the depots are; the temporary one")
     parser.add_argument("--json", action="store_true", help="one JSON object a line")

@@ -967,6 +967,12 @@ class LlamaLayout:
         """Bytes at the state's end that do not grow by appending: a window, a recurrent state."""
 
     @property
+    def tables(self) -> list[tuple[int, int, int]]:
+        """Each table of rows in the state's order: where it begins, bytes that lie together of a
+        token, and how many of these, each behind those of all tokens: 1 but for transposed
+        values."""
+
+    @property
     def shape(self) -> str:
         """What states of one context have in common: element types, rows, their order."""
 

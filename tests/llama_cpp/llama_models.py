@@ -82,6 +82,23 @@ def jamba(path: Path, seed: int = 1, layers: int = 4) -> Path:
     return path
 
 
+def lora(path: Path, seed: int = 1, layers: int = 4) -> Path:
+    """An adapter for `llama`, on the keys of each layer."""
+    writer, random = GGUFWriter(path, "llama"), np.random.default_rng(seed)
+    writer.add_type("adapter")
+    writer.add_string("adapter.type", "lora")
+    writer.add_float32("adapter.lora.alpha", 8.0)
+    for layer in range(layers):
+        name = f"blk.{layer}.attn_k.weight.lora"
+        for part, shape in (("a", (RANK, EMBEDDING)), ("b", (KV_HEADS * HEAD, RANK))):
+            writer.add_tensor(f"{name}_{part}", random.standard_normal(shape).astype(np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
 class _Model:
     def __init__(self, path: Path, architecture: str, seed: int, layers: int) -> None:
         self.writer = GGUFWriter(path, architecture)

@@ -37,6 +37,10 @@ class Answer:
         return int(self.usage["prompt_tokens_details"]["cached_tokens"])
 
     @property
+    def completion(self) -> int:
+        return int(self.usage["completion_tokens"])
+
+    @property
     def whole_pieces(self) -> int:
         """What a later prompt that begins with this one finds of it at least, whatever became of
         its answer: text that is not its tokens' own is other tokens when it comes again."""
@@ -171,6 +175,11 @@ def free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])
+
+
+# None of the special tokens is drawn, of which two end an answer, nor bytes that are no text by
+# themselves: those the server holds back. Text that lacks any is other tokens when it comes again.
+TEXT = {"logit_bias": {str(token): -100 for token in (*range(5), *range(5 + 128, 5 + 256))}}
 
 
 def turn(messages: list[dict[str, str]], **options: Any) -> dict[str, Any]:

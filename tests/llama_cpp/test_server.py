@@ -14,6 +14,7 @@ pytest.importorskip("llama_cpp.server.app")
 
 from server_harness import (
     PIECE_TOKENS,
+    TEXT,
     Answer,
     Conversation,
     Server,
@@ -65,11 +66,12 @@ def test_what_waits_is_written_before_a_signal_ends_it(server_model: Path, tmp_p
     for how in (signal.SIGTERM, signal.SIGINT):
         talk = Conversation(how.name)
         with Server(server_model, tmp_path / "log", tmp_path / "depot") as server:
-            before = talk.ask(server)
+            before = talk.ask(server, **TEXT)
             assert server.stop(how) == 0, server.tail()
             assert "Traceback" not in server.tail()
         with Server(server_model, tmp_path / "log", tmp_path / "depot") as server:
-            assert talk.ask(server).cached >= before.whole_pieces
+            # The answer's last token was never computed.
+            assert talk.ask(server).cached == before.prompt + before.completion - 1
 
 
 def test_an_open_stream_is_kept_at_the_end(server_model: Path, tmp_path: Path) -> None:
@@ -92,8 +94,7 @@ def test_the_second_interrupt_waits_for_no_answer(server_model: Path, tmp_path: 
         ThreadPoolExecutor(1) as pool,
     ):
         before = talk.ask(server)
-        # Neither of the tokens that end an answer.
-        wants = {"max_tokens": 1700, "logit_bias": {"2": -100, "4": -100}}
+        wants = {"max_tokens": 1700} | TEXT
         endless = pool.submit(server.chat, Conversation("Bob").messages, **wants)
         while server.get("/extras/kvdepot")["cache"]["prompts"] < 2:
             assert not endless.done()
@@ -171,12 +172,14 @@ def test_streams_end_with_the_usage_where_they_are_asked_for_it(remembering: Ser
 def test_whoever_hangs_up_has_not_computed_in_vain(remembering: Server) -> None:
     talk = Conversation("Gus")
     talk.messages.append({"role": "user", "content": "Go on and on."})
-    events = remembering.events(turn(talk.messages, stream=True, logprobs=False, max_tokens=300))
+    wants = {"stream": True, "logprobs": False, "max_tokens": 1500} | TEXT
+    events = remembering.events(turn(talk.messages, **wants))
     for _ in range(3):
         next(events)
     events.close()
     Conversation("Hal").ask(remembering)
-    assert remembering.chat(talk.messages, max_tokens=1).cached > 0
+    answer = remembering.chat(talk.messages, max_tokens=1)
+    assert answer.cached >= answer.whole_pieces > 0
 
 
 def test_sampling_is_what_it_was_without_states(remembering: Server, plain: Server) -> None:

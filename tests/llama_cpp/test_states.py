@@ -68,6 +68,9 @@ def test_only_what_is_new_is_written(make_llama: Callable[..., Any], tmp_path: P
         row = first["bytes_written"] / 1024
         assert states.save() == {"cached_tokens": 1024, "cache_write_tokens": 0, "bytes_written": 0}
         llama.eval(tokens_of(1536)[1024:])
+        new = states.snapshot()
+        assert new is not None
+        assert new.nbytes == 512 * states.sequence.layout.token_bytes
         more = states.save()
         assert (more["cached_tokens"], more["cache_write_tokens"]) == (1024, 512)
         # With a manifest of five bytes a token at most.
@@ -143,6 +146,27 @@ def test_the_size_of_the_context_is_no_part_of_the_key_and_numbers_are(
         assert found(salt="steered") == 0
 
 
+def test_an_adapter_and_its_scale_are_part_of_the_key(
+    make_llama: Callable[..., Any], model_files: Callable[..., Path], tmp_path: Path
+) -> None:
+    tokens = tokens_of(200)
+    one, two = str(model_files("lora")), str(model_files("lora", 2))
+    with open_depot(str(tmp_path / "depot")) as depot:
+        llama = make_llama(lora_path=one)
+        llama.eval(tokens)
+        States(llama, depot).save()
+        logits = logits_after(llama)
+
+        def restored(**settings: Any) -> Any:
+            other = make_llama(**settings)
+            return States(other, depot).restore([*tokens, 7]) and logits_after(other)
+
+        assert restored(lora_path=one) == logits
+        assert restored(lora_path=two) == 0
+        assert restored(lora_path=one, lora_scale=0.5) == 0
+        assert restored() == 0
+
+
 def faults(draw: random.Random) -> dict[str, Callable[[Path], None]]:
     """What may happen to a block's file; all inside of its tensors."""
 
@@ -202,6 +226,27 @@ def test_what_does_not_verify_is_not_used(
         llama.reset()
         llama.eval(tokens)
         assert logits_after(llama) == logits
+
+
+@pytest.mark.parametrize("kind", ["gemma", "mamba", "jamba"])
+def test_a_rest_that_does_not_verify_is_not_used(
+    kind: str, make_llama: Callable[..., Any], tmp_path: Path, seed: int
+) -> None:
+    llama = make_llama(kind)
+    tokens = tokens_of(300)
+    with open_depot(str(tmp_path / "depot")) as depot:
+        # Pieces are smaller.
+        states = States(llama, depot, piece_tokens=16)
+        llama.eval(tokens)
+        states.save()
+    flip = faults(random.Random(seed))["a flipped bit"]
+    flip(_blocks(tmp_path / "depot")[-1][1])
+    with open_depot(str(tmp_path / "depot")) as depot:
+        states = States(llama, depot, piece_tokens=16)
+        assert states.restore([*tokens, 7]) == 0
+        llama.eval(tokens)
+        states.save()
+        assert states.restore([*tokens, 7]) == 300
 
 
 def test_another_process_finds_what_was_saved_since(

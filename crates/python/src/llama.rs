@@ -167,6 +167,16 @@ impl LlamaLayout {
         self.0.rest().len()
     }
 
+    /// Each table of rows in the state's order: where it begins, bytes that lie together of a
+    /// token, and how many of these, each behind those of all tokens: 1 but for transposed values.
+    #[getter]
+    fn tables(&self) -> Vec<(usize, usize, usize)> {
+        let tables = self.0.tables();
+        tables
+            .map(|(start, table)| (start, table.unit, table.units))
+            .collect()
+    }
+
     /// What states of one context have in common: element types, rows, their order.
     #[getter]
     fn shape(&self) -> String {

@@ -131,7 +131,7 @@ class KvdepotCache(llama_cpp.BaseLlamaCache):
                 self._llama.n_tokens,
             )
             return
-        self._save("continued")
+        self.save("continued")
 
     def __contains__(self, key: Tokens[int]) -> bool:
         """Whether something of these tokens is stored."""
@@ -155,6 +155,18 @@ class KvdepotCache(llama_cpp.BaseLlamaCache):
     @capacity_bytes.setter
     def capacity_bytes(self, value: int) -> None:
         """What llama-cpp-python sets for caches of its own; the depot has a capacity."""
+
+    def save(self, reason: str = "asked") -> None:
+        """Store what is new of the state that the Llama has now, as a completion does at its end:
+        for one that was given up. `reason` is one of `kvdepot.sessions.REASONS`."""
+        try:
+            snapshot = self.states.snapshot(reason=reason)
+            if snapshot is not None and self._background:
+                self._writer.put(snapshot)
+            elif snapshot is not None:
+                self._write(snapshot)
+        except Exception as error:
+            self._fail("nothing is stored", error)
 
     def flush(self) -> None:
         """Wait until all that waits is written."""
@@ -240,17 +252,7 @@ class KvdepotCache(llama_cpp.BaseLlamaCache):
         if cached == 0:
             self.states.sequence.forget()
         llama.eval(tokens[llama.n_tokens : -1])
-        self._save("cold" if cached == 0 else "continued")
-
-    def _save(self, reason: str) -> None:
-        try:
-            snapshot = self.states.snapshot(reason=reason)
-            if snapshot is not None and self._background:
-                self._writer.put(snapshot)
-            elif snapshot is not None:
-                self._write(snapshot)
-        except Exception as error:
-            self._fail("nothing is stored", error)
+        self.save("cold" if cached == 0 else "continued")
 
     def _write(self, snapshot: Snapshot) -> None:
         try:

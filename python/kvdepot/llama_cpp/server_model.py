@@ -86,7 +86,7 @@ class ServedLlama(llama_cpp.Llama):
 
     def _keep_unfinished(self, reason: str) -> None:
         if self._is_unfinished and self.n_tokens > 0:
-            self._depot_cache._save(reason)
+            self._depot_cache.save(reason)
         self._is_unfinished = False
 
     def generate(self, tokens: Any, *args: Any, **kwargs: Any) -> Iterator[int]:
@@ -113,7 +113,7 @@ class ServedLlama(llama_cpp.Llama):
         cache = self.__dict__.pop("_depot_cache", None)
         if cache is not None:
             if self._is_unfinished:
-                cache._save("shutdown")
+                cache.save("shutdown")
             cache.close()
         super().close()
 

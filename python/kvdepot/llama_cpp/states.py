@@ -204,22 +204,28 @@ class States:
         if len(tokens) >= self.sequence.room:
             return False
         rest_bytes = dict(found.objects).get(REST, 0)
+        runs = [(first, end) for first, end, _ in found.pieces]
         layout = self.sequence.layout
-        if layout is None:
-            state: Bytes = np.empty(rest_bytes, np.uint8)
-            pieces: list[Bytes] = [np.empty(size, np.uint8) for _, _, size in found.pieces]
-        else:
+        if layout is not None:
             layout = layout.resized(len(tokens), rest_bytes)
-            state = np.empty(layout.state_bytes, np.uint8)
-            pieces = [
-                np.empty((end - first) * layout.token_bytes, np.uint8)
-                for first, end, _ in found.pieces
-            ]
-        objects = [state[len(state) - rest_bytes :]] if rest_bytes else []
+        size = rest_bytes if layout is None else layout.state_bytes
+        state: Bytes = np.empty(size, np.uint8)
+        objects = [state[size - rest_bytes :]] if rest_bytes else []
+        if layout is None:
+            pieces: Any = [np.empty(end - first, np.uint8) for first, end in runs]
+        elif all(units == 1 for _, _, units in layout.tables):
+            # Rows come to where they belong.
+            base = state.ctypes.data
+            tables = [(base + start, row, row) for start, row, _ in layout.tables]
+            pieces = kvdepot.Spans(tables, [range(*run) for run in runs], owner=state)
+        else:
+            sizes = [(end - first) * layout.token_bytes for first, end in runs]
+            pieces = [np.empty(size, np.uint8) for size in sizes]
         if not self.store.restore(found, pieces, objects)["whole"]:
             return False
         if layout is not None:
             layout.write_head(state)
-            for (first, end, _), piece in zip(found.pieces, pieces, strict=True):
-                layout.scatter(piece, first, end, state)
+            if not isinstance(pieces, kvdepot.Spans):
+                for run, piece in zip(runs, pieces, strict=True):
+                    layout.scatter(piece, *run, state)
         return self.sequence.put(state, tokens)

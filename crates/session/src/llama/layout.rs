@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::error::{Error, refuse};
 use super::reader::Reader;
-use super::shape::{Shape, TABLE_HEAD};
+use super::shape::{Shape, TABLE_HEAD, Table};
 
 /// First in each state.
 const MAGIC: u32 = 0xaf14_3cd8;
@@ -125,6 +125,12 @@ impl Layout {
     #[must_use]
     pub fn rest(&self) -> Range<usize> {
         self.attention..self.state_bytes()
+    }
+
+    /// The tables in the state's order, and where the rows of each begin.
+    pub fn tables(&self) -> impl Iterator<Item = (usize, &Table)> {
+        let tables = self.shape.tables().map(|(table, _)| table);
+        self.starts().zip(tables)
     }
 
     /// Where the rows of each table begin.

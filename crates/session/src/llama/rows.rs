@@ -64,9 +64,9 @@ impl Layout {
     /// Tokens that the state does not have.
     pub fn runs(&self, tokens: Range<usize>) -> Result<Runs, Error> {
         self.check_tokens(&tokens)?;
-        let tables = self.starts().zip(self.shape.tables());
+        let tables = self.tables();
         let tables: Vec<_> = tables
-            .map(|(start, (table, _))| (start, table.unit, table.units))
+            .map(|(start, table)| (start, table.unit, table.units))
             .collect();
         Ok(Runs {
             tables: tables.into_iter(),
