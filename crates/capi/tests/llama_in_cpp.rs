@@ -1,7 +1,11 @@
 //! The header for llama.cpp, and its example: a conversation of a model with random weights, which
 //! comes back in another process to the bit.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![expect(
+    clippy::unwrap_used,
+    clippy::print_stderr,
+    reason = "a test fails by panicking, and says what it skips"
+)]
 
 mod programs;
 
@@ -56,7 +60,7 @@ fn example(link: Link) -> Option<Program> {
         let why = String::from_utf8_lossy(&why);
         let strict = std::env::var_os("KVDEPOT_NO_SKIPS").is_some_and(|value| value != "0");
         assert!(!strict, "KVDEPOT_NO_SKIPS: {why}");
-        println!("skipped: {}", why.trim());
+        eprintln!("skipped: {}", why.trim());
         return None;
     }
     let places = String::from_utf8(places).unwrap();
