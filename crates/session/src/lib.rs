@@ -23,6 +23,7 @@ mod feed;
 mod from_ds4;
 mod index;
 mod manifest;
+mod parts;
 
 pub mod policy;
 mod restore;

@@ -1,5 +1,7 @@
 //! `kvdepot session`: whole conversations in a depot.
 
+mod payload;
+
 use std::io::Read;
 use std::path::Path;
 
@@ -54,7 +56,10 @@ impl<'a> Row<'a> {
 
 pub(crate) fn run(args: &Session, output: &mut Output) -> Result<i32, Error> {
     let interrupt = Interrupt::catch()?;
-    let makes = matches!(args.command, SessionCommand::Import { .. });
+    let makes = matches!(
+        args.command,
+        SessionCommand::Import { .. } | SessionCommand::Save(_)
+    );
     let depot = open(args.command.depot(), makes, &interrupt)?;
     let done = perform(args, &depot, &interrupt, output);
     depot.close();
@@ -89,6 +94,8 @@ fn perform(
             sessions.remove(id)?;
             say(output, "removed", id, 0)
         }
+        SessionCommand::Save(state) => payload::save(state, depot, interrupt, output),
+        SessionCommand::Restore(state) => payload::restore(state, depot, interrupt, output),
         SessionCommand::Export {
             session, file, ds4, ..
         } => {

@@ -2,13 +2,15 @@
 //! the old way to save.
 //!
 //! `raw` is a plain program, and the old way; `kept` a depot of sessions. `whole` moves all of a
-//! state, `growing` saves one again and again, and `lookup` finds one among many.
+//! state, `growing` saves one again and again, `lookup` finds one among many, and `stall` saves one
+//! while a decoder goes on.
 
 mod growing;
 mod kept;
 mod lookup;
 mod plan;
 mod raw;
+mod stall;
 mod whole;
 
 use super::report::Report;
@@ -26,6 +28,7 @@ pub(super) fn cases(args: &Sessions) -> usize {
         + each(&["restore_warm_over_memcpy"], sizes)
         + each(&["write_amplification"], 1)
         + each(&growing::SERIES, 1)
+        + each(&stall::STALLS, 1)
         + each(&["lookup_us"], 1)
 }
 
@@ -69,6 +72,10 @@ pub(super) fn run(args: &Sessions, report: &mut Report<'_>) -> Result<(), Error>
     if plan.wants_any(&growing::SERIES) {
         growing::checkpoints(&plan, io, &memory, report)?;
         report.case_done("a series of checkpoints");
+    }
+    if plan.wants_any(&stall::STALLS) {
+        stall::run(&plan, io, &memory, report)?;
+        report.case_done("a decoder that is saved");
     }
     Ok(())
 }
