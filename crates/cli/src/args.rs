@@ -18,7 +18,7 @@ pub(crate) use alloc::Alloc;
 pub(crate) use cluster::Cluster;
 pub(crate) use files::Files;
 pub(crate) use scale::{Scale, Task};
-pub(crate) use session::{InDepot, Session, SessionCommand};
+pub(crate) use session::{InDepot, Restored, Saved, Session, SessionCommand};
 pub(crate) use sessions::Sessions;
 pub(crate) use transfer::Transfer;
 

@@ -28,6 +28,7 @@ pub mod fuzz;
 mod index;
 pub mod llama;
 mod manifest;
+mod parts;
 
 pub mod policy;
 mod restore;

@@ -30,6 +30,75 @@ pub(crate) struct InDepot {
     pub(crate) salt: Option<String>,
 }
 
+/// What a state is, and where its parts lie.
+#[derive(clap::Args)]
+pub(crate) struct Saved {
+    #[command(flatten)]
+    pub(crate) depot: InDepot,
+    /// All tokens: a list in JSON where the name ends in .json, or else numbers of 32 bits, the
+    /// lowest byte first.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) tokens: PathBuf,
+    /// The rows of all tokens, one behind the other, each of as many bytes. Those alone are read that
+    /// the depot does not have.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) rows: PathBuf,
+    /// Bytes of a token's rows, which the file is held against; its size by the tokens unless given.
+    #[arg(long, value_name = "SIZE", value_parser = super::bytes)]
+    pub(crate) row_bytes: Option<u64>,
+    /// Names the model.
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) model: String,
+    /// Names the type of the rows' elements.
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) dtype: String,
+    /// Names the weights; other names are never mixed.
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) weights: Option<String>,
+    /// Names whatever else the rows depend on.
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) layout: Option<String>,
+    /// Tokens of a piece; 512 unless given.
+    #[arg(long, value_name = "COUNT", value_parser = count)]
+    pub(crate) piece_tokens: Option<usize>,
+    /// A part that does not grow with the tokens; as often as needed.
+    #[arg(long = "object", value_name = "NAME=FILE")]
+    pub(crate) objects: Vec<String>,
+    /// The text that the tokens were rendered from.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) text: Option<PathBuf>,
+    /// Tokens that the engine has room for.
+    #[arg(long, value_name = "COUNT", value_parser = count)]
+    pub(crate) context_tokens: Option<usize>,
+    /// What ls shows beside it.
+    #[arg(long, value_name = "TEXT", default_value = "")]
+    pub(crate) note: String,
+}
+
+/// Which state, and where its parts go.
+#[derive(clap::Args)]
+pub(crate) struct Restored {
+    #[command(flatten)]
+    pub(crate) depot: InDepot,
+    /// As ls names it, or digits that only it begins with.
+    #[arg(
+        value_name = "SESSION",
+        required_unless_present = "tokens",
+        conflicts_with = "tokens"
+    )]
+    pub(crate) session: Option<String>,
+    /// In its place: the longest one that these tokens begin with, and that is whole. A file as save
+    /// takes it.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) tokens: Option<PathBuf>,
+    /// Where the rows go, one behind the other; a file that is there is replaced.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) rows: PathBuf,
+    /// A directory for the objects, a file of its name for each.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) objects: Option<PathBuf>,
+}
+
 #[derive(Subcommand)]
 pub(crate) enum SessionCommand {
     /// The sessions of a depot, the newest first.
@@ -45,6 +114,15 @@ pub(crate) enum SessionCommand {
         #[arg(value_name = "SESSION")]
         session: Option<String>,
     },
+    /// Saves a state that an engine, or a script, has written to files.
+    ///
+    /// What the depot has of it already is not read. Interrupted, or where the file changes
+    /// meanwhile, nothing is left of it.
+    Save(Saved),
+    /// Writes a state to files, for an engine or a script to go on with.
+    ///
+    /// Each byte has been verified before a file is there; interrupted, no file is.
+    Restore(Restored),
     /// Reads all bytes of sessions and names what is not there or does not verify; exit status 1 if
     /// anything.
     Verify {
@@ -118,6 +196,8 @@ impl SessionCommand {
             | SessionCommand::Trim { depot, .. }
             | SessionCommand::Export { depot, .. }
             | SessionCommand::Import { depot, .. } => depot,
+            SessionCommand::Save(saved) => &saved.depot,
+            SessionCommand::Restore(restored) => &restored.depot,
         }
     }
 }

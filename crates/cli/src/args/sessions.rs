@@ -14,7 +14,7 @@ pub(crate) struct Sessions {
     #[arg(long = "metric", value_name = "NAME", value_parser = [
         "save_over_raw", "save_over_staged", "restore_over_raw", "restore_warm_over_memcpy",
         "disk_peak_over_payload", "write_amplification", "checkpoint_save_ms", "restore_ms",
-        "lookup_us",
+        "lookup_us", "decode_stall_share", "decode_stall_p999_ms",
     ])]
     pub(crate) metrics: Vec<String>,
     /// Bytes of a state, whole MiB; 256MiB, 1GiB and 4GiB unless given.

@@ -1,6 +1,7 @@
 //! `kvdepot session`: whole conversations in a depot, or in files.
 
 mod files;
+mod payload;
 
 use std::io::Read;
 use std::path::Path;
@@ -64,7 +65,10 @@ pub(crate) fn run(args: &Session, output: &mut Output) -> Result<i32, Error> {
     if let Some(path) = files::path_of(&args.command.depot().depot) {
         return files::run(&args.command, path, &interrupt, output);
     }
-    let makes = matches!(args.command, SessionCommand::Import { .. });
+    let makes = matches!(
+        args.command,
+        SessionCommand::Import { .. } | SessionCommand::Save(_)
+    );
     let depot = open(args.command.depot(), makes, &interrupt)?;
     let done = perform(args, &depot, &interrupt, output);
     depot.close();
@@ -107,6 +111,8 @@ fn perform(
         SessionCommand::Trim { to, .. } => {
             trim(&Sessions::all(depot, salt)?, *to, interrupt, output)
         }
+        SessionCommand::Save(state) => payload::save(state, depot, interrupt, output),
+        SessionCommand::Restore(state) => payload::restore(state, depot, interrupt, output),
         SessionCommand::Export {
             session, file, ds4, ..
         } => {

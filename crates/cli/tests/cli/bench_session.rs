@@ -52,6 +52,12 @@ fn bench_session_measures_saves_and_restores_against_plain_files() {
     let paths: Vec<&Value> = saves.iter().map(|row| &row["case"]["path"]).collect();
     assert_eq!(paths, ["staged", "direct", "delta", "direct"]);
     assert_eq!(of("restore_ms").len(), 1);
+    for metric in ["decode_stall_share", "decode_stall_p999_ms"] {
+        let stall = of(metric)[0];
+        assert_eq!(stall["case"]["bytes"], 32 << 20);
+        assert_eq!(stall["case"]["slice"], 1 << 20);
+        assert!(stall["limit"].is_number(), "{stall}");
+    }
     assert_eq!(of("lookup_us")[0]["case"]["sessions"], 20);
     assert!(left(&home).is_empty());
 }

@@ -12,3 +12,4 @@ mod read;
 mod rm;
 mod serve;
 mod session;
+mod session_payload;

@@ -1,8 +1,9 @@
 //! `kvdepot bench session`: saving and bringing back conversations, beside plain files and beside
 //! the old way to save.
 //!
-//! `raw` is a plain program, and the old way; `kept` a depot of sessions, `one_file` a file of one. `whole` moves all of a
-//! state, `growing` saves one again and again, and `lookup` finds one among many.
+//! `raw` is a plain program, and the old way; `kept` a depot of sessions, `one_file` a file of one.
+//! `whole` moves all of a state, `growing` saves one again and again, `lookup` finds one among
+//! many, and `stall` saves one while a decoder goes on.
 
 mod growing;
 mod kept;
@@ -10,6 +11,7 @@ mod lookup;
 mod one_file;
 mod plan;
 mod raw;
+mod stall;
 mod whole;
 
 use super::report::Report;
@@ -27,6 +29,7 @@ pub(super) fn cases(args: &Sessions) -> usize {
         + each(&["restore_warm_over_memcpy"], sizes)
         + each(&["write_amplification"], 1)
         + each(&growing::SERIES, 1)
+        + each(&stall::STALLS, 1)
         + each(&["lookup_us"], 1)
 }
 
@@ -70,6 +73,10 @@ pub(super) fn run(args: &Sessions, report: &mut Report<'_>) -> Result<(), Error>
     if plan.wants_any(&growing::SERIES) {
         growing::checkpoints(&plan, io, &memory, report)?;
         report.case_done("a series of checkpoints");
+    }
+    if plan.wants_any(&stall::STALLS) {
+        stall::run(&plan, io, &memory, report)?;
+        report.case_done("a decoder that is saved");
     }
     Ok(())
 }
