@@ -43,8 +43,9 @@ struct Coming {
     written: u64,
 }
 
-/// Asks whether a file may have so many bytes more; they are its own while the answer is kept.
-pub(super) type Room = dyn FnMut(u64) -> Result<Box<dyn Any>, Error> + Send;
+/// Asks whether a file may have so many bytes more: nobody else gets any, and no name changes, while
+/// the answer is kept.
+pub(super) type Room = dyn FnMut(Option<u64>) -> Result<Box<dyn Any>, Error> + Send;
 
 /// A session's file that is being written. Unless it is finished, nothing of it is left.
 pub struct SessionWriter {
@@ -105,8 +106,8 @@ impl SessionWriter {
         (seen, room): (bool, Option<Box<Room>>),
     ) -> Result<SessionWriter, Error> {
         let target = Target::of(path)?;
-        let temporary = Temporary::new(target, mover.options().direct, seen)?;
-        let file = mover.file(Descriptor::Shared(temporary.fd()))?;
+        let (temporary, file) = Temporary::new(target, mover.options().direct, seen)?;
+        let file = mover.file(Descriptor::Plain(file))?;
         Ok(SessionWriter {
             mover: Arc::clone(mover),
             file,
@@ -316,6 +317,12 @@ impl SessionWriter {
                 return Err(broken());
             };
             temporary.set_len(len)?;
+            if lasts {
+                temporary.sync()?;
+            }
+            // Who counts finds it under one of its names.
+            let room = writer.room.as_mut();
+            let _while_it_is_named = room.map(|room| room(None)).transpose()?;
             temporary.publish(lasts)?;
             Ok(FileSaved {
                 id: id_of(&writer.key),
@@ -512,7 +519,7 @@ impl SessionWriter {
     fn reserve(&mut self, end: u64) -> Result<(), Error> {
         let more = end.saturating_sub(self.allocated);
         let room = self.room.as_mut();
-        let until_it_is_seen = room.map(|room| room(more)).transpose()?;
+        let until_it_is_seen = room.map(|room| room(Some(more))).transpose()?;
         if let Some(temporary) = &self.temporary
             && !temporary.allocate(end)?
             && until_it_is_seen.is_some()
