@@ -51,6 +51,21 @@ $(VENV)/.lmcache: requirements/lmcache.txt $(VENV)/.vllm
 	$(INSTALL) --no-deps -r requirements/lmcache.txt
 	@touch $@
 
+# Its sources are built for this machine, without what is for images; the wheel is kept.
+LLAMA := build/llama
+LLAMA_PIN = $(shell sed -n 's/^llama-cpp-python==//p' requirements/llama.txt)
+
+$(VENV)/.llama: requirements/llama.txt $(VENV)/.dev
+	@ls $(LLAMA)/llama_cpp_python-$(LLAMA_PIN)-*.whl >/dev/null 2>&1 || { \
+		printf '\n\033[1m==> %s\033[0m\n' \
+			"building llama.cpp (10 to 30 minutes on two cores, once; it is kept in $(LLAMA))"; \
+		CMAKE_ARGS="-DGGML_NATIVE=ON -DLLAVA_BUILD=OFF" $(BIN)/python -m pip wheel --quiet --no-deps \
+			--no-binary llama-cpp-python --wheel-dir $(LLAMA) llama-cpp-python==$(LLAMA_PIN); \
+	}
+	$(call say,installing llama-cpp-python)
+	$(INSTALL) -r requirements/llama.txt --find-links $(LLAMA) --no-build-package llama-cpp-python
+	@touch $@
+
 $(VENV)/.transfer: requirements/transfer.txt $(VENV)/.dev
 	$(call say,installing Mooncake's and NIXL's transfer engines)
 	$(INSTALL) --no-deps -r requirements/transfer.txt
@@ -101,17 +116,23 @@ command:
 
 package: $(VENV)/.package
 
+.PHONY: llama
+llama: package $(VENV)/.llama ## llama-cpp-python beside the package, for its tests and its server
+
 PREFIX ?= /usr/local
 DESTDIR ?=
 
 .PHONY: capi
-capi: ## The C library, its header and its pkg-config file, below PREFIX
+capi: ## The C library, its headers and its pkg-config file, below PREFIX
 	$(call say,building the C library)
 	cargo build --release -p kvdepot-capi --features s3
 	install -d "$(DESTDIR)$(PREFIX)/lib/pkgconfig" "$(DESTDIR)$(PREFIX)/include"
-	install -m 755 $(CARGO_TARGET_DIR)/release/libkvdepot.so "$(DESTDIR)$(PREFIX)/lib/libkvdepot.so"
+	crates/capi/link.sh $(CARGO_TARGET_DIR)/release/libkvdepot.a $(CARGO_TARGET_DIR)/release/libkvdepot.so.1
+	install -m 755 $(CARGO_TARGET_DIR)/release/libkvdepot.so.1 "$(DESTDIR)$(PREFIX)/lib/libkvdepot.so.1"
+	ln -sf libkvdepot.so.1 "$(DESTDIR)$(PREFIX)/lib/libkvdepot.so"
 	install -m 644 $(CARGO_TARGET_DIR)/release/libkvdepot.a "$(DESTDIR)$(PREFIX)/lib/libkvdepot.a"
-	install -m 644 crates/capi/include/kvdepot.h "$(DESTDIR)$(PREFIX)/include/kvdepot.h"
+	install -m 644 crates/capi/include/kvdepot.h crates/capi/include/kvdepot_llama.hpp \
+		"$(DESTDIR)$(PREFIX)/include"
 	version=$$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -1) && \
 		sed -e "s|@PREFIX@|$(PREFIX)|" -e "s|@VERSION@|$$version|" crates/capi/kvdepot.pc.in \
 		> "$(DESTDIR)$(PREFIX)/lib/pkgconfig/kvdepot.pc"
@@ -197,6 +218,10 @@ bench-peer: package ## Hits on another host, beside plain TCP; network namespace
 .PHONY: bench-transfer
 bench-transfer: command $(VENV)/.transfer ## Beside Mooncake's and NIXL's transfer engines, over TCP
 	$(BIN)/python bench/transfer/run.py --command $(CARGO_TARGET_DIR)/release/kvdepot $(BENCH_FLAGS)
+
+.PHONY: bench-session
+bench-session: package $(VENV)/.llama ## llama.cpp's prompts, restored beside computed
+	PYTHONPATH=bench:tests/llama_cpp $(BIN)/python -m llama_restore $(BENCH_FLAGS)
 
 .PHONY: bench-lmcache-ttft
 bench-lmcache-ttft: package $(VENV)/.lmcache ## Hits of vLLM through LMCache, beside its own DRAM's

@@ -24,8 +24,12 @@ __all__ = [
     "Published",
     "Registered",
     "Reservation",
+    "SessionCatalogue",
     "SessionFound",
     "SessionPolicy",
+    "SessionSaver",
+    "SessionSnapshot",
+    "SessionStream",
     "Sessions",
     "Spans",
     "Task",
@@ -921,6 +925,52 @@ class TransferTask:
     def __len__(self) -> int: ...
 
 @final
+class LlamaLayout:
+    """Where the rows of each token lie in a sequence state of llama.cpp, of so many tokens."""
+
+    @staticmethod
+    def read(state: Buffer) -> LlamaLayout:
+        """That of a whole state, as llama_state_seq_get_data has written it.
+
+        Raises InputError for what is torn, and for what cannot be cut: positions other than 0, 1, 2
+        and so on, several streams, M-RoPE.
+        """
+
+    def resized(self, tokens: int, rest_bytes: int = 0) -> LlamaLayout:
+        """That of a state of another number of tokens of the same context, with a rest of so many
+        bytes."""
+
+    def gather(self, state: Buffer, first: int, end: int, piece: Buffer) -> None:
+        """Take the rows of tokens from `first` to behind the last, `end`, out of a state into
+        `piece`, `token_bytes` for each. Other threads run meanwhile."""
+
+    def scatter(self, piece: Buffer, first: int, end: int, state: Buffer) -> None:
+        """Put the rows of tokens from `first` to behind the last, `end`, into a state."""
+
+    def write_head(self, state: Buffer) -> None:
+        """Write all of a state that is neither rows nor rest."""
+
+    @property
+    def tokens(self) -> int:
+        """Its tokens."""
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of a token's rows."""
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of the state."""
+
+    @property
+    def rest_bytes(self) -> int:
+        """Bytes at the state's end that do not grow by appending: a window, a recurrent state."""
+
+    @property
+    def shape(self) -> str:
+        """What states of one context have in common: element types, rows, their order."""
+
+@final
 class SessionFound:
     """A session that a prompt begins with."""
 
@@ -958,6 +1008,7 @@ class _Saved(TypedDict):
 @type_check_only
 class _Restored(TypedDict):
     cached_tokens: int
+    cache_write_tokens: int
     whole: bool
 
 @type_check_only
@@ -1010,6 +1061,35 @@ class Sessions:
 
         Raises Error where something found no room: then there is no such session."""
 
+    def save_chunks(
+        self,
+        tokens: Iterable[int],
+        size: int | Callable[[int, int], int],
+        chunks: Callable[[list[tuple[int, int]]], Iterable[Any]],
+        *,
+        text: bytes | None = None,
+        reason: str = "asked",
+        context_tokens: int = 0,
+        objects: dict[str, Any] | None = None,
+        note: str = "",
+        created: int | None = None,
+    ) -> _Saved:
+        """Save a state whose rows are written chunk by chunk: `chunks` is called once, with the
+        runs of tokens whose rows are not there yet, and answers with buffers, one after another,
+        which may be cut anywhere. `size` is the bytes of each token, or tells those of a run
+        (first, behind the last). Two pieces are kept in memory at most. The other arguments are
+        those of `save`.
+
+        Raises Error where the chunks have more bytes than that, or fewer: then nothing was
+        saved."""
+
+    def stream(self, tokens: Iterable[int] | None = None) -> SessionStream:
+        """Begin a session whose length nobody knows yet, of which these tokens are known."""
+
+    def sweep(self) -> int:
+        """Remove all pieces and objects that no session names: what saves have left that were
+        killed or have failed. Nobody may save meanwhile. How many have gone."""
+
     def lookup(self, tokens: Iterable[int], most: int = 4) -> list[SessionFound]:
         """Sessions whose tokens these begin with, the longest first, of which all is there; `most`
         of them."""
@@ -1046,6 +1126,212 @@ class Sessions:
 
     def text(self, session: str) -> bytes:
         """A session's rendered text."""
+
+@final
+class SessionStream:
+    """A session that is written while nobody knows yet how long it gets. As a context manager it
+    ends with `commit`, or leaves nothing."""
+
+    @property
+    def cached_tokens(self) -> int:
+        """Tokens of the beginning whose rows are there: rows are wanted from this one on."""
+
+    @property
+    def tokens(self) -> list[int]:
+        """All tokens so far."""
+
+    @property
+    def room(self) -> int:
+        """Tokens up to the end of the piece that is being filled."""
+
+    @property
+    def bytes_written(self) -> int:
+        """Bytes that were stored so far, or are on their way."""
+
+    def append(self, tokens: Iterable[int], rows: Any) -> None:
+        """Add tokens and their rows, in their order, in as many buffers as there are. A chunk that
+        goes beyond `room` needs as many bytes for each token; one that does not may be laid out in
+        any way that is read again. The memory is the caller's again when this returns.
+
+        Raises InputError, and the stream goes on; after any other error nothing can be added."""
+
+    def commit(
+        self,
+        *,
+        text: bytes | None = None,
+        reason: str = "asked",
+        context_tokens: int = 0,
+        objects: dict[str, Any] | None = None,
+        note: str = "",
+        created: int | None = None,
+    ) -> _Saved:
+        """Make it a session; the arguments are those of `Sessions.save`.
+
+        Raises InputError, and the stream goes on; after any other error there is no such session,
+        and nothing is left of it."""
+
+    def abort(self) -> None:
+        """End it without a session, and remove what it has stored and no session names."""
+
+    def __enter__(self) -> Self: ...
+    def __exit__(self, _kind: object, _error: object, _trace: object) -> None: ...
+
+@type_check_only
+class _Step(TypedDict):
+    copied: int
+    left: int
+    full: bool
+
+@type_check_only
+class _Progress(TypedDict):
+    bytes: int
+    copied: int
+    written: int
+    over: bool
+
+@final
+class SessionSaver:
+    """Saves sessions on a thread of its own while the engine goes on. `memory` bounds the bytes
+    that all snapshots have, `pace` the bytes a second that are written. As a context manager it
+    finishes what was copied, or cancels all where an exception has ended the block."""
+
+    def __new__(
+        cls, sessions: Sessions, *, memory: int | str, pace: int | str | None = None
+    ) -> Self: ...
+    @property
+    def memory_used(self) -> int:
+        """Bytes that snapshots have in memory now."""
+
+    def begin(
+        self,
+        tokens: Iterable[int],
+        rows: Callable[[list[tuple[int, int]]], Any],
+        *,
+        whole: bool = False,
+        within: float = 0.0,
+        policy: SessionPolicy | None = None,
+        save: int | None = None,
+        text: bytes | None = None,
+        reason: str = "asked",
+        context_tokens: int = 0,
+        objects: dict[str, Any] | None = None,
+        note: str = "",
+        created: int | None = None,
+    ) -> SessionSnapshot:
+        """Begin a save. `rows` is called once, as `Sessions.save` does; what it answers with stays
+        as it is until nothing is `left`; `objects` are copied now. The snapshot takes room piece by
+        piece, as others are written, or with `whole` all of it at once; for what it takes now it
+        waits for `within` seconds. `policy` is told the end of `save`, which it has granted. The
+        other arguments are those of `Sessions.save`.
+
+        Raises Error where there is no room in time."""
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Wait, without a pace, until all saves have ended whose snapshot is taken.
+
+        Raises TimeoutError after `timeout` seconds; they go on."""
+
+    def close(self, timeout: float | None = None) -> None:
+        """End: saves whose snapshot is taken are finished, without a pace, and others are
+        cancelled.
+
+        Raises TimeoutError after `timeout` seconds; it goes on, and may be called again."""
+
+    def cancel(self) -> None:
+        """End now: what has not ended is cancelled, and nothing is left of it."""
+
+    def __enter__(self) -> Self: ...
+    def __exit__(self, kind: object, _error: object, _trace: object) -> None: ...
+
+@final
+class SessionSnapshot:
+    """A snapshot that is being taken: its rows are copied in slices, between the engine's steps.
+    Dropped before all was, its save is cancelled."""
+
+    @property
+    def left(self) -> int:
+        """Bytes that are left to be copied. At 0 the engine's memory is its own again."""
+
+    def step(self, *, bytes: int | None = None, seconds: float | None = None) -> _Step:
+        """Copy a slice, of so many bytes or for so many seconds, and never wait: a dictionary with
+        `copied`, `left`, and `full` where it has ended for lack of room.
+
+        Raises Error where the save has failed meanwhile."""
+
+    def finish(self, timeout: float | None = None) -> None:
+        """Copy all that is left, and wait for room where there is none.
+
+        Raises TimeoutError after `timeout` seconds; it goes on then."""
+
+    def progress(self) -> _Progress:
+        """How far the save has come: `bytes` that were not there, `copied`, `written`, `over`."""
+
+    def wait(self, timeout: float | None = None) -> _Saved:
+        """Wait for the end of the save; what `Sessions.save` answers.
+
+        Raises Error where it has failed, TimeoutError after `timeout` seconds; it goes on then."""
+
+@type_check_only
+class _Entry(TypedDict):
+    id: int
+    parent: int | None
+    reason: str
+    tokens: int
+    bytes: int
+    hits: int
+    used: float
+    pins: int
+
+@final
+class SessionCatalogue:
+    """The checkpoints on disk, by numbers of the caller's, and which of them go where it is short:
+    what saves the least compute a byte, with decay; superseded continued ones first, pinned ones
+    never. It removes nothing by itself."""
+
+    def __new__(cls) -> Self: ...
+    def insert(
+        self,
+        id: int,
+        *,
+        tokens: int,
+        bytes: int,
+        reason: str = "continued",
+        parent: int | None = None,
+        hits: int = 0,
+        used: float | None = None,
+    ) -> None:
+        """A checkpoint is on disk; one of the same number is replaced. `parent` is the longest one
+        there whose tokens this one begins with, `bytes` are those that its removal gives back, and
+        `used` is when it was last saved or restored, in seconds since 1970."""
+
+    def remove(self, id: int) -> bool:
+        """A checkpoint was removed from disk: whether it was there."""
+
+    def hit(self, id: int, *, at: float | None = None) -> bool:
+        """A conversation was restored from it, and it stays: whether it is there."""
+
+    def pin(self, id: int) -> bool:
+        """It stays until it is unpinned as often: whether it is there."""
+
+    def unpin(self, id: int) -> bool:
+        """Take one pin back: whether there was one."""
+
+    def set_other(self, id: int, bytes: int) -> None:
+        """Something else takes so many bytes on disk, by a number of the caller's: a save under
+        way, an orphan. With 0 bytes it is gone."""
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of everything on disk."""
+
+    def entries(self) -> list[_Entry]:
+        """All checkpoints, by their numbers."""
+
+    def make_room(
+        self, incoming: int, disk_space: int | str, *, at: float | None = None
+    ) -> list[int] | None:
+        """What to remove so that everything on disk and `incoming` bytes fit into `disk_space`, the
+        first to go first; None where that cannot be: then nothing should go, nor come."""
 
 @final
 class SessionPolicy:
@@ -1112,6 +1398,22 @@ class SessionPolicy:
 
     def failed(self, save: int, bytes: int = 0, *, at: float | None = None) -> None:
         """It has failed, and written so many bytes before."""
+
+    def lost(self, tokens: int, *, slot: int = 0) -> None:
+        """What was saved of a slot behind so many tokens is gone."""
+
+    def recall(self, bytes: int, *, at: float) -> None:
+        """Count bytes that were written before this policy was made: a program that has started
+        again tells what its catalogue, or its store, shows of the last day."""
+
+    def bytes_left(self, *, at: float | None = None) -> int | None:
+        """Bytes that may be written now, by both budgets and beside the saves under way; None
+        without a budget."""
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings, by the names that they were given by: sizes in bytes, None for no
+        budget."""
 
     @property
     def write_amplification(self) -> float | None:

@@ -13,9 +13,13 @@ from typing import Final
 
 from kvdepot._native import SessionFile
 from kvdepot._native import SessionFiles
+from kvdepot._native import SessionCatalogue as Catalogue
 from kvdepot._native import SessionFound as Found
 from kvdepot._native import SessionPolicy as Policy
 from kvdepot._native import Sessions
+from kvdepot._native import SessionSaver as Saver
+from kvdepot._native import SessionSnapshot as Snapshot
+from kvdepot._native import SessionStream as Stream
 
 REASONS: Final = ("cold", "continued", "evict", "shutdown", "asked")
 """Why a checkpoint is made."""
@@ -27,11 +31,15 @@ policy = Policy
 
 __all__ = [
     "REASONS",
+    "Catalogue",
     "Found",
     "Policy",
+    "Saver",
     "SessionFile",
     "SessionFiles",
     "Sessions",
+    "Snapshot",
+    "Stream",
     "open",
     "open_file",
     "open_files",

@@ -210,6 +210,24 @@ def test_other_weights_never_hit(depot: kvdepot.Depot) -> None:
     assert prefixes_of(depot, model, weights="two").load(prompt)[1] == 0
 
 
+def test_weights_that_lie_where_others_lay_are_others(depot: kvdepot.Depot) -> None:
+    prompt, model = prompt_of(60), model_of("qwen3")
+    prefixes = prefixes_of(depot, model)
+    prefixes.prefill(prompt)
+    layer = model.model.layers[1].mlp.down_proj
+    for _ in range(20):
+        # As whoever takes a weight away before the next one is there.
+        shape, was = layer.weight.shape, layer.weight.data_ptr()
+        del layer.weight
+        layer.weight = torch.nn.Parameter(torch.ones(shape))
+        assert prefixes.load(prompt)[1] == 0
+        if layer.weight.data_ptr() == was:
+            return
+        layer.weight = torch.nn.Parameter(torch.randn(shape))
+        prefixes.prefill(prompt)
+    pytest.skip("no tensor came to lie where another had lain")
+
+
 def test_weights_are_those_of_a_directory(depot: kvdepot.Depot, tmp_path: Path) -> None:
     prompt, loads = prompt_of(60), []
     for seed in (0, 1, 0):
@@ -361,6 +379,23 @@ def test_ways_to_generate_are_refused(
         prefixes_of(depot, model_of("qwen3")).generate(prompt_of(40), **options)
 
 
+def test_what_a_model_asks_for_by_itself_is_refused_too(depot: kvdepot.Depot) -> None:
+    model, prompt = model_of("qwen3"), prompt_of(40)
+    prefixes = prefixes_of(depot, model)
+    model.generation_config.num_beams = 2
+    for options in ({}, {"generation_config": transformers.GenerationConfig(max_new_tokens=4)}):
+        with pytest.raises(kvdepot.InputError, match="num_beams is 2; allowed: "):
+            prefixes.generate(prompt, **options)
+    prefixes.generate(prompt, num_beams=1, max_new_tokens=4)
+
+
+def test_numbers_that_are_no_tokens_are_refused(depot: kvdepot.Depot) -> None:
+    prefixes = prefixes_of(depot, model_of("qwen3"))
+    for wrong in (-1, 1 << 32):
+        with pytest.raises(kvdepot.InputError, match=f"input_ids is {wrong}, one of them; allowed"):
+            prefixes.load([1, wrong, 2])
+
+
 def test_caches_and_batches_are_refused(depot: kvdepot.Depot) -> None:
     model, prompt = model_of("gemma3"), prompt_of(40)
     prefixes = prefixes_of(depot, model)
@@ -401,6 +436,30 @@ def test_a_cache_without_windows_is_cut_to_them(depot: kvdepot.Depot) -> None:
     cache, cached = prefixes.load(prompt)
     assert cached == 50
     assert same(logits(model, prompt[:, 50:], cache), logits(model, prompt)[:, 50:])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_model_on_a_device_goes_on_there(depot: kvdepot.Depot, kind: str) -> None:
+    model = model_of(kind, dtype=torch.bfloat16).to("cuda")
+    prefixes = prefixes_of(depot, model)
+    prompt = prompt_of(130).to("cuda")
+    cache, said = prefixes.prefill(prompt[:, :100])
+    assert said == {"cached_tokens": 0, "cache_write_tokens": 100}
+    loaded, cached = prefixes.load(prompt)
+    assert cached == 100
+    for one, other in zip(cache.layers, loaded.layers, strict=True):
+        assert (one.keys.device, other.keys.device) == (prompt.device, prompt.device)
+        assert torch.equal(one.keys[:, :, -other.keys.shape[2] :], other.keys)
+        assert torch.equal(one.values[:, :, -other.values.shape[2] :], other.values)
+    rest = prompt[:, 100:]
+    assert torch.equal(logits(model, rest, cache), logits(model, rest, loaded))
+    generated = prefixes.generate(prompt, max_new_tokens=12, do_sample=False)
+    assert generated.cached_tokens in (96, 100)
+    assert generated.output.device == prompt.device
+    # Other kernels than the CPU's, same weights: another depot's pieces are of use all the same.
+    again = prefixes_of(depot, model_of(kind, dtype=torch.bfloat16))
+    assert again.load(prompt.cpu())[1] >= 100
 
 
 def test_models_are_refused(depot: kvdepot.Depot) -> None:

@@ -5,7 +5,7 @@ use kvdepot_store::{Depot, GetOptions, Key, Namespace, NamespaceSpec, Task};
 use crate::given::{Growing, In, Out, Plain, Text};
 use crate::guard::Failure;
 use crate::handle::{Made, Ref};
-use crate::memory::{Block, buffers};
+use crate::memory::{Block, Lent, buffers};
 
 /// `KVD_GET_PREFIX`: only the consecutive hits from the first key on.
 pub const GET_PREFIX: u32 = 1;
@@ -65,7 +65,7 @@ impl Space {
     }
 }
 
-fn keys(given: &In<[u8; 32]>, len: usize) -> Result<Vec<Key>, Failure> {
+pub(crate) fn keys(given: &In<[u8; 32]>, len: usize) -> Result<Vec<Key>, Failure> {
     let given = given.slice("keys", len)?;
     Ok(given.iter().map(|bytes| Key(*bytes)).collect())
 }
@@ -105,7 +105,8 @@ exported! {
     ) {
         let task = task.making("task")?;
         let namespace = namespace.get("namespace")?;
-        let blocks = buffers("blocks", blocks.slice("blocks", given_len)?, false)?;
+        let lent = Lent::new();
+        let blocks = buffers(&lent, "blocks", blocks.slice("blocks", given_len)?, false)?;
         task.put(namespace.put(keys(&given, given_len)?, blocks)?);
         Ok(())
     }
@@ -124,7 +125,8 @@ exported! {
         let mut options = GetOptions::default();
         options.prefix = flags & GET_PREFIX != 0;
         options.staged = flags & GET_STAGED != 0;
-        let blocks = buffers("blocks", blocks.slice("blocks", given_len)?, true)?;
+        let lent = Lent::new();
+        let blocks = buffers(&lent, "blocks", blocks.slice("blocks", given_len)?, true)?;
         task.put(namespace.get_with(keys(&given, given_len)?, blocks, options)?);
         Ok(())
     }

@@ -32,30 +32,32 @@ pub struct Setting {
 // SAFETY: pointers.
 unsafe impl Plain for Setting {}
 
-/// What options say, as the schema takes it.
-fn options(given: &[Setting]) -> Result<Value, Failure> {
-    let mut all = Value::Object(Map::new());
-    for (at, one) in given.iter().enumerate() {
-        let (name, value) = (
-            format!("options[{at}].name"),
-            format!("options[{at}].value"),
-        );
-        let (named, value) = (one.name.read(&name)?, one.value.read(&value)?);
+impl Setting {
+    /// Its name and value.
+    pub(crate) fn texts(&self, at: usize) -> Result<(&str, &str), Failure> {
+        let name = format!("options[{at}].name");
+        let named = self.name.read(&name)?;
         if named.is_empty() {
             let allowed = "the name of an option, such as cache.capacity";
             return Err(Failure::input(name, "\"\"", allowed));
         }
-        set(&mut all, named, value_of(named, value));
+        Ok((named, self.value.read(&format!("options[{at}].value"))?))
+    }
+}
+
+/// What options say, as the schema takes it.
+fn options(given: &[Setting]) -> Result<Value, Failure> {
+    let mut all = Value::Object(Map::new());
+    for (at, one) in given.iter().enumerate() {
+        let (name, value) = one.texts(at)?;
+        set(&mut all, name, value_of(name, value));
     }
     Ok(all)
 }
 
 /// A depot that another process serves; the rest is the owner's to say.
 fn served(socket: &str, given: &Value) -> Result<Depot, Failure> {
-    let refused = |value: &str, allowed: &str| {
-        let message = format!("where: {value} is not allowed; allowed: {allowed}");
-        Failure::new(Status::Config, message)
-    };
+    let refused = |value: &str, allowed: &str| Failure::config("where", value, allowed);
     if socket.is_empty() {
         return Err(refused(SERVICE, "unix: and the path of a socket"));
     }

@@ -27,7 +27,10 @@ macro_rules! plain {
     )*};
 }
 
-plain!(u8, i8, u32, u64, usize, [u8; 32]);
+plain!(u8, i8, u32, u64, usize, [u8; 16], [u8; 32]);
+
+// SAFETY: a pointer.
+unsafe impl<T> Plain for *const T {}
 
 /// A struct that may grow: its first field says how many bytes of it the caller knows.
 ///
@@ -98,6 +101,11 @@ impl<T> Copy for In<T> {}
 unsafe impl<T> Plain for In<T> {}
 
 impl<T: Plain> In<T> {
+    /// Whether nothing was given.
+    pub(crate) fn is_null(&self) -> bool {
+        self.0.is_null()
+    }
+
     /// So many of them.
     pub(crate) fn slice(&self, field: &str, len: usize) -> Result<&[T], Failure> {
         if len == 0 {
@@ -206,6 +214,14 @@ impl<T: Plain> Out<T> {
         }
     }
 
+    /// Refuses an array that is none, before anything happens.
+    pub(crate) fn room(&self, field: &str, len: usize) -> Result<(), Failure> {
+        match len {
+            0 => Ok(()),
+            _ => self.place(field).map(drop),
+        }
+    }
+
     /// Fills an array.
     pub(crate) fn fill(&self, field: &str, len: usize, values: &[T]) -> Result<(), Failure> {
         if values.len() > len {
@@ -225,6 +241,26 @@ impl<T: Plain> Out<T> {
                 .copy_from_nonoverlapping(values.as_ptr(), values.len())
         };
         Ok(())
+    }
+}
+
+impl Out<u8> {
+    /// So many bytes, to be written where they lie.
+    #[expect(
+        clippy::mut_from_ref,
+        reason = "it is the caller's memory, not this pointer's"
+    )]
+    pub(crate) fn bytes(&self, field: &str, len: usize) -> Result<&mut [u8], Failure> {
+        if len == 0 {
+            return Ok(&mut []);
+        }
+        if let Some(failure) = refused(field, self.0) {
+            return Err(failure);
+        }
+        fits::<u8>(field, len)?;
+        // SAFETY: not null (`refused`), no longer than memory (`fits`); the header asks that so many
+        // are there, and that they are nobody else's, no other argument's either, during the call.
+        Ok(unsafe { slice::from_raw_parts_mut(self.0, len) })
     }
 }
 

@@ -115,6 +115,20 @@ impl Failure {
         .into()
     }
 
+    /// An option that is not allowed.
+    pub(crate) fn config(
+        field: impl Into<String>,
+        value: impl ToString,
+        allowed: impl Into<String>,
+    ) -> Failure {
+        StoreError::Config {
+            field: field.into(),
+            value: shown(&value.to_string()),
+            allowed: allowed.into(),
+        }
+        .into()
+    }
+
     /// A handle whose process this one is a fork of.
     pub(crate) fn forked() -> Failure {
         let word = ": it belongs to the process this one was forked from; open it here";

@@ -49,6 +49,17 @@ impl<T> Copy for Ref<T> {}
 // SAFETY: a pointer.
 unsafe impl<T> Plain for Ref<T> {}
 
+impl<T> Ref<T> {
+    /// No handle.
+    pub(crate) fn none() -> Ref<T> {
+        Ref(std::ptr::null_mut())
+    }
+
+    pub(crate) fn is_null(&self) -> bool {
+        self.0.is_null()
+    }
+}
+
 impl<T: Send + Sync> Ref<T> {
     /// What is behind it, in the process that has opened it: a fork has a copy of its locks, which
     /// may be held for ever.
@@ -89,7 +100,7 @@ pub(crate) struct Making<'a, T> {
 
 impl<T> Made<T> {
     pub(crate) fn making(&self, field: &str) -> Result<Making<'_, T>, Failure> {
-        self.place(field)?.put(Ref(std::ptr::null_mut()));
+        self.place(field)?.put(Ref::none());
         Ok(Making {
             place: self.place(field)?,
             origin: Origin::here().map_err(kvdepot_store::Error::from)?,

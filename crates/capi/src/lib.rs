@@ -18,13 +18,21 @@
 #[macro_use]
 pub mod guard;
 
+pub mod batch;
 pub mod blocks;
+pub mod catalogue;
 pub mod depot;
+pub mod digest;
+pub mod engine;
 pub mod given;
 pub mod handle;
+pub mod llama;
+pub mod log;
 pub mod memory;
+pub mod mover;
 pub mod policy;
 pub mod save;
 pub mod sessions;
 pub mod task;
+pub mod two_phase;
 pub mod upkeep;

@@ -120,7 +120,7 @@ impl Given {
     }
 }
 
-fn number(reason: Reason) -> u32 {
+pub(crate) fn number(reason: Reason) -> u32 {
     match reason {
         Reason::Cold => 1,
         Reason::Continued => 2,

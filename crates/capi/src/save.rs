@@ -10,7 +10,7 @@ use kvdepot_store::{BlockBuffers, Buffer};
 use crate::given::{Growing, In, Out, Plain, Text, flag, moment};
 use crate::guard::{Failure, Status};
 use crate::handle::Ref;
-use crate::memory::{Block, Piece, buffers};
+use crate::memory::{Block, Lent, Piece, buffers};
 
 /// What a reason may be.
 const REASONS: &str = "KVD_ASKED, KVD_COLD, KVD_CONTINUED, KVD_EVICT or KVD_SHUTDOWN";
@@ -138,17 +138,24 @@ pub(crate) fn digits(id: &impl ToString) -> [c_char; ID_LEN] {
     said
 }
 
-fn objects(given: &[Object]) -> Result<Vec<(String, Buffer)>, Failure> {
+fn objects(lent: &Lent, given: &[Object]) -> Result<Vec<(String, Buffer)>, Failure> {
     let each = given.iter().enumerate().map(|(at, one)| {
         let name = one.name.read(&format!("objects[{at}].name"))?;
-        let bytes = one.bytes.buffer(&format!("objects[{at}].bytes"), false)?;
+        let bytes = one
+            .bytes
+            .buffer(lent, &format!("objects[{at}].bytes"), false)?;
         Ok((name.to_owned(), bytes))
     });
     each.collect()
 }
 
 /// Asks the caller where the rows of runs of tokens lie.
-fn ask(rows: RowsFn, user: *mut c_void, runs: &[Range<usize>]) -> Result<BlockBuffers, Failure> {
+fn ask(
+    lent: &Lent,
+    rows: RowsFn,
+    user: *mut c_void,
+    runs: &[Range<usize>],
+) -> Result<BlockBuffers, Failure> {
     let Some(rows) = rows else {
         return Err(Failure::input("rows", "NULL", "a function"));
     };
@@ -166,7 +173,7 @@ fn ask(rows: RowsFn, user: *mut c_void, runs: &[Range<usize>]) -> Result<BlockBu
     // does not throw.
     let answer = unsafe { rows(user, runs.as_ptr(), runs.len(), blocks.as_mut_ptr()) };
     match answer {
-        0 => buffers("rows", &blocks, false),
+        0 => buffers(lent, "rows", &blocks, false),
         other => Err(Failure::new(
             Status::Aborted,
             format!("rows has answered {other}: nothing was saved"),
@@ -186,6 +193,7 @@ fn save(
     if rows.is_none() {
         return Err(Failure::input("rows", "NULL", "a function"));
     }
+    let lent = Lent::new();
     let created = match given.created {
         0 => moment(0).as_secs(),
         seconds => seconds,
@@ -195,14 +203,14 @@ fn save(
         text: given.text.slice("text", given.text_len)?,
         reason: reason(given.reason)?,
         context_tokens: given.context_tokens,
-        objects: objects(given.objects.slice("objects", given.objects_len)?)?,
+        objects: objects(&lent, given.objects.slice("objects", given.objects_len)?)?,
         note: given.note.maybe("note")?.unwrap_or_default().to_owned(),
         created,
         exact: flag("exact", given.exact)?,
     };
     let refused = Cell::new(None);
     let asked = |runs: &[Range<usize>]| {
-        ask(rows, user, runs).map_err(|failure| {
+        ask(&lent, rows, user, runs).map_err(|failure| {
             refused.set(Some(failure));
             Error::Input {
                 field: "rows".into(),

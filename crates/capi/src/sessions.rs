@@ -9,7 +9,7 @@ use crate::blocks::Space;
 use crate::given::{Growing, In, Out, Plain};
 use crate::guard::{Failure, Status};
 use crate::handle::{Made, Ref, many};
-use crate::memory::{Block, buffers};
+use crate::memory::{Block, Lent, buffers};
 
 /// `kvd_piece`.
 #[derive(Clone, Copy, Debug)]
@@ -243,6 +243,22 @@ exported! {
         Ok(())
     }
 
+    /// `kvd_sessions_object`.
+    fn kvd_sessions_object(
+        sessions: Ref<Sessions>, found: Ref<Shown>, at: usize, into: In<Block>,
+    ) {
+        let sessions = sessions.get("sessions")?;
+        let found = &found.get("found")?.found;
+        let lent = Lent::new();
+        let into = buffers(&lent, "into", into.slice("into", 1)?, true)?;
+        match sessions.restore_object(found, at, into)? {
+            true => Ok(()),
+            false => Err(Failure::new(Status::NotWhole, format!(
+                "session {} has lost an object", found.id,
+            ))),
+        }
+    }
+
     /// `kvd_sessions_restore`.
     fn kvd_sessions_restore(
         sessions: Ref<Sessions>, found: Ref<Shown>, rows: In<Block>, rows_len: usize,
@@ -254,8 +270,9 @@ exported! {
         };
         let sessions = sessions.get("sessions")?;
         let found = &found.get("found")?.found;
-        let rows = buffers("rows", rows.slice("rows", rows_len)?, true)?;
-        let objects = buffers("objects", objects.slice("objects", objects_len)?, true)?;
+        let lent = Lent::new();
+        let rows = buffers(&lent, "rows", rows.slice("rows", rows_len)?, true)?;
+        let objects = buffers(&lent, "objects", objects.slice("objects", objects_len)?, true)?;
         // It returns only when no lane touches the memory any more.
         let restored = sessions.restore(found, rows, objects)?;
         if let Some(back) = back {

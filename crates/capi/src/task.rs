@@ -65,6 +65,9 @@ exported! {
         if became_len < keys {
             return Err(Failure::input("outcomes_len", became_len, format!("at least {keys}")));
         }
+        if keys > 0 {
+            became.place("outcomes")?;
+        }
         let waited = task.wait(span(timeout_ms)).map(drop);
         // What is known is told, too, where the time is over.
         became.fill("outcomes", became_len, &outcomes(task))?;

@@ -6,7 +6,10 @@ mod programs;
 
 use std::mem::offset_of;
 
-use kvdepot::{blocks, depot, guard, memory, policy, save, sessions, task, upkeep};
+use kvdepot::{
+    batch, blocks, catalogue, depot, digest, engine, guard, llama, memory, mover, policy, save,
+    sessions, task, two_phase, upkeep,
+};
 
 macro_rules! laid {
     ($said:ident, $($type:ty as $name:literal { $($field:ident),* })*) => {$(
@@ -49,6 +52,17 @@ fn of_rust() -> Vec<String> {
             fixed_bytes, token_bytes, saves_prefixes, writes_whole
         }
         policy::Due as "kvd_answer" { what, reason, save, tokens, base, bytes, declined }
+        batch::Given as "kvd_request" { reserved, local, remote, offset, len }
+        engine::About as "kvd_remote_about" { len, lasts_ms, rights, way }
+        llama::About as "kvd_llama_about" {
+            tokens, state_len, rest, rest_len, token_len, pieces_len, sequence, layers, transposed
+        }
+        two_phase::Place as "kvd_place" { placement, placement_len, tier, bytes, key }
+        mover::Placed as "kvd_placement" { len }
+        [u8; 16] as "kvd_sum" {}
+        catalogue::Kept as "kvd_entry" {
+            id, parent, tokens, bytes, hits, used_ms, reason, pins
+        }
         guard::Status as "kvd_status" {}
     );
     for (name, number) in [
@@ -61,6 +75,11 @@ fn of_rust() -> Vec<String> {
         ("KVD_ID_LEN", save::ID_LEN as u32),
         ("KVD_GET_PREFIX", blocks::GET_PREFIX),
         ("KVD_GET_STAGED", blocks::GET_STAGED),
+        ("KVD_ENDED", batch::MOVED_LAST.into()),
+        ("KVD_DIGEST_LEN", digest::DIGEST_LEN as u32),
+        ("KVD_PIN_PREFIX", two_phase::PIN_PREFIX),
+        ("KVD_RESERVE_PREFIX", two_phase::RESERVE_PREFIX),
+        ("KVD_RESERVE_STRICT", two_phase::RESERVE_STRICT),
     ] {
         said.push(format!("{name} {number}"));
     }
@@ -90,14 +109,9 @@ fn names(text: &str, before: &str) -> Vec<String> {
     names
 }
 
-#[test]
-fn every_function_is_declared_and_every_declaration_is_one() {
-    let root = programs::root();
-    let header = std::fs::read_to_string(root.join("include/kvdepot.h")).unwrap();
-    let mut code = String::new();
-    for file in std::fs::read_dir(root.join("src")).unwrap() {
-        code.push_str(&std::fs::read_to_string(file.unwrap().path()).unwrap());
-    }
+/// Names of the functions that the header declares.
+fn declared() -> Vec<String> {
+    let header = std::fs::read_to_string(programs::root().join("include/kvdepot.h")).unwrap();
     // Declarations stand behind a type, comments name functions without a parenthesis of theirs.
     let prose = header
         .replace("kvd_last_error() ", "")
@@ -105,6 +119,43 @@ fn every_function_is_declared_and_every_declaration_is_one() {
     let declared = names(&prose, " kvd_").into_iter();
     let mut declared: Vec<String> = declared.chain(names(&prose, " *kvd_")).collect();
     declared.sort();
+    declared
+}
+
+#[test]
+fn the_installed_library_exports_what_is_declared_each_with_a_version() {
+    let map = std::fs::read_to_string(programs::root().join("kvdepot.map")).unwrap();
+    let mapped = map.lines().filter_map(|line| line.trim().strip_suffix(';'));
+    let mapped: Vec<&str> = mapped.filter(|name| name.starts_with("kvd_")).collect();
+    assert_eq!(mapped, declared());
+    if !programs::has("gcc") || !programs::has("nm") {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let library = directory.path().join(programs::SONAME);
+    programs::link_versioned(&library);
+    let mut command = std::process::Command::new("nm");
+    command.args(["-D", "--defined-only"]).arg(&library);
+    let listed = programs::answer(&mut command);
+    let exported = listed.lines().filter(|line| line.contains(" T "));
+    let exported: Vec<String> = exported
+        .map(|line| line.rsplit(' ').next().unwrap().to_owned())
+        .collect();
+    let versioned: Vec<String> = mapped
+        .iter()
+        .map(|name| format!("{name}@@KVDEPOT_1.0"))
+        .collect();
+    assert_eq!(exported, versioned);
+}
+
+#[test]
+fn every_function_is_declared_and_every_declaration_is_one() {
+    let root = programs::root();
+    let mut code = String::new();
+    for file in std::fs::read_dir(root.join("src")).unwrap() {
+        code.push_str(&std::fs::read_to_string(file.unwrap().path()).unwrap());
+    }
+    let declared = declared();
     assert_eq!(declared, names(&code, "fn kvd_"));
     assert!(declared.len() > 40, "{declared:?}");
 }

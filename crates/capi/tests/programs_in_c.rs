@@ -31,7 +31,7 @@ fn files(directory: &Path) -> Vec<PathBuf> {
 
 #[test]
 fn a_conversation_comes_back_in_another_process() {
-    for link in [Link::Shared, Link::Static] {
+    for link in [Link::Shared, Link::Static, Link::Versioned] {
         let Some(program) = build(EXAMPLE, link) else {
             return;
         };
@@ -88,4 +88,47 @@ fn what_is_opened_and_closed_leaves_no_memory() {
         return;
     };
     assert_eq!(answer(&mut program.command()).trim(), "done");
+}
+
+/// Whether a process may reach another's memory is the system's to say: where it may not, the same
+/// bytes go over connections.
+fn moves(link: Link) {
+    let Some(program) = build("tests/c/transfer.c", link) else {
+        return;
+    };
+    let said = answer(&mut program.command());
+    assert!(["done near", "done"].contains(&said.trim()), "{said}");
+}
+
+#[test]
+fn bytes_go_between_processes_both_ways() {
+    moves(Link::Shared);
+}
+
+#[test]
+fn engines_leave_no_memory() {
+    moves(Link::Sanitized);
+}
+
+/// A program that is given a directory of its own.
+fn is_done(source: &str, name: &str) {
+    for link in [Link::Shared, Link::Sanitized] {
+        let Some(program) = build(source, link) else {
+            return;
+        };
+        let directory = tempfile::tempdir().unwrap();
+        let mut command = program.command();
+        let said = answer(command.arg(directory.path().join(name)));
+        assert_eq!(said.trim(), "done");
+    }
+}
+
+#[test]
+fn blocks_are_reserved_and_pinned_by_one_and_moved_by_another() {
+    is_done("tests/c/two_phase.c", "socket");
+}
+
+#[test]
+fn what_stands_beside_depots_answers() {
+    is_done("tests/c/beside.c", "");
 }

@@ -149,6 +149,42 @@ impl Drop for Handle {
     }
 }
 
+/// Something that is ended when it is dropped, in the process alone that has opened it: a fork has
+/// a copy of its locks, which may be held for ever.
+pub(crate) struct Owned<T: Send> {
+    /// `None` only while dropping.
+    value: Option<T>,
+    handle: Arc<Handle>,
+}
+
+impl<T: Send> Owned<T> {
+    pub(crate) fn new(value: T, handle: &Arc<Handle>) -> Owned<T> {
+        Owned {
+            value: Some(value),
+            handle: Arc::clone(handle),
+        }
+    }
+
+    /// It, in the process that has opened it.
+    pub(crate) fn get(&self, py: Python<'_>) -> PyResult<&T> {
+        self.handle.depot(py)?;
+        let closed = || errors::raise(py, Error::Closed(": so is this"));
+        self.value.as_ref().ok_or_else(closed)
+    }
+}
+
+impl<T: Send> Drop for Owned<T> {
+    fn drop(&mut self) {
+        let value = self.value.take();
+        match self.handle.forked() {
+            true => {
+                let _kept = ManuallyDrop::new(value);
+            }
+            false => drop_detached(value),
+        }
+    }
+}
+
 /// Drops what waits for its threads when it is dropped: other Python threads go on meanwhile.
 pub(crate) fn drop_detached<T: Send>(value: T) {
     let mut value = Some(value);

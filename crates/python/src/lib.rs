@@ -13,6 +13,8 @@
 
 mod arguments;
 mod buffers;
+mod catalogue;
+mod checkpoint;
 mod command;
 mod completions;
 mod cuda_array;
@@ -23,17 +25,20 @@ mod errors;
 mod handle;
 mod keep;
 mod keys;
+mod llama;
 mod log;
 mod memory;
 mod mover;
 mod namespace;
 mod pages;
 mod policy;
+mod saver;
 mod session_files;
 mod sessions;
 mod settings;
 mod spans;
 mod storage;
+mod streams;
 mod task;
 mod transfer;
 mod two_phase;
@@ -73,6 +78,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(settings::options_of_file, module)?)?;
     module.add_function(wrap_pyfunction!(settings::seconds, module)?)?;
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    module.add("LlamaLayout", module.py().get_type::<llama::LlamaLayout>())?;
     module.add("Sessions", module.py().get_type::<sessions::Sessions>())?;
     module.add("SessionPolicy", module.py().get_type::<policy::Policy>())?;
     module.add(
@@ -84,6 +90,13 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
         module.py().get_type::<session_files::SessionFiles>(),
     )?;
     module.add("SessionFound", module.py().get_type::<sessions::Found>())?;
+    module.add("SessionSaver", module.py().get_type::<saver::Saver>())?;
+    module.add("SessionSnapshot", module.py().get_type::<saver::Snapshot>())?;
+    module.add("SessionStream", module.py().get_type::<streams::Stream>())?;
+    module.add(
+        "SessionCatalogue",
+        module.py().get_type::<catalogue::Catalogue>(),
+    )?;
     transfer::add(module)?;
     errors::add(module)
 }

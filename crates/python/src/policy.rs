@@ -1,5 +1,6 @@
 //! When to save: `kvdepot.sessions.Policy`.
 
+use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use kvdepot_session::policy::{Answer, Error, Origin, Policy as Store, Prompt, Settings, Writes};
@@ -12,9 +13,17 @@ use crate::errors;
 
 /// Says when a checkpoint is due: the engine tells what happens, in tokens.
 #[pyclass(frozen, module = "kvdepot.sessions")]
-pub(crate) struct Policy(Mutex<Store>);
+pub(crate) struct Policy(Arc<Mutex<Store>>);
 
-fn now(given: Option<f64>) -> Duration {
+impl Policy {
+    /// The policy, for a save that ends when nobody of Python listens.
+    pub(crate) fn shared(&self) -> Arc<Mutex<Store>> {
+        Arc::clone(&self.0)
+    }
+}
+
+/// Seconds since 1970, or now.
+pub(crate) fn now(given: Option<f64>) -> Duration {
     let clock = || {
         let since = SystemTime::now().duration_since(UNIX_EPOCH);
         since.unwrap_or_default()
@@ -99,7 +108,7 @@ impl Policy {
             token_bytes: token_bytes.unwrap_or(usual.token_bytes),
         };
         let made = Store::new(settings).map_err(|error| raise(py, error))?;
-        Ok(Policy(Mutex::new(made)))
+        Ok(Policy(Arc::new(Mutex::new(made))))
     }
 
     /// A prompt of so many tokens starts, of which so many were `restored`, or stay as they are
@@ -207,6 +216,57 @@ impl Policy {
     fn failed(&self, py: Python<'_>, save: u64, bytes: u64, at: Option<f64>) -> PyResult<()> {
         let told = self.0.lock().failed(save, bytes, now(at));
         told.map_err(|error| raise(py, error))
+    }
+
+    /// What was saved of a slot behind so many tokens is gone.
+    #[pyo3(signature = (tokens, *, slot = 0))]
+    fn lost(&self, tokens: u64, slot: u32) {
+        self.0.lock().lost(slot, tokens);
+    }
+
+    /// Counts bytes that were written before this policy was made: a program that has started again
+    /// tells what its catalogue, or its store, shows of the last day.
+    #[pyo3(signature = (bytes, *, at))]
+    fn recall(&self, bytes: u64, at: f64) {
+        self.0.lock().recall(bytes, now(Some(at)));
+    }
+
+    /// Bytes that may be written now, by both budgets and beside the saves under way; None without
+    /// a budget.
+    #[pyo3(signature = (*, at = None))]
+    fn bytes_left(&self, at: Option<f64>) -> Option<u64> {
+        let mut policy = self.0.lock();
+        let settings = policy.settings();
+        let is_bound = settings.write_budget_hour.is_some() || settings.write_budget_day.is_some();
+        is_bound.then(|| policy.bytes_left(now(at)))
+    }
+
+    /// The settings, by the names that they were given by: sizes in bytes, None for no budget.
+    #[getter]
+    fn settings<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let settings = *self.0.lock().settings();
+        let said = PyDict::new(py);
+        let counts = [
+            ("disk_space", settings.disk_space),
+            ("min_tokens", settings.min_tokens),
+            ("cold_max_tokens", settings.cold_max_tokens),
+            (
+                "continued_interval_tokens",
+                settings.continued_interval_tokens,
+            ),
+            ("boundary_trim_tokens", settings.boundary_trim_tokens),
+            ("boundary_align_tokens", settings.boundary_align_tokens),
+            ("token_bytes", settings.token_bytes),
+            ("fixed_bytes", settings.fixed_bytes),
+        ];
+        counts
+            .iter()
+            .try_for_each(|(name, count)| said.set_item(name, count))?;
+        said.set_item("write_budget_hour", settings.write_budget_hour)?;
+        said.set_item("write_budget_day", settings.write_budget_day)?;
+        said.set_item("prefixes", settings.saves_prefixes)?;
+        said.set_item("whole", settings.writes == Writes::Whole)?;
+        Ok(said)
     }
 
     /// Bytes that were written, over those of new tokens; None before there are any.

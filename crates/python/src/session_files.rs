@@ -14,9 +14,10 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyIterator, PyList};
 
 use crate::arguments::Fields;
+use crate::checkpoint::{REASONS, now, raise};
 use crate::devices::size_of;
 use crate::keep::{self, Keep};
-use crate::sessions::{REASONS, list_of, now, raise};
+use crate::sessions::list_of;
 use crate::{buffers, errors, wait};
 
 /// What `durability` may be.

@@ -5,28 +5,25 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use kvdepot_session::{
-    Checkpoint, Error, Found as StoreFound, Id, Listed, Reason, Sessions as Store, Spec, export,
-    export_ds4, import, import_ds4,
+    Error, Found as StoreFound, Id, Listed, Sessions as Store, Spec, export, export_ds4, import,
+    import_ds4,
 };
-use kvdepot_store::{BlockBuffers, Buffer};
-use parking_lot::Mutex;
+use kvdepot_store::BlockBuffers;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList};
 
 use crate::arguments::Fields;
+use crate::checkpoint::{self, Raised, Told, raise, rows_of};
 use crate::depot::Depot;
 use crate::handle::Handle;
-use crate::keep::{self, Keep};
-use crate::{buffers, errors, wait};
-
-/// What `reason` may be.
-pub(crate) const REASONS: &str = "cold, continued, evict, shutdown or asked";
+use crate::streams::{self, Stream};
+use crate::{buffers, keep, wait};
 
 /// The sessions of a depot under one model, weights and layout.
 #[pyclass(frozen, module = "kvdepot.sessions")]
 pub(crate) struct Sessions {
-    store: Arc<Store>,
-    handle: Arc<Handle>,
+    pub(crate) store: Arc<Store>,
+    pub(crate) handle: Arc<Handle>,
 }
 
 /// A session that a prompt begins with.
@@ -77,24 +74,6 @@ impl Found {
     }
 }
 
-pub(crate) fn raise(py: Python<'_>, error: Error) -> PyErr {
-    match error {
-        Error::Depot(error) => errors::raise(py, error),
-        Error::Input {
-            field,
-            value,
-            allowed,
-        } => errors::input(py, field, value, allowed),
-        other => errors::other(py, other.to_string()),
-    }
-}
-
-/// Unix seconds.
-pub(crate) fn now() -> u64 {
-    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-    since.map_or(0, |since| since.as_secs())
-}
-
 /// Sessions, as dictionaries.
 pub(crate) fn list_of(py: Python<'_>, rows: Vec<Listed>) -> PyResult<Bound<'_, PyList>> {
     let list = PyList::empty(py);
@@ -113,39 +92,8 @@ pub(crate) fn list_of(py: Python<'_>, rows: Vec<Listed>) -> PyResult<Bound<'_, P
     Ok(list)
 }
 
-/// Memory that is asked for in the middle of a save, and what keeps it alive until that has ended.
-type Kept = Mutex<Vec<Arc<Keep>>>;
-
-/// Asks Python for the rows of runs of tokens.
-fn rows_of(
-    rows: &Py<PyAny>,
-    runs: &[Range<usize>],
-    kept: &Kept,
-    raised: &Mutex<Option<PyErr>>,
-) -> Result<BlockBuffers, Error> {
-    Python::attach(|py| {
-        let asked = runs.iter().map(|run| (run.start, run.end));
-        let given = PyList::new(py, asked).and_then(|asked| rows.bind(py).call1((asked,)));
-        let parsed = given.and_then(|given| buffers::parse(&given, false));
-        match parsed {
-            Ok(parsed) => {
-                kept.lock().push(parsed.keep);
-                Ok(parsed.blocks)
-            }
-            Err(error) => {
-                *raised.lock() = Some(error);
-                Err(Error::Input {
-                    field: "rows".into(),
-                    value: "an exception".into(),
-                    allowed: "buffers".into(),
-                })
-            }
-        }
-    })
-}
-
 impl Sessions {
-    fn call<T: Send>(
+    pub(crate) fn call<T: Send>(
         &self,
         py: Python<'_>,
         run: impl FnOnce(&Store) -> Result<T, Error> + Send,
@@ -227,50 +175,61 @@ impl Sessions {
         created: Option<u64>,
         exact: bool,
     ) -> PyResult<Bound<'py, PyDict>> {
-        let Some(reason) = Reason::of_name(reason) else {
-            return Err(errors::input(py, "reason", format!("{reason:?}"), REASONS));
-        };
-        let kept = Kept::default();
-        let objects = match objects {
-            None => Vec::new(),
-            Some(objects) => {
-                let parsed = buffers::parse(&objects.values().into_any(), false)?;
-                kept.lock().push(parsed.keep);
-                let names = objects.keys().extract::<Vec<String>>()?;
-                let one = |at: usize| -> Vec<Buffer> { parsed.blocks.pieces(at).to_vec() };
-                let buffers = (0..names.len()).flat_map(one);
-                names.into_iter().zip(buffers).collect()
-            }
-        };
-        let text = text.unwrap_or_default();
-        let raised = Mutex::new(None);
+        let texts = (text, reason, note.to_owned());
+        let told = Told::new(py, texts, context_tokens, objects, created)?;
+        let raised = Raised::default();
         let saved = self.call(py, |store| {
-            let checkpoint = Checkpoint {
-                tokens: &tokens,
-                text: &text,
-                reason,
-                context_tokens,
-                objects,
-                note: note.to_owned(),
-                created: created.unwrap_or_else(now),
-                exact,
-            };
-            let rows = |runs: &[Range<usize>]| rows_of(&rows, runs, &kept, &raised);
-            store.save(checkpoint, Box::new(rows))
+            let rows = |runs: &[Range<usize>]| rows_of(&rows, runs, told.kept(), &raised);
+            store.save(told.checkpoint(&tokens, exact), Box::new(rows))
         });
-        for keep in kept.lock().iter() {
-            keep.release(py);
-        }
-        if let Some(error) = raised.lock().take() {
-            return Err(error);
-        }
-        let saved = saved?;
-        let said = PyDict::new(py);
-        said.set_item("id", saved.id.to_string())?;
-        said.set_item("cached_tokens", saved.cached_tokens)?;
-        said.set_item("cache_write_tokens", saved.cache_write_tokens)?;
-        said.set_item("bytes_written", saved.bytes_written)?;
-        Ok(said)
+        told.release(py);
+        checkpoint::saved(py, &raised.or(saved)?)
+    }
+
+    /// Saves a state whose rows are written chunk by chunk: `chunks` is called once, with the runs
+    /// of tokens whose rows are not there yet, and answers with buffers, one after another, which
+    /// may be cut anywhere. `size` is the bytes of each token, or tells those of a run (first,
+    /// behind the last). Two pieces are kept in memory at most. The other arguments are `save`'s.
+    ///
+    /// Raises Error where the chunks have more bytes than that, or fewer: then nothing was saved.
+    #[pyo3(
+        signature = (tokens, size, chunks, **told),
+        text_signature = "($self, tokens, size, chunks, *, text=None, reason='asked', \
+                          context_tokens=0, objects=None, note='', created=None)"
+    )]
+    fn save_chunks<'py>(
+        &self,
+        py: Python<'py>,
+        tokens: Vec<u32>,
+        size: Py<PyAny>,
+        chunks: Py<PyAny>,
+        told: Option<&Bound<'py, PyDict>>,
+    ) -> PyResult<Bound<'py, PyDict>> {
+        let told = Told::named(py, told)?;
+        let raised = Raised::default();
+        let saved = self.call(py, |store| {
+            store.save_serialized(
+                told.checkpoint(&tokens, false),
+                |run| streams::size_of(&size, run, &raised),
+                |runs, sink| streams::write_chunks(&chunks, runs, sink, &raised),
+            )
+        });
+        told.release(py);
+        checkpoint::saved(py, &raised.or(saved)?)
+    }
+
+    /// Begins a session whose length nobody knows yet, of which these tokens are known.
+    #[pyo3(signature = (tokens = None))]
+    fn stream(&self, py: Python<'_>, tokens: Option<Vec<u32>>) -> PyResult<Stream> {
+        let known = tokens.unwrap_or_default();
+        let stream = self.call(py, |store| store.stream(&known))?;
+        Ok(Stream::new(stream, &self.handle))
+    }
+
+    /// Removes all pieces and objects that no session names: what saves have left that were killed
+    /// or have failed. Nobody may save meanwhile. How many have gone.
+    fn sweep(&self, py: Python<'_>) -> PyResult<usize> {
+        self.call(py, Store::sweep)
     }
 
     /// Sessions whose tokens these begin with, the longest first, of which all is there; `most` of
@@ -318,13 +277,25 @@ impl Sessions {
         let restored = restored?;
         let said = PyDict::new(py);
         said.set_item("cached_tokens", restored.cached_tokens)?;
+        said.set_item("cache_write_tokens", 0)?;
         said.set_item("whole", restored.whole)?;
         Ok(said)
     }
 
     /// All sessions, the newest first, as dictionaries.
     fn list<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
-        list_of(py, self.call(py, |store| Ok(store.list()))?)
+        let (rows, usage) = self.call(py, |store| {
+            let rows = store.list();
+            let ids: Vec<Id> = rows.iter().map(|row| row.id).collect();
+            let usage = store.usage(&ids)?;
+            Ok((rows, usage))
+        })?;
+        let list = list_of(py, rows)?;
+        for (said, usage) in list.iter().zip(usage) {
+            said.set_item("hits", usage.hits)?;
+            said.set_item("used", usage.used)?;
+        }
+        Ok(list)
     }
 
     /// Looks which sessions there are: others may have saved or removed some.
@@ -336,6 +307,23 @@ impl Sessions {
     fn remove(&self, py: Python<'_>, session: &str) -> PyResult<()> {
         let id = self.id(py, session)?;
         self.call(py, |store| store.remove(id))
+    }
+
+    /// Removes sessions until all have `most` bytes, each block counted once: those first that save
+    /// the least compute a byte. Those of `keep` stay. The names of those that went.
+    #[pyo3(signature = (most, keep = Vec::new()))]
+    fn trim(
+        &self,
+        py: Python<'_>,
+        most: &Bound<'_, PyAny>,
+        keep: Vec<String>,
+    ) -> PyResult<Vec<String>> {
+        let most = crate::devices::size_of("most", most)?;
+        let keep = keep.iter().map(|digits| self.id(py, digits));
+        let keep = keep.collect::<PyResult<Vec<Id>>>()?;
+        let trimmed = self.call(py, |store| store.trim(most, &keep))?;
+        let removed = trimmed.removed.iter();
+        Ok(removed.map(ToString::to_string).collect())
     }
 
     /// Reads all of a session; what is not there or does not verify.

@@ -133,19 +133,36 @@ fn one(sessions: &Sessions, from: &Namespace, block: (Key, u64), id: Id) -> Resu
     })
 }
 
-/// A file that is read, with all that is said before its pieces.
-struct Archive<'a> {
-    path: &'a Path,
-    input: Summed<BufReader<File>>,
-    manifest: Manifest,
+/// Opens a file that is to be read; its bytes. Who opens a pipe waits for who writes into it.
+pub(crate) fn open_file(path: &Path) -> Result<(File, u64), Error> {
+    let about = std::fs::metadata(path).map_err(io(path))?;
+    if !about.is_file() {
+        return Err(Error::input("file", path.display(), "a regular file"));
+    }
+    let file = File::open(path).map_err(io(path))?;
+    let len = file.metadata().map_err(io(path))?.len();
+    Ok((file, len))
 }
 
-impl Archive<'_> {
-    /// Opens one. All of it is read once first: nothing of a file that has changed is used.
-    fn open(path: &Path) -> Result<Archive<'_>, Error> {
+/// A file that is read, with all that is said before its pieces.
+pub(crate) struct Archive<'a, R> {
+    path: &'a Path,
+    input: Summed<BufReader<R>>,
+    pub(crate) manifest: Manifest,
+}
+
+impl Archive<'_, File> {
+    fn open(path: &Path) -> Result<Archive<'_, File>, Error> {
+        let (file, len) = open_file(path)?;
+        Archive::read(path, file, len)
+    }
+}
+
+impl<R: Read + Seek> Archive<'_, R> {
+    /// Reads one of so many bytes. All of it is read once first: nothing of a file that has changed
+    /// is used.
+    pub(crate) fn read(path: &Path, mut file: R, len: u64) -> Result<Archive<'_, R>, Error> {
         let wrong = |reason: &str| Error::malformed(path.display().to_string(), reason);
-        let mut file = File::open(path).map_err(io(path))?;
-        let len = file.metadata().map_err(io(path))?.len();
         let mut head = [0; HEAD];
         let begin = file.read_exact(&mut head);
         begin.map_err(|error| cut(path, error))?;
@@ -158,7 +175,7 @@ impl Archive<'_> {
             return Err(wrong("it is of another version"));
         }
         file.rewind().map_err(io(path))?;
-        if !is_whole(&file, len).map_err(|error| cut(path, error))? {
+        if !is_whole(&mut file, len).map_err(|error| cut(path, error))? {
             return Err(wrong("its bytes have changed, or it is cut"));
         }
         file.seek(SeekFrom::Start(HEAD as u64)).map_err(io(path))?;
@@ -345,7 +362,7 @@ fn import_first(sessions: &Sessions, from: &Path) -> Result<Imported, Error> {
 }
 
 /// Whether a file ends with the sum of what is before.
-fn is_whole(file: &File, len: u64) -> std::io::Result<bool> {
+fn is_whole(file: &mut impl Read, len: u64) -> std::io::Result<bool> {
     let Some(body) = len.checked_sub(SUM as u64) else {
         return Ok(false);
     };

@@ -2,6 +2,7 @@
 
 use std::io::ErrorKind;
 use std::path::Path;
+use std::sync::Arc;
 
 use kvdepot_store::Outcome;
 
@@ -31,6 +32,34 @@ pub enum Error {
         /// What became of it.
         outcome: Outcome,
     },
+    /// A serializer has written more or fewer bytes than were predicted. The session is not there,
+    /// and nothing is left of it.
+    #[error(
+        "the rows have {written} bytes{}, {predicted} were predicted: nothing was saved",
+        if written > predicted { " or more" } else { "" }
+    )]
+    Predicted {
+        /// Bytes that there were to be.
+        predicted: u64,
+        /// Bytes that came.
+        written: u64,
+    },
+    /// A save in the background has no room in memory.
+    #[error("{wanted} bytes are wanted in memory, where {used} of {most} are used")]
+    NoRoom {
+        /// Bytes that it wants.
+        wanted: u64,
+        /// Bytes that others have.
+        used: u64,
+        /// Bytes that all may have.
+        most: u64,
+    },
+    /// A save in the background that was given up: nothing is left of it.
+    #[error("the save was cancelled")]
+    Cancelled,
+    /// What went wrong in the background.
+    #[error(transparent)]
+    Background(Arc<Error>),
     /// No session has this name.
     #[error("there is no session {0}")]
     Unknown(String),

@@ -10,7 +10,7 @@ use std::path::Path;
 
 use kvdepot_store::{BlockBuffers, Buffer};
 
-use crate::archive::{Imported, replace};
+use crate::archive::{Imported, open_file, replace};
 use crate::ds4::{self, HEAD_LEN, Head, Layout, SHAPE_LEN, TEXT_AT};
 use crate::error::{Error, io};
 use crate::index::Id;
@@ -85,7 +85,7 @@ fn fill(file: &mut File, base: u64, ranges: &[Range<u64>], bytes: &[u8]) -> std:
 /// [`Error::Malformed`] for a file that is none, [`Error::NotStored`], and those of the file.
 pub fn import_ds4(sessions: &Sessions, from: &Path) -> Result<Imported, Error> {
     let (wrong, io) = (wrong(from), io(from));
-    let mut file = File::open(from).map_err(&io)?;
+    let (mut file, _) = open_file(from)?;
     let parts = ds4::parse(&mut file).map_err(&wrong)?;
     if parts.text.end - parts.text.start > TEXT_MAX {
         let reason = "its text is longer than 64MiB";

@@ -3,7 +3,7 @@
 //! A session is listed at the last full piece of its tokens, and at that of its text, with what
 //! stands behind. A query walks down the links of its own pieces, and compares what is behind each.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 
 use kvdepot_store::Key;
@@ -46,6 +46,8 @@ pub(crate) struct Entry {
     pub(crate) first: Link,
     /// A part of it did not verify: it is found no more until it is saved again, or looked for.
     pub(crate) is_bad: bool,
+    /// When it was added last.
+    added_at: u64,
     /// When a part of it was not there.
     gone_at: Option<u64>,
     /// Behind which pieces of its tokens, and of its text, it is listed.
@@ -215,6 +217,7 @@ impl Index {
                 note: manifest.note.clone(),
                 first: first.unwrap_or_else(|| manifest.cut().start()),
                 is_bad: false,
+                added_at: self.epoch,
                 gone_at: None,
                 places,
             },
@@ -231,6 +234,18 @@ impl Index {
                 self.texts.remove(&text, id);
             }
         }
+    }
+
+    /// Those of a listing that was begun at an epoch are there, and of the others what was added
+    /// since.
+    pub(crate) fn retain(&mut self, there: &HashSet<Id>, epoch: u64) {
+        let is_gone = |(id, entry): (&Id, &Entry)| entry.added_at <= epoch && !there.contains(id);
+        let gone = self
+            .entries
+            .iter()
+            .filter(|(id, entry)| is_gone((id, entry)));
+        let gone: Vec<Id> = gone.map(|(id, _)| *id).collect();
+        gone.into_iter().for_each(|id| self.remove(id));
     }
 
     /// A part of it does not verify.
@@ -315,5 +330,28 @@ impl Index {
         found.sort_by_key(|(order, _)| *order);
         hits.found = found.into_iter().map(|(_, hit)| hit).collect();
         hits
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::manifest::sample;
+
+    #[test]
+    fn what_is_saved_while_a_listing_is_made_stays() {
+        let mut index = Index::new(4);
+        let [one, other] = [Key([1; 32]), Key([2; 32])];
+        index.add(one, 1, &sample());
+        let listed_at = index.epoch();
+        // Removed before it is listed, and saved again before the listing is looked at.
+        index.remove(Id::of(&one));
+        index.add(one, 1, &sample());
+        index.add(other, 1, &sample());
+        index.retain(&HashSet::new(), listed_at);
+        assert_eq!(index.entries().count(), 2);
+        index.retain(&HashSet::from([Id::of(&other)]), index.epoch());
+        let left: Vec<Id> = index.entries().map(|(id, _)| id).collect();
+        assert_eq!(left, [Id::of(&other)]);
     }
 }

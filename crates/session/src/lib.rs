@@ -8,26 +8,36 @@
 //! not at all.
 //!
 //! `chain` makes keys, `manifest` is the format, `index` finds the longest usable beginning;
-//! [`Sessions`] is the public face, with its verbs in `save`, `restore` and `upkeep`; `archive` is
+//! [`Sessions`] is the public face, with its verbs in `save`, `restore`, `upkeep` and `trim`; `archive` is
 //! one session as one file. [`ds4`] is that engine's own format, and `from_ds4` the way in and out.
 //! [`policy`] says when to save, and what goes.
 
 #![forbid(unsafe_code)]
 
 mod archive;
+pub mod background;
 mod chain;
 pub mod ds4;
 mod error;
+mod feed;
 pub mod file;
 mod from_ds4;
+#[cfg(any(test, fuzzing))]
+#[doc(hidden)]
+pub mod fuzz;
 mod index;
+pub mod llama;
 mod manifest;
 
 pub mod policy;
 mod restore;
 mod save;
+mod serialized;
 mod store;
+mod stream;
+mod trim;
 mod upkeep;
+mod usage;
 
 pub use archive::{Imported, export, import, look};
 pub use error::Error;
@@ -36,5 +46,9 @@ pub use index::Id;
 pub use manifest::{Manifest, Named, Reason, Space};
 pub use restore::{Found, Restored};
 pub use save::{Checkpoint, Rows, Saved};
+pub use serialized::Sink;
 pub use store::{GROUP, Sessions, Spec};
+pub use stream::{Ending, Stream};
+pub use trim::Trimmed;
 pub use upkeep::{Checked, Listed};
+pub use usage::Usage;

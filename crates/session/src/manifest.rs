@@ -240,45 +240,47 @@ impl Manifest {
     }
 }
 
+/// One for tests.
+#[cfg(test)]
+pub(crate) fn sample() -> Manifest {
+    Manifest {
+        pieces_in: [1; 16],
+        objects_in: [2; 16],
+        space: Space::of(&NamespaceSpec::default()),
+        created: 1_700_000_000,
+        reason: Reason::Cold,
+        context_tokens: 4096,
+        piece_tokens: 4,
+        tokens: (0..9).collect(),
+        text: b"some text".to_vec(),
+        piece_bytes: vec![400, 400, 100],
+        variants: vec![(2, [7; 32])],
+        objects: vec![Named {
+            name: "logits".into(),
+            bytes: 12,
+            sum: [9; 32],
+        }],
+        note: String::new(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
 
     use super::*;
 
-    pub(crate) fn manifest() -> Manifest {
-        Manifest {
-            pieces_in: [1; 16],
-            objects_in: [2; 16],
-            space: Space::of(&NamespaceSpec::default()),
-            created: 1_700_000_000,
-            reason: Reason::Cold,
-            context_tokens: 4096,
-            piece_tokens: 4,
-            tokens: (0..9).collect(),
-            text: b"some text".to_vec(),
-            piece_bytes: vec![400, 400, 100],
-            variants: vec![(2, [7; 32])],
-            objects: vec![Named {
-                name: "logits".into(),
-                bytes: 12,
-                sum: [9; 32],
-            }],
-            note: String::new(),
-        }
-    }
-
     #[test]
     fn a_manifest_is_read_as_it_was_written_and_no_part_of_one_is() {
-        let bytes = manifest().encode().unwrap();
-        assert_eq!(Manifest::decode(&bytes).unwrap(), manifest());
+        let bytes = sample().encode().unwrap();
+        assert_eq!(Manifest::decode(&bytes).unwrap(), sample());
         for end in 0..bytes.len() {
             assert!(Manifest::decode(&bytes[..end]).is_err());
         }
-        let mut wrong = manifest();
+        let mut wrong = sample();
         wrong.piece_bytes.pop();
         assert!(Manifest::decode(&wrong.encode().unwrap()).is_err());
-        let mut huge = manifest();
+        let mut huge = sample();
         huge.piece_bytes = vec![1 << 63, 1 << 63, 4];
         assert!(Manifest::decode(&huge.encode().unwrap()).is_err());
     }

@@ -13,6 +13,9 @@ use crate::store::Sessions;
 /// How often a lookup begins anew that sessions are replaced under.
 const TRIES: usize = 16;
 
+/// Why a session is suspect.
+const ROTTEN: &str = "a part of it does not verify";
+
 /// A session that a prompt begins with.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
@@ -176,7 +179,10 @@ impl Sessions {
         // What has gone, or is late, is no fault of what is there.
         let mut all = rows.iter().chain(&objects);
         if all.any(|one| *one == Outcome::Corrupt) {
-            self.suspect(found.id, "a part of it does not verify");
+            self.suspect(found.id, ROTTEN);
+        }
+        if whole {
+            self.count_use(found.id);
         }
         let end = found
             .pieces
@@ -186,6 +192,31 @@ impl Sessions {
             cached_tokens: end,
             whole,
         })
+    }
+
+    /// Brings one object back, by its place among them: false where it has not come. Engines ask so
+    /// for what they need to know before they say where the rest goes. One that does not verify is
+    /// treated as by [`restore`](Sessions::restore).
+    ///
+    /// # Errors
+    /// As [`restore`](Sessions::restore).
+    pub fn restore_object(
+        &self,
+        found: &Found,
+        at: usize,
+        into: BlockBuffers,
+    ) -> Result<bool, Error> {
+        let Some(object) = found.objects.get(at) else {
+            let allowed = format!("below {}", found.objects.len());
+            return Err(Error::input("object", at, allowed));
+        };
+        fit("object", &into, &[object.bytes])?;
+        let keys = found.manifest.object_keys().into_iter().skip(at).take(1);
+        let outcomes = self.get(&self.objects, keys.collect(), into)?;
+        if outcomes.contains(&Outcome::Corrupt) {
+            self.suspect(found.id, ROTTEN);
+        }
+        Ok(outcomes == [Outcome::Done])
     }
 
     fn suspect(&self, id: Id, reason: &str) {
@@ -217,8 +248,10 @@ pub(crate) fn fit(what: &str, buffers: &BlockBuffers, wanted: &[u64]) -> Result<
     if lens == wanted {
         return Ok(());
     }
+    // What is no memory may have any length.
+    let all = lens.iter().fold(0_u64, |all, len| all.saturating_add(*len));
     let (value, allowed) = (
-        format!("{} blocks, {} bytes", lens.len(), lens.iter().sum::<u64>()),
+        format!("{} blocks, {all} bytes", lens.len()),
         format!(
             "{} blocks, {} bytes: as the session has them",
             wanted.len(),

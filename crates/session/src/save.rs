@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::ops::Range;
 
-use kvdepot_store::{BlockBuffers, Buffer, Key, Namespace, Outcome, Pin};
+use kvdepot_store::{BlockBuffers, Buffer, Key, Namespace, Outcome, Pin, Task};
 
 use crate::chain::{Link, bytes_of};
 use crate::error::Error;
@@ -56,14 +56,15 @@ pub struct Saved {
 }
 
 /// The pieces of a session: their keys, and their bytes, 0 for one that is not there.
-struct Pieces {
-    keys: Vec<Key>,
-    bytes: Vec<u64>,
-    variants: Vec<(u32, [u8; 32])>,
+#[derive(Default)]
+pub(crate) struct Pieces {
+    pub(crate) keys: Vec<Key>,
+    pub(crate) bytes: Vec<u64>,
+    pub(crate) variants: Vec<(u32, [u8; 32])>,
 }
 
 impl Pieces {
-    fn missing(&self) -> Vec<usize> {
+    pub(crate) fn missing(&self) -> Vec<usize> {
         (0..self.keys.len())
             .filter(|at| self.bytes[*at] == 0)
             .collect()
@@ -72,18 +73,19 @@ impl Pieces {
 
 /// What was stored.
 #[derive(Default)]
-struct Written {
-    pieces: HashSet<usize>,
-    bytes: u64,
+pub(crate) struct Written {
+    pub(crate) pieces: HashSet<usize>,
+    pub(crate) objects: Vec<Key>,
+    pub(crate) bytes: u64,
 }
 
 /// Pins that end with the save.
-struct Held<'a> {
-    space: &'a Namespace,
-    pins: Vec<Pin>,
+pub(crate) struct Held {
+    pub(crate) space: Namespace,
+    pub(crate) pins: Vec<Pin>,
 }
 
-impl Drop for Held<'_> {
+impl Drop for Held {
     fn drop(&mut self) {
         self.space.unpin(&self.pins, false);
     }
@@ -91,7 +93,7 @@ impl Drop for Held<'_> {
 
 impl Checkpoint<'_> {
     /// Refuses what cannot be, before a byte moves.
-    fn check(&self, piece_tokens: u32) -> Result<(), Error> {
+    pub(crate) fn check(&self, piece_tokens: u32) -> Result<(), Error> {
         if self.tokens.is_empty() {
             return Err(Error::input("tokens", "none", "at least one"));
         }
@@ -164,7 +166,7 @@ impl Sessions {
             .map(|pin| pin.as_ref().map_or(0, Pin::bytes))
             .collect();
         let _held = Held {
-            space: &self.pieces,
+            space: self.pieces.clone(),
             pins: pins.into_iter().flatten().collect(),
         };
         let mut pieces = Pieces {
@@ -189,10 +191,27 @@ impl Sessions {
                 self.put_missing(&mut pieces, &asked, buffers, &mut written)?;
             }
         }
-        let cache_write_tokens = written.pieces.iter().map(|piece| run(piece).len()).sum();
-        let objects = self.put_objects(end, &checkpoint.objects, &mut written)?;
+        self.commit(checkpoint, end, pieces, &mut written, &before)
+    }
+
+    /// What is left of a save once its pieces are there.
+    pub(crate) fn commit(
+        &self,
+        checkpoint: Checkpoint<'_>,
+        end: Link,
+        pieces: Pieces,
+        written: &mut Written,
+        before: &[Id],
+    ) -> Result<Saved, Error> {
+        step("pieces are stored");
+        let (count, each) = (checkpoint.tokens.len(), self.piece_tokens as usize);
+        let tokens = |piece: &usize| each.min(count - piece * each);
+        let cache_write_tokens = written.pieces.iter().map(tokens).sum();
+        let objects = self.put_objects(end, &checkpoint.objects, written)?;
+        step("objects are stored");
         let manifest = self.describe(checkpoint, pieces, objects);
-        let (id, len) = self.put_manifest(end, &manifest, &before)?;
+        let (id, len) = self.put_manifest(end, &manifest, before)?;
+        step("replaced parts are removed");
         Ok(Saved {
             id,
             cached_tokens: count - cache_write_tokens,
@@ -355,6 +374,7 @@ impl Sessions {
         for ((key, there), (_, bytes)) in keys.into_iter().zip(there).zip(objects) {
             if !there {
                 written.bytes += bytes.len() as u64;
+                written.objects.push(key);
                 new.push(key);
                 put.push([bytes.clone()]);
             }
@@ -396,12 +416,7 @@ impl Sessions {
             Some(at) => {
                 let (id, old) = replaced.swap_remove(at);
                 self.check_there(&old)?;
-                let known = self
-                    .index
-                    .read()
-                    .entry(id)
-                    .map(|entry| (entry.key, entry.len));
-                if let Some((key, len)) = known {
+                if let Some((key, len)) = self.block_of(id) {
                     self.index.write().add(key, len, &old);
                 }
                 (id, 0)
@@ -409,12 +424,13 @@ impl Sessions {
             None => self.put_new(end, manifest)?,
         };
         for (old, _) in &replaced {
-            let key = self.index.read().entry(*old).map(|entry| entry.key);
-            if let Some(key) = key {
+            if let Some((key, _)) = self.block_of(*old) {
                 self.manifests.remove(&[key])?;
                 self.index.write().remove(*old);
+                self.forget_uses(&[*old])?;
             }
         }
+        step("replaced manifests are removed");
         self.clear_replaced(manifest, replaced.into_iter().map(|(_, old)| old).collect())?;
         Ok((id, written))
     }
@@ -425,6 +441,7 @@ impl Sessions {
         let key = end.manifest(blake3::hash(&bytes).as_bytes());
         let buffers = BlockBuffers::whole([Buffer::from_vec(bytes)]);
         self.put("the manifest", &self.manifests, vec![key], buffers)?;
+        step("the manifest is stored");
         // What was stored may have made room for what came behind it, or was removed.
         if let Err(error) = self.check_there(manifest) {
             self.manifests.remove(&[key])?;
@@ -475,12 +492,12 @@ impl Sessions {
         let Some(first) = by.links().first().copied().filter(|_| !gone.is_empty()) else {
             return Ok(());
         };
-        let others: Vec<Id> = {
-            let index = self.index.read();
-            let same = index.entries().filter(|(_, other)| other.first == first);
-            same.map(|(id, _)| id).collect()
-        };
-        self.clear(&gone, &others)
+        // Others may have saved some since. Where that is not known all of it stays.
+        if let Err(error) = self.refresh() {
+            tracing::warn!(%error, "what a replaced session was made of stays");
+            return Ok(());
+        }
+        self.clear(&gone, &self.beginning_with(first))
     }
 
     pub(crate) fn put(
@@ -492,7 +509,12 @@ impl Sessions {
     ) -> Result<(), Error> {
         let bytes = (0..buffers.len()).map(|at| buffers.bytes(at)).sum();
         let task = into.put(keys, buffers)?;
-        let waited = crate::store::wait(&task, self.timeout, bytes);
+        self.stored(what, &task, bytes)
+    }
+
+    /// Waits until parts are stored.
+    pub(crate) fn stored(&self, what: &str, task: &Task, bytes: u64) -> Result<(), Error> {
+        let waited = crate::store::wait(task, self.timeout, bytes);
         // The caller's memory is its own again when this returns, whatever has happened.
         task.wait_released(None)?;
         waited?;
@@ -510,6 +532,12 @@ impl Sessions {
     }
 }
 
+/// A step of a save has ended. Who listens may see where a save stands, and a test ends its process
+/// there.
+pub(crate) fn step(what: &'static str) {
+    tracing::trace!(target: "kvdepot_session::step", step = what);
+}
+
 /// The BLAKE3 of some memory, of which little is copied at a time.
 fn sum_of(bytes: &Buffer) -> Result<[u8; 32], Error> {
     const STEP: usize = 256 << 10;
@@ -521,7 +549,7 @@ fn sum_of(bytes: &Buffer) -> Result<[u8; 32], Error> {
     Ok(*hasher.finalize().as_bytes())
 }
 
-fn check_rows(buffers: &BlockBuffers, asked: usize) -> Result<(), Error> {
+pub(crate) fn check_rows(buffers: &BlockBuffers, asked: usize) -> Result<(), Error> {
     if buffers.len() != asked {
         return Err(Error::input(
             "rows",

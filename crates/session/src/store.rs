@@ -1,21 +1,24 @@
 //! The sessions of a depot.
 
 use std::collections::HashSet;
+use std::sync::Arc;
 use std::time::Duration;
 
 use kvdepot_store::{BlockBuffers, Buffer, Depot, Key, Namespace, NamespaceSpec, Task};
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 
 use crate::error::Error;
 use crate::index::{Id, Index};
 use crate::manifest::{Manifest, Space};
+use crate::usage::Counted;
 
 /// What the description of a namespace of manifests has as its `group`.
 pub const GROUP: &str = "session manifests";
 
-/// Groups of the other two.
+/// Groups of the others.
 pub(crate) const PIECES: &str = "session pieces";
 const OBJECTS: &str = "session objects";
+const USES: &str = "session uses";
 
 /// Tokens of a piece, at most: what a piece has is written again where it is not full.
 pub(crate) const PIECE_TOKENS_MAX: u32 = 1 << 20;
@@ -51,16 +54,19 @@ impl Spec {
     }
 }
 
-/// Sessions in a depot.
+/// Sessions in a depot. A clone knows the same ones.
+#[derive(Clone)]
 pub struct Sessions {
     pub(crate) depot: Depot,
     pub(crate) pieces: Namespace,
     pub(crate) objects: Namespace,
     pub(crate) manifests: Namespace,
+    pub(crate) uses: Namespace,
     pub(crate) space: Space,
     pub(crate) piece_tokens: u32,
     pub(crate) timeout: Duration,
-    pub(crate) index: RwLock<Index>,
+    pub(crate) index: Arc<RwLock<Index>>,
+    pub(crate) counted: Arc<Mutex<Counted>>,
 }
 
 impl Sessions {
@@ -85,11 +91,13 @@ impl Sessions {
             pieces: namespace(PIECES)?,
             objects: namespace(OBJECTS)?,
             manifests: namespace(GROUP)?,
+            uses: namespace(USES)?,
             depot,
             space: Space::of(&spec.namespace),
             piece_tokens,
             timeout: spec.timeout,
-            index: RwLock::new(Index::new(piece_tokens)),
+            index: Arc::new(RwLock::new(Index::new(piece_tokens))),
+            counted: Arc::new(Mutex::new(Counted::default())),
         };
         sessions.refresh()?;
         Ok(sessions)
@@ -157,11 +165,8 @@ impl Sessions {
     /// # Errors
     /// Those of the depot.
     pub fn refresh(&self) -> Result<(), Error> {
-        // Those that are saved meanwhile are not in the listing.
-        let known: Vec<Id> = {
-            let index = self.index.read();
-            index.entries().map(|(id, _)| id).collect()
-        };
+        // Those that are saved from now on need not be in the listing.
+        let begun = self.index.read().epoch();
         let listed = self.manifests.blocks()?;
         let there: HashSet<Id> = listed.iter().map(|(key, _)| Id::of(key)).collect();
         let new: Vec<(Key, u64)> = {
@@ -174,8 +179,7 @@ impl Sessions {
         {
             let mut index = self.index.write();
             index.doubt();
-            let gone = known.into_iter().filter(|id| !there.contains(id));
-            gone.for_each(|id| index.remove(id));
+            index.retain(&there, begun);
         }
         for some in new.chunks(BATCH) {
             let read = read_all(&self.manifests, some, self.timeout)?;
@@ -193,17 +197,19 @@ impl Sessions {
         Ok(())
     }
 
+    /// The block that is a session's manifest, and its bytes.
+    pub(crate) fn block_of(&self, id: Id) -> Option<(Key, u64)> {
+        let index = self.index.read();
+        index.entry(id).map(|entry| (entry.key, entry.len))
+    }
+
     /// A session's manifest.
     ///
     /// # Errors
     /// [`Error::Unknown`] where it is not there any more, or does not verify.
     pub fn manifest(&self, id: Id) -> Result<Manifest, Error> {
         let unknown = || Error::Unknown(id.to_string());
-        let (key, len) = {
-            let index = self.index.read();
-            let entry = index.entry(id).ok_or_else(unknown)?;
-            (entry.key, entry.len)
-        };
+        let (key, len) = self.block_of(id).ok_or_else(unknown)?;
         let read = read_all(&self.manifests, &[(key, len)], self.timeout)?;
         let bytes = read.into_iter().next().flatten();
         let Some(bytes) = bytes else {

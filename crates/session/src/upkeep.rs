@@ -2,11 +2,13 @@
 
 use std::collections::HashSet;
 
-use kvdepot_store::Key;
+use kvdepot_store::{Key, Namespace};
 
+use crate::chain::Link;
 use crate::error::Error;
 use crate::index::{Id, Index};
 use crate::manifest::{Manifest, Reason};
+use crate::save::step;
 use crate::store::{Sessions, read_all};
 
 /// Bytes of pieces that are read at a time to be looked at.
@@ -104,7 +106,7 @@ impl Sessions {
 
     fn look(
         &self,
-        from: &kvdepot_store::Namespace,
+        from: &Namespace,
         blocks: Vec<(String, (Key, u64))>,
         checked: &mut Checked,
     ) -> Result<(), Error> {
@@ -142,42 +144,108 @@ impl Sessions {
         let entry = self.index.read().entry(id).cloned().ok_or_else(unknown)?;
         self.manifests.remove(&[entry.key])?;
         self.index.write().remove(id);
+        step("the manifest is removed");
+        self.forget_uses(&[id])?;
         // Others may have saved some since.
         self.refresh()?;
-        // Pieces are shared by those alone that begin with the same one.
-        let others: Vec<Id> = {
-            let index = self.index.read();
-            let same = index
-                .entries()
-                .filter(|(_, other)| other.first == entry.first);
-            same.map(|(id, _)| id).collect()
-        };
-        self.clear(&[manifest], &others)
+        self.clear(&[manifest], &self.beginning_with(entry.first))
     }
 
-    /// Removes what sessions that went have named, but for what these name.
+    /// Removes what sessions that went have named, but for what these name; nothing where one of
+    /// these cannot be read.
     pub(crate) fn clear(&self, gone: &[Manifest], others: &[Id]) -> Result<(), Error> {
-        let (mut pieces, mut objects) = (HashSet::<Key>::new(), HashSet::<Key>::new());
-        for manifest in gone {
-            pieces.extend(manifest.keys());
-            objects.extend(manifest.object_keys());
+        let mut parts = Parts::default();
+        gone.iter().for_each(|manifest| parts.add(manifest));
+        self.clear_parts(parts, others)
+    }
+
+    /// Removes what a save that has come to nothing has stored, but for what sessions name that
+    /// have the same first piece: no others can.
+    pub(crate) fn undo(&self, first: Link, parts: Parts) -> Result<(), Error> {
+        if parts.is_empty() {
+            return Ok(());
         }
+        // Others may have saved some since.
+        self.refresh()?;
+        self.clear_parts(parts, &self.beginning_with(first))
+    }
+
+    /// Removes all pieces and objects that no session names: what saves have left that were
+    /// killed, or have failed. Nobody may save here meanwhile: such a save fails where a part of
+    /// it has gone. How many have gone.
+    ///
+    /// # Errors
+    /// Those of the depot; a manifest that cannot be read is an error too, as what it names is
+    /// not known.
+    pub fn sweep(&self) -> Result<usize, Error> {
+        self.refresh()?;
+        let all = |space: &Namespace| -> Result<HashSet<Key>, Error> {
+            Ok(space.blocks()?.into_iter().map(|(key, _)| key).collect())
+        };
+        let mut parts = Parts {
+            pieces: all(&self.pieces)?,
+            objects: all(&self.objects)?,
+        };
+        for (key, len) in self.manifests.blocks()? {
+            let read = read_all(&self.manifests, &[(key, len)], self.timeout)?;
+            let bytes = read.into_iter().next().flatten();
+            let bytes = bytes.ok_or_else(|| Error::Unknown(Id::of(&key).to_string()))?;
+            parts.keep(&Manifest::decode(&bytes)?);
+        }
+        self.remove_parts(parts)
+    }
+
+    /// Sessions that have this first piece: they alone may share some.
+    pub(crate) fn beginning_with(&self, first: Link) -> Vec<Id> {
+        let index = self.index.read();
+        let same = index.entries().filter(|(_, other)| other.first == first);
+        same.map(|(id, _)| id).collect()
+    }
+
+    fn clear_parts(&self, mut parts: Parts, others: &[Id]) -> Result<(), Error> {
         for other in others {
             match self.manifest(*other) {
-                Ok(manifest) => {
-                    manifest.keys().iter().for_each(|key| {
-                        pieces.remove(key);
-                    });
-                    manifest.object_keys().iter().for_each(|key| {
-                        objects.remove(key);
-                    });
-                }
-                Err(Error::Unknown(_) | Error::Malformed { .. }) => {}
+                Ok(manifest) => parts.keep(&manifest),
+                // It may name any of it, unless it went meanwhile: what is left then is found by the
+                // next save, or evicted.
+                Err(Error::Unknown(_) | Error::Malformed { .. }) => return Ok(()),
                 Err(error) => return Err(error),
             }
         }
-        self.pieces.remove(&Vec::from_iter(pieces))?;
-        self.objects.remove(&Vec::from_iter(objects))?;
-        Ok(())
+        self.remove_parts(parts).map(drop)
+    }
+
+    fn remove_parts(&self, parts: Parts) -> Result<usize, Error> {
+        let pieces = self.pieces.remove(&Vec::from_iter(parts.pieces))?;
+        step("pieces are removed");
+        Ok(pieces + self.objects.remove(&Vec::from_iter(parts.objects))?)
+    }
+}
+
+/// Pieces and objects that are to go.
+#[derive(Debug, Default)]
+pub(crate) struct Parts {
+    pub(crate) pieces: HashSet<Key>,
+    pub(crate) objects: HashSet<Key>,
+}
+
+impl Parts {
+    fn is_empty(&self) -> bool {
+        self.pieces.is_empty() && self.objects.is_empty()
+    }
+
+    fn add(&mut self, manifest: &Manifest) {
+        self.pieces.extend(manifest.keys());
+        self.objects.extend(manifest.object_keys());
+    }
+
+    /// What a session names stays.
+    fn keep(&mut self, manifest: &Manifest) {
+        manifest.keys().iter().for_each(|key| {
+            self.pieces.remove(key);
+        });
+        manifest.object_keys().iter().for_each(|key| {
+            self.objects.remove(key);
+        });
     }
 }

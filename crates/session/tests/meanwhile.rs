@@ -9,19 +9,10 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use common::{longest, restore, save, save_with, sessions, spec, tokens};
+use common::{blocks, longest, of_files, restore, save, save_with, sessions, spec, tokens};
 use kvdepot_session::{Checkpoint, Error, Reason, Saved, Sessions, export, import};
-use kvdepot_store::{BlockBuffers, Buffer, Config, NamespaceSpec};
+use kvdepot_store::{BlockBuffers, Buffer, NamespaceSpec};
 use kvdepot_testkit::bytes::content;
-use serde_json::json;
-
-/// Sessions of a tier of files alone, as another process has them.
-fn of_files(home: &Path) -> Sessions {
-    let posix = json!({"path": home.join("posix"), "capacity": "256MiB"});
-    let settings = json!({"socket": "off", "lanes": 1, "posix": posix});
-    let depot = kvdepot_service::open(&Config::new("Posix", &settings).unwrap()).unwrap();
-    Sessions::open(depot, &spec("w")).unwrap()
-}
 
 /// Saves a state each byte of which is `fill`; `during` runs once its rows are asked for.
 fn fill(
@@ -185,13 +176,22 @@ fn a_removal_leaves_what_others_have_saved_since() {
     assert!(bytes(&one, &longer) == Some(vec![1; 22_800]));
 }
 
-/// Files of blocks.
-fn blocks(home: &Path) -> usize {
-    let folders = std::fs::read_dir(home.join("posix/blocks")).unwrap();
-    let count = |folder: std::io::Result<std::fs::DirEntry>| {
-        std::fs::read_dir(folder.unwrap().path()).unwrap().count()
-    };
-    folders.map(count).sum()
+#[test]
+fn what_is_replaced_leaves_what_others_have_saved_since() {
+    let home = tempfile::tempdir().unwrap();
+    let (one, other) = (of_files(home.path()), of_files(home.path()));
+    let prompt = tokens(192, 1);
+    let longer = [&prompt[..], &tokens(64, 2)].concat();
+    fill(&one, &prompt, 1, false, || ()).unwrap();
+    fill(&other, &longer, 1, false, || ()).unwrap();
+    // It begins with pieces that `one` has no more use for, and knows of no other use of.
+    fill(&one, &prompt, 2, true, || ()).unwrap();
+    for sessions in [&one, &other] {
+        sessions.refresh().unwrap();
+        assert!(bytes(sessions, &longer) == Some(vec![1; 25_600]));
+        assert!(bytes(sessions, &prompt) == Some(vec![2; 19_200]));
+        sessions.depot().close();
+    }
 }
 
 #[test]

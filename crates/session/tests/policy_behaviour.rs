@@ -320,6 +320,34 @@ fn a_continued_checkpoint_waits_for_the_budget_and_says_so_once() {
 }
 
 #[test]
+fn a_save_that_no_budget_can_have_room_for_is_told_from_one_that_waits() {
+    let mut policy = policy(Settings {
+        write_budget_hour: Some(60_000),
+        write_budget_day: Some(80_000),
+        ..settings()
+    });
+    // 10 bytes a token and 1,000 for each save: the hour has room for 5,900 tokens.
+    assert_eq!(
+        policy.switch(0, 5901, at(0)),
+        declined(Declined::OverBudget)
+    );
+    let fits = save(policy.switch(0, 5900, at(0)));
+    assert_eq!(
+        policy.switch(1, 5900, at(0)),
+        declined(Declined::WriteBudget)
+    );
+    policy.saved(fits.id, 100, at(0)).unwrap();
+    // Behind what is on disk it is small enough.
+    assert_eq!(save(policy.switch(0, 9000, at(0))).base, 5900);
+    // A continued one says so once.
+    assert_eq!(
+        policy.decode(2, 10_240, at(0)),
+        declined(Declined::OverBudget)
+    );
+    assert_eq!(policy.decode(2, 10_241, at(0)), Answer::Nothing);
+}
+
+#[test]
 fn what_two_saves_under_way_have_in_common_is_new_once() {
     let mut policy = policy(settings());
     let first = save(policy.decode(0, 10_240, at(0)));

@@ -4,7 +4,7 @@
 
 use std::path::{Path, PathBuf};
 
-use kvdepot_session::{Checkpoint, Error, Reason, Sessions, export, import};
+use kvdepot_session::{Checkpoint, Error, Reason, Sessions, export, import, import_ds4};
 use kvdepot_store::{BlockBuffers, Buffer};
 
 mod common;
@@ -229,6 +229,21 @@ fn a_session_goes_to_another_depot_as_a_file() {
         left.map(|one| one.file_name())
             .all(|one| !one.to_string_lossy().ends_with(".tmp"))
     );
+}
+
+#[test]
+fn what_is_no_file_is_refused_and_not_waited_for() {
+    let home = tempfile::tempdir().unwrap();
+    let sessions = sessions(home.path());
+    let pipe = home.path().join("pipe");
+    let made = std::process::Command::new("mkfifo").arg(&pipe).status();
+    assert!(made.unwrap().success());
+    for path in [home.path(), &pipe] {
+        for refused in [import(&sessions, path), import_ds4(&sessions, path)] {
+            let refused = refused.unwrap_err().to_string();
+            assert!(refused.contains("a regular file"), "{refused}");
+        }
+    }
 }
 
 #[test]

@@ -173,7 +173,9 @@ impl Task {
             return Err(Error::Closed(FORKED));
         }
         #[cfg(feature = "sim")]
-        if let Some(schedule) = kvdepot_media::sim::current().filter(|_| timeout.is_none()) {
+        if let Some(schedule) = kvdepot_media::sim::current()
+            && timeout != Some(Duration::ZERO)
+        {
             schedule.until(|| reached(&self.shared.state.lock()));
         }
         let deadline = timeout.and_then(|timeout| clock::now().checked_add(timeout));

@@ -46,18 +46,23 @@ def tokens_of(input_ids: Any) -> list[int]:
     if input_ids.is_floating_point():
         raise refused("input_ids.dtype", input_ids.dtype, "integers")
     tokens: list[int] = input_ids.flatten().tolist()
+    wrong = next((token for token in tokens if not 0 <= token < 1 << 32), None)
+    if wrong is not None:
+        raise refused("input_ids", f"{wrong}, one of them", "tokens from 0 to 2^32 - 1")
     return tokens
 
 
 def check_generate(model: Any, tokens: int, kwargs: dict[str, Any]) -> None:
     """Refuse what keys and values would depend on, or that leaves a cache of something else."""
-    config = kwargs.get("generation_config") or model.generation_config
     options = vars(GenerationConfig()).keys()
     for name in kwargs:
         if name not in options and name not in HARMLESS:
             raise refused("generate's argument", repr(name), "options, and those beside tokens")
+    # What one does not say the next one does.
+    configs = (kwargs.get("generation_config"), model.generation_config)
     for name, allowed in WAYS.items():
-        value = kwargs.get(name, getattr(config, name, None))
+        said = (kwargs.get(name), *(getattr(config, name, None) for config in configs))
+        value = next((one for one in said if one is not None), None)
         if value not in allowed:
             raise refused(name, repr(value), " or ".join(map(repr, allowed)))
     mask = kwargs.get("attention_mask")

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -55,7 +56,7 @@ class Identity:
     def __init__(self, model: Any, weights: str | Path | None) -> None:
         self._model = model
         self._given = _given(weights)
-        self._seen: object = None
+        self._seen: _State | None = None
         self._now = ("", "")
 
     def now(self) -> tuple[str, str]:
@@ -64,7 +65,7 @@ class Identity:
             raise refused("model.training", True, "False, by model.eval()")
         adapters = list(_adapters(self._model))
         state = (
-            [(name, *_place(tensor)) for name, tensor in _tensors(self._model)],
+            [_Seen(name, tensor) for name, tensor in _tensors(self._model)],
             [(name, _switches(module)) for name, module in adapters],
         )
         if state != self._seen:
@@ -104,9 +105,25 @@ def _tensors(module: Any) -> Iterator[tuple[str, torch.Tensor]]:
             yield name, buffer
 
 
-def _place(tensor: Any) -> tuple[int, int]:
-    version = 0 if tensor.is_inference() else tensor._version
-    return tensor.data_ptr(), version
+class _Seen:
+    """A tensor as it was: the same one, where it lay, and torch's count of its changes.
+
+    An address alone says little: the next tensor may get that of one that is gone.
+    """
+
+    def __init__(self, name: str, tensor: torch.Tensor) -> None:
+        version = 0 if tensor.is_inference() else tensor._version
+        self._place = (name, tensor.data_ptr(), version)
+        self._tensor = weakref.ref(tensor)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, _Seen):
+            return NotImplemented
+        tensor = self._tensor()
+        return tensor is not None and tensor is other._tensor() and self._place == other._place
+
+
+_State: TypeAlias = tuple[list[_Seen], list[tuple[str, str]]]
 
 
 def _hash(tensors: Iterator[tuple[str, torch.Tensor]]) -> str:

@@ -12,6 +12,7 @@ from transformers import DynamicCache
 
 import kvdepot
 import kvdepot.sessions
+from kvdepot._beginnings import best
 from kvdepot.transformers.arguments import check_generate, tokens_of
 from kvdepot.transformers.identity import Identity, check_model, config_of
 from kvdepot.transformers.layout import WINDOWS, Layout, check_kinds
@@ -175,7 +176,15 @@ class PrefixCache:
         # Other processes may have stored some since.
         store.refresh()
         for _ in range(TRIES):
-            found = self._best(store, tokens, most)
+            found = best(
+                store,
+                tokens,
+                most,
+                # Nothing of a window can be taken back.
+                can_be_cut=not self._layout.windowed,
+                min_tokens=self._min_tokens,
+                logger=logger,
+            )
             if found is None:
                 break
             if (cache := self._restore(store, found)) is not None:
@@ -183,37 +192,6 @@ class PrefixCache:
                     cache.crop(-over)
                 return cache, cache.get_seq_length()
         return DynamicCache(config=self._model.config), 0
-
-    def _best(
-        self, store: kvdepot.sessions.Sessions, tokens: list[int], most: int
-    ) -> kvdepot.sessions.Found | None:
-        """The session with the most that is of use, if there is one."""
-        if self._layout.windowed:
-            # Nothing of a window can be taken back.
-            found = next(iter(store.lookup(tokens[:most], 1)), None)
-            return found if found and len(found.tokens) >= self._min_tokens else None
-        found = next(iter(store.lookup(tokens, 1)), None)
-        usable = min(len(found.tokens), most) if found else 0
-        # Pieces that another conversation, or a longer one, begins with are made a session of
-        # their own: that writes a manifest.
-        shared = store.prefix(tokens[:most])
-        if shared > usable and shared >= self._min_tokens:
-            other = self._session_of(store, tokens[:shared])
-            found, usable = (other, shared) if other else (found, usable)
-        return found if usable >= self._min_tokens else None
-
-    def _session_of(
-        self, store: kvdepot.sessions.Sessions, tokens: list[int]
-    ) -> kvdepot.sessions.Found | None:
-        def gone(runs: list[tuple[int, int]]) -> Any:
-            raise LookupError(runs)
-
-        try:
-            store.save(tokens, gone, note="shared beginning")
-        except (LookupError, kvdepot.Error) as error:
-            logger.info("a beginning of %d tokens is not used: %r", len(tokens), error)
-            return None
-        return next(iter(store.lookup(tokens, 1)), None)
 
     def _restore(
         self, store: kvdepot.sessions.Sessions, found: kvdepot.sessions.Found

@@ -1,22 +1,8 @@
 /* What an engine may do, and what it must not: each check says its line. */
-#include <kvdepot.h>
+#include "check.h"
 #include <pthread.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-#define CHECK(what)                                                                  \
-    do {                                                                             \
-        if (!(what)) {                                                               \
-            fprintf(stderr, "line %d: %s: %s\n", __LINE__, #what, kvd_last_error()); \
-            exit(1);                                                                 \
-        }                                                                            \
-    } while (0)
-
-#define OK(call) CHECK((call) == KVD_OK)
-/* Refused with this status, and the message says this. */
-#define REFUSED(call, status, says) CHECK((call) == (status) && strstr(kvd_last_error(), says))
 
 enum { PIECE = 16, ROW = 8, TOKENS = 40 };
 

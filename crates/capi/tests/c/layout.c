@@ -46,8 +46,25 @@ int main(void) {
     SIZE(kvd_answer); AT(kvd_answer, what); AT(kvd_answer, reason); AT(kvd_answer, save);
     AT(kvd_answer, tokens); AT(kvd_answer, base); AT(kvd_answer, bytes);
     AT(kvd_answer, declined);
+    SIZE(kvd_request); AT(kvd_request, reserved); AT(kvd_request, local);
+    AT(kvd_request, remote); AT(kvd_request, offset); AT(kvd_request, len);
+    SIZE(kvd_remote_about); AT(kvd_remote_about, len); AT(kvd_remote_about, lasts_ms);
+    AT(kvd_remote_about, rights); AT(kvd_remote_about, way);
+    SIZE(kvd_llama_about); AT(kvd_llama_about, tokens); AT(kvd_llama_about, state_len);
+    AT(kvd_llama_about, rest); AT(kvd_llama_about, rest_len); AT(kvd_llama_about, token_len);
+    AT(kvd_llama_about, pieces_len); AT(kvd_llama_about, sequence); AT(kvd_llama_about, layers);
+    AT(kvd_llama_about, transposed);
+    SIZE(kvd_place); AT(kvd_place, placement); AT(kvd_place, placement_len); AT(kvd_place, tier);
+    AT(kvd_place, bytes); AT(kvd_place, key);
+    SIZE(kvd_placement); AT(kvd_placement, len);
+    SIZE(kvd_sum);
+    SIZE(kvd_entry); AT(kvd_entry, id); AT(kvd_entry, parent); AT(kvd_entry, tokens);
+    AT(kvd_entry, bytes); AT(kvd_entry, hits); AT(kvd_entry, used_ms); AT(kvd_entry, reason);
+    AT(kvd_entry, pins);
     SIZE(kvd_status);
     IS(KVD_VERSION); IS(KVD_BUG); IS(KVD_NOT_WHOLE); IS(KVD_ABORTED); IS(KVD_OTHER);
     IS(KVD_UNWANTED); IS(KVD_ID_LEN); IS(KVD_GET_PREFIX); IS(KVD_GET_STAGED);
+    IS(KVD_ENDED); IS(KVD_DIGEST_LEN); IS(KVD_PIN_PREFIX); IS(KVD_RESERVE_PREFIX);
+    IS(KVD_RESERVE_STRICT);
     return 0;
 }

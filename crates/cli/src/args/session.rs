@@ -2,7 +2,7 @@ use std::path::PathBuf;
 
 use clap::Subcommand;
 
-use super::count;
+use super::{bytes, count};
 
 /// Options of `session`.
 #[derive(clap::Args)]
@@ -62,6 +62,18 @@ pub(crate) enum SessionCommand {
         #[arg(value_name = "SESSION")]
         session: String,
     },
+    /// Removes sessions until all have so many bytes: those first that save the least compute a byte.
+    ///
+    /// What a longer one of the same conversation supersedes goes before all others. A block that
+    /// several sessions name counts once, and stays with the last of them. Each model's sessions
+    /// keep their share.
+    Trim {
+        #[command(flatten)]
+        depot: InDepot,
+        /// What all sessions may have then, such as 64GiB.
+        #[arg(long, value_name = "SIZE", value_parser = bytes)]
+        to: u64,
+    },
     /// Writes a session to one file, to be copied and kept.
     Export {
         #[command(flatten)]
@@ -103,6 +115,7 @@ impl SessionCommand {
             | SessionCommand::Show { depot, .. }
             | SessionCommand::Verify { depot, .. }
             | SessionCommand::Rm { depot, .. }
+            | SessionCommand::Trim { depot, .. }
             | SessionCommand::Export { depot, .. }
             | SessionCommand::Import { depot, .. } => depot,
         }

@@ -6,8 +6,8 @@ use std::io::Read;
 use std::path::Path;
 
 use kvdepot_session::{
-    Checked, Error as SessionError, Id, Imported, Listed, Sessions, Spec, ds4, export, export_ds4,
-    import, import_ds4, look,
+    Checked, Error as SessionError, Id, Imported, Listed, Sessions, Spec, Trimmed, Usage, ds4,
+    export, export_ds4, import, import_ds4, look,
 };
 use kvdepot_store::config::set;
 use kvdepot_store::{Config, Depot, NamespaceSpec};
@@ -34,12 +34,14 @@ struct Row<'a> {
     bytes: u64,
     reason: &'static str,
     created: u64,
+    hits: u64,
+    used: u64,
     note: &'a str,
     bad: bool,
 }
 
 impl<'a> Row<'a> {
-    fn of(sessions: &'a Sessions, listed: &'a Listed) -> Row<'a> {
+    fn of(sessions: &'a Sessions, listed: &'a Listed, usage: Usage) -> Row<'a> {
         Row {
             session: listed.id.to_string(),
             model: &sessions.space().model,
@@ -48,6 +50,8 @@ impl<'a> Row<'a> {
             bytes: listed.bytes,
             reason: listed.reason.name(),
             created: listed.created,
+            hits: usage.hits,
+            used: usage.used,
             note: &listed.note,
             bad: listed.is_bad,
         }
@@ -98,6 +102,9 @@ fn perform(
             let (sessions, id) = find(&all, session)?;
             sessions.remove(id)?;
             say(output, "removed", id, 0)
+        }
+        SessionCommand::Trim { to, .. } => {
+            trim(&Sessions::all(depot, salt)?, *to, interrupt, output)
         }
         SessionCommand::Export {
             session, file, ds4, ..
@@ -185,12 +192,16 @@ fn find<'a>(all: &'a [Sessions], digits: &str) -> Result<(&'a Sessions, Id), Err
 }
 
 fn ls(all: &[Sessions], output: &mut Output) -> Result<i32, Error> {
-    let listed: Vec<(&Sessions, Vec<Listed>)> = all
-        .iter()
-        .map(|sessions| (sessions, sessions.list()))
-        .collect();
-    let rows = listed.iter();
-    let rows = rows.flat_map(|(sessions, some)| some.iter().map(|one| Row::of(sessions, one)));
+    let mut listed: Vec<(&Sessions, Vec<Listed>, Vec<Usage>)> = Vec::new();
+    for sessions in all {
+        let some = sessions.list();
+        let ids: Vec<Id> = some.iter().map(|one| one.id).collect();
+        listed.push((sessions, some, sessions.usage(&ids)?));
+    }
+    let rows = listed.iter().flat_map(|(sessions, some, usage)| {
+        let each = some.iter().zip(usage);
+        each.map(|(one, usage)| Row::of(sessions, one, *usage))
+    });
     if output.is_json() {
         rows.into_iter().try_for_each(|row| output.object(&row))?;
         return Ok(crate::status::OK);
@@ -202,7 +213,7 @@ fn ls(all: &[Sessions], output: &mut Output) -> Result<i32, Error> {
 /// Sessions, for people.
 fn session_table<'a>(rows: impl Iterator<Item = Row<'a>>) -> Table {
     let head = [
-        "session", "model", ">tokens", ">size", "saved", "why", "note",
+        "session", "model", ">tokens", ">size", "saved", "why", ">hits", "last hit", "note",
     ];
     let mut table = Table::new(&head);
     for row in rows {
@@ -214,10 +225,40 @@ fn session_table<'a>(rows: impl Iterator<Item = Row<'a>>) -> Table {
             bytes(row.bytes),
             utc(row.created),
             row.reason.to_owned(),
+            count(row.hits),
+            last_hit(row.used),
             one_line(said),
         ]);
     }
     table
+}
+
+fn last_hit(used: u64) -> String {
+    match used {
+        0 => "never".to_owned(),
+        used => utc(used),
+    }
+}
+
+/// Removes sessions of all models, each of which keeps its share of so many bytes.
+fn trim(
+    all: &[Sessions],
+    to: u64,
+    interrupt: &Interrupt,
+    output: &mut Output,
+) -> Result<i32, Error> {
+    let looked = all.iter().map(|sessions| sessions.trim(u64::MAX, &[]));
+    let have = looked.collect::<Result<Vec<Trimmed>, SessionError>>()?;
+    let total: u64 = have.iter().map(|one| one.bytes).sum();
+    for (sessions, have) in all.iter().zip(have) {
+        interrupt.check()?;
+        let share = u128::from(have.bytes) * u128::from(to) / u128::from(total.max(1));
+        let most = if total <= to { u64::MAX } else { share as u64 };
+        for id in sessions.trim(most, &[])?.removed {
+            say(output, "removed", id, 0)?;
+        }
+    }
+    Ok(crate::status::OK)
 }
 
 /// A session with its parts, for scripts.
@@ -240,9 +281,10 @@ fn show(sessions: &Sessions, id: Id, output: &mut Output) -> Result<i32, Error> 
     let Some(listed) = listed.iter().find(|one| one.id == id) else {
         return Err(SessionError::Unknown(id.to_string()).into());
     };
+    let usage = sessions.usage(&[id])?.first().copied().unwrap_or_default();
     let objects = manifest.objects.iter();
     let shown = Shown {
-        row: Row::of(sessions, listed),
+        row: Row::of(sessions, listed, usage),
         dtype: &manifest.space.dtype,
         weights: manifest.space.weights.as_deref(),
         context_tokens: manifest.context_tokens,
@@ -274,6 +316,11 @@ fn shown_lines(shown: Shown<'_>, output: &mut Output) -> Result<i32, Error> {
             some(shown.row.tokens as u64, "token"),
             utc(shown.row.created),
             shown.row.reason
+        ),
+        format!(
+            "restored {}, last: {}",
+            some(shown.row.hits, "time"),
+            last_hit(shown.row.used)
         ),
         format!(
             "{} of {} each, {}",

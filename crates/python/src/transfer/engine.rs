@@ -223,7 +223,7 @@ impl Engine {
         let text: String = address.extract().map_err(|_| refuse())?;
         let name = read_name(name)?;
         let opened = wait::on_thread(py, move || {
-            options::resolve(&text).map(|peer| engine.open(peer, &name))
+            transfer::resolve(&text).map(|peer| engine.open(peer, &name))
         })?;
         let opened = opened.ok_or_else(refuse)?;
         let remote = opened.map_err(|error| refusal(py, error))?;

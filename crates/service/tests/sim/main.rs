@@ -27,6 +27,7 @@ mod opening;
 mod peer;
 mod processes;
 mod shared;
+mod talks;
 mod tiers;
 mod world;
 
@@ -42,6 +43,8 @@ use kvdepot_testkit::sim::{History, Subject, watch};
 use kvdepot_testkit::{Rng, worker};
 use processes::Processes;
 use shared::Shared;
+use talks::Talks;
+use talks::late::LateTalks;
 use tiers::Tiers;
 use world::{Cause, Law, World};
 
@@ -277,6 +280,8 @@ fn main() {
         Tiers.name(),
         Shared.name(),
         Hosts.name(),
+        Talks.name(),
+        LateTalks.name(),
     ];
     if std::env::args().any(|arg| arg == "--list") || !names.iter().any(|name| chosen(name)) {
         return;
@@ -303,11 +308,13 @@ fn main() {
     };
     let mut tally = Tally::default();
     let sound = (!chosen(names[3]) || run(&Tiers, &plan(0.1, 20), &mut tally))
-        && (!chosen(names[0]) || run(&scheduled, &plan(0.25, 20), &mut tally))
-        && (!chosen(names[1]) || run(&served, &plan(0.2, 20), &mut tally))
+        && (!chosen(names[0]) || run(&scheduled, &plan(0.22, 20), &mut tally))
+        && (!chosen(names[1]) || run(&served, &plan(0.18, 20), &mut tally))
         && (!chosen(names[4]) || run(&Shared, &plan(0.1, 240), &mut tally))
-        && (!chosen(names[5]) || run(&Hosts, &plan(0.15, 600), &mut tally))
-        && (!chosen(names[2]) || run(&Processes, &plan(0.2, 120), &mut tally));
+        && (!chosen(names[5]) || run(&Hosts, &plan(0.12, 600), &mut tally))
+        && (!chosen(names[2]) || run(&Processes, &plan(0.18, 120), &mut tally))
+        && (!chosen(names[6]) || run(&Talks, &plan(0.07, 240), &mut tally))
+        && (!chosen(names[7]) || run(&LateTalks, &plan(0.03, 20), &mut tally));
     println!("sim: seed {seed}, {seconds} s: {tally}");
     if !sound {
         std::process::exit(1);

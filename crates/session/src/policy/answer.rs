@@ -89,16 +89,20 @@ pub enum Declined {
     TooLarge,
     /// The hour or the day has no such number of bytes left.
     WriteBudget,
+    /// It alone may write more than a whole budget has: it is never granted, whenever it is asked
+    /// for. What [`Save::bytes`] would be is more than the settings allow.
+    OverBudget,
 }
 
 impl Declined {
     /// All of them, in order.
-    pub const ALL: [Declined; 5] = [
+    pub const ALL: [Declined; 6] = [
         Declined::TooShort,
         Declined::NothingNew,
         Declined::LittleNew,
         Declined::TooLarge,
         Declined::WriteBudget,
+        Declined::OverBudget,
     ];
 
     /// It in words.
@@ -110,6 +114,7 @@ impl Declined {
             Declined::LittleNew => "too little new since the last save",
             Declined::TooLarge => "larger than the disk space",
             Declined::WriteBudget => "write budget",
+            Declined::OverBudget => "larger than a whole write budget",
         }
     }
 }

@@ -234,6 +234,9 @@ impl Policy {
             return Err(Declined::TooLarge);
         }
         let bytes = settings.written(tokens, base);
+        if bytes > self.ledger.most() {
+            return Err(Declined::OverBudget);
+        }
         if !self.ledger.hold(bytes, now) {
             return Err(Declined::WriteBudget);
         }

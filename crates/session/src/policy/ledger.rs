@@ -42,6 +42,12 @@ impl Ledger {
         }
     }
 
+    /// Bytes that may be granted where nothing was written: those of the smallest budget.
+    pub(super) fn most(&self) -> u64 {
+        let most = self.windows.iter().map(|window| window.most);
+        most.min().unwrap_or(u64::MAX)
+    }
+
     /// Bytes that may be granted.
     pub(super) fn left(&mut self, now: Duration) -> u64 {
         let left = self.windows.iter_mut().map(|window| window.left(now));

@@ -115,3 +115,20 @@ pub(crate) fn tokens(count: usize, last: u32) -> Vec<u32> {
 pub(crate) fn longest(sessions: &Sessions, tokens: &[u32]) -> Option<Found> {
     sessions.lookup(tokens, 1).unwrap().pop()
 }
+
+/// Sessions of a tier of files alone, as another process has them.
+pub(crate) fn of_files(home: &Path) -> Sessions {
+    let posix = json!({"path": home.join("posix"), "capacity": "256MiB"});
+    let settings = json!({"socket": "off", "lanes": 1, "posix": posix});
+    let depot = kvdepot_service::open(&Config::new("Posix", &settings).unwrap()).unwrap();
+    Sessions::open(depot, &spec("w")).unwrap()
+}
+
+/// Files of blocks.
+pub(crate) fn blocks(home: &Path) -> usize {
+    let folders = std::fs::read_dir(home.join("posix/blocks")).unwrap();
+    let count = |folder: std::io::Result<std::fs::DirEntry>| {
+        std::fs::read_dir(folder.unwrap().path()).unwrap().count()
+    };
+    folders.map(count).sum()
+}

@@ -22,6 +22,7 @@ use kvdepot_testkit::worker::answer;
 use super::signal::{duplicate, shut, steal};
 use crate::common::config_of;
 use crate::log;
+use crate::talks::talker::talker;
 use crate::world::{key, spec};
 
 /// Longest wait for a task: far beyond what any takes, and below what the parent waits.
@@ -50,7 +51,7 @@ fn unhex(text: &str) -> Vec<u8> {
 }
 
 /// Answers the words of a command.
-type Player = Box<dyn FnMut(&[&str]) -> String>;
+pub type Player = Box<dyn FnMut(&[&str]) -> String>;
 
 /// Plays a role until the parent ends.
 pub fn play(role: &str, commands: &Receiver<String>) {
@@ -64,6 +65,7 @@ pub fn play(role: &str, commands: &Receiver<String>) {
         "owner" => owner(&format!("{first} {rest}")),
         "client" => client(first.into(), rest.parse().unwrap()),
         "sharer" => sharer(&format!("{first} {rest}")),
+        "talker" => talker(&format!("{first} {rest}")),
         _ => mover(first.into()),
     };
     for command in commands {

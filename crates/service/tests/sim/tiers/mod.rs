@@ -7,17 +7,17 @@
 mod deeds;
 mod directory;
 mod laws;
-mod memory;
+pub mod memory;
 mod own;
 pub mod posix;
 mod sharer;
-mod shelf;
-mod steps;
+pub mod shelf;
+pub mod steps;
 mod stored;
 mod terms;
 mod two_phase;
 mod verbs;
-mod world;
+pub mod world;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;

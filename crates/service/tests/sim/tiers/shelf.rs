@@ -76,6 +76,8 @@ struct State {
     publishing: Vec<(Token, Identity)>,
     /// What somebody may remove now.
     removable: BTreeSet<(NamespaceId, Key)>,
+    /// Whether that is anything.
+    all_is_removable: bool,
 }
 
 /// Keys that somebody removes, or a whole namespace; until it is done, or never will be.
@@ -126,6 +128,7 @@ impl Shelf {
             removals: Vec::new(),
             publishing: Vec::new(),
             removable: BTreeSet::new(),
+            all_is_removable: false,
         };
         let path = dir.join(name);
         Arc::new(Shelf {
@@ -270,6 +273,11 @@ impl Shelf {
     /// Somebody may remove these from now on.
     pub fn may_remove(&self, names: impl Iterator<Item = (NamespaceId, Key)>) {
         self.state().removable.extend(names);
+    }
+
+    /// Somebody may remove anything, who says so nowhere.
+    pub fn may_remove_all(&self) {
+        self.state().all_is_removable = true;
     }
 
     /// A removal is asked for.
@@ -524,9 +532,9 @@ impl Shelf {
 
     pub fn remove(&self, namespace: NamespaceId, keys: &[Key]) -> usize {
         let all = {
-            let removable = &self.state().removable;
+            let state = self.state();
             let mut keys = keys.iter();
-            keys.all(|key| removable.contains(&(namespace, *key)))
+            state.all_is_removable || keys.all(|key| state.removable.contains(&(namespace, *key)))
         };
         if !all {
             wrong(format!("{keys:?} are removed, which nobody has asked for"));

@@ -1,0 +1,1 @@
+"""Restoring a prompt of llama.cpp's beside computing it."""

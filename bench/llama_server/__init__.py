@@ -1,0 +1,1 @@
+"""Measures the local server that remembers."""

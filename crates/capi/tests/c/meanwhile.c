@@ -1,0 +1,351 @@
+/* What an engine may do in the middle of a save, at the end, and in a child. */
+#define _DEFAULT_SOURCE
+#include <kvdepot.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define CHECK(what)                                                                  \
+    do {                                                                             \
+        if (!(what)) {                                                               \
+            fprintf(stderr, "line %d: %s: %s\n", __LINE__, #what, kvd_last_error()); \
+            exit(1);                                                                 \
+        }                                                                            \
+    } while (0)
+
+#define OK(call) CHECK((call) == KVD_OK)
+#define REFUSED(call, status, says) CHECK((call) == (status) && strstr(kvd_last_error(), says))
+
+enum { PIECE = 16, ROW = 8, TOKENS = 40 };
+
+struct rows {
+    unsigned char bytes[TOKENS * ROW];
+    kvd_buffer pieces[TOKENS / PIECE + 1];
+    kvd_depot *depot;
+    kvd_sessions *sessions;
+    const uint32_t *tokens;
+    /* Done in the middle of the save. */
+    void (*meanwhile)(struct rows *rows);
+};
+
+static int ask(void *user, const kvd_run *runs, size_t runs_len, kvd_block *blocks) {
+    struct rows *rows = user;
+    for (size_t i = 0; i < runs_len; i++) {
+        rows->pieces[i].data = rows->bytes + runs[i].first * ROW;
+        rows->pieces[i].len = (runs[i].end - runs[i].first) * ROW;
+        blocks[i].pieces = &rows->pieces[i];
+        blocks[i].pieces_len = 1;
+    }
+    if (rows->meanwhile)
+        rows->meanwhile(rows);
+    return 0;
+}
+
+static void fill(uint32_t *tokens, struct rows *rows, uint32_t from) {
+    memset(rows, 0, sizeof *rows);
+    rows->tokens = tokens;
+    for (size_t i = 0; i < TOKENS; i++)
+        tokens[i] = from + (uint32_t)i;
+    for (size_t i = 0; i < sizeof rows->bytes; i++)
+        rows->bytes[i] = (unsigned char)(from + i);
+}
+
+static kvd_status save(kvd_sessions *sessions, struct rows *rows) {
+    kvd_checkpoint checkpoint;
+    KVD_INIT(&checkpoint);
+    checkpoint.tokens = rows->tokens;
+    checkpoint.tokens_len = TOKENS;
+    return kvd_sessions_save(sessions, &checkpoint, ask, rows, NULL);
+}
+
+/* Whether it comes back, byte for byte. */
+static int comes_back(kvd_sessions *sessions, const struct rows *rows) {
+    kvd_found *found;
+    size_t count;
+    OK(kvd_sessions_lookup(sessions, rows->tokens, TOKENS, &found, 1, &count));
+    if (count == 0)
+        return 0;
+    kvd_block blocks[TOKENS / PIECE + 1];
+    kvd_run runs[] = {{0, 16}, {16, 32}, {32, 40}};
+    struct rows back;
+    memset(&back, 0, sizeof back);
+    ask(&back, runs, 3, blocks);
+    kvd_status status = kvd_sessions_restore(sessions, found, blocks, 3, NULL, 0, NULL);
+    OK(kvd_found_free(found));
+    CHECK(status == KVD_OK || status == KVD_NOT_WHOLE);
+    CHECK(status != KVD_OK || memcmp(back.bytes, rows->bytes, sizeof back.bytes) == 0);
+    return status == KVD_OK;
+}
+
+static void save_other(struct rows *outer) {
+    uint32_t tokens[TOKENS];
+    struct rows rows;
+    fill(tokens, &rows, 7000);
+    OK(save(outer->sessions, &rows));
+    CHECK(comes_back(outer->sessions, &rows));
+}
+
+/* The same tokens, while they are being saved, and away again. */
+static void save_and_remove_same(struct rows *outer) {
+    struct rows rows = *outer;
+    rows.meanwhile = NULL;
+    OK(save(outer->sessions, &rows));
+    OK(kvd_sessions_refresh(outer->sessions));
+    kvd_list *list;
+    kvd_listed row;
+    KVD_INIT(&row);
+    size_t len;
+    OK(kvd_sessions_list(outer->sessions, &list));
+    OK(kvd_list_len(list, &len));
+    for (size_t i = 0; i < len; i++) {
+        OK(kvd_list_row(list, i, &row));
+        OK(kvd_sessions_remove(outer->sessions, row.id));
+    }
+    OK(kvd_list_free(list));
+}
+
+static void close_depot(struct rows *rows) { OK(kvd_depot_close(rows->depot)); }
+
+static kvd_depot *opened(void) {
+    kvd_depot *depot;
+    OK(kvd_depot_open_text("pipeline: Cache\ncache:\n  capacity: 16MiB\nsocket: off\n", NULL, 0,
+                           &depot));
+    return depot;
+}
+
+static kvd_sessions *sessions_of(kvd_depot *depot) {
+    kvd_space space;
+    KVD_INIT(&space);
+    space.model = "m";
+    space.dtype = "f16";
+    space.block_tokens = PIECE;
+    kvd_sessions *sessions;
+    OK(kvd_sessions_open(depot, &space, &sessions));
+    return sessions;
+}
+
+static void in_a_save(void) {
+    kvd_depot *depot = opened();
+    kvd_sessions *sessions = sessions_of(depot);
+    uint32_t tokens[TOKENS];
+    struct rows rows;
+    fill(tokens, &rows, 1000);
+    rows.depot = depot;
+    rows.sessions = sessions;
+    rows.meanwhile = save_other;
+    OK(save(sessions, &rows));
+    CHECK(comes_back(sessions, &rows));
+    fill(tokens, &rows, 2000);
+    rows.depot = depot;
+    rows.sessions = sessions;
+    rows.meanwhile = save_and_remove_same;
+    /* It is whole, or there is none. */
+    kvd_status status = save(sessions, &rows);
+    CHECK(status == KVD_OK || status == KVD_NOT_STORED);
+    CHECK(comes_back(sessions, &rows) == (status == KVD_OK));
+    fill(tokens, &rows, 3000);
+    rows.depot = depot;
+    rows.sessions = sessions;
+    rows.meanwhile = close_depot;
+    REFUSED(save(sessions, &rows), KVD_CLOSED, "closed");
+    OK(kvd_sessions_close(sessions));
+}
+
+/* Tasks of a depot that was closed before. */
+static void tasks_behind_a_close(void) {
+    kvd_depot *depot = opened();
+    kvd_space space;
+    KVD_INIT(&space);
+    space.model = space.dtype = "m";
+    space.block_tokens = 4;
+    kvd_namespace *blocks;
+    OK(kvd_namespace_open(depot, &space, &blocks));
+    kvd_key key = {{1}};
+    char bytes[64] = "bytes", back[64];
+    kvd_buffer from = {bytes, sizeof bytes}, into = {back, sizeof back};
+    kvd_block one = {&from, 1}, to = {&into, 1};
+    kvd_task *put, *get;
+    OK(kvd_put(blocks, &key, 1, &one, &put));
+    OK(kvd_depot_drain(depot, KVD_NONE));
+    OK(kvd_depot_drain(depot, KVD_NONE - 1));
+    OK(kvd_depot_drain(depot, 0));
+    OK(kvd_get(blocks, &key, 1, &to, 0, &get));
+    uint8_t outcome = 99;
+    REFUSED(kvd_task_wait(get, KVD_NONE, NULL, 1), KVD_INPUT, "outcomes");
+    OK(kvd_task_wait(get, KVD_NONE - 1, &outcome, 1));
+    CHECK(outcome == KVD_DONE && strcmp(back, bytes) == 0);
+    OK(kvd_depot_close(depot));
+    OK(kvd_task_wait(put, KVD_NONE, &outcome, 1));
+    OK(kvd_task_wait_released(put, 0));
+    OK(kvd_task_free(put));
+    OK(kvd_task_free(get));
+    REFUSED(kvd_get(blocks, &key, 1, &to, 0, &get), KVD_CLOSED, "closed");
+    CHECK(get == NULL);
+    OK(kvd_namespace_close(blocks));
+}
+
+/* Memory that cannot be. */
+static void memory(void) {
+    kvd_depot *depot = opened();
+    kvd_sessions *sessions = sessions_of(depot);
+    uint32_t tokens[TOKENS];
+    struct rows rows;
+    fill(tokens, &rows, 1000);
+    OK(save(sessions, &rows));
+    kvd_found *found;
+    size_t count;
+    OK(kvd_sessions_lookup(sessions, tokens, TOKENS, &found, SIZE_MAX, &count));
+    CHECK(count == 1);
+    /* Their sum is the length that is wanted, beyond 64 bits. */
+    kvd_buffer huge[] = {{(void *)8, SIZE_MAX / 2}, {(void *)8, SIZE_MAX / 2 + 2 + 128}};
+    kvd_block blocks[TOKENS / PIECE + 1];
+    kvd_run runs[] = {{0, 16}, {16, 32}, {32, 40}};
+    ask(&rows, runs, 3, blocks);
+    blocks[0].pieces = huge;
+    blocks[0].pieces_len = 2;
+    REFUSED(kvd_sessions_restore(sessions, found, blocks, 3, NULL, 0, NULL), KVD_INPUT, "rows");
+    OK(kvd_found_free(found));
+    kvd_space space;
+    KVD_INIT(&space);
+    space.model = space.dtype = "m";
+    space.block_tokens = 4;
+    kvd_namespace *others;
+    OK(kvd_namespace_open(depot, &space, &others));
+    kvd_key keys[2] = {{{1}}, {{2}}};
+    kvd_block all[2] = {{huge, 2}, {huge, 2}};
+    kvd_task *task;
+    REFUSED(kvd_put(others, keys, 2, all, &task), KVD_INPUT, "buffers[0]");
+    REFUSED(kvd_get(others, keys, 2, all, 0, &task), KVD_INPUT, "buffers[0]");
+    OK(kvd_namespace_close(others));
+    OK(kvd_sessions_close(sessions));
+    OK(kvd_depot_close(depot));
+}
+
+static void huge_numbers(void) {
+    const uint64_t numbers[] = {0, 1, 511, 512, 10000, UINT64_MAX / 2, UINT64_MAX - 1, UINT64_MAX};
+    enum { COUNT = sizeof numbers / sizeof *numbers };
+    kvd_policy_settings settings;
+    KVD_INIT(&settings);
+    OK(kvd_policy_defaults(&settings));
+    kvd_answer answer;
+    KVD_INIT(&answer);
+    uint64_t stop, seed = 1;
+    for (int round = 0; round < 4000; round++) {
+        uint64_t drawn[16];
+        for (int i = 0; i < 16; i++) {
+            seed = seed * 6364136223846793005u + 1442695040888963407u;
+            drawn[i] = numbers[(seed >> 33) % COUNT];
+        }
+        kvd_policy_settings odd = settings;
+        odd.min_tokens = drawn[0];
+        odd.cold_max_tokens = drawn[1];
+        odd.continued_interval_tokens = drawn[2];
+        odd.boundary_trim_tokens = drawn[3];
+        odd.boundary_align_tokens = drawn[4];
+        odd.write_budget_hour = drawn[5];
+        odd.write_budget_day = drawn[6];
+        odd.fixed_bytes = drawn[7];
+        odd.token_bytes = drawn[8];
+        odd.disk_space = drawn[9];
+        odd.saves_prefixes = round & 1;
+        odd.writes_whole = round >> 1 & 1;
+        kvd_policy *policy;
+        kvd_status status = kvd_policy_open(&odd, &policy);
+        CHECK(status == KVD_OK || status == KVD_INPUT);
+        if (status != KVD_OK)
+            continue;
+        OK(kvd_policy_start(policy, 0, drawn[10], (uint32_t)round % 3, drawn[11], drawn[12]));
+        OK(kvd_policy_next_stop(policy, 0, &stop));
+        for (uint32_t event = 0; event < 4; event++) {
+            uint64_t tokens = event % 2 ? drawn[13] : drawn[10];
+            OK(kvd_policy_tell(policy, event, 0, tokens, drawn[14], &answer));
+            if (answer.what == KVD_SAVE && round % 5 == 0)
+                OK(kvd_policy_failed(policy, answer.save, drawn[15], drawn[14]));
+            else if (answer.what == KVD_SAVE)
+                OK(kvd_policy_saved(policy, answer.save, drawn[15], drawn[14]));
+        }
+        OK(kvd_policy_lost(policy, 0, drawn[11]));
+        OK(kvd_policy_next_stop(policy, 0, &stop));
+        OK(kvd_policy_close(policy));
+    }
+}
+
+static kvd_sessions *busy_sessions;
+static int ends;
+
+static void *busy(void *user) {
+    uint32_t from = *(uint32_t *)user;
+    for (uint32_t round = 0; !__atomic_load_n(&ends, __ATOMIC_SEQ_CST); round++) {
+        uint32_t tokens[TOKENS];
+        struct rows rows;
+        fill(tokens, &rows, from + round % 50 * 100);
+        OK(save(busy_sessions, &rows));
+        CHECK(comes_back(busy_sessions, &rows));
+    }
+    return NULL;
+}
+
+/* A depot of a child's own. */
+static void own_depot(void) {
+    uint32_t tokens[TOKENS];
+    struct rows rows;
+    fill(tokens, &rows, 1);
+    kvd_depot *depot = opened();
+    kvd_sessions *sessions = sessions_of(depot);
+    OK(save(sessions, &rows));
+    CHECK(comes_back(sessions, &rows));
+    OK(kvd_sessions_close(sessions));
+    OK(kvd_depot_close(depot));
+}
+
+static void forked(kvd_depot *depot, kvd_sessions *sessions, int opens) {
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+        alarm(60);
+        uint32_t tokens[TOKENS];
+        struct rows rows;
+        fill(tokens, &rows, 1);
+        REFUSED(save(sessions, &rows), KVD_CLOSED, "forked");
+        OK(kvd_sessions_close(sessions));
+        OK(kvd_depot_close(depot));
+        if (opens)
+            own_depot();
+        _exit(0);
+    }
+    int status;
+    CHECK(waitpid(child, &status, 0) == child && status == 0);
+}
+
+/* Children of a process whose other threads save: what they have is not theirs. Of one where nobody
+ * does, which may open their own. */
+static void children(void) {
+    kvd_depot *depot = opened();
+    kvd_sessions *sessions = busy_sessions = sessions_of(depot);
+    pthread_t threads[2];
+    uint32_t from[2] = {100000, 200000};
+    for (size_t i = 0; i < 2; i++)
+        CHECK(pthread_create(&threads[i], NULL, busy, &from[i]) == 0);
+    for (int round = 0; round < 30; round++)
+        forked(depot, sessions, 0);
+    __atomic_store_n(&ends, 1, __ATOMIC_SEQ_CST);
+    for (size_t i = 0; i < 2; i++)
+        CHECK(pthread_join(threads[i], NULL) == 0);
+    /* Nobody asks for anything, and what lanes do after an answer takes microseconds. */
+    usleep(100000);
+    forked(depot, sessions, 1);
+    OK(kvd_sessions_close(sessions));
+    OK(kvd_depot_close(depot));
+}
+
+int main(void) {
+    in_a_save();
+    tasks_behind_a_close();
+    memory();
+    huge_numbers();
+    children();
+    puts("done");
+    return 0;
+}

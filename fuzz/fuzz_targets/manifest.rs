@@ -1,0 +1,9 @@
+//! What a medium has as a manifest of a session, whatever bytes those are.
+
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|bytes: &[u8]| {
+    kvdepot_session::fuzz::manifest(bytes);
+});

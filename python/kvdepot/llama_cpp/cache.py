@@ -1,0 +1,306 @@
+"""A cache of states for `Llama.set_cache`."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Sequence as Tokens
+from typing import Any
+
+import llama_cpp
+import numpy as np
+from llama_cpp.llama import LlamaState
+
+import kvdepot
+from kvdepot.llama_cpp.states import PIECE_TOKENS, TRIES, Snapshot, States
+from kvdepot.llama_cpp.writer import Writer
+
+logger = logging.getLogger("kvdepot.llama_cpp")
+
+# To bring a token back costs less than this part of computing it, on any machine that was measured.
+RESTORE_OVER_PREFILL = 16
+# What others have saved is looked for in at most this part of the time.
+REFRESH_SHARE = 1 / 20
+MIN_TOKENS = 32
+WAITING_BYTES = 1 << 30
+
+
+class KvdepotCache(llama_cpp.BaseLlamaCache):
+    """States of a Llama's conversations in a depot.
+
+        cache = KvdepotCache(llama, depot)
+        cache.attach()
+
+    `cache[tokens]` brings the longest stored beginning of a prompt back into the Llama itself, and
+    `cache[tokens] = state` stores what is new of the Llama's own state, in the background. A depot
+    that fails is logged and costs time, never a generation.
+    """
+
+    def __init__(
+        self,
+        llama: Any,
+        depot: kvdepot.Depot,
+        *,
+        piece_tokens: int = PIECE_TOKENS,
+        min_tokens: int = MIN_TOKENS,
+        weights: str | None = None,
+        salt: str | None = None,
+        background: bool = True,
+        waiting_bytes: int = WAITING_BYTES,
+    ) -> None:
+        """A cache for `llama`, a llama_cpp.Llama, in `depot`.
+
+        Without `background` a completion ends when its state is stored. Of what waits to be written
+        at most `waiting_bytes` are in memory, or one state's. The others are those of
+        `kvdepot.llama_cpp.States`.
+
+        Raises kvdepot.InputError for models whose states are not handled.
+        """
+        super().__init__()
+        self.states = States(
+            llama,
+            depot,
+            piece_tokens=piece_tokens,
+            min_tokens=min_tokens,
+            weights=weights,
+            salt=salt,
+        )
+        self._llama, self._depot = llama, depot
+        self._writer = Writer(self._write, waiting_bytes)
+        self._background = background
+        self._closed = False
+        self._lock = threading.Lock()
+        self._counts = dict.fromkeys(COUNTS, 0)
+        self._refreshed = (0.0, 0.0)
+        atexit.register(_close, weakref.ref(self))
+
+    def attach(self) -> KvdepotCache:
+        """As `llama.set_cache(self)`, and spares each completion the copies of
+        `Llama.save_state`, which this cache has no use for."""
+        save_state = self._llama.save_state
+
+        def spared() -> LlamaState:
+            if sys._getframe(1).f_code is _COMPLETION:
+                return self._mark(self._llama.n_tokens)
+            state: LlamaState = save_state()
+            return state
+
+        self._llama.save_state = spared
+        self._llama.set_cache(self)
+        return self
+
+    def __getitem__(self, key: Tokens[int]) -> LlamaState:
+        """Bring the longest stored beginning of these tokens into the Llama, where it has not more
+        of them already. The answer names the tokens that it has now; it holds no state.
+
+        Raises KeyError where it has none of them.
+        """
+        tokens = list(key)
+        if self._closed or not tokens:
+            raise KeyError("nothing is stored of an empty prompt, or by a closed cache")
+        live = self._live(tokens)
+        try:
+            loaded = self._load(tokens, live)
+            cached = loaded or live
+        except Exception as error:
+            self._fail("nothing could be loaded", error)
+            loaded, cached = 0, self._live(tokens)
+        with self._lock:
+            self._counts["prompts"] += 1
+            self._counts["hits"] += loaded > 0
+            self._counts["cached_tokens"] += loaded
+            self._counts["last_cached_tokens"] = loaded
+        if not self.states.sequence.can_be_cut:
+            self._checkpoint(tokens, cached)
+        if cached == 0:
+            raise KeyError("nothing of the prompt is stored")
+        return self._mark(self._llama.n_tokens)
+
+    def __setitem__(self, key: Tokens[int], value: Any) -> None:
+        """Store what is new of the Llama's own state, which `value` was made of."""
+        if self._closed:
+            return
+        if value.n_tokens != self._llama.n_tokens:
+            logger.warning(
+                "a state of %d tokens is not stored: the Llama has %d now",
+                value.n_tokens,
+                self._llama.n_tokens,
+            )
+            return
+        self._save("continued")
+
+    def __contains__(self, key: Tokens[int]) -> bool:
+        """Whether something of these tokens is stored."""
+        try:
+            return not self._closed and self.states.find(list(key)) is not None
+        except kvdepot.Error as error:
+            self._fail("nothing could be looked up", error)
+            return False
+
+    @property
+    def cache_size(self) -> int:
+        """Bytes that the depot's farthest tier holds, whoever has stored them; the depot keeps
+        them below its capacity."""
+        return self._farthest("used_bytes")
+
+    @property
+    def capacity_bytes(self) -> int:
+        """Capacity of the depot's farthest tier."""
+        return self._farthest("capacity_bytes")
+
+    @capacity_bytes.setter
+    def capacity_bytes(self, value: int) -> None:
+        """What llama-cpp-python sets for caches of its own; the depot has a capacity."""
+
+    def flush(self) -> None:
+        """Wait until all that waits is written."""
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Write what waits, and let the Llama go on without a cache. The depot stays open."""
+        self._closed = True
+        self._writer.close()
+        if self._llama.cache is self:
+            self._llama.set_cache(None)
+            self._llama.__dict__.pop("save_state", None)
+
+    def statistics(self) -> dict[str, int]:
+        """Counts since the cache was made: `prompts`, and `hits` of them in the depot; of tokens,
+        `cached_tokens` that came from it and `cache_write_tokens` that were written;
+        `bytes_written`; `last_cached_tokens` of the last prompt, and `last_cache_write_tokens` of
+        the last save; `failed` uses of the depot, and states that were `dropped`, since too much
+        waited; `waiting_bytes` now."""
+        with self._lock:
+            counts = dict(self._counts)
+        return counts | {
+            "dropped": self._writer.dropped,
+            "waiting_bytes": self._writer.waiting_bytes,
+        }
+
+    def _live(self, tokens: list[int]) -> int:
+        """Tokens of a prompt that the Llama has already. A state that must not go on behind them is
+        forgotten: llama-cpp-python would, and attend to what is not there."""
+        sequence = self.states.sequence
+        live = sequence.common(tokens)
+        back = live
+        if live == len(tokens) and (live < self._llama.n_tokens or self._llama._requires_eval):
+            # Its last token is computed once more, for its logits.
+            back -= 1
+        if not sequence.can_go_back_to(back):
+            sequence.forget()
+            return 0
+        return live
+
+    def _load(self, tokens: list[int], live: int) -> int:
+        """Tokens that have come from the depot; 0 where it has not more than the Llama."""
+        worth = live + max(1, live // RESTORE_OVER_PREFILL)
+        if len(tokens) <= worth:
+            return 0
+        self._writer.wait_for(tokens, worth)
+        states = self.states
+        found = states.find(tokens)
+        if (found is None or len(found.tokens) < len(tokens) - 1) and self._refresh():
+            found = states.find(tokens)
+        for _ in range(TRIES):
+            count = len(found.tokens) if found else 0
+            if found is None or (count - live) * RESTORE_OVER_PREFILL < count:
+                return 0
+            if states.load(found):
+                return count
+            logger.warning("a stored state of %d tokens does not verify, and is not used", count)
+            # What was there before may be gone.
+            live = self._live(tokens)
+            found = states.find(tokens)
+        return 0
+
+    def _refresh(self) -> bool:
+        """Look what others have saved, unless that was done just now."""
+        last, took = self._refreshed
+        now = time.monotonic()
+        if now - last < took / REFRESH_SHARE:
+            return False
+        self.states.store.refresh()
+        end = time.monotonic()
+        self._refreshed = (end, end - now)
+        return True
+
+    def _checkpoint(self, tokens: list[int], cached: int) -> None:
+        """Compute a prompt but for its last token and store that: the next turn may begin with just
+        this, whatever its answer was, and a state that cannot be cut is of use at its end alone."""
+        llama = self._llama
+        if len(tokens) - 1 - cached < self.states.min_tokens:
+            return
+        if cached < llama.n_tokens:
+            # What is cut off goes first; `_live` has seen that it may.
+            llama.n_tokens = cached
+        if cached == 0:
+            self.states.sequence.forget()
+        llama.eval(tokens[llama.n_tokens : -1])
+        self._save("cold" if cached == 0 else "continued")
+
+    def _save(self, reason: str) -> None:
+        try:
+            snapshot = self.states.snapshot(reason=reason)
+            if snapshot is not None and self._background:
+                self._writer.put(snapshot)
+            elif snapshot is not None:
+                self._write(snapshot)
+        except Exception as error:
+            self._fail("nothing is stored", error)
+
+    def _write(self, snapshot: Snapshot) -> None:
+        try:
+            saved = self.states.write(snapshot)
+        except Exception as error:
+            self._fail(f"{len(snapshot.tokens)} tokens are not stored", error)
+            return
+        with self._lock:
+            self._counts["saves"] += 1
+            for name in ("cache_write_tokens", "bytes_written"):
+                self._counts[name] += saved[name]
+            self._counts["last_cache_write_tokens"] = saved["cache_write_tokens"]
+
+    def _fail(self, what: str, error: Exception) -> None:
+        with self._lock:
+            self._counts["failed"] += 1
+        known = isinstance(error, (kvdepot.Error, OSError, MemoryError))
+        logger.warning("%s: %r", what, error, exc_info=not known)
+
+    def _mark(self, count: int) -> LlamaState:
+        """A state that names its first tokens, and holds nothing else."""
+        llama = self._llama
+        return LlamaState(
+            input_ids=llama.input_ids[:count].copy(),
+            scores=np.empty((0, llama.n_vocab()), np.single),
+            n_tokens=count,
+            llama_state=b"",
+            llama_state_size=0,
+            seed=llama._seed,
+        )
+
+    def _farthest(self, name: str) -> int:
+        tiers = list(self._depot.stats()["tiers"].values())
+        return int(tiers[-1][name]) if tiers else 0  # type: ignore[literal-required]
+
+
+COUNTS = (
+    "prompts",
+    "hits",
+    "saves",
+    "cached_tokens",
+    "cache_write_tokens",
+    "bytes_written",
+    "last_cached_tokens",
+    "last_cache_write_tokens",
+    "failed",
+)
+_COMPLETION = llama_cpp.Llama._create_completion.__code__
+
+
+def _close(cache: weakref.ref[KvdepotCache]) -> None:
+    if (alive := cache()) is not None:
+        alive.close()

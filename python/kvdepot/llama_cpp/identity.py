@@ -1,0 +1,137 @@
+"""What a sequence state of llama.cpp depends on beside its tokens.
+
+What differs in any of it is never found. The size of the context is not part of it, but for models
+that have other RoPE factors for long contexts (longrope): there, on which side of the limit it is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import mmap
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import llama_cpp
+
+from kvdepot.llama_cpp import gguf
+from kvdepot.transformers.refusal import refused
+from kvdepot.vllm import fingerprint
+
+# From the middle of each tensor: a training step changes nearly every value of one that it trains.
+SAMPLE_BYTES = 256
+# Settings of a context that change keys and values; those that are zero are the model's.
+ROPE = (
+    "rope_scaling_type",
+    "rope_freq_base",
+    "rope_freq_scale",
+    "yarn_ext_factor",
+    "yarn_attn_factor",
+    "yarn_beta_fast",
+    "yarn_beta_slow",
+    "yarn_orig_ctx",
+)
+LONG_FACTORS = b"rope_factors_long"
+PART = re.compile(r"-\d{5}-of-(\d{5})\.gguf$")
+# Positions of several numbers, which a cell of the state has beside its own.
+ROPE_OF_SEVERAL = (
+    llama_cpp.LLAMA_ROPE_TYPE_MROPE,
+    llama_cpp.LLAMA_ROPE_TYPE_IMROPE,
+    llama_cpp.LLAMA_ROPE_TYPE_VISION,
+)
+
+
+def check_model(llama: Any) -> None:
+    """Refuse models whose states are not their tokens' alone."""
+    if llama_cpp.llama_model_has_encoder(llama.model):
+        raise refused("llama's model", "one with an encoder", "decoders alone")
+    if llama_cpp.llama_model_rope_type(llama.model) in ROPE_OF_SEVERAL:
+        raise refused("llama's model", "one with M-RoPE", "those with one position a token")
+    if llama.context_params.embeddings:
+        raise refused(
+            "embedding", True, "False: what is for embeddings has no states to go on from"
+        )
+
+
+def weights_of(llama: Any, given: str | None) -> str:
+    """What names the model's weights and the adapter that is on them."""
+    if given is not None and not given:
+        raise refused("weights", repr(given), "a name or None")
+    digest = hashlib.sha256()
+    for path in _parts(Path(llama.model_path)):
+        digest.update((given or of_file(path)).encode())
+    if llama.lora_path:
+        scale = float(llama.lora_scale)
+        digest.update(f" lora {of_file(Path(llama.lora_path))} {scale!r}".encode())
+    return digest.hexdigest()
+
+
+def of_file(path: Path) -> str:
+    """Fingerprint (64 hex digits) of a GGUF file: header, with the tokenizer in it, and a sample of
+    each tensor."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        try:
+            begin, tensors = gguf.read(data)  # type: ignore[arg-type]
+        except ValueError:
+            return fingerprint.of_file(path)
+        digest.update(f"gguf 1 {len(data)} {begin} ".encode())
+        digest.update(data[:begin])
+        ends = [tensor.begin for tensor in tensors[1:]] + [len(data)]
+        for tensor, end in zip(tensors, ends, strict=True):
+            middle = max(tensor.begin, (tensor.begin + end - SAMPLE_BYTES) // 2)
+            digest.update(data[middle : min(end, middle + SAMPLE_BYTES)])
+    return digest.hexdigest()
+
+
+def numbers_of(llama: Any) -> str:
+    """Whatever else changes keys and values, as one line: versions, RoPE, overrides."""
+    context = llama.context_params
+    said = {name: getattr(context, name) for name in ROPE}
+    said["overrides"] = sorted(f"{k}={v!r}" for k, v in (llama.kv_overrides or {}).items())
+    said["rotation"] = os.environ.get("LLAMA_ATTN_ROT_DISABLE", "")
+    said["long"] = _is_long(llama)
+    # Another version may store its rows in another way: it says so nowhere.
+    return f"llama-cpp-python {llama_cpp.__version__} {json.dumps(said, sort_keys=True)}"
+
+
+def types_of(llama: Any) -> str:
+    """The types of keys and values, as ggml numbers them."""
+    return f"k{llama.context_params.type_k} v{llama.context_params.type_v}"
+
+
+def model_of(llama: Any) -> str:
+    """The model, for people: its architecture and its name."""
+    words = [llama.metadata.get(f"general.{name}", "") for name in ("architecture", "name")]
+    return " ".join(word for word in words if word) or "llama.cpp"
+
+
+def _parts(path: Path) -> list[Path]:
+    """The files of a model, which may be split."""
+    split = PART.search(path.name)
+    if split is None:
+        return [path]
+    stem = path.name[: split.start()]
+    return sorted(path.parent.glob(f"{stem}-?????-of-{split[1]}.gguf"))
+
+
+def _is_long(llama: Any) -> bool | None:
+    """Whether the context is one for which a model has other factors; None where it has none."""
+    if not any(_names_long_factors(path) for path in _parts(Path(llama.model_path))):
+        return None
+    architecture = llama.metadata.get("general.architecture", "")
+    names = ("rope.scaling.original_context_length", "context_length")
+    values = [llama.metadata.get(f"{architecture}.{name}") for name in names]
+    limit = next((int(value) for value in values if value is not None), 0)
+    return bool(llama.n_ctx() > limit)
+
+
+def _names_long_factors(path: Path) -> bool:
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        try:
+            _, tensors = gguf.read(data)  # type: ignore[arg-type]
+        except ValueError:
+            return True  # which is told apart where it need not be
+    return any(tensor.name.startswith(LONG_FACTORS) for tensor in tensors)

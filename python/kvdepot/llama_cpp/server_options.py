@@ -1,0 +1,180 @@
+"""What `python -m kvdepot.llama_cpp` takes: its server's own flags, and where states are kept."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from llama_cpp.server.cli import add_args_from_model, parse_model_from_args
+from llama_cpp.server.settings import (
+    ConfigFileSettings,
+    ModelSettings,
+    ServerSettings,
+    Settings,
+)
+from pydantic import ValidationError
+
+import kvdepot
+from kvdepot import _native
+
+CAPACITY = "10GiB"
+"""What a new directory may hold, unless --capacity says otherwise."""
+
+DESCRIPTION = """\
+llama-cpp-python's OpenAI-compatible server, which remembers: what it has computed of a
+conversation is kept in a depot, and the next request that begins with the same tokens goes on
+from there. In the same process, after a restart, in another server over the same depot; also
+after a kill. Clients need not know of it: `usage.prompt_tokens_details.cached_tokens` says how
+many tokens of a prompt were not computed again. What is brought back is verified; what does not
+verify is computed.
+"""
+
+EPILOG = """\
+examples:
+  python -m kvdepot.llama_cpp --model qwen3-8b.gguf --n_ctx 16384 --depot /mnt/kv --capacity 64GiB
+  python -m kvdepot.llama_cpp --model qwen3-8b.gguf --port 8001 --depot /mnt/kv   # a second one
+  python -m kvdepot.llama_cpp --config_file models.yaml --depot unix:/run/kvdepot.sock
+
+Ctrl-C or SIGTERM: requests that are being answered end, what waits is written, and it exits.
+GET /extras/kvdepot says what was reused and stored. docs/engines/llama_cpp_server.md has the rest.
+"""
+
+
+class StartError(Exception):
+    """The server cannot start; the text says what to do."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a start needs."""
+
+    server: ServerSettings
+    models: list[ModelSettings]
+    depot: str
+    capacity: str | None
+
+
+def parser() -> argparse.ArgumentParser:
+    """All flags, kvdepot's first."""
+    made = argparse.ArgumentParser(
+        prog="python -m kvdepot.llama_cpp",
+        usage="%(prog)s --model FILE [--depot DIR] [--capacity SIZE] [FLAG VALUE]...",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    own = made.add_argument_group("what is remembered")
+    own.add_argument(
+        "--depot",
+        metavar="DIR|FILE|unix:SOCKET",
+        help="where states are kept: a directory, which any number of servers may share; a "
+        "configuration file of a depot (.yaml, .yml, .json); or the socket of a depot that "
+        f"`kvdepot serve` has open (default: {default_directory()})",
+    )
+    own.add_argument(
+        "--capacity",
+        metavar="SIZE",
+        help="most bytes that the directory's files have together, such as 64GiB; what was not "
+        f"used for longest goes first (default: {CAPACITY} for a new directory, else what it was "
+        "made with; all who share one give the same)",
+    )
+    theirs = made.add_argument_group(
+        "llama-cpp-python's own flags, all of `python -m llama_cpp.server`"
+    )
+    add_args_from_model(theirs, Settings)
+    theirs.add_argument("--config_file", type=str, help="Path to a config file to load.")
+    return made
+
+
+def default_directory() -> Path:
+    """In the user's cache directory."""
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(cache) / "kvdepot" / "llama_cpp"
+
+
+def parse(argv: list[str] | None = None) -> Options:
+    """The options of a command line; ends the process with a message for wrong ones."""
+    made = parser()
+    given = made.parse_args(argv)
+    try:
+        server, models = _settings(given)
+        _check(models, given)
+    except ValidationError as error:
+        made.error("; ".join(_one(problem) for problem in error.errors()))
+    except (StartError, OSError, ValueError) as error:
+        made.error(str(error))
+    depot = given.depot or str(default_directory())
+    return Options(server, models, depot, given.capacity)
+
+
+def _settings(given: argparse.Namespace) -> tuple[ServerSettings, list[ModelSettings]]:
+    """As `python -m llama_cpp.server` has them: of a file, or of flags and the environment."""
+    file = os.environ.get("CONFIG_FILE", given.config_file)
+    if not file:
+        return parse_model_from_args(ServerSettings, given), [
+            parse_model_from_args(ModelSettings, given)
+        ]
+    text = Path(file).read_text()
+    if file.endswith((".yaml", ".yml")):
+        import yaml
+
+        text = json.dumps(yaml.safe_load(text))
+    settings = ConfigFileSettings.model_validate_json(text)
+    # The app would read it once more, and take its settings for ours.
+    os.environ.pop("CONFIG_FILE", None)
+    return ServerSettings.model_validate(settings), settings.models
+
+
+def _check(models: list[ModelSettings], given: argparse.Namespace) -> None:
+    if not models:
+        raise StartError("config_file: models is empty: name at least one")
+    for model in models:
+        if model.hf_model_repo_id is None and not os.path.isfile(model.model):
+            raise StartError(f"--model: {model.model!r} is no file: give the path of a GGUF")
+        if model.cache:
+            raise StartError(
+                "--cache: true is llama-cpp-python's own cache, whose place kvdepot's takes: "
+                "leave --cache, --cache_type and --cache_size out"
+            )
+    if given.capacity is not None:
+        if _native._size(given.capacity) is None:
+            raise StartError(f"--capacity: {given.capacity!r} is no size: such as 64GiB or 500MB")
+        if given.depot is not None and _is_configured(given.depot):
+            raise StartError(
+                f"--capacity: {given.capacity!r} beside --depot {given.depot!r}, which has its "
+                "own: --capacity is for a directory"
+            )
+
+
+def _one(problem: Any) -> str:
+    where = ".".join(str(part) for part in problem["loc"])
+    if problem["type"] == "missing":
+        return f"--{where}: it must be given"
+    return f"--{where}: {problem['input']!r} is not allowed: {problem['msg']}"
+
+
+def _is_configured(depot: str) -> bool:
+    return depot.startswith("unix:") or depot.endswith((".yaml", ".yml", ".json"))
+
+
+def open_depot(options: Options) -> kvdepot.Depot:
+    """The depot of `--depot`.
+
+    Raises StartError where it cannot be opened.
+    """
+    try:
+        if _is_configured(options.depot):
+            return kvdepot.open(options.depot)
+        directory = Path(options.depot)
+        # A directory that is shared keeps what it was made with.
+        new = not (directory / "settings").exists()
+        capacity = options.capacity or (CAPACITY if new else None)
+        posix = {"path": str(directory)} | ({"capacity": capacity} if capacity else {})
+        return kvdepot.open("Posix", {"posix": posix, "socket": "off"})
+    except (kvdepot.Error, OSError) as error:
+        hint = "; `kvdepot serve` opens one" if options.depot.startswith("unix:") else ""
+        raise StartError(f"--depot: {options.depot!r} cannot be opened: {error}{hint}") from error

@@ -1,0 +1,225 @@
+"""Sequence states of a Llama in a depot: saved and restored in pieces.
+
+A state that grows by appending is stored as pieces of its tokens' rows (`kvdepot_session::llama`
+says where they lie), so that only what is new is written, and conversations share what they begin
+with. What does not grow so, the window or the recurrent state, is an object of each session.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+import kvdepot
+import kvdepot.sessions
+from kvdepot._beginnings import best
+from kvdepot.llama_cpp import identity
+from kvdepot.llama_cpp.sequence import Bytes, Sequence
+from kvdepot.transformers.refusal import refused
+
+logger = logging.getLogger("kvdepot.llama_cpp")
+
+# The object of a session that is not rows: a window, a recurrent state.
+REST = "rest"
+# Each try may read all of a session: what does not verify so often is a medium that is lost.
+TRIES = 4
+PIECE_TOKENS = 128
+
+
+@dataclass
+class Snapshot:
+    """What is new of a state, in memory of its own."""
+
+    tokens: list[int]
+    reason: str
+    note: str
+    context_tokens: int
+    pieces: dict[tuple[int, int], Bytes] = field(default_factory=dict)
+    """The rows of runs of tokens, first and behind the last."""
+    rest: Bytes | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it holds."""
+        rest = [] if self.rest is None else [self.rest]
+        return sum(int(memory.nbytes) for memory in [*rest, *self.pieces.values()])
+
+
+class States:
+    """The states of one model, with what is loaded beside it, in a depot.
+
+        states = kvdepot.llama_cpp.States(llama, depot)
+        states.save()
+        cached = states.restore(tokens)
+
+    One sequence; not for several threads at a time, as the Llama is not; `write` may run beside.
+    """
+
+    def __init__(
+        self,
+        llama: Any,
+        depot: kvdepot.Depot,
+        *,
+        piece_tokens: int = PIECE_TOKENS,
+        min_tokens: int = 1,
+        weights: str | None = None,
+        salt: str | None = None,
+    ) -> None:
+        """Those of `llama`, a llama_cpp.Llama, in `depot`.
+
+        `piece_tokens` tokens are one piece. Nothing shorter than `min_tokens` is stored or loaded.
+        `weights` names the model's weights; without it the file's header, with the tokenizer, and
+        samples of each tensor do. `salt` names what else changes states and cannot be seen here,
+        such as a control vector.
+
+        Raises kvdepot.InputError for models whose states are not handled.
+        """
+        if piece_tokens < 1:
+            raise refused("piece_tokens", piece_tokens, "1 or more")
+        if min_tokens < 1:
+            raise refused("min_tokens", min_tokens, "1 or more")
+        self.llama = llama
+        self.sequence = Sequence(llama)
+        self.piece_tokens, self.min_tokens = piece_tokens, min_tokens
+        layout = self.sequence.layout
+        shape = layout.shape if layout is not None else "recurrent"
+        self.store = kvdepot.sessions.open(
+            depot,
+            model=identity.model_of(llama),
+            dtype=identity.types_of(llama),
+            piece_tokens=piece_tokens,
+            weights=identity.weights_of(llama, weights),
+            layout=f"llama.cpp 1 {shape} {identity.numbers_of(llama)}",
+            salt=salt,
+        )
+
+    def save(self, *, reason: str = "asked", note: str = "") -> dict[str, Any]:
+        """Store the state that the Llama has now; only what is not there yet is written:
+        `cache_write_tokens` of the answer, beside `cached_tokens` and `bytes_written`. All are 0
+        for fewer than `min_tokens`.
+
+        Raises kvdepot.Error where something found no room, and kvdepot.InputError for a state that
+        cannot be cut.
+        """
+        snapshot = self.snapshot(reason=reason, note=note)
+        if snapshot is None:
+            return {"cached_tokens": 0, "cache_write_tokens": 0, "bytes_written": 0}
+        return self.write(snapshot)
+
+    def snapshot(self, *, reason: str = "asked", note: str = "") -> Snapshot | None:
+        """What is new of the state that the Llama has now; None for fewer than `min_tokens`."""
+        tokens = self.sequence.tokens
+        if len(tokens) < self.min_tokens:
+            return None
+        snapshot = Snapshot(tokens, reason, note, self.llama.n_ctx())
+        stored = self.store.prefix(tokens)
+        if self.sequence.can_be_cut and stored == len(tokens):
+            return snapshot
+        state = self.sequence.take()
+        if self.sequence.is_recurrent:
+            snapshot.rest = state.copy()
+            return snapshot
+        layout = self.sequence.layout_of(state)
+        if layout.rest_bytes > 0:
+            snapshot.rest = state[len(state) - layout.rest_bytes :].copy()
+        first = stored if stored == len(tokens) else stored - stored % self.piece_tokens
+        room: Bytes = np.empty((len(tokens) - first) * layout.token_bytes, np.uint8)
+        while first < len(tokens):
+            end = min(first + self.piece_tokens, len(tokens))
+            piece, room = np.split(room, [(end - first) * layout.token_bytes])
+            layout.gather(state, first, end, piece)
+            snapshot.pieces[first, end] = piece
+            first = end
+        return snapshot
+
+    def write(self, snapshot: Snapshot) -> dict[str, Any]:
+        """Store a snapshot. As `save`; beside other calls, too."""
+
+        def rows(runs: list[tuple[int, int]]) -> list[Any]:
+            if self.sequence.is_recurrent:
+                return [bytes(end - first) for first, end in runs]
+            return [snapshot.pieces[run] for run in runs]
+
+        try:
+            saved = self.store.save(
+                snapshot.tokens,
+                rows,
+                reason=snapshot.reason,
+                note=snapshot.note,
+                objects={} if snapshot.rest is None else {REST: snapshot.rest},
+                context_tokens=snapshot.context_tokens,
+            )
+        except KeyError as error:
+            raise kvdepot.Error(f"rows of tokens {error} went while they were saved") from error
+        return {
+            "cached_tokens": saved["cached_tokens"],
+            "cache_write_tokens": saved["cache_write_tokens"],
+            "bytes_written": saved["bytes_written"],
+        }
+
+    def find(self, tokens: list[int]) -> kvdepot.sessions.Found | None:
+        """The session with the most that is of use for a prompt.
+
+        A state that can be cut may be of the whole prompt: its last token is computed once more.
+        One that cannot is of all but the last at most.
+        """
+        most = len(tokens) if self.sequence.can_be_cut else len(tokens) - 1
+        if most < self.min_tokens:
+            return None
+        return best(
+            self.store,
+            tokens,
+            min(most, self.sequence.room - 1),
+            can_be_cut=self.sequence.can_be_cut,
+            min_tokens=self.min_tokens,
+            logger=logger,
+        )
+
+    def restore(self, tokens: list[int]) -> int:
+        """Make the Llama's state the longest stored beginning of these tokens; how many it has now,
+        0 where nothing is stored. What does not verify is not used: the next best is.
+
+        With sliding windows or recurrent layers the Llama may go on behind these tokens only; it
+        cannot tell by itself that it must not go back further.
+
+        Raises kvdepot.Error for a depot that fails.
+        """
+        self.store.refresh()
+        for _ in range(TRIES):
+            found = self.find(tokens)
+            if found is None:
+                break
+            if self.load(found):
+                return len(found.tokens)
+        self.sequence.forget()
+        return 0
+
+    def load(self, found: kvdepot.sessions.Found) -> bool:
+        """Make the Llama's state that of a session. False where it does not verify, or llama.cpp
+        refuses it: then it is an empty one, or what it was."""
+        tokens = found.tokens
+        if len(tokens) >= self.sequence.room:
+            return False
+        rest_bytes = dict(found.objects).get(REST, 0)
+        layout = self.sequence.layout
+        if layout is None:
+            state: Bytes = np.empty(rest_bytes, np.uint8)
+            pieces: list[Bytes] = [np.empty(size, np.uint8) for _, _, size in found.pieces]
+        else:
+            layout = layout.resized(len(tokens), rest_bytes)
+            state = np.empty(layout.state_bytes, np.uint8)
+            pieces = [
+                np.empty((end - first) * layout.token_bytes, np.uint8)
+                for first, end, _ in found.pieces
+            ]
+        objects = [state[len(state) - rest_bytes :]] if rest_bytes else []
+        if not self.store.restore(found, pieces, objects)["whole"]:
+            return False
+        if layout is not None:
+            layout.write_head(state)
+            for (first, end, _), piece in zip(found.pieces, pieces, strict=True):
+                layout.scatter(piece, first, end, state)
+        return self.sequence.put(state, tokens)

@@ -1,0 +1,68 @@
+"""What names a model's weights: a GGUF file's header and samples."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed: see `make llama`")
+
+from gguf import GGUFReader
+from kvdepot.llama_cpp import gguf, identity
+from kvdepot.vllm import fingerprint
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma", "mamba", "jamba"])
+def test_tensors_lie_where_the_package_of_the_format_finds_them(
+    kind: str, model_files: Callable[..., Path]
+) -> None:
+    path = model_files(kind)
+    begin, tensors = gguf.read(path.read_bytes())
+    theirs = GGUFReader(path)
+    assert begin == theirs.data_offset
+    assert {tensor.name.decode(): tensor.begin for tensor in tensors} == {
+        tensor.name: tensor.data_offset for tensor in theirs.tensors
+    }
+
+
+def test_a_change_of_any_tensor_or_key_is_another_model(
+    model_files: Callable[..., Path], tmp_path: Path
+) -> None:
+    data = model_files("llama").read_bytes()
+    copy = tmp_path / "copy.gguf"
+    copy.write_bytes(data)
+    named = identity.of_file(copy)
+    assert named == identity.of_file(model_files("llama"))
+    assert named != identity.of_file(model_files("llama", 2))
+    begin, tensors = gguf.read(data)
+    ends = [tensor.begin for tensor in tensors[1:]] + [len(data)]
+    places = [(t.begin + end) // 2 for t, end in zip(tensors, ends, strict=True)]
+    for place in [*places, begin // 2, 30]:
+        changed = bytearray(data)
+        changed[place] ^= 1
+        copy.write_bytes(changed)
+        assert identity.of_file(copy) != named, place
+
+
+def test_any_bytes_are_read_or_refused(model_files: Callable[..., Path], seed: int) -> None:
+    draw = random.Random(seed)
+    data = model_files("jamba").read_bytes()
+    begin, _ = gguf.read(data)
+    for _ in range(300):
+        changed = bytearray(data[: begin + 64])
+        for _ in range(draw.randint(1, 4)):
+            changed[draw.randrange(len(changed))] = draw.randrange(256)
+        with contextlib.suppress(ValueError):
+            gguf.read(bytes(changed[: draw.randrange(len(changed))]))
+    with pytest.raises(ValueError, match="no GGUF"):
+        gguf.read(b"")
+
+
+def test_a_file_of_another_kind_is_sampled(tmp_path: Path) -> None:
+    other = tmp_path / "weights.gguf"
+    other.write_bytes(b"GGML" + bytes(100))
+    assert identity.of_file(other) == fingerprint.of_file(other)
