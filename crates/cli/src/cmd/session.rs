@@ -34,8 +34,9 @@ struct Row<'a> {
     bytes: u64,
     reason: &'static str,
     created: u64,
-    hits: u64,
-    used: u64,
+    /// Of a file it is not known.
+    hits: Option<u64>,
+    used: Option<u64>,
     note: &'a str,
     bad: bool,
 }
@@ -50,8 +51,8 @@ impl<'a> Row<'a> {
             bytes: listed.bytes,
             reason: listed.reason.name(),
             created: listed.created,
-            hits: usage.hits,
-            used: usage.used,
+            hits: Some(usage.hits),
+            used: Some(usage.used),
             note: &listed.note,
             bad: listed.is_bad,
         }
@@ -225,7 +226,7 @@ fn session_table<'a>(rows: impl Iterator<Item = Row<'a>>) -> Table {
             bytes(row.bytes),
             utc(row.created),
             row.reason.to_owned(),
-            count(row.hits),
+            row.hits.map_or_else(|| "-".to_owned(), count),
             last_hit(row.used),
             one_line(said),
         ]);
@@ -233,10 +234,11 @@ fn session_table<'a>(rows: impl Iterator<Item = Row<'a>>) -> Table {
     table
 }
 
-fn last_hit(used: u64) -> String {
+fn last_hit(used: Option<u64>) -> String {
     match used {
-        0 => "never".to_owned(),
-        used => utc(used),
+        None => "-".to_owned(),
+        Some(0) => "never".to_owned(),
+        Some(used) => utc(used),
     }
 }
 
@@ -318,11 +320,6 @@ fn shown_lines(shown: Shown<'_>, output: &mut Output) -> Result<i32, Error> {
             shown.row.reason
         ),
         format!(
-            "restored {}, last: {}",
-            some(shown.row.hits, "time"),
-            last_hit(shown.row.used)
-        ),
-        format!(
             "{} of {} each, {}",
             some(shown.pieces as u64, "piece"),
             some(shown.piece_tokens.into(), "token"),
@@ -331,6 +328,10 @@ fn shown_lines(shown: Shown<'_>, output: &mut Output) -> Result<i32, Error> {
     ];
     for line in lines {
         output.line(&line)?;
+    }
+    if let Some(hits) = shown.row.hits {
+        let last = last_hit(shown.row.used);
+        output.line(&format!("restored {}, last: {last}", some(hits, "time")))?;
     }
     for (name, len) in &shown.objects {
         output.line(&format!("object {name:?}, {}", bytes(*len)))?;

@@ -66,6 +66,10 @@ pub(super) fn run(
             let written = from.copy_to(file)?;
             say(output, "written", from.id(), written)
         }
+        SessionCommand::Trim { to, .. } => {
+            let allowed = "with a depot: rm removes files";
+            Err(refused("--to", to.to_string(), allowed))
+        }
         SessionCommand::Import { files, .. } => {
             let salt = command.depot().salt.as_deref();
             for file in files {
@@ -134,6 +138,8 @@ fn row_of<'a>(file: &'a SessionFile, about: &'a About) -> Row<'a> {
         bytes: file.bytes(),
         reason: about.reason.name(),
         created: about.created,
+        hits: None,
+        used: None,
         note: &about.note,
         bad: false,
     }
