@@ -481,15 +481,15 @@ impl std::fmt::Debug for SessionFiles {
     }
 }
 
+/// A file by its path: open, or why it is not.
+pub type OpenedFile = (PathBuf, Result<SessionFile, Error>);
+
 /// All sessions' files of a directory, whatever they are of, by their names: each open, or why it
 /// is not.
 ///
 /// # Errors
 /// [`Error::Io`] for the directory.
-pub fn files_of(
-    mover: &Arc<FileMover>,
-    path: &Path,
-) -> Result<Vec<(PathBuf, Result<SessionFile, Error>)>, Error> {
+pub fn files_of(mover: &Arc<FileMover>, path: &Path) -> Result<Vec<OpenedFile>, Error> {
     let mut names = Dir::open(path)?.names()?;
     names.retain(|name| name.ends_with(END));
     names.sort();

@@ -47,7 +47,7 @@ impl Target {
         let name = path.file_name().and_then(|name| name.to_str());
         let name = name.ok_or_else(refuse)?.to_owned();
         let parent = path.parent().filter(|parent| *parent != Path::new(""));
-        let dir = Dir::open(parent.unwrap_or(Path::new(".")))?;
+        let dir = Dir::open(parent.unwrap_or_else(|| Path::new(".")))?;
         // What is there is a file, or nothing.
         if dir.has(&name)? && dir.look(&name)?.is_none() {
             return Err(refuse());

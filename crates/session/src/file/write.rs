@@ -7,7 +7,7 @@
 use std::any::Any;
 use std::collections::VecDeque;
 use std::io::{ErrorKind, Read};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use kvdepot_media::file::File;
@@ -50,6 +50,7 @@ pub(super) type Room = dyn FnMut(Option<u64>) -> Result<Box<dyn Any>, Error> + S
 /// A session's file that is being written. Unless it is finished, nothing of it is left.
 pub struct SessionWriter {
     mover: Arc<FileMover>,
+    path: PathBuf,
     file: Arc<File>,
     temporary: Option<Temporary>,
     about: About,
@@ -110,6 +111,7 @@ impl SessionWriter {
         let file = mover.file(Descriptor::Plain(file))?;
         Ok(SessionWriter {
             mover: Arc::clone(mover),
+            path: path.to_owned(),
             file,
             temporary: Some(temporary),
             about,
@@ -347,8 +349,7 @@ impl SessionWriter {
     }
 
     fn io(&self, error: std::io::Error) -> Error {
-        let path = self.temporary.as_ref().map(|one| &*one.target.path);
-        io(path.unwrap_or(Path::new("a session's file")))(error)
+        io(&self.path)(error)
     }
 
     /// Bytes that have come.
@@ -445,9 +446,7 @@ impl SessionWriter {
             self.spare.push(Slot::back(slot));
         }
         for (chunk, outcome) in outcomes {
-            let path = self.temporary.as_ref().map(|one| &*one.target.path);
-            let path = path.unwrap_or(Path::new("a session's file"));
-            let (sum, _) = outcome.map_err(|failure| failed(path, failure))?;
+            let (sum, _) = outcome.map_err(|failure| failed(&self.path, failure))?;
             let Some(place) = self.sums.get_mut(chunk as usize) else {
                 return Err(broken());
             };
