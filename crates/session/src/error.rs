@@ -1,5 +1,6 @@
 //! What can go wrong with a session.
 
+use std::io::ErrorKind;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -93,6 +94,11 @@ impl From<kvdepot_host::Error> for Error {
 }
 
 impl Error {
+    /// Whether a file is not there.
+    pub(crate) fn is_not_found(&self) -> bool {
+        matches!(self, Error::Io { source, .. } if source.kind() == ErrorKind::NotFound)
+    }
+
     pub(crate) fn input(
         field: impl Into<String>,
         value: impl ToString,

@@ -36,6 +36,7 @@ mod save;
 mod serialized;
 mod store;
 mod stream;
+mod sums;
 mod trim;
 mod upkeep;
 mod usage;

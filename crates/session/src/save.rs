@@ -10,6 +10,7 @@ use crate::error::Error;
 use crate::index::Id;
 use crate::manifest::{Manifest, Named, OBJECTS_MAX, PART_MAX, Reason};
 use crate::store::{MANIFEST_MAX, Sessions, read_all};
+use crate::sums::Sums;
 
 /// Bytes of pieces that are read again at a time, to be compared.
 const COMPARED: u64 = 64 << 20;
@@ -77,6 +78,8 @@ pub(crate) struct Written {
     pub(crate) pieces: HashSet<usize>,
     pub(crate) objects: Vec<Key>,
     pub(crate) bytes: u64,
+    /// What names the objects that are to be stored.
+    sums: Sums,
 }
 
 /// Pins that end with the save.
@@ -180,7 +183,11 @@ impl Sessions {
         };
         let each = self.piece_tokens as usize;
         let run = |piece: &usize| piece * each..((piece + 1) * each).min(count);
-        let mut written = Written::default();
+        // While pieces are written there is time for it.
+        let mut written = Written {
+            sums: Sums::begin(&checkpoint.objects),
+            ..Written::default()
+        };
         if !asked.is_empty() {
             let runs: Vec<Range<usize>> = asked.iter().map(run).collect();
             let buffers = rows(&runs)?;
@@ -357,14 +364,13 @@ impl Sessions {
         if objects.is_empty() {
             return Ok(Vec::new());
         }
-        let named = objects.iter().map(|(name, bytes)| {
-            Ok(Named {
-                name: name.clone(),
-                bytes: bytes.len() as u64,
-                sum: sum_of(bytes)?,
-            })
+        let sums = written.sums.take(objects)?;
+        let named = objects.iter().zip(sums).map(|((name, bytes), sum)| Named {
+            name: name.clone(),
+            bytes: bytes.len() as u64,
+            sum,
         });
-        let named = named.collect::<Result<Vec<Named>, Error>>()?;
+        let named: Vec<Named> = named.collect();
         let keys: Vec<Key> = named
             .iter()
             .map(|one| end.object(&one.name, &one.sum))
@@ -536,17 +542,6 @@ impl Sessions {
 /// there.
 pub(crate) fn step(what: &'static str) {
     tracing::trace!(target: "kvdepot_session::step", step = what);
-}
-
-/// The BLAKE3 of some memory, of which little is copied at a time.
-fn sum_of(bytes: &Buffer) -> Result<[u8; 32], Error> {
-    const STEP: usize = 256 << 10;
-    let mut hasher = blake3::Hasher::new();
-    for at in (0..bytes.len()).step_by(STEP) {
-        let some = bytes.slice(at, STEP.min(bytes.len() - at));
-        hasher.update(&some.map_err(kvdepot_store::Error::from)?.to_vec());
-    }
-    Ok(*hasher.finalize().as_bytes())
 }
 
 pub(crate) fn check_rows(buffers: &BlockBuffers, asked: usize) -> Result<(), Error> {

@@ -133,7 +133,7 @@ fn holes_cuts_and_pages_from_elsewhere_do_not_verify() {
         "two chunks have changed places"
     );
     // The head and the tail of the other file: the same bytes under another key.
-    let (mut mixed, theirs) = (whole.clone(), std::fs::read(&other).unwrap());
+    let (mut mixed, theirs) = (whole, std::fs::read(&other).unwrap());
     mixed[..HEAD as usize].copy_from_slice(&theirs[..HEAD as usize]);
     std::fs::write(&path, &mixed).unwrap();
     assert_eq!(look(&path, &parts), None, "the head of another");

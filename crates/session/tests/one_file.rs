@@ -16,7 +16,7 @@ use kvdepot_session::{Error, export, import, look};
 use kvdepot_store::{BlockBuffers, Buffer, Durability};
 use kvdepot_testkit::Rng;
 use kvdepot_testkit::bytes::content;
-use parts::{Parts, checkpoint, mover, names, namespace};
+use parts::{Parts, checkpoint, mover, mover as other, names, namespace};
 
 const MIB: usize = 1 << 20;
 
@@ -27,7 +27,7 @@ fn a_session_goes_from_memory_to_a_file_and_back() {
     let path = home.path().join("conversation.kvs");
     for round in 0..24 {
         let direct = rng.once_in(2);
-        let mover = parts::mover(direct, Durability::Process);
+        let mover = mover(direct, Durability::Process);
         let parts = Parts::random(&mut rng);
         let prompt = parts.tokens();
         let spec = namespace("w");
@@ -46,7 +46,7 @@ fn a_session_goes_from_memory_to_a_file_and_back() {
             (0, prompt.len())
         );
         // Read by another, in another way.
-        let file = SessionFile::open(&parts::mover(!direct, Durability::Power), &path).unwrap();
+        let file = SessionFile::open(&other(!direct, Durability::Power), &path).unwrap();
         assert_eq!((file.id(), &file.about().tokens), (saved.id, &prompt));
         assert_eq!(file.about().bytes(), parts.bytes());
         assert_eq!(parts.restore(&file), (prompt.len(), true), "round {round}");

@@ -120,3 +120,66 @@ fn what_is_no_session_is_refused_by_its_name() {
     );
     assert_eq!(session(&home, "ls", &[]).status, 0);
 }
+
+#[test]
+fn sessions_that_are_files_need_no_depot() {
+    let home = Home::new();
+    let (path, whole) = file_of_ds4(&home, "a.kv", 600);
+    let path = path.to_str().unwrap();
+    let ran = session(&home, "import", &[path, "--weights", "mine", "--json"]);
+    let kept = rows(&ran)[0]["session"].as_str().unwrap().to_owned();
+    let (one, dir) = (home.path("one.kvs"), home.path("files"));
+    let (one, dir) = (one.to_str().unwrap(), dir.to_str().unwrap());
+    assert_eq!(session(&home, "export", &[&kept, one]).status, 0);
+    let run = |args: &[&str]| home.run(&[&["session"][..], args].concat());
+
+    let listed = run(&["ls", one, "--json"]).rows();
+    assert_eq!((listed.len(), &listed[0]["file"]), (1, &one.into()));
+    assert_eq!(listed[0]["tokens"], 600);
+    let id = listed[0]["session"].as_str().unwrap();
+    let shown = run(&["show", one]);
+    assert!(shown.stdout.contains("600 tokens"), "{}", shown.stdout);
+    assert!(shown.stdout.contains("a rendered text"), "{}", shown.stdout);
+    let looked = run(&["verify", one]);
+    assert!(looked.stdout.contains("whole"), "{}", looked.stdout);
+
+    // Into a directory, and out of it.
+    let copied = run(&["import", dir, one, "--json"]).rows();
+    assert_eq!(copied[0]["session"], id);
+    let named = home.path("files").join(format!("{id}.kvs"));
+    assert_eq!(fs::read(&named).unwrap(), fs::read(one).unwrap());
+    let other = home.path("other.kvs");
+    let other = other.to_str().unwrap();
+    assert_eq!(run(&["export", dir, &id[..9], other]).status, 0);
+    assert_eq!(fs::read(other).unwrap(), fs::read(one).unwrap());
+    assert_eq!(run(&["ls", dir, "--json"]).rows().len(), 1);
+    assert_eq!(run(&["show", dir, &id[..9]]).status, 0);
+    let refused = run(&["export", dir, &id[..9], other, "--ds4"]);
+    assert!(refused.stderr.contains("--ds4"), "{}", refused.stderr);
+    // And back, byte for byte.
+    let ran = session(&home, "import", &[other, "--json"]);
+    let again = rows(&ran)[0]["session"].as_str().unwrap().to_owned();
+    let back = home.path("back.kv");
+    let to = back.to_str().unwrap();
+    assert_eq!(session(&home, "export", &[&again, to, "--ds4"]).status, 0);
+    assert!(fs::read(&back).unwrap() == whole);
+
+    let mut changed = fs::read(&named).unwrap();
+    changed[5000] ^= 1;
+    fs::write(&named, &changed).unwrap();
+    let looked = run(&["verify", dir]);
+    assert_eq!(looked.status, 1);
+    assert!(looked.stdout.contains("not sound: piece 0"), "{}", looked.stdout);
+    changed[9] ^= 1;
+    fs::write(&named, &changed).unwrap();
+    let looked = run(&["verify", dir]);
+    assert_eq!(looked.status, 1, "{}", looked.stdout);
+    assert!(looked.stderr.contains("version"), "{}", looked.stderr);
+    assert_eq!(run(&["ls", dir]).status, 1);
+    fs::copy(one, &named).unwrap();
+    assert_eq!(run(&["rm", dir, "ffffffffffffffffffffffffffffffff0"]).status, 2);
+    assert_eq!(run(&["rm", dir, &id[..9]]).status, 0);
+    assert!(!named.exists());
+    let absent = run(&["ls", "./nowhere"]);
+    assert!(absent.stderr.contains("nowhere"), "{}", absent.stderr);
+}

@@ -190,7 +190,7 @@ pub(super) mod tests {
         let wrong: [fn(&mut About); 7] = [
             |about| about.tokens.clear(),
             |about| about.piece_tokens = 0,
-            |about| drop(about.piece_bytes.pop()),
+            |about| about.piece_bytes.truncate(2),
             |about| about.piece_bytes[1] = 0,
             |about| about.objects[1].0 = "logits".into(),
             |about| about.objects[0].1 = u64::MAX,

@@ -22,5 +22,5 @@ pub(crate) use format::MAGIC;
 pub use mover::{FileMover, FileOptions};
 pub use read::SessionFile;
 pub(crate) use read::open_file;
-pub use store::{FilesSpec, SessionFiles, files_of};
+pub use store::{FilesSpec, OpenedFile, SessionFiles, files_of};
 pub use write::{SessionWriter, save_file};

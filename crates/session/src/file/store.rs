@@ -79,10 +79,17 @@ struct Space {
 
 impl Space {
     /// Makes room for so many bytes more; nobody else does until what is answered is dropped.
-    fn take(&self, more: u64) -> Result<Box<dyn Any>, Error> {
+    fn take(&self, more: Option<u64>) -> Result<Box<dyn Any>, Error> {
         let dir = Dir::open(&self.path)?;
         let lock = lock(&dir, &self.path)?;
-        sweep(&dir)?;
+        if let Some(more) = more {
+            sweep(&dir)?;
+            self.make_room(&dir, more)?;
+        }
+        Ok(Box::new(lock))
+    }
+
+    fn make_room(&self, dir: &Dir, more: u64) -> Result<(), Error> {
         let mut files = Vec::new();
         let mut used = 0_u64;
         for name in dir.names()? {
@@ -111,7 +118,7 @@ impl Space {
             dir.remove(&name)?;
             used -= bytes;
         }
-        Ok(Box::new(lock))
+        Ok(())
     }
 }
 
@@ -233,7 +240,7 @@ impl SessionFiles {
         writer.predict(predicted)?;
         fill(&mut writer)?;
         let saved = writer.finish()?;
-        self.adopt(&SessionFile::open(&self.mover, &path)?);
+        self.adopt_at(&path)?;
         for old in before {
             self.remove_file(old)?;
         }
@@ -246,6 +253,16 @@ impl SessionFiles {
         manifest.piece_tokens = CUT;
         let key = Key(file.key());
         self.index.write().add(key, file.bytes(), &manifest);
+    }
+
+    fn adopt_at(&self, path: &Path) -> Result<(), Error> {
+        match SessionFile::open(&self.mover, path) {
+            Ok(file) => self.adopt(&file),
+            // It has gone for another process's already.
+            Err(error) if error.is_not_found() => {}
+            Err(error) => return Err(error),
+        }
+        Ok(())
     }
 
     fn remove_file(&self, id: Id) -> Result<bool, Error> {
@@ -346,7 +363,7 @@ impl SessionFiles {
     /// [`Error::Unknown`], [`Error::Malformed`], [`Error::Io`].
     pub fn named(&self, id: Id) -> Result<SessionFile, Error> {
         let file = match SessionFile::open(&self.mover, &self.path_of(id)) {
-            Err(Error::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {
+            Err(error) if error.is_not_found() => {
                 self.index.write().remove(id);
                 return Err(Error::Unknown(id.to_string()));
             }
@@ -450,7 +467,7 @@ impl SessionFiles {
         }
         let path = self.path_of(file.id());
         file.copy(&path, (true, Some(self.room())))?;
-        self.adopt(&SessionFile::open(&self.mover, &path)?);
+        self.adopt_at(&path)?;
         Ok(file.id())
     }
 }
@@ -464,15 +481,15 @@ impl std::fmt::Debug for SessionFiles {
     }
 }
 
+/// A file by its path: open, or why it is not.
+pub type OpenedFile = (PathBuf, Result<SessionFile, Error>);
+
 /// All sessions' files of a directory, whatever they are of, by their names: each open, or why it
 /// is not.
 ///
 /// # Errors
 /// [`Error::Io`] for the directory.
-pub fn files_of(
-    mover: &Arc<FileMover>,
-    path: &Path,
-) -> Result<Vec<(PathBuf, Result<SessionFile, Error>)>, Error> {
+pub fn files_of(mover: &Arc<FileMover>, path: &Path) -> Result<Vec<OpenedFile>, Error> {
     let mut names = Dir::open(path)?.names()?;
     names.retain(|name| name.ends_with(END));
     names.sort();

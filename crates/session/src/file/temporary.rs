@@ -6,11 +6,10 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use kvdepot_host::dir::{Access, Dir};
-use kvdepot_host::fork::{LockFd, between_forks};
+use kvdepot_host::fork::LockFd;
 use kvdepot_host::lock::{self, Kind};
 use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
@@ -48,7 +47,7 @@ impl Target {
         let name = path.file_name().and_then(|name| name.to_str());
         let name = name.ok_or_else(refuse)?.to_owned();
         let parent = path.parent().filter(|parent| *parent != Path::new(""));
-        let dir = Dir::open(parent.unwrap_or(Path::new(".")))?;
+        let dir = Dir::open(parent.unwrap_or_else(|| Path::new(".")))?;
         // What is there is a file, or nothing.
         if dir.has(&name)? && dir.look(&name)?.is_none() {
             return Err(refuse());
@@ -65,7 +64,9 @@ impl Target {
 #[derive(Debug)]
 pub(super) struct Temporary {
     pub(super) target: Target,
-    fd: Arc<LockFd>,
+    /// Open a second time, for the lock alone: where a ring has requests of a process that was
+    /// killed, the kernel lets go of their file only when the last has ended.
+    fd: LockFd,
     /// Its own name, where it has one.
     own: Option<String>,
 }
@@ -87,34 +88,33 @@ fn temporary_name() -> Result<String, Error> {
 }
 
 impl Temporary {
-    /// A new one for this place. `seen` has it under a name, for others to count.
-    pub(super) fn new(target: Target, direct: bool, seen: bool) -> Result<Temporary, Error> {
+    /// A new one for this place, and its descriptor. `seen` has it under a name, for others to
+    /// count.
+    pub(super) fn new(
+        target: Target,
+        direct: bool,
+        seen: bool,
+    ) -> Result<(Temporary, OwnedFd), Error> {
         sweep(&target.dir)?;
-        if !seen && let Some(fd) = unnamed(&target.dir, direct)? {
+        if !seen && let Some(file) = unnamed(&target.dir, direct)? {
+            let fd = LockFd::reopen(&file, false)?;
             lock(&fd)?;
-            return Ok(Temporary {
-                target,
-                fd,
-                own: None,
-            });
+            let own = None;
+            return Ok((Temporary { target, fd, own }, file));
         }
         for _ in 0..TRIES {
             let name = temporary_name()?;
-            let fd = LockFd::open(|| target.dir.create(&name, direct));
-            let fd = Arc::new(fd.map_err(|error| named(&target.path, error))?);
+            let file = target.dir.create(&name, direct);
+            let file = file.map_err(|error| named(&target.path, error))?;
+            let fd = LockFd::reopen(&file, false)?;
             // Whoever swept between the two has taken it for one that was left.
             if lock(&fd)? && target.dir.has(&name)? {
                 let own = Some(name);
-                return Ok(Temporary { target, fd, own });
+                return Ok((Temporary { target, fd, own }, file));
             }
             target.dir.remove(&name)?;
         }
         Err(io(&target.path)(Errno::EXIST.into()))
-    }
-
-    /// Its descriptor, which carries its lock.
-    pub(super) fn fd(&self) -> Arc<LockFd> {
-        Arc::clone(&self.fd)
     }
 
     fn io(&self, errno: Errno) -> Error {
@@ -136,12 +136,13 @@ impl Temporary {
         rustix::fs::ftruncate(self.fd.fd()?, bytes).map_err(|errno| self.io(errno))
     }
 
-    /// Gives it its name, in place of a file that has it. With `lasts` it is on the medium first,
-    /// and its name behind it.
+    /// Has all of it on the medium.
+    pub(super) fn sync(&self) -> Result<(), Error> {
+        rustix::fs::fsync(self.fd.fd()?).map_err(|errno| self.io(errno))
+    }
+
+    /// Gives it its name, in place of a file that has it. With `lasts` that is on the medium.
     pub(super) fn publish(mut self, lasts: bool) -> Result<(), Error> {
-        if lasts {
-            rustix::fs::fsync(self.fd.fd()?).map_err(|errno| self.io(errno))?;
-        }
         let Target { dir, name, .. } = &self.target;
         let own = match self.own.take() {
             Some(own) => own,
@@ -185,15 +186,11 @@ pub(super) fn named(path: &Path, error: kvdepot_host::Error) -> Error {
     }
 }
 
-fn unnamed(dir: &Dir, direct: bool) -> Result<Option<Arc<LockFd>>, Error> {
-    between_forks(|| {
-        let fd: Option<OwnedFd> = match dir.unnamed(direct)? {
-            None if direct => dir.unnamed(false)?,
-            fd => fd,
-        };
-        let fd = fd.map(LockFd::adopt).transpose();
-        Ok::<_, Error>(fd?.map(Arc::new))
-    })
+fn unnamed(dir: &Dir, direct: bool) -> Result<Option<OwnedFd>, Error> {
+    match dir.unnamed(direct)? {
+        None if direct => Ok(dir.unnamed(false)?),
+        file => Ok(file),
+    }
 }
 
 /// Whether it has its lock, or there are no locks.

@@ -7,7 +7,7 @@
 use std::any::Any;
 use std::collections::VecDeque;
 use std::io::{ErrorKind, Read};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use kvdepot_media::file::File;
@@ -43,12 +43,14 @@ struct Coming {
     written: u64,
 }
 
-/// Asks whether a file may have so many bytes more; they are its own while the answer is kept.
-pub(super) type Room = dyn FnMut(u64) -> Result<Box<dyn Any>, Error> + Send;
+/// Asks whether a file may have so many bytes more: nobody else gets any, and no name changes, while
+/// the answer is kept.
+pub(super) type Room = dyn FnMut(Option<u64>) -> Result<Box<dyn Any>, Error> + Send;
 
 /// A session's file that is being written. Unless it is finished, nothing of it is left.
 pub struct SessionWriter {
     mover: Arc<FileMover>,
+    path: PathBuf,
     file: Arc<File>,
     temporary: Option<Temporary>,
     about: About,
@@ -105,10 +107,11 @@ impl SessionWriter {
         (seen, room): (bool, Option<Box<Room>>),
     ) -> Result<SessionWriter, Error> {
         let target = Target::of(path)?;
-        let temporary = Temporary::new(target, mover.options().direct, seen)?;
-        let file = mover.file(Descriptor::Shared(temporary.fd()))?;
+        let (temporary, file) = Temporary::new(target, mover.options().direct, seen)?;
+        let file = mover.file(Descriptor::Plain(file))?;
         Ok(SessionWriter {
             mover: Arc::clone(mover),
+            path: path.to_owned(),
             file,
             temporary: Some(temporary),
             about,
@@ -316,6 +319,12 @@ impl SessionWriter {
                 return Err(broken());
             };
             temporary.set_len(len)?;
+            if lasts {
+                temporary.sync()?;
+            }
+            // Who counts finds it under one of its names.
+            let room = writer.room.as_mut();
+            let _while_it_is_named = room.map(|room| room(None)).transpose()?;
             temporary.publish(lasts)?;
             Ok(FileSaved {
                 id: id_of(&writer.key),
@@ -340,8 +349,7 @@ impl SessionWriter {
     }
 
     fn io(&self, error: std::io::Error) -> Error {
-        let path = self.temporary.as_ref().map(|one| &*one.target.path);
-        io(path.unwrap_or(Path::new("a session's file")))(error)
+        io(&self.path)(error)
     }
 
     /// Bytes that have come.
@@ -438,9 +446,7 @@ impl SessionWriter {
             self.spare.push(Slot::back(slot));
         }
         for (chunk, outcome) in outcomes {
-            let path = self.temporary.as_ref().map(|one| &*one.target.path);
-            let path = path.unwrap_or(Path::new("a session's file"));
-            let (sum, _) = outcome.map_err(|failure| failed(path, failure))?;
+            let (sum, _) = outcome.map_err(|failure| failed(&self.path, failure))?;
             let Some(place) = self.sums.get_mut(chunk as usize) else {
                 return Err(broken());
             };
@@ -512,7 +518,7 @@ impl SessionWriter {
     fn reserve(&mut self, end: u64) -> Result<(), Error> {
         let more = end.saturating_sub(self.allocated);
         let room = self.room.as_mut();
-        let until_it_is_seen = room.map(|room| room(more)).transpose()?;
+        let until_it_is_seen = room.map(|room| room(Some(more))).transpose()?;
         if let Some(temporary) = &self.temporary
             && !temporary.allocate(end)?
             && until_it_is_seen.is_some()

@@ -1,11 +1,11 @@
 //! `kvdepot session` for sessions that are files: one, or a directory of them.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use kvdepot_session::Error as SessionError;
 use kvdepot_session::file::{
-    About, FileMover, FileOptions, FilesSpec, SessionFile, SessionFiles, files_of,
+    About, FileMover, FileOptions, FilesSpec, OpenedFile, SessionFile, SessionFiles, files_of,
 };
 use serde::Serialize;
 
@@ -23,9 +23,6 @@ struct FileRow<'a> {
     #[serde(flatten)]
     row: Row<'a>,
 }
-
-/// A file that is opened, or why it is not.
-type Opened = (PathBuf, Result<SessionFile, SessionError>);
 
 /// The path of a file or a directory, which no pipeline and no socket looks like.
 pub(super) fn path_of(depot: &str) -> Option<&Path> {
@@ -91,7 +88,11 @@ fn refused(field: &'static str, value: String, allowed: &str) -> Error {
 }
 
 /// The files that are meant: one, those of a directory, or of these the one that digits name.
-fn chosen(mover: &Arc<FileMover>, path: &Path, digits: Option<&str>) -> Result<Vec<Opened>, Error> {
+fn chosen(
+    mover: &Arc<FileMover>,
+    path: &Path,
+    digits: Option<&str>,
+) -> Result<Vec<OpenedFile>, Error> {
     if !path.is_dir() {
         let one = SessionFile::open(mover, path)?;
         if digits.is_some_and(|digits| !one.id().to_string().starts_with(digits)) {
@@ -117,7 +118,7 @@ fn chosen(mover: &Arc<FileMover>, path: &Path, digits: Option<&str>) -> Result<V
 }
 
 /// The one that is meant.
-fn only(all: Vec<Opened>, digits: Option<&str>) -> Result<SessionFile, Error> {
+fn only(all: Vec<OpenedFile>, digits: Option<&str>) -> Result<SessionFile, Error> {
     let mut all = all.into_iter();
     match (all.next(), all.next()) {
         (Some((_, file)), None) => Ok(file?),
@@ -145,7 +146,7 @@ fn row_of<'a>(file: &'a SessionFile, about: &'a About) -> Row<'a> {
     }
 }
 
-fn ls(all: &[Opened], output: &mut Output) -> Result<i32, Error> {
+fn ls(all: &[OpenedFile], output: &mut Output) -> Result<i32, Error> {
     let (mut bad, mut rows) = (0, Vec::new());
     for (path, file) in all {
         match file {
@@ -187,7 +188,7 @@ fn show(file: &SessionFile, output: &mut Output) -> Result<i32, Error> {
     )
 }
 
-fn verify(all: Vec<Opened>, interrupt: &Interrupt, output: &mut Output) -> Result<i32, Error> {
+fn verify(all: Vec<OpenedFile>, interrupt: &Interrupt, output: &mut Output) -> Result<i32, Error> {
     let mut bad = 0;
     for (path, file) in all {
         interrupt.check()?;
