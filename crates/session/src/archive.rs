@@ -339,7 +339,12 @@ fn import_first(sessions: &Sessions, from: &Path) -> Result<Imported, Error> {
         if said.is_some_and(|(_, key)| *key != named.0) {
             return Err(wrong("a piece has another key than it says"));
         }
-        if let Some(key) = sessions.put_piece(links[at], block)? {
+        let key = match said {
+            // It stays one that nobody else's can take the place of.
+            Some(_) => Some(sessions.put_variant(links[at], block)?),
+            None => sessions.put_piece(links[at], block)?,
+        };
+        if let Some(key) = key {
             variants.push((at as u32, key.0));
         }
     }

@@ -10,10 +10,7 @@ use crate::error::Error;
 use crate::index::Id;
 use crate::manifest::{Manifest, Named, OBJECTS_MAX, PART_MAX, Reason};
 use crate::store::{MANIFEST_MAX, Sessions, read_all};
-use crate::sums::Sums;
-
-/// Bytes of pieces that are read again at a time, to be compared.
-const COMPARED: u64 = 64 << 20;
+use crate::sums::{Sums, sum_of};
 
 /// A state that is to be kept.
 #[derive(Clone, Debug)]
@@ -35,7 +32,8 @@ pub struct Checkpoint<'a> {
     pub created: u64,
     /// Whether it comes back to the bit. Engines that compute a prompt in other steps may have
     /// other last bits for the same tokens, and any of those will do: what is there is not asked
-    /// for. With this, all is asked for, and what differs from what is there is stored beside it.
+    /// for. With this, all is asked for, and stored under its bytes, too: only sessions that are
+    /// exact as well share it.
     pub exact: bool,
 }
 
@@ -188,12 +186,13 @@ impl Sessions {
             sums: Sums::begin(&checkpoint.objects),
             ..Written::default()
         };
+        let mut _exactly = None;
         if !asked.is_empty() {
             let runs: Vec<Range<usize>> = asked.iter().map(run).collect();
             let buffers = rows(&runs)?;
             check_rows(&buffers, asked.len())?;
             if checkpoint.exact {
-                self.put_exactly(&mut pieces, &links, &buffers, &mut written)?;
+                _exactly = Some(self.put_exactly(&mut pieces, &links, &buffers, &mut written)?);
             } else {
                 self.put_missing(&mut pieces, &asked, buffers, &mut written)?;
             }
@@ -244,76 +243,46 @@ impl Sessions {
         self.put("a piece", &self.pieces, keys, buffers)
     }
 
-    /// Stores all pieces, to the bit: those of which there are others are kept beside them.
+    /// Stores all pieces, to the bit: under keys that their bytes are a part of. Under a key of the
+    /// tokens alone others may store theirs, once these have gone. What is there is held.
     fn put_exactly(
         &self,
         pieces: &mut Pieces,
         links: &[Link],
         buffers: &BlockBuffers,
         written: &mut Written,
-    ) -> Result<(), Error> {
-        let mut rest = 0..links.len();
-        while !rest.is_empty() {
-            // What is compared is read again, so many bytes at a time.
-            let mut bytes = 0;
-            let fits = |piece: &usize| {
-                bytes += buffers.bytes(*piece);
-                bytes <= COMPARED
-            };
-            let count = rest.clone().take_while(fits).count().max(1);
-            let (some, later) = (rest.start..rest.start + count, rest.start + count..rest.end);
-            rest = later;
-            let new = |piece: usize| -> Vec<u8> {
-                let each = buffers.pieces(piece).iter();
-                each.flat_map(Buffer::to_vec).collect()
-            };
-            let missing = some.clone().filter(|piece| pieces.bytes[*piece] == 0);
-            let missing: Vec<usize> = missing.collect();
-            let mut put = BlockBuffers::default();
-            for piece in &missing {
-                put.push(buffers.pieces(*piece).iter().cloned());
-                pieces.bytes[*piece] = buffers.bytes(*piece);
-            }
-            if !missing.is_empty() {
-                let keys = missing.iter().map(|piece| pieces.keys[*piece]).collect();
-                self.put("a piece", &self.pieces, keys, put)?;
-            }
-            let named = some
-                .clone()
-                .map(|piece| (pieces.keys[piece], pieces.bytes[piece]));
-            let there = read_all(&self.pieces, &named.collect::<Vec<_>>(), self.timeout)?;
-            for (piece, there) in some.zip(there) {
-                let new = new(piece);
-                // What was missing another may have stored meanwhile.
-                if there.as_ref() == Some(&new) {
-                    if missing.contains(&piece) {
-                        written.pieces.insert(piece);
-                        written.bytes += new.len() as u64;
-                    }
-                    continue;
-                }
-                let len = new.len() as u64;
-                let (key, is_new) = self.put_variant(links[piece], new)?;
-                pieces.variants.push((piece as u32, key.0));
-                (pieces.keys[piece], pieces.bytes[piece]) = (key, len);
-                if is_new {
-                    written.pieces.insert(piece);
-                    written.bytes += len;
-                }
+    ) -> Result<Held<'_>, Error> {
+        let each = links.iter().enumerate();
+        let keys = each.map(|(piece, link)| Ok(link.variant(&sum_of(buffers.pieces(piece))?)));
+        let keys = keys.collect::<Result<Vec<Key>, Error>>()?;
+        let pins = self.pieces.pin(&keys, false)?;
+        let (mut new, mut put) = (Vec::new(), BlockBuffers::default());
+        for (piece, (key, pin)) in keys.into_iter().zip(&pins).enumerate() {
+            pieces.variants.push((piece as u32, key.0));
+            pieces.bytes[piece] = buffers.bytes(piece);
+            if pin.is_none() {
+                written.pieces.insert(piece);
+                written.bytes += buffers.bytes(piece);
+                new.push(key);
+                put.push(buffers.pieces(piece).iter().cloned());
             }
         }
-        Ok(())
+        let held = Held {
+            space: &self.pieces,
+            pins: pins.into_iter().flatten().collect(),
+        };
+        if !new.is_empty() {
+            self.put("a piece", &self.pieces, new, put)?;
+        }
+        Ok(held)
     }
 
-    /// Stores a piece beside others of the same tokens; its key, and whether it was not there.
-    fn put_variant(&self, link: Link, bytes: Vec<u8>) -> Result<(Key, bool), Error> {
+    /// Stores a piece beside others of the same tokens; its key.
+    pub(crate) fn put_variant(&self, link: Link, bytes: Vec<u8>) -> Result<Key, Error> {
         let key = link.variant(blake3::hash(&bytes).as_bytes());
-        let is_new = !self.pieces.contains(&[key])?.contains(&true);
-        if is_new {
-            let block = BlockBuffers::whole([Buffer::from_vec(bytes)]);
-            self.put("a piece", &self.pieces, vec![key], block)?;
-        }
-        Ok((key, is_new))
+        let block = BlockBuffers::whole([Buffer::from_vec(bytes)]);
+        self.put("a piece", &self.pieces, vec![key], block)?;
+        Ok(key)
     }
 
     /// Stores a piece to the bit: its key, where there is another of the same tokens.
@@ -328,7 +297,7 @@ impl Sessions {
         let bytes = buffer.to_vec();
         match there.is_some_and(|there| there == bytes) {
             true => Ok(None),
-            false => Ok(Some(self.put_variant(link, bytes)?.0)),
+            false => Ok(Some(self.put_variant(link, bytes)?)),
         }
     }
 

@@ -24,7 +24,12 @@ impl Sums {
         // Without one they are hashed when they are asked for.
         Sums(
             thread
-                .spawn(move || buffers.iter().map(sum_of).collect())
+                .spawn(move || {
+                    buffers
+                        .iter()
+                        .map(|one| sum_of(std::slice::from_ref(one)))
+                        .collect()
+                })
                 .ok(),
         )
     }
@@ -34,7 +39,10 @@ impl Sums {
         let begun = self.0.take().and_then(|thread| thread.join().ok());
         match begun {
             Some(sums) => sums,
-            None => objects.iter().map(|(_, bytes)| sum_of(bytes)).collect(),
+            None => objects
+                .iter()
+                .map(|(_, bytes)| sum_of(std::slice::from_ref(bytes)))
+                .collect(),
         }
     }
 }
@@ -47,12 +55,14 @@ impl Drop for Sums {
 }
 
 /// The BLAKE3 of some memory, of which little is copied at a time.
-fn sum_of(bytes: &Buffer) -> Result<[u8; 32], Error> {
+pub(crate) fn sum_of(pieces: &[Buffer]) -> Result<[u8; 32], Error> {
     const STEP: usize = 256 << 10;
     let mut hasher = blake3::Hasher::new();
-    for at in (0..bytes.len()).step_by(STEP) {
-        let some = bytes.slice(at, STEP.min(bytes.len() - at));
-        hasher.update(&some.map_err(kvdepot_store::Error::from)?.to_vec());
+    for bytes in pieces {
+        for at in (0..bytes.len()).step_by(STEP) {
+            let some = bytes.slice(at, STEP.min(bytes.len() - at));
+            hasher.update(&some.map_err(kvdepot_store::Error::from)?.to_vec());
+        }
     }
     Ok(*hasher.finalize().as_bytes())
 }

@@ -165,6 +165,32 @@ fn what_is_exact_comes_back_to_the_bit_whoever_was_first() {
 }
 
 #[test]
+fn what_is_exact_is_never_made_of_what_others_have_saved_since() {
+    let home = tempfile::tempdir().unwrap();
+    let (one, other) = (of_files(home.path()), of_files(home.path()));
+    let prompt = tokens(192, 1);
+    fill(&one, &prompt, 1, true, || ()).unwrap();
+    // Its pieces go, as for want of room, and another computes the same tokens in other steps.
+    let all = one.depot().namespaces().unwrap();
+    let is_pieces = |about: &Option<String>| {
+        let about = about.as_deref().unwrap_or_default();
+        about.contains("group=session pieces")
+    };
+    let pieces = all.iter().find(|one| is_pieces(&one.description));
+    let pieces = one.depot().namespace_by_id(pieces.unwrap().id);
+    assert_eq!(pieces.clear().unwrap(), 3);
+    let longer = [&prompt[..], &tokens(64, 2)].concat();
+    fill(&other, &longer, 2, false, || ()).unwrap();
+    for sessions in [&one, &other] {
+        sessions.refresh().unwrap();
+        assert!(bytes(sessions, &prompt).is_none());
+    }
+    fill(&one, &prompt, 1, true, || ()).unwrap();
+    assert!(bytes(&one, &prompt) == Some(vec![1; 19_200]));
+    assert!(bytes(&one, &longer) == Some(vec![2; 25_600]));
+}
+
+#[test]
 fn a_removal_leaves_what_others_have_saved_since() {
     let home = tempfile::tempdir().unwrap();
     let (one, other) = (of_files(home.path()), of_files(home.path()));

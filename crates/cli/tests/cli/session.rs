@@ -169,7 +169,11 @@ fn sessions_that_are_files_need_no_depot() {
     fs::write(&named, &changed).unwrap();
     let looked = run(&["verify", dir]);
     assert_eq!(looked.status, 1);
-    assert!(looked.stdout.contains("not sound: piece 0"), "{}", looked.stdout);
+    assert!(
+        looked.stdout.contains("not sound: piece 0"),
+        "{}",
+        looked.stdout
+    );
     changed[9] ^= 1;
     fs::write(&named, &changed).unwrap();
     let looked = run(&["verify", dir]);
@@ -177,7 +181,10 @@ fn sessions_that_are_files_need_no_depot() {
     assert!(looked.stderr.contains("version"), "{}", looked.stderr);
     assert_eq!(run(&["ls", dir]).status, 1);
     fs::copy(one, &named).unwrap();
-    assert_eq!(run(&["rm", dir, "ffffffffffffffffffffffffffffffff0"]).status, 2);
+    assert_eq!(
+        run(&["rm", dir, "ffffffffffffffffffffffffffffffff0"]).status,
+        2
+    );
     assert_eq!(run(&["rm", dir, &id[..9]]).status, 0);
     assert!(!named.exists());
     let absent = run(&["ls", "./nowhere"]);

@@ -47,8 +47,10 @@ pub struct Circle {
     pub gone: BTreeSet<String>,
     /// Something has rotted.
     pub rotted: bool,
-    /// The file system is full, or was, and what was refused may come late.
+    /// The file system is full.
     pub full: bool,
+    /// It was, and blocks had to go for others.
+    pub was_full: bool,
     pub rng: Rng,
     pub tally: Tally,
 }
@@ -69,6 +71,7 @@ impl Circle {
             gone: BTreeSet::new(),
             rotted: false,
             full: false,
+            was_full: false,
             rng: Rng::new(seed),
             tally: Tally::default(),
         }
@@ -94,7 +97,7 @@ impl Circle {
 
     /// Nothing is taken for want of room, and all of it verifies.
     pub fn keeps_all(&self) -> bool {
-        self.shape.roomy && !self.rotted && !self.full
+        self.shape.roomy && !self.rotted && !self.was_full
     }
 
     fn pipeline(&self) -> String {
@@ -178,10 +181,16 @@ impl Circle {
         self.talkers[by] = Some(Worker::start(&role));
         let said = self.ask(by, "open")?;
         law!(said == "open" || self.full, "open: {said}");
+        if said != "open" {
+            self.talkers[by] = None;
+        }
         Ok(())
     }
 
     pub fn close(&mut self, by: usize) -> Law {
+        if self.talkers[by].is_none() {
+            return Ok(());
+        }
         self.tally.door("close sessions");
         let said = self.ask(by, "close")?;
         law!(said == "closed", "close: {said}");
@@ -290,9 +299,9 @@ impl Circle {
     /// Everything can be saved, and comes back, also by the next ones.
     pub fn finish(&mut self) -> Law {
         crate::disk::leave(None);
+        self.full = false;
         for by in 0..TALKERS {
-            if self.full {
-                self.talkers[by] = None;
+            if self.talkers[by].is_none() {
                 self.open(by)?;
             }
         }
@@ -306,7 +315,6 @@ impl Circle {
                 );
             }
         }
-        self.full = false;
         let reopens = self.rng.once_in(2);
         (0..TALKERS).try_for_each(|by| self.close(by))?;
         if reopens && self.is_served() {

@@ -39,9 +39,12 @@ impl Circle {
                 match full {
                     Some(_) => {
                         self.tally.fault("full disk");
-                        self.full = true;
+                        (self.full, self.was_full) = (true, true);
                     }
-                    None => drop(crate::disk::leave(None)),
+                    None => {
+                        crate::disk::leave(None);
+                        self.full = false;
+                    }
                 }
                 Ok(())
             }
