@@ -251,7 +251,7 @@ impl Sessions {
         links: &[Link],
         buffers: &BlockBuffers,
         written: &mut Written,
-    ) -> Result<Held<'_>, Error> {
+    ) -> Result<Held, Error> {
         let each = links.iter().enumerate();
         let keys = each.map(|(piece, link)| Ok(link.variant(&sum_of(buffers.pieces(piece))?)));
         let keys = keys.collect::<Result<Vec<Key>, Error>>()?;
@@ -268,7 +268,7 @@ impl Sessions {
             }
         }
         let held = Held {
-            space: &self.pieces,
+            space: self.pieces.clone(),
             pins: pins.into_iter().flatten().collect(),
         };
         if !new.is_empty() {

@@ -1,5 +1,7 @@
 //! llama.cpp's sequence states: cut and put together again to the byte, and no bytes panic.
 
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 use kvdepot_session::llama::{Error, Layout};
 use proptest::prelude::*;
 
@@ -197,7 +199,7 @@ proptest! {
     #[test]
     fn pieces_of_a_longer_sequence_make_a_shorter_one(model in models(), short in 1..40u32) {
         let short = short.min(model.tokens);
-        let long = Model { rest: Rest::None, ..model.clone() };
+        let long = Model { rest: Rest::None, ..model };
         let of = Model { tokens: short, sequence: 2, ..long.clone() };
         let from = long.write();
         let layout = Layout::read(&from).unwrap();

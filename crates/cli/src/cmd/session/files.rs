@@ -63,6 +63,10 @@ pub(super) fn run(
             let written = from.copy_to(file)?;
             say(output, "written", from.id(), written)
         }
+        SessionCommand::Save(_) | SessionCommand::Restore(_) => {
+            let allowed = "a depot; kvdepot.sessions.open_files saves into files";
+            Err(refused("DEPOT", path.display().to_string(), allowed))
+        }
         SessionCommand::Trim { to, .. } => {
             let allowed = "with a depot: rm removes files";
             Err(refused("--to", to.to_string(), allowed))

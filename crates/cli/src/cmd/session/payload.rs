@@ -4,6 +4,7 @@ use std::cell::RefCell;
 use std::fs::File;
 use std::io::Write;
 use std::ops::Range;
+use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -226,7 +227,7 @@ fn publish(path: &Path, write: impl FnOnce(&mut File) -> Result<(), Error>) -> R
     if std::fs::metadata(path).is_ok_and(|there| !there.is_file()) {
         return Err(refuse());
     }
-    let dir = Dir::open(parent.unwrap_or(Path::new(".")))?;
+    let dir = Dir::open(parent.unwrap_or_else(|| Path::new(".")))?;
     let temporary = dir.temporary()?;
     let fd = temporary.as_fd().try_clone_to_owned();
     write(&mut fd.map_err(Error::io(path))?.into())?;

@@ -268,7 +268,7 @@ impl Circle {
     }
 
     /// A bit of a block turns over; whether there is one.
-    pub fn rot(&mut self, which: usize, at: usize) -> bool {
+    pub fn rot(&self, which: usize, at: usize) -> bool {
         let blocks = files(&self.file("posix/blocks"));
         if !blocks.is_empty() {
             let path = &blocks[which % blocks.len()];
@@ -360,7 +360,7 @@ impl Circle {
     }
 
     /// A talk of just these tokens.
-    fn talk(&mut self, tokens: &[u32]) -> String {
+    fn talk(&self, tokens: &[u32]) -> String {
         let mut rng = Rng::new(7);
         loop {
             let talk = Talk::draw(&mut rng);

@@ -196,7 +196,10 @@ impl Circle {
                 }
             }
             Step::Refresh | Step::Verify => Ok(()),
-            Step::Remove { .. } => self.judge_remove(said, met),
+            Step::Remove { .. } => {
+                self.judge_remove(said, met);
+                Ok(())
+            }
             Step::Travel { to, .. } => {
                 let words: Vec<&str> = said.split(' ').collect();
                 if words[0] != "exported" || met != Met::Nothing {
@@ -254,12 +257,12 @@ impl Circle {
         self.judge_save(by, (talk, kind), &again, met)
     }
 
-    fn judge_remove(&mut self, said: &str, met: Met) -> Law {
+    fn judge_remove(&mut self, said: &str, met: Met) {
         let Some(removed) = said.strip_prefix("removed ") else {
             if met == Met::Fault || self.full {
                 self.forget();
             }
-            return Ok(());
+            return;
         };
         let (id, tokens) = removed.split_once(' ').unwrap();
         self.known(tokens_of(tokens)).there = false;
@@ -267,7 +270,6 @@ impl Circle {
         if met == Met::Nothing && (self.is_served() || !self.shape.cached) {
             self.gone.insert(id.to_owned());
         }
-        Ok(())
     }
 
     /// What was found, and that somebody has saved it so.
@@ -299,7 +301,7 @@ impl Circle {
     }
 
     /// The longest that was acknowledged is found, and whole.
-    fn judge_best(&mut self, prompt: &[u32], step: &Step, found: &[Come]) -> Law {
+    fn judge_best(&self, prompt: &[u32], step: &Step, found: &[Come]) -> Law {
         let by_text = matches!(step, Step::Ask { text: true, .. });
         if !self.keeps_all() || by_text {
             return Ok(());

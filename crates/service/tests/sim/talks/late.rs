@@ -348,7 +348,10 @@ impl Late {
                 shelves[usize::from(*tier) % shelves.len()].set_mood(*mood);
                 Ok(())
             }
-            Step::Rot { tier, which, at } => self.rot(*tier, *which, *at),
+            Step::Rot { tier, which, at } => {
+                self.rot(*tier, *which, *at);
+                Ok(())
+            }
             Step::Fail { count } => {
                 self.world.storm();
                 self.world.fault("lane");
@@ -462,8 +465,8 @@ impl Late {
 
     /// The longest that was acknowledged is found, and whole.
     fn is_best(&self, prompt: &[u32], found: &[Come]) -> Law {
-        let longest = (1..=prompt.len()).rev();
-        let longest = longest.clone().find(|len| self.is_there(&prompt[..*len]));
+        let mut lens = (1..=prompt.len()).rev();
+        let longest = lens.find(|len| self.is_there(&prompt[..*len]));
         let best = found.iter().find(|come| come.whole);
         let come = best.map_or(0, |come| come.tokens);
         law!(
@@ -524,10 +527,10 @@ impl Late {
         Ok(())
     }
 
-    fn rot(&self, tier: u8, which: u16, at: u32) -> Law {
+    fn rot(&self, tier: u8, which: u16, at: u32) {
         let all = self.alone(|| self.blocks());
         if all.is_empty() {
-            return Ok(());
+            return;
         }
         let (namespace, key) = all[usize::from(which) % all.len()];
         let shelves = &self.world.shelves;
@@ -536,7 +539,6 @@ impl Late {
             self.world.fault("rot of a session");
             self.rotted.set(true);
         }
-        Ok(())
     }
 
     /// All blocks of sessions that are known of.

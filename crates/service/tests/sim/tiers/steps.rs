@@ -218,7 +218,7 @@ pub fn shape(rng: &mut Rng) -> Shape {
 /// One whose last tier has room for all, and takes all.
 pub fn plain_shape(rng: &mut Rng) -> Shape {
     Shape {
-        pipeline: *rng.pick(&["Far", "Cache|Far", "Cache|Far", "Dax|Far", "Cache|Dax|Far"]),
+        pipeline: rng.pick::<&str>(&["Far", "Cache|Far", "Cache|Far", "Dax|Far", "Cache|Dax|Far"]),
         mid_lasts: true,
         mid: 4096,
         moved: false,
