@@ -258,8 +258,9 @@ impl Out<u8> {
             return Err(failure);
         }
         fits::<u8>(field, len)?;
-        // SAFETY: not null (`refused`), no longer than memory (`fits`); the header asks that so many
-        // are there, and that they are nobody else's, no other argument's either, during the call.
+        // SAFETY: not null (`refused`), no longer than memory (`fits`); the header asks that so
+        // many are there, and that they are nobody else's, no other argument's either, during the
+        // call.
         Ok(unsafe { slice::from_raw_parts_mut(self.0, len) })
     }
 }

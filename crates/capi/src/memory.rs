@@ -1,10 +1,10 @@
 //! The caller's memory: the bytes of blocks, each in one or many pieces, and when it has them back.
 //!
 //! A call that answers has seen to it by itself that nothing uses its memory any more. One that
-//! panics has not: lanes may still be at work for it. So all memory of a call has an owner, of which
-//! each lane has a clone for as long as it touches a byte. What unwinds through a call waits until
-//! the last of them is gone, and ends the process where one stays: memory that the caller takes for
-//! its own again would be read, or written, behind its back.
+//! panics has not: lanes may still be at work for it. So all memory of a call has an owner, of
+//! which each lane has a clone for as long as it touches a byte. What unwinds through a call waits
+//! until the last of them is gone, and ends the process where one stays: memory that the caller
+//! takes for its own again would be read, or written, behind its back.
 
 use std::ffi::c_void;
 use std::process::abort;

@@ -9,9 +9,9 @@ use crate::devices::size_of;
 use crate::errors;
 use crate::policy::now;
 
-/// The checkpoints on disk, by numbers of the caller's, and which of them go where it is short: what
-/// saves the least compute a byte, with decay; superseded continued ones first, pinned ones never.
-/// It removes nothing by itself.
+/// The checkpoints on disk, by numbers of the caller's, and which of them go where it is short:
+/// what saves the least compute a byte, with decay; superseded continued ones first, pinned ones
+/// never. It removes nothing by itself.
 #[pyclass(frozen, module = "kvdepot.sessions")]
 pub(crate) struct Catalogue(Mutex<Store>);
 
@@ -80,8 +80,8 @@ impl Catalogue {
         self.0.lock().unpin(id)
     }
 
-    /// Something else takes so many bytes on disk, by a number of the caller's: a save under way, an
-    /// orphan. With 0 bytes it is gone.
+    /// Something else takes so many bytes on disk, by a number of the caller's: a save under way,
+    /// an orphan. With 0 bytes it is gone.
     fn set_other(&self, id: u64, bytes: u64) {
         self.0.lock().set_other(id, bytes);
     }

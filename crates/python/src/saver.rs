@@ -143,7 +143,9 @@ impl Saver {
     ///
     /// Raises Error where there is no room in time.
     #[pyo3(
-        signature = (tokens, rows, *, whole = false, within = 0.0, policy = None, save = None, **told),
+        signature = (
+            tokens, rows, *, whole = false, within = 0.0, policy = None, save = None, **told
+        ),
         text_signature = "($self, tokens, rows, *, whole=False, within=0.0, policy=None, \
                           save=None, text=None, reason='asked', context_tokens=0, objects=None, \
                           note='', created=None)"

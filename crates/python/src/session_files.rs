@@ -7,7 +7,7 @@ use kvdepot_session::file::{
     FileCheckpoint, FileMover, FileOptions, FilesSpec, Member, SessionFile as StoreFile,
     SessionFiles as StoreFiles, SessionWriter,
 };
-use kvdepot_session::{Error, Reason};
+use kvdepot_session::{Error, Reason, Restored};
 use kvdepot_store::{BlockBuffers, Buffer, Durability};
 use parking_lot::Mutex;
 use pyo3::prelude::*;
@@ -192,7 +192,7 @@ fn stop(raised: &Mutex<Option<PyErr>>, error: PyErr) -> Error {
 fn bring_back<'py>(
     py: Python<'py>,
     (rows, objects): (Option<&Bound<'_, PyAny>>, Option<&Bound<'_, PyAny>>),
-    run: impl FnOnce(&BlockBuffers, &BlockBuffers) -> Result<kvdepot_session::Restored, Error> + Send,
+    run: impl FnOnce(&BlockBuffers, &BlockBuffers) -> Result<Restored, Error> + Send,
 ) -> PyResult<Bound<'py, PyDict>> {
     let mut keeps: Vec<Arc<Keep>> = Vec::new();
     let mut read = |given: Option<&Bound<'_, PyAny>>| {
@@ -279,9 +279,9 @@ fn put(
 #[pymethods]
 impl SessionFiles {
     /// A directory, which is made where there is none; what differs in a field is in it, and never
-    /// found. `capacity` is what all its files have together, at most: with `evicts` those that were
-    /// not used for the longest time go for new ones. Files are written past the page cache where
-    /// `direct` and the file system say so; `durability` is "process" or "power".
+    /// found. `capacity` is what all its files have together, at most: with `evicts` those that
+    /// were not used for the longest time go for new ones. Files are written past the page cache
+    /// where `direct` and the file system say so; `durability` is "process" or "power".
     #[new]
     #[pyo3(signature = (
         path, *, model, dtype, piece_tokens, capacity, weights = None, layout = None, world = None,

@@ -8,15 +8,16 @@
 //! not at all.
 //!
 //! `chain` makes keys, `manifest` is the format, `index` finds the longest usable beginning;
-//! [`Sessions`] is the public face, with its verbs in `save`, `restore`, `upkeep` and `trim`; `archive` is
-//! one session as one file. [`ds4`] is that engine's own format, and `from_ds4` the way in and out.
-//! [`policy`] says when to save, and what goes.
+//! [`Sessions`] is the public face, with its verbs in `save`, `restore`, `upkeep` and `trim`;
+//! `archive` is one session as one file. [`ds4`] is that engine's own format, and `from_ds4` the
+//! way in and out. [`policy`] says when to save, and what goes.
 
 #![forbid(unsafe_code)]
 
 mod archive;
 pub mod background;
 mod chain;
+mod counted;
 pub mod ds4;
 mod error;
 mod feed;

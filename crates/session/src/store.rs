@@ -7,10 +7,10 @@ use std::time::Duration;
 use kvdepot_store::{BlockBuffers, Buffer, Depot, Key, Namespace, NamespaceSpec, Task};
 use parking_lot::{Mutex, RwLock};
 
+use crate::counted::Counted;
 use crate::error::Error;
 use crate::index::{Id, Index};
 use crate::manifest::{Manifest, Space};
-use crate::usage::Counted;
 
 /// What the description of a namespace of manifests has as its `group`.
 pub const GROUP: &str = "session manifests";

@@ -113,8 +113,8 @@ fn reason_of(reason: Reason) -> policy::Reason {
 impl Sessions {
     /// Removes sessions until all have `most` bytes, each block counted once: those that save the
     /// least compute a byte first, with what is superseded before all others
-    /// ([`policy::choose`]). `keep` stays, whatever `most` says: what is about to be loaded, or saved
-    /// upon.
+    /// ([`policy::choose`]). `keep` stays, whatever `most` says: what is about to be loaded, or
+    /// saved upon.
     ///
     /// Reads all manifests. Others may save and trim meanwhile: what they have saved since is not
     /// counted.

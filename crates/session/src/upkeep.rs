@@ -206,8 +206,8 @@ impl Sessions {
         for other in others {
             match self.manifest(*other) {
                 Ok(manifest) => parts.keep(&manifest),
-                // It may name any of it, unless it went meanwhile: what is left then is found by the
-                // next save, or evicted.
+                // It may name any of it, unless it went meanwhile: what is left then is found by
+                // the next save, or evicted.
                 Err(Error::Unknown(_) | Error::Malformed { .. }) => return Ok(()),
                 Err(error) => return Err(error),
             }

@@ -1,11 +1,13 @@
-//! How often sessions were restored, and when last: what `ls` says, and what stays where room is short.
+//! How often sessions were restored, and when last: what `ls` says, and what stays where room is
+//! short.
 //!
-//! A session is never written to again; what is counted is a small block beside it, in a namespace of
-//! its own: a byte that is the version (1), u64 restores, u64 Unix seconds of the last, little-endian.
-//! It is advice: two processes that count at the same moment may count one restore, a process that is
-//! killed forgets its last minute, and a tier may evict it. Nothing else depends on it.
+//! A session is never written to again; what is counted is a small block beside it, in a namespace
+//! of its own: a byte that is the version (1), u64 restores, u64 Unix seconds of the last,
+//! little-endian. It is advice: two processes that count at the same moment may count one restore,
+//! a process that is killed forgets its last minute, and a tier may evict it. Nothing else depends
+//! on it.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -48,19 +50,6 @@ impl Usage {
             used: u64::from_le_bytes(used),
         })
     }
-}
-
-/// What this process has counted, and not written yet.
-#[derive(Default)]
-pub(crate) struct Counted {
-    sessions: HashMap<Id, Pending>,
-}
-
-#[derive(Clone, Copy, Default)]
-struct Pending {
-    hits: u64,
-    used: u64,
-    written: u64,
 }
 
 fn key_of(id: Id) -> Key {

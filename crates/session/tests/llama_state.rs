@@ -13,7 +13,8 @@ struct Model {
     tokens: u32,
     sequence: i32,
     transposed: bool,
-    /// Element type and bytes of a row of keys; bytes of an element and elements of a row of values.
+    /// Element type and bytes of a row of keys; bytes of an element and elements of a row of
+    /// values.
     layers: Vec<(i32, u64, u32, u32)>,
     latent: bool,
     rest: Rest,

@@ -15,8 +15,8 @@ pub(crate) struct Session {
 #[derive(clap::Args)]
 pub(crate) struct InDepot {
     /// Tiers chained near to far, such as "Posix", with their options; unix:SOCKET, a depot that
-    /// another process has open; or a path with a / or a dot in it: a session's file, or a directory
-    /// of such files.
+    /// another process has open; or a path with a / or a dot in it: a session's file, or a
+    /// directory of such files.
     #[arg(value_name = "DEPOT")]
     pub(crate) depot: String,
     /// A YAML or JSON file with the options of docs/configuration.md.
@@ -39,11 +39,12 @@ pub(crate) struct Saved {
     /// lowest byte first.
     #[arg(long, value_name = "FILE")]
     pub(crate) tokens: PathBuf,
-    /// The rows of all tokens, one behind the other, each of as many bytes. Those alone are read that
-    /// the depot does not have.
+    /// The rows of all tokens, one behind the other, each of as many bytes. Those alone are read
+    /// that the depot does not have.
     #[arg(long, value_name = "FILE")]
     pub(crate) rows: PathBuf,
-    /// Bytes of a token's rows, which the file is held against; its size by the tokens unless given.
+    /// Bytes of a token's rows, which the file is held against; its size by the tokens unless
+    /// given.
     #[arg(long, value_name = "SIZE", value_parser = super::bytes)]
     pub(crate) row_bytes: Option<u64>,
     /// Names the model.
@@ -87,8 +88,8 @@ pub(crate) struct Restored {
         conflicts_with = "tokens"
     )]
     pub(crate) session: Option<String>,
-    /// In its place: the longest one that these tokens begin with, and that is whole. A file as save
-    /// takes it.
+    /// In its place: the longest one that these tokens begin with, and that is whole. A file as
+    /// save takes it.
     #[arg(long, value_name = "FILE")]
     pub(crate) tokens: Option<PathBuf>,
     /// Where the rows go, one behind the other; a file that is there is replaced.
@@ -140,7 +141,8 @@ pub(crate) enum SessionCommand {
         #[arg(value_name = "SESSION")]
         session: String,
     },
-    /// Removes sessions until all have so many bytes: those first that save the least compute a byte.
+    /// Removes sessions until all have so many bytes: those first that save the least compute a
+    /// byte.
     ///
     /// What a longer one of the same conversation supersedes goes before all others. A block that
     /// several sessions name counts once, and stays with the last of them. Each model's sessions

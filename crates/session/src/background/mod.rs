@@ -50,8 +50,8 @@ pub struct Limits {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_enums, reason = "there are no other ways")]
 pub enum Fit {
-    /// For its objects, and for rows piece by piece, as others are written: a snapshot may be larger
-    /// than all room, and takes as long as it is written.
+    /// For its objects, and for rows piece by piece, as others are written: a snapshot may be
+    /// larger than all room, and takes as long as it is written.
     Piecewise(Duration),
     /// For all of it: the snapshot never waits for what is written.
     Whole(Duration),
@@ -244,8 +244,8 @@ impl Saver {
         Ok(())
     }
 
-    /// Ends now: what has not ended is cancelled, and nothing is left of it. Waits for the piece that
-    /// is being written.
+    /// Ends now: what has not ended is cancelled, and nothing is left of it. Waits for the piece
+    /// that is being written.
     pub fn cancel(&self) {
         self.shared.will(Will::Stop);
         self.join();

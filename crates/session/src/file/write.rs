@@ -43,8 +43,8 @@ struct Coming {
     written: u64,
 }
 
-/// Asks whether a file may have so many bytes more: nobody else gets any, and no name changes, while
-/// the answer is kept.
+/// Asks whether a file may have so many bytes more: nobody else gets any, and no name changes,
+/// while the answer is kept.
 pub(super) type Room = dyn FnMut(Option<u64>) -> Result<Box<dyn Any>, Error> + Send;
 
 /// A session's file that is being written. Unless it is finished, nothing of it is left.

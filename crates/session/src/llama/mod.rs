@@ -12,7 +12,8 @@
 //! | 4 | whether values are transposed |
 //! | 4 | L |
 //! | L × | keys of a layer: element type, `i32`, bytes of a row, `u64`, and n rows |
-//! | L × | values of a layer the same; or transposed: element type, bytes of an element, `u32`, elements of a row, `u32`, and for each element of a row those of n tokens |
+//! | L × | values of a layer the same; or transposed: element type, bytes of an element, `u32`,
+//! elements of a row, `u32`, and for each element of a row those of n tokens |
 //! | to the end | the rest |
 //!
 //! Layer lies behind layer, so the state of a shorter sequence is no beginning of a longer one's.

@@ -19,8 +19,8 @@
 //! # Limits
 //! The budget trusts the clock: set forwards, it forgets what was written too early; set back, it
 //! never does. A save that may write more than a whole budget is never granted, and
-//! [said](Declined::OverBudget) to be. It lives in memory: after a start the caller [recalls](Policy::recall) what the
-//! catalogue shows was written lately.
+//! [said](Declined::OverBudget) to be. It lives in memory: after a start the caller
+//! [recalls](Policy::recall) what the catalogue shows was written lately.
 
 mod answer;
 mod catalogue;

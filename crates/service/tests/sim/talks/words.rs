@@ -1,7 +1,8 @@
 //! Conversations of which each byte is known, and sessions of them: saved, asked for, brought back.
 //!
 //! An engine that computes in steps of its own has other last bits for the same tokens: a `way`. A
-//! session's note says its [`Kind`], so that whoever finds it knows what one save of it has written.
+//! session's note says its [`Kind`], so that whoever finds it knows what one save of it has
+//! written.
 
 use std::ops::Range;
 
