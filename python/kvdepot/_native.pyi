@@ -1018,7 +1018,7 @@ class _Restored(TypedDict):
     whole: bool
 
 @type_check_only
-class _Session(TypedDict):
+class _FileSession(TypedDict):
     id: str
     tokens: int
     text_bytes: int
@@ -1027,6 +1027,152 @@ class _Session(TypedDict):
     reason: str
     note: str
     bad: bool
+
+@type_check_only
+class _Session(_FileSession):
+    hits: int
+    used: int
+
+@final
+class SessionFile:
+    """A session's file that is open."""
+
+    def __new__(cls, path: str | os.PathLike[str], *, direct: bool = True) -> Self:
+        """Open one: what it says of itself is read, and verified. Its bytes are when they come
+        back."""
+
+    @property
+    def id(self) -> str:
+        """Its name: the same of every copy."""
+
+    @property
+    def path(self) -> str:
+        """Its path."""
+
+    @property
+    def tokens(self) -> list[int]:
+        """Its tokens."""
+
+    @property
+    def text(self) -> builtins.bytes:
+        """The rendered text that the tokens stand for; empty where that is not known."""
+
+    @property
+    def model(self) -> str:
+        """The model whose state it is."""
+
+    @property
+    def note(self) -> str:
+        """What was noted."""
+
+    @property
+    def context_tokens(self) -> int:
+        """Tokens that its engine had room for."""
+
+    @property
+    def created(self) -> int:
+        """When it was saved, in Unix seconds."""
+
+    @property
+    def pieces(self) -> list[tuple[int, int, int]]:
+        """Its pieces: first token, the one behind the last, bytes. None of a state that is not
+        cut."""
+
+    @property
+    def objects(self) -> list[tuple[str, int]]:
+        """Its objects: name and bytes."""
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the file."""
+
+    def restore(self, rows: Any = None, objects: Any = None) -> _Restored:
+        """Bring it back into a buffer for each piece, or one Spans, and one for each object, in
+        their order. Only rows of `cached_tokens` tokens have come, and objects only if all is
+        `whole`."""
+
+    def read(self, member: int, take: Callable[[builtins.bytes], Any]) -> None:
+        """Hand a member (its number: pieces before objects) to `take`, bytes by bytes, each
+        verified before: a state that is longer than memory comes back so."""
+
+    def verify(self) -> list[str]:
+        """Read all of it; what does not verify."""
+
+    def copy_to(self, path: str | os.PathLike[str]) -> int:
+        """Copy it, verified on the way; bytes of the copy, which is the same session."""
+
+@final
+class SessionFiles:
+    """A directory of sessions of one model, each a file of its own, that processes share."""
+
+    def __new__(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        model: str | bytes | int,
+        dtype: str | bytes | int,
+        piece_tokens: int,
+        capacity: int | str,
+        weights: str | bytes | int | None = None,
+        layout: str | bytes | int | None = None,
+        world: str | bytes | int | None = None,
+        hash: str | bytes | int | None = None,
+        salt: str | bytes | int | None = None,
+        evicts: bool = True,
+        direct: bool = True,
+        durability: str = "process",
+    ) -> Self:
+        """A directory, which is made where there is none; what differs in a field is in it, and
+        never found. `capacity` is what all its files have together, at most: with `evicts` those
+        that were not used for the longest time go for new ones. Files are written past the page
+        cache where `direct` and the file system say so; `durability` is "process" or "power"."""
+
+    def save(
+        self,
+        tokens: Iterable[int],
+        rows: Any = None,
+        *,
+        objects: dict[str, Any] | None = None,
+        text: bytes | None = None,
+        reason: str = "asked",
+        context_tokens: int = 0,
+        note: str = "",
+        created: int | None = None,
+        predicted: int | None = None,
+    ) -> _Saved:
+        """Save a state as one file, in place of those of the same tokens. `rows` are a buffer for
+        each run of `piece_tokens` tokens, or one Spans; none for a state that is not cut.
+        `objects` are by name a buffer, or an iterator of bytes whose length nobody knows. With
+        `predicted` there are that many bytes of rows and objects, or the save fails. Raises Error
+        where something goes wrong: then nothing is left of it."""
+
+    def lookup(self, tokens: Iterable[int], most: int = 4) -> list[SessionFile]:
+        """Sessions whose tokens these begin with, the longest first, open; `most` of them."""
+
+    def lookup_text(self, text: bytes, most: int = 4) -> list[SessionFile]:
+        """The same by rendered text."""
+
+    def restore(self, file: SessionFile, rows: Any = None, objects: Any = None) -> _Restored:
+        """As SessionFile.restore. A session that does not verify is not found any more, and one
+        that does was used now."""
+
+    def list(self) -> builtins.list[_FileSession]:
+        """All sessions, the newest first, as dictionaries."""
+
+    def refresh(self) -> None:
+        """Look which sessions there are: others may have saved or removed some."""
+
+    def remove(self, session: str) -> None:
+        """Remove a session; whoever has it open reads it still."""
+
+    def verify(self, session: str) -> builtins.list[str]:
+        """Read all of a session; what does not verify."""
+
+    def export(self, session: str, path: str | os.PathLike[str]) -> int:
+        """Copy a session to a file, verified on the way; its bytes."""
+
+    def import_file(self, path: str | os.PathLike[str]) -> str:
+        """Copy a session's file here, verified on the way; the session's name."""
 
 @final
 class Sessions:
@@ -1120,6 +1266,10 @@ class Sessions:
 
     def remove(self, session: str) -> None:
         """Remove a session, and what no other one here is made of."""
+
+    def trim(self, most: int | str, keep: Iterable[str] | None = None) -> builtins.list[str]:
+        """Remove sessions until all have `most` bytes, each block counted once: those first that
+        save the least compute a byte. Those of `keep` stay. The names of those that went."""
 
     def verify(self, session: str) -> builtins.list[str]:
         """Read all of a session; what is not there or does not verify."""

@@ -11,12 +11,10 @@ docs/sessions.md says what may be relied on.
 
 from typing import Final
 
-from kvdepot._native import SessionFile
-from kvdepot._native import SessionFiles
 from kvdepot._native import SessionCatalogue as Catalogue
+from kvdepot._native import SessionFile, SessionFiles, Sessions
 from kvdepot._native import SessionFound as Found
 from kvdepot._native import SessionPolicy as Policy
-from kvdepot._native import Sessions
 from kvdepot._native import SessionSaver as Saver
 from kvdepot._native import SessionSnapshot as Snapshot
 from kvdepot._native import SessionStream as Stream

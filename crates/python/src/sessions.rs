@@ -311,14 +311,15 @@ impl Sessions {
 
     /// Removes sessions until all have `most` bytes, each block counted once: those first that save
     /// the least compute a byte. Those of `keep` stay. The names of those that went.
-    #[pyo3(signature = (most, keep = Vec::new()))]
+    #[pyo3(signature = (most, keep = None))]
     fn trim(
         &self,
         py: Python<'_>,
         most: &Bound<'_, PyAny>,
-        keep: Vec<String>,
+        keep: Option<Vec<String>>,
     ) -> PyResult<Vec<String>> {
         let most = crate::devices::size_of("most", most)?;
+        let keep = keep.unwrap_or_default();
         let keep = keep.iter().map(|digits| self.id(py, digits));
         let keep = keep.collect::<PyResult<Vec<Id>>>()?;
         let trimmed = self.call(py, |store| store.trim(most, &keep))?;
