@@ -1267,7 +1267,7 @@ class Sessions:
     def remove(self, session: str) -> None:
         """Remove a session, and what no other one here is made of."""
 
-    def trim(self, most: int | str, keep: Iterable[str] | None = None) -> builtins.list[str]:
+    def trim(self, most: int | str, keep: builtins.list[str] | None = None) -> builtins.list[str]:
         """Remove sessions until all have `most` bytes, each block counted once: those first that
         save the least compute a byte. Those of `keep` stay. The names of those that went."""
 

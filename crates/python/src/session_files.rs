@@ -211,6 +211,7 @@ fn bring_back<'py>(
     let restored = restored?;
     let said = PyDict::new(py);
     said.set_item("cached_tokens", restored.cached_tokens)?;
+    said.set_item("cache_write_tokens", 0)?;
     said.set_item("whole", restored.whole)?;
     Ok(said)
 }
