@@ -278,7 +278,13 @@ pub fn import(sessions: &Sessions, from: &Path) -> Result<Imported, Error> {
     };
     let pieces = manifest.piece_bytes.iter().copied().zip(&links);
     for (at, (bytes, link)) in pieces.enumerate() {
-        if let Some(key) = sessions.put_piece(*link, take(at, bytes)?)? {
+        let block = take(at, bytes)?;
+        let key = match about.exact.binary_search(&(at as u32)).is_ok() {
+            // It stays one that nobody else's can take the place of.
+            true => Some(sessions.put_variant(*link, block)?),
+            false => sessions.put_piece(*link, block)?,
+        };
+        if let Some(key) = key {
             manifest.variants.push((at as u32, key.0));
         }
     }

@@ -228,6 +228,8 @@ fn what_is_given_up_leaves_nothing() {
     let sessions = of_files(home.path());
     let text = tokens(1000, 1);
     save(&sessions, &text[..100]);
+    // The first time that it comes back is counted, beside it.
+    assert!(is_whole(&sessions, &text[..100]));
     let kept = blocks(home.path());
     for way in 0..3 {
         let saver = Saver::new(&sessions, ROOM).unwrap();

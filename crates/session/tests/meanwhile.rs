@@ -268,25 +268,30 @@ fn forged(whole: &[u8], at: usize) -> Vec<u8> {
 
 #[test]
 fn a_file_is_held_against_what_it_says_of_its_parts() {
+    let old = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/archives/version1.kvs");
+    let whole = std::fs::read(old).unwrap();
     let home = tempfile::tempdir().unwrap();
-    let there = sessions(home.path());
+    let file = home.path().join("one.kvs");
+    // The last byte is an object's.
+    std::fs::write(&file, forged(&whole, whole.len() - 33)).unwrap();
+    let empty = of_files(home.path());
+    let refused = import(&empty, &file).unwrap_err().to_string();
+    assert!(refused.contains("other bytes"), "{refused}");
+    assert!(empty.list().is_empty());
+}
+
+#[test]
+fn what_is_exact_is_so_behind_a_file_too() {
+    let (home, away) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let (one, other) = (sessions(home.path()), of_files(away.path()));
     let prompt = tokens(100, 1);
-    // The rows that are exact stand beside others: their key is made of their bytes.
-    fill(&there, &prompt, 2, false, || ()).unwrap();
-    let exact = fill(&there, &prompt, 1, true, || ()).unwrap();
-    let other = save(&there, &tokens(90, 3));
-    for (id, reason) in [(exact.id, "another key"), (other.id, "other bytes")] {
-        let file = home.path().join("one.kvs");
-        export(&there, id, &file).unwrap();
-        let whole = std::fs::read(&file).unwrap();
-        // The last byte is a piece's, or an object's where there is one.
-        std::fs::write(&file, forged(&whole, whole.len() - 33)).unwrap();
-        let away = tempfile::tempdir().unwrap();
-        let empty = of_files(away.path());
-        let refused = import(&empty, &file).unwrap_err().to_string();
-        assert!(refused.contains(reason), "{refused}");
-        assert!(empty.list().is_empty());
-    }
+    let exact = fill(&one, &prompt, 1, true, || ()).unwrap();
+    let file = home.path().join("one.kvs");
+    export(&one, exact.id, &file).unwrap();
+    // Others have other rows of the same tokens there.
+    fill(&other, &[&prompt[..], &[7]].concat(), 2, false, || ()).unwrap();
+    assert_eq!(import(&other, &file).unwrap().id, exact.id);
+    assert!(bytes(&other, &prompt) == Some(vec![1; 10_000]));
 }
 
 #[test]

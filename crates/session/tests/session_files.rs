@@ -184,11 +184,21 @@ fn one_that_rots_is_used_no_more_and_the_next_best_is() {
 
 /// Bytes of all files, with those that are being written.
 fn used(dir: &Path) -> u64 {
-    let entries = std::fs::read_dir(dir).unwrap();
-    // What goes meanwhile has none, and what is renamed meanwhile is there twice.
-    let files = entries.filter_map(|entry| entry.unwrap().metadata().ok());
-    let files: HashMap<u64, u64> = files.map(|about| (about.ino(), about.len())).collect();
-    files.values().sum()
+    let look = || -> HashMap<u64, u64> {
+        let entries = std::fs::read_dir(dir).unwrap();
+        // What goes meanwhile has none, and what is renamed meanwhile is there twice.
+        let files = entries.filter_map(|entry| entry.unwrap().metadata().ok());
+        files.map(|about| (about.ino(), about.len())).collect()
+    };
+    // One that goes and the one that it goes for are never there at once, but in one look.
+    let mut last = look();
+    loop {
+        let now = look();
+        if now == last {
+            return now.values().sum();
+        }
+        last = now;
+    }
 }
 
 #[test]

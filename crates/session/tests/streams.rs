@@ -237,11 +237,13 @@ fn a_payload_that_is_longer_or_shorter_than_predicted_leaves_nothing() {
     assert_eq!((saved.cached_tokens, saved.cache_write_tokens), (0, 500));
     let found = longest(&sessions, &text).unwrap();
     assert_eq!(restore(&sessions, &found), (true, 500));
+    // With a count of its restores.
+    assert_eq!(blocks(home.path()), 11);
     // What is there stays when a longer one fails.
     let longer = [text.clone(), tokens(300, 2)].concat();
     assert!(serialize(&sessions, &longer, -1).is_err());
     assert_eq!(restore(&sessions, &found), (true, 500));
-    assert_eq!(blocks(home.path()), 10);
+    assert_eq!(blocks(home.path()), 11);
     // Where all is there nobody is asked.
     assert_eq!(
         serialize(&sessions, &text, 7).unwrap().cache_write_tokens,

@@ -30,6 +30,9 @@ pub struct About {
     pub text: Vec<u8>,
     /// Bytes of each piece; none of a state that is not cut by tokens.
     pub piece_bytes: Vec<u64>,
+    /// Pieces, in their order, that a depot keeps under their bytes too, so that no other rows of
+    /// the same tokens take their place: those of sessions that come back to the bit.
+    pub exact: Vec<u32>,
     /// What else it has, name and bytes: what does not grow with the tokens, or is not cut.
     pub objects: Vec<(String, u64)>,
     /// What the engine, or who it is for, notes.
@@ -62,6 +65,12 @@ impl About {
         let pieces = self.tokens.len().div_ceil(self.piece_tokens as usize);
         if !self.piece_bytes.is_empty() && self.piece_bytes.len() != pieces {
             return wrong("its pieces are not those of its tokens");
+        }
+        let exact = self.exact.iter().map(|at| *at as usize);
+        if !exact.clone().is_sorted_by(|one, next| one < next)
+            || exact.clone().any(|at| at >= self.piece_bytes.len())
+        {
+            return wrong("what is exact of it is none of its pieces");
         }
         if self.members().any(|bytes| bytes == 0) {
             return wrong("a member of it has no bytes");
@@ -142,6 +151,9 @@ impl About {
 impl From<Manifest> for About {
     fn from(manifest: Manifest) -> About {
         let objects = manifest.objects.into_iter();
+        let mut exact: Vec<u32> = manifest.variants.iter().map(|(at, _)| *at).collect();
+        exact.sort_unstable();
+        exact.dedup();
         About {
             namespace: manifest.pieces_in,
             space: manifest.space,
@@ -152,6 +164,7 @@ impl From<Manifest> for About {
             tokens: manifest.tokens,
             text: manifest.text,
             piece_bytes: manifest.piece_bytes,
+            exact,
             objects: objects.map(|one| (one.name, one.bytes)).collect(),
             note: manifest.note,
         }
@@ -173,6 +186,7 @@ pub(super) mod tests {
             tokens: (0..9).collect(),
             text: b"some text".to_vec(),
             piece_bytes: vec![400, 400, 100],
+            exact: vec![2],
             objects: vec![("logits".into(), 12), ("window".into(), 5 << 20)],
             note: String::new(),
         }
@@ -184,10 +198,13 @@ pub(super) mod tests {
         assert_eq!(about().pieces()[2], (8..9, 100));
         let flat = About {
             piece_bytes: Vec::new(),
+            exact: Vec::new(),
             ..about()
         };
         assert_eq!(flat.check(), Ok(()));
-        let wrong: [fn(&mut About); 7] = [
+        let wrong: [fn(&mut About); 9] = [
+            |about| about.exact = vec![3],
+            |about| about.exact = vec![1, 1],
             |about| about.tokens.clear(),
             |about| about.piece_tokens = 0,
             |about| about.piece_bytes.truncate(2),

@@ -74,6 +74,7 @@ impl FileCheckpoint<'_> {
             tokens: self.tokens.to_vec(),
             text: self.text.to_vec(),
             piece_bytes: Vec::new(),
+            exact: Vec::new(),
             objects: Vec::new(),
             note: self.note.to_owned(),
         })

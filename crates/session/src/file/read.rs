@@ -345,6 +345,6 @@ pub(crate) fn open_file(path: &Path, direct: bool) -> Result<(std::fs::File, u64
     let about = file.metadata().map_err(&io)?;
     match about.is_file() {
         true => Ok((file, about.len())),
-        false => Err(Error::input("file", path.display(), "a file")),
+        false => Err(Error::input("file", path.display(), "a regular file")),
     }
 }

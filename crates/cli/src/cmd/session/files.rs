@@ -9,7 +9,6 @@ use kvdepot_session::file::{
 };
 use serde::Serialize;
 
-use super::super::one_line;
 use super::{Looked, Row, Shown, say, session_table, shown_lines, verdict};
 use crate::args::SessionCommand;
 use crate::error::Error;
@@ -160,7 +159,7 @@ fn ls(all: &[OpenedFile], output: &mut Output) -> Result<i32, Error> {
             }),
             Err(error) => {
                 bad += 1;
-                note(&one_line(&error.to_string()));
+                note(&error.to_string());
             }
         }
     }
@@ -200,7 +199,7 @@ fn verify(all: Vec<OpenedFile>, interrupt: &Interrupt, output: &mut Output) -> R
             Ok(file) => (file.id().to_string(), file.verify()?),
             Err(error) => {
                 bad += 1;
-                note(&one_line(&error.to_string()));
+                note(&error.to_string());
                 continue;
             }
         };
