@@ -63,7 +63,7 @@ $(VENV)/.llama: requirements/llama.txt $(VENV)/.dev
 			--no-binary llama-cpp-python --wheel-dir $(LLAMA) llama-cpp-python==$(LLAMA_PIN); \
 	}
 	$(call say,installing llama-cpp-python)
-	$(INSTALL) -r requirements/llama.txt --find-links $(LLAMA) --no-build-package llama-cpp-python
+	$(INSTALL) -r requirements/llama.txt --find-links $(LLAMA) --only-binary llama-cpp-python
 	@touch $@
 
 $(VENV)/.transfer: requirements/transfer.txt $(VENV)/.dev
