@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use kvdepot_session::{Checkpoint, Ending, Error, Reason, Saved};
+use kvdepot_session::{Checkpoint, Ending, Error, Id, Reason, Restored, Saved};
 use kvdepot_store::{BlockBuffers, Buffer};
 use parking_lot::Mutex;
 use pyo3::prelude::*;
@@ -206,11 +206,31 @@ pub(crate) fn rows_of(
 
 /// What was saved, as Python sees it.
 pub(crate) fn saved<'py>(py: Python<'py>, saved: &Saved) -> PyResult<Bound<'py, PyDict>> {
+    let tokens = (saved.cached_tokens, saved.cache_write_tokens);
+    said(py, saved.id, tokens, saved.bytes_written)
+}
+
+/// The same of a session's name, tokens that were there and that were written, and bytes.
+pub(crate) fn said(
+    py: Python<'_>,
+    id: Id,
+    (cached_tokens, cache_write_tokens): (usize, usize),
+    bytes_written: u64,
+) -> PyResult<Bound<'_, PyDict>> {
     let said = PyDict::new(py);
-    said.set_item("id", saved.id.to_string())?;
-    said.set_item("cached_tokens", saved.cached_tokens)?;
-    said.set_item("cache_write_tokens", saved.cache_write_tokens)?;
-    said.set_item("bytes_written", saved.bytes_written)?;
+    said.set_item("id", id.to_string())?;
+    said.set_item("cached_tokens", cached_tokens)?;
+    said.set_item("cache_write_tokens", cache_write_tokens)?;
+    said.set_item("bytes_written", bytes_written)?;
+    Ok(said)
+}
+
+/// What has come back, as Python sees it.
+pub(crate) fn restored<'py>(py: Python<'py>, come: &Restored) -> PyResult<Bound<'py, PyDict>> {
+    let said = PyDict::new(py);
+    said.set_item("cached_tokens", come.cached_tokens)?;
+    said.set_item("cache_write_tokens", 0)?;
+    said.set_item("whole", come.whole)?;
     Ok(said)
 }
 

@@ -14,7 +14,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyIterator, PyList};
 
 use crate::arguments::Fields;
-use crate::checkpoint::{REASONS, now, raise};
+use crate::checkpoint::{self, REASONS, now, raise};
 use crate::devices::size_of;
 use crate::keep::{self, Keep};
 use crate::sessions::list_of;
@@ -208,12 +208,7 @@ fn bring_back<'py>(
     let restored = call(py, || run(&rows, &objects));
     drop((rows, objects));
     keeps.iter().for_each(|keep| keep.release(py));
-    let restored = restored?;
-    let said = PyDict::new(py);
-    said.set_item("cached_tokens", restored.cached_tokens)?;
-    said.set_item("cache_write_tokens", 0)?;
-    said.set_item("whole", restored.whole)?;
-    Ok(said)
+    checkpoint::restored(py, &restored?)
 }
 
 /// A directory of sessions of one model, each a file of its own, that processes share.
@@ -395,12 +390,8 @@ impl SessionFiles {
             return Err(error);
         }
         let saved = saved?;
-        let said = PyDict::new(py);
-        said.set_item("id", saved.id.to_string())?;
-        said.set_item("cached_tokens", saved.cached_tokens)?;
-        said.set_item("cache_write_tokens", saved.cache_write_tokens)?;
-        said.set_item("bytes_written", saved.bytes_written)?;
-        Ok(said)
+        let tokens = (saved.cached_tokens, saved.cache_write_tokens);
+        checkpoint::said(py, saved.id, tokens, saved.bytes_written)
     }
 
     /// Sessions whose tokens these begin with, the longest first, open; `most` of them.

@@ -274,12 +274,7 @@ impl Sessions {
         keep::sweep(py);
         let restored = self.call(py, |store| store.restore(&found.found, rows.blocks, blocks));
         keeps.iter().for_each(|keep| keep.release(py));
-        let restored = restored?;
-        let said = PyDict::new(py);
-        said.set_item("cached_tokens", restored.cached_tokens)?;
-        said.set_item("cache_write_tokens", 0)?;
-        said.set_item("whole", restored.whole)?;
-        Ok(said)
+        checkpoint::restored(py, &restored?)
     }
 
     /// All sessions, the newest first, as dictionaries.

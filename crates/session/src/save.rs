@@ -93,6 +93,15 @@ impl Drop for Held {
 }
 
 impl Checkpoint<'_> {
+    /// [`check`](Checkpoint::check), and refuses those that come back to the bit.
+    pub(crate) fn check_any(&self, piece_tokens: u32, why_not: &str) -> Result<(), Error> {
+        self.check(piece_tokens)?;
+        match self.exact {
+            true => Err(Error::input("exact", "true", why_not)),
+            false => Ok(()),
+        }
+    }
+
     /// Refuses what cannot be, before a byte moves.
     pub(crate) fn check(&self, piece_tokens: u32) -> Result<(), Error> {
         if self.tokens.is_empty() {

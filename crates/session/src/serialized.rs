@@ -39,11 +39,8 @@ impl Sessions {
         size: impl Fn(Range<usize>) -> u64,
         serialize: impl FnOnce(&[Range<usize>], &mut Sink) -> Result<(), Error>,
     ) -> Result<Saved, Error> {
-        checkpoint.check(self.piece_tokens)?;
-        if checkpoint.exact {
-            let allowed = "false: a serializer is asked for what is not there";
-            return Err(Error::input("exact", "true", allowed));
-        }
+        let why = "false: a serializer is asked for what is not there";
+        checkpoint.check_any(self.piece_tokens, why)?;
         let (count, each) = (checkpoint.tokens.len(), self.piece_tokens as usize);
         let links = Cut::of_tokens(self.piece_tokens).links(&bytes_of(checkpoint.tokens));
         let feed = Feed::of(self, links)?;

@@ -375,6 +375,11 @@ fn verify(
         };
         verdict(&looked, output)?;
     }
+    all_whole(bad, output)
+}
+
+/// Ends a look at sessions of which so many are not whole.
+fn all_whole(bad: u64, output: &mut Output) -> Result<i32, Error> {
     output.flush()?;
     if bad > 0 {
         note(&format!("{} not whole", some(bad, "session")));

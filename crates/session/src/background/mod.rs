@@ -120,11 +120,8 @@ impl Saver {
         rows: Box<Rows<'_>>,
         on_end: Option<OnEnd>,
     ) -> Result<Snapshot, Error> {
-        checkpoint.check(self.sessions.piece_tokens)?;
-        if checkpoint.exact {
-            let allowed = "false: what is to be compared is saved at once";
-            return Err(Error::input("exact", "true", allowed));
-        }
+        let why = "false: what is to be compared is saved at once";
+        checkpoint.check_any(self.sessions.piece_tokens, why)?;
         let (count, each) = (checkpoint.tokens.len(), self.sessions.piece_tokens as usize);
         let links = Cut::of_tokens(self.sessions.piece_tokens).links(&bytes_of(checkpoint.tokens));
         let feed = Feed::of(&self.sessions, links)?;

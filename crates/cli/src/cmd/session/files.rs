@@ -9,11 +9,11 @@ use kvdepot_session::file::{
 };
 use serde::Serialize;
 
-use super::{Looked, Row, Shown, say, session_table, shown_lines, verdict};
+use super::{Looked, Row, Shown, all_whole, say, session_table, shown_lines, verdict};
 use crate::args::SessionCommand;
 use crate::error::Error;
 use crate::interrupt::Interrupt;
-use crate::output::{Output, note, some};
+use crate::output::{Output, note};
 
 /// A session's file, for scripts.
 #[derive(Serialize)]
@@ -218,12 +218,7 @@ fn verify(all: Vec<OpenedFile>, interrupt: &Interrupt, output: &mut Output) -> R
             output,
         )?;
     }
-    output.flush()?;
-    if bad > 0 {
-        note(&format!("{} not whole", some(bad, "session")));
-        return Ok(crate::status::PROBLEMS);
-    }
-    Ok(crate::status::OK)
+    all_whole(bad, output)
 }
 
 /// Copies a file into the directory.
