@@ -220,8 +220,9 @@ bench-transfer: command $(VENV)/.transfer ## Beside Mooncake's and NIXL's transf
 	$(BIN)/python bench/transfer/run.py --command $(CARGO_TARGET_DIR)/release/kvdepot $(BENCH_FLAGS)
 
 .PHONY: bench-session
-bench-session: package $(VENV)/.llama ## llama.cpp's prompts, restored beside computed
+bench-session: package $(VENV)/.llama ## llama.cpp's prompts and its server, with what is stored and without
 	PYTHONPATH=bench:tests/llama_cpp $(BIN)/python -m llama_restore $(BENCH_FLAGS)
+	PYTHONPATH=bench:tests/llama_cpp $(BIN)/python -m llama_server $(BENCH_FLAGS)
 
 .PHONY: bench-lmcache-ttft
 bench-lmcache-ttft: package $(VENV)/.lmcache ## Hits of vLLM through LMCache, beside its own DRAM's
@@ -274,6 +275,7 @@ else
 endif
 
 test-all: ## The same with many more rounds, and with fresh seeds, which are printed
+	$(MAKE) llama
 	KVDEPOT_TEST_ALL=1 KVDEPOT_NO_SKIPS=$(KVDEPOT_NO_SKIPS) $(MAKE) test
 	$(MAKE) test-unsafe
 	$(MAKE) test-vm
