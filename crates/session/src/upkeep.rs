@@ -134,7 +134,8 @@ impl Sessions {
     }
 
     /// Removes a session: its manifest first, and then what no other session names. What another
-    /// process is saving meanwhile is not known: its save fails, or is whole.
+    /// process is saving meanwhile is not known: its save fails or is whole, unless it ends between
+    /// the last look at what others name and the removal.
     ///
     /// # Errors
     /// [`Error::Unknown`], and those of the depot.
