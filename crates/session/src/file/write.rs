@@ -518,7 +518,7 @@ impl SessionWriter {
         self.reserve(end..=most)
     }
 
-    /// Space up to one of these ends: as much as there is without anything having to go for it.
+    /// Space up to one of these ends: the last, or the first where there is no more.
     fn reserve(&mut self, ends: RangeInclusive<u64>) -> Result<(), Error> {
         let (least, mut end) = ends.into_inner();
         let more = |end: u64| end.saturating_sub(self.allocated);
@@ -530,7 +530,6 @@ impl SessionWriter {
         }
         if let Some(temporary) = &self.temporary {
             let allocated = match temporary.allocate(end) {
-                // The disk may have room for what is needed.
                 Err(_) if least < end => {
                     end = least;
                     temporary.allocate(end)
