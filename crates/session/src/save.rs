@@ -399,6 +399,7 @@ impl Sessions {
         let (id, written) = match same {
             Some(at) => {
                 let (id, old) = replaced.swap_remove(at);
+                let _nothing_goes = self.naming.read();
                 self.check_there(&old)?;
                 if let Some((key, len)) = self.block_of(id) {
                     self.index.write().add(key, len, &old);
@@ -424,6 +425,7 @@ impl Sessions {
         let len = bytes.len() as u64;
         let key = end.manifest(blake3::hash(&bytes).as_bytes());
         let buffers = BlockBuffers::whole([Buffer::from_vec(bytes)]);
+        let _nothing_goes = self.naming.read();
         self.put("the manifest", &self.manifests, vec![key], buffers)?;
         step("the manifest is stored");
         // What was stored may have made room for what came behind it, or was removed.
@@ -476,6 +478,7 @@ impl Sessions {
         let Some(first) = by.links().first().copied().filter(|_| !gone.is_empty()) else {
             return Ok(());
         };
+        let _nobody_names = self.naming.write();
         // Others may have saved some since. Where that is not known all of it stays.
         if let Err(error) = self.refresh() {
             tracing::warn!(%error, "what a replaced session was made of stays");

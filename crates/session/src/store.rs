@@ -67,6 +67,9 @@ pub struct Sessions {
     pub(crate) timeout: Duration,
     pub(crate) index: Arc<RwLock<Index>>,
     pub(crate) counted: Arc<Mutex<Counted>>,
+    /// Read while a session gets its name, and written while what none names is removed: between
+    /// the look at who names what and the removal nobody here is told that all of it is there.
+    pub(crate) naming: Arc<RwLock<()>>,
 }
 
 impl Sessions {
@@ -98,6 +101,7 @@ impl Sessions {
             timeout: spec.timeout,
             index: Arc::new(RwLock::new(Index::new(piece_tokens))),
             counted: Arc::new(Mutex::new(Counted::default())),
+            naming: Arc::default(),
         };
         sessions.refresh()?;
         Ok(sessions)

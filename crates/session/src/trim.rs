@@ -72,9 +72,10 @@ impl Room {
                 .map(|(_, bytes)| bytes)
                 .sum()
         };
-        let entry = |(at, one): (usize, &Kept)| policy::Entry {
+        let parents = self.parents();
+        let entry = |((at, one), parent): ((usize, &Kept), Option<usize>)| policy::Entry {
             id: at as u64,
-            parent: self.parent(at),
+            parent: parent.map(|at| at as u64),
             reason: reason_of(one.manifest.reason),
             tokens: if one.is_bad {
                 0
@@ -86,17 +87,33 @@ impl Room {
             used: Duration::from_secs(one.usage.used.max(one.manifest.created)),
             pins: u32::from(keep.contains(&one.id)),
         };
-        self.kept.iter().enumerate().map(entry).collect()
+        self.kept
+            .iter()
+            .enumerate()
+            .zip(parents)
+            .map(entry)
+            .collect()
     }
 
-    /// The longest other one that this one begins with.
-    fn parent(&self, of: usize) -> Option<u64> {
-        let tokens = &self.kept[of].manifest.tokens;
-        let shorter = self.kept.iter().enumerate().filter(|(_, other)| {
-            other.manifest.tokens.len() < tokens.len() && tokens.starts_with(&other.manifest.tokens)
-        });
-        let longest = shorter.max_by_key(|(_, other)| other.manifest.tokens.len());
-        longest.map(|(at, _)| at as u64)
+    /// Of each the longest other one that it begins with. Sorted, those lie before it: not all are
+    /// compared with all.
+    fn parents(&self) -> Vec<Option<usize>> {
+        let tokens = |at: usize| &self.kept[at].manifest.tokens[..];
+        let mut sorted: Vec<usize> = (0..self.kept.len()).collect();
+        sorted.sort_by_key(|at| tokens(*at));
+        let mut parents = vec![None; sorted.len()];
+        // Each of these begins with the one before.
+        let mut begun: Vec<usize> = Vec::new();
+        for at in sorted {
+            while begun
+                .pop_if(|last| !tokens(at).starts_with(tokens(*last)))
+                .is_some()
+            {}
+            let shorter = |other: &&usize| tokens(**other).len() < tokens(at).len();
+            parents[at] = begun.iter().rev().find(shorter).copied();
+            begun.push(at);
+        }
+        parents
     }
 }
 
@@ -192,5 +209,46 @@ impl Sessions {
             });
         }
         Ok(room)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kvdepot_testkit::Rng;
+
+    use super::*;
+    use crate::manifest::sample;
+
+    fn parent(room: &Room, of: usize) -> Option<usize> {
+        let tokens = &room.kept[of].manifest.tokens;
+        let shorter = room.kept.iter().enumerate().filter(|(_, other)| {
+            other.manifest.tokens.len() < tokens.len() && tokens.starts_with(&other.manifest.tokens)
+        });
+        let longest = shorter.max_by_key(|(_, other)| other.manifest.tokens.len());
+        longest.map(|(at, _)| at)
+    }
+
+    #[test]
+    fn a_parent_is_the_longest_other_one_that_a_session_begins_with() {
+        let mut rng = Rng::for_test("a_parent_is_the_longest_other_one_that_a_session_begins_with");
+        let mut room = Room {
+            kept: Vec::new(),
+            named: HashMap::new(),
+            bytes: 0,
+        };
+        for at in 0..200 {
+            let mut manifest = sample();
+            let count = 1 + rng.below(7);
+            manifest.tokens = (0..count).map(|_| rng.below(2) as u32).collect();
+            room.add(Kept {
+                id: Id([at; 16]),
+                manifest,
+                blocks: Vec::new(),
+                usage: Usage::default(),
+                is_bad: false,
+            });
+        }
+        let wanted: Vec<_> = (0..200).map(|at| parent(&room, at)).collect();
+        assert_eq!(room.parents(), wanted);
     }
 }

@@ -134,7 +134,8 @@ impl Sessions {
     }
 
     /// Removes a session: its manifest first, and then what no other session names. What another
-    /// process is saving meanwhile is not known: its save fails, or is whole.
+    /// process is saving meanwhile is not known: its save fails or is whole, unless it ends between
+    /// the last look at what others name and the removal.
     ///
     /// # Errors
     /// [`Error::Unknown`], and those of the depot.
@@ -146,6 +147,7 @@ impl Sessions {
         self.index.write().remove(id);
         step("the manifest is removed");
         self.forget_uses(&[id])?;
+        let _nobody_names = self.naming.write();
         // Others may have saved some since.
         self.refresh()?;
         self.clear(&[manifest], &self.beginning_with(entry.first))
@@ -165,6 +167,7 @@ impl Sessions {
         if parts.is_empty() {
             return Ok(());
         }
+        let _nobody_names = self.naming.write();
         // Others may have saved some since.
         self.refresh()?;
         self.clear_parts(parts, &self.beginning_with(first))
@@ -178,6 +181,7 @@ impl Sessions {
     /// Those of the depot; a manifest that cannot be read is an error too, as what it names is
     /// not known.
     pub fn sweep(&self) -> Result<usize, Error> {
+        let _nobody_names = self.naming.write();
         self.refresh()?;
         let all = |space: &Namespace| -> Result<HashSet<Key>, Error> {
             Ok(space.blocks()?.into_iter().map(|(key, _)| key).collect())

@@ -87,7 +87,7 @@ impl Sessions {
         let counted = self.counted.lock();
         for (one, id) in said.iter_mut().zip(ids) {
             if let Some(pending) = counted.sessions.get(id) {
-                one.hits += pending.hits;
+                one.hits = one.hits.saturating_add(pending.hits);
                 one.used = one.used.max(pending.used);
             }
         }

@@ -346,3 +346,39 @@ fn several_engines_save_at_once() {
     }
     assert_eq!(saver.memory_used(), 0);
 }
+
+#[test]
+fn who_is_told_of_an_end_may_panic() {
+    let home = tempfile::tempdir().unwrap();
+    let sessions = of_files(home.path());
+    let saver = Saver::new(&sessions, ROOM).unwrap();
+    for round in 1..3 {
+        let text = tokens(100, round);
+        let told: OnEnd = Box::new(|_, _| panic!("a policy that fails"));
+        let mut snapshot = begin_with(&saver, &text, NOW, Some(told)).unwrap();
+        snapshot.finish(LONG).unwrap();
+        snapshot.ticket().wait(LONG).unwrap();
+        assert!(is_whole(&sessions, &text));
+    }
+    saver.close(LONG).unwrap();
+}
+
+#[test]
+fn no_two_snapshots_wait_for_the_room_of_each_others_objects() {
+    let home = tempfile::tempdir().unwrap();
+    let sessions = of_files(home.path());
+    // A piece, and the objects of one; those of two leave none for a piece.
+    let memory = (PIECE * ROW + 900) as u64;
+    let saver = Saver::new(&sessions, Limits { memory, pace: None }).unwrap();
+    let (one, other) = (tokens(300, 1), vec![7; 300]);
+    let mut first = begin(&saver, &one);
+    let soon = Fit::Piecewise(Duration::from_millis(10));
+    let refused = begin_with(&saver, &other, soon, None);
+    let came = first.finish(Some(Duration::from_secs(10)));
+    came.unwrap();
+    assert!(matches!(refused, Err(Error::NoRoom { .. })));
+    // It waits until the first has ended.
+    begin(&saver, &other).finish(LONG).unwrap();
+    saver.close(LONG).unwrap();
+    assert!(is_whole(&sessions, &one) && is_whole(&sessions, &other));
+}

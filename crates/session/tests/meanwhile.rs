@@ -323,3 +323,31 @@ fn what_was_gone_is_found_again_once_another_has_saved_it() {
         std::thread::sleep(Duration::from_millis(20));
     }
 }
+
+#[test]
+fn what_is_given_up_takes_nothing_of_what_was_acknowledged_meanwhile() {
+    let home = tempfile::tempdir().unwrap();
+    let sessions = of_files(home.path());
+    let prompt = tokens(300, 1);
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_over.load(Ordering::Relaxed) {
+                let mut stream = sessions.stream(&[]).unwrap();
+                let rows = Buffer::from_vec(vec![1; 30_000]);
+                stream.append(&prompt, &[rows]).unwrap();
+                stream.abort().unwrap();
+            }
+        });
+        let mut lost = 0;
+        for _ in 0..300 {
+            // Who saves may find that a part has gone; who was told that it is there finds it.
+            if let Ok(saved) = fill(&sessions, &prompt, 1, false, || ()) {
+                lost += usize::from(bytes(&sessions, &prompt).is_none());
+                sessions.remove(saved.id).unwrap();
+            }
+        }
+        is_over.store(true, Ordering::Relaxed);
+        assert_eq!(lost, 0, "saves that were acknowledged");
+    });
+}

@@ -286,6 +286,25 @@ fn a_stream_of_unknown_length_gets_its_space_bit_by_bit_and_no_more_than_there_i
 }
 
 #[test]
+fn nothing_goes_for_space_that_a_stream_does_not_need() {
+    let home = tempfile::tempdir().unwrap();
+    let files = open_with(home.path(), "w", 32 << 20, true);
+    let spec = namespace("w");
+    for conversation in 0..3 {
+        let prompt = said(conversation, 10);
+        let stream = files.write(&checkpoint(&spec, &prompt), None, |writer| {
+            writer.begin(Member::Object("state".into()))?;
+            writer.write(&vec![7; 9 << 20])?;
+            writer.end().map(drop)
+        });
+        stream.unwrap();
+    }
+    assert_eq!(files.list().len(), 3);
+    files.refresh().unwrap();
+    assert_eq!(files.list().len(), 3);
+}
+
+#[test]
 fn files_are_copied_in_and_out() {
     let (home, away) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let (files, others) = (open(home.path()), open(away.path()));

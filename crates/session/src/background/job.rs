@@ -1,5 +1,6 @@
 //! One save in the background: what is known of it, and what it is made of.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -168,7 +169,11 @@ impl Job {
         }
         // Before whoever waits knows: what is told there has been told then.
         if let Some(on_end) = on_end {
-            on_end(saved.as_ref().copied(), written);
+            let told = AssertUnwindSafe(|| on_end(saved.as_ref().copied(), written));
+            // Whoever waits does so for the save, and not for this.
+            if catch_unwind(told).is_err() {
+                tracing::warn!("who was told of the end of a save has panicked");
+            }
         }
         self.state.lock().end = Some(saved.map_err(Arc::new));
         self.changed.notify_all();

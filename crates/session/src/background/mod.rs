@@ -200,9 +200,9 @@ impl Saver {
         let objects: u64 = objects.sum();
         let (all, largest) = (each().sum::<u64>(), each().max().unwrap_or(0));
         let most = self.shared.memory.most();
-        let (now, least, within) = match fit {
-            Fit::Piecewise(within) => (objects, objects + largest, within),
-            Fit::Whole(within) => (objects + all, objects + all, within),
+        let least = match fit {
+            Fit::Piecewise(_) => objects + largest,
+            Fit::Whole(_) => objects + all,
         };
         let refused = || Error::NoRoom {
             wanted: least,
@@ -212,12 +212,17 @@ impl Saver {
         if least > most {
             return Err(refused());
         }
-        let mut taken = self.shared.memory.take(now, Some(within));
-        let whole = taken.as_mut().ok_or_else(refused)?;
-        let for_objects = whole.split(objects);
+        let memory = &self.shared.memory;
         match fit {
-            Fit::Piecewise(_) => Ok((None, Some(for_objects))),
-            Fit::Whole(_) => Ok((taken, Some(for_objects))),
+            Fit::Piecewise(within) => {
+                let held = memory.hold(objects, largest, Some(within));
+                Ok((None, Some(held.ok_or_else(refused)?)))
+            }
+            Fit::Whole(within) => {
+                let mut whole = memory.take(least, Some(within)).ok_or_else(refused)?;
+                let for_objects = whole.split(objects);
+                Ok((Some(whole), Some(for_objects)))
+            }
         }
     }
 

@@ -117,6 +117,10 @@ impl Head {
         }
         let end = head.tail_len().and_then(|bytes| bytes.checked_add(tail));
         let fits = end.and_then(page_up) == Some(len) && said == len;
+        // A member is named by a byte or more, and its last chunk alone is short. What has a hole
+        // says nothing about its length: the table is read into memory.
+        let full = tail.saturating_sub(HEAD as u64) / CHUNK;
+        let fits = fits && chunks <= full.saturating_add(about).min(u32::MAX.into());
         match fits && chunk == CHUNK as u32 && about <= MANIFEST_MAX && tail >= HEAD as u64 {
             true => Ok(head),
             false if said != len => Err(format!("it has {len} bytes of {said}")),
@@ -306,6 +310,27 @@ mod tests {
             let mut tail = tail.clone();
             tail[at] ^= 1 << (at % 8);
             assert!(decode_tail(&head, &tail).is_err(), "byte {at}");
+        }
+    }
+
+    #[test]
+    fn no_head_has_more_checksums_than_its_members_have_chunks() {
+        let (head, ..) = whole();
+        // A file with a hole has any length, and its table would be read into memory.
+        for chunks in [
+            head.chunks + head.about,
+            u64::from(u32::MAX),
+            1 << 40,
+            1 << 58,
+        ] {
+            let len = page_up(head.tail + head.about + 16 * chunks).unwrap();
+            let forged = Head {
+                len,
+                chunks,
+                ..head
+            };
+            let read = Head::decode(&forged.encode(), len);
+            assert!(read.is_err(), "{chunks} checksums");
         }
     }
 

@@ -7,6 +7,7 @@
 
 use std::any::Any;
 use std::collections::HashSet;
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -78,18 +79,23 @@ struct Space {
 }
 
 impl Space {
-    /// Makes room for so many bytes more; nobody else does until what is answered is dropped.
-    fn take(&self, more: Option<u64>) -> Result<Box<dyn Any>, Error> {
+    /// Makes room for so many bytes more, and says for how many; nobody else does until what is
+    /// answered is dropped.
+    fn take(&self, more: Option<RangeInclusive<u64>>) -> Result<(u64, Box<dyn Any>), Error> {
         let dir = Dir::open(&self.path)?;
         let lock = lock(&dir, &self.path)?;
-        if let Some(more) = more {
-            sweep(&dir)?;
-            self.make_room(&dir, more)?;
-        }
-        Ok(Box::new(lock))
+        let given = match more {
+            Some(more) => {
+                sweep(&dir)?;
+                self.make_room(&dir, more.into_inner())?
+            }
+            None => 0,
+        };
+        Ok((given, Box::new(lock)))
     }
 
-    fn make_room(&self, dir: &Dir, more: u64) -> Result<(), Error> {
+    /// For the most that is wanted where it is free; else sessions go for the least.
+    fn make_room(&self, dir: &Dir, (more, wish): (u64, u64)) -> Result<u64, Error> {
         let mut files = Vec::new();
         let mut used = 0_u64;
         for name in dir.names()? {
@@ -100,6 +106,9 @@ impl Space {
                     files.push((seen.changed, name, bytes));
                 }
             }
+        }
+        if used.saturating_add(wish) <= self.capacity {
+            return Ok(wish);
         }
         files.sort();
         let most = self.capacity.saturating_sub(more);
@@ -118,7 +127,7 @@ impl Space {
             dir.remove(&name)?;
             used -= bytes;
         }
-        Ok(())
+        Ok(more)
     }
 }
 

@@ -7,6 +7,7 @@
 use std::any::Any;
 use std::collections::VecDeque;
 use std::io::{ErrorKind, Read};
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -43,9 +44,10 @@ struct Coming {
     written: u64,
 }
 
-/// Asks whether a file may have so many bytes more: nobody else gets any, and no name changes,
+/// Asks how many bytes more a file may have, of these: nobody else gets any, and no name changes,
 /// while the answer is kept.
-pub(super) type Room = dyn FnMut(Option<u64>) -> Result<Box<dyn Any>, Error> + Send;
+pub(super) type Room =
+    dyn FnMut(Option<RangeInclusive<u64>>) -> Result<(u64, Box<dyn Any>), Error> + Send;
 
 /// A session's file that is being written. Unless it is finished, nothing of it is left.
 pub struct SessionWriter {
@@ -137,7 +139,7 @@ impl SessionWriter {
         };
         let end = page_up(bytes).and_then(|bytes| bytes.checked_add(self.places.end));
         let end = end.ok_or_else(|| too_long(bytes))?;
-        self.reserve(end)
+        self.reserve(end..=end)
     }
 
     /// The session's name, once it is saved.
@@ -191,7 +193,8 @@ impl SessionWriter {
             let sums = vec![Checksum::default(); writer.places.chunks as usize];
             let (tail, _) = encode_tail(&writer.about, &sums)?;
             let end = page_up(writer.places.end + tail.len() as u64);
-            writer.reserve(end.ok_or_else(|| too_long(writer.payload))?)?;
+            let end = end.ok_or_else(|| too_long(writer.payload))?;
+            writer.reserve(end..=end)?;
             let mut batch = writer.mover.batch();
             for (place, buffers) in all {
                 writer.add(&mut batch, place, buffers)?;
@@ -508,22 +511,34 @@ impl SessionWriter {
         let (first, most) = GROW;
         let more = self.allocated.clamp(first, most);
         // Exactly what there is to come is known where it was predicted.
-        let end = match self.predicted {
+        let most = match self.predicted {
             Some(_) => end,
             None => end.saturating_add(more),
         };
-        self.reserve(end)
+        self.reserve(end..=most)
     }
 
-    fn reserve(&mut self, end: u64) -> Result<(), Error> {
-        let more = end.saturating_sub(self.allocated);
+    /// Space up to one of these ends: the last, or the first where there is no more.
+    fn reserve(&mut self, ends: RangeInclusive<u64>) -> Result<(), Error> {
+        let (least, mut end) = ends.into_inner();
+        let more = |end: u64| end.saturating_sub(self.allocated);
+        let wanted = more(least)..=more(end);
         let room = self.room.as_mut();
-        let until_it_is_seen = room.map(|room| room(Some(more))).transpose()?;
-        if let Some(temporary) = &self.temporary
-            && !temporary.allocate(end)?
-            && until_it_is_seen.is_some()
-        {
-            temporary.set_len(end)?;
+        let until_it_is_seen = room.map(|room| room(Some(wanted))).transpose()?;
+        if let Some((given, _)) = &until_it_is_seen {
+            end = self.allocated.saturating_add(*given);
+        }
+        if let Some(temporary) = &self.temporary {
+            let allocated = match temporary.allocate(end) {
+                Err(_) if least < end => {
+                    end = least;
+                    temporary.allocate(end)
+                }
+                allocated => allocated,
+            };
+            if !allocated? && until_it_is_seen.is_some() {
+                temporary.set_len(end)?;
+            }
         }
         self.allocated = self.allocated.max(end);
         Ok(())
