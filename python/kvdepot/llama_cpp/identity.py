@@ -6,6 +6,7 @@ that have other RoPE factors for long contexts (longrope): there, on which side 
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import json
 import mmap
@@ -113,7 +114,7 @@ def _parts(path: Path) -> list[Path]:
     split = PART.search(path.name)
     if split is None:
         return [path]
-    stem = path.name[: split.start()]
+    stem = glob.escape(path.name[: split.start()])
     return sorted(path.parent.glob(f"{stem}-?????-of-{split[1]}.gguf"))
 
 
