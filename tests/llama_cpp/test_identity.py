@@ -6,6 +6,7 @@ import contextlib
 import random
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -66,3 +67,18 @@ def test_a_file_of_another_kind_is_sampled(tmp_path: Path) -> None:
     other = tmp_path / "weights.gguf"
     other.write_bytes(b"GGML" + bytes(100))
     assert identity.of_file(other) == fingerprint.of_file(other)
+
+
+@pytest.mark.parametrize("name", ["model", "model[Q4]", "model*"])
+def test_each_part_of_a_split_model_counts_whatever_it_is_called(
+    name: str, model_files: Callable[..., Path], tmp_path: Path
+) -> None:
+    def named(*seeds: int, given: str | None = None) -> str:
+        paths = [tmp_path / f"{name}-{n:05}-of-{len(seeds):05}.gguf" for n in (1, 2)[: len(seeds)]]
+        for path, seed in zip(paths, seeds, strict=True):
+            path.write_bytes(model_files("llama", seed).read_bytes())
+        llama = SimpleNamespace(model_path=str(paths[0]), lora_path=None)
+        return identity.weights_of(llama, given)
+
+    assert len({named(1), named(2), named(1, 1), named(1, 2), named(2, 1)}) == 5
+    assert named(1, given="mine") == named(2, given="mine") != named(1, given="other")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ pytest.importorskip("llama_cpp.server.app")
 
 from kvdepot.llama_cpp import KvdepotCache, server_model
 from kvdepot.llama_cpp.server_model import ServedLlama
+from llama_child import SETTINGS
 
 PROMPT = list(range(5, 205))
 OTHER = list(range(204, 4, -1))
@@ -113,3 +116,26 @@ def test_an_answer_that_nobody_waits_for_is_kept(serve: Callable[..., Any]) -> N
     answer.close()
     cache.flush()
     assert complete(llama, PROMPT) == len(PROMPT) // 128 * 128
+
+
+@pytest.mark.parametrize("echo", [False, True])
+def test_a_model_that_was_closed_leaves_its_memory_at_once(
+    echo: bool, model_files: Callable[..., Path], depot: kvdepot.Depot
+) -> None:
+    import llama_cpp
+
+    llama = llama_cpp.Llama(str(model_files("llama")), **SETTINGS, logits_all=True)
+    served = ServedLlama.serve(llama, KvdepotCache(llama, depot))
+    complete(served, PROMPT)
+    if echo:
+        # Answered without the cache.
+        served.create_completion("a" * 50, max_tokens=2, echo=True, logprobs=1)
+    model = weakref.ref(served)
+    gc.collect()
+    gc.disable()
+    try:
+        served.close()
+        del llama, served
+        assert model() is None
+    finally:
+        gc.enable()

@@ -93,3 +93,11 @@ def test_a_start_that_fails_says_why(server_model: Path, tmp_path: Path) -> None
     file = tmp_path / "file"
     file.write_text("not a directory")
     assert run(*good[:3], str(file)).returncode == 1
+
+
+def test_the_help_names_the_default_directory_whatever_it_is_called(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "/caches/50%b")
+    monkeypatch.setenv("COLUMNS", "200")
+    assert "(default: /caches/50%b/kvdepot/llama_cpp)" in server_options.parser().format_help()

@@ -297,6 +297,8 @@ def test_what_is_no_state_of_the_llama_is_refused(
             States(llama, depot, piece_tokens=0)
         with pytest.raises(kvdepot.InputError, match="embedding is True"):
             States(make_llama(embedding=True), depot)
+        with pytest.raises(kvdepot.InputError, match="attention_type is non-causal"):
+            States(make_llama(attention_type=1), depot)
         states = States(llama, depot)
         assert states.save()["cache_write_tokens"] == 0, "nothing was computed"
         llama.eval(tokens_of(40))

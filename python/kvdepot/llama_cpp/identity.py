@@ -6,6 +6,7 @@ that have other RoPE factors for long contexts (longrope): there, on which side 
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import json
 import mmap
@@ -49,6 +50,9 @@ def check_model(llama: Any) -> None:
         raise refused("llama's model", "one with an encoder", "decoders alone")
     if llama_cpp.llama_model_rope_type(llama.model) in ROPE_OF_SEVERAL:
         raise refused("llama's model", "one with M-RoPE", "those with one position a token")
+    if llama.context_params.attention_type == llama_cpp.LLAMA_ATTENTION_TYPE_NON_CAUSAL:
+        # A token's rows depend on those behind it: no prompt may go on from another one's.
+        raise refused("attention_type", "non-causal", "causal attention")
     if llama.context_params.embeddings:
         raise refused(
             "embedding", True, "False: what is for embeddings has no states to go on from"
@@ -113,7 +117,7 @@ def _parts(path: Path) -> list[Path]:
     split = PART.search(path.name)
     if split is None:
         return [path]
-    stem = path.name[: split.start()]
+    stem = glob.escape(path.name[: split.start()])
     return sorted(path.parent.glob(f"{stem}-?????-of-{split[1]}.gguf"))
 
 

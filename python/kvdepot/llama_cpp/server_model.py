@@ -114,6 +114,8 @@ class ServedLlama(llama_cpp.Llama):
         if cache is not None:
             if self._is_unfinished:
                 cache.save("shutdown")
+            # The request before may have gone without: it is taken off in any case.
+            self.set_cache(cache)
             cache.close()
         super().close()
 

@@ -68,12 +68,14 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     own = made.add_argument_group("what is remembered")
+    # argparse takes a percent sign for one of its own.
+    default = str(default_directory()).replace("%", "%%")
     own.add_argument(
         "--depot",
         metavar="DIR|FILE|unix:SOCKET",
         help="where states are kept: a directory, which any number of servers may share; a "
         "configuration file of a depot (.yaml, .yml, .json); or the socket of a depot that "
-        f"`kvdepot serve` has open (default: {default_directory()})",
+        f"`kvdepot serve` has open (default: {default})",
     )
     own.add_argument(
         "--capacity",

@@ -73,6 +73,8 @@ class Writer:
             thread = self._thread
         if thread is not None:
             thread.join()
+        # It knows a model, whose memory would stay until the garbage collector comes.
+        self.__dict__.pop("_write", None)
 
     @property
     def waiting_bytes(self) -> int:
