@@ -266,6 +266,14 @@ def check(sample: Sample, text: str) -> None:
         makefile = (REPOSITORY / "Makefile").read_text()
         missing = {one for one in targets if not re.search(rf"^{one}:", makefile, re.MULTILINE)}
         assert not missing, f"{sample}: no such target: {missing}"
+    elif sample.language == "cpp":
+        headers = (REPOSITORY / "crates/capi/include").iterdir()
+        declared = "\n".join(header.read_text() for header in headers)
+        names = set(re.findall(r"\bkvd_\w+|(?<=kvdepot::)\w+|(?<=\.)\w+(?=\()", text))
+        missing = {
+            one for one in names - {"data", "size"} if not re.search(rf"\b{one}\b", declared)
+        }
+        assert not missing, f"{sample}: in no header: {missing}"
     else:
         raise AssertionError(f"nothing checks {sample.language}")
 

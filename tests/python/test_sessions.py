@@ -77,7 +77,7 @@ def test_it_goes_to_a_file_and_comes_back(store: kvdepot.sessions.Sessions, tmp_
     changed = bytearray(path.read_bytes())
     changed[len(changed) // 2] ^= 1
     path.write_bytes(changed)
-    with pytest.raises(kvdepot.Error, match="changed"):
+    with pytest.raises(kvdepot.Error, match="piece 1 does not verify"):
         store.import_file(path)
 
 
