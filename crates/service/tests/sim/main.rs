@@ -44,7 +44,6 @@ use kvdepot_testkit::{Rng, worker};
 use processes::Processes;
 use shared::Shared;
 use talks::Talks;
-use talks::late::LateTalks;
 use tiers::Tiers;
 use world::{Cause, Law, World};
 
@@ -281,7 +280,6 @@ fn main() {
         Shared.name(),
         Hosts.name(),
         Talks.name(),
-        LateTalks.name(),
     ];
     if std::env::args().any(|arg| arg == "--list") || !names.iter().any(|name| chosen(name)) {
         return;
@@ -313,8 +311,7 @@ fn main() {
         && (!chosen(names[4]) || run(&Shared, &plan(0.1, 240), &mut tally))
         && (!chosen(names[5]) || run(&Hosts, &plan(0.12, 600), &mut tally))
         && (!chosen(names[2]) || run(&Processes, &plan(0.18, 120), &mut tally))
-        && (!chosen(names[6]) || run(&Talks, &plan(0.07, 240), &mut tally))
-        && (!chosen(names[7]) || run(&LateTalks, &plan(0.03, 20), &mut tally));
+        && (!chosen(names[6]) || run(&Talks, &plan(0.1, 240), &mut tally));
     println!("sim: seed {seed}, {seconds} s: {tally}");
     if !sound {
         std::process::exit(1);

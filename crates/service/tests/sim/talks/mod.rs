@@ -1,13 +1,12 @@
 //! Histories of sessions: engines in processes of their own save conversations, find them, bring
 //! them back, remove them and carry them in files, through the depot of an owner that is killed, or
-//! each through its own over one directory. `late` has the same over tiers that answer late.
+//! each through its own over one directory.
 //!
 //! Of each byte of a conversation it is known what it has to be, and of a session what one save of
 //! it wrote.
 
 mod circle;
 mod deeds;
-pub mod late;
 mod steps;
 pub mod talker;
 mod words;

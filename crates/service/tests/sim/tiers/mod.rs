@@ -7,17 +7,17 @@
 mod deeds;
 mod directory;
 mod laws;
-pub mod memory;
+mod memory;
 mod own;
 pub mod posix;
 mod sharer;
-pub mod shelf;
-pub mod steps;
+mod shelf;
+mod steps;
 mod stored;
 mod terms;
 mod two_phase;
 mod verbs;
-pub mod world;
+mod world;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;

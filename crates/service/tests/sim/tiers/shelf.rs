@@ -76,8 +76,6 @@ struct State {
     publishing: Vec<(Token, Identity)>,
     /// What somebody may remove now.
     removable: BTreeSet<(NamespaceId, Key)>,
-    /// Whether that is anything.
-    all_is_removable: bool,
 }
 
 /// Keys that somebody removes, or a whole namespace; until it is done, or never will be.
@@ -128,7 +126,6 @@ impl Shelf {
             removals: Vec::new(),
             publishing: Vec::new(),
             removable: BTreeSet::new(),
-            all_is_removable: false,
         };
         let path = dir.join(name);
         Arc::new(Shelf {
@@ -273,11 +270,6 @@ impl Shelf {
     /// Somebody may remove these from now on.
     pub fn may_remove(&self, names: impl Iterator<Item = (NamespaceId, Key)>) {
         self.state().removable.extend(names);
-    }
-
-    /// Somebody may remove anything, who says so nowhere.
-    pub fn may_remove_all(&self) {
-        self.state().all_is_removable = true;
     }
 
     /// A removal is asked for.
@@ -532,9 +524,9 @@ impl Shelf {
 
     pub fn remove(&self, namespace: NamespaceId, keys: &[Key]) -> usize {
         let all = {
-            let state = self.state();
+            let removable = &self.state().removable;
             let mut keys = keys.iter();
-            state.all_is_removable || keys.all(|key| state.removable.contains(&(namespace, *key)))
+            keys.all(|key| removable.contains(&(namespace, *key)))
         };
         if !all {
             wrong(format!("{keys:?} are removed, which nobody has asked for"));

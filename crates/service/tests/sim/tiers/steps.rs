@@ -215,26 +215,7 @@ pub fn shape(rng: &mut Rng) -> Shape {
     }
 }
 
-/// One whose last tier has room for all, and takes all.
-pub fn plain_shape(rng: &mut Rng) -> Shape {
-    Shape {
-        pipeline: rng.pick::<&str>(&["Far", "Cache|Far", "Cache|Far", "Dax|Far", "Cache|Dax|Far"]),
-        mid_lasts: true,
-        mid: 4096,
-        moved: false,
-        drop: false,
-        write_back: 0,
-        second: "",
-        terms: Terms::default(),
-        shared: false,
-        room: 0,
-        keyed: false,
-        ..shape(rng)
-    }
-}
-
-/// How a tier behaves.
-pub fn mood(rng: &mut Rng) -> Mood {
+fn mood(rng: &mut Rng) -> Mood {
     let often = |rng: &mut Rng, each: &[u64]| *rng.pick(each);
     Mood {
         late: often(rng, &[0, 30, 80, 100]),
