@@ -120,7 +120,8 @@ def restarts(options: argparse.Namespace, model: Path, work: Path) -> dict[str, 
         tokens = [live[3], *(answer[3] for answer in answers)]
         if min(tokens) < TURNS * options.turn_tokens:
             raise SystemExit(f"{tokens} tokens were reused: fewer than ten turns'")
-        if answers[0][2] != computed[2]:
+        # With flash attention llama.cpp's own answers depend on how a prompt was cut into batches.
+        if answers[0][2] != computed[2] and not options.flash_attn:
             raise SystemExit("turn 11 is another text than computed without states")
         for name, answer in zip(found, [*answers, computed], strict=True):
             found[name].ours.append(answer[0])
