@@ -263,7 +263,9 @@ impl SessionFile {
         let names = self.about.objects.iter().map(|(name, _)| name.clone());
         let objects: Vec<_> = names.zip(members).collect();
         writer.put_all(&pieces, &objects)?;
-        Ok(writer.finish_as(Some(&self.sums))?.bytes_written)
+        Ok(writer
+            .finish_as(Some((&self.sums, self.path())))?
+            .bytes_written)
     }
 
     pub(super) fn key(&self) -> [u8; 32] {

@@ -165,6 +165,10 @@ impl SessionFiles {
     /// [`Error::Input`] for what cannot be, [`Error::Io`].
     pub fn open(path: &Path, spec: FilesSpec) -> Result<SessionFiles, Error> {
         let namespace = namespace_of(&spec.namespace)?;
+        if path.exists() && !path.is_dir() {
+            let allowed = "a directory of sessions' files, or a new one";
+            return Err(Error::input("path", path.display(), allowed));
+        }
         std::fs::create_dir_all(path).map_err(io(path))?;
         let files = SessionFiles {
             mover: FileMover::new(spec.options.clone())?,

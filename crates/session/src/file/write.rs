@@ -284,8 +284,11 @@ impl SessionWriter {
         self.finish_as(None)
     }
 
-    /// The same, where all chunks have these checksums.
-    pub(super) fn finish_as(mut self, sums: Option<&[Checksum]>) -> Result<FileSaved, Error> {
+    /// The same, where all chunks have these checksums, as they have in the file that they come from.
+    pub(super) fn finish_as(
+        mut self,
+        sums: Option<(&[Checksum], &Path)>,
+    ) -> Result<FileSaved, Error> {
         self.guarded(|writer| {
             if writer.coming.is_some() {
                 return Err(Error::input("member", "open", "one that was ended"));
@@ -293,12 +296,16 @@ impl SessionWriter {
             while !writer.flights.is_empty() {
                 writer.land()?;
             }
-            if sums.is_some_and(|sums| sums != writer.sums) {
-                return Err(Error::malformed("a session's file", "it does not verify"));
+            if let Some((_, from)) = sums.filter(|(sums, _)| *sums != writer.sums) {
+                return Err(Error::malformed(
+                    from.display().to_string(),
+                    "it does not verify",
+                ));
             }
             if let Some(predicted) = writer.predicted.filter(|bytes| *bytes != writer.payload) {
                 return Err(other_length(writer.payload, predicted));
             }
+            writer.check_pieces()?;
             let checked = writer.about.check();
             checked.map_err(|reason| Error::input("members", reason, "all of a session"))?;
             let (tail, about) = encode_tail(&writer.about, &writer.sums)?;
@@ -364,6 +371,17 @@ impl SessionWriter {
             }
             _ => Ok(()),
         }
+    }
+
+    /// As many pieces as the tokens have, or none of a state that is not cut.
+    fn check_pieces(&self) -> Result<(), Error> {
+        let (about, count) = (&self.about, self.about.piece_bytes.len());
+        let wanted = about.tokens.len().div_ceil(about.piece_tokens as usize);
+        if count == 0 || count == wanted {
+            return Ok(());
+        }
+        let allowed = format!("{wanted}: one for each {} tokens", about.piece_tokens);
+        Err(Error::input("rows", format!("{count} pieces"), allowed))
     }
 
     fn check_order(&self, member: &Member) -> Result<(), Error> {
