@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import kvdepot
 import kvdepot.sessions
@@ -87,6 +88,11 @@ def test_what_is_wrong_is_said_and_leaves_nothing(store: kvdepot.sessions.Sessio
         save(store, tokens, reason="because")
     with pytest.raises(kvdepot.InputError, match="tokens"):
         save(store, [])
+    for wrong in (-1, 1 << 32, "a"):
+        with pytest.raises(kvdepot.InputError, match=r"tokens\[1\]: .* below 2\^32"):
+            save(store, [0, wrong])  # type: ignore[list-item]
+        with pytest.raises(kvdepot.InputError, match=r"tokens\[0\]"):
+            store.lookup([wrong])  # type: ignore[list-item]
     with pytest.raises(ZeroDivisionError):
         store.save(tokens, lambda runs: 1 / 0)
     with pytest.raises(kvdepot.InputError, match="rows"):
@@ -94,6 +100,18 @@ def test_what_is_wrong_is_said_and_leaves_nothing(store: kvdepot.sessions.Sessio
     with pytest.raises(kvdepot.Error, match="no session"):
         store.remove("12")
     assert store.list() == []
+
+
+@pytest.mark.parametrize("pieces", [0, -1, (1 << 20) + 1, "256"])
+def test_pieces_that_cannot_be_are_refused_by_their_name(tmp_path: Path, pieces: int) -> None:
+    settings = {"posix": {"path": str(tmp_path / "kv"), "capacity": "64MiB"}, "socket": "off"}
+    of: Any = {"model": "m", "dtype": "f16", "piece_tokens": pieces}
+    match = f"piece_tokens: '?{pieces}'? .* 1 to 1048576"
+    with kvdepot.open("Posix", settings) as depot:
+        with pytest.raises(kvdepot.InputError, match=match):
+            kvdepot.sessions.open(depot, **of)
+    with pytest.raises(kvdepot.InputError, match=match):
+        kvdepot.sessions.open_files(tmp_path / "files", capacity="1MiB", **of)
 
 
 def test_a_policy_says_when_a_checkpoint_is_due() -> None:

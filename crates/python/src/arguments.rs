@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 
+use kvdepot_session::PIECE_TOKENS_MAX;
 use kvdepot_store::{Checksum, NamespaceSpec};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyInt, PyString};
@@ -37,6 +38,17 @@ impl Fields<'_, '_> {
             salt: optional("salt", self.salt)?,
         })
     }
+}
+
+/// Refuses what cannot be the tokens of a session's piece, by the name that it has there.
+pub(crate) fn piece_tokens(value: &Bound<'_, PyAny>) -> PyResult<()> {
+    let number = value.extract::<u64>().ok();
+    if number.is_some_and(|number| (1..=u64::from(PIECE_TOKENS_MAX)).contains(&number)) {
+        return Ok(());
+    }
+    let allowed = format!("a whole number from 1 to {PIECE_TOKENS_MAX}");
+    let shown = errors::shown(value);
+    Err(errors::input(value.py(), "piece_tokens", shown, allowed))
 }
 
 fn optional(field: &str, value: Option<&Bound<'_, PyAny>>) -> PyResult<Option<String>> {

@@ -1,6 +1,8 @@
 //! Keys as Python gives them: one contiguous buffer, or a sequence of 32-byte values. And those of
 //! a prompt's tokens.
 
+use std::ops::Deref;
+
 use kvdepot_store::Key;
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -42,6 +44,25 @@ pub(crate) fn of_tokens<'py>(
     let keys = py.detach(|| Key::chain(&tokens, block_tokens, &salt));
     let keys = keys.map_err(|error| errors::raise(py, error))?;
     PyList::new(py, keys.iter().map(|key| PyBytes::new(py, &key.0)))
+}
+
+/// Tokens that a verb is given, as `keys` takes them.
+pub(crate) struct Tokens(pub(crate) Vec<u32>);
+
+impl Deref for Tokens {
+    type Target = [u32];
+
+    fn deref(&self) -> &[u32] {
+        &self.0
+    }
+}
+
+impl<'a, 'py> FromPyObject<'a, 'py> for Tokens {
+    type Error = PyErr;
+
+    fn extract(given: Borrowed<'a, 'py, PyAny>) -> PyResult<Tokens> {
+        Ok(Tokens(read_tokens(&given)?))
+    }
 }
 
 fn read_tokens(tokens: &Bound<'_, PyAny>) -> PyResult<Vec<u32>> {

@@ -16,6 +16,7 @@ use pyo3::types::PyDict;
 use crate::checkpoint::{self, Kept, Raised, Told, raise, rows_of};
 use crate::devices::size_of;
 use crate::handle::{Closing, Handle, Owned, register};
+use crate::keys::Tokens;
 use crate::policy::{Policy, now};
 use crate::sessions::Sessions;
 use crate::{errors, wait};
@@ -154,7 +155,7 @@ impl Saver {
     fn begin<'py>(
         &self,
         py: Python<'py>,
-        tokens: Vec<u32>,
+        tokens: Tokens,
         rows: Py<PyAny>,
         whole: bool,
         within: f64,

@@ -13,10 +13,11 @@ use parking_lot::Mutex;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyIterator, PyList};
 
-use crate::arguments::Fields;
+use crate::arguments::{self, Fields};
 use crate::checkpoint::{self, REASONS, now, raise};
 use crate::devices::size_of;
 use crate::keep::{self, Keep};
+use crate::keys::Tokens;
 use crate::sessions::list_of;
 use crate::{buffers, errors, wait};
 
@@ -300,6 +301,7 @@ impl SessionFiles {
         direct: bool,
         durability: &str,
     ) -> PyResult<SessionFiles> {
+        arguments::piece_tokens(piece_tokens)?;
         let namespace = Fields {
             model,
             dtype,
@@ -336,7 +338,7 @@ impl SessionFiles {
     fn save<'py>(
         &self,
         py: Python<'py>,
-        tokens: Vec<u32>,
+        tokens: Tokens,
         rows: Option<&Bound<'_, PyAny>>,
         objects: Option<&Bound<'_, PyDict>>,
         text: Option<Vec<u8>>,
@@ -396,7 +398,7 @@ impl SessionFiles {
 
     /// Sessions whose tokens these begin with, the longest first, open; `most` of them.
     #[pyo3(signature = (tokens, most = 4))]
-    fn lookup(&self, py: Python<'_>, tokens: Vec<u32>, most: usize) -> PyResult<Vec<SessionFile>> {
+    fn lookup(&self, py: Python<'_>, tokens: Tokens, most: usize) -> PyResult<Vec<SessionFile>> {
         Ok(opened(call(py, || self.files.lookup(&tokens, most))?))
     }
 

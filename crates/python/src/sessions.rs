@@ -12,10 +12,11 @@ use kvdepot_store::BlockBuffers;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList};
 
-use crate::arguments::Fields;
+use crate::arguments::{self, Fields};
 use crate::checkpoint::{self, Raised, Told, raise, rows_of};
 use crate::depot::Depot;
 use crate::handle::Handle;
+use crate::keys::Tokens;
 use crate::streams::{self, Stream};
 use crate::{buffers, keep, wait};
 
@@ -130,6 +131,7 @@ impl Sessions {
         hash: Option<&Bound<'_, PyAny>>,
         salt: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Sessions> {
+        arguments::piece_tokens(piece_tokens)?;
         let spec = Fields {
             model,
             dtype,
@@ -165,7 +167,7 @@ impl Sessions {
     fn save<'py>(
         &self,
         py: Python<'py>,
-        tokens: Vec<u32>,
+        tokens: Tokens,
         rows: Py<PyAny>,
         text: Option<Vec<u8>>,
         reason: &str,
@@ -200,7 +202,7 @@ impl Sessions {
     fn save_chunks<'py>(
         &self,
         py: Python<'py>,
-        tokens: Vec<u32>,
+        tokens: Tokens,
         size: Py<PyAny>,
         chunks: Py<PyAny>,
         told: Option<&Bound<'py, PyDict>>,
@@ -220,8 +222,8 @@ impl Sessions {
 
     /// Begins a session whose length nobody knows yet, of which these tokens are known.
     #[pyo3(signature = (tokens = None))]
-    fn stream(&self, py: Python<'_>, tokens: Option<Vec<u32>>) -> PyResult<Stream> {
-        let known = tokens.unwrap_or_default();
+    fn stream(&self, py: Python<'_>, tokens: Option<Tokens>) -> PyResult<Stream> {
+        let known = tokens.map_or_else(Vec::new, |tokens| tokens.0);
         let stream = self.call(py, |store| store.stream(&known))?;
         Ok(Stream::new(stream, &self.handle))
     }
@@ -235,7 +237,7 @@ impl Sessions {
     /// Sessions whose tokens these begin with, the longest first, of which all is there; `most` of
     /// them.
     #[pyo3(signature = (tokens, most = 4))]
-    fn lookup(&self, py: Python<'_>, tokens: Vec<u32>, most: usize) -> PyResult<Vec<Found>> {
+    fn lookup(&self, py: Python<'_>, tokens: Tokens, most: usize) -> PyResult<Vec<Found>> {
         let found = self.call(py, |store| store.lookup(&tokens, most))?;
         Ok(found.into_iter().map(|found| Found { found }).collect())
     }
@@ -249,7 +251,7 @@ impl Sessions {
 
     /// How many of these tokens have their rows here, from the first on, whatever session they are
     /// of.
-    fn prefix(&self, py: Python<'_>, tokens: Vec<u32>) -> PyResult<usize> {
+    fn prefix(&self, py: Python<'_>, tokens: Tokens) -> PyResult<usize> {
         self.call(py, |store| store.prefix(&tokens))
     }
 

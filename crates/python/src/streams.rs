@@ -11,6 +11,7 @@ use pyo3::types::{PyDict, PyList};
 
 use crate::checkpoint::{self, Raised, Told, raise, runs_of};
 use crate::handle::{Handle, Owned};
+use crate::keys::Tokens;
 use crate::{buffers, errors, keep, wait};
 
 /// A session that is written while nobody knows yet how long it gets. As a context manager it ends
@@ -75,7 +76,7 @@ impl Stream {
     /// any way that is read again. The memory is the caller's again when this returns.
     ///
     /// Raises InputError, and the stream goes on; after any other error nothing can be added.
-    fn append(&self, py: Python<'_>, tokens: Vec<u32>, rows: &Bound<'_, PyAny>) -> PyResult<()> {
+    fn append(&self, py: Python<'_>, tokens: Tokens, rows: &Bound<'_, PyAny>) -> PyResult<()> {
         let parsed = buffers::parse(rows, false)?;
         let all: Vec<Buffer> = (0..parsed.blocks.len())
             .flat_map(|at| parsed.blocks.pieces(at).to_vec())

@@ -50,7 +50,7 @@ pub use manifest::{Manifest, Named, Reason, Space};
 pub use restore::{Found, Restored};
 pub use save::{Checkpoint, Rows, Saved};
 pub use serialized::Sink;
-pub use store::{GROUP, Sessions, Spec};
+pub use store::{GROUP, PIECE_TOKENS_MAX, Sessions, Spec};
 pub use stream::{Ending, Stream};
 pub use trim::Trimmed;
 pub use upkeep::{Checked, Listed};

@@ -21,7 +21,7 @@ const OBJECTS: &str = "session objects";
 const USES: &str = "session uses";
 
 /// Tokens of a piece, at most: what a piece has is written again where it is not full.
-pub(crate) const PIECE_TOKENS_MAX: u32 = 1 << 20;
+pub const PIECE_TOKENS_MAX: u32 = 1 << 20;
 
 /// Bytes a second that a slow medium moves: a large call may take longer.
 const SLOW: u64 = 16 << 20;
