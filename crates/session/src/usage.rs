@@ -94,8 +94,9 @@ impl Sessions {
         Ok(said)
     }
 
-    /// Counts a restore. Nothing fails by it.
-    pub(crate) fn count_use(&self, id: Id) {
+    /// Counts a restore, as [`restore`](Sessions::restore) does by itself: for whoever has read all
+    /// of a session piece by piece. Nothing fails by it.
+    pub fn count_use(&self, id: Id) {
         let now = now();
         let is_due = {
             let mut counted = self.counted.lock();

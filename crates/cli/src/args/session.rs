@@ -15,8 +15,8 @@ pub(crate) struct Session {
 #[derive(clap::Args)]
 pub(crate) struct InDepot {
     /// Tiers chained near to far, such as "Posix", with their options; unix:SOCKET, a depot that
-    /// another process has open; or a path with a / or a dot in it: a session's file, or a
-    /// directory of such files.
+    /// another process has open; or, but for save, restore and trim, a path with a / or a dot in it:
+    /// a session's file, or a directory of such files.
     #[arg(value_name = "DEPOT")]
     pub(crate) depot: String,
     /// A YAML or JSON file with the options of docs/configuration.md.
@@ -95,7 +95,7 @@ pub(crate) struct Restored {
     /// Where the rows go, one behind the other; a file that is there is replaced.
     #[arg(long, value_name = "FILE")]
     pub(crate) rows: PathBuf,
-    /// A directory for the objects, a file of its name for each.
+    /// A directory that is there, for the objects: a file of its name for each.
     #[arg(long, value_name = "DIR")]
     pub(crate) objects: Option<PathBuf>,
 }

@@ -7,8 +7,8 @@ use std::io::Read;
 use std::path::Path;
 
 use kvdepot_session::{
-    Checked, Error as SessionError, Id, Imported, Listed, Sessions, Spec, Trimmed, Usage, ds4,
-    export, export_ds4, import, import_ds4, look,
+    Checked, Error as SessionError, Id, Imported, Listed, PIECE_TOKENS_MAX, Sessions, Spec,
+    Trimmed, Usage, ds4, export, export_ds4, import, import_ds4, look,
 };
 use kvdepot_store::config::set;
 use kvdepot_store::{Config, Depot, NamespaceSpec};
@@ -24,6 +24,19 @@ use crate::output::{Output, Table, bytes, count, note, some, utc};
 
 /// Tokens of a piece of what comes from ds4: some 7 MB.
 const PIECE_TOKENS: u64 = 512;
+
+/// Tokens of a piece, as they were given.
+fn piece_tokens(given: Option<usize>) -> Result<u64, Error> {
+    let count = given.map_or(PIECE_TOKENS, |count| count as u64);
+    match count <= PIECE_TOKENS_MAX.into() {
+        true => Ok(count),
+        false => Err(Error::Usage {
+            field: "--piece-tokens",
+            value: count.to_string(),
+            allowed: format!("1 to {PIECE_TOKENS_MAX}"),
+        }),
+    }
+}
 
 /// A session, for scripts.
 #[derive(Serialize)]
@@ -132,7 +145,7 @@ fn perform(
         } => {
             for file in files {
                 interrupt.check()?;
-                let piece_tokens = piece_tokens.map_or(PIECE_TOKENS, |count| count as u64);
+                let piece_tokens = self::piece_tokens(*piece_tokens)?;
                 let ways = (weights.as_deref(), piece_tokens, salt);
                 let imported = bring(depot, file, ways)?;
                 say(output, "saved", imported.id, imported.bytes)?;
@@ -142,11 +155,16 @@ fn perform(
     }
 }
 
-/// A path that nothing is at was mistyped: opened, it would be made, and have no sessions.
+/// A path that nothing is at was mistyped: opened, it would be made, and have no sessions. So it
+/// is with a directory that is not a depot's.
 fn refuse_absent(all: &Value) -> Result<(), Error> {
     for (section, options) in all.as_object().into_iter().flatten() {
         let path = options.get("path").and_then(Value::as_str);
-        if let Some(path) = path.filter(|path| !Path::new(path).exists()) {
+        let is_absent = |path: &Path| match section.as_str() {
+            "posix" if path.is_dir() => !path.join("settings").exists(),
+            _ => !path.exists(),
+        };
+        if let Some(path) = path.filter(|path| is_absent(Path::new(path))) {
             return Err(options::refused(
                 "--option",
                 &format!("{section}.path={path}"),
@@ -429,8 +447,8 @@ fn bring(
     file: &Path,
     (weights, piece_tokens, salt): (Option<&str>, u64, Option<&str>),
 ) -> Result<Imported, Error> {
-    let mut magic = [0; 3];
-    let read = std::fs::File::open(file).and_then(|mut file| file.read_exact(&mut magic));
+    let mut magic = Vec::new();
+    let read = std::fs::File::open(file).and_then(|file| file.take(3).read_to_end(&mut magic));
     read.map_err(Error::io(file))?;
     if magic == ds4::MAGIC {
         let mut opened = std::fs::File::open(file).map_err(Error::io(file))?;

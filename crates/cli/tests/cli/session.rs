@@ -119,6 +119,20 @@ fn what_is_no_session_is_refused_by_its_name() {
         absent.stderr
     );
     assert_eq!(session(&home, "ls", &[]).status, 0);
+    let empty = home.path("empty.kvs");
+    fs::write(&empty, b"").unwrap();
+    let refused = session(&home, "import", &[empty.to_str().unwrap()]);
+    assert!(refused.stderr.contains("no session"), "{}", refused.stderr);
+}
+
+#[test]
+fn a_directory_that_is_no_depot_is_not_made_one_by_a_look() {
+    let home = Home::new();
+    fs::create_dir(home.path("kv")).unwrap();
+    let looked = session(&home, "ls", &[]);
+    assert_eq!(looked.status, 2);
+    assert!(looked.stderr.contains("posix.path"), "{}", looked.stderr);
+    assert_eq!(fs::read_dir(home.path("kv")).unwrap().count(), 0);
 }
 
 #[test]
@@ -164,6 +178,22 @@ fn sessions_that_are_files_need_no_depot() {
     assert_eq!(session(&home, "export", &[&again, to, "--ds4"]).status, 0);
     assert!(fs::read(&back).unwrap() == whole);
 
+    // What an empty variable of a script names is not the only one.
+    for place in [one, dir] {
+        let refused = run(&["rm", place, ""]);
+        assert_eq!(refused.status, 2);
+        assert!(
+            refused.stderr.contains("SESSION: nothing"),
+            "{}",
+            refused.stderr
+        );
+    }
+    assert_eq!(run(&["show", one, &id.to_ascii_uppercase()]).status, 0);
+    let refused = run(&["import", one, other]);
+    assert!(refused.stderr.contains("a directory"), "{}", refused.stderr);
+    let refused = run(&["import", dir, other, "--weights", "mine"]);
+    assert!(refused.stderr.contains("--weights"), "{}", refused.stderr);
+
     let mut changed = fs::read(&named).unwrap();
     changed[5000] ^= 1;
     fs::write(&named, &changed).unwrap();
@@ -173,6 +203,12 @@ fn sessions_that_are_files_need_no_depot() {
         looked.stdout.contains("not sound: piece 0"),
         "{}",
         looked.stdout
+    );
+    let copied = run(&["import", "./more", named.to_str().unwrap()]);
+    assert!(
+        copied.stderr.contains(&format!("{id}.kvs: it does not")),
+        "{}",
+        copied.stderr
     );
     changed[9] ^= 1;
     fs::write(&named, &changed).unwrap();

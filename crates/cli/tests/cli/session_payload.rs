@@ -124,6 +124,8 @@ fn a_state_goes_in_and_comes_back() {
         (&id.into(), &200.into())
     );
     assert_eq!(back["cache_write_tokens"], 0);
+    // It counts as those of programs do.
+    assert_eq!(one(&session(&home, "show", &[id, "--json"]))["hits"], 1);
     assert!(fs::read(&out).unwrap() == rows_of(200, 9000));
     assert!(fs::read(parts.join("logits")).unwrap() == content(7, 900));
 
@@ -144,7 +146,7 @@ fn a_state_goes_in_and_comes_back() {
     ];
     let back = session(&home, "restore", &by);
     assert!(
-        back.stdout.contains("300 tokens"),
+        back.stdout.contains("300 tokens (87.9 KiB of rows)"),
         "{}{}",
         back.stdout,
         back.stderr
@@ -241,6 +243,25 @@ fn what_cannot_be_is_refused_by_its_name() {
     let ran = session(&home, "restore", &[&[&id[..]], &out[..]].concat());
     assert!(ran.stderr.contains("../up"), "{}", ran.stderr);
     assert!(!home.path("out").exists() && !home.path("up").exists());
+    let plain = save(&home, 100, 2, &["--object", "part=odd", "--json"]);
+    let plain = one(&plain)["session"].as_str().unwrap().to_owned();
+    fs::create_dir_all(home.path("full/part")).unwrap();
+    let out = [&plain, "--rows", "out", "--objects", "full"];
+    let ran = session(&home, "restore", &out);
+    assert!(
+        ran.stderr.contains("--objects: full/part"),
+        "{}",
+        ran.stderr
+    );
+    assert!(!home.path("out").exists());
+    let files = ["--tokens", "tokens.json", "--rows", "rows"];
+    let many = [&files, &OF[..7], &["1048577"]].concat();
+    let ran = session(&home, "save", &many);
+    assert!(
+        ran.stderr.contains("--piece-tokens: 1048577"),
+        "{}",
+        ran.stderr
+    );
     let ran = session(&home, "restore", &["--rows", "out"]);
     assert_eq!(ran.status, 2);
     let ran = session(&home, "restore", &[&id, "--rows", "run"]);

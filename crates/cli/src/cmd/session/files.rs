@@ -70,7 +70,11 @@ pub(super) fn run(
             let allowed = "with a depot: rm removes files";
             Err(refused("--to", to.to_string(), allowed))
         }
-        SessionCommand::Import { files, .. } => {
+        SessionCommand::Import { files, weights, .. } => {
+            if let Some(weights) = weights {
+                let allowed = "with files of ds4, which go into a depot";
+                return Err(refused("--weights", weights.clone(), allowed));
+            }
             let salt = command.depot().salt.as_deref();
             for file in files {
                 interrupt.check()?;
@@ -96,10 +100,19 @@ fn chosen(
     path: &Path,
     digits: Option<&str>,
 ) -> Result<Vec<OpenedFile>, Error> {
+    // A script's variable that is empty names no session, and not the only one.
+    if digits.is_some_and(str::is_empty) {
+        return Err(refused("SESSION", "nothing".into(), "digits of its name"));
+    }
     if !path.is_dir() {
         let one = SessionFile::open(mover, path)?;
-        if digits.is_some_and(|digits| !one.id().to_string().starts_with(digits)) {
-            return Err(SessionError::Unknown(digits.unwrap_or_default().to_owned()).into());
+        let others = |digits: &&str| {
+            !one.id()
+                .to_string()
+                .starts_with(&digits.to_ascii_lowercase())
+        };
+        if let Some(digits) = digits.filter(others) {
+            return Err(SessionError::Unknown(digits.to_owned()).into());
         }
         return Ok(vec![(path.to_owned(), Ok(one))]);
     }
@@ -127,7 +140,7 @@ fn only(all: Vec<OpenedFile>, digits: Option<&str>) -> Result<SessionFile, Error
         (Some((_, file)), None) => Ok(file?),
         _ => Err(refused(
             "SESSION",
-            digits.unwrap_or_default().to_owned(),
+            digits.unwrap_or("nothing").to_owned(),
             "digits that only one session's name in the directory begins with",
         )),
     }

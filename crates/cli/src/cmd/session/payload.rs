@@ -14,7 +14,7 @@ use kvdepot_session::{Checkpoint, Error as SessionError, Found, Reason, Sessions
 use kvdepot_store::{Buffer, Depot, NamespaceSpec};
 use serde::Serialize;
 
-use super::{PIECE_TOKENS, find};
+use super::{find, piece_tokens};
 use crate::args::{Restored, Saved};
 use crate::error::Error;
 use crate::interrupt::Interrupt;
@@ -159,7 +159,7 @@ pub(super) fn save(
     let spec = NamespaceSpec {
         model: args.model.clone(),
         dtype: args.dtype.clone(),
-        block_tokens: args.piece_tokens.map_or(PIECE_TOKENS, |count| count as u64),
+        block_tokens: piece_tokens(args.piece_tokens)?,
         weights: args.weights.clone(),
         layout: args.layout.clone(),
         salt: args.depot.salt.clone(),
@@ -193,7 +193,12 @@ pub(super) fn save(
         cache_write_tokens: saved.cache_write_tokens,
         bytes: saved.bytes_written,
     };
-    say(&done, "written", output)
+    let (there, written) = (some(done.cached_tokens as u64, "token"), bytes(done.bytes));
+    say(
+        &done,
+        &format!("({there} there before), {written} written"),
+        output,
+    )
 }
 
 /// In Unix seconds.
@@ -206,23 +211,24 @@ fn say(done: &Done, what: &str, output: &mut Output) -> Result<i32, Error> {
     match output.is_json() {
         true => output.object(done)?,
         false => output.line(&format!(
-            "{} {}, {} ({} there before), {} {what}",
+            "{} {}, {} {what}",
             done.event,
             done.session,
             some(done.tokens as u64, "token"),
-            some(done.cached_tokens as u64, "token"),
-            bytes(done.bytes),
         ))?,
     }
     Ok(crate::status::OK)
 }
 
 /// A file that nobody sees before all of it is there.
-fn publish(path: &Path, write: impl FnOnce(&mut File) -> Result<(), Error>) -> Result<(), Error> {
+fn publish(
+    (field, path): (&'static str, &Path),
+    write: impl FnOnce(&mut File) -> Result<(), Error>,
+) -> Result<(), Error> {
     let parent = path.parent().filter(|parent| *parent != Path::new(""));
     let name = path.file_name().and_then(|name| name.to_str());
     let allowed = "a new name, or that of a file to be replaced";
-    let refuse = || usage("--rows", path.display(), allowed);
+    let refuse = || usage(field, path.display(), allowed);
     let name = name.ok_or_else(refuse)?;
     if std::fs::metadata(path).is_ok_and(|there| !there.is_file()) {
         return Err(refuse());
@@ -287,12 +293,12 @@ fn write(
         }
         interrupt.check()
     };
-    match publish(&args.rows, put) {
+    match publish(("--rows", &args.rows), put) {
         Err(_) if !is_whole => return Ok(false),
         published => published?,
     }
     for (path, bytes) in objects {
-        publish(&path, |file| {
+        publish(("--objects", &path), |file| {
             file.write_all(&bytes).map_err(Error::io(&path))
         })?;
     }
@@ -313,14 +319,16 @@ fn check_names(found: &Found, folder: &Path) -> Result<(), Error> {
         matches!(parts.next(), Some(std::path::Component::Normal(one)) if one == name)
             && parts.next().is_none()
     };
-    match found.objects.iter().find(|one| !is_plain(&one.name)) {
-        Some(one) => {
-            let value = format!("{:?}, an object's name", one.name);
-            Err(usage(
-                "--objects",
-                value,
-                "names of files: restore it without",
-            ))
+    if let Some(one) = found.objects.iter().find(|one| !is_plain(&one.name)) {
+        let value = format!("{:?}, an object's name", one.name);
+        let allowed = "names of files: restore it without";
+        return Err(usage("--objects", value, allowed));
+    }
+    let mut paths = found.objects.iter().map(|one| folder.join(&one.name));
+    match paths.find(|path| path.is_dir()) {
+        Some(path) => {
+            let allowed = "a new name, or that of a file to be replaced";
+            Err(usage("--objects", path.display(), allowed))
         }
         None => Ok(()),
     }
@@ -383,7 +391,8 @@ pub(super) fn restore(
             cache_write_tokens: 0,
             bytes: found.pieces.iter().map(|(_, len)| len).sum(),
         };
-        return say(&done, "of rows", output);
+        sessions.count_use(found.id);
+        return say(&done, &format!("({} of rows)", bytes(done.bytes)), output);
     }
     Ok(crate::status::PROBLEMS)
 }
