@@ -148,6 +148,22 @@ fn the_installed_library_exports_what_is_declared_each_with_a_version() {
     assert_eq!(exported, versioned);
 }
 
+/// A handler of `SIGBUS` that was set would be at an address where nothing is any more.
+#[test]
+fn both_shared_libraries_stay_loaded() {
+    if !programs::has("gcc") || !programs::has("readelf") {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let installed = directory.path().join(programs::SONAME);
+    programs::link_versioned(&installed);
+    for library in [installed, programs::library("libkvdepot.so")] {
+        let mut command = std::process::Command::new("readelf");
+        let said = programs::answer(command.arg("--dynamic").arg(&library));
+        assert!(said.contains("NODELETE"), "{}: {said}", library.display());
+    }
+}
+
 #[test]
 fn every_function_is_declared_and_every_declaration_is_one() {
     let root = programs::root();
