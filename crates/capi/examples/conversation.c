@@ -148,7 +148,7 @@ static void restore(kvd_sessions *sessions, size_t tokens_len) {
 }
 
 int main(int argc, char **argv) {
-    if (argc != 4) {
+    if (argc != 4 || (strcmp(argv[2], "save") != 0 && strcmp(argv[2], "restore") != 0)) {
         fprintf(stderr, "usage: conversation DIRECTORY save|restore TOKENS\n");
         return 2;
     }
