@@ -601,6 +601,11 @@ class Spans:
     `owner`, with the storage of each tensor that it is or, as a list, tuple or dictionary, has;
     what addresses name must stay valid as long, and must not leave that memory where it is known.
     In a load or a get a negative id stands for bytes that are verified but not delivered.
+
+    `device` says that addresses are of the CUDA device with that number; tensors say it themselves.
+    With `stream`, the handle of one of the device's streams, such as
+    `torch.cuda.current_stream().cuda_stream`, what is moved waits for all that the stream has been
+    given by the call that moves it, and the caller for nothing.
     """
 
     def __new__(
@@ -608,7 +613,12 @@ class Spans:
         ranges: Iterable[tuple[int, int, int] | Buffer | _Tensor],
         rows: Buffer | Iterable[Iterable[int]],
         owner: object = None,
+        device: int | None = None,
+        stream: int | None = None,
     ) -> Self: ...
+    def with_rows(self, rows: Buffer | Iterable[Iterable[int]], stream: int | None = None) -> Spans:
+        """The same ranges, which are not looked at again, with other rows and another stream."""
+
     def __len__(self) -> int: ...
     @property
     def nbytes(self) -> int:
@@ -619,11 +629,28 @@ class Mover:
     """Moves bytes between this process's memory and an owner's tiers. A context manager: leaving
     it closes it."""
 
-    def store(self, placements: Iterable[Buffer], buffers: _Buffers, part: int = 0) -> MoveJob:
-        """Copy memory into reserved blocks, part `part` of each. `buffers` is as in put."""
+    def store(
+        self,
+        placements: Iterable[Buffer],
+        buffers: _Buffers,
+        part: int = 0,
+        *,
+        aside: bool = False,
+    ) -> MoveJob:
+        """Copy memory into reserved blocks, part `part` of each. `buffers` is as in put. With
+        `aside` a thread of the mover's begins it, and the call returns at once: what it would raise
+        of buffers that do not fit is in `error` then, and of each block that it was not moved."""
 
-    def load(self, placements: Iterable[Buffer], buffers: _Buffers, part: int = 0) -> MoveJob:
-        """Copy part `part` of pinned blocks into memory, verified. `buffers` is as in get."""
+    def load(
+        self,
+        placements: Iterable[Buffer],
+        buffers: _Buffers,
+        part: int = 0,
+        *,
+        aside: bool = False,
+    ) -> MoveJob:
+        """Copy part `part` of pinned blocks into memory, verified. `buffers` is as in get, `aside`
+        as in store."""
 
     def digest(self, placements: Iterable[Buffer], part: int = 0) -> MoveJob:
         """Hash reserved blocks where they are, after a device has written them."""

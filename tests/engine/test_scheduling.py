@@ -15,12 +15,11 @@ import pytest
 pytest.importorskip("vllm")
 
 import engine_neighbour
+from engine_device import DeviceWorker
 from engine_double import BLOCK, BYTES, OURS, EngineDouble, full, window
 from engine_fleet import NEIGHBOUR
 from engine_harness import ROOT, flip
-from kvdepot.vllm import cuda as vllm_cuda
 from kvdepot.vllm import spec as vllm_spec
-from test_worker import HostHandler
 
 pytestmark = pytest.mark.integration
 
@@ -107,12 +106,11 @@ def test_a_rotten_block_is_computed_again_and_with_a_window_all_before_it(
     assert engine.faults == []
 
 
-@pytest.fixture(params=["host", "stand-in"])
+@pytest.fixture(params=["host", "double"])
 def worker(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The worker for host memory, and the one for a device with a stand-in for vLLM's copies."""
-    if request.param == "stand-in":
-        monkeypatch.setattr(vllm_cuda, "SingleDirectionOffloadingHandler", HostHandler)
-        monkeypatch.setattr(vllm_spec, "KvdepotWorker", vllm_cuda.KvdepotCudaWorker)
+    """The worker as it is in host memory, and on a device by the double of its driver."""
+    if request.param == "double":
+        monkeypatch.setattr(vllm_spec, "KvdepotWorker", DeviceWorker)
     return str(request.param)
 
 

@@ -5,6 +5,7 @@ A stand-in does vLLM's copies between the device and the CPU tier, in host memor
 
 from __future__ import annotations
 
+import ctypes
 import json
 import random
 from collections.abc import Callable, Iterator
@@ -17,16 +18,18 @@ import pytest
 
 pytest.importorskip("vllm")
 
+import torch
 from engine_double import BLOCK, EngineDouble, full, vllm_config, window
 from engine_harness import ROOT, flip
 from kvdepot.vllm import namespace as vllm_namespace
 from kvdepot.vllm.tier import KvdepotTier
 from kvdepot.vllm.tiering import KvdepotTieringConnector
-from test_worker import HostHandler
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
 from vllm.lora.request import LoRARequest
 from vllm.v1.kv_cache_interface import KVCacheGroupSpec
+from vllm.v1.kv_offload.base import CanonicalKVCacheRef, GPULoadStoreSpec, TransferResult
 from vllm.v1.kv_offload.cpu import gpu_worker
+from vllm.v1.kv_offload.cpu.gpu_worker import compute_sub_block_ptrs
 from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
 pytestmark = pytest.mark.integration
@@ -35,6 +38,50 @@ OURS = {"kv_connector": "KvdepotTieringConnector", "kv_connector_module_path": "
 VLLMS = {"kv_connector": "OffloadingConnector"}
 
 Start = Callable[..., EngineDouble]
+
+
+class HostHandler:
+    """In place of vLLM's handler, which asserts a device: the same rows, copied at once."""
+
+    def __init__(
+        self,
+        gpu_tensors: list[torch.Tensor],
+        cpu_tensors: list[torch.Tensor],
+        blocks_per_chunk: int,
+        layer_refs_per_group: list[list[CanonicalKVCacheRef]],
+        gpu_to_cpu: bool,
+        host_memory_is_pinned: bool,
+    ) -> None:
+        self.sides = [(gpu_tensors, 1), (cpu_tensors, blocks_per_chunk)]
+        if not gpu_to_cpu:
+            self.sides.reverse()
+        (self.refs,) = layer_refs_per_group
+        self.done: list[TransferResult] = []
+
+    def transfer_async(self, job_id: int, source: Any, destination: Any) -> bool:
+        device = source if isinstance(source, GPULoadStoreSpec) else destination
+        (count,), (index,) = device.group_sizes, device.block_indices
+        for ref in self.refs:
+            addresses = []
+            for spec, (tensors, chunk) in zip((source, destination), self.sides, strict=True):
+                found = torch.empty(count, dtype=torch.int64).numpy().view("uint64")
+                tensor = tensors[ref.tensor_idx]
+                compute_sub_block_ptrs(spec.block_ids, chunk, found, tensor, index % chunk)
+                addresses.append(found)
+            for start, end in zip(*addresses, strict=True):
+                ctypes.memmove(int(end), int(start), ref.page_size_bytes)
+        self.done.append(TransferResult(job_id, True))
+        return True
+
+    def get_finished(self) -> list[TransferResult]:
+        done, self.done = self.done, []
+        return done
+
+    def wait(self, jobs: set[int]) -> None:
+        pass
+
+    def shutdown(self) -> None:
+        pass
 
 
 class StandIn(HostHandler):

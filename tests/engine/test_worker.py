@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,14 +11,16 @@ from typing import Any
 
 import kvdepot
 import pytest
+from cuda_double import double
 
 pytest.importorskip("vllm")
 
 import torch
-from kvdepot.vllm import cuda as vllm_cuda
-from kvdepot.vllm.jobs import Group, Job, Moving, Part
+from engine_device import DeviceWorker
+from kvdepot.vllm.jobs import Group
 from kvdepot.vllm.manager import KvdepotManager
 from kvdepot.vllm.messages import Placements
+from kvdepot.vllm.sleep import rest_before_sleep
 from kvdepot.vllm.spec import KvdepotSpec
 from kvdepot.vllm.worker import KvdepotConnectorWorker, KvdepotWorker
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import (
@@ -44,7 +44,6 @@ from vllm.v1.kv_offload.config import (
     OffloadingModelConfig,
     OffloadingParallelConfig,
 )
-from vllm.v1.kv_offload.cpu.gpu_worker import compute_sub_block_ptrs
 
 pytestmark = pytest.mark.integration
 
@@ -53,50 +52,6 @@ LAYERS = 2
 BLOCKS = 8
 # vLLM's blocks to a stored block.
 CHUNK = 2
-
-
-class HostHandler:
-    """In place of vLLM's handler, which asserts a device: the same rows, copied at once."""
-
-    def __init__(
-        self,
-        gpu_tensors: list[torch.Tensor],
-        cpu_tensors: list[torch.Tensor],
-        blocks_per_chunk: int,
-        layer_refs_per_group: list[list[CanonicalKVCacheRef]],
-        gpu_to_cpu: bool,
-        host_memory_is_pinned: bool,
-    ) -> None:
-        self.sides = [(gpu_tensors, 1), (cpu_tensors, blocks_per_chunk)]
-        if not gpu_to_cpu:
-            self.sides.reverse()
-        (self.refs,) = layer_refs_per_group
-        self.done: list[TransferResult] = []
-
-    def transfer_async(self, job_id: int, source: Any, destination: Any) -> bool:
-        device = source if isinstance(source, GPULoadStoreSpec) else destination
-        (count,), (index,) = device.group_sizes, device.block_indices
-        for ref in self.refs:
-            addresses = []
-            for spec, (tensors, chunk) in zip((source, destination), self.sides, strict=True):
-                found = torch.empty(count, dtype=torch.int64).numpy().view("uint64")
-                tensor = tensors[ref.tensor_idx]
-                compute_sub_block_ptrs(spec.block_ids, chunk, found, tensor, index % chunk)
-                addresses.append(found)
-            for start, end in zip(*addresses, strict=True):
-                ctypes.memmove(int(end), int(start), ref.page_size_bytes)
-        self.done.append(TransferResult(job_id, True))
-        return True
-
-    def get_finished(self) -> list[TransferResult]:
-        done, self.done = self.done, []
-        return done
-
-    def wait(self, jobs: set[int]) -> None:
-        pass
-
-    def shutdown(self) -> None:
-        pass
 
 
 def key(name: str) -> OffloadKey:
@@ -127,7 +82,7 @@ class World:
         )
         pipeline = "|".join(["Cache", *(tier.capitalize() for tier in tiers)])
         self.depot = service or kvdepot.open(pipeline, {"cache": {"capacity": 4 << 20}, **tiers})
-        namespace = self.depot.namespace("m", "int8", 16, contiguous=True)
+        namespace = self.depot.namespace("m", "int8", 16)
         shared = service is not None
         self.manager = KvdepotManager(self.depot, 1, lookup_wait_seconds=0.3, shared=shared)
         self.manager.set_groups({0: Group(0, namespace, self.worker.payload_bytes())})
@@ -175,19 +130,19 @@ class World:
         return self.manager.lookup(each, ReqContext("lookup"))
 
 
-@pytest.fixture(params=["host", "stand-in", pytest.param("cuda", marks=pytest.mark.gpu)])
-def world(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    if request.param == "host":
-        made = World(KvdepotWorker)
-    elif request.param == "stand-in":
-        monkeypatch.setattr(vllm_cuda, "SingleDirectionOffloadingHandler", HostHandler)
-        made = World(vllm_cuda.KvdepotCudaWorker)
-    else:
-        if not hasattr(torch.ops._C_cache_ops, "swap_blocks_batch"):
-            pytest.skip("gpu: this vLLM is built without CUDA")
-        made = World(vllm_cuda.KvdepotCudaWorker, "cuda")
+@pytest.fixture(params=["host", "double", pytest.param("cuda", marks=pytest.mark.gpu)])
+def world(request: pytest.FixtureRequest) -> Iterator[World]:
+    made = made_of(request.param)
     yield made
     made.close()
+
+
+def made_of(kind: str, **more: Any) -> World:
+    """A world of host memory, of a double's, or of a device."""
+    if kind == "double" and torch.cuda.is_available():
+        pytest.skip("gpu: a process has one driver, and here there is a device")
+    worker = DeviceWorker if kind == "double" else KvdepotWorker
+    return World(worker, "cuda" if kind == "cuda" else "cpu", **more)
 
 
 def test_what_was_stored_comes_back(world: World) -> None:
@@ -245,18 +200,14 @@ def test_a_worker_that_cannot_attach_costs_no_block(
     assert world.depot.stats()["tiers"]["Cache"]["corrupt_blocks"] == 0
 
 
-@pytest.mark.parametrize("kind", ["host", "stand-in"])
-def test_a_worker_goes_over_to_the_next_service(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(vllm_cuda, "SingleDirectionOffloadingHandler", HostHandler)
+@pytest.mark.parametrize("kind", ["host", "double"])
+def test_a_worker_goes_over_to_the_next_service(kind: str, tmp_path: Path) -> None:
     settings = {
         "dax": {"path": str(tmp_path / "arena.kvd"), "capacity": 8 << 20},
         "socket": str(tmp_path / "s"),
     }
     service = kvdepot.open("Dax", settings)
-    worker = KvdepotWorker if kind == "host" else vllm_cuda.KvdepotCudaWorker
-    world = World(worker, service=kvdepot.open(f"unix:{tmp_path / 's'}", {"lanes": 1}))
+    world = made_of(kind, service=kvdepot.open(f"unix:{tmp_path / 's'}", {"lanes": 1}))
     a, b, c = key("a"), key("b"), key("c")
     stored = world.content(0, 1)
     world.store([a], [0, 1])
@@ -308,57 +259,76 @@ def test_ranks_whose_bytes_are_the_same_read_one_part() -> None:
     world.close()
 
 
-def test_the_driver_pins_memory_and_no_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pinned: list[int] = []
-    monkeypatch.setattr(vllm_cuda, "SingleDirectionOffloadingHandler", HostHandler)
-    monkeypatch.setattr(vllm_cuda, "PIN_MEMORY", True)
-    monkeypatch.setattr(vllm_cuda, "host_register", lambda _, size: pinned.append(size) or True)
-    monkeypatch.setattr(vllm_cuda, "host_unregister", lambda _: None)
-    arena = {"path": str(tmp_path / "arena.kvd"), "capacity": 64 << 20}
-    world = World(vllm_cuda.KvdepotCudaWorker, dax=arena)
+def test_what_is_stored_is_what_the_engine_has_computed_by_then() -> None:
+    """And what is loaded is written behind what the engine still reads there."""
+    library = double()
+    world = made_of("double")
     world.store([key("a")], [0, 1])
-    (cache, dax) = world.worker._mover.media
-    for medium in range(2):
-        world.worker._handlers(world.worker._mover, medium)
+    expected = world.content(0, 1)
+    stream = library.double_busy_stream()
+    world.worker.stream = stream
+    output = world.manager.prepare_store([key("b")], ReqContext("late"))
+    device = GPULoadStoreSpec([2, 3], group_sizes=[2], block_indices=[0])
+    began = time.monotonic()
+    assert world.worker.submit_store(world.next(), device, output.store_spec)
+    host = world.manager.prepare_load([key("a")], ReqContext("load"))
+    device = GPULoadStoreSpec([4, 5], group_sizes=[2], block_indices=[0])
+    before = world.content(4, 5)
+    assert world.worker.submit_load(world.next(), host, device)
+    assert time.monotonic() - began < 5, "the engine's thread waits for nothing"
+    time.sleep(0.1)
+    assert world.worker.get_finished() == []
+    assert all(map(torch.equal, world.content(4, 5), before))
+    # The last of what the stream computes.
+    for cache in world.caches:
+        cache[2:4] = 7
+    library.double_release(stream)
+    world.worker.rest()
+    assert all(map(torch.equal, world.content(4, 5), expected))
+    assert len(world.worker.get_finished()) == 2
+    world.manager.apply(world.worker.take_reports())
+    world.worker.stream = 0
+    assert world.load([key("b")], [6, 7]) == set()
+    assert all((found == 7).all() for found in world.content(6, 7))
     world.close()
-    assert pinned == [cache.nbytes] != [dax.nbytes]
 
 
-def test_blocks_move_while_the_driver_still_pins(monkeypatch: pytest.MonkeyPatch) -> None:
-    pins, unpinned, pinned = threading.Event(), list[int](), list[int]()
-    handlers: list[bool] = []
+def test_the_engine_sleeps_when_nothing_is_moved(monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm.device_allocator.cumem import CuMemAllocator
 
-    class Handler(HostHandler):
-        def __init__(self, **made: Any) -> None:
-            super().__init__(**made)
-            handlers.append(made["host_memory_is_pinned"])
+    done: list[str] = []
+    worker = SimpleNamespace(rest=lambda: done.append("rest"))
+    rest_before_sleep(worker)
+    allocator = SimpleNamespace(
+        sleep=lambda tags=None: done.append(f"sleep {tags}"),
+        discard=lambda tags: done.append(f"discard {tags}"),
+    )
+    monkeypatch.setattr(CuMemAllocator, "instance", allocator)
+    rest_before_sleep(worker)
+    allocator.sleep(("weights",))
+    allocator.discard("kv_cache")
+    assert done == ["rest", "sleep ('weights',)", "rest", "discard kv_cache"]
 
-    def register(address: int, size: int) -> bool:
-        assert threading.current_thread() is not threading.main_thread()
-        assert pins.wait(30)
-        pinned.append(address)
-        return True
 
-    monkeypatch.setattr(vllm_cuda, "SingleDirectionOffloadingHandler", Handler)
-    monkeypatch.setattr(vllm_cuda, "PIN_MEMORY", True)
-    monkeypatch.setattr(vllm_cuda, "host_register", register)
-    monkeypatch.setattr(vllm_cuda, "host_unregister", unpinned.append)
-    world = World(vllm_cuda.KvdepotCudaWorker)
+def test_a_device_that_is_lost_costs_blocks_and_no_more() -> None:
+    library = double()
+    world = made_of("double")
+    a, b = key("a"), key("b")
+    world.store([a], [0, 1])
     stored = world.content(0, 1)
-    world.store([key("a")], [0, 1])
-    assert world.load([key("a")], [2, 3]) == set()
-    assert handlers == [False, False]
-    pins.set()
-    (medium,) = world.worker._media.values()
-    medium._pinning.join()
-    assert world.load([key("a")], [4, 5]) == set()
-    assert handlers == [False, False, True]
-    for blocks in ((2, 3), (4, 5)):
-        assert all(map(torch.equal, world.content(*blocks), stored))
+    library.double_lose(1)
+    try:
+        assert world.load([a], [2, 3]) == {2, 3}
+        output = world.manager.prepare_store([b], ReqContext("store"))
+        device = GPULoadStoreSpec([4, 5], group_sizes=[2], block_indices=[0])
+        world.finish(world.worker.submit_store(world.next(), device, output.store_spec))
+        assert world.lookup(b) is LookupResult.MISS
+    finally:
+        library.double_lose(0)
+    assert world.load([a], [6, 7]) == set(), "the block is not to blame"
+    assert all(map(torch.equal, world.content(6, 7), stored))
+    assert world.depot.stats()["tiers"]["Cache"]["reserved_blocks"] == 0
     world.close()
-    assert pinned == unpinned != []
 
 
 @pytest.mark.parametrize("chunk_of", [(0, 3), (3, 2), (1, 4), (0, 1), (2, 2)])
@@ -382,62 +352,6 @@ def test_a_store_that_vllm_left_blocks_out_of_stores_none_of_them(
     assert [world.lookup(each) for each in keys[1:]] == [LookupResult.MISS] * 2
     world.store(keys[1:], [4, 5, 6, 7])
     assert [world.lookup(each) for each in keys[1:]] == [LookupResult.HIT] * 2
-
-
-def test_completed_copies_are_forgotten_and_every_part_of_a_job_is_asked(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(vllm_cuda, "SingleDirectionOffloadingHandler", HostHandler)
-    world = World(vllm_cuda.KvdepotCudaWorker)
-    for n in range(20):
-        world.store([key(f"{n}")], [0, 1])
-        assert world.load([key(f"{n}")], [2, 3]) == set()
-    (medium,) = world.worker._media.values()
-    kept = [direction._pending for direction in medium._directions.values()]
-    assert len(kept) == 2
-    assert not any(kept)
-
-    asked: list[str] = []
-
-    class Move:
-        done = False
-
-        def __init__(self, name: str) -> None:
-            self.name = name
-
-        def step(self) -> None:
-            asked.append(self.name)
-
-    monkeypatch.setattr(vllm_cuda, "_Transfer", Move)
-    moves: Any = [Moving(Part(0, 0, [], []), [], Move(n)) for n in ("first", "second", "third")]
-    assert not world.worker._advance(Job(0, load=True, parts=[], started=0.0, moves=moves))
-    assert asked == ["first", "second", "third"], "asking is what begins a second step"
-    world.close()
-
-
-def test_an_owner_that_goes_before_the_copy_costs_the_blocks_alone(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(vllm_cuda, "SingleDirectionOffloadingHandler", HostHandler)
-    world = World(vllm_cuda.KvdepotCudaWorker)
-    world.store([key("a")], [0, 1])
-    for medium in world.worker._media.values():
-        medium.close()
-    world.worker._media.clear()
-    mover: Any = world.worker._mover
-
-    class Gone:
-        """It has let the media go."""
-
-        media: tuple[memoryview, ...] = ()
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(mover, name)
-
-    world.worker._mover = Gone()
-    assert world.load([key("a")], [2, 3]) == {2, 3}
-    world.worker._mover = mover
-    world.close()
 
 
 def replicated(rank: int, **extra: Any) -> OffloadingConfig:

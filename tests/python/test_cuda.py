@@ -1,18 +1,16 @@
-"""Gets into memory of a CUDA device, with a double of the driver in its place."""
+"""Memory of a CUDA device, there and back, with a double of the driver in its place."""
 
 from __future__ import annotations
 
-import ctypes
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from cuda_double import build
 
 pytestmark = pytest.mark.unit
-
-DOUBLE = Path(__file__).parents[2] / "crates/testkit/cuda/double.c"
 
 ARRAY = '''
 import ctypes, sys
@@ -65,7 +63,7 @@ with kvdepot.open("Cache", settings) as depot:
 
     mixed = refused(lambda: ns.get(keys[:2], [Array(70_001), bytearray(70_001)]))
     assert "buffers[1]" in mixed, mixed
-    assert "buffers[0]" in refused(lambda: ns.put(keys[5:], [Array(70_001)]))
+    assert "buffers[1]" in refused(lambda: ns.put(keys[4:], [Array(70_001), bytes(70_001)]))
     gaps = refused(lambda: ns.get(keys[:1], [Array(70_001, strides=(2,))]))
     assert "gaps" in gaps, gaps
 
@@ -113,12 +111,89 @@ with kvdepot.open("Cache", settings) as depot:
 """
 
 
-def build(folder: Path) -> str:
-    library = folder / "libdouble.so"
-    command = ["cc", "-shared", "-fPIC", "-O1", "-pthread", "-o", str(library), str(DOUBLE)]
-    subprocess.run(command, check=True)
-    ctypes.CDLL(str(library))
-    return str(library)
+# Blocks of pages anywhere on the device, in tiers of all kinds: there and back.
+PAGED = """
+pipelines = {
+    "Cache": {"cache": {"capacity": "64MiB"}},
+    "Dax": {"dax": {"path": sys.argv[2] + "/dax", "capacity": "64MiB"}},
+    "Nvme": {"nvme": {"path": sys.argv[2] + "/nvme", "capacity": "64MiB"}},
+    "Posix": {"posix": {"path": sys.argv[2] + "/posix", "capacity": "64MiB"}},
+    "Cache|Posix": {
+        "cache": {"capacity": "8MiB"},
+        "posix": {"path": sys.argv[2] + "/behind", "capacity": "64MiB"},
+    },
+}
+LAYERS, PAGES, PAGE = 3, 64, 5000
+rng = __import__("random").Random(7)
+double = ctypes.CDLL(sys.argv[1])
+double.double_busy_stream.restype = ctypes.c_int64
+double.double_release.argtypes = [ctypes.c_int64]
+
+
+def caches():
+    return [(ctypes.c_ubyte * (PAGES * PAGE)).from_buffer(bytearray(rng.randbytes(PAGES * PAGE)))
+            for _ in range(LAYERS)]
+
+
+def spans(hosts, rows, **more):
+    ranges = [(ctypes.addressof(host) | DEVICE_BIT, PAGE, PAGE) for host in hosts]
+    owner = type("Owner", (), {"hosts": hosts})()
+    return kvdepot.Spans(ranges, rows, owner=owner, device=0, **more)
+
+
+def page(host, number):
+    return bytes(host)[number * PAGE : (number + 1) * PAGE]
+
+
+for pipeline, settings in pipelines.items():
+    with kvdepot.open(pipeline, settings | {"socket": "off", "lanes": 2}) as depot:
+        ns = depot.namespace(model="m", dtype="uint8", block_tokens=16)
+        order = rng.sample(range(PAGES), 32)
+        rows = [order[at : at + 4] for at in range(0, 32, 4)]
+        keys = [bytes([number]) * 32 for number in range(8)]
+        source, target = caches(), caches()
+        before = [bytes(host) for host in target]
+        assert all(ns.put(keys, spans(source, rows, stream=0)).wait(60)), pipeline
+        # Into other pages, and of the first block not all of them.
+        other = rng.sample(range(PAGES), 32)
+        into = [other[at : at + 4] for at in range(0, 32, 4)]
+        into[0][1] = into[0][3] = -1
+        assert all(ns.get(keys, spans(target, into, stream=0)).wait(60)), pipeline
+        written = {page for row in into for page in row}
+        for layer in range(LAYERS):
+            for there, here in zip(rows, into):
+                for one, two in zip(there, here):
+                    if two >= 0:
+                        assert page(target[layer], two) == page(source[layer], one), pipeline
+            for number in set(range(PAGES)) - written:
+                at = number * PAGE
+                assert bytes(target[layer])[at : at + PAGE] == before[layer][at : at + PAGE]
+        # Host memory has the same block.
+        plain = bytearray(LAYERS * 4 * PAGE)
+        assert ns.get(keys[1:2], [plain]).wait(60) == [True]
+        pages = [page(source[layer], one) for layer in range(LAYERS) for one in rows[1]]
+        assert bytes(plain) == b"".join(pages), pipeline
+
+        busy = double.double_busy_stream()
+        ns.remove(keys)
+        put = ns.put(keys, spans(source, rows, stream=busy))
+        try:
+            put.wait(0.2)
+            raise AssertionError("the stream computes still")
+        except kvdepot.TimeoutError:
+            pass
+        ctypes.memset(source[0], 9, PAGES * PAGE)
+        double.double_release(busy)
+        assert all(put.wait(60)), pipeline
+        assert all(ns.get(keys[1:], spans(target, rows[1:])).wait(60)), pipeline
+        assert page(target[0], rows[1][0]) == bytes([9]) * PAGE, pipeline
+
+        host = [(ctypes.addressof(source[0]), PAGE, PAGE)]
+        assert "stream" in refused(lambda: kvdepot.Spans(host, [[0]], stream=3))
+        array = memoryview(bytearray(2 * PAGE)).cast("B", (2, PAGE))
+        assert "ranges[0]" in refused(lambda: kvdepot.Spans([array], [[0]], device=0))
+        assert "ids from 0" in refused(lambda: ns.put(keys[:1], spans(source, [[-1, 2]])))
+"""
 
 
 def run(library: str, script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -129,6 +204,13 @@ def run(library: str, script: str, *arguments: str) -> subprocess.CompletedProce
 
 def test_blocks_reach_a_device_and_its_failures_are_misses(tmp_path: Path) -> None:
     done = run(build(tmp_path), SCRIPT)
+    assert done.returncode == 0, done.stderr
+
+
+def test_pages_of_a_device_go_into_every_tier_and_come_back(tmp_path: Path) -> None:
+    (tmp_path / "posix").mkdir()
+    refused = SCRIPT[: SCRIPT.index("settings =")]
+    done = run(build(tmp_path), refused + PAGED, str(tmp_path))
     assert done.returncode == 0, done.stderr
 
 

@@ -84,6 +84,49 @@ def test_what_does_not_verify_is_a_miss(tmp_path: Path) -> None:
         assert torch.equal(found[1].cpu(), blocks[1])
 
 
-def test_a_put_from_a_device_is_refused(space: Any) -> None:
-    with pytest.raises(kvdepot.InputError, match=r"buffers\[0\]"):
-        space.put([bytes(32)], [torch.zeros(64, dtype=torch.uint8, device="cuda")])
+def test_blocks_of_a_device_are_stored_and_come_back(space: Any) -> None:
+    keys = [bytes([number]) * 32 for number in range(len(SIZES))]
+    there = [content(size, seed).cuda() for seed, size in enumerate(SIZES)]
+    torch.cuda.synchronize()
+    assert all(space.put(keys, there).wait(60))
+    back = [torch.zeros(size, dtype=torch.uint8, device="cuda") for size in SIZES]
+    assert all(space.get(keys, back).wait(60))
+    assert all(map(torch.equal, there, back))
+    plain = bytearray(SIZES[-1])
+    assert space.get(keys[-1:], [plain]).wait(60) == [True]
+    assert bytes(plain) == there[-1].cpu().numpy().tobytes()
+
+
+@pytest.mark.parametrize("page", [24, 4096, 8191, 65_536, 2 << 20])
+def test_pages_of_a_device_go_behind_what_it_computes(space: Any, page: int) -> None:
+    """Layers of paged caches: what is stored is what a stream computes by then, and what is loaded
+    lies beside everything else."""
+    count, layers = 24, 3
+    paged = [torch.zeros((count, page), dtype=torch.uint8, device="cuda") for _ in range(layers)]
+    stream = torch.cuda.Stream()
+    keys = [number.to_bytes(32, "little") for number in range(6)]
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(page)).tolist()
+    rows = [order[at : at + 2] for at in range(0, 12, 2)]
+    into = [order[at : at + 2] for at in range(12, 24, 2)]
+    into[0][0] = -1
+    spans = kvdepot.Spans(paged, rows)
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(200_000_000)  # some tenth of a second
+        for layer, cache in enumerate(paged):
+            numbers = torch.arange(count * page, device="cuda", dtype=torch.int64) % (251 - layer)
+            cache.copy_(numbers.view(count, page).to(torch.uint8))
+        stored = space.put(keys, spans.with_rows(rows, stream.cuda_stream))
+    assert all(stored.wait(60))
+    torch.cuda.synchronize()
+    before = [cache.cpu() for cache in paged]
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(200_000_000)
+        loaded = space.get(keys, spans.with_rows(into, stream.cuda_stream))
+    assert all(loaded.wait(60))
+    for cache, was in zip(paged, before, strict=True):
+        expected = was.clone()
+        for source, target in zip(rows, into, strict=True):
+            for one, other in zip(source, target, strict=True):
+                if other >= 0:
+                    expected[other] = was[one]
+        assert torch.equal(cache.cpu(), expected)

@@ -107,9 +107,11 @@ def test_pieces_that_cannot_be_are_refused_by_their_name(tmp_path: Path, pieces:
     settings = {"posix": {"path": str(tmp_path / "kv"), "capacity": "64MiB"}, "socket": "off"}
     of: Any = {"model": "m", "dtype": "f16", "piece_tokens": pieces}
     match = f"piece_tokens: '?{pieces}'? .* 1 to 1048576"
-    with kvdepot.open("Posix", settings) as depot:
-        with pytest.raises(kvdepot.InputError, match=match):
-            kvdepot.sessions.open(depot, **of)
+    with (
+        kvdepot.open("Posix", settings) as depot,
+        pytest.raises(kvdepot.InputError, match=match),
+    ):
+        kvdepot.sessions.open(depot, **of)
     with pytest.raises(kvdepot.InputError, match=match):
         kvdepot.sessions.open_files(tmp_path / "files", capacity="1MiB", **of)
 

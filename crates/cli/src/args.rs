@@ -2,6 +2,7 @@
 
 mod alloc;
 mod cluster;
+mod cuda;
 mod files;
 mod scale;
 mod session;
@@ -16,6 +17,7 @@ use kvdepot_store::config::size;
 
 pub(crate) use alloc::Alloc;
 pub(crate) use cluster::Cluster;
+pub(crate) use cuda::Cuda;
 pub(crate) use files::Files;
 pub(crate) use scale::{Scale, Task};
 pub(crate) use session::{InDepot, Restored, Saved, Session, SessionCommand};
@@ -155,6 +157,17 @@ pub(crate) enum Bench {
     /// each; and lookup_ns, the time of a look-up of one home, whose limit is a race for which
     /// every host's logarithm is taken.
     Cluster(Cluster),
+    /// Blocks to and from a CUDA device, against pinned copies of the same bytes.
+    ///
+    /// Blocks come from Cache, checked, and go into pages anywhere on the device, and back. The
+    /// limit is the best of plain programs that have the bytes in pinned memory already, a block in
+    /// one piece, and hash nothing: by one copy of all, or one a block, on one stream or two.
+    /// Metrics: get and put; pinned_bytes and device_bytes, what kvdepot has pinned and taken; and
+    /// attach_s, from nothing until the first block could be asked for, of Cache|Dax with a file of
+    /// 64 GiB and a Cache of a quarter of the memory. With a double of the driver (make bench-cuda
+    /// builds one) that moves nothing, the limit of get and put is that of bench memory, and what
+    /// is measured is the processor's side.
+    Cuda(Cuda),
     /// Blocks to and from a disk by the tiers Posix and Nvme, against raw files of the same sizes.
     ///
     /// As many blocks as --depth says are under way at a time, in up to eight calls, in no order of

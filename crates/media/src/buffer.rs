@@ -1,7 +1,7 @@
 //! Memory with a stable address and an owner that keeps it alive, or bytes that a carrier reaches.
 
 use crate::carrier::Carrier;
-use crate::cuda::Device;
+use crate::cuda::{Device, Fence, Memory};
 use crate::end::End;
 use crate::error::{Error, Result};
 use crate::once;
@@ -62,9 +62,26 @@ impl Buffer {
             len,
             writable: true,
             owner,
-            end: End::Device(device),
+            end: End::Device(device, None),
             padded: false,
         }
+    }
+
+    /// All of some memory that was taken from a device.
+    #[must_use]
+    pub fn of_device(memory: &Arc<Memory>) -> Self {
+        let (at, len, device) = (memory.at(), memory.len(), Arc::clone(memory.device()));
+        // SAFETY: it is the device's until its owner is dropped, and only batches know of it.
+        unsafe { Self::on_device(at, len, Arc::clone(memory) as Owner, device) }
+    }
+
+    /// The same memory of a device, which is moved behind a fence; other memory as it is.
+    #[must_use]
+    pub fn behind(mut self, fence: &Arc<Fence>) -> Self {
+        if let End::Device(_, behind) = &mut self.end {
+            *behind = Some(Arc::clone(fence));
+        }
+        self
     }
 
     /// A buffer over `len` bytes from position `at` on of what `carrier` reaches, which only
@@ -180,7 +197,7 @@ impl Buffer {
     #[must_use]
     pub fn device(&self) -> Option<&Arc<Device>> {
         match &self.end {
-            End::Device(device) => Some(device),
+            End::Device(device, _) => Some(device),
             _ => None,
         }
     }

@@ -41,12 +41,18 @@ pub trait Carrier: Any + Send + Sync + fmt::Debug {
         false
     }
 
+    /// How many bytes a carry should have, where there are as many: what it costs by itself. Lanes
+    /// then share less finely.
+    fn carry_least(&self) -> u64 {
+        0
+    }
+
     /// How long it is waited for, from when it is asked for some bytes: what it does not report by
     /// then fails, and it is asked for nothing else meanwhile when it reports nothing at all. What
     /// it may still touch is a region of the slab, which nobody else gets before it has reported:
     /// all bytes of such a carrier go through the slab. What it may still write at its own end must
     /// be nobody else's by then. `None`: as long as it takes.
-    fn patience(&self) -> Option<Duration> {
+    fn patience(&self, _op: Op) -> Option<Duration> {
         None
     }
 

@@ -12,6 +12,7 @@
 )]
 
 mod arguments;
+mod aside;
 mod buffers;
 mod catalogue;
 mod checkpoint;

@@ -5,12 +5,13 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use kvdepot_service::{MoveJob as ServiceJob, Mover as ServiceMover};
-use kvdepot_store::{Buffer, Error, Origin};
+use kvdepot_store::{BlockBuffers, Buffer, Error, Origin};
 use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList, PyMemoryView, PyTuple};
 
+use crate::aside::{Beginner, HasMover, Job};
 use crate::buffers::{self, Parsed};
 use crate::handle::{self, Closing};
 use crate::keep::{self, Keep};
@@ -53,6 +54,7 @@ pub(crate) fn attach(
     let mover = mover.map_err(|error| errors::raise(py, error))?;
     let shared = Arc::new(Shared {
         mover: Some(mover),
+        beginner: Beginner::default(),
         origin: handle::origin(py)?,
     });
     handle::register(&shared);
@@ -67,7 +69,14 @@ fn number_of(py: Python<'_>, part: i128) -> PyResult<u32> {
 struct Shared {
     /// `None` only while dropping.
     mover: Option<ServiceMover>,
+    beginner: Beginner,
     origin: Origin,
+}
+
+impl HasMover for Shared {
+    fn mover(&self) -> Option<&ServiceMover> {
+        self.mover.as_ref()
+    }
 }
 
 impl Closing for Shared {
@@ -75,6 +84,7 @@ impl Closing for Shared {
         if let Some(mover) = &self.mover
             && self.origin.is_here()
         {
+            self.beginner.close();
             mover.close();
         }
     }
@@ -118,7 +128,37 @@ impl Mover {
             errors::raise(py, error)
         });
         Ok(MoveJob {
-            job: job?,
+            job: Job::Begun(job?),
+            keep,
+            origin: self.shared.origin,
+        })
+    }
+
+    fn moves(
+        &self,
+        py: Python<'_>,
+        placements: &Bound<'_, PyAny>,
+        (buffers, part): (&Bound<'_, PyAny>, i128),
+        load: bool,
+        aside: bool,
+    ) -> PyResult<MoveJob> {
+        // First: a forked child may find a lane's locks held.
+        self.here(py)?;
+        let (list, part) = (read_placements(placements)?, number_of(py, part)?);
+        if !aside {
+            let Parsed { blocks, keep } = buffers::parse(buffers, load)?;
+            return self.start(py, keep, |mover| moved(mover, &list, &blocks, part, load));
+        }
+        keep::sweep(py);
+        let given = buffers::read(buffers, load)?;
+        let (keep, count) = (Arc::clone(&given.keep), list.len());
+        let begin = move |mover: &ServiceMover| {
+            let blocks = given.blocks().map_err(|refused| refused.to_string())?;
+            moved(mover, &list, &blocks, part, load).map_err(|error| error.to_string())
+        };
+        let job = self.shared.beginner.begin(&self.shared, count, begin);
+        Ok(MoveJob {
+            job,
             keep,
             origin: self.shared.origin,
         })
@@ -135,35 +175,33 @@ impl Mover {
 
 #[pymethods]
 impl Mover {
-    /// Copies memory into reserved blocks, part `part` of each. `buffers` is as in put.
-    #[pyo3(signature = (placements, buffers, part = 0))]
+    /// Copies memory into reserved blocks, part `part` of each. `buffers` is as in put. With
+    /// `aside` a thread of the mover's begins it, and the call returns at once: what it would raise
+    /// of buffers that do not fit is in `error` then, and of each block that it was not moved.
+    #[pyo3(signature = (placements, buffers, part = 0, *, aside = false))]
     fn store(
         &self,
         py: Python<'_>,
         placements: &Bound<'_, PyAny>,
         buffers: &Bound<'_, PyAny>,
         part: i128,
+        aside: bool,
     ) -> PyResult<MoveJob> {
-        // First: a forked child may find a lane's locks held.
-        self.here(py)?;
-        let (list, part) = (read_placements(placements)?, number_of(py, part)?);
-        let Parsed { blocks, keep } = buffers::parse(buffers, false)?;
-        self.start(py, keep, |mover| mover.store(&list, &blocks, part))
+        self.moves(py, placements, (buffers, part), false, aside)
     }
 
-    /// Copies part `part` of pinned blocks into memory, verified. `buffers` is as in get.
-    #[pyo3(signature = (placements, buffers, part = 0))]
+    /// Copies part `part` of pinned blocks into memory, verified. `buffers` is as in get, `aside`
+    /// as in store.
+    #[pyo3(signature = (placements, buffers, part = 0, *, aside = false))]
     fn load(
         &self,
         py: Python<'_>,
         placements: &Bound<'_, PyAny>,
         buffers: &Bound<'_, PyAny>,
         part: i128,
+        aside: bool,
     ) -> PyResult<MoveJob> {
-        self.here(py)?;
-        let (list, part) = (read_placements(placements)?, number_of(py, part)?);
-        let Parsed { blocks, keep } = buffers::parse(buffers, true)?;
-        self.start(py, keep, |mover| mover.load(&list, &blocks, part))
+        self.moves(py, placements, (buffers, part), true, aside)
     }
 
     /// Hashes reserved blocks where they are, after a device has written them.
@@ -255,6 +293,19 @@ impl Mover {
     }
 }
 
+fn moved(
+    mover: &ServiceMover,
+    placements: &[Vec<u8>],
+    blocks: &BlockBuffers,
+    part: u32,
+    load: bool,
+) -> Result<ServiceJob, Error> {
+    match load {
+        true => mover.load(placements, blocks, part),
+        false => mover.store(placements, blocks, part),
+    }
+}
+
 fn read_placements(placements: &Bound<'_, PyAny>) -> PyResult<Vec<Vec<u8>>> {
     let py = placements.py();
     let mut list = Vec::new();
@@ -305,7 +356,7 @@ impl Medium {
 /// A batch under way. None of its members raises for what became of a block.
 #[pyclass(frozen, module = "kvdepot")]
 pub(crate) struct MoveJob {
-    job: ServiceJob,
+    job: Job,
     keep: Arc<Keep>,
     origin: Origin,
 }
@@ -320,7 +371,7 @@ impl MoveJob {
             let word = ": the job belongs to the process this one was forked from";
             return Err(errors::raise(py, Error::Closed(word)));
         }
-        let done = wait::until(py, limit, |slice| self.job.wait(Some(slice)))?;
+        let done = wait::until(py, limit, |slice| self.job.wait(slice))?;
         if done {
             self.keep.release(py);
         }

@@ -6,7 +6,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyMemoryView;
 
 use crate::errors;
-use crate::memory::Place;
+use crate::memory::{Home, Place};
 use crate::storage;
 use crate::view::View;
 
@@ -19,6 +19,7 @@ pub(crate) struct Pages {
     pub(crate) len: usize,
     pub(crate) count: usize,
     pub(crate) writable: bool,
+    pub(crate) home: Home,
     /// The memory that they must not leave.
     pub(crate) place: Place,
 }
@@ -94,9 +95,8 @@ fn array(object: &Bound<'_, PyAny>, kept: &mut Vec<Py<PyAny>>) -> PyResult<Descr
 
 impl Described {
     fn pages(self) -> Result<Pages, String> {
-        if !self.place.here {
-            return Err("a tensor on another device than the processor".into());
-        }
+        let home = self.place.home;
+        let home = home.ok_or("a tensor that is neither in host memory nor on a CUDA device")?;
         let (&[count, _, ..], &[stride, ..]) = (&*self.shape, &*self.strides) else {
             return Err(format!("a tensor of shape {:?}", self.shape));
         };
@@ -124,6 +124,7 @@ impl Described {
             len,
             count,
             writable: self.writable,
+            home,
             place: self.place,
         })
     }

@@ -1,8 +1,9 @@
 //! Spans: blocks scattered over several memory ranges, described once for all blocks of a call.
 
 use std::alloc::{Layout, alloc_zeroed};
+use std::sync::Arc;
 
-use kvdepot_store::Buffer;
+use kvdepot_store::{Buffer, Device};
 use parking_lot::Mutex;
 use pyo3::buffer::PyBuffer;
 use pyo3::prelude::*;
@@ -10,7 +11,7 @@ use pyo3::types::PyTuple;
 use pyo3::{PyTraverseError, PyVisit};
 
 use crate::errors;
-use crate::memory::{Place, Raw};
+use crate::memory::{Home, Place, Raw};
 use crate::pages::Pages;
 use crate::storage;
 
@@ -24,14 +25,59 @@ use crate::storage;
 /// what addresses name must stay valid as long, and must not leave that memory where it is known.
 ///
 /// In a load or a get a negative id stands for bytes that are verified but not delivered.
+///
+/// `device` says that addresses are of the CUDA device with that number; tensors say it themselves.
+/// With `stream`, the handle of one of the device's streams, such as
+/// `torch.cuda.current_stream().cuda_stream`, what is moved waits for all that the stream has been
+/// given by the call that moves it, and the caller for nothing.
 #[pyclass(frozen, module = "kvdepot")]
 pub(crate) struct Spans {
-    ranges: Vec<Range>,
+    described: Arc<Described>,
+    /// What ids must keep to.
+    limits: Arc<Limits>,
+    /// What keeps the memory; `None` once it was garbage.
+    owners: Mutex<Option<Vec<Py<PyAny>>>>,
+}
+
+/// What ids must keep to: the bounds of each range, and the memory of their owner.
+struct Limits {
+    bounds: Vec<Bounds>,
+    places: Option<Vec<Place>>,
+}
+
+/// All that is not an object of Python's.
+pub(crate) struct Described {
+    ranges: Arc<[Range]>,
     ids: Vec<i64>,
     /// `ends[i]` is one past the last id of row `i`.
     ends: Vec<usize>,
-    /// What keeps the memory; `None` once it was garbage.
-    owners: Mutex<Option<Vec<Py<PyAny>>>>,
+    /// The device that the ranges are of, and the stream that is waited for.
+    pub(crate) device: Option<i32>,
+    pub(crate) stream: Option<usize>,
+}
+
+/// An argument that is refused, by whoever has the interpreter.
+pub(crate) struct Refused {
+    field: String,
+    value: String,
+    allowed: &'static str,
+}
+
+impl Refused {
+    pub(crate) fn raise(self, py: Python<'_>) -> PyErr {
+        errors::input(py, self.field, self.value, self.allowed)
+    }
+}
+
+impl std::fmt::Display for Refused {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Refused {
+            field,
+            value,
+            allowed,
+        } = self;
+        write!(f, "{field}: {value} is not allowed; allowed: {allowed}")
+    }
 }
 
 #[derive(Clone, Copy)]
@@ -40,6 +86,7 @@ struct Range {
     stride: i64,
     len: u64,
     writable: bool,
+    home: Home,
 }
 
 /// What the ids of a range must keep to.
@@ -53,13 +100,16 @@ enum Bounds {
 #[pymethods]
 impl Spans {
     #[new]
-    #[pyo3(signature = (ranges, rows, owner = None))]
+    #[pyo3(signature = (ranges, rows, owner = None, device = None, stream = None))]
     fn new(
         py: Python<'_>,
         ranges: &Bound<'_, PyAny>,
         rows: &Bound<'_, PyAny>,
         owner: Option<Bound<'_, PyAny>>,
+        device: Option<i32>,
+        stream: Option<usize>,
     ) -> PyResult<Spans> {
+        let named = device.map_or(Home::Processor, Home::Device);
         // First: what the addresses below are of must not be let go meanwhile.
         let mut owners = Vec::new();
         let mut places = None;
@@ -74,23 +124,26 @@ impl Spans {
             return Err(errors::input(py, "ranges", shown, "a sequence of ranges"));
         };
         for (index, range) in items.enumerate() {
-            known.push(read_range(index, &range?, &mut owners)?);
+            known.push(read_range(index, &range?, named, &mut owners)?);
         }
-        let (ids, ends) = read_rows(rows)?;
-        let mut spans = Spans {
-            ranges: Vec::with_capacity(known.len()),
-            ids,
-            ends,
-            owners: Mutex::new(Some(owners)),
-        };
-        let ids = spans.least_and_greatest();
-        for (index, (range, bounds)) in known.into_iter().enumerate() {
-            if let Some(ids) = ids {
-                spans.check(py, index, range, &bounds, places.as_deref(), ids)?;
-            }
-            spans.ranges.push(range);
-        }
-        Ok(spans)
+        let device = home_of_all(py, &known, device, stream)?;
+        let (ranges, bounds): (Vec<Range>, Vec<Bounds>) = known.into_iter().unzip();
+        let limits = Arc::new(Limits { bounds, places });
+        Spans::of(py, ranges.into(), limits, (device, stream), rows, owners)
+    }
+
+    /// The same ranges, which are not looked at again, with other rows and another stream.
+    #[pyo3(signature = (rows, stream = None))]
+    fn with_rows(
+        &self,
+        py: Python<'_>,
+        rows: &Bound<'_, PyAny>,
+        stream: Option<usize>,
+    ) -> PyResult<Spans> {
+        let (ranges, limits) = (Arc::clone(&self.described.ranges), Arc::clone(&self.limits));
+        let device = self.described.device;
+        check_stream(py, stream, device)?;
+        Spans::of(py, ranges, limits, (device, stream), rows, self.owners(py)?)
     }
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
@@ -106,13 +159,13 @@ impl Spans {
     }
 
     fn __len__(&self) -> usize {
-        self.ends.len()
+        self.described.ends.len()
     }
 
     /// Bytes of all blocks together.
     #[getter]
     fn nbytes(&self) -> u64 {
-        self.each().saturating_mul(self.ids.len() as u64)
+        self.described.nbytes()
     }
 }
 
@@ -123,6 +176,7 @@ const RANGE: &str = "(address, stride, length) in bytes, with an address and a l
 fn read_range(
     index: usize,
     range: &Bound<'_, PyAny>,
+    named: Home,
     owners: &mut Vec<Py<PyAny>>,
 ) -> PyResult<(Range, Bounds)> {
     let wrong = |value: String| errors::input(range.py(), format!("ranges[{index}]"), value, RANGE);
@@ -134,6 +188,7 @@ fn read_range(
             stride: pages.stride as i64,
             len: pages.len as u64,
             writable: pages.writable,
+            home: pages.home,
         };
         return Ok((range, bounds));
     }
@@ -149,8 +204,46 @@ fn read_range(
         stride,
         len,
         writable,
+        home: named,
     };
     Ok((range, Bounds::Owned))
+}
+
+/// The device that all ranges are of; none where they are in host memory.
+fn home_of_all(
+    py: Python<'_>,
+    ranges: &[(Range, Bounds)],
+    device: Option<i32>,
+    stream: Option<usize>,
+) -> PyResult<Option<i32>> {
+    let first = ranges.first().and_then(|(first, _)| first.home.device());
+    let home = device.or(first);
+    let of = |device: Option<i32>| match device {
+        Some(device) => format!("memory of device {device}"),
+        None => "host memory".to_owned(),
+    };
+    for (index, (range, _)) in ranges.iter().enumerate() {
+        let own = range.home.device();
+        if own != home {
+            return Err(errors::input(
+                py,
+                format!("ranges[{index}]"),
+                of(own),
+                format!("{}, as `device` or the first range says", of(home)),
+            ));
+        }
+    }
+    check_stream(py, stream, home).map(|()| home)
+}
+
+fn check_stream(py: Python<'_>, stream: Option<usize>, device: Option<i32>) -> PyResult<()> {
+    match (stream, device) {
+        (Some(stream), None) => {
+            let allowed = "a stream of the device that the ranges are of";
+            Err(errors::input(py, "stream", stream, allowed))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Ids and row ends: from a two-dimensional array of 64- or 32-bit integers, or rows of ints.
@@ -199,6 +292,59 @@ fn shape<T: pyo3::buffer::Element>(array: &PyBuffer<T>) -> Option<(usize, usize)
 }
 
 impl Spans {
+    fn of(
+        py: Python<'_>,
+        ranges: Arc<[Range]>,
+        limits: Arc<Limits>,
+        (device, stream): (Option<i32>, Option<usize>),
+        rows: &Bound<'_, PyAny>,
+        owners: Vec<Py<PyAny>>,
+    ) -> PyResult<Spans> {
+        let (ids, ends) = read_rows(rows)?;
+        let described = Described {
+            ranges,
+            ids,
+            ends,
+            device,
+            stream,
+        };
+        if let Some(ids) = described.least_and_greatest() {
+            for (index, bounds) in limits.bounds.iter().enumerate() {
+                let range = described.ranges[index];
+                described.check(py, index, range, bounds, limits.places.as_deref(), ids)?;
+            }
+        }
+        Ok(Spans {
+            described: Arc::new(described),
+            limits,
+            owners: Mutex::new(Some(owners)),
+        })
+    }
+
+    pub(crate) fn described(&self) -> &Arc<Described> {
+        &self.described
+    }
+
+    /// What keeps the memory alive.
+    pub(crate) fn owners(&self, py: Python<'_>) -> PyResult<Vec<Py<PyAny>>> {
+        match &*self.owners.lock() {
+            Some(owners) => Ok(owners.iter().map(|owner| owner.clone_ref(py)).collect()),
+            // A finalizer has them still.
+            None => Err(errors::input(
+                py,
+                "buffers",
+                "Spans that were garbage",
+                "Spans whose owner is there",
+            )),
+        }
+    }
+}
+
+impl Described {
+    fn nbytes(&self) -> u64 {
+        self.each().saturating_mul(self.ids.len() as u64)
+    }
+
     /// Of the ids that stand for memory.
     fn least_and_greatest(&self) -> Option<(i64, i64)> {
         let named = self.ids.iter().copied().filter(|id| *id >= 0);
@@ -256,7 +402,7 @@ impl Spans {
                 places
             }
         };
-        let inside = |place: &Place, id| place.holds(range.at(id), range.len as usize);
+        let inside = |place: &Place, id| place.holds(range.home, range.at(id), range.len as usize);
         // What lies between the two is inside too.
         if places
             .iter()
@@ -272,46 +418,27 @@ impl Spans {
         Ok(())
     }
 
-    /// What keeps the memory alive.
-    pub(crate) fn owners(&self, py: Python<'_>) -> PyResult<Vec<Py<PyAny>>> {
-        match &*self.owners.lock() {
-            Some(owners) => Ok(owners.iter().map(|owner| owner.clone_ref(py)).collect()),
-            // A finalizer has them still.
-            None => Err(errors::input(
-                py,
-                "buffers",
-                "Spans that were garbage",
-                "Spans whose owner is there",
-            )),
-        }
-    }
-
     /// The pieces of every block, neighbours joined. `scratch` says where bytes of negative ids
     /// go; without it they are refused.
-    pub(crate) fn pieces(
-        &self,
-        py: Python<'_>,
-        scratch: Option<&mut Scratch>,
-    ) -> PyResult<Vec<Vec<Raw>>> {
+    pub(crate) fn pieces(&self, scratch: Option<&mut Scratch>) -> Result<Vec<Vec<Raw>>, Refused> {
         let mut blocks = Vec::with_capacity(self.ends.len());
         let mut scratch = scratch;
         let mut first = 0;
         for (row, end) in self.ends.iter().enumerate() {
             let mut pieces: Vec<Raw> = Vec::new();
-            for range in &self.ranges {
+            for range in self.ranges.iter() {
                 for id in &self.ids[first..*end] {
                     let piece = match (*id, scratch.as_deref_mut()) {
                         // Its memory was counted by the same ids and ranges.
                         (..0, Some(scratch)) => scratch.take(range.len as usize),
                         (..0, None) => {
-                            return Err(errors::input(
-                                py,
-                                format!("rows[{row}]"),
-                                id,
-                                "ids from 0 (negative ones only where bytes are delivered)",
-                            ));
+                            return Err(Refused {
+                                field: format!("rows[{row}]"),
+                                value: id.to_string(),
+                                allowed: "ids from 0 (negative ones only where bytes are delivered)",
+                            });
                         }
-                        (id, _) => range.piece(py, row, id)?,
+                        (id, _) => range.piece(row, id)?,
                     };
                     push_joined(&mut pieces, piece);
                 }
@@ -329,9 +456,12 @@ impl Spans {
             return Ok(None);
         }
         let bytes = self.each().saturating_mul(count as u64);
+        if let Some(device) = self.device {
+            return Ok(Some(Scratch::Nowhere { device, used: 0 }));
+        }
         let memory = usize::try_from(bytes).ok().and_then(zeroed);
         match memory {
-            Some(memory) => Ok(Some(Scratch {
+            Some(memory) => Ok(Some(Scratch::Memory {
                 memory: Buffer::from_vec(memory),
                 used: 0,
             })),
@@ -356,7 +486,7 @@ impl Range {
         i128::from(self.addr) + i128::from(id) * i128::from(self.stride)
     }
 
-    fn piece(&self, py: Python<'_>, row: usize, id: i64) -> PyResult<Raw> {
+    fn piece(&self, row: usize, id: i64) -> Result<Raw, Refused> {
         let at = self.at(id);
         let end = at + i128::from(self.len);
         match (usize::try_from(at), usize::try_from(end)) {
@@ -364,14 +494,13 @@ impl Range {
                 addr,
                 len: self.len as usize,
                 writable: self.writable,
-                device: None,
+                device: self.home.device(),
             }),
-            _ => Err(errors::input(
-                py,
-                format!("rows[{row}]"),
-                id,
-                "ids whose memory has an address",
-            )),
+            _ => Err(Refused {
+                field: format!("rows[{row}]"),
+                value: id.to_string(),
+                allowed: "ids whose memory has an address",
+            }),
         }
     }
 }
@@ -385,10 +514,17 @@ fn push_joined(pieces: &mut Vec<Raw>, piece: Raw) {
     }
 }
 
-/// Memory for bytes that nobody wants.
-pub(crate) struct Scratch {
-    pub(crate) memory: Buffer,
-    used: usize,
+/// Where bytes go that nobody wants.
+pub(crate) enum Scratch {
+    Memory {
+        memory: Buffer,
+        used: usize,
+    },
+    /// Positions that a device does not have.
+    Nowhere {
+        device: i32,
+        used: usize,
+    },
 }
 
 /// Zeros that take no memory before they are written; `None` where so many cannot be had.
@@ -405,13 +541,25 @@ fn zeroed(len: usize) -> Option<Vec<u8>> {
 
 impl Scratch {
     fn take(&mut self, len: usize) -> Raw {
-        let addr = self.memory.addr() + self.used;
-        self.used += len;
+        let (begin, used, device) = match self {
+            Scratch::Memory { memory, used } => (memory.addr(), used, None),
+            Scratch::Nowhere { device, used } => (Device::NOWHERE, used, Some(*device)),
+        };
+        let addr = begin + *used;
+        *used += len;
         Raw {
             addr,
             len,
             writable: true,
-            device: None,
+            device,
+        }
+    }
+
+    /// What keeps it.
+    pub(crate) fn into_memory(self) -> Option<Buffer> {
+        match self {
+            Scratch::Memory { memory, .. } => Some(memory),
+            Scratch::Nowhere { .. } => None,
         }
     }
 }

@@ -8,7 +8,7 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyMemoryView, PyTuple};
 
-use crate::memory::Place;
+use crate::memory::{Home, Place};
 use crate::view::View;
 
 /// The storage of a tensor of PyTorch; `None` for anything else.
@@ -68,10 +68,16 @@ fn bounds(storage: &Bound<'_, PyAny>) -> PyResult<(usize, usize)> {
 pub(crate) fn place(storage: &Bound<'_, PyAny>) -> PyResult<Place> {
     let py = storage.py();
     let device = storage.getattr(intern!(py, "device"))?;
-    let device: String = device.getattr(intern!(py, "type"))?.extract()?;
+    let kind: String = device.getattr(intern!(py, "type"))?.extract()?;
     let (begin, end) = bounds(storage)?;
-    let here = device == "cpu";
-    Ok(Place { begin, end, here })
+    let home = match kind.as_str() {
+        "cpu" => Some(Home::Processor),
+        "cuda" => Some(Home::Device(
+            device.getattr(intern!(py, "index"))?.extract()?,
+        )),
+        _ => None,
+    };
+    Ok(Place { begin, end, home })
 }
 
 /// All memory that `owner`, or what a list, tuple or dictionary has, owns; `None` where some of it

@@ -7,7 +7,7 @@ use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 
-use crate::memory::Place;
+use crate::memory::{Home, Place};
 
 /// A contiguous range that an exporter keeps in place while this lives.
 pub(crate) struct View(Box<ffi::Py_buffer>);
@@ -133,8 +133,8 @@ impl View {
         if self.len() == 0 {
             end = begin;
         }
-        let here = true;
-        Place { begin, end, here }
+        let home = Some(Home::Processor);
+        Place { begin, end, home }
     }
 
     /// Whether it may be written.

@@ -58,6 +58,14 @@ impl Drop for Sums {
 pub(crate) fn sum_of(pieces: &[Buffer]) -> Result<[u8; 32], Error> {
     const STEP: usize = 256 << 10;
     let mut hasher = blake3::Hasher::new();
+    // Of other memory there is no copy to be had here.
+    if pieces.iter().any(|piece| !piece.is_memory()) {
+        return Err(Error::input(
+            "checkpoint",
+            "memory of a device",
+            "objects, and rows that are kept to the bit, in this process's memory",
+        ));
+    }
     for bytes in pieces {
         for at in (0..bytes.len()).step_by(STEP) {
             let some = bytes.slice(at, STEP.min(bytes.len() - at));

@@ -91,13 +91,13 @@ impl BlockBuffers {
             ));
         }
         let device = |piece: &Buffer| piece.device().map(|device| device.ordinal());
-        let first = self.pieces.first().and_then(device).filter(|_| written);
+        let first = self.pieces.first().and_then(device);
         let foreign = |index: &usize| self.pieces(*index).iter().any(|one| device(one) != first);
         if let Some(index) = (0..self.len()).find(foreign) {
             return Err(Error::input(
                 format!("buffers[{index}]"),
                 "memory of another device than this process's or the first buffer's",
-                "destinations all on one device, sources in this process's memory",
+                "all on one device, or all in this process's memory",
             ));
         }
         if !written {

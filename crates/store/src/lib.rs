@@ -48,7 +48,7 @@ pub use kvdepot_arena::{
     erase_unfinished, format, inspect, size,
 };
 pub use kvdepot_host::fork::Origin;
-pub use kvdepot_media::cuda::Device;
+pub use kvdepot_media::cuda::{Device, Fence};
 pub use kvdepot_media::{Buffer, Checksum};
 pub use listing::{BlockPage, Cursor, Gone, PAGE_MAX};
 pub use metrics::{Op, Stats};

@@ -30,7 +30,6 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import (
     OffloadingConnector,
 )
 from vllm.logger import init_logger
-from vllm.platforms import current_platform
 from vllm.v1.kv_offload.base import OffloadKey, get_offload_group_idx
 
 import kvdepot
@@ -77,8 +76,6 @@ class KvdepotConnector(OffloadingConnector):
             self._geometries: dict[int, RankGeometry] = {}
             self.manager.set_whole(self._is_whole)
             self.manager.role = roles.of(vllm_config.kv_transfer_config)
-            if not current_platform.is_cpu():
-                self.manager.reach_memory_alone()
             _say_policy(vllm_config)
             if vllm_config.cache_config.enable_prefix_caching:
                 self.manager.say_sizes(kv_cache_config.num_blocks)
@@ -177,8 +174,6 @@ class KvdepotConnector(OffloadingConnector):
                 block_tokens=config.tokens_per_chunk,
                 layout=vllm_namespace.layout_of_ranks(geometries, position),
                 group=f"{config.group_idx}: {' '.join(names)}",
-                # A device's copy engine takes one address a block.
-                contiguous=not current_platform.is_cpu(),
             )
             parts = [
                 geometry.payload_bytes[position] for geometry in geometries[: self.manager.writers]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import kvdepot
 from kvdepot.vllm.faults import SafeNamespace
@@ -100,33 +100,6 @@ class StoreTicket:
 # ---- in a worker -----------------------------------------------------------------------------
 
 
-class Move(Protocol):
-    """Blocks that are being moved: `kvdepot.MoveJob`, or what another medium has in its place."""
-
-    @property
-    def done(self) -> bool:
-        """Whether the memory is no longer touched."""
-
-    @property
-    def results(self) -> list[bool]:
-        """Of a load: whether each block arrived and verified."""
-
-    @property
-    def corrupt(self) -> list[bool]:
-        """Of a load: whether each block has another checksum than it should."""
-
-    @property
-    def checksums(self) -> list[bytes | None]:
-        """Of a store: a checksum a block, None where the copy failed."""
-
-    @property
-    def error(self) -> str | None:
-        """Why something failed."""
-
-    def wait(self) -> object:
-        """Until the memory is no longer touched."""
-
-
 @dataclass
 class Part:
     """The blocks of one KV group in a job."""
@@ -159,7 +132,7 @@ class Moving(NamedTuple):
     part: Part
     indexes: list[int]
     """Which of its blocks."""
-    move: Move
+    move: kvdepot.MoveJob
 
 
 @dataclass

@@ -54,7 +54,7 @@ from kvdepot.vllm.messages import HOST_RETRY_SECONDS, RETRY_SECONDS, Placements
 from kvdepot.vllm.metrics import Collector
 from kvdepot.vllm.questions import Arrivals, Question, Questions, keys_behind
 from kvdepot.vllm.roles import Role, is_prefilled
-from kvdepot.vllm.tiers import INDEXED, SOURCES, is_memory, say_smaller
+from kvdepot.vllm.tiers import INDEXED, SOURCES, say_smaller
 
 logger = init_logger("vllm.kvdepot.manager")
 
@@ -101,15 +101,11 @@ class KvdepotManager(OffloadingManager):
         self._engine_block_bytes = engine_block_bytes
         self.collector = Collector(self.depot)
         self._near = depot.tiers[0]
-        # A device's copies reach memory of this host alone.
-        self._is_reached: Callable[[str], bool] = lambda tier: True
         # Who has the index, or a tier, is asked without waiting for the answer.
         self._late = shared or any(tier not in INDEXED for tier in depot.tiers)
         self._questions = Questions(self.faults)
         self._arrivals = Arrivals()
         self._socket = depot.socket
-        # Tiers that are files come into memory as they are read.
-        self._memory = tuple(n for n, tier in enumerate(depot.tiers) if is_memory(depot, tier))
         self._ranks = ranks
         self.writers = ranks if writers is None else writers
         """How many parts a block has."""
@@ -150,10 +146,6 @@ class KvdepotManager(OffloadingManager):
     def set_whole(self, whole: Callable[[OffloadKey, str], bool]) -> None:
         """`whole` says whether vLLM still has all its blocks of a request's stored block."""
         self._whole = whole
-
-    def reach_memory_alone(self) -> None:
-        """Workers load by copies of a device: what is elsewhere comes near first."""
-        self._is_reached = lambda tier: tier in INDEXED
 
     def set_adapter(self, request: str, fingerprint: str) -> None:
         """The request runs under a LoRA adapter with these files."""
@@ -228,11 +220,8 @@ class KvdepotManager(OffloadingManager):
     def _hold(self, group: Group, idents: list[Ident]) -> None:
         """Pin blocks, given in prefix order, up to the first miss."""
         pins = group.namespace.pin([key for _, key in idents], prefix=True)
-        pinned = [(ident, pin) for ident, pin in zip(idents, pins, strict=True) if pin is not None]
-        # What lies behind one that workers do not reach is of no use either.
-        reached = list(itertools.takewhile(lambda one: self._is_reached(one[1].tier), pinned))
-        self._held.update(reached)
-        unpin(self._groups, pinned[len(reached) :], served=False)
+        pairs = zip(idents, pins, strict=True)
+        self._held.update((ident, pin) for ident, pin in pairs if pin is not None)
 
     @_on_path
     def prepare_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> Placements:
@@ -526,7 +515,7 @@ class KvdepotManager(OffloadingManager):
         return self._next_ticket
 
     def _placements(self, ticket: int, groups: list[GroupPlacements]) -> Placements:
-        return Placements(ticket, self._socket, groups, self._memory)
+        return Placements(ticket, self._socket, groups)
 
     def _ident(self, key: OffloadKey, req_context: ReqContext) -> Ident:
         adapter = self._adapters.get(req_context.req_id)

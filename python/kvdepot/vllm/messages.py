@@ -37,8 +37,6 @@ class Placements(LoadStoreSpec):
     socket: str
     """The owner's socket, where a worker attaches at its first job."""
     groups: list[GroupPlacements]
-    memory: tuple[int, ...] = ()
-    """The mover's media that are memory: a device driver may pin them. It would read in a file."""
 
     def __len__(self) -> int:
         return sum(len(group.placements) for group in self.groups)

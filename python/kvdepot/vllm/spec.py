@@ -6,6 +6,7 @@ vLLM finds this class by the names that `KvdepotConnector` writes into
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -25,6 +26,7 @@ from kvdepot.vllm import settings as vllm_settings
 from kvdepot.vllm.manager import KvdepotManager
 from kvdepot.vllm.metrics import DEFINITIONS
 from kvdepot.vllm.settings import DepotSettings, Settings
+from kvdepot.vllm.sleep import rest_before_sleep
 from kvdepot.vllm.worker import KvdepotWorker
 
 logger = init_logger("vllm.kvdepot")
@@ -33,6 +35,9 @@ logger = init_logger("vllm.kvdepot")
 # another owner to go.
 SERVICE_SECONDS = 10.0
 SERVICE_PAUSE_SECONDS = 0.2
+
+# Each hashes and copies some gigabytes a second; a device takes fifty.
+LANES_BESIDE_A_DEVICE = 16
 
 
 class KvdepotSpec(OffloadingSpec):
@@ -72,21 +77,19 @@ class KvdepotSpec(OffloadingSpec):
         )
 
     def get_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:
-        """The worker for the memory that the KV caches are in."""
-        worker: type[KvdepotWorker] | None = None
-        if current_platform.is_cpu():
-            worker = KvdepotWorker
-        elif current_platform.is_cuda_alike():
-            from kvdepot.vllm.cuda import KvdepotCudaWorker
-
-            worker = KvdepotCudaWorker
-        if worker is not None:
-            made = worker(kv_caches, self.config.parallel.rank, self.blocks_per_chunk)
+        """What moves their bytes."""
+        if current_platform.is_cpu() or current_platform.is_cuda():
+            made = KvdepotWorker(kv_caches, self.config.parallel.rank, self.blocks_per_chunk)
             if self.replicated_layout:
                 made.part = 0
             if self.settings.shared:
                 # Otherwise the owner's, which it tells.
                 made.lanes = self.settings.depot.get("lanes")
+            if current_platform.is_cuda():
+                if made.lanes is None and "lanes" not in self.settings.depot:
+                    # Beside a device's bus a few are not enough.
+                    made.lanes = min(LANES_BESIDE_A_DEVICE, len(os.sched_getaffinity(0)))
+                rest_before_sleep(made)
             return made
         raise kvdepot.ConfigError(
             f"--device: {current_platform.device_name!r} is not supported by kvdepot's vLLM "

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import math
-import os
-import stat
 from typing import Any
 
 from vllm.logger import init_logger
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
-
-import kvdepot
 
 # What vLLM counts their hits under.
 SOURCES = {
@@ -24,17 +20,6 @@ SOURCES = {
 INDEXED = ("Cache", "Dax", "Nvme")
 
 logger = init_logger("vllm.kvdepot.tiers")
-
-
-def is_memory(depot: kvdepot.Depot, tier: str) -> bool:
-    """Whether the tier is memory and not a file: the cache, or a DAX device."""
-    if tier != "Dax" or depot.path is None:
-        return tier == "Cache"
-    try:
-        return stat.S_ISCHR(os.stat(depot.path).st_mode)
-    except OSError:
-        # A service's path may not be visible here.
-        return False
 
 
 def say_smaller(stats: dict[str, Any] | None, engine: int) -> None:

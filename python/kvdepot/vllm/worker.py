@@ -1,5 +1,5 @@
-"""The moving side, in each of vLLM's worker processes: bytes between vLLM's KV
-caches and the depot's tiers, in one copy.
+"""The moving side, in each of vLLM's worker processes: bytes between vLLM's KV caches, in host
+memory or on a CUDA device, and the depot's tiers.
 
 A worker exists before the depot does, so it attaches to the owner's socket when
 the first job names it. vLLM asserts that jobs succeed: here they always do, and
@@ -33,7 +33,7 @@ from vllm.v1.kv_offload.base import (
 
 import kvdepot
 from kvdepot.vllm.faults import ERRORS, Faults
-from kvdepot.vllm.jobs import SKIP, Job, Move, Moving, Part, Reports, WorkerReport
+from kvdepot.vllm.jobs import SKIP, Job, Moving, Part, Reports, WorkerReport
 from kvdepot.vllm.messages import RETRY_SECONDS, KvdepotWorkerMetadata, Placements, RankGeometry
 
 logger = init_logger("vllm.kvdepot.worker")
@@ -75,7 +75,12 @@ def split(
 
 
 class KvdepotWorker(OffloadingWorker):
-    """Moves blocks between KV caches in this host's memory and the depot."""
+    """Moves blocks between KV caches, in this host's memory or on a CUDA device, and the depot.
+
+    vLLM's thread only submits. On a device, what is moved waits for what the device has been given
+    to compute by then: a forward that writes what is stored, or that still reads what is loaded
+    over. A page that is loaded is written before its block has verified as a whole; vLLM reads it
+    once the load is reported, which says then that the block is not there."""
 
     def __init__(self, kv_caches: CanonicalKVCaches, rank: int, blocks_per_chunk: int) -> None:
         self.rank = rank
@@ -87,7 +92,12 @@ class KvdepotWorker(OffloadingWorker):
         self.path_seconds = 0.0
         self.faults = Faults(logger)
         self._tensors = [canonical.tensor for canonical in kv_caches.tensors]
+        self._device = _device_of(self._tensors)
         self._ranges = [self._group_ranges(refs) for refs in kv_caches.group_data_refs]
+        self._pages = [
+            kvdepot.Spans(ranges, [], owner=self._tensors, device=self._device)
+            for ranges in self._ranges
+        ]
         self._mover: kvdepot.Mover | None = None
         self._attach_after = 0.0
         self._jobs: dict[int, Job] = {}
@@ -139,9 +149,13 @@ class KvdepotWorker(OffloadingWorker):
                 self._wait(job)
         self.path_seconds += time.perf_counter() - start
 
+    def rest(self) -> None:
+        """Wait until nothing of vLLM's memory is touched. Jobs are reported later, as ever."""
+        self.wait(set(self._jobs))
+
     def shutdown(self) -> None:
         """Wait for all jobs and let the depot go."""
-        self.wait(set(self._jobs))
+        self.rest()
         self._detach()
 
     # ---- what vLLM's interface has no place for ---------------------------------------------
@@ -156,43 +170,41 @@ class KvdepotWorker(OffloadingWorker):
         invalid, self._invalid = self._invalid, {}
         return invalid
 
-    # ---- how it moves; another medium overrides these ---------------------------------------
+    # ---- how it moves --------------------------------------------------------------------------
 
     def _group_ranges(self, refs: Sequence[CanonicalKVCacheRef]) -> list[tuple[int, int, int]]:
         """(address, stride, length) of each layer's span of a vLLM block."""
         ranges = []
         for ref in refs:
             tensor = self._tensors[ref.tensor_idx]
-            if tensor.device.type != "cpu" or tensor.dtype != torch.int8:
-                raise RuntimeError(
-                    f"KV cache of {tensor.dtype} on {tensor.device}; bytes in this host's memory "
-                    "are needed"
-                )
+            if tensor.dtype != torch.int8:
+                raise RuntimeError(f"KV cache of {tensor.dtype}; bytes are needed")
             ranges.append((tensor.data_ptr(), tensor.stride(0), ref.page_size_bytes))
         return ranges
+
+    def _computing(self) -> int | None:
+        """The stream that vLLM computes on, as CUDA knows it; None in host memory."""
+        if self._device is None:
+            return None
+        return int(torch.cuda.current_stream(self._device).cuda_stream)
 
     def _start(self, job: Job, mover: kvdepot.Mover) -> None:
         for part in job.parts:
             indexes = part.movable(load=job.load)
             if not indexes:
                 continue
-            spans = kvdepot.Spans(
-                ranges=self._ranges[part.group],
-                rows=[part.rows[i] for i in indexes],
-                owner=self._tensors,
-            )
+            rows = [part.rows[i] for i in indexes]
+            spans = self._pages[part.group].with_rows(rows, self._computing())
             move = mover.load if job.load else mover.store
             placements = part.chosen(indexes)
-            job.moves.append(Moving(part, indexes, move(placements, spans, part=self.part)))
-
-    def _ended(self, move: Move) -> bool:
-        """Whether it has; one that has two steps begins the second."""
-        return move.done
+            begun = move(placements, spans, part=self.part, aside=True)
+            job.moves.append(Moving(part, indexes, begun))
 
     def _advance(self, job: Job) -> bool:
-        """Whether the job has ended. Each move is asked: that may begin its second step."""
+        """Whether the job has ended."""
         ended = [
-            self.faults.attempt("done", None, self._ended, moving.move) for moving in job.moves
+            self.faults.attempt("done", None, lambda move: move.done, moving.move)
+            for moving in job.moves
         ]
         if None in ended:
             job.failed = True
@@ -204,7 +216,7 @@ class KvdepotWorker(OffloadingWorker):
             self.faults.attempt("wait", None, moving.move.wait)
 
     def _outcomes(
-        self, job: Job, read: Callable[[Move], list[Outcome | None]]
+        self, job: Job, read: Callable[[kvdepot.MoveJob], list[Outcome | None]]
     ) -> list[Outcome | None]:
         """What `read` says of each block; None where nothing was moved."""
         outcomes: list[Outcome | None] = [None] * job.blocks
@@ -285,13 +297,23 @@ class KvdepotWorker(OffloadingWorker):
         return TransferResult(job_id, True, moved, time.perf_counter() - job.started)
 
 
-def _arrived(move: Move) -> list[bool | None]:
+def _device_of(tensors: Sequence[torch.Tensor]) -> int | None:
+    """The number of the CUDA device that KV caches are on; None for this host's memory."""
+    devices = {(tensor.device.type, tensor.device.index) for tensor in tensors}
+    if len(devices) > 1 or not devices <= {("cpu", None)} | {
+        ("cuda", index) for _, index in devices if index is not None
+    }:
+        raise RuntimeError(f"KV caches on {devices}; one CUDA device or host memory is needed")
+    return next((index for _, index in devices), None)
+
+
+def _arrived(move: kvdepot.MoveJob) -> list[bool | None]:
     """Whether each block verified; None for one that was not moved."""
     pairs = zip(move.results, move.corrupt, strict=True)
     return [True if arrived else (False if corrupt else None) for arrived, corrupt in pairs]
 
 
-def _checksums(move: Move) -> list[bytes | None]:
+def _checksums(move: kvdepot.MoveJob) -> list[bytes | None]:
     return list(move.checksums)
 
 

@@ -15,8 +15,8 @@ pub(crate) struct Session {
 #[derive(clap::Args)]
 pub(crate) struct InDepot {
     /// Tiers chained near to far, such as "Posix", with their options; unix:SOCKET, a depot that
-    /// another process has open; or, but for save, restore and trim, a path with a / or a dot in it:
-    /// a session's file, or a directory of such files.
+    /// another process has open; or, but for save, restore and trim, a path with a / or a dot in
+    /// it: a session's file, or a directory of such files.
     #[arg(value_name = "DEPOT")]
     pub(crate) depot: String,
     /// A YAML or JSON file with the options of docs/configuration.md.

@@ -90,13 +90,23 @@ impl Store {
         block: usize,
         threads: usize,
     ) -> Result<Store, Error> {
+        Self::open_with(scratch, tier, bytes, block, json!({"lanes": threads}))
+    }
+
+    /// The same with more of a depot's settings.
+    pub(super) fn open_with(
+        scratch: &Scratch,
+        tier: &str,
+        bytes: usize,
+        block: usize,
+        mut settings: serde_json::Value,
+    ) -> Result<Store, Error> {
         let path = scratch.path().join("arena");
         let records = bytes / block;
         // The table, and the alignment of the data.
         let capacity = bytes + records * 128 + (4 << 20);
-        let mut settings = json!({
-            "lanes": threads, "lock_wait": "0s", "socket": scratch.path().join("sock"),
-        });
+        settings["lock_wait"] = json!("0s");
+        settings["socket"] = json!(scratch.path().join("sock"));
         match tier {
             "Cache" => settings["cache"] = json!({"capacity": bytes}),
             _ => {

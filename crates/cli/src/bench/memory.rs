@@ -212,13 +212,13 @@ struct Bench<'a> {
 
 /// A plain copy, between memory of one kind of pages.
 #[derive(Clone, Copy)]
-struct Limit {
-    way: Plain,
+pub(super) struct Limit {
+    pub(super) way: Plain,
     pages: Pages,
 }
 
 /// All of them: which pages serve a machine best shows when both have been tried.
-fn limits() -> Vec<Limit> {
+pub(super) fn limits() -> Vec<Limit> {
     let of = |pages| {
         Plain::all()
             .into_iter()
@@ -228,7 +228,7 @@ fn limits() -> Vec<Limit> {
 }
 
 impl Limit {
-    fn name(&self) -> &'static str {
+    pub(super) fn name(&self) -> &'static str {
         match (self.way, self.pages) {
             (Plain::Memcpy, Pages::Small) => "memcpy, small pages",
             (Plain::Streaming, Pages::Small) => "streaming, small pages",
@@ -238,7 +238,7 @@ impl Limit {
     }
 
     /// The one of two that has its pages.
-    fn choose<'a, T: ?Sized>(&self, huge: &'a T, small: &'a T) -> &'a T {
+    pub(super) fn choose<'a, T: ?Sized>(&self, huge: &'a T, small: &'a T) -> &'a T {
         match self.pages {
             Pages::Small => small,
             _ => huge,
@@ -247,14 +247,14 @@ impl Limit {
 }
 
 /// A place in a circle of `len` that moves on by `count` with every run.
-struct Turn {
-    at: usize,
-    len: usize,
-    count: usize,
+pub(super) struct Turn {
+    pub(super) at: usize,
+    pub(super) len: usize,
+    pub(super) count: usize,
 }
 
 impl Turn {
-    fn next(&mut self) -> std::ops::Range<usize> {
+    pub(super) fn next(&mut self) -> std::ops::Range<usize> {
         if self.at + self.count > self.len {
             self.at = 0;
         }
@@ -373,7 +373,7 @@ impl Bench<'_> {
     }
 }
 
-fn all(done: &[bool], what: &str) -> Result<(), Error> {
+pub(super) fn all(done: &[bool], what: &str) -> Result<(), Error> {
     let missing = done.iter().filter(|ok| !**ok).count();
     if missing > 0 {
         let total = done.len();

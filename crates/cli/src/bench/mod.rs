@@ -3,6 +3,7 @@
 mod alloc;
 mod churn;
 mod cluster;
+mod cuda;
 mod files;
 mod index;
 mod media;
@@ -56,6 +57,7 @@ pub(crate) fn run(args: &Bench, program: &OsStr, output: &mut Output) -> Result<
         Bench::Alloc(args) => ("bench alloc", alloc::cases(args)),
         Bench::Churn(args) => ("bench churn", churn::cases(args)),
         Bench::Cluster(_) => ("bench cluster", cluster::CASES),
+        Bench::Cuda(args) => ("bench cuda", cuda::cases(args)),
         Bench::Files(args) => ("bench files", files::cases(args)),
         Bench::Index(_) => ("bench index", index::CASES),
         Bench::Reopen(_) => ("bench reopen", reopen::CASES),
@@ -75,6 +77,7 @@ pub(crate) fn run(args: &Bench, program: &OsStr, output: &mut Output) -> Result<
         Bench::Alloc(args) => alloc::run(args, &mut report),
         Bench::Churn(args) => churn::run(args, &mut report),
         Bench::Cluster(args) => cluster::run(args, &mut report),
+        Bench::Cuda(args) => cuda::run(args, &mut report),
         Bench::Files(args) => files::run(args, &mut report),
         Bench::Index(args) => index::run(args, &mut report),
         Bench::Reopen(args) => reopen::run(args, program, &mut report),

@@ -238,13 +238,13 @@ impl Cargo {
         end: &End,
         slab: impl FnOnce() -> Result<Arc<Slab>>,
     ) -> Result<Option<u32>> {
-        let Some(carrier) = end.carrier() else {
-            return Ok(None);
-        };
         let known = self.carriers.iter().position(|known| known.end.is(end));
         if let Some(known) = known {
             return Ok(Some(known as u32));
         }
+        let Some(carrier) = end.carrier() else {
+            return Ok(None);
+        };
         let slab = slab()?;
         slab.register(&carrier);
         self.slab = Some(slab);
@@ -282,6 +282,15 @@ impl Cargo {
             known.is_some_and(|known| known.carrier.asks_seldom())
         };
         seldom(from) || seldom(to)
+    }
+
+    /// What a carry of its carriers should have at least.
+    pub(super) fn carry_least(&self) -> u64 {
+        let least = self
+            .carriers
+            .iter()
+            .map(|known| known.carrier.carry_least());
+        least.max().unwrap_or(0)
     }
 
     /// Whether it has a carrier that is better asked seldom.

@@ -192,7 +192,7 @@ mod tests {
             }
         }
 
-        fn patience(&self) -> Option<Duration> {
+        fn patience(&self, _op: Op) -> Option<Duration> {
             Some(self.patience)
         }
 

@@ -210,7 +210,8 @@ impl Shared {
             true => self.config.slice_size,
             false => cargo.bytes / (lanes as u64 * SLICES_PER_LANE),
         };
-        let slice_size = fair.max(self.slice_min()).min(self.config.slice_size);
+        let least = self.slice_min().max(cargo.carry_least());
+        let slice_size = fair.max(least).min(self.config.slice_size);
         let limits = Limits {
             slice_size,
             tail_merge: slice_size / 4,

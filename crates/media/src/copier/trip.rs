@@ -351,7 +351,7 @@ impl Trip {
             .map(|run| Order::new(op, run, base, at))
             .collect();
         self.leg = Some(op);
-        let patience = carrier.patience();
+        let patience = carrier.patience(op);
         let leg = Arc::new(UnderWay {
             trip: Mutex::new(Some(self)),
             failures: Mutex::default(),

@@ -1,9 +1,12 @@
 //! A device's primary context, and what is done in it.
 
 use super::driver::{Driver, Handle};
-use crate::carrier::{Op, Receipt};
+use crate::carrier::Op;
 use crate::error::Result;
+use std::ffi::c_int;
+use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// The primary context of a device, which frameworks use too.
 #[derive(Debug)]
@@ -18,7 +21,17 @@ unsafe impl Send for Context {}
 unsafe impl Sync for Context {}
 
 /// A thread that has entered a context. It leaves on the same thread.
-pub(super) struct Entered<'a>(&'a Context);
+///
+/// Meanwhile it may call what the driver forbids to others while a framework captures a graph
+/// (`cuThreadExchangeStreamCaptureMode`): nothing of kvdepot's is in the graph.
+pub(super) struct Entered<'a>(&'a Context, c_int);
+
+/// `CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED` to `CUDA_ERROR_CAPTURED_EVENT` and its like: what the
+/// driver answers to calls beside a capture.
+const CAPTURE: Range<c_int> = 900..909;
+
+/// `CU_STREAM_CAPTURE_MODE_RELAXED`.
+const RELAXED: c_int = 2;
 
 impl Context {
     /// Retains the context of device number `ordinal`, for as long as the process lives.
@@ -40,7 +53,10 @@ impl Context {
         // SAFETY: the context was retained and never released.
         let entered = unsafe { (self.driver.cuCtxPushCurrent_v2)(self.handle) };
         self.driver.check("cuCtxPushCurrent", entered)?;
-        Ok(Entered(self))
+        let mut mode = RELAXED;
+        // SAFETY: the mode is one, and is written.
+        unsafe { (self.driver.cuThreadExchangeStreamCaptureMode)(&raw mut mode) };
+        Ok(Entered(self, mode))
     }
 
     /// Pins memory of this process.
@@ -84,14 +100,21 @@ impl Context {
         Ok(event)
     }
 
-    /// Asks a stream for a receipt's copy.
+    /// Asks a stream for a copy of `len` bytes between `memory` of this process and `at` of the
+    /// device.
     ///
     /// # Safety
     ///
-    /// The receipt lives until the stream has done it, and its position is memory of the device.
-    pub(super) unsafe fn copy(&self, stream: Handle, receipt: &Receipt) -> Result<()> {
-        let (at, memory, len) = (receipt.at(), receipt.memory().cast(), receipt.len());
-        let (function, asked) = match receipt.op() {
+    /// Both may be read, or written, until the stream has done it.
+    pub(super) unsafe fn copy(
+        &self,
+        stream: Handle,
+        op: Op,
+        at: u64,
+        (memory, len): (*mut u8, usize),
+    ) -> Result<()> {
+        let memory = memory.cast();
+        let (function, asked) = match op {
             Op::Read => {
                 let copy = self.driver.cuMemcpyDtoHAsync_v2;
                 // SAFETY: the caller's promise.
@@ -109,16 +132,65 @@ impl Context {
         self.driver.check(function, asked)
     }
 
+    /// Memory of the device, until it is given back.
+    pub(super) fn memory(&self, len: usize) -> Result<u64> {
+        let mut at = 0;
+        // SAFETY: `at` is writable.
+        let taken = unsafe { (self.driver.cuMemAlloc_v2)(&raw mut at, len) };
+        self.driver.check("cuMemAlloc", taken)?;
+        Ok(at)
+    }
+
+    /// Memory of this process that the driver has pinned, until it is given back.
+    pub(super) fn host_memory(&self, len: usize) -> Result<*mut u8> {
+        let mut at = std::ptr::null_mut();
+        // SAFETY: `at` is writable.
+        let taken = unsafe { (self.driver.cuMemAllocHost_v2)(&raw mut at, len) };
+        self.driver.check("cuMemAllocHost", taken)?;
+        Ok(at.cast())
+    }
+
+    /// Gives memory of this process back.
+    pub(super) fn give_host_back(&self, at: *mut u8) {
+        // SAFETY: it is from above, and nobody uses it any more.
+        let _gone = unsafe { (self.driver.cuMemFreeHost)(at.cast()) };
+    }
+
+    /// Gives memory of the device back.
+    pub(super) fn give_back(&self, at: u64) {
+        // SAFETY: the driver looks the address up in its own table.
+        let _gone = unsafe { (self.driver.cuMemFree_v2)(at) };
+    }
+
     pub(super) fn record(&self, event: Handle, stream: Handle) -> Result<()> {
         // SAFETY: both are this context's.
         let recorded = unsafe { (self.driver.cuEventRecord)(event, stream) };
         self.driver.check("cuEventRecord", recorded)
     }
 
+    /// Lets a stream go on only behind an event that was recorded.
+    pub(super) fn wait(&self, stream: Handle, event: Handle) -> Result<()> {
+        // SAFETY: both are this context's, and the event was recorded.
+        let waits = unsafe { (self.driver.cuStreamWaitEvent)(stream, event, 0) };
+        self.driver.check("cuStreamWaitEvent", waits)
+    }
+
+    /// Lets an event go. What waits for it still does.
+    pub(super) fn forget(&self, event: Handle) {
+        // SAFETY: it is this context's, and nobody names it any more.
+        let _gone = unsafe { (self.driver.cuEventDestroy_v2)(event) };
+    }
+
     /// Waits for an event that was recorded.
     pub(super) fn reach(&self, event: Handle) -> Result<()> {
         // SAFETY: it is this context's, and was recorded.
-        let reached = unsafe { (self.driver.cuEventSynchronize)(event) };
+        let mut reached = unsafe { (self.driver.cuEventSynchronize)(event) };
+        while CAPTURE.contains(&reached) {
+            // Somebody captures a graph: this call was refused, and the copies go on.
+            std::thread::sleep(Duration::from_millis(1));
+            // SAFETY: as above.
+            reached = unsafe { (self.driver.cuEventSynchronize)(event) };
+        }
         self.driver.check("cuEventSynchronize", reached)
     }
 
@@ -132,6 +204,8 @@ impl Context {
 impl Drop for Entered<'_> {
     fn drop(&mut self) {
         let mut left = std::ptr::null_mut();
+        // SAFETY: the mode is what the driver gave.
+        unsafe { (self.0.driver.cuThreadExchangeStreamCaptureMode)(&raw mut self.1) };
         // SAFETY: `left` is writable. An error would say that somebody else has popped; the thread
         // then is where it was.
         unsafe { (self.0.driver.cuCtxPopCurrent_v2)(&raw mut left) };

@@ -2,11 +2,17 @@
 //!
 //! Bytes go through the slab, which the driver has pinned: streams of kvdepot's own carry them
 //! between it and the device, while lanes fill and empty other regions. No byte of the device is
-//! touched by the processor, and a part counts as moved when its copies have ended.
+//! touched by the processor, and a part counts as moved when its copies have ended. Large pages are
+//! copied as they are; small ones as one, through a ring of the device, and by one call of the
+//! driver's where that cannot be.
 
 mod context;
 mod driver;
+mod fence;
 mod lines;
+mod pages;
+mod plain;
+mod stream;
 #[cfg(test)]
 mod tests;
 
@@ -14,7 +20,9 @@ use crate::carrier::Carrier;
 use crate::error::{Error, Result};
 use context::Context;
 use driver::Driver;
-use lines::Lines;
+pub use fence::Fence;
+use lines::{Ferry, Lines};
+pub use plain::Pinned;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -58,6 +66,10 @@ impl System {
 }
 
 impl Device {
+    /// Addresses from here on are nowhere, and no device has them: what is moved there is verified,
+    /// and gone. They are what scratch memory is in the host.
+    pub const NOWHERE: usize = 1 << 63;
+
     /// The device with this number. The driver is loaded when the first one is asked for.
     ///
     /// # Errors
@@ -118,9 +130,103 @@ impl Device {
         self.ordinal
     }
 
-    /// Who carries bytes from and to its memory. For this crate only: who may name addresses of the
-    /// device is whoever may make buffers of them.
-    pub(crate) fn carrier(&self) -> Arc<dyn Carrier> {
-        Arc::clone(&self.lines) as Arc<dyn Carrier>
+    /// What the driver calls it.
+    ///
+    /// # Errors
+    ///
+    /// [`crate::Error::Io`] when the driver does not say.
+    pub fn name(&self) -> Result<String> {
+        self.context.driver.name(self.ordinal)
+    }
+
+    /// Memory of the device, given back when it is dropped.
+    ///
+    /// # Errors
+    ///
+    /// [`crate::Error::Io`] when it has not as much left.
+    pub fn memory(self: &Arc<Self>, len: usize) -> Result<Arc<Memory>> {
+        let at = {
+            let _entered = self.context.enter()?;
+            self.context.memory(len)?
+        };
+        let device = Arc::clone(self);
+        Ok(Arc::new(Memory { device, at, len }))
+    }
+
+    /// Bytes of the device's memory that are kvdepot's own: rings, through which small pages go.
+    #[must_use]
+    pub fn ring_bytes(&self) -> u64 {
+        self.lines.ring_bytes()
+    }
+
+    /// Bytes of this process that kvdepot has pinned, for all devices.
+    #[must_use]
+    pub fn pinned_bytes() -> u64 {
+        lines::pinned_bytes()
+    }
+
+    /// This moment of a stream: behind it, the device has done all that the stream was given until
+    /// now. 0 is the default one.
+    ///
+    /// # Errors
+    ///
+    /// [`crate::Error::Io`] when the driver refuses.
+    ///
+    /// # Safety
+    ///
+    /// The number is the handle of a stream of this device (`CUstream`), or 0.
+    pub unsafe fn fence(&self, stream: usize) -> Result<Arc<Fence>> {
+        // SAFETY: the caller's promise.
+        unsafe { Fence::record(&self.context, stream) }.map(Arc::new)
+    }
+
+    /// Who carries bytes from and to its memory, behind a fence. For this crate only: who may name
+    /// addresses of the device is whoever may make buffers of them.
+    pub(crate) fn carrier(&self, fence: Option<&Arc<Fence>>) -> Arc<dyn Carrier> {
+        Arc::new(Ferry {
+            lines: Arc::clone(&self.lines),
+            fence: fence.map(Arc::clone),
+        })
+    }
+}
+
+/// Memory that was taken from a device: [`crate::Buffer::of_device`] moves it.
+#[derive(Debug)]
+pub struct Memory {
+    device: Arc<Device>,
+    at: u64,
+    len: usize,
+}
+
+impl Memory {
+    /// The device.
+    #[must_use]
+    pub fn device(&self) -> &Arc<Device> {
+        &self.device
+    }
+
+    /// Its first address.
+    pub(crate) fn at(&self) -> usize {
+        self.at as usize
+    }
+
+    /// Its length in bytes.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Never: the driver gives none of no bytes.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        if let Ok(_entered) = self.device.context.enter() {
+            self.device.context.give_back(self.at);
+        }
     }
 }

@@ -131,7 +131,7 @@ fn parts_reach_the_device_through_the_pinned_slab() {
         "every thread has left"
     );
     assert!(
-        double(&device, "double_streams", 0) <= streams + 3,
+        double(&device, "double_streams", 0) <= streams + 4,
         "streams are used again"
     );
 }
@@ -163,6 +163,211 @@ fn a_device_that_refuses_or_fails_a_copy_costs_the_parts_it_had() {
             "{inject}: and so does the copier"
         );
     }
+}
+
+/// Brings parts to the device and back; whether all of it is right.
+fn there_and_back(device: &Arc<Device>, copier: &Copier, cut: usize) {
+    let mut batch = copier.batch();
+    let (mut hosts, mut backs) = (Vec::new(), Vec::new());
+    for (number, &len) in LENS.iter().enumerate() {
+        let (on, host) = room(device, 2 * len.max(cut));
+        // Pages with as much between them.
+        let pages = |buffer: &Buffer| -> Vec<Buffer> {
+            let each = |at: usize| buffer.slice(2 * at, cut.min(len - at)).unwrap();
+            (0..len).step_by(cut).map(each).collect()
+        };
+        let bytes = Buffer::from_vec(content(number, len));
+        let sum = checksum::of(&id(number), &bytes.to_vec());
+        let from = [bytes.clone()];
+        batch
+            .part(&id(number), &from, &pages(&on), Some(sum), 0)
+            .unwrap();
+        hosts.push((pages(&on), sum, host));
+        backs.push((Buffer::from_vec(vec![0; len]), bytes));
+    }
+    let ticket = copier.submit(batch, |done| assert!(done.is_clean()));
+    assert!(ticket.wait(None));
+    let mut batch = copier.batch();
+    for (number, ((pages, sum, _), (back, _))) in hosts.iter().zip(&backs).enumerate() {
+        let to = std::slice::from_ref(back);
+        batch.part(&id(number), pages, to, Some(*sum), 0).unwrap();
+    }
+    let ticket = copier.submit(batch, |done| {
+        assert!(done.is_clean());
+        assert!(
+            done.parts()
+                .all(|(_, part)| part.unwrap().matches == Some(true))
+        );
+    });
+    assert!(ticket.wait(None));
+    assert!(
+        backs
+            .iter()
+            .all(|(back, bytes)| back.to_vec() == bytes.to_vec())
+    );
+    for (_, _, host) in hosts {
+        // What is between the pages is as it was.
+        let bytes = host.to_vec();
+        let between = bytes.chunks(2 * cut).flat_map(|both| both.iter().skip(cut));
+        assert!(between.into_iter().all(|byte| *byte == 0xEE));
+    }
+}
+
+#[test]
+fn small_pages_go_as_one_and_by_one_call_where_that_cannot_be() {
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let counts =
+        |device: &Device| ["double_kernels", "double_batches"].map(|name| double(device, name, 0));
+    // (what the driver refuses, whether there are kernels and batches then)
+    let ways: [(&[&str], [bool; 2]); 5] = [
+        (&[], [true, false]),
+        (&["double_refuse_kernel"], [false, true]),
+        (&["double_refuse_memory"], [false, true]),
+        (
+            &["double_refuse_memory", "double_refuse_batch"],
+            [false, false],
+        ),
+        (&["double_refuse_register"], [true, false]),
+    ];
+    for (refused, expected) in ways {
+        let device = Device::open_with(&library(), 0).unwrap();
+        for name in refused {
+            double(&device, name, 1);
+        }
+        let before = (counts(&device), double(&device, "double_taken", 0));
+        for cut in [4096, 16 << 10, 10_001] {
+            there_and_back(&device, &copier(0, 8 << 20, 4), cut);
+        }
+        let after = counts(&device);
+        let used = [0, 1].map(|n| after[n] > before.0[n]);
+        assert_eq!(used, expected, "{refused:?}");
+        let taken = double(&device, "double_taken", 0) - before.1;
+        assert!(taken <= 64 << 20, "{taken} bytes of the device");
+        for name in refused {
+            double(&device, name, 0);
+        }
+    }
+}
+
+#[test]
+fn streams_that_overtake_each_other_change_no_byte() {
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let device = Device::open_with(&library(), 0).unwrap();
+    double(&device, "double_jitter", 3000);
+    let copier = copier(0, 4 << 20, 8);
+    for cut in [4096, 70_000, 1 << 20] {
+        there_and_back(&device, &copier, cut);
+    }
+    double(&device, "double_jitter", 0);
+}
+
+#[test]
+fn what_is_behind_a_fence_waits_for_its_stream_and_another_device_does_not() {
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let device = Device::open_with(&library(), 0).unwrap();
+    let busy = conformance::double(&library(), "double_busy_stream", 0);
+    // SAFETY: the double has just made it.
+    let fence = unsafe { device.fence(busy as usize) }.unwrap();
+    // SAFETY: the default stream.
+    let idle = unsafe { device.fence(0) }.unwrap();
+    let copier = copier(0, 4 << 20, 8);
+    let (on, below) = room(&device, 100_000);
+    let (to, there) = room(&device, 100_000);
+    let (free, loaded) = room(&device, 100_000);
+    let host = Buffer::from_vec(vec![0; 100_000]);
+    let mut store = copier.batch();
+    let from = [on.behind(&fence)];
+    store
+        .part(&id(0), &from, std::slice::from_ref(&host), None, 0)
+        .unwrap();
+    let mut load = copier.batch();
+    let bytes = || [Buffer::from_vec(content(1, 100_000))];
+    load.part(&id(1), &bytes(), &[to.behind(&fence)], None, 0)
+        .unwrap();
+    let [store, load] =
+        [store, load].map(|batch| copier.submit(batch, |done| assert!(done.is_clean())));
+    std::thread::sleep(std::time::Duration::from_millis(50));
+    assert!(
+        !store.is_done() && !load.is_done(),
+        "the stream computes still"
+    );
+    assert_eq!(
+        there.to_vec(),
+        [0xEE; 100_000],
+        "nothing has been written meanwhile"
+    );
+    // Another device's, and another stream's, go on.
+    let other = Device::open_with(&library(), 1).unwrap();
+    let (parts, _) = restore(&other, &copier, &LENS, 4096);
+    assert!(parts.iter().all(|part| part.is_ok()));
+    drop(fence);
+    // What the stream writes last is what is stored.
+    below.write_at(0, &content(7, 100_000)).unwrap();
+    conformance::double(&library(), "double_release", busy);
+    assert!(store.wait(None) && load.wait(None));
+    assert_eq!(host.to_vec(), content(7, 100_000));
+    assert_eq!(there.to_vec(), content(1, 100_000));
+    let mut load = copier.batch();
+    load.part(&id(1), &bytes(), &[free.behind(&idle)], None, 0)
+        .unwrap();
+    assert!(copier.submit(load, |_| {}).wait(None));
+    assert_eq!(loaded.to_vec(), content(1, 100_000));
+}
+
+#[test]
+fn what_is_nowhere_is_verified_and_gone() {
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let device = Device::open_with(&library(), 0).unwrap();
+    let copier = copier(0, 1 << 20, 4);
+    let nowhere = |offset: usize, len| {
+        let at = Device::NOWHERE + offset;
+        // SAFETY: nothing is there.
+        unsafe { Buffer::on_device(at, len, Arc::new(()), device.clone()) }
+    };
+    let (on, below) = room(&device, 5000);
+    let bytes = content(2, 15_000);
+    let sum = checksum::of(&id(2), &bytes);
+    for (sum, sound) in [(sum, true), (checksum::of(&id(3), &bytes), false)] {
+        let mut batch = copier.batch();
+        let to = [nowhere(0, 5000), on.clone(), nowhere(5000, 5000)];
+        let from = [Buffer::from_vec(bytes.clone())];
+        batch.part(&id(2), &from, &to, Some(sum), 0).unwrap();
+        // Nothing is read from there.
+        let nothing = [nowhere(0, 100)];
+        let back = [Buffer::from_vec(vec![7; 100])];
+        batch.part(&id(3), &nothing, &back, None, 0).unwrap();
+        let (sender, receiver) = mpsc::channel();
+        let ticket = copier.submit(batch, move |done| {
+            let parts: Vec<_> = done.parts().map(|(_, part)| part).collect();
+            sender.send(parts).unwrap();
+        });
+        assert!(ticket.wait(None));
+        let parts = receiver.recv().unwrap();
+        assert_eq!(parts[0].unwrap().matches, Some(sound));
+        assert!(matches!(parts[1], Err(Failure::Short { .. })));
+    }
+    assert_eq!(below.to_vec(), bytes[5000..10_000]);
+}
+
+#[test]
+fn a_context_that_is_lost_costs_its_parts_and_nothing_hangs() {
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let device = Device::open_with(&library(), 0).unwrap();
+    let copier = copier(0, 1 << 20, 4);
+    let (parts, _) = restore(&device, &copier, &LENS, 4096);
+    assert!(parts.iter().all(|part| part.is_ok()));
+    double(&device, "double_lose", 1);
+    for cut in [4096, 1 << 20] {
+        let (parts, _) = restore(&device, &copier, &LENS, cut);
+        assert!(
+            parts.iter().all(|part| *part == Err(Failure::Device)),
+            "{parts:?}"
+        );
+    }
+    // SAFETY: the default stream.
+    assert!(unsafe { device.fence(0) }.is_err());
+    double(&device, "double_lose", 0);
+    assert_eq!(copier.free_regions(), 4);
 }
 
 #[test]

@@ -380,7 +380,7 @@ impl Carrier for File {
         true
     }
 
-    fn patience(&self) -> Option<Duration> {
+    fn patience(&self, _op: Op) -> Option<Duration> {
         self.hands.patience()
     }
 

@@ -14,6 +14,7 @@ mod mover;
 mod read;
 mod store;
 mod temporary;
+mod whole;
 mod write;
 
 pub use about::About;
@@ -23,4 +24,5 @@ pub use mover::{FileMover, FileOptions};
 pub use read::SessionFile;
 pub(crate) use read::open_file;
 pub use store::{FilesSpec, OpenedFile, SessionFiles, files_of};
-pub use write::{SessionWriter, save_file};
+pub use whole::save_file;
+pub use write::SessionWriter;

@@ -284,7 +284,7 @@ impl SessionWriter {
         self.finish_as(None)
     }
 
-    /// The same, where all chunks have these checksums, as they have in the file that they come from.
+    /// The same, where all chunks have these checksums, as in the file that they come from.
     pub(super) fn finish_as(
         mut self,
         sums: Option<(&[Checksum], &Path)>,
@@ -579,24 +579,6 @@ impl std::fmt::Debug for SessionWriter {
             .field("payload", &self.payload)
             .finish_non_exhaustive()
     }
-}
-
-/// Saves a session as one file, straight from memory: its pieces, where it has any, each a block's
-/// buffers, and its objects. A file that has the name is replaced once the new one is there.
-///
-/// # Errors
-/// [`Error::Input`] before a byte moves, [`Error::Io`]. Nothing is left then, and a file that was
-/// there before is there still.
-pub fn save_file(
-    mover: &Arc<FileMover>,
-    path: &Path,
-    checkpoint: &FileCheckpoint<'_>,
-    pieces: &BlockBuffers,
-    objects: &[(String, Buffer)],
-) -> Result<FileSaved, Error> {
-    let mut writer = SessionWriter::new(mover, path, checkpoint, None)?;
-    writer.put_all(pieces, objects)?;
-    writer.finish()
 }
 
 fn bytes_of(buffers: &[Buffer]) -> u64 {

@@ -1,0 +1,1 @@
+"""Measures what vLLM's own thread spends in kvdepot."""

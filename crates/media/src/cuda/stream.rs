@@ -1,0 +1,296 @@
+//! A stream of kvdepot's own, and a thread that says what has come of what it was asked for.
+
+use super::context::Context;
+use super::driver::Handle;
+use super::fence::Fence;
+use super::pages::{Kernel, Page};
+use crate::carrier::{Op, Receipt};
+use crate::error::{Error, Failure, Result};
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+
+/// Device memory of a stream, through which small pages go: as much as a region mostly has.
+const RING: usize = 4 << 20;
+
+/// Pages that are as long are copied one by one: each keeps the bus busy by itself.
+const LARGE: usize = 1 << 20;
+
+/// Pages lie one behind the other where no more than this is between them.
+const GAP: usize = 512;
+
+/// What all streams of a device use.
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) context: Arc<Context>,
+    /// `None` where the driver does not take it.
+    kernel: OnceLock<Option<Kernel>>,
+}
+
+impl Shared {
+    pub(super) fn new(context: Arc<Context>) -> Self {
+        Self {
+            context,
+            kernel: OnceLock::new(),
+        }
+    }
+
+    fn kernel(&self) -> Option<&Kernel> {
+        let load = || Kernel::load(&self.context).ok();
+        self.kernel.get_or_init(load).as_ref()
+    }
+}
+
+/// What is asked for of it happens one after the other.
+#[derive(Debug)]
+pub(super) struct Stream {
+    shared: Arc<Shared>,
+    handle: Handle,
+    /// Where its ring is; `None` where the device has no room for one.
+    ring: OnceLock<Option<u64>>,
+    /// Held by who asks it for something: the ring is one carry's at a time.
+    asking: Mutex<()>,
+    work: Mutex<Work>,
+    changed: Condvar,
+}
+
+// SAFETY: a stream and its events may be used by any thread; what belongs together is asked for
+// under `asking`.
+unsafe impl Send for Stream {}
+// SAFETY: as above.
+unsafe impl Sync for Stream {}
+
+#[derive(Debug, Default)]
+struct Work {
+    /// Events that end what was asked for, in order, and of each receipt whether all of it was.
+    asked: VecDeque<(Handle, Vec<(Receipt, bool)>)>,
+    /// Events that nobody uses. There are never more than calls under way at a time.
+    spare: Vec<Handle>,
+    ended: bool,
+}
+
+impl Stream {
+    /// Begins one, and its thread.
+    pub(super) fn begin(shared: &Arc<Shared>) -> Result<Arc<Self>> {
+        let handle = {
+            let _entered = shared.context.enter()?;
+            shared.context.stream()?
+        };
+        let stream = Arc::new(Self {
+            shared: Arc::clone(shared),
+            handle,
+            ring: OnceLock::new(),
+            asking: Mutex::new(()),
+            work: Mutex::default(),
+            changed: Condvar::new(),
+        });
+        let ran = Arc::clone(&stream);
+        let thread = std::thread::Builder::new().name("kvdepot-cuda".to_owned());
+        let spawned = thread.spawn(move || ran.run());
+        // It ends by itself: nobody joins it.
+        spawned.map_err(|error| Error::io("start a thread", "CUDA device", error))?;
+        Ok(stream)
+    }
+
+    /// Bytes of the device that its ring takes.
+    pub(super) fn ring_bytes(&self) -> u64 {
+        self.ring
+            .get()
+            .map_or(0, |ring| ring.map_or(0, |_| RING as u64))
+    }
+
+    /// Its thread ends when all is reported.
+    pub(super) fn end(&self) {
+        self.work().ended = true;
+        self.changed.notify_one();
+    }
+
+    /// Asks for all, behind a fence, and for an event behind them. They go one way.
+    pub(super) fn carry(&self, receipts: Vec<Receipt>, fence: Option<&Fence>) {
+        let context = &self.shared.context;
+        let Ok(_entered) = context.enter() else {
+            return refuse(receipts);
+        };
+        let spare = self.work().spare.pop();
+        let Ok(event) = spare.map_or_else(|| context.event(), Ok) else {
+            return refuse(receipts);
+        };
+        let asking = self.asking.lock().unwrap_or_else(PoisonError::into_inner);
+        let behind = fence.map_or(Ok(()), |fence| context.wait(self.handle, fence.event()));
+        let mut asked = Vec::with_capacity(receipts.len());
+        if behind.is_ok() {
+            for group in groups(&receipts) {
+                // SAFETY: a receipt's memory is readable or writable for its length until it is
+                // reported, which is when the event has been reached; its position is the device's,
+                // as whoever made the buffer promised.
+                unsafe { self.ask(&receipts[group], &mut asked) };
+            }
+        }
+        let ends = behind.and_then(|()| context.record(event, self.handle));
+        if ends.is_err() && !asked.is_empty() {
+            // Nothing tells when they end but the end of all.
+            context.synchronize(self.handle);
+        }
+        drop(asking);
+        if ends.is_err() {
+            self.work().spare.push(event);
+            return refuse(receipts);
+        }
+        let receipts = receipts.into_iter().zip(asked).collect();
+        self.work().asked.push_back((event, receipts));
+        self.changed.notify_one();
+    }
+
+    /// Asks for the copies of receipts that lie one behind the other in memory, and notes of each
+    /// whether all of it was asked for. What was asked for of the others may still happen.
+    ///
+    /// # Safety
+    ///
+    /// The receipts live until the stream has done it, and their positions are the device's.
+    unsafe fn ask(&self, receipts: &[Receipt], asked: &mut Vec<bool>) {
+        let total: usize = receipts.iter().map(Receipt::len).sum();
+        if receipts.len() > 1 && total / receipts.len() < LARGE {
+            // SAFETY: the caller's promise.
+            let done = unsafe {
+                let done = self.ask_as_one(receipts).map(|done| done.is_ok());
+                done.or_else(|| self.ask_at_once(receipts))
+            };
+            if let Some(done) = done {
+                asked.extend(receipts.iter().map(|_| done));
+                return;
+            }
+        }
+        let context = &self.shared.context;
+        for one in receipts {
+            let memory = (one.memory(), one.len());
+            // SAFETY: the caller's promise.
+            let done = unsafe { context.copy(self.handle, one.op(), one.at(), memory) };
+            asked.push(done.is_ok());
+        }
+    }
+
+    /// Through the ring. `None` where there is none, or no kernel.
+    ///
+    /// # Safety
+    ///
+    /// As above.
+    unsafe fn ask_as_one(&self, receipts: &[Receipt]) -> Option<Result<()>> {
+        let context = &self.shared.context;
+        let kernel = self.shared.kernel()?;
+        let ring = (*self.ring.get_or_init(|| context.memory(RING).ok()))?;
+        let first = receipts.first()?;
+        let begin = first.memory().addr();
+        let offset = |one: &Receipt| one.memory().addr() - begin;
+        let pages: Vec<Page> = receipts
+            .iter()
+            .map(|one| Page {
+                at: one.at(),
+                // A group is no longer than the ring.
+                offset: offset(one) as u32,
+                len: one.len() as u32,
+            })
+            .collect();
+        let len = receipts.last().map_or(0, |last| offset(last) + last.len());
+        let copy = || {
+            // SAFETY: all between the first and the last lies in one region, and is nobody else's
+            // meanwhile; so is the ring, where the stream does one thing after the other.
+            unsafe { context.copy(self.handle, first.op(), ring, (first.memory(), len)) }
+        };
+        let launch = |gathers| {
+            // SAFETY: the caller's promise; `groups` makes none that is longer than the ring.
+            unsafe { kernel.launch(context, self.handle, ring, &pages, gathers) }
+        };
+        Some(match first.op() {
+            Op::Write => copy().and_then(|()| launch(false)),
+            Op::Read => launch(true).and_then(|()| copy()),
+        })
+    }
+
+    /// By one call. `None` where the driver has none for it, or does not take it: what it has taken
+    /// of it is the same bytes once more.
+    ///
+    /// # Safety
+    ///
+    /// As above.
+    unsafe fn ask_at_once(&self, receipts: &[Receipt]) -> Option<bool> {
+        let driver = &self.shared.context.driver;
+        let batch = driver.batch?;
+        let mut there: Vec<u64> = receipts.iter().map(Receipt::at).collect();
+        let mut here: Vec<u64> = receipts
+            .iter()
+            .map(|one| one.memory().addr() as u64)
+            .collect();
+        let mut lens: Vec<usize> = receipts.iter().map(Receipt::len).collect();
+        let (to, from) = match receipts.first()?.op() {
+            Op::Write => (&mut there, &mut here),
+            Op::Read => (&mut here, &mut there),
+        };
+        // SAFETY: the caller's promise.
+        let asked = unsafe { driver.copy_all(batch, (to, from, &mut lens), self.handle) };
+        asked.is_ok().then_some(true)
+    }
+
+    /// What its thread does: reports what has ended.
+    fn run(&self) {
+        let context = &self.shared.context;
+        while let Some((event, receipts)) = self.next() {
+            let entered = context.enter();
+            let reached = entered.and_then(|_entered| context.reach(event));
+            self.work().spare.push(event);
+            for (receipt, asked) in receipts {
+                let len = receipt.len();
+                match asked && reached.is_ok() {
+                    true => receipt.carried(len),
+                    false => receipt.failed(Failure::Device),
+                }
+            }
+        }
+    }
+
+    fn next(&self) -> Option<(Handle, Vec<(Receipt, bool)>)> {
+        let mut work = self.work();
+        loop {
+            if let Some(asked) = work.asked.pop_front() {
+                return Some(asked);
+            }
+            if work.ended {
+                return None;
+            }
+            work = self
+                .changed
+                .wait(work)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// No code that runs under this lock can panic half way, so poison means nothing.
+    fn work(&self) -> MutexGuard<'_, Work> {
+        self.work.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Runs of receipts that lie one behind the other in memory and are no longer than the ring. What
+/// is between them is not worth a copy of its own.
+fn groups(receipts: &[Receipt]) -> Vec<Range<usize>> {
+    let mut groups: Vec<Range<usize>> = Vec::new();
+    let (mut begin, mut end) = (0, 0);
+    for (number, one) in receipts.iter().enumerate() {
+        let (at, len) = (one.memory().addr(), one.len());
+        let goes_on = at >= end && at - end < GAP && at + len - begin <= RING;
+        match groups.last_mut() {
+            Some(group) if goes_on => group.end = number + 1,
+            _ => {
+                begin = at;
+                groups.push(number..number + 1);
+            }
+        }
+        end = at + len;
+    }
+    groups
+}
+
+pub(super) fn refuse(receipts: Vec<Receipt>) {
+    receipts
+        .into_iter()
+        .for_each(|receipt| receipt.failed(Failure::Device));
+}
