@@ -22,6 +22,8 @@ BENCH = Path(__file__).resolve().parent.parent
 EXAMPLES = BENCH.parent / "examples"
 sys.path.insert(0, str(EXAMPLES))
 
+import program  # noqa: E402
+from program import say  # noqa: E402
 from vllm_demo import measure  # noqa: E402
 from vllm_demo.model import KV_BYTES_PER_TOKEN  # noqa: E402
 from vllm_demo.server import Server, ServerError, no_survivors  # noqa: E402
@@ -39,11 +41,6 @@ CACHE, DAX = 17, 58
 ORDERS = {"uniform": 0.0, "skewed": 1.14}
 ENGINES = ("large", "none")
 GIB = 1 << 30
-
-
-def say(line: str) -> None:
-    """One line of progress."""
-    print(line, file=sys.stderr, flush=True)
 
 
 def history(requests: int, order: str) -> list[list[int]]:
@@ -138,12 +135,11 @@ def run(options: argparse.Namespace, engine: str, work: Path) -> list[dict[str, 
 
 def main() -> int:
     """Measure, and print one row a metric."""
-    parser = argparse.ArgumentParser(prog="python -m churn", description=__doc__)
+    parser = program.parser("churn", __doc__)
     parser.add_argument("--requests", type=int, default=300, help="prompts asked for (full: 3277)")
     parser.add_argument("--order", choices=ORDERS, default="skewed", help="how they are drawn")
     parser.add_argument("--policy", choices=("learned", "all"), default="learned")
     parser.add_argument("--engine-cache", choices=ENGINES, help="only this one; default both")
-    parser.add_argument("--json", action="store_true", help="one JSON object a line")
     parser.add_argument(
         "--arenas", type=Path, default=Path("/dev/shm"), help="folder for the arenas"
     )

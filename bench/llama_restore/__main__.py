@@ -10,7 +10,6 @@ same. The model has random weights.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import llama_cpp
+import program
 from kvdepot.llama_cpp import States
 from llama_child import NEXT, logits_after, open_depot, tokens_of
 from llama_server.__main__ import random_model
@@ -93,14 +93,11 @@ def measure(llama: Any, folder: Path, tokens: int, rounds: int) -> dict[str, Any
 
 def main() -> int:
     """Measure, and print a row a prompt."""
-    parser = argparse.ArgumentParser(
-        prog="llama_restore", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = program.parser("llama_restore", __doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tokens", type=int, action="append", help="of the prompt; 4096")
     parser.add_argument("--model", type=Path, help="a GGUF; one of random weights unless given")
     parser.add_argument("--folder", type=Path, help="where the depot is; the temporary one")
-    parser.add_argument("--json", action="store_true", help="one JSON object a line")
     options = parser.parse_args()
     prompts = options.tokens or [4096]
     if min([options.rounds, *prompts]) < 1:

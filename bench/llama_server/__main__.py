@@ -27,6 +27,8 @@ from pathlib import Path
 from typing import Any
 
 import llama_models
+import program
+from program import say
 from server_harness import TEXT, Server, turn
 
 TURNS = 10
@@ -42,11 +44,6 @@ SIZES = {
     "CONTEXT": 32768,
 }
 LETTERS = "abcdefghijklmnopqrstuvwxyz "
-
-
-def say(line: str) -> None:
-    """One line of progress."""
-    print(line, file=sys.stderr, flush=True)
 
 
 @dataclass
@@ -196,16 +193,13 @@ def measure(options: argparse.Namespace, model: Path, work: Path) -> list[dict[s
 
 def main() -> int:
     """Measure, and print one row a metric and case."""
-    parser = argparse.ArgumentParser(
-        prog="llama_server", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--rounds", type=int, default=5)
+    parser = program.parser("llama_server", __doc__)
+    parser.add_argument("--flash-attn", action="store_true", help="of both servers")
     parser.add_argument("--turn-tokens", type=int, default=200, help="that a user says in a turn")
     parser.add_argument("--fresh", type=int, default=2000, help="tokens of prompts to compute")
-    parser.add_argument("--flash-attn", action="store_true", help="of both servers")
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--model", type=Path, help="a GGUF; one of random weights unless given")
     parser.add_argument("--folder", type=Path, help="where the depots are; the temporary one")
-    parser.add_argument("--json", action="store_true", help="one JSON object a line")
     options = parser.parse_args()
     if min(options.rounds, options.turn_tokens, options.fresh) < 1:
         parser.error("--rounds, --turn-tokens and --fresh are at least 1")

@@ -23,6 +23,8 @@ BENCH = Path(__file__).resolve().parent.parent
 EXAMPLES = BENCH.parent / "examples"
 sys.path.insert(0, str(EXAMPLES))
 
+import program  # noqa: E402
+from program import say  # noqa: E402
 from vllm_demo import measure  # noqa: E402
 from vllm_demo.model import KV_BYTES_PER_TOKEN  # noqa: E402
 from vllm_demo.server import Server, ServerError, no_survivors  # noqa: E402
@@ -106,11 +108,6 @@ class Reader:
         }
 
 
-def say(line: str) -> None:
-    """One line of progress."""
-    print(line, file=sys.stderr, flush=True)
-
-
 def run(options: argparse.Namespace, work: Path, arenas: Path) -> dict[str, list[dict[str, float]]]:
     """What each server measured, in each pass of the second round."""
     subprocess.run(
@@ -175,7 +172,7 @@ def rows(
 
 def main() -> int:
     """Measure, and print one row a metric."""
-    parser = argparse.ArgumentParser(prog="python -m long_doc_qa", description=__doc__)
+    parser = program.parser("long_doc_qa", __doc__)
     parser.add_argument("--documents", type=int, default=6, help="documents (30 in the full one)")
     parser.add_argument("--tokens", type=int, default=4000, help="of each (10000 in the full one)")
     parser.add_argument("--in-flight", type=int, default=5, help="questions at a time")
@@ -186,7 +183,6 @@ def main() -> int:
         help="queries that are restored by chunk at a time; 1, as in a worker's own thread",
     )
     parser.add_argument("--passes", type=int, default=4, help="times that the second round runs")
-    parser.add_argument("--json", action="store_true", help="one JSON object a line")
     parser.add_argument(
         "--arenas", type=Path, default=Path("/dev/shm"), help="folder for the arenas"
     )

@@ -19,16 +19,16 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import program
+from program import say
+
 from vllm_device.plan import Plan
 
 GIB = 1 << 30
-STARTED = time.monotonic()
 PLAIN = ("computed", "own")
 DEPOTS = ("Cache", "Cache|Nvme", "Cache|Posix")
 RESTART = "restart"
@@ -40,25 +40,24 @@ SHARE_OF_MEMORY = 0.4
 SHARE_OF_DISK = 0.85
 SHARED_MEMORY = Path("/dev/shm")
 LOG_LINES = 25
+QWEN3_14B = {
+    "layers": 40,
+    "hidden": 5120,
+    "heads": 40,
+    "kv-heads": 8,
+    "head-dim": 128,
+    "intermediate": 17_408,
+    "vocabulary": 151_936,
+}
 
 
 class ProcessError(Exception):
     """A process of the benchmark has failed, and this is why."""
 
 
-def say(line: str) -> None:
-    """One line of progress."""
-    print(f"{time.monotonic() - STARTED:5.0f} s  {line}", file=sys.stderr, flush=True)
-
-
 def options_of(arguments: list[str] | None = None) -> argparse.Namespace:
     """The command line, checked."""
-    parser = argparse.ArgumentParser(
-        prog="python -m vllm_device",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--json", action="store_true", help="one JSON object a line")
+    parser = program.parser("vllm_device", __doc__)
     parser.add_argument(
         "--quick", action="store_true", help="4,000 and 10,000 tokens, one at a time, 2 rounds"
     )
@@ -73,13 +72,8 @@ def options_of(arguments: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--decode-tokens", type=int, default=10_000, help="of those prompts")
     shape = parser.add_argument_group("the model's shape")
-    shape.add_argument("--layers", type=int, default=40)
-    shape.add_argument("--hidden", type=int, default=5120)
-    shape.add_argument("--heads", type=int, default=40)
-    shape.add_argument("--kv-heads", type=int, default=8)
-    shape.add_argument("--head-dim", type=int, default=128)
-    shape.add_argument("--intermediate", type=int, default=17_408)
-    shape.add_argument("--vocabulary", type=int, default=151_936)
+    for name, size in QWEN3_14B.items():
+        shape.add_argument(f"--{name}", type=int, default=size)
     engine = parser.add_argument_group("engine and tiers")
     engine.add_argument("--batched-tokens", type=int, default=8192, help="of one step, at most")
     engine.add_argument(
@@ -390,29 +384,20 @@ def kill(process: subprocess.Popen[bytes]) -> None:
             os.killpg(process.pid, signal.SIGKILL)
 
 
-@contextlib.contextmanager
-def ending() -> Iterator[None]:
-    """SIGTERM and SIGHUP unwind the stack, so that no process is left."""
-
-    def leave(number: int, _frame: object) -> None:
-        raise SystemExit(128 + number)
-
-    previous = {n: signal.signal(n, leave) for n in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+def leave(number: int, _frame: object) -> None:
+    """Unwinds the stack, so that no process is left."""
+    sys.exit(128 + number)
 
 
 def main() -> int:
     """Measure, and print."""
     options = options_of()
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, leave)
     options.folder.mkdir(parents=True, exist_ok=True)
     if options.logs:
         options.logs.mkdir(parents=True, exist_ok=True)
     with (
-        ending(),
         tempfile.TemporaryDirectory(prefix="kvdepot-") as work,
         tempfile.TemporaryDirectory(prefix="depot-", dir=options.folder.resolve()) as folder,
     ):

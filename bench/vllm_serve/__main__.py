@@ -12,13 +12,14 @@ import json
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 BENCH = Path(__file__).resolve().parent.parent
 EXAMPLES = BENCH.parent / "examples"
 sys.path.insert(0, str(EXAMPLES))
 
+import program  # noqa: E402
+from program import say  # noqa: E402
 from vllm_demo.server import ServerError, double_of_3fs, no_survivors  # noqa: E402
 
 from vllm_serve import table  # noqa: E402
@@ -28,17 +29,11 @@ from vllm_serve.evaluation import Evaluation, Plan  # noqa: E402
 SIZES = {4000: 12, 8000: 12, 16000: 4}
 LONG = {32000: 2}
 TARGET_TOKENS = 8000
-STARTED = time.monotonic()
-
-
-def say(line: str) -> None:
-    """One line of progress."""
-    print(f"{time.monotonic() - STARTED:5.0f} s  {line}", file=sys.stderr, flush=True)
 
 
 def options_of(arguments: list[str] | None = None) -> argparse.Namespace:
     """The command line, checked."""
-    parser = argparse.ArgumentParser(prog="python -m vllm_serve", description=__doc__)
+    parser = program.parser("vllm_serve", __doc__)
     parser.add_argument("--pipeline", default="Cache|Posix", help="kvdepot's tiers")
     parser.add_argument("--quick", action="store_true", help="8,000 tokens, 3 prompts, 1 at a time")
     parser.add_argument("--tokens", type=int, action="append", help="only this length; may repeat")
@@ -47,7 +42,6 @@ def options_of(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--concurrency", type=int, action="append", help="only this; may repeat")
     parser.add_argument("--wide", action="store_true", help="8 at a time as well")
     parser.add_argument("--rounds", type=int, default=3, help="times that whole hits are asked")
-    parser.add_argument("--json", action="store_true", help="one JSON object a line")
     parser.add_argument(
         "--folder",
         type=Path,

@@ -10,7 +10,6 @@ and hash, as beside an engine.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import random
@@ -21,6 +20,7 @@ import time
 from typing import Any
 
 import kvdepot
+import program
 import torch
 from cuda_double import double
 from engine_device import DeviceWorker
@@ -99,13 +99,10 @@ class Step:
 
 def main() -> int:
     """Measure, and print one row a kind of step."""
-    parser = argparse.ArgumentParser(
-        prog="vllm_step", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--blocks", type=int, default=200)
-    parser.add_argument("--pages", type=int, default=64, help="of each block")
+    parser = program.parser("vllm_step", __doc__)
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--json", action="store_true", help="one JSON object a line")
+    parser.add_argument("--blocks", type=int, default=200, help="that a step moves")
+    parser.add_argument("--pages", type=int, default=64, help="of each block")
     options = parser.parse_args()
     if min(options.blocks, options.pages, options.rounds) < 1:
         parser.error("--blocks, --pages and --rounds are at least 1")

@@ -280,6 +280,20 @@ pub(crate) struct Serve {
     pub(crate) socket: Option<PathBuf>,
 }
 
+/// How much is measured, and how often.
+#[derive(clap::Args)]
+pub(crate) struct Extent {
+    /// Bytes of the tier; 1GiB unless given.
+    #[arg(long, value_name = "SIZE", value_parser = bytes)]
+    pub(crate) size: Option<u64>,
+    /// Bytes of a call; 128MiB unless given.
+    #[arg(long, value_name = "SIZE", value_parser = bytes)]
+    pub(crate) batch: Option<u64>,
+    /// Rounds that count; 15 unless given.
+    #[arg(long, value_name = "COUNT", value_parser = count)]
+    pub(crate) rounds: Option<usize>,
+}
+
 /// Options of `memory`.
 #[derive(clap::Args)]
 pub(crate) struct Memory {
@@ -298,15 +312,8 @@ pub(crate) struct Memory {
     /// Lanes, and threads of the plain copies; 1 and 2 unless given.
     #[arg(long, value_name = "COUNT", value_parser = threads)]
     pub(crate) threads: Vec<usize>,
-    /// Bytes of the tier; 1GiB unless given.
-    #[arg(long, value_name = "SIZE", value_parser = bytes)]
-    pub(crate) size: Option<u64>,
-    /// Bytes of a call; 128MiB unless given.
-    #[arg(long, value_name = "SIZE", value_parser = bytes)]
-    pub(crate) batch: Option<u64>,
-    /// Rounds that count; 15 unless given.
-    #[arg(long, value_name = "COUNT")]
-    pub(crate) rounds: Option<usize>,
+    #[command(flatten)]
+    pub(crate) extent: Extent,
     /// Where the file of the Dax tier is made, and removed again; /dev/shm unless given.
     #[arg(long, value_name = "PATH")]
     pub(crate) dir: Option<PathBuf>,

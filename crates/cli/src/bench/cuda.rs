@@ -52,8 +52,8 @@ impl Plan {
             false => (1 << 30, 128 << 20, 15),
         };
         let blocks = args.blocks.iter().map(|block| *block as usize).collect();
-        let size = args.size.map_or(size, |size| size as usize);
-        let batch = args.batch.map_or(batch, |batch| batch as usize);
+        let size = args.extent.size.map_or(size, |size| size as usize);
+        let batch = args.extent.batch.map_or(batch, |batch| batch as usize);
         Plan {
             metrics: args.metrics.clone(),
             blocks: Some(blocks)
@@ -66,7 +66,7 @@ impl Plan {
             lanes: args.lanes.unwrap_or(lanes),
             size,
             batch: batch.min(size / 2),
-            rounds: args.rounds.unwrap_or(rounds),
+            rounds: args.extent.rounds.unwrap_or(rounds),
         }
     }
 
@@ -255,7 +255,7 @@ impl Bench<'_> {
                     let seconds = start.elapsed().as_secs_f64();
                     return all(&got, "got").map(|()| seconds);
                 }
-                self.room(&mut old, count)?;
+                self.store.make_room(&mut old, count)?;
                 let keys = self.store.keys(count);
                 old.push_back(keys.clone());
                 let start = Instant::now();
@@ -365,20 +365,6 @@ impl Bench<'_> {
                 crew.copy(limit.way, from, to, &spans.collect::<Vec<_>>())
             }
         }
-    }
-
-    /// Removes the oldest blocks until `count` have room.
-    fn room(&self, old: &mut VecDeque<Vec<Key>>, count: usize) -> Result<(), Error> {
-        let mut room = 0;
-        while room < count {
-            let oldest = old.pop_front().unwrap_or_default();
-            let removed = self.store.namespace().remove(&oldest)?;
-            if removed == 0 {
-                return Err(Error::Bench("there was nothing to remove".into()));
-            }
-            room += removed;
-        }
-        Ok(())
     }
 
     fn cost(&self, metric: &'static str, unit: &'static str, case: Value) -> Row {

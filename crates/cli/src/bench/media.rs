@@ -1,5 +1,6 @@
 //! The memory that `bench memory` copies between, and the depots over it.
 
+use std::collections::VecDeque;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -139,6 +140,24 @@ impl Store {
     /// Fresh keys.
     pub(super) fn keys(&mut self, count: usize) -> Vec<Key> {
         (0..count).map(|_| self.random.key()).collect()
+    }
+
+    /// Removes the oldest blocks until `count` have room.
+    pub(super) fn make_room(
+        &self,
+        old: &mut VecDeque<Vec<Key>>,
+        count: usize,
+    ) -> Result<(), Error> {
+        let mut room = 0;
+        while room < count {
+            let oldest = old.pop_front().unwrap_or_default();
+            let removed = self.ns.remove(&oldest)?;
+            if removed == 0 {
+                return Err(Error::Bench("there was nothing to remove".into()));
+            }
+            room += removed;
+        }
+        Ok(())
     }
 
     /// Fills it with blocks in place of those that it has; their keys in the order of the medium.

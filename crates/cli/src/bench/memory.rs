@@ -67,8 +67,8 @@ impl Plan {
         } else {
             (1 << 30, 128 << 20, 15)
         };
-        let size = args.size.unwrap_or(size) as usize;
-        let batch = (args.batch.unwrap_or(batch) as usize).min(size / 2);
+        let size = args.extent.size.unwrap_or(size) as usize;
+        let batch = (args.extent.batch.unwrap_or(batch) as usize).min(size / 2);
         Plan {
             ops: or(&args.ops, &OPS),
             tiers: or(&args.tiers, &TIERS),
@@ -81,7 +81,7 @@ impl Plan {
             batch,
             // The caller's memory: half of the medium, which is many times the caches' size.
             region: (size / 2).max(batch),
-            rounds: args.rounds.unwrap_or(rounds),
+            rounds: args.extent.rounds.unwrap_or(rounds),
         }
     }
 
@@ -98,7 +98,7 @@ impl Plan {
         }
         if let Some(block) = self.blocks.iter().find(|block| **block > self.batch) {
             // Whichever was given is the one to change.
-            if args.blocks.is_empty() && args.size.is_some() {
+            if args.blocks.is_empty() && args.extent.size.is_some() {
                 let allowed = "at least 8MiB without --block: twice the largest";
                 return refuse("--size", self.size as u64, allowed);
             }
@@ -348,15 +348,7 @@ impl Bench<'_> {
                         self.crew.copy(limit.way, region.whole(), medium, &pieces)
                     }
                     None => {
-                        let mut room = 0;
-                        while room < count {
-                            let oldest = old.pop_front().unwrap_or_default();
-                            let removed = self.store.namespace().remove(&oldest)?;
-                            if removed == 0 {
-                                return Err(Error::Bench("there was nothing to remove".into()));
-                            }
-                            room += removed;
-                        }
+                        self.store.make_room(&mut old, count)?;
                         let keys = self.store.keys(count);
                         old.push_back(keys.clone());
                         let buffers = self.region.buffers(block, from.iter().copied())?;

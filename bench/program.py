@@ -1,0 +1,25 @@
+"""What the benchmarks that are Python modules share: how they are called, and what they say."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+
+STARTED = time.monotonic()
+
+
+def say(line: str) -> None:
+    """One line of progress."""
+    print(f"{time.monotonic() - STARTED:5.0f} s  {line}", file=sys.stderr, flush=True)
+
+
+def parser(name: str, about: str | None) -> argparse.ArgumentParser:
+    """The parser of a benchmark's options, with what it says of itself as its module does."""
+    made = argparse.ArgumentParser(
+        prog=f"python -m {name}",
+        description=about,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    made.add_argument("--json", action="store_true", help="one JSON object a line")
+    return made
