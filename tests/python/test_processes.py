@@ -190,14 +190,17 @@ def test_instances_have_arenas_of_their_own(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_closed_depot_leaves_no_thread(depots: Any) -> None:
-    def threads() -> set[str]:
-        names = (path / "comm" for path in Path("/proc/self/task").iterdir())
-        return {name.read_text().strip() for name in names}
+    def threads() -> set[tuple[str, str]]:
+        tasks = Path("/proc/self/task").iterdir()
+        found = {(task.name, (task / "comm").read_text().strip()) for task in tasks}
+        return {(task, name) for task, name in found if name.startswith("kvdepot")}
 
+    # Those of devices, which stay, and of what other tests have dropped.
+    before = threads()
     depot = depots.open()
-    assert any(name.startswith("kvdepot") for name in threads())
+    assert threads() - before
     depot.close()
-    assert not [name for name in threads() if name.startswith("kvdepot")]
+    assert not threads() - before
 
 
 def test_a_dropped_depot_is_closed(depots: Any) -> None:

@@ -6,6 +6,7 @@
    overtake each other. The one kernel is a function of the host. Errors are injected, and streams
    held, by the double_ functions. */
 
+#include <malloc.h>
 #include <pthread.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -20,6 +21,7 @@
 #define OUT_OF_MEMORY 2
 #define NO_DEVICE 101
 #define INVALID_CONTEXT 201
+#define NOT_READY 600
 #define ILLEGAL_ADDRESS 700
 #define LAUNCH_FAILED 719
 #define NOT_PERMITTED 800
@@ -42,7 +44,7 @@ struct event {
     int error, users;
 };
 
-enum kind { COPY, KERNEL, RECORD, WAIT, GATE };
+enum kind { COPY, KERNEL, RECORD, WAIT, GATE, END };
 
 struct work {
     struct work *next;
@@ -67,6 +69,7 @@ struct stream {
 
 static long copies, fail_at, sync_fail_at, kernels, batches;
 static int refuse_register, refuse_memory, refuse_kernel, refuse_batch, registered, current, streams;
+static unsigned made_streams;
 static int lost, moves = 1, jitter, delay = 200;
 static long taken;
 static int retained[DEVICES], used[DEVICES], need_context;
@@ -175,6 +178,8 @@ static void perform(struct stream *stream, struct work *work) {
             pthread_cond_wait(&stream->changed, &stream->lock);
         pthread_mutex_unlock(&stream->lock);
         break;
+    case END:
+        break;
     }
 }
 
@@ -189,6 +194,12 @@ static void *run(void *argument) {
         if (!stream->head)
             stream->tail = &stream->head;
         pthread_mutex_unlock(&stream->lock);
+        if (work->kind == END) {
+            __atomic_sub_fetch(&streams, 1, __ATOMIC_SEQ_CST);
+            free(work);
+            free(stream);
+            return NULL;
+        }
         perform(stream, work);
         free(work);
         pthread_mutex_lock(&stream->lock);
@@ -200,7 +211,7 @@ static void *run(void *argument) {
 }
 
 static void push(struct stream *stream, struct work work) {
-    if (delay < 0 && work.kind != GATE) {
+    if (delay < 0 && work.kind != GATE && work.kind != END) {
         perform(stream, &work);
         return;
     }
@@ -220,7 +231,8 @@ static struct stream *make(void) {
     pthread_mutex_init(&stream->lock, NULL);
     pthread_cond_init(&stream->changed, NULL);
     stream->tail = &stream->head;
-    stream->number = __atomic_add_fetch(&streams, 1, __ATOMIC_SEQ_CST);
+    stream->number = __atomic_add_fetch(&made_streams, 1, __ATOMIC_SEQ_CST);
+    __atomic_add_fetch(&streams, 1, __ATOMIC_SEQ_CST);
     pthread_t thread;
     pthread_create(&thread, NULL, run, stream);
     pthread_detach(thread);
@@ -318,12 +330,14 @@ int cuMemAlloc_v2(uint64_t *at, size_t bytes) {
         return INVALID_VALUE;
     if (refuse_memory)
         return OUT_OF_MEMORY;
-    *at = (uintptr_t)malloc(bytes) | DEVICE_BIT;
-    __atomic_add_fetch(&taken, bytes, __ATOMIC_SEQ_CST);
+    void *memory = malloc(bytes);
+    *at = (uintptr_t)memory | DEVICE_BIT;
+    __atomic_add_fetch(&taken, malloc_usable_size(memory), __ATOMIC_SEQ_CST);
     return 0;
 }
 
 int cuMemFree_v2(uint64_t at) {
+    __atomic_sub_fetch(&taken, malloc_usable_size(HOST(at)), __ATOMIC_SEQ_CST);
     free(HOST(at));
     return depth ? 0 : INVALID_VALUE;
 }
@@ -354,6 +368,13 @@ int cuStreamCreate(void **made, unsigned flags) {
     if (!depth || flags != 1)
         return INVALID_VALUE;
     *made = make();
+    return 0;
+}
+
+int cuStreamDestroy_v2(void *handle) {
+    if (!depth)
+        return INVALID_VALUE;
+    push(handle, (struct work){.kind = END});
     return 0;
 }
 
@@ -475,6 +496,16 @@ int cuStreamWaitEvent(void *stream, void *handle, unsigned flags) {
     keep(event);
     push(stream, (struct work){.kind = WAIT, .event = event, .generation = event->recorded});
     return 0;
+}
+
+int cuEventQuery(void *handle) {
+    struct event *event = handle;
+    if (!depth)
+        return INVALID_VALUE;
+    pthread_mutex_lock(&event->lock);
+    int reached = event->reached >= event->recorded, error = event->error;
+    pthread_mutex_unlock(&event->lock);
+    return reached ? error : NOT_READY;
 }
 
 int cuEventSynchronize(void *handle) {

@@ -1,6 +1,6 @@
 //! A device's primary context, and what is done in it.
 
-use super::driver::{Driver, Handle};
+use super::driver::{Driver, Handle, SUCCESS};
 use crate::carrier::Op;
 use crate::error::Result;
 use std::ffi::c_int;
@@ -91,6 +91,12 @@ impl Context {
         Ok(handle)
     }
 
+    /// Lets a stream go, which has done all that it was asked for.
+    pub(super) fn end(&self, stream: Handle) {
+        // SAFETY: it is this context's, and nobody names it any more.
+        let _gone = unsafe { (self.driver.cuStreamDestroy_v2)(stream) };
+    }
+
     /// An event whose waiter sleeps, without timing: only its end matters.
     pub(super) fn event(&self) -> Result<Handle> {
         let mut event = std::ptr::null_mut();
@@ -179,6 +185,13 @@ impl Context {
     pub(super) fn forget(&self, event: Handle) {
         // SAFETY: it is this context's, and nobody names it any more.
         let _gone = unsafe { (self.driver.cuEventDestroy_v2)(event) };
+    }
+
+    /// Whether an event that was recorded is known to have been reached.
+    pub(super) fn has_reached(&self, event: Handle) -> bool {
+        // SAFETY: it is this context's, and was recorded.
+        let known = unsafe { (self.driver.cuEventQuery)(event) };
+        known == SUCCESS
     }
 
     /// Waits for an event that was recorded.

@@ -10,7 +10,7 @@ use std::path::Path;
 pub(super) type Handle = *mut c_void;
 type Code = c_int;
 
-const SUCCESS: Code = 0;
+pub(super) const SUCCESS: Code = 0;
 
 /// `CUDA_ERROR_INVALID_CONTEXT`: the calling thread has none.
 const NO_CONTEXT: Code = 201;
@@ -36,6 +36,7 @@ pub(super) struct Driver {
     pub(super) cuMemHostRegister_v2: unsafe extern "C" fn(*mut c_void, usize, c_uint) -> Code,
     pub(super) cuMemHostUnregister: unsafe extern "C" fn(*mut c_void) -> Code,
     pub(super) cuStreamCreate: unsafe extern "C" fn(*mut Handle, c_uint) -> Code,
+    pub(super) cuStreamDestroy_v2: unsafe extern "C" fn(Handle) -> Code,
     pub(super) cuStreamSynchronize: unsafe extern "C" fn(Handle) -> Code,
     pub(super) cuMemcpyHtoDAsync_v2:
         unsafe extern "C" fn(u64, *const c_void, usize, Handle) -> Code,
@@ -43,6 +44,7 @@ pub(super) struct Driver {
     cuPointerGetAttribute: unsafe extern "C" fn(*mut c_void, c_int, u64) -> Code,
     pub(super) cuEventCreate: unsafe extern "C" fn(*mut Handle, c_uint) -> Code,
     pub(super) cuEventRecord: unsafe extern "C" fn(Handle, Handle) -> Code,
+    pub(super) cuEventQuery: unsafe extern "C" fn(Handle) -> Code,
     pub(super) cuEventSynchronize: unsafe extern "C" fn(Handle) -> Code,
     pub(super) cuEventDestroy_v2: unsafe extern "C" fn(Handle) -> Code,
     pub(super) cuThreadExchangeStreamCaptureMode: unsafe extern "C" fn(*mut c_int) -> Code,
@@ -160,12 +162,14 @@ impl Driver {
             cuMemHostRegister_v2: function!(cuMemHostRegister_v2),
             cuMemHostUnregister: function!(cuMemHostUnregister),
             cuStreamCreate: function!(cuStreamCreate),
+            cuStreamDestroy_v2: function!(cuStreamDestroy_v2),
             cuStreamSynchronize: function!(cuStreamSynchronize),
             cuMemcpyHtoDAsync_v2: function!(cuMemcpyHtoDAsync_v2),
             cuMemcpyDtoHAsync_v2: function!(cuMemcpyDtoHAsync_v2),
             cuPointerGetAttribute: function!(cuPointerGetAttribute),
             cuEventCreate: function!(cuEventCreate),
             cuEventRecord: function!(cuEventRecord),
+            cuEventQuery: function!(cuEventQuery),
             cuEventSynchronize: function!(cuEventSynchronize),
             cuEventDestroy_v2: function!(cuEventDestroy_v2),
             cuThreadExchangeStreamCaptureMode: function!(cuThreadExchangeStreamCaptureMode),

@@ -5,14 +5,16 @@ use super::driver::Handle;
 use crate::error::Result;
 use kvdepot_host::fork::Origin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// A moment of a stream, such as the one that a framework computes on: what is moved behind it
-/// waits for all that the stream had been given by then, and so may other moves of the device that
-/// come after it.
+/// waits for all that the stream had been given by then.
 #[derive(Debug)]
 pub struct Fence {
     context: Arc<Context>,
     event: Handle,
+    /// Once it is known.
+    reached: AtomicBool,
     origin: Option<Origin>,
 }
 
@@ -30,6 +32,7 @@ impl Fence {
         let fence = Self {
             context: Arc::clone(context),
             event: context.event()?,
+            reached: AtomicBool::new(false),
             origin: Origin::here().ok(),
         };
         let stream = std::ptr::with_exposed_provenance_mut(stream);
@@ -39,6 +42,16 @@ impl Fence {
 
     pub(super) fn event(&self) -> Handle {
         self.event
+    }
+
+    /// Whether the stream is known to have come by it. The calling thread has entered the context.
+    pub(super) fn is_reached(&self) -> bool {
+        if self.reached.load(Ordering::Acquire) {
+            return true;
+        }
+        let reached = self.context.has_reached(self.event);
+        self.reached.fetch_or(reached, Ordering::AcqRel);
+        reached
     }
 }
 

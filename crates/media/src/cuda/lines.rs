@@ -1,5 +1,9 @@
 //! Who carries bytes from and to a device's memory: streams for each way, which take turns, so that
 //! one copies while a kernel spreads or gathers the pages of the other.
+//!
+//! The driver has one thread at a time in most of its calls, and threads that meet there wait for one
+//! another longer than a call takes. So one asks for all: who comes while somebody does leaves what
+//! it has brought, and goes on.
 
 use super::Device;
 use super::context::Context;
@@ -8,12 +12,17 @@ use super::stream::{Shared, Stream, refuse};
 use crate::carrier::{Alignment, Carrier, Op, Receipt, Registration, SlabMemory};
 use crate::error::Result;
 use kvdepot_host::fork::Origin;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
 
-/// Streams for each way: lanes that hand over at once wait for one another at the same one.
+/// Streams for each way. The first never waits for a fence.
 const STREAMS: usize = 4;
+
+/// Carries that one thread asks for where another would go on with it, and that are left to others
+/// before whoever brings more waits for its turn.
+const TENURE: usize = 16;
 
 /// Bytes that are worth a carry.
 const CARRY_LEAST: u64 = 1 << 20;
@@ -26,50 +35,160 @@ const PATIENCE: Duration = Duration::from_secs(120);
 #[derive(Debug)]
 pub(super) struct Lines {
     shared: Arc<Shared>,
-    /// For reads and for writes, when there was one to do, and whose turn it is.
-    ways: Mutex<[Way; 2]>,
-}
-
-#[derive(Debug, Default)]
-struct Way {
-    streams: [Option<Arc<Stream>>; STREAMS],
-    turn: usize,
+    /// For reads and for writes.
+    desks: [Desk; 2],
 }
 
 impl Lines {
     pub(super) fn new(context: Arc<Context>) -> Self {
         Self {
             shared: Arc::new(Shared::new(context)),
-            ways: Mutex::default(),
+            desks: Default::default(),
         }
     }
 
     /// Bytes of the device that its rings take.
     pub(super) fn ring_bytes(&self) -> u64 {
-        let ways = self.ways.lock().unwrap_or_else(PoisonError::into_inner);
-        let streams = ways.iter().flat_map(|way| way.streams.iter().flatten());
-        streams.map(|stream| stream.ring_bytes()).sum()
-    }
-
-    fn stream(&self, op: Op) -> Result<Arc<Stream>> {
-        let mut ways = self.ways.lock().unwrap_or_else(PoisonError::into_inner);
-        let way = &mut ways[usize::from(op == Op::Write)];
-        way.turn = (way.turn + 1) % STREAMS;
-        let stream = &mut way.streams[way.turn];
-        if let Some(stream) = stream {
-            return Ok(Arc::clone(stream));
-        }
-        let new = Stream::begin(&self.shared)?;
-        Ok(Arc::clone(stream.insert(new)))
+        self.shared.ring_bytes()
     }
 }
 
-impl Drop for Lines {
-    fn drop(&mut self) {
-        let ways = self.ways.get_mut().unwrap_or_else(PoisonError::into_inner);
-        let streams = ways.iter().flat_map(|way| way.streams.iter().flatten());
-        streams.for_each(|stream| stream.end());
+/// What is to be asked for together, one way.
+#[derive(Debug)]
+struct Carry {
+    receipts: Vec<Receipt>,
+    fence: Option<Arc<Fence>>,
+}
+
+/// Where carries of one way are brought.
+#[derive(Debug, Default)]
+struct Desk {
+    brought: Mutex<VecDeque<Carry>>,
+    /// Had by who asks for what was brought.
+    way: Mutex<Way>,
+    /// Who waits to have it.
+    waiting: AtomicUsize,
+}
+
+impl Desk {
+    fn bring(&self, carry: Carry, shared: &Arc<Shared>) {
+        let left = {
+            let mut brought = lock(&self.brought);
+            brought.push_back(carry);
+            brought.len()
+        };
+        // Who has the way looks once more when it has let it go: nothing is left unseen.
+        while let Some(way) = self.attend(left) {
+            let refused = self.ask(way, shared);
+            // By now nothing is locked: who is told may come back with more.
+            refuse(refused);
+            let goes_on = self.waiting.load(Ordering::SeqCst) > 0;
+            if goes_on || lock(&self.brought).is_empty() {
+                return;
+            }
+        }
     }
+
+    /// The way, unless somebody has it who will see what was brought.
+    fn attend(&self, left: usize) -> Option<MutexGuard<'_, Way>> {
+        match self.way.try_lock() {
+            Ok(way) => return Some(way),
+            Err(TryLockError::Poisoned(way)) => return Some(way.into_inner()),
+            Err(TryLockError::WouldBlock) if left <= TENURE => return None,
+            Err(TryLockError::WouldBlock) => {}
+        }
+        self.waiting.fetch_add(1, Ordering::SeqCst);
+        let way = lock(&self.way);
+        self.waiting.fetch_sub(1, Ordering::SeqCst);
+        Some(way)
+    }
+
+    /// Asks for what was brought, some of it where others wait to go on; what was refused.
+    fn ask(&self, mut way: MutexGuard<'_, Way>, shared: &Arc<Shared>) -> Vec<Receipt> {
+        let mut refused = Vec::new();
+        let entered = shared.context.enter();
+        for asked in 0.. {
+            if asked >= TENURE && self.waiting.load(Ordering::SeqCst) > 0 {
+                break;
+            }
+            let Some(carry) = lock(&self.brought).pop_front() else {
+                break;
+            };
+            match &entered {
+                Ok(_) => refused.extend(way.ask(carry, shared).err().into_iter().flatten()),
+                Err(_) => refused.extend(carry.receipts),
+            }
+        }
+        refused
+    }
+}
+
+/// The streams of one way, begun when there was something to do, and whose turn it is.
+#[derive(Debug, Default)]
+struct Way {
+    lines: [Option<Line>; STREAMS],
+    turn: usize,
+}
+
+#[derive(Debug)]
+struct Line {
+    stream: Stream,
+    /// What it waits for, as far as is known.
+    behind: Vec<Arc<Fence>>,
+}
+
+impl Way {
+    fn ask(&mut self, carry: Carry, shared: &Arc<Shared>) -> std::result::Result<(), Vec<Receipt>> {
+        let Carry { receipts, fence } = carry;
+        let fence = fence.filter(|fence| !fence.is_reached());
+        match self.line(fence.as_ref(), shared) {
+            Ok(line) => line.stream.carry(receipts),
+            Err(_) => Err(receipts),
+        }
+    }
+
+    /// A line that waits for this fence, or for none: nothing waits for a fence that is not its own
+    /// as long as there are lines.
+    fn line(&mut self, fence: Option<&Arc<Fence>>, shared: &Arc<Shared>) -> Result<&mut Line> {
+        for line in self.lines.iter_mut().flatten() {
+            line.behind.retain(|fence| !fence.is_reached());
+        }
+        self.turn = (self.turn + 1) % STREAMS;
+        let turns = (0..STREAMS).map(|step| (self.turn + step) % STREAMS);
+        let is_free = |number: &usize| {
+            let line = self.lines[*number].as_ref();
+            line.is_none_or(|line| line.behind.is_empty())
+        };
+        let number = match fence {
+            None => turns.clone().find(is_free),
+            Some(fence) => {
+                let waits = |line: &Line| line.behind.iter().any(|known| Arc::ptr_eq(known, fence));
+                let waits = |line: &Option<Line>| line.as_ref().is_some_and(waits);
+                let known = self.lines.iter().position(waits);
+                known.or_else(|| turns.clone().filter(|number| *number > 0).find(is_free))
+            }
+        };
+        let number = number.unwrap_or(1 + self.turn % (STREAMS - 1));
+        let line = match &mut self.lines[number] {
+            Some(line) => line,
+            none => none.insert(Line {
+                stream: Stream::begin(shared)?,
+                behind: Vec::new(),
+            }),
+        };
+        if let Some(fence) = fence
+            && !line.behind.iter().any(|known| Arc::ptr_eq(known, fence))
+        {
+            line.stream.wait(fence)?;
+            line.behind.push(Arc::clone(fence));
+        }
+        Ok(line)
+    }
+}
+
+/// A panic under these locks would leave nothing half done that counts.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The carrier of some of a device's memory: all of it behind one fence, or behind none.
@@ -98,10 +217,9 @@ impl Carrier for Ferry {
             if receipts.is_empty() {
                 continue;
             }
-            match self.lines.stream(op) {
-                Ok(stream) => stream.carry(receipts, self.fence.as_deref()),
-                Err(_) => refuse(receipts),
-            }
+            let fence = self.fence.as_ref().map(Arc::clone);
+            let desk = &self.lines.desks[usize::from(op == Op::Write)];
+            desk.bring(Carry { receipts, fence }, &self.lines.shared);
         }
         for receipt in gone {
             let len = match receipt.op() {
@@ -117,9 +235,14 @@ impl Carrier for Ferry {
         CARRY_LEAST
     }
 
-    /// All memory of the device, behind whatever fence.
+    /// All memory of the device; what is behind a fence still, by itself: it takes as long as the
+    /// device computes, and the rest goes on meanwhile.
     fn hands(&self) -> usize {
-        Arc::as_ptr(&self.lines).addr()
+        let waits = self.fence.as_ref().is_some_and(|fence| {
+            let entered = self.lines.shared.context.enter();
+            entered.is_ok_and(|_entered| !fence.is_reached())
+        });
+        Arc::as_ptr(&self.lines).addr() + usize::from(waits)
     }
 
     /// What is to come into a region is not waited for any longer. What is to leave one is: a page

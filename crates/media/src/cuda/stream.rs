@@ -8,6 +8,7 @@ use crate::carrier::{Op, Receipt};
 use crate::error::{Error, Failure, Result};
 use std::collections::VecDeque;
 use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// Device memory of a stream, through which small pages go: as much as a region mostly has.
@@ -25,6 +26,8 @@ pub(super) struct Shared {
     pub(super) context: Arc<Context>,
     /// `None` where the driver does not take it.
     kernel: OnceLock<Option<Kernel>>,
+    /// Bytes of the device that rings take.
+    ring_bytes: AtomicU64,
 }
 
 impl Shared {
@@ -32,7 +35,12 @@ impl Shared {
         Self {
             context,
             kernel: OnceLock::new(),
+            ring_bytes: AtomicU64::new(0),
         }
+    }
+
+    pub(super) fn ring_bytes(&self) -> u64 {
+        self.ring_bytes.load(Ordering::Relaxed)
     }
 
     fn kernel(&self) -> Option<&Kernel> {
@@ -41,104 +49,97 @@ impl Shared {
     }
 }
 
-/// What is asked for of it happens one after the other.
+/// What is asked for of it happens one after the other. Whoever asks has entered the context.
 #[derive(Debug)]
 pub(super) struct Stream {
     shared: Arc<Shared>,
+    asked: Arc<Asked>,
+    /// Where its ring is, once it was needed; `None` where the device has no room for one.
+    ring: Option<Option<u64>>,
+}
+
+/// What a stream shares with its thread.
+#[derive(Debug)]
+struct Asked {
+    shared: Arc<Shared>,
     handle: Handle,
-    /// Where its ring is; `None` where the device has no room for one.
-    ring: OnceLock<Option<u64>>,
-    /// Held by who asks it for something: the ring is one carry's at a time.
-    asking: Mutex<()>,
     work: Mutex<Work>,
     changed: Condvar,
 }
 
-// SAFETY: a stream and its events may be used by any thread; what belongs together is asked for
-// under `asking`.
-unsafe impl Send for Stream {}
+// SAFETY: a stream and its events may be used by any thread; what belongs together is asked for by
+// who has the stream for itself.
+unsafe impl Send for Asked {}
 // SAFETY: as above.
-unsafe impl Sync for Stream {}
+unsafe impl Sync for Asked {}
 
 #[derive(Debug, Default)]
 struct Work {
     /// Events that end what was asked for, in order, and of each receipt whether all of it was.
-    asked: VecDeque<(Handle, Vec<(Receipt, bool)>)>,
-    /// Events that nobody uses. There are never more than calls under way at a time.
+    carries: VecDeque<(Handle, Vec<(Receipt, bool)>)>,
+    /// Events that nobody uses. There are never more than carries under way at a time.
     spare: Vec<Handle>,
     ended: bool,
+    /// Its ring, once it has ended.
+    ring: Option<u64>,
 }
 
 impl Stream {
-    /// Begins one, and its thread.
-    pub(super) fn begin(shared: &Arc<Shared>) -> Result<Arc<Self>> {
-        let handle = {
-            let _entered = shared.context.enter()?;
-            shared.context.stream()?
-        };
-        let stream = Arc::new(Self {
+    /// Begins one, and its thread, which ends when the stream is dropped and all is reported.
+    pub(super) fn begin(shared: &Arc<Shared>) -> Result<Self> {
+        let asked = Arc::new(Asked {
             shared: Arc::clone(shared),
-            handle,
-            ring: OnceLock::new(),
-            asking: Mutex::new(()),
+            handle: shared.context.stream()?,
             work: Mutex::default(),
             changed: Condvar::new(),
         });
-        let ran = Arc::clone(&stream);
+        let ran = Arc::clone(&asked);
         let thread = std::thread::Builder::new().name("kvdepot-cuda".to_owned());
+        // Nobody joins it.
         let spawned = thread.spawn(move || ran.run());
-        // It ends by itself: nobody joins it.
         spawned.map_err(|error| Error::io("start a thread", "CUDA device", error))?;
-        Ok(stream)
+        let shared = Arc::clone(shared);
+        Ok(Self {
+            shared,
+            asked,
+            ring: None,
+        })
     }
 
-    /// Bytes of the device that its ring takes.
-    pub(super) fn ring_bytes(&self) -> u64 {
-        self.ring
-            .get()
-            .map_or(0, |ring| ring.map_or(0, |_| RING as u64))
+    /// Lets it go on only behind a fence.
+    pub(super) fn wait(&self, fence: &Fence) -> Result<()> {
+        self.shared.context.wait(self.asked.handle, fence.event())
     }
 
-    /// Its thread ends when all is reported.
-    pub(super) fn end(&self) {
-        self.work().ended = true;
-        self.changed.notify_one();
-    }
-
-    /// Asks for all, behind a fence, and for an event behind them. They go one way.
-    pub(super) fn carry(&self, receipts: Vec<Receipt>, fence: Option<&Fence>) {
-        let context = &self.shared.context;
-        let Ok(_entered) = context.enter() else {
-            return refuse(receipts);
-        };
-        let spare = self.work().spare.pop();
+    /// Asks for all, and for an event behind them. They go one way. `Err` has those of which
+    /// nothing will happen.
+    pub(super) fn carry(
+        &mut self,
+        receipts: Vec<Receipt>,
+    ) -> std::result::Result<(), Vec<Receipt>> {
+        let shared = Arc::clone(&self.shared);
+        let context = &shared.context;
+        let spare = self.asked.work().spare.pop();
         let Ok(event) = spare.map_or_else(|| context.event(), Ok) else {
-            return refuse(receipts);
+            return Err(receipts);
         };
-        let asking = self.asking.lock().unwrap_or_else(PoisonError::into_inner);
-        let behind = fence.map_or(Ok(()), |fence| context.wait(self.handle, fence.event()));
-        let mut asked = Vec::with_capacity(receipts.len());
-        if behind.is_ok() {
-            for group in groups(&receipts) {
-                // SAFETY: a receipt's memory is readable or writable for its length until it is
-                // reported, which is when the event has been reached; its position is the device's,
-                // as whoever made the buffer promised.
-                unsafe { self.ask(&receipts[group], &mut asked) };
-            }
+        let mut whole = Vec::with_capacity(receipts.len());
+        for group in groups(&receipts) {
+            // SAFETY: a receipt's memory is readable or writable for its length until it is
+            // reported, which is when the event has been reached; its position is the device's, as
+            // whoever made the buffer promised.
+            unsafe { self.ask(&receipts[group], &mut whole) };
         }
-        let ends = behind.and_then(|()| context.record(event, self.handle));
-        if ends.is_err() && !asked.is_empty() {
+        if context.record(event, self.asked.handle).is_err() {
             // Nothing tells when they end but the end of all.
-            context.synchronize(self.handle);
+            context.synchronize(self.asked.handle);
+            self.asked.work().spare.push(event);
+            return Err(receipts);
         }
-        drop(asking);
-        if ends.is_err() {
-            self.work().spare.push(event);
-            return refuse(receipts);
-        }
-        let receipts = receipts.into_iter().zip(asked).collect();
-        self.work().asked.push_back((event, receipts));
-        self.changed.notify_one();
+        let receipts = receipts.into_iter().zip(whole).collect();
+        self.asked.work().carries.push_back((event, receipts));
+        self.asked.changed.notify_one();
+        Ok(())
     }
 
     /// Asks for the copies of receipts that lie one behind the other in memory, and notes of each
@@ -147,7 +148,7 @@ impl Stream {
     /// # Safety
     ///
     /// The receipts live until the stream has done it, and their positions are the device's.
-    unsafe fn ask(&self, receipts: &[Receipt], asked: &mut Vec<bool>) {
+    unsafe fn ask(&mut self, receipts: &[Receipt], whole: &mut Vec<bool>) {
         let total: usize = receipts.iter().map(Receipt::len).sum();
         if receipts.len() > 1 && total / receipts.len() < LARGE {
             // SAFETY: the caller's promise.
@@ -156,7 +157,7 @@ impl Stream {
                 done.or_else(|| self.ask_at_once(receipts))
             };
             if let Some(done) = done {
-                asked.extend(receipts.iter().map(|_| done));
+                whole.extend(receipts.iter().map(|_| done));
                 return;
             }
         }
@@ -164,8 +165,8 @@ impl Stream {
         for one in receipts {
             let memory = (one.memory(), one.len());
             // SAFETY: the caller's promise.
-            let done = unsafe { context.copy(self.handle, one.op(), one.at(), memory) };
-            asked.push(done.is_ok());
+            let done = unsafe { context.copy(self.asked.handle, one.op(), one.at(), memory) };
+            whole.push(done.is_ok());
         }
     }
 
@@ -174,10 +175,10 @@ impl Stream {
     /// # Safety
     ///
     /// As above.
-    unsafe fn ask_as_one(&self, receipts: &[Receipt]) -> Option<Result<()>> {
-        let context = &self.shared.context;
-        let kernel = self.shared.kernel()?;
-        let ring = (*self.ring.get_or_init(|| context.memory(RING).ok()))?;
+    unsafe fn ask_as_one(&mut self, receipts: &[Receipt]) -> Option<Result<()>> {
+        let shared = Arc::clone(&self.shared);
+        let (context, kernel) = (&shared.context, shared.kernel()?);
+        let ring = self.ring()?;
         let first = receipts.first()?;
         let begin = first.memory().addr();
         let offset = |one: &Receipt| one.memory().addr() - begin;
@@ -194,11 +195,11 @@ impl Stream {
         let copy = || {
             // SAFETY: all between the first and the last lies in one region, and is nobody else's
             // meanwhile; so is the ring, where the stream does one thing after the other.
-            unsafe { context.copy(self.handle, first.op(), ring, (first.memory(), len)) }
+            unsafe { context.copy(self.asked.handle, first.op(), ring, (first.memory(), len)) }
         };
         let launch = |gathers| {
             // SAFETY: the caller's promise; `groups` makes none that is longer than the ring.
-            unsafe { kernel.launch(context, self.handle, ring, &pages, gathers) }
+            unsafe { kernel.launch(context, self.asked.handle, ring, &pages, gathers) }
         };
         Some(match first.op() {
             Op::Write => copy().and_then(|()| launch(false)),
@@ -226,10 +227,32 @@ impl Stream {
             Op::Read => (&mut here, &mut there),
         };
         // SAFETY: the caller's promise.
-        let asked = unsafe { driver.copy_all(batch, (to, from, &mut lens), self.handle) };
+        let asked = unsafe { driver.copy_all(batch, (to, from, &mut lens), self.asked.handle) };
         asked.is_ok().then_some(true)
     }
 
+    fn ring(&mut self) -> Option<u64> {
+        *self.ring.get_or_insert_with(|| {
+            let ring = self.shared.context.memory(RING).ok()?;
+            self.shared
+                .ring_bytes
+                .fetch_add(RING as u64, Ordering::Relaxed);
+            Some(ring)
+        })
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        let mut work = self.asked.work();
+        work.ended = true;
+        work.ring = self.ring.flatten();
+        drop(work);
+        self.asked.changed.notify_one();
+    }
+}
+
+impl Asked {
     /// What its thread does: reports what has ended.
     fn run(&self) {
         let context = &self.shared.context;
@@ -237,9 +260,9 @@ impl Stream {
             let entered = context.enter();
             let reached = entered.and_then(|_entered| context.reach(event));
             self.work().spare.push(event);
-            for (receipt, asked) in receipts {
+            for (receipt, whole) in receipts {
                 let len = receipt.len();
-                match asked && reached.is_ok() {
+                match whole && reached.is_ok() {
                     true => receipt.carried(len),
                     false => receipt.failed(Failure::Device),
                 }
@@ -250,8 +273,8 @@ impl Stream {
     fn next(&self) -> Option<(Handle, Vec<(Receipt, bool)>)> {
         let mut work = self.work();
         loop {
-            if let Some(asked) = work.asked.pop_front() {
-                return Some(asked);
+            if let Some(carry) = work.carries.pop_front() {
+                return Some(carry);
             }
             if work.ended {
                 return None;
@@ -266,6 +289,26 @@ impl Stream {
     /// No code that runs under this lock can panic half way, so poison means nothing.
     fn work(&self) -> MutexGuard<'_, Work> {
         self.work.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// All is done and reported, and nobody has the stream any more.
+impl Drop for Asked {
+    fn drop(&mut self) {
+        let context = &self.shared.context;
+        let Ok(_entered) = context.enter() else {
+            return;
+        };
+        context.end(self.handle);
+        let work = std::mem::take(&mut *self.work());
+        let spare = work.spare.into_iter();
+        spare.for_each(|event| context.forget(event));
+        if let Some(ring) = work.ring {
+            context.give_back(ring);
+            self.shared
+                .ring_bytes
+                .fetch_sub(RING as u64, Ordering::Relaxed);
+        }
     }
 }
 

@@ -315,6 +315,95 @@ fn what_is_behind_a_fence_waits_for_its_stream_and_another_device_does_not() {
 }
 
 #[test]
+fn a_fence_holds_up_only_what_is_behind_it() {
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let device = Device::open_with(&library(), 0).unwrap();
+    let (copier, len) = (copier(0, 4 << 20, 8), 3 << 20);
+    // More streams that compute than kvdepot has of its own.
+    let busy: Vec<i64> = (0..6)
+        .map(|_| conformance::double(&library(), "double_busy_stream", 0))
+        .collect();
+    let mut held = Vec::new();
+    for (number, stream) in busy.iter().enumerate() {
+        // SAFETY: the double has just made it.
+        let fence = unsafe { device.fence(*stream as usize) }.unwrap();
+        let ((from, below), (to, there)) = (room(&device, len), room(&device, len));
+        below.write_at(0, &content(number, len)).unwrap();
+        let back = Buffer::from_vec(vec![0; len]);
+        let mut batch = copier.batch();
+        let (from, to) = ([from.behind(&fence)], [to.behind(&fence)]);
+        batch
+            .part(&id(number), &from, std::slice::from_ref(&back), None, 0)
+            .unwrap();
+        let bytes = [Buffer::from_vec(content(number + 50, len))];
+        batch.part(&id(number + 50), &bytes, &to, None, 0).unwrap();
+        let ticket = copier.submit(batch, |done| assert!(done.is_clean()));
+        held.push((ticket, back, there, *stream));
+    }
+    for cut in [usize::MAX >> 1, 70_000] {
+        let (parts, bytes) = restore(&device, &copier, &LENS, cut);
+        assert!(parts.iter().all(|part| *part == Ok(Some(true))));
+        assert!(
+            bytes
+                .iter()
+                .zip(LENS)
+                .enumerate()
+                .all(|(n, (b, len))| *b == content(n, len))
+        );
+    }
+    assert!(held.iter().all(|(ticket, ..)| !ticket.is_done()));
+    // The last first: whoever waits for a stream that others wait for too may wait for theirs.
+    for (.., stream) in held.iter().rev() {
+        conformance::double(&library(), "double_release", *stream);
+    }
+    for (number, (ticket, back, there, _)) in held.iter().enumerate() {
+        assert!(ticket.wait(None));
+        assert!(back.to_vec() == content(number, len));
+        assert!(there.to_vec() == content(number + 50, len));
+    }
+}
+
+#[test]
+fn many_lanes_bring_at_once_and_leave_nothing_behind() {
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let (streams, taken) = ("double_streams", "double_taken");
+    let device = Device::open_with(&library(), 0).unwrap();
+    let before = [streams, taken].map(|name| double(&device, name, 0));
+    double(&device, "double_delay", 0);
+    let config = CopierConfig {
+        lanes: 16,
+        inline_max: 0,
+        staging_slab: Some(8 << 20),
+        staging_regions: Some(64),
+        ..CopierConfig::default()
+    };
+    let copier = Copier::new(config).unwrap();
+    for cut in [4096, 70_000] {
+        let lens = [300_000; 100];
+        let (parts, bytes) = restore(&device, &copier, &lens, cut);
+        assert!(parts.iter().all(|part| *part == Ok(Some(true))));
+        assert!(
+            bytes
+                .iter()
+                .enumerate()
+                .all(|(n, bytes)| *bytes == content(n, 300_000))
+        );
+        there_and_back(&device, &copier, cut);
+    }
+    double(&device, "double_delay", 200);
+    drop(copier);
+    let library = library();
+    drop(device);
+    let now = || [streams, taken].map(|name| conformance::double(&library, name, 0));
+    let end = std::time::Instant::now() + std::time::Duration::from_secs(20);
+    // Those of other tests go meanwhile.
+    while now().iter().zip(before).any(|(now, before)| *now > before) {
+        assert!(std::time::Instant::now() < end, "{:?} of {before:?}", now());
+        std::thread::yield_now();
+    }
+}
+
+#[test]
 fn what_is_nowhere_is_verified_and_gone() {
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let device = Device::open_with(&library(), 0).unwrap();
