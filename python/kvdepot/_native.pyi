@@ -709,6 +709,11 @@ class MoveJob:
         """Whether each part was moved, and verified where it had a checksum."""
 
     @property
+    def whole(self) -> bool:
+        """Whether all of it has ended, and every part was moved, and verified where it had a
+        checksum: mostly nobody need look at each."""
+
+    @property
     def corrupt(self) -> list[bool]:
         """Whether each part has another checksum than it should. One that is false here and in
         `results` was not moved: nothing is known about its bytes."""

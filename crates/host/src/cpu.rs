@@ -174,6 +174,18 @@ pub fn be_nice(nice: u8) {
     }
 }
 
+/// Lets the calling thread, and it alone, interrupt nobody when it is woken (`SCHED_BATCH`): it runs
+/// at once where a processor is idle, and else when its turn comes. For a thread that works for one
+/// which must not be held up, such as an engine's. Best effort, as [`be_nice`].
+pub fn interrupt_nobody() {
+    // SAFETY: the parameter is readable; 0 is the calling thread.
+    unsafe {
+        let mut parameter: libc::sched_param = std::mem::zeroed();
+        parameter.sched_priority = 0;
+        libc::sched_setscheduler(0, libc::SCHED_BATCH, &raw const parameter);
+    }
+}
+
 /// How many processors the calling thread may run on.
 ///
 /// # Errors
@@ -192,6 +204,22 @@ mod tests {
     use std::thread;
 
     use super::*;
+
+    #[test]
+    fn one_thread_interrupts_nobody_and_others_stay_as_they_are() {
+        // SAFETY: asks about the calling thread.
+        let how = || unsafe { libc::sched_getscheduler(0) };
+        let before = how();
+        let (one, other) = (
+            thread::spawn(move || {
+                interrupt_nobody();
+                how()
+            }),
+            thread::spawn(how),
+        );
+        assert_eq!(one.join().unwrap(), libc::SCHED_BATCH);
+        assert_eq!((other.join().unwrap(), how()), (before, before));
+    }
 
     fn named_thread(name: &str, busy: bool) -> (Arc<AtomicBool>, JoinHandle<()>) {
         let stop = Arc::new(AtomicBool::new(false));

@@ -13,7 +13,7 @@ mod doubles;
 mod faults;
 mod media;
 
-pub use doubles::double;
+pub use doubles::{double, fence_of_double, on_double};
 pub use faults::{Fault, Faulty, Keeping};
 pub use media::{InMemory, Late, Store};
 

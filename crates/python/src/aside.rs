@@ -6,6 +6,7 @@ use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use kvdepot_host::cpu;
 use kvdepot_service::{MoveJob as ServiceJob, Mover as ServiceMover};
 use kvdepot_store::Checksum;
 use parking_lot::{Condvar, Mutex};
@@ -158,8 +159,10 @@ impl Beginner {
         if matches!(*state, State::Idle) {
             let (sender, tasks) = channel::<Task>();
             let whose = Arc::downgrade(whose);
-            let thread = std::thread::Builder::new().name("kvdepot-begin".to_owned());
-            let thread = thread.spawn(move || run(&tasks, &whose));
+            let thread = cpu::spawn("kvdepot-begin", move || {
+                cpu::interrupt_nobody();
+                run(&tasks, &whose);
+            });
             if let Ok(thread) = thread {
                 *state = State::Runs(sender, thread);
             }

@@ -311,6 +311,10 @@ fn read_placements(placements: &Bound<'_, PyAny>) -> PyResult<Vec<Vec<u8>>> {
     let mut list = Vec::new();
     for (index, item) in placements.try_iter()?.enumerate() {
         let item = item?;
+        if let Ok(bytes) = item.cast::<PyBytes>() {
+            list.push(bytes.as_bytes().to_vec());
+            continue;
+        }
         match View::in_rows(&item) {
             Ok(Some(view)) => list.push(view.to_vec()),
             _ => {
@@ -403,6 +407,13 @@ impl MoveJob {
     #[getter]
     fn results<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         PyList::new(py, self.job.checksums().iter().map(Option::is_some))
+    }
+
+    /// Whether all of it has ended, and every part was moved, and verified where it had a checksum:
+    /// mostly nobody need look at each.
+    #[getter]
+    fn whole(&self) -> bool {
+        self.job.is_done() && self.job.checksums().iter().all(Option::is_some)
     }
 
     /// Whether each part has another checksum than it should. One that is false here and in

@@ -7,9 +7,12 @@ reset dropped, and reservations and pins must end in both cases.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 import kvdepot
 from kvdepot.vllm.faults import SafeNamespace
@@ -108,29 +111,32 @@ class Part:
     first: int
     """Index of its first block among all blocks of the job."""
     placements: list[bytes | None]
-    rows: list[list[int]]
-    """vLLM's block ids of each block; SKIP where vLLM holds a piece already."""
+    rows: npt.NDArray[np.int64]
+    """vLLM's block ids, a row for each block; SKIP where vLLM holds a piece already."""
+    complete: bool
+    """Whether none of them is SKIP. Of a store that is not, none is known to be in its place."""
 
-    def movable(self, *, load: bool) -> list[int]:
+    def movable(self, *, load: bool) -> Sequence[int]:
         """Indexes of the blocks that have a place, and in a store all their bytes."""
-        pairs = enumerate(zip(self.placements, self.rows, strict=True))
-        return [
-            index
-            for index, (placement, row) in pairs
-            if placement is not None and (load or SKIP not in row)
-        ]
+        every = range(len(self.rows) if load or self.complete else 0)
+        if None not in self.placements:
+            return every
+        return [index for index in every if self.placements[index] is not None]
 
-    def chosen(self, indexes: Iterable[int]) -> list[bytes]:
+    def chosen(self, indexes: Sequence[int]) -> list[bytes]:
         """The placements of movable blocks."""
-        found = [self.placements[index] for index in indexes]
-        return [placement for placement in found if placement is not None]
+        return [found for index in indexes if (found := self.placements[index]) is not None]
+
+    def rows_of(self, indexes: Sequence[int]) -> npt.NDArray[np.int64]:
+        """vLLM's block ids of movable blocks."""
+        return self.rows if len(indexes) == len(self.rows) else self.rows[list(indexes)]
 
 
 class Moving(NamedTuple):
     """Blocks of a part that are under way."""
 
     part: Part
-    indexes: list[int]
+    indexes: Sequence[int]
     """Which of its blocks."""
     move: kvdepot.MoveJob
 
@@ -157,7 +163,7 @@ class Job:
         return {
             block
             for part in self.parts
-            for index, row in enumerate(part.rows)
+            for index, row in enumerate(part.rows.tolist())
             if part.first + index in indexes
             for block in row
             if block != SKIP

@@ -1,9 +1,9 @@
 //! Who carries bytes from and to a device's memory: streams for each way, which take turns, so that
 //! one copies while a kernel spreads or gathers the pages of the other.
 //!
-//! The driver has one thread at a time in most of its calls, and threads that meet there wait for one
-//! another longer than a call takes. So one asks for all: who comes while somebody does leaves what
-//! it has brought, and goes on.
+//! The driver has one thread at a time in most of its calls, and threads that meet there wait for
+//! one another longer than a call takes. So one asks for all: who comes while somebody does leaves
+//! what it has brought, and goes on.
 
 use super::Device;
 use super::context::Context;

@@ -6,6 +6,8 @@ use super::fence::Fence;
 use super::pages::{Kernel, Page};
 use crate::carrier::{Op, Receipt};
 use crate::error::{Error, Failure, Result};
+use crate::simulated::is_simulated;
+use kvdepot_host::cpu;
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -73,10 +75,13 @@ unsafe impl Send for Asked {}
 // SAFETY: as above.
 unsafe impl Sync for Asked {}
 
+/// An event that ends what was asked for together, and of each receipt whether all of it was.
+type Carried = (Handle, Vec<(Receipt, bool)>);
+
 #[derive(Debug, Default)]
 struct Work {
-    /// Events that end what was asked for, in order, and of each receipt whether all of it was.
-    carries: VecDeque<(Handle, Vec<(Receipt, bool)>)>,
+    /// What was asked for, in order.
+    carries: VecDeque<Carried>,
     /// Events that nobody uses. There are never more than carries under way at a time.
     spare: Vec<Handle>,
     ended: bool,
@@ -93,11 +98,12 @@ impl Stream {
             work: Mutex::default(),
             changed: Condvar::new(),
         });
-        let ran = Arc::clone(&asked);
-        let thread = std::thread::Builder::new().name("kvdepot-cuda".to_owned());
-        // Nobody joins it.
-        let spawned = thread.spawn(move || ran.run());
-        spawned.map_err(|error| Error::io("start a thread", "CUDA device", error))?;
+        if !is_simulated() {
+            let ran = Arc::clone(&asked);
+            // Nobody joins it.
+            let spawned = cpu::spawn("kvdepot-cuda", move || ran.run());
+            spawned.map_err(|error| Error::io("start a thread", "CUDA device", error))?;
+        }
         let shared = Arc::clone(shared);
         Ok(Self {
             shared,
@@ -139,6 +145,11 @@ impl Stream {
         let receipts = receipts.into_iter().zip(whole).collect();
         self.asked.work().carries.push_back((event, receipts));
         self.asked.changed.notify_one();
+        #[cfg(feature = "sim")]
+        if let Some(schedule) = crate::sim::current() {
+            let asked = Arc::clone(&self.asked);
+            schedule.push(move |runs| asked.report_next(runs));
+        }
         Ok(())
     }
 
@@ -255,22 +266,34 @@ impl Drop for Stream {
 impl Asked {
     /// What its thread does: reports what has ended.
     fn run(&self) {
+        while let Some(carry) = self.next() {
+            self.report(carry, true);
+        }
+    }
+
+    /// The same of one carry, as a step of a simulation.
+    #[cfg(feature = "sim")]
+    fn report_next(&self, has_worked: bool) {
+        let next = self.work().carries.pop_front();
+        next.into_iter()
+            .for_each(|carry| self.report(carry, has_worked));
+    }
+
+    fn report(&self, (event, receipts): Carried, has_worked: bool) {
         let context = &self.shared.context;
-        while let Some((event, receipts)) = self.next() {
-            let entered = context.enter();
-            let reached = entered.and_then(|_entered| context.reach(event));
-            self.work().spare.push(event);
-            for (receipt, whole) in receipts {
-                let len = receipt.len();
-                match whole && reached.is_ok() {
-                    true => receipt.carried(len),
-                    false => receipt.failed(Failure::Device),
-                }
+        let entered = context.enter();
+        let reached = entered.and_then(|_entered| context.reach(event));
+        self.work().spare.push(event);
+        for (receipt, whole) in receipts {
+            let len = receipt.len();
+            match whole && has_worked && reached.is_ok() {
+                true => receipt.carried(len),
+                false => receipt.failed(Failure::Device),
             }
         }
     }
 
-    fn next(&self) -> Option<(Handle, Vec<(Receipt, bool)>)> {
+    fn next(&self) -> Option<Carried> {
         let mut work = self.work();
         loop {
             if let Some(carry) = work.carries.pop_front() {

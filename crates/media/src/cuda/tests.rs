@@ -1,16 +1,13 @@
 //! Against the double of the driver in `crates/testkit/cuda`, which is compiled here.
 
 use super::*;
-use crate::buffer::{Buffer, Owner};
+use crate::buffer::Buffer;
 use crate::checksum::{self, PartId};
 use crate::conformance::{self, InMemory, Medium, Room, every_pair};
 use crate::copier::{Copier, CopierConfig};
 use crate::error::{Error, Failure};
 use std::path::PathBuf;
 use std::sync::mpsc;
-
-/// The bit that tells the double's device addresses from host ones.
-const DEVICE_BIT: usize = 1 << 56;
 
 /// One at a time: the double counts for the process.
 static TURN: Mutex<()> = Mutex::new(());
@@ -40,10 +37,7 @@ fn id(number: usize) -> PartId {
 /// Memory of the device, and the host memory that it really is.
 fn room(device: &Arc<Device>, len: usize) -> (Buffer, Buffer) {
     let host = Buffer::from_vec(vec![0xEE; len]);
-    let owner: Owner = Arc::new(host.clone());
-    // SAFETY: the double's device memory is the host's, which the owner keeps.
-    let on = unsafe { Buffer::on_device(host.addr() | DEVICE_BIT, len, owner, device.clone()) };
-    (on, host)
+    (conformance::on_double(device, &host), host)
 }
 
 type Parts = Vec<std::result::Result<Option<bool>, Failure>>;
@@ -266,10 +260,7 @@ fn what_is_behind_a_fence_waits_for_its_stream_and_another_device_does_not() {
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let device = Device::open_with(&library(), 0).unwrap();
     let busy = conformance::double(&library(), "double_busy_stream", 0);
-    // SAFETY: the double has just made it.
-    let fence = unsafe { device.fence(busy as usize) }.unwrap();
-    // SAFETY: the default stream.
-    let idle = unsafe { device.fence(0) }.unwrap();
+    let [fence, idle] = [busy, 0].map(|stream| conformance::fence_of_double(&device, stream));
     let copier = copier(0, 4 << 20, 8);
     let (on, below) = room(&device, 100_000);
     let (to, there) = room(&device, 100_000);
@@ -325,8 +316,7 @@ fn a_fence_holds_up_only_what_is_behind_it() {
         .collect();
     let mut held = Vec::new();
     for (number, stream) in busy.iter().enumerate() {
-        // SAFETY: the double has just made it.
-        let fence = unsafe { device.fence(*stream as usize) }.unwrap();
+        let fence = conformance::fence_of_double(&device, *stream);
         let ((from, below), (to, there)) = (room(&device, len), room(&device, len));
         below.write_at(0, &content(number, len)).unwrap();
         let back = Buffer::from_vec(vec![0; len]);

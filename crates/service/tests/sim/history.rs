@@ -33,6 +33,8 @@ pub struct Shape {
     /// Depots over the socket beside the one that owns the arenas.
     pub clients: u64,
     pub socket: bool,
+    /// Some calls are for memory of a CUDA device.
+    pub cuda: bool,
     /// `Nvme` in the place of `Dax`: the same, by calls.
     pub disk: bool,
 }
@@ -227,6 +229,7 @@ pub fn scheduled_shape(rng: &mut Rng) -> Shape {
         clients: 0,
         socket: false,
         disk: rng.once_in(4),
+        cuda: rng.once_in(3),
     }
 }
 
@@ -604,6 +607,7 @@ pub fn plainer(shape: &Shape) -> Vec<Shape> {
             |shape| shape.power = false,
             |shape| shape.drop = false,
             |shape| shape.contiguous = false,
+            |shape| shape.cuda = false,
             |shape| shape.write_back = 0,
             |shape| shape.clients = shape.clients.min(1),
         ],

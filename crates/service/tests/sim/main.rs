@@ -23,6 +23,7 @@ mod history;
 mod hosts;
 mod laws;
 mod log;
+mod memory;
 mod opening;
 mod peer;
 mod processes;

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use kvdepot_service::Mover;
 use kvdepot_store::sim::{Entered, Schedule, Turn};
 use kvdepot_store::{
-    Buffer, Class, Depot, Group, Key, Namespace, NamespaceSpec, Pin, Reservation, Task,
+    Buffer, Class, Depot, Device, Group, Key, Namespace, NamespaceSpec, Pin, Reservation, Task,
 };
 use kvdepot_testkit::Rng;
 use kvdepot_testkit::sim::tally::Tally;
@@ -275,6 +275,8 @@ pub struct World {
     pub room: Cell<Option<u64>>,
     /// How often the owner was killed.
     pub copies: Cell<u32>,
+    /// Memory of calls may be of it.
+    pub device: Option<Arc<Device>>,
     seed: u64,
 }
 
@@ -370,6 +372,7 @@ impl World {
             numbers: Cell::new(seed << 20),
             room: Cell::new(None),
             copies: Cell::new(0),
+            device: shape.cuda.then(|| crate::memory::device(scheduled)),
             dir,
             seed,
         }

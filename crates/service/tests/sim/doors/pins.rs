@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use kvdepot_store::{BlockBuffers, Buffer, Pin};
+use kvdepot_store::{BlockBuffers, Pin};
 use kvdepot_testkit::sim::twin::Id;
 
 use crate::world::{HeldPin, Law, PATIENCE, World, key, law};
@@ -123,8 +123,8 @@ impl World {
         for (number, len) in parts.iter().enumerate() {
             self.door("load part");
             let faults = self.faults();
-            let buffer = Buffer::from_vec(vec![0xEE; *len as usize]);
-            let buffers = BlockBuffers::whole([buffer.clone()]);
+            let (moved, seen) = self.home().memory(&vec![0xEE; *len as usize], 1);
+            let buffers = BlockBuffers::whole(moved);
             let job = self.with_mover(|mover| {
                 mover.load(std::slice::from_ref(&placement), &buffers, number as u32)
             })?;
@@ -138,7 +138,10 @@ impl World {
                 );
                 continue;
             }
-            let bytes = buffer.to_vec();
+            let bytes: Vec<u8> = seen
+                .iter()
+                .flat_map(kvdepot_store::Buffer::to_vec)
+                .collect();
             let known = versions.iter().any(|version| version.part(number) == bytes);
             law!(
                 known,

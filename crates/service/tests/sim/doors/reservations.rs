@@ -1,6 +1,6 @@
 //! Reservations: `reserve → move → commit | abort`.
 
-use kvdepot_store::{BlockBuffers, Buffer, Error, Namespace, Reservation};
+use kvdepot_store::{BlockBuffers, Error, Namespace, Reservation};
 use kvdepot_testkit::sim::twin::{Id, Version};
 
 use crate::world::{Held, Law, PATIENCE, World, key, law};
@@ -173,7 +173,7 @@ impl World {
         let mut sums = Vec::new();
         for part in 0..held.version.parts.len() {
             let faults = self.faults();
-            let buffers = BlockBuffers::whole([Buffer::from_vec(held.version.part(part))]);
+            let buffers = BlockBuffers::whole(self.home().memory(&held.version.part(part), 1).0);
             let placement = held.reservation.placement();
             let job = self.with_mover(|mover| mover.store(&[placement], &buffers, part as u32))?;
             let job = job.map_err(|error| format!("store: {error}"))?;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use kvdepot_store::{BlockBuffers, Buffer, GetOptions};
+use kvdepot_store::{BlockBuffers, GetOptions};
 use kvdepot_testkit::sim::twin::{Id, Version};
 
 use crate::history::KEYS;
@@ -25,9 +25,9 @@ impl World {
             return Ok(());
         }
         let namespace = self.namespace(door, ns)?;
-        let mut buffers = BlockBuffers::default();
+        let (home, mut buffers) = (self.home(), BlockBuffers::default());
         for (_, version) in &writes {
-            buffers.push(cut(&version.bytes(), pieces));
+            buffers.push(home.memory(&version.bytes(), pieces).0);
         }
         let ids: Vec<Id> = writes.iter().map(|(id, _)| *id).collect();
         let bytes = writes.iter().map(|(_, version)| version.len()).sum::<u64>();
@@ -137,6 +137,7 @@ impl World {
         let ids: Vec<Id> = numbers.iter().map(|number| (ns, *number)).collect();
         let stamps = self.twin.borrow_mut().stamps(ids.len());
         let (mut expects, mut pinned, mut buffers) = (Vec::new(), Vec::new(), Vec::new());
+        let (home, mut blocks) = (self.home(), BlockBuffers::default());
         let before = self.owner().stats();
         let mut gap = false;
         let mut bytes = 0;
@@ -181,7 +182,9 @@ impl World {
                 pin = None;
             }
             bytes += len;
-            buffers.push(cut(&vec![0xEE; len as usize], pieces));
+            let (moved, seen) = home.memory(&vec![0xEE; len as usize], pieces);
+            blocks.push(moved);
+            buffers.push(seen);
             expects.push(expect);
             let copy = || Some((self.birth(*id)?, version.as_ref()?.stored));
             pinned.push(pin.and_then(|()| copy()));
@@ -189,10 +192,6 @@ impl World {
         if expects.contains(&Expect::Any) {
             expects.iter_mut().for_each(|expect| *expect = Expect::Any);
         }
-        let mut blocks = BlockBuffers::default();
-        buffers
-            .iter()
-            .for_each(|pieces| blocks.push(pieces.iter().cloned()));
         let mut options = GetOptions::default();
         (options.prefix, options.staged) = (prefix, staged);
         let (since, faults) = (self.now(), self.faults());
@@ -280,13 +279,4 @@ impl World {
             ..Flying::new(task, Asked::Prefetch, ids, since, faults)
         })
     }
-}
-
-/// Bytes in so many buffers.
-fn cut(bytes: &[u8], pieces: u8) -> Vec<Buffer> {
-    let each = bytes.len().div_ceil(usize::from(pieces)).max(1);
-    bytes
-        .chunks(each)
-        .map(|piece| Buffer::from_vec(piece.to_vec()))
-        .collect()
 }
