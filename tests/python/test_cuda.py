@@ -195,6 +195,58 @@ for pipeline, settings in pipelines.items():
         assert "ids from 0" in refused(lambda: ns.put(keys[:1], spans(source, [[-1, 2]])))
 """
 
+# Two hosts, each of which has some of the blocks: by calls, and by a worker's mover.
+PEERS = """
+import socket
+
+LAYERS, PAGES, PAGE, BLOCKS = 3, 64, 5000, 16
+listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
+ports = [listener.getsockname()[1] for listener in listeners]
+hosts = ", ".join(f"{name} 127.0.0.1:{port} 32MiB" for name, port in zip("ab", ports))
+for listener in listeners:
+    listener.close()
+
+
+def opened(name):
+    peer = {"name": name, "token": "shared", "hosts": hosts, "capacity": "32MiB"}
+    return kvdepot.open("Peer", {"peer": peer, "lanes": 2, "socket": f"{sys.argv[2]}/{name}"})
+
+
+def spans(host, rows):
+    ranges = [(ctypes.addressof(host) + layer * PAGES * PAGE | DEVICE_BIT, PAGE, PAGE)
+              for layer in range(LAYERS)]
+    owner = type("Owner", (), {"host": host})()
+    return kvdepot.Spans(ranges, rows, owner=owner, device=0, stream=0)
+
+
+def caches(fill=None):
+    size = LAYERS * PAGES * PAGE
+    content = __import__("random").Random(3).randbytes(size) if fill is None else fill * size
+    return (ctypes.c_ubyte * size).from_buffer(bytearray(content))
+
+
+rows = [[4 * block + page for page in range(4)] for block in range(BLOCKS)]
+keys = [bytes([7 * block, block]) * 16 for block in range(BLOCKS)]
+with opened("a") as one, opened("b") as two:
+    spaces = [depot.namespace(model="m", dtype="uint8", block_tokens=16) for depot in (one, two)]
+    source = caches()
+    assert all(spaces[0].put(keys, spans(source, rows)).wait(60))
+    for depot, space in zip((one, two), spaces):
+        target = caches(b"e")
+        assert all(space.get(keys, spans(target, rows)).wait(60))
+        assert bytes(target) == bytes(source)
+        target = caches(b"e")
+        with kvdepot.attach(depot.socket) as mover:
+            pins = space.pin(keys)
+            places = [pin.placement for pin in pins]
+            job = mover.load(places, spans(target, rows), aside=True)
+            assert job.wait(60) and job.whole and not any(job.corrupt), job.error
+            space.unpin(pins)
+        assert bytes(target) == bytes(source)
+    held = [depot.stats()["tiers"]["Peer"]["blocks"] for depot in (one, two)]
+    assert min(held) > 0, f"{held} blocks: each host has some"
+"""
+
 
 def run(library: str, script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "KVDEPOT_CUDA_LIBRARY": library}
@@ -211,6 +263,11 @@ def test_pages_of_a_device_go_into_every_tier_and_come_back(tmp_path: Path) -> N
     (tmp_path / "posix").mkdir()
     refused = SCRIPT[: SCRIPT.index("settings =")]
     done = run(build(tmp_path), refused + PAGED, str(tmp_path))
+    assert done.returncode == 0, done.stderr
+
+
+def test_pages_of_a_device_go_to_another_host_and_come_from_it(tmp_path: Path) -> None:
+    done = run(build(tmp_path), PEERS, str(tmp_path))
     assert done.returncode == 0, done.stderr
 
 

@@ -8,7 +8,7 @@
 use super::Device;
 use super::context::Context;
 use super::fence::Fence;
-use super::stream::{Shared, Stream, refuse};
+use super::stream::{Carried, Shared, Stream, refuse, report};
 use crate::carrier::{Alignment, Carrier, Op, Receipt, Registration, SlabMemory};
 use crate::error::Result;
 use kvdepot_host::fork::Origin;
@@ -79,8 +79,9 @@ impl Desk {
         };
         // Who has the way looks once more when it has let it go: nothing is left unseen.
         while let Some(way) = self.attend(left) {
-            let refused = self.ask(way, shared);
+            let (ended, refused) = self.ask(way, shared);
             // By now nothing is locked: who is told may come back with more.
+            ended.into_iter().for_each(|carry| report(carry, true));
             refuse(refused);
             let goes_on = self.waiting.load(Ordering::SeqCst) > 0;
             if goes_on || lock(&self.brought).is_empty() {
@@ -103,10 +104,19 @@ impl Desk {
         Some(way)
     }
 
-    /// Asks for what was brought, some of it where others wait to go on; what was refused.
-    fn ask(&self, mut way: MutexGuard<'_, Way>, shared: &Arc<Shared>) -> Vec<Receipt> {
-        let mut refused = Vec::new();
+    /// Asks for what was brought, some of it where others wait to go on; what has ended before, and
+    /// what was refused.
+    fn ask(
+        &self,
+        mut way: MutexGuard<'_, Way>,
+        shared: &Arc<Shared>,
+    ) -> (Vec<Carried>, Vec<Receipt>) {
+        let (mut ended, mut refused) = (Vec::new(), Vec::new());
         let entered = shared.context.enter();
+        if entered.is_ok() {
+            let lines = way.lines.iter().flatten();
+            lines.for_each(|line| line.stream.take_ended(&mut ended));
+        }
         for asked in 0.. {
             if asked >= TENURE && self.waiting.load(Ordering::SeqCst) > 0 {
                 break;
@@ -119,7 +129,7 @@ impl Desk {
                 Err(_) => refused.extend(carry.receipts),
             }
         }
-        refused
+        (ended, refused)
     }
 }
 

@@ -75,13 +75,15 @@ unsafe impl Send for Asked {}
 // SAFETY: as above.
 unsafe impl Sync for Asked {}
 
-/// An event that ends what was asked for together, and of each receipt whether all of it was.
-type Carried = (Handle, Vec<(Receipt, bool)>);
+/// Receipts that were asked for together, and of each whether all of it was.
+pub(super) type Carried = Vec<(Receipt, bool)>;
 
 #[derive(Debug, Default)]
 struct Work {
-    /// What was asked for, in order.
-    carries: VecDeque<Carried>,
+    /// What was asked for, in order, and the event that ends each.
+    carries: VecDeque<(Handle, Carried)>,
+    /// The event that its thread waits for: nobody uses it again meanwhile.
+    waited: Option<Handle>,
     /// Events that nobody uses. There are never more than carries under way at a time.
     spare: Vec<Handle>,
     ended: bool,
@@ -242,6 +244,14 @@ impl Stream {
         asked.is_ok().then_some(true)
     }
 
+    /// What has ended by now, to be reported by who asks: nobody need be woken for it then. In a
+    /// simulation it ends by steps.
+    pub(super) fn take_ended(&self, ended: &mut Vec<Carried>) {
+        if !is_simulated() {
+            self.asked.take_ended(ended);
+        }
+    }
+
     fn ring(&mut self) -> Option<u64> {
         *self.ring.get_or_insert_with(|| {
             let ring = self.shared.context.memory(RING).ok()?;
@@ -264,40 +274,35 @@ impl Drop for Stream {
 }
 
 impl Asked {
-    /// What its thread does: reports what has ended.
+    /// What its thread does: reports what has ended, unless who asks for more has seen it before.
     fn run(&self) {
-        while let Some(carry) = self.next() {
-            self.report(carry, true);
-        }
-    }
-
-    /// The same of one carry, as a step of a simulation.
-    #[cfg(feature = "sim")]
-    fn report_next(&self, has_worked: bool) {
-        let next = self.work().carries.pop_front();
-        next.into_iter()
-            .for_each(|carry| self.report(carry, has_worked));
-    }
-
-    fn report(&self, (event, receipts): Carried, has_worked: bool) {
         let context = &self.shared.context;
-        let entered = context.enter();
-        let reached = entered.and_then(|_entered| context.reach(event));
-        self.work().spare.push(event);
-        for (receipt, whole) in receipts {
-            let len = receipt.len();
-            match whole && has_worked && reached.is_ok() {
-                true => receipt.carried(len),
-                false => receipt.failed(Failure::Device),
-            }
+        while let Some(event) = self.next() {
+            let entered = context.enter();
+            let reached = entered.and_then(|_entered| context.reach(event));
+            let mut work = self.work();
+            let is_next = work.carries.front().is_some_and(|(next, _)| *next == event);
+            let carry = if is_next {
+                work.carries.pop_front()
+            } else {
+                None
+            };
+            work.waited = None;
+            work.spare.push(event);
+            drop(work);
+            carry
+                .into_iter()
+                .for_each(|(_, carry)| report(carry, reached.is_ok()));
         }
     }
 
-    fn next(&self) -> Option<Carried> {
+    /// The event that ends what is reported next. It is waited for until `waited` is taken back.
+    fn next(&self) -> Option<Handle> {
         let mut work = self.work();
         loop {
-            if let Some(carry) = work.carries.pop_front() {
-                return Some(carry);
+            if let Some((event, _)) = work.carries.front() {
+                work.waited = Some(*event);
+                return work.waited;
             }
             if work.ended {
                 return None;
@@ -306,6 +311,32 @@ impl Asked {
                 .changed
                 .wait(work)
                 .unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// What has ended by now, to be reported by who asks.
+    fn take_ended(&self, ended: &mut Vec<Carried>) {
+        let mut work = self.work();
+        while let Some((event, _)) = work.carries.front()
+            && self.shared.context.has_reached(*event)
+            && let Some((event, carry)) = work.carries.pop_front()
+        {
+            if work.waited != Some(event) {
+                work.spare.push(event);
+            }
+            ended.push(carry);
+        }
+    }
+
+    /// Reports one carry, as a step of a simulation.
+    #[cfg(feature = "sim")]
+    fn report_next(&self, has_worked: bool) {
+        let next = self.work().carries.pop_front();
+        if let Some((event, carry)) = next {
+            let entered = self.shared.context.enter();
+            let reached = entered.and_then(|_entered| self.shared.context.reach(event));
+            self.work().spare.push(event);
+            report(carry, has_worked && reached.is_ok());
         }
     }
 
@@ -353,6 +384,17 @@ fn groups(receipts: &[Receipt]) -> Vec<Range<usize>> {
         end = at + len;
     }
     groups
+}
+
+/// Says what has become of a carry.
+pub(super) fn report(carry: Carried, has_ended: bool) {
+    for (receipt, whole) in carry {
+        let len = receipt.len();
+        match whole && has_ended {
+            true => receipt.carried(len),
+            false => receipt.failed(Failure::Device),
+        }
+    }
 }
 
 pub(super) fn refuse(receipts: Vec<Receipt>) {
