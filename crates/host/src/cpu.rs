@@ -174,9 +174,9 @@ pub fn be_nice(nice: u8) {
     }
 }
 
-/// Lets the calling thread, and it alone, interrupt nobody when it is woken (`SCHED_BATCH`): it runs
-/// at once where a processor is idle, and else when its turn comes. For a thread that works for one
-/// which must not be held up, such as an engine's. Best effort, as [`be_nice`].
+/// Lets the calling thread, and it alone, interrupt nobody when it is woken (`SCHED_BATCH`): it
+/// runs at once where a processor is idle, and else when its turn comes. For a thread that works
+/// for one which must not be held up, such as an engine's. Best effort, as [`be_nice`].
 pub fn interrupt_nobody() {
     // SAFETY: the parameter is readable; 0 is the calling thread.
     unsafe {

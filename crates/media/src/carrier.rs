@@ -41,6 +41,12 @@ pub trait Carrier: Any + Send + Sync + fmt::Debug {
         false
     }
 
+    /// Whether it reads memory past the processors' caches, as a device does: then lanes write past
+    /// them, too.
+    fn passes_caches(&self) -> bool {
+        false
+    }
+
     /// How many bytes a carry should have, where there are as many: what it costs by itself. Lanes
     /// then share less finely.
     fn carry_least(&self) -> u64 {

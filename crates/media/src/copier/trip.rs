@@ -269,8 +269,8 @@ impl Trip {
                 #[cfg(test)]
                 crate::memory::fault::strike(self.left);
             }
-            let streams =
-                self.to.is_none() && cargo.units[self.hashed as usize].bytes >= mover.stream_min;
+            let passes = self.to.as_ref().is_none_or(|to| to.passes_caches());
+            let streams = passes && cargo.units[self.hashed as usize].bytes >= mover.stream_min;
             let store = match step.src == step.dst {
                 true => Store::Nothing,
                 false if streams => Store::Streaming,

@@ -245,6 +245,10 @@ impl Carrier for Ferry {
         CARRY_LEAST
     }
 
+    fn passes_caches(&self) -> bool {
+        true
+    }
+
     /// All memory of the device; what is behind a fence still, by itself: it takes as long as the
     /// device computes, and the rest goes on meanwhile.
     fn hands(&self) -> usize {
