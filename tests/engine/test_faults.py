@@ -213,7 +213,7 @@ def test_while_a_depot_fails_it_is_asked_ever_more_seldom(
 
 
 MOVES = ("populate", "store", "load")
-JOB = ("ended", "done", "wait", "results", "corrupt", "checksums", "error")
+JOB = ("ended", "done", "wait", "whole", "results", "corrupt", "checksums", "error")
 
 
 @pytest.mark.parametrize("worker", ["host", "double"])
@@ -251,7 +251,7 @@ def test_no_hook_of_a_worker_raises(
     for found, expected in zip(world.content(6, 7), stored, strict=True):
         assert (found == expected).all()
     failed = Counter(world.worker.faults.take())
-    used = {"store", "load", "checksums", "done", "wait", "results", "populate", "everything"}
+    used = {"store", "load", "checksums", "done", "wait", "whole", "populate", "everything"}
     if call in used:
         assert failed.total() > 0, call
     broken.add(call)
