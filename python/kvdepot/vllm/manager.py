@@ -455,11 +455,13 @@ class KvdepotManager(OffloadingManager):
     def reset_cache(self) -> None:
         """As `on_reset` says, what was stored before is not served again, or is."""
         logger.info("kvdepot: the cache was reset; on_reset is %r", self._on_reset)
-        if self._on_reset == "keep":
-            return
+        # Also where blocks are kept: a store that vLLM has not submitted yet would read KV caches
+        # that are discarded by then, as after a sleep.
         for job in self._tickets.values():
             if isinstance(job, StoreTicket):
                 job.stale = True
+        if self._on_reset == "keep":
+            return
         self._storing.clear()
         self._questions.clear()
         self._arrivals.clear()
