@@ -19,12 +19,13 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import program
+from program import say
+
 BENCH = Path(__file__).resolve().parent.parent
 EXAMPLES = BENCH.parent / "examples"
 sys.path.insert(0, str(EXAMPLES))
 
-import program  # noqa: E402
-from program import say  # noqa: E402
 from vllm_demo import measure  # noqa: E402
 from vllm_demo.model import KV_BYTES_PER_TOKEN  # noqa: E402
 from vllm_demo.server import Server, ServerError, no_survivors  # noqa: E402

@@ -14,12 +14,13 @@ import sys
 import tempfile
 from pathlib import Path
 
+import program
+from program import say
+
 BENCH = Path(__file__).resolve().parent.parent
 EXAMPLES = BENCH.parent / "examples"
 sys.path.insert(0, str(EXAMPLES))
 
-import program  # noqa: E402
-from program import say  # noqa: E402
 from vllm_demo.server import ServerError, double_of_3fs, no_survivors  # noqa: E402
 
 from vllm_serve import table  # noqa: E402

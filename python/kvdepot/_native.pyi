@@ -724,7 +724,8 @@ class MoveJob:
 
     @property
     def seconds(self) -> float:
-        """Seconds from the call to the end of the last lane; so far, while it is under way."""
+        """Seconds from the call, or with `aside` from when it was begun, to the end of the last
+        lane; so far, while it is under way."""
 
     @property
     def error(self) -> str | None:

@@ -18,7 +18,7 @@ class DeviceWorker(KvdepotWorker):
     def __init__(self, kv_caches: CanonicalKVCaches, rank: int, blocks_per_chunk: int) -> None:
         double()
         moved: list[Any] = [
-            CanonicalKVCacheTensor(OnDevice(each.tensor), each.page_size_bytes)  # type: ignore
+            CanonicalKVCacheTensor(OnDevice(each.tensor), each.page_size_bytes)
             for each in kv_caches.tensors
         ]
         caches = CanonicalKVCaches(moved, kv_caches.group_data_refs)

@@ -429,7 +429,8 @@ impl MoveJob {
         self.job.bytes()
     }
 
-    /// Seconds from the call to the end of the last lane; so far, while it is under way.
+    /// Seconds from the call, or with `aside` from when it was begun, to the end of the last lane;
+    /// so far, while it is under way.
     #[getter]
     fn seconds(&self) -> f64 {
         self.job.elapsed().as_secs_f64()

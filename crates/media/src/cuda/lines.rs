@@ -2,7 +2,7 @@
 //! one copies while a kernel spreads or gathers the pages of the other.
 //!
 //! The driver has one thread at a time in most of its calls, and threads that meet there wait for
-//! one another longer than a call takes. So one asks for all: who comes while somebody does leaves
+//! one another longer than a call takes. So one of each way asks for all: who comes while somebody does leaves
 //! what it has brought, and goes on.
 
 use super::Device;
@@ -79,10 +79,14 @@ impl Desk {
         };
         // Who has the way looks once more when it has let it go: nothing is left unseen.
         while let Some(way) = self.attend(left) {
-            let (ended, refused) = self.ask(way, shared);
-            // By now nothing is locked: who is told may come back with more.
+            // Whoever is told may come back with more: nothing is locked then. And nobody waits for
+            // what is asked for below, which may take the driver long.
+            let ended = Self::ended(way, shared);
             ended.into_iter().for_each(|carry| report(carry, true));
-            refuse(refused);
+            let Some(way) = self.attend(left) else {
+                return;
+            };
+            refuse(self.ask(way, shared));
             let goes_on = self.waiting.load(Ordering::SeqCst) > 0;
             if goes_on || lock(&self.brought).is_empty() {
                 return;
@@ -104,19 +108,21 @@ impl Desk {
         Some(way)
     }
 
-    /// Asks for what was brought, some of it where others wait to go on; what has ended before, and
-    /// what was refused.
-    fn ask(
-        &self,
-        mut way: MutexGuard<'_, Way>,
-        shared: &Arc<Shared>,
-    ) -> (Vec<Carried>, Vec<Receipt>) {
-        let (mut ended, mut refused) = (Vec::new(), Vec::new());
-        let entered = shared.context.enter();
-        if entered.is_ok() {
+    /// What has ended, and is to be reported.
+    fn ended(way: MutexGuard<'_, Way>, shared: &Arc<Shared>) -> Vec<Carried> {
+        let mut ended = Vec::new();
+        if let Ok(_entered) = shared.context.enter() {
             let lines = way.lines.iter().flatten();
             lines.for_each(|line| line.stream.take_ended(&mut ended));
         }
+        drop(way);
+        ended
+    }
+
+    /// Asks for what was brought, some of it where others wait to go on; what was refused.
+    fn ask(&self, mut way: MutexGuard<'_, Way>, shared: &Arc<Shared>) -> Vec<Receipt> {
+        let mut refused = Vec::new();
+        let entered = shared.context.enter();
         for asked in 0.. {
             if asked >= TENURE && self.waiting.load(Ordering::SeqCst) > 0 {
                 break;
@@ -129,7 +135,7 @@ impl Desk {
                 Err(_) => refused.extend(carry.receipts),
             }
         }
-        (ended, refused)
+        refused
     }
 }
 
@@ -196,7 +202,7 @@ impl Way {
     }
 }
 
-/// A panic under these locks would leave nothing half done that counts.
+/// Nothing is half done where a panic poisons these: what was brought is there for who comes next.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -91,7 +91,10 @@ impl Pinned {
 impl Drop for Pinned {
     fn drop(&mut self) {
         if let Ok(_entered) = self.device.context.enter() {
-            self.device.context.give_host_back(self.memory);
+            let context = &self.device.context;
+            self.events.iter().for_each(|event| context.forget(*event));
+            self.streams.iter().for_each(|stream| context.end(*stream));
+            context.give_host_back(self.memory);
         }
     }
 }
