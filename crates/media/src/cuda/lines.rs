@@ -2,8 +2,8 @@
 //! one copies while a kernel spreads or gathers the pages of the other.
 //!
 //! The driver has one thread at a time in most of its calls, and threads that meet there wait for
-//! one another longer than a call takes. So one of each way asks for all: who comes while somebody does leaves
-//! what it has brought, and goes on.
+//! one another longer than a call takes. So one of each way asks for all: who comes while somebody
+//! does leaves what it has brought, and goes on.
 
 use super::Device;
 use super::context::Context;
