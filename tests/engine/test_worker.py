@@ -66,20 +66,10 @@ class World:
         worker: type[KvdepotWorker],
         device: str = "cpu",
         service: kvdepot.Depot | None = None,
+        page: int = PAGE,
         **tiers: dict[str, Any],
     ) -> None:
-        self.caches = [
-            torch.randint(-128, 128, (BLOCKS, PAGE), dtype=torch.int8, device=device)
-            for _ in range(LAYERS)
-        ]
-        self.worker = worker(
-            CanonicalKVCaches(
-                [CanonicalKVCacheTensor(cache, PAGE) for cache in self.caches],
-                [[CanonicalKVCacheRef(layer, PAGE) for layer in range(LAYERS)]],
-            ),
-            0,
-            CHUNK,
-        )
+        self.caches, self.worker = rank_of(0, worker, device, page)
         pipeline = "|".join(["Cache", *(tier.capitalize() for tier in tiers)])
         self.depot = service or kvdepot.open(pipeline, {"cache": {"capacity": 4 << 20}, **tiers})
         namespace = self.depot.namespace("m", "int8", 16)
@@ -130,7 +120,25 @@ class World:
         return self.manager.lookup(each, ReqContext("lookup"))
 
 
-@pytest.fixture(params=["host", "double", pytest.param("cuda", marks=pytest.mark.gpu)])
+def rank_of(
+    rank: int, worker: type[KvdepotWorker], device: str, page: int
+) -> tuple[list[torch.Tensor], KvdepotWorker]:
+    """A rank's KV caches, and what moves them."""
+    caches = [
+        torch.randint(-128, 128, (BLOCKS, page), dtype=torch.int8, device=device)
+        for _ in range(LAYERS)
+    ]
+    canonical = CanonicalKVCaches(
+        [CanonicalKVCacheTensor(cache, page) for cache in caches],
+        [[CanonicalKVCacheRef(layer, page) for layer in range(LAYERS)]],
+    )
+    return caches, worker(canonical, rank, CHUNK)
+
+
+KINDS = ["host", "double", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+@pytest.fixture(params=KINDS)
 def world(request: pytest.FixtureRequest) -> Iterator[World]:
     made = made_of(request.param)
     yield made
@@ -153,6 +161,68 @@ def test_what_was_stored_comes_back(world: World) -> None:
     assert world.load([a, b], [7, 5], skip=1) == set()
     for found, expected in zip(world.content(7, 5), stored, strict=True):
         assert torch.equal(found, expected[1:3])
+
+
+# Of 16 tokens: MLA in bfloat16 and in fp8 with its scales, grouped heads in fp8, and an odd one.
+@pytest.mark.parametrize("page", [16 * 576 * 2, 16 * 656, 16 * 2 * 8 * 128, 4097])
+@pytest.mark.parametrize("kind", KINDS)
+def test_pages_of_any_length_come_back(kind: str, page: int) -> None:
+    world = made_of(kind, page=page)
+    keys = [key("a"), key("b")]
+    stored = world.content(0, 1, 2, 3)
+    world.store(keys, [0, 1, 2, 3])
+    beside = world.content(4, 5)
+    assert world.load(keys, [7, 6, 2, 1]) == set()
+    assert all(map(torch.equal, world.content(7, 6, 2, 1), stored))
+    assert all(map(torch.equal, world.content(4, 5), beside))
+    world.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_rank_moves_its_part_and_one_that_fails_decides(kind: str) -> None:
+    world = made_of(kind)
+    caches, other = rank_of(1, type(world.worker), str(world.caches[0].device), PAGE // 2)
+    parts = world.worker.payload_bytes() + other.payload_bytes()
+    world.manager.shutdown()
+    world.depot = kvdepot.open("Cache", {"cache": {"capacity": 4 << 20}})
+    world.manager = KvdepotManager(world.depot, 2, lookup_wait_seconds=0.3)
+    group = Group(0, world.depot.namespace("m", "int8", 16), parts)
+    world.manager.set_groups({0: group})
+    workers = [(world.worker, world.caches), (other, caches)]
+
+    def move(blocks: list[int], *, load: bool) -> list[set[int]]:
+        context = ReqContext("load" if load else "store")
+        if load:
+            placements: Any = world.manager.prepare_load([key("a")], context)
+        else:
+            placements = world.manager.prepare_store([key("a")], context).store_spec
+        device = GPULoadStoreSpec(blocks, group_sizes=[2], block_indices=[0])
+        invalid = []
+        for worker, _ in workers:
+            ends = (placements, device) if load else (device, placements)
+            submit = worker.submit_load if load else worker.submit_store
+            assert submit(world.next(), *ends)
+            worker.wait({world.jobs})
+            assert [result.success for result in worker.get_finished()] == [True]
+            invalid.append(set().union(*worker.take_invalid().values()))
+            world.manager.apply(worker.take_reports())
+        return invalid
+
+    stored = [[cache[:2].cpu() for cache in caches] for _, caches in workers]
+    move([0, 1], load=False)
+    assert move([4, 5], load=True) == [set(), set()]
+    for (_, found), expected in zip(workers, stored, strict=True):
+        assert all(map(torch.equal, [cache[4:6].cpu() for cache in found], expected))
+
+    (pin,) = group.namespace.pin([key("a")[:32]])
+    with kvdepot.attach(world.depot.socket) as mover:
+        ((medium, offset, _),) = mover.locate([pin.placement], part=1)
+        mover.media[medium][offset + 77] ^= 0x10
+    group.namespace.unpin([pin])
+    assert move([6, 7], load=True) == [set(), {6, 7}]
+    assert world.lookup(key("a")) is LookupResult.MISS
+    other.shutdown()
+    world.close()
 
 
 def test_a_corrupt_block_is_not_delivered_and_leaves_the_index(world: World) -> None:
