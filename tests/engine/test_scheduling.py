@@ -83,9 +83,17 @@ def failed_loads(engine: EngineDouble) -> int:
     return engine.counted("kvdepot_failed_blocks", ("load",))
 
 
+@pytest.fixture(params=["host", "double"])
+def worker(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The worker as it is in host memory, and on a device by the double of its driver."""
+    if request.param == "double":
+        monkeypatch.setattr(vllm_spec, "KvdepotWorker", DeviceWorker)
+    return str(request.param)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_rotten_block_is_computed_again_and_with_a_window_all_before_it(
-    engines: Engines, kind: str
+    engines: Engines, worker: str, kind: str
 ) -> None:
     engine = engines.start(KINDS[kind])
     asked = prompt(1, 200)
@@ -106,14 +114,6 @@ def test_a_rotten_block_is_computed_again_and_with_a_window_all_before_it(
     assert engine.faults == []
 
 
-@pytest.fixture(params=["host", "double"])
-def worker(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The worker as it is in host memory, and on a device by the double of its driver."""
-    if request.param == "double":
-        monkeypatch.setattr(vllm_spec, "KvdepotWorker", DeviceWorker)
-    return str(request.param)
-
-
 def test_a_block_that_is_partly_out_of_the_window_is_not_stored(
     engines: Engines, worker: str
 ) -> None:
@@ -132,8 +132,12 @@ def test_a_block_that_is_partly_out_of_the_window_is_not_stored(
     assert engine.faults == []
 
 
-@pytest.mark.parametrize("kind", ["full", "window"])
-@pytest.mark.parametrize("chunk", [1, 2, 4, 8])
+@pytest.mark.parametrize(
+    ("kind", "chunk"),
+    # A stored block of a model with several groups is one of vLLM's.
+    [(kind, chunk) for kind in ("full", "window") for chunk in (1, 2, 4, 8)]
+    + [("both", 1), ("two windows", 1)],
+)
 def test_whatever_is_asked_the_bytes_are_those_of_its_tokens(
     engines: Engines, worker: str, kind: str, chunk: int, seed: int, rounds: int
 ) -> None:
@@ -143,7 +147,7 @@ def test_whatever_is_asked_the_bytes_are_those_of_its_tokens(
         engine = engines.start(
             KINDS[kind],
             engine={
-                "blocks": drawn.choice([24, 40, 64]),
+                "blocks": drawn.choice([24, 40, 64]) * len(KINDS[kind]),
                 "batched_tokens": drawn.choice([16, 24, 48, 80, 200]),
                 "prefix_caching": drawn.random() < 0.7,
             },
@@ -202,7 +206,7 @@ def test_the_next_engine_serves_what_was_stored_before_a_reset(engines: Engines)
 @pytest.mark.parametrize("on_reset", ["epoch", "clear"])
 @pytest.mark.parametrize("kind", ["full", "both"])
 def test_weights_that_change_while_requests_are_served_leave_nothing_behind(
-    engines: Engines, on_reset: str, kind: str, seed: int, rounds: int
+    engines: Engines, worker: str, on_reset: str, kind: str, seed: int, rounds: int
 ) -> None:
     drawn = random.Random(seed)
     resets = 0
