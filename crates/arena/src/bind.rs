@@ -297,14 +297,26 @@ mod tests {
             let oldest = free().map(|(key, _)| self.rank(*key)).min();
             let firsts = free().filter(|(key, _)| Some(self.rank(**key)) == oldest);
             let left = |key: u64| {
-                let falls = |group: &Naive| !group.broken && group.keys.contains(&key);
                 let broken = |group: &Naive| group.broken || group.keys.contains(&key);
-                let leaves = |other: &u64| {
-                    self.blocks[other].1.is_empty()
-                        && self.of(*other).any(falls)
-                        && self.of(*other).all(broken)
-                };
-                let stays = |other: &u64| *other != key && !leaves(other);
+                let mut gone = BTreeSet::from([key]);
+                // With each that leaves go others of its groups: what was pinned when one broke, too.
+                loop {
+                    let falls = |group: &Naive| !group.keys.is_disjoint(&gone);
+                    let leaves = |other: &u64| {
+                        self.blocks[other].1.is_empty()
+                            && self.of(*other).any(falls)
+                            && self.of(*other).all(broken)
+                    };
+                    let others = self.blocks.keys().copied();
+                    let more: Vec<u64> = others
+                        .filter(|other| !gone.contains(other) && leaves(other))
+                        .collect();
+                    if more.is_empty() {
+                        break;
+                    }
+                    gone.extend(more);
+                }
+                let stays = |other: &u64| !gone.contains(other);
                 self.blocks.keys().copied().filter(stays).collect()
             };
             firsts.map(|(key, _)| (*key, left(*key))).collect()
