@@ -299,7 +299,7 @@ mod tests {
             let left = |key: u64| {
                 let broken = |group: &Naive| group.broken || group.keys.contains(&key);
                 let mut gone = BTreeSet::from([key]);
-                // With each that leaves go others of its groups: what was pinned when one broke, too.
+                // With each go others of its groups, also what was pinned when one broke.
                 loop {
                     let falls = |group: &Naive| !group.keys.is_disjoint(&gone);
                     let leaves = |other: &u64| {
