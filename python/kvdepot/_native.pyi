@@ -619,6 +619,11 @@ class Spans:
     def with_rows(self, rows: Buffer | Iterable[Iterable[int]], stream: int | None = None) -> Spans:
         """The same ranges, which are not looked at again, with other rows and another stream."""
 
+    def rest(self, timeout: float | None = None) -> bool:
+        """Wait until no copy of kvdepot's between this process and their device is under way. After
+        a store that was given up, whose blocks are not stored, the device may still be read. False
+        when `timeout` seconds passed first; true at once for host memory."""
+
     def __len__(self) -> int: ...
     @property
     def nbytes(self) -> int:
@@ -639,7 +644,7 @@ class Mover:
     ) -> MoveJob:
         """Copy memory into reserved blocks, part `part` of each. `buffers` is as in put. With
         `aside` a thread of the mover's begins it, and the call returns at once: what it would raise
-        of buffers that do not fit is in `error` then, and of each block that it was not moved."""
+        of buffers that do not fit, or of a closed mover, is in `error` then, with `refused`."""
 
     def load(
         self,
@@ -726,6 +731,10 @@ class MoveJob:
     def seconds(self) -> float:
         """Seconds from the call, or with `aside` from when it was begun, to the end of the last
         lane; so far, while it is under way."""
+
+    @property
+    def refused(self) -> bool:
+        """Whether a job with `aside` was refused: nothing was moved, and `error` says why."""
 
     @property
     def error(self) -> str | None:

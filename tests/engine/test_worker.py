@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -378,6 +379,44 @@ def test_the_engine_sleeps_when_nothing_is_moved(monkeypatch: pytest.MonkeyPatch
     allocator.sleep(("weights",))
     allocator.discard("kv_cache")
     assert done == ["rest", "sleep ('weights',)", "rest", "discard kv_cache"]
+
+
+def test_a_rest_waits_for_copies_whose_stores_were_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As after two minutes behind a stream that does not come on: the device is still read."""
+    monkeypatch.setattr("kvdepot.vllm.worker.REST_SECONDS", 0.05)
+    library = double()
+    world = made_of("double")
+    stream = library.double_busy_stream()
+    world.worker.stream = stream
+    output = world.manager.prepare_store([key("a")], ReqContext("late"))
+    device = GPULoadStoreSpec([2, 3], group_sizes=[2], block_indices=[0])
+    assert world.worker.submit_store(world.next(), device, output.store_spec)
+    given_up = world.worker._jobs.pop(world.jobs)
+    assert not given_up.moves[0].move.wait(0.2)
+    rests = threading.Thread(target=world.worker.rest)
+    rests.start()
+    rests.join(0.3)
+    assert rests.is_alive()
+    library.double_release(stream)
+    rests.join(30)
+    assert not rests.is_alive()
+    assert given_up.moves[0].move.wait(30)
+    world.worker.stream = 0
+    world.close()
+
+
+def test_a_move_that_is_refused_is_a_call_that_failed() -> None:
+    world = made_of("host")
+    world.store([key("a")], [0, 1])
+    host = world.manager.prepare_load([key("a")], ReqContext("load"))
+    world.worker._mover.close()
+    device = GPULoadStoreSpec([2, 3], group_sizes=[2], block_indices=[0])
+    world.finish(world.worker.submit_load(world.next(), host, device))
+    assert world.worker.take_invalid() == {world.jobs: {2, 3}}
+    assert world.worker.faults.take() == {"load": 1}
+    world.close()
 
 
 def test_a_device_that_is_lost_costs_blocks_and_no_more() -> None:

@@ -102,6 +102,40 @@ def test_a_job_tells_what_it_did(ns: kvdepot.Namespace, mover: kvdepot.Mover, ke
     assert job.checksums[0] != job.checksums[1]
 
 
+def test_what_is_asked_for_aside_is_moved_though_nobody_has_the_mover_any_more(
+    depot: kvdepot.Depot, ns: kvdepot.Namespace, keys: Keys
+) -> None:
+    assert depot.socket is not None
+    names = keys(100)
+    for name in names:
+        (reserved,) = ns.reserve([name], 50_000)
+        job = kvdepot.attach(depot.socket, lanes=1).store(
+            placements([reserved]), [bytes(50_000)], aside=True
+        )
+        assert job.wait(30)
+        assert (job.whole, job.refused, job.error) == (True, False, None)
+        assert ns.commit([reserved], [job.checksums]) == [True]
+    assert ns.prefix(names) == 100
+
+
+def test_what_is_asked_of_a_closed_mover_aside_is_refused(
+    depot: kvdepot.Depot, ns: kvdepot.Namespace, keys: Keys
+) -> None:
+    assert depot.socket is not None
+    held = placements([one for one in ns.reserve(keys(1), 100) if one])
+    mover = kvdepot.attach(depot.socket)
+    wrong = mover.store(held, [bytes(99)], aside=True)
+    assert wrong.wait(30)
+    assert wrong.refused
+    assert "100 bytes" in (wrong.error or "")
+    assert (wrong.results, wrong.whole) == ([False], False)
+    mover.close()
+    late = mover.store(held, [bytes(100)], aside=True)
+    assert late.wait(30)
+    assert late.refused
+    assert late.error == "the mover is closed"
+
+
 def test_rotten_bytes_are_false(depots: Any, keys: Keys) -> None:
     depot = depots.open("Dax")
     ns = depot.namespace("m", "f", 1)

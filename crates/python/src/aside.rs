@@ -1,8 +1,8 @@
 //! Moves that a thread of the mover's begins, so that whoever asks for them goes on at once: making
 //! buffers of ten thousand pages, and planning them, takes milliseconds.
 
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -97,6 +97,11 @@ impl Job {
         self.ask(ServiceJob::elapsed, |later, _| later.asked.elapsed())
     }
 
+    /// Whether it was not begun, and will not be.
+    pub(crate) fn is_refused(&self) -> bool {
+        self.ask(|_| false, |_, failed| failed.is_some())
+    }
+
     pub(crate) fn error(&self) -> Option<String> {
         self.ask(ServiceJob::error, |_, failed| failed.map(str::to_owned))
     }
@@ -124,7 +129,7 @@ impl Drop for Promise {
     }
 }
 
-type Task = Box<dyn FnOnce(&ServiceMover) + Send>;
+type Task = Box<dyn FnOnce() + Send>;
 
 /// The thread of a mover's that begins jobs, once there is one to begin.
 #[derive(Default)]
@@ -144,8 +149,8 @@ pub(crate) trait HasMover: Send + Sync + 'static {
 }
 
 impl Beginner {
-    /// Has `begin` called by the thread, or here where there can be none. It is dropped where there
-    /// is no mover any more.
+    /// Has `begin` called by the thread, or here where there can be none; the mover stays until
+    /// then. It is dropped where the mover was closed.
     pub(crate) fn begin<M: HasMover>(
         &self,
         whose: &Arc<M>,
@@ -154,14 +159,18 @@ impl Beginner {
     ) -> Job {
         let later = Later::new(blocks);
         let promise = Promise(Some(Arc::clone(&later)));
-        let task: Task = Box::new(move |mover| promise.keep(begin(mover)));
+        let whose = Arc::clone(whose);
+        let task: Task = Box::new(move || {
+            if let Some(mover) = whose.mover() {
+                promise.keep(begin(mover));
+            }
+        });
         let mut state = self.0.lock();
         if matches!(*state, State::Idle) {
             let (sender, tasks) = channel::<Task>();
-            let whose = Arc::downgrade(whose);
             let thread = cpu::spawn("kvdepot-begin", move || {
                 cpu::interrupt_nobody();
-                run(&tasks, &whose);
+                run(&tasks);
             });
             if let Ok(thread) = thread {
                 *state = State::Runs(sender, thread);
@@ -172,9 +181,7 @@ impl Beginner {
             State::Runs(sender, _) => drop(sender.send(task)),
             State::Idle => {
                 drop(state);
-                if let Some(mover) = whose.mover() {
-                    task(mover);
-                }
+                task();
             }
             State::Closed => {}
         }
@@ -195,12 +202,6 @@ impl Beginner {
 }
 
 /// What the thread does. Between tasks it holds nothing: the mover may go.
-fn run<M: HasMover>(tasks: &Receiver<Task>, whose: &Weak<M>) {
-    for task in tasks {
-        if let Some(whose) = whose.upgrade()
-            && let Some(mover) = whose.mover()
-        {
-            task(mover);
-        }
-    }
+fn run(tasks: &Receiver<Task>) {
+    tasks.iter().for_each(|task| task());
 }

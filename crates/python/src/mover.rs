@@ -177,7 +177,7 @@ impl Mover {
 impl Mover {
     /// Copies memory into reserved blocks, part `part` of each. `buffers` is as in put. With
     /// `aside` a thread of the mover's begins it, and the call returns at once: what it would raise
-    /// of buffers that do not fit is in `error` then, and of each block that it was not moved.
+    /// of buffers that do not fit, or of a closed mover, is in `error` then, with `refused`.
     #[pyo3(signature = (placements, buffers, part = 0, *, aside = false))]
     fn store(
         &self,
@@ -434,6 +434,12 @@ impl MoveJob {
     #[getter]
     fn seconds(&self) -> f64 {
         self.job.elapsed().as_secs_f64()
+    }
+
+    /// Whether a job with `aside` was refused: nothing was moved, and `error` says why.
+    #[getter]
+    fn refused(&self) -> bool {
+        self.job.is_refused()
     }
 
     /// Why something failed, for a log line; None when nothing did.

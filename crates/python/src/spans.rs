@@ -13,7 +13,7 @@ use pyo3::{PyTraverseError, PyVisit};
 use crate::errors;
 use crate::memory::{Home, Place, Raw};
 use crate::pages::Pages;
-use crate::storage;
+use crate::{storage, wait};
 
 /// One block for each row of `rows`. A row holds ids; of each of `ranges` a block takes the page
 /// of every id of its row, range after range. A range is a tensor or an array whose first dimension
@@ -144,6 +144,20 @@ impl Spans {
         let device = self.described.device;
         check_stream(py, stream, device)?;
         Spans::of(py, ranges, limits, (device, stream), rows, self.owners(py)?)
+    }
+
+    /// Waits until no copy of kvdepot's between this process and their device is under way. After
+    /// a store that was given up, whose blocks are not stored, the device may still be read. False
+    /// when `timeout` seconds passed first; true at once for host memory.
+    #[pyo3(signature = (timeout = None))]
+    fn rest(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<bool> {
+        let timeout = wait::timeout(py, timeout)?;
+        // Of one that cannot be opened nothing is under way.
+        let device = self.described.device.map(Device::open);
+        let Some(device) = device.and_then(Result::ok) else {
+            return Ok(true);
+        };
+        wait::until(py, timeout, |limit| device.rest(limit))
     }
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {

@@ -71,7 +71,7 @@ static long copies, fail_at, sync_fail_at, kernels, batches;
 static int refuse_register, refuse_memory, refuse_kernel, refuse_batch, registered, current, streams;
 static unsigned made_streams;
 static int lost, moves = 1, jitter, delay = 200;
-static long taken;
+static long taken, entered;
 static int retained[DEVICES], used[DEVICES], need_context;
 static pthread_mutex_t counters = PTHREAD_MUTEX_INITIALIZER;
 
@@ -98,6 +98,8 @@ long double_batches(void) { return batches; }
 /* Bytes of the devices that were taken. */
 long double_taken(void) { return taken; }
 int double_contexts(void) { return current; }
+/* How often a thread has made one its own. */
+long double_entered(void) { return entered; }
 int double_streams(void) { return streams; }
 /* How often the primary context of a device was taken. */
 int double_retained(long ordinal) { return retained[ordinal]; }
@@ -289,6 +291,7 @@ static __thread int depth;
 int cuCtxPushCurrent_v2(void *context) {
     depth++;
     __atomic_add_fetch(&current, 1, __ATOMIC_SEQ_CST);
+    __atomic_add_fetch(&entered, 1, __ATOMIC_SEQ_CST);
     return context ? 0 : INVALID_VALUE;
 }
 

@@ -39,6 +39,9 @@ from kvdepot.vllm.messages import RETRY_SECONDS, KvdepotWorkerMetadata, Placemen
 
 logger = init_logger("vllm.kvdepot.worker")
 
+# Between two lines in the log that say what is waited for.
+REST_SECONDS = 10.0
+
 Outcome = TypeVar("Outcome")
 
 
@@ -154,6 +157,17 @@ class KvdepotWorker(OffloadingWorker):
     def rest(self) -> None:
         """Wait until nothing of vLLM's memory is touched. Jobs are reported later, as ever."""
         self.wait(set(self._jobs))
+        # A store that was given up may still read the device: without a limit, as the memory may be
+        # unmapped after this.
+        while not self._rests():
+            logger.warning(
+                "copies of blocks whose stores were given up are still under way: waiting for the "
+                "device"
+            )
+
+    def _rests(self) -> bool:
+        rests = (pages.rest(REST_SECONDS) for pages in self._pages[:1])
+        return self.faults.attempt("rest", True, all, rests)
 
     def shutdown(self) -> None:
         """Wait for all jobs and let the depot go."""
@@ -228,9 +242,13 @@ class KvdepotWorker(OffloadingWorker):
             values = self.faults.attempt("outcome", nothing, read, move)
             for index, value in zip(indexes, values, strict=True):
                 outcomes[part.first + index] = value
+            call = "load" if job.load else "store"
             error = self.faults.attempt("error", None, lambda m=move: m.error)
-            if error:
-                logger.warning("%s: %s", "load" if job.load else "store", error)
+            if error and move.refused:
+                # It would have raised it, had it been begun at once.
+                self.faults.note(call, kvdepot.Error(error))
+            elif error:
+                logger.warning("%s: %s", call, error)
         return outcomes
 
     def _is_whole(self, job: Job) -> bool:

@@ -2,7 +2,8 @@
 
 use super::driver::{Driver, Handle, SUCCESS};
 use crate::carrier::Op;
-use crate::error::Result;
+use crate::error::{Error, Result};
+use kvdepot_host::fork::Origin;
 use std::ffi::c_int;
 use std::ops::Range;
 use std::sync::Arc;
@@ -13,6 +14,7 @@ use std::time::Duration;
 pub(super) struct Context {
     pub(super) driver: Arc<Driver>,
     handle: Handle,
+    origin: Origin,
 }
 
 // SAFETY: a context may be used by any thread.
@@ -36,6 +38,8 @@ const RELAXED: c_int = 2;
 impl Context {
     /// Retains the context of device number `ordinal`, for as long as the process lives.
     pub(super) fn retain(driver: Arc<Driver>, ordinal: i32) -> Result<Self> {
+        let io = |source| Error::io("fork handlers", "the CUDA driver", source);
+        let origin = Origin::here().map_err(|error| io(std::io::Error::other(error)))?;
         let (mut device, mut handle) = (0, std::ptr::null_mut());
         // SAFETY: both are writable, and the driver is initialised.
         unsafe {
@@ -44,12 +48,20 @@ impl Context {
             let retained = (driver.cuDevicePrimaryCtxRetain)(&raw mut handle, device);
             driver.check("cuDevicePrimaryCtxRetain", retained)?;
         }
-        Ok(Self { driver, handle })
+        Ok(Self {
+            driver,
+            handle,
+            origin,
+        })
     }
 
     /// Makes the device the calling thread's, which may be an engine's, for as long as the answer
-    /// lives.
+    /// lives. Not in a forked child, which has no driver: nothing there may be given back to it.
     pub(super) fn enter(&self) -> Result<Entered<'_>> {
+        if !self.origin.is_here() {
+            let forked = std::io::Error::other("this is a forked child");
+            return Err(Error::io("cuCtxPushCurrent", "the CUDA driver", forked));
+        }
         // SAFETY: the context was retained and never released.
         let entered = unsafe { (self.driver.cuCtxPushCurrent_v2)(self.handle) };
         self.driver.check("cuCtxPushCurrent", entered)?;

@@ -3,7 +3,6 @@
 use super::context::Context;
 use super::driver::Handle;
 use crate::error::Result;
-use kvdepot_host::fork::Origin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -15,7 +14,6 @@ pub struct Fence {
     event: Handle,
     /// Once it is known.
     reached: AtomicBool,
-    origin: Option<Origin>,
 }
 
 // SAFETY: an event may be used by any thread.
@@ -33,7 +31,6 @@ impl Fence {
             context: Arc::clone(context),
             event: context.event()?,
             reached: AtomicBool::new(false),
-            origin: Origin::here().ok(),
         };
         let stream = std::ptr::with_exposed_provenance_mut(stream);
         context.record(fence.event, stream)?;
@@ -57,9 +54,7 @@ impl Fence {
 
 impl Drop for Fence {
     fn drop(&mut self) {
-        // A forked child has no driver.
-        let is_ours = self.origin.is_some_and(Origin::is_here);
-        if is_ours && let Ok(_entered) = self.context.enter() {
+        if let Ok(_entered) = self.context.enter() {
             self.context.forget(self.event);
         }
     }

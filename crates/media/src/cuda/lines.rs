@@ -11,7 +11,6 @@ use super::fence::Fence;
 use super::stream::{Carried, Shared, Stream, refuse, report};
 use crate::carrier::{Alignment, Carrier, Op, Receipt, Registration, SlabMemory};
 use crate::error::Result;
-use kvdepot_host::fork::Origin;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
@@ -50,6 +49,11 @@ impl Lines {
     /// Bytes of the device that its rings take.
     pub(super) fn ring_bytes(&self) -> u64 {
         self.shared.ring_bytes()
+    }
+
+    /// Whether nothing that was brought is still to happen.
+    pub(super) fn are_idle(&self) -> bool {
+        self.desks.iter().all(Desk::is_idle)
     }
 }
 
@@ -136,6 +140,13 @@ impl Desk {
             }
         }
         refused
+    }
+
+    fn is_idle(&self) -> bool {
+        // What is on its way from one to the other is so under this lock.
+        let way = lock(&self.way);
+        let mut lines = way.lines.iter().flatten();
+        lock(&self.brought).is_empty() && lines.all(|line| line.stream.is_idle())
     }
 }
 
@@ -274,7 +285,6 @@ impl Carrier for Ferry {
     /// Pins it, so that the device reads and writes it without the driver's own copies. The driver
     /// may refuse, mostly because of a limit on locked memory.
     fn register(self: Arc<Self>, memory: &SlabMemory) -> Option<Registration> {
-        let origin = Origin::here().ok()?;
         let (context, at) = (Arc::clone(&self.lines.shared.context), memory.at());
         // SAFETY: slab memory is mapped for as long as the registration lives.
         unsafe { context.pin(at, memory.len()) }.ok()?;
@@ -283,7 +293,6 @@ impl Carrier for Ferry {
             context,
             at,
             len: memory.len() as u64,
-            origin,
         }))
     }
 }
@@ -300,16 +309,12 @@ struct Pinned {
     context: Arc<Context>,
     at: usize,
     len: u64,
-    origin: Origin,
 }
 
 impl Drop for Pinned {
     fn drop(&mut self) {
-        // Otherwise the driver would take the addresses for pinned when they are others'. A forked
-        // child has neither the memory nor the driver.
-        if self.origin.is_here() {
-            let _unpinned = self.context.unpin(self.at);
-            PINNED.fetch_sub(self.len, Ordering::Relaxed);
-        }
+        // Otherwise the driver would take the addresses for pinned when they are others'.
+        let _unpinned = self.context.unpin(self.at);
+        PINNED.fetch_sub(self.len, Ordering::Relaxed);
     }
 }

@@ -25,6 +25,10 @@ use lines::{Ferry, Lines};
 pub use plain::Pinned;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// How often whoever waits for a device to rest looks.
+const LOOK: Duration = Duration::from_millis(1);
 
 /// A CUDA device, by its primary context, which frameworks use too.
 #[derive(Debug)]
@@ -151,6 +155,21 @@ impl Device {
         };
         let device = Arc::clone(self);
         Ok(Arc::new(Memory { device, at, len }))
+    }
+
+    /// Waits until no copy between this process and the device is under way any more: those that
+    /// nobody waits for any longer may still touch memory of the device. False when `timeout`
+    /// passed first.
+    #[must_use]
+    pub fn rest(&self, timeout: Duration) -> bool {
+        let begun = Instant::now();
+        while !self.lines.are_idle() {
+            if begun.elapsed() >= timeout {
+                return false;
+            }
+            std::thread::sleep(LOOK);
+        }
+        true
     }
 
     /// Bytes of the device's memory that are kvdepot's own: rings, through which small pages go.

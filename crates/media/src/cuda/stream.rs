@@ -7,11 +7,13 @@ use super::pages::{Kernel, Page};
 use crate::carrier::{Op, Receipt};
 use crate::error::{Error, Failure, Result};
 use crate::simulated::is_simulated;
+use crate::tried::Tried;
 use kvdepot_host::cpu;
 use std::collections::VecDeque;
 use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 /// Device memory of a stream, through which small pages go: as much as a region mostly has.
 const RING: usize = 4 << 20;
@@ -26,8 +28,7 @@ const GAP: usize = 512;
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) context: Arc<Context>,
-    /// `None` where the driver does not take it.
-    kernel: OnceLock<Option<Kernel>>,
+    kernel: Tried<Kernel, ()>,
     /// Bytes of the device that rings take.
     ring_bytes: AtomicU64,
 }
@@ -36,7 +37,7 @@ impl Shared {
     pub(super) fn new(context: Arc<Context>) -> Self {
         Self {
             context,
-            kernel: OnceLock::new(),
+            kernel: Tried::new(),
             ring_bytes: AtomicU64::new(0),
         }
     }
@@ -45,9 +46,10 @@ impl Shared {
         self.ring_bytes.load(Ordering::Relaxed)
     }
 
+    /// `None` while the driver does not take it.
     fn kernel(&self) -> Option<&Kernel> {
-        let load = || Kernel::load(&self.context).ok();
-        self.kernel.get_or_init(load).as_ref()
+        let load = || Kernel::load(&self.context).map_err(|_| ());
+        self.kernel.get_or_make(load).ok()
     }
 }
 
@@ -56,8 +58,8 @@ impl Shared {
 pub(super) struct Stream {
     shared: Arc<Shared>,
     asked: Arc<Asked>,
-    /// Where its ring is, once it was needed; `None` where the device has no room for one.
-    ring: Option<Option<u64>>,
+    /// Where its ring is.
+    ring: Tried<u64, ()>,
 }
 
 /// What a stream shares with its thread.
@@ -110,7 +112,7 @@ impl Stream {
         Ok(Self {
             shared,
             asked,
-            ring: None,
+            ring: Tried::new(),
         })
     }
 
@@ -121,10 +123,7 @@ impl Stream {
 
     /// Asks for all, and for an event behind them. They go one way. `Err` has those of which
     /// nothing will happen.
-    pub(super) fn carry(
-        &mut self,
-        receipts: Vec<Receipt>,
-    ) -> std::result::Result<(), Vec<Receipt>> {
+    pub(super) fn carry(&self, receipts: Vec<Receipt>) -> std::result::Result<(), Vec<Receipt>> {
         let shared = Arc::clone(&self.shared);
         let context = &shared.context;
         let spare = self.asked.work().spare.pop();
@@ -161,7 +160,7 @@ impl Stream {
     /// # Safety
     ///
     /// The receipts live until the stream has done it, and their positions are the device's.
-    unsafe fn ask(&mut self, receipts: &[Receipt], whole: &mut Vec<bool>) {
+    unsafe fn ask(&self, receipts: &[Receipt], whole: &mut Vec<bool>) {
         let total: usize = receipts.iter().map(Receipt::len).sum();
         if receipts.len() > 1 && total / receipts.len() < LARGE {
             // SAFETY: the caller's promise.
@@ -188,7 +187,7 @@ impl Stream {
     /// # Safety
     ///
     /// As above.
-    unsafe fn ask_as_one(&mut self, receipts: &[Receipt]) -> Option<Result<()>> {
+    unsafe fn ask_as_one(&self, receipts: &[Receipt]) -> Option<Result<()>> {
         let shared = Arc::clone(&self.shared);
         let (context, kernel) = (&shared.context, shared.kernel()?);
         let ring = self.ring()?;
@@ -252,14 +251,21 @@ impl Stream {
         }
     }
 
-    fn ring(&mut self) -> Option<u64> {
-        *self.ring.get_or_insert_with(|| {
-            let ring = self.shared.context.memory(RING).ok()?;
+    /// Whether all that it was asked for has ended.
+    pub(super) fn is_idle(&self) -> bool {
+        self.asked.work().carries.is_empty()
+    }
+
+    /// `None` while the device has no room for one.
+    fn ring(&self) -> Option<u64> {
+        let take = || {
+            let ring = self.shared.context.memory(RING).map_err(|_| ())?;
             self.shared
                 .ring_bytes
                 .fetch_add(RING as u64, Ordering::Relaxed);
-            Some(ring)
-        })
+            Ok(ring)
+        };
+        self.ring.get_or_make(take).ok().copied()
     }
 }
 
@@ -267,7 +273,7 @@ impl Drop for Stream {
     fn drop(&mut self) {
         let mut work = self.asked.work();
         work.ended = true;
-        work.ring = self.ring.flatten();
+        work.ring = self.ring.get().copied();
         drop(work);
         self.asked.changed.notify_one();
     }
@@ -386,19 +392,19 @@ fn groups(receipts: &[Receipt]) -> Vec<Range<usize>> {
     groups
 }
 
-/// Says what has become of a carry.
+/// Says what has become of a carry. What goes on with it may panic: others wait for this thread.
 pub(super) fn report(carry: Carried, has_ended: bool) {
     for (receipt, whole) in carry {
         let len = receipt.len();
-        match whole && has_ended {
+        let tell = || match whole && has_ended {
             true => receipt.carried(len),
             false => receipt.failed(Failure::Device),
-        }
+        };
+        drop(catch_unwind(AssertUnwindSafe(tell)));
     }
 }
 
 pub(super) fn refuse(receipts: Vec<Receipt>) {
-    receipts
-        .into_iter()
-        .for_each(|receipt| receipt.failed(Failure::Device));
+    let carry = receipts.into_iter().map(|receipt| (receipt, false));
+    report(carry.collect(), false);
 }

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::buffer::Buffer;
+use crate::carrier::{Leg, Op, Receipt};
 use crate::checksum::{self, PartId};
 use crate::conformance::{self, InMemory, Medium, Room, every_pair};
 use crate::copier::{Copier, CopierConfig};
@@ -241,6 +242,57 @@ fn small_pages_go_as_one_and_by_one_call_where_that_cannot_be() {
             double(&device, name, 0);
         }
     }
+    // What was refused once is tried again.
+    for refused in ["double_refuse_kernel", "double_refuse_memory"] {
+        let (device, copier) = (
+            Device::open_with(&library(), 0).unwrap(),
+            copier(0, 8 << 20, 4),
+        );
+        double(&device, refused, 1);
+        there_and_back(&device, &copier, 4096);
+        double(&device, refused, 0);
+        std::thread::sleep(crate::tried::PAUSE);
+        let before = counts(&device);
+        there_and_back(&device, &copier, 4096);
+        assert!(counts(&device)[0] > before[0], "{refused}");
+    }
+}
+
+/// Panics when a receipt has been told.
+struct Bomb;
+
+impl Leg for Bomb {
+    fn failed(&self, _number: usize, _failure: Failure) {}
+
+    fn is_cancelled(&self) -> bool {
+        false
+    }
+}
+
+impl Drop for Bomb {
+    fn drop(&mut self) {
+        std::panic::resume_unwind(Box::new("what goes on with a carry panics"));
+    }
+}
+
+#[test]
+fn a_panic_of_what_goes_on_with_a_carry_holds_up_no_other() {
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let device = Device::open_with(&library(), 0).unwrap();
+    let (on, host) = room(&device, 4096);
+    let bytes = Buffer::from_vec(vec![3; 4096]);
+    double(&device, "double_fail_copy", 3);
+    for _ in 0..20 {
+        let (at, memory) = (on.addr() as u64, (bytes.addr(), 4096));
+        // SAFETY: both outlive the copies, which `rest` waits for.
+        let receipt = unsafe { Receipt::new(Op::Write, at, memory, 4096, 0, Arc::new(Bomb)) };
+        device.carrier(None).carry(vec![receipt]);
+    }
+    assert!(device.rest(Duration::from_secs(20)));
+    double(&device, "double_fail_copy", 0);
+    assert_eq!(host.to_vec(), [3; 4096]);
+    let (parts, _) = restore(&device, &copier(0, 2 << 20, 4), &LENS, 70_000);
+    assert!(parts.iter().all(|part| *part == Ok(Some(true))));
 }
 
 #[test]
@@ -277,7 +329,7 @@ fn what_is_behind_a_fence_waits_for_its_stream_and_another_device_does_not() {
         .unwrap();
     let [store, load] =
         [store, load].map(|batch| copier.submit(batch, |done| assert!(done.is_clean())));
-    std::thread::sleep(std::time::Duration::from_millis(50));
+    assert!(!device.rest(Duration::from_millis(50)));
     assert!(
         !store.is_done() && !load.is_done(),
         "the stream computes still"
@@ -295,7 +347,7 @@ fn what_is_behind_a_fence_waits_for_its_stream_and_another_device_does_not() {
     // What the stream writes last is what is stored.
     below.write_at(0, &content(7, 100_000)).unwrap();
     conformance::double(&library(), "double_release", busy);
-    assert!(store.wait(None) && load.wait(None));
+    assert!(store.wait(None) && load.wait(None) && device.rest(Duration::ZERO));
     assert_eq!(host.to_vec(), content(7, 100_000));
     assert_eq!(there.to_vec(), content(1, 100_000));
     let mut load = copier.batch();
@@ -385,10 +437,10 @@ fn many_lanes_bring_at_once_and_leave_nothing_behind() {
     let library = library();
     drop(device);
     let now = || [streams, taken].map(|name| conformance::double(&library, name, 0));
-    let end = std::time::Instant::now() + std::time::Duration::from_secs(20);
+    let end = Instant::now() + Duration::from_secs(20);
     // Those of other tests go meanwhile.
     while now().iter().zip(before).any(|(now, before)| *now > before) {
-        assert!(std::time::Instant::now() < end, "{:?} of {before:?}", now());
+        assert!(Instant::now() < end, "{:?} of {before:?}", now());
         std::thread::yield_now();
     }
 }
