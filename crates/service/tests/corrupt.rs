@@ -281,6 +281,9 @@ fn the_directory_and_the_owner_page_are_only_informative() {
     }
 }
 
+/// For what is put into what is left of an arena.
+const ROOM: u64 = 4 * (32 << 10);
+
 #[test]
 fn a_truncated_arena_serves_what_it_has_left() {
     let mut rng = Rng::for_test("a_truncated_arena_serves_what_it_has_left");
@@ -298,7 +301,7 @@ fn a_truncated_arena_serves_what_it_has_left() {
         };
         let ends: Vec<u64> = (0..BLOCKS).map(end).collect();
         let last = ends.iter().max().unwrap() - 1;
-        let cut = rng.between(layout::CAPACITY_MIN, last);
+        let cut = rng.between(layout::CAPACITY_MIN + ROOM, last);
         let affected: BTreeSet<u64> = (0..BLOCKS)
             .filter(|number| ends[*number as usize] > cut / 4096 * 4096)
             .collect();

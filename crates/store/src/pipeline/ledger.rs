@@ -91,6 +91,8 @@ pub(super) struct OnItsWay {
 pub(super) struct Dues {
     /// What it has of the queue behind its tier.
     pub(super) share: Option<Share>,
+    /// Whether a nearer tier did not take it: room in the queue is found once it is there.
+    pub(super) passed: bool,
     /// Where it passes the tier before by: what it takes of what may be written.
     pub(super) spent: Spent,
 }

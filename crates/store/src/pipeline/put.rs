@@ -9,7 +9,6 @@ use std::sync::Arc;
 use kvdepot_arena::gate::Pass;
 use kvdepot_arena::{Error, Identity, Key, NamespaceId, Refused, Stamps, Token, Wanted};
 
-use super::budget::Share;
 use super::caller::Caller;
 use super::edge::Stays;
 use super::ledger::{Dues, Joiner, Joins, State, Waiter, Written};
@@ -35,7 +34,7 @@ pub(crate) struct Put {
 }
 
 /// Index of a block that wants room, and what it has of the queue.
-type Admitted = (usize, Option<Share>);
+type Admitted = (usize, Dues);
 
 /// Where the keys of a call go.
 #[derive(Default)]
@@ -213,7 +212,14 @@ impl Put {
         let mut further = Vec::with_capacity(refused.len());
         for index in refused {
             match edge.lets_by(&self.identity(index), self.caller.bytes(index)) {
-                Ok(()) => further.push((index, None)),
+                Ok(()) => {
+                    let passed = true;
+                    let dues = Dues {
+                        passed,
+                        ..Dues::default()
+                    };
+                    further.push((index, dues));
+                }
                 Err(stays) => routes.stay(index, stays),
             }
         }
@@ -247,7 +253,7 @@ impl Put {
             let blocks: Vec<Wanted> = wanted.iter().map(|(at, _)| self.wanted(*at)).collect();
             let mut ledger = self.core.ledger.lock();
             let nearer = self.core.reserved_nearer(tier, self.namespace, &blocks);
-            for ((index, share), nearer) in wanted.into_iter().zip(nearer) {
+            for ((index, dues), nearer) in wanted.into_iter().zip(nearer) {
                 if let Some(Refused::Reserved(token)) = nearer {
                     closed.extend(self.join(&mut ledger, tier, token, index));
                     continue;
@@ -259,7 +265,7 @@ impl Put {
                     }
                     Entry::Vacant(vacant) => {
                         vacant.insert(Written::default());
-                        mine.push((index, share));
+                        mine.push((index, dues));
                     }
                 }
             }
@@ -278,11 +284,11 @@ impl Put {
             let answered = answers.is_some();
             let mut answers = answers.unwrap_or_default().into_iter();
             let (mut refused, mut ended) = (Vec::new(), Vec::new());
-            for (index, share) in mine {
+            for (index, dues) in mine {
                 match answers.next() {
                     Some(Ok(reserved)) => match put.core.spend(tier, reserved.len) {
                         Some(spent) => {
-                            let dues = Dues { share, spent };
+                            let dues = Dues { spent, ..dues };
                             routes.copies.push((tier, (index, reserved, dues)));
                             continue;
                         }
@@ -373,7 +379,13 @@ impl Put {
             }
             let (identity, len) = (self.identity(index), self.caller.bytes(index));
             match core.entrance(&self.caller, &identity, len) {
-                Ok((tier, share)) => wanted[tier].push((index, share)),
+                Ok((tier, share)) => {
+                    let dues = Dues {
+                        share,
+                        ..Dues::default()
+                    };
+                    wanted[tier].push((index, dues));
+                }
                 Err(Shut::Stays(stays)) => routes.stay(index, stays),
                 Err(Shut::Out(outcome)) => routes.settled.push((index, outcome)),
             }
@@ -420,11 +432,11 @@ impl Put {
         core.evict_ahead(0);
         let (mut rest, mut left) = (Vec::new(), Vec::new());
         let each = wanted.into_iter().zip(answers).zip(&*blocks);
-        for (((index, share), answer), block) in each {
+        for (((index, dues), answer), block) in each {
             match answer {
                 Ok(place) => {
                     let spent = Spent::default();
-                    let dues = Dues { share, spent };
+                    let dues = Dues { spent, ..dues };
                     routes.copies.push((0, (index, place, dues)));
                 }
                 Err(Refused::Present(_)) if !through => {
@@ -434,7 +446,7 @@ impl Put {
                 Err(Refused::Declined) => routes.settled.push((index, Outcome::Declined)),
                 Err(Refused::Full(_)) => refused.push(index),
                 Err(Refused::Present(_) | Refused::Reserved(_)) => {
-                    rest.push((index, share));
+                    rest.push((index, dues));
                     left.push(*block);
                 }
             }
@@ -457,11 +469,11 @@ impl Put {
         let (mut ledger, answers) = core.reserve_locked(tier, arenas, self.namespace, blocks);
         // The same key may come again in this call, and join.
         let mut given_up = Vec::new();
-        for ((index, share), answer) in wanted.into_iter().zip(answers) {
+        for ((index, dues), answer) in wanted.into_iter().zip(answers) {
             match answer {
                 Ok(reserved) => match core.spend(tier, reserved.len) {
                     Some(spent) => {
-                        let dues = Dues { share, spent };
+                        let dues = Dues { spent, ..dues };
                         routes.copies.push((tier, (index, reserved, dues)));
                     }
                     None => {

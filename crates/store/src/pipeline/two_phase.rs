@@ -239,7 +239,11 @@ impl Core {
                     answers[index] = Some(Err(Refused::Declined));
                     continue;
                 };
-                let dues = Dues { share, spent };
+                let dues = Dues {
+                    share,
+                    spent,
+                    ..Dues::default()
+                };
                 let place = self.note(&mut ledger, way, dues, place, &mut given_up);
                 answers[index] = Some(place.map(|place| Reservation {
                     way,

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use kvdepot_arena::Key;
 
 use super::{Admitted, Put, Routes};
+use crate::pipeline::ledger::Dues;
 use crate::task::Outcome;
 use crate::tier::Stage;
 
@@ -56,7 +57,8 @@ impl Put {
             if here.is_empty() {
                 continue;
             }
-            let wanted: Vec<Admitted> = here.iter().map(|(_, index)| (*index, None)).collect();
+            let wanted = here.iter().map(|(_, index)| (*index, Dues::default()));
+            let wanted: Vec<Admitted> = wanted.collect();
             let refused = match stage {
                 Stage::Here(arenas) => self.reserve(near, arenas, wanted, routes),
                 Stage::Apart(apart) => {

@@ -7,6 +7,7 @@ use kvdepot_arena::{Error, Identity, Place, Reserved, clock, parts};
 use kvdepot_media::{Checksum, Done};
 
 use super::Put;
+use crate::config::Overload;
 use crate::metrics::Op;
 use crate::pipeline::caller::{Caller, Errand, Lanes};
 use crate::pipeline::edge::Stays;
@@ -207,7 +208,12 @@ impl Put {
                         continue;
                     }
                 };
-                let Some(share) = dues.share.or_else(|| core.room_in(tier, place.len)) else {
+                // Of what its edge has kept, a full queue takes nothing.
+                let room = || match dues.passed && core.overload == Overload::Wait {
+                    true => core.share_of(tier, place.len),
+                    false => core.room_in(tier, place.len),
+                };
+                let Some(share) = dues.share.or_else(room) else {
                     if waits {
                         kept.push(index);
                     }
