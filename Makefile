@@ -222,13 +222,13 @@ bench-transfer: command $(VENV)/.transfer ## Beside Mooncake's and NIXL's transf
 .PHONY: bench-cuda
 bench-cuda: command package $(VENV)/.vllm ## Blocks to and from a CUDA device, or without one what a double of its driver leaves of it
 	@if ldconfig -p | grep -q 'libcuda.so.1'; then \
-		target/release/kvdepot bench cuda $(BENCH_FLAGS); \
+		$(CARGO_TARGET_DIR)/release/kvdepot bench cuda $(BENCH_FLAGS); \
 	else \
 		cc -shared -fPIC -O2 -pthread -o build/cuda-double.so crates/testkit/cuda/double.c && \
 		KVDEPOT_CUDA_LIBRARY=$$PWD/build/cuda-double.so KVDEPOT_CUDA_DOUBLE=instant \
-			target/release/kvdepot bench cuda $(BENCH_FLAGS); \
+			$(CARGO_TARGET_DIR)/release/kvdepot bench cuda $(BENCH_FLAGS); \
 	fi
-	PYTHONPATH=bench:tests/python:tests/engine $(BIN)/python -m vllm_step $(BENCH_FLAGS)
+	PYTHONPATH=bench:tests/python:tests/engine $(BIN)/python -m vllm_step $(filter --json,$(BENCH_FLAGS))
 
 .PHONY: bench-session
 bench-session: package $(VENV)/.llama ## llama.cpp's prompts and its server, with what is stored and without

@@ -95,14 +95,15 @@ def options_of(arguments: list[str] | None = None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     options.tokens = options.tokens or ([4000, 10_000] if options.quick else [4000, 10_000, 32_000])
     options.concurrency = sorted(set(options.concurrency or ([1] if options.quick else [1, 8])))
-    options.rounds = options.rounds or (2 if options.quick else 3)
+    if options.rounds is None:
+        options.rounds = 2 if options.quick else 3
     options.way = options.way or list(QUICK_WAYS if options.quick else WAYS)
     if options.decode is None:
         options.decode = not options.quick
     if min(options.tokens) < 64 or not all(1 <= n <= 16 for n in options.concurrency):
         parser.error("--tokens is at least 64, --concurrency 1 to 16")
-    if options.rounds < 1 or options.decode_tokens < 64:
-        parser.error("--rounds is at least 1, --decode-tokens at least 64")
+    if min(options.rounds, options.layers) < 1 or options.decode_tokens < 64:
+        parser.error("--rounds and --layers are at least 1, --decode-tokens at least 64")
     return options
 
 

@@ -725,7 +725,7 @@ class MoveJob:
 
     @property
     def bytes(self) -> int:
-        """Bytes moved."""
+        """Bytes of the job, moved or not."""
 
     @property
     def seconds(self) -> float:

@@ -4,7 +4,7 @@
 use std::any::Any;
 use std::sync::Arc;
 
-use kvdepot_store::{BlockBuffers, Buffer, Device, Fence};
+use kvdepot_store::{BlockBuffers, Buffer, Device, Fence, MediaError};
 use pyo3::prelude::*;
 use pyo3::types::{PyMemoryView, PyTuple};
 
@@ -177,8 +177,17 @@ fn open(
     field: &str,
     stream: Option<usize>,
 ) -> PyResult<(Arc<Device>, Option<Arc<Fence>>)> {
-    let opened = Device::open(device);
-    let opened = opened.map_err(|error| errors::input(py, field, error.to_string(), ALLOWED))?;
+    let opened = Device::open(device).map_err(|error| match error {
+        MediaError::NoDevice { ordinal, count } => {
+            errors::input(py, "device", ordinal, kvdepot_store::devices(count))
+        }
+        other => errors::input(
+            py,
+            field,
+            format!("memory of CUDA device {device}, which cannot be used ({other}),"),
+            "memory of this host, or a device's with a CUDA driver",
+        ),
+    })?;
     // SAFETY: the caller answers for it, by the contract of Spans.
     let fence = stream.map(|stream| unsafe { opened.fence(stream) });
     let fence = fence.transpose().map_err(|error| {

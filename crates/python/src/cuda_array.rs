@@ -49,6 +49,11 @@ pub(crate) fn memory(object: &Bound<'_, PyAny>) -> Result<Option<Raw>, String> {
         addr,
         len: bytes,
         writable: !read_only,
-        device: Some(kvdepot_store::Device::ordinal_of(addr).map_err(|error| error.to_string())?),
+        device: Some(device_of(addr)?),
     }))
+}
+
+fn device_of(addr: usize) -> Result<i32, String> {
+    let found = kvdepot_store::Device::ordinal_of(addr);
+    found.map_err(|error| format!("an array whose memory is no CUDA device's ({error})"))
 }

@@ -423,7 +423,7 @@ impl MoveJob {
         PyList::new(py, self.job.corrupt())
     }
 
-    /// Bytes moved.
+    /// Bytes of the job, moved or not.
     #[getter]
     fn bytes(&self) -> u64 {
         self.job.bytes()

@@ -13,7 +13,7 @@ use pyo3::{PyTraverseError, PyVisit};
 use crate::errors;
 use crate::memory::{Home, Place, Raw};
 use crate::pages::Pages;
-use crate::{storage, wait};
+use crate::{arguments, storage, wait};
 
 /// One block for each row of `rows`. A row holds ids; of each of `ranges` a block takes the page
 /// of every id of its row, range after range. A range is a tensor or an array whose first dimension
@@ -106,9 +106,12 @@ impl Spans {
         ranges: &Bound<'_, PyAny>,
         rows: &Bound<'_, PyAny>,
         owner: Option<Bound<'_, PyAny>>,
-        device: Option<i32>,
-        stream: Option<usize>,
+        device: Option<i128>,
+        stream: Option<i128>,
     ) -> PyResult<Spans> {
+        let allowed = "the number of a CUDA device, such as torch's device.index";
+        let device = device.map(|device| arguments::whole(py, "device", device, allowed));
+        let (device, stream) = (device.transpose()?, read_stream(py, stream)?);
         let named = device.map_or(Home::Processor, Home::Device);
         // First: what the addresses below are of must not be let go meanwhile.
         let mut owners = Vec::new();
@@ -138,8 +141,9 @@ impl Spans {
         &self,
         py: Python<'_>,
         rows: &Bound<'_, PyAny>,
-        stream: Option<usize>,
+        stream: Option<i128>,
     ) -> PyResult<Spans> {
+        let stream = read_stream(py, stream)?;
         let (ranges, limits) = (Arc::clone(&self.described.ranges), Arc::clone(&self.limits));
         let device = self.described.device;
         check_stream(py, stream, device)?;
@@ -248,6 +252,12 @@ fn home_of_all(
         }
     }
     check_stream(py, stream, home).map(|()| home)
+}
+
+fn read_stream(py: Python<'_>, stream: Option<i128>) -> PyResult<Option<usize>> {
+    let allowed = "the handle of a stream, such as torch's cuda_stream; 0 for the default one";
+    let stream = stream.map(|stream| arguments::whole(py, "stream", stream, allowed));
+    stream.transpose()
 }
 
 fn check_stream(py: Python<'_>, stream: Option<usize>, device: Option<i32>) -> PyResult<()> {

@@ -522,6 +522,9 @@ int cuEventSynchronize(void *handle) {
 }
 
 int cuGetErrorName(int code, const char **name) {
-    *name = code == LAUNCH_FAILED ? "CUDA_ERROR_LAUNCH_FAILED" : NULL;
-    return code == LAUNCH_FAILED ? 0 : INVALID_VALUE;
+    *name = code == LAUNCH_FAILED   ? "CUDA_ERROR_LAUNCH_FAILED"
+            : code == INVALID_VALUE ? "CUDA_ERROR_INVALID_VALUE"
+            : code == NO_DEVICE     ? "CUDA_ERROR_INVALID_DEVICE"
+                                    : NULL;
+    return *name ? 0 : INVALID_VALUE;
 }

@@ -90,6 +90,10 @@ impl Plan {
                 allowed: allowed.into(),
             })
         };
+        if let (true, Some(pages)) = (self.shapes().is_empty(), self.pages.iter().min()) {
+            let allowed = "what leaves pages of at least 4096 bytes in some --block";
+            return refuse("--pages", *pages, allowed);
+        }
         for (block, pages) in self.shapes() {
             if block % 4096 != 0 || block > self.batch {
                 let allowed = "a multiple of 4096, at most --batch, which is at most --size / 2";

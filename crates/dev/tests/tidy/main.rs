@@ -300,10 +300,22 @@ fn crates_take_their_dependencies_from_the_workspace() {
 
 /// Targets of the links in a Markdown text, without their fragments.
 fn links(text: &str) -> impl Iterator<Item = &str> {
+    anchored(text).map(|(target, _)| target)
+}
+
+/// Links, each with the heading that it leads to, if it names one.
+fn anchored(text: &str) -> impl Iterator<Item = (&str, &str)> {
     text.split("](")
         .skip(1)
         .filter_map(|rest| rest.split_once(')'))
-        .map(|(target, _)| target.split('#').next().unwrap_or_default())
+        .map(|(target, _)| target.split_once('#').unwrap_or((target, "")))
+}
+
+/// What links to a heading name it by.
+fn anchor(heading: &str) -> String {
+    let kept = heading.trim_start_matches('#').trim().chars();
+    let kept = kept.filter(|one| one.is_alphanumeric() || [' ', '-', '_'].contains(one));
+    kept.collect::<String>().to_lowercase().replace(' ', "-")
 }
 
 /// A link's target as a path from the root of the tree.
@@ -343,10 +355,24 @@ fn every_page_is_linked() {
 fn links_lead_somewhere(files: &[File]) -> Vec<String> {
     let mut offences = Vec::new();
     for file in files.iter().filter(|file| file.path.ends_with(".md")) {
-        for target in links(&file.text) {
-            let path = resolve(&file.path, target);
-            if !target.is_empty() && !target.contains("://") && !root().join(&path).exists() {
+        for (target, heading) in anchored(&file.text) {
+            let path = match target {
+                "" => file.path.clone(),
+                _ => resolve(&file.path, target),
+            };
+            if target.contains("://") {
+                continue;
+            }
+            if !target.is_empty() && !root().join(&path).exists() {
                 offences.push(format!("{}: {target} does not exist", file.path));
+            }
+            let page = files.iter().find(|page| page.path == path);
+            let is_there = |page: &File| {
+                let mut headings = page.text.lines().filter(|line| line.starts_with('#'));
+                headings.any(|line| anchor(line) == heading)
+            };
+            if !heading.is_empty() && page.is_some_and(|page| !is_there(page)) {
+                offences.push(format!("{}: {path} has no #{heading}", file.path));
             }
         }
     }
@@ -357,6 +383,10 @@ fn links_lead_somewhere(files: &[File]) -> Vec<String> {
 fn every_link_leads_somewhere() {
     holds(links_lead_somewhere);
     notices(links_lead_somewhere, &[File::new("docs/a.md", "[b](b.md)")]);
+    let page = "# One `thing`\n\n[here](#one-thing) and [nowhere](#another)";
+    notices(links_lead_somewhere, &[File::new("docs/a.md", page)]);
+    let page = page.replace(" and [nowhere](#another)", "");
+    assert!(links_lead_somewhere(&[File::new("docs/a.md", &page)]).is_empty());
 }
 
 #[test]

@@ -218,13 +218,17 @@ impl Driver {
         Ok(name.to_string_lossy().into_owned())
     }
 
-    /// The devices that somebody in this process uses: their primary contexts are there.
-    pub(super) fn in_use(&self) -> Result<Vec<i32>> {
+    /// How many devices there are.
+    pub(super) fn count(&self) -> Result<i32> {
         let mut count: c_int = 0;
         // SAFETY: `count` is writable.
-        self.check("cuDeviceGetCount", unsafe {
-            (self.cuDeviceGetCount)(&raw mut count)
-        })?;
+        let counted = unsafe { (self.cuDeviceGetCount)(&raw mut count) };
+        self.check("cuDeviceGetCount", counted).map(|()| count)
+    }
+
+    /// The devices that somebody in this process uses: their primary contexts are there.
+    pub(super) fn in_use(&self) -> Result<Vec<i32>> {
+        let count = self.count()?;
         let is_used = |ordinal: &i32| {
             let (mut device, mut flags, mut active) = (0, 0, 0);
             // SAFETY: all three are writable.

@@ -78,7 +78,8 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// [`crate::Error::Io`] when there is no driver, or no such device.
+    /// [`crate::Error::NoDevice`] when there is no such device, [`crate::Error::Io`] when there is
+    /// no driver.
     pub fn open(ordinal: i32) -> Result<Arc<Self>> {
         let mut system = SYSTEM.lock().unwrap_or_else(PoisonError::into_inner);
         system.open(ordinal)
@@ -120,6 +121,10 @@ impl Device {
     }
 
     fn with(driver: Arc<Driver>, ordinal: i32) -> Result<Self> {
+        let count = driver.count()?;
+        if !(0..count).contains(&ordinal) {
+            return Err(Error::NoDevice { ordinal, count });
+        }
         let context = Arc::new(Context::retain(driver, ordinal)?);
         Ok(Self {
             lines: Arc::new(Lines::new(Arc::clone(&context))),

@@ -22,7 +22,8 @@ pub const OPTIONS: &[OptionSpec] = &[
         "lanes",
         Kind::Count,
         "the CPUs that the control group allows, at most 4",
-        "Threads that move bytes, here and in each process that attaches; at most 256.",
+        "Threads that move bytes, here and in each process that attaches; at most 256. vLLM's \
+        workers on a CUDA device have one for each processor, at most 16, unless it is given.",
     ),
     OptionSpec::new(
         "",
@@ -38,7 +39,7 @@ pub const OPTIONS: &[OptionSpec] = &[
         Kind::Size,
         "2MiB for each region",
         "Memory that staged gets go through, at least 64KiB for each region; taken by the first \
-        one. LMCache calls it `retrieve_staging_slab_bytes`.",
+        one. A process that attaches has 2MiB for each region. LMCache calls it `retrieve_staging_slab_bytes`.",
     ),
     OptionSpec::new(
         "",
