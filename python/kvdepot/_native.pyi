@@ -621,8 +621,9 @@ class Spans:
 
     def rest(self, timeout: float | None = None) -> bool:
         """Wait until no copy of kvdepot's between this process and their device is under way. After
-        a store that was given up, whose blocks are not stored, the device may still be read. False
-        when `timeout` seconds passed first; true at once for host memory."""
+        a store that was given up, whose blocks are not stored, the device may still be read. Jobs
+        and tasks are waited for first: what they will ask for is not known here. False when
+        `timeout` seconds passed first; true at once for host memory."""
 
     def __len__(self) -> int: ...
     @property

@@ -1,6 +1,7 @@
 //! Moves that a thread of the mover's begins, so that whoever asks for them goes on at once: making
 //! buffers of ten thousand pages, and planning them, takes milliseconds.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
@@ -194,7 +195,6 @@ impl Beginner {
         if let State::Runs(sender, thread) = state {
             drop(sender);
             if thread.thread().id() != std::thread::current().id() {
-                // What it runs catches nothing and holds no lock: a panic of it ends it alone.
                 drop(thread.join());
             }
         }
@@ -203,5 +203,8 @@ impl Beginner {
 
 /// What the thread does. Between tasks it holds nothing: the mover may go.
 fn run(tasks: &Receiver<Task>) {
-    tasks.iter().for_each(|task| task());
+    for task in tasks {
+        // One that panics is told as refused by its promise, and the next one is begun.
+        drop(catch_unwind(AssertUnwindSafe(task)));
+    }
 }

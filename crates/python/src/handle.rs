@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Weak};
 use std::thread;
+use std::time::Duration;
 
 use kvdepot_store::{Depot, Error, Origin};
 use parking_lot::Mutex;
@@ -17,16 +18,28 @@ use crate::{errors, keep, wait};
 pub(crate) trait Closing: Send + Sync {
     /// Waits for what is under way and refuses new work.
     fn close(&self);
+
+    /// What lives until all of it is gone, where others than the interpreter's threads may drop it,
+    /// which waits for what is under way too.
+    fn alive(&self) -> Weak<()> {
+        Weak::new()
+    }
 }
 
-static OPEN: Mutex<Vec<Weak<dyn Closing>>> = Mutex::new(Vec::new());
+/// Something that was open, and what of it is still alive.
+type Opened = (Weak<dyn Closing>, Weak<()>);
+
+static OPEN: Mutex<Vec<Opened>> = Mutex::new(Vec::new());
+
+/// How often whoever waits for what is being dropped looks.
+const LOOK: Duration = Duration::from_millis(1);
 
 /// Adds something to close at exit.
 pub(crate) fn register<T: Closing + 'static>(what: &Arc<T>) {
     let what: Arc<dyn Closing> = Arc::<T>::clone(what);
     let mut open = OPEN.lock();
-    open.retain(|entry| entry.strong_count() > 0);
-    open.push(Arc::downgrade(&what));
+    open.retain(|(what, alive)| what.strong_count() > 0 || alive.strong_count() > 0);
+    open.push((Arc::downgrade(&what), what.alive()));
 }
 
 /// Closes every open depot and mover, all at once; runs at exit. Signals are told at the end: lanes
@@ -35,8 +48,13 @@ pub(crate) fn register<T: Closing + 'static>(what: &Arc<T>) {
 #[pyfunction(name = "_close_all")]
 pub(crate) fn close_all(py: Python<'_>) -> PyResult<()> {
     keep::end();
-    let open = std::mem::take(&mut *OPEN.lock());
-    let open: Vec<_> = open.iter().filter_map(Weak::upgrade).collect();
+    let (mut open, mut going) = (Vec::new(), Vec::new());
+    for (what, alive) in std::mem::take(&mut *OPEN.lock()) {
+        match what.upgrade() {
+            Some(what) => open.push(what),
+            None => going.push(alive),
+        }
+    }
     let (done, closed) = mpsc::channel();
     let mut threads = Vec::new();
     for what in open {
@@ -75,6 +93,12 @@ pub(crate) fn close_all(py: Python<'_>) -> PyResult<()> {
     }
     // They have nothing left to do: whoever looks for our threads finds none.
     py.detach(|| threads.into_iter().for_each(|thread| drop(thread.join())));
+    while going.iter().any(|alive| alive.strong_count() > 0) {
+        py.detach(|| thread::sleep(LOOK));
+        if let Err(raised) = py.check_signals() {
+            first.get_or_insert(raised);
+        }
+    }
     keep::sweep(py);
     first.map_or(Ok(()), Err)
 }

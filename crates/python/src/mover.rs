@@ -2,7 +2,7 @@
 
 use std::ffi::c_int;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use kvdepot_service::{MoveJob as ServiceJob, Mover as ServiceMover};
 use kvdepot_store::{BlockBuffers, Buffer, Error, Origin};
@@ -56,6 +56,7 @@ pub(crate) fn attach(
         mover: Some(mover),
         beginner: Beginner::default(),
         origin: handle::origin(py)?,
+        alive: Arc::default(),
     });
     handle::register(&shared);
     Ok(Mover { shared })
@@ -71,6 +72,8 @@ struct Shared {
     mover: Option<ServiceMover>,
     beginner: Beginner,
     origin: Origin,
+    /// Goes last: the thread that begins jobs may be who drops this.
+    alive: Arc<()>,
 }
 
 impl HasMover for Shared {
@@ -87,6 +90,10 @@ impl Closing for Shared {
             self.beginner.close();
             mover.close();
         }
+    }
+
+    fn alive(&self) -> Weak<()> {
+        Arc::downgrade(&self.alive)
     }
 }
 

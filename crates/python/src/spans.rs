@@ -151,14 +151,13 @@ impl Spans {
     }
 
     /// Waits until no copy of kvdepot's between this process and their device is under way. After
-    /// a store that was given up, whose blocks are not stored, the device may still be read. False
-    /// when `timeout` seconds passed first; true at once for host memory.
+    /// a store that was given up, whose blocks are not stored, the device may still be read. Jobs
+    /// and tasks are waited for first: what they will ask for is not known here. False when
+    /// `timeout` seconds passed first; true at once for host memory.
     #[pyo3(signature = (timeout = None))]
     fn rest(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<bool> {
         let timeout = wait::timeout(py, timeout)?;
-        // Of one that cannot be opened nothing is under way.
-        let device = self.described.device.map(Device::open);
-        let Some(device) = device.and_then(Result::ok) else {
+        let Some(device) = self.described.device.and_then(Device::opened) else {
             return Ok(true);
         };
         wait::until(py, timeout, |limit| device.rest(limit))

@@ -171,7 +171,7 @@ class KvdepotWorker(OffloadingWorker):
 
     def shutdown(self) -> None:
         """Wait for all jobs and let the depot go."""
-        self.rest()
+        self.wait(set(self._jobs))
         self._detach()
 
     # ---- what vLLM's interface has no place for ---------------------------------------------

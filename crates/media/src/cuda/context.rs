@@ -58,7 +58,7 @@ impl Context {
     /// Makes the device the calling thread's, which may be an engine's, for as long as the answer
     /// lives. Not in a forked child, which has no driver: nothing there may be given back to it.
     pub(super) fn enter(&self) -> Result<Entered<'_>> {
-        if !self.origin.is_here() {
+        if !self.is_here() {
             let forked = std::io::Error::other("this is a forked child");
             return Err(Error::io("cuCtxPushCurrent", "the CUDA driver", forked));
         }
@@ -69,6 +69,11 @@ impl Context {
         // SAFETY: the mode is one, and is written.
         unsafe { (self.driver.cuThreadExchangeStreamCaptureMode)(&raw mut mode) };
         Ok(Entered(self, mode))
+    }
+
+    /// Whether this process has it, and not one that it was forked from.
+    pub(super) fn is_here(&self) -> bool {
+        self.origin.is_here()
     }
 
     /// Pins memory of this process.

@@ -8,7 +8,7 @@
 use super::Device;
 use super::context::Context;
 use super::fence::Fence;
-use super::stream::{Carried, Shared, Stream, refuse, report};
+use super::stream::{Carried, Counted, Shared, Stream, refuse, report};
 use crate::carrier::{Alignment, Carrier, Op, Receipt, Registration, SlabMemory};
 use crate::error::Result;
 use std::collections::VecDeque;
@@ -53,7 +53,7 @@ impl Lines {
 
     /// Whether nothing that was brought is still to happen.
     pub(super) fn are_idle(&self) -> bool {
-        self.desks.iter().all(Desk::is_idle)
+        self.shared.carries() == 0
     }
 }
 
@@ -62,6 +62,7 @@ impl Lines {
 struct Carry {
     receipts: Vec<Receipt>,
     fence: Option<Arc<Fence>>,
+    counted: Counted,
 }
 
 /// Where carries of one way are brought.
@@ -141,13 +142,6 @@ impl Desk {
         }
         refused
     }
-
-    fn is_idle(&self) -> bool {
-        // What is on its way from one to the other is so under this lock.
-        let way = lock(&self.way);
-        let mut lines = way.lines.iter().flatten();
-        lock(&self.brought).is_empty() && lines.all(|line| line.stream.is_idle())
-    }
 }
 
 /// The streams of one way, begun when there was something to do, and whose turn it is.
@@ -166,10 +160,14 @@ struct Line {
 
 impl Way {
     fn ask(&mut self, carry: Carry, shared: &Arc<Shared>) -> std::result::Result<(), Vec<Receipt>> {
-        let Carry { receipts, fence } = carry;
+        let Carry {
+            receipts,
+            fence,
+            counted,
+        } = carry;
         let fence = fence.filter(|fence| !fence.is_reached());
         match self.line(fence.as_ref(), shared) {
-            Ok(line) => line.stream.carry(receipts),
+            Ok(line) => line.stream.carry(receipts, counted),
             Err(_) => Err(receipts),
         }
     }
@@ -246,7 +244,13 @@ impl Carrier for Ferry {
             }
             let fence = self.fence.as_ref().map(Arc::clone);
             let desk = &self.lines.desks[usize::from(op == Op::Write)];
-            desk.bring(Carry { receipts, fence }, &self.lines.shared);
+            let shared = &self.lines.shared;
+            let carry = Carry {
+                receipts,
+                fence,
+                counted: Counted::new(shared),
+            };
+            desk.bring(carry, shared);
         }
         for receipt in gone {
             let len = match receipt.op() {

@@ -85,6 +85,15 @@ impl Device {
         system.open(ordinal)
     }
 
+    /// The device with this number, if this process has opened it.
+    #[must_use]
+    pub fn opened(ordinal: i32) -> Option<Arc<Self>> {
+        let system = SYSTEM.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut opened = system.opened.iter();
+        let device = opened.find(|device| device.ordinal == ordinal);
+        device.map(Arc::clone)
+    }
+
     /// The number of the device whose memory is at an address. No other device is touched: a
     /// context takes hundreds of megabytes of its device.
     ///
@@ -163,12 +172,13 @@ impl Device {
     }
 
     /// Waits until no copy between this process and the device is under way any more: those that
-    /// nobody waits for any longer may still touch memory of the device. False when `timeout`
-    /// passed first.
+    /// nobody waits for any longer may still touch memory of the device. What batches that are
+    /// not done will ask for is not known here: they are waited for first. False when `timeout`
+    /// passed first; true in a forked child, which has no device.
     #[must_use]
     pub fn rest(&self, timeout: Duration) -> bool {
         let begun = Instant::now();
-        while !self.lines.are_idle() {
+        while !self.lines.are_idle() && self.context.is_here() {
             if begun.elapsed() >= timeout {
                 return false;
             }

@@ -12,7 +12,7 @@ use kvdepot_host::cpu;
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 /// Device memory of a stream, through which small pages go: as much as a region mostly has.
@@ -31,6 +31,8 @@ pub(super) struct Shared {
     kernel: Tried<Kernel, ()>,
     /// Bytes of the device that rings take.
     ring_bytes: AtomicU64,
+    /// Carries that were brought, and may still touch the device.
+    carries: AtomicUsize,
 }
 
 impl Shared {
@@ -39,7 +41,13 @@ impl Shared {
             context,
             kernel: Tried::new(),
             ring_bytes: AtomicU64::new(0),
+            carries: AtomicUsize::new(0),
         }
+    }
+
+    /// Carries that may still touch the device.
+    pub(super) fn carries(&self) -> usize {
+        self.carries.load(Ordering::Acquire)
     }
 
     pub(super) fn ring_bytes(&self) -> u64 {
@@ -77,8 +85,30 @@ unsafe impl Send for Asked {}
 // SAFETY: as above.
 unsafe impl Sync for Asked {}
 
-/// Receipts that were asked for together, and of each whether all of it was.
-pub(super) type Carried = Vec<(Receipt, bool)>;
+/// A carry, for as long as it may touch the device.
+#[derive(Debug)]
+pub(super) struct Counted(Arc<Shared>);
+
+impl Counted {
+    pub(super) fn new(shared: &Arc<Shared>) -> Self {
+        shared.carries.fetch_add(1, Ordering::Relaxed);
+        Self(Arc::clone(shared))
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.carries.fetch_sub(1, Ordering::Release);
+    }
+}
+
+/// Receipts that were asked for together.
+#[derive(Debug)]
+pub(super) struct Carried {
+    /// Each, and whether all of it was.
+    receipts: Vec<(Receipt, bool)>,
+    counted: Counted,
+}
 
 #[derive(Debug, Default)]
 struct Work {
@@ -123,7 +153,11 @@ impl Stream {
 
     /// Asks for all, and for an event behind them. They go one way. `Err` has those of which
     /// nothing will happen.
-    pub(super) fn carry(&self, receipts: Vec<Receipt>) -> std::result::Result<(), Vec<Receipt>> {
+    pub(super) fn carry(
+        &self,
+        receipts: Vec<Receipt>,
+        counted: Counted,
+    ) -> std::result::Result<(), Vec<Receipt>> {
         let shared = Arc::clone(&self.shared);
         let context = &shared.context;
         let spare = self.asked.work().spare.pop();
@@ -143,8 +177,11 @@ impl Stream {
             self.asked.work().spare.push(event);
             return Err(receipts);
         }
-        let receipts = receipts.into_iter().zip(whole).collect();
-        self.asked.work().carries.push_back((event, receipts));
+        let carried = Carried {
+            receipts: receipts.into_iter().zip(whole).collect(),
+            counted,
+        };
+        self.asked.work().carries.push_back((event, carried));
         self.asked.changed.notify_one();
         #[cfg(feature = "sim")]
         if let Some(schedule) = crate::sim::current() {
@@ -249,11 +286,6 @@ impl Stream {
         if !is_simulated() {
             self.asked.take_ended(ended);
         }
-    }
-
-    /// Whether all that it was asked for has ended.
-    pub(super) fn is_idle(&self) -> bool {
-        self.asked.work().carries.is_empty()
     }
 
     /// `None` while the device has no room for one.
@@ -394,7 +426,14 @@ fn groups(receipts: &[Receipt]) -> Vec<Range<usize>> {
 
 /// Says what has become of a carry. What goes on with it may panic: others wait for this thread.
 pub(super) fn report(carry: Carried, has_ended: bool) {
-    for (receipt, whole) in carry {
+    let Carried { receipts, counted } = carry;
+    // Whoever hears of the last of them may look whether the device rests.
+    drop(counted);
+    tell(receipts, has_ended);
+}
+
+fn tell(receipts: Vec<(Receipt, bool)>, has_ended: bool) {
+    for (receipt, whole) in receipts {
         let len = receipt.len();
         let tell = || match whole && has_ended {
             true => receipt.carried(len),
@@ -405,6 +444,6 @@ pub(super) fn report(carry: Carried, has_ended: bool) {
 }
 
 pub(super) fn refuse(receipts: Vec<Receipt>) {
-    let carry = receipts.into_iter().map(|receipt| (receipt, false));
-    report(carry.collect(), false);
+    let receipts = receipts.into_iter().map(|receipt| (receipt, false));
+    tell(receipts.collect(), false);
 }
