@@ -174,3 +174,26 @@ def test_a_close_lets_memory_and_the_arena_go_while_a_namespace_is_kept(tmp_path
         assert again.namespace("m", "f", 1).contains([bytes(32)]) == [True]
     with pytest.raises(kvdepot.ClosedError):
         ns.contains([bytes(32)])
+
+
+def test_the_end_of_a_process_waits_for_a_mover_that_its_own_thread_lets_go(child: Child) -> None:
+    """The last to have it is the thread that has begun its job, where the program has let it go."""
+    program = (
+        BUSY
+        + """
+    settings = {"cache": {"capacity": "400MiB"}, "socket": os.path.dirname(__file__) + "/s"}
+    depot = kvdepot.open("Cache", settings)
+    ns = depot.namespace("m", "f", 1)
+    names = [bytes([number]) * 32 for number in range(4)]
+    held = [one.placement for one in ns.reserve(names, 90 << 20)]
+    block = bytearray(90 << 20)
+    mover = kvdepot.attach(depot.socket, lanes=1)
+    tasks.append(mover.store(held, [block] * 4, aside=True))
+    del mover
+    time.sleep(0.02)
+    assert not tasks[0].done, "too quick"
+    """
+    )
+    process = child(program)
+    assert last_line(process) == "True"
+    assert process.returncode == 0
