@@ -191,6 +191,13 @@ for pipeline, settings in pipelines.items():
         host = [(ctypes.addressof(source[0]), PAGE, PAGE)]
         assert "stream" in refused(lambda: kvdepot.Spans(host, [[0]], stream=3))
         array = memoryview(bytearray(2 * PAGE)).cast("B", (2, PAGE))
+        nobody = kvdepot.Spans([(1 << 20, PAGE, PAGE)], [[0]], device=7)
+        none = refused(lambda: ns.get(keys[:1], nobody))
+        assert none.startswith("device: 7 is not allowed; allowed: 0 to 1"), none
+        large = refused(lambda: kvdepot.Spans([array], [[0]], device=1 << 40))
+        assert large.startswith("device: 1099511627776 is not allowed"), large
+        below = refused(lambda: kvdepot.Spans([array], [[0]], stream=-1))
+        assert below.startswith("stream: -1 is not allowed"), below
         assert "ranges[0]" in refused(lambda: kvdepot.Spans([array], [[0]], device=0))
         assert "ids from 0" in refused(lambda: ns.put(keys[:1], spans(source, [[-1, 2]])))
 """
