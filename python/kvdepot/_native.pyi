@@ -294,10 +294,8 @@ class Depot:
         world: str | bytes | int | None = None,
         hash: str | bytes | int | None = None,
         salt: str | bytes | int | None = None,
-        contiguous: bool = False,
     ) -> Namespace:
-        """A namespace: everything that must match for bytes to be reusable. `contiguous` keeps
-        every block stored from now on in one extent."""
+        """A namespace: everything that must match for bytes to be reusable."""
 
     def stats(self) -> _Stats:
         """Counters and fill. `tiers` has a dictionary a tier; `pending_bytes` wait for the far
@@ -668,9 +666,8 @@ class Mover:
         self, placements: Iterable[Buffer], part: int = 0
     ) -> list[tuple[int, int, int] | None]:
         """Where part `part` of each block lies: (index in `media`, offset, length). None for a
-        placement of another owner, and for a block in several pieces, which namespaces with
-        `contiguous` do not have; and while processes of an earlier owner may still write there.
-        InputError without `write`."""
+        placement of another owner, and for a block in several pieces; and while processes of an
+        earlier owner may still write there. InputError without `write`."""
 
     @property
     def media(self) -> list[memoryview]:

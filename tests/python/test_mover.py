@@ -176,7 +176,7 @@ def test_rotten_bytes_are_false(depots: Any, keys: Keys) -> None:
 def test_a_device_writes_and_the_host_hashes(
     depot: kvdepot.Depot, mover: kvdepot.Mover, keys: Keys
 ) -> None:
-    ns = depot.namespace("m", "f", 1, contiguous=True)
+    ns = depot.namespace("m", "f", 1)
     names = keys(2)
     reserved = [one for one in ns.reserve(names, 5000) if one]
     for number, place in enumerate(mover.locate(placements(reserved))):

@@ -122,8 +122,6 @@ pub(crate) struct State {
     /// Namespaces in the medium's directory, and its entries without one, the first one last.
     pub(crate) described: HashSet<NamespaceId>,
     pub(crate) undescribed: Vec<u32>,
-    /// Namespaces whose blocks may not be scattered.
-    pub(crate) contiguous: HashSet<u32>,
     pub(crate) roll: Roll,
     pub(crate) groups: Groups,
 }
@@ -327,7 +325,6 @@ impl State {
             carving: None,
             described: HashSet::new(),
             undescribed: Vec::new(),
-            contiguous: HashSet::new(),
             roll: Roll::default(),
             groups: Groups::default(),
         }

@@ -9,6 +9,7 @@ use crate::bind::Fallen;
 use crate::body::{Arena, State};
 use crate::bury::{BATCH, BITE, Dying, Victim};
 use crate::format::GRANULE;
+use crate::format::record::EXTENTS_MAX;
 use crate::held::Guard;
 use crate::index::{Oldest, Stage};
 
@@ -36,19 +37,13 @@ struct Taken {
 }
 
 impl Arena {
-    /// Evicts for a block of a namespace that found no room, and somewhat more. False when nothing
+    /// Evicts for a block that found no room, and somewhat more. False when nothing
     /// more can go, or nothing that went has left room.
-    pub(crate) fn evict_for(
-        &self,
-        state: &mut Guard<'_, State>,
-        namespace: u32,
-        need: u64,
-    ) -> bool {
+    pub(crate) fn evict_for(&self, state: &mut Guard<'_, State>, need: u64) -> bool {
         // With all that eviction may run ahead, and still in pieces.
         let (bytes, slots) = state.unpromised();
         if slots > 0 && bytes >= self.with_ahead(need) {
-            let pieces = state.pieces(namespace);
-            return self.dig(state, need, pieces);
+            return self.dig(state, need);
         }
         self.evict_oldest(state, need)
     }
@@ -230,11 +225,11 @@ impl Arena {
         need.saturating_add(self.layout().data_len() / AHEAD)
     }
 
-    /// Evicts for `need` bytes in at most `pieces` extents where enough is free, but too scattered:
-    /// for a hole that runs ahead of need, or else for the least that will do. Nobody else gets any
+    /// Evicts for `need` bytes, where enough is free but too scattered for one block's extents: for
+    /// a hole that runs ahead of need, or else for the least that will do. Nobody else gets any
     /// of it meanwhile. False when there is no place for it, because pinned and reserved blocks
     /// stay where they are, or when nothing stands in its way any more.
-    fn dig(&self, state: &mut Guard<'_, State>, need: u64, pieces: usize) -> bool {
+    fn dig(&self, state: &mut Guard<'_, State>, need: u64) -> bool {
         let need = need.next_multiple_of(GRANULE);
         let ahead = self.layout().data_len() / HOLE_AHEAD;
         let lost = self.lost(state);
@@ -244,7 +239,7 @@ impl Arena {
             let ample = (ahead > need).then(|| self.around_hole(&taken, ahead, 1));
             ample
                 .flatten()
-                .or_else(|| self.around_hole(&taken, need, pieces))
+                .or_else(|| self.around_hole(&taken, need, EXTENTS_MAX))
                 // Pieces that do by a hair the allocator does not find: to it those of a bin are
                 // alike.
                 .or_else(|| self.around_hole(&taken, need, 1))

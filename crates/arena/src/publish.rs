@@ -248,29 +248,7 @@ impl Arena {
 
     /// The number of a namespace, for as long as the lock is held, or a slot bears it.
     pub(crate) fn intern(&self, state: &State, namespace: NamespaceId) -> u32 {
-        let is_used = |number| state.bears(number) || state.contiguous.contains(&number);
-        self.index.intern(namespace, is_used)
-    }
-
-    /// Keeps every block of a namespace in one piece, for engines whose own copy engine moves
-    /// it.
-    pub fn keep_contiguous(&self, namespace: NamespaceId) {
-        let mut state = self.state.lock();
-        let number = self.intern(&state, namespace);
-        state.contiguous.insert(number);
-    }
-
-    /// Lets blocks of a namespace be scattered again, where it has none. False where it has.
-    pub fn forget_contiguous(&self, namespace: NamespaceId) -> bool {
-        let mut state = self.state.lock();
-        let Some(number) = self.index.number(namespace) else {
-            return true;
-        };
-        let is_idle = !state.bears(number);
-        if is_idle {
-            state.contiguous.remove(&number);
-        }
-        is_idle
+        self.index.intern(namespace, |number| state.bears(number))
     }
 
     /// Notes what a namespace means in the arena's directory, if it has room.

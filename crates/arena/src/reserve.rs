@@ -78,7 +78,7 @@ impl Arena {
                 followed_by,
             };
             let is_free = state.is_free(wanted.room());
-            let found = is_free.then(|| self.find_space(state, number, wanted.len, hint));
+            let found = is_free.then(|| self.find_space(state, wanted.len, hint));
             let Some((record, extents)) = found.flatten() else {
                 if self.may_evict(state, wanted) {
                     let made = answers.iter().flatten();

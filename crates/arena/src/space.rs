@@ -58,14 +58,12 @@ impl Arena {
     pub(crate) fn find_space(
         &self,
         state: &mut State,
-        namespace: u32,
         len: u64,
         hint: Hint,
     ) -> Option<(u32, Packed)> {
         self.carve_lost(state);
         let record = self.take_record(state)?;
-        let pieces = state.pieces(namespace);
-        let extents = self.allocate(state, len, pieces, hint);
+        let extents = self.allocate(state, len, hint);
         if extents.is_none() {
             state.records.give_back(record);
         }
@@ -114,7 +112,7 @@ impl Arena {
             state.pressed = true;
             // What there is to evict others may have begun to bury since; and while a place was
             // looked for they may have given back room, so that nothing need go.
-            ours = self.evict_for(&mut state, number, len);
+            ours = self.evict_for(&mut state, len);
             last = !ours && !self.await_burials(&mut state);
         }
     }
@@ -127,7 +125,7 @@ impl Arena {
         wanted: &Wanted,
         hint: Hint,
     ) -> Option<Result<Space, Refused>> {
-        let (record, extents) = self.find_space(state, namespace, wanted.len, hint)?;
+        let (record, extents) = self.find_space(state, wanted.len, hint)?;
         let mut entry = Entry::new(wanted.key, namespace, extents, wanted.len);
         entry.stage = Stage::SetAside;
         entry.record = record;
@@ -178,11 +176,11 @@ impl Arena {
         last.map(|(offset, _)| offset - self.layout().data)
     }
 
-    fn allocate(&self, state: &mut State, len: u64, pieces: usize, hint: Hint) -> Option<Packed> {
+    fn allocate(&self, state: &mut State, len: u64, hint: Hint) -> Option<Packed> {
         let data = self.layout().data;
         let lost = |piece: &Extent| self.is_lost(data + piece.offset, piece.len);
         let taken = loop {
-            let taken = state.pool.allocate_scattered(len, pieces, hint).ok()?;
+            let taken = state.pool.allocate_scattered(len, EXTENTS_MAX, hint).ok()?;
             if !taken.iter().any(lost) {
                 break taken;
             }
@@ -199,15 +197,5 @@ impl Arena {
             *packed = (extent.offset + data, extent.len);
         }
         Packed::new(extents.get(..taken.len())?)
-    }
-}
-
-impl State {
-    /// Extents that a block of a namespace may have.
-    pub(crate) fn pieces(&self, namespace: u32) -> usize {
-        match self.contiguous.contains(&namespace) {
-            true => 1,
-            false => EXTENTS_MAX,
-        }
     }
 }

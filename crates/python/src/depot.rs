@@ -86,11 +86,10 @@ impl Depot {
 
 #[pymethods]
 impl Depot {
-    /// A namespace: everything that must match for bytes to be reusable. `contiguous` keeps every
-    /// block stored from now on in one extent.
+    /// A namespace: everything that must match for bytes to be reusable.
     #[pyo3(signature = (
         model, dtype, block_tokens, weights = None, layout = None, group = None, world = None,
-        hash = None, salt = None, contiguous = false
+        hash = None, salt = None
     ))]
     #[expect(clippy::too_many_arguments, reason = "one a field of the namespace")]
     fn namespace(
@@ -105,7 +104,6 @@ impl Depot {
         world: Option<&Bound<'_, PyAny>>,
         hash: Option<&Bound<'_, PyAny>>,
         salt: Option<&Bound<'_, PyAny>>,
-        contiguous: bool,
     ) -> PyResult<Namespace> {
         let spec = Fields {
             model,
@@ -120,13 +118,7 @@ impl Depot {
         }
         .read()?;
         let depot = self.handle.depot(py)?;
-        let made = wait::call(py, || {
-            let namespace = depot.namespace(&spec)?;
-            if contiguous {
-                namespace.keep_contiguous()?;
-            }
-            Ok(namespace)
-        })?;
+        let made = wait::call(py, || depot.namespace(&spec))?;
         let namespace = made.map_err(|error| errors::raise(py, error))?;
         Ok(Namespace::new(namespace, Arc::clone(&self.handle)))
     }

@@ -224,9 +224,8 @@ impl Mover {
     }
 
     /// Where part `part` of each block lies: (index in `media`, offset, length). None for a
-    /// placement of another owner, and for a block in several pieces, which namespaces with
-    /// `contiguous` do not have; and while processes of an earlier owner may still write there.
-    /// InputError without `write`.
+    /// placement of another owner, and for a block in several pieces; and while processes of an
+    /// earlier owner may still write there. InputError without `write`.
     #[pyo3(signature = (placements, part = 0))]
     fn locate(
         &self,

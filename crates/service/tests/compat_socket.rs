@@ -127,7 +127,6 @@ fn converse(client: &Depot, mover: &Mover) -> Vec<(u64, Vec<(u64, usize)>)> {
     assert_eq!((gone.blocks.len(), gone.overflowed), (2, false));
     assert_eq!(client.namespaces().unwrap().len(), 1);
     assert_eq!(ns.blocks().unwrap().len(), 3);
-    ns.keep_contiguous().unwrap();
     assert!(client.drain(PATIENCE));
     assert_eq!(client.devices().unwrap().len(), 1);
     let ahead = ns.prefetch(&keys([1])).unwrap();

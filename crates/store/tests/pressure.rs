@@ -224,46 +224,41 @@ fn large_blocks_in_a_scattered_arena_share_a_hole() {
 #[test]
 fn a_large_block_in_a_scattered_arena_evicts_little_more_than_its_room() {
     let mut rng = Rng::for_test("a_large_block_in_a_scattered_arena");
-    for contiguous in [false, true] {
-        let place = Place::new("Dax", "", "8MiB").with("dax", "records", 4096);
-        let depot = place.open();
-        let ns = namespace(&depot);
-        if contiguous {
-            ns.keep_contiguous().unwrap();
-        }
-        let blocks = depot.stats().tiers[0].capacity_bytes / 4096;
-        let numbers: Vec<u64> = (0..blocks).collect();
-        assert!(put(&ns, &numbers, 4096).iter().all(|stored| *stored));
-        // Neighbours in the arena are not neighbours in the order of use.
-        for _ in 0..4 * blocks {
-            assert!(has(&ns, &[rng.below(blocks)], 4096));
-        }
-        let last: Vec<u64> = (0..20).map(|_| rng.below(blocks)).collect();
-        assert!(has(&ns, &last, 4096));
-        let len = 512 << 10;
-        assert_eq!(put(&ns, &[10_000], len), [true]);
-        let tier = depot.stats().tiers[0].clone();
-        let most = 2 * len as u64 + tier.capacity_bytes / 50;
-        assert!(
-            tier.evicted_bytes <= most,
-            "{} evicted for {len}",
-            tier.evicted_bytes
-        );
-        assert!(has(&ns, &[10_000], len));
-        // Where pinned blocks leave no place for it, no more than its room goes.
-        let pins = pin_all(&ns, 0..blocks);
-        let pinned: Vec<_> = pins.iter().filter(|_| rng.once_in(20)).cloned().collect();
-        let free: Vec<_> = pins
-            .iter()
-            .filter(|pin| !pinned.contains(pin))
-            .cloned()
-            .collect();
-        ns.unpin(&free, false);
-        assert_eq!(put(&ns, &[10_001], 4 << 20), [false], "{contiguous}");
-        assert!(depot.stats().tiers[0].evicted_bytes <= 2 * most + (4 << 20));
-        ns.unpin(&pinned, false);
-        assert_at_rest(&depot);
+    let place = Place::new("Dax", "", "8MiB").with("dax", "records", 4096);
+    let depot = place.open();
+    let ns = namespace(&depot);
+    let blocks = depot.stats().tiers[0].capacity_bytes / 4096;
+    let numbers: Vec<u64> = (0..blocks).collect();
+    assert!(put(&ns, &numbers, 4096).iter().all(|stored| *stored));
+    // Neighbours in the arena are not neighbours in the order of use.
+    for _ in 0..4 * blocks {
+        assert!(has(&ns, &[rng.below(blocks)], 4096));
     }
+    let last: Vec<u64> = (0..20).map(|_| rng.below(blocks)).collect();
+    assert!(has(&ns, &last, 4096));
+    let len = 512 << 10;
+    assert_eq!(put(&ns, &[10_000], len), [true]);
+    let tier = depot.stats().tiers[0].clone();
+    let most = 2 * len as u64 + tier.capacity_bytes / 50;
+    assert!(
+        tier.evicted_bytes <= most,
+        "{} evicted for {len}",
+        tier.evicted_bytes
+    );
+    assert!(has(&ns, &[10_000], len));
+    // Where pinned blocks leave no place for it, no more than its room goes.
+    let pins = pin_all(&ns, 0..blocks);
+    let pinned: Vec<_> = pins.iter().filter(|_| rng.once_in(20)).cloned().collect();
+    let free: Vec<_> = pins
+        .iter()
+        .filter(|pin| !pinned.contains(pin))
+        .cloned()
+        .collect();
+    ns.unpin(&free, false);
+    assert_eq!(put(&ns, &[10_001], 4 << 20), [false]);
+    assert!(depot.stats().tiers[0].evicted_bytes <= 2 * most + (4 << 20));
+    ns.unpin(&pinned, false);
+    assert_at_rest(&depot);
 }
 
 #[test]

@@ -18,7 +18,7 @@ use crate::client::calls::Said;
 use crate::client::link::Link;
 use crate::client::stores::Stores;
 use crate::frame::Out;
-use crate::frame::verbs::{KeepContiguous, Namespace};
+use crate::frame::verbs::Namespace;
 
 /// What is remembered of namespaces, at most: a process uses a few.
 const TOLD_MAX: usize = 4096;
@@ -76,18 +76,12 @@ struct State {
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) enum Told {
     Description(NamespaceId, String, Option<String>),
-    /// Its blocks are to stay in one piece.
-    Contiguous(NamespaceId),
 }
 
 impl Told {
     /// Says it to this owner.
     pub(crate) fn say(&self, link: &Link) -> Result<(), Error> {
         match self {
-            Told::Contiguous(namespace) => {
-                let namespace = *namespace;
-                link.call(&KeepContiguous { namespace }, Ok)
-            }
             Told::Description(namespace, description, salt) => {
                 let call = Namespace {
                     namespace: *namespace,

@@ -379,10 +379,6 @@ impl Verbs for Client {
         })
     }
 
-    fn keep_contiguous(&self, id: NamespaceId) -> Result<(), Error> {
-        self.tell_all(&Told::Contiguous(id))
-    }
-
     fn group(
         &self,
         id: NamespaceId,

@@ -139,8 +139,6 @@ frames! {
     11 Remove<'a> { namespace: NamespaceId, keys: Keys<'a> } => u64;
     /// Removes all blocks of a namespace: how many.
     12 Clear { namespace: NamespaceId } => u64;
-    /// Has the blocks of a namespace stay in one piece.
-    13 KeepContiguous { namespace: NamespaceId } => ();
     /// The statistics.
     14 Stats {} => Json<kvdepot_store::Stats>;
     /// Waits so long for the write-back queue: whether it is empty.

@@ -120,9 +120,6 @@ impl Calls<'_> {
                 self.session.only_owner("clear")?;
                 Ok(core.clear(call.namespace)? as u64)
             }),
-            Verb::KeepContiguous => reply(request, |call: say::KeepContiguous| {
-                core.keep_contiguous(call.namespace)
-            }),
             Verb::Group => reply(request, |call| holding.group(core, &call)),
             Verb::Dissolve => {
                 let call: say::Dissolve = request.read()?;

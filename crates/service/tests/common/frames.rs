@@ -9,7 +9,7 @@ use kvdepot_store::{Key, NamespaceId};
 use super::PATIENCE;
 
 /// Of the protocol.
-pub const VERSION: u32 = 9;
+pub const VERSION: u32 = 10;
 
 /// Bytes of an answer to a request to attach, but for its media.
 pub const WELCOME: usize = 68;

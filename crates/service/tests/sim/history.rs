@@ -27,7 +27,6 @@ pub struct Shape {
     /// What has left unread is not stored again.
     pub learned: bool,
     pub power: bool,
-    pub contiguous: bool,
     /// KiB that may wait for the far tier; 0 for the default.
     pub write_back: u64,
     /// Depots over the socket beside the one that owns the arenas.
@@ -164,10 +163,6 @@ pub enum Step {
         device: u8,
         kib: u16,
     },
-    Contiguous {
-        door: u8,
-        ns: u8,
-    },
     /// The file system is left with so many KiB; `None` makes room for everything again.
     Disk {
         kib: Option<u16>,
@@ -224,7 +219,6 @@ pub fn scheduled_shape(rng: &mut Rng) -> Shape {
         promote: !rng.once_in(4),
         learned: rng.once_in(2),
         power: rng.once_in(6),
-        contiguous: rng.once_in(8),
         write_back: *rng.pick(&[0, 0, 16, 32, 64]),
         clients: 0,
         socket: false,
@@ -441,7 +435,7 @@ fn device(rng: &mut Rng, shape: &Shape) -> Step {
     if shape.devices == 0 {
         return Step::Settle;
     }
-    match rng.below(12) {
+    match rng.below(11) {
         0..2 => Step::Add { device },
         2..4 => Step::DrainDevice {
             device,
@@ -458,12 +452,8 @@ fn device(rng: &mut Rng, shape: &Shape) -> Step {
         9 => Step::Disk {
             kib: (!rng.once_in(4)).then(|| *rng.pick(&[0, 4, 100, 100, 300])),
         },
-        10 => Step::Start {
+        _ => Step::Start {
             kind: rng.below(4) as u8,
-        },
-        _ => Step::Contiguous {
-            door: 0,
-            ns: rng.below(NAMESPACES) as u8,
         },
     }
 }
@@ -606,7 +596,6 @@ pub fn plainer(shape: &Shape) -> Vec<Shape> {
             |shape| shape.devices = shape.devices.min(1),
             |shape| shape.power = false,
             |shape| shape.drop = false,
-            |shape| shape.contiguous = false,
             |shape| shape.cuda = false,
             |shape| shape.write_back = 0,
             |shape| shape.clients = shape.clients.min(1),

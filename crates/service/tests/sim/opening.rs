@@ -75,10 +75,7 @@ impl World {
         self.early.borrow_mut().clear();
         self.unread.borrow_mut().clear();
         for ns in 0..NAMESPACES {
-            let ns = self.namespace(0, ns as u8)?;
-            if self.shape.contiguous {
-                ns.keep_contiguous().map_err(|error| error.to_string())?;
-            }
+            self.namespace(0, ns as u8)?;
         }
         for door in 0..self.doors() {
             let gone = self

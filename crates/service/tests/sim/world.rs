@@ -267,8 +267,6 @@ pub struct World {
     pub rng: RefCell<Rng>,
     pub tally: RefCell<Tally>,
     pub nested: Cell<u32>,
-    /// Whether blocks of some namespace stay in one piece.
-    pub in_one_piece: Cell<bool>,
     pub broken: RefCell<Option<String>>,
     pub numbers: Cell<u64>,
     /// Bytes that the file system was left with; `None` where there is room for everything.
@@ -367,7 +365,6 @@ impl World {
             rng: RefCell::new(Rng::new(seed)),
             tally: RefCell::default(),
             nested: Cell::new(0),
-            in_one_piece: Cell::new(shape.contiguous),
             broken: RefCell::default(),
             numbers: Cell::new(seed << 20),
             room: Cell::new(None),

@@ -410,10 +410,6 @@ impl Verbs for Local {
         self.core.block_page(id, from, limit)
     }
 
-    fn keep_contiguous(&self, id: NamespaceId) -> Result<(), Error> {
-        self.core.keep_contiguous(id)
-    }
-
     fn group(
         &self,
         id: NamespaceId,

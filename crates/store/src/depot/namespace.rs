@@ -169,15 +169,6 @@ impl Namespace {
         self.verbs.clear(self.id)
     }
 
-    /// Keeps every block of the namespace that is stored from now on in one extent, for engines
-    /// whose own copy engine moves it: one address range a block.
-    ///
-    /// # Errors
-    /// [`Error::Closed`].
-    pub fn keep_contiguous(&self) -> Result<(), Error> {
-        self.verbs.keep_contiguous(self.id)
-    }
-
     /// Has these blocks kept and evicted as one for as long as the group is there: those that are
     /// stored, and those that will be.
     ///

@@ -106,7 +106,6 @@ pub trait Verbs: Send + Sync {
         from: Option<Cursor>,
         limit: usize,
     ) -> Result<BlockPage, Error>;
-    fn keep_contiguous(&self, id: NamespaceId) -> Result<(), Error>;
     fn group(
         &self,
         id: NamespaceId,

@@ -149,13 +149,6 @@ impl Core {
         Ok(cleared.saturating_sub(doubles))
     }
 
-    /// Keeps every block of a namespace that is stored from now on in one extent.
-    pub fn keep_contiguous(&self, id: NamespaceId) -> Result<(), Error> {
-        let _pass = self.gate.enter()?;
-        let mut tiers = self.tiers.iter();
-        tiers.try_for_each(|tier| tier.keep_contiguous(id))
-    }
-
     /// Notes on the media what a namespace is, and has its key at hand where there are keys.
     ///
     /// # Errors

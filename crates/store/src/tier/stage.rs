@@ -2,17 +2,13 @@
 
 use std::sync::Arc;
 
-use kvdepot_arena::{Error, NamespaceId, Place, TierStats};
+use kvdepot_arena::{NamespaceId, Place, TierStats};
 
 use super::apart::{Answer, Apart};
 use super::arenas::Arenas;
 use super::contract::Ends;
 
 /// A tier, by how it is asked.
-#[expect(
-    clippy::large_enum_variant,
-    reason = "there are a few of them, and calls go through the larger one"
-)]
 pub(crate) enum Stage {
     /// Its index is here, and answers at once.
     Here(Arenas),
@@ -99,12 +95,6 @@ impl Stage {
             let _or_not = self.discard(places).wait();
             self.unpin(places.iter());
         }
-    }
-
-    /// Keeps the blocks of a namespace in one piece, where there are pieces.
-    pub(crate) fn keep_contiguous(&self, id: NamespaceId) -> Result<(), Error> {
-        self.here()
-            .map_or(Ok(()), |arenas| arenas.keep_contiguous(id))
     }
 
     pub(crate) fn describe(&self, id: NamespaceId, description: &str) {

@@ -115,13 +115,6 @@ impl World {
             Step::DrainDevice { device, others } => self.drain_device(*device, *others),
             Step::RemoveDevice { device, force } => self.remove_device(*device, *force),
             Step::Grow { device, kib } => self.grow(*device, *kib),
-            Step::Contiguous { door, ns } => {
-                let namespace = self.namespace(door_of(door), *ns)?;
-                self.in_one_piece.set(true);
-                namespace
-                    .keep_contiguous()
-                    .map_err(|error| error.to_string())
-            }
             Step::Disk { kib } => {
                 self.fill_disk(kib.map(u64::from));
                 Ok(())

@@ -93,9 +93,9 @@ impl World {
                 one.asked == Asked::Put && one.since + 1 == self.now() && one.ids.len() == 1
             });
             let refused = refused.is_some_and(|one| one.task.outcomes() == [Outcome::Full]);
-            // What stays may leave no hole, however much goes; for one piece any block may.
+            // What stays may leave no hole, however much goes.
             let held = !self.held.borrow().is_empty() || !self.pins.borrow().is_empty();
-            let stays = flying.len() > 1 || held || self.in_one_piece.get();
+            let stays = flying.len() > 1 || held;
             law!(
                 !refused || !self.is_single() || self.shape.devices > 1 || stays,
                 "{left:?} went, and the block that needed their room was refused all the same"

@@ -55,9 +55,6 @@ impl Arenas {
         drop_those_of(&self.arenas(), &arena);
         let wishes = self.placing.write();
         let described = wishes.described.clone();
-        for namespace in &wishes.contiguous {
-            arena.keep_contiguous(*namespace);
-        }
         let groups: Vec<_> = wishes.groups.values().cloned().collect();
         let devices = self.devices.load();
         if let Some(other) = devices.0.first() {

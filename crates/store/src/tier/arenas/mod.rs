@@ -13,7 +13,7 @@ mod devices;
 mod groups;
 mod place;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -71,13 +71,9 @@ pub(crate) struct Arenas {
     moves: AtomicU64,
 }
 
-/// Most namespaces whose blocks stay in one piece: an engine has one or a few at a time.
-const CONTIGUOUS_MAX: usize = 4096;
-
 /// What devices that come later are told, too, and what those have left behind that are gone.
 #[derive(Default)]
 struct Wishes {
-    contiguous: HashSet<NamespaceId>,
     described: HashMap<NamespaceId, String>,
     /// By where each is in memory.
     groups: HashMap<usize, Arc<Group>>,
@@ -433,47 +429,6 @@ impl Arenas {
             }
         });
         count
-    }
-
-    /// As [`Arena::keep_contiguous`]. Where there are very many, those are forgotten that have no
-    /// blocks.
-    ///
-    /// # Errors
-    /// [`Error::Input`] when all of them have some.
-    pub(crate) fn keep_contiguous(&self, namespace: NamespaceId) -> Result<(), Error> {
-        let mut wishes = self.placing.write();
-        let devices = self.devices.load();
-        let is_full = wishes.contiguous.len() >= CONTIGUOUS_MAX;
-        if is_full && !wishes.contiguous.contains(&namespace) {
-            // Of all devices, whichever has some.
-            let idle = |id: &NamespaceId| {
-                let each = devices.0.iter().map(|arena| arena.forget_contiguous(*id));
-                each.fold(true, |all, idle| all & idle)
-            };
-            wishes.contiguous.retain(|id| !idle(id));
-            let kept = wishes.contiguous.len();
-            if kept >= CONTIGUOUS_MAX {
-                let allowed = format!("at most {CONTIGUOUS_MAX} that have blocks");
-                return Err(Error::input(
-                    "contiguous",
-                    format!("{kept} namespaces"),
-                    allowed,
-                ));
-            }
-            // One that has blocks on another device only.
-            for arena in &devices.0 {
-                wishes
-                    .contiguous
-                    .iter()
-                    .for_each(|id| arena.keep_contiguous(*id));
-            }
-        }
-        wishes.contiguous.insert(namespace);
-        devices
-            .0
-            .iter()
-            .for_each(|arena| arena.keep_contiguous(namespace));
-        Ok(())
     }
 
     pub(crate) fn describe(&self, namespace: NamespaceId, description: &str) {
