@@ -9,7 +9,7 @@ mod tiers;
 use std::path::Path;
 use std::sync::Barrier;
 
-use common::{key, namespace, start_put};
+use common::{key, namespace, put, start_put};
 use kvdepot_store::{Checksum, Config, Depot, Kinds};
 use serde_json::{Value, json};
 use tiers::files;
@@ -108,4 +108,20 @@ fn what_is_aborted_while_it_is_committed_still_costs_what_it_costs() {
         depot.close();
         assert!(stored <= BLOCKS, "{far}: {stored} of {BLOCKS}");
     }
+}
+
+#[test]
+fn what_a_budget_keeps_near_is_acknowledged_by_no_memory_of_what_another_has_removed() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut sections = json!({"cache": {"capacity": "1MiB"}, "posix": {"capacity": "64MiB"}});
+    let other = open(dir.path(), "Posix", sections.clone());
+    sections["posix"]["write_budget_hour"] = json!(LEN);
+    let depot = open(dir.path(), "Cache|Posix", sections);
+    let ns = namespace(&depot);
+    assert_eq!(put(&ns, &[1], LEN), [true]);
+    assert_eq!(put(&ns, &[1], LEN), [true], "it is there");
+    assert_eq!(namespace(&other).remove(&[key(1)]).unwrap(), 1);
+    assert_eq!(put(&ns, &[1], LEN), [false], "and now nowhere that lasts");
+    other.close();
+    depot.close();
 }

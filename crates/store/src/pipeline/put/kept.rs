@@ -28,9 +28,12 @@ impl Put {
         };
         let keys: Vec<Key> = kept.iter().map(|index| self.keys[*index]).collect();
         let put = Arc::clone(self);
-        apart.probe(self.namespace, &keys).then(move |there| {
-            let mut there = there.unwrap_or_default().into_iter();
+        // Not by a probe, which believes for a while what others may have removed since.
+        apart.pin(self.namespace, &keys).then(move |places| {
+            let places = places.unwrap_or_default();
+            let mut there = places.iter().map(Option::is_some);
             let (stored, kept) = kept.into_iter().partition(|_| there.next() == Some(true));
+            put.core.tiers[tier].unpin(places.iter().flatten());
             put.end(stored, Outcome::Done);
             put.end_kept(kept, tier + 1);
         });
