@@ -193,8 +193,8 @@ impl World {
     }
 
     /// A part of each file is gone under the mapping. What was lost is a miss, what comes is right,
-    /// and the process goes on.
-    pub fn lose_a_part(&self, part: u64) -> Law {
+    /// and the process goes on. Answers what was missed.
+    pub fn lose_a_part(&self, part: u64) -> Law<Vec<Id>> {
         self.fault("truncation");
         crate::log::expect_losses(true);
         // Nothing else happens meanwhile, and no count is known any more.
@@ -208,8 +208,11 @@ impl World {
         }
         let ids: Vec<Id> = self.twin.borrow().all_live().map(|(id, _)| id).collect();
         let doors = self.doors();
-        for (index, id) in ids.iter().enumerate() {
-            self.read_what_is_left(index % doors, *id)?;
+        let mut missed = Vec::new();
+        for (index, id) in ids.into_iter().enumerate() {
+            if !self.read_what_is_left(index % doors, id)? {
+                missed.push(id);
+            }
         }
         // Room that was lost is no room, and what is written elsewhere is right.
         for index in 0..8 {
@@ -228,7 +231,7 @@ impl World {
                 "WRONG BYTES: of block {index}, which was put on a medium that was cut"
             );
         }
-        Ok(())
+        Ok(missed)
     }
 
     /// The same, and the next owner has what is left, of blocks and of room: from then on all is as
@@ -242,7 +245,12 @@ impl World {
         if !self.flying.borrow().is_empty() {
             return Ok(());
         }
-        self.lose_a_part(part)?;
+        let missed = self.lose_a_part(part)?;
+        // By calls a file grows again, with zeros where a client alone has met its end.
+        for (ns, number) in missed.into_iter().filter(|_| self.shape.disk) {
+            let removed = self.namespace(0, ns)?.remove(&[key(number)]);
+            removed.map_err(|error| format!("remove: {error}"))?;
+        }
         let fill: Vec<_> = (0..8).map(|index| key(FILL + index)).collect();
         let removed = self.namespace(0, 0)?.remove(&fill);
         removed.map_err(|error| format!("remove: {error}"))?;
@@ -252,14 +260,15 @@ impl World {
         self.come_back(false)
     }
 
-    fn read_what_is_left(&self, door: usize, id: Id) -> Law {
+    /// Whether a block is there still.
+    fn read_what_is_left(&self, door: usize, id: Id) -> Law<bool> {
         let versions = {
             let twin = self.twin.borrow();
             twin.live(id)
                 .map_or(Vec::new(), |live| live.versions.clone())
         };
         let Some(version) = versions.first() else {
-            return Ok(());
+            return Ok(true);
         };
         let buffer = Buffer::from_vec(vec![0xEE; version.len() as usize]);
         let buffers = BlockBuffers::whole([buffer.clone()]);
@@ -271,7 +280,7 @@ impl World {
             outcome != Outcome::Done || right,
             "WRONG BYTES: of {id:?}, on a medium that was cut"
         );
-        Ok(())
+        Ok(outcome == Outcome::Done)
     }
 
     /// The outcome of a task of one key.

@@ -194,7 +194,7 @@ impl World {
             (rng.once_in(4), rng.between(40, 99), rng.once_in(2))
         };
         match cut && self.lasts() {
-            true => self.lose_a_part(part)?,
+            true => drop(self.lose_a_part(part)?),
             false if fill => self.final_fill()?,
             false => {}
         }

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use kvdepot_store::Stats;
 use kvdepot_testkit::sim::twin::Id;
 
-use crate::world::{HeldPin, Law, World, eventually, law, room};
+use crate::world::{HeldPin, Law, PATIENCE, World, eventually, law, room};
 
 /// The copies that are pinned: a block that several pins hold counts once.
 fn copies(pins: &[HeldPin]) -> BTreeSet<(&str, Id, u64)> {
@@ -61,6 +61,11 @@ impl World {
         if !self.flying.borrow().is_empty() {
             return Ok(());
         }
+        let device = self.device.as_ref();
+        law!(
+            device.is_none_or(|device| device.rest(PATIENCE)),
+            "a copy to or from a device's memory is counted that nobody waits for"
+        );
         let stats = self.owner().stats();
         let pins = self.pins.borrow();
         let pinned = copies(&pins);
