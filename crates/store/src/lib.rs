@@ -49,7 +49,7 @@ pub use kvdepot_arena::{
 };
 pub use kvdepot_host::fork::Origin;
 pub use kvdepot_media::cuda::{Device, Fence};
-pub use kvdepot_media::{Buffer, Checksum, Error as MediaError, devices};
+pub use kvdepot_media::{Buffer, Checksum, Error as MediaError};
 pub use listing::{BlockPage, Cursor, Gone, PAGE_MAX};
 pub use metrics::{Op, Stats};
 pub use namespace::NamespaceSpec;

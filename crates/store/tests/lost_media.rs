@@ -9,7 +9,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use common::{PATIENCE, Place, assert_at_rest, get, has, keys, namespace, put, verify};
+use common::{
+    PATIENCE, Place, assert_at_rest, fill_scattered, get, has, keys, namespace, put, verify,
+};
 use kvdepot_store::Outcome;
 use kvdepot_testkit::Rng;
 
@@ -107,14 +109,8 @@ fn what_a_medium_has_lost_is_no_room_and_no_place_for_a_large_block() {
     let place = Place::new("Dax", "", "8MiB").with("dax", "records", 4096);
     let depot = place.open();
     let ns = namespace(&depot);
-    let blocks = depot.stats().tiers[0].capacity_bytes / 4096;
-    let numbers: Vec<u64> = (0..blocks).collect();
-    assert!(put(&ns, &numbers, 4096).iter().all(|stored| *stored));
-    // Neighbours in the arena are not neighbours in the order of use.
     let mut rng = Rng::for_test("what_a_medium_has_lost_is_no_room");
-    for _ in 0..4 * blocks {
-        assert!(has(&ns, &[rng.below(blocks)], 4096));
-    }
+    let numbers: Vec<u64> = (0..fill_scattered(&depot, &ns, &mut rng)).collect();
     // Whose bytes are lost learn it when they are read; some of their room is free by then.
     let early: Vec<u64> = numbers
         .iter()

@@ -9,8 +9,8 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::SeqCst;
 
 use common::{
-    PATIENCE, Place, assert_at_rest, block, eventually, get, has, key, keys, namespace, number,
-    pin_all, put, start_put, verify,
+    PATIENCE, Place, assert_at_rest, block, eventually, fill_scattered, get, has, key, keys,
+    namespace, number, pin_all, put, start_put, verify,
 };
 use kvdepot_store::inspect::Inspection;
 use kvdepot_store::{BlockBuffers, Depot, Error, Namespace, Outcome};
@@ -192,12 +192,7 @@ fn large_blocks_in_a_scattered_arena_share_a_hole() {
     let place = Place::new("Dax", "", "64MiB").with("dax", "records", 20_000);
     let depot = place.open();
     let ns = namespace(&depot);
-    let blocks = depot.stats().tiers[0].capacity_bytes / 4096;
-    let numbers: Vec<u64> = (0..blocks).collect();
-    assert!(put(&ns, &numbers, 4096).iter().all(|stored| *stored));
-    for _ in 0..4 * blocks {
-        assert!(has(&ns, &[rng.below(blocks)], 4096));
-    }
+    fill_scattered(&depot, &ns, &mut rng);
     let (len, count) = (64 << 10, 20);
     let evicted = || depot.stats().tiers[0].evicted_bytes;
     let mut evicting = 0;
@@ -227,13 +222,7 @@ fn a_large_block_in_a_scattered_arena_evicts_little_more_than_its_room() {
     let place = Place::new("Dax", "", "8MiB").with("dax", "records", 4096);
     let depot = place.open();
     let ns = namespace(&depot);
-    let blocks = depot.stats().tiers[0].capacity_bytes / 4096;
-    let numbers: Vec<u64> = (0..blocks).collect();
-    assert!(put(&ns, &numbers, 4096).iter().all(|stored| *stored));
-    // Neighbours in the arena are not neighbours in the order of use.
-    for _ in 0..4 * blocks {
-        assert!(has(&ns, &[rng.below(blocks)], 4096));
-    }
+    let blocks = fill_scattered(&depot, &ns, &mut rng);
     let last: Vec<u64> = (0..20).map(|_| rng.below(blocks)).collect();
     assert!(has(&ns, &last, 4096));
     let len = 512 << 10;

@@ -377,6 +377,32 @@ fn a_tier_in_the_middle_that_is_broken_or_too_small_is_passed_by() {
 }
 
 #[test]
+fn what_comes_to_the_middle_since_the_nearest_is_full_waits_for_the_queue_there() {
+    let mood = Arc::new(Mood::default());
+    mood.commit_delay.store(2000, Ordering::Relaxed);
+    // A quarter of it may wait: one block.
+    let middle = files::kind_of(false, 5 * LEN as u64);
+    let kinds = slow_files(&mood).with(middle);
+    for overload in ["wait", "drop"] {
+        let dir = tempfile::tempdir().unwrap();
+        let settings = json!({"overload": overload});
+        let depot = open_with(&kinds, "Cache|Files|Slow", &dir, settings);
+        let ns = namespace(&depot);
+        // One by one: a full queue may drop.
+        assert!((0..14).all(|block| put(&ns, &[block], LEN) == [true]));
+        let held = ns.pin(&keys(0..14), false).unwrap();
+        let stored = put(&ns, &(20..40).collect::<Vec<_>>(), LEN);
+        let all = stored.iter().all(|stored| *stored);
+        assert_eq!(all, overload == "wait", "{overload}: {stored:?}");
+        held.into_iter()
+            .for_each(|pin| ns.unpin(pin.as_slice(), false));
+        assert!(depot.drain(PATIENCE));
+        common::assert_at_rest(&depot);
+        depot.close();
+    }
+}
+
+#[test]
 fn what_passes_by_the_tier_that_acknowledges_is_acknowledged_by_none_that_forgets() {
     let mood = Arc::new(Mood::default());
     let kinds = slow_files(&mood).with(files::kind_that(false));

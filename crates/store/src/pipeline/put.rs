@@ -213,9 +213,8 @@ impl Put {
         for index in refused {
             match edge.lets_by(&self.identity(index), self.caller.bytes(index)) {
                 Ok(()) => {
-                    let passed = true;
                     let dues = Dues {
-                        passed,
+                        passed: true,
                         ..Dues::default()
                     };
                     further.push((index, dues));

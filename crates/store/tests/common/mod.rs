@@ -20,6 +20,7 @@ use kvdepot_store::inspect::{Inspection, Verified};
 use kvdepot_store::{
     BlockBuffers, Buffer, Config, Depot, Key, Namespace, NamespaceSpec, Outcome, Task, TierStats,
 };
+use kvdepot_testkit::Rng;
 use kvdepot_testkit::bytes::content;
 use serde_json::{Value, json};
 
@@ -209,6 +210,18 @@ pub fn has(ns: &Namespace, numbers: &[u64], len: usize) -> bool {
     get(ns, numbers, len)
         .iter()
         .all(|outcome| *outcome == Outcome::Done)
+}
+
+/// Fills an arena with blocks of a page, so that neighbours in it are not neighbours in the order
+/// of use; how many they are.
+pub fn fill_scattered(depot: &Depot, ns: &Namespace, rng: &mut Rng) -> u64 {
+    let blocks = depot.stats().tiers[0].capacity_bytes / 4096;
+    let numbers: Vec<u64> = (0..blocks).collect();
+    assert!(put(ns, &numbers, 4096).iter().all(|stored| *stored));
+    for _ in 0..4 * blocks {
+        assert!(has(ns, &[rng.below(blocks)], 4096));
+    }
+    blocks
 }
 
 /// Waits until `reached`.

@@ -38,6 +38,11 @@ pub fn kind() -> TierKind {
 
 /// The same of a tier that says whether it outlives the process.
 pub fn kind_that(lasts: bool) -> TierKind {
+    kind_of(lasts, 1 << 30)
+}
+
+/// The same, which takes blocks of that many bytes at most.
+pub fn kind_of(lasts: bool, block_max: u64) -> TierKind {
     TierKind {
         name: "Files",
         options: OPTIONS,
@@ -45,7 +50,7 @@ pub fn kind_that(lasts: bool) -> TierKind {
         open: Arc::new(move |section, terms| {
             let path = section.path("path");
             let path = path.ok_or(Error::Closed("files.path is missing"))?;
-            Ok(Files::open(&path, terms.number, lasts)?)
+            Ok(Files::open(&path, terms.number, (lasts, block_max))?)
         }),
     }
 }
@@ -58,6 +63,7 @@ pub struct Files {
     path: PathBuf,
     number: u32,
     lasts: bool,
+    block_max: u64,
     hands: Arc<Hands>,
     open: Arc<Open>,
 }
@@ -81,7 +87,11 @@ struct Opened {
 }
 
 impl Files {
-    pub fn open(dir: &Path, number: u32, lasts: bool) -> Result<Arc<Files>, Error> {
+    pub fn open(
+        dir: &Path,
+        number: u32,
+        (lasts, block_max): (bool, u64),
+    ) -> Result<Arc<Files>, Error> {
         let io = |source| Error::Io {
             path: dir.into(),
             source,
@@ -97,6 +107,7 @@ impl Files {
             path: dir.into(),
             number,
             lasts,
+            block_max,
             hands: Hands::new(2)?,
             open: Arc::new(open),
         }))
@@ -212,7 +223,7 @@ impl Tier for Files {
     }
 
     fn block_max(&self) -> u64 {
-        1 << 30
+        self.block_max
     }
 
     fn probe(&self, namespace: NamespaceId, keys: &[Key], reply: Reply<Vec<bool>>) {
