@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -290,3 +291,31 @@ def test_without_a_driver_a_device_array_is_refused(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "buffers[0]" in done.stderr, done.stderr
     assert missing in done.stderr, done.stderr
+
+
+def test_the_benchmark_measures_the_double_and_refuses_what_leaves_nothing_to_measure(
+    tmp_path: Path,
+) -> None:
+    library = build(tmp_path)
+
+    def bench(*options: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "kvdepot", "bench", "cuda", "--json", *options]
+        double = {"KVDEPOT_CUDA_LIBRARY": library, "KVDEPOT_CUDA_DOUBLE": "instant"}
+        return subprocess.run(
+            command, env={**os.environ, **double}, capture_output=True, text=True, timeout=120
+        )
+
+    small = ["--block", "64KiB", "--size", "16MiB", "--rounds", "1", "--dir", str(tmp_path)]
+    done = bench("--metric", "get", "--metric", "put", *small)
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert {row["metric"] for row in rows} == {"get", "put"}
+    assert {row["case"]["pages"] for row in rows} == {1, 16}
+    assert all(row["case"]["where"] == "double" and row["value"] > 0 for row in rows)
+
+    nothing = bench("--block", "16KiB", "--pages", "1000000")
+    assert nothing.returncode != 0
+    assert "--pages: 1000000 is not allowed" in nothing.stderr, nothing.stderr
+    nobody = bench("--device", "7")
+    assert nobody.returncode != 0
+    assert "device: 7 is not allowed; allowed: 0 to 1" in nobody.stderr, nobody.stderr

@@ -20,12 +20,12 @@ pub enum Error {
         source: io::Error,
     },
     /// There is a driver, and no CUDA device with this number.
-    #[error("device: {ordinal} is not allowed; allowed: {}", devices(*count))]
+    #[error("device: {ordinal} is not allowed; allowed: {allowed}")]
     NoDevice {
         /// The number.
         ordinal: i32,
-        /// How many devices there are.
-        count: i32,
+        /// The numbers that there are, for people.
+        allowed: String,
     },
     /// The path exists but is no medium, or none for this use.
     #[error("{path} is {found}: allowed are regular files, device DAX (/dev/daxX.Y) and, for Nvme, block devices", path = path.display())]
@@ -198,16 +198,6 @@ impl Error {
     #[must_use]
     pub fn is_already_exists(&self) -> bool {
         matches!(self, Self::Io { source, .. } if source.kind() == io::ErrorKind::AlreadyExists)
-    }
-}
-
-/// The numbers of so many CUDA devices, for people.
-#[must_use]
-pub fn devices(count: i32) -> String {
-    match count {
-        ..=0 => "none: this machine has no CUDA device".to_owned(),
-        1 => "0, this machine's only CUDA device".to_owned(),
-        _ => format!("0 to {}, this machine's CUDA devices", count - 1),
     }
 }
 

@@ -34,7 +34,7 @@ pub use buffer::{Buffer, Owner, first_overlap};
 pub use carrier::{Alignment, Carrier, Op, Receipt, Registration, SlabMemory};
 pub use checksum::{Checksum, Mac, MacKey, PartId};
 pub use copier::{Batch, Copier, CopierConfig, Done, Outcome, PART_LEN_MAX, PARTS_MAX, Ticket};
-pub use error::{Error, Failure, Result, devices};
+pub use error::{Error, Failure, Result};
 pub use library::Library;
 pub use memory::{
     Access, Descriptor, Flush, Kind, Mapping, Opened, Pages, Plain, copy, fence, page_size,

@@ -178,9 +178,7 @@ fn open(
     stream: Option<usize>,
 ) -> PyResult<(Arc<Device>, Option<Arc<Fence>>)> {
     let opened = Device::open(device).map_err(|error| match error {
-        MediaError::NoDevice { ordinal, count } => {
-            errors::input(py, "device", ordinal, kvdepot_store::devices(count))
-        }
+        MediaError::NoDevice { ordinal, allowed } => errors::input(py, "device", ordinal, allowed),
         other => errors::input(
             py,
             field,

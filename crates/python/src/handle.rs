@@ -21,13 +21,13 @@ pub(crate) trait Closing: Send + Sync {
 
     /// What lives until all of it is gone, where others than the interpreter's threads may drop it,
     /// which waits for what is under way too.
-    fn alive(&self) -> Weak<()> {
+    fn alive(&self) -> Weak<Origin> {
         Weak::new()
     }
 }
 
 /// Something that was open, and what of it is still alive.
-type Opened = (Weak<dyn Closing>, Weak<()>);
+type Opened = (Weak<dyn Closing>, Weak<Origin>);
 
 static OPEN: Mutex<Vec<Opened>> = Mutex::new(Vec::new());
 
@@ -93,7 +93,9 @@ pub(crate) fn close_all(py: Python<'_>) -> PyResult<()> {
     }
     // They have nothing left to do: whoever looks for our threads finds none.
     py.detach(|| threads.into_iter().for_each(|thread| drop(thread.join())));
-    while going.iter().any(|alive| alive.strong_count() > 0) {
+    // Nobody drops in a forked child what the parent was dropping.
+    let is_alive = |alive: &Weak<Origin>| alive.upgrade().is_some_and(|origin| origin.is_here());
+    while going.iter().any(is_alive) {
         py.detach(|| thread::sleep(LOOK));
         if let Err(raised) = py.check_signals() {
             first.get_or_insert(raised);

@@ -55,8 +55,7 @@ pub(crate) fn attach(
     let shared = Arc::new(Shared {
         mover: Some(mover),
         beginner: Beginner::default(),
-        origin: handle::origin(py)?,
-        alive: Arc::default(),
+        origin: Arc::new(handle::origin(py)?),
     });
     handle::register(&shared);
     Ok(Mover { shared })
@@ -71,9 +70,8 @@ struct Shared {
     /// `None` only while dropping.
     mover: Option<ServiceMover>,
     beginner: Beginner,
-    origin: Origin,
     /// Goes last: the thread that begins jobs may be who drops this.
-    alive: Arc<()>,
+    origin: Arc<Origin>,
 }
 
 impl HasMover for Shared {
@@ -92,8 +90,8 @@ impl Closing for Shared {
         }
     }
 
-    fn alive(&self) -> Weak<()> {
-        Arc::downgrade(&self.alive)
+    fn alive(&self) -> Weak<Origin> {
+        Arc::downgrade(&self.origin)
     }
 }
 
@@ -137,7 +135,7 @@ impl Mover {
         Ok(MoveJob {
             job: Job::Begun(job?),
             keep,
-            origin: self.shared.origin,
+            origin: *self.shared.origin,
         })
     }
 
@@ -167,7 +165,7 @@ impl Mover {
         Ok(MoveJob {
             job,
             keep,
-            origin: self.shared.origin,
+            origin: *self.shared.origin,
         })
     }
 

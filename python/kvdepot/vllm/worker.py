@@ -157,17 +157,14 @@ class KvdepotWorker(OffloadingWorker):
     def rest(self) -> None:
         """Wait until nothing of vLLM's memory is touched. Jobs are reported later, as ever."""
         self.wait(set(self._jobs))
-        # A store that was given up may still read the device: without a limit, as the memory may be
-        # unmapped after this.
-        while not self._rests():
-            logger.warning(
-                "copies of blocks whose stores were given up are still under way: waiting for the "
-                "device"
-            )
-
-    def _rests(self) -> bool:
-        rests = (pages.rest(REST_SECONDS) for pages in self._pages[:1])
-        return self.faults.attempt("rest", True, all, rests)
+        # A store that was given up may still read the device, which all pages are on: without a
+        # limit, as the memory may be unmapped after this.
+        for pages in self._pages[:1]:
+            while not pages.rest(REST_SECONDS):
+                logger.warning(
+                    "copies of blocks whose stores were given up are still under way: waiting for "
+                    "the device"
+                )
 
     def shutdown(self) -> None:
         """Wait for all jobs and let the depot go."""

@@ -5,6 +5,7 @@ use crate::carrier::Op;
 use crate::error::{Error, Result};
 use kvdepot_host::fork::Origin;
 use std::ffi::c_int;
+use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
@@ -38,8 +39,8 @@ const RELAXED: c_int = 2;
 impl Context {
     /// Retains the context of device number `ordinal`, for as long as the process lives.
     pub(super) fn retain(driver: Arc<Driver>, ordinal: i32) -> Result<Self> {
-        let io = |source| Error::io("fork handlers", "the CUDA driver", source);
-        let origin = Origin::here().map_err(|error| io(std::io::Error::other(error)))?;
+        let origin = Origin::here();
+        let origin = origin.map_err(|e| Error::io("start", "CUDA device", io::Error::other(e)))?;
         let (mut device, mut handle) = (0, std::ptr::null_mut());
         // SAFETY: both are writable, and the driver is initialised.
         unsafe {
@@ -59,7 +60,7 @@ impl Context {
     /// lives. Not in a forked child, which has no driver: nothing there may be given back to it.
     pub(super) fn enter(&self) -> Result<Entered<'_>> {
         if !self.is_here() {
-            let forked = std::io::Error::other("this is a forked child");
+            let forked = io::Error::other("this is a forked child");
             return Err(Error::io("cuCtxPushCurrent", "the CUDA driver", forked));
         }
         // SAFETY: the context was retained and never released.

@@ -59,9 +59,15 @@ impl System {
         Ok(driver)
     }
 
+    fn opened(&self, ordinal: i32) -> Option<Arc<Device>> {
+        let mut opened = self.opened.iter();
+        let device = opened.find(|device| device.ordinal == ordinal);
+        device.map(Arc::clone)
+    }
+
     fn open(&mut self, ordinal: i32) -> Result<Arc<Device>> {
-        if let Some(device) = self.opened.iter().find(|device| device.ordinal == ordinal) {
-            return Ok(Arc::clone(device));
+        if let Some(device) = self.opened(ordinal) {
+            return Ok(device);
         }
         let device = Arc::new(Device::with(self.driver()?, ordinal)?);
         self.opened.push(Arc::clone(&device));
@@ -89,9 +95,7 @@ impl Device {
     #[must_use]
     pub fn opened(ordinal: i32) -> Option<Arc<Self>> {
         let system = SYSTEM.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut opened = system.opened.iter();
-        let device = opened.find(|device| device.ordinal == ordinal);
-        device.map(Arc::clone)
+        system.opened(ordinal)
     }
 
     /// The number of the device whose memory is at an address. No other device is touched: a
@@ -132,7 +136,12 @@ impl Device {
     fn with(driver: Arc<Driver>, ordinal: i32) -> Result<Self> {
         let count = driver.count()?;
         if !(0..count).contains(&ordinal) {
-            return Err(Error::NoDevice { ordinal, count });
+            let allowed = match count {
+                ..=0 => "none: this machine has no CUDA device".to_owned(),
+                1 => "0, this machine's only CUDA device".to_owned(),
+                _ => format!("0 to {}, this machine's CUDA devices", count - 1),
+            };
+            return Err(Error::NoDevice { ordinal, allowed });
         }
         let context = Arc::new(Context::retain(driver, ordinal)?);
         Ok(Self {
