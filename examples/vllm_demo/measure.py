@@ -6,8 +6,10 @@ import json
 import random
 import re
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from .server import Server, ServerError
 
@@ -25,6 +27,7 @@ class Answer:
     logprobs: tuple[float, ...]
     prompt_tokens: int
     cached_tokens: int
+    text: str = ""
 
 
 def prompts(count: int, tokens: int, seed: int) -> list[list[int]]:
@@ -34,36 +37,75 @@ def prompts(count: int, tokens: int, seed: int) -> list[list[int]]:
 
 
 def ask(server: Server, prompt: list[int], *, output_tokens: int = OUTPUT_TOKENS) -> Answer:
-    """Send one prompt, greedily; the time runs until the first token arrives."""
+    """Send a prompt of token ids, greedily; the time runs until the first token arrives."""
+    body = {"prompt": prompt, "max_tokens": output_tokens, "ignore_eos": True, "logprobs": 1}
+    return _answer(server, "/v1/completions", body)
+
+
+def chat(
+    server: Server,
+    messages: list[dict[str, str]],
+    *,
+    output_tokens: int,
+    on_text: Callable[[str], None] = lambda _: None,
+) -> Answer:
+    """Send a conversation, greedily; `on_text` gets the answer's text as it arrives.
+
+    The answer ends with its first paragraph.
+    """
     body = {
-        "model": "demo",
-        "prompt": prompt,
+        "messages": messages,
         "max_tokens": output_tokens,
+        "stop": ["\n\n"],
+        "logprobs": True,
+    }
+    return _answer(server, "/v1/chat/completions", body, on_text)
+
+
+def count_tokens(server: Server, messages: list[dict[str, str]]) -> int:
+    """Number of tokens of a conversation, without what asks the model for an answer."""
+    body = {"model": "demo", "messages": messages, "add_generation_prompt": False}
+    with server.post("/tokenize", body) as response:
+        return json.loads(response.read())["count"]
+
+
+def _answer(
+    server: Server,
+    path: str,
+    body: dict[str, Any],
+    on_text: Callable[[str], None] = lambda _: None,
+) -> Answer:
+    """Send one request and read its stream."""
+    common = {
+        "model": "demo",
         "temperature": 0,
-        "ignore_eos": True,
-        "logprobs": 1,
         "return_tokens_as_token_ids": True,
         "stream": True,
         "stream_options": {"include_usage": True},
     }
     start = time.perf_counter()
-    answer = server.post("/v1/completions", body)
     first = None
+    text = ""
     tokens: list[str] = []
     logprobs: list[float] = []
     usage = None
-    with answer:
-        for line in answer:
+    with server.post(path, common | body) as stream:
+        for line in stream:
             if not line.startswith(b"data: ") or line.startswith(b"data: [DONE]"):
                 continue
             event = json.loads(line[6:])
             if "error" in event:
                 raise ServerError(f"{server.name}: {event['error']}")
             for choice in event.get("choices") or ():
-                if choice.get("logprobs") and choice["logprobs"]["tokens"]:
+                found = _tokens(choice)
+                if found:
                     first = first or time.perf_counter()
-                    tokens += choice["logprobs"]["tokens"]
-                    logprobs += choice["logprobs"]["token_logprobs"]
+                    tokens += [token for token, _ in found]
+                    logprobs += [logprob for _, logprob in found]
+                piece = choice.get("text") or choice.get("delta", {}).get("content") or ""
+                if piece:
+                    text += piece
+                    on_text(piece)
             usage = event.get("usage") or usage
     if first is None or usage is None:
         raise ServerError(f"{server.name}: the stream ended without a token:\n{server.tail()}")
@@ -74,7 +116,16 @@ def ask(server: Server, prompt: list[int], *, output_tokens: int = OUTPUT_TOKENS
         logprobs=tuple(logprobs),
         prompt_tokens=usage["prompt_tokens"],
         cached_tokens=details.get("cached_tokens") or 0,
+        text=text,
     )
+
+
+def _tokens(choice: dict[str, Any]) -> list[tuple[str, float]]:
+    """Tokens and log probabilities of one event, as completions or chats have them."""
+    found = choice.get("logprobs") or {}
+    if "content" in found:
+        return [(each["token"], each["logprob"]) for each in found["content"] or ()]
+    return list(zip(found.get("tokens") or (), found.get("token_logprobs") or (), strict=True))
 
 
 _SAMPLE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{(.*)\})? ([^ ]+)$")
@@ -91,6 +142,18 @@ def metric(server: Server, name: str, **labels: str) -> float:
         if all(found.get(key) == value for key, value in labels.items()):
             total += float(match[3])
     return total
+
+
+def warm(server: Server, block_tokens: int) -> None:
+    """Send the first requests after a start, which take seconds longer than later ones."""
+    for prompt in prompts(2, 3 * block_tokens + 40, seed=1):
+        ask(server, prompt)
+        ask(server, prompt)
+
+
+def costs(server: Server) -> tuple[float, float]:
+    """Seconds that kvdepot has taken so far: on the requests' path, and of CPU in its threads."""
+    return metric(server, "kvdepot_path_seconds_total"), depot_thread_seconds(server)
 
 
 def wait_until_written(server: Server, seconds: float = 120.0) -> float:

