@@ -307,6 +307,12 @@ test-all: ## The same with many more rounds, and with fresh seeds, which are pri
 	KVDEPOT_TEST_ALL=1 KVDEPOT_NO_SKIPS=$(KVDEPOT_NO_SKIPS) $(MAKE) test
 	$(MAKE) test-unsafe
 	$(MAKE) test-vm
+	$(MAKE) test-fresh
+
+.PHONY: test-fresh
+test-fresh: ## What make demo prints on a fresh Debian with one thing missing; needs root, mmdebstrap
+	$(call say,fresh roots with one thing missing)
+	tests/fresh/run.sh
 
 .PHONY: mutants
 mutants: ## How many faults the simulator catches, two minutes each; needs cargo-mutants
