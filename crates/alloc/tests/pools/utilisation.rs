@@ -1,11 +1,7 @@
 //! How full a pool gets before something must go: the published workloads of offset allocators,
 //! at fewer operations. Deterministic, so a change of placement that costs room shows.
 
-#![expect(clippy::unwrap_used, reason = "a test stops at the first surprise")]
-
-mod common;
-
-use common::Random;
+use crate::common::Random;
 use kvdepot_alloc::{Error, Pool};
 
 /// Allocates like an arena that evicts: while there is no room, a random live allocation goes.

@@ -1,10 +1,5 @@
 //! The shared pool and the handles that free themselves.
-#![cfg(feature = "std")]
-#![expect(clippy::unwrap_used, reason = "a test stops at the first surprise")]
-
-mod common;
-
-use common::Random;
+use crate::common::Random;
 use kvdepot_alloc::{Error, Handle, Pool, Shared};
 use std::thread;
 

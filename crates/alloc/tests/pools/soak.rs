@@ -1,14 +1,9 @@
 //! Long random histories of large pools: tens of thousands of live extents, every answer compared.
 //! Short by default; `KVDEPOT_TEST_ALL=1` runs millions of steps with a fresh seed.
 
-#![expect(clippy::unwrap_used, reason = "a test stops at the first surprise")]
-
-#[path = "common/twin.rs"]
-mod twin;
-
+use crate::twin::{Allocator, Twin};
 use kvdepot_alloc::{Pool, Shared};
 use kvdepot_testkit::{Rng, rounds};
-use twin::{Allocator, Twin};
 
 /// What a history asks for; changes now and then, as the load of an arena does.
 #[derive(Debug, Clone, Copy)]
@@ -105,17 +100,17 @@ fn pool(name: &str, size: u64, granule: u64) {
 
 #[test]
 fn soak_of_a_pool_of_narrow_numbers() {
-    pool("soak_of_a_pool_of_narrow_numbers", 16 << 30, 4096);
+    pool("soak::soak_of_a_pool_of_narrow_numbers", 16 << 30, 4096);
 }
 
 #[test]
 fn soak_of_a_pool_of_wide_numbers() {
-    pool("soak_of_a_pool_of_wide_numbers", 1 << 40, 64);
+    pool("soak::soak_of_a_pool_of_wide_numbers", 1 << 40, 64);
 }
 
 #[test]
 fn soak_of_a_crowded_pool() {
-    pool("soak_of_a_crowded_pool", 1 << 20, 16);
+    pool("soak::soak_of_a_crowded_pool", 1 << 20, 16);
 }
 
 /// One thread, so that the answers are those of a pool.
@@ -123,5 +118,8 @@ fn soak_of_a_crowded_pool() {
 fn soak_of_a_shared_pool() {
     let (size, granule) = (1 << 20, 16);
     let pool = Shared::new(size, granule).unwrap();
-    drain(soak("soak_of_a_shared_pool", pool, (size, granule)), size);
+    drain(
+        soak("soak::soak_of_a_shared_pool", pool, (size, granule)),
+        size,
+    );
 }

@@ -1,12 +1,7 @@
 //! The pool against its naive twin, over arbitrary operations.
 
-#![expect(clippy::unwrap_used, reason = "a test stops at the first surprise")]
-
-#[path = "common/model.rs"]
-mod model;
-
+use crate::model::Model;
 use kvdepot_alloc::{Error, Extent, Hint, Pool};
-use model::Model;
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 

@@ -1,9 +1,6 @@
 //! What a pool answers, case by case.
-#![expect(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 
-mod common;
-
-use common::Random;
+use crate::common::Random;
 use kvdepot_alloc::{Error, Extent, Hint, MAX_SIZE, Pool};
 
 const fn extent(offset: u64, len: u64) -> Extent {
